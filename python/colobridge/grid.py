@@ -77,9 +77,11 @@ class Grid:
         return dict(self.dims).get(name, 1)
 
     def has_rank(self, rank: int) -> bool:
+        """Is a world rank in the grid."""
         return self.offset <= rank < self.offset + self.size
 
     def ranks(self) -> range:
+        """World ranks."""
         return range(self.offset, self.offset + self.size)
 
     def coords(self, rank: int) -> dict[str, int]:

@@ -30,7 +30,7 @@ class Layout:
     def __init__(self, grid: Grid | str):
         self.grid = Grid(grid) if isinstance(grid, str) else grid
         self._raw = s.Layout()
-        self._table: c.Array | None = None  # what _raw borrows
+        self._table: c.Array[c.c_int64] | None = None  # what _raw borrows
         call('colo_layout_init', self._raw, self.grid._raw)
 
     @classmethod

@@ -280,7 +280,7 @@ class ColocatedBridgeCommunicator:
                  dest_module_name: str = 'dest', dim_mapping: dict[str, int] | None = None, *,
                  algo: str | None = None, output: str = 'full', grad: str = 'partial',
                  positions: int | None = None, position_offset: int = 0, transport: str = 'auto',
-                 buffers: int = 0, extra: str | list[str] = ()):
+                 buffers: int = 0, extra: str | Sequence[str] = ()):
         self.src_grid, self.dest_grid = src_grid, dest_grid
         self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
         self.dim_mapping = {'b': 0, 's': 1, 'h': 2} if dim_mapping is None else dict(dim_mapping)
@@ -290,7 +290,8 @@ class ColocatedBridgeCommunicator:
                              "each" % self.dim_mapping)
         if algo is not None:
             choice('algo', algo, ALGOS)
-        choice('output', output, OUTPUTS), choice('grad', grad, GRADS)
+        choice('output', output, OUTPUTS)
+        choice('grad', grad, GRADS)
         choice('transport', transport, TRANSPORTS)
         self._exact = algo == 'exact' or (algo is None and output == 'sharded')
         # Without "exact", collective_check() refuses all other dims, in its order.
@@ -329,9 +330,9 @@ class ColocatedBridgeCommunicator:
 
     def _maps(self) -> None:
         src, dst = self._src.grid, self._dst.grid
-        self.rank_to_src_pos = {}
-        self.rank_to_dest_pos = {}
-        self.rank_to_dest_coords = {}
+        self.rank_to_src_pos: dict[int, tuple[int, int]] = {}
+        self.rank_to_dest_pos: dict[int, tuple[int, int]] = {}
+        self.rank_to_dest_coords: dict[int, tuple[int, int, int]] = {}
         for rank in src.ranks():
             at = src.coords(rank)
             self.rank_to_src_pos[rank] = (at.get('dp', 0), at.get('tp', 0))
@@ -370,9 +371,11 @@ class ColocatedBridgeCommunicator:
             return group
 
     def is_fan_in(self) -> bool:
+        """Has the source more dp ranks."""
         return self.direction is BridgeDirection.FAN_IN
 
     def is_fan_out(self) -> bool:
+        """Has the destination more dp ranks."""
         return self.direction is BridgeDirection.FAN_OUT
 
     def get_slice_info(self, batch_size: int) -> SliceInfo:

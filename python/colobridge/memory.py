@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes as c
-from typing import Any
+from typing import Any, cast
 
 from . import _structs as s
 from . import comm as comms
@@ -45,9 +45,9 @@ class Memory:
         t, nbytes = None, 0
         if tensor is not None:
             t, count = comms._flat(tensor, 'tensor', writes=True)
-            nbytes = count * s.DTYPE_SIZE[t.dtype]
+            nbytes = count * s.DTYPE_SIZE[cast(int, t.dtype)]
         handle = c.c_void_p()
-        call('colo_memory_register', comm.handle, t.data if nbytes else None, nbytes, c.byref(handle))
+        call('colo_memory_register', comm.handle, t.data if t and nbytes else None, nbytes, c.byref(handle))
         memory = cls(handle, comm, tensor)
         memory._view = t
         return memory

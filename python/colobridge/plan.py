@@ -37,6 +37,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Message:
+    """What goes to, or comes from, one other rank."""
     peer: int
     bytes: int
     regions: list[Region]
@@ -109,6 +110,7 @@ class Plan:
         return self._messages('colo_plan_sends', way)
 
     def recvs(self, way: str) -> list[Message]:
+        """Messages, peers ascending."""
         return self._messages('colo_plan_recvs', way)
 
     def _messages(self, name: str, way: str) -> list[Message]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes as c
-from typing import Any
+from typing import Any, cast
 
 from . import _structs as s
 from ._lib import call, lib
@@ -43,20 +43,21 @@ class Segments:
         given = {'rows': rows, 'src': src, 'seq': seq, 'pos': pos, 'row_pos': row_pos,
                  'seq_len': seq_len, 'seq_dp': seq_dp}
         tables = {name: None if table is None else _table(name, table) for name, table in given.items()}
-        count, total = len(tables['rows']), 0 if row_pos is None else sum(n for n in tables['rows'] if n > 0)
+        held = tables['rows'] or ()
+        count, total = len(held), 0 if row_pos is None else sum(n for n in held if n > 0)
         for name, table in tables.items():
-            need = len(tables['seq_len']) if name.startswith('seq_') else total if name == 'row_pos' else count
+            need = len(tables['seq_len'] or ()) if name.startswith('seq_') else total if name == 'row_pos' else count
             if table is not None and len(table) != need:
                 raise ArgumentError("segments: %s has %d entries, expected %d, one for each %s" % (
                     name, len(table), need, 'sequence' if name.startswith('seq_') else
                     'row' if name == 'row_pos' else 'segment'))
         self._set(tables)
 
-    def _set(self, tables: dict[str, array.array | None]) -> None:
+    def _set(self, tables: dict[str, array.array[int] | None]) -> None:
         self._tables = tables
         self._key = b'|'.join(b'-' if t is None else t.tobytes() for t in tables.values())
-        self._raw = s.Segments(struct_size=c.sizeof(s.Segments), count=len(tables['rows']),
-                               nseqs=len(tables['seq_len']))
+        self._raw = s.Segments(struct_size=c.sizeof(s.Segments), count=len(tables['rows'] or ()),
+                               nseqs=len(tables['seq_len'] or ()))
         for name, member in zip(_TABLES, _MEMBERS):
             table = tables[name]
             if table:
@@ -76,7 +77,7 @@ class Segments:
             import torch
             from .torch.ranks import comm_of
             group = comm_of(group, torch.device('cpu'), 'segments: group')
-        if local is not None and not isinstance(local, Segments):
+        if local is not None and not isinstance(local, Segments):  # pyright: ignore[reportUnnecessaryIsInstance]
             why = ArgumentError("segments: local is a %s, expected Segments or None" % type(local).__name__)
             group.abort('rank %d: %s' % (group.world_rank(group.rank), why))
             raise why
@@ -87,7 +88,7 @@ class Segments:
             total = sum(raw.rows[:raw.count])
             sizes = (raw.count,) * 4 + (total,) + (raw.nseqs,) * 2
             scattered = bool(raw.row_pos)
-            tables: dict[str, array.array | None] = {}
+            tables: dict[str, array.array[int] | None] = {}
             for name, member, n in zip(_TABLES, _MEMBERS, sizes):
                 table = array.array('q')
                 if n:
@@ -119,7 +120,7 @@ class Segments:
 
     def __repr__(self) -> str:
         return 'Segments(%d segments of %d rows in %d sequences of %d positions)' % (
-            len(self), sum(self._tables['rows']), self._raw.nseqs, sum(self._tables['seq_len']))
+            len(self), sum(self._tables['rows'] or ()), self._raw.nseqs, sum(self._tables['seq_len'] or ()))
 
 
 def _property(name: str) -> property:
@@ -158,24 +159,24 @@ def _lengths(name: str, lengths: Any, cu_name: str, cu: Any) -> Any:
 
 def part_lengths(t: Any, name: str) -> list[int]:
     """Lengths of the parts of a nested tensor of torch, jagged or strided."""
-    lengths = getattr(t, 'lengths', None)  # of a jagged one with holes
-    held = lengths() if callable(lengths) else None
+    lengths: Any = getattr(t, 'lengths', None)  # of a jagged one with holes
+    held: Any = lengths() if callable(lengths) else None
     if held is not None:
         return held.tolist()
-    offsets = getattr(t, 'offsets', None)
+    offsets: Any = getattr(t, 'offsets', None)
     if callable(offsets):
-        edges = offsets().tolist()
+        edges: list[int] = cast(Any, offsets()).tolist()
         return [b - a for a, b in zip(edges, edges[1:])]
     return [len(part) for part in t.unbind()]
 
 
-def _table(name: str, values: Any) -> array.array:
+def _table(name: str, values: Any) -> array.array[int]:
     """A copy of integers as i64."""
     if hasattr(values, 'is_cuda'):
         values = values.detach().cpu()
     if hasattr(values, 'data_ptr') or hasattr(values, '__array_interface__'):
         raw = view(values, 'segments: ' + name)
-        kind = s.DTYPES[raw.dtype]
+        kind = s.DTYPES[cast(int, raw.dtype)]
         if raw.ndim != 1 or kind[0] not in 'iu' or str(values.dtype).endswith('bool'):
             raise ArgumentError("segments: %s is a tensor of %d axes of %s, expected 1 axis of integers"
                                 % (name, raw.ndim, values.dtype))

@@ -36,7 +36,8 @@ def make(data: int, dtype: int, shape: Any, stride: Any, mem: int = s.HOST,
 
 def contiguous(shape: Any) -> list[int]:
     """Row-major strides in elements."""
-    stride, n = [], 1
+    stride: list[int] = []
+    n = 1
     for extent in reversed(shape):
         stride.append(n)
         n *= max(extent, 1)

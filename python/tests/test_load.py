@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which library is loaded, what is refused, and that an installed package finds its own."""
+import ast
 import json
 import os
 import shutil
@@ -125,3 +126,17 @@ def test_meson_installs_where_python_looks():
         pytest.skip('the build installs to %s, which is not of this Python' % options['prefix'])
     where = json.loads((info / 'intro-installed.json').read_text()).values()
     assert {str(Path(p).parents[1]) for p in where if p.endswith('colobridge/py.typed')} <= set(sites)
+
+
+def test_every_public_name_has_a_docstring():
+    def missing(scope, where):
+        for node in scope.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith('_'):
+                if not ast.get_docstring(node) and not any(getattr(d, 'attr', '') == 'setter'
+                                                           for d in node.decorator_list):
+                    yield '%s: %s' % (where, node.name)
+                if isinstance(node, ast.ClassDef):
+                    yield from missing(node, '%s: %s' % (where, node.name))
+    files = list((PACKAGE / 'colobridge').glob('[!_]*.py'))
+    assert len(files) > 10
+    assert [name for file in files for name in missing(ast.parse(file.read_text()), file.name)] == []

@@ -175,7 +175,7 @@ class Bridge:
         if transport == 'peer' and algo == 'collective':
             raise ArgumentError("bridge: transport is 'peer' and algo 'collective', which runs collectives of "
                                 "the communicator; take algo='exact' or transport='auto'")
-        if isinstance(buffers, bool) or not isinstance(buffers, int) or buffers < 0:
+        if not isinstance(buffers, int) or isinstance(buffers, bool) or buffers < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError("bridge: buffers is %r, expected how many outputs of a shape are in memory "
                                 "that peers reach, 0 or more" % (buffers,))
         if sorted(axes) not in (sorted('bsh'), sorted('th')) or (len(axes) == 2 and axes != 'th'):

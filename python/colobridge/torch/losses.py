@@ -15,7 +15,7 @@ from .. import _structs as s
 from .._lib import call, lib
 from ..errors import ArgumentError
 from . import ranks as groups
-from .logprob import LogprobPlan, NAMES, _control, function, outputs_of, planned, shard
+from .logprob import LogprobPlan, NAMES, _control, function, planned, shard
 from .nll import across
 from .ranks import alone
 from .ready import SLACK, View, aligned, entry, failed, like, scalars, table
