@@ -42,14 +42,15 @@ class Bridge:
         self._src, self._dst, self.comm = src, dst, comm
         if ragged and len(shape) == 1:
             shape, axes = (0, 0, *shape), 'th' if axes == 'bsh' else axes
-        raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
-        raw.ragged, raw.max_rows = ragged, max_rows
-        raw.placement = choice('placement', placement, PLACEMENTS)
         self._tables = src._table, dst._table  # borrowed; a layout may get another one
-        raw.axes = text(axes)
-        raw.algo = choice('algo', algo, ALGOS)
-        raw.mem = choice('device', device, {'cpu': s.HOST, 'cuda': s.CUDA})
-        raw.transport = choice('transport', transport, TRANSPORTS)
+        with comm._telling():
+            raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
+            raw.ragged, raw.max_rows = ragged, max_rows
+            raw.placement = choice('placement', placement, PLACEMENTS)
+            raw.axes = text(axes)
+            raw.algo = choice('algo', algo, ALGOS)
+            raw.mem = choice('device', device, {'cpu': s.HOST, 'cuda': s.CUDA})
+            raw.transport = choice('transport', transport, TRANSPORTS)
         self._handle = c.c_void_p()
         call('colo_bridge_create', c.byref(self._handle), raw, comm.handle)
         comm.serves(self._handle, 'colo_bridge_destroy')
@@ -75,17 +76,20 @@ class Bridge:
 
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
         """y = x under the destination's layout. x None on ranks that own nothing of the source."""
-        call('colo_bridge_forward', self.handle, _arg(x, 'x'), _arg(y, 'y', True), stream)
+        with self.comm._telling():
+            call('colo_bridge_forward', self.handle, _arg(x, 'x'), _arg(y, 'y', True), stream)
 
     def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
         """d_x = the gradient of x from the gradient of y, which is not written."""
-        call('colo_bridge_backward', self.handle, _arg(d_y, 'd_y'), _arg(d_x, 'd_x', True), stream)
+        with self.comm._telling():
+            call('colo_bridge_backward', self.handle, _arg(d_y, 'd_y'), _arg(d_x, 'd_x', True), stream)
 
     def set_segments(self, segments: Segments) -> 'Batch':
         """A batch with these tables; local, nothing waits. Its first forward or backward compares the tables
         between all ranks. Batches set before stay valid. ValueError: names the segment or the sequence."""
         if not isinstance(segments, Segments):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError("bridge: segments is a %s, expected Segments" % type(segments).__name__)
+            with self.comm._telling():
+                raise ArgumentError("bridge: segments is a %s, expected Segments" % type(segments).__name__)
         return Batch(self, segments)
 
     def reshape(self, shape: tuple[int, ...]) -> None:
@@ -147,11 +151,13 @@ class Batch:
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
         """y = x where the destination's layout wants it. x, y: a [rows, features] tensor each, or a list of
         several that go in the same messages; None on a rank without such rows."""
-        self._run('colo_batch_forward', x, 'x', y, 'y', stream)
+        with self._comm._telling():
+            self._run('colo_batch_forward', x, 'x', y, 'y', stream)
 
     def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
         """d_x = the gradient of x from that of y. Tensors that have no gradient stay away."""
-        self._run('colo_batch_backward', d_y, 'd_y', d_x, 'd_x', stream)
+        with self._comm._telling():
+            self._run('colo_batch_backward', d_y, 'd_y', d_x, 'd_x', stream)
 
     def _run(self, name: str, given: Any, given_name: str, out: Any, out_name: str, stream: int | None) -> None:
         n, (a, b) = 1, (given, out)

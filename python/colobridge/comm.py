@@ -2,11 +2,12 @@
 """A group of ranks that talk: in-process ranks, processes over sockets, GPUs; docs/comm.md."""
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
@@ -233,6 +234,16 @@ class Comm:
     def abort(self, why: str) -> None:
         """From any thread: every wait on this communicator and its relatives ends."""
         lib().colo_comm_abort(self.handle, text(why))
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Around a collective call: an argument that Python refuses on this rank ends the others' waits."""
+        try:
+            yield
+        except Exception as why:
+            if not getattr(why, 'status', 0) and self._handle and self.size > 1:
+                self.abort('rank %d: %s' % (self.world_rank(self.rank), why))
+            raise
 
     def check(self) -> None:
         """Raises the error that killed the communicator, if one did."""

@@ -78,9 +78,8 @@ class Segments:
             from .torch.ranks import comm_of
             group = comm_of(group, torch.device('cpu'), 'segments: group')
         if local is not None and not isinstance(local, Segments):  # pyright: ignore[reportUnnecessaryIsInstance]
-            why = ArgumentError("segments: local is a %s, expected Segments or None" % type(local).__name__)
-            group.abort('rank %d: %s' % (group.world_rank(group.rank), why))
-            raise why
+            with group._telling():
+                raise ArgumentError("segments: local is a %s, expected Segments or None" % type(local).__name__)
         made = c.POINTER(s.Segments)()
         call('colo_segments_gather', c.byref(made), None if local is None else local._raw, group.handle)
         try:

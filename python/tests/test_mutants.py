@@ -326,6 +326,11 @@ MUTANTS = {
     'memory that peers reach stays as small as it was': (
         'torch/arena.py', 'if old is not None and nbytes <= old.nbytes:', 'if old is not None:',
         'test_torch_arena.py', 'test_memory_of_ragged'),
+    'memory of a call that was refused stays': (
+        'torch/ragged.py', 'self.workspace.forget()', 'pass', 'test_torch_arena.py', 'test_features_that_differ'),
+    'an argument that Python refuses stays on its rank': (
+        'comm.py', "if not getattr(why, 'status', 0) and self._handle", 'if False and self._handle', 'test_ragged.py',
+        'test_what_python_refuses'),
     'ragged tensors on the host are said to be reached': (
         'torch/ragged.py', "self.transport == 'peer' and told.device.type != 'cuda'", 'False',
         'test_torch_ragged.py', 'test_uniform_and_ragged'),

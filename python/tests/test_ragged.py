@@ -251,6 +251,27 @@ def test_batches_of_a_collected_cycle_end_before_their_bridge(monkeypatch):
     assert ended[:2] == ['colo_batch_destroy', 'colo_bridge_destroy'], ended
 
 
+@pytest.mark.parametrize('wrong, words', [
+    (lambda bridge, batch, x, y: bridge.set_segments(WORKED), 'segments is a dict, expected Segments'),
+    (lambda bridge, batch, x, y: batch.forward([x], [y, y]), 'x and y have different numbers of tensors'),
+    (lambda bridge, batch, x, y: batch.forward(3, y), 'int'),
+    (lambda bridge, batch, x, y: batch.backward(y, 3), 'int'),
+    (lambda bridge, batch, x, y: bridge.forward(3, y), 'int'),
+    (lambda bridge, batch, x, y: cb.Bridge(bridge.comm, bridge._src, bridge._dst, (2, 2, 1), dtype='f7'), 'f7'),
+])
+def test_what_python_refuses_on_one_rank_ends_the_wait_of_the_others(wrong, words):
+    def one_rank(world):
+        world.set_timeout(10)
+        bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('cp=2,dp=1'), (1,), dtype='f64', ragged=True)
+        batch = bridge.set_segments(cb.Segments(**WORKED))
+        x, y = Rows([0] * batch.rows[0]), Rows([-1] * batch.rows[1])
+        with pytest.raises(ValueError if world.rank else RuntimeError, match=words):
+            wrong(bridge, batch, x, y) if world.rank else batch.forward(x, y)
+        return set(y.memory) == {-1}
+
+    assert cb.run_threads(2, one_rank) == [True, True]
+
+
 def test_uniform_and_ragged_calls_are_not_mixed_up():
     def one_rank(world):
         layouts = cb.Layout.src('dp=1'), cb.Layout.dst('dp=1')

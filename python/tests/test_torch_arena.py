@@ -111,6 +111,29 @@ def test_memory_of_ragged_batches_grows_on_all_ranks_together(world):
     world.run(grows)
 
 
+def other_features(rank, width):
+    """Rank 2, which has no rows, says that x has other features: all ranks hear of it in the first call on the
+    tables, whether memory has to grow or not."""
+    with reached():
+        carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+        for rows in (8, 1):
+            segments = cb.Segments([rows, rows, 0, rows], src=range(4), seq=[0] * 4, pos=[0, 8, 16, 16], seq_len=[64],
+                                   seq_dp=[0])
+            x = torch.ones(rows, 64)
+            meet()
+            with pytest.raises(cb.MismatchError) as caught:
+                carry(None, segments, like=torch.ones(1, width)) if rank == 2 else carry(x, segments)
+            assert 'rank 2 of' in str(caught.value), caught.value
+            meet()
+            y = carry(None, segments, like=x) if rank == 2 else carry(x, segments)  # the communicator lives on
+            assert len(y) == 3 * rows
+
+
+@pytest.mark.parametrize('width', (3, 65, 4096))
+def test_features_that_differ_on_a_rank_without_rows_are_named_on_all(world, width):
+    world.run(other_features, width)
+
+
 def blocks(rank):
     with reached(buffers=2):
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)

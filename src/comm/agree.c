@@ -131,7 +131,7 @@ static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *t
             continue;
         int n = snprintf(out + at, cap - at, "%s%.*s: rank %d of '%s' has %.*s, rank %d %.*s",
                          at ? "; " : "", (int)(a - name - 1), name, (int)odd, c->name, na, a,
-                         (int)than, nb, b ? b : "");
+                         (int)than, b ? nb : 4, b ? b : "none");
         at += n > 0 ? (size_t)n : 0;
     }
     if (differ > NAMED && at < cap)

@@ -184,26 +184,30 @@ class Workspace(_Ordered):
         cuda = device.type == 'cuda'
         self._capturing = torch.cuda.is_current_stream_capturing if cuda else bool
         self._wait = torch.cuda.synchronize if cuda else lambda device: None
-        self._captured, self.copied = False, 0
+        self._captured, self._stale, self.copied = False, False, 0
+
+    def forget(self) -> None:
+        """After an error, when ranks may have memory of different sizes, the next call makes it anew on all."""
+        self._stale = True
 
     def reserve(self, nbytes: int) -> bool:
         """Have so many bytes; collective where it grows. False on all ranks: there is no such memory."""
         old = self._memory
-        if old is not None and nbytes <= old.nbytes:
+        if old is not None and nbytes <= old.nbytes and not self._stale:
             return True
         if self._capturing():
             raise FailedError("bridge: a capture needs %d bytes that peers reach, and there are %d; run one step "
                               "with these tables before" % (nbytes, 0 if old is None else old.nbytes),
                               STATUS['ERR_STATE'])
         self._wait(self._device)
-        nbytes = max(nbytes, 1 if old is None else old.nbytes * 5 // 4)
+        nbytes = max(nbytes, 1 if old is None or self._stale else old.nbytes * 5 // 4)
         memory = memory_of(self._comm, nbytes, self._needed or old is not None)
         # All ranks were there, with nothing on its way: no rank reaches the old one any more.
         if old is not None and self._captured:
             self._kept.append(old)
         elif old is not None:
             old.destroy()
-        self._memory, self._captured = memory, False
+        self._memory, self._captured, self._stale = memory, False, False
         return memory is not None
 
     def instead(self, tensors: list[Any], stream: Any, copy: bool) -> list[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _structs as s
@@ -102,8 +104,20 @@ class Ragged:
         return made
 
     def forget(self) -> None:
-        """Batches, after an error, when ranks may know different ones."""
+        """Batches and memory, after an error, when ranks may have different ones."""
         self._batches.clear(), self._asked.clear()
+        if self.workspace is not None:
+            self.workspace.forget()
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """groups.telling() that forgets."""
+        try:
+            yield
+        except BaseException as why:
+            self.forget()
+            groups.heard(self.comm, why)
+            raise
 
     def destroy(self) -> None:
         self.forget()
@@ -121,7 +135,7 @@ class _Call:
 
     def run(self, name: str, given: tuple[str, list[Any]], out: tuple[str, list[Any]]) -> None:
         """One call of the library on tensors [rows, features]."""
-        try:
+        with self.ragged._telling():
             reached = self._reached(name == 'colo_batch_backward', given[1], out[1])
             arrays = [core.views([checked(t, '%s[%d]' % (what, i)) for i, t in enumerate(tensors)])
                       for (what, _), tensors in zip((given, out), reached)]
@@ -129,11 +143,6 @@ class _Call:
             for t, here in zip(out[1], reached[1]):
                 if here is not t:
                     t.copy_(here)
-        except BaseException as why:
-            self.ragged.forget()
-            groups.heard(self.ragged.comm, why)
-            raise
-
 
     def _reached(self, backward: bool, given: Any, out: Any) -> tuple[Any, Any]:
         """Input and output. The one that peers reach, x, d_x, or d_y if gradients are added up, is a copy in
@@ -297,7 +306,7 @@ def carry(self: Any, given: Any, segments: Any, into: Any, like: Any) -> Any:
     except Exception as why:
         raise groups.told(why, device, self.group)
     ragged = self._ragged_of(device)
-    with groups.telling(ragged.comm):
+    with ragged._telling():
         batch = ragged.batch(segments, bool(intos))
         ragged.reserve(batch, segments, bool(intos), xs, widths)
     call = _Call(ragged, batch, xs, widths, self.frozen)
