@@ -50,9 +50,10 @@ typedef struct colo_bridge_config {
     bool ragged;
     colo_placement_t placement;
     int64_t max_rows; /* ragged: most rows of a source rank, allocated at create; 0: as needed */
+    bool one_level;   /* as in colo_plan_config_t; GPU memory and COLLECTIVE have no second level */
 } colo_bridge_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_BRIDGE_CONFIG_INIT sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr, COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, COLO_PACKED, 0
+#define COLO_BRIDGE_CONFIG_INIT sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr, COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, COLO_PACKED, 0, false
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif

@@ -38,9 +38,12 @@ typedef struct colo_plan_config {
     bool no_grad;           /* the source side is frozen: no backward plan */
     int64_t ranks_per_node; /* 0: one node, or those of nodes */
     const colo_nodes_t *nodes; /* borrowed while the plan lives; NULL: by ranks_per_node */
+    /* Each rank gets all that it lacks from ranks that hold it. Else what several ranks of a node
+     * lack enters the node once, and they pass it on. */
+    bool one_level;
 } colo_plan_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr
+#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr, false
 #else
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
 #endif
@@ -60,7 +63,7 @@ typedef struct colo_plan_message {
 
 /** Bytes of one rank in one pass. */
 typedef struct colo_plan_bytes {
-    int64_t recv, send;
+    int64_t recv, send; /* of both exchanges */
     int64_t local;   /* copied from own input to own output */
     int64_t minimum; /* what must arrive: this rank needs it and does not have it */
     int64_t collective_recv; /* by all-gather and all-reduce (ring); -1 if COLLECTIVE rejects it */
@@ -119,6 +122,14 @@ COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, col
 COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
                                                     int32_t *count);
 /**
+ * colo_plan_relays() - the messages of the second exchange of a call, in which the ranks of a node
+ * pass on what entered it for several of them; otherwise as colo_plan_sends(). Backward PARTIAL:
+ * their regions have been summed, level is 0
+ * @sends:  what this rank sends, else what it receives
+ */
+COLO_API const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t pass,
+                                                     bool sends, int32_t *count);
+/**
  * colo_plan_locals() - regions that this rank copies from its own input (backward PARTIAL: adds,
  * by level); the plan owns them
  * @count:  out, their number; may be NULL
@@ -127,6 +138,13 @@ COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pas
                                                int64_t *count);
 /** colo_plan_bytes() - bytes that this rank sends, receives and copies per call */
 COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass);
+/** Bytes of one rank in one pass; their sums over the ranks of a node are those of the node. */
+typedef struct colo_plan_node_bytes {
+    int64_t in;      /* that this rank receives from other nodes */
+    int64_t minimum; /* that some rank of the node needs and none holds; counted at one of them */
+} colo_plan_node_bytes_t;
+/** colo_plan_node_bytes() - bytes that enter the node at this rank per call */
+COLO_API colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass);
 /**
  * colo_plan_addends() - addends of each backward element: 1, or with PARTIAL the number of context
  * ranks

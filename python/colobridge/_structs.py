@@ -90,7 +90,8 @@ class PlanConfig(c.Structure):
     """colo_plan_config_t"""
     _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
                 ('shape', Shape), ('dtype', c.c_int), ('output', c.c_int), ('grad', c.c_int),
-                ('no_grad', c.c_bool), ('ranks_per_node', i64), ('nodes', c.c_void_p)]
+                ('no_grad', c.c_bool), ('ranks_per_node', i64), ('nodes', c.c_void_p),
+                ('one_level', c.c_bool)]
 
 
 class Region(c.Structure):
@@ -115,7 +116,7 @@ class BridgeConfig(c.Structure):
                 ('shape', Shape), ('dtype', c.c_int), ('axes', c.c_char_p), ('output', c.c_int),
                 ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
                 ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int), ('ragged', c.c_bool),
-                ('placement', c.c_int), ('max_rows', i64)]
+                ('placement', c.c_int), ('max_rows', i64), ('one_level', c.c_bool)]
 
 
 class Segments(c.Structure):

@@ -86,6 +86,8 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
     colo_plan_destroy(&s->plan);
     colo_lane_deinit(&s->lane[0]);
     colo_lane_deinit(&s->lane[1]);
+    colo_lane_deinit(&s->relay[0]);
+    colo_lane_deinit(&s->relay[1]);
     colo_mem_free(s->mem, s->sums);
     free(s->sum_of);
     free(s->run);
@@ -223,6 +225,8 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     if (c->ranks_per_node == 0)
         COLO_TRY(find_nodes(b));
     plan.nodes = b->nodes;
+    /* GPU memory has one level: a second exchange would be a launch more on every link */
+    plan.one_level = c->one_level || c->mem == COLO_CUDA || c->algo == COLO_COLLECTIVE;
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));

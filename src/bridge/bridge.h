@@ -34,9 +34,9 @@ typedef struct colo_collective {
 /* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
 typedef struct colo_shape_state {
     colo_plan_t *plan;
-    colo_pass_messages_t lane[2];
-    colo_mem_t mem; /* of the partial sum */
-    void *sums;     /* PARTIAL: addends of other ranks, one partial sum a level that arrives */
+    colo_pass_messages_t lane[2], relay[2]; /* of the first and second exchange */
+    colo_mem_t mem;                         /* of the partial sum */
+    void *sums; /* PARTIAL: addends of other ranks, one partial sum a level that arrives */
     size_t sum_size, workspace;
     int32_t nsums;
     int32_t *sum_of; /* [levels]: which partial sum, -1 where nothing arrives */
@@ -51,7 +51,7 @@ typedef struct colo_shape_state {
     size_t lazy_sums, lazy_stage;
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
     int64_t nruns;
-    bool bytes;       /* boxes of messages count bytes, because tensors of a call differ in dtype */
+    bool bytes; /* boxes of messages count bytes, because tensors of a call differ in dtype */
     bool asymmetric[2]; /* p2p: of a pass, some rank has nothing that peers could reach */
 } colo_shape_state_t;
 
@@ -67,8 +67,8 @@ struct colo_bridge {
     colo_shape_state_t now;
     colo_collective_t coll;
     colo_transport_t transport;
-    bool lazy;             /* partial sum, staging and route are made when a call is staged */
-    colo_p2p_t *p2p;       /* NULL: every call is staged */
+    bool lazy;       /* partial sum, staging and route are made when a call is staged */
+    colo_p2p_t *p2p; /* NULL: every call is staged */
     struct colo_agreed {
         bool made, p2p;
         uint64_t at;    /* how often memory had been registered */
@@ -173,7 +173,7 @@ colo_status_t colo_bridge_p2p_load(colo_bridge_t *b, colo_shape_state_t *next);
 void colo_bridge_p2p_destroy(colo_bridge_t *b);
 typedef struct colo_reached {
     bool p2p;
-    bool nothing;   /* this rank has nothing that peers could reach */
+    bool nothing;    /* this rank has nothing that peers could reach */
     bool not_agreed; /* direct is this rank's view, and ranks have yet to agree; the same on all */
     int32_t id;
     uint64_t offset;

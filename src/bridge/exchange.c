@@ -76,12 +76,8 @@ static void rebase(colo_message_t *m, int32_t count, colo_box_t **boxes, colo_bo
     *boxes = next;
 }
 
-colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n)
+static colo_status_t widen(colo_pass_messages_t *l, int64_t nsend, int64_t nrecv, int32_t n)
 {
-    colo_pass_messages_t *l = &s->lane[pass];
-    const int64_t nsend = s->plan->send[pass].nregions, nrecv = s->plan->recv[pass].nregions;
-    if (n == l->tensors)
-        return COLO_OK;
     if (nsend > INT32_MAX / n || nrecv > INT32_MAX / n)
         return colo_fail(COLO_ERR_ARG, "bridge: %lld boxes of %d tensors, at most 2^31 - 1",
                          (long long)(nsend > nrecv ? nsend : nrecv), (int)n);
@@ -97,6 +93,15 @@ colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n
     rebase(l->recv, l->nrecvs, &l->recv_box, recv, l->tensors, n);
     l->tensors = n;
     return COLO_OK;
+}
+
+colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n)
+{
+    const colo_plan_t *p = s->plan;
+    if (n == s->lane[pass].tensors && n == s->relay[pass].tensors)
+        return COLO_OK;
+    COLO_TRY(widen(&s->lane[pass], p->send[pass].nregions, p->recv[pass].nregions, n));
+    return widen(&s->relay[pass], p->relay_send[pass].nregions, p->relay_recv[pass].nregions, n);
 }
 
 static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, colo_message_t **out,
@@ -130,15 +135,18 @@ static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, c
 
 colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass)
 {
-    colo_pass_messages_t *l = &s->lane[pass];
-    const size_t nlocals = (size_t)s->plan->local[pass].nregions;
-    l->tensors = 1;
-    COLO_TRY(make(b, &s->plan->send[pass], &l->send, &l->send_box, &l->nsends));
+    colo_pass_messages_t *l = &s->lane[pass], *relay = &s->relay[pass];
+    const colo_plan_t *p = s->plan;
+    const size_t nlocals = (size_t)p->local[pass].nregions;
+    l->tensors = relay->tensors = 1;
+    COLO_TRY(make(b, &p->send[pass], &l->send, &l->send_box, &l->nsends));
+    COLO_TRY(make(b, &p->relay_send[pass], &relay->send, &relay->send_box, &relay->nsends));
+    COLO_TRY(make(b, &p->relay_recv[pass], &relay->recv, &relay->recv_box, &relay->nrecvs));
     l->local_from = calloc(nlocals + 1, sizeof *l->local_from);
     l->local_to = calloc(nlocals + 1, sizeof *l->local_to);
     if (!l->local_from || !l->local_to)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu boxes that stay", nlocals);
-    return make(b, &s->plan->recv[pass], &l->recv, &l->recv_box, &l->nrecvs);
+    return make(b, &p->recv[pass], &l->recv, &l->recv_box, &l->nrecvs);
 }
 
 void colo_lane_deinit(colo_pass_messages_t *l)
@@ -292,9 +300,8 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_shape_state_t *batch, col
 }
 
 static colo_status_t exchange(colo_bridge_t *b, const colo_shape_state_t *s, colo_op_desc_t op,
-                              colo_pass_t pass, colo_stream_t stream)
+                              const colo_pass_messages_t *l, colo_stream_t stream)
 {
-    const colo_pass_messages_t *l = &s->lane[pass];
     return colo_comm_i_exchange_over(b->comm, op, b->now.subconnection, s->stage, s->stage_size,
                                      l->send, l->nsends, l->recv, l->nrecvs, stream);
 }
@@ -415,10 +422,16 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
                 box_at(&t[k], sum_view(s, &t[k], recv->region[i].level), &p->own_src,
                        &recv->region[i], recv->offset[i].src_row, s->bytes);
     COLO_TRY(make_ready(b, s, pass, stream));
-    COLO_TRY(exchange(b, s, op, pass, stream));
+    COLO_TRY(exchange(b, s, op, l, stream));
     for (int32_t k = 0; k < n; k++)
         COLO_TRY(summed ? sum_levels(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream));
-    return COLO_OK;
+    if (!p->two_levels)
+        return COLO_OK;
+    /* from output to output: what entered the node here goes to the others that need it */
+    l = &s->relay[pass];
+    fill(s, l->send_box, &p->relay_send[pass], t, n, false, !fwd);
+    fill(s, l->recv_box, &p->relay_recv[pass], t, n, false, !fwd);
+    return exchange(b, s, op, l, stream);
 }
 
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,

@@ -92,6 +92,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     colo_fields_add(f, "algo", "%s", b->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE");
     colo_fields_add(f, "axes", "%s", b->algo == COLO_COLLECTIVE ? b->axes : "any");
     colo_fields_add(f, "transport", "%s", colo_transport_name(b->transport));
+    colo_fields_add(f, "one_level", "%s", c->one_level ? "yes" : "no");
     if (b->ragged)
         colo_fields_add(f, "ragged", "%s, at most %lld rows",
                         b->ragged->merged ? "MERGED" : "PACKED", (long long)b->ragged->max_rows);

@@ -23,6 +23,15 @@ static inline colo_location_t colo_location_of(const colo_plan_config_t *c, int6
     return n ? (colo_location_t){rank / n, rank % n} : (colo_location_t){0, rank};
 }
 
+/* Is there more than one? */
+static inline bool colo_nodes_several(const colo_plan_config_t *c)
+{
+    const colo_grid_t *a = &c->src->grid, *b = &c->dst->grid;
+    const int64_t m = a->offset + a->size, n = b->offset + b->size;
+    return c->nodes ? c->nodes->count > 1
+                    : c->ranks_per_node && c->ranks_per_node < (m > n ? m : n);
+}
+
 /* Is anything known about nodes? If not, all ranks share one, and rails mean nothing. */
 static inline bool colo_nodes_known(const colo_plan_config_t *c)
 {

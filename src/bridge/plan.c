@@ -165,6 +165,8 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
                 *hold = pass == COLO_FORWARD ? &src : &dst;
     int32_t dims[COLO_MAX_SPLITS];
     int ndims = context_dims(&plan->dst, dims);
+    w->several_nodes = colo_nodes_several(cfg);
+    plan->two_levels = w->several_nodes && !cfg->one_level;
     for (int64_t level = 0; level < (partial ? plan->levels : 1); level++) {
         int64_t left = level;
         for (int i = 0; i < COLO_MAX_DIMS; i++)
@@ -178,6 +180,11 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[pass], &plan->local[pass]));
     colo_routes_t none = {0}; /* a source never sends to itself: meet() keeps that as a local */
     COLO_TRY(store_sorted(w, &w->sends, &plan->send[pass], &none));
+    COLO_TRY(store_sorted(w, &w->passes, &plan->relay_send[pass], &none));
+    COLO_TRY(store_sorted(w, &w->passed, &plan->relay_recv[pass], &none));
+    plan->entering[pass] = w->minimum * (int64_t)w->elem;
+    plan->left_out[pass] = w->left_out * (int64_t)w->elem;
+    w->minimum = w->left_out = 0;
     return COLO_OK;
 }
 
@@ -220,12 +227,12 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
     for (int pass = 0; pass < 2; pass++) {
         colo_plan_bytes_t *b = &p->bytes[pass];
         int64_t need = owned_bytes(pass == COLO_FORWARD ? &p->own_dst : &p->own_src, elem);
-        b->recv = routes_bytes(&p->recv[pass]);
-        b->send = routes_bytes(&p->send[pass]);
+        b->recv = routes_bytes(&p->recv[pass]) + routes_bytes(&p->relay_recv[pass]);
+        b->send = routes_bytes(&p->send[pass]) + routes_bytes(&p->relay_send[pass]);
         b->local = routes_bytes(&p->local[pass]);
         if (pass == COLO_BACKWARD)
             need = p->config.no_grad ? 0 : need * p->levels;
-        b->minimum = need - b->local;
+        b->minimum = need - b->local - p->left_out[pass];
         b->collective_recv = !collective ? -1
                              : in_grid && !(pass == COLO_BACKWARD && p->config.no_grad)
                                  ? collective_recv(p, pass, elem)
@@ -237,9 +244,15 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
 
 void colo_builder_deinit(colo_builder_t *w)
 {
-    colo_list_t *lists[] = {&w->recvs,   &w->sends,   &w->overlaps, &w->ranks,  &w->destinations,
-                            &w->by_node, &w->by_rail, &w->met[0],   &w->met[1], &w->met[2],
-                            &w->fed[0],  &w->fed[1],  &w->fed[2]};
+    colo_list_t *lists[] = {&w->source_nodes, &w->node_destinations,
+                            &w->share,        &w->passes,
+                            &w->passed,       &w->recvs,
+                            &w->sends,        &w->overlaps,
+                            &w->ranks,        &w->destinations,
+                            &w->by_node,      &w->by_rail,
+                            &w->met[0],       &w->met[1],
+                            &w->met[2],       &w->fed[0],
+                            &w->fed[1],       &w->fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->at);
     for (size_t i = 0; i < sizeof w->own / sizeof w->own[0]; i++)
@@ -259,6 +272,7 @@ static uint64_t hash_config(const colo_plan_t *p)
     h = colo_hash_i64(h, c->output);
     h = colo_hash_i64(h, c->output == COLO_SHARDED ? 0 : (int64_t)c->grad);
     h = colo_hash_i64(h, c->no_grad);
+    h = colo_hash_i64(h, c->one_level);
     return colo_hash_i64(h, c->nodes ? (int64_t)c->nodes->hash : c->ranks_per_node);
 }
 
@@ -294,8 +308,9 @@ static colo_status_t check_config(const colo_plan_config_t *c)
         return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld, expected >= 0 (0: one node)",
                          (long long)c->ranks_per_node);
     if (c->nodes && c->ranks_per_node)
-        return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld and nodes is given, expected "
-                                       "one of them",
+        return colo_fail(COLO_ERR_ARG,
+                         "plan: ranks_per_node is %lld and nodes is given, expected "
+                         "one of them",
                          (long long)c->ranks_per_node);
     for (int i = 0; c->nodes && i < 2; i++) {
         const colo_grid_t *g = i ? &c->dst->grid : &c->src->grid;
@@ -327,8 +342,7 @@ static colo_status_t build(colo_plan_t *p)
 {
     const colo_plan_config_t *c = &p->config;
     const colo_shape_t *s = &c->shape;
-    colo_builder_t w = {
-        .cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype)};
+    colo_builder_t w = {.cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype)};
     colo_posmap_t src_map = {0}, dst_map = {0};
     const colo_side_t src = {.layout = &p->src, .map = &src_map};
     const colo_side_t dst = {.layout = &p->dst, .map = &dst_map};
@@ -414,6 +428,8 @@ void colo_plan_destroy(colo_plan_t **plan)
         routes_deinit(&(*plan)->send[pass]);
         routes_deinit(&(*plan)->recv[pass]);
         routes_deinit(&(*plan)->local[pass]);
+        routes_deinit(&(*plan)->relay_send[pass]);
+        routes_deinit(&(*plan)->relay_recv[pass]);
     }
     free(*plan);
     *plan = NULL;
@@ -460,6 +476,33 @@ const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t 
     if (count)
         *count = r ? r->nmessages : 0;
     return r ? r->message : NULL;
+}
+
+const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t pass, bool sends,
+                                            int32_t *count)
+{
+    const colo_routes_t *r = !known(plan, pass) ? NULL
+                             : sends            ? &plan->relay_send[pass]
+                                                : &plan->relay_recv[pass];
+    if (count)
+        *count = r ? r->nmessages : 0;
+    return r ? r->message : NULL;
+}
+
+colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass)
+{
+    colo_plan_node_bytes_t b = {0};
+    if (!known(plan, pass))
+        return b;
+    const colo_plan_config_t *c = &plan->config;
+    const int64_t node = colo_nodes_known(c) ? colo_location_of(c, plan->rank).node : 0;
+    b.minimum = plan->entering[pass];
+    for (int32_t i = 0; i < plan->recv[pass].nmessages; i++) {
+        const colo_plan_message_t *m = &plan->recv[pass].message[i];
+        if (colo_location_of(c, m->peer).node != node)
+            b.in += m->bytes;
+    }
+    return b;
 }
 
 const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass, int64_t *count)

@@ -34,6 +34,12 @@ struct colo_plan {
     int64_t rank;
     colo_owned_t own_src, own_dst; /* own_dst: as the output is (all rows when FULL_SEQ) */
     colo_routes_t send[2], recv[2], local[2];
+    /* The second exchange, after the first and its sums: parts of what is needed, from one
+     * destination to the others on its node. Offsets are those of the needed side. */
+    bool two_levels; /* ranks make it, with messages or without: the same on all */
+    colo_routes_t relay_send[2], relay_recv[2];
+    int64_t left_out[2]; /* bytes that this rank holds and a gateway adds up for it */
+    int64_t entering[2]; /* bytes that must enter the node; each is counted at one of its ranks */
     colo_plan_bytes_t bytes[2];
     int64_t levels;
     int64_t own_level; /* of this rank among the addends; -1 when it holds nothing of dst */

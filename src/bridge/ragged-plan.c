@@ -196,6 +196,8 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
         p->bytes[pass].collective_recv = -1;
     place(&p->recv[COLO_FORWARD], places->stored, places->n);
     place(&p->local[COLO_FORWARD], places->stored, places->n);
+    place(&p->relay_recv[COLO_FORWARD], places->stored, places->n);
+    place(&p->relay_send[COLO_FORWARD], places->stored, places->n);
     place(&p->send[COLO_BACKWARD], places->stored, places->n);
     place(&p->local[COLO_BACKWARD], places->stored, places->n);
 done:

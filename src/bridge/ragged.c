@@ -220,7 +220,9 @@ static bool must_have(const call_t *c, bool src_side)
     const colo_plan_t *p = c->batch->s.plan;
     if (src_side)
         return p->own_src.rows > 0;
-    return p->recv[COLO_FORWARD].nregions + p->local[COLO_FORWARD].nregions > 0;
+    return p->recv[COLO_FORWARD].nregions + p->local[COLO_FORWARD].nregions +
+               p->relay_recv[COLO_FORWARD].nregions >
+           0;
 }
 
 /* A tensor [rows, k * cols] of this rank; @per: out, k of it, -1 if there is none. */

@@ -125,12 +125,17 @@ static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
         colo_block_t b;
         colo_blocks_nth(w->fed, i, at, &x);
         colo_block_of(need, at, &b);
-        COLO_TRY(colo_sender_count(w, t, need, &b));
+        COLO_TRY(colo_sender_count(w, t, need, &b, &x));
         if (colo_block_cmp(&b, mine) == 0)
             break;
         colo_sender_pass(w, t, &x);
     }
     return COLO_OK;
+}
+
+static int64_t share_count(const colo_gateway_share_t *share)
+{
+    return share->extent.of[0] * share->extent.of[1] * share->extent.of[2];
 }
 
 /* What this rank receives of the held blocks that meet its needed block. */
@@ -166,17 +171,30 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
         colo_schedule_t t[4] = {0};
         t[g.tier] = (colo_schedule_t){.group = g, .m = 1};
+        if (g.tier > 0 && g.n > 1) /* else one candidate serves all */
+            COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine, &x), done);
+        else if (w->several_nodes)
+            COLO_TRY_GOTO(st, colo_sender_list(w, need, &mine), done);
+        const colo_destinations_t node = colo_gateways_of(w, w->plan->rank);
+        colo_gateway_share_t share;
+        const int64_t count = x.of[0] * x.of[1] * x.of[2];
+        const bool gets = colo_gateways_share(w, &node, node.mine, &x, &share);
+        w->minimum += w->several_nodes && g.tier > 1 && node.mine == 0 ? count : 0;
+        if (level == 0)
+            COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &x), done);
+        if (g.tier == 0)
+            w->left_out += !gets ? count : share.whole ? 0 : count - share_count(&share);
+        if (!gets)
+            continue;
         if (g.tier == 0) {
-            COLO_TRY_GOTO(st, colo_sender_whole(w, w->plan->rank), done);
+            COLO_TRY_GOTO(st, colo_gateway_cut(w, &share, w->out, w->plan->rank), done);
             continue;
         }
-        if (g.n > 1) { /* one candidate serves all */
-            COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine), done);
-            if (t[g.tier].m % g.n)
-                COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &held, &mine, end), done);
-        }
+        if (g.n > 1 && t[g.tier].m % g.n)
+            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &held, &mine, end), done);
         COLO_TRY_GOTO(
-            st, colo_sender_assign(w, &t[g.tier], &x, t[g.tier].mine, w->plan->rank, false), done);
+            st, colo_sender_assign(w, &t[g.tier], &x, &share, t[g.tier].mine, w->plan->rank, false),
+            done);
     }
 done:
     colo_runs_deinit(&held.runs);
@@ -215,16 +233,20 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
         (void)colo_block_box(w, need, at, &needed);
         set_box(w, &me, &needed);
         colo_block_of(need, at, &b);
-        COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b), done);
+        COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &x), done);
         const int64_t *destination = w->destinations.at;
         int64_t served[4] = {0};
         for (int64_t o = 0; o < w->destinations.n; o++) {
             colo_sharers_t g = colo_sender_group(w, destination[o]);
-            if (colo_sender_watched(t, &g))
-                COLO_TRY_GOTO(
-                    st,
-                    colo_sender_assign(w, &t[g.tier], &x, served[g.tier]++, destination[o], true),
-                    done);
+            colo_gateway_share_t share;
+            if (!colo_sender_watched(t, &g))
+                continue;
+            const colo_destinations_t node = colo_gateways_of(w, destination[o]);
+            if (colo_gateways_share(w, &node, node.mine, &x, &share))
+                COLO_TRY_GOTO(st,
+                              colo_sender_assign(w, &t[g.tier], &x, &share, served[g.tier]++,
+                                                 destination[o], true),
+                              done);
         }
         colo_sender_pass(w, t, &x);
     }

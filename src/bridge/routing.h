@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* routing.h (private) - what plan.c, routing.c, senders.c and blocks.c share while a plan is made. */
+/* routing.h (private) - what plan.c, routing.c, senders.c and blocks.c share while a plan is made.
+ */
 #ifndef COLO_BRIDGE_ROUTING_H
 #define COLO_BRIDGE_ROUTING_H
 
@@ -27,11 +28,19 @@ typedef struct colo_builder {
     colo_plan_t *plan;
     size_t elem;
     bool ragged;
-    colo_list_t recvs, sends, *out; /* colo_entry_t; out: the list being made */
-    colo_list_t met[3], fed[3];     /* blocks by axis: that meet mine, that a held block feeds */
-    colo_list_t overlaps;           /* colo_entry_t: regions of one overlap */
+    colo_list_t recvs, sends, *out;  /* colo_entry_t; out: the list being made */
+    colo_list_t met[3], fed[3];      /* blocks by axis: that meet mine, that a held block feeds */
+    colo_list_t overlaps;            /* colo_entry_t: regions of one overlap */
     colo_list_t ranks, destinations; /* int64_t, ascending */
     colo_list_t by_node, by_rail;    /* sources of one block */
+    bool several_nodes; /* then source_nodes and node_destinations are known (gateways.c) */
+    colo_list_t source_nodes,
+        node_destinations;      /* of one block: nodes by addend; destinations by node */
+    int64_t nlevels, turn;      /* of the held block: addends; where small overlaps begin */
+    colo_list_t share;          /* colo_entry_t: what one gateway gets of an overlap */
+    colo_list_t passes, passed; /* colo_entry_t: what gateways send to their node */
+    int64_t left_out;   /* elements that this rank holds and another gateway adds up for it */
+    int64_t minimum;    /* elements that must enter this rank's node, counted at one rank */
     colo_runs_t own[3]; /* this rank's rows: source, destination, all of the destination */
     bool has_own[3];
 } colo_builder_t;
@@ -80,6 +89,38 @@ colo_status_t colo_blocks_intersect(colo_builder_t *w, const colo_side_t *side,
  * row block, then feature block. */
 void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *x);
 
+/* ---- gateways.c ---- */
+
+/* The destinations of an overlap on one node; n 0: not known. */
+typedef struct colo_destinations {
+    int64_t n, mine;              /* mine: index of the destination asked for */
+    const struct colo_source *at; /* [n] ascending */
+    bool enters;                  /* it is needed more than once, and the node lacks some of it */
+} colo_destinations_t;
+
+/* What one of them gets of the overlap from its sources: all, or [lo, hi) along axis. */
+typedef struct colo_gateway_share {
+    bool whole;
+    int axis;
+    int64_t lo, hi;
+    colo_extent_t extent;
+} colo_gateway_share_t;
+
+/* Which nodes hold @b, with all its addends. */
+colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b);
+/* Sorts w->destinations by node. */
+colo_status_t colo_gateways_need(colo_builder_t *w);
+colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination);
+/* The share of the @i-th; false: nothing. */
+bool colo_gateways_share(const colo_builder_t *w, const colo_destinations_t *g, int64_t i,
+                         const colo_extent_t *x, colo_gateway_share_t *share);
+/* Pushes that share of w->overlaps to @out. */
+colo_status_t colo_gateway_cut(colo_builder_t *w, const colo_gateway_share_t *share,
+                               colo_list_t *out, int64_t peer);
+/* What this rank passes on of w->overlaps, and gets passed. */
+colo_status_t colo_gateways_pass_on(colo_builder_t *w, const colo_destinations_t *g,
+                                    const colo_extent_t *x);
+
 /* ---- senders.c ---- */
 
 /* A source, and what it is looked up by: its node, its rail. */
@@ -99,7 +140,7 @@ enum { COLO_DEALT = 64 }; /* candidates whose small overlaps are dealt by size *
 
 /* A group while the overlaps of a held block go by in their order. */
 typedef struct colo_schedule {
-    colo_sharers_t group;   /* n == 0: not watched */
+    colo_sharers_t group; /* n == 0: not watched */
     int64_t m, first,
         mine; /* of the current overlap: destinations, ordinal of the first, this rank's i */
     int64_t whole, slice; /* candidates whose turn it is: for a small overlap, for a slice */
@@ -117,16 +158,29 @@ colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
 colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination);
 /* @t: [4] by tier. Is @g one of the groups watched? */
 bool colo_sender_watched(const colo_schedule_t *t, const colo_sharers_t *g);
-/* Lists the destinations of an overlap and counts those of watched groups. */
+/* Lists the destinations of an overlap. */
+colo_status_t colo_sender_list(colo_builder_t *w, const colo_side_t *need, const colo_block_t *b);
+/* The same, and counts those of watched groups that get a share. */
 colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const colo_side_t *need,
-                                const colo_block_t *b);
+                                const colo_block_t *b, const colo_extent_t *x);
 /* Passes the turns on by the destinations of an overlap that has gone by. */
 void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x);
 colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer);
-/* Pushes what @destination, the @i-th of a group, gets of the current overlap: this rank's share if
- * @sends (peer is the destination), else everything (peer is the sender). */
+/* Pushes what @destination, the @i-th of a group, gets of its @share of the current overlap: what
+ * this rank sends if @sends (peer is the destination), else everything (peer is the sender). */
 colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                                 int64_t i, int64_t destination, bool sends);
+                                 const colo_gateway_share_t *share, int64_t i, int64_t destination,
+                                 bool sends);
+int colo_source_cmp(const void *a, const void *b);
+/* First of @n sources that does not sort before (key, rank). */
+int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, int64_t key,
+                         int64_t rank);
+bool colo_is_small(const colo_builder_t *w, const colo_extent_t *x);
+int colo_cut_axis(const colo_extent_t *x, int64_t n);
+int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t turn);
+/* Pushes elements [lo, hi) along @axis of w->overlaps to @out; rows count over its regions. */
+colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, int64_t lo,
+                                int64_t hi, int64_t peer);
 
 /* ---- plan.c ---- */
 

@@ -35,7 +35,7 @@
 
 /* ---- candidates ---- */
 
-static int by_key(const void *a, const void *b)
+int colo_source_cmp(const void *a, const void *b)
 {
     const colo_source_t *x = a, *y = b;
     if (x->key != y->key)
@@ -43,16 +43,15 @@ static int by_key(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* First of @n sources that does not sort before (key, rank). */
-static int64_t find_source(colo_builder_t *w, const colo_source_t *h, int64_t n, int64_t key,
-                           int64_t rank)
+int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, int64_t key,
+                         int64_t rank)
 {
     const colo_source_t want = {key, rank};
     int64_t a = 0;
     while (a < n) {
         int64_t mid = a + (n - a) / 2;
         w->plan->work++;
-        if (by_key(&h[mid], &want) < 0)
+        if (colo_source_cmp(&h[mid], &want) < 0)
             a = mid + 1;
         else
             n = mid;
@@ -77,10 +76,10 @@ colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, co
             *rail = (colo_source_t){at.rail, rank[i]};
     }
     if (w->cfg->nodes) /* else ascending as they came */
-        qsort(w->by_node.at, (size_t)w->by_node.n, sizeof(colo_source_t), by_key);
+        qsort(w->by_node.at, (size_t)w->by_node.n, sizeof(colo_source_t), colo_source_cmp);
     if (w->by_rail.n > 1)
-        qsort(w->by_rail.at, (size_t)w->by_rail.n, sizeof(colo_source_t), by_key);
-    return COLO_OK;
+        qsort(w->by_rail.at, (size_t)w->by_rail.n, sizeof(colo_source_t), colo_source_cmp);
+    return colo_gateways_hold(w, hold, b);
 }
 
 colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
@@ -91,8 +90,8 @@ colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
         return g;
     const colo_location_t at = colo_location_of(w->cfg, rank);
     g.key = tier == 1 ? at.node : at.rail;
-    int64_t lo = find_source(w, g.at, g.n, g.key, -1);
-    g.n = find_source(w, g.at, g.n, g.key + 1, -1) - lo;
+    int64_t lo = colo_source_find(w, g.at, g.n, g.key, -1);
+    g.n = colo_source_find(w, g.at, g.n, g.key + 1, -1) - lo;
     g.at += lo;
     return g;
 }
@@ -100,7 +99,7 @@ colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
 colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination)
 {
     colo_sharers_t g = colo_sender_candidates(w, 1, destination);
-    int64_t i = find_source(w, g.at, g.n, g.key, destination);
+    int64_t i = colo_source_find(w, g.at, g.n, g.key, destination);
     if (i < g.n && g.at[i].rank == destination)
         return (colo_sharers_t){.tier = 0};
     for (int tier = 2; g.n == 0; tier++)
@@ -113,37 +112,47 @@ bool colo_sender_watched(const colo_schedule_t *t, const colo_sharers_t *g)
     return g->tier > 0 && t[g->tier].group.n > 0 && t[g->tier].group.key == g->key;
 }
 
-colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const colo_side_t *need,
-                                const colo_block_t *b)
+colo_status_t colo_sender_list(colo_builder_t *w, const colo_side_t *need, const colo_block_t *b)
 {
     COLO_TRY(colo_block_ranks(w, &w->destinations, &need->layout->grid, b));
+    return colo_gateways_need(w);
+}
+
+colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const colo_side_t *need,
+                                const colo_block_t *b, const colo_extent_t *x)
+{
+    COLO_TRY(colo_sender_list(w, need, b));
     const int64_t *rank = w->destinations.at;
     for (int tier = 1; tier <= 3; tier++)
         t[tier].m = 0;
     for (int64_t i = 0; i < w->destinations.n; i++) {
         colo_sharers_t g = colo_sender_group(w, rank[i]);
-        colo_schedule_t *x = &t[g.tier];
+        colo_schedule_t *s = &t[g.tier];
+        colo_gateway_share_t share;
         if (!colo_sender_watched(t, &g))
             continue;
-        if (x->m == 0)
-            x->first = i;
+        const colo_destinations_t node = colo_gateways_of(w, rank[i]);
+        if (!colo_gateways_share(w, &node, node.mine, x, &share))
+            continue;
+        if (s->m == 0)
+            s->first = i;
         if (rank[i] == w->plan->rank)
-            x->mine = x->m;
-        x->m++;
+            s->mine = s->m;
+        s->m++;
     }
     return COLO_OK;
 }
 
 /* ---- cutting and dealing ---- */
 
-static bool is_small(const colo_builder_t *w, const colo_extent_t *x)
+bool colo_is_small(const colo_builder_t *w, const colo_extent_t *x)
 {
     return x->of[0] * x->of[1] * x->of[2] * (int64_t)w->elem < SMALL_OVERLAP;
 }
 
 /* Along which axis an overlap is cut in @n: one that divides, else the longest, whose slices are
  * the smallest. Rows before samples before features, so that boxes stay whole rows if they can. */
-static int cut_axis(const colo_extent_t *x, int64_t n)
+int colo_cut_axis(const colo_extent_t *x, int64_t n)
 {
     static const int order[3] = {COLO_ROWS, COLO_SAMPLES, COLO_FEATURES};
     int longest = order[0];
@@ -184,23 +193,23 @@ void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_ex
             continue;
         if (m % n == 0)
             t[tier].whole = t[tier].slice = (t[tier].whole + 1) % n;
-        else if (is_small(w, x) && deals_by_size(w, &t[tier]))
+        else if (colo_is_small(w, x) && deals_by_size(w, &t[tier]))
             while (t[tier].done < m)
                 (void)deal(&t[tier], x);
-        else if (is_small(w, x))
+        else if (colo_is_small(w, x))
             t[tier].whole = (t[tier].whole + m) % n;
         else
-            t[tier].slice = (t[tier].slice + m % n * (x->of[cut_axis(x, n)] % n)) % n;
+            t[tier].slice = (t[tier].slice + m % n * (x->of[colo_cut_axis(x, n)] % n)) % n;
         t[tier].started |= m % n != 0;
         t[tier].done = 0;
     }
 }
 
-static colo_status_t push_entry(colo_builder_t *w, int64_t peer, const colo_entry_t *overlap)
+static colo_status_t push_entry(colo_list_t *out, int64_t peer, const colo_entry_t *overlap)
 {
-    colo_entry_t *e = colo_list_push(w->out, sizeof *e);
+    colo_entry_t *e = colo_list_push(out, sizeof *e);
     if (!e)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->out->n);
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
     *e = *overlap;
     e->peer = peer;
     return COLO_OK;
@@ -210,7 +219,7 @@ colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer)
 {
     const colo_entry_t *p = w->overlaps.at;
     for (int64_t i = 0; i < w->overlaps.n; i++)
-        COLO_TRY(push_entry(w, peer, &p[i]));
+        COLO_TRY(push_entry(w->out, peer, &p[i]));
     return COLO_OK;
 }
 
@@ -229,7 +238,7 @@ int colo_entry_cmp(const void *a, const void *b)
 }
 
 /* Where part @k of @n of a @length starts, if the @length % n longer parts are from @turn on. */
-static int64_t part_lo(int64_t length, int64_t n, int64_t k, int64_t turn)
+int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t turn)
 {
     int64_t longer = length % n, end = turn + longer, more;
     more = (k < end ? k : end) - turn;
@@ -239,9 +248,8 @@ static int64_t part_lo(int64_t length, int64_t n, int64_t k, int64_t turn)
     return k * (length / n) + more;
 }
 
-/* Pushes elements [lo, hi) along @axis of the overlap in w->overlaps; rows count over its regions.
- */
-static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t hi, int64_t peer)
+colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, int64_t lo,
+                                int64_t hi, int64_t peer)
 {
     const colo_entry_t *p = w->overlaps.at;
     int64_t at = 0;
@@ -262,7 +270,7 @@ static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t 
             range[1] = range[0] + hi;
             range[0] += lo;
         }
-        COLO_TRY(push_entry(w, peer, &e));
+        COLO_TRY(push_entry(out, peer, &e));
     }
     return COLO_OK;
 }
@@ -275,13 +283,13 @@ static int64_t dealt_to(colo_schedule_t *t, const colo_extent_t *x, int64_t i)
     return t->last;
 }
 
-colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                                 int64_t i, int64_t destination, bool sends)
+static colo_status_t assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
+                            const colo_extent_t *part, int64_t i, int64_t destination, bool sends)
 {
     const colo_source_t *c = t->group.at;
     int64_t n = t->group.n;
     bool even = t->m % n == 0;
-    if (even || is_small(w, x)) {
+    if (even || colo_is_small(w, part)) {
         const int64_t k = even                  ? t->first + i
                           : deals_by_size(w, t) ? dealt_to(t, x, i)
                                                 : t->whole + i;
@@ -290,11 +298,28 @@ colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const co
                    ? COLO_OK
                    : colo_sender_whole(w, sends ? destination : sender);
     }
-    int axis = cut_axis(x, n);
-    int64_t length = x->of[axis], turn = (t->slice + i % n * (length % n)) % n;
+    int axis = colo_cut_axis(part, n);
+    int64_t length = part->of[axis], turn = (t->slice + i % n * (length % n)) % n;
     for (int64_t k = 0; k < n; k++)
         if (!sends || c[k].rank == w->plan->rank)
-            COLO_TRY(push_part(w, axis, part_lo(length, n, k, turn),
-                               part_lo(length, n, k + 1, turn), sends ? destination : c[k].rank));
+            COLO_TRY(colo_overlaps_cut(w, w->out, axis, colo_part_lo(length, n, k, turn),
+                                       colo_part_lo(length, n, k + 1, turn),
+                                       sends ? destination : c[k].rank));
     return COLO_OK;
+}
+
+colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
+                                 const colo_gateway_share_t *share, int64_t i, int64_t destination,
+                                 bool sends)
+{
+    const colo_list_t all = w->overlaps;
+    if (share->whole)
+        return assign(w, t, x, x, i, destination, sends);
+    w->share.n = 0;
+    COLO_TRY(colo_gateway_cut(w, share, &w->share, destination));
+    w->overlaps = w->share; /* as far as this destination is concerned */
+    const colo_status_t st = assign(w, t, x, &share->extent, i, destination, sends);
+    w->share = w->overlaps;
+    w->overlaps = all;
+    return st;
 }

@@ -33,6 +33,7 @@ typedef struct t_case {
     t_stride_t stride;
     bool no_grad;
     int64_t ranks_per_node;
+    bool two_levels; /* of plans; bridges choose by themselves */
     const int32_t *node; /* [world] of plans, in place of ranks_per_node; or NULL */
     int32_t world;  /* 0: up to the end of the later grid */
     int32_t check;  /* COLO_CHECK of the run; 0 leaves it */

@@ -45,6 +45,7 @@ bool t_plans_make(t_plans_t *w, const t_case_t *c)
     if (c->node && colo_nodes_create(&w->nodes, c->node, w->n) != COLO_OK)
         return WRONG(w, "%s", colo_last_error());
     pc.nodes = w->nodes;
+    pc.one_level = !c->two_levels;
     for (int32_t r = 0; r < w->n; r++)
         if (colo_plan_create(&w->plan[r], &pc, r) != COLO_OK)
             return WRONG(w, "plan of rank %d: %s", r, colo_last_error());
@@ -107,6 +108,9 @@ static void find_cells(court_t *k)
         int64_t nl;
         const colo_region_t *l = colo_plan_locals(k->w->plan[r], k->pass, &nl);
         add_region_edges(k, &cap, l, nl);
+        m = colo_plan_relays(k->w->plan[r], k->pass, false, &n);
+        for (int32_t i = 0; i < n; i++)
+            add_region_edges(k, &cap, m[i].regions, m[i].nregions);
     }
     qsort(k->edge, (size_t)k->nc, sizeof *k->edge, by_value);
     int64_t u = 0;
@@ -280,10 +284,12 @@ static const colo_plan_message_t *find_message(const colo_plan_message_t *m, int
 }
 
 /* The send of @peer to @rank lists the same regions in the same order. */
-static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv)
+static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, bool relay)
 {
     int32_t n;
-    const colo_plan_message_t *sends = colo_plan_sends(k->w->plan[recv->peer], k->pass, &n);
+    const colo_plan_t *p = k->w->plan[recv->peer];
+    const colo_plan_message_t *sends =
+        relay ? colo_plan_relays(p, k->pass, true, &n) : colo_plan_sends(p, k->pass, &n);
     const colo_plan_message_t *m = find_message(sends, n, rank);
     bool same = m && m->bytes == recv->bytes && m->nregions == recv->nregions;
     for (int64_t i = 0; same && i < m->nregions; i++) {
@@ -318,11 +324,17 @@ static bool well_formed(court_t *k, int32_t rank, const char *what, const colo_p
     return true;
 }
 
+static size_t cell_of(const court_t *k, int64_t l, int64_t b, int64_t s, int64_t h)
+{
+    return (size_t)(((l * k->nb + b) * k->ns + s) * k->nc + h);
+}
+
+/* The first exchange: what comes from sources, and what stays. */
 static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages)
 {
     t_plans_t *w = k->w;
     const colo_plan_t *p = w->plan[rank];
-    int64_t es = (int64_t)colo_dtype_size(w->c->dtype), sent, received, local = 0, nlocals;
+    int64_t sent, received, nlocals;
     int32_t nrecvs, nsends;
     const colo_plan_message_t *recvs = colo_plan_recvs(p, k->pass, &nrecvs);
     const colo_plan_message_t *sends = colo_plan_sends(p, k->pass, &nsends);
@@ -331,45 +343,137 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
         !well_formed(k, rank, "sends to", sends, nsends, &sent))
         return false;
     *messages += nrecvs - nsends;
-    memset(got, 0, (size_t)(k->levels * k->nb * k->ns * k->nc + 1));
     for (int32_t i = 0; i < nrecvs; i++) {
-        if (!mirrored(k, rank, &recvs[i]))
+        if (!mirrored(k, rank, &recvs[i], false))
             return false;
         for (int64_t j = 0; j < recvs[i].nregions; j++)
             if (!deliver(k, rank, recvs[i].peer, &recvs[i].regions[j], got))
                 return false;
     }
-    for (int64_t i = 0; i < nlocals; i++) {
+    for (int64_t i = 0; i < nlocals; i++)
         if (!deliver(k, rank, rank, &locals[i], got))
             return false;
-        local += region_count(&locals[i]) * es;
+    return true;
+}
+
+/* Marks in @late what one region of the second exchange brings: of @peer, which has all of it. */
+static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g, uint8_t **got,
+                    uint8_t *late)
+{
+    for (int64_t b = g->b[0]; b < g->b[1]; b++)
+        for (int64_t s = g->s[0]; s < g->s[1]; s++)
+            for (int64_t h = 0; h < k->nc; h++) {
+                const char *bad = NULL;
+                if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
+                    continue;
+                if (!takes(&k->wants[rank], b, s, h))
+                    bad = "no rank needs it there";
+                for (int64_t l = 0; l < k->levels && !bad; l++)
+                    if (got[peer][cell_of(k, l, b, s, h)] != 1)
+                        bad = "the gateway lacks an addend";
+                    else if (got[rank][cell_of(k, l, b, s, h)] != 0)
+                        bad = "it was delivered before";
+                if (late[cell_of(k, 0, b, s, h)]++)
+                    bad = "it was passed on before";
+                if (bad)
+                    return WRONG(
+                        k->w, "rank %d passed by %lld, sample %lld row %lld feature %lld: %s", rank,
+                        (long long)peer, (long long)b, (long long)s, (long long)k->edge[h], bad);
+            }
+    return true;
+}
+
+/* The second exchange, and that both together are complete. */
+static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late, int64_t *messages)
+{
+    t_plans_t *w = k->w;
+    const colo_plan_t *p = w->plan[rank];
+    const int64_t es = (int64_t)colo_dtype_size(w->c->dtype);
+    int64_t sent, received, late_out, late_in, local = 0, nlocals;
+    int32_t nrecvs, nsends;
+    const colo_plan_message_t *in = colo_plan_relays(p, k->pass, false, &nrecvs);
+    const colo_plan_message_t *out = colo_plan_relays(p, k->pass, true, &nsends);
+    if (!well_formed(k, rank, "is passed by", in, nrecvs, &late_in) ||
+        !well_formed(k, rank, "passes to", out, nsends, &late_out))
+        return false;
+    *messages += nrecvs - nsends;
+    memset(late, 0, (size_t)(k->nb * k->ns * k->nc + 1));
+    for (int32_t i = 0; i < nrecvs; i++) {
+        if (node_of(w->c, in[i].peer) != node_of(w->c, rank) || !w->c->two_levels)
+            return WRONG(w, "rank %d is passed something by rank %lld of another node", rank,
+                         (long long)in[i].peer);
+        if (!mirrored(k, rank, &in[i], true))
+            return false;
+        for (int64_t j = 0; j < in[i].nregions; j++)
+            if (!pass_on(k, rank, in[i].peer, &in[i].regions[j], got, late))
+                return false;
     }
-    int64_t need = 0, here = 0;
+    int64_t need = 0, here = 0, elsewhere = 0;
     for (int64_t l = 0; l < k->levels; l++)
         for (int64_t b = 0; b < k->nb; b++)
             for (int64_t s = 0; s < k->ns; s++)
                 for (int64_t h = 0; h < k->nc; h++) {
                     if (!takes(&k->wants[rank], b, s, h))
                         continue;
-                    int64_t width = (k->edge[h + 1] - k->edge[h]) * es;
+                    const int64_t width = (k->edge[h + 1] - k->edge[h]) * es;
+                    const bool passed = late[cell_of(k, 0, b, s, h)];
                     need += width;
                     if (gives(&k->has[rank], l, b, s, h))
-                        here += width;
-                    if (got[((l * k->nb + b) * k->ns + s) * k->nc + h] != 1)
+                        *(passed ? &elsewhere : &here) += width;
+                    if (got[rank][cell_of(k, l, b, s, h)] + passed != 1)
                         return WRONG(
                             w, "rank %d never gets level %lld sample %lld row %lld feature %lld",
                             rank, (long long)l, (long long)b, (long long)s, (long long)k->edge[h]);
                 }
-    colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
-    if (y.recv != received || y.send != sent || y.local != local || local != here ||
-        y.minimum != need - here)
+    const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
+    for (int64_t i = 0; i < nlocals; i++)
+        local += region_count(&locals[i]) * es;
+    in = colo_plan_recvs(p, k->pass, &nrecvs);
+    out = colo_plan_sends(p, k->pass, &nsends);
+    (void)well_formed(k, rank, "", in, nrecvs, &received); /* judged before */
+    (void)well_formed(k, rank, "", out, nsends, &sent);
+    const colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
+    if (y.recv != received + late_in || y.send != sent + late_out || y.local != local ||
+        local != here || y.minimum != need - here - elsewhere)
         return WRONG(
             w,
             "rank %d bytes: says recv %lld send %lld local %lld minimum %lld, boxes say %lld "
             "%lld %lld, elements say local %lld minimum %lld",
             rank, (long long)y.recv, (long long)y.send, (long long)y.local, (long long)y.minimum,
-            (long long)received, (long long)sent, (long long)local, (long long)here,
-            (long long)(need - here));
+            (long long)(received + late_in), (long long)(sent + late_out), (long long)local,
+            (long long)here, (long long)(need - here - elsewhere));
+    return true;
+}
+
+/* What ranks of node @m need and none of them holds, level by level, is what enters it. */
+static bool judge_node(court_t *k, int64_t m, bool *found)
+{
+    t_plans_t *w = k->w;
+    const int64_t es = (int64_t)colo_dtype_size(w->c->dtype);
+    int64_t minimum = 0, in = 0, said = 0;
+    *found = false;
+    for (int32_t r = 0; r < w->n; r++)
+        if (node_of(w->c, r) == m) {
+            *found = true;
+            in += colo_plan_node_bytes(w->plan[r], k->pass).in;
+            said += colo_plan_node_bytes(w->plan[r], k->pass).minimum;
+        }
+    for (int64_t l = 0; *found && l < k->levels; l++)
+        for (int64_t b = 0; b < k->nb; b++)
+            for (int64_t s = 0; s < k->ns; s++)
+                for (int64_t h = 0; h < k->nc; h++) {
+                    bool needed = false, held = false;
+                    for (int32_t r = 0; r < w->n; r++)
+                        if (node_of(w->c, r) == m) {
+                            needed |= takes(&k->wants[r], b, s, h);
+                            held |= gives(&k->has[r], l, b, s, h);
+                        }
+                    minimum += needed && !held ? (k->edge[h + 1] - k->edge[h]) * es : 0;
+                }
+    if (said != minimum || (w->c->two_levels ? in != minimum : in < minimum))
+        return WRONG(w,
+                     "node %lld: %lld bytes enter, the minimum is said to be %lld, expected %lld",
+                     (long long)m, (long long)in, (long long)said, (long long)minimum);
     return true;
 }
 
@@ -378,15 +482,25 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     court_t k;
     int64_t surplus = 0;
     court_open(&k, w, pass);
-    uint8_t *got = malloc((size_t)(k.levels * k.nb * k.ns * k.nc + 1));
-    if (!got)
+    const size_t cells = (size_t)(k.levels * k.nb * k.ns * k.nc + 1);
+    uint8_t *got = calloc((size_t)w->n, cells), *late = malloc(cells);
+    uint8_t **of = malloc((size_t)w->n * sizeof *of);
+    if (!got || !late || !of)
         abort();
-    bool ok = true;
+    bool ok = true, found = true;
+    for (int32_t r = 0; ok && r < w->n; r++) {
+        of[r] = got + (size_t)r * cells;
+        ok = judge_rank(&k, r, of[r], &surplus);
+    }
     for (int32_t r = 0; ok && r < w->n; r++)
-        ok = judge_rank(&k, r, got, &surplus);
+        ok = judge_relays(&k, r, of, late, &surplus);
     if (ok && surplus)
         ok = WRONG(w, "%lld more messages are received than sent", (long long)surplus);
+    for (int64_t m = 0; ok && found && (w->c->node || w->c->ranks_per_node); m++)
+        ok = judge_node(&k, m, &found);
     free(got);
+    free(late);
+    free(of);
     court_close(&k);
     return ok;
 }

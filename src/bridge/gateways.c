@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gateways.c - two levels: what several ranks of a node need and none of them holds enters the node
+ * once.
+ *
+ * The destinations of an overlap on one node all need all of it. If no rank of the node holds it
+ * (PARTIAL: if an addend of it is missing there), it is cut evenly over them, or below 64 KiB a
+ * part, goes whole to one of them, in turn by the coordinates of the held block. Each gets only its
+ * part from other nodes, as senders.c says, and then passes it on to the others on its node. With
+ * PARTIAL gradients a destination gets all addends of its part, also those from its node, and
+ * passes on the sum.
+ *
+ * The destinations on a node and the sources of a block follow from coordinates, so all ranks cut
+ * alike without asking.
+ */
+#include "bridge/nodes.h"
+#include "bridge/routing.h"
+
+#include "core/error.h"
+
+#include <stdlib.h>
+
+/* Adds the nodes that have sources of @b, at @level. */
+static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b,
+                                 int64_t level)
+{
+    COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
+    for (int64_t i = 0; i < w->ranks.n; i++) {
+        colo_source_t *slot = colo_list_push(&w->source_nodes, sizeof *slot);
+        if (!slot)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
+        const int64_t node = colo_location_of(w->cfg, ((int64_t *)w->ranks.at)[i]).node;
+        *slot = (colo_source_t){node, level};
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
+{
+    colo_block_t at = *b;
+    w->source_nodes.n = w->turn = 0;
+    w->nlevels = 1;
+    if (!w->several_nodes)
+        return COLO_OK;
+    for (int i = 0; i < COLO_MAX_DIMS; i++)
+        if (hold->level_fixed && hold->fixed[i] >= 0)
+            w->nlevels *= hold->layout->grid.extent[i];
+        else
+            w->turn += b->coord[i] > 0 ? b->coord[i] : 0;
+    for (int64_t level = 0; level < w->nlevels; level++) {
+        int64_t left = level;
+        for (int i = 0; i < COLO_MAX_DIMS; i++)
+            if (hold->level_fixed && hold->fixed[i] >= 0) {
+                at.coord[i] = left % hold->layout->grid.extent[i];
+                left /= hold->layout->grid.extent[i];
+            }
+        COLO_TRY(add_sources(w, hold, &at, level));
+    }
+    colo_source_t *s = w->source_nodes.at;
+    int64_t n = 0;
+    qsort(s, (size_t)w->source_nodes.n, sizeof *s, colo_source_cmp);
+    for (int64_t i = 0; i < w->source_nodes.n; i++)
+        if (n == 0 || colo_source_cmp(&s[n - 1], &s[i]) != 0)
+            s[n++] = s[i];
+    w->source_nodes.n = n;
+    return COLO_OK;
+}
+
+colo_status_t colo_gateways_need(colo_builder_t *w)
+{
+    const int64_t *rank = w->destinations.at;
+    w->node_destinations.n = 0;
+    for (int64_t i = 0; w->several_nodes && i < w->destinations.n; i++) {
+        colo_source_t *slot = colo_list_push(&w->node_destinations, sizeof *slot);
+        if (!slot)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld destinations",
+                             (long long)w->destinations.n);
+        *slot = (colo_source_t){colo_location_of(w->cfg, rank[i]).node, rank[i]};
+    }
+    if (w->cfg->nodes && w->node_destinations.n > 1) /* else ascending as they came */
+        qsort(w->node_destinations.at, (size_t)w->node_destinations.n, sizeof(colo_source_t),
+              colo_source_cmp);
+    return COLO_OK;
+}
+
+colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination)
+{
+    const int64_t node = colo_location_of(w->cfg, destination).node;
+    const colo_source_t *all = w->node_destinations.at, *held = w->source_nodes.at;
+    colo_destinations_t g = {0};
+    if (!w->several_nodes)
+        return g;
+    const int64_t lo = colo_source_find(w, all, w->node_destinations.n, node, -1);
+    g.n = colo_source_find(w, all, w->node_destinations.n, node + 1, -1) - lo;
+    g.at = all + lo;
+    g.mine = colo_source_find(w, g.at, g.n, node, destination);
+    g.enters = !w->cfg->one_level && g.n > 1 &&
+               colo_source_find(w, held, w->source_nodes.n, node + 1, -1) -
+                       colo_source_find(w, held, w->source_nodes.n, node, -1) <
+                   w->nlevels;
+    return g;
+}
+
+bool colo_gateways_share(const colo_builder_t *w, const colo_destinations_t *g, int64_t i,
+                         const colo_extent_t *x, colo_gateway_share_t *share)
+{
+    *share = (colo_gateway_share_t){.whole = true, .extent = *x};
+    if (!g->enters)
+        return true;
+    colo_extent_t part = *x;
+    const int axis = colo_cut_axis(x, g->n);
+    const int64_t length = x->of[axis], turn = w->turn % g->n;
+    part.of[axis] = length / g->n;
+    if (colo_is_small(w, &part))
+        return i == turn;
+    *share = (colo_gateway_share_t){.axis = axis,
+                                    .lo = colo_part_lo(length, g->n, i, turn),
+                                    .hi = colo_part_lo(length, g->n, i + 1, turn),
+                                    .extent = *x};
+    share->extent.of[axis] = share->hi - share->lo;
+    return share->lo < share->hi;
+}
+
+colo_status_t colo_gateway_cut(colo_builder_t *w, const colo_gateway_share_t *share,
+                               colo_list_t *out, int64_t peer)
+{
+    const int64_t hi = share->whole ? share->extent.of[0] : share->hi;
+    return colo_overlaps_cut(w, out, share->whole ? COLO_SAMPLES : share->axis,
+                             share->whole ? 0 : share->lo, hi, peer);
+}
+
+colo_status_t colo_gateways_pass_on(colo_builder_t *w, const colo_destinations_t *g,
+                                    const colo_extent_t *x)
+{
+    colo_gateway_share_t mine, other;
+    if (!g->enters)
+        return COLO_OK;
+    const bool gives = colo_gateways_share(w, g, g->mine, x, &mine);
+    for (int64_t i = 0; i < g->n; i++) {
+        if (i == g->mine)
+            continue;
+        if (gives)
+            COLO_TRY(colo_gateway_cut(w, &mine, &w->passes, g->at[i].rank));
+        if (colo_gateways_share(w, g, i, x, &other))
+            COLO_TRY(colo_gateway_cut(w, &other, &w->passed, g->at[i].rank));
+    }
+    return COLO_OK;
+}

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_two_levels.c - what several ranks of a node need enters the node once: plans of 2 to 4 nodes
+ * by brute force, and bridges on such nodes, bit for bit.
+ */
+#include "harness/harness.h"
+#include "harness/plan_world.h"
+
+static void judge(const t_case_t *c)
+{
+    t_plans_t w;
+    if (!t_plans_make(&w, c) || !t_plans_judge(&w, COLO_FORWARD) ||
+        !t_plans_judge(&w, COLO_BACKWARD))
+        fail_msg("%s: %s", t_case_text(c), w.why);
+    t_plans_free(&w);
+}
+
+typedef struct tally {
+    int64_t pairs, nodes;
+    const int32_t *node;
+} tally_t;
+
+static void judge_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    tally_t *t = arg;
+    const int64_t turn = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
+    if (t_left_out(turn))
+        return;
+    t_case_t c = {.src = t_side_ordered((int)(turn % T_ORDERS), s[0], s[1], s[2], true),
+                  .dst = t_side_ordered((int)(turn / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
+                  /* every other one wide enough to be cut */
+                  .shape = {most + turn % 2, 2 * t_lcm(s[1], d[1]), turn % 2 ? 3 : 1 << 19},
+                  .output = turn % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
+                  .grad = turn % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
+                  .dtype = turn % 2 ? COLO_F32 : COLO_BF16,
+                  .two_levels = true};
+    c.node = t->node;
+    c.ranks_per_node = t->node ? 0 : n / t->nodes;
+    judge(&c);
+}
+
+T_CASE(bytes_into_each_of_2_to_4_nodes_are_the_minimum)
+{
+    tally_t t = {0};
+    for (t.nodes = 2; t.nodes <= 4; t.nodes++)
+        for (int64_t per = 2; per <= 8; per++)
+            t_each_pair(t.nodes * per, t.nodes * per, judge_pair, &t);
+    assert_true(t.pairs > 2000);
+}
+
+T_CASE(bytes_into_uneven_scattered_nodes_are_the_minimum)
+{
+    static const int32_t node[] = {0, 1, 1, 0, 1, 1, 0, 1, 2, 0, 1, 2};
+    tally_t t = {.node = node};
+    t_each_pair(6, 12, judge_pair, &t);
+    assert_true(t.pairs > 200);
+}
+
+/* tp8,dp4 to tp4,cp4,dp2: each of 8 ranks of a node lacks the other half of the batch. */
+T_CASE(eight_ranks_that_lack_the_same_half_bring_it_in_once)
+{
+    t_case_t c = {.src = t_side("tp=8,dp=4", true),
+                  .dst = t_side("tp=4,cp=4,dp=2", false),
+                  .shape = {4, 64, 1 << 14},
+                  .output = COLO_FULL_SEQ,
+                  .dtype = COLO_BF16,
+                  .ranks_per_node = 8};
+    int64_t in[2] = {0};
+    for (int two = 0; two < 2; two++) {
+        t_plans_t w;
+        c.two_levels = two;
+        assert_true(t_plans_make(&w, &c));
+        for (int32_t r = 0; r < 8; r++)
+            in[two] += colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
+        t_plans_free(&w);
+    }
+    assert_int_equal(in[1], 64 * (1 << 14) * 2); /* one sample */
+    assert_int_equal(in[0], 8 * in[1]);
+}
+
+T_CASE(small_runs_enter_at_different_ranks_of_a_node)
+{
+    t_case_t c = {.src = t_side("tp=4,dp=8", true),
+                  .dst = t_side("tp=4,dp=8", false),
+                  .shape = {8, 16, 4},
+                  .dtype = COLO_F32,
+                  .ranks_per_node = 4,
+                  .two_levels = true};
+    t_plans_t w;
+    /* each node of 4 ranks needs 8 samples and holds one; a run is a sample of 256 bytes */
+    c.dst = t_side("tp=32", false);
+    assert_true(t_plans_make(&w, &c));
+    for (int32_t r = 0; r < w.n; r++) {
+        const int64_t in = colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
+        assert_true(in == 256 || in == 512);
+    }
+    t_plans_free(&w);
+}
+
+T_CASE(one_level_and_one_node_have_no_second_exchange)
+{
+    t_case_t c = {.src = t_side("tp=8,dp=4", true),
+                  .dst = t_side("tp=4,cp=4,dp=2", false),
+                  .shape = {4, 64, 16},
+                  .output = COLO_FULL_SEQ,
+                  .dtype = COLO_BF16};
+    static const int64_t per[] = {8, 0, 32, 8};
+    for (int i = 0; i < 4; i++) {
+        t_plans_t w;
+        int32_t n = 0, all = 0;
+        c.ranks_per_node = per[i];
+        c.two_levels = i > 0;
+        assert_true(t_plans_make(&w, &c));
+        for (int32_t r = 0; r < w.n; r++)
+            for (int pass = 0; pass < 2; pass++) {
+                (void)colo_plan_relays(w.plan[r], (colo_pass_t)pass, true, &n);
+                all += n;
+            }
+        assert_true(i == 3 ? all > 0 : all == 0);
+        t_plans_free(&w);
+    }
+}
+
+/* ---- bridges ---- */
+
+static void run_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    tally_t *t = arg;
+    const int64_t turn = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
+    if (t_left_out(turn))
+        return;
+    const t_case_t c = {
+        .src = t_side_ordered((int)(turn % T_ORDERS), s[0], s[1], s[2], true),
+        .dst = t_side_ordered((int)(turn / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
+        .shape = {most + turn % 2, 2 * t_lcm(s[1], d[1]), turn % 8 ? 3 : 6000},
+        .output = turn % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
+        .grad = turn % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
+        .stride = (t_stride_t)(turn % T_STRIDE_COUNT),
+        .ranks_per_node = n % 3 == 0 && turn % 2 ? n / 3 : n / 2};
+    t_case_later(&c);
+}
+
+T_CASE(values_on_two_and_three_nodes_are_those_of_the_oracle)
+{
+    tally_t t = {0};
+    for (int64_t n = 4; n <= 12; n += 2)
+        t_each_pair(n, n, run_pair, &t);
+    t_run_rest();
+    assert_true(t.pairs > 300);
+}
+
+typedef struct both {
+    t_case_t c;
+    float *out[2]; /* [ranks][ROWS * FEATURES] by route */
+} both_t;
+enum { RANKS = 16, ROWS = 16, FEATURES = 4096 };
+
+/* d_x of values whose sums depend on the order. */
+static colo_status_t rounding_rank(colo_comm_t *world, void *arg)
+{
+    const both_t *b = arg;
+    const int64_t rank = colo_comm_rank(world);
+    for (int one = 0; one < 2; one++) {
+        colo_layout_t src, dst;
+        colo_bridge_config_t config;
+        colo_bridge_t *bridge = NULL;
+        t_buffer_t dy, dx;
+        uint64_t seed = 77 + (uint64_t)(rank / 2); /* tp ranks hold the same */
+        rank_try(t_case_config(&b->c, &src, &dst, &config));
+        config.one_level = one;
+        rank_try(colo_bridge_create(&bridge, &config, world));
+        rank_try(t_case_tensor(&b->c, T_DY, rank, 0, true, &dy));
+        rank_try(t_case_tensor(&b->c, T_DX, rank, 0, false, &dx));
+        for (int64_t i = 0; i < colo_tensor_count(&dy.t); i++)
+            ((float *)dy.t.data)[i] = (float)t_below(&seed, 1 << 24) / 3.0f;
+        rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
+        rank_check(colo_tensor_count(&dx.t) == ROWS * FEATURES);
+        memcpy(b->out[one] + rank * ROWS * FEATURES, dx.t.data, sizeof(float) * ROWS * FEATURES);
+        t_buffer_free(&dy);
+        t_buffer_free(&dx);
+        colo_bridge_destroy(&bridge);
+    }
+    return COLO_OK;
+}
+
+T_CASE(sums_on_two_levels_have_the_bits_of_one_level)
+{
+    both_t b = {.c = {.src = t_side("tp=4,dp=4", true),
+                      .dst = t_side("tp=2,cp=4,dp=2", false),
+                      .shape = {4, ROWS, FEATURES},
+                      .output = COLO_FULL_SEQ,
+                      .ranks_per_node = 4}};
+    const size_t bytes = sizeof(float) * RANKS * ROWS * FEATURES;
+    for (int i = 0; i < 2; i++) {
+        b.out[i] = calloc(1, bytes);
+        t_share(b.out[i], bytes);
+    }
+    assert_ok(t_run_ranks(RANKS, rounding_rank, &b, 0));
+    assert_memory_equal(b.out[0], b.out[1], bytes);
+    for (int i = 0; i < 2; i++) {
+        t_unshare(b.out[i]);
+        free(b.out[i]);
+    }
+}
+
+T_MAIN("bridge/two_levels")
