@@ -8,6 +8,11 @@
  */
 #include "harness/harness.h"
 
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 enum { MORE = 24, LARGEST = 512 };
 
 static colo_comm_t *alone;
@@ -276,6 +281,39 @@ T_CASE(struct_that_is_longer_is_refused_with_both_sizes)
             assert_non_null(strstr(colo_last_error(), colo_version()));
             assert_non_null(strstr(colo_last_error(), "compiled with a newer header"));
         }
+}
+
+static sigjmp_buf read_on;
+
+static void at_fault(int signal)
+{
+    siglongjmp(read_on, signal);
+}
+
+/* The struct ends where the readable memory does. */
+T_CASE(struct_is_not_read_beyond_its_size)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *memory =
+        mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    assert_int_equal(mprotect(memory + page, page, PROT_NONE), 0);
+    struct sigaction before, now = {.sa_handler = at_fault};
+    assert_int_equal(sigaction(SIGSEGV, &now, &before), 0);
+    for (int i = 0; i < STRUCTS; i++)
+        for (size_t size = 8; size <= table[i].whole; size += 8) {
+            const struct sized *s = &table[i];
+            unsigned char *given = memory + page - size;
+            int64_t result;
+            memcpy(given, s->given, size);
+            memcpy(given, &size, sizeof size);
+            if (sigsetjmp(read_on, 1))
+                fail_msg("%s of %zu bytes: the call reads more", s->name, size);
+            const colo_status_t st = s->use(given, &result);
+            assert_true(size >= s->least || st == COLO_ERR_ARG || !is_built(s));
+        }
+    sigaction(SIGSEGV, &before, NULL);
+    munmap(memory, 2 * page);
 }
 
 /* As a header with the first members of colo_logprob_config_t only would lay them out. */

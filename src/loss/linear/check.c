@@ -37,12 +37,14 @@ static colo_status_t read_config(const colo_linear_logprob_config_t *given,
     if (!given)
         return colo_fail(COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     COLO_TRY(colo_sized_check(given->struct_size, sizeof *own, head + sizeof(size_t), what, init));
+    const size_t found = given->logprob.struct_size;
+    /* All of it must be there before it is read. A longer one is refused unread. */
+    if (found <= inner)
+        COLO_TRY(colo_sized_check(given->struct_size, sizeof *own - inner + found, head + found,
+                                  what, init));
     colo_status_t st = colo_logprob_i_read(&given->logprob, &own->logprob);
     if (st < 0)
         return colo_fail_prefix(st, "%s", what);
-    const size_t found = given->logprob.struct_size;
-    COLO_TRY(colo_sized_check(given->struct_size, sizeof *own - inner + found, head + found, what,
-                              init));
     memcpy((char *)own + BEHIND, (const char *)&given->logprob + found,
            given->struct_size - head - found);
     return COLO_OK;
