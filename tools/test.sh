@@ -167,6 +167,21 @@ sanitized() {
     rerun "$name" "under $kinds" "${more[@]}"
 }
 
+# Each target of tests/fuzz for 30 s, if clang has libFuzzer.
+fuzzed() {
+    [ ${#suites[@]} = 0 ] || return 0
+    local probe
+    probe=$(mktemp -d)
+    echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n; }' >"$probe/probe.c"
+    if ! clang -fsanitize=fuzzer,address -o "$probe/probe" "$probe/probe.c" 2>/dev/null; then
+        say "clang has no libFuzzer; fuzzing left out"
+        cases+=(--case "fuzzed inputs find no fault=skipped")
+    else
+        judge "fuzzed inputs find no fault" tools/fuzz.sh || true
+    fi
+    rm -rf "$probe"
+}
+
 reruns() {
     with_clang
     if [ ${#suites[@]} = 0 ]; then
@@ -177,6 +192,7 @@ reruns() {
     fi
     # api looks at the shipped files, slow is what is too long here.
     sanitized asan address,undefined api slow
+    fuzzed
     # TSan is for what has threads.
     sanitized tsan thread api slow serial core tools
 }
@@ -186,6 +202,7 @@ reruns() {
 compile_ahead() {
     run_tests() { :; }
     judge() { "${@:2}" || true; }
+    fuzzed() { tools/fuzz.sh --build || true; }
     ! has renice || renice -n 19 "$BASHPID" || true
     reruns
 }

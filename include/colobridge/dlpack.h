@@ -31,7 +31,8 @@ extern "C" {
  *                the version counter is NULL
  * Errors:   COLO_ERR_ARG, without an error message (the function calls nothing of the library):
  *           NULL, lanes other than 1, a dtype or device that the library does not know, more than
- *           COLO_MAX_NDIM axes, a negative extent or stride
+ *           COLO_MAX_NDIM axes, a negative extent or stride, 2^63 elements or more where
+ *           strides are NULL
  */
 static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const DLTensor *in)
 {
@@ -72,7 +73,11 @@ static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const
         t.stride[i] = in->strides ? in->strides[i] : n; /* NULL: row-major, before DLPack 1.2 */
         if (t.shape[i] < 0 || t.stride[i] < 0)
             return COLO_ERR_ARG;
-        n *= t.shape[i] > 0 ? t.shape[i] : 1;
+        if (!in->strides && t.shape[i] > 0) {
+            if (n > INT64_MAX / t.shape[i])
+                return COLO_ERR_ARG;
+            n *= t.shape[i];
+        }
     }
     *tensor = t;
     return COLO_OK;

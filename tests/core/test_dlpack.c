@@ -97,6 +97,7 @@ T_CASE(offsets_missing_strides_and_kinds_of_memory_are_understood)
 T_CASE(what_has_no_view_is_refused_and_nothing_written)
 {
     int64_t shape[] = {2, 3}, stride[] = {3, 1}, negative[] = {-3, 1};
+    int64_t large[] = {INT64_C(1) << 32, INT64_C(1) << 31};
     const DLTensor good = {.device = {kDLCPU, 0},
                            .ndim = 2,
                            .dtype = {kDLFloat, 32, 1},
@@ -105,7 +106,7 @@ T_CASE(what_has_no_view_is_refused_and_nothing_written)
     colo_tensor_t t, before;
     memset(&t, 0x5a, sizeof t);
     before = t;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 9; i++) {
         DLTensor in = good;
         if (i == 0)
             in.dtype.lanes = 4;
@@ -121,7 +122,10 @@ T_CASE(what_has_no_view_is_refused_and_nothing_written)
             in.ndim = -1;
         else if (i == 6)
             in.strides = negative;
-        else
+        else if (i == 7) {
+            in.shape = large; /* row-major strides of 2^63 elements */
+            in.strides = NULL;
+        } else
             in.shape = NULL;
         assert_int_equal(colo_tensor_from_dlpack(&t, &in), COLO_ERR_ARG);
         assert_memory_equal(&t, &before, sizeof t);

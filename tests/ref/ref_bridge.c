@@ -85,7 +85,7 @@ static int64_t cut(int64_t *list, int64_t n, ref_cut_t how, int64_t parts, int64
 {
     int64_t m = 0;
     int64_t *kept = ref_alloc(n);
-    if (how == REF_BLOCK) {
+    if (how == REF_BLOCK || parts == 1) { /* one rank has all, whatever the number */
         for (int64_t i = 0; i < n; i++)
             if (i >= c * n / parts && i < (c + 1) * n / parts)
                 kept[m++] = list[i];
