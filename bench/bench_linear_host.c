@@ -158,7 +158,7 @@ static double step(way_t *w, int mode, const char *gemm, colo_dtype_t dtype)
     lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = chunk;
     lc.logits_dtype = dtype;
-    colo_linear_batch_t batch = {&w->hidden, &w->targets, -1};
+    colo_linear_batch_t batch = {&w->hidden, &w->targets, -1, NULL};
     colo_logprob_out_t out = {.logp = w->logp};
     colo_linear_upstream_t up = {.logp = -1, .mean = true};
     colo_linear_grads_t grads = {&w->d_hidden, &w->d_weight, NULL};

@@ -236,18 +236,76 @@ cudaError_t grad_of(const colo_logprob_pass &p, cudaStream_t stream)
                                                    : grad<D, O, PROB>(p, stream);
 }
 
+/* ---- a support ---- */
+
+/* A block a row: tile by tile it is made in shared memory, zeros first and then the listed columns,
+ * and written whole. So in place is legal here, too. */
+template <typename D, typename O>
+__global__ void __launch_bounds__(THREADS)
+    list_grad_kernel(const __grid_constant__ colo_logprob_pass p)
+{
+    using R = typename D::real;
+    constexpr int TILE = 8 * THREADS;
+    __shared__ look<R> found;
+    __shared__ R tile[TILE];
+    const colo_support_pass &s = p.support;
+    for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
+        const typename D::elem *row =
+            (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
+        typename O::elem *out = (typename O::elem *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
+        if (threadIdx.x == 0)
+            look_up(p, t, found);
+        __syncthreads();
+        const coefficients<R> k = found.k;
+        const bool compute = found.kind == COMPUTE; /* else the list is not looked at */
+        const R rest = found.kind == NOT_A_NUMBER ? (R)CUDART_NAN : (R)0;
+        const int64_t token = compute && s.token_of ? s.token_of[t] : t,
+                      end = compute ? s.end[token * s.end_stride] : 0;
+        int64_t i = compute ? s.begin[token * s.begin_stride] + threadIdx.x : 0;
+        for (int64_t from = 0; from < p.columns; from += TILE) {
+            for (int n = threadIdx.x; n < TILE; n += THREADS)
+                tile[n] = from + n < p.true_columns ? rest : (R)0;
+            __syncthreads();
+            /* the same value if j comes again */
+            const auto make = [&](int64_t j) {
+                if (j >= from && j < p.true_columns)
+                    tile[j - from] = gradient<GENERIC, R>(D::one(row[j]), j == k.target, k);
+            };
+            for (; i < end && s.ids[i] - p.config.logits.vocab_start < from + TILE; i += THREADS)
+                make(s.ids[i] - p.config.logits.vocab_start);
+            if (compute && threadIdx.x == 0 && k.target < from + TILE)
+                make(k.target);
+            __syncthreads();
+            for (int64_t n = threadIdx.x; n < TILE && from + n < p.columns; n += THREADS)
+                out[from + n] = O::round(tile[n]);
+            __syncthreads();
+        }
+    }
+}
+
+template <typename D, typename O = D>
+cudaError_t list_grad(const colo_logprob_pass &p, cudaStream_t stream)
+{
+    list_grad_kernel<D, O>
+        <<<(unsigned)std::min<int64_t>(p.hi - p.lo, 1 << 30), THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
 } // namespace
 
 extern "C" cudaError_t colo_k_logprob_grad(const colo_logprob_pass *p, cudaStream_t stream)
 {
     if (p->hi <= p->lo || p->columns == 0)
         return cudaSuccess;
+    const bool list = p->support.begin;
     if (p->dtype == COLO_F32 && p->d_dtype == COLO_BF16)
-        return grad_of<f32, bf16>(*p, stream);
+        return list ? list_grad<f32, bf16>(*p, stream) : grad_of<f32, bf16>(*p, stream);
     if (p->dtype == COLO_F32 && p->d_dtype == COLO_F16)
-        return grad_of<f32, f16>(*p, stream);
+        return list ? list_grad<f32, f16>(*p, stream) : grad_of<f32, f16>(*p, stream);
     if (p->dtype != p->d_dtype)
         return cudaErrorInvalidValue;
+    if (list)
+        return with_dtype(p->dtype, [&](auto d) { return list_grad<decltype(d)>(*p, stream); });
     switch (p->dtype) {
     case COLO_F32:
         return grad_of<f32>(*p, stream);

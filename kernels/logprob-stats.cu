@@ -128,6 +128,67 @@ template <typename D> cudaError_t stats_of(const colo_logprob_pass &p, cudaStrea
     return p.block.u >= 0 ? stats<D, ENTROPY, true>(p, stream) : stats<D, SUM, true>(p, stream);
 }
 
+/* ---- a support ---- */
+
+/* The listed columns of a row, one a thread, and the target. A list that is none makes it NaN. */
+template <typename D>
+__device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_pass &p, int64_t t,
+                          int64_t target, const typename D::elem *row)
+{
+    using R = typename D::real;
+    const colo_support_pass &s = p.support;
+    const int64_t token = s.token_of ? s.token_of[t] : t, start = p.config.logits.vocab_start,
+                  begin = s.begin[token * s.begin_stride], end = s.end[token * s.end_stride];
+    bool bad = begin < 0 || begin > end || end > s.count, found = false;
+    const auto take_one = [&](int64_t id) {
+        const int64_t j = id - start;
+        if (j < 0 || j >= p.true_columns)
+            return;
+        const R x = x_of(D::one(row[j]), (R)p.factor, (R)p.config.logits.softcap);
+        absorb_x<R, ALL, 1>(a, &x, j, (R)1);
+    };
+    for (int64_t i = begin + threadIdx.x; !bad && i < end; i += THREADS) {
+        const int64_t id = s.ids[i], before = i > begin ? s.ids[i - 1] : -1;
+        bad = id < 0 || id < before || id >= p.config.logits.vocab;
+        found = found || id == target;
+        if (!bad && id != before)
+            take_one(id);
+    }
+    found = __syncthreads_or(found);
+    if (!found && threadIdx.x == 0 && target >= 0 && target < p.config.logits.vocab)
+        take_one(target);
+    if (bad)
+        a.top = (R)CUDART_NAN;
+}
+
+template <typename D>
+__global__ void __launch_bounds__(THREADS)
+    list_stats_kernel(const __grid_constant__ colo_logprob_pass p)
+{
+    __shared__ sums_room shared;
+    unsigned char *block = p.blocks + p.rank * p.block.bytes;
+    if (p.lo == p.block_lo && blockIdx.x == 0 && threadIdx.x < 8)
+        ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&p.header)[threadIdx.x];
+
+    for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
+        const typename D::elem *row =
+            (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
+        const int64_t target = p.targets[t * p.target_stride];
+        part<typename D::real, ALL> a;
+        begin(a);
+        if (target != p.config.ignore_index)
+            read_list<D>(a, p, t, target, row);
+        write_row<D, ALL, false>(a, p, t, target, row, shared);
+    }
+}
+
+template <typename D> cudaError_t list_stats(const colo_logprob_pass &p, cudaStream_t stream)
+{
+    const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
+    list_stats_kernel<D><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
 /* ---- merge ---- */
 
 /* A row over the whole vocabulary, as merge_row() of host/logprob.c. */
@@ -234,6 +295,8 @@ extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_pass *p, cudaStre
 {
     if (p->hi <= p->lo && p->lo != p->block_lo)
         return cudaSuccess;
+    if (p->support.begin)
+        return with_dtype(p->dtype, [&](auto d) { return list_stats<decltype(d)>(*p, stream); });
     switch (p->dtype) { /* an empty first pass still writes the header */
     case COLO_F32:
         return stats_of<f32>(*p, stream);

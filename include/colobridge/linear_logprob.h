@@ -91,6 +91,8 @@ typedef struct colo_linear_batch {
     int64_t max_valid;            /* Upper bound on the number of non-ignored tokens; < 0: T. If
                                      there are more, the host returns COLO_ERR_ARG; on a GPU those
                                      beyond it are NaN and counted in n_invalid */
+    const colo_support_t *support; /* as colo_logprob_batch_t; NULL: the vocabulary. All logits of a
+                                      chunk are made, whatever it is */
 } colo_linear_batch_t;
 
 /**
@@ -130,6 +132,7 @@ typedef struct colo_linear_grads {
 typedef struct colo_linear_logprob_saved {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
+    colo_support_saved_t support;
     uint64_t hidden_version, targets_version, weight_version;
     int64_t max_valid;
     void *memory;
@@ -207,7 +210,8 @@ COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear
  * @grads:      out, borrowed for the call
  * @workspace:  colo_linear_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     as in forward
- * Errors:      COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets or weight were written),
+ * Errors:      COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets, support or weight were
+ *              written),
  *              COLO_ERR_ARG, COLO_ERR_SHAPE, those of the groups
  */
 COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,

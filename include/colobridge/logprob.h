@@ -11,6 +11,7 @@
  * logp <= 0 and entropy >= 0 hold exactly, and loss >= 0 if e <= 1 (megatron_smoothing and
  * local_smoothing can make e larger); NaN stays NaN.
  * Forward reads the shard once and does one all-gather; backward no collective.
+ * A support replaces the vocabulary by a list of ids per token: colo_support_t.
  * Source of the formulas: docs/logprob.md. Results do not depend on chunk_size, bit for bit.
  */
 #ifndef COLOBRIDGE_LOGPROB_H
@@ -90,10 +91,33 @@ typedef struct colo_logprob_upstream {
     };
 } colo_logprob_upstream_t;
 
+/**
+ * The ids that a token was sampled from, for example the top k of the sampler. Every sum and
+ * maximum of the formulas runs over them and the token's target, instead of the vocabulary, and
+ * only they get a gradient other than 0. No other column is read in forward.
+ *
+ * A list may have any length. Its ids ascend; an id that occurs twice counts once. A CSR of offsets
+ * [T + 1] is a begin at its first element and an end at its second. All ranks have the same lists.
+ * Label smoothing is refused, and correct compares with the largest of the support. The list of an
+ * ignored token is not read.
+ */
+typedef struct colo_support {
+    const colo_tensor_t *ids;   /* i64 [N], contiguous, global; all lists */
+    const colo_tensor_t *begin; /* i64 [T]: the first element of a token's list in ids */
+    const colo_tensor_t *end;   /* i64 [T]: the element behind its last */
+} colo_support_t;
+
+/** Borrowed views of a support; begin.ndim 0: there is none. */
+typedef struct colo_support_saved {
+    colo_tensor_t ids, begin, end;
+    uint64_t version; /* the sum of their versions */
+} colo_support_saved_t;
+
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
 typedef struct colo_logprob_saved {
     colo_logprob_config_t config;
     colo_tensor_t logits, targets; /* borrowed views */
+    colo_support_saved_t support;
     uint64_t logits_version, targets_version;
     void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
     bool valid;
@@ -124,6 +148,8 @@ typedef struct colo_logprob_batch {
      * backward */
     const colo_tensor_t *logits;
     const colo_tensor_t *targets; /* i64 [T], global indices; borrowed until backward */
+    const colo_support_t
+        *support; /* NULL: the vocabulary; its tensors are borrowed until backward */
 } colo_logprob_batch_t;
 
 /**
@@ -134,8 +160,8 @@ typedef struct colo_logprob_batch {
  *              for W = 1)
  * @out:        out what the config wants; a member without its want_ is an error
  * @saved:      out may be NULL if there is no backward; then @saved_memory is NULL, too
- * @saved_memory:  colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the last
- *              backward
+ * @saved_memory:  colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the
+ * last backward
  * @workspace:  colo_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
@@ -145,11 +171,12 @@ typedef struct colo_logprob_batch {
  * logp and loss a gradient of NaN in that row (see lenient_targets). A row of nothing but -inf
  * gives logp, entropy and gradient NaN. A target that is -inf among finite logits gives logp -inf,
  * and finite entropy and gradient. +inf or NaN anywhere in the row, on any rank, gives NaN on all
- * ranks.
+ * ranks. With a support only its columns count for these. A list that does not ascend, leaves ids
+ * or names an id outside [0, V) is COLO_ERR_ARG in host memory; on a GPU it makes the row NaN.
  *
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
- *              on all ranks (other config, targets or tokens, or shards that do not tile [0, V));
- *              those of colo_comm_all_gather()
+ *              on all ranks (other config, targets, support or tokens, or shards that do not tile
+ *              [0, V)); those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_logprob_batch_t *batch, colo_comm_t *group,
@@ -165,7 +192,7 @@ COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
  *                 an error
  * @stream:    as in forward
  * Errors:     COLO_ERR_STATE (no forward, or ended), COLO_ERR_MODIFIED (the version counter of
- *             logits or targets moved), COLO_ERR_ARG, COLO_ERR_SHAPE
+ *             logits, targets or support moved), COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                              const colo_logprob_upstream_t *upstream,

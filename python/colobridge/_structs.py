@@ -165,9 +165,20 @@ class LogprobConfig(c.Structure):
                 ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool)]
 
 
+class Support(c.Structure):
+    """colo_support_t"""
+    _fields_ = [('ids', c.POINTER(Tensor)), ('begin', c.POINTER(Tensor)), ('end', c.POINTER(Tensor))]
+
+
+class SupportSaved(c.Structure):
+    """colo_support_saved_t"""
+    _fields_ = [('ids', Tensor), ('begin', Tensor), ('end', Tensor), ('version', u64)]
+
+
 class LogprobBatch(c.Structure):
     """colo_logprob_batch_t"""
-    _fields_ = [('logits', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor))]
+    _fields_ = [('logits', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)),
+                ('support', c.POINTER(Support))]
 
 
 class LogprobOut(c.Structure):
@@ -184,7 +195,7 @@ class LogprobUpstream(c.Structure):
 class LogprobSaved(c.Structure):
     """colo_logprob_saved_t"""
     _fields_ = [('config', LogprobConfig), ('logits', Tensor), ('targets', Tensor),
-                ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
+                ('support', SupportSaved), ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
                 ('valid', c.c_bool)]
 
 
@@ -284,7 +295,8 @@ class LinearConfig(c.Structure):
 
 class LinearBatch(c.Structure):
     """colo_linear_batch_t"""
-    _fields_ = [('hidden', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)), ('max_valid', i64)]
+    _fields_ = [('hidden', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)), ('max_valid', i64),
+                ('support', c.POINTER(Support))]
 
 
 class LinearUpstream(c.Structure):
@@ -303,7 +315,7 @@ class LinearGrads(c.Structure):
 class LinearSaved(c.Structure):
     """colo_linear_logprob_saved_t"""
     _fields_ = [('of', c.c_void_p), ('hidden', Tensor), ('targets', Tensor),
-                ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
+                ('support', SupportSaved), ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
                 ('max_valid', i64), ('memory', c.c_void_p), ('valid', c.c_bool)]
 
 
@@ -316,7 +328,7 @@ C_NAMES = {
     'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,
     'colo_partition_t': Partition, 'colo_logits_options_t': LogitsOptions,
     'colo_logprob_config_t': LogprobConfig,
-    'colo_logprob_batch_t': LogprobBatch,
+    'colo_support_t': Support, 'colo_support_saved_t': SupportSaved, 'colo_logprob_batch_t': LogprobBatch,
     'colo_logprob_out_t': LogprobOut, 'colo_logprob_upstream_t': LogprobUpstream,
     'colo_lm_head_config_t': LmHeadConfig, 'colo_linear_logprob_config_t': LinearConfig,
     'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,

@@ -139,7 +139,7 @@ uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p)
     for (int64_t t = 0; t < p->tokens; t++)
         h = (h ^ (h >> 29) ^ (uint64_t)p->targets[t * p->target_stride]) *
             UINT64_C(0x9e3779b97f4a7c15);
-    return h;
+    return colo_loss_i_hash_support(p, h);
 }
 
 struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
@@ -252,12 +252,16 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     if (st == COLO_OK)
         st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, saved_memory,
                                           workspace);
+    if (st == COLO_OK)
+        st = colo_loss_i_check_support(given->support, config, targets, logits);
     const colo_loss_ops_t *loss;
     COLO_TRY(colo_loss_i_begin("logprob", st, logits, group, &loss));
     /* as they are now, before the first row is read */
     const uint64_t logits_version = logits->version ? *logits->version : 0;
     const uint64_t targets_version = targets->version ? *targets->version : 0;
+    const colo_support_saved_t support = colo_loss_i_save_support(given->support);
     struct colo_logprob_pass p = colo_logprob_i_pass(config, logits, targets);
+    p.support = colo_loss_i_support(&support);
     p.rank = colo_comm_rank(group);
     p.ranks = colo_comm_size(group);
     p.blocks = workspace;
@@ -269,6 +273,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
             .config = *config,
             .logits = *logits,
             .targets = *targets,
+            .support = support,
             .logits_version = logits_version,
             .targets_version = targets_version,
             .memory = saved_memory,
@@ -289,6 +294,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     struct colo_logprob_pass p =
         colo_logprob_i_pass(&saved->config, &saved->logits, &saved->targets);
+    p.support = colo_loss_i_support(&saved->support);
     p.saved = saved->memory;
     p.upstream = *upstream;
     p.d_logits = d_logits->data;

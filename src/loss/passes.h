@@ -60,6 +60,15 @@ typedef struct colo_logprob_block {
     int64_t bytes; /* of the whole block */
 } colo_logprob_block_t;
 
+/* The columns of a token: those in ids[begin[t]] .. ids[end[t] - 1] and its target. */
+struct colo_support_pass {
+    const int64_t *ids;
+    int64_t count;              /* of ids */
+    const int64_t *begin, *end; /* [T]; NULL: all columns */
+    int64_t begin_stride, end_stride;
+    const int64_t *token_of; /* token of a row; NULL: its number */
+};
+
 struct colo_logprob_pass {
     colo_logprob_config_t config;
     colo_dtype_t dtype;      /* of logits */
@@ -79,6 +88,7 @@ struct colo_logprob_pass {
     int64_t target_stride;
     int64_t columns;      /* Vl, padding too */
     int64_t true_columns; /* those < V; the first ones */
+    struct colo_support_pass support;
 
     /* stats, merge */
     int32_t rank, ranks;
@@ -124,6 +134,9 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
 void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets);
 /* of p->targets, in host memory */
 uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p);
+
+/* of a support in host memory and of its tokens that @targets does not ignore */
+uint64_t colo_loss_i_hash_support(const struct colo_logprob_pass *p, uint64_t h);
 
 colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream);
 colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream);

@@ -435,5 +435,6 @@ colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
     const colo_tensor_t *z = &saved->logits;
     COLO_TRY(colo_loss_i_check_gradient(d_logits, z, in_place));
     COLO_TRY(colo_loss_i_check_version(z, saved->logits_version, "logits"));
-    return colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets");
+    COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
+    return colo_loss_i_check_support_version(&saved->support);
 }

@@ -31,6 +31,14 @@ colo_status_t colo_loss_i_check_ranks(const char *what, int32_t ranks);
 
 /* [T, Vl] of a float dtype with contiguous columns; @written: rows may not overlap. */
 colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written);
+/* @support may be NULL; @like is in the memory that it has to be in. */
+colo_status_t colo_loss_i_check_support(const colo_support_t *support,
+                                        const colo_logprob_config_t *config,
+                                        const colo_tensor_t *targets, const colo_tensor_t *like);
+colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support);
+struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved);
+/* COLO_ERR_MODIFIED when it was written since it was saved */
+colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved);
 /* In the same memory as the logits */
 colo_status_t colo_loss_i_check_losses(const colo_tensor_t *t, const colo_tensor_t *logits,
                                        const char *what);

@@ -43,6 +43,23 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
     }
 }
 
+T_CASE(a_support_takes_the_vocabularys_place)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    for (int i = 0; i < 24; i++) {
+        linear_case_t c;
+        linear_case_init(&c, 1, 1, 9, 21, 6, dtypes[i % 4], &rng);
+        linear_gpu_options(&c,
+                           LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                               (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS),
+                           i / 4 % 3);
+        linear_case_lists(&c, &rng);
+        c.config.logprob.chunk_size = 4;
+        linear_gpu_run(&c, 1, "lists");
+        linear_case_free(&c);
+    }
+}
+
 /* Chunks of thousands of rows, as products of real sizes have them. */
 T_CASE(long_chunks_agree_with_the_oracle)
 {
@@ -111,7 +128,7 @@ static colo_status_t step_run(const step_t *s, cudaStream_t stream)
     colo_tensor_t targets = colo_tensor_cuda(s->targets, COLO_I64, 0, 1, (int64_t[]){T});
     colo_tensor_t d_h = colo_tensor_cuda(s->d_h, COLO_F32, 0, 2, (int64_t[]){T, H});
     colo_tensor_t d_w = colo_tensor_cuda(s->d_w, COLO_F32, 0, 2, (int64_t[]){V, H});
-    colo_linear_batch_t batch = {&hidden, &targets, -1};
+    colo_linear_batch_t batch = {&hidden, &targets, -1, NULL};
     colo_linear_upstream_t up = {.logp = -1, .mean = true};
     colo_logprob_out_t out = {.logp = s->out};
     colo_linear_grads_t grads = {&d_h, &d_w, NULL};

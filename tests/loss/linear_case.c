@@ -63,6 +63,7 @@ void linear_case_free(linear_case_t *c)
     free(c->b);
     free(c->d_w);
     free(c->d_b);
+    free(c->support);
     for (int d = 0; d < c->replicas; d++) {
         free(c->h[d]);
         free(c->targets[d]);
@@ -75,43 +76,6 @@ void linear_case_free(linear_case_t *c)
         free(c->correct[r]);
         free(c->d_h[r]);
     }
-}
-
-void linear_case_shard(linear_case_t *c, shard_kind_t kind)
-{
-    loss_case_t like = {.ranks = c->ranks, .vocab = c->vocab};
-    loss_case_shard(&like, kind);
-    memcpy(c->start, like.start, sizeof c->start);
-    memcpy(c->columns, like.columns, sizeof c->columns);
-}
-
-void linear_case_options(linear_case_t *c, unsigned bits)
-{
-    colo_logprob_config_t *k = &c->config.logprob;
-    k->logits.temperature = bits & LINEAR_TAU ? 0.7 : 1;
-    k->logits.scale = bits & LINEAR_TAU ? 1.3 : 1;
-    k->logits.softcap = bits & LINEAR_CAP ? 5 : 0;
-    k->label_smoothing = bits & LINEAR_SMOOTH ? 0.1 : 0;
-    k->megatron_smoothing = bits & LINEAR_MEGATRON;
-    k->z_loss = bits & LINEAR_ZLOSS ? 1e-2 : 0;
-    k->want_entropy = bits & LINEAR_ENTROPY;
-    k->want_loss = bits & LINEAR_LOSS;
-    k->want_correct = bits & LINEAR_CORRECT;
-    c->has_bias = bits & LINEAR_BIAS;
-    c->head = bits & LINEAR_SHARDED ? HEAD_SHARDED : HEAD_RESIDENT;
-    c->mean = bits & LINEAR_MEAN;
-    for (int d = 0; bits & LINEAR_IGNORED && d < c->replicas; d++)
-        for (int64_t t = d; t < c->tokens; t += 3) {
-            c->targets[d][t] = -100;
-            for (int64_t j = 0; j < c->hidden; j++)
-                c->h[d][t * c->hidden + j] = NAN; /* must not be read */
-        }
-}
-
-void linear_case_mode(linear_case_t *c, int mode)
-{
-    c->config.mode = mode == 1 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
-    c->loss_mode = mode == 2;
 }
 
 /* ---- memory with canaries on both sides ---- */
@@ -209,7 +173,7 @@ typedef struct rank {
     colo_lm_head_t *head;
     colo_linear_logprob_t *linear;
     room_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], out[3];
-    room_t targets, correct, counts;
+    room_t targets, correct, counts, lists; /* begin, end, ids */
     int64_t first, rows; /* of the head's columns here */
 } rank_t;
 
@@ -291,6 +255,23 @@ static void make_memory(rank_t *k)
         k->up[i] = room_from(stat, c->up[k->d][i], T);
         k->out[i] = room_of((size_t)T * colo_dtype_size(stat));
     }
+}
+
+/* Lists of a case's support, with the target or not, in @m. */
+static int64_t make_lists(const linear_case_t *c, room_t *m)
+{
+    int64_t n = 0, T = c->tokens, *begin;
+    *m = room_of((size_t)(T * (c->vocab + 2) + 1) * sizeof(int64_t));
+    begin = (int64_t *)m->data;
+    for (int64_t t = 0; t < T; t++) {
+        begin[t] = n;
+        for (int64_t v = 0; v < c->vocab; v++)
+            if (c->support && c->support[t * c->vocab + v])
+                begin[2 * T + n++] = v;
+        begin[T + t] = n;
+    }
+    room_send(m);
+    return n;
 }
 
 static int64_t max_valid_of(const rank_t *k)
@@ -380,7 +361,13 @@ static colo_status_t run_passes(rank_t *k)
     colo_tensor_t d_h = view(&k->d_h, c->dtype, 2, (int64_t[]){scattered ? slice : T, H});
     colo_tensor_t d_w = view(&k->d_w, dw, 2, (int64_t[]){k->rows, H});
     colo_tensor_t d_b = view(&k->d_b, dw, 1, &k->rows);
-    colo_linear_batch_t batch = {&hidden, &targets, max_valid_of(k)};
+    const int64_t listed = make_lists(c, &k->lists);
+    colo_tensor_t begin = view(&k->lists, COLO_I64, 1, &T), end = begin,
+                  ids = view(&k->lists, COLO_I64, 1, &listed);
+    end.data = (int64_t *)begin.data + T;
+    ids.data = (int64_t *)begin.data + 2 * T;
+    const colo_support_t support = {&ids, &begin, &end};
+    colo_linear_batch_t batch = {&hidden, &targets, max_valid_of(k), c->support ? &support : NULL};
     colo_linear_grads_t grads = {frozen_h ? NULL : &d_h, frozen_w ? NULL : &d_w,
                                  frozen_w || !c->has_bias ? NULL : &d_b};
     int64_t *counts = room_at(&k->counts);
@@ -498,9 +485,10 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 
 static void rank_free(rank_t *k)
 {
-    room_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,    &k->kept,
-                     &k->d_h,    &k->d_w,    &k->d_b,      &k->up[0],   &k->up[1],   &k->up[2],
-                     &k->out[0], &k->out[1], &k->out[2],   &k->targets, &k->correct, &k->counts};
+    room_t *all[] = {&k->weight,  &k->bias,    &k->gathered, &k->hidden, &k->work,
+                     &k->kept,    &k->d_h,     &k->d_w,      &k->d_b,    &k->up[0],
+                     &k->up[1],   &k->up[2],   &k->out[0],   &k->out[1], &k->out[2],
+                     &k->targets, &k->correct, &k->counts,   &k->lists};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         room_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);

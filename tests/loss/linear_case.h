@@ -61,6 +61,7 @@ typedef struct linear_case {
     double *h[LOSS_RANKS];        /* [T, H] of each replica, exact in the dtype */
     double *w, *b;                /* [V, H], [V] */
     int64_t *targets[LOSS_RANKS]; /* [T] of each replica */
+    uint8_t *support;             /* [T, V] of all replicas: is an id in the list? NULL: all */
     double *up[LOSS_RANKS][3];    /* [T] of each replica */
 
     /* results, by world rank */
@@ -81,6 +82,8 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
 void linear_case_free(linear_case_t *c);
 /* What @bits of LINEAR_* ask for. Ignored tokens get hidden states that must not be read. */
 void linear_case_options(linear_case_t *c, unsigned bits);
+/* Lists of about a third of the ids. */
+void linear_case_lists(linear_case_t *c, uint64_t *rng);
 /* 0 logprob, 1 keep, 2 loss */
 void linear_case_mode(linear_case_t *c, int mode);
 void linear_case_shard(linear_case_t *c, shard_kind_t kind);

@@ -73,6 +73,7 @@ static ref_linear_t ref_of(const linear_case_t *c, int d, double *g[3], int64_t 
                           .w = c->w,
                           .b = c->has_bias ? c->b : NULL,
                           .targets = c->targets[d],
+                          .support = c->support,
                           .g = {c->factor[0] != 0 ? g[0] : NULL, g[1],
                                 c->config.logprob.want_loss && c->factor[2] != 0 ? g[2] : NULL}};
 }

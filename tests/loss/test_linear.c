@@ -159,6 +159,26 @@ T_CASE(d_hidden_is_summed_as_asked)
     }
 }
 
+T_CASE(a_support_takes_the_vocabularys_place)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    uint64_t rng = t_seed() + 14;
+    for (int i = 0; i < 36; i++) {
+        linear_case_t c;
+        if (t_left_out(i))
+            continue;
+        linear_case_init(&c, 1 + i % 3, 2, 9, 21, 6, dtypes[i % 4], &rng);
+        linear_case_shard(&c, i % SHARD_KINDS);
+        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                                    (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS));
+        linear_case_mode(&c, i / 4 % 3);
+        linear_case_lists(&c, &rng);
+        c.config.logprob.chunk_size = 4;
+        run_and_compare(&c, "lists");
+        linear_case_free(&c);
+    }
+}
+
 T_CASE(what_is_frozen_gets_no_gradient)
 {
     uint64_t rng = t_seed() + 4;

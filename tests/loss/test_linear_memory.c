@@ -44,7 +44,7 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     colo_tensor_t weight = colo_tensor_host(weight_at, COLO_F32, 2, (int64_t[]){V, H});
     colo_tensor_t d_hidden = colo_tensor_host(d_hidden_at, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t d_weight = colo_tensor_host(d_weight_at, COLO_F32, 2, (int64_t[]){V, H});
-    colo_linear_batch_t batch = {&hidden, &targets, -1};
+    colo_linear_batch_t batch = {&hidden, &targets, -1, NULL};
     colo_logprob_out_t out = {.logp = logp_at, .entropy = entropy_at};
     colo_linear_upstream_t up = {.logp = -1, .entropy = 0.1, .mean = true};
     colo_linear_grads_t grads = {&d_hidden, &d_weight, NULL};

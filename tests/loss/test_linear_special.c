@@ -154,7 +154,7 @@ static void alone_init(alone_t *a)
     a->target = colo_tensor_host(a->targets, COLO_I64, 1, (int64_t[]){T});
     a->dh = colo_tensor_host(a->d_h, COLO_F32, 2, (int64_t[]){T, H});
     a->dw = colo_tensor_host(a->d_w, COLO_F32, 2, (int64_t[]){V, H});
-    a->batch = (colo_linear_batch_t){&a->hidden, &a->target, -1};
+    a->batch = (colo_linear_batch_t){&a->hidden, &a->target, -1, NULL};
     a->out = (colo_logprob_out_t){.logp = a->logp};
     a->grads = (colo_linear_grads_t){&a->dh, &a->dw, NULL};
     a->up = (colo_linear_upstream_t){.logp = 1};
@@ -302,7 +302,7 @@ T_CASE(forwards_may_wait_for_their_backward)
     colo_linear_logprob_saved_t first = a.saved, second;
     unsigned char *buffer = aligned_alloc(256, 1 << 16);
     colo_tensor_t hidden = colo_tensor_host(other, COLO_F32, 2, (int64_t[]){T, H});
-    colo_linear_batch_t batch = {&hidden, &a.target, -1};
+    colo_linear_batch_t batch = {&hidden, &a.target, -1, NULL};
     assert_ok(colo_linear_logprob_forward(a.linear, &batch, &a.out, &second, buffer, a.work, NULL));
     a.saved = second;
     assert_ok(backward(&a));
@@ -351,7 +351,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){rows, H});
     colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){T, H});
     colo_tensor_t target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){T});
-    colo_linear_batch_t batch = {&hidden, &target, -1};
+    colo_linear_batch_t batch = {&hidden, &target, -1, NULL};
     colo_logprob_out_t out = {.logp = logp};
     logp[0] = 77;
     rank_try(colo_lm_head_bind(head, &weight, NULL, gathered));

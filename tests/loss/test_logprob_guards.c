@@ -254,6 +254,28 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
             }
 }
 
+T_CASE(a_support_written_before_backward_is_refused)
+{
+    alone_t a;
+    alone_init(&a);
+    uint64_t version = 1;
+    int64_t list[] = {0, 1, 2, 3, 4, 5}, cu[] = {0, 2, 4, 5, 6};
+    colo_tensor_t ids = colo_tensor_host(list, COLO_I64, 1, (int64_t[]){6}),
+                  begin = colo_tensor_host(cu, COLO_I64, 1, (int64_t[]){T}),
+                  end = colo_tensor_host(cu + 1, COLO_I64, 1, (int64_t[]){T});
+    const colo_support_t support = {&ids, &begin, &end};
+    ids.version = &version;
+    assert_ok(colo_logprob_forward(
+        &a.cfg,
+        &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target, .support = &support},
+        a.self, &a.out, &a.saved, a.stats, a.workspace, NULL));
+    version++;
+    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "support: found it written");
+    version--;
+    assert_ok(alone_backward(&a));
+    colo_comm_destroy(&a.self);
+}
+
 /* The whole first page is ignored rows and cannot be read or written. */
 T_CASE(ignored_rows_are_not_read)
 {

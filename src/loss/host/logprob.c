@@ -74,6 +74,67 @@ static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int 
     }
 }
 
+/* The columns of a row that are in its softmax and on this shard, ascending. */
+struct columns {
+    int64_t next; /* without a support: they are [next, end) */
+    int64_t end;
+    const int64_t *id, *behind; /* with one: those of the list that are not less than next */
+    int64_t start, target;      /* of the shard; the target's column, -1 when it is none or past */
+};
+
+static struct columns columns_of(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+{
+    const struct colo_support_pass *s = &p->support;
+    struct columns c = {.end = p->true_columns, .target = -1};
+    if (!s->begin)
+        return c;
+    t = s->token_of ? s->token_of[t] : t;
+    int64_t lo = s->begin[t * s->begin_stride], hi = s->end[t * s->end_stride];
+    c.start = p->config.logits.vocab_start;
+    c.behind = s->ids + hi;
+    while (lo < hi) { /* the first that is not before the shard */
+        int64_t mid = lo + (hi - lo) / 2;
+        if (s->ids[mid] < c.start)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    c.id = s->ids + lo;
+    c.target = target < p->true_columns ? target : -1;
+    return c;
+}
+
+/* The next of a support; -1: none is left. */
+static int64_t next_column(struct columns *c)
+{
+    int64_t j = c->id < c->behind && *c->id - c->start < c->end ? *c->id - c->start : INT64_MAX;
+    j = c->target >= 0 && c->target < j ? c->target : j;
+    while (c->id < c->behind && *c->id - c->start == j)
+        c->id++;
+    c->target = c->target == j ? -1 : c->target;
+    return j == INT64_MAX ? -1 : j;
+}
+
+/* x of the next columns, TILE at most; how many. column [TILE]: which, of a support; else the first
+ * of a run. */
+static int next_tile(const struct colo_logprob_pass *p, int64_t t, struct columns *c, double *x,
+                     int64_t *column)
+{
+    int n = 0;
+    if (!c->behind) {
+        n = c->end - c->next < TILE ? (int)(c->end - c->next) : TILE;
+        *column = c->next;
+        c->next += n;
+        load_x(p, t, *column, n, x);
+        return n;
+    }
+    while (n < TILE && (column[n] = next_column(c)) >= 0) {
+        load_x(p, t, column[n], 1, x + n);
+        n++;
+    }
+    return n;
+}
+
 /* What one shard knows about one row. */
 struct row {
     double m, s, u, d, xt;
@@ -86,24 +147,26 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
     const bool want_u = p->block.u >= 0, want_d = p->block.d >= 0;
     struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
     double x[TILE], xt = -INFINITY, seen = 0; /* seen: columns that are in r.d */
-    bool gone = false;                        /* some x is -inf */
+    int64_t column[TILE];
+    bool gone = false; /* some x is -inf */
+    struct columns left = columns_of(p, t, target);
 
-    for (int64_t j = 0; j < p->true_columns; j += TILE) {
-        int n = p->true_columns - j < TILE ? (int)(p->true_columns - j) : TILE;
+    for (int n; (n = next_tile(p, t, &left, x, column)) > 0;) {
         double top = -INFINITY;
-        int64_t arg = -1;
-        load_x(p, t, j, n, x);
+        int arg = -1;
         for (int i = 0; i < n; i++) {
             double v = round_stat(stat, x[i]);
             if (!(v < INFINITY)) /* +inf or NaN: nothing of this row can be said */
                 return (struct row){.m = NAN, .s = NAN, .u = NAN, .d = NAN, .xt = NAN, .arg = -1};
             if (v > top) {
                 top = v;
-                arg = j + i;
+                arg = i;
             }
         }
-        if (target >= j && target < j + n)
-            xt = x[target - j];
+        if (!left.behind && target >= *column && target < *column + n)
+            xt = x[target - *column];
+        for (int i = 0; i < n && left.behind; i++)
+            xt = column[i] == target ? x[i] : xt;
         if (top > r.m) {
             if (r.m > -INFINITY) {
                 double down = r.m - top, c = exp(down);
@@ -112,7 +175,7 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
                 r.d += seen * down;
             }
             r.m = top;
-            r.arg = p->config.logits.vocab_start + arg;
+            r.arg = p->config.logits.vocab_start + (left.behind ? column[arg] : *column + arg);
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
@@ -309,8 +372,10 @@ static double upstream(const struct colo_logprob_pass *p, const void *g, int64_t
     return g ? get(g, p->stat_dtype, t) : 0;
 }
 
-/* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature */
-static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+/* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature; of
+ * columns [lo, hi) */
+static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t target, int64_t lo,
+                     int64_t hi)
 {
     const colo_logprob_config_t *cfg = &p->config;
     const double m = p->saved[t], log_sum = p->saved[p->tokens + t],
@@ -322,8 +387,8 @@ static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t targe
                  b = -g_h, c = g_p - (1 - p->smoothing) * g_l,
                  d = -p->smoothing * g_l / (double)(p->own ? p->own : cfg->logits.vocab);
     double x[TILE];
-    for (int64_t j = 0; j < p->true_columns; j += TILE) {
-        int n = p->true_columns - j < TILE ? (int)(p->true_columns - j) : TILE;
+    for (int64_t j = lo; j < hi; j += TILE) {
+        int n = hi - j < TILE ? (int)(hi - j) : TILE;
         load_x(p, t, j, n, x);
         for (int i = 0; i < n; i++) {
             double down = x[i] - m, prob = exp(down - log_sum), dx = d;
@@ -341,6 +406,18 @@ static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t targe
     }
 }
 
+/* The same of a support's columns, ascending, for the gradient may be written over the logits. */
+static void support_grad(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+{
+    struct columns left = columns_of(p, t, target);
+    int64_t done = 0;
+    for (int64_t j; (j = next_column(&left)) >= 0; done = j + 1) {
+        fill_dz(p, t, done, j, 0);
+        row_grad(p, t, target, j, j + 1);
+    }
+    fill_dz(p, t, done, p->true_columns, 0);
+}
+
 colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
     (void)stream;
@@ -353,8 +430,10 @@ colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_str
             fill_dz(p, t, 0, p->true_columns, 0);
         else if (isnan(p->saved[t]) || lost)
             fill_dz(p, t, 0, p->true_columns, NAN);
+        else if (p->support.begin)
+            support_grad(p, t, legal ? target - c->logits.vocab_start : -1);
         else
-            row_grad(p, t, legal ? target - c->logits.vocab_start : -1);
+            row_grad(p, t, legal ? target - c->logits.vocab_start : -1, 0, p->true_columns);
         fill_dz(p, t, p->true_columns, p->columns, 0);
     }
     return COLO_OK;

@@ -147,6 +147,7 @@ colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
                          "] as the rows of hidden",
                          (int)b->targets->ndim, colo_tensor_count(b->targets), b->hidden->shape[0]);
     COLO_TRY(check_place(l, b->targets, "targets"));
+    COLO_TRY(colo_loss_i_check_support(b->support, &l->config.logprob, b->targets, b->hidden));
     return check_count(l, b);
 }
 
@@ -246,6 +247,7 @@ colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
         return colo_fail(COLO_ERR_ARG, "linear: the saved state is of another object");
     COLO_TRY(colo_loss_i_check_version(&s->hidden, s->hidden_version, "hidden states"));
     COLO_TRY(colo_loss_i_check_version(&s->targets, s->targets_version, "targets"));
+    COLO_TRY(colo_loss_i_check_support_version(&s->support));
     COLO_TRY(colo_lm_head_i_bound(l->head, &weight));
     if (weight != s->weight_version)
         return colo_fail(COLO_ERR_MODIFIED,

@@ -169,6 +169,7 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
         .of = l,
         .hidden = *batch->hidden,
         .targets = *batch->targets,
+        .support = colo_loss_i_save_support(batch->support),
         .hidden_version = version_of(batch->hidden),
         .targets_version = version_of(batch->targets),
         .max_valid = batch->max_valid,
@@ -176,7 +177,8 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
         .valid = true,
     };
     colo_lm_head_i_bound(l->head, &made.weight_version);
-    st = colo_linear_i_begin(&k, l, batch->hidden, batch->targets, workspace, stream);
+    st =
+        colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &made.support, workspace, stream);
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
         k.pass.saved = saved ? (double *)((unsigned char *)saved_memory + kept.stats) : NULL;
@@ -226,7 +228,8 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
     COLO_TRY(ready(l, &k.s, "linear logprob backward", st));
     if (!k.s.makes_grads)
         return COLO_OK;
-    st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, workspace, stream);
+    st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, &saved->support, workspace,
+                             stream);
     if (st == COLO_OK) {
         k.pass.saved = (double *)((unsigned char *)saved->memory + kept.stats);
         k.kept = k.s.kept ? (unsigned char *)saved->memory + kept.logits : NULL;
@@ -263,7 +266,8 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
         st = colo_linear_i_place_grads(&k, grads);
     }
     COLO_TRY(ready(l, &k.s, "linear logprob loss", st));
-    st = colo_linear_i_begin(&k, l, batch->hidden, batch->targets, workspace, stream);
+    const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
+    st = colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &support, workspace, stream);
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
         k.pass.saved = (double *)(k.room + k.m.stats);

@@ -63,7 +63,8 @@ static void *d_logits_at(const struct colo_linear_call *k, int64_t c)
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
                                   const colo_tensor_t *hidden, const colo_tensor_t *targets,
-                                  void *workspace, colo_stream_t stream)
+                                  const colo_support_saved_t *support, void *workspace,
+                                  colo_stream_t stream)
 {
     const colo_logprob_config_t *c = &l->config.logprob;
     k->l = l;
@@ -87,6 +88,8 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     colo_tensor_t z = colo_tensor_host(NULL, l->config.logits_dtype, 2, shape);
     colo_tensor_t packed = colo_tensor_host(k->rows.row_targets, COLO_I64, 1, shape);
     k->pass = colo_logprob_i_pass(c, &z, &packed);
+    k->pass.support = colo_loss_i_support(support);
+    k->pass.support.token_of = k->rows.token_of;
     k->pass.row_stride = k->s.z_stride;
     k->pass.d_dtype = l->dtype;
     k->pass.d_row_stride = k->s.in_place ? k->s.z_stride : k->s.d_stride;

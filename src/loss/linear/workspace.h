@@ -85,7 +85,8 @@ struct colo_linear_call {
 /* k->s, k->m and k->room are set; packs the tokens */
 colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
                                   const colo_tensor_t *hidden, const colo_tensor_t *targets,
-                                  void *workspace, colo_stream_t stream);
+                                  const colo_support_saved_t *support, void *workspace,
+                                  colo_stream_t stream);
 /* What the gather tells of this rank; after begin */
 void colo_linear_i_make_header(struct colo_linear_call *k);
 colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,

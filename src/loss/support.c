@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * support.c - lists of ids that take the place of the vocabulary: what is refused, and how passes
+ * see them.
+ *
+ * Lists are in the caller's memory and are read by all ranks. What they say is checked in host
+ * memory only: there a call may look at every id. On a GPU the stats pass makes such a row NaN.
+ */
+#include "loss/validate.h"
+
+#include "core/error.h"
+
+#include <inttypes.h>
+
+static colo_status_t check_one(const colo_tensor_t *t, const char *what, int64_t count,
+                               const colo_tensor_t *like)
+{
+    COLO_TRY(colo_tensor_check(t, what));
+    if (t->dtype != COLO_I64)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected i64", what,
+                         colo_dtype_name(t->dtype));
+    if (t->ndim != 1 || (count >= 0 && t->shape[0] != count))
+        return colo_fail(
+            COLO_ERR_SHAPE, "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", what,
+            (int)t->ndim, colo_tensor_count(t), count >= 0 ? count : colo_tensor_count(t));
+    if (count < 0 && t->shape[0] > 1 && t->stride[0] != 1)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "%s: elements are %" PRId64 " apart, expected contiguous ones", what,
+                         t->stride[0]);
+    return colo_loss_i_check_losses(t, like, what);
+}
+
+static colo_status_t check_list(const struct colo_support_pass *s, int64_t vocab, int64_t t)
+{
+    const int64_t begin = s->begin[t * s->begin_stride], end = s->end[t * s->end_stride];
+    if (begin < 0 || begin > end || end > s->count)
+        return colo_fail(COLO_ERR_ARG,
+                         "support: token %" PRId64 " has ids [%" PRId64 ", %" PRId64
+                         "), expected a range of [0, %" PRId64 ")",
+                         t, begin, end, s->count);
+    for (int64_t i = begin; i < end; i++) {
+        if (s->ids[i] < 0 || s->ids[i] >= vocab)
+            return colo_fail(COLO_ERR_ARG,
+                             "support: token %" PRId64 " has id %" PRId64
+                             ", expected one of [0, %" PRId64 ")",
+                             t, s->ids[i], vocab);
+        if (i > begin && s->ids[i] < s->ids[i - 1])
+            return colo_fail(COLO_ERR_ARG,
+                             "support: token %" PRId64 " has id %" PRId64 " behind id %" PRId64
+                             ", expected ascending ids; sort each list",
+                             t, s->ids[i], s->ids[i - 1]);
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_check_support(const colo_support_t *support,
+                                        const colo_logprob_config_t *config,
+                                        const colo_tensor_t *targets, const colo_tensor_t *like)
+{
+    if (!support)
+        return COLO_OK;
+    if (config->want_loss && config->label_smoothing > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "support: label_smoothing is %g, expected 0: it is over the vocabulary",
+                         config->label_smoothing);
+    const int64_t tokens = targets->shape[0];
+    COLO_TRY(check_one(support->ids, "support: ids", -1, like));
+    COLO_TRY(check_one(support->begin, "support: begin", tokens, like));
+    COLO_TRY(check_one(support->end, "support: end", tokens, like));
+    if (like->mem != COLO_HOST)
+        return COLO_OK;
+    const colo_support_saved_t views = colo_loss_i_save_support(support);
+    const struct colo_support_pass s = colo_loss_i_support(&views);
+    for (int64_t t = 0; t < tokens; t++)
+        if (((const int64_t *)targets->data)[t * targets->stride[0]] != config->ignore_index)
+            COLO_TRY(check_list(&s, config->logits.vocab, t));
+    return COLO_OK;
+}
+
+static uint64_t version_of(const colo_support_saved_t *s)
+{
+    const colo_tensor_t *const all[] = {&s->ids, &s->begin, &s->end};
+    uint64_t sum = 0;
+    for (int i = 0; i < 3; i++)
+        sum += all[i]->version ? *all[i]->version : 0;
+    return sum;
+}
+
+colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support)
+{
+    colo_support_saved_t s = {.version = 0};
+    if (!support)
+        return s;
+    s = (colo_support_saved_t){*support->ids, *support->begin, *support->end, 0};
+    s.version = version_of(&s);
+    return s;
+}
+
+struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved)
+{
+    struct colo_support_pass s = {.begin = NULL};
+    if (saved->begin.ndim == 1)
+        s = (struct colo_support_pass){
+            .ids = saved->ids.data,
+            .count = saved->ids.shape[0],
+            .begin = saved->begin.data,
+            .end = saved->end.data,
+            .begin_stride = saved->begin.stride[0],
+            .end_stride = saved->end.stride[0],
+        };
+    return s;
+}
+
+colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved)
+{
+    if (version_of(saved) != saved->version)
+        return colo_fail(COLO_ERR_MODIFIED,
+                         "support: found it written between forward and backward, expected it as "
+                         "it was; keep its tensors until the last backward");
+    return COLO_OK;
+}
+
+uint64_t colo_loss_i_hash_support(const struct colo_logprob_pass *p, uint64_t h)
+{
+    const struct colo_support_pass *s = &p->support;
+    for (int64_t row = 0; row < p->tokens && s->begin; row++) {
+        if (p->targets[row * p->target_stride] == p->config.ignore_index)
+            continue;
+        const int64_t t = s->token_of ? s->token_of[row] : row, end = s->end[t * s->end_stride];
+        for (int64_t i = s->begin[t * s->begin_stride]; i < end; i++)
+            h = (h ^ (h >> 29) ^ (uint64_t)s->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
+        h = (h ^ (h >> 29) ^ (uint64_t)row) * UINT64_C(0x9e3779b97f4a7c15);
+    }
+    return h;
+}

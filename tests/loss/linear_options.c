@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* linear_options.c - see linear_case.h: what a case asks for, between its numbers and its run. */
+#include "loss/linear_case.h"
+
+#include <math.h>
+
+void linear_case_shard(linear_case_t *c, shard_kind_t kind)
+{
+    loss_case_t like = {.ranks = c->ranks, .vocab = c->vocab};
+    loss_case_shard(&like, kind);
+    memcpy(c->start, like.start, sizeof c->start);
+    memcpy(c->columns, like.columns, sizeof c->columns);
+}
+
+void linear_case_options(linear_case_t *c, unsigned bits)
+{
+    colo_logprob_config_t *k = &c->config.logprob;
+    k->logits.temperature = bits & LINEAR_TAU ? 0.7 : 1;
+    k->logits.scale = bits & LINEAR_TAU ? 1.3 : 1;
+    k->logits.softcap = bits & LINEAR_CAP ? 5 : 0;
+    k->label_smoothing = bits & LINEAR_SMOOTH ? 0.1 : 0;
+    k->megatron_smoothing = bits & LINEAR_MEGATRON;
+    k->z_loss = bits & LINEAR_ZLOSS ? 1e-2 : 0;
+    k->want_entropy = bits & LINEAR_ENTROPY;
+    k->want_loss = bits & LINEAR_LOSS;
+    k->want_correct = bits & LINEAR_CORRECT;
+    c->has_bias = bits & LINEAR_BIAS;
+    c->head = bits & LINEAR_SHARDED ? HEAD_SHARDED : HEAD_RESIDENT;
+    c->mean = bits & LINEAR_MEAN;
+    for (int d = 0; bits & LINEAR_IGNORED && d < c->replicas; d++)
+        for (int64_t t = d; t < c->tokens; t += 3) {
+            c->targets[d][t] = -100;
+            for (int64_t j = 0; j < c->hidden; j++)
+                c->h[d][t * c->hidden + j] = NAN; /* must not be read */
+        }
+}
+
+void linear_case_lists(linear_case_t *c, uint64_t *rng)
+{
+    c->support = calloc((size_t)(c->tokens * c->vocab) + 1, 1);
+    for (int64_t i = 0; i < c->tokens * c->vocab; i++)
+        c->support[i] = t_below(rng, 3) == 0;
+}
+
+void linear_case_mode(linear_case_t *c, int mode)
+{
+    c->config.mode = mode == 1 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
+    c->loss_mode = mode == 2;
+}
