@@ -29,8 +29,10 @@ typedef struct example {
     int totals[2][5];                 /* recv max, recv total, send max, local max, collective (-1) */
 } example_t;
 
-#define END {0, 0, NULL}
-#define GOOD_GRIDS "--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2"
+#define END        \
+    {              \
+        0, 0, NULL \
+    }
 #define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32", "--json"
 
 /* A: TP2/DP4 -> TP2/DP2/CP2, 8 samples, 8 rows, 16 bytes a row: V = 1024. cp 0 owns rows 0-1 and
@@ -279,16 +281,14 @@ static void assert_prints(const char *const *args, const char *text)
 
 T_CASE(the_table_reads_as_written_down)
 {
-    const char *a[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "16", "--seq",
-                       "8192", "--hidden", "4096", "--dtype", "bf16", "--axes", "sbh", "--output",
-                       "sharded", NULL};
-    const char *b[] = {"--src", "tp=4,dp=2", "--dst", "tp=1,cp=2,dp=4", "--batch", "8", "--seq",
-                       "8", "--hidden", "4", "--dtype", "f32", "--grad", "disjoint", NULL};
+    const char *const *a = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 "
+                                 "--hidden 4096 --dtype bf16 --axes sbh --output sharded");
+    const char *const *b = words("--src tp=4,dp=2 --dst tp=1,cp=2,dp=4 --batch 8 --seq 8 --hidden "
+                                 "4 --dtype f32 --grad disjoint");
     assert_prints(a, a_text);
     assert_prints(b, b_text);
-    const char *narrow[] = {"--src", "d=2",      "--dst", "e=2@1",   "--batch", "1", "--seq",
-                            "1",     "--hidden", "1",     "--extra", "e-d",     NULL};
-    assert_prints(narrow, narrow_text);
+    assert_prints(words("--src d=2 --dst e=2@1 --batch 1 --seq 1 --hidden 1 --extra e-d"),
+                  narrow_text);
 }
 
 /* In the first line, whatever else is printed. */
@@ -296,9 +296,9 @@ T_CASE(grids_of_different_size_are_warned_of)
 {
     static const char warning[] = "warning: --src has 8 ranks, --dst 16: ";
     for (int one = 0; one < 2; one++) {
-        const char *args[] = {
-            "--src", "tp=2,dp=4", "--dst", "tp=4,dp=4",           "--batch", "8", "--seq",
-            "8",     "--hidden",  "4",     one ? "--rank" : NULL, "3",       NULL};
+        const char *const *args =
+            words(one ? "--src tp=2,dp=4 --dst tp=4,dp=4 --batch 8 --seq 8 --hidden 4 --rank 3"
+                      : "--src tp=2,dp=4 --dst tp=4,dp=4 --batch 8 --seq 8 --hidden 4");
         said_t s = tool_run(args);
         assert_int_equal(s.exit, 0);
         assert_string_equal(s.err, "");
@@ -310,32 +310,33 @@ T_CASE(grids_of_different_size_are_warned_of)
 
 T_CASE(one_rank_is_shown_with_its_boxes)
 {
-    const char *args[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "8", "--seq",
-                          "8", "--hidden", "4", "--dtype", "f32", "--output", "sharded", "--axes",
-                          "sbh", "--rank", "0", NULL};
-    assert_prints(args, "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
-                        "8 samples x 8 rows x 4 features, f32, sbh: 1.0 KiB\n"
-                        "output sharded: each rank gets the rows that it owns and returns their gradient\n"
-                        "\n"
-                        "rank 0\n"
-                        "src: tp 0 dp 0, samples 0..1, tensor sbh [8, 2, 4]\n"
-                        "dst: tp 0 cp 0 dp 0, samples 0..3, tensor sbh [4, 4, 4]\n"
-                        "\n"
-                        "forward: the rank keeps 128 B of its own\n"
-                        "  receives 128 B from rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n"
-                        "  sends 128 B to rank 2: samples 0..1 rows 2..5\n"
-                        "\n"
-                        "backward: the rank keeps 128 B of its own\n"
-                        "  receives 128 B from rank 2: samples 0..1 rows 2..5\n"
-                        "  sends 128 B to rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n");
+    assert_prints(
+        words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 --dtype f32 "
+              "--output sharded --axes sbh --rank 0"),
+        "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
+        "8 samples x 8 rows x 4 features, f32, sbh: 1.0 KiB\n"
+        "output sharded: each rank gets the rows that it owns and returns their gradient\n"
+        "\n"
+        "rank 0\n"
+        "src: tp 0 dp 0, samples 0..1, tensor sbh [8, 2, 4]\n"
+        "dst: tp 0 cp 0 dp 0, samples 0..3, tensor sbh [4, 4, 4]\n"
+        "\n"
+        "forward: the rank keeps 128 B of its own\n"
+        "  receives 128 B from rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n"
+        "  sends 128 B to rank 2: samples 0..1 rows 2..5\n"
+        "\n"
+        "backward: the rank keeps 128 B of its own\n"
+        "  receives 128 B from rank 2: samples 0..1 rows 2..5\n"
+        "  sends 128 B to rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n");
 }
 
 T_CASE(one_rank_as_json_keeps_the_totals_of_all)
 {
-    const char *all[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"), NULL};
-    const char *one[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"),
-                         "--rank", "5", NULL};
-    said_t sa = tool_run(all), so = tool_run(one);
+    const char *const *all = words(
+        "--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 --dtype f32 --json");
+    said_t sa = tool_run(all),
+           so = tool_run(words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 "
+                               "--dtype f32 --json --rank 5"));
     json_t *a = json_loads(sa.out, 0, NULL), *o = json_loads(so.out, 0, NULL);
     json_t *ranks = json_object_get(o, "ranks");
     assert_int_equal(json_array_size(ranks), 1);
@@ -351,10 +352,8 @@ T_CASE(one_rank_as_json_keeps_the_totals_of_all)
 }
 
 /* The adjoint of a full-length output: every source rank gets its rows from all C siblings. */
-static void check_partial(const char *grad)
+static void check_partial(const char *const *args)
 {
-    const char *args[] = {"--src", "tp=1,dp=2", "--dst", "tp=1,cp=2,dp=1", SIZES("4", "8", "1"),
-                          grad, NULL};
     said_t s = tool_run(args);
     json_t *doc = json_loads(s.out, 0, NULL);
     assert_non_null(doc);
@@ -371,19 +370,22 @@ static void check_partial(const char *grad)
 
 T_CASE(partial_gradients_come_from_every_context_rank)
 {
-    check_partial("--grad=partial");
-    check_partial(NULL); /* the library's default is the tool's */
+#define ONE_PAIR \
+    "--src tp=1,dp=2 --dst tp=1,cp=2,dp=1 --batch 4 --seq 8 --hidden 1 --dtype f32 --json"
+    check_partial(words(ONE_PAIR " --grad=partial"));
+    check_partial(words(ONE_PAIR)); /* the library's default is the tool's */
 }
 
 T_CASE(sizes_that_are_not_given_are_assumed_and_named)
 {
     static const char said[] = "colo-plan assumed --batch 16, --seq 8192, --hidden 4096, ";
-    const char *all[] = {GOOD_GRIDS, NULL}, *one[] = {GOOD_GRIDS, "--seq", "8", "--hidden=4", NULL},
-               *full[] = {GOOD_GRIDS, SIZES("16", "8192", "4096"), NULL},
-               *json[] = {GOOD_GRIDS, "--dtype=f32", "--json", NULL},
-               *compare[] = {"--src", "tp=2,dp=4", "--compare", "tp=2,cp=2,dp=2", NULL};
+    const char *const *all = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2");
+    const char *const *one = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --seq 8 --hidden=4");
+    const char *const *full = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 "
+                                    "--hidden 4096 --dtype f32 --json");
+    const char *const *json = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --dtype=f32 --json");
     said_t a = tool_run(all), o = tool_run(one), n = tool_run(full), j = tool_run(json),
-           c = tool_run(compare);
+           c = tool_run(words("--src tp=2,dp=4 --compare tp=2,cp=2,dp=2"));
     assert_int_equal(a.exit + o.exit + n.exit + j.exit + c.exit, 0);
     json_t *given = json_loads(n.out, 0, NULL), *assumed = json_loads(j.out, 0, NULL);
     const char *line = strstr(a.out, said);
@@ -408,7 +410,8 @@ T_CASE(sizes_that_are_not_given_are_assumed_and_named)
  * them, so candidates 0 and 1 send one more; the piece is the first of its held block. */
 T_CASE(a_box_names_features_only_where_they_are_cut)
 {
-    const char *args[] = {"--src", "tp=2,dp=3", "--dst", "tp=3,dp=2", SIZES("6", "1", "32768"), NULL};
+    const char *const *args = words(
+        "--src tp=2,dp=3 --dst tp=3,dp=2 --batch 6 --seq 1 --hidden 32768 --dtype f32 --json");
     static const int h[] = {0, 10923, 21846, 32768};
     said_t s = tool_run(args);
     json_t *doc = json_loads(s.out, 0, NULL), *want = json_array();
@@ -430,21 +433,19 @@ T_CASE(a_box_names_features_only_where_they_are_cut)
 
 T_CASE(help_shows_an_example_and_version_a_number)
 {
-    const char *help[] = {"--help", NULL}, *version[] = {"--version", NULL};
-    said_t s = tool_run(help);
+    said_t s = tool_run(words("--help"));
     assert_int_equal(s.exit, 0);
     assert_string_equal(s.err, "");
     assert_non_null(strstr(s.out, "colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2"));
     said_free(&s);
-    assert_prints(version, "colo-plan 0.1.0\n");
+    assert_prints(words("--version"), "colo-plan 0.1.0\n");
 }
 
-static const char *const coloured[] = {"--src", "dp=2", "--dst",    "tp=2", "--batch", "2",
-                                       "--seq", "2",    "--hidden", "1",    NULL};
+#define SMALL words("--src dp=2 --dst tp=2 --batch 2 --seq 2 --hidden 1")
 
 T_CASE(output_that_is_no_terminal_has_no_colour)
 {
-    said_t s = tool_run(coloured);
+    said_t s = tool_run(SMALL);
     assert_non_null(strstr(s.out, "What this means"));
     assert_null(strchr(s.out, '\033'));
     said_free(&s);
@@ -452,10 +453,10 @@ T_CASE(output_that_is_no_terminal_has_no_colour)
 
 T_CASE(output_on_a_terminal_has_colour_unless_no_color_is_set)
 {
-    said_t tty = tool_run_tty(coloured, false);
+    said_t tty = tool_run_tty(SMALL, false);
     if (!tty.out)
         skip(); /* no pseudo-terminals here */
-    said_t plain = tool_run_tty(coloured, true);
+    said_t plain = tool_run_tty(SMALL, true);
     assert_non_null(strchr(tty.out, '\033'));
     assert_non_null(strstr(plain.out, "What this means"));
     assert_null(strchr(plain.out, '\033'));
@@ -470,7 +471,7 @@ T_CASE(a_system_without_terminals_is_no_crash_of_the_test)
     few = (struct rlimit){3, before.rlim_max};
     fflush(NULL);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    said_t s = tool_run_tty(coloured, false);
+    said_t s = tool_run_tty(SMALL, false);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_null(s.out);
     assert_int_equal(s.exit, -1);

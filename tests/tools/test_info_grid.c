@@ -92,7 +92,7 @@ static void json_is_as_written(void **state)
 
 static void the_machine_is_in_the_plain_page(void **state)
 {
-    const char *args[] = {"--topology", "two-packages-four-gpus.xml", "--json", NULL};
+    const char *const *args = words("--topology two-packages-four-gpus.xml --json");
     said_t s = tool_run(args);
     assert_int_equal(s.exit, 0);
     json_t *doc = json_loads(s.out, 0, NULL), *t = json_object_get(doc, "topology");

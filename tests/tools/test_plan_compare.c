@@ -17,10 +17,7 @@
 #include <jansson.h>
 
 /* 16 samples x 8192 rows x 4096 bf16 features: V = 2^30 */
-#define SIZES "--batch", "16", "--seq", "8192", "--hidden", "4096"
-#define MODEL "--alpha", "10,20", "--beta", "100,50"
-#define FAN_IN "tp=2,dp=4->tp=2,cp=2,dp=2:sharded"
-#define FAN_OUT "tp=4,dp=2->tp=1,cp=2,dp=4:sharded"
+#define SIZES "--batch 16 --seq 8192 --hidden 4096"
 static const double V = 1073741824.0;
 
 static json_t *compared(const char *const *args)
@@ -58,9 +55,9 @@ static void assert_seconds(const json_t *e, const char *group, double value)
 
 T_CASE(fan_in_and_fan_out_are_their_closed_forms)
 {
-    const char *args[] = {"--compare", FAN_IN, FAN_OUT,  SIZES, "--ranks-per-node",
-                          "2",         MODEL,  "--json", NULL};
-    json_t *doc = compared(args);
+    json_t *doc = compared(words(
+        "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
+        "--seq 8192 --hidden 4096 --ranks-per-node 2 --alpha 10,20 --beta 100,50 --json"));
     const json_t *in = entry(doc, 0), *out = entry(doc, 1);
     assert_int(doc, NULL, "ranks_per_node", 2);
     assert_int(doc, NULL, "best", 0);
@@ -121,22 +118,9 @@ T_CASE(fan_in_and_fan_out_are_their_closed_forms)
  * the input for the sibling's addend. Forward each lacks V/2, backward the sibling's V/2. */
 T_CASE(partial_gradients_need_staging)
 {
-    const char *args[] = {"--src",
-                          "tp=1,dp=2",
-                          "--compare",
-                          "tp=1,cp=2,dp=1:full:partial",
-                          "tp=1,cp=2,dp=1:disjoint",
-                          "--batch",
-                          "4",
-                          "--seq",
-                          "8",
-                          "--hidden",
-                          "1",
-                          "--dtype",
-                          "f32",
-                          "--json",
-                          NULL};
-    json_t *doc = compared(args);
+    json_t *doc =
+        compared(words("--src tp=1,dp=2 --compare tp=1,cp=2,dp=1:full:partial "
+                       "tp=1,cp=2,dp=1:disjoint --batch 4 --seq 8 --hidden 1 --dtype f32 --json"));
     const json_t *partial = entry(doc, 0), *disjoint = entry(doc, 1);
     assert_int(partial, "memory", "input_bytes_max", 64);
     assert_int(partial, "memory", "output_bytes_max", 128);
@@ -159,10 +143,8 @@ T_CASE(partial_gradients_need_staging)
  * rank 2 sends a sample to 0 and one to 5, and rank 3 to 1 and 4. Its sends take longest. */
 T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
 {
-    const char *args[] = {"--src",   "tp=2,dp=3", "--compare", "tp=3,dp=2", "--batch", "6",
-                          "--seq",   "8",         "--hidden",  "4",         "--dtype", "f32",
-                          "--alpha", "10",        "--beta",    "1",         "--json",  NULL};
-    json_t *doc = compared(args);
+    json_t *doc = compared(words("--src tp=2,dp=3 --compare tp=3,dp=2 --batch 6 --seq 8 --hidden 4 "
+                                 "--dtype f32 --alpha 10 --beta 1 --json"));
     assert_int(entry(doc, 0), "forward", "recv_bytes_max", 256);
     assert_int(entry(doc, 0), "forward", "messages_max", 2);
     assert_int(entry(doc, 0), "forward", "messages_total", 6);
@@ -174,21 +156,8 @@ T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
  * way. The partner is 8 ranks away, on the next node of 8. */
 T_CASE(a_million_ranks_are_estimated_from_their_parts)
 {
-    const char *args[] = {"--src",
-                          "tp=8,dp=131072",
-                          "--compare",
-                          "tp=8,cp=2,dp=65536:sharded",
-                          "--batch",
-                          "131072",
-                          "--seq",
-                          "64",
-                          "--hidden",
-                          "16",
-                          "--ranks-per-node",
-                          "8",
-                          "--json",
-                          NULL};
-    json_t *doc = compared(args);
+    json_t *doc = compared(words("--src tp=8,dp=131072 --compare tp=8,cp=2,dp=65536:sharded "
+                                 "--batch 131072 --seq 64 --hidden 16 --ranks-per-node 8 --json"));
     const json_t *e = entry(doc, 0);
     assert_int(e, NULL, "world", 1048576);
     assert_int(e, "sampled", "parts", 256);
@@ -206,14 +175,8 @@ T_CASE(a_million_ranks_are_estimated_from_their_parts)
  * ranks drawn by lot: 256 of them, so within 4 standard deviations of a fair coin, 4 x 1/16. */
 T_CASE(unlike_parts_are_estimated_and_said_to_be)
 {
-    const char *args[] = {"--src",       "dp=65536,pp=2",
-                          "--compare",   "dp=32768,cp=2,pp=2:sharded",
-                          "--batch",     "65536",
-                          "--seq",       "64",
-                          "--hidden",    "16",
-                          "--src-stage", "0",
-                          "--json",      NULL};
-    json_t *doc = compared(args);
+    json_t *doc = compared(words("--src dp=65536,pp=2 --compare dp=32768,cp=2,pp=2:sharded --batch "
+                                 "65536 --seq 64 --hidden 16 --src-stage 0 --json"));
     const json_t *e = entry(doc, 0);
     assert_true(json_is_false(json_object_get(json_object_get(e, "sampled"), "alike")));
     /* V = 2^27; each of 65536 ranks with output gets 2 of 4 quarters of a sample's rows, half
@@ -267,9 +230,9 @@ static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ran
 
 T_CASE(the_table_and_bars_read_as_written_down)
 {
-    const char *args[] = {"--compare",        FAN_IN, FAN_OUT, SIZES,
-                          "--ranks-per-node", "2",    MODEL,   NULL};
-    said_t s = tool_run(args);
+    said_t s = tool_run(words(
+        "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
+        "--seq 8192 --hidden 4096 --ranks-per-node 2 --alpha 10,20 --beta 100,50"));
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, table);
     assert_int_equal(s.exit, 0);
@@ -279,11 +242,8 @@ T_CASE(the_table_and_bars_read_as_written_down)
 /* The first lines say what was asked: the shape, and where the rows sit in the LLM's sequence. */
 T_CASE(a_comparison_says_where_the_rows_sit)
 {
-    const char *args[] = {"--src",    "dp=4", "--compare", "cp=2,dp=2:sharded",
-                          "--batch",  "4",    "--seq",     "8",
-                          "--hidden", "4",    "--llm-seq", "64",
-                          "--offset", "4",    NULL};
-    said_t s = tool_run(args);
+    said_t s = tool_run(words("--src dp=4 --compare cp=2,dp=2:sharded --batch 4 --seq 8 --hidden 4 "
+                              "--llm-seq 64 --offset 4"));
     static const char head[] = "4 samples x 8 rows x 4 features, bf16; one node\n"
                                "row 0 of a sample is position 4 of the LLM's 64\n"
                                "*  1  dp=4 -> cp=2,dp=2, sharded: 4 ranks\n";
@@ -332,9 +292,7 @@ T_CASE(worlds_of_different_size_have_no_best)
         said_free(&s);
     }
     /* as many ranks elsewhere are not another size */
-    const char *moved[] = {"--batch", "16",        "--seq",          "8",          "--hidden",
-                           "4",       "--compare", "dp=8@8->tp=8@8", "dp=8->tp=8", NULL};
-    said_t s = tool_run(moved);
+    said_t s = tool_run(words("--batch 16 --seq 8 --hidden 4 --compare dp=8@8->tp=8@8 dp=8->tp=8"));
     assert_null(strstr(s.out, "warning"));
     assert_non_null(strstr(s.out, "least bridge time"));
     said_free(&s);
@@ -342,18 +300,9 @@ T_CASE(worlds_of_different_size_have_no_best)
 
 T_CASE(entries_stay_in_order_and_the_first_of_equals_is_best)
 {
-    const char *args[] = {"--src",
-                          "tp=2,dp=4",
-                          "--compare",
-                          "tp=4,dp=2",
-                          "tp=2,cp=2,dp=2:sharded",
-                          "tp=2,cp=2,dp=2:sharded:sp=src",
-                          "tp=2,cp=2,dp=2:sharded",
-                          "--output",
-                          "full",
-                          SIZES,
-                          "--json",
-                          NULL};
+    const char *const *args = words(
+        "--src tp=2,dp=4 --compare tp=4,dp=2 tp=2,cp=2,dp=2:sharded tp=2,cp=2,dp=2:sharded:sp=src "
+        "tp=2,cp=2,dp=2:sharded --output full --batch 16 --seq 8192 --hidden 4096 --json");
     static const char *const dst[] = {"tp=4,dp=2", "tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2",
                                       "tp=2,cp=2,dp=2"};
     static const char *const sp[] = {"none", "none", "src", "none"};
@@ -374,63 +323,43 @@ T_CASE(wrong_use_is_named_in_one_line)
     char spec[5000];
     memset(spec, 'x', sizeof spec - 1);
     spec[sizeof spec - 1] = '\0';
-    const struct {
-        const char *args[32];
+    static const struct {
+        const char *line;
         int exit;
         const char *text;
     } cases[] = {
-        {{SIZES, "--compare"}, 2, "--compare: a value is missing"},
-        {{SIZES, "--compare=tp=2"}, 2, "--compare: its values are arguments of their own"},
-        {{SIZES, "--compare", "tp=2"},
-         2,
-         "--compare entry 1: \"tp=2\" names no source; give --src"},
-        {{SIZES, "--compare", "tp=2->tp=2", "dp=2-"},
-         2,
+        {SIZES " --compare", 2, "--compare: a value is missing"},
+        {SIZES " --compare=tp=2", 2, "--compare: its values are arguments of their own"},
+        {SIZES " --compare tp=2", 2, "--compare entry 1: \"tp=2\" names no source; give --src"},
+        {SIZES " --compare tp=2->tp=2 dp=2-", 2,
          "--compare entry 2: \"dp=2-\" ends in -; put SRC->DST in quotes"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2", ""}, 2, "--compare entry 2: "},
-        {{SIZES, "--compare", "->tp=2"}, 2, "--compare entry 1: grid spec, byte 0"},
-        {{SIZES, "--compare", "tp=2->"}, 2, "--compare entry 1: grid spec, byte 0"},
-        {{SIZES, "--compare", "tp=2->dp=2->dp=2"}, 2, "--compare entry 1: "},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2:half"},
-         2,
+        {SIZES " --src tp=2 --compare tp=2 ", 2, "--compare entry 2: "},
+        {SIZES " --compare ->tp=2", 2, "--compare entry 1: grid spec, byte 0"},
+        {SIZES " --compare tp=2->", 2, "--compare entry 1: grid spec, byte 0"},
+        {SIZES " --compare tp=2->dp=2->dp=2", 2, "--compare entry 1: "},
+        {SIZES " --src tp=2 --compare tp=2:half", 2,
          "--compare entry 1: \"half\" is none of full, sharded"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2:"}, 2, "--compare entry 1: \"\" is none of"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2:sp=tp"}, 2, "--compare entry 1: \"sp=tp\""},
-        {{SIZES, "--src", "tp=2", "--compare", spec},
-         2,
-         "--compare entry 1: 4999 bytes, at most 2047"},
-        {{SIZES, "--src", "tp=2", "--dst", "tp=2", "--compare", "tp=2"},
-         2,
-         "--dst: not with --compare"},
-        {{SIZES, "--src", "tp=2", "--rank", "0", "--compare", "tp=2"},
-         2,
-         "--rank: not with --compare"},
-        {{SIZES, "--src", "dp=8", "--compare", "dp=8", "cp=3,dp=8:disjoint"},
-         1,
+        {SIZES " --src tp=2 --compare tp=2:", 2, "--compare entry 1: \"\" is none of"},
+        {SIZES " --src tp=2 --compare tp=2:sp=tp", 2, "--compare entry 1: \"sp=tp\""},
+        {SIZES " --src tp=2 --compare %s", 2, "--compare entry 1: 4999 bytes, at most 2047"},
+        {SIZES " --src tp=2 --dst tp=2 --compare tp=2", 2, "--dst: not with --compare"},
+        {SIZES " --src tp=2 --rank 0 --compare tp=2", 2, "--rank: not with --compare"},
+        {SIZES " --src dp=8 --compare dp=8 cp=3,dp=8:disjoint", 1,
          "--compare entry 2: 8192 positions do not split"},
-        {{SIZES, "--src", "tp=2", "--dst", "tp=2", "--alpha", "3"},
-         2,
-         "--alpha: only with --compare"},
-        {{SIZES, "--src", "tp=2", "--dst", "tp=2", "--beta", "3"},
-         2,
-         "--beta: only with --compare"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "1,2,3"},
-         2,
+        {SIZES " --src tp=2 --dst tp=2 --alpha 3", 2, "--alpha: only with --compare"},
+        {SIZES " --src tp=2 --dst tp=2 --beta 3", 2, "--beta: only with --compare"},
+        {SIZES " --src tp=2 --compare tp=2 --alpha 1,2,3", 2,
          "--alpha: \"1,2,3\" is not one or two numbers"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "-1"}, 2, "(byte 0)"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "1."}, 2, "(byte 0)"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "nan"}, 2, "(byte 0)"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--beta", "1e3"}, 2, "(byte 1)"},
-        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--beta", "0"},
-         2,
-         "--beta: \"0\" is outside"},
-        {{SIZES, "--src", "tp=2", "--compare", "a", "a", "a", "a", "a", "a", "a",
-          "a",   "a",     "a",    "a",         "a", "a", "a", "a", "a", "a"},
-         2,
+        {SIZES " --src tp=2 --compare tp=2 --alpha -1", 2, "(byte 0)"},
+        {SIZES " --src tp=2 --compare tp=2 --alpha 1.", 2, "(byte 0)"},
+        {SIZES " --src tp=2 --compare tp=2 --alpha nan", 2, "(byte 0)"},
+        {SIZES " --src tp=2 --compare tp=2 --beta 1e3", 2, "(byte 1)"},
+        {SIZES " --src tp=2 --compare tp=2 --beta 0", 2, "--beta: \"0\" is outside"},
+        {SIZES " --src tp=2 --compare a a a a a a a a a a a a a a a a a", 2,
          "--compare: 17 entries, at most 16"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        tool_refuses("colo-plan", cases[i].args, cases[i].exit, cases[i].text);
+        tool_refuses("colo-plan", words(cases[i].line, spec), cases[i].exit, cases[i].text);
 }
 
 int main(int argc, char **argv)

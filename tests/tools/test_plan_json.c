@@ -81,11 +81,11 @@ static json_t *plan_of(const world_t *w, const char *max_ranks)
     snprintf(offset, sizeof offset, "%d", w->dst.offset);
     snprintf(positions, sizeof positions, "%d", w->dst.positions ? w->dst.positions : w->rows);
     const char *sp = w->src.sp ? w->dst.sp ? "both" : "src" : w->dst.sp ? "dst" : "none";
-    const char *args[] = {"--src", src, "--dst", dst, "--batch", batch, "--seq", rows,
-                          "--hidden", "3", "--dtype", "bf16", "--json", "--ranks-per-node", node,
-                          "--output", w->sharded ? "sharded" : "full", "--grad", "disjoint", "--offset", offset,
-                          "--llm-seq", positions, "--sp", sp, "--max-ranks", max_ranks, NULL};
-    said_t s = tool_run(args);
+    said_t s = tool_run(words(
+        "--src %s --dst %s --batch %s --seq %s --hidden 3 --dtype bf16 --json --ranks-per-node %s "
+        "--output %s --grad disjoint --offset %s --llm-seq %s --sp %s --max-ranks %s",
+        src, dst, batch, rows, node, w->sharded ? "sharded" : "full", offset, positions, sp,
+        max_ranks));
     if (s.exit != 0 || s.err_size != 0)
         fail_msg("%s: exit %d, stderr: %s", w->what, s.exit, s.err);
     json_error_t e;

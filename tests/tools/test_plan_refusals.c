@@ -9,71 +9,62 @@
 
 #include <jansson.h>
 
-#define GOOD_GRIDS "--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2"
-#define GOOD_SIZES "--batch", "8", "--seq", "8", "--hidden", "4"
-#define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32", "--json"
+#define GOOD_GRIDS "--src tp=2,dp=4 --dst tp=2,cp=2,dp=2"
+#define GOOD_SIZES "--batch 8 --seq 8 --hidden 4"
+#define GOOD GOOD_GRIDS " " GOOD_SIZES
 
 T_CASE(a_wrong_option_is_named_in_one_line)
 {
     static const struct {
-        const char *args[20];
-        const char *text;
+        const char *line, *text;
     } cases[] = {
-        {{NULL}, "--src is missing"},
-        {{"--src", "tp=2,dp=4"}, "--dst is missing"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--frobnicate"}, "unknown option \"--frobnicate\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--jso"}, "unknown option \"--jso\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "-j"}, "unknown option \"-j\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "extra"}, "argument 11: unknown option \"extra\""},
-        {{GOOD_GRIDS, GOOD_SIZES, ""}, "unknown option \"\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "caf\xc3\xa9"}, "unknown option \"caf\\xc3\\xa9\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--dtype"}, "--dtype: a value is missing"},
-        {{"--src", "--dst", "tp=2"}, "--src: a value is missing"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--json=yes"}, "--json: takes no value, found \"yes\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--json", "--json"}, "--json: given twice"},
-        {{GOOD_GRIDS, "--src", "tp=8", GOOD_SIZES}, "--src: given twice"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--batch=9"}, "--batch: given twice"},
-        {{GOOD_GRIDS, "--batch", "0", "--seq", "8", "--hidden", "4"},
-         "--batch: \"0\" is outside 1.."},
-        {{GOOD_GRIDS, "--batch", "-4", "--seq", "8", "--hidden", "4"},
+        {"", "--src is missing"},
+        {"--src tp=2,dp=4", "--dst is missing"},
+        {GOOD " --frobnicate", "unknown option \"--frobnicate\""},
+        {GOOD " --jso", "unknown option \"--jso\""},
+        {GOOD " -j", "unknown option \"-j\""},
+        {GOOD " extra", "argument 11: unknown option \"extra\""},
+        {GOOD " ", "unknown option \"\""}, /* an empty one */
+        {GOOD " caf\xc3\xa9", "unknown option \"caf\\xc3\\xa9\""},
+        {GOOD " --dtype", "--dtype: a value is missing"},
+        {"--src --dst tp=2", "--src: a value is missing"},
+        {GOOD " --json=yes", "--json: takes no value, found \"yes\""},
+        {GOOD " --json --json", "--json: given twice"},
+        {GOOD_GRIDS " --src tp=8 " GOOD_SIZES, "--src: given twice"},
+        {GOOD " --batch=9", "--batch: given twice"},
+        {GOOD_GRIDS " --batch 0 --seq 8 --hidden 4", "--batch: \"0\" is outside 1.."},
+        {GOOD_GRIDS " --batch -4 --seq 8 --hidden 4",
          "--batch: \"-4\" is no whole number (byte 0)"},
-        {{GOOD_GRIDS, "--batch", "8x", "--seq", "8", "--hidden", "4"},
-         "\"8x\" is no whole number (byte 1)"},
-        {{GOOD_GRIDS, "--batch", " 8", "--seq", "8", "--hidden", "4"}, "(byte 0)"},
-        {{GOOD_GRIDS, "--batch", "+8", "--seq", "8", "--hidden", "4"}, "(byte 0)"},
-        {{GOOD_GRIDS, "--batch", "1e3", "--seq", "8", "--hidden", "4"}, "(byte 1)"},
-        {{GOOD_GRIDS, "--batch", "", "--seq", "8", "--hidden", "4"},
-         "--batch: \"\" is no whole number"},
-        {{GOOD_GRIDS, "--batch", "8", "--seq", "9223372036854775808", "--hidden", "4"},
+        {GOOD_GRIDS " --batch 8x --seq 8 --hidden 4", "\"8x\" is no whole number (byte 1)"},
+        {GOOD_GRIDS " --batch %s --seq 8 --hidden 4", "(byte 0)"},
+        {GOOD_GRIDS " --batch +8 --seq 8 --hidden 4", "(byte 0)"},
+        {GOOD_GRIDS " --batch 1e3 --seq 8 --hidden 4", "(byte 1)"},
+        {GOOD_GRIDS " --batch  --seq 8 --hidden 4", "--batch: \"\" is no whole number"},
+        {GOOD_GRIDS " --batch 8 --seq 9223372036854775808 --hidden 4",
          "--seq: \"9223372036854775808\" is outside"},
-        {{GOOD_GRIDS, "--batch", "8", "--seq", "8", "--hidden",
-          "99999999999999999999999999999999999999999"},
+        {GOOD_GRIDS " --batch 8 --seq 8 --hidden 99999999999999999999999999999999999999999",
          "--hidden: "},
-        {{GOOD_GRIDS, "--batch", "4611686018427387904", "--seq", "8", "--hidden", "4"}, "overflow"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--dtype", "fp7"}, "--dtype: \"fp7\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--dtype", "\xff\xfe"}, "--dtype: \"\\xff\\xfe\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--axes", "hsb"}, "--axes: \"hsb\" is none of bsh, sbh, th"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--output", "half"},
-         "--output: \"half\" is none of full, sharded"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--grad", "all"}, "--grad: \"all\" is none of partial, disjoint"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--sp", "tp"}, "--sp: \"tp\" is none of none, src, dst, both"},
-        {{"--src", "dp=8", "--dst", "dp=8", GOOD_SIZES, "--sp", "src"}, "--sp: "},
-        {{GOOD_GRIDS, GOOD_SIZES, "--src-stage", "1"},
-         "--src-stage: stage 1, but --src has 1 (pp)"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--dst-stage", "first"}, "--dst-stage: \"first\""},
-        {{"--src", "pp=2,dp=4", "--dst", "dp=8", GOOD_SIZES, "--src-stage", "2"},
-         "stage 2, but --src has 2"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--offset", "-1"}, "--offset: \"-1\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--offset", "9223372036854775807"}, "--offset: "},
-        {{GOOD_GRIDS, GOOD_SIZES, "--llm-seq", "7"},
-         "--llm-seq: 7 positions cannot hold --offset 0 and --seq 8"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--llm-seq", "16", "--offset", "9"}, "--llm-seq: 16 positions"},
-        {{GOOD_GRIDS, GOOD_SIZES, "--ranks-per-node", "x"}, "--ranks-per-node: \"x\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--max-ranks", "-1"}, "--max-ranks: \"-1\""},
-        {{GOOD_GRIDS, GOOD_SIZES, "--rank", "8"}, "--rank: \"8\" is outside 0..7"},
+        {GOOD_GRIDS " --batch 4611686018427387904 --seq 8 --hidden 4", "overflow"},
+        {GOOD " --dtype fp7", "--dtype: \"fp7\""},
+        {GOOD " --dtype \xff\xfe", "--dtype: \"\\xff\\xfe\""},
+        {GOOD " --axes hsb", "--axes: \"hsb\" is none of bsh, sbh, th"},
+        {GOOD " --output half", "--output: \"half\" is none of full, sharded"},
+        {GOOD " --grad all", "--grad: \"all\" is none of partial, disjoint"},
+        {GOOD " --sp tp", "--sp: \"tp\" is none of none, src, dst, both"},
+        {"--src dp=8 --dst dp=8 " GOOD_SIZES " --sp src", "--sp: "},
+        {GOOD " --src-stage 1", "--src-stage: stage 1, but --src has 1 (pp)"},
+        {GOOD " --dst-stage first", "--dst-stage: \"first\""},
+        {"--src pp=2,dp=4 --dst dp=8 " GOOD_SIZES " --src-stage 2", "stage 2, but --src has 2"},
+        {GOOD " --offset -1", "--offset: \"-1\""},
+        {GOOD " --offset 9223372036854775807", "--offset: "},
+        {GOOD " --llm-seq 7", "--llm-seq: 7 positions cannot hold --offset 0 and --seq 8"},
+        {GOOD " --llm-seq 16 --offset 9", "--llm-seq: 16 positions"},
+        {GOOD " --ranks-per-node x", "--ranks-per-node: \"x\""},
+        {GOOD " --max-ranks -1", "--max-ranks: \"-1\""},
+        {GOOD " --rank 8", "--rank: \"8\" is outside 0..7"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        tool_refuses("colo-plan", cases[i].args, 2, cases[i].text);
+        tool_refuses("colo-plan", words(cases[i].line, " 8"), 2, cases[i].text);
 }
 
 /* Where reading stopped is in the error message, whatever else is. */
@@ -91,13 +82,14 @@ T_CASE(a_bad_spec_is_refused_with_its_position)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int side = 0; side < 2; side++) {
-            const char *src[] = {"--src", cases[i].spec, "--dst", "dp=8", GOOD_SIZES, NULL};
-            const char *dst[] = {"--src", "dp=8", "--dst", cases[i].spec, GOOD_SIZES, NULL};
+            const char *const *args =
+                words(side ? "--src dp=8 --dst %s " GOOD_SIZES : "--src %s --dst dp=8 " GOOD_SIZES,
+                      cases[i].spec);
             char at[32], option[16];
             snprintf(at, sizeof at, "byte %d", cases[i].byte);
             snprintf(option, sizeof option, "--%s: ", side ? "dst" : "src");
-            tool_refuses("colo-plan", side ? dst : src, 2, at);
-            tool_refuses("colo-plan", side ? dst : src, 2, option);
+            tool_refuses("colo-plan", args, 2, at);
+            tool_refuses("colo-plan", args, 2, option);
         }
 }
 
@@ -118,10 +110,8 @@ T_CASE(a_spec_that_is_no_grid_is_refused)
         "tp1dp4",
         "tp2-cp1dp4",
     };
-    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
-        const char *args[] = {"--src", specs[i], "--dst", "dp=8", GOOD_SIZES, NULL};
-        tool_refuses("colo-plan", args, 2, "--src: ");
-    }
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
+        tool_refuses("colo-plan", words("--src %s --dst dp=8 " GOOD_SIZES, specs[i]), 2, "--src: ");
 }
 
 /* A dim that splits nothing is a typing error, or its ranks hold different data. */
@@ -143,17 +133,15 @@ T_CASE(a_dim_without_a_role_is_refused_unless_declared)
         {"dp=4", "gtp_remat=2,dp=2", "gtp_remat-", "names a dim that no grid has (byte 10)"},
         {"dp=4", "tp=2,dp=2", "", "--extra: \"\" names a dim that no grid has"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const char *args[] = {"--src",        cases[i].src, "--dst",
-                              cases[i].dst,   GOOD_SIZES,   cases[i].extra ? "--extra" : NULL,
-                              cases[i].extra, NULL};
-        tool_refuses("colo-plan", args, 2, cases[i].text);
-    }
-    const char *plain[] = {"--src",          "tp=2,dp=4",          "--dst",
-                           "ep=2,cp=2,dp=2", SIZES("8", "8", "4"), NULL};
-    const char *named[] = {"--src",   "tp=2,dp=4", "--dst", "xp=2,cp=2,dp=2", SIZES("8", "8", "4"),
-                           "--extra", "xp",        NULL};
-    said_t a = tool_run(plain), b = tool_run(named);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        tool_refuses("colo-plan",
+                     words(cases[i].extra ? "--src %s --dst %s " GOOD_SIZES " --extra %s"
+                                          : "--src %s --dst %s " GOOD_SIZES,
+                           cases[i].src, cases[i].dst, cases[i].extra),
+                     2, cases[i].text);
+    said_t a = tool_run(words("--src tp=2,dp=4 --dst ep=2,cp=2,dp=2 " GOOD_SIZES " --json")),
+           b = tool_run(
+               words("--src tp=2,dp=4 --dst xp=2,cp=2,dp=2 " GOOD_SIZES " --json --extra xp"));
     json_t *replicas = json_loads(a.out, 0, NULL), *declared = json_loads(b.out, 0, NULL);
     assert_non_null(declared);
     assert_true(
@@ -174,16 +162,12 @@ T_CASE(a_spec_of_100_kb_gives_one_short_line)
         for (size_t i = 0; i < n; i++)
             spec[i] = unit[u][i % strlen(unit[u])];
         spec[n] = '\0';
-        const char *as_spec[] = {"--src", spec, "--dst", "dp=8", GOOD_SIZES, NULL};
-        const char *as_number[] = {GOOD_GRIDS, "--batch", spec, NULL};
-        const char *as_word[] = {GOOD_GRIDS, GOOD_SIZES, "--output", spec, NULL};
-        const char *as_dtype[] = {GOOD_GRIDS, GOOD_SIZES, "--dtype", spec, NULL};
-        const char *as_option[] = {spec, NULL};
-        tool_refuses("colo-plan", as_spec, 2, "--src: ");
-        tool_refuses("colo-plan", as_number, 2, "--"); /* --seq is missing, too */
-        tool_refuses("colo-plan", as_word, 2, "--output: ");
-        tool_refuses("colo-plan", as_dtype, 2, "--dtype: ");
-        tool_refuses("colo-plan", as_option, 2, "unknown option");
+        tool_refuses("colo-plan", words("--src %s --dst dp=8 " GOOD_SIZES, spec), 2, "--src: ");
+        /* --seq is missing, too */
+        tool_refuses("colo-plan", words(GOOD_GRIDS " --batch %s", spec), 2, "--");
+        tool_refuses("colo-plan", words(GOOD " --output %s", spec), 2, "--output: ");
+        tool_refuses("colo-plan", words(GOOD " --dtype %s", spec), 2, "--dtype: ");
+        tool_refuses("colo-plan", words("%s", spec), 2, "unknown option");
     }
     free(spec);
 }
@@ -191,18 +175,17 @@ T_CASE(a_spec_of_100_kb_gives_one_short_line)
 /* Well-formed options, but no plan: a problem found, not wrong use. */
 T_CASE(layouts_that_do_not_fit_are_a_problem)
 {
-    const char *cp[] = {"--src", "dp=8",     "--dst", "cp=4,dp=2", "--batch",  "8", "--seq",
-                        "12",    "--hidden", "4",     "--grad",    "disjoint", NULL};
-    const char *sp[] = {"--src", "tp=4,dp=2", "--dst", "dp=8", "--batch", "8", "--seq",
-                        "6",     "--hidden",  "4",     "--sp", "src",     NULL};
+    const char *const *cp =
+        words("--src dp=8 --dst cp=4,dp=2 --batch 8 --seq 12 --hidden 4 --grad disjoint");
+    const char *const *sp =
+        words("--src tp=4,dp=2 --dst dp=8 --batch 8 --seq 6 --hidden 4 --sp src");
     tool_refuses("colo-plan", cp, 1, "12");
     tool_refuses("colo-plan", sp, 1, "6");
 }
 
 T_CASE(an_output_that_cannot_be_written_is_a_problem)
 {
-    const char *args[] = {GOOD_GRIDS, GOOD_SIZES, NULL};
-    said_t s = tool_run_closed(args);
+    said_t s = tool_run_closed(words(GOOD));
     assert_int_equal(s.exit, 1);
     assert_non_null(strstr(s.err, "standard output"));
     said_free(&s);

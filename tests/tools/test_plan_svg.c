@@ -97,13 +97,10 @@ static void assert_message(const char *text, int from, int to, int bytes, int ti
     assert_count(text, what, times);
 }
 
-#define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32"
-
 /* 2 samples x 2 rows x 1 float: each of the two ranks lacks the 8 bytes of the other */
 T_CASE(two_ranks_are_two_rows)
 {
-    const char *args[] = {"--src", "dp=2", "--dst", "tp=2", SIZES("2", "2", "1"), NULL};
-    char *text = drawn(args);
+    char *text = drawn(words("--src dp=2 --dst tp=2 --batch 2 --seq 2 --hidden 1 --dtype f32"));
     assert_message(text, 0, 1, 8, 1);
     assert_message(text, 1, 0, 8, 1);
     assert_count(text, " to rank ", 2);
@@ -117,9 +114,8 @@ T_CASE(two_ranks_are_two_rows)
 /* TP2/DP4 -> TP2/DP2/CP2, V = 1 KiB: 0-2, 1-3, 4-6, 5-7 exchange V/8 each way, nothing else. */
 T_CASE(eight_ranks_show_every_message_with_its_bytes)
 {
-    const char *args[] = {"--src",    "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"),
-                          "--output", "sharded",   NULL};
-    char *text = drawn(args);
+    char *text = drawn(words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 "
+                             "--dtype f32 --output sharded"));
     for (int a = 0; a < 8; a++)
         assert_message(text, a, a ^ 2, 128, 2);
     assert_count(text, " to rank ", 16);
@@ -142,23 +138,15 @@ T_CASE(eight_ranks_show_every_message_with_its_bytes)
  * peers one is on the node. */
 T_CASE(arrows_between_nodes_are_thick)
 {
-    const char *args[] = {"--src",
-                          "tp=4,dp=2",
-                          "--dst",
-                          "tp=1,cp=2,dp=4",
-                          SIZES("8", "8", "4"),
-                          "--output",
-                          "sharded",
-                          "--ranks-per-node",
-                          "4",
-                          NULL};
-    char *text = drawn(args);
+#define ON_NODES_OF                                                                           \
+    "--src tp=4,dp=2 --dst tp=1,cp=2,dp=4 --batch 8 --seq 8 --hidden 4 --dtype f32 --output " \
+    "sharded --ranks-per-node "
+    char *text = drawn(words(ON_NODES_OF "4"));
     assert_count(text, "<g class=\"flow h", 24);
     assert_count(text, "<g class=\"flow far h", 0);
     assert_count(text, ">4 ranks per node.<", 1);
     free(text);
-    args[15] = "2";
-    text = drawn(args);
+    text = drawn(words(ON_NODES_OF "2"));
     assert_count(text, "<g class=\"flow h", 8);
     assert_count(text, "<g class=\"flow far h", 16);
     free(text);
@@ -167,9 +155,8 @@ T_CASE(arrows_between_nodes_are_thick)
 /* TP8/DP8 -> TP8/CP2/DP4, V = 8 KiB: r and r ^ 8 exchange V/16. All ranks are drawn. */
 T_CASE(sixty_four_ranks_are_all_drawn)
 {
-    const char *args[] = {"--src",    "tp=8,dp=8", "--dst", "tp=8,cp=2,dp=4", SIZES("64", "8", "4"),
-                          "--output", "sharded",   NULL};
-    char *text = drawn(args);
+    char *text = drawn(words("--src tp=8,dp=8 --dst tp=8,cp=2,dp=4 --batch 64 --seq 8 --hidden 4 "
+                             "--dtype f32 --output sharded"));
     for (int a = 0; a < 64; a++)
         assert_message(text, a, a ^ 8, 512, 2);
     assert_count(text, " to rank ", 128);
@@ -181,10 +168,8 @@ T_CASE(sixty_four_ranks_are_all_drawn)
 /* The same with 128 ranks: 64 pairs, one is drawn. */
 T_CASE(of_128_ranks_one_part_is_shown_and_counted)
 {
-    const char *args[] = {
-        "--src",    "tp=8,dp=16", "--dst", "tp=8,cp=2,dp=8", SIZES("64", "8", "4"),
-        "--output", "sharded",    NULL};
-    char *text = drawn(args);
+    char *text = drawn(words("--src tp=8,dp=16 --dst tp=8,cp=2,dp=8 --batch 64 --seq 8 --hidden 4 "
+                             "--dtype f32 --output sharded"));
     assert_count(text, "Shown: one of 64 parts", 1);
     assert_count(text, "it has 2 ranks.", 1);
     assert_count(text, "64 were looked at; they are alike.", 1);
@@ -193,17 +178,9 @@ T_CASE(of_128_ranks_one_part_is_shown_and_counted)
     assert_count(text, " to rank ", 4);
     free(text);
 
-    const char *mine[] = {"--src",
-                          "tp=8,dp=16",
-                          "--dst",
-                          "tp=8,cp=2,dp=8",
-                          SIZES("64", "8", "4"),
-                          "--output",
-                          "sharded",
-                          "--rank",
-                          "90",
-                          NULL};
-    text = drawn(mine); /* --rank chooses the part: 90 = 64 + 26 and its partner 82 */
+    text = drawn(words(
+        "--src tp=8,dp=16 --dst tp=8,cp=2,dp=8 --batch 64 --seq 8 --hidden 4 --dtype f32 --output "
+        "sharded --rank 90")); /* --rank chooses the part: 90 = 64 + 26 and its partner 82 */
     assert_message(text, 82, 90, 256, 2);
     assert_count(text, "the 2 ranks that rank 90 exchanges with", 1);
     free(text);
@@ -212,8 +189,8 @@ T_CASE(of_128_ranks_one_part_is_shown_and_counted)
 /* DP128 -> TP128, 128 samples of 4 bytes: all exchange with all and play one role. */
 T_CASE(ranks_of_one_role_are_one_row)
 {
-    const char *args[] = {"--src", "dp=128", "--dst", "tp=128", SIZES("128", "1", "1"), NULL};
-    char *text = drawn(args);
+    char *text =
+        drawn(words("--src dp=128 --dst tp=128 --batch 128 --seq 1 --hidden 1 --dtype f32"));
     assert_count(text, "and 127 like it", 2 * 2);
     assert_count(text, ">127 \xc3\x97 4 B<", 1);
     assert_count(text, "16,256 messages, 63.5 KiB in all; at most 508 B", 1);
@@ -224,8 +201,8 @@ T_CASE(ranks_of_one_role_are_one_row)
 /* DP127 -> DP128: a chain in which every rank lacks another amount; 64 of 128 roles fit. */
 T_CASE(what_is_not_drawn_is_said)
 {
-    const char *args[] = {"--src", "dp=127", "--dst", "dp=128", SIZES("16256", "1", "1"), NULL};
-    char *text = drawn(args);
+    char *text =
+        drawn(words("--src dp=127 --dst dp=128 --batch 16256 --seq 1 --hidden 1 --dtype f32"));
     assert_count(text, "64 of 128 ranks are drawn; ", 1);
     assert_count(text, "class=\"rank\"", 2 * 2 * 64);
     /* rank r of 128 wants [127 r, 127 r + 127); [127 r, 128 r) is of rank r - 1 */
@@ -237,16 +214,9 @@ T_CASE(what_is_not_drawn_is_said)
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 256 MiB: r and r ^ 8 exchange V/2^18. */
 T_CASE(of_a_million_ranks_one_part_is_drawn)
 {
-    const char *args[] = {"--src",    "tp=8,dp=131072",
-                          "--dst",    "tp=8,cp=2,dp=65536",
-                          "--batch",  "131072",
-                          "--seq",    "64",
-                          "--hidden", "16",
-                          "--output", "sharded",
-                          "--rank",   "1048575",
-                          "--svg",    path,
-                          NULL};
-    said_t s = tool_run(args); /* one rank: no sweep of all */
+    said_t s = tool_run(words("--src tp=8,dp=131072 --dst tp=8,cp=2,dp=65536 --batch 131072 --seq "
+                              "64 --hidden 16 --output sharded --rank 1048575 --svg %s",
+                              path)); /* one rank: no sweep of all */
     assert_int_equal(s.exit, 0);
     said_free(&s);
     char *text = slurp(path);
@@ -260,15 +230,10 @@ T_CASE(of_a_million_ranks_one_part_is_drawn)
 T_CASE(of_a_world_too_large_to_walk_parts_are_drawn_by_lot)
 {
     bool whole = t_scaled(100) == 100;
-    const char *args[] = {"--src",    whole ? "tp=8,dp=131072" : "tp=8,dp=16384",
-                          "--dst",    whole ? "tp=8,cp=2,dp=65536" : "tp=8,cp=2,dp=8192",
-                          "--batch",  "131072",
-                          "--seq",    "64",
-                          "--hidden", "16",
-                          "--output", "sharded",
-                          "--svg",    path,
-                          NULL};
-    said_t s = tool_run(args);
+    said_t s = tool_run(
+        words("--src %s --dst %s --batch 131072 --seq 64 --hidden 16 --output sharded --svg %s",
+              whole ? "tp=8,dp=131072" : "tp=8,dp=16384",
+              whole ? "tp=8,cp=2,dp=65536" : "tp=8,cp=2,dp=8192", path));
     assert_int_equal(s.exit, 0);
     said_free(&s);
     char *text = slurp(path);
@@ -282,25 +247,9 @@ T_CASE(of_a_world_too_large_to_walk_parts_are_drawn_by_lot)
 
 T_CASE(a_comparison_is_drawn_as_bars)
 {
-    const char *args[] = {"--src",
-                          "tp=2,dp=4",
-                          "--compare",
-                          "tp=2,cp=2,dp=2:sharded",
-                          "tp=4,dp=2->tp=1,cp=2,dp=4:sharded",
-                          "--batch",
-                          "16",
-                          "--seq",
-                          "8192",
-                          "--hidden",
-                          "4096",
-                          "--ranks-per-node",
-                          "2",
-                          "--alpha",
-                          "10,20",
-                          "--beta",
-                          "100,50",
-                          NULL};
-    char *text = drawn(args);
+    char *text = drawn(words(
+        "--src tp=2,dp=4 --compare tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded "
+        "--batch 16 --seq 8192 --hidden 4096 --ranks-per-node 2 --alpha 10,20 --beta 100,50"));
     assert_count(text, ">1  tp=2,dp=4 \xe2\x86\x92 tp=2,cp=2,dp=2, sharded<", 6);
     assert_count(text, ">2  tp=4,dp=2 \xe2\x86\x92 tp=1,cp=2,dp=4, sharded<", 6);
     assert_count(text, ">5.41 ms least bridge time<", 1); /* see test_plan_compare.c */
@@ -313,31 +262,26 @@ T_CASE(a_comparison_is_drawn_as_bars)
 
 T_CASE(pictures_say_where_the_rows_sit)
 {
-    const char *plan[] = {"--src",    "dp=4",    "--dst",     "cp=2,dp=2", SIZES("4", "8", "4"),
-                          "--output", "sharded", "--llm-seq", "64",        "--offset",
-                          "4",        NULL};
-    char *text = drawn(plan);
+    char *text = drawn(words("--src dp=4 --dst cp=2,dp=2 --batch 4 --seq 8 --hidden 4 --dtype f32 "
+                             "--output sharded --llm-seq 64 --offset 4"));
     assert_count(text, "row 0 of a sample is position 4 of the LLM&#39;s 64.", 1);
     free(text);
-    const char *compared[] = {"--src",     "dp=4", "--compare", "cp=2,dp=2", SIZES("4", "8", "4"),
-                              "--llm-seq", "64",   NULL};
-    text = drawn(compared);
+    text = drawn(words(
+        "--src dp=4 --compare cp=2,dp=2 --batch 4 --seq 8 --hidden 4 --dtype f32 --llm-seq 64"));
     assert_count(text, "row 0 of a sample is position 0 of the LLM&#39;s 64.", 1);
     free(text);
-    const char *whole[] = {"--src", "dp=4", "--dst", "cp=2,dp=2", SIZES("4", "8", "4"), NULL};
-    text = drawn(whole);
+    text = drawn(words("--src dp=4 --dst cp=2,dp=2 --batch 4 --seq 8 --hidden 4 --dtype f32"));
     assert_count(text, "row 0 of", 0);
     free(text);
 }
 
 T_CASE(pictures_of_worlds_of_different_size_warn)
 {
-    const char *plan[] = {"--src", "dp=4", "--dst", "dp=8", SIZES("8", "8", "4"), NULL};
-    char *text = drawn(plan);
+    char *text = drawn(words("--src dp=4 --dst dp=8 --batch 8 --seq 8 --hidden 4 --dtype f32"));
     assert_count(text, "warning: --src has 4 ranks, --dst 8", 1);
     free(text);
-    const char *compared[] = {"--src", "dp=4", "--compare", "tp=4", "tp=8", SIZES("8", "8", "4"),
-                              NULL};
+    const char *const *compared =
+        words("--src dp=4 --compare tp=4 tp=8 --batch 8 --seq 8 --hidden 4 --dtype f32");
     text = drawn(compared);
     assert_count(text, "warning: grids of 4 to 8 ranks are compared", 1);
     assert_count(text, "least bridge time", 0);
@@ -347,8 +291,7 @@ T_CASE(pictures_of_worlds_of_different_size_warn)
 /* 64 ranks that all exchange with all are more arrows than an eye follows: one row a role. */
 T_CASE(sixty_four_ranks_of_one_role_are_one_row)
 {
-    const char *args[] = {"--src", "dp=64", "--dst", "tp=64", SIZES("64", "1", "1"), NULL};
-    char *text = drawn(args);
+    char *text = drawn(words("--src dp=64 --dst tp=64 --batch 64 --seq 1 --hidden 1 --dtype f32"));
     assert_count(text, "and 63 like it", 2 * 2);
     assert_count(text, "A row is a rank that stands for all that do the same", 1);
     free(text);
@@ -362,15 +305,9 @@ T_CASE(a_path_that_cannot_be_written_is_one_line)
     unlink(path);
     for (int compare = 0; compare < 2; compare++)
         for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-            const char *args[] = {"--src",
-                                  "dp=2",
-                                  compare ? "--compare" : "--dst",
-                                  "tp=2",
-                                  SIZES("2", "2", "1"),
-                                  "--svg",
-                                  paths[i],
-                                  NULL};
-            said_t s = tool_run(args);
+            said_t s = tool_run(
+                words("--src dp=2 %s tp=2 --batch 2 --seq 2 --hidden 1 --dtype f32 --svg %s",
+                      compare ? "--compare" : "--dst", paths[i]));
             assert_int_equal(s.exit, 2);
             assert_int_equal(s.out_size, 0);
             assert_non_null(strstr(s.err, "colo-plan: --svg: \""));
@@ -383,16 +320,9 @@ T_CASE(a_path_that_cannot_be_written_is_one_line)
 /* A disk that is full after 2 KiB: the text fits, the picture does not. */
 T_CASE(half_a_picture_is_no_picture)
 {
-    const char *args[] = {"--src",
-                          "tp=2,dp=4",
-                          "--dst",
-                          "tp=2,cp=2,dp=2",
-                          SIZES("8", "8", "4"),
-                          "--output",
-                          "sharded",
-                          "--svg",
-                          path,
-                          NULL};
+    const char *const *args = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 "
+                                    "--hidden 4 --dtype f32 --output sharded --svg %s",
+                                    path);
     struct rlimit was, now;
     FILE *f = fopen(path, "w");
     fputs("old", f);
@@ -417,8 +347,9 @@ T_CASE(half_a_picture_is_no_picture)
 
 T_CASE(layouts_without_a_plan_keep_the_old_picture)
 {
-    const char *args[] = {"--src", "dp=8", "--dst", "cp=4,dp=2", SIZES("8", "12", "4"),
-                          "--grad", "disjoint", "--svg", path, NULL};
+    const char *const *args = words("--src dp=8 --dst cp=4,dp=2 --batch 8 --seq 12 --hidden 4 "
+                                    "--dtype f32 --grad disjoint --svg %s",
+                                    path);
     FILE *f = fopen(path, "w");
     fputs("old", f);
     fclose(f);

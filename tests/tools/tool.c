@@ -26,6 +26,39 @@ bool tool_path(int argc, char **argv, const char *env)
     return program != NULL;
 }
 
+const char *const *words(const char *line, ...)
+{
+    static struct {
+        char *text;
+        const char *args[ARGS_MAX + 1];
+    } kept[12];
+    static size_t turn;
+    const size_t at = turn++ % (sizeof kept / sizeof kept[0]);
+    size_t bytes = 0;
+    int n = 0;
+    va_list list;
+    free(kept[at].text);
+    FILE *text = open_memstream(&kept[at].text, &bytes);
+    va_start(list, line);
+    for (; *line; line++)
+        if (line[0] == '%' && line[1] == 's') {
+            fputs(va_arg(list, const char *), text);
+            line++;
+        } else {
+            fputc(*line == ' ' ? '\0' : *line, text);
+        }
+    va_end(list);
+    if (ftell(text) > 0)
+        fputc('\0', text);
+    fclose(text);
+    for (char *c = kept[at].text; c < kept[at].text + bytes; c += strlen(c) + 1) {
+        assert_true(n < ARGS_MAX);
+        kept[at].args[n++] = c;
+    }
+    kept[at].args[n] = NULL;
+    return kept[at].args;
+}
+
 static char *slurp(int fd, size_t *size)
 {
     size_t cap = 4096, n = 0;

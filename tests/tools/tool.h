@@ -16,6 +16,10 @@ typedef struct said {
 /* The program to run: argv[1] of the test, or the variable @env. False: neither is given. */
 bool tool_path(int argc, char **argv, const char *env);
 
+/* The words of @line, which single spaces separate; %s stands for a text, whatever is in it. Kept
+ * for a dozen calls. */
+const char *const *words(const char *line, ...) __attribute__((format(printf, 1, 2)));
+
 /* @args: NULL-terminated, without the program's name. */
 said_t tool_run(const char *const *args);
 /* The same with stdout on a new terminal, and with NO_COLOR set or unset. If the system has no
