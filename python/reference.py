@@ -13,10 +13,10 @@ PAGE = HERE.parent / 'docs' / 'python-api.md'
 MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments', 'memory', 'partition',
                            'dlpack', 'errors']),
            ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/nll', 'torch/linear',
-                                 'torch/losses', 'torch/sequence', 'torch/partition', 'torch/ranks']),
+                                 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/ranks']),
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
-INSIDE = {'apply', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
+INSIDE = {'apply', 'Listed', 'behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views', 'bytes_of', 'part_lengths', 'parts_of'}
 

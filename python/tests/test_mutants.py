@@ -110,6 +110,19 @@ MUTANTS = {
     'rows are padded on the right always': (
         'torch/sequence.py', 'left_padded=bool(left_padded)', 'left_padded=False', 'test_torch_losses.py',
         'over_context_ranks'),
+    'lists lie behind the end of those before': (
+        'torch/support.py', 'raw.data + step, raw.data + 2 * step', 'raw.data + step, raw.data + step',
+        'test_torch_support.py', 'threads_and_alone'),
+    'lists that are not sorted are passed as they are': (
+        'torch/support.py', 'order[token[order].sort(stable=True)[1]]', 'order', 'test_torch_support.py',
+        'threads_and_alone'),
+    'lists have the length of the first call that had any': (
+        'torch/support.py', 'ids.shape[0] = t.numel() - 3 * self.count',
+        'ids.shape[0] = ids.shape[0] or t.numel() - 3 * self.count', 'test_torch_support.py', 'differ_in_length'),
+    'lists of slices are in the order of the slice': (
+        'torch/support.py', 'rows.spread(t.reshape(rows.shape), 0)', 't', 'test_torch_support.py', 'any_strides'),
+    'what a hook brought back is read where forward had it': (
+        'torch/support.py', '        return self.point(raw, t)', '        return t', 'test_torch_support.py', 'hooks'),
     'the gradient of a mean is added over ranks again': (
         'torch/nll.py', 'None if d_value is None else d_value.data_ptr()',
         'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',

@@ -12,7 +12,8 @@ from .nll import Loss, nll
 from .partition import next_token, shard, unshard
 from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
 from .sequence import Sequence
+from .support import Support
 
-__all__ = ['Bridge', 'Distilled', 'Loss', 'Sequence', 'TopK', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
+__all__ = ['Bridge', 'Distilled', 'Loss', 'Sequence', 'Support', 'TopK', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
            'distill', 'entropy', 'group_ranks', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
            'next_token', 'nll', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

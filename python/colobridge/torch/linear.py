@@ -24,6 +24,7 @@ from .nll import Loss, across, counted, masked, reduced
 from .ranks import alone
 from .ready import scalars, table
 from .rows import rows_of, whole
+from .support import Support
 from .tensors import eager, once, saved_tensors
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
@@ -173,7 +174,7 @@ def functions() -> tuple[Any, Any]:
 def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
             tp_group: Any, head_group: Any, head_rows: int | None, main_grad: bool,
             columns: tuple[int | None, int | None, int | None], linear: tuple[Any, ...],
-            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS
+            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, support: Support | None = None
             ) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
     linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients of weight and bias are sums
@@ -214,12 +215,12 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
                weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
                target.shape, target.dtype, target.device,
                None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
-               head_rows, linear, values, members)
+               head_rows, linear, values, members, support is None)
         found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
         if found is None:
             found = kept.add(key, _made(what, hidden, weight, bias, target, names, comm, tp_group,
                                         columns, head_comm, head_rows, linear, main,
-                                        dict(zip(members, values))))
+                                        dict(zip(members, values)), support))
         plan, copies_hidden, copies_weight = found
         if copies_hidden:
             hidden = hidden.contiguous()
@@ -229,6 +230,8 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
             bias = bias.contiguous()
         if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
             target = targets_for(plan.rows, target, plan.config.ignore_index)
+        if support is not None:
+            target = support.behind(what, target, plan.rows)
     except Exception as why:
         groups.refuse(comm, why)
         groups.refuse(head_comm, why)
@@ -254,7 +257,7 @@ def _sharded(what: str, weight: Any, bias: Any) -> tuple[Any, Any, Any, int | No
 def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
           comm: Comm, tp_group: Any, columns: tuple[int | None, int | None, int | None],
           head_comm: Comm | None, head_rows: int | None, linear: tuple[Any, ...], main: Any,
-          members: dict[str, Any]) -> tuple[LinearPlan, bool, bool]:
+          members: dict[str, Any], support: Support | None) -> tuple[LinearPlan, bool, bool]:
     """(the plan of calls with such arguments, whether hidden and weight have to be copied); checks
     them."""
     import torch
@@ -314,7 +317,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     parts = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget,
              'd_hidden': D_HIDDEN[d_hidden]}
     plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, parts, names,
-                math.prod(shape) if max_valid is None else max_valid, sums)
+                math.prod(shape) if max_valid is None else max_valid, sums, support is not None)
     return plan, read is not hidden, copies_weight
 
 
@@ -327,7 +330,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
                    mode: str = 'auto', chunk_size: int | None = None, budget: int = 0,
                    max_valid: int | None = None, logits_dtype: Any = None,
                    d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-                   head_rows: int | None = None) -> Any:
+                   head_rows: int | None = None, support: Support | None = None) -> Any:
     """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl],
     which never exist as a whole; with entropy= and loss=, a tuple of those, each differentiable.
 
@@ -354,7 +357,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
         (mode, d_hidden, budget, max_valid, logits_dtype, False),
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support))
     return out if len(names) > 1 else out[0]
 
 
@@ -367,7 +370,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None,
                budget: int = 0, max_valid: int | None = None, logits_dtype: Any = None,
                d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-               head_rows: int | None = None) -> Any:
+               head_rows: int | None = None, support: Support | None = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum": gradients are made in forward, chunk by chunk, and
@@ -398,7 +401,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             (vocab_start, vocab_end, vocab_size),
             ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
              mode == 'loss' and trains),
-            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
+            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support)
         if weights is not None:
             weights = counted(weights, target, o[0].config, o[0].real)
     except Exception as why:

@@ -17,6 +17,7 @@ from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
 from .ready import SLACK, SMALL, Room, View, aligned, entry, failed, like, table
 from .rows import Rows
+from .support import Listed
 from .tensors import checked, stream_of
 
 _CORES = 32  # C objects of other sizes or options, for a communicator
@@ -38,7 +39,7 @@ class LinearPlan:
 
     def __init__(self, hidden: Any, weight: Any, bias: Any, main: Any, rows: Rows, scatter: bool,
                  config: s.LogprobConfig, head_rows: int, linear: dict[str, int],
-                 names: tuple[str, ...], max_valid: int, sums: bool):
+                 names: tuple[str, ...], max_valid: int, sums: bool, listed: bool = False):
         import torch
         self.rows, self.scatter, self.config, self.head_rows = rows, scatter, config, head_rows
         self.linear, self.max_valid, self.names = linear, max_valid, names
@@ -53,7 +54,7 @@ class LinearPlan:
         raw = self.hidden.raw
         mem, ordinal = raw.mem, raw.device
         self.tokens = make(0, raw.dtype, shape, stride, mem, ordinal) if scatter else raw
-        self.targets = targets_of(rows, hidden.device)
+        self.targets = targets_of(rows, hidden.device, Listed if listed else View)
         self.weight = View(weight, 'weight')
         self.bias = None if bias is None else View(bias, 'bias')
         self.out = outputs_of(rows, names, self.real, self.device)
@@ -129,6 +130,9 @@ class _Ready:
                                    max_valid=plan.max_valid, valid=True)
         self.hidden, self.targets = self.saved.hidden, self.saved.targets  # views into it
         self.batch = s.LinearBatch(c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
+        if isinstance(plan.targets, Listed):
+            self.support = plan.targets.attach(self.targets, self.saved.support)
+            self.batch.support = c.pointer(self.support)
         self.out, self.made, self.upstream = s.LogprobOut(), s.LinearSaved(), s.LinearUpstream()
         copy = s.Tensor.from_buffer_copy
         self.d_hidden = copy(plan.d_hidden) if d_hidden else None
@@ -165,7 +169,7 @@ class _Ready:
             self.hidden.data = whole.data_ptr()
         else:
             hidden = place(plan.hidden, self.hidden, hidden)
-        target = place(plan.targets, self.targets, target)
+        target = getattr(plan.targets, place.__name__)(self.targets, target)
         weight = place(plan.weight, self.weight, weight)
         if bias is not None:
             bias = place(plan.bias, self.bias, bias)

@@ -19,6 +19,7 @@ from . import ranks as groups
 from .ranks import alone
 from .ready import SLACK, SMALL, Room, View, aligned, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
+from .support import Listed, Support
 from .tensors import eager, once, saved_tensors, stream_of, written
 
 _SIZE = c.c_size_t
@@ -72,10 +73,10 @@ def outputs_of(rows: Rows, names: tuple[str, ...], real: Any, device: Any) -> li
             for name in names]
 
 
-def targets_of(rows: Rows, device: Any) -> View:
+def targets_of(rows: Rows, device: Any, kind: type[View] = View) -> View:
     import torch
     like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=device)
-    return View(like, 'target', (rows.count,), (1,))
+    return kind(like, 'target', (rows.count,), (1,))
 
 
 def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
@@ -96,7 +97,7 @@ def _i64() -> Any:
 
 class _Call:
     """The C structs of one call under way."""
-    __slots__ = ('saved', 'logits', 'targets', 'mask', 'd_logits', 'out', 'made', 'upstream', 'room', 'batch',
+    __slots__ = ('saved', 'logits', 'targets', 'mask', 'support', 'd_logits', 'out', 'made', 'upstream', 'room', 'batch',
                  'forward', 'backward', 'at_out', 'at_made', 'mean', 'of')
 
     def __init__(self, plan: 'LogprobPlan'):
@@ -112,6 +113,9 @@ class _Call:
         self.out, self.made, self.upstream = out(), saved(), upstream()
         self.room, self.mean, self.of = Room(), None, 0  # the last two: NllPlan's
         self.batch = batch(*(t and c.pointer(t) for t in (self.logits, self.targets, self.mask)[:plan.INPUTS]))
+        if isinstance(plan.targets, Listed):
+            self.support = plan.targets.attach(self.targets, self.saved.support)
+            self.batch.support = c.pointer(self.support)
         self.forward = c.addressof(plan.config), c.addressof(self.batch)
         self.at_out, self.at_made = c.addressof(self.out), c.addressof(self.made)
         self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
@@ -156,9 +160,9 @@ class LogprobPlan:
         self.run_forward = entry('colo_%s_forward' % self.NAME)
         self.run_backward = entry('colo_%s_backward' % self.NAME)
 
-    def second(self, _given: View | None) -> View | None:
+    def second(self, given: View | None) -> View | None:
         """What lies beside the logits"""
-        return targets_of(self.rows, self.device)
+        return given or targets_of(self.rows, self.device)
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         return outputs_of(self.rows, names, self.real, self.device)
@@ -315,8 +319,8 @@ MEMBERS = ('temperature', 'softcap', 'label_smoothing', 'z_loss', 'ignore_index'
 
 def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any,
             columns: tuple[int | None, int | None, int | None], in_place: bool,
-            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan
-            ) -> tuple[Any, Any, tuple[Any, Comm, bool]]:
+            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan,
+            support: Support | None = None) -> tuple[Any, Any, tuple[Any, Comm, bool]]:
     """(logits, targets, (a plan of this kind, ..)) as the autograd functions take them. columns:
     vocab_start, vocab_end, vocab_size. What is wrong is told to the other ranks before it is raised."""
     import torch
@@ -328,16 +332,19 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
     kept = table(comm, '_logprobs')
     try:
         key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
-               target.shape, target.dtype, target.device, names, columns, in_place, values, members, kind)
+               target.shape, target.dtype, target.device, names, columns, in_place, values, members, kind,
+               support is None)
         found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
         if found is None:
             found = kept.add(key, _made(what, logits, target, names, comm, tp_group, columns, in_place,
-                                        dict(zip(members, values)), kind))
+                                        dict(zip(members, values)), kind, support))
         plan, copies = found
         if copies:
             logits = logits.contiguous()
         if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
             target = targets_for(plan.rows, target, plan.config.ignore_index)
+        if support is not None:
+            target = support.behind(what, target, plan.rows)
     except Exception as why:
         groups.refuse(comm, why)
         raise
@@ -346,7 +353,7 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
 
 def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
           columns: tuple[int | None, int | None, int | None], in_place: bool,
-          members: dict[str, Any], kind: type) -> tuple[LogprobPlan, bool]:
+          members: dict[str, Any], kind: type, support: Support | None) -> tuple[LogprobPlan, bool]:
     """(the plan of calls with such arguments, whether their logits have to be copied); checks them."""
     import torch
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
@@ -372,7 +379,8 @@ def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Com
         raise ArgumentError("%s: inplace_backward would write the rows between those of a slice; "
                             "shape %s, strides %s" % (what, list(logits.shape),
                                                       list(logits.stride())))
-    return kind(read, rows, config, names, in_place, comm.size), read is not logits
+    lists = None if support is None else targets_of(rows, logits.device, Listed)
+    return kind(read, rows, config, names, in_place, comm.size, lists), read is not logits
 
 
 def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,
@@ -398,7 +406,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
             vocab_size: int | None = None, entropy: bool = False, loss: bool = False,
             temperature: float = 1.0, softcap: float | None = None, label_smoothing: float = 0.0,
             z_loss: float = 0.0, ignore_index: int = -100, chunk_size: int | None = None,
-            inplace_backward: bool = False) -> Any:
+            inplace_backward: bool = False, support: Support | None = None) -> Any:
     """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
@@ -409,6 +417,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     smoothed: label_smoothing and z_loss are for the loss. A target of ignore_index gives 0, one outside
     of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is
     written over the logits; a later backward of another function that saved them is a RuntimeError.
+    support: lists of ids that take the place of the vocabulary; entropy and loss are then theirs, too.
 
     Raises ValueError (shapes, dtypes, devices, options), MismatchError (ranks that differ in targets,
     options, or shards with a hole), RuntimeError (destroyed group, another rank's error, logits
@@ -421,5 +430,5 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     out = function().apply(*planned(
         'logprob', vocab_parallel_logits, target, names, tp_group,
         (vocab_start, vocab_end, vocab_size), inplace_backward,
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support))
     return out if len(names) > 1 else out[0]

@@ -15,6 +15,7 @@ from . import ranks as groups
 from .logprob import LogprobPlan, _Call, function, planned
 from .ranks import alone
 from .ready import SLACK, SMALL, aligned, entry, failed, like, scalars
+from .support import Support
 from .tensors import eager, once, stream_of
 
 
@@ -289,7 +290,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         vocab_end: int | None = None, vocab_size: int | None = None, temperature: float = 1.0,
         softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, chunk_size: int | None = None,
-        inplace_backward: bool = False) -> Any:
+        inplace_backward: bool = False, support: Support | None = None) -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
 
     reduction "none": per token, 0 where ignored. "mean" and "sum": Loss(loss, num, den), where num
@@ -312,13 +313,14 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
         loss = function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
-                                         inplace_backward, numbers))[0]
+                                         inplace_backward, numbers, support=support))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
     comm = alone() if reduce_group is None else across(
         reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll', tp_group)
     try:
         o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
-                    inplace_backward, numbers, kind=NllPlan if weights is None else LogprobPlan)
+                    inplace_backward, numbers, kind=NllPlan if weights is None else LogprobPlan,
+                    support=support)
         if weights is not None:
             weights = counted(weights, target, o[2][0].config, o[2][0].real)
             loss, valid = function().apply(*o)

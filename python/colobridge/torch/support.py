@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of ids that take the place of the vocabulary: docs/logprob.md#a-support-instead-of-the-vocabulary."""
+from __future__ import annotations
+
+import ctypes as c
+import math
+from typing import Any
+
+from .. import _structs as s
+from ..errors import ArgumentError
+from ..tensor import make
+from .ready import View
+from .rows import Rows
+from .tensors import checked
+
+
+class Support:
+    """Per token a list of global ids, for example those that a sampler with top-k or top-p drew from. The softmax
+    of a loss with support= runs over a token's list and its target; no other id is read, or gets a gradient.
+
+    Support(ids, offsets): a CSR, ids [N] and offsets [T + 1], int64; token t, in the order of the targets, has
+    ids[offsets[t]] .. ids[offsets[t + 1] - 1]. Support(ids): ids [..., K] of targets [...], where a negative
+    number is no id. Lists may have any length and order, and an id may occur twice; ascending: each list is
+    in ascending order already (of [..., K] without negative numbers), so that it is not sorted. All ranks of
+    tp_group have the same lists. Nothing waits for the GPU.
+    """
+    __slots__ = ('ids', 'begin', 'end')
+
+    def __init__(self, ids: Any, offsets: Any = None, *, ascending: bool = False):
+        import torch
+        for name, t in (('ids', ids), ('offsets', offsets)):
+            if (t is not None or name == 'ids') and (
+                    not isinstance(t, torch.Tensor) or t.dtype not in (torch.int32, torch.int64)):
+                raise ArgumentError("Support: %s are %s, expected an int64 tensor" % (
+                    name, t.dtype if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__))
+        ids = ids.detach().to(torch.int64)
+        if offsets is None:
+            if ids.dim() < 1:
+                raise ArgumentError("Support: ids have no axis, expected [..., K]")
+            width = ids.shape[-1]
+            lists = ids.reshape(-1, width)
+            count = torch.full((len(lists),), width, device=ids.device)
+            if not ascending:
+                none = lists < 0
+                count = width - none.sum(1)
+                lists = lists.masked_fill(none, 2**63 - 1).sort(1)[0]
+            self.ids, self.begin = lists.reshape(-1), torch.arange(len(lists), device=ids.device) * width
+            self.end = self.begin + count
+            return
+        if ids.dim() != 1 or offsets.dim() != 1 or len(offsets) < 1 or offsets.device != ids.device:
+            raise ArgumentError("Support: ids are %s on %s and offsets %s on %s, expected [N] and [T + 1] on one "
+                                "device" % (list(ids.shape), ids.device, list(offsets.shape), offsets.device))
+        offsets = offsets.detach().to(torch.int64).contiguous()
+        if not ascending:
+            token = torch.searchsorted(offsets[1:], torch.arange(len(ids), device=ids.device), right=True)
+            order = ids.sort(stable=True)[1]
+            ids = ids[order[token[order].sort(stable=True)[1]]]
+        self.ids, self.begin, self.end = ids.contiguous(), offsets[:-1], offsets[1:]
+
+    def behind(self, what: str, target: Any, rows: Rows) -> Any:
+        """Targets [T] as the library has them, begin, end and ids in one tensor, which Listed reads."""
+        import torch
+        tokens = math.prod(rows.shape)
+        if len(self.begin) != tokens or self.ids.device != target.device:
+            raise ArgumentError("%s: support has lists of %d tokens on %s, target has %d on %s"
+                                % (what, len(self.begin), self.ids.device, tokens, target.device))
+        begin, end = (rows.spread(t.reshape(rows.shape), 0).reshape(-1) for t in (self.begin, self.end))
+        return torch.cat([target.reshape(-1), begin, end, self.ids])
+
+
+class Listed(View):
+    """Of targets with a support behind them"""
+    __slots__ = ()
+
+    def attach(self, raw: s.Tensor, saved: s.SupportSaved) -> s.Support:
+        """Lets point() and again() of @raw say where the lists are, too: in @saved."""
+        for t, name in ((saved.ids, 'ids'), (saved.begin, 'begin'), (saved.end, 'end')):
+            setattr(saved, name, make(0, s.DTYPE['i64'], (self.count if name != 'ids' else 0,), (1,),
+                                      self.raw.mem, self.raw.device))
+        lists = saved.ids, saved.begin, saved.end  # views into it
+        raw.lists = lists
+        return s.Support(*(c.pointer(t) for t in lists))
+
+    def point(self, raw: s.Tensor, t: Any) -> Any:
+        ids, begin, end = raw.lists
+        step, raw.data = 8 * self.count, t.data_ptr()
+        begin.data, end.data, ids.data = raw.data + step, raw.data + 2 * step, raw.data + 3 * step
+        ids.shape[0] = t.numel() - 3 * self.count
+        return t
+
+    def again(self, raw: s.Tensor, t: Any) -> Any:
+        if t.dim() != 1 or t.numel() < 3 * self.count or t.dtype is not self.dtype or t.device != self.device:
+            raise ArgumentError("%s came back from forward as %s of %s on %s, expected [%d] or more of %s on %s" % (
+                self.what, list(t.shape), t.dtype, t.device, 3 * self.count, self.dtype, self.device))
+        t = t.contiguous()
+        checked(t, self.what, saved=True)
+        return self.point(raw, t)
