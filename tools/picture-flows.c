@@ -120,15 +120,18 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
                      int32_t n, int32_t me)
 {
     pic_flows_t *s = &pic->pass[pass];
-    int32_t count = 0;
+    int32_t count = 0, passed = 0;
     const colo_plan_message_t *m = colo_plan_recvs(plan, pass, &count);
+    const colo_plan_message_t *relay = colo_plan_relays(plan, pass, false, &passed);
     colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
     int64_t node = colo_plan_config(plan)->ranks_per_node, rank = colo_plan_rank(plan);
 
     if (b.local > 0 &&
         !push(s, (pic_flow_t){.from = me, .to = me, .bytes = b.local, .times = 1, .own = true}))
         return false;
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t k = 0; k < count + passed; k++) {
+        const int32_t i = k < count ? k : k - count;
+        m = k < count ? m : relay;
         int64_t *at = bsearch(&m[i].peer, ranks, (size_t)n, sizeof *ranks, by_value);
         if (!at)
             pic->outside++;
@@ -139,7 +142,7 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
                                        .far = node && m[i].peer / node != rank / node}))
             return false;
     }
-    s->messages += count;
+    s->messages += count + passed;
     s->total += b.recv;
     s->minimum += b.minimum;
     if (b.recv > s->most)

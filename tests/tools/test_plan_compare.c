@@ -57,7 +57,8 @@ T_CASE(fan_in_and_fan_out_are_their_closed_forms)
 {
     json_t *doc = compared(words(
         "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
-        "--seq 8192 --hidden 4096 --ranks-per-node 2 --alpha 10,20 --beta 100,50 --json"));
+        "--seq 8192 --hidden 4096 --ranks-per-node 2 --one-level "
+        "--alpha 10,20 --beta 100,50 --json"));
     const json_t *in = entry(doc, 0), *out = entry(doc, 1);
     assert_int(doc, NULL, "ranks_per_node", 2);
     assert_int(doc, NULL, "best", 0);
@@ -152,12 +153,30 @@ T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
     json_decref(doc);
 }
 
+/* Each node of 8 holds a quarter of the batch and lacks another: on one level each rank brings it
+ * from its rail; on two levels each brings an eighth of it and sends that to 7 others. */
+T_CASE(two_levels_are_their_closed_form)
+{
+    json_t *doc = compared(words("--compare tp=8,dp=4->tp=4,cp=4,dp=2:full:disjoint " SIZES
+                                 " --ranks-per-node 8 --alpha 10,20 --beta 100,50 --json"));
+    const json_t *forward = json_object_get(entry(doc, 0), "forward");
+    assert_int(forward, NULL, "slow_bytes_total", V);
+    assert_int(forward, NULL, "slow_bytes_minimum", V);
+    assert_int(forward, NULL, "slow_bytes_one_level", 8 * V);
+    assert_int(forward, NULL, "messages_max", 8);
+    assert_seconds(forward, NULL, 20e-6 + V / 32 / 50e9 + 7 * (10e-6 + V / 32 / 100e9));
+    assert_true(fabs(json_real_value(json_object_get(forward, "seconds_one_level")) -
+                     (20e-6 + V / 4 / 50e9)) < 1e-12);
+    json_decref(doc);
+}
+
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 2^28: k = 2, C = 2, Dd = 2^16, V/(4 Dd) = 2^10 a rank and
  * way. The partner is 8 ranks away, on the next node of 8. */
 T_CASE(a_million_ranks_are_estimated_from_their_parts)
 {
     json_t *doc = compared(words("--src tp=8,dp=131072 --compare tp=8,cp=2,dp=65536:sharded "
-                                 "--batch 131072 --seq 64 --hidden 16 --ranks-per-node 8 --json"));
+                                 "--batch 131072 --seq 64 --hidden 16 --ranks-per-node 8 --one-level "
+                                 "--json"));
     const json_t *e = entry(doc, 0);
     assert_int(e, NULL, "world", 1048576);
     assert_int(e, "sampled", "parts", 256);
@@ -232,7 +251,8 @@ T_CASE(the_table_and_bars_read_as_written_down)
 {
     said_t s = tool_run(words(
         "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
-        "--seq 8192 --hidden 4096 --ranks-per-node 2 --alpha 10,20 --beta 100,50"));
+        "--seq 8192 --hidden 4096 --ranks-per-node 2 --one-level "
+        "--alpha 10,20 --beta 100,50"));
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, table);
     assert_int_equal(s.exit, 0);

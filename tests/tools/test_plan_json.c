@@ -48,16 +48,44 @@ static const world_t worlds[] = {
     {"pp on both sides", SRC(TP(2), PP(2), DP(2)), DST(PP(2), CP(2), DP(2)), 4, 8, false, 0},
     {"two nodes", SRC(TP(2), DP(4)), DST(TP(4), DP(2)), 8, 4, true, 4},
     {"nodes of three", SRC(TP(2), DP(6)), DST(TP(6), DP(2)), 12, 4, true, 3},
-    {"grids with offsets", {.grid = {{TP(2), DP(2)}, 4}, .stage = -2},
-     {.grid = {{TP(1), DP(4)}, 4}}, 4, 4, true, 0},
-    {"grids that only meet", {.grid = {{TP(2), DP(3)}, 0}, .stage = -2},
-     {.grid = {{TP(2), DP(2)}, 3}}, 6, 4, true, 0},
-    {"rows inside the LLM's sequence", SRC(TP(2), DP(4)),
-     {.grid = {{TP(2), CP(2), DP(2)}, 0}, .offset = 0, .positions = 12}, 8, 6, true, 0},
-    {"rows after text", SRC(TP(1), DP(8)),
-     {.grid = {{CP(4), DP(2)}, 0}, .offset = 3, .positions = 16}, 8, 7, true, 0},
-    {"sequence parallel", {.grid = {{TP(2), DP(4)}, 0}, .stage = -2, .sp = true},
-     {.grid = {{TP(2), CP(2), DP(2)}, 0}, .sp = true}, 8, 8, true, 0},
+    {"nodes that share what they lack", SRC(TP(4), DP(4)), DST(TP(2), CP(4), DP(2)), 4, 8, false,
+     4},
+    {"a node of two besides three", SRC(TP(4), DP(2)), DST(TP(1), CP(4), DP(2)), 4, 8, false, 3},
+    {"grids with offsets",
+     {.grid = {{TP(2), DP(2)}, 4}, .stage = -2},
+     {.grid = {{TP(1), DP(4)}, 4}},
+     4,
+     4,
+     true,
+     0},
+    {"grids that only meet",
+     {.grid = {{TP(2), DP(3)}, 0}, .stage = -2},
+     {.grid = {{TP(2), DP(2)}, 3}},
+     6,
+     4,
+     true,
+     0},
+    {"rows inside the LLM's sequence",
+     SRC(TP(2), DP(4)),
+     {.grid = {{TP(2), CP(2), DP(2)}, 0}, .offset = 0, .positions = 12},
+     8,
+     6,
+     true,
+     0},
+    {"rows after text",
+     SRC(TP(1), DP(8)),
+     {.grid = {{CP(4), DP(2)}, 0}, .offset = 3, .positions = 16},
+     8,
+     7,
+     true,
+     0},
+    {"sequence parallel",
+     {.grid = {{TP(2), DP(4)}, 0}, .stage = -2, .sp = true},
+     {.grid = {{TP(2), CP(2), DP(2)}, 0}, .sp = true},
+     8,
+     8,
+     true,
+     0},
 };
 
 static void spec(char *text, const pw_grid_t *g)
@@ -175,8 +203,10 @@ static void check_receives(const world_t *w, json_t *doc, int rank, bool forward
     int *seen = calloc((size_t)(w->samples * w->rows), sizeof *seen);
     int64_t last = -1, bytes = 0, local = 0;
     size_t i;
-    assert_keys(json_object_get(entry(doc, rank), way), "recv send");
-    json_array_foreach(recv, i, m) {
+    assert_keys(json_object_get(entry(doc, rank), way),
+                w->per_node ? "recv send relay_recv relay_send" : "recv send");
+    json_array_foreach(recv, i, m)
+    {
         int64_t peer = number(m, "peer");
         assert_keys(m, "peer bytes boxes");
         assert_true(peer > last && peer != rank);
@@ -197,6 +227,17 @@ static void check_receives(const world_t *w, json_t *doc, int rank, bool forward
         if (!mirror || !json_equal(json_object_get(m, "boxes"), json_object_get(mirror, "boxes")) ||
             number(m, "bytes") != number(mirror, "bytes"))
             fail_msg("%s: %s: %d -> %d is not mirrored", w->what, way, (int)peer, rank);
+    }
+    json_array_foreach(list_of(doc, rank, way, "relay_recv"), i, m)
+    {
+        const int64_t peer = number(m, "peer");
+        assert_true(peer != rank && peer / w->per_node == rank / w->per_node);
+        bytes += count_boxes(w, json_object_get(m, "boxes"), seen);
+        if (!json_equal(json_object_get(m, "boxes"),
+                        json_object_get(
+                            message_of(list_of(doc, (int)peer, way, "relay_send"), rank), "boxes")))
+            fail_msg("%s: %s: %d passes on to %d what that does not expect", w->what, way,
+                     (int)peer, rank);
     }
     for (int k = 0; k < w->samples * w->rows; k++) {
         int b = k / w->rows, s = k % w->rows;
@@ -229,7 +270,34 @@ static void check_sends(const world_t *w, json_t *doc, int rank, bool forward, i
         if (!message_of(list_of(doc, (int)peer, way, "recv"), rank))
             fail_msg("%s: %s: %d sends to %d, which expects nothing", w->what, way, rank, (int)peer);
     }
+    json_array_foreach(list_of(doc, rank, way, "relay_send"), i, m) bytes += number(m, "bytes");
     sum[2] = bytes > sum[2] ? bytes : sum[2];
+}
+
+/* What ranks of a node need and none of them holds enters it, and nothing else. */
+static void check_node(const world_t *w, json_t *node, int n, bool forward, int64_t *in_all)
+{
+    const int first = (int)number(node, "node") * w->per_node;
+    const int end = first + w->per_node < n ? first + w->per_node : n;
+    const pw_side_t *need = forward ? &w->dst : &w->src, *hold = forward ? &w->src : &w->dst;
+    json_t *o = json_object_get(node, forward ? "forward" : "backward");
+    int64_t minimum = 0;
+    assert_keys(node, "node ranks forward backward");
+    assert_keys(o, "in minimum one_level");
+    assert_int_equal(number(node, "ranks"), end - first);
+    for (int k = 0; k < w->samples * w->rows; k++) {
+        bool needed = false, held = false;
+        for (int r = first; r < end; r++) {
+            needed |= pw_owns(need, r, k / w->rows, k % w->rows, w->samples, w->rows,
+                              forward && !w->sharded);
+            held |= pw_owns(hold, r, k / w->rows, k % w->rows, w->samples, w->rows, false);
+        }
+        minimum += needed && !held ? CELL_BYTES : 0;
+    }
+    assert_int_equal(number(o, "minimum"), minimum);
+    assert_int_equal(number(o, "in"), minimum);
+    assert_true(number(o, "one_level") >= minimum);
+    *in_all += minimum;
 }
 
 static void check_coords(const pw_grid_t *g, json_t *coords, int rank)
@@ -248,7 +316,8 @@ T_CASE(every_needed_element_arrives_exactly_once)
         json_t *doc = plan_of(w, "64"), *ranks = json_object_get(doc, "ranks");
         int src_end = pw_end(&w->src.grid), dst_end = pw_end(&w->dst.grid);
         int n = src_end > dst_end ? src_end : dst_end;
-        assert_keys(doc, "world direction scale output ranks forward backward");
+        assert_keys(doc, w->per_node ? "world direction scale output ranks nodes forward backward"
+                                     : "world direction scale output ranks forward backward");
         assert_int_equal(number(doc, "world"), n);
         assert_int_equal(json_array_size(ranks), n);
         assert_string_equal(json_string_value(json_object_get(doc, "output")),
@@ -264,8 +333,22 @@ T_CASE(every_needed_element_arrives_exactly_once)
                 check_sends(w, doc, r, f, sum);
             }
             json_t *t = json_object_get(doc, f ? "forward" : "backward");
-            assert_keys(t, "recv_bytes_max recv_bytes_total send_bytes_max local_bytes_max "
-                           "collective_recv_bytes_max");
+            assert_keys(t, w->per_node
+                               ? "recv_bytes_max recv_bytes_total send_bytes_max local_bytes_max "
+                                 "collective_recv_bytes_max slow_bytes_total slow_bytes_minimum "
+                                 "slow_bytes_one_level seconds seconds_one_level"
+                               : "recv_bytes_max recv_bytes_total send_bytes_max local_bytes_max "
+                                 "collective_recv_bytes_max");
+            json_t *nodes = json_object_get(doc, "nodes");
+            int64_t in_all = 0;
+            for (size_t m = 0; m < json_array_size(nodes); m++)
+                check_node(w, json_array_get(nodes, m), n, f, &in_all);
+            if (w->per_node) {
+                assert_int_equal(json_array_size(nodes), (n - 1) / w->per_node + 1);
+                assert_int_equal(number(t, "slow_bytes_total"), in_all);
+                assert_int_equal(number(t, "slow_bytes_minimum"), in_all);
+                assert_true(number(t, "slow_bytes_one_level") >= in_all);
+            }
             assert_int_equal(number(t, "recv_bytes_max"), sum[0]);
             assert_int_equal(number(t, "recv_bytes_total"), sum[1]);
             assert_int_equal(number(t, "send_bytes_max"), sum[2]);
@@ -282,6 +365,7 @@ T_CASE(a_large_world_has_no_ranks_but_the_same_totals)
         assert_keys(few, "world direction scale output ranks forward backward");
         assert_int_equal(json_array_size(json_object_get(few, "ranks")), 0);
         json_object_del(all, "ranks");
+        json_object_del(all, "nodes");
         json_object_del(few, "ranks");
         assert_true(json_equal(all, few));
         json_decref(all);

@@ -140,7 +140,7 @@ T_CASE(arrows_between_nodes_are_thick)
 {
 #define ON_NODES_OF                                                                           \
     "--src tp=4,dp=2 --dst tp=1,cp=2,dp=4 --batch 8 --seq 8 --hidden 4 --dtype f32 --output " \
-    "sharded --ranks-per-node "
+    "sharded --one-level --ranks-per-node "
     char *text = drawn(words(ON_NODES_OF "4"));
     assert_count(text, "<g class=\"flow h", 24);
     assert_count(text, "<g class=\"flow far h", 0);
@@ -149,6 +149,11 @@ T_CASE(arrows_between_nodes_are_thick)
     text = drawn(words(ON_NODES_OF "2"));
     assert_count(text, "<g class=\"flow h", 8);
     assert_count(text, "<g class=\"flow far h", 16);
+    free(text);
+    text = drawn(words("--src tp=4,dp=2 --dst tp=1,cp=2,dp=4 --batch 8 --seq 8 --hidden 4 "
+                       "--ranks-per-node 2"));
+    assert_count(text, ">2 ranks per node. What several ranks of a node lack<", 1);
+    assert_count(text, ">enters it once; they pass it on.<", 1);
     free(text);
 }
 
@@ -249,7 +254,8 @@ T_CASE(a_comparison_is_drawn_as_bars)
 {
     char *text = drawn(words(
         "--src tp=2,dp=4 --compare tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded "
-        "--batch 16 --seq 8192 --hidden 4096 --ranks-per-node 2 --alpha 10,20 --beta 100,50"));
+        "--batch 16 --seq 8192 --hidden 4096 --ranks-per-node 2 --one-level "
+        "--alpha 10,20 --beta 100,50"));
     assert_count(text, ">1  tp=2,dp=4 \xe2\x86\x92 tp=2,cp=2,dp=2, sharded<", 6);
     assert_count(text, ">2  tp=4,dp=2 \xe2\x86\x92 tp=1,cp=2,dp=4, sharded<", 6);
     assert_count(text, ">5.41 ms least bridge time<", 1); /* see test_plan_compare.c */

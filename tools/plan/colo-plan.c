@@ -43,6 +43,11 @@ static const char help[] =
     "                       does by default; disjoint: each rank's gradient is zero outside its\n"
     "                       own rows, so only those rows travel (default partial)\n"
     "  --ranks-per-node N   0: one node (default 0); peers on the node are preferred\n"
+    "  --one-level          also what several ranks of a node lack comes to each of them from "
+    "outside,\n"
+    "                       as in bridges of GPU memory; else it enters the node once, as in those "
+    "of\n"
+    "                       host memory, and the ranks pass it on\n"
     "  --src-stage X        pp stage that holds the encoder's output: last, any or a number\n"
     "                       (default last)\n"
     "  --dst-stage X        pp stage that consumes it (default 0)\n"
@@ -102,6 +107,7 @@ enum { /* rows of the table below */
        OPT_OUTPUT,
        OPT_GRAD,
        OPT_RANKS_PER_NODE,
+       OPT_ONE_LEVEL,
        OPT_SRC_STAGE,
        OPT_DST_STAGE,
        OPT_SP,
@@ -133,6 +139,7 @@ static tool_option_t options[OPT_COUNT] = {
     [OPT_OUTPUT] = {.name = "--output"},
     [OPT_GRAD] = {.name = "--grad"},
     [OPT_RANKS_PER_NODE] = {.name = "--ranks-per-node"},
+    [OPT_ONE_LEVEL] = {.name = "--one-level", .flag = true},
     [OPT_SRC_STAGE] = {.name = "--src-stage"},
     [OPT_DST_STAGE] = {.name = "--dst-stage"},
     [OPT_SP] = {.name = "--sp"},
@@ -278,6 +285,7 @@ static int read_common(plan_ask_t *ask, int *sp)
     TOOL_TRY(tool_grad(PLAN_TOOL, &options[OPT_GRAD], &c->grad));
     TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sp_sides, sp));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
+    c->one_level = options[OPT_ONE_LEVEL].given;
     ask->max_ranks = 64;
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
     TOOL_TRY(read_model(ask));

@@ -13,7 +13,9 @@ static json_t *pass(const plan_totals_t *t)
 {
     json_t *collective = t->collective_max < 0 ? json_null() : json_integer(t->collective_max);
     return json_pack(
-        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:f}", "recv_bytes_max", (json_int_t)t->recv_max,
+        "{s:I,s:I,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:f}", "slow_bytes_minimum",
+        (json_int_t)t->slow_minimum, "slow_bytes_one_level", (json_int_t)t->slow_one_level,
+        "seconds_one_level", t->seconds_one_level, "recv_bytes_max", (json_int_t)t->recv_max,
         "recv_bytes_total", (json_int_t)t->recv_total, "send_bytes_max", (json_int_t)t->send_max,
         "local_bytes_max", (json_int_t)t->local_max, "messages_max", (json_int_t)t->messages_max,
         "messages_total", (json_int_t)t->messages_total, "slow_bytes_total",

@@ -198,8 +198,9 @@ static void print_table(const plan_entry_t *entries, int n, int best)
 {
     static const char *const group[COLS] = {"forward", "",        "backward", "",    "messages",
                                             "",        "between", "memory",   "time"};
-    static const char *const name[COLS] = {"max per rank", "in all", "max per rank", "in all", "per rank",
-                                           "in all", "nodes", "per rank", ""};
+    static const char *const name[COLS] = {"max per rank", "in all",   "max per rank",
+                                           "in all",       "per rank", "in all",
+                                           "nodes",        "per rank", ""};
     char cell[PLAN_ENTRIES_MAX][COLS][CELL];
     int width[COLS];
     for (int i = 0; i < n; i++)
@@ -236,6 +237,10 @@ static double bar_value(const plan_entry_t *e, int what)
         return (double)s->pass[0].recv_max + (double)s->pass[1].recv_max;
     case 2:
         return (double)s->pass[0].slow_total + (double)s->pass[1].slow_total;
+    case 3:
+        return (double)s->pass[0].slow_one_level + (double)s->pass[1].slow_one_level;
+    case 4:
+        return s->pass[0].seconds_one_level + s->pass[1].seconds_one_level;
     default:
         return (double)s->memory_max;
     }
@@ -256,7 +261,8 @@ static void print_bars(const plan_entry_t *entries, int n, int best, int what, c
         printf(" %3d  ", i + 1);
         for (int k = 0; k < len; k++)
             putchar('#');
-        printf("%s%s%s\n", len ? " " : "", what ? tool_bytes(text, (int64_t)v) : plan_time(text, v),
+        printf("%s%s%s\n", len ? " " : "",
+               what % 4 ? tool_bytes(text, (int64_t)v) : plan_time(text, v),
                what == 0 && i == best ? "  least bridge time" : "");
     }
 }
@@ -292,9 +298,18 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     print_bars(entries, n, best, 0, "Estimated time, forward + backward");
     print_bars(entries, n, best, 1, "Bytes into the busiest rank, forward + backward");
     print_bars(entries, n, best, 2, "Bytes between nodes, forward + backward");
-    print_bars(entries, n, best, 3, "Memory per rank: input, output, staging");
+    bool saves = false;
+    for (int i = 0; i < n; i++)
+        saves |= bar_value(&entries[i], 3) > bar_value(&entries[i], 2);
+    if (saves) {
+        print_bars(entries, n, best, 3, "Bytes between nodes on one level");
+        print_bars(entries, n, best, 4, "Estimated time on one level");
+    }
+    print_bars(entries, n, best, 5, "Memory per rank: input, output, staging");
     plan_model_print(&entries[0].ask, line);
-    printf("\n%s", best < 0 ? "" : "* least bridge time; on a tie the fewest bytes, then the least memory\n");
+    printf("\n%s", best < 0
+                       ? ""
+                       : "* least bridge time; on a tie the fewest bytes, then the least memory\n");
     for (int i = 0; i < 3; i++)
         printf("%s\n", line[i]);
     return TOOL_OK;

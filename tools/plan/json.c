@@ -80,7 +80,15 @@ static json_t *pass(const colo_plan_t *plan, colo_pass_t w, const plan_ask_t *as
     const colo_plan_message_t *recvs = colo_plan_recvs(plan, w, &nrecvs);
     const colo_plan_message_t *sends = colo_plan_sends(plan, w, &nsends);
     json_t *o = json_object();
-    if (json_object_set_new(o, "recv", messages(recvs, nrecvs, ask)) |
+    int bad = 0;
+    if (plan_several_nodes(ask)) {
+        int32_t n[2];
+        const colo_plan_message_t *in = colo_plan_relays(plan, w, false, &n[0]);
+        const colo_plan_message_t *out = colo_plan_relays(plan, w, true, &n[1]);
+        bad = json_object_set_new(o, "relay_recv", messages(in, n[0], ask)) |
+              json_object_set_new(o, "relay_send", messages(out, n[1], ask));
+    }
+    if (bad | json_object_set_new(o, "recv", messages(recvs, nrecvs, ask)) |
         json_object_set_new(o, "send", messages(sends, nsends, ask))) {
         json_decref(o);
         return NULL;
@@ -131,6 +139,12 @@ static json_t *totals(const plan_ask_t *ask, const plan_totals_t *t)
     if (ask->batch)
         bad = json_object_set_new(o, "minimum_bytes_total", json_integer(t->minimum_total)) |
               json_object_set_new(o, "messages_total", json_integer(t->messages_total));
+    if (plan_several_nodes(ask))
+        bad |= json_object_set_new(o, "slow_bytes_total", json_integer(t->slow_total)) |
+               json_object_set_new(o, "slow_bytes_minimum", json_integer(t->slow_minimum)) |
+               json_object_set_new(o, "slow_bytes_one_level", json_integer(t->slow_one_level)) |
+               json_object_set_new(o, "seconds", json_real(t->seconds)) |
+               json_object_set_new(o, "seconds_one_level", json_real(t->seconds_one_level));
     if (bad | json_object_set_new(o, "recv_bytes_max", json_integer(t->recv_max)) |
         json_object_set_new(o, "recv_bytes_total", json_integer(t->recv_total)) |
         json_object_set_new(o, "send_bytes_max", json_integer(t->send_max)) |
@@ -186,6 +200,34 @@ static json_t *batch(const plan_segments_t *b)
     return o;
 }
 
+/* Bytes into each node that has a rank. */
+static json_t *nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans)
+{
+    static const char *const ways[] = {"forward", "backward"};
+    int64_t n;
+    plan_node_t *node = plan_nodes(ask, plans, nplans, &n);
+    json_t *a = node ? json_array() : NULL;
+    int bad = !a;
+    for (int64_t i = 0; i < n && !bad; i++) {
+        if (node[i].ranks == 0)
+            continue;
+        json_t *o =
+            json_pack("{s:I,s:I}", "node", (json_int_t)i, "ranks", (json_int_t)node[i].ranks);
+        for (int w = 0; w < 2; w++)
+            bad |= json_object_set_new(o, ways[w],
+                                       json_pack("{s:I,s:I,s:I}", "in", (json_int_t)node[i].in[w],
+                                                 "minimum", (json_int_t)node[i].minimum[w],
+                                                 "one_level", (json_int_t)node[i].one_level[w]));
+        bad |= json_array_append_new(a, o);
+    }
+    free(node);
+    if (bad) {
+        json_decref(a);
+        return NULL;
+    }
+    return a;
+}
+
 /* Prints and releases. */
 static void put(char *text, const char *after)
 {
@@ -208,7 +250,10 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     char **ranks = calloc((size_t)nplans + 1, sizeof *ranks);
     char *pass_line[2] = {line(totals(ask, &sums->pass[0])), line(totals(ask, &sums->pass[1]))};
     char *batch_line = ask->batch ? line(batch(ask->batch)) : NULL;
-    bool ok = ranks != NULL && pass_line[0] && pass_line[1] && (batch_line || !ask->batch);
+    const bool several = plan_several_nodes(ask) && nplans > 0;
+    char *node_line = several ? line(nodes(ask, plans, nplans)) : NULL;
+    bool ok = ranks != NULL && pass_line[0] && pass_line[1] && (batch_line || !ask->batch) &&
+              (node_line || !several);
     while (used < nplans && ok) {
         ranks[used] = line(rank_entry(ask, plans[used]));
         ok = ranks[used++] != NULL;
@@ -220,6 +265,7 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         free(pass_line[0]);
         free(pass_line[1]);
         free(batch_line);
+        free(node_line);
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the JSON of %lld ranks",
                              (long long)nplans);
     }
@@ -242,7 +288,12 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         printf("\n");
         put(ranks[i], i + 1 < used ? "," : "\n");
     }
-    printf("],\n\"forward\": ");
+    printf("],\n");
+    if (several) {
+        printf("\"nodes\": ");
+        put(node_line, ",\n");
+    }
+    printf("\"forward\": ");
     put(pass_line[0], ",\n");
     printf("\"backward\": ");
     put(pass_line[1], "\n}\n");

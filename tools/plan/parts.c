@@ -88,6 +88,10 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
             follow(m, count, &seen, part);
             m = colo_plan_sends(plan, (colo_pass_t)w, &count);
             follow(m, count, &seen, part);
+            for (int sends = 0; sends < 2; sends++) {
+                m = colo_plan_relays(plan, (colo_pass_t)w, sends, &count);
+                follow(m, count, &seen, part);
+            }
         }
         plan_sums_add(&part->sums, ask, plan);
         colo_plan_destroy(&plan);

@@ -187,8 +187,11 @@ static void print_rows(drawing_t *d)
              folded ? "a rank that stands for all that do the same" : "a rank",
              d->ask->config.ranks_per_node ? ", thick ones cross nodes" : "");
     if (d->ask->config.ranks_per_node)
-        snprintf(next_line(d), sizeof d->line[0], "%s ranks per node.",
-                 svg_count(d->ask->config.ranks_per_node, n));
+        snprintf(next_line(d), sizeof d->line[0], "%s ranks per node.%s",
+                 svg_count(d->ask->config.ranks_per_node, n),
+                 d->ask->config.one_level
+                     ? ""
+                     : " What several ranks of a node lack enters it once; they pass it on.");
 }
 
 /* ---- panels ---- */
@@ -293,7 +296,7 @@ int plan_draw(const plan_ask_t *ask)
                        .label = ask->batch ? "the rows of a ragged batch, its packed sequences, "
                                              "and the messages forward and backward"
                                            : "which rank sends what to which between two layouts, "
-                                              "forward and backward"};
+                                             "forward and backward"};
     for (int i = 0; i < d.nlines; i++)
         page.text[i] = d.line[i];
     if (ask->batch)

@@ -29,11 +29,11 @@ typedef struct plan_ask {
     colo_plan_config_t config;
     const plan_segments_t *batch; /* --segments; NULL: a uniform batch */
     int64_t segment;              /* the one whose way is drawn, or -1 */
-    const char *axes;  /* "bsh" */
-    int64_t world;     /* ranks 0 .. world - 1 */
-    int64_t first;     /* below it no grid has a rank */
-    int64_t max_ranks; /* per-rank lists only up to this many ranks */
-    int64_t rank;      /* the only one to print, or -1: all */
+    const char *axes;             /* "bsh" */
+    int64_t world;                /* ranks 0 .. world - 1 */
+    int64_t first;                /* below it no grid has a rank */
+    int64_t max_ranks;            /* per-rank lists only up to this many ranks */
+    int64_t rank;                 /* the only one to print, or -1: all */
     bool json;
     char where[32];  /* "--compare entry 2", "" when there is only one ask */
     const char *svg; /* path of the picture, or NULL */
@@ -49,7 +49,8 @@ typedef struct plan_totals {
     int64_t collective_max;               /* -1 where that way rejects the pair */
     int64_t messages_total, messages_max; /* max: the most that one rank receives or sends */
     int64_t slow_total;                   /* bytes of messages between nodes */
-    double seconds;                       /* of the slowest rank, by the model */
+    int64_t slow_minimum, slow_one_level; /* that must enter nodes; that would on one level */
+    double seconds, seconds_one_level;    /* of the slowest rank, by the model */
 } plan_totals_t;
 
 typedef struct plan_sums {
@@ -87,6 +88,16 @@ void plan_sums_merge(plan_sums_t *sums, const plan_sums_t *more);
 /* Adds one rank. */
 void plan_sums_add(plan_sums_t *sums, const plan_ask_t *ask, const colo_plan_t *plan);
 
+/* Are there nodes, and more than one? */
+bool plan_several_nodes(const plan_ask_t *ask);
+/* Bytes into one node, by pass. */
+typedef struct plan_node {
+    int64_t ranks, in[2], minimum[2], one_level[2];
+} plan_node_t;
+/* Of the ranks whose plans are given: [*n], owned by the caller; NULL: complained. */
+plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
+                        int64_t *n);
+
 /* The part of rank @seed. On failure: complains, returns the exit code. */
 int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part);
 void plan_part_free(plan_part_t *part);
@@ -99,7 +110,8 @@ const char *plan_size_warning(char out[200], const plan_ask_t *ask);
 /* "row 0 of a sample is position 4 of the LLM's 64", "" if the sequence is the rows; returns @out
  */
 const char *plan_positions(char out[200], const plan_ask_t *ask);
-/* "colo-plan assumed --batch 16, because it was not given.", "" if all sizes were given; returns @out
+/* "colo-plan assumed --batch 16, because it was not given.", "" if all sizes were given; returns
+ * @out
  */
 const char *plan_assumed(char out[200], const plan_ask_t *ask);
 /* the warning of all entries */

@@ -9,6 +9,7 @@
  */
 #include "plan-tool.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static int64_t max64(int64_t a, int64_t b)
@@ -41,6 +42,9 @@ static void merge_pass(plan_totals_t *t, const plan_totals_t *more, bool *overfl
     t->collective_max = max64(t->collective_max, more->collective_max);
     t->messages_max = max64(t->messages_max, more->messages_max);
     t->seconds = maxd(t->seconds, more->seconds);
+    t->seconds_one_level = maxd(t->seconds_one_level, more->seconds_one_level);
+    plus(&t->slow_minimum, more->slow_minimum, overflow);
+    plus(&t->slow_one_level, more->slow_one_level, overflow);
     plus(&t->recv_total, more->recv_total, overflow);
     plus(&t->messages_total, more->messages_total, overflow);
     plus(&t->slow_total, more->slow_total, overflow);
@@ -65,9 +69,15 @@ static int64_t node_of(const plan_ask_t *ask, int64_t rank)
     return ask->config.ranks_per_node ? rank / ask->config.ranks_per_node : 0;
 }
 
-/* Time of one list of messages, one after another; bytes between nodes are added to @slow. */
+bool plan_several_nodes(const plan_ask_t *ask)
+{
+    const int64_t n = ask->config.ranks_per_node;
+    return n && n < ask->world;
+}
+
+/* Time of one list of messages, one after another. */
 static double list_time(const plan_ask_t *ask, int64_t rank, const colo_plan_message_t *m,
-                        int32_t count, int64_t *slow)
+                        int32_t count)
 {
     double t = 0;
     for (int32_t i = 0; i < count; i++) {
@@ -75,9 +85,22 @@ static double list_time(const plan_ask_t *ask, int64_t rank, const colo_plan_mes
         t += ask->model.alpha[far];
         if (ask->model.beta[far] > 0)
             t += (double)m[i].bytes / ask->model.beta[far];
-        *slow += far ? m[i].bytes : 0;
     }
     return t;
+}
+
+/* Of both exchanges; each rank sends and receives at the same time. */
+static double pass_time(const plan_ask_t *ask, const colo_plan_t *plan, colo_pass_t w)
+{
+    const int64_t rank = colo_plan_rank(plan);
+    int32_t n[4];
+    const colo_plan_message_t *m[4] = {
+        colo_plan_recvs(plan, w, &n[0]), colo_plan_sends(plan, w, &n[1]),
+        colo_plan_relays(plan, w, false, &n[2]), colo_plan_relays(plan, w, true, &n[3])};
+    double t[4];
+    for (int i = 0; i < 4; i++)
+        t[i] = list_time(ask, rank, m[i], n[i]);
+    return maxd(t[0], t[1]) + maxd(t[2], t[3]);
 }
 
 /* Bytes of @rows whole rows: no layout of this tool splits features. */
@@ -106,13 +129,19 @@ static int64_t levels_that_arrive(const colo_plan_t *plan)
 void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *plan)
 {
     int64_t rank = colo_plan_rank(plan), src_rows, dst_rows;
+    colo_plan_t *one_level = NULL;
+    if (plan_several_nodes(ask) && !ask->config.one_level) {
+        plan_ask_t asked = *ask;
+        asked.config.one_level = true;
+        if (plan_make(&one_level, &asked, rank) < 0)
+            one_level = NULL; /* no memory: both are shown alike */
+    }
     plan_sums_t one = {.direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
     for (int w = 0; w < 2; w++) {
         colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
         int32_t nrecvs, nsends;
-        int64_t ignored = 0;
-        const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
-        const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_pass_t)w, &nsends);
+        (void)colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
+        (void)colo_plan_sends(plan, (colo_pass_t)w, &nsends);
         plan_totals_t *t = &one.pass[w];
         *t = (plan_totals_t){.recv_max = b.recv,
                              .recv_total = b.recv,
@@ -122,8 +151,18 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
                              .collective_max = b.collective_recv,
                              .messages_total = nrecvs,
                              .messages_max = max64(nrecvs, nsends)};
-        double in = list_time(ask, rank, recvs, nrecvs, &t->slow_total);
-        t->seconds = maxd(in, list_time(ask, rank, sends, nsends, &ignored));
+        int32_t nin, nout;
+        (void)colo_plan_relays(plan, (colo_pass_t)w, false, &nin);
+        (void)colo_plan_relays(plan, (colo_pass_t)w, true, &nout);
+        t->messages_total += nin;
+        t->messages_max = max64(nrecvs + nin, nsends + nout);
+        t->slow_total = t->slow_one_level = colo_plan_node_bytes(plan, (colo_pass_t)w).in;
+        t->slow_minimum = colo_plan_node_bytes(plan, (colo_pass_t)w).minimum;
+        t->seconds = t->seconds_one_level = pass_time(ask, plan, (colo_pass_t)w);
+        if (one_level) {
+            t->slow_one_level = colo_plan_node_bytes(one_level, (colo_pass_t)w).in;
+            t->seconds_one_level = pass_time(ask, one_level, (colo_pass_t)w);
+        }
     }
     colo_plan_rows(plan, &src_rows, &dst_rows);
     one.input_max = bytes_of(ask, src_rows);
@@ -133,5 +172,35 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     plus(&one.memory_max, one.input_max, &one.overflow);
     plus(&one.memory_max, one.output_max, &one.overflow);
     plus(&one.memory_max, one.staging_max, &one.overflow);
+    colo_plan_destroy(&one_level);
     plan_sums_merge(s, &one);
+}
+
+plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
+                        int64_t *n)
+{
+    plan_ask_t asked = *ask;
+    *n = (ask->world - 1) / ask->config.ranks_per_node + 1;
+    plan_node_t *node = calloc((size_t)*n, sizeof *node);
+    asked.config.one_level = true;
+    bool ok = node != NULL;
+    for (int64_t i = 0; i < nplans && ok; i++) {
+        colo_plan_t *one_level = NULL;
+        plan_node_t *to = &node[node_of(ask, colo_plan_rank(plans[i]))];
+        ok = plan_make(&one_level, &asked, colo_plan_rank(plans[i])) == COLO_OK;
+        to->ranks++;
+        for (int w = 0; w < 2 && ok; w++) {
+            const colo_plan_node_bytes_t b = colo_plan_node_bytes(plans[i], (colo_pass_t)w);
+            to->in[w] += b.in;
+            to->minimum[w] += b.minimum;
+            to->one_level[w] += colo_plan_node_bytes(one_level, (colo_pass_t)w).in;
+        }
+        colo_plan_destroy(&one_level);
+    }
+    if (ok)
+        return node;
+    free(node);
+    (void)tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the bytes into %lld nodes",
+                        (long long)*n);
+    return NULL;
 }

@@ -118,12 +118,20 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
     for (int w = 0; w < 2; w++) {
         colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
         int32_t n;
-        const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_pass_t)w, &n);
-        bytes_cell(cell[k++], b.recv);
-        peers(cell[k++], m, n);
-        m = colo_plan_sends(plan, (colo_pass_t)w, &n);
-        bytes_cell(cell[k++], b.send);
-        peers(cell[k++], m, n);
+        for (int sends = 0; sends < 2; sends++) {
+            const colo_plan_message_t *m = sends ? colo_plan_sends(plan, (colo_pass_t)w, &n)
+                                                 : colo_plan_recvs(plan, (colo_pass_t)w, &n);
+            bytes_cell(cell[k++], sends ? b.send : b.recv);
+            peers(cell[k], m, n);
+            m = colo_plan_relays(plan, (colo_pass_t)w, sends, &n);
+            if (n) { /* the second exchange */
+                char more[CELL];
+                peers(more, m, n);
+                const size_t at = strcmp(cell[k], "-") ? strlen(cell[k]) : 0;
+                snprintf(cell[k] + at, CELL - at, "%s+%s", at ? " " : "", more);
+            }
+            k++;
+        }
     }
 }
 
@@ -287,8 +295,8 @@ static void print_meaning(const char *pass, const char *collective, const plan_t
     if (t->recv_max == 0)
         printf("No rank receives anything.");
     else
-        printf("The busiest rank receives %s, all ranks together %s.", tool_bytes(most, t->recv_max),
-               tool_bytes(all, t->recv_total));
+        printf("The busiest rank receives %s, all ranks together %s.",
+               tool_bytes(most, t->recv_max), tool_bytes(all, t->recv_total));
     if (t->collective_max == 0) {
         printf("\n%*s%s would move nothing%s.", 12, "", collective, t->recv_max ? "" : ", too");
     } else if (t->collective_max > 0) {
@@ -305,6 +313,51 @@ static void print_meaning(const char *pass, const char *collective, const plan_t
     printf("\n");
 }
 
+/* What enters nodes, and what the second level saves. */
+static void print_nodes_meaning(const plan_totals_t *t)
+{
+    char in[24], least[24], one[24];
+    printf("%*sInto nodes come %s, the minimum is %s", 12, "", tool_bytes(in, t->slow_total),
+           tool_bytes(least, t->slow_minimum));
+    if (t->slow_one_level > t->slow_total)
+        printf("; on one level it would be %s, %.1f times as much",
+               tool_bytes(one, t->slow_one_level),
+               (double)t->slow_one_level / (double)t->slow_total);
+    printf(".\n%*sEstimated time %s", 12, "", plan_time(in, t->seconds));
+    if (t->slow_one_level > t->slow_total)
+        printf(", on one level %s", plan_time(one, t->seconds_one_level));
+    printf(".\n");
+}
+
+static int print_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans)
+{
+    int64_t n;
+    plan_node_t *node = plan_nodes(ask, plans, nplans, &n);
+    if (!node)
+        return TOOL_PROBLEM;
+    printf("\n%sInto each node      forward                            backward%s\n", bold, plain);
+    printf("%snode  ranks  levels  %9s  %9s  %9s    %9s  %9s  %9s%s\n", bold, "in", "minimum",
+           "one level", "in", "minimum", "one level", plain);
+    for (int64_t i = 0; i < n; i++) {
+        bool two = false;
+        if (node[i].ranks == 0)
+            continue;
+        for (int w = 0; w < 2; w++)
+            two |= node[i].one_level[w] > node[i].in[w];
+        printf("%4lld  %5lld  %6s", (long long)i, (long long)node[i].ranks, two ? "two" : "one");
+        for (int w = 0; w < 2; w++) {
+            char cell[3][CELL];
+            bytes_cell(cell[0], node[i].in[w]);
+            bytes_cell(cell[1], node[i].minimum[w]);
+            bytes_cell(cell[2], node[i].one_level[w]);
+            printf("%s  %9s  %9s  %9s", w ? "  " : "", cell[0], cell[1], cell[2]);
+        }
+        printf("\n");
+    }
+    free(node);
+    return TOOL_OK;
+}
+
 int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                     const plan_sums_t *sums)
 {
@@ -313,22 +366,29 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     if (sums->scale > 0)
         snprintf(scale, sizeof scale, "scale %lld", (long long)sums->scale);
     print_ask(ask);
-    printf("%s, %s, %lld ranks\n", colo_direction_name(sums->direction), scale, (long long)ask->world);
+    printf("%s, %s, %lld ranks\n", colo_direction_name(sums->direction), scale,
+           (long long)ask->world);
     if (nplans > 0) {
         int rc = print_table(ask, plans, nplans);
+        if (rc == TOOL_OK && plan_several_nodes(ask))
+            rc = print_nodes(ask, plans, nplans);
         if (rc != TOOL_OK)
             return rc;
     } else {
-        printf("The table is left out, because %lld ranks are more than --max-ranks %lld.\n", (long long)ask->world,
-               (long long)ask->max_ranks);
+        printf("The table is left out, because %lld ranks are more than --max-ranks %lld.\n",
+               (long long)ask->world, (long long)ask->max_ranks);
     }
     printf("\n%sWhat this means%s\n", bold, plain);
     for (int w = 0; w < 2; w++) {
         print_meaning(w ? "backward" : "forward", w ? "An all-reduce" : "An all-gather",
                       &sums->pass[w]);
+        if (plan_several_nodes(ask))
+            print_nodes_meaning(&sums->pass[w]);
         if (ask->batch)
             plan_segments_say_minimum(&sums->pass[w]);
     }
+    if (plan_several_nodes(ask) && !ask->config.one_level)
+        printf("  Bridges of GPU memory have one level (--one-level).\n");
     if (sums->rejects[0])
         printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
     return ask->batch ? plan_segments_say_balance(ask, bold, plain) : TOOL_OK;
@@ -409,14 +469,18 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
     for (int w = 0; w < 2; w++) {
         char local[24];
-        int32_t nrecvs, nsends;
+        int32_t nrecvs, nsends, nrelays[2];
         const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
         const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_pass_t)w, &nsends);
         printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
                tool_bytes(local, colo_plan_bytes(plan, (colo_pass_t)w).local));
         print_messages("receives", "from", recvs, nrecvs, ask);
         print_messages("sends", "to", sends, nsends, ask);
-        if (nrecvs == 0 && nsends == 0)
+        const colo_plan_message_t *in = colo_plan_relays(plan, (colo_pass_t)w, false, &nrelays[0]);
+        const colo_plan_message_t *out = colo_plan_relays(plan, (colo_pass_t)w, true, &nrelays[1]);
+        print_messages("then receives", "from", in, nrelays[0], ask);
+        print_messages("then sends", "to", out, nrelays[1], ask);
+        if (nrecvs + nsends + nrelays[0] + nrelays[1] == 0)
             printf("  it exchanges nothing\n");
     }
     return TOOL_OK;
