@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * drill.c - "drill TRANSPORT ROW FOLDER": four ranks do one job, one of them is at fault, and each
+ * live rank writes what it got and when into FOLDER/RANK. drill.py knows the rows and judges.
+ *
+ * The job: split, create a bridge, three forwards and backwards, two sums. A row is a fault, "@"
+ * and the step before which it happens. Afterwards the live ranks destroy everything and sum once
+ * more on a fresh communicator. TRANSPORT: threads; sockets, processes that fork; mpi, under
+ * mpirun.
+ */
+#include "harness/harness.h"
+#include "harness/ranks.h"
+
+#include "comm/comm.h"
+#include "core/error.h"
+
+#include <colobridge/bootstrap.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    RANKS = 4,
+    CULPRIT = 2,
+    DEADLINE_MS = 500,
+    STEPS = 3,
+    SAMPLES = 8,
+    ROWS = 8,
+    WIDTH = 4,
+    CALLERS = 2
+};
+
+static const char *folder;
+static char fault[32], step[32];
+
+struct rank {
+    int32_t me;
+    FILE *out;
+};
+
+/* ---- what a rank says ---- */
+
+static void say(struct rank *r, const char *call, colo_status_t st, double begin)
+{
+    char words[1000];
+    snprintf(words, sizeof words, "%s", st < 0 ? colo_last_error() : "");
+    for (char *c = words; *c; c++)
+        if (*c == '"' || *c == '\\' || *c < ' ')
+            *c = '\'';
+    fprintf(r->out,
+            "{\"call\":\"%s\",\"status\":\"%s\",\"begin\":%.6f,\"end\":%.6f,\"error\":\"%s\"}\n",
+            call, colo_status_name(st), begin, colo_now(), words);
+    fflush(r->out);
+}
+
+static void say_fault(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/fault", folder);
+    FILE *f = fopen(path, "w");
+    if (f)
+        fprintf(f, "%.6f\n", colo_now());
+    if (f)
+        fclose(f);
+}
+
+/* ---- faults ---- */
+
+static bool is(const struct rank *r, const char *name)
+{
+    return r->me == CULPRIT && strcmp(fault, name) == 0;
+}
+
+static void resume_later(int ms)
+{
+    const pid_t parent = getpid(), child = fork();
+    if (child == 0) { /* a grandchild that waits, so that nothing here reaps it */
+        if (fork() == 0) {
+            for (int fd = 3; fd < 256; fd++)
+                close(fd);
+            usleep((useconds_t)ms * 1000);
+            kill(parent, SIGCONT);
+        }
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+}
+
+/* True: the rank takes no further part. */
+static bool strike(struct rank *r, const colo_comm_t *c, const char *at)
+{
+    if (r->me != CULPRIT || strcmp(step, at) != 0)
+        return false;
+    say_fault();
+    if (is(r, "killed"))
+        raise(SIGKILL);
+    if (is(r, "exits"))
+        exit(0);
+    if (is(r, "late"))
+        usleep(DEADLINE_MS * 1000 / 3);
+    if (is(r, "stopped-briefly") || is(r, "stopped")) {
+        resume_later(is(r, "stopped") ? 3 * DEADLINE_MS : DEADLINE_MS / 3);
+        raise(SIGSTOP);
+    }
+    if (is(r, "never"))
+        while (colo_comm_check(c) == COLO_OK)
+            usleep(1000);
+    return is(r, "leaves");
+}
+
+/* Kills this process at some moment of the work that follows. */
+static void kill_later(int ms)
+{
+    const pid_t parent = getpid();
+    if (fork() == 0) {
+        usleep((useconds_t)ms * 1000);
+        say_fault();
+        kill(parent, SIGKILL);
+        _exit(0);
+    }
+}
+
+/* A child of fork() has a copy of the comm that no rank answers. */
+static colo_status_t use_in_child(colo_comm_t *c)
+{
+    int how = 0;
+    const pid_t child = fork();
+    if (child == 0) {
+        const colo_status_t st = colo_comm_barrier(c, NULL);
+        colo_comm_destroy(&c);
+        _exit(st == COLO_ERR_STATE ? 0 : 1);
+    }
+    return waitpid(child, &how, 0) == child && how == 0
+               ? COLO_OK
+               : colo_fail(COLO_ERR_CONTRACT, "a child of fork() was not refused");
+}
+
+static void *abort_soon(void *c)
+{
+    usleep(100 * 1000);
+    say_fault();
+    colo_comm_abort(c, "the drill says so");
+    return NULL;
+}
+
+static void nothing(int signal)
+{
+    (void)signal;
+}
+
+/* A signal every millisecond, in any system call. */
+static void storm(bool on)
+{
+    const struct itimerval each = {{0, on ? 1000 : 0}, {0, on ? 1000 : 0}};
+    const struct sigaction act = {.sa_handler = nothing}; /* no SA_RESTART */
+    sigaction(SIGALRM, &act, NULL);
+    setitimer(ITIMER_REAL, &each, NULL);
+}
+
+/* ---- the job ---- */
+
+#define STEP(r, name, call)               \
+    do {                                  \
+        const double begin_ = colo_now(); \
+        st = (call);                      \
+        if (st < 0) {                     \
+            say(r, name, st, begin_);     \
+            goto done;                    \
+        }                                 \
+    } while (0)
+
+static void config_of(const struct rank *r, colo_bridge_config_t *k, const colo_layout_t *src)
+{
+    if (is(r, "shape"))
+        k->shape.rows *= 2;
+    if (is(r, "dtype"))
+        k->dtype = COLO_F64;
+    if (is(r, "output"))
+        k->output = COLO_SHARDED;
+    if (is(r, "gradient"))
+        k->grad = COLO_DISJOINT;
+    if (is(r, "algorithm"))
+        k->algo = COLO_COLLECTIVE;
+    if (is(r, "layout"))
+        k->dst = src;
+    if (strcmp(step, "create") == 0 && !is(r, "never") && !is(r, "late") && r->me == CULPRIT)
+        say_fault();
+}
+
+/* Half the ranks need what the other half has, with a gradient of both context ranks. */
+static colo_status_t work(struct rank *r, colo_comm_t *world)
+{
+    const int64_t samples =
+        strcmp(fault, "no-samples") == 0 ? 2 : SAMPLES; /* of dp 4: two have none */
+    float x[SAMPLES * ROWS * WIDTH], y[SAMPLES * ROWS * WIDTH], one = 1, sum = 0;
+    colo_grid_t from, to;
+    colo_layout_t src, dst;
+    colo_bridge_t *bridge = NULL;
+    colo_comm_t *pair = NULL;
+    pthread_t thread;
+    bool threaded = false;
+    colo_status_t st = COLO_OK;
+    for (int i = 0; i < SAMPLES * ROWS * WIDTH; i++)
+        x[i] = y[i] = is(r, "nan") && i == 1 ? NAN : 1;
+    STEP(r, "set_timeout", colo_comm_set_timeout(world, is(r, "deadline-0") ? 0 : DEADLINE_MS));
+    if (strcmp(fault, "replicas") == 0)
+        STEP(r, "set_check", colo_comm_set_check(world, 2));
+    if (is(r, "levels"))
+        STEP(r, "set_check", colo_comm_set_check(world, 2));
+    if (is(r, "signals"))
+        storm(true);
+    const bool replicas = strcmp(fault, "replicas") == 0;
+    STEP(r, "grid", colo_grid_parse(&from, replicas ? "tp=2,dp=2" : "tp=1,dp=4", RANKS));
+    STEP(r, "grid", colo_grid_parse(&to, "tp=1,cp=2,dp=2", RANKS));
+    STEP(r, "layout", colo_layout_init_src(&src, &from));
+    STEP(r, "layout", colo_layout_init_dst(&dst, &to));
+    if (strike(r, world, "split"))
+        goto done;
+    STEP(r, "split", colo_comm_split(world, &to, is(r, "dims") ? "dp" : "cp", &pair));
+    if (strike(r, world, "create"))
+        goto done;
+    colo_bridge_config_t k = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
+                              .shape = {samples, ROWS, WIDTH, 0}, .dtype = COLO_F32};
+    config_of(r, &k, &src);
+    STEP(r, "create", colo_bridge_create(&bridge, &k, world));
+    int64_t xs[4], ys[4];
+    const int32_t xn = colo_bridge_src_shape(bridge, xs), yn = colo_bridge_dst_shape(bridge, ys);
+    const colo_tensor_t tx = colo_tensor_host(x, COLO_F32, xn, xs),
+                        ty = colo_tensor_host(y, COLO_F32, yn, ys);
+    const int steps = STEPS + (is(r, "one-more") ? 1 : is(r, "one-fewer") ? -1 : 0);
+    if (is(r, "forks"))
+        STEP(r, "child", use_in_child(world));
+    if (is(r, "killed-at-work"))
+        kill_later(60);
+    while (strcmp(fault, "killed-at-work") == 0) {
+        STEP(r, "forward", colo_bridge_forward(bridge, &tx, &ty, NULL));
+        STEP(r, "all_reduce", colo_comm_all_reduce(world, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
+    }
+    if (is(r, "replicas")) {
+        say_fault();
+        x[0] = 7;
+    }
+    for (int i = 0; i < steps; i++) {
+        if (i == 1 && is(r, "aborted")) {
+            pthread_create(&thread, NULL, abort_soon, world);
+            threaded = true;
+            usleep(DEADLINE_MS * 1000 / 2);
+        }
+        if (i == 1 && is(r, "order")) {
+            say_fault();
+            STEP(r, "backward", colo_bridge_backward(bridge, &ty, &tx, NULL));
+        }
+        if (i >= STEPS - 1 && (is(r, "one-more") || is(r, "one-fewer")))
+            say_fault();
+        if (i == 1 && strike(r, world, "forward"))
+            goto done;
+        STEP(r, "forward", colo_bridge_forward(bridge, &tx, &ty, NULL));
+        if (i == 1 && strike(r, world, "backward"))
+            goto done;
+        STEP(r, "backward", colo_bridge_backward(bridge, &ty, &tx, NULL));
+    }
+    STEP(r, "all_reduce", colo_comm_all_reduce(pair, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
+    if (sum == 2) /* and once with all: exchanges wait for those that they need */
+        STEP(r, "all_reduce", colo_comm_all_reduce(world, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
+    if (sum != RANKS)
+        st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, RANKS);
+    say(r, "job", st, colo_now());
+    if (strike(r, world, "destroy"))
+        goto done;
+done:
+    storm(false);
+    if (threaded)
+        pthread_join(thread, NULL);
+    const double begin = colo_now();
+    colo_bridge_destroy(&bridge);
+    colo_comm_destroy(&pair);
+    say(r, "destroy", COLO_OK, begin);
+    return st;
+}
+
+/* A communicator of the @n ranks that live can be used. */
+static void work_again(struct rank *r, colo_comm_t *fresh, int32_t n)
+{
+    double one = 1, sum = 0;
+    const double begin = colo_now();
+    colo_status_t st = colo_comm_set_timeout(fresh, 20 * DEADLINE_MS);
+    if (st == COLO_OK)
+        st = colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_SUM, NULL);
+    if (st == COLO_OK && sum != n)
+        st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, (int)n);
+    say(r, "fresh", st, begin);
+}
+
+static bool open_rank(struct rank *r, int32_t me)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%d", folder, (int)me);
+    *r = (struct rank){.me = me, .out = fopen(path, "a")};
+    return r->out != NULL;
+}
+
+/* ---- threads and MPI ---- */
+
+static colo_status_t one_rank(colo_comm_t *world, void *arg)
+{
+    const bool again = *(bool *)arg;
+    struct rank r;
+    if (!open_rank(&r, colo_comm_rank(world)))
+        return COLO_ERR_IO;
+    colo_status_t st = COLO_OK;
+    if (again)
+        work_again(&r, world, RANKS);
+    else
+        st = work(&r, world);
+    fclose(r.out);
+    return again || st == COLO_OK ? st : COLO_OK; /* each rank ends by itself */
+}
+
+/* ---- processes ---- */
+
+struct page {
+    _Atomic int32_t arrived[2];
+    unsigned char card[2][RANKS][4096];
+};
+
+struct caller {
+    struct page *page;
+    int32_t which, rank, size;
+};
+
+static colo_status_t gather(void *user, const void *send, void *recv, size_t bytes)
+{
+    const struct caller *c = user;
+    memcpy(c->page->card[c->which][c->rank], send, bytes);
+    atomic_fetch_add(&c->page->arrived[c->which], 1);
+    for (int ms = 0; atomic_load(&c->page->arrived[c->which]) < c->size; ms++) {
+        if (ms > 20 * DEADLINE_MS)
+            return colo_fail(COLO_ERR_TIMEOUT, "the drill's all-gather: a rank did not come");
+        usleep(1000);
+    }
+    if (c->which == 0 && c->rank == CULPRIT && strcmp(step, "connect") == 0) {
+        say_fault();
+        raise(SIGKILL);
+    }
+    for (int32_t k = 0; k < c->size; k++)
+        memcpy((char *)recv + (size_t)k * bytes, c->page->card[c->which][k], bytes);
+    return COLO_OK;
+}
+
+static bool culprit_dies(void)
+{
+    return strncmp(fault, "killed", 6) == 0 || strcmp(fault, "exits") == 0;
+}
+
+static int process(struct page *page, int32_t me)
+{
+    struct rank r;
+    struct rlimit limit;
+    struct caller first = {page, 0, me, RANKS};
+    colo_bootstrap_t b = {me, RANKS, gather, &first};
+    colo_comm_t *world = NULL, *fresh = NULL;
+    if (!open_rank(&r, me))
+        return 1;
+    if (is(&r, "environment")) {
+        say_fault();
+        setenv("COLO_CHECK", "3", 1);
+    }
+    if (is(&r, "descriptors")) {
+        getrlimit(RLIMIT_NOFILE, &limit);
+        say_fault();
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){6, limit.rlim_max});
+    }
+    const double begin = colo_now();
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
+    if (st < 0)
+        say(&r, "world", st, begin);
+    else
+        (void)work(&r, world);
+    const double end = colo_now();
+    colo_comm_destroy(&world);
+    say(&r, "destroy", COLO_OK, end);
+    if (is(&r, "descriptors"))
+        setrlimit(RLIMIT_NOFILE, &limit);
+    unsetenv("COLO_CHECK");
+    const int32_t live = RANKS - culprit_dies(), rank = me - (culprit_dies() && me > CULPRIT);
+    struct caller second = {page, 1, rank, live};
+    colo_bootstrap_t again = {rank, live, gather, &second};
+    const double fresh_begin = colo_now();
+    st = colo_comm_create_bootstrap(&again, &fresh);
+    if (st < 0)
+        say(&r, "fresh", st, fresh_begin);
+    else
+        work_again(&r, fresh, live);
+    colo_comm_destroy(&fresh);
+    return 0;
+}
+
+static void run_processes(void)
+{
+    struct page *page =
+        mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        exit(1);
+    for (int32_t me = 0; me < RANKS; me++)
+        if (fork() == 0)
+            _exit(process(page, me));
+    while (wait(NULL) > 0)
+        ;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 4 || sscanf(argv[2], "%31[^@]@%31s", fault, step) < 1) {
+        fprintf(stderr, "usage: drill threads|sockets|mpi FAULT[@STEP] FOLDER; drill.py runs it\n");
+        return 2;
+    }
+    folder = argv[3];
+    char deadline[16];
+    snprintf(deadline, sizeof deadline, "%d", DEADLINE_MS);
+    setenv("COLO_TIMEOUT_MS", deadline, 1);
+    if (strcmp(argv[1], "sockets") == 0) {
+        run_processes();
+        return 0;
+    }
+    for (int again = 0; again < 2; again++) {
+        bool arg = again;
+        (void)t_run_ranks(RANKS, one_rank, &arg, 0);
+    }
+    return 0;
+}

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every row of drill.c on some transports.
+
+example:  tests/faults/drill.py build/tests/faults/drill.run threads sockets
+
+Each live rank must get a status that the row allows within the deadline and a second, destroy everything, and sum
+on a fresh communicator."""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+DEADLINE = 0.5  # as in drill.c
+MISMATCH = "COLO_ERR_MISMATCH"
+TIMEOUT = "COLO_ERR_TIMEOUT"
+PEER = "COLO_ERR_PEER"
+OK = "COLO_OK"
+ALL = ("threads", "sockets", "mpi")
+OWN = ("sockets",)  # where a process can die without the launcher ending the job
+
+# fault@step: (what happens to rank 2, statuses of the other ranks, of rank 2 if it lives, transports)
+ROWS = {
+    "none": ("nothing", {OK}, {OK}, ALL),
+    "never@split": ("never calls split", {TIMEOUT}, {TIMEOUT}, ALL),
+    "never@create": ("never creates the bridge", {TIMEOUT}, {TIMEOUT}, ALL),
+    "never@forward": ("never comes to a forward", {TIMEOUT}, {TIMEOUT}, ALL),
+    "never@backward": ("never comes to a backward", {TIMEOUT}, {TIMEOUT}, ALL),
+    "late@split": ("comes late to split, before the deadline", {OK}, {OK}, ALL),
+    "late@forward": ("comes late to a forward, before the deadline", {OK}, {OK}, ALL),
+    "leaves@create": ("destroys what it has instead of creating the bridge", {TIMEOUT}, set(), ALL),
+    "leaves@forward": ("destroys what it has instead of a forward", {TIMEOUT}, set(), ALL),
+    "killed@split": ("is killed before split", {PEER}, None, OWN),
+    "killed@create": ("is killed before it creates the bridge", {PEER}, None, OWN),
+    "killed@forward": ("is killed before a forward", {PEER}, None, OWN),
+    "killed@backward": ("is killed before a backward", {PEER}, None, OWN),
+    "killed@destroy": ("is killed before destroy", {OK}, None, OWN),
+    "killed@connect": ("is killed after the all-gather of addresses", {TIMEOUT}, None, OWN),
+    "killed-at-work": ("is killed at any moment of the work", {PEER}, None, OWN),
+    "exits@forward": ("calls exit(0) before a forward, without destroy", {PEER, "COLO_ERR_ABORTED"}, None, OWN),
+    "exits@destroy": ("calls exit(0) without destroy, after the job", {OK}, None, OWN),
+    "stopped-briefly@forward": ("is stopped (SIGSTOP) for less than the deadline", {OK}, {OK}, OWN),
+    "stopped@forward": ("is stopped (SIGSTOP) for longer than the deadline", {TIMEOUT}, {TIMEOUT}, OWN),
+    "descriptors@world": ("has no descriptors left", {PEER}, {"COLO_ERR_IO"}, OWN),
+    "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, OWN),
+    "forks": ("forks, and the child uses the communicator", {OK}, {OK}, OWN),
+    "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, ALL),
+    "shape@create": ("creates the bridge with another shape", {MISMATCH}, {MISMATCH}, ALL),
+    "dtype@create": ("creates it with another dtype", {MISMATCH}, {MISMATCH}, ALL),
+    "output@create": ("creates it with another output", {MISMATCH}, {MISMATCH}, ALL),
+    "gradient@create": ("creates it with another kind of gradient", {MISMATCH}, {MISMATCH}, ALL),
+    "algorithm@create": ("creates it with another algorithm", {MISMATCH}, {MISMATCH}, ALL),
+    "layout@create": ("creates it with another layout", {MISMATCH}, {MISMATCH}, ALL),
+    "levels": ("has another check level", {MISMATCH}, {MISMATCH}, ALL),
+    "order": ("calls backward where the others call forward", {MISMATCH}, {MISMATCH, "COLO_ERR_STATE"}, ALL),
+    "one-more": ("runs one step more than the others", {MISMATCH, TIMEOUT}, {MISMATCH, TIMEOUT}, ALL),
+    "one-fewer": ("runs one step fewer than the others", {MISMATCH, TIMEOUT}, {MISMATCH, TIMEOUT}, ALL),
+    "replicas": ("holds another value than its replica (COLO_CHECK=2)", {"COLO_ERR_CONTRACT"}, {"COLO_ERR_CONTRACT"},
+                 ALL),
+    "no-samples": ("has no samples, nor has another rank", {OK}, {OK}, ALL),
+    "nan": ("holds a NaN", {OK}, {OK}, ALL),
+    "aborted": ("is aborted by another thread while the others wait for it", {"COLO_ERR_ABORTED"},
+                {"COLO_ERR_ABORTED"}, ALL),
+    "deadline-0": ("asks for a deadline of 0", {TIMEOUT}, {"COLO_ERR_ARG"}, ALL),
+    "signals": ("gets a signal every millisecond", {OK}, {OK}, ALL),
+}
+
+
+def run(drill, transport, row, mpirun):
+    """{rank: [what it said]}, when the fault happened"""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [drill, transport, row, folder]
+        env = dict(os.environ, T_RANKS=transport if transport == "mpi" else "threads")
+        if transport == "mpi":
+            command = [sys.executable, "-B", mpirun, "4", *command]
+        done = subprocess.run(command, env=env, timeout=60, check=False, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        if done.returncode == 77:
+            sys.exit(77)
+        at = pathlib.Path(folder, "fault")
+        said = {int(p.name): [json.loads(line) for line in p.read_text().splitlines()]
+                for p in pathlib.Path(folder).iterdir() if p.name.isdigit()}
+        return said, float(at.read_text()) if at.exists() and at.read_text() else None
+
+
+def judge(row, said, fault):
+    """(complaints, seconds from the fault to the last status)"""
+    _, others, culprit, _ = ROWS[row]
+    wrong, slowest = [], 0.0
+    for rank in range(4):
+        allowed = culprit if rank == 2 else others
+        if allowed is None:
+            continue
+        lines = said.get(rank, [])
+        first = next((s for s in lines if s["call"] not in ("destroy", "fresh")), None)
+        if allowed and not first:
+            wrong.append(f"rank {rank} said nothing")
+            continue
+        if first and first["status"] not in (allowed or {OK}):
+            wrong.append(f"rank {rank}: {first['call']}: {first['status']} ({first['error']})")
+        if first and first["status"] != OK:
+            late = first["end"] - max(fault or 0, first["begin"] if fault is None else 0)
+            if row in ("stopped@forward", "aborted") and rank == 2:
+                continue  # it slept
+            slowest = max(slowest, late)
+            if late > DEADLINE + 1:
+                wrong.append(f"rank {rank}: {first['call']} took {late:.2f} s")
+        for s in lines:
+            if s["call"] == "destroy" and s["end"] - s["begin"] > DEADLINE + 1:
+                wrong.append(f"rank {rank}: destroy took {s['end'] - s['begin']:.2f} s")
+        fresh = [s for s in lines if s["call"] == "fresh"]
+        if not fresh or fresh[-1]["status"] != OK:
+            wrong.append(f"rank {rank}: fresh communicator: {fresh[-1]['error'] if fresh else 'never made'}")
+    return wrong, slowest
+
+
+NAMES = {"threads": "threads", "sockets": "processes, Unix sockets", "mpi": "processes, MPI"}
+
+
+def plural(names):
+    return " or ".join(f"`{n.removeprefix('COLO_ERR_').removeprefix('COLO_')}`" for n in sorted(names))
+
+
+def page(results):
+    """docs/faults.md; with no results its rows without times."""
+    lines = ["# faults: what each rank gets, and when", "",
+             "<!-- made by tests/faults/drill.py --page; do not edit -->", "",
+             "Each row was run on four ranks: rank 2 is at fault, and the deadline (`COLO_TIMEOUT_MS`) is 500 ms. Each",
+             "live rank must get one of the stated statuses within the deadline and 1 s. Then it destroys all its objects",
+             "and sums with the other live ranks on a new communicator. A row that fails fails the test suite. The times",
+             "are the longest from the fault to the status, in ms. Where no status is an error, there is no time.", "",
+             "The faults are in [drill.c](../tests/faults/drill.c), what they must lead to is in",
+             "[drill.py](../tests/faults/drill.py). [comm.md](comm.md) says what holds after an error.", "",
+             "| rank 2 … | the others get | rank 2 gets | " + " | ".join(NAMES[t] for t in ALL) + " |",
+             "|---|---|---|" + "---:|" * len(ALL)]
+    for row, (what, others, culprit, transports) in ROWS.items():
+        cells = [what, plural(others), "-" if culprit is None else plural(culprit) or "nothing"]
+        for t in ALL:
+            done = results.get(t, {}).get(row)
+            cells.append("" if t not in transports or not done or not done["seconds"] else f"{done['seconds'] * 1e3:.0f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def rows_of(text):
+    """A page without its times."""
+    return [line.split(" | ")[:3] for line in text.splitlines()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drill")
+    parser.add_argument("transports", nargs="+", choices=ALL)
+    parser.add_argument("--mpirun", metavar="FILE", help="tests/mpi/mpirun.py, for mpi")
+    parser.add_argument("--row", action="append", help="this one only; repeat for more")
+    parser.add_argument("--page", metavar="FILE", help="write docs/faults.md with the times of this run")
+    parser.add_argument("--check-page", metavar="FILE", help="fail if FILE has other rows than this drill")
+    args = parser.parse_args()
+    results, passed, failed = {}, 0, 0
+    for transport in args.transports:
+        results[transport] = {}
+        for row, (_, _, _, transports) in ROWS.items():
+            if transport not in transports or (args.row and row not in args.row):
+                continue
+            try:
+                said, fault = run(args.drill, transport, row, args.mpirun)
+                wrong, seconds = judge(row, said, fault)
+            except subprocess.TimeoutExpired:
+                said, wrong, seconds = {}, ["it hangs: ended after 60 s"], 60.0
+            results[transport][row] = {"seconds": seconds}
+            statuses = sorted({s["status"] for r, lines in said.items() for s in lines
+                               if r != 2 and s["call"] not in ("destroy", "fresh")})
+            print(f"{'FAILED' if wrong else 'ok'}  {row} on {transport}: {', '.join(statuses)} after {seconds:.2f} s",
+                  *wrong, sep="\n    ", flush=True)
+            failed += bool(wrong)
+            passed += not wrong
+    if args.page:
+        pathlib.Path(args.page).write_text(page(results))
+    if args.check_page and rows_of(pathlib.Path(args.check_page).read_text()) != rows_of(page({})):
+        print(f"FAILED  {args.check_page} has other rows than the drill; make it again with --page")
+        failed += 1
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+sys.exit(main())
