@@ -74,11 +74,11 @@ typedef struct colo_distill_upstream {
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
 typedef struct colo_distill_saved {
-    colo_distill_config_t config;
     colo_tensor_t logits, targets; /* borrowed views */
     uint64_t logits_version, targets_version;
     void *memory; /* borrowed: the caller's colo_distill_saved_size() bytes */
     bool valid;
+    colo_distill_config_t config; /* as long as the caller's */
 } colo_distill_saved_t;
 
 /**

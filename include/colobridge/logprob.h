@@ -115,12 +115,12 @@ typedef struct colo_support_saved {
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
 typedef struct colo_logprob_saved {
-    colo_logprob_config_t config;
     colo_tensor_t logits, targets; /* borrowed views */
     colo_support_saved_t support;
     uint64_t logits_version, targets_version;
     void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
     bool valid;
+    colo_logprob_config_t config; /* as long as the caller's */
 } colo_logprob_saved_t;
 
 /**

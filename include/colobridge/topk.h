@@ -62,11 +62,11 @@ typedef struct colo_topk_upstream {
 
 /** What backward needs; caller's memory, filled by forward. Borrows the logits and the buffer. */
 typedef struct colo_topk_saved {
-    colo_topk_config_t config;
     colo_tensor_t logits; /* borrowed view */
     uint64_t logits_version;
     void *memory; /* borrowed: the caller's colo_topk_saved_size() bytes */
     bool valid;
+    colo_topk_config_t config; /* as long as the caller's */
 } colo_topk_saved_t;
 
 /**

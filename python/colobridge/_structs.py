@@ -194,9 +194,9 @@ class LogprobUpstream(c.Structure):
 
 class LogprobSaved(c.Structure):
     """colo_logprob_saved_t"""
-    _fields_ = [('config', LogprobConfig), ('logits', Tensor), ('targets', Tensor),
-                ('support', SupportSaved), ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
-                ('valid', c.c_bool)]
+    _fields_ = [('logits', Tensor), ('targets', Tensor), ('support', SupportSaved),
+                ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
+                ('valid', c.c_bool), ('config', LogprobConfig)]
 
 
 class TopkConfig(c.Structure):
@@ -222,8 +222,8 @@ class TopkUpstream(c.Structure):
 
 class TopkSaved(c.Structure):
     """colo_topk_saved_t"""
-    _fields_ = [('config', TopkConfig), ('logits', Tensor), ('logits_version', u64),
-                ('memory', c.c_void_p), ('valid', c.c_bool)]
+    _fields_ = [('logits', Tensor), ('logits_version', u64),
+                ('memory', c.c_void_p), ('valid', c.c_bool), ('config', TopkConfig)]
 
 
 class DistillConfig(c.Structure):
@@ -249,9 +249,9 @@ class DistillUpstream(c.Structure):
 
 class DistillSaved(c.Structure):
     """colo_distill_saved_t"""
-    _fields_ = [('config', DistillConfig), ('logits', Tensor), ('targets', Tensor),
+    _fields_ = [('logits', Tensor), ('targets', Tensor),
                 ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
-                ('valid', c.c_bool)]
+                ('valid', c.c_bool), ('config', DistillConfig)]
 
 
 class Sequence(c.Structure):

@@ -43,3 +43,9 @@ colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t
     memcpy(own, &whole, sizeof whole);
     return COLO_OK;
 }
+
+void colo_sized_save(void *saved, const void *own, size_t config, size_t size)
+{
+    memcpy(saved, own, config + size);
+    memcpy((char *)saved + config, &size, sizeof size);
+}

@@ -15,11 +15,18 @@
     colo_sized_read((own), sizeof *(own), (given), offsetof(__typeof__(*(own)), optional), (what), \
                     (init))
 
+/* Copies *@own to the caller's struct, whose last member @config is another sized struct: only
+ * @size bytes of that, which is all that the caller's header has. */
+#define COLO_SIZED_SAVE(saved, own, config, size) \
+    colo_sized_save((saved), (own), offsetof(__typeof__(*(own)), config), (size))
+
 /* @whole: sizeof of the library's struct; @least: bytes that the caller must bring. */
 colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t least,
                               const char *what, const char *init);
 /* Only the check: is @found from @least to @whole? */
 colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const char *what,
                                const char *init);
+/* @config: offset of the last member. */
+void colo_sized_save(void *saved, const void *own, size_t config, size_t size);
 
 #endif

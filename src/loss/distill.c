@@ -179,6 +179,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     struct colo_distill_pass room;
     colo_distill_config_t own;
     colo_status_t st = read_config(config, &own);
+    const size_t size = st == COLO_OK ? config->struct_size : 0;
     config = &own;
     if (st == COLO_OK)
         st = check_forward(config, logits, targets, mask, group, out, saved, saved_memory,
@@ -206,16 +207,18 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     p.out = *out;
     p.saved = saved ? saved_memory : NULL;
     COLO_TRY(forward(&p, loss, logits->mem == COLO_HOST, group, stream));
-    if (saved)
-        *saved = (colo_distill_saved_t){
-            .config = *config,
+    if (saved) {
+        const colo_distill_saved_t all = {
             .logits = *logits,
             .targets = *targets,
             .logits_version = logits_version,
             .targets_version = targets_version,
             .memory = saved_memory,
             .valid = true,
+            .config = own,
         };
+        COLO_SIZED_SAVE(saved, &all, config, size);
+    }
     return COLO_OK;
 }
 
@@ -243,7 +246,9 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
 {
     bool in_place = false;
     const colo_loss_ops_t *loss;
+    colo_distill_config_t config;
     COLO_TRY(colo_loss_i_check_saved("distill", saved != NULL, saved && saved->valid));
+    COLO_TRY(read_config(&saved->config, &config));
     if (!upstream)
         return colo_fail(COLO_ERR_ARG, "distill: upstream is NULL");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
@@ -251,8 +256,8 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
-    const colo_logprob_config_t base = base_config(&saved->config);
-    struct colo_distill_pass p = pass_of(&saved->config, &saved->logits, &saved->targets, &base);
+    const colo_logprob_config_t base = base_config(&config);
+    struct colo_distill_pass p = pass_of(&config, &saved->logits, &saved->targets, &base);
     p.saved = saved->memory;
     p.upstream = *upstream;
     p.base.d_logits = d_logits->data;

@@ -34,6 +34,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -248,6 +249,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     COLO_TRY(colo_loss_i_check_group("logprob", group));
     colo_logprob_config_t own;
     colo_status_t st = colo_logprob_i_read(config, &own);
+    const size_t size = st == COLO_OK ? config->struct_size : 0;
     config = &own;
     if (st == COLO_OK)
         st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, saved_memory,
@@ -268,9 +270,8 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     p.out = *out;
     p.saved = saved ? saved_memory : NULL;
     COLO_TRY(forward(&p, loss, logits->mem == COLO_HOST, group, stream));
-    if (saved)
-        *saved = (colo_logprob_saved_t){
-            .config = *config,
+    if (saved) {
+        const colo_logprob_saved_t all = {
             .logits = *logits,
             .targets = *targets,
             .support = support,
@@ -278,7 +279,10 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
             .targets_version = targets_version,
             .memory = saved_memory,
             .valid = true,
+            .config = own,
         };
+        COLO_SIZED_SAVE(saved, &all, config, size);
+    }
     return COLO_OK;
 }
 
@@ -290,10 +294,10 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
 {
     bool in_place = false;
     const colo_loss_ops_t *loss;
-    COLO_TRY(colo_logprob_i_check_backward(saved, upstream, d_logits, &in_place));
+    colo_logprob_config_t config;
+    COLO_TRY(colo_logprob_i_check_backward(saved, upstream, d_logits, &config, &in_place));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
-    struct colo_logprob_pass p =
-        colo_logprob_i_pass(&saved->config, &saved->logits, &saved->targets);
+    struct colo_logprob_pass p = colo_logprob_i_pass(&config, &saved->logits, &saved->targets);
     p.support = colo_loss_i_support(&saved->support);
     p.saved = saved->memory;
     p.upstream = *upstream;

@@ -216,6 +216,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
     struct colo_topk_pass room;
     colo_topk_config_t own;
     colo_status_t st = read_config(config, &own);
+    const size_t size = st == COLO_OK ? config->struct_size : 0;
     config = &own;
     if (st == COLO_OK)
         st = check_forward(config, logits, ids, mask, group, out, saved, saved_memory, workspace);
@@ -241,14 +242,16 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
     p.out = *out;
     COLO_TRY(forward(&p, (int64_t *)(behind + 24 * p.base.tokens), loss, logits->mem == COLO_HOST,
                      group, stream));
-    if (saved)
-        *saved = (colo_topk_saved_t){
-            .config = *config,
+    if (saved) {
+        const colo_topk_saved_t all = {
             .logits = *logits,
             .logits_version = version,
             .memory = saved_memory,
             .valid = true,
+            .config = own,
         };
+        COLO_SIZED_SAVE(saved, &all, config, size);
+    }
     return COLO_OK;
 }
 
@@ -259,14 +262,16 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
 {
     bool in_place = false;
     const colo_loss_ops_t *loss;
+    colo_topk_config_t config;
     COLO_TRY(colo_loss_i_check_saved("topk", saved != NULL, saved && saved->valid));
+    COLO_TRY(read_config(&saved->config, &config));
     if (!upstream || (!upstream->d_logp && saved->logits.shape[0] > 0))
         return colo_fail(COLO_ERR_ARG, "topk: %s is NULL", upstream ? "d_logp" : "upstream");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
-    const colo_logprob_config_t base = base_config(&saved->config);
-    struct colo_topk_pass p = pass_of(&saved->config, &saved->logits, &base, saved->memory);
+    const colo_logprob_config_t base = base_config(&config);
+    struct colo_topk_pass p = pass_of(&config, &saved->logits, &base, saved->memory);
     p.base.d_logits = d_logits->data;
     p.base.d_row_stride = d_logits->stride[0];
     p.base.upstream.d_logp = p.sum;

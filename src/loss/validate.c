@@ -421,15 +421,17 @@ colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const co
 
 colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
                                             const colo_logprob_upstream_t *up,
-                                            const colo_tensor_t *d_logits, bool *in_place)
+                                            const colo_tensor_t *d_logits,
+                                            colo_logprob_config_t *config, bool *in_place)
 {
     COLO_TRY(colo_loss_i_check_saved("logprob", saved != NULL, saved && saved->valid));
+    COLO_TRY(colo_logprob_i_read(&saved->config, config));
     if (!up)
         return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
-    if (up->d_entropy && !saved->config.want_entropy)
+    if (up->d_entropy && !config->want_entropy)
         return colo_fail(COLO_ERR_ARG, "logprob: d_entropy is given, forward ran with want_entropy "
                                        "false");
-    if (up->d_loss && !saved->config.want_loss)
+    if (up->d_loss && !config->want_loss)
         return colo_fail(COLO_ERR_ARG,
                          "logprob: d_loss is given, forward ran with want_loss false");
     const colo_tensor_t *z = &saved->logits;

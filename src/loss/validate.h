@@ -82,9 +82,10 @@ colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);
 
-/* @in_place: out, whether @d_logits is the logits */
+/* Out: @config, that of forward; @in_place, whether @d_logits is the logits */
 colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
                                             const colo_logprob_upstream_t *upstream,
-                                            const colo_tensor_t *d_logits, bool *in_place);
+                                            const colo_tensor_t *d_logits,
+                                            colo_logprob_config_t *config, bool *in_place);
 
 #endif

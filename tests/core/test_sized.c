@@ -95,44 +95,98 @@ static colo_status_t use_logprob(const void *config, int64_t *result)
     return st;
 }
 
+/* A saved struct of the caller's header ends with the caller's config. */
+static _Alignas(16) unsigned char saved_bytes[3 * LARGEST];
+
+static void *saved_at_rest(void)
+{
+    return memset(saved_bytes, 0xff, sizeof saved_bytes);
+}
+
+static void assert_saved(const void *config, size_t before_config)
+{
+    size_t size;
+    memcpy(&size, config, sizeof size);
+    for (size_t i = before_config + size; i < sizeof saved_bytes; i++)
+        assert_int_equal(saved_bytes[i], 0xff);
+}
+
+static float z[4] = {1, 2, 3, 4}, dz[4];
+static const float one = 1;
+static _Alignas(COLO_ALIGNMENT) double stats[64], workspace[256];
+
+static int64_t digits(float value)
+{
+    return (int64_t)((value + dz[0] * 10) * 1e6f);
+}
+
 static colo_status_t use_logprob_forward(const void *config, int64_t *result)
 {
-    float z[4] = {1, 2, 3, 4}, logp = 0;
+    float logp = 0;
     int64_t target = 2;
-    _Alignas(COLO_ALIGNMENT) double stats[64], workspace[64];
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
+                        d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(&target, COLO_I64, 1, (int64_t[]){1});
-    colo_logprob_saved_t saved = {0};
+    colo_logprob_saved_t *saved = saved_at_rest();
     colo_status_t st = colo_logprob_forward(
         config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, alone,
-        &(colo_logprob_out_t){.logp = &logp}, &saved, stats, workspace, NULL);
-    *result = (int64_t)(logp * 1e6f) + saved.config.want_loss;
+        &(colo_logprob_out_t){.logp = &logp}, saved, stats, workspace, NULL);
+    if (st == COLO_OK) {
+        assert_saved(config, offsetof(colo_logprob_saved_t, config));
+        st = colo_logprob_backward(saved, &(colo_logprob_upstream_t){.d_logp = &one}, &d_logits,
+                                   NULL);
+    }
+    *result = digits(logp);
     return st;
 }
 
 static colo_status_t use_topk(const void *config, int64_t *result)
 {
-    size_t saved = 0, bytes = 0;
+    size_t bytes = 0, more = 0;
     colo_status_t st = colo_topk_config_check(config);
     if (st == COLO_OK)
-        st = colo_topk_saved_size(config, 1000, &saved);
+        st = colo_topk_saved_size(config, 1000, &bytes);
     if (st == COLO_OK)
-        st = colo_topk_workspace_size(config, COLO_F32, 1000, 2, &bytes);
-    *result = (int64_t)(saved * 1000000 + bytes);
+        st = colo_topk_workspace_size(config, COLO_F32, 1000, 2, &more);
+    *result = (int64_t)(bytes * 1000000 + more);
+    return st;
+}
+
+static colo_status_t use_topk_forward(const void *config, int64_t *result)
+{
+    float logp[2] = {0}, up[2] = {1, 2};
+    int64_t id[2] = {2, 3};
+    const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
+                        d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){1, 4}),
+                        ids = colo_tensor_host(id, COLO_I64, 2, (int64_t[]){1, 2});
+    colo_topk_saved_t *saved = saved_at_rest();
+    colo_status_t st =
+        colo_topk_forward(config, &(colo_topk_batch_t){.logits = &logits, .ids = &ids}, alone,
+                          &(colo_topk_out_t){.logp = logp}, saved, stats, workspace, NULL);
+    if (st == COLO_OK) {
+        assert_saved(config, offsetof(colo_topk_saved_t, config));
+        st = colo_topk_backward(saved, &(colo_topk_upstream_t){.d_logp = up}, &d_logits, NULL);
+    }
+    *result = digits(logp[1]);
     return st;
 }
 
 static colo_status_t use_distill(const void *config, int64_t *result)
 {
-    float z[4] = {1, 2, 3, 4}, w[4] = {0, 1, 0, 1}, kl = 0;
-    _Alignas(COLO_ALIGNMENT) double stats[64], workspace[64];
+    float w[4] = {0, 1, 0, 1}, kl = 0;
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
+                        d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){1, 4});
-    colo_distill_saved_t saved = {0};
+    colo_distill_saved_t *saved = saved_at_rest();
     colo_status_t st = colo_distill_forward(
         config, &(colo_distill_batch_t){.logits = &logits, .targets = &targets}, alone,
-        &(colo_distill_out_t){.kl = &kl}, &saved, stats, workspace, NULL);
-    *result = (int64_t)(kl * 1e6f);
+        &(colo_distill_out_t){.kl = &kl}, saved, stats, workspace, NULL);
+    if (st == COLO_OK) {
+        assert_saved(config, offsetof(colo_distill_saved_t, config));
+        st =
+            colo_distill_backward(saved, &(colo_distill_upstream_t){.d_kl = &one}, &d_logits, NULL);
+    }
+    *result = digits(kl);
     return st;
 }
 
@@ -210,6 +264,7 @@ static const struct sized {
     SIZED(logprob, UP_TO(logprob, label_smoothing), use_logprob),
     SIZED(logprob, UP_TO(logprob, label_smoothing), use_logprob_forward),
     SIZED(pick, UP_TO(pick, topk), use_topk),
+    SIZED(pick, UP_TO(pick, topk), use_topk_forward),
     SIZED(distill, UP_TO(distill, targets), use_distill),
     SIZED(linear, UP_TO(linear, mode), use_linear),
     SIZED(sequence, UP_TO(sequence, padded), use_sequence),
