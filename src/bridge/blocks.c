@@ -18,17 +18,15 @@
 
 /* ---- growing lists ---- */
 
-void *colo_list_push(colo_list_t *l, size_t size)
+bool colo_list_grow(colo_list_t *l, size_t size)
 {
-    if (l->n == l->cap) {
-        int64_t cap = l->cap ? 2 * l->cap : 16;
-        void *at = realloc(l->at, (size_t)cap * size);
-        if (!at)
-            return NULL;
-        l->at = at;
-        l->cap = cap;
-    }
-    return (char *)l->at + (size_t)l->n++ * size;
+    const int64_t cap = l->cap ? 2 * l->cap : 16;
+    void *at = realloc(l->at, (size_t)cap * size);
+    if (!at)
+        return false;
+    l->at = at;
+    l->cap = cap;
+    return true;
 }
 
 /* ---- sides, blocks ---- */

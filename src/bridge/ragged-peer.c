@@ -121,7 +121,8 @@ static colo_status_t row_at(const colo_bridge_t *b, const colo_plan_t *p, int64_
         colo_runs_deinit(&whole);
         COLO_TRY(st);
     }
-    *row = colo_ragged_find(x->stored[d], x->count[d], at);
+    int64_t hint = 0;
+    *row = colo_ragged_find(x->stored[d], x->count[d], at, &hint);
     return COLO_OK;
 }
 

@@ -104,23 +104,31 @@ void colo_ragged_places_deinit(colo_ragged_places_t *places)
     *places = (colo_ragged_places_t){0};
 }
 
-int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at)
+static bool has_index(const colo_stored_t *s, int64_t at)
 {
-    int64_t a = 0, z = n; /* stored[a].first <= at < stored[z].first */
-    while (z - a > 1) {
-        const int64_t mid = a + (z - a) / 2;
-        if (stored[mid].first <= at)
-            a = mid;
-        else
-            z = mid;
-    }
+    return (uint64_t)(at - s->first) < (uint64_t)s->count;
+}
+
+int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at, int64_t *hint)
+{
+    int64_t a = *hint, z = n; /* stored[a].first <= at < stored[z].first */
+    if (!has_index(&stored[a], at) && (++a == n || !has_index(&stored[a], at)))
+        for (a = 0; z - a > 1;) {
+            const int64_t mid = a + (z - a) / 2;
+            if (stored[mid].first <= at)
+                a = mid;
+            else
+                z = mid;
+        }
+    *hint = a;
     return stored[a].row + (at - stored[a].first);
 }
 
 static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
 {
+    int64_t hint = 0;
     for (int64_t i = 0; i < routes->nregions; i++)
-        routes->offset[i].dst_row = colo_ragged_find(stored, n, routes->offset[i].dst_row);
+        routes->offset[i].dst_row = colo_ragged_find(stored, n, routes->offset[i].dst_row, &hint);
 }
 
 /* ---- the plan ---- */
@@ -170,8 +178,7 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
                            colo_ragged_places_t *places)
 {
     const colo_plan_config_t *c = &p->config;
-    colo_builder_t w = {
-        .cfg = c, .plan = p, .elem = unit, .ragged = true};
+    colo_builder_t w = {.cfg = c, .plan = p, .elem = unit, .ragged = true};
     const colo_side_t src = {.layout = &p->src, .ragged = r, .ragged_src = true};
     const colo_side_t dst = {.layout = &p->dst, .ragged = r};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;

@@ -84,6 +84,13 @@ static bool grow(void *list, int64_t *cap, int64_t n)
     return next != NULL;
 }
 
+/* Makes @lo [n + 1], whose lo[d + 1] is how many d has, begin with the first of each. */
+static void add_up_before(int64_t *lo, int64_t n)
+{
+    for (int64_t d = 0; d < n; d++)
+        lo[d + 1] += lo[d];
+}
+
 /* Parts by source row; the tables list them by segment. */
 static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
 {
@@ -91,29 +98,9 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     const int64_t n = r->in_order.n, *src_dp = r->tables->src_dp;
     int64_t *next = r->src_lo; /* of each replica; shifted back below */
     memset(r->src_lo, 0, (size_t)(replicas + 1) * sizeof *r->src_lo);
-    bool ordered = true; /* segments by replica, as tables usually are */
-    for (int64_t e = 0, last = 0; e < r->tables->count;) {
-        const int64_t d = src_dp[e];
-        int64_t rows = 0;
-        do
-            rows += r->tables->rows[e++];
-        while (e < r->tables->count && src_dp[e] == d);
-        r->src_lo[d + 1] += rows;
-        ordered = ordered && d >= last;
-        last = d;
-    }
-    for (int64_t d = 0; d < replicas; d++)
-        r->src_lo[d + 1] += r->src_lo[d];
-    r->rows = r->src_lo[replicas];
-    if (ordered) {
-        const colo_list_t list = r->parts;
-        r->parts = r->in_order;
-        r->in_order = list;
-        colo_part_t *p = r->parts.at;
-        for (int64_t i = 0, row = 0; i < n; row += p[i++].count)
-            p[i].row = row;
-        return COLO_OK;
-    }
+    for (int64_t e = 0; e < r->tables->count; e++)
+        r->src_lo[src_dp[e] + 1] += r->tables->rows[e];
+    add_up_before(r->src_lo, replicas);
     COLO_AUTOFREE int64_t *slot = calloc((size_t)replicas + 1, sizeof *slot);
     if (!slot)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
@@ -137,53 +124,47 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     return COLO_OK;
 }
 
-/* Where each sequence begins on the axis of its replica, and the parts of each replica. */
+/* The parts of each destination replica. */
 static void sort_sequences(colo_ragged_t *r, int64_t replicas)
 {
-    const colo_segments_t *s = r->tables;
     const colo_part_t *p = r->parts.at;
-    memset(r->length, 0, (size_t)replicas * sizeof *r->length);
+    const int64_t n = r->parts.n, *seq_dp = r->tables->seq_dp;
     memset(r->dst_lo, 0, (size_t)(replicas + 1) * sizeof *r->dst_lo);
-    const int64_t chunks = r->dst.cp * (r->dst.zigzag ? 2 : 1);
-    for (int64_t q = 0; q < s->nseqs; q++) {
-        r->chunk[q] = colo_ragged_times(s->seq_len[q], chunks);
-        r->base[q] = r->length[s->seq_dp[q]];
-        r->local[q] = colo_ragged_times(r->base[q], r->dst.cp);
-        r->length[s->seq_dp[q]] += s->seq_len[q];
-    }
-    const int64_t n = r->parts.n, *seq_dp = s->seq_dp;
-    int64_t *by_dst = r->by_dst;
-    bool ordered = true;
-    for (int64_t i = 0, last = 0; i < n;) {
-        const int64_t d = seq_dp[p[i].seq], from = i;
-        do
-            by_dst[i] = i; /* if replicas ascend */
-        while (++i < n && seq_dp[p[i].seq] == d);
-        r->dst_lo[d + 1] += i - from;
-        ordered = ordered && d >= last;
-        last = d;
-    }
-    for (int64_t d = 0; d < replicas; d++)
-        r->dst_lo[d + 1] += r->dst_lo[d];
-    if (ordered)
-        return;
-    for (int64_t i = 0; i < r->parts.n; i++)
-        r->by_dst[r->dst_lo[s->seq_dp[p[i].seq]]++] = i;
+    for (int64_t i = 0; i < n; i++)
+        r->dst_lo[seq_dp[p[i].seq] + 1]++;
+    add_up_before(r->dst_lo, replicas);
+    for (int64_t i = 0; i < n; i++)
+        r->by_dst[r->dst_lo[seq_dp[p[i].seq]]++] = i;
     memmove(&r->dst_lo[1], &r->dst_lo[0], (size_t)replicas * sizeof *r->dst_lo);
     r->dst_lo[0] = 0;
+}
+
+static colo_status_t no_memory(const colo_segments_t *s)
+{
+    return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
+                     (long long)s->count, (long long)s->nseqs);
 }
 
 colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
 {
     const int64_t nsrc = r->src.replicas, ndst = r->dst.replicas;
-    COLO_TRY(colo_segments_parts(s, &r->src, &r->dst, &r->in_order));
+    COLO_TRY(colo_segments_present(s));
     r->tables = s;
     if (!grow(&r->src_lo, &r->cap[0], nsrc + 1) || !grow(&r->dst_lo, &r->cap[1], ndst + 1) ||
         !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs + 1) ||
-        !grow(&r->by_dst, &r->cap[4], r->in_order.n + 1) ||
         !grow(&r->chunk, &r->cap[5], s->nseqs + 1) || !grow(&r->local, &r->cap[6], s->nseqs + 1))
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
-                         (long long)s->count, (long long)s->nseqs);
+        return no_memory(s);
+    COLO_TRY(colo_ragged_parts(r));
+    if (r->sorted) { /* as tables usually are */
+        const colo_list_t list = r->parts;
+        r->parts = r->in_order;
+        r->in_order = list;
+        add_up_before(r->src_lo, nsrc);
+        add_up_before(r->dst_lo, ndst);
+        return COLO_OK;
+    }
+    if (!grow(&r->by_dst, &r->cap[4], r->in_order.n + 1))
+        return no_memory(s);
     COLO_TRY(sort_parts(r, nsrc));
     sort_sequences(r, ndst);
     return COLO_OK;
@@ -289,13 +270,18 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
     return lo < hi ? push_run(runs, r->src_lo[d] + lo, hi - lo, 0) : COLO_OK;
 }
 
+/* Number @i of the parts by destination replica. */
+static const colo_part_t *part_of(const colo_ragged_t *r, int64_t i)
+{
+    return (const colo_part_t *)r->parts.at + (r->sorted ? i : r->by_dst[i]);
+}
+
 /* The first of parts [a, z) of destination replicas that ends behind @row. */
 static int64_t first_part(const colo_ragged_t *r, int64_t a, int64_t z, int64_t row)
 {
-    const colo_part_t *parts = r->parts.at;
     while (a < z) {
         const int64_t mid = a + (z - a) / 2;
-        const colo_part_t *p = &parts[r->by_dst[mid]];
+        const colo_part_t *p = part_of(r, mid);
         if (p->row + p->count <= row)
             a = mid + 1;
         else
@@ -308,7 +294,6 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
                                const colo_runs_t *within, bool on_rank, colo_runs_t *runs)
 {
     const colo_ragged_t *r = side->ragged;
-    const colo_part_t *parts = r->parts.at;
     runs->n = runs->rows = 0;
     if (side->ragged_src)
         return source_rows(side, coords, runs);
@@ -323,7 +308,7 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
         behind = last->row + last->count;
     }
     for (; i < r->dst_lo[d + 1]; i++) {
-        const colo_part_t *p = &parts[r->by_dst[i]];
+        const colo_part_t *p = part_of(r, i);
         if (p->row >= behind)
             break;
         if (side->full) {

@@ -66,33 +66,38 @@ void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *d
 
 #define RAGGED_BATCH "ragged batch" /* what ranks agree on */
 
-static void add_table(colo_fields_t *f, const char *name, const int64_t *v, int64_t n,
-                      uint64_t hash)
+/* Keeps what ranks compare of the tables, which are the caller's. */
+static void keep_tables(colo_batch_t *b, const colo_segments_t *s, int64_t rows)
 {
-    enum { SHOWN = 8 };
-    char text[200] = "";
-    int at = 0;
-    for (int64_t i = 0; v && i < n && i < SHOWN; i++)
-        at += snprintf(text + at, sizeof text - (size_t)at, " %lld", (long long)v[i]);
-    colo_fields_add(f, name, "%lld:%s%s (%08x)", v ? (long long)n : 0, text,
-                    n > SHOWN ? " ..." : "", (unsigned)hash);
+    const int64_t *const table[COLO_SEGMENT_TABLES] = {s->rows,    s->src_dp,  s->seq,   s->pos,
+                                                       s->row_pos, s->seq_len, s->seq_dp};
+    const int64_t size[COLO_SEGMENT_TABLES] = {s->count, s->count, s->count, s->count,
+                                               rows,     s->nseqs, s->nseqs};
+    uint64_t h[COLO_SEGMENT_TABLES];
+    b->hash = colo_tables_hash(s, h);
+    for (int i = 0; i < COLO_SEGMENT_TABLES; i++) {
+        colo_table_t *t = &b->table[i];
+        t->n = table[i] ? size[i] : 0;
+        t->hash = h[i];
+        for (int64_t k = 0; k < t->n && k < COLO_SHOWN; k++)
+            t->first[k] = table[i][k];
+    }
 }
 
-/* Returns the hash of all tables. */
-static uint64_t add_tables(colo_fields_t *f, const colo_segments_t *s, int64_t rows)
+static void add_tables(colo_fields_t *f, const colo_batch_t *b)
 {
-    uint64_t h[COLO_SEGMENT_TABLES];
-    const uint64_t all = colo_tables_hash(s, h);
-    *f = (colo_fields_t){COLO_FIELDS_INIT};
-    add_table(f, "rows", s->rows, s->count, h[0]);
-    add_table(f, "src_dp", s->src_dp, s->count, h[1]);
-    add_table(f, "seq", s->seq, s->count, h[2]);
-    add_table(f, "pos", s->pos, s->count, h[3]);
-    add_table(f, "row_pos", s->row_pos, rows, h[4]);
-    add_table(f, "seq_len", s->seq_len, s->nseqs, h[5]);
-    add_table(f, "seq_dp", s->seq_dp, s->nseqs, h[6]);
-    f->hash = colo_hash_i64(f->hash, (int64_t)all); /* all bits */
-    return all;
+    static const char *const names[COLO_SEGMENT_TABLES] = {"rows",    "src_dp",  "seq",   "pos",
+                                                           "row_pos", "seq_len", "seq_dp"};
+    for (int i = 0; i < COLO_SEGMENT_TABLES; i++) {
+        const colo_table_t *t = &b->table[i];
+        char text[200] = "";
+        int at = 0;
+        for (int64_t k = 0; k < t->n && k < COLO_SHOWN; k++)
+            at += snprintf(text + at, sizeof text - (size_t)at, " %lld", (long long)t->first[k]);
+        colo_fields_add(f, names[i], "%lld:%s%s (%08x)", (long long)t->n, text,
+                        t->n > COLO_SHOWN ? " ..." : "", (unsigned)t->hash);
+    }
+    f->hash = colo_hash_i64(f->hash, (int64_t)b->hash); /* all bits */
 }
 
 static colo_status_t check_rows(const colo_ragged_bridge_t *r)
@@ -126,10 +131,10 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *se
     colo_status_t st = COLO_OK;
     x->bridge = bridge;
     x->s.bytes = true;
-    const uint64_t hash = add_tables(&x->fields, segments, r->axes.rows);
+    keep_tables(x, segments, r->axes.rows);
     COLO_TRY_GOTO(st,
                   colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged,
-                                   hash, &x->places),
+                                   x->hash, &x->places),
                   done);
     COLO_TRY_GOTO(st, colo_shape_state_load(bridge, &x->s), done);
     COLO_TRY_GOTO(st, colo_ragged_p2p_list(x), done);
@@ -374,7 +379,8 @@ static colo_status_t prepare(call_t *c)
 static colo_status_t agree(const call_t *c, colo_status_t mine)
 {
     const colo_bridge_t *b = c->batch->bridge;
-    colo_fields_t f = c->batch->fields;
+    colo_fields_t f = {COLO_FIELDS_INIT};
+    add_tables(&f, c->batch);
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
                     c->pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "tensors", "%d", (int)c->n);

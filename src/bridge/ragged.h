@@ -40,12 +40,14 @@ typedef struct colo_part {
 colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n);
 /* Are all tables there. */
 colo_status_t colo_segments_present(const colo_segments_t *s);
-/* All checks of colo_segments_check(). @parts: out, colo_part_t in table order, without row. */
-colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_axes_t *src,
-                                  const colo_ragged_axes_t *dst, colo_list_t *parts);
 
 /* Hashes of the tables by name: rows, src_dp, seq, pos, row_pos, seq_len, seq_dp; and of all. */
-enum { COLO_SEGMENT_TABLES = 7 };
+enum { COLO_SEGMENT_TABLES = 7, COLO_SHOWN = 8 };
+/* What all ranks must have alike of one table, and of it what an error message shows. */
+typedef struct colo_table {
+    int64_t n, first[COLO_SHOWN];
+    uint64_t hash;
+} colo_table_t;
 uint64_t colo_tables_hash(const colo_segments_t *s, uint64_t each[COLO_SEGMENT_TABLES]);
 /* One table, the same on every machine. */
 uint64_t colo_table_hash(const int64_t *v, int64_t n);
@@ -59,6 +61,7 @@ typedef struct colo_ragged {
     const colo_segments_t *tables; /* borrowed: of the call only */
     int64_t rows;                  /* of all segments */
     colo_list_t in_order, parts;   /* colo_part_t: by segment; by source row */
+    bool sorted;                   /* parts by segment are by replica, of both sides; no by_dst */
     int64_t *src_lo;               /* [replicas + 1] first row of each source replica */
     int64_t *base;                 /* [nseqs] where a sequence begins on its replica's axis */
     int64_t *local;                /* [nseqs] the same on the axis of a context rank */
@@ -71,6 +74,10 @@ typedef struct colo_ragged {
 /* Takes layouts and shape, as ragged batches must have them. */
 colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const colo_layout_t *dst,
                                const colo_shape_t *shape);
+/* segments.c: all checks of colo_segments_check() but those of colo_segments_present(). Lists parts
+ * in table order, with their row if r->sorted, and then src_lo[d + 1] is the rows and dst_lo[d + 1]
+ * the parts of replica d. base, local, chunk and length are laid out. */
+colo_status_t colo_ragged_parts(colo_ragged_t *r);
 /* Checks tables and lays them out. */
 colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *segments);
 void colo_ragged_deinit(colo_ragged_t *r);
@@ -106,8 +113,9 @@ void colo_ragged_places_deinit(colo_ragged_places_t *places);
 colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side,
                                  const int64_t *coords, const colo_runs_t *whole, bool merged,
                                  colo_stored_t **out, int64_t *rows);
-/* The tensor's row of index @at, which is one of them. */
-int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at);
+/* The tensor's row of index @at, which is one of them. @hint: in and out, in [0, n): which run was
+ * found last; the next one is usually it or follows it. */
+int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at, int64_t *hint);
 
 /* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
  * @merged: the destination tensor is the whole sequence axis. @hash: of the tables.
@@ -163,7 +171,8 @@ struct colo_batch {
     colo_bridge_t *bridge;
     colo_shape_state_t s;
     colo_ragged_places_t places;
-    colo_fields_t fields; /* the tables, as all ranks must have them */
+    colo_table_t table[COLO_SEGMENT_TABLES];
+    uint64_t hash; /* of all tables */
     bool compared;
     colo_p2p_list_t *list; /* on the peer-to-peer path of the bridge; else NULL */
 };

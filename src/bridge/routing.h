@@ -47,8 +47,15 @@ typedef struct colo_builder {
 
 /* ---- blocks.c ---- */
 
-/* Room for one more element, or NULL. */
-void *colo_list_push(colo_list_t *l, size_t size);
+/* Memory for at least one more element. */
+bool colo_list_grow(colo_list_t *l, size_t size);
+/* The place of one more element, or NULL. */
+static inline void *colo_list_push(colo_list_t *l, size_t size)
+{
+    if (l->n == l->cap && !colo_list_grow(l, size))
+        return NULL;
+    return (char *)l->at + (size_t)l->n++ * size;
+}
 
 typedef struct colo_block {
     int64_t coord[COLO_MAX_DIMS]; /* of split dims and the stage; -1: replicated */

@@ -89,17 +89,19 @@ static colo_status_t bad_index(const char *what, int64_t i, const char *table, i
                      (long long)i, table, (long long)v, (long long)n - 1);
 }
 
-static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged_axes_t *dst)
+/* Checks sequences and lays them out. */
+static colo_status_t lay_sequences(colo_ragged_t *r)
 {
-    const int64_t unit = dst->cp > 1 ? dst->cp * (dst->zigzag ? 2 : 1) : 1;
-    COLO_AUTOFREE int64_t *axis = calloc((size_t)dst->replicas, 2 * sizeof *axis);
-    int64_t *last = axis + dst->replicas;
-    if (!axis)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)dst->replicas);
+    const colo_segments_t *s = r->tables;
+    const colo_ragged_axes_t *dst = &r->dst;
+    const int64_t unit = dst->cp * (dst->zigzag ? 2 : 1);
+    int64_t *axis = r->length;
+    memset(axis, 0, (size_t)dst->replicas * sizeof *axis);
     for (int64_t q = 0; q < s->nseqs; q++) {
         const int64_t length = s->seq_len[q], d = s->seq_dp[q];
         if ((uint64_t)d >= (uint64_t)dst->replicas)
             return bad_index("sequence", q, "seq_dp", d, dst->replicas);
+        r->base[q] = axis[d];
         if (length < 0 || !colo_add_ok(axis[d], length, &axis[d]))
             return colo_fail(
                 COLO_ERR_ARG,
@@ -113,16 +115,21 @@ static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged
                              "%s%lld = %lld; pad it",
                              (long long)q, (long long)length,
                              dst->zigzag ? "2 * cp=" : "cp=", (long long)dst->cp, (long long)unit);
-        last[d] = q;
+        r->chunk[q] = colo_ragged_times(length, unit);
+        r->local[q] = colo_ragged_times(r->base[q], dst->cp);
     }
     for (int64_t d = 0; d < dst->replicas; d++)
-        if (axis[d] / dst->cp % dst->sp)
+        if (axis[d] / dst->cp % dst->sp) {
+            int64_t last = s->nseqs - 1;
+            while (s->seq_dp[last] != d)
+                last--;
             return colo_fail(COLO_ERR_LAYOUT,
                              "segments: the sequences of replica %lld, the last of them sequence "
                              "%lld, have %lld positions on a context rank, expected a multiple of "
                              "the %lld ranks of sequence parallelism; pad one",
-                             (long long)d, (long long)last[d], (long long)(axis[d] / dst->cp),
+                             (long long)d, (long long)last, (long long)(axis[d] / dst->cp),
                              (long long)dst->sp);
+        }
     return COLO_OK;
 }
 
@@ -223,39 +230,61 @@ static colo_status_t check_apart(const colo_part_t *p, int64_t n, int64_t nseqs)
 
 /* What is known of the parts of segments [0, e). */
 typedef struct walk {
-    int64_t e, sum;             /* sum: of the rows */
-    int64_t last_seq, last_end; /* of the part before */
-    bool ordered;               /* parts ascend, as they usually do */
+    int64_t e, sum;   /* sum: of the rows */
+    int64_t last_seq; /* of the part before */
+    bool ordered;     /* parts ascend, as they usually do */
+    bool sorted;      /* their replicas ascend, and each segment was plain */
 } walk_t;
 
 /* Goes on while segments have rows that follow each other and fit: the usual ones, in few
  * instructions. All is in variables, because writing a part could change what is behind a
  * pointer. */
-static void walk_plain(walk_t *w, const colo_segments_t *s, uint64_t replicas, colo_list_t *parts)
+static void walk_plain(walk_t *w, colo_ragged_t *r)
 {
+    const colo_segments_t *s = r->tables;
     const int64_t *rows = s->rows, *src_dp = s->src_dp, *seq = s->seq, *pos = s->pos;
-    const int64_t *seq_len = s->seq_len, count = s->count;
-    const uint64_t nseqs = (uint64_t)s->nseqs;
-    colo_part_t *part = (colo_part_t *)parts->at + parts->n;
-    int64_t e = w->e, last_seq = w->last_seq, last_end = w->last_end;
+    const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp, count = s->count;
+    const uint64_t nseqs = (uint64_t)s->nseqs, replicas = (uint64_t)r->src.replicas;
+    colo_part_t *const parts = r->in_order.at, *part = parts + r->in_order.n;
+    int64_t e = w->e, last_seq = w->last_seq, last_end = 0, length = 0, src = -1, dst = -1;
+    int64_t from = w->sum, first = r->in_order.n; /* of the rows, and the parts, of a replica */
     uint64_t sum = (uint64_t)w->sum;
-    bool ordered = w->ordered;
+    bool ordered = w->ordered, sorted = w->sorted;
     for (; e < count; e++) {
-        const int64_t n = rows[e], q = seq[e], p = pos[e];
-        if ((uint64_t)src_dp[e] >= replicas || (uint64_t)q >= nseqs)
+        const int64_t n = rows[e], q = seq[e], p = pos[e], d = src_dp[e];
+        if (q != last_seq || e == w->e) {
+            if ((uint64_t)q >= nseqs)
+                break;
+            length = seq_len[q];
+            ordered &= q > last_seq;
+            last_end = 0;
+            const int64_t to = seq_dp[q];
+            if (to != dst) {
+                sorted &= to > dst;
+                r->dst_lo[dst + 1] += part - parts - first;
+                first = part - parts;
+                dst = to;
+            }
+            last_seq = q;
+        }
+        if ((uint64_t)d >= replicas || n <= 0 || n > length ||
+            (uint64_t)p > (uint64_t)(length - n) || (sum + (uint64_t)n) >> 63)
             break;
-        const int64_t length = seq_len[q];
-        if (n <= 0 || n > length || (uint64_t)p > (uint64_t)(length - n) ||
-            (sum + (uint64_t)n) >> 63)
-            break;
+        if (d != src) {
+            sorted &= d > src;
+            r->src_lo[src + 1] += (int64_t)sum - from;
+            from = (int64_t)sum;
+            src = d;
+        }
+        *part++ = (colo_part_t){.segment = e, .seq = q, .pos = p, .count = n, .row = (int64_t)sum};
         sum += (uint64_t)n;
-        *part++ = (colo_part_t){.segment = e, .seq = q, .pos = p, .count = n};
-        ordered &= q > last_seq || (q == last_seq && p >= last_end);
-        last_seq = q;
+        ordered &= p >= last_end;
         last_end = p + n;
     }
-    parts->n = part - (colo_part_t *)parts->at;
-    *w = (walk_t){e, (int64_t)sum, last_seq, last_end, ordered};
+    r->in_order.n = part - parts;
+    r->src_lo[src + 1] += (int64_t)sum - from;
+    r->dst_lo[dst + 1] += r->in_order.n - first;
+    *w = (walk_t){e, (int64_t)sum, last_seq, ordered, sorted};
 }
 
 /* Any segment. */
@@ -285,35 +314,40 @@ static colo_status_t walk_one(walk_t *w, const colo_segments_t *s, int64_t repli
     return bad_position(s, e, length - pos, length);
 }
 
-colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_axes_t *src,
-                                  const colo_ragged_axes_t *dst, colo_list_t *parts)
+colo_status_t colo_ragged_parts(colo_ragged_t *r)
 {
-    walk_t w = {.last_seq = -1};
+    const colo_segments_t *s = r->tables;
+    walk_t w = {.last_seq = -1, .sorted = true};
+    colo_list_t *parts = &r->in_order;
     parts->n = 0;
-    COLO_TRY(colo_segments_present(s));
     w.ordered = !s->row_pos;
-    COLO_TRY(check_sequences(s, dst));
+    memset(r->src_lo, 0, (size_t)(r->src.replicas + 1) * sizeof *r->src_lo);
+    memset(r->dst_lo, 0, (size_t)(r->dst.replicas + 1) * sizeof *r->dst_lo);
+    COLO_TRY(lay_sequences(r));
     COLO_TRY(colo_parts_reserve(parts, s->count));
     while (w.e < s->count) {
         if (s->pos)
-            walk_plain(&w, s, (uint64_t)src->replicas, parts);
-        if (w.e < s->count)
-            COLO_TRY(walk_one(&w, s, src->replicas, parts));
+            walk_plain(&w, r);
+        if (w.e < s->count) {
+            COLO_TRY(walk_one(&w, s, r->src.replicas, parts));
+            w.sorted = false;
+        }
     }
+    r->rows = w.sum;
+    r->sorted = w.sorted;
     return w.ordered ? COLO_OK : check_apart(parts->at, parts->n, s->nseqs);
 }
 
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
                                   const colo_layout_t *dst)
 {
-    colo_ragged_axes_t axes[2];
-    colo_list_t parts = {0};
+    colo_ragged_t r = {0};
     for (int i = 0; i < 2; i++) {
         COLO_TRY(colo_layout_check_fields(i ? dst : src));
-        COLO_TRY(colo_ragged_axes(&axes[i], i ? dst : src, i == 0));
+        COLO_TRY(colo_ragged_axes(i ? &r.dst : &r.src, i ? dst : src, i == 0));
     }
-    colo_status_t st = colo_segments_parts(segments, &axes[0], &axes[1], &parts);
-    free(parts.at);
+    colo_status_t st = colo_ragged_load(&r, segments);
+    colo_ragged_deinit(&r);
     return st;
 }
 
