@@ -101,7 +101,7 @@ static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tenso
                          "targets: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
                          "] as the logits",
                          targets->shape[0], targets->shape[1], logits->shape[0], logits->shape[1]);
-    return colo_loss_i_check_losses(targets, logits, "targets");
+    return colo_loss_i_check_memory(targets, logits, "targets");
 }
 
 static colo_status_t check_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,

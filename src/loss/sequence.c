@@ -224,7 +224,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
             tokens->shape[tokens->ndim - 1], tokens->stride[tokens->ndim - 1], columns);
     COLO_TRY(check_elements(seq, targets, "targets"));
     COLO_TRY(check_dtype(targets, COLO_I64, "targets"));
-    COLO_TRY(colo_loss_i_check_losses(targets, tokens, "targets"));
+    COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
     COLO_TRY(check_device(seq, tokens->mem));
     COLO_TRY(colo_loss_ops_for(tokens->mem, &loss));
     struct colo_sequence_pass p = pass_of(seq, tokens->mem);

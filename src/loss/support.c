@@ -27,7 +27,7 @@ static colo_status_t check_one(const colo_tensor_t *t, const char *what, int64_t
         return colo_fail(COLO_ERR_SHAPE,
                          "%s: elements are %" PRId64 " apart, expected contiguous ones", what,
                          t->stride[0]);
-    return colo_loss_i_check_losses(t, like, what);
+    return colo_loss_i_check_memory(t, like, what);
 }
 
 static colo_status_t check_list(const struct colo_support_pass *s, int64_t vocab, int64_t t)

@@ -116,7 +116,7 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
         return colo_fail(COLO_ERR_SHAPE,
                          "ids: columns are %" PRId64 " elements apart, expected contiguous columns",
                          ids->stride[1]);
-    return colo_loss_i_check_losses(ids, logits, "ids");
+    return colo_loss_i_check_memory(ids, logits, "ids");
 }
 
 static colo_status_t check_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,

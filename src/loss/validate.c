@@ -186,7 +186,7 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                      (int)colo_comm_size(group));
 }
 
-colo_status_t colo_loss_i_check_losses(const colo_tensor_t *t, const colo_tensor_t *logits,
+colo_status_t colo_loss_i_check_memory(const colo_tensor_t *t, const colo_tensor_t *logits,
                                        const char *what)
 {
     if (t->mem == logits->mem && t->device == logits->device)
@@ -207,7 +207,7 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
         return colo_fail(COLO_ERR_SHAPE,
                          "mask: %d axes, %" PRId64 " elements, expected [%" PRId64 "]",
                          (int)mask->ndim, colo_tensor_count(mask), logits->shape[0]);
-    return colo_loss_i_check_losses(mask, logits, "mask");
+    return colo_loss_i_check_memory(mask, logits, "mask");
 }
 
 colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
@@ -228,7 +228,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                          "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
                          "] as the logits' rows",
                          (int)targets->ndim, colo_tensor_count(targets), logits->shape[0]);
-    COLO_TRY(colo_loss_i_check_losses(targets, logits, "targets"));
+    COLO_TRY(colo_loss_i_check_memory(targets, logits, "targets"));
     COLO_TRY(colo_loss_i_check_shard(config, logits, group));
     if (!out)
         return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
@@ -406,7 +406,7 @@ colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const co
                          "d_logits: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
                          "]",
                          d_logits->shape[0], d_logits->shape[1], z->shape[0], z->shape[1]);
-    COLO_TRY(colo_loss_i_check_losses(d_logits, z, "d_logits"));
+    COLO_TRY(colo_loss_i_check_memory(d_logits, z, "d_logits"));
     *in_place = d_logits->data == z->data && colo_tensor_count(z) > 0 &&
                 (z->shape[0] == 1 || d_logits->stride[0] == z->stride[0]);
     if (!*in_place && overlap(d_logits, z))

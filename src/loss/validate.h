@@ -40,7 +40,7 @@ struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved);
 /* COLO_ERR_MODIFIED when it was written since it was saved */
 colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved);
 /* In the same memory as the logits */
-colo_status_t colo_loss_i_check_losses(const colo_tensor_t *t, const colo_tensor_t *logits,
+colo_status_t colo_loss_i_check_memory(const colo_tensor_t *t, const colo_tensor_t *logits,
                                        const char *what);
 /* u8, one for each row of the logits; NULL is fine. */
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
