@@ -114,9 +114,9 @@ def check_bridge(pair: Pair, rank: int, ranks: int, carry: Carry) -> str:
     theirs = list(elements(pair.dst, rank, ranks, pair.full))
     part = at(pair.dst, rank)['cp']
     y, d_x = carry([value(e, ranks) for e in mine], [gradient(e, part, ranks) for e in theirs])
-    holders = {row: [k for k in range(cp) if pair.full or row in rows_of(cp, k, 2 * ranks)] for row in range(2 * ranks)}
+    givers = {row: [k for k in range(cp) if pair.full or row in rows_of(cp, k, 2 * ranks)] for row in range(2 * ranks)}
     return differ('y', y, [value(e, ranks) for e in theirs], 0) or differ(
-        'gradient of x', d_x, [sum(gradient(e, k, ranks) for k in holders[e[1]]) for e in mine], 0)
+        'gradient of x', d_x, [sum(gradient(e, k, ranks) for k in givers[e[1]]) for e in mine], 0)
 
 
 def check_loss(rank: int, ranks: int, run: Loss) -> str:
