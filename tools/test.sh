@@ -229,7 +229,7 @@ if [ "$quick" = no ] && [ ${#suites[@]} = 0 ]; then
     case_of "a wheel installs and works without a compiler" tools/wheel.sh --cpu
     types_checked() {
         local rc=0
-        wait $types || rc=$?
+        wait "$types" || rc=$?
         cat build/types.log
         return $rc
     }

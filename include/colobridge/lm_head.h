@@ -5,8 +5,10 @@
  * Letters: Vl rows of this rank's part of the vocabulary, H hidden, D ranks of the data-parallel
  * group that shares it. Vocabulary parallelism comes first: a head has the Vl rows of one
  * vocabulary (tp) rank. *Resident*: weight [Vl, H] and bias [Vl] are on this rank, and every call
- * is a no-op (tied embeddings). *Sharded*: rank d has rows [d E, min((d + 1) E, Vl)), E = ceil(Vl
- * / D), so the last shard may be shorter and the last ranks may have none (ZeRO-3, FSDP2).
+ * is a no-op (tied embeddings). *Sharded by rows* (FSDP2): rank d has rows [d E, min((d + 1) E,
+ * Vl)), E = ceil(Vl / D), so the last shard may be shorter and the last ranks may have none.
+ * *Sharded flat* (ZeRO-3): rank d has elements [d P, (d + 1) P), P = ceil(Vl H / D), of the
+ * flattened weight, which begin and end inside of rows; behind its Vl H elements is padding.
  *
  * NOT_AVAILABLE --start--> IN_FLIGHT --finish--> AVAILABLE --release--> NOT_AVAILABLE
  *
@@ -27,13 +29,18 @@ extern "C" {
 
 typedef struct colo_lm_head colo_lm_head_t;
 
+typedef enum colo_lm_head_partition {
+    COLO_LM_HEAD_ROWS = 0,
+    COLO_LM_HEAD_FLAT = 1
+} colo_lm_head_partition_t;
+
 typedef enum colo_lm_head_state {
     COLO_LM_HEAD_NOT_AVAILABLE = 0,
     COLO_LM_HEAD_IN_FLIGHT = 1,
     COLO_LM_HEAD_AVAILABLE = 2
 } colo_lm_head_state_t;
 
-/** Members from mem on have defaults: COLO_HOST, device -1, no bias. */
+/** Members from mem on have defaults: COLO_HOST, device -1, no bias, COLO_LM_HEAD_ROWS. */
 typedef struct colo_lm_head_config {
     size_t struct_size;
     int64_t rows;       /* Vl; the same on all ranks of the group; may be 0 */
@@ -42,14 +49,19 @@ typedef struct colo_lm_head_config {
     colo_mem_t mem;
     int32_t device; /* CUDA ordinal; ignored for host memory */
     bool has_bias;
+    colo_lm_head_partition_t partition; /* FLAT: needs a group and no bias */
 } colo_lm_head_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LM_HEAD_CONFIG_INIT sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_HOST, -1, false
+#define COLO_LM_HEAD_CONFIG_INIT \
+    sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_HOST, -1, false, COLO_LM_HEAD_ROWS
 #else
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
 #endif
 
-/** Memory for gradients: [Vl, H] and [Vl] of a resident head, this rank's rows of a sharded one. */
+/**
+ * Memory for gradients: [Vl, H] and [Vl] of a resident head, this rank's rows or elements of a
+ * sharded one. The library does not write the padding of a flat part.
+ */
 typedef struct colo_lm_head_grads {
     const colo_tensor_t *d_weight; /* f32 (f64 of an f64 head), or the head's dtype */
     const colo_tensor_t *d_bias;   /* as d_weight; NULL iff the head has no bias */
@@ -81,8 +93,8 @@ COLO_API colo_comm_t *colo_lm_head_group(const colo_lm_head_t *head);
 /** colo_lm_head_state() - the state now, as the host knows it; NOT_AVAILABLE if @head is NULL */
 COLO_API colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *head);
 /**
- * colo_lm_head_rows() - this rank has rows [*first, *first + *count) of Vl; each pointer may be
- * NULL
+ * colo_lm_head_rows() - this rank has rows [*first, *first + *count) of Vl, or such elements of the
+ * flattened weight if the partition is FLAT, without padding; each pointer may be NULL
  */
 COLO_API void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *count);
 /**
@@ -98,9 +110,10 @@ COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
 
 /**
  * colo_lm_head_bind() - tell the head where its parameters are; call again whenever they move
- * @weight:    [rows of this rank, H], columns contiguous, rows at any stride; borrowed until the
- *             next bind. If it is at its own place of @gathered, as the views have it, the gather
- *             does not copy it. Otherwise it must not overlap @gathered
+ * @weight:    [rows of this rank, H], columns contiguous, rows at any stride; FLAT: [P], or without
+ *             its padding, contiguous. Borrowed until the next bind. If it is at its own place of
+ * @gathered, as the views have it, the gather does not copy it. Otherwise it must not overlap
+ * @gathered
  * @bias:      [rows of this rank], contiguous; NULL iff the head has none
  * @gathered:  colo_lm_head_gathered_size() bytes, aligned; NULL if the head is resident. The
  *             library uses it from start to release. Its contents are undefined otherwise. On GPUs

@@ -281,7 +281,7 @@ class LossMeanUpstream(c.Structure):
 class LmHeadConfig(c.Structure):
     """colo_lm_head_config_t"""
     _fields_ = [('struct_size', size_t), ('rows', i64), ('hidden', i64), ('dtype', c.c_int),
-                ('mem', c.c_int), ('device', i32), ('has_bias', c.c_bool)]
+                ('mem', c.c_int), ('device', i32), ('has_bias', c.c_bool), ('partition', c.c_int)]
 
 
 class LinearConfig(c.Structure):

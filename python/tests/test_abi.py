@@ -136,8 +136,7 @@ def test_functions_take_as_many_arguments_as_in_the_headers():
 def test_versions_are_one():
     meson = (ROOT / 'meson.build').read_text()
     assert re.search(r"version: '(.*?)'", meson).group(1) == _version.VERSION
-    project = (ROOT / 'python/pyproject.toml').read_text()
-    assert re.search(r'^version = "(.*?)"', project, re.M).group(1) == _version.VERSION
+    assert 'dynamic = ["version"]' in (ROOT / 'pyproject.toml').read_text()  # meson.build's
     assert _lib.version() == _version.VERSION
 
 

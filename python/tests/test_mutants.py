@@ -13,6 +13,12 @@ HERE = Path(__file__).resolve().parent
 MUTANTS = {
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
+    'the gradient of padding is what its memory had': (
+        'torch/linear_plan.py', 'd_weight[plan.owned:].zero_()', 'd_weight[plan.owned:].fill_(1)',
+        'test_torch_head.py', 'test_flat_parts_of_zero3'),
+    'a parameter without elements is empty': (
+        'torch/linear.py', "if hasattr(weight, 'ds_tensor') and weight.numel() == 0:", 'if False:',
+        'test_torch_head.py', 'test_flat_parts_of_zero3'),
     'the gradient of the encoder is doubled': (
         'torch/bridge.py', 'check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))',
         'check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None)); '

@@ -8,6 +8,7 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, case, expected, near, leaf  # noqa: E402
+from world import meet  # noqa: E402
 
 
 def sharded(rank, rows, tp, mode):
@@ -61,6 +62,87 @@ def test_sharded_heads_one_gather_a_pass_and_one_reduce_scatter(world):
         assert world.run(sharded, 23, 1, mode) == [6, 6, 6, 5]
         assert world.run(sharded, 5, 1, mode) == [2, 2, 1, 0]
         assert world.run(sharded, 7, 2, mode) == [4, 4, 3, 3]
+
+
+class Zero3(torch.nn.Parameter):
+    """A parameter as DeepSpeed's ZeRO-3 leaves it: no elements; the part of this rank in ds_tensor."""
+
+
+def flat(rank, rows, mode, ranks):
+    """DeepSpeed's formula: the flattened weight, padded to a multiple of the ranks, in equal parts."""
+    group = [dist.new_group(list(range(n))) for n in (1, 3, 4)][(1, 3, 4).index(ranks)]
+    if rank >= ranks:
+        return None
+    sides = [case(seed=5 + i) for i in range(ranks)]
+    w = case(seed=9)[1][:rows]
+    targets = [torch.where(s[3] == -100, s[3], s[3] % rows) for s in sides]
+    if ranks > 1:
+        targets[-1].fill_(-100)  # a rank without tokens joins
+    zero = torch.zeros(rows)
+    want = torch.zeros(rows, H).double()
+    for side, y in zip(sides, targets):
+        want += expected(side[0], w, zero, y, side[4])[3]
+    mine = expected(sides[rank][0], w, zero, targets[rank], sides[rank][4])
+    padding = -rows * H % ranks
+    whole = torch.cat([w.reshape(-1), torch.full((padding,), float('nan'), dtype=w.dtype)])
+    part = whole.chunk(ranks)[rank].clone()
+    want = torch.cat([want.reshape(-1), torch.zeros(padding).double()]).chunk(ranks)[rank]
+    args = {'target': targets[rank], 'head_group': group, 'head_rows': rows, 'head_partition': 'flat'}
+    comm = ct.comm_of(group, w.device)
+    for placeholder in (False, True):
+        x, head = leaf(sides[rank][0]), leaf(part)
+        if placeholder:
+            head = Zero3(torch.empty(0, dtype=w.dtype))
+            head.ds_tensor, head.ds_shape, head.ds_process_group = part.clone(), torch.Size([rows, H]), group
+            args = {'target': targets[rank]}
+        comm.stats_reset()
+        out = ct.linear_logprob(x, head, mode=mode, entropy=True, **args)
+        near(out[0], mine[0], torch.float64, 'logp')
+        (out[0] * sides[rank][4][0] + out[1] * sides[rank][4][1]).sum().backward()
+        if ranks > 1:
+            assert {k: v['ops'] for k, v in comm.stats()['head'].items()} == {'all_gather': 2, 'reduce_scatter': 1}
+        near(x.grad, mine[2], torch.float64, 'd_hidden')
+        near(head.ds_tensor.grad if placeholder else head.grad, want, torch.float64, 'd_weight')
+        if placeholder:
+            assert head.grad is None and head.shape == (0,)
+        head = leaf(part)
+        head.main_grad = torch.ones(len(part)).double()
+        loss = ct.linear_nll(leaf(sides[rank][0]), head, main_grad=True,
+                             **dict(args, head_group=group, head_rows=rows, head_partition='flat')).loss
+        loss.backward()
+        assert torch.isfinite(head.main_grad).all() and head.grad is None
+    return len(part)
+
+
+@pytest.mark.parametrize('mode', ['logprob', 'keep'])
+def test_flat_parts_of_zero3_are_gathered_and_their_gradients_scattered(world, mode):
+    assert world.run(flat, 23, mode, 4) == [-(-23 * H // 4)] * 4
+    assert world.run(flat, 22, mode, 3)[:3] == [-(-22 * H // 3)] * 3
+    assert world.run(flat, 1, mode, 4) == [-(-H // 4)] * 4
+    assert world.run(flat, 23, mode, 1)[0] == 23 * H
+
+
+def flat_refusals(rank):
+    h, w, b, t, _ = case()
+    args = {'target': t, 'head_group': dist.group.WORLD, 'head_rows': V}
+    said = []
+    for weight, more in ((w.reshape(-1)[:5], {'head_partition': 'flat'}), (w, {'head_partition': 'flat'}),
+                         (w, {'head_partition': 'columns'}), (torch.empty(0, dtype=w.dtype), {})):
+        try:
+            ct.linear_logprob(h, weight, **args, **more)
+        except (ValueError, RuntimeError) as why:  # its own, or that of a rank that was faster
+            said.append(str(why))
+        meet()
+    return said
+
+
+def test_flat_parts_that_do_not_fit_are_refused_on_all_ranks(world):
+    for said in world.run(flat_refusals):
+        for words, one in zip(('weight has 5 elements, expected %d, or' % -(-V * H // 4),
+                               "head_partition is 'flat', weight is [%d, %d]" % (V, H),
+                               "head_partition is 'columns', expected 'rows' or 'flat'",
+                               'weight has 0 elements, which stand for a parameter'), said, strict=True):
+            assert words in one, said
 
 
 def dtensor(rank):

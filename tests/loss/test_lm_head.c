@@ -141,6 +141,62 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
+/* Elements [me P, (me + 1) P) of the flattened weight, as DeepSpeed holds them: all of one size,
+ * with padding at the end that no rank may read. The last turn brings no padding. */
+static colo_status_t flat(colo_comm_t *world, void *arg)
+{
+    world_t *w = arg;
+    const int me = colo_comm_rank(world), ranks = colo_comm_size(world);
+    const int64_t H = w->hidden, all = w->rows * H, each = (all + ranks - 1) / ranks;
+    const int64_t first = me * each < all ? me * each : all,
+                  count = all - first < each ? all - first : each;
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = H,
+                                    .partition = COLO_LM_HEAD_FLAT};
+    rank_try(colo_lm_head_create(&head, &config, world));
+    colo_lm_head_rows(head, &w->first[me], &w->count[me]);
+    bool ok = w->first[me] == first && w->count[me] == count;
+    float *part_of = calloc((size_t)each + 1, sizeof *part_of),
+          *d = calloc((size_t)each + 1, sizeof *d);
+    for (int64_t i = 0; i < each; i++) {
+        part_of[i] = i < count ? value((first + i) / H, (first + i) % H) : NAN;
+        d[i] = w->add ? 0.5f : NAN;
+    }
+    size_t bytes = colo_lm_head_gathered_size(head);
+    unsigned char *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    colo_tensor_t view, bias, dv, db;
+    for (int turn = 0; turn < 2; turn++) {
+        colo_tensor_t tw = colo_tensor_host(part_of, COLO_F32, 1, turn ? &count : &each);
+        memset(gathered, 0xff, bytes);
+        rank_try(colo_lm_head_bind(head, &tw, NULL, gathered));
+        rank_try(colo_lm_head_acquire(head, NULL, &view, &bias));
+        ok = ok && view.ndim == 2 && whole(w, &view, &bias, 0);
+        rank_try(colo_lm_head_release(head, NULL));
+    }
+    w->gathered[me] = ok;
+    colo_tensor_t d_w = colo_tensor_host(d, COLO_F32, 1, &each);
+    colo_lm_head_grads_t grads = {&d_w, NULL, w->add};
+    unsigned char *workspace = aligned_alloc(256, colo_lm_head_reduce_size(head, &grads) + 256);
+    rank_try(colo_lm_head_gradient(head, &grads, workspace, NULL, &dv, &db));
+    for (int64_t i = 0; i < all; i++)
+        ((float *)dv.data)[i / H * dv.stride[0] + i % H] += part(me, i / H, i % H);
+    rank_try(colo_lm_head_reduce(head, &grads, workspace, NULL));
+    ok = true;
+    for (int64_t i = 0; i < each; i++)
+        ok = ok && (i < count ? d[i] == (w->add ? 0.5f : 0) +
+                                            in_rank_order(ranks, (first + i) / H, (first + i) % H)
+                    : w->add ? d[i] == 0.5f
+                             : isnan(d[i]));
+    w->reduced[me] = ok;
+    colo_comm_stats(world, &w->stats[me]);
+    free(part_of);
+    free(d);
+    free(gathered);
+    free(workspace);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
 /* A shard that lies where it is gathered stays there; the place is not this rank's any more once
  * the shard is bound elsewhere. */
 static colo_status_t in_place(colo_comm_t *world, void *arg)
@@ -217,6 +273,54 @@ T_CASE(shards_of_any_size_gather_and_reduce)
                 }
                 assert_int_equal(at, rows);
             }
+}
+
+T_CASE(flat_parts_of_any_size_gather_and_reduce)
+{
+    for (int ranks = 1; ranks <= MOST; ranks++)
+        for (int64_t rows = 0; rows <= 13; rows += rows < 3 ? 1 : 5)
+            for (int add = 0; add < 2; add++) {
+                world_t w = {.rows = rows, .hidden = 5, .add = add};
+                assert_ok(t_run_ranks(ranks, flat, &w, sizeof w));
+                for (int r = 0; r < ranks; r++) {
+                    if (!w.gathered[r] || !w.reduced[r])
+                        fail_msg("%d ranks, %d rows, add %d: rank %d gathered %d, reduced %d",
+                                 ranks, (int)rows, add, r, w.gathered[r], w.reduced[r]);
+                    assert_int_equal(w.stats[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], 2);
+                    assert_int_equal(w.stats[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD], 1);
+                }
+            }
+}
+
+T_CASE(a_flat_part_of_another_size_is_refused)
+{
+    colo_comm_t *self = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3,
+                                    .partition = COLO_LM_HEAD_FLAT};
+    static _Alignas(256) unsigned char room[256];
+    float w[12] = {0};
+    colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 1, (int64_t[]){11});
+    assert_ok(colo_comm_create_self(&self));
+    assert_fails(colo_lm_head_create(&head, &config, NULL), COLO_ERR_ARG,
+                 "a flat partition with no group, expected one");
+    config.has_bias = true;
+    assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG,
+                 "a flat partition with a bias, expected none");
+    config.has_bias = false;
+    config.partition = 2;
+    assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "partition 2 is unknown");
+    config.partition = COLO_LM_HEAD_FLAT;
+    assert_ok(colo_lm_head_create(&head, &config, self));
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_SHAPE,
+                 "11 elements, expected 1 axis of 12 or 12, elements 0 to 12 of 4 x 3");
+    weight.shape[0] = 12;
+    weight.data = room + 4;
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_ARG, "lies in gathered");
+    weight.data = room;
+    assert_ok(colo_lm_head_bind(head, &weight, NULL, room));
+    colo_lm_head_destroy(&head);
+    colo_comm_destroy(&self);
 }
 
 T_CASE(a_resident_head_is_always_there_and_moves_nothing)

@@ -101,6 +101,24 @@ def local(t: Any, what: str) -> tuple[Any, Any, int | None]:
     return t.to_local(), t.device_mesh.get_group(), t.shape[0]
 
 
+def partitioned(weight: Any, group: Any) -> tuple[Any, Any, int, str]:
+    """(this rank's part, the group that shares them, all rows, how they are cut) of a parameter of DeepSpeed's
+    ZeRO-3, which has no elements itself while no module of DeepSpeed's gathers it. Its gradient is added to
+    ds_tensor.grad, because autograd would want one without elements."""
+    import torch
+    held = weight.ds_tensor
+    part = held.detach()
+
+    def add(g: Any) -> None:
+        with torch.no_grad():
+            held.grad = g.clone() if held.grad is None else held.grad.add_(g)
+    if weight.requires_grad and torch.is_grad_enabled():
+        part.requires_grad_().register_hook(add)
+    if hasattr(weight, 'main_grad'):
+        part.main_grad = weight.main_grad
+    return part, weight.ds_process_group if group is None else group, weight.ds_shape[0], 'flat'
+
+
 def main_grads(what: str, weight: Any, bias: Any) -> tuple[Any, Any]:
     found = []
     for name, t in (('weight', weight), ('bias', bias)):

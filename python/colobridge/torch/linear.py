@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from .. import _structs as s
 from ..comm import Comm
 from ..errors import ArgumentError, FailedError
+from ..plan import choice
 from ..tensor import torch_dtype
 from . import ranks as groups
-from .head import autocast, local, main_grads, ordinary
+from .head import autocast, local, main_grads, ordinary, partitioned
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, NAMES, _config, _control, shard, targets_for
 from .nll import Loss, across, counted, masked, reduced
@@ -28,6 +29,7 @@ from .support import Support
 from .tensors import eager, once, saved_tensors
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
+PARTITIONS = {'rows': 0, 'flat': 1}  # values of colo_lm_head_partition_t
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 
@@ -174,7 +176,8 @@ def functions() -> tuple[Any, Any]:
 def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
             tp_group: Any, head_group: Any, head_rows: int | None, main_grad: bool,
             columns: tuple[int | None, int | None, int | None], linear: tuple[Any, ...],
-            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, support: Support | None = None
+            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, support: Support | None = None,
+            head_partition: str = 'rows'
             ) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
     linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients of weight and bias are sums
@@ -195,6 +198,8 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     head_comm: Comm | None = None
     main = None
     try:
+        if hasattr(weight, 'ds_tensor') and weight.numel() == 0:
+            weight, head_group, head_rows, head_partition = partitioned(weight, head_group)
         if main_grad:
             main = main_grads(what, weight, bias)
         plain = ordinary()
@@ -215,11 +220,11 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
                weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
                target.shape, target.dtype, target.device,
                None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
-               head_rows, linear, values, members, support is None)
+               head_rows, head_partition, linear, values, members, support is None)
         found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
         if found is None:
             found = kept.add(key, _made(what, hidden, weight, bias, target, names, comm, tp_group,
-                                        columns, head_comm, head_rows, linear, main,
+                                        columns, head_comm, head_rows, head_partition, linear, main,
                                         dict(zip(members, values)), support))
         plan, copies_hidden, copies_weight = found
         if copies_hidden:
@@ -256,7 +261,7 @@ def _sharded(what: str, weight: Any, bias: Any) -> tuple[Any, Any, Any, int | No
 
 def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
           comm: Comm, tp_group: Any, columns: tuple[int | None, int | None, int | None],
-          head_comm: Comm | None, head_rows: int | None, linear: tuple[Any, ...], main: Any,
+          head_comm: Comm | None, head_rows: int | None, head_partition: str, linear: tuple[Any, ...], main: Any,
           members: dict[str, Any], support: Support | None) -> tuple[LinearPlan, bool, bool]:
     """(the plan of calls with such arguments, whether hidden and weight have to be copied); checks
     them."""
@@ -268,7 +273,18 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     if head_comm is not None and head_rows is None:
         raise ArgumentError("%s: head_group is given, so head_rows= (the rows of all its ranks "
                             "together) is needed" % what)
-    if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
+    owned = None
+    if choice(what + ': head_partition', head_partition, PARTITIONS) and (
+            head_comm is None or weight.dim() != 1 or bias is not None):
+        raise ArgumentError("%s: head_partition is 'flat', weight is %s, head_group is %s and bias is %s; expected "
+                            "this rank's elements of the flattened weight in 1 axis, a group and no bias"
+                            % (what, list(weight.shape), 'None' if head_comm is None else 'given',
+                               'None' if bias is None else 'given'))
+    flat = head_comm is not None and head_partition == 'flat'
+    if weight.numel() == 0 and weight.dim() == 1 and not flat:
+        raise ArgumentError("%s: weight has 0 elements, which stand for a parameter that is partitioned elsewhere; "
+                            "pass this rank's part, head_group=, head_rows= and head_partition='flat'" % what)
+    if not flat and (hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]):
         raise ArgumentError("%s: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
                             % (what, list(hidden.shape), list(weight.shape)))
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
@@ -298,10 +314,18 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
                             % (what, target.device, hidden.device))
     rows_here = weight.shape[0] if head_comm is None else head_rows
     assert rows_here is not None
+    if head_comm is not None and flat:
+        elements = rows_here * hidden.shape[-1]
+        each = -(-elements // head_comm.size)
+        owned = max(min(elements - each * head_comm.rank, each), 0)
+        if weight.shape[0] not in (owned, each):
+            raise ArgumentError("%s: weight has %d elements, expected %d, or %d with padding: rank %d of %d's part of "
+                                "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
+                                             rows_here, hidden.shape[-1]))
     start, vocab = shard(comm, _control(tp_group, comm), rows_here, *columns)
     config = _config(start, vocab, **members, **{'want_' + name: name in names
                                                  for name in ('entropy', 'loss', 'correct')})
-    copies_weight = weight.stride(1) != 1 and weight.shape[1] > 1
+    copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
     if copies_weight:
         weight = weight.contiguous()
     if bias is not None:
@@ -316,7 +340,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
         else torch_dtype(logits_dtype, 'logits_dtype')
     parts = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget,
              'd_hidden': D_HIDDEN[d_hidden]}
-    plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, parts, names,
+    plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, owned, parts, names,
                 math.prod(shape) if max_valid is None else max_valid, sums, support is not None)
     return plan, read is not hidden, copies_weight
 
@@ -330,7 +354,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
                    mode: str = 'auto', chunk_size: int | None = None, budget: int = 0,
                    max_valid: int | None = None, logits_dtype: Any = None,
                    d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-                   head_rows: int | None = None, support: Support | None = None) -> Any:
+                   head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None) -> Any:
     """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl],
     which never exist as a whole; with entropy= and loss=, a tuple of those, each differentiable.
 
@@ -343,9 +367,12 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     main_grad: weight's gradient is added to weight.main_grad (float32) and weight.grad stays None.
 
     A head that is sharded by rows over data parallel ranks: weight is a DTensor with Shard(0) (FSDP2), or
-    this rank's rows [d E, (d+1) E) with E = ceil(Vl / D), head_group= those D ranks and head_rows= Vl
-    (ZeRO-3). One gather a pass; weight's gradient, this rank's rows, is the sum over the group (not the
-    mean) and takes one reduce-scatter. All ranks of the group call, also with no token.
+    this rank's rows [d E, (d+1) E) with E = ceil(Vl / D), head_group= those D ranks and head_rows= Vl.
+    head_partition="flat" (DeepSpeed's ZeRO-3): weight is [P], this rank's elements [d P, (d+1) P) of the
+    flattened weight, P = ceil(Vl H / D), the last of them padding. A parameter of DeepSpeed, which has 0 elements
+    and a ds_tensor, says all this itself; its gradient is added to weight.ds_tensor.grad.
+    One gather a pass; weight's gradient, this rank's part, is the sum over the group (not the mean) and takes one
+    reduce-scatter; it is 0 in the padding. All ranks of the group call, also with no token.
     Inside of autocast, hidden, weight and bias are cast as F.linear() would. Other arguments, special
     values and errors: logprob().
     """
@@ -357,7 +384,8 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
         (mode, d_hidden, budget, max_valid, logits_dtype, False),
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support,
+        head_partition=head_partition))
     return out if len(names) > 1 else out[0]
 
 
@@ -370,7 +398,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None,
                budget: int = 0, max_valid: int | None = None, logits_dtype: Any = None,
                d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-               head_rows: int | None = None, support: Support | None = None) -> Any:
+               head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum": gradients are made in forward, chunk by chunk, and
@@ -401,7 +429,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             (vocab_start, vocab_end, vocab_size),
             ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
              mode == 'loss' and trains),
-            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support)
+            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support,
+            head_partition=head_partition)
         if weights is not None:
             weights = counted(weights, target, o[0].config, o[0].real)
     except Exception as why:

@@ -38,10 +38,10 @@ class LinearPlan:
     gradients of weight and bias kept as the library sums them, in fp32 (fp64 of fp64)."""
 
     def __init__(self, hidden: Any, weight: Any, bias: Any, main: Any, rows: Rows, scatter: bool,
-                 config: s.LogprobConfig, head_rows: int, linear: dict[str, int],
+                 config: s.LogprobConfig, head_rows: int, owned: int | None, linear: dict[str, int],
                  names: tuple[str, ...], max_valid: int, sums: bool, listed: bool = False):
         import torch
-        self.rows, self.scatter, self.config, self.head_rows = rows, scatter, config, head_rows
+        self.rows, self.scatter, self.config, self.head_rows, self.owned = rows, scatter, config, head_rows, owned
         self.linear, self.max_valid, self.names = linear, max_valid, names
         self.plain, self.i64 = rows.plain, torch.int64
         self.grads = [(i, name, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
@@ -70,7 +70,7 @@ class LinearPlan:
             for name, t in zip(('weight', 'bias'), main))
         self.d_dtype = (self.real if sums else weight.dtype) if main is None else main[0].dtype
         self.d_weight = make(0, torch_dtype(self.d_dtype, 'main_grad'), tuple(weight.shape),
-                             (width, 1), mem, ordinal)
+                             (width, 1)[-weight.dim():], mem, ordinal)
         self.d_bias = make(0, self.d_weight.dtype, (weight.shape[0],), (1,), mem, ordinal)
         self.new_weight = like(tuple(weight.shape), self.d_dtype, self.device)
         self.new_bias = like((weight.shape[0],), self.d_dtype, self.device)
@@ -94,7 +94,7 @@ class LinearPlan:
         members = dict(self.linear, frozen_hidden=frozen_hidden, frozen_weight=frozen_weight,
                        d_weight_add=add, d_weight_dtype=self.d_weight.dtype)
         head = dict(rows=self.head_rows, hidden=self.rows.columns, dtype=raw.dtype, mem=raw.mem,
-                    device=raw.device, has_bias=self.bias is not None)
+                    device=raw.device, has_bias=self.bias is not None, partition=int(self.owned is not None))
         key = (head_comm, bytes(self.config), tuple(members.items()), tuple(head.items()))
         core = cores.get(key)
         if core is None:
@@ -218,6 +218,8 @@ class _Ready:
                     plan.main[1].point(self.d_bias, main[1])
             else:
                 d_weight = empty_like(plan.new_weight)
+                if plan.owned is not None:
+                    d_weight[plan.owned:].zero_()  # padding
                 self.d_weight.data = d_weight.data_ptr()
                 if bias is not None:
                     d_bias = empty_like(plan.new_bias)

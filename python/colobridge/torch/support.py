@@ -74,7 +74,7 @@ class Listed(View):
 
     def attach(self, raw: s.Tensor, saved: s.SupportSaved) -> s.Support:
         """Lets point() and again() of @raw say where the lists are, too: in @saved."""
-        for t, name in ((saved.ids, 'ids'), (saved.begin, 'begin'), (saved.end, 'end')):
+        for name in ('ids', 'begin', 'end'):
             setattr(saved, name, make(0, s.DTYPE['i64'], (self.count if name != 'ids' else 0,), (1,),
                                       self.raw.mem, self.raw.device))
         lists = saved.ids, saved.begin, saved.end  # views into it

@@ -7,85 +7,31 @@
  * all-gather in place. A bias travels as one more column of its row (and a few of padding, to keep
  * rows 16-byte aligned), so that weight and bias are one collective, forward and back. Gradients
  * return the same way, as fp32: one reduce-scatter in place, whose rank order makes a sharded head
- * the same bits as a resident one. What lies in padding is sent and never read.
+ * the same bits as a resident one. What lies in padding is sent and never read. Flat parts lie in
+ * the same way, because the whole is contiguous: only where one ends and the next begins is no
+ * row's edge.
  *
  * The gather runs on a lane, a stream of the head's own: between start and finish the caller's
  * stream is free. A state machine of three states fixes the order of calls; every rank of the group
  * comes through it alike, with or without rows, with or without tokens, because nothing here looks
  * at either. Leaves to pipeline.c which passes need the weight at all.
  */
-#include "loss/linear/linear.h"
+#include "loss/linear/head.h"
 
-#include "comm/comm.h"
-#include "core/memory.h"
 #include "core/error.h"
 #include "core/sized.h"
 #include "loss/validate.h"
-#include "loss/loss.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
 enum { READY = 0, GATHERED = 1, EVENTS = 2 };
 
-struct colo_lm_head {
-    colo_lm_head_config_t config;
-    colo_comm_t *group; /* NULL: resident */
-    const colo_ops_t *ops;
-    const colo_loss_ops_t *loss;
-    void *lane;
-    int64_t each;         /* E */
-    int64_t first, count; /* rows here */
-    colo_lm_head_state_t state;
-    bool bound;
-    colo_tensor_t weight, bias; /* as bound */
-    void *gathered;
-};
-
-/* ---- sizes ---- */
-
-static colo_dtype_t sum_dtype(const colo_lm_head_t *h)
-{
-    return h->config.dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-}
-
-/* Elements from one travelling row to the next. */
-static int64_t pitch(const colo_lm_head_t *h, colo_dtype_t dtype)
-{
-    int64_t step = 16 / (int64_t)colo_dtype_size(dtype);
-    return h->config.has_bias ? (h->config.hidden + step) / step * step : h->config.hidden;
-}
-
-static int64_t padded_rows(const colo_lm_head_t *h)
-{
-    return h->group ? h->each * colo_comm_size(h->group) : h->config.rows;
-}
-
-static size_t bytes_of(const colo_lm_head_t *h, colo_dtype_t dtype)
-{
-    int64_t bytes = padded_rows(h) * pitch(h, dtype) * (int64_t)colo_dtype_size(dtype);
-    (void)colo_mem_round_ok(bytes, &bytes); /* create has left room for it */
-    return (size_t)bytes;
-}
-
 size_t colo_lm_head_gathered_size(const colo_lm_head_t *h)
 {
     if (!h || !h->group)
         return 0;
-    return bytes_of(h, h->config.dtype);
-}
-
-/* Do gradients go straight into the caller's memory? */
-static bool direct(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
-{
-    return !h->group && grads->d_weight->dtype == sum_dtype(h);
-}
-
-size_t colo_lm_head_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
-{
-    if (!h || !grads || !grads->d_weight || direct(h, grads))
-        return 0;
-    return bytes_of(h, sum_dtype(h));
+    return colo_head_bytes_of(h, h->config.dtype);
 }
 
 /* ---- create ---- */
@@ -117,6 +63,7 @@ static void add_fields(colo_fields_t *f, const colo_lm_head_config_t *c)
     colo_fields_add(f, "dtype", "%s", colo_dtype_name(c->dtype));
     colo_fields_add(f, "mem", "%s", c->mem == COLO_HOST ? "host" : "cuda");
     colo_fields_add(f, "has_bias", "%d", c->has_bias);
+    colo_fields_add(f, "partition", "%s", c->partition == COLO_LM_HEAD_FLAT ? "flat" : "rows");
 }
 
 static colo_status_t open_ops(const colo_lm_head_config_t *given, colo_lm_head_config_t *c,
@@ -131,6 +78,12 @@ static colo_status_t open_ops(const colo_lm_head_config_t *given, colo_lm_head_c
 static colo_status_t check_group(const colo_lm_head_config_t *c, const colo_comm_t *group)
 {
     colo_tensor_t like = {.mem = c->mem, .device = c->device};
+    if ((unsigned)c->partition > COLO_LM_HEAD_FLAT)
+        return colo_fail(COLO_ERR_ARG, "lm_head: partition %d is unknown", (int)c->partition);
+    if (c->partition == COLO_LM_HEAD_FLAT && (c->has_bias || !group))
+        return colo_fail(COLO_ERR_ARG,
+                         "lm_head: a flat partition with %s, expected %s; take COLO_LM_HEAD_ROWS",
+                         c->has_bias ? "a bias" : "no group", c->has_bias ? "none" : "one");
     return group ? colo_loss_i_check_place(&like, group, "lm_head") : COLO_OK;
 }
 
@@ -174,10 +127,11 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
     h->count = config->rows;
     h->state = COLO_LM_HEAD_AVAILABLE;
     if (group) {
-        const int64_t d = colo_comm_rank(group), ranks = colo_comm_size(group), rows = config->rows;
-        h->each = rows / ranks + (rows % ranks > 0);
-        h->first = d * h->each < rows ? d * h->each : rows;
-        h->count = rows - h->first < h->each ? rows - h->first : h->each;
+        const int64_t d = colo_comm_rank(group), ranks = colo_comm_size(group),
+                      all = config->rows * (colo_head_is_flat(h) ? config->hidden : 1);
+        h->each = all / ranks + (all % ranks > 0);
+        h->first = d * h->each < all ? d * h->each : all;
+        h->count = all - h->first < h->each ? all - h->first : h->each;
         h->state = COLO_LM_HEAD_NOT_AVAILABLE;
     }
     *head = h;
@@ -220,13 +174,28 @@ void colo_lm_head_rows(const colo_lm_head_t *h, int64_t *first, int64_t *count)
 
 /* ---- bind ---- */
 
+/* A flat part, with its padding or without. */
+static colo_status_t check_part(const colo_lm_head_t *h, const colo_tensor_t *x, const char *what)
+{
+    if (x->ndim == 1 && (x->shape[0] == h->count || x->shape[0] == h->each))
+        return COLO_OK;
+    return colo_fail(COLO_ERR_SHAPE,
+                     "%s: %d axes, %" PRId64 " elements, expected 1 axis of %" PRId64 " or %" PRId64
+                     ", elements %" PRId64 " to %" PRId64 " of %" PRId64 " x %" PRId64,
+                     what, (int)x->ndim, x->shape[0], h->count, h->each, h->first,
+                     h->first + h->count, h->config.rows, h->config.hidden);
+}
+
 /* @axes: 2 for a matrix [rows here, H], 1 for a vector [rows here] */
-static colo_status_t check_param(const colo_lm_head_t *h, const colo_tensor_t *x, int32_t axes,
-                                 const char *what)
+colo_status_t colo_head_check_param(const colo_lm_head_t *h, const colo_tensor_t *x, int32_t axes,
+                                    const char *what)
 {
     COLO_TRY(colo_tensor_check(x, what));
-    if (x->ndim != axes || x->shape[0] != h->count ||
-        (axes == 2 && x->shape[1] != h->config.hidden))
+    if (colo_head_is_flat(h)) {
+        COLO_TRY(check_part(h, x, what));
+        axes = 1;
+    } else if (x->ndim != axes || x->shape[0] != h->count ||
+               (axes == 2 && x->shape[1] != h->config.hidden))
         return colo_fail(COLO_ERR_SHAPE,
                          "%s: %d axes, [%" PRId64 ", %" PRId64 "], expected %d: [%" PRId64
                          ", %" PRId64 "], rows %" PRId64 " to %" PRId64 " of %" PRId64,
@@ -248,8 +217,8 @@ static colo_status_t check_param(const colo_lm_head_t *h, const colo_tensor_t *x
     return COLO_OK;
 }
 
-static colo_status_t check_has_bias(const colo_lm_head_t *h, const colo_tensor_t *bias,
-                                    const char *what)
+colo_status_t colo_head_check_has_bias(const colo_lm_head_t *h, const colo_tensor_t *bias,
+                                       const char *what)
 {
     if (h->config.has_bias != (bias != NULL))
         return colo_fail(COLO_ERR_ARG, "%s is %s, the head has %s bias", what,
@@ -257,21 +226,17 @@ static colo_status_t check_has_bias(const colo_lm_head_t *h, const colo_tensor_t
     return COLO_OK;
 }
 
-static void *element(void *data, colo_dtype_t dtype, int64_t i)
-{
-    return (char *)data + i * (int64_t)colo_dtype_size(dtype);
-}
-
 /* Where this rank's rows lie in @gathered. */
 static void *place_in(const colo_lm_head_t *h, void *gathered)
 {
     const colo_dtype_t dtype = h->config.dtype;
-    return element(gathered, dtype, colo_comm_rank(h->group) * h->each * pitch(h, dtype));
+    return colo_head_element(gathered, dtype, colo_comm_rank(h->group) * colo_head_slab(h, dtype));
 }
 
 static bool is_in_place(const colo_lm_head_t *h, const colo_tensor_t *x, const void *place)
 {
-    return x->data == place && (h->count == 1 || x->stride[0] == pitch(h, h->config.dtype));
+    return x->data == place && (h->count == 1 || colo_head_is_flat(h) ||
+                                x->stride[0] == colo_head_pitch(h, h->config.dtype));
 }
 
 /* In its place of what is gathered, or apart: else a gather would overwrite what it is to read. */
@@ -281,15 +246,16 @@ static colo_status_t check_apart(const colo_lm_head_t *h, const colo_tensor_t *x
     const colo_dtype_t dtype = h->config.dtype;
     const int64_t hidden = h->config.hidden, width = x->ndim == 2 ? hidden : 1;
     const int64_t end = (h->count - 1) * x->stride[0] + width;
-    const void *place = element(place_in(h, gathered), dtype, x->ndim == 2 ? 0 : hidden);
+    const bool is_bias = x->ndim == 1 && !colo_head_is_flat(h);
+    const void *place = colo_head_element(place_in(h, gathered), dtype, is_bias ? hidden : 0);
     if (h->count == 0 || is_in_place(h, x, place) ||
-        (uintptr_t)element(x->data, dtype, end) <= (uintptr_t)gathered ||
+        (uintptr_t)colo_head_element(x->data, dtype, end) <= (uintptr_t)gathered ||
         (uintptr_t)x->data >= (uintptr_t)gathered + colo_lm_head_gathered_size(h))
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
                      "%s: %p, rows %" PRId64 " elements apart, lies in gathered (%p); there its "
                      "place is %p, rows %" PRId64 " apart",
-                     what, x->data, x->stride[0], gathered, place, pitch(h, dtype));
+                     what, x->data, x->stride[0], gathered, place, colo_head_pitch(h, dtype));
 }
 
 colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
@@ -297,10 +263,10 @@ colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
 {
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    COLO_TRY(check_param(h, weight, 2, "weight"));
-    COLO_TRY(check_has_bias(h, bias, "bias"));
+    COLO_TRY(colo_head_check_param(h, weight, 2, "weight"));
+    COLO_TRY(colo_head_check_has_bias(h, bias, "bias"));
     if (bias)
-        COLO_TRY(check_param(h, bias, 1, "bias"));
+        COLO_TRY(colo_head_check_param(h, bias, 1, "bias"));
     for (int i = 0; i < 2; i++) {
         const colo_tensor_t *x = i ? bias : weight;
         if (x && x->dtype != h->config.dtype)
@@ -336,31 +302,27 @@ colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *h, uint64_t *version)
 
 /* ---- gather ---- */
 
-static colo_box_t box_of(void *data, int64_t rows, int64_t columns, int64_t stride)
-{
-    return (colo_box_t){.data = data, .extent = {1, rows, columns}, .stride = {0, stride, 1}};
-}
-
 /* This rank's rows into its place of the gathered head, unless they are there, then the one
  * all-gather. */
 static colo_status_t gather(colo_lm_head_t *h, colo_stream_t stream)
 {
     const colo_dtype_t dtype = h->config.dtype;
-    const int64_t hidden = h->config.hidden, step = pitch(h, dtype), slab = h->each * step;
+    const int64_t hidden = h->config.hidden, step = colo_head_pitch(h, dtype);
     void *own = place_in(h, h->gathered);
     const size_t elem = colo_dtype_size(dtype);
     if (h->count > 0 && !is_in_place(h, &h->weight, own)) {
-        colo_box_t to = box_of(own, h->count, hidden, step),
-                   from = box_of(h->weight.data, h->count, hidden, h->weight.stride[0]);
+        colo_box_t to = colo_head_box_of(own, colo_head_rows_of(h), colo_head_columns_of(h), step),
+                   from = colo_head_box_of(h->weight.data, colo_head_rows_of(h),
+                                           colo_head_columns_of(h), h->weight.stride[0]);
         COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));
     }
     if (h->count > 0 && h->config.has_bias) {
-        colo_box_t to = box_of(element(own, dtype, hidden), h->count, 1, step),
-                   from = box_of(h->bias.data, h->count, 1, 1);
+        colo_box_t to = colo_head_box_of(colo_head_element(own, dtype, hidden), h->count, 1, step),
+                   from = colo_head_box_of(h->bias.data, h->count, 1, 1);
         COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));
     }
-    return colo_comm_i_all_gather(h->group, COLO_CATEGORY_HEAD, own, h->gathered, slab, dtype,
-                                  stream);
+    return colo_comm_i_all_gather(h->group, COLO_CATEGORY_HEAD, own, h->gathered,
+                                  colo_head_slab(h, dtype), dtype, stream);
 }
 
 colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
@@ -394,11 +356,14 @@ static void views(const colo_lm_head_t *h, colo_tensor_t *weight, colo_tensor_t 
     colo_tensor_t w = h->weight, b = h->bias;
     if (h->group) {
         w.data = h->gathered;
+        w.ndim = 2;
         w.shape[0] = h->config.rows;
-        w.stride[0] = pitch(h, h->config.dtype);
+        w.shape[1] = h->config.hidden;
+        w.stride[0] = colo_head_pitch(h, h->config.dtype);
+        w.stride[1] = 1;
         w.version = NULL;
         if (h->config.has_bias) {
-            b.data = element(h->gathered, h->config.dtype, h->config.hidden);
+            b.data = colo_head_element(h->gathered, h->config.dtype, h->config.hidden);
             b.shape[0] = h->config.rows;
             b.stride[0] = w.stride[0];
             b.version = NULL;
@@ -455,144 +420,4 @@ colo_status_t colo_lm_head_release(colo_lm_head_t *h, colo_stream_t stream)
                              : "it is not available");
     h->state = COLO_LM_HEAD_NOT_AVAILABLE;
     return COLO_OK;
-}
-
-/* ---- gradients ---- */
-
-static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_grads_t *g,
-                                 const void *workspace)
-{
-    if (!g || !g->d_weight)
-        return colo_fail(COLO_ERR_ARG, "lm_head: d_weight is NULL");
-    COLO_TRY(check_param(h, g->d_weight, 2, "d_weight"));
-    COLO_TRY(check_has_bias(h, g->d_bias, "d_bias"));
-    if (g->d_bias)
-        COLO_TRY(check_param(h, g->d_bias, 1, "d_bias"));
-    const colo_dtype_t dtype = g->d_weight->dtype;
-    if (dtype != sum_dtype(h) && dtype != h->config.dtype)
-        return colo_fail(COLO_ERR_ARG, "d_weight: dtype %s, expected %s or the head's %s",
-                         colo_dtype_name(dtype), colo_dtype_name(sum_dtype(h)),
-                         colo_dtype_name(h->config.dtype));
-    if (g->d_bias && g->d_bias->dtype != dtype)
-        return colo_fail(COLO_ERR_ARG, "d_bias: dtype %s, d_weight is %s",
-                         colo_dtype_name(g->d_bias->dtype), colo_dtype_name(dtype));
-    if (g->add && dtype != sum_dtype(h))
-        return colo_fail(COLO_ERR_ARG,
-                         "d_weight: dtype %s cannot be added to without losing digits, expected %s",
-                         colo_dtype_name(dtype), colo_dtype_name(sum_dtype(h)));
-    size_t bytes = colo_lm_head_reduce_size(h, g);
-    if (bytes > 0 && !workspace)
-        return colo_fail(COLO_ERR_ARG, "lm_head: workspace is NULL, expected %zu bytes", bytes);
-    return colo_mem_check_aligned(workspace, "lm_head", "workspace");
-}
-
-static colo_tensor_t view_of(const colo_lm_head_t *h, void *data, int32_t axes, int64_t stride)
-{
-    colo_tensor_t v = {.data = data,
-                       .dtype = sum_dtype(h),
-                       .mem = h->config.mem,
-                       .device = h->config.mem == COLO_HOST ? -1 : h->config.device,
-                       .ndim = axes,
-                       .shape = {h->config.rows, axes == 2 ? h->config.hidden : 0},
-                       .stride = {stride, axes == 2 ? 1 : 0}};
-    return v;
-}
-
-colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                      void *workspace, colo_tensor_t *d_weight,
-                                      colo_tensor_t *d_bias, bool *fresh)
-{
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    COLO_TRY(check_grads(h, grads, workspace));
-    if (direct(h, grads)) {
-        *fresh = !grads->add;
-        *d_weight = *grads->d_weight;
-        *d_bias = grads->d_bias ? *grads->d_bias : (colo_tensor_t){.data = NULL};
-        return COLO_OK;
-    }
-    *fresh = true;
-    *d_weight = view_of(h, workspace, 2, pitch(h, sum_dtype(h)));
-    *d_bias = (colo_tensor_t){.data = NULL};
-    if (h->config.has_bias)
-        *d_bias = view_of(h, element(workspace, sum_dtype(h), h->config.hidden), 1,
-                          pitch(h, sum_dtype(h)));
-    return COLO_OK;
-}
-
-/* Zeros in rows of a view, at once where they are back to back. */
-static colo_status_t clear(const colo_lm_head_t *h, const colo_tensor_t *d, colo_stream_t stream)
-{
-    const int64_t width = d->ndim == 2 ? d->shape[1] : 1;
-    if (d->data && d->stride[0] == width)
-        return colo_mem_zero(h->config.mem, d->data,
-                             (size_t)(d->shape[0] * width) * colo_dtype_size(d->dtype), stream);
-    for (int64_t i = 0; d->data && i < d->shape[0]; i++)
-        COLO_TRY(colo_mem_zero(h->config.mem, element(d->data, d->dtype, i * d->stride[0]),
-                               (size_t)width * colo_dtype_size(d->dtype), stream));
-    return COLO_OK;
-}
-
-colo_status_t colo_lm_head_gradient(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                    void *workspace, colo_stream_t stream, colo_tensor_t *d_weight,
-                                    colo_tensor_t *d_bias)
-{
-    colo_tensor_t w, b;
-    bool fresh = false;
-    COLO_TRY(colo_lm_head_i_gradient(h, grads, workspace, &w, &b, &fresh));
-    if (fresh && !direct(h, grads)) {
-        COLO_TRY(
-            colo_mem_zero(h->config.mem, workspace, colo_lm_head_reduce_size(h, grads), stream));
-    } else if (fresh) {
-        COLO_TRY(clear(h, &w, stream));
-        COLO_TRY(clear(h, &b, stream));
-    }
-    if (d_weight)
-        *d_weight = w;
-    if (d_bias)
-        *d_bias = b;
-    return COLO_OK;
-}
-
-/* rows x columns of @from, sums, into the caller's @to */
-static colo_status_t deliver(const colo_lm_head_t *h, const colo_tensor_t *to, void *from,
-                             int64_t columns, bool add, colo_stream_t stream)
-{
-    const int64_t step = pitch(h, sum_dtype(h)), to_step = to->stride[0];
-    if (h->count == 0)
-        return COLO_OK;
-    if (!add) {
-        struct colo_linear_matrix dst = {to->data, to_step, to->dtype},
-                                  src = {from, step, sum_dtype(h)};
-        return h->loss->rows_convert(&dst, &src, h->count, columns, stream);
-    }
-    colo_box_t dst = box_of(to->data, h->count, columns, to_step),
-               addends[2] = {dst, box_of(from, h->count, columns, step)};
-    return h->ops->box_sum(&dst, addends, 2, to->dtype, stream);
-}
-
-colo_status_t colo_lm_head_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                  void *workspace, colo_stream_t stream)
-{
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    colo_status_t st = check_grads(h, grads, workspace);
-    if (!h->group) {
-        COLO_TRY(st);
-        if (direct(h, grads))
-            return COLO_OK;
-    }
-    const int64_t slab = h->each * pitch(h, sum_dtype(h));
-    void *own = workspace;
-    if (h->group) {
-        COLO_TRY(colo_loss_i_ready(h->group, "lm_head reduce", st));
-        own = element(workspace, sum_dtype(h), colo_comm_rank(h->group) * slab);
-        COLO_TRY(colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, workspace, own, slab,
-                                            sum_dtype(h), COLO_SUM, stream));
-    }
-    COLO_TRY(deliver(h, grads->d_weight, own, h->config.hidden, grads->add, stream));
-    if (!h->config.has_bias)
-        return COLO_OK;
-    return deliver(h, grads->d_bias, element(own, sum_dtype(h), h->config.hidden), 1, grads->add,
-                   stream);
 }
