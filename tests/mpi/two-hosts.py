@@ -3,6 +3,7 @@
 
 usage: two-hosts.py PROGRAM                    four ranks over sockets
        two-hosts.py --mpi N PROGRAM ARGS...    N ranks of Open MPI's mpirun
+       two-hosts.py --page LAUNCHER COLO_INFO  the command of docs/hosts.md with that launcher
 
 Half of the ranks live in each. Over sockets they share nothing but a folder for the bootstrap and
 cross the pair by TCP. For mpirun each host has an address and a name of its own, a daemon started
@@ -94,9 +95,8 @@ def over_sockets(folder, program):
     return 1 if any(status) else 0
 
 
-def over_mpi(folder, n, words):
-    """mpirun on the first host; ranks alternate, so that neighbours are on different hosts"""
-    # What a remote shell does: enter the host of that address, let a shell read the words.
+def make_agent(folder):
+    """What a remote shell does: enter the host of that address, let a shell read the words."""
     agent = os.path.join(folder, 'enter')
     with open(agent, 'w') as out:
         out.write('#!/bin/sh\ncase $1 in\n')
@@ -105,6 +105,83 @@ def over_mpi(folder, n, words):
         out.write('*) echo "no host $1" >&2; exit 1 ;;\nesac\nshift\n'
                   'exec ip netns exec "$host" unshare --uts sh -c "hostname $host && $*"\n')
     os.chmod(agent, 0o755)
+    return agent
+
+
+def options_of_mpirun(agent):
+    net = NET % '0/24'
+    mca = {'plm': 'rsh', 'plm_rsh_agent': agent, 'orte_keep_fqdn_hostnames': '1',
+           'oob_tcp_if_include': net, 'pml': 'ob1', 'btl': 'tcp,self', 'btl_tcp_if_include': net}
+    words = ['--allow-run-as-root', '--oversubscribe', '--bind-to', 'none', '--quiet']
+    for name, value in mca.items():
+        words += ['--mca', name, value]
+    return words
+
+
+TOLD = {'srun': ('SLURM_PROCID', 'SLURM_NTASKS'), 'torchrun': ('RANK', 'WORLD_SIZE')}
+
+
+def starts(launcher):
+    """False: there is none, or it ends with an error of its own, as torchrun of PyTorch 1.13 does under
+    Python 3.11."""
+    if launcher == 'mpirun':
+        return True
+    if not shutil.which(launcher):
+        return False
+    return subprocess.run([launcher, '--nnodes', '1', '--nproc_per_node', '1', '--no_python', 'true'],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL).returncode == 0
+
+
+def on_page(folder, launcher, colo_info):
+    """Runs what docs/hosts.md says, with addresses and a folder that are here."""
+    page = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'docs', 'hosts.md')
+    with open(page) as file:
+        lines = [line.split() for line in file if line.startswith(launcher + ' ')]
+    if not lines:
+        print('docs/hosts.md has no line that begins with %s' % launcher, file=sys.stderr)
+        return 1
+    agent = make_agent(folder)
+    here = {'10.0.0.1': NET % 1, '10.0.0.2': NET % 2, '/shared': folder}
+    started, env = [], dict(os.environ, COLO_TIMEOUT_MS='60000')
+    for at, line in enumerate(lines):
+        command = ' '.join(colo_info if word == 'colo-info' else word for word in line)
+        for old, new in here.items():
+            command = command.replace(old, new)
+        runs = [(at, command, {})]
+        if launcher == 'mpirun':
+            runs = [(0, command.replace('mpirun', 'mpirun ' + shlex.join(options_of_mpirun(agent)), 1), {})]
+        if launcher == 'srun' or not starts(launcher): # two tasks of each host, as it starts them
+            rank, size = TOLD[launcher]
+            hosts = range(2) if launcher == 'srun' else [at]
+            runs = [(h, shlex.join(shlex.split(command)[-3:]), {rank: str(2 * h + i), size: '4'})
+                    for h in hosts for i in range(2)]
+        for host, words, more in runs:
+            started.append(subprocess.Popen([agent, NET % (host + 1), 'exec ' + words],
+                                            text=True, stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.PIPE, env=dict(env, **more)))
+    end, out = time.monotonic() + SECONDS, ''
+    try:
+        out = ''.join(process.communicate(timeout=max(0, end - time.monotonic()))[0]
+                      for process in started)
+    except subprocess.TimeoutExpired:
+        print('not all ranks ended within %d s' % SECONDS, file=sys.stderr)
+    finally:
+        for process in started:
+            stop(process)
+    print(out)
+    wanted = ['on 2 nodes', '  0  %-16s  0-1' % HOSTS[0], '  1  %-16s  2-3' % HOSTS[1],
+              '2 pairs by Unix socket, because they are on one host and one network namespace: 0-1 2-3',
+              '4 pairs by TCP, because they are on two hosts: 0-2 0-3 1-2 1-3']
+    lacks = [line for line in wanted if line not in out]
+    for line in lacks:
+        print('missing: %s' % line, file=sys.stderr)
+    return 1 if lacks or any(process.returncode for process in started) else 0
+
+
+def over_mpi(folder, n, words):
+    """mpirun on the first host; ranks alternate, so that neighbours are on different hosts"""
+    agent = make_agent(folder)
     # Each rank says where it is; the test is worth nothing if they are all on one host.
     seen = os.path.join(folder, 'seen')
     os.mkdir(seen)
@@ -113,14 +190,8 @@ def over_mpi(folder, n, words):
         out.write('#!/bin/sh\necho "$OMPI_COMM_WORLD_LOCAL_SIZE" '
                   '>%s/$(hostname).$OMPI_COMM_WORLD_RANK\nexec "$@"\n' % seen)
     os.chmod(rank, 0o755)
-    net = NET % '0/24'
-    mca = {'plm': 'rsh', 'plm_rsh_agent': agent, 'orte_keep_fqdn_hostnames': '1',
-           'oob_tcp_if_include': net, 'pml': 'ob1', 'btl': 'tcp,self', 'btl_tcp_if_include': net}
-    command = ['mpirun', '--allow-run-as-root', '--oversubscribe', '--bind-to', 'none', '--quiet',
-               '--map-by', 'node', '--host',
+    command = ['mpirun', *options_of_mpirun(agent), '--map-by', 'node', '--host',
                ','.join('%s:%d' % (NET % (i + 1), n // 2) for i in range(2))]
-    for name, value in mca.items():
-        command += ['--mca', name, value]
     for name in ('T_RANKS', 'COLO_BACKEND_DIR', 'COLO_TIMEOUT_MS', 'OPENBLAS_NUM_THREADS',
                  'OMP_NUM_THREADS'):
         if name in os.environ:
@@ -154,20 +225,25 @@ def needs_for_mpi():
 
 
 def main(words):
-    mpi = words[0] == '--mpi'
+    page = words[0] == '--page'
+    mpi = words[0] == '--mpi' or words[:2] == ['--page', 'mpirun']
     if not shutil.which('ip'):
         skip('no ip here (Debian and Ubuntu: iproute2)')
     if os.getuid() != 0:
         skip('only root may make network namespaces')
     if mpi:
         needs_for_mpi()
+    if page and not shutil.which('unshare'):
+        skip('no unshare here (Debian and Ubuntu: util-linux)')
     signal.signal(signal.SIGTERM, end_now)
     try:
         try:
-            make(mpi)
+            make(mpi or page)
         except OSError as why:
             skip('two network namespaces could not be made: %s' % why)
         with tempfile.TemporaryDirectory() as folder:
+            if page:
+                return on_page(folder, words[1], words[2])
             if mpi:
                 return over_mpi(folder, int(words[1]), words[2:])
             return over_sockets(folder, words[0])

@@ -20,6 +20,7 @@
 static const char help[] =
     "usage: colo-info [--topology T] [--json]\n"
     "       colo-info --grid SPEC [--bind] [options]\n"
+    "       colo-info --world FOLDER\n"
     "       colo-info --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
     "\n"
     "Prints the library's version, its backends, the machine, and each environment variable with "
@@ -38,6 +39,8 @@ static const char help[] =
     "  --src, --dst SPEC, --batch B, --seq N, --hidden H, --dtype T (default bf16),\n"
     "  --output full|sharded (default full), --grad partial|disjoint (default partial)\n"
     "                       a bridge as colo-plan takes it: its bytes across slow links\n"
+    "  --world FOLDER       run by each rank of a job (torchrun, mpirun, srun): which ranks share a\n"
+    "                       node, what carries each pair and why. The folder is new, and on all hosts\n"
     "  --json               for programs; the keys are in docs/topology.md\n"
     "  --version, --help\n"
     "\n"
@@ -60,6 +63,7 @@ enum { /* rows of the table below */
        OPT_DTYPE,
        OPT_OUTPUT,
        OPT_GRAD,
+       OPT_WORLD,
        OPT_JSON,
        OPT_VERSION,
        OPT_HELP,
@@ -80,6 +84,7 @@ static tool_option_t options[OPT_COUNT] = {
     [OPT_DTYPE] = {.name = "--dtype"},
     [OPT_OUTPUT] = {.name = "--output"},
     [OPT_GRAD] = {.name = "--grad"},
+    [OPT_WORLD] = {.name = "--world"},
     [OPT_JSON] = {.name = "--json", .flag = true},
     [OPT_VERSION] = {.name = "--version", .flag = true},
     [OPT_HELP] = {.name = "--help", .flag = true},
@@ -181,6 +186,8 @@ int main(int argc, char **argv)
         printf("%s %s\n", INFO_TOOL, colo_version());
         return tool_finish(TOOL_OK, INFO_TOOL);
     }
+    if (options[OPT_WORLD].given)
+        return tool_finish(info_world(options[OPT_WORLD].value), INFO_TOOL);
     TOOL_TRY(read_ask(&ask));
     setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what it has to say about a file is our one line */
     int rc = info_find(&ask, &found);

@@ -67,6 +67,9 @@ const char *info_cuda(void);
 /* "0.1.0" of the headers; static storage */
 const char *info_header_version(void);
 
+/* world.c: what the ranks of a job are to each other; @path: a folder that all hosts see. */
+int info_world(const char *path);
+
 static inline bool info_is_plain(const info_ask_t *ask)
 {
     return !ask->audit && !ask->bridge && !ask->bind;

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""colo-info --world by four processes that a launcher told their ranks: world.py COLO_INFO"""
+import os
+import subprocess
+import sys
+import tempfile
+
+INFO = sys.argv[1]
+CLEAN = {name: value for name, value in os.environ.items() if not name.endswith(('RANK', '_SIZE', '_PROCID', '_NTASKS'))}
+
+
+def run(folder, told, ranks=4, **env):
+    started = [subprocess.Popen(
+        [INFO, '--world', folder], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=dict(CLEAN, COLO_TIMEOUT_MS='20000', **env, **{told[0]: str(r), told[1]: str(ranks)} if told else {}))
+        for r in range(ranks)]
+    said = [process.communicate(timeout=60) for process in started]
+    return [process.returncode for process in started], [s[0] for s in said], [s[1] for s in said]
+
+
+def expect(what, found, wanted):
+    if found != wanted:
+        sys.exit('%s: found %r, expected %r' % (what, found, wanted))
+
+
+with tempfile.TemporaryDirectory() as shared:
+    new = os.path.join(shared, 'new')
+    codes, out, err = run(new, ('RANK', 'WORLD_SIZE'), COLO_NODE='x,y,x,x')
+    expect('exit', codes, [0] * 4)
+    expect('output of ranks 1 to 3', out[1:], [''] * 3)
+    lines = [line.split() for line in out[0].splitlines()]
+    expect('first line', out[0].splitlines()[0], '4 ranks of torchrun on 2 nodes, as COLO_NODE says')
+    expect('node 0', lines[3][::2], ['0', '0,2-3'])
+    expect('node 1', lines[4][::2], ['1', '1'])
+    expect('pairs', '  6 pairs by Unix socket, because they are on one host' in out[0], True)
+
+    codes, out, err = run(new, ('RANK', 'WORLD_SIZE'))
+    expect('exit in a folder that was used', codes, [1] * 4)
+    expect('its words', ['expected a new folder for each run' in text for text in err], [True] * 4)
+
+    codes, out, err = run(os.path.join(shared, 'tcp'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
+                          COLO_SOCKETS='tcp')
+    expect('loopback', '  6 pairs by TCP on loopback, because they are on one host' in out[0], True)
+
+    codes, out, err = run(shared, None, ranks=1)
+    expect('without a launcher', (codes, out, 'has started this process' in err[0]), ([2], [''], True))
+    codes, out, err = run(shared, ('SLURM_PROCID', 'SLURM_NTASKS'), ranks=1, SLURM_JOB_ID='1')
+    expect('one rank', (codes, out[0].splitlines()[0]), ([0], '1 ranks of srun on 1 node'))

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * world.c - colo-info --world: which ranks of a job share a node, what carries each pair and why.
+ *
+ * Each process of the job runs it. Rank and size come from what torchrun, mpirun or srun put in the
+ * environment, the all-gather is files in a folder that all hosts see, and the communicator is that
+ * of colo_comm_create_bootstrap(). So it also shows that the ranks can connect. Rank 0 prints.
+ */
+#include "info-tool.h"
+
+#include <colobridge/bootstrap.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS_MAX = 4096, PAIRS_SHOWN = 8 };
+
+typedef struct fact { /* of one rank; the same size on all */
+    char host[64], boot[64];
+    uint64_t net; /* inode of its network namespace */
+} fact_t;
+
+typedef struct launcher {
+    const char *name, *rank, *size;
+} launcher_t;
+static const launcher_t launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE"},
+    {"mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+    {"mpiexec (PMI)", "PMI_RANK", "PMI_SIZE"},
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS"},
+};
+
+/* ---- the all-gather ---- */
+
+typedef struct folder {
+    const char *path;
+    int32_t rank, size;
+} folder_t;
+
+static void path_of(const folder_t *f, int32_t rank, const char *part, char out[512])
+{
+    snprintf(out, 512, "%s/colo-info-rank-%d%s", f->path, (int)rank, part);
+}
+
+static colo_status_t bad(const folder_t *f, const char *what)
+{
+    fprintf(stderr, "%s: rank %d of %d: %s/colo-info-rank-...: %s\n", INFO_TOOL, (int)f->rank,
+            (int)f->size, f->path, what);
+    return COLO_ERR_IO;
+}
+
+static colo_status_t leave(const folder_t *f, const void *data, size_t bytes)
+{
+    char path[512], part[512];
+    path_of(f, f->rank, "", path);
+    path_of(f, f->rank, ".part", part);
+    if (access(path, F_OK) == 0)
+        return bad(f, "there is a file of an earlier run, expected a new folder for each run");
+    int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    const bool wrote = fd >= 0 && write(fd, data, bytes) == (ssize_t)bytes;
+    if (fd >= 0)
+        close(fd);
+    /* others never see half of it */
+    return wrote && rename(part, path) == 0 ? COLO_OK : bad(f, strerror(errno));
+}
+
+static bool take(const folder_t *f, int32_t rank, void *data, size_t bytes)
+{
+    char path[512];
+    path_of(f, rank, "", path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const bool all = fd >= 0 && read(fd, data, bytes) == (ssize_t)bytes;
+    if (fd >= 0)
+        close(fd);
+    return all;
+}
+
+static colo_status_t over_folder(void *user, const void *send, void *recv, size_t bytes)
+{
+    const folder_t *f = user;
+    const char *text = getenv("COLO_TIMEOUT_MS");
+    const double limit_ms = text ? atof(text) : 600000;
+    colo_status_t st = leave(f, send, bytes);
+    int64_t waited_ms = 0;
+    for (int32_t r = 0; r < f->size && st == COLO_OK;)
+        if (take(f, r, (char *)recv + (size_t)r * bytes, bytes)) {
+            r++;
+        } else if ((double)waited_ms >= limit_ms) {
+            char what[96];
+            snprintf(what, sizeof what, "rank %d has left no file after %lld ms", (int)r,
+                     (long long)waited_ms);
+            st = bad(f, what);
+        } else {
+            nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+            waited_ms += 20;
+        }
+    return st;
+}
+
+/* ---- facts ---- */
+
+static void find_fact(fact_t *f)
+{
+    struct stat net;
+    memset(f, 0, sizeof *f);
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (boot && !fgets(f->boot, sizeof f->boot, boot))
+        f->boot[0] = '\0';
+    if (boot)
+        fclose(boot);
+    if (gethostname(f->host, sizeof f->host - 1) != 0)
+        snprintf(f->host, sizeof f->host, "?");
+    if (stat("/proc/self/ns/net", &net) == 0)
+        f->net = net.st_ino;
+}
+
+enum { UNIX, LOOPBACK, OTHER_NETWORK, OTHER_HOST, KINDS };
+static const char *const kinds[KINDS][2] = {
+    {"Unix socket", "one host and one network namespace"},
+    {"TCP on loopback", "one host, and COLO_SOCKETS is tcp"},
+    {"TCP", "one host, but two network namespaces (containers)"},
+    {"TCP", "two hosts"},
+};
+
+static int kind_of(const fact_t *a, const fact_t *b)
+{
+    const char *sockets = getenv("COLO_SOCKETS");
+    if (strcmp(a->boot, b->boot) != 0)
+        return OTHER_HOST;
+    if (a->net != b->net)
+        return strcmp(a->host, b->host) ? OTHER_HOST : OTHER_NETWORK;
+    return sockets && strcmp(sockets, "tcp") == 0 ? LOOPBACK : UNIX;
+}
+
+static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t node)
+{
+    const char *host = NULL, *between = "";
+    for (int32_t r = 0; r < colo_comm_size(world); r++)
+        if (colo_comm_node(world, r) == node && !host) {
+            host = fact[r].host;
+            printf("%4d  %-16s  ", (int)node, host);
+        }
+    for (int32_t r = 0, end; r < colo_comm_size(world); r = end + 1) {
+        end = r;
+        if (colo_comm_node(world, r) != node)
+            continue;
+        while (end + 1 < colo_comm_size(world) && colo_comm_node(world, end + 1) == node)
+            end++;
+        printf(end > r ? "%s%d-%d" : "%s%d", between, (int)r, (int)end);
+        between = ",";
+    }
+    printf("\n");
+}
+
+static void print_pairs(const fact_t *fact, int32_t n, int kind)
+{
+    char shown[200] = "";
+    size_t at = 0;
+    int64_t count = 0;
+    for (int32_t a = 0; a < n; a++)
+        for (int32_t b = a + 1; b < n; b++)
+            if (kind_of(&fact[a], &fact[b]) == kind && ++count <= PAIRS_SHOWN)
+                at += (size_t)snprintf(shown + at, sizeof shown - at, " %d-%d", (int)a, (int)b);
+    if (count)
+        printf("  %lld pairs by %s, because they are on %s:%s%s\n", (long long)count,
+               kinds[kind][0], kinds[kind][1], shown, count > PAIRS_SHOWN ? " ..." : "");
+}
+
+static void print_world(const colo_comm_t *world, const fact_t *fact, const char *launcher)
+{
+    const int32_t n = colo_comm_size(world), nodes = colo_comm_nodes(world);
+    const char *names = getenv("COLO_NODE");
+    printf("%d ranks of %s on %d node%s%s\n\nnode  host              ranks\n", (int)n, launcher,
+           (int)nodes, nodes > 1 ? "s" : "", names && *names ? ", as COLO_NODE says" : "");
+    for (int32_t k = 0; k < nodes; k++)
+        print_node(world, fact, k);
+    printf("\nHost memory and control, without MPI\n");
+    for (int k = 0; k < KINDS; k++)
+        print_pairs(fact, n, k);
+    printf("  With MPI (colo_comm_create_mpi) MPI carries all pairs.\n"
+           "No rank reaches another's host memory: they are processes. GPU memory that is\n"
+           "registered is reached by ranks of one host whose GPUs have peer access.\n");
+}
+
+int info_world(const char *path)
+{
+    const launcher_t *l = launchers, *end = l + sizeof launchers / sizeof launchers[0];
+    while (l < end && (!getenv(l->rank) || !getenv(l->size)))
+        l++;
+    if (l == end)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "--world: neither torchrun, mpirun, mpiexec nor srun has started this "
+                             "process; see docs/hosts.md");
+    folder_t f = {.path = path, .rank = atoi(getenv(l->rank)), .size = atoi(getenv(l->size))};
+    if (f.size < 1 || f.size > RANKS_MAX || f.rank < 0 || f.rank >= f.size)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "--world: %s %d of %s %d, expected a rank "
+                             "below a size of 1..%d",
+                             l->rank, (int)f.rank, l->size, (int)f.size, RANKS_MAX);
+    (void)mkdir(path, 0700);
+    colo_comm_t *world = NULL;
+    fact_t mine, *all = calloc((size_t)f.size, sizeof *all);
+    const colo_bootstrap_t bootstrap = {f.rank, f.size, over_folder, &f};
+    find_fact(&mine);
+    colo_status_t st = all ? colo_comm_create_bootstrap(&bootstrap, &world) : COLO_ERR_NOMEM;
+    if (st == COLO_OK)
+        st = colo_comm_all_gather(world, &mine, all, (int64_t)sizeof mine, COLO_U8, NULL);
+    if (st == COLO_OK && f.rank == 0)
+        print_world(world, all, l->name);
+    if (st < 0)
+        (void)tool_complain(TOOL_PROBLEM, INFO_TOOL, "--world: %s", colo_last_error());
+    colo_comm_destroy(&world);
+    free(all);
+    return st < 0 ? TOOL_PROBLEM : TOOL_OK;
+}
