@@ -347,7 +347,6 @@ static void sharded_head(rank_t *r)
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     rank_t r = {.host = world, .me = colo_comm_rank(world)};
-    (void)arg;
     CUDA(cudaSetDevice(r.me));
     CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     COLO(colo_comm_create_nccl(world, r.me, &r.gpus));

@@ -357,7 +357,6 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     struct rank r = {.host = world, .me = colo_comm_rank(world)};
     const size_t all = (size_t)(IMAGES * (MEAN + 64) * job.h) * 2;
     const struct layout *last = NULL;
-    (void)arg;
     CUDA(cudaSetDevice(r.me));
     CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     CUDA(cudaMalloc((void **)&r.sum, sizeof *r.sum));

@@ -19,5 +19,4 @@ colo_status_t cap_mpi_run(colo_rank_fn fn, void *arg)
 
 void cap_mpi_end(bool failed)
 {
-    (void)failed;
 }

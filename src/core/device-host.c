@@ -28,7 +28,6 @@ static colo_status_t host_alloc(size_t bytes, void **p)
 
 static colo_status_t host_zero(void *p, size_t bytes, colo_stream_t stream)
 {
-    (void)stream;
     memset(p, 0, bytes);
     return COLO_OK;
 }
@@ -37,27 +36,21 @@ static colo_status_t host_zero(void *p, size_t bytes, colo_stream_t stream)
 
 static colo_status_t stream_create(int32_t events, void **s)
 {
-    (void)events;
     *s = NULL;
     return COLO_OK;
 }
 
 static void stream_destroy(void *s)
 {
-    (void)s;
 }
 
 static colo_stream_t stream_of(void *s)
 {
-    (void)s;
     return NULL;
 }
 
 static colo_status_t event(void *s, int32_t event, colo_stream_t on)
 {
-    (void)s;
-    (void)event;
-    (void)on;
     return COLO_OK;
 }
 
@@ -66,17 +59,11 @@ static colo_status_t event(void *s, int32_t event, colo_stream_t on)
 static colo_status_t pointer_check(colo_queries_t *q, const void *p, int32_t device,
                                    const char *what)
 {
-    (void)q;
-    (void)p;
-    (void)device;
-    (void)what;
     return COLO_OK;
 }
 
 static colo_status_t stream_check(colo_queries_t *q, colo_stream_t stream, bool *capturing)
 {
-    (void)q;
-    (void)stream;
     *capturing = false;
     return COLO_OK;
 }
@@ -90,7 +77,6 @@ static colo_status_t box_hash(const colo_box_t *b, size_t elem_size, uint64_t *h
                               colo_stream_t stream)
 {
     uint64_t h = COLO_HASH_INIT;
-    (void)stream;
     for (int64_t i = 0; i < b->extent[0]; i++)
         for (int64_t j = 0; j < b->extent[1]; j++)
             for (int64_t k = 0; k < b->extent[2]; k++)
@@ -115,7 +101,6 @@ static colo_status_t box_nonzero(const colo_box_t *b, colo_dtype_t dtype, int64_
     const size_t elem = colo_dtype_size(dtype);
     const bool is_float = colo_dtype_is_float(dtype);
     int64_t at = 0;
-    (void)stream;
     *first = -1;
     for (int64_t i = 0; i < b->extent[0]; i++)
         for (int64_t j = 0; j < b->extent[1]; j++)
@@ -130,7 +115,6 @@ static colo_status_t box_nonzero(const colo_box_t *b, colo_dtype_t dtype, int64_
 static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
                                 int64_t count, double *num, int64_t *den, colo_stream_t stream)
 {
-    (void)stream;
     *num = 0;
     *den = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -157,7 +141,6 @@ static void copy_or_zero(const colo_box_t *dst, const colo_box_t *src, size_t el
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
                               colo_stream_t stream)
 {
-    (void)stream;
     copy_or_zero(dst, src, elem_size);
     return COLO_OK;
 }
@@ -165,7 +148,6 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
 static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                               size_t elem_size, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t i = 0; i < n; i++)
         copy_or_zero(&dst[i], &src[i], elem_size);
     return COLO_OK;
@@ -184,7 +166,6 @@ static void shift_row(int64_t *to, int64_t to_step, const int64_t *from, int64_t
 static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                int64_t last, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t b = 0; b < n; b++)
         for (int64_t i = 0; i < dst[b].extent[0]; i++)
             for (int64_t j = 0; j < dst[b].extent[1]; j++)
@@ -226,7 +207,6 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     int64_t elem = (int64_t)colo_dtype_size(dtype);
     const void *at[COLO_MAX_ADDENDS];
     int64_t step[COLO_MAX_ADDENDS];
-    (void)stream;
     if (!row || n < 1 || n > COLO_MAX_ADDENDS)
         return colo_fail(COLO_ERR_ARG, "sum: %d addends of %s, expected 1..%d of a float dtype",
                          (int)n, colo_dtype_name(dtype), COLO_MAX_ADDENDS);
@@ -248,7 +228,6 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
 {
     const uint16_t *h = half;
     const bool bf16 = dtype == COLO_BF16;
-    (void)stream;
     if ((!bf16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
         return colo_fail(COLO_ERR_ARG,
                          "sum of fp32 and %s into %s: expected bf16 or f16, into it "

@@ -155,7 +155,6 @@ static colo_status_t long_rank(colo_comm_t *world, void *arg)
     colo_grid_t grid;
     colo_layout_t side;
     colo_bridge_t *bridge = NULL;
-    (void)arg;
     for (int i = 0; i < 15; i++)
         sprintf(spec + strlen(spec), ",long_dim_name%02d=%d", i, i == (odd ? 13 : 14) ? 2 : 1);
     rank_check(strlen(spec) > 256);

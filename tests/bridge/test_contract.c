@@ -148,7 +148,6 @@ T_CASE(without_the_check_only_owned_rows_of_a_disjoint_gradient_move)
 /* Replicas that own nothing: one passes NULL, the other a view of no element that has a pointer. */
 static colo_status_t empty_rank(colo_comm_t *world, void *arg)
 {
-    (void)arg;
     const int64_t rank = colo_comm_rank(world), mine = rank / 2;
     colo_grid_t grid;
     colo_layout_t src, dst;

@@ -198,7 +198,6 @@ static colo_status_t later_not(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = asymmetric(2);
     struct stand s;
-    (void)arg;
     rank_try(stand_up_direct(&s, comm, &c));
     if (comm->rank == 1)
         s.told->registered[0] = NULL;
@@ -229,7 +228,6 @@ static colo_status_t fewer_samples(colo_comm_t *comm, void *arg)
     const colo_shape_t one = {1, 8, 2, 0};
     colo_comm_stats_t before, after;
     struct stand s;
-    (void)arg;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     s.told->registrations = 1;
     colo_comm_stats(s.control, &before);
@@ -259,7 +257,6 @@ static colo_status_t reshaped(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = asymmetric(1);
     struct stand s;
-    (void)arg;
     rank_try(stand_up_direct(&s, comm, &c));
     const colo_shape_t same = {c.shape.b, c.shape.n, c.shape.h, 0};
     rank_try(colo_bridge_reshape(s.b, &same));
@@ -283,7 +280,6 @@ static colo_status_t fan_out(colo_comm_t *comm, void *arg)
                         .check = 2,
                         .world = RANKS};
     struct stand s;
-    (void)arg;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_PEER));
     rank_try(tensors(&s, 0));
     rank_try(expect(&s, COLO_FORWARD, 0, false)); /* a plain copy: no rank is met */

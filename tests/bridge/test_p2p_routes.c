@@ -16,7 +16,6 @@ struct colo_subconnection {
 static colo_status_t connect(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
                              colo_subconnection_t **route)
 {
-    (void)tag;
     *route = calloc(1, sizeof **route);
     (*route)->n = n;
     memcpy((*route)->members, members, (size_t)n * sizeof *members);
@@ -93,7 +92,6 @@ static colo_status_t first_calls(colo_comm_t *comm, void *arg)
                         .grad = COLO_DISJOINT,
                         .world = RANKS};
     struct stand s;
-    (void)arg;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
     colo_status_t st = call_in_turn(&s);
     lie_down(&s);
@@ -132,7 +130,6 @@ static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
                   .grad = COLO_DISJOINT,
                   .world = RANKS};
     struct stand s;
-    (void)arg;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
     s.ops.subconnection_create = connect;
     s.ops.subconnection_destroy = disconnect;

@@ -357,7 +357,6 @@ typedef struct tally {
 static void any_sizes(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
     tally_t *t = arg;
-    (void)n;
     for (size_t kind = 0; kind < 3; kind++, t->cases++) {
         bool equal = t_below(&t->seed, 2);
         int64_t lcm = t_lcm(s[2], d[2]), more = s[2] > d[2] ? s[2] : d[2];

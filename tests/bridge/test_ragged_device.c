@@ -59,8 +59,6 @@ static bool say_find(const colo_comm_t *c, const void *p, size_t bytes, int32_t 
                      uint64_t *offset)
 {
     const enum mode mode = told[c->rank].mode;
-    (void)p;
-    (void)bytes;
     *id = 0;
     *offset = 0;
     return mode == REGISTERED || (mode == NOT_ON_RANK_1 && c->rank != 1);
@@ -93,7 +91,6 @@ static colo_status_t make_list(colo_p2p_t *d, const colo_transfers_t pass[2],
                                colo_p2p_list_t **list)
 {
     colo_p2p_list_t *l = calloc(1, sizeof *l);
-    (void)d;
     rank_check(l);
     for (int i = 0; i < 2; i++) {
         const size_t n = (size_t)pass[i].nsteps, sums = n * (size_t)pass[i].levels;
@@ -109,7 +106,6 @@ static colo_status_t make_list(colo_p2p_t *d, const colo_transfers_t pass[2],
 
 static void drop_list(colo_p2p_t *d, colo_p2p_list_t **list)
 {
-    (void)d;
     for (int i = 0; i < 2; i++) {
         free((void *)(uintptr_t)(*list)->pass[i].step);
         free((void *)(uintptr_t)(*list)->pass[i].addend);
@@ -197,7 +193,6 @@ static colo_status_t run_direct(colo_p2p_t *d, int pass, const colo_p2p_call_t *
     const int32_t me = d->rank;
     const bool reads = w->levels || w->pulls;
     bool seen[RANKS] = {false};
-    (void)stream;
     for (int32_t i = 0; i < w->nposts; i++) {
         struct mailbox *m = &mailbox[pass][me][w->expose[i]];
         m->base = reads ? c->in : c->out;
@@ -234,7 +229,6 @@ struct colo_subconnection {
 static colo_status_t subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
                                           uint64_t tag, colo_subconnection_t **route)
 {
-    (void)tag;
     rank_check(n == c->size); /* tables may tie any ranks */
     for (int32_t k = 0; k < n; k++)
         rank_check(members[k] == k);
@@ -246,7 +240,6 @@ static colo_status_t subconnection_create(colo_comm_t *c, const int32_t *members
 
 static void subconnection_destroy(colo_comm_t *c, colo_subconnection_t *route)
 {
-    (void)c;
     free(route);
 }
 
@@ -306,7 +299,6 @@ static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
 
 static colo_status_t put(void *arg, const void *from, size_t bytes, void **at)
 {
-    (void)arg;
     *at = malloc(bytes);
     rank_check(*at);
     memcpy(*at, from, bytes);
@@ -315,20 +307,17 @@ static colo_status_t put(void *arg, const void *from, size_t bytes, void **at)
 
 static colo_status_t get(void *arg, void *to, const void *at, size_t bytes)
 {
-    (void)arg;
     memcpy(to, at, bytes);
     return COLO_OK;
 }
 
 static void drop(void *arg, void *at)
 {
-    (void)arg;
     free(at);
 }
 
 static colo_status_t quiet(void *arg)
 {
-    (void)arg;
     return COLO_OK;
 }
 
@@ -387,7 +376,6 @@ static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
     struct told *me = &told[comm->rank];
     colo_bridge_t *bridge = NULL;
-    (void)arg;
     me->mode = REGISTERED;
     for (int64_t samples = 0; samples <= 2; samples += 2) {
         colo_batch_t *batch = NULL;

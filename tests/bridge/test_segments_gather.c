@@ -111,7 +111,6 @@ static colo_status_t gather_no_positions(colo_comm_t *comm, void *arg)
     static const int64_t zero[1], one[1] = {1}, length[1] = {8};
     const bool has = colo_comm_rank(comm) == 1;
     colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
-    (void)arg;
     s.count = s.nseqs = 1;
     s.rows = has ? one : zero;
     s.row_pos = has ? one : NULL;

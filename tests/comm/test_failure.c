@@ -463,7 +463,6 @@ static colo_status_t fields_rank(colo_comm_t *c, void *arg)
 {
     static const char *const names[] = {"milk", "sugar", "lemon", "cup", "spoon"};
     const bool odd = colo_comm_rank(c) == 2;
-    (void)arg;
     for (int last = 0; last < 3; last++) {
         colo_fields_t f = {COLO_FIELDS_INIT};
         for (int i = 0; last == 0 && i < 5; i++)
@@ -500,7 +499,6 @@ static colo_status_t optional_rank(colo_comm_t *c, void *arg)
                                            "tea: milk: rank 3 of 'world' has oats, rank 1 cow",
                                            "tea: cup: rank 3 of 'world' has 3, rank 0 0"};
     const int me = colo_comm_rank(c);
-    (void)arg;
     for (int i = 0; i < 3; i++) {
         colo_fields_t f = {COLO_FIELDS_INIT};
         colo_fields_add(&f, "cup", "%d", i == 2 && me == 3 ? 3 : 0);
@@ -575,7 +573,6 @@ T_CASE(threads_meet_before_anybody_goes_on)
 static colo_status_t sharing_rank(colo_comm_t *c, void *arg)
 {
     bool shared = !t_ranks_are_threads();
-    (void)arg;
     rank_try(colo_comm_i_find_shared_process(c, &shared));
     rank_check(shared == t_ranks_are_threads());
     return COLO_OK;

@@ -31,7 +31,6 @@ static colo_status_t print_open(colo_comm_t *c)
 static colo_status_t share(colo_comm_t *c, colo_memory_t *m)
 {
     const colo_status_t st = told->share[c->rank];
-    (void)m;
     if (st < 0)
         return colo_fail(st, "share says so to rank %d", (int)c->rank);
     __atomic_fetch_add(&told->shared, 1, __ATOMIC_SEQ_CST);
@@ -40,7 +39,6 @@ static colo_status_t share(colo_comm_t *c, colo_memory_t *m)
 
 static void unshare(colo_memory_t *m)
 {
-    (void)m;
     __atomic_fetch_sub(&told->shared, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -148,7 +146,6 @@ T_CASE(an_unknown_transport_is_refused_before_anybody_waits)
 static colo_status_t made_here(colo_comm_t *c, void *arg)
 {
     static const size_t sizes[] = {1, 255, 256, 257, 100000};
-    (void)arg;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         colo_memory_t *m = NULL;
         rank_try(colo_memory_alloc(c, c->rank ? sizes[i] : 0, &m));

@@ -47,8 +47,6 @@ static colo_status_t write_given(const colo_tensor_t *d_out, int32_t nout,
                                  const colo_tensor_t *d_in, int32_t nin, void *state)
 {
     const writer_t *w = state;
-    (void)d_out;
-    (void)nout;
     for (int32_t i = 0; i < nin; i++)
         if (d_in[i].data)
             memcpy(d_in[i].data, w->d_in[i], sizeof w->d_in[i]);
@@ -59,8 +57,6 @@ static colo_status_t write_given(const colo_tensor_t *d_out, int32_t nout,
 static colo_status_t pass(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
                           int32_t nin, void *state)
 {
-    (void)nout;
-    (void)state;
     for (int32_t i = 0; i < nin; i++)
         memcpy(d_in[i].data, d_out[0].data, N * sizeof(uint16_t));
     return COLO_OK;

@@ -52,7 +52,6 @@ static colo_status_t split_and_lose(colo_comm_t *c)
 
 static colo_status_t rank_body(colo_comm_t *c, void *arg)
 {
-    (void)arg;
     const int32_t me = colo_comm_rank(c);
     colo_comm_set_timeout(c, 400);
     for (int i = 0; i < (is("wrapped") ? 300 : 3); i++)

@@ -92,7 +92,6 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     t_gpu_rank_t r = {.host = world, .rank = colo_comm_rank(world), .size = colo_comm_size(world)};
     int devices = 0;
-    (void)arg;
     rank_cuda(cudaGetDeviceCount(&devices));
     r.device = r.rank % devices;
     rank_cuda(cudaSetDevice(r.device));

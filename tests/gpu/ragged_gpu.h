@@ -339,7 +339,6 @@ static inline colo_status_t t_ragged_tables(t_gpu_rank_t *r, void *arg)
 {
     const t_ragged_where_t w = t_where(r);
     int32_t ran = 0;
-    (void)arg;
     rank_try(t_uniform_pairs(r->gpus, &w, &ran));
     rank_check(ran == (r->size >= 4 ? 24 : r->size == 2 ? 12 : 3));
     return COLO_OK;
@@ -348,7 +347,6 @@ static inline colo_status_t t_ragged_tables(t_gpu_rank_t *r, void *arg)
 static inline colo_status_t t_ragged_tiles(t_gpu_rank_t *r, void *arg)
 {
     const t_ragged_where_t w = t_where(r);
-    (void)arg;
     return t_many_tiles(r->gpus, &w);
 }
 
@@ -362,7 +360,6 @@ static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
 static inline colo_status_t t_ragged_captured(t_gpu_rank_t *r, void *arg)
 {
     const t_ragged_where_t w = t_where(r);
-    (void)arg;
     return t_captured(r->gpus, &w);
 }
 

@@ -221,7 +221,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     int32_t copies = 0;
-    (void)arg;
     rank_try(stand_up(r, true, &s));
     rank_try(shard_of(&s, 1, s.from[0]));
     rank_try(use_shard(r, &s, s.from[0]));
@@ -266,7 +265,6 @@ static colo_status_t two_heads(t_gpu_rank_t *r, void *arg)
 {
     struct stand here, there;
     void *own = NULL;
-    (void)arg;
     rank_try(stand_up(r, true, &here));
     rank_try(stand_up(r, false, &there));
     rank_cuda(cudaMalloc(&own, there.bytes));

@@ -22,7 +22,6 @@ static colo_status_t run_one(t_gpu_rank_t *r, const t_case_t *c)
 
 static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
 {
-    (void)arg;
     for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 4; k++) {
             t_case_t c = t_unit_case(i, (size_t)k);
@@ -59,7 +58,6 @@ T_CASE(unit_layouts_of_eight_ranks_arrive)
 static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
 {
     const int64_t rows = t_scaled(100) < 100 ? 64 : 512;
-    (void)arg;
     for (int k = 0; k < 10; k++) {
         t_case_t c = {.src = t_side(k < 6 ? "tp=1,dp=4" : "tp=2,dp=2", true),
                       .dst = t_side(k < 6 ? "tp=1,cp=2,dp=2" : "tp=1,cp=4,dp=1", false),
@@ -114,7 +112,6 @@ T_CASE(seeded_layouts_of_eight_ranks_arrive)
 static colo_status_t shifted_cases(t_gpu_rank_t *r, void *arg)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
-    (void)arg;
     for (int k = 0; k < 12; k++) {
         t_case_t c = {.src = t_side("tp=1,dp=4", true),
                       .dst = t_side("tp=1,cp=2,dp=2", false),
@@ -139,7 +136,6 @@ T_CASE(tensors_that_begin_at_any_element_arrive)
 
 static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
 {
-    (void)arg;
     for (int k = 0; k < 2; k++) {
         t_case_t c = {.src = t_side("tp=1,dp=4", true),
                       .dst = t_side("tp=1,cp=2,dp=2", false),
@@ -179,7 +175,6 @@ static colo_status_t any_order(t_gpu_rank_t *r, void *arg)
                         .dst = t_side("tp=1,cp=2,dp=2", false),
                         .shape = {8, 8, 4},
                         .world = RANKS};
-    (void)arg;
     for (int round = 0; round < ROUNDS; round++) {
         colo_memory_t *m[MADE + 1] = {NULL};
         for (int i = 0; i <= MADE; i++) {

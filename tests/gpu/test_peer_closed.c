@@ -24,7 +24,6 @@ static colo_status_t closed(t_gpu_rank_t *r, void *arg)
     colo_memory_t *a = NULL, *b = NULL;
     colo_bridge_t *bridge = NULL;
     char *block = NULL;
-    (void)arg;
     rank_cuda(cudaMalloc((void **)&block, 4096));
     rank_try(colo_memory_register(r->gpus, block, 4096, &a));
     rank_check(!colo_memory_is_p2p(a) && colo_memory_data(a) == block);
@@ -52,7 +51,6 @@ static colo_status_t insisted(t_gpu_rank_t *r, void *arg)
     const t_case_t c = a_case();
     colo_memory_t *m = NULL;
     colo_bridge_t *bridge = NULL;
-    (void)arg;
     rank_check(colo_memory_alloc(r->gpus, 1000, &m) == COLO_ERR_UNBUILT && !m);
     rank_check(strstr(colo_last_error(), "rank 2 cannot open rank 0's"));
     rank_check(t_gpu_bridge(r, &c, &bridge) == COLO_ERR_UNBUILT && !bridge);

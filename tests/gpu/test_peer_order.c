@@ -52,7 +52,6 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
     const int64_t rounds = t_scaled(1000);
     uint64_t s = t_seed() + (uint64_t)r->rank;
-    (void)arg;
     for (int k = 0; k < 4; k++) {
         t_case_t c = the_case(k);
         t_placed_t x, y, dy, dx;
@@ -115,7 +114,6 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
     enum { DEEP = 12 };
     const int64_t rounds = t_scaled(40);
     uint64_t s = t_seed() + 77 * (uint64_t)r->rank;
-    (void)arg;
     for (int k = 0; k < 4; k++) {
         t_case_t c = the_case(k);
         t_placed_t in, out[2], kept[DEEP], from[DEEP];
@@ -210,7 +208,6 @@ static colo_status_t one_is_missing(t_gpu_rank_t *r, void *arg)
 static colo_status_t works(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(2);
-    (void)arg;
     return t_gpu_case(r, &c);
 }
 
@@ -280,7 +277,6 @@ static colo_status_t registering(t_gpu_rank_t *r, void *arg)
 {
     colo_memory_t *a = NULL, *b = NULL;
     char *block = NULL, host[64];
-    (void)arg;
     rank_cuda(cudaMalloc((void **)&block, 1 << 20));
     rank_try(colo_memory_register(r->gpus, block + 512, 4096, &a)); /* a part of a block */
     rank_check(colo_memory_is_p2p(a) && colo_memory_data(a) == block + 512);
@@ -323,7 +319,6 @@ static colo_status_t parts_of_a_block(t_gpu_rank_t *r, void *arg)
     enum { PARTS = 3, PART = 1 << 16 };
     colo_memory_t *m[PARTS] = {NULL};
     char *block = NULL;
-    (void)arg;
     rank_cuda(cudaMalloc((void **)&block, (PARTS + 1) * PART));
     for (int i = 0; i < PARTS; i++) /* each rank at a place of its own */
         rank_try(
@@ -354,7 +349,6 @@ static colo_status_t unregistered(t_gpu_rank_t *r, void *arg)
     colo_bridge_t *bridge = NULL;
     t_placed_t x, y;
     void *other = NULL;
-    (void)arg;
     rank_cuda(cudaMalloc(&other, 1 << 16));
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_place(r, &c, T_X, 0, true, &x));
@@ -398,7 +392,6 @@ static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
     colo_bridge_t *bridge = NULL;
     t_placed_t x, y;
     void *other = NULL;
-    (void)arg;
     rank_cuda(cudaMalloc(&other, 1 << 16));
     c.check = 2;
     rank_try(t_gpu_bridge(r, &c, &bridge));
@@ -427,7 +420,6 @@ static colo_status_t wrong_word(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(0);
     colo_bridge_t *bridge = NULL;
-    (void)arg;
     if (r->rank == 0) /* only now: or there would be no communicator */
         setenv("COLO_TRANSPORT", "pear", 1);
     rank_try(colo_comm_barrier(r->host, NULL));

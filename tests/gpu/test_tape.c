@@ -16,7 +16,6 @@ static cudaStream_t stream;
 static colo_status_t spread(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
                             int32_t nin, void *state)
 {
-    (void)state;
     for (int32_t i = 0; i < nin; i++)
         if (d_in[i].data &&
             cudaMemcpyAsync(d_in[i].data, d_out[nout - 1].data,

@@ -68,14 +68,10 @@ static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, int64
 static void tell(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
     colo_comm_abort(c->impl, error_message);
-    (void)status;
 }
 
 static colo_status_t state(const colo_comm_t *c, char *error_message, size_t cap)
 {
-    (void)c;
-    (void)error_message;
-    (void)cap;
     return COLO_OK;
 }
 

@@ -343,7 +343,6 @@ static colo_status_t made_once_found_by_both_names(colo_comm_t *world, void *arg
     colo_grid_t base, moe;
     colo_hypergrid_t *h = NULL;
     colo_comm_t *tp = NULL, *ep = NULL, *cpdp = NULL, *found = NULL;
-    (void)arg;
     rank_try(colo_grid_parse(&base, "tp=2,cp=2,dp=2", 8));
     rank_try(colo_grid_parse(&moe, "tp=2,ep=4", 8));
     rank_try(colo_hypergrid_create(&h, &base));
@@ -393,7 +392,6 @@ static colo_status_t outside_stores_null(colo_comm_t *world, void *arg)
     colo_grid_t base;
     colo_hypergrid_t *h = NULL;
     colo_comm_t *comm = world;
-    (void)arg;
     rank_try(colo_grid_parse(&base, "tp=2,dp=2@1", 6));
     rank_try(colo_hypergrid_create(&h, &base));
     rank_try(colo_hypergrid_create_comm(h, NULL, "tp", world, &comm));

@@ -540,7 +540,6 @@ static void each_shared(linear_case_t *c, void (*f)(void *, size_t))
 
 static void unshare(void *data, size_t bytes)
 {
-    (void)bytes;
     t_unshare(data);
 }
 

@@ -45,14 +45,12 @@ static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 1, .positi
 static colo_status_t gather(void *saved, void *work)
 {
     const colo_tensor_t out = colo_tensor_host(other, COLO_F64, 2, (int64_t[]){1, T - 1});
-    (void)saved;
     return colo_sequence_gather(&sequence, &values, &out, alone, work, NULL);
 }
 
 static colo_status_t gather_backward(void *saved, void *work)
 {
     const colo_tensor_t d_out = colo_tensor_host(other, COLO_F64, 2, (int64_t[]){1, T - 1});
-    (void)saved;
     return colo_sequence_gather_backward(&sequence, COLO_SEQUENCE_SUM, &d_out, &values, alone, work,
                                          NULL);
 }
@@ -60,7 +58,6 @@ static colo_status_t gather_backward(void *saved, void *work)
 static colo_status_t weighted(void *saved, void *work)
 {
     colo_weighted_t out;
-    (void)saved;
     return colo_loss_weighted_sum(&values, NULL, NULL, alone, &out, NULL, work, NULL);
 }
 
@@ -68,7 +65,6 @@ static colo_status_t mean(void *saved, void *work)
 {
     double out[4];
     const int64_t n_valid = T;
-    (void)saved;
     return colo_loss_mean_forward(
         &values, &n_valid, true, alone,
         &(colo_loss_mean_t){.value_f64 = out, .num = out + 1, .den = out + 2, .factor = out + 3},
@@ -128,7 +124,6 @@ T_CASE(sizes_are_multiples_of_256)
 
 static int setup(void **state)
 {
-    (void)state;
     logits = colo_tensor_host(z, COLO_F64, 2, (int64_t[]){T, V});
     d_logits = colo_tensor_host(d, COLO_F64, 2, (int64_t[]){T, V});
     targets = colo_tensor_host(ids, COLO_I64, 1, (int64_t[]){T});
@@ -141,7 +136,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     colo_comm_destroy(&alone);
     return 0;
 }

@@ -444,7 +444,6 @@ static colo_status_t astray(colo_comm_t *world, void *arg)
                                     .has_bias = true};
     colo_tensor_t w = colo_tensor_host(room, COLO_F32, 2, dense);
     colo_tensor_t bias = colo_tensor_host(b, COLO_F32, 1, &two);
-    (void)arg;
     rank_try(colo_lm_head_create(&head, &config, world));
     rank_check(colo_lm_head_gathered_size(head) == t_rounded(4 * 4 * sizeof *room));
     struct {

@@ -198,7 +198,6 @@ static colo_status_t one_is_wrong(colo_comm_t *world, void *arg)
     const colo_tensor_t xt = colo_tensor_host(&x, COLO_F64, 1, (int64_t[]){1});
     const colo_loss_mean_t out = {.value_f64 = &value, .num = &n[0], .den = &n[1], .factor = &n[2]};
     const int r = colo_comm_rank(world);
-    (void)arg;
     colo_status_t st =
         colo_loss_mean_forward(&xt, r == 1 ? NULL : &one, true, world, &out, workspace, NULL);
     rank_check(st == (r == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));

@@ -233,7 +233,6 @@ static void products_are_what_their_formulas_say(void **state)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F64, COLO_F16};
     int turn = 0;
-    (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int d = 0; d < 4; d++)
             for (int what = 0; what < 3; what++, turn++)
@@ -245,7 +244,6 @@ static void products_are_what_their_formulas_say(void **state)
 static void a_rows_bits_do_not_depend_on_its_company(void **state)
 {
     static const int64_t cut[][2] = {{0, 1}, {5, 3}, {100, 200}, {127, 2}, {128, 64}, {299, 1}};
-    (void)state;
     for (int what = 0; what < 2; what++)
         for (int d = 0; d < 3; d++)
             for (int w = 0; w < ways(); w++) {
@@ -287,7 +285,6 @@ static void the_odd_cblas_tells_rows_apart(void **state)
                   float, float *, int);
     float a[40 * 30], b[30 * 20], c[40 * 20], d[40 * 20];
     int differ = 0;
-    (void)state;
     void *so = dlopen(cblas("odd"), RTLD_NOW | RTLD_LOCAL);
     assert_non_null(so);
     *(void **)&sgemm = dlsym(so, "cblas_sgemm");
@@ -313,7 +310,6 @@ struct lines {
 static void collect(colo_log_level_t level, const char *line, void *user)
 {
     struct lines *l = user;
-    (void)level;
     l->count++;
     snprintf(l->last, sizeof l->last, "%s", line);
 }
@@ -330,7 +326,6 @@ static colo_status_t created(const char *gemm)
 static void a_process_is_told_once_which(void **state)
 {
     struct lines l = {0};
-    (void)state;
     colo_log_set(collect, &l, COLO_LOG_INFO);
     assert_ok(created("loops"));
     assert_ok(created("auto"));
@@ -341,7 +336,6 @@ static void a_process_is_told_once_which(void **state)
 
 static void a_cblas_that_cannot_be_used_is_refused(void **state)
 {
-    (void)state;
     assert_fails(created("lops"), COLO_ERR_ARG, "COLO_GEMM is 'lops', expected auto, cblas");
     assert_fails(created(""), COLO_ERR_ARG, "COLO_GEMM is ''");
     assert_fails(created(cblas("no_such")), COLO_ERR_UNBUILT, "cannot be loaded");
@@ -352,7 +346,6 @@ static void a_cblas_that_cannot_be_used_is_refused(void **state)
 
 static void a_build_without_cblas_says_so(void **state)
 {
-    (void)state;
     assert_fails(created("cblas"), COLO_ERR_UNBUILT,
                  "COLO_GEMM is 'cblas', but this library was built with -Dcblas=disabled");
     assert_ok(created("auto"));

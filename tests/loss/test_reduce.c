@@ -198,7 +198,6 @@ static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
         colo_comm_rank(world) == 2
             ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, workspace, NULL)
             : colo_loss_mean_forward(&values, &count, true, world, &mean, workspace, NULL);
-    (void)arg;
     rank_check(st == COLO_ERR_MISMATCH);
     rank_check(strstr(colo_last_error(), said) != NULL);
     rank_try(colo_comm_all_reduce(world, v, &again, 1, COLO_F64, COLO_SUM, NULL)); /* it lives on */

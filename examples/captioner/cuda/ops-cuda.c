@@ -224,7 +224,6 @@ static int64_t attend_work(const cap_sequence_t *s)
 static void attend(const cap_ops_t *o, const cap_sequence_t *s, const float *q, const float *kv,
                    float *prob, float *out, float *work)
 {
-    (void)work;
     cuda(o, "attend", cap_k_attend(s, q, kv, prob, out, o->stream));
 }
 
