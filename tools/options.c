@@ -47,9 +47,9 @@ int tool_complain(int code, const char *tool, const char *fmt, ...)
     vsnprintf(error_message, sizeof error_message, fmt, ap);
     va_end(ap);
     size_t n = escape(safe, sizeof safe, error_message);
-    size_t room = LINE_MAX_BYTES - strlen(tool) - 3; /* ": " and the newline */
-    if (n > room) { /* both ends say something: the option is in front, the limit at the back */
-        size_t tail = room / 4, head = room - tail - 3;
+    size_t left = LINE_MAX_BYTES - strlen(tool) - 3; /* ": " and the newline */
+    if (n > left) { /* both ends say something: the option is in front, the limit at the back */
+        size_t tail = left / 4, head = left - tail - 3;
         memmove(safe + head + 3, safe + n - tail, tail + 1);
         memcpy(safe + head, "...", 3);
     }

@@ -26,13 +26,13 @@ static int by_value(const void *a, const void *b)
 
 static bool push(pic_flows_t *s, pic_flow_t flow)
 {
-    if (s->n == s->room) {
-        int64_t room = s->room ? 2 * s->room : 64;
-        pic_flow_t *more = realloc(s->flow, (size_t)room * sizeof *more);
+    if (s->n == s->capacity) {
+        int64_t capacity = s->capacity ? 2 * s->capacity : 64;
+        pic_flow_t *more = realloc(s->flow, (size_t)capacity * sizeof *more);
         if (!more)
             return false;
         s->flow = more;
-        s->room = room;
+        s->capacity = capacity;
     }
     s->flow[s->n++] = flow;
     return true;

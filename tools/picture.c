@@ -155,7 +155,7 @@ static int ports_height(int ins, int outs)
 }
 
 /* What the arrows of the other way need: the two pictures stand side by side, row beside row. */
-static void leave_room(const pic_t *pic, colo_pass_t other, place_t *place)
+static void leave_place(const pic_t *pic, colo_pass_t other, place_t *place)
 {
     const pic_flows_t *s = &pic->pass[other];
     for (int64_t i = 0; i < s->n; i++) {
@@ -175,7 +175,7 @@ static int arrange(const pic_t *pic, colo_pass_t pass, place_t *place)
     int y = HEAD;
 
     memset(place, 0, (size_t)pic->nrows * sizeof *place);
-    leave_room(pic, pass == COLO_FORWARD ? COLO_BACKWARD : COLO_FORWARD, place);
+    leave_place(pic, pass == COLO_FORWARD ? COLO_BACKWARD : COLO_FORWARD, place);
     for (int64_t i = 0; i < s->n; i++) {
         const pic_flow_t *w = &s->flow[i];
         place_t *p = &place[w->to];

@@ -26,7 +26,7 @@ typedef struct pic_flow {
 /* Flows of one way, ordered by (to, from), and what they add up to. */
 typedef struct pic_flows {
     pic_flow_t *flow;
-    int64_t n, room;
+    int64_t n, capacity;
     int64_t messages, total, most, minimum;
     int64_t collective; /* -1 where that way does not take the pair */
 } pic_flows_t;

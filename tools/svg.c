@@ -4,7 +4,7 @@
  *
  * A page has no viewBox: its units are the reader's pixels, so that text of 12 px is 12 px on a
  * phone. Panels are 344 wide, which fits the narrowest phones in use. A media query moves every
- * second panel to the right and enlarges all of it where there is room; heights are known when the
+ * second panel to the right and enlarges all of it if there is space; heights are known when the
  * page is written, so both arrangements are plain numbers and no script is needed. Inside an <img>
  * the query sees the image's own width, and the narrow arrangement is the natural one.
  */
@@ -148,11 +148,11 @@ static bool may_break(const char *blank)
     return true;
 }
 
-/* Bytes of @text that fit a line of @room characters, broken at blanks where there are any. */
-static size_t fitting(const char *text, size_t room)
+/* Bytes of @text that fit a line of @columns characters, broken at blanks where there are any. */
+static size_t fitting(const char *text, size_t columns)
 {
     size_t n = 0, last = 0;
-    for (size_t seen = 0; text[n] && seen < room; seen++) {
+    for (size_t seen = 0; text[n] && seen < columns; seen++) {
         for (n++; (text[n] & 0xc0) == 0x80; n++)
             ;
         if (may_break(text + n))
@@ -161,10 +161,10 @@ static size_t fitting(const char *text, size_t room)
     return !text[n] || !last ? n : last;
 }
 
-int svg_lines(FILE *f, const char *text, const char *class, size_t room, int y)
+int svg_lines(FILE *f, const char *text, const char *class, size_t columns, int y)
 {
     while (*text) {
-        size_t n = fitting(text, room);
+        size_t n = fitting(text, columns);
         char line[512];
         snprintf(line, sizeof line, "%.*s", (int)n, text);
         y += SVG_LINE;

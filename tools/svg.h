@@ -40,9 +40,9 @@ typedef struct svg_page {
     int npanels;
 } svg_page_t;
 
-/* @text in lines of at most @room characters from @y on; @f NULL: only measures. Returns the y of
- * the last line. */
-int svg_lines(FILE *f, const char *text, const char *class, size_t room, int y);
+/* @text in lines of at most @columns characters from @y on; @f NULL: only measures. Returns the y
+ * of the last line. */
+int svg_lines(FILE *f, const char *text, const char *class, size_t columns, int y);
 
 /* A whole SVG document. */
 void svg_page(FILE *f, const svg_page_t *page);

@@ -96,10 +96,10 @@ static int read_row(struct reader *r, uint8_t *row)
     return 1;
 }
 
-static int store_row(cap_data_t *d, int64_t *room, const uint8_t *row)
+static int store_row(cap_data_t *d, int64_t *capacity, const uint8_t *row)
 {
-    if (d->n == *room) {
-        int64_t more = *room ? *room * 2 : 256;
+    if (d->n == *capacity) {
+        int64_t more = *capacity ? *capacity * 2 : 256;
         void *pixels = realloc(d->pixels, (size_t)more * sizeof *d->pixels);
         if (!pixels)
             return -1;
@@ -108,7 +108,7 @@ static int store_row(cap_data_t *d, int64_t *room, const uint8_t *row)
         if (!label)
             return -1;
         d->label = label;
-        *room = more;
+        *capacity = more;
     }
     memcpy(d->pixels[d->n], row, CAP_PIXELS);
     d->label[d->n++] = row[CAP_PIXELS];
@@ -136,7 +136,7 @@ int cap_data_load(cap_data_t *data, const char *path, char *why, int why_size)
         .path = path, .line = 1, .why = why, .why_size = why_size > 0 ? (size_t)why_size : 0};
     cap_data_t d = {0};
     uint8_t row[FIELDS];
-    int64_t room = 0;
+    int64_t capacity = 0;
     int got;
 
     r.file = fopen(path, "rb");
@@ -146,7 +146,7 @@ int cap_data_load(cap_data_t *data, const char *path, char *why, int why_size)
     }
     errno = 0;
     while ((got = read_row(&r, row)) > 0) {
-        if (store_row(&d, &room, row) < 0) {
+        if (store_row(&d, &capacity, row) < 0) {
             REFUSE(&r, "%s:%ld: no memory for %lld rows", path, r.line, (long long)d.n + 1);
             goto fail;
         }

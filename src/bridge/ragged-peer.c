@@ -160,7 +160,7 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, repl
 }
 
 /* Sums of features [lo, hi), which no region cuts: rows are cut until each addend comes from one
- * rank. @h: [n] by level; @next: [levels], room. */
+ * rank. @h: [n] by level; @next: [levels], workspace. */
 static colo_status_t sum_rows(const colo_plan_t *p, const held_t *h, int64_t n, int64_t lo,
                               int64_t hi, int64_t *next, list_t *out)
 {

@@ -172,8 +172,8 @@ static void put(struct out *o, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    bool room = o->len < o->cap;
-    int n = vsnprintf(room ? o->text + o->len : NULL, room ? o->cap - o->len : 0, fmt, ap);
+    bool fits = o->len < o->cap;
+    int n = vsnprintf(fits ? o->text + o->len : NULL, fits ? o->cap - o->len : 0, fmt, ap);
     va_end(ap);
     if (n > 0)
         o->len += (size_t)n;

@@ -176,7 +176,7 @@ colo_status_t colo_tape_check_value(const colo_tape_t *tape, colo_value_t value,
     return COLO_OK;
 }
 
-static colo_status_t check_room(const colo_tape_t *tape, int64_t more)
+static colo_status_t check_capacity(const colo_tape_t *tape, int64_t more)
 {
     if (tape->nvalues + more > INT32_MAX)
         return colo_fail(COLO_ERR_ARG, "tape: %" PRId64 " values, at most %d", tape->nvalues + more,
@@ -193,7 +193,7 @@ colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t, const co
         COLO_TRY(colo_tape_check_like(d_t, t, "d_t of a leaf", true));
     if (!value)
         return colo_fail(COLO_ERR_ARG, "leaf: value is NULL");
-    COLO_TRY(check_room(tape, 1));
+    COLO_TRY(check_capacity(tape, 1));
     COLO_TRY(
         grow((void **)&tape->values, &tape->cap_values, tape->nvalues, 1, sizeof *tape->values));
     struct colo_tape_value *v = &tape->values[tape->nvalues];
@@ -231,7 +231,7 @@ static colo_status_t check_record(const colo_tape_t *tape, const colo_tape_recor
         if (st < 0)
             return colo_fail_prefix(st, "record '%s': output %d", r->name, (int)i);
     }
-    return check_room(tape, r->nout);
+    return check_capacity(tape, r->nout);
 }
 
 static colo_status_t append_node(colo_tape_t *tape, const colo_tape_record_t *r)

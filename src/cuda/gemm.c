@@ -202,7 +202,7 @@ static cublasStatus_t ask(const colo_product_t *p, const struct call *c, const v
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t found[1];
     int n = 0;
-    const uint64_t room = WORKSPACE;
+    const uint64_t bytes = WORKSPACE;
     const uint32_t scheme =
         may_split ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_NONE;
     const uint32_t a = (uint32_t)align_of(c->a->data), b = (uint32_t)align_of(c->b->data),
@@ -212,7 +212,7 @@ static cublasStatus_t ask(const colo_product_t *p, const struct call *c, const v
     if (!r)
         r = lib->pref_init(&pref, sizeof pref);
     if (!r)
-        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room);
+        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
     if (!r)
         r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
                           sizeof scheme);

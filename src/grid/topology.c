@@ -410,11 +410,11 @@ size_t colo_topology_cpus(const colo_topology_t *topology, int64_t rank, char *t
     for (int32_t i = 0, k; i < n; i = k) {
         for (k = i + 1; k < n && os[k] == os[k - 1] + 1; k++)
             ;
-        size_t room = len < cap ? cap - len : 0;
+        size_t left = len < cap ? cap - len : 0;
         const char *comma = i ? "," : "";
-        char *at = room ? text + len : NULL;
-        int more = k - i > 1 ? snprintf(at, room, "%s%d-%d", comma, (int)os[i], (int)os[k - 1])
-                             : snprintf(at, room, "%s%d", comma, (int)os[i]);
+        char *at = left ? text + len : NULL;
+        int more = k - i > 1 ? snprintf(at, left, "%s%d-%d", comma, (int)os[i], (int)os[k - 1])
+                             : snprintf(at, left, "%s%d", comma, (int)os[i]);
         len += (size_t)more;
     }
     return len;

@@ -176,7 +176,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     const colo_tensor_t *logits = given->logits, *targets = given->targets, *mask = given->mask;
     COLO_TRY(colo_loss_i_check_group("distill", group));
     const colo_loss_ops_t *loss;
-    struct colo_distill_pass room;
+    struct colo_distill_pass sizes;
     colo_distill_config_t own;
     colo_status_t st = read_config(config, &own);
     const size_t size = st == COLO_OK ? config->struct_size : 0;
@@ -184,7 +184,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     if (st == COLO_OK)
         st = check_forward(config, logits, targets, mask, group, out, saved, saved_memory,
                            workspace);
-    if (st == COLO_OK && !block_of(logits->dtype, logits->shape[0], &room))
+    if (st == COLO_OK && !block_of(logits->dtype, logits->shape[0], &sizes))
         st = colo_fail(COLO_ERR_ARG, "distill: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
     COLO_TRY(colo_loss_i_begin("distill", st, logits, group, &loss));
@@ -195,13 +195,13 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     p.base.rank = colo_comm_rank(group);
     p.base.ranks = colo_comm_size(group);
     p.base.blocks = workspace;
-    p.base.block = room.base.block;
-    p.mx = room.mx;
-    p.sx = room.sx;
-    p.mv = room.mv;
-    p.sv = room.sv;
-    p.c = room.c;
-    p.d = room.d;
+    p.base.block = sizes.base.block;
+    p.mx = sizes.mx;
+    p.sx = sizes.sx;
+    p.mv = sizes.mv;
+    p.sv = sizes.sv;
+    p.c = sizes.c;
+    p.d = sizes.d;
     p.mask = mask ? mask->data : NULL;
     p.mask_stride = mask ? mask->stride[0] : 0;
     p.out = *out;

@@ -26,23 +26,23 @@
 
 static colo_status_t check_segment(const colo_sequence_t *s, int64_t b)
 {
-    const int64_t room = s->cu_padded[b + 1] - s->cu_padded[b];
-    if (room < 0)
+    const int64_t padded = s->cu_padded[b + 1] - s->cu_padded[b];
+    if (padded < 0)
         return colo_fail(COLO_ERR_LAYOUT,
                          "sequence: cu_padded is not ascending at segment %" PRId64
                          ": from %" PRId64 " to %" PRId64,
                          b, s->cu_padded[b], s->cu_padded[b + 1]);
-    if (s->cp > 1 && room > 0 && room / 2 < s->cp)
+    if (s->cp > 1 && padded > 0 && padded / 2 < s->cp)
         return colo_fail(COLO_ERR_LAYOUT,
                          "sequence: segment %" PRId64 " has %" PRId64
                          " positions, shorter than 2 * cp = %" PRIu64
                          "; pad it, colo_sequence_pack() says to what",
-                         b, room, 2 * (uint64_t)s->cp);
-    if (s->lengths && s->lengths[b] > room)
+                         b, padded, 2 * (uint64_t)s->cp);
+    if (s->lengths && s->lengths[b] > padded)
         return colo_fail(COLO_ERR_LAYOUT,
                          "sequence: row %" PRId64 " has %" PRId64
                          " tokens, its segment has %" PRId64 " positions",
-                         b, s->lengths[b], room);
+                         b, s->lengths[b], padded);
     return COLO_OK;
 }
 
@@ -383,14 +383,14 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
 static colo_status_t pack(const int64_t *lengths, int64_t batch, int64_t tp, int64_t cp, bool fp8,
                           int64_t *cu_padded)
 {
-    int64_t at = 0, room;
+    int64_t at = 0, padded;
     for (int64_t b = 0; b < batch; b++) {
-        colo_status_t st = colo_partition_padded(lengths[b], tp, cp, fp8, &room);
+        colo_status_t st = colo_partition_padded(lengths[b], tp, cp, fp8, &padded);
         if (st < 0)
             return colo_fail_prefix(st, "sequence: row %" PRId64, b);
         if (cu_padded)
             cu_padded[b] = at;
-        if (!colo_add_ok(at, room, &at))
+        if (!colo_add_ok(at, padded, &at))
             return colo_fail(COLO_ERR_ARG, "sequence: the rows up to %" PRId64 " exceed 2^63", b);
     }
     if (cu_padded)

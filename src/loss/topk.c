@@ -146,7 +146,7 @@ static struct colo_topk_pass pass_of(const colo_topk_config_t *c, const colo_ten
                                      const colo_logprob_config_t *base, void *saved_memory)
 {
     const int64_t tokens = logits->shape[0];
-    double *room = saved_memory;
+    double *memory = saved_memory;
     struct colo_topk_pass p = {
         .base = colo_logprob_i_pass(base, logits, NULL),
         .k = c->k,
@@ -154,12 +154,12 @@ static struct colo_topk_pass pass_of(const colo_topk_config_t *c, const colo_ten
         .ignore_index = c->ignore_index,
     };
     p.base.hi = tokens;
-    p.base.saved = room;
-    if (room) {
-        p.rows = (int64_t *)(room + 3 * tokens);
-        p.sum = room + 4 * tokens;
-        p.down = room + 5 * tokens;
-        p.kept = (int64_t *)(room + (5 + c->k) * tokens);
+    p.base.saved = memory;
+    if (memory) {
+        p.rows = (int64_t *)(memory + 3 * tokens);
+        p.sum = memory + 4 * tokens;
+        p.down = memory + 5 * tokens;
+        p.kept = (int64_t *)(memory + (5 + c->k) * tokens);
     }
     p.base.targets = p.rows;
     return p;
@@ -213,28 +213,28 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
     const colo_tensor_t *logits = given->logits, *ids = given->ids, *mask = given->mask;
     COLO_TRY(colo_loss_i_check_group("topk", group));
     const colo_loss_ops_t *loss;
-    struct colo_topk_pass room;
+    struct colo_topk_pass sizes;
     colo_topk_config_t own;
     colo_status_t st = read_config(config, &own);
     const size_t size = st == COLO_OK ? config->struct_size : 0;
     config = &own;
     if (st == COLO_OK)
         st = check_forward(config, logits, ids, mask, group, out, saved, saved_memory, workspace);
-    if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &room))
+    if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &sizes))
         st = colo_fail(COLO_ERR_ARG, "topk: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
     COLO_TRY(colo_loss_i_begin("topk", st, logits, group, &loss));
     const uint64_t version = logits->version ? *logits->version : 0;
     const colo_logprob_config_t base = base_config(config);
     unsigned char *behind =
-        (unsigned char *)workspace + colo_comm_size(group) * room.base.block.bytes;
+        (unsigned char *)workspace + colo_comm_size(group) * sizes.base.block.bytes;
     struct colo_topk_pass p = pass_of(config, logits, &base, saved ? saved_memory : behind);
     p.base.rank = colo_comm_rank(group);
     p.base.ranks = colo_comm_size(group);
     p.base.blocks = workspace;
-    p.base.block = room.base.block;
-    p.pz = room.pz;
-    p.pid = room.pid;
+    p.base.block = sizes.base.block;
+    p.pz = sizes.pz;
+    p.pid = sizes.pid;
     p.ids = ids ? ids->data : NULL;
     p.id_stride = ids ? ids->stride[0] : 0;
     p.mask = mask ? mask->data : NULL;

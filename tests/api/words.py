@@ -32,6 +32,7 @@ WORDS = [
     (r"nobody|whoever|who", "the rank, the caller, no rank", EVERYWHERE),
     (r"gave_up|look_at", "timed out, check", EVERYWHERE),
     (r"scratch", "workspace", EVERYWHERE),
+    (r"(?<!no )(?<!left )(?<!make )rooms?(?! for)", "workspace, memory, capacity", r"^(src/(?!comm/peer)|include|tools|docs)/"),
     (r"promises?", "declared precondition, contract", EVERYWHERE),
     (r"COLO_OWNER\w*|colo_owner\w*|colo_way\w*|colo_place_\w*|colo_pick\w*", "category, pass, topology, topk", EVERYWHERE),
 ]

@@ -58,7 +58,7 @@ typedef struct perf_gpus {
     float *ms;  /* [iters][n] */
     bool reach; /* every GPU reaches every other's memory */
     void *ptr[PERF_GPUS_MAX];
-    int64_t room[PERF_GPUS_MAX];                 /* bytes at ptr */
+    int64_t out_bytes[PERF_GPUS_MAX];            /* bytes at ptr */
     int64_t bytes[PERF_GPUS_MAX][PERF_GPUS_MAX]; /* free for works that need a number per pair */
     atomic_int said;                             /* a rank has complained */
 } perf_gpus_t;

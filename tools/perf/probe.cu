@@ -36,15 +36,15 @@ __global__ void __launch_bounds__(THREADS)
             s += v[u].x + v[u].y + v[u].z + v[u].w;
     }
     s = __reduce_add_sync(0xffffffffu, s);
-    __shared__ uint32_t room;
+    __shared__ uint32_t block_sum;
     if (threadIdx.x == 0)
-        room = 0;
+        block_sum = 0;
     __syncthreads();
     if (threadIdx.x % 32 == 0)
-        atomicAdd(&room, s);
+        atomicAdd(&block_sum, s);
     __syncthreads();
     if (threadIdx.x == 0)
-        atomicAdd(sum, (unsigned long long)room);
+        atomicAdd(sum, (unsigned long long)block_sum);
 }
 
 __global__ void __launch_bounds__(THREADS) copy_kernel(uint4 *dst, const uint4 *src, int64_t words)

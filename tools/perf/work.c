@@ -124,7 +124,7 @@ static int make_parts(work_t *w)
     return make_own(w);
 }
 
-static int64_t room_of(const colo_tensor_t *t, int64_t arrive)
+static int64_t bytes_of(const colo_tensor_t *t, int64_t arrive)
 {
     const int64_t bytes = (int64_t)perf_tensor_bytes(t);
     return (bytes > arrive ? bytes : arrive) + 16 * (PERF_GPUS_MAX + 1);
@@ -136,7 +136,7 @@ static int make_tensor(perf_rank_t *r, colo_tensor_t *t, colo_dtype_t dtype, int
                        const int64_t *shape, int64_t arrive, const colo_k_code_t *c)
 {
     *t = colo_tensor_cuda(NULL, dtype, r->me, nd, shape);
-    RANK_CUDA(cudaMalloc(&t->data, (size_t)room_of(t, arrive)));
+    RANK_CUDA(cudaMalloc(&t->data, (size_t)bytes_of(t, arrive)));
     if (c) {
         colo_k_code_t fill = *c;
         fill.data = t->data;
@@ -202,7 +202,7 @@ static int make_pushes(work_t *w, int way)
     for (int32_t i = 0; i < n; i++)
         all->bytes[r->me][send[i].peer] = send[i].bytes;
     all->ptr[r->me] = out->data;
-    all->room[r->me] = room_of(out, b.recv);
+    all->out_bytes[r->me] = bytes_of(out, b.recv);
     TOOL_TRY(perf_rank_barrier(r));
     int64_t from = 0;
     for (int32_t i = 1; i < r->n && all->reach; i++) {
@@ -215,8 +215,8 @@ static int make_pushes(work_t *w, int way)
         bytes = (bytes + 15) / 16 * 16;
         if (from + bytes > in_bytes)
             from = 0;
-        if (at + bytes > all->room[to])
-            return perf_rank_complain(r, "rank %d has no room for what it is given", (int)to);
+        if (at + bytes > all->out_bytes[to])
+            return perf_rank_complain(r, "rank %d has no space for what it is given", (int)to);
         w->push[way][w->pushes[way]++] =
             (colo_k_push_t){(char *)all->ptr[to] + at, (char *)in->data + from, bytes};
         from += bytes;

@@ -78,8 +78,8 @@ static void draw(FILE *f, const void *what)
     if (most == 0)
         fputs("<text x=\"0\" y=\"34\">None in any of them.</text>\n", f);
     for (int i = 0; i < c->n && most > 0; i++) {
-        int room = c->what == TIME ? TIME_BAR_MAX : BAR_MAX;
-        double v = value(&c->entries[i], c->what), width = room * v / most;
+        int widest = c->what == TIME ? TIME_BAR_MAX : BAR_MAX;
+        double v = value(&c->entries[i], c->what), width = widest * v / most;
         bool best = c->what == TIME && i == c->best;
         char text[32];
         if (c->what == TIME)
@@ -94,7 +94,7 @@ static void draw(FILE *f, const void *what)
                 "<rect class=\"track\" y=\"20\" width=\"%d\" height=\"14\" rx=\"3\"/>"
                 "<rect class=\"bar%s\" y=\"20\" width=\"%.1f\" height=\"14\" rx=\"3\"/>"
                 "<text class=\"%s\" x=\"%d\" y=\"31\">%s%s</text></g>\n",
-                room, best ? " best" : "", width, best ? "good" : "strong", room + 8, text,
+                widest, best ? " best" : "", width, best ? "good" : "strong", widest + 8, text,
                 best ? " least bridge time" : "");
     }
 }

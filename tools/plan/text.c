@@ -63,7 +63,7 @@ static void add_pass(table_t *t, const char *group)
 static void peers(char *out, const colo_plan_message_t *m, int32_t count)
 {
     char part[44];
-    size_t n = 0, room = 24;
+    size_t n = 0, columns = 24;
     snprintf(out, CELL, "%s", count ? "" : "-");
     for (int32_t i = 0, j; i < count; i = j) {
         for (j = i + 1; j < count && m[j].peer == m[j - 1].peer + 1; j++)
@@ -75,7 +75,7 @@ static void peers(char *out, const colo_plan_message_t *m, int32_t count)
         else
             snprintf(part, sizeof part, "%s%" PRId64 "-%" PRId64, n ? "," : "", m[i].peer,
                      m[j - 1].peer);
-        if (n + strlen(part) > room) {
+        if (n + strlen(part) > columns) {
             snprintf(out + n, CELL - n, "%s... (%d)", n ? "," : "", count);
             return;
         }

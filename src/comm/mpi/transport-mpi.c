@@ -106,8 +106,8 @@ static void complete_sends(struct transport *w)
 
 static struct out *new_out(struct transport *w, bool large)
 {
-    const size_t room = large ? COLO_FRAME_MAX : SMALL;
-    struct out *o = aligned_alloc(64, (sizeof *o + room + 63) / 64 * 64);
+    const size_t enough = large ? COLO_FRAME_MAX : SMALL;
+    struct out *o = aligned_alloc(64, (sizeof *o + enough + 63) / 64 * 64);
     if (o) {
         o->large = large;
         w->nlarge += large;
@@ -365,27 +365,27 @@ static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_
     out->any_thread = level == MPI_THREAD_MULTIPLE;
 
     struct transport *w = calloc(1, sizeof *w);
-    bool room = w != NULL;
+    bool enough = w != NULL;
     if (w) {
         w->comm = MPI_COMM_NULL;
         w->size = size;
         w->pending = calloc((size_t)size, sizeof *w->pending);
-        room = w->pending != NULL;
+        enough = w->pending != NULL;
         for (int i = 0; i < RING; i++) {
             w->in[i].request = MPI_REQUEST_NULL;
             w->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64);
-            room = room && w->in[i].frame;
+            enough = enough && w->in[i].frame;
         }
-        for (int r = 0; r < size && room; r++) { /* an error can be told when no memory is left */
+        for (int r = 0; r < size && enough; r++) { /* an error can be told when no memory is left */
             struct out *o = new_out(w, false);
-            room = o != NULL;
+            enough = o != NULL;
             if (o) {
                 o->next = w->small;
                 w->small = o;
             }
         }
     }
-    if (!room) {
+    if (!enough) {
         if (w)
             mpi_close(w, false);
         REFUSE(out, COLO_ERR_NOMEM, "create_mpi: no memory for %d ranks", size);

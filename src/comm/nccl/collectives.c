@@ -216,16 +216,16 @@ static ncclResult_t finish(ncclResult_t e, cudaStream_t stream)
 }
 
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
-                           cudaStream_t stream, char *room, size_t room_bytes)
+                           cudaStream_t stream, char *memory, size_t memory_bytes)
 {
     static const size_t sizes[] = {1, 2, 4, 8};
-    char *half = room + room_bytes / 2;
+    char *half = memory + memory_bytes / 2;
     ncclResult_t e = ncclSuccess;
-    if (cudaMemsetAsync(room, 0, room_bytes, stream) != cudaSuccess ||
+    if (cudaMemsetAsync(memory, 0, memory_bytes, stream) != cudaSuccess ||
         colo_k_combine_load() != cudaSuccess || colo_k_progress_load() != cudaSuccess)
         return cudaGetErrorString(cudaGetLastError());
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) { /* dense, gaps, misaligned */
-        colo_box_t a = {.data = room, .extent = {1, 3, 16}, .stride = {48, 16, 1}}, b = a;
+        colo_box_t a = {.data = memory, .extent = {1, 3, 16}, .stride = {48, 16, 1}}, b = a;
         b.data = half;
         b.stride[1] = 18;
         cudaError_t first = colo_k_boxes_copy(&b, &a, 1, sizes[i], stream);
@@ -236,16 +236,16 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     }
     if (!nccl)
         return NULL;
-    e = finish(lib->all_gather(room, half, 16, ncclInt8, nccl, stream), stream);
+    e = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream);
     if (e == ncclSuccess)
-        e = finish(lib->all_reduce(room, room, 1, ncclInt32, ncclSum, nccl, stream), stream);
+        e = finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream), stream);
     if (e == ncclSuccess)
-        e = finish(lib->broadcast(room, room, 16, ncclInt8, 0, nccl, stream), stream);
+        e = finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream);
     if (e == ncclSuccess)
         e = lib->group_start();
     for (int32_t k = 0; k < n && e == ncclSuccess; k++)
         if (k != rank) {
-            e = lib->send(room, 16, ncclInt8, k, nccl, stream);
+            e = lib->send(memory, 16, ncclInt8, k, nccl, stream);
             if (e == ncclSuccess)
                 e = lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream);
         }

@@ -208,8 +208,8 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
 struct load {
     const colo_nccl_lib_t *lib;
     int32_t device;
-    char *room;
-    size_t room_bytes;
+    char *memory;
+    size_t memory_bytes;
     char why[400];
 };
 
@@ -225,7 +225,7 @@ static void load_main(void *p)
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->room, t->room_bytes);
+        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->memory, t->memory_bytes);
     if (e == cudaSuccess && !why)
         e = cudaStreamSynchronize(stream);
     if (e != cudaSuccess)
@@ -243,9 +243,9 @@ static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_m
     if (!t)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
     *t = (struct load){
-        .lib = f->lib, .device = f->device, .room = f->room, .room_bytes = f->room_bytes};
+        .lib = f->lib, .device = f->device, .memory = f->memory, .memory_bytes = f->memory_bytes};
     if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, t)) {
-        f->room = NULL; /* the helper's, for good */
+        f->memory = NULL; /* the helper's, for good */
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: device %d did not run a first kernel within %lld ms",
                          (int)f->device, (long long)timeout_ms);

@@ -125,8 +125,8 @@ struct colo_nccl_context {
     int64_t seen_begun;
     double since; /* when it saw that operation begin */
     /* used by the thread of the comms only */
-    char *room; /* device: of warming up; NULL: a helper that is late has it */
-    size_t room_bytes;
+    char *memory; /* device: of warming up; NULL: a helper that is late has it */
+    size_t memory_bytes;
     int *word;        /* device: what a barrier reduces */
     int64_t *counts;  /* device: begun, ended */
     cudaEvent_t done; /* after the last operation: the next may be on another stream */
@@ -243,7 +243,7 @@ colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnectio
 /* Every kind of operation once, on @stream; for the helper thread of create. NULL or an error
  * message. */
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
-                           cudaStream_t stream, char *room, size_t room_bytes);
+                           cudaStream_t stream, char *memory, size_t memory_bytes);
 #define COLO_NCCL_WARM_BYTES(n) ((size_t)(n)*2048)
 
 #endif

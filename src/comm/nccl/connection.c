@@ -30,8 +30,8 @@ struct connect {
     ncclUniqueId id;
     bool borrowed;
     ncclComm_t nccl;
-    char *room;
-    size_t room_bytes;
+    char *memory;
+    size_t memory_bytes;
     char why[400];
 };
 
@@ -55,7 +55,7 @@ static void connect_main(void *p)
     }
     cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->room, t->room_bytes);
+        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->memory, t->memory_bytes);
     if (e == cudaSuccess && !why)
         e = cudaStreamSynchronize(stream);
     if (e != cudaSuccess)
@@ -71,7 +71,7 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                                   ncclComm_t borrowed, const ncclUniqueId *id,
                                   struct colo_connection *l)
 {
-    cudaError_t e = f->room ? cudaSuccess : cudaMalloc((void **)&f->room, f->room_bytes);
+    cudaError_t e = f->memory ? cudaSuccess : cudaMalloc((void **)&f->memory, f->memory_bytes);
     struct connect *t = calloc(1, sizeof *t);
     if (!t || e != cudaSuccess) {
         free(t);
@@ -85,11 +85,11 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                           .id = *id,
                           .borrowed = borrowed != NULL,
                           .nccl = borrowed,
-                          .room = f->room,
-                          .room_bytes = f->room_bytes};
+                          .memory = f->memory,
+                          .memory_bytes = f->memory_bytes};
     char why[900];
     if (!colo_nccl_run_for((double)colo_comm_i_timeout(control) * 1e-3, control, connect_main, t)) {
-        f->room = NULL; /* the helper's, for good */
+        f->memory = NULL; /* the helper's, for good */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)
             return colo_fail(dead, "nccl create: %s", why);

@@ -29,7 +29,7 @@ static void close_main(void *p)
     for (int32_t i = 0; i < f->nold; i++)
         cudaFree(f->old[i]);
     cudaFree(f->stage);
-    cudaFree(f->room);
+    cudaFree(f->memory);
     cudaFree(f->word);
     cudaFree(f->counts);
     cudaFreeHost(f->progress);
@@ -85,13 +85,13 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     f->lib = lib;
     f->device = device;
     f->timeout_ms = 1000;
-    f->room_bytes = COLO_NCCL_WARM_BYTES(ranks);
+    f->memory_bytes = COLO_NCCL_WARM_BYTES(ranks);
     pthread_mutex_init(&f->lock, NULL);
     colo_nccl_cond_init(&f->wake);
     if (device != now)
         e = cudaSetDevice(device);
     if (e == cudaSuccess)
-        e = cudaMalloc((void **)&f->room, f->room_bytes);
+        e = cudaMalloc((void **)&f->memory, f->memory_bytes);
     if (e == cudaSuccess)
         e = cudaMalloc((void **)&f->word, sizeof *f->word);
     if (e == cudaSuccess)

@@ -181,7 +181,7 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, 
     return error ? colo_endpoint_no_socket(b, error) : COLO_OK;
 }
 
-void colo_endpoint_make(const colo_bootstrap_t *b, bool room, colo_endpoint_t *endpoint,
+void colo_endpoint_make(const colo_bootstrap_t *b, bool enough, colo_endpoint_t *endpoint,
                         colo_doors_t *doors, int *fd)
 {
     memset(endpoint, 0, sizeof *endpoint);
@@ -194,11 +194,11 @@ void colo_endpoint_make(const colo_bootstrap_t *b, bool room, colo_endpoint_t *e
         doors->tcp[i] = -1;
     for (int32_t r = 0; fd && r < b->size; r++)
         fd[r] = -1;
-    colo_status_t st = room && fd ? make(b, endpoint, doors, fd)
-                                  : colo_fail(COLO_ERR_NOMEM,
-                                              "create_bootstrap: rank %d has no memory for %d "
-                                              "connections",
-                                              (int)b->rank, (int)b->size - 1);
+    colo_status_t st = enough && fd ? make(b, endpoint, doors, fd)
+                                    : colo_fail(COLO_ERR_NOMEM,
+                                                "create_bootstrap: rank %d has no memory for %d "
+                                                "connections",
+                                                (int)b->rank, (int)b->size - 1);
     if (st < 0) {
         endpoint->status = st;
         snprintf(endpoint->why, sizeof endpoint->why, "%s", colo_last_error() + strlen(CALL));

@@ -40,10 +40,10 @@ typedef struct colo_doors {
 } colo_doors_t;
 
 /* This rank's endpoint and doors, and in @fd [b->size] a descriptor in the place of each
- * connection. A rank without descriptors, or without memory (@room false, @fd NULL), thus fails
+ * connection. A rank without descriptors, or without memory (@enough false, @fd NULL), thus fails
  * before the others wait for it, and the endpoint tells them. Doors and @fd hold what is to be
  * closed in any case. */
-void colo_endpoint_make(const colo_bootstrap_t *b, bool room, colo_endpoint_t *endpoint,
+void colo_endpoint_make(const colo_bootstrap_t *b, bool enough, colo_endpoint_t *endpoint,
                         colo_doors_t *doors, int *fd);
 /* Do all endpoints belong together, and did no rank fail? */
 colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint);

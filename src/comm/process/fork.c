@@ -19,7 +19,7 @@ enum { FLAGS = SOCK_NONBLOCK | SOCK_CLOEXEC };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also: no fork() between open and keep */
 static int *kept;                                        /* [nkept] */
-static size_t nkept, room;
+static size_t nkept, capacity;
 
 static void before_fork(void)
 {
@@ -47,14 +47,14 @@ static int keep(int fd)
         return fd;
     if (!registered)
         registered = pthread_atfork(before_fork, after_fork, in_child) == 0;
-    if (nkept == room) {
-        int *more = realloc(kept, (2 * room + 16) * sizeof *more);
+    if (nkept == capacity) {
+        int *more = realloc(kept, (2 * capacity + 16) * sizeof *more);
         if (more) {
             kept = more;
-            room = 2 * room + 16;
+            capacity = 2 * capacity + 16;
         }
     }
-    if (!registered || nkept == room) {
+    if (!registered || nkept == capacity) {
         close(fd);
         errno = ENOMEM;
         return -1;

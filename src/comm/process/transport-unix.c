@@ -24,14 +24,14 @@
 #include <unistd.h>
 
 enum {
-    OUT_MAX = 512 << 10, /* queued, above which pieces of large messages wait */
-    OUT_ROOM = 8 << 10,  /* at first: an error can be told when there is no memory left */
+    OUT_MAX = 512 << 10,    /* queued, above which pieces of large messages wait */
+    OUT_CAPACITY = 8 << 10, /* at first: an error can be told when there is no memory left */
 };
-#define IN_ROOM (COLO_FRAME_MAX + (64 << 10))
+#define IN_CAPACITY (COLO_FRAME_MAX + (64 << 10))
 
 struct sock {
     unsigned char *out, *in;
-    size_t out_at, out_end, out_room; /* [at, end) is to be written */
+    size_t out_at, out_end, out_capacity; /* [at, end) is to be written */
     size_t in_at, in_end;             /* [at, end) has been read */
     bool starved;                     /* the system had no memory to send: try again */
     bool ended;                       /* end of stream or error: told when the buffer is empty */
@@ -109,18 +109,18 @@ static void *sockets_reserve(void *transport, int32_t peer, size_t bytes)
     struct transport *w = transport;
     struct sock *s = &w->sock[peer];
     const size_t need = padded(bytes);
-    if (s->out_at > 0 && s->out_end + need > s->out_room) {
+    if (s->out_at > 0 && s->out_end + need > s->out_capacity) {
         memmove(s->out, s->out + s->out_at, s->out_end - s->out_at);
         s->out_end -= s->out_at;
         s->out_at = 0;
     }
-    if (s->out_end + need > s->out_room) {
-        size_t room = 2 * (s->out_end + need);
-        unsigned char *p = realloc(s->out, room);
+    if (s->out_end + need > s->out_capacity) {
+        size_t capacity = 2 * (s->out_end + need);
+        unsigned char *p = realloc(s->out, capacity);
         if (!p)
             return NULL;
         s->out = p;
-        s->out_room = room;
+        s->out_capacity = capacity;
     }
     w->to = peer;
     w->to_bytes = bytes;
@@ -167,7 +167,7 @@ static void read_in(struct transport *w, int32_t r)
         s->in_end -= s->in_at;
         s->in_at = 0;
     }
-    ssize_t n = recv(w->fds[r].fd, s->in + s->in_end, IN_ROOM - s->in_end, MSG_DONTWAIT);
+    ssize_t n = recv(w->fds[r].fd, s->in + s->in_end, IN_CAPACITY - s->in_end, MSG_DONTWAIT);
     if (n > 0) {
         s->in_end += (size_t)n;
     } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR &&
@@ -281,17 +281,17 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
     struct pollfd *fds = calloc((size_t)size, sizeof *fds);
     struct pollfd *seen = calloc((size_t)size, sizeof *seen);
     struct pollfd *waiting = calloc((size_t)size, sizeof *waiting);
-    bool room = w && sock && fds && seen && waiting;
-    for (int32_t r = 0; r < size && room; r++) {
+    bool enough = w && sock && fds && seen && waiting;
+    for (int32_t r = 0; r < size && enough; r++) {
         fds[r] = (struct pollfd){.fd = fd[r], .events = POLLIN};
         if (fd[r] < 0)
             continue;
-        sock[r].in = malloc(IN_ROOM);
-        sock[r].out = malloc(OUT_ROOM);
-        sock[r].out_room = OUT_ROOM;
-        room = sock[r].in && sock[r].out;
+        sock[r].in = malloc(IN_CAPACITY);
+        sock[r].out = malloc(OUT_CAPACITY);
+        sock[r].out_capacity = OUT_CAPACITY;
+        enough = sock[r].in && sock[r].out;
     }
-    if (!room) {
+    if (!enough) {
         for (int32_t r = 0; r < size; r++) {
             colo_socket_close(fd[r]);
             if (sock) {

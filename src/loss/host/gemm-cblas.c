@@ -110,12 +110,12 @@ ADD(add_f32, float)
 ADD(add_f64, double)
 
 /* One block of k: c = a b, and into the sums. */
-static void multiply(const colo_cblas_t *lib, const struct colo_host_product *p, char *room,
+static void multiply(const colo_cblas_t *lib, const struct colo_host_product *p, char *memory,
                      const int64_t at[4], int64_t m, int64_t n, int64_t k, int64_t columns,
                      bool first)
 {
-    void *a = room + at[0], *b = room + at[1], *c = room + at[2];
-    double *sum = (double *)(void *)(room + at[3]);
+    void *a = memory + at[0], *b = memory + at[1], *c = memory + at[2];
+    double *sum = (double *)(void *)(memory + at[3]);
     const int op_a = p->a.by_k ? COLO_CBLAS_TRANS : COLO_CBLAS_NO_TRANS,
               op_b = p->b.by_k ? COLO_CBLAS_NO_TRANS : COLO_CBLAS_TRANS;
     const int64_t lda = p->a.by_k ? ROWS : DEPTH, ldb = p->b.by_k ? columns : DEPTH;
@@ -133,8 +133,8 @@ void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product
 {
     int64_t at[4];
     lay_out(columns, p->wide ? 8 : 4, at);
-    char *room = workspace;
-    double *sum = (double *)(void *)(room + at[3]);
+    char *memory = workspace;
+    double *sum = (double *)(void *)(memory + at[3]);
     for (int64_t i = p->sums_rows ? 0 : -(p->first % ROWS); i < p->m; i += ROWS) {
         const int64_t lo = i < 0 ? 0 : i, hi = p->m - i < ROWS ? p->m : i + ROWS;
         const struct span rows = {lo, hi - lo, lo - i, p->sums_rows ? hi - lo : ROWS};
@@ -145,10 +145,10 @@ void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product
             for (int64_t from = 0; from < p->k; from += DEPTH) {
                 struct span k = {from, p->k - from < DEPTH ? p->k - from : DEPTH, 0, 0};
                 k.all = p->sums_rows ? DEPTH : k.n;
-                pack(room + at[0], p->a.by_k ? ROWS : DEPTH, &p->a, rows, k);
-                pack(room + at[1], p->b.by_k ? columns : DEPTH, &p->b, (struct span){j, n, 0, n},
+                pack(memory + at[0], p->a.by_k ? ROWS : DEPTH, &p->a, rows, k);
+                pack(memory + at[1], p->b.by_k ? columns : DEPTH, &p->b, (struct span){j, n, 0, n},
                      k);
-                multiply(lib, p, room, at, rows.all, n, k.all, columns, from == 0);
+                multiply(lib, p, memory, at, rows.all, n, k.all, columns, from == 0);
             }
             colo_host_product_store(p, lo, hi - lo, j, n, sum + rows.before * columns, columns);
         }

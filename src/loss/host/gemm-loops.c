@@ -15,7 +15,7 @@
 enum { BLOCK = 64, DEPTH = 128, TALL = 4, WIDE = 8 };
 
 /* What the workspace holds. */
-struct room {
+struct panels {
     double sum[BLOCK * BLOCK];
     union {
         float f32[DEPTH * BLOCK];
@@ -60,26 +60,26 @@ MULTIPLY(multiply_f64, double)
 
 int64_t colo_host_loops_workspace(void)
 {
-    return (int64_t)sizeof(struct room);
+    return (int64_t)sizeof(struct panels);
 }
 
 void colo_host_loops_run(const struct colo_host_product *p, void *workspace)
 {
-    struct room *room = workspace;
+    struct panels *panels = workspace;
     for (int64_t i = 0; i < p->m; i += BLOCK)
         for (int64_t j = 0; j < p->n; j += BLOCK) {
             int64_t tall = p->m - i < BLOCK ? p->m - i : BLOCK;
             int64_t wide = p->n - j < BLOCK ? p->n - j : BLOCK;
-            memset(room->sum, 0, sizeof room->sum);
+            memset(panels->sum, 0, sizeof panels->sum);
             for (int64_t k = 0; k < p->k; k += DEPTH) {
                 int64_t depth = p->k - k < DEPTH ? p->k - k : DEPTH;
-                pack_panel(&p->a, i, tall, k, depth, p->wide, &room->a);
-                pack_panel(&p->b, j, wide, k, depth, p->wide, &room->b);
+                pack_panel(&p->a, i, tall, k, depth, p->wide, &panels->a);
+                pack_panel(&p->b, j, wide, k, depth, p->wide, &panels->b);
                 if (p->wide)
-                    multiply_f64(room->a.f64, room->b.f64, depth, room->sum);
+                    multiply_f64(panels->a.f64, panels->b.f64, depth, panels->sum);
                 else
-                    multiply_f32(room->a.f32, room->b.f32, depth, room->sum);
+                    multiply_f32(panels->a.f32, panels->b.f32, depth, panels->sum);
             }
-            colo_host_product_store(p, i, tall, j, wide, room->sum, BLOCK);
+            colo_host_product_store(p, i, tall, j, wide, panels->sum, BLOCK);
         }
 }

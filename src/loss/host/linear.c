@@ -23,11 +23,11 @@ colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stre
         r->row_of[t] = -1;
         if (target == r->ignore_index)
             continue;
-        bool room = n < r->rows, legal = target >= 0 && target < r->vocab;
+        bool fits = n < r->rows, legal = target >= 0 && target < r->vocab;
         counts[COLO_LINEAR_COUNTED]++;
-        counts[legal && room ? COLO_LINEAR_VALID : COLO_LINEAR_INVALID]++;
-        r->row_of[t] = room ? n : -2;
-        if (room) {
+        counts[legal && fits ? COLO_LINEAR_VALID : COLO_LINEAR_INVALID]++;
+        r->row_of[t] = fits ? n : -2;
+        if (fits) {
             r->token_of[n] = t;
             r->row_targets[n++] = target;
         }

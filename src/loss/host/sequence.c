@@ -41,8 +41,8 @@ static struct place locate(const struct colo_sequence_pass *p, int64_t rank, int
     if (p->cu_padded) {
         at.position = colo_partition_index(&part, i);
         at.row = segment_of(p, at.position);
-        const int64_t begin = p->cu_padded[at.row], room = p->cu_padded[at.row + 1] - begin;
-        at.length = p->lengths ? p->lengths[at.row] : room < p->positions ? room : p->positions;
+        const int64_t begin = p->cu_padded[at.row], padded = p->cu_padded[at.row + 1] - begin;
+        at.length = p->lengths ? p->lengths[at.row] : padded < p->positions ? padded : p->positions;
         at.x = at.position - begin;
         at.column = at.x + (p->left_padded ? p->positions - at.length : 0);
     } else {

@@ -257,7 +257,7 @@ colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_room(const void *p, const char *what, int64_t bytes)
+colo_status_t colo_linear_i_check_memory(const void *p, const char *what, int64_t bytes)
 {
     if (!p && bytes > 0)
         return colo_fail(COLO_ERR_ARG, "linear: %s is NULL, expected %" PRId64 " bytes", what,

@@ -141,8 +141,8 @@ static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_li
     COLO_TRY(colo_linear_i_check_out(l, out));
     COLO_TRY(colo_lm_head_i_bound(l->head, &version));
     COLO_TRY(colo_linear_i_size(l, pass, batch->hidden->shape[0], batch->max_valid, &k->s));
-    COLO_TRY(colo_linear_i_room(l, &k->s, &k->m));
-    return colo_linear_i_check_room(workspace, "workspace", k->m.bytes);
+    COLO_TRY(colo_linear_i_memory(l, &k->s, &k->m));
+    return colo_linear_i_check_memory(workspace, "workspace", k->m.bytes);
 }
 
 colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
@@ -152,7 +152,7 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
                                           void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
-    struct colo_linear_call k = {.room = NULL};
+    struct colo_linear_call k = {.workspace = NULL};
     struct colo_linear_kept kept = {.bytes = 0};
     if (!l)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
@@ -163,7 +163,7 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
     if (st == COLO_OK && saved)
         st = colo_linear_i_kept(l, &k.s, &kept);
     if (st == COLO_OK && saved)
-        st = colo_linear_i_check_room(saved_memory, "saved memory", kept.bytes);
+        st = colo_linear_i_check_memory(saved_memory, "saved memory", kept.bytes);
     COLO_TRY(ready(l, &k.s, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = l,
@@ -204,13 +204,13 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
     COLO_TRY(colo_linear_i_check_grads(l, grads, &saved->hidden));
     COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_BACKWARD, saved->hidden.shape[0], saved->max_valid,
                                 &k->s));
-    COLO_TRY(colo_linear_i_room(l, &k->s, &k->m));
-    COLO_TRY(colo_linear_i_check_room(workspace, "workspace", k->m.bytes));
+    COLO_TRY(colo_linear_i_memory(l, &k->s, &k->m));
+    COLO_TRY(colo_linear_i_check_memory(workspace, "workspace", k->m.bytes));
     k->l = l;
-    k->room = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
+    k->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
     COLO_TRY(colo_linear_i_place_grads(k, grads));
     COLO_TRY(colo_linear_i_kept(l, &k->s, kept));
-    return colo_linear_i_check_room(saved->memory, "saved memory", kept->bytes);
+    return colo_linear_i_check_memory(saved->memory, "saved memory", kept->bytes);
 }
 
 colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
@@ -219,7 +219,7 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
                                            const colo_linear_grads_t *grads, void *workspace,
                                            colo_stream_t stream)
 {
-    struct colo_linear_call k = {.room = NULL};
+    struct colo_linear_call k = {.workspace = NULL};
     struct colo_linear_kept kept;
     if (!l)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
@@ -251,7 +251,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
                                        const colo_linear_grads_t *grads, void *workspace,
                                        colo_stream_t stream)
 {
-    struct colo_linear_call k = {.room = NULL};
+    struct colo_linear_call k = {.workspace = NULL};
     if (!l)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, COLO_LINEAR_LOSS, 0, 0, &k.s);
@@ -262,7 +262,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
         st = colo_linear_i_check_grads(l, grads, batch->hidden);
     if (st == COLO_OK) {
         k.l = l;
-        k.room = workspace;
+        k.workspace = workspace;
         st = colo_linear_i_place_grads(&k, grads);
     }
     COLO_TRY(ready(l, &k.s, "linear logprob loss", st));
@@ -270,7 +270,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
     st = colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &support, workspace, stream);
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
-        k.pass.saved = (double *)(k.room + k.m.stats);
+        k.pass.saved = (double *)(k.workspace + k.m.stats);
         st = colo_linear_i_make_upstream(&k, upstream);
     }
     if (st == COLO_OK)

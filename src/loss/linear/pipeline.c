@@ -32,7 +32,7 @@ _Static_assert((int)USED == (int)COLO_LINEAR_EVENTS, "create makes what is used"
 
 static void *at(const struct colo_linear_call *k, int64_t offset)
 {
-    return offset < 0 ? NULL : k->room + offset;
+    return offset < 0 ? NULL : k->workspace + offset;
 }
 
 /* ---- order between the two streams ---- */
@@ -68,7 +68,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
 {
     const colo_logprob_config_t *c = &l->config.logprob;
     k->l = l;
-    k->room = workspace;
+    k->workspace = workspace;
     k->main = stream;
     k->lane = l->ops->stream_of(l->lane);
     k->hidden = *hidden;

@@ -127,8 +127,8 @@ static int64_t reduce_bytes(const colo_linear_logprob_t *l)
     return (int64_t)colo_lm_head_reduce_size(l->head, &grads);
 }
 
-colo_status_t colo_linear_i_room(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
-                                 struct colo_linear_room *m)
+colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+                                   struct colo_linear_memory *m)
 {
     const colo_linear_logprob_config_t *c = &l->config;
     const bool outputs = s->pass != COLO_LINEAR_BACKWARD, grads = s->makes_grads;
@@ -207,11 +207,11 @@ colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *l,
                                                  int64_t max_valid, size_t *bytes)
 {
     struct colo_linear_size s;
-    struct colo_linear_room m;
+    struct colo_linear_memory m;
     if (!l || !bytes)
         return colo_fail(COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
     COLO_TRY(colo_linear_i_size(l, pass, tokens, max_valid, &s));
-    COLO_TRY(colo_linear_i_room(l, &s, &m));
+    COLO_TRY(colo_linear_i_memory(l, &s, &m));
     *bytes = (size_t)m.bytes;
     return COLO_OK;
 }

@@ -34,7 +34,7 @@ struct colo_linear_size {
 };
 
 /* Byte offsets in a workspace; -1: not there. */
-struct colo_linear_room {
+struct colo_linear_memory {
     int64_t row_of, token_of, row_targets, counts;
     int64_t logp, entropy, loss, correct; /* per row */
     int64_t up[3], scale, stats, blocks;
@@ -53,8 +53,8 @@ struct colo_linear_kept {
 /* @max_valid as given: < 0 is @tokens. COLO_ERR_ARG when bytes pass 2^63. */
 colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pass_t pass,
                                  int64_t tokens, int64_t max_valid, struct colo_linear_size *s);
-colo_status_t colo_linear_i_room(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
-                                 struct colo_linear_room *room);
+colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+                                   struct colo_linear_memory *m);
 colo_status_t colo_linear_i_kept(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
                                  struct colo_linear_kept *kept);
 
@@ -66,8 +66,8 @@ enum { COLO_LINEAR_EVENTS = 6 };
 struct colo_linear_call {
     const colo_linear_logprob_t *l;
     struct colo_linear_size s;
-    struct colo_linear_room m;
-    unsigned char *room, *kept; /* workspace; kept logits */
+    struct colo_linear_memory m;
+    unsigned char *workspace, *kept; /* the latter: logits */
     colo_stream_t main, lane;
     colo_tensor_t hidden;
     struct colo_linear_rows rows;
@@ -82,7 +82,7 @@ struct colo_linear_call {
     const colo_tensor_t *d_hidden_out;
 };
 
-/* k->s, k->m and k->room are set; packs the tokens */
+/* k->s, k->m and k->workspace are set; packs the tokens */
 colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
                                   const colo_tensor_t *hidden, const colo_tensor_t *targets,
                                   const colo_support_saved_t *support, void *workspace,
@@ -91,7 +91,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
 void colo_linear_i_make_header(struct colo_linear_call *k);
 colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
                                           const colo_linear_upstream_t *up);
-/* Checks the head's gradients; writes nothing. Before begin; k->l and k->room are set */
+/* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
 colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
                                         const colo_linear_grads_t *grads);
 /* The caller's stream waits for what the lane has been given. */
@@ -115,6 +115,6 @@ colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
                                         const colo_tensor_t *hidden);
 colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
                                         const colo_linear_logprob_saved_t *saved);
-colo_status_t colo_linear_i_check_room(const void *p, const char *what, int64_t bytes);
+colo_status_t colo_linear_i_check_memory(const void *p, const char *what, int64_t bytes);
 
 #endif
