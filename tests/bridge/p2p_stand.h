@@ -97,13 +97,10 @@ struct stand {
 static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t *c,
                               colo_transport_t transport)
 {
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     *s = (struct stand){.comm = comm, .was = comm->ops, .c = c, .told = &told[comm->rank]};
     rank_try(colo_comm_set_timeout(comm, SOON_MS));
     rank_try(colo_comm_set_check(comm, c->check ? c->check : 1));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&s->b, &config, comm));
+    rank_try(t_case_bridge(&s->b, c, comm, COLO_HOST));
     rank_try(colo_comm_i_split_color(comm, COLO_CATEGORY_USER, 0, comm->rank, &s->control));
     s->ops = *comm->ops;
     s->ops.peer = &peers;

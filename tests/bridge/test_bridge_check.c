@@ -104,14 +104,11 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
 {
     const faulty_t *f = arg;
     const t_case_t *c = &f->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t in, out;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, f->check));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     rank_try(colo_comm_barrier(world, NULL)); /* no rank is still in create at the fault */
     rank_try(t_case_tensor(c, f->backward ? T_DY : T_X, rank, 0, true, &in));
     rank_try(t_case_tensor(c, f->backward ? T_DX : T_Y, rank, 0, false, &out));
@@ -179,15 +176,12 @@ T_CASE(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang)
 static colo_status_t crossed_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t in, out;
     int64_t rank = colo_comm_rank(world);
     bool backward = rank == ODD_RANK;
     rank_try(colo_comm_set_check(world, 2));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     rank_try(t_case_tensor(c, backward ? T_DY : T_X, rank, 0, true, &in));
     rank_try(t_case_tensor(c, backward ? T_DX : T_Y, rank, 0, false, &out));
     colo_status_t st = backward ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
@@ -228,15 +222,12 @@ T_CASE(at_check_2_ranks_in_different_calls_all_get_mismatch)
 static colo_status_t absent_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t x, y;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, 0)); /* nothing is agreed: the first exchange is number 1 */
     rank_try(colo_comm_set_timeout(world, 300));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     rank_try(t_case_round(bridge, rank, c, 0)); /* operations 1 and 2 */
     rank_try(t_case_tensor(c, T_X, rank, 0, true, &x));
     rank_try(t_case_tensor(c, T_Y, rank, 0, false, &y));
@@ -308,15 +299,12 @@ static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
     colo_comm_t *sub = NULL;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
     if (rank >= 2)
         return COLO_OK;
-    rank_try(t_case_config(c, &src, &dst, &config));
-    colo_status_t st = colo_bridge_create(&bridge, &config, sub);
+    colo_status_t st = t_case_bridge(&bridge, c, sub, COLO_HOST);
     rank_check(st == COLO_ERR_MISSING && !bridge);
     rank_check(says(rank == 0 ? "rank 2" : "rank 3"));
     colo_comm_destroy(&sub);
@@ -351,16 +339,13 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
 {
     const counted_t *a = arg;
     const t_case_t *c = &a->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t t[4];
     colo_comm_stats_t l;
     const int X = COLO_OP_EXCHANGE, B = COLO_CATEGORY_BRIDGE, C = COLO_CATEGORY_CHECK;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, a->check));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     colo_comm_stats(world, &l);
     rank_check(l.ops[X][B] == 0 && others(&l) == 0);
     uint64_t checks = 0;
@@ -412,14 +397,11 @@ T_CASE(each_direction_is_one_exchange_of_the_plans_bytes)
 static colo_status_t workspace_rank(colo_comm_t *world, void *arg)
 {
     t_case_t c = usual();
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     for (int kind = 0; kind < 3; kind++) {
         colo_bridge_t *bridge = NULL;
         c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
         c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
-        rank_try(t_case_config(&c, &src, &dst, &config));
-        rank_try(colo_bridge_create(&bridge, &config, world));
+        rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
         rank_check((colo_bridge_workspace_size(bridge) > 0) == (kind == 1));
         colo_bridge_destroy(&bridge);
     }

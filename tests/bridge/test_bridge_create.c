@@ -284,13 +284,10 @@ T_CASE(missing_objects_are_errors_without_talking)
 static colo_status_t forgetful_rank(colo_comm_t *world, void *arg)
 {
     t_case_t c = usual();
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     bool odd = colo_comm_rank(world) == ODD_RANK;
     rank_try(colo_comm_set_check(world, 1));
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    colo_status_t st = colo_bridge_create(odd ? NULL : &bridge, &config, world);
+    colo_status_t st = t_case_bridge(odd ? NULL : &bridge, &c, world, COLO_HOST);
     rank_check(st == (odd ? COLO_ERR_ARG : COLO_ERR_PEER) && says("bridge is NULL"));
     rank_check(!bridge && colo_comm_check(world) == COLO_OK);
     return t_case_on(world, &c);

@@ -15,10 +15,7 @@ typedef struct order {
 
 static colo_status_t make(const t_case_t *c, colo_comm_t *world, colo_bridge_t **bridge)
 {
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
-    rank_try(t_case_config(c, &src, &dst, &config));
-    return colo_bridge_create(bridge, &config, world);
+    return t_case_bridge(bridge, c, world, COLO_HOST);
 }
 
 /* ---- two bridges of one shape ---- */

@@ -115,13 +115,10 @@ static colo_status_t compare_rank(colo_comm_t *world, void *arg)
     ref_part_make(&own, &c.dst, c.shape, rank, false);
     bool disjoint = c.output == COLO_FULL_SEQ && c.grad == COLO_DISJOINT;
     for (int algo = 0; algo < 2; algo++) {
-        colo_layout_t src, dst;
-        colo_bridge_config_t config;
         colo_bridge_t *bridge = NULL;
         t_buffer_t dy;
         c.algo = (colo_algo_t)algo;
-        rank_try(t_case_config(&c, &src, &dst, &config));
-        rank_try(colo_bridge_create(&bridge, &config, world));
+        rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
         rank_try(t_case_tensor(&c, T_DY, rank, 0, false, &dy));
         rank_try(t_case_tensor(&c, T_DX, rank, 0, false, &dx[algo]));
         for (int64_t b = 0; b < part.nb; b++)
@@ -202,13 +199,10 @@ static colo_status_t stats_rank(colo_comm_t *world, void *arg)
 {
     const expect_t *e = arg;
     const t_case_t *c = &e->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *b = NULL;
     t_buffer_t t[4];
     int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&b, &config, world));
+    rank_try(t_case_bridge(&b, c, world, COLO_HOST));
     rank_check((b->coll.gather != NULL) == (e->gather != NULL));
     rank_check((b->coll.cp != NULL) == (ref_side_extent(&c->dst, "cp") > 1));
     bool found = !e->gather;
@@ -259,12 +253,9 @@ T_CASE(the_groups_and_collectives_are_those_of_the_worked_maps)
 static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 {
     t_case_t c = *(const t_case_t *)arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *b = NULL;
     int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&b, &config, world));
+    rank_try(t_case_bridge(&b, &c, world, COLO_HOST));
     rank_try(t_case_round(b, rank, &c, 0));
     colo_shape_t odd = {6, 8, 2, 0};
     rank_check(colo_bridge_reshape(b, &odd) == COLO_ERR_SHAPE);
@@ -341,15 +332,12 @@ static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
     colo_comm_t *sub = NULL;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
     if (rank >= 2)
         return COLO_OK;
-    rank_try(t_case_config(c, &src, &dst, &config));
-    colo_status_t st = colo_bridge_create(&bridge, &config, sub);
+    colo_status_t st = t_case_bridge(&bridge, c, sub, COLO_HOST);
     if (st != COLO_ERR_MISSING || bridge)
         return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
     rank_check(strstr(colo_last_error(), rank == 0 ? "rank 2" : "rank 3"));
@@ -380,8 +368,6 @@ static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
     const wrong_t *w = arg;
     const t_case_t *c = &w->c;
     colo_comm_t *sub = NULL;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *b = NULL;
     t_buffer_t in, out;
     int64_t rank = colo_comm_rank(world);
@@ -390,8 +376,7 @@ static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
         return COLO_OK;
     rank_try(colo_comm_set_timeout(sub, w->absent ? 200 : 10000));
     rank_try(colo_comm_set_check(sub, 1));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&b, &config, sub));
+    rank_try(t_case_bridge(&b, c, sub, COLO_HOST));
     rank_try(colo_comm_barrier(sub, NULL));
     rank_try(t_case_tensor(c, w->backward ? T_DY : T_X, rank, 0, true, &in));
     rank_try(t_case_tensor(c, w->backward ? T_DX : T_Y, rank, 0, false, &out));

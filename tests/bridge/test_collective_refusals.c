@@ -20,12 +20,9 @@ static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int
 static colo_status_t refused_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *mark = (colo_bridge_t *)(uintptr_t)0x40, *bridge = mark;
     colo_comm_stats_t l;
-    rank_try(t_case_config(c, &src, &dst, &config));
-    colo_status_t st = colo_bridge_create(&bridge, &config, world);
+    colo_status_t st = t_case_bridge(&bridge, c, world, COLO_HOST);
     rank_check(st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE);
     rank_check(bridge == mark);
     colo_comm_stats(world, &l);
@@ -230,11 +227,8 @@ T_CASE(samples_that_dp_does_not_split_are_refused)
 static colo_status_t int_sums_rank(colo_comm_t *world, void *arg)
 {
     t_case_t c = *(const t_case_t *)arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *b = NULL;
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    rank_check(colo_bridge_create(&b, &config, world) == COLO_ERR_ARG && !b);
+    rank_check(t_case_bridge(&b, &c, world, COLO_HOST) == COLO_ERR_ARG && !b);
     rank_check(strstr(colo_last_error(), "cp=2, which i32 is not made for"));
     c.no_grad = true;
     return t_case_on(world, &c);

@@ -30,13 +30,10 @@ static colo_status_t contract_rank(colo_comm_t *world, void *arg)
 {
     const contract_t *p = arg;
     const t_case_t *c = &p->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, 2));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     ref_part_t part;
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, rank,
                   p->backward && c->output == COLO_FULL_SEQ);
@@ -117,14 +114,11 @@ T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 static colo_status_t unchecked_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t dy, dx;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, 1));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
     rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
     float bad = 7.5f;

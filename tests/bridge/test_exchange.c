@@ -242,12 +242,9 @@ T_CASE(nothing_and_null_are_the_same_tensor)
 static colo_status_t outstanding(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t x[3], y[3], dy[3], dx[3];
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     int64_t rank = colo_comm_rank(world);
     for (int i = 0; i < 3; i++) {
         rank_try(t_case_tensor(c, T_X, rank, i, true, &x[i]));
@@ -285,13 +282,10 @@ T_CASE(several_forwards_may_be_outstanding)
 static colo_status_t two_bridges(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge[2] = {NULL, NULL};
     int64_t rank = colo_comm_rank(world);
     for (int i = 0; i < 2; i++) {
-        rank_try(t_case_config(&c[i], &src, &dst, &config));
-        rank_try(colo_bridge_create(&bridge[i], &config, world));
+        rank_try(t_case_bridge(&bridge[i], &c[i], world, COLO_HOST));
     }
     for (int i = 0; i < 6; i++)
         rank_try(t_case_round(bridge[i % 2], rank, &c[i % 2], i));
@@ -321,12 +315,9 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 {
     const reshapes_t *a = arg;
     t_case_t c = a->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     uint64_t first = colo_plan_hash(colo_bridge_plan(bridge));
     rank_try(t_case_round(bridge, rank, &c, 0));
     for (int i = 0; i < a->n; i++) {
@@ -376,13 +367,10 @@ T_CASE(a_bridge_takes_another_batch_or_length_and_comes_back)
 static colo_status_t frozen_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t dy, dx;
     int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     rank_try(t_case_round(bridge, rank, c, 0));
     rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
     rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
@@ -409,13 +397,10 @@ T_CASE(a_frozen_source_has_no_backward)
 static colo_status_t negative_zero_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t b[4];
     int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     for (int role = 0; role < 4; role++) {
         rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, false, &b[role]));
         int64_t count = colo_tensor_count(&b[role].t);
@@ -468,13 +453,10 @@ static colo_status_t order_rank(colo_comm_t *world, void *arg)
 {
     const order_case_t *a = arg;
     const t_case_t *c = &a->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t dy, dx;
     int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     rank_try(t_case_tensor(c, T_DY, rank, 0, false, &dy));
     rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
     ref_part_t give, take;

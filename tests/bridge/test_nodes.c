@@ -103,11 +103,8 @@ T_CASE(nodes_that_cannot_be_are_refused)
 static colo_status_t asking_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     const colo_nodes_t *nodes = colo_plan_config(colo_bridge_plan(bridge))->nodes;
     rank_check(colo_nodes_count(nodes) == (c->ranks_per_node ? 0 : 3));
     for (int64_t r = 0; nodes && r < 8; r++)

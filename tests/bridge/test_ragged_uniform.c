@@ -48,15 +48,12 @@ static colo_status_t on_rank(colo_comm_t *comm, void *arg)
     job_t *j = arg;
     const int64_t rank = colo_comm_rank(comm), most = 4096;
     const t_ragged_options_t o = {.tensors = 1};
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *uniform = NULL, *ragged = NULL;
     colo_batch_t *batch = NULL;
     int64_t rows[2], us[3], ud[3];
     float *v = calloc((size_t)(6 * most), sizeof *v);
     rank_check(v);
-    rank_try(t_case_config(&j->c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&uniform, &config, comm));
+    rank_try(t_case_bridge(&uniform, &j->c, comm, COLO_HOST));
     rank_try(t_ragged_bridge(&ragged, &j->t, &o, comm));
     const colo_segments_t s = t_ragged_segments(&j->t);
     rank_try(colo_bridge_set_segments(ragged, &s, &batch));

@@ -219,12 +219,8 @@ done:
 
 colo_status_t t_gpu_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge_t **bridge)
 {
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     rank_try(colo_comm_set_check(r->gpus, c->check ? c->check : 1));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    return colo_bridge_create(bridge, &config, r->gpus);
+    return t_case_bridge(bridge, c, r->gpus, COLO_CUDA);
 }
 
 colo_status_t t_gpu_end(t_gpu_rank_t *r, colo_bridge_t **bridge)

@@ -55,15 +55,11 @@ static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_wher
 {
     const t_ragged_options_t o = {.tensors = 1, .where = w};
     const int64_t rank = colo_comm_rank(comm);
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *uniform = NULL, *ragged = NULL;
     colo_batch_t *batch = NULL;
     colo_tensor_t u[T_FOUR], r[T_FOUR];
     int64_t rows[2], shape[2][3] = {{0}};
-    rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&uniform, &config, comm));
+    rank_try(t_case_bridge(&uniform, c, comm, COLO_CUDA));
     rank_try(t_ragged_bridge(&ragged, t, &o, comm));
     const colo_segments_t s = t_ragged_segments(t);
     rank_try(colo_bridge_set_segments(ragged, &s, &batch));

@@ -61,14 +61,10 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
 {
     const contract_t *p = arg;
     const t_case_t *c = &p->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     ref_part_t part;
     rank_try(colo_comm_set_check(r->gpus, 2));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, r->rank,
                   p->backward && c->output == COLO_FULL_SEQ);
     for (int round = 0; round < 2; round++) { /* broken, then kept */
@@ -164,17 +160,13 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
                                         "the stream is one of device", "a tensor of device"};
     const struct place *p = arg;
     t_case_t c = make("dp=2", "tp=2,dp=1", 4, 8, 3);
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     struct dev x, y;
     const bool culprit = r->rank == 1;
     cudaStream_t stream = r->stream;
     void *far = NULL, *near = calloc(1, 4096);
     rank_try(colo_comm_set_check(r->gpus, p->level));
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
     rank_try(dev_make(&x, &c, T_X, r, true));
     rank_try(dev_make(&y, &c, T_Y, r, false));
     const int32_t other = r->device == 0; /* the label of a device that is not this rank's */
@@ -243,13 +235,9 @@ T_CASE(below_level_2_the_comm_is_dead_and_no_rank_waits)
 static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     c.dtype = COLO_BF16;
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
     for (size_t shift = 0; shift <= 14; shift += 2)
         for (int pass = 0; pass < 2; pass++) {
             struct dev in, out;

@@ -96,16 +96,12 @@ static colo_status_t one_replay(t_gpu_rank_t *r, const struct graph *g, cudaGrap
 static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
     const struct graph *g = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     struct dev d[4];
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     uint64_t s = 1 + (uint64_t)r->rank;
-    rank_try(t_case_config(&g->c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_case_bridge(&bridge, &g->c, r->gpus, COLO_CUDA));
     for (int role = T_X; role <= T_DX; role++)
         rank_try(dev_make(&d[role], &g->c, (t_role_t)role, r));
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
@@ -162,14 +158,10 @@ T_CASE(captured_calls_replay_while_ranks_are_late_at_random)
 static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
 {
     const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     struct dev d_y[2], d_x[2];
     t_gpu_rank_t on[2] = {*r, *r};
-    rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
     for (int i = 0; i < 2; i++) {
         rank_cuda(cudaStreamCreateWithFlags(&on[i].stream, cudaStreamNonBlocking));
         rank_try(dev_make(&d_y[i], c, T_DY, r));
@@ -304,14 +296,10 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
                   .dst = t_side("tp=1,cp=2,dp=2", false),
                   .shape = {1, 8, 3},
                   .dtype = COLO_F32};
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     struct dev x, y;
     cudaGraph_t graph;
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
     c.shape.b = 4;
     rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){4, 8, 3, 0}));
     rank_try(dev_make(&x, &c, T_X, r));

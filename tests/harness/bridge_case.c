@@ -168,6 +168,16 @@ colo_status_t t_case_config(const t_case_t *c, colo_layout_t *src, colo_layout_t
     return COLO_OK;
 }
 
+colo_status_t t_case_bridge(colo_bridge_t **bridge, const t_case_t *c, colo_comm_t *comm,
+                            colo_mem_t mem)
+{
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    COLO_TRY(t_case_config(c, &src, &dst, &config));
+    config.mem = mem;
+    return colo_bridge_create(bridge, &config, comm);
+}
+
 static const char *axes_of(const char *axes)
 {
     return axes ? axes : "bsh";
@@ -388,14 +398,11 @@ colo_status_t t_case_round(colo_bridge_t *bridge, int64_t rank, const t_case_t *
 
 colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c)
 {
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     colo_status_t st;
     if (c->check)
         COLO_TRY(colo_comm_set_check(world, c->check));
-    COLO_TRY_GOTO(st, t_case_config(c, &src, &dst, &config), done);
-    COLO_TRY_GOTO(st, colo_bridge_create(&bridge, &config, world), done);
+    COLO_TRY_GOTO(st, t_case_bridge(&bridge, c, world, COLO_HOST), done);
     int64_t rank = colo_comm_world_rank(world, colo_comm_rank(world));
     for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++)
         COLO_TRY_GOTO(st, t_case_round(bridge, rank, c, i), done);

@@ -70,6 +70,8 @@ int32_t t_case_world(const t_case_t *c);
 /* the library's config of a case; src and dst are where it keeps the layouts */
 colo_status_t t_case_config(const t_case_t *c, colo_layout_t *src, colo_layout_t *dst,
                             colo_bridge_config_t *config);
+colo_status_t t_case_bridge(colo_bridge_t **bridge, const t_case_t *c, colo_comm_t *comm,
+                            colo_mem_t mem);
 
 colo_status_t t_buffer_make(t_buffer_t *b, const char *axes, colo_dtype_t dtype, t_stride_t stride,
                             int64_t nb, int64_t ns, int64_t nh);
