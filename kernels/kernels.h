@@ -76,6 +76,8 @@ cudaError_t colo_k_logprob_grad(const struct colo_logprob_pass *p, cudaStream_t 
 
 cudaError_t colo_k_rows_compact(const struct colo_linear_rows *p, cudaStream_t stream);
 cudaError_t colo_k_rows_upstream(const struct colo_linear_upstream_rows *u, cudaStream_t stream);
+cudaError_t colo_k_rows_factor(float *to, const float *from, double factor, const float *by,
+                               cudaStream_t stream);
 cudaError_t colo_k_rows_scatter(const struct colo_linear_scatter *s, cudaStream_t stream);
 /* strides in elements; to, from [hi - lo, hidden] contiguous */
 cudaError_t colo_k_rows_gather(const struct colo_linear_rows *p, int64_t lo, int64_t hi,

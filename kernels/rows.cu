@@ -149,6 +149,13 @@ __global__ void __launch_bounds__(PACK_THREADS)
                 put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row) * by);
 }
 
+__global__ void factor_kernel(float *to, const float *from, double factor, const float *by)
+{
+    to[0] = (float)((from ? from[0] : 1.0) * factor * (by ? by[0] : 1.0));
+    to[1] = 0;
+    to[2] = 1;
+}
+
 __global__ void __launch_bounds__(THREADS)
     scatter_kernel(const __grid_constant__ colo_linear_rows p,
                    const __grid_constant__ colo_linear_scatter s)
@@ -414,6 +421,13 @@ extern "C" cudaError_t colo_k_rows_upstream(const colo_linear_upstream_rows *u, 
         scaled_upstream_kernel<<<1, PACK_THREADS, 0, stream>>>(*p, *u);
     else
         upstream_kernel<<<blocks_for(p->rows), THREADS, 0, stream>>>(*p, *u);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_rows_factor(float *to, const float *from, double factor,
+                                          const float *by, cudaStream_t stream)
+{
+    factor_kernel<<<1, 1, 0, stream>>>(to, from, factor, by);
     return cudaGetLastError();
 }
 

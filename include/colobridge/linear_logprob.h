@@ -7,24 +7,27 @@
  *   z_t = W h_t + b, then for each token what logprob.h computes from z
  *   d_h = d_z W,  d_W += d_z^T h,  d_b += sum_t d_z
  *
- * There are three modes. They differ in what the caller knows, and in memory:
+ * There are four modes. They differ in what the caller knows, and in memory:
  *
  *   logprob  forward, backward with any upstream gradient; logits made twice       4 products
  *   keep     the same, but saved memory keeps the logits                           3 products
+ *   early    upstream gradient known in forward but for one factor: saved memory
+ *            keeps the gradients of the logits                                     3 products
  *   loss     upstream gradient known beforehand: colo_linear_logprob_loss() makes
  *            outputs and gradients in one pass                                     3 products
  *
  * Collectives over the vocabulary group: logprob and keep do one all-gather of statistics in
- * forward, none in backward. loss does one per chunk (none on a group of one). d_hidden adds one
- * if the config asks for it. The head's gathers and its reduce-scatter do not depend on chunks:
- * one gather per pass that multiplies by W, one reduce-scatter per pass that makes d_W.
+ * forward, none in backward. early and loss do one per chunk (none on a group of one). d_hidden
+ * adds one if the config asks for it. The head's gathers and its reduce-scatter do not depend on
+ * chunks: one gather per pass that multiplies by W, one reduce-scatter per pass that makes d_W.
  *
  * Ignored tokens take no part in products: the device compacts the rows of the others, products
  * run over max_valid rows, an upper bound that the host knows, and the host reads no count. The
  * hidden row of an ignored token is not read; its d_hidden row is 0.
  *
  * Only the sums over tokens in d_W and d_b run chunk by chunk. Their last bits may depend on the
- * chunk size; nothing else does.
+ * chunk size; nothing else does. Backward of logprob and keep makes the logits of more rows, mostly
+ * of all, in blocks of columns; backward of early needs none. Then d_W has no sums of chunks.
  */
 #ifndef COLOBRIDGE_LINEAR_LOGPROB_H
 #define COLOBRIDGE_LINEAR_LOGPROB_H
@@ -41,7 +44,8 @@ typedef struct colo_linear_logprob colo_linear_logprob_t;
 typedef enum colo_linear_mode {
     COLO_LINEAR_AUTO = 0, /* keep when all logits fit into the budget, else logprob */
     COLO_LINEAR_LOGPROB = 1,
-    COLO_LINEAR_KEEP = 2
+    COLO_LINEAR_KEEP = 2,
+    COLO_LINEAR_EARLY = 3 /* colo_linear_logprob_early(); not of f64 heads */
 } colo_linear_mode_t;
 
 /** d_hidden over the vocabulary group. Each rank's W gives a partial sum. */
@@ -101,6 +105,8 @@ typedef struct colo_linear_batch {
  * the number of valid tokens of this rank, which the device counts (0 tokens: gradient 0). For
  * bf16 and f16 heads the largest upstream gradient of the call multiplies after the products, in
  * fp32, so its size costs no digits.
+ * To backward in mode early it is one number, loss * d_loss[0], or loss alone if d_loss is NULL,
+ * which multiplies the one that forward had. logp and entropy are 0, mean is false.
  */
 typedef struct colo_linear_upstream {
     double logp, entropy, loss;
@@ -162,13 +168,14 @@ COLO_API void colo_linear_logprob_destroy(colo_linear_logprob_t **linear);
 COLO_API colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
                                                      int64_t max_valid);
 /**
- * colo_linear_logprob_chunk() - rows per chunk for @max_valid rows. It depends on config and W
- * only, so it is the same on all ranks, whatever their Vl
+ * colo_linear_logprob_chunk() - rows per chunk of the loss pass for @max_valid rows; forward may
+ * take fewer, backward takes more. It depends on config and W only, so it is the same on all ranks,
+ * whatever their Vl
  */
 COLO_API int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *linear, int64_t max_valid);
 /**
  * colo_linear_logprob_saved_size() - bytes of saved memory of @tokens; in keep mode with the
- * logits
+ * logits, in early mode with their gradients
  * @bytes:  out
  */
 COLO_API colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *linear,
@@ -183,7 +190,8 @@ COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logp
                                                           int64_t max_valid, size_t *bytes);
 
 /**
- * colo_linear_logprob_forward() - outputs per token, in the logprob and keep modes; collective
+ * colo_linear_logprob_forward() - outputs per token, in the logprob and keep modes, and without
+ * @saved in each mode; collective
  * @batch:      in  borrowed for the call; its tensors until backward
  * @out:        out as in colo_logprob_forward()
  * @saved:      out; NULL if there is no backward (inference; first run of a checkpoint)
@@ -203,6 +211,20 @@ COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear
                                                    colo_linear_logprob_saved_t *saved,
                                                    void *saved_memory,
                                                    void *workspace, colo_stream_t stream);
+/**
+ * colo_linear_logprob_early() - forward of mode early: outputs per token, and the gradients of the
+ * logits, in saved memory; collective
+ * @upstream:   in  borrowed for the call
+ * Other arguments, special values and errors: as in colo_linear_logprob_forward(); @saved is not
+ * NULL. Gradients of the logits are in the head's dtype. The backward may run more than once.
+ */
+COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
+                                                 const colo_linear_batch_t *batch,
+                                                 const colo_linear_upstream_t *upstream,
+                                                 const colo_logprob_out_t *out,
+                                                 colo_linear_logprob_saved_t *saved,
+                                                 void *saved_memory, void *workspace,
+                                                 colo_stream_t stream);
 /**
  * colo_linear_logprob_backward() - gradients of hidden states, weight and bias; collective
  * @saved:      from forward; may be used again unless keep_in_place

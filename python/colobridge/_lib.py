@@ -182,6 +182,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_linear_logprob_workspace_size': (STATUS, [P, c.c_int, I64, I64, _p(SIZE)]),
     'colo_linear_logprob_forward': (STATUS, [P, _p(s.LinearBatch), _p(s.LogprobOut),
                                              _p(s.LinearSaved), P, P, P]),
+    'colo_linear_logprob_early': (STATUS, [P, _p(s.LinearBatch), _p(s.LinearUpstream),
+                                           _p(s.LogprobOut), _p(s.LinearSaved), P, P, P]),
     'colo_linear_logprob_backward': (STATUS, [P, _p(s.LinearSaved), _p(s.LinearUpstream),
                                               _p(s.LinearGrads), P, P]),
     'colo_linear_logprob_loss': (STATUS, [P, _p(s.LinearBatch), _p(s.LinearUpstream),

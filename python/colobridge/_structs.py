@@ -27,7 +27,7 @@ REPLICATE, BLOCK, ZIGZAG = 0, 1, 2
 SUM, MAX = 0, 1
 STAGE_ANY, STAGE_LAST = -1, -2
 LINEAR_FORWARD, LINEAR_BACKWARD, LINEAR_LOSS, LINEAR_INFERENCE = 0, 1, 2, 3
-LINEAR_AUTO, LINEAR_LOGPROB, LINEAR_KEEP = 0, 1, 2
+LINEAR_AUTO, LINEAR_LOGPROB, LINEAR_KEEP, LINEAR_EARLY = 0, 1, 2, 3
 OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
 OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
 

@@ -336,7 +336,7 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     *tensors, o = prepare(
         what, hidden.to(lm_head_weight.dtype), lm_head_weight, lm_head_bias, shift_labels,
         ('loss', 'n_valid', 'entropy', 'correct'), None, None, None, False,
-        (None, None, None), ('logprob', 'partial', 0, most, None, True),
+        (None, None, None), ('logprob', 'partial', 0, most, None, 'sums'),
         (float(logit_scale), float(final_logit_softcapping or 0.0), int(chunk_size)),
         ('scale', 'softcap', 'chunk_size'))
     den = None

@@ -40,7 +40,7 @@ ENUMS = {
     'COLO_LINEAR_FORWARD': _structs.LINEAR_FORWARD, 'COLO_LINEAR_BACKWARD': _structs.LINEAR_BACKWARD,
     'COLO_LINEAR_LOSS': _structs.LINEAR_LOSS, 'COLO_LINEAR_INFERENCE': _structs.LINEAR_INFERENCE,
     'COLO_LINEAR_AUTO': _structs.LINEAR_AUTO, 'COLO_LINEAR_LOGPROB': _structs.LINEAR_LOGPROB,
-    'COLO_LINEAR_KEEP': _structs.LINEAR_KEEP,
+    'COLO_LINEAR_KEEP': _structs.LINEAR_KEEP, 'COLO_LINEAR_EARLY': _structs.LINEAR_EARLY,
 }
 ENUMS.update(('COLO_' + name, value) for name, value in errors.STATUS.items())
 

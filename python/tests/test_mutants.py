@@ -139,6 +139,15 @@ MUTANTS = {
     'gradients made in forward ignore the upstream one': (
         'torch/linear.py', '(g.double() * ctx.factor)', 'ctx.factor', 'test_torch_linear.py',
         'test_loss_mode_and_the_others_agree'),
+    'no loss keeps gradients of logits': (
+        'torch/linear.py', "early = begins == 'loss' and", 'early = False and', 'test_torch_linear.py',
+        'test_loss_mode_of_a_narrow_head'),
+    'kept gradients of logits are multiplied by 1': (
+        'torch/linear_plan.py', 'up.loss, up.d_loss = 1.0, by.data_ptr()', 'up.loss, up.d_loss = 1.0, None',
+        'test_torch_linear.py', 'test_loss_mode_of_a_narrow_head'),
+    'kept gradients of logits take any memory': (
+        'torch/linear.py', 'bound * hidden.element_size() <=', '0 <=', 'test_torch_linear.py',
+        'test_loss_mode_of_a_narrow_head'),
     'the upstream gradient is rounded to 16 bits before it multiplies': (
         'torch/linear.py', '* ctx.factor).to(ctx.real)', '* ctx.factor).to(ctx.dtype)',
         'test_torch_upstream.py', 'test_an_upstream_gradient_multiplies_in_fp32'),

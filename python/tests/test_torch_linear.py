@@ -345,6 +345,30 @@ def test_loss_without_gradients_none_and_no_valid_token():
     assert float(nothing.loss) == 0 and not x.grad.any() and not y.grad.any()
 
 
+def test_loss_mode_of_a_narrow_head_keeps_gradients_of_logits(monkeypatch):
+    from colobridge import _structs as st
+    from colobridge.torch.head import Core
+    h, w, b, t, _ = case((2, 9), torch.bfloat16)  # of no other test: sizes are asked for once
+    want = [leaf(x.double()) for x in (h, w, b)]
+    (3 * token_loss(*want, t).sum() / (t != -100).sum()).backward()
+    passes = []
+    workspace = Core.workspace
+    monkeypatch.setattr(Core, 'workspace', lambda self, which, *sizes: (
+        passes.append(which), workspace(self, which, *sizes))[1])
+    leaves = [leaf(x) for x in (h, w, b)]
+    loss = ct.linear_nll(*leaves, target=t).loss
+    first = torch.autograd.grad(3 * loss, leaves, retain_graph=True)
+    assert passes == [st.LINEAR_FORWARD, st.LINEAR_BACKWARD]
+    for got, again, x in zip(first, torch.autograd.grad(3 * loss, leaves), want):
+        assert got.dtype == torch.bfloat16 and torch.equal(got, again)
+        near(got, x.grad, torch.bfloat16, 'gradients')
+    for frozen, max_valid in ((True, None), (False, 1 << 20)):  # nothing to sum; more than sums would take
+        passes.clear()
+        weight = w if frozen else leaf(w)
+        ct.linear_nll(leaf(h), weight, target=t, max_valid=max_valid).loss.backward()
+        assert passes == [st.LINEAR_LOSS], frozen
+
+
 def test_loss_mode_runs_backward_once():
     h, w, b, t, _ = case()
     x = leaf(h)

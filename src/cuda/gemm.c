@@ -131,6 +131,7 @@ static struct call call_of(const struct colo_linear_gemm *g)
                              .m = g->hidden,
                              .n = g->rows,
                              .k = g->columns,
+                             .beta = g->beta,
                              .scale = g->scale};
     default:
         return (struct call){.a = &g->h,

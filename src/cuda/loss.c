@@ -83,6 +83,14 @@ static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, co
     return colo_cuda_report(colo_k_rows_upstream(u, stream), "lm_head: upstream gradients");
 }
 
+static colo_status_t rows_factor(float *to, const float *from, double factor, const float *by,
+                                 colo_stream_t stream)
+{
+    colo_queries_t q = {0};
+    TRY(colo_cuda_typed(&q, by, COLO_F32, "d_loss"));
+    return colo_cuda_report(colo_k_rows_factor(to, from, factor, by, stream), "lm_head: factor");
+}
+
 static colo_status_t rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream)
 {
     colo_queries_t q = {0};
@@ -318,6 +326,7 @@ const colo_loss_ops_t colo_loss_cuda = {
     .gemm = &colo_gemm_cuda,
     .rows_compact = rows_compact,
     .rows_upstream = rows_upstream,
+    .rows_factor = rows_factor,
     .rows_scatter = rows_scatter,
     .rows_gather = rows_gather,
     .rows_restore = rows_restore,

@@ -16,6 +16,7 @@ const colo_loss_ops_t colo_loss_host = {
     .gemm = &colo_gemm_host,
     .rows_compact = colo_host_rows_compact,
     .rows_upstream = colo_host_rows_upstream,
+    .rows_factor = colo_host_rows_factor,
     .rows_scatter = colo_host_rows_scatter,
     .rows_gather = colo_host_rows_gather,
     .rows_restore = colo_host_rows_restore,

@@ -29,6 +29,9 @@ typedef struct colo_loss_ops {
     const colo_gemm_ops_t *gemm;
     colo_status_t (*rows_compact)(const struct colo_linear_rows *r, colo_stream_t stream);
     colo_status_t (*rows_upstream)(const struct colo_linear_upstream_rows *u, colo_stream_t stream);
+    /* to = {from[0] * factor * by[0], 0, 1}, as [COLO_LINEAR_SCALE]; NULL: 1 */
+    colo_status_t (*rows_factor)(float *to, const float *from, double factor, const float *by,
+                                 colo_stream_t stream);
     colo_status_t (*rows_scatter)(const struct colo_linear_scatter *s, colo_stream_t stream);
     /* to [hi - lo, hidden] contiguous = rows [lo, hi) of from [T, hidden]; 0 where there is no
      * token. Same dtype */

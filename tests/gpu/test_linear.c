@@ -13,13 +13,13 @@ T_CASE(every_option_and_pair_agrees_with_the_oracle)
     int turn = 0;
     for (int i = 0; i < LINEAR_OPTIONS; i++)
         for (int j = i; j < LINEAR_OPTIONS; j++, turn++)
-            linear_gpu_one(1u << i | 1u << j, turn % 3, turn / 3, 1 + turn % 9, &rng);
+            linear_gpu_one(1u << i | 1u << j, turn % 4, turn / 4, 1 + turn % 9, &rng);
 }
 
 T_CASE(all_options_at_once_agree_in_every_mode_and_dtype)
 {
-    for (int i = 0; i < 48; i++)
-        linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 3, i / 3, 1 + i % 40, &rng);
+    for (int i = 0; i < 64; i++)
+        linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 4, i / 4, 1 + i % 40, &rng);
 }
 
 /* As tests/loss/test_linear.c has it: upstream gradients that fp16 cannot hold, and some that it
@@ -27,16 +27,16 @@ T_CASE(all_options_at_once_agree_in_every_mode_and_dtype)
 T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
 {
     static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
-    for (int i = 0; i < 36; i++) {
+    for (int i = 0; i < 48; i++) {
         linear_case_t c;
         linear_case_init(&c, 1, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
         linear_gpu_options(&c,
                            LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
-                               (i % 4 < 2 ? LINEAR_TAU : LINEAR_MEAN),
-                           i / 2 % 3);
+                               (i / 4 % 2 ? LINEAR_TAU : LINEAR_MEAN),
+                           i / 2 % 4);
         c.config.logprob.chunk_size = 4;
         for (int k = 0; k < 3; k++)
-            c.factor[k] *= factors[i / 6 % 3];
+            c.factor[k] *= factors[i / 8 % 3];
         c.config.frozen_hidden = true; /* which fp16 could not hold either; d_weight is f32 */
         linear_gpu_run(&c, 1, "upstream far from 1");
         linear_case_free(&c);
@@ -63,7 +63,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
 /* Chunks of thousands of rows, as products of real sizes have them. */
 T_CASE(long_chunks_agree_with_the_oracle)
 {
-    for (int mode = 0; mode < 3; mode++) {
+    for (int mode = 0; mode < 4; mode++) {
         linear_case_t c;
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
         linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_IGNORED, mode);
@@ -73,10 +73,34 @@ T_CASE(long_chunks_agree_with_the_oracle)
     }
 }
 
+/* Vocabularies that backward makes in blocks of columns, in every dtype, and logits in both. */
+T_CASE(blocks_of_columns_agree_with_the_oracle)
+{
+    for (int i = 0; i < 64; i++) {
+        linear_case_t c;
+        linear_gpu_case(&c,
+                        LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED,
+                        i % 4, 1, 1, i / 4, 0, &rng);
+        const colo_linear_logprob_config_t config = c.config;
+        const colo_dtype_t dtype = c.dtype;
+        linear_case_free(&c);
+        linear_case_init(&c, 1, 1, 24, 20011, 16, dtype, &rng);
+        linear_gpu_options(
+            &c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS | LINEAR_IGNORED, i % 4);
+        c.config.logits_dtype = config.logits_dtype;
+        c.config.d_weight_dtype = config.d_weight_dtype;
+        c.config.d_weight_add = config.d_weight_add;
+        c.config.keep_in_place = i % 4 == 1 && c.config.logits_dtype == dtype;
+        c.config.logprob.chunk_size = i / 32 * 7; /* 16 rows of blocks, or all */
+        linear_gpu_run(&c, 1, "blocks of columns");
+        linear_case_free(&c);
+    }
+}
+
 T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
 {
     static const int64_t chunks[] = {2200, 700, 64, 1};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         linear_case_t first, c;
         for (int k = 0; k < 4; k++) {
             uint64_t same = 77 + (uint64_t)i;

@@ -172,9 +172,9 @@ typedef struct rank {
     colo_comm_t *tp, *dp;
     colo_lm_head_t *head;
     colo_linear_logprob_t *linear;
-    room_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], out[3];
+    room_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
     room_t targets, correct, counts, lists; /* begin, end, ids */
-    int64_t first, rows; /* of the head's columns here */
+    int64_t first, rows;                    /* of the head's columns here */
 } rank_t;
 
 static colo_dtype_t sums_of(const linear_case_t *c)
@@ -251,6 +251,7 @@ static void make_memory(rank_t *k)
     k->d_b = room_of((size_t)k->rows * colo_dtype_size(dw));
     fill(dw, &k->d_w, k->rows * H, before);
     fill(dw, &k->d_b, k->rows, before);
+    k->half = room_from(stat, (double[]){0.5}, 1);
     for (int i = 0; i < 3; i++) {
         k->up[i] = room_from(stat, c->up[k->d][i], T);
         k->out[i] = room_of((size_t)T * colo_dtype_size(stat));
@@ -292,6 +293,9 @@ static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
     return COLO_OK;
 }
 
+/* What is left to backward of an upstream gradient in mode early. */
+static const double EARLY = 0.25;
+
 static colo_linear_upstream_t upstream_of(const rank_t *k)
 {
     const linear_case_t *c = k->c;
@@ -319,7 +323,10 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
                                   const colo_linear_grads_t *grads)
 {
     linear_case_t *c = k->c;
-    const colo_linear_upstream_t up = upstream_of(k);
+    const colo_linear_upstream_t up =
+        c->config.mode == COLO_LINEAR_EARLY
+            ? (colo_linear_upstream_t){.loss = EARLY / 0.5, .d_loss = room_at(&k->half)}
+            : upstream_of(k);
     wait_for_place();
     room_fetch(&k->kept);
     const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
@@ -397,8 +404,17 @@ static colo_status_t run_passes(rank_t *k)
                 k->kept = room_of(bytes);
             }
             rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
-            rank_try(colo_linear_logprob_forward(k->linear, &batch, &out, keeps ? &saved : NULL,
-                                                 room_at(&k->kept), room_at(&k->work), stream()));
+            void *kept = room_at(&k->kept), *work = room_at(&k->work);
+            colo_linear_upstream_t up = upstream_of(k);
+            up.logp /= EARLY;
+            up.entropy /= EARLY;
+            up.loss /= EARLY;
+            rank_try(keeps && c->config.mode == COLO_LINEAR_EARLY
+                         ? colo_linear_logprob_early(k->linear, &batch, &up, &out, &saved, kept,
+                                                     work, stream())
+                         : colo_linear_logprob_forward(k->linear, &batch, &out,
+                                                       keeps ? &saved : NULL, kept, work,
+                                                       stream()));
         }
     }
     colo_comm_stats(k->tp, &c->tp_forward[k->world]);
@@ -485,10 +501,10 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 
 static void rank_free(rank_t *k)
 {
-    room_t *all[] = {&k->weight,  &k->bias,    &k->gathered, &k->hidden, &k->work,
-                     &k->kept,    &k->d_h,     &k->d_w,      &k->d_b,    &k->up[0],
-                     &k->up[1],   &k->up[2],   &k->out[0],   &k->out[1], &k->out[2],
-                     &k->targets, &k->correct, &k->counts,   &k->lists};
+    room_t *all[] = {&k->weight, &k->bias,    &k->gathered, &k->hidden, &k->work,
+                     &k->kept,   &k->d_h,     &k->d_w,      &k->d_b,    &k->up[0],
+                     &k->up[1],  &k->up[2],   &k->half,     &k->out[0], &k->out[1],
+                     &k->out[2], &k->targets, &k->correct,  &k->counts, &k->lists};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         room_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);

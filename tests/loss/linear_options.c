@@ -44,6 +44,9 @@ void linear_case_lists(linear_case_t *c, uint64_t *rng)
 
 void linear_case_mode(linear_case_t *c, int mode)
 {
-    c->config.mode = mode == 1 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
-    c->loss_mode = mode == 2;
+    const bool wide = c->dtype == COLO_F64; /* what is early of others is loss of those */
+    c->config.mode = mode == 1            ? COLO_LINEAR_KEEP
+                     : mode == 3 && !wide ? COLO_LINEAR_EARLY
+                                          : COLO_LINEAR_LOGPROB;
+    c->loss_mode = mode == 2 || (mode == 3 && wide);
 }

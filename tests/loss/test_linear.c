@@ -8,7 +8,8 @@
 
 #include <math.h>
 
-static const char *const modes[] = {"logprob", "keep", "loss"};
+static const char *const modes[] = {"logprob", "keep", "loss", "early"};
+enum { MODES = 4 };
 
 /* @n cases of one world. */
 static void run_and_compare_all(linear_case_t *c, int32_t n, const char *what)
@@ -53,13 +54,13 @@ T_CASE(every_option_and_pair_agrees_with_the_oracle)
     int turn = 0;
     for (int i = 0; i < LINEAR_OPTIONS; i++)
         for (int j = i; j < LINEAR_OPTIONS; j++)
-            for (int mode = 0; mode < 3; mode++, turn++) {
+            for (int mode = 0; mode < MODES; mode++, turn++) {
                 unsigned bits = 1u << i | 1u << j;
                 if (t_left_out(turn))
                     continue;
                 if (bits & (LINEAR_SMOOTH | LINEAR_MEGATRON | LINEAR_ZLOSS))
                     bits |= LINEAR_LOSS;
-                one(bits, mode, 1 << turn % 3, 2, turn % 2 ? COLO_F64 : COLO_F32,
+                one(bits, mode, 1 << turn % 3, 2, turn / 3 % 2 ? COLO_F64 : COLO_F32,
                     turn % SHARD_KINDS, 1 + turn % 4, &rng);
             }
 }
@@ -71,8 +72,8 @@ T_CASE(all_options_at_once_agree_on_every_world)
     uint64_t rng = t_seed() + 1;
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
-            for (int mode = 0; mode < 3; mode++)
-                if (!t_left_out(((int64_t)w * SHARD_KINDS + kind) * 3 + mode))
+            for (int mode = 0; mode < MODES; mode++)
+                if (!t_left_out(((int64_t)w * SHARD_KINDS + kind) * MODES + mode))
                     one((1u << LINEAR_OPTIONS) - 1, mode, worlds[w][0], worlds[w][1], COLO_F32,
                         kind, 2, &rng);
 }
@@ -84,9 +85,9 @@ T_CASE(every_dtype_agrees_in_every_mode)
     uint64_t rng = t_seed() + 2;
     for (int d = 0; d < 4; d++)
         for (int bits = 0; bits < 8; bits++)
-            for (int mode = 0; mode < 3; mode++) {
+            for (int mode = 0; mode < MODES; mode++) {
                 linear_case_t c;
-                if (t_left_out((d * 8 + bits) * 3 + mode))
+                if (t_left_out((d * 8 + bits) * MODES + mode))
                     continue;
                 linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, dtypes[d], &rng);
                 linear_case_shard(&c, bits % SHARD_KINDS);
@@ -119,7 +120,7 @@ T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
         linear_case_init(&c, 2, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
                                     (i % 4 < 2 ? LINEAR_TAU : LINEAR_MEAN));
-        linear_case_mode(&c, i / 2 % 3);
+        linear_case_mode(&c, i / 2 % MODES);
         c.config.logprob.chunk_size = 4;
         for (int k = 0; k < 3; k++)
             c.factor[k] *= factors[i / 6 % 3];
@@ -133,10 +134,10 @@ T_CASE(d_hidden_is_summed_as_asked)
 {
     uint64_t rng = t_seed() + 3;
     for (int32_t w = 1; w <= 4; w *= 2) {
-        linear_case_t c[18];
+        linear_case_t c[6 * MODES];
         int n = 0;
         for (int how = COLO_D_HIDDEN_PARTIAL; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++)
-            for (int mode = 0; mode < 3; mode++)
+            for (int mode = 0; mode < MODES; mode++)
                 for (int d = 0; d < 2; d++, n++) {
                     linear_case_init(&c[n], w, 2, 8, 19, 5, d ? COLO_BF16 : COLO_F32, &rng);
                     linear_case_shard(&c[n], SHARD_UNEVEN);
@@ -171,7 +172,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
         linear_case_shard(&c, i % SHARD_KINDS);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
                                     (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS));
-        linear_case_mode(&c, i / 4 % 3);
+        linear_case_mode(&c, i / 4 % MODES);
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
         run_and_compare(&c, "lists");
@@ -183,7 +184,7 @@ T_CASE(what_is_frozen_gets_no_gradient)
 {
     uint64_t rng = t_seed() + 4;
     for (int bits = 1; bits < 4; bits++)
-        for (int mode = 0; mode < 3; mode++)
+        for (int mode = 0; mode < MODES; mode++)
             for (int sharded = 0; sharded < 2; sharded++) {
                 linear_case_t c;
                 linear_case_init(&c, 2, 2, 8, 19, 5, COLO_F32, &rng);
@@ -206,7 +207,7 @@ T_CASE(a_bound_on_valid_tokens_changes_no_bit)
 {
     static const int64_t bounds[] = {-1, 9, 6, 4};
     uint64_t seed = t_seed() + 5;
-    for (int mode = 0; mode < 3; mode++) {
+    for (int mode = 0; mode < MODES; mode++) {
         linear_case_t all[4];
         for (int i = 0; i < 4; i++) {
             uint64_t rng = seed;
@@ -234,8 +235,8 @@ T_CASE(modes_and_chunks_change_no_bit_but_those_of_d_weight)
     uint64_t seed = t_seed() + 6;
     for (int d = 0; d < 3; d++)
         for (int32_t w = 1; w <= 2; w++) {
-            linear_case_t c[15];
-            for (int i = 0; i < 15; i++) {
+            linear_case_t c[5 * MODES];
+            for (int i = 0; i < 5 * MODES; i++) {
                 uint64_t rng = seed;
                 linear_case_init(&c[i], w, 1, 11, 150, 140, dtypes[d], &rng);
                 linear_case_shard(&c[i], SHARD_UNEVEN);
@@ -243,10 +244,10 @@ T_CASE(modes_and_chunks_change_no_bit_but_those_of_d_weight)
                 linear_case_mode(&c[i], i / 5);
                 c[i].config.logprob.chunk_size = chunks[i % 5];
             }
-            run_and_compare_all(c, 15, "modes and chunks");
-            for (int i = 1; i < 15; i++)
+            run_and_compare_all(c, 5 * MODES, "modes and chunks");
+            for (int i = 1; i < 5 * MODES; i++)
                 assert_true(linear_case_same(&c[0], &c[i], i % 5 == 0));
-            for (int i = 0; i < 15; i++)
+            for (int i = 0; i < 5 * MODES; i++)
                 linear_case_free(&c[i]);
         }
 }
@@ -256,7 +257,7 @@ T_CASE(blocks_of_rows_change_no_bit_but_those_of_d_weight)
 {
     static const int64_t chunks[] = {0, 7, 60, 128, 129};
     uint64_t seed = t_seed() + 12;
-    for (int mode = 0; mode < 3; mode++) {
+    for (int mode = 0; mode < MODES; mode++) {
         linear_case_t all[5];
         for (int k = 0; k < 5; k++) {
             uint64_t rng = seed;
@@ -276,8 +277,8 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
 {
     uint64_t seed = t_seed() + 7;
     for (int32_t dp = 1; dp <= 8; dp++) { /* 13 rows over 8 ranks: two each, one, none */
-        linear_case_t c[48];
-        for (int i = 0; i < 48; i++) {
+        linear_case_t c[16 * MODES];
+        for (int i = 0; i < 16 * MODES; i++) {
             const int bits = i / 2 % 8, mode = i / 16;
             uint64_t rng = seed;
             linear_case_init(&c[i], 1, dp, 6, 13, 5, bits & 4 ? COLO_BF16 : COLO_F32, &rng);
@@ -287,10 +288,10 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
             linear_case_mode(&c[i], mode);
             c[i].config.logprob.chunk_size = 4;
             c[i].start_early = i % 2 && bits & 2;
-            c[i].checkpoint = bits & 2 && mode < 2;
+            c[i].checkpoint = bits & 2 && mode != 2;
         }
-        run_and_compare_all(c, 48, "resident and sharded");
-        for (int i = 0; i < 48; i += 2) {
+        run_and_compare_all(c, 16 * MODES, "resident and sharded");
+        for (int i = 0; i < 16 * MODES; i += 2) {
             assert_true(linear_case_same(&c[i], &c[i + 1], true));
             linear_case_free(&c[i]);
             linear_case_free(&c[i + 1]);
@@ -353,10 +354,62 @@ T_CASE(replicas_that_keep_and_that_do_not_gather_alike)
     }
 }
 
+/* Vocabularies that backward makes in blocks of columns, the last of them shorter. */
+T_CASE(blocks_of_columns_agree_with_the_oracle)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
+    uint64_t rng = t_seed() + 14;
+    for (int i = 0; i < 8 * MODES; i++) {
+        const int mode = i % MODES, turn = i / MODES;
+        linear_case_t c;
+        if (t_left_out(i))
+            continue;
+        linear_case_init(&c, 1 + turn / 4 % 2, 1, 5, 20011, 3, dtypes[turn % 4], &rng);
+        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS |
+                                    LINEAR_IGNORED);
+        linear_case_mode(&c, mode);
+        c.config.d_weight_add = (turn / 4 + turn) % 2;
+        c.config.d_weight_dtype = c.config.d_weight_add ? c.config.d_weight_dtype : c.dtype;
+        c.config.keep_in_place = mode == 1 && turn / 4 % 2 && c.config.logits_dtype == c.dtype;
+        c.config.logprob.chunk_size = turn / 4 % 2; /* two rows of blocks, or all */
+        run_and_compare(&c, modes[mode]);
+        linear_case_free(&c);
+    }
+}
+
+/* A 16-bit d_weight whose tokens fit into one pass is written as it is: no workspace has sums of
+ * it. */
+T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
+{
+    enum { V = 50000, H = 64, T = 8 };
+    static const colo_linear_mode_t kinds[] = {COLO_LINEAR_LOGPROB, COLO_LINEAR_KEEP,
+                                               COLO_LINEAR_EARLY};
+    colo_comm_t *self = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
+                                .dtype = COLO_BF16};
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_lm_head_create(&head, &hc, NULL));
+    for (int i = 0; i < 3; i++) {
+        colo_linear_logprob_t *linear = NULL;
+        colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = kinds[i]};
+        size_t bytes = 0;
+        lc.logprob.logits.vocab = V;
+        lc.d_weight_dtype = COLO_BF16;
+        lc.d_weight_add = false;
+        assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+        assert_ok(colo_linear_logprob_workspace_size(linear, COLO_LINEAR_BACKWARD, T, -1, &bytes));
+        assert_true(bytes < (size_t)V * H * sizeof(float) / 2);
+        colo_linear_logprob_destroy(&linear);
+    }
+    colo_lm_head_destroy(&head);
+    colo_comm_destroy(&self);
+}
+
 T_CASE(no_tokens_and_no_valid_token_are_legal)
 {
     uint64_t rng = t_seed() + 9;
-    for (int mode = 0; mode < 3; mode++)
+    for (int mode = 0; mode < MODES; mode++)
         for (int64_t tokens = 0; tokens <= 5; tokens += 5)
             for (int bits = 0; bits < 2; bits++) {
                 linear_case_t c;
@@ -378,7 +431,7 @@ T_CASE(no_tokens_and_no_valid_token_are_legal)
 T_CASE(uniform_upstream_needs_no_arrays)
 {
     uint64_t rng = t_seed() + 10;
-    for (int mode = 0; mode < 3; mode++) {
+    for (int mode = 0; mode < MODES; mode++) {
         linear_case_t c;
         linear_case_init(&c, 2, 1, 9, 19, 5, COLO_F64, &rng);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_ZLOSS |

@@ -211,7 +211,7 @@ static void check_product(int turn, enum colo_linear_product what, colo_dtype_t 
     void *before = malloc(bytes + 1);
     memcpy(before, to->data, bytes);
     g.first = turn % 5 * 50;
-    g.beta = what == COLO_LINEAR_D_WEIGHT && turn % 2;
+    g.beta = what != COLO_LINEAR_LOGITS && turn % 2;
     const float scale[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
     if (what != COLO_LINEAR_LOGITS && turn % 4 < 2)
         g.scale = scale;

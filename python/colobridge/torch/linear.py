@@ -101,9 +101,11 @@ def functions() -> tuple[Any, Any]:
     class LinearLoss(torch.autograd.Function):
         """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into Of.side, since
         outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
-        Gradients of the sum of losses are made here, those of weight and bias in fp32. Backward multiplies
-        them in fp32 by the upstream gradient and by 1 / den: rounded to 16 bits before, the first
-        overflows, the second underflows. Gradients of entropies are made in backward, if it asks for them."""
+        Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
+        those of hidden, weight and bias, multiplied by the upstream gradient and by 1 / den where products
+        are summed, in fp32: in 16 bits the first overflows, the second underflows. Else gradients of the sum
+        are made here, those of weight and bias in fp32, and backward multiplies them. Gradients of entropies
+        are made in backward, if it asks for them."""
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
@@ -111,21 +113,28 @@ def functions() -> tuple[Any, Any]:
             plan, comm, head_comm, main, grad = o
             den, group, mean, side, weights, ctx.entropy = of
             need = ctx.needs_input_grad if grad else (False,) * 3
+            d_head = need[1] or need[2]
+            early, made = plan.early and d_head, ()
             try:
-                ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
+                ready = plan.ready(comm, head_comm, not need[0], not d_head, early and main is not None, early)
                 if weights is not None:
                     weights = plan.rows.spread(weights, 0)
-                out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group)
+                if early:
+                    out, losses, kept, ctx.kept = ready.early(comm, hidden, weight, bias, target, weights, group)
+                    ctx.save_for_backward(hidden, weight, bias, target, kept)
+                else:
+                    out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group)
             except BaseException as why:
                 groups.heard(comm, why)
                 groups.heard(head_comm, why)
                 groups.refuse(group, why)
                 raise
             ctx.main, ctx.made, ctx.need, ctx.dtype, ctx.real = main, made, need, plan.dtype, plan.real
+            ctx.early, ctx.ready, ctx.comm = early, ready, comm
             if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
                 ctx.save_for_backward(*made, hidden, weight, bias, target)
                 ctx.set_materialize_grads(False)
-                ctx.made, ctx.ready, ctx.comm = (), ready, comm
+                ctx.made = ()
             value, num, tokens, ctx.factor = ready.total(mean and den is None, weights, group)
             del losses
             if den is not None:
@@ -143,13 +152,22 @@ def functions() -> tuple[Any, Any]:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
                                   "mode=\"logprob\" keeps what a second one needs")
             made, main = ctx.made, ctx.main
+            # Not 0-dim: then the dtype of what multiplies would not count.
+            by = None if g is None else (g.double() * ctx.factor).to(ctx.real).reshape(1)
+            if ctx.early:
+                ctx.ready.core.alive()
+                saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
+                try:
+                    made = ctx.ready.backward(ctx.comm, saved, ctx.kept, None, main, by)
+                except BaseException as why:
+                    groups.heard(ctx.comm, why)
+                    raise
+                return (*(d if need else None for d, need in zip(made, ctx.need)), None, None, None)
             if ctx.entropy:
                 *made, hidden, weight, bias, target = saved_tensors(
                     ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
             else:
                 ctx.made = None
-            # Not 0-dim: then the dtype of what multiplies would not count.
-            by = None if g is None else (g.double() * ctx.factor).to(ctx.real).reshape(1)
             if g_entropy is not None:
                 ctx.ready.core.alive()
                 more, by_more = (ctx.ready.entropy(ctx.comm, hidden, weight, bias, target),
@@ -180,8 +198,8 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
             head_partition: str = 'rows'
             ) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
-    linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients of weight and bias are sums
-    for later, in fp32. What is wrong is told to the other ranks of
+    linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients begin in forward: 'loss' in
+    either way, 'sums' as sums for later, in fp32, None if not at all. What is wrong is told to the other ranks of
     both groups before it is raised."""
     import torch
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
@@ -266,7 +284,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     """(the plan of calls with such arguments, whether hidden and weight have to be copied); checks
     them."""
     import torch
-    mode, d_hidden, budget, max_valid, logits_dtype, sums = linear
+    mode, d_hidden, budget, max_valid, logits_dtype, begins = linear
     if mode not in MODES or d_hidden not in D_HIDDEN:
         raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
                             % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))
@@ -340,8 +358,12 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
         else torch_dtype(logits_dtype, 'logits_dtype')
     parts = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget,
              'd_hidden': D_HIDDEN[d_hidden]}
-    plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, owned, parts, names,
-                math.prod(shape) if max_valid is None else max_valid, sums, support is not None)
+    bound = math.prod(shape) if max_valid is None else max_valid
+    # Kept gradients of logits take no more than sums of d_W and a pass's two chunks of logits.
+    early = begins == 'loss' and head_comm is None and hidden.dtype != torch.float64 and \
+        bound * hidden.element_size() <= 4 * hidden.shape[-1] + 4096 * s.DTYPE_SIZE[logits]
+    plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, owned, parts, names, bound,
+                      begins is not None and not early, early, support is not None)
     return plan, read is not hidden, copies_weight
 
 
@@ -383,7 +405,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     out = functions()[0].apply(*prepare(
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
-        (mode, d_hidden, budget, max_valid, logits_dtype, False),
+        (mode, d_hidden, budget, max_valid, logits_dtype, None),
         scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support,
         head_partition=head_partition))
     return out if len(names) > 1 else out[0]
@@ -401,10 +423,12 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
-    mode "loss", for reduction "mean" and "sum": gradients are made in forward, chunk by chunk, and
-    logits only once; between forward and backward the gradients of hidden (in its dtype) and of weight
-    and bias (in fp32) are held, and backward, which runs once, multiplies them by its upstream gradient
-    and 1 / den in fp32. Loss.num has no gradient. The
+    mode "loss", for reduction "mean" and "sum": logits are made only once, chunk by chunk. Between forward
+    and backward their gradients are held, in hidden's dtype; backward's products, summed in fp32, multiply
+    them by its upstream gradient and 1 / den. With more tokens than would make these larger than gradients
+    of the weight, of a float64 or sharded head, or where only hidden trains, gradients are made in forward:
+    those of hidden (in its dtype) and of weight and bias (in fp32) are held, and backward, which then runs
+    once, multiplies them. Loss.num has no gradient. The
     other modes and arguments are linear_logprob()'s, reductions, mask [...] and reduce_group nll()'s.
     Without gradients (torch.no_grad()) "loss" is "logprob".
     """
@@ -428,7 +452,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
             (vocab_start, vocab_end, vocab_size),
             ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
-             mode == 'loss' and trains),
+             'loss' if mode == 'loss' and trains else None),
             scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support,
             head_partition=head_partition)
         if weights is not None:

@@ -34,15 +34,16 @@ def _room(size: int, device: Any) -> tuple[Any, int]:
 
 class LinearPlan:
     """What calls of the same shapes, strides, dtypes, device and options share: views, config, outputs.
-    hidden: as the library reads it, or this rank's slice of the tokens; main: main_grads or None; sums: are
-    gradients of weight and bias kept as the library sums them, in fp32 (fp64 of fp64)."""
+    hidden: as the library reads it, or this rank's slice of the tokens; main: main_grads or None. Of losses
+    whose gradients begin in forward, early: those of logits are kept; sums: those of weight and bias are, as
+    the library sums them, in fp32 (fp64 of fp64)."""
 
     def __init__(self, hidden: Any, weight: Any, bias: Any, main: Any, rows: Rows, scatter: bool,
                  config: s.LogprobConfig, head_rows: int, owned: int | None, linear: dict[str, int],
-                 names: tuple[str, ...], max_valid: int, sums: bool, listed: bool = False):
+                 names: tuple[str, ...], max_valid: int, sums: bool, early: bool, listed: bool = False):
         import torch
         self.rows, self.scatter, self.config, self.head_rows, self.owned = rows, scatter, config, head_rows, owned
-        self.linear, self.max_valid, self.names = linear, max_valid, names
+        self.linear, self.max_valid, self.names, self.early = linear, max_valid, names, early
         self.plain, self.i64 = rows.plain, torch.int64
         self.grads = [(i, name, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
         self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
@@ -81,10 +82,10 @@ class LinearPlan:
         self.unseen = names == ('loss', 'n_valid')
 
     def ready(self, comm: Comm, head_comm: Comm | None, frozen_hidden: bool, frozen_weight: bool,
-              add: bool) -> '_Ready':
+              add: bool, early: bool = False) -> '_Ready':
         """Of the gradients that are wanted. The C objects are kept with the communicator, and made at
         the first call, in the same order on all ranks."""
-        which = (frozen_hidden, frozen_weight, add)
+        which = (frozen_hidden, frozen_weight, add, early)
         ready = self.kept.get(which)
         if ready is not None and ready.core.kept:
             ready.core.used = next(_clock)
@@ -92,7 +93,8 @@ class LinearPlan:
         cores = comm.__dict__.setdefault('_linears', {})
         raw = self.hidden.raw
         members = dict(self.linear, frozen_hidden=frozen_hidden, frozen_weight=frozen_weight,
-                       d_weight_add=add, d_weight_dtype=self.d_weight.dtype)
+                       d_weight_add=add, d_weight_dtype=self.d_weight.dtype,
+                       mode=s.LINEAR_EARLY if early else self.linear['mode'])
         head = dict(rows=self.head_rows, hidden=self.rows.columns, dtype=raw.dtype, mem=raw.mem,
                     device=raw.device, has_bias=self.bias is not None, partition=int(self.owned is not None))
         key = (head_comm, bytes(self.config), tuple(members.items()), tuple(head.items()))
@@ -124,6 +126,7 @@ class _Ready:
         self.run_forward = entry('colo_linear_logprob_forward')
         self.run_backward = entry('colo_linear_logprob_backward')
         self.run_loss = entry('colo_linear_logprob_loss')
+        self.run_early = entry('colo_linear_logprob_early')
         self.weight = plan.weight.copy()
         self.bias = None if plan.bias is None else plan.bias.copy()
         self.saved = s.LinearSaved(of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
@@ -234,18 +237,7 @@ class _Ready:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out = self.outputs()
             work, room = self.work(s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE)
-            kept = small = buffer = None
-            if backward:
-                if self.kept_size < 0:
-                    self.kept_size = self.core.saved(plan.rows.count, plan.max_valid)
-                    if self.kept_size <= SMALL and not plan.cuda:  # a tensor would cost more
-                        self.kept_type = c.c_char * (self.kept_size + 255)
-                if self.kept_type is not None:
-                    small = self.kept_type()
-                    buffer = (c.addressof(small) + 255) & ~255
-                else:
-                    kept, buffer = _room(self.kept_size, plan.device)
-                    kept = kept.narrow(0, buffer - kept.data_ptr(), self.kept_size)
+            kept, small, buffer = self.keep() if backward else (None, None, None)
             status = self.run_forward(
                 self.core.linear, self.at_batch, self.at_out, self.at_made if backward else None,
                 buffer, room, stream_of(plan.device) if plan.cuda else None)
@@ -254,14 +246,49 @@ class _Ready:
         del held, work
         return out, kept, small
 
-    def backward(self, comm: Comm, saved: Any, small: Any, upstream: Any,
-                 main: Any) -> tuple[Any, Any, Any]:
-        """Gradients of hidden, weight and bias."""
+    def keep(self) -> tuple[Any, Any, Any]:
+        """Memory from forward to backward: as a tensor, or as memory that is none; its address."""
+        plan = self.plan
+        if self.kept_size < 0:
+            self.kept_size = self.core.saved(plan.rows.count, plan.max_valid)
+            if self.kept_size <= SMALL and not plan.cuda:  # a tensor would cost more
+                self.kept_type = c.c_char * (self.kept_size + 255)
+        if self.kept_type is not None:
+            small = self.kept_type()
+            return None, small, (c.addressof(small) + 255) & ~255
+        kept, buffer = _room(self.kept_size, plan.device)
+        return kept.narrow(0, buffer - kept.data_ptr(), self.kept_size), None, buffer
+
+    def early(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
+              group: Comm) -> tuple[list[Any], Any, Any, Any]:
+        """(outputs and losses as of loss(); what backward needs as of forward()), of which backward makes
+        the gradients of the sum of losses, each times its weight, times one number"""
+        plan = self.plan
+        with self.core.lock:
+            self.whole.d_loss = None if weights is None else weights.data_ptr()
+            held = self.bind(comm, hidden, weight, bias, target, View.point)
+            out, at_out = ([], self.at_sums) if plan.unseen else (self.outputs(), self.at_out)
+            losses = self.place(out, group)
+            work, room = self.work(s.LINEAR_FORWARD)
+            kept, small, buffer = self.keep()
+            status = self.run_early(self.core.linear, self.at_batch, self.at_whole, at_out, self.at_made,
+                                    buffer, room, stream_of(plan.device) if plan.cuda else None)
+            if status < 0:
+                raise failed(status)
+        del held, work
+        return out, losses, kept, small
+
+    def backward(self, comm: Comm, saved: Any, small: Any, upstream: Any, main: Any,
+                 by: Any = None) -> tuple[Any, Any, Any]:
+        """Gradients of hidden, weight and bias. by: the number, after early()."""
         plan = self.plan
         hidden, weight, bias, target, kept = saved
         with self.core.lock:
             held, up = [self.bind(comm, hidden, weight, bias, target, View.again)], self.upstream
-            for i, name, d_name in plan.grads:
+            if by is not None:
+                up.logp = up.entropy = 0.0
+                up.loss, up.d_loss = 1.0, by.data_ptr()
+            for i, name, d_name in () if by is not None else plan.grads:
                 g = upstream[i]
                 setattr(up, name, 0.0 if g is None else 1.0)
                 if g is not None:

@@ -77,6 +77,7 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stre
         p.n = g->hidden;
         p.k = g->columns;
         p.c = &g->h;
+        p.add = g->beta != 0;
         break;
     case COLO_LINEAR_D_WEIGHT:
         p.a = (struct colo_host_operand){g->z.data, g->z.dtype, g->z.stride, true};

@@ -86,6 +86,16 @@ static void scatter_one(const struct colo_linear_scatter *s, const void *from, v
     }
 }
 
+colo_status_t colo_host_rows_factor(float *to, const float *from, double factor, const float *by,
+                                    colo_stream_t stream)
+{
+    (void)stream;
+    to[0] = (float)((from ? from[0] : 1.0) * factor * (by ? by[0] : 1.0));
+    to[1] = 0;
+    to[2] = 1;
+    return COLO_OK;
+}
+
 colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream)
 {
     (void)stream;

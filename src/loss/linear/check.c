@@ -60,8 +60,12 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
         return colo_fail(COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
     const colo_lm_head_config_t *h = colo_lm_head_config(head);
     const colo_dtype_t sums = h->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    if ((unsigned)c->mode > COLO_LINEAR_KEEP)
+    if ((unsigned)c->mode > COLO_LINEAR_EARLY)
         return colo_fail(COLO_ERR_ARG, "linear: mode %d is unknown", (int)c->mode);
+    if (c->mode == COLO_LINEAR_EARLY && h->dtype == COLO_F64)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: mode early, but the head is f64, expected f32, bf16 "
+                         "or f16; colo_linear_logprob_loss() takes it");
     if ((unsigned)c->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER)
         return colo_fail(COLO_ERR_ARG, "linear: d_hidden %d is unknown", (int)c->d_hidden);
     if (c->logits_dtype != h->dtype && c->logits_dtype != sums)
@@ -168,15 +172,20 @@ colo_status_t colo_linear_i_check_out(const colo_linear_logprob_t *l, const colo
 }
 
 colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
-                                           const colo_linear_upstream_t *up)
+                                           const colo_linear_upstream_t *up, bool factor)
 {
     if (!up)
         return colo_fail(COLO_ERR_ARG, "linear: upstream is NULL");
+    if (factor && (up->logp != 0 || up->entropy != 0 || up->mean))
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: upstream has logp %g, entropy %g, mean %d, expected loss and "
+                         "d_loss[0] only in backward of mode early",
+                         up->logp, up->entropy, up->mean);
     if (up->entropy != 0 && !l->config.logprob.want_entropy)
         return colo_fail(COLO_ERR_ARG,
                          "linear: upstream.entropy is %g, config.want_entropy is false",
                          up->entropy);
-    if (up->loss != 0 && !l->config.logprob.want_loss)
+    if (up->loss != 0 && !l->config.logprob.want_loss && !factor)
         return colo_fail(COLO_ERR_ARG, "linear: upstream.loss is %g, config.want_loss is false",
                          up->loss);
     return COLO_OK;

@@ -14,20 +14,35 @@
 
 #include <inttypes.h>
 
-/* Do gradients go straight into the caller's memory? */
-static bool direct(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
+/* Does the weight's gradient go straight into the caller's memory? */
+static bool direct(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads, bool once)
 {
-    return !h->group && grads->d_weight->dtype == colo_head_sum_dtype(h);
+    return !h->group && (once || grads->d_weight->dtype == colo_head_sum_dtype(h));
+}
+
+/* A bias's gradient is summed by kernels of the sum dtype only. */
+static bool bias_apart(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
+{
+    return h->config.has_bias && grads->d_weight->dtype != colo_head_sum_dtype(h);
+}
+
+size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
+                                  bool once)
+{
+    const colo_dtype_t sums = h ? colo_head_sum_dtype(h) : COLO_F32;
+    if (!h || !grads || !grads->d_weight)
+        return 0;
+    if (direct(h, grads, once))
+        return bias_apart(h, grads) ? (size_t)h->config.rows * colo_dtype_size(sums) : 0;
+    return colo_head_bytes_of(h, sums);
 }
 
 size_t colo_lm_head_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
 {
-    if (!h || !grads || !grads->d_weight || direct(h, grads))
-        return 0;
-    return colo_head_bytes_of(h, colo_head_sum_dtype(h));
+    return colo_lm_head_i_reduce_size(h, grads, false);
 }
 
-static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_grads_t *g,
+static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_grads_t *g, bool once,
                                  const void *workspace)
 {
     if (!g || !g->d_weight)
@@ -48,7 +63,7 @@ static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_gra
         return colo_fail(COLO_ERR_ARG,
                          "d_weight: dtype %s cannot be added to without losing digits, expected %s",
                          colo_dtype_name(dtype), colo_dtype_name(colo_head_sum_dtype(h)));
-    size_t bytes = colo_lm_head_reduce_size(h, g);
+    size_t bytes = colo_lm_head_i_reduce_size(h, g, once);
     if (bytes > 0 && !workspace)
         return colo_fail(COLO_ERR_ARG, "lm_head: workspace is NULL, expected %zu bytes", bytes);
     return colo_mem_check_aligned(workspace, "lm_head", "workspace");
@@ -67,24 +82,23 @@ static colo_tensor_t view_of(const colo_lm_head_t *h, void *data, int32_t axes, 
 }
 
 colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                      void *workspace, colo_tensor_t *d_weight,
+                                      bool once, void *workspace, colo_tensor_t *d_weight,
                                       colo_tensor_t *d_bias, bool *fresh)
 {
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    COLO_TRY(check_grads(h, grads, workspace));
-    if (direct(h, grads)) {
-        *fresh = !grads->add;
-        *d_weight = *grads->d_weight;
-        *d_bias = grads->d_bias ? *grads->d_bias : (colo_tensor_t){.data = NULL};
-        return COLO_OK;
-    }
-    *fresh = true;
-    *d_weight = view_of(h, workspace, 2, colo_head_pitch(h, colo_head_sum_dtype(h)));
-    *d_bias = (colo_tensor_t){.data = NULL};
-    if (h->config.has_bias)
-        *d_bias = view_of(h, colo_head_element(workspace, colo_head_sum_dtype(h), h->config.hidden),
-                          1, colo_head_pitch(h, colo_head_sum_dtype(h)));
+    COLO_TRY(check_grads(h, grads, once, workspace));
+    const colo_dtype_t sums = colo_head_sum_dtype(h);
+    const int64_t step = colo_head_pitch(h, sums);
+    const bool straight = direct(h, grads, once);
+    *fresh = !straight || !grads->add;
+    *d_weight = straight ? *grads->d_weight : view_of(h, workspace, 2, step);
+    if (!h->config.has_bias)
+        *d_bias = (colo_tensor_t){.data = NULL};
+    else if (straight)
+        *d_bias = bias_apart(h, grads) ? view_of(h, workspace, 1, 1) : *grads->d_bias;
+    else
+        *d_bias = view_of(h, colo_head_element(workspace, sums, h->config.hidden), 1, step);
     return COLO_OK;
 }
 
@@ -108,8 +122,8 @@ colo_status_t colo_lm_head_gradient(colo_lm_head_t *h, const colo_lm_head_grads_
 {
     colo_tensor_t w, b;
     bool fresh = false;
-    COLO_TRY(colo_lm_head_i_gradient(h, grads, workspace, &w, &b, &fresh));
-    if (fresh && !direct(h, grads)) {
+    COLO_TRY(colo_lm_head_i_gradient(h, grads, false, workspace, &w, &b, &fresh));
+    if (fresh && !direct(h, grads, false)) {
         COLO_TRY(
             colo_mem_zero(h->config.mem, workspace, colo_lm_head_reduce_size(h, grads), stream));
     } else if (fresh) {
@@ -123,12 +137,11 @@ colo_status_t colo_lm_head_gradient(colo_lm_head_t *h, const colo_lm_head_grads_
     return COLO_OK;
 }
 
-/* rows x columns of @from, sums, into the caller's @to */
+/* rows x columns of @from, sums that are @step elements apart, into the caller's @to */
 static colo_status_t deliver(const colo_lm_head_t *h, const colo_tensor_t *to, void *from,
-                             int64_t columns, bool add, colo_stream_t stream)
+                             int64_t step, int64_t columns, bool add, colo_stream_t stream)
 {
-    const int64_t rows = colo_head_rows_of(h);
-    const int64_t step = colo_head_pitch(h, colo_head_sum_dtype(h)), to_step = to->stride[0];
+    const int64_t rows = colo_head_rows_of(h), to_step = to->stride[0];
     if (h->count == 0)
         return COLO_OK;
     if (!add) {
@@ -141,16 +154,18 @@ static colo_status_t deliver(const colo_lm_head_t *h, const colo_tensor_t *to, v
     return h->ops->box_sum(&dst, addends, 2, to->dtype, stream);
 }
 
-colo_status_t colo_lm_head_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                  void *workspace, colo_stream_t stream)
+colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t *grads, bool once,
+                                    void *workspace, colo_stream_t stream)
 {
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    colo_status_t st = check_grads(h, grads, workspace);
+    const int64_t step = colo_head_pitch(h, colo_head_sum_dtype(h));
+    colo_status_t st = check_grads(h, grads, once, workspace);
     if (!h->group) {
         COLO_TRY(st);
-        if (direct(h, grads))
-            return COLO_OK;
+        if (direct(h, grads, once))
+            return bias_apart(h, grads) ? deliver(h, grads->d_bias, workspace, 1, 1, false, stream)
+                                        : COLO_OK;
     }
     const int64_t each = colo_head_slab(h, colo_head_sum_dtype(h));
     void *own = workspace;
@@ -160,10 +175,16 @@ colo_status_t colo_lm_head_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t 
         COLO_TRY(colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, workspace, own, each,
                                             colo_head_sum_dtype(h), COLO_SUM, stream));
     }
-    COLO_TRY(deliver(h, grads->d_weight, own, colo_head_columns_of(h), grads->add, stream));
+    COLO_TRY(deliver(h, grads->d_weight, own, step, colo_head_columns_of(h), grads->add, stream));
     if (!h->config.has_bias)
         return COLO_OK;
     return deliver(h, grads->d_bias,
-                   colo_head_element(own, colo_head_sum_dtype(h), h->config.hidden), 1, grads->add,
-                   stream);
+                   colo_head_element(own, colo_head_sum_dtype(h), h->config.hidden), step, 1,
+                   grads->add, stream);
+}
+
+colo_status_t colo_lm_head_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
+                                  void *workspace, colo_stream_t stream)
+{
+    return colo_lm_head_i_reduce(h, grads, false, workspace, stream);
 }

@@ -20,6 +20,11 @@
  * writes the header whenever lo == block_lo. The logits buffer's rows are a multiple of 128 bytes
  * apart, and start at such a multiple.
  *
+ * Blocks. Backward makes a chunk's logits in blocks of columns, for the statistics are known: a
+ * chunk then has as many logits at a time as one of forward, but more rows, mostly all of them. Its
+ * part of d_W is made by one product and needs no sums of chunks; d_hidden is summed over blocks,
+ * in the sum dtype. The width of a block is a constant, so no bit of d_hidden depends on the rows.
+ *
  * Order. Products run on the caller's stream, one after another (they share one GEMM workspace);
  * statistics, gathers and gradients run on the lane's stream, so that they overlap the next
  * chunk's product. Events carry the order between the two. A lane's stream is only ever used after
@@ -46,8 +51,8 @@ struct colo_linear_matrix {
 
 /* h [rows, hidden], w [columns, hidden], z [rows, columns]; the one on the left is written:
  *   LOGITS    z = h wT + bias
- *   D_HIDDEN  h = z w
- *   D_WEIGHT  w = beta w + zT h      beta 0: what is in w is not read
+ *   D_HIDDEN  h = beta h + z w       beta 0: what is in h, or w, is not read
+ *   D_WEIGHT  w = beta w + zT h
  * Any extent may be 0; a sum of nothing is 0 (and bias alone, and beta w). fp32 accumulation for
  * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written. A row of
  * LOGITS and of D_HIDDEN has the same bits whatever rows of its pass it comes with. */
@@ -62,15 +67,15 @@ struct colo_linear_gemm {
     int64_t first; /* row 0 is this row of the pass */
     struct colo_linear_matrix h, w, z;
     const void *bias;   /* LOGITS: [columns], contiguous, h's dtype; NULL: none */
-    double beta;        /* D_WEIGHT: 0 or 1 */
+    double beta;        /* D_HIDDEN, D_WEIGHT: 0 or 1 */
     const float *scale; /* D_HIDDEN, D_WEIGHT: [COLO_LINEAR_SCALE], or NULL: 1 */
     void *workspace;    /* of workspace() bytes, 256-aligned */
 };
 
 /* What products an object will run: dtypes and largest extents, for what create may prepare.
  *   LOGITS    h, w: dtype;  z: logits_dtype
- *   D_HIDDEN  z, w, h: dtype
- *   D_WEIGHT  z, h: dtype;  w: sum_dtype (f32, f64 of f64 heads) */
+ *   D_HIDDEN  z, w: dtype;  h: dtype, or sum_dtype (f32, f64 of f64 heads)
+ *   D_WEIGHT  z, h: dtype;  w: dtype, or sum_dtype */
 struct colo_linear_shape {
     int32_t device;
     colo_dtype_t dtype, logits_dtype, sum_dtype;
@@ -93,6 +98,8 @@ extern const colo_gemm_ops_t colo_gemm_host; /* host/gemm.c */
 colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stream_t stream);
 colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
                                       colo_stream_t stream);
+colo_status_t colo_host_rows_factor(float *to, const float *from, double factor, const float *by,
+                                    colo_stream_t stream);
 colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream);
 colo_status_t colo_host_rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
                                     int64_t hidden, void *to, const struct colo_linear_matrix *from,
@@ -111,10 +118,16 @@ colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
 
 /* ---- lm_head.c's, for pipeline.c ---- */
 
-/* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet. */
+/* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet.
+ * @once: d_weight is written once, so that its view may have the gradient's own dtype. Workspace:
+ * i_reduce_size(). */
 colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                      void *workspace, colo_tensor_t *d_weight,
+                                      bool once, void *workspace, colo_tensor_t *d_weight,
                                       colo_tensor_t *d_bias, bool *fresh);
+size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                  bool once);
+colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                    bool once, void *workspace, colo_stream_t stream);
 /* COLO_ERR_STATE unless bound; the version counters of what is bound, summed */
 colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *head, uint64_t *version);
 

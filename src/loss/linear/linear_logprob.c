@@ -130,6 +130,11 @@ static uint64_t version_of(const colo_tensor_t *t)
     return t->version ? *t->version : 0;
 }
 
+static void *in_saved(void *memory, int64_t offset)
+{
+    return offset < 0 ? NULL : (char *)memory + offset;
+}
+
 /* ---- forward ---- */
 
 static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
@@ -145,19 +150,28 @@ static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_li
     return colo_linear_i_check_memory(workspace, "workspace", k->m.bytes);
 }
 
-colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
-                                          const colo_linear_batch_t *batch,
-                                          const colo_logprob_out_t *out,
-                                          colo_linear_logprob_saved_t *saved, void *saved_memory,
-                                          void *workspace, colo_stream_t stream)
+/* @upstream: of mode early */
+static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
+                             bool early, const colo_linear_upstream_t *upstream,
+                             const colo_logprob_out_t *out, colo_linear_logprob_saved_t *saved,
+                             void *saved_memory, void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
     struct colo_linear_call k = {.workspace = NULL};
-    struct colo_linear_kept kept = {.bytes = 0};
+    struct colo_linear_kept kept = {-1, -1, -1, -1, 0};
     if (!l)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, pass, 0, 0, &k.s);
     colo_status_t st = check_forward(l, batch, out, &k, pass, workspace);
+    if (st == COLO_OK && k.s.early != early)
+        st = colo_fail(
+            COLO_ERR_ARG,
+            "linear: %s, but mode is %d and saved is %s; a forward that saves in mode early "
+            "(%d) is colo_linear_logprob_early(), others are colo_linear_logprob_forward()",
+            early ? "early" : "forward", (int)l->config.mode, saved ? "given" : "NULL",
+            (int)COLO_LINEAR_EARLY);
+    if (st == COLO_OK && early)
+        st = colo_linear_i_check_upstream(l, upstream, false);
     if (st == COLO_OK && !saved && saved_memory)
         st = colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL");
     if (st == COLO_OK && saved)
@@ -181,14 +195,37 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
         colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &made.support, workspace, stream);
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
-        k.pass.saved = saved ? (double *)((unsigned char *)saved_memory + kept.stats) : NULL;
-        k.kept = k.s.kept ? (unsigned char *)saved_memory + kept.logits : NULL;
-        st = colo_linear_i_pipeline(&k, out);
+        k.pass.saved =
+            k.s.early ? (double *)(k.workspace + k.m.stats) : in_saved(saved_memory, kept.stats);
+        k.kept = in_saved(saved_memory, k.s.early ? kept.d_logits : kept.logits);
+        k.scale = in_saved(saved_memory, kept.scale);
+        if (k.s.makes_d_logits)
+            st = colo_linear_i_make_upstream(&k, upstream);
     }
+    if (st == COLO_OK)
+        st = colo_linear_i_pipeline(&k, out);
     COLO_TRY(end_call(&k, st));
     if (saved)
         *saved = made;
     return COLO_OK;
+}
+
+colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
+                                          const colo_linear_batch_t *batch,
+                                          const colo_logprob_out_t *out,
+                                          colo_linear_logprob_saved_t *saved, void *saved_memory,
+                                          void *workspace, colo_stream_t stream)
+{
+    return forward(l, batch, false, NULL, out, saved, saved_memory, workspace, stream);
+}
+
+colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
+                                        const colo_linear_upstream_t *upstream,
+                                        const colo_logprob_out_t *out,
+                                        colo_linear_logprob_saved_t *saved, void *saved_memory,
+                                        void *workspace, colo_stream_t stream)
+{
+    return forward(l, batch, true, upstream, out, saved, saved_memory, workspace, stream);
 }
 
 /* ---- backward ---- */
@@ -200,7 +237,7 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
                                     struct colo_linear_call *k, struct colo_linear_kept *kept)
 {
     COLO_TRY(colo_linear_i_check_saved(l, saved));
-    COLO_TRY(colo_linear_i_check_upstream(l, up));
+    COLO_TRY(colo_linear_i_check_upstream(l, up, l->config.mode == COLO_LINEAR_EARLY));
     COLO_TRY(colo_linear_i_check_grads(l, grads, &saved->hidden));
     COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_BACKWARD, saved->hidden.shape[0], saved->max_valid,
                                 &k->s));
@@ -231,9 +268,11 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
     st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, &saved->support, workspace,
                              stream);
     if (st == COLO_OK) {
-        k.pass.saved = (double *)((unsigned char *)saved->memory + kept.stats);
-        k.kept = k.s.kept ? (unsigned char *)saved->memory + kept.logits : NULL;
-        st = colo_linear_i_make_upstream(&k, upstream);
+        k.pass.saved = in_saved(saved->memory, kept.stats);
+        k.kept = in_saved(saved->memory, k.s.early ? kept.d_logits : kept.logits);
+        st = k.s.early
+                 ? colo_linear_i_make_factor(&k, in_saved(saved->memory, kept.scale), upstream)
+                 : colo_linear_i_make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, NULL);
@@ -257,7 +296,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
     colo_linear_i_size(l, COLO_LINEAR_LOSS, 0, 0, &k.s);
     colo_status_t st = check_forward(l, batch, out, &k, COLO_LINEAR_LOSS, workspace);
     if (st == COLO_OK)
-        st = colo_linear_i_check_upstream(l, upstream);
+        st = colo_linear_i_check_upstream(l, upstream, false);
     if (st == COLO_OK)
         st = colo_linear_i_check_grads(l, grads, batch->hidden);
     if (st == COLO_OK) {

@@ -9,11 +9,13 @@
  * does:
  *
  *   forward   statistics; after the last chunk one gather for all rows, and the merge
- *   backward  the gradient, from the saved statistics
+ *   backward  the gradient, from the saved statistics, of a chunk's blocks of columns
  *   loss      statistics, a gather (several ranks), merge and gradient of the chunk
+ *   early     forward as loss, but the gradient stays in saved memory; backward nothing
  *
- * so there is one loop, and work() says which. Rows, chunks and memory are workspace.c's,
- * formulas the passes' (passes.h), products and packing the table's (linear.h), shards the head's.
+ * so there is one loop, over units, which are the blocks of the chunks, and work() says which.
+ * Rows, chunks and memory are workspace.c's, formulas the passes' (passes.h), products and packing
+ * the table's (linear.h), shards the head's.
  *
  * The head is acquired once before the loop and released after it, whatever the loop does and
  * whether or not this rank has a token: the other ranks of its group are in the same pass. d_W is
@@ -49,16 +51,40 @@ static colo_status_t wait_for(const struct colo_linear_call *k, int32_t event, c
 
 /* ---- a call's beginning ---- */
 
-/* The logits of row lo of the pass and what follows, gradients too. */
-static void *logits_at(const struct colo_linear_call *k, int64_t c)
+static int64_t chunk_of(const struct colo_linear_call *k, int64_t u)
 {
-    int64_t row = k->s.z_stride * (int64_t)colo_dtype_size(k->l->config.logits_dtype);
-    return k->s.kept ? k->kept + c * k->s.chunk * row : at(k, k->m.z[c % 2]);
+    return u / k->s.blocks;
 }
 
-static void *d_logits_at(const struct colo_linear_call *k, int64_t c)
+/* First column of a unit. */
+static int64_t column_of(const struct colo_linear_call *k, int64_t u)
 {
-    return k->s.in_place ? logits_at(k, c) : at(k, k->m.dz[c % 2]);
+    return u % k->s.blocks * k->s.width;
+}
+
+static void *element(void *data, colo_dtype_t dtype, int64_t i)
+{
+    return data ? (char *)data + i * (int64_t)colo_dtype_size(dtype) : NULL;
+}
+
+/* The first of a unit's d_logits. */
+static void *d_logits_at(const struct colo_linear_call *k, int64_t u);
+
+/* The first of a unit's logits. */
+static void *logits_at(const struct colo_linear_call *k, int64_t u)
+{
+    if (k->s.early && k->s.in_place)
+        return d_logits_at(k, u);
+    return k->s.kept ? element(k->kept, k->l->config.logits_dtype,
+                               chunk_of(k, u) * k->s.chunk * k->s.z_stride + column_of(k, u))
+                     : at(k, k->m.z[u % 2]);
+}
+
+static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
+{
+    if (k->s.early)
+        return element(k->kept, k->l->dtype, chunk_of(k, u) * k->s.chunk * k->s.d_stride);
+    return k->s.in_place ? logits_at(k, u) : at(k, k->m.dz[u % 2]);
 }
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
@@ -93,6 +119,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     k->pass.row_stride = k->s.z_stride;
     k->pass.d_dtype = l->dtype;
     k->pass.d_row_stride = k->s.in_place ? k->s.z_stride : k->s.d_stride;
+    k->true_columns = k->pass.true_columns;
     k->pass.rank = colo_comm_rank(l->group);
     k->pass.ranks = colo_comm_size(l->group);
     k->pass.blocks = at(k, k->m.blocks);
@@ -155,14 +182,22 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
         .from = {up->d_logp, up->d_entropy, up->d_loss},
         .factor = {up->logp, up->entropy, up->loss},
         .mean = up->mean,
-        .scale = at(k, k->m.scale),
+        .scale = k->scale ? k->scale : at(k, k->m.scale),
         .lift = lift_of(k),
     };
     for (int i = 0; i < 3; i++)
         u.to[i] = wanted[i] ? at(k, k->m.up[i]) : NULL;
+    k->scale = u.scale;
     k->pass.upstream =
         (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
     return k->l->loss->rows_upstream(&u, k->main);
+}
+
+colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *kept,
+                                        const colo_linear_upstream_t *up)
+{
+    k->scale = at(k, k->m.scale);
+    return k->l->loss->rows_factor(k->scale, kept, up->loss, up->d_loss, k->main);
 }
 
 colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
@@ -179,18 +214,23 @@ colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
     if (c->frozen_weight)
         return COLO_OK;
     k->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
-    return colo_lm_head_i_gradient(k->l->head, &k->head_grads, at(k, k->m.reduce), &k->d_weight,
-                                   &k->d_bias, &k->fresh);
+    return colo_lm_head_i_gradient(k->l->head, &k->head_grads, k->s.once, at(k, k->m.reduce),
+                                   &k->d_weight, &k->d_bias, &k->fresh);
 }
 
 /* ---- the pipeline ---- */
 
-static void set_chunk(struct colo_linear_call *k, int64_t c)
+static void set_unit(struct colo_linear_call *k, int64_t u)
 {
-    k->pass.lo = k->pass.row_lo = c * k->s.chunk;
+    const int64_t first = column_of(k, u), rest = k->l->columns - first,
+                  real = k->true_columns - first;
+    k->pass.lo = k->pass.row_lo = chunk_of(k, u) * k->s.chunk;
     k->pass.hi = k->s.rows - k->pass.lo < k->s.chunk ? k->s.rows : k->pass.lo + k->s.chunk;
-    k->pass.logits = logits_at(k, c);
-    k->pass.d_logits = k->s.makes_grads ? d_logits_at(k, c) : NULL;
+    k->pass.columns = rest < k->s.width ? rest : k->s.width;
+    k->pass.true_columns = real < 0 ? 0 : real < k->pass.columns ? real : k->pass.columns;
+    k->pass.config.logits.vocab_start = k->l->config.logprob.logits.vocab_start + first;
+    k->pass.logits = logits_at(k, u);
+    k->pass.d_logits = k->s.makes_d_logits ? d_logits_at(k, u) : NULL;
 }
 
 static void *rows_at(const struct colo_linear_call *k, int64_t c)
@@ -202,34 +242,43 @@ static colo_status_t multiply(const struct colo_linear_call *k, struct colo_line
 {
     g->rows = k->pass.hi - k->pass.lo;
     g->first = k->pass.lo;
-    g->columns = k->l->columns;
+    g->columns = k->pass.columns;
     g->hidden = k->l->hidden;
     g->workspace = at(k, k->m.gemm);
     return k->l->loss->gemm->run(k->l->gemm, g, k->main);
 }
 
-/* On the caller's stream: the chunk's rows of hidden, and its logits. */
-static colo_status_t make_logits(struct colo_linear_call *k, int64_t c)
+/* The unit's rows of a matrix with a row a column. */
+static struct colo_linear_matrix rows_of(const struct colo_linear_call *k,
+                                         const struct colo_linear_matrix *w, int64_t u)
+{
+    return (struct colo_linear_matrix){element(w->data, w->dtype, column_of(k, u) * w->stride),
+                                       w->stride, w->dtype};
+}
+
+/* On the caller's stream: the unit's logits, and before the first of a chunk its rows of hidden. */
+static colo_status_t make_logits(struct colo_linear_call *k, int64_t u)
 {
     const colo_loss_ops_t *ops = k->l->loss;
     const struct colo_linear_matrix hidden = {k->hidden.data, k->hidden.stride[0], k->l->dtype};
-    set_chunk(k, c);
-    if (c >= 2) /* the lane has read what was in this buffer */
-        COLO_TRY(wait_for(k, WORK0 + (int32_t)(c % 2), k->main));
-    if (k->m.h[0] >= 0)
+    const int64_t c = chunk_of(k, u);
+    set_unit(k, u);
+    if (u >= 2) /* the lane has read what was in this buffer */
+        COLO_TRY(wait_for(k, WORK0 + (int32_t)(u % 2), k->main));
+    if (k->m.h[0] >= 0 && u % k->s.blocks == 0)
         COLO_TRY(ops->rows_gather(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
                                   &hidden, k->main));
     if (k->s.makes_logits) {
         struct colo_linear_gemm g = {
             .product = COLO_LINEAR_LOGITS,
             .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
-            .w = k->weight,
-            .z = {logits_at(k, c), k->s.z_stride, k->l->config.logits_dtype},
-            .bias = k->bias,
+            .w = rows_of(k, &k->weight, u),
+            .z = {logits_at(k, u), k->s.z_stride, k->l->config.logits_dtype},
+            .bias = element(k->bias, k->l->dtype, column_of(k, u)),
         };
         COLO_TRY(multiply(k, &g));
     }
-    return record(k, LOGITS0 + (int32_t)(c % 2), k->main);
+    return record(k, LOGITS0 + (int32_t)(u % 2), k->main);
 }
 
 static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
@@ -243,24 +292,24 @@ static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
                : COLO_OK;
 }
 
-/* On the lane: what the pass makes of a chunk's logits. */
-static colo_status_t work(struct colo_linear_call *k, int64_t c)
+/* On the lane: what the pass makes of a unit's logits. */
+static colo_status_t work(struct colo_linear_call *k, int64_t u)
 {
     const colo_loss_ops_t *ops = k->l->loss;
-    const bool loss = k->s.pass == COLO_LINEAR_LOSS, alone = k->pass.ranks == 1;
-    set_chunk(k, c);
-    COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(c % 2), k->lane));
+    const bool piecewise = k->s.piecewise, alone = k->pass.ranks == 1;
+    set_unit(k, u);
+    COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(u % 2), k->lane));
     if (k->s.pass != COLO_LINEAR_BACKWARD) {
-        k->pass.block_lo = loss || alone ? k->pass.lo : 0;
+        k->pass.block_lo = piecewise || alone ? k->pass.lo : 0;
         COLO_TRY(ops->logprob_stats(&k->pass, k->lane));
-        if (loss && !alone)
-            COLO_TRY(gather_blocks(k, c == 0));
-        if (loss || alone)
+        if (piecewise && !alone)
+            COLO_TRY(gather_blocks(k, u == 0));
+        if (piecewise || alone)
             COLO_TRY(ops->logprob_merge(&k->pass, k->lane));
     }
-    if (k->s.makes_grads)
+    if (k->s.makes_d_logits)
         COLO_TRY(ops->logprob_grad(&k->pass, k->lane));
-    return record(k, WORK0 + (int32_t)(c % 2), k->lane);
+    return record(k, WORK0 + (int32_t)(u % 2), k->lane);
 }
 
 /* On the lane, once d_hidden is whole: the sum over the vocabulary group. */
@@ -280,45 +329,62 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
                                       COLO_SUM, k->lane);
 }
 
-/* On the caller's stream: gradients of a chunk, when the lane has made d_logits. */
-static colo_status_t make_grads(struct colo_linear_call *k, int64_t c)
+/* On the caller's stream: what a unit adds to d_hidden of its chunk; the last one puts it there. */
+static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
+                                   const struct colo_linear_matrix *z)
 {
     const colo_loss_ops_t *ops = k->l->loss;
-    const struct colo_linear_matrix z = {d_logits_at(k, c), k->pass.d_row_stride, k->l->dtype};
-    set_chunk(k, c);
-    COLO_TRY(wait_for(k, WORK0 + (int32_t)(c % 2), k->main));
-    if (!k->l->config.frozen_hidden) {
-        struct colo_linear_gemm g = {
-            .product = COLO_LINEAR_D_HIDDEN,
-            .h = {at(k, k->m.d_h), k->l->hidden, k->l->dtype},
-            .w = k->weight,
-            .z = z,
-            .scale = at(k, k->m.scale),
-        };
-        COLO_TRY(multiply(k, &g));
-        if (c == 0)
-            COLO_TRY(ops->rows_clear(&k->rows, k->l->hidden, &k->d_hidden, k->main));
-        COLO_TRY(ops->rows_restore(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, &k->d_hidden,
-                                   g.h.data, k->main));
-        if (c == k->s.chunks - 1) /* beside the last d_W */
-            COLO_TRY(sum_d_hidden(k));
-    }
+    const int64_t c = chunk_of(k, u), hidden = k->l->hidden;
+    const struct colo_linear_matrix sum = {at(k, k->m.d_h_sum), hidden, COLO_F32},
+                                    d_h = {at(k, k->m.d_h), hidden, k->l->dtype};
+    struct colo_linear_gemm g = {
+        .product = COLO_LINEAR_D_HIDDEN,
+        .h = sum.data ? sum : d_h,
+        .w = rows_of(k, &k->weight, u),
+        .z = *z,
+        .beta = u % k->s.blocks > 0,
+        .scale = k->scale,
+    };
+    COLO_TRY(multiply(k, &g));
+    if ((u + 1) % k->s.blocks != 0)
+        return COLO_OK;
+    if (sum.data)
+        COLO_TRY(ops->rows_convert(&d_h, &sum, g.rows, hidden, k->main));
+    if (c == 0)
+        COLO_TRY(ops->rows_clear(&k->rows, hidden, &k->d_hidden, k->main));
+    COLO_TRY(ops->rows_restore(&k->rows, k->pass.lo, k->pass.hi, hidden, &k->d_hidden, d_h.data,
+                               k->main));
+    return c == k->s.chunks - 1 ? sum_d_hidden(k) : COLO_OK; /* beside the last d_W */
+}
+
+/* On the caller's stream: gradients of a unit, when the lane has made d_logits. */
+static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
+{
+    const struct colo_linear_matrix z = {d_logits_at(k, u), k->pass.d_row_stride, k->l->dtype},
+                                    w = {k->d_weight.data, k->d_weight.stride[0],
+                                         k->d_weight.dtype};
+    const int64_t c = chunk_of(k, u);
+    set_unit(k, u);
+    COLO_TRY(wait_for(k, WORK0 + (int32_t)(u % 2), k->main));
+    if (!k->l->config.frozen_hidden)
+        COLO_TRY(make_d_hidden(k, u, &z));
     if (k->l->config.frozen_weight)
         return COLO_OK;
-    const double beta = k->fresh && c == 0 ? 0 : 1;
     struct colo_linear_gemm g = {
         .product = COLO_LINEAR_D_WEIGHT,
         .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
-        .w = {k->d_weight.data, k->d_weight.stride[0], k->d_weight.dtype},
+        .w = rows_of(k, &w, u),
         .z = z,
-        .beta = beta,
-        .scale = at(k, k->m.scale),
+        .beta = k->fresh && c == 0 ? 0 : 1,
+        .scale = k->scale,
     };
     COLO_TRY(multiply(k, &g));
     if (!k->l->has_bias)
         return COLO_OK;
-    return ops->rows_sum(&z, g.rows, g.columns, g.scale, k->d_bias.data, k->d_bias.stride[0], beta,
-                         k->main);
+    const colo_tensor_t *b = &k->d_bias;
+    return k->l->loss->rows_sum(&z, g.rows, g.columns, g.scale,
+                                element(b->data, b->dtype, column_of(k, u) * b->stride[0]),
+                                b->stride[0], g.beta, k->main);
 }
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k)
@@ -330,7 +396,7 @@ colo_status_t colo_linear_i_join(const struct colo_linear_call *k)
 /* After the last chunk: what is left for the lane, then the caller's stream waits for it. */
 static colo_status_t finish(struct colo_linear_call *k, const colo_logprob_out_t *out)
 {
-    if (k->s.pass != COLO_LINEAR_LOSS && out && k->pass.ranks > 1) {
+    if (!k->s.piecewise && out && k->pass.ranks > 1) {
         k->pass.lo = k->pass.block_lo = 0;
         k->pass.hi = k->s.rows;
         COLO_TRY(gather_blocks(k, true));
@@ -348,13 +414,14 @@ colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logp
 {
     if (k->s.needs_weight)
         COLO_TRY(take_weight(k));
-    for (int64_t c = 0; c <= k->s.chunks; c++) {
-        if (c < k->s.chunks) {
-            COLO_TRY(make_logits(k, c));
-            COLO_TRY(work(k, c));
+    const int64_t units = k->s.chunks * k->s.blocks;
+    for (int64_t u = 0; u <= units; u++) {
+        if (u < units) {
+            COLO_TRY(make_logits(k, u));
+            COLO_TRY(work(k, u));
         }
-        if (c > 0 && k->s.makes_grads)
-            COLO_TRY(make_grads(k, c - 1));
+        if (u > 0 && k->s.makes_grads)
+            COLO_TRY(make_grads(k, u - 1));
     }
     COLO_TRY(finish(k, out));
     COLO_TRY(colo_comm_i_host_barrier(k->l->group,
@@ -362,6 +429,7 @@ colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logp
     if (k->s.needs_weight)
         COLO_TRY(colo_lm_head_release(k->l->head, k->main));
     if (k->s.makes_grads && !k->l->config.frozen_weight)
-        return colo_lm_head_reduce(k->l->head, &k->head_grads, at(k, k->m.reduce), k->main);
+        return colo_lm_head_i_reduce(k->l->head, &k->head_grads, k->s.once, at(k, k->m.reduce),
+                                     k->main);
     return COLO_OK;
 }

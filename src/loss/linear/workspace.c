@@ -5,9 +5,15 @@
  *
  * Decides the chunk from what all ranks of the vocabulary group know alike: tokens, the vocabulary,
  * the group's size, the budget. Never from a rank's own columns or free memory, because in loss
- * mode the number of chunks is the number of gathers. 2048 tokens are the least by default: below,
- * the fp32 accumulation of d_W costs more memory traffic than the products cost arithmetic. What
- * the budget lets grow is rounded so that chunks are of about the same size.
+ * mode the number of chunks is the number of gathers. In loss mode 2048 tokens are the least by
+ * default: below, the fp32 accumulation of d_W costs more memory traffic than the products cost
+ * arithmetic; in forward 512: below, the weight is read more often than that. What the budget lets
+ * grow is rounded so that chunks are of about the same size.
+ *
+ * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
+ * its rows are mostly all rows, and d_W is made at once. WIDTH is 33 tiles of 256 columns: with any
+ * number of 512 rows, or of the hidden size, these are whole rounds of tiles on 132
+ * multiprocessors.
  *
  * The same function lays out the workspace for the query and for the call, so the query is exact.
  */
@@ -17,7 +23,14 @@
 
 #include <inttypes.h>
 
-enum { LEAST = 2048, GRAIN = 128, ALIGN = 256, ROW_BYTES = 128 };
+enum {
+    LEAST = 2048,
+    FORWARD_LEAST = 512,
+    GRAIN = 128,
+    ALIGN = 256,
+    ROW_BYTES = 128,
+    WIDTH = 33 * 256
+};
 #define BUDGET ((size_t)1 << 30)
 
 static int64_t elem_of(colo_dtype_t dtype)
@@ -46,21 +59,46 @@ static int64_t budget_of(const colo_linear_logprob_t *l)
     return b > INT64_MAX ? INT64_MAX : (int64_t)b;
 }
 
-int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
+/* Chunks of about @chunk rows, all of about one size. */
+static int64_t even(int64_t rows, int64_t chunk)
 {
-    int64_t chunk = l ? l->config.logprob.chunk_size : 0;
-    if (!l)
-        return 0;
-    if (chunk == 0) {
-        chunk = budget_of(l) / 2 / row_bytes(l);
-        chunk = chunk < LEAST ? LEAST : chunk;
-        if (rows > chunk) {
-            int64_t n = rows / chunk + (rows % chunk > 0);
-            chunk = rows / n + (rows % n > 0);
-            chunk = (chunk + GRAIN - 1) / GRAIN * GRAIN;
-        }
+    if (rows > chunk) {
+        int64_t n = rows / chunk + (rows % chunk > 0);
+        chunk = rows / n + (rows % n > 0);
+        chunk = (chunk + GRAIN - 1) / GRAIN * GRAIN;
     }
     return chunk < rows ? chunk : rows > 0 ? rows : 0;
+}
+
+static int64_t chunk_of(const colo_linear_logprob_t *l, int64_t rows, int64_t least)
+{
+    int64_t chunk = l->config.logprob.chunk_size;
+    if (chunk > 0)
+        return chunk < rows ? chunk : rows > 0 ? rows : 0;
+    chunk = budget_of(l) / 2 / row_bytes(l);
+    return even(rows, chunk < least ? least : chunk);
+}
+
+int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
+{
+    return l ? chunk_of(l, rows, LEAST) : 0;
+}
+
+/* Rows of which a block has as many logits as forward's chunk; all, where their blocks take less
+ * than sums of d_W, which a 16-bit d_W then does without. */
+static int64_t rows_of_blocks(const colo_linear_logprob_t *l, int64_t rows)
+{
+    const colo_linear_logprob_config_t *c = &l->config;
+    const int64_t z = elem_of(c->logits_dtype), elem = elem_of(l->dtype);
+    int64_t chunk = chunk_of(l, rows, FORWARD_LEAST), area, bytes;
+    if (l->columns <= WIDTH)
+        return chunk;
+    chunk = colo_mul_ok(chunk, row_bytes(l) / z, &area) ? area / WIDTH : chunk;
+    if (!c->d_weight_add && elem == 2 && !c->frozen_weight && !colo_lm_head_group(l->head) &&
+        colo_mul_ok(rows, 2 * (z + elem) * WIDTH, &bytes) &&
+        bytes / l->columns <= l->hidden * (int64_t)sizeof(float))
+        chunk = rows;
+    return even(rows, chunk > 0 ? chunk : 1);
 }
 
 colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *l, int64_t rows)
@@ -84,23 +122,35 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
         return colo_fail(COLO_ERR_ARG, "linear: pass %d is unknown", (int)pass);
     *s = (struct colo_linear_size){.pass = pass, .tokens = tokens};
     s->rows = max_valid < 0 || max_valid > tokens ? tokens : max_valid;
-    s->chunk = colo_linear_logprob_chunk(l, s->rows);
+    const bool back = pass == COLO_LINEAR_BACKWARD, fore = pass == COLO_LINEAR_FORWARD,
+               loss = pass == COLO_LINEAR_LOSS, trains = !(c->frozen_hidden && c->frozen_weight);
+    const colo_linear_mode_t mode = colo_linear_logprob_mode(l, s->rows);
+    s->kept = (fore || back) && mode == COLO_LINEAR_KEEP;
+    s->early = (fore || back) && mode == COLO_LINEAR_EARLY;
+    s->piecewise = loss || (fore && s->early);
+    const bool in_blocks = back && !s->early && l->columns > 0;
+    s->width = in_blocks && l->columns > WIDTH ? WIDTH : l->columns;
+    s->blocks = in_blocks ? (l->columns - 1) / s->width + 1 : 1;
+    s->chunk = !back      ? chunk_of(l, s->rows, loss ? LEAST : FORWARD_LEAST)
+               : s->early ? s->rows
+                          : rows_of_blocks(l, s->rows);
     s->chunks = s->rows > 0 ? s->rows / s->chunk + (s->rows % s->chunk > 0) : 1;
-    bool back = pass == COLO_LINEAR_BACKWARD, fore = pass == COLO_LINEAR_FORWARD;
-    s->kept = (fore || back) && colo_linear_logprob_mode(l, s->rows) == COLO_LINEAR_KEEP;
-    s->makes_grads = (back || pass == COLO_LINEAR_LOSS) && !(c->frozen_hidden && c->frozen_weight);
-    s->makes_logits = !back || (s->makes_grads && !s->kept);
+    s->once = s->chunks == 1 && !c->d_weight_add;
+    s->makes_grads = (back || loss) && trains;
+    s->makes_d_logits = trains && (s->early ? fore : back || loss);
+    s->makes_logits = !back || (s->makes_grads && !s->kept && !s->early);
     s->in_place = s->kept ? c->keep_in_place : c->logits_dtype == l->dtype;
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
     bool others =
         back && s->makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
     s->needs_weight = s->makes_logits || (s->makes_grads && !c->frozen_hidden) || others;
-    s->buffers = s->kept || !s->makes_logits ? 0 : s->chunks > 1 ? 2 : 1;
-    s->z_stride = stride_of(l->columns, c->logits_dtype);
-    s->d_stride = stride_of(l->columns, l->dtype);
-    /* one gather for all rows; or one per chunk: in loss mode, and where no rank gathers */
-    bool whole = pass != COLO_LINEAR_LOSS && colo_comm_size(l->group) > 1;
+    const bool stays = s->kept || (s->early && s->in_place);
+    s->buffers = stays || !s->makes_logits ? 0 : s->chunks * s->blocks > 1 ? 2 : 1;
+    s->z_stride = stride_of(s->kept ? l->columns : s->width, c->logits_dtype);
+    s->d_stride = stride_of(s->width, l->dtype);
+    /* one gather for all rows; or one per chunk, also where no rank gathers */
+    bool whole = !s->piecewise && colo_comm_size(l->group) > 1;
     if (!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype, whole ? s->rows : s->chunk,
                                      &s->block))
         return colo_fail(COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes",
@@ -119,12 +169,12 @@ static int64_t put(int64_t *bytes, bool *fits, bool wanted, int64_t a, int64_t b
     return at;
 }
 
-/* Workspace of the head's gradient, as colo_lm_head_reduce_size() of such gradients. */
-static int64_t reduce_bytes(const colo_linear_logprob_t *l)
+/* Workspace of the head's gradient. */
+static int64_t reduce_bytes(const colo_linear_logprob_t *l, bool once)
 {
     colo_tensor_t like = {.dtype = l->config.d_weight_dtype};
     colo_lm_head_grads_t grads = {.d_weight = &like, .add = l->config.d_weight_add};
-    return (int64_t)colo_lm_head_reduce_size(l->head, &grads);
+    return (int64_t)colo_lm_head_i_reduce_size(l->head, &grads, once);
 }
 
 colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
@@ -132,7 +182,8 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
 {
     const colo_linear_logprob_config_t *c = &l->config;
     const bool outputs = s->pass != COLO_LINEAR_BACKWARD, grads = s->makes_grads;
-    const bool second = s->chunks > 1, d_weight = grads && !c->frozen_weight;
+    const bool d_weight = grads && !c->frozen_weight, d_z = s->makes_d_logits;
+    const bool second = s->chunks > 1, other = s->chunks * s->blocks > 1;
     const int64_t stat = elem_of(l->stat_dtype), elem = elem_of(l->dtype);
     const int64_t T = s->tokens, R = s->rows;
     int64_t n = 0;
@@ -145,27 +196,31 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
     m->entropy = put(&n, &ok, outputs && c->logprob.want_entropy, R, stat, 1);
     m->loss = put(&n, &ok, outputs && c->logprob.want_loss, R, stat, 1);
     m->correct = put(&n, &ok, outputs && c->logprob.want_correct, R, 1, 1);
-    m->up[0] = put(&n, &ok, grads, R, stat, 1);
-    m->up[1] = put(&n, &ok, grads && c->logprob.want_entropy, R, stat, 1);
-    m->up[2] = put(&n, &ok, grads && c->logprob.want_loss, R, stat, 1);
-    m->scale = put(&n, &ok, grads && elem == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
-    m->stats = put(&n, &ok, s->pass == COLO_LINEAR_LOSS, R, 3, sizeof(double));
+    m->up[0] = put(&n, &ok, d_z, R, stat, 1);
+    m->up[1] = put(&n, &ok, d_z && c->logprob.want_entropy, R, stat, 1);
+    m->up[2] = put(&n, &ok, d_z && c->logprob.want_loss, R, stat, 1);
+    m->scale =
+        put(&n, &ok, s->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
+    m->stats = put(&n, &ok, s->piecewise, R, 3, sizeof(double));
     m->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group), 1);
     for (int i = 0; i < 2; i++) {
         m->z[i] = put(&n, &ok, i < s->buffers, s->chunk, s->z_stride, elem_of(c->logits_dtype));
-        m->dz[i] =
-            put(&n, &ok, grads && !s->in_place && (i == 0 || second), s->chunk, s->d_stride, elem);
+        m->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), s->chunk,
+                       s->d_stride, elem);
         /* d_W's product of a chunk comes after the next chunk's rows were taken */
         m->h[i] = put(&n, &ok, i == 0 ? s->makes_logits || d_weight : d_weight && second, s->chunk,
                       l->hidden, elem);
     }
     m->d_h = put(&n, &ok, grads && !c->frozen_hidden, s->chunk, l->hidden, elem);
+    m->d_h_sum = put(&n, &ok, grads && !c->frozen_hidden && s->blocks > 1 && elem == 2, s->chunk,
+                     l->hidden, sizeof(float));
     m->d_hidden =
         put(&n, &ok, grads && !c->frozen_hidden && c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER, T,
             l->hidden, elem);
     m->bias = put(&n, &ok, s->makes_logits && l->has_bias && colo_lm_head_group(l->head),
                   l->columns, elem, 1);
-    m->reduce = put(&n, &ok, d_weight && reduce_bytes(l) > 0, reduce_bytes(l), 1, 1);
+    m->reduce =
+        put(&n, &ok, d_weight && reduce_bytes(l, s->once) > 0, reduce_bytes(l, s->once), 1, 1);
     m->gemm = put(&n, &ok, true, l->loss->gemm->workspace(l->gemm), 1, 1);
     m->bytes = n;
     return ok ? COLO_OK
@@ -178,8 +233,11 @@ colo_status_t colo_linear_i_kept(const colo_linear_logprob_t *l, const struct co
 {
     int64_t n = 0;
     bool ok = true;
-    k->stats = put(&n, &ok, true, s->rows, 3, sizeof(double));
+    k->stats = put(&n, &ok, !s->early, s->rows, 3, sizeof(double));
     k->logits = put(&n, &ok, s->kept, s->rows, s->z_stride, elem_of(l->config.logits_dtype));
+    k->d_logits = put(&n, &ok, s->early, s->rows, s->d_stride, elem_of(l->dtype));
+    k->scale =
+        put(&n, &ok, s->early && elem_of(l->dtype) == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
     k->bytes = n;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,

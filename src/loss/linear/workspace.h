@@ -25,11 +25,15 @@ struct colo_linear_size {
     colo_linear_pass_t pass;
     int64_t tokens, rows;
     int64_t chunk, chunks; /* rows a chunk; chunks >= 1, the only one of 0 rows may be empty */
+    int64_t width, blocks; /* columns a block; blocks of a chunk */
     bool kept;             /* all logits are in the saved buffer */
-    bool makes_logits, makes_grads, in_place; /* in place: d_logits over logits */
-    bool needs_weight;                        /* multiplies by W: gathers a sharded head */
-    int64_t buffers;                          /* logits buffers in the workspace: 0, 1, 2 */
-    int64_t z_stride, d_stride;               /* elements from a row to the next */
+    bool early;            /* all d_logits are */
+    bool piecewise;        /* statistics are gathered and merged chunk by chunk */
+    bool makes_logits, makes_d_logits, makes_grads, in_place; /* in place: d_logits over logits */
+    bool once;                                                /* d_weight is written once */
+    bool needs_weight;          /* multiplies by W: gathers a sharded head */
+    int64_t buffers;            /* logits buffers in the workspace: 0, 1, 2 */
+    int64_t z_stride, d_stride; /* elements from a row to the next */
     colo_logprob_block_t block;
 };
 
@@ -40,13 +44,14 @@ struct colo_linear_memory {
     int64_t up[3], scale, stats, blocks;
     int64_t z[2], dz[2], h[2]; /* chunks */
     int64_t d_h, d_hidden;     /* chunk; [T, H] before a reduce-scatter */
+    int64_t d_h_sum;           /* chunk, of the sum dtype */
     int64_t bias, reduce, gemm;
     int64_t bytes;
 };
 
 /* Offsets in the buffer from forward to backward. */
 struct colo_linear_kept {
-    int64_t stats, logits; /* logits: -1 unless kept */
+    int64_t stats, logits, d_logits, scale; /* -1: not there */
     int64_t bytes;
 };
 
@@ -67,11 +72,13 @@ struct colo_linear_call {
     const colo_linear_logprob_t *l;
     struct colo_linear_size s;
     struct colo_linear_memory m;
-    unsigned char *workspace, *kept; /* the latter: logits */
+    unsigned char *workspace, *kept; /* the latter: logits, or d_logits */
+    float *scale;                    /* of d_logits; NULL: 1 */
     colo_stream_t main, lane;
     colo_tensor_t hidden;
     struct colo_linear_rows rows;
     struct colo_logprob_pass pass;
+    int64_t true_columns; /* of all blocks */
     struct colo_linear_matrix weight;
     void *bias;
 
@@ -91,6 +98,9 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
 void colo_linear_i_make_header(struct colo_linear_call *k);
 colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
                                           const colo_linear_upstream_t *up);
+/* Mode early, backward: the scale of the kept d_logits becomes this call's. */
+colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *kept,
+                                        const colo_linear_upstream_t *up);
 /* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
 colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
                                         const colo_linear_grads_t *grads);
@@ -109,7 +119,7 @@ colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
 colo_status_t colo_linear_i_check_out(const colo_linear_logprob_t *l,
                                       const colo_logprob_out_t *out);
 colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
-                                           const colo_linear_upstream_t *up);
+                                           const colo_linear_upstream_t *up, bool factor);
 colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
                                         const colo_linear_grads_t *grads,
                                         const colo_tensor_t *hidden);
