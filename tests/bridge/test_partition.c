@@ -545,8 +545,4 @@ T_CASE(padding_refuses_bad_sizes_and_overflow)
     assert_fails(colo_partition_padded(8, 1, 1, false, NULL), COLO_ERR_ARG, "output is NULL");
 }
 
-int main(void)
-{
-    int skip = where.need();
-    return skip ? skip : t_main("bridge/partition");
-}
+T_MAIN_IF(where.need(), "bridge/partition")

@@ -383,11 +383,4 @@ T_CASE(sums_of_nothing_or_of_integers_are_refused)
     gpu_free(device);
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    rng = t_seed();
-    return t_main("gpu/box");
-}
+T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/box")

@@ -48,10 +48,4 @@ T_CASE(one_rank_copies_into_any_strides)
     gpu_free(db);
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    return t_main("gpu/bridge");
-}
+T_MAIN_IF(gpu_need(1), "gpu/bridge")

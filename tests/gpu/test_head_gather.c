@@ -396,9 +396,4 @@ T_CASE(a_rank_that_goes_elsewhere_or_stays_away_is_found)
     some_must_say(MISSING, COLO_ERR_TIMEOUT, "waited");
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    return t_main("gpu/head_gather");
-}
+T_MAIN_IF(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, "gpu/head_gather")

@@ -226,11 +226,4 @@ T_CASE(a_captured_loss_follows_its_inputs)
         gpu_free(all[i]);
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    rng = t_seed();
-    return t_main("gpu/linear");
-}
+T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/linear")

@@ -69,11 +69,5 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
     free_all(c, 6);
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = t_gpu_count();
-    rng = t_seed();
-    return t_main("gpu/linear_ranks");
-}
+T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, (gpus = t_gpu_count(), rng = t_seed()),
+             "gpu/linear_ranks")

@@ -376,11 +376,4 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     gpu_free(logp);
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    rng = t_seed();
-    return t_main("gpu/losses");
-}
+T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/losses")

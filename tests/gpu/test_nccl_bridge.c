@@ -184,10 +184,4 @@ T_CASE(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives)
     assert_ok(t_gpus_run(gpus, false, host_bridge, NULL));
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = t_gpu_ranks();
-    return t_main("gpu/nccl_bridge");
-}
+T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_bridge")

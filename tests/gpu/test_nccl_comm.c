@@ -297,10 +297,4 @@ T_CASE(the_loss_over_ranks_is_the_oracle_s)
     }
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = t_gpu_ranks();
-    return t_main("gpu/nccl_comm");
-}
+T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_comm")

@@ -306,10 +306,4 @@ T_CASE(work_queued_in_front_is_not_late)
     assert_ok(t_gpus_run(gpus, false, busy_stream, NULL));
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = t_gpu_ranks();
-    return t_main("gpu/nccl_failure");
-}
+T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_failure")

@@ -38,10 +38,4 @@ T_CASE(replays_of_a_ragged_batch_over_nccl_give_its_bits)
     assert_ok(t_gpus_run(gpus, false, t_ragged_captured, NULL));
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = t_gpu_ranks();
-    return t_main("gpu/nccl_ragged");
-}
+T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_ragged")

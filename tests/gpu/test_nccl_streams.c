@@ -326,10 +326,4 @@ T_CASE(a_capture_that_would_connect_is_refused_and_the_comm_lives)
         assert_ok(t_gpus_run(4, false, late_capture, NULL));
 }
 
-int main(void)
-{
-    if (!t_gpus_enough(2))
-        return T_EXIT_SKIP;
-    gpus = t_gpu_ranks();
-    return t_main("gpu/nccl_streams");
-}
+T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_streams")

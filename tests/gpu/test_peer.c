@@ -205,9 +205,4 @@ T_CASE(ranks_destroy_memory_in_orders_of_their_own)
     assert_ok(t_peers_run(RANKS, true, any_order, NULL, 0));
 }
 
-int main(void)
-{
-    if (!t_peers_enough(RANKS))
-        return T_EXIT_SKIP;
-    return t_main("gpu/peer");
-}
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer")

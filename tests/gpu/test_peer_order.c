@@ -435,9 +435,4 @@ T_CASE(an_unknown_transport_is_refused)
     assert_ok(st);
 }
 
-int main(void)
-{
-    if (!t_peers_enough(RANKS))
-        return T_EXIT_SKIP;
-    return t_main("gpu/peer_order");
-}
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_order")

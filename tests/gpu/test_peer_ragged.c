@@ -46,9 +46,4 @@ T_CASE(replays_of_a_ragged_batch_over_peers_give_its_bits)
     assert_ok(t_peers_run(RANKS, false, t_ragged_captured, NULL, 0));
 }
 
-int main(void)
-{
-    if (!t_peers_enough(RANKS))
-        return T_EXIT_SKIP;
-    return t_main("gpu/peer_ragged");
-}
+T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_ragged")

@@ -28,10 +28,4 @@ T_CASE(uniform_tables_on_one_gpu_give_the_bits_of_the_uniform_bridge)
     assert_ok(on_one(t_ragged_tables, NULL));
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    return t_main("gpu/ragged");
-}
+T_MAIN_IF(gpu_need(1), "gpu/ragged")

@@ -562,11 +562,4 @@ T_CASE(host_memory_is_refused)
     packing_free(&p);
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    rng = t_seed();
-    return t_main("gpu/rows");
-}
+T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/rows")

@@ -257,8 +257,4 @@ T_CASE(memory_that_kernels_cannot_use_is_refused)
     gpu_free(there);
 }
 
-int main(void)
-{
-    int skip = gpu_need(1);
-    return skip ? skip : t_main("gpu/shard");
-}
+T_MAIN_IF(gpu_need(1), "gpu/shard")

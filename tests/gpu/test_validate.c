@@ -174,10 +174,4 @@ T_CASE(what_no_kernel_can_use_is_refused)
     gpu_free(p);
 }
 
-int main(void)
-{
-    int rc = gpu_need(1);
-    if (rc)
-        return rc;
-    return t_main("gpu/validate");
-}
+T_MAIN_IF(gpu_need(1), "gpu/validate")

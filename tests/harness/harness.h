@@ -31,10 +31,17 @@
         t_add_case(#name, name);                                    \
     }                                                               \
     static void name(void **state __attribute__((unused)))
-#define T_MAIN(name)         \
-    int main(void)           \
-    {                        \
-        return t_main(name); \
+#define T_MAIN(name) T_MAIN_IF(0, name)
+/* @need is 0, or what main() returns at once; T_MAIN_AFTER: else @first comes first. */
+#define T_MAIN_IF(need, name) T_MAIN_AFTER(need, (void)0, name)
+#define T_MAIN_AFTER(need, first, name) \
+    int main(void)                      \
+    {                                   \
+        int t_rc_ = (need);             \
+        if (t_rc_)                      \
+            return t_rc_;               \
+        first;                          \
+        return t_main(name);            \
     }
 void t_add_case(const char *name, void (*run)(void **state));
 int t_main(const char *name);

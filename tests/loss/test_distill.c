@@ -486,10 +486,4 @@ T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
     }
 }
 
-int main(void)
-{
-    int rc = where.need();
-    if (rc)
-        return rc;
-    return t_main("loss/distill");
-}
+T_MAIN_IF(where.need(), "loss/distill")

@@ -210,10 +210,4 @@ T_CASE(one_rank_s_mistake_is_every_rank_s_error)
     assert_ok(t_run_ranks(4, one_is_wrong, NULL, 0));
 }
 
-int main(void)
-{
-    int rc = where.need();
-    if (rc)
-        return rc;
-    return t_main("loss/mean");
-}
+T_MAIN_IF(where.need(), "loss/mean")

@@ -440,10 +440,4 @@ T_CASE(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting)
     assert_int_equal(st[1], COLO_ERR_SHAPE);
 }
 
-int main(void)
-{
-    int rc = where.need();
-    if (rc)
-        return rc;
-    return t_main("loss/sequence");
-}
+T_MAIN_IF(where.need(), "loss/sequence")

@@ -302,10 +302,4 @@ T_CASE(lists_that_are_none_are_refused)
     refuses(s[4], "has other targets", COLO_ERR_MISMATCH);
 }
 
-int main(void)
-{
-    int rc = where.need();
-    if (rc)
-        return rc;
-    return t_main("loss/support");
-}
+T_MAIN_IF(where.need(), "loss/support")

@@ -517,10 +517,4 @@ T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
     }
 }
 
-int main(void)
-{
-    int rc = where.need();
-    if (rc)
-        return rc;
-    return t_main("loss/topk");
-}
+T_MAIN_IF(where.need(), "loss/topk")

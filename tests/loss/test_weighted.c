@@ -197,10 +197,4 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     colo_comm_destroy(&self);
 }
 
-int main(void)
-{
-    int rc = where.need();
-    if (rc)
-        return rc;
-    return t_main("loss/weighted");
-}
+T_MAIN_IF(where.need(), "loss/weighted")

@@ -121,9 +121,4 @@ T_CASE(wrong_use_is_one_line_and_exit_2)
     }
 }
 
-int main(int argc, char **argv)
-{
-    if (!tool_path(argc, argv, "COLO_INFO"))
-        return T_EXIT_SKIP;
-    return t_main("tools/colo_info");
-}
+T_TOOL_MAIN("COLO_INFO", "tools/colo_info")

@@ -478,9 +478,4 @@ T_CASE(a_system_without_terminals_is_no_crash_of_the_test)
     said_free(&s);
 }
 
-int main(int argc, char **argv)
-{
-    if (!tool_path(argc, argv, "COLO_PLAN"))
-        return T_EXIT_SKIP;
-    return t_main("tools/colo_plan");
-}
+T_TOOL_MAIN("COLO_PLAN", "tools/colo_plan")

@@ -382,9 +382,4 @@ T_CASE(wrong_use_is_named_in_one_line)
         tool_refuses("colo-plan", words(cases[i].line, spec), cases[i].exit, cases[i].text);
 }
 
-int main(int argc, char **argv)
-{
-    if (!tool_path(argc, argv, "COLO_PLAN"))
-        return T_EXIT_SKIP;
-    return t_main("tools/plan_compare");
-}
+T_TOOL_MAIN("COLO_PLAN", "tools/plan_compare")

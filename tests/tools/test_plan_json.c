@@ -414,9 +414,4 @@ T_CASE(scale_and_collective_are_null_where_they_do_not_exist)
     }
 }
 
-int main(int argc, char **argv)
-{
-    if (!tool_path(argc, argv, "COLO_PLAN"))
-        return T_EXIT_SKIP;
-    return t_main("tools/plan_json");
-}
+T_TOOL_MAIN("COLO_PLAN", "tools/plan_json")

@@ -191,9 +191,4 @@ T_CASE(an_output_that_cannot_be_written_is_a_problem)
     said_free(&s);
 }
 
-int main(int argc, char **argv)
-{
-    if (!tool_path(argc, argv, "COLO_PLAN"))
-        return T_EXIT_SKIP;
-    return t_main("tools/plan_refusals");
-}
+T_TOOL_MAIN("COLO_PLAN", "tools/plan_refusals")

@@ -15,6 +15,11 @@ typedef struct said {
 
 /* The program to run: argv[1] of the test, or the variable @env. False: neither is given. */
 bool tool_path(int argc, char **argv, const char *env);
+#define T_TOOL_MAIN(env, name)                                          \
+    int main(int argc, char **argv)                                     \
+    {                                                                   \
+        return tool_path(argc, argv, env) ? t_main(name) : T_EXIT_SKIP; \
+    }
 
 /* The words of @line, which single spaces separate; %s stands for a text, whatever is in it. Kept
  * for a dozen calls. */
