@@ -11,7 +11,7 @@ no rank holds (-100 included) gives logp 0 and the gradient -p, unless a functio
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from .errors import ArgumentError, FailedError
@@ -51,14 +51,14 @@ def _eager(fn: Any) -> Any:
 
 @_eager
 def _logp(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
-          inference_only: bool, what: str) -> Any:
+          inference_only: bool, what: str, support: Any = None) -> Any:
     import torch
 
     from .torch.logprob import outputs
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         return _f32(outputs(what, logits, target, ('logp',), tp_group=group, vocab_start=int(start),
                             vocab_end=int(end), lenient_targets=True,
-                            ignore_index=_NONE_IGNORED, chunk_size=int(chunk or 0))[0])
+                            ignore_index=_NONE_IGNORED, chunk_size=int(chunk or 0), support=support)[0])
 
 
 class DistributedLogprob:
@@ -149,36 +149,123 @@ def _with_context(logp: Any, cu: Any, count: int, comm: Any, add: bool) -> Any:
     return _gather_function().apply(logp, order, comm, add)
 
 
-@_eager
-def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vocab_start_index: int,
-                                     vocab_end_index: int, tp_group: Any,
-                                     inference_only: bool = False, cp_group: Any = None,
-                                     chunk_size: int | None = None) -> Any:
-    """logp [B, S - 1] of the next tokens: target [B, S] is shifted here. Logits [B, S', Vl], or with
-    cp_group [B, S' / cp, Vl], zigzag; S' >= S is padded. In backward gradients are added over cp, as in
-    the original: every cp rank is expected to have computed the loss of its own part only."""
+def _shifted(what: str, source: Any, target: Any, tp_group: Any, cp_group: Any,
+             logp_of: Callable[[Any], Any], pre_rolled: bool = False) -> Any:
+    """logp [B, S - 1] of a dense batch. source: logits or hidden [B, S' / cp, ..]; logp_of(targets of its
+    elements) are theirs."""
     import torch
-    logits = vocab_parallel_logits
-    cp, rank, comm = _cp(cp_group, logits.device)
+    cp, rank, comm = _cp(cp_group, source.device)
     batch, seq = target.shape if target.dim() == 2 else (-1, -1)
-    count = logits.shape[1] * cp if logits.dim() == 3 else -1
-    if batch < 0 or logits.shape[0] != batch or count < seq or (cp > 1 and count % (2 * cp)):
-        raise _told(ArgumentError("from_parallel_logits_to_logprobs: logits are %s and target is %s on "
+    count = source.shape[1] * cp if source.dim() == 3 else -1
+    if batch < 0 or source.shape[0] != batch or count < seq or (cp > 1 and count % (2 * cp)):
+        raise _told(ArgumentError("%s: logits are %s and target is %s on "
                                   "cp=%d, expected [B, S / cp, Vl] and [B, S], S divisible by 2 cp"
-                                  % (list(logits.shape), list(target.shape), cp)),
-                    logits.device, tp_group, cp_group)
-    target = target.roll(-1, dims=-1)
+                                  % (what, list(source.shape), list(target.shape), cp)),
+                    source.device, tp_group, cp_group)
+    target = target if pre_rolled else target.roll(-1, dims=-1)
     if count > seq:
         target = torch.nn.functional.pad(target, (0, count - seq), value=0)
     cu = torch.tensor([0, count], device=target.device)
     if cp > 1:
         target = target[:, _own_index(cu, cp, rank, count)]
-    logp = _logp(logits, target, vocab_start_index, vocab_end_index, tp_group, chunk_size,
-                 inference_only, 'from_parallel_logits_to_logprobs')
+    logp = logp_of(target)
     if cp > 1:  # one gather for the batch: sequence after sequence
         starts = torch.arange(batch + 1, device=target.device) * count
         logp = _with_context(logp.reshape(-1), starts, batch * count, comm, True)
     return logp.reshape(batch, count)[:, :seq - 1]
+
+
+class _Places:
+    """Where the tokens of packed sequences go in [rows, width + 1], and width where they have no target."""
+
+    def __init__(self, cu: Any, count: int, width: int, attention_mask: Any,
+                 sub_seq_lengths: Sequence[Sequence[int]] | None):
+        import torch
+        device = cu.device
+        t = torch.arange(count, device=device)
+        found = torch.searchsorted(cu[1:].contiguous(), t, right=True)
+        j = found.clamp(max=len(cu) - 2)  # beyond the last sequence: padding, dropped below
+        self.after = torch.where(t + 1 < cu[j + 1], t + 1, cu[j]).clamp(max=count - 1)  # the next token
+        x, length = t - cu[j], cu[j + 1] - cu[j]
+        row, first, rows = j, torch.zeros_like(j), len(cu) - 1
+        if sub_seq_lengths is not None:
+            flat: list[tuple[int, int, int, int]] = []  # its row, the row's first sequence, tokens before it, its own
+            for r, lengths in enumerate(sub_seq_lengths):
+                opening = len(flat)
+                flat += [(r, opening, sum(lengths[:k]), n) for k, n in enumerate(lengths)]
+            if len(flat) != len(cu) - 1:
+                raise ArgumentError("sub_seq_lengths names %d sequences, cu_seqlens_padded %d"
+                                    % (len(flat), len(cu) - 1))
+            table = torch.tensor(flat, device=device)
+            row, opened, before, length = table[j].unbind(1)
+            first = cu[j] - cu[opened] if attention_mask is None else before
+            rows = len(sub_seq_lengths)
+        column = first + x
+        if attention_mask is not None:
+            mask = attention_mask.to(device=device, dtype=torch.bool)
+            if tuple(mask.shape) != (rows, width):
+                raise ArgumentError("attention_mask is %s, expected [%d, %d]"
+                                    % (list(mask.shape), rows, width))
+            order = torch.where(mask, mask.cumsum(1) - 1, width)
+            place = torch.full((rows, width + 1), width, device=device)
+            place.scatter_(1, order, torch.arange(width, device=device).expand(rows, width))
+            if sub_seq_lengths is None:
+                length = mask.sum(1)[row]
+            column = place[row, column.clamp(max=width)]
+        wanted = (found < len(cu) - 1) & (x < length - 1) & (column < width - 1)
+        self.rows, self.width, self.at = rows, width, row * (width + 1) + torch.where(wanted, column, width)
+
+    def scatter(self, logp: Any) -> Any:
+        """[rows, width - 1] of [count]; 0 where there is nothing"""
+        import torch
+        out = torch.zeros(self.rows * (self.width + 1), dtype=logp.dtype, device=logp.device)
+        return out.index_add(0, self.at, logp).reshape(self.rows, -1)[:, :self.width - 1]
+
+    def gather(self, values: Any) -> Any:
+        """[count] of [rows, width - 1]; 0 where there is nothing"""
+        import torch
+        return torch.nn.functional.pad(values, (0, 2)).reshape(-1)[self.at]
+
+
+def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any, cp_group: Any,
+            attention_mask: Any, sub_seq_lengths: Any, logp_of: Callable[[Any], Any], add: bool = False,
+            pre_rolled: bool = False) -> Any:
+    """logp [rows, width - 1] of packed sequences; add: gradients over cp. Otherwise as _shifted()."""
+    import torch
+    cp, rank, comm = _cp(cp_group, source.device)
+    target = target.reshape(-1)
+    count, device = len(target), source.device
+    if source.dim() != 3 or source.shape[0] != 1 or source.shape[1] * cp != count:
+        raise _told(ArgumentError("%s: logits are %s and "
+                                  "target has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
+                                  % (what, list(source.shape), count, cp)), device, group, cp_group)
+    cu = cu.to(device=device, dtype=torch.int64)
+    places = _Places(cu, count, width, attention_mask, sub_seq_lengths)
+    rolled = target if pre_rolled else target[places.after]
+    if cp > 1:
+        rolled = rolled[_own_index(cu, cp, rank, count)]
+    logp = logp_of(rolled.unsqueeze(0)).reshape(-1)
+    return places.scatter(_with_context(logp, cu, count, comm, add) if cp > 1 else logp)
+
+
+@_eager
+def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vocab_start_index: int,
+                                     vocab_end_index: int, tp_group: Any,
+                                     inference_only: bool = False, cp_group: Any = None,
+                                     chunk_size: int | None = None, sampling_params: Any = None,
+                                     target_is_pre_rolled: bool = False) -> Any:
+    """logp [B, S - 1] of the next tokens: target [B, S] is shifted here, unless target_is_pre_rolled. Logits
+    [B, S', Vl], or with cp_group [B, S' / cp, Vl], zigzag; S' >= S is padded. In backward gradients are added
+    over cp, as in the original: every cp rank is expected to have computed the loss of its own part only.
+
+    sampling_params: None, or an object with top_k (None or -1: all ids; at most 256) and top_p (None or 1): logp is
+    then over the top_k largest ids of a token, -inf if the target is none of them. Its temperature has been
+    applied to the logits by the caller. ValueError: top_p below 1; logprob(support=) takes recorded ids.
+    """
+    what = 'from_parallel_logits_to_logprobs'
+    return _shifted(what, vocab_parallel_logits, target, tp_group, cp_group, lambda own: _sampled(
+        vocab_parallel_logits, own, vocab_start_index, vocab_end_index, tp_group, chunk_size, inference_only, what,
+        sampling_params), target_is_pre_rolled)
 
 
 @_eager
@@ -187,7 +274,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
         cp_group: Any = None, chunk_size: int | None = None, attention_mask: Any = None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None) -> Any:
-    """logp [B, unpacked_seqlen - 1] of the next tokens of packed sequences; 0 where there is none.
+    """logp [B, unpacked_seqlen - 1] of the next tokens of packed sequences; 0 where there is none. SkyRL's.
 
     Logits [1, T / cp, Vl], target [1, T]; sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp
     each. attention_mask [B, unpacked_seqlen]: where the tokens of sequence j go in row j (and how many
@@ -196,59 +283,111 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     that attention_mask has for it. In backward each cp rank takes its own part of the gradient, without a
     sum, as in the original: every cp rank is expected to have computed the whole loss.
     """
+    what = 'from_parallel_logits_to_logprobs_packed_sequences'
+    return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group,
+                   attention_mask, sub_seq_lengths, lambda own: _logp(
+                       vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
+                       inference_only, what))
+
+
+@_eager
+def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
+        vocab_parallel_logits: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
+        vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
+        cp_group: Any = None, chunk_size: int | None = None, sampling_params: Any = None,
+        target_is_pre_rolled: bool = False) -> Any:
+    """NeMo-RL's function of that name without _nemo_rl: sampling_params as in from_parallel_logits_to_logprobs();
+    target_is_pre_rolled: target [1, T] has the next token of each already; and in backward gradients are added
+    over cp: every cp rank is expected to have computed the loss of its own part only."""
+    what = 'from_parallel_logits_to_logprobs_packed_sequences'
+    return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group,
+                   None, None, lambda own: _sampled(
+                       vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
+                       inference_only, what, sampling_params), True, target_is_pre_rolled)
+
+
+def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
+             inference_only: bool, what: str, params: Any) -> Any:
+    """_logp() over the ids that sampling parameters keep"""
     import torch
-    logits = vocab_parallel_logits
-    cp, rank, comm = _cp(cp_group, logits.device)
-    target = target.reshape(-1)
-    count, device = len(target), logits.device
-    if logits.dim() != 3 or logits.shape[0] != 1 or logits.shape[1] * cp != count:
-        raise _told(ArgumentError("from_parallel_logits_to_logprobs_packed_sequences: logits are %s and "
-                                  "target has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
-                                  % (list(logits.shape), count, cp)), device, group, cp_group)
-    cu = cu_seqlens_padded.to(device=device, dtype=torch.int64)
-    t = torch.arange(count, device=device)
-    found = torch.searchsorted(cu[1:].contiguous(), t, right=True)
-    j = found.clamp(max=len(cu) - 2)  # beyond the last sequence: padding, dropped below
-    after = torch.where(t + 1 < cu[j + 1], t + 1, cu[j])
-    rolled = target[after.clamp(max=count - 1)]
-    if cp > 1:
-        rolled = rolled[_own_index(cu, cp, rank, count)]
-    logp = _logp(logits, rolled.unsqueeze(0), vocab_start_index, vocab_end_index, group, chunk_size,
-                 inference_only, 'from_parallel_logits_to_logprobs_packed_sequences').reshape(-1)
-    if cp > 1:
-        logp = _with_context(logp, cu, count, comm, False)
-    # Where each goes: row, column; a column past the last for those that are not asked for.
-    width = unpacked_seqlen
-    x, length = t - cu[j], cu[j + 1] - cu[j]
-    row, first, rows = j, torch.zeros_like(j), len(cu) - 1
-    if sub_seq_lengths is not None:
-        flat: list[tuple[int, int, int, int]] = []  # of each sequence: row, the row's first sequence, tokens of the row before it, its own
-        for r, lengths in enumerate(sub_seq_lengths):
-            opening = len(flat)
-            flat += [(r, opening, sum(lengths[:k]), n) for k, n in enumerate(lengths)]
-        if len(flat) != len(cu) - 1:
-            raise ArgumentError("sub_seq_lengths names %d sequences, cu_seqlens_padded %d"
-                                % (len(flat), len(cu) - 1))
-        table = torch.tensor(flat, device=device)
-        row, opened, before, length = table[j].unbind(1)
-        first = cu[j] - cu[opened] if attention_mask is None else before
-        rows = len(sub_seq_lengths)
-    column = first + x
-    if attention_mask is not None:
-        mask = attention_mask.to(device=device, dtype=torch.bool)
-        if tuple(mask.shape) != (rows, width):
-            raise ArgumentError("attention_mask is %s, expected [%d, %d]"
-                                % (list(mask.shape), rows, width))
-        order = torch.where(mask, mask.cumsum(1) - 1, width)
-        place = torch.full((rows, width + 1), width, device=device)
-        place.scatter_(1, order, torch.arange(width, device=device).expand(rows, width))
-        if sub_seq_lengths is None:
-            length = mask.sum(1)[row]
-        column = place[row, column.clamp(max=width)]
-    wanted = (found < len(cu) - 1) & (x < length - 1) & (column < width - 1)
-    column = torch.where(wanted, column, width)
-    out = torch.zeros(rows * (width + 1), dtype=logp.dtype, device=device)
-    return out.index_add(0, row * (width + 1) + column, logp).reshape(rows, width + 1)[:, :width - 1]
+    top_k, top_p = getattr(params, 'top_k', None), getattr(params, 'top_p', None)
+    if top_p is not None and top_p != 1:
+        raise _told(ArgumentError("%s: sampling_params.top_p is %s, expected None or 1; record the ids that the "
+                                  "sampler kept, and pass them to colobridge.torch.logprob(support=)"
+                                  % (what, top_p)), logits.device, group)
+    if top_k in (None, -1, 0):
+        return _logp(logits, target, start, end, group, chunk, inference_only, what)
+    from .torch.losses import topk_logprob
+    from .torch.support import Support
+    with torch.no_grad():
+        ids = topk_logprob(logits, top_k, tp_group=group, vocab_start=int(start), vocab_end=int(end)).ids
+    logp = _logp(logits, target, start, end, group, chunk, inference_only, what, Support(ids))
+    return logp.masked_fill(~(ids == target.unsqueeze(-1)).any(-1), -float('inf'))
+
+
+# ---- straight from hidden states ----
+
+def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int, end: int, group: Any,
+                 chunk: int | None, inference_only: bool, temperature: float, entropy: bool = False) -> Any:
+    """logp (and entropy) of hidden [.., H]; gradients of hidden are this rank's part"""
+    import torch
+
+    from .torch.linear import functions, prepare
+    names = ('logp',) + ('entropy',) * entropy
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+        out = functions()[0].apply(*prepare(
+            what, hidden.to(weight.dtype), weight, None, target, names, group, None, None, False,
+            (int(start), int(end), None), ('logprob', 'partial', 0, None, None, False),
+            (float(temperature), _NONE_IGNORED, int(chunk or 0), True),
+            ('temperature', 'ignore_index', 'chunk_size', 'lenient_targets')))
+    return tuple(_f32(t) for t in out) if entropy else _f32(out[0])
+
+
+@_eager
+def from_parallel_hidden_to_logprobs(hidden: Any, lm_head_weight: Any, target: Any, vocab_start_index: int,
+                                     vocab_end_index: int, tp_group: Any, inference_only: bool = False,
+                                     cp_group: Any = None, chunk_size: int | None = None,
+                                     temperature: float = 1.0, fused_backend: str = 'torch') -> Any:
+    """from_parallel_logits_to_logprobs() of hidden [B, S' / cp, H] x lm_head_weight [Vl, H]^T / temperature, whose
+    logits never exist as a whole. The gradient of hidden is this rank's part, which the caller sums over tp.
+    fused_backend is for the original, and has no effect."""
+    what = 'from_parallel_hidden_to_logprobs'
+    return _shifted(what, hidden, target, tp_group, cp_group, lambda own: _from_hidden(
+        what, hidden, lm_head_weight, own, vocab_start_index, vocab_end_index, tp_group, chunk_size, inference_only,
+        temperature))
+
+
+@_eager
+def from_parallel_hidden_to_logprobs_packed_sequences(
+        hidden: Any, lm_head_weight: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
+        vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
+        cp_group: Any = None, chunk_size: int | None = None, attention_mask: Any = None,
+        sub_seq_lengths: Sequence[Sequence[int]] | None = None, temperature: float = 1.0,
+        fused_backend: str = 'torch') -> Any:
+    """from_parallel_logits_to_logprobs_packed_sequences() of hidden [1, T / cp, H], as
+    from_parallel_hidden_to_logprobs() has it."""
+    what = 'from_parallel_hidden_to_logprobs_packed_sequences'
+    return _packed(what, hidden, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group, attention_mask,
+                   sub_seq_lengths, lambda own: _from_hidden(
+                       what, hidden, lm_head_weight, own, vocab_start_index, vocab_end_index, group, chunk_size,
+                       inference_only, temperature))
+
+
+@_eager
+def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: float = 1.0, reduction: str = 'none',
+                         dist_process_group: Any = None) -> tuple[Any, Any]:
+    """verl's (logprobs, entropy), both [T] and f32, of hidden [..., H], weight [Vl, H] and labels [...]; shards are
+    equal, in rank order. reduction "sum" and "mean" are of the logprobs. The gradient of hidden is this rank's part,
+    which the caller sums over tp, as in the original."""
+    what = 'linear_cross_entropy'
+    if reduction not in ('none', 'sum', 'mean'):
+        raise _told(ArgumentError("%s: reduction is %r, expected 'none', 'sum' or 'mean'" % (what, reduction)),
+                    hidden.device, dist_process_group)
+    from .torch.ranks import size_and_rank
+    start = size_and_rank(dist_process_group, what)[1] * weight.shape[0]
+    logp, entropy = _from_hidden(what, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), start,
+                                 start + weight.shape[0], dist_process_group, None, False, temperature, True)
+    return (logp if reduction == 'none' else logp.sum() if reduction == 'sum' else logp.mean()), entropy
 
 
 # ---- entropy, cross entropy ----
@@ -270,6 +409,79 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     return outputs(what, logits, target, ('entropy',), tp_group=group, ignore_index=_NONE_IGNORED,
                    chunk_size=int(chunk_size or 0))[0].to(logits.dtype)
+
+
+@_eager
+def vocab_parallel_entropy_weighted_sum(vocab_parallel_logits: Any, weights: Any, chunk_size: int | None = None,
+                                        chunk_memory_mb: int = 512, tp_group: Any = None) -> Any:
+    """Sum of vocab_parallel_entropy() [...] times weights [...]; tokens whose weight is 0 count as 0."""
+    return (vocab_parallel_entropy(vocab_parallel_logits, chunk_size, chunk_memory_mb, tp_group) * weights).sum()
+
+
+@_eager
+def vocab_parallel_entropy_packed_sequences(
+        vocab_parallel_logits: Any, cu_seqlens_padded: Any, unpacked_seqlen: int, num_actions: int,
+        attention_mask: Any, loss_mask: Any, cp_group: Any,
+        sub_seq_lengths: Sequence[Sequence[int]] | None = None, chunk_size: int | None = None,
+        chunk_memory_mb: int = 512, tp_group: Any = None) -> tuple[Any, Any]:
+    """(mean entropy over the actions of all cp ranks, without a gradient; this rank's part of it, with one) of packed
+    logits [1, T / cp, Vl]. Actions are the last num_actions columns of [B, unpacked_seqlen - 1], weighted by
+    loss_mask [B, num_actions] or 1; other arguments: from_parallel_logits_to_logprobs_packed_sequences()."""
+    return _entropy_of_actions(
+        vocab_parallel_logits, cu_seqlens_padded, unpacked_seqlen, num_actions, attention_mask, loss_mask, cp_group,
+        sub_seq_lengths, lambda: vocab_parallel_entropy(vocab_parallel_logits, chunk_size, chunk_memory_mb, tp_group))
+
+
+@_eager
+def from_parallel_hidden_to_entropy_packed_sequences(
+        hidden: Any, lm_head_weight: Any, cu_seqlens_padded: Any, unpacked_seqlen: int, num_actions: int,
+        attention_mask: Any, loss_mask: Any, cp_group: Any, tp_group: Any,
+        sub_seq_lengths: Sequence[Sequence[int]] | None = None, chunk_size: int | None = None,
+        temperature: float = 1.0) -> tuple[Any, Any]:
+    """vocab_parallel_entropy_packed_sequences() of hidden [1, T / cp, H] x lm_head_weight [Vl, H]^T / temperature;
+    shards are equal, in rank order. Unlike the original the second number has a gradient."""
+    import torch
+
+    from .torch.ranks import size_and_rank
+    what = 'from_parallel_hidden_to_entropy_packed_sequences'
+    start = size_and_rank(tp_group, what)[1] * lm_head_weight.shape[0]
+    target = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
+    return _entropy_of_actions(
+        hidden, cu_seqlens_padded, unpacked_seqlen, num_actions, attention_mask, loss_mask, cp_group, sub_seq_lengths,
+        lambda: _from_hidden(what, hidden, lm_head_weight, target, start, start + lm_head_weight.shape[0], tp_group,
+                             chunk_size, False, temperature, True)[1])
+
+
+def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, attention_mask: Any, loss_mask: Any,
+                        cp_group: Any, sub_seq_lengths: Any, entropy: Callable[[], Any]) -> tuple[Any, Any]:
+    import torch
+
+    from .torch.ranks import telling
+    from .torch.tensors import stream_of
+    cp, rank, comm = _cp(cp_group, source.device)
+    count, device = source.shape[-2] * cp, source.device
+    cu = cu.to(device=device, dtype=torch.int64)
+    places = _Places(cu, count, width, None if sub_seq_lengths is not None else attention_mask, sub_seq_lengths)
+    actions = torch.zeros(places.rows, width - 1, dtype=torch.float64, device=device)
+    actions[:, -num_actions:] = 1 if loss_mask is None else loss_mask.to(actions)
+    weights = places.gather(actions)
+    if cp > 1:
+        weights = weights[_own_index(cu, cp, rank, count)]
+    h = entropy().reshape(-1)
+    mine = (h * weights).sum()
+    sums = torch.stack([mine.detach(), weights.sum()])
+    if cp > 1:
+        with telling(comm):
+            comm.all_reduce(sums, stream=stream_of(device))
+    total = sums[1].clamp(min=1)
+    return (sums[0] / total).to(h.dtype), (mine / total).to(h.dtype)
+
+
+@_eager
+def vocab_parallel_log_probs_from_logits(logits: Any, labels: Any, tp_group: Any = None) -> Any:
+    """verl's: log-probabilities of labels [...] under logits [..., Vl], f32. tp_group: as in
+    vocab_parallel_entropy()."""
+    return -vocab_parallel_cross_entropy(logits, labels, tp_group=tp_group)
 
 
 @_eager

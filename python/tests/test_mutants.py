@@ -58,6 +58,25 @@ MUTANTS = {
     'the dense gather does not add over cp': (
         'compat.py', 'if ctx.add:', 'if False:', 'test_compat.py',
         'test_dense_batches_over_context_parallel_ranks'),
+    'a target that was not kept has a log-probability': (
+        'compat.py', 'return logp.masked_fill(~(ids == target.unsqueeze(-1)).any(-1), -float(\'inf\'))', 'return logp',
+        'test_compat_names.py', 'test_sampling_parameters'),
+    'targets that are rolled are rolled again': (
+        'compat.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
+        'test_compat_names.py', 'test_packed_sequences_over'),
+    'the packed gather of NeMo-RL takes its own part': (
+        'compat.py', 'inference_only, what, sampling_params), True, target_is_pre_rolled)',
+        'inference_only, what, sampling_params), False, target_is_pre_rolled)', 'test_compat_names.py',
+        'test_packed_sequences_over'),
+    'the mean of entropies is over a ranks own actions': (
+        'compat.py', 'comm.all_reduce(sums, stream=stream_of(device))', 'pass', 'test_compat_names.py',
+        'test_packed_sequences_over'),
+    'actions are read from the end of a packed row': (
+        'compat.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
+        'test_compat_names.py', 'test_packed_sequences_over'),
+    'the gradient of hidden states is added over tp': (
+        'compat.py', "('logprob', 'partial', 0, None, None, False)", "('logprob', 'all_reduce', 0, None, None, False)",
+        'test_compat_names.py', 'test_verls_functions'),
     'the packed gather adds over cp': (
         'compat.py', 'if ctx.add:', 'if True:', 'test_compat.py',
         'test_packed_sequences_over_context_parallel_ranks'),

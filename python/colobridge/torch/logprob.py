@@ -385,11 +385,11 @@ def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Com
 
 def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,
             vocab_start: int | None = None, vocab_end: int | None = None, in_place: bool = False,
-            **members: Any) -> tuple[Any, ...]:
+            support: Support | None = None, **members: Any) -> tuple[Any, ...]:
     """The outputs @names of logits [..., Vl] and target [...]; @members are the C config's."""
     return function().apply(*planned(what, logits, target, names, tp_group,
                                      (vocab_start, vocab_end, None), in_place,
-                                     tuple(members.values()), tuple(members)))
+                                     tuple(members.values()), tuple(members), support=support))
 
 
 def _control(group: Any, comm: Comm) -> Comm | None:
