@@ -131,7 +131,7 @@ def main():
     print("building the programs of the unchanged tree", flush=True)
     programs = {folder: tree.choose(folder) for folder in folders}
     unchanged = tree.objects()
-    choices = [(f, str(p.relative_to(ROOT)), *c) for f in folders for p in sorted((ROOT / "src" / f).rglob("*.c"))
+    choices = [(f, str(p.relative_to(tree.at)), *c) for f in folders for p in sorted((tree.at / "src" / f).rglob("*.c"))
                if not re.search(r"src/comm/(nccl|peer|mpi)|gpu|topology-none", str(p)) for c in candidates(p)]
     random.Random(args.seed).shuffle(choices)
     seen = {(r["file"], r["line"], r["kind"], r["new"]) for r in done}
