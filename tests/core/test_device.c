@@ -8,6 +8,7 @@
  */
 #include "harness/harness.h"
 
+#include "core/tape_node.h"
 #include "core/backend.h"
 #include "core/memory.h"
 
@@ -68,20 +69,8 @@ static void tape_without_nccl_adds_gradients_in_device_memory(void **state)
     d.data = seed;
     assert_ok(colo_tape_create(&tape));
     assert_ok(colo_tape_leaf(tape, &t, NULL, &a));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "b",
-                                                           .in = (colo_value_t[]){a, a},
-                                                           .nin = 2,
-                                                           .out = &t,
-                                                           .nout = 1,
-                                                           .out_values = &b,
-                                                           .backward = add}));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "c",
-                                                           .in = (colo_value_t[]){b, a},
-                                                           .nin = 2,
-                                                           .out = &t,
-                                                           .nout = 1,
-                                                           .out_values = &c,
-                                                           .backward = add}));
+    assert_ok(t_node(tape, "b", (colo_value_t[]){a, a}, 2, &t, &b, add, NULL, NULL));
+    assert_ok(t_node(tape, "c", (colo_value_t[]){b, a}, 2, &t, &c, add, NULL, NULL));
     assert_ok(colo_tape_backward(tape, c, &d));
     assert_ok(colo_tape_gradient(tape, a, &g));
     for (int i = 0; i < N; i++)

@@ -3,8 +3,8 @@
  * test_tape.c - the tape on hand-made nodes of small integers, exact. Every node here logs that it
  * ran, so order and skipping are seen, not guessed.
  */
+#include "core/tape_node.h"
 #include "harness/harness.h"
-
 
 enum { N = 4, LOG = 32 };
 
@@ -77,15 +77,7 @@ static colo_value_t node(colo_tape_t *tape, linear_t *l, colo_value_t a, colo_va
 {
     colo_tensor_t t = vec(some);
     colo_value_t in[2] = {a, b}, out = -7;
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "linear",
-                                                           .in = in,
-                                                           .nin = 2,
-                                                           .out = &t,
-                                                           .nout = 1,
-                                                           .out_values = &out,
-                                                           .backward = linear_backward,
-                                                           .state = l,
-                                                           .free_state = free_linear}));
+    assert_ok(t_node(tape, "linear", in, 2, &t, &out, linear_backward, l, free_linear));
     return out;
 }
 
@@ -368,16 +360,9 @@ T_CASE(after_backward_only_reset_helps)
     assert_fails(colo_tape_backward(tape, a, NULL), COLO_ERR_STATE,
                  "backward has run on this tape of 1 nodes");
     assert_fails(colo_tape_leaf(tape, &t, NULL, &v), COLO_ERR_STATE, "leaf: backward has run");
-    assert_fails(colo_tape_record(tape, &(colo_tape_record_t){.name = "n",
-                                                              .in = &x,
-                                                              .nin = 1,
-                                                              .out = &t,
-                                                              .nout = 1,
-                                                              .out_values = &v,
-                                                              .backward = linear_backward,
-                                                              .state = linear(1, 'n', 1, 0, 0),
-                                                              .free_state = free_linear}),
-                 COLO_ERR_STATE, "record: backward has run");
+    assert_fails(
+        t_node(tape, "n", &x, 1, &t, &v, linear_backward, linear(1, 'n', 1, 0, 0), free_linear),
+        COLO_ERR_STATE, "record: backward has run");
     assert_int_equal(v, 77);
     assert_int_equal(freed[0], 0);
     assert_int_equal(freed[1], 1); /* recording failed: taken and freed */
@@ -428,16 +413,9 @@ T_CASE(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing)
     REFUSED(13, "n", &x, 1, &device, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
             "memory kind 7 is unknown");
 #undef REFUSED
-    assert_fails(colo_tape_record(NULL, &(colo_tape_record_t){.name = "n",
-                                                              .in = &x,
-                                                              .nin = 1,
-                                                              .out = &t,
-                                                              .nout = 1,
-                                                              .out_values = &out,
-                                                              .backward = linear_backward,
-                                                              .state = linear(14, 'r', 1, 1, 1),
-                                                              .free_state = free_linear}),
-                 COLO_ERR_ARG, "tape is NULL");
+    assert_fails(
+        t_node(NULL, "n", &x, 1, &t, &out, linear_backward, linear(14, 'r', 1, 1, 1), free_linear),
+        COLO_ERR_ARG, "tape is NULL");
     assert_int_equal(freed[14], 1);
     assert_fails(colo_tape_record(tape, NULL), COLO_ERR_ARG, "record is NULL");
     assert_int_equal(leaf(tape), 1); /* nothing was appended in between */
@@ -452,14 +430,7 @@ T_CASE(borrowed_state_is_not_freed)
     colo_value_t out;
     start(&tape);
     colo_value_t x = leaf(tape);
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "mine",
-                                                           .in = &x,
-                                                           .nin = 1,
-                                                           .out = &t,
-                                                           .nout = 1,
-                                                           .out_values = &out,
-                                                           .backward = linear_backward,
-                                                           .state = &mine}));
+    assert_ok(t_node(tape, "mine", &x, 1, &t, &out, linear_backward, &mine, NULL));
     assert_ok(colo_tape_backward(tape, out, NULL));
     gradient_is(tape, x, 2);
     colo_tape_destroy(&tape);
@@ -535,14 +506,7 @@ T_CASE(a_tape_of_ten_thousand_nodes_is_no_trouble)
     start(&tape);
     colo_value_t x = leaf(tape), v = x;
     for (int i = 0; i < NODES; i++)
-        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "same",
-                                                               .in = &v,
-                                                               .nin = 1,
-                                                               .out = &t,
-                                                               .nout = 1,
-                                                               .out_values = &v,
-                                                               .backward = linear_backward,
-                                                               .state = &same}));
+        assert_ok(t_node(tape, "same", &v, 1, &t, &v, linear_backward, &same, NULL));
     assert_int_equal(v, NODES);
     assert_ok(colo_tape_backward(tape, v, NULL));
     gradient_is(tape, x, 1);

@@ -6,6 +6,8 @@
  */
 #include "harness/harness.h"
 
+#include "core/tape_node.h"
+
 #include "harness/allocations.h"
 
 enum { NODES = 64, MIB = 1 << 20, SMALL = 1 << 10 };
@@ -46,13 +48,7 @@ static size_t bytes_of_chain(int mem, colo_dtype_t dtype, int64_t bytes, int con
             for (int c = 0; c < consumers; c++) {
                 in[2] = in[1]; /* the second node of a pair uses the input of the first again */
                 in[1] = v;
-                assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "node",
-                                                                       .in = in,
-                                                                       .nin = c ? 3 : 2,
-                                                                       .out = &t,
-                                                                       .nout = 1,
-                                                                       .out_values = &v,
-                                                                       .backward = write_nothing}));
+                assert_ok(t_node(tape, "node", in, c ? 3 : 2, &t, &v, write_nothing, NULL, NULL));
             }
             if (retain)
                 assert_ok(colo_tape_retain_gradient(tape, v));
@@ -99,20 +95,8 @@ T_CASE(a_lack_of_memory_is_found_before_any_node_runs)
     assert_ok(colo_tape_create(&tape));
     assert_ok(colo_tape_leaf(tape, &t, &d_t, &w));
     assert_ok(colo_tape_leaf(tape, &huge, NULL, &x));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "early",
-                                                           .in = &x,
-                                                           .nin = 1,
-                                                           .out = &t,
-                                                           .nout = 1,
-                                                           .out_values = &v,
-                                                           .backward = write_nothing}));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "late",
-                                                           .in = (colo_value_t[]){w, v},
-                                                           .nin = 2,
-                                                           .out = &t,
-                                                           .nout = 1,
-                                                           .out_values = &v,
-                                                           .backward = write_nothing}));
+    assert_ok(t_node(tape, "early", &x, 1, &t, &v, write_nothing, NULL, NULL));
+    assert_ok(t_node(tape, "late", (colo_value_t[]){w, v}, 2, &t, &v, write_nothing, NULL, NULL));
     for (int again = 0; again < 2; again++) {
         ran = 0;
         assert_fails(colo_tape_backward(tape, v, &t), COLO_ERR_NOMEM,

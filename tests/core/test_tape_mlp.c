@@ -3,6 +3,8 @@
  * differences. */
 #include "harness/harness.h"
 
+#include "core/tape_node.h"
+
 #include <math.h>
 
 /* ---- an MLP: h = tanh(x W1), y = h W2 + x (a residual), loss = sum y^2 / 2 ---- */
@@ -106,15 +108,8 @@ static void mlp_record(colo_tape_t *tape, mlp_t *m, colo_value_t *values)
     assert_ok(colo_tape_leaf(tape, &x, NULL, &v[0]));
     assert_ok(colo_tape_leaf(tape, &w1, &d_w1, &v[1]));
     assert_ok(colo_tape_leaf(tape, &w2, NULL, &v[2]));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "x W1",
-                                                           .in = (colo_value_t[]){v[0], v[1]},
-                                                           .nin = 2,
-                                                           .out = &h,
-                                                           .nout = 1,
-                                                           .out_values = &v[3],
-                                                           .backward = matmul_backward,
-                                                           .state = first,
-                                                           .free_state = free}));
+    assert_ok(t_node(tape, "x W1", (colo_value_t[]){v[0], v[1]}, 2, &h, &v[3], matmul_backward,
+                     first, free));
     assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "tanh",
                                                            .in = &v[3],
                                                            .nin = 1,
@@ -136,13 +131,8 @@ static void mlp_record(colo_tape_t *tape, mlp_t *m, colo_value_t *values)
                                                            .backward = matmul_backward,
                                                            .state = second,
                                                            .free_state = free}));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "residual",
-                                                           .in = (colo_value_t[]){v[5], v[0]},
-                                                           .nin = 2,
-                                                           .out = &y,
-                                                           .nout = 1,
-                                                           .out_values = &v[6],
-                                                           .backward = sum_backward}));
+    assert_ok(t_node(tape, "residual", (colo_value_t[]){v[5], v[0]}, 2, &y, &v[6], sum_backward,
+                     NULL, NULL));
     assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "square",
                                                            .in = &v[6],
                                                            .nin = 1,

@@ -11,6 +11,8 @@
  */
 #include "harness/harness.h"
 
+#include "core/tape_node.h"
+
 #include "ref/ref_half.h"
 
 enum { N = 37, MOST = 40 };
@@ -83,14 +85,7 @@ static colo_value_t record(colo_tape_t *tape, const colo_tensor_t *t, writer_t *
 {
     const colo_value_t in[3] = {x, uses > 1 ? x : COLO_NO_VALUE, chain};
     colo_value_t out;
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "writer",
-                                                           .in = in,
-                                                           .nin = 3,
-                                                           .out = t,
-                                                           .nout = 1,
-                                                           .out_values = &out,
-                                                           .backward = write_given,
-                                                           .state = w}));
+    assert_ok(t_node(tape, "writer", in, 3, t, &out, write_given, w, NULL));
     return out;
 }
 
@@ -119,13 +114,7 @@ T_CASE(several_consumers_of_a_half_value_add_in_fp32_and_are_rounded_once)
                     choose(&seed, dtypes[d], n, uses, sum);
                     assert_ok(colo_tape_create(&tape));
                     assert_ok(colo_tape_leaf(tape, &t, NULL, &leaf));
-                    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "pass",
-                                                                           .in = &leaf,
-                                                                           .nin = 1,
-                                                                           .out = &t,
-                                                                           .nout = 1,
-                                                                           .out_values = &x,
-                                                                           .backward = pass}));
+                    assert_ok(t_node(tape, "pass", &leaf, 1, &t, &x, pass, NULL, NULL));
                     assert_ok(colo_tape_retain_gradient(tape, x));
                     colo_tensor_t one = t;
                     assert_ok(colo_tape_backward(tape, consumers(tape, &t, x, n, uses), &one));

@@ -6,6 +6,8 @@
  */
 #include "gpu/gpu.h"
 
+#include "core/tape_node.h"
+
 #include <colobridge/tape.h>
 
 enum { N = 1000 };
@@ -55,27 +57,9 @@ T_CASE(paths_are_counted_in_device_memory)
     for (int step = 1; step <= 2; step++) {
         colo_value_t a, b, c, out;
         assert_ok(colo_tape_leaf(tape, &t, &d_t, &a));
-        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "b",
-                                                               .in = (colo_value_t[]){a, a},
-                                                               .nin = 2,
-                                                               .out = &t,
-                                                               .nout = 1,
-                                                               .out_values = &b,
-                                                               .backward = spread}));
-        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "c",
-                                                               .in = (colo_value_t[]){a, b},
-                                                               .nin = 2,
-                                                               .out = &t,
-                                                               .nout = 1,
-                                                               .out_values = &c,
-                                                               .backward = spread}));
-        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "out",
-                                                               .in = (colo_value_t[]){b, c, c},
-                                                               .nin = 3,
-                                                               .out = &t,
-                                                               .nout = 1,
-                                                               .out_values = &out,
-                                                               .backward = spread}));
+        assert_ok(t_node(tape, "b", (colo_value_t[]){a, a}, 2, &t, &b, spread, NULL, NULL));
+        assert_ok(t_node(tape, "c", (colo_value_t[]){a, b}, 2, &t, &c, spread, NULL, NULL));
+        assert_ok(t_node(tape, "out", (colo_value_t[]){b, c, c}, 3, &t, &out, spread, NULL, NULL));
         assert_ok(colo_tape_retain_gradient(tape, b));
         assert_ok(colo_tape_backward(tape, out, &t));
         assert_ok(colo_tape_gradient(tape, b, &g));
@@ -147,23 +131,11 @@ T_CASE(halves_add_in_fp32_in_device_memory)
         colo_tape_set_stream(tape, stream);
         assert_ok(colo_tape_leaf(tape, &t, &t_a, &a));
         assert_ok(colo_tape_leaf(tape, &t, &t_w, &w));
-        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "b",
-                                                               .in = &a,
-                                                               .nin = 1,
-                                                               .out = &t,
-                                                               .nout = 1,
-                                                               .out_values = &b,
-                                                               .backward = spread}));
+        assert_ok(t_node(tape, "b", &a, 1, &t, &b, spread, NULL, NULL));
         assert_ok(colo_tape_retain_gradient(tape, b));
         for (int i = 0; i < 14; i++)
             in[i] = i % 2 ? b : w;
-        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "out",
-                                                               .in = in,
-                                                               .nin = 14,
-                                                               .out = &t,
-                                                               .nout = 1,
-                                                               .out_values = &out,
-                                                               .backward = spread}));
+        assert_ok(t_node(tape, "out", in, 14, &t, &out, spread, NULL, NULL));
         assert_ok(colo_tape_backward(tape, out, &t));
         assert_ok(colo_tape_gradient(tape, b, &g));
         gpu_get(got, g.data, sizeof got);
