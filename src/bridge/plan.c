@@ -68,6 +68,15 @@ static void routes_deinit(colo_routes_t *r)
     memset(r, 0, sizeof *r);
 }
 
+/* Does @b come behind @a; nearly all do in the first way. */
+static bool ascends(const colo_entry_t *a, const colo_entry_t *b)
+{
+    const colo_region_t *x = &a->region, *y = &b->region;
+    return (a->peer == b->peer && x->level == y->level && x->b[0] == y->b[0] &&
+            x->s[0] < y->s[0]) ||
+           colo_entry_cmp(a, b) < 0;
+}
+
 /* Entries that are sorted, from at on. */
 typedef struct sorted {
     const colo_entry_t *at;
@@ -79,32 +88,45 @@ static int by_first_entry(const void *a, const void *b)
     return colo_entry_cmp(((const sorted_t *)a)->at, ((const sorted_t *)b)->at);
 }
 
-/* Sorts entries. They come in @nruns sorted runs, which usually need no more than another order. */
-static colo_status_t sort_entries(colo_list_t *list, int64_t nruns)
+/* Sorts entries. Those of a peer come in sorted runs, which usually need no more than another
+ * order.
+ */
+static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
 {
     const int64_t n = list->n;
-    colo_entry_t *e = list->at, *to = malloc((size_t)n * sizeof *to);
-    COLO_AUTOFREE sorted_t *run = malloc((size_t)nruns * sizeof *run);
-    if (!to || !run) {
-        free(to);
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    colo_entry_t *e = list->at;
+    sorted_t *run = NULL;
+    bool sorted = true, apart = true;
+    w->runs.n = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const bool follows = i > 0 && ascends(&e[i - 1], &e[i]);
+        sorted = sorted && (follows || i == 0);
+        if (!follows || e[i - 1].peer != e[i].peer) {
+            run = colo_list_push(&w->runs, sizeof *run);
+            if (!run)
+                return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+            *run = (sorted_t){.at = &e[i]};
+        }
+        run->n++;
     }
-    for (int64_t i = 0, k = -1; i < n; i++) {
-        if (i == 0 || colo_entry_cmp(&e[i - 1], &e[i]) >= 0)
-            run[++k] = (sorted_t){.at = &e[i]};
-        run[k].n++;
-    }
-    qsort(run, (size_t)nruns, sizeof *run, by_first_entry);
-    bool apart = true;
-    for (int64_t k = 0, at = 0; k < nruns; at += run[k++].n) {
+    if (sorted)
+        return COLO_OK;
+    while (w->sorted.cap < n)
+        if (!colo_list_grow(&w->sorted, sizeof *e))
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    run = w->runs.at;
+    colo_entry_t *to = w->sorted.at;
+    qsort(run, (size_t)w->runs.n, sizeof *run, by_first_entry);
+    for (int64_t k = 0, at = 0; k < w->runs.n; at += run[k++].n) {
         memcpy(to + at, run[k].at, (size_t)run[k].n * sizeof *to);
         apart = apart && (k == 0 || colo_entry_cmp(&to[at - 1], &to[at]) < 0);
     }
     if (!apart)
         qsort(to, (size_t)n, sizeof *to, colo_entry_cmp);
-    free(list->at);
-    list->at = to;
-    list->cap = n;
+    w->sorted.n = n;
+    const colo_list_t other = *list;
+    *list = w->sorted;
+    w->sorted = other;
     return COLO_OK;
 }
 
@@ -112,19 +134,11 @@ static colo_status_t sort_entries(colo_list_t *list, int64_t nruns)
 static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_routes_t *out,
                                   colo_routes_t *local)
 {
+    COLO_TRY(sort_entries(w, list));
     const colo_entry_t *e = list->at;
-    int64_t n = list->n, runs = 1, peers = n > 0, lo = 0, hi;
-    for (int64_t i = 1; i < n; i++) {
-        const bool same = e[i - 1].peer == e[i].peer;
-        peers += !same; /* at least as many as there are */
-        if (same && e[i - 1].region.level == e[i].region.level &&
-            e[i - 1].region.b[0] == e[i].region.b[0] && e[i - 1].region.s[0] < e[i].region.s[0])
-            continue; /* as nearly all do */
-        runs += colo_entry_cmp(&e[i - 1], &e[i]) >= 0;
-    }
-    if (runs > 1)
-        COLO_TRY(sort_entries(list, runs));
-    e = list->at;
+    int64_t n = list->n, peers = n > 0, lo = 0, hi;
+    for (int64_t i = 1; i < n; i++)
+        peers += e[i - 1].peer != e[i].peer;
     while (lo < n && e[lo].peer < w->plan->rank)
         lo++;
     for (hi = lo; hi < n && e[hi].peer == w->plan->rank;)
@@ -242,21 +256,40 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
 
 /* ---- create ---- */
 
+void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool ragged)
+{
+    w->cfg = &plan->config;
+    w->plan = plan;
+    w->elem = elem;
+    w->ragged = ragged;
+    w->recvs.n = w->sends.n = w->passes.n = w->passed.n = 0; /* a plan before may have failed */
+    w->left_out = w->minimum = 0;
+    w->meetings[0].complete = w->meetings[1].complete = false;
+    memset(w->has_own, 0, sizeof w->has_own);
+}
+
 void colo_builder_deinit(colo_builder_t *w)
 {
     colo_list_t *lists[] = {&w->source_nodes, &w->node_destinations,
                             &w->share,        &w->passes,
                             &w->passed,       &w->recvs,
-                            &w->sends,        &w->overlaps,
+                            &w->sends,        &w->sorted,
                             &w->ranks,        &w->destinations,
                             &w->by_node,      &w->by_rail,
-                            &w->met[0],       &w->met[1],
-                            &w->met[2],       &w->fed[0],
+                            &w->runs,         &w->fed[0],
                             &w->fed[1],       &w->fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->at);
+    for (int k = 0; k < 2; k++) {
+        colo_meetings_t *m = &w->meetings[k];
+        for (int a = 0; a < 3; a++)
+            free(m->met[a].at);
+        free(m->first.at);
+        free(m->overlap.at);
+    }
     for (size_t i = 0; i < sizeof w->own / sizeof w->own[0]; i++)
         colo_runs_deinit(&w->own[i]);
+    colo_runs_deinit(&w->other);
 }
 
 static uint64_t hash_config(const colo_plan_t *p)
@@ -342,12 +375,13 @@ static colo_status_t build(colo_plan_t *p)
 {
     const colo_plan_config_t *c = &p->config;
     const colo_shape_t *s = &c->shape;
-    colo_builder_t w = {.cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype)};
+    colo_builder_t w = {0};
     colo_posmap_t src_map = {0}, dst_map = {0};
     const colo_side_t src = {.layout = &p->src, .map = &src_map};
     const colo_side_t dst = {.layout = &p->dst, .map = &dst_map};
     bool full = c->output == COLO_FULL_SEQ;
     colo_status_t st = COLO_OK;
+    colo_builder_begin(&w, p, colo_dtype_size(c->dtype), false);
     COLO_TRY_GOTO(st, colo_layout_check_rows(&p->src, s->rows), done);
     if (!full || (c->grad == COLO_DISJOINT && !c->no_grad)) /* else nothing splits by position */
         COLO_TRY_GOTO(st, colo_layout_check_rows(&p->dst, s->rows), done);

@@ -74,6 +74,7 @@ void colo_ragged_destroy(colo_bridge_t *b)
     if (!b->ragged)
         return;
     colo_ragged_deinit(&b->ragged->axes);
+    colo_builder_deinit(&b->ragged->builder);
     arena_deinit(b, &b->ragged->sums);
     arena_deinit(b, &b->ragged->stage);
     free(b->ragged);

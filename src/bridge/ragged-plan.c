@@ -174,26 +174,25 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     return st;
 }
 
-static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, bool merged,
-                           colo_ragged_places_t *places)
+static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_t *r, size_t unit,
+                           bool merged, colo_ragged_places_t *places)
 {
     const colo_plan_config_t *c = &p->config;
-    colo_builder_t w = {.cfg = c, .plan = p, .elem = unit, .ragged = true};
     const colo_side_t src = {.layout = &p->src, .ragged = r, .ragged_src = true};
     const colo_side_t dst = {.layout = &p->dst, .ragged = r};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
     const colo_runs_t *mine = NULL;
-    colo_status_t st = COLO_OK;
+    colo_builder_begin(w, p, unit, true);
     if (colo_layout_holds(&p->src, p->rank)) {
         (void)colo_grid_coords(&p->src.grid, p->rank, coords);
-        COLO_TRY_GOTO(st, colo_block_own_rows(&w, &src, coords, &mine), done);
+        COLO_TRY(colo_block_own_rows(w, &src, coords, &mine));
     }
     own(&src, p->rank, c->shape.features, mine ? mine->rows : 0, &p->own_src);
-    COLO_TRY_GOTO(st, find_places(&w, r, merged, places, &rows), done);
+    COLO_TRY(find_places(w, r, merged, places, &rows));
     own(&dst, p->rank, c->shape.features, rows, &p->own_dst);
-    COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
+    COLO_TRY(colo_plan_route(w, COLO_FORWARD, src, dst));
     if (!c->no_grad)
-        COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_BACKWARD, src, dst), done);
+        COLO_TRY(colo_plan_route(w, COLO_BACKWARD, src, dst));
     colo_plan_count_bytes(p, unit);
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
@@ -207,14 +206,12 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
     place(&p->relay_send[COLO_FORWARD], places->stored, places->n);
     place(&p->send[COLO_BACKWARD], places->stored, places->n);
     place(&p->local[COLO_BACKWARD], places->stored, places->n);
-done:
-    colo_builder_deinit(&w);
-    return st;
+    return COLO_OK;
 }
 
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
-                               const colo_ragged_t *r, bool merged, uint64_t hash,
-                               colo_ragged_places_t *places)
+                               const colo_ragged_t *r, colo_builder_t *w, bool merged,
+                               uint64_t hash, colo_ragged_places_t *places)
 {
     colo_plan_config_t c = *config;
     colo_plan_t *p;
@@ -231,7 +228,7 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
                          (long long)r->rows, (long long)c.shape.features, colo_dtype_name(c.dtype));
     c.shape = (colo_shape_t){.samples = 1, .rows = r->rows, .features = units};
     COLO_TRY(colo_plan_new(&p, &c, rank));
-    colo_status_t st = build(p, r, unit, merged, places);
+    colo_status_t st = build(w, p, r, unit, merged, places);
     if (st < 0) {
         colo_plan_destroy(&p);
         return st;
@@ -246,6 +243,7 @@ colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config
 {
     colo_plan_config_t own;
     colo_ragged_t r = {0};
+    colo_builder_t w = {0};
     colo_ragged_places_t places = {0};
     if (!plan || rank < 0)
         return colo_fail(COLO_ERR_ARG, "plan: %s, expected %s", plan ? "rank < 0" : "plan is NULL",
@@ -257,8 +255,10 @@ colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config
         return colo_fail_prefix(st, "plan");
     st = colo_ragged_load(&r, segments);
     if (st == COLO_OK)
-        st = colo_ragged_plan(plan, config, rank, &r, false, colo_segments_hash(segments), &places);
+        st = colo_ragged_plan(plan, config, rank, &r, &w, false, colo_segments_hash(segments),
+                              &places);
     colo_ragged_deinit(&r);
+    colo_builder_deinit(&w);
     colo_ragged_places_deinit(&places);
     return st;
 }

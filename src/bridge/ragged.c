@@ -133,8 +133,8 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *se
     x->s.bytes = true;
     keep_tables(x, segments, r->axes.rows);
     COLO_TRY_GOTO(st,
-                  colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged,
-                                   x->hash, &x->places),
+                  colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, &r->builder,
+                                   r->merged, x->hash, &x->places),
                   done);
     COLO_TRY_GOTO(st, colo_shape_state_load(bridge, &x->s), done);
     COLO_TRY_GOTO(st, colo_ragged_p2p_list(x), done);

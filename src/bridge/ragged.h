@@ -118,11 +118,11 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side
 int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at, int64_t *hint);
 
 /* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
- * @merged: the destination tensor is the whole sequence axis. @hash: of the tables.
- * @places: out. */
+ * @w: any plan's before, or zeros. @merged: the destination tensor is the whole sequence axis.
+ * @hash: of the tables. @places: out. */
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
-                               const colo_ragged_t *r, bool merged, uint64_t hash,
-                               colo_ragged_places_t *places);
+                               const colo_ragged_t *r, colo_builder_t *w, bool merged,
+                               uint64_t hash, colo_ragged_places_t *places);
 
 /* ---- what a bridge keeps for its batches ---- */
 
@@ -137,6 +137,7 @@ typedef struct colo_arena {
 
 typedef struct colo_ragged_bridge {
     colo_ragged_t axes; /* of the last tables */
+    colo_builder_t builder;
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */

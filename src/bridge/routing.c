@@ -30,15 +30,15 @@ static int64_t first_behind(const colo_runs_t *runs, int64_t row)
     return a;
 }
 
-/* w->overlaps = the rows that a needed and a held block share, as runs that are contiguous in both;
- * by row. Boxes are set later. */
-static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_runs_t *src,
-                                const colo_runs_t *dst)
+/* Appends to @out the rows that a needed and a held block share, as runs that are contiguous in
+ * both; by row. Boxes are set later. */
+static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32_t level,
+                                const colo_runs_t *src, const colo_runs_t *dst)
 {
     /* all rows are in memory; runs of a ragged batch say where */
     const bool whole = w->cfg->output == COLO_FULL_SEQ && !w->ragged;
     int64_t last_src = -1, last_dst = -1; /* where the run before ends */
-    w->overlaps.n = 0;
+    const int64_t first = out->n;
     if (src->n == 0 || dst->n == 0)
         return COLO_OK;
     int64_t i = first_behind(src, dst->run[0].row), j = first_behind(dst, src->run[0].row);
@@ -51,14 +51,13 @@ static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_run
         j += y1 == hi;
         if (lo >= hi)
             continue;
-        colo_entry_t *p = w->overlaps.at;
-        if (w->overlaps.n && p[w->overlaps.n - 1].region.s[1] == lo && last_src == a &&
-            last_dst == z)
-            p[w->overlaps.n - 1].region.s[1] = hi;
+        colo_entry_t *p = out->at;
+        if (out->n > first && p[out->n - 1].region.s[1] == lo && last_src == a && last_dst == z)
+            p[out->n - 1].region.s[1] = hi;
         else {
-            p = colo_list_push(&w->overlaps, sizeof *p);
+            p = colo_list_push(out, sizeof *p);
             if (!p)
-                return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->overlaps.n);
+                return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
             *p = (colo_entry_t){.region = {.s = {lo, hi}, .level = level},
                                 .offset = {.src_row = a, .dst_row = z}};
         }
@@ -106,6 +105,69 @@ static bool other_rows(const colo_list_t met[3], int64_t i)
     return met[COLO_ROWS].n > 1 ? i % met[COLO_FEATURES].n == 0 : i == 0;
 }
 
+/* This rank's block, and a block of the other side that it meets. */
+typedef struct meeting {
+    colo_bounds_t me, other;
+    bool me_is_src;
+} meeting_t;
+
+static bool keeps_meetings(const colo_builder_t *w)
+{
+    return w->ragged && w->cfg->output == COLO_SHARDED;
+}
+
+/* Lists the blocks of @side that meet mine. */
+static colo_status_t meet_blocks(colo_builder_t *w, const colo_side_t *side, const meeting_t *x)
+{
+    colo_meetings_t *m = &w->meetings[x->me_is_src];
+    if (m->complete)
+        return COLO_OK;
+    m->first.n = m->overlap.n = 0;
+    return colo_blocks_intersect(w, side, &x->me, m->met);
+}
+
+/* Choice @i of them: w->overlaps, and where it is. Choices come in their order. */
+static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i, int32_t level,
+                          meeting_t *x, int64_t *at, colo_extent_t *extent)
+{
+    colo_meetings_t *m = &w->meetings[x->me_is_src];
+    int64_t *first = m->first.at, from = 0, end;
+    colo_blocks_nth(m->met, i, at, extent);
+    if (!m->complete) {
+        const bool others = other_rows(m->met, i);
+        if (others && !keeps_meetings(w))
+            m->overlap.n = 0;
+        from = others ? m->overlap.n : 0;
+        if (others) {
+            COLO_TRY(colo_block_rows(side, at, &x->me.runs, &x->other.runs));
+            COLO_TRY(x->me_is_src ? share_rows(w, &m->overlap, level, &x->me.runs, &x->other.runs)
+                                  : share_rows(w, &m->overlap, level, &x->other.runs, &x->me.runs));
+        } else if (keeps_meetings(w)) {
+            from = m->overlap.n;
+            for (int64_t k = first[i - 1]; k < from; k++) {
+                colo_entry_t *e = colo_list_push(&m->overlap, sizeof *e);
+                if (!e)
+                    return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)from);
+                *e = ((const colo_entry_t *)m->overlap.at)[k];
+            }
+        }
+        (void)colo_block_box(w, side, at, &x->other);
+        w->overlaps = (colo_list_t){(colo_entry_t *)m->overlap.at + from, m->overlap.n - from, 0};
+        set_box(w, &x->me, &x->other);
+        if (!keeps_meetings(w))
+            return COLO_OK;
+        int64_t *slot = colo_list_push(&m->first, sizeof *slot);
+        if (!slot)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld blocks", (long long)i);
+        *slot = from;
+        m->complete = i + 1 == choices(m->met);
+        return COLO_OK;
+    }
+    end = i + 1 < m->first.n ? first[i + 1] : m->overlap.n;
+    w->overlaps = (colo_list_t){(colo_entry_t *)m->overlap.at + first[i], end - first[i], 0};
+    return COLO_OK;
+}
+
 /* Passes the turns of a held block on up to the overlap of needed block @mine, whose rows end
  * before @end. */
 static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
@@ -113,6 +175,7 @@ static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
                                       const int64_t *coords, colo_bounds_t *held,
                                       const colo_block_t *mine, int64_t end)
 {
+    (void)colo_block_box(w, hold, coords, held); /* of a meeting that was kept */
     colo_run_t first = {.count = end}; /* blocks of a ragged source ascend with their rows */
     const colo_runs_t within = {.run = &first, .n = 1};
     if (hold->ragged)
@@ -142,30 +205,21 @@ static int64_t share_count(const colo_gateway_share_t *share)
 static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
                           int32_t level, bool need_is_src)
 {
-    colo_bounds_t me = {0}, held = {0};
+    meeting_t m = {.other.runs = w->other, .me_is_src = need_is_src};
     int64_t at[COLO_MAX_DIMS];
     colo_block_t mine, b;
     colo_extent_t x;
     colo_status_t st = COLO_OK;
-    if (!find_mine(w, need, at, &mine, &me))
+    if (!find_mine(w, need, at, &mine, &m.me))
         return COLO_OK;
     w->out = &w->recvs;
     const colo_runs_t *own;
-    COLO_TRY_GOTO(st, colo_block_own_rows(w, need, at, &own), done);
-    me.runs = *own;
+    COLO_TRY(colo_block_own_rows(w, need, at, &own));
+    m.me.runs = *own;
     const int64_t end = own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0;
-    COLO_TRY_GOTO(st, colo_blocks_intersect(w, hold, &me, w->met), done);
-    for (int64_t i = 0; i < choices(w->met); i++) {
-        colo_blocks_nth(w->met, i, at, &x);
-        if (other_rows(w->met, i)) {
-            COLO_TRY_GOTO(st, colo_block_rows(hold, at, &me.runs, &held.runs), done);
-            COLO_TRY_GOTO(st,
-                          need_is_src ? share_rows(w, level, &me.runs, &held.runs)
-                                      : share_rows(w, level, &held.runs, &me.runs),
-                          done);
-        }
-        (void)colo_block_box(w, hold, at, &held);
-        set_box(w, &me, &held);
+    COLO_TRY(meet_blocks(w, hold, &m));
+    for (int64_t i = 0, n = choices(w->meetings[need_is_src].met); i < n; i++) {
+        COLO_TRY_GOTO(st, meet(w, hold, i, level, &m, at, &x), done);
         colo_block_of(hold, at, &b);
         COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
@@ -191,13 +245,13 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
             continue;
         }
         if (g.n > 1 && t[g.tier].m % g.n)
-            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &held, &mine, end), done);
+            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &m.other, &mine, end), done);
         COLO_TRY_GOTO(
             st, colo_sender_assign(w, &t[g.tier], &x, &share, t[g.tier].mine, w->plan->rank, false),
             done);
     }
 done:
-    colo_runs_deinit(&held.runs);
+    w->other = m.other.runs;
     return st;
 }
 
@@ -205,33 +259,24 @@ done:
 static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
                           int32_t level, bool need_is_src)
 {
-    colo_bounds_t me = {0}, needed = {0};
+    meeting_t m = {.other.runs = w->other, .me_is_src = !need_is_src};
     int64_t at[COLO_MAX_DIMS];
     colo_block_t mine, b;
     colo_extent_t x;
     colo_schedule_t t[4] = {0};
     colo_status_t st = COLO_OK;
-    if (!find_mine(w, hold, at, &mine, &me))
+    if (!find_mine(w, hold, at, &mine, &m.me))
         return COLO_OK;
     w->out = &w->sends;
     const colo_runs_t *own;
-    COLO_TRY_GOTO(st, colo_block_own_rows(w, hold, at, &own), done);
-    me.runs = *own;
-    COLO_TRY_GOTO(st, colo_blocks_intersect(w, need, &me, w->met), done);
-    COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &mine), done);
+    COLO_TRY(colo_block_own_rows(w, hold, at, &own));
+    m.me.runs = *own;
+    COLO_TRY(meet_blocks(w, need, &m));
+    COLO_TRY(colo_sender_sources(w, hold, &mine));
     for (int tier = 1; tier <= 3; tier++)
         t[tier].group = colo_sender_candidates(w, tier, w->plan->rank);
-    for (int64_t i = 0; i < choices(w->met); i++) {
-        colo_blocks_nth(w->met, i, at, &x);
-        if (other_rows(w->met, i)) {
-            COLO_TRY_GOTO(st, colo_block_rows(need, at, &me.runs, &needed.runs), done);
-            COLO_TRY_GOTO(st,
-                          need_is_src ? share_rows(w, level, &needed.runs, &me.runs)
-                                      : share_rows(w, level, &me.runs, &needed.runs),
-                          done);
-        }
-        (void)colo_block_box(w, need, at, &needed);
-        set_box(w, &me, &needed);
+    for (int64_t i = 0, n = choices(w->meetings[!need_is_src].met); i < n; i++) {
+        COLO_TRY_GOTO(st, meet(w, need, i, level, &m, at, &x), done);
         colo_block_of(need, at, &b);
         COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &x), done);
         const int64_t *destination = w->destinations.at;
@@ -251,7 +296,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
         colo_sender_pass(w, t, &x);
     }
 done:
-    colo_runs_deinit(&needed.runs);
+    w->other = m.other.runs;
     return st;
 }
 

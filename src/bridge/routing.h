@@ -23,14 +23,27 @@ typedef struct colo_side {
     bool ragged_src;
 } colo_side_t;
 
+/* What this rank's block shares with the blocks of the other side. If rows are not split in
+ * another way in backward, both passes have the same: then all are kept, else those of one block.
+ */
+typedef struct colo_meetings {
+    colo_list_t met[3];  /* blocks by axis that meet mine */
+    colo_list_t first;   /* int64_t: of each choice, where its overlap begins; kept ones */
+    colo_list_t overlap; /* colo_entry_t */
+    bool complete;       /* every one is there */
+} colo_meetings_t;
+
 typedef struct colo_builder {
     const colo_plan_config_t *cfg;
     colo_plan_t *plan;
     size_t elem;
     bool ragged;
     colo_list_t recvs, sends, *out;  /* colo_entry_t; out: the list being made */
-    colo_list_t met[3], fed[3];      /* blocks by axis: that meet mine, that a held block feeds */
-    colo_list_t overlaps;            /* colo_entry_t: regions of one overlap */
+    colo_list_t fed[3];              /* blocks by axis that a held block feeds */
+    colo_meetings_t meetings[2];     /* of this rank's destination block, of its source block */
+    colo_list_t overlaps;            /* colo_entry_t: regions of one overlap; a view */
+    colo_list_t sorted, runs;        /* of the list that is being sorted */
+    colo_runs_t other;               /* rows of the block that is met */
     colo_list_t ranks, destinations; /* int64_t, ascending */
     colo_list_t by_node, by_rail;    /* sources of one block */
     bool several_nodes; /* then source_nodes and node_destinations are known (gateways.c) */
@@ -201,6 +214,8 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src,
                               colo_side_t dst);
 void colo_plan_count_bytes(colo_plan_t *plan, size_t elem);
+/* Begins a plan; lists keep their memory. */
+void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool ragged);
 void colo_builder_deinit(colo_builder_t *w);
 
 /* ---- routing.c ---- */
