@@ -118,7 +118,7 @@ __device__ void emit(const colo_topk_pass &p, int64_t t, int64_t i, int64_t id, 
         logp = at_most_0(down - p.base.saved[p.base.tokens + t]);
     }
     p.down[at] = down;
-    p.kept[at] = id < 0 ? -1 : id;
+    p.saved_ids[at] = id < 0 ? -1 : id;
     if (p.out.logp)
         put(p.out.logp, wide, at, logp);
     if (p.out.ids)
@@ -173,7 +173,7 @@ __global__ void merge_kernel(const __grid_constant__ colo_topk_pass p)
 
 __device__ double upstream(const colo_topk_pass &p, int64_t at)
 {
-    return p.kept[at] < 0 ? 0 : get(p.d_logp, p.base.dtype == COLO_F64, at);
+    return p.saved_ids[at] < 0 ? 0 : get(p.d_logp, p.base.dtype == COLO_F64, at);
 }
 
 /* A warp a row; lanes and then the tree in a fixed order. */
@@ -197,7 +197,7 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
-        const int64_t t = at / p.k, id = p.kept[at], j = id - p.base.config.logits.vocab_start;
+        const int64_t t = at / p.k, id = p.saved_ids[at], j = id - p.base.config.logits.vocab_start;
         const double m = p.base.saved[t], log_sum = p.base.saved[p.base.tokens + t];
         if (p.rows[t] < 0 || isnan(m) || id < p.base.config.logits.vocab_start ||
             j >= p.base.true_columns)
@@ -208,8 +208,8 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
             g = upstream(p, at); /* all ids differ */
         else
             for (int64_t i = t * p.k; i < (t + 1) * p.k; i++) {
-                g += p.kept[i] == id ? upstream(p, i) : 0;
-                first = first && (i >= at || p.kept[i] != id);
+                g += p.saved_ids[i] == id ? upstream(p, i) : 0;
+                first = first && (i >= at || p.saved_ids[i] != id);
             }
         if (!first)
             continue;

@@ -233,10 +233,10 @@ static int64_t collective_recv(const colo_plan_t *p, colo_pass_t pass, size_t el
 
 void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
 {
-    char kept[1024]; /* a no is an answer here, not a failure */
-    snprintf(kept, sizeof kept, "%s", colo_last_error());
+    char earlier[1024]; /* a no is an answer here, not a failure */
+    snprintf(earlier, sizeof earlier, "%s", colo_last_error());
     bool collective = colo_plan_collective_check(&p->config) == COLO_OK;
-    (void)colo_fail(COLO_OK, "%s", kept);
+    (void)colo_fail(COLO_OK, "%s", earlier);
     bool in_grid = colo_grid_has_rank(&p->src.grid, p->rank);
     for (int pass = 0; pass < 2; pass++) {
         colo_plan_bytes_t *b = &p->bytes[pass];

@@ -58,13 +58,13 @@ static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int3
 static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from,
                                   colo_status_t mine)
 {
-    char error_message[512], kept[1024]; /* a failing broadcast would overwrite the last error */
+    char error_message[512], earlier[1024]; /* a failing broadcast would overwrite the last error */
     memset(error_message, 0, sizeof error_message);
     snprintf(error_message, sizeof error_message, "%.511s", colo_last_error());
-    snprintf(kept, sizeof kept, "%s", colo_last_error());
+    snprintf(earlier, sizeof earlier, "%s", colo_last_error());
     COLO_TRY(spread_text(c, error_message, sizeof error_message, from));
     if (mine < 0)
-        return colo_fail(mine, "%s", kept);
+        return colo_fail(mine, "%s", earlier);
     return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, error_message);
 }
 

@@ -219,11 +219,11 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
 {
     if (!colo_comm_i_own(c, "comm"))
         return COLO_ERR_STATE;
-    char kept[1000]; /* the backend may say something of its own meanwhile */
-    snprintf(kept, sizeof kept, "%s", colo_last_error());
-    c->ops->fail(c, status, kept);
+    char earlier[1000]; /* the backend may say something of its own meanwhile */
+    snprintf(earlier, sizeof earlier, "%s", colo_last_error());
+    c->ops->fail(c, status, earlier);
     colo_comm_i_record_failure(c);
-    return colo_fail(status, "%s", kept);
+    return colo_fail(status, "%s", earlier);
 }
 
 void colo_comm_abort(colo_comm_t *comm, const char *why)

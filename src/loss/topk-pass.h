@@ -49,7 +49,7 @@ struct colo_topk_pass {
     int64_t *rows; /* [T] */
     void *sum;     /* [T] stat dtype, in 8 bytes per token */
     double *down;  /* [T, k] x - M */
-    int64_t *kept; /* [T, k] ids; -1: no gradient */
+    int64_t *saved_ids; /* [T, k] ids; -1: no gradient */
 
     const void *d_logp; /* [T, k] stat dtype */
 };

@@ -159,7 +159,7 @@ static struct colo_topk_pass pass_of(const colo_topk_config_t *c, const colo_ten
         p.rows = (int64_t *)(memory + 3 * tokens);
         p.sum = memory + 4 * tokens;
         p.down = memory + 5 * tokens;
-        p.kept = (int64_t *)(memory + (5 + c->k) * tokens);
+        p.saved_ids = (int64_t *)(memory + (5 + c->k) * tokens);
     }
     p.base.targets = p.rows;
     return p;

@@ -33,6 +33,7 @@ WORDS = [
     (r"gave_up|look_at", "timed out, check", EVERYWHERE),
     (r"scratch", "workspace", EVERYWHERE),
     (r"(?<!no )(?<!left )(?<!make )rooms?(?! for)", "workspace, memory, capacity", r"^(src/(?!comm/peer)|include|tools|docs)/"),
+    (r"n?kept(?=\[|->|\.[a-z])", "saved, the thing that is saved", r"^(src|include|kernels)/"),
     (r"promises?", "declared precondition, contract", EVERYWHERE),
     (r"COLO_OWNER\w*|colo_owner\w*|colo_way\w*|colo_place_\w*|colo_pick\w*", "category, pass, topology, topk", EVERYWHERE),
 ]

@@ -54,8 +54,8 @@ colo_status_t colo_nccl_check_peer(struct colo_nccl_group *x, char *error_messag
 
 void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status, const char *error_message)
 {
-    char kept[900];
-    if (colo_nccl_control_state(x, kept, sizeof kept) == COLO_OK)
+    char why[900];
+    if (colo_nccl_control_state(x, why, sizeof why) == COLO_OK)
         x->control->ops->fail(x->control, status, error_message);
     colo_error_state_set(&x->error, status, -1, -1, error_message);
 }

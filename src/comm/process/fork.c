@@ -18,8 +18,8 @@
 enum { FLAGS = SOCK_NONBLOCK | SOCK_CLOEXEC };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also: no fork() between open and keep */
-static int *kept;                                        /* [nkept] */
-static size_t nkept, capacity;
+static int *fds;                                         /* [nfds] */
+static size_t nfds, capacity;
 
 static void before_fork(void)
 {
@@ -33,9 +33,9 @@ static void after_fork(void)
 
 static void in_child(void)
 {
-    for (size_t i = 0; i < nkept; i++)
-        close(kept[i]);
-    nkept = 0;
+    for (size_t i = 0; i < nfds; i++)
+        close(fds[i]);
+    nfds = 0;
     pthread_mutex_unlock(&lock);
 }
 
@@ -47,19 +47,19 @@ static int keep(int fd)
         return fd;
     if (!registered)
         registered = pthread_atfork(before_fork, after_fork, in_child) == 0;
-    if (nkept == capacity) {
-        int *more = realloc(kept, (2 * capacity + 16) * sizeof *more);
+    if (nfds == capacity) {
+        int *more = realloc(fds, (2 * capacity + 16) * sizeof *more);
         if (more) {
-            kept = more;
+            fds = more;
             capacity = 2 * capacity + 16;
         }
     }
-    if (!registered || nkept == capacity) {
+    if (!registered || nfds == capacity) {
         close(fd);
         errno = ENOMEM;
         return -1;
     }
-    kept[nkept++] = fd;
+    fds[nfds++] = fd;
     return fd;
 }
 
@@ -84,9 +84,9 @@ void colo_socket_close(int fd)
     if (fd < 0)
         return;
     pthread_mutex_lock(&lock);
-    for (size_t i = nkept; i-- > 0;)
-        if (kept[i] == fd) {
-            kept[i] = kept[--nkept];
+    for (size_t i = nfds; i-- > 0;)
+        if (fds[i] == fd) {
+            fds[i] = fds[--nfds];
             break;
         }
     close(fd);

@@ -155,7 +155,7 @@ static void emit(const struct colo_topk_pass *p, int64_t t, int64_t i, int64_t i
         logp = colo_scalar_at_most_0(down - p->base.saved[p->base.tokens + t]);
     }
     p->down[at] = down;
-    p->kept[at] = id < 0 ? -1 : id;
+    p->saved_ids[at] = id < 0 ? -1 : id;
     if (p->out.logp)
         colo_scalar_put(p->base.stat_dtype, p->out.logp, at, logp);
     if (p->out.ids)
@@ -205,7 +205,7 @@ colo_status_t colo_host_topk_merge(const struct colo_topk_pass *p, colo_stream_t
 /* 0 where a pick has none */
 static double upstream(const struct colo_topk_pass *p, int64_t at)
 {
-    return p->kept[at] < 0 ? 0 : colo_scalar_get(p->base.stat_dtype, p->d_logp, at);
+    return p->saved_ids[at] < 0 ? 0 : colo_scalar_get(p->base.stat_dtype, p->d_logp, at);
 }
 
 colo_status_t colo_host_topk_sum(const struct colo_topk_pass *p, colo_stream_t stream)
@@ -230,14 +230,14 @@ colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t s
         if (p->rows[t] < 0 || isnan(m))
             continue; /* zeros or NaN, already there */
         for (int64_t i = 0; i < p->k; i++) {
-            const int64_t at = t * p->k + i, id = p->kept[at], j = id - start;
+            const int64_t at = t * p->k + i, id = p->saved_ids[at], j = id - start;
             if (id < start || j >= p->base.true_columns)
                 continue;
             double g = 0;
             bool first = true;
             for (int64_t n = 0; n < p->k; n++) {
-                g += p->kept[t * p->k + n] == id ? upstream(p, t * p->k + n) : 0;
-                first = first && (n >= i || p->kept[t * p->k + n] != id);
+                g += p->saved_ids[t * p->k + n] == id ? upstream(p, t * p->k + n) : 0;
+                first = first && (n >= i || p->saved_ids[t * p->k + n] != id);
             }
             if (!first)
                 continue;

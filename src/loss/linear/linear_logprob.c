@@ -158,7 +158,7 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
     struct colo_linear_call k = {.workspace = NULL};
-    struct colo_linear_kept kept = {-1, -1, -1, -1, 0};
+    struct colo_linear_saved offsets = {-1, -1, -1, -1, 0};
     if (!l)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, pass, 0, 0, &k.s);
@@ -175,9 +175,9 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
     if (st == COLO_OK && !saved && saved_memory)
         st = colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL");
     if (st == COLO_OK && saved)
-        st = colo_linear_i_kept(l, &k.s, &kept);
+        st = colo_linear_i_saved(l, &k.s, &offsets);
     if (st == COLO_OK && saved)
-        st = colo_linear_i_check_memory(saved_memory, "saved memory", kept.bytes);
+        st = colo_linear_i_check_memory(saved_memory, "saved memory", offsets.bytes);
     COLO_TRY(ready(l, &k.s, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = l,
@@ -196,9 +196,9 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
         k.pass.saved =
-            k.s.early ? (double *)(k.workspace + k.m.stats) : in_saved(saved_memory, kept.stats);
-        k.kept = in_saved(saved_memory, k.s.early ? kept.d_logits : kept.logits);
-        k.scale = in_saved(saved_memory, kept.scale);
+            k.s.early ? (double *)(k.workspace + k.m.stats) : in_saved(saved_memory, offsets.stats);
+        k.saved_logits = in_saved(saved_memory, k.s.early ? offsets.d_logits : offsets.logits);
+        k.scale = in_saved(saved_memory, offsets.scale);
         if (k.s.makes_d_logits)
             st = colo_linear_i_make_upstream(&k, upstream);
     }
@@ -234,7 +234,7 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
                                     const colo_linear_logprob_saved_t *saved,
                                     const colo_linear_upstream_t *up,
                                     const colo_linear_grads_t *grads, const void *workspace,
-                                    struct colo_linear_call *k, struct colo_linear_kept *kept)
+                                    struct colo_linear_call *k, struct colo_linear_saved *offsets)
 {
     COLO_TRY(colo_linear_i_check_saved(l, saved));
     COLO_TRY(colo_linear_i_check_upstream(l, up, l->config.mode == COLO_LINEAR_EARLY));
@@ -246,8 +246,8 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
     k->l = l;
     k->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
     COLO_TRY(colo_linear_i_place_grads(k, grads));
-    COLO_TRY(colo_linear_i_kept(l, &k->s, kept));
-    return colo_linear_i_check_memory(saved->memory, "saved memory", kept->bytes);
+    COLO_TRY(colo_linear_i_saved(l, &k->s, offsets));
+    return colo_linear_i_check_memory(saved->memory, "saved memory", offsets->bytes);
 }
 
 colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
@@ -257,27 +257,27 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
                                            colo_stream_t stream)
 {
     struct colo_linear_call k = {.workspace = NULL};
-    struct colo_linear_kept kept;
+    struct colo_linear_saved offsets;
     if (!l)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, COLO_LINEAR_BACKWARD, 0, 0, &k.s);
-    colo_status_t st = check_backward(l, saved, upstream, grads, workspace, &k, &kept);
+    colo_status_t st = check_backward(l, saved, upstream, grads, workspace, &k, &offsets);
     COLO_TRY(ready(l, &k.s, "linear logprob backward", st));
     if (!k.s.makes_grads)
         return COLO_OK;
     st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, &saved->support, workspace,
                              stream);
     if (st == COLO_OK) {
-        k.pass.saved = in_saved(saved->memory, kept.stats);
-        k.kept = in_saved(saved->memory, k.s.early ? kept.d_logits : kept.logits);
+        k.pass.saved = in_saved(saved->memory, offsets.stats);
+        k.saved_logits = in_saved(saved->memory, k.s.early ? offsets.d_logits : offsets.logits);
         st = k.s.early
-                 ? colo_linear_i_make_factor(&k, in_saved(saved->memory, kept.scale), upstream)
+                 ? colo_linear_i_make_factor(&k, in_saved(saved->memory, offsets.scale), upstream)
                  : colo_linear_i_make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, NULL);
     COLO_TRY(end_call(&k, st));
-    if (k.s.kept && k.s.in_place)
+    if (k.s.keeps && k.s.in_place)
         saved->valid = false;
     return COLO_OK;
 }

@@ -75,15 +75,15 @@ static void *logits_at(const struct colo_linear_call *k, int64_t u)
 {
     if (k->s.early && k->s.in_place)
         return d_logits_at(k, u);
-    return k->s.kept ? element(k->kept, k->l->config.logits_dtype,
-                               chunk_of(k, u) * k->s.chunk * k->s.z_stride + column_of(k, u))
-                     : at(k, k->m.z[u % 2]);
+    return k->s.keeps ? element(k->saved_logits, k->l->config.logits_dtype,
+                                chunk_of(k, u) * k->s.chunk * k->s.z_stride + column_of(k, u))
+                      : at(k, k->m.z[u % 2]);
 }
 
 static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
 {
     if (k->s.early)
-        return element(k->kept, k->l->dtype, chunk_of(k, u) * k->s.chunk * k->s.d_stride);
+        return element(k->saved_logits, k->l->dtype, chunk_of(k, u) * k->s.chunk * k->s.d_stride);
     return k->s.in_place ? logits_at(k, u) : at(k, k->m.dz[u % 2]);
 }
 
@@ -193,11 +193,11 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
     return k->l->loss->rows_upstream(&u, k->main);
 }
 
-colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *kept,
+colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *saved_scale,
                                         const colo_linear_upstream_t *up)
 {
     k->scale = at(k, k->m.scale);
-    return k->l->loss->rows_factor(k->scale, kept, up->loss, up->d_loss, k->main);
+    return k->l->loss->rows_factor(k->scale, saved_scale, up->loss, up->d_loss, k->main);
 }
 
 colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,

@@ -125,7 +125,7 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     const bool back = pass == COLO_LINEAR_BACKWARD, fore = pass == COLO_LINEAR_FORWARD,
                loss = pass == COLO_LINEAR_LOSS, trains = !(c->frozen_hidden && c->frozen_weight);
     const colo_linear_mode_t mode = colo_linear_logprob_mode(l, s->rows);
-    s->kept = (fore || back) && mode == COLO_LINEAR_KEEP;
+    s->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
     s->early = (fore || back) && mode == COLO_LINEAR_EARLY;
     s->piecewise = loss || (fore && s->early);
     const bool in_blocks = back && !s->early && l->columns > 0;
@@ -138,16 +138,16 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->once = s->chunks == 1 && !c->d_weight_add;
     s->makes_grads = (back || loss) && trains;
     s->makes_d_logits = trains && (s->early ? fore : back || loss);
-    s->makes_logits = !back || (s->makes_grads && !s->kept && !s->early);
-    s->in_place = s->kept ? c->keep_in_place : c->logits_dtype == l->dtype;
+    s->makes_logits = !back || (s->makes_grads && !s->keeps && !s->early);
+    s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype;
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
     bool others =
         back && s->makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
     s->needs_weight = s->makes_logits || (s->makes_grads && !c->frozen_hidden) || others;
-    const bool stays = s->kept || (s->early && s->in_place);
+    const bool stays = s->keeps || (s->early && s->in_place);
     s->buffers = stays || !s->makes_logits ? 0 : s->chunks * s->blocks > 1 ? 2 : 1;
-    s->z_stride = stride_of(s->kept ? l->columns : s->width, c->logits_dtype);
+    s->z_stride = stride_of(s->keeps ? l->columns : s->width, c->logits_dtype);
     s->d_stride = stride_of(s->width, l->dtype);
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool whole = !s->piecewise && colo_comm_size(l->group) > 1;
@@ -228,13 +228,13 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
                           "linear: the workspace of %" PRId64 " tokens passes 2^63 bytes", T);
 }
 
-colo_status_t colo_linear_i_kept(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
-                                 struct colo_linear_kept *k)
+colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+                                  struct colo_linear_saved *k)
 {
     int64_t n = 0;
     bool ok = true;
     k->stats = put(&n, &ok, !s->early, s->rows, 3, sizeof(double));
-    k->logits = put(&n, &ok, s->kept, s->rows, s->z_stride, elem_of(l->config.logits_dtype));
+    k->logits = put(&n, &ok, s->keeps, s->rows, s->z_stride, elem_of(l->config.logits_dtype));
     k->d_logits = put(&n, &ok, s->early, s->rows, s->d_stride, elem_of(l->dtype));
     k->scale =
         put(&n, &ok, s->early && elem_of(l->dtype) == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
@@ -251,11 +251,11 @@ colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *l, int
                                              int64_t max_valid, size_t *bytes)
 {
     struct colo_linear_size s;
-    struct colo_linear_kept k;
+    struct colo_linear_saved k;
     if (!l || !bytes)
         return colo_fail(COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
     COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_FORWARD, tokens, max_valid, &s));
-    COLO_TRY(colo_linear_i_kept(l, &s, &k));
+    COLO_TRY(colo_linear_i_saved(l, &s, &k));
     *bytes = (size_t)k.bytes;
     return COLO_OK;
 }

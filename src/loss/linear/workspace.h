@@ -26,7 +26,7 @@ struct colo_linear_size {
     int64_t tokens, rows;
     int64_t chunk, chunks; /* rows a chunk; chunks >= 1, the only one of 0 rows may be empty */
     int64_t width, blocks; /* columns a block; blocks of a chunk */
-    bool kept;             /* all logits are in the saved buffer */
+    bool keeps;            /* all logits are in the saved buffer */
     bool early;            /* all d_logits are */
     bool piecewise;        /* statistics are gathered and merged chunk by chunk */
     bool makes_logits, makes_d_logits, makes_grads, in_place; /* in place: d_logits over logits */
@@ -50,7 +50,7 @@ struct colo_linear_memory {
 };
 
 /* Offsets in the buffer from forward to backward. */
-struct colo_linear_kept {
+struct colo_linear_saved {
     int64_t stats, logits, d_logits, scale; /* -1: not there */
     int64_t bytes;
 };
@@ -60,8 +60,8 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
                                  int64_t tokens, int64_t max_valid, struct colo_linear_size *s);
 colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
                                    struct colo_linear_memory *m);
-colo_status_t colo_linear_i_kept(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
-                                 struct colo_linear_kept *kept);
+colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+                                  struct colo_linear_saved *offsets);
 
 /* ---- pipeline.c ---- */
 
@@ -72,8 +72,8 @@ struct colo_linear_call {
     const colo_linear_logprob_t *l;
     struct colo_linear_size s;
     struct colo_linear_memory m;
-    unsigned char *workspace, *kept; /* the latter: logits, or d_logits */
-    float *scale;                    /* of d_logits; NULL: 1 */
+    unsigned char *workspace, *saved_logits; /* the latter: logits, or d_logits */
+    float *scale;                            /* of d_logits; NULL: 1 */
     colo_stream_t main, lane;
     colo_tensor_t hidden;
     struct colo_linear_rows rows;
@@ -98,8 +98,8 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
 void colo_linear_i_make_header(struct colo_linear_call *k);
 colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
                                           const colo_linear_upstream_t *up);
-/* Mode early, backward: the scale of the kept d_logits becomes this call's. */
-colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *kept,
+/* Mode early, backward: the scale of the saved d_logits becomes this call's. */
+colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *saved_scale,
                                         const colo_linear_upstream_t *up);
 /* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
 colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,

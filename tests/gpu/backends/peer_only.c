@@ -68,8 +68,8 @@ static colo_status_t peer_only_subset(colo_comm_t *parent, const int32_t *member
 static void peer_only_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
     struct peer_only *x = c->impl;
-    char kept[900];
-    if (x->control->ops->state(x->control, kept, sizeof kept) == COLO_OK)
+    char why[900];
+    if (x->control->ops->state(x->control, why, sizeof why) == COLO_OK)
         x->control->ops->fail(x->control, status, error_message);
     colo_error_state_set(&x->error, status, -1, -1, error_message);
     colo_peer_stop(atomic_load(&x->base.peer));
