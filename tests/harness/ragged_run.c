@@ -154,7 +154,9 @@ static bool several_nodes(const colo_batch_t *batch)
 {
     const colo_plan_config_t *c = colo_plan_config(colo_batch_plan(batch));
     const colo_grid_t *a = &c->src->grid, *b = &c->dst->grid;
-    return !c->one_level && c->ranks_per_node &&
+    if (c->one_level || c->nodes)
+        return !c->one_level && colo_nodes_count(c->nodes) > 1;
+    return c->ranks_per_node &&
            (a->offset + a->size > c->ranks_per_node || b->offset + b->size > c->ranks_per_node);
 }
 
