@@ -26,7 +26,7 @@ size=(--batch 16 --seq 8192 --hidden 4096)
 "$plan" --src tp=2,dp=4 --dst dp=2,cp=2,tp=2 "${size[@]}" --output sharded \
     --ranks-per-node 4 --svg "$out/order.svg" >/dev/null
 "$plan" --src tp=8,dp=131072 --dst tp=8,cp=4,dp=32768 --batch 131072 --seq 8192 --hidden 4096 \
-    --output sharded --ranks-per-node 8 --rank 0 --svg "$out/million.svg" >/dev/null
+    --output sharded --ranks-per-node 8 --one-level --rank 0 --svg "$out/million.svg" >/dev/null
 "$plan" --src dp=128 --dst tp=8,dp=16 --batch 128 --seq 8192 --hidden 4096 --ranks-per-node 8 \
     --svg "$out/part.svg" >/dev/null
 "$plan" --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 48 --seq 16 --hidden 96 --dtype f32 \

@@ -142,6 +142,7 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
                                        .far = node && m[i].peer / node != rank / node}))
             return false;
     }
+    pic->passes_on |= passed > 0;
     s->messages += count + passed;
     s->total += b.recv;
     s->minimum += b.minimum;

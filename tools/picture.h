@@ -44,6 +44,7 @@ typedef struct pic {
     int32_t nparts;
     pic_flows_t pass[2]; /* by colo_pass_t */
     int64_t outside;    /* messages with an end that is not drawn */
+    bool passes_on; /* ranks of a node send each other what entered it for several of them */
 } pic_t;
 
 /* The plans of @ranks ([n], ascending), a row each, ordered by part. @segments: of a ragged batch,

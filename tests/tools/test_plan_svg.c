@@ -150,7 +150,7 @@ T_CASE(arrows_between_nodes_are_thick)
     assert_count(text, "<g class=\"flow h", 8);
     assert_count(text, "<g class=\"flow far h", 16);
     free(text);
-    text = drawn(words("--src tp=4,dp=2 --dst tp=1,cp=2,dp=4 --batch 8 --seq 8 --hidden 4 "
+    text = drawn(words("--src tp=2,dp=4 --dst tp=4,dp=2 --batch 8 --seq 8 --hidden 4 "
                        "--ranks-per-node 2"));
     assert_count(text, ">2 ranks per node. What several ranks of a node lack<", 1);
     assert_count(text, ">enters it once; they pass it on.<", 1);

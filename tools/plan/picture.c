@@ -189,9 +189,9 @@ static void print_rows(drawing_t *d)
     if (d->ask->config.ranks_per_node)
         snprintf(next_line(d), sizeof d->line[0], "%s ranks per node.%s",
                  svg_count(d->ask->config.ranks_per_node, n),
-                 d->ask->config.one_level
-                     ? ""
-                     : " What several ranks of a node lack enters it once; they pass it on.");
+                 d->pic.passes_on
+                     ? " What several ranks of a node lack enters it once; they pass it on."
+                     : "");
 }
 
 /* ---- panels ---- */
