@@ -41,6 +41,7 @@ static const pair_t pairs[] = {
     {"tp=8,cp=4,dp=32768", "cp=16,tp=4,dp=16384", 131072, 8, COLO_SHARDED, COLO_DISJOINT},
     {"tp=4,dp=262144", "tp=5,dp=209715", 1048573, 8, COLO_FULL_SEQ, COLO_DISJOINT},
     {"tp=8,dp=131072", "tp=8,pp=8,cp=4,dp=4096", 524288, 8, COLO_SHARDED, COLO_DISJOINT},
+    {"tp=8,dp=131072", "tp=4,cp=4,dp=65536", 524288, 16, COLO_FULL_SEQ, COLO_PARTIAL},
     {"dp=131072,tp=8", "dp=32768,cp=4,tp=8", 524288, 8, COLO_SHARDED, COLO_DISJOINT},
 };
 

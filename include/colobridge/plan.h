@@ -141,7 +141,8 @@ COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t 
 /** Bytes of one rank in one pass; their sums over the ranks of a node are those of the node. */
 typedef struct colo_plan_node_bytes {
     int64_t in;      /* that this rank receives from other nodes */
-    int64_t minimum; /* that some rank of the node needs and none holds; counted at one of them */
+    int64_t minimum; /* that ranks of the node need and none holds; an even part of each is counted
+                        here */
 } colo_plan_node_bytes_t;
 /** colo_plan_node_bytes() - bytes that enter the node at this rank per call */
 COLO_API colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass);

@@ -39,7 +39,7 @@ struct colo_plan {
     bool two_levels; /* ranks make it, with messages or without: the same on all */
     colo_routes_t relay_send[2], relay_recv[2];
     int64_t left_out[2]; /* bytes that this rank holds and a gateway adds up for it */
-    int64_t entering[2]; /* bytes that must enter the node; each is counted at one of its ranks */
+    int64_t entering[2]; /* this rank's part of the bytes that must enter its node */
     colo_plan_bytes_t bytes[2];
     int64_t levels;
     int64_t own_level; /* of this rank among the addends; -1 when it holds nothing of dst */

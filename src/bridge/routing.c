@@ -233,7 +233,9 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         colo_gateway_share_t share;
         const int64_t count = x.of[0] * x.of[1] * x.of[2];
         const bool gets = colo_gateways_share(w, &node, node.mine, &x, &share);
-        w->minimum += w->several_nodes && g.tier > 1 && node.mine == 0 ? count : 0;
+        if (w->several_nodes && g.tier > 1) /* evenly over those that need it */
+            w->minimum += colo_part_lo(count, node.n, node.mine + 1, 0) -
+                          colo_part_lo(count, node.n, node.mine, 0);
         if (level == 0)
             COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &x), done);
         if (g.tier == 0)

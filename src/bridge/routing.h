@@ -53,7 +53,7 @@ typedef struct colo_builder {
     colo_list_t share;          /* colo_entry_t: what one gateway gets of an overlap */
     colo_list_t passes, passed; /* colo_entry_t: what gateways send to their node */
     int64_t left_out;   /* elements that this rank holds and another gateway adds up for it */
-    int64_t minimum;    /* elements that must enter this rank's node, counted at one rank */
+    int64_t minimum;    /* this rank's part of the elements that must enter its node */
     colo_runs_t own[3]; /* this rank's rows: source, destination, all of the destination */
     bool has_own[3];
 } colo_builder_t;

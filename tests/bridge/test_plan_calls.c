@@ -127,6 +127,53 @@ T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
     }
 }
 
+/* The most of a rank's work and of the regions that its plan keeps, over ranks of @nodes nodes
+ * of 16. */
+static void cost_on_nodes(int64_t nodes, int64_t *work, int64_t *kept)
+{
+    static const char *const specs[][2] = {{"tp=8,dp=%lld", "tp=4,cp=4,dp=%lld"},
+                                           {"dp=%lld", "tp=8,cp=2,dp=%lld"}};
+    *work = *kept = 0;
+    for (int pair = 0; pair < 2; pair++) {
+        char text[2][64];
+        snprintf(text[0], sizeof text[0], specs[pair][0], (long long)(16 * nodes / (pair ? 1 : 8)));
+        snprintf(text[1], sizeof text[1], specs[pair][1], (long long)nodes);
+        ref_side_t src = t_side(text[0], true), dst = t_side(text[1], false);
+        colo_layout_t ls, ld;
+        assert_ok(t_layout(&ls, &src));
+        assert_ok(t_layout(&ld, &dst));
+        const colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT,
+                                       .src = &ls,
+                                       .dst = &ld,
+                                       .shape = {16 * nodes, 64, 4096, 0},
+                                       .dtype = COLO_BF16,
+                                       .ranks_per_node = 16};
+        for (int64_t i = 0; i < 64; i++) {
+            colo_plan_t *p = NULL;
+            assert_ok(colo_plan_create(&p, &pc, i < 32 ? i : 16 * nodes - 1 - i * nodes / 8));
+            int64_t regions = 0;
+            for (int pass = 0; pass < 2; pass++)
+                regions += p->recv[pass].nregions + p->send[pass].nregions +
+                           p->local[pass].nregions + p->relay_recv[pass].nregions +
+                           p->relay_send[pass].nregions;
+            *work = p->work > *work ? p->work : *work;
+            *kept = regions > *kept ? regions : *kept;
+            colo_plan_destroy(&p);
+        }
+    }
+}
+
+/* Two levels: a rank of 1,048,576 costs what one of 1,024 costs. */
+T_CASE(plans_on_65536_nodes_cost_their_peers)
+{
+    int64_t work[2], kept[2];
+    cost_on_nodes(64, &work[0], &kept[0]);
+    cost_on_nodes(65536, &work[1], &kept[1]);
+    if (kept[0] == 0 || kept[1] > kept[0] || work[1] > work[0])
+        fail_msg("1024 ranks: %lld looks, %lld regions; 1048576: %lld, %lld", (long long)work[0],
+                 (long long)kept[0], (long long)work[1], (long long)kept[1]);
+}
+
 T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
 {
     static const int64_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7}, other[8] = {0, 1, 2, 3, 4, 5, 7, 6};

@@ -186,6 +186,8 @@ T_CASE(a_million_ranks_are_estimated_from_their_parts)
     assert_int(e, "forward", "recv_bytes_total", 1073741824);
     assert_int(e, "forward", "messages_total", 1048576);
     assert_int(e, "backward", "slow_bytes_total", 1073741824);
+    assert_int(e, "backward", "slow_bytes_minimum", 134217728); /* 8 replicas of a node need it */
+    assert_int(e, "backward", "slow_bytes_one_level", 1073741824);
     assert_int(e, "memory", "bytes_max", 4096);
     json_decref(doc);
 }

@@ -15,21 +15,25 @@
 #include <math.h>
 #include <string.h>
 
-enum { COUNT_MAX = 131072, BAR = 40 };
+enum { COUNT_MAX = 131072, BAR = 40, TOTALS = 10 };
 
 /* ---- counting ---- */
 
 static int64_t *total(plan_sums_t *s, int i)
 {
-    plan_totals_t *t = &s->pass[i / 3];
-    return i % 3 == 0 ? &t->recv_total : i % 3 == 1 ? &t->messages_total : &t->slow_total;
+    plan_totals_t *t = &s->pass[i / 5];
+    return i % 5 == 0   ? &t->recv_total
+           : i % 5 == 1 ? &t->messages_total
+           : i % 5 == 2 ? &t->slow_total
+           : i % 5 == 3 ? &t->slow_minimum
+                        : &t->slow_one_level;
 }
 
 static int count_sample(plan_entry_t *e)
 {
     const plan_ask_t *ask = &e->ask;
     int64_t world = ask->world - ask->first;
-    double mean[6] = {0};
+    double mean[TOTALS] = {0};
     plan_part_t first = {.n = 0};
     int rc = TOOL_OK;
     e->alike = true;
@@ -42,7 +46,7 @@ static int count_sample(plan_entry_t *e)
         plan_sums_merge(&e->sums, &part.sums);
         e->ranks += part.n;
         e->parts++;
-        for (int k = 0; k < 6; k++)
+        for (int k = 0; k < TOTALS; k++)
             mean[k] +=
                 ((double)*total(&part.sums, k) / (double)part.n - mean[k]) / (double)e->parts;
         if (first.n == 0) {
@@ -52,7 +56,7 @@ static int count_sample(plan_entry_t *e)
             plan_part_free(&part);
         }
     }
-    for (int k = 0; k < 6 && rc == TOOL_OK; k++) {
+    for (int k = 0; k < TOTALS && rc == TOOL_OK; k++) {
         int64_t *t = total(&e->sums, k);
         double estimate = mean[k] * (double)world;
         if (e->alike && !first.cut && world % first.n == 0) {
