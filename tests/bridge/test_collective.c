@@ -12,14 +12,6 @@
 #include "bridge/bridge.h" /* private: the groups and their statistics */
 #include "harness/bridge_case.h"
 
-typedef struct kind {
-    colo_output_t output;
-    colo_grad_t grad;
-} kind_t;
-
-static const kind_t kinds[] = {
-    {COLO_FULL_SEQ, COLO_PARTIAL}, {COLO_FULL_SEQ, COLO_DISJOINT}, {COLO_SHARDED, COLO_DISJOINT}};
-
 static const char *const accepted[][2] = {
     {"tp=2,dp=4", "tp=2,cp=2,dp=2"},      {"tp=4,dp=2", "tp=1,cp=2,dp=4"},
     {"tp=4,dp=2", "tp=2,dp=4"},           {"tp=2,dp=4", "tp=4,dp=2"},
@@ -30,14 +22,6 @@ static const char *const accepted[][2] = {
     {"tp=2,pp=1,dp=4", "cp=4,tp=1,dp=2"}, {"tp=2,dp=2", "tp=2,dp=2"},
 };
 #define ACCEPTED (sizeof accepted / sizeof accepted[0])
-
-static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
-{
-    return (t_case_t){.src = t_side(src, true),
-                      .dst = t_side(dst, false),
-                      .shape = {b, n, h},
-                      .algo = COLO_COLLECTIVE};
-}
 
 static int64_t batch_of(const t_case_t *c)
 {
@@ -50,15 +34,14 @@ T_CASE(both_ways_are_what_the_oracle_says)
     static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
     int64_t turn = 0;
     for (size_t i = 0; i < ACCEPTED; i++)
-        for (size_t k = 0; k < 3; k++)
+        for (int k = 0; k < 3; k++)
             for (int a = 0; a < 4; a++)
                 for (int stride = 0; stride < T_STRIDE_COUNT; stride++) {
                     if (t_left_out(turn++))
                         continue;
-                    t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 2);
+                    t_case_t c = t_collective(accepted[i][0], accepted[i][1], 0, 24, 2);
                     c.shape.b = batch_of(&c) * (1 + stride % 2);
-                    c.output = kinds[k].output;
-                    c.grad = kinds[k].grad;
+                    t_case_kind(&c, k);
                     c.axes = axes[a];
                     c.stride = (t_stride_t)stride;
                     c.rounds = 2;
@@ -71,7 +54,7 @@ T_CASE(every_float_dtype_sums_and_every_dtype_moves)
 {
     for (int dtype = 0; dtype < COLO_DTYPE_COUNT; dtype++)
         for (size_t i = 0; i < ACCEPTED; i++) {
-            t_case_t c = make(accepted[i][0], accepted[i][1], 8, 24, 3);
+            t_case_t c = t_collective(accepted[i][0], accepted[i][1], 8, 24, 3);
             c.shape.b = batch_of(&c);
             c.dtype = (colo_dtype_t)dtype;
             c.no_grad = !colo_dtype_is_float(c.dtype);
@@ -85,10 +68,9 @@ T_CASE(every_float_dtype_sums_and_every_dtype_moves)
 T_CASE(an_empty_batch_is_carried)
 {
     for (size_t i = 0; i < ACCEPTED; i++)
-        for (size_t k = 0; k < 3; k++) {
-            t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 2);
-            c.output = kinds[k].output;
-            c.grad = kinds[k].grad;
+        for (int k = 0; k < 3; k++) {
+            t_case_t c = t_collective(accepted[i][0], accepted[i][1], 0, 24, 2);
+            t_case_kind(&c, k);
             t_case_later(&c);
         }
     t_run_rest();
@@ -147,11 +129,10 @@ static colo_status_t compare_rank(colo_comm_t *world, void *arg)
 T_CASE(collective_and_exact_give_the_same_bits)
 {
     for (size_t i = 0; i < ACCEPTED; i++)
-        for (size_t k = 0; k < 3; k++) {
-            t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 3);
+        for (int k = 0; k < 3; k++) {
+            t_case_t c = t_collective(accepted[i][0], accepted[i][1], 0, 24, 3);
             c.shape.b = batch_of(&c);
-            c.output = kinds[k].output;
-            c.grad = kinds[k].grad;
+            t_case_kind(&c, k);
             colo_status_t st = t_run_ranks(t_case_world(&c), compare_rank, &c, sizeof c);
             if (st < 0)
                 fail_msg("%s: %s", t_case_text(&c), colo_last_error());
@@ -234,16 +215,15 @@ T_CASE(the_groups_and_collectives_are_those_of_the_worked_maps)
 {
     static const int64_t pairs[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
     expect_t e[] = {
-        {make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2), pairs, 4, {1, 0}, {0, 1}},
-        {make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2), pairs, 4, {0, 1}, {0, 1}},
-        {make("tp=4,dp=2", "tp=2,dp=4", 8, 8, 2), pairs, 4, {0, 1}, {0, 0}},
-        {make("tp=4,dp=2", "tp=2,cp=2,dp=2", 8, 8, 2), NULL, 0, {0, 0}, {0, 1}},
-        {make("tp=2,dp=2", "tp=2,dp=2", 8, 8, 2), NULL, 0, {0, 0}, {0, 0}},
+        {t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2), pairs, 4, {1, 0}, {0, 1}},
+        {t_collective("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2), pairs, 4, {0, 1}, {0, 1}},
+        {t_collective("tp=4,dp=2", "tp=2,dp=4", 8, 8, 2), pairs, 4, {0, 1}, {0, 0}},
+        {t_collective("tp=4,dp=2", "tp=2,cp=2,dp=2", 8, 8, 2), NULL, 0, {0, 0}, {0, 1}},
+        {t_collective("tp=2,dp=2", "tp=2,dp=2", 8, 8, 2), NULL, 0, {0, 0}, {0, 0}},
     };
     for (size_t i = 0; i < sizeof e / sizeof e[0]; i++)
-        for (size_t k = 0; k < 3; k++) {
-            e[i].c.output = kinds[k].output;
-            e[i].c.grad = kinds[k].grad;
+        for (int k = 0; k < 3; k++) {
+            t_case_kind(&e[i].c, k);
             colo_status_t st = t_run_ranks(t_case_world(&e[i].c), stats_rank, &e[i], sizeof e[i]);
             if (st < 0)
                 fail_msg("%s: %s", t_case_text(&e[i].c), colo_last_error());
@@ -274,10 +254,9 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 
 T_CASE(reshape_keeps_the_groups_and_refuses_odd_batches)
 {
-    for (size_t k = 0; k < 3; k++) {
-        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-        c.output = kinds[k].output;
-        c.grad = kinds[k].grad;
+    for (int k = 0; k < 3; k++) {
+        t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+        t_case_kind(&c, k);
         assert_ok(t_run_ranks(8, reshape_rank, &c, sizeof c));
         c.src = t_side("tp=4,dp=2", true);
         c.dst = t_side("tp=1,cp=2,dp=4", false);
@@ -287,11 +266,11 @@ T_CASE(reshape_keeps_the_groups_and_refuses_odd_batches)
 
 T_CASE(a_rank_outside_the_grids_takes_part_in_create_only)
 {
-    t_case_t c = make("tp=2,dp=2@1", "cp=2,tp=1,dp=2@1", 4, 8, 2);
+    t_case_t c = t_collective("tp=2,dp=2@1", "cp=2,tp=1,dp=2@1", 4, 8, 2);
     c.world = 7;
     c.rounds = 2;
     assert_ok(t_case_run(&c));
-    c = make("tp=1,dp=4@2", "tp=2,dp=2@2", 4, 8, 2);
+    c = t_collective("tp=1,dp=4@2", "tp=2,dp=2@2", 4, 8, 2);
     c.world = 8;
     c.rounds = 2;
     assert_ok(t_case_run(&c));
@@ -300,7 +279,7 @@ T_CASE(a_rank_outside_the_grids_takes_part_in_create_only)
 T_CASE(positions_shard_as_in_exact)
 {
     static const int64_t shuffled[6] = {9, 2, 14, 3, 8, 0};
-    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 6, 2);
+    t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 6, 2);
     c.output = COLO_SHARDED;
     c.dst.map = REF_TABLE;
     c.dst.table = shuffled;
@@ -309,7 +288,7 @@ T_CASE(positions_shard_as_in_exact)
     c.dst.map = REF_OFFSET;
     c.dst.map_offset = 5;
     assert_ok(t_case_run(&c));
-    c = make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 6, 2);
+    c = t_collective("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 6, 2);
     c.output = COLO_SHARDED;
     c.dst.map = REF_TABLE;
     c.dst.table = shuffled;
@@ -352,7 +331,7 @@ T_CASE(a_sibling_outside_the_comm_is_missing)
     static const char *const specs[][2] = {
         {"tp=2,dp=2", "tp=4,dp=1"}, {"tp=4,dp=1", "tp=2,dp=2"}, {"tp=4,dp=1", "tp=2,cp=2,dp=1"}};
     for (size_t i = 0; i < 3; i++) {
-        t_case_t c = make(specs[i][0], specs[i][1], 4, 4, 2);
+        t_case_t c = t_collective(specs[i][0], specs[i][1], 4, 4, 2);
         assert_ok(colo_comm_threads_run(4, lacking_rank, &c));
     }
 }
@@ -414,7 +393,7 @@ T_CASE(a_rank_that_fails_or_stays_away_does_not_leave_its_siblings_waiting)
     static const bool backward[] = {false, true, true, false};
     for (size_t i = 0; i < 4; i++)
         for (int absent = 0; absent < 2; absent++) {
-            wrong_t w = {make(specs[i][0], specs[i][1], 4, 4, 2), absent, backward[i]};
+            wrong_t w = {t_collective(specs[i][0], specs[i][1], 4, 4, 2), absent, backward[i]};
             atomic_store(&is_back, 0);
             colo_status_t st = colo_comm_threads_run(6, wrong_rank, &w);
             if (st < 0)
@@ -438,7 +417,7 @@ static colo_status_t axes_rank(colo_comm_t *world, void *arg)
 
 T_CASE(ranks_with_other_axes_would_gather_nonsense_and_are_a_mismatch)
 {
-    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     assert_ok(colo_comm_threads_run(8, axes_rank, &c));
 }
 

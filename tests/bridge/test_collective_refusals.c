@@ -7,14 +7,6 @@
 
 #include "harness/bridge_case.h"
 
-static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
-{
-    return (t_case_t){.src = t_side(src, true),
-                      .dst = t_side(dst, false),
-                      .shape = {b, n, h},
-                      .algo = COLO_COLLECTIVE};
-}
-
 /* ---- refusals ---- */
 
 static colo_status_t refused_rank(colo_comm_t *world, void *arg)
@@ -45,13 +37,13 @@ T_CASE(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it)
         {"tp=4,dp=2", "dp=4,tp=2"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        t_case_t c = make(refused[i][0], refused[i][1], 12, 8, 2);
+        t_case_t c = t_collective(refused[i][0], refused[i][1], 12, 8, 2);
         c.check = 1;
         assert_ok(t_run_ranks(t_case_world(&c), refused_rank, &c, sizeof c));
     }
-    t_case_t c = make("tp=4,dp=2", "tp=2,dp=4", 6, 8, 2);
+    t_case_t c = t_collective("tp=4,dp=2", "tp=2,dp=4", 6, 8, 2);
     assert_ok(t_run_ranks(8, refused_rank, &c, sizeof c));
-    c = make("tp=2,dp=4", "tp=4,dp=2", 6, 8, 2);
+    c = t_collective("tp=2,dp=4", "tp=4,dp=2", 6, 8, 2);
     assert_ok(t_run_ranks(8, refused_rank, &c, sizeof c));
 }
 
@@ -59,7 +51,7 @@ T_CASE(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it)
 T_CASE(layouts_that_it_would_sum_wrongly_are_refused)
 {
     for (int odd = 0; odd < 6; odd++) {
-        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+        t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
         c.check = 1;
         switch (odd) {
         case 0: /* replicas over cp: their gradients are one value, not addends */
@@ -81,7 +73,7 @@ T_CASE(layouts_that_it_would_sum_wrongly_are_refused)
             c.dst.stage = 1;
             break;
         default: /* fan-out, and the output in shards */
-            c = make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2);
+            c = t_collective("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2);
             c.check = 1;
             c.output = COLO_SHARDED;
             c.dst.nsplits[1] = 0;
@@ -209,7 +201,7 @@ T_CASE(the_collective_way_refuses_in_the_order_of_the_reference)
 T_CASE(samples_that_dp_does_not_split_are_refused)
 {
     for (int side = 0; side < 2; side++) {
-        t_case_t c = make("tp=2,dp=2", "tp=2,dp=2", 4, 8, 2);
+        t_case_t c = t_collective("tp=2,dp=2", "tp=2,dp=2", 4, 8, 2);
         (side ? &c.dst : &c.src)->nsplits[0] = 0;
         colo_layout_t ls, ld;
         assert_ok(t_layout(&ls, &c.src));
@@ -236,7 +228,7 @@ static colo_status_t int_sums_rank(colo_comm_t *world, void *arg)
 
 T_CASE(integers_are_not_summed_over_cp)
 {
-    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     c.dtype = COLO_I32;
     assert_ok(colo_comm_threads_run(8, int_sums_rank, &c));
 }

@@ -32,7 +32,7 @@ static int32_t members_of(const t_case_t *c, int32_t r, int32_t world, int32_t *
 static void expect(const char *src, const char *dst, int64_t b, const char *const *of_rank,
                    int32_t world)
 {
-    t_case_t c = {.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, 8, 2}};
+    t_case_t c = t_between(src, dst, b, 8, 2);
     for (int32_t r = 0; r < world; r++) {
         colo_plan_t *plan = NULL;
         int32_t list[8], n = members_of(&c, r, world, list, &plan);

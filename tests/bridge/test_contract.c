@@ -8,14 +8,9 @@
 
 #include "harness/bridge_case.h"
 
-static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
-{
-    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
-}
-
 static t_case_t usual(void)
 {
-    return make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+    return t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
 }
 
 typedef struct contract {

@@ -8,27 +8,11 @@
 
 #include "harness/bridge_case.h"
 
-typedef struct kind {
-    colo_output_t output;
-    colo_grad_t grad;
-} kind_t;
-
-static const kind_t kinds[] = {{COLO_FULL_SEQ, COLO_PARTIAL},
-                               {COLO_FULL_SEQ, COLO_DISJOINT},
-                               {COLO_SHARDED, COLO_PARTIAL},
-                               {COLO_SHARDED, COLO_DISJOINT}};
-
-static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
-{
-    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
-}
-
 /* a case under all four contracts */
 static void run_kinds(t_case_t c)
 {
-    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
-        c.output = kinds[k].output;
-        c.grad = kinds[k].grad;
+    for (int k = 0; k < T_KINDS; k++) {
+        t_case_kind(&c, k);
         t_case_later(&c);
     }
     t_run_rest();
@@ -38,71 +22,71 @@ static void run_kinds(t_case_t c)
 
 T_CASE(map_a_fans_in_with_context_ranks)
 {
-    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3));
-    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 1));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 1));
 }
 
 T_CASE(map_b_fans_out_with_context_ranks)
 {
-    run_kinds(make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 3));
+    run_kinds(t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 3));
 }
 
 T_CASE(plain_fan_out_and_fan_in)
 {
-    run_kinds(make("tp=4,dp=2", "tp=2,dp=4", 8, 5, 3));
-    run_kinds(make("tp=2,dp=4", "tp=4,dp=2", 8, 5, 3));
-    run_kinds(make("dp=8", "tp=8,dp=1", 8, 3, 2));
-    run_kinds(make("tp=8,dp=1", "dp=8", 8, 3, 2));
+    run_kinds(t_between("tp=4,dp=2", "tp=2,dp=4", 8, 5, 3));
+    run_kinds(t_between("tp=2,dp=4", "tp=4,dp=2", 8, 5, 3));
+    run_kinds(t_between("dp=8", "tp=8,dp=1", 8, 3, 2));
+    run_kinds(t_between("tp=8,dp=1", "dp=8", 8, 3, 2));
 }
 
 T_CASE(maps_with_an_offset_start_at_rank_4)
 {
-    run_kinds(make("tp=2,dp=2@4", "tp=1,dp=4@4", 8, 5, 3));
-    run_kinds(make("tp=2,dp=2@4", "cp=2,dp=2@4", 4, 4, 3));
+    run_kinds(t_between("tp=2,dp=2@4", "tp=1,dp=4@4", 8, 5, 3));
+    run_kinds(t_between("tp=2,dp=2@4", "cp=2,dp=2@4", 4, 4, 3));
 }
 
 T_CASE(equal_batches_sum_over_context_only)
 {
-    run_kinds(make("tp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 3));
-    run_kinds(make("tp=3,dp=2", "tp=1,cp=3,dp=2", 4, 6, 3));
-    run_kinds(make("tp=2,dp=2", "tp=2,dp=2", 4, 3, 2));
-    run_kinds(make("tp=4", "cp=4", 2, 8, 2));
+    run_kinds(t_between("tp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 3));
+    run_kinds(t_between("tp=3,dp=2", "tp=1,cp=3,dp=2", 4, 6, 3));
+    run_kinds(t_between("tp=2,dp=2", "tp=2,dp=2", 4, 3, 2));
+    run_kinds(t_between("tp=4", "cp=4", 2, 8, 2));
 }
 
 T_CASE(dp_that_does_not_divide)
 {
-    run_kinds(make("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2));
-    run_kinds(make("tp=2,dp=3", "tp=3,dp=2", 7, 4, 2));
-    run_kinds(make("tp=2,cp=1,dp=6", "cp=3,dp=4", 11, 6, 2));
+    run_kinds(t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2));
+    run_kinds(t_between("tp=2,dp=3", "tp=3,dp=2", 7, 4, 2));
+    run_kinds(t_between("tp=2,cp=1,dp=6", "cp=3,dp=4", 11, 6, 2));
 }
 
 T_CASE(context_ranks_on_the_source_side)
 {
-    run_kinds(make("tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 2));
-    run_kinds(make("cp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 2));
-    run_kinds(make("cp=3,dp=2", "cp=2,dp=3", 5, 12, 2));
+    run_kinds(t_between("tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 2));
+    run_kinds(t_between("cp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 2));
+    run_kinds(t_between("cp=3,dp=2", "cp=2,dp=3", 5, 12, 2));
 }
 
 T_CASE(pipeline_stages_hold_at_the_last_and_the_first)
 {
-    run_kinds(make("tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 4, 2));
-    run_kinds(make("tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 4, 4, 2));
-    run_kinds(make("pp=4,dp=2", "dp=2,pp=4", 4, 4, 2));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 4, 2));
+    run_kinds(t_between("tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 4, 4, 2));
+    run_kinds(t_between("pp=4,dp=2", "dp=2,pp=4", 4, 4, 2));
 }
 
 T_CASE(any_dim_order_and_extra_dims)
 {
-    run_kinds(make("dp=4,tp=2", "dp=2,tp=2,cp=2", 8, 8, 2));
-    run_kinds(make("dp=2,tp=4", "cp=2,dp=4,tp=1", 8, 8, 2));
-    run_kinds(make("tp=2,ep=2,dp=2", "xp=2,cp=2,dp=2", 4, 8, 2));
-    run_kinds(make("ep=8", "xp=4,cp=2", 4, 8, 2));
+    run_kinds(t_between("dp=4,tp=2", "dp=2,tp=2,cp=2", 8, 8, 2));
+    run_kinds(t_between("dp=2,tp=4", "cp=2,dp=4,tp=1", 8, 8, 2));
+    run_kinds(t_between("tp=2,ep=2,dp=2", "xp=2,cp=2,dp=2", 4, 8, 2));
+    run_kinds(t_between("ep=8", "xp=4,cp=2", 4, 8, 2));
 }
 
 T_CASE(grids_of_other_sizes_and_places)
 {
-    run_kinds(make("tp=2,dp=2", "tp=2,cp=2,dp=2@4", 4, 4, 2)); /* no rank in common */
-    run_kinds(make("tp=2,cp=2,dp=2", "dp=3@2", 5, 4, 2));
-    run_kinds(make("dp=1", "dp=5@1", 5, 4, 2));
+    run_kinds(t_between("tp=2,dp=2", "tp=2,cp=2,dp=2@4", 4, 4, 2)); /* no rank in common */
+    run_kinds(t_between("tp=2,cp=2,dp=2", "dp=3@2", 5, 4, 2));
+    run_kinds(t_between("dp=1", "dp=5@1", 5, 4, 2));
 }
 
 /* ---- rows ---- */
@@ -110,7 +94,7 @@ T_CASE(grids_of_other_sizes_and_places)
 T_CASE(whole_sequences_with_partial_gradients_may_have_any_length)
 {
     for (int64_t n = 1; n <= 9; n++) {
-        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, n, 2);
+        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, n, 2);
         t_case_later(&c);
         c.dst = t_side("cp=8", false);
         t_case_later(&c);
@@ -120,12 +104,12 @@ T_CASE(whole_sequences_with_partial_gradients_may_have_any_length)
 
 T_CASE(sequence_parallel_ranks_hold_their_block)
 {
-    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     t_side_split(&c.dst, 1, "tp", REF_BLOCK, false);
     run_kinds(c);
     t_side_split(&c.src, 1, "tp", REF_BLOCK, false);
     run_kinds(c);
-    c = make("tp=4,dp=2", "tp=4,dp=2", 4, 8, 2);
+    c = t_between("tp=4,dp=2", "tp=4,dp=2", 4, 8, 2);
     t_side_split(&c.src, 1, "tp", REF_BLOCK, false);
     run_kinds(c);
 }
@@ -133,13 +117,13 @@ T_CASE(sequence_parallel_ranks_hold_their_block)
 T_CASE(rows_go_where_their_llm_position_goes)
 {
     static const int64_t shuffled[6] = {9, 2, 14, 3, 8, 0};
-    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 2);
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 2);
     c.dst.positions = 8; /* image first: rows 0..3 belong to cp 0 0 1 1 */
     run_kinds(c);
     c.dst.map = REF_OFFSET;
     c.dst.map_offset = 4; /* image last: cp 1 1 0 0 */
     run_kinds(c);
-    c = make("tp=2,dp=4", "cp=4,dp=2", 4, 6, 2);
+    c = t_between("tp=2,dp=4", "cp=4,dp=2", 4, 6, 2);
     c.dst.map = REF_TABLE;
     c.dst.table = shuffled;
     c.dst.positions = 16;
@@ -153,7 +137,7 @@ T_CASE(rows_go_where_their_llm_position_goes)
 
 T_CASE(features_in_blocks)
 {
-    t_case_t c = make("tp=2,dp=4", "tp=4,dp=2", 8, 4, 6);
+    t_case_t c = t_between("tp=2,dp=4", "tp=4,dp=2", 8, 4, 6);
     t_side_split(&c.dst, 2, "tp", REF_BLOCK, false);
     run_kinds(c);
     t_side_split(&c.src, 2, "tp", REF_BLOCK, false);
@@ -171,9 +155,9 @@ T_CASE(every_memory_order_and_stride)
             for (int map = 0; map < 3; map++) {
                 if (t_left_out(turn++))
                     continue;
-                t_case_t c = map == 0   ? make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3)
-                             : map == 1 ? make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 3)
-                                        : make("cp=2,dp=3", "cp=3,dp=2", 5, 12, 2);
+                t_case_t c = map == 0   ? t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3)
+                             : map == 1 ? t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 3)
+                                        : t_between("cp=2,dp=3", "cp=3,dp=2", 5, 12, 2);
                 c.axes = axes[a];
                 c.stride = (t_stride_t)stride;
                 run_kinds(c);
@@ -184,7 +168,7 @@ T_CASE(float_dtypes_move_and_sum)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     for (size_t i = 0; i < 4; i++) {
-        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
+        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
         c.dtype = dtypes[i];
         run_kinds(c);
         c.dst = t_side("cp=8", false);
@@ -197,7 +181,7 @@ T_CASE(integer_dtypes_move)
 {
     static const colo_dtype_t dtypes[] = {COLO_I8, COLO_U8, COLO_I16, COLO_I32, COLO_I64};
     for (size_t i = 0; i < 5; i++) {
-        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
+        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
         c.dtype = dtypes[i];
         c.output = COLO_SHARDED;
         t_case_later(&c);
@@ -214,17 +198,17 @@ T_CASE(integer_dtypes_move)
 
 T_CASE(ranks_without_samples_take_part)
 {
-    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 3, 4, 2));
-    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 1, 4, 2));
-    run_kinds(make("dp=8", "cp=2,dp=4", 2, 4, 2));
-    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 0, 4, 2));
-    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 0, 2));
-    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 0));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 3, 4, 2));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 1, 4, 2));
+    run_kinds(t_between("dp=8", "cp=2,dp=4", 2, 4, 2));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 0, 4, 2));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 0, 2));
+    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 0));
 }
 
 T_CASE(a_rank_outside_both_grids_constructs_and_does_nothing)
 {
-    t_case_t c = make("tp=2,dp=2@1", "cp=2,dp=2@1", 4, 4, 2);
+    t_case_t c = t_between("tp=2,dp=2@1", "cp=2,dp=2@1", 4, 4, 2);
     c.world = 7;
     c.rounds = 2; /* odd rounds pass NULL where nothing is held */
     run_kinds(c);
@@ -232,7 +216,7 @@ T_CASE(a_rank_outside_both_grids_constructs_and_does_nothing)
 
 T_CASE(nothing_and_null_are_the_same_tensor)
 {
-    t_case_t c = make("tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2", 4, 4, 2);
+    t_case_t c = t_between("tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2", 4, 4, 2);
     c.rounds = 4;
     run_kinds(c);
 }
@@ -271,10 +255,9 @@ static colo_status_t outstanding(colo_comm_t *world, void *arg)
 
 T_CASE(several_forwards_may_be_outstanding)
 {
-    for (size_t k = 0; k < 4; k++) {
-        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-        c.output = kinds[k].output;
-        c.grad = kinds[k].grad;
+    for (int k = 0; k < 4; k++) {
+        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+        t_case_kind(&c, k);
         assert_ok(t_run_ranks(8, outstanding, &c, sizeof c));
     }
 }
@@ -297,8 +280,8 @@ static colo_status_t two_bridges(colo_comm_t *world, void *arg)
 
 T_CASE(two_bridges_share_a_communicator)
 {
-    t_case_t c[2] = {make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
-                     make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
+    t_case_t c[2] = {t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
+                     t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
     c[1].output = COLO_SHARDED;
     c[1].dtype = COLO_BF16;
     assert_ok(t_run_ranks(8, two_bridges, c, sizeof *c));
@@ -352,14 +335,13 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 
 T_CASE(a_bridge_takes_another_batch_or_length_and_comes_back)
 {
-    for (size_t k = 0; k < 4; k++) {
+    for (int k = 0; k < 4; k++) {
         reshapes_t a = {
-            .c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
+            .c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
             .n = 6,
             .shape = {{4, 8, 3}, {16, 12, 3}, {3, 4, 5}, {8, 6, 3}, {0, 4, 3}, {8, 8, 3}},
             .positions = {0, 0, 0, 12, 0, 0}};
-        a.c.output = kinds[k].output;
-        a.c.grad = kinds[k].grad;
+        t_case_kind(&a.c, k);
         assert_ok(t_run_ranks(8, reshape_rank, &a, sizeof a));
     }
 }
@@ -387,7 +369,7 @@ static colo_status_t frozen_rank(colo_comm_t *world, void *arg)
 
 T_CASE(a_frozen_source_has_no_backward)
 {
-    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
     c.no_grad = true;
     assert_ok(t_run_ranks(8, frozen_rank, &c, sizeof c));
 }
@@ -428,10 +410,9 @@ static colo_status_t negative_zero_rank(colo_comm_t *world, void *arg)
 
 T_CASE(movement_keeps_negative_zero)
 {
-    for (size_t k = 0; k < 4; k++) {
-        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
-        c.output = kinds[k].output;
-        c.grad = kinds[k].grad;
+    for (int k = 0; k < 4; k++) {
+        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+        t_case_kind(&c, k);
         assert_ok(t_run_ranks(8, negative_zero_rank, &c, sizeof c));
     }
 }
@@ -482,9 +463,9 @@ static colo_status_t order_rank(colo_comm_t *world, void *arg)
 
 T_CASE(partial_sums_are_made_in_rank_order)
 {
-    order_case_t a[] = {{make("tp=4,dp=2", "cp=4,dp=2", 4, 8, 3), 4},
-                        {make("dp=8", "cp=8", 8, 16, 3), 8},
-                        {make("dp=6", "dp=2,cp=3", 6, 6, 3), 3}};
+    order_case_t a[] = {{t_between("tp=4,dp=2", "cp=4,dp=2", 4, 8, 3), 4},
+                        {t_between("dp=8", "cp=8", 8, 16, 3), 8},
+                        {t_between("dp=6", "dp=2,cp=3", 6, 6, 3), 3}};
     for (size_t i = 0; i < sizeof a / sizeof a[0]; i++)
         assert_ok(t_run_ranks(t_case_world(&a[i].c), order_rank, &a[i], sizeof a[i]));
 }

@@ -220,11 +220,9 @@ T_CASE(a_tensor_that_is_registered_no_more_is_refused)
  * half of its gradient. */
 static colo_status_t fewer_samples(colo_comm_t *comm, void *arg)
 {
-    t_case_t c = {.src = t_side("dp=4", true),
-                  .dst = t_side("cp=2,dp=2", false),
-                  .shape = {8, 8, 2},
-                  .grad = COLO_DISJOINT,
-                  .world = RANKS};
+    t_case_t c = t_between("dp=4", "cp=2,dp=2", 8, 8, 2);
+    c.grad = COLO_DISJOINT;
+    c.world = RANKS;
     const colo_shape_t one = {1, 8, 2, 0};
     colo_comm_stats_t before, after;
     struct stand s;

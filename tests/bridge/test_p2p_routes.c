@@ -124,11 +124,9 @@ static colo_status_t reshape_in_turn(struct stand *s, t_case_t *c)
 
 static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
 {
-    t_case_t c = {.src = t_side("dp=4", true),
-                  .dst = t_side("dp=3", false),
-                  .shape = {12, 8, 2},
-                  .grad = COLO_DISJOINT,
-                  .world = RANKS};
+    t_case_t c = t_between("dp=4", "dp=3", 12, 8, 2);
+    c.grad = COLO_DISJOINT;
+    c.world = RANKS;
     struct stand s;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
     s.ops.subconnection_create = connect;

@@ -7,14 +7,6 @@
 
 #include "harness/plan_world.h"
 
-typedef struct kind {
-    colo_output_t output;
-    colo_grad_t grad;
-} kind_t;
-
-static const kind_t kinds[] = {
-    {COLO_SHARDED, COLO_DISJOINT}, {COLO_FULL_SEQ, COLO_DISJOINT}, {COLO_FULL_SEQ, COLO_PARTIAL}};
-
 static void judge(const t_case_t *c, bool adjoint)
 {
     t_plans_t w;
@@ -31,9 +23,8 @@ static t_case_t pair_case(const int64_t *s, const int64_t *d, int src_order, int
     t_case_t c = {.src = t_side_ordered(src_order, s[0], s[1], s[2], true),
                   .dst = t_side_ordered(dst_order, d[0], d[1], d[2], false),
                   .shape = {0, 2 * t_lcm(s[1], d[1]), 1},
-                  .output = kinds[kind].output,
-                  .grad = kinds[kind].grad,
                   .dtype = COLO_BF16};
+    t_case_kind(&c, kind);
     int64_t most = s[2] > d[2] ? s[2] : d[2];
     c.shape.b = most + (most > 2); /* one more than divides, where there is room */
     return c;
@@ -80,11 +71,8 @@ T_CASE(sizes_and_offsets_of_the_grids_may_differ)
     for (int a = 0; a < n; a++)
         for (int b = 0; b < n; b++)
             for (int kind = 0; kind < 3; kind++) {
-                t_case_t c = {.src = t_side(specs[a], true),
-                              .dst = t_side(specs[b], false),
-                              .shape = {5, 4, 2},
-                              .output = kinds[kind].output,
-                              .grad = kinds[kind].grad};
+                t_case_t c = t_between(specs[a], specs[b], 5, 4, 2);
+                t_case_kind(&c, kind);
                 judge(&c, true);
             }
 }
@@ -94,11 +82,8 @@ T_CASE(sequence_parallel_features_and_position_maps_deliver_exactly_once)
     static const int64_t table[6] = {1, 2, 9, 14, 15, 20};
     for (int variant = 0; variant < 64; variant++)
         for (int kind = 0; kind < 3; kind++) {
-            t_case_t c = {.src = t_side("tp=2,cp=2,dp=3", true),
-                          .dst = t_side("dp=2,tp=2,cp=3", false),
-                          .shape = {5, 6, 3},
-                          .output = kinds[kind].output,
-                          .grad = kinds[kind].grad};
+            t_case_t c = t_between("tp=2,cp=2,dp=3", "dp=2,tp=2,cp=3", 5, 6, 3);
+            t_case_kind(&c, kind);
             c.src.positions = c.dst.positions = 24;
             if (variant & 1)
                 t_side_split(&c.src, 1, "tp", REF_BLOCK, false);
@@ -124,11 +109,9 @@ T_CASE(empty_batches_rows_and_widths_plan_to_nothing)
 {
     for (int e = 0; e < 3; e++)
         for (int kind = 0; kind < 3; kind++) {
-            t_case_t c = {.src = t_side("tp=2,dp=4", true),
-                          .dst = t_side("tp=2,cp=2,dp=2", false),
-                          .shape = {e == 0 ? 0 : 4, e == 1 ? 0 : 4, e == 2 ? 0 : 4},
-                          .output = kinds[kind].output,
-                          .grad = kinds[kind].grad};
+            t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", e == 0 ? 0 : 4, e == 1 ? 0 : 4,
+                                   e == 2 ? 0 : 4);
+            t_case_kind(&c, kind);
             judge(&c, false);
         }
 }
@@ -144,12 +127,9 @@ T_CASE(senders_are_the_nearest_that_hold_the_data)
         for (int b = 0; b < n; b++)
             for (int kind = 0; kind < 3; kind++)
                 for (int64_t rpn = 1; rpn <= 8; rpn++) {
-                    t_case_t c = {.src = t_side(specs[a], true),
-                                  .dst = t_side(specs[b], false),
-                                  .shape = {8, 8, 2},
-                                  .output = kinds[kind].output,
-                                  .grad = kinds[kind].grad,
-                                  .ranks_per_node = rpn};
+                    t_case_t c = t_between(specs[a], specs[b], 8, 8, 2);
+                    t_case_kind(&c, kind);
+                    c.ranks_per_node = rpn;
                     judge(&c, false);
                 }
 }
@@ -194,12 +174,9 @@ T_CASE(large_pieces_that_are_cut_arrive_exactly_once)
         for (int b = 0; b < n; b++)
             for (int kind = 0; kind < 3; kind++)
                 for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
-                    t_case_t c = {.src = t_side(specs[a], true),
-                                  .dst = t_side(specs[b], false),
-                                  .shape = {3, 12, widths[i]},
-                                  .dtype = COLO_F32,
-                                  .output = kinds[kind].output,
-                                  .grad = kinds[kind].grad};
+                    t_case_t c = t_between(specs[a], specs[b], 3, 12, widths[i]);
+                    t_case_kind(&c, kind);
+                    c.dtype = COLO_F32;
                     judge(&c, false);
                 }
 }
@@ -272,8 +249,7 @@ T_CASE(byte_totals_are_the_closed_forms)
 
 T_CASE(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide)
 {
-    t_case_t c = {
-        .src = t_side("tp=2,dp=3", true), .dst = t_side("tp=3,dp=2", false), .shape = {6, 4, 2}};
+    t_case_t c = t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2);
     t_plans_t w;
     assert_true(t_plans_make(&w, &c));
     assert_int_equal(colo_plan_scale(w.plan[0]), 0);
@@ -313,10 +289,8 @@ T_CASE(worked_example_fan_in)
     static const int pair[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
     for (int i = 0; i < 4; i++)
         want[pair[i][0] * 8 + pair[i][1]] = want[pair[i][1] * 8 + pair[i][0]] = 1;
-    t_case_t c = {.src = t_side("tp=2,dp=4", true),
-                  .dst = t_side("tp=2,cp=2,dp=2", false),
-                  .shape = {8, 8, 4},
-                  .output = COLO_SHARDED};
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 4);
+    c.output = COLO_SHARDED;
     expect_matrix(&c, COLO_FORWARD, 8, want);
     expect_matrix(&c, COLO_BACKWARD, 8, want);
     c.output = COLO_FULL_SEQ;
@@ -330,20 +304,16 @@ T_CASE(worked_example_fan_out)
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++)
             want[i * 8 + j] = i != j && i / 4 == j / 4;
-    t_case_t c = {.src = t_side("tp=4,dp=2", true),
-                  .dst = t_side("tp=1,cp=2,dp=4", false),
-                  .shape = {8, 8, 4},
-                  .output = COLO_SHARDED};
+    t_case_t c = t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 4);
+    c.output = COLO_SHARDED;
     expect_matrix(&c, COLO_FORWARD, 8, none);
     expect_matrix(&c, COLO_BACKWARD, 8, want);
 }
 
 T_CASE(worked_example_without_a_divisor)
 {
-    t_case_t c = {.src = t_side("tp=2,dp=3", true),
-                  .dst = t_side("tp=3,dp=2", false),
-                  .shape = {6, 4, 4},
-                  .output = COLO_SHARDED};
+    t_case_t c = t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 4);
+    c.output = COLO_SHARDED;
     t_plans_t w;
     int64_t v = 6 * 4 * 4 * 4;
     assert_true(t_plans_make(&w, &c));
@@ -370,10 +340,8 @@ T_CASE(worked_example_without_a_divisor)
 
 T_CASE(partial_gradients_move_every_level_but_the_own_one)
 {
-    t_case_t c = {.src = t_side("tp=2,dp=2", true),
-                  .dst = t_side("cp=2,tp=1,dp=2", false),
-                  .shape = {4, 4, 2},
-                  .grad = COLO_PARTIAL};
+    t_case_t c = t_between("tp=2,dp=2", "cp=2,tp=1,dp=2", 4, 4, 2);
+    c.grad = COLO_PARTIAL;
     t_plans_t w;
     assert_true(t_plans_make(&w, &c));
     int64_t v = 4 * 4 * 2 * 4;

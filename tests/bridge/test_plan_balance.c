@@ -15,14 +15,6 @@
 #define WHOLE_BELOW 65536 /* bytes: smaller overlaps are not cut */
 #define MOST 64           /* ranks of a case */
 
-typedef struct kind {
-    colo_output_t output;
-    colo_grad_t grad;
-} kind_t;
-
-static const kind_t kinds[] = {
-    {COLO_SHARDED, COLO_DISJOINT}, {COLO_FULL_SEQ, COLO_DISJOINT}, {COLO_FULL_SEQ, COLO_PARTIAL}};
-
 /* Ranks that hold, or need, the same elements. */
 typedef struct set {
     ref_part_t part;
@@ -330,13 +322,12 @@ T_CASE(sizes_that_do_not_divide_are_shared_within_one_piece)
     };
     int64_t whole = 0, cut = 0;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        for (size_t kind = 0; kind < 3; kind++) {
+        for (int kind = 0; kind < 3; kind++) {
             t_case_t c = {.src = t_side(known[i].src, true),
                           .dst = t_side(known[i].dst, false),
                           .shape = known[i].shape,
-                          .dtype = COLO_BF16,
-                          .output = kinds[kind].output,
-                          .grad = kinds[kind].grad};
+                          .dtype = COLO_BF16};
+            t_case_kind(&c, kind);
             judge(&c, true, true, &whole, &cut);
         }
     assert_true(whole > 0 && cut > 0);
@@ -357,7 +348,7 @@ typedef struct tally {
 static void any_sizes(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
     tally_t *t = arg;
-    for (size_t kind = 0; kind < 3; kind++, t->cases++) {
+    for (int kind = 0; kind < 3; kind++, t->cases++) {
         bool equal = t_below(&t->seed, 2);
         int64_t lcm = t_lcm(s[2], d[2]), more = s[2] > d[2] ? s[2] : d[2];
         t_case_t c = {
@@ -365,9 +356,8 @@ static void any_sizes(int64_t n, const int64_t *s, const int64_t *d, void *arg)
             .dst = t_side_ordered((int)t_below(&t->seed, T_ORDERS), d[0], d[1], d[2], false),
             .shape = {equal ? lcm * (1 + t_below(&t->seed, 2)) : 1 + t_below(&t->seed, 3 * more),
                       2 * t_lcm(s[1], d[1]) * (1 + t_below(&t->seed, 5)), odd_width(&t->seed)},
-            .dtype = COLO_BF16,
-            .output = kinds[kind].output,
-            .grad = kinds[kind].grad};
+            .dtype = COLO_BF16};
+        t_case_kind(&c, kind);
         if (!t_left_out(t->cases))
             judge(&c, true, equal, &t->whole, &t->cut);
     }
@@ -393,15 +383,13 @@ T_CASE(candidates_of_any_layouts_and_nodes_take_turns)
     tally_t t = {.seed = t_seed()};
     for (int64_t i = 0; i < t_scaled(1500); i++) {
         static const int64_t nodes[] = {0, 1, 2, 3, 4, 5, 8, 16};
-        size_t kind = (size_t)t_below(&t.seed, 3);
-        t_case_t c = {.src = t_side(specs[t_below(&t.seed, n)], true),
-                      .dst = t_side(specs[t_below(&t.seed, n)], false),
-                      .shape = {1 + t_below(&t.seed, 20), 48 * (1 + t_below(&t.seed, 2)),
-                                odd_width(&t.seed) / 4 + 1},
-                      .dtype = COLO_BF16,
-                      .output = kinds[kind].output,
-                      .grad = kinds[kind].grad,
-                      .ranks_per_node = nodes[t_below(&t.seed, 8)]};
+        const int kind = (int)t_below(&t.seed, 3);
+        t_case_t c = t_between(specs[t_below(&t.seed, n)], specs[t_below(&t.seed, n)],
+                               1 + t_below(&t.seed, 20), 48 * (1 + t_below(&t.seed, 2)),
+                               odd_width(&t.seed) / 4 + 1);
+        t_case_kind(&c, kind);
+        c.dtype = COLO_BF16;
+        c.ranks_per_node = nodes[t_below(&t.seed, 8)];
         for (int side = 0; side < 2; side++) {
             ref_side_t *one = side ? &c.dst : &c.src;
             int64_t role = t_below(&t.seed, 4);

@@ -114,14 +114,12 @@ static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_wh
     *ran = 0;
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         for (int how = 0; how < 3; how++) {
-            t_case_t c = {.src = t_side(pairs[i].src, true),
-                          .dst = t_side(pairs[i].dst, false),
-                          .shape = {8, 16, 6},
-                          .axes = "th",
-                          .output = how ? COLO_FULL_SEQ : COLO_SHARDED,
-                          .grad = how == 1 ? COLO_PARTIAL : COLO_DISJOINT,
-                          .dtype = COLO_F32,
-                          .world = colo_comm_size(comm)};
+            t_case_t c = t_between(pairs[i].src, pairs[i].dst, 8, 16, 6);
+            c.axes = "th";
+            c.output = how ? COLO_FULL_SEQ : COLO_SHARDED;
+            c.grad = how == 1 ? COLO_PARTIAL : COLO_DISJOINT;
+            c.dtype = COLO_F32;
+            c.world = colo_comm_size(comm);
             t_ragged_t t;
             if (t_case_world(&(t_case_t){.src = c.src, .dst = c.dst}) > c.world)
                 continue;

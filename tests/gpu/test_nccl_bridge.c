@@ -100,15 +100,14 @@ static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
     int32_t ran = 0;
     for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 3; k++) {
-            t_case_t c = {.src = t_side(t_pairs[i].src, true),
-                          .dst = t_side(t_pairs[i].dst, false),
-                          .shape = {t_pairs[i].b, t_pairs[i].n, t_pairs[i].h},
-                          .output = k == 1 ? COLO_SHARDED : COLO_FULL_SEQ,
-                          .grad = COLO_PARTIAL,
-                          .algo = COLO_COLLECTIVE,
-                          .dtype = k == 2 ? COLO_BF16 : COLO_F32,
-                          .axes = t_axes[k],
-                          .stride = (t_stride_t)(i % T_STRIDE_COUNT)};
+            t_case_t c =
+                t_between(t_pairs[i].src, t_pairs[i].dst, t_pairs[i].b, t_pairs[i].n, t_pairs[i].h);
+            c.output = k == 1 ? COLO_SHARDED : COLO_FULL_SEQ;
+            c.grad = COLO_PARTIAL;
+            c.algo = COLO_COLLECTIVE;
+            c.dtype = k == 2 ? COLO_BF16 : COLO_F32;
+            c.axes = t_axes[k];
+            c.stride = (t_stride_t)(i % T_STRIDE_COUNT);
             if (!fits(&c))
                 continue;
             colo_status_t st = run_one(r, &c);
@@ -140,10 +139,9 @@ static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
 {
     /* 1 and 3 samples do not divide: other ranks are tied together, some have nothing */
     static const int64_t samples[] = {4, 8, 1, 3, 4, 2, 7};
-    t_case_t c = {.src = t_side(gpus >= 4 ? "dp=4" : "dp=2", true),
-                  .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "tp=2,dp=1", false),
-                  .shape = {4, 8, 3},
-                  .dtype = COLO_F32};
+    t_case_t c =
+        t_between(gpus >= 4 ? "dp=4" : "dp=2", gpus >= 4 ? "tp=1,cp=2,dp=2" : "tp=2,dp=1", 4, 8, 3);
+    c.dtype = COLO_F32;
     colo_bridge_t *bridge = NULL;
     rank_try(t_gpu_bridge(r, &c, &bridge));
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) {
@@ -166,8 +164,7 @@ T_CASE(a_bridge_takes_other_batches)
 
 static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
 {
-    t_case_t c = {
-        .src = t_side("dp=2", true), .dst = t_side("tp=2,dp=1", false), .shape = {4, 3, 2}};
+    t_case_t c = t_between("dp=2", "tp=2,dp=1", 4, 3, 2);
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;

@@ -112,25 +112,20 @@ static void run_contract(const contract_t *p)
         fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
 }
 
-static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
-{
-    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
-}
-
 T_CASE(replicas_that_differ_break_a_contract_that_names_them)
 {
-    t_case_t c = make("tp=2,dp=1", "dp=2", 4, 8, 3); /* ranks 0 and 1 hold the same x */
+    t_case_t c = t_between("tp=2,dp=1", "dp=2", 4, 8, 3); /* ranks 0 and 1 hold the same x */
     run_contract(&(contract_t){c, false, 1, 1, 3, 2, {"0", "1", "x"}, true});
     c.stride = T_SPREAD;
     c.axes = "sbh";
     run_contract(&(contract_t){c, false, 0, 3, 7, 0, {"0", "1", "x"}, true});
-    c = make("dp=2", "tp=2,dp=1", 4, 8, 3); /* and the same d_y */
+    c = t_between("dp=2", "tp=2,dp=1", 4, 8, 3); /* and the same d_y */
     run_contract(&(contract_t){c, true, 1, 0, 5, 1, {"0", "1", "d_y"}, true});
 }
 
 T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 {
-    t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 3);
+    t_case_t c = t_between("dp=2", "tp=1,cp=2,dp=1", 4, 8, 3);
     c.grad = COLO_DISJOINT;
     /* zigzag of 8 rows over cp 2: rank 0 owns rows 0 1 6 7, rank 1 rows 2 3 4 5 */
     run_contract(
@@ -159,7 +154,7 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     static const char *const words[] = {"is host memory", "is memory of device",
                                         "the stream is one of device", "a tensor of device"};
     const struct place *p = arg;
-    t_case_t c = make("dp=2", "tp=2,dp=1", 4, 8, 3);
+    t_case_t c = t_between("dp=2", "tp=2,dp=1", 4, 8, 3);
     colo_bridge_t *bridge = NULL;
     struct dev x, y;
     const bool culprit = r->rank == 1;
@@ -234,7 +229,7 @@ T_CASE(below_level_2_the_comm_is_dead_and_no_rank_waits)
 
 static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
 {
-    t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
+    t_case_t c = t_between("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
     colo_bridge_t *bridge = NULL;
     c.dtype = COLO_BF16;
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));

@@ -292,10 +292,8 @@ T_CASE(staging_is_what_must_arrive_and_calls_take_nothing)
 /* One sample leaves ranks 0 and 1 to themselves, four tie them: they connect in the next call. */
 static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
 {
-    t_case_t c = {.src = t_side("dp=4", true),
-                  .dst = t_side("tp=1,cp=2,dp=2", false),
-                  .shape = {1, 8, 3},
-                  .dtype = COLO_F32};
+    t_case_t c = t_between("dp=4", "tp=1,cp=2,dp=2", 1, 8, 3);
+    c.dtype = COLO_F32;
     colo_bridge_t *bridge = NULL;
     struct dev x, y;
     cudaGraph_t graph;

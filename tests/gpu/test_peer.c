@@ -59,15 +59,15 @@ static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
 {
     const int64_t rows = t_scaled(100) < 100 ? 64 : 512;
     for (int k = 0; k < 10; k++) {
-        t_case_t c = {.src = t_side(k < 6 ? "tp=1,dp=4" : "tp=2,dp=2", true),
-                      .dst = t_side(k < 6 ? "tp=1,cp=2,dp=2" : "tp=1,cp=4,dp=1", false),
-                      .shape = {4, rows, k % 3 ? 512 : 129},
-                      .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
-                      .grad = k == 3 ? COLO_DISJOINT : COLO_PARTIAL,
-                      .dtype = k % 4 == 1 ? COLO_BF16 : COLO_F32,
-                      .axes = t_axes[k % 3],
-                      .world = RANKS,
-                      .stride = k == 5 ? T_PADDED : T_TIGHT};
+        t_case_t c =
+            t_between(k < 6 ? "tp=1,dp=4" : "tp=2,dp=2",
+                      k < 6 ? "tp=1,cp=2,dp=2" : "tp=1,cp=4,dp=1", 4, rows, k % 3 ? 512 : 129);
+        c.output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED;
+        c.grad = k == 3 ? COLO_DISJOINT : COLO_PARTIAL;
+        c.dtype = k % 4 == 1 ? COLO_BF16 : COLO_F32;
+        c.axes = t_axes[k % 3];
+        c.world = RANKS;
+        c.stride = k == 5 ? T_PADDED : T_TIGHT;
         rank_try(run_one(r, &c));
     }
     return COLO_OK;
@@ -113,14 +113,12 @@ static colo_status_t shifted_cases(t_gpu_rank_t *r, void *arg)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     for (int k = 0; k < 12; k++) {
-        t_case_t c = {.src = t_side("tp=1,dp=4", true),
-                      .dst = t_side("tp=1,cp=2,dp=2", false),
-                      .shape = {8, 8, 5},
-                      .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
-                      .grad = COLO_PARTIAL,
-                      .dtype = dtypes[k % 4],
-                      .axes = t_axes[k % 3],
-                      .world = RANKS};
+        t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 5);
+        c.output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED;
+        c.grad = COLO_PARTIAL;
+        c.dtype = dtypes[k % 4];
+        c.axes = t_axes[k % 3];
+        c.world = RANKS;
         r->shift = (1 + (size_t)((k + r->rank) % 3)) * colo_dtype_size(c.dtype);
         rank_try(run_one(r, &c));
     }
@@ -137,13 +135,11 @@ T_CASE(tensors_that_begin_at_any_element_arrive)
 static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
 {
     for (int k = 0; k < 2; k++) {
-        t_case_t c = {.src = t_side("tp=1,dp=4", true),
-                      .dst = t_side("tp=1,cp=2,dp=2", false),
-                      .shape = {8, 8, 4},
-                      .output = k ? COLO_FULL_SEQ : COLO_SHARDED,
-                      .grad = COLO_PARTIAL,
-                      .dtype = COLO_F32,
-                      .world = RANKS};
+        t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4);
+        c.output = k ? COLO_FULL_SEQ : COLO_SHARDED;
+        c.grad = COLO_PARTIAL;
+        c.dtype = COLO_F32;
+        c.world = RANKS;
         colo_bridge_t *bridge = NULL;
         rank_try(t_gpu_bridge(r, &c, &bridge));
         for (int64_t i = 0; i < 6; i++) {

@@ -141,6 +141,24 @@ static colo_status_t layout_of(colo_layout_t *layout, const ref_side_t *side, in
     return COLO_OK;
 }
 
+t_case_t t_between(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
+{
+    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
+}
+
+t_case_t t_collective(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
+{
+    t_case_t c = t_between(src, dst, b, n, h);
+    c.algo = COLO_COLLECTIVE;
+    return c;
+}
+
+void t_case_kind(t_case_t *c, int kind)
+{
+    c->output = kind % 3 == 0 ? COLO_SHARDED : COLO_FULL_SEQ;
+    c->grad = kind < 2 ? COLO_DISJOINT : COLO_PARTIAL;
+}
+
 int32_t t_case_world(const t_case_t *c)
 {
     if (c->world)

@@ -66,6 +66,13 @@ typedef void (*t_pair_fn)(int64_t n, const int64_t *src, const int64_t *dst, voi
 int64_t t_each_pair(int64_t lo, int64_t hi, t_pair_fn fn, void *arg);
 int64_t t_lcm(int64_t a, int64_t b);
 
+/* A case of [b, n, h] between two grids; and one for whole collectives. */
+t_case_t t_between(const char *src, const char *dst, int64_t b, int64_t n, int64_t h);
+t_case_t t_collective(const char *src, const char *dst, int64_t b, int64_t n, int64_t h);
+/* Output and gradient @kind of T_KINDS. The last, a sharded output with partial gradients, carries
+ * what the first does. */
+enum { T_KINDS = 4 };
+void t_case_kind(t_case_t *c, int kind);
 int32_t t_case_world(const t_case_t *c);
 /* the library's config of a case; src and dst are where it keeps the layouts */
 colo_status_t t_case_config(const t_case_t *c, colo_layout_t *src, colo_layout_t *dst,

@@ -517,11 +517,9 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
     char src[16], dst[32];
     snprintf(src, sizeof src, "dp=%d", (int)size);
     snprintf(dst, sizeof dst, "cp=2,dp=%d", (int)size / 2);
-    t_case_t c = {.src = t_side(src, true),
-                  .dst = t_side(dst, false),
-                  .shape = {2 * size, 4096, 33},
-                  .dtype = COLO_F32,
-                  .rounds = 2};
+    t_case_t c = t_between(src, dst, 2 * size, 4096, 33);
+    c.dtype = COLO_F32;
+    c.rounds = 2;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = big_rank(world, NULL);

@@ -135,14 +135,12 @@ T_CASE(both_ways_give_what_the_oracle_says)
     static const char *const axes[] = {"bsh", "sbh", "th"};
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         for (int k = 0; k < 9; k++) {
-            t_case_t c = {.src = t_side(pairs[i].src, true),
-                          .dst = t_side(pairs[i].dst, false),
-                          .shape = {pairs[i].batch, 16, 3},
-                          .output = k < 3 ? COLO_SHARDED : COLO_FULL_SEQ,
-                          .grad = k < 6 ? COLO_PARTIAL : COLO_DISJOINT,
-                          .algo = COLO_COLLECTIVE,
-                          .dtype = COLO_F32,
-                          .axes = axes[k % 3]};
+            t_case_t c = t_between(pairs[i].src, pairs[i].dst, pairs[i].batch, 16, 3);
+            c.output = k < 3 ? COLO_SHARDED : COLO_FULL_SEQ;
+            c.grad = k < 6 ? COLO_PARTIAL : COLO_DISJOINT;
+            c.algo = COLO_COLLECTIVE;
+            c.dtype = COLO_F32;
+            c.axes = axes[k % 3];
             const t_case_t *p = &c;
             colo_status_t st = colo_comm_threads_run(t_case_world(&c), on_rank, &p);
             if (st < 0)
