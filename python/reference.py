@@ -14,7 +14,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments
                            'dlpack', 'errors']),
            ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/nll', 'torch/linear',
                                  'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/ranks']),
-           ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
+           ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
 INSIDE = {'apply', 'Listed', 'behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',

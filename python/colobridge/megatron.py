@@ -10,17 +10,23 @@ before a call that needs it, and torch's functions are looked up at the call.
 from __future__ import annotations
 
 import enum
+import importlib
 import math
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .grid import Grid
 from .layout import Layout
+from .megatron_shard import PartitionAdapter, PartitionConfig
 from .plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice, collective_check
+
+__all__ = ['BridgeDirection', 'ColocatedBridgeCommunicator', 'HyperCommGrid', 'PartitionAdapter', 'PartitionConfig',
+           'SliceInfo', 'install', 'uninstall']
 
 _NAME = re.compile(r'(?!.*[0-9][A-Za-z])[A-Za-z_][A-Za-z0-9_]{0,14}$')
 
@@ -449,3 +455,39 @@ class ColocatedBridgeCommunicator:
         if self._bridge is not None:
             self._bridge.destroy()
         self._destroyed = True
+
+
+# Where megatron-core (0.16 to 0.19) defines the classes that ours replace.
+_UPSTREAM = {'HyperCommGrid': 'megatron.core.hyper_comm_grid',
+             'ColocatedBridgeCommunicator': 'megatron.core.models.mimo.comm.colocated_communicator'}
+_replaced: list[tuple[Any, str, Any]] = []  # module, name, what it was
+
+
+def install() -> list[str]:
+    """Puts HyperCommGrid and ColocatedBridgeCommunicator of this module in the place of megatron-core's, in the
+    modules that define them and in every module that has imported them by name. Modules that are imported later
+    find ours. Call it before the program makes a grid. Returns the places, "module.name"; none the second time.
+    ImportError: no megatron-core, or one without these classes."""
+    old: dict[int, tuple[Any, Any]] = {}
+    for name, where in _UPSTREAM.items():
+        try:
+            theirs = getattr(importlib.import_module(where), name)
+        except (ImportError, AttributeError) as why:
+            raise ImportError("install: megatron-core has no %s.%s (%s); it needs one with the MIMO model"
+                              % (where, name, why)) from why
+        if theirs is not globals()[name]:
+            old[id(theirs)] = theirs, globals()[name]
+    places: list[str] = []
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, '__dict__', {}).items()):
+            if id(value) in old and module is not sys.modules[__name__]:
+                setattr(module, name, old[id(value)][1])
+                _replaced.append((module, name, value))
+                places.append('%s.%s' % (module.__name__, name))
+    return places
+
+
+def uninstall() -> None:
+    """Puts back what install() replaced."""
+    while _replaced:
+        setattr(*_replaced.pop())

@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / 'docs'
 
 
 def lines(page):
-    """The first lines of Python on a page, behind nothing but a heading and a sentence."""
+    """The first lines of Python on a page, behind nothing but a heading and a line of text."""
     text = (DOCS / page).read_text()
     before, code = re.match(r'(.*?)```python\n(.*?)```', text, re.S).groups()
     assert before.count('\n') <= 4 and len(re.findall(r'^\S', code, re.M)) <= 8, page

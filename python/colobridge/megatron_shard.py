@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PartitionAdapter and PartitionConfig of Megatron's MIMO model: each context and tensor rank's part of merged
+embeddings, labels and masks. Import them from colobridge.megatron."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ArgumentError
+from .partition import Partition
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """What PartitionAdapter needs to know. cp_group, tp_group: torch process groups, or colobridge.Comms."""
+    seq_parallel: bool
+    use_cp: bool
+    tp_comm_overlap: bool
+    max_seq_len: int
+    kv_format: str = 'sbhd'
+    cp_group: Any = None
+    tp_group: Any = None
+
+    @classmethod
+    def from_mp_config(cls, mp: Any, *, max_seq_len: int, kv_format: str = 'sbhd', cp_group: Any = None,
+                       tp_group: Any = None) -> 'PartitionConfig':
+        """From Megatron's ModelParallelConfig. ValueError: it has context or sequence parallelism without the
+        group; no global state is asked for one."""
+        for name, wanted, group in (('cp_group', mp.context_parallel_size > 1, cp_group),
+                                    ('tp_group', mp.sequence_parallel, tp_group)):
+            if wanted and group is None:
+                raise ArgumentError("PartitionConfig: %s is None, but context_parallel_size is %d and "
+                                    "sequence_parallel is %s; pass the language model's group"
+                                    % (name, mp.context_parallel_size, mp.sequence_parallel))
+        return cls(mp.sequence_parallel, _size(cp_group)[0] > 1, mp.tp_comm_overlap, max_seq_len, kv_format,
+                   cp_group, tp_group)
+
+
+def _size(group: Any) -> tuple[int, int]:
+    from .torch.ranks import size_and_rank
+    return size_and_rank(group)
+
+
+class PartitionAdapter:
+    """This rank's part of a language model's inputs, zigzag over cp, then blocks over tp with sequence
+    parallelism. cfg: a PartitionConfig, ours or Megatron's. Packed batches need no Transformer Engine."""
+
+    def __init__(self, cfg: Any):
+        self.cfg = cfg
+
+    def shard(self, embeddings: Any, labels: Any, loss_mask: Any, packed_seq_params: Any = None
+              ) -> tuple[Any, Any, Any, Any]:
+        """(embeddings [S/(cp tp), B, H], labels [B, S/cp], loss_mask [B, S/cp], packed_seq_params) of embeddings
+        [S, B, H] and batch-first labels and loss_mask; None stays None. Gradients of embeddings: 0 at other
+        context ranks' positions, gathered over tp. AssertionError: a length that does not divide."""
+        cfg = self.cfg
+        cp, cp_rank = _size(cfg.cp_group) if cfg.use_cp else (1, 0)
+        tp, tp_rank = _size(cfg.tp_group) if cfg.seq_parallel else (1, 0)
+        packed: Any = None if getattr(packed_seq_params, 'qkv_format', 'sbhd') == 'sbhd' else packed_seq_params
+        if embeddings is not None and packed is None:
+            factor = tp * (2 * cp if cp > 1 else 1)
+            if embeddings.shape[0] % factor:
+                raise AssertionError("Sequence length should be divisible by %d for Sequence/Context parallelism: "
+                                     "found %d" % (factor, embeddings.shape[0]))
+            if cfg.seq_parallel and cfg.tp_comm_overlap and embeddings.shape[0] != cfg.max_seq_len:
+                raise AssertionError("TP Comm overlap requires Vision+Text token length == "
+                                     "language_max_sequence_length: found %d, expected %d"
+                                     % (embeddings.shape[0], cfg.max_seq_len))
+        if cp > 1:
+            cu = None
+            if packed is not None:
+                cu = packed.cu_seqlens_q_padded
+                cu = (packed.cu_seqlens_q if cu is None else cu).tolist()
+            from .torch import shard
+            embeddings, labels, loss_mask = (
+                None if t is None else shard(t, Partition(t.shape[axis], cp=cp, cp_rank=cp_rank, cu_padded=cu), axis)
+                for t, axis in ((embeddings, 0), (labels, 1), (loss_mask, 1)))
+        if embeddings is not None and tp > 1:
+            if embeddings.shape[0] % tp:
+                raise AssertionError("Sequence length should be divisible by %d for Sequence parallelism: found %d"
+                                     % (tp, embeddings.shape[0]))
+            embeddings = _scatter().apply(embeddings, cfg.tp_group, tp, tp_rank)
+        return embeddings, labels, loss_mask, packed_seq_params
+
+
+@functools.lru_cache(maxsize=None)
+def _scatter() -> Any:
+    import torch
+
+    from .torch.ranks import comm_of
+    from .torch.tensors import stream_of
+
+    class Scatter(torch.autograd.Function):
+        """This tp rank's block of rows that all of them hold; gradients are gathered."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, group: Any, size: int, rank: int) -> Any:
+            ctx.group = group
+            return x.chunk(size)[rank].contiguous()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            comm = comm_of(ctx.group, g.device, 'PartitionAdapter: tp_group')
+            whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))
+            comm.all_gather(g.contiguous(), whole, stream=stream_of(g.device) if g.is_cuda else None)
+            return whole, None, None, None
+
+    return Scatter
