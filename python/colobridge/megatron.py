@@ -244,9 +244,23 @@ class HyperCommGrid:
         self._pgs.clear()
 
 
-def _layout(make: Callable[..., Layout], grid: Any, extra: Iterable[str]) -> Layout:
+def _layout(make: Callable[..., Layout], grid: Any, extra: Iterable[str], data: list[str]
+            ) -> tuple[Layout, list[str]]:
+    """(the usual layout of a side with each dp rank's samples split on over the dims of @data, those dims)"""
     core, alias = _core(grid.shape, grid.dim_names, grid.rank_offset)
-    return make(core, extra=[alias[name] for name in extra if name in alias])
+    inner = [alias[name] for name in data if name in alias]
+    layout = make(core, extra=[*(alias[name] for name in extra if name in alias), *inner])
+    for name in inner:
+        layout.split('samples', name)
+    return layout, [name for name in ('dp', *inner) if name in core.names]
+
+
+def _replica(at: dict[str, int], dims: list[str], grid: Grid) -> int:
+    """Which part of the batch a rank has; the last dim is the fastest."""
+    index = 0
+    for name in dims:
+        index = index * grid.extent(name) + at[name]
+    return index
 
 
 class BridgeDirection(str, enum.Enum):
@@ -276,8 +290,8 @@ class ColocatedBridgeCommunicator:
     output="sharded" gives each rank its own rows (then exact, positions: length of the LLM's sequence,
     position_offset: where the rows begin in it); grad="disjoint" declares gradients that are zero
     outside own rows; extra: names of dims, other than tp, cp, pp, dp and ep, along which ranks hold
-    copies. A grid with an undeclared one above 1 is refused, because ranks along it may hold different
-    data (gtp_remat). algo="collective" runs that algorithm itself, for comparison. transport=,
+    copies; data: dims along which samples are split on inside of a dp rank, as Megatron does along gtp_remat;
+    dp sizes and positions then count them. A grid with an undeclared one above 1 is refused. algo="collective" runs that algorithm itself, for comparison. transport=,
     buffers=: how CUDA tensors travel (colobridge.torch.Bridge). timing: the first communicate() makes the
     communicators, among the ranks that exchange.
     """
@@ -286,7 +300,7 @@ class ColocatedBridgeCommunicator:
                  dest_module_name: str = 'dest', dim_mapping: dict[str, int] | None = None, *,
                  algo: str | None = None, output: str = 'full', grad: str = 'partial',
                  positions: int | None = None, position_offset: int = 0, transport: str = 'auto',
-                 buffers: int = 0, extra: str | Sequence[str] = ()):
+                 buffers: int = 0, extra: str | Sequence[str] = (), data: str | Sequence[str] = ()):
         self.src_grid, self.dest_grid = src_grid, dest_grid
         self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
         self.dim_mapping = {'b': 0, 's': 1, 'h': 2} if dim_mapping is None else dict(dim_mapping)
@@ -303,12 +317,19 @@ class ColocatedBridgeCommunicator:
         # Without "exact", collective_check() refuses all other dims, in its order.
         copies = _list(extra) if self._exact else \
             {*src_grid.dim_names, *dest_grid.dim_names} - {'cp', 'pp', 'dp'}
-        self._src = _layout(Layout.src, src_grid, copies)
-        self._dst = _layout(Layout.dst, dest_grid, copies)
+        shares = _list(data)
+        if not self._exact and shares:
+            raise ValueError("data is %s; only algo='exact' splits samples over other dims than dp" % shares)
+        if 'dp' in shares or {*shares} & {*_list(extra)}:
+            raise ValueError("data is %s and extra %s; expected other dims than dp, each in one of them"
+                             % (shares, _list(extra)))
+        self._src, self._src_data = _layout(Layout.src, src_grid, copies, shares)
+        self._dst, self._dest_data = _layout(Layout.dst, dest_grid, copies, shares)
         self._positions, self._position_offset = positions, position_offset
         src, dst = self._src.grid, self._dst.grid
-        self.src_tp_size, self.src_dp_size = src.extent('tp'), src.extent('dp')
-        self.dest_tp_size, self.dest_dp_size = dst.extent('tp'), dst.extent('dp')
+        self.src_tp_size, self.dest_tp_size = src.extent('tp'), dst.extent('tp')
+        self.src_dp_size = math.prod(map(src.extent, self._src_data))
+        self.dest_dp_size = math.prod(map(dst.extent, self._dest_data))
         self.dest_cp_size = dst.extent('cp')
         few, many = sorted((self.src_dp_size, self.dest_dp_size))
         if not self._exact:
@@ -341,10 +362,10 @@ class ColocatedBridgeCommunicator:
         self.rank_to_dest_coords: dict[int, tuple[int, int, int]] = {}
         for rank in src.ranks():
             at = src.coords(rank)
-            self.rank_to_src_pos[rank] = (at.get('dp', 0), at.get('tp', 0))
+            self.rank_to_src_pos[rank] = (_replica(at, self._src_data, src), at.get('tp', 0))
         for rank in dst.ranks():
             at = dst.coords(rank)
-            dp, tp, cp = at.get('dp', 0), at.get('tp', 0), at.get('cp', 0)
+            dp, tp, cp = _replica(at, self._dest_data, dst), at.get('tp', 0), at.get('cp', 0)
             self.rank_to_dest_coords[rank] = (dp, tp, cp)
             if cp == 0:
                 self.rank_to_dest_pos[rank] = (dp, tp)

@@ -272,6 +272,22 @@ def test_communicator_with_an_undeclared_extra_dim_is_refused(subgroups):
         communicator(dict(gtp_remat=2, dp=4), dst)
 
 
+def test_dims_of_data_split_samples_inside_of_dp(subgroups):
+    # Megatron's order is tp-gtp_remat-cp-ep-dp, and the rank in its group of data is gtp_remat + 2 dp.
+    src, dst = dict(tp=2, gtp_remat=2, dp=2), dict(tp=2, dp=4)
+    c = communicator(src, dst, algo='exact', data='gtp_remat')
+    assert (c.src_dp_size, c.dest_dp_size, c.direction) == (4, 4, 'equal')
+    assert c.rank_to_src_pos == {r: (r // 2, r % 2) for r in range(8)}
+    c = communicator(dict(gtp_remat=2, tp=2, dp=2), dict(tp=4, dp=2), algo='exact', data=['gtp_remat'])
+    assert c.direction == 'fan_in' and c.rank_to_src_pos[5] == (3, 0)
+    assert c._src.owned(5, 8, 1, 1).samples == (6, 8)
+    assert c.gather_group_ranks == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for wrong, words in ({'data': 'dp'}, 'other dims than dp'), ({'data': 'gtp_remat', 'extra': 'gtp_remat'}, 'each in'), \
+            ({'data': 'gtp_remat', 'algo': None}, "only algo='exact'"):
+        with pytest.raises(ValueError, match=words):
+            communicator(src, dst, **{'algo': 'exact', **wrong})
+
+
 def test_direction_equals_its_string(subgroups):
     for dp, word in (4, 'fan_in'), (2, 'equal'), (1, 'fan_out'):
         c = communicator(dict(tp=8 // dp, dp=dp), dict(tp=4, dp=2))
@@ -381,6 +397,30 @@ def communicates(rank, src, dst, how, more):
     c.destroy()
     c.destroy()
     assert c.gather_pg is None
+
+
+def gtp(rank):
+    """Ranks along gtp_remat have samples of their own; the LLM's have them in Megatron's order of data."""
+    c = ColocatedBridgeCommunicator(grid_of(tp=2, gtp_remat=2, dp=2), grid_of(tp=2, cp=2, dp=2), algo='exact',
+                                    data='gtp_remat')
+    everything = integers((8, 4, 3), 'gtp')
+    mine = rank // 2  # gtp_remat + 2 dp
+    x = everything[2 * mine:2 * mine + 2].clone().requires_grad_()
+    y = c.communicate(x)
+    dp, cp = rank // 4, rank // 2 % 2
+    assert torch.equal(y, everything[4 * dp:4 * dp + 4])
+    y.backward(integers((4, 4, 3), 'g', dp, cp))
+    want = torch.cat([integers((4, 4, 3), 'g', d, 0) + integers((4, 4, 3), 'g', d, 1) for d in (0, 1)])
+    assert torch.equal(x.grad, want[2 * mine:2 * mine + 2])
+    c.destroy()
+
+
+def run_gtp(rank):
+    with_subgroups(gtp, rank)
+
+
+def test_samples_of_gtp_remat_ranks_arrive_in_order(world):
+    world.run(run_gtp)
 
 
 def run_communicates(rank, *args):

@@ -19,6 +19,12 @@ MUTANTS = {
     'a parameter without elements is empty': (
         'torch/linear.py', "if hasattr(weight, 'ds_tensor') and weight.numel() == 0:", 'if False:',
         'test_torch_head.py', 'test_flat_parts_of_zero3'),
+    'the first dim of data is the fastest': (
+        'megatron.py', 'for name in dims:\n        index', 'for name in dims[::-1]:\n        index', 'test_megatron.py',
+        'test_dims_of_data'),
+    'samples count over dp alone': (
+        'torch/bridge.py', 'return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS)',
+        "return self.src.grid.extent('dp'), parts_of(self.src, s.ROWS)", 'test_megatron.py', 'test_samples_of_gtp'),
     'names that other modules have imported stay': (
         'megatron.py', "if id(value) in old and module is not sys.modules[__name__]:",
         "if id(value) in old and module.__name__ in _UPSTREAM.values():", 'test_megatron_core.py', 'test_install_replaces'),

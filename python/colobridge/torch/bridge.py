@@ -211,8 +211,8 @@ class Bridge:
         return inside
 
     def _split_sizes(self) -> tuple[int, int, int]:
-        """Into how many parts the source layout cuts samples (over dp), rows and features."""
-        return self.src.grid.extent('dp'), parts_of(self.src, s.ROWS), parts_of(self.src, s.FEATURES)
+        """Into how many parts the source layout cuts samples, rows and features."""
+        return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS), parts_of(self.src, s.FEATURES)
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
