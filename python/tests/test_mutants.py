@@ -172,7 +172,7 @@ MUTANTS = {
         'torch/linear.py', 'mean and den is None, weights, group)', 'mean and den is None, weights, alone())',
         'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
     'gradients made in forward ignore the upstream one': (
-        'torch/linear.py', '(g.double() * ctx.factor)', 'ctx.factor', 'test_torch_linear.py',
+        'torch/linear.py', '(ctx.factor * g)', 'ctx.factor', 'test_torch_linear.py',
         'test_loss_mode_and_the_others_agree'),
     'no loss keeps gradients of logits': (
         'torch/linear.py', "early = begins == 'loss' and", 'early = False and', 'test_torch_linear.py',
@@ -184,7 +184,7 @@ MUTANTS = {
         'torch/linear.py', 'bound * hidden.element_size() <=', '0 <=', 'test_torch_linear.py',
         'test_loss_mode_of_a_narrow_head'),
     'the upstream gradient is rounded to 16 bits before it multiplies': (
-        'torch/linear.py', '* ctx.factor).to(ctx.real)', '* ctx.factor).to(ctx.dtype)',
+        'torch/linear.py', '(ctx.factor * g).to(ctx.real)', '(ctx.factor * g).to(ctx.dtype)',
         'test_torch_upstream.py', 'test_an_upstream_gradient_multiplies_in_fp32'),
     'sums over tokens are rounded to 16 bits before they are a mean': (
         'torch/linear_plan.py', 'self.real if sums else weight.dtype', 'weight.dtype',

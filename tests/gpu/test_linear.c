@@ -52,7 +52,7 @@ T_CASE(a_support_takes_the_vocabularys_place)
         linear_gpu_options(&c,
                            LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
                                (i % 2 ? LINEAR_CAP : LINEAR_ZLOSS),
-                           i / 4 % 3);
+                           i / 4 % 4);
         linear_case_lists(&c, &rng);
         c.config.logprob.chunk_size = 4;
         linear_gpu_run(&c, 1, "lists");

@@ -140,6 +140,8 @@ def functions() -> tuple[Any, Any]:
             if den is not None:
                 ctx.factor = 1 / den
                 value = (num * ctx.factor).to(plan.real)
+            if ctx.factor.dim() == 0:
+                ctx.factor = ctx.factor.reshape(1)
             side += [num, tokens, *out[1:]]
             if not of.entropy:
                 return value
@@ -152,8 +154,8 @@ def functions() -> tuple[Any, Any]:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
                                   "mode=\"logprob\" keeps what a second one needs")
             made, main = ctx.made, ctx.main
-            # Not 0-dim: then the dtype of what multiplies would not count.
-            by = None if g is None else (g.double() * ctx.factor).to(ctx.real).reshape(1)
+            # The factor is not 0-dim: then the dtype of what multiplies would not count.
+            by = None if g is None else (ctx.factor * g).to(ctx.real)
             if ctx.early:
                 ctx.ready.core.alive()
                 saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')

@@ -375,6 +375,6 @@ class _Ready:
         room, valid, losses = self.at
         if weights is not None:
             return self.plan.mean.weighted(losses, weights, mean, group)
-        factor = self.plan.empty_like(self.plan.mean.wide)
+        factor = self.plan.empty_like(self.plan.mean.factor)
         return *self.plan.mean.forward(self.mean_call, losses, valid, factor.data_ptr(), room, mean,
                                        group), factor

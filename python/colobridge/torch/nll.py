@@ -57,7 +57,7 @@ class MeanCall:
 class Mean:
     """Sums and means of @count losses of dtype @real on a device, and their gradients. Addresses: n_valid
     of the losses, factor where what backward needs is left."""
-    __slots__ = ('losses', 'value', 'wide', 'bytes', 'device', 'cuda', 'empty_like', 'run_forward',
+    __slots__ = ('losses', 'value', 'wide', 'factor', 'bytes', 'device', 'cuda', 'empty_like', 'run_forward',
                  'run_backward', 'run_weighted')
 
     def __init__(self, count: int, real: Any, device: Any):
@@ -67,6 +67,7 @@ class Mean:
             (s.CUDA, device.index) if self.cuda else (s.HOST, -1)))
         self.bytes = (count * s.DTYPE_SIZE[number] + 7) // 8 * 8
         self.value, self.wide = (like((), dtype, device) for dtype in (real, torch.float64))
+        self.factor = like((1,), torch.float64, device)
         self.device, self.empty_like = device, torch.empty_like
         self.run_forward, self.run_backward = (entry('colo_loss_mean_forward'),
                                                entry('colo_loss_mean_backward'))

@@ -64,8 +64,10 @@ class Support:
         if len(self.begin) != tokens or self.ids.device != target.device:
             raise ArgumentError("%s: support has lists of %d tokens on %s, target has %d on %s"
                                 % (what, len(self.begin), self.ids.device, tokens, target.device))
-        begin, end = (rows.spread(t.reshape(rows.shape), 0).reshape(-1) for t in (self.begin, self.end))
-        return torch.cat([target.reshape(-1), begin, end, self.ids])
+        begin, end = self.begin, self.end
+        if not rows.plain:
+            begin, end = (rows.spread(t.reshape(rows.shape), 0) for t in (begin, end))
+        return torch.cat([target if target.dim() == 1 else target.reshape(-1), begin, end, self.ids])
 
 
 class Listed(View):
@@ -92,6 +94,8 @@ class Listed(View):
         if t.dim() != 1 or t.numel() < 3 * self.count or t.dtype is not self.dtype or t.device != self.device:
             raise ArgumentError("%s came back from forward as %s of %s on %s, expected [%d] or more of %s on %s" % (
                 self.what, list(t.shape), t.dtype, t.device, 3 * self.count, self.dtype, self.device))
-        t = t.contiguous()
-        checked(t, self.what, saved=True)
+        if not t.is_contiguous():
+            t = t.contiguous()
+        if self.storage_of(t).nbytes() < 8 * (t.storage_offset() + t.numel()):
+            checked(t, self.what, saved=True)
         return self.point(raw, t)
