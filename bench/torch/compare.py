@@ -132,7 +132,7 @@ def seams(comm, carry):
     """(object, attribute, direction) of the C functions that calls on this communicator end in"""
     if carry is not None:
         return [(carry._last[1], 'run', None)]
-    plans = [found[0] for name in ('_logprobs', '_linear_plans')
+    plans = [getattr(found[0], 'plan', found[0]) for name in ('_logprobs', '_linear_plans', '_losses')
              for found in getattr(comm.__dict__.get(name), 'kept', {}).values()]
     ready = [r for plan in plans for r in getattr(plan, 'kept', {}).values()] or plans
     ready += [plan.mean for plan in plans if getattr(plan, 'mean', None) is not None]
@@ -167,11 +167,16 @@ def overhead(turns, count):
     rows = []
     z, act = torch.randn(4, 2, device=DEVICE), torch.randn(1, 1, 2, device=DEVICE)
     t = torch.zeros(4, dtype=torch.int64, device=DEVICE)
-    w = torch.randn(2, 2, device=DEVICE)
+    w, teacher, ids = torch.randn(2, 2, device=DEVICE), torch.randn(4, 2, device=DEVICE), t[:, None].clone()
+    lists = ct.Support(ids)
     carry = ct.Bridge('tp=1,dp=1', 'tp=1,dp=1', group=cb.Comm.self())
     cases = {'bridge': ((act,), (1, 1, 2), lambda _, x: carry(x)),
              'logprob': ((z, t), (4,), lambda c, x: ct.logprob(x, t, tp_group=c)),
              'linear_logprob': ((z, w, t), (4,), lambda c, x: ct.linear_logprob(x, w, target=t, tp_group=c)),
+             'logprob of lists': ((z, t), (4,), lambda c, x: ct.logprob(x, t, tp_group=c, support=lists)),
+             'topk_logprob': ((z,), (4, 1), lambda c, x: ct.topk_logprob(x, 1, tp_group=c).logp),
+             'logprob_at': ((z, ids), (4, 1), lambda c, x: ct.logprob_at(x, ids, tp_group=c)),
+             'distill': ((z, teacher), (4,), lambda c, x: ct.distill(x, teacher, tp_group=c).kl),
              'nll': ((z, t), (), lambda c, x: ct.nll(x, t, tp_group=c).loss),
              'linear_nll': ((z, w, t), (), lambda c, x: ct.linear_nll(x, w, target=t, tp_group=c).loss)}
 
