@@ -83,11 +83,11 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
         comm->ops->subconnection_destroy(comm, s->subconnection);
     free(s->members);
     colo_mem_free(s->mem, s->stage);
+    for (int pass = 0; pass < 2; pass++) {
+        colo_lane_deinit(s->plan ? s->plan->pool : NULL, &s->lane[pass]);
+        colo_lane_deinit(s->plan ? s->plan->pool : NULL, &s->relay[pass]);
+    }
     colo_plan_destroy(&s->plan);
-    colo_lane_deinit(&s->lane[0]);
-    colo_lane_deinit(&s->lane[1]);
-    colo_lane_deinit(&s->relay[0]);
-    colo_lane_deinit(&s->relay[1]);
     colo_mem_free(s->mem, s->sums);
     free(s->sum_of);
     free(s->run);

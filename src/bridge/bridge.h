@@ -117,7 +117,7 @@ typedef struct colo_carried {
 
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
 colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass);
-void colo_lane_deinit(colo_pass_messages_t *lane);
+void colo_lane_deinit(const colo_pool_t *pool, colo_pass_messages_t *lane);
 /* Boxes for @n tensors a call from now on. */
 colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n);
 /* Messages, own rows and sums of @n tensors; the lane has boxes for so many. */

@@ -65,32 +65,38 @@ static int by_peer(const void *a, const void *b)
 }
 
 /* Messages whose boxes move to @next, @n for each region instead of @was. */
-static void rebase(colo_message_t *m, int32_t count, colo_box_t **boxes, colo_box_t *next,
-                   int32_t was, int32_t n)
+static void rebase(const colo_pool_t *pool, colo_message_t *m, int32_t count, colo_box_t **boxes,
+                   colo_box_t *next, int32_t was, int32_t n)
 {
     for (int32_t i = 0; i < count; i++) {
         m[i].boxes = next + (m[i].boxes - *boxes) / was * n;
         m[i].nboxes = m[i].nboxes / was * n;
     }
-    free(*boxes);
+    colo_pool_drop(pool, *boxes);
     *boxes = next;
 }
 
-static colo_status_t widen(colo_pass_messages_t *l, int64_t nsend, int64_t nrecv, int32_t n)
+/* @n boxes, filled in by each call. */
+static colo_box_t *boxes_of(colo_pool_t *pool, int64_t n)
+{
+    return colo_pool_take(pool, (size_t)(n + 1) * sizeof(colo_box_t));
+}
+
+static colo_status_t widen(colo_pool_t *pool, colo_pass_messages_t *l, int64_t nsend, int64_t nrecv,
+                           int32_t n)
 {
     if (nsend > INT32_MAX / n || nrecv > INT32_MAX / n)
         return colo_fail(COLO_ERR_ARG, "bridge: %lld boxes of %d tensors, at most 2^31 - 1",
                          (long long)(nsend > nrecv ? nsend : nrecv), (int)n);
-    colo_box_t *send = calloc((size_t)nsend * (size_t)n + 1, sizeof *send);
-    colo_box_t *recv = calloc((size_t)nrecv * (size_t)n + 1, sizeof *recv);
+    colo_box_t *send = boxes_of(pool, nsend * n), *recv = boxes_of(pool, nrecv * n);
     if (!send || !recv) {
-        free(send);
-        free(recv);
+        colo_pool_drop(pool, send);
+        colo_pool_drop(pool, recv);
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes of %d tensors",
                          (long long)(nsend + nrecv), (int)n);
     }
-    rebase(l->send, l->nsends, &l->send_box, send, l->tensors, n);
-    rebase(l->recv, l->nrecvs, &l->recv_box, recv, l->tensors, n);
+    rebase(pool, l->send, l->nsends, &l->send_box, send, l->tensors, n);
+    rebase(pool, l->recv, l->nrecvs, &l->recv_box, recv, l->tensors, n);
     l->tensors = n;
     return COLO_OK;
 }
@@ -100,15 +106,16 @@ colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n
     const colo_plan_t *p = s->plan;
     if (n == s->lane[pass].tensors && n == s->relay[pass].tensors)
         return COLO_OK;
-    COLO_TRY(widen(&s->lane[pass], p->send[pass].nregions, p->recv[pass].nregions, n));
-    return widen(&s->relay[pass], p->relay_send[pass].nregions, p->relay_recv[pass].nregions, n);
+    COLO_TRY(widen(p->pool, &s->lane[pass], p->send[pass].nregions, p->recv[pass].nregions, n));
+    return widen(p->pool, &s->relay[pass], p->relay_send[pass].nregions,
+                 p->relay_recv[pass].nregions, n);
 }
 
-static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, colo_message_t **out,
-                          colo_box_t **boxes, int32_t *count)
+static colo_status_t make(const colo_bridge_t *b, colo_pool_t *pool, const colo_routes_t *routes,
+                          colo_message_t **out, colo_box_t **boxes, int32_t *count)
 {
-    *boxes = calloc((size_t)routes->nregions + 1, sizeof **boxes);
-    *out = calloc((size_t)routes->nmessages + 1, sizeof **out);
+    *boxes = boxes_of(pool, routes->nregions);
+    *out = colo_pool_take(pool, ((size_t)routes->nmessages + 1) * sizeof **out);
     if (!*boxes || !*out)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)routes->nregions);
     for (int32_t i = 0; i < routes->nmessages; i++) {
@@ -137,26 +144,25 @@ colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pas
 {
     colo_pass_messages_t *l = &s->lane[pass], *relay = &s->relay[pass];
     const colo_plan_t *p = s->plan;
-    const size_t nlocals = (size_t)p->local[pass].nregions;
+    const int64_t nlocals = p->local[pass].nregions;
     l->tensors = relay->tensors = 1;
-    COLO_TRY(make(b, &p->send[pass], &l->send, &l->send_box, &l->nsends));
-    COLO_TRY(make(b, &p->relay_send[pass], &relay->send, &relay->send_box, &relay->nsends));
-    COLO_TRY(make(b, &p->relay_recv[pass], &relay->recv, &relay->recv_box, &relay->nrecvs));
-    l->local_from = calloc(nlocals + 1, sizeof *l->local_from);
-    l->local_to = calloc(nlocals + 1, sizeof *l->local_to);
+    COLO_TRY(make(b, p->pool, &p->send[pass], &l->send, &l->send_box, &l->nsends));
+    COLO_TRY(
+        make(b, p->pool, &p->relay_send[pass], &relay->send, &relay->send_box, &relay->nsends));
+    COLO_TRY(
+        make(b, p->pool, &p->relay_recv[pass], &relay->recv, &relay->recv_box, &relay->nrecvs));
+    l->local_from = boxes_of(p->pool, nlocals);
+    l->local_to = boxes_of(p->pool, nlocals);
     if (!l->local_from || !l->local_to)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu boxes that stay", nlocals);
-    return make(b, &p->recv[pass], &l->recv, &l->recv_box, &l->nrecvs);
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes that stay", (long long)nlocals);
+    return make(b, p->pool, &p->recv[pass], &l->recv, &l->recv_box, &l->nrecvs);
 }
 
-void colo_lane_deinit(colo_pass_messages_t *l)
+void colo_lane_deinit(const colo_pool_t *pool, colo_pass_messages_t *l)
 {
-    free(l->send);
-    free(l->recv);
-    free(l->send_box);
-    free(l->recv_box);
-    free(l->local_from);
-    free(l->local_to);
+    void *const lists[] = {l->send, l->recv, l->send_box, l->recv_box, l->local_from, l->local_to};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        colo_pool_drop(pool, lists[i]);
     *l = (colo_pass_messages_t){0};
 }
 

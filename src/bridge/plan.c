@@ -31,13 +31,13 @@ static int64_t region_bytes(const colo_region_t *r, size_t elem)
 }
 
 /* Memory for @n regions in @peers messages. */
-static colo_status_t reserve(colo_routes_t *out, int64_t n, int64_t peers)
+static colo_status_t reserve(colo_pool_t *pool, colo_routes_t *out, int64_t n, int64_t peers)
 {
     if (n == 0)
         return COLO_OK;
-    out->region = malloc((size_t)n * sizeof *out->region);
-    out->offset = malloc((size_t)n * sizeof *out->offset);
-    out->message = malloc((size_t)peers * sizeof *out->message);
+    out->region = colo_pool_take(pool, (size_t)n * sizeof *out->region);
+    out->offset = colo_pool_take(pool, (size_t)n * sizeof *out->offset);
+    out->message = colo_pool_take(pool, (size_t)peers * sizeof *out->message);
     if (!out->region || !out->offset || !out->message)
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
     return COLO_OK;
@@ -60,11 +60,11 @@ static void store(colo_builder_t *w, const colo_entry_t *e, int64_t lo, int64_t 
     }
 }
 
-static void routes_deinit(colo_routes_t *r)
+static void routes_deinit(const colo_pool_t *pool, colo_routes_t *r)
 {
-    free(r->message);
-    free(r->region);
-    free(r->offset);
+    colo_pool_drop(pool, r->message);
+    colo_pool_drop(pool, r->region);
+    colo_pool_drop(pool, r->offset);
     memset(r, 0, sizeof *r);
 }
 
@@ -143,8 +143,8 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_rou
         lo++;
     for (hi = lo; hi < n && e[hi].peer == w->plan->rank;)
         hi++;
-    COLO_TRY(reserve(out, n - (hi - lo), peers));
-    COLO_TRY(reserve(local, hi - lo, 1));
+    COLO_TRY(reserve(w->plan->pool, out, n - (hi - lo), peers));
+    COLO_TRY(reserve(w->plan->pool, local, hi - lo, 1));
     store(w, e, 0, lo, out);
     store(w, e, lo, hi, local);
     store(w, e, hi, n, out);
@@ -459,11 +459,11 @@ void colo_plan_destroy(colo_plan_t **plan)
     if (!plan || !*plan)
         return;
     for (int pass = 0; pass < 2; pass++) {
-        routes_deinit(&(*plan)->send[pass]);
-        routes_deinit(&(*plan)->recv[pass]);
-        routes_deinit(&(*plan)->local[pass]);
-        routes_deinit(&(*plan)->relay_send[pass]);
-        routes_deinit(&(*plan)->relay_recv[pass]);
+        routes_deinit((*plan)->pool, &(*plan)->send[pass]);
+        routes_deinit((*plan)->pool, &(*plan)->recv[pass]);
+        routes_deinit((*plan)->pool, &(*plan)->local[pass]);
+        routes_deinit((*plan)->pool, &(*plan)->relay_send[pass]);
+        routes_deinit((*plan)->pool, &(*plan)->relay_recv[pass]);
     }
     free(*plan);
     *plan = NULL;

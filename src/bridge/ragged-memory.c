@@ -12,6 +12,56 @@
 
 #include <stdlib.h>
 
+/* ---- memory of one batch ---- */
+
+typedef struct colo_chunk {
+    struct colo_chunk *next;
+    size_t size, used; /* this header included */
+} colo_chunk_t;
+
+enum { ALIGNED = 64, SMALLEST = 1 << 16 };
+
+void *colo_pool_take(colo_pool_t *pool, size_t bytes)
+{
+    if (!pool)
+        return malloc(bytes);
+    colo_chunk_t *c = pool->chunk;
+    bytes = (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+    if (!c || bytes > c->size - c->used) {
+        size_t size = c ? 2 * c->size : SMALLEST;
+        while (size - ALIGNED < bytes)
+            size *= 2;
+        c = aligned_alloc(ALIGNED, size);
+        if (!c)
+            return NULL;
+        *c = (colo_chunk_t){.next = pool->chunk, .size = size, .used = ALIGNED};
+        pool->chunk = c;
+    }
+    c->used += bytes;
+    return (char *)c + c->used - bytes;
+}
+
+void colo_pool_deinit(colo_pool_t *pool)
+{
+    while (pool->chunk) {
+        colo_chunk_t *c = pool->chunk;
+        pool->chunk = c->next;
+        free(c);
+    }
+}
+
+void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare)
+{
+    colo_chunk_t *c = pool->chunk;
+    if (c && (!spare->chunk || c->size > spare->chunk->size)) {
+        pool->chunk = c->next;
+        colo_pool_deinit(spare);
+        *c = (colo_chunk_t){.size = c->size, .used = ALIGNED};
+        spare->chunk = c;
+    }
+    colo_pool_deinit(pool);
+}
+
 /* ---- growing ---- */
 
 static colo_status_t grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
@@ -75,6 +125,7 @@ void colo_ragged_destroy(colo_bridge_t *b)
         return;
     colo_ragged_deinit(&b->ragged->axes);
     colo_builder_deinit(&b->ragged->builder);
+    colo_pool_deinit(&b->ragged->spare);
     arena_deinit(b, &b->ragged->sums);
     arena_deinit(b, &b->ragged->stage);
     free(b->ragged);

@@ -36,24 +36,21 @@ static int64_t merged_rows(const colo_ragged_t *r, const colo_side_t *side, cons
 
 colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side,
                                  const int64_t *coords, const colo_runs_t *whole, bool merged,
-                                 colo_stored_t **out, int64_t *rows)
+                                 colo_runs_t *workspace, colo_pool_t *pool, colo_stored_t **out,
+                                 int64_t *rows)
 {
-    colo_runs_t on_rank = {0};
-    colo_status_t st = COLO_OK;
     int64_t first = 0;
     const int64_t n = whole->n;
     if (merged)
-        COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, NULL, true, &on_rank), done);
+        COLO_TRY(colo_ragged_rows(side, coords, NULL, true, workspace));
     *rows = whole->rows;
-    *out = malloc((size_t)(n + 1) * sizeof **out);
-    if (!*out) {
-        st = colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
-        goto done;
-    }
+    *out = colo_pool_take(pool, (size_t)(n + 1) * sizeof **out);
+    if (!*out)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
     bool sorted = true;
     for (int64_t i = 0; i < n; i++) {
         const colo_run_t *run = &whole->run[i];
-        (*out)[i] = (colo_stored_t){run->local, run->count, merged ? on_rank.run[i].local : 0};
+        (*out)[i] = (colo_stored_t){run->local, run->count, merged ? workspace->run[i].local : 0};
         sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
     }
     if (!sorted)
@@ -62,16 +59,16 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side
         *rows = merged_rows(r, side, coords, &first);
     for (int64_t i = 0, at = 0; i < n; at += (*out)[i++].count)
         (*out)[i].row = merged ? (*out)[i].row - first : at;
-done:
-    colo_runs_deinit(&on_rank);
-    return st;
+    return COLO_OK;
 }
 
 /* Of the rows of @places, those that no run of @mine has. */
-static colo_status_t list_foreign(const colo_runs_t *mine, colo_ragged_places_t *places)
+static colo_status_t list_foreign(const colo_runs_t *mine, colo_pool_t *pool,
+                                  colo_ragged_places_t *places)
 {
     /* each run of mine ends one piece of what is stored and begins another */
-    places->foreign = malloc((size_t)(places->n + mine->n + 1) * sizeof *places->foreign);
+    places->foreign =
+        colo_pool_take(pool, (size_t)(places->n + mine->n + 1) * sizeof *places->foreign);
     if (!places->foreign)
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)places->n);
     for (int64_t i = 0, k = 0; i < places->n; i++) {
@@ -97,10 +94,10 @@ static int by_local(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-void colo_ragged_places_deinit(colo_ragged_places_t *places)
+void colo_ragged_places_deinit(const colo_pool_t *pool, colo_ragged_places_t *places)
 {
-    free(places->stored);
-    free(places->foreign);
+    colo_pool_drop(pool, places->stored);
+    colo_pool_drop(pool, places->foreign);
     *places = (colo_ragged_places_t){0};
 }
 
@@ -153,7 +150,7 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     const colo_plan_config_t *c = &p->config;
     colo_side_t dst = {.layout = &p->dst, .ragged = r, .full = c->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS];
-    colo_runs_t mine = {0};
+    colo_runs_t *mine = &w->other;
     const colo_runs_t *whole;
     *rows = 0;
     if (!colo_layout_holds(&p->dst, p->rank))
@@ -161,17 +158,15 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     (void)colo_grid_coords(&p->dst.grid, p->rank, coords);
     COLO_TRY(colo_block_own_rows(w, &dst, coords, &whole));
     places->n = whole->n;
-    COLO_TRY(colo_ragged_stored(r, &dst, coords, whole, merged, &places->stored, rows));
+    COLO_TRY(
+        colo_ragged_stored(r, &dst, coords, whole, merged, mine, p->pool, &places->stored, rows));
     if (!dst.full || c->grad != COLO_DISJOINT || c->no_grad)
         return COLO_OK;
     dst.full = false;
-    colo_status_t st = colo_ragged_rows(&dst, coords, NULL, false, &mine);
-    if (st == COLO_OK && mine.n > 1)
-        qsort(mine.run, (size_t)mine.n, sizeof *mine.run, by_local);
-    if (st == COLO_OK)
-        st = list_foreign(&mine, places);
-    colo_runs_deinit(&mine);
-    return st;
+    COLO_TRY(colo_ragged_rows(&dst, coords, NULL, false, mine));
+    if (mine->n > 1)
+        qsort(mine->run, (size_t)mine->n, sizeof *mine->run, by_local);
+    return list_foreign(mine, p->pool, places);
 }
 
 static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_t *r, size_t unit,
@@ -211,7 +206,7 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
 
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
                                const colo_ragged_t *r, colo_builder_t *w, bool merged,
-                               uint64_t hash, colo_ragged_places_t *places)
+                               uint64_t hash, colo_pool_t *pool, colo_ragged_places_t *places)
 {
     colo_plan_config_t c = *config;
     colo_plan_t *p;
@@ -228,6 +223,7 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
                          (long long)r->rows, (long long)c.shape.features, colo_dtype_name(c.dtype));
     c.shape = (colo_shape_t){.samples = 1, .rows = r->rows, .features = units};
     COLO_TRY(colo_plan_new(&p, &c, rank));
+    p->pool = pool;
     colo_status_t st = build(w, p, r, unit, merged, places);
     if (st < 0) {
         colo_plan_destroy(&p);
@@ -255,10 +251,10 @@ colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config
         return colo_fail_prefix(st, "plan");
     st = colo_ragged_load(&r, segments);
     if (st == COLO_OK)
-        st = colo_ragged_plan(plan, config, rank, &r, &w, false, colo_segments_hash(segments),
+        st = colo_ragged_plan(plan, config, rank, &r, &w, false, colo_segments_hash(segments), NULL,
                               &places);
     colo_ragged_deinit(&r);
     colo_builder_deinit(&w);
-    colo_ragged_places_deinit(&places);
+    colo_ragged_places_deinit(NULL, &places);
     return st;
 }

@@ -130,11 +130,13 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *se
         return colo_fail(COLO_ERR_NOMEM, "segments: %zu bytes", sizeof *x);
     colo_status_t st = COLO_OK;
     x->bridge = bridge;
+    x->pool = r->spare;
+    r->spare.chunk = NULL;
     x->s.bytes = true;
     keep_tables(x, segments, r->axes.rows);
     COLO_TRY_GOTO(st,
                   colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, &r->builder,
-                                   r->merged, x->hash, &x->places),
+                                   r->merged, x->hash, &x->pool, &x->places),
                   done);
     COLO_TRY_GOTO(st, colo_shape_state_load(bridge, &x->s), done);
     COLO_TRY_GOTO(st, colo_ragged_p2p_list(x), done);
@@ -198,8 +200,8 @@ void colo_batch_destroy(colo_batch_t **batch)
         return;
     (*batch)->s.sums = (*batch)->s.stage = NULL; /* the bridge's */
     colo_ragged_p2p_drop(*batch);
-    colo_ragged_places_deinit(&(*batch)->places);
     colo_shape_state_deinit((*batch)->bridge->comm, &(*batch)->s);
+    colo_pool_recycle(&(*batch)->pool, &(*batch)->bridge->ragged->spare);
     free(*batch);
     *batch = NULL;
 }

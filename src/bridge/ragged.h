@@ -106,23 +106,24 @@ typedef struct colo_ragged_places {
     colo_stored_t *foreign; /* [nforeign] owned: DISJOINT: those that other context ranks own */
     int64_t nforeign;
 } colo_ragged_places_t;
-void colo_ragged_places_deinit(colo_ragged_places_t *places);
+void colo_ragged_places_deinit(const colo_pool_t *pool, colo_ragged_places_t *places);
 /* Of @whole, the rows that @coords have on the replica's axis: where their tensor has them, by
  * index.
- * @out: [whole->n], owned by the caller; @rows: of that tensor. */
+ * @out: [whole->n] of @pool; @rows: of that tensor. @workspace: to list rows in. */
 colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side,
                                  const int64_t *coords, const colo_runs_t *whole, bool merged,
-                                 colo_stored_t **out, int64_t *rows);
+                                 colo_runs_t *workspace, colo_pool_t *pool, colo_stored_t **out,
+                                 int64_t *rows);
 /* The tensor's row of index @at, which is one of them. @hint: in and out, in [0, n): which run was
  * found last; the next one is usually it or follows it. */
 int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at, int64_t *hint);
 
 /* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
  * @w: any plan's before, or zeros. @merged: the destination tensor is the whole sequence axis.
- * @hash: of the tables. @places: out. */
+ * @hash: of the tables. @pool: for the plan and @places, which is out; or NULL. */
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
                                const colo_ragged_t *r, colo_builder_t *w, bool merged,
-                               uint64_t hash, colo_ragged_places_t *places);
+                               uint64_t hash, colo_pool_t *pool, colo_ragged_places_t *places);
 
 /* ---- what a bridge keeps for its batches ---- */
 
@@ -138,6 +139,7 @@ typedef struct colo_arena {
 typedef struct colo_ragged_bridge {
     colo_ragged_t axes; /* of the last tables */
     colo_builder_t builder;
+    colo_pool_t spare; /* of a batch that was destroyed */
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
@@ -170,6 +172,7 @@ colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mi
 
 struct colo_batch {
     colo_bridge_t *bridge;
+    colo_pool_t pool; /* of its plan, places and boxes */
     colo_shape_state_t s;
     colo_ragged_places_t places;
     colo_table_t table[COLO_SEGMENT_TABLES];
