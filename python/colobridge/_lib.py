@@ -95,6 +95,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_layout_owned': (STATUS, [_p(s.Layout), I64, _p(s.Shape), BOOL, _p(s.Owned),
                                    _p(s.Run), I64, _p(I64)]),
     'colo_layout_hash': (c.c_uint64, [_p(s.Layout)]),
+    'colo_nodes_create': (STATUS, [_p(P), _p(I32), I64]),
+    'colo_nodes_destroy': (None, [_p(P)]),
     'colo_plan_create': (STATUS, [_p(P), _p(s.PlanConfig), I64]),
     'colo_plan_destroy': (None, [_p(P)]),
     'colo_plan_rank': (I64, [P]),

@@ -30,6 +30,7 @@ class Bridge:
     (features,) then, and axes is "th". placement: y has the rows of the batch only ("packed"), or they go to
     their positions in the caller's buffer ("merged"). max_rows: most rows of a source rank, for which memory
     is allocated at once.
+    ranks_per_node: 0 asks @comm which ranks share a node. one_level: as Plan's; between GPUs always.
     Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
     TimeoutError.
     """
@@ -38,13 +39,15 @@ class Bridge:
                  dtype: str = 'f32', axes: str = 'bsh', output: str = 'full',
                  grad: str = 'partial', algo: str = 'exact', no_grad: bool = False,
                  ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto',
-                 ragged: bool = False, placement: str = 'packed', max_rows: int = 0):
+                 ragged: bool = False, placement: str = 'packed', max_rows: int = 0,
+                 one_level: bool = False):
         self._src, self._dst, self.comm = src, dst, comm
         if ragged and len(shape) == 1:
             shape, axes = (0, 0, *shape), 'th' if axes == 'bsh' else axes
         self._tables = src._table, dst._table  # borrowed; a layout may get another one
         with comm._telling():
-            raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
+            raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node,
+                         one_level)
             raw.ragged, raw.max_rows = ragged, max_rows
             raw.placement = choice('placement', placement, PLACEMENTS)
             raw.axes = text(axes)

@@ -164,6 +164,13 @@ class Comm:
         """The node of a rank, numbered by its first rank; -1 when out of range."""
         return lib().colo_comm_node(self.handle, rank)
 
+    def node_of_world_ranks(self, ranks: int) -> list[int] | None:
+        """The nodes of world ranks 0 to @ranks - 1 or more, as Plan takes them; -1: no member. None: one node."""
+        if self.nodes < 2:
+            return None
+        found = {self.world_rank(r): self.node(r) for r in range(self.size)}
+        return [found.get(r, -1) for r in range(max(ranks, max(found) + 1))]
+
     def set_world_ranks(self, world_ranks: Sequence[int]) -> None:
         """Which world ranks the members are, the same on all of them; before anything is made from it."""
         if len(world_ranks) != self.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,14 +55,14 @@ class Bytes:
 
 
 def config(kind: type, src: Layout, dst: Layout, shape: tuple[int, ...], dtype: str, output: str,
-           grad: str, no_grad: bool, ranks_per_node: int) -> c.Structure:
+           grad: str, no_grad: bool, ranks_per_node: int, one_level: bool) -> c.Structure:
     """The members that a plan's and a bridge's config share."""
     if len(shape) not in (3, 4):
         raise ValueError("shape is %r, expected (samples, rows, features) or also positions"
                          % (shape,))
     raw = kind(struct_size=c.sizeof(kind), dtype=choice('dtype', dtype, s.DTYPE),
                output=choice('output', output, OUTPUTS), grad=choice('grad', grad, GRADS),
-               no_grad=no_grad, ranks_per_node=ranks_per_node)
+               no_grad=no_grad, ranks_per_node=ranks_per_node, one_level=one_level)
     raw.src, raw.dst = c.pointer(src._raw), c.pointer(dst._raw)
     raw.shape = s.Shape(*shape)
     return raw
@@ -71,14 +72,20 @@ class Plan:
     """The plan of world rank @rank. shape: (samples, rows, features[, positions of the LLM]), global.
 
     output: "full" (own samples, all rows) or "sharded" (own rows); grad: "partial" (gradients are
-    summed over cp) or "disjoint". ValueError: sizes, layouts that do not fit.
+    summed over cp) or "disjoint". nodes: what names the node of each rank, in place of ranks_per_node.
+    one_level: each rank gets all that it lacks from ranks that hold it, as in bridges between GPUs; else what
+    several ranks of a node lack enters it once. ValueError: sizes, layouts that do not fit.
     """
 
     def __init__(self, src: Layout, dst: Layout, shape: tuple[int, ...], rank: int, *,
                  dtype: str = 'f32', output: str = 'full', grad: str = 'partial',
-                 no_grad: bool = False, ranks_per_node: int = 0):
-        self._src, self._dst = src, dst
-        raw = config(s.PlanConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
+                 no_grad: bool = False, ranks_per_node: int = 0,
+                 nodes: Sequence[int] | None = None, one_level: bool = False):
+        self._src, self._dst, self._nodes = src, dst, c.c_void_p()
+        raw = config(s.PlanConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node, one_level)
+        if nodes is not None:
+            call('colo_nodes_create', c.byref(self._nodes), (c.c_int32 * len(nodes))(*nodes), len(nodes))
+            raw.nodes = self._nodes
         self._tables = src._table, dst._table  # borrowed; a layout may get another one
         self._handle = c.c_void_p()
         call('colo_plan_create', c.byref(self._handle), raw, rank)
@@ -86,6 +93,8 @@ class Plan:
     def __del__(self) -> None:
         if getattr(self, '_handle', None):
             lib().colo_plan_destroy(c.byref(self._handle))
+        if getattr(self, '_nodes', None):
+            lib().colo_nodes_destroy(c.byref(self._nodes))
 
     rank = property(lambda self: lib().colo_plan_rank(self._handle))
     levels = property(lambda self: lib().colo_plan_addends(self._handle))
@@ -151,4 +160,4 @@ def collective_check(src: Layout, dst: Layout, shape: tuple[int, ...], *, dtype:
                      output: str = 'full', grad: str = 'partial') -> None:
     """ValueError when the COLLECTIVE algorithm would not take this pair (docs/collective.md)."""
     call('colo_plan_collective_check',
-         config(s.PlanConfig, src, dst, shape, dtype, output, grad, False, 0))
+         config(s.PlanConfig, src, dst, shape, dtype, output, grad, False, 0, False))

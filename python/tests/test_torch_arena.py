@@ -475,18 +475,23 @@ def test_masks_stay_masks(world):
     world.run(masks)
 
 
-def test_what_is_reached_goes_by_the_hosts_too():
-    src, dst, shape = 'tp=2,dp=4', 'dp=2,cp=2,tp=2', (8, 16, 16)
+def test_what_is_reached_goes_by_the_hosts_too(monkeypatch):
+    """On one level, also if ranks of a node share what they lack."""
+    shape = (8, 16, 16)
 
-    def rank(comm):
+    def rank(comm, src, dst, nodes):
         found = []
         for per in (0, 2):
             carry = ct.Bridge(src, dst, group=comm, ranks_per_node=per)
-            plan = cb.Plan(carry.src, carry.dst, shape, comm.rank, ranks_per_node=per)
+            plan = cb.Plan(carry.src, carry.dst, shape, comm.rank, ranks_per_node=per, one_level=True,
+                           nodes=None if per else nodes)
             found.append(tuple(map(plan.reached, ('forward', 'backward'))))
             assert carry._reach(comm, shape, memory.s.DTYPES.index('f32'), False)[0] == found[-1]
         return found[0] != found[1]
-    assert any(cb.run_threads(8, rank))
+    for nodes in (None, [0, 1, 1, 0, 0, 1, 0, 1]):
+        monkeypatch.setenv('COLO_NODE', ','.join(map(str, nodes)) if nodes else '')
+        assert any(cb.run_threads(8, lambda comm: rank(comm, 'tp=2,dp=4', 'dp=2,cp=2,tp=2', nodes)))
+        cb.run_threads(8, lambda comm: rank(comm, 'tp=4,dp=2', 'tp=2,cp=4', nodes))
 
 
 EXIT = '''

@@ -283,10 +283,12 @@ class Bridge:
         """(which tensors peers reach, forward and backward; are gradients summed; elements of this
         rank's x and y). What cannot be is left to the making of the bridge to say, on all ranks."""
         me, options = comm.world_rank(comm.rank), self._options
+        ranks = max(layout.grid.offset + layout.grid.size for layout in (self.src, self.dst))
+        nodes = None if options['ranks_per_node'] else comm.node_of_world_ranks(ranks)
         try:
             plan = Plan(self.src, self.dst, shape, me, dtype=s.DTYPES[dtype], output=options['output'],
-                        grad=options['grad'], no_grad=no_grad,
-                        ranks_per_node=options['ranks_per_node'])
+                        grad=options['grad'], no_grad=no_grad, one_level=True,
+                        ranks_per_node=options['ranks_per_node'], nodes=nodes)
             counts = (self.src.count(me, *shape[:3]),
                       self.dst.count(me, *shape[:3], full_rows=options['output'] == 'full'))
         except Error:
