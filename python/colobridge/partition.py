@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from . import _structs as s
 from ._lib import call, lib
+from .plan import choice
 from .tensor import view
 
 
@@ -63,8 +65,17 @@ def _stream(written: Any, stream: int | None) -> int | None:
     return stream
 
 
-def padded(length: int, *, tp: int = 1, cp: int = 1, fp8: bool = False) -> int:
-    """Smallest length >= @length that every split accepts."""
+# Tokens of a rank come in multiples of so many, as megatron-core 0.19 has it for each recipe.
+RECIPES = {'delayed': 16, 'tensorwise': 16, 'blockwise': 16, 'mxfp8': 32, 'nvfp4': 128, 'grouped': 256}
+
+
+def padded(length: int, *, tp: int = 1, cp: int = 1, fp8: bool = False, recipe: str | None = None) -> int:
+    """Smallest length >= @length that every split accepts, and of which each cp rank's part is a multiple of what
+    the recipe of quantised products wants: 16 for "delayed", "tensorwise" and "blockwise" (FP8), 32 for "mxfp8",
+    128 for "nvfp4", 256 for "grouped" kernels. fp8: 16. ValueError: a size, or an unknown recipe."""
     out = s.i64()
     call('colo_partition_padded', length, tp, cp, fp8, c.byref(out))
-    return out.value
+    if recipe is None:
+        return out.value
+    unit = math.lcm(2 * tp * cp if cp > 1 else tp, choice('recipe', recipe, RECIPES) * cp, 16 * cp if fp8 else 1)
+    return -(-length // unit) * unit

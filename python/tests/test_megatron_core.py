@@ -14,7 +14,7 @@ torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
 
-from colobridge import megatron  # noqa: E402
+from colobridge import megatron, padded  # noqa: E402
 from colobridge.megatron import PartitionAdapter, PartitionConfig  # noqa: E402
 
 IMPORTERS = ['megatron.core.pipeline_parallel.bridge_communicator', 'megatron.core.models.mimo.config.role',
@@ -181,3 +181,25 @@ def as_megatron(rank):
 
 def test_partition_adapter_does_what_megatrons_does(world, core):
     world.run(as_megatron)
+
+
+@pytest.mark.parametrize('recipe, align', [('delayed', 16), ('blockwise', 16), ('mxfp8', 32), ('nvfp4', 128),
+                                           ('grouped', 256)])
+def test_padding_by_the_name_of_a_recipe_divides_for_every_rank(recipe, align):
+    for tp, cp in (1, 1), (2, 1), (1, 2), (4, 3):
+        for length in 1, 255, 256, 1000:
+            n = padded(length, tp=tp, cp=cp, recipe=recipe)
+            fits = [m for m in range(length, n + 1)
+                    if m % (tp * cp * (2 if cp > 1 else 1)) == 0 and m // cp % align == 0]
+            assert fits == [n]
+    with pytest.raises(ValueError, match="recipe is 'int3', expected 'delayed' or"):
+        padded(4, recipe='int3')
+
+
+def test_padding_is_that_of_megatron_core(core):
+    from megatron.core.enums import Fp4Recipe, Fp8Recipe
+    from megatron.core.fp4_utils import get_fp4_align_size
+    from megatron.core.fp8_utils import get_fp8_align_size
+    for recipe in ('delayed', 'tensorwise', 'blockwise', 'mxfp8'):
+        assert padded(1, recipe=recipe) == get_fp8_align_size(Fp8Recipe(recipe))
+    assert padded(1, recipe='nvfp4') == get_fp4_align_size(Fp4Recipe.nvfp4)

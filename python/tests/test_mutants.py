@@ -25,6 +25,9 @@ MUTANTS = {
     'samples count over dp alone': (
         'torch/bridge.py', 'return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS)',
         "return self.src.grid.extent('dp'), parts_of(self.src, s.ROWS)", 'test_megatron.py', 'test_samples_of_gtp'),
+    'the whole sequence fits the recipe, not each part': (
+        'partition.py', 'choice(\'recipe\', recipe, RECIPES) * cp', 'choice(\'recipe\', recipe, RECIPES)',
+        'test_megatron_core.py', 'test_padding_by_the_name'),
     'names that other modules have imported stay': (
         'megatron.py', "if id(value) in old and module is not sys.modules[__name__]:",
         "if id(value) in old and module.__name__ in _UPSTREAM.values():", 'test_megatron_core.py', 'test_install_replaces'),
