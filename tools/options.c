@@ -134,6 +134,19 @@ int tool_parse(const char *tool, tool_option_t *options, int count, int argc, ch
     return TOOL_OK;
 }
 
+int tool_start(const char *tool, tool_option_t *options, int count, int argc, char **argv,
+               const char *help, const char *examples)
+{
+    TOOL_TRY(tool_parse(tool, options, count, argc, argv));
+    if (tool_find(options, count, "--help")->given)
+        printf("%s%s", help, examples);
+    else if (tool_find(options, count, "--version")->given)
+        printf("%s %s\n", tool, colo_version());
+    else
+        return TOOL_GO_ON;
+    return tool_finish(TOOL_OK, tool);
+}
+
 int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value)
 {
     if (!option->given)
@@ -214,6 +227,15 @@ int tool_grid(const char *tool, const tool_option_t *option, int64_t most, colo_
             TOOL_WRONG_USE, tool, "%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
             option->name, (long long)grid->size, (long long)grid->offset, (long long)most);
     return TOOL_OK;
+}
+
+int tool_dtype(const char *tool, const tool_option_t *option, colo_dtype_t *dtype)
+{
+    char q[TOOL_QUOTE_MAX];
+    if (!option->given || colo_dtype_parse(option->value, dtype) == COLO_OK)
+        return TOOL_OK;
+    return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is no dtype; see --help", option->name,
+                         tool_quote(q, option->value));
 }
 
 int tool_output(const char *tool, const tool_option_t *option, colo_output_t *output)

@@ -17,6 +17,7 @@
 #define TOOL_OK 0
 #define TOOL_PROBLEM 1
 #define TOOL_WRONG_USE 2
+#define TOOL_GO_ON (-1) /* no exit code */
 
 #define TOOL_TRY(expr)      \
     do {                    \
@@ -38,7 +39,13 @@ typedef struct tool_option {
     bool list;
     int count;                 /* of a list */
     const char *const *values; /* [count], points into argv */
+    unsigned uses;             /* the tool's own: of which subcommands it is */
 } tool_option_t;
+
+/* A tool lists its options once, #define OPTIONS(X) X(SRC, .name = "--src") ..., for the enum of
+ * their rows, which begin with OPT_, and for the table. */
+#define TOOL_OPTION_ID(id, ...) OPT_##id,
+#define TOOL_OPTION_ROW(id, ...) [OPT_##id] = {__VA_ARGS__},
 
 /* One line on stderr, "TOOL: error message": printable ASCII, at most 200 bytes; returns @code. */
 int tool_complain(int code, const char *tool, const char *fmt, ...)
@@ -47,6 +54,11 @@ int tool_complain(int code, const char *tool, const char *fmt, ...)
 /* Fills given and value. Returns TOOL_OK or, after the complaint, TOOL_WRONG_USE. Stops at --help
  * or --version, whatever follows. */
 int tool_parse(const char *tool, tool_option_t *options, int count, int argc, char **argv);
+
+/* The same, and does what --help, two texts, and --version ask for. Returns TOOL_GO_ON, or what the
+ * tool ends with. */
+int tool_start(const char *tool, tool_option_t *options, int count, int argc, char **argv,
+               const char *help, const char *examples);
 
 /* The row of that name; the table is the tool's own, so it is there. */
 tool_option_t *tool_find(tool_option_t *options, int count, const char *name);
@@ -66,6 +78,9 @@ int tool_wrong(const char *tool, const tool_option_t *option);
 
 /* The grid of a spec string, all of whose ranks are below @most. */
 int tool_grid(const char *tool, const tool_option_t *option, int64_t most, colo_grid_t *grid);
+
+/* A dtype that the library knows. */
+int tool_dtype(const char *tool, const tool_option_t *option, colo_dtype_t *dtype);
 
 /* "full" or "sharded", "partial" or "disjoint"; left alone when not given. */
 int tool_output(const char *tool, const tool_option_t *option, colo_output_t *output);

@@ -49,46 +49,27 @@ static const char help[] =
     "\n"
     "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
-enum { /* rows of the table below */
-       OPT_TOPOLOGY,
-       OPT_GRID,
-       OPT_RANKS_PER_NODE,
-       OPT_POLICY,
-       OPT_BIND,
-       OPT_SRC,
-       OPT_DST,
-       OPT_BATCH,
-       OPT_SEQ,
-       OPT_HIDDEN,
-       OPT_DTYPE,
-       OPT_OUTPUT,
-       OPT_GRAD,
-       OPT_WORLD,
-       OPT_JSON,
-       OPT_VERSION,
-       OPT_HELP,
-       OPT_COUNT
-};
+#define OPTIONS(X)                                \
+    X(TOPOLOGY, .name = "--topology")             \
+    X(GRID, .name = "--grid")                     \
+    X(RANKS_PER_NODE, .name = "--ranks-per-node") \
+    X(POLICY, .name = "--policy")                 \
+    X(BIND, .name = "--bind", .flag = true)       \
+    X(SRC, .name = "--src")                       \
+    X(DST, .name = "--dst")                       \
+    X(BATCH, .name = "--batch")                   \
+    X(SEQ, .name = "--seq")                       \
+    X(HIDDEN, .name = "--hidden")                 \
+    X(DTYPE, .name = "--dtype")                   \
+    X(OUTPUT, .name = "--output")                 \
+    X(GRAD, .name = "--grad")                     \
+    X(WORLD, .name = "--world")                   \
+    X(JSON, .name = "--json", .flag = true)       \
+    X(VERSION, .name = "--version", .flag = true) \
+    X(HELP, .name = "--help", .flag = true)
 
-static tool_option_t options[OPT_COUNT] = {
-    [OPT_TOPOLOGY] = {.name = "--topology"},
-    [OPT_GRID] = {.name = "--grid"},
-    [OPT_RANKS_PER_NODE] = {.name = "--ranks-per-node"},
-    [OPT_POLICY] = {.name = "--policy"},
-    [OPT_BIND] = {.name = "--bind", .flag = true},
-    [OPT_SRC] = {.name = "--src"},
-    [OPT_DST] = {.name = "--dst"},
-    [OPT_BATCH] = {.name = "--batch"},
-    [OPT_SEQ] = {.name = "--seq"},
-    [OPT_HIDDEN] = {.name = "--hidden"},
-    [OPT_DTYPE] = {.name = "--dtype"},
-    [OPT_OUTPUT] = {.name = "--output"},
-    [OPT_GRAD] = {.name = "--grad"},
-    [OPT_WORLD] = {.name = "--world"},
-    [OPT_JSON] = {.name = "--json", .flag = true},
-    [OPT_VERSION] = {.name = "--version", .flag = true},
-    [OPT_HELP] = {.name = "--help", .flag = true},
-};
+enum { OPTIONS(TOOL_OPTION_ID) OPT_COUNT };
+static tool_option_t options[OPT_COUNT] = {OPTIONS(TOOL_OPTION_ROW)};
 
 static int read_grid(const tool_option_t *o, int64_t most, colo_grid_t *grid, int64_t *world)
 {
@@ -130,8 +111,7 @@ static int read_bridge(info_ask_t *ask)
     TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
     TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
     TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
-    if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0)
-        return tool_wrong(INFO_TOOL, &options[OPT_DTYPE]);
+    TOOL_TRY(tool_dtype(INFO_TOOL, &options[OPT_DTYPE], &c->dtype));
     TOOL_TRY(tool_output(INFO_TOOL, &options[OPT_OUTPUT], &c->output));
     TOOL_TRY(tool_grad(INFO_TOOL, &options[OPT_GRAD], &c->grad));
     ask->bridge = true;
@@ -177,20 +157,14 @@ int main(int argc, char **argv)
 {
     static info_ask_t ask;
     static info_found_t found;
-    TOOL_TRY(tool_parse(INFO_TOOL, options, OPT_COUNT, argc, argv));
-    if (options[OPT_HELP].given) {
-        fputs(help, stdout);
-        return tool_finish(TOOL_OK, INFO_TOOL);
-    }
-    if (options[OPT_VERSION].given) {
-        printf("%s %s\n", INFO_TOOL, colo_version());
-        return tool_finish(TOOL_OK, INFO_TOOL);
-    }
+    int rc = tool_start(INFO_TOOL, options, OPT_COUNT, argc, argv, help, "");
+    if (rc != TOOL_GO_ON)
+        return rc;
     if (options[OPT_WORLD].given)
         return tool_finish(info_world(options[OPT_WORLD].value), INFO_TOOL);
     TOOL_TRY(read_ask(&ask));
     setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what it has to say about a file is our one line */
-    int rc = info_find(&ask, &found);
+    rc = info_find(&ask, &found);
     if (rc == TOOL_OK)
         rc = ask.json ? info_print_json(&ask, &found) : info_print_text(&ask, &found);
     if (rc == TOOL_OK && info_is_plain(&ask) && colo_env_check(NULL) < 0)

@@ -73,56 +73,34 @@ static const char help[] =
     "\n"
     "Exit: 0 ok, 1 a wrong result or a failure, 2 wrong use, no GPU among it.\n";
 
-enum {
-    BEGIN,
-    END,
-    FACTOR,
-    GPUS,
-    WARMUP,
-    ITERS,
-    SRC,
-    DST,
-    LAYOUTS,
-    BATCH,
-    SEQ,
-    HIDDEN,
-    AXES,
-    DTYPE,
-    OUTPUT,
-    GRAD,
-    TOKENS,
-    VOCAB,
-    ENTROPY,
-    JSON,
-    SVG,
-    VERSION,
-    HELP,
-    COUNT
-};
-
 static const char *const commands[] = {"link", "bridge", "logprob", "plot", NULL};
 enum { LINK = 1, BRIDGE = 2, LOGPROB = 4, PLOT = 8 };
-static const unsigned char takes[COUNT] = {[BEGIN] = LINK | BRIDGE,
-                                           [END] = LINK | BRIDGE,
-                                           [FACTOR] = LINK | BRIDGE,
-                                           [GPUS] = LINK | BRIDGE | LOGPROB,
-                                           [WARMUP] = LINK | BRIDGE | LOGPROB,
-                                           [ITERS] = LINK | BRIDGE | LOGPROB,
-                                           [SRC] = BRIDGE,
-                                           [DST] = BRIDGE,
-                                           [LAYOUTS] = BRIDGE,
-                                           [BATCH] = BRIDGE,
-                                           [SEQ] = BRIDGE,
-                                           [HIDDEN] = BRIDGE,
-                                           [AXES] = BRIDGE,
-                                           [DTYPE] = BRIDGE,
-                                           [OUTPUT] = BRIDGE,
-                                           [GRAD] = BRIDGE,
-                                           [TOKENS] = LOGPROB,
-                                           [VOCAB] = LOGPROB,
-                                           [ENTROPY] = LOGPROB,
-                                           [JSON] = LINK | BRIDGE | LOGPROB,
-                                           [SVG] = LINK | BRIDGE | LOGPROB | PLOT};
+#define OPTIONS(X)                                                           \
+    X(BEGIN, .name = "-b", .uses = LINK | BRIDGE)                            \
+    X(END, .name = "-e", .uses = LINK | BRIDGE)                              \
+    X(FACTOR, .name = "-f", .uses = LINK | BRIDGE)                           \
+    X(GPUS, .name = "-g", .uses = LINK | BRIDGE | LOGPROB)                   \
+    X(WARMUP, .name = "-w", .uses = LINK | BRIDGE | LOGPROB)                 \
+    X(ITERS, .name = "-n", .uses = LINK | BRIDGE | LOGPROB)                  \
+    X(SRC, .name = "--src", .uses = BRIDGE)                                  \
+    X(DST, .name = "--dst", .uses = BRIDGE)                                  \
+    X(LAYOUTS, .name = "--layouts", .list = true, .uses = BRIDGE)            \
+    X(BATCH, .name = "--batch", .uses = BRIDGE)                              \
+    X(SEQ, .name = "--seq", .uses = BRIDGE)                                  \
+    X(HIDDEN, .name = "--hidden", .uses = BRIDGE)                            \
+    X(AXES, .name = "--axes", .uses = BRIDGE)                                \
+    X(DTYPE, .name = "--dtype", .uses = BRIDGE)                              \
+    X(OUTPUT, .name = "--output", .uses = BRIDGE)                            \
+    X(GRAD, .name = "--grad", .uses = BRIDGE)                                \
+    X(TOKENS, .name = "--tokens", .uses = LOGPROB)                           \
+    X(VOCAB, .name = "--vocab", .uses = LOGPROB)                             \
+    X(ENTROPY, .name = "--entropy", .flag = true, .uses = LOGPROB)           \
+    X(JSON, .name = "--json", .flag = true, .uses = LINK | BRIDGE | LOGPROB) \
+    X(SVG, .name = "--svg", .uses = LINK | BRIDGE | LOGPROB | PLOT)          \
+    X(VERSION, .name = "--version", .flag = true)                            \
+    X(HELP, .name = "--help", .flag = true)
+
+enum { OPTIONS(TOOL_OPTION_ID) OPT_COUNT };
 
 /* "8", "64K", "1M", "2G" */
 static int size_of(const tool_option_t *o, int64_t *bytes)
@@ -165,24 +143,24 @@ static int read_pair(perf_t *p, const tool_option_t *src, const tool_option_t *d
 static int read_pairs(perf_t *p, const tool_option_t *o)
 {
     char where[32], q[TOOL_QUOTE_MAX];
-    if (!o[LAYOUTS].given) {
-        for (int i = SRC; i <= DST; i++)
+    if (!o[OPT_LAYOUTS].given) {
+        for (int i = OPT_SRC; i <= OPT_DST; i++)
             if (!o[i].given)
                 return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s is missing; see --help",
                                      o[i].name);
-        return read_pair(p, &o[SRC], &o[DST]);
+        return read_pair(p, &o[OPT_SRC], &o[OPT_DST]);
     }
-    if (o[SRC].given || o[DST].given)
+    if (o[OPT_SRC].given || o[OPT_DST].given)
         return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: not with --layouts",
-                             o[SRC].given ? "--src" : "--dst");
-    for (int i = 0; i < o[LAYOUTS].count; i++) {
+                             o[OPT_SRC].given ? "--src" : "--dst");
+    for (int i = 0; i < o[OPT_LAYOUTS].count; i++) {
         char copy[512];
         snprintf(where, sizeof where, "--layouts entry %d", i + 1);
-        const int len = snprintf(copy, sizeof copy, "%s", o[LAYOUTS].values[i]);
+        const int len = snprintf(copy, sizeof copy, "%s", o[OPT_LAYOUTS].values[i]);
         char *arrow = strstr(copy, "->");
         if (len >= (int)sizeof copy || !arrow)
             return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: %s is not SRC->DST", where,
-                                 tool_quote(q, o[LAYOUTS].values[i]));
+                                 tool_quote(q, o[OPT_LAYOUTS].values[i]));
         *arrow = '\0';
         const tool_option_t src = {.name = where, .value = copy},
                             dst = {.name = where, .value = arrow + 2};
@@ -200,17 +178,17 @@ static int read_bridge(perf_t *p, const tool_option_t *o)
     p->shape = (colo_shape_t){16, 8192, 4096, 0};
     p->output = COLO_SHARDED;
     p->grad = COLO_PARTIAL;
-    TOOL_TRY(tool_i64(PERF_TOOL, &o[BATCH], 1, INT64_C(1) << 30, &p->shape.samples));
-    TOOL_TRY(tool_i64(PERF_TOOL, &o[SEQ], 1, INT64_C(1) << 40, &p->shape.rows));
-    TOOL_TRY(tool_i64(PERF_TOOL, &o[HIDDEN], 1, INT64_C(1) << 30, &p->shape.features));
-    TOOL_TRY(tool_word(PERF_TOOL, &o[AXES], axes, &axis));
-    TOOL_TRY(tool_word(PERF_TOOL, &o[DTYPE], dtypes, &type));
-    TOOL_TRY(tool_output(PERF_TOOL, &o[OUTPUT], &p->output));
-    TOOL_TRY(tool_grad(PERF_TOOL, &o[GRAD], &p->grad));
+    TOOL_TRY(tool_i64(PERF_TOOL, &o[OPT_BATCH], 1, INT64_C(1) << 30, &p->shape.samples));
+    TOOL_TRY(tool_i64(PERF_TOOL, &o[OPT_SEQ], 1, INT64_C(1) << 40, &p->shape.rows));
+    TOOL_TRY(tool_i64(PERF_TOOL, &o[OPT_HIDDEN], 1, INT64_C(1) << 30, &p->shape.features));
+    TOOL_TRY(tool_word(PERF_TOOL, &o[OPT_AXES], axes, &axis));
+    TOOL_TRY(tool_word(PERF_TOOL, &o[OPT_DTYPE], dtypes, &type));
+    TOOL_TRY(tool_output(PERF_TOOL, &o[OPT_OUTPUT], &p->output));
+    TOOL_TRY(tool_grad(PERF_TOOL, &o[OPT_GRAD], &p->grad));
     p->dtype = dtype[type];
     p->axes[0] = axis == 3 ? "bsh" : axes[axis];
     p->axes[1] = axis == 3 ? "sbh" : NULL;
-    if (p->sizes && o[SEQ].given)
+    if (p->sizes && o[OPT_SEQ].given)
         return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "--seq: -b and -e choose it");
     return read_pairs(p, o);
 }
@@ -221,22 +199,22 @@ static int read_options(perf_t *p, tool_option_t *o, unsigned what)
         int at;
         int64_t lo, hi, *value;
     } numbers[] = {
-        {FACTOR, 2, 1 << 20, &p->factor},          {GPUS, 1, 1024, &p->gpus},
-        {WARMUP, 0, 1000000, &p->warmup},          {ITERS, 1, 1000000, &p->iters},
-        {TOKENS, 1, INT64_C(1) << 30, &p->tokens}, {VOCAB, 2, INT64_C(1) << 30, &p->vocab}};
-    for (int i = 0; i < COUNT; i++)
-        if (o[i].given && !(takes[i] & 1u << what))
+        {OPT_FACTOR, 2, 1 << 20, &p->factor},          {OPT_GPUS, 1, 1024, &p->gpus},
+        {OPT_WARMUP, 0, 1000000, &p->warmup},          {OPT_ITERS, 1, 1000000, &p->iters},
+        {OPT_TOKENS, 1, INT64_C(1) << 30, &p->tokens}, {OPT_VOCAB, 2, INT64_C(1) << 30, &p->vocab}};
+    for (int i = 0; i < OPT_COUNT; i++)
+        if (o[i].given && !(o[i].uses & 1u << what))
             return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: not with %s", o[i].name,
                                  commands[what]);
-    TOOL_TRY(size_of(&o[BEGIN], &p->begin));
-    TOOL_TRY(size_of(&o[END], &p->end));
+    TOOL_TRY(size_of(&o[OPT_BEGIN], &p->begin));
+    TOOL_TRY(size_of(&o[OPT_END], &p->end));
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         TOOL_TRY(
             tool_i64(PERF_TOOL, &o[numbers[i].at], numbers[i].lo, numbers[i].hi, numbers[i].value));
-    p->sizes = o[BEGIN].given || o[END].given;
-    p->entropy = o[ENTROPY].given;
-    p->json = o[JSON].given;
-    p->svg = o[SVG].value;
+    p->sizes = o[OPT_BEGIN].given || o[OPT_END].given;
+    p->entropy = o[OPT_ENTROPY].given;
+    p->json = o[OPT_JSON].given;
+    p->svg = o[OPT_SVG].value;
     if (p->begin > p->end)
         return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-b %lld is larger than -e %lld",
                              (long long)p->begin, (long long)p->end);
@@ -274,31 +252,7 @@ static int measure(perf_t *p, unsigned what, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    tool_option_t o[COUNT] = {
-        [BEGIN] = {.name = "-b"},
-        [END] = {.name = "-e"},
-        [FACTOR] = {.name = "-f"},
-        [GPUS] = {.name = "-g"},
-        [WARMUP] = {.name = "-w"},
-        [ITERS] = {.name = "-n"},
-        [SRC] = {.name = "--src"},
-        [DST] = {.name = "--dst"},
-        [LAYOUTS] = {.name = "--layouts", .list = true},
-        [BATCH] = {.name = "--batch"},
-        [SEQ] = {.name = "--seq"},
-        [HIDDEN] = {.name = "--hidden"},
-        [AXES] = {.name = "--axes"},
-        [DTYPE] = {.name = "--dtype"},
-        [OUTPUT] = {.name = "--output"},
-        [GRAD] = {.name = "--grad"},
-        [TOKENS] = {.name = "--tokens"},
-        [VOCAB] = {.name = "--vocab"},
-        [ENTROPY] = {.name = "--entropy", .flag = true},
-        [JSON] = {.name = "--json", .flag = true},
-        [SVG] = {.name = "--svg"},
-        [VERSION] = {.name = "--version", .flag = true},
-        [HELP] = {.name = "--help", .flag = true},
-    };
+    tool_option_t o[OPT_COUNT] = {OPTIONS(TOOL_OPTION_ROW)};
     static perf_t p = {.begin = 1 << 20,
                        .end = 1 << 30,
                        .factor = 4,
@@ -316,14 +270,9 @@ int main(int argc, char **argv)
         p.file = argv[2];
         skip++;
     }
-    TOOL_TRY(tool_parse(PERF_TOOL, o, COUNT, argc - skip, argv + skip));
-    if (o[HELP].given || o[VERSION].given) {
-        if (o[HELP].given)
-            fputs(help, stdout);
-        else
-            printf("%s %s\n", PERF_TOOL, colo_version());
-        return tool_finish(TOOL_OK, PERF_TOOL);
-    }
+    const int rc = tool_start(PERF_TOOL, o, OPT_COUNT, argc - skip, argv + skip, help, "");
+    if (rc != TOOL_GO_ON)
+        return rc;
     if (!name || !commands[what])
         return tool_complain(TOOL_WRONG_USE, PERF_TOOL,
                              "%s is no subcommand: link, bridge, logprob, plot; see --help",

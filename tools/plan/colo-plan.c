@@ -93,68 +93,38 @@ static const char examples[] =
     "\n"
     "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
-enum { /* rows of the table below */
-       OPT_SRC,
-       OPT_DST,
-       OPT_EXTRA,
-       OPT_BATCH, /* the three sizes, in the order of colo_shape_t */
-       OPT_SEQ,
-       OPT_HIDDEN,
-       OPT_DTYPE,
-       OPT_AXES,
-       OPT_LLM_SEQ,
-       OPT_OFFSET,
-       OPT_OUTPUT,
-       OPT_GRAD,
-       OPT_RANKS_PER_NODE,
-       OPT_ONE_LEVEL,
-       OPT_SRC_STAGE,
-       OPT_DST_STAGE,
-       OPT_SP,
-       OPT_MAX_RANKS,
-       OPT_RANK,
-       OPT_SVG,
-       OPT_COMPARE,
-       OPT_SEGMENTS,
-       OPT_SEGMENT,
-       OPT_ALPHA,
-       OPT_BETA,
-       OPT_JSON,
-       OPT_VERSION,
-       OPT_HELP,
-       OPT_COUNT
-};
+#define OPTIONS(X)                                                                  \
+    X(SRC, .name = "--src")                                                         \
+    X(DST, .name = "--dst")                                                         \
+    X(EXTRA, .name = "--extra")                                                     \
+    X(BATCH, .name = "--batch") /* the three sizes, in the order of colo_shape_t */ \
+    X(SEQ, .name = "--seq")                                                         \
+    X(HIDDEN, .name = "--hidden")                                                   \
+    X(DTYPE, .name = "--dtype")                                                     \
+    X(AXES, .name = "--axes")                                                       \
+    X(LLM_SEQ, .name = "--llm-seq")                                                 \
+    X(OFFSET, .name = "--offset")                                                   \
+    X(OUTPUT, .name = "--output")                                                   \
+    X(GRAD, .name = "--grad")                                                       \
+    X(RANKS_PER_NODE, .name = "--ranks-per-node")                                   \
+    X(ONE_LEVEL, .name = "--one-level", .flag = true)                               \
+    X(SRC_STAGE, .name = "--src-stage")                                             \
+    X(DST_STAGE, .name = "--dst-stage")                                             \
+    X(SP, .name = "--sp")                                                           \
+    X(MAX_RANKS, .name = "--max-ranks")                                             \
+    X(RANK, .name = "--rank")                                                       \
+    X(SVG, .name = "--svg")                                                         \
+    X(COMPARE, .name = "--compare", .list = true)                                   \
+    X(SEGMENTS, .name = "--segments")                                               \
+    X(SEGMENT, .name = "--segment")                                                 \
+    X(ALPHA, .name = "--alpha")                                                     \
+    X(BETA, .name = "--beta")                                                       \
+    X(JSON, .name = "--json", .flag = true)                                         \
+    X(VERSION, .name = "--version", .flag = true)                                   \
+    X(HELP, .name = "--help", .flag = true)
 
-static tool_option_t options[OPT_COUNT] = {
-    [OPT_SRC] = {.name = "--src"},
-    [OPT_DST] = {.name = "--dst"},
-    [OPT_EXTRA] = {.name = "--extra"},
-    [OPT_BATCH] = {.name = "--batch"},
-    [OPT_SEQ] = {.name = "--seq"},
-    [OPT_HIDDEN] = {.name = "--hidden"},
-    [OPT_DTYPE] = {.name = "--dtype"},
-    [OPT_AXES] = {.name = "--axes"},
-    [OPT_LLM_SEQ] = {.name = "--llm-seq"},
-    [OPT_OFFSET] = {.name = "--offset"},
-    [OPT_OUTPUT] = {.name = "--output"},
-    [OPT_GRAD] = {.name = "--grad"},
-    [OPT_RANKS_PER_NODE] = {.name = "--ranks-per-node"},
-    [OPT_ONE_LEVEL] = {.name = "--one-level", .flag = true},
-    [OPT_SRC_STAGE] = {.name = "--src-stage"},
-    [OPT_DST_STAGE] = {.name = "--dst-stage"},
-    [OPT_SP] = {.name = "--sp"},
-    [OPT_MAX_RANKS] = {.name = "--max-ranks"},
-    [OPT_RANK] = {.name = "--rank"},
-    [OPT_SVG] = {.name = "--svg"},
-    [OPT_COMPARE] = {.name = "--compare", .list = true},
-    [OPT_SEGMENTS] = {.name = "--segments"},
-    [OPT_SEGMENT] = {.name = "--segment"},
-    [OPT_ALPHA] = {.name = "--alpha"},
-    [OPT_BETA] = {.name = "--beta"},
-    [OPT_JSON] = {.name = "--json", .flag = true},
-    [OPT_VERSION] = {.name = "--version", .flag = true},
-    [OPT_HELP] = {.name = "--help", .flag = true},
-};
+enum { OPTIONS(TOOL_OPTION_ID) OPT_COUNT };
+static tool_option_t options[OPT_COUNT] = {OPTIONS(TOOL_OPTION_ROW)};
 
 /* --src-stage, --dst-stage: last, any or a number below the grid's pp. */
 static int read_stage(const tool_option_t *o, const char *grid_option, colo_layout_t *layout)
@@ -275,11 +245,7 @@ static int read_common(plan_ask_t *ask, int *sp)
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
-    if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0) {
-        char q[TOOL_QUOTE_MAX];
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--dtype: %s is no dtype; see --help",
-                             tool_quote(q, options[OPT_DTYPE].value));
-    }
+    TOOL_TRY(tool_dtype(PLAN_TOOL, &options[OPT_DTYPE], &c->dtype));
     TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_AXES], axes, &axis));
     TOOL_TRY(tool_output(PLAN_TOOL, &options[OPT_OUTPUT], &c->output));
     TOOL_TRY(tool_grad(PLAN_TOOL, &options[OPT_GRAD], &c->grad));
@@ -473,21 +439,15 @@ int main(int argc, char **argv)
 {
     static plan_ask_t ask;
     static plan_segments_t batch;
-    TOOL_TRY(tool_parse(PLAN_TOOL, options, OPT_COUNT, argc, argv));
-    if (options[OPT_HELP].given) {
-        printf("%s%s", help, examples);
-        return tool_finish(TOOL_OK, PLAN_TOOL);
-    }
-    if (options[OPT_VERSION].given) {
-        printf("%s %s\n", PLAN_TOOL, colo_version());
-        return tool_finish(TOOL_OK, PLAN_TOOL);
-    }
+    int rc = tool_start(PLAN_TOOL, options, OPT_COUNT, argc, argv, help, examples);
+    if (rc != TOOL_GO_ON)
+        return rc;
     if (options[OPT_COMPARE].given)
         return tool_finish(compare(), PLAN_TOOL);
     if (options[OPT_ALPHA].given || options[OPT_BETA].given)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with --compare",
                              options[OPT_ALPHA].given ? "--alpha" : "--beta");
-    int rc = read_ask(&ask, &batch);
+    rc = read_ask(&ask, &batch);
     if (rc == TOOL_OK)
         rc = ask.rank >= 0 ? show_rank(&ask) : show_all(&ask);
     plan_segments_free(&batch);
