@@ -96,7 +96,7 @@ static double measure(rank_t *r, work_fn fn)
     return ms;
 }
 
-static void say(const rank_t *r, const char *what, double ms, double floor)
+static void report(const rank_t *r, const char *what, double ms, double floor)
 {
     if (r->me == 0 && floor > 0)
         printf("| %s | %.3f | %.3f | %.3f |\n", what, ms, floor, ms / floor);
@@ -158,8 +158,8 @@ static void logits_path(rank_t *r)
     COLO(colo_logprob_workspace_size(&r->config, COLO_BF16, T, ranks, &bytes));
     r->workspace = device(bytes);
     const double one = measure(r, read_logits), two = measure(r, copy_logits);
-    say(r, "logits forward, floor: read", measure(r, logits_forward), one);
-    say(r, "logits backward, floor: copy", measure(r, logits_backward), two);
+    report(r, "logits forward, floor: read", measure(r, logits_forward), one);
+    report(r, "logits backward, floor: copy", measure(r, logits_backward), two);
     CUDA(cudaFree(r->z));
     CUDA(cudaFree(r->dz));
     CUDA(cudaFree(r->stats));
@@ -247,11 +247,11 @@ static void linear_path(rank_t *r)
         char text[96];
         double one = linear_time(r, r->self, loss, COLO_D_HIDDEN_PARTIAL);
         snprintf(text, sizeof text, "lm_head %s, d_hidden partial, floor: a group of one", name);
-        say(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_PARTIAL), one);
+        report(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_PARTIAL), one);
         snprintf(text, sizeof text, "lm_head %s, d_hidden reduce-scattered", name);
-        say(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_REDUCE_SCATTER), one);
+        report(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_REDUCE_SCATTER), one);
         snprintf(text, sizeof text, "lm_head %s, d_hidden all-reduced", name);
-        say(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_ALL_REDUCE), one);
+        report(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_ALL_REDUCE), one);
     }
     colo_lm_head_destroy(&r->head);
 }
@@ -322,14 +322,14 @@ static void sharded_head(rank_t *r)
         COLO(colo_lm_head_bind(r->sharded[pass], &w, NULL, gathered));
     }
     measure_in_turns(r, 1 + 2 * WAYS, turns, ms);
-    say(r, "encoder's tail, alone", ms[0], 0);
+    report(r, "encoder's tail, alone", ms[0], 0);
     for (int pass = 0; pass < WAYS; pass++) {
         snprintf(text, sizeof text, "%s, alone", names[pass]);
-        say(r, text, ms[1 + pass], 0);
+        report(r, text, ms[1 + pass], 0);
     }
     for (int pass = 0; pass < WAYS; pass++) {
         snprintf(text, sizeof text, "%s, beside the tail", names[pass]);
-        say(r, text, ms[1 + WAYS + pass], ms[0]);
+        report(r, text, ms[1 + WAYS + pass], ms[0]);
     }
     for (int pass = 0; r->me == 0 && pass < WAYS; pass++)
         printf("%s%s: %.3f ms visible, %.1f %% of its own time; %.0f GB/s received\n",

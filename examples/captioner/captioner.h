@@ -127,9 +127,9 @@ void cap_samples(const cap_data_t *data, const cap_task_t *task, uint64_t seed, 
                  int64_t batch, int64_t *rows);
 /** cap_held_sample() - held-out sample @i of nheld, [most]: the same in every run */
 void cap_held_sample(const cap_data_t *data, const cap_task_t *task, int64_t i, int64_t *rows);
-/** cap_say() - the caption of one sample: its digits, joined by blanks, or "none" */
-void cap_say(const cap_data_t *data, const cap_task_t *task, const int64_t *rows,
-             char text[CAP_SAID]);
+/** cap_caption_text() - the caption of one sample: its digits, joined by blanks, or "none" */
+void cap_caption_text(const cap_data_t *data, const cap_task_t *task, const int64_t *rows,
+                      char text[CAP_SAID]);
 
 /* ---- oracle.c: serial, fp64, plain loops; shares no code with the parallel model ---- */
 

@@ -226,8 +226,8 @@ int64_t cap_crop(const uint8_t *pixels, float *patches, int64_t *cell)
     return n;
 }
 
-void cap_say(const cap_data_t *data, const cap_task_t *task, const int64_t *rows,
-             char text[CAP_SAID])
+void cap_caption_text(const cap_data_t *data, const cap_task_t *task, const int64_t *rows,
+                      char text[CAP_SAID])
 {
     size_t at = 0;
 

@@ -112,7 +112,7 @@ colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact)
         char want[CAP_SAID];
 
         cap_held_sample(data, &cfg->task, i, rows);
-        cap_say(data, &cfg->task, rows, want);
+        cap_caption_text(data, &cfg->task, rows, want);
         while (k < size && want[k] && text[i * size + k] == (unsigned char)want[k])
             k++;
         *exact += k < size && !want[k] && !text[i * size + k];

@@ -312,7 +312,7 @@ static void sample_read(struct sample *e, const cap_task_t *task, const cap_data
             e->at[e->rows + k] = task->ragged ? i * CAP_PATCHES + cell[k] : k;
         e->rows += n;
     }
-    cap_say(data, task, rows, e->caption);
+    cap_caption_text(data, task, rows, e->caption);
     e->length = (int64_t)strlen(e->caption);
     e->text[0] = CAP_BEGIN;
     strcpy(e->text + task->ragged, e->caption);

@@ -183,7 +183,7 @@ static colo_status_t add_sample(cap_rank_t *r, int64_t i, const int64_t *rows, b
         g->before[g->reader[e + n]] += k;
         length += k;
     }
-    cap_say(cfg->data, &cfg->task, rows, caption);
+    cap_caption_text(cfg->data, &cfg->task, rows, caption);
     int64_t text = 1 + (captions ? (int64_t)strlen(caption) + 1 : CAP_SAID);
 
     length += text;

@@ -49,7 +49,7 @@ static colo_status_t load_targets(cap_rank_t *r, const int64_t *rows)
     for (int64_t i = 0; i < r->dst.b; i++) {
         char caption[CAP_SAID];
 
-        cap_say(cfg->data, &cfg->task, rows + (r->dst.b0 + i) * cfg->task.most, caption);
+        cap_caption_text(cfg->data, &cfg->task, rows + (r->dst.b0 + i) * cfg->task.most, caption);
         for (size_t k = 0; k <= strlen(caption); k++) {
             r->tokens[r->text_at[i] + (int64_t)k] = (unsigned char)caption[k];
             r->targets_all[r->text_at[i] + (int64_t)k] = (unsigned char)caption[k];

@@ -81,7 +81,7 @@ static void fill_sample(const cap_config_t *cfg, const int32_t *text, int64_t i,
     for (; s->images < cfg->task.most && rows[s->images] >= 0; s->images++)
         s->pixels[s->images] = data->pixels[rows[s->images]];
     s->row = s->images ? rows[0] : -1;
-    cap_say(data, &cfg->task, rows, s->want);
+    cap_caption_text(data, &cfg->task, rows, s->want);
     for (int64_t k = 0; k < size; k++)
         s->caption[k] = (char)text[i * size + k];
 }

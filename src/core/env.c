@@ -167,7 +167,7 @@ static colo_status_t refuse(const struct row *row, const char *text)
     return colo_fail(COLO_ERR_ARG, "%s is '%s', expected %s", row->variable.name, value, allowed);
 }
 
-static colo_status_t look_up(const struct row *row, const char **text)
+static colo_status_t read_text(const struct row *row, const char **text)
 {
     *text = row->variable.fallback;
     const char *set = secure_getenv(row->variable.name);
@@ -184,11 +184,11 @@ colo_status_t colo_env_check(const char *name)
     const char *text;
     const struct row *row = find(name);
     if (name)
-        return row ? look_up(row, &text)
+        return row ? read_text(row, &text)
                    : colo_fail(COLO_ERR_MISSING,
                                "env_check: this library reads no variable '%.40s'", name);
     for (int i = 0; i < colo_env_count(); i++)
-        COLO_TRY(look_up(&rows[i], &text));
+        COLO_TRY(read_text(&rows[i], &text));
     return COLO_OK;
 }
 
@@ -196,14 +196,14 @@ colo_status_t colo_env_check(const char *name)
 
 colo_status_t colo_env_text(const char *name, const char **text)
 {
-    return look_up(find(name), text);
+    return read_text(find(name), text);
 }
 
 colo_status_t colo_env_i64(const char *name, int64_t *value)
 {
     const struct row *row = find(name);
     const char *text;
-    colo_status_t st = look_up(row, &text);
+    colo_status_t st = read_text(row, &text);
     parse(row, text, value);
     return st;
 }
@@ -212,7 +212,7 @@ colo_status_t colo_env_word(const char *name, int32_t *index)
 {
     const struct row *row = find(name);
     const char *text;
-    colo_status_t st = look_up(row, &text);
+    colo_status_t st = read_text(row, &text);
     *index = find_word(row, text);
     return st;
 }

@@ -50,13 +50,13 @@ static colo_status_t print_open(colo_comm_t *c)
                : COLO_OK;
 }
 
-static uint64_t say_registrations(const colo_comm_t *c)
+static uint64_t count_registrations(const colo_comm_t *c)
 {
     return told[c->rank].mode != NO_PEERS;
 }
 
-static bool say_find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id,
-                     uint64_t *offset)
+static bool find_memory(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id,
+                        uint64_t *offset)
 {
     const enum mode mode = told[c->rank].mode;
     *id = 0;
@@ -212,8 +212,8 @@ static colo_status_t run_direct(colo_p2p_t *d, int pass, const colo_p2p_call_t *
 }
 
 static const colo_peer_ops_t peers = {.open = print_open,
-                                      .registrations = say_registrations,
-                                      .find = say_find,
+                                      .registrations = count_registrations,
+                                      .find = find_memory,
                                       .create = make_path,
                                       .list = make_list,
                                       .drop = drop_list,

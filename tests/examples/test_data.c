@@ -161,11 +161,11 @@ T_CASE(ragged_captions_name_all_digits_or_none)
     const cap_task_t task = {.ragged = true, .least = 0, .most = 3};
     char text[CAP_SAID];
 
-    cap_say(d, &task, (const int64_t[]){-1, -1, -1}, text);
+    cap_caption_text(d, &task, (const int64_t[]){-1, -1, -1}, text);
     assert_string_equal(text, "none");
-    cap_say(d, &task, (const int64_t[]){7, 3, -1}, text);
+    cap_caption_text(d, &task, (const int64_t[]){7, 3, -1}, text);
     assert_string_equal(text, "seven three");
-    cap_say(d, &task, (const int64_t[]){3, 7, 3}, text);
+    cap_caption_text(d, &task, (const int64_t[]){3, 7, 3}, text);
     assert_string_equal(text, "three seven three"); /* none is longer */
     assert_int_equal(strlen(text) + 1, CAP_SAID);
     assert_int_equal(d->label[3], 3);

@@ -47,7 +47,7 @@ struct rank {
 
 /* ---- what a rank says ---- */
 
-static void say(struct rank *r, const char *call, colo_status_t st, double begin)
+static void report(struct rank *r, const char *call, colo_status_t st, double begin)
 {
     char words[1000];
     snprintf(words, sizeof words, "%s", st < 0 ? colo_last_error() : "");
@@ -60,7 +60,7 @@ static void say(struct rank *r, const char *call, colo_status_t st, double begin
     fflush(r->out);
 }
 
-static void say_fault(void)
+static void report_fault(void)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/fault", folder);
@@ -98,7 +98,7 @@ static bool strike(struct rank *r, const colo_comm_t *c, const char *at)
 {
     if (r->me != CULPRIT || strcmp(step, at) != 0)
         return false;
-    say_fault();
+    report_fault();
     if (is(r, "killed"))
         raise(SIGKILL);
     if (is(r, "exits"))
@@ -121,7 +121,7 @@ static void kill_later(int ms)
     const pid_t parent = getpid();
     if (fork() == 0) {
         usleep((useconds_t)ms * 1000);
-        say_fault();
+        report_fault();
         kill(parent, SIGKILL);
         _exit(0);
     }
@@ -145,7 +145,7 @@ static colo_status_t use_in_child(colo_comm_t *c)
 static void *abort_soon(void *c)
 {
     usleep(100 * 1000);
-    say_fault();
+    report_fault();
     colo_comm_abort(c, "the drill says so");
     return NULL;
 }
@@ -171,7 +171,7 @@ static void storm(bool on)
         const double begin_ = colo_now(); \
         st = (call);                      \
         if (st < 0) {                     \
-            say(r, name, st, begin_);     \
+            report(r, name, st, begin_);  \
             goto done;                    \
         }                                 \
     } while (0)
@@ -191,7 +191,7 @@ static void config_of(const struct rank *r, colo_bridge_config_t *k, const colo_
     if (is(r, "layout"))
         k->dst = src;
     if (strcmp(step, "create") == 0 && !is(r, "never") && !is(r, "late") && r->me == CULPRIT)
-        say_fault();
+        report_fault();
 }
 
 /* Half the ranks need what the other half has, with a gradient of both context ranks. */
@@ -244,7 +244,7 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
         STEP(r, "all_reduce", colo_comm_all_reduce(world, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
     }
     if (is(r, "replicas")) {
-        say_fault();
+        report_fault();
         x[0] = 7;
     }
     for (int i = 0; i < steps; i++) {
@@ -254,11 +254,11 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
             usleep(DEADLINE_MS * 1000 / 2);
         }
         if (i == 1 && is(r, "order")) {
-            say_fault();
+            report_fault();
             STEP(r, "backward", colo_bridge_backward(bridge, &ty, &tx, NULL));
         }
         if (i >= STEPS - 1 && (is(r, "one-more") || is(r, "one-fewer")))
-            say_fault();
+            report_fault();
         if (i == 1 && strike(r, world, "forward"))
             goto done;
         STEP(r, "forward", colo_bridge_forward(bridge, &tx, &ty, NULL));
@@ -271,7 +271,7 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
         STEP(r, "all_reduce", colo_comm_all_reduce(world, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
     if (sum != RANKS)
         st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, RANKS);
-    say(r, "job", st, colo_now());
+    report(r, "job", st, colo_now());
     if (strike(r, world, "destroy"))
         goto done;
 done:
@@ -281,7 +281,7 @@ done:
     const double begin = colo_now();
     colo_bridge_destroy(&bridge);
     colo_comm_destroy(&pair);
-    say(r, "destroy", COLO_OK, begin);
+    report(r, "destroy", COLO_OK, begin);
     return st;
 }
 
@@ -295,7 +295,7 @@ static void work_again(struct rank *r, colo_comm_t *fresh, int32_t n)
         st = colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_SUM, NULL);
     if (st == COLO_OK && sum != n)
         st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, (int)n);
-    say(r, "fresh", st, begin);
+    report(r, "fresh", st, begin);
 }
 
 static bool open_rank(struct rank *r, int32_t me)
@@ -346,7 +346,7 @@ static colo_status_t gather(void *user, const void *send, void *recv, size_t byt
         usleep(1000);
     }
     if (c->which == 0 && c->rank == CULPRIT && strcmp(step, "connect") == 0) {
-        say_fault();
+        report_fault();
         raise(SIGKILL);
     }
     for (int32_t k = 0; k < c->size; k++)
@@ -369,23 +369,23 @@ static int process(struct page *page, int32_t me)
     if (!open_rank(&r, me))
         return 1;
     if (is(&r, "environment")) {
-        say_fault();
+        report_fault();
         setenv("COLO_CHECK", "3", 1);
     }
     if (is(&r, "descriptors")) {
         getrlimit(RLIMIT_NOFILE, &limit);
-        say_fault();
+        report_fault();
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){6, limit.rlim_max});
     }
     const double begin = colo_now();
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st < 0)
-        say(&r, "world", st, begin);
+        report(&r, "world", st, begin);
     else
         (void)work(&r, world);
     const double end = colo_now();
     colo_comm_destroy(&world);
-    say(&r, "destroy", COLO_OK, end);
+    report(&r, "destroy", COLO_OK, end);
     if (is(&r, "descriptors"))
         setrlimit(RLIMIT_NOFILE, &limit);
     unsetenv("COLO_CHECK");
@@ -395,7 +395,7 @@ static int process(struct page *page, int32_t me)
     const double fresh_begin = colo_now();
     st = colo_comm_create_bootstrap(&again, &fresh);
     if (st < 0)
-        say(&r, "fresh", st, fresh_begin);
+        report(&r, "fresh", st, fresh_begin);
     else
         work_again(&r, fresh, live);
     colo_comm_destroy(&fresh);

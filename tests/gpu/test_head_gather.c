@@ -359,7 +359,7 @@ static const verdict_t *went_wrong(int how)
     return &v;
 }
 
-static void all_must_say(int how, colo_status_t want, const char *text)
+static void all_must_fail(int how, colo_status_t want, const char *text)
 {
     const verdict_t *v = went_wrong(how);
     for (int k = 0; k < t_gpu_count(); k++)
@@ -369,13 +369,13 @@ static void all_must_say(int how, colo_status_t want, const char *text)
 
 T_CASE(places_that_differ_are_refused_on_all_ranks)
 {
-    all_must_say(ELSEWHERE, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
-    all_must_say(ON_SOME, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
-    all_must_say(IN_A_CAPTURE, COLO_ERR_STATE, "run one before the capture");
+    all_must_fail(ELSEWHERE, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
+    all_must_fail(ON_SOME, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
+    all_must_fail(IN_A_CAPTURE, COLO_ERR_STATE, "run one before the capture");
 }
 
 /* Some rank at least says what happened, the others that or that a rank failed. */
-static void some_must_say(int how, colo_status_t want, const char *text)
+static void some_must_fail(int how, colo_status_t want, const char *text)
 {
     const verdict_t *v = went_wrong(how);
     int said = 0;
@@ -392,8 +392,8 @@ static void some_must_say(int how, colo_status_t want, const char *text)
 
 T_CASE(a_rank_that_goes_elsewhere_or_stays_away_is_found)
 {
-    some_must_say(ELSEWHERE_LATER, COLO_ERR_MISMATCH, "another place in registered memory");
-    some_must_say(MISSING, COLO_ERR_TIMEOUT, "waited");
+    some_must_fail(ELSEWHERE_LATER, COLO_ERR_MISMATCH, "another place in registered memory");
+    some_must_fail(MISSING, COLO_ERR_TIMEOUT, "waited");
 }
 
 T_MAIN_IF(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, "gpu/head_gather")

@@ -13,12 +13,12 @@ static int gpus;
 
 static json_t *rows_of(const char *const *args, const char *key, const char *inner)
 {
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    said_free(&s);
+    tool_output_free(&s);
     json_t *rows = json_object_get(doc, key);
     rows = json_incref(inner ? json_object_get(rows, inner) : rows);
     json_decref(doc);

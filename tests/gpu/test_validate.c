@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-static const colo_ops_t *look(void)
+static const colo_ops_t *device_ops(void)
 {
     return gpu_ops();
 }
@@ -33,14 +33,14 @@ T_CASE(a_hash_sees_every_element_and_no_gap)
             const size_t elem = elems[e];
             void *p = gpu_put(h, sizeof h);
             colo_box_t b = box_on(p, 3, shift);
-            assert_ok(look()->box_hash(&b, elem, &first, NULL));
+            assert_ok(device_ops()->box_hash(&b, elem, &first, NULL));
             for (int64_t at = 0; at < 3 * (5 * 21 + 3); at++) { /* also what lies between */
                 const size_t byte = shift + (size_t)at * elem + elem - 1;
                 const int64_t i = at / (5 * 21 + 3), in = at % (5 * 21 + 3);
                 const bool element = in < 5 * 21 && in % 3 == 0 && i < 3;
                 unsigned char flipped = h[byte] ^ 0x10;
                 assert_cuda(t_to_device((char *)p + byte, &flipped, 1));
-                assert_ok(look()->box_hash(&b, elem, &now, NULL));
+                assert_ok(device_ops()->box_hash(&b, elem, &now, NULL));
                 if ((now != first) != element)
                     fail_msg("%zu bytes, element %lld: %d", elem, (long long)at, now != first);
                 assert_cuda(t_to_device((char *)p + byte, &h[byte], 1));
@@ -59,9 +59,9 @@ T_CASE(a_hash_sees_places_and_not_strides)
     void *r = gpu_put(turned, sizeof turned);
     colo_box_t dense = {p, {1, 2, 3}, {6, 3, 1}}, gaps = {q, {1, 2, 3}, {12, 6, 2}};
     colo_box_t other = {r, {1, 2, 3}, {6, 3, 1}};
-    assert_ok(look()->box_hash(&dense, 4, &h[0], NULL));
-    assert_ok(look()->box_hash(&gaps, 4, &h[1], NULL));
-    assert_ok(look()->box_hash(&other, 4, &h[2], NULL));
+    assert_ok(device_ops()->box_hash(&dense, 4, &h[0], NULL));
+    assert_ok(device_ops()->box_hash(&gaps, 4, &h[1], NULL));
+    assert_ok(device_ops()->box_hash(&other, 4, &h[2], NULL));
     assert_true(h[0] == h[1]);
     assert_true(h[0] != h[2]);
     gpu_free(p);
@@ -82,7 +82,7 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
         void *p = gpu_put(h, sizeof h);
         colo_box_t b = box_on(p, 3, 0);
         assert_cuda(cudaMemset((char *)p + elem, 1, 1)); /* in a gap: not in the box */
-        assert_ok(look()->box_nonzero(&b, dtype, &at, NULL));
+        assert_ok(device_ops()->box_nonzero(&b, dtype, &at, NULL));
         assert_int_equal(at, -1);
         static const int64_t places[][3] = {{2, 4, 6}, {2, 0, 0}, {1, 3, 2}, {0, 0, 0}};
         for (int k = 0; k < 4; k++) {
@@ -91,7 +91,7 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
                 (char *)b.data +
                     (size_t)(i[0] * b.stride[0] + i[1] * b.stride[1] + i[2] * b.stride[2]) * elem,
                 1, 1));
-            assert_ok(look()->box_nonzero(&b, dtype, &at, NULL));
+            assert_ok(device_ops()->box_nonzero(&b, dtype, &at, NULL));
             assert_int_equal(at, (i[0] * 5 + i[1]) * 7 + i[2]);
         }
         gpu_free(p);
@@ -119,10 +119,10 @@ T_CASE(masked_sums_are_those_of_the_host)
             void *mask = gpu_put(m, (size_t)n);
             assert_ok(colo_ops_host.masked_sum(d ? (void *)g : (void *)f, dtype, m, n, &want,
                                                &tokens, NULL));
-            assert_ok(look()->masked_sum(v, dtype, mask, n, &num, &den, NULL));
+            assert_ok(device_ops()->masked_sum(v, dtype, mask, n, &num, &den, NULL));
             assert_true(num == want);
             assert_int_equal(den, tokens);
-            assert_ok(look()->masked_sum(v, dtype, NULL, n < 2 ? 0 : 2, &num, &den, NULL));
+            assert_ok(device_ops()->masked_sum(v, dtype, NULL, n < 2 ? 0 : 2, &num, &den, NULL));
             assert_int_equal(den, n < 2 ? 0 : 2);
             gpu_free(v);
             gpu_free(mask);
@@ -140,33 +140,33 @@ T_CASE(what_no_kernel_can_use_is_refused)
     bool capturing;
     cudaStream_t stream;
     void *p = gpu_put(NULL, 64);
-    assert_ok(look()->pointer_check(&(colo_queries_t){0}, p, 0, "x"));
-    assert_ok(look()->pointer_check(&(colo_queries_t){0}, NULL, 0, "x"));
-    assert_fails(look()->pointer_check(&(colo_queries_t){0}, &here, 0, "x"), COLO_ERR_ARG,
+    assert_ok(device_ops()->pointer_check(&(colo_queries_t){0}, p, 0, "x"));
+    assert_ok(device_ops()->pointer_check(&(colo_queries_t){0}, NULL, 0, "x"));
+    assert_fails(device_ops()->pointer_check(&(colo_queries_t){0}, &here, 0, "x"), COLO_ERR_ARG,
                  "is host memory");
-    assert_fails(look()->masked_sum(on_stack, COLO_F64, NULL, 2, &num, &den, NULL), COLO_ERR_ARG,
-                 "values: ");
-    assert_fails(look()->masked_sum((char *)p + 4, COLO_F64, NULL, 2, &num, &den, NULL),
+    assert_fails(device_ops()->masked_sum(on_stack, COLO_F64, NULL, 2, &num, &den, NULL),
+                 COLO_ERR_ARG, "values: ");
+    assert_fails(device_ops()->masked_sum((char *)p + 4, COLO_F64, NULL, 2, &num, &den, NULL),
                  COLO_ERR_ARG, "no multiple of 8 bytes");
     assert_cuda(cudaGetDeviceCount(&n));
-    assert_fails(look()->pointer_check(&(colo_queries_t){0}, p, 1, "x"), COLO_ERR_ARG,
+    assert_fails(device_ops()->pointer_check(&(colo_queries_t){0}, p, 1, "x"), COLO_ERR_ARG,
                  "a tensor of device 1");
     assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    assert_ok(look()->stream_check(&(colo_queries_t){0}, stream, &capturing));
+    assert_ok(device_ops()->stream_check(&(colo_queries_t){0}, stream, &capturing));
     assert_false(capturing);
     if (n > 1) {
         assert_cuda(cudaSetDevice(1));
-        assert_fails(look()->pointer_check(&(colo_queries_t){0}, p, -1, "x"), COLO_ERR_ARG,
+        assert_fails(device_ops()->pointer_check(&(colo_queries_t){0}, p, -1, "x"), COLO_ERR_ARG,
                      "memory of device 0");
-        assert_fails(look()->stream_check(&(colo_queries_t){0}, stream, &capturing), COLO_ERR_ARG,
-                     "the stream is one of device 0");
+        assert_fails(device_ops()->stream_check(&(colo_queries_t){0}, stream, &capturing),
+                     COLO_ERR_ARG, "the stream is one of device 0");
         assert_cuda(cudaSetDevice(0));
     }
     cudaGraph_t graph;
     assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_ok(look()->stream_check(&(colo_queries_t){0}, stream, &capturing));
+    assert_ok(device_ops()->stream_check(&(colo_queries_t){0}, stream, &capturing));
     assert_true(capturing);
-    assert_fails(look()->masked_sum(p, COLO_F64, NULL, 2, &num, &den, stream), COLO_ERR_STATE,
+    assert_fails(device_ops()->masked_sum(p, COLO_F64, NULL, 2, &num, &den, stream), COLO_ERR_STATE,
                  "cannot be captured");
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphDestroy(graph));

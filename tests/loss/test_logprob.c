@@ -36,7 +36,7 @@ static void set_options(loss_case_t *c, unsigned bits)
     k->want_correct = bits & CORRECT;
 }
 
-static void say_what(loss_case_t *c, const char *what)
+static void describe(loss_case_t *c, const char *what)
 {
     snprintf(c->label, sizeof c->label, "%s (W=%d T=%d V=%d %s)", what, c->ranks, (int)c->tokens,
              (int)c->vocab, colo_dtype_name(c->dtype));
@@ -44,7 +44,7 @@ static void say_what(loss_case_t *c, const char *what)
 
 static void run_and_compare(loss_case_t *c, const char *what)
 {
-    say_what(c, what);
+    describe(c, what);
     assert_ok(loss_case_run(c));
     loss_case_compare(c, c->label);
 }
@@ -56,7 +56,7 @@ static void compare(loss_case_t *c)
 
 static void compare_later(loss_case_t *c, const char *what)
 {
-    say_what(c, what);
+    describe(c, what);
     loss_case_later(c, compare);
 }
 

@@ -152,7 +152,7 @@ static void check_listeners(t_forked_t *me, void *endpoints, size_t bytes)
 }
 
 /* Once all have met, no rank takes a call any more. */
-static void look_again(t_forked_t *me)
+static void check_again(t_forked_t *me)
 {
     colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
     colo_comm_t *world = NULL;
@@ -171,7 +171,7 @@ T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)
 {
     expected_doors = over_tcp() ? 2 : 1; /* loopback, or the Unix name, and nothing else */
     setenv("COLO_TIMEOUT_MS", "3000", 1);
-    t_page_t *page = t_fork_ranks(2, look_again);
+    t_page_t *page = t_fork_ranks(2, check_again);
     unsetenv("COLO_TIMEOUT_MS");
     for (int32_t r = 0; r < 2; r++)
         t_expect(page, r, COLO_OK, "");

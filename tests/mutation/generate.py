@@ -8,7 +8,7 @@ A mutant is one changed operator, bound, constant, statement or pair of argument
 tree and run against the fast programs of its suite. It is killed by a failed case, a crash, or a time-out.
 One that does not compile, or compiles to the same object, is no mutant and is replaced by another. Results are
 appended to the file of --keep, and a later call with the same seed goes on from there. Survivors are printed with
-their lines: each wants a test, or a sentence why it changes nothing."""
+their lines: each wants a test, or a reason why it changes nothing."""
 import argparse
 import hashlib
 import json

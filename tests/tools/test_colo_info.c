@@ -10,12 +10,12 @@
 static json_t *info_exit(int expected)
 {
     const char *args[] = {"--json", NULL};
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     assert_int_equal(s.exit, expected);
     assert_int_equal(s.err_size == 0, expected == 0);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    said_free(&s);
+    tool_output_free(&s);
     return doc;
 }
 
@@ -66,7 +66,7 @@ T_CASE(every_backend_is_listed)
     static const char *const names[] = {"threads", "sockets", "mpi", "nccl", "cuda", "hwloc"};
     const char *args[] = {NULL};
     json_t *doc = info(), *list = json_object_get(doc, "backends");
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     assert_int_equal(json_object_size(list), sizeof names / sizeof *names);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char line[32];
@@ -77,7 +77,7 @@ T_CASE(every_backend_is_listed)
         assert_non_null(strstr(s.out, line));
     }
     json_decref(doc);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(value_that_is_not_allowed_is_found_and_exit_1)
@@ -85,11 +85,11 @@ T_CASE(value_that_is_not_allowed_is_found_and_exit_1)
     const char *args[2][2] = {{NULL}, {"--json", NULL}};
     setenv("COLO_CHECK", "3", 1);
     for (int i = 0; i < 2; i++) {
-        said_t s = tool_run(args[i]);
+        tool_output_t s = tool_run(args[i]);
         assert_int_equal(s.exit, 1);
         assert_string_equal(s.err, "colo-info: COLO_CHECK is '3', expected a number from 0 to 2\n");
         assert_non_null(strstr(s.out, i ? "\"allowed\": false" : "not allowed"));
-        said_free(&s);
+        tool_output_free(&s);
     }
     unsetenv("COLO_CHECK");
 }
@@ -98,26 +98,26 @@ T_CASE(the_text_has_a_line_for_every_variable)
 {
     const char *args[] = {NULL};
     json_t *doc = info(), *k;
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     size_t i;
     assert_int_equal(s.exit, 0);
     assert_true(json_array_size(json_object_get(doc, "environment variables")) >= 4);
     json_array_foreach(json_object_get(doc, "environment variables"), i, k)
         assert_non_null(strstr(s.out, json_string_value(json_object_get(k, "name"))));
     json_decref(doc);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(wrong_use_is_one_line_and_exit_2)
 {
     static const char *const cases[][3] = {{"--grid"}, {"--json=1"}, {"--json", "--json"}, {"x"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        said_t s = tool_run(cases[i]);
+        tool_output_t s = tool_run(cases[i]);
         assert_int_equal(s.exit, 2);
         assert_int_equal(s.out_size, 0);
         assert_int_equal(strncmp(s.err, "colo-info: ", 11), 0);
         assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
-        said_free(&s);
+        tool_output_free(&s);
     }
 }
 

@@ -34,13 +34,13 @@ static int remove_folder(void **state)
 
 static void expect(const char *const *args, int code, const char *text)
 {
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     const char *end = strchr(s.err, '\n');
     if (s.exit != code || !strstr(code ? s.err : s.out, text))
         fail_msg("exit %d, expected %d and \"%s\": %s%s", s.exit, code, text, s.out, s.err);
     if (code && (s.out_size > 0 || !end || end[1]))
         fail_msg("expected one line on stderr and nothing on stdout: %s%s", s.out, s.err);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 #define EXPECT(code, text, ...) expect((const char *[]){__VA_ARGS__, NULL}, code, text)
@@ -123,11 +123,11 @@ T_CASE(what_is_no_record_is_refused_and_leaves_no_picture)
 
 static char *drawn(const char *record)
 {
-    said_t s = tool_run((const char *[]){"plot", record, "--svg", path, NULL});
+    tool_output_t s = tool_run((const char *[]){"plot", record, "--svg", path, NULL});
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
     assert_string_equal(s.out, "");
-    said_free(&s);
+    tool_output_free(&s);
     FILE *f = fopen(path, "r");
     char *text = calloc(1, 1 << 20);
     assert_true(f && text);

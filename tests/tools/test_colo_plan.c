@@ -181,7 +181,7 @@ static json_t *expected(const example_t *e)
 T_CASE(the_worked_examples_are_planned_as_written_down)
 {
     for (size_t i = 0; i < sizeof examples / sizeof examples[0]; i++) {
-        said_t s = tool_run(examples[i].args);
+        tool_output_t s = tool_run(examples[i].args);
         assert_int_equal(s.exit, 0);
         assert_string_equal(s.err, "");
         json_t *found = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL), *want = expected(&examples[i]);
@@ -197,7 +197,7 @@ T_CASE(the_worked_examples_are_planned_as_written_down)
         }
         json_decref(found);
         json_decref(want);
-        said_free(&s);
+        tool_output_free(&s);
     }
 }
 
@@ -272,11 +272,11 @@ static const char narrow_text[] =
 
 static void assert_prints(const char *const *args, const char *text)
 {
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, text);
     assert_int_equal(s.exit, 0);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(the_table_reads_as_written_down)
@@ -299,12 +299,12 @@ T_CASE(grids_of_different_size_are_warned_of)
         const char *const *args =
             words(one ? "--src tp=2,dp=4 --dst tp=4,dp=4 --batch 8 --seq 8 --hidden 4 --rank 3"
                       : "--src tp=2,dp=4 --dst tp=4,dp=4 --batch 8 --seq 8 --hidden 4");
-        said_t s = tool_run(args);
+        tool_output_t s = tool_run(args);
         assert_int_equal(s.exit, 0);
         assert_string_equal(s.err, "");
         if (strncmp(s.out, warning, strlen(warning)) != 0)
             fail_msg("it begins \"%.80s\"", s.out);
-        said_free(&s);
+        tool_output_free(&s);
     }
 }
 
@@ -334,9 +334,10 @@ T_CASE(one_rank_as_json_keeps_the_totals_of_all)
 {
     const char *const *all = words(
         "--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 --dtype f32 --json");
-    said_t sa = tool_run(all),
-           so = tool_run(words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 "
-                               "--dtype f32 --json --rank 5"));
+    tool_output_t sa = tool_run(all),
+                  so = tool_run(
+                      words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 8 --seq 8 --hidden 4 "
+                            "--dtype f32 --json --rank 5"));
     json_t *a = json_loads(sa.out, 0, NULL), *o = json_loads(so.out, 0, NULL);
     json_t *ranks = json_object_get(o, "ranks");
     assert_int_equal(json_array_size(ranks), 1);
@@ -347,14 +348,14 @@ T_CASE(one_rank_as_json_keeps_the_totals_of_all)
     assert_true(json_equal(a, o));
     json_decref(a);
     json_decref(o);
-    said_free(&sa);
-    said_free(&so);
+    tool_output_free(&sa);
+    tool_output_free(&so);
 }
 
 /* The adjoint of a full-length output: every source rank gets its rows from all C siblings. */
 static void check_partial(const char *const *args)
 {
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     json_t *doc = json_loads(s.out, 0, NULL);
     assert_non_null(doc);
     for (int r = 0; r < 2; r++) { /* V = 128: rank r lacks the sibling's addend of its 2 samples */
@@ -365,7 +366,7 @@ static void check_partial(const char *const *args)
         json_decref(want);
     }
     json_decref(doc);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(partial_gradients_come_from_every_context_rank)
@@ -378,32 +379,32 @@ T_CASE(partial_gradients_come_from_every_context_rank)
 
 T_CASE(sizes_that_are_not_given_are_assumed_and_named)
 {
-    static const char said[] = "colo-plan assumed --batch 16, --seq 8192, --hidden 4096, ";
+    static const char output[] = "colo-plan assumed --batch 16, --seq 8192, --hidden 4096, ";
     const char *const *all = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2");
     const char *const *one = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --seq 8 --hidden=4");
     const char *const *full = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 "
                                     "--hidden 4096 --dtype f32 --json");
     const char *const *json = words("--src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --dtype=f32 --json");
-    said_t a = tool_run(all), o = tool_run(one), n = tool_run(full), j = tool_run(json),
-           c = tool_run(words("--src tp=2,dp=4 --compare tp=2,cp=2,dp=2"));
+    tool_output_t a = tool_run(all), o = tool_run(one), n = tool_run(full), j = tool_run(json),
+                  c = tool_run(words("--src tp=2,dp=4 --compare tp=2,cp=2,dp=2"));
     assert_int_equal(a.exit + o.exit + n.exit + j.exit + c.exit, 0);
     json_t *given = json_loads(n.out, 0, NULL), *assumed = json_loads(j.out, 0, NULL);
-    const char *line = strstr(a.out, said);
+    const char *line = strstr(a.out, output);
     assert_true(line && strchr(strchr(a.out, '\n') + 1, '\n') + 1 == line); /* the third */
     assert_non_null(strstr(o.out, "\ncolo-plan assumed --batch 16, because "));
-    assert_non_null(strstr(c.out, said));
+    assert_non_null(strstr(c.out, output));
     assert_null(json_object_get(given, "assumed"));
-    assert_int_equal(strncmp(json_string_value(json_object_get(assumed, "assumed")), said,
-                             strlen(said)), 0);
+    assert_int_equal(
+        strncmp(json_string_value(json_object_get(assumed, "assumed")), output, strlen(output)), 0);
     json_object_del(assumed, "assumed");
     assert_true(json_equal(given, assumed));
     json_decref(given);
     json_decref(assumed);
-    said_free(&a);
-    said_free(&o);
-    said_free(&n);
-    said_free(&j);
-    said_free(&c);
+    tool_output_free(&a);
+    tool_output_free(&o);
+    tool_output_free(&n);
+    tool_output_free(&j);
+    tool_output_free(&c);
 }
 
 /* One row of one sample and three candidates: only the features are left to cut. 3 does not divide
@@ -413,7 +414,7 @@ T_CASE(a_box_names_features_only_where_they_are_cut)
     const char *const *args = words(
         "--src tp=2,dp=3 --dst tp=3,dp=2 --batch 6 --seq 1 --hidden 32768 --dtype f32 --json");
     static const int h[] = {0, 10923, 21846, 32768};
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     json_t *doc = json_loads(s.out, 0, NULL), *want = json_array();
     assert_non_null(doc);
     for (int i = 0; i < 3; i++)
@@ -428,16 +429,16 @@ T_CASE(a_box_names_features_only_where_they_are_cut)
     assert_null(json_object_get(box, "h"));
     json_decref(doc);
     json_decref(want);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(help_shows_an_example_and_version_a_number)
 {
-    said_t s = tool_run(words("--help"));
+    tool_output_t s = tool_run(words("--help"));
     assert_int_equal(s.exit, 0);
     assert_string_equal(s.err, "");
     assert_non_null(strstr(s.out, "colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2"));
-    said_free(&s);
+    tool_output_free(&s);
     assert_prints(words("--version"), "colo-plan 0.1.0\n");
 }
 
@@ -445,23 +446,23 @@ T_CASE(help_shows_an_example_and_version_a_number)
 
 T_CASE(output_that_is_no_terminal_has_no_colour)
 {
-    said_t s = tool_run(SMALL);
+    tool_output_t s = tool_run(SMALL);
     assert_non_null(strstr(s.out, "What this means"));
     assert_null(strchr(s.out, '\033'));
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(output_on_a_terminal_has_colour_unless_no_color_is_set)
 {
-    said_t tty = tool_run_tty(SMALL, false);
+    tool_output_t tty = tool_run_tty(SMALL, false);
     if (!tty.out)
         skip(); /* no pseudo-terminals here */
-    said_t plain = tool_run_tty(SMALL, true);
+    tool_output_t plain = tool_run_tty(SMALL, true);
     assert_non_null(strchr(tty.out, '\033'));
     assert_non_null(strstr(plain.out, "What this means"));
     assert_null(strchr(plain.out, '\033'));
-    said_free(&tty);
-    said_free(&plain);
+    tool_output_free(&tty);
+    tool_output_free(&plain);
 }
 
 T_CASE(a_system_without_terminals_is_no_crash_of_the_test)
@@ -471,11 +472,11 @@ T_CASE(a_system_without_terminals_is_no_crash_of_the_test)
     few = (struct rlimit){3, before.rlim_max};
     fflush(NULL);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    said_t s = tool_run_tty(SMALL, false);
+    tool_output_t s = tool_run_tty(SMALL, false);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_null(s.out);
     assert_int_equal(s.exit, -1);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_TOOL_MAIN("COLO_PLAN", "tools/colo_plan")

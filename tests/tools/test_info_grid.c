@@ -52,11 +52,11 @@ static void text_is_as_written(void **state)
         {"info-gpus.txt", {"--topology", "two-packages-four-gpus.xml", "--bind", HOSTS}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        said_t s = tool_run(cases[i].args);
+        tool_output_t s = tool_run(cases[i].args);
         assert_string_equal(s.err, "");
         assert_int_equal(s.exit, 0);
         assert_string_equal(s.out, page(cases[i].page));
-        said_free(&s);
+        tool_output_free(&s);
     }
 }
 
@@ -75,7 +75,7 @@ static void json_is_as_written(void **state)
           "--policy", "package", "--json"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        said_t s = tool_run(cases[i].args);
+        tool_output_t s = tool_run(cases[i].args);
         assert_string_equal(s.err, "");
         assert_int_equal(s.exit, 0);
         json_t *got = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
@@ -86,14 +86,14 @@ static void json_is_as_written(void **state)
             fail_msg("%s: found %s", cases[i].page, s.out);
         json_decref(got);
         json_decref(want);
-        said_free(&s);
+        tool_output_free(&s);
     }
 }
 
 static void the_machine_is_in_the_plain_page(void **state)
 {
     const char *const *args = words("--topology two-packages-four-gpus.xml --json");
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     assert_int_equal(s.exit, 0);
     json_t *doc = json_loads(s.out, 0, NULL), *t = json_object_get(doc, "topology");
     assert_string_equal(json_string_value(json_object_get(t, "source")), args[1]);
@@ -110,12 +110,12 @@ static void the_machine_is_in_the_plain_page(void **state)
         json_string_value(json_object_get(json_object_get(doc, "libraries"), "hwloc")),
         colo_topology_version());
     json_decref(doc);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 /* ---- refused ---- */
 
-static void assert_one_line(const said_t *s, int code, const char *error_message)
+static void assert_one_line(const tool_output_t *s, int code, const char *error_message)
 {
     if (s->exit != code || s->out_size != 0 || !strstr(s->err, error_message))
         fail_msg("exit %d, %zu bytes on stdout, \"%s\"; expected %d and \"%s\"", s->exit,
@@ -162,35 +162,35 @@ static void what_cannot_be_is_one_line_and_exit_2(void **state)
           "3", "--hidden", "2", "--grad", "disjoint"}},
     };
     for (size_t i = 0; i + 1 < sizeof cases / sizeof cases[0]; i++) {
-        said_t s = tool_run(cases[i].args);
+        tool_output_t s = tool_run(cases[i].args);
         assert_one_line(&s, 2, cases[i].error_message);
-        said_free(&s);
+        tool_output_free(&s);
     }
     /* layouts that do not fit are found, not misused */
-    said_t s = tool_run(cases[sizeof cases / sizeof cases[0] - 1].args);
+    tool_output_t s = tool_run(cases[sizeof cases / sizeof cases[0] - 1].args);
     assert_one_line(&s, 1, "3");
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 static void a_stdout_that_is_full_is_a_problem(void **state)
 {
     const char *args[] = {"--topology", "core:8 pu:1", "--grid", "tp=2", NULL};
     const char *json[] = {"--topology", "core:8 pu:1", "--grid", "tp=2", "--json", NULL};
-    said_t s = tool_run_closed(args);
+    tool_output_t s = tool_run_closed(args);
     assert_one_line(&s, 1, "standard output");
-    said_free(&s);
+    tool_output_free(&s);
     s = tool_run_closed(json);
     assert_int_equal(s.exit, 1);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
 {
     const char *grid[] = {"--topology", "core:8 pu:1", "--grid", "tp=2", NULL},
                *plain[] = {"--json", NULL};
-    said_t s = tool_run(grid);
+    tool_output_t s = tool_run(grid);
     assert_one_line(&s, 1, "configure with -Dhwloc=enabled");
-    said_free(&s);
+    tool_output_free(&s);
     s = tool_run(plain); /* the rest is there all the same */
     assert_int_equal(s.exit, 0);
     json_t *doc = json_loads(s.out, 0, NULL);
@@ -199,7 +199,7 @@ static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
     assert_true(json_is_null(json_object_get(json_object_get(doc, "libraries"), "hwloc")));
     assert_true(json_is_false(json_object_get(json_object_get(doc, "backends"), "hwloc")));
     json_decref(doc);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 /* A folder with the good file, a broken one and a huge one, to be in while the tool runs. */

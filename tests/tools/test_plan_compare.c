@@ -22,12 +22,12 @@ static const double V = 1073741824.0;
 
 static json_t *compared(const char *const *args)
 {
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    said_free(&s);
+    tool_output_free(&s);
     return doc;
 }
 
@@ -251,27 +251,28 @@ static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ran
 
 T_CASE(the_table_and_bars_read_as_written_down)
 {
-    said_t s = tool_run(words(
+    tool_output_t s = tool_run(words(
         "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
         "--seq 8192 --hidden 4096 --ranks-per-node 2 --one-level "
         "--alpha 10,20 --beta 100,50"));
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, table);
     assert_int_equal(s.exit, 0);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 /* The first lines say what was asked: the shape, and where the rows sit in the LLM's sequence. */
 T_CASE(a_comparison_says_where_the_rows_sit)
 {
-    said_t s = tool_run(words("--src dp=4 --compare cp=2,dp=2:sharded --batch 4 --seq 8 --hidden 4 "
-                              "--llm-seq 64 --offset 4"));
+    tool_output_t s =
+        tool_run(words("--src dp=4 --compare cp=2,dp=2:sharded --batch 4 --seq 8 --hidden 4 "
+                       "--llm-seq 64 --offset 4"));
     static const char head[] = "4 samples x 8 rows x 4 features, bf16; one node\n"
                                "row 0 of a sample is position 4 of the LLM's 64\n"
                                "*  1  dp=4 -> cp=2,dp=2, sharded: 4 ranks\n";
     if (strncmp(s.out, head, strlen(head)) != 0)
         fail_msg("found %.300s", s.out);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 /* 8 ranks against 16, in one entry or between two: neither is better than the other. */
@@ -291,33 +292,34 @@ T_CASE(worlds_of_different_size_have_no_best)
         int n = 7;
         for (int k = 0; k < 3 && cases[i].entries[k]; k++)
             args[n++] = cases[i].entries[k];
-        said_t s = tool_run(args);
+        tool_output_t s = tool_run(args);
         assert_int_equal(s.exit, 0);
         assert_string_equal(s.err, "");
         if (strncmp(s.out, cases[i].warning, strlen(cases[i].warning)) != 0)
             fail_msg("case %zu begins \"%.80s\"", i, s.out);
         assert_null(strchr(s.out, '*'));
         assert_null(strstr(s.out, "least bridge time"));
-        said_free(&s);
+        tool_output_free(&s);
 
         args[n] = "--json";
         s = tool_run(args);
         json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
         assert_non_null(doc);
         assert_string_equal(s.err, "");
-        const char *said = json_string_value(json_object_get(doc, "warning"));
-        assert_true(said && strncmp(said, cases[i].warning, strlen(cases[i].warning)) == 0);
+        const char *output = json_string_value(json_object_get(doc, "warning"));
+        assert_true(output && strncmp(output, cases[i].warning, strlen(cases[i].warning)) == 0);
         assert_true(json_is_null(json_object_get(doc, "best")));
         for (size_t k = 0; k < json_array_size(json_object_get(doc, "entries")); k++)
             assert_true(json_is_false(json_object_get(entry(doc, k), "best")));
         json_decref(doc);
-        said_free(&s);
+        tool_output_free(&s);
     }
     /* as many ranks elsewhere are not another size */
-    said_t s = tool_run(words("--batch 16 --seq 8 --hidden 4 --compare dp=8@8->tp=8@8 dp=8->tp=8"));
+    tool_output_t s =
+        tool_run(words("--batch 16 --seq 8 --hidden 4 --compare dp=8@8->tp=8@8 dp=8->tp=8"));
     assert_null(strstr(s.out, "warning"));
     assert_non_null(strstr(s.out, "least bridge time"));
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(entries_stay_in_order_and_the_first_of_equals_is_best)

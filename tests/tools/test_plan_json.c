@@ -109,7 +109,7 @@ static json_t *plan_of(const world_t *w, const char *max_ranks)
     snprintf(offset, sizeof offset, "%d", w->dst.offset);
     snprintf(positions, sizeof positions, "%d", w->dst.positions ? w->dst.positions : w->rows);
     const char *sp = w->src.sp ? w->dst.sp ? "both" : "src" : w->dst.sp ? "dst" : "none";
-    said_t s = tool_run(words(
+    tool_output_t s = tool_run(words(
         "--src %s --dst %s --batch %s --seq %s --hidden 3 --dtype bf16 --json --ranks-per-node %s "
         "--output %s --grad disjoint --offset %s --llm-seq %s --sp %s --max-ranks %s",
         src, dst, batch, rows, node, w->sharded ? "sharded" : "full", offset, positions, sp,
@@ -120,7 +120,7 @@ static json_t *plan_of(const world_t *w, const char *max_ranks)
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, &e);
     if (!doc)
         fail_msg("%s: %s at byte %d of: %s", w->what, e.text, e.position, s.out);
-    said_free(&s);
+    tool_output_free(&s);
     return doc;
 }
 

@@ -139,17 +139,17 @@ T_CASE(a_dim_without_a_role_is_refused_unless_declared)
                                           : "--src %s --dst %s " GOOD_SIZES,
                            cases[i].src, cases[i].dst, cases[i].extra),
                      2, cases[i].text);
-    said_t a = tool_run(words("--src tp=2,dp=4 --dst ep=2,cp=2,dp=2 " GOOD_SIZES " --json")),
-           b = tool_run(
-               words("--src tp=2,dp=4 --dst xp=2,cp=2,dp=2 " GOOD_SIZES " --json --extra xp"));
+    tool_output_t a = tool_run(words("--src tp=2,dp=4 --dst ep=2,cp=2,dp=2 " GOOD_SIZES " --json")),
+                  b = tool_run(words("--src tp=2,dp=4 --dst xp=2,cp=2,dp=2 " GOOD_SIZES
+                                     " --json --extra xp"));
     json_t *replicas = json_loads(a.out, 0, NULL), *declared = json_loads(b.out, 0, NULL);
     assert_non_null(declared);
     assert_true(
         json_equal(json_object_get(replicas, "forward"), json_object_get(declared, "forward")));
     json_decref(replicas);
     json_decref(declared);
-    said_free(&a);
-    said_free(&b);
+    tool_output_free(&a);
+    tool_output_free(&b);
 }
 
 T_CASE(a_spec_of_100_kb_gives_one_short_line)
@@ -185,10 +185,10 @@ T_CASE(layouts_that_do_not_fit_are_a_problem)
 
 T_CASE(an_output_that_cannot_be_written_is_a_problem)
 {
-    said_t s = tool_run_closed(words(GOOD));
+    tool_output_t s = tool_run_closed(words(GOOD));
     assert_int_equal(s.exit, 1);
     assert_non_null(strstr(s.err, "standard output"));
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_TOOL_MAIN("COLO_PLAN", "tools/plan_refusals")

@@ -52,12 +52,12 @@ static json_t *planned(const char *text, const char *const *args)
     write_file(text);
     while ((all[n++] = *args++))
         ;
-    said_t s = tool_run(all);
+    tool_output_t s = tool_run(all);
     assert_string_equal(s.err, "");
     assert_int_equal(s.exit, 0);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    said_free(&s);
+    tool_output_free(&s);
     return doc;
 }
 
@@ -184,15 +184,15 @@ T_CASE(the_worked_example_reads_as_written_down)
     const char *all[] = {GRIDS, "--output", "sharded", "--segments", file, NULL};
     const char *one[] = {GRIDS, "--output", "sharded", "--segments", file, "--rank", "0", NULL};
     write_file(WORKED);
-    said_t a = tool_run(all), o = tool_run(one);
+    tool_output_t a = tool_run(all), o = tool_run(one);
     assert_string_equal(a.err, "");
     assert_string_equal(a.out, worked_text);
     assert_non_null(strstr(o.out, "src: dp 0, 3 rows\ndst: cp 0 dp 0, 2 rows\n"));
     assert_non_null(strstr(o.out, "forward: the rank keeps 16 B of its own\n"
                                   "  receives 16 B from rank 1: segment 2 rows 0..0\n"
                                   "  sends 32 B to rank 1: segment 0 rows 1..2\n"));
-    said_free(&a);
-    said_free(&o);
+    tool_output_free(&a);
+    tool_output_free(&o);
 }
 
 /* Loads 9, 1, 2 of 12 rows: the mean is 4. Balanced 5, 4, 3. */
@@ -220,10 +220,10 @@ static char *drawn(const char *text, const char *const *args)
     write_file(text);
     while ((all[n++] = *args++))
         ;
-    said_t s = tool_run(all);
+    tool_output_t s = tool_run(all);
     assert_string_equal(s.err, "");
     assert_int_equal(s.exit, 0);
-    said_free(&s);
+    tool_output_free(&s);
     FILE *f = fopen(picture, "r");
     assert_non_null(f);
     char *svg = calloc(1, 1 << 22);

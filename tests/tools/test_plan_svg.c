@@ -61,16 +61,16 @@ static char *drawn(const char *const *args)
     for (; args[n]; n++)
         all[n] = args[n];
     all[n] = NULL;
-    said_t without = tool_run(all);
+    tool_output_t without = tool_run(all);
     all[n++] = "--svg";
     all[n++] = path;
     all[n] = NULL;
-    said_t s = tool_run(all);
+    tool_output_t s = tool_run(all);
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
     assert_string_equal(s.out, without.out); /* the picture comes on top */
-    said_free(&s);
-    said_free(&without);
+    tool_output_free(&s);
+    tool_output_free(&without);
     char *text = slurp(path);
     assert_non_null(text);
     const char *why = markup_check(text);
@@ -219,11 +219,12 @@ T_CASE(what_is_not_drawn_is_said)
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 256 MiB: r and r ^ 8 exchange V/2^18. */
 T_CASE(of_a_million_ranks_one_part_is_drawn)
 {
-    said_t s = tool_run(words("--src tp=8,dp=131072 --dst tp=8,cp=2,dp=65536 --batch 131072 --seq "
-                              "64 --hidden 16 --output sharded --rank 1048575 --svg %s",
-                              path)); /* one rank: no sweep of all */
+    tool_output_t s =
+        tool_run(words("--src tp=8,dp=131072 --dst tp=8,cp=2,dp=65536 --batch 131072 --seq "
+                       "64 --hidden 16 --output sharded --rank 1048575 --svg %s",
+                       path)); /* one rank: no sweep of all */
     assert_int_equal(s.exit, 0);
-    said_free(&s);
+    tool_output_free(&s);
     char *text = slurp(path);
     assert_null(markup_check(text));
     assert_message(text, 1048567, 1048575, 1024, 2);
@@ -235,12 +236,12 @@ T_CASE(of_a_million_ranks_one_part_is_drawn)
 T_CASE(of_a_world_too_large_to_walk_parts_are_drawn_by_lot)
 {
     bool whole = t_scaled(100) == 100;
-    said_t s = tool_run(
+    tool_output_t s = tool_run(
         words("--src %s --dst %s --batch 131072 --seq 64 --hidden 16 --output sharded --svg %s",
               whole ? "tp=8,dp=131072" : "tp=8,dp=16384",
               whole ? "tp=8,cp=2,dp=65536" : "tp=8,cp=2,dp=8192", path));
     assert_int_equal(s.exit, 0);
-    said_free(&s);
+    tool_output_free(&s);
     char *text = slurp(path);
     assert_null(markup_check(text));
     assert_count(text, whole ? "Shown: one of 524,288 parts" : "Shown: one of 65,536 parts", 1);
@@ -311,7 +312,7 @@ T_CASE(a_path_that_cannot_be_written_is_one_line)
     unlink(path);
     for (int compare = 0; compare < 2; compare++)
         for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-            said_t s = tool_run(
+            tool_output_t s = tool_run(
                 words("--src dp=2 %s tp=2 --batch 2 --seq 2 --hidden 1 --dtype f32 --svg %s",
                       compare ? "--compare" : "--dst", paths[i]));
             assert_int_equal(s.exit, 2);
@@ -319,7 +320,7 @@ T_CASE(a_path_that_cannot_be_written_is_one_line)
             assert_non_null(strstr(s.err, "colo-plan: --svg: \""));
             assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
             assert_int_equal(files(), 0);
-            said_free(&s);
+            tool_output_free(&s);
         }
 }
 
@@ -338,7 +339,7 @@ T_CASE(half_a_picture_is_no_picture)
     now.rlim_cur = 2048;
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &now), 0);
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(s.exit, 2);
@@ -348,7 +349,7 @@ T_CASE(half_a_picture_is_no_picture)
     assert_string_equal(text, "old");
     assert_int_equal(files(), 1);
     free(text);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 T_CASE(layouts_without_a_plan_keep_the_old_picture)
@@ -359,13 +360,13 @@ T_CASE(layouts_without_a_plan_keep_the_old_picture)
     FILE *f = fopen(path, "w");
     fputs("old", f);
     fclose(f);
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     assert_int_equal(s.exit, 1);
     char *text = slurp(path);
     assert_string_equal(text, "old");
     assert_int_equal(files(), 1);
     free(text);
-    said_free(&s);
+    tool_output_free(&s);
 }
 
 /* The check that the others rest on. */

@@ -78,9 +78,9 @@ static char *slurp(int fd, size_t *size)
     return text;
 }
 
-static said_t run(const char *const *args, int out, bool no_color)
+static tool_output_t run(const char *const *args, int out, bool no_color)
 {
-    said_t s = {.exit = -1};
+    tool_output_t s = {.exit = -1};
     FILE *err = tmpfile();
     char *argv[ARGS_MAX + 2] = {(char *)program};
     for (int i = 0; i < ARGS_MAX && args[i]; i++)
@@ -111,19 +111,19 @@ static said_t run(const char *const *args, int out, bool no_color)
     return s;
 }
 
-said_t tool_run(const char *const *args)
+tool_output_t tool_run(const char *const *args)
 {
     FILE *out = tmpfile();
     if (!out)
         abort();
-    said_t s = run(args, fileno(out), false);
+    tool_output_t s = run(args, fileno(out), false);
     lseek(fileno(out), 0, SEEK_SET);
     s.out = slurp(fileno(out), &s.out_size);
     fclose(out);
     return s;
 }
 
-said_t tool_run_tty(const char *const *args, bool no_color)
+tool_output_t tool_run_tty(const char *const *args, bool no_color)
 {
     int master = posix_openpt(O_RDWR | O_NOCTTY), slave = -1;
     const char *name =
@@ -133,36 +133,36 @@ said_t tool_run_tty(const char *const *args, bool no_color)
     if (slave < 0) {
         if (master >= 0)
             close(master);
-        return (said_t){.exit = -1};
+        return (tool_output_t){.exit = -1};
     }
-    said_t s = run(args, slave, no_color);
+    tool_output_t s = run(args, slave, no_color);
     close(slave);
     s.out = slurp(master, &s.out_size);
     close(master);
     return s;
 }
 
-said_t tool_run_closed(const char *const *args)
+tool_output_t tool_run_closed(const char *const *args)
 {
     int fd = open("/dev/null", O_RDONLY);
     if (fd < 0)
         abort();
-    said_t s = run(args, fd, false);
+    tool_output_t s = run(args, fd, false);
     close(fd);
     s.out = calloc(1, 1);
     return s;
 }
 
-void said_free(said_t *s)
+void tool_output_free(tool_output_t *s)
 {
     free(s->out);
     free(s->err);
-    *s = (said_t){.exit = -1};
+    *s = (tool_output_t){.exit = -1};
 }
 
 void tool_refuses(const char *name, const char *const *args, int exit, const char *text)
 {
-    said_t s = tool_run(args);
+    tool_output_t s = tool_run(args);
     char *newline = strchr(s.err, '\n');
     if (s.exit != exit || s.out_size != 0 || !newline || newline[1] || s.err_size > 201)
         fail_msg("%s %s ...: exit %d (expected %d), %zu bytes on stdout, stderr (%zu bytes): %s",
@@ -174,5 +174,5 @@ void tool_refuses(const char *name, const char *const *args, int exit, const cha
     if (strncmp(s.err, name, strlen(name)) != 0 || strncmp(s.err + strlen(name), ": ", 2) != 0 ||
         !strstr(s.err, text))
         fail_msg("\"%s\" lacks \"%s\"", s.err, text);
-    said_free(&s);
+    tool_output_free(&s);
 }

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tool.h - runs a built tool and keeps what it said. */
+/* tool.h - runs a built tool and keeps what it output. */
 #ifndef TESTS_TOOLS_TOOL_H
 #define TESTS_TOOLS_TOOL_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-typedef struct said {
+typedef struct tool_output {
     int exit;  /* code, or -1 when a signal ended it */
     char *out; /* NUL-terminated; a NUL that the tool wrote would end it early */
     char *err;
     size_t out_size, err_size;
-} said_t;
+} tool_output_t;
 
 /* The program to run: argv[1] of the test, or the variable @env. False: neither is given. */
 bool tool_path(int argc, char **argv, const char *env);
@@ -26,13 +26,13 @@ bool tool_path(int argc, char **argv, const char *env);
 const char *const *words(const char *line, ...) __attribute__((format(printf, 1, 2)));
 
 /* @args: NULL-terminated, without the program's name. */
-said_t tool_run(const char *const *args);
+tool_output_t tool_run(const char *const *args);
 /* The same with stdout on a new terminal, and with NO_COLOR set or unset. If the system has no
  * pseudo-terminals, as a chroot without /dev/pts, nothing runs and out is NULL. */
-said_t tool_run_tty(const char *const *args, bool no_color);
+tool_output_t tool_run_tty(const char *const *args, bool no_color);
 /* The same with a stdout that no program can write to. */
-said_t tool_run_closed(const char *const *args);
-void said_free(said_t *s);
+tool_output_t tool_run_closed(const char *const *args);
+void tool_output_free(tool_output_t *s);
 
 /* Fails the test case unless the tool ends with @exit, writes nothing to stdout, and to stderr one
  * line that begins with its name and contains @text. */

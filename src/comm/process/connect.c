@@ -151,7 +151,7 @@ static void send_hello(struct meeting *m, struct call *c)
         c->asked = true;
 }
 
-static void hear_answer(struct meeting *m, struct call *c)
+static void read_answer(struct meeting *m, struct call *c)
 {
     const uint32_t taken = COLO_ENDPOINT_MAGIC;
     ssize_t n = recv(c->fd, (char *)c->answer + c->got, sizeof c->answer - c->got, MSG_DONTWAIT);
@@ -216,7 +216,7 @@ static bool knows_token(const struct meeting *m, const struct hello *hello)
 }
 
 /* False: hang up. */
-static bool hear_guest(struct meeting *m, struct guest *g)
+static bool read_hello(struct meeting *m, struct guest *g)
 {
     const size_t end = HELLO_BYTES + (g->answered ? sizeof g->taken : 0);
     const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, (uint32_t)m->b->rank};
@@ -298,11 +298,11 @@ static colo_status_t take_turn(struct meeting *m)
     const struct pollfd *p = m->poll;
     for (int32_t i = 0; i < m->ncalls; i++, p++)
         if (p->fd >= 0 && p->revents && m->call[i].fd == p->fd)
-            (m->call[i].asked ? hear_answer : send_hello)(m, &m->call[i]);
+            (m->call[i].asked ? read_answer : send_hello)(m, &m->call[i]);
     const struct pollfd *listener = p;
     p += LISTENERS;
     for (int i = 0; i < GUESTS; i++, p++)
-        if (p->fd >= 0 && p->revents && !hear_guest(m, &m->guest[i])) {
+        if (p->fd >= 0 && p->revents && !read_hello(m, &m->guest[i])) {
             colo_socket_close(m->guest[i].fd);
             m->guest[i].fd = -1;
         }

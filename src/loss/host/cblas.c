@@ -65,7 +65,7 @@ static bool works(const colo_cblas_t *lib)
 
 /* ---- where is it? ---- */
 
-static colo_status_t look_up(void *so, const char *name, colo_cblas_t *lib)
+static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *lib)
 {
     const char *names[] = {"cblas_sgemm", "cblas_dgemm"};
     void *at[2];
@@ -97,7 +97,7 @@ static colo_status_t load(const char *name, colo_cblas_t *lib)
                          "another CBLAS with COLO_GEMM",
                          name, why ? why : "no reason given");
     }
-    colo_status_t st = look_up(so, name, lib);
+    colo_status_t st = find_functions(so, name, lib);
     dlclose(so); /* stays where it is */
     return st;
 }
@@ -105,7 +105,7 @@ static colo_status_t load(const char *name, colo_cblas_t *lib)
 static colo_status_t usual(colo_cblas_t *lib, const char **name)
 {
     *name = "the CBLAS in this process";
-    if (dlsym(RTLD_DEFAULT, "cblas_sgemm") && look_up(RTLD_DEFAULT, *name, lib) == COLO_OK)
+    if (dlsym(RTLD_DEFAULT, "cblas_sgemm") && find_functions(RTLD_DEFAULT, *name, lib) == COLO_OK)
         return COLO_OK;
     *name = OPENBLAS;
     return load(*name, lib);
