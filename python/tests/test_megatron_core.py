@@ -203,3 +203,47 @@ def test_padding_is_that_of_megatron_core(core):
     for recipe in ('delayed', 'tensorwise', 'blockwise', 'mxfp8'):
         assert padded(1, recipe=recipe) == get_fp8_align_size(Fp8Recipe(recipe))
     assert padded(1, recipe='nvfp4') == get_fp4_align_size(Fp4Recipe.nvfp4)
+
+
+def mimo_steps(rank, src, dst, planted=False):
+    """What MimoModel does with communicators: makes them from a map of grids, carries embeddings [s b, h], lets go.
+    With megatron-core's classes, then with ours; embeddings and raw gradients, before an optimizer scales them."""
+    from megatron.core.models.mimo.model.base import MIMO_LANGUAGE_MODULE_KEY, MimoModel
+    found = []
+    by_enumeration = dist.new_subgroups_by_enumeration
+    for ours in (False, True):
+        places = megatron.install() if ours else []
+        assert bool(places) is ours
+        grid = sys.modules['megatron.core.hyper_comm_grid'].HyperCommGrid
+        model = types.SimpleNamespace(colocated_comms={}, mimo_config=types.SimpleNamespace(
+            modality_submodules_spec={'images': None},
+            module_to_grid_map={'images': grid(*src), MIMO_LANGUAGE_MODULE_KEY: grid(*dst)}))
+        with mock.patch('torch.distributed.new_subgroups_by_enumeration',  # theirs wants NCCL
+                        lambda lists, backend=None, **more: by_enumeration(lists, backend='gloo', **more)):
+            MimoModel._build_colocated_communicators(model)
+        bridge = model.colocated_comms['images', MIMO_LANGUAGE_MODULE_KEY]
+        assert isinstance(bridge, megatron.ColocatedBridgeCommunicator) is ours
+        dp, tp = bridge.rank_to_src_pos[rank]
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(dp)).requires_grad_()
+        y = MimoModel._apply_colocated_comms(model, {'images': x})['images']
+        weight = torch.randn(64, 6, generator=torch.Generator().manual_seed(9))  # of the whole batch
+        replica = bridge.rank_to_dest_pos[rank][0]
+        g = weight[replica * len(y):(replica + 1) * len(y)]
+        (y * g * (2 if planted and ours else 1)).sum().backward()
+        found.append((y.detach(), x.grad))
+        MimoModel.destroy(model)
+        assert model.colocated_comms == {}
+    megatron.uninstall()
+    same = [torch.equal(a, b) for a, b in zip(*found)]
+    assert same == [True, not planted]
+
+
+@pytest.mark.parametrize('src, dst', [
+    (([1, 4], ['tp', 'dp']), ([2, 2], ['tp', 'dp'])), (([2, 2], ['tp', 'dp']), ([1, 4], ['tp', 'dp'])),
+    (([2, 2], ['tp', 'dp']), ([2, 2], ['tp', 'dp'])), (([1, 4], ['tp', 'dp']), ([4, 1], ['tp', 'dp']))])
+def test_mimo_model_carries_the_same_with_our_classes(world, core, src, dst):
+    world.run(mimo_steps, src, dst)
+
+
+def test_a_doubled_gradient_is_seen_in_mimo_model(world, core):
+    world.run(mimo_steps, ([1, 4], ['tp', 'dp']), ([2, 2], ['tp', 'dp']), True)
