@@ -64,7 +64,7 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 8u
+#define COLO_COMM_ABI 9u
 #define COLO_RECORDS 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the

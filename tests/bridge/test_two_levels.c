@@ -6,6 +6,8 @@
 #include "harness/harness.h"
 #include "harness/plan_world.h"
 
+#include <time.h>
+
 static void judge(const t_case_t *c)
 {
     t_plans_t w;
@@ -201,6 +203,56 @@ T_CASE(sums_on_two_levels_have_the_bits_of_one_level)
         t_unshare(b.out[i]);
         free(b.out[i]);
     }
+}
+
+/* ---- failures ---- */
+
+typedef struct absent {
+    t_case_t c;
+    int check;
+} absent_t;
+
+enum { AWAY = 5 };
+
+static colo_status_t absent_rank(colo_comm_t *world, void *arg)
+{
+    const absent_t *a = arg;
+    const int64_t rank = colo_comm_rank(world);
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t x, y;
+    rank_try(colo_comm_set_check(world, a->check));
+    rank_try(t_case_config(&a->c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_round(bridge, rank, &a->c, 0));
+    rank_try(t_case_tensor(&a->c, T_X, rank, 0, true, &x));
+    rank_try(t_case_tensor(&a->c, T_Y, rank, 0, false, &y));
+    rank_try(colo_comm_set_timeout(world, 500));
+    if (rank == AWAY)
+        nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+    else {
+        const colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
+        rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
+        rank_check(colo_comm_check(world) < 0); /* dead */
+        rank_check(a->check < 2 || untouched(&y));
+    }
+    t_buffer_free(&x);
+    t_buffer_free(&y);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+/* Each other rank waits for it, in the first exchange or, for its gateway, in the second. */
+T_CASE(rank_that_stays_away_is_a_timeout_on_all_ranks_of_both_nodes)
+{
+    absent_t a = {.c = {.src = t_side("tp=4,dp=2", true),
+                        .dst = t_side("tp=4,cp=2,dp=1", false),
+                        .shape = {2, 8, 1 << 15},
+                        .output = COLO_FULL_SEQ,
+                        .ranks_per_node = 4}};
+    for (a.check = 0; a.check <= 2; a.check++)
+        assert_ok(t_run_ranks(8, absent_rank, &a, sizeof a));
 }
 
 T_MAIN("bridge/two_levels")
