@@ -402,6 +402,7 @@ T_CASE(maps_and_stages_that_make_no_sense_are_refused)
     colo_layout_t l = base_layout("tp=2,cp=2,pp=2");
     UNTOUCHED(l, colo_layout_map_offset(&l, -1, 8), COLO_ERR_ARG, "-1");
     UNTOUCHED(l, colo_layout_map_offset(&l, 0, -8), COLO_ERR_ARG, "-8");
+    UNTOUCHED(l, colo_layout_map_offset(&l, 8, 8), COLO_ERR_ARG, "offset 8 of 8 positions");
     UNTOUCHED(l, colo_layout_map_table(&l, NULL, 2, 8), COLO_ERR_ARG, "table");
     UNTOUCHED(l, colo_layout_map_table(&l, table, -2, 8), COLO_ERR_ARG, "-2");
     UNTOUCHED(l, colo_layout_stage(&l, "zz", 0), COLO_ERR_ARG, "zz");

@@ -109,6 +109,7 @@ static void devices_are_near_their_package(void **state)
     assert_int_equal(colo_topology_gpu_rank(p, 0, 2), -1); /* a network card */
     assert_int_equal(colo_topology_gpu_rank(p, 2, 0), -1); /* no such host */
     assert_int_equal(colo_topology_gpu_rank(p, -1, 0), -1);
+    assert_int_equal(colo_topology_gpu_rank(p, INT64_MAX / 2 + 1, 0), -1); /* times 4 it is 0 */
     colo_topology_destroy(&p);
 
     p = place_of(GPUS, 6, 6, COLO_BIND_CORE); /* more ranks than GPUs */
