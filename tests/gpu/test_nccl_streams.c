@@ -287,6 +287,64 @@ T_CASE(staging_is_what_must_arrive_and_calls_take_nothing)
     assert_ok(t_gpus_run(gpus, false, footprint, NULL));
 }
 
+/* ---- reductions larger than their staging ---- */
+
+enum { STAGING = 64 << 20 };
+
+/* Sums of these are exact in fp32. */
+static float term(int64_t i, int32_t rank)
+{
+    return (float)((i * 7 + rank) % 1000);
+}
+
+static colo_status_t in_windows(t_gpu_rank_t *r, void *arg)
+{
+    const int64_t part = (5 * (int64_t)STAGING / 2 / 4 / r->size) | 1, n = part * r->size;
+    const size_t bytes = (size_t)n * sizeof(float);
+    float *host = malloc(bytes), *v, *own;
+    size_t before, behind;
+    int devices = 1;
+    rank_check(host);
+    rank_cuda(cudaGetDeviceCount(&devices));
+    const size_t sharers = (size_t)((r->size - r->device + devices - 1) / devices);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = term(i, r->rank);
+    rank_cuda(cudaMalloc((void **)&v, bytes));
+    rank_cuda(cudaMalloc((void **)&own, bytes));
+    rank_cuda(t_to_device(v, host, bytes));
+    rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
+    rank_try(free_bytes(r, &before));
+    rank_try(colo_comm_reduce_scatter(r->gpus, v, own, part, COLO_F32, COLO_SUM, r->stream));
+    rank_try(colo_comm_all_reduce(r->gpus, v, v, n - 1, COLO_F32, COLO_SUM, r->stream));
+    rank_try(free_bytes(r, &behind));
+    if (before > behind + sharers * STAGING + FIRST_CALL_PER_RANK * (size_t)gpus)
+        return colo_fail(COLO_ERR_STATE, "reductions of %zu bytes took %zu", bytes,
+                         before - behind);
+    for (int half = 0; half < 2; half++) {
+        const int64_t from = half ? 0 : part * r->rank, count = half ? n - 1 : part;
+        rank_cuda(
+            cudaMemcpy(host, half ? v : own, (size_t)count * sizeof *host, cudaMemcpyDeviceToHost));
+        for (int64_t i = 0; i < count; i++) {
+            float sum = 0;
+            for (int32_t k = 0; k < r->size; k++)
+                sum += term(from + i, k);
+            if (host[i] != sum)
+                return colo_fail(COLO_ERR_STATE, "sum %lld is %g, expected %g",
+                                 (long long)(from + i), (double)host[i], (double)sum);
+        }
+    }
+    free(host);
+    rank_try(t_gpu_quiet(r));
+    cudaFree(v);
+    cudaFree(own);
+    return COLO_OK;
+}
+
+T_CASE(a_reduction_larger_than_its_staging_sums_in_windows)
+{
+    assert_ok(t_gpus_run(gpus, false, in_windows, NULL));
+}
+
 /* ---- a capture that would connect ---- */
 
 /* One sample leaves ranks 0 and 1 to themselves, four tie them: they connect in the next call. */

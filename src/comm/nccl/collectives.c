@@ -7,8 +7,9 @@
  * ours: slices are brought together and combined in rank order (kernels/combine.cu), so the bits
  * are those of the host backends, whatever the message size.
  *
- * Nothing is allocated once staging has grown to the largest operation, and nothing at all in a
- * capture. count == 0 enqueues nothing: NCCL would drop it on one rank and not on another.
+ * Reductions go in windows of at most 64 MiB of staging. Nothing is allocated once staging has
+ * grown to the largest window, and nothing at all in a capture. count == 0 enqueues nothing: NCCL
+ * would drop it on one rank and not on another.
  *
  * Left to others: arguments and statistics (comm/collectives.c), messages (nccl/exchange.c), what
  * all operations do first and last (operation.c), connections and failure (connection.c,
@@ -23,7 +24,10 @@
 #include "kernels.h"
 #include "progress.h"
 
-enum { SMALL_REDUCE = 1 << 20 }; /* bytes up to which all ranks reduce everything */
+enum {
+    SMALL_REDUCE = 1 << 20, /* bytes up to which all ranks reduce everything */
+    WINDOW = 64 << 20       /* bytes of staging: all ranks' values of a part of a slice */
+};
 
 /* ---- collectives ---- */
 
@@ -95,32 +99,52 @@ static colo_status_t nccl_barrier(colo_comm_t *c, colo_stream_t stream)
 
 /* ---- reductions ---- */
 
-/* Own slice of all ranks' @send, combined into @dst; slices as colo_reduce_slice() cuts them. */
-static colo_status_t combine_slice(struct colo_run *r, const char *send, void *dst, int64_t count,
-                                   colo_dtype_t dtype, colo_redop_t op)
+/* Part [at, at + step) of each slice: of the own one, all ranks' @send are combined into @dst. */
+static colo_status_t combine_window(struct colo_run *r, const char *send, char *dst, int64_t count,
+                                    int64_t at, int64_t step, colo_dtype_t dtype, colo_redop_t op)
 {
     const int32_t n = r->c->size, me = r->c->rank;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
-    const int64_t lo = colo_reduce_slice(count, n, me),
-                  mine = colo_reduce_slice(count, n, me + 1) - lo;
-    const size_t part = colo_stage_padded((size_t)(mine * elem));
-    ncclComm_t nccl = r->connection->nccl;
+    const size_t part = colo_stage_padded((size_t)(step * elem));
+    int64_t own = 0, mine = 0;
+    ncclResult_t e = ncclSuccess;
     COLO_TRY(colo_run_stage(r, part * (size_t)n));
     COLO_NCCL(r->lib->group_start());
-    ncclResult_t e = ncclSuccess;
-    for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
-        int64_t from = colo_reduce_slice(count, n, k), to = colo_reduce_slice(count, n, k + 1);
-        if (k != me && to > from)
-            e = r->lib->send(send + from * elem, (size_t)((to - from) * elem), ncclInt8, k, nccl,
-                             r->stream);
-        if (k != me && mine > 0 && e == ncclSuccess)
-            e = r->lib->recv(r->f->stage + (size_t)k * part, (size_t)(mine * elem), ncclInt8, k,
-                             nccl, r->stream);
+    for (int32_t k = 0; k < n; k++) {
+        const int64_t from = colo_reduce_slice(count, n, k) + at;
+        const int64_t left = colo_reduce_slice(count, n, k + 1) - from;
+        if (k == me) {
+            own = from;
+            mine = left < step ? left : step;
+        } else if (left > 0 && e == ncclSuccess) {
+            e = r->lib->send(send + from * elem, (size_t)((left < step ? left : step) * elem),
+                             ncclInt8, k, r->connection->nccl, r->stream);
+        }
     }
+    for (int32_t k = 0; k < n && mine > 0 && e == ncclSuccess; k++)
+        if (k != me)
+            e = r->lib->recv(r->f->stage + (size_t)k * part, (size_t)(mine * elem), ncclInt8, k,
+                             r->connection->nccl, r->stream);
     ncclResult_t closed = r->lib->group_end();
     COLO_NCCL(e != ncclSuccess ? e : closed);
-    return colo_run_cuda(r, colo_k_combine(dst, r->f->stage, (int64_t)part, send + lo * elem, me, n,
-                                           mine, dtype, op, r->stream));
+    if (mine <= 0)
+        return COLO_OK;
+    return colo_run_cuda(r, colo_k_combine(dst + at * elem, r->f->stage, (int64_t)part,
+                                           send + own * elem, me, n, mine, dtype, op, r->stream));
+}
+
+/* Own slice of all ranks' @send, combined into @dst; slices as colo_reduce_slice() cuts them. */
+static colo_status_t combine_slice(struct colo_run *r, const char *send, char *dst, int64_t count,
+                                   colo_dtype_t dtype, colo_redop_t op)
+{
+    const int32_t n = r->c->size;
+    const int64_t longest = count / n + (count % n > 0);
+    const int64_t room = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN;
+    const int64_t most = room / (int64_t)colo_dtype_size(dtype);
+    const int64_t step = longest < most ? longest : most;
+    for (int64_t at = 0; at < longest; at += step)
+        COLO_TRY(combine_window(r, send, dst, count, at, step, dtype, op));
+    return COLO_OK;
 }
 
 /* Each rank's slice of @data to all ranks, in place. */

@@ -197,11 +197,12 @@ colo_status_t colo_run_stage(struct colo_run *r, size_t bytes)
                          "%s: needs %zu bytes of staging, %zu are there; run it once before the "
                          "capture",
                          colo_run_text(r, what, sizeof what), bytes, f->stage_bytes);
-    size_t grown = f->stage_bytes + f->stage_bytes / 2;
-    grown = bytes > grown ? bytes : grown;
+    size_t grown = COLO_STAGE_ALIGN; /* powers of two: with those before, at most twice as much */
+    while (grown < bytes)
+        grown *= 2;
     void *p = NULL;
     cudaError_t e = f->nold < (int32_t)(sizeof f->old / sizeof f->old[0])
-                        ? cudaMalloc(&p, colo_stage_padded(grown))
+                        ? cudaMalloc(&p, grown)
                         : cudaErrorMemoryAllocation;
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
