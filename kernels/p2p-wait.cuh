@@ -76,7 +76,7 @@ __device__ bool wait_for(const colo_k_p2p_t &d, const colo_k_partner_t &p, uint6
         since = since ? since : t;
         if (get(p.mine + COLO_K_POISON))
             code = COLO_K_PEER_FAILED;
-        else if (t - since > d.deadline_ns)
+        else if ((int64_t)(t - since) > (int64_t)d.deadline_ns) /* it may step back */
             code = COLO_K_LATE;
         else if (round % 4096 == 4095 && get(&d.report->stop))
             code = COLO_K_STOPPED;

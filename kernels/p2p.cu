@@ -109,10 +109,11 @@ __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsign
         if (lane == 0) {
             __threadfence_system();
             last = atomicAdd(&d.control->moved, mine) + mine == (unsigned long long)d.tiles[0];
+            __threadfence_system(); /* what other blocks moved comes before what is put below */
         }
         if (!__shfl_sync(ALL, last, 0))
             return;
-        __syncwarp(); /* what lane 0 saw happens before what the others store */
+        __syncwarp(); /* by any lane */
     }
     __threadfence_system();
     for (int i = lane; i < d.npartners; i += 32)
