@@ -323,6 +323,19 @@ template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
     return cudaGetLastError();
 }
 
+/* As kernels reach memory of peers, not as copies do. */
+__global__ void try_pages(const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me)
+{
+    for (int32_t r = threadIdx.x; r < ranks; r += blockDim.x) {
+        uint64_t *at = (uint64_t *)page[r] + me;
+        if (!page[r])
+            continue;
+        put(at, COLO_K_TRIAL + (uint64_t)me);
+        __threadfence_system();
+        back[r] = get(at);
+    }
+}
+
 template <typename M> cudaError_t load(int32_t *blocks)
 {
     cudaFuncAttributes a;
@@ -362,13 +375,21 @@ extern "C" cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
     }
 }
 
+extern "C" cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks,
+                                      int32_t me, cudaStream_t stream)
+{
+    try_pages<<<1, 256, 0, stream>>>(page, back, ranks, me);
+    return cudaGetLastError();
+}
+
 extern "C" cudaError_t colo_k_p2p_load(int32_t *blocks)
 {
+    cudaFuncAttributes trial;
     static_assert(sizeof(colo_k_p2p_t) <= 4096, "the limit of a kernel's parameters");
     *blocks = INT_MAX;
     const cudaError_t e[] = {load<mover>(blocks), load<adder<f32>>(blocks),
                              load<adder<f64>>(blocks), load<adder<bf16>>(blocks),
-                             load<adder<f16>>(blocks)};
+                             load<adder<f16>>(blocks), cudaFuncGetAttributes(&trial, try_pages)};
     for (cudaError_t one : e)
         if (one != cudaSuccess)
             return one;

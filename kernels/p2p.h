@@ -107,6 +107,12 @@ cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream);
 /* Loads the kernels on the current device; @blocks: how many of any of them fit it at once. */
 cudaError_t colo_k_p2p_load(int32_t *blocks);
 
+/* Writes COLO_K_TRIAL + @me at index @me of page[r], device addresses in device memory, for each of
+ * @ranks whose page is not NULL, and what it then reads there to back[r]. */
+#define COLO_K_TRIAL UINT64_C(0xc010b71d00000000)
+cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me,
+                           cudaStream_t stream);
+
 /* Before and after copies from all partners' memory, made elsewhere (gather.cu). Of @d they
  * use memory, offset, control, report, deadline and partners, each of which posts and is read.
  * begin: all partners have come, and name the same memory and offset; end: all have copied. */

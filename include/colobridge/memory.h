@@ -21,9 +21,10 @@
  * tensor that others reach, and ranks that do not reach each other, are errors. The variable is
  * the same on all ranks. A bridge may choose for itself (colo_bridge_config_t.transport).
  *
- * If peers cannot reach each other (host memory, several hosts, a rank that cannot open what
- * another one offers), registering succeeds and does nothing, on all ranks: see
- * colo_memory_is_p2p().
+ * A pair of ranks may be out of reach (several hosts, a rank that cannot open what another one
+ * offers). A bridge then stages for the ranks that its plan ties to them, and for no others. If no
+ * two ranks reach each other, or the memory is host memory, registering succeeds and does nothing,
+ * on all ranks: see colo_memory_is_p2p().
  */
 #ifndef COLOBRIDGE_MEMORY_H
 #define COLOBRIDGE_MEMORY_H

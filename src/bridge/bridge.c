@@ -283,8 +283,8 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     comm->bridges++;
     b->compared[0] = b->compared[1] = exchanges_compare(b);
     COLO_TRY_GOTO(st, colo_bridge_p2p_create(b), fail);
-    if (!b->p2p || !b->lazy) {
-        b->lazy = false;
+    if (!b->p2p || b->now.far || !b->lazy) {
+        b->lazy = b->lazy && b->p2p; /* alike on ranks that are in reach and that are not */
         st = colo_staged_need(&b->now);
         if (st == COLO_OK && b->ragged)
             st = colo_ragged_reserve(b);
@@ -539,7 +539,7 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     b->calls++;
     reached.device = q.device;
     reached.capturing = capturing;
-    if (reached.p2p)
+    if (reached.p2p && !b->now.far)
         return colo_bridge_p2p_run(b, pass, &reached, from, to, stream);
     return b->order && !capturing ? run_in_order(b, pass, from, to, stream)
                                   : run_staged(b, pass, from, to, stream);

@@ -53,6 +53,8 @@ typedef struct colo_shape_state {
     int64_t nruns;
     bool bytes; /* boxes of messages count bytes, because tensors of a call differ in dtype */
     bool asymmetric[2]; /* p2p: of a pass, some rank has nothing that peers could reach */
+    bool far; /* p2p: ranks that the plan ties to this one do not reach each other: all its calls
+                 are staged, whatever other ranks do */
 } colo_shape_state_t;
 
 struct colo_bridge {

@@ -295,6 +295,36 @@ static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shape_state_t 
     return COLO_OK;
 }
 
+/* Is any pair of the ranks that the plan ties to this one out of reach? The same verdict on all of
+ * these; ranks that it does not tie to this one have their own. */
+static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
+{
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    int32_t *members = NULL, n = 0;
+    s->far = false;
+    if (peer->reaches(b->comm, -1, -1))
+        return COLO_OK;
+    if (b->ragged) /* tables may tie any ranks */
+        return colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
+                         peer->why(b->comm));
+    COLO_TRY(colo_component_find(s->plan, b->comm, &members, &n));
+    for (int32_t i = 0; i < n && !s->far; i++)
+        for (int32_t k = 0; k < i && !s->far; k++) {
+            s->far = !peer->reaches(b->comm, members[k], members[i]);
+            if (s->far)
+                (void)colo_fail(COLO_ERR_UNBUILT,
+                                "ranks %d and %d, which exchange, do not reach each other's "
+                                "memory; %s",
+                                (int)members[k], (int)members[i], peer->why(b->comm));
+        }
+    free(members);
+    if (s->far && b->transport == COLO_TRANSPORT_PEER)
+        return COLO_ERR_UNBUILT;
+    if (s->far && colo_log_on(COLO_LOG_INFO))
+        colo_log(COLO_LOG_INFO, "bridge: staged through NCCL: %s", colo_last_error());
+    return COLO_OK;
+}
+
 bool colo_bridge_p2p_likely(const colo_bridge_t *b)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
@@ -317,6 +347,8 @@ colo_status_t colo_bridge_p2p_create(colo_bridge_t *b)
         st = both_make(b, &b->now, &w);
         if (st == COLO_OK && !b->ragged)
             st = find_asymmetric(b, &b->now);
+        if (st == COLO_OK)
+            st = find_far(b, &b->now);
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
     }
     if (st == COLO_OK)
@@ -337,6 +369,8 @@ colo_status_t colo_bridge_p2p_load(colo_bridge_t *b, colo_shape_state_t *next)
     if (!b->p2p)
         return COLO_OK;
     colo_status_t st = find_asymmetric(b, next);
+    if (st == COLO_OK)
+        st = find_far(b, next);
     if (st == COLO_OK)
         st = both_make(b, next, &w);
     if (st == COLO_OK)

@@ -77,9 +77,13 @@ typedef struct colo_p2p colo_p2p_t; /* the peer-to-peer path of one bridge */
 
 struct colo_peer_ops {
     /* Of open, share and create COLO_ERR_UNBUILT says "not here", on all ranks with an error
-     * message; what else goes wrong is an error on all of them. The comm lives on. Do all ranks of
-     * the comm reach each other? Collective, found out once. */
+     * message; what else goes wrong is an error on all of them. The comm lives on. Which ranks of
+     * the comm reach each other? UNBUILT: no two of them. Collective, found out once. */
     colo_status_t (*open)(colo_comm_t *c);
+    /* After open: do ranks @a and @b reach each other; @a < 0: do all? The same on all ranks. */
+    bool (*reaches)(const colo_comm_t *c, int32_t a, int32_t b);
+    /* Why this rank does not reach the first one that it does not; a view. */
+    const char *(*why)(const colo_comm_t *c);
     /* Fills m->data (NULL with m->owned: makes it), id, impl. Collective; all or none succeed. */
     colo_status_t (*share)(colo_comm_t *c, colo_memory_t *m);
     void (*unshare)(colo_memory_t *m);

@@ -28,6 +28,20 @@ static struct told {
     int runs[2]; /* direct calls by way */
 } told[RANKS];
 
+static int32_t apart = -1; /* it and the next rank do not reach each other */
+
+static bool reaches(const colo_comm_t *c, int32_t a, int32_t b)
+{
+    (void)c;
+    return a < 0 ? apart < 0 : apart < 0 || !(a == apart && b == apart + 1);
+}
+
+static const char *why(const colo_comm_t *c)
+{
+    (void)c;
+    return "says the test";
+}
+
 static colo_status_t print_open(colo_comm_t *c)
 {
     const colo_status_t st = told[c->rank].open;
@@ -75,6 +89,8 @@ static uint64_t registrations(const colo_comm_t *c)
 }
 
 static const colo_peer_ops_t peers = {.open = print_open,
+                                      .reaches = reaches,
+                                      .why = why,
                                       .create = print_create,
                                       .load = load,
                                       .run = run,

@@ -66,6 +66,46 @@ T_CASE(ranks_out_of_reach_get_a_bridge_that_stages)
         assert_true(c.status[r] == COLO_OK && c.p2p[r]);
 }
 
+/* The plan ties ranks 0 and 1, and 2 and 3, of which the latter are out of reach. */
+static colo_status_t one_pair(colo_comm_t *comm, void *arg)
+{
+    const colo_transport_t transport = *(const colo_transport_t *)arg;
+    const t_case_t c = {.src = t_side("dp=4", true),
+                        .dst = t_side("tp=2,dp=2", false),
+                        .shape = {8, 3, 2},
+                        .world = RANKS};
+    struct stand s;
+    const colo_status_t st = stand_up(&s, comm, &c, transport);
+    const bool far = comm->rank >= 2;
+    if (transport == COLO_TRANSPORT_PEER) {
+        rank_check(st == (far ? COLO_ERR_UNBUILT : COLO_ERR_PEER) && !s.b->p2p);
+        rank_check(strstr(colo_last_error(), "ranks 2 and 3, which exchange, do not reach each "
+                                             "other's memory; says the test"));
+    } else {
+        rank_try(st);
+        rank_check(s.b->now.far == far);
+        rank_try(tensors(&s, 0));
+        s.told->registered[0] = s.t[T_Y].t.data;
+        s.told->registrations = 1;
+        rank_try(expect(&s, COLO_FORWARD, 0, !far));
+    }
+    lie_down(&s);
+    return COLO_OK;
+}
+
+T_CASE(ranks_out_of_reach_stage_and_others_do_not)
+{
+    apart = 2;
+    for (int k = 0; k < 2; k++) {
+        const colo_transport_t transport = k ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
+        const colo_status_t st = on_all(one_pair, &transport);
+        if (st < 0)
+            apart = -1;
+        assert_ok(st);
+    }
+    apart = -1;
+}
+
 T_CASE(what_else_goes_wrong_at_create_is_returned)
 {
     static const colo_status_t kinds[] = {COLO_ERR_CUDA, COLO_ERR_NOMEM, COLO_ERR_ARG,

@@ -92,6 +92,11 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     t_gpu_rank_t r = {.host = world, .rank = colo_comm_rank(world), .size = colo_comm_size(world)};
     int devices = 0;
+    if (getenv("T_ONE_GPU")) { /* before CUDA is asked */
+        char own[16];
+        snprintf(own, sizeof own, "%d", (int)r.rank);
+        setenv("CUDA_VISIBLE_DEVICES", own, 1);
+    }
     rank_cuda(cudaGetDeviceCount(&devices));
     r.device = r.rank % devices;
     rank_cuda(cudaSetDevice(r.device));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_closed.c - memory that one rank cannot open: all ranks' is not direct, or, where peers
- * are asked for, an error on all of them. Runs on a backend in which rank 2 opens nothing
- * (mutants.json, "rank-2-opens-nothing"), ranks that are processes.
+ * test_peer_closed.c - a rank that cannot open others' memory: the ranks that its plan ties to it
+ * stage, the others do not; where peers are asked for, an error on all. Runs on a backend in which
+ * rank 2 opens nothing (mutants.json, "rank-2-opens-nothing"), ranks that are processes.
  */
 #include "gpu/gpu_ranks.h"
 
@@ -21,40 +21,40 @@ static t_case_t a_case(void)
 static colo_status_t closed(t_gpu_rank_t *r, void *arg)
 {
     const t_case_t c = a_case();
-    colo_memory_t *a = NULL, *b = NULL;
     colo_bridge_t *bridge = NULL;
-    char *block = NULL;
-    rank_cuda(cudaMalloc((void **)&block, 4096));
-    rank_try(colo_memory_register(r->gpus, block, 4096, &a));
-    rank_check(!colo_memory_is_p2p(a) && colo_memory_data(a) == block);
-    rank_check(!colo_memory_find(r->gpus, block, 4096));
-    rank_try(colo_memory_alloc(r->gpus, 1000, &b));
-    rank_check(!colo_memory_is_p2p(b) && colo_memory_bytes(b) == 1024);
-    rank_cuda(cudaMemset(colo_memory_data(b), 1, 1024));
-    rank_try(t_gpu_bridge(r, &c, &bridge)); /* it stages, which this comm cannot */
+    t_placed_t x, y;
+    rank_check(colo_memory_is_p2p(r->memory));
+    rank_try(t_gpu_bridge(r, &c, &bridge)); /* ties ranks 0 and 1, and 2 and 3 */
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    const colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+    if (r->rank < 2) {
+        rank_try(st);
+        rank_try(t_download(r, &y));
+        rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
+    } else { /* it stages, which this comm cannot */
+        rank_check(st == COLO_ERR_UNBUILT && strstr(colo_last_error(), "has no NCCL"));
+    }
+    (void)colo_comm_barrier(r->host, NULL); /* the comm has failed */
     colo_bridge_destroy(&bridge);
-    rank_try(colo_comm_check(r->gpus));
-    colo_memory_destroy(&b);
-    colo_memory_destroy(&a);
-    rank_try(colo_comm_barrier(r->host, NULL));
-    rank_cuda(cudaFree(block));
+    t_placed_free(&x);
+    t_placed_free(&y);
     return COLO_OK;
 }
 
-T_CASE(what_one_rank_cannot_open_is_staged_on_all)
+T_CASE(ranks_tied_to_one_that_opens_nothing_stage_and_others_do_not)
 {
-    assert_ok(t_peers_run(RANKS, true, closed, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, closed, NULL, 0));
 }
 
 static colo_status_t insisted(t_gpu_rank_t *r, void *arg)
 {
     const t_case_t c = a_case();
-    colo_memory_t *m = NULL;
     colo_bridge_t *bridge = NULL;
-    rank_check(colo_memory_alloc(r->gpus, 1000, &m) == COLO_ERR_UNBUILT && !m);
-    rank_check(strstr(colo_last_error(), "rank 2 cannot open rank 0's"));
-    rank_check(t_gpu_bridge(r, &c, &bridge) == COLO_ERR_UNBUILT && !bridge);
-    rank_check(strstr(colo_last_error(), "rank 2 cannot open rank 0's"));
+    const colo_status_t st = t_gpu_bridge(r, &c, &bridge);
+    rank_check(st == (r->rank < 2 ? COLO_ERR_PEER : COLO_ERR_UNBUILT) && !bridge);
+    rank_check(strstr(colo_last_error(), "ranks 2 and 3, which exchange, do not reach each"));
+    rank_check(r->rank != 2 || strstr(colo_last_error(), "rank 2 cannot open rank 0's"));
     rank_try(colo_comm_check(r->gpus));
     return colo_comm_barrier(r->host, NULL);
 }

@@ -58,7 +58,8 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     struct colo_peer *p = colo_peer_of(c);
     const uint64_t registered = p ? colo_peer_table.registrations(c) : 0;
     *g = (struct colo_gather){.id = -1};
-    if (registered == 0 || x->gather_none || c->size == 1 || c->op.category != COLO_CATEGORY_HEAD)
+    if (registered == 0 || !p->whole || x->gather_none || c->size == 1 ||
+        c->op.category != COLO_CATEGORY_HEAD)
         return COLO_OK;
     if (send != (const char *)recv + (size_t)c->rank * bytes ||
         !colo_peer_table.find(c, recv, bytes * (size_t)c->size, &g->id, &g->offset))

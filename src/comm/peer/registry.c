@@ -2,12 +2,17 @@
 /*
  * registry.c - which ranks reach each other's memory, and allocations that all of them know.
  *
- * Ranks in one process use each other's pointers once peer access is enabled; between processes an
- * allocation travels as a CUDA IPC handle of its base, with the offset. Both need memory of
- * cudaMalloc(): what other allocators map has no such handle, and peers would need rights to it.
- * Everything here is collective over the comm's host communicator, at create time; a step that
- * fails on one rank fails on all, and the comm lives on. COLO_ERR_UNBUILT, on all ranks, says that
- * ranks do not reach each other or cannot open what another one offers: callers have another way.
+ * Ranks in one process use each other's pointers once peer access is enabled. Between processes an
+ * allocation travels as a CUDA IPC handle of its base, with the offset, and opens on the importing
+ * rank's device: no process has a context on a peer's device, and need not even see it. Both ways
+ * need memory of cudaMalloc(): what other allocators map has no such handle, and peers would need
+ * rights to it. Everything here is collective over the comm's host communicator, at create time; a
+ * step that fails on one rank fails on all, and the comm lives on. COLO_ERR_UNBUILT, on all ranks,
+ * says that no two ranks reach each other or that one cannot open what another one offers: callers
+ * have another way.
+ *
+ * At open each rank writes a word into a page of every other one and reads it back (reach.c): what
+ * has not come through is not reached, and the rest goes on.
  *
  * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
  * device table where kernels look up where rank r's memory n lies (p2p.cu).
@@ -52,7 +57,6 @@ struct where {
     uint64_t process, host, ordinal;
     char bus[16];
 };
-enum { WHERE_WORDS = sizeof(struct where) / sizeof(uint64_t) };
 
 static colo_status_t where_am_i(int32_t device, struct where *w)
 {
@@ -81,36 +85,33 @@ static int device_of(const struct where *me, const struct where *w)
     return device;
 }
 
-/* Can this rank write into the memory of every other one? Enables it. */
+/* Which ranks may be within reach? Enables access to those of this process; one of another process
+ * is tried by opening what it offers, which makes no context on its device. */
 static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const struct where *all)
 {
     const struct where *me = &all[c->rank];
     p->sharers = 1;
     for (int32_t r = 0; r < c->size; r++) {
-        if (r == c->rank)
-            continue;
+        p->reach[r] = true;
         p->foreign[r] = all[r].process != me->process;
-        int device = all[r].host == me->host ? device_of(me, &all[r]) : -1, can = 0;
+        if (all[r].host != me->host)
+            colo_peer_lose(p, r, "they are on different hosts");
+        if (r == c->rank || !p->reach[r])
+            continue;
+        int device = device_of(me, &all[r]), can = 1;
         if (device == p->device) {
             p->sharers++;
             continue;
         }
         if (device >= 0 && cudaDeviceCanAccessPeer(&can, p->device, device) != cudaSuccess)
-            (void)cudaGetLastError();
-        cudaError_t e = can ? cudaDeviceEnablePeerAccess(device, 0) : cudaSuccess;
+            can = 0;
+        cudaError_t e = can && !p->foreign[r] ? cudaDeviceEnablePeerAccess(device, 0) : cudaSuccess;
         (void)cudaGetLastError();
-        if (!can || e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers)
-            return colo_fail(
-                COLO_ERR_UNBUILT,
-                "ranks %d and %d (world ranks %lld and %lld) do not reach each other's "
-                "memory: %s",
-                (int)c->rank, (int)r, (long long)c->world_rank[c->rank],
-                (long long)c->world_rank[r],
-                all[r].host != me->host ? "they are on different hosts"
-                : device < 0            ? "one's device is not visible to the other"
-                : can                   ? cudaGetErrorString(e)
-                                        : "CUDA reports no peer access between their devices");
-        if (e != cudaSuccess && e != cudaErrorPeerAccessAlreadyEnabled)
+        if (!can)
+            colo_peer_lose(p, r, "CUDA reports no peer access between their devices");
+        else if (e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers)
+            colo_peer_lose(p, r, cudaGetErrorString(e));
+        else if (e != cudaSuccess && e != cudaErrorPeerAccessAlreadyEnabled)
             return colo_cuda_error("peer memory: enabling access", e);
     }
     return COLO_OK;
@@ -131,6 +132,8 @@ static void peer_free(struct colo_peer *p)
     (void)cudaGetLastError();
     pthread_mutex_destroy(&p->lock);
     free(p->foreign);
+    free(p->reach);
+    free(p->pairs);
     free(p->world);
     free(p);
 }
@@ -165,6 +168,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     memcpy(p->name, c->name, sizeof p->name);
     p->world = malloc(sizeof *p->world * (size_t)c->size);
     p->foreign = calloc((size_t)c->size, sizeof *p->foreign);
+    p->reach = calloc((size_t)c->size, sizeof *p->reach);
     const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
     cudaError_t e = colo_k_p2p_load(&p->blocks);
     if (e == cudaSuccess)
@@ -193,7 +197,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     return COLO_OK;
 }
 
-static colo_status_t gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
+colo_status_t colo_peer_gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
 {
     return colo_comm_i_all_gather(colo_comm_i_control(c), COLO_CATEGORY_CHECK, mine, all,
                                   (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
@@ -235,8 +239,9 @@ static colo_status_t peer_open(colo_comm_t *c)
     if (st == COLO_OK && !(all = calloc((size_t)c->size, sizeof *all)))
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
     COLO_TRY_GOTO(st, agree(c, st), fail);
-    COLO_TRY_GOTO(st, gather(c, &mine, all, sizeof mine), fail);
-    COLO_TRY_GOTO(st, colo_peer_agree(c, reach_all(c, p, all)), fail);
+    COLO_TRY_GOTO(st, colo_peer_gather(c, &mine, all, sizeof mine), fail);
+    COLO_TRY_GOTO(st, agree(c, reach_all(c, p, all)), fail);
+    COLO_TRY_GOTO(st, colo_peer_try(c, p), fail);
     if (p->sharers > 1) /* all of them must fit at once */
         p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
     free(all);
@@ -287,8 +292,13 @@ static colo_status_t range_of(void *p, char **base, size_t *size)
     void *fn = NULL;
     enum cudaDriverEntryPointQueryResult found;
     if (!range) {
+#if CUDART_VERSION >= 12050
         cudaError_t e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &fn, 12000,
                                                          cudaEnableDefault, &found);
+#else
+        cudaError_t e =
+            cudaGetDriverEntryPoint("cuMemGetAddressRange", &fn, cudaEnableDefault, &found);
+#endif
         if (e != cudaSuccess || !fn)
             return colo_cuda_error("peer memory: cuMemGetAddressRange",
                                    e != cudaSuccess ? e : cudaErrorSymbolNotFound);
@@ -381,13 +391,18 @@ static colo_status_t import_all(struct colo_peer *p, const struct offer *all, co
 {
     for (int32_t r = 0; r < p->size; r++) {
         char *base = (char *)(uintptr_t)all[r].base;
-        if (all[r].bytes == 0)
+        if (all[r].bytes == 0 || !p->reach[r])
             continue;
-        if (p->foreign[r]) {
+        if (p->foreign[r]) { /* on the current device, this rank's */
             cudaError_t e = cudaIpcOpenMemHandle(&s->imported[r], all[r].handle,
                                                  cudaIpcMemLazyEnablePeerAccess);
-            if (e != cudaSuccess)
-                return cannot_open(p, r, e);
+            if (e != cudaSuccess) {
+                const colo_status_t st = cannot_open(p, r, e);
+                if (p->tried || st != COLO_ERR_UNBUILT)
+                    return st;
+                colo_peer_lose(p, r, colo_last_error());
+                continue;
+            }
             base = s->imported[r];
         }
         s->base[r] = base + all[r].offset;
@@ -419,7 +434,7 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
     if (!all || !s->base || !s->bytes || !s->imported)
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
     COLO_TRY_GOTO(st, agree(c, st), fail);
-    COLO_TRY_GOTO(st, gather(c, &offer, all, sizeof offer), fail);
+    COLO_TRY_GOTO(st, colo_peer_gather(c, &offer, all, sizeof offer), fail);
     st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
     if (st == COLO_OK)
         st = import_all(p, all, s);
@@ -580,6 +595,8 @@ static uint64_t peer_registrations(const colo_comm_t *c)
 
 const colo_peer_ops_t colo_peer_table = {
     .open = peer_open,
+    .reaches = colo_peer_reaches,
+    .why = colo_peer_why,
     .share = peer_share,
     .unshare = peer_unshare,
     .find = peer_find,

@@ -26,6 +26,11 @@ struct colo_peer {
     int64_t *world; /* [size] owned */
     char name[32];
     bool *foreign;   /* [size] owned: in another process */
+    bool *reach;     /* [size] owned: this rank reaches its memory, and it this rank's */
+    uint64_t *pairs; /* [size + 1][(size + 63) / 64] owned: bit b of a: rank a reaches rank b's */
+    bool whole;      /* all ranks of the comm reach each other; the same on all of them */
+    bool tried;      /* reach holds; until then it is what may be */
+    char why[200];   /* of the first rank that this one does not reach */
     int32_t sharers; /* ranks on this device: 1, but in tests */
     int32_t blocks;
     cudaStream_t stream; /* for tables and lists, never the caller's */
@@ -71,9 +76,20 @@ colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t c
 colo_status_t colo_cuda_error(const char *what, cudaError_t e);
 uint64_t colo_host_hash(void); /* differs when ranks are on different hosts */
 
+/* reach.c: which ranks reach each other, found out by trying. Collective; COLO_ERR_UNBUILT, on all:
+ * no two of them. */
+colo_status_t colo_peer_try(colo_comm_t *c, struct colo_peer *p);
+void colo_peer_lose(struct colo_peer *p, int32_t rank, const char *why);
+/* peer.h's reaches and why. */
+bool colo_peer_reaches(const colo_comm_t *c, int32_t a, int32_t b);
+const char *colo_peer_why(const colo_comm_t *c);
+/* A multiple of 8 @bytes of every rank. */
+colo_status_t colo_peer_gather(colo_comm_t *c, const void *mine, void *all, size_t bytes);
+
 /* Errors of one rank are errors on all; COLO_ERR_UNBUILT of one is COLO_ERR_UNBUILT of all. */
 colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine);
-/* Collective: what lies at @mine on every rank. @id: a number free on all ranks, when not NULL.
+/* Collective: what lies at @mine on every rank that this one reaches; else base is NULL. @id: a
+ * number free on all ranks, when not NULL.
  * COLO_ERR_UNBUILT, on all: some rank cannot open what another one offers. */
 colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
                               int32_t *id, colo_share_t *s);
