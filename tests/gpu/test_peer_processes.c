@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_peer_processes.c - ranks that are processes with a GPU each, over peers' memory: what a
- * bridge takes of the GPUs, a rank that is killed.
+ * bridge takes of the GPUs, two comms whose calls are on streams crosswise, a rank that is killed.
  * T_ONE_GPU: each process sees its own GPU only.
  */
 #include "gpu/gpu_ranks.h"
@@ -118,6 +118,62 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
 T_CASE(a_bridge_takes_no_context_on_the_gpu_of_a_peer)
 {
     assert_ok(t_gpus_run(gpus, false, footprint, NULL));
+}
+
+/* ---- order ---- */
+
+static void nap(void *us)
+{
+    usleep((useconds_t)(uintptr_t)us);
+}
+
+/* Kernels may have every multiprocessor, and ranks have the calls on streams in another order. */
+static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = the_case(512);
+    const int64_t rounds = t_scaled(1000);
+    uint64_t seed = t_seed() + (uint64_t)r->rank;
+    colo_comm_t *other = NULL;
+    cudaStream_t stream[2];
+    struct carried s[2];
+    (void)arg;
+    setenv("COLO_PEER_BLOCKS", "1024", 1);
+    rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &other));
+    rank_try(colo_comm_set_timeout(r->gpus, 10000));
+    rank_try(colo_comm_set_timeout(other, 10000));
+    for (int k = 0; k < 2; k++) {
+        rank_try(stand_up(r, k ? other : r->gpus, &c, &s[k]));
+        rank_cuda(cudaStreamCreateWithFlags(&stream[k], cudaStreamNonBlocking));
+    }
+    for (int64_t i = 1; i <= rounds; i++) {
+        for (int k = 0; k < 2; k++) {
+            const cudaStream_t on = stream[(k + r->rank) % 2];
+            if (t_below(&seed, 8) == 0)
+                rank_cuda(cudaLaunchHostFunc(on, nap, (void *)(uintptr_t)t_below(&seed, 2000)));
+            rank_try(forward(&s[k], on));
+        }
+        if (i % 16 == 0 || i == rounds)
+            for (int k = 0; k < 2; k++)
+                rank_cuda(cudaStreamSynchronize(stream[k]));
+        if (i % 250 == 0 || i == rounds)
+            for (int k = 0; k < 2; k++) {
+                rank_cuda(cudaStreamSynchronize(stream[k]));
+                rank_try(colo_comm_check(k ? other : r->gpus));
+                rank_try(look(r, &s[k]));
+            }
+    }
+    for (int k = 0; k < 2; k++) {
+        lie_down(&s[k]);
+        cudaStreamDestroy(stream[k]);
+    }
+    colo_comm_destroy(&other);
+    return COLO_OK;
+}
+
+T_CASE(calls_of_two_comms_on_streams_crosswise_follow_each_other)
+{
+    (void)t_seed();
+    assert_ok(t_gpus_run(gpus, false, crosswise, NULL));
 }
 
 /* ---- a rank that is killed ---- */

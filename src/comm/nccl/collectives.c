@@ -46,7 +46,7 @@ static colo_status_t gather_on(struct colo_run *r, const void *send, void *recv,
     if (!r->connection->nccl)
         return colo_run_cuda(r, copy(r, recv, send, bytes));
     if (g->id >= 0)
-        return colo_run_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->capturing, r->stream));
+        return colo_run_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->stream));
     COLO_NCCL(r->lib->all_gather(send, recv, bytes, ncclInt8, r->connection->nccl, r->stream));
     return COLO_OK;
 }

@@ -85,6 +85,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nccl_context *f, struct 
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *x);
     colo_error_state_init(&x->error);
     x->base.device = f->device;
+    x->base.order = f->order; /* as long as the context */
     x->context = f;
     x->comm = c;
     x->connection = l;

@@ -129,9 +129,7 @@ struct colo_nccl_context {
     size_t memory_bytes;
     int *word;        /* device: what a barrier reduces */
     int64_t *counts;  /* device: begun, ended */
-    cudaEvent_t done; /* after the last operation: the next may be on another stream */
-    cudaStream_t last;
-    bool used;
+    struct colo_order *order;
     char *stage; /* device; grown, the smaller ones kept until the end: streams may use them */
     size_t stage_bytes;
     void *old[48];

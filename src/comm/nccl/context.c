@@ -33,8 +33,7 @@ static void close_main(void *p)
     cudaFree(f->word);
     cudaFree(f->counts);
     cudaFreeHost(f->progress);
-    if (f->done)
-        cudaEventDestroy(f->done);
+    colo_order_drop(f->order);
     (void)cudaGetLastError();
     free(f->from);
     free(f->to);
@@ -105,11 +104,10 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
                           cudaHostAllocPortable | cudaHostAllocMapped);
     if (e == cudaSuccess)
         memset(f->progress, 0, COLO_PROGRESS_COUNTERS * sizeof *f->progress);
-    if (e == cudaSuccess)
-        e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
+    colo_status_t st =
+        e == cudaSuccess ? colo_order_new(&f->order) : colo_cuda_error("nccl create", e);
     if (device != now)
         cudaSetDevice(now);
-    colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("nccl create", e);
     if (st == COLO_OK && pthread_create(&f->watchdog, NULL, colo_nccl_watchdog, f) != 0)
         st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to watchdog the connections");
     if (st < 0) {

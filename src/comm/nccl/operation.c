@@ -132,8 +132,7 @@ colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
     else
         COLO_TRY(own_link(r));
     COLO_TRY(meet(r, COLO_OK));
-    if (f->used && f->last != stream && !r->capturing)
-        COLO_RUN_CUDA(cudaStreamWaitEvent(stream, f->done, 0));
+    COLO_RUN_CUDA(colo_order_follow(f->order, r->capturing, stream));
     pthread_mutex_lock(&r->connection->busy);
     colo_status_t st = COLO_OK;
     if (atomic_load(&r->connection->phase) != COLO_CONNECTION_OK) {
@@ -160,11 +159,8 @@ colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
                               r->stream);
     pthread_mutex_unlock(&r->connection->busy);
     st = st < 0 ? st : marked;
-    if (st == COLO_OK && !r->capturing) {
-        st = colo_run_cuda(r, cudaEventRecord(r->f->done, r->stream));
-        r->f->last = r->stream;
-        r->f->used = true;
-    }
+    if (st == COLO_OK)
+        st = colo_run_cuda(r, colo_order_lead(r->f->order, r->capturing, r->stream));
     return meet(r, st);
 }
 

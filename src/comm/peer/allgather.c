@@ -95,7 +95,7 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 }
 
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
-                             bool capturing, cudaStream_t stream)
+                             cudaStream_t stream)
 {
     struct colo_p2p *d = ((struct colo_nccl_group *)c->impl)->gather;
     struct colo_peer *p = d->peer;
@@ -107,16 +107,13 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(c) * 1000000u;
     atomic_store(&w->seq, c->seq);
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(c));
-    cudaError_t e = colo_peer_follow(p, capturing, stream);
-    if (e == cudaSuccess)
-        e = colo_k_gather_begin(&k, stream);
+    atomic_store(&p->used, true);
+    cudaError_t e = colo_k_gather_begin(&k, stream);
     for (int32_t i = 1; i < c->size && e == cudaSuccess; i++) { /* each begins with another one */
         const int32_t r = (c->rank + i) % c->size;
         const size_t at = (size_t)r * bytes;
         e = cudaMemcpyAsync(recv + at, from->base[r] + g->offset + at, bytes, cudaMemcpyDefault,
                             stream);
     }
-    if (e == cudaSuccess)
-        e = colo_k_gather_end(&k, stream);
-    return e == cudaSuccess ? colo_peer_lead(p, capturing, stream) : e;
+    return e == cudaSuccess ? colo_k_gather_end(&k, stream) : e;
 }

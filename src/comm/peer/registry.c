@@ -51,6 +51,46 @@ uint64_t colo_host_hash(void)
     return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
 }
 
+/* ---- the order of a family ---- */
+
+colo_status_t colo_order_new(struct colo_order **out)
+{
+    struct colo_order *o = calloc(1, sizeof *o);
+    if (!o)
+        return colo_fail(COLO_ERR_NOMEM, "order of operations: %zu bytes", sizeof *o);
+    atomic_init(&o->refs, 1);
+    cudaError_t e = cudaEventCreateWithFlags(&o->done, cudaEventDisableTiming);
+    if (e != cudaSuccess) {
+        free(o);
+        return colo_cuda_error("order of operations", e);
+    }
+    *out = o;
+    return COLO_OK;
+}
+
+void colo_order_drop(struct colo_order *o)
+{
+    if (!o || atomic_fetch_sub(&o->refs, 1) != 1)
+        return;
+    cudaEventDestroy(o->done);
+    free(o);
+}
+
+cudaError_t colo_order_follow(const struct colo_order *o, bool capturing, cudaStream_t stream)
+{
+    return o->used && o->last != stream && !capturing ? cudaStreamWaitEvent(stream, o->done, 0)
+                                                      : cudaSuccess;
+}
+
+cudaError_t colo_order_lead(struct colo_order *o, bool capturing, cudaStream_t stream)
+{
+    if (capturing)
+        return cudaSuccess;
+    o->last = stream;
+    o->used = true;
+    return cudaEventRecord(o->done, stream);
+}
+
 /* ---- where each rank is ---- */
 
 struct where {
@@ -127,8 +167,7 @@ static void peer_free(struct colo_peer *p)
     cudaFree(p->table);
     if (p->stream)
         cudaStreamDestroy(p->stream);
-    if (p->done)
-        cudaEventDestroy(p->done);
+    colo_order_drop(p->order);
     (void)cudaGetLastError();
     pthread_mutex_destroy(&p->lock);
     free(p->foreign);
@@ -157,6 +196,7 @@ void colo_peer_drop(struct colo_peer *p)
 
 static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer **out)
 {
+    struct colo_order *family = ((colo_peer_base_t *)c->impl)->order;
     struct colo_peer *p = calloc(1, sizeof *p);
     if (!p)
         return colo_fail(COLO_ERR_NOMEM, "peer memory: %zu bytes", sizeof *p);
@@ -176,18 +216,21 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        e = cudaEventCreateWithFlags(&p->done, cudaEventDisableTiming);
-    if (e == cudaSuccess)
         e = cudaMalloc((void **)&p->table, bytes);
     if (e == cudaSuccess)
         e = cudaMemsetAsync(p->table, 0, bytes, p->stream);
     if (e == cudaSuccess)
         e = cudaStreamSynchronize(p->stream);
     colo_status_t st = COLO_OK;
-    if (!p->world || !p->foreign)
+    if (family)
+        atomic_fetch_add(&family->refs, 1);
+    p->order = family;
+    if (!p->world || !p->foreign || !p->reach)
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
     else if (e != cudaSuccess)
         st = colo_cuda_error("peer memory", e);
+    else if (!family)
+        st = colo_order_new(&p->order);
     if (st < 0) {
         peer_free(p);
         return st;
@@ -540,7 +583,7 @@ static void peer_unshare(colo_memory_t *m)
     struct shared *x = m->impl;
     struct colo_peer *p = x->peer;
     if (p->used) /* a kernel of ours may still reach into what is closed below */
-        (void)cudaEventSynchronize(p->done);
+        (void)cudaEventSynchronize(p->order->done);
     pthread_mutex_lock(&p->lock);
     p->memory[m->id] = NULL;
     p->memories--;

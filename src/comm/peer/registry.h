@@ -19,6 +19,20 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* What all comms of a family enqueue on a device: one operation behind the other, whatever stream
+ * they are on. */
+struct colo_order {
+    _Atomic int32_t refs;
+    cudaEvent_t done; /* after the last operation */
+    cudaStream_t last;
+    bool used;
+};
+colo_status_t colo_order_new(struct colo_order **out);
+void colo_order_drop(struct colo_order *o); /* takes NULL */
+/* Before and after what an operation enqueues. A capture is ordered by its graph alone. */
+cudaError_t colo_order_follow(const struct colo_order *o, bool capturing, cudaStream_t stream);
+cudaError_t colo_order_lead(struct colo_order *o, bool capturing, cudaStream_t stream);
+
 struct colo_peer {
     _Atomic int32_t refs;
     _Atomic bool stopped; /* the comm has failed or is gone: kernels are to end */
@@ -35,9 +49,8 @@ struct colo_peer {
     int32_t blocks;
     cudaStream_t stream; /* for tables and lists, never the caller's */
     uint64_t *table;     /* device [size][COLO_K_MEMORIES] */
-    cudaEvent_t done;    /* after the last call: the next may be on another stream */
-    cudaStream_t last;
-    bool used;
+    struct colo_order *order; /* a reference */
+    _Atomic bool used;        /* there was a call */
     pthread_mutex_t lock; /* what follows */
     struct colo_p2p *p2p;
     colo_memory_t *memory[COLO_K_MEMORIES];
@@ -60,6 +73,7 @@ extern const colo_peer_ops_t colo_peer_table;
 typedef struct colo_peer_base {
     struct colo_peer *_Atomic peer; /* NULL until it is needed */
     int32_t device;                 /* that the comm was made on; -1: whichever is current first */
+    struct colo_order *order;       /* of its family; NULL: of itself */
 } colo_peer_base_t;
 static inline struct colo_peer *colo_peer_of(const colo_comm_t *c)
 {
@@ -111,9 +125,6 @@ void colo_p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list);
 void colo_p2p_destroy(colo_p2p_t **d);
 colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_t cap);
 void colo_p2p_stop(struct colo_p2p *d);
-/* Before and after what a call enqueues: behind the last one, whatever stream that was on. */
-cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream);
-cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t stream);
 
 /* allgather.c */
 struct colo_gather { /* where one gather finds what others bring */
@@ -124,7 +135,7 @@ struct colo_gather { /* where one gather finds what others bring */
 colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *recv, size_t bytes,
                                colo_stream_t stream, struct colo_gather *g);
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
-                             bool capturing, cudaStream_t stream);
+                             cudaStream_t stream);
 
 struct colo_p2p_list {          /* of a ragged batch */
     struct colo_p2p_list *next; /* in p2p->lists */

@@ -5,8 +5,8 @@
  *
  * What a kernel needs and does not change from call to call is made here, at create and when a
  * bridge takes another shape: the partners, which boxes go where, cut into tiles. A call
- * adds pointers, strides and the registration of what peers reach, and costs one launch; the order
- * on the device is kept with an event where the caller changes streams.
+ * adds pointers, strides and the registration of what peers reach, and costs one launch. It
+ * follows the family's operation before it on the device (registry.h).
  *
  * A kernel that gives up says so in pinned memory, and colo_peer_check() makes an error message of
  * it. Mailboxes outlive their bridge, as long as the comm, and those of a path that died the
@@ -307,7 +307,7 @@ static void p2p_free(struct colo_p2p *d)
 {
     const bool dead = d->report && is_dead(d);
     if (d->peer->used)
-        (void)cudaEventSynchronize(d->peer->done);
+        (void)cudaEventSynchronize(d->peer->order->done);
     for (int w = 0; w < 2; w++)
         cudaFree(d->pass[w].lists);
     for (struct colo_p2p_list *l = d->lists, *next; l; l = next) {
@@ -437,21 +437,6 @@ colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_
 
 /* ---- a call ---- */
 
-cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream)
-{
-    return p->used && p->last != stream && !capturing ? cudaStreamWaitEvent(stream, p->done, 0)
-                                                      : cudaSuccess;
-}
-
-cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t stream)
-{
-    if (capturing)
-        return cudaSuccess;
-    p->last = stream;
-    p->used = true;
-    return cudaEventRecord(p->done, stream);
-}
-
 colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
                            colo_stream_t stream)
 {
@@ -482,13 +467,14 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
     atomic_store(&w->seq, d->comm->seq);
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
-    cudaError_t e = colo_peer_follow(p, call->capturing, stream);
+    atomic_store(&p->used, true);
+    cudaError_t e = colo_order_follow(p->order, call->capturing, stream);
     if (e == cudaSuccess && list && !list->sent && list->bytes > 0)
         e = cudaMemcpyAsync(list->device, list->host, list->bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess)
         e = colo_k_p2p(&k, stream);
     if (e == cudaSuccess)
-        e = colo_peer_lead(p, call->capturing, stream);
+        e = colo_order_lead(p->order, call->capturing, stream);
     if (list && !call->capturing) { /* what a capture sends, its replays send */
         list->sent = list->used = e == cudaSuccess;
         e = e == cudaSuccess ? cudaEventRecord(list->done, stream) : e;
