@@ -18,8 +18,10 @@
 namespace
 {
 
-constexpr int THREADS = COLO_K_THREADS, UNROLL = 4, SPAN = THREADS * UNROLL;
-constexpr int SUMS = 2, SUM_SPAN = THREADS * SUMS; /* accesses of a thread in flight, a level */
+/* Accesses of a thread in flight: along a line, so many that few blocks keep a link busy; elsewhere,
+ * where each has a place of its own; of sums, at each of two levels. */
+constexpr int THREADS = COLO_K_THREADS;
+constexpr int MOVES = 8, SCATTERED_MOVES = 4, SUMS = 2, SUM_SPAN = THREADS * SUMS;
 constexpr int ADDENDS = 256;
 
 /* ---- boxes: the axes that are left, innermost first ---- */
@@ -103,35 +105,57 @@ __device__ void plan_move(task &t, const int64_t *extent, const int64_t *to, con
     t.width = width;
 }
 
-template <typename V> __device__ void move_span(const task &t, int64_t base, int64_t end)
+/* Are @n accesses from @first on in one line, and before @end? */
+__device__ bool in_line(const walk &w, const place &first, int64_t base, int64_t end, int n)
+{
+    return base + n <= end && first.at + n <= w.extent[0];
+}
+
+/* Both return how many accesses they made of those from @base on, all threads together. */
+template <typename V> __device__ int move_span(const task &t, int64_t base, int64_t end)
 {
     const place first = first_of(t.w, base);
-    V v[UNROLL];
-    int64_t to[UNROLL];
+    if (in_line(t.w, first, base, end, THREADS * MOVES)) {
+        const char *src = t.src + bytes_at(first, t.from) + threadIdx.x * t.from[0];
+        char *dst = t.dst + bytes_at(first, t.to) + threadIdx.x * t.to[0];
+        V v[MOVES];
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
+        for (int u = 0; u < MOVES; u++)
+            v[u] = *(const V *)(src + u * (THREADS * t.from[0]));
+#pragma unroll
+        for (int u = 0; u < MOVES; u++)
+            *(V *)(dst + u * (THREADS * t.to[0])) = v[u];
+        return THREADS * MOVES;
+    }
+    V v[SCATTERED_MOVES];
+    int64_t to[SCATTERED_MOVES];
+#pragma unroll
+    for (int u = 0; u < SCATTERED_MOVES; u++) {
         int off = u * THREADS + (int)threadIdx.x;
         to[u] = -1;
         if (base + off < end) {
-            place p = further<SPAN>(t.w, first, off);
+            place p = further<THREADS * SCATTERED_MOVES>(t.w, first, off);
             to[u] = bytes_at(p, t.to);
             v[u] = *(const V *)(t.src + bytes_at(p, t.from));
         }
     }
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++)
+    for (int u = 0; u < SCATTERED_MOVES; u++)
         if (to[u] >= 0)
             *(V *)(t.dst + to[u]) = v[u];
+    return THREADS * SCATTERED_MOVES;
 }
 
-__device__ void move_bytes(const task &t, int64_t base, int64_t end, int elem)
+__device__ int move_bytes(const task &t, int64_t base, int64_t end, int elem)
 {
+    constexpr int SPAN = THREADS * SCATTERED_MOVES;
     const place first = first_of(t.w, base);
     for (int off = threadIdx.x; off < SPAN && base + off < end; off += THREADS) {
         place p = further<SPAN>(t.w, first, off);
         for (int b = 0; b < elem; b++)
             t.dst[bytes_at(p, t.to) + b] = t.src[bytes_at(p, t.from) + b];
     }
+    return SPAN;
 }
 
 /* The first access of those that begin at element @at or behind it: a tile of odd elements may end
@@ -147,25 +171,25 @@ __device__ void move_tile(const colo_k_p2p_t &d, const task &t, int64_t at)
     const int64_t width = t.width ? t.width : d.elem;
     int64_t base = access_at(at, d.elem, width), end = access_at(at + d.tile, d.elem, width);
     end = end < t.w.count ? end : t.w.count;
-    for (; base < end; base += SPAN)
+    while (base < end)
         switch (t.width) {
         case 16:
-            move_span<uint4>(t, base, end);
+            base += move_span<uint4>(t, base, end);
             break;
         case 8:
-            move_span<uint2>(t, base, end);
+            base += move_span<uint2>(t, base, end);
             break;
         case 4:
-            move_span<uint32_t>(t, base, end);
+            base += move_span<uint32_t>(t, base, end);
             break;
         case 2:
-            move_span<uint16_t>(t, base, end);
+            base += move_span<uint16_t>(t, base, end);
             break;
         case 1:
-            move_span<uint8_t>(t, base, end);
+            base += move_span<uint8_t>(t, base, end);
             break;
         default:
-            move_bytes(t, base, end, d.elem);
+            base += move_bytes(t, base, end, d.elem);
         }
 }
 
@@ -260,26 +284,31 @@ __device__ void sum_span(const sum_task &t, int levels, int64_t base, int64_t en
     using P = pack<typename D::raw, K>;
     const place first = first_of(t.w, base);
     place p[SUMS];
-    P v[SUMS];
+    P v[SUMS], next[SUMS];
     typename D::acc sum[SUMS][K];
     bool on[SUMS];
 #pragma unroll
     for (int u = 0; u < SUMS; u++) {
         int off = u * THREADS + (int)threadIdx.x;
         on[u] = base + off < end;
-        if (on[u])
+        if (on[u]) {
             p[u] = further<SUM_SPAN>(t.w, first, off);
+            v[u] = fetch<P, BYTES>(t.src[0] + bytes_at(p[u], t.from[0]));
+        }
     }
     for (int k = 0; k < levels; k++) {
+        if (k + 1 < levels) /* on its way while this level is added */
 #pragma unroll
-        for (int u = 0; u < SUMS; u++)
-            if (on[u])
-                v[u] = fetch<P, BYTES>(t.src[k] + bytes_at(p[u], t.from[k]));
+            for (int u = 0; u < SUMS; u++)
+                if (on[u])
+                    next[u] = fetch<P, BYTES>(t.src[k + 1] + bytes_at(p[u], t.from[k + 1]));
 #pragma unroll
-        for (int u = 0; u < SUMS; u++)
+        for (int u = 0; u < SUMS; u++) {
 #pragma unroll
             for (int i = 0; i < K; i++)
                 sum[u][i] = k ? add(sum[u][i], D::load(v[u].e[i])) : D::load(v[u].e[i]);
+            v[u] = next[u];
+        }
     }
 #pragma unroll
     for (int u = 0; u < SUMS; u++) {

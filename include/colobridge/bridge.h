@@ -25,6 +25,8 @@ typedef enum colo_placement {
     COLO_MERGED = 1  /* at their positions in the caller's buffer of the whole sequence axis */
 } colo_placement_t;
 
+#define COLO_PEER_BLOCKS_MAX 1024 /* of colo_bridge_config_t.peer_blocks */
+
 /** Members from axes on have defaults: NULL, 0, false. */
 typedef struct colo_bridge_config {
     size_t struct_size;
@@ -51,9 +53,16 @@ typedef struct colo_bridge_config {
     colo_placement_t placement;
     int64_t max_rows; /* ragged: most rows of a source rank, allocated at create; 0: as needed */
     bool one_level;   /* as in colo_plan_config_t; GPU memory and COLLECTIVE have no second level */
+    /* Most blocks of a peer-to-peer kernel: the multiprocessors that it holds while it moves boxes
+     * or waits for a peer. 0: as few as keep the links busy, and all for sums of gradients.
+     * COLO_PEER_BLOCKS overrides it. */
+    int32_t peer_blocks;
 } colo_bridge_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_BRIDGE_CONFIG_INIT sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr, COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, COLO_PACKED, 0, false
+#define COLO_BRIDGE_CONFIG_INIT                                                                   \
+    sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,              \
+        COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, \
+        COLO_PACKED, 0, false, 0
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif

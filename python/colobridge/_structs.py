@@ -116,7 +116,8 @@ class BridgeConfig(c.Structure):
                 ('shape', Shape), ('dtype', c.c_int), ('axes', c.c_char_p), ('output', c.c_int),
                 ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
                 ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int), ('ragged', c.c_bool),
-                ('placement', c.c_int), ('max_rows', i64), ('one_level', c.c_bool)]
+                ('placement', c.c_int), ('max_rows', i64), ('one_level', c.c_bool),
+                ('peer_blocks', c.c_int32)]
 
 
 class Segments(c.Structure):

@@ -169,6 +169,9 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: transport %d, expected 0 (AUTO), 1 (NCCL) or 2 (PEER)",
                          (int)c->transport);
+    if (c->peer_blocks < 0 || c->peer_blocks > COLO_PEER_BLOCKS_MAX)
+        return colo_fail(COLO_ERR_ARG, "bridge: peer_blocks %d, expected 0 to %d",
+                         (int)c->peer_blocks, COLO_PEER_BLOCKS_MAX);
     if ((unsigned)c->mem > COLO_CUDA)
         return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)",
                          (int)c->mem);
@@ -199,6 +202,18 @@ static colo_status_t find_nodes(colo_bridge_t *b)
     return colo_nodes_create(&b->nodes, node, ranks);
 }
 
+/* The environment's, else the caller's. */
+static colo_status_t choose_blocks(colo_bridge_t *b, const colo_bridge_config_t *c)
+{
+    static const char name[] = "COLO_PEER_BLOCKS";
+    int64_t blocks;
+    bool from_env;
+    COLO_TRY(colo_env_i64(name, &blocks));
+    (void)colo_env_value(name, &from_env);
+    b->blocks = from_env ? (int32_t)blocks : c->peer_blocks;
+    return COLO_OK;
+}
+
 static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *config)
 {
     colo_bridge_config_t own = {COLO_BRIDGE_CONFIG_INIT};
@@ -215,6 +230,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_TRY(colo_transport_wanted(&b->transport));
     if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
         b->transport = c->transport;
+    COLO_TRY(choose_blocks(b, c));
     b->lazy = colo_bridge_p2p_likely(b);
     b->src = *c->src;
     b->dst = *c->dst;

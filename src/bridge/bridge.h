@@ -70,6 +70,7 @@ struct colo_bridge {
     colo_collective_t coll;
     colo_transport_t transport;
     bool lazy;       /* partial sum, staging and route are made when a call is staged */
+    int32_t blocks;  /* of a peer-to-peer kernel, at most; 0: as few as keep the links busy */
     colo_p2p_t *p2p; /* NULL: every call is staged */
     struct colo_agreed {
         bool made, p2p;

@@ -238,6 +238,7 @@ static colo_status_t any_peers(const colo_bridge_t *b, struct both *w)
             w->expose[i][r] = r + (r >= b->comm->rank);
         w->pass[i] = (colo_transfers_t){.name = i ? "bridge backward" : "bridge forward",
                                         .elem = 1,
+                                        .blocks = b->blocks,
                                         .nposts = n - 1,
                                         .expose = w->expose[i]};
     }
@@ -264,6 +265,7 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
                                         .step = w->g[i].step,
                                         .levels = w->g[i].levels,
                                         .addend = w->g[i].addend,
+                                        .blocks = b->blocks,
                                         .nposts = exposes->nmessages,
                                         .expose = w->expose[i]};
     }

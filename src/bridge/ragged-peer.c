@@ -269,6 +269,7 @@ static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pas
                               .pulls = pass == COLO_FORWARD,
                               .levels = adds(p, pass) ? (int32_t)p->levels : 0,
                               .addend = list->addend.at,
+                              .blocks = b->blocks,
                               .nposts = posts->nmessages,
                               .expose = list->post};
     return COLO_OK;

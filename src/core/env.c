@@ -68,6 +68,12 @@ static const struct row {
           "else NCCL; nccl and peer insist"},
      .words = {"auto", "nccl", "peer"}},
     {.variable =
+         {"COLO_PEER_BLOCKS", "0",
+          "most blocks of a bridge's peer-to-peer kernel, which are the multiprocessors that it "
+          "holds while it moves boxes or waits for a peer; 0: as few as keep the links busy"},
+     .lo = 0,
+     .hi = 1024},
+    {.variable =
          {"COLO_GEMM", "auto",
           "products of the lm_head in host memory: auto is a CBLAS where one is found, else "
           "loops; cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},

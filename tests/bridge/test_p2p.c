@@ -106,6 +106,41 @@ T_CASE(ranks_out_of_reach_stage_and_others_do_not)
     apart = -1;
 }
 
+static colo_status_t blocks(colo_comm_t *comm, void *arg)
+{
+    const t_case_t c = {.src = t_side("dp=4", true),
+                        .dst = t_side("tp=2,dp=2", false),
+                        .shape = {8, 3, 2},
+                        .world = RANKS};
+    const int32_t expected = *(const int32_t *)arg;
+    static const int32_t given[] = {0, 5, -1, COLO_PEER_BLOCKS_MAX + 1};
+    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
+        colo_layout_t src, dst;
+        colo_bridge_config_t config;
+        colo_bridge_t *b = NULL;
+        rank_try(t_case_config(&c, &src, &dst, &config));
+        config.peer_blocks = given[i];
+        const colo_status_t st = colo_bridge_create(&b, &config, comm);
+        rank_check(st == (i < 2 ? COLO_OK : COLO_ERR_ARG));
+        if (st == COLO_OK)
+            rank_check(b->blocks == (expected ? expected : given[i]));
+        colo_bridge_destroy(&b);
+    }
+    return COLO_OK;
+}
+
+T_CASE(blocks_are_those_of_the_config_unless_the_environment_says)
+{
+    for (int32_t k = 0; k < 2; k++) {
+        const int32_t expected = 7 * k;
+        if (k)
+            setenv("COLO_PEER_BLOCKS", "7", 1);
+        const colo_status_t st = on_all(blocks, &expected);
+        unsetenv("COLO_PEER_BLOCKS");
+        assert_ok(st);
+    }
+}
+
 T_CASE(what_else_goes_wrong_at_create_is_returned)
 {
     static const colo_status_t kinds[] = {COLO_ERR_CUDA, COLO_ERR_NOMEM, COLO_ERR_ARG,

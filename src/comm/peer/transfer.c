@@ -25,7 +25,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = 32 << 10, SMALL_TILE = COLO_K_THREADS * 16 }; /* bytes */
+/* Bytes. A call whose boxes fit takes a tile a block, others several, so that blocks end together.
+ */
+enum { LEAST = COLO_K_THREADS * 16, ONE_EACH = 16 * LEAST, MOST = 32 * LEAST, EACH = 8 };
+
+/* Blocks that keep 95 % of a link's rate (bench/results/gpu-peer-blocks.md): of a kernel that
+ * writes into peers' memory; that reads there, which takes longer; sums take all that there are. */
+enum { WRITE_BLOCKS = 24, READ_BLOCKS = 48 };
 
 static size_t slots_bytes(const struct colo_peer *p)
 {
@@ -139,6 +145,38 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
     return COLO_OK;
 }
 
+static int32_t blocks_of(const struct colo_peer *p, const colo_transfers_t *w)
+{
+    int32_t blocks = w->blocks;
+    if (blocks == 0)
+        blocks = w->levels ? p->blocks : w->pulls ? READ_BLOCKS : WRITE_BLOCKS;
+    return blocks < p->blocks ? blocks : p->blocks;
+}
+
+static int64_t tiles_of(const colo_transfers_t *w, int64_t bytes)
+{
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < w->nsteps; i++)
+        tiles += (elements(&w->step[i]) * (int64_t)w->elem - 1) / bytes + 1;
+    return tiles;
+}
+
+/* Elements of a tile. */
+static int64_t tile_of(const colo_transfers_t *w, int64_t blocks)
+{
+    const int64_t elem = (int64_t)w->elem;
+    int64_t bytes = LEAST, total = 0;
+    while (bytes <= ONE_EACH && (w->nsteps > blocks || tiles_of(w, bytes) > blocks))
+        bytes += LEAST;
+    if (bytes > ONE_EACH) {
+        for (int64_t i = 0; i < w->nsteps; i++)
+            total += elements(&w->step[i]) * elem;
+        for (bytes = LEAST; bytes < MOST && bytes * blocks * EACH < total;)
+            bytes *= 2;
+    }
+    return bytes > elem ? bytes / elem : 1; /* a feature of a ragged batch may be larger */
+}
+
 static size_t lists_bytes(const colo_transfers_t *w)
 {
     const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->levels;
@@ -151,20 +189,16 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
 {
     struct colo_peer *p = d->peer;
     const size_t n = (size_t)w->nsteps;
-    int64_t total = 0;
     memset(k, 0, sizeof *k);
     if (w->nsteps == 0 && w->nposts == 0)
         return COLO_OK;
-    for (int64_t i = 0; i < w->nsteps; i++)
-        total += elements(&w->step[i]) * (int64_t)w->elem;
     k->elem = (int32_t)w->elem;
     k->dtype = w->dtype;
     k->per = 1;
     k->pull = w->pulls;
     k->levels = w->levels;
-    k->blocks = p->blocks;
-    k->tile = (total < 2 * (int64_t)TILE * p->blocks ? SMALL_TILE : TILE) / (int64_t)w->elem;
-    k->tile = k->tile > 0 ? k->tile : 1; /* a feature of a ragged batch may be larger */
+    k->blocks = blocks_of(p, w);
+    k->tile = tile_of(w, k->blocks);
     k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
     k->table = p->table;
     k->report = &d->report[pass];
