@@ -59,6 +59,49 @@ def test_bridge_on_gpus(world):
             world.run(carries, dtype, axes)
 
 
+def others(rank, dtype):
+    """The other losses, lists and sequences: on a GPU what the host's passes give"""
+    rng = torch.Generator().manual_seed(4)
+    z, q = (3 * torch.randn(2, 8, 16, V, generator=rng)).to(dtype)
+    t, ids = torch.randint(0, V, (8, 16), generator=rng), torch.randint(-V, V, (8, 16, 40), generator=rng)
+    mask, weights = torch.rand(8, 16, generator=rng) < 0.7, torch.rand(8, 16, generator=rng)
+    t[0, :3] = -100
+    each, group = V // GPUS, dist.group.WORLD
+    lo, found = rank * each, []
+    for at in (torch.device('cpu'), device(rank)):
+        cut = lambda x: x[..., lo:lo + each].to(at)  # noqa: E731
+        lists, m, target, w, at_ids = (ct.Support(ids.to(at)), mask.to(at), t.to(at), weights.to(at),
+                                       ids[..., :8].clamp(min=0).to(at))
+        seq = ct.Sequence(8, 32, lengths=[32, 9, 0, 31, 32, 2, 1, 30][:8], cp_group=group)
+        local = torch.randn(seq.shape, generator=torch.Generator().manual_seed(rank)).to(at).requires_grad_()
+        tokens = torch.arange(8 * 32).reshape(8, 32).to(at)
+        x, results = cut(z).requires_grad_(), []
+        seq.targets(tokens), seq.mask('targets', at), seq.gather(local)  # communicators and copies are made
+        ct.weighted_sum(w, w, m, reduce_group=group)
+        for again in range(2):
+            if again and at.type == 'cuda':
+                torch.cuda.set_sync_debug_mode('error')
+            outs = [ct.topk_logprob(x, 20, mask=m, tp_group=group), (ct.logprob_at(x, at_ids, tp_group=group),),
+                    ct.distill(x, cut(q), mask=m, tp_group=group), (ct.entropy(x, mask=m, tp_group=group),),
+                    ct.logprob(x, target, entropy=True, tp_group=group, support=lists),
+                    ct.weighted_sum(x.float().sum(-1), w, m, reduce_group=group)[:2],
+                    (seq.gather(local), seq.gather(local, 'sum'))]
+            flat = [o for out in outs for o in out]
+            grads = [torch.autograd.grad(o.square().sum(), local if i >= len(flat) - 2 else x, retain_graph=True)[0]
+                     for i, o in enumerate(flat) if o.is_floating_point()]
+            results = [*flat, *grads, seq.targets(tokens), seq.mask('targets', at)]
+            torch.cuda.set_sync_debug_mode('default')
+        found.append([r.detach().cpu() for r in results])
+    for host, gpu in zip(*found):
+        near = {torch.bfloat16: 2e-2}.get(host.dtype, 2e-4)
+        torch.testing.assert_close(gpu, host, rtol=near, atol=near * max(1.0, float(host.double().abs().nan_to_num().max())))
+
+
+def test_other_losses_on_gpus(world):
+    for dtype in (torch.float32, torch.bfloat16):
+        world.run(others, dtype)
+
+
 def loses(rank, dtype):
     at = device(rank)
     rng = torch.Generator().manual_seed(2)

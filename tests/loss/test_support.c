@@ -273,11 +273,18 @@ T_CASE(special_values_of_a_list_and_no_others_count)
     free(s);
 }
 
-/* On a GPU lists are not looked at by the host. */
-static void refuses(support_case_t *s, const char *words, colo_status_t status)
+/* On a GPU lists are not looked at by the host: token @nan is NaN then. */
+static void refuses(support_case_t *s, const char *words, colo_status_t status, int nan)
 {
-    if (where.slack == 1)
+    if (where.mem == COLO_HOST || (nan < 0 && s->c.ranks == 1)) {
         assert_fails(run_case(s), status, words);
+    } else if (nan >= 0) {
+        assert_ok(run_case(s));
+        for (int64_t t = 0; t < s->c.tokens; t++)
+            if (isnan(s->c.out[0][0][t]) != (t == nan) || isnan(s->c.dz[t * V]) != (t == nan))
+                fail_msg("token %d: logp %g, gradient %g", (int)t, s->c.out[0][0][t],
+                         s->c.dz[t * V]);
+    }
     loss_case_free(&s->c);
     free(s);
 }
@@ -291,15 +298,15 @@ T_CASE(lists_that_are_none_are_refused)
         s[i]->c.config.want_loss = true;
     }
     s[0]->ids[s[0]->begin[2] + 1] = V;
-    refuses(s[0], "support: token 2 has id 70, expected one of [0, 70)", COLO_ERR_ARG);
+    refuses(s[0], "support: token 2 has id 70, expected one of [0, 70)", COLO_ERR_ARG, 2);
     s[1]->ids[s[1]->begin[2]] = V - 1;
-    refuses(s[1], "support: token 2 has id", COLO_ERR_ARG);
+    refuses(s[1], "support: token 2 has id", COLO_ERR_ARG, 2);
     s[2]->end[1] = s[2]->count + 1;
-    refuses(s[2], "support: token 1 has ids [", COLO_ERR_ARG);
+    refuses(s[2], "support: token 1 has ids [", COLO_ERR_ARG, 1);
     s[3]->c.config.label_smoothing = 0.1;
-    refuses(s[3], "support: label_smoothing is 0.1, expected 0", COLO_ERR_ARG);
+    refuses(s[3], "support: label_smoothing is 0.1, expected 0", COLO_ERR_ARG, -1);
     s[4]->odd_rank = true;
-    refuses(s[4], "has other targets", COLO_ERR_MISMATCH);
+    refuses(s[4], "has other targets", COLO_ERR_MISMATCH, -1);
 }
 
 T_MAIN_IF(where.need(), "loss/support")
