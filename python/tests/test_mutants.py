@@ -167,6 +167,16 @@ MUTANTS = {
         'torch/support.py', 'rows.spread(t.reshape(rows.shape), 0)', 't', 'test_torch_support.py', 'any_strides'),
     'what a hook brought back is read where forward had it': (
         'torch/support.py', '        return self.point(raw, t)', '        return t', 'test_torch_support.py', 'hooks'),
+    'gradients of chunks have the upstream of the first': (
+        'torch/chunks.py', '(o, g[rows])', '(o, g[:len(z)])', 'test_torch_chunks.py', 'test_losses_of_chunks'),
+    'the gradient of hidden states of a chunk is one ranks part': (
+        'torch/chunks.py', 'ctx.comm.all_reduce(d_hidden', '(lambda *_a, **_o: None)(d_hidden',
+        'test_torch_chunks.py', 'test_losses_of_chunks'),
+    'the last chunk gives the gradient of the weight': (
+        'torch/chunks.py', 'd_weight += d.t() @ h', 'd_weight = d.t() @ h', 'test_torch_chunks.py',
+        'test_losses_of_chunks'),
+    'no tokens have no outputs': (
+        'torch/chunks.py', 'max(len(hidden), 1)', 'len(hidden)', 'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the gradient of a mean is added over ranks again': (
         'torch/nll.py', 'None if d_value is None else d_value.data_ptr()',
         'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',

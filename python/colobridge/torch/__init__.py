@@ -5,6 +5,7 @@ Importing this needs no torch; the first call does. Tensors live on the host or 
 borrowed: neither inputs nor gradients are copied, unless a function says so.
 """
 from .bridge import Bridge, bridge
+from .chunks import over_chunks
 from .linear import linear_logprob, linear_nll
 from .losses import Distilled, TopK, Weighted, distill, entropy, logprob_at, topk_logprob, weighted_sum
 from .logprob import logprob
@@ -16,4 +17,4 @@ from .support import Support
 
 __all__ = ['Bridge', 'Distilled', 'Loss', 'Sequence', 'Support', 'TopK', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
            'distill', 'entropy', 'group_ranks', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
-           'next_token', 'nll', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']
+           'next_token', 'nll', 'over_chunks', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any loss of logits straight from hidden states, a chunk of tokens at a time."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ArgumentError
+from . import ranks as groups
+from .ranks import alone
+from .tensors import eager, once, saved_tensors, stream_of
+
+
+@functools.lru_cache(maxsize=None)
+def _function() -> Any:
+    import torch
+    from torch.nn.functional import linear
+
+    def rows_of(hidden: Any, step: int) -> list[slice]:
+        return [slice(at, at + step) for at in range(0, max(len(hidden), 1), step)]  # also of no tokens
+
+    class OverChunks(torch.autograd.Function):
+        """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator that sums d_hidden or None) -> fn's
+        outputs [T, ..]. Logits are made again in backward."""
+
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any) -> Any:
+            parts = []
+            for rows in rows_of(hidden, step):
+                out = fn(linear(hidden[rows], weight, bias), rows)
+                parts.append(out if isinstance(out, tuple) else (out,))
+            ctx.save_for_backward(hidden, weight, bias)
+            ctx.fn, ctx.step, ctx.comm = fn, step, comm
+            ctx.set_materialize_grads(False)
+            out = tuple(torch.cat(each) for each in zip(*parts))
+            ctx.mark_non_differentiable(*(t for t in out if not t.is_floating_point()))
+            return out
+
+        @staticmethod
+        @once
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
+            need = ctx.needs_input_grad
+            real = torch.float64 if weight.dtype == torch.float64 else torch.float32
+            d_hidden = torch.zeros_like(hidden) if need[0] else None
+            d_weight = torch.zeros_like(weight, dtype=real) if need[1] else None
+            d_bias = torch.zeros_like(bias, dtype=real) if need[2] else None
+            for rows in rows_of(hidden, ctx.step):
+                h = hidden[rows]
+                with torch.enable_grad():
+                    z = linear(h, weight, bias).detach().requires_grad_()
+                    out = ctx.fn(z, rows)
+                    out = out if isinstance(out, tuple) else (out,)
+                    used = [(o, g[rows]) for o, g in zip(out, upstream) if g is not None and o.requires_grad]
+                d = torch.autograd.grad([o for o, _ in used], z, [g for _, g in used])[0] if used \
+                    else torch.zeros_like(z)
+                if d_hidden is not None:
+                    d_hidden[rows] = d @ weight
+                if d_weight is not None:
+                    d_weight += d.t() @ h
+                if d_bias is not None:
+                    d_bias += d.sum(0, dtype=real)
+            if d_hidden is not None and ctx.comm is not None:
+                with groups.telling(ctx.comm):
+                    ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
+            return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
+                    None if d_bias is None else d_bias.to(bias.dtype), None, None, None)
+
+    return OverChunks
+
+
+@eager
+def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias: Any = None, *,
+                chunk_size: int = 2048, tp_group: Any = None, d_hidden: str = 'all_reduce') -> Any:
+    """fn's outputs for the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl], of which one chunk of tokens exists
+    at a time; backward makes them again. For losses that linear_logprob() does not have:
+
+        over_chunks(lambda z, rows: ct.distill(z, teacher[rows], tp_group=tp).kl, hidden, head, tp_group=tp)
+
+    fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, a number a token or more; rows is the slice
+    of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..].
+    tp_group: ranks that share the vocabulary; over it the gradient of hidden is "all_reduce": the sum, on every
+    rank, or "partial": this rank's part. All ranks have the same tokens and chunk_size. fn's collectives run for
+    each chunk, in forward and again in backward. Gradients of weight and bias are added up in fp32 (fp64 of fp64).
+    """
+    try:
+        if d_hidden not in ('all_reduce', 'partial') or chunk_size < 1:
+            raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
+                                "a number above 0" % (d_hidden, chunk_size))
+        if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
+            raise ArgumentError("over_chunks: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
+                                % (list(hidden.shape), list(weight.shape)))
+    except ArgumentError as why:
+        raise groups.told(why, hidden.device, tp_group)
+    comm = alone() if tp_group is None else groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
+    shape = hidden.shape[:-1]
+    out = _function().apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size),
+                            comm if d_hidden == 'all_reduce' and comm.size > 1 else None)
+    first, *others = (t.reshape(shape + t.shape[1:]) for t in out)
+    return (first, *others) if others else first
