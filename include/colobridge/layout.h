@@ -2,16 +2,16 @@
 /*
  * layout.h - which elements of a logical [samples, rows, features] tensor each rank of a grid owns.
  *
- * Each rank owns a product: samples x rows x features. Every axis has an ordered list of splits;
- * each split takes a part of what the one before left, in local order. Dims that no split names
- * replicate. Coordinates decide, never enumeration order.
+ * Each rank owns a product: samples x rows x features. Every axis has an ordered list of splits.
+ * Each split takes a part of what the split before it left, in local order. Ranks along a dim that
+ * no split names own the same elements. A rank's coordinates decide what it owns.
  *   BLOCK over d of D:    local [floor(dL/D), floor((d+1)L/D)) of L
  *   ZIGZAG over c of C:   2C equal chunks of L/2C; chunk c, then chunk 2C-1-c
- * Rows split by *position*: row i of a sample sits at position pos(i) of the LLM's sequence of S
- * positions; a rank owns the rows whose positions it owns, ordered by position.
- * A layout is a value. Each call that reads a layout checks its fields first: one that was never
- * initialised, or edited out of range, is COLO_ERR_ARG. A position table is borrowed and must
- * outlive what is made from the layout.
+ * Rows are split by *position*: row i of a sample has position pos(i) of the S positions in the
+ * LLM's sequence. A rank owns the rows whose positions it owns, ordered by position.
+ * A layout is a value. Each call that reads a layout checks its members first. If the layout was
+ * never initialised, or a member is out of range, the call returns COLO_ERR_ARG. A position table
+ * is borrowed: it must outlive every object that is made from the layout. All calls are local.
  */
 #ifndef COLOBRIDGE_LAYOUT_H
 #define COLOBRIDGE_LAYOUT_H
@@ -80,22 +80,24 @@ typedef struct colo_owned {
 } colo_owned_t;
 
 /**
- * colo_layout_init_src() - the usual layout of an encoder: samples BLOCK over "dp", rows ZIGZAG
- * over "cp", on the last "pp" stage, each only if the grid has that dim. Identity map
- * @grid:   copied. Ranks along "tp" and "ep" have copies
- * Errors:  COLO_ERR_ARG: a dim of extent > 1 with another name, because its ranks may have
- *          different data. See colo_layout_init_src_extra(), or split an axis over it after
- *          colo_layout_init()
+ * colo_layout_init_src() - make the usual layout of an encoder: samples BLOCK over "dp", rows
+ * ZIGZAG over "cp", on the last "pp" stage, each only if the grid has that dim. Identity map
+ * @layout: out
+ * @grid:   copied. Ranks along "tp" and "ep" have copies of the same elements
+ * Errors:  COLO_ERR_ARG: a dim of extent > 1 has another name, so its ranks may have other data.
+ *          Call colo_layout_init_src_extra(), or call colo_layout_init() and split an axis over it
  */
 COLO_API colo_status_t colo_layout_init_src(colo_layout_t *layout, const colo_grid_t *grid);
 /**
- * colo_layout_init_dst() - the usual layout of an LLM: as colo_layout_init_src(), on "pp" stage 0
+ * colo_layout_init_dst() - make the usual layout of an LLM: as colo_layout_init_src(), but on "pp"
+ * stage 0
  */
 COLO_API colo_status_t colo_layout_init_dst(colo_layout_t *layout, const colo_grid_t *grid);
 /**
  * colo_layout_init_src_extra() - colo_layout_init_src() for a grid with dims of other names
- * @extra:  names of dims joined by "-": the caller declares that the ranks along them hold copies.
- *          A name that the grid lacks has no effect, so one list serves both grids. NULL: none
+ * @extra:  names of dims joined by "-". The caller declares that the ranks along them have copies
+ *          of the same elements. A name that the grid lacks has no effect, so one list serves both
+ *          grids. NULL: none
  * Errors:  also COLO_ERR_ARG: @extra names "cp", "pp" or "dp", and the grid has that dim
  */
 COLO_API colo_status_t colo_layout_init_src_extra(colo_layout_t *layout, const colo_grid_t *grid,
@@ -104,56 +106,62 @@ COLO_API colo_status_t colo_layout_init_src_extra(colo_layout_t *layout, const c
  * @extra and errors as in colo_layout_init_src_extra() */
 COLO_API colo_status_t colo_layout_init_dst_extra(colo_layout_t *layout, const colo_grid_t *grid,
                                                   const char *extra);
-/** colo_layout_init() - no splits, no stage filter, identity map: everything replicated */
+/** colo_layout_init() - make a layout without splits and stage filter, with the identity map: every
+ *  rank owns the whole tensor. @grid is copied */
 COLO_API colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid);
 
 /**
  * colo_layout_split() - append a split of @axis over grid dim @dim
- * A ZIGZAG split of rows is context parallelism; a BLOCK split of rows is sequence parallelism (its
- * gradients are not summed) - use colo_layout_split_context() for BLOCK context parallelism.
+ * A ZIGZAG split of rows is context parallelism. A BLOCK split of rows is sequence parallelism,
+ * whose gradients are not summed; colo_layout_split_context() makes BLOCK context parallelism.
  * REPLICATE appends nothing, but checks the name.
- * Errors:  COLO_ERR_ARG: unknown dim, dim already used, more than COLO_MAX_SPLITS, ZIGZAG on
- *          samples or features
+ * Errors:  COLO_ERR_ARG: an unknown dim, a dim that is used already, more than COLO_MAX_SPLITS
+ *          splits, ZIGZAG on samples or features
  */
 COLO_API colo_status_t colo_layout_split(colo_layout_t *layout, colo_axis_t axis, const char *dim,
                                          colo_split_kind_t kind);
 /**
  * colo_layout_split_context() - append a split of rows over @dim that is context parallelism
- * PARTIAL gradients are summed over the ranks of @dim, whatever @kind is.
+ * PARTIAL gradients are summed over the ranks along @dim, for every @kind.
  * Errors:  as colo_layout_split()
  */
 COLO_API colo_status_t colo_layout_split_context(colo_layout_t *layout, const char *dim,
                                                  colo_split_kind_t kind);
-/** colo_layout_clear() - forget the splits of one axis */
+/** colo_layout_clear() - remove all splits of one axis */
 COLO_API void colo_layout_clear(colo_layout_t *layout, colo_axis_t axis);
-/** colo_layout_map_offset() - row i at position @offset + i of @positions */
+/** colo_layout_map_offset() - give row i position @offset + i of @positions */
 COLO_API colo_status_t colo_layout_map_offset(colo_layout_t *layout, int64_t offset,
                                               int64_t positions);
-/** colo_layout_map_table() - row i at position table[i]; distinct, in [0, positions). Borrowed. */
+/** colo_layout_map_table() - give row i position @table[i]. The positions are distinct and in
+ *  [0, @positions). @table [rows] is borrowed: it must outlive every object made from the layout */
 COLO_API colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table,
                                              int64_t rows, int64_t positions);
-/** colo_layout_stage() - only ranks with coordinate @stage of @dim hold the tensor
- * (COLO_STAGE_LAST, COLO_STAGE_ANY: no filter; then @dim may be NULL) */
+/**
+ * colo_layout_stage() - let only ranks with coordinate @stage along @dim have the tensor
+ * @dim:    may be NULL with COLO_STAGE_ANY
+ * @stage:  COLO_STAGE_LAST is the last coordinate; COLO_STAGE_ANY removes the filter
+ */
 COLO_API colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim, int64_t stage);
 
 /**
- * colo_layout_check() - does the layout fit a tensor of B samples, N rows, H features
+ * colo_layout_check() - does the layout fit a tensor of this shape?
  * Errors:  COLO_ERR_LAYOUT, with the numbers: 2C does not divide S, tp does not divide S/C, a row's
- *          position outside [0, S), table of another length, two rows at one position
+ *          position is outside [0, S), the table has another length, or two rows have one position
  */
 COLO_API colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t samples, int64_t rows,
                                          int64_t features);
 
-/** colo_layout_holds() - is @rank in the grid and on the stage */
+/** colo_layout_holds() - is @rank in the grid and on the stage? */
 COLO_API bool colo_layout_holds(const colo_layout_t *layout, int64_t rank);
 
 /**
- * colo_layout_owned() - what @rank owns; a rank that does not hold owns nothing (all zero). Local
+ * colo_layout_owned() - write what @rank owns. If colo_layout_holds() is false for @rank, all of it
+ * is zero
  * @shape:      samples, rows and features of the tensor; positions is not read
- * @full_rows:  ignore the row splits (a FULL_SEQ output)
+ * @full_rows:  ignore the splits of rows, as a FULL_SEQ output does
  * @owned:      out
- * @runs:       out, may be NULL: [cap] runs in local order
- * @nruns:      out, may be NULL: how many there are
+ * @runs:       out [cap], may be NULL: the runs in local order
+ * @nruns:      out, may be NULL: the number of runs
  * Errors:      those of colo_layout_check(); COLO_ERR_ARG if @cap is too small (*nruns is set)
  */
 COLO_API colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
@@ -161,7 +169,7 @@ COLO_API colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t ra
                                          colo_owned_t *owned, colo_run_t *runs, int64_t cap,
                                          int64_t *nruns);
 
-/** colo_layout_hash() - 64-bit, the same on every machine; a table by its contents */
+/** colo_layout_hash() - 64-bit hash, the same on every machine; of a table, its contents count */
 COLO_API uint64_t colo_layout_hash(const colo_layout_t *layout);
 
 #ifdef __cplusplus
