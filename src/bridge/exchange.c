@@ -4,11 +4,11 @@
  *
  * In that order, because an exchange to which a peer does not come writes nothing: the output is
  * untouched then. With two levels a second exchange follows, from output to output, inside each
- * node; a peer that is missed only there finds the output partly written. Forward and backward are the same loop over two lists of the plan. The only
- * addition in backward is the sum of PARTIAL gradients: what other context ranks send lands in
- * partial sums, one per level, each with the shape of the rank's source part; then every element is
- * added up in level order, which is rank order. Which boxes, from whom, is the plan's decision; how
- * they travel, the comm's.
+ * node; if a peer is missing only there, the output is partly written. Forward and backward are the
+ * same loop over two lists of the plan. The only addition in backward is the sum of PARTIAL
+ * gradients: what other context ranks send lands in partial sums, one per level, each with the
+ * shape of the rank's source part; then every element is added up in level order, which is rank
+ * order. Which boxes, from whom, is the plan's decision; how they travel, the comm's.
  */
 #include "bridge/bridge.h"
 #include "bridge/ragged.h"
