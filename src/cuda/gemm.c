@@ -195,7 +195,8 @@ static cublasStatus_t describe(const colo_product_t *p, const struct call *c, co
     return r;
 }
 
-/* The first kernel that does @c; @none where there is none. */
+/* The first kernel that does @c. Parts of a 16-bit result are added up before they are rounded;
+ * @none where there is none. */
 static cublasStatus_t ask(const colo_product_t *p, const struct call *c, const void *bias,
                           bool may_split, cublasLtMatmulAlgo_t *algo, bool *none)
 {
@@ -204,8 +205,10 @@ static cublasStatus_t ask(const colo_product_t *p, const struct call *c, const v
     cublasLtMatmulHeuristicResult_t found[1];
     int n = 0;
     const uint64_t bytes = WORKSPACE;
-    const uint32_t scheme =
-        may_split ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_NONE;
+    const bool narrow = c->d->dtype == COLO_BF16 || c->d->dtype == COLO_F16;
+    const uint32_t scheme = !may_split ? CUBLASLT_REDUCTION_SCHEME_NONE
+                            : narrow   ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                       : CUBLASLT_REDUCTION_SCHEME_MASK;
     const uint32_t a = (uint32_t)align_of(c->a->data), b = (uint32_t)align_of(c->b->data),
                    d = (uint32_t)align_of(c->d->data);
     const colo_cublas_t *lib = p->lib;
