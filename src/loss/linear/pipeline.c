@@ -59,7 +59,8 @@ static int64_t chunk_of(const struct colo_linear_call *k, int64_t u)
 /* First column of a unit. */
 static int64_t column_of(const struct colo_linear_call *k, int64_t u)
 {
-    return u % k->s.blocks * k->s.width;
+    const int64_t first = u % k->s.blocks * k->s.width;
+    return first < k->s.body ? first : k->s.body;
 }
 
 static void *element(void *data, colo_dtype_t dtype, int64_t i)
@@ -83,7 +84,8 @@ static void *logits_at(const struct colo_linear_call *k, int64_t u)
 static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
 {
     if (k->s.early)
-        return element(k->saved_logits, k->l->dtype, chunk_of(k, u) * k->s.chunk * k->s.d_stride);
+        return element(k->saved_logits, k->l->dtype,
+                       chunk_of(k, u) * k->s.chunk * k->s.d_stride + column_of(k, u));
     return k->s.in_place ? logits_at(k, u) : at(k, k->m.dz[u % 2]);
 }
 
@@ -222,8 +224,8 @@ colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
 
 static void set_unit(struct colo_linear_call *k, int64_t u)
 {
-    const int64_t first = column_of(k, u), rest = k->l->columns - first,
-                  real = k->true_columns - first;
+    const int64_t first = column_of(k, u), real = k->true_columns - first,
+                  rest = (first < k->s.body ? k->s.body : k->l->columns) - first;
     k->pass.lo = k->pass.row_lo = chunk_of(k, u) * k->s.chunk;
     k->pass.hi = k->s.rows - k->pass.lo < k->s.chunk ? k->s.rows : k->pass.lo + k->s.chunk;
     k->pass.columns = rest < k->s.width ? rest : k->s.width;

@@ -7,13 +7,15 @@
  * the group's size, the budget. Never from a rank's own columns or free memory, because in loss
  * mode the number of chunks is the number of gathers. In loss mode 2048 tokens are the least by
  * default: below, the fp32 accumulation of d_W costs more memory traffic than the products cost
- * arithmetic; in forward 512: below, the weight is read more often than that. What the budget lets
- * grow is rounded so that chunks are of about the same size.
+ * arithmetic; in forward, where its logits stay, too, and 1024 where they do not: below, products
+ * are slower than what the memory is worth. What the budget lets grow is rounded so that chunks are
+ * of about the same size.
  *
  * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
  * its rows are mostly all rows, and d_W is made at once. WIDTH is 33 tiles of 256 columns: with any
  * number of 512 rows, or of the hidden size, these are whole rounds of tiles on 132
- * multiprocessors.
+ * multiprocessors. What a vocabulary has beyond a multiple of TILE is a block of its own, because
+ * products of an odd number of columns are several times slower.
  *
  * The same function lays out the workspace for the query and for the call, so the query is exact.
  */
@@ -25,10 +27,11 @@
 
 enum {
     LEAST = 2048,
-    FORWARD_LEAST = 512,
+    FORWARD_LEAST = 1024,
     GRAIN = 128,
     ALIGN = 256,
     ROW_BYTES = 128,
+    TILE = 64,
     WIDTH = 33 * 256
 };
 #define BUDGET ((size_t)1 << 30)
@@ -128,10 +131,13 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
     s->early = (fore || back) && mode == COLO_LINEAR_EARLY;
     s->piecewise = loss || (fore && s->early);
-    const bool in_blocks = back && !s->early && l->columns > 0;
-    s->width = in_blocks && l->columns > WIDTH ? WIDTH : l->columns;
-    s->blocks = in_blocks ? (l->columns - 1) / s->width + 1 : 1;
-    s->chunk = !back      ? chunk_of(l, s->rows, loss ? LEAST : FORWARD_LEAST)
+    const bool in_blocks = back && l->columns > WIDTH;
+    s->body = in_blocks ? l->columns / TILE * TILE : l->columns;
+    s->width = in_blocks && !s->early ? WIDTH : s->body;
+    s->blocks = in_blocks ? (s->body - 1) / s->width + 1 + (s->body < l->columns) : 1;
+    s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype;
+    const bool stays = s->keeps || (s->early && s->in_place);
+    s->chunk = !back      ? chunk_of(l, s->rows, loss || stays ? LEAST : FORWARD_LEAST)
                : s->early ? s->rows
                           : rows_of_blocks(l, s->rows);
     s->chunks = s->rows > 0 ? s->rows / s->chunk + (s->rows % s->chunk > 0) : 1;
@@ -139,16 +145,14 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->makes_grads = (back || loss) && trains;
     s->makes_d_logits = trains && (s->early ? fore : back || loss);
     s->makes_logits = !back || (s->makes_grads && !s->keeps && !s->early);
-    s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype;
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
     bool others =
         back && s->makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
     s->needs_weight = s->makes_logits || (s->makes_grads && !c->frozen_hidden) || others;
-    const bool stays = s->keeps || (s->early && s->in_place);
     s->buffers = stays || !s->makes_logits ? 0 : s->chunks * s->blocks > 1 ? 2 : 1;
-    s->z_stride = stride_of(s->keeps ? l->columns : s->width, c->logits_dtype);
-    s->d_stride = stride_of(s->width, l->dtype);
+    s->z_stride = stride_of(s->keeps || s->early ? l->columns : s->width, c->logits_dtype);
+    s->d_stride = stride_of(s->early ? l->columns : s->width, l->dtype);
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool whole = !s->piecewise && colo_comm_size(l->group) > 1;
     if (!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype, whole ? s->rows : s->chunk,

@@ -26,6 +26,7 @@ struct colo_linear_size {
     int64_t tokens, rows;
     int64_t chunk, chunks; /* rows a chunk; chunks >= 1, the only one of 0 rows may be empty */
     int64_t width, blocks; /* columns a block; blocks of a chunk */
+    int64_t body;          /* columns in such blocks; the rest, if any, is one more */
     bool keeps;            /* all logits are in the saved buffer */
     bool early;            /* all d_logits are */
     bool piecewise;        /* statistics are gathered and merged chunk by chunk */
