@@ -30,7 +30,7 @@ WORDS = [
     (r"sentences?|sayings?", "error message", EVERYWHERE),
     (r"twins?|yardsticks?|ladders?", "mutant, baseline, kernel variants", EVERYWHERE),
     (r"nobody|whoever|who", "the rank, the caller, no rank", EVERYWHERE),
-    (r"gave_up|look_(at|again)|hear_\w+|cap_say|say_(what|fault|find)|said_t", "timed out, check, report", EVERYWHERE),
+    (r"gave_up|look_(at|again)|hear_(answer|guest)|cap_say|say_(what|fault|find)|said_t", "timed out, check, report", EVERYWHERE),
     (r"scratch", "workspace", EVERYWHERE),
     (r"(?<!no )(?<!left )(?<!make )rooms?(?! for)", "workspace, memory, capacity", r"^(src/(?!comm/peer)|include|tools|docs)/"),
     (r"n?kept(?=\[|->|\.[a-z])", "saved, the thing that is saved", r"^(src|include|kernels)/"),
