@@ -395,8 +395,7 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
         if (t->shape[i] > 1 && t->stride[i] == 0)
             return colo_fail(
                 COLO_ERR_SHAPE,
-                "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat "
-                "elements",
+                "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat elements",
                 rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
     if (output && colo_tensor_overlaps(t)) {
         shape_text(t->shape, n, expected, sizeof expected);

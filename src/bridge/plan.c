@@ -342,8 +342,7 @@ static colo_status_t check_config(const colo_plan_config_t *c)
                          (long long)c->ranks_per_node);
     if (c->nodes && c->ranks_per_node)
         return colo_fail(COLO_ERR_ARG,
-                         "plan: ranks_per_node is %lld and nodes is given, expected "
-                         "one of them",
+                         "plan: ranks_per_node is %lld and nodes is given, expected one of them",
                          (long long)c->ranks_per_node);
     for (int i = 0; c->nodes && i < 2; i++) {
         const colo_grid_t *g = i ? &c->dst->grid : &c->src->grid;

@@ -175,8 +175,7 @@ static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const 
         return COLO_OK;
     if (!box->data)
         return colo_fail(COLO_ERR_ARG,
-                         "exchange: %s of rank %d, box %d: data is NULL for %lld "
-                         "elements",
+                         "exchange: %s of rank %d, box %d: data is NULL for %lld elements",
                          side, (int)peer, (int)k, (long long)n);
     for (int i = 0; i < 3; i++)
         if (box->stride[i] < 0)
@@ -208,8 +207,7 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
         const colo_message_t *m = &list[i];
         if (m->peer < 0 || m->peer >= c->size || m->peer == c->rank)
             return colo_fail(COLO_ERR_ARG,
-                             "exchange: entry %d is a %s rank %d, expected 0..%d "
-                             "without self (%d)",
+                             "exchange: entry %d is a %s rank %d, expected 0..%d without self (%d)",
                              (int)i, side, (int)m->peer, (int)c->size - 1, (int)c->rank);
         if (i > 0 && m->peer <= list[i - 1].peer)
             return colo_fail(COLO_ERR_ARG,

@@ -230,8 +230,7 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
     const bool bf16 = dtype == COLO_BF16;
     if ((!bf16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
         return colo_fail(COLO_ERR_ARG,
-                         "sum of fp32 and %s into %s: expected bf16 or f16, into it "
-                         "or f32",
+                         "sum of fp32 and %s into %s: expected bf16 or f16, into it or f32",
                          colo_dtype_name(dtype), colo_dtype_name(to_dtype));
     for (int64_t i = 0; i < n; i++) {
         float sum = bf16 ? colo_bf16_to_f32(h[i]) : colo_f16_to_f32(h[i]);

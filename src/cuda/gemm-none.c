@@ -6,8 +6,7 @@
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     return colo_fail(COLO_ERR_UNBUILT,
-                     "lm_head: built without cublasLt.h; install cuBLAS's headers and build "
-                     "again");
+                     "lm_head: built without cublasLt.h; install cuBLAS's headers and build again");
 }
 
 static void destroy(void *made)

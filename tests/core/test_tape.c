@@ -298,8 +298,7 @@ T_CASE(every_version_is_checked_before_any_node_runs)
     version = 3;
     assert_fails(
         colo_tape_backward(tape, b, NULL), COLO_ERR_MODIFIED,
-        "node 0 'gelu': saved tensor 1 was written after it was saved: version 3, saved at "
-        "1");
+        "node 0 'gelu': saved tensor 1 was written after it was saved: version 3, saved at 1");
     assert_string_equal(ran, "");
     assert_true(mine[0] == 0);
     version = 1; /* nothing ran: it may be tried again */

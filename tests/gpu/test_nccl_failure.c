@@ -76,8 +76,7 @@ T_CASE(two_ranks_on_one_device_are_refused_on_all)
         for (int32_t k = 0; k < gpus; k++) {
             assert_int_equal(v.status[k], COLO_ERR_MISMATCH);
             assert_non_null(strstr(v.error_message[k],
-                                   "ranks 0 and 1 (world ranks 0 and 1) are on the "
-                                   "same device"));
+                                   "ranks 0 and 1 (world ranks 0 and 1) are on the same device"));
             assert_non_null(strstr(v.error_message[k], "NCCL_MULTI_RANK_GPU_ENABLE=1"));
         }
     }

@@ -99,8 +99,7 @@ T_CASE(bad_views_are_refused_and_not_registered)
         {"v", "tp=2,ep=4@8", "tp-", COLO_ERR_ARG, "has an empty name among its shared_dims"},
         {"v", "tp=4,ep=2@8", "tp", COLO_ERR_ARG,
          "Shared dim 'tp' has different membership in view 'v': 4 ranks 1 apart, in the base view "
-         "2 "
-         "ranks 1 apart"},
+         "2 ranks 1 apart"},
         {"v", "ep=4,tp=2@8", "tp", COLO_ERR_ARG,
          "Shared dim 'tp' has different membership in view 'v': 2 ranks 4 apart"},
     };

@@ -213,16 +213,13 @@ static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ran
                             "   2  tp=4,dp=2 -> tp=1,cp=2,dp=4, sharded: 8 ranks\n"
                             "\n"
                             "             forward                 backward             messages        "
-                            "    between       memory       "
-                            "time\n"
+                            "    between       memory       time\n"
                             "        max per rank   in all    max per rank   in all    per rank  in "
                             "all      nodes     per rank\n"
                             "*  1       128.0 MiB  1.0 GiB       128.0 MiB  1.0 GiB           1      "
-                            "16    2.0 GiB    512.0 MiB    "
-                            "5.41 ms\n"
+                            "16    2.0 GiB    512.0 MiB    5.41 ms\n"
                             "   2             0 B      0 B       384.0 MiB  3.0 GiB           3      "
-                            "24    2.0 GiB    640.0 MiB    "
-                            "6.76 ms\n"
+                            "24    2.0 GiB    640.0 MiB    6.76 ms\n"
                             "\n"
                             "Estimated time, forward + backward\n"
                             "   1  ################################ 5.41 ms  least bridge time\n"
@@ -242,8 +239,7 @@ static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ran
                             "\n"
                             "* least bridge time; on a tie the fewest bytes, then the least memory\n"
                             "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
-                            "node, 20 us and 50 GB/s between "
-                            "nodes.\n"
+                            "node, 20 us and 50 GB/s between nodes.\n"
                             "Both come from the command line (--alpha, --beta).\n"
                             "Each rank sends its messages one after another and receives "
                             "meanwhile. The slowest rank sets the time. Copies inside a rank cost "
@@ -253,8 +249,7 @@ T_CASE(the_table_and_bars_read_as_written_down)
 {
     tool_output_t s = tool_run(words(
         "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
-        "--seq 8192 --hidden 4096 --ranks-per-node 2 --one-level "
-        "--alpha 10,20 --beta 100,50"));
+        "--seq 8192 --hidden 4096 --ranks-per-node 2 --one-level --alpha 10,20 --beta 100,50"));
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, table);
     assert_int_equal(s.exit, 0);

@@ -199,8 +199,7 @@ int info_world(const char *path)
     folder_t f = {.path = path, .rank = atoi(getenv(l->rank)), .size = atoi(getenv(l->size))};
     if (f.size < 1 || f.size > RANKS_MAX || f.rank < 0 || f.rank >= f.size)
         return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "--world: %s %d of %s %d, expected a rank "
-                             "below a size of 1..%d",
+                             "--world: %s %d of %s %d, expected a rank below a size of 1..%d",
                              l->rank, (int)f.rank, l->size, (int)f.size, RANKS_MAX);
     (void)mkdir(path, 0700);
     colo_comm_t *world = NULL;

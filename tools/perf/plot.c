@@ -383,8 +383,7 @@ int perf_plot(const json_t *doc, const char *path)
     int rc = TOOL_OK;
     if (page.npanels == 0) {
         rc = tool_complain(TOOL_PROBLEM, PERF_TOOL,
-                           "nothing to draw: no rows of bridge, link or "
-                           "logprob");
+                           "nothing to draw: no rows of bridge, link or logprob");
     } else {
         int error = out_file_open(&out, path);
         if (!error) {

@@ -297,8 +297,7 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm,
     MPI_Initialized(&initialized);
     if (!initialized)
         REFUSE(out, COLO_ERR_STATE,
-               "create_mpi: MPI is not initialised; call MPI_Init() or "
-               "MPI_Init_thread() first");
+               "create_mpi: MPI is not initialised; call MPI_Init() or MPI_Init_thread() first");
     memcpy(comm, h->comm, sizeof *comm);
     if (*comm == MPI_COMM_NULL)
         REFUSE(out, COLO_ERR_ARG, "create_mpi: the communicator is MPI_COMM_NULL");

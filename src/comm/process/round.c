@@ -388,8 +388,7 @@ static void judge(struct colo_process_group *x, int32_t peer, double waited, int
         if (x->peer[r].gone && !l->met && x->peer[r].seq >= x->seq) {
             char what[96], found[200];
             snprintf(found, sizeof found,
-                     "went past #%llu without it and left; its last "
-                     "operation is %s",
+                     "went past #%llu without it and left; its last operation is %s",
                      (unsigned long long)x->seq, describe_last(what, sizeof what, &x->peer[r]));
             mismatch(x, r, found);
             return;
