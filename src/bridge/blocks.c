@@ -193,7 +193,7 @@ colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords,
                               const colo_runs_t *within, colo_runs_t *runs)
 {
     if (side->ragged)
-        return colo_ragged_rows(side, coords, within, false, runs);
+        return colo_ragged_rows(side, coords, within, runs);
     COLO_TRY(colo_layout_runs(side->layout, side->map, coords, side->full, runs));
     if (runs->n > 1)
         qsort(runs->run, (size_t)runs->n, sizeof *runs->run, by_row);

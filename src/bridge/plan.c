@@ -276,8 +276,9 @@ void colo_builder_deinit(colo_builder_t *w)
                             &w->sends,        &w->sorted,
                             &w->ranks,        &w->destinations,
                             &w->by_node,      &w->by_rail,
-                            &w->runs,         &w->fed[0],
-                            &w->fed[1],       &w->fed[2]};
+                            &w->runs,         &w->on_rank,
+                            &w->fed[0],       &w->fed[1],
+                            &w->fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->at);
     for (int k = 0; k < 2; k++) {

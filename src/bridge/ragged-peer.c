@@ -113,11 +113,11 @@ static colo_status_t row_at(const colo_bridge_t *b, const colo_plan_t *p, int64_
     (void)colo_grid_coords(&p->dst.grid, rank, coords);
     const int64_t d = colo_ragged_part(&p->dst, COLO_SAMPLES, -1, coords);
     if (!x->stored[d]) {
-        colo_runs_t whole = {0}, none = {0};
-        colo_status_t st = colo_ragged_rows(&side, coords, NULL, false, &whole);
+        colo_runs_t whole = {0};
+        colo_status_t st = colo_ragged_rows(&side, coords, NULL, &whole);
         x->count[d] = whole.n;
         if (st == COLO_OK)
-            st = colo_ragged_stored(r, &side, coords, &whole, false, &none, NULL, &x->stored[d],
+            st = colo_ragged_stored(r, &side, coords, &whole, false, NULL, NULL, &x->stored[d],
                                     &rows);
         colo_runs_deinit(&whole);
         COLO_TRY(st);

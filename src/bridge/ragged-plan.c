@@ -36,13 +36,11 @@ static int64_t merged_rows(const colo_ragged_t *r, const colo_side_t *side, cons
 
 colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side,
                                  const int64_t *coords, const colo_runs_t *whole, bool merged,
-                                 colo_runs_t *workspace, colo_pool_t *pool, colo_stored_t **out,
+                                 const int64_t *on_rank, colo_pool_t *pool, colo_stored_t **out,
                                  int64_t *rows)
 {
     int64_t first = 0;
     const int64_t n = whole->n;
-    if (merged)
-        COLO_TRY(colo_ragged_rows(side, coords, NULL, true, workspace));
     *rows = whole->rows;
     *out = colo_pool_take(pool, (size_t)(n + 1) * sizeof **out);
     if (!*out)
@@ -50,7 +48,10 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side
     bool sorted = true;
     for (int64_t i = 0; i < n; i++) {
         const colo_run_t *run = &whole->run[i];
-        (*out)[i] = (colo_stored_t){run->local, run->count, merged ? workspace->run[i].local : 0};
+        (*out)[i] = (colo_stored_t){run->local, run->count,
+                                    !merged      ? 0
+                                    : side->full ? run->local
+                                                 : on_rank[i]};
         sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
     }
     if (!sorted)
@@ -156,14 +157,17 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     if (!colo_layout_holds(&p->dst, p->rank))
         return COLO_OK;
     (void)colo_grid_coords(&p->dst.grid, p->rank, coords);
+    w->on_rank.n = 0;
+    dst.on_rank = merged ? &w->on_rank : NULL;
     COLO_TRY(colo_block_own_rows(w, &dst, coords, &whole));
+    dst.on_rank = NULL;
     places->n = whole->n;
-    COLO_TRY(
-        colo_ragged_stored(r, &dst, coords, whole, merged, mine, p->pool, &places->stored, rows));
+    COLO_TRY(colo_ragged_stored(r, &dst, coords, whole, merged, w->on_rank.at, p->pool,
+                                &places->stored, rows));
     if (!dst.full || c->grad != COLO_DISJOINT || c->no_grad)
         return COLO_OK;
     dst.full = false;
-    COLO_TRY(colo_ragged_rows(&dst, coords, NULL, false, mine));
+    COLO_TRY(colo_ragged_rows(&dst, coords, NULL, mine));
     if (mine->n > 1)
         qsort(mine->run, (size_t)mine->n, sizeof *mine->run, by_local);
     return list_foreign(mine, p->pool, places);

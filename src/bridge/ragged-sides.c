@@ -94,7 +94,7 @@ static void add_up_before(int64_t *lo, int64_t n)
 /* Parts by source row; the tables list them by segment. */
 static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
 {
-    const colo_part_t *from = r->in_order.at;
+    const colo_part_t *p = r->in_order.at, *const end = p + r->in_order.n;
     const int64_t n = r->in_order.n, *src_dp = r->tables->src_dp;
     int64_t *next = r->src_lo; /* of each replica; shifted back below */
     memset(r->src_lo, 0, (size_t)(replicas + 1) * sizeof *r->src_lo);
@@ -104,19 +104,20 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     COLO_AUTOFREE int64_t *slot = calloc((size_t)replicas + 1, sizeof *slot);
     if (!slot)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
-    for (int64_t i = 0; i < n; i++)
-        slot[src_dp[from[i].segment] + 1]++;
-    for (int64_t d = 0; d < replicas; d++)
-        slot[d + 1] += slot[d];
+    for (int64_t e = 0; p < end; e++)
+        slot[src_dp[e] + 1] += colo_parts_of(r->tables->rows[e], &p);
+    add_up_before(slot, replicas);
     COLO_TRY(colo_parts_reserve(&r->parts, n));
     r->parts.n = n;
     colo_part_t *to = r->parts.at;
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t d = src_dp[from[i].segment];
-        colo_part_t *p = &to[slot[d]++];
-        *p = from[i];
-        p->row = next[d];
-        next[d] += from[i].count;
+    p = r->in_order.at;
+    for (int64_t e = 0; p < end; e++) {
+        const int64_t d = src_dp[e];
+        for (int64_t k = colo_parts_of(r->tables->rows[e], &p); k > 0; k--) {
+            to[slot[d]] = p[-k];
+            to[slot[d]++].row = next[d];
+            next[d] += p[-k].count;
+        }
     }
     /* each entry has run on to the begin of the next replica */
     memmove(&r->src_lo[1], &r->src_lo[0], (size_t)replicas * sizeof *r->src_lo);
@@ -159,8 +160,6 @@ colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
         const colo_list_t list = r->parts;
         r->parts = r->in_order;
         r->in_order = list;
-        add_up_before(r->src_lo, nsrc);
-        add_up_before(r->dst_lo, ndst);
         return COLO_OK;
     }
     if (!grow(&r->by_dst, &r->cap[4], r->in_order.n + 1))
@@ -238,9 +237,10 @@ static colo_status_t push_run(colo_runs_t *runs, int64_t row, int64_t count, int
 }
 
 /* Rows of @part that a context rank owns of chunk @j, cut to its block of sequence parallelism. */
-static colo_status_t push_chunk(const colo_ragged_t *r, const colo_part_t *part, int64_t j,
-                                int64_t sp, bool on_rank, colo_runs_t *runs)
+static colo_status_t push_chunk(const colo_side_t *side, const colo_part_t *part, int64_t j,
+                                int64_t sp, colo_runs_t *runs)
 {
+    const colo_ragged_t *r = side->ragged;
     const int64_t q = part->seq, unit = r->chunk[q];
     int64_t lo = j * unit > part->pos ? j * unit : part->pos;
     int64_t hi = (j + 1) * unit;
@@ -256,7 +256,13 @@ static colo_status_t push_chunk(const colo_ragged_t *r, const colo_part_t *part,
     }
     if (lo >= hi)
         return COLO_OK;
-    return push_run(runs, part->row + (lo - part->pos), hi - lo, on_rank ? local : r->base[q] + lo);
+    if (side->on_rank) {
+        int64_t *slot = colo_list_push(side->on_rank, sizeof *slot);
+        if (!slot)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
+        *slot = local;
+    }
+    return push_run(runs, part->row + (lo - part->pos), hi - lo, r->base[q] + lo);
 }
 
 static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords, colo_runs_t *runs)
@@ -291,7 +297,7 @@ static int64_t first_part(const colo_ragged_t *r, int64_t a, int64_t z, int64_t 
 }
 
 colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
-                               const colo_runs_t *within, bool on_rank, colo_runs_t *runs)
+                               const colo_runs_t *within, colo_runs_t *runs)
 {
     const colo_ragged_t *r = side->ragged;
     runs->n = runs->rows = 0;
@@ -317,9 +323,9 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
         }
         const int64_t unit = r->chunk[p->seq], end = p->pos + p->count;
         if (p->pos < (c + 1) * unit && end > c * unit) /* seldom: one of 2C chunks */
-            COLO_TRY(push_chunk(r, p, c, sp, on_rank, runs));
+            COLO_TRY(push_chunk(side, p, c, sp, runs));
         if (r->dst.zigzag && p->pos < (mirror + 1) * unit && end > mirror * unit)
-            COLO_TRY(push_chunk(r, p, mirror, sp, on_rank, runs));
+            COLO_TRY(push_chunk(side, p, mirror, sp, runs));
     }
     return COLO_OK;
 }

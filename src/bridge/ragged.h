@@ -30,12 +30,21 @@ static inline int64_t colo_ragged_times(int64_t length, int64_t unit)
 /* COLO_ERR_LAYOUT: not a layout that ragged batches can have. */
 colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *layout, bool is_src);
 
-/* Rows of one segment that follow each other in it and in its sequence. */
+/* Rows of one segment that follow each other in it and in its sequence. Small, because all parts
+ * of a batch are read and written for each. */
 typedef struct colo_part {
-    int64_t segment, seq, pos, count; /* count > 0 */
-    int64_t row;                      /* of the first, on the source axis */
+    int64_t seq, pos, count; /* count > 0 */
+    int64_t row;             /* of the first, on the source axis */
 } colo_part_t;
 
+/* How many parts the @rows of a segment are, from *part on, which goes behind them. */
+static inline int64_t colo_parts_of(int64_t rows, const colo_part_t **part)
+{
+    const colo_part_t *const first = *part;
+    while (rows > 0)
+        rows -= (*part)++->count;
+    return *part - first;
+}
 /* Memory for @n parts. */
 colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n);
 /* Are all tables there. */
@@ -75,8 +84,8 @@ typedef struct colo_ragged {
 colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const colo_layout_t *dst,
                                const colo_shape_t *shape);
 /* segments.c: all checks of colo_segments_check() but those of colo_segments_present(). Lists parts
- * in table order, with their row if r->sorted, and then src_lo[d + 1] is the rows and dst_lo[d + 1]
- * the parts of replica d. base, local, chunk and length are laid out. */
+ * in table order, if r->sorted with their row, src_lo and dst_lo. base, local, chunk and length are
+ * laid out. */
 colo_status_t colo_ragged_parts(colo_ragged_t *r);
 /* Checks tables and lays them out. */
 colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *segments);
@@ -87,9 +96,9 @@ void colo_ragged_deinit(colo_ragged_t *r);
 int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
                          const int64_t *coords);
 /* Rows of a block, ascending. local is an index on the source rank, or on the whole axis of the
- * destination replica; @on_rank: on the axis of the destination's context rank, unless full. */
+ * destination replica. */
 colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
-                               const colo_runs_t *within, bool on_rank, colo_runs_t *runs);
+                               const colo_runs_t *within, colo_runs_t *runs);
 /* Blocks of @side that own any of the rows @mine, in an order that both sides know. */
 colo_status_t colo_ragged_visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *out);
 
@@ -109,10 +118,11 @@ typedef struct colo_ragged_places {
 void colo_ragged_places_deinit(const colo_pool_t *pool, colo_ragged_places_t *places);
 /* Of @whole, the rows that @coords have on the replica's axis: where their tensor has them, by
  * index.
- * @out: [whole->n] of @pool; @rows: of that tensor. @workspace: to list rows in. */
+ * @on_rank: [whole->n] where each run begins on the axis of the context rank; used if @merged, and
+ * not if rows are full. @out: [whole->n] of @pool; @rows: of that tensor. */
 colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side,
                                  const int64_t *coords, const colo_runs_t *whole, bool merged,
-                                 colo_runs_t *workspace, colo_pool_t *pool, colo_stored_t **out,
+                                 const int64_t *on_rank, colo_pool_t *pool, colo_stored_t **out,
                                  int64_t *rows);
 /* The tensor's row of index @at, which is one of them. @hint: in and out, in [0, n): which run was
  * found last; the next one is usually it or follows it. */

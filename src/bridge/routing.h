@@ -21,6 +21,8 @@ typedef struct colo_side {
     int64_t fixed[COLO_MAX_DIMS];     /* context coordinates of the level; -1 elsewhere */
     const struct colo_ragged *ragged; /* rows are those of its tables; NULL: of a map */
     bool ragged_src;
+    colo_list_t *on_rank; /* int64_t: gets where each listed run begins on the axis of the context
+                             rank, if rows are split; or NULL */
 } colo_side_t;
 
 /* What this rank's block shares with the blocks of the other side. If rows are not split in
@@ -44,6 +46,7 @@ typedef struct colo_builder {
     colo_list_t overlaps;            /* colo_entry_t: regions of one overlap; a view */
     colo_list_t sorted, runs;        /* of the list that is being sorted */
     colo_runs_t other;               /* rows of the block that is met */
+    colo_list_t on_rank;             /* of this rank's rows of a ragged batch */
     colo_list_t ranks, destinations; /* int64_t, ascending */
     colo_list_t by_node, by_rail;    /* sources of one block */
     bool several_nodes; /* then source_nodes and node_destinations are known (gateways.c) */

@@ -94,14 +94,15 @@ static colo_status_t lay_sequences(colo_ragged_t *r)
 {
     const colo_segments_t *s = r->tables;
     const colo_ragged_axes_t *dst = &r->dst;
-    const int64_t unit = dst->cp * (dst->zigzag ? 2 : 1);
-    int64_t *axis = r->length;
+    const int64_t unit = dst->cp * (dst->zigzag ? 2 : 1), cp = dst->cp, n = s->nseqs;
+    const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp;
+    int64_t *axis = r->length, *bases = r->base, *locals = r->local, *chunks = r->chunk;
     memset(axis, 0, (size_t)dst->replicas * sizeof *axis);
-    for (int64_t q = 0; q < s->nseqs; q++) {
-        const int64_t length = s->seq_len[q], d = s->seq_dp[q];
+    for (int64_t q = 0; q < n; q++) {
+        const int64_t length = seq_len[q], d = seq_dp[q];
         if ((uint64_t)d >= (uint64_t)dst->replicas)
             return bad_index("sequence", q, "seq_dp", d, dst->replicas);
-        r->base[q] = axis[d];
+        const int64_t base = axis[d];
         if (length < 0 || !colo_add_ok(axis[d], length, &axis[d]))
             return colo_fail(
                 COLO_ERR_ARG,
@@ -115,8 +116,9 @@ static colo_status_t lay_sequences(colo_ragged_t *r)
                              "%s%lld = %lld; pad it",
                              (long long)q, (long long)length,
                              dst->zigzag ? "2 * cp=" : "cp=", (long long)dst->cp, (long long)unit);
-        r->chunk[q] = colo_ragged_times(length, unit);
-        r->local[q] = colo_ragged_times(r->base[q], dst->cp);
+        bases[q] = base;
+        chunks[q] = colo_ragged_times(length, unit);
+        locals[q] = colo_ragged_times(base, cp);
     }
     for (int64_t d = 0; d < dst->replicas; d++)
         if (axis[d] / dst->cp % dst->sp) {
@@ -169,7 +171,7 @@ static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const 
         } while (end < n && pos[end] == pos[r] + (end - r));
         COLO_TRY(colo_parts_reserve(parts, parts->n + 1));
         ((colo_part_t *)parts->at)[parts->n++] =
-            (colo_part_t){.segment = e, .seq = s->seq[e], .pos = pos[r], .count = end - r};
+            (colo_part_t){.seq = s->seq[e], .pos = pos[r], .count = end - r};
     }
     return COLO_OK;
 }
@@ -179,7 +181,7 @@ static int by_position(const void *a, const void *b)
     const colo_part_t *x = *(colo_part_t *const *)a, *y = *(colo_part_t *const *)b;
     if (x->pos != y->pos)
         return x->pos < y->pos ? -1 : 1;
-    return (x->segment > y->segment) - (x->segment < y->segment);
+    return (x > y) - (x < y); /* in table order */
 }
 
 static bool follows(const colo_part_t *a, const colo_part_t *b)
@@ -187,8 +189,18 @@ static bool follows(const colo_part_t *a, const colo_part_t *b)
     return a->seq < b->seq || (a->seq == b->seq && a->pos + a->count <= b->pos);
 }
 
+/* The segment of @part. @all: of the tables. */
+static int64_t segment_of(const colo_segments_t *s, const colo_part_t *all, const colo_part_t *part)
+{
+    int64_t e = 0;
+    while ((void)colo_parts_of(s->rows[e], &all), all <= part)
+        e++;
+    return e;
+}
+
 /* Two rows on one position, among the @n parts of a sequence. */
-static colo_status_t check_sequence(const colo_part_t **at, int64_t n)
+static colo_status_t check_sequence(const colo_segments_t *s, const colo_part_t *all,
+                                    const colo_part_t **at, int64_t n)
 {
     bool sorted = true;
     for (int64_t i = 1; i < n; i++)
@@ -200,13 +212,15 @@ static colo_status_t check_sequence(const colo_part_t **at, int64_t n)
             return colo_fail(COLO_ERR_ARG,
                              "segments: segments %lld and %lld both have a row at position %lld of "
                              "sequence %lld, expected at most one",
-                             (long long)at[i - 1]->segment, (long long)at[i]->segment,
-                             (long long)at[i]->pos, (long long)at[i]->seq);
+                             (long long)segment_of(s, all, at[i - 1]),
+                             (long long)segment_of(s, all, at[i]), (long long)at[i]->pos,
+                             (long long)at[i]->seq);
     return COLO_OK;
 }
 
-static colo_status_t check_apart(const colo_part_t *p, int64_t n, int64_t nseqs)
+static colo_status_t check_apart(const colo_segments_t *s, const colo_part_t *p, int64_t n)
 {
+    const int64_t nseqs = s->nseqs;
     int64_t sorted = 1;
     while (sorted < n && follows(&p[sorted - 1], &p[sorted]))
         sorted++;
@@ -224,16 +238,17 @@ static colo_status_t check_apart(const colo_part_t *p, int64_t n, int64_t nseqs)
     for (int64_t i = 0; i < n; i++)
         at[end[p[i].seq]++] = &p[i];
     for (int64_t q = 0, first = 0; q < nseqs; first = end[q++])
-        COLO_TRY(check_sequence(at + first, end[q] - first));
+        COLO_TRY(check_sequence(s, p, at + first, end[q] - first));
     return COLO_OK;
 }
 
 /* What is known of the parts of segments [0, e). */
 typedef struct walk {
-    int64_t e, sum;   /* sum: of the rows */
-    int64_t last_seq; /* of the part before */
-    bool ordered;     /* parts ascend, as they usually do */
-    bool sorted;      /* their replicas ascend, and each segment was plain */
+    int64_t e, sum;             /* sum: of the rows */
+    int64_t last_seq, last_end; /* of the part before */
+    int64_t src, dst;           /* its replicas */
+    bool ordered;               /* parts ascend, as they usually do */
+    bool sorted;                /* their replicas ascend, and each segment was plain */
 } walk_t;
 
 /* Goes on while segments have rows that follow each other and fit: the usual ones, in few
@@ -245,46 +260,39 @@ static void walk_plain(walk_t *w, colo_ragged_t *r)
     const int64_t *rows = s->rows, *src_dp = s->src_dp, *seq = s->seq, *pos = s->pos;
     const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp, count = s->count;
     const uint64_t nseqs = (uint64_t)s->nseqs, replicas = (uint64_t)r->src.replicas;
-    colo_part_t *const parts = r->in_order.at, *part = parts + r->in_order.n;
-    int64_t e = w->e, last_seq = w->last_seq, last_end = 0, length = 0, src = -1, dst = -1;
-    int64_t from = w->sum, first = r->in_order.n; /* of the rows, and the parts, of a replica */
+    int64_t *src_lo = r->src_lo, *dst_lo = r->dst_lo;
+    colo_part_t *part = (colo_part_t *)r->in_order.at + r->in_order.n;
+    int64_t e = w->e, last_seq = w->last_seq, last_end = w->last_end, src = w->src, dst = w->dst;
+    int64_t length = last_seq < 0 ? 0 : seq_len[last_seq];
     uint64_t sum = (uint64_t)w->sum;
     bool ordered = w->ordered, sorted = w->sorted;
     for (; e < count; e++) {
         const int64_t n = rows[e], q = seq[e], p = pos[e], d = src_dp[e];
-        if (q != last_seq || e == w->e) {
+        if (q != last_seq) {
             if ((uint64_t)q >= nseqs)
                 break;
             length = seq_len[q];
             ordered &= q > last_seq;
+            last_seq = q;
             last_end = 0;
             const int64_t to = seq_dp[q];
-            if (to != dst) {
-                sorted &= to > dst;
-                r->dst_lo[dst + 1] += part - parts - first;
-                first = part - parts;
-                dst = to;
-            }
-            last_seq = q;
+            sorted &= to >= dst;
+            while (dst < to)
+                dst_lo[++dst] = e;
         }
-        if ((uint64_t)d >= replicas || n <= 0 || n > length ||
-            (uint64_t)p > (uint64_t)(length - n) || (sum + (uint64_t)n) >> 63)
+        if ((uint64_t)n - 1 >= (uint64_t)length || (uint64_t)p > (uint64_t)(length - n) ||
+            (uint64_t)d >= replicas || (sum + (uint64_t)n) >> 63)
             break;
-        if (d != src) {
-            sorted &= d > src;
-            r->src_lo[src + 1] += (int64_t)sum - from;
-            from = (int64_t)sum;
-            src = d;
-        }
-        *part++ = (colo_part_t){.segment = e, .seq = q, .pos = p, .count = n, .row = (int64_t)sum};
+        sorted &= d >= src;
+        while (src < d)
+            src_lo[++src] = (int64_t)sum;
+        *part++ = (colo_part_t){.seq = q, .pos = p, .count = n, .row = (int64_t)sum};
         sum += (uint64_t)n;
         ordered &= p >= last_end;
         last_end = p + n;
     }
-    r->in_order.n = part - parts;
-    r->src_lo[src + 1] += (int64_t)sum - from;
-    r->dst_lo[dst + 1] += r->in_order.n - first;
-    *w = (walk_t){e, (int64_t)sum, last_seq, ordered, sorted};
+    r->in_order.n = part - (colo_part_t *)r->in_order.at;
+    *w = (walk_t){e, (int64_t)sum, last_seq, last_end, src, dst, ordered, sorted};
 }
 
 /* Any segment. */
@@ -317,12 +325,10 @@ static colo_status_t walk_one(walk_t *w, const colo_segments_t *s, int64_t repli
 colo_status_t colo_ragged_parts(colo_ragged_t *r)
 {
     const colo_segments_t *s = r->tables;
-    walk_t w = {.last_seq = -1, .sorted = true};
+    walk_t w = {.last_seq = -1, .src = -1, .dst = -1, .sorted = true};
     colo_list_t *parts = &r->in_order;
     parts->n = 0;
     w.ordered = !s->row_pos;
-    memset(r->src_lo, 0, (size_t)(r->src.replicas + 1) * sizeof *r->src_lo);
-    memset(r->dst_lo, 0, (size_t)(r->dst.replicas + 1) * sizeof *r->dst_lo);
     COLO_TRY(lay_sequences(r));
     COLO_TRY(colo_parts_reserve(parts, s->count));
     while (w.e < s->count) {
@@ -333,9 +339,13 @@ colo_status_t colo_ragged_parts(colo_ragged_t *r)
             w.sorted = false;
         }
     }
+    while (w.src < r->src.replicas)
+        r->src_lo[++w.src] = w.sum;
+    while (w.dst < r->dst.replicas)
+        r->dst_lo[++w.dst] = parts->n;
     r->rows = w.sum;
     r->sorted = w.sorted;
-    return w.ordered ? COLO_OK : check_apart(parts->at, parts->n, s->nseqs);
+    return w.ordered ? COLO_OK : check_apart(s, parts->at, parts->n);
 }
 
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
