@@ -12,54 +12,40 @@ T_CASE(bad_partitions_are_refused_by_every_call)
     static const int64_t late[] = {1, 8, 16}, back[] = {0, 12, 8, 16}, shorter[] = {0, 8, 12},
                          odd[] = {0, 8, 14, 16}, negative[] = {0, -4, 16};
     static const struct {
-        colo_partition_t p;
+        colo_partition_t p; /* of 16 positions */
         colo_status_t want;
         const char *words;
     } bad[] = {
-        {{.cp = 0, .tp = 1, .positions = 16}, COLO_ERR_ARG, "cp is 0, expected at least 1"},
-        {{.cp = 1, .tp = -1, .positions = 16}, COLO_ERR_ARG, "tp is -1, expected at least 1"},
-        {{.cp = 2, .cp_rank = 2, .tp = 1, .positions = 16},
-         COLO_ERR_ARG,
-         "cp rank 2 is outside [0, 2)"},
-        {{.cp = 2, .tp = 2, .tp_rank = -1, .positions = 16},
-         COLO_ERR_ARG,
-         "tp rank -1 is outside [0, 2)"},
+        {{.cp = 0, .tp = 1}, COLO_ERR_ARG, "cp is 0, expected at least 1"},
+        {{.cp = 1, .tp = -1}, COLO_ERR_ARG, "tp is -1, expected at least 1"},
+        {{.cp = 2, .cp_rank = 2, .tp = 1}, COLO_ERR_ARG, "cp rank 2 is outside [0, 2)"},
+        {{.cp = 2, .tp = 2, .tp_rank = -1}, COLO_ERR_ARG, "tp rank -1 is outside [0, 2)"},
         {{.cp = 2, .tp = 1, .positions = -16}, COLO_ERR_ARG, "-16 positions in 0 segments"},
-        {{.cp = 2, .tp = 1, .positions = 16, .segments = -1},
-         COLO_ERR_ARG,
-         "16 positions in -1 segments"},
-        {{.cp = 3, .tp = 1, .positions = 16},
-         COLO_ERR_LAYOUT,
-         "16 positions do not divide by 2 * cp = 6"},
-        {{.cp = 16, .tp = 1, .positions = 16}, COLO_ERR_LAYOUT, "do not divide by 2 * cp = 32"},
-        {{.cp = INT64_MAX, .tp = 1, .positions = 16},
+        {{.cp = 2, .tp = 1, .segments = -1}, COLO_ERR_ARG, "16 positions in -1 segments"},
+        {{.cp = 3, .tp = 1}, COLO_ERR_LAYOUT, "16 positions do not divide by 2 * cp = 6"},
+        {{.cp = 16, .tp = 1}, COLO_ERR_LAYOUT, "do not divide by 2 * cp = 32"},
+        {{.cp = INT64_MAX, .tp = 1},
          COLO_ERR_LAYOUT,
          "do not divide by 2 * cp = 18446744073709551614"},
-        {{.cp = 2, .tp = 3, .positions = 16},
-         COLO_ERR_LAYOUT,
-         "8 positions of a cp rank do not divide by tp = 3"},
-        {{.cp = 1, .tp = 3, .positions = 16},
-         COLO_ERR_LAYOUT,
-         "16 positions of a cp rank do not divide by tp = 3"},
-        {{.cp = 2, .tp = 1, .positions = 16, .segments = 2},
-         COLO_ERR_ARG,
-         "cu_padded is NULL for 2 segments"},
-        {{.cp = 2, .tp = 1, .positions = 16, .segments = 2, .cu_padded = late},
+        {{.cp = 2, .tp = 3}, COLO_ERR_LAYOUT, "8 positions of a cp rank do not divide by tp = 3"},
+        {{.cp = 1, .tp = 3}, COLO_ERR_LAYOUT, "16 positions of a cp rank do not divide by tp = 3"},
+        {{.cp = 2, .tp = 1, .segments = 2}, COLO_ERR_ARG, "cu_padded is NULL for 2 segments"},
+        {{.cp = 2, .tp = 1, .segments = 2, .cu_padded = late},
          COLO_ERR_LAYOUT,
          "cu_padded[0] is 1, expected 0"},
-        {{.cp = 2, .tp = 1, .positions = 16, .segments = 3, .cu_padded = back},
+        {{.cp = 2, .tp = 1, .segments = 3, .cu_padded = back},
          COLO_ERR_LAYOUT,
          "not ascending at segment 1: from 12 to 8"},
-        {{.cp = 1, .tp = 1, .positions = 16, .segments = 2, .cu_padded = negative},
+        {{.cp = 1, .tp = 1, .segments = 2, .cu_padded = negative},
          COLO_ERR_LAYOUT,
          "not ascending at segment 0: from 0 to -4"},
-        {{.cp = 2, .tp = 1, .positions = 16, .segments = 2, .cu_padded = shorter},
+        {{.cp = 2, .tp = 1, .segments = 2, .cu_padded = shorter},
          COLO_ERR_LAYOUT,
          "cu_padded ends at 12, expected 16 positions"},
-        {{.cp = 2, .tp = 1, .positions = 16, .segments = 3, .cu_padded = odd},
+        {{.cp = 2, .tp = 1, .segments = 3, .cu_padded = odd},
          COLO_ERR_LAYOUT,
          "segment 1 has padded length 6, which does not divide by 2 * cp = 4"},
-        {{.cp = 1, .tp = 3, .positions = 16, .segments = 3, .cu_padded = odd},
+        {{.cp = 1, .tp = 3, .segments = 3, .cu_padded = odd},
          COLO_ERR_LAYOUT,
          "16 positions of a cp rank do not divide by tp = 3"},
     };
@@ -69,7 +55,8 @@ T_CASE(bad_partitions_are_refused_by_every_call)
     there(NULL, COLO_I64, 1, (int64_t[]){16}, &tg);
     there(NULL, COLO_I64, 1, (int64_t[]){8}, &tl);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        const colo_partition_t *p = &bad[i].p;
+        colo_partition_t one = bad[i].p, *p = &one;
+        one.positions = one.positions ? one.positions : 16;
         assert_fails(colo_partition_check(p), bad[i].want, bad[i].words);
         assert_fails(colo_partition_shard(p, &tg, 0, &tl, NULL), bad[i].want, bad[i].words);
         assert_fails(colo_partition_unshard(p, &tl, 0, &tg, NULL), bad[i].want, bad[i].words);
