@@ -124,7 +124,8 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
     const colo_plan_message_t *m = colo_plan_recvs(plan, pass, &count);
     const colo_plan_message_t *relay = colo_plan_relays(plan, pass, false, &passed);
     colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
-    int64_t node = colo_plan_config(plan)->ranks_per_node, rank = colo_plan_rank(plan);
+    const colo_plan_config_t *c = colo_plan_config(plan);
+    int64_t node = c->ranks_per_node, rank = colo_plan_rank(plan);
 
     if (b.local > 0 &&
         !push(s, (pic_flow_t){.from = me, .to = me, .bytes = b.local, .times = 1, .own = true}))
@@ -139,7 +140,9 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
                                        .to = me,
                                        .bytes = m[i].bytes,
                                        .times = 1,
-                                       .far = node && m[i].peer / node != rank / node}))
+                                       .far = c->nodes ? colo_nodes_find(c->nodes, m[i].peer) !=
+                                                             colo_nodes_find(c->nodes, rank)
+                                                       : node && m[i].peer / node != rank / node}))
             return false;
     }
     pic->passes_on |= passed > 0;

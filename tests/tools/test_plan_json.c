@@ -20,6 +20,7 @@ typedef struct world {
     int samples, rows;
     bool sharded;
     int per_node;
+    const char *nodes; /* in place of per_node: a digit for each rank, numbered by first rank */
 } world_t;
 
 #define TP(n) {"tp", n}
@@ -51,6 +52,8 @@ static const world_t worlds[] = {
     {"nodes that share what they lack", SRC(TP(4), DP(4)), DST(TP(2), CP(4), DP(2)), 4, 8, false,
      4},
     {"a node of two besides three", SRC(TP(4), DP(2)), DST(TP(1), CP(4), DP(2)), 4, 8, false, 3},
+    {"uneven, scattered nodes", SRC(TP(4), DP(2)), DST(TP(1), CP(4), DP(2)), 4, 8, false, 0,
+     "0,1,1,0,1,2,1,2"},
     {"grids with offsets",
      {.grid = {{TP(2), DP(2)}, 4}, .stage = -2},
      {.grid = {{TP(1), DP(4)}, 4}},
@@ -98,6 +101,16 @@ static void spec(char *text, const pw_grid_t *g)
         snprintf(text + n, SPEC - n, "@%d", g->offset);
 }
 
+static bool several_nodes(const world_t *w)
+{
+    return w->per_node || w->nodes;
+}
+
+static int node_of(const world_t *w, int64_t rank)
+{
+    return w->nodes ? w->nodes[2 * rank] - '0' : (int)rank / w->per_node;
+}
+
 static json_t *plan_of(const world_t *w, const char *max_ranks)
 {
     char src[SPEC], dst[SPEC], batch[16], rows[16], node[16], offset[16], positions[16];
@@ -110,9 +123,10 @@ static json_t *plan_of(const world_t *w, const char *max_ranks)
     snprintf(positions, sizeof positions, "%d", w->dst.positions ? w->dst.positions : w->rows);
     const char *sp = w->src.sp ? w->dst.sp ? "both" : "src" : w->dst.sp ? "dst" : "none";
     tool_output_t s = tool_run(words(
-        "--src %s --dst %s --batch %s --seq %s --hidden 3 --dtype bf16 --json --ranks-per-node %s "
+        "--src %s --dst %s --batch %s --seq %s --hidden 3 --dtype bf16 --json %s %s "
         "--output %s --grad disjoint --offset %s --llm-seq %s --sp %s --max-ranks %s",
-        src, dst, batch, rows, node, w->sharded ? "sharded" : "full", offset, positions, sp,
+        src, dst, batch, rows, w->nodes ? "--nodes" : "--ranks-per-node",
+        w->nodes ? w->nodes : node, w->sharded ? "sharded" : "full", offset, positions, sp,
         max_ranks));
     if (s.exit != 0 || s.err_size != 0)
         fail_msg("%s: exit %d, stderr: %s", w->what, s.exit, s.err);
@@ -204,7 +218,7 @@ static void check_receives(const world_t *w, json_t *doc, int rank, bool forward
     int64_t last = -1, bytes = 0, local = 0;
     size_t i;
     assert_keys(json_object_get(entry(doc, rank), way),
-                w->per_node ? "recv send relay_recv relay_send" : "recv send");
+                several_nodes(w) ? "recv send relay_recv relay_send" : "recv send");
     json_array_foreach(recv, i, m)
     {
         int64_t peer = number(m, "peer");
@@ -231,7 +245,7 @@ static void check_receives(const world_t *w, json_t *doc, int rank, bool forward
     json_array_foreach(list_of(doc, rank, way, "relay_recv"), i, m)
     {
         const int64_t peer = number(m, "peer");
-        assert_true(peer != rank && peer / w->per_node == rank / w->per_node);
+        assert_true(peer != rank && node_of(w, peer) == node_of(w, rank));
         bytes += count_boxes(w, json_object_get(m, "boxes"), seen);
         if (!json_equal(json_object_get(m, "boxes"),
                         json_object_get(
@@ -277,17 +291,20 @@ static void check_sends(const world_t *w, json_t *doc, int rank, bool forward, i
 /* What ranks of a node need and none of them holds enters it, and nothing else. */
 static void check_node(const world_t *w, json_t *node, int n, bool forward, int64_t *in_all)
 {
-    const int first = (int)number(node, "node") * w->per_node;
-    const int end = first + w->per_node < n ? first + w->per_node : n;
+    int ranks = 0;
     const pw_side_t *need = forward ? &w->dst : &w->src, *hold = forward ? &w->src : &w->dst;
     json_t *o = json_object_get(node, forward ? "forward" : "backward");
     int64_t minimum = 0;
     assert_keys(node, "node ranks forward backward");
     assert_keys(o, "in minimum one_level");
-    assert_int_equal(number(node, "ranks"), end - first);
+    for (int r = 0; r < n; r++)
+        ranks += node_of(w, r) == number(node, "node");
+    assert_int_equal(number(node, "ranks"), ranks);
     for (int k = 0; k < w->samples * w->rows; k++) {
         bool needed = false, held = false;
-        for (int r = first; r < end; r++) {
+        for (int r = 0; r < n; r++) {
+            if (node_of(w, r) != number(node, "node"))
+                continue;
             needed |= pw_owns(need, r, k / w->rows, k % w->rows, w->samples, w->rows,
                               forward && !w->sharded);
             held |= pw_owns(hold, r, k / w->rows, k % w->rows, w->samples, w->rows, false);
@@ -316,7 +333,7 @@ T_CASE(every_needed_element_arrives_exactly_once)
         json_t *doc = plan_of(w, "64"), *ranks = json_object_get(doc, "ranks");
         int src_end = pw_end(&w->src.grid), dst_end = pw_end(&w->dst.grid);
         int n = src_end > dst_end ? src_end : dst_end;
-        assert_keys(doc, w->per_node ? "world direction scale output ranks nodes forward backward"
+        assert_keys(doc, several_nodes(w) ? "world direction scale output ranks nodes forward backward"
                                      : "world direction scale output ranks forward backward");
         assert_int_equal(number(doc, "world"), n);
         assert_int_equal(json_array_size(ranks), n);
@@ -333,7 +350,7 @@ T_CASE(every_needed_element_arrives_exactly_once)
                 check_sends(w, doc, r, f, sum);
             }
             json_t *t = json_object_get(doc, f ? "forward" : "backward");
-            assert_keys(t, w->per_node
+            assert_keys(t, several_nodes(w)
                                ? "recv_bytes_max recv_bytes_total send_bytes_max local_bytes_max "
                                  "collective_recv_bytes_max slow_bytes_total slow_bytes_minimum "
                                  "slow_bytes_one_level seconds seconds_one_level"
@@ -343,8 +360,8 @@ T_CASE(every_needed_element_arrives_exactly_once)
             int64_t in_all = 0;
             for (size_t m = 0; m < json_array_size(nodes); m++)
                 check_node(w, json_array_get(nodes, m), n, f, &in_all);
-            if (w->per_node) {
-                assert_int_equal(json_array_size(nodes), (n - 1) / w->per_node + 1);
+            if (several_nodes(w)) {
+                assert_int_equal(json_array_size(nodes), w->nodes ? 3 : (n - 1) / w->per_node + 1);
                 assert_int_equal(number(t, "slow_bytes_total"), in_all);
                 assert_int_equal(number(t, "slow_bytes_minimum"), in_all);
                 assert_true(number(t, "slow_bytes_one_level") >= in_all);

@@ -60,6 +60,10 @@ T_CASE(a_wrong_option_is_named_in_one_line)
         {GOOD " --llm-seq 7", "--llm-seq: 7 positions cannot hold --offset 0 and --seq 8"},
         {GOOD " --llm-seq 16 --offset 9", "--llm-seq: 16 positions"},
         {GOOD " --ranks-per-node x", "--ranks-per-node: \"x\""},
+        {GOOD " --nodes 0,0,1,x", "--nodes: \"0,0,1,x\" is not a list of at most 65536 numbers"},
+        {GOOD " --nodes 0,", "(byte 2)"},
+        {GOOD " --nodes 0,0,1", "nodes of 3 ranks, expected at least"},
+        {GOOD " --nodes 0,1 --ranks-per-node 1", "--nodes: not with --ranks-per-node"},
         {GOOD " --max-ranks -1", "--max-ranks: \"-1\""},
         {GOOD " --rank 8", "--rank: \"8\" is outside 0..7"},
     };

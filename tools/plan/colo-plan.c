@@ -43,6 +43,9 @@ static const char help[] =
     "                       does by default; disjoint: each rank's gradient is zero outside its\n"
     "                       own rows, so only those rows travel (default partial)\n"
     "  --ranks-per-node N   0: one node (default 0); peers on the node are preferred\n"
+    "  --nodes N,N,...      the node of each rank, in place of --ranks-per-node: nodes of any "
+    "size, whose\n"
+    "                       ranks need not follow each other\n"
     "  --one-level          also what several ranks of a node lack comes to each of them from "
     "outside,\n"
     "                       as in bridges of GPU memory; else it enters the node once, as in those "
@@ -107,6 +110,7 @@ static const char examples[] =
     X(OUTPUT, .name = "--output")                                                   \
     X(GRAD, .name = "--grad")                                                       \
     X(RANKS_PER_NODE, .name = "--ranks-per-node")                                   \
+    X(NODES, .name = "--nodes")                                                     \
     X(ONE_LEVEL, .name = "--one-level", .flag = true)                               \
     X(SRC_STAGE, .name = "--src-stage")                                             \
     X(DST_STAGE, .name = "--dst-stage")                                             \
@@ -231,6 +235,37 @@ static int read_model(plan_ask_t *ask)
     return TOOL_OK;
 }
 
+/* --nodes 0,0,1,1 */
+static int read_nodes(colo_plan_config_t *c)
+{
+    static colo_nodes_t *nodes; /* until the program ends */
+    static int32_t node[PLAN_EXACT_MAX];
+    const char *s = options[OPT_NODES].value;
+    char q[TOOL_QUOTE_MAX];
+    int64_t n = 0;
+    if (!options[OPT_NODES].given)
+        return TOOL_OK;
+    if (options[OPT_RANKS_PER_NODE].given)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--nodes: not with --ranks-per-node");
+    do {
+        const size_t digits = strspn(s, "0123456789");
+        if (digits == 0 || digits > 9 || n == PLAN_EXACT_MAX)
+            break;
+        node[n++] = (int32_t)strtol(s, NULL, 10);
+        s += digits;
+    } while (*s == ',' && *++s);
+    if (n == 0 || *s || s[-1] == ',')
+        return tool_complain(
+            TOOL_WRONG_USE, PLAN_TOOL,
+            "--nodes: %s is not a list of at most %d numbers like 0,0,1,1 (byte %d)",
+            tool_quote(q, options[OPT_NODES].value), PLAN_EXACT_MAX,
+            (int)(s - options[OPT_NODES].value));
+    if (colo_nodes_create(&nodes, node, n) < 0)
+        return tool_wrong(PLAN_TOOL, &options[OPT_NODES]);
+    c->nodes = nodes;
+    return TOOL_OK;
+}
+
 /* What does not depend on the layouts. */
 static int read_common(plan_ask_t *ask, int *sp)
 {
@@ -251,6 +286,7 @@ static int read_common(plan_ask_t *ask, int *sp)
     TOOL_TRY(tool_grad(PLAN_TOOL, &options[OPT_GRAD], &c->grad));
     TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sp_sides, sp));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
+    TOOL_TRY(read_nodes(c));
     c->one_level = options[OPT_ONE_LEVEL].given;
     ask->max_ranks = 64;
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));

@@ -105,7 +105,7 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
     const plan_ask_t *ask = &entries[0].ask;
     const colo_plan_config_t *c = &ask->config;
     chart_t chart[QUANTITIES];
-    char src[160], say[3][200], count[32], warning[200], rows[200];
+    char src[160], say[3][200], nodes[48], warning[200], rows[200];
     svg_page_t page = {.title = "Layouts compared",
                        .label = "bar charts of several pairs of layouts"};
     out_file_t out;
@@ -122,11 +122,9 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
         snprintf(line[lines++], sizeof line[0], "%s.", warning);
     int used = same ? snprintf(line[lines], sizeof line[0], "From %s. ", src) : 0;
     snprintf(line[lines++] + used, sizeof line[0] - (size_t)used,
-             "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s%s.",
+             "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s.",
              (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
-             colo_dtype_name(c->dtype),
-             c->ranks_per_node ? svg_count(c->ranks_per_node, count) : "one",
-             c->ranks_per_node ? " ranks per node" : " node");
+             colo_dtype_name(c->dtype), plan_nodes_text(nodes, ask));
     if (*plan_assumed(rows, ask))
         snprintf(line[lines++], sizeof line[0], "%s.", rows);
     if (*plan_positions(rows, ask))
@@ -141,7 +139,7 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
     for (int i = 0; i < lines; i++)
         page.text[i] = line[i];
     for (int q = 0; q < QUANTITIES; q++) {
-        if (q == SLOW && c->ranks_per_node == 0)
+        if (q == SLOW && c->ranks_per_node == 0 && !c->nodes)
             continue;
         chart[q] = (chart_t){entries, n, best, same, (quantity_t)q};
         page.panel[page.npanels++] =

@@ -279,10 +279,7 @@ static int print_text(const plan_entry_t *entries, int n, int best)
         printf("%s\n", line[0]);
     printf("%lld samples x %lld rows x %lld features, %s; ", (long long)c->shape.samples,
            (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype));
-    if (c->ranks_per_node)
-        printf("%lld ranks per node\n", (long long)c->ranks_per_node);
-    else
-        printf("one node\n");
+    printf("%s\n", plan_nodes_text(name, &entries[0].ask));
     if (*plan_assumed(line[0], &entries[0].ask))
         printf("%s\n", line[0]);
     if (*plan_positions(line[0], &entries[0].ask))

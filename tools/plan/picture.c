@@ -175,6 +175,8 @@ static void print_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
 
 static void print_rows(drawing_t *d)
 {
+    const bool nodes = d->ask->config.ranks_per_node || d->ask->config.nodes;
+    char text[48];
     char n[32], m[32];
     bool folded = d->ranks > d->pic.nrows && d->pic.outside == 0;
     if (d->pic.outside)
@@ -185,10 +187,9 @@ static void print_rows(drawing_t *d)
              "A row is %s: its place in the source grid and in the destination grid. Arrows are "
              "messages%s, dashed lines stay on the rank.",
              folded ? "a rank that stands for all that do the same" : "a rank",
-             d->ask->config.ranks_per_node ? ", thick ones cross nodes" : "");
-    if (d->ask->config.ranks_per_node)
-        snprintf(next_line(d), sizeof d->line[0], "%s ranks per node.%s",
-                 svg_count(d->ask->config.ranks_per_node, n),
+             nodes ? ", thick ones cross nodes" : "");
+    if (nodes)
+        snprintf(next_line(d), sizeof d->line[0], "%s.%s", plan_nodes_text(text, d->ask),
                  d->pic.passes_on
                      ? " What several ranks of a node lack enters it once; they pass it on."
                      : "");

@@ -90,6 +90,8 @@ void plan_sums_add(plan_sums_t *sums, const plan_ask_t *ask, const colo_plan_t *
 
 /* Are there nodes, and more than one? */
 bool plan_several_nodes(const plan_ask_t *ask);
+/* "8 ranks per node", "one node", "3 nodes"; returns @out */
+const char *plan_nodes_text(char out[48], const plan_ask_t *ask);
 /* Bytes into one node, by pass. */
 typedef struct plan_node {
     int64_t ranks, in[2], minimum[2], one_level[2];

@@ -66,13 +66,29 @@ void plan_sums_merge(plan_sums_t *s, const plan_sums_t *more)
 
 static int64_t node_of(const plan_ask_t *ask, int64_t rank)
 {
-    return ask->config.ranks_per_node ? rank / ask->config.ranks_per_node : 0;
+    const colo_plan_config_t *c = &ask->config;
+    return c->nodes            ? colo_nodes_find(c->nodes, rank)
+           : c->ranks_per_node ? rank / c->ranks_per_node
+                               : 0;
 }
 
 bool plan_several_nodes(const plan_ask_t *ask)
 {
     const int64_t n = ask->config.ranks_per_node;
-    return n && n < ask->world;
+    return ask->config.nodes ? colo_nodes_count(ask->config.nodes) > 1 : n && n < ask->world;
+}
+
+const char *plan_nodes_text(char out[48], const plan_ask_t *ask)
+{
+    const colo_plan_config_t *c = &ask->config;
+    char n[32];
+    if (!c->nodes && !c->ranks_per_node)
+        snprintf(out, 48, "one node");
+    else
+        snprintf(out, 48, "%s %s",
+                 svg_count(c->nodes ? colo_nodes_count(c->nodes) : c->ranks_per_node, n),
+                 c->nodes ? "nodes" : "ranks per node");
+    return out;
 }
 
 /* Time of one list of messages, one after another. */
@@ -180,7 +196,8 @@ plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_
                         int64_t *n)
 {
     plan_ask_t asked = *ask;
-    *n = (ask->world - 1) / ask->config.ranks_per_node + 1;
+    *n = ask->config.nodes ? colo_nodes_count(ask->config.nodes)
+                           : (ask->world - 1) / ask->config.ranks_per_node + 1;
     plan_node_t *node = calloc((size_t)*n, sizeof *node);
     asked.config.one_level = true;
     bool ok = node != NULL;
