@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """lm_heads whose rows are sharded over data-parallel ranks, as plain rows and as FSDP2's DTensor."""
+import os
+
 import pytest
 
 torch = pytest.importorskip('torch')
@@ -120,6 +122,34 @@ def test_flat_parts_of_zero3_are_gathered_and_their_gradients_scattered(world, m
     assert world.run(flat, 22, mode, 3)[:3] == [-(-22 * H // 3)] * 3
     assert world.run(flat, 1, mode, 4) == [-(-H // 4)] * 4
     assert world.run(flat, 23, mode, 1)[0] == 23 * H
+
+
+def deepspeed_head(rank):
+    """DeepSpeed itself cuts the weight, and says what it was; 23 x 8 elements over 4 ranks end inside of rows"""
+    os.environ['DS_ACCELERATOR'] = 'cpu'
+    import deepspeed
+    deepspeed.init_distributed('gloo')
+    how = {'train_batch_size': 4, 'zero_optimization': {'stage': 3, 'stage3_param_persistence_threshold': 0}}
+    with deepspeed.zero.Init(config_dict_or_path=how, dtype=torch.float32):
+        head = torch.nn.Linear(H, V, bias=False).weight
+    with deepspeed.zero.GatheredParameters([head]):
+        whole = head.detach().clone().double()
+    assert head.shape == (0,) and whole.shape == (V, H)
+    kind = head.ds_tensor.dtype  # bf16, unless the accelerator has none
+    want = torch.zeros(V, H).double()
+    for r in range(4):
+        h, _, _, t, g = case(seed=r)
+        want += expected(h.to(kind), whole, None, t, g)[3]
+    h, _, _, t, g = case(seed=rank)
+    logp, entropy = ct.linear_logprob(h.to(kind), head, target=t, entropy=True)
+    near(logp, expected(h.to(kind), whole, None, t, g)[0], torch.float32, 'logp')
+    (logp * g[0] + entropy * g[1]).sum().backward()
+    near(head.ds_tensor.grad, want.reshape(-1).chunk(4)[rank], kind, 'd_weight')
+
+
+def test_a_parameter_that_deepspeed_has_partitioned(world):
+    pytest.importorskip('deepspeed', reason='no DeepSpeed in this Python')
+    world.run(deepspeed_head, timeout=150)
 
 
 def flat_refusals(rank):
