@@ -185,9 +185,9 @@ class Batch:
         lib().colo_batch_runs(self.handle, raw, n)
         return [(run.local, run.count) for run in raw[:n]]
 
-    def bytes(self, way: str) -> Bytes:
+    def bytes(self, direction: str) -> Bytes:
         """Bytes of this rank for a tensor of the bridge's features and dtype, "forward" or "backward"."""
-        return plan_bytes(lib().colo_batch_plan(self.handle), way)
+        return plan_bytes(lib().colo_batch_plan(self.handle), direction)
 
 
 def views(tensors: Sequence[s.Tensor | None] | None) -> Any:

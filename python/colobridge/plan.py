@@ -17,7 +17,7 @@ ALGOS = {'exact': s.EXACT, 'collective': s.COLLECTIVE}
 TRANSPORTS = {'auto': s.AUTO, 'nccl': s.NCCL, 'peer': s.PEER}
 PLACEMENTS = {'packed': s.PACKED, 'merged': s.MERGED}
 DIRECTIONS = {s.EQUAL: 'equal', s.FAN_IN: 'fan_in', s.FAN_OUT: 'fan_out'}
-_WAYS = {'forward': s.FORWARD, 'backward': s.BACKWARD}
+_DIRECTIONS = {'forward': s.FORWARD, 'backward': s.BACKWARD}
 
 
 def choice(what: str, value: str, table: dict[str, int]) -> int:
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of one rank in one way. collective: None where that way rejects the pair."""
+    """Of one rank in one direction. collective: None if COLLECTIVE rejects the pair."""
     recv: int
     send: int
     local: int
@@ -110,44 +110,44 @@ class Plan:
         """max(Ds, Dd) / min(Ds, Dd), None when it is no integer."""
         return lib().colo_plan_scale(self._handle) or None
 
-    def bytes(self, way: str) -> Bytes:
+    def bytes(self, direction: str) -> Bytes:
         """Bytes of this rank, "forward" or "backward"."""
-        return bytes_of(self._handle, way)
+        return bytes_of(self._handle, direction)
 
-    def sends(self, way: str) -> list[Message]:
+    def sends(self, direction: str) -> list[Message]:
         """Messages, peers ascending."""
-        return self._messages('colo_plan_sends', way)
+        return self._messages('colo_plan_sends', direction)
 
-    def recvs(self, way: str) -> list[Message]:
+    def recvs(self, direction: str) -> list[Message]:
         """Messages, peers ascending."""
-        return self._messages('colo_plan_recvs', way)
+        return self._messages('colo_plan_recvs', direction)
 
-    def _messages(self, name: str, way: str) -> list[Message]:
+    def _messages(self, name: str, direction: str) -> list[Message]:
         count = c.c_int32()
-        raw = getattr(lib(), name)(self._handle, choice('way', way, _WAYS), c.byref(count))
+        raw = getattr(lib(), name)(self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
         return [Message(raw[i].peer, raw[i].bytes,
                         [_region(raw[i].regions[k]) for k in range(raw[i].nregions)])
                 for i in range(count.value)]
 
-    def reached(self, way: str) -> bool:
-        """Do other ranks write into this rank's output of a way, or, where they add up, read its input.
-        That tensor is what lies in registered memory (colobridge.Memory)."""
-        sums = way == 'backward' and self.levels > 1
+    def reached(self, direction: str) -> bool:
+        """Do other ranks write into this rank's output in a direction? If gradients add up, they read its input
+        instead. That tensor is what a caller places in registered memory (colobridge.Memory)."""
+        sums = direction == 'backward' and self.levels > 1
         count = c.c_int32()
         getattr(lib(), 'colo_plan_sends' if sums else 'colo_plan_recvs')(
-            self._handle, choice('way', way, _WAYS), c.byref(count))
+            self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
         return count.value > 0
 
-    def locals(self, way: str) -> list[Region]:
+    def locals(self, direction: str) -> list[Region]:
         """What stays on the rank."""
         count = s.i64()
-        raw = lib().colo_plan_locals(self._handle, choice('way', way, _WAYS), c.byref(count))
+        raw = lib().colo_plan_locals(self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
         return [_region(raw[i]) for i in range(count.value)]
 
 
-def bytes_of(handle: Any, way: str) -> Bytes:
-    """Bytes of a colo_plan_t pointer in a way."""
-    raw = lib().colo_plan_bytes(handle, choice('way', way, _WAYS))
+def bytes_of(handle: Any, direction: str) -> Bytes:
+    """Bytes of a colo_plan_t pointer in one direction."""
+    raw = lib().colo_plan_bytes(handle, choice('direction', direction, _DIRECTIONS))
     return Bytes(raw.recv, raw.send, raw.local, raw.minimum,
                  None if raw.collective_recv < 0 else raw.collective_recv)
 

@@ -39,9 +39,9 @@ MUTANTS = {
         'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',
         'test_partition_adapter_shards'),
     'the gradient of the encoder is doubled': (
-        'torch/bridge.py', 'check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))',
-        'check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None)); '
-        'way and x is not None and x.mul_(2)', 'test_check.py', 'test_check_of_processes_passes'),
+        'torch/bridge.py', 'check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))',
+        'check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None)); '
+        'direction and x is not None and x.mul_(2)', 'test_check.py', 'test_check_of_processes_passes'),
     'the slot of a rank counts from the other side': (
         'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
         'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',

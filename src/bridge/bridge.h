@@ -75,7 +75,7 @@ struct colo_bridge {
     struct colo_agreed {
         bool made, p2p;
         uint64_t at;    /* how often memory had been registered */
-    } agreed[2];        /* what ranks agreed on for asymmetric ways */
+    } agreed[2];        /* what ranks agreed on for asymmetric passes */
     void *order;        /* a lane, where calls leave memory of the bridge in use; else NULL */
     colo_stream_t last; /* of the last call that did */
     bool ran;
@@ -142,7 +142,7 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
 colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *comm,
                                   int32_t **members, int32_t *n);
 
-/* collective.c: the reference's all-gather / all-reduce way. */
+/* collective.c: the runtimes' all-gather and all-reduce. */
 /* COLO_ERR_MISSING when a rank of this rank's groups is not in b->comm; local. */
 colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t *plan);
 colo_status_t colo_collective_create(colo_bridge_t *b); /* collective over b->comm */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * collective.c - the reference's way, for comparison: all-gather and narrow, clone and all-reduce.
+ * collective.c - the runtimes' method, for comparison: all-gather and narrow, clone and all-reduce.
  *
  * This is the only file that knows fan-in from fan-out. It runs the reference's passes one by one
  * (contiguous copy, all-gather over the k siblings, concatenation along samples; clone, all-reduce

@@ -4,8 +4,8 @@
  *
  * A plan is one rank's; what connects ranks is the plans of all of them. From coordinates alone any
  * rank can make any other's plan, so each finds its component by itself: its peers, their peers,
- * until no new rank turns up. Every member finds the same list. Both ways count: a bridge talks
- * backward to the same ranks, and with PARTIAL to more of them.
+ * until no new rank turns up. Every member finds the same list. Both directions count: a bridge
+ * talks backward to the same ranks, and with PARTIAL to more of them.
  */
 #include "bridge/bridge.h"
 

@@ -6,7 +6,7 @@
  * batches within each padded segment, then a block over tp of what is left. A rank's shard is a few
  * runs of neighbours (two, or two a segment), so elements move as boxes, never one by one; the
  * boxes themselves are moved by core/device.h, in lists: on a GPU, a launch for some 128 segments.
- * Unshard is the adjoint of shard: the same boxes the other way, zeros in between.
+ * Unshard is the adjoint of shard: the same boxes in the other direction, zeros in between.
  *
  * No communication: every rank holds the global tensor, which is what data loaders give. Nothing is
  * allocated and nothing waits, so calls on a GPU can be captured in a graph.

@@ -198,7 +198,7 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
     return cut_by_level(p, h, n, 0, all, 0, from, g);
 }
 
-/* ---- both ways ---- */
+/* ---- both passes ---- */
 
 struct both {
     growing_t g[2];
@@ -280,8 +280,8 @@ static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
     return pass == COLO_FORWARD || p->levels > 1;
 }
 
-/* Of which ways does some rank of the comm have nothing that peers could reach? The same verdict on
- * all ranks. */
+/* Of which passes does some rank of the comm have nothing that peers could reach? The same verdict
+ * on all ranks. */
 static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;

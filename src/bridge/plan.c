@@ -3,7 +3,7 @@
  * plan.c - one rank's part of the routing: what it sends, receives and keeps, forward and backward.
  *
  * Decides which roles the two layouts play (forward: destinations are destination ranks, sources
- * source ranks; backward the other way round, and with PARTIAL gradients once for every context
+ * source ranks; backward in the other direction, and with PARTIAL gradients once for every context
  * level, each an addend), sorts what routing.c finds into one message per peer, and counts bytes.
  * routing.c's rule says which rank sends an overlap; what a rank does with its boxes is
  * exchange.c's business.
@@ -68,7 +68,7 @@ static void routes_deinit(const colo_pool_t *pool, colo_routes_t *r)
     memset(r, 0, sizeof *r);
 }
 
-/* Does @b come behind @a; nearly all do in the first way. */
+/* Does @b come behind @a; nearly all do in the first pass. */
 static bool ascends(const colo_entry_t *a, const colo_entry_t *b)
 {
     const colo_region_t *x = &a->region, *y = &b->region;
@@ -152,7 +152,7 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_rou
     return COLO_OK;
 }
 
-/* ---- the two ways ---- */
+/* ---- the two passes ---- */
 
 /* Context dims ascending, first fastest, so that levels ascend with the rank. */
 static int context_dims(const colo_layout_t *l, int32_t *dims)
@@ -217,7 +217,7 @@ static int64_t owned_bytes(const colo_owned_t *o, size_t elem)
     return (o->b1 - o->b0) * o->rows * (o->h1 - o->h0) * (int64_t)elem;
 }
 
-/* Ring all-gather over k siblings, ring all-reduce over C: what the reference's way receives. */
+/* Ring all-gather over k siblings, ring all-reduce over C: what COLLECTIVE receives. */
 static int64_t collective_recv(const colo_plan_t *p, colo_pass_t pass, size_t elem)
 {
     const colo_shape_t *s = &p->config.shape;

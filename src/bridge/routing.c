@@ -5,8 +5,8 @@
  * An overlap is where a needed block meets a held block (blocks.c). A rank receives the overlaps of
  * the held blocks that meet its needed block, and may have to send those of its held block;
  * senders.c says which rank sends each. Forward: destinations are destination ranks, sources source
- * ranks; backward the other way round. With PARTIAL gradients each context level is a source side
- * of its own, and what it sends is an addend.
+ * ranks; backward in the other direction. With PARTIAL gradients each context level is a source
+ * side of its own, and what it sends is an addend.
  *
  * Cost: a rank visits only blocks that overlap its own. If a turn decides, a destination also
  * visits the blocks that a held block feeds before its own. Each visited block costs its replicas

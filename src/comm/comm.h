@@ -78,8 +78,8 @@ typedef struct colo_op_desc {
     colo_category_t category; /* for which part of the library; ranks do not compare it */
 } colo_op_desc_t;
 
-/* The exchange of bridge @number of its comm, of @way, by the plan of that hash: two bridges of one
- * shape move the same boxes, and so may the two ways of one. */
+/* The exchange of bridge @number of its comm, of @pass, by the plan of that hash: two bridges of
+ * one shape move the same boxes, and so may the two passes of one. */
 static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t number, int pass,
                                                uint64_t plan)
 {

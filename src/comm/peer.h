@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer.h (private) - memory that ranks reach in each other, and a bridge's way through it.
+ * peer.h (private) - memory that ranks reach in each other, and a bridge's passes through it.
  *
  * colo_comm_ops_t.peer is the table of a backend that can (registry.c in libcolobridge-nccl.so);
  * NULL elsewhere. memory.c and bridge/peer.c use it.

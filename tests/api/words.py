@@ -34,6 +34,7 @@ WORDS = [
     (r"scratch", "workspace", EVERYWHERE),
     (r"(?<!no )(?<!left )(?<!make )rooms?(?! for)", "workspace, memory, capacity", r"^(src/(?!comm/peer)|include|tools|docs)/"),
     (r"n?kept(?=\[|->|\.[a-z])", "saved, the thing that is saved", r"^(src|include|kernels)/"),
+    (r"(?<=collective )way|(?<=->)way|(?<=int )way", "pass, direction, method", r"^(src|include|tools|docs)/"),
     (r"promises?", "declared precondition, contract", EVERYWHERE),
     (r"COLO_OWNER\w*|colo_owner\w*|colo_way\w*|colo_place_\w*|colo_pick\w*", "category, pass, topology, topk", EVERYWHERE),
 ]

@@ -129,7 +129,7 @@ T_CASE(it_is_accepted_exactly_where_every_rank_agrees)
     assert_true(t.taken > 500 && t.refused > 500);
 }
 
-/* ---- what the collective way refuses, in its order ---- */
+/* ---- what COLLECTIVE refuses, in its order ---- */
 
 typedef struct refusal {
     const char *src, *dst;

@@ -390,7 +390,7 @@ T_CASE(a_large_world_has_no_ranks_but_the_same_totals)
     }
 }
 
-/* null exactly where the word says so: s = scale, c = the collective way */
+/* null exactly where the word says so: s = scale, c = COLLECTIVE */
 T_CASE(scale_and_collective_are_null_where_they_do_not_exist)
 {
     static const struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bridge.c - colo-perf bridge: one pair of layouts, forward and backward, in several ways
+ * bridge.c - colo-perf bridge: one pair of layouts, forward and backward, by several methods
  * beside the limits of the same bytes, all in one run.
  *
  *   push        what the plan's messages would take as plain stores into the peers, all at once
@@ -11,7 +11,7 @@
  *   tuned       as few passes as collectives allow
  *
  * Inputs are position codes, outputs begin as 0xff and are compared on the device after the last
- * launch of each way.
+ * launch of each pass.
  */
 #include "work.h"
 
@@ -24,7 +24,7 @@ static const char *const names[OPS] = {"push",       "copy",      "exact-nccl", 
                                        "collective", "reference", "tuned"};
 enum { REPLAY_BELOW = 4 << 20 };
 
-/* ---- running one way ---- */
+/* ---- running one pass ---- */
 
 static int run(void *arg, cudaStream_t stream)
 {
@@ -33,23 +33,23 @@ static int run(void *arg, cudaStream_t stream)
         {perf_coll_tuned_forward, perf_coll_tuned_backward}};
     work_t *w = arg;
     perf_rank_t *r = w->r;
-    const colo_tensor_t *in = w->way ? &w->d_y : &w->x, *out = w->way ? &w->d_x : &w->y;
+    const colo_tensor_t *in = w->pass ? &w->d_y : &w->x, *out = w->pass ? &w->d_x : &w->y;
     switch (w->op) {
     case PUSH:
-        RANK_CUDA(colo_k_probe_push(w->push[w->way], w->pushes[w->way], stream));
+        RANK_CUDA(colo_k_probe_push(w->push[w->pass], w->pushes[w->pass], stream));
         return TOOL_OK;
     case COPY:
         if (w->memcpy)
-            RANK_CUDA(cudaMemcpyAsync(out->data, in->data, (size_t)w->mine[w->way],
+            RANK_CUDA(cudaMemcpyAsync(out->data, in->data, (size_t)w->mine[w->pass],
                                       cudaMemcpyDeviceToDevice, stream));
         else
-            RANK_CUDA(colo_k_probe_copy(out->data, in->data, w->mine[w->way] / 16 * 16, stream));
+            RANK_CUDA(colo_k_probe_copy(out->data, in->data, w->mine[w->pass] / 16 * 16, stream));
         return TOOL_OK;
     case REFERENCE:
     case TUNED:
-        return coll[w->op == TUNED][w->way](&w->coll);
+        return coll[w->op == TUNED][w->pass](&w->coll);
     default:
-        if (w->way)
+        if (w->pass)
             RANK_COLO(colo_bridge_backward(w->bridge[w->op], in, out, stream));
         else
             RANK_COLO(colo_bridge_forward(w->bridge[w->op], in, out, stream));
@@ -62,8 +62,8 @@ static int check(work_t *w, int64_t *wrong)
     perf_rank_t *r = w->r;
     unsigned long long found = 0;
     const bool coll = w->op == REFERENCE || w->op == TUNED;
-    const void *out = coll ? w->coll.out : w->way ? w->d_x.data : w->y.data;
-    const colo_k_code_t c = perf_work_code(w, out, !w->way, w->way, false);
+    const void *out = coll ? w->coll.out : w->pass ? w->d_x.data : w->y.data;
+    const colo_k_code_t c = perf_work_code(w, out, !w->pass, w->pass, false);
     RANK_CUDA(cudaMemsetAsync(r->count, 0, sizeof found, r->stream));
     RANK_CUDA(colo_k_probe_decode(&c, r->count, r->stream));
     TOOL_TRY(perf_rank_wait(r));
@@ -75,7 +75,7 @@ static int check(work_t *w, int64_t *wrong)
 static int poison(work_t *w)
 {
     perf_rank_t *r = w->r;
-    const colo_tensor_t *out = w->way ? &w->d_x : &w->y;
+    const colo_tensor_t *out = w->pass ? &w->d_x : &w->y;
     RANK_CUDA(cudaMemsetAsync(out->data, 0xff, perf_tensor_bytes(out), r->stream));
     for (int i = 0; i < 3 && (w->op == REFERENCE || w->op == TUNED); i++)
         RANK_CUDA(
@@ -94,13 +94,13 @@ static int time_it(work_t *w, bool replayed, double *us, double *best)
 /* Does the result lie in the input */
 static bool is_view(const work_t *w)
 {
-    const colo_tensor_t *in = w->way ? &w->d_y : &w->x;
+    const colo_tensor_t *in = w->pass ? &w->d_y : &w->x;
     const char *at = w->coll.out, *from = in->data;
     return (w->op == REFERENCE || w->op == TUNED) && at >= from &&
            at < from + perf_tensor_bytes(in);
 }
 
-/* Measures w->op in w->way and prints it; @limit: launched, replayed. */
+/* Measures w->op in pass w->pass and prints it; @limit: launched, replayed. */
 static int measure(work_t *w, double limit[2])
 {
     perf_rank_t *r = w->r;
@@ -108,13 +108,13 @@ static int measure(work_t *w, double limit[2])
     for (int replayed = 0; replayed < (w->bytes <= REPLAY_BELOW ? 2 : 1); replayed++) {
         perf_row_t row = {.pair = w->pair,
                           .axes = w->axes,
-                          .way = w->way ? "backward" : "forward",
+                          .pass = w->pass ? "backward" : "forward",
                           .op = names[w->op],
                           .shape = w->shape,
                           .replayed = replayed,
                           .bytes = w->bytes,
-                          .arrive = w->arrive[w->way],
-                          .local = w->local[w->way]};
+                          .arrive = w->arrive[w->pass],
+                          .local = w->local[w->pass]};
         TOOL_TRY(poison(w));
         TOOL_TRY(time_it(w, replayed, &row.us, &row.best));
         if (w->op == COPY) { /* the faster of two */
@@ -143,7 +143,7 @@ static int measure(work_t *w, double limit[2])
 static int measure_peer(work_t *w, double limit[2])
 {
     perf_rank_t *r = w->r;
-    const colo_tensor_t *const tensor[2] = {w->way ? &w->d_x : &w->y, w->way ? &w->d_y : NULL};
+    const colo_tensor_t *const tensor[2] = {w->pass ? &w->d_x : &w->y, w->pass ? &w->d_y : NULL};
     colo_memory_t *memory[2] = {NULL, NULL};
     for (int i = 0; i < 2 && tensor[i]; i++) {
         const size_t bytes = perf_tensor_bytes(tensor[i]);
@@ -169,12 +169,12 @@ static int one_size(perf_rank_t *r, const perf_pair_t *pair, const char *axes, c
     w->axes = axes;
     w->shape = shape;
     TOOL_TRY(perf_work_make(w));
-    for (w->way = 0; w->way < 2; w->way++) {
+    for (w->pass = 0; w->pass < 2; w->pass++) {
         double limit[2] = {0, 0};
         for (int op = PUSH; op < OPS; op++) {
             w->op = (op_t)op;
-            const bool there = op == PUSH   ? r->all->reach && w->arrive[w->way] > 0
-                               : op == COPY ? w->local[w->way] > 0
+            const bool there = op == PUSH   ? r->all->reach && w->arrive[w->pass] > 0
+                               : op == COPY ? w->local[w->pass] > 0
                                             : w->bridge[op >= REFERENCE ? COLLECTIVE : op] != NULL;
             if (there)
                 TOOL_TRY((op == EXACT_PEER ? measure_peer : measure)(w, limit));

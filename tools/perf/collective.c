@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * collective.c - COLLECTIVE for comparison: two ways to build a bridge from collectives.
+ * collective.c - COLLECTIVE for comparison: two methods to build a bridge from collectives.
  *
  * The library has its own (src/bridge/collective.c), whose sums are in rank order. This one is what
  * runtimes run today: NCCL's sums, and PyTorch's passes, of which a narrow along the outermost axis

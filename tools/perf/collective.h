@@ -40,7 +40,7 @@ typedef struct perf_coll {
     perf_engine_t *engine;   /* borrowed */
     void *x, *y, *d_y, *d_x; /* contiguous */
     void *stage[3];          /* of perf_coll_stage() bytes each */
-    const void *out;         /* where the last way left its result: y or d_x, or a view */
+    const void *out;         /* where the last pass left its result: y or d_x, or a view */
 
     int64_t k, slot, cp, level; /* scale, which of the siblings, context ranks and which */
     int direction;              /* 1 fan-in, 0 equal, -1 fan-out */

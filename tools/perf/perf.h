@@ -42,7 +42,7 @@ typedef struct perf {
 /* One line of `bridge`. Bytes are those of the rank that has most of them. */
 typedef struct perf_row {
     const perf_pair_t *pair;
-    const char *axes, *way, *op;
+    const char *axes, *pass, *op;
     colo_shape_t shape;
     bool replayed, view;          /* view: nothing was moved, the result lies in the input */
     int64_t bytes, arrive, local; /* the larger tensor; received from others; copied from own */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plot.c - what was achieved against the limit, by size: one panel for each pair of layouts
- * and way, or for each group of GPUs. Logarithmic axes, as rooflines have; the limit is the thick
+ * and pass, or for each group of GPUs. Logarithmic axes, as rooflines have; the limit is the thick
  * line.
  *
  * Drawn from the JSON alone, so that a run can be drawn again elsewhere. y is what must arrive

@@ -70,7 +70,7 @@ int perf_bridge_row(perf_t *p, const perf_row_t *r)
         snprintf(op, sizeof op, "%s%s", r->op, r->view ? "(v)" : r->replayed ? "(g)" : "");
         printf("%14lld  %12lld  %5s  %6lld  %8s  %13s  %9.2f  %8.1f  %8.1f  %6.1f  %7lld\n",
                (long long)r->bytes, (long long)(r->bytes / (int64_t)colo_dtype_size(p->dtype)),
-               colo_dtype_name(p->dtype), (long long)r->shape.rows, r->way, op, r->us, alg, bus,
+               colo_dtype_name(p->dtype), (long long)r->shape.rows, r->pass, op, r->us, alg, bus,
                percent, r->wrong);
         fflush(stdout);
     }
@@ -81,7 +81,7 @@ int perf_bridge_row(perf_t *p, const perf_row_t *r)
                           (json_int_t)r->shape.samples, "seq", (json_int_t)r->shape.rows, "hidden",
                           (json_int_t)r->shape.features);
     json_t *more =
-        json_pack("{s:s,s:s,s:b,s:b,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "way", r->way, "op",
+        json_pack("{s:s,s:s,s:b,s:b,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "way", r->pass, "op",
                   r->op, "replayed", r->replayed, "view", r->view, "bytes", (json_int_t)r->bytes,
                   "arrive_bytes", (json_int_t)r->arrive, "local_bytes", (json_int_t)r->local,
                   "time_us", r->us, "best_us", r->best, "limit_us", r->limit, "algbw_gbs", alg,

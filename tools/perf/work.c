@@ -14,7 +14,7 @@
 
 enum { SALT_X = 1, SALT_DY = 2 };
 
-/* ---- the engine of the two COLLECTIVE ways ---- */
+/* ---- the engine of the two methods of COLLECTIVE ---- */
 
 static int engine_copy(perf_engine_t *e, const colo_box_t *dst, const colo_box_t *src, int64_t n)
 {
@@ -181,23 +181,23 @@ static int make_bridges(work_t *w)
 }
 
 /* The plan's messages as pushes, to the next rank first, so that no two begin at one receiver. */
-static int make_pushes(work_t *w, int way)
+static int make_pushes(work_t *w, int pass)
 {
     perf_rank_t *r = w->r;
     perf_gpus_t *all = r->all;
     const colo_plan_t *plan = colo_bridge_plan(w->bridge[EXACT_NCCL]);
-    const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)way);
-    const colo_tensor_t *in = way ? &w->d_y : &w->x, *out = way ? &w->d_x : &w->y;
+    const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)pass);
+    const colo_tensor_t *in = pass ? &w->d_y : &w->x, *out = pass ? &w->d_x : &w->y;
     const int64_t in_bytes = (int64_t)perf_tensor_bytes(in),
                   out_bytes = (int64_t)perf_tensor_bytes(out);
     int32_t n;
-    const colo_plan_message_t *send = colo_plan_sends(plan, (colo_pass_t)way, &n);
-    w->arrive[way] = b.recv;
-    w->local[way] = b.local < in_bytes ? b.local : in_bytes;
-    w->local[way] = w->local[way] < out_bytes ? w->local[way] : out_bytes;
-    w->mine[way] = w->local[way];
-    TOOL_TRY(perf_rank_most(r, &w->arrive[way]));
-    TOOL_TRY(perf_rank_most(r, &w->local[way]));
+    const colo_plan_message_t *send = colo_plan_sends(plan, (colo_pass_t)pass, &n);
+    w->arrive[pass] = b.recv;
+    w->local[pass] = b.local < in_bytes ? b.local : in_bytes;
+    w->local[pass] = w->local[pass] < out_bytes ? w->local[pass] : out_bytes;
+    w->mine[pass] = w->local[pass];
+    TOOL_TRY(perf_rank_most(r, &w->arrive[pass]));
+    TOOL_TRY(perf_rank_most(r, &w->local[pass]));
     memset(all->bytes[r->me], 0, sizeof all->bytes[r->me]);
     for (int32_t i = 0; i < n; i++)
         all->bytes[r->me][send[i].peer] = send[i].bytes;
@@ -217,7 +217,7 @@ static int make_pushes(work_t *w, int way)
             from = 0;
         if (at + bytes > all->out_bytes[to])
             return perf_rank_complain(r, "rank %d has no space for what it is given", (int)to);
-        w->push[way][w->pushes[way]++] =
+        w->push[pass][w->pushes[pass]++] =
             (colo_k_push_t){(char *)all->ptr[to] + at, (char *)in->data + from, bytes};
         from += bytes;
     }

@@ -33,7 +33,7 @@ typedef struct work {
     int32_t pushes[2];
     int64_t bytes, arrive[2], local[2], mine[2]; /* mine: this rank's local */
     op_t op;
-    int way; /* 0 forward */
+    int pass; /* 0 forward */
     bool memcpy;
 } work_t;
 

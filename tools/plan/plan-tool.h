@@ -42,11 +42,11 @@ typedef struct plan_ask {
     bool assumed[3]; /* samples, rows, features were not given */
 } plan_ask_t;
 
-/* Over all ranks, one way. */
+/* Over all ranks, one pass. */
 typedef struct plan_totals {
     int64_t recv_max, recv_total, send_max, local_max;
     int64_t minimum_total;                /* what must arrive */
-    int64_t collective_max;               /* -1 where that way rejects the pair */
+    int64_t collective_max;               /* -1 if COLLECTIVE rejects the pair */
     int64_t messages_total, messages_max; /* max: the most that one rank receives or sends */
     int64_t slow_total;                   /* bytes of messages between nodes */
     int64_t slow_minimum, slow_one_level; /* that must enter nodes; that would on one level */
@@ -60,7 +60,7 @@ typedef struct plan_sums {
     int64_t memory_max; /* input + output + staging of the rank that has most of them */
     int64_t input_max, output_max, staging_max; /* each for itself */
     bool overflow;                              /* a total passed 63 bits */
-    char rejects[192]; /* why the collective way does not take the pair; "" when it does */
+    char rejects[192]; /* why COLLECTIVE rejects the pair; "" if it does not */
 } plan_sums_t;
 
 /* Ranks that exchange with each other, directly or not. */

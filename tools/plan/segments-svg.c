@@ -309,12 +309,12 @@ typedef struct pass {
     piece_t piece[PIECES_MAX];
     int64_t nranks, cp[BARS_MAX]; /* context ranks that get some */
     int64_t axis;                 /* length of theirs */
-} way_t;
+} path_t;
 
-static void find_way(way_t *w, const plan_ask_t *ask)
+static void find_path(path_t *w, const plan_ask_t *ask)
 {
     const colo_segments_t *t = &ask->batch->tables;
-    *w = (way_t){.c = cuts_of(ask), .e = ask->segment, .q = t->seq[ask->segment]};
+    *w = (path_t){.c = cuts_of(ask), .e = ask->segment, .q = t->seq[ask->segment]};
     const int64_t first = first_of(t, w->e);
     w->d = t->seq_dp[w->q];
     w->full = ask->config.output == COLO_FULL_SEQ;
@@ -337,7 +337,7 @@ static void find_way(way_t *w, const plan_ask_t *ask)
 }
 
 /* Where a piece is on the axis of its context rank, or of the replica. */
-static int64_t local_of(const way_t *w, const piece_t *p)
+static int64_t local_of(const path_t *w, const piece_t *p)
 {
     const colo_segments_t *t = &w->c.ask->batch->tables;
     const int64_t base = base_of(t, w->d, w->q), chunk = t->seq_len[w->q] / w->c.chunks;
@@ -346,12 +346,12 @@ static int64_t local_of(const way_t *w, const piece_t *p)
     return base / w->c.cp + (p->chunk >= w->c.cp ? chunk : 0) + p->pos % chunk;
 }
 
-static int64_t listed(const way_t *w)
+static int64_t listed(const path_t *w)
 {
     return at_most(w->n, LINES_MAX);
 }
 
-static int way_height(const way_t *w)
+static int path_height(const path_t *w)
 {
     return (int)(168 + w->nranks * 60 + (listed(w) + (w->more + w->n > listed(w))) * SVG_LINE);
 }
@@ -363,7 +363,7 @@ static void ribbon(FILE *f, int hue, double x0, double w0, double y0, double x1,
             hue, x0, y0, x0 + w0, y0, x1 + w1, y1, x1, y1);
 }
 
-static double draw_rank(FILE *f, const way_t *w, int64_t cp, double sequence_y, scale_t from,
+static double draw_rank(FILE *f, const path_t *w, int64_t cp, double sequence_y, scale_t from,
                         double y)
 {
     const plan_segments_t *b = w->c.ask->batch;
@@ -393,7 +393,7 @@ static double draw_rank(FILE *f, const way_t *w, int64_t cp, double sequence_y, 
     return y + 60;
 }
 
-static void list_pieces(FILE *f, const way_t *w, double y)
+static void list_pieces(FILE *f, const path_t *w, double y)
 {
     char ranks[48], line[200], one[40];
     for (int64_t i = 0; i < listed(w); i++, y += SVG_LINE) {
@@ -413,10 +413,10 @@ static void list_pieces(FILE *f, const way_t *w, double y)
     left_out(f, y, w->n - listed(w) + w->more, "pieces");
 }
 
-static void draw_way(FILE *f, const void *what)
+static void draw_path(FILE *f, const void *what)
 {
-    way_t w;
-    find_way(&w, what);
+    path_t w;
+    find_path(&w, what);
     const plan_segments_t *b = w.c.ask->batch;
     const colo_segments_t *t = &b->tables;
     const int64_t d = t->src_dp[w.e], load = b->loads.load[0][d];
@@ -461,13 +461,13 @@ static void draw_way(FILE *f, const void *what)
 
 int plan_segments_panels(svg_panel_t *panel, const plan_ask_t *ask)
 {
-    static way_t w;
+    static path_t w;
     int n = 0;
     panel[n++] = (svg_panel_t){source_height(ask->batch), draw_source, ask};
     panel[n++] = (svg_panel_t){sequences_height(ask->batch), draw_sequences, ask};
     if (ask->segment >= 0) {
-        find_way(&w, ask);
-        panel[n++] = (svg_panel_t){way_height(&w), draw_way, ask};
+        find_path(&w, ask);
+        panel[n++] = (svg_panel_t){path_height(&w), draw_path, ask};
     }
     return n;
 }

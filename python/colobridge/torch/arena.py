@@ -123,15 +123,15 @@ class Arena(_Ordered):
         self._dtype, self._shapes = s.DTYPES[dtype], shapes
         sizes = [_padded(math.prod(shape), s.DTYPE_SIZE[dtype]) for shape in shapes]
         self.workspace: list[Any] = [
-            from_dlpack(self._array(0, self.side[way]).__dlpack__()) if reached[way] else None
-            for way in (0, 1)]
-        at = max((sizes[self.side[way]] for way in (0, 1) if reached[way]), default=0)
+            from_dlpack(self._array(0, self.side[direction]).__dlpack__()) if reached[direction] else None
+            for direction in (0, 1)]
+        at = max((sizes[self.side[direction]] for direction in (0, 1) if reached[direction]), default=0)
         self._free: list[Any] = [collections.deque(), collections.deque()]
-        for way in (0, 1):
-            if reached[way] and not (way and sums):
+        for direction in (0, 1):
+            if reached[direction] and not (direction and sums):
                 for _ in range(buffers):
-                    self._free[1 - way].append(_Block(self._array(at, 1 - way).view, 1 - way))
-                    at += sizes[1 - way]
+                    self._free[1 - direction].append(_Block(self._array(at, 1 - direction).view, 1 - direction))
+                    at += sizes[1 - direction]
 
     def _array(self, offset: int, side: int) -> Array:
         return self.memory.array(self._dtype, self._shapes[side], offset, device=self._device)
@@ -159,12 +159,12 @@ class Arena(_Ordered):
         block.stream = stream
         return self._take(block.give(self._returned))
 
-    def instead(self, way: int, own: Any, stream: Any) -> Any:
+    def instead(self, direction: int, own: Any, stream: Any) -> Any:
         """The workspace, for a tensor that peers do not reach. What a call reads is copied here, what it
         writes is copied by the caller."""
-        workspace = self.workspace[way]
+        workspace = self.workspace[direction]
         self._follow(stream)
-        if way and self.sums:
+        if direction and self.sums:
             workspace.copy_(own)
         self.copied += 1
         return workspace

@@ -105,21 +105,21 @@ class _Ready:
         lent = None if self.arena is None else self.arena.lend(side, self.stream)
         return like.new_empty(shape) if lent is None else lent
 
-    def carry(self, way: int, x: Any, y: Any) -> None:
+    def carry(self, direction: int, x: Any, y: Any) -> None:
         """y from x, forward (0), or x from y, backward (1), where y and x are gradients. This is
         core.Bridge's forward() and backward() without what costs more than they do."""
         try:
             stream, arena, pair, own = self.stream(), self.arena, [x, y], None
-            if arena is not None and arena.reached[way]:
-                side = arena.side[way]
+            if arena is not None and arena.reached[direction]:
+                side = arena.side[direction]
                 if pair[side] is not None and not arena.holds(pair[side]):
-                    own, pair[side] = pair[side], arena.instead(way, pair[side], stream)
-            views = [None if pair[0] is None else self.view(0, pair[0], 'd_x' if way else 'x'),
-                     self.view(1, pair[1], 'd_y' if way else 'y')]
-            if way:
+                    own, pair[side] = pair[side], arena.instead(direction, pair[side], stream)
+            views = [None if pair[0] is None else self.view(0, pair[0], 'd_x' if direction else 'x'),
+                     self.view(1, pair[1], 'd_y' if direction else 'y')]
+            if direction:
                 views.reverse()
-            check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))
-            if own is not None and not (way and arena.sums):
+            check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))
+            if own is not None and not (direction and arena.sums):
                 own.copy_(pair[side])
         except BaseException as why:
             groups.heard(self.bridge.comm, why, self.doing)

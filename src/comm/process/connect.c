@@ -43,7 +43,7 @@ struct hello {
 
 struct call { /* to one address of a lower rank */
     int fd;   /* -1: to be made */
-    int32_t rank, way;
+    int32_t rank, address;
     bool asked;   /* connected, hello sent */
     double again; /* when to call again; 0: now */
     uint32_t answer[2];
@@ -121,10 +121,10 @@ static colo_status_t dial(struct meeting *m, struct call *c)
 {
     struct sockaddr_storage a;
     socklen_t size =
-        colo_endpoint_address(&m->endpoint[m->b->rank], &m->endpoint[c->rank], c->way, &a);
+        colo_endpoint_address(&m->endpoint[m->b->rank], &m->endpoint[c->rank], c->address, &a);
     if (a.ss_family != AF_UNIX && a.ss_family != AF_INET && a.ss_family != AF_INET6)
         return COLO_OK;
-    *c = (struct call){.rank = c->rank, .way = c->way};
+    *c = (struct call){.rank = c->rank, .address = c->address};
     c->fd = colo_socket_open(a.ss_family, SOCK_STREAM);
     if (c->fd < 0 && (errno == EMFILE || errno == ENFILE) && !calls_already(m, c->rank) &&
         !show_a_guest_out(m))
@@ -320,8 +320,9 @@ static colo_status_t meet(struct meeting *m)
     const int32_t rank = m->b->rank, size = m->b->size;
     struct call *c = m->call;
     for (int32_t r = 0; r < rank; r++)
-        for (int way = 0; way < colo_endpoint_addresses(&m->endpoint[rank], &m->endpoint[r]); way++)
-            *c++ = (struct call){.fd = -1, .rank = r, .way = way};
+        for (int address = 0;
+             address < colo_endpoint_addresses(&m->endpoint[rank], &m->endpoint[r]); address++)
+            *c++ = (struct call){.fd = -1, .rank = r, .address = address};
     m->ncalls = (int32_t)(c - m->call);
     COLO_TRY(colo_endpoint_listen(m->b, m->endpoint, &m->doors));
     while (m->left > 0) {
