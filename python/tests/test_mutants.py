@@ -193,6 +193,9 @@ MUTANTS = {
     'kept gradients of logits are multiplied by 1': (
         'torch/linear_plan.py', 'up.loss, up.d_loss = 1.0, by.data_ptr()', 'up.loss, up.d_loss = 1.0, None',
         'test_torch_linear.py', 'test_loss_mode_of_a_narrow_head'),
+    'a chunk size does not bind kept gradients of logits': (
+        'torch/linear.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
+        'test_loss_mode_of_a_narrow_head'),
     'kept gradients of logits take any memory': (
         'torch/linear.py', 'bound * hidden.element_size() <=', '0 <=', 'test_torch_linear.py',
         'test_loss_mode_of_a_narrow_head'),

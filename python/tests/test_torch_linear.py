@@ -362,11 +362,14 @@ def test_loss_mode_of_a_narrow_head_keeps_gradients_of_logits(monkeypatch):
     for got, again, x in zip(first, torch.autograd.grad(3 * loss, leaves), want):
         assert got.dtype == torch.bfloat16 and torch.equal(got, again)
         near(got, x.grad, torch.bfloat16, 'gradients')
-    for frozen, max_valid in ((True, None), (False, 1 << 20)):  # nothing to sum; more than sums would take
+    for most, chunk, trains, begins in ((None, None, False, st.LINEAR_LOSS),  # nothing to sum
+                                        (1 << 20, None, True, st.LINEAR_LOSS),  # more than sums would take
+                                        (4000, None, True, st.LINEAR_FORWARD),
+                                        (4000, 4, True, st.LINEAR_LOSS)):  # more than a chunk, which is bound
         passes.clear()
-        weight = w if frozen else leaf(w)
-        ct.linear_nll(leaf(h), weight, target=t, max_valid=max_valid).loss.backward()
-        assert passes == [st.LINEAR_LOSS], frozen
+        ct.linear_nll(leaf(h), leaf(w) if trains else w, target=t, max_valid=most,
+                      chunk_size=chunk).loss.backward()
+        assert passes[0] == begins, (most, chunk)
 
 
 def test_loss_mode_runs_backward_once():

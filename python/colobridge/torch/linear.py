@@ -361,9 +361,11 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     parts = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget,
              'd_hidden': D_HIDDEN[d_hidden]}
     bound = math.prod(shape) if max_valid is None else max_valid
-    # Kept gradients of logits take no more than sums of d_W and a pass's two chunks of logits.
+    # Per column, kept gradients of logits take no more than sums of d_W and two chunks of a pass that makes them.
+    chunk = min(config.chunk_size or 2048, bound)
     early = begins == 'loss' and head_comm is None and hidden.dtype != torch.float64 and \
-        bound * hidden.element_size() <= 4 * hidden.shape[-1] + 4096 * s.DTYPE_SIZE[logits]
+        bound * hidden.element_size() <= 4 * hidden.shape[-1] + \
+        2 * chunk * (s.DTYPE_SIZE[logits] + (hidden.element_size() if logits != number else 0))
     plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, owned, parts, names, bound,
                       begins is not None and not early, early, support is not None)
     return plan, read is not hidden, copies_weight
