@@ -330,6 +330,9 @@ MUTANTS = {
         'test_captured_calls'),
     'sums are read from a workspace that has something else': (
         'torch/arena.py', 'workspace.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
+    'ranks out of reach end the program': (
+        'torch/bridge.py', "why.status != STATUS['ERR_UNBUILT']", 'True', 'test_torch_arena.py',
+        'test_out_of_reach'),
     'memory is asked for again of ranks that are elsewhere': (
         'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])", 'False',
         'test_torch_arena.py', 'test_without_memory'),

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge import bridge as core  # noqa: E402
 from colobridge import memory  # noqa: E402
 from colobridge.errors import STATUS  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
@@ -323,6 +324,36 @@ def no_memory(rank):
 
 def test_without_memory_it_is_staged_or_an_error(world):
     world.run(no_memory)
+
+
+def out_of_reach(rank):
+    """Some ranks reach each other, so there is memory, and ranks that exchange do not."""
+    x, made, was = torch.ones(1, 4, 2), [], core.Bridge
+
+    def far(*args, transport, **options):
+        made.append(transport)
+        if transport == 'peer':
+            raise cb.FailedError("ranks 2 and 3, which exchange, do not reach each other", STATUS['ERR_UNBUILT'])
+        return was(*args, transport=transport, **options)
+    with reached():
+        core.Bridge = far
+        try:
+            carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
+            assert torch.equal(carry(x), torch.ones(2, 4, 2))
+            assert carry.direct is False and made == ['peer', 'nccl']
+            with pytest.raises(RuntimeError, match='ranks 2 and 3'):
+                ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='peer')(x)
+            ragged = ct.Bridge(*FAN_IN, group=dist.group.WORLD, ragged=True)
+            tables = cb.Segments([1] * 4, src=[0, 1, 2, 3], seq=[0, 0, 1, 1], pos=[0, 1, 0, 1],
+                                 seq_len=[4, 4], seq_dp=[0, 1])
+            assert torch.equal(ragged(x[0, :1], tables), torch.ones(2, 2))
+            assert made[3:] == ['peer', 'nccl']
+        finally:
+            core.Bridge = was
+
+
+def test_out_of_reach_it_is_staged_or_an_error(world):
+    world.run(out_of_reach)
 
 
 def before(rank):

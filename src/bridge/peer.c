@@ -24,6 +24,7 @@
 #include "core/env.h"
 #include "core/error.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -320,11 +321,36 @@ static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
                                 (int)members[k], (int)members[i], peer->why(b->comm));
         }
     free(members);
-    if (s->far && b->transport == COLO_TRANSPORT_PEER)
-        return COLO_ERR_UNBUILT;
     if (s->far && colo_log_on(COLO_LOG_INFO))
         colo_log(COLO_LOG_INFO, "bridge: staged through NCCL: %s", colo_last_error());
     return COLO_OK;
+}
+
+/* Where peers are asked for, a rank that is far is an error on all. Collective. */
+static colo_status_t none_far(const colo_bridge_t *b)
+{
+    const colo_comm_t *c = b->comm;
+    const uint64_t mine = b->now.far;
+    char why[900];
+    snprintf(why, sizeof why, "%s", mine ? colo_last_error() : "");
+    if (b->transport != COLO_TRANSPORT_PEER || c->ops->peer->reaches(c, -1, -1))
+        return COLO_OK;
+    COLO_AUTOFREE uint64_t *all = malloc((size_t)c->size * sizeof *all);
+    if (!all)
+        return colo_comm_i_fail(b->comm,
+                                colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)c->size));
+    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER,
+                                COLO_CATEGORY_CHECK, &mine, all, 1));
+    int32_t k = 0;
+    while (k < c->size && !all[k])
+        k++;
+    if (k == c->size)
+        return COLO_OK;
+    return mine
+               ? colo_fail(COLO_ERR_UNBUILT, "%s", why)
+               : colo_fail(COLO_ERR_UNBUILT,
+                           "rank %d (world rank %lld) exchanges with a rank that it does not reach",
+                           (int)k, (long long)c->world_rank[k]);
 }
 
 bool colo_bridge_p2p_likely(const colo_bridge_t *b)
@@ -352,6 +378,8 @@ colo_status_t colo_bridge_p2p_create(colo_bridge_t *b)
         if (st == COLO_OK)
             st = find_far(b, &b->now);
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
+        if (st == COLO_OK)
+            st = none_far(b);
     }
     if (st == COLO_OK)
         st = peer->create(b->comm, w.pass, &b->p2p);

@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
 from ..comm import Comm
-from ..errors import ArgumentError, Error, MismatchError
+from ..errors import STATUS, ArgumentError, Error, MismatchError
 from ..grid import Grid
 from ..layout import Layout, parts_of
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, Plan, choice
@@ -274,10 +274,20 @@ class Bridge:
                 def arena(shapes: Any) -> arenas.Arena:
                     return arenas.Arena(memory, device, number, shapes, reached, sums, buffers)
                 transport = 'peer'
-        bridge = core.Bridge(comm, self.src, self.dst, shape, dtype=s.DTYPES[number],
-                             device=device.type, no_grad=no_grad,
-                             transport='nccl' if transport == 'auto' else transport, **options)
-        return _Ready(bridge, number, device, arena)
+        bridge, far = self._by_peers('nccl' if transport == 'auto' else transport, lambda by: core.Bridge(
+            comm, self.src, self.dst, shape, dtype=s.DTYPES[number], device=device.type, no_grad=no_grad,
+            transport=by, **options))
+        return _Ready(bridge, number, device, None if far else arena)
+
+    def _by_peers(self, transport: str, made: Callable[[str], core.Bridge]) -> tuple[core.Bridge, bool]:
+        """What @made makes, and was that through NCCL because ranks that exchange are out of reach? All ranks
+        hear of that alike, when they make the bridge."""
+        try:
+            return made(transport), False
+        except Error as why:
+            if self.transport == 'peer' or transport != 'peer' or why.status != STATUS['ERR_UNBUILT']:
+                raise
+        return made('nccl'), True
 
     def _reach(self, comm: Comm, shape: tuple[int, ...], dtype: int, no_grad: bool) -> Any:
         """(which tensors peers reach, forward and backward; are gradients summed; elements of this
@@ -318,9 +328,12 @@ class Bridge:
         if transport == 'auto':  # as all ranks found, when they asked for memory that peers reach
             transport = 'nccl' if self._ragged[device].workspace is None else 'peer'
         options = {name: self._options[name] for name in ('output', 'grad', 'ranks_per_node')}
-        return core.Bridge(comm, self.src, self.dst, (units,), ragged=True, no_grad=self.frozen,
-                           placement='merged' if merged else 'packed', device=device.type,
-                           transport=transport, **options)
+        bridge, far = self._by_peers(transport, lambda by: core.Bridge(
+            comm, self.src, self.dst, (units,), ragged=True, no_grad=self.frozen,
+            placement='merged' if merged else 'packed', device=device.type, transport=by, **options))
+        if far:
+            self._ragged[device].workspace = None
+        return bridge
 
     @functools.cached_property
     def _sums(self) -> bool:
