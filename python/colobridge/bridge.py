@@ -152,8 +152,8 @@ class Batch:
         return self._handle
 
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
-        """y = x where the destination's layout wants it. x, y: a [rows, features] tensor each, or a list of
-        several that go in the same messages; None on a rank without such rows."""
+        """y is x under the destination's layout. x, y: a [rows, features] tensor each, or a list of
+        several that move in the same messages; None on a rank without such rows."""
         with self._comm._telling():
             self._run('colo_batch_forward', x, 'x', y, 'y', stream)
 

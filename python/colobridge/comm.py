@@ -95,7 +95,7 @@ class Comm:
         return Comm(handle) if handle else None
 
     def split_color(self, color: int, key: int = 0) -> 'Comm | None':
-        """Ranks of one color, ordered by (key, rank); collective. None where color < 0."""
+        """Ranks of one color, ordered by (key, rank); collective. None if color < 0."""
         handle = c.c_void_p()
         call('colo_comm_split_color', self.handle, color, key, c.byref(handle))
         return Comm(handle) if handle else None
@@ -151,7 +151,7 @@ class Comm:
         lib().colo_comm_set_name(self.handle, text(value))
 
     def world_rank(self, rank: int) -> int:
-        """World rank of a rank, -1 when out of range."""
+        """World rank of a rank, -1 if out of range."""
         return lib().colo_comm_world_rank(self.handle, rank)
 
     def find(self, world_rank: int) -> int:
@@ -161,7 +161,7 @@ class Comm:
     nodes = property(lambda self: lib().colo_comm_nodes(self.handle))
 
     def node(self, rank: int) -> int:
-        """The node of a rank, numbered by its first rank; -1 when out of range."""
+        """The node of a rank, numbered by its first rank; -1 if out of range."""
         return lib().colo_comm_node(self.handle, rank)
 
     def node_of_world_ranks(self, ranks: int) -> list[int] | None:
@@ -309,7 +309,7 @@ def _counts(what: str, send: int, recv: int) -> None:
 
 def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
     """fn(world) on @nranks threads of this process, each with its communicator; what they returned, by
-    rank. When a rank raises, the others' waits end; the first rank's own exception is raised."""
+    rank. If a rank raises, the waits of the others end, and the first rank's own exception is raised."""
     results: list[Any] = [None] * nranks
     raised: list[tuple[int, BaseException]] = []
     lock = threading.Lock()

@@ -21,7 +21,7 @@ _tensor_parallel: list[Any] = []
 
 
 def set_tensor_parallel_group(group: Any) -> None:
-    """The group of vocab_parallel_entropy() and vocab_parallel_cross_entropy() where tp_group is None."""
+    """The group of vocab_parallel_entropy() and vocab_parallel_cross_entropy() if tp_group is None."""
     _tensor_parallel[:] = [group]
 
 
@@ -274,7 +274,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
         vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
         cp_group: Any = None, chunk_size: int | None = None, attention_mask: Any = None,
         sub_seq_lengths: Sequence[Sequence[int]] | None = None) -> Any:
-    """logp [B, unpacked_seqlen - 1] of the next tokens of packed sequences; 0 where there is none. SkyRL's.
+    """logp [B, unpacked_seqlen - 1] of the next tokens of packed sequences; 0 if there is none. SkyRL's.
 
     Logits [1, T / cp, Vl], target [1, T]; sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp
     each. attention_mask [B, unpacked_seqlen]: where the tokens of sequence j go in row j (and how many

@@ -104,7 +104,7 @@ def _view(t: _Tensor) -> s.Tensor:
 
 
 def from_dlpack(obj: Any) -> Borrowed:
-    """Borrow a tensor from an object with __dlpack__ or from a capsule; versioned where its maker can.
+    """Borrow a tensor from an object with __dlpack__ or from a capsule; versioned if its maker can.
     CUDA: ordered after the maker's stream by the caller. ValueError: device or dtype unknown here."""
     if not hasattr(obj, '__dlpack__'):
         return Borrowed(obj)

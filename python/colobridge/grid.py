@@ -10,7 +10,7 @@ from ._lib import call, lib, text
 
 
 class Group:
-    """The ranks of one group, in order. Members are computed, not stored: a sequence of world ranks."""
+    """The ranks of one group, in order: a sequence of world ranks. It stores no list."""
 
     def __init__(self, raw: s.Group):
         self._raw = raw
@@ -44,7 +44,7 @@ class Group:
 
 
 class Grid:
-    """Up to 16 named dims over consecutive world ranks, the first dim fastest.
+    """Up to 16 named dims over consecutive world ranks. The first dim varies fastest.
 
     Grid("tp=2,cp=2,dp=2") or Grid([("tp", 2), ("dp", 4)], offset=8). world: ranks of the world, 0 if
     unknown. Immutable. Raises ValueError: no dims, names, extents, overflow, a grid over the world.
@@ -73,11 +73,11 @@ class Grid:
     offset = property(lambda self: self._raw.offset, doc='world rank of grid rank 0')
 
     def extent(self, name: str) -> int:
-        """Extent of a dim, 1 when the grid has none of that name."""
+        """Extent of a dim, 1 if the grid lacks it."""
         return dict(self.dims).get(name, 1)
 
     def has_rank(self, rank: int) -> bool:
-        """Is a world rank in the grid."""
+        """Is a world rank in the grid?"""
         return self.offset <= rank < self.offset + self.size
 
     def ranks(self) -> range:
@@ -85,13 +85,13 @@ class Grid:
         return range(self.offset, self.offset + self.size)
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Coordinates of a world rank by dim name. ValueError: rank outside the grid."""
+        """Coordinates of a world rank by dim name. Raises ValueError if the rank is outside the grid."""
         values = (s.i64 * s.MAX_DIMS)()
         call('colo_grid_coords', self._raw, rank, values)
         return {name: values[i] for i, name in enumerate(self.names)}
 
     def rank(self, coords: dict[str, int]) -> int:
-        """World rank of coordinates; dims left out are 0. ValueError: out of range, unknown dim."""
+        """World rank at coordinates; a dim that is left out is 0. Raises ValueError: out of range, unknown dim."""
         names = self.names
         for name in coords:
             if name not in names:
@@ -121,7 +121,7 @@ class Grid:
         return out
 
     def key(self, dims: str | Sequence[str]) -> str:
-        """Canonical name of a dim set: reversed naming order, joined by "-"."""
+        """Canonical name of a dim set: its names in the reverse order of the grid, joined by "-"."""
         key = c.create_string_buffer(s.KEY_MAX)
         call('colo_grid_key', self._raw, text(_joined(dims)), key)
         return key.value.decode()

@@ -428,7 +428,7 @@ class ColocatedBridgeCommunicator:
     # ---- data ----
 
     def communicate(self, tensor: Any, *, samples: int | None = None) -> Any:
-        """The tensor under the destination's layout; differentiable. samples: the global batch where dp
+        """The tensor under the destination's layout; differentiable. samples: the global batch if dp
         does not divide it (algo="exact"). A rank outside of the grids gets its tensor back.
 
         Raises ValueError (axes, batch), RuntimeError (after destroy(); another rank failed),

@@ -32,7 +32,7 @@ class Memory:
 
     @classmethod
     def alloc(cls, comm: comms.Comm, nbytes: int) -> 'Memory':
-        """Made by the library, where the communicator moves memory: on its GPU, or on the host. Sizes
+        """The library allocates it where the communicator moves memory: on its GPU, or on the host. Sizes
         may differ between ranks, and be 0."""
         handle = c.c_void_p()
         call('colo_memory_alloc', comm.handle, nbytes, c.byref(handle))

@@ -140,12 +140,12 @@ class Bridge:
     transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
     the other rank's, through a workspace tensor of the size of y or x that the bridge keeps for each of the
     last 8 shapes, outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
-    where ranks do not reach each other, on the host and with algo="collective", too. The same on all
+    if ranks do not reach each other, on the host and with algo="collective", too. The same on all
     ranks; COLO_TRANSPORT overrides it.
     buffers: so many y, and d_x, of a shape may be in memory that peers write into, which saves the copy
     out of the workspace. They are ordinary tensors, but record_stream() does nothing for them: before
     the last of one goes, its stream has to wait for the others that use it. A call that finds all of
-    them taken copies, and so does a captured one. Not where d_y is summed over cp: it is copied in.
+    them taken copies, and so does a captured one. Exception: if d_y is summed over cp, it is copied in.
 
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run
@@ -359,9 +359,9 @@ class Bridge:
 
     def __call__(self, x: Any, segments: Segments | None = None, *, into: Any = None,
                  samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None) -> Any:
-        """y under the destination's layout. samples: the global batch where dp does not divide it;
-        shape: (samples, rows, features[, positions]) where x does not say it; like: a tensor whose
-        dtype and device are meant where x is None (then shape is needed).
+        """y under the destination's layout. samples: the global batch if dp does not divide it;
+        shape: (samples, rows, features[, positions]) if x does not determine it; like: a tensor whose
+        dtype and device are used if x is None (then shape is needed).
 
         Ragged: segments are the tables of the batch, the same on all ranks. x: the rows of this rank's
         segments, in the order of the tables, or a nested tensor of them; [0, features], or None and like=,

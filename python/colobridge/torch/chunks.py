@@ -78,7 +78,7 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
 
         over_chunks(lambda z, rows: ct.distill(z, teacher[rows], tp_group=tp).kl, hidden, head, tp_group=tp)
 
-    fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, a number a token or more; rows is the slice
+    fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice
     of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..].
     tp_group: ranks that share the vocabulary; over it the gradient of hidden is "all_reduce": the sum, on every
     rank, or "partial": this rank's part. All ranks have the same tokens and chunk_size. fn's collectives run for

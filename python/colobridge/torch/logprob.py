@@ -411,8 +411,8 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
     tp_group: ranks that share the vocabulary (None: no others). vocab_start, vocab_end: this rank's columns,
-    by default equal shards in rank order; vocab_size: V where columns >= V are padding. Logits may
-    have any strides; they are copied only where columns are not contiguous or rows overlap.
+    by default equal shards in rank order; vocab_size: V if columns >= V are padding. Logits may
+    have any strides; they are copied only if columns are not contiguous or rows overlap.
     logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never
     smoothed: label_smoothing and z_loss are for the loss. A target of ignore_index gives 0, one outside
     of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is

@@ -211,7 +211,7 @@ def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_gro
     """The k largest of logits [..., Vl], k <= 256: their log-probabilities and global ids, both [..., k].
 
     logp_i = (x_i - M) - log Sum over the whole vocabulary, f32 (f64 for f64 logits), differentiable; the
-    choice is not. Largest first, of equal logits the lowest id; the same on every rank. mask [...]: where
+    choice is not. The largest comes first; of equal logits, the lowest id. All ranks get the same. mask [...]: where
     it is 0, ids are -1, logp 0 and the row is not read. One gather forward, none backward. Other arguments and
     errors: logprob(). Formulas and special values: docs/topk.md.
     """

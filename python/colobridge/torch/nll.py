@@ -294,7 +294,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         inplace_backward: bool = False, support: Support | None = None) -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
 
-    reduction "none": per token, 0 where ignored. "mean" and "sum": Loss(loss, num, den), where num
+    reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
     is the sum over tokens and den their number (those with a legal target and, with mask [...], a mask
     that is not 0), added over reduce_group once: the dp x cp ranks, never tp. mean = num / den, 0
     when den is 0. Each rank's gradients are those of its own tokens in the whole mean: add them over

@@ -80,7 +80,7 @@ class Sequence:
         return found
 
     def targets(self, tokens: Any, ignore: int = -100) -> Any:
-        """The next token of every local element, i64, @ignore where there is none. tokens: i64 [B, S], or
+        """The next token of every local element, i64, @ignore if there is none. tokens: i64 [B, S], or
         [cu_padded[B]] of a packed batch; every rank has all of them."""
         import torch
         made = torch.empty(self.shape, dtype=torch.int64, device=tokens.device)
@@ -101,7 +101,7 @@ class Sequence:
     @eager
     def gather(self, local: Any, adjoint: str = 'slice') -> Any:
         """[B, S - 1] of per-token values of all ranks, f32 or f64, differentiable: column b, c is the value of the
-        token in column c, which predicts the one in c + 1; 0 where there is no target. One gather.
+        token in column c, which predicts the one in c + 1; 0 if there is no target. One gather.
 
         adjoint: "slice", if every context rank makes the same loss of it, which counts once: a rank's gradient is
         its own part, and nothing is sent. "sum": each rank's loss is a part of the whole; gradients are added.
