@@ -21,9 +21,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HOSTS                                                                                  \
-    "--ranks-per-node", "3", "--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "16", \
-        "--seq", "8", "--hidden", "4", "--dtype", "bf16", "--output", "sharded"
+#define HOSTS                                                                                \
+    "--ranks-per-node 3 --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8 --hidden 4 " \
+    "--dtype bf16 --output sharded"
 
 static char *page(const char *name)
 {
@@ -42,17 +42,16 @@ static char *page(const char *name)
 static void text_is_as_written(void **state)
 {
     static const struct {
-        const char *page, *args[24];
+        const char *page, *topology, *line;
     } cases[] = {
-        {"info-one-package.txt",
-         {"--topology", "package:1 core:8 pu:1", "--grid", "tp=2,cp=2,dp=2"}},
-        {"info-four-nodes.txt",
-         {"--topology", "package:2 numa:2 core:4 pu:1", "--grid", "tp=2,cp=2,dp=4"}},
-        {"info-two-packages.txt", {"--topology", "package:2 core:8 pu:1", "--grid", "dp=4,tp=4"}},
-        {"info-gpus.txt", {"--topology", "two-packages-four-gpus.xml", "--bind", HOSTS}},
+        {"info-one-package.txt", "package:1 core:8 pu:1", "--topology %s --grid tp=2,cp=2,dp=2"},
+        {"info-four-nodes.txt", "package:2 numa:2 core:4 pu:1",
+         "--topology %s --grid tp=2,cp=2,dp=4"},
+        {"info-two-packages.txt", "package:2 core:8 pu:1", "--topology %s --grid dp=4,tp=4"},
+        {"info-gpus.txt", NULL, "--topology two-packages-four-gpus.xml --bind " HOSTS},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        tool_output_t s = tool_run(cases[i].args);
+        tool_output_t s = tool_run(words(cases[i].line, cases[i].topology));
         assert_string_equal(s.err, "");
         assert_int_equal(s.exit, 0);
         assert_string_equal(s.out, page(cases[i].page));
@@ -63,19 +62,17 @@ static void text_is_as_written(void **state)
 static void json_is_as_written(void **state)
 {
     static const struct {
-        const char *page, *args[26];
+        const char *page, *topology, *line;
     } cases[] = {
-        {"info-two-packages.json",
-         {"--topology", "package:2 core:8 pu:1", "--grid", "dp=4,tp=4", "--json"}},
-        {"info-hosts.json",
-         {"--topology", "package:1 core:4 pu:1", "--grid", "tp=2,cp=2,dp=2", "--json", "--bind",
-          HOSTS}},
-        {"info-package.json",
-         {"--topology", "package:2 numa:2 core:2 pu:1", "--bind", "--ranks-per-node", "2",
-          "--policy", "package", "--json"}},
+        {"info-two-packages.json", "package:2 core:8 pu:1",
+         "--topology %s --grid dp=4,tp=4 --json"},
+        {"info-hosts.json", "package:1 core:4 pu:1",
+         "--topology %s --grid tp=2,cp=2,dp=2 --json --bind " HOSTS},
+        {"info-package.json", "package:2 numa:2 core:2 pu:1",
+         "--topology %s --bind --ranks-per-node 2 --policy package --json"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        tool_output_t s = tool_run(cases[i].args);
+        tool_output_t s = tool_run(words(cases[i].line, cases[i].topology));
         assert_string_equal(s.err, "");
         assert_int_equal(s.exit, 0);
         json_t *got = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
@@ -128,46 +125,42 @@ static void assert_one_line(const tool_output_t *s, int code, const char *error_
 static void what_cannot_be_is_one_line_and_exit_2(void **state)
 {
     static const struct {
-        const char *error_message, *args[18];
+        const char *error_message, *topology, *line;
     } cases[] = {
-        {"line 2: no hwloc topology", {"--topology", "broken.xml", "--grid", "tp=2"}},
-        {"line 2: no hwloc topology", {"--topology", "broken.xml"}},
-        {"'huge.xml': 17825792 bytes, at most 16777216",
-         {"--topology", "huge.xml", "--grid", "tp=2"}},
-        {"No such file or directory", {"--topology", "missing.xml", "--grid", "tp=2"}},
-        {"not a regular file", {"--topology", "./", "--grid", "tp=2"}},
-        {"neither a file", {"--topology", "socket:eight", "--grid", "tp=2"}},
-        {"neither a file", {"--topology", "", "--grid", "tp=2"}},
-        {"more than 16384 processors", {"--topology", "core:999999 pu:9", "--grid", "tp=2"}},
-        {"16 ranks on a host, the topology has 8 processors",
-         {"--topology", "package:2 core:4 pu:1", "--grid", "tp=4,dp=4"}},
-        {"9 ranks on a host, the topology has 8 processors",
-         {"--topology", "package:2 core:4 pu:1", "--grid", "tp=4,dp=40", "--ranks-per-node", "9"}},
-        {"--grid: ", {"--topology", "core:8 pu:1", "--grid", "tp=2,tp=2"}},
-        {"--grid: 33554432 ranks", {"--topology", "core:8 pu:1", "--grid", "tp=33554432"}},
-        {"--policy: bind: 'gpu' is none of", {"--grid", "tp=2", "--policy", "gpu"}},
-        {"--policy: of which ranks?", {"--policy", "core"}},
-        {"--bind: of how many ranks?", {"--bind"}},
-        {"--bind: 8192 ranks; up to 4096",
-         {"--bind", "--grid", "dp=8192", "--ranks-per-node", "8"}},
-        {"--dst is missing beside --src", {"--src", "tp=2"}},
-        {"--src is missing beside --dtype", {"--grid", "tp=2", "--dtype", "bf16"}},
-        {"--hidden is missing", {"--src", "tp=2", "--dst", "dp=2", "--batch", "2", "--seq", "2"}},
-        {"--dtype: ",
-         {"--src", "tp=2", "--dst", "dp=2", "--batch", "2", "--seq", "2", "--hidden", "2",
-          "--dtype", "bf17"}},
-        {"--ranks-per-node: \"x\" is no whole number", {"--grid", "tp=2", "--ranks-per-node", "x"}},
-        {"2C",
-         {"--topology", "core:8 pu:1", "--src", "dp=2", "--dst", "cp=2", "--batch", "2", "--seq",
-          "3", "--hidden", "2", "--grad", "disjoint"}},
+        {"line 2: no hwloc topology", NULL, "--topology broken.xml --grid tp=2"},
+        {"line 2: no hwloc topology", NULL, "--topology broken.xml"},
+        {"'huge.xml': 17825792 bytes, at most 16777216", NULL, "--topology huge.xml --grid tp=2"},
+        {"No such file or directory", NULL, "--topology missing.xml --grid tp=2"},
+        {"not a regular file", NULL, "--topology ./ --grid tp=2"},
+        {"neither a file", NULL, "--topology socket:eight --grid tp=2"},
+        {"neither a file", NULL, "--topology  --grid tp=2"},
+        {"more than 16384 processors", "core:999999 pu:9", "--topology %s --grid tp=2"},
+        {"16 ranks on a host, the topology has 8 processors", "package:2 core:4 pu:1",
+         "--topology %s --grid tp=4,dp=4"},
+        {"9 ranks on a host, the topology has 8 processors", "package:2 core:4 pu:1",
+         "--topology %s --grid tp=4,dp=40 --ranks-per-node 9"},
+        {"--grid: ", "core:8 pu:1", "--topology %s --grid tp=2,tp=2"},
+        {"--grid: 33554432 ranks", "core:8 pu:1", "--topology %s --grid tp=33554432"},
+        {"--policy: bind: 'gpu' is none of", NULL, "--grid tp=2 --policy gpu"},
+        {"--policy: of which ranks?", NULL, "--policy core"},
+        {"--bind: of how many ranks?", NULL, "--bind"},
+        {"--bind: 8192 ranks; up to 4096", NULL, "--bind --grid dp=8192 --ranks-per-node 8"},
+        {"--dst is missing beside --src", NULL, "--src tp=2"},
+        {"--src is missing beside --dtype", NULL, "--grid tp=2 --dtype bf16"},
+        {"--hidden is missing", NULL, "--src tp=2 --dst dp=2 --batch 2 --seq 2"},
+        {"--dtype: ", NULL, "--src tp=2 --dst dp=2 --batch 2 --seq 2 --hidden 2 --dtype bf17"},
+        {"--ranks-per-node: \"x\" is no whole number", NULL, "--grid tp=2 --ranks-per-node x"},
+        {"2C", "core:8 pu:1",
+         "--topology %s --src dp=2 --dst cp=2 --batch 2 --seq 3 --hidden 2 --grad disjoint"},
     };
     for (size_t i = 0; i + 1 < sizeof cases / sizeof cases[0]; i++) {
-        tool_output_t s = tool_run(cases[i].args);
+        tool_output_t s = tool_run(words(cases[i].line, cases[i].topology));
         assert_one_line(&s, 2, cases[i].error_message);
         tool_output_free(&s);
     }
     /* layouts that do not fit are found, not misused */
-    tool_output_t s = tool_run(cases[sizeof cases / sizeof cases[0] - 1].args);
+    tool_output_t s =
+        tool_run(words(cases[sizeof cases / sizeof cases[0] - 1].line, "core:8 pu:1"));
     assert_one_line(&s, 1, "3");
     tool_output_free(&s);
 }

@@ -16,7 +16,7 @@
 #define WORKED                                                          \
     "{\"rows\": [3, 0, 5], \"src_dp\": [0, 1, 1], \"seq\": [0, 0, 1], " \
     "\"pos\": [2, 9, 1], \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}"
-#define GRIDS "--src", "dp=2", "--dst", "cp=2,dp=1", "--hidden", "4", "--dtype", "f32"
+#define GRIDS "--src dp=2 --dst cp=2,dp=1 --hidden 4 --dtype f32"
 
 static char folder[64], file[96], picture[96];
 
@@ -111,19 +111,17 @@ static void assert_json(json_t *found, const char *expected)
 
 T_CASE(the_worked_example_is_planned_as_written_down)
 {
-    const char *args[] = {GRIDS, "--output", "sharded", NULL};
-    json_t *doc = planned(WORKED, args);
+    json_t *doc = planned(WORKED, words(GRIDS " --output sharded"));
     assert_json(doc, worked_json);
     json_decref(doc);
 }
 
 T_CASE(positions_of_each_row_give_the_same_plan)
 {
-    const char *args[] = {GRIDS, "--output", "sharded", NULL};
     json_t *doc =
         planned("{\"rows\": [3, 0, 5], \"src_dp\": [0, 1, 1], \"seq\": [0, 0, 1], \"row_pos\": "
                 "[2, 3, 4, 1, 2, 3, 4, 5], \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}",
-                args);
+                words(GRIDS " --output sharded"));
     assert_json(doc, worked_json);
     json_decref(doc);
 }
@@ -132,11 +130,10 @@ T_CASE(positions_of_each_row_give_the_same_plan)
  * chunks 1 and 2 (positions 2..5), e1's row 1 and e2's row 0. */
 T_CASE(a_message_names_its_rows_by_segment)
 {
-    const char *args[] = {GRIDS, "--output", "sharded", "--rank", "1", NULL};
     json_t *doc =
         planned("{\"rows\": [2, 2, 3], \"src_dp\": [1, 0, 0], \"seq\": [0, 1, 1], \"pos\": "
                 "[0, 1, 5], \"seq_len\": [8, 8], \"seq_dp\": [0, 0]}",
-                args);
+                words(GRIDS " --output sharded --rank 1"));
     json_t *rank = json_array_get(json_object_get(doc, "ranks"), 0);
     assert_json(json_object_get(json_object_get(rank, "forward"), "recv"),
                 "[{'peer': 0, 'bytes': 32, 'segments': [{'segment': 1, 'rows': [1, 2]},"
@@ -146,10 +143,9 @@ T_CASE(a_message_names_its_rows_by_segment)
 
 T_CASE(no_segments_at_all_are_a_plan_without_messages)
 {
-    const char *args[] = {GRIDS, NULL};
     json_t *doc = planned("{\"rows\": [], \"src_dp\": [], \"seq\": [], \"pos\": [], "
                           "\"seq_len\": [], \"seq_dp\": []}",
-                          args);
+                          words(GRIDS));
     json_t *forward = json_object_get(doc, "forward");
     assert_int_equal(json_integer_value(json_object_get(forward, "messages_total")), 0);
     json_decref(doc);
@@ -181,10 +177,9 @@ static const char worked_text[] =
 
 T_CASE(the_worked_example_reads_as_written_down)
 {
-    const char *all[] = {GRIDS, "--output", "sharded", "--segments", file, NULL};
-    const char *one[] = {GRIDS, "--output", "sharded", "--segments", file, "--rank", "0", NULL};
     write_file(WORKED);
-    tool_output_t a = tool_run(all), o = tool_run(one);
+    tool_output_t a = tool_run(words(GRIDS " --output sharded --segments %s", file)),
+                  o = tool_run(words(GRIDS " --output sharded --segments %s --rank 0", file));
     assert_string_equal(a.err, "");
     assert_string_equal(a.out, worked_text);
     assert_non_null(strstr(o.out, "src: dp 0, 3 rows\ndst: cp 0 dp 0, 2 rows\n"));
@@ -198,11 +193,10 @@ T_CASE(the_worked_example_reads_as_written_down)
 /* Loads 9, 1, 2 of 12 rows: the mean is 4. Balanced 5, 4, 3. */
 T_CASE(balance_lowers_the_load_of_the_busiest_replica)
 {
-    const char *args[] = {"--src", "dp=3", "--dst", "dp=3", "--hidden", "1", NULL};
     json_t *doc =
         planned("{\"rows\": [5, 4, 1, 2], \"src_dp\": [0, 0, 1, 2], \"seq\": [0, 0, 0, 0], "
                 "\"pos\": [0, 5, 9, 10], \"seq_len\": [12], \"seq_dp\": [2]}",
-                args);
+                words("--src dp=3 --dst dp=3 --hidden 1"));
     json_t *batch = json_object_get(doc, "batch");
     assert_json(json_object_get(batch, "load"), "{'src_dp': [0, 0, 1, 2], 'rows': [9, 1, 2],"
                                                 " 'rows_max': 9, 'max_over_mean': 2.25}");
@@ -247,7 +241,6 @@ static void assert_in_order(const char *svg, const char *const *texts)
 
 T_CASE(a_picture_shows_the_way_of_one_segment)
 {
-    const char *args[] = {GRIDS, "--output", "sharded", "--segment", "2", NULL};
     static const char *const texts[] = {"replica 0: 3 rows; after colo_balance() 5",
                                         "replica 1: 5 rows; after colo_balance() 3",
                                         "sequence 0: 12 positions, on LLM replica 0",
@@ -263,7 +256,7 @@ T_CASE(a_picture_shows_the_way_of_one_segment)
                                         "Forward: activations",
                                         "Backward: gradients",
                                         NULL};
-    char *svg = drawn(WORKED, args);
+    char *svg = drawn(WORKED, words(GRIDS " --output sharded --segment 2"));
     assert_in_order(svg, texts);
     free(svg);
 }
@@ -272,13 +265,12 @@ T_CASE(a_picture_shows_the_way_of_one_segment)
  * begins at position 6. */
 T_CASE(a_picture_names_the_owner_of_each_chunk)
 {
-    const char *args[] = {"--src", "dp=4", "--dst", "cp=4", NULL};
     static const char *const texts[] = {">0</text>", ">1</text>", ">2</text>",
                                         ">3</text>", ">3</text>", ">2</text>",
                                         ">1</text>", ">0</text>", NULL};
     char *svg = drawn("{\"rows\": [4], \"src_dp\": [1], \"seq\": [0], \"pos\": [6], "
                       "\"seq_len\": [16], \"seq_dp\": [0]}",
-                      args);
+                      words("--src dp=4 --dst cp=4"));
     char *sequences = strstr(svg, "LLM: packed sequences");
     assert_non_null(sequences);
     const char *first = strstr(sequences, "class=\"owner\"");
@@ -289,10 +281,9 @@ T_CASE(a_picture_names_the_owner_of_each_chunk)
 
 T_CASE(a_picture_of_a_full_output_ends_on_the_replicas_axis)
 {
-    const char *args[] = {GRIDS, "--segment", "2", NULL};
     static const char *const texts[] = {"each rank of LLM replica 0: its axis of 20 positions",
                                         "row 0: from position 1, index 13", NULL};
-    char *svg = drawn(WORKED, args);
+    char *svg = drawn(WORKED, words(GRIDS " --segment 2"));
     assert_in_order(svg, texts);
     free(svg);
 }
@@ -300,12 +291,11 @@ T_CASE(a_picture_of_a_full_output_ends_on_the_replicas_axis)
 /* Counting them one by one would take hours. */
 T_CASE(a_picture_of_a_million_million_rows_is_drawn_at_once)
 {
-    const char *args[] = {GRIDS, "--output", "sharded", "--segment", "0", NULL};
     static const char *const texts[] = {"Its 4000000000000 rows in 4 pieces",
                                         "rows 0..999999999999: position 0, chunk 0, rank 0", NULL};
     char *svg = drawn("{\"rows\": [4000000000000], \"src_dp\": [1], \"seq\": [0], \"pos\": [0], "
                       "\"seq_len\": [4000000000000], \"seq_dp\": [0]}",
-                      args);
+                      words(GRIDS " --output sharded --segment 0"));
     assert_in_order(svg, texts);
     free(svg);
 }
@@ -350,7 +340,7 @@ T_CASE(a_file_that_is_no_batch_is_refused_with_key_and_index)
         {"{\"rows\":[1],\"src_dp\":[0],\"seq\":[0],\"pos\":[0],\"seq_len\":[6],\"seq_dp\":[0]}", 1,
          "sequence 0 has 6 positions, expected a multiple of 2 * cp=2 = 4"},
     };
-    const char *args[] = {GRIDS, "--segments", file, NULL};
+    const char *const *args = words(GRIDS " --segments %s", file);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         write_file(cases[i].file);
         tool_refuses("colo-plan", args, cases[i].exit, cases[i].text);
@@ -360,24 +350,22 @@ T_CASE(a_file_that_is_no_batch_is_refused_with_key_and_index)
 T_CASE(options_that_do_not_go_with_segments_are_refused)
 {
     static const struct {
-        const char *args[20];
-        const char *text;
+        const char *line, *text; /* %s: the batch, then the picture */
     } cases[] = {
-        {{GRIDS, "--segments", "/no/such/file"}, "--segments: \"/no/such/file\": No such file"},
-        {{GRIDS, "--segments", "/tmp"}, "--segments: \"/tmp\": Is a directory"},
-        {{GRIDS, "--segments", file, "--batch", "4"}, "--batch: not with --segments"},
-        {{GRIDS, "--segments", file, "--seq", "4"}, "--seq: not with --segments"},
-        {{GRIDS, "--segments", file, "--axes", "th"}, "--axes: not with --segments"},
-        {{GRIDS, "--segments", file, "--offset", "4"}, "--offset: not with --segments"},
-        {{GRIDS, "--segments", file, "--segment", "1"},
-         "--segment: only with --segments and --svg"},
-        {{GRIDS, "--svg", picture, "--segment", "1"}, "--segment: only with --segments and --svg"},
-        {{GRIDS, "--segments", file, "--svg", picture, "--segment", "3"}, "\"3\" is outside 0..2"},
-        {{"--compare", "dp=2->dp=1", "--segments", file}, "--segments: not with --compare"},
+        {GRIDS " --segments /no/such/file", "--segments: \"/no/such/file\": No such file"},
+        {GRIDS " --segments /tmp", "--segments: \"/tmp\": Is a directory"},
+        {GRIDS " --segments %s --batch 4", "--batch: not with --segments"},
+        {GRIDS " --segments %s --seq 4", "--seq: not with --segments"},
+        {GRIDS " --segments %s --axes th", "--axes: not with --segments"},
+        {GRIDS " --segments %s --offset 4", "--offset: not with --segments"},
+        {GRIDS " --segments %s --segment 1", "--segment: only with --segments and --svg"},
+        {GRIDS " --svg batch.svg --segment 1", "--segment: only with --segments and --svg"},
+        {GRIDS " --segments %s --svg %s --segment 3", "\"3\" is outside 0..2"},
+        {"--compare dp=2->dp=1 --segments %s", "--segments: not with --compare"},
     };
     write_file(WORKED);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        tool_refuses("colo-plan", cases[i].args, 2, cases[i].text);
+        tool_refuses("colo-plan", words(cases[i].line, file, picture), 2, cases[i].text);
 }
 
 int main(int argc, char **argv)
