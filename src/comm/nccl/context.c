@@ -16,8 +16,10 @@
 static void close_main(void *p)
 {
     struct colo_nccl_context *f = p;
-    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    int now = f->device; /* if create fails, this is the caller's thread, which keeps its state */
+    cudaThreadExchangeStreamCaptureMode(&mode); /* somebody may be capturing */
+    cudaGetDevice(&now);
     cudaSetDevice(f->device);
     cudaDeviceSynchronize();
     for (struct colo_connection *l = f->connection, *next; l; l = next) {
@@ -34,6 +36,8 @@ static void close_main(void *p)
     cudaFree(f->counts);
     cudaFreeHost(f->progress);
     colo_order_drop(f->order);
+    cudaSetDevice(now);
+    cudaThreadExchangeStreamCaptureMode(&mode);
     (void)cudaGetLastError();
     free(f->from);
     free(f->to);
