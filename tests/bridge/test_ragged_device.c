@@ -211,7 +211,13 @@ static colo_status_t run_direct(colo_p2p_t *d, int pass, const colo_p2p_call_t *
     return COLO_OK;
 }
 
+static bool all_reach(const colo_comm_t *c, int32_t a, int32_t b)
+{
+    return true;
+}
+
 static const colo_peer_ops_t peers = {.open = print_open,
+                                      .reaches = all_reach,
                                       .registrations = count_registrations,
                                       .find = find_memory,
                                       .create = make_path,
