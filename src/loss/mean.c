@@ -27,7 +27,7 @@ colo_status_t colo_host_mean_grad(const struct colo_mean_grad_pass *p, colo_stre
 }
 
 static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
-                           const colo_loss_mean_t *out, const void *workspace)
+                           const colo_loss_mean_t *out)
 {
     COLO_TRY(colo_weighted_i_check_values(losses, "losses"));
     if (!n_valid)
@@ -36,34 +36,18 @@ static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
         return colo_fail(COLO_ERR_ARG,
                          "loss mean: out or a member of it is NULL, expected room for "
                          "value, num, den and factor");
-    if (!workspace)
-        return colo_fail(COLO_ERR_ARG, "loss mean: workspace is NULL; "
-                                       "colo_loss_weighted_workspace_size() tells how many bytes");
-    return colo_mem_check_aligned(workspace, "loss mean", "workspace");
+    return COLO_OK;
 }
 
 colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
                                      bool divide, colo_comm_t *group, const colo_loss_mean_t *out,
                                      void *workspace, colo_stream_t stream)
 {
-    struct colo_weighted_pass p = {0};
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "loss mean: group is NULL, expected the dp x cp group");
-    colo_status_t st = check(losses, n_valid, out, workspace);
+    struct colo_weighted_pass p = {.counted = n_valid, .parts = workspace, .divide = divide};
+    const colo_status_t st = check(losses, n_valid, out);
     if (st == COLO_OK)
-        st = colo_loss_i_check_place(losses, group, "loss mean");
-    if (st == COLO_OK)
-        p = (struct colo_weighted_pass){
-            .dtype = losses->dtype,
-            .count = losses->shape[0],
-            .values = losses->data,
-            .counted = n_valid,
-            .parts = workspace,
-            .mean = *out,
-            .divide = divide,
-        };
-    return colo_weighted_i_run(&p, st == COLO_OK ? losses->mem : COLO_HOST, group, "loss mean", st,
-                               stream);
+        p.mean = *out;
+    return colo_weighted_i_run(&p, losses, group, "loss mean", st, stream);
 }
 
 colo_status_t colo_loss_mean_backward(const double *factor,

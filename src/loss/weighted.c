@@ -130,7 +130,7 @@ colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const ch
 
 static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *weights,
                            const colo_tensor_t *mask, const colo_tensor_t *d_values,
-                           const colo_weighted_t *out, const void *workspace)
+                           const colo_weighted_t *out)
 {
     COLO_TRY(colo_weighted_i_check_values(values, "values"));
     if (weights)
@@ -145,26 +145,43 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
     }
     if (!out)
         return colo_fail(COLO_ERR_ARG, "weighted sum: out is NULL");
-    if (!workspace)
-        return colo_fail(COLO_ERR_ARG, "weighted sum: workspace is NULL; "
-                                       "colo_loss_weighted_workspace_size() tells how many bytes");
-    return colo_mem_check_aligned(workspace, "weighted sum", "workspace");
+    return COLO_OK;
 }
 
-colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, colo_comm_t *group,
-                                  const char *what, colo_status_t st, colo_stream_t stream)
+static colo_status_t check_workspace(const void *workspace, const char *what)
+{
+    if (!workspace)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: workspace is NULL; colo_loss_weighted_workspace_size() tells how "
+                         "many bytes",
+                         what);
+    return colo_mem_check_aligned(workspace, what, "workspace");
+}
+
+colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, const colo_tensor_t *values,
+                                  colo_comm_t *group, const char *what, colo_status_t st,
+                                  colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
     if (st == COLO_OK)
-        st = colo_loss_ops_for(mem, &loss);
+        st = check_workspace(p->parts, what);
+    if (st == COLO_OK)
+        st = colo_loss_i_check_place(values, group, what);
+    if (st == COLO_OK)
+        st = colo_loss_ops_for(values->mem, &loss);
     COLO_TRY(colo_loss_i_ready(group, what, st));
+    p->dtype = values->dtype;
+    p->count = values->shape[0];
+    p->values = values->data;
     p->rank = colo_comm_rank(group);
     p->ranks = colo_comm_size(group);
     COLO_TRY(colo_loss_i_step(group, loss->weighted_local(p, stream)));
     if (p->ranks > 1)
         COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, p->parts + p->rank, p->parts,
                                         (int64_t)sizeof *p->parts, COLO_U8, stream));
-    if (mem == COLO_HOST)
+    if (values->mem == COLO_HOST)
         COLO_TRY(check_parts(p, what));
     return loss->weighted_finish(p, stream);
 }
@@ -174,23 +191,13 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
                                      colo_weighted_t *out, const colo_tensor_t *d_values,
                                      void *workspace, colo_stream_t stream)
 {
-    struct colo_weighted_pass p = {0};
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "weighted sum: group is NULL, expected the dp x cp group");
-    colo_status_t st = check(values, weights, mask, d_values, out, workspace);
-    if (st == COLO_OK)
-        st = colo_loss_i_check_place(values, group, "weighted sum");
-    if (st == COLO_OK)
-        p = (struct colo_weighted_pass){
-            .dtype = values->dtype,
-            .count = values->shape[0],
-            .values = values->data,
-            .weights = weights ? weights->data : NULL,
-            .mask = mask ? mask->data : NULL,
-            .parts = workspace,
-            .out = out,
-            .d_values = d_values ? d_values->data : NULL,
-        };
-    return colo_weighted_i_run(&p, st == COLO_OK ? values->mem : COLO_HOST, group, "weighted sum",
-                               st, stream);
+    struct colo_weighted_pass p = {
+        .weights = weights ? weights->data : NULL,
+        .mask = mask ? mask->data : NULL,
+        .parts = workspace,
+        .out = out,
+        .d_values = d_values ? d_values->data : NULL,
+    };
+    return colo_weighted_i_run(&p, values, group, "weighted sum",
+                               check(values, weights, mask, d_values, out), stream);
 }
