@@ -134,6 +134,26 @@ def test_plan_is_that_of_the_worked_example():
     assert cb.Plan(cb.Layout.src('tp=2,dp=3'), cb.Layout.dst('tp=3,dp=2'), (6, 2, 2), 0).scale is None
 
 
+def test_nodes_are_those_of_the_communicator(monkeypatch):
+    monkeypatch.setenv('COLO_NODE', 'b,a,a,b')
+    found = cb.run_threads(4, lambda comm: (comm.nodes, [comm.node(r) for r in (-1, 0, 1, 2, 3, 4)],
+                                            comm.node_of_world_ranks(6)))
+    assert found == [(2, [-1, 0, 1, 1, 0, -1], [0, 1, 1, 0, -1, -1])] * 4
+
+
+def test_plans_by_nodes_bring_in_what_a_node_lacks_once():
+    src, dst, shape = cb.Layout.src('tp=4,dp=2'), cb.Layout.dst('tp=8'), (2, 16, 8)
+
+    def arrives(**nodes):  # bytes from the other node, over all ranks
+        return sum(message.bytes for rank in range(8) for message in
+                   cb.Plan(src, dst, shape, rank, **nodes).recvs('forward') if message.peer // 4 != rank // 4)
+    lacks = 16 * 8 * 4  # one of two samples
+    assert arrives(ranks_per_node=4) == arrives(nodes=[7] * 4 + [5] * 4) == 2 * lacks
+    assert arrives(ranks_per_node=4, one_level=True) == 8 * lacks
+    with pytest.raises(ValueError, match='nodes of 7 ranks'):
+        cb.Plan(src, dst, shape, 0, nodes=[0] * 7)
+
+
 def test_layout_with_an_undeclared_extra_dim_is_refused():
     for make in (cb.Layout.src, cb.Layout.dst):
         with pytest.raises(ValueError, match="dim 'gtp_remat' of extent 2 has no role"):

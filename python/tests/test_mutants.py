@@ -344,6 +344,10 @@ MUTANTS = {
     'reached is what one host would reach': (
         'torch/bridge.py', "ranks_per_node=options['ranks_per_node'], nodes", 'ranks_per_node=0, nodes',
         'test_torch_arena.py', 'test_what_is_reached_goes_by_the_hosts'),
+    'a plan forgets which rank is on which node': (
+        'plan.py', 'raw.nodes = self._nodes', 'pass', 'test_core.py', 'test_plans_by_nodes'),
+    'a plan asked for one level takes two': (
+        'plan.py', 'one_level=one_level)', 'one_level=False)', 'test_core.py', 'test_plans_by_nodes'),
     'memory is exposed as if GPUs passed on what entered a node': (
         'torch/bridge.py', 'one_level=True', 'one_level=False', 'test_torch_arena.py',
         'test_what_is_reached_goes_by_the_hosts'),
