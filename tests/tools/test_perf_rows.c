@@ -23,7 +23,7 @@ static perf_row_t row(bool view)
 {
     return (perf_row_t){.pair = &pair,
                         .axes = "bsh",
-                        .way = "backward",
+                        .pass = "backward",
                         .op = "exact-nccl",
                         .shape = {16, 8192, 4096, 0},
                         .bytes = 512000000,
