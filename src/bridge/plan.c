@@ -47,16 +47,14 @@ static colo_status_t reserve(colo_pool_t *pool, colo_routes_t *out, int64_t n, i
 static void store(colo_builder_t *w, const colo_entry_t *e, int64_t lo, int64_t hi,
                   colo_routes_t *out)
 {
-    for (int64_t i = lo; i < hi; i++) {
-        colo_region_t *region = &out->region[out->nregions];
-        *region = e[i].region;
-        out->offset[out->nregions++] = e[i].offset;
-        if (i == lo || e[i].peer != e[i - 1].peer)
-            out->message[out->nmessages++] =
-                (colo_plan_message_t){.peer = e[i].peer, .regions = region};
-        colo_plan_message_t *msg = &out->message[out->nmessages - 1];
-        msg->nregions++;
-        msg->bytes += region_bytes(region, w->elem);
+    while (lo < hi) {
+        colo_plan_message_t msg = {.peer = e[lo].peer, .regions = &out->region[out->nregions]};
+        for (; lo < hi && e[lo].peer == msg.peer; lo++, msg.nregions++) {
+            out->region[out->nregions] = e[lo].region;
+            out->offset[out->nregions++] = e[lo].offset;
+            msg.bytes += region_bytes(&e[lo].region, w->elem);
+        }
+        out->message[out->nmessages++] = msg;
     }
 }
 
@@ -231,12 +229,18 @@ static int64_t collective_recv(const colo_plan_t *p, colo_pass_t pass, size_t el
     return reduce + (dd > ds ? v * (k - 1) : 0);
 }
 
-void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
+static bool has_collective_way(const colo_plan_t *p)
 {
     char earlier[1024]; /* a no is an answer here, not a failure */
     snprintf(earlier, sizeof earlier, "%s", colo_last_error());
-    bool collective = colo_plan_collective_check(&p->config) == COLO_OK;
+    const bool has = colo_plan_collective_check(&p->config) == COLO_OK;
     (void)colo_fail(COLO_OK, "%s", earlier);
+    return has;
+}
+
+void colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
+{
+    const bool collective = !ragged && has_collective_way(p);
     bool in_grid = colo_grid_has_rank(&p->src.grid, p->rank);
     for (int pass = 0; pass < 2; pass++) {
         colo_plan_bytes_t *b = &p->bytes[pass];
@@ -394,7 +398,7 @@ static colo_status_t build(colo_plan_t *p)
     COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
     if (!c->no_grad)
         COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_BACKWARD, src, dst), done);
-    colo_plan_count_bytes(p, w.elem);
+    colo_plan_count_bytes(p, w.elem, false);
 done:
     colo_posmap_deinit(&src_map);
     colo_posmap_deinit(&dst_map);

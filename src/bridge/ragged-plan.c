@@ -192,13 +192,11 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
     COLO_TRY(colo_plan_route(w, COLO_FORWARD, src, dst));
     if (!c->no_grad)
         COLO_TRY(colo_plan_route(w, COLO_BACKWARD, src, dst));
-    colo_plan_count_bytes(p, unit);
+    colo_plan_count_bytes(p, unit, true);
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
     p->bytes[COLO_FORWARD].minimum =
         arriving * (p->own_dst.h1 - p->own_dst.h0) * (int64_t)unit - p->bytes[COLO_FORWARD].local;
-    for (int pass = 0; pass < 2; pass++)
-        p->bytes[pass].collective_recv = -1;
     place(&p->recv[COLO_FORWARD], places->stored, places->n);
     place(&p->local[COLO_FORWARD], places->stored, places->n);
     place(&p->relay_recv[COLO_FORWARD], places->stored, places->n);

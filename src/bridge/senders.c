@@ -254,23 +254,23 @@ colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, i
     const colo_entry_t *p = w->overlaps.at;
     int64_t at = 0;
     for (int64_t i = 0; i < w->overlaps.n && lo < hi; i++) {
-        colo_entry_t e = p[i];
+        const int64_t *rows = p[i].region.s, len = rows[1] - rows[0];
+        const int64_t a = lo > at ? lo - at : 0, b = hi - at < len ? hi - at : len;
+        at += axis == COLO_ROWS ? len : 0;
+        if (axis == COLO_ROWS && a >= b)
+            continue;
+        COLO_TRY(push_entry(out, peer, &p[i]));
+        colo_entry_t *e = (colo_entry_t *)out->at + out->n - 1;
+        int64_t *range = axis == COLO_SAMPLES ? e->region.b : e->region.h;
         if (axis == COLO_ROWS) {
-            int64_t len = e.region.s[1] - e.region.s[0];
-            int64_t a = lo > at ? lo - at : 0, b = hi - at < len ? hi - at : len;
-            at += len;
-            if (a >= b)
-                continue;
-            e.region.s[1] = e.region.s[0] + b;
-            e.region.s[0] += a;
-            e.offset.src_row += a;
-            e.offset.dst_row += a;
+            e->region.s[1] = rows[0] + b;
+            e->region.s[0] += a;
+            e->offset.src_row += a;
+            e->offset.dst_row += a;
         } else {
-            int64_t *range = axis == COLO_SAMPLES ? e.region.b : e.region.h;
             range[1] = range[0] + hi;
             range[0] += lo;
         }
-        COLO_TRY(push_entry(out, peer, &e));
     }
     return COLO_OK;
 }
