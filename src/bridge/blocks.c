@@ -38,6 +38,16 @@ void colo_block_clear(colo_block_t *b)
     b->count = 0;
 }
 
+colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *b, int64_t count)
+{
+    colo_block_t *slot = colo_list_push(out, sizeof *slot);
+    if (!slot)
+        return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)out->n);
+    *slot = *b;
+    slot->count = count;
+    return COLO_OK;
+}
+
 /* Appends every block coordinate choice of @axis that meets local indices [lo, hi) of the whole
  * axis, from split @i on. @b is a workspace of the choices made so far. */
 static colo_status_t visit(colo_list_t *out, const colo_layout_t *l, colo_axis_t axis, int i,
@@ -45,14 +55,8 @@ static colo_status_t visit(colo_list_t *out, const colo_layout_t *l, colo_axis_t
 {
     if (lo >= hi)
         return COLO_OK;
-    if (i == l->nsplits[axis]) {
-        colo_block_t *slot = colo_list_push(out, sizeof *slot);
-        if (!slot)
-            return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)out->n);
-        *slot = *b;
-        slot->count = hi - lo;
-        return COLO_OK;
-    }
+    if (i == l->nsplits[axis])
+        return colo_block_push(out, b, hi - lo);
     const colo_split_t *s = &l->split[axis][i];
     int64_t parts = l->grid.extent[s->dim];
     if (parts == 1) {
@@ -109,14 +113,8 @@ static colo_status_t visit_rows(colo_list_t *out, const colo_side_t *side, const
 {
     colo_block_t b;
     colo_block_clear(&b);
-    if (side->full) {
-        colo_block_t *slot = mine->rows > 0 ? colo_list_push(out, sizeof *slot) : NULL;
-        b.count = mine->rows;
-        if (slot)
-            *slot = b;
-        return mine->rows > 0 && !slot ? colo_fail(COLO_ERR_NOMEM, "plan: list of blocks")
-                                       : COLO_OK;
-    }
+    if (side->full)
+        return mine->rows > 0 ? colo_block_push(out, &b, mine->rows) : COLO_OK;
     const colo_posmap_t *map = side->map;
     for (int64_t i = 0; i < mine->n; i++) {
         int64_t r0 = mine->run[i].row, r1 = r0 + mine->run[i].count, a = 0, z = map->n;
@@ -235,16 +233,9 @@ colo_status_t colo_blocks_intersect(colo_builder_t *w, const colo_side_t *side,
     for (int a = 0; a < 3; a++)
         out[a].n = 0;
     colo_block_clear(&clear);
-    if (side->ragged) {
-        colo_block_t *one = colo_list_push(&out[COLO_SAMPLES], sizeof *one);
-        if (!one)
-            return colo_fail(COLO_ERR_NOMEM, "plan: list of blocks");
-        *one = clear;
-        one->count = 1;
-    } else {
-        COLO_TRY(visit(&out[COLO_SAMPLES], side->layout, COLO_SAMPLES, 0, shape->samples, x->b.lo,
-                       x->b.hi, &clear));
-    }
+    COLO_TRY(side->ragged ? colo_block_push(&out[COLO_SAMPLES], &clear, 1)
+                          : visit(&out[COLO_SAMPLES], side->layout, COLO_SAMPLES, 0, shape->samples,
+                                  x->b.lo, x->b.hi, &clear));
     colo_block_clear(&clear);
     COLO_TRY(visit(&out[COLO_FEATURES], side->layout, COLO_FEATURES, 0, shape->features, x->h.lo,
                    x->h.hi, &clear));

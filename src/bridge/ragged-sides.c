@@ -332,15 +332,6 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
 
 /* ---- blocks that own rows ---- */
 
-static colo_status_t push_block(colo_list_t *out, const colo_block_t *b)
-{
-    colo_block_t *slot = colo_list_push(out, sizeof *slot);
-    if (!slot)
-        return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)out->n);
-    *slot = *b;
-    return COLO_OK;
-}
-
 /* The source replica that holds @row; replicas may be empty. */
 static int64_t find_source(const colo_ragged_t *r, int64_t row)
 {
@@ -374,7 +365,7 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
                 set_part(side->layout, COLO_SAMPLES, -1, d, b.coord);
                 set_part(side->layout, COLO_ROWS, 1, j / r->src.sp, b.coord);
                 set_part(side->layout, COLO_ROWS, 0, j % r->src.sp, b.coord);
-                COLO_TRY(push_block(out, &b));
+                COLO_TRY(colo_block_push(out, &b, 0));
             }
             const int64_t end = behind < hi ? behind : hi;
             ((colo_block_t *)out->at)[out->n - 1].count += end - lo;
@@ -483,13 +474,12 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
         colo_block_t b;
         const int64_t cp = met[i].block / r->dst.sp;
         colo_block_clear(&b);
-        b.count = met[i].count;
         set_part(side->layout, COLO_SAMPLES, -1, cp / r->dst.cp, b.coord);
         if (!side->full) {
             set_part(side->layout, COLO_ROWS, 1, cp % r->dst.cp, b.coord);
             set_part(side->layout, COLO_ROWS, 0, met[i].block % r->dst.sp, b.coord);
         }
-        st = push_block(out, &b);
+        st = colo_block_push(out, &b, met[i].count);
     }
     free(list.at);
     return st;

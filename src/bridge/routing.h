@@ -90,6 +90,8 @@ typedef struct colo_extent {
 } colo_extent_t;
 
 void colo_block_clear(colo_block_t *b);
+/* Appends @b, of which @count elements are shared. */
+colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *b, int64_t count);
 /* The coordinates that make @coords' block on a side; the stage counts as chosen. */
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *b);
 int colo_block_cmp(const void *a, const void *b); /* by coordinates */
