@@ -106,8 +106,8 @@ COLO_API colo_status_t colo_layout_init_src_extra(colo_layout_t *layout, const c
  * @extra and errors as in colo_layout_init_src_extra() */
 COLO_API colo_status_t colo_layout_init_dst_extra(colo_layout_t *layout, const colo_grid_t *grid,
                                                   const char *extra);
-/** colo_layout_init() - make a layout without splits and stage filter, with the identity map: every
- *  rank owns the whole tensor. @grid is copied */
+/** colo_layout_init() - make a layout without splits or a stage filter, with the identity map:
+ *  every rank owns the whole tensor. @grid is copied */
 COLO_API colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid);
 
 /**

@@ -105,8 +105,8 @@ typedef struct colo_linear_batch {
  * the number of valid tokens of this rank, which the device counts (0 tokens: gradient 0). For
  * bf16 and f16 heads the largest upstream gradient of the call multiplies after the products, in
  * fp32, so its size costs no digits.
- * To backward in mode early it is one number, loss * d_loss[0], or loss alone if d_loss is NULL,
- * which multiplies the one that forward had. logp and entropy are 0, mean is false.
+ * The backward of mode early takes one number: loss * d_loss[0], or loss alone if d_loss is NULL.
+ * It multiplies the gradients that forward made. There logp and entropy are 0, and mean is false.
  */
 typedef struct colo_linear_upstream {
     double logp, entropy, loss;
@@ -233,8 +233,7 @@ COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
  * @workspace:  colo_linear_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     as in forward
  * Errors:      COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets, support or weight were
- *              written),
- *              COLO_ERR_ARG, COLO_ERR_SHAPE, those of the groups
+ *              written), COLO_ERR_ARG, COLO_ERR_SHAPE, those of the groups
  */
 COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
                                                     colo_linear_logprob_saved_t *saved,

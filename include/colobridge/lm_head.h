@@ -111,9 +111,9 @@ COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
 /**
  * colo_lm_head_bind() - tell the head where its parameters are; call again whenever they move
  * @weight:    [rows of this rank, H], columns contiguous, rows at any stride; FLAT: [P], or without
- *             its padding, contiguous. Borrowed until the next bind. If it is at its own place of
- * @gathered, as the views have it, the gather does not copy it. Otherwise it must not overlap
- * @gathered
+ *             its padding, contiguous. Borrowed until the next bind. If it is at its own place in
+ *             @gathered, as the views have it, the gather does not copy it. Otherwise it must not
+ *             overlap @gathered
  * @bias:      [rows of this rank], contiguous; NULL iff the head has none
  * @gathered:  colo_lm_head_gathered_size() bytes, aligned; NULL if the head is resident. The
  *             library uses it from start to release. Its contents are undefined otherwise. On GPUs

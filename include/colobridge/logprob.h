@@ -160,8 +160,8 @@ typedef struct colo_logprob_batch {
  *              for W = 1)
  * @out:        out what the config wants; a member without its want_ is an error
  * @saved:      out may be NULL if there is no backward; then @saved_memory is NULL, too
- * @saved_memory:  colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the
- * last backward
+ * @saved_memory:  colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until
+ *              the last backward
  * @workspace:  colo_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
