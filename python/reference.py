@@ -16,9 +16,10 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments
                                  'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/ranks']),
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
-INSIDE = {'apply', 'Listed', 'behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
+INSIDE = {'apply', 'Listed', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',
-          'Mean', 'MeanCall', 'NllPlan', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views', 'bytes_of', 'part_lengths', 'parts_of'}
+          'Mean', 'MeanCall', 'NllPlan', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
+          'bytes_of', 'part_lengths', 'parts_of'}
 
 
 def head(node, name):
@@ -54,6 +55,8 @@ def class_entries(node):
     made = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)}
     out = entry(head(made['__init__'], node.name) if '__init__' in made else node.name, node, 3)
     for name, child in made.items():
+        if '%s.%s' % (node.name, name) in INSIDE:
+            continue
         if name == '__call__' or not name.startswith('_'):
             if ast.get_docstring(child) or name in ('apply',):
                 title = name if is_property(child) else head(child, name)
