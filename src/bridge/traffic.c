@@ -20,9 +20,12 @@ colo_status_t colo_topology_traffic(const colo_topology_t *place, const colo_pla
                                  : "the output");
     colo_topology_traffic_t sum[2] = {traffic[0], traffic[1]};
     int64_t rank = colo_plan_rank(plan);
-    for (int w = 0; w < 2; w++) {
+    for (int w = 0; w < 4; w++) { /* a call's first exchange, then what ranks of a node pass on */
+        const colo_pass_t pass = (colo_pass_t)(w % 2);
+        colo_topology_traffic_t *t = &sum[pass];
         int32_t n = 0;
-        const colo_plan_message_t *m = colo_plan_sends(plan, (colo_pass_t)w, &n);
+        const colo_plan_message_t *m =
+            w < 2 ? colo_plan_sends(plan, pass, &n) : colo_plan_relays(plan, pass, true, &n);
         for (int32_t i = 0; i < n; i++) {
             int64_t most = rank > m[i].peer ? rank : m[i].peer;
             if (most >= place->world)
@@ -30,12 +33,12 @@ colo_status_t colo_topology_traffic(const colo_topology_t *place, const colo_pla
                                  "traffic: rank %lld is outside the place's [0, %lld)",
                                  (long long)most, (long long)place->world);
             int c = colo_topology_i_cross(place->spot, place->per_host, rank, m[i].peer);
-            if (!colo_add_ok(sum[w].total, m[i].bytes, &sum[w].total))
+            if (!colo_add_ok(t->total, m[i].bytes, &t->total))
                 return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
                                  (long long)rank);
-            sum[w].numa += c & CROSS_NUMA ? m[i].bytes : 0;
-            sum[w].package += c & CROSS_PACKAGE ? m[i].bytes : 0;
-            sum[w].host += c & CROSS_HOST ? m[i].bytes : 0;
+            t->numa += c & CROSS_NUMA ? m[i].bytes : 0;
+            t->package += c & CROSS_PACKAGE ? m[i].bytes : 0;
+            t->host += c & CROSS_HOST ? m[i].bytes : 0;
         }
     }
     traffic[0] = sum[0];

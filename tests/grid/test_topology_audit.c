@@ -342,6 +342,7 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
         colo_bind_t bind;
         int64_t per_host;
         int64_t numa, package, host; /* of 1024 */
+        int64_t per_node;            /* as the plan has it */
     } want[] = {
         {"package:2 numa:2 core:2 pu:1", COLO_BIND_CORE, 8, 1024, 0, 0}, /* 01 23 | 45 67 */
         {"package:2 numa:1 core:4 pu:1", COLO_BIND_CORE, 8, 0, 0, 0},
@@ -349,6 +350,8 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
         {"package:4 numa:1 core:2 pu:1", COLO_BIND_CORE, 8, 1024, 1024, 0},
         {"package:1 numa:1 core:2 pu:1", COLO_BIND_CORE, 2, 1024, 1024, 1024},
         {"package:1 numa:1 core:4 pu:1", COLO_BIND_CORE, 3, 768, 768, 768}, /* 012 345 67 */
+        /* what 4 and 5 need, and 6 and 7, enters their node once and is passed on */
+        {"package:1 numa:1 core:4 pu:1", COLO_BIND_CORE, 3, 384, 384, 384, .per_node = 3},
         {"package:2 numa:2 core:2 pu:1", COLO_BIND_PACKAGE, 8, 1024, 0, 0},
     };
     colo_grid_t g;
@@ -358,8 +361,13 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
     assert_ok(colo_grid_parse(&g, "tp=2,cp=2,dp=2", 8));
     assert_ok(colo_layout_init_dst(&dst, &g));
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
-        colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT,  .src = &src,        .dst = &dst,
-                                .shape = {16, 8, 4, 0}, .dtype = COLO_BF16, .output = COLO_SHARDED};
+        colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT,
+                                .src = &src,
+                                .dst = &dst,
+                                .shape = {16, 8, 4, 0},
+                                .dtype = COLO_BF16,
+                                .output = COLO_SHARDED,
+                                .ranks_per_node = want[i].per_node};
         drawn m = {want[i].topology, want[i].bind, (int)want[i].per_host, {0}, {0}};
         colo_topology_t *p = place_of(&m, 8);
         colo_topology_traffic_t sum[2] = {{0}, {0}};
