@@ -344,15 +344,15 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
         int64_t numa, package, host; /* of 1024 */
         int64_t per_node;            /* as the plan has it */
     } want[] = {
-        {"package:2 numa:2 core:2 pu:1", COLO_BIND_CORE, 8, 1024, 0, 0}, /* 01 23 | 45 67 */
-        {"package:2 numa:1 core:4 pu:1", COLO_BIND_CORE, 8, 0, 0, 0},
-        {"package:2 numa:1 core:4 pu:1", COLO_BIND_SCATTER, 8, 0, 0, 0}, /* 0246 | 1357 */
-        {"package:4 numa:1 core:2 pu:1", COLO_BIND_CORE, 8, 1024, 1024, 0},
-        {"package:1 numa:1 core:2 pu:1", COLO_BIND_CORE, 2, 1024, 1024, 1024},
-        {"package:1 numa:1 core:4 pu:1", COLO_BIND_CORE, 3, 768, 768, 768}, /* 012 345 67 */
+        {"package:2 numa:2 core:2 pu:1", COLO_BIND_CORE, 8, 1024, 0, 0, 0}, /* 01 23 | 45 67 */
+        {"package:2 numa:1 core:4 pu:1", COLO_BIND_CORE, 8, 0, 0, 0, 0},
+        {"package:2 numa:1 core:4 pu:1", COLO_BIND_SCATTER, 8, 0, 0, 0, 0}, /* 0246 | 1357 */
+        {"package:4 numa:1 core:2 pu:1", COLO_BIND_CORE, 8, 1024, 1024, 0, 0},
+        {"package:1 numa:1 core:2 pu:1", COLO_BIND_CORE, 2, 1024, 1024, 1024, 0},
+        {"package:1 numa:1 core:4 pu:1", COLO_BIND_CORE, 3, 768, 768, 768, 0}, /* 012 345 67 */
         /* what 4 and 5 need, and 6 and 7, enters their node once and is passed on */
-        {"package:1 numa:1 core:4 pu:1", COLO_BIND_CORE, 3, 384, 384, 384, .per_node = 3},
-        {"package:2 numa:2 core:2 pu:1", COLO_BIND_PACKAGE, 8, 1024, 0, 0},
+        {"package:1 numa:1 core:4 pu:1", COLO_BIND_CORE, 3, 384, 384, 384, 3},
+        {"package:2 numa:2 core:2 pu:1", COLO_BIND_PACKAGE, 8, 1024, 0, 0, 0},
     };
     colo_grid_t g;
     colo_layout_t src, dst;
