@@ -68,8 +68,8 @@ MUTANTS = {
         'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
         'test_megatron.py', 'test_map_b'),
     'rows between those of a slice count': (
-        'torch/rows.py', 'out = values.new_full((self.count,), fill)',
-        'out = values.new_full((self.count,), 0)', 'test_torch_logprob.py',
+        'torch/rows.py', 'out = values.new_full((self.count,) + tail, fill)',
+        'out = values.new_full((self.count,) + tail, 0)', 'test_torch_logprob.py',
         'test_logits_are_read_where_they_are'),
     'an expanded upstream gradient is read as if it were whole': (
         'torch/rows.py', '+ tail).contiguous()  # a sum', '+ tail)  # a sum',
@@ -281,7 +281,7 @@ MUTANTS = {
         'True else logits.stride(), logits.dtype', 'test_torch_logprob.py',
         'test_calls_that_differ_in_one_thing'),
     'calls of other options share what they prepared': (
-        'torch/linear.py', 'head_rows, linear, values, members)', 'head_rows, linear, members)',
+        'torch/linear.py', 'linear, values, members, support is None)', 'linear, members, support is None)',
         'test_torch_linear.py', 'test_calls_that_differ_in_one_thing'),
     'a head that moved is read where it was': (
         'torch/linear_plan.py',
@@ -416,7 +416,7 @@ MUTANTS = {
         'torch/ragged.py', 'writes = backward and not self.ragged.owner._sums', 'writes = backward',
         'test_torch_arena.py', 'test_ragged_batches_go'),
     'memory that peers reach stays as small as it was': (
-        'torch/arena.py', 'if old is not None and nbytes <= old.nbytes:', 'if old is not None:',
+        'torch/arena.py', 'and nbytes <= old.nbytes and not self._stale:', 'and not self._stale:',
         'test_torch_arena.py', 'test_memory_of_ragged'),
     'memory of a call that was refused stays': (
         'torch/ragged.py', 'self.workspace.forget()', 'pass', 'test_torch_arena.py', 'test_features_that_differ'),
