@@ -25,6 +25,7 @@ def world():
 
 
 def device(rank):
+    torch.cuda.set_sync_debug_mode('default')  # a test that failed may have left another
     torch.cuda.set_device(rank)
     return torch.device('cuda', rank)
 
@@ -75,14 +76,14 @@ def others(rank, dtype):
         seq = ct.Sequence(8, 32, lengths=[32, 9, 0, 31, 32, 2, 1, 30][:8], cp_group=group)
         local = torch.randn(seq.shape, generator=torch.Generator().manual_seed(rank)).to(at).requires_grad_()
         tokens = torch.arange(8 * 32).reshape(8, 32).to(at)
-        x, results = cut(z).requires_grad_(), []
+        x, p, results = cut(z).requires_grad_(), cut(q), []
         seq.targets(tokens), seq.mask('targets', at), seq.gather(local)  # communicators and copies are made
         ct.weighted_sum(w, w, m, reduce_group=group)
         for again in range(2):
             if again and at.type == 'cuda':
                 torch.cuda.set_sync_debug_mode('error')
             outs = [ct.topk_logprob(x, 20, mask=m, tp_group=group), (ct.logprob_at(x, at_ids, tp_group=group),),
-                    ct.distill(x, cut(q), mask=m, tp_group=group), (ct.entropy(x, mask=m, tp_group=group),),
+                    ct.distill(x, p, mask=m, tp_group=group), (ct.entropy(x, mask=m, tp_group=group),),
                     ct.logprob(x, target, entropy=True, tp_group=group, support=lists),
                     ct.weighted_sum(x.float().sum(-1), w, m, reduce_group=group)[:2],
                     (seq.gather(local), seq.gather(local, 'sum'))]
