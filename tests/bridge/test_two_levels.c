@@ -134,7 +134,7 @@ static void run_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
     const t_case_t c = {
         .src = t_side_ordered((int)(turn % T_ORDERS), s[0], s[1], s[2], true),
         .dst = t_side_ordered((int)(turn / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
-        .shape = {most + turn % 2, 2 * t_lcm(s[1], d[1]), turn % 8 ? 3 : 6000},
+        .shape = {most + turn % 2, 2 * t_lcm(s[1], d[1]), turn % 24 ? 3 : 6000},
         .output = turn % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
         .grad = turn % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
         .stride = (t_stride_t)(turn % T_STRIDE_COUNT),
