@@ -165,8 +165,9 @@ MUTANTS = {
         'ids.shape[0] = ids.shape[0] or t.numel() - 3 * self.count', 'test_torch_support.py', 'differ_in_length'),
     'lists of slices are in the order of the slice': (
         'torch/support.py', 'rows.spread(t.reshape(rows.shape), 0)', 't', 'test_torch_support.py', 'any_strides'),
-    'what a hook brought back is read where forward had it': (
-        'torch/support.py', '        return self.point(raw, t)', '        return t', 'test_torch_support.py', 'hooks'),
+    'lists that a hook brought back are emptied': (
+        'torch/support.py', 'return self.point(raw, t)',
+        'return self.point(raw, t if raw.data == t.data_ptr() else t.zero_())', 'test_torch_support.py', 'hooks'),
     'gradients of chunks have the upstream of the first': (
         'torch/chunks.py', '(o, g[rows])', '(o, g[:len(z)])', 'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the gradient of hidden states of a chunk is one ranks part': (

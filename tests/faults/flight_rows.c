@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static const char *row;
-static float x[64], y[4][256];
+static float x[64], y[4][256]; /* y: by world rank */
 
 static bool is(const char *name)
 {
@@ -30,7 +30,8 @@ static colo_status_t wait_for_failure(const colo_comm_t *c)
 
 static colo_status_t gather(colo_comm_t *c, int64_t count, colo_dtype_t dtype)
 {
-    return colo_comm_all_gather(c, x, y[colo_comm_rank(c)], count, dtype, NULL);
+    return colo_comm_all_gather(c, x, y[colo_comm_world_rank(c, colo_comm_rank(c))], count, dtype,
+                                NULL);
 }
 
 /* Of two groups of two, the second loses its second rank. */
@@ -43,7 +44,7 @@ static colo_status_t split_and_lose(colo_comm_t *c)
         st = gather(pair, 8, COLO_F32);
     if (st == COLO_OK)
         st = me == 3 ? wait_for_failure(pair)
-                     : colo_comm_all_reduce(pair, x, x, 8, COLO_F32, COLO_SUM, NULL);
+                     : colo_comm_all_reduce(pair, x, y[me], 8, COLO_F32, COLO_SUM, NULL);
     if (me < 2) /* these have nothing to fail with */
         colo_comm_flight_record(c, getenv("COLO_FLIGHT_RECORDER"));
     colo_comm_destroy(&pair);
@@ -62,9 +63,9 @@ static colo_status_t rank_body(colo_comm_t *c, void *arg)
     if (is("killed") && me == 2)
         raise(SIGKILL);
     if (is("another-kind") && me == 1)
-        return colo_comm_all_reduce(c, x, x, 16, COLO_F32, COLO_SUM, NULL);
+        return colo_comm_all_reduce(c, x, y[me], 16, COLO_F32, COLO_SUM, NULL);
     if (is("another-count") && me == 1)
-        return colo_comm_broadcast(c, x, 32, COLO_F32, 0, NULL);
+        return colo_comm_broadcast(c, y[me], 32, COLO_F32, 0, NULL);
     if (is("another-dtype") && me == 3)
         return gather(c, 16, COLO_BF16);
     if (is("one-fewer") && me == 0)
@@ -72,7 +73,7 @@ static colo_status_t rank_body(colo_comm_t *c, void *arg)
     if (is("group"))
         return split_and_lose(c);
     if (is("another-count"))
-        return colo_comm_broadcast(c, x, 16, COLO_F32, 0, NULL);
+        return colo_comm_broadcast(c, y[me], 16, COLO_F32, 0, NULL);
     colo_status_t st = gather(c, 16, COLO_F32);
     if (is("one-fewer") && st == COLO_OK)
         st = gather(c, 8, COLO_F32);
