@@ -54,9 +54,12 @@ static inline colo_status_t make_of(colo_bridge_t **b, colo_bridge_config_t c, c
 static inline colo_status_t make(colo_bridge_t **b, const options_t *o, colo_comm_t *comm)
 {
     const colo_bridge_config_t c = {
-        COLO_BRIDGE_CONFIG_INIT, .shape = {.features = H},  .dtype = COLO_F32,
-        .output = o->output,     .grad = o->grad,           .no_grad = o->no_grad,
-        .ragged = true,          .placement = o->placement, .max_rows = o->max_rows};
+        COLO_BRIDGE_CONFIG_INIT, .shape = {.features = H}, .dtype = COLO_F32, .output = o->output,
+        .grad = o->grad, .no_grad = o->no_grad, .ragged = true, .placement = o->placement,
+        .max_rows = o->max_rows,
+        /* one exchange a call, also if the ranks run on two hosts: a rank that is done with a
+         * call may fail the next while another is between two exchanges */
+        .one_level = true};
     return make_of(b, c, comm);
 }
 

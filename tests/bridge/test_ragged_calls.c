@@ -79,10 +79,8 @@ static colo_status_t run_fault(colo_comm_t *comm, void *arg)
     colo_tensor_t tx = tensor(x, src), ty = tensor(y, dst);
     const colo_tensor_t *px = &tx, *py = &ty;
     int32_t n = 1;
-    if (f->later) {
+    if (f->later)
         rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
-        rank_try(colo_comm_barrier(comm, NULL)); /* or rank 0 may still be in that call */
-    }
     if (rank == 1)
         switch (f->fault) {
         case SHORT_Y:
