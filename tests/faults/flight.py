@@ -3,6 +3,7 @@
 
 Without --analyzer the judge is this file: it compares the entries of the ranks of each group, number by number.
 With --analyzer it is PyTorch's own; exit 77 where the installed torch has none (2.9 and later do)."""
+import ast
 import contextlib
 import io
 import json
@@ -51,8 +52,7 @@ def judge(dumps, row):
         assert (len(ids) == 256) == (row == "wrapped")
         assert ids[0] == dumps[0]["entries"][0]["record_id"]
         for name, group in dump["pg_config"].items():
-            groups.setdefault(name, eval(group["ranks"]))
-            assert groups[name] == eval(group["ranks"])
+            assert groups.setdefault(name, ranks := ast.literal_eval(group["ranks"])) == ranks
         for entry in dump["entries"]:
             assert set(entry) >= KEYS and entry["process_group"][0] in dump["pg_config"]
             assert (entry["state"] == "completed") == (entry["time_discovered_completed_ns"] is not None)
