@@ -44,9 +44,14 @@ typedef struct colo_logprob_config {
     /* Smoothing as in Megatron-LM, over the n columns of this rank instead of the vocabulary: e' =
      * e n / (n - 1) and the mean of their x. The ranks' losses differ then; n >= 2. */
     bool local_smoothing;
+    /* > 0: results have the same bits for every number of ranks. Statistics are made of each
+     * segment of so many columns of the vocabulary, and combined in the order of segments. A
+     * multiple of 16; at most 64 segments. Of S segments rank r of W holds those from r ceil(S / W)
+     * on, ceil(S / W) of them. 0: each rank's columns are one segment. See docs/invariant.md. */
+    int64_t segment;
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \

@@ -163,7 +163,7 @@ class LogprobConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', c.c_double), ('megatron_smoothing', c.c_bool),
                 ('z_loss', c.c_double), ('ignore_index', i64), ('chunk_size', i64),
                 ('want_entropy', c.c_bool), ('want_loss', c.c_bool), ('want_correct', c.c_bool),
-                ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool)]
+                ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool), ('segment', i64)]
 
 
 class Support(c.Structure):

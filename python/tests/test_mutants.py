@@ -128,6 +128,12 @@ MUTANTS = {
     'smoothing over the own columns is that of all': (
         'compat.py', 'local_smoothing=bool(local_smoothing)', 'local_smoothing=False', 'test_compat.py',
         'test_local_smoothing'),
+    'invariant on one rank only': (
+        'torch/logprob.py', '-(-vocab // 128) * 16', '-(-vocab // 16) * 16', 'test_torch_logprob.py',
+        'test_invariant'),
+    'invariant is dropped on the way': (
+        'torch/ready.py', '-1 if invariant is True else int(invariant))', '0)', 'test_torch_logprob.py',
+        'test_invariant'),
     'rows whose mask is 0 are read': (
         'torch/losses.py', 'plan.forward(logits, second, comm, keeps, mask)', 'plan.forward(logits, second, comm, keeps)',
         'test_torch_losses.py', 'threads'),

@@ -97,6 +97,32 @@ def test_outputs_and_gradients_on_threads_and_alone():
     agrees(0, 1, None, torch.float32, 'even', (7,))
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(dtype):
+    columns, tokens = 384, 6  # 300 is padded to 384: 8 segments of 48
+    rng = torch.Generator().manual_seed(3)
+    z = (torch.randn(tokens, columns, generator=rng) * 3).to(dtype)
+    t = torch.randint(0, 300, (tokens,), generator=rng)
+
+    def bits(world, tokens):
+        each = columns // world.size
+        mine = z[tokens, world.rank * each:(world.rank + 1) * each].clone().requires_grad_()
+        logp, h = ct.logprob(mine, t[tokens], tp_group=world, vocab_size=300, entropy=True, invariant=True)
+        loss = ct.nll(mine, t[tokens], tp_group=world, vocab_size=300, reduction='none', label_smoothing=0.1,
+                      invariant=48)
+        (logp + 2 * h + 3 * loss).sum().backward()
+        return torch.stack([logp, h, loss]).detach(), mine.grad
+
+    whole = cb.run_threads(1, lambda w: bits(w, slice(0, tokens)))[0]
+    for size in (2, 4, 8):
+        for lo, hi in ((0, 6), (0, 1), (1, 6)):
+            parts = cb.run_threads(size, lambda w: bits(w, slice(lo, hi)))
+            assert all(torch.equal(p[0], whole[0][:, lo:hi]) for p in parts)
+            assert torch.equal(torch.cat([p[1] for p in parts], 1), whole[1][lo:hi])
+    with pytest.raises(ValueError, match='pad the vocabulary to 384 columns and give each rank 192'):
+        cb.run_threads(2, lambda w: ct.logprob(z[:, w.rank * 150:w.rank * 150 + 150], t, tp_group=w, invariant=True))
+
+
 def counted(rank):
     z, t, _ = case((4, 8), torch.float32)
     lo, hi = shards(rank, 4, 'even')

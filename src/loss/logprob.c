@@ -107,7 +107,8 @@ colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, c
     COLO_TRY(colo_loss_i_saved_size("logprob", tokens, 0, bytes ? &none : NULL));
     COLO_TRY(colo_loss_i_check_ranks("logprob", ranks));
     const int64_t n = ranks == 1 ? chunk_of(&own, tokens) : tokens;
-    const bool ok = colo_logprob_i_block_layout(&own, dtype, n, &b);
+    const bool ok = colo_logprob_i_block_layout(&own, dtype, n, &b) &&
+                    colo_mul_ok(b.bytes, colo_logprob_i_slots(&own, ranks), &b.bytes);
     return colo_loss_i_workspace_size("logprob", ok, b.bytes, 0, tokens, ranks, bytes);
 }
 
@@ -161,6 +162,7 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
         .factor = config->logits.scale / config->logits.temperature,
         .smoothing = e,
         .own = own,
+        .slots = 1,
         .tokens = logits->shape[0],
         .logits = logits->data,
         .row_stride = logits->stride[0],
@@ -183,28 +185,67 @@ void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uin
     };
 }
 
+int32_t colo_logprob_i_slots(const colo_logprob_config_t *c, int32_t ranks)
+{
+    const int64_t segments = c->segment > 0 ? (c->logits.vocab - 1) / c->segment + 1 : 1;
+    return c->segment > 0 ? (int32_t)((segments - 1) / ranks + 1) : 1;
+}
+
+void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group)
+{
+    p->slots = colo_logprob_i_slots(&p->config, colo_comm_size(group));
+    p->rank = colo_comm_rank(group) * p->slots;
+    p->ranks = colo_comm_size(group) * p->slots;
+}
+
+colo_status_t colo_logprob_i_stats(const colo_loss_ops_t *loss, const struct colo_logprob_pass *p,
+                                   colo_stream_t stream)
+{
+    for (int32_t i = 0; i < p->slots; i++) {
+        struct colo_logprob_pass s = *p;
+        if (p->config.segment > 0) {
+            const int64_t n = p->true_columns, each = p->config.segment;
+            const int64_t lo = i * each < n ? i * each : n, hi = lo + each < n ? lo + each : n;
+            s.rank += i;
+            s.logits = (const char *)p->logits + lo * (int64_t)colo_dtype_size(p->dtype);
+            s.columns = s.true_columns = hi - lo;
+            s.config.logits.vocab_start += lo;
+            s.header.start = s.config.logits.vocab_start;
+            s.header.columns = s.columns;
+        }
+        COLO_TRY(loss->logprob_stats(&s, stream));
+    }
+    return COLO_OK;
+}
+
 colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host,
                                  colo_comm_t *group, colo_stream_t stream)
 {
-    if (p->ranks == 1)
+    if (colo_logprob_i_alone(p))
         return COLO_OK;
     COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, p->blocks + p->rank * p->block.bytes,
-                                    p->blocks, p->block.bytes, COLO_U8, stream));
+                                    p->blocks, p->slots * p->block.bytes, COLO_U8, stream));
     return on_host ? colo_logprob_i_check_headers(p) : COLO_OK;
 }
 
-/* Runs @pass over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
-static colo_status_t over_chunks(struct colo_logprob_pass *p, int64_t chunk, colo_stream_t stream,
-                                 colo_status_t (*pass)(const struct colo_logprob_pass *,
-                                                       colo_stream_t))
+/* Runs a pass over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
+static colo_status_t over_chunks(
+    struct colo_logprob_pass *p, const colo_loss_ops_t *loss, int64_t chunk, colo_stream_t stream,
+    colo_status_t (*pass)(const colo_loss_ops_t *, const struct colo_logprob_pass *, colo_stream_t))
 {
     p->lo = 0;
     do {
         p->hi = p->tokens - p->lo < chunk ? p->tokens : p->lo + chunk;
-        COLO_TRY(pass(p, stream));
+        COLO_TRY(pass(loss, p, stream));
         p->lo = p->hi;
     } while (p->lo < p->tokens);
     return COLO_OK;
+}
+
+static colo_status_t merge(const colo_loss_ops_t *loss, const struct colo_logprob_pass *p,
+                           colo_stream_t stream)
+{
+    return loss->logprob_merge(p, stream);
 }
 
 /* A group of one: stats and merge share a block of one chunk. */
@@ -215,7 +256,7 @@ static colo_status_t forward_alone(struct colo_logprob_pass *p, const colo_loss_
     do {
         p->hi = p->tokens - p->lo < chunk ? p->tokens : p->lo + chunk;
         p->block_lo = p->lo;
-        COLO_TRY(loss->logprob_stats(p, stream));
+        COLO_TRY(colo_logprob_i_stats(loss, p, stream));
         COLO_TRY(loss->logprob_merge(p, stream));
         p->lo = p->hi;
     } while (p->lo < p->tokens);
@@ -226,17 +267,17 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t 
                              colo_comm_t *group, colo_stream_t stream)
 {
     const int64_t chunk = chunk_of(&p->config, p->tokens);
-    if (!colo_logprob_i_block_layout(&p->config, p->dtype, p->ranks == 1 ? chunk : p->tokens,
-                                     &p->block))
+    const bool alone = colo_logprob_i_alone(p);
+    if (!colo_logprob_i_block_layout(&p->config, p->dtype, alone ? chunk : p->tokens, &p->block))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: workspace of %" PRId64 " tokens exceeds 2^63 bytes", p->tokens);
     colo_logprob_i_set_header(p, colo_logprob_i_hash_config(&p->config, p->dtype),
-                              on_host && p->ranks > 1 ? colo_logprob_i_hash_targets(p) : 0);
-    if (p->ranks == 1)
+                              on_host && !alone ? colo_logprob_i_hash_targets(p) : 0);
+    if (alone)
         return forward_alone(p, loss, chunk, stream);
-    COLO_TRY(colo_loss_i_step(group, over_chunks(p, chunk, stream, loss->logprob_stats)));
+    COLO_TRY(colo_loss_i_step(group, over_chunks(p, loss, chunk, stream, colo_logprob_i_stats)));
     COLO_TRY(colo_loss_i_gather(p, on_host, group, stream));
-    return over_chunks(p, chunk, stream, loss->logprob_merge);
+    return over_chunks(p, loss, chunk, stream, merge);
 }
 
 colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
@@ -264,8 +305,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     const colo_support_saved_t support = colo_loss_i_save_support(given->support);
     struct colo_logprob_pass p = colo_logprob_i_pass(config, logits, targets);
     p.support = colo_loss_i_support(&support);
-    p.rank = colo_comm_rank(group);
-    p.ranks = colo_comm_size(group);
+    colo_logprob_i_set_ranks(&p, group);
     p.blocks = workspace;
     p.out = *out;
     p.saved = saved ? saved_memory : NULL;

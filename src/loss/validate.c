@@ -19,6 +19,9 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { SEGMENTS = 64, SEGMENT_GRAIN = 16 };
+#define SEGMENT_MOST (INT64_C(1) << 40)
+
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own)
 {
     *own = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT};
@@ -61,6 +64,20 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
         return colo_fail(COLO_ERR_ARG,
                          "logprob: chunk_size is %" PRId64 ", expected >= 0 (0 = chosen)",
                          c->chunk_size);
+    if (c->segment < 0 || c->segment > SEGMENT_MOST || c->segment % SEGMENT_GRAIN ||
+        (c->segment > 0 && (c->logits.vocab - 1) / c->segment >= SEGMENTS))
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: segment is %" PRId64
+                         ", expected 0 (off) or a multiple of %d of at least %" PRId64
+                         ", for a vocabulary of %" PRId64 " has %d segments at most",
+                         c->segment, SEGMENT_GRAIN,
+                         ((c->logits.vocab - 1) / (SEGMENTS * SEGMENT_GRAIN) + 1) * SEGMENT_GRAIN,
+                         c->logits.vocab, SEGMENTS);
+    if (c->segment > 0 && c->local_smoothing)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: local_smoothing with segment %" PRId64
+                         ": it depends on the number of ranks; switch one off",
+                         c->segment);
     return COLO_OK;
 }
 
@@ -146,6 +163,29 @@ colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what,
     return COLO_OK;
 }
 
+/* Are the columns [@start, @end) of the vocabulary whole segments, as many on each rank? */
+static colo_status_t check_segments(const colo_logprob_config_t *c, int64_t start, int64_t end,
+                                    const colo_comm_t *group)
+{
+    if (c->segment == 0)
+        return COLO_OK;
+    const int32_t ranks = colo_comm_size(group);
+    const int64_t v = c->logits.vocab, each = colo_logprob_i_slots(c, ranks) * c->segment;
+    int64_t lo = colo_comm_rank(group) * each, hi = lo + each;
+    lo = lo < v ? lo : v;
+    hi = hi < v ? hi : v;
+    start = start < v ? start : v;
+    if (start == lo && end == hi)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_SHAPE,
+                     "logprob: rank %d of %d has columns [%" PRId64 ", %" PRId64
+                     ") of a vocabulary of %" PRId64 " in segments of %" PRId64
+                     ", expected [%" PRId64 ", %" PRId64 "); pad the vocabulary to %" PRId64
+                     " columns and give each rank %" PRId64,
+                     (int)colo_comm_rank(group), (int)ranks, start, end, v, c->segment, lo, hi,
+                     each * ranks, each);
+}
+
 colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                                       const colo_tensor_t *logits, const colo_comm_t *group)
 {
@@ -167,7 +207,8 @@ colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                          "logprob: local_smoothing divides by this rank's columns - 1: found "
                          "%" PRId64 " columns, expected 2 or more",
                          own < 0 ? 0 : own);
-    return COLO_OK;
+    return check_segments(config, config->logits.vocab_start,
+                          end < config->logits.vocab ? end : config->logits.vocab, group);
 }
 
 colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
@@ -210,6 +251,22 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
     return colo_loss_i_check_memory(mask, logits, "mask");
 }
 
+/* A kernel cuts a row at the 16-byte words of memory. With segments the cuts may not depend on
+ * where the row is. */
+static colo_status_t check_words(const colo_logprob_config_t *c, const colo_tensor_t *logits)
+{
+    enum { WORD = 16 };
+    const int64_t elem = (int64_t)colo_dtype_size(logits->dtype);
+    if (c->segment == 0 || logits->mem != COLO_CUDA || colo_tensor_count(logits) == 0 ||
+        ((uintptr_t)logits->data % WORD == 0 &&
+         (logits->shape[0] == 1 || logits->stride[0] * elem % WORD == 0)))
+        return COLO_OK;
+    return colo_fail(COLO_ERR_SHAPE,
+                     "logits: the first row is %d bytes past a multiple of %d and rows are %" PRId64
+                     " bytes apart, expected multiples of %d with segments; pad the rows",
+                     (int)((uintptr_t)logits->data % WORD), WORD, logits->stride[0] * elem, WORD);
+}
+
 colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_tensor_t *logits,
                                            const colo_tensor_t *targets, const colo_comm_t *group,
@@ -230,6 +287,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                          (int)targets->ndim, colo_tensor_count(targets), logits->shape[0]);
     COLO_TRY(colo_loss_i_check_memory(targets, logits, "targets"));
     COLO_TRY(colo_loss_i_check_shard(config, logits, group));
+    COLO_TRY(check_words(config, logits));
     if (!out)
         return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
     if (out->entropy && !config->want_entropy)
@@ -312,7 +370,7 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *p)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: no rank of %d holds column %" PRId64
                              " of the vocabulary of %" PRId64,
-                             (int)p->ranks, at, vocab);
+                             (int)(p->ranks / p->slots), at, vocab);
         at = end;
     }
     for (int32_t r = 0; r < p->ranks; r++)
@@ -321,7 +379,7 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *p)
         return colo_fail(COLO_ERR_MISMATCH,
                          "logprob: the shards of %d ranks hold %" PRId64
                          " columns, the vocabulary has %" PRId64 ": some are on two ranks",
-                         (int)p->ranks, total, vocab);
+                         (int)(p->ranks / p->slots), total, vocab);
     return COLO_OK;
 }
 
@@ -331,21 +389,22 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
     for (int32_t r = 0; r < p->ranks; r++) {
         const colo_logprob_header_t *h = header_of(p, r);
         if (h->magic != COLO_LOGPROB_MAGIC)
-            return colo_fail(COLO_ERR_MISMATCH, "logprob: rank %d brings no statistics", (int)r);
+            return colo_fail(COLO_ERR_MISMATCH, "logprob: rank %d brings no statistics",
+                             (int)(r / p->slots));
         if (h->tokens != first->tokens)
             return colo_fail(COLO_ERR_MISMATCH,
-                             "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64, (int)r,
-                             h->tokens, first->tokens);
+                             "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
+                             (int)(r / p->slots), h->tokens, first->tokens);
         if (h->config != first->config)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: rank %d has another config or dtype than "
                              "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
-                             (int)r, h->config, first->config);
+                             (int)(r / p->slots), h->config, first->config);
         if (h->targets != first->targets)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: rank %d has other targets than rank 0 "
                              "(%016" PRIx64 ", %016" PRIx64 ")",
-                             (int)r, h->targets, first->targets);
+                             (int)(r / p->slots), h->targets, first->targets);
     }
     return check_tiling(p);
 }

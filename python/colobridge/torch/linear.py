@@ -20,7 +20,7 @@ from ..tensor import torch_dtype
 from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary, partitioned
 from .linear_plan import LinearPlan
-from .logprob import MEMBERS, NAMES, _config, _control, shard, targets_for
+from .logprob import MEMBERS, NAMES, _config, _control, segment_of, shard, targets_for
 from .nll import Loss, across, counted, masked, reduced
 from .ranks import alone
 from .ready import scalars, table
@@ -343,7 +343,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
                                 "%d x %d" % (what, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
                                              rows_here, hidden.shape[-1]))
     start, vocab = shard(comm, _control(tp_group, comm), rows_here, *columns)
-    config = _config(start, vocab, **members, **{'want_' + name: name in names
+    config = _config(start, vocab, **segment_of(members, vocab), **{'want_' + name: name in names
                                                  for name in ('entropy', 'loss', 'correct')})
     copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
     if copies_weight:

@@ -314,7 +314,14 @@ def function() -> Any:
 
 
 # Names of the C config's members that calls of ours give, in this order.
-MEMBERS = ('temperature', 'softcap', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size')
+MEMBERS = ('temperature', 'softcap', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size', 'segment')
+
+
+def segment_of(members: dict[str, Any], vocab: int) -> dict[str, Any]:
+    """With segment -1 as the columns of one of 8 segments"""
+    if members.get('segment') == -1:
+        members['segment'] = -(-vocab // 128) * 16
+    return members
 
 
 def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any,
@@ -368,7 +375,7 @@ def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Com
         raise ArgumentError("%s: target is on %s, logits are on %s"
                             % (what, target.device, logits.device))
     start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)
-    config = _config(start, vocab, **members, **{'want_' + name: name in names
+    config = _config(start, vocab, **segment_of(members, vocab), **{'want_' + name: name in names
                                                  for name in ('entropy', 'loss', 'correct')})
     read, rows = rows_of(logits)
     if in_place and read is not logits:
@@ -406,7 +413,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
             vocab_size: int | None = None, entropy: bool = False, loss: bool = False,
             temperature: float = 1.0, softcap: float | None = None, label_smoothing: float = 0.0,
             z_loss: float = 0.0, ignore_index: int = -100, chunk_size: int | None = None,
-            inplace_backward: bool = False, support: Support | None = None) -> Any:
+            inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
     """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
@@ -418,6 +425,8 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is
     written over the logits; a later backward of another function that saved them is a RuntimeError.
     support: lists of ids that take the place of the vocabulary; entropy and loss are then theirs, too.
+    invariant: True: the same bits on 1, 2, 4 and 8 ranks and for any tokens in a call, if the vocabulary is
+    padded to a multiple of 128 and cut evenly; a number: the columns of a segment (docs/invariant.md).
 
     Raises ValueError (shapes, dtypes, devices, options), MismatchError (ranks that differ in targets,
     options, or shards with a hole), RuntimeError (destroyed group, another rank's error, logits
@@ -430,5 +439,6 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     out = function().apply(*planned(
         'logprob', vocab_parallel_logits, target, names, tp_group,
         (vocab_start, vocab_end, vocab_size), inplace_backward,
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
+        support=support))
     return out if len(names) > 1 else out[0]

@@ -291,7 +291,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         vocab_end: int | None = None, vocab_size: int | None = None, temperature: float = 1.0,
         softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, chunk_size: int | None = None,
-        inplace_backward: bool = False, support: Support | None = None) -> Any:
+        inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
     """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
 
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
@@ -310,7 +310,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     weights = None
     if mask is not None:
         target, weights = masked('nll', mask, target, ignore_index, tp_group, reduce_group)
-    numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)
+    numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
         loss = function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,

@@ -33,10 +33,10 @@ def entry(name: str) -> Any:
 
 
 def scalars(temperature: Any, softcap: Any, label_smoothing: Any, z_loss: Any, ignore_index: Any,
-            chunk_size: Any) -> tuple[Any, ...]:
+            chunk_size: Any, invariant: Any = False) -> tuple[Any, ...]:
     """Options as plain numbers: a tensor would be a key that changes, and be compared on its device."""
     return (float(temperature), float(softcap or 0.0), float(label_smoothing), float(z_loss),
-            ignore_index, chunk_size or 0)
+            ignore_index, chunk_size or 0, -1 if invariant is True else int(invariant))
 
 
 def failed(status: int) -> Exception:

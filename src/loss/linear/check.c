@@ -56,6 +56,12 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
 {
     COLO_TRY(read_config(config, c));
     COLO_TRY(colo_logprob_config_check(&c->logprob));
+    if (c->logprob.segment > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: segment is %" PRId64
+                         ", expected 0: products of the head are not made "
+                         "in segments; colo_logprob_forward() takes it",
+                         c->logprob.segment);
     if (!head)
         return colo_fail(COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
     const colo_lm_head_config_t *h = colo_lm_head_config(head);

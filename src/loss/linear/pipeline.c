@@ -122,8 +122,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     k->pass.d_dtype = l->dtype;
     k->pass.d_row_stride = k->s.in_place ? k->s.z_stride : k->s.d_stride;
     k->true_columns = k->pass.true_columns;
-    k->pass.rank = colo_comm_rank(l->group);
-    k->pass.ranks = colo_comm_size(l->group);
+    colo_logprob_i_set_ranks(&k->pass, l->group);
     k->pass.blocks = at(k, k->m.blocks);
     k->pass.block = k->s.block;
     k->pass.out = (colo_logprob_out_t){
@@ -146,7 +145,8 @@ void colo_linear_i_make_header(struct colo_linear_call *k)
         .columns = k->pass.true_columns,
         .tokens = k->s.rows,
         .config = colo_logprob_i_hash_config(c, k->pass.dtype),
-        .targets = on_host && k->pass.ranks > 1 ? colo_logprob_i_hash_targets(&k->pass) : 0,
+        .targets =
+            on_host && !colo_logprob_i_alone(&k->pass) ? colo_logprob_i_hash_targets(&k->pass) : 0,
     };
 }
 
@@ -287,8 +287,8 @@ static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
 {
     struct colo_logprob_pass *p = &k->pass;
     COLO_TRY(colo_comm_i_all_gather(k->l->group, COLO_CATEGORY_LOSS,
-                                    p->blocks + p->rank * p->block.bytes, p->blocks, p->block.bytes,
-                                    COLO_U8, k->lane));
+                                    p->blocks + p->rank * p->block.bytes, p->blocks,
+                                    p->slots * p->block.bytes, COLO_U8, k->lane));
     return look && colo_lm_head_config(k->l->head)->mem == COLO_HOST
                ? colo_logprob_i_check_headers(p)
                : COLO_OK;
@@ -298,12 +298,12 @@ static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
 static colo_status_t work(struct colo_linear_call *k, int64_t u)
 {
     const colo_loss_ops_t *ops = k->l->loss;
-    const bool piecewise = k->s.piecewise, alone = k->pass.ranks == 1;
+    const bool piecewise = k->s.piecewise, alone = colo_logprob_i_alone(&k->pass);
     set_unit(k, u);
     COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(u % 2), k->lane));
     if (k->s.pass != COLO_LINEAR_BACKWARD) {
         k->pass.block_lo = piecewise || alone ? k->pass.lo : 0;
-        COLO_TRY(ops->logprob_stats(&k->pass, k->lane));
+        COLO_TRY(colo_logprob_i_stats(ops, &k->pass, k->lane));
         if (piecewise && !alone)
             COLO_TRY(gather_blocks(k, u == 0));
         if (piecewise || alone)
@@ -327,8 +327,8 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
         return colo_comm_i_all_reduce(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
                                       k->d_hidden.data, count, l->dtype, COLO_SUM, k->lane);
     return colo_comm_i_reduce_scatter(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
-                                      k->d_hidden_out->data, count / k->pass.ranks, l->dtype,
-                                      COLO_SUM, k->lane);
+                                      k->d_hidden_out->data, count / colo_comm_size(l->group),
+                                      l->dtype, COLO_SUM, k->lane);
 }
 
 /* On the caller's stream: what a unit adds to d_hidden of its chunk; the last one puts it there. */
@@ -398,7 +398,7 @@ colo_status_t colo_linear_i_join(const struct colo_linear_call *k)
 /* After the last chunk: what is left for the lane, then the caller's stream waits for it. */
 static colo_status_t finish(struct colo_linear_call *k, const colo_logprob_out_t *out)
 {
-    if (!k->s.piecewise && out && k->pass.ranks > 1) {
+    if (!k->s.piecewise && out && !colo_logprob_i_alone(&k->pass)) {
         k->pass.lo = k->pass.block_lo = 0;
         k->pass.hi = k->s.rows;
         COLO_TRY(gather_blocks(k, true));

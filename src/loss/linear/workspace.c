@@ -206,7 +206,8 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
     m->scale =
         put(&n, &ok, s->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
     m->stats = put(&n, &ok, s->piecewise, R, 3, sizeof(double));
-    m->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group), 1);
+    m->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group),
+                    colo_logprob_i_slots(&c->logprob, colo_comm_size(l->group)));
     for (int i = 0; i < 2; i++) {
         m->z[i] = put(&n, &ok, i < s->buffers, s->chunk, s->z_stride, elem_of(c->logits_dtype));
         m->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), s->chunk,

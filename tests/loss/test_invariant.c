@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_invariant.c - with segments, outputs and gradients have the same bits for any number of
+ * ranks, for any chunk, and for any tokens that a token shares a call with. Bits are compared; that
+ * the values are right, the fp64 oracle says.
+ */
+#include "loss/loss_alone.h"
+
+enum { TOKENS = 13, GROUPS = 3 };
+
+static const int32_t worlds[] = {1, 2, 4, 8};
+
+/* As @c's segment has it: whole segments, as many on each rank. */
+static void shard(loss_case_t *c)
+{
+    const int64_t segments = (c->vocab - 1) / c->config.segment + 1,
+                  each = ((segments - 1) / c->ranks + 1) * c->config.segment;
+    for (int r = 0; r < c->ranks; r++) {
+        c->start[r] = r * each;
+        c->columns[r] = each;
+    }
+}
+
+/* Tokens [lo, hi) of @from on @ranks. */
+static void take(loss_case_t *c, const loss_case_t *from, int32_t ranks, int64_t lo, int64_t hi)
+{
+    uint64_t rng = 1;
+    loss_case_init(c, ranks, hi - lo, from->vocab, from->dtype, 1, &rng);
+    c->config = from->config;
+    shard(c);
+    const size_t n = (size_t)(hi - lo);
+    memcpy(c->z, from->z + lo * c->vocab, n * (size_t)c->vocab * sizeof *c->z);
+    memcpy(c->targets, from->targets + lo, n * sizeof *c->targets);
+    for (int k = 0; k < 3; k++)
+        memcpy(c->up[k], from->up[k] + lo, n * sizeof *c->up[k]);
+}
+
+/* The tokens of @c, which are those from @lo on of @whole, have its bits on every rank. */
+static void same_bits(const loss_case_t *c, const loss_case_t *whole, int64_t lo)
+{
+    const size_t n = (size_t)c->tokens;
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            if (memcmp(c->out[r][k], whole->out[0][k] + lo, n * sizeof(double)) != 0)
+                fail_msg("%s, W %d, rank %d, tokens from %d: output %d differs",
+                         colo_dtype_name(c->dtype), (int)c->ranks, r, (int)lo, k);
+        assert_memory_equal(c->correct[r], whole->correct[0] + lo, n);
+    }
+    if (memcmp(c->dz, whole->dz + lo * c->vocab, n * (size_t)c->vocab * sizeof(double)) != 0)
+        fail_msg("%s, W %d, tokens from %d: the gradient differs", colo_dtype_name(c->dtype),
+                 (int)c->ranks, (int)lo);
+}
+
+static void check(loss_case_t *one)
+{
+    static const int64_t cuts[GROUPS + 1] = {0, 1, 6, TOKENS};
+    shard(one);
+    assert_ok(loss_case_run(one));
+    loss_case_compare(one, "segments");
+    for (int w = 0; w < 4; w++) {
+        loss_case_t c;
+        take(&c, one, worlds[w], 0, TOKENS);
+        c.config.chunk_size = w;
+        assert_ok(loss_case_run(&c));
+        same_bits(&c, one, 0);
+        loss_case_free(&c);
+        for (int g = 0; g < GROUPS; g++) {
+            take(&c, one, worlds[w], cuts[g], cuts[g + 1]);
+            assert_ok(loss_case_run(&c));
+            same_bits(&c, one, cuts[g]);
+            loss_case_free(&c);
+        }
+    }
+    loss_case_free(one);
+}
+
+T_CASE(logits_in_segments_give_the_same_bits_on_1_2_4_and_8_ranks)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    static const int64_t vocabs[] = {256, 300};
+    uint64_t rng = t_seed();
+    for (int d = 0; d < 4; d++)
+        for (int v = 0; v < 2; v++)
+            for (int plain = 0; plain < 2; plain++) {
+                loss_case_t c;
+                loss_case_init(&c, 1, TOKENS, vocabs[v], dtypes[d], 3, &rng);
+                c.targets[3] = -100;
+                c.config.segment = v ? 48 : 32; /* 300 columns: 7 segments, the last with 12 */
+                c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
+                if (!plain) {
+                    c.config.logits.temperature = 0.7;
+                    c.config.logits.softcap = 30;
+                    c.config.label_smoothing = 0.1;
+                    c.config.z_loss = 0.01;
+                }
+                check(&c);
+            }
+}
+
+static void refused(int32_t ranks, int64_t vocab, int64_t columns, int64_t segment,
+                    colo_status_t status, const char *text)
+{
+    uint64_t rng = 3;
+    loss_case_t c;
+    loss_case_init(&c, ranks, 2, vocab, COLO_F32, 1, &rng);
+    c.config.segment = segment;
+    for (int r = 0; r < ranks; r++) {
+        c.start[r] = r * columns;
+        c.columns[r] = columns;
+    }
+    assert_fails(loss_case_run(&c), status, text);
+    loss_case_free(&c);
+}
+
+T_CASE(shards_that_cut_a_segment_are_refused_with_the_size_to_pad_to)
+{
+    refused(1, 100, 100, 24, COLO_ERR_ARG, "segment is 24, expected 0 (off) or a multiple of 16");
+    refused(1, 2000, 2000, 16, COLO_ERR_ARG,
+            "a multiple of 16 of at least 32, for a vocabulary of 2000");
+    refused(1, 100, 100, -16, COLO_ERR_ARG, "segment is -16");
+    refused(2, 256, 128, 48, COLO_ERR_SHAPE, " in segments of 48, expected [");
+}
+
+T_CASE(segments_with_smoothing_per_rank_are_refused)
+{
+    colo_logprob_config_t c = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 64, .segment = 16,
+                               .local_smoothing = true};
+    assert_fails(colo_logprob_config_check(&c), COLO_ERR_ARG,
+                 "local_smoothing with segment 16: it depends on the number of ranks");
+}
+
+T_MAIN("loss/invariant")
