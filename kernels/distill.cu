@@ -20,7 +20,7 @@ namespace
 {
 
 constexpr int THREADS = 256;
-constexpr int BATCH = 4; /* slots of each matrix in flight a thread */
+constexpr int BATCH = 4; /* vectors of each matrix in flight a thread */
 
 __device__ float log_of(float v)
 {
@@ -141,11 +141,11 @@ __device__ void absorb(sums<R> &a, const R *x, const R *v, const R *w, bool prob
     }
 }
 
-/* A whole slot of logits and of a teacher's: x = factor z, v = target_factor w, factors positive.
+/* A whole vector of logits and of a teacher's: x = factor z, v = target_factor w, factors positive.
  */
 template <typename D>
-__device__ void absorb_slot(sums<typename D::real> &a, const uint4 &z, const uint4 &w,
-                            typename D::real factor, typename D::real target_factor)
+__device__ void absorb_vector(sums<typename D::real> &a, const uint4 &z, const uint4 &w,
+                              typename D::real factor, typename D::real target_factor)
 {
     using R = typename D::real;
     constexpr int N = D::N;
@@ -210,7 +210,7 @@ __device__ void read_columns(sums<typename D::real> &a, const colo_distill_pass 
 }
 
 /* PLAIN: a teacher's logits of the same dtype, factors positive, no softcap. Then a row whose
- * targets sit in their 16-byte words as its logits do is read slot by slot, and its two ends as
+ * targets sit in their 16-byte words as its logits do is read vector by vector, and its two ends as
  * above. Which way a row goes depends on its addresses alone. */
 template <typename D, typename E, bool PLAIN>
 __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ colo_distill_pass p)
@@ -228,13 +228,13 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
         const typename E::elem *targets =
             (const typename E::elem *)p.targets + t * p.target_row_stride;
         const bool counts = !p.mask || p.mask[t * p.mask_stride];
-        const int64_t first = first_slot<D>(row), end = counts ? p.base.true_columns : 0;
+        const int64_t first = first_vector<D>(row), end = counts ? p.base.true_columns : 0;
         sums<R> a = {minus_inf<R>(), 0, p.probs ? (R)0 : minus_inf<R>(), 0, 0, 0};
-        if (PLAIN && first_slot<D>(targets) == first && end > 2 * N) {
-            const int64_t lo = first < 0 ? first + N : 0, slots = (end - lo) / N;
+        if (PLAIN && first_vector<D>(targets) == first && end > 2 * N) {
+            const int64_t lo = first < 0 ? first + N : 0, vectors = (end - lo) / N;
             const uint4 *z = (const uint4 *)(row + lo), *w = (const uint4 *)(targets + lo);
             int64_t k = threadIdx.x;
-            for (; k + (BATCH - 1) * THREADS < slots; k += BATCH * THREADS) {
+            for (; k + (BATCH - 1) * THREADS < vectors; k += BATCH * THREADS) {
                 uint4 vz[BATCH], vw[BATCH];
 #pragma unroll
                 for (int b = 0; b < BATCH; b++) {
@@ -243,14 +243,14 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
                 }
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)
-                    absorb_slot<D>(a, vz[b], vw[b], (R)p.base.factor, (R)p.target_factor);
+                    absorb_vector<D>(a, vz[b], vw[b], (R)p.base.factor, (R)p.target_factor);
             }
-            for (; k < slots; k += THREADS)
-                absorb_slot<D>(a, __ldcs(z + k), __ldcs(w + k), (R)p.base.factor,
-                               (R)p.target_factor);
+            for (; k < vectors; k += THREADS)
+                absorb_vector<D>(a, __ldcs(z + k), __ldcs(w + k), (R)p.base.factor,
+                                 (R)p.target_factor);
             if (first < 0)
                 read_columns<D, E>(a, p, row, targets, first, lo);
-            read_columns<D, E>(a, p, row, targets, lo + slots * N, end);
+            read_columns<D, E>(a, p, row, targets, lo + vectors * N, end);
         } else {
             read_columns<D, E>(a, p, row, targets, first, end);
         }
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
                                   (R)p.saved[4 * p.base.tokens + t],
                                   (R)((p.upstream.d_ce ? get(p.upstream.d_ce, WIDE, t) : 0) +
                                       (p.upstream.d_kl ? get(p.upstream.d_kl, WIDE, t) : 0))};
-        const int64_t first = first_slot<D>(row);
+        const int64_t first = first_vector<D>(row);
         if constexpr (std::is_same<D, E>::value) {
             constexpr int64_t COLUMNS = (int64_t)RUN * THREADS * N;
             const int64_t j = first + blockIdx.x * COLUMNS;

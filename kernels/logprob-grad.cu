@@ -4,16 +4,16 @@
  *
  *   dx_j = p_j (A + B (x_j - M)) + C [j = t] + D     dz = dx (1 - (x / cap)^2) factor
  *
- * A block of threads takes a run of a row's slots; its loads are under way while the row's four
+ * A block of threads takes a run of a row's vectors; its loads are under way while the row's four
  * coefficients are made from the saved statistics, in fp64. Rows of ignored tokens are not read. p
  * is e^(x - M - log Sum) with log Sum subtracted in the exponent: small numbers only, whatever the
  * offset of the logits. C is added before rounding to the dtype, so p -> 1 at the target loses
  * nothing.
  *
- * In place is legal: a thread writes the slot that it has read, and no other thread touches it.
- * Where logits and gradient do not sit alike in their 16-byte words, slots are the logits' and are
- * written element by element. Gradients may be of a narrower dtype than the logits, in memory of
- * their own.
+ * In place is legal: a thread writes the vector that it has read, and no other thread touches it.
+ * Where logits and gradient do not sit alike in their 16-byte words, vectors are the logits' and
+ * are written element by element. Gradients may be of a narrower dtype than the logits, in memory
+ * of their own.
  */
 #include "logprob.cuh"
 
@@ -23,7 +23,7 @@ namespace
 {
 
 constexpr int THREADS = 256, UNROLL = 4, BLOCKS = 5; /* a multiprocessor's blocks, at least */
-constexpr int RUN = THREADS * UNROLL;                /* slots a block */
+constexpr int RUN = THREADS * UNROLL;                /* vectors a block */
 
 enum { PROB = 0, FULL = 1, GENERIC = 2 }; /* p A only; p (A + B d) + D; and x is not factor z */
 
@@ -106,9 +106,10 @@ __device__ void one_element(const colo_logprob_pass &p, const typename D::elem *
         out[j] = O::round(gradient<WHAT, R>(D::one(row[j]), j == k.target, k));
 }
 
-/* A slot of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype. */
+/* A vector of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype.
+ */
 template <typename D, typename O>
-__device__ void store_slot(typename O::elem *out, const typename D::real *z)
+__device__ void store_vector(typename O::elem *out, const typename D::real *z)
 {
     if constexpr (sizeof(typename O::elem) == sizeof(typename D::elem))
         __stcs((uint4 *)out, O::pack(z));
@@ -116,7 +117,7 @@ __device__ void store_slot(typename O::elem *out, const typename D::real *z)
         __stcs((uint2 *)out, uint2{O::two(z[0], z[1]), O::two(z[2], z[3])});
 }
 
-/* The slots of a run that lies inside the row: loads first, then the row's coefficients. */
+/* The vectors of a run that lies inside the row: loads first, then the row's coefficients. */
 template <typename D, typename O, int WHAT>
 __device__ void whole_run(const colo_logprob_pass &p, const typename D::elem *row,
                           typename O::elem *out, int64_t j, const look<typename D::real> &found,
@@ -156,11 +157,11 @@ __device__ void whole_run(const colo_logprob_pass &p, const typename D::elem *ro
             for (int e = 0; e < N; e++)
                 z[e] = kind == ZERO ? (R)0 : (R)CUDART_NAN;
         }
-        store_slot<D, O>(out + i * THREADS * N, z);
+        store_vector<D, O>(out + i * THREADS * N, z);
     }
 }
 
-/* Any other run, slot by slot. */
+/* Any other run, vector by vector. */
 template <typename D, typename O, int WHAT>
 __device__ void ragged_run(const colo_logprob_pass &p, const typename D::elem *row,
                            typename O::elem *out, int64_t from, bool alike,
@@ -182,13 +183,13 @@ __device__ void ragged_run(const colo_logprob_pass &p, const typename D::elem *r
         }
         R z[N];
         if (kind == COMPUTE)
-            D::unpack(load_slot(row, j, sizeof(typename D::elem)), z);
+            D::unpack(load_vector(row, j, sizeof(typename D::elem)), z);
 #pragma unroll
         for (int e = 0; e < N; e++)
             z[e] = kind == COMPUTE ? gradient<WHAT, R>(z[e], j + e == k.target, k)
                    : kind == ZERO  ? (R)0
                                    : (R)CUDART_NAN;
-        store_slot<D, O>(out + j, z);
+        store_vector<D, O>(out + j, z);
     }
 }
 
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
     for (int64_t t = p.lo + blockIdx.y; t < p.hi; t += gridDim.y) {
         const E *row = (const E *)p.logits + (t - p.row_lo) * p.row_stride;
         typename O::elem *out = (typename O::elem *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
-        const int64_t first = first_slot<D>(row), j = first + (int64_t)blockIdx.x * (RUN * N);
+        const int64_t first = first_vector<D>(row), j = first + (int64_t)blockIdx.x * (RUN * N);
         const bool alike = (((uintptr_t)(out + first)) & (N * sizeof(typename O::elem) - 1)) == 0;
         const bool read = p.targets[t * p.target_stride] != p.config.ignore_index;
         if (threadIdx.x == 0)
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
 template <typename D, typename O, int WHAT>
 cudaError_t grad(const colo_logprob_pass &p, cudaStream_t stream)
 {
-    const int64_t slots = (p.columns + 2 * (D::N - 1)) / D::N, runs = (slots - 1) / RUN + 1;
+    const int64_t vectors = (p.columns + 2 * (D::N - 1)) / D::N, runs = (vectors - 1) / RUN + 1;
     const dim3 grid((unsigned)runs, (unsigned)std::min<int64_t>(p.hi - p.lo, 65535));
     if (runs > INT32_MAX)
         return cudaErrorInvalidValue;

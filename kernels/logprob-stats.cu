@@ -2,7 +2,7 @@
 /*
  * logprob-stats.cu - forward of the loss: one read of the logits, then the merge of the blocks.
  *
- * One block of threads a row; every thread keeps its own running maximum and sums over the slots
+ * One block of threads a row; every thread keeps its own running maximum and sums over the vectors
  * it reads, four in flight, and the threads are combined once at the end: the maximum first, then
  * sums in fp64 by a fixed tree. How a row is split depends on its address only, so a row's bits
  * depend on nothing but the row, however tokens are cut into passes.
@@ -25,7 +25,7 @@ namespace
 
 /* ---- a row ---- */
 
-/* A slot that is not whole, one element a thread. */
+/* A vector that is not whole, one element a thread. */
 template <typename D, int KEEP, bool PLAIN>
 __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p, const void *row,
                      int64_t from)
@@ -48,7 +48,7 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
     const R factor = (R)p.factor, cap = (R)p.config.logits.softcap;
-    const int64_t first = first_slot<D>(row), end = (p.true_columns - first) / N;
+    const int64_t first = first_vector<D>(row), end = (p.true_columns - first) / N;
     const int64_t step = THREADS;
     /* in ascending order of columns, for of equal maxima the first is kept */
     int64_t k = threadIdx.x;
@@ -61,13 +61,13 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
         for (; k + (BATCH - 1) * step < end; k += BATCH * step) {
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
-                v[b] = load_slot(row, first + (k + b * step) * N, SIZE);
+                v[b] = load_vector(row, first + (k + b * step) * N, SIZE);
             absorb<D, KEEP, BATCH>(a, v, factor, first + k * N, step * N);
         }
 #pragma unroll
         for (int b = 0; b < BATCH - 1; b++) /* what is left, in flight together, too */
             if (k + b * step < end)
-                v[b] = load_slot(row, first + (k + b * step) * N, SIZE);
+                v[b] = load_vector(row, first + (k + b * step) * N, SIZE);
 #pragma unroll
         for (int b = 0; b < BATCH - 1; b++)
             if (k + b * step < end)
@@ -75,7 +75,7 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
     } else {
         for (; k < end; k += step) {
             R x[N];
-            D::unpack(load_slot(row, first + k * N, SIZE), x);
+            D::unpack(load_vector(row, first + k * N, SIZE), x);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 x[i] = x_of(x[i], factor, cap);

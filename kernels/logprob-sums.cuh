@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * logprob-sums.cuh - a row's statistics: what a thread keeps while its slots go by, and how the
+ * logprob-sums.cuh - a row's statistics: what a thread keeps while its vectors go by, and how the
  * threads of a block are combined. For kernels that give a row a block of THREADS threads:
  * logprob-stats.cu, which says why sums are made this way, and topk.cu.
  */
@@ -13,7 +13,7 @@ namespace
 {
 
 constexpr int THREADS = 128; /* ten such blocks on a multiprocessor: short rows and few rows, too */
-constexpr int BATCH = 4;     /* slots in flight a thread */
+constexpr int BATCH = 4;     /* vectors in flight a thread */
 constexpr int PARTS = 4;     /* independent sums a thread */
 
 enum { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
@@ -79,7 +79,7 @@ __device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t at, boo
         }
 }
 
-/* Whole slots, B of them, @step elements apart. */
+/* Whole vectors, B of them, @step elements apart. */
 template <typename D, int KEEP, int B>
 __device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename D::real factor,
                        int64_t at, int64_t step)

@@ -2,8 +2,8 @@
 /*
  * logprob.cuh - what the two loss files share: reading logits 16 bytes at a time, and x of a logit.
  *
- * A row begins where the caller put it, so the 16-byte words of a row ("slots") begin at or before
- * its first element: slot k holds elements [first + k N, first + (k + 1) N), first <= 0. Slots that
+ * A row begins where the caller put it, so the 16-byte words of a row ("vectors") begin at or before
+ * its first element: vector k holds elements [first + k N, first + (k + 1) N), first <= 0. Vectors that
  * are whole are read in one access, the one or two that are not element by element.
  *
  * x = factor z, or cap tanh(factor z / cap). Everything else uses x - M only, and without softcap
@@ -218,13 +218,13 @@ template <typename R> __device__ R x_of(R z, R factor, R cap)
 }
 
 /* Elements (<= 0) from the row's first to the 16-byte boundary at or before it. */
-template <typename D> __device__ int64_t first_slot(const void *row)
+template <typename D> __device__ int64_t first_vector(const void *row)
 {
     return -(int64_t)(((uintptr_t)row & 15) / sizeof(typename D::elem));
 }
 
 /* Read once, never again from here: do not keep it in the caches. */
-__device__ uint4 load_slot(const void *row, int64_t element, int size)
+__device__ uint4 load_vector(const void *row, int64_t element, int size)
 {
     return __ldcs((const uint4 *)((const char *)row + element * size));
 }

@@ -3,15 +3,17 @@
  * topk.cu - the k largest columns of a row and the row's statistics, in one read of the logits.
  *
  * A block of threads a row, and the sums of logprob-sums.cuh. What is looked for while the row goes
- * by is not elements but slots, the 16-byte words that it is read in; the maximum of a slot is made
- * for the sums anyway. The k largest elements lie in the k slots that have the largest maxima, of
- * equal maxima the first ones: before an element of any other slot there is one in each of those k.
+ * by is not elements but vectors, the 16-byte words that it is read in; the maximum of a vector is
+ * made for the sums anyway. The k largest elements lie in the k vectors that have the largest
+ * maxima, of equal maxima the first ones: before an element of any other vector there is one in
+ * each of those k.
  *
- *   1. A slot whose maximum is above the bar becomes a candidate in shared memory: maximum, number.
+ *   1. A vector whose maximum is above the bar becomes a candidate in shared memory: maximum,
+ * number.
  *   2. When there are many, the k first are kept, and the bar is the maximum of the last of them. A
- *      later slot that only equals the bar has k before it. The bar is there from the first STEP
- *      slots on, so a row in random order makes a few hundred candidates for k = 64.
- *   3. At the row's end the k slots are read again, 16 k bytes; their elements that reach the bar
+ *      later vector that only equals the bar has k before it. The bar is there from the first STEP
+ *      vectors on, so a row in random order makes a few hundred candidates for k = 64.
+ *   3. At the row's end the k vectors are read again, 16 k bytes; their elements that reach the bar
  *      are candidates in the same memory, the k first are kept, and each is put where as many
  *      others come before it.
  *
@@ -36,7 +38,7 @@
 namespace
 {
 
-constexpr int STEP = BATCH * THREADS; /* slots */
+constexpr int STEP = BATCH * THREADS; /* vectors */
 constexpr int BLOCKS = 10;            /* on a multiprocessor, where 48 registers do */
 constexpr int ROOM = 2048;            /* candidates */
 constexpr int PER = COLO_TOPK_MAX / THREADS;
@@ -47,7 +49,7 @@ __device__ int mark_of(int k)
     return max(512, 4 * k);
 }
 static_assert(4 * COLO_TOPK_MAX + 2 * STEP <= ROOM, "two steps fit above the mark");
-static_assert(COLO_TOPK_MAX * 8 <= ROOM, "all elements of k slots fit");
+static_assert(COLO_TOPK_MAX * 8 <= ROOM, "all elements of k vectors fit");
 
 /* ---- logits as integers ---- */
 
@@ -99,15 +101,15 @@ template <typename R> __device__ R key_of(R z, double factor)
 
 template <typename C> struct room {
     C key[ROOM];
-    unsigned at[ROOM]; /* slot, and in the end column */
+    unsigned at[ROOM]; /* vector, and in the end column */
     C bar, top;        /* no candidate is below bar or above top */
     int count;
 };
 
-/* The slots whose maximum @top reaches @least; true when there are more candidates than @mark. */
+/* The vectors whose maximum @top reaches @least; true when there are more candidates than @mark. */
 template <typename D>
-__device__ bool add_slots(room<typename code<D>::type> &h, const typename D::real *top,
-                          unsigned slot, typename D::real least, int mark)
+__device__ bool add_vectors(room<typename code<D>::type> &h, const typename D::real *top,
+                            unsigned vector, typename D::real least, int mark)
 {
     typename code<D>::type best = 0;
     int n = 0;
@@ -124,7 +126,7 @@ __device__ bool add_slots(room<typename code<D>::type> &h, const typename D::rea
             const auto key = encode<D>(top[b]);
             best = max(best, key);
             h.key[at] = key;
-            h.at[at++] = slot + b * THREADS;
+            h.at[at++] = vector + b * THREADS;
         }
     atomicMax(&h.top, best);
     return many;
@@ -204,8 +206,8 @@ template <typename C> __device__ void select(room<C> &h, int k, unsigned last)
 
 /* ---- a row ---- */
 
-/* A slot of which only a part is in the row, -inf in the rest. */
-template <typename D> __device__ uint4 part_of_slot(const void *row, int64_t j, int64_t columns)
+/* A vector of which only a part is in the row, -inf in the rest. */
+template <typename D> __device__ uint4 part_of_vector(const void *row, int64_t j, int64_t columns)
 {
     typename D::real z[D::N];
 #pragma unroll
@@ -215,10 +217,10 @@ template <typename D> __device__ uint4 part_of_slot(const void *row, int64_t j, 
     return D::pack(z);
 }
 
-/* One slot into the sums, x made of each z; its largest key. */
+/* One vector into the sums, x made of each z; its largest key. */
 template <typename D>
-__device__ typename D::real absorb_slot(part<typename D::real, SUM> &a, const colo_logprob_pass &p,
-                                        const uint4 &v, int64_t j)
+__device__ typename D::real absorb_vector(part<typename D::real, SUM> &a,
+                                          const colo_logprob_pass &p, const uint4 &v, int64_t j)
 {
     using R = typename D::real;
     R z[D::N], best = -(R)CUDART_INF;
@@ -233,11 +235,11 @@ __device__ typename D::real absorb_slot(part<typename D::real, SUM> &a, const co
     return best;
 }
 
-/* The row's sums into @a; candidates are all slots that may hold one of the k largest. */
+/* The row's sums into @a; candidates are all vectors that may hold one of the k largest. */
 template <typename D, bool PLAIN>
 __device__ void read_row(part<typename D::real, SUM> &a, room<typename code<D>::type> &h,
-                         const colo_logprob_pass &p, const void *row, int64_t first, unsigned slots,
-                         int k)
+                         const colo_logprob_pass &p, const void *row, int64_t first,
+                         unsigned vectors, int k)
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem), APART = THREADS * N;
@@ -246,15 +248,15 @@ __device__ void read_row(part<typename D::real, SUM> &a, room<typename code<D>::
     bool many = true; /* after the first step there shall be a bar */
     bool look = true, loaded = false;
     uint4 v[BATCH];
-    for (unsigned base = 0; base < slots; base += STEP, look = !look) {
+    for (unsigned base = 0; base < vectors; base += STEP, look = !look) {
         const int64_t begin = first + (int64_t)base * N, j = begin + (int64_t)threadIdx.x * N;
-        const unsigned slot = base + threadIdx.x;
+        const unsigned vector = base + threadIdx.x;
         R top[BATCH];
         if (begin >= 0 && begin + STEP * N <= p.true_columns) {
             if (!loaded)
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)
-                    v[b] = load_slot(row, j + b * APART, SIZE);
+                    v[b] = load_vector(row, j + b * APART, SIZE);
             if constexpr (PLAIN) {
                 absorb<D, SUM, BATCH>(a, v, factor, j, APART);
 #pragma unroll
@@ -263,65 +265,65 @@ __device__ void read_row(part<typename D::real, SUM> &a, room<typename code<D>::
             } else {
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)
-                    top[b] = absorb_slot<D>(a, p, v[b], j + b * APART);
+                    top[b] = absorb_vector<D>(a, p, v[b], j + b * APART);
             }
             /* the next step's are under way while candidates are looked at */
             loaded = begin + 2 * STEP * N <= p.true_columns;
             if (loaded)
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)
-                    v[b] = load_slot(row, j + (b + BATCH) * APART, SIZE);
+                    v[b] = load_vector(row, j + (b + BATCH) * APART, SIZE);
         } else {
             loaded = false;
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
                 const int64_t at = j + b * APART;
                 if (at >= 0 && at + N <= p.true_columns)
-                    v[b] = load_slot(row, at, SIZE);
-                else if (slot + b * THREADS < slots)
-                    v[b] = part_of_slot<D>(row, at, p.true_columns);
+                    v[b] = load_vector(row, at, SIZE);
+                else if (vector + b * THREADS < vectors)
+                    v[b] = part_of_vector<D>(row, at, p.true_columns);
             }
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
                 top[b] = (R)CUDART_NAN; /* reaches no bar */
-                if (slot + b * THREADS >= slots)
+                if (vector + b * THREADS >= vectors)
                     continue;
                 if constexpr (PLAIN) {
                     absorb<D, SUM, 1>(a, &v[b], factor, j + b * APART, 0);
                     top[b] = D::top(v[b]);
                 } else {
-                    top[b] = absorb_slot<D>(a, p, v[b], j + b * APART);
+                    top[b] = absorb_vector<D>(a, p, v[b], j + b * APART);
                 }
             }
         }
-        many |= add_slots<D>(h, top, slot, least, mark_of(k));
+        many |= add_vectors<D>(h, top, vector, least, mark_of(k));
         if (look && __syncthreads_or(many)) {
-            select(h, k, slots - 1);
+            select(h, k, vectors - 1);
             least = decode<D>(h.bar + 1);
             many = false;
         }
     }
-    select(h, k, slots - 1);
+    select(h, k, vectors - 1);
 }
 
-/* Candidates become the elements of the slots that they were. */
+/* Candidates become the elements of the vectors that they were. */
 template <typename D>
-__device__ void open_slots(room<typename code<D>::type> &h, const colo_logprob_pass &p,
-                           const void *row, int64_t first)
+__device__ void open_vectors(room<typename code<D>::type> &h, const colo_logprob_pass &p,
+                             const void *row, int64_t first)
 {
     const auto bar = h.bar;
     const int n = h.count;
-    unsigned slot[PER];
+    unsigned vector[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        slot[i] = i * THREADS + (int)threadIdx.x < n ? h.at[i * THREADS + threadIdx.x] : 0;
+        vector[i] = i * THREADS + (int)threadIdx.x < n ? h.at[i * THREADS + threadIdx.x] : 0;
     __syncthreads();
     if (threadIdx.x == 0)
         h.count = 0;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        const int64_t j = first + (int64_t)slot[i] * D::N;
+        const int64_t j = first + (int64_t)vector[i] * D::N;
         if (i * THREADS + (int)threadIdx.x >= n)
             continue;
 #pragma unroll
@@ -356,9 +358,9 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
         ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&s.header)[threadIdx.x];
     for (int64_t t = blockIdx.x; t < p.base.tokens; t += gridDim.x) {
         const typename D::elem *row = (const typename D::elem *)s.logits + t * s.row_stride;
-        const int64_t target = s.targets[t * s.target_stride], first = first_slot<D>(row),
+        const int64_t target = s.targets[t * s.target_stride], first = first_vector<D>(row),
                       columns = target == s.config.ignore_index ? 0 : s.true_columns;
-        const unsigned slots = columns > 0 ? (unsigned)((columns - first - 1) / D::N + 1) : 0;
+        const unsigned vectors = columns > 0 ? (unsigned)((columns - first - 1) / D::N + 1) : 0;
         part<R, SUM> a;
         begin(a);
         if (threadIdx.x == 0) {
@@ -366,9 +368,9 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
             h.count = 0;
         }
         __syncthreads();
-        read_row<D, PLAIN>(a, h, s, row, first, slots, k);
+        read_row<D, PLAIN>(a, h, s, row, first, vectors, k);
         write_row<D, SUM, PLAIN>(a, s, t, target, row, shared);
-        open_slots<D>(h, s, row, first);
+        open_vectors<D>(h, s, row, first);
         select(h, k, (unsigned)columns);
         const int n = h.count;
         for (int i = threadIdx.x; i < k; i += THREADS) {

@@ -56,7 +56,7 @@ class Bridge:
         self.way = (ds > dd) - (ds < dd)           # 1 fan-in, 0 equal, -1 fan-out
         self.k = max(ds, dd) // min(ds, dd)
         self.cp, self.level = extent(dst, 'cp'), coord(dst, me, 'cp')
-        self.slot = (coord(src, me, 'dp') if self.way > 0 else coord(dst, me, 'dp')) % self.k
+        self.sibling = (coord(src, me, 'dp') if self.way > 0 else coord(dst, me, 'dp')) % self.k
         c = lambda g, r, *names: tuple(coord(g, r, n) for n in names)
         if self.way > 0:
             sibling = lambda r: (c(dst, r, 'dp'), c(src, r, 'tp'))
@@ -81,7 +81,7 @@ class Bridge:
 
     def narrow(self, x):
         n = x.shape[self.dim] // self.k
-        return self.contiguous(x.narrow(self.dim, self.slot * n, n))
+        return self.contiguous(x.narrow(self.dim, self.sibling * n, n))
 
     def chunks(self, full):
         n = full.shape[self.seq_dim] // (2 * self.cp)

@@ -195,9 +195,9 @@ def test_map_a(subgroups):
     assert c.is_fan_in() and not c.is_fan_out() and c.current_rank == 3
     assert (c.src_tp_size, c.src_dp_size, c.dest_tp_size, c.dest_dp_size, c.dest_cp_size) == \
         (2, 4, 2, 2, 2)
-    for rank, slot in enumerate([0, 0, 1, 1, 0, 0, 1, 1]):
+    for rank, block in enumerate([0, 0, 1, 1, 0, 0, 1, 1]):
         info = communicator(dict(tp=2, dp=4), dict(tp=2, cp=2, dp=2), rank).get_slice_info(6)
-        assert (info.start, info.size) == (3 * slot, 3)
+        assert (info.start, info.size) == (3 * block, 3)
 
 
 def test_map_b(subgroups):
@@ -209,9 +209,9 @@ def test_map_b(subgroups):
     assert c.dest_cp_pg is not None
     with pytest.raises(ValueError, match='batch dim size 5 is not divisible by fan_out scale=2'):
         c.get_slice_info(5)
-    for rank, slot in enumerate([0, 0, 1, 1, 0, 0, 1, 1]):
+    for rank, block in enumerate([0, 0, 1, 1, 0, 0, 1, 1]):
         info = communicator(dict(tp=4, dp=2), dict(tp=1, cp=2, dp=4), rank).get_slice_info(4)
-        assert (info.start, info.size) == (2 * slot, 2)
+        assert (info.start, info.size) == (2 * block, 2)
 
 
 def test_other_maps(subgroups):

@@ -42,7 +42,7 @@ MUTANTS = {
         'torch/bridge.py', 'check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))',
         'check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None)); '
         'direction and x is not None and x.mul_(2)', 'test_check.py', 'test_check_of_processes_passes'),
-    'the slot of a rank counts from the other side': (
+    'the place of a rank counts from the other side': (
         'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
         'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',
         'test_megatron.py', 'test_map_b'),

@@ -40,11 +40,11 @@ void colo_block_clear(colo_block_t *b)
 
 colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *b, int64_t count)
 {
-    colo_block_t *slot = colo_list_push(out, sizeof *slot);
-    if (!slot)
+    colo_block_t *entry = colo_list_push(out, sizeof *entry);
+    if (!entry)
         return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)out->n);
-    *slot = *b;
-    slot->count = count;
+    *entry = *b;
+    entry->count = count;
     return COLO_OK;
 }
 
@@ -146,10 +146,10 @@ colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_g
     for (int i = 0; i < g->ndims; i++)
         rank += b->coord[i] > 0 ? b->coord[i] * g->stride[i] : 0;
     for (;;) {
-        int64_t *slot = colo_list_push(out, sizeof *slot);
-        if (!slot)
+        int64_t *entry = colo_list_push(out, sizeof *entry);
+        if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld replicas of a block", (long long)out->n);
-        *slot = rank;
+        *entry = rank;
         w->plan->work++;
         int i = 0;
         for (; i < g->ndims; i++) {

@@ -24,7 +24,7 @@ typedef struct colo_pass_messages {
 typedef struct colo_collective {
     colo_comm_t *gather; /* k siblings; NULL when equal or outside the grids */
     colo_comm_t *cp;     /* NULL when cp is 1 */
-    int64_t k, slot;
+    int64_t k, sibling;
     colo_direction_t direction;
     colo_mem_t mem; /* of the staging */
     void *stage[2]; /* owned; sizes below, 0 where unused */

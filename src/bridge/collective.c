@@ -92,7 +92,7 @@ static int64_t dp_stride(const colo_grid_t *g)
 }
 
 /*
- * Does every rank's slot belong to its group: with the coarser grid (dp = n, stride sc) and the
+ * Does every rank's place belong to its group: with the coarser grid (dp = n, stride sc) and the
  * finer (dp = k n, stride sf), (r / (k sf)) mod n == (r / sc) mod n for all r, which holds exactly
  * when n is 1 or k sf == sc. The first rank that breaks it is the smaller of the two.
  */
@@ -214,7 +214,7 @@ colo_status_t colo_collective_create(colo_bridge_t *b)
         COLO_TRY(colo_grid_coord(d, p->rank, "tp", &dtp));
         COLO_TRY(colo_grid_coord(d, p->rank, "cp", &cp));
         bool in = c->direction == COLO_FAN_IN;
-        c->slot = (in ? sdp : ddp) % c->k;
+        c->sibling = (in ? sdp : ddp) % c->k;
         key = in ? sdp : ddp;
         color = in ? ddp * colo_grid_extent(s, "tp") + stp
                    : (sdp * colo_grid_extent(d, "tp") + dtp) * colo_grid_extent(d, "cp") + cp;
@@ -403,8 +403,8 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
         void *spare = c->stage[sharded && outer ? 1 : 0];
         COLO_TRY(gather_samples(b, x, ns, spare, to, c->stage[1], stream));
     } else {
-        COLO_TRY(
-            copy_samples(b, to, 0, x, c->direction == COLO_FAN_OUT ? c->slot * nd : 0, nd, stream));
+        COLO_TRY(copy_samples(b, to, 0, x, c->direction == COLO_FAN_OUT ? c->sibling * nd : 0, nd,
+                              stream));
     }
     return sharded ? copy_rows(b, whole, y, true, stream) : COLO_OK;
 }
@@ -436,5 +436,6 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
                                         stream));
     if (c->direction == COLO_FAN_OUT)
         return gather_samples(b, g, nd, c->stage[0], d_x, c->stage[1], stream);
-    return copy_samples(b, d_x, 0, g, c->direction == COLO_FAN_IN ? c->slot * ns : 0, ns, stream);
+    return copy_samples(b, d_x, 0, g, c->direction == COLO_FAN_IN ? c->sibling * ns : 0, ns,
+                        stream);
 }

@@ -224,8 +224,8 @@ colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_
     for (int64_t i = 0; i < p->levels; i++)
         s->sum_of[i] = -1;
     for (int64_t i = 0; i < recv->nregions; i++) {
-        int32_t *slot = &s->sum_of[recv->region[i].level];
-        *slot = *slot < 0 ? n++ : *slot;
+        int32_t *sum = &s->sum_of[recv->region[i].level];
+        *sum = *sum < 0 ? n++ : *sum;
     }
     if (sums_whole(b, s) && p->local[COLO_BACKWARD].nregions > 0 && s->sum_of[p->own_level] < 0)
         s->sum_of[p->own_level] = n++;

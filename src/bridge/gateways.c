@@ -26,11 +26,11 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
 {
     COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
     for (int64_t i = 0; i < w->ranks.n; i++) {
-        colo_source_t *slot = colo_list_push(&w->source_nodes, sizeof *slot);
-        if (!slot)
+        colo_source_t *entry = colo_list_push(&w->source_nodes, sizeof *entry);
+        if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
         const int64_t node = colo_location_of(w->cfg, ((int64_t *)w->ranks.at)[i]).node;
-        *slot = (colo_source_t){node, level};
+        *entry = (colo_source_t){node, level};
     }
     return COLO_OK;
 }
@@ -71,11 +71,11 @@ colo_status_t colo_gateways_need(colo_builder_t *w)
     const int64_t *rank = w->destinations.at;
     w->node_destinations.n = 0;
     for (int64_t i = 0; w->several_nodes && i < w->destinations.n; i++) {
-        colo_source_t *slot = colo_list_push(&w->node_destinations, sizeof *slot);
-        if (!slot)
+        colo_source_t *entry = colo_list_push(&w->node_destinations, sizeof *entry);
+        if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld destinations",
                              (long long)w->destinations.n);
-        *slot = (colo_source_t){colo_location_of(w->cfg, rank[i]).node, rank[i]};
+        *entry = (colo_source_t){colo_location_of(w->cfg, rank[i]).node, rank[i]};
     }
     if (w->cfg->nodes && w->node_destinations.n > 1) /* else ascending as they came */
         qsort(w->node_destinations.at, (size_t)w->node_destinations.n, sizeof(colo_source_t),

@@ -101,12 +101,12 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     for (int64_t e = 0; e < r->tables->count; e++)
         r->src_lo[src_dp[e] + 1] += r->tables->rows[e];
     add_up_before(r->src_lo, replicas);
-    COLO_AUTOFREE int64_t *slot = calloc((size_t)replicas + 1, sizeof *slot);
-    if (!slot)
+    COLO_AUTOFREE int64_t *begin = calloc((size_t)replicas + 1, sizeof *begin);
+    if (!begin)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
     for (int64_t e = 0; p < end; e++)
-        slot[src_dp[e] + 1] += colo_parts_of(r->tables->rows[e], &p);
-    add_up_before(slot, replicas);
+        begin[src_dp[e] + 1] += colo_parts_of(r->tables->rows[e], &p);
+    add_up_before(begin, replicas);
     COLO_TRY(colo_parts_reserve(&r->parts, n));
     r->parts.n = n;
     colo_part_t *to = r->parts.at;
@@ -114,8 +114,8 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     for (int64_t e = 0; p < end; e++) {
         const int64_t d = src_dp[e];
         for (int64_t k = colo_parts_of(r->tables->rows[e], &p); k > 0; k--) {
-            to[slot[d]] = p[-k];
-            to[slot[d]++].row = next[d];
+            to[begin[d]] = p[-k];
+            to[begin[d]++].row = next[d];
             next[d] += p[-k].count;
         }
     }
@@ -257,10 +257,10 @@ static colo_status_t push_chunk(const colo_side_t *side, const colo_part_t *part
     if (lo >= hi)
         return COLO_OK;
     if (side->on_rank) {
-        int64_t *slot = colo_list_push(side->on_rank, sizeof *slot);
-        if (!slot)
+        int64_t *entry = colo_list_push(side->on_rank, sizeof *entry);
+        if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
-        *slot = local;
+        *entry = local;
     }
     return push_run(runs, part->row + (lo - part->pos), hi - lo, r->base[q] + lo);
 }

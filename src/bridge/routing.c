@@ -156,10 +156,10 @@ static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i,
         set_box(w, &x->me, &x->other);
         if (!keeps_meetings(w))
             return COLO_OK;
-        int64_t *slot = colo_list_push(&m->first, sizeof *slot);
-        if (!slot)
+        int64_t *entry = colo_list_push(&m->first, sizeof *entry);
+        if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld blocks", (long long)i);
-        *slot = from;
+        *entry = from;
         m->complete = i + 1 == choices(m->met);
         return COLO_OK;
     }

@@ -21,12 +21,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS = 8, NAME_MAX_ = 16 };
+enum { MOST = 8, NAME_MAX_ = 16 };
 
 static struct {
     char name[NAME_MAX_ + 1];
     const colo_backend_t *_Atomic backend;
-} loaded[SLOTS]; /* filled from the front, under the lock; the backend last */
+} loaded[MOST]; /* filled from the front, under the lock; the backend last */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool name_ok(const char *name)
@@ -134,11 +134,11 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
     return COLO_OK;
 }
 
-/* Where @name is, or would be put; SLOTS: nowhere. */
+/* Where @name is, or would be put; MOST: nowhere. */
 static int find(const char *name)
 {
     int i = 0;
-    while (i < SLOTS && atomic_load(&loaded[i].backend) && strcmp(loaded[i].name, name) != 0)
+    while (i < MOST && atomic_load(&loaded[i].backend) && strcmp(loaded[i].name, name) != 0)
         i++;
     return i;
 }
@@ -151,15 +151,15 @@ colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend
     const colo_backend_t *found = NULL;
     colo_status_t st = COLO_OK;
     int i = find(name);
-    if (i < SLOTS && (found = atomic_load(&loaded[i].backend))) { /* what hot calls come to */
+    if (i < MOST && (found = atomic_load(&loaded[i].backend))) { /* what hot calls come to */
         *backend = found;
         return COLO_OK;
     }
     pthread_mutex_lock(&lock);
     i = find(name);
-    if (i == SLOTS) {
+    if (i == MOST) {
         st = colo_fail(COLO_ERR_UNBUILT, "backend '%s': %d backends are loaded, no more fit", name,
-                       SLOTS);
+                       MOST);
     } else if (!(found = atomic_load(&loaded[i].backend))) {
         st = open_backend(name, &found);
         if (st == COLO_OK) {

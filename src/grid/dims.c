@@ -70,7 +70,7 @@ colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t l
 
 void colo_grid_i_start(colo_grid_t *grid)
 {
-    memset(grid, 0, sizeof *grid); /* unused slots are zero, so that equal grids have equal bytes */
+    memset(grid, 0, sizeof *grid); /* unused entries are 0, so that equal grids have equal bytes */
     grid->size = 1;
 }
 

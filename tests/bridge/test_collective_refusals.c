@@ -84,7 +84,7 @@ T_CASE(layouts_that_it_would_sum_wrongly_are_refused)
     }
 }
 
-/* Accepted exactly when every rank's slot is in its group: by asking each rank, for all orders. */
+/* Accepted exactly when every rank's place is in its group: by asking each rank, for all orders. */
 typedef struct sweep {
     int64_t taken, refused;
 } sweep_t;

@@ -2,7 +2,7 @@
 /*
  * test_comm_threads.c - every operation on 1, 2, 3 and 8 in-process ranks against a serial loop.
  *
- * Values are coded by rank and position, so that a swapped slot, a shifted slice or a missing rank
+ * Values are coded by rank and position, so that a swapped part, a shifted slice or a missing rank
  * shows. Movement and sums are compared bitwise: sums combine in rank order, as the loops here do.
  */
 #include "harness/harness.h"

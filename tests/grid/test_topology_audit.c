@@ -231,9 +231,9 @@ typedef struct trial {
     bool used[6];
 } trial;
 
-static void try_from(trial *t, int slot)
+static void try_from(trial *t, int position)
 {
-    if (slot == t->n) {
+    if (position == t->n) {
         int name[6] = {0};
         int64_t extent[6] = {0}, s[18];
         for (int d = 0; d < t->n; d++) {
@@ -249,11 +249,11 @@ static void try_from(trial *t, int slot)
         return;
     }
     for (int d = 0; d < t->n; d++) {
-        if (t->used[d] || (t->extent[slot] == 1 ? d != slot : t->extent[d] == 1))
+        if (t->used[d] || (t->extent[position] == 1 ? d != position : t->extent[d] == 1))
             continue;
         t->used[d] = true;
-        t->order[slot] = d;
-        try_from(t, slot + 1);
+        t->order[position] = d;
+        try_from(t, position + 1);
         t->used[d] = false;
     }
 }

@@ -154,9 +154,9 @@ static void save(unsigned char *to)
             memcpy(to, shared[i].data, shared[i].bytes);
 }
 
-/* The regions = @before with every byte that a rank changed. @slots [n] reports with memory. */
-static void merge(const unsigned char *restrict before, const unsigned char *restrict slots,
-                  size_t slot, int32_t n)
+/* The regions = @before with every byte that a rank changed. @reports [n] reports with memory. */
+static void merge(const unsigned char *restrict before, const unsigned char *restrict reports,
+                  size_t report_size, int32_t n)
 {
     size_t at = 0;
     for (int i = 0; i < nshared; at += shared[i++].bytes) {
@@ -165,7 +165,8 @@ static void merge(const unsigned char *restrict before, const unsigned char *res
         if (bytes)
             memcpy(data, before + at, bytes);
         for (int32_t r = 0; r < n; r++) {
-            const unsigned char *change = slots + (size_t)r * slot + sizeof(struct report) + at;
+            const unsigned char *change =
+                reports + (size_t)r * report_size + sizeof(struct report) + at;
             for (size_t k = 0; k < bytes; k++)
                 data[k] = change[k] ? before[at + k] ^ change[k] : data[k];
         }
@@ -173,20 +174,23 @@ static void merge(const unsigned char *restrict before, const unsigned char *res
 }
 
 /* The error that a rank made by itself before those that were handed on. */
-static colo_status_t judge(const unsigned char *slots, size_t slot, int32_t n)
+static colo_status_t judge(const unsigned char *reports, size_t report_size, int32_t n)
 {
     int32_t worst = -1;
     for (int32_t r = 0; r < n; r++) {
-        const struct report *p = (const struct report *)(const void *)(slots + (size_t)r * slot);
+        const struct report *p =
+            (const struct report *)(const void *)(reports + (size_t)r * report_size);
         const struct report *w =
-            (const struct report *)(const void *)(slots + (size_t)(worst < 0 ? 0 : worst) * slot);
+            (const struct report *)(const void *)(reports +
+                                                  (size_t)(worst < 0 ? 0 : worst) * report_size);
         if (p->status < 0 &&
             (worst < 0 || (w->status == COLO_ERR_PEER && p->status != COLO_ERR_PEER)))
             worst = r;
     }
     if (worst < 0)
         return COLO_OK;
-    const struct report *w = (const struct report *)(const void *)(slots + (size_t)worst * slot);
+    const struct report *w =
+        (const struct report *)(const void *)(reports + (size_t)worst * report_size);
     return colo_fail(w->status, "rank %d: %s", (int)worst, w->error_message);
 }
 
@@ -215,10 +219,10 @@ static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, voi
 /* ---- MPI ---- */
 
 static void run_mpi(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *before,
-                    unsigned char *slots, size_t slot)
+                    unsigned char *reports, size_t report_size)
 {
     size_t bytes = 0;
-    unsigned char *mine = calloc(1, slot), *all = malloc(slot * (size_t)mpi->size);
+    unsigned char *mine = calloc(1, report_size), *all = malloc(report_size * (size_t)mpi->size);
     const void *handle = mpi->handle((int)n, &bytes);
     if (handle) {
         colo_comm_t *world = NULL;
@@ -226,8 +230,8 @@ static void run_mpi(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *
         run_one(st, world, fn, arg, (struct report *)(void *)mine);
         save_changes(before, mine + sizeof(struct report));
     }
-    mpi->all_gather(mine, all, slot);
-    memcpy(slots, all, slot * (size_t)n);
+    mpi->all_gather(mine, all, report_size);
+    memcpy(reports, all, report_size * (size_t)n);
     free(mine);
     free(all);
 }
@@ -260,25 +264,25 @@ static colo_status_t over_board(void *user, const void *send, void *recv, size_t
 }
 
 static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void *arg,
-                       const unsigned char *before, unsigned char *slot)
+                       const unsigned char *before, unsigned char *report_size)
 {
     struct seat seat = {board, rank};
     colo_bootstrap_t b = {rank, board->size, over_board, &seat};
     colo_comm_t *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    run_one(st, world, fn, arg, (struct report *)(void *)slot);
-    save_changes(before, slot + sizeof(struct report));
+    run_one(st, world, fn, arg, (struct report *)(void *)report_size);
+    save_changes(before, report_size + sizeof(struct report));
     fflush(NULL);
     _exit(0);
 }
 
 static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *before,
-                       unsigned char *slots, size_t slot)
+                       unsigned char *reports, size_t report_size)
 {
     enum { CARD = 4096 };
     size_t bytes = (sizeof(struct board) + (size_t)n * CARD + 63) / 64 * 64;
-    unsigned char *shm = mmap(NULL, bytes + (size_t)n * slot, PROT_READ | PROT_WRITE,
+    unsigned char *shm = mmap(NULL, bytes + (size_t)n * report_size, PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t *pid = calloc((size_t)n, sizeof *pid);
     if (shm == MAP_FAILED || !pid)
@@ -289,10 +293,10 @@ static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned cha
     for (int32_t r = 0; r < n; r++) {
         pid[r] = fork();
         if (pid[r] == 0)
-            child_main(r, board, fn, arg, before, shm + bytes + (size_t)r * slot);
+            child_main(r, board, fn, arg, before, shm + bytes + (size_t)r * report_size);
     }
     for (int32_t r = 0; r < n; r++) {
-        struct report *report = (struct report *)(void *)(shm + bytes + (size_t)r * slot);
+        struct report *report = (struct report *)(void *)(shm + bytes + (size_t)r * report_size);
         int status = 0;
         if (pid[r] > 0 && waitpid(pid[r], &status, 0) == pid[r] && WIFEXITED(status) &&
             WEXITSTATUS(status) == 0)
@@ -301,8 +305,8 @@ static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned cha
         snprintf(report->error_message, sizeof report->error_message,
                  "the process ended with status 0x%x", (unsigned)status);
     }
-    memcpy(slots, shm + bytes, (size_t)n * slot);
-    munmap(shm, bytes + (size_t)n * slot);
+    memcpy(reports, shm + bytes, (size_t)n * report_size);
+    munmap(shm, bytes + (size_t)n * report_size);
     free(pid);
 }
 
@@ -317,16 +321,16 @@ colo_status_t t_run_ranks(int32_t n, colo_rank_fn fn, void *arg, size_t bytes)
                          (int)t_ranks_most());
     if (bytes)
         t_share(arg, bytes);
-    const size_t slot = (sizeof(struct report) + all_bytes() + 63) / 64 * 64;
-    unsigned char *before = malloc(all_bytes() + 1), *slots = malloc(slot * (size_t)n);
+    const size_t report_size = (sizeof(struct report) + all_bytes() + 63) / 64 * 64;
+    unsigned char *before = malloc(all_bytes() + 1), *reports = malloc(report_size * (size_t)n);
     save(before);
-    (kind() == MPI ? run_mpi : run_forked)(n, fn, arg, before, slots, slot);
-    merge(before, slots, slot, n);
-    colo_status_t st = judge(slots, slot, n);
+    (kind() == MPI ? run_mpi : run_forked)(n, fn, arg, before, reports, report_size);
+    merge(before, reports, report_size, n);
+    colo_status_t st = judge(reports, report_size, n);
     if (bytes)
         t_unshare(arg);
     free(before);
-    free(slots);
+    free(reports);
     return st;
 }
 

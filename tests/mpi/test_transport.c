@@ -174,15 +174,15 @@ static colo_status_t gather_wrong(void *user, const void *send, void *recv, size
 {
     struct wrong *w = user;
     int32_t n = colo_comm_size(w->threads), me = colo_comm_rank(w->threads);
-    char *slots = recv;
+    char *parts = recv;
     colo_status_t st = colo_comm_all_gather(w->threads, send, recv, (int64_t)bytes, COLO_U8, NULL);
     if (st < 0)
         return st;
     if (w->which == 0) { /* everyone turns them */
         char *first = malloc(bytes);
-        memcpy(first, slots, bytes);
-        memmove(slots, slots + bytes, (size_t)(n - 1) * bytes);
-        memcpy(slots + (size_t)(n - 1) * bytes, first, bytes);
+        memcpy(first, parts, bytes);
+        memmove(parts, parts + bytes, (size_t)(n - 1) * bytes);
+        memcpy(parts + (size_t)(n - 1) * bytes, first, bytes);
         free(first);
     } else if (w->which == 1) {
         memset(recv, 0, (size_t)n * bytes);

@@ -57,28 +57,28 @@ static uint64_t hash_outside(const ref_grid *g, const bool *in, int64_t r)
 
 bool ref_groups_make(ref_groups *out, const ref_grid *g, const bool *in)
 {
-    uint64_t slots = 4;
-    while (slots < 2 * (uint64_t)g->size)
-        slots *= 2;
+    uint64_t buckets = 4;
+    while (buckets < 2 * (uint64_t)g->size)
+        buckets *= 2;
     memset(out, 0, sizeof *out);
-    int64_t *slot = malloc(slots * sizeof *slot);          /* a bucket's first rank, or -1 */
+    int64_t *bucket = malloc(buckets * sizeof *bucket);    /* a bucket's first rank, or -1 */
     int64_t *fill = calloc((size_t)g->size, sizeof *fill); /* members so far, by group */
     out->group = malloc((size_t)g->size * sizeof *out->group);
     out->index = malloc((size_t)g->size * sizeof *out->index);
     out->member = malloc((size_t)g->size * sizeof *out->member);
-    bool ok = slot && fill && out->group && out->index && out->member;
+    bool ok = bucket && fill && out->group && out->index && out->member;
     if (ok) {
-        for (uint64_t s = 0; s < slots; s++)
-            slot[s] = -1;
+        for (uint64_t s = 0; s < buckets; s++)
+            bucket[s] = -1;
         for (int64_t r = 0; r < g->size; r++) {
-            uint64_t s = hash_outside(g, in, r) & (slots - 1);
-            while (slot[s] >= 0 && !same_outside(g, in, slot[s], r))
-                s = (s + 1) & (slots - 1);
-            if (slot[s] < 0) {
-                slot[s] = r;
+            uint64_t s = hash_outside(g, in, r) & (buckets - 1);
+            while (bucket[s] >= 0 && !same_outside(g, in, bucket[s], r))
+                s = (s + 1) & (buckets - 1);
+            if (bucket[s] < 0) {
+                bucket[s] = r;
                 out->group[r] = out->count++;
             } else {
-                out->group[r] = out->group[slot[s]];
+                out->group[r] = out->group[bucket[s]];
             }
             out->index[r] = fill[out->group[r]]++;
         }
@@ -86,7 +86,7 @@ bool ref_groups_make(ref_groups *out, const ref_grid *g, const bool *in)
         for (int64_t r = 0; r < g->size; r++)
             out->member[out->group[r] * out->each + out->index[r]] = r;
     }
-    free(slot);
+    free(bucket);
     free(fill);
     if (!ok)
         ref_groups_free(out);

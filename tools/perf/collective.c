@@ -19,7 +19,7 @@ void perf_coll_init(perf_coll_t *c)
                   sdp = perf_coord(c->src, c->rank, "dp"), ddp = perf_coord(c->dst, c->rank, "dp");
     c->direction = (ds > dd) - (ds < dd);
     c->k = ds > dd ? ds / dd : dd / ds;
-    c->slot = (c->direction > 0 ? sdp : ddp) % c->k;
+    c->sibling = (c->direction > 0 ? sdp : ddp) % c->k;
     c->cp = colo_grid_extent(c->dst, "cp");
     c->level = perf_coord(c->dst, c->rank, "cp");
     c->nsrc = c->samples / ds;
@@ -151,11 +151,11 @@ static int narrow(perf_coll_t *c, void *to, const void *from, int64_t nb, const 
 {
     const view_t all = view(c, from, nb * c->k, c->rows, c->batch_first);
     if (c->batch_first || c->k == 1) {
-        *out = all.data + c->slot * nb * all.stride_b * (int64_t)c->elem * (c->k > 1);
+        *out = all.data + c->sibling * nb * all.stride_b * (int64_t)c->elem * (c->k > 1);
         return 0;
     }
     *out = to;
-    return copy_samples(c, view(c, to, nb, c->rows, false), 0, all, c->slot * nb, nb);
+    return copy_samples(c, view(c, to, nb, c->rows, false), 0, all, c->sibling * nb, nb);
 }
 
 int perf_coll_forward(perf_coll_t *c)
@@ -218,7 +218,7 @@ int perf_coll_tuned_forward(perf_coll_t *c)
         if (!cut)
             return narrow(c, c->y, c->x, c->ndst, &c->out);
         n = add_rows(c, whole, shard, 0, view(c, c->x, c->nsrc, c->rows, c->batch_first),
-                     c->slot * c->ndst * (c->direction < 0), to, 0, c->ndst, c->level);
+                     c->sibling * c->ndst * (c->direction < 0), to, 0, c->ndst, c->level);
         return c->engine->copy(c->engine, shard, whole, n);
     }
     const int64_t each = count(c, c->nsrc, c->rows);
@@ -252,7 +252,7 @@ static int gather_shards(perf_coll_t *c)
                                  shard_rows(c), c->batch_first);
         const int64_t level = m % c->cp, sibling = m / c->cp;
         n = out ? add_rows(c, whole, shard, n, to, sibling * c->ndst, part, 0, c->ndst, level)
-                : add_rows(c, whole, shard, n, to, 0, part, c->slot * c->nsrc, c->nsrc, level);
+                : add_rows(c, whole, shard, n, to, 0, part, c->sibling * c->nsrc, c->nsrc, level);
     }
     c->out = c->d_x;
     return c->engine->copy(c->engine, whole, shard, n);

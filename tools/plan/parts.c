@@ -16,7 +16,7 @@
 
 /* Open addressing; -1 is free. */
 typedef struct set {
-    int64_t *slot;
+    int64_t *bucket;
     size_t mask;
 } set_t;
 
@@ -31,11 +31,11 @@ static uint64_t scatter(uint64_t x)
 static bool set_add(set_t *s, int64_t rank) /* false: it is there */
 {
     size_t i = (size_t)scatter((uint64_t)rank) & s->mask;
-    while (s->slot[i] != -1 && s->slot[i] != rank)
+    while (s->bucket[i] != -1 && s->bucket[i] != rank)
         i = (i + 1) & s->mask;
-    if (s->slot[i] == rank)
+    if (s->bucket[i] == rank)
         return false;
-    s->slot[i] = rank;
+    s->bucket[i] = rank;
     return true;
 }
 
@@ -63,18 +63,18 @@ void plan_part_free(plan_part_t *part)
 
 int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
 {
-    set_t seen = {.slot = malloc(4 * PLAN_PART_MAX * sizeof *seen.slot),
+    set_t seen = {.bucket = malloc(4 * PLAN_PART_MAX * sizeof *seen.bucket),
                   .mask = 4 * PLAN_PART_MAX - 1};
     colo_status_t st = COLO_OK;
     *part = (plan_part_t){.rank = malloc(PLAN_PART_MAX * sizeof *part->rank)};
     plan_sums_init(&part->sums);
-    if (!seen.slot || !part->rank) {
-        free(seen.slot);
+    if (!seen.bucket || !part->rank) {
+        free(seen.bucket);
         plan_part_free(part);
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the peers of rank %lld",
                              (long long)seed);
     }
-    memset(seen.slot, 0xff, 4 * PLAN_PART_MAX * sizeof *seen.slot);
+    memset(seen.bucket, 0xff, 4 * PLAN_PART_MAX * sizeof *seen.bucket);
     part->rank[part->n++] = seed;
     set_add(&seen, seed);
     for (int64_t i = 0; i < part->n && st >= 0; i++) {
@@ -96,7 +96,7 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
         plan_sums_add(&part->sums, ask, plan);
         colo_plan_destroy(&plan);
     }
-    free(seen.slot);
+    free(seen.bucket);
     if (st < 0) {
         plan_part_free(part);
         return plan_complain(ask, st, colo_last_error());

@@ -33,7 +33,7 @@ enum { LEAST = COLO_K_THREADS * 16, ONE_EACH = 16 * LEAST, MOST = 32 * LEAST, EA
  * writes into peers' memory; that reads there, which takes longer; sums take all that there are. */
 enum { WRITE_BLOCKS = 24, READ_BLOCKS = 48 };
 
-static size_t slots_bytes(const struct colo_peer *p)
+static size_t mailboxes_bytes(const struct colo_peer *p)
 {
     return (size_t)p->size * COLO_K_MAILBOX * 2 + 2 * COLO_K_MAILBOX;
 }
@@ -361,7 +361,7 @@ static void p2p_free(struct colo_p2p *d)
 
 static colo_status_t make_room(struct colo_p2p *d)
 {
-    const size_t bytes = slots_bytes(d->peer);
+    const size_t bytes = mailboxes_bytes(d->peer);
     cudaError_t e = cudaMalloc((void **)&d->mailboxes, bytes);
     if (e == cudaSuccess)
         e = cudaMemsetAsync(d->mailboxes, 0, bytes, d->peer->stream);
@@ -389,7 +389,7 @@ colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo
     }
     st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
     if (st == COLO_OK)
-        st = colo_peer_share(c, p, d->mailboxes, slots_bytes(p), NULL, &d->share);
+        st = colo_peer_share(c, p, d->mailboxes, mailboxes_bytes(p), NULL, &d->share);
     if (st == COLO_OK)
         st = colo_peer_agree(c, colo_p2p_load(d, pass));
     if (st < 0) {

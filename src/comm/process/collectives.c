@@ -76,10 +76,10 @@ static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, 
     for (int32_t r = 0; r < c->size; r++) {
         int64_t from = whole ? 0 : colo_reduce_slice(count, c->size, r);
         int64_t to = whole ? count : colo_reduce_slice(count, c->size, r + 1);
-        char *slot = (char *)x->workspace + (size_t)r * mine;
-        x->src[r] = r == c->rank ? send + lo * elem : slot;
+        char *part = (char *)x->workspace + (size_t)r * mine;
+        x->src[r] = r == c->rank ? send + lo * elem : part;
         if (r != c->rank)
-            colo_round_plain(c, r, send + from * elem, (size_t)((to - from) * elem), slot, mine);
+            colo_round_plain(c, r, send + from * elem, (size_t)((to - from) * elem), part, mine);
     }
     COLO_TRY(colo_round_run(c));
     if (n > 0)
