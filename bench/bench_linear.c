@@ -144,7 +144,7 @@ static void bare_four(void *arg)
 
 /* ---- the library ---- */
 
-typedef struct run {
+typedef struct measured {
     colo_linear_logprob_t *linear;
     colo_linear_logprob_config_t config;
     colo_linear_batch_t batch;
@@ -154,30 +154,30 @@ typedef struct run {
     colo_linear_grads_t grads;
     void *work, *buffer;
     size_t work_bytes, buffer_bytes;
-} run_t;
+} measured_t;
 
 static void run_loss(void *arg)
 {
-    run_t *r = arg;
+    measured_t *r = arg;
     COLO(colo_linear_logprob_loss(r->linear, &r->batch, &r->up, &r->out, &r->grads, r->work,
                                   stream));
 }
 
 static void run_forward(void *arg)
 {
-    run_t *r = arg;
+    measured_t *r = arg;
     COLO(colo_linear_logprob_forward(r->linear, &r->batch, &r->out, &r->saved, r->buffer, r->work,
                                      stream));
 }
 
 static void run_both(void *arg)
 {
-    run_t *r = arg;
+    measured_t *r = arg;
     run_forward(r);
     COLO(colo_linear_logprob_backward(r->linear, &r->saved, &r->up, &r->grads, r->work, stream));
 }
 
-static void prepare(run_t *r, colo_lm_head_t *head, colo_comm_t *self, bool loss)
+static void prepare(measured_t *r, colo_lm_head_t *head, colo_comm_t *self, bool loss)
 {
     size_t bytes[2];
     COLO(colo_linear_logprob_create(&r->linear, &r->config, head, self));
@@ -194,7 +194,7 @@ static void prepare(run_t *r, colo_lm_head_t *head, colo_comm_t *self, bool loss
     }
 }
 
-static void cleanup(run_t *r)
+static void cleanup(measured_t *r)
 {
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaFree(r->work));
@@ -291,11 +291,11 @@ int main(int argc, char **argv)
                                         "logprob", "logprob, entropy", "keep"};
     for (int i = 0; i < 6; i++) {
         const bool loss = i < 2, with_entropy = i == 1 || i == 4;
-        run_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
-                   .batch = {&hidden, &ids, -1},
-                   .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
-                   .up = {.logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
-                   .grads = {&d_h, &d_w, NULL}};
+        measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
+                        .batch = {&hidden, &ids, -1},
+                        .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
+                        .up = {.logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
+                        .grads = {&d_h, &d_w, NULL}};
         r.config.logprob.logits.vocab = V;
         r.config.logprob.want_entropy = with_entropy;
         r.config.logits_dtype = COLO_BF16;

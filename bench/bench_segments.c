@@ -94,7 +94,7 @@ static colo_segments_t segments_of(const tables_t *t)
 
 /* ---- set_segments ---- */
 
-typedef struct run {
+typedef struct setting {
     const char *src, *dst;
     colo_output_t output;
     colo_placement_t placement;
@@ -102,9 +102,9 @@ typedef struct run {
     int32_t rank; /* that measures */
     double median, least;
     int64_t messages;
-} run_t;
+} setting_t;
 
-static const run_t runs[] = {
+static const setting_t settings[] = {
     {"tp=2,dp=32", "tp=2,cp=4,dp=8", COLO_SHARDED, COLO_PACKED, false, 0, 0, 0, 0},
     {"dp=64", "cp=4,tp=2,dp=8", COLO_SHARDED, COLO_MERGED, false, 0, 0, 0, 0},
     {"dp=64", "cp=4,tp=2,dp=8", COLO_SHARDED, COLO_MERGED, true, 0, 0, 0, 0},
@@ -112,7 +112,7 @@ static const run_t runs[] = {
     {"tp=2,dp=32", "tp=8,dp=8", COLO_FULL_SEQ, COLO_PACKED, true, 0, 0, 0, 0},
 };
 
-static colo_status_t measure(run_t *r, colo_bridge_t *bridge, tables_t *t)
+static colo_status_t measure(setting_t *r, colo_bridge_t *bridge, tables_t *t)
 {
     uint64_t state = 1;
     double us[BATCHES];
@@ -141,7 +141,7 @@ static colo_status_t measure(run_t *r, colo_bridge_t *bridge, tables_t *t)
 
 static colo_status_t rank_main(colo_comm_t *comm, void *arg)
 {
-    run_t *r = arg;
+    setting_t *r = arg;
     uint64_t state = 7;
     colo_grid_t sg, dg;
     colo_layout_t src, dst;
@@ -177,9 +177,9 @@ static bool set_segments(void)
     bool ok = true;
     printf("| src | dst | output | images | rank | messages | median us | least us |\n"
            "|---|---|---|---|---:|---:|---:|---:|\n");
-    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
         for (int k = 0; k < 2; k++) {
-            run_t r = runs[i];
+            setting_t r = settings[i];
             r.rank = of[k];
             if (colo_comm_threads_run(RANKS, rank_main, &r) < 0) {
                 fprintf(stderr, "%s\n", colo_last_error());

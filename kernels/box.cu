@@ -319,13 +319,13 @@ cudaError_t sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, cudaStr
     plan_sum(dst, src, n, elem, a);
     uint64_t ends = (uint64_t)(uintptr_t)a.dst;
     uint64_t steps = (uint64_t)(a.w.extent[0] * elem) | (uint64_t)a.to[1] | (uint64_t)a.to[2];
-    bool runs = a.to[0] == elem;
+    bool contiguous = a.to[0] == elem;
     for (int32_t k = 0; k < n; k++) {
         ends |= (uint64_t)(uintptr_t)a.src[k];
         steps |= (uint64_t)a.from[k][1] | (uint64_t)a.from[k][2];
-        runs = runs && a.from[k][0] == elem;
+        contiguous = contiguous && a.from[k][0] == elem;
     }
-    const bool wide = runs && !((ends | steps) & 15);
+    const bool wide = contiguous && !((ends | steps) & 15);
     if (wide) {
         a.w.extent[0] /= K;
         a.to[0] = 16;

@@ -349,7 +349,7 @@ __global__ void merge_kernel(const __grid_constant__ colo_distill_pass p)
 
 /* ---- grad: blockIdx.x is a run of groups, blockIdx.y a row ---- */
 
-constexpr int RUN = 4; /* groups a thread */
+constexpr int VECTORS = 4; /* groups a thread */
 
 template <typename R> struct row_numbers {
     bool nan, counts;
@@ -379,19 +379,19 @@ __device__ void gradient(const colo_distill_pass &p, const row_numbers<R> &k, R 
 /* A run inside the row whose three matrices sit alike in 16-byte words: all loads, then the rest.
  */
 template <typename D>
-__device__ void whole_run(const colo_distill_pass &p, const row_numbers<typename D::real> &k,
-                          const typename D::elem *row, const typename D::elem *targets,
-                          typename D::elem *out)
+__device__ void whole_part(const colo_distill_pass &p, const row_numbers<typename D::real> &k,
+                           const typename D::elem *row, const typename D::elem *targets,
+                           typename D::elem *out)
 {
     constexpr int N = D::N;
-    uint4 z[RUN], v[RUN];
+    uint4 z[VECTORS], v[VECTORS];
 #pragma unroll
-    for (int b = 0; b < RUN; b++) {
+    for (int b = 0; b < VECTORS; b++) {
         z[b] = __ldcs((const uint4 *)row + b * THREADS + threadIdx.x);
         v[b] = __ldcs((const uint4 *)targets + b * THREADS + threadIdx.x);
     }
 #pragma unroll
-    for (int b = 0; b < RUN; b++) {
+    for (int b = 0; b < VECTORS; b++) {
         typename D::real x[N], w[N];
         D::unpack(z[b], x);
         D::unpack(v[b], w);
@@ -425,16 +425,17 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
                                       (p.upstream.d_kl ? get(p.upstream.d_kl, WIDE, t) : 0))};
         const int64_t first = first_vector<D>(row);
         if constexpr (std::is_same<D, E>::value) {
-            constexpr int64_t COLUMNS = (int64_t)RUN * THREADS * N;
+            constexpr int64_t COLUMNS = (int64_t)VECTORS * THREADS * N;
             const int64_t j = first + blockIdx.x * COLUMNS;
             if (k.counts && j >= 0 && j + COLUMNS <= p.base.true_columns &&
                 ((uintptr_t)(targets + j) | (uintptr_t)(out + j)) % 16 == 0) {
-                whole_run<D>(p, k, row + j, targets + j, out + j);
+                whole_part<D>(p, k, row + j, targets + j, out + j);
                 continue;
             }
         }
-        for (int b = 0; b < RUN; b++) {
-            const int64_t j = first + (((int64_t)blockIdx.x * RUN + b) * THREADS + threadIdx.x) * N;
+        for (int b = 0; b < VECTORS; b++) {
+            const int64_t j =
+                first + (((int64_t)blockIdx.x * VECTORS + b) * THREADS + threadIdx.x) * N;
             if (j >= p.base.columns)
                 break;
             R x[N], w[N];
@@ -456,7 +457,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
     }
 }
 
-template <typename D, typename E> struct run {
+template <typename D, typename E> struct launcher {
     static cudaError_t stats(const colo_distill_pass &p, cudaStream_t stream)
     {
         const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
@@ -475,11 +476,12 @@ template <typename D, typename E> struct run {
     static cudaError_t grad(const colo_distill_pass &p, cudaStream_t stream)
     {
         const int64_t groups = (p.base.columns + 2 * (D::N - 1)) / D::N,
-                      runs = (groups - 1) / (THREADS * RUN) + 1;
-        if (runs > INT32_MAX)
+                      parts = (groups - 1) / (THREADS * VECTORS) + 1;
+        if (parts > INT32_MAX)
             return cudaErrorInvalidValue;
-        grad_kernel<D, E><<<dim3((unsigned)runs, (unsigned)std::min<int64_t>(p.base.tokens, 65535)),
-                            THREADS, 0, stream>>>(p);
+        grad_kernel<D, E>
+            <<<dim3((unsigned)parts, (unsigned)std::min<int64_t>(p.base.tokens, 65535)), THREADS, 0,
+               stream>>>(p);
         return cudaGetLastError();
     }
 };
@@ -487,8 +489,8 @@ template <typename D, typename E> struct run {
 template <typename D> cudaError_t pick(const colo_distill_pass &p, bool grad, cudaStream_t stream)
 {
     if (p.target_dtype == p.base.dtype)
-        return grad ? run<D, D>::grad(p, stream) : run<D, D>::stats(p, stream);
-    return grad ? run<D, f32>::grad(p, stream) : run<D, f32>::stats(p, stream);
+        return grad ? launcher<D, D>::grad(p, stream) : launcher<D, D>::stats(p, stream);
+    return grad ? launcher<D, f32>::grad(p, stream) : launcher<D, f32>::stats(p, stream);
 }
 
 cudaError_t dispatch(const colo_distill_pass &p, bool grad, cudaStream_t stream)

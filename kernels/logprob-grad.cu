@@ -23,7 +23,7 @@ namespace
 {
 
 constexpr int THREADS = 256, UNROLL = 4, BLOCKS = 5; /* a multiprocessor's blocks, at least */
-constexpr int RUN = THREADS * UNROLL;                /* vectors a block */
+constexpr int VECTORS = THREADS * UNROLL;            /* vectors a block */
 
 enum { PROB = 0, FULL = 1, GENERIC = 2 }; /* p A only; p (A + B d) + D; and x is not factor z */
 
@@ -119,9 +119,9 @@ __device__ void store_vector(typename O::elem *out, const typename D::real *z)
 
 /* The vectors of a run that lies inside the row: loads first, then the row's coefficients. */
 template <typename D, typename O, int WHAT>
-__device__ void whole_run(const colo_logprob_pass &p, const typename D::elem *row,
-                          typename O::elem *out, int64_t j, const look<typename D::real> &found,
-                          bool read)
+__device__ void whole_part(const colo_logprob_pass &p, const typename D::elem *row,
+                           typename O::elem *out, int64_t j, const look<typename D::real> &found,
+                           bool read)
 {
     using R = typename D::real;
     constexpr int N = D::N;
@@ -136,7 +136,7 @@ __device__ void whole_run(const colo_logprob_pass &p, const typename D::elem *ro
     const coefficients<R> k = found.k;
     const row_kind kind = found.kind;
     const int64_t hit = k.target - j; /* in this run? */
-    const bool near = hit >= 0 && hit < RUN * N;
+    const bool near = hit >= 0 && hit < VECTORS * N;
 #pragma unroll
     for (int i = 0; i < UNROLL; i++) {
         R z[N];
@@ -163,16 +163,16 @@ __device__ void whole_run(const colo_logprob_pass &p, const typename D::elem *ro
 
 /* Any other run, vector by vector. */
 template <typename D, typename O, int WHAT>
-__device__ void ragged_run(const colo_logprob_pass &p, const typename D::elem *row,
-                           typename O::elem *out, int64_t from, bool alike,
-                           const look<typename D::real> &found)
+__device__ void ragged_part(const colo_logprob_pass &p, const typename D::elem *row,
+                            typename O::elem *out, int64_t from, bool alike,
+                            const look<typename D::real> &found)
 {
     using R = typename D::real;
     constexpr int N = D::N;
     __syncthreads();
     const coefficients<R> k = found.k;
     const row_kind kind = found.kind;
-    for (int i = threadIdx.x; i < RUN; i += THREADS) {
+    for (int i = threadIdx.x; i < VECTORS; i += THREADS) {
         const int64_t j = from + (int64_t)i * N;
         if (j >= p.columns)
             return;
@@ -204,15 +204,15 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
     for (int64_t t = p.lo + blockIdx.y; t < p.hi; t += gridDim.y) {
         const E *row = (const E *)p.logits + (t - p.row_lo) * p.row_stride;
         typename O::elem *out = (typename O::elem *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
-        const int64_t first = first_vector<D>(row), j = first + (int64_t)blockIdx.x * (RUN * N);
+        const int64_t first = first_vector<D>(row), j = first + (int64_t)blockIdx.x * (VECTORS * N);
         const bool alike = (((uintptr_t)(out + first)) & (N * sizeof(typename O::elem) - 1)) == 0;
         const bool read = p.targets[t * p.target_stride] != p.config.ignore_index;
         if (threadIdx.x == 0)
             look_up(p, t, found);
-        if (alike && j >= 0 && j + RUN * N <= p.true_columns)
-            whole_run<D, O, WHAT>(p, row, out, j, found, read);
+        if (alike && j >= 0 && j + VECTORS * N <= p.true_columns)
+            whole_part<D, O, WHAT>(p, row, out, j, found, read);
         else
-            ragged_run<D, O, WHAT>(p, row, out, j, alike, found);
+            ragged_part<D, O, WHAT>(p, row, out, j, alike, found);
         __syncthreads(); /* found is the next row's then */
     }
 }
@@ -220,9 +220,10 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
 template <typename D, typename O, int WHAT>
 cudaError_t grad(const colo_logprob_pass &p, cudaStream_t stream)
 {
-    const int64_t vectors = (p.columns + 2 * (D::N - 1)) / D::N, runs = (vectors - 1) / RUN + 1;
-    const dim3 grid((unsigned)runs, (unsigned)std::min<int64_t>(p.hi - p.lo, 65535));
-    if (runs > INT32_MAX)
+    const int64_t vectors = (p.columns + 2 * (D::N - 1)) / D::N,
+                  parts = (vectors - 1) / VECTORS + 1;
+    const dim3 grid((unsigned)parts, (unsigned)std::min<int64_t>(p.hi - p.lo, 65535));
+    if (parts > INT32_MAX)
         return cudaErrorInvalidValue;
     grad_kernel<D, O, WHAT><<<grid, THREADS, 0, stream>>>(p);
     return cudaGetLastError();

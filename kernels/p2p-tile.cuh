@@ -257,14 +257,14 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
     }
     uint64_t ends = (uint64_t)t.dst;
     uint64_t steps = (uint64_t)(extent[0] * elem) | (uint64_t)t.to[1] | (uint64_t)t.to[2];
-    bool runs = t.to[0] == elem;
+    bool contiguous = t.to[0] == elem;
     for (int k = 0; k < levels; k++) {
         ends |= (uint64_t)t.src[k];
         steps |= (uint64_t)t.from[k][1] | (uint64_t)t.from[k][2];
-        runs = runs && t.from[k][0] == elem;
+        contiguous = contiguous && t.from[k][0] == elem;
     }
     t.width = ends & (uint64_t)(elem - 1) ? 0 : elem;
-    if (runs && !((ends | steps) & 15)) {
+    if (contiguous && !((ends | steps) & 15)) {
         t.width = 16;
         extent[0] = extent[0] * elem / 16;
         t.to[0] = 16;

@@ -12,7 +12,7 @@
 #include <math.h>
 
 enum { T = 256, V = 24, H = 4 };
-typedef enum { LOGPROB, KEEP, LOSS, MODES } run_mode_t;
+typedef enum { LOGPROB, KEEP, LOSS, MODES } linear_mode_t;
 static const char *const modes[] = {"logprob", "keep", "loss"};
 static const int64_t chunk_counts[] = {1, 2, 256};
 
@@ -23,7 +23,7 @@ static void vacuous(int64_t chunks, const char *what)
 }
 
 /* @valid: of each replica, < 0: all */
-static void guard_case(linear_case_t *c, int32_t ranks, int32_t replicas, run_mode_t mode,
+static void guard_case(linear_case_t *c, int32_t ranks, int32_t replicas, linear_mode_t mode,
                        int64_t chunks, const int64_t *valid, uint64_t *rng)
 {
     linear_case_init(c, ranks, replicas, T, V, H, COLO_F32, rng);
@@ -50,7 +50,7 @@ T_CASE(statistics_are_gathered_once_or_once_a_chunk)
     uint64_t rng = t_seed();
     int64_t most = 0;
     for (int32_t w = 1; w <= 4; w *= 2)
-        for (run_mode_t mode = 0; mode < MODES; mode++)
+        for (linear_mode_t mode = 0; mode < MODES; mode++)
             for (int k = 0; k < 3; k++) {
                 linear_case_t c;
                 guard_case(&c, w, 1, mode, chunk_counts[k], NULL, &rng);
@@ -73,7 +73,7 @@ T_CASE(statistics_are_gathered_once_or_once_a_chunk)
 }
 
 /* forward, and the checkpoint's first run of it; backward */
-static void check_head(const linear_case_t *c, run_mode_t mode, const char *how)
+static void check_head(const linear_case_t *c, linear_mode_t mode, const char *how)
 {
     const uint64_t forward = 1 + (c->checkpoint && mode != LOSS);
     const uint64_t all = forward + (mode != LOSS);
@@ -98,7 +98,7 @@ T_CASE(the_head_is_gathered_once_a_pass_whatever_the_chunks)
                                         "n_valid = 0 on one rank", "n_valid = 0 on all"};
     uint64_t rng = t_seed() + 1;
     int64_t most = 0;
-    for (run_mode_t mode = 0; mode < MODES; mode++)
+    for (linear_mode_t mode = 0; mode < MODES; mode++)
         for (int k = 0; k < 3; k++)
             for (int n = 0; n < 4; n++)
                 for (int bits = 0; bits < 2; bits++) {
@@ -117,7 +117,7 @@ T_CASE(the_head_is_gathered_once_a_pass_whatever_the_chunks)
 T_CASE(a_pass_that_does_not_multiply_by_the_weight_gathers_nothing)
 {
     uint64_t rng = t_seed() + 2;
-    for (run_mode_t mode = 0; mode < LOSS; mode++) {
+    for (linear_mode_t mode = 0; mode < LOSS; mode++) {
         linear_case_t c;
         guard_case(&c, 1, 2, mode, 2, NULL, &rng);
         c.head = HEAD_SHARDED;
@@ -133,7 +133,7 @@ T_CASE(d_hidden_is_summed_once_and_to_the_right_value)
 {
     uint64_t rng = t_seed() + 3;
     int64_t most = 0;
-    for (run_mode_t mode = 0; mode < MODES; mode++)
+    for (linear_mode_t mode = 0; mode < MODES; mode++)
         for (int how = COLO_D_HIDDEN_ALL_REDUCE; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++) {
             linear_case_t c;
             guard_case(&c, 2, 1, mode, 4, NULL, &rng);
@@ -197,7 +197,7 @@ T_CASE(the_workspace_is_chunks_and_a_few_numbers_a_token)
 T_CASE(nothing_is_written_beside_what_the_queries_said)
 {
     uint64_t rng = t_seed() + 4;
-    for (run_mode_t mode = 0; mode < MODES; mode++)
+    for (linear_mode_t mode = 0; mode < MODES; mode++)
         for (int bits = 0; bits < 8; bits++) {
             linear_case_t c;
             guard_case(&c, 2, 2, mode, bits & 1 ? 1 : 3, NULL, &rng);
@@ -217,7 +217,7 @@ T_CASE(nothing_is_written_beside_what_the_queries_said)
 T_CASE(kept_logits_survive_backward_and_a_second_one_gives_the_same)
 {
     uint64_t rng = t_seed() + 5;
-    for (run_mode_t mode = 0; mode < LOSS; mode++)
+    for (linear_mode_t mode = 0; mode < LOSS; mode++)
         for (int d = 0; d < 2; d++) {
             linear_case_t c;
             guard_case(&c, 2, 1, mode, 2, NULL, &rng);

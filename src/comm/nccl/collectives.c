@@ -31,22 +31,22 @@ enum {
 
 /* ---- collectives ---- */
 
-static cudaError_t copy(const struct colo_run *r, void *to, const void *from, size_t bytes)
+static cudaError_t copy(const struct colo_operation *r, void *to, const void *from, size_t bytes)
 {
     return to == from || bytes == 0
                ? cudaSuccess
                : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, r->stream);
 }
 
-static colo_status_t gather_on(struct colo_run *r, const void *send, void *recv, size_t bytes,
+static colo_status_t gather_on(struct colo_operation *r, const void *send, void *recv, size_t bytes,
                                const struct colo_gather *g)
 {
-    COLO_TRY(colo_run_on_device(r, "send", send));
-    COLO_TRY(colo_run_on_device(r, "recv", recv));
+    COLO_TRY(colo_operation_on_device(r, "send", send));
+    COLO_TRY(colo_operation_on_device(r, "recv", recv));
     if (!r->connection->nccl)
-        return colo_run_cuda(r, copy(r, recv, send, bytes));
+        return colo_operation_cuda(r, copy(r, recv, send, bytes));
     if (g->id >= 0)
-        return colo_run_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->stream));
+        return colo_operation_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->stream));
     COLO_NCCL(r->lib->all_gather(send, recv, bytes, ncclInt8, r->connection->nccl, r->stream));
     return COLO_OK;
 }
@@ -54,18 +54,19 @@ static colo_status_t gather_on(struct colo_run *r, const void *send, void *recv,
 static colo_status_t nccl_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
                                      colo_stream_t stream)
 {
-    struct colo_run r;
+    struct colo_operation r;
     struct colo_gather g;
     if (bytes == 0)
         return COLO_OK;
     COLO_TRY(colo_gather_plan(c, send, recv, bytes, stream, &g));
-    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
-    return colo_run_end(&r, gather_on(&r, send, recv, bytes, &g));
+    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
+    return colo_operation_end(&r, gather_on(&r, send, recv, bytes, &g));
 }
 
-static colo_status_t broadcast_on(struct colo_run *r, void *buffer, size_t bytes, int32_t root)
+static colo_status_t broadcast_on(struct colo_operation *r, void *buffer, size_t bytes,
+                                  int32_t root)
 {
-    COLO_TRY(colo_run_on_device(r, "buffer", buffer));
+    COLO_TRY(colo_operation_on_device(r, "buffer", buffer));
     if (r->connection->nccl)
         COLO_NCCL(r->lib->broadcast(buffer, buffer, bytes, ncclInt8, root, r->connection->nccl,
                                     r->stream));
@@ -75,14 +76,14 @@ static colo_status_t broadcast_on(struct colo_run *r, void *buffer, size_t bytes
 static colo_status_t nccl_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
                                     colo_stream_t stream)
 {
-    struct colo_run r;
+    struct colo_operation r;
     if (bytes == 0)
         return COLO_OK;
-    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
-    return colo_run_end(&r, broadcast_on(&r, buffer, bytes, root));
+    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
+    return colo_operation_end(&r, broadcast_on(&r, buffer, bytes, root));
 }
 
-static colo_status_t barrier_on(struct colo_run *r)
+static colo_status_t barrier_on(struct colo_operation *r)
 {
     if (r->connection->nccl)
         COLO_NCCL(r->lib->all_reduce(r->f->word, r->f->word, 1, ncclInt32, ncclSum,
@@ -92,23 +93,24 @@ static colo_status_t barrier_on(struct colo_run *r)
 
 static colo_status_t nccl_barrier(colo_comm_t *c, colo_stream_t stream)
 {
-    struct colo_run r;
-    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
-    return colo_run_end(&r, barrier_on(&r));
+    struct colo_operation r;
+    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
+    return colo_operation_end(&r, barrier_on(&r));
 }
 
 /* ---- reductions ---- */
 
 /* Part [at, at + step) of each slice: of the own one, all ranks' @send are combined into @dst. */
-static colo_status_t combine_window(struct colo_run *r, const char *send, char *dst, int64_t count,
-                                    int64_t at, int64_t step, colo_dtype_t dtype, colo_redop_t op)
+static colo_status_t combine_window(struct colo_operation *r, const char *send, char *dst,
+                                    int64_t count, int64_t at, int64_t step, colo_dtype_t dtype,
+                                    colo_redop_t op)
 {
     const int32_t n = r->c->size, me = r->c->rank;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
     const size_t part = colo_stage_padded((size_t)(step * elem));
     int64_t own = 0, mine = 0;
     ncclResult_t e = ncclSuccess;
-    COLO_TRY(colo_run_stage(r, part * (size_t)n));
+    COLO_TRY(colo_operation_stage(r, part * (size_t)n));
     COLO_NCCL(r->lib->group_start());
     for (int32_t k = 0; k < n; k++) {
         const int64_t from = colo_reduce_slice(count, n, k) + at;
@@ -129,13 +131,14 @@ static colo_status_t combine_window(struct colo_run *r, const char *send, char *
     COLO_NCCL(e != ncclSuccess ? e : closed);
     if (mine <= 0)
         return COLO_OK;
-    return colo_run_cuda(r, colo_k_combine(dst + at * elem, r->f->stage, (int64_t)part,
-                                           send + own * elem, me, n, mine, dtype, op, r->stream));
+    return colo_operation_cuda(r, colo_k_combine(dst + at * elem, r->f->stage, (int64_t)part,
+                                                 send + own * elem, me, n, mine, dtype, op,
+                                                 r->stream));
 }
 
 /* Own slice of all ranks' @send, combined into @dst; slices as colo_reduce_slice() cuts them. */
-static colo_status_t combine_slice(struct colo_run *r, const char *send, char *dst, int64_t count,
-                                   colo_dtype_t dtype, colo_redop_t op)
+static colo_status_t combine_slice(struct colo_operation *r, const char *send, char *dst,
+                                   int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {
     const int32_t n = r->c->size;
     const int64_t longest = count / n + (count % n > 0);
@@ -148,15 +151,17 @@ static colo_status_t combine_slice(struct colo_run *r, const char *send, char *d
 }
 
 /* Each rank's slice of @data to all ranks, in place. */
-static colo_status_t spread_slices(struct colo_run *r, char *data, int64_t count, int64_t elem)
+static colo_status_t spread_slices(struct colo_operation *r, char *data, int64_t count,
+                                   int64_t elem)
 {
     const int32_t n = r->c->size, me = r->c->rank;
     const int64_t lo = colo_reduce_slice(count, n, me),
                   mine = colo_reduce_slice(count, n, me + 1) - lo;
     ncclComm_t nccl = r->connection->nccl;
     if (count % n == 0)
-        return colo_run_nccl(r, r->lib->all_gather(data + lo * elem, data, (size_t)(mine * elem),
-                                                   ncclInt8, nccl, r->stream));
+        return colo_operation_nccl(r,
+                                   r->lib->all_gather(data + lo * elem, data, (size_t)(mine * elem),
+                                                      ncclInt8, nccl, r->stream));
     COLO_NCCL(r->lib->group_start());
     ncclResult_t e = ncclSuccess;
     for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
@@ -174,46 +179,46 @@ static colo_status_t spread_slices(struct colo_run *r, char *data, int64_t count
     return COLO_OK;
 }
 
-static colo_status_t all_reduce_on(struct colo_run *r, const void *send, void *recv, int64_t count,
-                                   colo_dtype_t dtype, colo_redop_t op)
+static colo_status_t all_reduce_on(struct colo_operation *r, const void *send, void *recv,
+                                   int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {
     const int32_t n = r->c->size;
     const int64_t elem = (int64_t)colo_dtype_size(dtype), bytes = count * elem;
-    COLO_TRY(colo_run_on_device(r, "send", send));
-    COLO_TRY(colo_run_on_device(r, "recv", recv));
+    COLO_TRY(colo_operation_on_device(r, "send", send));
+    COLO_TRY(colo_operation_on_device(r, "recv", recv));
     if (!r->connection->nccl)
-        return colo_run_cuda(r, copy(r, recv, send, (size_t)bytes));
+        return colo_operation_cuda(r, copy(r, recv, send, (size_t)bytes));
     if (bytes > SMALL_REDUCE / n) {
         char *out = recv;
         COLO_TRY(combine_slice(r, send, out + colo_reduce_slice(count, n, r->c->rank) * elem, count,
                                dtype, op));
         return spread_slices(r, out, count, elem);
     }
-    COLO_TRY(colo_run_stage(r, (size_t)bytes * (size_t)n));
+    COLO_TRY(colo_operation_stage(r, (size_t)bytes * (size_t)n));
     COLO_NCCL(r->lib->all_gather(send, r->f->stage, (size_t)bytes, ncclInt8, r->connection->nccl,
                                  r->stream));
-    return colo_run_cuda(r,
-                         colo_k_combine(recv, r->f->stage, bytes, r->f->stage + r->c->rank * bytes,
-                                        r->c->rank, n, count, dtype, op, r->stream));
+    return colo_operation_cuda(r, colo_k_combine(recv, r->f->stage, bytes,
+                                                 r->f->stage + r->c->rank * bytes, r->c->rank, n,
+                                                 count, dtype, op, r->stream));
 }
 
 static colo_status_t nccl_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
                                      colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
-    struct colo_run r;
+    struct colo_operation r;
     if (count == 0)
         return COLO_OK;
-    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
-    return colo_run_end(&r, all_reduce_on(&r, send, recv, count, dtype, op));
+    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
+    return colo_operation_end(&r, all_reduce_on(&r, send, recv, count, dtype, op));
 }
 
-static colo_status_t reduce_scatter_on(struct colo_run *r, const void *send, void *recv,
+static colo_status_t reduce_scatter_on(struct colo_operation *r, const void *send, void *recv,
                                        int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {
-    COLO_TRY(colo_run_on_device(r, "send", send));
-    COLO_TRY(colo_run_on_device(r, "recv", recv));
+    COLO_TRY(colo_operation_on_device(r, "send", send));
+    COLO_TRY(colo_operation_on_device(r, "recv", recv));
     if (!r->connection->nccl)
-        return colo_run_cuda(r, copy(r, recv, send, (size_t)count * colo_dtype_size(dtype)));
+        return colo_operation_cuda(r, copy(r, recv, send, (size_t)count * colo_dtype_size(dtype)));
     return combine_slice(r, send, recv, count * r->c->size, dtype, op);
 }
 
@@ -221,11 +226,11 @@ static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void 
                                          int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                          colo_stream_t stream)
 {
-    struct colo_run r;
+    struct colo_operation r;
     if (count == 0)
         return COLO_OK;
-    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
-    return colo_run_end(&r, reduce_scatter_on(&r, send, recv, count, dtype, op));
+    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
+    return colo_operation_end(&r, reduce_scatter_on(&r, send, recv, count, dtype, op));
 }
 
 /* ---- warming up ---- */

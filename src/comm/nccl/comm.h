@@ -195,7 +195,7 @@ colo_status_t colo_nccl_check_peer(struct colo_nccl_group *x, char *error_messag
 
 /* ---- operation.c ---- */
 /* One operation between begin and end. */
-struct colo_run {
+struct colo_operation {
     colo_comm_t *c;
     struct colo_nccl_group *x;
     struct colo_nccl_context *f;
@@ -207,18 +207,20 @@ struct colo_run {
 /* Checks device and stream, connects @subconnection (NULL: the comm's own ranks, now if it must
  * be), takes the connection and marks the begin on the stream. After COLO_OK comes exactly one end.
  */
-colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
-                             const colo_subconnection_t *subconnection, colo_stream_t stream);
-colo_status_t colo_run_end(struct colo_run *r, colo_status_t st);
-colo_status_t colo_run_nccl(const struct colo_run *r, ncclResult_t e); /* named status */
-colo_status_t colo_run_cuda(const struct colo_run *r, cudaError_t e);
-#define COLO_NCCL(expr) COLO_TRY(colo_run_nccl(r, (expr)))
-#define COLO_RUN_CUDA(expr) COLO_TRY(colo_run_cuda(r, (expr)))
+colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
+                                   const colo_subconnection_t *subconnection, colo_stream_t stream);
+colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st);
+colo_status_t colo_operation_nccl(const struct colo_operation *r,
+                                  ncclResult_t e); /* named status */
+colo_status_t colo_operation_cuda(const struct colo_operation *r, cudaError_t e);
+#define COLO_NCCL(expr) COLO_TRY(colo_operation_nccl(r, (expr)))
+#define COLO_OPERATION_CUDA(expr) COLO_TRY(colo_operation_cuda(r, (expr)))
 /* Memory of the comm's device? Host memory in a kernel is a fault that ends the process. */
-colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, const void *p);
+colo_status_t colo_operation_on_device(const struct colo_operation *r, const char *name,
+                                       const void *p);
 /* At least so much in f->stage; COLO_ERR_STATE in a capture that has less. */
-colo_status_t colo_run_stage(struct colo_run *r, size_t bytes);
-const char *colo_run_text(const struct colo_run *r, char *text, size_t cap);
+colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes);
+const char *colo_operation_text(const struct colo_operation *r, char *text, size_t cap);
 enum { COLO_STAGE_ALIGN = 256 };
 static inline size_t colo_stage_padded(size_t bytes)
 {

@@ -146,7 +146,7 @@ static void *in_place(const colo_box_t *boxes, int32_t n, size_t elem)
     return n > 0 ? boxes[0].data : NULL;
 }
 
-static colo_status_t need_lists(struct colo_run *r, const struct exchange *x)
+static colo_status_t need_lists(struct colo_operation *r, const struct exchange *x)
 {
     struct colo_nccl_context *f = r->f;
     char what[96];
@@ -164,7 +164,7 @@ static colo_status_t need_lists(struct colo_run *r, const struct exchange *x)
         free(to);
         free(part);
         return colo_fail(COLO_ERR_NOMEM, "%s: lists of %lld boxes",
-                         colo_run_text(r, what, sizeof what), (long long)boxes);
+                         colo_operation_text(r, what, sizeof what), (long long)boxes);
     }
     free(f->from);
     free(f->to);
@@ -177,7 +177,8 @@ static colo_status_t need_lists(struct colo_run *r, const struct exchange *x)
 }
 
 /* One box of each message; @one: of each side, which is one tensor's. */
-static colo_status_t check_memory(const struct colo_run *r, const struct exchange *x, bool one)
+static colo_status_t check_memory(const struct colo_operation *r, const struct exchange *x,
+                                  bool one)
 {
     for (int side = 0; side < 2; side++) {
         bool known = false;
@@ -188,7 +189,7 @@ static colo_status_t check_memory(const struct colo_run *r, const struct exchang
                 k++;
             if (k == m->nboxes)
                 continue;
-            COLO_TRY(colo_run_on_device(r, "a box", m->boxes[k].data));
+            COLO_TRY(colo_operation_on_device(r, "a box", m->boxes[k].data));
             known = true;
         }
     }
@@ -244,7 +245,7 @@ static int32_t link_rank(const colo_subconnection_t *subconnection, int32_t peer
     return at ? (int32_t)(at - subconnection->members) : -1;
 }
 
-static colo_status_t group(struct colo_run *r, const struct exchange *x,
+static colo_status_t group(struct colo_operation *r, const struct exchange *x,
                            const colo_subconnection_t *subconnection)
 {
     const struct colo_packet *part = r->f->part;
@@ -260,18 +261,18 @@ static colo_status_t group(struct colo_run *r, const struct exchange *x,
                      : r->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, r->stream);
         }
     ncclResult_t closed = r->lib->group_end(); /* also after an error: the depth must be 0 again */
-    return colo_run_nccl(r, e != ncclSuccess ? e : closed);
+    return colo_operation_nccl(r, e != ncclSuccess ? e : closed);
 }
 
-static colo_status_t run_round(struct colo_run *r, const struct exchange *x,
+static colo_status_t run_round(struct colo_operation *r, const struct exchange *x,
                                const colo_subconnection_t *subconnection, int k, char *stage)
 {
     struct colo_nccl_context *f = r->f;
     int64_t packs[2];
     lay_out(f, x, k, stage, packs);
-    COLO_RUN_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
+    COLO_OPERATION_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
     COLO_TRY(group(r, x, subconnection));
-    return colo_run_cuda(
+    return colo_operation_cuda(
         r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1], x->elem, r->stream));
 }
 
@@ -287,7 +288,7 @@ static int rounds_needed(const struct exchange *x)
 }
 
 /* @stage NULL: the context's. */
-static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
+static colo_status_t exchange_on(struct colo_operation *r, const struct exchange *x,
                                  const colo_subconnection_t *subconnection, char *stage,
                                  size_t stage_bytes)
 {
@@ -299,7 +300,8 @@ static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
         for (int32_t i = 0; i < x->n[side]; i++)
             if (link_rank(subconnection, x->m[side][i].peer) < 0)
                 return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
-                                 colo_run_text(r, what, sizeof what), (int)x->m[side][i].peer);
+                                 colo_operation_text(r, what, sizeof what),
+                                 (int)x->m[side][i].peer);
     COLO_TRY(check_memory(r, x, subconnection != NULL));
     COLO_TRY(need_lists(r, x));
     for (int k = 0; k < rounds; k++) {
@@ -307,11 +309,11 @@ static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
         need = n > need ? n : need;
     }
     if (!subconnection) {
-        COLO_TRY(colo_run_stage(r, need));
+        COLO_TRY(colo_operation_stage(r, need));
         stage = r->f->stage;
     } else if (need > stage_bytes) {
         return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
-                         colo_run_text(r, what, sizeof what), need, stage_bytes);
+                         colo_operation_text(r, what, sizeof what), need, stage_bytes);
     }
     for (int k = 0; k < rounds; k++)
         COLO_TRY(run_round(r, x, subconnection, k, stage));
@@ -325,11 +327,11 @@ colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, in
                                  colo_stream_t stream)
 {
     const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), false};
-    struct colo_run r;
+    struct colo_operation r;
     if (nsends == 0 && nrecvs == 0 && ((struct colo_nccl_group *)c->impl)->connection)
         return COLO_OK; /* without a connection yet, the others wait for this rank to connect */
-    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
-    return colo_run_end(&r, exchange_on(&r, &x, NULL, NULL, 0));
+    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
+    return colo_operation_end(&r, exchange_on(&r, &x, NULL, NULL, 0));
 }
 
 colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnection_t *subconnection,
@@ -339,11 +341,11 @@ colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnectio
                                                colo_dtype_t dtype, colo_stream_t stream)
 {
     const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), true};
-    struct colo_run r;
+    struct colo_operation r;
     if (nsends == 0 && nrecvs == 0)
         return COLO_OK;
-    COLO_TRY(colo_run_begin(&r, c, subconnection, stream));
-    return colo_run_end(&r, exchange_on(&r, &x, subconnection, stage, stage_bytes));
+    COLO_TRY(colo_operation_begin(&r, c, subconnection, stream));
+    return colo_operation_end(&r, exchange_on(&r, &x, subconnection, stage, stage_bytes));
 }
 
 size_t colo_nccl_subconnection_stage(const colo_message_t *sends, int32_t nsends,

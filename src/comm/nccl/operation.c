@@ -28,52 +28,53 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-const char *colo_run_text(const struct colo_run *r, char *text, size_t cap)
+const char *colo_operation_text(const struct colo_operation *r, char *text, size_t cap)
 {
     return colo_op_describe(text, cap, r->c->op, r->c->seq);
 }
 
-colo_status_t colo_run_nccl(const struct colo_run *r, ncclResult_t e)
+colo_status_t colo_operation_nccl(const struct colo_operation *r, ncclResult_t e)
 {
     char what[96];
     return e == ncclSuccess ? COLO_OK
-                            : colo_nccl_error(r->lib, colo_run_text(r, what, sizeof what), e);
+                            : colo_nccl_error(r->lib, colo_operation_text(r, what, sizeof what), e);
 }
 
-colo_status_t colo_run_cuda(const struct colo_run *r, cudaError_t e)
+colo_status_t colo_operation_cuda(const struct colo_operation *r, cudaError_t e)
 {
     char what[96];
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error(colo_run_text(r, what, sizeof what), e);
+    return e == cudaSuccess ? COLO_OK
+                            : colo_cuda_error(colo_operation_text(r, what, sizeof what), e);
 }
 
 /* ---- begin and end ---- */
 
-static colo_status_t check_place(struct colo_run *r)
+static colo_status_t check_place(struct colo_operation *r)
 {
     char what[96];
     int now = -1;
-    COLO_RUN_CUDA(cudaGetDevice(&now));
+    COLO_OPERATION_CUDA(cudaGetDevice(&now));
     if (now != r->f->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: the current device is %d, comm '%s' was made on device %d",
-                         colo_run_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
+        return colo_fail(
+            COLO_ERR_ARG, "%s: the current device is %d, comm '%s' was made on device %d",
+            colo_operation_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    COLO_RUN_CUDA(cudaStreamIsCapturing(r->stream, &capture));
+    COLO_OPERATION_CUDA(cudaStreamIsCapturing(r->stream, &capture));
     r->capturing = capture != cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 12080
     if (r->stream && !r->capturing) { /* the default stream is the current device's */
-        COLO_RUN_CUDA(cudaStreamGetDevice(r->stream, &now));
+        COLO_OPERATION_CUDA(cudaStreamGetDevice(r->stream, &now));
         if (now != r->f->device)
             return colo_fail(
                 COLO_ERR_ARG, "%s: the stream is of device %d, comm '%s' was made on device %d",
-                colo_run_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
+                colo_operation_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
     }
 #endif
     return COLO_OK;
 }
 
 /* The comm's own connection, made now if no operation has needed it yet. */
-static colo_status_t own_link(struct colo_run *r)
+static colo_status_t own_link(struct colo_operation *r)
 {
     char what[96];
     struct colo_connection *l = r->x->connection;
@@ -81,7 +82,7 @@ static colo_status_t own_link(struct colo_run *r)
         return colo_fail(COLO_ERR_STATE,
                          "%s: comm '%s' connects at its first operation, which cannot be captured; "
                          "run one before the capture, a barrier will do",
-                         colo_run_text(r, what, sizeof what), r->c->name);
+                         colo_operation_text(r, what, sizeof what), r->c->name);
     if (!l) {
         COLO_TRY(colo_nccl_connection_get(r->f, colo_comm_i_control(r->c), NULL, &l));
         pthread_mutex_lock(&r->f->lock);
@@ -92,20 +93,20 @@ static colo_status_t own_link(struct colo_run *r)
     return COLO_OK;
 }
 
-static colo_status_t mark(struct colo_run *r, bool begin)
+static colo_status_t mark(struct colo_operation *r, bool begin)
 {
     const colo_op_desc_t *op = &r->c->op;
     const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
     if (!r->connection->nccl)
         return COLO_OK;
-    return colo_run_cuda(
+    return colo_operation_cuda(
         r, begin ? colo_k_progress(&r->f->progress[COLO_PROGRESS_BEGUN], &r->f->counts[0],
                                    &r->f->progress[COLO_PROGRESS_COMM], what, r->stream)
                  : colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL,
                                    what, r->stream));
 }
 
-static colo_status_t meet(const struct colo_run *r, colo_status_t st)
+static colo_status_t meet(const struct colo_operation *r, colo_status_t st)
 {
     const colo_category_t category = r->c->op.category;
     if ((category != COLO_CATEGORY_LOSS && category != COLO_CATEGORY_HEAD) ||
@@ -119,20 +120,20 @@ static colo_status_t meet(const struct colo_run *r, colo_status_t st)
     return st < 0 ? colo_fail(st, "%s", why) : met;
 }
 
-colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
-                             const colo_subconnection_t *subconnection, colo_stream_t stream)
+colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
+                                   const colo_subconnection_t *subconnection, colo_stream_t stream)
 {
     struct colo_nccl_group *x = c->impl;
     struct colo_nccl_context *f = x->context;
     char what[96], why[900];
-    *r = (struct colo_run){.c = c, .x = x, .f = f, .lib = f->lib, .stream = stream};
+    *r = (struct colo_operation){.c = c, .x = x, .f = f, .lib = f->lib, .stream = stream};
     COLO_TRY(check_place(r));
     if (subconnection)
         r->connection = subconnection->connection;
     else
         COLO_TRY(own_link(r));
     COLO_TRY(meet(r, COLO_OK));
-    COLO_RUN_CUDA(colo_order_follow(f->order, r->capturing, stream));
+    COLO_OPERATION_CUDA(colo_order_follow(f->order, r->capturing, stream));
     pthread_mutex_lock(&r->connection->busy);
     colo_status_t st = COLO_OK;
     if (atomic_load(&r->connection->phase) != COLO_CONNECTION_OK) {
@@ -142,7 +143,7 @@ colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
                           COLO_ERR_PEER,
                           "%s: the connection of comm '%s' was torn down when another comm of the "
                           "same ranks failed",
-                          colo_run_text(r, what, sizeof what), c->name);
+                          colo_operation_text(r, what, sizeof what), c->name);
     }
     if (st == COLO_OK)
         st = mark(r, true);
@@ -151,7 +152,7 @@ colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
     return st;
 }
 
-colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
+colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st)
 {
     colo_status_t marked = st < 0 ? COLO_OK : mark(r, false);
     if (st < 0 && r->connection->nccl) /* keeps the error message */
@@ -160,29 +161,30 @@ colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
     pthread_mutex_unlock(&r->connection->busy);
     st = st < 0 ? st : marked;
     if (st == COLO_OK)
-        st = colo_run_cuda(r, colo_order_lead(r->f->order, r->capturing, r->stream));
+        st = colo_operation_cuda(r, colo_order_lead(r->f->order, r->capturing, r->stream));
     return meet(r, st);
 }
 
 /* ---- memory ---- */
 
-colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, const void *p)
+colo_status_t colo_operation_on_device(const struct colo_operation *r, const char *name,
+                                       const void *p)
 {
     struct cudaPointerAttributes a;
     char what[96];
-    COLO_RUN_CUDA(cudaPointerGetAttributes(&a, p));
+    COLO_OPERATION_CUDA(cudaPointerGetAttributes(&a, p));
     if (a.type != cudaMemoryTypeDevice && a.type != cudaMemoryTypeManaged)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
-                         colo_run_text(r, what, sizeof what), name, r->c->name, (int)r->f->device);
+        return colo_fail(
+            COLO_ERR_ARG, "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
+            colo_operation_text(r, what, sizeof what), name, r->c->name, (int)r->f->device);
     if (a.type == cudaMemoryTypeDevice && a.device != r->f->device)
         return colo_fail(COLO_ERR_ARG, "%s: %s is memory of device %d, comm '%s' is on device %d",
-                         colo_run_text(r, what, sizeof what), name, a.device, r->c->name,
+                         colo_operation_text(r, what, sizeof what), name, a.device, r->c->name,
                          (int)r->f->device);
     return COLO_OK;
 }
 
-colo_status_t colo_run_stage(struct colo_run *r, size_t bytes)
+colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes)
 {
     struct colo_nccl_context *f = r->f;
     char what[96];
@@ -192,7 +194,7 @@ colo_status_t colo_run_stage(struct colo_run *r, size_t bytes)
         return colo_fail(COLO_ERR_STATE,
                          "%s: needs %zu bytes of staging, %zu are there; run it once before the "
                          "capture",
-                         colo_run_text(r, what, sizeof what), bytes, f->stage_bytes);
+                         colo_operation_text(r, what, sizeof what), bytes, f->stage_bytes);
     size_t grown = COLO_STAGE_ALIGN; /* powers of two: with those before, at most twice as much */
     while (grown < bytes)
         grown *= 2;
@@ -203,7 +205,7 @@ colo_status_t colo_run_stage(struct colo_run *r, size_t bytes)
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of staging on device %d: %s",
-                         colo_run_text(r, what, sizeof what), grown, (int)f->device,
+                         colo_operation_text(r, what, sizeof what), grown, (int)f->device,
                          cudaGetErrorString(e));
     }
     if (f->stage)

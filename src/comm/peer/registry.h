@@ -131,7 +131,7 @@ struct colo_gather { /* where one gather finds what others bring */
     int32_t id;      /* registered memory; -1: not this way */
     uint64_t offset;
 };
-/* Is it for copies? Before colo_run_begin(); the same answer on all ranks. */
+/* Is it for copies? Before colo_operation_begin(); the same answer on all ranks. */
 colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *recv, size_t bytes,
                                colo_stream_t stream, struct colo_gather *g);
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,

@@ -156,7 +156,7 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
 
 /* ---- a run ---- */
 
-struct run {
+struct launch {
     colo_rank_fn fn;
     void *arg;
     struct colo_shared *shared;
@@ -171,32 +171,33 @@ struct run {
 };
 
 struct runner {
-    struct run *run;
+    struct launch *launch;
     pthread_t thread;
     colo_comm_t *comm;
 };
 
 /* Rank @rank came back with an error: note it, and wake all ranks that wait for it. */
-static void rank_failed(struct run *run, int32_t rank, colo_status_t status)
+static void rank_failed(struct launch *launch, int32_t rank, colo_status_t status)
 {
     const char *error_message = colo_last_error();
     if (!error_message[0])
         error_message = colo_status_string(status);
-    pthread_mutex_lock(&run->lock);
-    if (run->status == COLO_OK || (run->status == COLO_ERR_PEER && status != COLO_ERR_PEER)) {
-        run->status = status;
-        run->rank = rank;
-        snprintf(run->error_message, sizeof run->error_message, "%s", error_message);
+    pthread_mutex_lock(&launch->lock);
+    if (launch->status == COLO_OK || (launch->status == COLO_ERR_PEER && status != COLO_ERR_PEER)) {
+        launch->status = status;
+        launch->rank = rank;
+        snprintf(launch->error_message, sizeof launch->error_message, "%s", error_message);
     }
-    pthread_mutex_unlock(&run->lock);
-    colo_error_state_set(&run->shared->root->error, status, status == COLO_ERR_PEER ? -1 : rank,
+    pthread_mutex_unlock(&launch->lock);
+    colo_error_state_set(&launch->shared->root->error, status, status == COLO_ERR_PEER ? -1 : rank,
                          rank, error_message);
 }
 
 /* Nothing more comes from this rank, in whatever comm of the run. */
 static void leave(struct runner *me)
 {
-    atomic_store_explicit(&me->run->shared->root->left[me->comm->rank], true, memory_order_release);
+    atomic_store_explicit(&me->launch->shared->root->left[me->comm->rank], true,
+                          memory_order_release);
     colo_comm_destroy(&me->comm);
 }
 
@@ -204,7 +205,7 @@ static void thread_ended(void *arg)
 {
     struct runner *me = arg;
     const int32_t rank = me->comm->rank;
-    rank_failed(me->run, rank,
+    rank_failed(me->launch, rank,
                 colo_fail(COLO_ERR_STATE,
                           "the thread of rank %d ended before its function returned; return from "
                           "it instead of pthread_exit()",
@@ -216,7 +217,7 @@ static colo_status_t call(struct runner *me)
 {
     colo_status_t st;
     pthread_cleanup_push(thread_ended, me);
-    st = me->run->fn(me->comm, me->run->arg);
+    st = me->launch->fn(me->comm, me->launch->arg);
     pthread_cleanup_pop(0);
     return st;
 }
@@ -224,25 +225,25 @@ static colo_status_t call(struct runner *me)
 static void *rank_main(void *arg)
 {
     struct runner *me = arg;
-    struct run *run = me->run;
-    pthread_mutex_lock(&run->lock);
-    while (run->start == 0)
-        pthread_cond_wait(&run->opened, &run->lock);
-    bool go = run->start > 0;
-    pthread_mutex_unlock(&run->lock);
+    struct launch *launch = me->launch;
+    pthread_mutex_lock(&launch->lock);
+    while (launch->start == 0)
+        pthread_cond_wait(&launch->opened, &launch->lock);
+    bool go = launch->start > 0;
+    pthread_mutex_unlock(&launch->lock);
     if (go) {
-        if (run->place && colo_topology_bind(run->place, me->comm->rank) < 0)
+        if (launch->place && colo_topology_bind(launch->place, me->comm->rank) < 0)
             colo_log(COLO_LOG_WARN, "rank %d is not bound: %s", (int)me->comm->rank,
                      colo_last_error());
         colo_status_t st = call(me);
         if (st < 0)
-            rank_failed(run, me->comm->rank, st);
+            rank_failed(launch, me->comm->rank, st);
     }
     leave(me);
     return NULL;
 }
 
-static colo_status_t start(struct run *run, struct runner *ranks, int32_t n, int32_t *started)
+static colo_status_t start(struct launch *launch, struct runner *ranks, int32_t n, int32_t *started)
 {
     COLO_AUTOFREE uint64_t *node = malloc((size_t)n * sizeof *node);
     if (!node)
@@ -250,12 +251,12 @@ static colo_status_t start(struct run *run, struct runner *ranks, int32_t n, int
     for (int32_t r = 0; r < n; r++)
         COLO_TRY(colo_node_id(r, n, &node[r]));
     for (int32_t r = 0; r < n; r++) {
-        ranks[r].run = run;
+        ranks[r].launch = launch;
         COLO_TRY(colo_comm_i_new(&ranks[r].comm, &colo_comm_threads_ops, r, n, NULL));
         colo_comm_set_name(ranks[r].comm, "world");
         COLO_TRY(colo_comm_i_set_nodes(ranks[r].comm, node));
-        atomic_fetch_add(&run->shared->refs, 1);
-        COLO_TRY(attach(ranks[r].comm, run->shared));
+        atomic_fetch_add(&launch->shared->refs, 1);
+        COLO_TRY(attach(ranks[r].comm, launch->shared));
         int e = pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]);
         if (e)
             return colo_fail(COLO_ERR_NOMEM, "thread %d of %d could not be started: %s", (int)r,
@@ -272,41 +273,41 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     if (!fn)
         return colo_fail(COLO_ERR_ARG, "threads_run: the rank function is NULL");
     COLO_TRY(colo_env_check(NULL));
-    struct run run = {.fn = fn, .arg = arg};
+    struct launch launch = {.fn = fn, .arg = arg};
     struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);
     struct colo_root *root = root_new(nranks);
-    run.shared = root ? shared_new(root, nranks) : NULL;
-    for (int32_t r = 0; run.shared && r < nranks; r++)
-        run.shared->slot[r].origin = r;
+    launch.shared = root ? shared_new(root, nranks) : NULL;
+    for (int32_t r = 0; launch.shared && r < nranks; r++)
+        launch.shared->slot[r].origin = r;
     if (root)
         root_release(root); /* the shared state holds it */
-    if (!ranks || !run.shared) {
-        if (run.shared)
-            colo_shared_release(run.shared);
+    if (!ranks || !launch.shared) {
+        if (launch.shared)
+            colo_shared_release(launch.shared);
         free(ranks);
         return colo_fail(COLO_ERR_NOMEM, "threads_run: no memory for %d ranks", (int)nranks);
     }
-    pthread_mutex_init(&run.lock, NULL);
-    pthread_cond_init(&run.opened, NULL);
+    pthread_mutex_init(&launch.lock, NULL);
+    pthread_cond_init(&launch.opened, NULL);
 
-    colo_topology_create_env(&run.place, nranks);
+    colo_topology_create_env(&launch.place, nranks);
     int32_t started = 0;
-    colo_status_t st = start(&run, ranks, nranks, &started);
-    pthread_mutex_lock(&run.lock);
-    run.start = st == COLO_OK ? 1 : -1;
-    pthread_cond_broadcast(&run.opened);
-    pthread_mutex_unlock(&run.lock);
+    colo_status_t st = start(&launch, ranks, nranks, &started);
+    pthread_mutex_lock(&launch.lock);
+    launch.start = st == COLO_OK ? 1 : -1;
+    pthread_cond_broadcast(&launch.opened);
+    pthread_mutex_unlock(&launch.lock);
     for (int32_t r = 0; r < started; r++)
         pthread_join(ranks[r].thread, NULL);
     if (started < nranks)
         colo_comm_destroy(&ranks[started].comm); /* the one whose start failed halfway */
-    if (st == COLO_OK && run.status != COLO_OK)
-        st = colo_fail(run.status, "rank %d: %s", (int)run.rank, run.error_message);
+    if (st == COLO_OK && launch.status != COLO_OK)
+        st = colo_fail(launch.status, "rank %d: %s", (int)launch.rank, launch.error_message);
 
-    colo_topology_destroy(&run.place);
-    pthread_cond_destroy(&run.opened);
-    pthread_mutex_destroy(&run.lock);
-    colo_shared_release(run.shared);
+    colo_topology_destroy(&launch.place);
+    pthread_cond_destroy(&launch.opened);
+    pthread_mutex_destroy(&launch.lock);
+    colo_shared_release(launch.shared);
     free(ranks);
     return st;
 }
