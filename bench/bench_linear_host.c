@@ -31,7 +31,7 @@
 enum { WAYS = 2, MODES = 3, MOST = 99 };
 
 static int64_t T = 1024, H = 1024, V = 8192, chunk;
-static int rounds = 9;
+static int repetitions = 9;
 
 static double now(void)
 {
@@ -78,8 +78,8 @@ static int ascending(const void *a, const void *b)
 
 static double median(double *v)
 {
-    qsort(v, (size_t)rounds, sizeof *v, ascending);
-    return v[rounds / 2];
+    qsort(v, (size_t)repetitions, sizeof *v, ascending);
+    return v[repetitions / 2];
 }
 
 /* ---- the floor ---- */
@@ -191,7 +191,7 @@ static void compare(colo_dtype_t dtype)
     memset(ways, 0, sizeof ways);
     for (int w = 0; w < WAYS; w++)
         way_init(&ways[w], gemm[w], dtype, h, weight, targets);
-    for (int r = -1; r < rounds; r++) { /* the first is not counted */
+    for (int r = -1; r < repetitions; r++) { /* the first is not counted */
         double from = now();
         bare_three();
         double middle = now();
@@ -228,9 +228,9 @@ int main(int argc, char **argv)
         H = atoll(argv[2]);
         V = atoll(argv[3]);
     }
-    rounds = argc > 4 ? atoi(argv[4]) : rounds;
+    repetitions = argc > 4 ? atoi(argv[4]) : repetitions;
     chunk = argc > 5 ? atoll(argv[5]) : 0;
-    if (T < 1 || H < 1 || V < 1 || T * V > INT32_MAX || rounds < 1 || rounds > MOST) {
+    if (T < 1 || H < 1 || V < 1 || T * V > INT32_MAX || repetitions < 1 || repetitions > MOST) {
         fprintf(stderr, "usage: bench-linear-host [TOKENS HIDDEN VOCAB [ROUNDS [CHUNK]]]\n");
         return 2;
     }
@@ -239,8 +239,8 @@ int main(int argc, char **argv)
     bare_z = room((size_t)(T * V) * 4);
     bare_dh = room((size_t)(T * H) * 4);
     bare_dw = room((size_t)(V * H) * 4);
-    printf("%lld tokens, hidden %lld, vocabulary %lld, chunk %lld, %d rounds\n", (long long)T,
-           (long long)H, (long long)V, (long long)chunk, rounds);
+    printf("%lld tokens, hidden %lld, vocabulary %lld, chunk %lld, %d repetitions\n", (long long)T,
+           (long long)H, (long long)V, (long long)chunk, repetitions);
     compare(COLO_F32);
     compare(COLO_BF16);
     return 0;

@@ -8,9 +8,9 @@
  * 64 images of 256 to 4,096 rows; each encoder replica has as many rows as any other, and the
  * uniform batch has 64 samples of the mean. Sequences are packed from 4 images of one replica, and
  * each destination replica has as many of these as any other, so both batches bring each rank the
- * same bytes, but for the padding of sequences. All passes of a layout run in each round, one after
- * the other. A time is that of the slowest rank, from events on its stream after a host barrier;
- * the median of 20 after 3. Outputs over peers and over NCCL are compared by checksum.
+ * same bytes, but for the padding of sequences. All passes of a layout run in each repetition, one
+ * after the other. A time is that of the slowest rank, from events on its stream after a host
+ * barrier; the median of 20 after 3. Outputs over peers and over NCCL are compared by checksum.
  *
  * The host part: processor time of colo_bridge_set_segments() on each of 64 ranks, threads, for
  * 10,000 segments; the best of 5 of each rank.

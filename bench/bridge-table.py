@@ -112,7 +112,7 @@ def page(perf, torch, little):
     wrong = sum(r['wrong'] for r in rows + (little['bridge'] if little else []))
     text = ['# The bridge against COLLECTIVE', '',
             'Measured %s on %d × %s of one host, CUDA %s, NCCL %s, %s, %s output, B=%d S=%d H=%d. Times are '
-            'microseconds, forward / backward: medians of %d rounds of 3 launches or more, of the slowest '
+            'microseconds, forward / backward: medians of %d repetitions of 3 launches or more, of the slowest '
             'GPU, after %d that do not count. Results of every column were checked in the run: %d wrong.'
             % (perf.get('date', '?'), perf['gpus'], perf['device'], perf['cuda'], perf.get('nccl', '?'),
                first['dtype'], first['output'], first['batch'], first['seq'], first['hidden'],

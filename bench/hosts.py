@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-PER_NODE, ROUNDS = 8, 5
+PER_NODE, REPETITIONS = 8, 5
 PAYLOAD = 1448 / 1514  # of a full TCP segment in an Ethernet frame, which the token bucket counts
 SRC, DST, SHAPE = 'tp=8,dp=2', 'tp=4,cp=4,dp=1', (2, 2048, 256)  # f32: a node lacks one sample, 2 MiB
 HOSTS = ['colo%d%s' % (os.getpid(), side) for side in 'ab']
@@ -44,7 +44,7 @@ def times(comm, src, dst, shape, **options):
     x = np.full(bridge.src_shape, me, np.float32)
     y = np.zeros(bridge.dst_shape, np.float32)
     slowest = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(REPETITIONS + 1):
         comm.barrier()
         begin = time.perf_counter()
         bridge.forward(x, y)

@@ -17,8 +17,8 @@ home. Each result is compared bit by bit.
   all-to-all  index_select by destination, all_to_all_single with splits of the host, masked_scatter_; backward:
               index_select, all_to_all_single, index_copy_ (index_add_ from several)
 
-Tables of indices are made before the clock starts, for all ways. In each round all ways run, one after the other,
-so that ratios are of one run. Times are medians over rounds of the slowest rank. On CPU (gloo) it is a
+Tables of indices are made before the clock starts, for all ways. In each repetition all ways run, one after the other,
+so that ratios are of one run. Times are medians over repetitions of the slowest rank. On CPU (gloo) it is a
 smoke test in f16: give it small sizes by options.
 """
 import argparse
@@ -219,7 +219,7 @@ def all_to_all(out, x, out_splits, in_splits):
 
 
 class Clock:
-    """µs of the slowest rank, medians over rounds."""
+    """µs of the slowest rank, medians over repetitions."""
 
     def __init__(self, device, host, batch):
         self.device, self.host, self.batch, self.took = device, host, batch, {}
@@ -349,7 +349,7 @@ def host_times(o, layout, job, count=10000):
 
 def page(o, device, found, flat, hosts, loads):
     print('# Ragged batches: the library and the ways of torch.distributed\n')
-    print('%s ranks, %s, PyTorch %s, %s; %d images of %d to %d rows (%d in all), H %d, %s; medians of %d rounds, '
+    print('%s ranks, %s, PyTorch %s, %s; %d images of %d to %d rows (%d in all), H %d, %s; medians of %d repetitions, '
           'of the slowest rank; transport %s.\n' % (
               dist.get_world_size(), torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU',
               torch.__version__, dist.get_backend(), o.images, o.least, o.most, found[0][1].total, o.hidden,
@@ -401,7 +401,7 @@ def options(argv=None):
     ask.add_argument('--hidden', type=int, default=4096)
     ask.add_argument('--transport', choices=['auto', 'nccl', 'peer'], default='auto')
     ask.add_argument('--batch', type=int, default=3, help='calls between two looks at the clock')
-    ask.add_argument('-w', type=int, default=3, help='rounds before those that count')
+    ask.add_argument('-w', type=int, default=3, help='repetitions before those that count')
     ask.add_argument('-n', type=int, default=15)
     ask.add_argument('--seed', type=int, default=1)
     ask.add_argument('--json')

@@ -39,7 +39,7 @@ static ssize_t put(int fd, void *data, size_t bytes)
     return write(fd, data, bytes);
 }
 
-/* The parent's half: as many rounds as the workers want, until they close their pipes. */
+/* The parent's half: as many exchanges as the workers want, until they close their pipes. */
 static void serve(struct worker *w)
 {
     size_t bytes;

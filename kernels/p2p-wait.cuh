@@ -67,10 +67,10 @@ __device__ bool wait_for(const colo_k_p2p_t &d, const colo_k_partner_t &p, uint6
                          unsigned mask, F ready)
 {
     uint64_t since = 0;
-    for (unsigned round = 0;; round++) {
+    for (unsigned poll = 0;; poll++) {
         if (__all_sync(mask, ready()))
             return true;
-        if (round % 32 != 31)
+        if (poll % 32 != 31)
             continue;
         uint64_t code = COLO_K_FINE, t = clock_ns();
         since = since ? since : t;
@@ -78,7 +78,7 @@ __device__ bool wait_for(const colo_k_p2p_t &d, const colo_k_partner_t &p, uint6
             code = COLO_K_PEER_FAILED;
         else if ((int64_t)(t - since) > (int64_t)d.deadline_ns) /* it may step back */
             code = COLO_K_LATE;
-        else if (round % 4096 == 4095 && get(&d.report->stop))
+        else if (poll % 4096 == 4095 && get(&d.report->stop))
             code = COLO_K_STOPPED;
         if (code)
             give_up(d, code, p.rank, call, 0);

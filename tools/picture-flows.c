@@ -6,8 +6,8 @@
  * sends are not looked at, since both sides of a message derive the same list. Rows that exchange
  * stand together, which keeps arrows short.
  *
- * Folding is colour refinement: ranks start in one class, and a round splits those whose exchanges
- * with the classes of the round before differ, until a round splits nothing. Ranks of one class
+ * Folding is colour refinement: ranks start in one class, and a pass splits those whose exchanges
+ * with the classes of the pass before differ, until a pass splits nothing. Ranks of one class
  * then send and receive the same bytes to and from the same classes, and one of them can stand for
  * all.
  */
@@ -202,7 +202,7 @@ static uint64_t mix(uint64_t h, uint64_t v)
     return h ^ (h >> 31);
 }
 
-/* One round: the sum over a rank's flows does not depend on their order. */
+/* One pass: the sum over a rank's flows does not depend on their order. */
 static void refine(const pic_t *pic, const uint64_t *colour, uint64_t *next)
 {
     for (int32_t r = 0; r < pic->nrows; r++) {

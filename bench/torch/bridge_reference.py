@@ -126,7 +126,7 @@ def parts(dims, rank, batch, seq, sharded):
 
 
 def timed(fn, batch, warmup, iters):
-    """Median over rounds of the slowest rank's time a launch, and the best, in us."""
+    """Median over repetitions of the slowest rank's time a launch, and the best, in us."""
     for _ in range(warmup):
         fn()
     a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -4,7 +4,7 @@
 
 usage: torchrun --nproc-per-node N bench/torch/compare.py [--device cuda] [--json FILE] [options]
 
-Three tables, medians over rounds of the slowest rank's time (overhead: the least), forward and backward
+Three tables, medians over repetitions of the slowest rank's time (overhead: the least), forward and backward
 apart:
   overhead  tensors of a few elements on a group of one: the calling thread's CPU time (on a GPU the time
             that passes) of a call beyond an autograd.Function that does nothing with the same tensors.
@@ -48,7 +48,7 @@ def now():
     return time.perf_counter()
 
 
-def rounds(fn, warmup, count):
+def repetitions(fn, warmup, count):
     """[(forward, backward)] in seconds of fn() -> (forward, backward), the slowest rank's"""
     for _ in range(warmup):
         fn()
@@ -162,7 +162,7 @@ class replaced:
 
 
 def overhead(turns, count):
-    """us a direction beyond Nothing with the same tensors: the least of the rounds, which take turns, of a
+    """us a direction beyond Nothing with the same tensors: the least of the repetitions, which take turns, of a
     mean over turns; whatever else runs only adds to it"""
     rows = []
     z, act = torch.randn(4, 2, device=DEVICE), torch.randn(1, 1, 2, device=DEVICE)
@@ -275,9 +275,9 @@ def bridges(layouts, o):
             y = run(x.clone().requires_grad_())
             wrong = int((y != want).sum())
             del y
-            seen = rounds(pair(lambda: (x.clone().requires_grad_(),), run, g, True), o.warmup, o.rounds)
+            seen = repetitions(pair(lambda: (x.clone().requires_grad_(),), run, g, True), o.warmup, o.repetitions)
             us = [1e6 * statistics.median(side) for side in zip(*seen)]
-            row = rounds(in_a_row(lambda: (x.clone().requires_grad_(),), run, g), 1, max(o.rounds // 3, 1))
+            row = repetitions(in_a_row(lambda: (x.clone().requires_grad_(),), run, g), 1, max(o.repetitions // 3, 1))
             rows.append({'table': 'bridge', 'of': 'x'.join(map(str, shape)), 'layout': layout, 'op': op,
                          'bytes': want.numel() * want.element_size(), 'forward_us': us[0],
                          'backward_us': us[1], 'host_us': us[2:], 'off': wrong,
@@ -378,7 +378,7 @@ def losses(o):
                    for a, b in zip(got[1], want[1])])
         del leaves, value, got
         make = lambda: [x.detach().requires_grad_() for x in inputs]  # noqa: E731
-        seen = rounds(pair(make, run), o.warmup, o.rounds)
+        seen = repetitions(pair(make, run), o.warmup, o.repetitions)
         peak = None
         if DEVICE.type == 'cuda':
             torch.cuda.synchronize()
@@ -423,7 +423,7 @@ def main():
     ask.add_argument('--sizes', nargs='*', type=lambda text: tuple(map(int, text.split('x'))),
                      metavar='BxSxH', help='of the bridge, instead of --batch, --seq and --hidden')
     for name, value in (('batch', 8), ('seq', 1024), ('hidden', 1024), ('tokens', 2048), ('width', 1024),
-                        ('vocab', 32768), ('chunk', 512), ('rounds', 11), ('warmup', 3)):
+                        ('vocab', 32768), ('chunk', 512), ('repetitions', 11), ('warmup', 3)):
         ask.add_argument('--' + name, type=int, default=value)
     ask.add_argument('--json')
     o = ask.parse_args()
@@ -439,7 +439,7 @@ def main():
     if dist.get_rank() == 0:
         print('%-9s %-12s %-44s %12s %12s' % ('table', 'of', 'op', 'forward us', 'backward us'))
     for name in o.only:
-        made = {'overhead': lambda: overhead(50, o.rounds), 'loss': lambda: losses(o),
+        made = {'overhead': lambda: overhead(50, o.repetitions), 'loss': lambda: losses(o),
                 'bridge': lambda: bridges(o.layouts or layouts_of(dist.get_world_size()), o)}[name]()
         rows += made
         if dist.get_rank() == 0:

@@ -3,10 +3,10 @@
 """The lm_head with its loss, and nll() of logits, through PyTorch on one GPU, beside their limits and other
 libraries' kernels, in one run.
 
-usage: bench/torch/head.py [--tables head logits cases] [--tokens T --hidden H --vocab V --rounds N]
+usage: bench/torch/head.py [--tables head logits cases] [--tokens T --hidden H --vocab V --repetitions N]
                            [--only WORD ..] [--json FILE]
 
-Each line: the median of N rounds of a forward and backward, in which all lines take turns, so that the
+Each line: the median of N repetitions of a forward and backward, in which all lines take turns, so that the
 clock of a warm GPU is the same for all; its ratio to the limit; what the caching allocator had at most beyond
 inputs, gradients included, counted from a moment when no gradient exists; the loss and the relative error of
 the gradients (Frobenius) against fp64 sums of a part of the rows. Limits: three or four bare bf16 products
@@ -108,7 +108,7 @@ def logit_peers(z, t):
     return found
 
 
-def show(lines, limits, rounds):
+def show(lines, limits, repetitions):
     kept = []
     for line in lines:
         try:
@@ -118,7 +118,7 @@ def show(lines, limits, rounds):
             line.forget()
             print('# %s did not run: %s: %s' % (line.name, type(why).__name__, str(why)[:300]))
         torch.cuda.empty_cache()
-    for _ in range(rounds):
+    for _ in range(repetitions):
         for line in kept:
             line.ms.append(event_ms(line.once))
             line.forget()
@@ -194,7 +194,7 @@ def head(o):
     lines += [Line('torch, bf16 loss', lambda: F.cross_entropy(F.linear(x, w), t), (x, w), 'three products'),
               Line('torch, fp32 loss', lambda: F.cross_entropy(F.linear(x, w).float(), t), (x, w), 'three products')]
     lines = [line for line in lines if not o.only or 'products' in line.name or any(a in line.name for a in o.only)]
-    return show(lines, {'want': want}, o.rounds)
+    return show(lines, {'want': want}, o.repetitions)
 
 
 def reader():
@@ -241,7 +241,7 @@ def logits(o):
                  Line('nll', lambda: ct.nll(z, t).loss, (z,), 'a read and a copy')]
         if tokens == o.tokens:
             lines += [Line(name, fn, (z,), 'a read and a copy') for name, fn in logit_peers(z, t)]
-        for row in show(lines, {'want': lambda line: ((z.grad[:32], want_z),)}, o.rounds):
+        for row in show(lines, {'want': lambda line: ((z.grad[:32], want_z),)}, o.repetitions):
             rows.append(dict(row, tokens=tokens))
         del z, d, zd, lines
     return rows
@@ -254,7 +254,7 @@ def cases(o):
 
     def section(title, lines):
         print('# ' + title)
-        for row in show(lines, {'want': None}, max(o.rounds // 3, 2)):
+        for row in show(lines, {'want': None}, max(o.repetitions // 3, 2)):
             rows.append(dict(row, case=title))
 
     def wanted(title):
@@ -305,14 +305,14 @@ def cases(o):
 
 def main():
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, value in (('tokens', 8192), ('hidden', 4096), ('vocab', 152064), ('rounds', 10)):
+    for name, value in (('tokens', 8192), ('hidden', 4096), ('vocab', 152064), ('repetitions', 10)):
         ask.add_argument('--' + name, type=int, default=value)
     ask.add_argument('--only', nargs='*')
     ask.add_argument('--tables', nargs='*', default=['head', 'logits'], choices=['head', 'logits', 'cases'])
     ask.add_argument('--json')
     o = ask.parse_args()
     print('# %s, torch %s, T %d, H %d, V %d, bf16, medians of %d' % (
-        torch.cuda.get_device_name(), torch.__version__, o.tokens, o.hidden, o.vocab, o.rounds))
+        torch.cuda.get_device_name(), torch.__version__, o.tokens, o.hidden, o.vocab, o.repetitions))
     rows = []
     for table in o.tables:
         rows += {'head': head, 'logits': logits, 'cases': cases}[table](o)

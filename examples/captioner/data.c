@@ -256,8 +256,8 @@ static uint64_t permute(uint64_t key, uint64_t n, uint64_t i)
 
     do {
         uint64_t left = i >> half, right = i & mask;
-        for (uint64_t round = 1; round <= 6; round++) {
-            uint64_t f = mix(key + round * UINT64_C(0x9e3779b97f4a7c15) + mix(right)) & mask;
+        for (uint64_t k = 1; k <= 6; k++) {
+            uint64_t f = mix(key + k * UINT64_C(0x9e3779b97f4a7c15) + mix(right)) & mask;
             uint64_t next = left ^ f;
             left = right;
             right = next;

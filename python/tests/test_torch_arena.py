@@ -538,7 +538,7 @@ k.me = threading._keep = k
 
 
 def test_tensors_may_go_with_the_interpreter():
-    """In its last round of garbage, when modules are gone."""
+    """In its last collection of garbage, when modules are gone."""
     done = subprocess.run([sys.executable, '-c', EXIT], text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     assert done.returncode == 0 and 'ignored' not in done.stdout, done.stdout

@@ -267,7 +267,7 @@ colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what)
 
 /* ---- before an operation ---- */
 
-colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
+colo_status_t colo_comm_i_compare(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
 {
     const char *what = colo_op_name(op.kind);
     if (c->size == 1)
@@ -275,7 +275,7 @@ colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t
     COLO_AUTOFREE uint64_t *all = malloc(3 * sizeof *all * (size_t)c->size);
     if (!all)
         return colo_comm_i_fail(
-            c, colo_fail(COLO_ERR_NOMEM, "%s: check round of %d ranks", what, (int)c->size));
+            c, colo_fail(COLO_ERR_NOMEM, "%s: comparison of %d ranks", what, (int)c->size));
     if (mine < 0) /* its numbers may be nonsense; the verdict is the error anyway */
         op.count = 0;
     uint64_t words[3] = {colo_op_pack(&op), (uint64_t)op.count, (uint64_t)(int64_t)mine};
@@ -306,9 +306,9 @@ static uint64_t message_print(const colo_message_t *m)
     return h ? h : 1;
 }
 
-colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *sends,
-                                         int32_t nsends, const colo_message_t *recvs,
-                                         int32_t nrecvs)
+colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_message_t *sends,
+                                           int32_t nsends, const colo_message_t *recvs,
+                                           int32_t nrecvs)
 {
     const size_t n = (size_t)c->size;
     if (n == 1)
@@ -317,7 +317,7 @@ colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *s
     COLO_AUTOFREE uint64_t *all = malloc(2 * n * n * sizeof *all);
     if (!mine || !all)
         return colo_comm_i_fail(c,
-                                colo_fail(COLO_ERR_NOMEM, "exchange: check round of %zu ranks", n));
+                                colo_fail(COLO_ERR_NOMEM, "exchange: comparison of %zu ranks", n));
     for (int32_t i = 0; i < nsends; i++)
         mine[sends[i].peer] = message_print(&sends[i]);
     for (int32_t i = 0; i < nrecvs; i++)

@@ -5,7 +5,7 @@
  * In this order: is there a comm, does it live, are this rank's arguments right, do the ranks agree
  * (COLO_CHECK=2 only), then the statistics entry and the backend. A rank whose arguments are wrong
  * while its peers are on their way into the operation must not leave them waiting: at level 2 the
- * round tells them and the comm lives on, below that the comm is marked failed and they get
+ * comparison tells them and the comm lives on, below that the comm is marked failed and they get
  * COLO_ERR_PEER. A backend that fails halfway has either told its peers already or is helped to do
  * so here.
  */
@@ -19,7 +19,7 @@
 static colo_status_t guard(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
 {
     if (c->check >= 2)
-        return colo_comm_i_round(c, op, mine);
+        return colo_comm_i_compare(c, op, mine);
     return mine < 0 ? colo_comm_i_fail(c, mine) : COLO_OK;
 }
 
@@ -237,7 +237,7 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, colo_op_desc_t op,
         st = check_messages(c, "message from", recvs, nrecvs, dtype, &received);
     COLO_TRY(guard(c, op, st));
     if (c->check >= 2)
-        COLO_TRY(colo_comm_i_round_messages(c, sends, nsends, recvs, nrecvs));
+        COLO_TRY(colo_comm_i_compare_messages(c, sends, nsends, recvs, nrecvs));
     int32_t peers = nsends > nrecvs ? nsends : nrecvs;
     uint64_t seq = colo_comm_i_begin(c, op, sent, received, peers);
     st = subconnection ? c->ops->subconnection_exchange(c, subconnection, stage, stage_bytes, sends,

@@ -244,14 +244,14 @@ colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what);
  * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */
 colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_category_t category,
                                  const uint64_t *mine, uint64_t *all, int64_t n);
-/* The COLO_CHECK=2 round: all ranks come with the operation they are about to run and the status of
- * their own arguments. Differences are COLO_ERR_MISMATCH on all, a bad rank gets its own status
- * back and the others COLO_ERR_PEER; nothing has moved and the comm lives. */
-colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine);
-/* The same for the messages of an exchange, after colo_comm_i_round(). */
-colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *sends,
-                                         int32_t nsends, const colo_message_t *recvs,
-                                         int32_t nrecvs);
+/* The comparison of COLO_CHECK=2: all ranks come with the operation they are about to run and the
+ * status of their own arguments. Differences are COLO_ERR_MISMATCH on all, a bad rank gets its own
+ * status back and the others COLO_ERR_PEER; nothing has moved and the comm lives. */
+colo_status_t colo_comm_i_compare(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine);
+/* The same for the messages of an exchange, after colo_comm_i_compare(). */
+colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_message_t *sends,
+                                           int32_t nsends, const colo_message_t *recvs,
+                                           int32_t nrecvs);
 
 /* Marks the comm failed with this thread's last error, so that peers wake with COLO_ERR_PEER;
  * returns @status unchanged. For local errors inside an operation that peers take part in. */

@@ -144,7 +144,7 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
         t_case_compare(c, f->backward ? T_DY : T_X, rank, 0, &in)); /* inputs always as before */
     if (f->check == 2) {
         rank_check(colo_comm_check(world) == COLO_OK);
-        rank_try(t_case_round(bridge, rank, c, 1));
+        rank_try(t_case_step(bridge, rank, c, 1));
     }
     t_buffer_free(&in);
     t_buffer_free(&out);
@@ -195,7 +195,7 @@ static colo_status_t crossed_rank(colo_comm_t *world, void *arg)
     rank_check(untouched(&out));
     t_buffer_free(&in);
     t_buffer_free(&out);
-    rank_try(t_case_round(bridge, rank, c, 0));
+    rank_try(t_case_step(bridge, rank, c, 0));
     /* one rank reshapes, the others do not */
     colo_shape_t other = {12, 8, 3, 0}, same = {8, 8, 3, 0};
     t_case_t wide = *c;
@@ -210,7 +210,7 @@ static colo_status_t crossed_rank(colo_comm_t *world, void *arg)
     t_buffer_free(&in);
     t_buffer_free(&out);
     rank_try(colo_bridge_reshape(bridge, &same));
-    rank_try(t_case_round(bridge, rank, c, 1));
+    rank_try(t_case_step(bridge, rank, c, 1));
     colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
@@ -232,7 +232,7 @@ static colo_status_t absent_rank(colo_comm_t *world, void *arg)
     rank_try(colo_comm_set_check(world, 0)); /* nothing is agreed: the first exchange is number 1 */
     rank_try(colo_comm_set_timeout(world, 300));
     rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    rank_try(t_case_round(bridge, rank, c, 0)); /* operations 1 and 2 */
+    rank_try(t_case_step(bridge, rank, c, 0)); /* operations 1 and 2 */
     rank_try(t_case_tensor(c, T_X, rank, 0, true, &x));
     rank_try(t_case_tensor(c, T_Y, rank, 0, false, &y));
     colo_status_t st = COLO_OK;

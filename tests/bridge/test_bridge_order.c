@@ -30,7 +30,7 @@ static colo_status_t two_bridges_rank(colo_comm_t *world, void *arg)
     for (int i = 0; i < 2; i++)
         rank_try(make(&o->c, world, &bridge[i]));
     for (int i = 0; i < 2; i++)
-        rank_try(t_case_round(bridge[i], rank, &o->c, i));
+        rank_try(t_case_step(bridge[i], rank, &o->c, i));
     rank_try(colo_comm_barrier(world, NULL)); /* no rank is still on the way */
     rank_try(t_case_tensor(&o->c, T_X, rank, 0, true, &x));
     rank_try(t_case_tensor(&o->c, T_Y, rank, 0, false, &y));
@@ -42,7 +42,7 @@ static colo_status_t two_bridges_rank(colo_comm_t *world, void *arg)
         rank_check(says("operation: rank 2 of 'world' has bridge 2 forward, rank 0 bridge 1 "
                         "forward"));
         for (int i = 0; i < 2; i++)
-            rank_try(t_case_round(bridge[i], rank, &o->c, i));
+            rank_try(t_case_step(bridge[i], rank, &o->c, i));
     } else {
         rank_check(colo_bridge_forward(bridge[0], &x.t, &y.t, NULL) == COLO_ERR_MISMATCH);
     }
@@ -79,7 +79,7 @@ static colo_status_t two_ways_rank(colo_comm_t *world, void *arg)
     t_buffer_t in, out;
     rank_try(colo_comm_set_check(world, o->c.check));
     rank_try(make(&o->c, world, &bridge));
-    rank_try(t_case_round(bridge, rank, &o->c, 0));
+    rank_try(t_case_step(bridge, rank, &o->c, 0));
     rank_try(colo_comm_barrier(world, NULL));
     rank_try(t_case_tensor(&o->c, odd ? T_DY : T_X, rank, 0, true, &in));
     rank_try(t_case_tensor(&o->c, role, rank, 0, false, &out));
@@ -92,7 +92,7 @@ static colo_status_t two_ways_rank(colo_comm_t *world, void *arg)
     if (rank < 2 || o->c.check == 2) /* others may be in the middle of what is right */
         rank_check(st == COLO_ERR_MISMATCH && untouched(&out));
     if (o->c.check == 2)
-        rank_try(t_case_round(bridge, rank, &o->c, 0));
+        rank_try(t_case_step(bridge, rank, &o->c, 0));
     else
         rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_MISMATCH);
     t_buffer_free(&in);
@@ -133,7 +133,7 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     t_buffer_t x, y;
     rank_try(colo_comm_set_check(world, a->c.check));
     rank_try(make(&a->c, world, &bridge));
-    rank_try(t_case_round(bridge, rank, &a->c, 0));
+    rank_try(t_case_step(bridge, rank, &a->c, 0));
     rank_try(colo_comm_barrier(world, NULL));
     if (shape->samples) {
         rank_try(colo_bridge_reshape(bridge, shape));
@@ -149,7 +149,7 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     if (a->shape[0].samples || a->c.check == 2) { /* all compared: they come together again */
         rank_check(colo_comm_check(world) == COLO_OK);
         rank_try(colo_bridge_reshape(bridge, &first));
-        rank_try(t_case_round(bridge, rank, &a->c, 0));
+        rank_try(t_case_step(bridge, rank, &a->c, 0));
     }
     t_buffer_free(&x);
     t_buffer_free(&y);
@@ -192,7 +192,7 @@ static colo_status_t lone_reshape_rank(colo_comm_t *world, void *arg)
     t_buffer_t x, y;
     rank_try(colo_comm_set_check(world, a->c.check));
     rank_try(make(&a->c, world, &bridge));
-    rank_try(t_case_round(bridge, rank, &a->c, 0));
+    rank_try(t_case_step(bridge, rank, &a->c, 0));
     rank_try(colo_comm_barrier(world, NULL));
     if (a->shape[rank].samples) {
         rank_try(colo_bridge_reshape(bridge, &a->shape[rank]));

@@ -44,7 +44,7 @@ T_CASE(both_ways_are_what_the_oracle_says)
                     t_case_kind(&c, k);
                     c.axes = axes[a];
                     c.stride = (t_stride_t)stride;
-                    c.rounds = 2;
+                    c.steps = 2;
                     t_case_later(&c);
                 }
     t_run_rest();
@@ -236,18 +236,18 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     colo_bridge_t *b = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(t_case_bridge(&b, &c, world, COLO_HOST));
-    rank_try(t_case_round(b, rank, &c, 0));
+    rank_try(t_case_step(b, rank, &c, 0));
     colo_shape_t odd = {6, 8, 2, 0};
     rank_check(colo_bridge_reshape(b, &odd) == COLO_ERR_SHAPE);
-    rank_try(t_case_round(b, rank, &c, 1)); /* the old shape stays */
+    rank_try(t_case_step(b, rank, &c, 1)); /* the old shape stays */
     colo_shape_t next = {16, 4, 5, 0};
     rank_try(colo_bridge_reshape(b, &next));
     c.shape = (ref_shape_t){16, 4, 5};
-    rank_try(t_case_round(b, rank, &c, 2));
+    rank_try(t_case_step(b, rank, &c, 2));
     next = (colo_shape_t){4, 8, 1, 0};
     rank_try(colo_bridge_reshape(b, &next));
     c.shape = (ref_shape_t){4, 8, 1};
-    rank_try(t_case_round(b, rank, &c, 3));
+    rank_try(t_case_step(b, rank, &c, 3));
     colo_bridge_destroy(&b);
     return COLO_OK;
 }
@@ -268,11 +268,11 @@ T_CASE(a_rank_outside_the_grids_takes_part_in_create_only)
 {
     t_case_t c = t_collective("tp=2,dp=2@1", "cp=2,tp=1,dp=2@1", 4, 8, 2);
     c.world = 7;
-    c.rounds = 2;
+    c.steps = 2;
     assert_ok(t_case_run(&c));
     c = t_collective("tp=1,dp=4@2", "tp=2,dp=2@2", 4, 8, 2);
     c.world = 8;
-    c.rounds = 2;
+    c.steps = 2;
     assert_ok(t_case_run(&c));
 }
 

@@ -32,17 +32,17 @@ static colo_status_t contract_rank(colo_comm_t *world, void *arg)
     ref_part_t part;
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, rank,
                   p->backward && c->output == COLO_FULL_SEQ);
-    for (int round = 0; round < 2; round++) { /* broken, then kept */
+    for (int step = 0; step < 2; step++) { /* broken, then kept */
         t_buffer_t in, out;
         rank_try(t_case_tensor(c, p->backward ? T_DY : T_X, rank, 0, true, &in));
         rank_try(t_case_tensor(c, p->backward ? T_DX : T_Y, rank, 0, false, &out));
-        if (!round && rank == p->rank) {
+        if (!step && rank == p->rank) {
             float bad = 7.5f;
             memcpy(t_buffer_at(&in, c->axes, part.ns, p->ib, p->is, p->ih), &bad, sizeof bad);
         }
         colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
                                        : colo_bridge_forward(bridge, &in.t, &out.t, NULL);
-        if (round) {
+        if (step) {
             rank_try(st);
             rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, rank, 0, &out));
         } else {

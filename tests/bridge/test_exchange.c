@@ -210,14 +210,14 @@ T_CASE(a_rank_outside_both_grids_constructs_and_does_nothing)
 {
     t_case_t c = t_between("tp=2,dp=2@1", "cp=2,dp=2@1", 4, 4, 2);
     c.world = 7;
-    c.rounds = 2; /* odd rounds pass NULL where nothing is held */
+    c.steps = 2; /* odd steps pass NULL where nothing is held */
     run_kinds(c);
 }
 
 T_CASE(nothing_and_null_are_the_same_tensor)
 {
     t_case_t c = t_between("tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2", 4, 4, 2);
-    c.rounds = 4;
+    c.steps = 4;
     run_kinds(c);
 }
 
@@ -271,9 +271,9 @@ static colo_status_t two_bridges(colo_comm_t *world, void *arg)
         rank_try(t_case_bridge(&bridge[i], &c[i], world, COLO_HOST));
     }
     for (int i = 0; i < 6; i++)
-        rank_try(t_case_round(bridge[i % 2], rank, &c[i % 2], i));
+        rank_try(t_case_step(bridge[i % 2], rank, &c[i % 2], i));
     colo_bridge_destroy(&bridge[0]);
-    rank_try(t_case_round(bridge[1], rank, &c[1], 7));
+    rank_try(t_case_step(bridge[1], rank, &c[1], 7));
     colo_bridge_destroy(&bridge[1]);
     return COLO_OK;
 }
@@ -302,7 +302,7 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     int64_t rank = colo_comm_rank(world);
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     uint64_t first = colo_plan_hash(colo_bridge_plan(bridge));
-    rank_try(t_case_round(bridge, rank, &c, 0));
+    rank_try(t_case_step(bridge, rank, &c, 0));
     for (int i = 0; i < a->n; i++) {
         colo_shape_t s = {a->shape[i].b, a->shape[i].n, a->shape[i].h, a->positions[i]};
         colo_comm_stats_t before, after;
@@ -312,7 +312,7 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
         rank_check(memcmp(&before, &after, sizeof before) == 0); /* local: no communication */
         c.shape = a->shape[i];
         c.dst.positions = a->positions[i];
-        rank_try(t_case_round(bridge, rank, &c, i + 1));
+        rank_try(t_case_step(bridge, rank, &c, i + 1));
         /* a shape that cannot be: refused, and the old one stays */
         colo_status_t st;
         if (c.output == COLO_SHARDED || c.grad == COLO_DISJOINT) { /* else no row is cut */
@@ -326,7 +326,7 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
         rank_check(st == COLO_ERR_ARG);
         st = colo_bridge_reshape(bridge, NULL);
         rank_check(st == COLO_ERR_ARG);
-        rank_try(t_case_round(bridge, rank, &c, i + 9));
+        rank_try(t_case_step(bridge, rank, &c, i + 9));
     }
     rank_check(colo_plan_hash(colo_bridge_plan(bridge)) == first); /* back where it began */
     colo_bridge_destroy(&bridge);
@@ -353,14 +353,14 @@ static colo_status_t frozen_rank(colo_comm_t *world, void *arg)
     t_buffer_t dy, dx;
     int64_t rank = colo_comm_rank(world);
     rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    rank_try(t_case_round(bridge, rank, c, 0));
+    rank_try(t_case_step(bridge, rank, c, 0));
     rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
     rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
     colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, NULL);
     rank_check(st == COLO_ERR_STATE);
     for (size_t i = 0; i < dx.bytes; i++)
         rank_check(dx.raw[i] == 0xA5);
-    rank_try(t_case_round(bridge, rank, c, 1)); /* the refusal broke nothing */
+    rank_try(t_case_step(bridge, rank, c, 1)); /* the refusal broke nothing */
     t_buffer_free(&dy);
     t_buffer_free(&dx);
     colo_bridge_destroy(&bridge);

@@ -190,7 +190,7 @@ static t_case_t random_case(uint64_t seed, int64_t *src_table, int64_t *dst_tabl
     c.stride = (t_stride_t)t_below(r, T_STRIDE_COUNT);
     c.ranks_per_node = chance(r, 30) ? pick(r, 1, 8) : 0;
     c.check = chance(r, 20) ? 2 : 1;
-    c.rounds = 1 + chance(r, 20);
+    c.steps = 1 + chance(r, 20);
     bool scp = ref_side_extent(&c.src, "cp") > 1, sp = has_sp(&c.src) || has_sp(&c.dst);
     bool pp = has_pp(&c);
     t->ragged += is_ragged(&c);

@@ -107,7 +107,7 @@ static colo_status_t asking_rank(colo_comm_t *world, void *arg)
     rank_check(colo_nodes_count(nodes) == (c->ranks_per_node ? 0 : 3));
     for (int64_t r = 0; nodes && r < 8; r++)
         rank_check(colo_nodes_find(nodes, r) == scattered[r]);
-    rank_try(t_case_round(bridge, colo_comm_rank(world), c, 3));
+    rank_try(t_case_step(bridge, colo_comm_rank(world), c, 3));
     colo_bridge_destroy(&bridge);
     return COLO_OK;
 }

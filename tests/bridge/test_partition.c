@@ -116,7 +116,7 @@ T_CASE(dense_shards_match_cutting_by_hand)
 T_CASE(packed_shards_match_cutting_by_hand)
 {
     uint64_t rng = t_seed();
-    for (int round = 0; round < t_scaled(400); round++) {
+    for (int step = 0; step < t_scaled(400); step++) {
         int64_t cu[10] = {0}, cp = 1 + t_below(&rng, 5), tp = 1 + t_below(&rng, 3);
         int64_t n = 1 + t_below(&rng, 8), unit = cp > 1 ? 2 * cp : 1;
         for (int64_t j = 0; j < n; j++) /* empty ones, too */

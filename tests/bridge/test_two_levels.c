@@ -225,7 +225,7 @@ static colo_status_t absent_rank(colo_comm_t *world, void *arg)
     rank_try(colo_comm_set_check(world, a->check));
     rank_try(t_case_config(&a->c, &src, &dst, &config));
     rank_try(colo_bridge_create(&bridge, &config, world));
-    rank_try(t_case_round(bridge, rank, &a->c, 0));
+    rank_try(t_case_step(bridge, rank, &a->c, 0));
     rank_try(t_case_tensor(&a->c, T_X, rank, 0, true, &x));
     rank_try(t_case_tensor(&a->c, T_Y, rank, 0, false, &y));
     rank_try(colo_comm_set_timeout(world, 500));

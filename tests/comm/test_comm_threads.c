@@ -283,7 +283,7 @@ T_CASE(max_keeps_a_nan_of_any_rank)
 
 static colo_status_t empty_rank(colo_comm_t *c, void *arg)
 {
-    for (int round = 0; round < 50; round++) {
+    for (int step = 0; step < 50; step++) {
         rank_try(colo_comm_all_gather(c, NULL, NULL, 0, COLO_F32, NULL));
         rank_try(colo_comm_all_reduce(c, NULL, NULL, 0, COLO_BF16, COLO_SUM, NULL));
         rank_try(colo_comm_reduce_scatter(c, NULL, NULL, 0, COLO_I64, COLO_MAX, NULL));

@@ -225,7 +225,7 @@ static void send_head_only(struct post *post, colo_comm_t *comm, int32_t rank)
 }
 
 /* Another thread may ask for the state at any time, and takes in what has arrived. */
-T_CASE(head_that_arrives_before_its_round_runs_is_no_mismatch)
+T_CASE(header_that_arrives_before_its_step_runs_is_no_mismatch)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS], *c;
@@ -238,15 +238,15 @@ T_CASE(head_that_arrives_before_its_round_runs_is_no_mismatch)
         if (r != 1)
             send_head_only(&post, mutant[r], r);
     uint64_t seq = colo_comm_i_begin(c, (colo_op_desc_t){.kind = COLO_OP_BARRIER}, 0, 0, 2);
-    colo_round_begin(c, 0);
+    colo_step_begin(c, 0);
     assert_ok(colo_comm_check(c));
     for (int32_t r = 0; r < RANKS; r++)
         assert_null(post.link[r][1]); /* all have been taken in */
     for (int32_t r = 0; r < RANKS; r++)
         if (r != 1)
-            colo_round_plain(c, r, NULL, 0, NULL, 0);
+            colo_step_plain(c, r, NULL, 0, NULL, 0);
     assert_ok(colo_comm_check(c));
-    assert_ok(colo_round_run(c));
+    assert_ok(colo_step_run(c));
     colo_comm_i_end(c, seq, COLO_OK);
     assert_ok(colo_comm_check(c));
     close_all(&post, world, mutant);

@@ -188,7 +188,7 @@ T_CASE(an_output_that_no_node_consumed_brings_zeros)
         colo_value_t out[2], x;
         colo_tensor_t g;
         start(&tape);
-        for (int round = 0; round < 2; round++) { /* second round: buffers hold old numbers */
+        for (int step = 0; step < 2; step++) { /* second step: buffers hold old numbers */
             x = leaf(tape);
             assert_ok(
                 colo_tape_record(tape, &(colo_tape_record_t){.name = "two",
@@ -198,9 +198,9 @@ T_CASE(an_output_that_no_node_consumed_brings_zeros)
                                                              .nout = 2,
                                                              .out_values = out,
                                                              .backward = linear_backward,
-                                                             .state = linear(round, 't', 3, 0, 0),
+                                                             .state = linear(step, 't', 3, 0, 0),
                                                              .free_state = free_linear}));
-            colo_value_t b = node(tape, linear(round + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
+            colo_value_t b = node(tape, linear(step + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
             retain(tape, out, 2);
             assert_ok(colo_tape_backward(tape, b, NULL));
             gradient_is(tape, x, which ? -15 : 15); /* 3 (d_out[0] - d_out[1]) */
@@ -236,7 +236,7 @@ T_CASE(a_callers_gradient_is_added_to)
     colo_tensor_t t = vec(some), d = vec(mine), g;
     colo_tape_t *tape;
     start(&tape);
-    for (int round = 1; round <= 3; round++) {
+    for (int step = 1; step <= 3; step++) {
         colo_value_t x = -1;
         assert_ok(colo_tape_leaf(tape, &t, &d, &x));
         colo_value_t a = node(tape, linear(0, 'a', 2, 3, 0), x, x);
@@ -244,7 +244,7 @@ T_CASE(a_callers_gradient_is_added_to)
         assert_ok(colo_tape_backward(tape, b, NULL));
         assert_ok(colo_tape_gradient(tape, x, &g));
         assert_ptr_equal(g.data, mine);
-        gradient_is(tape, x, 10 + round * 6);
+        gradient_is(tape, x, 10 + step * 6);
         colo_tape_reset(tape);
     }
     colo_tape_destroy(&tape);

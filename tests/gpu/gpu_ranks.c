@@ -246,7 +246,7 @@ colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c)
                        colo_bridge_workspace_size(bridge));
         goto done;
     }
-    for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++) {
+    for (int32_t i = 0; i < (c->steps ? c->steps : 1); i++) {
         COLO_TRY_GOTO(st, t_gpu_pass(r, bridge, c, i, false), done);
         if (!c->no_grad)
             COLO_TRY_GOTO(st, t_gpu_pass(r, bridge, c, i, true), done);

@@ -89,7 +89,7 @@ static inline t_case_t t_unit_case(size_t pair, size_t k)
                       .axes = t_axes[(pair / 4 + k) % 4],
                       .stride = (t_stride_t)((pair + k) % T_STRIDE_COUNT),
                       .check = pair % 3 == 0 ? 2 : 1,
-                      .rounds = 2};
+                      .steps = 2};
 }
 
 static inline ref_side_t t_seeded_side(uint64_t *s, int64_t world, bool is_src)
@@ -124,7 +124,7 @@ static inline t_case_t t_seeded_case(uint64_t *s, int32_t world)
     c.axes = t_axes[t_below(s, 4)];
     c.stride = (t_stride_t)t_below(s, T_STRIDE_COUNT);
     c.check = t_below(s, 100) < 20 ? 2 : 1;
-    c.rounds = 1 + (int32_t)t_below(s, 2);
+    c.steps = 1 + (int32_t)t_below(s, 2);
     return c;
 }
 

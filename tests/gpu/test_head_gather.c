@@ -3,8 +3,8 @@
  * test_head_gather.c - a head that is sharded over all ranks, gathered into registered memory: with
  * late ranks and memory in use again at once, captured and replayed, and what is refused.
  *
- * An element of the head is (round, row, column) in 32 bits of an f32 head's word, so a part that
- * comes from another place, another rank or another round is told apart.
+ * An element of the head is (step, row, column) in 32 bits of an f32 head's word, so a part that
+ * comes from another place, another rank or another step is told apart.
  */
 #include "gpu/gpu_ranks.h"
 
@@ -17,9 +17,9 @@
 
 enum { ROWS = 61, HIDDEN = 37, AT = 512, DEEP = 6 };
 
-static uint32_t word(int64_t round, int64_t row, int64_t column)
+static uint32_t word(int64_t step, int64_t row, int64_t column)
 {
-    return (uint32_t)(round << 16 | row << 8 | column); /* a finite float */
+    return (uint32_t)(step << 16 | row << 8 | column); /* a finite float */
 }
 
 /* A head, its shard, and registered memory at whose byte AT it is gathered. The shard's rows are
@@ -84,15 +84,15 @@ static colo_status_t lie_down(t_gpu_rank_t *r, struct stand *s)
     return colo_comm_barrier(r->host, NULL);
 }
 
-/* The shard of @round, on the device. */
-static colo_status_t shard_of(struct stand *s, int64_t round, uint32_t *to)
+/* The shard of @step, on the device. */
+static colo_status_t shard_of(struct stand *s, int64_t step, uint32_t *to)
 {
     uint32_t *p = s->host;
     for (int64_t row = 0; row < s->rows; row++)
         for (int64_t k = 0; k < HIDDEN; k++)
-            *p++ = word(round, s->first + row, k);
+            *p++ = word(step, s->first + row, k);
     for (int64_t row = 0; row < s->rows; row++)
-        *p++ = word(round, s->first + row, HIDDEN);
+        *p++ = word(step, s->first + row, HIDDEN);
     rank_cuda(t_to_device(to, s->host, (size_t)(s->rows * (HIDDEN + 1)) * sizeof *to));
     return COLO_OK;
 }
@@ -119,16 +119,16 @@ static colo_status_t gather(t_gpu_rank_t *r, struct stand *s, uint32_t *kept)
     return colo_lm_head_release(s->head, r->stream);
 }
 
-static colo_status_t compare(t_gpu_rank_t *r, struct stand *s, const uint32_t *kept, int64_t round)
+static colo_status_t compare(t_gpu_rank_t *r, struct stand *s, const uint32_t *kept, int64_t step)
 {
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_cuda(cudaMemcpy(s->host, kept, s->bytes, cudaMemcpyDeviceToHost));
     for (int64_t row = 0; row < ROWS; row++)
         for (int64_t k = 0; k <= HIDDEN; k++)
-            if (s->host[row * s->pitch + k] != word(round, row, k))
-                return colo_fail(
-                    COLO_ERR_STATE, "round %d: row %d, column %d is %08x, expected %08x",
-                    (int)round, (int)row, (int)k, s->host[row * s->pitch + k], word(round, row, k));
+            if (s->host[row * s->pitch + k] != word(step, row, k))
+                return colo_fail(COLO_ERR_STATE,
+                                 "step %d: row %d, column %d is %08x, expected %08x", (int)step,
+                                 (int)row, (int)k, s->host[row * s->pitch + k], word(step, row, k));
     return COLO_OK;
 }
 
@@ -241,12 +241,12 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
     rank_cuda(cudaGraphUpload(exec, r->stream));
     rank_try(t_gpu_quiet(r));
-    for (int64_t round = 2; round < 2 + t_scaled(1000); round++) {
-        rank_try(shard_of(&s, round, s.from[0]));
-        if (round % 8 == 0)
+    for (int64_t step = 2; step < 2 + t_scaled(1000); step++) {
+        rank_try(shard_of(&s, step, s.from[0]));
+        if (step % 8 == 0)
             rank_try(be_late(r, &rng));
         rank_cuda(cudaGraphLaunch(exec, r->stream));
-        rank_try(compare(r, &s, s.kept[0], round));
+        rank_try(compare(r, &s, s.kept[0], step));
     }
     rank_try(colo_comm_check(r->gpus));
     rank_try(t_gpu_quiet(r));
@@ -269,15 +269,15 @@ static colo_status_t two_heads(t_gpu_rank_t *r, void *arg)
     rank_try(stand_up(r, false, &there));
     rank_cuda(cudaMalloc(&own, there.bytes));
     rank_try(bind_at(r, &there, own));
-    for (int64_t round = 0; round < 4; round++) {
+    for (int64_t step = 0; step < 4; step++) {
         struct stand *s[2] = {&here, &there};
         for (int i = 0; i < 2; i++) {
-            rank_try(shard_of(s[i], 2 * round + i, s[i]->from[0]));
+            rank_try(shard_of(s[i], 2 * step + i, s[i]->from[0]));
             rank_try(use_shard(r, s[i], s[i]->from[0]));
             rank_try(gather(r, s[i], s[i]->kept[0]));
         }
         for (int i = 0; i < 2; i++)
-            rank_try(compare(r, s[i], s[i]->kept[0], 2 * round + i));
+            rank_try(compare(r, s[i], s[i]->kept[0], 2 * step + i));
     }
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaFree(own));

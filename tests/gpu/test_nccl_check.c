@@ -67,11 +67,11 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
     rank_try(t_case_bridge(&bridge, c, r->gpus, COLO_CUDA));
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, r->rank,
                   p->backward && c->output == COLO_FULL_SEQ);
-    for (int round = 0; round < 2; round++) { /* broken, then kept */
+    for (int step = 0; step < 2; step++) { /* broken, then kept */
         struct dev in, out;
         rank_try(dev_make(&in, c, p->backward ? T_DY : T_X, r, true));
         rank_try(dev_make(&out, c, p->backward ? T_DX : T_Y, r, false));
-        if (!round && r->rank == p->rank) {
+        if (!step && r->rank == p->rank) {
             float bad = 7.5f;
             size_t at =
                 (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) - in.b.raw);
@@ -83,7 +83,7 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
         char said[400];
         snprintf(said, sizeof said, "%.399s", colo_last_error());
         rank_try(dev_back(&out, r));
-        if (round) {
+        if (step) {
             rank_try(st);
             rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, 0, &out.b));
         } else {

@@ -18,7 +18,7 @@ static int32_t gpus; /* ranks of this run */
 struct graph {
     t_case_t c;
     bool delays;
-    int64_t rounds;
+    int64_t steps;
 };
 
 /* A tensor on the device, and pinned host memory to fill it from and fetch it to: copies of
@@ -114,7 +114,7 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
     rank_cuda(cudaGraphUpload(exec, r->stream)); /* what may wait for the device does it now */
     rank_try(t_gpu_quiet(r));
-    for (int64_t salt = 1; salt <= g->rounds; salt++) {
+    for (int64_t salt = 1; salt <= g->steps; salt++) {
         st = one_replay(r, g, exec, d, salt, &s);
         if (st < 0)
             return colo_fail_prefix(st, "replay %lld", (long long)salt);
@@ -128,7 +128,7 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static struct graph graph_of(colo_output_t output, int64_t rounds, bool delays)
+static struct graph graph_of(colo_output_t output, int64_t steps, bool delays)
 {
     return (struct graph){.c = {.src = t_side_ordered(0, 1, 1, gpus, true),
                                 .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
@@ -136,7 +136,7 @@ static struct graph graph_of(colo_output_t output, int64_t rounds, bool delays)
                                 .output = output,
                                 .dtype = COLO_F32},
                           .delays = delays,
-                          .rounds = rounds};
+                          .steps = steps};
 }
 
 T_CASE(captured_calls_replay_a_thousand_times_with_new_inputs)

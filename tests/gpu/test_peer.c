@@ -166,18 +166,18 @@ T_CASE(a_bridge_takes_other_shapes)
  * was: what a rank has open of a peer's that is gone must not be taken for it. */
 static colo_status_t any_order(t_gpu_rank_t *r, void *arg)
 {
-    enum { ROUNDS = 4, MADE = 3 };
+    enum { STEPS = 4, MADE = 3 };
     const t_case_t c = {.src = t_side("tp=1,dp=4", true),
                         .dst = t_side("tp=1,cp=2,dp=2", false),
                         .shape = {8, 8, 4},
                         .world = RANKS};
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int step = 0; step < STEPS; step++) {
         colo_memory_t *m[MADE + 1] = {NULL};
         for (int i = 0; i <= MADE; i++) {
             if (i == MADE) { /* destroyed: all but one, which is another one on each rank */
                 rank_try(colo_comm_barrier(r->host, NULL));
                 for (int k = 1; k < MADE; k++) {
-                    colo_memory_t **gone = &m[(r->rank + round + k) % MADE];
+                    colo_memory_t **gone = &m[(r->rank + step + k) % MADE];
                     const char *at = colo_memory_data(*gone);
                     colo_memory_destroy(gone);
                     rank_check(!*gone && !colo_memory_find(r->gpus, at, 1));

@@ -50,7 +50,7 @@ static colo_status_t refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, i
 
 static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
-    const int64_t rounds = t_scaled(1000);
+    const int64_t steps = t_scaled(1000);
     uint64_t s = t_seed() + (uint64_t)r->rank;
     for (int k = 0; k < 4; k++) {
         t_case_t c = the_case(k);
@@ -76,7 +76,7 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
         rank_cuda(cudaGraphUpload(exec, r->stream));
         rank_cuda(cudaStreamSynchronize(r->stream));
         rank_try(colo_comm_barrier(r->host, NULL)); /* all that may wait for the device is over */
-        for (int64_t salt = 1; salt <= rounds; salt++) {
+        for (int64_t salt = 1; salt <= steps; salt++) {
             rank_try(refill(r, &c, T_X, salt, &x));
             rank_try(refill(r, &c, T_DY, salt, &dy));
             if (salt % 8 == 0)
@@ -112,7 +112,7 @@ T_CASE(a_captured_step_replays_a_thousand_times)
 static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
 {
     enum { DEEP = 12 };
-    const int64_t rounds = t_scaled(40);
+    const int64_t steps = t_scaled(40);
     uint64_t s = t_seed() + 77 * (uint64_t)r->rank;
     for (int k = 0; k < 4; k++) {
         t_case_t c = the_case(k);
@@ -129,7 +129,7 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
                 rank_try(t_place(r, &c, writes, 0, false, &kept[i]));
                 rank_try(t_place(r, &c, reads, i, true, &from[i]));
             }
-            for (int64_t round = 0; round < rounds; round++) {
+            for (int64_t step = 0; step < steps; step++) {
                 for (int i = 0; i < DEEP; i++) {
                     t_placed_t *o = &out[t_below(&s, 2)]; /* ranks choose for themselves */
                     rank_cuda(cudaMemcpyAsync(in.at, from[i].at, in.host.bytes,

@@ -131,7 +131,7 @@ static void nap(void *us)
 static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
 {
     const t_case_t c = the_case(512);
-    const int64_t rounds = t_scaled(1000);
+    const int64_t steps = t_scaled(1000);
     uint64_t seed = t_seed() + (uint64_t)r->rank;
     colo_comm_t *other = NULL;
     cudaStream_t stream[2];
@@ -145,17 +145,17 @@ static colo_status_t crosswise(t_gpu_rank_t *r, void *arg)
         rank_try(stand_up(r, k ? other : r->gpus, &c, &s[k]));
         rank_cuda(cudaStreamCreateWithFlags(&stream[k], cudaStreamNonBlocking));
     }
-    for (int64_t i = 1; i <= rounds; i++) {
+    for (int64_t i = 1; i <= steps; i++) {
         for (int k = 0; k < 2; k++) {
             const cudaStream_t on = stream[(k + r->rank) % 2];
             if (t_below(&seed, 8) == 0)
                 rank_cuda(cudaLaunchHostFunc(on, nap, (void *)(uintptr_t)t_below(&seed, 2000)));
             rank_try(forward(&s[k], on));
         }
-        if (i % 16 == 0 || i == rounds)
+        if (i % 16 == 0 || i == steps)
             for (int k = 0; k < 2; k++)
                 rank_cuda(cudaStreamSynchronize(stream[k]));
-        if (i % 250 == 0 || i == rounds)
+        if (i % 250 == 0 || i == steps)
             for (int k = 0; k < 2; k++) {
                 rank_cuda(cudaStreamSynchronize(stream[k]));
                 rank_try(colo_comm_check(k ? other : r->gpus));

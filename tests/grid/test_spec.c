@@ -414,7 +414,7 @@ T_CASE(fuzzed_specs_are_judged_as_the_grammar_does)
                              REG_EXTENDED | REG_NOSUB),
                      0);
     accepted = refused = 0;
-    for (int round = 0; round < t_scaled(60000); round++) {
+    for (int step = 0; step < t_scaled(60000); step++) {
         size_t len = random_valid(&rng, text, 128);
         int edits = (int)t_below(&rng, 4);
         for (int e = 0; e < edits; e++)
@@ -423,7 +423,7 @@ T_CASE(fuzzed_specs_are_judged_as_the_grammar_does)
     }
     /* neither side is idle */
     assert_true(accepted > t_scaled(5000) && refused > t_scaled(5000));
-    for (int round = 0; round < t_scaled(60000); round++) { /* bytes of any kind */
+    for (int step = 0; step < t_scaled(60000); step++) { /* bytes of any kind */
         size_t len = (size_t)t_below(&rng, 48);
         for (size_t i = 0; i < len; i++)
             text[i] = t_below(&rng, 2) ? (char)t_below(&rng, 256) : "tp=2,-@1"[t_below(&rng, 8)];

@@ -406,7 +406,7 @@ done:
     return st;
 }
 
-colo_status_t t_case_round(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt)
+colo_status_t t_case_step(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt)
 {
     COLO_TRY(one_way(bridge, rank, c, salt, false));
     if (!c->no_grad)
@@ -422,8 +422,8 @@ colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c)
         COLO_TRY(colo_comm_set_check(world, c->check));
     COLO_TRY_GOTO(st, t_case_bridge(&bridge, c, world, COLO_HOST), done);
     int64_t rank = colo_comm_world_rank(world, colo_comm_rank(world));
-    for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++)
-        COLO_TRY_GOTO(st, t_case_round(bridge, rank, c, i), done);
+    for (int32_t i = 0; i < (c->steps ? c->steps : 1); i++)
+        COLO_TRY_GOTO(st, t_case_step(bridge, rank, c, i), done);
 done:
     colo_bridge_destroy(&bridge);
     return st;

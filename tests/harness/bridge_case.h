@@ -37,7 +37,7 @@ typedef struct t_case {
     const int32_t *node; /* [world] of plans, in place of ranks_per_node; or NULL */
     int32_t world;  /* 0: up to the end of the later grid */
     int32_t check;  /* COLO_CHECK of the run; 0 leaves it */
-    int32_t rounds; /* forwards and backwards; 0: 1 */
+    int32_t steps;  /* forwards and backwards; 0: 1 */
 } t_case_t;
 
 /* A tensor with its memory; every byte that is no element is 0xA5 and must stay so. */
@@ -97,7 +97,7 @@ static inline bool untouched(const t_buffer_t *b)
 /* What the four tensors of a rank hold. */
 typedef enum t_role { T_X, T_Y, T_DY, T_DX } t_role_t;
 /* Makes the tensor of @role on @rank; filled with what the oracle says it holds when @fill. @salt
- * makes different rounds different. */
+ * makes different steps different. */
 colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt, bool fill,
                             t_buffer_t *b);
 /* == between a buffer that the library wrote and what the oracle says; names rank and element. */
@@ -107,7 +107,7 @@ colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int
 /* One rank's whole job on a comm; a failure is a status with an error message. */
 colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c);
 /* forward and backward on a bridge that exists */
-colo_status_t t_case_round(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt);
+colo_status_t t_case_step(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt);
 colo_status_t t_case_run(const t_case_t *c);
 /* The same in t_run_later(); an error fails the running test. Not for a case with a check of its
  * own. */

@@ -35,13 +35,13 @@ static void compare(const void *arg)
 T_CASE(every_option_agrees_with_the_oracle)
 {
     uint64_t rng = t_seed();
-    for (int round = 0; round < t_scaled(3); round++)
+    for (int step = 0; step < t_scaled(3); step++)
         for (int w = 0; w < 4; w++)
             for (int d = 0; d < 4; d++)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
                     for (int i = 0; i < 8; i++) {
                         bool topk = i % 2;
-                        topk_case_init(&c, worlds[w], 6, 23 + 8 * round, ks[i / 2], topk, dtypes[d],
+                        topk_case_init(&c, worlds[w], 6, 23 + 8 * step, ks[i / 2], topk, dtypes[d],
                                        3, &rng);
                         loss_case_shard(&c.shape, kind);
                         draw_options(&rng);

@@ -519,7 +519,7 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
     snprintf(dst, sizeof dst, "cp=2,dp=%d", (int)size / 2);
     t_case_t c = t_between(src, dst, 2 * size, 4096, 33);
     c.dtype = COLO_F32;
-    c.rounds = 2;
+    c.steps = 2;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = big_rank(world, NULL);

@@ -90,7 +90,7 @@ typedef enum ref_role { REF_X, REF_Y, REF_INTO, REF_DY, REF_DX, REF_DINTO } ref_
 
 /* The tensor [*rows, *nh], tight, of @dtype, as every call must leave or find it. NULL @out: only
  * the shape. A rank without elements has *rows = 0, or *nh = 0 outside the grid. @salt makes
- * rounds and tensors differ. Integers have no PARTIAL gradient. */
+ * steps and tensors differ. Integers have no PARTIAL gradient. */
 void ref_ragged_tensor(const ref_ragged_t *c, ref_role_t role, int64_t rank, const char *dtype,
                        int64_t salt, void *out, int64_t *rows, int64_t *nh);
 /* For each of the *rows of that tensor: does forward write it (Y) or backward read it (DY)? */

@@ -154,8 +154,8 @@ int64_t perf_batch(int64_t bytes)
     return n < 3 ? 3 : n > 20 ? 20 : n;
 }
 
-static int rounds(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, cudaEvent_t from,
-                  cudaEvent_t to)
+static int repetitions(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, cudaEvent_t from,
+                       cudaEvent_t to)
 {
     const perf_t *p = r->all->p;
     for (int64_t i = 0; i < p->warmup; i++)
@@ -182,7 +182,7 @@ int perf_rank_time(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double 
     cudaEvent_t from, to;
     RANK_CUDA(cudaEventCreate(&from));
     RANK_CUDA(cudaEventCreate(&to));
-    TOOL_TRY(rounds(r, fn, arg, batch, from, to));
+    TOOL_TRY(repetitions(r, fn, arg, batch, from, to));
     RANK_CUDA(cudaEventDestroy(from));
     RANK_CUDA(cudaEventDestroy(to));
     float *worst = calloc((size_t)n, sizeof *worst);

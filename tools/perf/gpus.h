@@ -3,9 +3,10 @@
  * gpus.h - ranks that are threads with a GPU each, for the parts of colo-perf that need
  * several.
  *
- * A round is @batch launches in a row between two events, after a host barrier; a time is that of
- * the slowest rank, divided by @batch, and the median of @iters rounds. NCCL is used without the
- * library between, as a baseline; its comms are made once for each way to group the ranks.
+ * A repetition is @batch launches in a row between two events, after a host barrier; a time is that
+ * of the slowest rank, divided by @batch, and the median of @iters repetitions. NCCL is used
+ * without the library between, as a baseline; its comms are made once for each way to group the
+ * ranks.
  */
 #ifndef TOOLS_PERF_GPUS_H
 #define TOOLS_PERF_GPUS_H
@@ -86,7 +87,7 @@ int perf_rank_time(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double 
 /* The same replayed: four launches captured in one graph, so its own launch hardly counts. */
 int perf_rank_replay(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
                      double *best);
-/* Launches in a round: so many that they move 256 MiB, 3 to 20. */
+/* Launches in a repetition: so many that they move 256 MiB, 3 to 20. */
 int64_t perf_batch(int64_t bytes);
 /* This rank's NCCL comm of a split that all ranks pass alike; NULL for a rank without. */
 int perf_rank_comm(perf_rank_t *r, const perf_split_t *split, ncclComm_t *comm);

@@ -100,9 +100,9 @@ enum {
     COLO_PROGRESS_COUNTERS
 };
 
-struct colo_packet { /* of an exchange: one message in one round */
+struct colo_packet { /* of an exchange: one message in one step */
     void *data;
-    size_t bytes; /* 0: nothing in this round */
+    size_t bytes; /* 0: nothing in this step */
 };
 
 struct colo_nccl_context {

@@ -12,7 +12,7 @@
  * (gpu-bridge.md). Where it is cut follows from the boxes' extents, which both sides have alike: at
  * the first line (run along the last axis) that begins in the second half of the bytes.
  *
- * An exchange without a subconnection goes in one round and uses the context's staging, which
+ * An exchange without a subconnection goes in one step and uses the context's staging, which
  * grows.
  */
 #include "comm/nccl/comm.h"
@@ -42,7 +42,7 @@ static int64_t message_bytes(const colo_message_t *m, size_t elem)
     return n;
 }
 
-static int rounds_of(int64_t bytes, bool halves)
+static int steps_of(int64_t bytes, bool halves)
 {
     return halves && bytes >= SPLIT_BYTES ? HALVES : 1;
 }
@@ -87,18 +87,18 @@ static int64_t clamped_up(int64_t bytes, int64_t line, int64_t lines)
     return n < lines ? n : lines;
 }
 
-/* The boxes of round @k of a message, at most nboxes + 4, and their bytes; @out may be NULL. Empty
+/* The boxes of step @k of a message, at most nboxes + 4, and their bytes; @out may be NULL. Empty
  * ones are left out. */
 static int32_t cut(const colo_message_t *m, int k, bool halves, size_t elem, colo_box_t *out,
                    int64_t *bytes)
 {
     const int64_t all = message_bytes(m, elem);
-    const int rounds = rounds_of(all, halves);
-    const int64_t lo = all * k / rounds, hi = all * (k + 1) / rounds;
+    const int steps = steps_of(all, halves);
+    const int64_t lo = all * k / steps, hi = all * (k + 1) / steps;
     int64_t at = 0;
     int32_t n = 0;
     *bytes = 0;
-    for (int32_t i = 0; k < rounds && i < m->nboxes; i++) {
+    for (int32_t i = 0; k < steps && i < m->nboxes; i++) {
         const colo_box_t *b = &m->boxes[i];
         const int64_t count = colo_box_count(b);
         if (count == 0)
@@ -114,7 +114,7 @@ static int32_t cut(const colo_message_t *m, int k, bool halves, size_t elem, col
     return n;
 }
 
-static int64_t round_bytes(const colo_message_t *m, int k, size_t elem)
+static int64_t step_bytes(const colo_message_t *m, int k, size_t elem)
 {
     int64_t bytes;
     cut(m, k, true, elem, NULL, &bytes);
@@ -226,7 +226,7 @@ static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int
     return at;
 }
 
-/* ---- a round ---- */
+/* ---- a step ---- */
 
 static int by_value(const void *a, const void *b)
 {
@@ -264,8 +264,8 @@ static colo_status_t group(struct colo_operation *r, const struct exchange *x,
     return colo_operation_nccl(r, e != ncclSuccess ? e : closed);
 }
 
-static colo_status_t run_round(struct colo_operation *r, const struct exchange *x,
-                               const colo_subconnection_t *subconnection, int k, char *stage)
+static colo_status_t run_step(struct colo_operation *r, const struct exchange *x,
+                              const colo_subconnection_t *subconnection, int k, char *stage)
 {
     struct colo_nccl_context *f = r->f;
     int64_t packs[2];
@@ -276,15 +276,15 @@ static colo_status_t run_round(struct colo_operation *r, const struct exchange *
         r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1], x->elem, r->stream));
 }
 
-static int rounds_needed(const struct exchange *x)
+static int steps_needed(const struct exchange *x)
 {
-    int rounds = 0;
+    int steps = 0;
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++) {
-            int n = rounds_of(message_bytes(&x->m[side][i], x->elem), x->halves);
-            rounds = n > rounds ? n : rounds;
+            int n = steps_of(message_bytes(&x->m[side][i], x->elem), x->halves);
+            steps = n > steps ? n : steps;
         }
-    return rounds;
+    return steps;
 }
 
 /* @stage NULL: the context's. */
@@ -295,7 +295,7 @@ static colo_status_t exchange_on(struct colo_operation *r, const struct exchange
     char what[96];
     int64_t packs[2];
     size_t need = 0;
-    const int rounds = rounds_needed(x);
+    const int steps = steps_needed(x);
     for (int side = 0; subconnection && side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++)
             if (link_rank(subconnection, x->m[side][i].peer) < 0)
@@ -304,7 +304,7 @@ static colo_status_t exchange_on(struct colo_operation *r, const struct exchange
                                  (int)x->m[side][i].peer);
     COLO_TRY(check_memory(r, x, subconnection != NULL));
     COLO_TRY(need_lists(r, x));
-    for (int k = 0; k < rounds; k++) {
+    for (int k = 0; k < steps; k++) {
         size_t n = lay_out(r->f, x, k, stage, packs);
         need = n > need ? n : need;
     }
@@ -315,8 +315,8 @@ static colo_status_t exchange_on(struct colo_operation *r, const struct exchange
         return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
                          colo_operation_text(r, what, sizeof what), need, stage_bytes);
     }
-    for (int k = 0; k < rounds; k++)
-        COLO_TRY(run_round(r, x, subconnection, k, stage));
+    for (int k = 0; k < steps; k++)
+        COLO_TRY(run_step(r, x, subconnection, k, stage));
     return COLO_OK;
 }
 
@@ -356,7 +356,7 @@ size_t colo_nccl_subconnection_stage(const colo_message_t *sends, int32_t nsends
         size_t n = 0;
         for (int32_t i = 0; i < nsends + nrecvs; i++)
             n += colo_stage_padded(
-                (size_t)round_bytes(i < nsends ? &sends[i] : &recvs[i - nsends], k, elem));
+                (size_t)step_bytes(i < nsends ? &sends[i] : &recvs[i - nsends], k, elem));
         most = n > most ? n : most;
     }
     return most;

@@ -129,7 +129,7 @@ static void take_header(struct colo_process_group *x, const colo_frame_t *frame,
     e->header = *frame;
     size_t n = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
     memcpy(e->eager, payload, n);
-    colo_round_poll(x, frame->from);
+    colo_step_poll(x, frame->from);
 }
 
 /* Does a frame of @bytes hold together by itself? */
@@ -208,10 +208,10 @@ static void dispatch(struct colo_process_context *f, int32_t peer, const colo_fr
         take_header(x, frame, payload);
         break;
     case COLO_FRAME_READY:
-        colo_round_ready(x, frame);
+        colo_step_ready(x, frame);
         break;
     case COLO_FRAME_DATA:
-        if (!colo_round_data(x, frame, payload))
+        if (!colo_step_data(x, frame, payload))
             nonsense(f, peer);
         break;
     case COLO_FRAME_FAIL:

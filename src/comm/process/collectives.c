@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * collectives.c - the collectives of ranks in different processes, each one or two rounds of
- * round.c.
+ * collectives.c - the collectives of ranks in different processes, each one or two steps of
+ * step.c.
  *
  * Ranks exchange headers with all others in each collective, also where no data flows: that is
  * what finds a rank in another operation, and it makes a collective complete for all or for none of
@@ -18,15 +18,15 @@
 
 enum {
     SMALL_REDUCE = 8 << 10
-}; /* bytes up to which every rank reduces everything: one round less */
+}; /* bytes up to which every rank reduces everything: one step less */
 
 static colo_status_t process_barrier(colo_comm_t *c, colo_stream_t stream)
 {
-    colo_round_begin(c, 0);
+    colo_step_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++)
         if (r != c->rank)
-            colo_round_plain(c, r, NULL, 0, NULL, 0);
-    return colo_round_run(c);
+            colo_step_plain(c, r, NULL, 0, NULL, 0);
+    return colo_step_run(c);
 }
 
 static colo_status_t process_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
@@ -34,11 +34,11 @@ static colo_status_t process_all_gather(colo_comm_t *c, const void *send, void *
 {
     if (bytes == 0)
         return process_barrier(c, stream);
-    colo_round_begin(c, 0);
+    colo_step_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++)
         if (r != c->rank)
-            colo_round_plain(c, r, send, bytes, (char *)recv + (size_t)r * bytes, bytes);
-    COLO_TRY(colo_round_run(c));
+            colo_step_plain(c, r, send, bytes, (char *)recv + (size_t)r * bytes, bytes);
+    COLO_TRY(colo_step_run(c));
     char *own = (char *)recv + (size_t)c->rank * bytes;
     if (own != send)
         memcpy(own, send, bytes);
@@ -50,12 +50,12 @@ static colo_status_t process_broadcast(colo_comm_t *c, void *buffer, size_t byte
 {
     if (bytes == 0)
         return process_barrier(c, stream);
-    colo_round_begin(c, 0);
+    colo_step_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++)
         if (r != c->rank)
-            colo_round_plain(c, r, c->rank == root ? buffer : NULL, bytes,
-                             r == root ? buffer : NULL, bytes);
-    return colo_round_run(c);
+            colo_step_plain(c, r, c->rank == root ? buffer : NULL, bytes, r == root ? buffer : NULL,
+                            bytes);
+    return colo_step_run(c);
 }
 
 /* ---- reductions ---- */
@@ -72,16 +72,16 @@ static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, 
     const size_t mine = (size_t)(n * elem);
     COLO_TRY(colo_reduce_grow(&x->workspace, &x->workspace_bytes, colo_op_name(c->op.kind),
                               mine * (size_t)c->size));
-    colo_round_begin(c, 0);
+    colo_step_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++) {
         int64_t from = whole ? 0 : colo_reduce_slice(count, c->size, r);
         int64_t to = whole ? count : colo_reduce_slice(count, c->size, r + 1);
         char *part = (char *)x->workspace + (size_t)r * mine;
         x->src[r] = r == c->rank ? send + lo * elem : part;
         if (r != c->rank)
-            colo_round_plain(c, r, send + from * elem, (size_t)((to - from) * elem), part, mine);
+            colo_step_plain(c, r, send + from * elem, (size_t)((to - from) * elem), part, mine);
     }
-    COLO_TRY(colo_round_run(c));
+    COLO_TRY(colo_step_run(c));
     if (n > 0)
         colo_reduce_host(dst, x->src, c->size, 0, n, dtype, op);
     return COLO_OK;
@@ -98,16 +98,16 @@ static colo_status_t process_all_reduce(colo_comm_t *c, const void *send, void *
     char *out = recv;
     const int64_t lo = colo_reduce_slice(count, c->size, c->rank);
     COLO_TRY(gather_reduce(c, send, out + lo * elem, count, false, dtype, op));
-    colo_round_begin(c, 1);
+    colo_step_begin(c, 1);
     for (int32_t r = 0; r < c->size; r++) {
         int64_t from = colo_reduce_slice(count, c->size, r),
                 to = colo_reduce_slice(count, c->size, r + 1);
         if (r != c->rank)
-            colo_round_plain(c, r, out + lo * elem,
-                             (size_t)((colo_reduce_slice(count, c->size, c->rank + 1) - lo) * elem),
-                             out + from * elem, (size_t)((to - from) * elem));
+            colo_step_plain(c, r, out + lo * elem,
+                            (size_t)((colo_reduce_slice(count, c->size, c->rank + 1) - lo) * elem),
+                            out + from * elem, (size_t)((to - from) * elem));
     }
-    return colo_round_run(c);
+    return colo_step_run(c);
 }
 
 static colo_status_t process_reduce_scatter(colo_comm_t *c, const void *send, void *recv,
@@ -126,12 +126,12 @@ static colo_status_t process_exchange(colo_comm_t *c, const colo_message_t *send
                                       colo_dtype_t dtype, colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(dtype);
-    colo_round_begin(c, 0);
+    colo_step_begin(c, 0);
     for (int32_t i = 0; i < nsends; i++)
-        colo_round_lane(c, sends[i].peer, &sends[i], NULL, elem);
+        colo_step_lane(c, sends[i].peer, &sends[i], NULL, elem);
     for (int32_t i = 0; i < nrecvs; i++)
-        colo_round_lane(c, recvs[i].peer, NULL, &recvs[i], elem);
-    return colo_round_run(c);
+        colo_step_lane(c, recvs[i].peer, NULL, &recvs[i], elem);
+    return colo_step_run(c);
 }
 
 #define TABLE(backend)                                                                            \

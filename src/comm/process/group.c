@@ -17,7 +17,7 @@
  * A transport that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by
  * others: an abort from another thread is set here at once and told by the owner's next step.
  *
- * Left to others: what arrives (arrive.c), operations (round.c, process/collectives.c), bytes (the
+ * Left to others: what arrives (arrive.c), operations (step.c, process/collectives.c), bytes (the
  * transport), error messages of arguments and the statistics (comm/collectives.c).
  */
 #include "comm/process/group.h"

@@ -6,11 +6,11 @@
  *          all (aborts, processes that died), frames that came before their group was made.
  * group    one group: a key that every member computes alike (no agreement is needed to make one),
  *          an error state, and for each peer at most two headers that came early.
- * round    one step of an operation: exactly one message, perhaps empty, to and from each peer that
+ * step     of an operation: exactly one message, perhaps empty, to and from each peer that
  *          takes part. Both sides send a header first and compare; nothing is written to a caller's
  *          memory before all headers are there and agree.
  *
- * group.c keeps contexts and groups; arrive.c sorts what arrives; round.c runs rounds;
+ * group.c keeps contexts and groups; arrive.c sorts what arrives; step.c runs steps;
  * process/collectives.c makes the collectives of them.
  */
 #ifndef COLO_COMM_PROCESS_GROUP_H
@@ -34,7 +34,7 @@ struct colo_remote {
     struct colo_early early[2];
 };
 
-struct colo_process_step { /* what one round does with one peer */
+struct colo_process_step { /* what one step does with one peer */
     bool active, sends, expects;
     bool met;   /* its header is here and agrees */
     bool ready; /* it asked for the rest */
@@ -66,7 +66,7 @@ struct colo_process_group { /* colo_comm.impl */
     struct colo_remote *peer; /* [size] */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
 
-    /* the last round begun */
+    /* the last step begun */
     bool begun;           /* its lanes are being filled: what arrives is judged when it runs */
     bool running, moving; /* moving: all met */
     uint64_t seq;
@@ -158,21 +158,21 @@ void colo_process_progress(struct colo_process_context *f);
 /* @x is live from now on: what came before it was made. */
 void colo_process_take_unexpected(struct colo_process_group *x);
 
-/* ---- round.c ---- */
+/* ---- step.c ---- */
 
 /* Begins step @step of the operation in c->op; then a lane for each peer, then run. */
-void colo_round_begin(colo_comm_t *c, uint8_t step);
-void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
-                     const colo_message_t *recv, size_t elem);
+void colo_step_begin(colo_comm_t *c, uint8_t step);
+void colo_step_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+                    const colo_message_t *recv, size_t elem);
 /* Contiguous: @out NULL or @in NULL when there is no such message. */
-void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
-                      size_t in_bytes);
-colo_status_t colo_round_run(colo_comm_t *c);
+void colo_step_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
+                     size_t in_bytes);
+colo_status_t colo_step_run(colo_comm_t *c);
 /* Called by dispatch, lock held */
-void colo_round_poll(struct colo_process_group *x, int32_t peer);
-void colo_round_ready(struct colo_process_group *x, const colo_frame_t *frame);
+void colo_step_poll(struct colo_process_group *x, int32_t peer);
+void colo_step_ready(struct colo_process_group *x, const colo_frame_t *frame);
 /* False: a peer that keeps to the protocol does not send this. */
-bool colo_round_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload);
+bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload);
 
 /* ---- process/collectives.c ---- */
 extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops;

@@ -21,7 +21,7 @@
  * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
  * once workspace has grown to the largest one.
  *
- * Left to comm.c: arguments, statistics, the COLO_CHECK=2 round, which ranks are dead.
+ * Left to comm.c: arguments, statistics, the comparison of COLO_CHECK=2, which ranks are dead.
  */
 #include "comm/comm.h"
 

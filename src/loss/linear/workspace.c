@@ -13,7 +13,7 @@
  *
  * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
  * its rows are mostly all rows, and d_W is made at once. WIDTH is 33 tiles of 256 columns: with any
- * number of 512 rows, or of the hidden size, these are whole rounds of tiles on 132
+ * number of 512 rows, or of the hidden size, these are whole waves of tiles on 132
  * multiprocessors. What a vocabulary has beyond a multiple of TILE is a block of its own, because
  * products of an odd number of columns are several times slower.
  *

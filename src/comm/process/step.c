@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * round.c - one step of an operation: a message to and from each peer that takes part.
+ * step.c - one step of an operation: a message to and from each peer that takes part.
  *
  *   1  to every peer a header: which operation, what I send, what I expect, and the first bytes
  *   2  wait for every peer's head and compare; a difference kills the group on both sides
@@ -97,7 +97,7 @@ static struct colo_shape_ shape_of(const colo_message_t *m, size_t elem)
     return s;
 }
 
-void colo_round_begin(colo_comm_t *c, uint8_t step)
+void colo_step_begin(colo_comm_t *c, uint8_t step)
 {
     struct colo_process_group *x = c->impl;
     pthread_mutex_lock(&x->context->lock);
@@ -115,9 +115,9 @@ void colo_round_begin(colo_comm_t *c, uint8_t step)
     pthread_mutex_unlock(&x->context->lock);
 }
 
-/* Until colo_round_run() no other thread reads the lanes. */
-void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
-                     const colo_message_t *recv, size_t elem)
+/* Until colo_step_run() no other thread reads the lanes. */
+void colo_step_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+                    const colo_message_t *recv, size_t elem)
 {
     struct colo_process_group *x = c->impl;
     struct colo_process_step *l = &x->lane[peer];
@@ -140,18 +140,18 @@ void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
     }
 }
 
-void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
-                      size_t in_bytes)
+void colo_step_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
+                     size_t in_bytes)
 {
     struct colo_process_step *l = &((struct colo_process_group *)c->impl)->lane[peer];
-    colo_round_lane(c, peer, NULL, NULL, 1);
+    colo_step_lane(c, peer, NULL, NULL, 1);
     l->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
     l->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
     colo_message_t send = {peer, 1, &l->out_box}, recv = {peer, 1, &l->in_box};
-    colo_round_lane(c, peer, out ? &send : NULL, in ? &recv : NULL, 1);
+    colo_step_lane(c, peer, out ? &send : NULL, in ? &recv : NULL, 1);
 }
 
-/* Room for a frame of this round; NULL: the group is dead. */
+/* Room for a frame of this step; NULL: the group is dead. */
 static char *reserve(struct colo_process_group *x, int32_t peer, size_t bytes)
 {
     struct colo_process_context *f = x->context;
@@ -247,14 +247,14 @@ static bool agrees(struct colo_process_group *x, int32_t peer, const colo_frame_
 }
 
 /* @peer has a header here: for now, for later, or for something that will not come to pass? */
-void colo_round_poll(struct colo_process_group *x, int32_t peer)
+void colo_step_poll(struct colo_process_group *x, int32_t peer)
 {
     struct colo_remote *p = &x->peer[peer];
     struct colo_process_step *l = &x->lane[peer];
     const struct colo_early *e = &p->early[p->first];
     char what[96], found[200];
     if (!e->full || x->begun || (x->running && l->active && l->met))
-        return; /* begun: another thread takes in what arrives, the round looks when it runs */
+        return; /* begun: another thread takes in what arrives, the step looks when it runs */
     const colo_frame_t *h = &e->header;
     const bool same = h->seq == x->seq && h->step == x->step;
     const bool before = h->seq < x->seq || (h->seq == x->seq && h->step < x->step);
@@ -307,14 +307,14 @@ static void take_eager(struct colo_process_group *x)
     x->moving = true;
 }
 
-void colo_round_ready(struct colo_process_group *x, const colo_frame_t *frame)
+void colo_step_ready(struct colo_process_group *x, const colo_frame_t *frame)
 {
     struct colo_process_step *l = &x->lane[frame->from];
     if (x->running && l->active && frame->seq == x->seq && frame->step == x->step)
         l->ready = true; /* otherwise the group is dead, and this is what was under way */
 }
 
-bool colo_round_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload)
+bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload)
 {
     struct colo_process_step *l = &x->lane[frame->from];
     if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
@@ -437,7 +437,7 @@ static void rest(const struct colo_process_group *x, uint32_t turns)
         x->context->ops->wait(x->context->transport, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
 }
 
-colo_status_t colo_round_run(colo_comm_t *c)
+colo_status_t colo_step_run(colo_comm_t *c)
 {
     struct colo_process_group *x = c->impl;
     pthread_mutex_t *lock = &x->context->lock;
@@ -451,7 +451,7 @@ colo_status_t colo_round_run(colo_comm_t *c)
     }
     for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
         if (r != x->rank)
-            colo_round_poll(x, r);
+            colo_step_poll(x, r);
     int32_t peer = turn(x, c, false);
     for (uint32_t turns = 1; peer >= 0; turns++) {
         pthread_mutex_unlock(lock);
