@@ -3,7 +3,7 @@
  * p2p-tile.cuh - one tile of a box on the peer-to-peer path: moved, or added up.
  *
  * The axes are put in order, coalesced, and given the widest access on the device, by one thread
- * once a box: only there both sides' strides are known. Sums add one value of every level in level
+ * once a box: only there both sides' strides are known. Sums add one value of every addend in
  * order, as box.cu does: the host's bits.
  */
 #ifndef COLO_KERNELS_P2P_TILE_CUH
@@ -19,7 +19,7 @@ namespace
 {
 
 /* Accesses of a thread in flight: along a line, so many that few blocks keep a link busy; elsewhere,
- * where each has a place of its own; of sums, at each of two levels. */
+ * where each has a place of its own; of sums, at each of two addends. */
 constexpr int THREADS = COLO_K_THREADS;
 constexpr int MOVES = 8, SCATTERED_MOVES = 4, SUMS = 2, SUM_SPAN = THREADS * SUMS;
 constexpr int ADDENDS = 256;
@@ -204,18 +204,18 @@ struct sum_task { /* in shared memory */
     int64_t from[ADDENDS][3];
 };
 
-__device__ bool all_coalesce(const sum_task &t, int levels, const int64_t *extent, int a, int b)
+__device__ bool all_coalesce(const sum_task &t, int addends, const int64_t *extent, int a, int b)
 {
     if (extent[b] == 1 || t.to[b] != t.to[a] * extent[a])
         return false;
-    for (int k = 0; k < levels; k++)
+    for (int k = 0; k < addends; k++)
         if (t.from[k][b] != t.from[k][a] * extent[a])
             return false;
     return true;
 }
 
 /* Takes t.to and t.from as samples, rows, features; leaves them innermost first. */
-__device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t elem)
+__device__ void plan_sum(sum_task &t, const int64_t *shape, int addends, int32_t elem)
 {
     int64_t extent[3], to[3];
     int axis[3], n = 0;
@@ -232,7 +232,7 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
         extent[i] = i < n ? shape[axis[i]] : 1;
         to[i] = i < n ? t.to[axis[i]] : i ? 0 : elem;
     }
-    for (int k = 0; k < levels; k++) {
+    for (int k = 0; k < addends; k++) {
         int64_t from[3];
         for (int i = 0; i < 3; i++)
             from[i] = i < n ? t.from[k][axis[i]] : i ? 0 : elem;
@@ -242,7 +242,7 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
     for (int i = 0; i < 3; i++)
         t.to[i] = to[i];
     for (int i = 0; i + 1 < n;) {
-        if (!all_coalesce(t, levels, extent, i, i + 1)) {
+        if (!all_coalesce(t, addends, extent, i, i + 1)) {
             i++;
             continue;
         }
@@ -250,7 +250,7 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
         for (int m = i + 1; m < 3; m++) {
             extent[m] = m < 2 ? extent[m + 1] : 1;
             t.to[m] = m < 2 ? t.to[m + 1] : 0;
-            for (int k = 0; k < levels; k++)
+            for (int k = 0; k < addends; k++)
                 t.from[k][m] = m < 2 ? t.from[k][m + 1] : 0;
         }
         n--;
@@ -258,7 +258,7 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
     uint64_t ends = (uint64_t)t.dst;
     uint64_t steps = (uint64_t)(extent[0] * elem) | (uint64_t)t.to[1] | (uint64_t)t.to[2];
     bool contiguous = t.to[0] == elem;
-    for (int k = 0; k < levels; k++) {
+    for (int k = 0; k < addends; k++) {
         ends |= (uint64_t)t.src[k];
         steps |= (uint64_t)t.from[k][1] | (uint64_t)t.from[k][2];
         contiguous = contiguous && t.from[k][0] == elem;
@@ -268,7 +268,7 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
         t.width = 16;
         extent[0] = extent[0] * elem / 16;
         t.to[0] = 16;
-        for (int k = 0; k < levels; k++)
+        for (int k = 0; k < addends; k++)
             t.from[k][0] = 16;
     }
     t.w.count = 1;
@@ -279,7 +279,7 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
 }
 
 template <typename D, int K, bool BYTES>
-__device__ void sum_span(const sum_task &t, int levels, int64_t base, int64_t end)
+__device__ void sum_span(const sum_task &t, int addends, int64_t base, int64_t end)
 {
     using P = pack<typename D::raw, K>;
     const place first = first_of(t.w, base);
@@ -296,8 +296,8 @@ __device__ void sum_span(const sum_task &t, int levels, int64_t base, int64_t en
             v[u] = fetch<P, BYTES>(t.src[0] + bytes_at(p[u], t.from[0]));
         }
     }
-    for (int k = 0; k < levels; k++) {
-        if (k + 1 < levels) /* on its way while this level is added */
+    for (int k = 0; k < addends; k++) {
+        if (k + 1 < addends) /* on its way while this addend is added */
 #pragma unroll
             for (int u = 0; u < SUMS; u++)
                 if (on[u])
@@ -338,11 +338,11 @@ template <typename D> __device__ void sum_tile(const colo_k_p2p_t &d, const sum_
     end = end < t.w.count ? end : t.w.count;
     for (; base < end; base += SUM_SPAN)
         if (t.width == 16)
-            sum_span<D, 16 / ELEM, false>(t, d.levels, base, end);
+            sum_span<D, 16 / ELEM, false>(t, d.addends, base, end);
         else if (t.width)
-            sum_span<D, 1, false>(t, d.levels, base, end);
+            sum_span<D, 1, false>(t, d.addends, base, end);
         else
-            sum_span<D, 1, true>(t, d.levels, base, end);
+            sum_span<D, 1, true>(t, d.addends, base, end);
 }
 
 } // namespace

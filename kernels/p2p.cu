@@ -47,7 +47,7 @@ __device__ void expose(const colo_k_p2p_t &d, const uint32_t *calls)
         const colo_k_partner_t &p = d.partner[i];
         if (!(p.exposes & 1))
             continue;
-        if (d.levels || d.pull)
+        if (d.addends || d.pull)
             __threadfence_system();
         put(p.remote + lane, (uint64_t)calls[i] << 32 | word);
     }
@@ -200,8 +200,8 @@ template <typename D> struct adder {
     __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
     {
         const colo_k_segment_t &p = d.segment[q][i];
-        const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.levels;
-        for (int k = 0; k < d.levels; k++) {
+        const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.addends;
+        for (int k = 0; k < d.addends; k++) {
             record r = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
             if (a[k].partner >= 0 && !take(d, a[k].partner, calls, r))
                 return false;
@@ -216,7 +216,7 @@ template <typename D> struct adder {
             t.dst = (char *)inside(d, d.out, p.there, d.out_step);
             for (int x = 0; x < 3; x++)
                 t.to[x] = d.out_step[x];
-            plan_sum(t, extent, d.levels, d.elem);
+            plan_sum(t, extent, d.addends, d.elem);
         }
         return true;
     }
@@ -359,7 +359,7 @@ extern "C" cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
 {
     if (d->npartners == 0 && d->tiles[0] + d->tiles[1] == 0)
         return cudaSuccess;
-    if (d->levels == 0)
+    if (d->addends == 0)
         return launch<mover>(d, stream);
     switch (d->dtype) {
     case COLO_F32:

@@ -88,9 +88,9 @@ typedef struct colo_k_p2p {
     int64_t tile;   /* elements */
     int64_t per; /* elements of a feature of the segments and addends: 1, but of a ragged batch */
     int32_t pull;   /* boxes come from partners */
-    int32_t levels; /* 0: moves; else addends of a segment */
+    int32_t addends; /* 0: moves; else addends of a segment */
     int32_t npartners;
-    const colo_k_addend_t *addend; /* device [segments of queue 0, then of queue 1][levels] */
+    const colo_k_addend_t *addend; /* device [segments of queue 0, then of queue 1][addends] */
     colo_dtype_t dtype;
     int32_t blocks; /* at most */
     colo_k_control_t *control;

@@ -51,7 +51,7 @@ typedef struct colo_plan_config {
 /** A box in global indices, half-open. */
 typedef struct colo_region {
     int64_t b[2], s[2], h[2];
-    int32_t level; /* PARTIAL backward: which addend (ordinal among the cp siblings); else 0 */
+    int32_t addend; /* PARTIAL backward: which addend (ordinal among the cp siblings); else 0 */
 } colo_region_t;
 
 typedef struct colo_plan_message {
@@ -124,14 +124,14 @@ COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, col
 /**
  * colo_plan_relays() - the messages of the second exchange of a call, in which the ranks of a node
  * pass on what entered it for several of them; otherwise as colo_plan_sends(). Backward PARTIAL:
- * their regions have been summed, level is 0
+ * their regions have been summed, addend is 0
  * @sends:  what this rank sends, else what it receives
  */
 COLO_API const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t pass,
                                                      bool sends, int32_t *count);
 /**
  * colo_plan_locals() - regions that this rank copies from its own input (backward PARTIAL: adds,
- * by level); the plan owns them
+ * by addend); the plan owns them
  * @count:  out, their number; may be NULL
  */
 COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass,

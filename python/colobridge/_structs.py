@@ -96,7 +96,7 @@ class PlanConfig(c.Structure):
 
 class Region(c.Structure):
     """colo_region_t"""
-    _fields_ = [('b', i64 * 2), ('s', i64 * 2), ('h', i64 * 2), ('level', i32)]
+    _fields_ = [('b', i64 * 2), ('s', i64 * 2), ('h', i64 * 2), ('addend', i32)]
 
 
 class PlanMessage(c.Structure):

@@ -29,11 +29,11 @@ def choice(what: str, value: str, table: dict[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Region:
-    """A box in global indices, half-open; level: which addend of PARTIAL's backward."""
+    """A box in global indices, half-open; addend: which addend of PARTIAL's backward."""
     samples: tuple[int, int]
     rows: tuple[int, int]
     features: tuple[int, int]
-    level: int
+    addend: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Plan:
             lib().colo_nodes_destroy(c.byref(self._nodes))
 
     rank = property(lambda self: lib().colo_plan_rank(self._handle))
-    levels = property(lambda self: lib().colo_plan_addends(self._handle))
+    addends = property(lambda self: lib().colo_plan_addends(self._handle))
     hash = property(lambda self: lib().colo_plan_hash(self._handle))
 
     @property
@@ -132,7 +132,7 @@ class Plan:
     def reached(self, direction: str) -> bool:
         """Do other ranks write into this rank's output in a direction? If gradients add up, they read its input
         instead. That tensor is what a caller places in registered memory (colobridge.Memory)."""
-        sums = direction == 'backward' and self.levels > 1
+        sums = direction == 'backward' and self.addends > 1
         count = c.c_int32()
         getattr(lib(), 'colo_plan_sends' if sums else 'colo_plan_recvs')(
             self._handle, choice('direction', direction, _DIRECTIONS), c.byref(count))
@@ -153,7 +153,7 @@ def bytes_of(handle: Any, direction: str) -> Bytes:
 
 
 def _region(raw: s.Region) -> Region:
-    return Region(tuple(raw.b), tuple(raw.s), tuple(raw.h), raw.level)
+    return Region(tuple(raw.b), tuple(raw.s), tuple(raw.h), raw.addend)
 
 
 def collective_check(src: Layout, dst: Layout, shape: tuple[int, ...], *, dtype: str = 'f32',

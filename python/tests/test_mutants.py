@@ -64,7 +64,7 @@ MUTANTS = {
     'members of a gather group by rank, whatever their place': (
         'megatron.py', 'return [[rank for _, rank in sorted(members)]',
         'return [[rank for _, rank in members[::-1]]', 'test_megatron.py', 'test_map_a'),
-    'context levels share a gather group': (
+    'context addends share a gather group': (
         'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
         'test_megatron.py', 'test_map_b'),
     'rows between those of a slice count': (

@@ -56,7 +56,7 @@ def carries_reached(rank, src, dst, axes, output, grad, buffers):
         y.backward(torch.ones_like(y))
         # What others do not reach needs no workspace; sums are read from a copy of d_y.
         ways = [plan.reached(way) for way in ('forward', 'backward')]
-        saved = [ways[0] and buffers > 0, ways[1] and buffers > 0 and plan.levels == 1]
+        saved = [ways[0] and buffers > 0, ways[1] and buffers > 0 and plan.addends == 1]
         assert carry.direct and carry.copied == sum(ways) - sum(saved), (ways, saved, carry.copied)
 
 

@@ -176,7 +176,7 @@ void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t 
             b->coord[l->split[a][i].dim] = coords[l->split[a][i].dim];
     if (l->stage_dim >= 0)
         b->coord[l->stage_dim] = l->stage;
-    for (int i = 0; side->level_fixed && i < COLO_MAX_DIMS; i++)
+    for (int i = 0; side->addend_fixed && i < COLO_MAX_DIMS; i++)
         if (side->fixed[i] >= 0)
             b->coord[i] = side->fixed[i];
 }

@@ -246,7 +246,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));
-    if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || b->now.plan->levels > 1))
+    if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || b->now.plan->addends > 1))
         COLO_TRY(b->ops->stream_create(1, &b->order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
 }

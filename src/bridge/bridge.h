@@ -36,10 +36,10 @@ typedef struct colo_shape_state {
     colo_plan_t *plan;
     colo_pass_messages_t lane[2], relay[2]; /* of the first and second exchange */
     colo_mem_t mem;                         /* of the partial sum */
-    void *sums; /* PARTIAL: addends of other ranks, one partial sum a level that arrives */
+    void *sums; /* PARTIAL: addends of other ranks, one partial sum per addend that arrives */
     size_t sum_size, workspace;
     int32_t nsums;
-    int32_t *sum_of; /* [levels]: which partial sum, -1 where nothing arrives */
+    int32_t *sum_of; /* [addends]: which partial sum, -1 where nothing arrives */
     /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of
      * the comm, their route, staging for their messages. Else 0 and NULL. */
     int32_t *members, nmembers;

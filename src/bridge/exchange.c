@@ -6,8 +6,8 @@
  * untouched then. With two levels a second exchange follows, from output to output, inside each
  * node; if a peer is missing only there, the output is partly written. Forward and backward are the
  * same loop over two lists of the plan. The only addition in backward is the sum of PARTIAL
- * gradients: what other context ranks send lands in partial sums, one per level, each with the
- * shape of the rank's source part; then every element is added up in level order, which is rank
+ * gradients: what other context ranks send lands in partial sums, one per addend, each with the
+ * shape of the rank's source part; then every element is added up in addend order, which is rank
  * order. Which boxes, from whom, is the plan's decision; how they travel, the comm's.
  */
 #include "bridge/bridge.h"
@@ -178,7 +178,7 @@ colo_status_t colo_staged_need(colo_shape_state_t *s)
     if (s->lazy_sums) {
         st = colo_mem_alloc(s->mem, s->lazy_sums, &s->sums);
         if (st < 0)
-            return colo_fail_prefix(st, "bridge: addends of %d levels", (int)s->nsums);
+            return colo_fail_prefix(st, "bridge: %d addends", (int)s->nsums);
         s->workspace = s->lazy_sums;
         s->lazy_sums = 0;
     }
@@ -204,31 +204,31 @@ colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_
     const colo_plan_t *p = s->plan;
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
     s->mem = b->mem;
-    if (p->levels == 1 || p->config.no_grad)
+    if (p->addends == 1 || p->config.no_grad)
         return COLO_OK;
     if (!colo_dtype_is_float(p->config.dtype))
         return colo_fail(
             COLO_ERR_ARG,
             "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
             "not made for; use DISJOINT, SHARDED or no_grad",
-            (long long)p->levels, colo_dtype_name(p->config.dtype));
-    if (p->levels > COLO_MAX_ADDENDS)
+            (long long)p->addends, colo_dtype_name(p->config.dtype));
+    if (p->addends > COLO_MAX_ADDENDS)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
                          "DISJOINT or SHARDED",
-                         (long long)p->levels, COLO_MAX_ADDENDS);
-    s->sum_of = malloc((size_t)p->levels * sizeof *s->sum_of);
+                         (long long)p->addends, COLO_MAX_ADDENDS);
+    s->sum_of = malloc((size_t)p->addends * sizeof *s->sum_of);
     if (!s->sum_of)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld levels", (long long)p->levels);
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)p->addends);
     int32_t n = 0;
-    for (int64_t i = 0; i < p->levels; i++)
+    for (int64_t i = 0; i < p->addends; i++)
         s->sum_of[i] = -1;
     for (int64_t i = 0; i < recv->nregions; i++) {
-        int32_t *sum = &s->sum_of[recv->region[i].level];
+        int32_t *sum = &s->sum_of[recv->region[i].addend];
         *sum = *sum < 0 ? n++ : *sum;
     }
-    if (sums_whole(b, s) && p->local[COLO_BACKWARD].nregions > 0 && s->sum_of[p->own_level] < 0)
-        s->sum_of[p->own_level] = n++;
+    if (sums_whole(b, s) && p->local[COLO_BACKWARD].nregions > 0 && s->sum_of[p->own_addend] < 0)
+        s->sum_of[p->own_addend] = n++;
     s->sum_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
     s->nsums = n;
     if (s->bytes) /* of a ragged batch: in memory of the bridge, by call */
@@ -345,28 +345,29 @@ colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t 
 
 /* ---- sums of PARTIAL gradients ---- */
 
-/* The rank's source part of tensor @t, contiguous, as the partial sum of a level. */
-static colo_view_t sum_view(const colo_shape_state_t *s, const colo_carried_t *t, int64_t level)
+/* The rank's source part of tensor @t, contiguous, as the partial sum of an addend. */
+static colo_view_t sum_view(const colo_shape_state_t *s, const colo_carried_t *t, int64_t addend)
 {
     const colo_owned_t *o = &s->plan->own_src;
     int64_t h = (o->h1 - o->h0) * t->per;
-    return (colo_view_t){.data = (char *)s->sums + (size_t)s->sum_of[level] * s->sum_size + t->sums,
+    return (colo_view_t){.data =
+                             (char *)s->sums + (size_t)s->sum_of[addend] * s->sum_size + t->sums,
                          .stride = {o->rows * h, h, 1}};
 }
 
-/* d_x[region] = sum over levels, in level order; own level from d_y where it is held here. */
+/* d_x[region] = sum over addends, in addend order; own addend from d_y where it is held here. */
 static colo_status_t sum_region(colo_bridge_t *b, const colo_shape_state_t *s,
                                 const colo_carried_t *t, const colo_region_t *r,
                                 const colo_offset_t *at, bool own_is_local, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    colo_box_t addend[COLO_MAX_ADDENDS] = {{0}};
+    colo_box_t term[COLO_MAX_ADDENDS] = {{0}};
     colo_box_t to = box_at(t, t->out, &p->own_src, r, at->src_row, false);
-    for (int64_t level = 0; level < p->levels; level++)
-        addend[level] = own_is_local && level == p->own_level
-                            ? box_at(t, t->in, &p->own_dst, r, at->dst_row, false)
-                            : box_at(t, sum_view(s, t, level), &p->own_src, r, at->src_row, false);
-    return b->ops->box_sum(&to, addend, (int32_t)p->levels, t->dtype, stream);
+    for (int64_t addend = 0; addend < p->addends; addend++)
+        term[addend] = own_is_local && addend == p->own_addend
+                           ? box_at(t, t->in, &p->own_dst, r, at->dst_row, false)
+                           : box_at(t, sum_view(s, t, addend), &p->own_src, r, at->src_row, false);
+    return b->ops->box_sum(&to, term, (int32_t)p->addends, t->dtype, stream);
 }
 
 static colo_status_t sum_whole(colo_bridge_t *b, const colo_shape_state_t *s,
@@ -384,28 +385,28 @@ static colo_status_t sum_whole(colo_bridge_t *b, const colo_shape_state_t *s,
         const colo_region_t *r = &local->region[i];
         l->local_from[i] = box_at(t, t->in, &p->own_dst, r, local->offset[i].dst_row, true);
         l->local_to[i] =
-            box_at(t, sum_view(s, t, p->own_level), own, r, local->offset[i].src_row, true);
+            box_at(t, sum_view(s, t, p->own_addend), own, r, local->offset[i].src_row, true);
     }
     COLO_TRY(b->ops->box_list(l->local_to, l->local_from, local->nregions, 1, stream));
     colo_box_t term[COLO_MAX_ADDENDS] = {{0}}, sum = box_at(t, t->out, own, &all, 0, false);
-    for (int64_t level = 0; level < p->levels; level++)
-        term[level] = box_at(t, sum_view(s, t, level), own, &all, 0, false);
-    return b->ops->box_sum(&sum, term, (int32_t)p->levels, t->dtype, stream);
+    for (int64_t addend = 0; addend < p->addends; addend++)
+        term[addend] = box_at(t, sum_view(s, t, addend), own, &all, 0, false);
+    return b->ops->box_sum(&sum, term, (int32_t)p->addends, t->dtype, stream);
 }
 
-static colo_status_t sum_levels(colo_bridge_t *b, const colo_shape_state_t *s,
-                                const colo_carried_t *t, colo_stream_t stream)
+static colo_status_t sum_addends(colo_bridge_t *b, const colo_shape_state_t *s,
+                                 const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
     if (sums_whole(b, s))
         return sum_whole(b, s, t, stream);
-    /* own level: held here or received; the two lists together cover each element once */
-    int64_t own = p->own_level >= 0 ? p->own_level : 0;
+    /* own addend: held here or received; the two lists together cover each element once */
+    int64_t own = p->own_addend >= 0 ? p->own_addend : 0;
     for (int64_t i = 0; i < local->nregions; i++)
         COLO_TRY(sum_region(b, s, t, &local->region[i], &local->offset[i], true, stream));
     for (int64_t i = 0; i < recv->nregions; i++)
-        if (recv->region[i].level == own)
+        if (recv->region[i].addend == own)
             COLO_TRY(sum_region(b, s, t, &recv->region[i], &recv->offset[i], false, stream));
     return COLO_OK;
 }
@@ -419,19 +420,19 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     const colo_plan_t *p = s->plan;
     colo_pass_messages_t *l = &s->lane[pass];
     const colo_routes_t *recv = &p->recv[pass];
-    const bool fwd = pass == COLO_FORWARD, summed = !fwd && p->levels > 1;
+    const bool fwd = pass == COLO_FORWARD, summed = !fwd && p->addends > 1;
     fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
     if (!summed)
         fill(s, l->recv_box, recv, t, n, false, !fwd);
     for (int64_t i = 0; summed && i < recv->nregions; i++)
         for (int32_t k = 0; k < n; k++)
             l->recv_box[i * n + k] =
-                box_at(&t[k], sum_view(s, &t[k], recv->region[i].level), &p->own_src,
+                box_at(&t[k], sum_view(s, &t[k], recv->region[i].addend), &p->own_src,
                        &recv->region[i], recv->offset[i].src_row, s->bytes);
     COLO_TRY(make_ready(b, s, pass, stream));
     COLO_TRY(exchange(b, s, op, l, stream));
     for (int32_t k = 0; k < n; k++)
-        COLO_TRY(summed ? sum_levels(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream));
+        COLO_TRY(summed ? sum_addends(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream));
     if (!p->two_levels)
         return COLO_OK;
     /* from output to output: what entered the node here goes to the others that need it */

@@ -20,9 +20,9 @@
 
 #include <stdlib.h>
 
-/* Adds the nodes that have sources of @b, at @level. */
+/* Adds the nodes that have sources of @b, at @addend. */
 static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b,
-                                 int64_t level)
+                                 int64_t addend)
 {
     COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
     for (int64_t i = 0; i < w->ranks.n; i++) {
@@ -30,7 +30,7 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
         if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
         const int64_t node = colo_location_of(w->cfg, ((int64_t *)w->ranks.at)[i]).node;
-        *entry = (colo_source_t){node, level};
+        *entry = (colo_source_t){node, addend};
     }
     return COLO_OK;
 }
@@ -39,22 +39,22 @@ colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, con
 {
     colo_block_t at = *b;
     w->source_nodes.n = w->turn = 0;
-    w->nlevels = 1;
+    w->naddends = 1;
     if (!w->several_nodes)
         return COLO_OK;
     for (int i = 0; i < COLO_MAX_DIMS; i++)
-        if (hold->level_fixed && hold->fixed[i] >= 0)
-            w->nlevels *= hold->layout->grid.extent[i];
+        if (hold->addend_fixed && hold->fixed[i] >= 0)
+            w->naddends *= hold->layout->grid.extent[i];
         else
             w->turn += b->coord[i] > 0 ? b->coord[i] : 0;
-    for (int64_t level = 0; level < w->nlevels; level++) {
-        int64_t left = level;
+    for (int64_t addend = 0; addend < w->naddends; addend++) {
+        int64_t left = addend;
         for (int i = 0; i < COLO_MAX_DIMS; i++)
-            if (hold->level_fixed && hold->fixed[i] >= 0) {
+            if (hold->addend_fixed && hold->fixed[i] >= 0) {
                 at.coord[i] = left % hold->layout->grid.extent[i];
                 left /= hold->layout->grid.extent[i];
             }
-        COLO_TRY(add_sources(w, hold, &at, level));
+        COLO_TRY(add_sources(w, hold, &at, addend));
     }
     colo_source_t *s = w->source_nodes.at;
     int64_t n = 0;
@@ -97,7 +97,7 @@ colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination)
     g.enters = !w->cfg->one_level && g.n > 1 &&
                colo_source_find(w, held, w->source_nodes.n, node + 1, -1) -
                        colo_source_find(w, held, w->source_nodes.n, node, -1) <
-                   w->nlevels;
+                   w->naddends;
     return g;
 }
 

@@ -5,8 +5,8 @@
  *
  * Movement is pushed: the sender knows from coordinates where a box begins in the receiver's part,
  * and is told the rest, pointer and strides, at each call. Sums of PARTIAL gradients are pulled: a
- * receiver reads every level's value where it lies and adds up in level order, so there is no
- * partial sum and no second pass. The regions of one level need not be those of another; boxes are
+ * receiver reads every addend's value where it lies and adds up in addend order, so there is no
+ * partial sum and no second pass. The regions of one addend need not be those of another; boxes are
  * cut until each addend comes from one rank.
  *
  * A call is peer-to-peer if the tensor that peers reach lies in registered memory, else it is
@@ -30,9 +30,9 @@
 
 typedef struct growing {
     colo_transfer_t *step;
-    colo_addend_t *addend; /* [n][levels] */
+    colo_addend_t *addend; /* [n][addends] */
     int64_t n, cap;
-    int32_t levels;
+    int32_t addends;
 } growing_t;
 
 static colo_status_t push(growing_t *g, const colo_transfer_t *s, const colo_addend_t *a)
@@ -41,17 +41,17 @@ static colo_status_t push(growing_t *g, const colo_transfer_t *s, const colo_add
         int64_t cap = g->cap ? 2 * g->cap : 16;
         void *step = realloc(g->step, (size_t)cap * sizeof *g->step);
         g->step = step ? step : g->step;
-        void *addend = !step || !g->levels
+        void *addend = !step || !g->addends
                            ? g->addend
-                           : realloc(g->addend, (size_t)(cap * g->levels) * sizeof *g->addend);
+                           : realloc(g->addend, (size_t)(cap * g->addends) * sizeof *g->addend);
         g->addend = addend ? addend : g->addend;
-        if (!step || (g->levels && !addend))
+        if (!step || (g->addends && !addend))
             return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)cap);
         g->cap = cap;
     }
     g->step[g->n] = *s;
-    if (g->levels && a)
-        memcpy(g->addend + g->n * g->levels, a, (size_t)g->levels * sizeof *a);
+    if (g->addends && a)
+        memcpy(g->addend + g->n * g->addends, a, (size_t)g->addends * sizeof *a);
     g->n++;
     return COLO_OK;
 }
@@ -116,11 +116,11 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
 
 /* ---- sums ---- */
 
-/* One region of some level and where its values are. */
+/* One region of some addend and where its values are. */
 typedef struct held {
     const colo_region_t *region;
     colo_offset_t offset;
-    int32_t peer, level;
+    int32_t peer, addend;
     int64_t at[3]; /* where it begins in that rank's part of dst */
 } held_t;
 
@@ -128,7 +128,7 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held
 {
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++, h++) {
-        *h = (held_t){&local->region[i], local->offset[i], -1, local->region[i].level, {0}};
+        *h = (held_t){&local->region[i], local->offset[i], -1, local->region[i].addend, {0}};
         begins(&p->own_dst, h->region, h->offset.dst_row, h->at);
     }
     for (int32_t m = 0; m < recv->nmessages; m++) {
@@ -139,7 +139,7 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held
             *h = (held_t){r,
                           recv->offset[r - recv->region],
                           colo_comm_find(b->comm, recv->message[m].peer),
-                          r->level,
+                          r->addend,
                           {0}};
             begins(&theirs, r, h->offset.dst_row, h->at);
         }
@@ -154,34 +154,34 @@ static bool cut(int64_t a[2], const int64_t b[2])
     return a[0] < a[1];
 }
 
-/* Cuts @box, of which levels before @level are fixed, by the regions of this one. */
-static colo_status_t cut_by_level(const colo_plan_t *p, const held_t *h, int64_t n, int32_t level,
-                                  colo_region_t box, int64_t src_row, const held_t **from,
-                                  growing_t *g)
+/* Cuts @box, of which addends before @addend are fixed, by the regions of this one. */
+static colo_status_t cut_by_addend(const colo_plan_t *p, const held_t *h, int64_t n, int32_t addend,
+                                   colo_region_t box, int64_t src_row, const held_t **from,
+                                   growing_t *g)
 {
-    if (level == g->levels) {
-        colo_addend_t addend[COLO_MAX_ADDENDS] = {{0}}; /* gcc does not see that levels > 0 */
+    if (addend == g->addends) {
+        colo_addend_t term[COLO_MAX_ADDENDS] = {{0}}; /* gcc does not see that addends > 0 */
         colo_transfer_t s = {.peer = -1};
         extents(&box, s.extent);
         begins(&p->own_src, &box, src_row, s.there);
-        for (int32_t l = 0; l < g->levels; l++) {
+        for (int32_t l = 0; l < g->addends; l++) {
             const colo_region_t *r = from[l]->region;
-            addend[l] = (colo_addend_t){from[l]->peer,
-                                        {from[l]->at[0] + box.b[0] - r->b[0],
-                                         from[l]->at[1] + box.s[0] - r->s[0],
-                                         from[l]->at[2] + box.h[0] - r->h[0]}};
+            term[l] = (colo_addend_t){from[l]->peer,
+                                      {from[l]->at[0] + box.b[0] - r->b[0],
+                                       from[l]->at[1] + box.s[0] - r->s[0],
+                                       from[l]->at[2] + box.h[0] - r->h[0]}};
         }
-        return push(g, &s, addend);
+        return push(g, &s, term);
     }
     for (int64_t i = 0; i < n; i++) {
         colo_region_t part = box;
-        if (h[i].level != level || !cut(part.b, h[i].region->b) || !cut(part.s, h[i].region->s) ||
+        if (h[i].addend != addend || !cut(part.b, h[i].region->b) || !cut(part.s, h[i].region->s) ||
             !cut(part.h, h[i].region->h))
             continue;
-        from[level] = &h[i];
-        int64_t row = level == 0 ? h[i].offset.src_row + part.s[0] - h[i].region->s[0]
-                                 : src_row + part.s[0] - box.s[0];
-        COLO_TRY(cut_by_level(p, h, n, level + 1, part, row, from, g));
+        from[addend] = &h[i];
+        int64_t row = addend == 0 ? h[i].offset.src_row + part.s[0] - h[i].region->s[0]
+                                  : src_row + part.s[0] - box.s[0];
+        COLO_TRY(cut_by_addend(p, h, n, addend + 1, part, row, from, g));
     }
     return COLO_OK;
 }
@@ -196,7 +196,7 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
     COLO_TRY(all_held(b, p, h));
     const colo_shape_t *s = &p->config.shape;
     colo_region_t all = {.b = {0, s->samples}, .s = {0, s->rows}, .h = {0, s->features}};
-    return cut_by_level(p, h, n, 0, all, 0, from, g);
+    return cut_by_addend(p, h, n, 0, all, 0, from, g);
 }
 
 /* ---- both passes ---- */
@@ -253,9 +253,9 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
     if (b->ragged)
         return any_peers(b, w);
     for (int i = 0; i < (p->config.no_grad ? 1 : 2); i++) {
-        const bool sums = i == COLO_BACKWARD && p->levels > 1;
+        const bool sums = i == COLO_BACKWARD && p->addends > 1;
         const colo_routes_t *exposes = sums ? &p->send[i] : &p->recv[i];
-        w->g[i].levels = sums ? (int32_t)p->levels : 0;
+        w->g[i].addends = sums ? (int32_t)p->addends : 0;
         COLO_TRY(exposed_ranks(b, exposes, &w->expose[i]));
         COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
                       : steps_that_move(b, p, (colo_pass_t)i, &w->g[i]));
@@ -264,7 +264,7 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
                                         .elem = colo_dtype_size(p->config.dtype),
                                         .nsteps = w->g[i].n,
                                         .step = w->g[i].step,
-                                        .levels = w->g[i].levels,
+                                        .addends = w->g[i].addends,
                                         .addend = w->g[i].addend,
                                         .blocks = b->blocks,
                                         .nposts = exposes->nmessages,
@@ -278,7 +278,7 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
 /* Is it the destination's tensor that peers reach? */
 static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
 {
-    return pass == COLO_FORWARD || p->levels > 1;
+    return pass == COLO_FORWARD || p->addends > 1;
 }
 
 /* Of which passes does some rank of the comm have nothing that peers could reach? The same verdict

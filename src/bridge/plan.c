@@ -3,8 +3,8 @@
  * plan.c - one rank's part of the routing: what it sends, receives and keeps, forward and backward.
  *
  * Decides which roles the two layouts play (forward: destinations are destination ranks, sources
- * source ranks; backward in the other direction, and with PARTIAL gradients once for every context
- * level, each an addend), sorts what routing.c finds into one message per peer, and counts bytes.
+ * source ranks; backward in the other direction, and with PARTIAL gradients once for every
+ * addend), sorts what routing.c finds into one message per peer, and counts bytes.
  * routing.c's rule says which rank sends an overlap; what a rank does with its boxes is
  * exchange.c's business.
  */
@@ -70,7 +70,7 @@ static void routes_deinit(const colo_pool_t *pool, colo_routes_t *r)
 static bool ascends(const colo_entry_t *a, const colo_entry_t *b)
 {
     const colo_region_t *x = &a->region, *y = &b->region;
-    return (a->peer == b->peer && x->level == y->level && x->b[0] == y->b[0] &&
+    return (a->peer == b->peer && x->addend == y->addend && x->b[0] == y->b[0] &&
             x->s[0] < y->s[0]) ||
            colo_entry_cmp(a, b) < 0;
 }
@@ -152,7 +152,7 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_rou
 
 /* ---- the two passes ---- */
 
-/* Context dims ascending, first fastest, so that levels ascend with the rank. */
+/* Context dims ascending, first fastest, so that addends ascend with the rank. */
 static int context_dims(const colo_layout_t *l, int32_t *dims)
 {
     int n = 0;
@@ -163,7 +163,7 @@ static int context_dims(const colo_layout_t *l, int32_t *dims)
     return n;
 }
 
-/* All overlaps of one pass; backward PARTIAL: once a level, with the context dims pinned. */
+/* All overlaps of one pass; backward PARTIAL: once per addend, with the context dims pinned. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src, colo_side_t dst)
 {
     const colo_plan_config_t *cfg = w->cfg;
@@ -172,22 +172,22 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
         pass == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
     bool full = partial || (pass == COLO_FORWARD && cfg->output == COLO_FULL_SEQ);
     dst.full = full;
-    dst.level_fixed = partial;
+    dst.addend_fixed = partial;
     colo_side_t *need = pass == COLO_FORWARD ? &dst : &src,
                 *hold = pass == COLO_FORWARD ? &src : &dst;
     int32_t dims[COLO_MAX_SPLITS];
     int ndims = context_dims(&plan->dst, dims);
     w->several_nodes = colo_nodes_several(cfg);
     plan->two_levels = w->several_nodes && !cfg->one_level;
-    for (int64_t level = 0; level < (partial ? plan->levels : 1); level++) {
-        int64_t left = level;
+    for (int64_t addend = 0; addend < (partial ? plan->addends : 1); addend++) {
+        int64_t left = addend;
         for (int i = 0; i < COLO_MAX_DIMS; i++)
             dst.fixed[i] = -1;
         for (int i = 0; partial && i < ndims; i++) {
             dst.fixed[dims[i]] = left % plan->dst.grid.extent[dims[i]];
             left /= plan->dst.grid.extent[dims[i]];
         }
-        COLO_TRY(colo_overlaps_find(w, need, hold, (int32_t)level, pass == COLO_BACKWARD));
+        COLO_TRY(colo_overlaps_find(w, need, hold, (int32_t)addend, pass == COLO_BACKWARD));
     }
     COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[pass], &plan->local[pass]));
     colo_routes_t none = {0}; /* a source never sends to itself: meet() keeps that as a local */
@@ -249,7 +249,7 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
         b->send = routes_bytes(&p->send[pass]) + routes_bytes(&p->relay_send[pass]);
         b->local = routes_bytes(&p->local[pass]);
         if (pass == COLO_BACKWARD)
-            need = p->config.no_grad ? 0 : need * p->levels;
+            need = p->config.no_grad ? 0 : need * p->addends;
         b->minimum = need - b->local - p->left_out[pass];
         b->collective_recv = !collective ? -1
                              : in_grid && !(pass == COLO_BACKWARD && p->config.no_grad)
@@ -421,18 +421,18 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
     if (config->shape.positions)
         p->dst.positions = config->shape.positions;
     p->rank = rank;
-    p->levels = 1;
-    p->own_level = -1;
+    p->addends = 1;
+    p->own_addend = -1;
     int n = context_dims(&p->dst, dims);
     bool holds = colo_layout_holds(&p->dst, rank);
     if (holds) {
-        p->own_level = 0;
+        p->own_addend = 0;
         (void)colo_grid_coords(&p->dst.grid, rank, coords);
     }
     for (int i = 0; config->output == COLO_FULL_SEQ && config->grad == COLO_PARTIAL && i < n; i++) {
         if (holds)
-            p->own_level += coords[dims[i]] * p->levels;
-        p->levels *= p->dst.grid.extent[dims[i]];
+            p->own_addend += coords[dims[i]] * p->addends;
+        p->addends *= p->dst.grid.extent[dims[i]];
     }
     *plan = p;
     return COLO_OK;
@@ -558,7 +558,7 @@ colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass)
 
 int64_t colo_plan_addends(const colo_plan_t *plan)
 {
-    return plan ? plan->levels : 0;
+    return plan ? plan->addends : 0;
 }
 
 colo_direction_t colo_plan_direction(const colo_plan_t *plan)

@@ -21,7 +21,7 @@ typedef struct colo_entry {
     colo_offset_t offset;
 } colo_entry_t;
 
-/* One list of regions, sorted by (peer, level, b, s, h); messages point into region. */
+/* One list of regions, sorted by (peer, addend, b, s, h); messages point into region. */
 typedef struct colo_routes {
     int32_t nmessages;
     colo_plan_message_t *message;
@@ -60,8 +60,8 @@ struct colo_plan {
     int64_t left_out[2]; /* bytes that this rank holds and a gateway adds up for it */
     int64_t entering[2]; /* this rank's part of the bytes that must enter its node */
     colo_plan_bytes_t bytes[2];
-    int64_t levels;
-    int64_t own_level; /* of this rank among the addends; -1 when it holds nothing of dst */
+    int64_t addends;
+    int64_t own_addend; /* of this rank among the addends; -1 when it holds nothing of dst */
     uint64_t hash;
     colo_pool_t *pool; /* of the lists, and of what is made for them; NULL: malloc() */
     int64_t work;      /* ranks and runs of rows looked at while it was made: what planning costs */

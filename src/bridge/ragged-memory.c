@@ -186,7 +186,7 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
     const int64_t backward =
         p->config.no_grad ? 0
                           : staging(dst ? product(all, back, dst_row) : 0,
-                                    src ? product(r->max_rows, p->levels, src_row) : 0, peers);
+                                    src ? product(r->max_rows, p->addends, src_row) : 0, peers);
     return forward < 0 || backward < 0 ? -1 : forward > backward ? forward : backward;
 }
 
@@ -198,10 +198,10 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
                           c->shape.features / colo_layout_parts(&b->dst, COLO_FEATURES)};
     if (rows == 0 || b->lazy) /* for staged calls, if there will be any */
         return COLO_OK;
-    if (b->now.plan->levels > 1 && !c->no_grad && colo_layout_holds(&b->src, b->now.plan->rank)) {
+    if (b->now.plan->addends > 1 && !c->no_grad && colo_layout_holds(&b->src, b->now.plan->rank)) {
         int64_t bytes = product(rows, h[0], elem);
         bytes = bytes < 0 || !colo_add_ok(bytes, 255, &bytes) ? -1 : bytes / 256 * 256;
-        bytes = product(bytes, b->now.plan->levels, 1);
+        bytes = product(bytes, b->now.plan->addends, 1);
         if (bytes < 0)
             return too_many(b, "addends");
         COLO_TRY(colo_ragged_sums_for(b, (size_t)bytes, false));

@@ -20,7 +20,7 @@
 #include <string.h>
 
 typedef struct list {
-    colo_list_t step, addend; /* colo_transfer_t; colo_addend_t, levels for each step */
+    colo_list_t step, addend; /* colo_transfer_t; colo_addend_t, addends for each step */
     int32_t *post;            /* [nposts] */
 } list_t;
 
@@ -73,17 +73,17 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
 
 /* ---- sums ---- */
 
-/* Rows [row, end) of this rank's source part, of which some rank has the addend of a level. */
+/* Rows [row, end) of this rank's source part, of which some rank has an addend. */
 typedef struct held {
     int64_t row, end, h[2];
-    int32_t level, peer;
+    int32_t addend, peer;
     int64_t at, h0; /* of the first row in that rank's tensor; features that tensor begins with */
 } held_t;
 
-static int by_level(const void *a, const void *b)
+static int by_addend(const void *a, const void *b)
 {
     const held_t *x = a, *y = b;
-    return x->level != y->level ? x->level - y->level : (x->row > y->row) - (x->row < y->row);
+    return x->addend != y->addend ? x->addend - y->addend : (x->row > y->row) - (x->row < y->row);
 }
 
 /* Where replicas have their rows, by replica; made when one is needed. */
@@ -134,7 +134,7 @@ static held_t held_of(const colo_routes_t *routes, int64_t i, int32_t peer)
     return (held_t){.row = row,
                     .end = row + r->s[1] - r->s[0],
                     .h = {r->h[0], r->h[1]},
-                    .level = (int32_t)r->level,
+                    .addend = (int32_t)r->addend,
                     .peer = peer,
                     .at = routes->offset[i].dst_row};
 }
@@ -161,24 +161,24 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, repl
 }
 
 /* Sums of features [lo, hi), which no region cuts: rows are cut until each addend comes from one
- * rank. @h: [n] by level; @next: [levels], workspace. */
+ * rank. @h: [n] by addend; @next: [addends], workspace. */
 static colo_status_t sum_rows(const colo_plan_t *p, const held_t *h, int64_t n, int64_t lo,
                               int64_t hi, int64_t *next, list_t *out)
 {
-    const int32_t levels = (int32_t)p->levels;
+    const int32_t addends = (int32_t)p->addends;
     for (int64_t i = n; i-- > 0;)
-        next[h[i].level] = i;
+        next[h[i].addend] = i;
     for (int64_t row = 0, end; row < p->own_src.rows; row = end) {
         end = p->own_src.rows;
         colo_transfer_t *s = colo_list_push(&out->step, sizeof *s);
-        for (int32_t l = 0; s && l < levels; l++) {
+        for (int32_t l = 0; s && l < addends; l++) {
             int64_t i = next[l];
-            while (i < n && h[i].level == l &&
+            while (i < n && h[i].addend == l &&
                    (h[i].end <= row || h[i].h[1] <= lo || h[i].h[0] >= hi))
                 i++;
             next[l] = i;
-            if (i == n || h[i].level != l || h[i].row > row)
-                return colo_fail(COLO_ERR_STATE, "bridge: row %lld has no addend of level %d",
+            if (i == n || h[i].addend != l || h[i].row > row)
+                return colo_fail(COLO_ERR_STATE, "bridge: row %lld has no addend %d",
                                  (long long)row, (int)l);
             end = h[i].end < end ? h[i].end : end;
             colo_addend_t *a = colo_list_push(&out->addend, sizeof *a);
@@ -218,7 +218,7 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
     const int64_t replicas = b->ragged->axes.dst.replicas;
     COLO_AUTOFREE held_t *h = calloc((size_t)n + 1, sizeof *h);
     COLO_AUTOFREE int64_t *cut = calloc((size_t)(2 * n) + 1, sizeof *cut);
-    COLO_AUTOFREE int64_t *next = calloc((size_t)p->levels, sizeof *next);
+    COLO_AUTOFREE int64_t *next = calloc((size_t)p->addends, sizeof *next);
     replicas_t x = {.stored = calloc((size_t)replicas, sizeof *x.stored),
                     .count = calloc((size_t)replicas, sizeof *x.count),
                     .n = replicas};
@@ -228,7 +228,7 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
     replicas_deinit(&x);
     if (st < 0 || n == 0)
         return st;
-    qsort(h, (size_t)n, sizeof *h, by_level);
+    qsort(h, (size_t)n, sizeof *h, by_addend);
     const int64_t cuts = cuts_of(h, n, cut);
     for (int64_t i = 0; st == COLO_OK && i + 1 < cuts; i++)
         st = sum_rows(p, h, n, cut[i], cut[i + 1], next, out);
@@ -239,7 +239,7 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
 
 static bool adds(const colo_plan_t *p, colo_pass_t pass)
 {
-    return pass == COLO_BACKWARD && p->levels > 1;
+    return pass == COLO_BACKWARD && p->addends > 1;
 }
 
 /* Whose messages say which ranks reach this rank's tensor? */
@@ -267,7 +267,7 @@ static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pas
                               .nsteps = list->step.n,
                               .step = list->step.at,
                               .pulls = pass == COLO_FORWARD,
-                              .levels = adds(p, pass) ? (int32_t)p->levels : 0,
+                              .addends = adds(p, pass) ? (int32_t)p->addends : 0,
                               .addend = list->addend.at,
                               .blocks = b->blocks,
                               .nposts = posts->nmessages,

@@ -325,14 +325,14 @@ static colo_status_t check_pair(call_t *c, int32_t i)
     t->out = b >= 0 ? view_of(out) : (colo_view_t){0};
     if (b >= 0)
         COLO_TRY(check_apart(c, out, i, in_name, out_name));
-    if (fwd || p->levels == 1)
+    if (fwd || p->addends == 1)
         return COLO_OK;
     if (!colo_dtype_is_float(t->dtype))
         return colo_fail(COLO_ERR_ARG,
                          "rank %lld: %s[%d] is %s, which PARTIAL gradients over %lld context ranks "
                          "are not added up in; leave it out",
                          (long long)p->rank, in_name, (int)i, colo_dtype_name(t->dtype),
-                         (long long)p->levels);
+                         (long long)p->addends);
     t->sums = c->sum_size;
     bytes = p->own_src.rows * (p->own_src.h1 - p->own_src.h0) * t->per *
             (int64_t)colo_dtype_size(t->dtype); /* as large as d_x */

@@ -5,7 +5,7 @@
  * An overlap is where a needed block meets a held block (blocks.c). A rank receives the overlaps of
  * the held blocks that meet its needed block, and may have to send those of its held block;
  * senders.c says which rank sends each. Forward: destinations are destination ranks, sources source
- * ranks; backward in the other direction. With PARTIAL gradients each context level is a source
+ * ranks; backward in the other direction. With PARTIAL gradients each addend is a source
  * side of its own, and what it sends is an addend.
  *
  * Cost: a rank visits only blocks that overlap its own. If a turn decides, a destination also
@@ -32,7 +32,7 @@ static int64_t first_behind(const colo_runs_t *runs, int64_t row)
 
 /* Appends to @out the rows that a needed and a held block share, as runs that are contiguous in
  * both; by row. Boxes are set later. */
-static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32_t level,
+static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32_t addend,
                                 const colo_runs_t *src, const colo_runs_t *dst)
 {
     /* all rows are in memory; runs of a ragged batch say where */
@@ -58,7 +58,7 @@ static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32
             p = colo_list_push(out, sizeof *p);
             if (!p)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
-            *p = (colo_entry_t){.region = {.s = {lo, hi}, .level = level},
+            *p = (colo_entry_t){.region = {.s = {lo, hi}, .addend = addend},
                                 .offset = {.src_row = a, .dst_row = z}};
         }
         last_src = a + (hi - lo);
@@ -80,14 +80,14 @@ static void set_box(colo_builder_t *w, const colo_bounds_t *x, const colo_bounds
     }
 }
 
-/* This rank's block on @side. false: it has none there, or not at this level. */
+/* This rank's block on @side. false: it has none there, or not at this addend. */
 static bool find_mine(const colo_builder_t *w, const colo_side_t *side, int64_t *coords,
                       colo_block_t *block, colo_bounds_t *x)
 {
     if (!colo_layout_holds(side->layout, w->plan->rank))
         return false;
     (void)colo_grid_coords(&side->layout->grid, w->plan->rank, coords);
-    for (int i = 0; side->level_fixed && i < COLO_MAX_DIMS; i++)
+    for (int i = 0; side->addend_fixed && i < COLO_MAX_DIMS; i++)
         if (side->fixed[i] >= 0 && side->fixed[i] != coords[i])
             return false;
     colo_block_of(side, coords, block);
@@ -127,7 +127,7 @@ static colo_status_t meet_blocks(colo_builder_t *w, const colo_side_t *side, con
 }
 
 /* Choice @i of them: w->overlaps, and where it is. Choices come in their order. */
-static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i, int32_t level,
+static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i, int32_t addend,
                           meeting_t *x, int64_t *at, colo_extent_t *extent)
 {
     colo_meetings_t *m = &w->meetings[x->me_is_src];
@@ -140,8 +140,9 @@ static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i,
         from = others ? m->overlap.n : 0;
         if (others) {
             COLO_TRY(colo_block_rows(side, at, &x->me.runs, &x->other.runs));
-            COLO_TRY(x->me_is_src ? share_rows(w, &m->overlap, level, &x->me.runs, &x->other.runs)
-                                  : share_rows(w, &m->overlap, level, &x->other.runs, &x->me.runs));
+            COLO_TRY(x->me_is_src
+                         ? share_rows(w, &m->overlap, addend, &x->me.runs, &x->other.runs)
+                         : share_rows(w, &m->overlap, addend, &x->other.runs, &x->me.runs));
         } else if (keeps_meetings(w)) {
             from = m->overlap.n;
             for (int64_t k = first[i - 1]; k < from; k++) {
@@ -203,7 +204,7 @@ static int64_t share_count(const colo_gateway_share_t *share)
 
 /* What this rank receives of the held blocks that meet its needed block. */
 static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
-                          int32_t level, bool need_is_src)
+                          int32_t addend, bool need_is_src)
 {
     meeting_t m = {.other.runs = w->other, .me_is_src = need_is_src};
     int64_t at[COLO_MAX_DIMS];
@@ -219,7 +220,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     const int64_t end = own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0;
     COLO_TRY(meet_blocks(w, hold, &m));
     for (int64_t i = 0, n = choices(w->meetings[need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, meet(w, hold, i, level, &m, at, &x), done);
+        COLO_TRY_GOTO(st, meet(w, hold, i, addend, &m, at, &x), done);
         colo_block_of(hold, at, &b);
         COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
@@ -236,7 +237,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         if (w->several_nodes && g.tier > 1) /* evenly over those that need it */
             w->minimum += colo_part_lo(count, node.n, node.mine + 1, 0) -
                           colo_part_lo(count, node.n, node.mine, 0);
-        if (level == 0)
+        if (addend == 0)
             COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &x), done);
         if (g.tier == 0)
             w->left_out += !gets ? count : share.whole ? 0 : count - share_count(&share);
@@ -259,7 +260,7 @@ done:
 
 /* What this rank sends of its held block. */
 static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
-                          int32_t level, bool need_is_src)
+                          int32_t addend, bool need_is_src)
 {
     meeting_t m = {.other.runs = w->other, .me_is_src = !need_is_src};
     int64_t at[COLO_MAX_DIMS];
@@ -278,7 +279,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     for (int tier = 1; tier <= 3; tier++)
         t[tier].group = colo_sender_candidates(w, tier, w->plan->rank);
     for (int64_t i = 0, n = choices(w->meetings[!need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, meet(w, need, i, level, &m, at, &x), done);
+        COLO_TRY_GOTO(st, meet(w, need, i, addend, &m, at, &x), done);
         colo_block_of(need, at, &b);
         COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &x), done);
         const int64_t *destination = w->destinations.at;
@@ -303,8 +304,8 @@ done:
 }
 
 colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
-                                 const colo_side_t *hold, int32_t level, bool need_is_src)
+                                 const colo_side_t *hold, int32_t addend, bool need_is_src)
 {
-    COLO_TRY(take(w, need, hold, level, need_is_src));
-    return give(w, hold, need, level, need_is_src);
+    COLO_TRY(take(w, need, hold, addend, need_is_src));
+    return give(w, hold, need, addend, need_is_src);
 }

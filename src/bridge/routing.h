@@ -12,13 +12,13 @@ typedef struct colo_list {
     int64_t n, cap;
 } colo_list_t;
 
-/* One layout in one role: which splits of rows count, and which context level it shows. */
+/* One layout in one role: which splits of rows count, and which context addend it shows. */
 typedef struct colo_side {
     const colo_layout_t *layout;
     const colo_posmap_t *map;
     bool full;                        /* rows are not split in this role */
-    bool level_fixed;                 /* PARTIAL: context dims are pinned to fixed[] */
-    int64_t fixed[COLO_MAX_DIMS];     /* context coordinates of the level; -1 elsewhere */
+    bool addend_fixed;                /* PARTIAL: context dims are pinned to fixed[] */
+    int64_t fixed[COLO_MAX_DIMS];     /* context coordinates of the addend; -1 elsewhere */
     const struct colo_ragged *ragged; /* rows are those of its tables; NULL: of a map */
     bool ragged_src;
     colo_list_t *on_rank; /* int64_t: gets where each listed run begins on the axis of the context
@@ -52,7 +52,7 @@ typedef struct colo_builder {
     bool several_nodes; /* then source_nodes and node_destinations are known (gateways.c) */
     colo_list_t source_nodes,
         node_destinations;      /* of one block: nodes by addend; destinations by node */
-    int64_t nlevels, turn;      /* of the held block: addends; where small overlaps begin */
+    int64_t naddends, turn;     /* of the held block: addends; where small overlaps begin */
     colo_list_t share;          /* colo_entry_t: what one gateway gets of an overlap */
     colo_list_t passes, passed; /* colo_entry_t: what gateways send to their node */
     int64_t left_out;   /* elements that this rank holds and another gateway adds up for it */
@@ -213,9 +213,9 @@ colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, i
 colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_config_t *own);
 /* The same, all its values checked. */
 colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own);
-/* A plan without lists; @config is checked. Its levels, and which of them is this rank's. */
+/* A plan without lists; @config is checked. Its addends, and which of them is this rank's. */
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
-/* The lists of one pass between two sides, of which full, level_fixed and fixed are set here. */
+/* The lists of one pass between two sides, of which full, addend_fixed and fixed are set here. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src,
                               colo_side_t dst);
 void colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool ragged);
@@ -228,9 +228,9 @@ void colo_builder_deinit(colo_builder_t *w);
 /* Every overlap of @need that this rank receives from @hold, or sends: entries of recvs, own ones
  * with peer == this rank, and of sends. */
 colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
-                                 const colo_side_t *hold, int32_t level, bool need_is_src);
+                                 const colo_side_t *hold, int32_t addend, bool need_is_src);
 
-/* By peer, level, samples, rows, features: the order of regions on both ends of a message. */
+/* By peer, addend, samples, rows, features: the order of regions on both ends of a message. */
 int colo_entry_cmp(const void *a, const void *b);
 
 #endif

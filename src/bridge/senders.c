@@ -228,8 +228,8 @@ int colo_entry_cmp(const void *a, const void *b)
     const colo_entry_t *x = a, *y = b;
     if (x->peer != y->peer)
         return x->peer < y->peer ? -1 : 1;
-    if (x->region.level != y->region.level)
-        return x->region.level < y->region.level ? -1 : 1;
+    if (x->region.addend != y->region.addend)
+        return x->region.addend < y->region.addend ? -1 : 1;
     if (x->region.b[0] != y->region.b[0])
         return x->region.b[0] < y->region.b[0] ? -1 : 1;
     if (x->region.s[0] != y->region.s[0])

@@ -49,8 +49,8 @@ typedef struct colo_transfers {
     int64_t nsteps;
     const colo_transfer_t *step;
     bool pulls;                  /* boxes move from peers to this rank; else to them */
-    int32_t levels;              /* 0: boxes move; else each is the sum of that many addends */
-    const colo_addend_t *addend; /* [nsteps][levels] */
+    int32_t addends;             /* 0: boxes move; else each is the sum of that many addends */
+    const colo_addend_t *addend; /* [nsteps][addends] */
     int32_t blocks;              /* of the kernel, at most; 0: as few as keep the links busy */
     int32_t nposts;              /* comm ranks that reach this rank's tensor */
     const int32_t *expose;

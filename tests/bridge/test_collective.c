@@ -106,9 +106,9 @@ static colo_status_t compare_rank(colo_comm_t *world, void *arg)
         for (int64_t b = 0; b < part.nb; b++)
             for (int64_t s = 0; s < part.ns; s++)
                 for (int64_t h = 0; h < part.nh; h++) {
-                    /* the same on tp replicas, other on every context level */
+                    /* the same on tp replicas, other on every context rank */
                     int64_t id = (part.b[b] * c.shape.n + part.s[s]) * c.shape.h + part.h[h];
-                    float v = noise(part.level, id);
+                    float v = noise(part.addend, id);
                     if (disjoint && !ref_list_has(own.s, own.ns, part.s[s]))
                         v = 0;
                     memcpy(t_buffer_at(&dy, c.axes, part.ns, b, s, h), &v, sizeof v);

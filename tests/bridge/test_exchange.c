@@ -418,16 +418,16 @@ T_CASE(movement_keeps_negative_zero)
 }
 
 /* Sums whose value depends on the order: context ranks must be added in rank order. */
-static float addend(int64_t level, int64_t i)
+static float addend_value(int64_t addend, int64_t i)
 {
-    uint64_t s = (uint64_t)(level * 1000003 + i * 7919 + 17);
+    uint64_t s = (uint64_t)(addend * 1000003 + i * 7919 + 17);
     float v = (float)(t_uniform(&s) - 0.5);
-    return level % 2 ? v * 1e6f : v;
+    return addend % 2 ? v * 1e6f : v;
 }
 
 typedef struct order_case {
     t_case_t c;
-    int64_t levels;
+    int64_t addends;
 } order_case_t;
 
 static colo_status_t order_rank(colo_comm_t *world, void *arg)
@@ -445,12 +445,12 @@ static colo_status_t order_rank(colo_comm_t *world, void *arg)
     ref_part_make(&take, &c->src, c->shape, rank, false);
     int64_t row = c->shape.n * c->shape.h;
     for (int64_t i = 0; i < ref_part_count(&give); i++)
-        ((float *)dy.t.data)[i] = addend(give.level, give.b[0] * row + i);
+        ((float *)dy.t.data)[i] = addend_value(give.addend, give.b[0] * row + i);
     rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
     for (int64_t i = 0; i < ref_part_count(&take); i++) {
-        volatile float want = addend(0, take.b[0] * row + i);
-        for (int64_t level = 1; level < a->levels; level++)
-            want = want + addend(level, take.b[0] * row + i);
+        volatile float want = addend_value(0, take.b[0] * row + i);
+        for (int64_t addend = 1; addend < a->addends; addend++)
+            want = want + addend_value(addend, take.b[0] * row + i);
         rank_check(((float *)dx.t.data)[i] == want);
     }
     ref_part_free(&give);

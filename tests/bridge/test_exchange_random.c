@@ -202,8 +202,8 @@ static t_case_t random_case(uint64_t seed, int64_t *src_table, int64_t *dst_tabl
     t->maps += map_src || map_dst;
     t->full += c.output == COLO_FULL_SEQ;
     t->sharded += c.output == COLO_SHARDED;
-    t->partial += sums && ref_side_levels(&c.dst) > 1;
-    t->disjoint += !sums && c.output == COLO_FULL_SEQ && ref_side_levels(&c.dst) > 1;
+    t->partial += sums && ref_side_addends(&c.dst) > 1;
+    t->disjoint += !sums && c.output == COLO_FULL_SEQ && ref_side_addends(&c.dst) > 1;
     t->features += c.src.nsplits[2] || c.dst.nsplits[2];
     t->offsets += c.src.offset || c.dst.offset;
     return c;

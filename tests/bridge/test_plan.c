@@ -338,7 +338,7 @@ T_CASE(worked_example_without_a_divisor)
     t_plans_free(&w);
 }
 
-T_CASE(partial_gradients_move_every_level_but_the_own_one)
+T_CASE(partial_gradients_move_every_addend_but_the_own_one)
 {
     t_case_t c = t_between("tp=2,dp=2", "cp=2,tp=1,dp=2", 4, 4, 2);
     c.grad = COLO_PARTIAL;

@@ -39,16 +39,16 @@ static bool same_list(const int64_t *a, int64_t na, const int64_t *b, int64_t nb
 }
 
 static int32_t collect(set_t *sets, const scene_t *s, const ref_side_t *side, bool full,
-                       bool by_level)
+                       bool by_addend)
 {
     int32_t n = 0;
     for (int32_t r = 0; r < s->plans.n; r++) {
         ref_part_t p;
         ref_part_make(&p, side, s->c->shape, r, full);
-        if (!by_level)
-            p.level = 0;
+        if (!by_addend)
+            p.addend = 0;
         int32_t i = 0;
-        while (i < n && !(p.level == sets[i].part.level &&
+        while (i < n && !(p.addend == sets[i].part.addend &&
                           same_list(p.b, p.nb, sets[i].part.b, sets[i].part.nb) &&
                           same_list(p.s, p.ns, sets[i].part.s, sets[i].part.ns) &&
                           same_list(p.h, p.nh, sets[i].part.h, sets[i].part.nh)))

@@ -93,7 +93,7 @@ static colo_status_t make_list(colo_p2p_t *d, const colo_transfers_t pass[2],
     colo_p2p_list_t *l = calloc(1, sizeof *l);
     rank_check(l);
     for (int i = 0; i < 2; i++) {
-        const size_t n = (size_t)pass[i].nsteps, sums = n * (size_t)pass[i].levels;
+        const size_t n = (size_t)pass[i].nsteps, sums = n * (size_t)pass[i].addends;
         l->pass[i] = pass[i];
         l->pass[i].step = copied(pass[i].step, n * sizeof(colo_transfer_t));
         l->pass[i].addend = copied(pass[i].addend, sums * sizeof(colo_addend_t));
@@ -167,14 +167,14 @@ static colo_status_t run_steps(const colo_transfers_t *w, int pass, int32_t me, 
         const colo_transfer_t *s = &w->step[i];
         colo_box_t from[COLO_MAX_ADDENDS] = {{0}};
         reach_t r;
-        for (int32_t k = 0; k < w->levels; k++) {
-            const colo_addend_t *a = &w->addend[i * w->levels + k];
+        for (int32_t k = 0; k < w->addends; k++) {
+            const colo_addend_t *a = &w->addend[i * w->addends + k];
             rank_check(reach(pass, me, a->peer, seen, in, &r));
             from[k] = box_in(c, r.base, r.step, a->at, s->extent);
         }
-        if (w->levels) {
+        if (w->addends) {
             const colo_box_t to = box_in(c, out.base, out.step, s->there, s->extent);
-            rank_try(ops->box_sum(&to, from, w->levels, c->dtype, NULL));
+            rank_try(ops->box_sum(&to, from, w->addends, c->dtype, NULL));
             continue;
         }
         rank_check(reach(pass, me, s->peer, seen, w->pulls ? in : out, &r));
@@ -191,7 +191,7 @@ static colo_status_t run_direct(colo_p2p_t *d, int pass, const colo_p2p_call_t *
 {
     const colo_transfers_t *w = &c->list->pass[pass];
     const int32_t me = d->rank;
-    const bool reads = w->levels || w->pulls;
+    const bool reads = w->addends || w->pulls;
     bool seen[RANKS] = {false};
     for (int32_t i = 0; i < w->nposts; i++) {
         struct mailbox *m = &mailbox[pass][me][w->expose[i]];

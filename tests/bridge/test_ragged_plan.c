@@ -63,7 +63,7 @@ static int64_t oracle_rows(const t_ragged_t *t, int64_t rank, bool src)
 static bool same_region(const colo_region_t *a, const colo_region_t *b)
 {
     return memcmp(a->b, b->b, sizeof a->b) == 0 && memcmp(a->s, b->s, sizeof a->s) == 0 &&
-           memcmp(a->h, b->h, sizeof a->h) == 0 && a->level == b->level;
+           memcmp(a->h, b->h, sizeof a->h) == 0 && a->addend == b->addend;
 }
 
 static bool same_message(const colo_plan_message_t *a, const colo_plan_message_t *b)
@@ -222,7 +222,7 @@ T_CASE(planning_passes_turns_of_ranks_before_only)
 /* What a rank has on one side: rows by number, ascending, and one range of features. */
 typedef struct held {
     int64_t n, *row, h0, h1;
-    int64_t level; /* PARTIAL: which addend */
+    int64_t addend; /* PARTIAL: which one */
 } held_t;
 
 static int by_number(const void *a, const void *b)
@@ -231,14 +231,14 @@ static int by_number(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static held_t held_by(const t_ragged_t *t, int64_t rank, bool src, bool full, bool level)
+static held_t held_by(const t_ragged_t *t, int64_t rank, bool src, bool full, bool addend)
 {
     ref_rows_t part;
     if (src)
         ref_ragged_src(&part, &t->c, rank);
     else
         ref_ragged_dst(&part, &t->c, rank, full);
-    held_t x = {.n = part.holds && part.nh > 0 ? part.n : 0, .level = level ? part.level : 0};
+    held_t x = {.n = part.holds && part.nh > 0 ? part.n : 0, .addend = addend ? part.addend : 0};
     x.row = calloc((size_t)x.n + 1, sizeof *x.row);
     for (int64_t i = 0; i < x.n; i++)
         x.row[i] = part.row[i].g;
@@ -251,7 +251,7 @@ static held_t held_by(const t_ragged_t *t, int64_t rank, bool src, bool full, bo
 
 static bool same_held(const held_t *a, const held_t *b)
 {
-    return a->n == b->n && a->h0 == b->h0 && a->h1 == b->h1 && a->level == b->level &&
+    return a->n == b->n && a->h0 == b->h0 && a->h1 == b->h1 && a->addend == b->addend &&
            memcmp(a->row, b->row, (size_t)a->n * sizeof *a->row) == 0;
 }
 

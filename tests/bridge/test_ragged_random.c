@@ -51,7 +51,7 @@ T_CASE(random_batches_arrive_as_the_oracle_says)
         j->check = (int32_t)t_below(&r, 3);
         several += j->o.tensors > 1;
         merged += j->t.c.merged;
-        partial += j->t.c.partial && ref_ragged_levels(&j->t.c) > 1;
+        partial += j->t.c.partial && ref_ragged_addends(&j->t.c) > 1;
         nodes += j->o.ranks_per_node > 0;
         t_run_later((int32_t)j->t.world, on_rank, j, 0, after);
     }

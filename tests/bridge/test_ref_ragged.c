@@ -85,7 +85,7 @@ T_CASE(worked_example_receives_what_each_rank_lacks)
     assert_int_equal(ref_ragged_receives(&c, 1, false), 3);
     assert_int_equal(ref_ragged_receives(&c, 0, true), 2);
     assert_int_equal(ref_ragged_receives(&c, 1, true), 1);
-    c.partial = true; /* each rank has its own addend and lacks the other level's */
+    c.partial = true; /* each rank has its own addend and lacks the other */
     assert_int_equal(ref_ragged_receives(&c, 0, true), 3);
     assert_int_equal(ref_ragged_receives(&c, 1, true), 5);
 }
@@ -250,9 +250,9 @@ T_CASE(partial_gradients_add_up_in_rank_order)
         for (int i = 0; i < 5; i++) {
             const int k = 3 + i;
             volatile float up = d_y[0][k], down = d_y[3][k];
-            for (int level = 1; level < 4; level++) {
-                up = up + d_y[level][k];
-                down = down + d_y[3 - level][k];
+            for (int addend = 1; addend < 4; addend++) {
+                up = up + d_y[addend][k];
+                down = down + d_y[3 - addend][k];
             }
             assert_true(d_x[i] == up);
             differ += up != down;
@@ -276,8 +276,8 @@ T_CASE(halves_are_summed_in_float_and_rounded_once)
         ref_ragged_tensor(&c, REF_DX, 1, "bf16", salt, d_x, &rows, &nh);
         for (int i = 0; i < 5; i++) {
             float sum = 0, rounded = 0, got;
-            for (int level = 0; level < 4; level++) { /* a bf16 is the upper half of a float */
-                uint32_t bits = (uint32_t)d_y[level][3 + i] << 16;
+            for (int addend = 0; addend < 4; addend++) { /* a bf16 is the upper half of a float */
+                uint32_t bits = (uint32_t)d_y[addend][3 + i] << 16;
                 float v;
                 memcpy(&v, &bits, sizeof v);
                 sum += v;

@@ -18,7 +18,7 @@
 
 typedef struct reading {
     const ref_ragged_t *c;
-    int64_t total, levels, cuts, sp;
+    int64_t total, addends, cuts, sp;
     bool zigzag;
     ref_row_t *row; /* [total], by g; at: index on the axis of its source replica */
 } reading_t;
@@ -56,7 +56,7 @@ static void read_case(reading_t *w, const ref_ragged_t *c)
             w->row[g] = (ref_row_t){
                 g, e, r, t->seq[e], t->pos ? t->pos[e] + r : t->row_pos[g], used[t->src_dp[e]]++};
     const ref_split_t *cp = find_split(&c->dst, true);
-    w->levels = extent_of(&c->dst, cp);
+    w->addends = extent_of(&c->dst, cp);
     w->zigzag = cp && cp->cut == REF_ZIGZAG;
     w->sp = extent_of(&c->dst, find_split(&c->dst, false));
     free(used);
@@ -103,7 +103,7 @@ static bool src_has(const reading_t *w, int64_t rank, int64_t g)
 static int64_t index_of(const reading_t *w, int64_t rank, int64_t q, int64_t p, bool full)
 {
     const ref_ragged_t *c = w->c;
-    const int64_t *len = c->table.seq_len, cp = w->levels, l = len[q];
+    const int64_t *len = c->table.seq_len, cp = w->addends, l = len[q];
     int64_t d = c->table.seq_dp[q], base = 0, k_d = 0;
     if (!on_stage(&c->dst, rank) || replica_of(&c->dst, rank) != d)
         return -1;
@@ -177,7 +177,7 @@ static void count_shares(shares_t *n, const t_ragged_t *t)
     n->scattered += c->table.row_pos != NULL;
     n->full += c->full;
     n->merged += c->merged;
-    n->partial += c->partial && ref_ragged_levels(c) > 1;
+    n->partial += c->partial && ref_ragged_addends(c) > 1;
     n->stages += c->src.stage_dim || c->dst.stage_dim;
     n->offsets += c->src.offset || c->dst.offset;
 }
@@ -264,7 +264,7 @@ static void judge_receives(const t_ragged_t *t, const reading_t *w, int64_t rank
             bool s = src && has_feature(c, &c->src, rank, h);
             bool f = has_feature(c, &c->dst, rank, h);
             forward += (c->full ? all : own) && f && !s;
-            back += s ? (partial ? w->levels - (all && f) : !(own && f)) : 0;
+            back += s ? (partial ? w->addends - (all && f) : !(own && f)) : 0;
         }
     }
     if (ref_ragged_receives(c, rank, false) != forward ||
@@ -358,19 +358,19 @@ static bool learn(logical_t *l, int64_t i, float v)
     return fresh;
 }
 
-/* <Y, d_y> = <X, d_x> + <into, d_into>, each logical element once per level of a full output;
+/* <Y, d_y> = <X, d_x> + <into, d_into>, each logical element once per addend of a full output;
  * Y is what X is; d_x is the sum of d_y. All are whole numbers: exact. */
 static void judge_values(const t_ragged_t *t, const reading_t *w)
 {
     const ref_ragged_t *c = &t->c;
-    const int64_t h = c->h, size = w->total * h, levels = c->full ? w->levels : 1;
+    const int64_t h = c->h, size = w->total * h, addends = c->full ? w->addends : 1;
     int64_t places = 0, left = 0, right = 0, start[64] = {0}, rows, nh, unused;
     for (int64_t q = 0; q < c->table.nseq; q++) {
         start[q] = places;
         places += c->table.seq_len[q];
     }
     logical_t x = logical_make(size), d_x = logical_make(size), sum = logical_make(size);
-    logical_t d_y = logical_make(levels * places * h);
+    logical_t d_y = logical_make(addends * places * h);
     for (int64_t rank = 0; rank < t->world; rank++) {
         ref_rows_t part;
         ref_ragged_src(&part, c, rank);
@@ -397,8 +397,8 @@ static void judge_values(const t_ragged_t *t, const reading_t *w)
         for (int64_t i = 0; i < rows * nh; i++) {
             const ref_row_t *at = c->merged ? &part.place[i / nh] : &part.row[i / nh];
             int64_t f = part.h[i % nh], k = at->g * h + f;
-            int64_t level = c->full ? part.level : 0;
-            int64_t place = (level * places + start[at->q] + at->p) * h + f;
+            int64_t addend = c->full ? part.addend : 0;
+            int64_t place = (addend * places + start[at->q] + at->p) * h + f;
             if (at->g >= 0 && vy[i] != x.v[k])
                 fail_msg("%s: rank %lld element %lld", t_ragged_text(t), (long long)rank,
                          (long long)i);
@@ -408,7 +408,7 @@ static void judge_values(const t_ragged_t *t, const reading_t *w)
             if (!c->full || c->partial) {
                 if (!learn(&d_y, place, vd[i]))
                     continue;
-            } else { /* DISJOINT: SP ranks of one level differ; zeros count once or often alike */
+            } else { /* DISJOINT: SP ranks of one addend differ; zeros count once or often alike */
                 if (vd[i] == 0 || !learn(&d_y, place, vd[i]))
                     continue;
             }
@@ -456,7 +456,7 @@ T_CASE(values_of_all_ranks_are_adjoint)
 static void expect_part(const ref_rows_t *got, const ref_part_t *want, int64_t n, const char *text)
 {
     bool same = got->holds == want->holds && got->n == want->nb * want->ns && got->nh == want->nh &&
-                (!want->holds || got->level == want->level);
+                (!want->holds || got->addend == want->addend);
     for (int64_t i = 0; same && i < got->n; i++)
         same = got->row[i].g == want->b[i / want->ns] * n + want->s[i % want->ns];
     for (int64_t k = 0; same && k < got->nh; k++)
@@ -514,7 +514,7 @@ static void judge_uniform(t_ragged_t *t, ref_shape_t shape)
             c->partial = full;
             if (full)
                 assert_int_equal(ref_ragged_receives(c, rank, true),
-                                 lacks(&src, &all, ref_side_levels(&c->dst)));
+                                 lacks(&src, &all, ref_side_addends(&c->dst)));
         }
         ref_part_free(&src);
         ref_part_free(&own);

@@ -52,15 +52,15 @@ static int plain_verdict(const ref_ragged_t *c)
     const ref_segments_t *t = &c->table;
     static unsigned char place[64][WALK];
     const int64_t d_count = ref_ragged_parts(&c->dst), p_count = ref_ragged_parts(&c->src);
-    int64_t levels = 1, unit = 1, sp = 1; /* sequences are cut for cp, the axis for sp */
+    int64_t addends = 1, unit = 1, sp = 1; /* sequences are cut for cp, the axis for sp */
     for (int k = 0; k < c->dst.nsplits[1]; k++) {
         const ref_split_t *s = &c->dst.split[1][k];
         if (s->context)
-            levels = ref_side_extent(&c->dst, s->dim);
+            addends = ref_side_extent(&c->dst, s->dim);
         else
             sp = ref_side_extent(&c->dst, s->dim);
-        if (levels > 1 && s->context)
-            unit = s->cut == REF_ZIGZAG ? 2 * levels : levels;
+        if (addends > 1 && s->context)
+            unit = s->cut == REF_ZIGZAG ? 2 * addends : addends;
     }
     bool long_one = false;
     memset(place, 0, (size_t)t->nseq * sizeof place[0]);
@@ -94,7 +94,7 @@ static int plain_verdict(const ref_ragged_t *c)
         int64_t axis = 0;
         for (int64_t q = 0; q < t->nseq; q++)
             axis += t->seq_dp[q] == d ? t->seq_len[q] : 0;
-        if (axis / levels % sp)
+        if (axis / addends % sp)
             return 0;
     }
     return 1;

@@ -271,10 +271,10 @@ static void expected_element(const t_case_t *c, t_role_t role, const ref_part_t 
     } else if (is_partial(c)) {
         int64_t v = 0;
         if (role == T_DY)
-            v = ref_code_partial(part->level, b, s, h + 977 * salt, bits);
+            v = ref_code_partial(part->addend, b, s, h + 977 * salt, bits);
         else
-            for (int64_t level = 0; level < ref_side_levels(&c->dst); level++)
-                v += ref_code_partial(level, b, s, h + 977 * salt, bits);
+            for (int64_t addend = 0; addend < ref_side_addends(&c->dst); addend++)
+                v += ref_code_partial(addend, b, s, h + 977 * salt, bits);
         ref_encode_number(dtype, v, out);
     } else if (role == T_DY && !ref_list_has(own->s, own->ns, s)) {
         memset(out, 0, ref_dtype_size(dtype)); /* DISJOINT: zero outside the rank's own rows */

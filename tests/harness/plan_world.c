@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan_world.c - see plan_world.h. Ownership comes from the oracle as one bit per (rank, index of
- * an axis); the plans are only read. Deliveries are counted in a byte per (level, sample, row, cell
- * of features) and must all be 1 at the end.
+ * an axis); the plans are only read. Deliveries are counted in a byte per (addend, sample, row,
+ * cell of features) and must all be 1 at the end.
  */
 #include "harness/plan_world.h"
 
@@ -13,14 +13,14 @@
 /* One rank's part as membership tables; features by cell. */
 typedef struct member {
     bool holds;
-    int64_t level;
+    int64_t addend;
     bool *b, *s, *h;
 } member_t;
 
 typedef struct court {
     t_plans_t *w;
     colo_pass_t pass;
-    int64_t nb, ns, nc, levels;
+    int64_t nb, ns, nc, addends;
     int64_t *edge; /* [nc + 1] boundaries of the cells */
     member_t *has; /* what each rank can give */
     member_t *wants;
@@ -132,7 +132,7 @@ static void make_member(court_t *k, member_t *m, const ref_side_t *side, int64_t
         shape.h = 1;
     ref_part_make(&part, side, shape, rank, full);
     m->holds = part.holds;
-    m->level = part.level;
+    m->addend = part.addend;
     m->b = calloc((size_t)k->nb + 1, 1);
     m->s = calloc((size_t)k->ns + 1, 1);
     m->h = calloc((size_t)k->nc + 1, 1);
@@ -156,7 +156,7 @@ static void court_open(court_t *k, t_plans_t *w, colo_pass_t pass)
     k->pass = pass;
     k->nb = c->shape.b;
     k->ns = c->shape.n;
-    k->levels = pass == COLO_BACKWARD && partial ? ref_side_levels(&c->dst) : 1;
+    k->addends = pass == COLO_BACKWARD && partial ? ref_side_addends(&c->dst) : 1;
     find_cells(k);
     k->has = calloc((size_t)w->n, sizeof *k->has);
     k->wants = calloc((size_t)w->n, sizeof *k->wants);
@@ -168,8 +168,8 @@ static void court_open(court_t *k, t_plans_t *w, colo_pass_t pass)
         make_member(k, s, &c->src, r, false);
         make_member(k, d, &c->dst, r,
                     c->output == COLO_FULL_SEQ && (pass == COLO_FORWARD || partial));
-        if (k->levels == 1)
-            s->level = d->level = 0;
+        if (k->addends == 1)
+            s->addend = d->addend = 0;
     }
 }
 
@@ -187,9 +187,9 @@ static void court_close(court_t *k)
     free(k->edge);
 }
 
-static bool gives(const member_t *m, int64_t level, int64_t b, int64_t s, int64_t h)
+static bool gives(const member_t *m, int64_t addend, int64_t b, int64_t s, int64_t h)
 {
-    return m->holds && m->level == level && m->b[b] && m->s[s] && m->h[h];
+    return m->holds && m->addend == addend && m->b[b] && m->s[s] && m->h[h];
 }
 
 static bool takes(const member_t *m, int64_t b, int64_t s, int64_t h)
@@ -212,7 +212,7 @@ static int64_t rail_of(const t_case_t *c, int64_t rank)
 }
 
 /* Is there a source in a nearer tier than @peer? Then that one had to be chosen. */
-static bool nearest(const court_t *k, int32_t rank, int64_t peer, int64_t level, int64_t b,
+static bool nearest(const court_t *k, int32_t rank, int64_t peer, int64_t addend, int64_t b,
                     int64_t s, int64_t h)
 {
     const t_case_t *c = k->w->c;
@@ -220,7 +220,7 @@ static bool nearest(const court_t *k, int32_t rank, int64_t peer, int64_t level,
         return true;
     bool rail = false;
     for (int32_t q = 0; q < k->w->n; q++) {
-        if (!gives(&k->has[q], level, b, s, h))
+        if (!gives(&k->has[q], addend, b, s, h))
             continue;
         if (node_of(c, q) == node_of(c, rank))
             return false;
@@ -245,29 +245,29 @@ static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
             w, "rank %d from %lld: region [%lld,%lld)x[%lld,%lld)x[%lld,%lld) is empty or outside",
             rank, (long long)peer, (long long)g->b[0], (long long)g->b[1], (long long)g->s[0],
             (long long)g->s[1], (long long)g->h[0], (long long)g->h[1]);
-    if (g->level < 0 || g->level >= k->levels)
-        return WRONG(w, "rank %d from %lld: level %d of %lld", rank, (long long)peer, g->level,
-                     (long long)k->levels);
+    if (g->addend < 0 || g->addend >= k->addends)
+        return WRONG(w, "rank %d from %lld: addend %d of %lld", rank, (long long)peer, g->addend,
+                     (long long)k->addends);
     for (int64_t h = 0; h < k->nc; h++) {
         if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
             continue;
         for (int64_t b = g->b[0]; b < g->b[1]; b++)
             for (int64_t s = g->s[0]; s < g->s[1]; s++) {
                 const char *bad = NULL;
-                if (!gives(&k->has[peer], g->level, b, s, h))
+                if (!gives(&k->has[peer], g->addend, b, s, h))
                     bad = "the sender does not hold it";
                 else if (!takes(&k->wants[rank], b, s, h))
                     bad = "no rank needs it there";
-                else if (peer != rank && gives(&k->has[rank], g->level, b, s, h))
+                else if (peer != rank && gives(&k->has[rank], g->addend, b, s, h))
                     bad = "the receiver holds it already";
-                else if (peer != rank && !nearest(k, rank, peer, g->level, b, s, h))
+                else if (peer != rank && !nearest(k, rank, peer, g->addend, b, s, h))
                     bad = "a nearer rank holds it";
-                else if (got[((g->level * k->nb + b) * k->ns + s) * k->nc + h]++)
+                else if (got[((g->addend * k->nb + b) * k->ns + s) * k->nc + h]++)
                     bad = "it was delivered before";
                 if (bad)
                     return WRONG(
-                        w, "rank %d from %lld, level %d sample %lld row %lld feature %lld: %s",
-                        rank, (long long)peer, g->level, (long long)b, (long long)s,
+                        w, "rank %d from %lld, addend %d sample %lld row %lld feature %lld: %s",
+                        rank, (long long)peer, g->addend, (long long)b, (long long)s,
                         (long long)k->edge[h], bad);
             }
     }
@@ -295,7 +295,7 @@ static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, 
     for (int64_t i = 0; same && i < m->nregions; i++) {
         const colo_region_t *a = &m->regions[i], *b = &recv->regions[i];
         same = memcmp(a->b, b->b, sizeof a->b) == 0 && memcmp(a->s, b->s, sizeof a->s) == 0 &&
-               memcmp(a->h, b->h, sizeof a->h) == 0 && a->level == b->level;
+               memcmp(a->h, b->h, sizeof a->h) == 0 && a->addend == b->addend;
     }
     return same || WRONG(k->w, "rank %d receives from %lld what that rank does not send like this",
                          rank, (long long)recv->peer);
@@ -368,7 +368,7 @@ static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
                     continue;
                 if (!takes(&k->wants[rank], b, s, h))
                     bad = "no rank needs it there";
-                for (int64_t l = 0; l < k->levels && !bad; l++)
+                for (int64_t l = 0; l < k->addends && !bad; l++)
                     if (got[peer][cell_of(k, l, b, s, h)] != 1)
                         bad = "the gateway lacks an addend";
                     else if (got[rank][cell_of(k, l, b, s, h)] != 0)
@@ -409,7 +409,7 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late,
                 return false;
     }
     int64_t need = 0, here = 0, elsewhere = 0;
-    for (int64_t l = 0; l < k->levels; l++)
+    for (int64_t l = 0; l < k->addends; l++)
         for (int64_t b = 0; b < k->nb; b++)
             for (int64_t s = 0; s < k->ns; s++)
                 for (int64_t h = 0; h < k->nc; h++) {
@@ -422,7 +422,7 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late,
                         *(passed ? &elsewhere : &here) += width;
                     if (got[rank][cell_of(k, l, b, s, h)] + passed != 1)
                         return WRONG(
-                            w, "rank %d never gets level %lld sample %lld row %lld feature %lld",
+                            w, "rank %d never gets addend %lld sample %lld row %lld feature %lld",
                             rank, (long long)l, (long long)b, (long long)s, (long long)k->edge[h]);
                 }
     const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
@@ -445,7 +445,7 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late,
     return true;
 }
 
-/* What ranks of node @m need and none of them holds, level by level, is what enters it. */
+/* What ranks of node @m need and none of them holds, addend by addend, is what enters it. */
 static bool judge_node(court_t *k, int64_t m, bool *found)
 {
     t_plans_t *w = k->w;
@@ -458,7 +458,7 @@ static bool judge_node(court_t *k, int64_t m, bool *found)
             in += colo_plan_node_bytes(w->plan[r], k->pass).in;
             said += colo_plan_node_bytes(w->plan[r], k->pass).minimum;
         }
-    for (int64_t l = 0; *found && l < k->levels; l++)
+    for (int64_t l = 0; *found && l < k->addends; l++)
         for (int64_t b = 0; b < k->nb; b++)
             for (int64_t s = 0; s < k->ns; s++)
                 for (int64_t h = 0; h < k->nc; h++) {
@@ -482,7 +482,7 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     court_t k;
     int64_t surplus = 0;
     court_open(&k, w, pass);
-    const size_t cells = (size_t)(k.levels * k.nb * k.ns * k.nc + 1);
+    const size_t cells = (size_t)(k.addends * k.nb * k.ns * k.nc + 1);
     uint8_t *got = calloc((size_t)w->n, cells), *late = malloc(cells);
     uint8_t **of = malloc((size_t)w->n * sizeof *of);
     if (!got || !late || !of)
@@ -527,7 +527,7 @@ int64_t t_plans_bytes(const t_plans_t *w, colo_pass_t pass, int32_t from, int32_
     return f ? f->bytes : 0;
 }
 
-/* ---- adjoint: run the plans on integers, one number per (rank, level, element) ---- */
+/* ---- adjoint: run the plans on integers, one number per (rank, addend, element) ---- */
 
 static int64_t logical(int what, int64_t l, int64_t b, int64_t s, int64_t h)
 {
@@ -556,18 +556,18 @@ static int64_t pairing(court_t *k, bool backward)
                         for (int64_t h = 0; h < k->nc; h++)
                             if (k->edge[h] >= g[j].h[0] && k->edge[h] < g[j].h[1])
                                 out[(b * k->ns + s) * k->nc + h] +=
-                                    backward ? logical(1, g[j].level, b, s, h)
+                                    backward ? logical(1, g[j].addend, b, s, h)
                                              : logical(0, 0, b, s, h);
         }
-        int64_t level = backward ? 0 : k->wants[r].level;
+        int64_t addend = backward ? 0 : k->wants[r].addend;
         for (int64_t b = 0; b < k->nb; b++)
             for (int64_t s = 0; s < k->ns; s++)
                 for (int64_t h = 0; h < k->nc; h++) {
                     size_t at = (size_t)((b * k->ns + s) * k->nc + h);
-                    if (!takes(&k->wants[r], b, s, h) || seen[cells * (size_t)level + at]++)
+                    if (!takes(&k->wants[r], b, s, h) || seen[cells * (size_t)addend + at]++)
                         continue;
                     sum +=
-                        out[at] * (backward ? logical(0, 0, b, s, h) : logical(1, level, b, s, h));
+                        out[at] * (backward ? logical(0, 0, b, s, h) : logical(1, addend, b, s, h));
                 }
     }
     free(seen);
@@ -582,7 +582,7 @@ bool t_plans_adjoint(t_plans_t *w)
     court_t f, b;
     court_open(&f, w, COLO_FORWARD);
     court_open(&b, w, COLO_BACKWARD);
-    /* y lives where the gradient does: every context level's copy when PARTIAL, own rows otherwise
+    /* y lives where the gradient does: every addend's copy when PARTIAL, own rows otherwise
      */
     for (int32_t r = 0; r < w->n; r++) {
         member_t *m = &f.wants[r];
@@ -591,7 +591,7 @@ bool t_plans_adjoint(t_plans_t *w)
         free(m->h);
         make_member(&f, m, &c->dst, r, partial);
         if (!partial)
-            m->level = 0;
+            m->addend = 0;
     }
     int64_t forward = pairing(&f, false), backward = pairing(&b, true);
     court_close(&f);

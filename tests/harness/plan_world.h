@@ -23,8 +23,8 @@ void t_plans_free(t_plans_t *w);
 
 /*
  * Everything that semantics 3 guarantees of one way: each needed element reaches each destination
- * exactly once (PARTIAL: once a level), from a rank that holds it; one message per peer pair, peers
- * ascending and never self, nothing empty, nothing that the destination holds; sends mirror
+ * exactly once (PARTIAL: once per addend), from a rank that holds it; one message per peer pair,
+ * peers ascending and never self, nothing empty, nothing that the destination holds; sends mirror
  * receives; byte totals; with nodes, the nearest tier that has a source. With two_levels, what
  * several ranks of a node need and none holds comes to one of them, with all its addends, and from
  * that one to the others; and into each node comes exactly what its ranks need and none holds.

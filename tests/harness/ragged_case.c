@@ -81,16 +81,16 @@ static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
 }
 
 /* What must divide a sequence (chunks) and the local axis (sp) of the destination. */
-static void units(const ref_side_t *side, int64_t *levels, int64_t *chunks, int64_t *sp)
+static void units(const ref_side_t *side, int64_t *addends, int64_t *chunks, int64_t *sp)
 {
-    *levels = *chunks = *sp = 1;
+    *addends = *chunks = *sp = 1;
     for (int k = 0; k < side->nsplits[1]; k++) {
         const ref_split_t *s = &side->split[1][k];
         int64_t extent = ref_side_extent(side, s->dim);
         if (!s->context)
             *sp *= extent;
         else if (extent > 1) {
-            *levels = extent;
+            *addends = extent;
             *chunks = s->cut == REF_ZIGZAG ? 2 * extent : extent;
         }
     }
@@ -98,8 +98,8 @@ static void units(const ref_side_t *side, int64_t *levels, int64_t *chunks, int6
 
 static void random_lengths(t_ragged_t *t, uint64_t *r)
 {
-    int64_t levels, chunks, sp, d = ref_ragged_parts(&t->c.dst), nseq = t->c.table.nseq;
-    units(&t->c.dst, &levels, &chunks, &sp);
+    int64_t addends, chunks, sp, d = ref_ragged_parts(&t->c.dst), nseq = t->c.table.nseq;
+    units(&t->c.dst, &addends, &chunks, &sp);
     bool one = chance(r, 15); /* all on one replica: the others have no sequence */
     int64_t favourite = t_below(r, d);
     for (int64_t q = 0; q < nseq; q++) {
@@ -113,7 +113,7 @@ static void random_lengths(t_ragged_t *t, uint64_t *r)
                 axis += t->seq_len[q];
                 last = q;
             }
-        for (; last >= 0 && axis / levels % sp; axis += chunks)
+        for (; last >= 0 && axis / addends % sp; axis += chunks)
             t->seq_len[last] += chunks;
     }
 }
@@ -341,8 +341,8 @@ static bool break_collision(t_ragged_t *t, int64_t e, uint64_t *r)
 
 static bool break_sum(t_ragged_t *t, int64_t q)
 {
-    int64_t levels, chunks, sp, huge = INT64_MAX / 2 + 1;
-    units(&t->c.dst, &levels, &chunks, &sp);
+    int64_t addends, chunks, sp, huge = INT64_MAX / 2 + 1;
+    units(&t->c.dst, &addends, &chunks, &sp);
     for (int64_t p = 0; p < t->c.table.nseq; p++)
         if (p != q && t->seq_dp[p] == t->seq_dp[q]) {
             t->seq_len[p] = t->seq_len[q] = (huge / chunks + 1) * chunks;
@@ -353,13 +353,13 @@ static bool break_sum(t_ragged_t *t, int64_t q)
 
 bool t_ragged_break(t_ragged_t *t, ref_refusal_kind_t kind, uint64_t *r)
 {
-    int64_t nseg = t->c.table.nseg, nseq = t->c.table.nseq, levels, chunks, sp;
+    int64_t nseg = t->c.table.nseg, nseq = t->c.table.nseq, addends, chunks, sp;
     bool of_seq = kind == REF_REFUSE_SEQ_DP || kind == REF_REFUSE_SEQ_LEN ||
                   kind == REF_REFUSE_CHUNKS || kind == REF_REFUSE_SP || kind == REF_REFUSE_SUM;
     if (of_seq ? !nseq : !nseg)
         return false;
     int64_t e = nseg ? t_below(r, nseg) : 0, q = nseq ? t_below(r, nseq) : 0;
-    units(&t->c.dst, &levels, &chunks, &sp);
+    units(&t->c.dst, &addends, &chunks, &sp);
     switch (kind) {
     case REF_REFUSE_ROWS:
         t->rows[e] = chance(r, 20) ? INT64_MIN : -pick(r, 1, 4);
@@ -386,7 +386,7 @@ bool t_ragged_break(t_ragged_t *t, ref_refusal_kind_t kind, uint64_t *r)
         t->seq_len[q] += pick(r, 1, chunks - 1);
         return true;
     case REF_REFUSE_SP:
-        if (sp == 1 || chunks / levels % sp == 0)
+        if (sp == 1 || chunks / addends % sp == 0)
             return false;
         t->seq_len[q] += chunks;
         return true;

@@ -63,7 +63,7 @@ static bool is_context(const ref_side_t *side, const char *dim)
     return false;
 }
 
-int64_t ref_side_levels(const ref_side_t *side)
+int64_t ref_side_addends(const ref_side_t *side)
 {
     int64_t n = 1;
     for (int i = 0; i < side->ndims; i++)
@@ -134,10 +134,10 @@ void ref_part_make(ref_part_t *part, const ref_side_t *side, ref_shape_t shape, 
     if (side->stage_dim && ref_side_coord(side, rank, side->stage_dim) != side->stage)
         return;
     part->holds = true;
-    int64_t weight = 1; /* levels count up with the rank: the fastest context dim first */
+    int64_t weight = 1; /* addends count up with the rank: the fastest context dim first */
     for (int i = 0; i < side->ndims; i++)
         if (is_context(side, side->name[i])) {
-            part->level += weight * ref_side_coord(side, rank, side->name[i]);
+            part->addend += weight * ref_side_coord(side, rank, side->name[i]);
             weight *= side->extent[i];
         }
     part->b = axis_list(side, 0, shape.b, rank, true, &part->nb);
@@ -187,9 +187,9 @@ int64_t ref_code_d(ref_shape_t shape, int64_t b, int64_t s, int64_t h)
     return 2 + b + shape.b * (h + shape.h * (shape.n - 1 - s));
 }
 
-int64_t ref_code_partial(int64_t level, int64_t b, int64_t s, int64_t h, int bits)
+int64_t ref_code_partial(int64_t addend, int64_t b, int64_t s, int64_t h, int bits)
 {
-    uint64_t z = (uint64_t)level * 0x2545f4914f6cdd1du + (uint64_t)b * 0x9e3779b97f4a7c15u +
+    uint64_t z = (uint64_t)addend * 0x2545f4914f6cdd1du + (uint64_t)b * 0x9e3779b97f4a7c15u +
                  (uint64_t)s * 0xc2b2ae3d27d4eb4fu + (uint64_t)h * 0x165667b19e3779f9u + 0x1234567u;
     for (int i = 0; i < 3; i++) {
         z ^= z >> 29;

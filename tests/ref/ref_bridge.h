@@ -48,7 +48,7 @@ typedef struct ref_shape {
 /* What one rank owns, as index lists in local order. */
 typedef struct ref_part {
     bool holds;    /* in the grid and on the stage */
-    int64_t level; /* ordinal among the context siblings */
+    int64_t addend; /* ordinal among the context siblings */
     int64_t nb, ns, nh;
     int64_t *b, *s, *h;
 } ref_part_t;
@@ -58,7 +58,7 @@ int64_t ref_side_coord(const ref_side_t *side, int64_t rank, const char *dim); /
 int64_t ref_side_extent(const ref_side_t *side, const char *dim);              /* 1: no such dim */
 bool ref_side_has(const ref_side_t *side, int64_t rank);
 /* How many ranks' partial values make one gradient: the product of the context extents. */
-int64_t ref_side_levels(const ref_side_t *side);
+int64_t ref_side_addends(const ref_side_t *side);
 /* Product of the extents that cut the samples (DP). */
 int64_t ref_side_dp(const ref_side_t *side);
 
@@ -70,11 +70,11 @@ int64_t ref_part_count(const ref_part_t *part);
 bool ref_list_has(const int64_t *list, int64_t n, int64_t v);
 
 /* Position codes. x: one number per logical element, all different; d: another numbering; partial:
- * a hash of (level, element), small enough that sums over 16 levels stay exact in @bits of
+ * a hash of (addend, element), small enough that sums over 16 addends stay exact in @bits of
  * mantissa. */
 int64_t ref_code_x(ref_shape_t shape, int64_t b, int64_t s, int64_t h);
 int64_t ref_code_d(ref_shape_t shape, int64_t b, int64_t s, int64_t h);
-int64_t ref_code_partial(int64_t level, int64_t b, int64_t s, int64_t h, int bits);
+int64_t ref_code_partial(int64_t addend, int64_t b, int64_t s, int64_t h, int bits);
 
 /* dtypes by name, so that the header needs nothing of the library: "f32" "f64" "bf16" "f16" "i8"
  * ... */

@@ -50,7 +50,7 @@ int64_t ref_ragged_parts(const ref_side_t *side)
     return parts_of(side, 0, ALL, side->offset, &unused);
 }
 
-int64_t ref_ragged_levels(const ref_ragged_t *c)
+int64_t ref_ragged_addends(const ref_ragged_t *c)
 {
     int64_t unused;
     return parts_of(&c->dst, 1, CONTEXT, c->dst.offset, &unused);
@@ -110,7 +110,7 @@ static bool begin(ref_rows_t *part, const ref_side_t *side, int64_t h, int64_t r
     for (int64_t i = j * h / m; i < (j + 1) * h / m; i++)
         part->h[part->nh++] = i;
     parts_of(side, 0, ALL, rank, &part->replica);
-    parts_of(side, 1, CONTEXT, rank, &part->level);
+    parts_of(side, 1, CONTEXT, rank, &part->addend);
     return true;
 }
 
@@ -225,24 +225,24 @@ static void encode_real(const char *dtype, double v, void *out)
     }
 }
 
-static double addend(const ref_ragged_t *c, int64_t level, int64_t g, int64_t h, const char *dtype,
-                     int64_t salt)
+static double addend_value(const ref_ragged_t *c, int64_t addend, int64_t g, int64_t h,
+                           const char *dtype, int64_t salt)
 {
-    int64_t v = ref_code_partial(level, g, salt, h, ref_partial_bits(dtype));
+    int64_t v = ref_code_partial(addend, g, salt, h, ref_partial_bits(dtype));
     if (!c->rough)
         return (double)v;
-    return ldexp((double)v, -(int)(ref_code_partial(level, g, salt + 1000, h, 20) & 15));
+    return ldexp((double)v, -(int)(ref_code_partial(addend, g, salt + 1000, h, 20) & 15));
 }
 
 /* In rank order; f64 adds in double, all others in float and round once at the end. */
 static void put_sum(const ref_ragged_t *c, int64_t g, int64_t h, const char *dtype, int64_t salt,
                     void *out)
 {
-    double wide = addend(c, 0, g, h, dtype, salt);
+    double wide = addend_value(c, 0, g, h, dtype, salt);
     volatile float narrow = (float)wide;
-    for (int64_t level = 1; level < ref_ragged_levels(c); level++) {
-        wide += addend(c, level, g, h, dtype, salt);
-        narrow = narrow + (float)addend(c, level, g, h, dtype, salt);
+    for (int64_t addend = 1; addend < ref_ragged_addends(c); addend++) {
+        wide += addend_value(c, addend, g, h, dtype, salt);
+        narrow = narrow + (float)addend_value(c, addend, g, h, dtype, salt);
     }
     encode_real(dtype, strcmp(dtype, "f64") == 0 ? wide : (double)narrow, out);
 }
@@ -283,10 +283,10 @@ static void put_d(const tensor_t *t, const ref_row_t *at, int64_t h, void *out)
     if (!partial && !t->owned[at->at])
         memset(out, 0, ref_dtype_size(t->dtype)); /* DISJOINT declares it */
     else if (at->g < 0)
-        ref_encode_move(t->dtype, code_text(c, at, h) * 3 - (partial ? t->part.level : 0) - t->salt,
-                        out);
+        ref_encode_move(t->dtype,
+                        code_text(c, at, h) * 3 - (partial ? t->part.addend : 0) - t->salt, out);
     else if (partial)
-        encode_real(t->dtype, addend(c, t->part.level, at->g, h, t->dtype, t->salt), out);
+        encode_real(t->dtype, addend_value(c, t->part.addend, at->g, h, t->dtype, t->salt), out);
     else
         ref_encode_move(t->dtype, code_d(at->g, h, t->total) + 5 * t->salt, out);
 }
@@ -377,7 +377,7 @@ int64_t ref_ragged_receives(const ref_ragged_t *c, int64_t rank, bool backward)
     ref_ragged_src(&src, c, rank);
     ref_ragged_dst(&dst, c, rank, backward ? partial : c->full);
     bool *needs = marked(c, backward ? &src : &dst), *has = marked(c, backward ? &dst : &src);
-    int64_t copies = backward && partial ? ref_ragged_levels(c) : 1, n = 0;
+    int64_t copies = backward && partial ? ref_ragged_addends(c) : 1, n = 0;
     for (int64_t i = 0; i < ref_ragged_total(c) * c->h; i++)
         if (needs[i])
             n += copies - has[i];

@@ -69,7 +69,7 @@ typedef struct ref_row {
 /* What one rank has. All calls below this line expect valid tables. */
 typedef struct ref_rows {
     bool holds; /* in the grid and on the stage */
-    int64_t replica, level;
+    int64_t replica, addend;
     int64_t axis; /* places: shard of the source, or the (local) sequence axis */
     ref_row_t *place;
     int64_t n; /* rows among them: source in order of e, destination in order of (q, p) */
@@ -83,7 +83,7 @@ void ref_ragged_dst(ref_rows_t *part, const ref_ragged_t *c, int64_t rank, bool 
 void ref_rows_free(ref_rows_t *part);
 int64_t ref_ragged_total(const ref_ragged_t *c);  /* rows of all segments */
 int64_t ref_ragged_parts(const ref_side_t *side); /* P or D */
-int64_t ref_ragged_levels(const ref_ragged_t *c); /* C of the destination */
+int64_t ref_ragged_addends(const ref_ragged_t *c); /* C of the destination */
 
 /* What a tensor of a rank holds. INTO: a merged buffer before forward; D_INTO: its gradient. */
 typedef enum ref_role { REF_X, REF_Y, REF_INTO, REF_DY, REF_DX, REF_DINTO } ref_role_t;
@@ -96,7 +96,7 @@ void ref_ragged_tensor(const ref_ragged_t *c, ref_role_t role, int64_t rank, con
 /* For each of the *rows of that tensor: does forward write it (Y) or backward read it (DY)? */
 void ref_ragged_touched(const ref_ragged_t *c, int64_t rank, bool *touched);
 
-/* Elements that @rank must receive: what it needs and does not hold. PARTIAL: per level. */
+/* Elements that @rank must receive: what it needs and does not hold. PARTIAL: per addend. */
 int64_t ref_ragged_receives(const ref_ragged_t *c, int64_t rank, bool backward);
 
 /* Each segment's bin of n. @current may be NULL. A segment stays if the load of its bin, the

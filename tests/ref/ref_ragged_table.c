@@ -13,7 +13,7 @@ typedef struct list {
     const ref_ragged_t *c;
     ref_refusal_t *out;
     int64_t cap, n;
-    int64_t p, d, levels, chunks, sp;
+    int64_t p, d, addends, chunks, sp;
 } list_t;
 
 static void refuse(list_t *l, ref_refusal_t why)
@@ -150,8 +150,8 @@ static void check_lengths(list_t *l)
         for (int64_t q = 0; q < t->nseq; q++)
             if (t->seq_dp[q] == d && t->seq_len[q] % l->chunks)
                 whole = false;
-        if (whole && axis / l->levels % l->sp)
-            refuse(l, (ref_refusal_t){REF_REFUSE_SP, -1, -1, d, -1, -1, axis / l->levels, l->sp});
+        if (whole && axis / l->addends % l->sp)
+            refuse(l, (ref_refusal_t){REF_REFUSE_SP, -1, -1, d, -1, -1, axis / l->addends, l->sp});
     }
 }
 
@@ -171,7 +171,7 @@ static int64_t rows_of(const ref_segments_t *t)
 
 int64_t ref_ragged_refusals(const ref_ragged_t *c, ref_refusal_t *out, int64_t cap)
 {
-    list_t l = {.c = c, .out = out, .cap = cap, .levels = 1, .chunks = 1, .sp = 1};
+    list_t l = {.c = c, .out = out, .cap = cap, .addends = 1, .chunks = 1, .sp = 1};
     l.p = ref_ragged_parts(&c->src);
     l.d = ref_ragged_parts(&c->dst);
     for (int k = 0; k < c->dst.nsplits[1]; k++) {
@@ -180,7 +180,7 @@ int64_t ref_ragged_refusals(const ref_ragged_t *c, ref_refusal_t *out, int64_t c
         if (!sp->context) {
             l.sp *= extent;
         } else if (extent > 1) {
-            l.levels = extent;
+            l.addends = extent;
             l.chunks = sp->cut == REF_ZIGZAG ? 2 * extent : extent;
         }
     }

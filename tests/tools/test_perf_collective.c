@@ -167,7 +167,7 @@ T_CASE(the_lists_of_samples_and_rows_are_the_oracles)
                     assert_int_equal(got.ns, want.ns);
                     assert_memory_equal(got.b, want.b, (size_t)want.nb * 8);
                     assert_memory_equal(got.s, want.s, (size_t)want.ns * 8);
-                    assert_int_equal(got.level, want.level);
+                    assert_int_equal(got.addend, want.addend);
                 }
                 ref_part_free(&want);
                 perf_part_free(&got);

@@ -21,7 +21,7 @@ void perf_coll_init(perf_coll_t *c)
     c->k = ds > dd ? ds / dd : dd / ds;
     c->sibling = (c->direction > 0 ? sdp : ddp) % c->k;
     c->cp = colo_grid_extent(c->dst, "cp");
-    c->level = perf_coord(c->dst, c->rank, "cp");
+    c->addend = perf_coord(c->dst, c->rank, "cp");
     c->nsrc = c->samples / ds;
     c->ndst = c->samples / dd;
 }
@@ -37,23 +37,23 @@ void perf_coll_group(const perf_coll_t *c, perf_group_t group, int64_t rank, int
 {
     const int64_t sdp = perf_coord(c->src, rank, "dp"), stp = perf_coord(c->src, rank, "tp"),
                   ddp = perf_coord(c->dst, rank, "dp"), dtp = perf_coord(c->dst, rank, "tp"),
-                  level = perf_coord(c->dst, rank, "cp"), tp = colo_grid_extent(c->dst, "tp");
+                  addend = perf_coord(c->dst, rank, "cp"), tp = colo_grid_extent(c->dst, "tp");
     *color = -1;
     *key = 0;
     if (!colo_grid_has_rank(c->src, rank))
         return;
     if (group == PERF_CP && c->cp > 1) {
         *color = ddp * tp + dtp;
-        *key = level;
+        *key = addend;
     } else if (group == PERF_SIBLINGS && c->direction > 0) {
         *color = ddp * colo_grid_extent(c->src, "tp") + stp;
         *key = sdp;
     } else if (group == PERF_SIBLINGS && c->direction < 0) {
-        *color = (sdp * tp + dtp) * c->cp + level;
+        *color = (sdp * tp + dtp) * c->cp + addend;
         *key = ddp;
     } else if (group == PERF_BOTH && c->direction < 0 && c->cp > 1) {
         *color = sdp * tp + dtp;
-        *key = ddp % c->k * c->cp + level;
+        *key = ddp % c->k * c->cp + addend;
     }
 }
 
@@ -88,12 +88,12 @@ static int copy_samples(perf_coll_t *c, view_t to, int64_t to_b, view_t from, in
     return c->engine->copy(c->engine, &dst, &src, 1);
 }
 
-/* Rows of context rank @level as runs: where they begin in the sequence and in its shard. */
-static int64_t runs(const perf_coll_t *c, int64_t level, int64_t row[RUNS], int64_t local[RUNS])
+/* Rows of context rank @addend as runs: where they begin in the sequence and in its shard. */
+static int64_t runs(const perf_coll_t *c, int64_t addend, int64_t row[RUNS], int64_t local[RUNS])
 {
     const int64_t chunk = c->cp > 1 ? c->rows / (2 * c->cp) : c->rows;
-    row[0] = c->cp > 1 ? level * chunk : 0;
-    row[1] = (2 * c->cp - 1 - level) * chunk;
+    row[0] = c->cp > 1 ? addend * chunk : 0;
+    row[1] = (2 * c->cp - 1 - addend) * chunk;
     local[0] = 0;
     local[1] = chunk;
     return chunk;
@@ -102,10 +102,10 @@ static int64_t runs(const perf_coll_t *c, int64_t level, int64_t row[RUNS], int6
 /* Own rows of @nb samples between a view of all rows and a view of the shard; n boxes more. */
 static int64_t add_rows(const perf_coll_t *c, colo_box_t *whole, colo_box_t *shard, int64_t n,
                         view_t all, int64_t all_b, view_t part, int64_t part_b, int64_t nb,
-                        int64_t level)
+                        int64_t addend)
 {
     int64_t row[RUNS], local[RUNS];
-    const int64_t chunk = runs(c, level, row, local);
+    const int64_t chunk = runs(c, addend, row, local);
     for (int i = 0; i < (c->cp > 1 ? RUNS : 1); i++, n++) {
         whole[n] = box(c, all, all_b, nb, row[i], chunk);
         shard[n] = box(c, part, part_b, nb, local[i], chunk);
@@ -172,7 +172,7 @@ int perf_coll_forward(perf_coll_t *c)
         return 0;
     const int64_t n =
         add_rows(c, whole, shard, 0, view(c, c->out, c->ndst, c->rows, c->batch_first), 0,
-                 view(c, c->y, c->ndst, shard_rows(c), c->batch_first), 0, c->ndst, c->level);
+                 view(c, c->y, c->ndst, shard_rows(c), c->batch_first), 0, c->ndst, c->addend);
     c->out = c->y;
     return c->engine->copy(c->engine, shard, whole, n);
 }
@@ -183,9 +183,9 @@ int perf_coll_backward(perf_coll_t *c)
     const int64_t full = count(c, c->ndst, c->rows);
     const void *g = c->d_y;
     if (c->sharded && c->cp > 1) {
-        const int64_t n =
-            add_rows(c, whole, shard, 0, view(c, c->stage[0], c->ndst, c->rows, c->batch_first), 0,
-                     view(c, c->d_y, c->ndst, shard_rows(c), c->batch_first), 0, c->ndst, c->level);
+        const int64_t n = add_rows(
+            c, whole, shard, 0, view(c, c->stage[0], c->ndst, c->rows, c->batch_first), 0,
+            view(c, c->d_y, c->ndst, shard_rows(c), c->batch_first), 0, c->ndst, c->addend);
         TRY(c->engine->zero(c->engine, c->stage[0], (size_t)full * c->elem));
         TRY(c->engine->copy(c->engine, whole, shard, n));
         g = c->stage[0];
@@ -218,7 +218,7 @@ int perf_coll_tuned_forward(perf_coll_t *c)
         if (!cut)
             return narrow(c, c->y, c->x, c->ndst, &c->out);
         n = add_rows(c, whole, shard, 0, view(c, c->x, c->nsrc, c->rows, c->batch_first),
-                     c->sibling * c->ndst * (c->direction < 0), to, 0, c->ndst, c->level);
+                     c->sibling * c->ndst * (c->direction < 0), to, 0, c->ndst, c->addend);
         return c->engine->copy(c->engine, shard, whole, n);
     }
     const int64_t each = count(c, c->nsrc, c->rows);
@@ -229,7 +229,7 @@ int perf_coll_tuned_forward(perf_coll_t *c)
         const view_t part = view(c, (char *)c->stage[0] + i * each * (int64_t)c->elem, c->nsrc,
                                  c->rows, c->batch_first);
         if (cut) {
-            n = add_rows(c, whole, shard, n, part, 0, to, i * c->nsrc, c->nsrc, c->level);
+            n = add_rows(c, whole, shard, n, part, 0, to, i * c->nsrc, c->nsrc, c->addend);
         } else {
             whole[n] = box(c, part, 0, c->nsrc, 0, c->rows);
             shard[n++] = box(c, to, i * c->nsrc, c->nsrc, 0, c->rows);
@@ -250,9 +250,9 @@ static int gather_shards(perf_coll_t *c)
     for (int64_t m = 0; m < members; m++) {
         const view_t part = view(c, (char *)c->stage[0] + m * each * (int64_t)c->elem, c->ndst,
                                  shard_rows(c), c->batch_first);
-        const int64_t level = m % c->cp, sibling = m / c->cp;
-        n = out ? add_rows(c, whole, shard, n, to, sibling * c->ndst, part, 0, c->ndst, level)
-                : add_rows(c, whole, shard, n, to, 0, part, c->sibling * c->nsrc, c->nsrc, level);
+        const int64_t addend = m % c->cp, sibling = m / c->cp;
+        n = out ? add_rows(c, whole, shard, n, to, sibling * c->ndst, part, 0, c->ndst, addend)
+                : add_rows(c, whole, shard, n, to, 0, part, c->sibling * c->nsrc, c->nsrc, addend);
     }
     c->out = c->d_x;
     return c->engine->copy(c->engine, whole, shard, n);

@@ -18,7 +18,7 @@ int perf_part_make(perf_part_t *part, const colo_grid_t *grid, int64_t rank, boo
     const int64_t dp = colo_grid_extent(grid, "dp"), cp = colo_grid_extent(grid, "cp"),
                   pp = colo_grid_extent(grid, "pp"), d = perf_coord(grid, rank, "dp"),
                   c = perf_coord(grid, rank, "cp");
-    *part = (perf_part_t){.level = c};
+    *part = (perf_part_t){.addend = c};
     if (!colo_grid_has_rank(grid, rank) || perf_coord(grid, rank, "pp") != (dst ? 0 : pp - 1))
         return 0;
     const int64_t b0 = samples * d / dp, chunk = rows / (2 * cp);

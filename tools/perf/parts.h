@@ -14,7 +14,7 @@
 typedef struct perf_part {
     int64_t nb, ns; /* 0 on a rank that has nothing */
     int64_t *b, *s; /* owned: [nb] samples, [ns] rows, in local order */
-    int64_t level;  /* coordinate in cp */
+    int64_t addend; /* coordinate in cp */
 } perf_part_t;
 
 /* @full: all rows in order. 0, or -1 without memory. */

@@ -166,12 +166,12 @@ __device__ U expected(const colo_k_code_t &p, int64_t b, int64_t s, int64_t h)
     if (s < 0)
         return 0;
     const uint64_t r = code_of(p, b, s, h);
-    if (p.levels == 0)
+    if (p.addends == 0)
         return pattern<T, U>(r);
-    const uint32_t below = 255 / (uint32_t)p.levels + 1;
+    const uint32_t below = 255 / (uint32_t)p.addends + 1;
     uint32_t sum = 0;
-    for (int32_t l = 0; l < p.levels; l++)
-        if (p.level < 0 || p.level == l)
+    for (int32_t l = 0; l < p.addends; l++)
+        if (p.addend < 0 || p.addend == l)
             sum += (uint32_t)(mix(r + (uint64_t)(l + 1)) % below);
     return number(T{}, (float)sum);
 }

@@ -46,9 +46,9 @@ typedef struct colo_k_code {
     int64_t stride_b, stride_s; /* elements; features lie side by side */
     int64_t rows;               /* of the whole tensor */
     uint64_t salt;
-    /* levels 0: the value is a bit pattern of (b, s, h), finite and positive. Else a small whole
-     * number of (level, b, s, h), whose sum over [0, levels) is exact; level -1 is that sum. */
-    int32_t levels, level;
+    /* addends 0: the value is a bit pattern of (b, s, h), finite and positive. Else a small whole
+     * number of (addend, b, s, h), whose sum over [0, addends) is exact; addend -1 is that sum. */
+    int32_t addends, addend;
 } colo_k_code_t;
 cudaError_t colo_k_probe_code(const colo_k_code_t *part, cudaStream_t stream);
 /* *wrong += elements that hold something else */

@@ -67,8 +67,8 @@ colo_k_code_t perf_work_code(const work_t *w, const void *data, bool dst, bool g
                            .stride_s = sbh ? part->nb * h : h,
                            .rows = w->shape.rows,
                            .salt = gradient ? SALT_DY : SALT_X,
-                           .levels = gradient ? (int32_t)w->levels : 0,
-                           .level = input ? (int32_t)w->to.level : -1};
+                           .addends = gradient ? (int32_t)w->addends : 0,
+                           .addend = input ? (int32_t)w->to.addend : -1};
 }
 
 size_t perf_tensor_bytes(const colo_tensor_t *t)
@@ -116,7 +116,7 @@ static int make_parts(work_t *w)
         perf_part_make(&w->to, &w->pair->dst, r->me, true, w->shape.samples, w->shape.rows, full) <
             0)
         return perf_rank_complain(r, "no memory");
-    w->levels = full && p->grad == COLO_PARTIAL ? colo_grid_extent(&w->pair->dst, "cp") : 0;
+    w->addends = full && p->grad == COLO_PARTIAL ? colo_grid_extent(&w->pair->dst, "cp") : 0;
     TOOL_TRY(list_on_device(r, &w->list[0], w->from.b, w->from.nb));
     TOOL_TRY(list_on_device(r, &w->list[1], w->from.s, w->from.ns));
     TOOL_TRY(list_on_device(r, &w->list[2], w->to.b, w->to.nb));

@@ -27,7 +27,7 @@ typedef struct work {
     perf_part_t from, to; /* lists on the host */
     int64_t *list[4];     /* on the device: from.b, from.s, to.b, to.s */
     int64_t *own;         /* to.s, -1 for rows of others */
-    int64_t levels;       /* 0: gradients are moved; else added */
+    int64_t addends;      /* 0: gradients are moved; else added */
     colo_tensor_t x, y, d_y, d_x;
     colo_k_push_t push[2][COLO_K_PUSHES];
     int32_t pushes[2];

@@ -125,18 +125,18 @@ static int64_t bytes_of(const plan_ask_t *ask, int64_t rows)
     return rows * ask->config.shape.features * (int64_t)colo_dtype_size(ask->config.dtype);
 }
 
-/* Backward with PARTIAL gradients: one slab, as large as the input, for every context level from
+/* Backward with PARTIAL gradients: one partial sum, as large as the input, for every addend of
  * which something arrives (docs/bridge.md). */
-static int64_t levels_that_arrive(const colo_plan_t *plan)
+static int64_t addends_that_arrive(const colo_plan_t *plan)
 {
     int32_t count;
     const colo_plan_message_t *m = colo_plan_recvs(plan, COLO_BACKWARD, &count);
-    int64_t levels = colo_plan_addends(plan), n = 0;
-    for (int64_t level = 0; level < levels && levels > 1; level++) {
+    int64_t addends = colo_plan_addends(plan), n = 0;
+    for (int64_t addend = 0; addend < addends && addends > 1; addend++) {
         bool found = false;
         for (int32_t i = 0; i < count && !found; i++)
             for (int64_t k = 0; k < m[i].nregions && !found; k++)
-                found = m[i].regions[k].level == level;
+                found = m[i].regions[k].addend == addend;
         n += found;
     }
     return n;
@@ -183,7 +183,7 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     colo_plan_rows(plan, &src_rows, &dst_rows);
     one.input_max = bytes_of(ask, src_rows);
     one.output_max = bytes_of(ask, dst_rows);
-    if (__builtin_mul_overflow(levels_that_arrive(plan), one.input_max, &one.staging_max))
+    if (__builtin_mul_overflow(addends_that_arrive(plan), one.input_max, &one.staging_max))
         one.overflow = true;
     plus(&one.memory_max, one.input_max, &one.overflow);
     plus(&one.memory_max, one.output_max, &one.overflow);

@@ -303,7 +303,7 @@ class Bridge:
                       self.dst.count(me, *shape[:3], full_rows=options['output'] == 'full'))
         except Error:
             return (False, False), False, (0, 0)
-        return (plan.reached('forward'), plan.reached('backward')), plan.levels > 1, counts
+        return (plan.reached('forward'), plan.reached('backward')), plan.addends > 1, counts
 
     @property
     def direct(self) -> bool | None:

@@ -73,8 +73,8 @@ static int64_t elements(const colo_transfer_t *s)
 static bool is_remote(const colo_transfers_t *w, int64_t i)
 {
     bool remote = w->step[i].peer >= 0;
-    for (int32_t k = 0; k < w->levels; k++)
-        remote = remote || w->addend[i * w->levels + k].peer >= 0;
+    for (int32_t k = 0; k < w->addends; k++)
+        remote = remote || w->addend[i * w->addends + k].peer >= 0;
     return remote;
 }
 
@@ -133,9 +133,9 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
         memcpy(segment[i].extent, s->extent, sizeof s->extent);
         memcpy(segment[i].here, s->here, sizeof s->here);
         memcpy(segment[i].there, s->there, sizeof s->there);
-        for (int32_t l = 0; l < w->levels; l++) {
-            const colo_addend_t *a = &w->addend[o[i].step * w->levels + l];
-            colo_k_addend_t *to = &addend[i * w->levels + l];
+        for (int32_t l = 0; l < w->addends; l++) {
+            const colo_addend_t *a = &w->addend[o[i].step * w->addends + l];
+            colo_k_addend_t *to = &addend[i * w->addends + l];
             to->partner = a->peer < 0 ? -1 : partner_of(d, pass, k, a->peer, 2);
             if (a->peer >= 0 && to->partner < 0)
                 return too_many(d, w);
@@ -149,7 +149,7 @@ static int32_t blocks_of(const struct colo_peer *p, const colo_transfers_t *w)
 {
     int32_t blocks = w->blocks;
     if (blocks == 0)
-        blocks = w->levels ? p->blocks : w->pulls ? READ_BLOCKS : WRITE_BLOCKS;
+        blocks = w->addends ? p->blocks : w->pulls ? READ_BLOCKS : WRITE_BLOCKS;
     return blocks < p->blocks ? blocks : p->blocks;
 }
 
@@ -179,7 +179,7 @@ static int64_t tile_of(const colo_transfers_t *w, int64_t blocks)
 
 static size_t lists_bytes(const colo_transfers_t *w)
 {
-    const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->levels;
+    const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->addends;
     return n * sizeof(colo_k_segment_t) + sums * sizeof(colo_k_addend_t);
 }
 
@@ -196,7 +196,7 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     k->dtype = w->dtype;
     k->per = 1;
     k->pull = w->pulls;
-    k->levels = w->levels;
+    k->addends = w->addends;
     k->blocks = blocks_of(p, w);
     k->tile = tile_of(w, k->blocks);
     k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
@@ -489,7 +489,7 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     k.out = call->out;
     memcpy(k.in_step, call->in_step, sizeof k.in_step);
     memcpy(k.out_step, call->out_step, sizeof k.out_step);
-    memcpy(k.own_step, k.levels || k.pull ? call->in_step : call->out_step, sizeof k.own_step);
+    memcpy(k.own_step, k.addends || k.pull ? call->in_step : call->out_step, sizeof k.own_step);
     if (list) {
         k.elem = (int32_t)call->elem;
         k.dtype = call->dtype;
