@@ -143,9 +143,12 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
  * for it once; COLO_ERR_MISMATCH on all ranks names the field and both values, and the comm lives
  * on. On an error the bridge keeps its old shape.
  *
+ * Memory of the bridge only grows, to the largest shape. A shape that needs no more than one
+ * before it allocates nothing and waits for no GPU; earlier calls may still run.
+ *
  * On a comm of GPUs a shape may tie other ranks together (seldom: a batch that does not divide).
- * The next call then connects them, and cannot be captured. CUDA graphs that were captured before
- * over registered memory must not be replayed any more.
+ * The next staged call then connects them, and cannot be captured. CUDA graphs that were captured
+ * before over registered memory keep their shape and may be replayed.
  */
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
@@ -161,10 +164,10 @@ COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *sha
 /** colo_bridge_plan() - the plan in force; a view. NULL has none */
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
 /** colo_bridge_workspace_size() - bytes of memory like the tensors' that the bridge owns, all
- * allocated by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the
- * staging of messages (half of what is sent and received, by message of 1 MiB or more; smaller
- * ones whole). Over registered memory (memory.h) 0, until a call is staged after all, which then
- * allocates */
+ * allocated by create or reshape, for the largest shape so far: addends of PARTIAL, staging of
+ * COLLECTIVE, and with NCCL the staging of messages (half of what is sent and received, by message
+ * of 1 MiB or more; smaller ones whole). Over registered memory (memory.h) 0, until a call is
+ * staged after all, which then allocates */
 COLO_API size_t colo_bridge_workspace_size(const colo_bridge_t *bridge);
 
 #ifdef __cplusplus

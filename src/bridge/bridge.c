@@ -82,13 +82,11 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
     if (s->subconnection && colo_comm_i_own(comm, "bridge"))
         comm->ops->subconnection_destroy(comm, s->subconnection);
     free(s->members);
-    colo_mem_free(s->mem, s->stage);
     for (int pass = 0; pass < 2; pass++) {
         colo_lane_deinit(s->plan ? s->plan->pool : NULL, &s->lane[pass]);
         colo_lane_deinit(s->plan ? s->plan->pool : NULL, &s->relay[pass]);
     }
     colo_plan_destroy(&s->plan);
-    colo_mem_free(s->mem, s->sums);
     free(s->sum_of);
     free(s->run);
     memset(s, 0, sizeof *s);
@@ -101,7 +99,7 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state
     int messages = 0;
     for (int pass = 0; pass < 2; pass++)
         messages += s->lane[pass].nsends + s->lane[pass].nrecvs;
-    const bool talks = messages > 0 || s->workspace > 0 || s->lazy_sums > 0 ||
+    const bool talks = messages > 0 || s->need_sums > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
         return COLO_OK;
@@ -301,7 +299,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     COLO_TRY_GOTO(st, colo_bridge_p2p_create(b), fail);
     if (!b->p2p || b->now.far || !b->lazy) {
         b->lazy = b->lazy && b->p2p; /* alike on ranks that are in reach and that are not */
-        st = colo_staged_need(&b->now);
+        st = colo_staged_need(b, &b->now);
         if (st == COLO_OK && b->ragged)
             st = colo_ragged_reserve(b);
         if (st == COLO_OK)
@@ -334,6 +332,8 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_ragged_destroy(*bridge);
     colo_bridge_p2p_destroy(*bridge);
     colo_shape_state_deinit((*bridge)->comm, &(*bridge)->now);
+    colo_arena_deinit(*bridge, &(*bridge)->sums);
+    colo_arena_deinit(*bridge, &(*bridge)->stage);
     colo_collective_destroy(&(*bridge)->coll);
     colo_nodes_destroy(&(*bridge)->nodes);
     if ((*bridge)->order)
@@ -631,6 +631,6 @@ size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
 {
     if (!bridge)
         return 0;
-    return bridge->now.workspace + colo_ragged_workspace(bridge) + bridge->now.stage_size +
-           bridge->coll.stage_size[0] + bridge->coll.stage_size[1];
+    return bridge->sums.size + bridge->stage.size + bridge->coll.stage_size[0] +
+           bridge->coll.stage_size[1];
 }

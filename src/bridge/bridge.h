@@ -31,24 +31,30 @@ typedef struct colo_collective {
     size_t stage_size[2];
 } colo_collective_t;
 
+/* Memory that grows. Streams may still use what it was on a device, which stays until the end; it
+ * grows by half at least, so that all of that together is at most twice what there is. */
+typedef struct colo_arena {
+    void *at;
+    size_t size;
+    void *old[64];
+    int32_t nold;
+} colo_arena_t;
+
 /* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
 typedef struct colo_shape_state {
     colo_plan_t *plan;
     colo_pass_messages_t lane[2], relay[2]; /* of the first and second exchange */
-    colo_mem_t mem;                         /* of the partial sum */
-    void *sums; /* PARTIAL: addends of other ranks, one partial sum per addend that arrives */
-    size_t sum_size, workspace;
+    void *sums; /* PARTIAL: addends of other ranks, one partial sum per addend that arrives; of the
+                   bridge's arena, set by each staged call */
+    size_t sum_size;
     int32_t nsums;
     int32_t *sum_of; /* [addends]: which partial sum, -1 where nothing arrives */
     /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of
-     * the comm, their route, staging for their messages. Else 0 and NULL. */
+     * the comm, their route. Else 0 and NULL. */
     int32_t *members, nmembers;
     colo_subconnection_t
         *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
-    void *stage;
-    size_t stage_size;
-    /* Bytes of partial sum and staging that the first staged call will make: the bridge is p2p. */
-    size_t lazy_sums, lazy_stage;
+    size_t need_sums, need_stage; /* bytes of the bridge's arenas, 0 for a ragged batch */
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
     int64_t nruns;
     bool bytes; /* boxes of messages count bytes, because tensors of a call differ in dtype */
@@ -69,7 +75,8 @@ struct colo_bridge {
     colo_shape_state_t now;
     colo_collective_t coll;
     colo_transport_t transport;
-    bool lazy;       /* partial sum, staging and route are made when a call is staged */
+    bool lazy;                /* partial sums, staging and route are made when a call is staged */
+    colo_arena_t sums, stage; /* of one call: addends; staging of its messages */
     int32_t blocks;  /* of a peer-to-peer kernel, at most; 0: as few as keep the links busy */
     colo_p2p_t *p2p; /* NULL: every call is staged */
     struct colo_agreed {
@@ -127,7 +134,7 @@ colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                 colo_stream_t stream);
-colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_t *s);
+colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s);
 /* The members of the route and staging for its messages; local. */
 colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s);
 /* Connects the members, if there is a route to make; collective over them. */
@@ -163,8 +170,14 @@ colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t 
 /* Of one tensor of a ragged batch. */
 colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
                                  const colo_carried_t *t, colo_stream_t stream);
-/* Partial sums and staging, if they are still to be made. */
-colo_status_t colo_staged_need(colo_shape_state_t *s);
+/* Have the partial sums and staging that @s needs. */
+colo_status_t colo_staged_need(colo_bridge_t *b, const colo_shape_state_t *s);
+/* ragged-memory.c: have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
+colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
+                              const char *what);
+void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a);
+/* The same for addends of one call. */
+colo_status_t colo_bridge_sums_for(colo_bridge_t *b, size_t bytes, bool capturing);
 
 /* peer.c: EXACT over registered memory. */
 /* Will it be direct, as far as this rank can see before ranks compare notes? The same on all. */

@@ -275,6 +275,8 @@ colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo
     size_t src = (size_t)part_count(&p->own_src) * elem, dst = (size_t)part_count(&full) * elem;
     size_t want[2] = {src > dst ? src : dst, src > dst ? src : dst};
     void *stage[2] = {NULL, NULL};
+    if (want[0] <= out->stage_size[0])
+        return COLO_OK;
     for (int i = 0; i < 2; i++) {
         colo_status_t st = colo_mem_alloc(b->mem, want[i], &stage[i]);
         if (st < 0) {

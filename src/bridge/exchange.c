@@ -172,24 +172,10 @@ static size_t part_bytes(const colo_owned_t *o, size_t elem)
     return (size_t)((o->b1 - o->b0) * o->rows * (o->h1 - o->h0)) * elem;
 }
 
-colo_status_t colo_staged_need(colo_shape_state_t *s)
+colo_status_t colo_staged_need(colo_bridge_t *b, const colo_shape_state_t *s)
 {
-    colo_status_t st = COLO_OK;
-    if (s->lazy_sums) {
-        st = colo_mem_alloc(s->mem, s->lazy_sums, &s->sums);
-        if (st < 0)
-            return colo_fail_prefix(st, "bridge: %d addends", (int)s->nsums);
-        s->workspace = s->lazy_sums;
-        s->lazy_sums = 0;
-    }
-    if (s->lazy_stage) {
-        st = colo_mem_alloc(s->mem, s->lazy_stage, &s->stage);
-        if (st < 0)
-            return colo_fail_prefix(st, "bridge: staging of messages");
-        s->stage_size = s->lazy_stage;
-        s->lazy_stage = 0;
-    }
-    return COLO_OK;
+    COLO_TRY(colo_bridge_sums_for(b, s->need_sums, false));
+    return colo_arena_grow(b, &b->stage, s->need_stage, false, "staging of messages");
 }
 
 /* A ragged batch has many regions, and a sum on a device is a launch: what stays on the rank is
@@ -199,11 +185,10 @@ static bool sums_whole(const colo_bridge_t *b, const colo_shape_state_t *s)
     return s->bytes && b->mem == COLO_CUDA;
 }
 
-colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_t *s)
+colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
-    s->mem = b->mem;
     if (p->addends == 1 || p->config.no_grad)
         return COLO_OK;
     if (!colo_dtype_is_float(p->config.dtype))
@@ -233,8 +218,8 @@ colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_
     s->nsums = n;
     if (s->bytes) /* of a ragged batch: in memory of the bridge, by call */
         return COLO_OK;
-    s->lazy_sums = s->sum_size * (size_t)n;
-    return b->lazy ? COLO_OK : colo_staged_need(s); /* peer-to-peer adds up without one */
+    s->need_sums = s->sum_size * (size_t)n;
+    return b->lazy ? COLO_OK : colo_staged_need(b, s); /* peer-to-peer adds up without one */
 }
 
 /* ---- routes ---- */
@@ -268,9 +253,9 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s)
         fill(s, l->send_box, out, &none, 1, true, !pass);
         fill(s, l->recv_box, in, &none, 1, false, pass);
         size_t n = ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
-        s->lazy_stage = n > s->lazy_stage ? n : s->lazy_stage;
+        s->need_stage = n > s->need_stage ? n : s->need_stage;
     }
-    return b->lazy ? COLO_OK : colo_staged_need(s);
+    return b->lazy ? COLO_OK : colo_staged_need(b, s);
 }
 
 colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shape_state_t *s)
@@ -282,34 +267,30 @@ colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shape_state_t *s)
                                               &s->subconnection);
 }
 
-/* What create or reshape left for the first call that is staged, and what a ragged batch of
- * another size needs; nothing of it can be captured. The boxes of messages are filled in. */
-static colo_status_t make_ready(colo_bridge_t *b, colo_shape_state_t *batch, colo_pass_t pass,
-                                colo_stream_t stream)
+/* What create or reshape left for the first call that is staged, which cannot be captured. */
+static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream, bool *capturing)
 {
     colo_shape_state_t *s = &b->now; /* the route is the bridge's */
-    const bool connects = s->nmembers && !s->subconnection, late = s->lazy_sums || s->lazy_stage;
+    const bool connects = s->nmembers && !s->subconnection;
+    const bool late = s->need_sums > b->sums.size || s->need_stage > b->stage.size;
     colo_queries_t q = {0};
-    bool capturing = false;
-    if (!connects && !late && !batch->bytes)
+    if (!connects && !late && !b->ragged)
         return COLO_OK;
-    COLO_TRY(b->ops->stream_check(&q, stream, &capturing));
-    if (capturing && (connects || late)) /* on all ranks or none: no rank waits, the comm lives */
+    COLO_TRY(b->ops->stream_check(&q, stream, capturing));
+    if (*capturing && (connects || late)) /* on all ranks or none: no rank waits, the comm lives */
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "
                          "cannot be captured; run one before the capture, or register the memory");
-    colo_status_t st = colo_staged_need(s);
+    colo_status_t st = colo_staged_need(b, s);
     if (st == COLO_OK && connects)
         st = colo_lane_connect(b, s);
-    if (st == COLO_OK && batch->bytes)
-        st = colo_ragged_stage(b, batch, pass, capturing);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
-static colo_status_t exchange(colo_bridge_t *b, const colo_shape_state_t *s, colo_op_desc_t op,
-                              const colo_pass_messages_t *l, colo_stream_t stream)
+static colo_status_t exchange(colo_bridge_t *b, colo_op_desc_t op, const colo_pass_messages_t *l,
+                              colo_stream_t stream)
 {
-    return colo_comm_i_exchange_over(b->comm, op, b->now.subconnection, s->stage, s->stage_size,
+    return colo_comm_i_exchange_over(b->comm, op, b->now.subconnection, b->stage.at, b->stage.size,
                                      l->send, l->nsends, l->recv, l->nrecvs, stream);
 }
 
@@ -421,6 +402,10 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     colo_pass_messages_t *l = &s->lane[pass];
     const colo_routes_t *recv = &p->recv[pass];
     const bool fwd = pass == COLO_FORWARD, summed = !fwd && p->addends > 1;
+    bool capturing = false;
+    COLO_TRY(make_ready(b, stream, &capturing));
+    if (!s->bytes)
+        s->sums = b->sums.at;
     fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
     if (!summed)
         fill(s, l->recv_box, recv, t, n, false, !fwd);
@@ -429,8 +414,12 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
             l->recv_box[i * n + k] =
                 box_at(&t[k], sum_view(s, &t[k], recv->region[i].addend), &p->own_src,
                        &recv->region[i], recv->offset[i].src_row, s->bytes);
-    COLO_TRY(make_ready(b, s, pass, stream));
-    COLO_TRY(exchange(b, s, op, l, stream));
+    if (s->bytes) {
+        colo_status_t st = colo_ragged_stage(b, s, pass, capturing);
+        if (st < 0)
+            return colo_comm_i_fail(b->comm, st);
+    }
+    COLO_TRY(exchange(b, op, l, stream));
     for (int32_t k = 0; k < n; k++)
         COLO_TRY(summed ? sum_addends(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream));
     if (!p->two_levels)
@@ -439,7 +428,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     l = &s->relay[pass];
     fill(s, l->send_box, &p->relay_send[pass], t, n, false, !fwd);
     fill(s, l->recv_box, &p->relay_recv[pass], t, n, false, !fwd);
-    return exchange(b, s, op, l, stream);
+    return exchange(b, op, l, stream);
 }
 
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ragged-memory.c - memory that batches of a bridge share: addends of PARTIAL gradients, and
- * staging of messages between GPUs.
+ * ragged-memory.c - memory that shapes or batches of a bridge share: addends of PARTIAL gradients,
+ * and staging of messages between GPUs.
  *
- * It grows to the largest call. With max_rows it is there from create on: then no tables can make a
- * tensor of the bridge's features and dtype need more.
+ * It grows to the largest shape or call. With max_rows it is there from create on: then no tables
+ * can make a tensor of the bridge's features and dtype need more.
  */
 #include "bridge/ragged.h"
 
@@ -64,8 +64,8 @@ void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare)
 
 /* ---- growing ---- */
 
-static colo_status_t grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
-                          const char *what)
+colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
+                              const char *what)
 {
     enum { MOST = sizeof a->old / sizeof a->old[0] };
     const bool keeps = b->mem == COLO_CUDA;
@@ -92,31 +92,27 @@ static colo_status_t grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes,
     return COLO_OK;
 }
 
-static void arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
+void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
 {
     colo_mem_free(b->mem, a->at);
     for (int32_t i = 0; i < a->nold; i++)
         colo_mem_free(b->mem, a->old[i]);
 }
 
-colo_status_t colo_ragged_sums_for(colo_bridge_t *b, size_t bytes, bool capturing)
+colo_status_t colo_bridge_sums_for(colo_bridge_t *b, size_t bytes, bool capturing)
 {
-    return grow(b, &b->ragged->sums, bytes, capturing, "addends of PARTIAL gradients");
+    return colo_arena_grow(b, &b->sums, bytes, capturing, "addends of PARTIAL gradients");
 }
 
-colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
                                 bool capturing)
 {
     const colo_pass_messages_t *l = &s->lane[pass];
-    colo_arena_t *stage = &b->ragged->stage;
     if (b->now.nmembers == 0)
         return COLO_OK;
-    COLO_TRY(grow(b, stage,
-                  b->comm->ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, 1),
-                  capturing, "staging of messages"));
-    s->stage = stage->at;
-    s->stage_size = stage->size;
-    return COLO_OK;
+    return colo_arena_grow(
+        b, &b->stage, b->comm->ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, 1),
+        capturing, "staging of messages");
 }
 
 void colo_ragged_destroy(colo_bridge_t *b)
@@ -126,14 +122,7 @@ void colo_ragged_destroy(colo_bridge_t *b)
     colo_ragged_deinit(&b->ragged->axes);
     colo_builder_deinit(&b->ragged->builder);
     colo_pool_deinit(&b->ragged->spare);
-    arena_deinit(b, &b->ragged->sums);
-    arena_deinit(b, &b->ragged->stage);
     free(b->ragged);
-}
-
-size_t colo_ragged_workspace(const colo_bridge_t *b)
-{
-    return b->ragged ? b->ragged->sums.size + b->ragged->stage.size : 0;
 }
 
 /* ---- max_rows ---- */
@@ -204,11 +193,11 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
         bytes = product(bytes, b->now.plan->addends, 1);
         if (bytes < 0)
             return too_many(b, "addends");
-        COLO_TRY(colo_ragged_sums_for(b, (size_t)bytes, false));
+        COLO_TRY(colo_bridge_sums_for(b, (size_t)bytes, false));
     }
     if (b->now.nmembers == 0)
         return COLO_OK;
     const int64_t bytes = most_staged(b, h[0] * elem, h[1] * elem);
     return bytes < 0 ? too_many(b, "messages")
-                     : grow(b, &b->ragged->stage, (size_t)bytes, false, "staging of messages");
+                     : colo_arena_grow(b, &b->stage, (size_t)bytes, false, "staging of messages");
 }

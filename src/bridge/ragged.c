@@ -198,7 +198,6 @@ void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)
         return;
-    (*batch)->s.sums = (*batch)->s.stage = NULL; /* the bridge's */
     colo_ragged_p2p_drop(*batch);
     colo_shape_state_deinit((*batch)->bridge->comm, &(*batch)->s);
     colo_pool_recycle(&(*batch)->pool, &(*batch)->bridge->ragged->spare);
@@ -347,8 +346,8 @@ static colo_status_t prepare_staged(call_t *c)
     colo_bridge_t *b = c->batch->bridge;
     COLO_TRY(colo_lane_widen(s, c->pass, c->n));
     if (c->pass == COLO_BACKWARD)
-        COLO_TRY(colo_ragged_sums_for(b, c->sum_size * (size_t)s->nsums, c->capturing));
-    s->sums = b->ragged->sums.at;
+        COLO_TRY(colo_bridge_sums_for(b, c->sum_size * (size_t)s->nsums, c->capturing));
+    s->sums = b->sums.at;
     s->sum_size = c->sum_size;
     return COLO_OK;
 }

@@ -137,15 +137,6 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
 
 /* ---- what a bridge keeps for its batches ---- */
 
-/* Memory that grows. Streams may still use what it was on a device, which stays until the end; it
- * grows by half at least, so that all of that together is at most twice what there is. */
-typedef struct colo_arena {
-    void *at;
-    size_t size;
-    void *old[64];
-    int32_t nold;
-} colo_arena_t;
-
 typedef struct colo_ragged_bridge {
     colo_ragged_t axes; /* of the last tables */
     colo_builder_t builder;
@@ -153,7 +144,6 @@ typedef struct colo_ragged_bridge {
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
-    colo_arena_t sums, stage;   /* of one call: addends; staging of its messages */
 } colo_ragged_bridge_t;
 
 /* Local. COLO_ERR_UNBUILT: the comm moves memory of the other kind. */
@@ -162,13 +152,10 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
 /* ragged-memory.c */
 /* All that one tensor of max_rows takes; the bridge has its plan. */
 colo_status_t colo_ragged_reserve(colo_bridge_t *b);
-/* Addends of one call, @bytes. COLO_ERR_STATE: a capture needs more than there is. */
-colo_status_t colo_ragged_sums_for(colo_bridge_t *b, size_t bytes, bool capturing);
-/* Staging for the messages of a call, whose boxes are filled in: s->stage. Likewise. */
-colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+/* Staging for the messages of a call, whose boxes are filled in; as colo_arena_grow(). */
+colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
                                 bool capturing);
 void colo_ragged_destroy(colo_bridge_t *b);
-size_t colo_ragged_workspace(const colo_bridge_t *b);
 static inline size_t colo_ragged_padded(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;

@@ -132,7 +132,7 @@ static void lie_down(struct stand *s)
     for (int i = 0; i < 4; i++)
         t_buffer_free(&s->t[i]);
     if (s->b)
-        s->b->mem = s->b->now.mem = COLO_HOST;
+        s->b->mem = COLO_HOST;
     colo_bridge_destroy(&s->b);
     s->comm->ops = s->was;
     s->comm->control = NULL;

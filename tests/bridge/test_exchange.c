@@ -6,6 +6,7 @@
  */
 #include "harness/harness.h"
 
+#include "bridge/bridge.h"
 #include "harness/bridge_case.h"
 
 /* a case under all four contracts */
@@ -343,6 +344,44 @@ T_CASE(a_bridge_takes_another_batch_or_length_and_comes_back)
             .positions = {0, 0, 0, 12, 0, 0}};
         t_case_kind(&a.c, k);
         assert_ok(t_run_ranks(8, reshape_rank, &a, sizeof a));
+    }
+}
+
+/* Any shapes after the largest one: the same bytes as ever, in the memory that is there. */
+static colo_status_t fits_rank(colo_comm_t *world, void *arg)
+{
+    t_case_t c = *(const t_case_t *)arg;
+    const colo_shape_t most = {c.shape.b, c.shape.n, c.shape.h, 0};
+    const int64_t rank = colo_comm_rank(world);
+    uint64_t seed = t_seed() + 41; /* the same on all ranks */
+    colo_bridge_t *bridge = NULL;
+    c.shape = (ref_shape_t){4, 4, 1};
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    bridge->lazy = true; /* as over registered memory: the first call that is staged makes it */
+    rank_try(colo_bridge_reshape(bridge, &most));
+    c.shape = (ref_shape_t){most.samples, most.rows, most.features};
+    rank_try(t_case_step(bridge, rank, &c, 99));
+    bridge->lazy = false;
+    const size_t bytes = colo_bridge_workspace_size(bridge);
+    const void *sums = bridge->sums.at;
+    for (int i = 0; i < t_scaled(12); i++) {
+        c.shape =
+            (ref_shape_t){t_below(&seed, most.samples + 1), 4 + 4 * t_below(&seed, most.rows / 4),
+                          1 + t_below(&seed, most.features)};
+        rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
+        rank_try(t_case_step(bridge, rank, &c, i));
+        rank_check(colo_bridge_workspace_size(bridge) == bytes && bridge->sums.at == sums);
+    }
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+T_CASE(a_shape_that_fits_takes_the_memory_that_is_there)
+{
+    for (int k = 0; k < 4; k++) {
+        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 16, 16, 5);
+        t_case_kind(&c, k);
+        assert_ok(t_run_ranks(8, fits_rank, &c, sizeof c));
     }
 }
 

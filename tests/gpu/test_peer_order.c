@@ -48,6 +48,17 @@ static colo_status_t refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, i
     return t_upload(r, p);
 }
 
+/* A graph keeps its shape, whatever shapes its bridge has in between. */
+static colo_status_t other_shapes(t_gpu_rank_t *r, colo_bridge_t *bridge, t_case_t c)
+{
+    for (int64_t i = 1; i <= 6; i++) {
+        c.shape.b = 4 * i;
+        rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
+        rank_try(t_gpu_pass(r, bridge, &c, i, false));
+    }
+    return COLO_OK;
+}
+
 static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
     const int64_t steps = t_scaled(1000);
@@ -76,6 +87,7 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
         rank_cuda(cudaGraphUpload(exec, r->stream));
         rank_cuda(cudaStreamSynchronize(r->stream));
         rank_try(colo_comm_barrier(r->host, NULL)); /* all that may wait for the device is over */
+        rank_try(other_shapes(r, bridge, c));
         for (int64_t salt = 1; salt <= steps; salt++) {
             rank_try(refill(r, &c, T_X, salt, &x));
             rank_try(refill(r, &c, T_DY, salt, &dy));

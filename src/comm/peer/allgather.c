@@ -101,7 +101,7 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
     struct colo_peer *p = d->peer;
     struct colo_p2p_pass *w = &d->pass[0];
     const colo_share_t *from = colo_peer_memory(p, g->id);
-    colo_k_p2p_t k = w->k;
+    colo_k_p2p_t k = d->own->k[0];
     k.memory = (uint32_t)g->id;
     k.offset = g->offset;
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(c) * 1000000u;

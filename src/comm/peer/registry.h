@@ -137,14 +137,15 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
                              cudaStream_t stream);
 
-struct colo_p2p_list {          /* of a ragged batch */
+struct colo_p2p_list {          /* of a shape or a ragged batch */
     struct colo_p2p_list *next; /* in p2p->lists */
     colo_k_p2p_t k[2];          /* by pass, all but the call */
     char *host, *device;        /* of room bytes: segments and addends of both passes */
     size_t room, bytes;
-    cudaEvent_t done; /* after the last call */
+    cudaEvent_t done; /* after the last call; recorded when it is dropped */
     bool used, sent;  /* by a call; to the device */
-    bool taken;       /* by a batch */
+    bool taken;       /* by a shape or a batch */
+    bool captured;    /* by a graph, which may be replayed at any time */
 };
 
 struct colo_p2p {
@@ -154,11 +155,9 @@ struct colo_p2p {
     char *mailboxes;        /* device: [2][size] mailboxes, then [2] controls */
     colo_share_t share;
     colo_k_report_t *report; /* pinned host [2] */
-    struct colo_p2p_list *lists;
+    struct colo_p2p_list *lists, *own; /* all; that of the shape */
     struct colo_p2p_pass {
         const char *name;
-        colo_k_p2p_t k;       /* all but the call */
-        void *lists;          /* device, owned */
         _Atomic uint64_t seq; /* the comm's number of the last call */
         _Atomic int64_t deadline_ms;
     } pass[2];

@@ -12,8 +12,9 @@
  * it. Mailboxes outlive their bridge, as long as the comm, and those of a path that died the
  * process: a peer that comes late may write there.
  *
- * The lists of a ragged batch are filled in pinned memory when its tables are set, and sent by the
- * first call, on its stream. Blocks of memory serve one batch after the other.
+ * Lists are filled in pinned memory when a shape or the tables of a ragged batch are set, and sent
+ * by the first call, on its stream. Blocks of memory serve one shape or batch after the other, once
+ * the device is past the last call of the one before; those that a graph has are kept to the end.
  *
  * Left to others: the handshake itself (kernels/p2p.cu), what is registered (registry.c).
  */
@@ -210,51 +211,12 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     return COLO_OK;
 }
 
-static colo_status_t pass_load(struct colo_p2p *d, int pass, const colo_transfers_t *w,
-                               struct colo_p2p_pass *out)
-{
-    struct colo_peer *p = d->peer;
-    const size_t bytes = lists_bytes(w);
-    out->name = w->name;
-    out->lists = NULL;
-    COLO_AUTOFREE char *host = malloc(bytes + 1);
-    if (!host)
-        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of lists", w->name, bytes);
-    cudaError_t e = bytes ? cudaMalloc(&out->lists, bytes) : cudaSuccess;
-    if (e != cudaSuccess)
-        return colo_cuda_error(w->name, e);
-    COLO_TRY(pass_fill(d, pass, w, host, out->lists, &out->k));
-    if (bytes > 0)
-        e = cudaMemcpyAsync(out->lists, host, bytes, cudaMemcpyHostToDevice, p->stream);
-    if (e == cudaSuccess && bytes > 0)
-        e = cudaStreamSynchronize(p->stream);
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
-}
-
-colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
-{
-    struct colo_p2p_pass next[2];
-    memset(next, 0, sizeof next);
-    colo_status_t st = pass_load(d, 0, &pass[0], &next[0]);
-    if (st == COLO_OK)
-        st = pass_load(d, 1, &pass[1], &next[1]);
-    for (int i = 0; i < 2; i++) {
-        void *unused = next[i].lists;
-        if (st == COLO_OK) {
-            unused = d->pass[i].lists;
-            d->pass[i].lists = next[i].lists;
-            d->pass[i].name = next[i].name;
-            d->pass[i].k = next[i].k;
-        }
-        if (unused && cudaFree(unused) != cudaSuccess)
-            (void)cudaGetLastError();
-    }
-    return st;
-}
-
-/* ---- lists of ragged batches ---- */
+/* ---- memory for lists ---- */
 
 enum { LIST_ROOM = 64 << 10 }; /* bytes, at least */
+/* Blocks that are there from create on: of so many shapes calls may be under way before another one
+ * makes a block. */
+enum { LISTS = 4 };
 
 static void list_free(struct colo_p2p_list *l)
 {
@@ -291,7 +253,7 @@ static colo_status_t list_new(struct colo_p2p *d, size_t bytes, struct colo_p2p_
 /* Has the device used it for the last time? */
 static bool list_idle(const struct colo_p2p_list *l)
 {
-    if (l->taken)
+    if (l->taken || l->captured)
         return false;
     const cudaError_t e = l->used ? cudaEventQuery(l->done) : cudaSuccess;
     if (e != cudaSuccess)
@@ -316,11 +278,31 @@ colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_
     return COLO_OK;
 }
 
+/* All calls of the family follow each other, so its last one stands for the list's. A list of
+ * which that is not known stays taken. */
 void colo_p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list)
 {
-    (void)d;
-    (*list)->taken = false;
+    struct colo_peer *p = d->peer;
+    struct colo_p2p_list *l = *list;
+    cudaError_t e = cudaSuccess;
     *list = NULL;
+    if (l->used)
+        e = cudaStreamWaitEvent(p->stream, p->order->done, 0);
+    if (e == cudaSuccess && l->used)
+        e = cudaEventRecord(l->done, p->stream);
+    l->taken = e != cudaSuccess;
+}
+
+colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
+{
+    struct colo_p2p_list *next = NULL;
+    COLO_TRY(colo_p2p_list(d, pass, &next));
+    if (d->own)
+        colo_p2p_drop(d, &d->own);
+    d->own = next;
+    for (int i = 0; i < 2; i++)
+        d->pass[i].name = pass[i].name;
+    return COLO_OK;
 }
 
 /* ---- create ---- */
@@ -342,8 +324,6 @@ static void p2p_free(struct colo_p2p *d)
     const bool dead = d->report && is_dead(d);
     if (d->peer->used)
         (void)cudaEventSynchronize(d->peer->order->done);
-    for (int w = 0; w < 2; w++)
-        cudaFree(d->pass[w].lists);
     for (struct colo_p2p_list *l = d->lists, *next; l; l = next) {
         next = l->next;
         list_free(l);
@@ -376,6 +356,22 @@ static colo_status_t make_room(struct colo_p2p *d)
     return COLO_OK;
 }
 
+/* Those of create are on the device already, so that its first call may be captured without. */
+static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[2])
+{
+    struct colo_p2p_list *l;
+    for (int i = 0; i < LISTS; i++)
+        COLO_TRY(list_new(d, LIST_ROOM, &l));
+    COLO_TRY(colo_p2p_load(d, pass));
+    l = d->own;
+    cudaError_t e =
+        cudaMemcpyAsync(l->device, l->host, l->bytes, cudaMemcpyHostToDevice, d->peer->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(d->peer->stream);
+    l->sent = e == cudaSuccess;
+    return e == cudaSuccess ? COLO_OK : colo_cuda_error("bridge: lists of boxes", e);
+}
+
 colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **out)
 {
     struct colo_peer *p = colo_peer_of(c);
@@ -391,7 +387,7 @@ colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo
     if (st == COLO_OK)
         st = colo_peer_share(c, p, d->mailboxes, mailboxes_bytes(p), NULL, &d->share);
     if (st == COLO_OK)
-        st = colo_peer_agree(c, colo_p2p_load(d, pass));
+        st = colo_peer_agree(c, lists_make(d, pass));
     if (st < 0) {
         if (d)
             p2p_free(d);
@@ -476,8 +472,8 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
 {
     struct colo_p2p_pass *w = &d->pass[pass];
     struct colo_peer *p = d->peer;
-    struct colo_p2p_list *list = call->list;
-    colo_k_p2p_t k = list ? list->k[pass] : w->k;
+    struct colo_p2p_list *list = call->list ? call->list : d->own;
+    colo_k_p2p_t k = list->k[pass];
     if (k.npartners == 0 && k.tiles[0] + k.tiles[1] == 0)
         return COLO_OK;
     if (call->device != p->device)
@@ -490,7 +486,7 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     memcpy(k.in_step, call->in_step, sizeof k.in_step);
     memcpy(k.out_step, call->out_step, sizeof k.out_step);
     memcpy(k.own_step, k.addends || k.pull ? call->in_step : call->out_step, sizeof k.own_step);
-    if (list) {
+    if (call->list) {
         k.elem = (int32_t)call->elem;
         k.dtype = call->dtype;
         k.per = call->per;
@@ -503,15 +499,15 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
     atomic_store(&p->used, true);
     cudaError_t e = colo_order_follow(p->order, call->capturing, stream);
-    if (e == cudaSuccess && list && !list->sent && list->bytes > 0)
+    if (e == cudaSuccess && !list->sent && list->bytes > 0)
         e = cudaMemcpyAsync(list->device, list->host, list->bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess)
         e = colo_k_p2p(&k, stream);
     if (e == cudaSuccess)
         e = colo_order_lead(p->order, call->capturing, stream);
-    if (list && !call->capturing) { /* what a capture sends, its replays send */
-        list->sent = list->used = e == cudaSuccess;
-        e = e == cudaSuccess ? cudaEventRecord(list->done, stream) : e;
-    }
+    list->captured = list->captured || call->capturing;
+    list->used = list->used || !call->capturing;
+    if (!call->capturing) /* what a capture sends, its replays send */
+        list->sent = e == cudaSuccess;
     return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
 }
