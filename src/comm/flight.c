@@ -295,7 +295,8 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     FILE *f = st == COLO_OK ? fopen(part, "we") : NULL;
     if (f)
         put_file(f, comm, entries, n, number);
-    const bool whole = f && !ferror(f) && fclose(f) == 0 && rename(part, path) == 0;
+    const bool written = f && !ferror(f), closed = f && fclose(f) == 0;
+    const bool whole = written && closed && rename(part, path) == 0;
     pthread_mutex_unlock(&lock);
     if (st == COLO_OK && !whole) {
         st = colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(errno));

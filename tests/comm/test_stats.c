@@ -10,7 +10,9 @@
 
 #include <jansson.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* ---- counters ---- */
@@ -343,6 +345,30 @@ T_CASE(a_flight_record_that_cannot_be_written_says_why)
     assert_fails(colo_comm_flight_record(c, "/nowhere/at/all/rank"), COLO_ERR_IO,
                  "/nowhere/at/all/rank0");
     assert_fails(colo_comm_flight_record(c, ""), COLO_ERR_ARG, "no prefix");
+    colo_comm_destroy(&c);
+}
+
+T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
+{
+    const int before = dup(2); /* the lowest number that is free */
+    char prefix[] = "/tmp/colo-flight-XXXXXX";
+    struct rlimit was;
+    colo_comm_t *c;
+    close(before);
+    assert_non_null(mkdtemp(prefix));
+    assert_ok(colo_comm_create_self(&c));
+    for (int i = 0; i < 64; i++) /* more than stdio's buffer holds */
+        assert_ok(colo_comm_barrier(c, NULL));
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){100, was.rlim_max}), 0);
+    const colo_status_t st = colo_comm_flight_record(c, prefix);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(st, COLO_ERR_IO);
+    const int after = dup(2);
+    close(after);
+    assert_int_equal(after, before);
+    assert_int_equal(rmdir(prefix), 0);
     colo_comm_destroy(&c);
 }
 
