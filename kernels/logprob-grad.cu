@@ -77,15 +77,13 @@ template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coeff
         d = fma(k.factor, z, -k.m);
     }
     const R prob = exp_of(d - k.log_sum);
-    if (WHAT == PROB)
-        dx = prob * k.a;
+    if (WHAT == PROB) /* spelled out: the same bits wherever this is inlined */
+        dx = hit ? fma(prob, k.a, k.c) : product(prob, k.a);
     else /* x = -inf: 0, not 0 * inf */
-        dx = fma(prob, fma(k.b, fmax(d, (R)-1e4), k.a), k.d);
-    if (hit)
-        dx += k.c;
+        dx = fma(prob, fma(k.b, fmax(d, (R)-1e4), k.a), hit ? k.d + k.c : k.d);
     if (WHAT == GENERIC && k.cap > 0) {
         const R th = x / k.cap;
-        dx *= 1 - th * th;
+        dx = product(dx, fma(-th, th, (R)1));
     }
     return dx;
 }

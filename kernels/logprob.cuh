@@ -210,11 +210,21 @@ __device__ double exp_of(double d)
     return exp(d);
 }
 
+/* a b, never a part of a fused multiply-add: the same bits wherever it is inlined */
+__device__ float product(float a, float b)
+{
+    return __fmul_rn(a, b);
+}
+__device__ double product(double a, double b)
+{
+    return __dmul_rn(a, b);
+}
+
 /* x of z where x is not just factor z: softcap, a factor that is not positive, f64. */
 template <typename R> __device__ R x_of(R z, R factor, R cap)
 {
-    R y = factor * z;
-    return cap > 0 ? cap * tanh(y / cap) : y;
+    const R y = product(factor, z);
+    return cap > 0 ? product(cap, tanh(y / cap)) : y;
 }
 
 /* Elements (<= 0) from the row's first to the 16-byte boundary at or before it. */

@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
     most = reduce(room).Reduce(most, [](double a, double b) { return a > b ? a : b; });
     if (threadIdx.x == 0) { /* a number of fp32 that has a reciprocal */
         largest = most < FLT_MIN ? 1 : most > FLT_MAX ? FLT_MAX : (double)(float)most;
+        largest = u.exact ? ldexp(1.0, ilogb(largest)) : largest;
         u.scale[0] = (float)(largest / u.lift);
         u.scale[1] = 0;
         u.scale[2] = 1;

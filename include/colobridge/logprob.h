@@ -46,8 +46,9 @@ typedef struct colo_logprob_config {
     bool local_smoothing;
     /* > 0: results have the same bits for every number of ranks. Statistics are made of each
      * segment of so many columns of the vocabulary, and combined in the order of segments. A
-     * multiple of 16; at most 64 segments. Of S segments rank r of W holds those from r ceil(S / W)
-     * on, ceil(S / W) of them. 0: each rank's columns are one segment. See docs/invariant.md. */
+     * multiple of 16; at most 64 segments. Of S segments rank r of W holds n from r n on, where n
+     * is the least power of 2 that is not below S / W. 0: each rank's columns are one segment. See
+     * docs/invariant.md. */
     int64_t segment;
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */

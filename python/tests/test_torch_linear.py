@@ -98,6 +98,34 @@ def test_chunks_modes_and_bounds_do_not_change_a_bit_of_outputs_and_d_hidden():
         assert torch.equal(out, seen[0][0]) and torch.equal(grad, seen[0][1])
 
 
+@pytest.mark.parametrize('mode', ['logprob', 'keep', 'loss'])
+def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(mode):
+    rows, tokens, width = 128, 9, 24  # 100 is padded to 128: 8 segments of 16
+    rng = torch.Generator().manual_seed(4)
+    h, w = (torch.randn(n, width, generator=rng).bfloat16() for n in (tokens, rows))
+    t = torch.randint(0, 100, (tokens,), generator=rng)
+
+    def bits(world):
+        each = rows // world.size
+        x, y = h.clone().requires_grad_(), w[world.rank * each:(world.rank + 1) * each].clone().requires_grad_()
+        shared = dict(target=t, tp_group=world, vocab_size=100, invariant=True, chunk_size=4 * world.size)
+        if mode == 'loss':
+            loss, out = ct.linear_nll(x, y, reduction='sum', **shared)[0], []
+        else:
+            out = ct.linear_logprob(x, y, entropy=True, mode=mode, **shared)
+            loss = out[0].sum() + 2 * out[1].sum()
+        loss.backward()
+        return torch.stack([loss.detach().expand(tokens), *(o.detach() for o in out)]), x.grad, y.grad
+
+    whole = cb.run_threads(1, bits)[0]
+    for size in (2, 4, 8):
+        parts = cb.run_threads(size, bits)
+        assert all(torch.equal(p[0], whole[0]) and torch.equal(p[1], whole[1]) for p in parts)
+        assert torch.equal(torch.cat([p[2] for p in parts]), whole[2])
+    with pytest.raises(ValueError, match='the head has 100 rows here, expected 128'):
+        ct.linear_logprob(h, w[:100], target=t, invariant=True)
+
+
 def test_gradcheck():
     h, w, b, t, _ = case((4,))
     for mode in ('logprob', 'keep'):

@@ -13,6 +13,10 @@
  * not split their sum over blocks either, which would depend on the number of rows. Where the
  * kernel cannot do the extents at hand, one that can is asked for.
  *
+ * A pinned product has the extents of one segment of the vocabulary whatever the number of ranks.
+ * It is asked for with strides and alignments that do not depend on that number either, and there
+ * is no second choice.
+ *
  * A bias that no kernel can add is laid into z before, which then is added to.
  */
 #include "loss/linear/linear.h"
@@ -106,6 +110,7 @@ struct call {
     bool bias;     /* added by the kernel */
     double beta;
     const float *scale; /* of linear.h: factors are on the device then */
+    bool pinned;
 };
 
 static int64_t ld_of(const struct colo_linear_matrix *x, int64_t extent)
@@ -146,10 +151,11 @@ static struct call call_of(const struct colo_linear_gemm *g)
     }
 }
 
-static int32_t align_of(const void *p)
+/* Pinned: no more than what the first column of a segment has. */
+static int32_t align_of(const struct call *c, const void *p)
 {
-    uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
-    return low == 0 || low > 256 ? 256 : (int32_t)low;
+    const uintptr_t low = (uintptr_t)p & -(uintptr_t)p, most = c->pinned ? 16 : 256;
+    return low == 0 || low > most ? (int32_t)most : (int32_t)low;
 }
 
 struct descs {
@@ -209,8 +215,8 @@ static cublasStatus_t ask(const colo_product_t *p, const struct call *c, const v
     const uint32_t scheme = !may_split ? CUBLASLT_REDUCTION_SCHEME_NONE
                             : narrow   ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                        : CUBLASLT_REDUCTION_SCHEME_MASK;
-    const uint32_t a = (uint32_t)align_of(c->a->data), b = (uint32_t)align_of(c->b->data),
-                   d = (uint32_t)align_of(c->d->data);
+    const uint32_t a = (uint32_t)align_of(c, c->a->data), b = (uint32_t)align_of(c, c->b->data),
+                   d = (uint32_t)align_of(c, c->d->data);
     const colo_cublas_t *lib = p->lib;
     cublasStatus_t r = describe(p, c, bias, &s);
     if (!r)
@@ -248,10 +254,10 @@ static struct key key_of(const struct colo_linear_gemm *g, const struct call *c,
     k.dtype[0] = (int32_t)c->a->dtype;
     k.dtype[1] = (int32_t)c->b->dtype;
     k.dtype[2] = (int32_t)c->d->dtype;
-    k.align[0] = align_of(c->a->data);
-    k.align[1] = align_of(c->b->data);
-    k.align[2] = align_of(c->d->data);
-    k.align[3] = c->bias ? align_of(bias) : 0;
+    k.align[0] = align_of(c, c->a->data);
+    k.align[1] = align_of(c, c->b->data);
+    k.align[2] = align_of(c, c->d->data);
+    k.align[3] = c->bias ? align_of(c, bias) : 0;
     k.ld[0] = c->a->stride;
     k.ld[1] = c->b->stride;
     k.ld[2] = c->d->stride;
@@ -274,9 +280,17 @@ static cublasStatus_t choose(colo_product_t *p, const struct colo_linear_gemm *g
             return CUBLAS_STATUS_SUCCESS;
         }
     struct call usual = *c;
+    struct colo_linear_matrix z = g->z; /* as if its rows had one segment */
+    const int64_t step = 128;
+    z.stride = (g->columns + step - 1) / step * step;
+    if (g->pinned && g->product == COLO_LINEAR_LOGITS)
+        usual.d = &z;
+    else if (g->pinned)
+        usual.b = &z;
     usual.n = k.n;
     usual.k = k.k;
-    cublasStatus_t r = ask(p, &usual, bias, g->product == COLO_LINEAR_D_WEIGHT, algo, none);
+    cublasStatus_t r =
+        ask(p, &usual, bias, g->product == COLO_LINEAR_D_WEIGHT && !g->pinned, algo, none);
     if (r)
         return r;
     int32_t at = p->next++ % CACHE;
@@ -306,6 +320,7 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stre
     colo_product_t *p = made;
     const char *name = product_names[g->product];
     struct call c = call_of(g);
+    c.pinned = g->pinned;
     cublasLtMatmulAlgo_t algo;
     bool none = false;
     if (c.m == 0 || c.n == 0 || c.k == 0)
@@ -329,7 +344,8 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stre
         none = p->lib->check(p->handle, &s.op, &s.a, &s.b, &s.d, &s.d, &algo, &fits) ||
                fits.workspaceSize > WORKSPACE;
     if (!r && none) {
-        r = ask(p, &c, bias, g->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
+        if (!g->pinned)
+            r = ask(p, &c, bias, g->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
         if (!r && none)
             return colo_fail(COLO_ERR_CUDA,
                              "lm_head: cuBLASLt has no kernel for %s of %lld rows, %lld "

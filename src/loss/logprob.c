@@ -108,7 +108,7 @@ colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, c
     COLO_TRY(colo_loss_i_check_ranks("logprob", ranks));
     const int64_t n = ranks == 1 ? chunk_of(&own, tokens) : tokens;
     const bool ok = colo_logprob_i_block_layout(&own, dtype, n, &b) &&
-                    colo_mul_ok(b.bytes, colo_logprob_i_slots(&own, ranks), &b.bytes);
+                    colo_mul_ok(b.bytes, colo_logprob_i_segments(&own, ranks), &b.bytes);
     return colo_loss_i_workspace_size("logprob", ok, b.bytes, 0, tokens, ranks, bytes);
 }
 
@@ -162,7 +162,7 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
         .factor = config->logits.scale / config->logits.temperature,
         .smoothing = e,
         .own = own,
-        .slots = 1,
+        .segments = 1,
         .tokens = logits->shape[0],
         .logits = logits->data,
         .row_stride = logits->stride[0],
@@ -185,23 +185,26 @@ void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uin
     };
 }
 
-int32_t colo_logprob_i_slots(const colo_logprob_config_t *c, int32_t ranks)
+int32_t colo_logprob_i_segments(const colo_logprob_config_t *c, int32_t ranks)
 {
     const int64_t segments = c->segment > 0 ? (c->logits.vocab - 1) / c->segment + 1 : 1;
-    return c->segment > 0 ? (int32_t)((segments - 1) / ranks + 1) : 1;
+    int32_t n = 1;
+    while (n * (int64_t)ranks < segments)
+        n *= 2;
+    return n;
 }
 
 void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group)
 {
-    p->slots = colo_logprob_i_slots(&p->config, colo_comm_size(group));
-    p->rank = colo_comm_rank(group) * p->slots;
-    p->ranks = colo_comm_size(group) * p->slots;
+    p->segments = colo_logprob_i_segments(&p->config, colo_comm_size(group));
+    p->rank = colo_comm_rank(group) * p->segments;
+    p->ranks = colo_comm_size(group) * p->segments;
 }
 
 colo_status_t colo_logprob_i_stats(const colo_loss_ops_t *loss, const struct colo_logprob_pass *p,
                                    colo_stream_t stream)
 {
-    for (int32_t i = 0; i < p->slots; i++) {
+    for (int32_t i = 0; i < p->segments; i++) {
         struct colo_logprob_pass s = *p;
         if (p->config.segment > 0) {
             const int64_t n = p->true_columns, each = p->config.segment;
@@ -224,7 +227,7 @@ colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host
     if (colo_logprob_i_alone(p))
         return COLO_OK;
     COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, p->blocks + p->rank * p->block.bytes,
-                                    p->blocks, p->slots * p->block.bytes, COLO_U8, stream));
+                                    p->blocks, p->segments * p->block.bytes, COLO_U8, stream));
     return on_host ? colo_logprob_i_check_headers(p) : COLO_OK;
 }
 

@@ -92,8 +92,8 @@ struct colo_logprob_pass {
 
     /* stats, merge */
     /* Blocks, not ranks of the group, if config.segment is not 0: each segment has its own. This
-     * rank's are those from rank on, slots of them; slots is 1 without segments. */
-    int32_t rank, ranks, slots;
+     * rank's are those from rank on, segments of them; segments is 1 without segments. */
+    int32_t rank, ranks, segments;
     unsigned char *blocks; /* [ranks] blocks; the stats pass writes block number rank */
     int64_t block_lo;      /* first token of the blocks: 0, or lo when blocks hold one pass only */
     colo_logprob_block_t block;
@@ -132,14 +132,15 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t
 struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
                                              const colo_tensor_t *logits,
                                              const colo_tensor_t *targets);
-/* Segments of a rank in a group of @ranks; 1 without segments */
-int32_t colo_logprob_i_slots(const colo_logprob_config_t *config, int32_t ranks);
-/* Sets rank, ranks and slots. */
+/* Segments of a rank in a group of @ranks, a power of 2, so that sums over a rank's segments are
+ * whole subtrees; 1 without segments */
+int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ranks);
+/* Sets rank, ranks and segments. */
 void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group);
 /* Is there nothing to gather? */
 static inline bool colo_logprob_i_alone(const struct colo_logprob_pass *p)
 {
-    return p->ranks == p->slots;
+    return p->ranks == p->segments;
 }
 struct colo_loss_ops;
 /* The stats pass of each segment that this rank holds, over the whole shard if there are none. */

@@ -170,7 +170,7 @@ static colo_status_t check_segments(const colo_logprob_config_t *c, int64_t star
     if (c->segment == 0)
         return COLO_OK;
     const int32_t ranks = colo_comm_size(group);
-    const int64_t v = c->logits.vocab, each = colo_logprob_i_slots(c, ranks) * c->segment;
+    const int64_t v = c->logits.vocab, each = colo_logprob_i_segments(c, ranks) * c->segment;
     int64_t lo = colo_comm_rank(group) * each, hi = lo + each;
     lo = lo < v ? lo : v;
     hi = hi < v ? hi : v;
@@ -370,7 +370,7 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *p)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: no rank of %d holds column %" PRId64
                              " of the vocabulary of %" PRId64,
-                             (int)(p->ranks / p->slots), at, vocab);
+                             (int)(p->ranks / p->segments), at, vocab);
         at = end;
     }
     for (int32_t r = 0; r < p->ranks; r++)
@@ -379,7 +379,7 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *p)
         return colo_fail(COLO_ERR_MISMATCH,
                          "logprob: the shards of %d ranks hold %" PRId64
                          " columns, the vocabulary has %" PRId64 ": some are on two ranks",
-                         (int)(p->ranks / p->slots), total, vocab);
+                         (int)(p->ranks / p->segments), total, vocab);
     return COLO_OK;
 }
 
@@ -390,21 +390,21 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
         const colo_logprob_header_t *h = header_of(p, r);
         if (h->magic != COLO_LOGPROB_MAGIC)
             return colo_fail(COLO_ERR_MISMATCH, "logprob: rank %d brings no statistics",
-                             (int)(r / p->slots));
+                             (int)(r / p->segments));
         if (h->tokens != first->tokens)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
-                             (int)(r / p->slots), h->tokens, first->tokens);
+                             (int)(r / p->segments), h->tokens, first->tokens);
         if (h->config != first->config)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: rank %d has another config or dtype than "
                              "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
-                             (int)(r / p->slots), h->config, first->config);
+                             (int)(r / p->segments), h->config, first->config);
         if (h->targets != first->targets)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: rank %d has other targets than rank 0 "
                              "(%016" PRIx64 ", %016" PRIx64 ")",
-                             (int)(r / p->slots), h->targets, first->targets);
+                             (int)(r / p->segments), h->targets, first->targets);
     }
     return check_tiling(p);
 }

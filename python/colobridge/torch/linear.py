@@ -380,7 +380,8 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
                    mode: str = 'auto', chunk_size: int | None = None, budget: int = 0,
                    max_valid: int | None = None, logits_dtype: Any = None,
                    d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-                   head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None) -> Any:
+                   head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None,
+                   invariant: bool | int = False) -> Any:
     """logp [...] of target [...] under the logits hidden [..., H] x weight [Vl, H]^T + bias [Vl],
     which never exist as a whole; with entropy= and loss=, a tuple of those, each differentiable.
 
@@ -399,6 +400,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     and a ds_tensor, says all this itself; its gradient is added to weight.ds_tensor.grad.
     One gather a pass; weight's gradient, this rank's part, is the sum over the group (not the mean) and takes one
     reduce-scatter; it is 0 in the padding. All ranks of the group call, also with no token.
+    invariant: as in logprob(); the weight has the padding, d_hidden is not "partial" (docs/invariant.md).
     Inside of autocast, hidden, weight and bias are cast as F.linear() would. Other arguments, special
     values and errors: logprob().
     """
@@ -410,7 +412,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
         (mode, d_hidden, budget, max_valid, logits_dtype, None),
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support,
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant), support=support,
         head_partition=head_partition))
     return out if len(names) > 1 else out[0]
 
@@ -424,7 +426,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                ignore_index: int = -100, mode: str = 'loss', chunk_size: int | None = None,
                budget: int = 0, max_valid: int | None = None, logits_dtype: Any = None,
                d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
-               head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None) -> Any:
+               head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None,
+               invariant: bool | int = False) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum": logits are made only once, chunk by chunk. Between forward
@@ -457,8 +460,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             (vocab_start, vocab_end, vocab_size),
             ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
              'loss' if mode == 'loss' and trains else None),
-            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size), support=support,
-            head_partition=head_partition)
+            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
+            support=support, head_partition=head_partition)
         if weights is not None:
             weights = counted(weights, target, o[0].config, o[0].real)
     except Exception as why:

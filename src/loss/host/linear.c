@@ -64,6 +64,7 @@ colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
             }
         /* a number of fp32 that has a reciprocal */
         most = most < FLT_MIN ? 1 : most > FLT_MAX ? FLT_MAX : (double)(float)most;
+        most = u->exact ? ldexp(1, ilogb(most)) : most;
         u->scale[0] = (float)(most / u->lift);
         u->scale[1] = 0;
         u->scale[2] = 1;

@@ -25,6 +25,25 @@ static colo_status_t check_shard(const colo_logprob_config_t *c, const colo_lm_h
     return colo_loss_i_check_place(&like, group, "linear");
 }
 
+/* Products with segments are as wide on every rank, and the library adds up what they make. */
+static colo_status_t check_segments(const colo_linear_logprob_config_t *c,
+                                    const colo_lm_head_config_t *h, const colo_comm_t *group)
+{
+    const int32_t ranks = colo_comm_size(group);
+    const int64_t each = colo_logprob_i_segments(&c->logprob, ranks) * c->logprob.segment;
+    if (c->logprob.segment > 0 && h->rows != each)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "linear: the head has %" PRId64 " rows here, expected %" PRId64
+                         " with segments of %" PRId64 " on %d ranks; pad it",
+                         h->rows, each, c->logprob.segment, (int)ranks);
+    if (c->logprob.segment > 0 && ranks > 1 && !c->frozen_hidden &&
+        c->d_hidden == COLO_D_HIDDEN_PARTIAL)
+        return colo_fail(COLO_ERR_ARG, "linear: d_hidden is partial with segments, expected "
+                                       "all-reduce or reduce-scatter: the caller's sum over ranks "
+                                       "has another order on other numbers of ranks");
+    return COLO_OK;
+}
+
 /* A header with a shorter colo_logprob_config_t has all members behind it nearer to the front. */
 static colo_status_t read_config(const colo_linear_logprob_config_t *given,
                                  colo_linear_logprob_config_t *own)
@@ -56,12 +75,6 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
 {
     COLO_TRY(read_config(config, c));
     COLO_TRY(colo_logprob_config_check(&c->logprob));
-    if (c->logprob.segment > 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: segment is %" PRId64
-                         ", expected 0: products of the head are not made "
-                         "in segments; colo_logprob_forward() takes it",
-                         c->logprob.segment);
     if (!head)
         return colo_fail(COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
     const colo_lm_head_config_t *h = colo_lm_head_config(head);
@@ -91,7 +104,8 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
                          "linear: keep_in_place with logits of %s and gradients of %s, expected "
                          "the same dtype",
                          colo_dtype_name(c->logits_dtype), colo_dtype_name(h->dtype));
-    return check_shard(&c->logprob, h, group);
+    COLO_TRY(check_shard(&c->logprob, h, group));
+    return check_segments(c, h, group);
 }
 
 /* ---- a call ---- */

@@ -49,7 +49,7 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
         .dtype = h->dtype,
         .logits_dtype = own.logits_dtype,
         .sum_dtype = h->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
-        .columns = h->rows,
+        .columns = own.logprob.segment > 0 ? own.logprob.segment : h->rows,
         .hidden = h->hidden,
     };
     COLO_TRY_GOTO(st, colo_ops_for(h->mem, &l->ops), fail);

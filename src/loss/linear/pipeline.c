@@ -186,6 +186,7 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
         .mean = up->mean,
         .scale = k->scale ? k->scale : at(k, k->m.scale),
         .lift = lift_of(k),
+        .exact = k->s.segment > 0,
     };
     for (int i = 0; i < 3; i++)
         u.to[i] = wanted[i] ? at(k, k->m.up[i]) : NULL;
@@ -240,22 +241,36 @@ static void *rows_at(const struct colo_linear_call *k, int64_t c)
     return at(k, k->m.h[1] >= 0 ? k->m.h[c % 2] : k->m.h[0]);
 }
 
+/* Columns of a unit that one product has. */
+static int64_t width_of(const struct colo_linear_call *k)
+{
+    return k->s.segment ? k->s.segment : k->pass.columns;
+}
+
 static colo_status_t multiply(const struct colo_linear_call *k, struct colo_linear_gemm *g)
 {
     g->rows = k->pass.hi - k->pass.lo;
     g->first = k->pass.lo;
-    g->columns = k->pass.columns;
+    g->columns = width_of(k);
+    g->pinned = k->s.segment > 0;
     g->hidden = k->l->hidden;
     g->workspace = at(k, k->m.gemm);
     return k->l->loss->gemm->run(k->l->gemm, g, k->main);
 }
 
-/* The unit's rows of a matrix with a row a column. */
+/* The unit's rows, from the @from-th on, of a matrix with a row a column. */
 static struct colo_linear_matrix rows_of(const struct colo_linear_call *k,
-                                         const struct colo_linear_matrix *w, int64_t u)
+                                         const struct colo_linear_matrix *w, int64_t u,
+                                         int64_t from)
 {
-    return (struct colo_linear_matrix){element(w->data, w->dtype, column_of(k, u) * w->stride),
-                                       w->stride, w->dtype};
+    return (struct colo_linear_matrix){
+        element(w->data, w->dtype, (column_of(k, u) + from) * w->stride), w->stride, w->dtype};
+}
+
+/* The columns of @z from @from on. */
+static struct colo_linear_matrix columns_from(const struct colo_linear_matrix *z, int64_t from)
+{
+    return (struct colo_linear_matrix){element(z->data, z->dtype, from), z->stride, z->dtype};
 }
 
 /* On the caller's stream: the unit's logits, and before the first of a chunk its rows of hidden. */
@@ -270,16 +285,20 @@ static colo_status_t make_logits(struct colo_linear_call *k, int64_t u)
     if (k->m.h[0] >= 0 && u % k->s.blocks == 0)
         COLO_TRY(ops->rows_gather(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
                                   &hidden, k->main));
-    if (k->s.makes_logits) {
+    const struct colo_linear_matrix z = {logits_at(k, u), k->s.z_stride, k->l->config.logits_dtype};
+    int64_t from = 0;
+    do {
         struct colo_linear_gemm g = {
             .product = COLO_LINEAR_LOGITS,
             .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
-            .w = rows_of(k, &k->weight, u),
-            .z = {logits_at(k, u), k->s.z_stride, k->l->config.logits_dtype},
-            .bias = element(k->bias, k->l->dtype, column_of(k, u)),
+            .w = rows_of(k, &k->weight, u, from),
+            .z = columns_from(&z, from),
+            .bias = element(k->bias, k->l->dtype, column_of(k, u) + from),
         };
-        COLO_TRY(multiply(k, &g));
-    }
+        if (k->s.makes_logits)
+            COLO_TRY(multiply(k, &g));
+        from += width_of(k);
+    } while (from < k->pass.columns);
     return record(k, LOGITS0 + (int32_t)(u % 2), k->main);
 }
 
@@ -288,7 +307,7 @@ static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
     struct colo_logprob_pass *p = &k->pass;
     COLO_TRY(colo_comm_i_all_gather(k->l->group, COLO_CATEGORY_LOSS,
                                     p->blocks + p->rank * p->block.bytes, p->blocks,
-                                    p->slots * p->block.bytes, COLO_U8, k->lane));
+                                    p->segments * p->block.bytes, COLO_U8, k->lane));
     return look && colo_lm_head_config(k->l->head)->mem == COLO_HOST
                ? colo_logprob_i_check_headers(p)
                : COLO_OK;
@@ -321,6 +340,18 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
     const int64_t count = k->s.tokens * l->hidden;
     if (l->config.d_hidden == COLO_D_HIDDEN_PARTIAL)
         return COLO_OK;
+    if (k->s.segment) { /* every rank has the sum */
+        const int64_t each = k->s.tokens / colo_comm_size(l->group);
+        const colo_tensor_t *d = k->d_hidden_out;
+        const colo_box_t to = {d->data, {1, each, l->hidden}, {0, d->stride[0], 1}},
+                         from = {element(k->d_hidden.data, l->dtype,
+                                         each * colo_comm_rank(l->group) * l->hidden),
+                                 {1, each, l->hidden},
+                                 {0, l->hidden, 1}};
+        return l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE || each == 0
+                   ? COLO_OK
+                   : l->ops->box_copy(&to, &from, colo_dtype_size(l->dtype), k->main);
+    }
     COLO_TRY(record(k, MAIN, k->main));
     COLO_TRY(wait_for(k, MAIN, k->lane));
     if (l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE)
@@ -331,27 +362,95 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
                                       l->dtype, COLO_SUM, k->lane);
 }
 
+/* a += b, of a chunk's rows */
+static colo_status_t add(const struct colo_linear_call *k, const struct colo_linear_matrix *a,
+                         const struct colo_linear_matrix *b)
+{
+    const int64_t rows = k->pass.hi - k->pass.lo, hidden = k->l->hidden;
+    const colo_box_t both[] = {{a->data, {1, rows, hidden}, {0, hidden, 1}},
+                               {b->data, {1, rows, hidden}, {0, hidden, 1}}};
+    return rows == 0 ? COLO_OK : k->l->ops->box_sum(&both[0], both, 2, a->dtype, k->main);
+}
+
+/* The @i-th chunk, of the sum dtype, of those at @offset, @rows each. */
+static struct colo_linear_matrix sum_at(const struct colo_linear_call *k, int64_t offset,
+                                        int64_t rows, int64_t i)
+{
+    const colo_dtype_t dtype = k->l->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const int64_t hidden = k->l->hidden;
+    return (struct colo_linear_matrix){element(at(k, offset), dtype, i * rows * hidden), hidden,
+                                       dtype};
+}
+
+/* With segments: d_hidden is a sum over a tree whose leaves are segments. A rank's are a subtree;
+ * the nodes that wait for their sibling are on a stack. Then the same over ranks. */
+static colo_status_t sum_segments(struct colo_linear_call *k, int64_t u,
+                                  const struct colo_linear_matrix *z,
+                                  struct colo_linear_matrix *sum)
+{
+    const colo_linear_logprob_t *l = k->l;
+    const int64_t rows = k->pass.hi - k->pass.lo;
+    const int32_t ranks = colo_comm_size(l->group);
+    for (int64_t from = 0; from < k->pass.columns; from += k->s.segment) {
+        const int64_t leaf = (column_of(k, u) + from) / k->s.segment;
+        int64_t depth = 0;
+        for (int64_t i = leaf; i > 0; i /= 2)
+            depth += i & 1;
+        *sum = sum_at(k, k->m.d_h_sum, rows, depth);
+        struct colo_linear_gemm g = {
+            .product = COLO_LINEAR_D_HIDDEN,
+            .h = *sum,
+            .w = rows_of(k, &k->weight, u, from),
+            .z = columns_from(z, from),
+            .scale = k->scale,
+        };
+        COLO_TRY(multiply(k, &g));
+        for (int64_t i = leaf; i & 1; i /= 2) {
+            const struct colo_linear_matrix right = *sum;
+            *sum = sum_at(k, k->m.d_h_sum, rows, --depth);
+            COLO_TRY(add(k, sum, &right));
+        }
+    }
+    if ((u + 1) % k->s.blocks != 0 || ranks == 1)
+        return COLO_OK;
+    COLO_TRY(record(k, MAIN, k->main));
+    COLO_TRY(wait_for(k, MAIN, k->lane));
+    COLO_TRY(colo_comm_i_all_gather(l->group, COLO_CATEGORY_LOSS, sum->data, at(k, k->m.d_h_all),
+                                    rows * l->hidden, sum->dtype, k->lane));
+    COLO_TRY(colo_linear_i_join(k));
+    for (int32_t step = 1; step < ranks; step *= 2)
+        for (int32_t r = 0; r + step < ranks; r += 2 * step) {
+            const struct colo_linear_matrix right = sum_at(k, k->m.d_h_all, rows, r + step);
+            *sum = sum_at(k, k->m.d_h_all, rows, r);
+            COLO_TRY(add(k, sum, &right));
+        }
+    *sum = sum_at(k, k->m.d_h_all, rows, 0);
+    return COLO_OK;
+}
+
 /* On the caller's stream: what a unit adds to d_hidden of its chunk; the last one puts it there. */
 static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
                                    const struct colo_linear_matrix *z)
 {
     const colo_loss_ops_t *ops = k->l->loss;
     const int64_t c = chunk_of(k, u), hidden = k->l->hidden;
-    const struct colo_linear_matrix sum = {at(k, k->m.d_h_sum), hidden, COLO_F32},
-                                    d_h = {at(k, k->m.d_h), hidden, k->l->dtype};
+    struct colo_linear_matrix sum = {at(k, k->m.d_h_sum), hidden, COLO_F32},
+                              d_h = {at(k, k->m.d_h), hidden, k->l->dtype};
     struct colo_linear_gemm g = {
         .product = COLO_LINEAR_D_HIDDEN,
         .h = sum.data ? sum : d_h,
-        .w = rows_of(k, &k->weight, u),
+        .w = rows_of(k, &k->weight, u, 0),
         .z = *z,
         .beta = u % k->s.blocks > 0,
         .scale = k->scale,
     };
-    COLO_TRY(multiply(k, &g));
+    COLO_TRY(k->s.segment ? sum_segments(k, u, z, &sum) : multiply(k, &g));
     if ((u + 1) % k->s.blocks != 0)
         return COLO_OK;
-    if (sum.data)
-        COLO_TRY(ops->rows_convert(&d_h, &sum, g.rows, hidden, k->main));
+    if (sum.data && sum.dtype == d_h.dtype)
+        d_h = sum;
+    else if (sum.data)
+        COLO_TRY(ops->rows_convert(&d_h, &sum, k->pass.hi - k->pass.lo, hidden, k->main));
     if (c == 0)
         COLO_TRY(ops->rows_clear(&k->rows, hidden, &k->d_hidden, k->main));
     COLO_TRY(ops->rows_restore(&k->rows, k->pass.lo, k->pass.hi, hidden, &k->d_hidden, d_h.data,
@@ -372,21 +471,26 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
         COLO_TRY(make_d_hidden(k, u, &z));
     if (k->l->config.frozen_weight)
         return COLO_OK;
-    struct colo_linear_gemm g = {
-        .product = COLO_LINEAR_D_WEIGHT,
-        .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
-        .w = rows_of(k, &w, u),
-        .z = z,
-        .beta = k->fresh && c == 0 ? 0 : 1,
-        .scale = k->scale,
-    };
-    COLO_TRY(multiply(k, &g));
+    const double beta = k->fresh && c == 0 ? 0 : 1;
+    int64_t from = 0;
+    do {
+        struct colo_linear_gemm g = {
+            .product = COLO_LINEAR_D_WEIGHT,
+            .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
+            .w = rows_of(k, &w, u, from),
+            .z = columns_from(&z, from),
+            .beta = beta,
+            .scale = k->scale,
+        };
+        COLO_TRY(multiply(k, &g));
+        from += width_of(k);
+    } while (from < k->pass.columns);
     if (!k->l->has_bias)
         return COLO_OK;
     const colo_tensor_t *b = &k->d_bias;
-    return k->l->loss->rows_sum(&z, g.rows, g.columns, g.scale,
+    return k->l->loss->rows_sum(&z, k->pass.hi - k->pass.lo, k->pass.columns, k->scale,
                                 element(b->data, b->dtype, column_of(k, u) * b->stride[0]),
-                                b->stride[0], g.beta, k->main);
+                                b->stride[0], beta, k->main);
 }
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k)

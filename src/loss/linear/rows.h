@@ -34,7 +34,9 @@ struct colo_linear_rows {
  *
  * With scale, these values are lift times what they would be, divided by the largest finite one,
  * and scale[0] undoes both. d_logits of 16 bits then neither overflow by a loss scale nor underflow
- * by 1 / N; and 1 - p of all tokens is not rounded the same way, as a multiple of it would be. */
+ * by 1 / N; and 1 - p of all tokens is not rounded the same way, as a multiple of it would be. With
+ * exact, the largest is rounded down to a power of 2: then no token's digits depend on the others.
+ */
 struct colo_linear_upstream_rows {
     const struct colo_linear_rows *rows;
     colo_dtype_t dtype; /* stat dtype, of from and to */
@@ -44,6 +46,7 @@ struct colo_linear_upstream_rows {
     bool mean;
     float *scale; /* [COLO_LINEAR_SCALE], written; NULL: values are as said */
     double lift;
+    bool exact;
 };
 
 /* per-row values to tokens: 0 for an ignored token, NaN (correct: 0) for a dropped one; NULL

@@ -17,6 +17,9 @@
  * multiprocessors. What a vocabulary has beyond a multiple of TILE is a block of its own, because
  * products of an odd number of columns are several times slower.
  *
+ * With segments a product has the columns of one segment. Sums over tokens in d_W are cut into
+ * chunks of a fixed number of rows; backward's blocks are segments, so its chunk can be long.
+ *
  * The same function lays out the workspace for the query and for the call, so the query is exact.
  */
 #include "loss/linear/workspace.h"
@@ -32,7 +35,8 @@ enum {
     ALIGN = 256,
     ROW_BYTES = 128,
     TILE = 64,
-    WIDTH = 33 * 256
+    WIDTH = 33 * 256,
+    FIXED = 8192 /* rows of backward's chunk with segments */
 };
 #define BUDGET ((size_t)1 << 30)
 
@@ -82,9 +86,14 @@ static int64_t chunk_of(const colo_linear_logprob_t *l, int64_t rows, int64_t le
     return even(rows, chunk < least ? least : chunk);
 }
 
+static int64_t loss_chunk(const colo_linear_logprob_t *l, int64_t rows)
+{
+    return l->config.logprob.segment == 0 ? chunk_of(l, rows, LEAST) : rows < LEAST ? rows : LEAST;
+}
+
 int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
 {
-    return l ? chunk_of(l, rows, LEAST) : 0;
+    return l ? loss_chunk(l, rows) : 0;
 }
 
 /* Rows of which a block has as many logits as forward's chunk; all, where their blocks take less
@@ -94,6 +103,8 @@ static int64_t rows_of_blocks(const colo_linear_logprob_t *l, int64_t rows)
     const colo_linear_logprob_config_t *c = &l->config;
     const int64_t z = elem_of(c->logits_dtype), elem = elem_of(l->dtype);
     int64_t chunk = chunk_of(l, rows, FORWARD_LEAST), area, bytes;
+    if (c->logprob.segment > 0)
+        return rows < FIXED ? rows : FIXED;
     if (l->columns <= WIDTH)
         return chunk;
     chunk = colo_mul_ok(chunk, row_bytes(l) / z, &area) ? area / WIDTH : chunk;
@@ -131,15 +142,19 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
     s->early = (fore || back) && mode == COLO_LINEAR_EARLY;
     s->piecewise = loss || (fore && s->early);
-    const bool in_blocks = back && l->columns > WIDTH;
+    s->segment = c->logprob.segment;
+    const bool in_blocks = back && !s->segment && l->columns > WIDTH;
     s->body = in_blocks ? l->columns / TILE * TILE : l->columns;
-    s->width = in_blocks && !s->early ? WIDTH : s->body;
-    s->blocks = in_blocks ? (s->body - 1) / s->width + 1 + (s->body < l->columns) : 1;
+    s->width = in_blocks && !s->early ? WIDTH : back && s->segment ? s->segment : s->body;
+    s->blocks = in_blocks            ? (s->body - 1) / s->width + 1 + (s->body < l->columns)
+                : back && s->segment ? l->columns / s->segment
+                                     : 1;
     s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype;
     const bool stays = s->keeps || (s->early && s->in_place);
-    s->chunk = !back      ? chunk_of(l, s->rows, loss || stays ? LEAST : FORWARD_LEAST)
-               : s->early ? s->rows
-                          : rows_of_blocks(l, s->rows);
+    s->chunk = loss                      ? loss_chunk(l, s->rows)
+               : !back                   ? chunk_of(l, s->rows, stays ? LEAST : FORWARD_LEAST)
+               : s->early && !s->segment ? s->rows
+                                         : rows_of_blocks(l, s->rows);
     s->chunks = s->rows > 0 ? s->rows / s->chunk + (s->rows % s->chunk > 0) : 1;
     s->once = s->chunks == 1 && !c->d_weight_add;
     s->makes_grads = (back || loss) && trains;
@@ -207,7 +222,7 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
         put(&n, &ok, s->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
     m->stats = put(&n, &ok, s->piecewise, R, 3, sizeof(double));
     m->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group),
-                    colo_logprob_i_slots(&c->logprob, colo_comm_size(l->group)));
+                    colo_logprob_i_segments(&c->logprob, colo_comm_size(l->group)));
     for (int i = 0; i < 2; i++) {
         m->z[i] = put(&n, &ok, i < s->buffers, s->chunk, s->z_stride, elem_of(c->logits_dtype));
         m->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), s->chunk,
@@ -217,8 +232,15 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
                       l->hidden, elem);
     }
     m->d_h = put(&n, &ok, grads && !c->frozen_hidden, s->chunk, l->hidden, elem);
-    m->d_h_sum = put(&n, &ok, grads && !c->frozen_hidden && s->blocks > 1 && elem == 2, s->chunk,
-                     l->hidden, sizeof(float));
+    const bool d_h = grads && !c->frozen_hidden;
+    const int64_t sum = s->segment && elem == 8 ? 8 : sizeof(float);
+    int64_t levels = 1;
+    for (int64_t i = s->segment ? l->columns / s->segment : 1; i > 1; i /= 2)
+        levels++;
+    m->d_h_sum = put(&n, &ok, d_h && (s->segment || (s->blocks > 1 && elem == 2)), s->chunk,
+                     l->hidden, levels * sum);
+    m->d_h_all = put(&n, &ok, d_h && s->segment && colo_comm_size(l->group) > 1, s->chunk,
+                     l->hidden, colo_comm_size(l->group) * sum);
     m->d_hidden =
         put(&n, &ok, grads && !c->frozen_hidden && c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER, T,
             l->hidden, elem);

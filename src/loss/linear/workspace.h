@@ -32,6 +32,7 @@ struct colo_linear_size {
     bool piecewise;        /* statistics are gathered and merged chunk by chunk */
     bool makes_logits, makes_d_logits, makes_grads, in_place; /* in place: d_logits over logits */
     bool once;                                                /* d_weight is written once */
+    int64_t segment;            /* columns a product; 0: all of a block */
     bool needs_weight;          /* multiplies by W: gathers a sharded head */
     int64_t buffers;            /* logits buffers in the workspace: 0, 1, 2 */
     int64_t z_stride, d_stride; /* elements from a row to the next */
@@ -45,7 +46,8 @@ struct colo_linear_memory {
     int64_t up[3], scale, stats, blocks;
     int64_t z[2], dz[2], h[2]; /* chunks */
     int64_t d_h, d_hidden;     /* chunk; [T, H] before a reduce-scatter */
-    int64_t d_h_sum;           /* chunk, of the sum dtype */
+    int64_t d_h_sum;           /* chunk, of the sum dtype; with segments one a level of the tree */
+    int64_t d_h_all;           /* chunks of all ranks, of the sum dtype */
     int64_t bias, reduce, gemm;
     int64_t bytes;
 };

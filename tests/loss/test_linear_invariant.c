@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_linear_invariant.c - with segments, the lm_head path gives the same bits on any number of
+ * ranks, for any chunk, and per token whatever tokens share its call. That the values are right,
+ * the fp64 oracle says.
+ */
+#include "loss/linear_case.h"
+
+enum { TOKENS = 11, HIDDEN = 20, VOCAB = 120, SEGMENT = 16, MODES = 4 };
+
+static const int32_t worlds[] = {1, 2, 4, 8};
+
+/* 8 segments of 16, the last with 8 columns of padding; tokens [lo, hi) of @from. */
+static void take(linear_case_t *c, const linear_case_t *from, int32_t ranks, int64_t lo, int64_t hi)
+{
+    uint64_t rng = 1;
+    const size_t n = (size_t)(hi - lo), h = (size_t)from->hidden;
+    linear_case_init(c, ranks, 1, hi - lo, from->vocab, from->hidden, from->dtype, &rng);
+    c->config = from->config;
+    c->has_bias = from->has_bias;
+    c->loss_mode = from->loss_mode;
+    c->start_early = from->start_early;
+    c->arrays = from->arrays;
+    c->prefill = from->prefill;
+    memcpy(c->factor, from->factor, sizeof c->factor);
+    for (int r = 0; r < ranks; r++) {
+        c->columns[r] = 8 * SEGMENT / ranks;
+        c->start[r] = r * c->columns[r];
+    }
+    memcpy(c->h[0], from->h[0] + lo * from->hidden, n * h * sizeof(double));
+    memcpy(c->w, from->w, (size_t)from->vocab * h * sizeof(double));
+    memcpy(c->b, from->b, (size_t)from->vocab * sizeof(double));
+    memcpy(c->targets[0], from->targets[0] + lo, n * sizeof(int64_t));
+    for (int k = 0; k < 3; k++)
+        memcpy(c->up[0][k], from->up[0][k] + lo, n * sizeof(double));
+}
+
+/* @c, whose tokens are those from @lo on of @whole. */
+static void same_bits(const linear_case_t *c, const linear_case_t *whole, int64_t lo, int mode)
+{
+    const size_t n = (size_t)c->tokens, h = (size_t)c->hidden, v = (size_t)c->vocab;
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            if (memcmp(c->out[r][k], whole->out[0][k] + lo, n * sizeof(double)) != 0)
+                fail_msg("%s, mode %d, W %d, rank %d, tokens from %d: output %d differs",
+                         colo_dtype_name(c->dtype), mode, (int)c->ranks, r, (int)lo, k);
+        const bool part = c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
+        const size_t rows = part ? n / (size_t)c->ranks : n;
+        if (memcmp(c->d_h[r], whole->d_h[0] + (lo + (part ? (int64_t)rows * r : 0)) * c->hidden,
+                   rows * h * sizeof(double)) != 0)
+            fail_msg("%s, mode %d, W %d, rank %d, tokens from %d: d_hidden differs",
+                     colo_dtype_name(c->dtype), mode, (int)c->ranks, r, (int)lo);
+    }
+    if (c->tokens == whole->tokens && (memcmp(c->d_w, whole->d_w, v * h * sizeof(double)) != 0 ||
+                                       memcmp(c->d_b, whole->d_b, v * sizeof(double)) != 0))
+        fail_msg("%s, mode %d, W %d: d_weight or d_bias differs", colo_dtype_name(c->dtype), mode,
+                 (int)c->ranks);
+}
+
+/* 0 logprob, 1 keep, 2 loss, 3 early */
+static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode, uint64_t *rng)
+{
+    linear_case_t drawn;
+    linear_case_init(&drawn, 1, 1, tokens, VOCAB, HIDDEN, dtype, rng);
+    linear_case_options(&drawn, LINEAR_TAU | LINEAR_SMOOTH | LINEAR_ENTROPY | LINEAR_LOSS |
+                                    LINEAR_BIAS | LINEAR_IGNORED);
+    linear_case_mode(&drawn, mode % 3);
+    if (mode == 3) {
+        drawn.config.mode = COLO_LINEAR_EARLY;
+        drawn.start_early = true;
+    }
+    drawn.config.logprob.segment = SEGMENT;
+    drawn.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
+    take(c, &drawn, 1, 0, tokens);
+    linear_case_free(&drawn);
+}
+
+T_CASE(a_head_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    static const int64_t cuts[] = {0, 1, 5, TOKENS};
+    uint64_t rng = t_seed();
+    for (int d = 0; d < 4; d++)
+        for (int mode = 0; mode < MODES; mode++) {
+            linear_case_t one, c;
+            if (mode == 3 && dtypes[d] == COLO_F64)
+                continue;
+            begin(&one, TOKENS, dtypes[d], mode, &rng);
+            assert_ok(linear_case_run(&one));
+            linear_case_compare(&one, "segments");
+            for (int w = 0; w < 4; w++) {
+                take(&c, &one, worlds[w], 0, TOKENS);
+                c.config.logprob.chunk_size = 3 * w;
+                assert_ok(linear_case_run(&c));
+                same_bits(&c, &one, 0, mode);
+                linear_case_free(&c);
+                for (int g = 0; g < 3 && dtypes[d] != COLO_F16; g++) {
+                    take(&c, &one, worlds[w], cuts[g], cuts[g + 1]);
+                    assert_ok(linear_case_run(&c));
+                    same_bits(&c, &one, cuts[g], mode);
+                    linear_case_free(&c);
+                }
+            }
+            linear_case_free(&one);
+        }
+}
+
+T_CASE(slices_of_d_hidden_in_segments_are_those_of_one_rank)
+{
+    uint64_t rng = t_seed() + 1;
+    for (int mode = 0; mode < MODES; mode++) {
+        linear_case_t one, c;
+        begin(&one, 8, COLO_BF16, mode, &rng);
+        assert_ok(linear_case_run(&one));
+        for (int w = 1; w < 4; w++) {
+            take(&c, &one, worlds[w], 0, 8);
+            c.config.d_hidden = COLO_D_HIDDEN_REDUCE_SCATTER;
+            assert_ok(linear_case_run(&c));
+            same_bits(&c, &one, 0, mode);
+            linear_case_free(&c);
+        }
+        linear_case_free(&one);
+    }
+}
+
+/* More rows than a chunk of the loss pass, and than one of backward. */
+T_CASE(sums_over_tokens_in_segments_do_not_depend_on_ranks_or_chunk_size)
+{
+    uint64_t rng = t_seed() + 2;
+    for (int mode = 0; mode < 3; mode += 2) {
+        linear_case_t one, c;
+        begin(&one, mode == 2 ? 2100 : 8300, COLO_BF16, mode, &rng);
+        assert_ok(linear_case_run(&one));
+        take(&c, &one, 4, 0, one.tokens);
+        c.config.logprob.chunk_size = 700;
+        assert_ok(linear_case_run(&c));
+        same_bits(&c, &one, 0, mode);
+        linear_case_free(&c);
+        linear_case_free(&one);
+    }
+}
+
+T_CASE(heads_that_segments_do_not_fill_and_partial_sums_are_refused)
+{
+    uint64_t rng = t_seed() + 3;
+    linear_case_t c;
+    begin(&c, 2, COLO_F32, 0, &rng);
+    c.columns[0] = VOCAB;
+    assert_fails(linear_case_run(&c), COLO_ERR_SHAPE,
+                 "the head has 120 rows here, expected 128 with segments of 16 on 1 ranks; pad it");
+    linear_case_free(&c);
+    begin(&c, 2, COLO_F32, 0, &rng);
+    linear_case_t two;
+    take(&two, &c, 2, 0, 2);
+    two.config.d_hidden = COLO_D_HIDDEN_PARTIAL;
+    assert_fails(linear_case_run(&two), COLO_ERR_ARG, "d_hidden is partial with segments");
+    linear_case_free(&two);
+    linear_case_free(&c);
+}
+
+T_MAIN("loss/linear_invariant")
