@@ -197,7 +197,7 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
 {
     struct alone *a = arg;
     float *d;
-    cudaGraph_t graph;
+    cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     colo_bridge_t *bridge = NULL;
     colo_layout_t src, dst;
@@ -245,6 +245,8 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     note(&a->v, r->rank, colo_comm_check(r->gpus));
     if (exec)
         cudaGraphExecDestroy(exec);
+    if (graph)
+        cudaGraphDestroy(graph);
     colo_bridge_destroy(&bridge);
     cudaFree(d);
     return COLO_OK;

@@ -21,6 +21,7 @@ int t_main(const char *name)
 
 int t_main_around(const char *name, int (*setup)(void **state), int (*teardown)(void **state))
 {
+    cmocka_set_test_filter(getenv("T_CASES"));
     return _cmocka_run_group_tests(name, cases, ncases, setup, teardown);
 }
 

@@ -23,7 +23,8 @@
 #define T_EXIT_SKIP 77
 
 /* T_CASE(name) { ... } is a test case. T_MAIN, or t_main() where there is more to do, runs those of
- * the file in their order; @name is that of the suite and of the program. */
+ * the file in their order, or those whose names match the pattern T_CASES (*, ?) of the environment;
+ * @name is that of the suite and of the program. */
 #define T_CASE(name)                                                \
     static void name(void **state);                                 \
     __attribute__((constructor)) static void t_case_of_##name(void) \

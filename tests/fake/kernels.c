@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernels.c - the kernels' launchers on the fake's streams: what the tables of host memory do, when
+ * the stream's turn comes. See fake.h.
+ *
+ * Left out, and never launched here: the lm_head's rows, whose products need cuBLASLt, and kernels
+ * that wait for peers, because no device reaches another one's memory.
+ */
+#include "fake.h"
+
+#include "combine.h"
+#include "losses-launch.h"
+#include "p2p.h"
+#include "progress.h"
+
+#include "comm/reduce.h"
+#include "core/box.h"
+#include "core/device.h"
+#include "loss/loss.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- boxes ---- */
+
+struct boxes {
+    void (*fn)(const struct boxes *b);
+    int64_t n, last;
+    size_t elem;
+    colo_dtype_t dtype;
+    colo_box_t box[]; /* [n] destinations, [n] sources; of a sum the destination and n sources */
+};
+
+static void boxes_run(void *arg)
+{
+    const struct boxes *b = arg;
+    b->fn(b);
+}
+
+static cudaError_t boxes(const struct boxes *like, const colo_box_t *dst, int64_t ndst,
+                         const colo_box_t *src, cudaStream_t stream)
+{
+    const size_t bytes = sizeof *like + (size_t)(ndst + like->n) * sizeof *dst;
+    struct boxes *b = malloc(bytes);
+    *b = *like;
+    memcpy(b->box, dst, (size_t)ndst * sizeof *dst);
+    memcpy(b->box + ndst, src, (size_t)like->n * sizeof *src);
+    const cudaError_t e = fake_enqueue(stream, boxes_run, NULL, b, bytes);
+    free(b);
+    return e;
+}
+
+static void copy_boxes(const struct boxes *b)
+{
+    (void)colo_ops_host.box_list(b->box, b->box + b->n, b->n, b->elem, NULL);
+}
+
+static void shift_boxes(const struct boxes *b)
+{
+    (void)colo_ops_host.box_shift(b->box, b->box + b->n, b->n, b->last, NULL);
+}
+
+static void sum_boxes(const struct boxes *b)
+{
+    (void)colo_ops_host.box_sum(b->box, b->box + 1, (int32_t)b->n, b->dtype, NULL);
+}
+
+cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                              size_t elem_size, cudaStream_t stream)
+{
+    if (n == 0)
+        return cudaSuccess;
+    FAKE_ENTER();
+    return boxes(&(struct boxes){.fn = copy_boxes, .n = n, .elem = elem_size}, dst, n, src, stream);
+}
+
+cudaError_t colo_k_boxes_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                               int64_t last, cudaStream_t stream)
+{
+    if (n == 0)
+        return cudaSuccess;
+    FAKE_ENTER();
+    return boxes(&(struct boxes){.fn = shift_boxes, .n = n, .last = last}, dst, n, src, stream);
+}
+
+cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                           colo_dtype_t dtype, cudaStream_t stream)
+{
+    FAKE_ENTER();
+    return boxes(&(struct boxes){.fn = sum_boxes, .n = n, .dtype = dtype}, dst, 1, src, stream);
+}
+
+struct half {
+    void *to;
+    const float *wide;
+    const void *half;
+    int64_t n;
+    colo_dtype_t to_dtype, dtype;
+};
+
+static void half_run(void *arg)
+{
+    const struct half *h = arg;
+    (void)colo_ops_host.half_sum(h->to, h->to_dtype, h->wide, h->half, h->dtype, h->n, NULL);
+}
+
+cudaError_t colo_k_half_sum(void *to, bool to_f32, const float *wide, const void *half,
+                            colo_dtype_t dtype, int64_t n, cudaStream_t stream)
+{
+    const struct half h = {to, wide, half, n, to_f32 ? COLO_F32 : dtype, dtype};
+    FAKE_ENTER();
+    return fake_enqueue(stream, half_run, NULL, &h, sizeof h);
+}
+
+/* ---- looking at memory ---- */
+
+struct look {
+    colo_box_t box;
+    size_t elem;
+    colo_dtype_t dtype;
+    unsigned long long *answer;
+};
+
+static void hash_run(void *arg)
+{
+    const struct look *l = arg;
+    uint64_t hash = 0;
+    (void)colo_ops_host.box_hash(&l->box, l->elem, &hash, NULL);
+    *l->answer += hash;
+}
+
+cudaError_t colo_k_box_hash(const colo_box_t *box, size_t elem_size, unsigned long long *sum,
+                            cudaStream_t stream)
+{
+    const struct look l = {*box, elem_size, COLO_U8, sum};
+    FAKE_ENTER();
+    return fake_enqueue(stream, hash_run, NULL, &l, sizeof l);
+}
+
+static void nonzero_run(void *arg)
+{
+    const struct look *l = arg;
+    int64_t first = -1;
+    (void)colo_ops_host.box_nonzero(&l->box, l->dtype, &first, NULL);
+    if ((unsigned long long)first < *l->answer)
+        *l->answer = (unsigned long long)first;
+}
+
+cudaError_t colo_k_box_nonzero(const colo_box_t *box, size_t elem_size, bool is_float,
+                               unsigned long long *first, cudaStream_t stream)
+{
+    static const colo_dtype_t floats[] = {[2] = COLO_F16, [4] = COLO_F32, [8] = COLO_F64};
+    static const colo_dtype_t others[] = {
+        [1] = COLO_U8, [2] = COLO_I16, [4] = COLO_I32, [8] = COLO_I64};
+    const struct look l = {*box, elem_size, (is_float ? floats : others)[elem_size], first};
+    FAKE_ENTER();
+    return fake_enqueue(stream, nonzero_run, NULL, &l, sizeof l);
+}
+
+struct masked {
+    const void *values;
+    const uint8_t *mask;
+    int64_t count, *den;
+    double *num;
+    colo_dtype_t dtype;
+};
+
+static void masked_run(void *arg)
+{
+    const struct masked *m = arg;
+    (void)colo_ops_host.masked_sum(m->values, m->dtype, m->mask, m->count, m->num, m->den, NULL);
+}
+
+cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                              int64_t count, double *num, int64_t *den, cudaStream_t stream)
+{
+    const struct masked m = {values, mask, count, den, num, dtype};
+    FAKE_ENTER();
+    return fake_enqueue(stream, masked_run, NULL, &m, sizeof m);
+}
+
+/* ---- losses: the pass is copied, what it points to is device memory ---- */
+
+#define PASS(launcher, type, entry)                                      \
+    static void launcher##_run(void *arg)                                \
+    {                                                                    \
+        (void)colo_loss_host.entry(arg, NULL);                           \
+    }                                                                    \
+    cudaError_t launcher(const struct type *p, cudaStream_t stream)      \
+    {                                                                    \
+        FAKE_ENTER();                                                    \
+        return fake_enqueue(stream, launcher##_run, NULL, p, sizeof *p); \
+    }
+
+PASS(colo_k_logprob_stats, colo_logprob_pass, logprob_stats)
+PASS(colo_k_logprob_merge, colo_logprob_pass, logprob_merge)
+PASS(colo_k_logprob_grad, colo_logprob_pass, logprob_grad)
+PASS(colo_k_topk_rows, colo_topk_pass, topk_rows)
+PASS(colo_k_topk_given, colo_topk_pass, topk_local)
+PASS(colo_k_topk_largest, colo_topk_pass, topk_local)
+PASS(colo_k_topk_merge, colo_topk_pass, topk_merge)
+PASS(colo_k_topk_sum, colo_topk_pass, topk_sum)
+PASS(colo_k_topk_fix, colo_topk_pass, topk_fix)
+PASS(colo_k_distill_stats, colo_distill_pass, distill_stats)
+PASS(colo_k_distill_merge, colo_distill_pass, distill_merge)
+PASS(colo_k_distill_grad, colo_distill_pass, distill_grad)
+PASS(colo_k_sequence_targets, colo_sequence_pass, sequence_targets)
+PASS(colo_k_sequence_mask, colo_sequence_pass, sequence_mask)
+PASS(colo_k_sequence_scatter, colo_sequence_pass, sequence_scatter)
+PASS(colo_k_sequence_gather, colo_sequence_pass, sequence_gather)
+PASS(colo_k_weighted_local, colo_weighted_pass, weighted_local)
+PASS(colo_k_weighted_finish, colo_weighted_pass, weighted_finish)
+PASS(colo_k_mean_grad, colo_mean_grad_pass, mean_grad)
+
+/* ---- between ranks ---- */
+
+struct combine {
+    void *dst;
+    const char *parts;
+    const void *mine;
+    int64_t stride, count;
+    int32_t own, ranks;
+    colo_dtype_t dtype;
+    colo_redop_t op;
+};
+
+static void combine_run(void *arg)
+{
+    const struct combine *c = arg;
+    const void **src = malloc((size_t)c->ranks * sizeof *src);
+    for (int32_t r = 0; r < c->ranks; r++)
+        src[r] = r == c->own ? c->mine : c->parts + r * c->stride;
+    colo_reduce_host(c->dst, src, c->ranks, 0, c->count, c->dtype, c->op);
+    free(src);
+}
+
+cudaError_t colo_k_combine(void *dst, const void *parts, int64_t stride, const void *mine,
+                           int32_t own, int32_t ranks, int64_t count, colo_dtype_t dtype,
+                           colo_redop_t op, cudaStream_t stream)
+{
+    const struct combine c = {dst, parts, mine, stride, count, own, ranks, dtype, op};
+    FAKE_ENTER();
+    return fake_enqueue(stream, combine_run, NULL, &c, sizeof c);
+}
+
+struct progress {
+    int64_t *word, *count, *about, what[4];
+};
+
+static void progress_run(void *arg)
+{
+    const struct progress *p = arg;
+    for (int i = 0; p->about && i < 4; i++)
+        __atomic_store_n(&p->about[i], p->what[i], __ATOMIC_RELAXED);
+    __atomic_store_n(p->word, ++*p->count, __ATOMIC_RELEASE);
+}
+
+cudaError_t colo_k_progress(int64_t *word, int64_t *count, int64_t *about, const int64_t *what,
+                            cudaStream_t stream)
+{
+    struct progress p = {.word = word, .count = count, .about = about};
+    if (about)
+        memcpy(p.what, what, sizeof p.what);
+    FAKE_ENTER();
+    return fake_enqueue(stream, progress_run, NULL, &p, sizeof p);
+}
+
+cudaError_t colo_k_combine_load(void)
+{
+    FAKE_ENTER();
+    return cudaSuccess;
+}
+
+cudaError_t colo_k_progress_load(void)
+{
+    FAKE_ENTER();
+    return cudaSuccess;
+}
+
+/* ---- left out ---- */
+
+#define NONE(launcher, ...)           \
+    cudaError_t launcher(__VA_ARGS__) \
+    {                                 \
+        fake_misused(__func__);       \
+        return cudaErrorNotSupported; \
+    }
+
+NONE(colo_k_p2p, colo_k_p2p_t *d, cudaStream_t stream)
+NONE(colo_k_p2p_load, int32_t *blocks)
+NONE(colo_k_p2p_try, const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me,
+     cudaStream_t stream)
+NONE(colo_k_gather_begin, const colo_k_p2p_t *d, cudaStream_t stream)
+NONE(colo_k_gather_end, const colo_k_p2p_t *d, cudaStream_t stream)
+NONE(colo_k_gather_load, void)
+NONE(colo_k_rows_compact, const struct colo_linear_rows *p, cudaStream_t stream)
+NONE(colo_k_rows_upstream, const struct colo_linear_upstream_rows *u, cudaStream_t stream)
+NONE(colo_k_rows_factor, float *to, const float *from, double factor, const float *by,
+     cudaStream_t stream)
+NONE(colo_k_rows_scatter, const struct colo_linear_scatter *s, cudaStream_t stream)
+NONE(colo_k_rows_gather, const struct colo_linear_rows *p, int64_t lo, int64_t hi, int64_t hidden,
+     void *to, const void *from, int64_t from_stride, colo_dtype_t dtype, cudaStream_t stream)
+NONE(colo_k_rows_restore, const struct colo_linear_rows *p, int64_t lo, int64_t hi, int64_t hidden,
+     void *to, int64_t to_stride, const void *from, colo_dtype_t dtype, cudaStream_t stream)
+NONE(colo_k_rows_clear, const struct colo_linear_rows *p, int64_t hidden, void *to,
+     int64_t to_stride, colo_dtype_t dtype, cudaStream_t stream)
+NONE(colo_k_rows_sum, const void *z, int64_t stride, colo_dtype_t dtype, int64_t rows,
+     int64_t columns, const float *scale, void *to, int64_t to_step, double beta,
+     cudaStream_t stream)
+NONE(colo_k_rows_convert, void *to, int64_t to_stride, colo_dtype_t to_dtype, const void *from,
+     int64_t from_stride, colo_dtype_t from_dtype, int64_t rows, int64_t columns,
+     cudaStream_t stream)

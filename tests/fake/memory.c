@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* memory.c - memory of devices and pinned memory, and copies. See fake.h. */
+#include "fake.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct block {
+    struct block *next;
+    char *base;
+    size_t bytes;
+    int device;
+    bool pinned;
+};
+
+static const size_t TOTAL = (size_t)1 << 34; /* of a device */
+
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct block *blocks;
+
+/* The block that holds @p; under the lock. */
+static struct block *find(const void *p)
+{
+    struct block *b = blocks;
+    while (b && ((const char *)p < b->base || (const char *)p >= b->base + b->bytes))
+        b = b->next;
+    return b;
+}
+
+static bool find_copy(const void *p, struct block *copy)
+{
+    pthread_rwlock_rdlock(&lock);
+    const struct block *b = find(p);
+    if (b)
+        *copy = *b;
+    pthread_rwlock_unlock(&lock);
+    return b != NULL;
+}
+
+static cudaError_t take(void **p, size_t bytes, bool pinned)
+{
+    struct block *b = calloc(1, sizeof *b);
+    void *base = NULL;
+    if (!b || posix_memalign(&base, 256, bytes ? bytes : 1) != 0) {
+        free(b);
+        return fake_error(cudaErrorMemoryAllocation);
+    }
+    memset(base, 0xa5, bytes);
+    *b = (struct block){.base = base, .bytes = bytes, .device = fake_device(), .pinned = pinned};
+    pthread_rwlock_wrlock(&lock);
+    b->next = blocks;
+    blocks = b;
+    pthread_rwlock_unlock(&lock);
+    fake_count(pinned ? FAKE_PINNED : FAKE_MEMORY, 1);
+    *p = base;
+    return cudaSuccess;
+}
+
+static cudaError_t give(void *p)
+{
+    pthread_rwlock_wrlock(&lock);
+    struct block **at = &blocks;
+    while (*at && (*at)->base != p)
+        at = &(*at)->next;
+    struct block *b = *at;
+    if (b)
+        *at = b->next;
+    pthread_rwlock_unlock(&lock);
+    if (!b) {
+        fake_misused("memory is freed that is not there");
+        return fake_error(cudaErrorInvalidValue);
+    }
+    fake_count(b->pinned ? FAKE_PINNED : FAKE_MEMORY, -1);
+    free(b->base);
+    free(b);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    FAKE_ENTER();
+    FAKE_TRY(fake_outside_captures());
+    return take(p, bytes, false);
+}
+
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
+{
+    FAKE_ENTER();
+    FAKE_TRY(fake_outside_captures());
+    return take(p, bytes, true);
+}
+
+cudaError_t cudaMallocHost(void **p, size_t bytes)
+{
+    FAKE_ENTER();
+    FAKE_TRY(fake_outside_captures());
+    return take(p, bytes, true);
+}
+
+cudaError_t cudaFree(void *p)
+{
+    struct block b;
+    if (!p)
+        return cudaSuccess;
+    const cudaError_t e = fake_enter(fake_device(), __func__);
+    FAKE_TRY(fake_outside_captures());
+    if (find_copy(p, &b))
+        fake_wait_device(b.device);
+    const cudaError_t freed = give(p);
+    return e != cudaSuccess ? e : freed;
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    if (!p)
+        return cudaSuccess;
+    const cudaError_t e = fake_enter(fake_device(), __func__);
+    FAKE_TRY(fake_outside_captures());
+    fake_wait_device(fake_device());
+    const cudaError_t freed = give(p);
+    return e != cudaSuccess ? e : freed;
+}
+
+cudaError_t cudaMallocAsync(void **p, size_t bytes, cudaStream_t stream)
+{
+    FAKE_ENTER();
+    return take(p, bytes, false);
+}
+
+static void give_later(void *arg)
+{
+    (void)give(*(void **)arg);
+}
+
+cudaError_t cudaFreeAsync(void *p, cudaStream_t stream)
+{
+    const cudaError_t e = fake_enter(fake_device(), __func__);
+    const cudaError_t freed = fake_enqueue(stream, give_later, NULL, &p, sizeof p);
+    return e != cudaSuccess ? e : freed;
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
+{
+    size_t used = 0;
+    FAKE_ENTER();
+    pthread_rwlock_rdlock(&lock);
+    for (const struct block *b = blocks; b; b = b->next)
+        used += b->pinned || b->device != fake_device() ? 0 : b->bytes;
+    pthread_rwlock_unlock(&lock);
+    *total = TOTAL;
+    *available = TOTAL - used;
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *p)
+{
+    struct block b;
+    FAKE_ENTER();
+    memset(a, 0, sizeof *a);
+    a->device = -1;
+    if (find_copy(p, &b)) {
+        a->type = b.pinned ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+        a->device = b.device;
+        a->devicePointer = (void *)(uintptr_t)p;
+        a->hostPointer = b.pinned ? a->devicePointer : NULL;
+    }
+    return cudaSuccess;
+}
+
+/* ---- copies ---- */
+
+struct copy {
+    char *to;
+    const char *from;
+    size_t to_pitch, from_pitch, width, height;
+    int value; /* instead of @from */
+};
+
+static void copy_run(void *arg)
+{
+    const struct copy *c = arg;
+    for (size_t i = 0; i < c->height; i++)
+        if (c->from)
+            memcpy(c->to + i * c->to_pitch, c->from + i * c->from_pitch, c->width);
+        else
+            memset(c->to + i * c->to_pitch, c->value, c->width);
+}
+
+/* Are all @bytes of @p in one block, or none; @pageable: set if none. */
+static bool check(const void *p, size_t bytes, bool *pageable)
+{
+    struct block b;
+    if (!p || bytes == 0)
+        return true;
+    if (!find_copy(p, &b)) {
+        *pageable = true;
+        return true;
+    }
+    if ((size_t)((const char *)p - b.base) + bytes <= b.bytes)
+        return true;
+    fake_misused("a copy passes the end of its memory");
+    return false;
+}
+
+static cudaError_t copy(const struct copy *c, cudaStream_t stream, bool wait)
+{
+    if (c->width == 0 || c->height == 0)
+        return cudaSuccess;
+    if (!check(c->to, c->to_pitch * (c->height - 1) + c->width, &wait) ||
+        !check(c->from, c->from_pitch * (c->height - 1) + c->width, &wait))
+        return fake_error(cudaErrorInvalidValue);
+    FAKE_TRY(fake_enqueue(stream, copy_run, NULL, c, sizeof *c));
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(stream, &capture);
+    return wait && capture == cudaStreamCaptureStatusNone ? cudaStreamSynchronize(stream)
+                                                          : cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    FAKE_ENTER();
+    FAKE_TRY(fake_outside_captures());
+    return copy(&(struct copy){to, from, bytes, bytes, bytes, 1, 0}, NULL, true);
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    FAKE_ENTER();
+    return copy(&(struct copy){to, from, bytes, bytes, bytes, 1, 0}, stream, false);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream)
+{
+    FAKE_ENTER();
+    return copy(&(struct copy){to, from, to_pitch, from_pitch, width, height, 0}, stream, false);
+}
+
+cudaError_t cudaMemset(void *p, int value, size_t bytes)
+{
+    FAKE_ENTER();
+    FAKE_TRY(fake_outside_captures());
+    return copy(&(struct copy){p, NULL, bytes, bytes, bytes, 1, value}, NULL, true);
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
+{
+    FAKE_ENTER();
+    return copy(&(struct copy){p, NULL, bytes, bytes, bytes, 1, value}, stream, false);
+}
+
+/* ---- memory that others open ---- */
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
+{
+    struct block b;
+    FAKE_ENTER();
+    if (!find_copy(p, &b) || b.pinned)
+        return fake_error(cudaErrorInvalidValue);
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle, &b.base, sizeof b.base);
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags)
+{
+    struct block b;
+    FAKE_ENTER();
+    memcpy(p, &handle, sizeof *p);
+    return find_copy(*p, &b) ? cudaSuccess : fake_error(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *p)
+{
+    return fake_enter(fake_device(), __func__);
+}
+
+static int address_range(unsigned long long *base, size_t *bytes, unsigned long long p)
+{
+    struct block b;
+    if (!find_copy((const void *)(uintptr_t)p, &b))
+        return (int)cudaErrorInvalidValue;
+    *base = (uintptr_t)b.base;
+    *bytes = b.bytes;
+    return 0;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fn, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+    int (*range)(unsigned long long *, size_t *, unsigned long long) = address_range;
+    FAKE_ENTER();
+    if (strcmp(symbol, "cuMemGetAddressRange") != 0)
+        return fake_error(cudaErrorSymbolNotFound);
+    memcpy(fn, &range, sizeof range);
+    *found = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+}
