@@ -323,17 +323,26 @@ MUTANTS = {
     'gradients that may be asked for again are scaled in place': (
         'torch/linear.py', 'd.dtype is ctx.dtype and not ctx.entropy', 'd.dtype is ctx.dtype', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
+    'each shape makes a bridge of its own': (
+        'torch/bridge.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
+        'test_shapes_share'),
+    'memory grows for shapes that fit': (
+        'torch/arena.py', 'return all(map(int.__le__, counts, self.counts)) and', 'return counts == self.counts and',
+        'test_torch_arena.py', 'test_shapes_share'),
+    'a backward runs in the shape of the last call': (
+        'torch/bridge.py', 'if shape == self.shape:', 'if self.shape is not None and self.shape[2] == shape[2]:',
+        'test_torch_arena.py', 'test_shapes_share'),
     'a block is given away twice': (
-        'torch/arena.py', 'block = free.popleft()', 'block = free[0]', 'test_torch_arena.py',
+        'torch/arena.py', 'offset = free.popleft()', 'offset = free[0]', 'test_torch_arena.py',
         'test_blocks_come_back'),
     'a block is used again before the stream that had it is done': (
-        'torch/arena.py', 'stream.wait_stream(block.stream)', 'pass', 'test_torch_arena.py',
+        'torch/arena.py', 'stream.wait_stream(last)', 'pass', 'test_torch_arena.py',
         'test_another_stream_waits'),
     'the workspace is used again before the stream that had it is done': (
         'torch/arena.py', 'stream.wait_stream(self._last)', 'pass', 'test_torch_arena.py',
         'test_another_stream_waits'),
     'a graph has a block that others get': (
-        'torch/arena.py', 'if not free or self._capturing():', 'if not free:', 'test_torch_arena.py',
+        'torch/arena.py', 'not self.reached[1 - side] or region._capturing()', 'not self.reached[1 - side]', 'test_torch_arena.py',
         'test_captured_calls'),
     'sums are read from a workspace that has something else': (
         'torch/arena.py', 'workspace.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),

@@ -22,6 +22,7 @@ from colobridge import bridge as core  # noqa: E402
 from colobridge import memory  # noqa: E402
 from colobridge.errors import STATUS  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
+from colobridge.torch.bridge import _reach  # noqa: E402
 import ragged_case  # noqa: E402
 from ragged_case import Case  # noqa: E402
 from test_torch_bridge import PAIRS, carries  # noqa: E402
@@ -163,6 +164,38 @@ def blocks(rank):
 
 def test_blocks_come_back_when_no_tensor_has_them_and_a_rank_without_one_copies(world):
     world.run(blocks)
+
+
+def shapes(rank):
+    """One bridge and one memory for all shapes, whose outputs live together and whose backwards come in any order."""
+    made, was = [], core.Bridge
+
+    def counted(*args, **options):
+        made.append(was(*args, **options))
+        return made[-1]
+    with reached(buffers=3):
+        core.Bridge = counted
+        try:
+            carry, has = ct.Bridge(*FAN_IN, group=dist.group.WORLD), []
+            for features, rows in ((8, (16, 4, 12, 8, 16)), (9, (20, 4))):
+                held = []
+                for k, n in enumerate(rows):
+                    x = torch.full((1, n, features), float(10 * k + rank), requires_grad=True)
+                    held.append((x, carry(x)))
+                    has.append(carry._last[1].arena.memory)
+                for k, (x, y) in enumerate(held):
+                    want = torch.tensor([10.0 * k + rank // 2 * 2 + r for r in range(2)])
+                    assert torch.equal(y, want[:, None, None].expand(2, rows[k], features))
+                for x, y in held[::2] + held[1::2]:
+                    y.backward(y.detach())
+                    assert torch.equal(x.grad, 2 * x.detach())  # of two context ranks
+            assert len(made) == 1 and len(set(has)) == 2 and has[0] is has[4] and has[4].nbytes < has[5].nbytes
+        finally:
+            core.Bridge = was
+
+
+def test_shapes_share_a_bridge_and_its_memory(world):
+    world.run(shapes)
 
 
 def saved(rank):
@@ -399,7 +432,8 @@ def made(sums=False, buffers=2):
     counts = (6, 12)
     nbytes = arena.nbytes_of(counts, args[0], *args[1:], buffers)
     held = cb.Memory.alloc(comm, nbytes)
-    return arena.Arena(held, torch.device('cpu'), args[0], ((1, 2, 3), (2, 2, 3)), *args[1:], buffers)
+    region = arena.Region(held, torch.device('cpu'), args[0], counts, *args[1:], buffers)
+    return arena.Arena(region, ((1, 2, 3), (2, 2, 3)), args[1])
 
 
 def test_blocks_lie_apart_and_within():
@@ -412,7 +446,7 @@ def test_blocks_lie_apart_and_within():
         assert len(parts) == 1 + buffers * (1 if sums else 2)
         spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for t in parts)
         assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:]))
-        assert at.begin <= spans[0][0] and spans[-1][1] <= at.end
+        assert at.region.begin <= spans[0][0] and spans[-1][1] <= at.region.end
 
 
 def test_another_stream_waits_for_the_one_that_had_the_block():
@@ -431,11 +465,11 @@ def test_another_stream_waits_for_the_one_that_had_the_block():
 def test_captured_calls_take_the_workspace():
     at, a, b = made(), Stream(), Stream()
     at.instead(0, torch.zeros(2, 2, 3), a)
-    at._capturing = lambda: True
+    at.region._capturing = lambda: True
     assert at.lend(0, lambda: a) is None and at.lend(1, lambda: a) is None
     at.instead(0, torch.zeros(2, 2, 3), b)
     assert b.waited == []  # would end the capture
-    at._capturing = lambda: False
+    at.region._capturing = lambda: False
     at.instead(0, torch.zeros(2, 2, 3), a)
     assert a.waited == [] and at.lend(1, lambda: a) is not None
 
@@ -517,7 +551,8 @@ def test_what_is_reached_goes_by_the_hosts_too(monkeypatch):
             plan = cb.Plan(carry.src, carry.dst, shape, comm.rank, ranks_per_node=per, one_level=True,
                            nodes=None if per else nodes)
             found.append(tuple(map(plan.reached, ('forward', 'backward'))))
-            assert carry._reach(comm, shape, memory.s.DTYPES.index('f32'), False)[0] == found[-1]
+            assert _reach(carry.src, carry.dst, carry._options, comm, shape, memory.s.DTYPES.index('f32'), False,
+                          comm.rank)[0] == found[-1]
         return found[0] != found[1]
     for nodes in (None, [0, 1, 1, 0, 0, 1, 0, 1]):
         monkeypatch.setenv('COLO_NODE', ','.join(map(str, nodes)) if nodes else '')

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of one bridge that peers write into, and the tensors in it.
 
-Peers reach registered memory only, and PyTorch's allocator has none. So a bridge of a shape has an arena:
-a workspace tensor, out of which a call's output is copied into an ordinary one, and, when it is asked for, a
-few blocks that are handed out as outputs themselves and come back when no tensor has the storage any more.
+Peers reach registered memory only, and PyTorch's allocator has none. So a bridge has a region: a workspace, out
+of which a call's output is copied into an ordinary tensor, and, when it is asked for, a few blocks that are
+handed out as outputs themselves and come back when no tensor has the storage any more. Shapes share it, each
+by an arena of its own, and it grows to the largest one.
 Where an output lies is a rank's own business: its word to the others carries the address. So ranks need
 not agree on it, a rank that has no block left copies, and no rank waits for another's garbage collector.
 
@@ -16,7 +17,6 @@ Left to others: which tensors are reached, and when memory is made (bridge.py).
 from __future__ import annotations
 
 import collections
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,18 +78,22 @@ def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:
 
 def nbytes_of(counts: tuple[int, int], dtype: int, reached: tuple[bool, bool], sums: bool,
               buffers: int) -> int:
-    """Of an arena; the arguments are Arena's, counts: elements of x's and y's side."""
+    """Of a region; the arguments are Region's."""
     sizes = [_padded(n, s.DTYPE_SIZE[dtype]) for n in counts]
     return (max(reached[0] * sizes[1], reached[1] * sizes[1 if sums else 0])
             + buffers * (reached[0] * sizes[1] + (reached[1] and not sums) * sizes[0]))
 
 
 class _Block(Loan):
-    """stream: on which it was somebody's tensor."""
+    """A tensor of one shape at @offset of a region; owner: of the region's memory."""
 
-    def __init__(self, view: s.Tensor, side: int):
+    def __init__(self, view: s.Tensor, side: int, offset: int, owner: Any):
         super().__init__(view)
-        self.side, self.stream = side, None
+        self.side, self.offset, self.owner = side, offset, owner
+
+
+def _returned(block: Any) -> None:
+    block.owner.free[block.side].append(block.offset)
 
 
 class _Ordered:
@@ -105,65 +109,84 @@ class _Ordered:
             self._last = stream
 
 
-class Arena(_Ordered):
-    """shapes: of x's side (0) and y's (1). reached: do peers reach this rank's tensor, forward (its y) and
-    backward (its d_x, or with sums its d_y). buffers: blocks of each output."""
+class Region(_Ordered):
+    """counts: elements of x's side (0) and y's (1), at most. reached: may peers reach this rank's tensor, forward
+    (its y) and backward (its d_x, or with sums its d_y). buffers: blocks of each output."""
 
-    def __init__(self, memory: Memory, device: Any, dtype: int, shapes: tuple[Any, Any],
+    def __init__(self, memory: Memory, device: Any, dtype: int, counts: tuple[int, int],
                  reached: tuple[bool, bool], sums: bool, buffers: int):
         import torch
-        from torch.utils.dlpack import from_dlpack
-        self._take = from_dlpack
-        self.memory, self.reached, self.sums = memory, reached, sums
+        self.memory, self.device, self.dtype = memory, device, dtype
+        self.counts, self.reached, self.sums = counts, reached, sums
         self.side = 1, 1 if sums else 0  # of the tensor that is reached
         self.begin, self.end = memory.data, memory.data + memory.nbytes
-        self.copied = 0
-        self._device = device.index if device.type == 'cuda' else -1
+        self.captured = False  # by a graph, which may be replayed at any time
         self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
-        self._dtype, self._shapes = s.DTYPES[dtype], shapes
-        sizes = [_padded(math.prod(shape), s.DTYPE_SIZE[dtype]) for shape in shapes]
-        self.workspace: list[Any] = [
-            from_dlpack(self._array(0, self.side[direction]).__dlpack__()) if reached[direction] else None
-            for direction in (0, 1)]
+        sizes = [_padded(n, s.DTYPE_SIZE[dtype]) for n in counts]
         at = max((sizes[self.side[direction]] for direction in (0, 1) if reached[direction]), default=0)
-        self._free: list[Any] = [collections.deque(), collections.deque()]
+        self.free: list[Any] = [collections.deque(), collections.deque()]  # offsets of blocks
+        self.streams: dict[int, Any] = {}  # by offset: on which the block was somebody's tensor
         for direction in (0, 1):
             if reached[direction] and not (direction and sums):
                 for _ in range(buffers):
-                    self._free[1 - direction].append(_Block(self._array(at, 1 - direction).view, 1 - direction))
+                    self.free[1 - direction].append(at)
                     at += sizes[1 - direction]
 
-    def _array(self, offset: int, side: int) -> Array:
-        return self.memory.array(self._dtype, self._shapes[side], offset, device=self._device)
+    def fits(self, counts: tuple[int, int], reached: tuple[bool, bool]) -> bool:
+        """Is there room for tensors of so many elements."""
+        return all(map(int.__le__, counts, self.counts)) and all(map(bool.__le__, reached, self.reached))
 
-    def _returned(self, block: Any) -> None:
-        self._free[block.side].append(block)
+
+class Arena:
+    """What a shape has of a region. shapes: of x's side (0) and y's (1). reached: as Region's, in this shape."""
+
+    def __init__(self, region: Region, shapes: tuple[Any, Any], reached: tuple[bool, bool]):
+        from torch.utils.dlpack import from_dlpack
+        self._take = from_dlpack
+        self.region, self.reached, self.sums, self.side = region, reached, region.sums, region.side
+        self.memory, self._shapes = region.memory, shapes
+        self.copied = 0
+        self._blocks: dict[tuple[int, int], _Block] = {}  # by side and offset
+        self.workspace: list[Any] = [
+            from_dlpack(self._array(0, self.side[direction]).__dlpack__()) if reached[direction] else None
+            for direction in (0, 1)]
+
+    def _array(self, offset: int, side: int) -> Array:
+        region = self.region
+        return region.memory.array(s.DTYPES[region.dtype], self._shapes[side], offset,
+                                   device=region.device.index if region.device.type == 'cuda' else -1)
 
     def holds(self, t: Any) -> bool:
         """Does a tensor lie in this memory, so that peers reach it."""
-        return self.begin <= t.data_ptr() < self.end
+        return self.region.begin <= t.data_ptr() < self.region.end
 
     def lend(self, side: int, current: Callable[[], Any]) -> Any:
         """A block as a tensor for the current stream, None where there is none, or none for a captured
         call."""
-        free = self._free[side]
-        if not free or self._capturing():
+        region = self.region
+        free = region.free[side]
+        if not free or not self.reached[1 - side] or region._capturing():
             return None
         stream = current()
         try:
-            block = free.popleft()
+            offset = free.popleft()
         except IndexError:  # another thread was faster
             return None
-        if block.stream is not None and block.stream != stream:
-            stream.wait_stream(block.stream)
-        block.stream = stream
-        return self._take(block.give(self._returned))
+        last = region.streams.get(offset)
+        if last is not None and last != stream:
+            stream.wait_stream(last)
+        region.streams[offset] = stream
+        block = self._blocks.get((side, offset))
+        if block is None:
+            block = self._blocks[side, offset] = _Block(self._array(offset, side).view, side, offset, region)
+        return self._take(block.give(_returned))
 
     def instead(self, direction: int, own: Any, stream: Any) -> Any:
         """The workspace, for a tensor that peers do not reach. What a call reads is copied here, what it
         writes is copied by the caller."""
-        workspace = self.workspace[direction]
-        self._follow(stream)
+        workspace, region = self.workspace[direction], self.region
+        region.captured = region.captured or region._capturing()
+        region._follow(stream)
         if direction and self.sums:
             workspace.copy_(own)
         self.copied += 1

@@ -12,7 +12,7 @@ from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
 from ..comm import Comm
-from ..errors import STATUS, ArgumentError, Error, MismatchError
+from ..errors import STATUS, ArgumentError, Error, FailedError, MismatchError
 from ..grid import Grid
 from ..layout import Layout, parts_of
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, Plan, choice
@@ -23,7 +23,7 @@ from . import ragged as ragged_batches
 from . import ranks as groups
 from .tensors import checked, eager, once
 
-_KEPT = 8  # bridges of other shapes, dtypes or devices; each holds the workspace of its shape
+_KEPT = 64  # shapes whose views are kept
 
 
 def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
@@ -71,18 +71,114 @@ def _doing(shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
     return dict(zip(('samples', 'rows', 'features', 'positions'), shape), dtype=str(dtype))
 
 
-class _Ready:
-    """A bridge of one shape, with views that only lack an address: most tensors are contiguous."""
+def _reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: tuple[int, ...], dtype: int,
+           no_grad: bool, rank: int) -> Any:
+    """(which tensors of @rank peers reach, forward and backward; are gradients summed; elements of its x and
+    y). What cannot be is left to the bridge to say, on all ranks."""
+    ranks = max(layout.grid.offset + layout.grid.size for layout in (src, dst))
+    nodes = None if options['ranks_per_node'] else comm.node_of_world_ranks(ranks)
+    try:
+        plan = Plan(src, dst, shape, rank, dtype=s.DTYPES[dtype], output=options['output'], grad=options['grad'],
+                    no_grad=no_grad, one_level=True, ranks_per_node=options['ranks_per_node'], nodes=nodes)
+        counts = (src.count(rank, *shape[:3]), dst.count(rank, *shape[:3], full_rows=options['output'] == 'full'))
+    except Error:
+        return (False, False), False, (0, 0)
+    return (plan.reached('forward'), plan.reached('backward')), plan.addends > 1, counts
 
-    def __init__(self, bridge: core.Bridge, dtype: int, device: Any, arena: Any = None):
-        self.bridge, self.shapes = bridge, (bridge.src_shape, bridge.dst_shape)
+
+def _grown(need: int, has: int) -> int:
+    """At least what is needed, and a quarter more than there is if that is too little."""
+    return has if need <= has else max(need, has * 5 // 4)
+
+
+class _Core:
+    """The bridge of one dtype on one device, which takes one shape after the other, and the memory that peers
+    write into. make: a core.Bridge of a shape and transport, and did it have to be another transport."""
+
+    def __init__(self, comm: Comm, device: Any, dtype: int, make: Callable[..., tuple[core.Bridge, bool]],
+                 reach: Callable[[tuple[int, ...], int], Any], buffers: int, shape: tuple[int, ...],
+                 transport: str, peers: bool):
+        self.comm, self.device, self.dtype, self.reach = comm, device, dtype, reach
+        self.buffers, self.region = buffers, None
+        self._needed = transport == 'peer'
+        self._graphs: list[arenas.Region] = []  # regions that a graph has
+        self._fits: set[tuple[int, ...]] = set()  # shapes, the region
+        if peers and self._fit(shape):
+            transport = 'peer'
+        self.bridge, far = make('nccl' if transport == 'auto' else transport, shape)
+        self.shape = shape
+        if far:
+            self.region = None
+
+    def _fit(self, shape: tuple[int, ...]) -> bool:
+        """Have memory for a shape; what all ranks need is the same everywhere, so all of them come to make it, or
+        none. False on all ranks: there is no such memory."""
+        if shape in self._fits:
+            return True
+        each = [self.reach(shape, self.comm.world_rank(r)) for r in range(self.comm.size)]
+        counts = max(e[2][0] for e in each), max(e[2][1] for e in each)
+        reached = any(e[0][0] for e in each), any(e[0][1] for e in each)
+        old, sums = self.region, any(e[1] for e in each)
+        if old is not None and old.fits(counts, reached):
+            self._fits.add(shape)
+            return True
+        if old is not None:
+            if old._capturing():
+                raise FailedError("bridge: a capture needs memory that peers reach for %s, and there is less; run one "
+                                  "step of this shape before" % (shape,), STATUS['ERR_STATE'])
+            reached = reached[0] or old.reached[0], reached[1] or old.reached[1]
+            counts = _grown(counts[0], old.counts[0]), _grown(counts[1], old.counts[1])
+        nbytes = arenas.nbytes_of(counts, self.dtype, reached, sums, self.buffers)
+        memory = arenas.memory_of(self.comm, nbytes, self._needed or old is not None)
+        if memory is None:
+            return False
+        if old is not None and old.captured:
+            self._graphs.append(old)
+        self.region = arenas.Region(memory, self.device, self.dtype, counts, reached, sums, self.buffers)
+        self._fits = {shape}
+        return True
+
+    def take(self, shape: tuple[int, ...]) -> None:
+        """Be of this shape; all ranks come to the same."""
+        if shape == self.shape:
+            return
+        try:
+            if self.region is not None:
+                self._fit(shape)
+            self.bridge.reshape(shape)
+        except Error as why:
+            groups.refuse(self.comm, why)
+            raise
+        self.shape = shape
+
+
+class _Ready:
+    """A shape of a bridge, with views that only lack an address: most tensors are contiguous."""
+
+    def __init__(self, core: _Core, shape: tuple[int, ...]):
+        core.take(shape)
+        self.core, self.shape, self.bridge, device = core, shape, core.bridge, core.device
+        self.shapes = core.bridge.src_shape, core.bridge.dst_shape
         mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
-        self.views = [make(0, dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
-        self.device, self.arena = device, arena and arena(self.shapes)
+        self.views = [make(0, core.dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
+        self.device = device
         self.cuda = device.type == 'cuda'
         self.doing: dict[str, Any] = {}  # what its calls are about
+        self._arena: Any = None
         library = lib()
         self.run = library.colo_bridge_forward, library.colo_bridge_backward
+
+    @property
+    def arena(self) -> Any:
+        """Memory that peers write into, of this shape; None where they do not."""
+        self.core.take(self.shape)
+        region = self.core.region
+        if region is not None and (self._arena is None or self._arena.region is not region):
+            copied = 0 if self._arena is None else self._arena.copied
+            reached = self.core.reach(self.shape, self.core.comm.world_rank(self.core.comm.rank))[0]
+            self._arena = arenas.Arena(region, self.shapes, reached)
+            self._arena.copied = copied
+        return None if region is None else self._arena
 
     def view(self, side: int, t: Any, what: str) -> s.Tensor:
         """Of a tensor on the source's (0) or the destination's side (1)."""
@@ -102,7 +198,8 @@ class _Ready:
 
     def output(self, side: int, like: Any, shape: Any) -> Any:
         """A new tensor on one side: a block of the arena's where there is one."""
-        lent = None if self.arena is None else self.arena.lend(side, self.stream)
+        arena = self.arena
+        lent = None if arena is None else arena.lend(side, self.stream)
         return like.new_empty(shape) if lent is None else lent
 
     def carry(self, direction: int, x: Any, y: Any) -> None:
@@ -138,11 +235,11 @@ class Bridge:
     and ep, declared as dims along which ranks hold copies (Layout.src()).
 
     transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
-    the other rank's, through a workspace tensor of the size of y or x that the bridge keeps for each of the
-    last 8 shapes, outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
+    the other rank's, through a workspace of the size of the largest y or x so far, which the bridge keeps
+    outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
     if ranks do not reach each other, on the host and with algo="collective", too. The same on all
     ranks; COLO_TRANSPORT overrides it.
-    buffers: so many y, and d_x, of a shape may be in memory that peers write into, which saves the copy
+    buffers: so many y, and d_x, may be in memory that peers write into, which saves the copy
     out of the workspace. They are ordinary tensors, but record_stream() does nothing for them: before
     the last of one goes, its stream has to wait for the others that use it. A call that finds all of
     them taken copies, and so does a captured one. Exception: if d_y is summed over cp, it is copied in.
@@ -192,6 +289,7 @@ class Bridge:
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | None = None  # tables that fit the layouts
         self._ranks: tuple[int, ...] | None = None
+        self._cores: dict[Any, _Core] = {}  # by dtype and device
         self._kept: collections.OrderedDict[Any, _Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
         self._last: Any = None  # what was asked for the last time, and its _Ready
@@ -245,39 +343,40 @@ class Bridge:
     def _core(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
         if comm is not self._comm:  # the first, or one that an error killed was made anew
             self._kept.clear()
+            self._cores.clear()
             self._comm = comm
         key = (shape, dtype, device)
         ready = self._kept.get(key)
         if ready is None:
             doing = _doing(shape, dtype)
             with groups.telling(comm, doing):
-                ready = self._kept[key] = self._make(comm, shape, dtype, device)
+                made = self._cores.get((dtype, device))
+                if made is None:
+                    made = self._cores[dtype, device] = self._make(comm, shape, dtype, device)
+                ready = self._kept[key] = _Ready(made, shape)
             ready.doing = doing
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return ready
 
-    def _make(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
+    def _make(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Core:
         number, options = torch_dtype(dtype), dict(self._options)
         no_grad = self.frozen or not dtype.is_floating_point
-        transport, arena = self.transport, None
-        reachable = arenas.possible(comm, device)
-        if transport == 'peer' and device.type != 'cuda' and not reachable:
+        src, dst, reachable = self.src, self.dst, arenas.possible(comm, device)
+        if self.transport == 'peer' and device.type != 'cuda' and not reachable:
             raise ArgumentError(arenas.NO_PEERS % device)
         buffers = 0 if str(dtype) == 'torch.bool' else self.buffers  # blocks are made as bytes
-        if reachable and options['algo'] == 'exact' and transport != 'nccl':
-            reached, sums, counts = self._reach(comm, shape, number, no_grad)
-            nbytes = arenas.nbytes_of(counts, number, reached, sums, buffers)
-            memory = arenas.memory_of(comm, nbytes, transport == 'peer')
-            if memory is not None:
-                def arena(shapes: Any) -> arenas.Arena:
-                    return arenas.Arena(memory, device, number, shapes, reached, sums, buffers)
-                transport = 'peer'
-        bridge, far = self._by_peers('nccl' if transport == 'auto' else transport, lambda by: core.Bridge(
-            comm, self.src, self.dst, shape, dtype=s.DTYPES[number], device=device.type, no_grad=no_grad,
-            transport=by, **options))
-        return _Ready(bridge, number, device, None if far else arena)
+
+        def made(transport: str, shape: tuple[int, ...]) -> tuple[core.Bridge, bool]:
+            return self._by_peers(transport, lambda by: core.Bridge(
+                comm, src, dst, shape, dtype=s.DTYPES[number], device=device.type, no_grad=no_grad, transport=by,
+                **options))
+
+        def reach(shape: tuple[int, ...], rank: int) -> Any:
+            return _reach(src, dst, options, comm, shape, number, no_grad, rank)
+        return _Core(comm, device, number, made, reach, buffers, shape, self.transport,
+                     reachable and options['algo'] == 'exact' and self.transport != 'nccl')
 
     def _by_peers(self, transport: str, made: Callable[[str], core.Bridge]) -> tuple[core.Bridge, bool]:
         """What @made makes, and was that through NCCL because ranks that exchange are out of reach? All ranks
@@ -288,22 +387,6 @@ class Bridge:
             if self.transport == 'peer' or transport != 'peer' or why.status != STATUS['ERR_UNBUILT']:
                 raise
         return made('nccl'), True
-
-    def _reach(self, comm: Comm, shape: tuple[int, ...], dtype: int, no_grad: bool) -> Any:
-        """(which tensors peers reach, forward and backward; are gradients summed; elements of this
-        rank's x and y). What cannot be is left to the making of the bridge to say, on all ranks."""
-        me, options = comm.world_rank(comm.rank), self._options
-        ranks = max(layout.grid.offset + layout.grid.size for layout in (self.src, self.dst))
-        nodes = None if options['ranks_per_node'] else comm.node_of_world_ranks(ranks)
-        try:
-            plan = Plan(self.src, self.dst, shape, me, dtype=s.DTYPES[dtype], output=options['output'],
-                        grad=options['grad'], no_grad=no_grad, one_level=True,
-                        ranks_per_node=options['ranks_per_node'], nodes=nodes)
-            counts = (self.src.count(me, *shape[:3]),
-                      self.dst.count(me, *shape[:3], full_rows=options['output'] == 'full'))
-        except Error:
-            return (False, False), False, (0, 0)
-        return (plan.reached('forward'), plan.reached('backward')), plan.addends > 1, counts
 
     @property
     def direct(self) -> bool | None:
@@ -375,11 +458,11 @@ class Bridge:
 
     def destroy(self) -> None:
         """Frees workspace; the communicator is kept for others. The second time does nothing."""
-        for ready in self._kept.values():
-            ready.bridge.destroy()
+        for made in self._cores.values():
+            made.bridge.destroy()
         for ragged in self._ragged.values():
             ragged.destroy()
-        self._kept.clear(), self._ragged.clear()
+        self._kept.clear(), self._cores.clear(), self._ragged.clear()
         self._comm = self._last = None
 
 
