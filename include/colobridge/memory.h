@@ -8,14 +8,14 @@
  *   forward                          y
  *   backward                         d_x
  *   backward, PARTIAL over cp > 1    d_y: receivers read it and add in rank order
- *   forward of a ragged batch        x: receivers read it (ragged.h)
+ *   forward of a ragged batch        y; or x, which receivers read if some y are not registered
  *
  * All other tensors may be anywhere on the rank's device. An unregistered tensor takes the staged
  * path of the communicator (NCCL). The tensors of one call are registered on all ranks or on none.
- * If a rank has no such tensor, the ranks agree in the first call of that pass, and the host waits
- * for it: the call is peer-to-peer if all tensors that exist are registered, else staged. They
- * agree again after more memory was registered. From then on an unregistered tensor in a
- * peer-to-peer pass is an error.
+ * If a rank has no such tensor, and in the forward of a ragged batch always, the ranks agree in the
+ * first call of that pass, and the host waits for it: the call is peer-to-peer if all tensors that
+ * exist are registered, else staged. They agree again after more memory was registered. From then
+ * on an unregistered tensor in a peer-to-peer pass is an error.
  *
  * COLO_TRANSPORT=nccl keeps all calls on the staged path. With COLO_TRANSPORT=peer an unregistered
  * tensor that others reach, and ranks that do not reach each other, are errors. The variable is

@@ -432,7 +432,7 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
     const bool dst = reaches_dst(b->now.plan, pass);
     const colo_tensor_t *t = (pass == COLO_FORWARD) == dst ? out : in;
     const char *name = pass == COLO_FORWARD ? "y" : dst ? "d_y" : "d_x";
-    *r = (colo_reached_t){.id = -1};
+    *r = (colo_reached_t){.ways = COLO_PUSH, .id = -1}; /* a pass has one way */
     if (!b->p2p)
         return COLO_OK;
     const colo_peer_ops_t *peer = b->comm->ops->peer;
@@ -450,7 +450,7 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
         return COLO_OK;
     }
     if (asymmetric) {
-        must = agreed->p2p;
+        must = agreed->ways != 0;
         r->p2p = r->p2p && must;
     }
     if (r->p2p || !must)
@@ -465,30 +465,46 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
 
 colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r)
 {
-    enum { STAGED, DIRECT, NOTHING };
+    enum { NOTHING = 4 };
     const int32_t size = b->comm->size;
     struct colo_agreed *agreed = &b->agreed[pass];
-    const uint64_t mine = r->nothing ? NOTHING : r->p2p ? DIRECT : STAGED;
-    int32_t votes[NOTHING + 1] = {0}, first = -1;
+    const uint64_t mine = r->nothing ? NOTHING : r->p2p ? (uint64_t)r->ways : 0;
+    int32_t ways = COLO_PUSH | COLO_PULL, registered = 0, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
         return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
     COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER,
                                 COLO_CATEGORY_CHECK, &mine, all, 1));
     for (int32_t k = 0; k < size; k++) {
-        votes[all[k]]++;
-        first = all[k] == STAGED && first < 0 ? k : first;
+        if (all[k] == NOTHING)
+            continue;
+        registered += all[k] != 0;
+        ways &= (int32_t)all[k];
+        first = !ways && first < 0 ? k : first; /* leaves no way that all have */
     }
+    const bool any = registered > 0 || first >= 0;
     /* if no rank has anything of a ragged batch, another batch has to say */
-    *agreed = (struct colo_agreed){.made = !b->ragged || votes[DIRECT] + votes[STAGED] > 0,
-                                   .p2p = votes[DIRECT] > 0 && votes[STAGED] == 0,
+    *agreed = (struct colo_agreed){.made = !b->ragged || any,
+                                   .ways = !any               ? 0
+                                           : ways & COLO_PUSH ? COLO_PUSH
+                                                              : ways,
                                    .at = b->comm->ops->peer->registrations(b->comm)};
-    if (votes[DIRECT] > 0 && votes[STAGED] > 0)
-        colo_log(COLO_LOG_INFO,
-                 "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
-                 "rank %d of '%s' is not",
-                 (int)votes[DIRECT], (int)first, b->comm->name);
-    r->p2p = agreed->p2p;
+    r->ways = agreed->ways ? agreed->ways : COLO_PUSH;
+    r->p2p = agreed->ways || (!any && b->transport == COLO_TRANSPORT_PEER);
+    if (!r->p2p && b->transport == COLO_TRANSPORT_PEER) {
+        agreed->made = false;
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: neither y nor x is registered over comm '%s' on all ranks that "
+                         "have rows, which transport peer (COLO_TRANSPORT, or the bridge's) "
+                         "requires; use colo_memory_register()",
+                         b->comm->name);
+    }
+    if (registered == 0 || r->p2p)
+        return COLO_OK;
+    colo_log(COLO_LOG_INFO,
+             "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
+             "rank %d of '%s' is not",
+             (int)registered, (int)first, b->comm->name);
     return COLO_OK;
 }
 

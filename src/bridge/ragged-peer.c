@@ -3,14 +3,13 @@
  * ragged-peer.c - a ragged batch between GPUs that reach each other: its steps on the peer-to-peer
  * path of its bridge (peer.c), and which calls take it.
  *
- * Which rows a packed tensor has where is known to its own rank only, so rows of a forward are
- * pulled: the receiver reads them in the sender's tensor, where they lie in the order of the
- * tables. Gradients that are not added up are pushed there. Addends are read in tensors that have
- * all rows of their replica, whose order depends on the tables alone.
+ * Rows are pushed, as those of a uniform batch are: the tables tell a sender where each rank has
+ * its rows, also in a packed tensor. A forward whose y is not registered is pulled, if its x is:
+ * links write faster than they read. Addends are read where they lie.
  *
- * Which ranks have rows changes with the tables. So with transport AUTO the ranks agree in the
- * first call of a pass in which any rank has some; the verdict holds until something else is
- * registered.
+ * Which ranks have rows changes with the tables. So the ranks agree in the first call of a pass in
+ * which any rank has some, forward always, backward with transport AUTO; the verdict holds until
+ * something else is registered.
  */
 #include "bridge/ragged.h"
 
@@ -24,6 +23,72 @@ typedef struct list {
     int32_t *post;            /* [nposts] */
 } list_t;
 
+/* ---- where peers have rows ---- */
+
+/* Where destination ranks have the rows of their tensors, by block; made when it is needed. */
+typedef struct blocks {
+    colo_stored_t **stored; /* [axes.dst.replicas * cp * sp] */
+    int64_t *count;
+} blocks_t;
+
+static colo_status_t rows_of(const colo_bridge_t *b, const colo_side_t *side, const int64_t *coords,
+                             colo_pool_t *pool, colo_stored_t **stored, int64_t *n)
+{
+    colo_ragged_bridge_t *r = b->ragged;
+    colo_runs_t *runs = &r->builder.other;
+    colo_side_t own = *side;
+    int64_t rows;
+    r->builder.on_rank.n = 0;
+    own.on_rank = r->merged ? &r->builder.on_rank : NULL;
+    COLO_TRY(colo_ragged_rows(&own, coords, NULL, runs));
+    *n = runs->n;
+    return colo_ragged_stored(&r->axes, side, coords, runs, r->merged, r->builder.on_rank.at, pool,
+                              stored, &rows);
+}
+
+/* Rows of the destination ranks' tensors, for indices on their replicas' axes. */
+static colo_status_t place_message(const colo_bridge_t *b, const colo_plan_t *p,
+                                   const colo_plan_message_t *m, colo_offset_t *at, blocks_t *x)
+{
+    const colo_ragged_t *r = &b->ragged->axes;
+    const colo_side_t side = {
+        .layout = &p->dst, .ragged = r, .full = p->config.output == COLO_FULL_SEQ};
+    int64_t coords[COLO_MAX_DIMS], hint = 0;
+    (void)colo_grid_coords(&p->dst.grid, m->peer, coords);
+    int64_t i = colo_ragged_part(&p->dst, COLO_SAMPLES, -1, coords);
+    if (!side.full)
+        i = (i * r->dst.cp + colo_ragged_part(&p->dst, COLO_ROWS, 1, coords)) * r->dst.sp +
+            colo_ragged_part(&p->dst, COLO_ROWS, 0, coords);
+    if (!x->stored[i])
+        COLO_TRY(rows_of(b, &side, coords, p->pool, &x->stored[i], &x->count[i]));
+    for (int64_t k = 0; k < m->nregions; k++)
+        at[k].dst_row = colo_ragged_find(x->stored[i], x->count[i], at[k].dst_row, &hint);
+    return COLO_OK;
+}
+
+colo_status_t colo_ragged_p2p_place(colo_batch_t *batch)
+{
+    const colo_bridge_t *b = batch->bridge;
+    const colo_plan_t *p = batch->s.plan;
+    const colo_ragged_axes_t *dst = &b->ragged->axes.dst;
+    const size_t n = (size_t)(dst->replicas * dst->cp * dst->sp);
+    if (!b->p2p || (b->ragged->merged && p->config.output == COLO_FULL_SEQ)) /* row = index */
+        return COLO_OK;
+    COLO_AUTOFREE colo_stored_t **stored = calloc(n, sizeof *stored);
+    COLO_AUTOFREE int64_t *count = calloc(n, sizeof *count);
+    blocks_t x = {stored, count};
+    if (!stored || !count)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu blocks", n);
+    for (int i = 0; i < (p->config.no_grad || p->addends == 1 ? 1 : 2); i++) {
+        const colo_routes_t *routes = i ? &p->recv[COLO_BACKWARD] : &p->send[COLO_FORWARD];
+        for (int32_t m = 0; m < routes->nmessages; m++) {
+            const colo_plan_message_t *one = &routes->message[m];
+            COLO_TRY(place_message(b, p, one, &routes->offset[one->regions - routes->region], &x));
+        }
+    }
+    return COLO_OK;
+}
+
 /* ---- movement ---- */
 
 /* Features of @l that a world rank's tensor begins with, in units of the plan. */
@@ -36,14 +101,14 @@ static int64_t first_feature(const colo_plan_t *p, const colo_layout_t *l, int64
     return h[0].lo;
 }
 
-/* @src_h0: of the source rank's tensor. */
-static colo_status_t push_move(const colo_plan_t *p, const colo_routes_t *routes, int64_t i,
-                               int32_t peer, int64_t src_h0, bool fwd, list_t *out)
+/* @src_h0, @dst_h0: of the tensors of source and destination. */
+static colo_status_t push_move(const colo_routes_t *routes, int64_t i, int32_t peer, int64_t src_h0,
+                               int64_t dst_h0, bool fwd, list_t *out)
 {
     const colo_region_t *r = &routes->region[i];
     const colo_offset_t *at = &routes->offset[i];
     const int64_t src[3] = {0, at->src_row, r->h[0] - src_h0};
-    const int64_t dst[3] = {0, at->dst_row, r->h[0] - p->own_dst.h0};
+    const int64_t dst[3] = {0, at->dst_row, r->h[0] - dst_h0};
     colo_transfer_t *s = colo_list_push(&out->step, sizeof *s);
     if (!s)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step.n);
@@ -54,20 +119,23 @@ static colo_status_t push_move(const colo_plan_t *p, const colo_routes_t *routes
 }
 
 static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
-                                     list_t *out)
+                                     colo_way_t way, list_t *out)
 {
-    const bool fwd = pass == COLO_FORWARD;
-    const colo_routes_t *routes = fwd ? &p->recv[pass] : &p->send[pass], *local = &p->local[pass];
+    const bool fwd = pass == COLO_FORWARD, pulls = way == COLO_PULL;
+    const colo_routes_t *routes = pulls ? &p->recv[pass] : &p->send[pass], *local = &p->local[pass];
+    const int64_t own[2] = {p->own_src.h0, p->own_dst.h0};
+    const int far = fwd != pulls; /* is the peer the destination? */
     for (int32_t m = 0; m < routes->nmessages; m++) {
         const colo_plan_message_t *to = &routes->message[m];
         const int32_t peer = colo_comm_find(b->comm, to->peer);
-        const int64_t h0 = first_feature(p, &p->src, to->peer),
+        const int64_t theirs = first_feature(p, far ? &p->dst : &p->src, to->peer),
                       first = to->regions - routes->region;
         for (int64_t k = 0; k < to->nregions; k++)
-            COLO_TRY(push_move(p, routes, first + k, peer, h0, fwd, out));
+            COLO_TRY(push_move(routes, first + k, peer, far ? own[0] : theirs,
+                               far ? theirs : own[1], fwd, out));
     }
     for (int64_t i = 0; i < local->nregions; i++)
-        COLO_TRY(push_move(p, local, i, -1, p->own_src.h0, fwd, out));
+        COLO_TRY(push_move(local, i, -1, own[0], own[1], fwd, out));
     return COLO_OK;
 }
 
@@ -86,47 +154,6 @@ static int by_addend(const void *a, const void *b)
     return x->addend != y->addend ? x->addend - y->addend : (x->row > y->row) - (x->row < y->row);
 }
 
-/* Where replicas have their rows, by replica; made when one is needed. */
-typedef struct replicas {
-    colo_stored_t **stored; /* [n] */
-    int64_t *count, n;
-} replicas_t;
-
-static void replicas_deinit(replicas_t *x)
-{
-    for (int64_t d = 0; x->stored && d < x->n; d++)
-        free(x->stored[d]);
-    free(x->stored);
-    free(x->count);
-}
-
-/* The row at index @at of the replica's axis, in the tensor of @rank. */
-static colo_status_t row_at(const colo_bridge_t *b, const colo_plan_t *p, int64_t rank,
-                            replicas_t *x, int64_t at, int64_t *row)
-{
-    const colo_ragged_t *r = &b->ragged->axes;
-    const colo_side_t side = {.layout = &p->dst, .ragged = r, .full = true};
-    int64_t coords[COLO_MAX_DIMS], rows;
-    *row = at;
-    if (b->ragged->merged)
-        return COLO_OK;
-    (void)colo_grid_coords(&p->dst.grid, rank, coords);
-    const int64_t d = colo_ragged_part(&p->dst, COLO_SAMPLES, -1, coords);
-    if (!x->stored[d]) {
-        colo_runs_t whole = {0};
-        colo_status_t st = colo_ragged_rows(&side, coords, NULL, &whole);
-        x->count[d] = whole.n;
-        if (st == COLO_OK)
-            st = colo_ragged_stored(r, &side, coords, &whole, false, NULL, NULL, &x->stored[d],
-                                    &rows);
-        colo_runs_deinit(&whole);
-        COLO_TRY(st);
-    }
-    int64_t hint = 0;
-    *row = colo_ragged_find(x->stored[d], x->count[d], at, &hint);
-    return COLO_OK;
-}
-
 static held_t held_of(const colo_routes_t *routes, int64_t i, int32_t peer)
 {
     const colo_region_t *r = &routes->region[i];
@@ -139,8 +166,7 @@ static held_t held_of(const colo_routes_t *routes, int64_t i, int32_t peer)
                     .at = routes->offset[i].dst_row};
 }
 
-static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, replicas_t *x,
-                              held_t *h)
+static void all_held(const colo_bridge_t *b, const colo_plan_t *p, held_t *h)
 {
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++, h++) {
@@ -154,10 +180,8 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, repl
         for (int64_t k = 0; k < from->nregions; k++, h++) {
             *h = held_of(recv, from->regions - recv->region + k, peer);
             h->h0 = h0;
-            COLO_TRY(row_at(b, p, from->peer, x, h->at, &h->at));
         }
     }
-    return COLO_OK;
 }
 
 /* Sums of features [lo, hi), which no region cuts: rows are cut until each addend comes from one
@@ -215,19 +239,13 @@ static int64_t cuts_of(const held_t *h, int64_t n, int64_t *cut)
 static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p, list_t *out)
 {
     const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
-    const int64_t replicas = b->ragged->axes.dst.replicas;
     COLO_AUTOFREE held_t *h = calloc((size_t)n + 1, sizeof *h);
     COLO_AUTOFREE int64_t *cut = calloc((size_t)(2 * n) + 1, sizeof *cut);
     COLO_AUTOFREE int64_t *next = calloc((size_t)p->addends, sizeof *next);
-    replicas_t x = {.stored = calloc((size_t)replicas, sizeof *x.stored),
-                    .count = calloc((size_t)replicas, sizeof *x.count),
-                    .n = replicas};
-    colo_status_t st = h && cut && next && x.stored && x.count
-                           ? all_held(b, p, &x, h)
-                           : colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
-    replicas_deinit(&x);
-    if (st < 0 || n == 0)
-        return st;
+    colo_status_t st = COLO_OK;
+    if (!h || !cut || !next)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
+    all_held(b, p, h);
     qsort(h, (size_t)n, sizeof *h, by_addend);
     const int64_t cuts = cuts_of(h, n, cut);
     for (int64_t i = 0; st == COLO_OK && i + 1 < cuts; i++)
@@ -242,23 +260,29 @@ static bool adds(const colo_plan_t *p, colo_pass_t pass)
     return pass == COLO_BACKWARD && p->addends > 1;
 }
 
-/* Whose messages say which ranks reach this rank's tensor? */
-static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass)
+/* The ways that a pass can take, colo_way_t. */
+static int32_t ways_of(const colo_plan_t *p, colo_pass_t pass)
 {
-    return pass == COLO_FORWARD || adds(p, pass) ? &p->send[pass] : &p->recv[pass];
+    return pass == COLO_FORWARD ? COLO_PUSH | COLO_PULL : adds(p, pass) ? COLO_PULL : COLO_PUSH;
+}
+
+/* Whose messages say which ranks reach this rank's tensor? */
+static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass, colo_way_t way)
+{
+    return way == COLO_PULL ? &p->send[pass] : &p->recv[pass];
 }
 
 static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
-                          list_t *list, colo_transfers_t *out)
+                          colo_way_t way, list_t *list, colo_transfers_t *out)
 {
-    const colo_routes_t *posts = reaching(p, pass);
+    const colo_routes_t *posts = reaching(p, pass, way);
     const colo_plan_config_t *usual = &b->now.plan->config;
     list->post = calloc((size_t)posts->nmessages + 1, sizeof *list->post);
     if (!list->post)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)posts->nmessages);
     for (int32_t m = 0; m < posts->nmessages; m++)
         list->post[m] = colo_comm_find(b->comm, posts->message[m].peer);
-    COLO_TRY(adds(p, pass) ? steps_that_add(b, p, list) : steps_that_move(b, p, pass, list));
+    COLO_TRY(adds(p, pass) ? steps_that_add(b, p, list) : steps_that_move(b, p, pass, way, list));
     /* a feature of the steps is a unit of the plan: as large as in the usual tensor */
     const int64_t per = usual->shape.features / p->config.shape.features;
     *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
@@ -266,7 +290,7 @@ static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pas
                               .elem = (size_t)per * colo_dtype_size(usual->dtype),
                               .nsteps = list->step.n,
                               .step = list->step.at,
-                              .pulls = pass == COLO_FORWARD,
+                              .pulls = pass == COLO_FORWARD && way == COLO_PULL,
                               .addends = adds(p, pass) ? (int32_t)p->addends : 0,
                               .addend = list->addend.at,
                               .blocks = b->blocks,
@@ -279,14 +303,17 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
 {
     const colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
+    const int32_t agreed = b->agreed[COLO_FORWARD].ways;
     list_t list[2];
     colo_transfers_t pass[2] = {{.name = "bridge forward"}, {.name = "bridge backward"}};
     colo_status_t st = COLO_OK;
     memset(list, 0, sizeof list);
     if (!b->p2p)
         return COLO_OK;
+    batch->way = agreed ? (colo_way_t)agreed : COLO_PUSH;
     for (int i = 0; st == COLO_OK && i < (p->config.no_grad ? 1 : 2); i++)
-        st = make(b, p, (colo_pass_t)i, &list[i], &pass[i]);
+        st = make(b, p, (colo_pass_t)i, i ? (colo_way_t)ways_of(p, COLO_BACKWARD) : batch->way,
+                  &list[i], &pass[i]);
     if (st == COLO_OK)
         st = b->comm->ops->peer->list(b->p2p, pass, &batch->list);
     for (int i = 0; i < 2; i++) {
@@ -314,48 +341,65 @@ static size_t reach_of(const colo_tensor_t *t)
     return (size_t)reach * colo_dtype_size(t->dtype);
 }
 
+static colo_reached_t *each_of(colo_reached_t *each, colo_way_t way, int32_t n)
+{
+    return each + (way == COLO_PULL ? n : 0);
+}
+
+/* The first of @t that peers reach and that is not registered, or NULL. @each: [n], out. */
+static const colo_tensor_t *find_each(const colo_bridge_t *b, const colo_tensor_t *t, int32_t n,
+                                      bool reached, colo_reached_t *all, colo_reached_t *each)
+{
+    const colo_tensor_t *missing = NULL;
+    for (int32_t k = 0; k < n; k++) {
+        each[k] = (colo_reached_t){.id = -1};
+        if (!t || !t[k].data || colo_tensor_count(&t[k]) <= 0)
+            continue;
+        all->nothing = all->nothing && !reached;
+        if (!b->comm->ops->peer->find(b->comm, t[k].data, reach_of(&t[k]), &each[k].id,
+                                      &each[k].offset) &&
+            reached && !missing)
+            missing = &t[k];
+    }
+    return missing;
+}
+
 colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
                                    const colo_tensor_t *in, const colo_tensor_t *out, int32_t n,
                                    colo_reached_t *all, colo_reached_t *each)
 {
     const colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
-    const bool reads = pass == COLO_FORWARD || adds(p, pass);
     const bool peers = b->transport == COLO_TRANSPORT_PEER;
-    const colo_tensor_t *t = reads ? in : out, *missing = NULL;
+    const struct colo_agreed *agreed = &b->agreed[pass];
+    const colo_tensor_t *missing = NULL;
+    bool reads = false;
+    int32_t possible = ways_of(p, pass);
     *all = (colo_reached_t){.id = -1, .nothing = true, .p2p = b->p2p != NULL};
     if (!b->p2p)
         return COLO_OK;
-    const colo_peer_ops_t *peer = b->comm->ops->peer;
-    const struct colo_agreed *agreed = &b->agreed[pass];
-    const bool reached = reaching(p, pass)->nmessages > 0;
-    for (int32_t k = 0; k < n; k++) {
-        each[k] = (colo_reached_t){.id = -1};
-        if (!t || !t[k].data || colo_tensor_count(&t[k]) <= 0)
+    const bool agrees = !peers || pass == COLO_FORWARD;
+    all->not_agreed =
+        agrees && (!agreed->made || agreed->at != b->comm->ops->peer->registrations(b->comm));
+    if (agrees && !all->not_agreed)
+        possible = agreed->ways;
+    for (colo_way_t way = COLO_PULL; way >= COLO_PUSH; way--) {
+        if (!(possible & way))
             continue;
-        all->nothing = all->nothing && !reached;
-        if (!peer->find(b->comm, t[k].data, reach_of(&t[k]), &each[k].id, &each[k].offset) &&
-            reached && !missing)
-            missing = &t[k];
+        missing = find_each(b, way == COLO_PULL ? in : out, n,
+                            reaching(p, pass, way)->nmessages > 0, all, each_of(each, way, n));
+        reads = way == COLO_PULL;
+        all->ways |= missing ? 0 : way;
     }
-    all->p2p = !missing;
-    if (!peers && (!agreed->made || agreed->at != peer->registrations(b->comm))) {
-        all->not_agreed = true;
-        return COLO_OK;
-    }
-    const bool must = peers || agreed->p2p;
-    if (!must)
-        all->p2p = false;
-    if (!must || !missing)
+    all->p2p = all->ways != 0;
+    if (all->p2p || !possible || all->not_agreed)
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
                      "rank %lld: %s[%d] at %p is not registered over comm '%s', which %s requires; "
                      "use colo_memory_register()",
                      (long long)p->rank,
-                     pass == COLO_FORWARD ? "x"
-                     : reads              ? "d_y"
-                                          : "d_x",
-                     (int)(missing - t), missing->data, b->comm->name,
+                     pass == COLO_FORWARD ? (reads ? "x" : "y") : (reads ? "d_y" : "d_x"),
+                     (int)(missing - (reads ? in : out)), missing->data, b->comm->name,
                      peers ? "transport peer (COLO_TRANSPORT, or the bridge's)"
                            : "the pass's first call, with all ranks' registered,");
 }
@@ -397,19 +441,24 @@ static colo_status_t run_one(colo_batch_t *batch, colo_pass_t pass, const colo_r
 }
 
 colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_pass_t pass,
-                                  const colo_reached_t *all, const colo_reached_t *each,
+                                  const colo_reached_t *all, colo_reached_t *each,
                                   const colo_carried_t *t, int32_t n, colo_stream_t stream)
 {
     colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
+    const colo_reached_t *at = each_of(each, (colo_way_t)all->ways, n);
     const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
     const uint64_t seq =
         colo_comm_i_begin(b->comm, op, bytes_of(batch, p->bytes[pass].send, t, n),
                           bytes_of(batch, p->bytes[pass].recv, t, n), ns > nr ? ns : nr);
     colo_status_t st = COLO_OK;
+    if (pass == COLO_FORWARD && batch->way != (colo_way_t)all->ways) {
+        colo_ragged_p2p_drop(batch); /* the list was made before ranks had agreed */
+        st = colo_ragged_p2p_list(batch);
+    }
     for (int32_t k = 0; st == COLO_OK && k < n; k++)
         if (t[k].per > 0) /* a plain copy is faster than a kernel without peers */
-            st = ns || nr ? run_one(batch, pass, all, &each[k], &t[k], stream)
+            st = ns || nr ? run_one(batch, pass, all, &at[k], &t[k], stream)
                           : colo_exchange_keep(b, &batch->s, pass, &t[k], stream);
     colo_comm_i_end(b->comm, seq, st);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : st;

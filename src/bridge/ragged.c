@@ -139,6 +139,7 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *se
                                    r->merged, x->hash, &x->pool, &x->places),
                   done);
     COLO_TRY_GOTO(st, colo_shape_state_load(bridge, &x->s), done);
+    COLO_TRY_GOTO(st, colo_ragged_p2p_place(x), done);
     COLO_TRY_GOTO(st, colo_ragged_p2p_list(x), done);
     r->src_rows = x->s.plan->own_src.rows;
     r->dst_rows = x->s.plan->own_dst.rows;
@@ -216,7 +217,7 @@ typedef struct call {
     colo_queries_t queries;
     bool capturing;
     colo_carried_t *carried;       /* [n] */
-    colo_reached_t reached, *each; /* [n] */
+    colo_reached_t reached, *each; /* [2 n] */
     size_t sum_size;
 } call_t;
 
@@ -360,7 +361,7 @@ static colo_status_t prepare(call_t *c)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1",
                          (long long)s->plan->rank, (int)c->n);
     c->carried = calloc((size_t)c->n, sizeof *c->carried);
-    c->each = calloc((size_t)c->n, sizeof *c->each);
+    c->each = calloc(2 * (size_t)c->n, sizeof *c->each);
     if (!c->carried || !c->each)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
     colo_status_t st = b->ops->stream_check(&c->queries, c->stream, &c->capturing);

@@ -176,19 +176,22 @@ struct colo_batch {
     uint64_t hash; /* of all tables */
     bool compared;
     colo_p2p_list_t *list; /* on the peer-to-peer path of the bridge; else NULL */
+    colo_way_t way;        /* of its forward */
 };
 
 /* ragged-peer.c */
-/* The batch's steps, if its bridge has a peer-to-peer path; local, while tables are there. */
+/* If its bridge has a peer-to-peer path: where peers have the rows that the batch reaches, while
+ * tables are there; then its steps, for the way that ranks agreed on last. Local. */
+colo_status_t colo_ragged_p2p_place(colo_batch_t *batch);
 colo_status_t colo_ragged_p2p_list(colo_batch_t *batch);
 void colo_ragged_p2p_drop(colo_batch_t *batch);
 /* Is this call peer-to-peer? Local; as colo_bridge_p2p_find(). @in, @out: [n] or NULL. @each:
- * [n], out: id and offset. */
+ * [2 n], out: id and offset of what is pushed, then of what is pulled. */
 colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
                                    const colo_tensor_t *in, const colo_tensor_t *out, int32_t n,
                                    colo_reached_t *all, colo_reached_t *each);
 colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_pass_t pass,
-                                  const colo_reached_t *all, const colo_reached_t *each,
+                                  const colo_reached_t *all, colo_reached_t *each,
                                   const colo_carried_t *t, int32_t n, colo_stream_t stream);
 
 /* ragged-verify.c: COLO_CHECK=2. Local; @t: [n] tensors of backward. */

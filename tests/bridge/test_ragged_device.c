@@ -20,12 +20,36 @@ enum { RANKS = 8, CASES = 1000 };
 
 /* ---- peers: ranks of this process reach all memory; direct calls as the kernel makes them ---- */
 
-enum mode { NO_PEERS, REGISTERED, NOT_ON_RANK_1, NOT_REGISTERED, MODES };
+enum mode {
+    NO_PEERS,
+    REGISTERED,
+    INPUTS,  /* those only, on all ranks */
+    OUTPUTS, /* likewise */
+    OUTPUTS_BUT_INPUTS_ON_RANK_1,
+    NOT_ON_RANK_1,
+    NOT_REGISTERED,
+    MODES
+};
 
 static struct told {
     enum mode mode;
-    int64_t runs; /* direct calls so far */
+    int64_t runs, pulled; /* direct calls so far; those of forward that pulled */
 } told[RANKS];
+
+/* What this rank put: inputs and outputs by turns, as ragged_run.c makes them. */
+enum { PLACED = 2 * T_RAGGED_TENSORS };
+static _Thread_local struct {
+    const void *at[PLACED];
+    int64_t n;
+} placed;
+
+static bool is_input(const void *p)
+{
+    for (int64_t i = placed.n - 1; i >= 0 && i >= placed.n - PLACED; i--)
+        if (placed.at[i % PLACED] == p)
+            return i % 2 == 0;
+    return false;
+}
 
 /* What a rank posts for another one to reach; by pass, poster, reader. */
 static struct mailbox {
@@ -61,7 +85,16 @@ static bool find_memory(const colo_comm_t *c, const void *p, size_t bytes, int32
     const enum mode mode = told[c->rank].mode;
     *id = 0;
     *offset = 0;
-    return mode == REGISTERED || (mode == NOT_ON_RANK_1 && c->rank != 1);
+    switch (mode) {
+    case INPUTS:
+        return is_input(p);
+    case OUTPUTS:
+        return !is_input(p);
+    case OUTPUTS_BUT_INPUTS_ON_RANK_1:
+        return is_input(p) == (c->rank == 1);
+    default:
+        return mode == REGISTERED || (mode == NOT_ON_RANK_1 && c->rank != 1);
+    }
 }
 
 static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
@@ -208,6 +241,7 @@ static colo_status_t run_direct(colo_p2p_t *d, int pass, const colo_p2p_call_t *
         rank_check(wait_for(&m->done, atomic_load(&m->posted)));
     }
     told[me].runs++;
+    told[me].pulled += w->pulls;
     return COLO_OK;
 }
 
@@ -308,6 +342,7 @@ static colo_status_t put(void *arg, const void *from, size_t bytes, void **at)
     *at = malloc(bytes);
     rank_check(*at);
     memcpy(*at, from, bytes);
+    placed.at[placed.n++ % PLACED] = *at;
     return COLO_OK;
 }
 
@@ -347,9 +382,10 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
         rank_try(colo_comm_set_check(comm, (int32_t)t_below(&s, 3)));
         const enum mode mode = me->mode =
             t_below(&s, 2) ? REGISTERED : (enum mode)t_below(&s, MODES);
-        const int64_t before = me->runs;
+        const int64_t before = me->runs, pulled = me->pulled;
         const colo_status_t st = t_ragged_on(&t, &o, comm);
-        rank_check(st < 0 || mode == REGISTERED || mode == NOT_ON_RANK_1 || me->runs == before);
+        rank_check(st < 0 || (mode != NO_PEERS && mode != NOT_REGISTERED) || me->runs == before);
+        rank_check(st < 0 || (mode != REGISTERED && mode != OUTPUTS) || me->pulled == pulled);
         if (st < 0)
             return colo_fail_prefix(st, "%s", t_ragged_text(&t));
         t_ragged_free(&t);
@@ -412,6 +448,66 @@ T_CASE(path_after_a_batch_without_rows_is_still_peer_to_peer)
 {
     memset(told, 0, sizeof told);
     assert_ok(colo_comm_threads_run(2, empty_first, NULL));
+}
+
+/* What is registered, and what a forward is then with each transport. */
+static const struct path {
+    enum mode mode;
+    bool p2p, pulls;
+} paths[] = {{REGISTERED, true, false},
+             {OUTPUTS, true, false},
+             {INPUTS, true, true},
+             {OUTPUTS_BUT_INPUTS_ON_RANK_1, false, false},
+             {NOT_REGISTERED, false, false}};
+
+/* Two batches of one bridge, the second made when ranks have agreed. */
+static colo_status_t run_paths(colo_comm_t *comm, void *arg)
+{
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    const colo_transport_t transport = *(const colo_transport_t *)arg;
+    const t_ragged_options_t o = {.tensors = 1, .where = &where};
+    struct told *me = &told[comm->rank];
+    t_ragged_t t;
+    t_ragged_uniform(&t, &src, &dst, (ref_shape_t){2, 8, 3});
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        const struct path *path = &paths[i];
+        colo_bridge_t *bridge = NULL;
+        me->mode = path->mode;
+        rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
+        bridge->transport = transport;
+        for (int64_t call = 1; call <= 2; call++) {
+            colo_batch_t *batch = NULL;
+            const colo_segments_t s = t_ragged_segments(&t);
+            const int64_t runs = me->runs, pulled = me->pulled;
+            rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+            const colo_status_t st = t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD);
+            if (transport == COLO_TRANSPORT_PEER && !path->p2p) {
+                rank_check(st == COLO_ERR_ARG);
+                rank_check(strstr(colo_last_error(), "neither y nor x is registered over comm '"));
+            } else {
+                rank_try(st);
+            }
+            rank_check(me->runs - runs == path->p2p && me->pulled - pulled == path->pulls);
+            colo_batch_destroy(&batch);
+        }
+        colo_bridge_destroy(&bridge);
+    }
+    t_ragged_free(&t);
+    return COLO_OK;
+}
+
+static colo_status_t all_paths(colo_comm_t *comm, void *arg)
+{
+    return disguised(comm, run_paths, arg);
+}
+
+T_CASE(forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are)
+{
+    for (int i = 0; i < 2; i++) {
+        colo_transport_t transport = i ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
+        memset(told, 0, sizeof told);
+        assert_ok(colo_comm_threads_run(2, all_paths, &transport));
+    }
 }
 
 /* ---- memory ---- */
