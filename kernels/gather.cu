@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(COLO_K_PARTNERS) begin(const __grid_constant__
         return;
     const colo_k_partner_t &p = d.partner[threadIdx.x];
     const uint32_t call = call_of(p);
-    const uint32_t mine[WORDS] = {d.memory, half_of(d.offset, 0), half_of(d.offset, 1)};
+    const uint32_t mine[WORDS] = {d.tensor[0].memory, half_of(d.tensor[0].offset, 0),
+                                  half_of(d.tensor[0].offset, 1)};
     uint32_t theirs[WORDS];
     __threadfence_system(); /* what is offered is seen where it is read */
     for (int k = 0; k < WORDS; k++)

@@ -165,11 +165,11 @@ __device__ int64_t access_at(int64_t at, int64_t elem, int64_t width)
     return (at * elem + width - 1) / width;
 }
 
-/* Elements [at, at + d.tile) of the box, in the order of its axes. */
-__device__ void move_tile(const colo_k_p2p_t &d, const task &t, int64_t at)
+/* Elements [at, at + @tile) of the box, in the order of its axes. */
+__device__ void move_tile(const task &t, int64_t at, int64_t tile, int32_t elem)
 {
-    const int64_t width = t.width ? t.width : d.elem;
-    int64_t base = access_at(at, d.elem, width), end = access_at(at + d.tile, d.elem, width);
+    const int64_t width = t.width ? t.width : elem;
+    int64_t base = access_at(at, elem, width), end = access_at(at + tile, elem, width);
     end = end < t.w.count ? end : t.w.count;
     while (base < end)
         switch (t.width) {
@@ -189,7 +189,7 @@ __device__ void move_tile(const colo_k_p2p_t &d, const task &t, int64_t at)
             base += move_span<uint8_t>(t, base, end);
             break;
         default:
-            base += move_bytes(t, base, end, d.elem);
+            base += move_bytes(t, base, end, elem);
         }
 }
 
@@ -330,19 +330,20 @@ __device__ void sum_span(const sum_task &t, int addends, int64_t base, int64_t e
     }
 }
 
-template <typename D> __device__ void sum_tile(const colo_k_p2p_t &d, const sum_task &t, int64_t at)
+template <typename D>
+__device__ void sum_tile(const sum_task &t, int addends, int64_t at, int64_t tile)
 {
     constexpr int ELEM = sizeof(typename D::raw);
     const int64_t width = t.width ? t.width : ELEM;
-    int64_t base = access_at(at, ELEM, width), end = access_at(at + d.tile, ELEM, width);
+    int64_t base = access_at(at, ELEM, width), end = access_at(at + tile, ELEM, width);
     end = end < t.w.count ? end : t.w.count;
     for (; base < end; base += SUM_SPAN)
         if (t.width == 16)
-            sum_span<D, 16 / ELEM, false>(t, d.addends, base, end);
+            sum_span<D, 16 / ELEM, false>(t, addends, base, end);
         else if (t.width)
-            sum_span<D, 1, false>(t, d.addends, base, end);
+            sum_span<D, 1, false>(t, addends, base, end);
         else
-            sum_span<D, 1, true>(t, d.addends, base, end);
+            sum_span<D, 1, true>(t, addends, base, end);
 }
 
 } // namespace

@@ -3,7 +3,7 @@
  * p2p.cu - a bridge's way between GPUs that reach each other: handshake, boxes for others, own
  * boxes, all in one launch, nothing staged. What happens to a tile is p2p-tile.cuh's.
  *
- *   block 0        posts a record of this rank's tensor to every rank that will reach it
+ *   block 0        posts a record of each of this rank's tensors to every rank that will reach it
  *   every block    takes tiles of two queues, the partners' and its own, half of the blocks
  *                  beginning with either, so that links and memory work at once
  *   before a tile  of a partner: waits for its record, which names memory, offset and strides
@@ -31,25 +31,29 @@ namespace
 
 /* ---- handshake ---- */
 
-/* Block 0: lanes 0..8 of a warp write the record of a partner. Earlier kernels of the stream have
+/* Block 0: lanes 0..8 of a warp write the records of a partner. Earlier kernels of the stream have
  * ended, so nothing of theirs is under way here; what they wrote is made known where it is read. */
 __device__ void expose(const colo_k_p2p_t &d, const uint32_t *calls)
 {
     const int lane = threadIdx.x % 32;
     if (lane >= COLO_K_RECORD)
         return;
-    uint32_t word = d.memory;
-    if (lane == 1 || lane == 2)
-        word = half_of(d.offset, lane - 1);
-    if (lane >= 3)
-        word = half_of((uint64_t)d.own_step[(lane - 3) / 2], (lane - 3) % 2);
-    for (int i = threadIdx.x / 32; i < d.npartners; i += THREADS / 32) {
+    for (int n = threadIdx.x / 32; n < d.npartners * d.tensors; n += THREADS / 32) {
+        const int i = n / d.tensors, k = n % d.tensors;
         const colo_k_partner_t &p = d.partner[i];
+        const colo_k_tensor_t &t = d.tensor[k];
         if (!(p.exposes & 1))
             continue;
+        uint32_t word = t.memory;
+        if (lane == 1 || lane == 2)
+            word = half_of(t.offset, lane - 1);
+        if (lane >= 3) {
+            const int64_t *step = d.addends || d.pull ? t.in_step : t.out_step;
+            word = half_of((uint64_t)step[(lane - 3) / 2], (lane - 3) % 2);
+        }
         if (d.addends || d.pull)
             __threadfence_system();
-        put(p.remote + lane, (uint64_t)calls[i] << 32 | word);
+        put(p.remote + k * COLO_K_RECORD + lane, (uint64_t)calls[i] << 32 | word);
     }
 }
 
@@ -58,8 +62,8 @@ struct record {
     int64_t step[3];
 };
 
-/* Warp 0: waits for the record of a partner and translates it. */
-__device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *calls, record &r)
+/* Warp 0: waits for a partner's record of tensor @k and translates it. */
+__device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *calls, int k, record &r)
 {
     const colo_k_partner_t &p = d.partner[partner];
     const int lane = threadIdx.x % 32;
@@ -70,7 +74,8 @@ __device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *cal
     if (!wait_for(d, p, call, ALL, [&] {
             if (lane > COLO_K_RECORD)
                 return true;
-            word = acquire(p.mine + (lane < COLO_K_RECORD ? lane : COLO_K_POISON));
+            word = acquire(p.mine +
+                           (lane < COLO_K_RECORD ? k * COLO_K_RECORD + lane : COLO_K_POISON));
             if (lane == COLO_K_RECORD)
                 return true;
             return word >> 32 == call;
@@ -99,16 +104,23 @@ __device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *cal
     return true;
 }
 
+/* Tiles of a queue. */
+__device__ int64_t all_tiles(const colo_k_p2p_t &d, int q)
+{
+    return d.tiles[q] * d.tensors;
+}
+
 /* Warp 0 of a block that has moved @mine tiles of the first queue; the block that brings the
  * last ones tells the partners. */
 __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsigned long long mine)
 {
     const int lane = threadIdx.x % 32;
-    int last = mine == (unsigned long long)d.tiles[0];
+    const unsigned long long all = (unsigned long long)all_tiles(d, 0);
+    int last = mine == all;
     if (!last) {
         if (lane == 0) {
             __threadfence_system();
-            last = atomicAdd(&d.control->moved, mine) + mine == (unsigned long long)d.tiles[0];
+            last = atomicAdd(&d.control->moved, mine) + mine == all;
             __threadfence_system(); /* what other blocks moved comes before what is put below */
         }
         if (!__shfl_sync(ALL, last, 0))
@@ -164,65 +176,67 @@ __device__ int segment_of(const colo_k_p2p_t &d, int q, int64_t tile)
     }
 }
 
-__device__ const char *inside(const colo_k_p2p_t &d, const char *base, const int64_t *at,
+__device__ const char *inside(const colo_k_tensor_t &v, const char *base, const int64_t *at,
                               const int64_t *step)
 {
-    return base + at[0] * step[0] + at[1] * step[1] + at[2] * d.per * step[2];
+    return base + at[0] * step[0] + at[1] * step[1] + at[2] * v.per * step[2];
 }
 
 struct mover {
     task t;
 
-    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
+    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i, int k)
     {
         const colo_k_segment_t &p = d.segment[q][i];
-        record in = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
-        record out = {d.out, {d.out_step[0], d.out_step[1], d.out_step[2]}};
-        if (p.partner >= 0 && !take(d, p.partner, calls, d.pull ? in : out))
+        const colo_k_tensor_t &v = d.tensor[k];
+        record in = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
+        record out = {v.out, {v.out_step[0], v.out_step[1], v.out_step[2]}};
+        if (p.partner >= 0 && !take(d, p.partner, calls, k, d.pull ? in : out))
             return false;
         if (threadIdx.x == 0) {
-            const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * d.per};
-            t.dst = (char *)inside(d, out.base, p.there, out.step);
-            t.src = inside(d, in.base, p.here, in.step);
-            plan_move(t, extent, out.step, in.step, d.elem);
+            const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * v.per};
+            t.dst = (char *)inside(v, out.base, p.there, out.step);
+            t.src = inside(v, in.base, p.here, in.step);
+            plan_move(t, extent, out.step, in.step, v.elem);
         }
         return true;
     }
-    __device__ void run(const colo_k_p2p_t &d, int64_t at)
+    __device__ void run(const colo_k_p2p_t &d, int64_t at, int64_t tile, int k)
     {
-        move_tile(d, t, at);
+        move_tile(t, at, tile, d.tensor[k].elem);
     }
 };
 
 template <typename D> struct adder {
     sum_task t;
 
-    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
+    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i, int n)
     {
         const colo_k_segment_t &p = d.segment[q][i];
+        const colo_k_tensor_t &v = d.tensor[n];
         const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.addends;
         for (int k = 0; k < d.addends; k++) {
-            record r = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
-            if (a[k].partner >= 0 && !take(d, a[k].partner, calls, r))
+            record r = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
+            if (a[k].partner >= 0 && !take(d, a[k].partner, calls, n, r))
                 return false;
             if (threadIdx.x == 0) {
-                t.src[k] = inside(d, r.base, a[k].at, r.step);
+                t.src[k] = inside(v, r.base, a[k].at, r.step);
                 for (int x = 0; x < 3; x++)
                     t.from[k][x] = r.step[x];
             }
         }
         if (threadIdx.x == 0) {
-            const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * d.per};
-            t.dst = (char *)inside(d, d.out, p.there, d.out_step);
+            const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * v.per};
+            t.dst = (char *)inside(v, v.out, p.there, v.out_step);
             for (int x = 0; x < 3; x++)
-                t.to[x] = d.out_step[x];
-            plan_sum(t, extent, d.addends, d.elem);
+                t.to[x] = v.out_step[x];
+            plan_sum(t, extent, d.addends, v.elem);
         }
         return true;
     }
-    __device__ void run(const colo_k_p2p_t &d, int64_t at)
+    __device__ void run(const colo_k_p2p_t &d, int64_t at, int64_t tile, int k)
     {
-        sum_tile<D>(d, t, at);
+        sum_tile<D>(t, d.addends, at, tile);
     }
 };
 
@@ -230,7 +244,7 @@ template <typename M> struct room {
     M m;
     unsigned long long ticket;
     int64_t lo, hi; /* tiles of the prepared segment */
-    int ok, last;
+    int ok, last, tensor;
     uint32_t call[COLO_K_PARTNERS]; /* the number of this call, with each partner */
 };
 
@@ -242,22 +256,25 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, room<M> &s, i
     if (!d.single)
         __syncthreads(); /* all have seen the ticket that ended the queue before */
     if (first) {
-        s.ticket = d.single ? (q ? blockIdx.x - d.tiles[0] : blockIdx.x)
+        s.ticket = d.single ? (q ? blockIdx.x - all_tiles(d, 0) : blockIdx.x)
                             : atomicAdd(&d.control->ticket[q], 1ull);
         s.lo = s.hi = 0;
     }
     __syncthreads();
-    for (int64_t tile; (tile = (int64_t)s.ticket) < d.tiles[q]; mine++) {
+    for (int64_t tile; (tile = (int64_t)s.ticket) < all_tiles(d, q); mine++) {
         if (first) /* on its way while this tile moves */
             next = d.single ? ~0ull >> 1 : atomicAdd(&d.control->ticket[q], 1ull);
         if (tile < s.lo || tile >= s.hi) {
             __syncthreads(); /* all have looked */
             if (threadIdx.x < 32) {
-                int i = segment_of(d, q, tile);
-                bool ok = s.m.prepare(d, s.call, q, i);
+                const int k = (int)(tile / d.tiles[q]);
+                const int64_t base = k * d.tiles[q];
+                int i = segment_of(d, q, tile - base);
+                bool ok = s.m.prepare(d, s.call, q, i, k);
                 if (first) {
-                    s.lo = i ? d.segment[q][i - 1].tile_end : 0;
-                    s.hi = d.segment[q][i].tile_end;
+                    s.lo = base + (i ? d.segment[q][i - 1].tile_end : 0);
+                    s.hi = base + d.segment[q][i].tile_end;
+                    s.tensor = k;
                     s.ok = ok;
                 }
             }
@@ -265,7 +282,8 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, room<M> &s, i
             if (!s.ok)
                 return false;
         }
-        s.m.run(d, (tile - s.lo) * d.tile);
+        const int64_t elements = d.tile * d.tensor[s.tensor].per;
+        s.m.run(d, (tile - s.lo) * elements, elements, s.tensor);
         __syncthreads();
         if (d.single) {
             mine++;
@@ -309,14 +327,15 @@ __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__
 
 template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
 {
-    const int64_t tiles = d->tiles[0] + d->tiles[1];
+    const int64_t each[2] = {d->tiles[0] * d->tensors, d->tiles[1] * d->tensors};
+    const int64_t tiles = each[0] + each[1];
     int64_t blocks = tiles < d->blocks ? tiles : d->blocks;
     d->single = tiles <= d->blocks;
-    d->pushers = (int32_t)d->tiles[0];
+    d->pushers = (int32_t)each[0];
     if (!d->single) { /* half and half, but no more than there is to do */
-        int64_t half = (blocks + 1) / 2, stay = d->tiles[1] < half ? d->tiles[1] : blocks - half;
+        int64_t half = (blocks + 1) / 2, stay = each[1] < half ? each[1] : blocks - half;
         int64_t push = blocks - stay;
-        d->pushers = (int32_t)(d->tiles[0] < push ? d->tiles[0] : push);
+        d->pushers = (int32_t)(each[0] < push ? each[0] : push);
     }
     blocks = blocks ? blocks : 1; /* one block must wait */
     p2p_kernel<M><<<(unsigned)blocks, THREADS, 0, stream>>>(*d);

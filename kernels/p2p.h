@@ -6,9 +6,9 @@
  * says in host memory which one did not come.
  *
  * A pair of ranks that has to do with each other has a mailbox on both sides, in the memory of the
- * one that reads it. The rank whose tensor is reached (its output when boxes are pushed, its
- * gradient when they are read and added up) posts a record of it; the other one moves, and signals
- * done.
+ * one that reads it. The rank whose tensors are reached (its outputs when boxes are pushed, its
+ * inputs when they are read, or read and added up) posts a record of each; the other one moves, and
+ * signals done. All tensors of a launch have the same boxes.
  */
 #ifndef COLO_KERNELS_P2P_H
 #define COLO_KERNELS_P2P_H
@@ -24,11 +24,12 @@ extern "C" {
 enum {
     COLO_K_PARTNERS = 64, /* ranks that one rank exchanges with in one way */
     COLO_K_MEMORIES = 256,
-    COLO_K_MAILBOX = 256, /* bytes of a mailbox */
-    COLO_K_RECORD = 9,    /* its words: memory, offset (2), steps of the three axes (6) */
-    COLO_K_DONE = 16,     /* index of 64-bit words in a mailbox: the peer has moved call N */
-    COLO_K_POISON = 17,   /* the peer has given up */
-    COLO_K_CALLS = 24,    /* calls of this pair that have finished here; local */
+    COLO_K_TENSORS = 8,    /* of a launch */
+    COLO_K_MAILBOX = 1024, /* bytes of a mailbox */
+    COLO_K_RECORD = 9, /* its words for each tensor: memory, offset (2), steps of the three axes (6) */
+    COLO_K_DONE = 80,  /* index of 64-bit words in a mailbox: the peer has moved call N */
+    COLO_K_POISON = 81, /* the peer has given up */
+    COLO_K_CALLS = 96,  /* calls of this pair that have finished here; local */
     COLO_K_THREADS = 512  /* of a block */
 };
 
@@ -74,24 +75,28 @@ typedef struct colo_k_partner {
     int32_t exposes; /* bit 0: I post to it and wait until it is done; bit 1: I move, it posts */
 } colo_k_partner_t;
 
-typedef struct colo_k_p2p {
+typedef struct colo_k_tensor {
     const char *in;
     char *out;
     int64_t in_step[3], out_step[3]; /* bytes */
     uint32_t memory;                 /* record of what peers reach */
     int32_t elem;                    /* bytes */
     uint64_t offset;
-    int64_t own_step[3];
+    int64_t per; /* elements of a feature of the segments and addends: 1, but of a ragged batch */
+} colo_k_tensor_t;
+
+typedef struct colo_k_p2p {
+    colo_k_tensor_t tensor[COLO_K_TENSORS];
+    int32_t tensors;
     const colo_k_segment_t *segment[2]; /* device; queue 0 has to do with partners, 1 stays here */
     int32_t segments[2];
-    int64_t tiles[2];
-    int64_t tile;   /* elements */
-    int64_t per; /* elements of a feature of the segments and addends: 1, but of a ragged batch */
+    int64_t tiles[2]; /* of each tensor */
+    int64_t tile;     /* features of them, each of per elements */
     int32_t pull;   /* boxes come from partners */
     int32_t addends; /* 0: moves; else addends of a segment */
     int32_t npartners;
     const colo_k_addend_t *addend; /* device [segments of queue 0, then of queue 1][addends] */
-    colo_dtype_t dtype;
+    colo_dtype_t dtype; /* of sums: all tensors' */
     int32_t blocks; /* at most */
     colo_k_control_t *control;
     const uint64_t *table; /* device [ranks][COLO_K_MEMORIES]: where memory of a rank is, here */
@@ -114,7 +119,7 @@ cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks, 
                            cudaStream_t stream);
 
 /* Before and after copies from all partners' memory, made elsewhere (gather.cu). Of @d they
- * use memory, offset, control, report, deadline and partners, each of which posts and is read.
+ * use the first tensor's memory and offset, control, report, deadline and partners, each of which posts and is read.
  * begin: all partners have come, and name the same memory and offset; end: all have copied. */
 cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream);
 cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream);

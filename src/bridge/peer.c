@@ -260,7 +260,6 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
         COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
                       : steps_that_move(b, p, (colo_pass_t)i, &w->g[i]));
         w->pass[i] = (colo_transfers_t){.name = names[i],
-                                        .dtype = p->config.dtype,
                                         .elem = colo_dtype_size(p->config.dtype),
                                         .nsteps = w->g[i].n,
                                         .step = w->g[i].step,
@@ -513,15 +512,18 @@ colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_pass_t pass, const colo
 {
     const colo_plan_t *p = b->now.plan;
     const int64_t elem = (int64_t)colo_dtype_size(p->config.dtype);
-    colo_p2p_call_t call = {.in = in.data,
-                            .out = out.data,
-                            .id = r->id,
-                            .offset = r->offset,
-                            .device = r->device,
-                            .capturing = r->capturing};
+    colo_p2p_tensor_t tensor = {.per = 1,
+                                .dtype = p->config.dtype,
+                                .elem = (size_t)elem,
+                                .in = in.data,
+                                .out = out.data,
+                                .id = r->id,
+                                .offset = r->offset};
+    const colo_p2p_call_t call = {
+        .tensor = &tensor, .n = 1, .device = r->device, .capturing = r->capturing};
     for (int i = 0; i < 3; i++) {
-        call.in_step[i] = in.stride[i] * elem;
-        call.out_step[i] = out.stride[i] * elem;
+        tensor.in_step[i] = in.stride[i] * elem;
+        tensor.out_step[i] = out.stride[i] * elem;
     }
     const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
     uint64_t seq = colo_comm_i_begin(b->comm, colo_bridge_op(b, pass), p->bytes[pass].send,

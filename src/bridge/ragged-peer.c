@@ -286,7 +286,6 @@ static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pas
     /* a feature of the steps is a unit of the plan: as large as in the usual tensor */
     const int64_t per = usual->shape.features / p->config.shape.features;
     *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
-                              .dtype = usual->dtype,
                               .elem = (size_t)per * colo_dtype_size(usual->dtype),
                               .nsteps = list->step.n,
                               .step = list->step.at,
@@ -417,25 +416,36 @@ static int64_t bytes_of(const colo_batch_t *batch, int64_t bytes, const colo_car
     return all;
 }
 
-static colo_status_t run_one(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
-                             const colo_reached_t *at, const colo_carried_t *t,
+/* All tensors in one call of the path. */
+static colo_status_t run_all(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
+                             const colo_reached_t *at, const colo_carried_t *t, int32_t n,
                              colo_stream_t stream)
 {
     const colo_bridge_t *b = batch->bridge;
-    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
+    COLO_AUTOFREE colo_p2p_tensor_t *tensor = calloc((size_t)n, sizeof *tensor);
     colo_p2p_call_t call = {.list = batch->list,
-                            .per = t->per,
-                            .dtype = t->dtype,
-                            .elem = (size_t)elem,
-                            .in = t->in.data,
-                            .out = t->out.data,
-                            .id = at->id,
-                            .offset = at->offset,
+                            .tensor = tensor,
                             .device = all->device,
                             .capturing = all->capturing};
-    for (int i = 0; i < 3; i++) {
-        call.in_step[i] = t->in.stride[i] * elem;
-        call.out_step[i] = t->out.stride[i] * elem;
+    if (!tensor)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
+    for (int32_t k = 0; k < n; k++) {
+        const int64_t elem = (int64_t)colo_dtype_size(t[k].dtype);
+        colo_p2p_tensor_t *to = &tensor[call.n];
+        if (t[k].per <= 0)
+            continue;
+        *to = (colo_p2p_tensor_t){.per = t[k].per,
+                                  .dtype = t[k].dtype,
+                                  .elem = (size_t)elem,
+                                  .in = t[k].in.data,
+                                  .out = t[k].out.data,
+                                  .id = at[k].id,
+                                  .offset = at[k].offset};
+        for (int i = 0; i < 3; i++) {
+            to->in_step[i] = t[k].in.stride[i] * elem;
+            to->out_step[i] = t[k].out.stride[i] * elem;
+        }
+        call.n++;
     }
     return b->comm->ops->peer->run(b->p2p, pass, &call, stream);
 }
@@ -456,10 +466,12 @@ colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_p
         colo_ragged_p2p_drop(batch); /* the list was made before ranks had agreed */
         st = colo_ragged_p2p_list(batch);
     }
-    for (int32_t k = 0; st == COLO_OK && k < n; k++)
-        if (t[k].per > 0) /* a plain copy is faster than a kernel without peers */
-            st = ns || nr ? run_one(batch, pass, all, &at[k], &t[k], stream)
-                          : colo_exchange_keep(b, &batch->s, pass, &t[k], stream);
+    if (st == COLO_OK && (ns || nr))
+        st = run_all(batch, pass, all, at, t, n, stream);
+    else /* a plain copy is faster than a kernel without peers */
+        for (int32_t k = 0; st == COLO_OK && k < n; k++)
+            if (t[k].per > 0)
+                st = colo_exchange_keep(b, &batch->s, pass, &t[k], stream);
     colo_comm_i_end(b->comm, seq, st);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
 }

@@ -44,8 +44,7 @@ typedef struct colo_addend {
 /* All that a rank does in one pass; borrowed for colo_p2p_load(). */
 typedef struct colo_transfers {
     const char *name; /* "bridge forward"; static */
-    colo_dtype_t dtype;
-    size_t elem;
+    size_t elem;      /* of a feature of the steps, usually */
     int64_t nsteps;
     const colo_transfer_t *step;
     bool pulls;                  /* boxes move from peers to this rank; else to them */
@@ -59,17 +58,22 @@ typedef struct colo_transfers {
 /* The steps of a ragged batch, for the path of its bridge. */
 typedef struct colo_p2p_list colo_p2p_list_t;
 
-/* The tensors of a call, which kernels of the current device can use; steps in bytes. Peers reach
- * out, or in if the pass adds up or pulls. */
-typedef struct colo_p2p_call {
-    colo_p2p_list_t *list; /* NULL: the path's own steps */
-    int64_t per;           /* of a list: each feature of its steps is so many of dtype */
+/* A tensor of a call, which kernels of the current device can use; steps in bytes. Peers reach out,
+ * or in if the pass adds up or pulls. */
+typedef struct colo_p2p_tensor {
+    int64_t per; /* each feature of the steps is so many of dtype */
     colo_dtype_t dtype;
     size_t elem;
     char *in, *out;
     int64_t in_step[3], out_step[3];
     int32_t id; /* of the memory that is reached, from find(); -1 when nothing of it is */
     uint64_t offset;
+} colo_p2p_tensor_t;
+
+typedef struct colo_p2p_call {
+    colo_p2p_list_t *list; /* NULL: the path's own steps */
+    const colo_p2p_tensor_t *tensor; /* [n] */
+    int32_t n;
     int32_t device; /* the current one */
     bool capturing; /* is the stream? */
 } colo_p2p_call_t;

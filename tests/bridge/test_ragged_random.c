@@ -44,7 +44,7 @@ T_CASE(random_batches_arrive_as_the_oracle_says)
         job_t *j = malloc(sizeof *j);
         uint64_t r = seed + (uint64_t)i;
         t_ragged_random(&j->t, seed + (uint64_t)i, t_ranks_are_threads() ? 12 : 8);
-        j->o = (t_ragged_options_t){.tensors = 1 + (int32_t)t_below(&r, T_RAGGED_TENSORS),
+        j->o = (t_ragged_options_t){.tensors = 1 + (int32_t)t_below(&r, T_RAGGED_FEW),
                                     .ranks_per_node = t_below(&r, 4),
                                     .max_rows = t_below(&r, 4) ? 0 : 10000,
                                     .gap = t_below(&r, 3)};

@@ -137,14 +137,15 @@ static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_wh
 
 /* ---- batches of one bridge ---- */
 
-/* Four batches of one bridge: all forwards, then all backwards, the last one first. */
+/* Four batches of one bridge, with more tensors than a launch takes: all forwards, then all
+ * backwards, the last one first. */
 /* @reserves: with max_rows, so that the workspace stays as it was at create. */
 static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_where_t *w,
                                           bool reserves)
 {
     enum { BATCHES = 4 };
     const t_ragged_options_t o = {
-        .tensors = reserves ? 1 : 2, .max_rows = reserves ? 64 : 0, .where = w};
+        .tensors = reserves ? 1 : T_RAGGED_TENSORS, .max_rows = reserves ? 64 : 0, .where = w};
     t_ragged_t t[BATCHES];
     colo_bridge_t *bridge = NULL;
     colo_batch_t *batch[BATCHES] = {NULL};
@@ -311,7 +312,7 @@ static inline colo_status_t t_ragged_batches(t_gpu_rank_t *r, void *arg)
         t_ragged_t t;
         uint64_t s = seed + (uint64_t)i;
         t_ragged_random(&t, s, r->size);
-        const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&s, T_RAGGED_TENSORS),
+        const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&s, T_RAGGED_FEW),
                                       .ranks_per_node = t_below(&s, 4),
                                       .max_rows = t_below(&s, 4) ? 0
                                                   : r->size > 1  ? 1000

@@ -12,7 +12,8 @@
 
 #include "harness/ragged_case.h"
 
-#define T_RAGGED_TENSORS 3
+#define T_RAGGED_TENSORS 10
+#define T_RAGGED_FEW 3 /* of a random batch, at most */
 
 /* Where the tensors of calls are, if not in host memory. */
 typedef struct t_ragged_where {

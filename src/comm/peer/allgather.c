@@ -29,7 +29,6 @@ static colo_status_t make(colo_comm_t *c, struct colo_p2p **out)
     for (int32_t k = 1; k < c->size; k++)
         others[k - 1] = (c->rank + k) % c->size;
     const colo_transfers_t pass[2] = {{.name = "all_gather of a head",
-                                       .dtype = COLO_U8,
                                        .elem = 1,
                                        .nposts = c->size - 1,
                                        .expose = others},
@@ -102,8 +101,8 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
     struct colo_p2p_pass *w = &d->pass[0];
     const colo_share_t *from = colo_peer_memory(p, g->id);
     colo_k_p2p_t k = d->own->k[0];
-    k.memory = (uint32_t)g->id;
-    k.offset = g->offset;
+    k.tensor[0].memory = (uint32_t)g->id;
+    k.tensor[0].offset = g->offset;
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(c) * 1000000u;
     atomic_store(&w->seq, c->seq);
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(c));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * transfer.c - the peer-to-peer path of one bridge: mailboxes for the handshake, lists of boxes on
- * the device, one launch per call.
+ * the device, one launch for all tensors of a call.
  *
  * What a kernel needs and does not change from call to call is made here, at create and when a
  * bridge takes another shape: the partners, which boxes go where, cut into tiles. A call
@@ -193,9 +193,6 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     memset(k, 0, sizeof *k);
     if (w->nsteps == 0 && w->nposts == 0)
         return COLO_OK;
-    k->elem = (int32_t)w->elem;
-    k->dtype = w->dtype;
-    k->per = 1;
     k->pull = w->pulls;
     k->addends = w->addends;
     k->blocks = blocks_of(p, w);
@@ -467,6 +464,28 @@ colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_
 
 /* ---- a call ---- */
 
+/* Puts the tensors of one launch into @k: as many of the next @n as it takes, sums of one dtype.
+ * The same number on all ranks. */
+static int32_t tensors_of(colo_k_p2p_t *k, const colo_p2p_tensor_t *next, int32_t n)
+{
+    k->dtype = next->dtype;
+    for (k->tensors = 0; k->tensors < n && k->tensors < COLO_K_TENSORS; k->tensors++) {
+        const colo_p2p_tensor_t *from = &next[k->tensors];
+        if (k->addends && from->dtype != k->dtype)
+            break;
+        colo_k_tensor_t *to = &k->tensor[k->tensors];
+        *to = (colo_k_tensor_t){.in = from->in,
+                                .out = from->out,
+                                .memory = (uint32_t)from->id,
+                                .elem = (int32_t)from->elem,
+                                .offset = from->offset,
+                                .per = from->per};
+        memcpy(to->in_step, from->in_step, sizeof to->in_step);
+        memcpy(to->out_step, from->out_step, sizeof to->out_step);
+    }
+    return k->tensors;
+}
+
 colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
                            colo_stream_t stream)
 {
@@ -481,19 +500,6 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
                          "%s: the current device is %d, comm '%s' was made on device "
                          "%d",
                          w->name, (int)call->device, p->name, (int)p->device);
-    k.in = call->in;
-    k.out = call->out;
-    memcpy(k.in_step, call->in_step, sizeof k.in_step);
-    memcpy(k.out_step, call->out_step, sizeof k.out_step);
-    memcpy(k.own_step, k.addends || k.pull ? call->in_step : call->out_step, sizeof k.own_step);
-    if (call->list) {
-        k.elem = (int32_t)call->elem;
-        k.dtype = call->dtype;
-        k.per = call->per;
-        k.tile *= call->per;
-    }
-    k.memory = (uint32_t)call->id;
-    k.offset = call->offset;
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
     atomic_store(&w->seq, d->comm->seq);
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
@@ -501,8 +507,10 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     cudaError_t e = colo_order_follow(p->order, call->capturing, stream);
     if (e == cudaSuccess && !list->sent && list->bytes > 0)
         e = cudaMemcpyAsync(list->device, list->host, list->bytes, cudaMemcpyHostToDevice, stream);
-    if (e == cudaSuccess)
+    for (int32_t i = 0; e == cudaSuccess && i < call->n;) {
+        i += tensors_of(&k, &call->tensor[i], call->n - i);
         e = colo_k_p2p(&k, stream);
+    }
     if (e == cudaSuccess)
         e = colo_order_lead(p->order, call->capturing, stream);
     list->captured = list->captured || call->capturing;
