@@ -8,8 +8,9 @@
  * colo_comm_create_nccl().
  *
  * The library uses the NCCL that is already in the process (PyTorch's, for example), else it loads
- * libnccl.so.2. It needs 2.28 or later. libcolobridge.so links neither NCCL nor CUDA:
- * libcolobridge-nccl.so does, and is loaded on first use.
+ * libnccl.so.2. It needs 2.18 or later, which has all functions that the library calls; tests on
+ * GPUs ran with 2.28 and later. libcolobridge.so links neither NCCL nor CUDA: libcolobridge-nccl.so
+ * does, and is loaded on first use.
  *
  * Calls are asynchronous: they enqueue operations on the caller's stream, in device memory of the
  * communicator's device, which must be the thread's current device. Exception: if two ranks are

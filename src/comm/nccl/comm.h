@@ -46,7 +46,7 @@ typedef struct colo_nccl_lib {
     ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
 } colo_nccl_lib_t;
 
-/* Found once a process. COLO_ERR_UNBUILT: none, or one before 2.28. (loader.c) */
+/* Found once a process. COLO_ERR_UNBUILT: none, or one before 2.18. (loader.c) */
 colo_status_t colo_nccl_find(const colo_nccl_lib_t **lib);
 
 enum { COLO_CONNECTION_OK = 0, COLO_CONNECTION_ENDING = 1, COLO_CONNECTION_GONE = 2 };

@@ -2,7 +2,8 @@
 /*
  * loader.c - which NCCL: the one that is in the process already, else libnccl.so.2.
  *
- * Result codes are never interpreted, only named by the library itself.
+ * Result codes are never interpreted, only named by the library itself. All functions below are in
+ * 2.17, too; 2.18 is the first that is made for CUDA 12 and Hopper.
  */
 #include "comm/nccl/comm.h"
 
@@ -40,8 +41,10 @@ static colo_status_t find(void)
     ncclResult_t r = the_lib.get_version(&the_lib.version);
     if (r != ncclSuccess)
         return colo_nccl_error(&the_lib, "ncclGetVersion", r);
-    if (the_lib.version < NCCL_VERSION(2, 28, 0) || the_lib.version >= NCCL_VERSION(3, 0, 0))
-        return colo_fail(COLO_ERR_UNBUILT, "nccl: version %d, expected 2.28 (22800) or later",
+    if (the_lib.version < NCCL_VERSION(2, 18, 0) || the_lib.version >= NCCL_VERSION(3, 0, 0))
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "nccl: version %d, expected 2.18 (21800) or a later 2.x; update the NCCL "
+                         "that the process loads",
                          the_lib.version);
     found = true;
     return COLO_OK;
