@@ -46,3 +46,8 @@ with tempfile.TemporaryDirectory() as shared:
     expect('without a launcher', (codes, out, 'has started this process' in err[0]), ([2], [''], True))
     codes, out, err = run(shared, ('SLURM_PROCID', 'SLURM_NTASKS'), ranks=1, SLURM_JOB_ID='1')
     expect('one rank', (codes, out[0].splitlines()[0]), ([0], '1 ranks of srun on 1 node'))
+    for rank, size in (('0x0', '1'), ('', '1'), ('0', '1 '), ('1', '1'), ('0', '99999999999999999999')):
+        done = subprocess.run([INFO, '--world', shared], text=True, capture_output=True, timeout=60,
+                              env=dict(CLEAN, RANK=rank, WORLD_SIZE=size))
+        expect('rank %r of %r' % (rank, size), (done.returncode, done.stdout, "RANK is '%s'" % rank in done.stderr),
+               (2, '', True))

@@ -187,6 +187,14 @@ static void print_world(const colo_comm_t *world, const fact_t *fact, const char
            "registered is reached by ranks of one host whose GPUs have peer access.\n");
 }
 
+/* -1: no number */
+static int32_t number(const char *text)
+{
+    char *end = NULL;
+    const long n = strtol(text, &end, 10);
+    return *text >= '0' && *text <= '9' && !*end && n <= RANKS_MAX ? (int32_t)n : -1;
+}
+
 int info_world(const char *path)
 {
     const launcher_t *l = launchers, *end = l + sizeof launchers / sizeof launchers[0];
@@ -196,11 +204,13 @@ int info_world(const char *path)
         return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
                              "--world: neither torchrun, mpirun, mpiexec nor srun has started this "
                              "process; see docs/hosts.md");
-    folder_t f = {.path = path, .rank = atoi(getenv(l->rank)), .size = atoi(getenv(l->size))};
+    const char *rank = getenv(l->rank), *size = getenv(l->size);
+    folder_t f = {.path = path, .rank = number(rank), .size = number(size)};
     if (f.size < 1 || f.size > RANKS_MAX || f.rank < 0 || f.rank >= f.size)
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "--world: %s %d of %s %d, expected a rank below a size of 1..%d",
-                             l->rank, (int)f.rank, l->size, (int)f.size, RANKS_MAX);
+        return tool_complain(
+            TOOL_WRONG_USE, INFO_TOOL,
+            "--world: %s is '%.20s' and %s '%.20s', expected a rank below a size of 1..%d", l->rank,
+            rank, l->size, size, RANKS_MAX);
     (void)mkdir(path, 0700);
     colo_comm_t *world = NULL;
     fact_t mine, *all = calloc((size_t)f.size, sizeof *all);
