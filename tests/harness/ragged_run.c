@@ -160,12 +160,16 @@ static bool several_nodes(const colo_batch_t *batch)
            (a->offset + a->size > c->ranks_per_node || b->offset + b->size > c->ranks_per_node);
 }
 
-colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
-                            colo_comm_t *comm, colo_pass_t pass)
+/* The tensors of a call, and what one of them should hold. */
+typedef struct blocks {
+    block_t in[T_RAGGED_TENSORS], out[T_RAGGED_TENSORS], want;
+} blocks_t;
+
+static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
+                              colo_comm_t *comm, colo_pass_t pass, blocks_t *b)
 {
     const bool fwd = pass == COLO_FORWARD, sums = !fwd && t->c.full && t->c.partial;
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
-    block_t in[T_RAGGED_TENSORS], out[T_RAGGED_TENSORS], want;
     colo_tensor_t ti[T_RAGGED_TENSORS], to[T_RAGGED_TENSORS];
     int32_t n = 0, which[T_RAGGED_TENSORS];
     int64_t bytes = 0;
@@ -174,11 +178,11 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
         const char *dtype = tensor_of(t, i, &c);
         if (sums && dtype[0] == 'i')
             continue; /* has no gradient */
-        rank_try(make(&in[n], &c, fwd ? REF_X : REF_DY, rank, dtype, i, o->gap, false));
-        rank_try(make(&out[n], &c, fwd ? REF_Y : REF_DX, rank, dtype, i, o->gap, true));
+        rank_try(make(&b->in[n], &c, fwd ? REF_X : REF_DY, rank, dtype, i, o->gap, false));
+        rank_try(make(&b->out[n], &c, fwd ? REF_Y : REF_DX, rank, dtype, i, o->gap, true));
         bytes += ref_ragged_receives(&c, rank, !fwd) * (int64_t)ref_dtype_size(dtype);
-        rank_try(put(o->where, &in[n], &ti[n]));
-        rank_try(put(o->where, &out[n], &to[n]));
+        rank_try(put(o->where, &b->in[n], &ti[n]));
+        rank_try(put(o->where, &b->out[n], &to[n]));
         which[n++] = i;
     }
     colo_comm_stats_t before;
@@ -196,51 +200,70 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
     if (o->where)
         rank_try(o->where->quiet(o->where->arg));
     for (int32_t k = 0; k < n; k++) {
-        rank_try(get(o->where, &in[k]));
-        rank_try(get(o->where, &out[k]));
+        rank_try(get(o->where, &b->in[k]));
+        rank_try(get(o->where, &b->out[k]));
     }
     for (int32_t k = 0; k < n; k++) {
         const char *dtype = tensor_of(t, which[k], &c);
-        rank_try(make(&want, &c, fwd ? REF_Y : REF_DX, rank, dtype, which[k], o->gap, false));
-        if (!same(&out[k], &want, sums))
+        rank_try(make(&b->want, &c, fwd ? REF_Y : REF_DX, rank, dtype, which[k], o->gap, false));
+        if (!same(&b->out[k], &b->want, sums))
             fprintf(stderr, "rank %d: tensor %d %s differs: %s\n", (int)rank, (int)k,
                     fwd ? "forward" : "backward", t_ragged_text(t));
-        rank_check(same(&out[k], &want, sums));
-        free(want.raw);
-        rank_try(make(&want, &c, fwd ? REF_X : REF_DY, rank, dtype, which[k], o->gap, false));
-        rank_check(same(&in[k], &want, false)); /* never written */
-        free(in[k].raw);
-        free(out[k].raw);
-        free(want.raw);
+        rank_check(same(&b->out[k], &b->want, sums));
+        free(b->want.raw);
+        rank_try(make(&b->want, &c, fwd ? REF_X : REF_DY, rank, dtype, which[k], o->gap, false));
+        rank_check(same(&b->in[k], &b->want, false)); /* never written */
+        free(b->want.raw);
+        b->want.raw = NULL;
     }
     return COLO_OK;
 }
 
-colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm)
+colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
+                            colo_comm_t *comm, colo_pass_t pass)
+{
+    blocks_t b = {0};
+    const colo_status_t st = run_pass(batch, t, o, comm, pass, &b);
+    for (int k = 0; k < T_RAGGED_TENSORS; k++) {
+        free(b.in[k].raw);
+        free(b.out[k].raw);
+    }
+    free(b.want.raw);
+    return st;
+}
+
+static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, const t_ragged_t *t,
+                               const t_ragged_options_t *o, colo_comm_t *comm)
 {
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     const int64_t elem = (int64_t)ref_dtype_size(t->dtype);
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
     int64_t rows[2], want[2], nh;
-    rank_try(t_ragged_bridge(&bridge, t, o, comm));
     const colo_segments_t s = t_ragged_segments(t);
-    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+    rank_try(colo_bridge_set_segments(bridge, &s, batch));
     colo_bridge_rows(bridge, &rows[0], &rows[1]);
     ref_ragged_tensor(&t->c, REF_X, rank, t->dtype, 0, NULL, &want[0], &nh);
     ref_ragged_tensor(&t->c, REF_Y, rank, t->dtype, 0, NULL, &want[1], &nh);
     rank_check(rows[0] == want[0] && rows[1] == want[1]);
     for (int pass = 0; pass < 2; pass++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(batch), (colo_pass_t)pass);
-        const bool sums = pass && t->c.full && t->c.partial && several_nodes(batch);
+        const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(*batch), (colo_pass_t)pass);
+        const bool sums = pass && t->c.full && t->c.partial && several_nodes(*batch);
         rank_check(b.minimum == ref_ragged_receives(&t->c, rank, pass) * elem);
         rank_check(sums ? b.recv <= b.minimum : b.recv == b.minimum);
     }
     if (o->where)
         rank_try(o->where->quiet(o->where->arg));
-    rank_try(t_ragged_pass(batch, t, o, comm, COLO_FORWARD));
-    rank_try(t_ragged_pass(batch, t, o, comm, COLO_BACKWARD));
+    rank_try(t_ragged_pass(*batch, t, o, comm, COLO_FORWARD));
+    return t_ragged_pass(*batch, t, o, comm, COLO_BACKWARD);
+}
+
+colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm)
+{
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    colo_status_t st = t_ragged_bridge(&bridge, t, o, comm);
+    if (st == COLO_OK)
+        st = run_batch(bridge, &batch, t, o, comm);
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&bridge);
-    return COLO_OK;
+    return st;
 }
