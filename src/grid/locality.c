@@ -206,7 +206,7 @@ static colo_status_t solve(search_t *q, uint32_t set)
             stride *= q->grid->extent[q->dim[i]];
     q->first[set] = -1;
     memset(&q->best[set], 0, sizeof q->best[set]);
-    for (int8_t i = 0; i < q->n; i++) {
+    for (int32_t i = 0; i < q->n; i++) {
         colo_topology_cut_t cut;
         if (set >> i & 1)
             continue;
@@ -215,7 +215,7 @@ static colo_status_t solve(search_t *q, uint32_t set)
         put(&with, q->at[q->dim[i]], &cut);
         if (q->first[set] < 0 || compare(&with, &q->best[set], q->grid->ndims) < 0) {
             q->best[set] = with;
-            q->first[set] = i;
+            q->first[set] = (int8_t)i;
         }
     }
     return COLO_OK;

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# lint.sh - what reads or watches the code without judging its results: gcc -fanalyzer, clang-tidy and
+# cppcheck; UBSan for conversions that lose something; valgrind.
+#
+#   tools/lint.sh                  the analyzers over src/ and tools/; again only for what has changed
+#   tools/lint.sh FILE...          these sources only
+#   tools/lint.sh --ubsan          unit suites with clang's implicit-conversion and float-cast-overflow
+#   tools/lint.sh --valgrind       unit suites without ranks, and small ones with, under memcheck
+#
+# Rules are in .clang-tidy, lint.py and lint-suppressions.txt, each exception with its reason. Exit 1: a remark.
+set -euo pipefail
+# shellcheck source=tools/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+what=analyzers files=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --ubsan | --valgrind) what=${1#--} ;;
+    --help)
+        sed -n '3,11s/^# \{0,1\}//p' "$root/tools/lint.sh"
+        exit 0
+        ;;
+    -*) die "unknown option \"$1\"; --help lists them" ;;
+    *) files+=("$1") ;;
+    esac
+    shift
+done
+
+missing=''
+case $what in
+analyzers) tools=(gcc clang-tidy cppcheck) ;;
+ubsan) tools=(clang) ;;
+valgrind) tools=(valgrind) ;;
+esac
+for tool in "${tools[@]}"; do
+    has "$tool" || missing+=" $tool"
+done
+[ -z "$missing" ] || apt_install "$missing" '' || die "missing:$missing"
+install_missing test
+# GPU code is left to nvcc: its sources include CUDA's headers.
+options=(-Dtests=enabled -Dtools=enabled -Dexamples=disabled -Dpython=disabled -Dcuda=disabled -Dnccl=disabled)
+
+# watched DIR MESON-TEST-OPTIONS... - the unit suites of what has no processes
+watched() {
+    # shellcheck disable=SC2046 # a list of names
+    build "$1" $(linked "$1" tests/core tests/grid tests/comm tests/bridge tests/loss)
+    meson test -C "$1" --num-processes "$jobs" --print-errorlogs --no-suite python --no-suite api --no-suite mpi \
+        --no-suite slow --no-suite tools "${@:2}" </dev/null
+}
+
+case $what in
+analyzers)
+    configure build-lint --buildtype=release "${options[@]}"
+    say "analysing"
+    python3 tools/lint.py build-lint "${files[@]}"
+    ;;
+ubsan)
+    CC=clang configure build-ubsan --buildtype=debugoptimized -Db_lundef=false "${options[@]}" -Dmpi=disabled \
+        -Dc_args='-fsanitize=implicit-conversion,float-cast-overflow -fno-sanitize-recover=all' \
+        -Dc_link_args='-fsanitize=implicit-conversion,float-cast-overflow'
+    watched build-ubsan --setup asan
+    ;;
+valgrind)
+    configure build-valgrind --buildtype=debugoptimized "${options[@]}" -Dmpi=disabled -Dhwloc=disabled
+    T_SCALE=1 watched build-valgrind --setup tsan --timeout-multiplier 20 --wrapper \
+        'valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --child-silent-after-fork=yes' \
+        --suite core --suite serial
+    ;;
+esac
