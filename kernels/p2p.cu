@@ -63,7 +63,8 @@ struct record {
 };
 
 /* Warp 0: waits for a partner's record of tensor @k and translates it. */
-__device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *calls, int k, record &r)
+__device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *calls, int k,
+                     record &r)
 {
     const colo_k_partner_t &p = d.partner[partner];
     const int lane = threadIdx.x % 32;
@@ -74,8 +75,8 @@ __device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *cal
     if (!wait_for(d, p, call, ALL, [&] {
             if (lane > COLO_K_RECORD)
                 return true;
-            word = acquire(p.mine +
-                           (lane < COLO_K_RECORD ? k * COLO_K_RECORD + lane : COLO_K_POISON));
+            word =
+                acquire(p.mine + (lane < COLO_K_RECORD ? k * COLO_K_RECORD + lane : COLO_K_POISON));
             if (lane == COLO_K_RECORD)
                 return true;
             return word >> 32 == call;
@@ -187,11 +188,11 @@ struct mover {
 
     __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i, int k)
     {
-        const colo_k_segment_t &p = d.segment[q][i];
+        const colo_transfer_t &p = d.segment[q][i];
         const colo_k_tensor_t &v = d.tensor[k];
         record in = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
         record out = {v.out, {v.out_step[0], v.out_step[1], v.out_step[2]}};
-        if (p.partner >= 0 && !take(d, p.partner, calls, k, d.pull ? in : out))
+        if (p.peer >= 0 && !take(d, p.peer, calls, k, d.pull ? in : out))
             return false;
         if (threadIdx.x == 0) {
             const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * v.per};
@@ -212,12 +213,12 @@ template <typename D> struct adder {
 
     __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i, int n)
     {
-        const colo_k_segment_t &p = d.segment[q][i];
+        const colo_transfer_t &p = d.segment[q][i];
         const colo_k_tensor_t &v = d.tensor[n];
-        const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.addends;
+        const colo_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.addends;
         for (int k = 0; k < d.addends; k++) {
             record r = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
-            if (a[k].partner >= 0 && !take(d, a[k].partner, calls, n, r))
+            if (a[k].peer >= 0 && !take(d, a[k].peer, calls, n, r))
                 return false;
             if (threadIdx.x == 0) {
                 t.src[k] = inside(v, r.base, a[k].at, r.step);

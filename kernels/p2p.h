@@ -13,6 +13,8 @@
 #ifndef COLO_KERNELS_P2P_H
 #define COLO_KERNELS_P2P_H
 
+#include "comm/peer.h"
+
 #include <colobridge/comm.h>
 
 #include <cuda_runtime_api.h>
@@ -26,11 +28,11 @@ enum {
     COLO_K_MEMORIES = 256,
     COLO_K_TENSORS = 8,    /* of a launch */
     COLO_K_MAILBOX = 1024, /* bytes of a mailbox */
-    COLO_K_RECORD = 9, /* its words for each tensor: memory, offset (2), steps of the three axes (6) */
-    COLO_K_DONE = 80,  /* index of 64-bit words in a mailbox: the peer has moved call N */
-    COLO_K_POISON = 81, /* the peer has given up */
-    COLO_K_CALLS = 96,  /* calls of this pair that have finished here; local */
-    COLO_K_THREADS = 512  /* of a block */
+    COLO_K_RECORD = 9,     /* its words of a tensor: memory, offset (2), steps of three axes (6) */
+    COLO_K_DONE = 80,      /* index of 64-bit words in a mailbox: the peer has moved call N */
+    COLO_K_POISON = 81,    /* the peer has given up */
+    COLO_K_CALLS = 96,     /* calls of this pair that have finished here; local */
+    COLO_K_THREADS = 512   /* of a block */
 };
 
 /* What a kernel that gave up says, in host memory. */
@@ -54,20 +56,6 @@ typedef struct colo_k_control {
     unsigned finished, dead;
 } colo_k_control_t;
 
-/* A box: samples, rows, features. Moved: from here in this rank's input to there in the partner's
- * output (partner -1: this rank's own). Pulled: from here in the partner's input to there in this
- * rank's output. Added up: there is in this rank's output. */
-typedef struct colo_k_segment {
-    int64_t extent[3], here[3], there[3];
-    int64_t tile_end; /* tiles of this segment and those before it in its queue */
-    int64_t partner;
-} colo_k_segment_t;
-
-typedef struct colo_k_addend {
-    int64_t at[3]; /* in the partner's input; -1: this rank's own */
-    int64_t partner;
-} colo_k_addend_t;
-
 typedef struct colo_k_partner {
     uint64_t *mine;   /* the mailbox that it writes */
     uint64_t *remote; /* the mailbox that I write, in its memory */
@@ -88,16 +76,16 @@ typedef struct colo_k_tensor {
 typedef struct colo_k_p2p {
     colo_k_tensor_t tensor[COLO_K_TENSORS];
     int32_t tensors;
-    const colo_k_segment_t *segment[2]; /* device; queue 0 has to do with partners, 1 stays here */
+    const colo_transfer_t *segment[2]; /* device; queue 0 has to do with partners, 1 stays here */
     int32_t segments[2];
     int64_t tiles[2]; /* of each tensor */
     int64_t tile;     /* features of them, each of per elements */
-    int32_t pull;   /* boxes come from partners */
-    int32_t addends; /* 0: moves; else addends of a segment */
+    int32_t pull;     /* boxes come from partners */
+    int32_t addends;   /* 0: moves; else addends of a segment */
     int32_t npartners;
-    const colo_k_addend_t *addend; /* device [segments of queue 0, then of queue 1][addends] */
-    colo_dtype_t dtype; /* of sums: all tensors' */
-    int32_t blocks; /* at most */
+    const colo_addend_t *addend; /* device [segments of queue 0, then of queue 1][addends] */
+    colo_dtype_t dtype;          /* of sums: all tensors' */
+    int32_t blocks;              /* at most */
     colo_k_control_t *control;
     const uint64_t *table; /* device [ranks][COLO_K_MEMORIES]: where memory of a rank is, here */
     colo_k_report_t *report;
@@ -119,8 +107,9 @@ cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks, 
                            cudaStream_t stream);
 
 /* Before and after copies from all partners' memory, made elsewhere (gather.cu). Of @d they
- * use the first tensor's memory and offset, control, report, deadline and partners, each of which posts and is read.
- * begin: all partners have come, and name the same memory and offset; end: all have copied. */
+ * use the first tensor's memory and offset, control, report, deadline and partners, each of which
+ * posts and is read. begin: all partners have come, and name the same memory and offset; end: all
+ * have copied. */
 cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream);
 cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream);
 cudaError_t colo_k_gather_load(void);

@@ -122,6 +122,11 @@ void colo_ragged_destroy(colo_bridge_t *b)
     colo_ragged_deinit(&b->ragged->axes);
     colo_builder_deinit(&b->ragged->builder);
     colo_pool_deinit(&b->ragged->spare);
+    for (int i = 0; i < 2; i++) {
+        free(b->ragged->steps.step[i].at);
+        free(b->ragged->steps.addend[i].at);
+        free(b->ragged->steps.held[i].at);
+    }
     free(b->ragged);
 }
 

@@ -19,8 +19,8 @@
 #include <string.h>
 
 typedef struct list {
-    colo_list_t step, addend; /* colo_transfer_t; colo_addend_t, addends for each step */
-    int32_t *post;            /* [nposts] */
+    colo_list_t *step, *addend; /* of the bridge's steps */
+    int32_t *post;              /* [nposts] */
 } list_t;
 
 /* ---- where peers have rows ---- */
@@ -109,9 +109,9 @@ static colo_status_t push_move(const colo_routes_t *routes, int64_t i, int32_t p
     const colo_offset_t *at = &routes->offset[i];
     const int64_t src[3] = {0, at->src_row, r->h[0] - src_h0};
     const int64_t dst[3] = {0, at->dst_row, r->h[0] - dst_h0};
-    colo_transfer_t *s = colo_list_push(&out->step, sizeof *s);
+    colo_transfer_t *s = colo_list_push(out->step, sizeof *s);
     if (!s)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step.n);
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step->n);
     *s = (colo_transfer_t){.peer = peer, .extent = {1, r->s[1] - r->s[0], r->h[1] - r->h[0]}};
     memcpy(s->here, fwd ? src : dst, sizeof s->here);
     memcpy(s->there, fwd ? dst : src, sizeof s->there);
@@ -148,10 +148,33 @@ typedef struct held {
     int64_t at, h0; /* of the first row in that rank's tensor; features that tensor begins with */
 } held_t;
 
-static int by_addend(const void *a, const void *b)
+static int by_row(const void *a, const void *b)
 {
     const held_t *x = a, *y = b;
-    return x->addend != y->addend ? x->addend - y->addend : (x->row > y->row) - (x->row < y->row);
+    return (x->row > y->row) - (x->row < y->row);
+}
+
+/* Those of each addend, rows ascending. @from, @to: [n]; @first: [addends + 1], out: of each in
+ * @to.
+ */
+static void sort_held(const held_t *from, int64_t n, int64_t addends, held_t *to, int64_t *first)
+{
+    memset(first, 0, (size_t)(addends + 1) * sizeof *first);
+    for (int64_t i = 0; i < n; i++)
+        first[from[i].addend + 1]++;
+    for (int64_t l = 0; l < addends; l++)
+        first[l + 1] += first[l];
+    for (int64_t i = 0; i < n; i++)
+        to[first[from[i].addend]++] = from[i];
+    memmove(&first[1], &first[0], (size_t)addends * sizeof *first);
+    first[0] = 0;
+    for (int64_t l = 0; l < addends; l++) {
+        int64_t i = first[l] + 1;
+        while (i < first[l + 1] && to[i - 1].row <= to[i].row)
+            i++;
+        if (i < first[l + 1])
+            qsort(&to[first[l]], (size_t)(first[l + 1] - first[l]), sizeof *to, by_row);
+    }
 }
 
 static held_t held_of(const colo_routes_t *routes, int64_t i, int32_t peer)
@@ -185,33 +208,31 @@ static void all_held(const colo_bridge_t *b, const colo_plan_t *p, held_t *h)
 }
 
 /* Sums of features [lo, hi), which no region cuts: rows are cut until each addend comes from one
- * rank. @h: [n] by addend; @next: [addends], workspace. */
-static colo_status_t sum_rows(const colo_plan_t *p, const held_t *h, int64_t n, int64_t lo,
-                              int64_t hi, int64_t *next, list_t *out)
+ * rank. @h: by addend, @first of each; @next: [addends], workspace. */
+static colo_status_t sum_rows(const colo_plan_t *p, const held_t *h, const int64_t *first,
+                              int64_t lo, int64_t hi, int64_t *next, list_t *out)
 {
     const int32_t addends = (int32_t)p->addends;
-    for (int64_t i = n; i-- > 0;)
-        next[h[i].addend] = i;
+    memcpy(next, first, (size_t)addends * sizeof *next);
     for (int64_t row = 0, end; row < p->own_src.rows; row = end) {
         end = p->own_src.rows;
-        colo_transfer_t *s = colo_list_push(&out->step, sizeof *s);
+        colo_transfer_t *s = colo_list_push(out->step, sizeof *s);
         for (int32_t l = 0; s && l < addends; l++) {
             int64_t i = next[l];
-            while (i < n && h[i].addend == l &&
-                   (h[i].end <= row || h[i].h[1] <= lo || h[i].h[0] >= hi))
+            while (i < first[l + 1] && (h[i].end <= row || h[i].h[1] <= lo || h[i].h[0] >= hi))
                 i++;
             next[l] = i;
-            if (i == n || h[i].addend != l || h[i].row > row)
+            if (i == first[l + 1] || h[i].row > row)
                 return colo_fail(COLO_ERR_STATE, "bridge: row %lld has no addend %d",
                                  (long long)row, (int)l);
             end = h[i].end < end ? h[i].end : end;
-            colo_addend_t *a = colo_list_push(&out->addend, sizeof *a);
+            colo_addend_t *a = colo_list_push(out->addend, sizeof *a);
             if (a)
                 *a = (colo_addend_t){h[i].peer, {0, h[i].at + row - h[i].row, lo - h[i].h0}};
             s = a ? s : NULL;
         }
         if (!s)
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step.n);
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step->n);
         *s = (colo_transfer_t){
             .peer = -1, .extent = {1, end - row, hi - lo}, .there = {0, row, lo - p->own_src.h0}};
     }
@@ -236,20 +257,30 @@ static int64_t cuts_of(const held_t *h, int64_t n, int64_t *cut)
     return m;
 }
 
+static bool reserve_held(colo_list_t *l, int64_t n)
+{
+    while (l->cap < n)
+        if (!colo_list_grow(l, sizeof(held_t)))
+            return false;
+    return true;
+}
+
 static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p, list_t *out)
 {
     const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
-    COLO_AUTOFREE held_t *h = calloc((size_t)n + 1, sizeof *h);
+    colo_list_t *held = b->ragged->steps.held;
     COLO_AUTOFREE int64_t *cut = calloc((size_t)(2 * n) + 1, sizeof *cut);
-    COLO_AUTOFREE int64_t *next = calloc((size_t)p->addends, sizeof *next);
+    COLO_AUTOFREE int64_t *at = calloc(2 * (size_t)p->addends + 1, sizeof *at);
     colo_status_t st = COLO_OK;
-    if (!h || !cut || !next)
+    if (!reserve_held(&held[0], n) || !reserve_held(&held[1], n) || !cut || !at)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
-    all_held(b, p, h);
-    qsort(h, (size_t)n, sizeof *h, by_addend);
-    const int64_t cuts = cuts_of(h, n, cut);
+    if (n == 0)
+        return COLO_OK;
+    all_held(b, p, held[0].at);
+    sort_held(held[0].at, n, p->addends, held[1].at, at);
+    const int64_t cuts = cuts_of(held[1].at, n, cut);
     for (int64_t i = 0; st == COLO_OK && i + 1 < cuts; i++)
-        st = sum_rows(p, h, n, cut[i], cut[i + 1], next, out);
+        st = sum_rows(p, held[1].at, at, cut[i], cut[i + 1], at + p->addends + 1, out);
     return st;
 }
 
@@ -287,11 +318,11 @@ static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pas
     const int64_t per = usual->shape.features / p->config.shape.features;
     *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
                               .elem = (size_t)per * colo_dtype_size(usual->dtype),
-                              .nsteps = list->step.n,
-                              .step = list->step.at,
+                              .nsteps = list->step->n,
+                              .step = list->step->at,
                               .pulls = pass == COLO_FORWARD && way == COLO_PULL,
                               .addends = adds(p, pass) ? (int32_t)p->addends : 0,
-                              .addend = list->addend.at,
+                              .addend = list->addend->at,
                               .blocks = b->blocks,
                               .nposts = posts->nmessages,
                               .expose = list->post};
@@ -303,23 +334,24 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
     const colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
     const int32_t agreed = b->agreed[COLO_FORWARD].ways;
-    list_t list[2];
+    colo_ragged_steps_t *steps = &b->ragged->steps;
     colo_transfers_t pass[2] = {{.name = "bridge forward"}, {.name = "bridge backward"}};
+    int32_t *post[2] = {NULL, NULL};
     colo_status_t st = COLO_OK;
-    memset(list, 0, sizeof list);
     if (!b->p2p)
         return COLO_OK;
     batch->way = agreed ? (colo_way_t)agreed : COLO_PUSH;
-    for (int i = 0; st == COLO_OK && i < (p->config.no_grad ? 1 : 2); i++)
+    for (int i = 0; st == COLO_OK && i < (p->config.no_grad ? 1 : 2); i++) {
+        list_t list = {.step = &steps->step[i], .addend = &steps->addend[i]};
+        list.step->n = list.addend->n = 0;
         st = make(b, p, (colo_pass_t)i, i ? (colo_way_t)ways_of(p, COLO_BACKWARD) : batch->way,
-                  &list[i], &pass[i]);
+                  &list, &pass[i]);
+        post[i] = list.post;
+    }
     if (st == COLO_OK)
         st = b->comm->ops->peer->list(b->p2p, pass, &batch->list);
-    for (int i = 0; i < 2; i++) {
-        free(list[i].step.at);
-        free(list[i].addend.at);
-        free(list[i].post);
-    }
+    free(post[0]);
+    free(post[1]);
     return st;
 }
 
@@ -423,10 +455,8 @@ static colo_status_t run_all(colo_batch_t *batch, colo_pass_t pass, const colo_r
 {
     const colo_bridge_t *b = batch->bridge;
     COLO_AUTOFREE colo_p2p_tensor_t *tensor = calloc((size_t)n, sizeof *tensor);
-    colo_p2p_call_t call = {.list = batch->list,
-                            .tensor = tensor,
-                            .device = all->device,
-                            .capturing = all->capturing};
+    colo_p2p_call_t call = {
+        .list = batch->list, .tensor = tensor, .device = all->device, .capturing = all->capturing};
     if (!tensor)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
     for (int32_t k = 0; k < n; k++) {

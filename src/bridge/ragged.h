@@ -137,10 +137,17 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
 
 /* ---- what a bridge keeps for its batches ---- */
 
+/* What the peer-to-peer steps of a batch are made in; memory is kept for the next one. */
+typedef struct colo_ragged_steps {
+    colo_list_t step[2], addend[2]; /* by pass: colo_transfer_t; colo_addend_t, addends of each */
+    colo_list_t held[2];            /* of sums, as they come; by addend */
+} colo_ragged_steps_t;
+
 typedef struct colo_ragged_bridge {
     colo_ragged_t axes; /* of the last tables */
     colo_builder_t builder;
     colo_pool_t spare; /* of a batch that was destroyed */
+    colo_ragged_steps_t steps;
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */

@@ -29,16 +29,16 @@ struct colo_memory {
 
 /* One box of a pass, in samples, rows, features. Moved: from here in this rank's input to there in
  * the output of comm rank peer (-1: of this rank). Pulled: from here in that rank's input to there
- * in this rank's output. Added up: to there in this rank's output. */
+ * in this rank's output. Added up: to there in this rank's output. On the device, peer is an index
+ * among partners, and tile_end counts the tiles of this box and those before it in its queue. */
 typedef struct colo_transfer {
-    int32_t peer;
     int64_t extent[3], here[3], there[3];
+    int64_t tile_end, peer;
 } colo_transfer_t;
 
 /* An addend of a box: where it begins in the input of comm rank peer (-1: of this rank). */
 typedef struct colo_addend {
-    int32_t peer;
-    int64_t at[3];
+    int64_t peer, at[3];
 } colo_addend_t;
 
 /* All that a rank does in one pass; borrowed for colo_p2p_load(). */
@@ -71,7 +71,7 @@ typedef struct colo_p2p_tensor {
 } colo_p2p_tensor_t;
 
 typedef struct colo_p2p_call {
-    colo_p2p_list_t *list; /* NULL: the path's own steps */
+    colo_p2p_list_t *list;           /* NULL: the path's own steps */
     const colo_p2p_tensor_t *tensor; /* [n] */
     int32_t n;
     int32_t device; /* the current one */

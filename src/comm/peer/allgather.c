@@ -28,11 +28,9 @@ static colo_status_t make(colo_comm_t *c, struct colo_p2p **out)
         return colo_fail(COLO_ERR_NOMEM, "all_gather: %d ranks", (int)c->size);
     for (int32_t k = 1; k < c->size; k++)
         others[k - 1] = (c->rank + k) % c->size;
-    const colo_transfers_t pass[2] = {{.name = "all_gather of a head",
-                                       .elem = 1,
-                                       .nposts = c->size - 1,
-                                       .expose = others},
-                                      {.name = "nothing"}};
+    const colo_transfers_t pass[2] = {
+        {.name = "all_gather of a head", .elem = 1, .nposts = c->size - 1, .expose = others},
+        {.name = "nothing"}};
     return colo_p2p_make(c, pass, out);
 }
 

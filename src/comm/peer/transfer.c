@@ -47,7 +47,9 @@ static uint64_t *mailbox_of(char *mailboxes, const struct colo_peer *p, int pass
 
 /* ---- lists ---- */
 
-/* Index of @rank among the partners, made when it is new; -1: too many. */
+enum { TOO_MANY = -2 };
+
+/* Index of @rank among the partners, made when it is new; or TOO_MANY. */
 static int32_t partner_of(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, int32_t rank,
                           int32_t role)
 {
@@ -56,7 +58,7 @@ static int32_t partner_of(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, i
     while (i < k->npartners && k->partner[i].rank != rank)
         i++;
     if (i == COLO_K_PARTNERS)
-        return -1;
+        return TOO_MANY;
     if (i == k->npartners)
         k->partner[k->npartners++] =
             (colo_k_partner_t){.mine = mailbox_of(d->mailboxes, p, pass, rank),
@@ -79,31 +81,29 @@ static bool is_remote(const colo_transfers_t *w, int64_t i)
     return remote;
 }
 
-struct order {
-    int64_t step;
-    int32_t queue, turn;
-};
-
-/* Queue 0 first. In it partners by rank XOR own rank: ranks that send to the same ones begin with
- * different ones, and where they come in powers of two, every turn pairs all of them up. */
-static int by_turn(const void *a, const void *b)
+/* Where each box goes in the list: behind its queue's and its turn's before it. Queue 0 first. In
+ * it partners by rank XOR own rank: ranks that send to the same ones begin with different ones, and
+ * where they come in powers of two, every turn pairs all of them up. */
+static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
 {
-    const struct order *x = a, *y = b;
-    if (x->queue != y->queue)
-        return x->queue - y->queue;
-    return x->turn != y->turn ? x->turn - y->turn : (x->step > y->step) - (x->step < y->step);
-}
-
-static struct order *order_of(const struct colo_peer *p, const colo_transfers_t *w)
-{
-    struct order *o = calloc((size_t)w->nsteps + 1, sizeof *o);
-    for (int64_t i = 0; o && i < w->nsteps; i++) {
-        int32_t peer = w->step[i].peer;
-        o[i] = (struct order){i, !is_remote(w, i), peer < 0 ? 0 : peer ^ p->rank};
+    int64_t turns = 1, *at = malloc(((size_t)w->nsteps + 1) * sizeof *at);
+    while (turns < p->size)
+        turns *= 2;
+    COLO_AUTOFREE int64_t *count = calloc(2 * (size_t)turns + 1, sizeof *count);
+    for (int64_t i = 0; at && count && i < w->nsteps; i++) {
+        const int64_t peer = w->step[i].peer;
+        at[i] = (is_remote(w, i) ? 0 : turns) + (peer < 0 ? 0 : peer ^ p->rank);
+        count[at[i] + 1]++;
     }
-    if (o)
-        qsort(o, (size_t)w->nsteps, sizeof *o, by_turn);
-    return o;
+    for (int64_t k = 0; at && count && k < 2 * turns; k++)
+        count[k + 1] += count[k];
+    for (int64_t i = 0; at && count && i < w->nsteps; i++)
+        at[i] = count[at[i]]++;
+    if (!count) {
+        free(at);
+        at = NULL;
+    }
+    return at;
 }
 
 static colo_status_t too_many(const struct colo_p2p *d, const colo_transfers_t *w)
@@ -112,37 +112,45 @@ static colo_status_t too_many(const struct colo_p2p *d, const colo_transfers_t *
                      w->name, COLO_K_PARTNERS, d->peer->name);
 }
 
-/* Pieces, then addends, as the kernel wants them, in host memory. */
-static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_transfers_t *w,
-                              colo_k_p2p_t *k, colo_k_segment_t *segment, colo_k_addend_t *addend)
+/* @peer of a box or an addend, as the kernel wants it. */
+static bool be_partner(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, int64_t *peer)
 {
-    COLO_AUTOFREE struct order *o = order_of(d->peer, w);
-    if (!o)
+    *peer = *peer < 0 ? -1 : partner_of(d, pass, k, (int32_t)*peer, 2);
+    return *peer != TOO_MANY;
+}
+
+/* Boxes, then addends, as the kernel wants them, in host memory. */
+static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_transfers_t *w,
+                              colo_k_p2p_t *k, colo_transfer_t *segment, colo_addend_t *addend)
+{
+    COLO_AUTOFREE int64_t *at = order_of(d->peer, w);
+    if (!at)
         return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
     for (int32_t i = 0; i < w->nposts; i++)
         if (partner_of(d, pass, k, w->expose[i], 1) < 0)
             return too_many(d, w);
     for (int64_t i = 0; i < w->nsteps; i++) {
-        const colo_transfer_t *s = &w->step[o[i].step];
-        const int q = o[i].queue;
-        int32_t partner = s->peer < 0 ? -1 : partner_of(d, pass, k, s->peer, 2);
-        if (s->peer >= 0 && partner < 0)
-            return too_many(d, w);
-        k->tiles[q] += (elements(s) - 1) / k->tile + 1;
-        k->segments[q]++;
-        segment[i] = (colo_k_segment_t){.tile_end = k->tiles[q], .partner = partner};
-        memcpy(segment[i].extent, s->extent, sizeof s->extent);
-        memcpy(segment[i].here, s->here, sizeof s->here);
-        memcpy(segment[i].there, s->there, sizeof s->there);
+        colo_transfer_t *s = &segment[at[i]];
+        *s = w->step[i];
+        bool fits = true;
+        if (i > 0 && s->peer == w->step[i - 1].peer) /* as it usually is */
+            s->peer = segment[at[i - 1]].peer;
+        else
+            fits = be_partner(d, pass, k, &s->peer);
         for (int32_t l = 0; l < w->addends; l++) {
-            const colo_addend_t *a = &w->addend[o[i].step * w->addends + l];
-            colo_k_addend_t *to = &addend[i * w->addends + l];
-            to->partner = a->peer < 0 ? -1 : partner_of(d, pass, k, a->peer, 2);
-            if (a->peer >= 0 && to->partner < 0)
-                return too_many(d, w);
-            memcpy(to->at, a->at, sizeof a->at);
+            colo_addend_t *a = &addend[at[i] * w->addends + l];
+            *a = w->addend[i * w->addends + l];
+            fits = fits && be_partner(d, pass, k, &a->peer);
         }
+        if (!fits)
+            return too_many(d, w);
+        k->segments[is_remote(w, i) ? 0 : 1]++;
     }
+    for (int q = 0, i = 0; q < 2; q++)
+        for (int32_t n = 0; n < k->segments[q]; n++, i++) {
+            k->tiles[q] += (elements(&segment[i]) - 1) / k->tile + 1;
+            segment[i].tile_end = k->tiles[q];
+        }
     return COLO_OK;
 }
 
@@ -181,7 +189,7 @@ static int64_t tile_of(const colo_transfers_t *w, int64_t blocks)
 static size_t lists_bytes(const colo_transfers_t *w)
 {
     const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->addends;
-    return n * sizeof(colo_k_segment_t) + sums * sizeof(colo_k_addend_t);
+    return n * sizeof(colo_transfer_t) + sums * sizeof(colo_addend_t);
 }
 
 /* All of @k but the call, for lists that are made at @host and used at @device. */
@@ -200,11 +208,11 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
     k->table = p->table;
     k->report = &d->report[pass];
-    colo_k_segment_t *segment = (colo_k_segment_t *)(void *)host;
-    COLO_TRY(lists_of(d, pass, w, k, segment, (colo_k_addend_t *)(void *)(segment + n)));
-    k->segment[0] = (const colo_k_segment_t *)(const void *)device;
+    colo_transfer_t *segment = (colo_transfer_t *)(void *)host;
+    COLO_TRY(lists_of(d, pass, w, k, segment, (colo_addend_t *)(void *)(segment + n)));
+    k->segment[0] = (const colo_transfer_t *)(const void *)device;
     k->segment[1] = k->segment[0] + k->segments[0];
-    k->addend = (const colo_k_addend_t *)(const void *)(k->segment[0] + n);
+    k->addend = (const colo_addend_t *)(const void *)(k->segment[0] + n);
     return COLO_OK;
 }
 
