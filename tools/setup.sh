@@ -72,11 +72,12 @@ python_packages() {
     echo "${lacking[@]}"
 }
 
-# The same for what is used where it is there: placement, MPI, and what only some tests need.
+# The same for what is used where it is there: placement, MPI, UCX, and what only some tests need.
 optional_packages() {
     { has pkg-config && pkg-config --exists 'hwloc >= 2.9'; } || echo libhwloc-dev
     has mpicc || echo libopenmpi-dev
     has mpirun || echo openmpi-bin
+    { has pkg-config && pkg-config --exists 'ucx >= 1.13'; } || echo libucx-dev
     [ "$1" = run ] && return 0
     has ip || echo iproute2
     { has clang && has clang++; } || echo clang

@@ -90,6 +90,7 @@ fi
 # shellcheck disable=SC2086 # a list of names
 build build all $programs
 judge "it builds without a warning" no_warnings build || true
+[[ " ${suites[*]} " == *" ucx-all "* ]] || here+=(--no-suite ucx-all)
 if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
     here+=(--no-suite gpu-mutants)
     cases+=(--case "mutants of GPU code=skipped")
@@ -118,7 +119,8 @@ with_clang() {
     fi
     CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
         "${everything[@]}"
-    rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi
+    rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi --no-suite ucx \
+        --no-suite ucx-all
 }
 
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning
@@ -187,11 +189,11 @@ reruns() {
     if [ ${#suites[@]} = 0 ]; then
         # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
         without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
-        without MPI -Dmpi=disabled -Dcuda=disabled -Dnccl=disabled
+        without "MPI and UCX" -Dmpi=disabled -Ducx=disabled -Dcuda=disabled -Dnccl=disabled
         without "CUDA and CBLAS" -Dcuda=disabled -Dnccl=disabled -Dcblas=disabled
     fi
     # api looks at the shipped files, slow is what is too long here.
-    sanitized asan address,undefined api slow
+    sanitized asan address,undefined api slow ucx ucx-all
     fuzzed
     # TSan is for what has threads.
     sanitized tsan thread api slow serial core tools

@@ -407,7 +407,7 @@ def before(rank):
                 del os.environ['COLO_TRANSPORT']
                 if was is not None:
                     os.environ['COLO_TRANSPORT'] = was
-        words = "COLO_TRANSPORT is 'tcp', expected auto, nccl or peer"
+        words = "COLO_TRANSPORT is 'tcp', expected auto, nccl, peer or ucx"
         assert rank > 1 or str(said.value) == ('' if rank == 0 else 'memory create: rank 0 failed: ') + words
         assert torch.equal(carry(x), torch.ones(2, 4, 2))
 

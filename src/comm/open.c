@@ -38,8 +38,9 @@ colo_status_t colo_comm_create_backend(const char *backend, const void *handle, 
     colo_status_t st = b->transport->open(handle, bytes, timeout_ms, &open);
     if (st < 0)
         return colo_fail(st, "%s", open.why);
-    COLO_TRY(colo_process_comm(&colo_comm_mpi_ops, b->transport, open.transport, open.rank,
-                               open.size, open.any_thread, &world));
+    COLO_TRY(colo_process_comm(
+        strcmp(backend, "ucx") == 0 ? &colo_comm_ucx_ops : &colo_comm_mpi_ops, b->transport,
+        open.transport, open.rank, open.size, open.any_thread, &world));
     COLO_TRY(colo_comm_i_agree_environment(&world, "create_backend", begin));
     *comm = world;
     return COLO_OK;

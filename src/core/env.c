@@ -65,8 +65,8 @@ static const struct row {
     {.variable =
          {"COLO_TRANSPORT", "auto",
           "bridges between GPUs: auto is peers' memory where it is registered and reachable, "
-          "else NCCL; nccl and peer insist"},
-     .words = {"auto", "nccl", "peer"}},
+          "else NCCL; nccl and peer insist; ucx: processes without MPI use UCX, also on one host"},
+     .words = {"auto", "nccl", "peer", "ucx"}},
     {.variable =
          {"COLO_PEER_BLOCKS", "0",
           "most blocks of a bridge's peer-to-peer kernel, which are the multiprocessors that it "

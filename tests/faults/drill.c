@@ -5,7 +5,7 @@
  *
  * The job: split, create a bridge, three forwards and backwards, two sums. A row is a fault, "@"
  * and the step before which it happens. Afterwards the live ranks destroy everything and sum once
- * more on a fresh communicator. TRANSPORT: threads; sockets, processes that fork; mpi, under
+ * more on a fresh communicator. TRANSPORT: threads; sockets or ucx, processes that fork; mpi, under
  * mpirun.
  */
 #include "harness/harness.h"
@@ -327,20 +327,21 @@ static colo_status_t one_rank(colo_comm_t *world, void *arg)
 
 struct page {
     _Atomic int32_t arrived[2];
-    unsigned char card[2][RANKS][4096];
+    unsigned char card[2][2][RANKS][4096]; /* of two all-gathers in turn */
 };
 
 struct caller {
     struct page *page;
-    int32_t which, rank, size;
+    int32_t which, rank, size, calls;
 };
 
 static colo_status_t gather(void *user, const void *send, void *recv, size_t bytes)
 {
-    const struct caller *c = user;
-    memcpy(c->page->card[c->which][c->rank], send, bytes);
+    struct caller *c = user;
+    unsigned char(*card)[4096] = c->page->card[c->which][c->calls++ % 2];
+    memcpy(card[c->rank], send, bytes);
     atomic_fetch_add(&c->page->arrived[c->which], 1);
-    for (int ms = 0; atomic_load(&c->page->arrived[c->which]) < c->size; ms++) {
+    for (int ms = 0; atomic_load(&c->page->arrived[c->which]) < c->size * c->calls; ms++) {
         if (ms > 20 * DEADLINE_MS)
             return colo_fail(COLO_ERR_TIMEOUT, "the drill's all-gather: a rank did not come");
         usleep(1000);
@@ -350,7 +351,7 @@ static colo_status_t gather(void *user, const void *send, void *recv, size_t byt
         raise(SIGKILL);
     }
     for (int32_t k = 0; k < c->size; k++)
-        memcpy((char *)recv + (size_t)k * bytes, c->page->card[c->which][k], bytes);
+        memcpy((char *)recv + (size_t)k * bytes, card[k], bytes);
     return COLO_OK;
 }
 
@@ -363,7 +364,7 @@ static int process(struct page *page, int32_t me)
 {
     struct rank r;
     struct rlimit limit;
-    struct caller first = {page, 0, me, RANKS};
+    struct caller first = {page, 0, me, RANKS, 0};
     colo_bootstrap_t b = {me, RANKS, gather, &first};
     colo_comm_t *world = NULL, *fresh = NULL;
     if (!open_rank(&r, me))
@@ -390,7 +391,7 @@ static int process(struct page *page, int32_t me)
         setrlimit(RLIMIT_NOFILE, &limit);
     unsetenv("COLO_CHECK");
     const int32_t live = RANKS - culprit_dies(), rank = me - (culprit_dies() && me > CULPRIT);
-    struct caller second = {page, 1, rank, live};
+    struct caller second = {page, 1, rank, live, 0};
     colo_bootstrap_t again = {rank, live, gather, &second};
     const double fresh_begin = colo_now();
     st = colo_comm_create_bootstrap(&again, &fresh);
@@ -418,14 +419,18 @@ static void run_processes(void)
 int main(int argc, char **argv)
 {
     if (argc != 4 || sscanf(argv[2], "%31[^@]@%31s", fault, step) < 1) {
-        fprintf(stderr, "usage: drill threads|sockets|mpi FAULT[@STEP] FOLDER; drill.py runs it\n");
+        fprintf(stderr,
+                "usage: drill threads|sockets|ucx|mpi FAULT[@STEP] FOLDER; drill.py runs it\n");
         return 2;
     }
     folder = argv[3];
     char deadline[16];
     snprintf(deadline, sizeof deadline, "%d", DEADLINE_MS);
     setenv("COLO_TIMEOUT_MS", deadline, 1);
-    if (strcmp(argv[1], "sockets") == 0) {
+    const bool ucx = strcmp(argv[1], "ucx") == 0;
+    if (ucx)
+        setenv("COLO_TRANSPORT", "ucx", 1);
+    if (ucx || strcmp(argv[1], "sockets") == 0) {
         run_processes();
         return 0;
     }

@@ -436,7 +436,8 @@ static colo_status_t wrong_word(t_gpu_rank_t *r, void *arg)
         setenv("COLO_TRANSPORT", "pear", 1);
     rank_try(colo_comm_barrier(r->host, NULL));
     rank_check(t_gpu_bridge(r, &c, &bridge) == COLO_ERR_ARG && !bridge);
-    rank_check(strstr(colo_last_error(), "COLO_TRANSPORT is 'pear', expected auto, nccl or peer"));
+    rank_check(
+        strstr(colo_last_error(), "COLO_TRANSPORT is 'pear', expected auto, nccl, peer or ucx"));
     return colo_comm_check(r->gpus);
 }
 

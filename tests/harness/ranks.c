@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { THREADS, SOCKETS, MPI, LATER = 24 };
+enum { THREADS, SOCKETS, MPI, UCX, LATER = 24 };
 
 struct region {
     void *data;
@@ -44,6 +44,24 @@ static void finalize_mpi(void)
     mpi->finalize();
 }
 
+static void load(const char *name)
+{
+    /* This one backend, once; tests that look for others find what they find on threads. */
+    const colo_backend_t *backend = NULL;
+    const char *was = getenv("COLO_BACKEND_DIR");
+    char *kept = was ? strdup(was) : NULL;
+    setenv("COLO_BACKEND_DIR", T_BACKENDS, 1);
+    if (colo_backend_load(name, &backend) < 0) {
+        fprintf(stderr, "test: T_RANKS=%s: %s\n", name, colo_last_error());
+        exit(1);
+    }
+    if (kept)
+        setenv("COLO_BACKEND_DIR", kept, 1);
+    else
+        unsetenv("COLO_BACKEND_DIR");
+    free(kept);
+}
+
 static void start_mpi(void)
 {
     void *so = dlopen(T_MPI_MODULE, RTLD_NOW | RTLD_GLOBAL);
@@ -53,20 +71,7 @@ static void start_mpi(void)
         exit(1);
     }
     atexit(finalize_mpi);
-    /* This one backend, once; tests that look for others find what they find on threads. */
-    const colo_backend_t *backend = NULL;
-    const char *was = getenv("COLO_BACKEND_DIR");
-    char *kept = was ? strdup(was) : NULL;
-    setenv("COLO_BACKEND_DIR", T_BACKENDS, 1);
-    if (colo_backend_load("mpi", &backend) < 0) {
-        fprintf(stderr, "test: T_RANKS=mpi: %s\n", colo_last_error());
-        exit(1);
-    }
-    if (kept)
-        setenv("COLO_BACKEND_DIR", kept, 1);
-    else
-        unsetenv("COLO_BACKEND_DIR");
-    free(kept);
+    load("mpi");
     if (mpi->rank != 0 && !freopen("/dev/null", "w", stdout))
         exit(1);
 }
@@ -84,8 +89,12 @@ static int kind(void)
     } else if (strcmp(text, "mpi") == 0) {
         known = MPI;
         start_mpi();
+    } else if (strcmp(text, "ucx") == 0) {
+        known = UCX;
+        load("ucx");
+        setenv("COLO_TRANSPORT", "ucx", 1);
     } else {
-        fprintf(stderr, "test: T_RANKS=%s, expected threads, sockets or mpi\n", text);
+        fprintf(stderr, "test: T_RANKS=%s, expected threads, sockets, ucx or mpi\n", text);
         exit(1);
     }
     return known;
@@ -236,25 +245,27 @@ static void run_mpi(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *
     free(all);
 }
 
-/* ---- sockets ---- */
+/* ---- sockets and UCX ---- */
 
-struct board { /* in memory that all processes share; cards follow */
+enum { CARD = 4096 };
+struct board { /* in memory that all processes share; two sets of cards follow */
     _Atomic int32_t arrived;
     int32_t size;
 };
 struct seat {
     struct board *board;
-    int32_t rank;
+    int32_t rank, calls;
 };
 
 static colo_status_t over_board(void *user, const void *send, void *recv, size_t bytes)
 {
     struct seat *seat = user;
     struct board *b = seat->board;
-    unsigned char *cards = (unsigned char *)(b + 1);
+    const int32_t all = ++seat->calls * b->size;
+    unsigned char *cards = (unsigned char *)(b + 1) + (size_t)(seat->calls % 2 * b->size) * CARD;
     memcpy(cards + (size_t)seat->rank * bytes, send, bytes);
     atomic_fetch_add(&b->arrived, 1);
-    for (int turns = 0; atomic_load(&b->arrived) < b->size; turns++) {
+    for (int turns = 0; atomic_load(&b->arrived) < all; turns++) {
         if (turns > 60000)
             return colo_fail(COLO_ERR_TIMEOUT, "test: a rank did not come to the board");
         usleep(1000);
@@ -266,7 +277,7 @@ static colo_status_t over_board(void *user, const void *send, void *recv, size_t
 static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void *arg,
                        const unsigned char *before, unsigned char *report_size)
 {
-    struct seat seat = {board, rank};
+    struct seat seat = {board, rank, 0};
     colo_bootstrap_t b = {rank, board->size, over_board, &seat};
     colo_comm_t *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -280,8 +291,7 @@ static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void 
 static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *before,
                        unsigned char *reports, size_t report_size)
 {
-    enum { CARD = 4096 };
-    size_t bytes = (sizeof(struct board) + (size_t)n * CARD + 63) / 64 * 64;
+    size_t bytes = (sizeof(struct board) + (size_t)n * 2 * CARD + 63) / 64 * 64;
     unsigned char *shm = mmap(NULL, bytes + (size_t)n * report_size, PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t *pid = calloc((size_t)n, sizeof *pid);

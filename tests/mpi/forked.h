@@ -20,7 +20,7 @@ enum { T_FORKED_MAX = 8, T_FORKED_ENDPOINT = 4096 };
 typedef struct t_page {
     int32_t size;
     _Atomic int32_t arrived;
-    unsigned char endpoint[T_FORKED_MAX][T_FORKED_ENDPOINT];
+    unsigned char endpoint[2][T_FORKED_MAX][T_FORKED_ENDPOINT];
     colo_status_t status[T_FORKED_MAX];
     char error_message[T_FORKED_MAX][1000];
     double seconds[T_FORKED_MAX]; /* from the all-gather to the verdict */
@@ -30,7 +30,7 @@ typedef struct t_page {
 /* One rank. */
 typedef struct t_forked {
     t_page_t *page;
-    int32_t rank;
+    int32_t rank, calls;
     void (*after)(struct t_forked *me, void *endpoints, size_t bytes); /* the all-gather; or NULL */
 } t_forked_t;
 
@@ -38,12 +38,13 @@ static colo_status_t t_over_page(void *user, const void *send, void *recv, size_
 {
     t_forked_t *me = user;
     t_page_t *page = me->page;
-    memcpy(page->endpoint[me->rank], send, bytes);
+    unsigned char(*endpoint)[T_FORKED_ENDPOINT] = page->endpoint[me->calls++ % 2];
+    memcpy(endpoint[me->rank], send, bytes);
     atomic_fetch_add(&page->arrived, 1);
-    while (atomic_load(&page->arrived) < page->size)
+    while (atomic_load(&page->arrived) < me->calls * page->size)
         usleep(1000);
     for (int32_t r = 0; r < page->size; r++)
-        memcpy((char *)recv + (size_t)r * bytes, page->endpoint[r], bytes);
+        memcpy((char *)recv + (size_t)r * bytes, endpoint[r], bytes);
     if (me->after)
         me->after(me, recv, bytes);
     page->gathered[me->rank] = colo_now();
@@ -60,7 +61,7 @@ static void t_note(t_forked_t *me, colo_status_t st)
 }
 
 /* A whole life: create, a sum of all ranks, destroy. */
-static void t_live(t_forked_t *me)
+static inline void t_live(t_forked_t *me)
 {
     colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
     colo_comm_t *world = NULL;

@@ -17,23 +17,24 @@ struct last { /* in memory that both sides of fork() share */
     double seconds[4];
     pid_t child; /* of the one that dies */
     _Atomic int32_t arrived;
-    char endpoints[4][4096];
+    char endpoints[2][4][4096];
 };
 
 struct seat {
     struct last *last;
-    int32_t rank;
+    int32_t rank, calls;
 };
 
 static inline colo_status_t over_memory(void *user, const void *send, void *recv, size_t bytes)
 {
     struct seat *s = user;
-    memcpy(s->last->endpoints[s->rank], send, bytes);
+    char(*endpoints)[4096] = s->last->endpoints[s->calls++ % 2];
+    memcpy(endpoints[s->rank], send, bytes);
     atomic_fetch_add(&s->last->arrived, 1);
-    while (atomic_load(&s->last->arrived) < 4)
+    while (atomic_load(&s->last->arrived) < 4 * s->calls)
         usleep(1000);
     for (int r = 0; r < 4; r++)
-        memcpy((char *)recv + (size_t)r * bytes, s->last->endpoints[r], bytes);
+        memcpy((char *)recv + (size_t)r * bytes, endpoints[r], bytes);
     return COLO_OK;
 }
 

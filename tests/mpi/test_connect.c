@@ -159,7 +159,7 @@ static void check_again(t_forked_t *me)
     me->after = me->rank == 1 ? check_listeners : NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     for (int32_t r = 0; r < 2 && st == COLO_OK; r++)
-        if (open_doors((colo_endpoint_t *)(void *)me->page->endpoint[r]) != 0)
+        if (open_doors((colo_endpoint_t *)(void *)me->page->endpoint[0][r]) != 0)
             st = colo_fail(COLO_ERR_STATE, "rank %d still listens", (int)r);
     if (st == COLO_OK)
         st = colo_comm_barrier(world, NULL);

@@ -26,7 +26,7 @@ static void end(void)
 /* Rank 2 ends while rank 3 waits for it in a group of two, and the others in the world. */
 static void one_ends(struct last *last, int32_t me)
 {
-    struct seat seat = {last, me};
+    struct seat seat = {last, me, 0};
     colo_bootstrap_t b = {me, 4, over_memory, &seat};
     colo_comm_t *world = NULL, *pair = NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);

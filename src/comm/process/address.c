@@ -147,8 +147,10 @@ static int list_addresses(colo_endpoint_t *endpoint)
 static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, colo_doors_t *doors,
                           int *fd)
 {
-    int32_t family;                               /* 0: auto, 1: tcp */
-    (void)colo_env_word("COLO_SOCKETS", &family); /* refused once all are connected */
+    int32_t family, transport; /* 1: tcp; 3: ucx. Another word is refused once all are connected */
+    (void)colo_env_word("COLO_SOCKETS", &family);
+    (void)colo_env_word("COLO_TRANSPORT", &transport);
+    endpoint->ucx = transport == 3;
     if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "create_bootstrap: getrandom: %s", strerror(errno));
     int error = find_host(&endpoint->host);
@@ -199,10 +201,14 @@ void colo_endpoint_make(const colo_bootstrap_t *b, bool enough, colo_endpoint_t 
                                                 "create_bootstrap: rank %d has no memory for %d "
                                                 "connections",
                                                 (int)b->rank, (int)b->size - 1);
-    if (st < 0) {
-        endpoint->status = st;
-        snprintf(endpoint->why, sizeof endpoint->why, "%s", colo_last_error() + strlen(CALL));
-    }
+    if (st < 0)
+        colo_endpoint_set_error(endpoint, st);
+}
+
+void colo_endpoint_set_error(colo_endpoint_t *endpoint, colo_status_t status)
+{
+    endpoint->status = status;
+    snprintf(endpoint->why, sizeof endpoint->why, "%s", colo_last_error() + strlen(CALL));
 }
 
 /* ---- all endpoints ---- */
@@ -245,6 +251,14 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
             return colo_fail(COLO_ERR_PEER, "create_bootstrap: rank %d failed: %.*s", (int)r,
                              (int)sizeof endpoint[r].why, endpoint[r].why);
     return COLO_OK;
+}
+
+bool colo_endpoint_wants_ucx(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint)
+{
+    for (int32_t r = 0; r < b->size; r++)
+        if (endpoint[r].ucx)
+            return true;
+    return false;
 }
 
 static bool on_one_host(const colo_endpoint_t *a, const colo_endpoint_t *b)

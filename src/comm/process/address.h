@@ -8,6 +8,8 @@
 
 #include <colobridge/bootstrap.h>
 
+#include "comm/process/transport.h"
+
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -27,10 +29,12 @@ typedef struct colo_endpoint {
     int32_t status; /* < 0: the rank failed, and says why */
     int32_t naddress;
     uint64_t host; /* of the machine and its network namespace; 0: unknown */
+    int32_t ucx;   /* 1: COLO_TRANSPORT is ucx here */
     uint8_t token[COLO_TOKEN];
     char name[48]; /* abstract Unix name without the leading NUL; "": none */
     colo_address_t address[COLO_ADDRESSES]; /* the first is loopback */
     char why[400];
+    uint8_t worker[COLO_UCX_BYTES]; /* of the second all-gather, which is for UCX alone */
 } colo_endpoint_t;
 
 /* Bound sockets that do not listen yet: nothing can reach this rank before it waits for callers. */
@@ -45,6 +49,10 @@ typedef struct colo_doors {
  * closed in any case. */
 void colo_endpoint_make(const colo_bootstrap_t *b, bool enough, colo_endpoint_t *endpoint,
                         colo_doors_t *doors, int *fd);
+/* The calling thread's error as this rank's, for all. */
+void colo_endpoint_set_error(colo_endpoint_t *endpoint, colo_status_t status);
+/* Does UCX carry between these ranks? The same on all of them. */
+bool colo_endpoint_wants_ucx(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint);
 /* Do all endpoints belong together, and did no rank fail? */
 colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint);
 /* The ways from the rank of @mine to that of @to: how many, and the address of number @i. One for

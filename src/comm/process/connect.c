@@ -13,10 +13,14 @@
  *   caller    taken; the other calls to this rank are hung up
  *
  * Only then does the answerer count the connection. Ranks of one host must be of one user.
+ *
+ * Where UCX serves, nothing here listens or calls: a second all-gather carries the addresses of
+ * UCX's workers, and libcolobridge-ucx.so connects them.
  */
 #include "comm/process/group.h"
 #include "comm/process/address.h"
 #include "comm/process/transport-unix.h"
+#include "core/backend.h"
 #include "core/env.h"
 #include "core/error.h"
 
@@ -72,6 +76,13 @@ struct meeting {
     struct pollfd *poll; /* calls, listeners, guests, ranks */
     int *fd;             /* [size] out */
     int32_t left;        /* peers without a socket */
+};
+
+struct carrier { /* what carries between the ranks */
+    const colo_transport_ops_t *ops;
+    const colo_comm_ops_t *table;
+    void *transport;
+    double begin; /* of the deadline: when the last all-gather was through */
 };
 
 static double waited_ms(const struct meeting *m)
@@ -359,17 +370,20 @@ static void close_all(const colo_bootstrap_t *b, int *fd)
 }
 
 /* The endpoints come in pages of their own: a rank without memory must still be able to say so. */
-static colo_status_t gather(const colo_bootstrap_t *b, const colo_endpoint_t *mine,
-                            colo_endpoint_t **endpoint)
+static colo_status_t gather(struct meeting *m, const colo_endpoint_t *mine)
 {
-    void *p = mmap(NULL, (size_t)b->size * sizeof *mine, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
+    const colo_bootstrap_t *b = m->b;
+    if (!m->endpoint)
+        m->endpoint = mmap(NULL, (size_t)b->size * sizeof *mine, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m->endpoint == MAP_FAILED) {
+        m->endpoint = NULL;
         return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for the endpoints of %d ranks",
                          (int)b->size);
-    *endpoint = p;
+    }
     (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
-    colo_status_t st = b->all_gather(b->user, mine, p, sizeof *mine);
+    colo_status_t st = b->all_gather(b->user, mine, m->endpoint, sizeof *mine);
+    m->begin = colo_now();
     if (st > 0)
         return colo_fail(COLO_ERR_ARG,
                          "create_bootstrap: the all-gather callback of rank %d returned %d, expected "
@@ -378,15 +392,67 @@ static colo_status_t gather(const colo_bootstrap_t *b, const colo_endpoint_t *mi
     if (st < 0 && !colo_last_error()[0])
         return colo_fail(st, "create_bootstrap: the all-gather callback of rank %d returned %s",
                          (int)b->rank, colo_status_name(st));
+    return st < 0 ? st : colo_endpoint_check_all(b, m->endpoint);
+}
+
+/* ---- UCX ---- */
+
+struct workers {
+    struct meeting *m;
+    colo_endpoint_t *mine;
+    bool told; /* the second all-gather has been */
+};
+
+/* The second all-gather, as the transport sees it. */
+static colo_status_t gather_workers(void *user, const void *send, void *recv, size_t bytes)
+{
+    struct workers *w = user;
+    memcpy(w->mine->worker, send, bytes);
+    w->told = true;
+    COLO_TRY(gather(w->m, w->mine));
+    for (int32_t r = 0; r < w->m->b->size; r++)
+        memcpy((char *)recv + (size_t)r * bytes, w->m->endpoint[r].worker, bytes);
+    return COLO_OK;
+}
+
+/* A rank without UCX says so in the second all-gather, for which the others wait. */
+static colo_status_t open_ucx(struct meeting *m, colo_endpoint_t *mine, struct carrier *carrier)
+{
+    struct workers w = {m, mine, false};
+    const colo_bootstrap_t b = {m->b->rank, m->b->size, gather_workers, &w};
+    const colo_backend_t *ucx = NULL;
+    colo_transport_open_t open = {.transport = NULL};
+    colo_status_t st = colo_backend_load("ucx", &ucx);
+    if (st == COLO_OK && (!ucx->transport || ucx->transport->abi != COLO_TRANSPORT_ABI))
+        st =
+            colo_fail(COLO_ERR_UNBUILT,
+                      "create_bootstrap: libcolobridge-ucx.so has another transport interface than "
+                      "this library; install both from the same build");
+    else if (st < 0)
+        st = colo_fail(
+            st,
+            "create_bootstrap: rank %d has no UCX, which carries between hosts; install it "
+            "(apt install libucx0, or pip install libucx-cu12 or libucx-cu13), or use "
+            "colo_comm_create_mpi(): %.300s",
+            (int)b.rank, colo_last_error());
+    else if ((st = ucx->transport->open(&b, sizeof b, m->timeout_ms, &open)) < 0)
+        st = colo_fail(st, "%s", open.why);
+    if (st < 0 && !w.told) {
+        colo_endpoint_set_error(mine, st);
+        return gather(m, mine);
+    }
+    carrier->ops = ucx ? ucx->transport : NULL;
+    carrier->table = &colo_comm_ucx_ops;
+    carrier->transport = open.transport;
     return st;
 }
 
-colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd,
-                                   double *begin)
+/* Connects all ranks of @b with each other. */
+static colo_status_t connect_all(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd,
+                                 struct carrier *carrier)
 {
     struct meeting m = {.b = b, .timeout_ms = timeout_ms, .fd = fd, .left = b->size - 1};
     colo_endpoint_t mine;
-    colo_status_t st;
     for (int i = 0; i < GUESTS; i++)
         m.guest[i].fd = -1;
     const size_t calls = (size_t)b->rank * (COLO_ADDRESSES - 1) + 1; /* at most */
@@ -394,16 +460,21 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
     m.poll = calloc(calls + LISTENERS + GUESTS + (size_t)b->size, sizeof *m.poll);
     m.why = calloc((size_t)b->size, sizeof *m.why);
     colo_endpoint_make(b, m.call && m.poll && m.why, &mine, &m.doors, fd);
-    st = gather(b, &mine, &m.endpoint);
-    m.begin = *begin = colo_now();
+    colo_status_t st = gather(&m, &mine);
     close_all(b, fd); /* connections take their place */
-    if (st == COLO_OK)
-        st = colo_endpoint_check_all(b, m.endpoint);
-    if (st == COLO_OK)
+    if (st == COLO_OK && colo_endpoint_wants_ucx(b, m.endpoint)) {
+        st = open_ucx(&m, &mine, carrier);
+    } else if (st == COLO_OK) {
         st = meet(&m);
+        if (st < 0)
+            close_all(b, fd);
+        else
+            st = colo_transport_sockets_new(b->rank, b->size, fd, &carrier->transport);
+        carrier->ops = &colo_transport_sockets;
+        carrier->table = &colo_comm_sockets_ops;
+    }
+    carrier->begin = m.begin;
     end_meeting(&m);
-    if (st < 0)
-        close_all(b, fd);
     return st;
 }
 
@@ -420,16 +491,14 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t 
                          "below it",
                          (int)b->rank, (int)b->size);
     COLO_AUTOFREE int *fd = malloc((size_t)b->size * sizeof *fd);
-    void *transport = NULL;
+    struct carrier carrier = {.ops = NULL};
     colo_comm_t *world = NULL;
     int64_t timeout_ms;
     (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
-    double begin;
-    COLO_TRY(colo_sockets_connect(b, timeout_ms, fd, &begin));
-    COLO_TRY(colo_transport_sockets_new(b->rank, b->size, fd, &transport));
-    COLO_TRY(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, b->rank,
-                               b->size, true, &world));
-    COLO_TRY(colo_comm_i_agree_environment(&world, "create_bootstrap", begin));
+    COLO_TRY(connect_all(b, timeout_ms, fd, &carrier));
+    COLO_TRY(colo_process_comm(carrier.table, carrier.ops, carrier.transport, b->rank, b->size,
+                               true, &world));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "create_bootstrap", carrier.begin));
     *comm = world;
     return COLO_OK;
 }

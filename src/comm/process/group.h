@@ -175,6 +175,6 @@ void colo_step_ready(struct colo_process_group *x, const colo_frame_t *frame);
 bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload);
 
 /* ---- process/collectives.c ---- */
-extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops;
+extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops, colo_comm_ucx_ops;
 
 #endif

@@ -21,9 +21,4 @@ void colo_socket_close(int fd); /* any descriptor, or -1 */
 colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
                                          void **transport);
 
-/* Connects all ranks of @b with each other (connect.c); fills @fd [size], and @begin with the
- * time from which the deadline counts: when the all-gather was through. */
-colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd,
-                                   double *begin);
-
 #endif

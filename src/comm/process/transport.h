@@ -21,6 +21,7 @@
 enum {
     COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a header */
     COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
+    COLO_UCX_BYTES = 3072,        /* bytes of an all-gather that carries addresses of UCX workers */
 };
 
 #define COLO_FRAME_MAGIC (0xC01B0000u | COLO_TRANSPORT_ABI)

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_ucx.c - the transport over UCX by itself, between two forked processes: order, a frame that
+ * no rank sends, a process that ends, and waits. What communicators make of it is in tests/comm/,
+ * which runs over UCX as well.
+ */
+#include "forked.h"
+
+#include "comm/process/transport.h"
+#include "core/backend.h"
+
+enum {
+    FRAMES = 120,
+    OVERLONG = 8 /* within what the allocation of a large frame is rounded up by */
+};
+
+extern const colo_backend_t colo_backend; /* transport-ucx.c is linked into this program */
+
+#define UCX (colo_backend.transport)
+
+static void *open_ucx(t_forked_t *me)
+{
+    const colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
+    colo_transport_open_t open = {.transport = NULL};
+    colo_status_t st = UCX->open(&b, sizeof b, t_long_wait(), &open);
+    if (st < 0) {
+        fprintf(stderr, "rank %d: %s\n", (int)me->rank, open.why);
+        _exit(1);
+    }
+    unsigned char here = 1, all[T_FORKED_MAX]; /* no rank leaves before both are connected */
+    (void)t_over_page(me, &here, all, sizeof here);
+    return open.transport;
+}
+
+static size_t bytes_of(int i)
+{
+    const size_t sizes[] = {COLO_FRAME_MAX, 64, COLO_FRAME_EAGER, 8, COLO_FRAME_CHUNK / 2};
+    return sizes[i % 5];
+}
+
+static void send_frame(void *ucx, size_t bytes, unsigned char value)
+{
+    unsigned char *frame = UCX->reserve(ucx, 1, bytes);
+    if (!frame)
+        _exit(1);
+    memset(frame, value, bytes);
+    UCX->commit(ucx);
+}
+
+/* What recv() returns once it is not 0; 0: nothing came in time. */
+static int receive(void *ucx, const void **frame, size_t *bytes)
+{
+    const double end = colo_now() + (double)t_long_wait() / 1e3;
+    int32_t peer = -1;
+    int got = 0;
+    while (got == 0 && colo_now() < end) {
+        got = UCX->recv(ucx, &peer, frame, bytes);
+        if (got == 0)
+            UCX->wait(ucx, 1e-3);
+    }
+    return got;
+}
+
+/* Until all that rank 0 sent has left it. */
+static bool flush(void *ucx)
+{
+    const double end = colo_now() + (double)t_long_wait() / 1e3;
+    const void *frame;
+    int32_t peer;
+    size_t bytes;
+    while (!UCX->flushed(ucx, 1) && colo_now() < end)
+        (void)UCX->recv(ucx, &peer, &frame, &bytes);
+    return UCX->flushed(ucx, 1);
+}
+
+static void in_order(t_forked_t *me)
+{
+    void *ucx = open_ucx(me);
+    const unsigned char *frame = NULL;
+    size_t bytes = 0;
+    colo_status_t st = COLO_OK;
+    for (int i = 0; i < FRAMES && st == COLO_OK; i++)
+        if (me->rank == 0) {
+            send_frame(ucx, bytes_of(i), (unsigned char)i);
+        } else {
+            const int got = receive(ucx, (const void **)&frame, &bytes);
+            if (got != 1 || bytes != bytes_of(i) || frame[0] != i || frame[bytes - 1] != i)
+                st = colo_fail(COLO_ERR_STATE, "frame %d: recv() %d, %zu bytes, value %d", i, got,
+                               bytes, got == 1 ? frame[0] : -1);
+        }
+    if (me->rank == 0 && !flush(ucx))
+        st = colo_fail(COLO_ERR_TIMEOUT, "not flushed");
+    t_note(me, st);
+    UCX->close(ucx, false);
+}
+
+T_CASE(frames_of_all_sizes_arrive_in_the_order_in_which_they_were_sent)
+{
+    t_page_t *page = t_fork_ranks(2, in_order);
+    for (int32_t r = 0; r < 2; r++)
+        t_expect(page, r, COLO_OK, "");
+    munmap(page, sizeof *page);
+}
+
+static void too_long(t_forked_t *me)
+{
+    void *ucx = open_ucx(me);
+    const void *frame = NULL;
+    size_t bytes = 0;
+    colo_status_t st = COLO_OK;
+    if (me->rank == 0) {
+        send_frame(ucx, COLO_FRAME_MAX + OVERLONG, 1);
+        (void)receive(ucx, &frame, &bytes); /* until the other one closes */
+    } else {
+        const int got = receive(ucx, &frame, &bytes);
+        st = colo_fail(got == -2 ? COLO_ERR_MISMATCH : COLO_OK, "recv() %d, %zu bytes: %s", got,
+                       bytes, UCX->why(ucx));
+    }
+    t_note(me, st);
+    UCX->close(ucx, false);
+}
+
+T_CASE(frame_that_is_cut_is_none_and_the_transport_unusable)
+{
+    t_page_t *page = t_fork_ranks(2, too_long);
+    t_expect(page, 1, COLO_ERR_MISMATCH, "a frame that no rank sends: ");
+    munmap(page, sizeof *page);
+}
+
+static void one_ends(t_forked_t *me)
+{
+    void *ucx = open_ucx(me);
+    const void *frame = NULL;
+    size_t bytes = 0;
+    if (me->rank == 0) {
+        send_frame(ucx, 64, 1);
+        (void)flush(ucx);
+        _exit(0);
+    }
+    const int first = receive(ucx, &frame, &bytes), then = receive(ucx, &frame, &bytes);
+    int32_t peer = -1;
+    const int last = UCX->recv(ucx, &peer, &frame, &bytes);
+    t_note(me, colo_fail(first == 1 && then == -1 && last == 0 ? COLO_ERR_PEER : COLO_OK,
+                         "recv() %d, %d, %d: %s", first, then, last, UCX->why(ucx)));
+    UCX->close(ucx, false);
+}
+
+T_CASE(process_that_ends_is_told_once_after_its_last_frame)
+{
+    t_page_t *page = t_fork_ranks(2, one_ends);
+    t_expect(page, 1, COLO_ERR_PEER, "its connection ended: ");
+    munmap(page, sizeof *page);
+}
+
+static void idle(t_forked_t *me)
+{
+    void *ucx = open_ucx(me);
+    const double begin = colo_now();
+    const void *frame;
+    int32_t peer;
+    size_t bytes;
+    double waited = 0;
+    for (int i = 0; i < 30 && waited < 4; i++, waited = colo_now() - begin) {
+        (void)UCX->recv(ucx, &peer, &frame, &bytes);
+        UCX->wait(ucx, 1e-3);
+    }
+    t_note(me, colo_fail(waited < 4 ? COLO_OK : COLO_ERR_TIMEOUT, "waited %g s", waited));
+    UCX->close(ucx, false);
+}
+
+T_CASE(wait_ends_after_its_time_if_nothing_comes)
+{
+    t_page_t *page = t_fork_ranks(2, idle);
+    for (int32_t r = 0; r < 2; r++)
+        t_expect(page, r, COLO_OK, "");
+    munmap(page, sizeof *page);
+}
+
+T_MAIN("ucx/ucx")
