@@ -15,6 +15,7 @@
 #include "core/device.h"
 #include "core/overlap.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "core/sized.h"
 
 #include <stdio.h>
@@ -272,6 +273,7 @@ static void log_create(const colo_bridge_t *b)
 colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_config_t *config,
                                  colo_comm_t *comm)
 {
+    COLO_RANGE();
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "bridge: comm is NULL");
     COLO_TRY(colo_comm_check(comm));
@@ -563,17 +565,20 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
                                   const colo_tensor_t *y, colo_stream_t stream)
 {
+    COLO_RANGE();
     return call(bridge, COLO_FORWARD, x, y, stream);
 }
 
 colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
                                    const colo_tensor_t *d_x, colo_stream_t stream)
 {
+    COLO_RANGE();
     return call(bridge, COLO_BACKWARD, d_y, d_x, stream);
 }
 
 colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape)
 {
+    COLO_RANGE();
     if (!bridge || !shape)
         return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "shape" : "bridge");
     if (bridge->ragged)

@@ -15,6 +15,7 @@
 #include "core/hash.h"
 #include "core/overlap.h"
 #include "core/error.h"
+#include "core/range.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,6 +168,7 @@ colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mi
 colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,
                                        colo_batch_t **batch)
 {
+    COLO_RANGE();
     colo_status_t st;
     if (!bridge) /* and no comm on which other ranks could be told */
         return colo_fail(COLO_ERR_ARG, "segments: bridge is NULL");
@@ -473,11 +475,13 @@ static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tens
 colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,
                                  const colo_tensor_t *y, int32_t n, colo_stream_t stream)
 {
+    COLO_RANGE();
     return call(batch, COLO_FORWARD, x, y, n, stream);
 }
 
 colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,
                                   const colo_tensor_t *d_x, int32_t n, colo_stream_t stream)
 {
+    COLO_RANGE();
     return call(batch, COLO_BACKWARD, d_y, d_x, n, stream);
 }

@@ -10,6 +10,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/range.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -169,6 +170,7 @@ static colo_status_t gather(colo_comm_t *c, const int64_t *head, const colo_segm
 colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments_t *local,
                                    colo_comm_t *comm)
 {
+    COLO_RANGE();
     int64_t head[HEADER], *all = NULL, words = WORDS, largest = 0;
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "segments: comm is NULL");

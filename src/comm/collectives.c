@@ -14,6 +14,7 @@
 #include "comm/reduce.h"
 #include "core/box.h"
 #include "core/error.h"
+#include "core/range.h"
 
 /* @mine: the verdict on this rank's own arguments */
 static colo_status_t guard(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
@@ -136,6 +137,7 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t categor
 colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,
                                   int32_t root, colo_stream_t stream)
 {
+    COLO_RANGE();
     static const char what[] = "broadcast";
     colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_CATEGORY_USER};
     COLO_TRY(colo_comm_i_ready(c, op));
@@ -154,6 +156,7 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
 
 colo_status_t colo_comm_barrier(colo_comm_t *c, colo_stream_t stream)
 {
+    COLO_RANGE();
     colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .category = COLO_CATEGORY_USER};
     COLO_TRY(colo_comm_i_ready(c, op));
     COLO_TRY(guard(c, op, COLO_OK));
@@ -260,12 +263,14 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
 colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                    colo_dtype_t dtype, colo_stream_t stream)
 {
+    COLO_RANGE();
     return colo_comm_i_all_gather(comm, COLO_CATEGORY_USER, send, recv, count, dtype, stream);
 }
 
 colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
+    COLO_RANGE();
     return colo_comm_i_all_reduce(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op, stream);
 }
 
@@ -273,6 +278,7 @@ colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void
                                        int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                        colo_stream_t stream)
 {
+    COLO_RANGE();
     return colo_comm_i_reduce_scatter(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op,
                                       stream);
 }
@@ -281,6 +287,7 @@ colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends,
                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                  colo_stream_t stream)
 {
+    COLO_RANGE();
     return colo_comm_i_exchange(comm, COLO_CATEGORY_USER, sends, nsends, recvs, nrecvs, dtype,
                                 stream);
 }

@@ -13,6 +13,7 @@
 #include "comm/comm.h"
 #include "core/env.h"
 #include "core/error.h"
+#include "core/range.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -20,6 +21,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+bool colo_ranges;
 
 double colo_now(void)
 {
@@ -36,7 +39,7 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     colo_comm_t *c = calloc(1, sizeof *c);
     int64_t *world = malloc(sizeof *world * (size_t)size);
     pthread_mutex_t *lock = malloc(sizeof *lock);
-    int64_t check;
+    int64_t check, ranges;
     if (!c || !world || !lock) {
         free(c);
         free(world);
@@ -55,6 +58,8 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     (void)colo_env_i64("COLO_TIMEOUT_MS", &c->timeout_ms); /* refused where a first comm is made */
     (void)colo_env_i64("COLO_CHECK", &check);
     c->check = (int32_t)check;
+    (void)colo_env_i64("COLO_NVTX", &ranges);
+    __atomic_store_n(&colo_ranges, ranges == 1, __ATOMIC_RELAXED);
     colo_comm_i_register(c);
     *comm = c;
     return COLO_OK;

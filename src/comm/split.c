@@ -9,6 +9,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/range.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,6 +94,7 @@ static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *
 colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, const char *dims,
                               colo_comm_t **comm)
 {
+    COLO_RANGE();
     COLO_TRY(colo_comm_i_alive(parent, "split"));
     COLO_AUTOFREE int32_t *members = NULL;
     int32_t n = 0;
@@ -189,5 +191,6 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t categ
 colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color, int64_t key,
                                     colo_comm_t **comm)
 {
+    COLO_RANGE();
     return colo_comm_i_split_color(parent, COLO_CATEGORY_USER, color, key, comm);
 }

@@ -57,6 +57,11 @@ static const struct row {
           "number, for the analyzer of PyTorch's Flight Recorder; empty: no file"},
      .open = "the beginning of a path",
      .part = ""},
+    {.variable = {"COLO_NVTX", "0",
+                  "1: each public operation is an NVTX range of its name, for Nsight Systems; read "
+                  "when a communicator is made"},
+     .lo = 0,
+     .hi = 1},
     {.variable =
          {"COLO_SOCKETS", "auto",
           "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; "

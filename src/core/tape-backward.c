@@ -21,6 +21,7 @@
  * A gradient lives in its value's kind of memory. On a device zeros, copies and sums are those of
  * ops.h, enqueued on the tape's stream, and the host waits for nothing: a node enqueues there, too.
  */
+#include "core/range.h"
 #include "core/tape.h"
 
 #include "core/half.h"
@@ -274,6 +275,7 @@ static colo_status_t run_node(colo_tape_t *tape, int64_t k)
 
 colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const colo_tensor_t *seed)
 {
+    COLO_RANGE();
     COLO_TRY(colo_tape_check_open(tape, "backward"));
     COLO_TRY(colo_tape_check_value(tape, value, "backward"));
     struct colo_tape_value *from = &tape->values[value];

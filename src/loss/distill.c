@@ -12,6 +12,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "core/sized.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
@@ -172,6 +173,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                    const colo_distill_out_t *out, colo_distill_saved_t *saved,
                                    void *saved_memory, void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     const colo_distill_batch_t none = {.logits = NULL}, *given = batch ? batch : &none;
     const colo_tensor_t *logits = given->logits, *targets = given->targets, *mask = given->mask;
     COLO_TRY(colo_loss_i_check_group("distill", group));
@@ -244,6 +246,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                     const colo_distill_upstream_t *upstream,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
+    COLO_RANGE();
     bool in_place = false;
     const colo_loss_ops_t *loss;
     colo_distill_config_t config;

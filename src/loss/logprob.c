@@ -34,6 +34,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "core/sized.h"
 
 #include <inttypes.h>
@@ -288,6 +289,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                    const colo_logprob_out_t *out, colo_logprob_saved_t *saved,
                                    void *saved_memory, void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     const colo_logprob_batch_t none = {.logits = NULL}, *given = batch ? batch : &none;
     const colo_tensor_t *logits = given->logits, *targets = given->targets;
     COLO_TRY(colo_loss_i_check_group("logprob", group));
@@ -335,6 +337,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                     const colo_logprob_upstream_t *upstream,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
+    COLO_RANGE();
     bool in_place = false;
     const colo_loss_ops_t *loss;
     colo_logprob_config_t config;

@@ -11,6 +11,7 @@
 #include "loss/weighted.h"
 
 #include "core/error.h"
+#include "core/range.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
 #include "loss/scalar.h"
@@ -43,6 +44,7 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t 
                                      bool divide, colo_comm_t *group, const colo_loss_mean_t *out,
                                      void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     struct colo_weighted_pass p = {.counted = n_valid, .parts = workspace, .divide = divide};
     const colo_status_t st = check(losses, n_valid, out);
     if (st == COLO_OK)
@@ -54,6 +56,7 @@ colo_status_t colo_loss_mean_backward(const double *factor,
                                       const colo_loss_mean_upstream_t *upstream,
                                       const colo_tensor_t *d_losses, colo_stream_t stream)
 {
+    COLO_RANGE();
     const colo_loss_ops_t *loss;
     COLO_TRY(colo_weighted_i_check_values(d_losses, "d_losses"));
     if (!factor)

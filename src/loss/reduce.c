@@ -13,6 +13,7 @@
 #include "comm/comm.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/range.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -53,6 +54,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
                                int64_t count, colo_comm_t *group, colo_reduced_t *out,
                                colo_stream_t stream)
 {
+    COLO_RANGE();
     if (!group)
         return colo_fail(COLO_ERR_ARG, "reduce: group is NULL, expected the dp x cp group");
     const int32_t ranks = colo_comm_size(group);

@@ -14,6 +14,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "core/sized.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
@@ -307,6 +308,7 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
                                    const colo_tensor_t *out, colo_comm_t *group, void *workspace,
                                    colo_stream_t stream)
 {
+    COLO_RANGE();
     const colo_loss_ops_t *loss;
     if (!group)
         return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group; "
@@ -336,6 +338,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
                                             const colo_tensor_t *d_local, colo_comm_t *group,
                                             void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     const colo_loss_ops_t *loss;
     const bool sum = adjoint == COLO_SEQUENCE_SUM;
     if (!sum && adjoint != COLO_SEQUENCE_SLICE)

@@ -16,6 +16,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "core/sized.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
@@ -209,6 +210,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
                                 colo_topk_saved_t *saved, void *saved_memory, void *workspace,
                                 colo_stream_t stream)
 {
+    COLO_RANGE();
     const colo_topk_batch_t none = {.logits = NULL}, *given = batch ? batch : &none;
     const colo_tensor_t *logits = given->logits, *ids = given->ids, *mask = given->mask;
     COLO_TRY(colo_loss_i_check_group("topk", group));
@@ -260,6 +262,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
 colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstream_t *upstream,
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
+    COLO_RANGE();
     bool in_place = false;
     const colo_loss_ops_t *loss;
     colo_topk_config_t config;

@@ -10,6 +10,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/range.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
 #include "loss/scalar.h"
@@ -191,6 +192,7 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
                                      colo_weighted_t *out, const colo_tensor_t *d_values,
                                      void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     struct colo_weighted_pass p = {
         .weights = weights ? weights->data : NULL,
         .mask = mask ? mask->data : NULL,

@@ -94,6 +94,7 @@ static const struct {
     {"COLO_CHECK", "3", "expected a number from 0 to 2"},
     {"COLO_LOG", "loud", "expected off, error, warn, info or debug"},
     {"COLO_BIND", "cores", "expected none, core, scatter, numa or package"},
+    {"COLO_NVTX", "2", "expected a number from 0 to 1"},
     {"COLO_SOCKETS", "udp", "expected auto or tcp"},
     {"COLO_TRANSPORT", "pear", "expected auto, nccl, peer or ucx"},
     {"COLO_PEER_BLOCKS", "1025", "expected a number from 0 to 1024"},

@@ -23,6 +23,7 @@
 #include "core/backend.h"
 #include "core/env.h"
 #include "core/error.h"
+#include "core/range.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -480,6 +481,7 @@ static colo_status_t connect_all(const colo_bootstrap_t *b, int64_t timeout_ms, 
 
 colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t **comm)
 {
+    COLO_RANGE();
     if (!b || !comm || !b->all_gather)
         return colo_fail(COLO_ERR_ARG, "create_bootstrap: %s is NULL",
                          !b      ? "bootstrap"

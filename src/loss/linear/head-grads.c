@@ -10,6 +10,7 @@
 #include "loss/linear/head.h"
 
 #include "core/error.h"
+#include "core/range.h"
 #include "loss/validate.h"
 
 #include <inttypes.h>
@@ -120,6 +121,7 @@ colo_status_t colo_lm_head_gradient(colo_lm_head_t *h, const colo_lm_head_grads_
                                     void *workspace, colo_stream_t stream, colo_tensor_t *d_weight,
                                     colo_tensor_t *d_bias)
 {
+    COLO_RANGE();
     colo_tensor_t w, b;
     bool fresh = false;
     COLO_TRY(colo_lm_head_i_gradient(h, grads, false, workspace, &w, &b, &fresh));
@@ -186,5 +188,6 @@ colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_
 colo_status_t colo_lm_head_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
                                   void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     return colo_lm_head_i_reduce(h, grads, false, workspace, stream);
 }

@@ -12,6 +12,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/range.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
                                          const colo_linear_logprob_config_t *config,
                                          colo_lm_head_t *head, colo_comm_t *group)
 {
+    COLO_RANGE();
     colo_status_t st;
     colo_linear_logprob_config_t own;
     if (!linear)
@@ -216,6 +218,7 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
                                           colo_linear_logprob_saved_t *saved, void *saved_memory,
                                           void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     return forward(l, batch, false, NULL, out, saved, saved_memory, workspace, stream);
 }
 
@@ -225,6 +228,7 @@ colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *l, const colo_lin
                                         colo_linear_logprob_saved_t *saved, void *saved_memory,
                                         void *workspace, colo_stream_t stream)
 {
+    COLO_RANGE();
     return forward(l, batch, true, upstream, out, saved, saved_memory, workspace, stream);
 }
 
@@ -256,6 +260,7 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
                                            const colo_linear_grads_t *grads, void *workspace,
                                            colo_stream_t stream)
 {
+    COLO_RANGE();
     struct colo_linear_call k = {.workspace = NULL};
     struct colo_linear_saved offsets;
     if (!l)
@@ -290,6 +295,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
                                        const colo_linear_grads_t *grads, void *workspace,
                                        colo_stream_t stream)
 {
+    COLO_RANGE();
     struct colo_linear_call k = {.workspace = NULL};
     if (!l)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");

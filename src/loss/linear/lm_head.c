@@ -19,6 +19,7 @@
 #include "loss/linear/head.h"
 
 #include "core/error.h"
+#include "core/range.h"
 #include "core/sized.h"
 #include "loss/validate.h"
 
@@ -90,6 +91,7 @@ static colo_status_t check_group(const colo_lm_head_config_t *c, const colo_comm
 colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_config_t *config,
                                   colo_comm_t *group)
 {
+    COLO_RANGE();
     const colo_ops_t *ops = NULL;
     const colo_loss_ops_t *loss = NULL;
     colo_lm_head_t *h = NULL;
@@ -327,6 +329,7 @@ static colo_status_t gather(colo_lm_head_t *h, colo_stream_t stream)
 
 colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
 {
+    COLO_RANGE();
     uint64_t version;
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
@@ -378,6 +381,7 @@ static void views(const colo_lm_head_t *h, colo_tensor_t *weight, colo_tensor_t 
 colo_status_t colo_lm_head_finish(colo_lm_head_t *h, colo_stream_t stream, colo_tensor_t *weight,
                                   colo_tensor_t *bias)
 {
+    COLO_RANGE();
     uint64_t version;
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
@@ -396,6 +400,7 @@ colo_status_t colo_lm_head_finish(colo_lm_head_t *h, colo_stream_t stream, colo_
 colo_status_t colo_lm_head_acquire(colo_lm_head_t *h, colo_stream_t stream, colo_tensor_t *weight,
                                    colo_tensor_t *bias)
 {
+    COLO_RANGE();
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
     if (h->state == COLO_LM_HEAD_NOT_AVAILABLE)
@@ -408,6 +413,7 @@ colo_status_t colo_lm_head_acquire(colo_lm_head_t *h, colo_stream_t stream, colo
 
 colo_status_t colo_lm_head_release(colo_lm_head_t *h, colo_stream_t stream)
 {
+    COLO_RANGE();
     (void)stream; /* what comes next on it comes after what read the views */
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
