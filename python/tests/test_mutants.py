@@ -326,6 +326,8 @@ MUTANTS = {
     'each shape makes a bridge of its own': (
         'torch/bridge.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
         'test_shapes_share'),
+    'what is known of shapes grows with each shape': (
+        'torch/bridge.py', 'if len(self._fits) >= _FITTING:', 'if False:', 'test_torch_arena.py', 'test_shapes_share'),
     'memory grows for shapes that fit': (
         'torch/arena.py', 'return all(map(int.__le__, counts, self.counts)) and', 'return counts == self.counts and',
         'test_torch_arena.py', 'test_shapes_share'),

@@ -24,6 +24,7 @@ from . import ranks as groups
 from .tensors import checked, eager, once
 
 _KEPT = 64  # shapes whose views are kept
+_FITTING = 1024  # shapes that are known to fit the memory
 
 
 def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
@@ -99,10 +100,11 @@ class _Core:
                  reach: Callable[[tuple[int, ...], int], Any], buffers: int, shape: tuple[int, ...],
                  transport: str, peers: bool):
         self.comm, self.device, self.dtype, self.reach = comm, device, dtype, reach
-        self.buffers, self.region = buffers, None
+        self.buffers = buffers
+        self.region: arenas.Region | None = None
         self._needed = transport == 'peer'
         self._graphs: list[arenas.Region] = []  # regions that a graph has
-        self._fits: set[tuple[int, ...]] = set()  # shapes, the region
+        self._fits: dict[tuple[int, ...], tuple[bool, bool]] = {}  # shapes that do: what is reached of this rank
         if peers and self._fit(shape):
             transport = 'peer'
         self.bridge, far = make('nccl' if transport == 'auto' else transport, shape)
@@ -120,7 +122,7 @@ class _Core:
         reached = any(e[0][0] for e in each), any(e[0][1] for e in each)
         old, sums = self.region, any(e[1] for e in each)
         if old is not None and old.fits(counts, reached):
-            self._fits.add(shape)
+            self._fitting(shape, each)
             return True
         if old is not None:
             if old._capturing():
@@ -135,8 +137,18 @@ class _Core:
         if old is not None and old.captured:
             self._graphs.append(old)
         self.region = arenas.Region(memory, self.device, self.dtype, counts, reached, sums, self.buffers)
-        self._fits = {shape}
+        self._fits.clear()
+        self._fitting(shape, each)
         return True
+
+    def _fitting(self, shape: tuple[int, ...], each: list[Any]) -> None:
+        if len(self._fits) >= _FITTING:
+            self._fits.clear()
+        self._fits[shape] = each[self.comm.rank][0]
+
+    def reached(self, shape: tuple[int, ...]) -> tuple[bool, bool]:
+        """The tensors of this rank that peers reach in the shape that the bridge has."""
+        return self._fits.get(shape) or self.reach(shape, self.comm.world_rank(self.comm.rank))[0]
 
     def take(self, shape: tuple[int, ...]) -> None:
         """Be of this shape; all ranks come to the same."""
@@ -175,8 +187,7 @@ class _Ready:
         region = self.core.region
         if region is not None and (self._arena is None or self._arena.region is not region):
             copied = 0 if self._arena is None else self._arena.copied
-            reached = self.core.reach(self.shape, self.core.comm.world_rank(self.core.comm.rank))[0]
-            self._arena = arenas.Arena(region, self.shapes, reached)
+            self._arena = arenas.Arena(region, self.shapes, self.core.reached(self.shape))
             self._arena.copied = copied
         return None if region is None else self._arena
 
