@@ -7,7 +7,8 @@
  * The floor are cuBLAS's own products over all tokens at once (logits kept in one buffer, d_W in
  * fp32): three for a loss whose gradient is made in forward, four where logits are made twice. Then
  * the library, bf16 with bf16 logits and fp32 d_W added to. Medians. Rows of log-probability are
- * checked against fp64 sums, and modes against each other bit for bit.
+ * checked against fp64 sums, and modes against each other bit for bit. Then modes with 8 segments
+ * of the vocabulary (docs/invariant.md), if 128 divides it, and the logits path with and without.
  */
 #include "bench.h"
 
@@ -203,6 +204,64 @@ static void cleanup(measured_t *r)
     colo_linear_logprob_destroy(&r->linear);
 }
 
+/* ---- the logits path ---- */
+
+typedef struct on_logits {
+    colo_logprob_config_t config;
+    colo_tensor_t z;
+    const colo_tensor_t *ids;
+    colo_comm_t *self;
+    colo_logprob_out_t out;
+    colo_logprob_saved_t saved;
+    void *kept, *work;
+} on_logits_t;
+
+static void logits_forward(void *arg)
+{
+    on_logits_t *r = arg;
+    COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){&r->z, r->ids, NULL}, r->self,
+                              &r->out, &r->saved, r->kept, r->work, stream));
+}
+
+static void logits_backward(void *arg)
+{
+    on_logits_t *r = arg;
+    r->saved.valid = true; /* in place; the values do not matter */
+    COLO(colo_logprob_backward(&r->saved, &(colo_logprob_upstream_t){.d_logp = r->out.logp}, &r->z,
+                               stream));
+}
+
+/* Of logits and their gradient in one buffer of T x V. */
+static void logits_path(colo_comm_t *self, void *z, const colo_tensor_t *ids, float *logp,
+                        float *entropy)
+{
+    double ms[2][3];
+    CUDA(cudaMemset(z, 0x3c, (size_t)(T * V) * 2));
+    for (int i = 0; i < 4; i++) {
+        on_logits_t r = {
+            .config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V, .want_entropy = i > 1},
+            .z = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){T, V}),
+            .ids = ids,
+            .self = self,
+            .out = {.logp = logp, .entropy = i > 1 ? entropy : NULL}};
+        r.config.segment = i % 2 ? V / 8 : 0;
+        size_t kept, work;
+        COLO(colo_logprob_saved_size(&r.config, COLO_BF16, T, &kept));
+        COLO(colo_logprob_workspace_size(&r.config, COLO_BF16, T, 1, &work));
+        r.kept = device(NULL, kept);
+        r.work = device(NULL, work);
+        ms[i % 2][i / 2] = median_ms(logits_forward, &r);
+        if (i < 2)
+            ms[i][2] = median_ms(logits_backward, &r);
+        CUDA(cudaFree(r.kept));
+        CUDA(cudaFree(r.work));
+    }
+    printf("| logits path | ms | with segments | times |\n|---|---:|---:|---:|\n");
+    static const char *const names[] = {"forward", "forward, entropy", "backward"};
+    for (int i = 0; i < 3; i++)
+        printf("| %s | %.3f | %.3f | %.3f |\n", names[i], ms[0][i], ms[1][i], ms[1][i] / ms[0][i]);
+}
+
 /* How many of three rows of logp are not what fp64 says of bf16 logits */
 static int wrong_rows(const uint16_t *h, const uint16_t *w, const int64_t *targets,
                       const void *logp)
@@ -287,10 +346,12 @@ int main(int argc, char **argv)
 
     printf("| mode | chunk | ms | of the floor | extra memory without d_W, GiB |\n"
            "|---|---:|---:|---:|---:|\n");
-    static const char *const names[] = {"loss",    "loss, entropy",    "logprob, forward",
-                                        "logprob", "logprob, entropy", "keep"};
-    for (int i = 0; i < 6; i++) {
-        const bool loss = i < 2, with_entropy = i == 1 || i == 4;
+    static const char *const names[] = {"loss",           "loss, entropy",     "logprob, forward",
+                                        "logprob",        "logprob, entropy",  "keep",
+                                        "loss, segments", "logprob, segments", "keep, segments"};
+    for (int i = 0; i < (V % 128 ? 6 : 9); i++) {
+        const bool loss = i < 2 || i == 6, with_entropy = i == 1 || i == 4;
+        const bool keep = i == 5 || i == 8, segments = i >= 6;
         measured_t r = {.config = {COLO_LINEAR_LOGPROB_CONFIG_INIT},
                         .batch = {&hidden, &ids, -1},
                         .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
@@ -299,21 +360,25 @@ int main(int argc, char **argv)
         r.config.logprob.logits.vocab = V;
         r.config.logprob.want_entropy = with_entropy;
         r.config.logits_dtype = COLO_BF16;
-        r.config.mode = i == 5 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
-        r.config.keep_in_place = i == 5;
+        r.config.logprob.segment = segments ? V / 8 : 0;
+        r.config.mode = keep ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
+        r.config.keep_in_place = keep;
         prepare(&r, head, self, loss);
         const double ms = median_ms(loss ? run_loss : i == 2 ? run_forward : run_both, &r);
-        const double floor = i == 2 ? one : loss || i == 5 ? three : four;
+        const double floor = i == 2 ? one : loss || keep ? three : four;
         printf("| %s | %lld | %.2f | %.3f | %.2f |\n", names[i],
                (long long)colo_linear_logprob_chunk(r.linear, T), ms, ms / floor,
                (double)(r.work_bytes + r.buffer_bytes) * 0x1p-30);
-        CUDA(cudaMemcpy(i == 0 ? first : other, logp, (size_t)T * 4, cudaMemcpyDeviceToHost));
-        if (i == 0)
+        const bool checked = i == 0 || i == 6; /* with segments it has bits of its own */
+        CUDA(cudaMemcpy(checked ? first : other, logp, (size_t)T * 4, cudaMemcpyDeviceToHost));
+        if (checked)
             wrong += wrong_rows(h, w, targets, logp);
         else
             wrong += memcmp(first, other, (size_t)T * 4) != 0;
         cleanup(&r);
     }
+    if (V % 128 == 0)
+        logits_path(self, b.z = device(NULL, tv), &ids, logp, entropy);
     printf("# wrong: %d\n", wrong);
     return wrong != 0;
 }

@@ -28,11 +28,11 @@ namespace
 /* A vector that is not whole, one element a thread. */
 template <typename D, int KEEP, bool PLAIN>
 __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p, const void *row,
-                     int64_t from)
+                     int64_t columns, int64_t from)
 {
     using R = typename D::real;
     const int64_t j = from + (int64_t)threadIdx.x;
-    if (threadIdx.x >= D::N || j < 0 || j >= p.true_columns)
+    if (threadIdx.x >= D::N || j < 0 || j >= columns)
         return;
     R x = D::one(((const typename D::elem *)row)[j]);
     if (!PLAIN)
@@ -43,17 +43,17 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
 template <typename D, int KEEP, bool PLAIN>
 __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
-                         const void *row)
+                         const void *row, int64_t columns)
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
     const R factor = (R)p.factor, cap = (R)p.config.logits.softcap;
-    const int64_t first = first_vector<D>(row), end = (p.true_columns - first) / N;
+    const int64_t first = first_vector<D>(row), end = (columns - first) / N;
     const int64_t step = THREADS;
     /* in ascending order of columns, for of equal maxima the first is kept */
     int64_t k = threadIdx.x;
     if (first < 0) {
-        edge<D, KEEP, PLAIN>(a, p, row, first);
+        edge<D, KEEP, PLAIN>(a, p, row, columns, first);
         k++;
     }
     if constexpr (PLAIN) {
@@ -83,7 +83,7 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
         }
     }
     if (end > 0 || first == 0)
-        edge<D, KEEP, PLAIN>(a, p, row, first + end * N);
+        edge<D, KEEP, PLAIN>(a, p, row, columns, first + end * N);
 }
 
 template <typename D, int KEEP, bool PLAIN>
@@ -91,25 +91,45 @@ __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
     stats_kernel(const __grid_constant__ colo_logprob_pass p)
 {
     __shared__ sums_room shared;
-    unsigned char *block = p.blocks + p.rank * p.block.bytes;
-    if (p.lo == p.block_lo && blockIdx.x == 0 && threadIdx.x < 8)
-        ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&p.header)[threadIdx.x];
+    const int64_t each = p.config.segment;
+    const int32_t segments = each > 0 ? p.segments : 1;
+    const int64_t last = (p.hi - p.lo) * segments;
+    const auto span_of = [&](int32_t i) {
+        span at = whole_span(p);
+        if (each > 0) {
+            const int64_t before = min(i * each, at.columns);
+            at = {at.start + before, min(each, at.columns - before), at.block + i};
+        }
+        return at;
+    };
+    for (int32_t i = blockIdx.x; p.lo == p.block_lo && i < segments; i += gridDim.x)
+        if (threadIdx.x < 8) {
+            const span at = span_of(i);
+            const int64_t word = ((const int64_t *)&p.header)[threadIdx.x];
+            ((int64_t *)(p.blocks + at.block * p.block.bytes))[threadIdx.x] =
+                threadIdx.x == 1 ? at.start : threadIdx.x == 2 ? at.columns : word;
+        }
 
-    for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
-        const void *row = (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
+    /* segment after segment of a row, as they are in memory */
+    for (int64_t i = blockIdx.x; i < last; i += gridDim.x) {
+        const int64_t t = p.lo + (segments == 1 ? i : i / segments);
+        const span at = span_of(segments == 1 ? 0 : (int32_t)(i % segments));
+        const typename D::elem *row = (const typename D::elem *)p.logits +
+                                      (t - p.row_lo) * p.row_stride +
+                                      (at.start - p.config.logits.vocab_start);
         const int64_t target = p.targets[t * p.target_stride];
         part<typename D::real, KEEP> a;
         begin(a);
         if (target != p.config.ignore_index)
-            read_row<D, KEEP, PLAIN>(a, p, row);
-        write_row<D, KEEP, PLAIN>(a, p, t, target, row, shared);
+            read_row<D, KEEP, PLAIN>(a, p, row, at.columns);
+        write_row<D, KEEP, PLAIN>(a, p, at, t, target, row, shared);
     }
 }
 
 template <typename D, int KEEP, bool PLAIN>
 cudaError_t stats(const colo_logprob_pass &p, cudaStream_t stream)
 {
-    const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
+    const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1) * (p.config.segment > 0 ? p.segments : 1);
     stats_kernel<D, KEEP, PLAIN>
         <<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
     return cudaGetLastError();
@@ -178,12 +198,18 @@ __global__ void __launch_bounds__(THREADS)
         begin(a);
         if (target != p.config.ignore_index)
             read_list<D>(a, p, t, target, row);
-        write_row<D, ALL, false>(a, p, t, target, row, shared);
+        write_row<D, ALL, false>(a, p, whole_span(p), t, target, row, shared);
     }
 }
 
 template <typename D> cudaError_t list_stats(const colo_logprob_pass &p, cudaStream_t stream)
 {
+    if (p.config.segment > 0) {
+        cudaError_t e = cudaSuccess;
+        for (int32_t i = 0; i < p.segments && e == cudaSuccess; i++)
+            e = list_stats<D>(colo_logprob_i_segment(&p, sizeof(typename D::elem), i), stream);
+        return e;
+    }
     const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
     list_stats_kernel<D><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
     return cudaGetLastError();

@@ -202,26 +202,6 @@ void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *gr
     p->ranks = colo_comm_size(group) * p->segments;
 }
 
-colo_status_t colo_logprob_i_stats(const colo_loss_ops_t *loss, const struct colo_logprob_pass *p,
-                                   colo_stream_t stream)
-{
-    for (int32_t i = 0; i < p->segments; i++) {
-        struct colo_logprob_pass s = *p;
-        if (p->config.segment > 0) {
-            const int64_t n = p->true_columns, each = p->config.segment;
-            const int64_t lo = i * each < n ? i * each : n, hi = lo + each < n ? lo + each : n;
-            s.rank += i;
-            s.logits = (const char *)p->logits + lo * (int64_t)colo_dtype_size(p->dtype);
-            s.columns = s.true_columns = hi - lo;
-            s.config.logits.vocab_start += lo;
-            s.header.start = s.config.logits.vocab_start;
-            s.header.columns = s.columns;
-        }
-        COLO_TRY(loss->logprob_stats(&s, stream));
-    }
-    return COLO_OK;
-}
-
 colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host,
                                  colo_comm_t *group, colo_stream_t stream)
 {
@@ -232,24 +212,18 @@ colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host
     return on_host ? colo_logprob_i_check_headers(p) : COLO_OK;
 }
 
-/* Runs a pass over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
-static colo_status_t over_chunks(
-    struct colo_logprob_pass *p, const colo_loss_ops_t *loss, int64_t chunk, colo_stream_t stream,
-    colo_status_t (*pass)(const colo_loss_ops_t *, const struct colo_logprob_pass *, colo_stream_t))
+/* Runs @pass over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
+static colo_status_t over_chunks(struct colo_logprob_pass *p, int64_t chunk, colo_stream_t stream,
+                                 colo_status_t (*pass)(const struct colo_logprob_pass *,
+                                                       colo_stream_t))
 {
     p->lo = 0;
     do {
         p->hi = p->tokens - p->lo < chunk ? p->tokens : p->lo + chunk;
-        COLO_TRY(pass(loss, p, stream));
+        COLO_TRY(pass(p, stream));
         p->lo = p->hi;
     } while (p->lo < p->tokens);
     return COLO_OK;
-}
-
-static colo_status_t merge(const colo_loss_ops_t *loss, const struct colo_logprob_pass *p,
-                           colo_stream_t stream)
-{
-    return loss->logprob_merge(p, stream);
 }
 
 /* A group of one: stats and merge share a block of one chunk. */
@@ -260,7 +234,7 @@ static colo_status_t forward_alone(struct colo_logprob_pass *p, const colo_loss_
     do {
         p->hi = p->tokens - p->lo < chunk ? p->tokens : p->lo + chunk;
         p->block_lo = p->lo;
-        COLO_TRY(colo_logprob_i_stats(loss, p, stream));
+        COLO_TRY(loss->logprob_stats(p, stream));
         COLO_TRY(loss->logprob_merge(p, stream));
         p->lo = p->hi;
     } while (p->lo < p->tokens);
@@ -279,9 +253,9 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t 
                               on_host && !alone ? colo_logprob_i_hash_targets(p) : 0);
     if (alone)
         return forward_alone(p, loss, chunk, stream);
-    COLO_TRY(colo_loss_i_step(group, over_chunks(p, loss, chunk, stream, colo_logprob_i_stats)));
+    COLO_TRY(colo_loss_i_step(group, over_chunks(p, chunk, stream, loss->logprob_stats)));
     COLO_TRY(colo_loss_i_gather(p, on_host, group, stream));
-    return over_chunks(p, loss, chunk, stream, merge);
+    return over_chunks(p, chunk, stream, loss->logprob_merge);
 }
 
 colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,

@@ -20,6 +20,7 @@ struct colo_mean_grad_pass;
 typedef struct colo_loss_ops {
     /* ---- logits: passes.h ---- */
 
+    /* each segment that the rank has, if the config has segments */
     colo_status_t (*logprob_stats)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_merge)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);

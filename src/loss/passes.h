@@ -94,7 +94,7 @@ struct colo_logprob_pass {
     /* Blocks, not ranks of the group, if config.segment is not 0: each segment has its own. This
      * rank's are those from rank on, segments of them; segments is 1 without segments. */
     int32_t rank, ranks, segments;
-    unsigned char *blocks; /* [ranks] blocks; the stats pass writes block number rank */
+    unsigned char *blocks; /* [ranks] blocks; the stats pass writes this rank's */
     int64_t block_lo;      /* first token of the blocks: 0, or lo when blocks hold one pass only */
     colo_logprob_block_t block;
     colo_logprob_header_t header; /* for this rank's block */
@@ -142,10 +142,22 @@ static inline bool colo_logprob_i_alone(const struct colo_logprob_pass *p)
 {
     return p->ranks == p->segments;
 }
-struct colo_loss_ops;
-/* The stats pass of each segment that this rank holds, over the whole shard if there are none. */
-colo_status_t colo_logprob_i_stats(const struct colo_loss_ops *loss,
-                                   const struct colo_logprob_pass *p, colo_stream_t stream);
+/* The @i-th segment of a rank as a shard of its own, for the stats pass. */
+static inline struct colo_logprob_pass colo_logprob_i_segment(const struct colo_logprob_pass *p,
+                                                              int64_t elem, int32_t i)
+{
+    struct colo_logprob_pass s = *p;
+    const int64_t n = p->true_columns, each = p->config.segment;
+    const int64_t lo = i * each < n ? i * each : n, hi = lo + each < n ? lo + each : n;
+    s.config.segment = 0;
+    s.rank += i;
+    s.logits = (const char *)p->logits + lo * elem;
+    s.columns = s.true_columns = hi - lo;
+    s.config.logits.vocab_start += lo;
+    s.header.start = s.config.logits.vocab_start;
+    s.header.columns = s.columns;
+    return s;
+}
 /* This rank's header, by hashes of the config and of what else must be equal on all ranks. */
 void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets);
 /* of p->targets, in host memory */

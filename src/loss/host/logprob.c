@@ -200,9 +200,8 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
     return r;
 }
 
-colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
+static void shard_stats(const struct colo_logprob_pass *p)
 {
-    (void)stream;
     unsigned char *block = p->blocks + p->rank * p->block.bytes;
     const colo_logprob_block_t *b = &p->block;
     if (p->lo == p->block_lo)
@@ -223,6 +222,18 @@ colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_st
             put(block + b->d, p->stat_dtype, k, r.d);
         if (b->arg >= 0)
             ((int64_t *)(block + b->arg))[k] = r.arg;
+    }
+}
+
+colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    (void)stream;
+    if (p->config.segment == 0)
+        shard_stats(p);
+    for (int32_t i = 0; p->config.segment > 0 && i < p->segments; i++) {
+        const struct colo_logprob_pass one =
+            colo_logprob_i_segment(p, (int64_t)colo_dtype_size(p->dtype), i);
+        shard_stats(&one);
     }
     return COLO_OK;
 }

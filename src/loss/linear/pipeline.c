@@ -322,7 +322,7 @@ static colo_status_t work(struct colo_linear_call *k, int64_t u)
     COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(u % 2), k->lane));
     if (k->s.pass != COLO_LINEAR_BACKWARD) {
         k->pass.block_lo = piecewise || alone ? k->pass.lo : 0;
-        COLO_TRY(colo_logprob_i_stats(ops, &k->pass, k->lane));
+        COLO_TRY(ops->logprob_stats(&k->pass, k->lane));
         if (piecewise && !alone)
             COLO_TRY(gather_blocks(k, u == 0));
         if (piecewise || alone)
