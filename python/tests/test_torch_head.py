@@ -275,3 +275,66 @@ def test_fsdp2_trunk_and_sharded_head(world):
     if not all(world.run(fsdp2_runs)):
         pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
     world.run(fsdp2)
+
+
+def counted_step(rank, mode, vocab, width, tokens, chunk, valid, pieces):
+    """(the framework's collectives, the library's of the head) of a training step with optimizer, the loss of
+    @tokens taken in so many pieces; the second step of two, because the first one connects"""
+    from collections import Counter
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Collectives(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = Counter()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if 'c10d' in func.namespace:
+                self.seen[func._opname] += 1
+            return func(*args, **(kwargs or {}))
+
+    mesh = init_device_mesh('cpu', (4,))
+    torch.manual_seed(5)
+    trunk = torch.nn.Linear(width, width)
+    fully_shard(trunk, mesh=mesh)
+    head = torch.nn.Parameter(distribute_tensor(torch.randn(vocab, width), mesh, [Shard(0)]))
+    target = torch.full((tokens,), -100)
+    target[:valid[rank]] = torch.arange(valid[rank]) * 7919 % vocab
+    optimizer = torch.optim.SGD([*trunk.parameters(), head], lr=0.1)
+    comm = ct.comm_of(mesh.get_group(), torch.device('cpu'))
+    for _ in range(2):
+        comm.stats_reset()
+        before = head.detach().to_local().clone()
+        with Collectives() as counter:
+            optimizer.zero_grad()
+            hidden = trunk(torch.ones(tokens, width))
+            each = tokens // pieces
+            loss = sum(ct.linear_nll(hidden[i:i + each], head, target=target[i:i + each], mode=mode, reduction='sum',
+                                     chunk_size=chunk).loss for i in range(0, tokens, each))
+            loss.backward()
+            optimizer.step()
+        assert (head.detach().to_local() != before).any() and torch.isfinite(head.detach().to_local()).all()
+    return dict(counter.seen), {name: s['ops'] for name, s in comm.stats()['head'].items()}
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
+                    reason='this PyTorch %s has no FSDP2' % torch.__version__)
+def test_a_training_step_with_fsdp2_gathers_the_head_once_a_pass_for_any_chunk(world):
+    from torch.distributed import fsdp
+    if not hasattr(fsdp, 'fully_shard'):
+        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
+    if not all(world.run(fsdp2_runs)):
+        pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
+    valid = (48, 0, 5, 17)  # tokens of a rank; one has none
+    for mode, passes in (('loss', 1), ('logprob', 2)):
+        one = world.run(counted_step, mode, V, H, 48, 48, valid, 1)
+        assert one == one[:1] * 4 and one[0][1] == {'all_gather': passes, 'reduce_scatter': 1}
+        assert sum(n for name, n in one[0][0].items() if 'gather' in name) <= 2  # those of the trunk
+        assert world.run(counted_step, mode, V, H, 48, 3, valid, 1) == one  # 16 chunks
+        theirs, ours = world.run(counted_step, mode, V, H, 48, 3, valid, 16)[0]  # a gather per chunk is seen
+        assert theirs == one[0][0] and ours == {'all_gather': 16 * passes, 'reduce_scatter': 16}
+    large = world.run(counted_step, 'loss', 151665, 4, 512, 256, (300, 0, 5, 17), 1)
+    assert [s[1] for s in large] == [{'all_gather': 1, 'reduce_scatter': 1}] * 4 and large[0][0] == one[0][0]
