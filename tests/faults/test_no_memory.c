@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_no_memory.c - the k-th allocation of one of two ranks fails, for every k of split, create,
+ * forward, backward and destroy. That rank gets COLO_ERR_NOMEM if it cannot do without; its peer
+ * gets the status of a peer's failure, COLO_ERR_TIMEOUT if it has left the call in which that
+ * happened, or nothing went wrong for it. Both end within the deadline,
+ * destroy what they have and sum on a new communicator.
+ */
+#include "harness/harness.h"
+
+#include "harness/allocations.h"
+
+#include "comm/comm.h"
+
+enum { RANKS = 2, CULPRIT = 1, DEADLINE_MS = 5000, MOST = 2000 };
+
+typedef struct job {
+    long k;
+    bool hit[RANKS];
+    colo_status_t got[RANKS];
+    double seconds[RANKS];
+} job_t;
+
+static colo_status_t step(colo_comm_t *world, const colo_layout_t *src, const colo_layout_t *dst,
+                          const colo_grid_t *grid)
+{
+    float x[4] = {1, 2, 3, 4}, y[4];
+    colo_comm_t *all = NULL;
+    colo_bridge_t *bridge = NULL;
+    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = src, .dst = dst,
+                                         .shape = {2, 2, 1, 0}, .dtype = COLO_F32};
+    int64_t xs[4], ys[4];
+    colo_status_t st = colo_comm_split(world, grid, "dp", &all);
+    if (st == COLO_OK)
+        st = colo_bridge_create(&bridge, &config, all);
+    if (st == COLO_OK) {
+        const int32_t xn = colo_bridge_src_shape(bridge, xs),
+                      yn = colo_bridge_dst_shape(bridge, ys);
+        const colo_tensor_t tx = colo_tensor_host(x, COLO_F32, xn, xs),
+                            ty = colo_tensor_host(y, COLO_F32, yn, ys);
+        st = colo_bridge_forward(bridge, &tx, &ty, NULL);
+        if (st == COLO_OK)
+            st = colo_bridge_backward(bridge, &ty, &tx, NULL);
+    }
+    colo_bridge_destroy(&bridge);
+    colo_comm_destroy(&all);
+    return st;
+}
+
+static colo_status_t one_rank(colo_comm_t *world, void *arg)
+{
+    job_t *j = arg;
+    const int32_t me = colo_comm_rank(world);
+    colo_grid_t from, to;
+    colo_layout_t src, dst;
+    rank_try(colo_comm_set_timeout(world, DEADLINE_MS));
+    rank_try(colo_grid_parse(&from, "dp=2", RANKS));
+    rank_try(colo_grid_parse(&to, "tp=2", RANKS));
+    rank_try(colo_layout_init_src(&src, &from));
+    rank_try(colo_layout_init_dst(&dst, &to));
+    const double begin = colo_now();
+    fail_at = me == CULPRIT ? j->k : 0;
+    j->got[me] = step(world, &src, &dst, &from);
+    j->hit[me] = me == CULPRIT && fail_at == 0;
+    fail_at = 0;
+    j->seconds[me] = colo_now() - begin;
+    return COLO_OK;
+}
+
+static colo_status_t sum_again(colo_comm_t *fresh, void *arg)
+{
+    double one = 1, sum = 0;
+    (void)arg;
+    rank_try(colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_SUM, NULL));
+    rank_check(sum == RANKS);
+    return COLO_OK;
+}
+
+static bool is_of_a_peer(colo_status_t st)
+{
+    return st == COLO_OK || st == COLO_ERR_NOMEM || st == COLO_ERR_PEER || st == COLO_ERR_ABORTED ||
+           st == COLO_ERR_TIMEOUT;
+}
+
+T_CASE(every_allocation_that_fails_is_told_to_both_ranks)
+{
+    long failures = 0;
+    for (long k = 1; k < MOST; k++) {
+        job_t j = {.k = k};
+        (void)colo_comm_threads_run(RANKS, one_rank, &j);
+        if (!j.hit[CULPRIT]) {
+            assert_int_equal(j.got[0], COLO_OK);
+            assert_int_equal(j.got[1], COLO_OK);
+            assert_true(failures > 10); /* of far more allocations */
+            return;
+        }
+        if (j.got[CULPRIT] != COLO_OK && j.got[CULPRIT] != COLO_ERR_NOMEM)
+            fail_msg("allocation %ld: its rank got %s", k, colo_status_name(j.got[CULPRIT]));
+        if (!is_of_a_peer(j.got[0]) || (j.got[0] != COLO_OK && j.got[CULPRIT] == COLO_OK))
+            fail_msg("allocation %ld: its rank got %s, the other %s", k,
+                     colo_status_name(j.got[CULPRIT]), colo_status_name(j.got[0]));
+        if (j.seconds[0] > DEADLINE_MS * 1e-3 + 1 || j.seconds[1] > DEADLINE_MS * 1e-3 + 1)
+            fail_msg("allocation %ld: %.1f s and %.1f s", k, j.seconds[0], j.seconds[1]);
+        failures += j.got[CULPRIT] != COLO_OK;
+        assert_ok(colo_comm_threads_run(RANKS, sum_again, NULL));
+    }
+    fail_msg("%d allocations were not all", (int)MOST);
+}
+
+int main(void)
+{
+#ifdef SANITIZED
+    return T_EXIT_SKIP;
+#else
+    return t_main("faults/no_memory");
+#endif
+}
