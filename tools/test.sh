@@ -9,19 +9,21 @@
 #   tools/test.sh --quick          the release build only, without the suites mutants and slow
 #   tools/test.sh --suite NAME     one suite (repeat for more), in release, clang's and sanitizers'
 #   tools/test.sh --list           names of the suites
+#   tools/test.sh --coverage       lines of src/, and branches of what parses and validates, that suites reach
 set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
-    sed -n '3,11s/^# \{0,1\}//p' "$root/tools/test.sh"
+    sed -n '3,12s/^# \{0,1\}//p' "$root/tools/test.sh"
 }
 
-quick=no list=no suites=()
+quick=no list=no coverage=no suites=()
 while [ $# -gt 0 ]; do
     case $1 in
     --quick) quick=yes ;;
     --list) list=yes ;;
+    --coverage) coverage=yes ;;
     --suite)
         [ $# -ge 2 ] || die "--suite wants a name; --list prints them"
         suites+=(--suite "$2")
@@ -37,6 +39,25 @@ while [ $# -gt 0 ]; do
 done
 
 install_missing test
+
+# What decides whether input from outside is allowed.
+checks='src/(grid/(spec|dims|topology-xml)|core/(env|sized|tensor)|bridge/(fields|layout|layout-fields|segments)|loss/(validate|support)|loss/linear/check|comm/process/(address|arrive))\.c'
+if [ "$coverage" = yes ]; then
+    # A child of fork() that ends by _exit() counts nothing, so processes are seen through MPI's ranks alone.
+    has gcovr || apt_install gcovr '' || die "missing: gcovr"
+    configure build-coverage --buildtype=debug -Db_coverage=true -Dtests=enabled -Dtools=enabled \
+        -Dexamples=disabled -Dpython=disabled -Dcuda=disabled -Dnccl=disabled
+    # shellcheck disable=SC2046 # a list of names
+    build build-coverage all $(linked build-coverage tests)
+    find build-coverage -name '*.gcda' -delete
+    say "running the tests that have no time of their own"
+    meson test -C build-coverage --num-processes $((2 * jobs)) --no-suite slow --no-suite python --no-suite api \
+        --timeout-multiplier 4 </dev/null >build-coverage/test.log || tail -n 12 build-coverage/test.log
+    gcovr --root . --object-directory build-coverage --filter src/ --json build-coverage/all.json
+    gcovr --root . --add-tracefile build-coverage/all.json --txt build-coverage/lines.txt --print-summary
+    gcovr --root . --add-tracefile build-coverage/all.json --filter "$checks" --branches
+    exit 0
+fi
 configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled
 if [ "$list" = yes ]; then
     meson introspect build --tests | python3 -c 'import json, sys
