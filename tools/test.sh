@@ -53,7 +53,8 @@ if [ "$coverage" = yes ]; then
     say "running the tests that have no time of their own"
     meson test -C build-coverage --num-processes $((2 * jobs)) --no-suite slow --no-suite python --no-suite api \
         --timeout-multiplier 4 </dev/null >build-coverage/test.log || tail -n 12 build-coverage/test.log
-    gcovr --root . --object-directory build-coverage --filter src/ --json build-coverage/all.json
+    gcovr --root . --object-directory build-coverage --filter src/ --json build-coverage/all.json \
+        build-coverage/src/libcolo-core.a.p
     gcovr --root . --add-tracefile build-coverage/all.json --txt build-coverage/lines.txt --print-summary
     gcovr --root . --add-tracefile build-coverage/all.json --filter "$checks" --branches
     exit 0
