@@ -81,7 +81,7 @@ struct colo_bridge {
     colo_p2p_t *p2p; /* NULL: every call is staged */
     struct colo_agreed {
         bool made;
-        int32_t ways;   /* colo_way_t that is taken; 0: staged */
+        int32_t moves;  /* colo_move_t that is taken; 0: staged */
         uint64_t at;    /* how often memory had been registered */
     } agreed[2];        /* what ranks agreed on for asymmetric passes */
     void *order;        /* a lane, where calls leave memory of the bridge in use; else NULL */
@@ -189,10 +189,10 @@ colo_status_t colo_bridge_p2p_create(colo_bridge_t *b);
 colo_status_t colo_bridge_p2p_load(colo_bridge_t *b, colo_shape_state_t *next);
 void colo_bridge_p2p_destroy(colo_bridge_t *b);
 /* Peers write into this rank's output, or read in its input. */
-typedef enum colo_way { COLO_PUSH = 1, COLO_PULL = 2 } colo_way_t;
+typedef enum colo_move { COLO_PUSH = 1, COLO_PULL = 2 } colo_move_t;
 typedef struct colo_reached {
     bool p2p;
-    int32_t ways;    /* colo_way_t by which this rank can take part, if p2p */
+    int32_t moves;   /* colo_move_t by which this rank can take part, if p2p */
     bool nothing;    /* this rank has nothing that peers could reach */
     bool not_agreed; /* direct is this rank's view, and ranks have yet to agree; the same on all */
     int32_t id;

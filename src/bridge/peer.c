@@ -431,7 +431,7 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
     const bool dst = reaches_dst(b->now.plan, pass);
     const colo_tensor_t *t = (pass == COLO_FORWARD) == dst ? out : in;
     const char *name = pass == COLO_FORWARD ? "y" : dst ? "d_y" : "d_x";
-    *r = (colo_reached_t){.ways = COLO_PUSH, .id = -1}; /* a pass has one way */
+    *r = (colo_reached_t){.moves = COLO_PUSH, .id = -1}; /* a pass has one move */
     if (!b->p2p)
         return COLO_OK;
     const colo_peer_ops_t *peer = b->comm->ops->peer;
@@ -449,7 +449,7 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
         return COLO_OK;
     }
     if (asymmetric) {
-        must = agreed->ways != 0;
+        must = agreed->moves != 0;
         r->p2p = r->p2p && must;
     }
     if (r->p2p || !must)
@@ -467,8 +467,8 @@ colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_rea
     enum { NOTHING = 4 };
     const int32_t size = b->comm->size;
     struct colo_agreed *agreed = &b->agreed[pass];
-    const uint64_t mine = r->nothing ? NOTHING : r->p2p ? (uint64_t)r->ways : 0;
-    int32_t ways = COLO_PUSH | COLO_PULL, registered = 0, first = -1;
+    const uint64_t mine = r->nothing ? NOTHING : r->p2p ? (uint64_t)r->moves : 0;
+    int32_t moves = COLO_PUSH | COLO_PULL, registered = 0, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
         return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
@@ -478,18 +478,18 @@ colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_rea
         if (all[k] == NOTHING)
             continue;
         registered += all[k] != 0;
-        ways &= (int32_t)all[k];
-        first = !ways && first < 0 ? k : first; /* leaves no way that all have */
+        moves &= (int32_t)all[k];
+        first = !moves && first < 0 ? k : first; /* leaves no move that all have */
     }
     const bool any = registered > 0 || first >= 0;
     /* if no rank has anything of a ragged batch, another batch has to say */
     *agreed = (struct colo_agreed){.made = !b->ragged || any,
-                                   .ways = !any               ? 0
-                                           : ways & COLO_PUSH ? COLO_PUSH
-                                                              : ways,
+                                   .moves = !any                ? 0
+                                            : moves & COLO_PUSH ? COLO_PUSH
+                                                                : moves,
                                    .at = b->comm->ops->peer->registrations(b->comm)};
-    r->ways = agreed->ways ? agreed->ways : COLO_PUSH;
-    r->p2p = agreed->ways || (!any && b->transport == COLO_TRANSPORT_PEER);
+    r->moves = agreed->moves ? agreed->moves : COLO_PUSH;
+    r->p2p = agreed->moves || (!any && b->transport == COLO_TRANSPORT_PEER);
     if (!r->p2p && b->transport == COLO_TRANSPORT_PEER) {
         agreed->made = false;
         return colo_fail(COLO_ERR_ARG,

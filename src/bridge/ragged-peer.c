@@ -119,9 +119,9 @@ static colo_status_t push_move(const colo_routes_t *routes, int64_t i, int32_t p
 }
 
 static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
-                                     colo_way_t way, list_t *out)
+                                     colo_move_t move, list_t *out)
 {
-    const bool fwd = pass == COLO_FORWARD, pulls = way == COLO_PULL;
+    const bool fwd = pass == COLO_FORWARD, pulls = move == COLO_PULL;
     const colo_routes_t *routes = pulls ? &p->recv[pass] : &p->send[pass], *local = &p->local[pass];
     const int64_t own[2] = {p->own_src.h0, p->own_dst.h0};
     const int far = fwd != pulls; /* is the peer the destination? */
@@ -291,36 +291,36 @@ static bool adds(const colo_plan_t *p, colo_pass_t pass)
     return pass == COLO_BACKWARD && p->addends > 1;
 }
 
-/* The ways that a pass can take, colo_way_t. */
-static int32_t ways_of(const colo_plan_t *p, colo_pass_t pass)
+/* The moves that a pass can take, colo_move_t. */
+static int32_t moves_of(const colo_plan_t *p, colo_pass_t pass)
 {
     return pass == COLO_FORWARD ? COLO_PUSH | COLO_PULL : adds(p, pass) ? COLO_PULL : COLO_PUSH;
 }
 
 /* Whose messages say which ranks reach this rank's tensor? */
-static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass, colo_way_t way)
+static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass, colo_move_t move)
 {
-    return way == COLO_PULL ? &p->send[pass] : &p->recv[pass];
+    return move == COLO_PULL ? &p->send[pass] : &p->recv[pass];
 }
 
 static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
-                          colo_way_t way, list_t *list, colo_transfers_t *out)
+                          colo_move_t move, list_t *list, colo_transfers_t *out)
 {
-    const colo_routes_t *posts = reaching(p, pass, way);
+    const colo_routes_t *posts = reaching(p, pass, move);
     const colo_plan_config_t *usual = &b->now.plan->config;
     list->post = calloc((size_t)posts->nmessages + 1, sizeof *list->post);
     if (!list->post)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)posts->nmessages);
     for (int32_t m = 0; m < posts->nmessages; m++)
         list->post[m] = colo_comm_find(b->comm, posts->message[m].peer);
-    COLO_TRY(adds(p, pass) ? steps_that_add(b, p, list) : steps_that_move(b, p, pass, way, list));
+    COLO_TRY(adds(p, pass) ? steps_that_add(b, p, list) : steps_that_move(b, p, pass, move, list));
     /* a feature of the steps is a unit of the plan: as large as in the usual tensor */
     const int64_t per = usual->shape.features / p->config.shape.features;
     *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
                               .elem = (size_t)per * colo_dtype_size(usual->dtype),
                               .nsteps = list->step->n,
                               .step = list->step->at,
-                              .pulls = pass == COLO_FORWARD && way == COLO_PULL,
+                              .pulls = pass == COLO_FORWARD && move == COLO_PULL,
                               .addends = adds(p, pass) ? (int32_t)p->addends : 0,
                               .addend = list->addend->at,
                               .blocks = b->blocks,
@@ -333,18 +333,18 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
 {
     const colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
-    const int32_t agreed = b->agreed[COLO_FORWARD].ways;
+    const int32_t agreed = b->agreed[COLO_FORWARD].moves;
     colo_ragged_steps_t *steps = &b->ragged->steps;
     colo_transfers_t pass[2] = {{.name = "bridge forward"}, {.name = "bridge backward"}};
     int32_t *post[2] = {NULL, NULL};
     colo_status_t st = COLO_OK;
     if (!b->p2p)
         return COLO_OK;
-    batch->way = agreed ? (colo_way_t)agreed : COLO_PUSH;
+    batch->move = agreed ? (colo_move_t)agreed : COLO_PUSH;
     for (int i = 0; st == COLO_OK && i < (p->config.no_grad ? 1 : 2); i++) {
         list_t list = {.step = &steps->step[i], .addend = &steps->addend[i]};
         list.step->n = list.addend->n = 0;
-        st = make(b, p, (colo_pass_t)i, i ? (colo_way_t)ways_of(p, COLO_BACKWARD) : batch->way,
+        st = make(b, p, (colo_pass_t)i, i ? (colo_move_t)moves_of(p, COLO_BACKWARD) : batch->move,
                   &list, &pass[i]);
         post[i] = list.post;
     }
@@ -372,9 +372,9 @@ static size_t reach_of(const colo_tensor_t *t)
     return (size_t)reach * colo_dtype_size(t->dtype);
 }
 
-static colo_reached_t *each_of(colo_reached_t *each, colo_way_t way, int32_t n)
+static colo_reached_t *each_of(colo_reached_t *each, colo_move_t move, int32_t n)
 {
-    return each + (way == COLO_PULL ? n : 0);
+    return each + (move == COLO_PULL ? n : 0);
 }
 
 /* The first of @t that peers reach and that is not registered, or NULL. @each: [n], out. */
@@ -405,7 +405,7 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
     const struct colo_agreed *agreed = &b->agreed[pass];
     const colo_tensor_t *missing = NULL;
     bool reads = false;
-    int32_t possible = ways_of(p, pass);
+    int32_t possible = moves_of(p, pass);
     *all = (colo_reached_t){.id = -1, .nothing = true, .p2p = b->p2p != NULL};
     if (!b->p2p)
         return COLO_OK;
@@ -413,16 +413,16 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
     all->not_agreed =
         agrees && (!agreed->made || agreed->at != b->comm->ops->peer->registrations(b->comm));
     if (agrees && !all->not_agreed)
-        possible = agreed->ways;
-    for (colo_way_t way = COLO_PULL; way >= COLO_PUSH; way--) {
-        if (!(possible & way))
+        possible = agreed->moves;
+    for (colo_move_t move = COLO_PULL; move >= COLO_PUSH; move--) {
+        if (!(possible & move))
             continue;
-        missing = find_each(b, way == COLO_PULL ? in : out, n,
-                            reaching(p, pass, way)->nmessages > 0, all, each_of(each, way, n));
-        reads = way == COLO_PULL;
-        all->ways |= missing ? 0 : way;
+        missing = find_each(b, move == COLO_PULL ? in : out, n,
+                            reaching(p, pass, move)->nmessages > 0, all, each_of(each, move, n));
+        reads = move == COLO_PULL;
+        all->moves |= missing ? 0 : move;
     }
-    all->p2p = all->ways != 0;
+    all->p2p = all->moves != 0;
     if (all->p2p || !possible || all->not_agreed)
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
@@ -486,13 +486,13 @@ colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_p
 {
     colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
-    const colo_reached_t *at = each_of(each, (colo_way_t)all->ways, n);
+    const colo_reached_t *at = each_of(each, (colo_move_t)all->moves, n);
     const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
     const uint64_t seq =
         colo_comm_i_begin(b->comm, op, bytes_of(batch, p->bytes[pass].send, t, n),
                           bytes_of(batch, p->bytes[pass].recv, t, n), ns > nr ? ns : nr);
     colo_status_t st = COLO_OK;
-    if (pass == COLO_FORWARD && batch->way != (colo_way_t)all->ways) {
+    if (pass == COLO_FORWARD && batch->move != (colo_move_t)all->moves) {
         colo_ragged_p2p_drop(batch); /* the list was made before ranks had agreed */
         st = colo_ragged_p2p_list(batch);
     }

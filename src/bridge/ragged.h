@@ -183,12 +183,12 @@ struct colo_batch {
     uint64_t hash; /* of all tables */
     bool compared;
     colo_p2p_list_t *list; /* on the peer-to-peer path of the bridge; else NULL */
-    colo_way_t way;        /* of its forward */
+    colo_move_t move;        /* of its forward */
 };
 
 /* ragged-peer.c */
 /* If its bridge has a peer-to-peer path: where peers have the rows that the batch reaches, while
- * tables are there; then its steps, for the way that ranks agreed on last. Local. */
+ * tables are there; then its steps, for the move that ranks agreed on last. Local. */
 colo_status_t colo_ragged_p2p_place(colo_batch_t *batch);
 colo_status_t colo_ragged_p2p_list(colo_batch_t *batch);
 void colo_ragged_p2p_drop(colo_batch_t *batch);
