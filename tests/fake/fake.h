@@ -38,6 +38,8 @@ void fake_delay(int device, const char *name, double seconds);
 void fake_break_device(int device, cudaError_t e);
 /* What ncclCommGetAsyncError() reports of @device's communicators. */
 void fake_async_error(int device, ncclResult_t e);
+/* ncclCommInitRank() ends where it waits for ranks that do not come, as when their process ends. */
+void fake_end_inits(void);
 
 /* ---- what is there ---- */
 

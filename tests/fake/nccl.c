@@ -47,6 +47,7 @@ struct world { /* the ranks of one unique id */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int32_t n, arrived, refs;
+    bool ended;
     struct seat *seat;        /* [n] */
     struct message **mailbox; /* [n][n]: from, to; oldest first */
     int64_t *taken;           /* [n][n] */
@@ -147,6 +148,20 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
+void fake_end_inits(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct world *w = worlds, *next; w; w = next) {
+        next = w->next;
+        pthread_mutex_lock(&w->lock);
+        w->ended = true;
+        pthread_cond_broadcast(&w->changed);
+        pthread_mutex_unlock(&w->lock);
+    }
+    worlds = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
 static struct world *world_of(const ncclUniqueId *id, int32_t n)
 {
     pthread_mutex_lock(&lock);
@@ -176,7 +191,7 @@ static struct world *world_of(const ncclUniqueId *id, int32_t n)
         pthread_cond_broadcast(&w->changed);
     }
     pthread_mutex_unlock(&lock);
-    while (w->arrived < n)
+    while (w->arrived < n && !w->ended)
         pthread_cond_wait(&w->changed, &w->lock);
     pthread_mutex_unlock(&w->lock);
     return w;
@@ -189,6 +204,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int n, ncclUniqueId id, int rank
     if (n < 1 || rank < 0 || rank >= n)
         return ncclInvalidArgument;
     struct world *w = world_of(&id, n);
+    if (w->ended) {
+        world_put(w);
+        return ncclRemoteError;
+    }
     struct ncclComm *c = calloc(1, sizeof *c);
     c->world = w;
     c->rank = rank;

@@ -8,10 +8,14 @@
  */
 #include "fake.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+enum { HANG_SECONDS = 5 };
 
 struct operation {
     struct operation *next;
@@ -181,12 +185,19 @@ static struct CUstream_st *stream_of(cudaStream_t handle)
     return s;
 }
 
+/* A call of the library that would wait for ever is a verdict, not a hang. */
 static void stream_wait(struct CUstream_st *s)
 {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += HANG_SECONDS;
     pthread_mutex_lock(&s->lock);
-    for (const int64_t put = s->put; s->done < put;)
-        pthread_cond_wait(&s->changed, &s->lock);
+    bool hangs = false;
+    for (const int64_t put = s->put; s->done < put && !hangs;)
+        hangs = pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
     pthread_mutex_unlock(&s->lock);
+    if (hangs)
+        fake_misused("a call waits for a stream that does not end");
 }
 
 void fake_wait_device(int device)

@@ -24,6 +24,8 @@
 #include "kernels.h"
 #include "progress.h"
 
+#include <time.h>
+
 enum {
     SMALL_REDUCE = 1 << 20, /* bytes up to which all ranks reduce everything */
     WINDOW = 64 << 20       /* bytes of staging: all ranks' values of a part of a slice */
@@ -237,15 +239,26 @@ static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void 
 
 /* The first launch of a kernel may wait for the whole device (memory for its stack), so nothing of
  * ours should still be waiting there for a rank that shares it. */
-static ncclResult_t finish(ncclResult_t e, cudaStream_t stream)
+static ncclResult_t finish(ncclResult_t e, cudaStream_t stream, const struct colo_late *late)
 {
     if (e == ncclSuccess)
-        (void)cudaStreamSynchronize(stream); /* its error comes back with what is next */
+        (void)colo_nccl_wait(stream, late); /* its error comes back with what is next */
+    return e == ncclSuccess && late->is_late ? ncclInternalError : e;
+}
+
+cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_late *late)
+{
+    cudaError_t e;
+    while ((e = cudaStreamQuery(stream)) == cudaErrorNotReady && !late->is_late) {
+        (void)cudaGetLastError();
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
     return e;
 }
 
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
-                           cudaStream_t stream, char *memory, size_t memory_bytes)
+                           cudaStream_t stream, char *memory, size_t memory_bytes,
+                           const struct colo_late *late)
 {
     static const size_t sizes[] = {1, 2, 4, 8};
     char *half = memory + memory_bytes / 2;
@@ -265,11 +278,12 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     }
     if (!nccl)
         return NULL;
-    e = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream);
+    e = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream, late);
     if (e == ncclSuccess)
-        e = finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream), stream);
+        e = finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream), stream,
+                   late);
     if (e == ncclSuccess)
-        e = finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream);
+        e = finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream, late);
     if (e == ncclSuccess)
         e = lib->group_start();
     for (int32_t k = 0; k < n && e == ncclSuccess; k++)

@@ -207,6 +207,7 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
 /* ---- a first one ---- */
 
 struct load {
+    struct colo_late late;
     const colo_nccl_lib_t *lib;
     int32_t device;
     char *memory;
@@ -226,7 +227,7 @@ static void load_main(void *p)
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->memory, t->memory_bytes);
+        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->memory, t->memory_bytes, &t->late);
     if (e == cudaSuccess && !why)
         e = cudaStreamSynchronize(stream);
     if (e != cudaSuccess)
@@ -237,16 +238,22 @@ static void load_main(void *p)
         cudaStreamDestroy(stream);
 }
 
+static void load_late(void *p)
+{
+    struct load *t = p;
+    cudaFree(t->memory);
+    free(t);
+}
+
 static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_ms)
 {
     colo_status_t st = COLO_OK;
     struct load *t = calloc(1, sizeof *t);
     if (!t)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
-    *t = (struct load){
-        .lib = f->lib, .device = f->device, .memory = f->memory, .memory_bytes = f->memory_bytes};
-    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, t)) {
-        f->memory = NULL; /* the helper's, for good */
+    *t = (struct load){{.end = load_late}, f->lib, f->device, f->memory, f->memory_bytes, {0}};
+    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, &t->late, t)) {
+        f->memory = NULL; /* the helper's */
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: device %d did not run a first kernel within %lld ms",
                          (int)f->device, (long long)timeout_ms);
@@ -270,13 +277,15 @@ static colo_status_t check_borrowed(const struct colo_nccl_context *f, ncclComm_
     if (r != ncclSuccess)
         return colo_nccl_error(f->lib, "create_nccl_borrowed", r);
     if (rank != control->rank || size != control->size)
-        return colo_fail(COLO_ERR_ARG,
-                         "create_nccl_borrowed: the ncclComm_t is rank %d of %d, the parent is rank %d of %d",
-                         rank, size, (int)control->rank, (int)control->size);
+        return colo_fail(
+            COLO_ERR_ARG,
+            "create_nccl_borrowed: the ncclComm_t is rank %d of %d, the parent is rank %d of %d",
+            rank, size, (int)control->rank, (int)control->size);
     if (device != f->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "create_nccl_borrowed: the ncclComm_t is on device %d, the current device is %d",
-                         device, (int)f->device);
+        return colo_fail(
+            COLO_ERR_ARG,
+            "create_nccl_borrowed: the ncclComm_t is on device %d, the current device is %d",
+            device, (int)f->device);
     return COLO_OK;
 }
 

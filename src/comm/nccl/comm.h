@@ -53,8 +53,8 @@ enum { COLO_CONNECTION_OK = 0, COLO_CONNECTION_ENDING = 1, COLO_CONNECTION_GONE 
 
 struct colo_connection {
     struct colo_connection *next;
-    int32_t users; /* comms and subconnections, and the watchdog while it aborts; under the
-                      context's lock */
+    int32_t users;    /* comms and subconnections, and the watchdog while it aborts; under the
+                         context's lock */
     uint64_t idle_at; /* when the last user left, in a count of such events */
     int32_t n;
     int64_t *world;  /* [n] owned: world ranks in the order of the comm */
@@ -80,11 +80,11 @@ struct colo_nccl_group {   /* colo_comm.impl */
     struct colo_subconnection *subconnection; /* under the context's lock, as connection */
     colo_error_state_t error;
     int32_t rank;
-    int64_t id;                 /* of this comm in the context, > 0 */
-    colo_comm_t *control;       /* owned */
-    struct colo_p2p *gather;    /* allgather.c's, owned; likewise */
-    uint64_t gather_agreed;     /* registrations when all ranks last compared a gather */
-    bool gather_none;           /* there is no such path, on all ranks */
+    int64_t id;              /* of this comm in the context, > 0 */
+    colo_comm_t *control;    /* owned */
+    struct colo_p2p *gather; /* allgather.c's, owned; likewise */
+    uint64_t gather_agreed;  /* registrations when all ranks last compared a gather */
+    bool gather_none;        /* there is no such path, on all ranks */
 };
 
 /* Pinned host memory, one 64-bit word each: the stream writes, the watchdog reads. A captured
@@ -127,8 +127,8 @@ struct colo_nccl_context {
     /* used by the thread of the comms only */
     char *memory; /* device: of warming up; NULL: a helper that is late has it */
     size_t memory_bytes;
-    int *word;        /* device: what a barrier reduces */
-    int64_t *counts;  /* device: begun, ended */
+    int *word;       /* device: what a barrier reduces */
+    int64_t *counts; /* device: begun, ended */
     struct colo_order *order;
     char *stage; /* device; grown, the smaller ones kept until the end: streams may use them */
     size_t stage_bytes;
@@ -144,10 +144,16 @@ extern const colo_comm_ops_t colo_comm_nccl_ops;
 /* ---- watchdog.c ---- */
 void colo_nccl_cond_init(pthread_cond_t *c);
 struct timespec colo_nccl_in(double seconds); /* from now, on the clock of cond_init() */
-/* True when @fn came back in time; else @arg belongs to its thread for good. @control: NULL, or a
- * comm whose death ends the wait early. */
+/* Part of @arg, or NULL: then @arg is kept for good. */
+struct colo_late {
+    _Atomic bool is_late; /* the caller has gone */
+    void (*end)(void *arg);
+};
+/* True when @fn came back in time; else @arg is not the caller's any more: @late ends it when @fn
+ * comes back, or now if there is no thread. @control: NULL, or a comm whose death ends the wait
+ * early. */
 bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
-                       void *arg);
+                       struct colo_late *late, void *arg);
 /* The caller does not wait; false: no thread, @fn has not run. */
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
 /* Ends what is enqueued on a connection. Once; never a borrowed one. */
@@ -243,7 +249,10 @@ colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnectio
 /* Every kind of operation once, on @stream; for the helper thread of create. NULL or an error
  * message. */
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
-                           cudaStream_t stream, char *memory, size_t memory_bytes);
+                           cudaStream_t stream, char *memory, size_t memory_bytes,
+                           const struct colo_late *late);
+/* Until the stream is empty, or its thread is late: what it waits for may never come. */
+cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_late *late);
 #define COLO_NCCL_WARM_BYTES(n) ((size_t)(n)*2048)
 
 #endif

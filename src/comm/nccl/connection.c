@@ -25,6 +25,7 @@ enum { IDLE_CONNECTIONS = 4 }; /* kept without a user */
 /* ---- connecting ---- */
 
 struct connect {
+    struct colo_late late;
     const colo_nccl_lib_t *lib;
     int32_t device, rank, n;
     ncclUniqueId id;
@@ -55,15 +56,27 @@ static void connect_main(void *p)
     }
     cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->memory, t->memory_bytes);
+        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->memory, t->memory_bytes,
+                             &t->late);
     if (e == cudaSuccess && !why)
-        e = cudaStreamSynchronize(stream);
+        e = colo_nccl_wait(stream, &t->late);
     if (e != cudaSuccess)
         why = cudaGetErrorString(e);
     if (why)
         snprintf(t->why, sizeof t->why, "first operations: %.350s", why);
     if (stream)
         cudaStreamDestroy(stream);
+}
+
+/* Operations of other ranks' threads may have been enqueued that this rank will never come to:
+ * until the abort, the device would be busy, and whatever waits for it would hang. */
+static void connect_late(void *p)
+{
+    struct connect *t = p;
+    if (t->nccl && !t->borrowed)
+        (void)t->lib->abort(t->nccl);
+    cudaFree(t->memory);
+    free(t);
 }
 
 /* Connects the ranks of @control; all or none succeed. */
@@ -78,7 +91,8 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
         return e != cudaSuccess ? colo_cuda_error("nccl create", e)
                                 : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
     }
-    *t = (struct connect){.lib = f->lib,
+    *t = (struct connect){.late = {.end = connect_late},
+                          .lib = f->lib,
                           .device = f->device,
                           .rank = control->rank,
                           .n = control->size,
@@ -88,8 +102,9 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                           .memory = f->memory,
                           .memory_bytes = f->memory_bytes};
     char why[900];
-    if (!colo_nccl_run_for((double)colo_comm_i_timeout(control) * 1e-3, control, connect_main, t)) {
-        f->memory = NULL; /* the helper's, for good */
+    if (!colo_nccl_run_for((double)colo_comm_i_timeout(control) * 1e-3, control, connect_main,
+                           &t->late, t)) {
+        f->memory = NULL; /* the helper's */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)
             return colo_fail(dead, "nccl create: %s", why);
@@ -337,6 +352,8 @@ colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t 
         COLO_TRY_GOTO(st, share_id(f, control, &id), fail);
     if (control->size > 1 || borrowed)
         st = link_connect(f, control, borrowed, &id, fresh);
+    if (st < 0) /* the others wait in NCCL for this rank */
+        control->ops->fail(control, st, colo_last_error());
     fresh->borrowed = borrowed != NULL;
     st = colo_comm_i_agree(control, "nccl create (connect)", 0, st);
     if (st < 0) {

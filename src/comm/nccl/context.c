@@ -64,7 +64,7 @@ void colo_nccl_context_destroy(struct colo_nccl_context *f, bool guarded)
     bool left = f->leaving == 0;
     pthread_mutex_unlock(&f->lock);
     if (left)
-        (void)colo_nccl_run_for(seconds, NULL, close_main, f);
+        (void)colo_nccl_run_for(seconds, NULL, close_main, NULL, f);
 }
 
 colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,

@@ -5,7 +5,7 @@
  *
  * NCCL may wait without limit in three places: making a communicator, its first operations, ending
  * it. All three run in a helper thread that the caller waits for up to the deadline; a helper that
- * does not come back keeps what it works on. (NCCL's non-blocking mode would start a thread for
+ * is late frees what it works on. (NCCL's non-blocking mode would start a thread for
  * every operation instead.)
  *
  * The watchdog looks every 20 ms whether a comm has failed here, at a peer or in NCCL, or whether
@@ -38,6 +38,7 @@ struct job {
     bool finished, left;
     void (*fn)(void *arg);
     void *arg;
+    struct colo_late *late;
 };
 
 static void job_free(struct job *j)
@@ -56,8 +57,10 @@ static void *job_main(void *p)
     bool left = j->left;
     pthread_cond_signal(&j->changed);
     pthread_mutex_unlock(&j->lock);
+    if (left && j->late)
+        j->late->end(j->arg);
     if (left)
-        job_free(j); /* @arg stays: @fn may still use what is in it */
+        job_free(j);
     return NULL;
 }
 
@@ -89,25 +92,30 @@ static bool job_start(struct job *j)
     return true;
 }
 
-static struct job *job_new(void (*fn)(void *arg), void *arg)
+static struct job *job_new(void (*fn)(void *arg), struct colo_late *late, void *arg)
 {
     struct job *j = calloc(1, sizeof *j);
     if (!j)
         return NULL;
     j->fn = fn;
+    j->late = late;
     j->arg = arg;
     pthread_mutex_init(&j->lock, NULL);
     colo_nccl_cond_init(&j->changed);
     return j;
 }
 
-bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg), void *arg)
+bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
+                       struct colo_late *late, void *arg)
 {
-    struct job *j = job_new(fn, arg);
+    struct job *j = job_new(fn, late, arg);
     const double end = colo_now() + seconds;
     char error_message[900];
-    if (!j || !job_start(j))
+    if (!j || !job_start(j)) {
+        if (late)
+            late->end(arg);
         return false;
+    }
     pthread_mutex_lock(&j->lock);
     while (!j->finished && colo_now() < end) {
         double left = end - colo_now(), step = control ? WATCHDOG_MS * 1e-3 : left;
@@ -118,6 +126,8 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
     }
     bool finished = j->finished;
     j->left = !finished;
+    if (!finished && late)
+        late->is_late = true;
     pthread_mutex_unlock(&j->lock);
     if (finished)
         job_free(j);
@@ -126,7 +136,7 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
 
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg)
 {
-    struct job *j = job_new(fn, arg);
+    struct job *j = job_new(fn, NULL, arg);
     if (!j)
         return false;
     j->left = true;
@@ -136,6 +146,7 @@ bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg)
 /* ---- tearing down ---- */
 
 struct tear {
+    struct colo_late late;
     const colo_nccl_lib_t *lib;
     int32_t device;
     ncclComm_t nccl;
@@ -162,8 +173,8 @@ void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connect
     bool held = pthread_mutex_timedlock(&l->busy, &until) == 0; /* a stuck call: abort frees it */
     struct tear *t = malloc(sizeof *t);
     if (t) {
-        *t = (struct tear){f->lib, f->device, l->nccl};
-        if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, t))
+        *t = (struct tear){{.end = free}, f->lib, f->device, l->nccl};
+        if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, &t->late, t))
             free(t);
     }
     atomic_store(&l->phase, COLO_CONNECTION_GONE);
