@@ -276,12 +276,13 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream, bool *ca
     colo_queries_t q = {0};
     if (!connects && !late && !b->ragged)
         return COLO_OK;
-    COLO_TRY(b->ops->stream_check(&q, stream, capturing));
+    colo_status_t st = b->ops->stream_check(&q, stream, capturing);
     if (*capturing && (connects || late)) /* on all ranks or none: no rank waits, the comm lives */
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "
                          "cannot be captured; run one before the capture, or register the memory");
-    colo_status_t st = colo_staged_need(b, s);
+    if (st == COLO_OK)
+        st = colo_staged_need(b, s);
     if (st == COLO_OK && connects)
         st = colo_lane_connect(b, s);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
@@ -420,8 +421,11 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
             return colo_comm_i_fail(b->comm, st);
     }
     COLO_TRY(exchange(b, op, l, stream));
-    for (int32_t k = 0; k < n; k++)
-        COLO_TRY(summed ? sum_addends(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream));
+    colo_status_t own = COLO_OK;
+    for (int32_t k = 0; k < n && own == COLO_OK; k++)
+        own = summed ? sum_addends(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream);
+    if (own < 0) /* the others have all they need, and would go on */
+        return colo_comm_i_fail(b->comm, own);
     if (!p->two_levels)
         return COLO_OK;
     /* from output to output: what entered the node here goes to the others that need it */

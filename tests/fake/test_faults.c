@@ -206,6 +206,16 @@ T_CASE(a_call_that_fails_in_create_is_told_to_all)
     each_call_fails(CREATE);
 }
 
+T_CASE(a_call_that_fails_in_forward_is_told_to_all)
+{
+    each_call_fails(FORWARD);
+}
+
+T_CASE(a_call_that_fails_in_backward_is_told_to_all)
+{
+    each_call_fails(BACKWARD);
+}
+
 T_CASE(a_call_that_fails_in_destroy_leaves_nothing)
 {
     each_call_fails(DESTROY);
