@@ -64,8 +64,8 @@ static const struct row {
      .hi = 1},
     {.variable =
          {"COLO_SOCKETS", "auto",
-          "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; "
-          "tcp always"},
+          "between processes without MPI: auto is Unix sockets on one host and UCX elsewhere, TCP "
+          "if a rank has no UCX; tcp always"},
      .words = {"auto", "tcp"}},
     {.variable =
          {"COLO_TRANSPORT", "auto",

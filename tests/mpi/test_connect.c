@@ -95,6 +95,23 @@ T_CASE(endpoint_with_too_many_addresses_is_refused)
     unsetenv("COLO_TIMEOUT_MS");
 }
 
+T_CASE(ucx_carries_between_hosts_unless_a_rank_refuses_and_wherever_one_insists)
+{
+    colo_endpoint_t endpoint[3];
+    const colo_bootstrap_t b = {.rank = 0, .size = 3};
+    memset(endpoint, 0, sizeof endpoint);
+    for (int32_t r = 0; r < 3; r++)
+        endpoint[r].host = 7;
+    assert_false(colo_endpoint_wants_ucx(&b, endpoint));
+    endpoint[1].ucx = 1;
+    assert_true(colo_endpoint_wants_ucx(&b, endpoint));
+    endpoint[1].ucx = 0;
+    endpoint[2].host = 8;
+    assert_true(colo_endpoint_wants_ucx(&b, endpoint));
+    endpoint[1].ucx = -1;
+    assert_false(colo_endpoint_wants_ucx(&b, endpoint));
+}
+
 /* ---- strangers ---- */
 
 static int call_unix(const colo_endpoint_t *endpoint)
@@ -294,7 +311,7 @@ static int play(t_forked_t *me, colo_endpoint_t *all, colo_endpoint_t *mine)
 static void as_on_one_host(t_forked_t *me, void *endpoints, size_t bytes)
 {
     colo_endpoint_t *endpoint = endpoints;
-    endpoint[0].host = endpoint[1].host;
+    endpoint[0].host = endpoint[2].host = endpoint[1].host;
 }
 
 /* Rank 0, played: takes the first call, answers it a byte a time and late, then leaves. */

@@ -489,21 +489,22 @@ T_CASE(threads_are_told_from_processes_over_any_transport)
 
 struct folder {
     const char *dir;
-    int32_t rank, size;
+    int32_t rank, size, calls;
 };
 
 static colo_status_t over_folder(void *user, const void *send, void *recv, size_t bytes)
 {
-    const struct folder *f = user;
+    struct folder *f = user;
+    const int call = f->calls++;
     char path[600], part[600];
-    snprintf(part, sizeof part, "%s/%d.part", f->dir, (int)f->rank);
-    snprintf(path, sizeof path, "%s/%d", f->dir, (int)f->rank);
+    snprintf(part, sizeof part, "%s/%d-%d.part", f->dir, call, (int)f->rank);
+    snprintf(path, sizeof path, "%s/%d-%d", f->dir, call, (int)f->rank);
     FILE *out = fopen(part, "wb");
     if (!out || fwrite(send, 1, bytes, out) != bytes || fclose(out) || rename(part, path))
         return colo_fail(COLO_ERR_IO, "%s cannot be written", path);
     for (int32_t r = 0; r < f->size; r++) {
         struct stat st;
-        snprintf(path, sizeof path, "%s/%d", f->dir, (int)r);
+        snprintf(path, sizeof path, "%s/%d-%d", f->dir, call, (int)r);
         for (int turns = 0; stat(path, &st) != 0; turns++) {
             if (turns > 20000)
                 return colo_fail(COLO_ERR_TIMEOUT, "%s did not appear", path);
@@ -521,7 +522,7 @@ static colo_status_t over_folder(void *user, const void *send, void *recv, size_
 
 static int one_rank(const char *dir, int32_t rank, int32_t size)
 {
-    struct folder folder = {dir, rank, size};
+    struct folder folder = {dir, rank, size, 0};
     colo_bootstrap_t b = {rank, size, over_folder, &folder};
     colo_comm_t *world = NULL;
     char src[16], dst[32];
@@ -531,6 +532,9 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
     c.dtype = COLO_F32;
     c.steps = 2;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
+    if (st == COLO_OK && getenv("T_BACKEND") &&
+        strcmp(colo_comm_backend(world), getenv("T_BACKEND")) != 0)
+        st = colo_fail(COLO_ERR_STATE, "the backend is %s", colo_comm_backend(world));
     if (st == COLO_OK)
         st = big_rank(world, NULL);
     if (st == COLO_OK)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two network namespaces joined by a veth pair stand for two hosts.
 
-usage: two-hosts.py PROGRAM                    four ranks over sockets
+usage: two-hosts.py PROGRAM                    four ranks over sockets; UCX if T_BACKEND is ucx;
+                                              with T_LACKS rank 1 has no UCX
        two-hosts.py --mpi N PROGRAM ARGS...    N ranks of Open MPI's mpirun
        two-hosts.py --page LAUNCHER COLO_INFO  the command of docs/hosts.md with that launcher
 
@@ -30,6 +31,7 @@ def ip(*words):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         raise OSError('ip %s: %s' % (' '.join(words), done.stdout.strip()))
+    return done.stdout
 
 
 def make(mpi):
@@ -45,6 +47,12 @@ def make(mpi):
             ip('-n', host, 'address', 'add', '10.1.1.1/32', 'dev', 'veth0')
         ip('-n', host, 'address', 'add', NET % (i + 1) + '/24', 'dev', 'veth0')
         ip('-n', host, 'link', 'set', 'veth0', 'up')
+    end = time.monotonic() + 10
+    for host in HOSTS:  # UCX takes only interfaces that run when its worker is made
+        while 'state UP' not in ip('-n', host, '-o', 'link', 'show', 'veth0'):
+            if time.monotonic() > end:
+                raise OSError('veth0 of %s does not come up' % host)
+            time.sleep(0.01)
 
 
 def remove():
@@ -79,7 +87,8 @@ def stop(mpirun):
 def over_sockets(folder, program):
     ranks = [subprocess.Popen(
         ['ip', 'netns', 'exec', HOSTS[r % 2], program, folder, str(r), str(RANKS)],
-        stdin=subprocess.DEVNULL, env=dict(os.environ, COLO_TIMEOUT_MS='60000'))
+        stdin=subprocess.DEVNULL, env=dict(os.environ, COLO_TIMEOUT_MS='60000', **(
+            {'COLO_BACKEND_DIR': folder} if r == 1 and 'T_LACKS' in os.environ else {})))
         for r in range(RANKS)]
     end = time.monotonic() + SECONDS
     try:
@@ -170,9 +179,12 @@ def on_page(folder, launcher, colo_info):
         for process in started:
             stop(process)
     print(out)
+    ucx = 'T_UCX' in os.environ
     wanted = ['on 2 nodes', '  0  %-16s  0-1' % HOSTS[0], '  1  %-16s  2-3' % HOSTS[1],
-              '2 pairs by Unix socket, because they are on one host and one network namespace: 0-1 2-3',
-              '4 pairs by TCP, because they are on two hosts: 0-2 0-3 1-2 1-3']
+              '2 pairs by %s on one host and one network namespace: 0-1 2-3'
+              % ('UCX, which are' if ucx else 'Unix socket, because they are'),
+              '4 pairs by %s on two hosts: 0-2 0-3 1-2 1-3'
+              % ('UCX, which are' if ucx else 'TCP, because they are')]
     lacks = [line for line in wanted if line not in out]
     for line in lacks:
         print('missing: %s' % line, file=sys.stderr)
@@ -238,7 +250,7 @@ def main(words):
     signal.signal(signal.SIGTERM, end_now)
     try:
         try:
-            make(mpi or page)
+            make(mpi or page or os.environ.get('T_BACKEND') == 'ucx')
         except OSError as why:
             skip('two network namespaces could not be made: %s' % why)
         with tempfile.TemporaryDirectory() as folder:

@@ -39,12 +39,13 @@ static const launcher_t launchers[] = {
 
 typedef struct folder {
     const char *path;
-    int32_t rank, size;
+    int32_t rank, size, calls;
 } folder_t;
 
 static void path_of(const folder_t *f, int32_t rank, const char *part, char out[512])
 {
-    snprintf(out, 512, "%s/colo-info-rank-%d%s", f->path, (int)rank, part);
+    snprintf(out, 512, "%s/colo-info-%s-%d%s", f->path, f->calls > 1 ? "worker" : "rank", (int)rank,
+             part);
 }
 
 static colo_status_t bad(const folder_t *f, const char *what)
@@ -82,7 +83,8 @@ static bool take(const folder_t *f, int32_t rank, void *data, size_t bytes)
 
 static colo_status_t over_folder(void *user, const void *send, void *recv, size_t bytes)
 {
-    const folder_t *f = user;
+    folder_t *f = user;
+    f->calls++;
     const char *text = getenv("COLO_TIMEOUT_MS");
     const double limit_ms = text ? atof(text) : 600000;
     colo_status_t st = leave(f, send, bytes);
@@ -157,7 +159,7 @@ static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t nod
     printf("\n");
 }
 
-static void print_pairs(const fact_t *fact, int32_t n, int kind)
+static void print_pairs(const fact_t *fact, int32_t n, int kind, bool ucx)
 {
     char shown[200] = "";
     size_t at = 0;
@@ -167,8 +169,9 @@ static void print_pairs(const fact_t *fact, int32_t n, int kind)
             if (kind_of(&fact[a], &fact[b]) == kind && ++count <= PAIRS_SHOWN)
                 at += (size_t)snprintf(shown + at, sizeof shown - at, " %d-%d", (int)a, (int)b);
     if (count)
-        printf("  %lld pairs by %s, because they are on %s:%s%s\n", (long long)count,
-               kinds[kind][0], kinds[kind][1], shown, count > PAIRS_SHOWN ? " ..." : "");
+        printf("  %lld pairs by %s, %s on %s:%s%s\n", (long long)count,
+               ucx ? "UCX" : kinds[kind][0], ucx ? "which are" : "because they are", kinds[kind][1],
+               shown, count > PAIRS_SHOWN ? " ..." : "");
 }
 
 static void print_world(const colo_comm_t *world, const fact_t *fact, const char *launcher)
@@ -181,7 +184,7 @@ static void print_world(const colo_comm_t *world, const fact_t *fact, const char
         print_node(world, fact, k);
     printf("\nHost memory and control, without MPI\n");
     for (int k = 0; k < KINDS; k++)
-        print_pairs(fact, n, k);
+        print_pairs(fact, n, k, strcmp(colo_comm_backend(world), "ucx") == 0);
     printf("  With MPI (colo_comm_create_mpi) MPI carries all pairs.\n"
            "No rank reaches another's host memory: they are processes. GPU memory that is\n"
            "registered is reached by ranks of one host whose GPUs have peer access.\n");

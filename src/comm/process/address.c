@@ -150,7 +150,7 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, 
     int32_t family, transport; /* 1: tcp; 3: ucx. Another word is refused once all are connected */
     (void)colo_env_word("COLO_SOCKETS", &family);
     (void)colo_env_word("COLO_TRANSPORT", &transport);
-    endpoint->ucx = transport == 3;
+    endpoint->ucx = transport == 3 ? 1 : family == 1 ? -1 : 0;
     if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "create_bootstrap: getrandom: %s", strerror(errno));
     int error = find_host(&endpoint->host);
@@ -253,17 +253,21 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
     return COLO_OK;
 }
 
-bool colo_endpoint_wants_ucx(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint)
-{
-    for (int32_t r = 0; r < b->size; r++)
-        if (endpoint[r].ucx)
-            return true;
-    return false;
-}
-
 static bool on_one_host(const colo_endpoint_t *a, const colo_endpoint_t *b)
 {
     return a->host != 0 && a->host == b->host;
+}
+
+bool colo_endpoint_wants_ucx(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint)
+{
+    bool apart = false, refused = false;
+    for (int32_t r = 0; r < b->size; r++) {
+        if (endpoint[r].ucx > 0)
+            return true;
+        refused |= endpoint[r].ucx < 0;
+        apart |= r > 0 && !on_one_host(&endpoint[0], &endpoint[r]);
+    }
+    return apart && !refused;
 }
 
 int colo_endpoint_addresses(const colo_endpoint_t *mine, const colo_endpoint_t *to)

@@ -29,7 +29,7 @@ typedef struct colo_endpoint {
     int32_t status; /* < 0: the rank failed, and says why */
     int32_t naddress;
     uint64_t host; /* of the machine and its network namespace; 0: unknown */
-    int32_t ucx;   /* 1: COLO_TRANSPORT is ucx here */
+    int32_t ucx;   /* 1: COLO_TRANSPORT is ucx here; -1: COLO_SOCKETS is tcp, or it is not here */
     uint8_t token[COLO_TOKEN];
     char name[48]; /* abstract Unix name without the leading NUL; "": none */
     colo_address_t address[COLO_ADDRESSES]; /* the first is loopback */

@@ -401,7 +401,8 @@ static colo_status_t gather(struct meeting *m, const colo_endpoint_t *mine)
 struct workers {
     struct meeting *m;
     colo_endpoint_t *mine;
-    bool told; /* the second all-gather has been */
+    bool told;    /* the second all-gather has been */
+    bool lacking; /* a rank has no UCX */
 };
 
 /* The second all-gather, as the transport sees it. */
@@ -411,15 +412,21 @@ static colo_status_t gather_workers(void *user, const void *send, void *recv, si
     memcpy(w->mine->worker, send, bytes);
     w->told = true;
     COLO_TRY(gather(w->m, w->mine));
-    for (int32_t r = 0; r < w->m->b->size; r++)
+    for (int32_t r = 0; r < w->m->b->size; r++) {
+        w->lacking |= w->m->endpoint[r].ucx < 0;
         memcpy((char *)recv + (size_t)r * bytes, w->m->endpoint[r].worker, bytes);
-    return COLO_OK;
+    }
+    return w->lacking ? COLO_ERR_UNBUILT : COLO_OK;
 }
 
-/* A rank without UCX says so in the second all-gather, for which the others wait. */
+/* A rank without UCX says so in the second all-gather, for which the others wait: an error where
+ * COLO_TRANSPORT is ucx, else TCP serves, and carrier->ops stays NULL. */
 static colo_status_t open_ucx(struct meeting *m, colo_endpoint_t *mine, struct carrier *carrier)
 {
-    struct workers w = {m, mine, false};
+    struct workers w = {.m = m, .mine = mine};
+    bool insists = false;
+    for (int32_t r = 0; r < m->b->size; r++)
+        insists |= m->endpoint[r].ucx > 0;
     const colo_bootstrap_t b = {m->b->rank, m->b->size, gather_workers, &w};
     const colo_backend_t *ucx = NULL;
     colo_transport_open_t open = {.transport = NULL};
@@ -439,9 +446,14 @@ static colo_status_t open_ucx(struct meeting *m, colo_endpoint_t *mine, struct c
     else if ((st = ucx->transport->open(&b, sizeof b, m->timeout_ms, &open)) < 0)
         st = colo_fail(st, "%s", open.why);
     if (st < 0 && !w.told) {
-        colo_endpoint_set_error(mine, st);
+        if (insists || ucx)
+            colo_endpoint_set_error(mine, st);
+        else
+            mine->ucx = -1;
         return gather(m, mine);
     }
+    if (w.lacking && !insists)
+        return COLO_OK;
     carrier->ops = ucx ? ucx->transport : NULL;
     carrier->table = &colo_comm_ucx_ops;
     carrier->transport = open.transport;
@@ -465,7 +477,8 @@ static colo_status_t connect_all(const colo_bootstrap_t *b, int64_t timeout_ms, 
     close_all(b, fd); /* connections take their place */
     if (st == COLO_OK && colo_endpoint_wants_ucx(b, m.endpoint)) {
         st = open_ucx(&m, &mine, carrier);
-    } else if (st == COLO_OK) {
+    }
+    if (st == COLO_OK && !carrier->ops) {
         st = meet(&m);
         if (st < 0)
             close_all(b, fd);
