@@ -40,7 +40,7 @@ static double now(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static void *room(size_t bytes)
+static void *memory(size_t bytes)
 {
     void *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
     if (!p)
@@ -57,7 +57,7 @@ static float draw(uint64_t *s)
 
 static void *values(int64_t n, colo_dtype_t dtype, float spread, uint64_t seed)
 {
-    void *v = room((size_t)n * colo_dtype_size(dtype));
+    void *v = memory((size_t)n * colo_dtype_size(dtype));
     for (int64_t i = 0; i < n; i++) {
         float x = spread * draw(&seed);
         uint32_t b;
@@ -126,9 +126,9 @@ static void way_init(way_t *w, const char *gemm, colo_dtype_t dtype, void *h, vo
     w->hidden = colo_tensor_host(h, dtype, 2, th);
     w->targets = colo_tensor_host(targets, COLO_I64, 1, &T);
     w->weight = colo_tensor_host(weight, dtype, 2, vh);
-    w->d_hidden = colo_tensor_host(room((size_t)(T * H) * 4), dtype, 2, th);
-    w->d_weight = colo_tensor_host(room((size_t)(V * H) * 4), COLO_F32, 2, vh);
-    w->logp = room((size_t)T * 4);
+    w->d_hidden = colo_tensor_host(memory((size_t)(T * H) * 4), dtype, 2, th);
+    w->d_weight = colo_tensor_host(memory((size_t)(V * H) * 4), COLO_F32, 2, vh);
+    w->logp = memory((size_t)T * 4);
     setenv("COLO_GEMM", gemm, 1);
     COLO(colo_comm_create_self(&w->self));
     COLO(colo_lm_head_create(&w->head, &hc, NULL));
@@ -146,8 +146,8 @@ static void way_init(way_t *w, const char *gemm, colo_dtype_t dtype, void *h, vo
             colo_linear_logprob_destroy(&w->linear);
     }
     colo_linear_logprob_destroy(&w->linear);
-    w->work = room(most);
-    w->buffer = room(bytes);
+    w->work = memory(most);
+    w->buffer = memory(bytes);
 }
 
 /* mode 0: loss, 1: logprob, 2: keep. Milliseconds of both ways together. */
@@ -185,7 +185,7 @@ static void compare(colo_dtype_t dtype)
     static way_t ways[WAYS];
     double three[MOST], four[MOST], off = 0;
     void *h = values(T * H, dtype, 1, 1), *weight = values(V * H, dtype, 0.05f, 2);
-    int64_t *targets = room((size_t)T * sizeof *targets);
+    int64_t *targets = memory((size_t)T * sizeof *targets);
     for (int64_t t = 0; t < T; t++)
         targets[t] = t * 7919 % V;
     memset(ways, 0, sizeof ways);
@@ -236,9 +236,9 @@ int main(int argc, char **argv)
     }
     bare_h = values(T * H, COLO_F32, 1, 1);
     bare_w = values(V * H, COLO_F32, 0.05f, 2);
-    bare_z = room((size_t)(T * V) * 4);
-    bare_dh = room((size_t)(T * H) * 4);
-    bare_dw = room((size_t)(V * H) * 4);
+    bare_z = memory((size_t)(T * V) * 4);
+    bare_dh = memory((size_t)(T * H) * 4);
+    bare_dw = memory((size_t)(V * H) * 4);
     printf("%lld tokens, hidden %lld, vocabulary %lld, chunk %lld, %d repetitions\n", (long long)T,
            (long long)H, (long long)V, (long long)chunk, repetitions);
     compare(COLO_F32);

@@ -40,7 +40,7 @@ static struct {
     colo_distill_saved_t soft;
 } b;
 
-static void *room(size_t bytes)
+static void *memory(size_t bytes)
 {
     void *p = NULL;
     CUDA(cudaMalloc(&p, bytes + 16));
@@ -138,19 +138,19 @@ int main(int argc, char **argv)
     const int64_t shape[2] = {b.tokens, b.vocab};
     const size_t most = (size_t)b.tokens * COLO_TOPK_MAX * 8;
     OK(colo_comm_create_self(&b.self));
-    b.z = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
-    b.w = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
-    b.dz = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
+    b.z = colo_tensor_cuda(memory(bytes), COLO_BF16, 0, 2, shape);
+    b.w = colo_tensor_cuda(memory(bytes), COLO_BF16, 0, 2, shape);
+    b.dz = colo_tensor_cuda(memory(bytes), COLO_BF16, 0, 2, shape);
     CUDA(colo_k_probe_fill(b.z.data, (int64_t)(bytes / 16 * 16), 3, 1, NULL));
     CUDA(colo_k_probe_fill(b.w.data, (int64_t)(bytes / 16 * 16), 3, 2, NULL));
-    b.stats = room(3 * most);
-    b.workspace = room(6 * most);
-    b.line[0] = room(most);
-    b.line[1] = room(most);
-    b.picked = room(most);
-    b.up = room(most);
-    b.chosen = room(most);
-    b.sum = room(8);
+    b.stats = memory(3 * most);
+    b.workspace = memory(6 * most);
+    b.line[0] = memory(most);
+    b.line[1] = memory(most);
+    b.picked = memory(most);
+    b.up = memory(most);
+    b.chosen = memory(most);
+    b.sum = memory(8);
     printf("T %lld, V %lld, bf16, %.2f GB of logits\n", (long long)b.tokens, (long long)b.vocab,
            (double)bytes / 1e9);
     measure("read once", read_once, 1);
@@ -160,7 +160,7 @@ int main(int argc, char **argv)
             char name[64];
             b.k = ks[i];
             b.topk = topk;
-            b.ids = colo_tensor_cuda(room(most), COLO_I64, 0, 2, (int64_t[]){b.tokens, b.k});
+            b.ids = colo_tensor_cuda(memory(most), COLO_I64, 0, 2, (int64_t[]){b.tokens, b.k});
             snprintf(name, sizeof name, "%s %d, forward", topk ? "largest" : "given", (int)b.k);
             measure(name, topk_forward, 1);
             snprintf(name, sizeof name, "%s %d, backward", topk ? "largest" : "given", (int)b.k);

@@ -164,24 +164,24 @@ __device__ void absorb_vector(sums<typename D::real> &a, const uint4 &z, const u
     }
 }
 
-template <typename T, typename F> __device__ T all_threads(T v, T *room, F f)
+template <typename T, typename F> __device__ T all_threads(T v, T *partial, F f)
 {
 #pragma unroll
     for (int o = 16; o > 0; o /= 2)
         v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
     __syncthreads();
     if (threadIdx.x % 32 == 0)
-        room[threadIdx.x / 32] = v;
+        partial[threadIdx.x / 32] = v;
     __syncthreads();
-    v = room[0];
+    v = partial[0];
     for (int i = 1; i < THREADS / 32; i++)
-        v = f(v, room[i]);
+        v = f(v, partial[i]);
     return v;
 }
 
-__device__ double sum_of(double v, double *room)
+__device__ double sum_of(double v, double *partial)
 {
-    return all_threads(v, room, [](double a, double b) { return a + b; });
+    return all_threads(v, partial, [](double a, double b) { return a + b; });
 }
 
 /* Columns [from, end) group by group, as any config, dtype and alignment will have it. */
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
     using R = typename D::real;
     constexpr int N = D::N;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    __shared__ double room[THREADS / 32];
+    __shared__ double partial[THREADS / 32];
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
     if (blockIdx.x == 0 && threadIdx.x < 8)
         ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&p.base.header)[threadIdx.x];
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
         }
 
         const auto larger = [](double u, double w) { return max_nan(u, w); };
-        const double mx = all_threads((double)a.mx, room, larger),
-                     mv = all_threads((double)a.mv, room, larger);
+        const double mx = all_threads((double)a.mx, partial, larger),
+                     mv = all_threads((double)a.mv, partial, larger);
         const bool fine = mx < CUDART_INF && mv < CUDART_INF; /* not NaN, not +inf */
         double sx = 0, sv = 0, c = 0, d = 0;
         if (fine && a.mx > minus_inf<R>())
@@ -271,10 +271,10 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
                 d = e * ((double)a.d + (down_v - down) * (double)a.sv);
             }
         }
-        sx = sum_of(sx, room);
-        sv = sum_of(sv, room);
-        c = sum_of(c, room);
-        d = sum_of(d, room);
+        sx = sum_of(sx, partial);
+        sv = sum_of(sv, partial);
+        c = sum_of(c, partial);
+        d = sum_of(d, partial);
         if (threadIdx.x == 0) {
             put(block + p.mx, WIDE, t, fine ? mx : CUDART_NAN);
             put(block + p.sx, WIDE, t, sx);

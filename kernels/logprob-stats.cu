@@ -90,7 +90,7 @@ template <typename D, int KEEP, bool PLAIN>
 __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
     stats_kernel(const __grid_constant__ colo_logprob_pass p)
 {
-    __shared__ sums_room shared;
+    __shared__ shared_sums shared;
     const int64_t each = p.config.segment;
     const int32_t segments = each > 0 ? p.segments : 1;
     const int64_t last = (p.hi - p.lo) * segments;
@@ -185,7 +185,7 @@ template <typename D>
 __global__ void __launch_bounds__(THREADS)
     list_stats_kernel(const __grid_constant__ colo_logprob_pass p)
 {
-    __shared__ sums_room shared;
+    __shared__ shared_sums shared;
     unsigned char *block = p.blocks + p.rank * p.block.bytes;
     if (p.lo == p.block_lo && blockIdx.x == 0 && threadIdx.x < 8)
         ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&p.header)[threadIdx.x];

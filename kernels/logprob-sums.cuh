@@ -144,28 +144,28 @@ template <typename T, typename F> __device__ T all_lanes(T v, F f)
     return v;
 }
 
-/* Every thread gets the result. @room: one value a warp. */
-template <typename T, typename F> __device__ T all_threads(T v, T *room, F f)
+/* Every thread gets the result. @partial: one value a warp. */
+template <typename T, typename F> __device__ T all_threads(T v, T *partial, F f)
 {
     v = all_lanes(v, f);
     __syncthreads();
     if (threadIdx.x % 32 == 0)
-        room[threadIdx.x / 32] = v;
+        partial[threadIdx.x / 32] = v;
     __syncthreads();
-    v = room[0];
+    v = partial[0];
     for (int w = 1; w < THREADS / 32; w++)
-        v = f(v, room[w]);
+        v = f(v, partial[w]);
     return v;
 }
 
-__device__ double sum_threads(double v, double *room)
+__device__ double sum_threads(double v, double *partial)
 {
-    return all_threads(v, room, [](double a, double b) { return a + b; });
+    return all_threads(v, partial, [](double a, double b) { return a + b; });
 }
 
 /* ---- the row's numbers ---- */
 
-struct sums_room {
+struct shared_sums {
     double sums[THREADS / 32];
     int64_t args[THREADS / 32];
 };
@@ -186,17 +186,17 @@ __device__ span whole_span(const colo_logprob_pass &p)
 template <typename D, int KEEP, bool PLAIN>
 __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
                           const span &at, int64_t t, int64_t target, const void *row,
-                          sums_room &shared)
+                          shared_sums &shared)
 {
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    double *room = shared.sums;
+    double *partial = shared.sums;
     unsigned char *block = p.blocks + at.block * p.block.bytes;
     const int64_t k = t - p.block_lo;
     const bool counts = target != p.config.ignore_index;
     const R factor = PLAIN ? (R)p.factor : (R)1;
     const double top =
-        all_threads((double)a.top, room, [](double x, double y) { return max_nan(x, y); });
+        all_threads((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
     R m = factor * (R)top; /* as raise() makes it: the bases are this or below */
     const bool any = m > -CUDART_INF_F;
     double s = 0, u = 0, d = 0;
@@ -213,12 +213,12 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
         s *= c;
         d += (double)a.seen * down;
     }
-    s = sum_threads(s, room);
+    s = sum_threads(s, partial);
     if (KEEP >= ENTROPY)
-        u = sum_threads(u, room);
+        u = sum_threads(u, partial);
     int64_t arg = INT64_MAX;
     if (KEEP == ALL) {
-        d = sum_threads(d, room);
+        d = sum_threads(d, partial);
         if ((double)a.top == top && a.arg >= 0)
             arg = a.arg;
         arg = all_threads(arg, shared.args, [](int64_t x, int64_t y) { return x < y ? x : y; });

@@ -241,7 +241,7 @@ template <typename D> struct adder {
     }
 };
 
-template <typename M> struct room {
+template <typename M> struct block {
     M m;
     unsigned long long ticket;
     int64_t lo, hi; /* tiles of the prepared segment */
@@ -250,7 +250,7 @@ template <typename M> struct room {
 };
 
 /* Takes tiles of a queue until there is none; false when the way is dead. */
-template <typename M> __device__ bool drain(const colo_k_p2p_t &d, room<M> &s, int q)
+template <typename M> __device__ bool drain(const colo_k_p2p_t &d, block<M> &s, int q)
 {
     const bool first = threadIdx.x == 0;
     unsigned long long mine = 0, next = 0;
@@ -302,7 +302,7 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, room<M> &s, i
 template <typename M>
 __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__ colo_k_p2p_t d)
 {
-    __shared__ room<M> s;
+    __shared__ block<M> s;
     if (threadIdx.x < d.npartners)
         s.call[threadIdx.x] = (uint32_t)d.partner[threadIdx.x].mine[COLO_K_CALLS] + 1;
     if (threadIdx.x == THREADS - 1)

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
     compact_kernel(const __grid_constant__ colo_linear_rows p)
 {
     using scan = cub::BlockScan<int, PACK_THREADS>;
-    __shared__ typename scan::TempStorage room;
+    __shared__ typename scan::TempStorage storage;
     int64_t counted = 0; /* the same in all threads */
     int valid = 0;       /* this thread's */
     for (int64_t base = 0; base < p.tokens; base += PACK_THREADS * PACK_ITEMS) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
                 first + i < p.tokens ? p.targets[(first + i) * p.target_stride] : p.ignore_index;
             at[i] = target[i] != p.ignore_index;
         }
-        scan(room).ExclusiveSum(at, at, all);
+        scan(storage).ExclusiveSum(at, at, all);
 #pragma unroll
         for (int i = 0; i < PACK_ITEMS; i++) {
             if (first + i >= p.tokens)
@@ -62,14 +62,14 @@ __global__ void __launch_bounds__(PACK_THREADS)
             }
         }
         counted += all;
-        __syncthreads(); /* the scan's room is used again */
+        __syncthreads(); /* the scan's storage is used again */
     }
     for (int64_t row = counted + threadIdx.x; row < p.rows; row += PACK_THREADS) {
         p.token_of[row] = -1;
         p.row_targets[row] = p.ignore_index;
     }
     int before, good;
-    scan(room).ExclusiveSum(valid, before, good);
+    scan(storage).ExclusiveSum(valid, before, good);
     if (threadIdx.x == 0) {
         p.counts[0] = counted;
         p.counts[COLO_LINEAR_VALID] = good;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
                            const __grid_constant__ colo_linear_upstream_rows u)
 {
     using reduce = cub::BlockReduce<double, PACK_THREADS>;
-    __shared__ typename reduce::TempStorage room;
+    __shared__ typename reduce::TempStorage storage;
     __shared__ double largest;
     double most = 0;
     for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
                 const double v = fabs(upstream_of(p, u, k, row));
                 most = v > most && isfinite(v) ? v : most;
             }
-    most = reduce(room).Reduce(most, [](double a, double b) { return a > b ? a : b; });
+    most = reduce(storage).Reduce(most, [](double a, double b) { return a > b ? a : b; });
     if (threadIdx.x == 0) { /* a number of fp32 that has a reciprocal */
         largest = most < FLT_MIN ? 1 : most > FLT_MAX ? FLT_MAX : (double)(float)most;
         largest = u.exact ? ldexp(1.0, ilogb(largest)) : largest;

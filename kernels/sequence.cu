@@ -48,10 +48,10 @@ __device__ place locate(const colo_sequence_pass &p, int64_t rank, int64_t i)
     place at;
     if (p.cu_padded) {
         at.row = segment_of(p, i);
-        const int64_t begin = p.cu_padded[at.row], room = p.cu_padded[at.row + 1] - begin;
-        at.x = zigzag(room, p.cp, rank, i - begin / p.cp);
+        const int64_t begin = p.cu_padded[at.row], capacity = p.cu_padded[at.row + 1] - begin;
+        at.x = zigzag(capacity, p.cp, rank, i - begin / p.cp);
         at.position = begin + at.x;
-        at.length = p.lengths ? p.lengths[at.row] : room < p.positions ? room : p.positions;
+        at.length = p.lengths ? p.lengths[at.row] : capacity < p.positions ? capacity : p.positions;
         at.column = at.x + (p.left_padded ? p.positions - at.length : 0);
     } else {
         const int64_t local = p.row / p.cp;
@@ -133,7 +133,7 @@ template <typename T> __device__ double weight_of(const colo_weighted_pass &p, i
 template <typename T>
 __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ colo_weighted_pass p)
 {
-    __shared__ part room[ADDERS];
+    __shared__ part partial[ADDERS];
     part a = {0, 0, 0, 0};
     for (int64_t i = threadIdx.x; i < p.count; i += ADDERS) {
         if (p.mask && !p.mask[i])
@@ -143,19 +143,19 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
         a.weight += w;
         a.den++;
     }
-    room[threadIdx.x] = a;
+    partial[threadIdx.x] = a;
     for (int half = ADDERS / 2; half > 0; half /= 2) {
         __syncthreads();
         if ((int)threadIdx.x < half) {
-            room[threadIdx.x].num += room[threadIdx.x + half].num;
-            room[threadIdx.x].weight += room[threadIdx.x + half].weight;
-            room[threadIdx.x].den += room[threadIdx.x + half].den;
+            partial[threadIdx.x].num += partial[threadIdx.x + half].num;
+            partial[threadIdx.x].weight += partial[threadIdx.x + half].weight;
+            partial[threadIdx.x].den += partial[threadIdx.x + half].den;
         }
     }
     if (threadIdx.x == 0) {
         if (p.counted)
-            room[0].den = *p.counted;
-        ((part *)p.parts)[p.rank] = room[0];
+            partial[0].den = *p.counted;
+        ((part *)p.parts)[p.rank] = partial[0];
     }
 }
 

@@ -17,10 +17,10 @@
  *      are candidates in the same memory, the k first are kept, and each is put where as many
  *      others come before it.
  *
- * There is room for what two steps can add to mark_of(k) candidates, and every two steps the block
- * looks whether there are more than that: no order of a row can overflow the room. An ascending row
- * pays for it with a selection every two steps. A step's loads are started before the candidates of
- * the one before it are looked at, so memory is busy while a block selects.
+ * There is memory for what two steps can add to mark_of(k) candidates, and every two steps the
+ * block looks whether there are more than that: no order of a row can overflow that memory. An
+ * ascending row pays for it with a selection every two steps. A step's loads are started before the
+ * candidates of the one before it are looked at, so memory is busy while a block selects.
  *
  * To keep the k first is a bisection between the bar and the largest maximum, counting, by one
  * warp; among candidates that equal the last one it goes by number. The order (logit, lower id
@@ -40,7 +40,7 @@ namespace
 
 constexpr int STEP = BATCH * THREADS; /* vectors */
 constexpr int BLOCKS = 10;            /* on a multiprocessor, where 48 registers do */
-constexpr int ROOM = 2048;            /* candidates */
+constexpr int CAPACITY = 2048;        /* candidates */
 constexpr int PER = COLO_TOPK_MAX / THREADS;
 
 /* Candidates that a block may have when it goes on; a selection leaves k. */
@@ -48,8 +48,8 @@ __device__ int mark_of(int k)
 {
     return max(512, 4 * k);
 }
-static_assert(4 * COLO_TOPK_MAX + 2 * STEP <= ROOM, "two steps fit above the mark");
-static_assert(COLO_TOPK_MAX * 8 <= ROOM, "all elements of k vectors fit");
+static_assert(4 * COLO_TOPK_MAX + 2 * STEP <= CAPACITY, "two steps fit above the mark");
+static_assert(COLO_TOPK_MAX * 8 <= CAPACITY, "all elements of k vectors fit");
 
 /* ---- logits as integers ---- */
 
@@ -99,16 +99,16 @@ template <typename R> __device__ R key_of(R z, double factor)
 
 /* ---- candidates ---- */
 
-template <typename C> struct room {
-    C key[ROOM];
-    unsigned at[ROOM]; /* vector, and in the end column */
+template <typename C> struct candidates {
+    C key[CAPACITY];
+    unsigned at[CAPACITY]; /* vector, and in the end column */
     C bar, top;        /* no candidate is below bar or above top */
     int count;
 };
 
 /* The vectors whose maximum @top reaches @least; true when there are more candidates than @mark. */
 template <typename D>
-__device__ bool add_vectors(room<typename code<D>::type> &h, const typename D::real *top,
+__device__ bool add_vectors(candidates<typename code<D>::type> &h, const typename D::real *top,
                             unsigned vector, typename D::real least, int mark)
 {
     typename code<D>::type best = 0;
@@ -133,7 +133,7 @@ __device__ bool add_vectors(room<typename code<D>::type> &h, const typename D::r
 }
 
 /* By one warp, as all from here to the end of keep_first(). */
-template <typename C, typename F> __device__ int how_many(const room<C> &h, int n, F is)
+template <typename C, typename F> __device__ int how_many(const candidates<C> &h, int n, F is)
 {
     int mine = 0;
 #pragma unroll 4
@@ -144,7 +144,7 @@ template <typename C, typename F> __device__ int how_many(const room<C> &h, int 
 
 /* Keeps the k first candidates, in any order, and raises the bar: above all that go but equals of
  * the last that stays. @last: the largest h.at there can be. */
-template <typename C> __device__ void keep_first(room<C> &h, int k, unsigned last)
+template <typename C> __device__ void keep_first(candidates<C> &h, int k, unsigned last)
 {
     const int n = h.count;
     C lo = h.bar, hi = h.top;
@@ -196,7 +196,7 @@ template <typename C> __device__ void keep_first(room<C> &h, int k, unsigned las
 }
 
 /* All threads; what was added before is seen, and so is the outcome after. */
-template <typename C> __device__ void select(room<C> &h, int k, unsigned last)
+template <typename C> __device__ void select(candidates<C> &h, int k, unsigned last)
 {
     __syncthreads();
     if (threadIdx.x < 32)
@@ -237,7 +237,7 @@ __device__ typename D::real absorb_vector(part<typename D::real, SUM> &a,
 
 /* The row's sums into @a; candidates are all vectors that may hold one of the k largest. */
 template <typename D, bool PLAIN>
-__device__ void read_row(part<typename D::real, SUM> &a, room<typename code<D>::type> &h,
+__device__ void read_row(part<typename D::real, SUM> &a, candidates<typename code<D>::type> &h,
                          const colo_logprob_pass &p, const void *row, int64_t first,
                          unsigned vectors, int k)
 {
@@ -308,7 +308,7 @@ __device__ void read_row(part<typename D::real, SUM> &a, room<typename code<D>::
 
 /* Candidates become the elements of the vectors that they were. */
 template <typename D>
-__device__ void open_vectors(room<typename code<D>::type> &h, const colo_logprob_pass &p,
+__device__ void open_vectors(candidates<typename code<D>::type> &h, const colo_logprob_pass &p,
                              const void *row, int64_t first)
 {
     const auto bar = h.bar;
@@ -349,8 +349,8 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
     const colo_logprob_pass &s = p.base;
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    __shared__ room<typename code<D>::type> h;
-    __shared__ sums_room shared;
+    __shared__ candidates<typename code<D>::type> h;
+    __shared__ shared_sums shared;
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
     int64_t *ids = (int64_t *)(block + p.pid);
     const int k = (int)p.k;

@@ -9,8 +9,8 @@
  *   2  words, sorted               the same with the maximum of eight logits; the k words are
  *                                  opened at the end
  *   3  words, counted              the k first of the candidates by bisection, by one warp
- *   library: colo_k_topk_largest   3 with the statistics in the same read, a look at the room every
- *                                  second step, any dtype, alignment, shard
+ *   library: colo_k_topk_largest   3 with the statistics in the same read, the count looked at
+ *                                  every second step, any dtype, alignment, shard
  *
  *   variants-topk [T V [ITERATIONS]]
  */
@@ -20,7 +20,7 @@
 
 #include <numeric>
 
-constexpr int THREADS = 256, BATCH = 4, ROOM = 1024;
+constexpr int THREADS = 256, BATCH = 4, CAPACITY = 1024;
 
 /* (logit, id) as one number that falls in the order of picks, never 0 */
 __device__ uint64_t code_of(uint32_t bits, uint32_t id)
@@ -35,7 +35,7 @@ __device__ uint32_t id_of(uint64_t code)
 }
 
 struct pile {
-    uint64_t code[ROOM], bar;
+    uint64_t code[CAPACITY], bar;
     int count;
 };
 
@@ -43,13 +43,13 @@ struct pile {
 __device__ void sort_all(pile &h, int k)
 {
     __syncthreads();
-    const int n = min(h.count, ROOM);
-    for (int i = n + (int)threadIdx.x; i < ROOM; i += THREADS)
+    const int n = min(h.count, CAPACITY);
+    for (int i = n + (int)threadIdx.x; i < CAPACITY; i += THREADS)
         h.code[i] = 0;
-    for (int size = 2; size <= ROOM; size *= 2)
+    for (int size = 2; size <= CAPACITY; size *= 2)
         for (int gap = size / 2; gap > 0; gap /= 2) {
             __syncthreads();
-            for (int i = threadIdx.x; i < ROOM / 2; i += THREADS) {
+            for (int i = threadIdx.x; i < CAPACITY / 2; i += THREADS) {
                 const int a = 2 * gap * (i / gap) + i % gap, b = a + gap;
                 const uint64_t ca = h.code[a], cb = h.code[b];
                 if ((cb > ca) == ((a & size) == 0)) {
@@ -70,7 +70,7 @@ __device__ void sort_all(pile &h, int k)
 __device__ void count_all(pile &h, int k)
 {
     __syncthreads();
-    const int n = min(h.count, ROOM);
+    const int n = min(h.count, CAPACITY);
     __syncthreads();
     if (threadIdx.x == 0)
         h.count = n;
@@ -126,9 +126,9 @@ __device__ void add(pile &h, const uint64_t *code, uint32_t waits, int k)
         for (int i = 0; i < N; i++)
             if (waits >> i & 1) {
                 int at = 0;
-                if (code[i] > bar && (at = atomicAdd(&h.count, 1)) < ROOM)
+                if (code[i] > bar && (at = atomicAdd(&h.count, 1)) < CAPACITY)
                     h.code[at] = code[i];
-                if (at < ROOM)
+                if (at < CAPACITY)
                     waits &= ~(1u << i);
             }
         if (!__syncthreads_or((int)waits))

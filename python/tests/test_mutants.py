@@ -244,8 +244,8 @@ MUTANTS = {
         'torch/logprob.py', 'kept = held[(at - held.data_ptr()) // 8:] if at != held.data_ptr() else held',
         'kept = held', 'test_torch_saved.py', 'test_gradients_under_checkpointing'),
     'what a hook brought back is freed before it is read': (
-        'torch/nll.py', 'made.backward(MeanCall(made), room.data_ptr()',
-        'del room; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',
+        'torch/nll.py', 'made.backward(MeanCall(made), memory.data_ptr()',
+        'del memory; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',
         'test_gradients_of_saved_tensors'),
     'memory that was given away for a call is gone before it': (
         'comm.py', '    return t, count', '    return s.Tensor.from_buffer_copy(t), count', 'test_dlpack.py',

@@ -185,9 +185,9 @@ def test_what_is_kept_may_come_back_at_any_address():
     target = torch.randint(0, 9, (6000,))
 
     def elsewhere(saved):
-        room = torch.empty(saved.numel() * saved.element_size() + 512, dtype=torch.uint8)
-        at = -room.data_ptr() % 256 + 64
-        moved = room[at:at + saved.numel() * saved.element_size()].view(saved.dtype).view(saved.shape)
+        memory = torch.empty(saved.numel() * saved.element_size() + 512, dtype=torch.uint8)
+        at = -memory.data_ptr() % 256 + 64
+        moved = memory[at:at + saved.numel() * saved.element_size()].view(saved.dtype).view(saved.shape)
         return moved.copy_(saved)
 
     def grads():

@@ -7,7 +7,7 @@
 
 #include <colobridge.h>
 
-enum { B = 2, N = 3, H = 2, ROOM = 256 };
+enum { B = 2, N = 3, H = 2, CAPACITY = 256 };
 
 static colo_bridge_t *bridge;
 static colo_comm_t *self;
@@ -49,20 +49,20 @@ static void touch(bool *at, int64_t first, const int64_t *stride)
 /* Forward within one buffer; true when it was accepted, and then it was right. */
 static bool forward(int64_t xat, const int64_t *xs, int64_t yat, const int64_t *ys)
 {
-    int32_t room[ROOM], was[ROOM];
-    bool in[ROOM] = {false}, out[ROOM] = {false}, shared = false;
+    int32_t memory[CAPACITY], was[CAPACITY];
+    bool in[CAPACITY] = {false}, out[CAPACITY] = {false}, shared = false;
     touch(in, xat, xs);
     touch(out, yat, ys);
-    for (int i = 0; i < ROOM; i++) {
-        was[i] = room[i] = 1000 + i;
+    for (int i = 0; i < CAPACITY; i++) {
+        was[i] = memory[i] = 1000 + i;
         shared = shared || (in[i] && out[i]);
     }
-    colo_tensor_t x = view(room + xat, xs), y = view(room + yat, ys);
+    colo_tensor_t x = view(memory + xat, xs), y = view(memory + yat, ys);
     colo_status_t st = colo_bridge_forward(bridge, &x, &y, NULL);
     if (st != COLO_OK) {
         assert_int_equal(st, COLO_ERR_ARG);
         assert_non_null(strstr(colo_last_error(), "x and y overlap in memory"));
-        assert_memory_equal(room, was, sizeof room);
+        assert_memory_equal(memory, was, sizeof memory);
         /* such an error kills its comm */
         end_bridge(NULL);
         assert_int_equal(make_bridge(NULL), 0);
@@ -74,23 +74,23 @@ static bool forward(int64_t xat, const int64_t *xs, int64_t yat, const int64_t *
     for (int b = 0; b < B; b++)
         for (int s = 0; s < N; s++)
             for (int h = 0; h < H; h++)
-                assert_int_equal(room[yat + b * ys[0] + s * ys[1] + h * ys[2]],
+                assert_int_equal(memory[yat + b * ys[0] + s * ys[1] + h * ys[2]],
                                  was[xat + b * xs[0] + s * xs[1] + h * xs[2]]);
-    for (int i = 0; i < ROOM; i++)
-        assert_true(out[i] || room[i] == was[i]);
+    for (int i = 0; i < CAPACITY; i++)
+        assert_true(out[i] || memory[i] == was[i]);
     return true;
 }
 
 /* An output whose elements meet each other is refused, wherever the input is. */
 static void refuse_itself(int64_t xat, const int64_t *xs, int64_t yat, const int64_t *ys)
 {
-    int32_t room[ROOM], was[ROOM];
-    for (int i = 0; i < ROOM; i++)
-        was[i] = room[i] = 1000 + i;
-    colo_tensor_t x = view(room + xat, xs), y = view(room + yat, ys);
+    int32_t memory[CAPACITY], was[CAPACITY];
+    for (int i = 0; i < CAPACITY; i++)
+        was[i] = memory[i] = 1000 + i;
+    colo_tensor_t x = view(memory + xat, xs), y = view(memory + yat, ys);
     assert_fails(colo_bridge_forward(bridge, &x, &y, NULL), COLO_ERR_SHAPE, "rank 0: y");
     assert_non_null(strstr(colo_last_error(), "elements share an address"));
-    assert_memory_equal(room, was, sizeof room);
+    assert_memory_equal(memory, was, sizeof memory);
     end_bridge(NULL);
     assert_int_equal(make_bridge(NULL), 0);
 }
@@ -120,10 +120,10 @@ T_CASE(what_is_accepted_shares_no_element)
             xs[a] = (int64_t)t_below(&seed, 4) ? 1 + (int64_t)t_below(&seed, 12) : 24;
             ys[a] = (int64_t)t_below(&seed, 2) ? xs[a] : 1 + (int64_t)t_below(&seed, 12);
         }
-        bool seen[ROOM] = {false};
+        bool seen[CAPACITY] = {false};
         touch(seen, 0, ys);
         int distinct = 0;
-        for (int k = 0; k < ROOM; k++)
+        for (int k = 0; k < CAPACITY; k++)
             distinct += seen[k];
         const int64_t xat = (int64_t)t_below(&seed, 24), yat = (int64_t)t_below(&seed, 24);
         if (distinct == B * N * H)

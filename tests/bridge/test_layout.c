@@ -448,7 +448,7 @@ T_CASE(missing_arguments_and_bad_sizes_are_refused)
                  COLO_ERR_ARG, "owned");
     assert_ok(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 1, .features = 1},
                                 false, &own, NULL, 0, NULL)); /* runs are optional */
-    /* room for one run where there are two: the count is told, nothing else */
+    /* memory for one run where there are two: the count is told, nothing else */
     l = base_layout("cp=2");
     colo_run_t run[2];
     int64_t n = -1;

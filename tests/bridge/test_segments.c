@@ -206,10 +206,10 @@ T_CASE(random_tables_are_judged_as_a_bitmap_judges_them)
             t.seq[e] = t_below(&r, 40) ? t_below(&r, 2) : t_below(&r, 4) - 1;
             const bool known = t.seq[e] >= 0 && t.seq[e] < 2;
             good = good && known && t.src_dp[e] >= 0 && t.src_dp[e] < 2;
-            const int64_t room = known && t.len[t.seq[e]] > 0 ? t.len[t.seq[e]] : 1;
-            t.pos[e] = t_below(&r, 30) ? t_below(&r, room) : -1;
+            const int64_t capacity = known && t.len[t.seq[e]] > 0 ? t.len[t.seq[e]] : 1;
+            t.pos[e] = t_below(&r, 30) ? t_below(&r, capacity) : -1;
             for (int64_t j = 0; j < t.rows[e]; j++, k++) {
-                t.row_pos[k] = t_below(&r, 30) ? t_below(&r, room) : room;
+                t.row_pos[k] = t_below(&r, 30) ? t_below(&r, capacity) : capacity;
                 const int64_t p = scattered ? t.row_pos[k] : t.pos[e] + j;
                 if (!known || p < 0 || p >= t.len[t.seq[e]] || taken[t.seq[e]][p])
                     good = false;

@@ -10,7 +10,7 @@
 
 #include <stdatomic.h>
 
-enum { RANKS = 8, ROOM = 4096, MAX_BOXES = 4 };
+enum { RANKS = 8, CAPACITY = 4096, MAX_BOXES = 4 };
 
 /* element @at of rank @r's send buffer in turn @turn, cut to the element's size */
 static uint64_t code(int32_t r, int64_t at, int turn)
@@ -54,7 +54,7 @@ static int64_t random_strides(uint64_t *seed, const int64_t *extent, int64_t *st
 
 static void random_pattern(struct pattern *p, uint64_t *seed)
 {
-    int64_t to_room[RANKS] = {0}; /* receives of a rank must not overlap */
+    int64_t to_offset[RANKS] = {0}; /* receives of a rank must not overlap */
     p->n = (int32_t)(2 + t_below(seed, RANKS - 1));
     p->dtype = (colo_dtype_t)t_below(seed, COLO_DTYPE_COUNT);
     int64_t density = t_below(seed, 5);
@@ -67,10 +67,10 @@ static void random_pattern(struct pattern *p, uint64_t *seed)
                 for (int a = 0; a < 3; a++)
                     q->extent[k][a] = t_below(seed, 6) ? 1 + t_below(seed, 4) : t_below(seed, 2);
                 int64_t span = random_strides(seed, q->extent[k], q->from_stride[k]);
-                q->from[k] = t_below(seed, ROOM - span);
+                q->from[k] = t_below(seed, CAPACITY - span);
                 span = random_strides(seed, q->extent[k], q->to_stride[k]);
-                q->to[k] = to_room[j];
-                to_room[j] += span + t_below(seed, 3);
+                q->to[k] = to_offset[j];
+                to_offset[j] += span + t_below(seed, 3);
             }
         }
 }
@@ -88,17 +88,17 @@ static void fill_box(colo_box_t *b, unsigned char *base, int64_t at, const int64
 static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
 {
     const struct pattern *p = arg;
-    const size_t elem = colo_dtype_size(p->dtype), room = ROOM * RANKS;
+    const size_t elem = colo_dtype_size(p->dtype), memory = CAPACITY * RANKS;
     int32_t me = colo_comm_rank(c);
-    unsigned char *out = malloc(ROOM * elem), *in = malloc(room * elem),
-                  *want = malloc(room * elem);
+    unsigned char *out = malloc(CAPACITY * elem), *in = malloc(memory * elem),
+                  *want = malloc(memory * elem);
     colo_box_t boxes[2][RANKS][MAX_BOXES];
     colo_message_t sends[RANKS], recvs[RANKS];
     for (int turn = 0; turn < 3; turn++) {
         int32_t nsends = 0, nrecvs = 0;
-        memset(in, 0xd1, room * elem);
-        memset(want, 0xd1, room * elem);
-        for (int64_t i = 0; i < ROOM; i++) {
+        memset(in, 0xd1, memory * elem);
+        memset(want, 0xd1, memory * elem);
+        for (int64_t i = 0; i < CAPACITY; i++) {
             uint64_t v = code(me, i, turn);
             memcpy(out + (size_t)i * elem, &v, elem);
         }
@@ -128,8 +128,8 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
             recvs[nrecvs++] = (colo_message_t){r, from->nboxes, boxes[1][r]};
         }
         rank_try(colo_comm_exchange(c, sends, nsends, recvs, nrecvs, p->dtype, NULL));
-        rank_check(memcmp(in, want, room * elem) == 0);
-        memset(out, 0, ROOM * elem); /* mine again: no rank may still read it */
+        rank_check(memcmp(in, want, memory * elem) == 0);
+        memset(out, 0, CAPACITY * elem); /* mine again: no rank may still read it */
     }
     free(out);
     free(in);

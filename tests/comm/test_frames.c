@@ -49,14 +49,14 @@ static void tear_down(struct bench *b)
 static bool write_frame(const struct bench *b, colo_frame_t frame, const void *payload,
                         size_t bytes)
 {
-    static unsigned char room[8 + COLO_FRAME_MAX + 8];
+    static unsigned char memory[8 + COLO_FRAME_MAX + 8];
     const uint64_t length = sizeof frame + bytes;
     const size_t whole = 8 + (length + 7) / 8 * 8;
-    memcpy(room, &length, sizeof length);
-    memcpy(room + 8, &frame, sizeof frame);
+    memcpy(memory, &length, sizeof length);
+    memcpy(memory + 8, &frame, sizeof frame);
     if (bytes && payload)
-        memcpy(room + 8 + sizeof frame, payload, bytes);
-    return send(b->peer, room, whole, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)whole;
+        memcpy(memory + 8 + sizeof frame, payload, bytes);
+    return send(b->peer, memory, whole, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)whole;
 }
 
 static colo_frame_t frame_of(colo_frame_kind_t kind, uint64_t group, uint64_t bytes)
@@ -105,12 +105,12 @@ static void *send_piece(void *arg)
 {
     static const unsigned char zeros[COLO_FRAME_CHUNK];
     const struct piece *p = arg;
-    unsigned char room[8 + sizeof(colo_frame_t)];
+    unsigned char memory[8 + sizeof(colo_frame_t)];
     colo_frame_t frame = {.kind = 0};
     write_frame(p->bench, head_of_exchange(), zeros, COLO_FRAME_EAGER);
     while (frame.kind != COLO_FRAME_READY &&
-           recv(p->bench->peer, room, sizeof room, MSG_WAITALL) == (ssize_t)sizeof room)
-        memcpy(&frame, room + 8, sizeof frame);
+           recv(p->bench->peer, memory, sizeof memory, MSG_WAITALL) == (ssize_t)sizeof memory)
+        memcpy(&frame, memory + 8, sizeof frame);
     write_frame(p->bench, frame_of(COLO_FRAME_DATA, 1, p->bytes), zeros, (size_t)p->bytes);
     return NULL;
 }

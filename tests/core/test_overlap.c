@@ -7,9 +7,9 @@
 
 #include "core/overlap.h"
 
-enum { ROOM = 4096 };
+enum { CAPACITY = 4096 };
 
-static char room[ROOM] __attribute__((aligned(8)));
+static char memory[CAPACITY] __attribute__((aligned(8)));
 
 /* Counts how often a view touches each place; the most. */
 static int touch(const colo_tensor_t *t, int *times)
@@ -17,7 +17,7 @@ static int touch(const colo_tensor_t *t, int *times)
     int64_t at[COLO_MAX_NDIM] = {0};
     int most = 0;
     for (bool done = colo_tensor_count(t) == 0; !done;) {
-        int64_t place = (char *)t->data - room;
+        int64_t place = (char *)t->data - memory;
         for (int32_t a = 0; a < t->ndim; a++)
             place += at[a] * t->stride[a] * (int64_t)colo_dtype_size(t->dtype);
         most = ++times[place] > most ? times[place] : most;
@@ -31,12 +31,13 @@ static int touch(const colo_tensor_t *t, int *times)
 
 static colo_tensor_t random_view(uint64_t *seed, int32_t ndim)
 {
-    colo_tensor_t t = {.data = room, .ndim = ndim, .dtype = t_below(seed, 2) ? COLO_I8 : COLO_F32};
+    colo_tensor_t t = {
+        .data = memory, .ndim = ndim, .dtype = t_below(seed, 2) ? COLO_I8 : COLO_F32};
     for (int32_t a = 0; a < ndim; a++) {
         t.shape[a] = t_below(seed, 5);
         t.stride[a] = t_below(seed, 20);
     }
-    t.data = room + 8 * t_below(seed, 16);
+    t.data = memory + 8 * t_below(seed, 16);
     return t;
 }
 
@@ -45,7 +46,7 @@ T_CASE(a_view_overlaps_itself_if_it_touches_a_place_twice)
     uint64_t seed = t_seed();
     int seen[2] = {0};
     for (int64_t i = t_scaled(20000); i > 0; i--) {
-        int times[ROOM] = {0};
+        int times[CAPACITY] = {0};
         const colo_tensor_t t = random_view(&seed, 1 + (int32_t)t_below(&seed, 4));
         const bool twice = touch(&t, times) > 1;
         seen[twice]++;
@@ -64,7 +65,7 @@ T_CASE(views_that_are_apart_share_no_place)
     uint64_t seed = t_seed();
     int apart = 0;
     for (int64_t i = t_scaled(20000); i > 0; i--) {
-        int times[2][ROOM] = {{0}};
+        int times[2][CAPACITY] = {{0}};
         const colo_tensor_t a = random_view(&seed, 3), b = random_view(&seed, 3);
         if (!colo_tensors_apart(&a, &b))
             continue;
@@ -73,7 +74,7 @@ T_CASE(views_that_are_apart_share_no_place)
         (void)touch(&b, times[1]);
         const int64_t reach[2] = {(int64_t)colo_dtype_size(a.dtype),
                                   (int64_t)colo_dtype_size(b.dtype)};
-        for (int64_t p = 0; p < ROOM; p++)
+        for (int64_t p = 0; p < CAPACITY; p++)
             for (int64_t k = 0; times[0][p] && k < reach[0]; k++)
                 for (int64_t j = 0; j < reach[1]; j++)
                     if (p + k >= j && times[1][p + k - j])
@@ -97,7 +98,7 @@ T_CASE(large_views_are_judged_in_bounded_time)
         {{100000, 100000, 100000}, {1000003, 1000001, 999999}, true}, /* (1, -2, 1) */
     };
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        colo_tensor_t t = colo_tensor_host(room, COLO_I8, 3, list[i].shape);
+        colo_tensor_t t = colo_tensor_host(memory, COLO_I8, 3, list[i].shape);
         memcpy(t.stride, list[i].stride, sizeof list[i].stride);
         assert_int_equal(colo_tensor_overlaps(&t), list[i].overlaps);
     }

@@ -144,7 +144,7 @@ colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
 
 /* ---- tensors ---- */
 
-colo_status_t t_gpu_room(t_gpu_rank_t *r, size_t bytes, char **at, void **own)
+colo_status_t t_gpu_memory(t_gpu_rank_t *r, size_t bytes, char **at, void **own)
 {
     *own = NULL;
     if (r->arena) {
@@ -163,7 +163,7 @@ colo_status_t t_place(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t
 {
     memset(p, 0, sizeof *p);
     rank_try(t_case_tensor(c, role, r->rank, salt, fill, &p->host));
-    rank_try(t_gpu_room(r, p->host.bytes, &p->at, &p->own));
+    rank_try(t_gpu_memory(r, p->host.bytes, &p->at, &p->own));
     p->t = p->host.t;
     p->t.mem = COLO_CUDA;
     p->t.device = r->device;

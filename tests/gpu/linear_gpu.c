@@ -34,7 +34,7 @@ static void *alloc(size_t bytes)
     return p;
 }
 
-/* In any order; room comes back when the last one goes, or all: workspaces are the last. */
+/* In any order; memory comes back when the last one goes, or all: workspaces are the last. */
 static void release(void *p)
 {
     if (p == mine->last)

@@ -264,7 +264,7 @@ static inline colo_status_t t_put(void *arg, const void *from, size_t bytes, voi
     t_gpu_rank_t *r = arg;
     char *p = NULL;
     void *own = NULL; /* what t_drop() frees */
-    rank_try(t_gpu_room(r, bytes, &p, &own));
+    rank_try(t_gpu_memory(r, bytes, &p, &own));
     *at = p;
     rank_cuda(cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream)); /* the caller frees what it is from */

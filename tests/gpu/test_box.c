@@ -306,41 +306,41 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
     const bool wild = t_below(&rng, 2);
     colo_box_t *b = calloc((size_t)n + 1, sizeof *b);
     int64_t *at = calloc((size_t)n + 1, sizeof *at);
-    int64_t extent[3], stride[3], room = 0;
+    int64_t extent[3], stride[3], capacity = 0;
     draw_extent(extent);
     int64_t span = draw_strides(extent, stride);
     for (int i = 0; i <= n; i++) {
         if (wild)
             span = draw_strides(extent, stride);
         b[i] = box(NULL, extent, stride);
-        at[i] = room + (wild ? elem * t_below(&rng, 8) : 0);
-        room = (at[i] + span * elem + 63) & ~INT64_C(63);
+        at[i] = capacity + (wild ? elem * t_below(&rng, 8) : 0);
+        capacity = (at[i] + span * elem + 63) & ~INT64_C(63);
     }
     if (t_below(&rng, 3) == 0) { /* in place of an addend */
         int64_t q = 1 + t_below(&rng, n);
         b[0] = b[q];
         at[0] = at[q];
     }
-    unsigned char *host = random_bytes(room), *got = malloc((size_t)room);
-    for (int64_t i = 0; i < room / elem; i++)
+    unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
+    for (int64_t i = 0; i < capacity / elem; i++)
         if (!raw)
             loss_store(dtype, host, i,
                        loss_round(dtype, loss_round(COLO_F32, 8 * t_uniform(&rng) - 4)));
         else if (!isfinite(loss_load(dtype, host, i)))
             memset(host + i * elem, 0x11, (size_t)elem);
-    unsigned char *device = gpu_put(NULL, (size_t)(room + off));
-    assert_cuda(t_to_device(device + off, host, (size_t)room));
+    unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
+    assert_cuda(t_to_device(device + off, host, (size_t)capacity));
     for (int i = 0; i <= n; i++)
         b[i].data = device + off + at[i];
     assert_ok(gpu_ops()->box_sum(&b[0], &b[1], n, dtype, NULL));
-    gpu_get(got, device + off, (size_t)room);
+    gpu_get(got, device + off, (size_t)capacity);
     for (int i = 0; i <= n; i++)
         b[i].data = host + at[i];
     if (raw)
         assert_ok(colo_ops_host.box_sum(&b[0], &b[1], n, dtype, NULL));
     else
         sum_loop(host, at, b, n, dtype);
-    for (int64_t i = 0; i < room; i++)
+    for (int64_t i = 0; i < capacity; i++)
         if (got[i] != host[i])
             fail_msg("%d addends of %s: byte %lld is %02x, expected %02x (%s, destination at %lld, "
                      "extents %d %d %d, strides %d %d %d, pointers + %d)",

@@ -15,7 +15,7 @@
 
 #include "ops.h"
 
-enum { ARRAYS = 10, ROOM = 1 << 14 };
+enum { ARRAYS = 10, CAPACITY = 1 << 14 };
 
 static cap_ops_t host, cuda;
 static float *h[ARRAYS], *d[ARRAYS];
@@ -24,23 +24,23 @@ static void fill(void)
 {
     uint64_t seed = t_seed();
     for (int k = 0; k < ARRAYS; k++) {
-        for (int i = 0; i < ROOM; i++)
+        for (int i = 0; i < CAPACITY; i++)
             h[k][i] = (float)(t_uniform(&seed) * 4 - 2);
-        cuda.put(&cuda, d[k], h[k], ROOM * (int64_t)sizeof(float));
+        cuda.put(&cuda, d[k], h[k], CAPACITY * (int64_t)sizeof(float));
     }
 }
 
 static void compare(const char *what)
 {
-    static float got[ROOM];
+    static float got[CAPACITY];
 
     assert_int_equal(cuda.check(&cuda), COLO_OK);
     for (int k = 0; k < ARRAYS; k++) {
         double most = 0;
         cuda.get(&cuda, got, d[k], sizeof got);
-        for (int i = 0; i < ROOM; i++)
+        for (int i = 0; i < CAPACITY; i++)
             most = fmax(most, fabs((double)h[k][i]));
-        for (int i = 0; i < ROOM; i++)
+        for (int i = 0; i < CAPACITY; i++)
             if (!(fabs((double)h[k][i] - (double)got[i]) <= 4e-6 * most))
                 fail_msg("%s: array %d, element %d: host %.9g, GPU %.9g, largest %.3g", what, k, i,
                          (double)h[k][i], (double)got[i], most);
@@ -163,9 +163,9 @@ T_CASE(rows_and_elements)
 T_CASE(one_step_of_adam)
 {
     fill();
-    for (int i = 0; i < ROOM; i++)
+    for (int i = 0; i < CAPACITY; i++)
         h[2][i] *= h[2][i];
-    cuda.put(&cuda, d[2], h[2], ROOM * (int64_t)sizeof(float));
+    cuda.put(&cuda, d[2], h[2], CAPACITY * (int64_t)sizeof(float));
     host.adam(&host, 999, 1e-3f, 1.5f, 1.25f, h[0], h[1], h[2], h[3]);
     cuda.adam(&cuda, 999, 1e-3f, 1.5f, 1.25f, d[0], d[1], d[2], d[3]);
     compare("adam");
@@ -180,12 +180,12 @@ T_CASE(attention_over_two_context_ranks)
                          cuda.take(&cuda, cuda.attend_work(&here) * (int64_t)sizeof(float))};
 
         assert_true(work[0] && work[1]);
-        assert_true(CP * 2 * T * D <= ROOM && T * HEADS * S <= ROOM);
+        assert_true(CP * 2 * T * D <= CAPACITY && T * HEADS * S <= CAPACITY);
         BOTH(attend, s, a[0], a[1], a[2], a[3], work[side]);
         fill();
         host.attend(&host, &here, h[0], h[1], h[2], h[3], work[0]); /* what backward needs */
-        cuda.put(&cuda, d[2], h[2], ROOM * (int64_t)sizeof(float));
-        cuda.put(&cuda, d[3], h[3], ROOM * (int64_t)sizeof(float));
+        cuda.put(&cuda, d[2], h[2], CAPACITY * (int64_t)sizeof(float));
+        cuda.put(&cuda, d[3], h[3], CAPACITY * (int64_t)sizeof(float));
         host.attend_backward(&host, &here, h[0], h[1], h[2], h[4], h[5], h[6], work[0]);
         cuda.attend_backward(&cuda, &there, d[0], d[1], d[2], d[4], d[5], d[6], work[1]);
         compare("attend_backward");
@@ -214,8 +214,8 @@ int main(void)
         return 1;
     }
     for (int k = 0; k < ARRAYS; k++) {
-        h[k] = host.take(&host, ROOM * (int64_t)sizeof(float));
-        d[k] = cuda.take(&cuda, ROOM * (int64_t)sizeof(float));
+        h[k] = host.take(&host, CAPACITY * (int64_t)sizeof(float));
+        d[k] = cuda.take(&cuda, CAPACITY * (int64_t)sizeof(float));
         if (!h[k] || !d[k])
             return 1;
     }

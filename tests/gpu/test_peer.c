@@ -41,14 +41,14 @@ T_CASE(unit_layouts_arrive)
 }
 
 /* A checker wants a GPU a rank. */
-static bool has_room_for_many(void)
+static bool has_memory_for_many(void)
 {
     return !getenv("T_CHECKED") || t_peers_enough(MANY);
 }
 
 T_CASE(unit_layouts_of_eight_ranks_arrive)
 {
-    if (!has_room_for_many())
+    if (!has_memory_for_many())
         skip();
     assert_ok(t_peers_run(MANY, false, unit_cases, NULL, 0));
 }
@@ -101,7 +101,7 @@ T_CASE(seeded_layouts_arrive)
 T_CASE(seeded_layouts_of_eight_ranks_arrive)
 {
     int64_t n = t_scaled(250);
-    if (!has_room_for_many())
+    if (!has_memory_for_many())
         skip();
     (void)t_seed();
     assert_ok(t_peers_run(MANY, false, random_cases, &n, 0));

@@ -44,15 +44,15 @@ static colo_status_t stand_up(t_gpu_rank_t *r, colo_comm_t *comm, const t_case_t
     *s = (struct carried){.c = *c};
     for (int i = 0; i < 2; i++)
         rank_try(t_case_tensor(c, i ? T_Y : T_X, r->rank, 0, i == 0, &s->host[i]));
-    const size_t room = (s->host[0].bytes + 255) / 256 * 256;
-    rank_try(colo_memory_alloc(comm, room + s->host[1].bytes, &s->memory));
+    const size_t capacity = (s->host[0].bytes + 255) / 256 * 256;
+    rank_try(colo_memory_alloc(comm, capacity + s->host[1].bytes, &s->memory));
     rank_check(colo_memory_is_p2p(s->memory));
     rank_try(t_case_config(c, &src, &dst, &config));
     config.mem = COLO_CUDA;
     rank_try(colo_bridge_create(&s->bridge, &config, comm));
     rank_check(colo_bridge_workspace_size(s->bridge) == 0); /* nothing is staged */
     for (int i = 0; i < 2; i++) {
-        s->at[i] = (char *)colo_memory_data(s->memory) + (i ? room : 0);
+        s->at[i] = (char *)colo_memory_data(s->memory) + (i ? capacity : 0);
         rank_cuda(t_to_device(s->at[i], s->host[i].raw, s->host[i].bytes));
         s->t[i] = s->host[i].t;
         s->t[i].mem = COLO_CUDA;

@@ -121,16 +121,16 @@ static void random_lengths(t_ragged_t *t, uint64_t *r)
 /* Deals the segments of sequence q; returns how many it made. */
 static int64_t deal(t_ragged_t *t, uint64_t *r, int64_t q, int64_t e, int64_t most)
 {
-    int64_t at = 0, room = t->seq_len[q], was = e, longest = pick(r, 1, 20);
+    int64_t at = 0, capacity = t->seq_len[q], was = e, longest = pick(r, 1, 20);
     int dense = chance(r, 20);
     while (e < MOST_SEGMENTS && e - was < most) {
-        int64_t gap = dense || at == room ? 0 : t_below(r, 1 + (room - at) / 2);
+        int64_t gap = dense || at == capacity ? 0 : t_below(r, 1 + (capacity - at) / 2);
         int64_t n = chance(r, 20) ? 0 : pick(r, 1, longest);
         at += gap;
-        n = n > room - at ? room - at : n;
+        n = n > capacity - at ? capacity - at : n;
         t->seq[e] = q;
         t->rows[e] = n;
-        t->pos[e] = n == 0 && room ? t_below(r, room) : n ? at : 0;
+        t->pos[e] = n == 0 && capacity ? t_below(r, capacity) : n ? at : 0;
         e++;
         at += n;
     }
@@ -230,9 +230,9 @@ void t_ragged_random(t_ragged_t *t, uint64_t seed, int64_t most)
                        : how == 1 ? t->seq_dp[t->seq[e]] * p / d
                                   : t_below(r, p);
     for (int64_t e = 0; e < t->c.table.nseg; e++)
-        t->room += t->rows[e];
-    t->room += SLACK;
-    t->row_pos = list_of(t->room);
+        t->capacity += t->rows[e];
+    t->capacity += SLACK;
+    t->row_pos = list_of(t->capacity);
     bool scattered = chance(r, 35);
     if (scattered)
         scatter(t, r);
@@ -266,8 +266,8 @@ void t_ragged_uniform(t_ragged_t *t, const ref_side_t *src, const ref_side_t *ds
     t->world = end_of(src, dst);
     t->c.table.nseg = t->c.table.nseq = shape.b;
     make_lists(t, shape.b, shape.b);
-    t->room = shape.b * shape.n + SLACK;
-    t->row_pos = list_of(t->room);
+    t->capacity = shape.b * shape.n + SLACK;
+    t->row_pos = list_of(t->capacity);
     for (int64_t b = 0; b < shape.b; b++) {
         t->rows[b] = shape.n;
         t->seq[b] = b;
@@ -409,7 +409,7 @@ void t_ragged_mutate(t_ragged_t *t, uint64_t *r)
         return;
     int64_t i = t_below(r, n), by = pick(r, -2, 2);
     if (list == t->rows && scattered) { /* a caller brings one entry of row_pos per row */
-        if (total + by <= t->room)
+        if (total + by <= t->capacity)
             list[i] += by;
         return;
     }

@@ -16,7 +16,7 @@ typedef struct t_ragged {
     const char *dtype; /* as in ref_bridge.h; PARTIAL has floats only */
     int32_t world;     /* ranks, both grids and sometimes one outside of them */
     int64_t *rows, *src_dp, *seq, *pos, *row_pos, *seq_len, *seq_dp;
-    int64_t room; /* entries of row_pos in memory */
+    int64_t capacity; /* entries of row_pos in memory */
 } t_ragged_t;
 
 /* A valid case of at most @most ranks: dims in any order with extra ones, P and D that differ,

@@ -29,7 +29,7 @@ struct region {
     size_t bytes;
 };
 static struct region *shared;
-static int nshared, room;
+static int nshared, capacity;
 static t_mpi_t *mpi;
 
 struct report { /* of one rank; its memory follows */
@@ -118,9 +118,9 @@ int32_t t_ranks_most(void)
 
 void t_share(void *data, size_t bytes)
 {
-    if (nshared == room) {
-        room += 64;
-        shared = realloc(shared, (size_t)room * sizeof *shared);
+    if (nshared == capacity) {
+        capacity += 64;
+        shared = realloc(shared, (size_t)capacity * sizeof *shared);
         if (!shared)
             abort();
     }

@@ -80,11 +80,11 @@ void linear_case_free(linear_case_t *c)
 
 /* ---- memory with canaries on both sides ---- */
 
-typedef struct room {
+typedef struct memory {
     unsigned char *block, *data; /* of the host */
     unsigned char *there;        /* the same of a place, when there is one */
     size_t bytes;
-} room_t;
+} memory_t;
 
 static const linear_place_t *place; /* of the case that runs; NULL: the host */
 
@@ -99,62 +99,62 @@ static void wait_for_place(void)
         place->wait();
 }
 
-static size_t room_size(const room_t *m)
+static size_t memory_size(const memory_t *m)
 {
     return (m->bytes + 2 * BEFORE + 255) / 256 * 256;
 }
 
-static void room_free(room_t *m)
+static void memory_free(memory_t *m)
 {
     if (m->there)
         place->release(m->there);
     free(m->block);
-    *m = (room_t){0};
+    *m = (memory_t){0};
 }
 
 /* What the host wrote, to the place; what the place wrote, to the host. Both wait for the place. */
-static void room_send(const room_t *m)
+static void memory_send(const memory_t *m)
 {
     if (m->there)
-        place->send(m->there, m->block, room_size(m));
+        place->send(m->there, m->block, memory_size(m));
 }
 
-static void room_fetch(const room_t *m)
+static void memory_fetch(const memory_t *m)
 {
     if (m->there)
-        place->fetch(m->block, m->there, room_size(m));
+        place->fetch(m->block, m->there, memory_size(m));
 }
 
 /* What a call gets. */
-static void *room_at(const room_t *m)
+static void *memory_at(const memory_t *m)
 {
     return m->there ? m->there + BEFORE : m->data;
 }
 
-static colo_tensor_t view(const room_t *m, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
+static colo_tensor_t view(const memory_t *m, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
 {
-    return place ? colo_tensor_cuda(room_at(m), dtype, place->device(), ndim, shape)
-                 : colo_tensor_host(room_at(m), dtype, ndim, shape);
+    return place ? colo_tensor_cuda(memory_at(m), dtype, place->device(), ndim, shape)
+                 : colo_tensor_host(memory_at(m), dtype, ndim, shape);
 }
 
-static room_t room_of(size_t bytes)
+static memory_t memory_of(size_t bytes)
 {
-    room_t m = {.bytes = bytes};
-    const size_t all = room_size(&m);
+    memory_t m = {.bytes = bytes};
+    const size_t all = memory_size(&m);
     m.block = aligned_alloc(256, all);
     m.there = place ? place->alloc(all) : NULL;
     m.data = m.block + BEFORE;
     /* all of it, but for the inside of a workspace of many mebibytes */
     memset(m.block, CANARY_BYTE, bytes < FILLED ? all : BEFORE + FILLED);
     memset(m.data + bytes, CANARY_BYTE, all - BEFORE - bytes);
-    room_send(&m);
+    memory_send(&m);
     return m;
 }
 
 /* After what wrote it has ended, and when it was fetched. */
-static bool room_spilled(const room_t *m)
+static bool memory_spilled(const memory_t *m)
 {
-    size_t after = room_size(m) - BEFORE - m->bytes;
+    size_t after = memory_size(m) - BEFORE - m->bytes;
     for (size_t i = 0; i < BEFORE; i++)
         if (m->block[i] != CANARY_BYTE)
             return true;
@@ -172,8 +172,8 @@ typedef struct rank {
     colo_comm_t *tp, *dp;
     colo_lm_head_t *head;
     colo_linear_logprob_t *linear;
-    room_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
-    room_t targets, correct, counts, lists; /* begin, end, ids */
+    memory_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
+    memory_t targets, correct, counts, lists; /* begin, end, ids */
     int64_t first, rows;                    /* of the head's columns here */
 } rank_t;
 
@@ -198,9 +198,9 @@ static colo_status_t make_head(rank_t *k)
     rank_try(colo_lm_head_create(&k->head, &config, c->head == HEAD_SHARDED ? k->dp : NULL));
     colo_lm_head_rows(k->head, &k->first, &k->rows);
     const size_t elem = colo_dtype_size(c->dtype);
-    k->weight = room_of((size_t)(k->rows * H) * elem);
-    k->bias = room_of((size_t)k->rows * elem);
-    k->gathered = room_of(colo_lm_head_gathered_size(k->head));
+    k->weight = memory_of((size_t)(k->rows * H) * elem);
+    k->bias = memory_of((size_t)k->rows * elem);
+    k->gathered = memory_of(colo_lm_head_gathered_size(k->head));
     for (int64_t i = 0; i < k->rows; i++) {
         int64_t column = c->start[k->r] + k->first + i;
         for (int64_t j = 0; j < H; j++)
@@ -208,27 +208,27 @@ static colo_status_t make_head(rank_t *k)
                        loss_round(c->dtype, weight_at(c, column, j)));
         loss_store(c->dtype, k->bias.data, i, column < c->vocab ? c->b[column] : 0);
     }
-    room_send(&k->weight);
-    room_send(&k->bias);
+    memory_send(&k->weight);
+    memory_send(&k->bias);
     colo_tensor_t w = view(&k->weight, c->dtype, 2, (int64_t[]){k->rows, H});
     colo_tensor_t b = view(&k->bias, c->dtype, 1, &k->rows);
     return colo_lm_head_bind(k->head, &w, c->has_bias ? &b : NULL,
-                             c->head == HEAD_SHARDED ? room_at(&k->gathered) : NULL);
+                             c->head == HEAD_SHARDED ? memory_at(&k->gathered) : NULL);
 }
 
-static void fill(colo_dtype_t dtype, room_t *m, int64_t n, double v)
+static void fill(colo_dtype_t dtype, memory_t *m, int64_t n, double v)
 {
     for (int64_t i = 0; i < n; i++)
         loss_store(dtype, m->data, i, v);
-    room_send(m);
+    memory_send(m);
 }
 
-static room_t room_from(colo_dtype_t dtype, const double *values, int64_t n)
+static memory_t memory_from(colo_dtype_t dtype, const double *values, int64_t n)
 {
-    room_t m = room_of((size_t)n * colo_dtype_size(dtype));
+    memory_t m = memory_of((size_t)n * colo_dtype_size(dtype));
     for (int64_t i = 0; i < n; i++)
         loss_store(dtype, m.data, i, values[i]);
-    room_send(&m);
+    memory_send(&m);
     return m;
 }
 
@@ -240,29 +240,29 @@ static void make_memory(rank_t *k)
     /* a resident head is in every replica: what was there before counts once */
     bool holds = c->head == HEAD_SHARDED || k->d == 0;
     double before = c->config.d_weight_add ? holds ? c->prefill : 0 : (double)NAN;
-    k->hidden = room_from(c->dtype, c->h[k->d], T * H);
-    k->targets = room_of((size_t)T * sizeof(int64_t));
+    k->hidden = memory_from(c->dtype, c->h[k->d], T * H);
+    k->targets = memory_of((size_t)T * sizeof(int64_t));
     memcpy(k->targets.data, c->targets[k->d], k->targets.bytes);
-    room_send(&k->targets);
-    k->correct = room_of((size_t)T);
-    k->counts = room_of(2 * sizeof(int64_t));
-    k->d_h = room_of((size_t)(T * H) * colo_dtype_size(c->dtype));
-    k->d_w = room_of((size_t)(k->rows * H) * colo_dtype_size(dw));
-    k->d_b = room_of((size_t)k->rows * colo_dtype_size(dw));
+    memory_send(&k->targets);
+    k->correct = memory_of((size_t)T);
+    k->counts = memory_of(2 * sizeof(int64_t));
+    k->d_h = memory_of((size_t)(T * H) * colo_dtype_size(c->dtype));
+    k->d_w = memory_of((size_t)(k->rows * H) * colo_dtype_size(dw));
+    k->d_b = memory_of((size_t)k->rows * colo_dtype_size(dw));
     fill(dw, &k->d_w, k->rows * H, before);
     fill(dw, &k->d_b, k->rows, before);
-    k->half = room_from(stat, (double[]){0.5}, 1);
+    k->half = memory_from(stat, (double[]){0.5}, 1);
     for (int i = 0; i < 3; i++) {
-        k->up[i] = room_from(stat, c->up[k->d][i], T);
-        k->out[i] = room_of((size_t)T * colo_dtype_size(stat));
+        k->up[i] = memory_from(stat, c->up[k->d][i], T);
+        k->out[i] = memory_of((size_t)T * colo_dtype_size(stat));
     }
 }
 
 /* Lists of a case's support, with the target or not, in @m. */
-static int64_t make_lists(const linear_case_t *c, room_t *m)
+static int64_t make_lists(const linear_case_t *c, memory_t *m)
 {
     int64_t n = 0, T = c->tokens, *begin;
-    *m = room_of((size_t)(T * (c->vocab + 2) + 1) * sizeof(int64_t));
+    *m = memory_of((size_t)(T * (c->vocab + 2) + 1) * sizeof(int64_t));
     begin = (int64_t *)m->data;
     for (int64_t t = 0; t < T; t++) {
         begin[t] = n;
@@ -271,7 +271,7 @@ static int64_t make_lists(const linear_case_t *c, room_t *m)
                 begin[2 * T + n++] = v;
         begin[T + t] = n;
     }
-    room_send(m);
+    memory_send(m);
     return n;
 }
 
@@ -284,12 +284,12 @@ static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 {
     size_t bytes;
     wait_for_place();
-    room_fetch(&k->work);
-    k->c->spilled[k->world] |= k->work.block && room_spilled(&k->work);
-    room_free(&k->work);
+    memory_fetch(&k->work);
+    k->c->spilled[k->world] |= k->work.block && memory_spilled(&k->work);
+    memory_free(&k->work);
     rank_try(
         colo_linear_logprob_workspace_size(k->linear, pass, k->c->tokens, max_valid_of(k), &bytes));
-    k->work = room_of(bytes);
+    k->work = memory_of(bytes);
     return COLO_OK;
 }
 
@@ -304,9 +304,9 @@ static colo_linear_upstream_t upstream_of(const rank_t *k)
         .logp = c->factor[0],
         .entropy = p->want_entropy ? c->factor[1] : 0,
         .loss = p->want_loss ? c->factor[2] : 0,
-        .d_logp = c->arrays ? room_at(&k->up[0]) : NULL,
-        .d_entropy = c->arrays ? room_at(&k->up[1]) : NULL,
-        .d_loss = c->arrays ? room_at(&k->up[2]) : NULL,
+        .d_logp = c->arrays ? memory_at(&k->up[0]) : NULL,
+        .d_entropy = c->arrays ? memory_at(&k->up[1]) : NULL,
+        .d_loss = c->arrays ? memory_at(&k->up[2]) : NULL,
         .mean = c->mean,
     };
 }
@@ -325,10 +325,10 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
     linear_case_t *c = k->c;
     const colo_linear_upstream_t up =
         c->config.mode == COLO_LINEAR_EARLY
-            ? (colo_linear_upstream_t){.loss = EARLY / 0.5, .d_loss = room_at(&k->half)}
+            ? (colo_linear_upstream_t){.loss = EARLY / 0.5, .d_loss = memory_at(&k->half)}
             : upstream_of(k);
     wait_for_place();
-    room_fetch(&k->kept);
+    memory_fetch(&k->kept);
     const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
     uint64_t first = 0;
     for (int turn = 0; turn <= (int)c->twice; turn++) {
@@ -337,19 +337,19 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
             fill(c->config.d_weight_dtype, &k->d_b, k->rows, 0);
         }
         rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
-        rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, room_at(&k->work),
+        rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, memory_at(&k->work),
                                               stream()));
         wait_for_place();
-        room_fetch(&k->d_h);
-        room_fetch(&k->d_w);
-        room_fetch(&k->d_b);
+        memory_fetch(&k->d_h);
+        memory_fetch(&k->d_w);
+        memory_fetch(&k->d_b);
         uint64_t all = hash_bytes(k->d_h.data, k->d_h.bytes) ^
                        hash_bytes(k->d_w.data, k->d_w.bytes) << 1 ^
                        hash_bytes(k->d_b.data, k->d_b.bytes) << 2;
         c->second_differs[k->world] |= turn && all != first;
         first = all;
     }
-    room_fetch(&k->kept);
+    memory_fetch(&k->kept);
     c->kept_changed[k->world] = kept != hash_bytes(k->kept.data, k->kept.bytes);
     return COLO_OK;
 }
@@ -377,12 +377,12 @@ static colo_status_t run_passes(rank_t *k)
     colo_linear_batch_t batch = {&hidden, &targets, max_valid_of(k), c->support ? &support : NULL};
     colo_linear_grads_t grads = {frozen_h ? NULL : &d_h, frozen_w ? NULL : &d_w,
                                  frozen_w || !c->has_bias ? NULL : &d_b};
-    int64_t *counts = room_at(&k->counts);
+    int64_t *counts = memory_at(&k->counts);
     colo_logprob_out_t out = {
-        .logp = room_at(&k->out[0]),
-        .entropy = p->want_entropy ? room_at(&k->out[1]) : NULL,
-        .loss = p->want_loss ? room_at(&k->out[2]) : NULL,
-        .correct = p->want_correct ? room_at(&k->correct) : NULL,
+        .logp = memory_at(&k->out[0]),
+        .entropy = p->want_entropy ? memory_at(&k->out[1]) : NULL,
+        .loss = p->want_loss ? memory_at(&k->out[2]) : NULL,
+        .correct = p->want_correct ? memory_at(&k->correct) : NULL,
         .n_valid = counts,
         .n_invalid = counts + 1,
     };
@@ -394,17 +394,17 @@ static colo_status_t run_passes(rank_t *k)
     if (c->loss_mode) {
         const colo_linear_upstream_t up = upstream_of(k);
         rank_try(new_workspace(k, COLO_LINEAR_LOSS));
-        rank_try(colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, room_at(&k->work),
+        rank_try(colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, memory_at(&k->work),
                                           stream()));
     } else {
         for (int turn = 0; turn <= (int)c->checkpoint; turn++) {
             bool last = turn == (int)c->checkpoint, keeps = last && !c->no_saved;
             if (keeps) {
                 rank_try(colo_linear_logprob_saved_size(k->linear, T, max_valid_of(k), &bytes));
-                k->kept = room_of(bytes);
+                k->kept = memory_of(bytes);
             }
             rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
-            void *kept = room_at(&k->kept), *work = room_at(&k->work);
+            void *kept = memory_at(&k->kept), *work = memory_at(&k->work);
             colo_linear_upstream_t up = upstream_of(k);
             up.logp /= EARLY;
             up.entropy /= EARLY;
@@ -421,13 +421,13 @@ static colo_status_t run_passes(rank_t *k)
     colo_comm_stats(k->dp, &c->head_forward[k->world]);
     wait_for_place();
     memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
-    room_send(&k->gathered);
+    memory_send(&k->gathered);
     if (!c->loss_mode && !c->no_saved)
         rank_try(run_backward(k, &saved, &grads));
     colo_comm_stats(k->tp, &c->tp_all[k->world]);
     colo_comm_stats(k->dp, &c->head_all[k->world]);
     if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
-        void *sum_w = room_at(&k->d_w), *sum_b = room_at(&k->d_b);
+        void *sum_w = memory_at(&k->d_w), *sum_b = memory_at(&k->d_b);
         rank_try(colo_comm_all_reduce(k->dp, sum_w, sum_w, k->rows * H, dw, COLO_SUM, stream()));
         rank_try(colo_comm_all_reduce(k->dp, sum_b, sum_b, k->rows, dw, COLO_SUM, stream()));
     }
@@ -439,12 +439,12 @@ static void collect(rank_t *k)
     linear_case_t *c = k->c;
     const int64_t H = c->hidden;
     wait_for_place();
-    const room_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,
-                           &k->kept,   &k->d_h,    &k->d_w,      &k->d_b,     &k->out[0],
-                           &k->out[1], &k->out[2], &k->targets,  &k->correct, &k->counts};
+    const memory_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,
+                             &k->kept,   &k->d_h,    &k->d_w,      &k->d_b,     &k->out[0],
+                             &k->out[1], &k->out[2], &k->targets,  &k->correct, &k->counts};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        room_fetch(all[i]);
-        c->spilled[k->world] |= all[i]->block && room_spilled(all[i]);
+        memory_fetch(all[i]);
+        c->spilled[k->world] |= all[i]->block && memory_spilled(all[i]);
     }
     if (c->config.logprob.want_correct)
         memcpy(c->correct[k->world], k->correct.data, (size_t)c->tokens);
@@ -501,12 +501,12 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 
 static void rank_free(rank_t *k)
 {
-    room_t *all[] = {&k->weight, &k->bias,    &k->gathered, &k->hidden, &k->work,
-                     &k->kept,   &k->d_h,     &k->d_w,      &k->d_b,    &k->up[0],
-                     &k->up[1],  &k->up[2],   &k->half,     &k->out[0], &k->out[1],
-                     &k->out[2], &k->targets, &k->correct,  &k->counts, &k->lists};
+    memory_t *all[] = {&k->weight, &k->bias,    &k->gathered, &k->hidden, &k->work,
+                       &k->kept,   &k->d_h,     &k->d_w,      &k->d_b,    &k->up[0],
+                       &k->up[1],  &k->up[2],   &k->half,     &k->out[0], &k->out[1],
+                       &k->out[2], &k->targets, &k->correct,  &k->counts, &k->lists};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        room_free(all[i]);
+        memory_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);
     colo_lm_head_destroy(&k->head);
     colo_comm_destroy(&k->tp);

@@ -5,10 +5,10 @@
  */
 #include "harness/harness.h"
 
-enum { T = 3, V = 5, ROOM = 4096 };
+enum { T = 3, V = 5, CAPACITY = 4096 };
 
 static colo_comm_t *alone;
-static _Alignas(COLO_ALIGNMENT) unsigned char saved_room[ROOM], work_room[ROOM];
+static _Alignas(COLO_ALIGNMENT) unsigned char saved_memory[CAPACITY], work_memory[CAPACITY];
 static double z[T * V], d[T * V], line[T], other[T];
 static int64_t ids[T] = {0, 1, 2};
 static colo_tensor_t logits, d_logits, targets, values, column;
@@ -85,16 +85,16 @@ static const struct {
 T_CASE(memory_past_a_multiple_of_256_is_refused)
 {
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
-        assert_ok(calls[i].call(calls[i].saves ? saved_room : NULL, work_room));
+        assert_ok(calls[i].call(calls[i].saves ? saved_memory : NULL, work_memory));
         for (int past = 8; past < COLO_ALIGNMENT; past *= 2) {
             char text[96];
             snprintf(text, sizeof text, "%s: workspace is %d past a multiple of 256 bytes, ",
                      calls[i].name, past);
-            assert_fails(calls[i].call(NULL, work_room + past), COLO_ERR_ARG, text);
+            assert_fails(calls[i].call(NULL, work_memory + past), COLO_ERR_ARG, text);
             snprintf(text, sizeof text, "%s: saved memory is %d past a multiple of 256 bytes, ",
                      calls[i].name, past);
             if (calls[i].saves)
-                assert_fails(calls[i].call(saved_room + past, work_room), COLO_ERR_ARG, text);
+                assert_fails(calls[i].call(saved_memory + past, work_memory), COLO_ERR_ARG, text);
         }
     }
 }

@@ -28,14 +28,14 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, self)); /* of a group of one: gathers to itself */
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
-    size_t bytes[3], kept, room = 0;
+    size_t bytes[3], kept, capacity = 0;
     for (int p = 0; p < 3; p++) {
         assert_ok(
             colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)p, T, -1, &bytes[p]));
-        room = bytes[p] > room ? bytes[p] : room;
+        capacity = bytes[p] > capacity ? bytes[p] : capacity;
     }
     assert_ok(colo_linear_logprob_saved_size(linear, T, -1, &kept));
-    unsigned char *work = aligned_alloc(256, (room + 255) / 256 * 256);
+    unsigned char *work = aligned_alloc(256, (capacity + 255) / 256 * 256);
     unsigned char *buffer = aligned_alloc(256, (kept + 255) / 256 * 256);
     unsigned char *gathered =
         aligned_alloc(256, (colo_lm_head_gathered_size(head) + 255) / 256 * 256);

@@ -298,7 +298,7 @@ T_CASE(a_flat_part_of_another_size_is_refused)
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3,
                                     .partition = COLO_LM_HEAD_FLAT};
-    static _Alignas(256) unsigned char room[256];
+    static _Alignas(256) unsigned char memory[256];
     float w[12] = {0};
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 1, (int64_t[]){11});
     assert_ok(colo_comm_create_self(&self));
@@ -312,13 +312,13 @@ T_CASE(a_flat_part_of_another_size_is_refused)
     assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "partition 2 is unknown");
     config.partition = COLO_LM_HEAD_FLAT;
     assert_ok(colo_lm_head_create(&head, &config, self));
-    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_SHAPE,
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, memory), COLO_ERR_SHAPE,
                  "11 elements, expected 1 axis of 12 or 12, elements 0 to 12 of 4 x 3");
     weight.shape[0] = 12;
-    weight.data = room + 4;
-    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_ARG, "lies in gathered");
-    weight.data = room;
-    assert_ok(colo_lm_head_bind(head, &weight, NULL, room));
+    weight.data = memory + 4;
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, memory), COLO_ERR_ARG, "lies in gathered");
+    weight.data = memory;
+    assert_ok(colo_lm_head_bind(head, &weight, NULL, memory));
     colo_lm_head_destroy(&head);
     colo_comm_destroy(&self);
 }
@@ -389,7 +389,7 @@ T_CASE(misuse_is_told_with_its_numbers)
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 0};
     float w[12] = {0};
-    static _Alignas(256) unsigned char room[256];
+    static _Alignas(256) unsigned char memory[256];
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){4, 3});
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "hidden is 0");
@@ -405,26 +405,26 @@ T_CASE(misuse_is_told_with_its_numbers)
     config.rows = 4;
     assert_ok(colo_lm_head_create(&head, &config, self));
     assert_fails(colo_lm_head_start(head, NULL), COLO_ERR_STATE, "no weight is bound");
-    assert_fails(colo_lm_head_bind(head, &weight, &weight, room), COLO_ERR_ARG,
+    assert_fails(colo_lm_head_bind(head, &weight, &weight, memory), COLO_ERR_ARG,
                  "bias is given, the head has no bias");
     assert_fails(colo_lm_head_bind(head, &weight, NULL, NULL), COLO_ERR_ARG, "needs 256 bytes");
-    assert_fails(colo_lm_head_bind(head, &weight, NULL, room + 8), COLO_ERR_ARG,
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, memory + 8), COLO_ERR_ARG,
                  "8 past a multiple of 256");
     weight.shape[0] = 3;
-    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_SHAPE,
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, memory), COLO_ERR_SHAPE,
                  "weight: 2 axes, [3, 3], expected 2: [4, 3], rows 0 to 4 of 4");
     weight.shape[0] = 4;
-    weight.data = room + 4;
-    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_ARG, "lies in gathered");
+    weight.data = memory + 4;
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, memory), COLO_ERR_ARG, "lies in gathered");
     weight.data = w;
-    assert_ok(colo_lm_head_bind(head, &weight, NULL, room));
+    assert_ok(colo_lm_head_bind(head, &weight, NULL, memory));
     assert_fails(colo_lm_head_finish(head, NULL, NULL, NULL), COLO_ERR_STATE,
                  "no gather was started");
     assert_fails(colo_lm_head_release(head, NULL), COLO_ERR_STATE, "it is not available");
     assert_ok(colo_lm_head_start(head, NULL));
     assert_fails(colo_lm_head_start(head, NULL), COLO_ERR_STATE, "it is already in flight");
     assert_fails(colo_lm_head_release(head, NULL), COLO_ERR_STATE, "colo_lm_head_finish() first");
-    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_STATE,
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, memory), COLO_ERR_STATE,
                  "bind while a gather is in flight");
     assert_ok(colo_lm_head_finish(head, NULL, NULL, NULL));
     assert_ok(colo_lm_head_release(head, NULL));
@@ -437,33 +437,35 @@ static colo_status_t astray(colo_comm_t *world, void *arg)
 {
     static _Alignas(256) float shared[2][256];
     const int me = colo_comm_rank(world);
-    float *room = shared[me], b[2];
+    float *memory = shared[me], b[2];
     const int64_t two = 2, dense[] = {2, 3};
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3,
                                     .has_bias = true};
-    colo_tensor_t w = colo_tensor_host(room, COLO_F32, 2, dense);
+    colo_tensor_t w = colo_tensor_host(memory, COLO_F32, 2, dense);
     colo_tensor_t bias = colo_tensor_host(b, COLO_F32, 1, &two);
     rank_try(colo_lm_head_create(&head, &config, world));
-    rank_check(colo_lm_head_gathered_size(head) == t_rounded(4 * 4 * sizeof *room));
+    rank_check(colo_lm_head_gathered_size(head) == t_rounded(4 * 4 * sizeof *memory));
     struct {
         float *at;
         int64_t step;
         bool fine;
-    } tries[] = {
-        {room + 8 * me, 4, true},        {room + 8 * me, 3, false}, /* dense, as without a bias */
-        {room + 8 * (1 - me), 4, false}, {room + 64, 3, true},      /* right behind it */
-        {room + 63, 3, false},           {room + 10, 4, false}};
+    } tries[] = {{memory + 8 * me, 4, true},
+                 {memory + 8 * me, 3, false}, /* dense, as without a bias */
+                 {memory + 8 * (1 - me), 4, false},
+                 {memory + 64, 3, true}, /* right behind it */
+                 {memory + 63, 3, false},
+                 {memory + 10, 4, false}};
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
         w.data = tries[i].at;
         w.stride[0] = tries[i].step;
-        rank_check((colo_lm_head_bind(head, &w, &bias, room) == COLO_OK) == tries[i].fine);
+        rank_check((colo_lm_head_bind(head, &w, &bias, memory) == COLO_OK) == tries[i].fine);
     }
-    w.data = room + 64;
-    bias.data = room + 63;
-    rank_check(colo_lm_head_bind(head, &w, &bias, room) == COLO_ERR_ARG);
-    bias.data = room + 80;
-    rank_check(colo_lm_head_bind(head, &w, &bias, room + 128) == COLO_OK);
+    w.data = memory + 64;
+    bias.data = memory + 63;
+    rank_check(colo_lm_head_bind(head, &w, &bias, memory) == COLO_ERR_ARG);
+    bias.data = memory + 80;
+    rank_check(colo_lm_head_bind(head, &w, &bias, memory + 128) == COLO_OK);
     colo_lm_head_destroy(&head);
     return COLO_OK;
 }

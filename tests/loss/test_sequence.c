@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-enum { ROWS = 5, COLUMNS = 40, ROOM = 64, RANKS = 8, MOST = ROWS * ROOM, IGNORE = -77 };
+enum { ROWS = 5, COLUMNS = 40, CAPACITY = 64, RANKS = 8, MOST = ROWS * CAPACITY, IGNORE = -77 };
 
 typedef struct batch {
     colo_sequence_t seq; /* its arrays are set on each rank */
@@ -35,9 +35,9 @@ static int64_t code(int64_t row, int64_t x)
 
 static int64_t length_of(int64_t row)
 {
-    const int64_t room = b.cu[row + 1] - b.cu[row];
+    const int64_t capacity = b.cu[row + 1] - b.cu[row];
     return b.has_lengths ? b.lengths[row]
-           : b.packed    ? (room < b.seq.positions ? room : b.seq.positions)
+           : b.packed    ? (capacity < b.seq.positions ? capacity : b.seq.positions)
                          : b.seq.positions;
 }
 
@@ -55,8 +55,8 @@ static void draw(uint64_t *rng, int64_t cp, bool packed, bool left)
     b.seq.padded = t_below(rng, 2) && s % unit == 0 ? 0 : (s + unit - 1) / unit * unit;
     for (int64_t r = 0; r < b.seq.batch; r++) {
         b.lengths[r] = t_below(rng, 5) ? t_below(rng, s + 1) : t_below(rng, 2) ? s : 0;
-        int64_t room = (b.lengths[r] + unit - 1) / unit * unit + unit * t_below(rng, 2);
-        b.cu[r + 1] = b.cu[r] + room;
+        int64_t capacity = (b.lengths[r] + unit - 1) / unit * unit + unit * t_below(rng, 2);
+        b.cu[r + 1] = b.cu[r] + capacity;
     }
     memset(b.tokens, 0xff, sizeof b.tokens);
     memset(b.packed_tokens, 0xff, sizeof b.packed_tokens);
@@ -68,9 +68,9 @@ static void draw(uint64_t *rng, int64_t cp, bool packed, bool left)
     for (int64_t rank = 0; rank < cp; rank++) {
         b.n = 0;
         for (int64_t r = 0; r < b.seq.batch; r++) {
-            int64_t room = packed ? b.cu[r + 1] - b.cu[r] : b.seq.padded ? b.seq.padded : s;
-            ref_sequence_row(r, length_of(r), room, s, left && !packed, list);
-            b.n += ref_sequence_cut(list, room, cp, rank, b.want[rank] + b.n);
+            int64_t capacity = packed ? b.cu[r + 1] - b.cu[r] : b.seq.padded ? b.seq.padded : s;
+            ref_sequence_row(r, length_of(r), capacity, s, left && !packed, list);
+            b.n += ref_sequence_cut(list, capacity, cp, rank, b.want[rank] + b.n);
         }
     }
 }
@@ -103,13 +103,13 @@ static uint64_t total_ops(colo_comm_t *world)
 }
 
 /* Everything a rank needs, where its memory is. */
-typedef struct room {
+typedef struct memory {
     void *tokens, *targets, *mask, *local, *d_local, *out, *d_out, *workspace, *lengths, *cu;
     double *host;
     colo_comm_t *group;
-} room_t;
+} memory_t;
 
-static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
+static colo_status_t run_with(batch_t *g, colo_comm_t *world, memory_t *m)
 {
     const int r = colo_comm_rank(world);
     colo_sequence_t seq = g->seq;
@@ -188,7 +188,7 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
 
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
-    room_t m = {0};
+    memory_t m = {0};
     colo_status_t st = run_with(arg, world, &m);
     void *all[] = {m.tokens, m.targets, m.mask,      m.local,   m.d_local,
                    m.out,    m.d_out,   m.workspace, m.lengths, m.cu};
@@ -283,7 +283,7 @@ T_CASE(the_mask_of_a_batch_is_a_dense_sequence_on_one_rank)
     assert_memory_equal(mask, ((uint8_t[]){0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0}), 12);
 }
 
-T_CASE(rows_are_packed_with_room_for_every_split)
+T_CASE(rows_are_packed_with_padding_for_every_split)
 {
     const int64_t lengths[4] = {5, 0, 8, 1};
     int64_t cu[5] = {9, 9, 9, 9, 9};

@@ -3,7 +3,7 @@
  */
 #include "ref/ref_sequence.h"
 
-void ref_sequence_row(int64_t row, int64_t length, int64_t room, int64_t columns, bool left,
+void ref_sequence_row(int64_t row, int64_t length, int64_t capacity, int64_t columns, bool left,
                       ref_token_t *list)
 {
     int64_t at = 0, x = 0;
@@ -11,7 +11,7 @@ void ref_sequence_row(int64_t row, int64_t length, int64_t room, int64_t columns
         list[at++] = (ref_token_t){row, -1};
     while (x < length)
         list[at++] = (ref_token_t){row, x++};
-    while (at < room)
+    while (at < capacity)
         list[at++] = (ref_token_t){row, -1};
 }
 

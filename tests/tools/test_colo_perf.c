@@ -236,7 +236,7 @@ T_CASE(one_size_is_bars_without_what_moved_nothing)
     free(text);
 }
 
-T_CASE(what_has_no_room_is_said)
+T_CASE(what_does_not_fit_is_said)
 {
     for (int panels = 32; panels <= 33; panels++) {
         FILE *f = fopen(input, "w");

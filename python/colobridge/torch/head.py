@@ -12,7 +12,7 @@ from .. import _structs as s
 from .._lib import call, lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
-from .ready import Room
+from .ready import HostWorkspace
 
 
 class Core:
@@ -31,7 +31,7 @@ class Core:
             group.serves(self.linear, 'colo_linear_logprob_destroy')
         self.gathered = lib().colo_lm_head_gathered_size(self.head)
         self.used, self.kept = 0, True  # when; is it still among those of its communicator
-        self.room = Room()  # for the call that has the lock
+        self.on_host = HostWorkspace()  # for the call that has the lock
         self.bound: Any = None  # what the head was last told of its parameters
         self.lock = threading.Lock()  # one call at a time: graphs of one thread may go backward on two
 

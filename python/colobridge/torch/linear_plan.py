@@ -15,17 +15,17 @@ from ..tensor import make, torch_dtype
 from .head import Core
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
-from .ready import SLACK, SMALL, Room, View, aligned, entry, failed, like, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, table
 from .rows import Rows
 from .support import Listed
 from .tensors import checked, stream_of
 
 _CORES = 32  # C objects of other sizes or options, for a communicator
-_HOST_ROOM = 1 << 20  # bytes of workspace that a core keeps on the host
+_HOST_WORKSPACE = 1 << 20  # bytes of workspace that a core keeps on the host
 _clock = itertools.count()
 
 
-def _room(size: int, device: Any) -> tuple[Any, int]:
+def _workspace(size: int, device: Any) -> tuple[Any, int]:
     """(the tensor that holds it, address of @size bytes at a multiple of 256)"""
     import torch
     memory = torch.empty(size + 255, dtype=torch.uint8, device=device)
@@ -156,14 +156,14 @@ class _Ready:
         # of loss() and total(), which only forwards call, one at a time
         self.sums = s.LogprobOut()
         self.at_sums = at(self.sums)
-        self.numbers, self.mean_call, self.at = Room(), MeanCall(plan.mean), (0, 0, 0)
+        self.numbers, self.mean_call, self.at = HostWorkspace(), MeanCall(plan.mean), (0, 0, 0)
 
     def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
              place: Any) -> Any:
         """Says where the tokens and the head are; what it returns has to live as long as the call.
         place: View.point of a forward, View.again of a backward."""
         plan, core = self.plan, self.core
-        whole = memory = room = None
+        whole = memory = workspace = None
         if plan.scatter:
             whole = plan.empty((plan.rows.count, plan.rows.columns), dtype=plan.dtype,
                                device=plan.device)
@@ -177,11 +177,11 @@ class _Ready:
         if bias is not None:
             bias = place(plan.bias, self.bias, bias)
         if core.gathered:
-            memory, room = _room(core.gathered, plan.device)
+            memory, workspace = _workspace(core.gathered, plan.device)
         elif core.bound == (self.number, self.weight.data, self.bias and self.bias.data):
             return whole, hidden, target, weight, bias  # the head has just this already
         core.bound = None
-        status = self.run_bind(core.head, *self.at_parameters, room)
+        status = self.run_bind(core.head, *self.at_parameters, workspace)
         if status < 0:
             raise failed(status)
         core.bound = self.number, self.weight.data, self.bias and self.bias.data
@@ -201,9 +201,9 @@ class _Ready:
         if size is None:
             size = self.sizes[which] = self.core.workspace(which, self.plan.rows.count,
                                                            self.plan.max_valid)
-        if size <= _HOST_ROOM and not self.plan.cuda:
-            return None, self.core.room.of(size)
-        return _room(size, self.plan.device)
+        if size <= _HOST_WORKSPACE and not self.plan.cuda:
+            return None, self.core.on_host.of(size)
+        return _workspace(size, self.plan.device)
 
     def gradients(self, weight: Any, bias: Any, main: Any) -> tuple[Any, Any, Any]:
         """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to."""
@@ -236,11 +236,11 @@ class _Ready:
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out = self.outputs()
-            work, room = self.work(s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE)
+            work, workspace = self.work(s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE)
             kept, small, buffer = self.keep() if backward else (None, None, None)
             status = self.run_forward(
                 self.core.linear, self.at_batch, self.at_out, self.at_made if backward else None,
-                buffer, room, stream_of(plan.device) if plan.cuda else None)
+                buffer, workspace, stream_of(plan.device) if plan.cuda else None)
             if status < 0:
                 raise failed(status)
         del held, work
@@ -256,7 +256,7 @@ class _Ready:
         if self.kept_type is not None:
             small = self.kept_type()
             return None, small, (c.addressof(small) + 255) & ~255
-        kept, buffer = _room(self.kept_size, plan.device)
+        kept, buffer = _workspace(self.kept_size, plan.device)
         return kept.narrow(0, buffer - kept.data_ptr(), self.kept_size), None, buffer
 
     def early(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
@@ -269,10 +269,10 @@ class _Ready:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out, at_out = ([], self.at_sums) if plan.unseen else (self.outputs(), self.at_out)
             losses = self.place(out, group)
-            work, room = self.work(s.LINEAR_FORWARD)
+            work, workspace = self.work(s.LINEAR_FORWARD)
             kept, small, buffer = self.keep()
             status = self.run_early(self.core.linear, self.at_batch, self.at_whole, at_out, self.at_made,
-                                    buffer, room, stream_of(plan.device) if plan.cuda else None)
+                                    buffer, workspace, stream_of(plan.device) if plan.cuda else None)
             if status < 0:
                 raise failed(status)
         del held, work
@@ -303,13 +303,13 @@ class _Ready:
                 self.saved.memory = (c.addressof(small) + 255) & ~255
             else:
                 if kept.data_ptr() % 256:  # a hook of saved tensors brought them back to another place
-                    moved, at = _room(self.kept_size, plan.device)
+                    moved, at = _workspace(self.kept_size, plan.device)
                     kept = moved.narrow(0, at - moved.data_ptr(), self.kept_size).copy_(kept)
                 self.saved.memory = kept.data_ptr()
             self.saved.valid = True
-            work, room = self.work(s.LINEAR_BACKWARD)
+            work, workspace = self.work(s.LINEAR_BACKWARD)
             status = self.run_backward(
-                self.core.linear, self.at_saved, self.at_upstream, self.at_grads, room,
+                self.core.linear, self.at_saved, self.at_upstream, self.at_grads, workspace,
                 stream_of(plan.device) if plan.cuda else None)
             if status < 0:
                 raise failed(status)
@@ -344,8 +344,8 @@ class _Ready:
     def _in_one_pass(self, weight: Any, bias: Any, upstream: int, out: int) -> tuple[Any, Any, Any]:
         """Outputs and gradients of what bind() was told."""
         grads = self.gradients(weight, bias, None)
-        work, room = self.work(s.LINEAR_LOSS)
-        status = self.run_loss(self.core.linear, self.at_batch, upstream, out, self.at_grads, room,
+        work, workspace = self.work(s.LINEAR_LOSS)
+        status = self.run_loss(self.core.linear, self.at_batch, upstream, out, self.at_grads, workspace,
                                stream_of(self.plan.device) if self.plan.cuda else None)
         if status < 0:
             raise failed(status)
@@ -359,22 +359,22 @@ class _Ready:
         size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
         if self.plan.cuda or size > SMALL:
             holds = self.plan.empty(size // 8 + SLACK, dtype=self.plan.f64, device=self.plan.device)
-            room = aligned(holds.data_ptr())
+            workspace = aligned(holds.data_ptr())
         else:
-            room = self.numbers.of(size)
-        valid = room + parts
+            workspace = self.numbers.of(size)
+        valid = workspace + parts
         if self.plan.unseen:
             self.sums.n_valid, self.sums.loss = valid, valid + 8
-            self.at = room, valid, valid + 8
+            self.at = workspace, valid, valid + 8
         else:
-            self.at = room, out[1].data_ptr(), out[0].data_ptr()
+            self.at = workspace, out[1].data_ptr(), out[0].data_ptr()
         return holds
 
     def total(self, mean: bool, weights: Any, group: Comm) -> tuple[Any, Any, Any, Any]:
         """(value, num, den) of what loss() left, and d value / d num, fp64."""
-        room, valid, losses = self.at
+        workspace, valid, losses = self.at
         if weights is not None:
             return self.plan.mean.weighted(losses, weights, mean, group)
         factor = self.plan.empty_like(self.plan.mean.factor)
-        return *self.plan.mean.forward(self.mean_call, losses, valid, factor.data_ptr(), room, mean,
+        return *self.plan.mean.forward(self.mean_call, losses, valid, factor.data_ptr(), workspace, mean,
                                        group), factor

@@ -17,7 +17,7 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
 from .ranks import alone
-from .ready import SLACK, SMALL, Room, View, aligned, entry, failed, like, scalars, table
+from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
 from .tensors import eager, once, saved_tensors, stream_of, written
@@ -97,7 +97,7 @@ def _i64() -> Any:
 
 class _Call:
     """The C structs of one call under way."""
-    __slots__ = ('saved', 'logits', 'targets', 'mask', 'support', 'd_logits', 'out', 'made', 'upstream', 'room', 'batch',
+    __slots__ = ('saved', 'logits', 'targets', 'mask', 'support', 'd_logits', 'out', 'made', 'upstream', 'on_host', 'batch',
                  'forward', 'backward', 'at_out', 'at_made', 'mean', 'of')
 
     def __init__(self, plan: 'LogprobPlan'):
@@ -111,7 +111,7 @@ class _Call:
         self.mask = plan.mask and plan.mask.copy()
         self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
         self.out, self.made, self.upstream = out(), saved(), upstream()
-        self.room, self.mean, self.of = Room(), None, 0  # the last two: NllPlan's
+        self.on_host, self.mean, self.of = HostWorkspace(), None, 0  # the last two: NllPlan's
         self.batch = batch(*(t and c.pointer(t) for t in (self.logits, self.targets, self.mask)[:plan.INPUTS]))
         if isinstance(plan.targets, Listed):
             self.support = plan.targets.attach(self.targets, self.saved.support)
@@ -170,18 +170,18 @@ class LogprobPlan:
     def saved_of(self, dtype: int) -> tuple[int, ...]:
         return dtype, self.rows.count
 
-    def memory(self, now: _Call, keeps: bool, workspace: int) -> tuple[Any, Any, Any, int]:
+    def memory(self, now: _Call, keeps: bool, size_of_workspace: int) -> tuple[Any, Any, Any, int]:
         """(what is kept for backward, its address; what holds workspace, its address). On the host what is
         small is no tensor, which would cost more."""
         kept = at = apart = None
         size, words = self.saved + self.EXTRA if keeps else 0, 0
-        if workspace > SMALL:
-            apart = self.empty((workspace + 7) // 8 + SLACK, dtype=self.f64, device=self.device)
-            room = aligned(apart.data_ptr())
+        if size_of_workspace > SMALL:
+            apart = self.empty((size_of_workspace + 7) // 8 + SLACK, dtype=self.f64, device=self.device)
+            workspace = aligned(apart.data_ptr())
         elif self.cuda:
-            room, words = 0, (workspace + 7) // 8
+            workspace, words = 0, (size_of_workspace + 7) // 8
         else:
-            room = now.room.of(workspace)
+            workspace = now.on_host.of(size_of_workspace)
         if keeps and self.small is not None:
             kept = self.small()
             at = aligned(c.addressof(kept))
@@ -189,10 +189,10 @@ class LogprobPlan:
             held = self.empty(size + words + 2 * SLACK, dtype=self.f64, device=self.device)
             at = aligned(held.data_ptr())
             if words:
-                apart, room = held, aligned(at + 8 * size)
+                apart, workspace = held, aligned(at + 8 * size)
             if keeps:  # from its first number on: what a hook or a recomputation brings back lies elsewhere
                 kept = held[(at - held.data_ptr()) // 8:] if at != held.data_ptr() else held
-        return kept, at, apart, room
+        return kept, at, apart, workspace
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any = None) -> tuple[list[Any], Any]:
         """(outputs [T] or [shape], what backward needs: None unless @keeps)"""
@@ -206,7 +206,7 @@ class LogprobPlan:
                 t = self.empty_like(kind)
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
-            stats, at, apart, room = self.memory(now, keeps, self.workspace)
+            stats, at, apart, workspace = self.memory(now, keeps, self.workspace)
             self.logits.point(now.logits, logits)
             if target is not None:
                 self.targets.point(now.targets, target)
@@ -214,7 +214,7 @@ class LogprobPlan:
                 self.mask.point(now.mask, mask)
             status = self.run_forward(
                 *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
-                at if keeps else None, room,
+                at if keeps else None, workspace,
                 stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)

@@ -321,12 +321,12 @@ class _Sum:
             d = torch.empty_like(values) if keeps else None
             tensors = [None if t is None else checked(t.reshape(-1), what) for t, what in (
                 (values, 'values'), (weights, 'weights'), (mask, 'mask'), (d, 'd_values'))]
-            room = torch.empty(SLACK + lib().colo_loss_weighted_workspace_size(comm.size) // 8 + 4,
+            memory = torch.empty(SLACK + lib().colo_loss_weighted_workspace_size(comm.size) // 8 + 4,
                                dtype=torch.float64, device=values.device)
             out = torch.empty(4, dtype=torch.float64, device=values.device)  # colo_weighted_t
             at = [None if t is None else c.addressof(t) for t in tensors]
             status = entry('colo_loss_weighted_sum')(
-                *at[:3], comm.handle, out.data_ptr(), at[3], aligned(room.data_ptr()), stream_of(values.device))
+                *at[:3], comm.handle, out.data_ptr(), at[3], aligned(memory.data_ptr()), stream_of(values.device))
             if status < 0:
                 raise failed(status)
         num, weight, _, value = out.unbind()

@@ -101,15 +101,15 @@ class Mean:
             values, weigh = (s.Tensor.from_buffer_copy(self.losses) for _ in range(2))
             values.data, weigh.data = losses, weights.data_ptr()
             parts = self.workspace(comm)
-            room = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=self.device)
-            at = aligned(room.data_ptr())
+            memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=self.device)
+            at = aligned(memory.data_ptr())
             status = self.run_weighted(
                 c.addressof(values), c.addressof(weigh), None, comm.handle, at + parts, None, at,
                 stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
-            first = (at + parts - room.data_ptr()) // 8  # colo_weighted_t: num, weight, den, value
-            num, den = room[first].clone(), room[first + 1].clone()
+            first = (at + parts - memory.data_ptr()) // 8  # colo_weighted_t: num, weight, den, value
+            num, den = memory[first].clone(), memory[first + 1].clone()
             factor = torch.where(den > 0, 1 / den, 1.0) if mean else torch.ones_like(den)
             return (num * factor).to(self.value.dtype), num, den, factor
         except BaseException as why:
@@ -149,8 +149,8 @@ class NllPlan(LogprobPlan):
         # loss's own, and the factor.
         try:
             parts = _parts(group.size)
-            stats, at, apart, room = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
-            n_valid, out = room + parts + self.workspace + 8, now.out
+            stats, at, apart, workspace = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
+            n_valid, out = workspace + parts + self.workspace + 8, now.out
             if now.of != n_valid:
                 now.of = out.n_valid = n_valid
                 out.loss = n_valid + 8
@@ -158,7 +158,7 @@ class NllPlan(LogprobPlan):
             self.targets.point(now.targets, target)
             status = self.run_forward(
                 *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
-                at if keeps else None, room + parts,
+                at if keeps else None, workspace + parts,
                 stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
@@ -167,7 +167,7 @@ class NllPlan(LogprobPlan):
             groups.refuse(group, why)
             raise
         factor = at + 8 * self.saved if keeps else n_valid - 8
-        numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, room, mean, group)
+        numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, workspace, mean, group)
         self.calls.append(now)
         del apart
         return (*numbers, stats)
@@ -178,11 +178,11 @@ class NllPlan(LogprobPlan):
         held = None
         if self.cuda or self.mean.bytes > SMALL:
             held = self.empty(self.mean.bytes // 8, dtype=self.f64, device=self.device)
-            room = held.data_ptr()
+            workspace = held.data_ptr()
         else:
-            room = now.room.of(self.mean.bytes)
-        self.mean.backward(now.mean, stats + 8 * self.saved, *upstream, room)
-        now.upstream.d_loss = room
+            workspace = now.on_host.of(self.mean.bytes)
+        self.mean.backward(now.mean, stats + 8 * self.saved, *upstream, workspace)
+        now.upstream.d_loss = workspace
         return held
 
 
@@ -224,16 +224,16 @@ def _functions() -> tuple[Any, Any]:
             try:
                 made = _mean(loss.numel(), loss.dtype, loss.device)
                 rows = loss.contiguous()
-                room = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64,
+                memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64,
                                    device=loss.device)
             except BaseException as why:
                 groups.refuse(comm, why)
                 raise
-            at = room.data_ptr()
+            at = memory.data_ptr()
             value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), at,
                                            aligned(at + 8), mean, comm)
             ctx.made, ctx.shape = made, loss.shape
-            ctx.save_for_backward(room)
+            ctx.save_for_backward(memory)
             ctx.set_materialize_grads(False)
             side.append(den)
             return value, num
@@ -242,9 +242,9 @@ def _functions() -> tuple[Any, Any]:
         @once
         def backward(ctx: Any, *upstream: Any) -> Any:
             made = ctx.made
-            room, = ctx.saved_tensors  # held: a hook of saved tensors may have made it for this call alone
+            memory, = ctx.saved_tensors  # held: a hook of saved tensors may have made it for this call alone
             d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
-            made.backward(MeanCall(made), room.data_ptr(), *upstream, d.data_ptr())
+            made.backward(MeanCall(made), memory.data_ptr(), *upstream, d.data_ptr())
             return d, None, None, None, None
 
     class Weighted(torch.autograd.Function):

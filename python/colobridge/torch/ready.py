@@ -120,7 +120,7 @@ def aligned(address: int) -> int:
     return (address + 255) & ~255
 
 
-class Room:
+class HostWorkspace:
     """Workspace of calls on the host, at a multiple of 256; grows."""
     __slots__ = ('memory', 'size', 'at')
 

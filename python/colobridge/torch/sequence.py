@@ -123,19 +123,19 @@ class _Gather:
         import torch
         size = c.c_size_t()
         call('colo_sequence_workspace_size', raw, checked(like, 'values').dtype, c.byref(size))
-        room = torch.empty((size.value + 7) // 8 + SLACK, dtype=torch.float64, device=like.device)
-        return room, aligned(room.data_ptr())
+        memory = torch.empty((size.value + 7) // 8 + SLACK, dtype=torch.float64, device=like.device)
+        return memory, aligned(memory.data_ptr())
 
     @classmethod
     def forward(cls, ctx: Any, local: Any, keeps: bool, seq: Sequence, comm: Any, adjoint: str) -> Any:
         import torch
         with groups.telling(comm):
             raw, flat = seq.on(local.device), local.contiguous().view(-1)
-            room, at = cls.workspace(raw, flat)
+            memory, at = cls.workspace(raw, flat)
             out = torch.empty(seq.batch, seq.positions - 1, dtype=local.dtype, device=local.device)
             call('colo_sequence_gather', raw, checked(flat, 'values'), checked(out, 'out'), comm.handle, at,
                  stream_of(local.device))
-        del room
+        del memory
         if keeps:
             ctx.seq, ctx.comm, ctx.adjoint, ctx.shape = seq, comm, adjoint, local.shape
         return out,
@@ -148,8 +148,8 @@ class _Gather:
         with groups.telling(ctx.comm):
             raw, d_out = ctx.seq.on(d_out.device), d_out.contiguous()
             d = torch.empty(ctx.shape, dtype=d_out.dtype, device=d_out.device)
-            room, at = cls.workspace(raw, d_out)
+            memory, at = cls.workspace(raw, d_out)
             call('colo_sequence_gather_backward', raw, _ADJOINT[ctx.adjoint], checked(d_out, 'd_out'),
                  checked(d.view(-1), 'd_values'), ctx.comm.handle, at, stream_of(d_out.device))
-        del room
+        del memory
         return d

@@ -144,8 +144,8 @@ static colo_status_t combine_slice(struct colo_operation *r, const char *send, c
 {
     const int32_t n = r->c->size;
     const int64_t longest = count / n + (count % n > 0);
-    const int64_t room = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN;
-    const int64_t most = room / (int64_t)colo_dtype_size(dtype);
+    const int64_t bytes_each = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN;
+    const int64_t most = bytes_each / (int64_t)colo_dtype_size(dtype);
     const int64_t step = longest < most ? longest : most;
     for (int64_t at = 0; at < longest; at += step)
         COLO_TRY(combine_window(r, send, dst, count, at, step, dtype, op));

@@ -35,8 +35,8 @@ static colo_status_t make(colo_comm_t *c, struct colo_p2p **out)
 }
 
 /* Does the gather fit what every rank has registered? */
-static colo_status_t check_room(const struct colo_peer *p, const colo_share_t *s,
-                                const struct colo_gather *g, size_t bytes)
+static colo_status_t check_memory(const struct colo_peer *p, const colo_share_t *s,
+                                  const struct colo_gather *g, size_t bytes)
 {
     for (int32_t k = 0; k < p->size; k++)
         if (s->bytes[k] < g->offset + bytes * (size_t)p->size)
@@ -61,7 +61,7 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     if (send != (const char *)recv + (size_t)c->rank * bytes ||
         !colo_peer_table.find(c, recv, bytes * (size_t)c->size, &g->id, &g->offset))
         g->id = -1;
-    colo_status_t st = g->id < 0 ? COLO_OK : check_room(p, colo_peer_memory(p, g->id), g, bytes);
+    colo_status_t st = g->id < 0 ? COLO_OK : check_memory(p, colo_peer_memory(p, g->id), g, bytes);
     if (x->gather_agreed != registered || c->check >= 2) {
         uint64_t place = colo_hash_i64(COLO_HASH_INIT, g->id);
         place = g->id < 0 ? place : colo_hash_i64(place, (int64_t)g->offset);

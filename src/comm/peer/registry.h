@@ -140,8 +140,8 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
 struct colo_p2p_list {          /* of a shape or a ragged batch */
     struct colo_p2p_list *next; /* in p2p->lists */
     colo_k_p2p_t k[2];          /* by pass, all but the call */
-    char *host, *device;        /* of room bytes: segments and addends of both passes */
-    size_t room, bytes;
+    char *host, *device;        /* of capacity bytes: segments and addends of both passes */
+    size_t capacity, bytes;
     cudaEvent_t done; /* after the last call; recorded when it is dropped */
     bool used, sent;  /* by a call; to the device */
     bool taken;       /* by a shape or a batch */

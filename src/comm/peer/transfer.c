@@ -218,7 +218,7 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
 
 /* ---- memory for lists ---- */
 
-enum { LIST_ROOM = 64 << 10 }; /* bytes, at least */
+enum { LIST_BYTES = 64 << 10 }; /* bytes, at least */
 /* Blocks that are there from create on: of so many shapes calls may be under way before another one
  * makes a block. */
 enum { LISTS = 4 };
@@ -237,11 +237,11 @@ static colo_status_t list_new(struct colo_p2p *d, size_t bytes, struct colo_p2p_
     struct colo_p2p_list *l = calloc(1, sizeof *l);
     if (!l)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *l);
-    for (l->room = LIST_ROOM; l->room < bytes;)
-        l->room *= 2;
-    cudaError_t e = cudaMalloc((void **)&l->device, l->room);
+    for (l->capacity = LIST_BYTES; l->capacity < bytes;)
+        l->capacity *= 2;
+    cudaError_t e = cudaMalloc((void **)&l->device, l->capacity);
     if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&l->host, l->room, cudaHostAllocPortable);
+        e = cudaHostAlloc((void **)&l->host, l->capacity, cudaHostAllocPortable);
     if (e == cudaSuccess)
         e = cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming);
     if (e != cudaSuccess) {
@@ -270,7 +270,7 @@ colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_
 {
     const size_t first = lists_bytes(&pass[0]), bytes = first + lists_bytes(&pass[1]);
     struct colo_p2p_list *l = d->lists;
-    while (l && (l->room < bytes || !list_idle(l)))
+    while (l && (l->capacity < bytes || !list_idle(l)))
         l = l->next;
     if (!l)
         COLO_TRY(list_new(d, bytes, &l));
@@ -344,7 +344,7 @@ static void p2p_free(struct colo_p2p *d)
     free(d);
 }
 
-static colo_status_t make_room(struct colo_p2p *d)
+static colo_status_t make_mailboxes(struct colo_p2p *d)
 {
     const size_t bytes = mailboxes_bytes(d->peer);
     cudaError_t e = cudaMalloc((void **)&d->mailboxes, bytes);
@@ -366,7 +366,7 @@ static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[
 {
     struct colo_p2p_list *l;
     for (int i = 0; i < LISTS; i++)
-        COLO_TRY(list_new(d, LIST_ROOM, &l));
+        COLO_TRY(list_new(d, LIST_BYTES, &l));
     COLO_TRY(colo_p2p_load(d, pass));
     l = d->own;
     cudaError_t e =
@@ -386,7 +386,7 @@ colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo
         d->peer = p;
         atomic_fetch_add(&p->refs, 1);
         d->comm = c;
-        st = make_room(d);
+        st = make_mailboxes(d);
     }
     st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
     if (st == COLO_OK)
