@@ -8,7 +8,7 @@
  *
  * Logits path: forward and backward on [T, V/W] bf16 logits; floor: a kernel that only reads the
  * same bytes, and one that copies them. lm_head path: loss and logprob modes with d_hidden left
- * partial or summed; beside it the same V/W columns on a group of one, where nothing is gathered.
+ * partial or summed; with it the same V/W columns on a group of one, where nothing is gathered.
  * Sharded head: all V columns, sharded over the W ranks; the gather alone, and what it adds to
  * products that run meanwhile (the encoder's tail); by NCCL, and into registered memory, where GPUs
  * reach each other. A time is the slowest rank's; medians.
@@ -277,7 +277,7 @@ static void alone(rank_t *r, int pass)
     COLO(colo_lm_head_release(r->sharded[pass], r->stream));
 }
 
-static void beside(rank_t *r, int pass)
+static void concurrent(rank_t *r, int pass)
 {
     COLO(colo_lm_head_start(r->sharded[pass], r->stream));
     tail(r);
@@ -285,14 +285,14 @@ static void beside(rank_t *r, int pass)
     COLO(colo_lm_head_release(r->sharded[pass], r->stream));
 }
 
-#define OF_WAY(k)                     \
-    static void alone_##k(rank_t *r)  \
-    {                                 \
-        alone(r, k);                  \
-    }                                 \
-    static void beside_##k(rank_t *r) \
-    {                                 \
-        beside(r, k);                 \
+#define OF_WAY(k)                         \
+    static void alone_##k(rank_t *r)      \
+    {                                     \
+        alone(r, k);                      \
+    }                                     \
+    static void concurrent_##k(rank_t *r) \
+    {                                     \
+        concurrent(r, k);                 \
     }
 OF_WAY(0)
 OF_WAY(1)
@@ -302,7 +302,8 @@ static void sharded_head(rank_t *r)
 {
     static const char *const names[WAYS] = {"head gather, NCCL", "head gather, registered memory",
                                             "head gather, registered memory, own rows in place"};
-    static const work_fn turns[] = {tail, alone_0, alone_1, alone_2, beside_0, beside_1, beside_2};
+    static const work_fn turns[] = {tail,         alone_0,      alone_1,     alone_2,
+                                    concurrent_0, concurrent_1, concurrent_2};
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16, .mem = COLO_CUDA};
     colo_memory_t *memory[WAYS] = {NULL};
@@ -328,7 +329,7 @@ static void sharded_head(rank_t *r)
         report(r, text, ms[1 + pass], 0);
     }
     for (int pass = 0; pass < WAYS; pass++) {
-        snprintf(text, sizeof text, "%s, beside the tail", names[pass]);
+        snprintf(text, sizeof text, "%s, with the tail", names[pass]);
         report(r, text, ms[1 + WAYS + pass], ms[0]);
     }
     for (int pass = 0; r->me == 0 && pass < WAYS; pass++)

@@ -8,8 +8,8 @@
  * Large: as many bytes as arrive, written by a plain kernel into the other rank's memory, are the
  * limit of the same run. A time is that of the slower rank, from events after a host barrier;
  * medians of 20 after 3. Small: 50 calls in a row, in one graph or launched one by one, divided by
- * 50. Beside: products of 8192 x 8192 x 8192 on another stream while the kernel waits 5 ms for its
- * peer, against the same products alone.
+ * 50. Concurrent: products of 8192 x 8192 x 8192 on another stream while the kernel waits 5 ms for
+ * its peer, against the same products alone.
  */
 #include <colobridge.h>
 #include <colobridge/nccl.h>
@@ -66,7 +66,7 @@ struct rank {
     colo_memory_t *memory;
     colo_bridge_t *bridge;
     colo_tensor_t x, y;
-    cudaStream_t stream, beside;
+    cudaStream_t stream, concurrent;
     cudaEvent_t a, b;
     cublasHandle_t blas;
     char *matrix;
@@ -204,8 +204,8 @@ static void late(void *us)
     usleep((useconds_t)(uintptr_t)us);
 }
 
-/* Products of rank 0 alone over those beside a kernel that waits; on rank 1 the peer is late. */
-static colo_status_t beside(struct rank *r, double *share)
+/* Products of rank 0 alone over those while a kernel waits; on rank 1 the peer is late. */
+static colo_status_t concurrent(struct rank *r, double *share)
 {
     double took[2][5];
     float ms = 0;
@@ -219,14 +219,14 @@ static colo_status_t beside(struct rank *r, double *share)
         if (r->me == 0) {
             const float one = 1, zero = 0;
             char *c = r->matrix + 4 * (size_t)N * N;
-            CUDA(cudaEventRecord(r->a, r->beside));
+            CUDA(cudaEventRecord(r->a, r->concurrent));
             for (int i = 0; i < PRODUCTS; i++)
                 if (cublasGemmEx(r->blas, CUBLAS_OP_T, CUBLAS_OP_N, N, N, N, &one, r->matrix,
                                  CUDA_R_16BF, N, r->matrix + 2 * (size_t)N * N, CUDA_R_16BF, N,
                                  &zero, c, CUDA_R_16BF, N, CUBLAS_COMPUTE_32F,
                                  CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
                     return COLO_ERR_CUDA;
-            CUDA(cudaEventRecord(r->b, r->beside));
+            CUDA(cudaEventRecord(r->b, r->concurrent));
             CUDA(cudaEventSynchronize(r->b));
             CUDA(cudaEventElapsedTime(&ms, r->a, r->b));
         }
@@ -248,7 +248,7 @@ static colo_status_t one_line(struct rank *r, int32_t blocks)
         TRY(large(r, -1, &push[l]));
         TRY(large(r, layouts[l].pass, &peer[l]));
         if (l == 0)
-            TRY(beside(r, &share));
+            TRY(concurrent(r, &share));
         TRY(lie_down(r));
     }
     for (int i = 0; i < SMALL; i++) {
@@ -275,13 +275,13 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     (void)arg;
     CUDA(cudaSetDevice(r.me));
     CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-    CUDA(cudaStreamCreateWithFlags(&r.beside, cudaStreamNonBlocking));
+    CUDA(cudaStreamCreateWithFlags(&r.concurrent, cudaStreamNonBlocking));
     CUDA(cudaEventCreate(&r.a));
     CUDA(cudaEventCreate(&r.b));
     CUDA(cudaMalloc((void **)&r.matrix, 6 * (size_t)N * N));
     CUDA(cudaMemset(r.matrix, 0, 6 * (size_t)N * N));
     if (cublasCreate(&r.blas) != CUBLAS_STATUS_SUCCESS ||
-        cublasSetStream(r.blas, r.beside) != CUBLAS_STATUS_SUCCESS)
+        cublasSetStream(r.blas, r.concurrent) != CUBLAS_STATUS_SUCCESS)
         return COLO_ERR_CUDA;
     TRY(colo_comm_create_nccl(world, -1, &r.gpus));
     TRY(colo_comm_set_timeout(r.gpus, 20000));
@@ -296,7 +296,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
                    layouts[l].pass ? "backward" : "forward");
         for (int i = 0; i < SMALL; i++)
             printf(" %lld KiB arrive: µs in a graph / launched |", (long long)small_rows[i]);
-        printf(" products beside, %% of alone |\n|");
+        printf(" products meanwhile, %% of alone |\n|");
         for (int i = 0; i < LAYOUTS + SMALL + 2; i++)
             printf("---|");
         printf("\n");

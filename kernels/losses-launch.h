@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * losses-launch.h - launchers of what stands beside the loss of one target a token: picks
+ * losses-launch.h - launchers of the other losses: top-k
  * (topk-loss.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums
  * (sequence.cu). The rules are those of kernels.h; structs that are declared here are
  * src/loss/{topk-pass,distill-pass}.h, flattened.

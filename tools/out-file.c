@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int open_beside(out_file_t *out)
+static int open_new(out_file_t *out)
 {
     size_t size = strlen(out->path) + 48;
     int fd = -1, error = ENOMEM;
@@ -41,7 +41,7 @@ int out_file_open(out_file_t *out, const char *path)
     int error = 0;
     *out = (out_file_t){.path = path};
     if (stat(path, &st) != 0 || S_ISREG(st.st_mode)) {
-        error = open_beside(out);
+        error = open_new(out);
     } else if (S_ISDIR(st.st_mode)) {
         error = EISDIR;
     } else {

@@ -208,7 +208,7 @@ def _named(path: str) -> str | None:
     return path if os.path.exists(path) else None
 
 
-def _beside() -> str | None:
+def _same_folder() -> str | None:
     """In this package. An editable install has it elsewhere, and its loader knows where."""
     there = importlib.resources.files('colobridge') / SONAME
     return str(there) if there.is_file() else None
@@ -240,7 +240,7 @@ def find() -> str:
         if path is None:
             raise FailedError("COLOBRIDGE_LIBRARY is '%s', where there is no %s" % (said, SONAME))
         return path
-    return _beside() or _installed() or _pkg_config() or SONAME
+    return _same_folder() or _installed() or _pkg_config() or SONAME
 
 
 def load(path: str) -> c.CDLL:

@@ -241,7 +241,7 @@ T_CASE(gradients_that_are_left_out_count_as_zero)
     }
 }
 
-T_CASE(the_gradient_in_place_has_the_bits_of_the_one_beside)
+T_CASE(the_gradient_in_place_has_the_bits_of_the_one_apart)
 {
     uint64_t rng = t_seed() + 9;
     for (size_t d = 0; d < 4; d++) {
@@ -250,13 +250,13 @@ T_CASE(the_gradient_in_place_has_the_bits_of_the_one_beside)
         loss_case_shard(&c, SHARD_PADDED);
         c.row_gap = 2;
         set_options(&c, 255);
-        run_and_compare(&c, "beside");
-        double *beside = c.dz;
+        run_and_compare(&c, "apart");
+        double *apart = c.dz;
         c.dz = calloc(101, sizeof(double));
         c.in_place = true;
         run_and_compare(&c, "in place");
-        assert_memory_equal(beside, c.dz, 100 * sizeof(double));
-        free(beside);
+        assert_memory_equal(apart, c.dz, 100 * sizeof(double));
+        free(apart);
         loss_case_free(&c);
     }
 }

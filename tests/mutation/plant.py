@@ -57,12 +57,12 @@ def sources(program):
 
 def default_program(folder, name):
     """A test program: test_NAME.c beside the list, or else in another folder of tests/."""
-    beside = folder / ('test_%s.c' % name)
-    found = [beside] if beside.exists() else [
-        p for p in ROOT.glob('tests/*/' + beside.name) if p.parent.name != 'gpu']
+    same = folder / ('test_%s.c' % name)
+    found = [same] if same.exists() else [
+        p for p in ROOT.glob('tests/*/' + same.name) if p.parent.name != 'gpu']
     if len(found) != 1:
         sys.exit('mutants: "%s" is not listed and %d files in tests/ are named %s, expected one'
-                 % (name, len(found), beside.name))
+                 % (name, len(found), same.name))
     return {'sources': [str(found[0].relative_to(ROOT))]}
 
 
