@@ -78,17 +78,17 @@ static int ascending(const void *a, const void *b)
 
 static double median_ms(void (*fn)(void *), void *arg)
 {
-    cudaEvent_t at[2];
+    cudaEvent_t event[2];
     float *ms = malloc((size_t)iterations * sizeof *ms);
-    CUDA(cudaEventCreate(&at[0]));
-    CUDA(cudaEventCreate(&at[1]));
+    CUDA(cudaEventCreate(&event[0]));
+    CUDA(cudaEventCreate(&event[1]));
     for (int i = -3; i < iterations; i++) {
-        CUDA(cudaEventRecord(at[0], stream));
+        CUDA(cudaEventRecord(event[0], stream));
         fn(arg);
-        CUDA(cudaEventRecord(at[1], stream));
-        CUDA(cudaEventSynchronize(at[1]));
+        CUDA(cudaEventRecord(event[1], stream));
+        CUDA(cudaEventSynchronize(event[1]));
         if (i >= 0)
-            CUDA(cudaEventElapsedTime(&ms[i], at[0], at[1]));
+            CUDA(cudaEventElapsedTime(&ms[i], event[0], event[1]));
     }
     qsort(ms, (size_t)iterations, sizeof *ms, ascending);
     double m = ms[iterations / 2];

@@ -62,18 +62,18 @@ typedef void (*work_fn)(rank_t *r);
  * been at work is slower. */
 static void measure_in_turns(rank_t *r, int n, const work_fn *fn, double *ms)
 {
-    cudaEvent_t at[2];
-    CUDA(cudaEventCreate(&at[0]));
-    CUDA(cudaEventCreate(&at[1]));
+    cudaEvent_t event[2];
+    CUDA(cudaEventCreate(&event[0]));
+    CUDA(cudaEventCreate(&event[1]));
     for (int i = -3; i < iterations; i++)
         for (int k = 0; k < n; k++) {
             COLO(colo_comm_barrier(r->host, NULL));
-            CUDA(cudaEventRecord(at[0], r->stream));
+            CUDA(cudaEventRecord(event[0], r->stream));
             fn[k](r);
-            CUDA(cudaEventRecord(at[1], r->stream));
-            CUDA(cudaEventSynchronize(at[1]));
+            CUDA(cudaEventRecord(event[1], r->stream));
+            CUDA(cudaEventSynchronize(event[1]));
             if (i >= 0)
-                CUDA(cudaEventElapsedTime(&times[k][r->me][i], at[0], at[1]));
+                CUDA(cudaEventElapsedTime(&times[k][r->me][i], event[0], event[1]));
         }
     COLO(colo_comm_barrier(r->host, NULL));
     for (int k = 0; k < n; k++) {

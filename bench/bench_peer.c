@@ -169,12 +169,12 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l, const c
         job.local[pass][r->me] = p.local;
     }
     int64_t s[3];
-    char *at = colo_memory_data(r->memory);
+    char *data = colo_memory_data(r->memory);
     int32_t nd = colo_bridge_src_shape(r->bridge[0], s);
-    r->x = colo_tensor_cuda(at, COLO_BF16, r->me, nd, s);
+    r->x = colo_tensor_cuda(data, COLO_BF16, r->me, nd, s);
     job.in[r->me] = 2 * colo_tensor_count(&r->x);
     nd = colo_bridge_dst_shape(r->bridge[0], s);
-    r->y = colo_tensor_cuda(at + (job.in[r->me] + 4095) / 4096 * 4096, COLO_BF16, r->me, nd, s);
+    r->y = colo_tensor_cuda(data + (job.in[r->me] + 4095) / 4096 * 4096, COLO_BF16, r->me, nd, s);
     job.out[r->me] = 2 * colo_tensor_count(&r->y);
     TRY(colo_comm_barrier(r->host, NULL));
     for (int pass = 0; pass < 2; pass++) {

@@ -107,11 +107,11 @@ static colo_status_t stand_up(struct rank *r, const struct layout *l, colo_shape
                                       .transport = COLO_TRANSPORT_PEER,
                                       .peer_blocks = blocks};
     TRY(colo_bridge_create(&r->bridge, &cfg, r->gpus));
-    char *at = colo_memory_data(r->memory);
+    char *data = colo_memory_data(r->memory);
     int32_t nd = colo_bridge_src_shape(r->bridge, s);
-    r->x = colo_tensor_cuda(at, COLO_BF16, r->me, nd, s);
+    r->x = colo_tensor_cuda(data, COLO_BF16, r->me, nd, s);
     nd = colo_bridge_dst_shape(r->bridge, s);
-    r->y = colo_tensor_cuda(at + (2 * colo_tensor_count(&r->x) + 4095) / 4096 * 4096, COLO_BF16,
+    r->y = colo_tensor_cuda(data + (2 * colo_tensor_count(&r->x) + 4095) / 4096 * 4096, COLO_BF16,
                             r->me, nd, s);
     job.recv[r->me] =
         colo_plan_bytes(colo_bridge_plan(r->bridge), l->pass ? COLO_BACKWARD : COLO_FORWARD).recv;

@@ -105,11 +105,11 @@ static colo_status_t on_rank(int32_t rank)
                                       .mem = COLO_CUDA};
     TRY(colo_bridge_create(&bridge, &cfg, gpus));
     TRY(note(world, BRIDGE));
-    char *at = colo_memory_data(memory);
+    char *data = colo_memory_data(memory);
     int32_t nd = colo_bridge_src_shape(bridge, s);
-    const colo_tensor_t x = colo_tensor_cuda(at, COLO_BF16, rank, nd, s);
+    const colo_tensor_t x = colo_tensor_cuda(data, COLO_BF16, rank, nd, s);
     nd = colo_bridge_dst_shape(bridge, s);
-    const colo_tensor_t y = colo_tensor_cuda(at + (512 << 20), COLO_BF16, rank, nd, s);
+    const colo_tensor_t y = colo_tensor_cuda(data + (512 << 20), COLO_BF16, rank, nd, s);
     TRY(colo_bridge_forward(bridge, &x, &y, stream));
     TRY(colo_bridge_backward(bridge, &y, &x, stream));
     TRY(note(world, CALL));

@@ -89,18 +89,18 @@ static bool tables_make(tables_t *t, int64_t count, int64_t part, int64_t srcs, 
                         int64_t unit)
 {
     const int64_t nseqs = (count + IN_SEQ - 1) / IN_SEQ, lo = SHORT / part, hi = LONG / part;
-    int64_t *at = calloc((size_t)(4 * count + 2 * nseqs), sizeof *at);
+    int64_t *data = calloc((size_t)(4 * count + 2 * nseqs), sizeof *data);
     uint64_t seed = 7;
-    if (!at)
+    if (!data)
         return false;
     *t = (tables_t){count,
                     nseqs,
-                    at,
-                    at + count,
-                    at + 2 * count,
-                    at + 3 * count,
-                    at + 4 * count,
-                    at + 4 * count + nseqs};
+                    data,
+                    data + count,
+                    data + 2 * count,
+                    data + 3 * count,
+                    data + 4 * count,
+                    data + 4 * count + nseqs};
     for (int64_t d = 0; d < srcs; d++) {
         const int64_t first = count * d / srcs, end = count * (d + 1) / srcs;
         int64_t more = (end - first) * (MEAN / part);
@@ -268,9 +268,10 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l)
     s[0][0] = shape[0];
     (void)colo_bridge_dst_shape(r->uniform[PEER], shape);
     s[0][1] = shape[0];
-    char *at = colo_memory_data(r->memory), *half = at + colo_memory_bytes(r->memory) / 512 * 256;
+    char *data = colo_memory_data(r->memory),
+         *half = data + colo_memory_bytes(r->memory) / 512 * 256;
     for (int k = 0; k < 2; k++) {
-        r->x[k] = colo_tensor_cuda(at, COLO_BF16, r->me, 2, (int64_t[]){s[k][0], job.h});
+        r->x[k] = colo_tensor_cuda(data, COLO_BF16, r->me, 2, (int64_t[]){s[k][0], job.h});
         r->y[k] = colo_tensor_cuda(half, COLO_BF16, r->me, 2, (int64_t[]){s[k][1], job.h});
         const colo_plan_t *plan =
             k ? colo_batch_plan(r->batch[PEER]) : colo_bridge_plan(r->uniform[PEER]);

@@ -64,17 +64,17 @@ static void fill(tables_t *t, int64_t src, int64_t dst, bool shuffled, uint64_t 
 {
     t->nseqs = IMAGES / 5;
     for (int64_t q = 0, e = 0; q < t->nseqs; q++) {
-        int64_t at = 0;
+        int64_t offset = 0;
         for (int i = 0; i < 5; i++, e++) {
             t->rows[e] = 256 + (int64_t)(next_random(state) % 3841);
             t->src_dp[e] =
                 shuffled ? (int64_t)(next_random(state) % (uint64_t)src) : q * src / t->nseqs;
-            at += (int64_t)(next_random(state) % 200);
+            offset += (int64_t)(next_random(state) % 200);
             t->seq[e] = q;
-            t->pos[e] = at;
-            at += t->rows[e];
+            t->pos[e] = offset;
+            offset += t->rows[e];
         }
-        t->len[q] = (at + 127) / 128 * 128;
+        t->len[q] = (offset + 127) / 128 * 128;
         t->dp[q] = q * dst / t->nseqs;
     }
 }

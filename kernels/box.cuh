@@ -24,7 +24,7 @@ struct walk {
 /* ---- where the accesses of a tile are ---- */
 
 struct place {
-    int64_t at, row, outer;
+    int64_t offset, row, outer;
 };
 
 __device__ place first_of(const walk &w, int64_t base)
@@ -36,15 +36,15 @@ __device__ place first_of(const walk &w, int64_t base)
 /* The access @off further on, 0 <= off < TILE. */
 template <int TILE> __device__ place further(const walk &w, place p, int off)
 {
-    p.at += off;
-    if (p.at < w.extent[0])
+    p.offset += off;
+    if (p.offset < w.extent[0])
         return p;
     if (w.extent[0] >= TILE) {
-        p.at -= w.extent[0];
+        p.offset -= w.extent[0];
         p.row++;
     } else {
-        uint32_t q = (uint32_t)p.at / (uint32_t)w.extent[0];
-        p.at -= (int64_t)q * w.extent[0];
+        uint32_t q = (uint32_t)p.offset / (uint32_t)w.extent[0];
+        p.offset -= (int64_t)q * w.extent[0];
         p.row += q;
     }
     if (p.row < w.extent[1])
@@ -62,7 +62,7 @@ template <int TILE> __device__ place further(const walk &w, place p, int off)
 
 __device__ int64_t bytes_at(const place &p, const int64_t *step)
 {
-    return p.at * step[0] + p.row * step[1] + p.outer * step[2];
+    return p.offset * step[0] + p.row * step[1] + p.outer * step[2];
 }
 
 /* ---- elements ---- */
@@ -129,17 +129,17 @@ template <typename R, int K> struct alignas(sizeof(R) * K) pack {
 };
 
 /* BYTES: the pointers are not multiples of the element size. */
-template <typename P, bool BYTES> __device__ P fetch(const char *at)
+template <typename P, bool BYTES> __device__ P fetch(const char *from)
 {
     if constexpr (BYTES) { /* one element */
         uint64_t bits = 0;
         for (size_t b = 0; b < sizeof(P); b++)
-            bits |= (uint64_t)(uint8_t)at[b] << (8 * b);
+            bits |= (uint64_t)(uint8_t)from[b] << (8 * b);
         P p;
         memcpy(&p, &bits, sizeof p);
         return p;
     } else {
-        return *(const P *)at;
+        return *(const P *)from;
     }
 }
 

@@ -139,9 +139,10 @@ cudaError_t launch_as(void *dst, const sources &s, int64_t count, cudaStream_t s
         combine<T, N, MAX><<<(unsigned)blocks, THREADS, 0, stream>>>((T *)dst, s, packs);
     int64_t rest = count % N;
     if (rest > 0) {
-        int64_t at = packs * N * (int64_t)sizeof(T);
-        sources t = {s.parts ? s.parts + at : nullptr, s.mine + at, s.stride, s.own, s.ranks};
-        combine<T, 1, MAX><<<1, THREADS, 0, stream>>>((T *)((char *)dst + at), t, rest);
+        int64_t offset = packs * N * (int64_t)sizeof(T);
+        sources t = {s.parts ? s.parts + offset : nullptr, s.mine + offset, s.stride, s.own,
+                     s.ranks};
+        combine<T, 1, MAX><<<1, THREADS, 0, stream>>>((T *)((char *)dst + offset), t, rest);
     }
     return cudaGetLastError();
 }

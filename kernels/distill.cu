@@ -40,12 +40,12 @@ template <typename R> __device__ R minus_inf()
 template <typename E, int N, typename R>
 __device__ void load(const typename E::elem *row, int64_t j, R *z)
 {
-    const typename E::elem *at = row + j;
-    if (N % E::N == 0 && (uintptr_t)at % 16 == 0) {
+    const typename E::elem *from = row + j;
+    if (N % E::N == 0 && (uintptr_t)from % 16 == 0) {
 #pragma unroll
         for (int g = 0; g < N / E::N; g++) {
             typename E::real v[E::N];
-            E::unpack(__ldcs((const uint4 *)at + g), v);
+            E::unpack(__ldcs((const uint4 *)from + g), v);
 #pragma unroll
             for (int e = 0; e < E::N; e++)
                 z[g * E::N + e] = (R)v[e];
@@ -53,7 +53,7 @@ __device__ void load(const typename E::elem *row, int64_t j, R *z)
     } else {
 #pragma unroll
         for (int e = 0; e < N; e++)
-            z[e] = (R)E::one(at[e]);
+            z[e] = (R)E::one(from[e]);
     }
 }
 

@@ -140,11 +140,11 @@ __device__ void whole_part(const colo_logprob_pass &p, const typename D::elem *r
         R z[N];
         if (kind == COMPUTE) {
             D::unpack(v[i], z);
-            const int at = near ? (int)hit - (i * THREADS + (int)threadIdx.x) * N : -1;
-            if ((unsigned)at < N) {
+            const int index = near ? (int)hit - (i * THREADS + (int)threadIdx.x) * N : -1;
+            if ((unsigned)index < N) {
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    z[e] = gradient<WHAT, R>(z[e], e == at, k);
+                    z[e] = gradient<WHAT, R>(z[e], e == index, k);
             } else {
 #pragma unroll
                 for (int e = 0; e < N; e++)

@@ -268,10 +268,10 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     const bool wide = p.dtype == COLO_F64;
     const int64_t stride = (int64_t)gridDim.x * MERGE_THREADS;
     for (int64_t t = p.lo + (int64_t)blockIdx.x * MERGE_THREADS; t < p.hi; t += stride) {
-        const int64_t at = t + threadIdx.x;
+        const int64_t index = t + threadIdx.x;
         bool valid = false, invalid = false;
-        if (at < p.hi) {
-            const int64_t target = p.targets[at * p.target_stride];
+        if (index < p.hi) {
+            const int64_t target = p.targets[index * p.target_stride];
             const bool legal = target >= 0 && target < p.config.logits.vocab,
                        counts = target != p.config.ignore_index;
             merged g = {0, 0, 0, 0, 0, -1};
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
             valid = counts && legal;
             invalid = counts && !legal;
             if (counts) {
-                g = merge_row(p, wide, at - p.block_lo, legal ? target : -1);
+                g = merge_row(p, wide, index - p.block_lo, legal ? target : -1);
                 logp = legal ? at_most_0(g.xt - g.log_sum) : CUDART_NAN;
                 loss = 0 - logp;                          /* not -0 */
                 if (!legal && p.config.lenient_targets) { /* no target term; NaN rows stay NaN */
@@ -294,17 +294,17 @@ __global__ void __launch_bounds__(MERGE_THREADS)
                 }
             }
             if (p.out.logp)
-                put(p.out.logp, wide, at, logp);
+                put(p.out.logp, wide, index, logp);
             if (p.out.entropy)
-                put(p.out.entropy, wide, at, g.h);
+                put(p.out.entropy, wide, index, g.h);
             if (p.out.loss)
-                put(p.out.loss, wide, at, loss);
+                put(p.out.loss, wide, index, loss);
             if (p.out.correct)
-                p.out.correct[at] = counts && g.arg == target;
+                p.out.correct[index] = counts && g.arg == target;
             if (p.saved) {
-                p.saved[at] = g.m;
-                p.saved[p.tokens + at] = g.log_sum;
-                p.saved[2 * p.tokens + at] = g.h;
+                p.saved[index] = g.m;
+                p.saved[p.tokens + index] = g.log_sum;
+                p.saved[2 * p.tokens + index] = g.h;
             }
         }
         const int good = __syncthreads_count(valid), bad = __syncthreads_count(invalid);

@@ -69,12 +69,12 @@ template <typename R, int KEEP> __device__ void take(part<R, KEEP> &a, R z, R fa
 
 /* The first of z[0..n) that is a new maximum. */
 template <typename R, int KEEP>
-__device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t at, bool *found)
+__device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t offset, bool *found)
 {
 #pragma unroll
     for (int i = 0; i < n; i++)
         if (!*found && z[i] == top) {
-            a.arg = at + i;
+            a.arg = offset + i;
             *found = true;
         }
 }
@@ -82,7 +82,7 @@ __device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t at, boo
 /* Whole vectors, B of them, @step elements apart. */
 template <typename D, int KEEP, int B>
 __device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename D::real factor,
-                       int64_t at, int64_t step)
+                       int64_t offset, int64_t step)
 {
     using R = typename D::real;
     R top = D::top(v[0]);
@@ -97,7 +97,7 @@ __device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename
             for (int b = 0; b < B; b++) {
                 R z[D::N];
                 D::unpack(v[b], z);
-                find(a, z, D::N, top, at + b * step, &found);
+                find(a, z, D::N, top, offset + b * step, &found);
             }
         }
         raise(a, top, factor);
@@ -115,7 +115,7 @@ __device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename
 
 /* Up to N values of x in registers. */
 template <typename R, int KEEP, int N>
-__device__ void absorb_x(part<R, KEEP> &a, const R *x, int64_t at, R factor)
+__device__ void absorb_x(part<R, KEEP> &a, const R *x, int64_t offset, R factor)
 {
     R top = x[0];
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ void absorb_x(part<R, KEEP> &a, const R *x, int64_t at, R factor)
     if (top != a.top) {
         bool found = false;
         if (KEEP == ALL)
-            find(a, x, N, top, at, &found);
+            find(a, x, N, top, offset, &found);
         raise(a, top, factor);
     }
 #pragma unroll

@@ -108,7 +108,7 @@ __device__ void plan_move(task &t, const int64_t *extent, const int64_t *to, con
 /* Are @n accesses from @first on in one line, and before @end? */
 __device__ bool in_line(const walk &w, const place &first, int64_t base, int64_t end, int n)
 {
-    return base + n <= end && first.at + n <= w.extent[0];
+    return base + n <= end && first.offset + n <= w.extent[0];
 }
 
 /* Both return how many accesses they made of those from @base on, all threads together. */
@@ -158,18 +158,18 @@ __device__ int move_bytes(const task &t, int64_t base, int64_t end, int elem)
     return SPAN;
 }
 
-/* The first access of those that begin at element @at or behind it: a tile of odd elements may end
- * inside one. */
-__device__ int64_t access_at(int64_t at, int64_t elem, int64_t width)
+/* The first access of those that begin at element @offset or behind it: a tile of odd elements may
+ * end inside one. */
+__device__ int64_t access_at(int64_t offset, int64_t elem, int64_t width)
 {
-    return (at * elem + width - 1) / width;
+    return (offset * elem + width - 1) / width;
 }
 
 /* Elements [at, at + @tile) of the box, in the order of its axes. */
-__device__ void move_tile(const task &t, int64_t at, int64_t tile, int32_t elem)
+__device__ void move_tile(const task &t, int64_t offset, int64_t tile, int32_t elem)
 {
     const int64_t width = t.width ? t.width : elem;
-    int64_t base = access_at(at, elem, width), end = access_at(at + tile, elem, width);
+    int64_t base = access_at(offset, elem, width), end = access_at(offset + tile, elem, width);
     end = end < t.w.count ? end : t.w.count;
     while (base < end)
         switch (t.width) {
@@ -331,11 +331,11 @@ __device__ void sum_span(const sum_task &t, int addends, int64_t base, int64_t e
 }
 
 template <typename D>
-__device__ void sum_tile(const sum_task &t, int addends, int64_t at, int64_t tile)
+__device__ void sum_tile(const sum_task &t, int addends, int64_t offset, int64_t tile)
 {
     constexpr int ELEM = sizeof(typename D::raw);
     const int64_t width = t.width ? t.width : ELEM;
-    int64_t base = access_at(at, ELEM, width), end = access_at(at + tile, ELEM, width);
+    int64_t base = access_at(offset, ELEM, width), end = access_at(offset + tile, ELEM, width);
     end = end < t.w.count ? end : t.w.count;
     for (; base < end; base += SUM_SPAN)
         if (t.width == 16)

@@ -177,10 +177,10 @@ __device__ int segment_of(const colo_k_p2p_t &d, int q, int64_t tile)
     }
 }
 
-__device__ const char *inside(const colo_k_tensor_t &v, const char *base, const int64_t *at,
+__device__ const char *inside(const colo_k_tensor_t &v, const char *base, const int64_t *pos,
                               const int64_t *step)
 {
-    return base + at[0] * step[0] + at[1] * step[1] + at[2] * v.per * step[2];
+    return base + pos[0] * step[0] + pos[1] * step[1] + pos[2] * v.per * step[2];
 }
 
 struct mover {
@@ -202,9 +202,9 @@ struct mover {
         }
         return true;
     }
-    __device__ void run(const colo_k_p2p_t &d, int64_t at, int64_t tile, int k)
+    __device__ void run(const colo_k_p2p_t &d, int64_t pos, int64_t tile, int k)
     {
-        move_tile(t, at, tile, d.tensor[k].elem);
+        move_tile(t, pos, tile, d.tensor[k].elem);
     }
 };
 
@@ -221,7 +221,7 @@ template <typename D> struct adder {
             if (a[k].peer >= 0 && !take(d, a[k].peer, calls, n, r))
                 return false;
             if (threadIdx.x == 0) {
-                t.src[k] = inside(v, r.base, a[k].at, r.step);
+                t.src[k] = inside(v, r.base, a[k].begin, r.step);
                 for (int x = 0; x < 3; x++)
                     t.from[k][x] = r.step[x];
             }
@@ -235,9 +235,9 @@ template <typename D> struct adder {
         }
         return true;
     }
-    __device__ void run(const colo_k_p2p_t &d, int64_t at, int64_t tile, int k)
+    __device__ void run(const colo_k_p2p_t &d, int64_t pos, int64_t tile, int k)
     {
-        sum_tile<D>(t, d.addends, at, tile);
+        sum_tile<D>(t, d.addends, pos, tile);
     }
 };
 
@@ -347,12 +347,12 @@ template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
 __global__ void try_pages(const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me)
 {
     for (int32_t r = threadIdx.x; r < ranks; r += blockDim.x) {
-        uint64_t *at = (uint64_t *)page[r] + me;
+        uint64_t *pos = (uint64_t *)page[r] + me;
         if (!page[r])
             continue;
-        put(at, COLO_K_TRIAL + (uint64_t)me);
+        put(pos, COLO_K_TRIAL + (uint64_t)me);
         __threadfence_system();
-        back[r] = get(at);
+        back[r] = get(pos);
     }
 }
 

@@ -37,19 +37,19 @@ __global__ void __launch_bounds__(PACK_THREADS)
     for (int64_t base = 0; base < p.tokens; base += PACK_THREADS * PACK_ITEMS) {
         const int64_t first = base + (int64_t)threadIdx.x * PACK_ITEMS;
         int64_t target[PACK_ITEMS];
-        int at[PACK_ITEMS], all;
+        int offset[PACK_ITEMS], all;
 #pragma unroll
         for (int i = 0; i < PACK_ITEMS; i++) {
             target[i] =
                 first + i < p.tokens ? p.targets[(first + i) * p.target_stride] : p.ignore_index;
-            at[i] = target[i] != p.ignore_index;
+            offset[i] = target[i] != p.ignore_index;
         }
-        scan(storage).ExclusiveSum(at, at, all);
+        scan(storage).ExclusiveSum(offset, offset, all);
 #pragma unroll
         for (int i = 0; i < PACK_ITEMS; i++) {
             if (first + i >= p.tokens)
                 continue;
-            const int64_t row = counted + at[i];
+            const int64_t row = counted + offset[i];
             if (target[i] == p.ignore_index) {
                 p.row_of[first + i] = -1;
             } else if (row >= p.rows) {
@@ -305,8 +305,8 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
         for (int y = 0; y < SUM_Y; y++)
             all += part[y][k];
         all *= scale ? (R)*scale : (R)1;
-        typename D::stat *at = to + (base + k) * to_step;
-        *at = beta != 0 ? (typename D::stat)beta * *at + all : all;
+        typename D::stat *value = to + (base + k) * to_step;
+        *value = beta != 0 ? (typename D::stat)beta * *value + all : all;
     }
 }
 
@@ -331,8 +331,8 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
     for (int y = 0; y < SUM_Y; y++)
         all += part[y][threadIdx.x];
     all *= scale ? (R)*scale : (R)1;
-    typename D::stat *at = to + j * to_step;
-    *at = beta != 0 ? (typename D::stat)beta * *at + all : all;
+    typename D::stat *value = to + j * to_step;
+    *value = beta != 0 ? (typename D::stat)beta * *value + all : all;
 }
 
 template <typename D>

@@ -45,38 +45,40 @@ __device__ int64_t segment_of(const colo_sequence_pass &p, int64_t i)
 
 __device__ place locate(const colo_sequence_pass &p, int64_t rank, int64_t i)
 {
-    place at;
+    place found;
     if (p.cu_padded) {
-        at.row = segment_of(p, i);
-        const int64_t begin = p.cu_padded[at.row], capacity = p.cu_padded[at.row + 1] - begin;
-        at.x = zigzag(capacity, p.cp, rank, i - begin / p.cp);
-        at.position = begin + at.x;
-        at.length = p.lengths ? p.lengths[at.row] : capacity < p.positions ? capacity : p.positions;
-        at.column = at.x + (p.left_padded ? p.positions - at.length : 0);
+        found.row = segment_of(p, i);
+        const int64_t begin = p.cu_padded[found.row], capacity = p.cu_padded[found.row + 1] - begin;
+        found.x = zigzag(capacity, p.cp, rank, i - begin / p.cp);
+        found.position = begin + found.x;
+        found.length = p.lengths                ? p.lengths[found.row]
+                       : capacity < p.positions ? capacity
+                                                : p.positions;
+        found.column = found.x + (p.left_padded ? p.positions - found.length : 0);
     } else {
         const int64_t local = p.row / p.cp;
-        at.row = i / local;
-        at.position = zigzag(p.row, p.cp, rank, i % local);
-        at.length = p.lengths ? p.lengths[at.row] : p.positions;
-        at.column = at.position;
-        at.x = at.column - (p.left_padded ? p.positions - at.length : 0);
+        found.row = i / local;
+        found.position = zigzag(p.row, p.cp, rank, i % local);
+        found.length = p.lengths ? p.lengths[found.row] : p.positions;
+        found.column = found.position;
+        found.x = found.column - (p.left_padded ? p.positions - found.length : 0);
     }
-    return at;
+    return found;
 }
 
-__device__ bool has_target(const place &at)
+__device__ bool has_target(const place &found)
 {
-    return at.x >= 0 && at.x + 1 < at.length;
+    return found.x >= 0 && found.x + 1 < found.length;
 }
 
 __global__ void targets_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
-        const place at = locate(p, p.cp_rank, i);
+        const place found = locate(p, p.cp_rank, i);
         const int64_t next =
-            p.token_stride < 0 ? at.position + 1 : at.row * p.token_stride + at.column + 1;
-        p.targets[i] = has_target(at) ? p.tokens[next] : p.ignore;
+            p.token_stride < 0 ? found.position + 1 : found.row * p.token_stride + found.column + 1;
+        p.targets[i] = has_target(found) ? p.tokens[next] : p.ignore;
     }
 }
 
@@ -84,9 +86,9 @@ __global__ void mask_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
-        const place at = locate(p, p.cp_rank, i);
-        p.mask[i] =
-            p.what == COLO_SEQUENCE_TARGETS ? has_target(at) : at.x >= 0 && at.x < at.length;
+        const place found = locate(p, p.cp_rank, i);
+        p.mask[i] = p.what == COLO_SEQUENCE_TARGETS ? has_target(found)
+                                                    : found.x >= 0 && found.x < found.length;
     }
 }
 
@@ -95,9 +97,9 @@ template <typename T> __global__ void scatter_kernel(const __grid_constant__ col
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
-        const place at = locate(p, k / p.count, k % p.count);
-        if (has_target(at))
-            ((T *)p.table)[at.row * p.table_stride + at.column] = ((const T *)p.elements)[k];
+        const place found = locate(p, k / p.count, k % p.count);
+        if (has_target(found))
+            ((T *)p.table)[found.row * p.table_stride + found.column] = ((const T *)p.elements)[k];
     }
 }
 
@@ -105,9 +107,10 @@ template <typename T> __global__ void gather_kernel(const __grid_constant__ colo
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
-        const place at = locate(p, p.from + k / p.count, k % p.count);
-        ((T *)p.elements)[k] =
-            has_target(at) ? ((const T *)p.table)[at.row * p.table_stride + at.column] : (T)0;
+        const place found = locate(p, p.from + k / p.count, k % p.count);
+        ((T *)p.elements)[k] = has_target(found)
+                                   ? ((const T *)p.table)[found.row * p.table_stride + found.column]
+                                   : (T)0;
     }
 }
 

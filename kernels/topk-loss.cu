@@ -56,14 +56,14 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
-        const int64_t t = at / p.k;
-        int64_t j = p.rows[t] == COLO_TOPK_SKIP ? -1 : p.ids[t * p.id_stride + at % p.k];
+    for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n; index += step) {
+        const int64_t t = index / p.k;
+        int64_t j = p.rows[t] == COLO_TOPK_SKIP ? -1 : p.ids[t * p.id_stride + index % p.k];
         j = j >= p.base.config.logits.vocab_start &&
                     j - p.base.config.logits.vocab_start < p.base.true_columns
                 ? j - p.base.config.logits.vocab_start
                 : -1;
-        put(block + p.pz, WIDE, at,
+        put(block + p.pz, WIDE, index,
             j < 0 ? 0
                   : (double)D::one(
                         ((const typename D::elem *)p.base.logits)[t * p.base.row_stride + j]));
@@ -82,9 +82,9 @@ __device__ const unsigned char *block_of(const colo_topk_pass &p, int32_t r)
     return p.base.blocks + r * p.base.block.bytes;
 }
 
-__device__ double candidate(const colo_topk_pass &p, int32_t r, int64_t at)
+__device__ double candidate(const colo_topk_pass &p, int32_t r, int64_t index)
 {
-    return get(block_of(p, r) + p.pz, p.base.dtype == COLO_F64, at);
+    return get(block_of(p, r) + p.pz, p.base.dtype == COLO_F64, index);
 }
 
 __device__ int64_t count_before(const colo_topk_pass &p, int32_t r, int64_t t, double key,
@@ -108,7 +108,7 @@ __device__ int64_t count_before(const colo_topk_pass &p, int32_t r, int64_t t, d
 __device__ void emit(const colo_topk_pass &p, int64_t t, int64_t i, int64_t id, double z)
 {
     const bool wide = p.base.dtype == COLO_F64;
-    const int64_t at = t * p.k + i;
+    const int64_t index = t * p.k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : CUDART_NAN;
     if (id >= 0) {
         double x = x_of(z, p.base.factor, p.base.config.logits.softcap);
@@ -117,12 +117,12 @@ __device__ void emit(const colo_topk_pass &p, int64_t t, int64_t i, int64_t id, 
         down = x - p.base.saved[t];
         logp = at_most_0(down - p.base.saved[p.base.tokens + t]);
     }
-    p.down[at] = down;
-    p.saved_ids[at] = id < 0 ? -1 : id;
+    p.down[index] = down;
+    p.saved_ids[index] = id < 0 ? -1 : id;
     if (p.out.logp)
-        put(p.out.logp, wide, at, logp);
+        put(p.out.logp, wide, index, logp);
     if (p.out.ids)
-        p.out.ids[at] = id < 0 ? -1 : id;
+        p.out.ids[index] = id < 0 ? -1 : id;
     if (p.topk && i == 0 && id >= 0)
         p.rows[t] = id;
 }
@@ -135,11 +135,11 @@ __global__ void merge_kernel(const __grid_constant__ colo_topk_pass p)
         if (p.topk && !skip && !lost) {
             for (int64_t n = threadIdx.x; n < p.base.ranks * p.k; n += blockDim.x) {
                 const int32_t r = (int32_t)(n / p.k);
-                const int64_t at = t * p.k + n % p.k;
-                const int64_t id = ((const int64_t *)(block_of(p, r) + p.pid))[at];
+                const int64_t index = t * p.k + n % p.k;
+                const int64_t id = ((const int64_t *)(block_of(p, r) + p.pid))[index];
                 if (id < 0)
                     continue;
-                const double z = candidate(p, r, at), key = key_of(z, p.base.factor);
+                const double z = candidate(p, r, index), key = key_of(z, p.base.factor);
                 int64_t ahead = n % p.k; /* its own rank's are in order */
                 for (int32_t q = 0; q < p.base.ranks && ahead < p.k; q++)
                     ahead += q == r ? 0 : count_before(p, q, t, key, id);
@@ -171,9 +171,9 @@ __global__ void merge_kernel(const __grid_constant__ colo_topk_pass p)
 
 /* ---- backward ---- */
 
-__device__ double upstream(const colo_topk_pass &p, int64_t at)
+__device__ double upstream(const colo_topk_pass &p, int64_t index)
 {
-    return p.saved_ids[at] < 0 ? 0 : get(p.d_logp, p.base.dtype == COLO_F64, at);
+    return p.saved_ids[index] < 0 ? 0 : get(p.d_logp, p.base.dtype == COLO_F64, index);
 }
 
 /* A warp a row; lanes and then the tree in a fixed order. */
@@ -196,8 +196,9 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
 {
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
-        const int64_t t = at / p.k, id = p.saved_ids[at], j = id - p.base.config.logits.vocab_start;
+    for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n; index += step) {
+        const int64_t t = index / p.k, id = p.saved_ids[index],
+                      j = id - p.base.config.logits.vocab_start;
         const double m = p.base.saved[t], log_sum = p.base.saved[p.base.tokens + t];
         if (p.rows[t] < 0 || isnan(m) || id < p.base.config.logits.vocab_start ||
             j >= p.base.true_columns)
@@ -205,17 +206,17 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
         double g = 0;
         bool first = true;
         if (p.topk)
-            g = upstream(p, at); /* all ids differ */
+            g = upstream(p, index); /* all ids differ */
         else
             for (int64_t i = t * p.k; i < (t + 1) * p.k; i++) {
                 g += p.saved_ids[i] == id ? upstream(p, i) : 0;
-                first = first && (i >= at || p.saved_ids[i] != id);
+                first = first && (i >= index || p.saved_ids[i] != id);
             }
         if (!first)
             continue;
-        double dx = g - exp(p.down[at] - log_sum) * get(p.sum, WIDE, t);
+        double dx = g - exp(p.down[index] - log_sum) * get(p.sum, WIDE, t);
         if (p.base.config.logits.softcap > 0) {
-            const double th = (p.down[at] + m) / p.base.config.logits.softcap;
+            const double th = (p.down[index] + m) / p.base.config.logits.softcap;
             dx *= 1 - th * th;
         }
         ((typename D::elem *)p.base.d_logits)[t * p.base.d_row_stride + j] =

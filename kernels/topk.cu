@@ -101,7 +101,7 @@ template <typename R> __device__ R key_of(R z, double factor)
 
 template <typename C> struct candidates {
     C key[CAPACITY];
-    unsigned at[CAPACITY]; /* vector, and in the end column */
+    unsigned index[CAPACITY]; /* vector, and in the end column */
     C bar, top;        /* no candidate is below bar or above top */
     int count;
 };
@@ -118,15 +118,15 @@ __device__ bool add_vectors(candidates<typename code<D>::type> &h, const typenam
         n += top[b] >= least;
     if (n == 0)
         return false;
-    int at = atomicAdd(&h.count, n);
-    const bool many = at + n > mark;
+    int index = atomicAdd(&h.count, n);
+    const bool many = index + n > mark;
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
         if (top[b] >= least) {
             const auto key = encode<D>(top[b]);
             best = max(best, key);
-            h.key[at] = key;
-            h.at[at++] = vector + b * THREADS;
+            h.key[index] = key;
+            h.index[index++] = vector + b * THREADS;
         }
     atomicMax(&h.top, best);
     return many;
@@ -138,7 +138,7 @@ template <typename C, typename F> __device__ int how_many(const candidates<C> &h
     int mine = 0;
 #pragma unroll 4
     for (int i = threadIdx.x; i < n; i += 32)
-        mine += is(h.key[i], h.at[i]);
+        mine += is(h.key[i], h.index[i]);
     return __reduce_add_sync(0xffffffffu, mine);
 }
 
@@ -165,7 +165,7 @@ template <typename C> __device__ void keep_first(candidates<C> &h, int k, unsign
     while (left > k && from < to) {
         const unsigned mid = from + (to - from) / 2;
         const int m = how_many(
-            h, n, [=](C key, unsigned at) { return key > lo || (key == lo && at <= mid); });
+            h, n, [=](C key, unsigned index) { return key > lo || (key == lo && index <= mid); });
         if (m >= k) {
             to = mid;
             left = m;
@@ -177,14 +177,14 @@ template <typename C> __device__ void keep_first(candidates<C> &h, int k, unsign
     for (int base = 0; base < n; base += 32) {
         const int i = base + (int)threadIdx.x;
         const C key = i < n ? h.key[i] : 0;
-        const unsigned at = i < n ? h.at[i] : 0;
-        const bool stays = i < n && (key > lo || (key == lo && at <= to));
+        const unsigned index = i < n ? h.index[i] : 0;
+        const bool stays = i < n && (key > lo || (key == lo && index <= to));
         const unsigned all = __ballot_sync(0xffffffffu, stays);
         const int place = kept + __popc(all & ((1u << threadIdx.x) - 1)); /* <= i */
         __syncwarp();
         if (stays && place < k) {
             h.key[place] = key;
-            h.at[place] = at;
+            h.index[place] = index;
         }
         kept += __popc(all);
         __syncwarp();
@@ -277,11 +277,11 @@ __device__ void read_row(part<typename D::real, SUM> &a, candidates<typename cod
             loaded = false;
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
-                const int64_t at = j + b * APART;
-                if (at >= 0 && at + N <= p.true_columns)
-                    v[b] = load_vector(row, at, SIZE);
+                const int64_t index = j + b * APART;
+                if (index >= 0 && index + N <= p.true_columns)
+                    v[b] = load_vector(row, index, SIZE);
                 else if (vector + b * THREADS < vectors)
-                    v[b] = part_of_vector<D>(row, at, p.true_columns);
+                    v[b] = part_of_vector<D>(row, index, p.true_columns);
             }
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
@@ -316,7 +316,7 @@ __device__ void open_vectors(candidates<typename code<D>::type> &h, const colo_l
     unsigned vector[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        vector[i] = i * THREADS + (int)threadIdx.x < n ? h.at[i * THREADS + threadIdx.x] : 0;
+        vector[i] = i * THREADS + (int)threadIdx.x < n ? h.index[i * THREADS + threadIdx.x] : 0;
     __syncthreads();
     if (threadIdx.x == 0)
         h.count = 0;
@@ -333,9 +333,9 @@ __device__ void open_vectors(candidates<typename code<D>::type> &h, const colo_l
             const auto key =
                 encode<D>(key_of(D::one(((const typename D::elem *)row)[j + e]), p.factor));
             if (key >= bar) {
-                const int at = atomicAdd(&h.count, 1);
-                h.key[at] = key;
-                h.at[at] = (unsigned)(j + e);
+                const int index = atomicAdd(&h.count, 1);
+                h.key[index] = key;
+                h.index[index] = (unsigned)(j + e);
             }
         }
     }
@@ -377,13 +377,13 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
             int place = i;
             if (i < n) {
                 const auto key = h.key[i];
-                const unsigned at = h.at[i];
+                const unsigned index = h.index[i];
                 place = 0;
                 for (int q = 0; q < n; q++)
-                    place += h.key[q] > key || (h.key[q] == key && h.at[q] < at);
+                    place += h.key[q] > key || (h.key[q] == key && h.index[q] < index);
             }
-            put(block + p.pz, WIDE, t * k + place, i < n ? (double)D::one(row[h.at[i]]) : 0);
-            ids[t * k + place] = i < n ? p.base.config.logits.vocab_start + h.at[i] : -1;
+            put(block + p.pz, WIDE, t * k + place, i < n ? (double)D::one(row[h.index[i]]) : 0);
+            ids[t * k + place] = i < n ? p.base.config.logits.vocab_start + h.index[i] : -1;
         }
         __syncthreads();
     }

@@ -23,9 +23,9 @@ __device__ uint64_t mixed(uint64_t v) /* a bijection that spreads every bit (spl
     return v ^ (v >> 31);
 }
 
-template <typename T> __device__ T element(const colo_box_t &b, int64_t at)
+template <typename T> __device__ T element(const colo_box_t &b, int64_t offset)
 {
-    const int64_t k = at % b.extent[2], ij = at / b.extent[2];
+    const int64_t k = offset % b.extent[2], ij = offset / b.extent[2];
     const int64_t j = ij % b.extent[1], i = ij / b.extent[1];
     const char *p = (const char *)b.data +
                     (i * b.stride[0] + j * b.stride[1] + k * b.stride[2]) * (int64_t)sizeof(T);
@@ -41,9 +41,10 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) hash(colo_box_t b, int64_t n, unsigned long long *out)
 {
     unsigned long long h = 0;
-    for (int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x; at < n;
-         at += (int64_t)gridDim.x * THREADS)
-        h += mixed((uint64_t)element<T>(b, at) ^ mixed((uint64_t)at + 0x9e3779b97f4a7c15ull));
+    for (int64_t offset = (int64_t)blockIdx.x * THREADS + threadIdx.x; offset < n;
+         offset += (int64_t)gridDim.x * THREADS)
+        h += mixed((uint64_t)element<T>(b, offset) ^
+                   mixed((uint64_t)offset + 0x9e3779b97f4a7c15ull));
     for (int lane = 16; lane > 0; lane /= 2)
         h += __shfl_down_sync(0xffffffffu, h, lane);
     if (threadIdx.x % 32 == 0)
@@ -54,10 +55,10 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS)
     nonzero(colo_box_t b, int64_t n, T sign, unsigned long long *first)
 {
-    for (int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x; at < n;
-         at += (int64_t)gridDim.x * THREADS)
-        if ((T)(element<T>(b, at) & (T)~sign)) {
-            atomicMin(first, (unsigned long long)at);
+    for (int64_t offset = (int64_t)blockIdx.x * THREADS + threadIdx.x; offset < n;
+         offset += (int64_t)gridDim.x * THREADS)
+        if ((T)(element<T>(b, offset) & (T)~sign)) {
+            atomicMin(first, (unsigned long long)offset);
             return; /* this thread's later elements are behind it */
         }
 }

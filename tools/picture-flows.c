@@ -96,8 +96,8 @@ static bool order(pic_t *pic)
     if (ok && n > 0) {
         qsort(pic->row, (size_t)n, sizeof *pic->row, row_cmp);
         for (int32_t i = 0; i < n; i++) {
-            int64_t *at = bsearch(&pic->row[i].rank, old, (size_t)n, sizeof *old, by_value);
-            up[at - old] = i;
+            int64_t *index = bsearch(&pic->row[i].rank, old, (size_t)n, sizeof *old, by_value);
+            up[index - old] = i;
         }
         for (int w = 0; w < 2; w++) {
             pic_flows_t *s = &pic->pass[w];
@@ -133,10 +133,10 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
     for (int32_t k = 0; k < count + passed; k++) {
         const int32_t i = k < count ? k : k - count;
         m = k < count ? m : relay;
-        int64_t *at = bsearch(&m[i].peer, ranks, (size_t)n, sizeof *ranks, by_value);
-        if (!at)
+        int64_t *index = bsearch(&m[i].peer, ranks, (size_t)n, sizeof *ranks, by_value);
+        if (!index)
             pic->outside++;
-        else if (!push(s, (pic_flow_t){.from = (int32_t)(at - ranks),
+        else if (!push(s, (pic_flow_t){.from = (int32_t)(index - ranks),
                                        .to = me,
                                        .bytes = m[i].bytes,
                                        .times = 1,
@@ -276,8 +276,8 @@ bool pic_fold(pic_t *pic)
     int64_t colours = ok ? distinct(colour, n, sorted) : 0;
     for (int32_t i = 0; ok && i < n; i++) {
         int32_t r = (int32_t)(rank_of[i] % n);
-        int64_t *at = bsearch(&colour[r], sorted, (size_t)colours, sizeof *sorted, by_value);
-        int32_t *class = &class_at[at - sorted];
+        int64_t *index = bsearch(&colour[r], sorted, (size_t)colours, sizeof *sorted, by_value);
+        int32_t *class = &class_at[index - sorted];
         if (*class == 0) {
             rows[k] = pic->row[r];
             *class = ++k;

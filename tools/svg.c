@@ -191,9 +191,9 @@ void svg_page(FILE *f, const svg_page_t *p)
 {
     enum { GAP = 26, ACROSS = 40 };
     int top = put_top(NULL, p) + SVG_MARGIN, narrow = top, wide = top, row = 0;
-    int at[SVG_PANELS_MAX], wide_at[SVG_PANELS_MAX];
+    int index[SVG_PANELS_MAX], wide_at[SVG_PANELS_MAX];
     for (int i = 0; i < p->npanels; i++) {
-        at[i] = narrow;
+        index[i] = narrow;
         narrow += p->panel[i].height + GAP;
         wide_at[i] = wide;
         row = p->panel[i].height > row ? p->panel[i].height : row;
@@ -223,7 +223,7 @@ void svg_page(FILE *f, const svg_page_t *p)
     fprintf(f, "<g id=\"page\" transform=\"translate(%d %d)\">\n", SVG_MARGIN, SVG_MARGIN);
     put_top(f, p);
     for (int i = 0; i < p->npanels; i++) {
-        fprintf(f, "<g id=\"p%d\" transform=\"translate(0 %d)\">\n", i, at[i]);
+        fprintf(f, "<g id=\"p%d\" transform=\"translate(0 %d)\">\n", i, index[i]);
         p->panel[i].draw(f, p->panel[i].what);
         fputs("</g>\n", f);
     }

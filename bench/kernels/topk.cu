@@ -125,10 +125,10 @@ __device__ void add(pile &h, const uint64_t *code, uint32_t waits, int k)
 #pragma unroll
         for (int i = 0; i < N; i++)
             if (waits >> i & 1) {
-                int at = 0;
-                if (code[i] > bar && (at = atomicAdd(&h.count, 1)) < CAPACITY)
-                    h.code[at] = code[i];
-                if (at < CAPACITY)
+                int offset = 0;
+                if (code[i] > bar && (offset = atomicAdd(&h.count, 1)) < CAPACITY)
+                    h.code[offset] = code[i];
+                if (offset < CAPACITY)
                     waits &= ~(1u << i);
             }
         if (!__syncthreads_or((int)waits))

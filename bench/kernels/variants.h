@@ -54,18 +54,18 @@ struct variants {
 
     double median_us(const std::function<void()> &launch) const
     {
-        cudaEvent_t at[2];
+        cudaEvent_t event[2];
         std::vector<float> ms((size_t)iterations);
-        CUDA(cudaEventCreate(&at[0]));
-        CUDA(cudaEventCreate(&at[1]));
+        CUDA(cudaEventCreate(&event[0]));
+        CUDA(cudaEventCreate(&event[1]));
         for (int i = -2; i < iterations; i++) {
-            CUDA(cudaEventRecord(at[0]));
+            CUDA(cudaEventRecord(event[0]));
             launch();
             CUDA(cudaGetLastError());
-            CUDA(cudaEventRecord(at[1]));
-            CUDA(cudaEventSynchronize(at[1]));
+            CUDA(cudaEventRecord(event[1]));
+            CUDA(cudaEventSynchronize(event[1]));
             if (i >= 0)
-                CUDA(cudaEventElapsedTime(&ms[(size_t)i], at[0], at[1]));
+                CUDA(cudaEventElapsedTime(&ms[(size_t)i], event[0], event[1]));
         }
         std::sort(ms.begin(), ms.end());
         return 1e3 * ms[ms.size() / 2];

@@ -229,12 +229,12 @@ int64_t cap_crop(const uint8_t *pixels, float *patches, int64_t *cell)
 void cap_caption_text(const cap_data_t *data, const cap_task_t *task, const int64_t *rows,
                       char text[CAP_SAID])
 {
-    size_t at = 0;
+    size_t offset = 0;
 
     for (int64_t k = 0; k < task->most && rows[k] >= 0; k++)
-        at += (size_t)snprintf(text + at, CAP_SAID - at, "%s%s", k ? " " : "",
-                               cap_caption(data->label[rows[k]]));
-    if (!at)
+        offset += (size_t)snprintf(text + offset, CAP_SAID - offset, "%s%s", k ? " " : "",
+                                   cap_caption(data->label[rows[k]]));
+    if (!offset)
         snprintf(text, CAP_SAID, "none");
 }
 

@@ -14,9 +14,9 @@
 /* Where this rank has the position before byte @k of own sample @i; -1: another cp rank has it. */
 static int64_t asked_at(const cap_rank_t *r, int64_t i, int64_t k)
 {
-    int64_t at = r->text_at[i] + k - 1, s = at % r->S;
+    int64_t offset = r->text_at[i] + k - 1, s = offset % r->S;
 
-    return r->part_of[s] == r->dst.c ? at / r->S * r->n + r->local_of[s] : -1;
+    return r->part_of[s] == r->dst.c ? offset / r->S * r->n + r->local_of[s] : -1;
 }
 
 /* Byte @k of the own samples that this cp rank is asked for: the best over all tp ranks; the lowest
@@ -27,9 +27,9 @@ static colo_status_t choose(cap_rank_t *r, const float *top, int64_t k)
     int64_t Vl = (r->dst.t + 1) * CAP_VOCAB / W - r->logprob.logits.vocab_start;
 
     for (int64_t i = 0; i < r->dst.b; i++) {
-        int64_t at = asked_at(r, i, k);
-        if (at >= 0)
-            r->ops.copy(&r->ops, r->d_t1 + b++ * D, top + at * D, D * (int64_t)sizeof *top);
+        int64_t offset = asked_at(r, i, k);
+        if (offset >= 0)
+            r->ops.copy(&r->ops, r->d_t1 + b++ * D, top + offset * D, D * (int64_t)sizeof *top);
     }
     if (!b)
         return COLO_OK;

@@ -43,12 +43,12 @@ colo_status_t cap_gather(cap_rank_t *r, float *const *shards, float *const *whol
 /* Largest and smallest 32-bit words agree, so all do; words as integers, since NaN != NaN. */
 static colo_status_t same_words(colo_comm_t *comm, const float *values, int64_t count, bool *same)
 {
-    for (int64_t at = 0; at < count; at += 512) {
-        int64_t n = count - at < 512 ? count - at : 512, most[1024];
+    for (int64_t offset = 0; offset < count; offset += 512) {
+        int64_t n = count - offset < 512 ? count - offset : 512, most[1024];
 
         for (int64_t i = 0; i < n; i++) {
             int32_t word;
-            memcpy(&word, values + at + i, sizeof word);
+            memcpy(&word, values + offset + i, sizeof word);
             most[2 * i] = word;
             most[2 * i + 1] = -(int64_t)word;
         }

@@ -110,10 +110,10 @@ colo_status_t cap_head_close(cap_rank_t *r)
 
 static void final_norm(cap_rank_t *r, int64_t t, const float *x)
 {
-    int64_t at = back_at(r);
+    int64_t index = back_at(r);
 
-    r->ops.norm(&r->ops, t, r->cfg->model.width, x, r->w[at + B_LNFG], r->w[at + B_LNFB], r->xf_hat,
-                r->rf, r->hf);
+    r->ops.norm(&r->ops, t, r->cfg->model.width, x, r->w[index + B_LNFG], r->w[index + B_LNFB],
+                r->xf_hat, r->rf, r->hf);
 }
 
 void cap_head_logits(cap_rank_t *r, int64_t t, const float *x)
@@ -211,12 +211,13 @@ colo_status_t cap_head_backward(const colo_tensor_t *d_out, int32_t nout, const 
                                 int32_t nin, void *rank)
 {
     cap_rank_t *r = rank;
-    int64_t at = back_at(r);
+    int64_t index = back_at(r);
     double upstream = (double)*(const float *)d_out[0].data;
     float each = r->reduced.den ? (float)(-upstream / (double)r->reduced.den) : 0.0f;
 
     CAP_TRY(r->loss_linear ? linear_backward(r, each) : logits_backward(r, each));
-    r->ops.norm_backward(&r->ops, r->T, r->cfg->model.width, r->d_t1, r->w[at + B_LNFG], r->xf_hat,
-                         r->rf, NULL, d_in[0].data, r->g[at + B_LNFG], r->g[at + B_LNFB]);
+    r->ops.norm_backward(&r->ops, r->T, r->cfg->model.width, r->d_t1, r->w[index + B_LNFG],
+                         r->xf_hat, r->rf, NULL, d_in[0].data, r->g[index + B_LNFG],
+                         r->g[index + B_LNFB]);
     return COLO_OK;
 }

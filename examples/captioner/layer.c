@@ -12,9 +12,9 @@ colo_status_t cap_layer_forward(cap_layer_t *l, const float *x)
 {
     cap_rank_t *r = l->rank;
     const cap_ops_t *o = &r->ops;
-    float **w = r->w + l->at;
+    float **w = r->w + l->offset;
     int64_t T = r->T, D = r->cfg->model.width, Dl = D / r->dst.tp;
-    int64_t Fl = r->count[l->at + L_BU];
+    int64_t Fl = r->count[l->offset + L_BU];
 
     o->norm(o, T, D, x, w[L_LN1G], w[L_LN1B], l->x1_hat, l->r1, l->a);
     o->linear(o, T, D, Dl, l->a, w[L_WQ], w[L_BQ], l->q);
@@ -40,10 +40,10 @@ colo_status_t cap_layer_backward(const colo_tensor_t *d_out, int32_t nout,
     cap_layer_t *l = layer;
     cap_rank_t *r = l->rank;
     const cap_ops_t *o = &r->ops;
-    float **w = r->w + l->at, **g = r->g + l->at, *d_mid = r->d_t2;
+    float **w = r->w + l->offset, **g = r->g + l->offset, *d_mid = r->d_t2;
     const float *dy = d_out[0].data;
     int64_t T = r->T, D = r->cfg->model.width, Dl = D / r->dst.tp;
-    int64_t Fl = r->count[l->at + L_BU];
+    int64_t Fl = r->count[l->offset + L_BU];
 
     o->linear_d_bias(o, T, D, dy, g[L_BD]);
     o->linear_d_weight(o, T, Fl, D, l->act, dy, g[L_WD]);

@@ -50,7 +50,7 @@ static void take_params(cap_rank_t *r)
 {
     for (int side = 0; side < 2; side++) {
         const cap_side_t *s = side ? &r->dst : &r->src;
-        int64_t total = 0, at = 0;
+        int64_t total = 0, offset = 0;
 
         for (int i = 0; i < r->nparams; i++) {
             int64_t rows, cols;
@@ -72,9 +72,9 @@ static void take_params(cap_rank_t *r)
         for (int i = 0; i < r->nparams; i++) {
             if (r->table[i].encoder == side || !holds(r, &r->table[i]))
                 continue;
-            r->w[i] = r->side_w[side] + at;
-            r->g[i] = r->side_g[side] + at;
-            at += r->count[i];
+            r->w[i] = r->side_w[side] + offset;
+            r->g[i] = r->side_g[side] + offset;
+            offset += r->count[i];
         }
     }
 }
@@ -187,8 +187,8 @@ static void take_layer(cap_rank_t *r, cap_layer_t *l, int64_t index)
     int64_t heads = r->cfg->model.heads / r->dst.tp;
 
     l->rank = r;
-    l->at = P_LAYER + index * P_PER_LAYER;
-    int64_t Fl = r->count[l->at + L_BU];
+    l->offset = P_LAYER + index * P_PER_LAYER;
+    int64_t Fl = r->count[l->offset + L_BU];
     l->x1_hat = take_floats(r, T * D);
     l->r1 = take_floats(r, T);
     l->a = take_floats(r, T * D);

@@ -96,12 +96,12 @@ static void attend(const cap_ops_t *o, const cap_sequence_t *s, const float *q, 
         for (int64_t h = 0; h < s->h; h++) {
             load_tile(s, &t, kv, i, h);
             for (int64_t j = 0; j < s->n; j++) {
-                int64_t at = (i * s->n + j) * dl + h * s->e, p = s->pos[j], first = s->first[p];
+                int64_t offset = (i * s->n + j) * dl + h * s->e, p = s->pos[j], first = s->first[p];
                 float *w = prob + ((i * s->h + h) * s->n + j) * s->window;
                 struct tile seen = tile_from(&t, first, s->e);
 
                 memset(w, 0, (size_t)s->window * sizeof *w);
-                one_query(&seen, s->S, s->e, p - first, q + at, w, out + at);
+                one_query(&seen, s->S, s->e, p - first, q + offset, w, out + offset);
             }
         }
 }
@@ -149,12 +149,12 @@ static void attend_backward(const cap_ops_t *o, const cap_sequence_t *s, const f
             load_tile(s, &t, kv, i, h);
             memset(t.dkt, 0, (size_t)(2 * S * hd) * sizeof(float));
             for (int64_t j = 0; j < s->n; j++) {
-                int64_t at = (i * s->n + j) * dl + h * hd, p = s->pos[j], first = s->first[p];
+                int64_t offset = (i * s->n + j) * dl + h * hd, p = s->pos[j], first = s->first[p];
                 struct tile seen = tile_from(&t, first, hd);
 
-                one_query_backward(&seen, S, hd, p - first, q + at,
-                                   prob + ((i * s->h + h) * s->n + j) * s->window, d_out + at,
-                                   d_q + at);
+                one_query_backward(&seen, S, hd, p - first, q + offset,
+                                   prob + ((i * s->h + h) * s->n + j) * s->window, d_out + offset,
+                                   d_q + offset);
             }
             for (int64_t p = 0; p < S; p++) {
                 float *dk = d_kv + kv_index(s, i, h, p), *dv = dk + values;

@@ -289,7 +289,7 @@ static void layer_backward(const struct sizes *s, const struct layer *w, const s
 /* The sequence is image rows, then the text, in which the caption comes last. */
 struct sample {
     int64_t rows, T;
-    int64_t at[MAX_T]; /* row of the position table */
+    int64_t row_at[MAX_T]; /* row of the position table */
     float patch[MAX_ROWS * CAP_PATCH];
     char caption[CAP_SAID], text[CAP_SAID + 1];
     int64_t length; /* of the caption */
@@ -309,7 +309,7 @@ static void sample_read(struct sample *e, const cap_task_t *task, const cap_data
         else
             cap_patches(pixels, patch);
         for (int64_t k = 0; k < n; k++)
-            e->at[e->rows + k] = task->ragged ? i * CAP_PATCHES + cell[k] : k;
+            e->row_at[e->rows + k] = task->ragged ? i * CAP_PATCHES + cell[k] : k;
         e->rows += n;
     }
     cap_caption_text(data, task, rows, e->caption);
@@ -318,7 +318,7 @@ static void sample_read(struct sample *e, const cap_task_t *task, const cap_data
     strcpy(e->text + task->ragged, e->caption);
     e->T = e->rows + (int64_t)strlen(e->text);
     for (int64_t k = 0; e->rows + k < e->T; k++)
-        e->at[e->rows + k] = (task->ragged ? MAX_ROWS : CAP_PATCHES) + k;
+        e->row_at[e->rows + k] = (task->ragged ? MAX_ROWS : CAP_PATCHES) + k;
 }
 
 static void sample_forward(const struct sizes *s, const struct net *w, struct saved *v,
@@ -336,7 +336,7 @@ static void sample_forward(const struct sizes *s, const struct net *w, struct sa
         memcpy(k->x + t * D, w->embed + (unsigned char)e->text[t - e->rows] * D,
                (size_t)D * sizeof *k->x);
     for (int64_t t = 0; t < e->T; t++)
-        add(k->x + t * D, w->pos + e->at[t] * D, D);
+        add(k->x + t * D, w->pos + e->row_at[t] * D, D);
     for (int64_t l = 0; l < s->L; l++)
         layer_forward(s, &w->layer[l], &v->layer[l], k, e->T);
     norm(v->z, &v->nf, k->x, w->lnfg, w->lnfb, e->T, D);
@@ -378,7 +378,7 @@ static void sample_backward(const struct sizes *s, const struct net *w, const st
     for (int64_t l = s->L - 1; l >= 0; l--)
         layer_backward(s, &w->layer[l], &d->layer[l], &v->layer[l], k, e->T);
     for (int64_t t = 0; t < e->T; t++)
-        add(d->pos + e->at[t] * D, k->dx + t * D, D);
+        add(d->pos + e->row_at[t] * D, k->dx + t * D, D);
     for (int64_t t = n; t < e->T; t++)
         add(d->embed + (unsigned char)e->text[t - n] * D, k->dx + t * D, D);
 

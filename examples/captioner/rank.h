@@ -83,7 +83,7 @@ typedef struct cap_arena {
 /** What a transformer layer keeps from forward to backward; [T, ...] each. */
 typedef struct cap_layer {
     struct cap_rank *rank;
-    int64_t at;             /* place of its first parameter */
+    int64_t offset;         /* place of its first parameter */
     float *x1_hat, *r1, *a; /* LN1: normalised input, 1 / deviation, output */
     float *q, *kv, *kv_all; /* [T, Dl], [2, T, Dl], [cp, 2, T, Dl] */
     float *prob, *o;        /* [b, heads, n, S], [T, Dl] */

@@ -9,7 +9,7 @@
 static int64_t replica_of(const colo_layout_t *layout, int32_t rank)
 {
     const colo_grid_t *grid = &layout->grid;
-    int64_t at = 0;
+    int64_t index = 0;
 
     if (!colo_layout_holds(layout, rank))
         return -1;
@@ -19,9 +19,9 @@ static int64_t replica_of(const colo_layout_t *layout, int32_t rank)
 
         if (colo_grid_coord(grid, rank, grid->name[dim], &coord) < 0)
             return -1;
-        at = at * grid->extent[dim] + coord;
+        index = index * grid->extent[dim] + coord;
     }
-    return at;
+    return index;
 }
 
 static void put_rows(FILE *f, const char *name, int64_t rows, int64_t most)

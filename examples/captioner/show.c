@@ -93,12 +93,13 @@ void cap_show_samples(const cap_config_t *cfg, const cap_sample_t *samples, int6
             char text[128];
             const char *want = samples[i].want, *got = samples[i].caption;
             bool right = !strcmp(got, want);
-            int at = snprintf(text, sizeof text, "\"");
+            int offset = snprintf(text, sizeof text, "\"");
 
             for (; *got; got++)
-                at += snprintf(text + at, sizeof text - (size_t)at,
-                               *got >= ' ' && *got <= '~' ? "%c" : "\\x%02x", (unsigned char)*got);
-            snprintf(text + at, sizeof text - (size_t)at, right ? "\"" : "\" not %s", want);
+                offset +=
+                    snprintf(text + offset, sizeof text - (size_t)offset,
+                             *got >= ' ' && *got <= '~' ? "%c" : "\\x%02x", (unsigned char)*got);
+            snprintf(text + offset, sizeof text - (size_t)offset, right ? "\"" : "\" not %s", want);
             fprintf(out, "%-*s", (int)(16 * most + 3), text);
         }
         fputc('\n', out);

@@ -12,10 +12,10 @@
 #include "rank.h"
 
 static colo_status_t coordinate(const colo_grid_t *grid, int64_t rank, const char *dim,
-                                int64_t *extent, int64_t *at)
+                                int64_t *extent, int64_t *offset)
 {
     *extent = colo_grid_extent(grid, dim);
-    return colo_grid_coord(grid, rank, dim, at);
+    return colo_grid_coord(grid, rank, dim, offset);
 }
 
 colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, colo_comm_t *host,

@@ -213,18 +213,18 @@ class _Places:
                 length = mask.sum(1)[row]
             column = place[row, column.clamp(max=width)]
         wanted = (found < len(cu) - 1) & (x < length - 1) & (column < width - 1)
-        self.rows, self.width, self.at = rows, width, row * (width + 1) + torch.where(wanted, column, width)
+        self.rows, self.width, self.index = rows, width, row * (width + 1) + torch.where(wanted, column, width)
 
     def scatter(self, logp: Any) -> Any:
         """[rows, width - 1] of [count]; 0 where there is nothing"""
         import torch
         out = torch.zeros(self.rows * (self.width + 1), dtype=logp.dtype, device=logp.device)
-        return out.index_add(0, self.at, logp).reshape(self.rows, -1)[:, :self.width - 1]
+        return out.index_add(0, self.index, logp).reshape(self.rows, -1)[:, :self.width - 1]
 
     def gather(self, values: Any) -> Any:
         """[count] of [rows, width - 1]; 0 where there is nothing"""
         import torch
-        return torch.nn.functional.pad(values, (0, 2)).reshape(-1)[self.at]
+        return torch.nn.functional.pad(values, (0, 2)).reshape(-1)[self.index]
 
 
 def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any, cp_group: Any,
@@ -553,9 +553,9 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
         ('scale', 'softcap', 'chunk_size'))
     den = None
     if num_items_in_batch is not None:
-        at = tensors[0].device
-        den = num_items_in_batch.to(at, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
-            else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=at)
+        device = tensors[0].device
+        den = num_items_in_batch.to(device, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
+            else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=device)
     side: list[Any] = []
     loss, entropy_sum = functions()[1].apply(*tensors, Of(den, alone(), True, side, entropy=True), o)
     _, _, n_valid, _, right = side

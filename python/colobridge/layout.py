@@ -87,8 +87,8 @@ class Layout:
         words = {'last': s.STAGE_LAST, 'any': s.STAGE_ANY}
         if isinstance(stage, str) and stage not in words:
             raise ValueError("stage: '%s', expected a coordinate, 'last' or 'any'" % stage)
-        at = words[stage] if isinstance(stage, str) else stage
-        call('colo_layout_stage', self._raw, None if dim is None else text(dim), at)
+        index = words[stage] if isinstance(stage, str) else stage
+        call('colo_layout_stage', self._raw, None if dim is None else text(dim), index)
         return self
 
     def check(self, samples: int, rows: int, features: int) -> None:

@@ -186,8 +186,8 @@ class HyperCommGrid:
     def get_rank_enum(self, dims: str | list[str], *, view: str | None = None) -> list[list[int]]:
         """All groups of a dim set, canonical order: members ascend. KeyError: no such view;
         ValueError: no such dim."""
-        at = self._view(view)
-        return self._enum(self._grids[at.name], self._checked(at, dims))
+        chosen = self._view(view)
+        return self._enum(self._grids[chosen.name], self._checked(chosen, dims))
 
     @staticmethod
     def _order_dims_for(dim_names: list[str], dims: str | list[str]) -> tuple[list[str], str]:
@@ -205,31 +205,31 @@ class HyperCommGrid:
     def _stored(self, dims: str | Sequence[str], view: str | None) -> tuple[_View, list[str], Any]:
         """(the view whose groups are meant, dims in canonical order, key): the base view's when all
         dims are shared."""
-        at = self._view(view)
-        ordered, key = self._order_dims_for(at.dim_names, self._checked(at, dims))
-        if all(dim in at.shared_dims for dim in ordered):
+        chosen = self._view(view)
+        ordered, key = self._order_dims_for(chosen.dim_names, self._checked(chosen, dims))
+        if all(dim in chosen.shared_dims for dim in ordered):
             ordered, key = self._order_dims_for(self.dim_names, ordered)
             return self._views['base'], ordered, key
-        return at, ordered, (at.name, tuple(ordered))
+        return chosen, ordered, (chosen.name, tuple(ordered))
 
     def create_pg(self, dims: str | list[str], *, view: str | None = None, **kwargs: Any) -> Any:
         """This rank's process group of @dims, made for all groups at once; collective. KeyError: made
         before. kwargs go to new_subgroups_by_enumeration()."""
-        at, ordered, key = self._stored(dims, view)
+        chosen, ordered, key = self._stored(dims, view)
         if key in self._pgs:
             raise KeyError("Process group %s%s has already been created"
-                           % (ordered, '' if at.name == 'base' else " for view '%s'" % at.name))
-        made = _dist().new_subgroups_by_enumeration(self._enum(self._grids[at.name], ordered),
+                           % (ordered, '' if chosen.name == 'base' else " for view '%s'" % chosen.name))
+        made = _dist().new_subgroups_by_enumeration(self._enum(self._grids[chosen.name], ordered),
                                                     backend=self.backend, **kwargs)
         self._pgs[key] = made[0]
         return made[0]
 
     def get_pg(self, dims: str | list[str], *, view: str | None = None) -> Any:
         """The process group that create_pg() made. KeyError: it did not."""
-        at, ordered, key = self._stored(dims, view)
+        chosen, ordered, key = self._stored(dims, view)
         if key not in self._pgs:
             raise KeyError("Process group for %s%s hasn't been created"
-                           % (ordered, '' if at.name == 'base' else " for view '%s'" % at.name))
+                           % (ordered, '' if chosen.name == 'base' else " for view '%s'" % chosen.name))
         return self._pgs[key]
 
     def destroy(self) -> None:
@@ -255,11 +255,11 @@ def _layout(make: Callable[..., Layout], grid: Any, extra: Iterable[str], data: 
     return layout, [name for name in ('dp', *inner) if name in core.names]
 
 
-def _replica(at: dict[str, int], dims: list[str], grid: Grid) -> int:
+def _replica(coords: dict[str, int], dims: list[str], grid: Grid) -> int:
     """Which part of the batch a rank has; the last dim is the fastest."""
     index = 0
     for name in dims:
-        index = index * grid.extent(name) + at[name]
+        index = index * grid.extent(name) + coords[name]
     return index
 
 
@@ -361,11 +361,11 @@ class ColocatedBridgeCommunicator:
         self.rank_to_dest_pos: dict[int, tuple[int, int]] = {}
         self.rank_to_dest_coords: dict[int, tuple[int, int, int]] = {}
         for rank in src.ranks():
-            at = src.coords(rank)
-            self.rank_to_src_pos[rank] = (_replica(at, self._src_data, src), at.get('tp', 0))
+            coords = src.coords(rank)
+            self.rank_to_src_pos[rank] = (_replica(coords, self._src_data, src), coords.get('tp', 0))
         for rank in dst.ranks():
-            at = dst.coords(rank)
-            dp, tp, cp = _replica(at, self._dest_data, dst), at.get('tp', 0), at.get('cp', 0)
+            coords = dst.coords(rank)
+            dp, tp, cp = _replica(coords, self._dest_data, dst), coords.get('tp', 0), coords.get('cp', 0)
             self.rank_to_dest_coords[rank] = (dp, tp, cp)
             if cp == 0:
                 self.rank_to_dest_pos[rank] = (dp, tp)
@@ -413,11 +413,11 @@ class ColocatedBridgeCommunicator:
         self._divides(batch_size)
         assert self.scale is not None
         size = batch_size // self.scale
-        at = (self.rank_to_src_pos if self.is_fan_in() else self.rank_to_dest_coords)
-        if self.current_rank not in at:
+        places = (self.rank_to_src_pos if self.is_fan_in() else self.rank_to_dest_coords)
+        if self.current_rank not in places:
             raise RuntimeError("rank %d is outside of the grids, no samples are its own"
                                % self.current_rank)
-        return SliceInfo(at[self.current_rank][0] % self.scale * size, size)
+        return SliceInfo(places[self.current_rank][0] % self.scale * size, size)
 
     def _divides(self, batch: int) -> None:
         if self.scale is None or batch % self.scale:

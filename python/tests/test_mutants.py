@@ -43,8 +43,8 @@ MUTANTS = {
         'check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None)); '
         'direction and x is not None and x.mul_(2)', 'test_check.py', 'test_check_of_processes_passes'),
     'the place of a rank counts from the other side': (
-        'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
-        'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',
+        'megatron.py', 'SliceInfo(places[self.current_rank][0] % self.scale * size, size)',
+        'SliceInfo(places[self.current_rank][0] // self.scale * size, size)',
         'test_megatron.py', 'test_map_b'),
     'an uncaught exception is kept to itself': (
         'torch/ranks.py', 'if why is not None:', 'if False:', 'test_torch_bridge.py',
@@ -241,7 +241,7 @@ MUTANTS = {
         'torch/logprob.py', 'written(logits)', 'pass', 'test_torch_logprob.py',
         'test_gradient_in_place_of_logits_that_others_saved'),
     'saved numbers begin where the tensor begins': (
-        'torch/logprob.py', 'kept = held[(at - held.data_ptr()) // 8:] if at != held.data_ptr() else held',
+        'torch/logprob.py', 'kept = held[(address - held.data_ptr()) // 8:] if address != held.data_ptr() else held',
         'kept = held', 'test_torch_saved.py', 'test_gradients_under_checkpointing'),
     'what a hook brought back is freed before it is read': (
         'torch/nll.py', 'made.backward(MeanCall(made), memory.data_ptr()',

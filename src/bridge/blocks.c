@@ -21,10 +21,10 @@
 bool colo_list_grow(colo_list_t *l, size_t size)
 {
     const int64_t cap = l->cap ? 2 * l->cap : 16;
-    void *at = realloc(l->at, (size_t)cap * size);
-    if (!at)
+    void *grown = realloc(l->items, (size_t)cap * size);
+    if (!grown)
         return false;
-    l->at = at;
+    l->items = grown;
     l->cap = cap;
     return true;
 }
@@ -96,7 +96,7 @@ int colo_block_cmp(const void *a, const void *b)
 
 static void unique_blocks(colo_list_t *l)
 {
-    colo_block_t *b = l->at;
+    colo_block_t *b = l->items;
     int64_t n = 0;
     if (l->n > 1)
         qsort(b, (size_t)l->n, sizeof *b, colo_block_cmp);
@@ -251,7 +251,7 @@ void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_
     memset(coords, 0, COLO_MAX_DIMS * sizeof *coords);
     for (int a = 0; a < 3; a++) {
         const colo_list_t *l = &met[order[a]];
-        const colo_block_t *b = (const colo_block_t *)l->at + i % l->n;
+        const colo_block_t *b = (const colo_block_t *)l->items + i % l->n;
         x->of[order[a]] = b->count;
         for (int d = 0; d < COLO_MAX_DIMS; d++)
             coords[d] = b->coord[d] > 0 ? b->coord[d] : coords[d];

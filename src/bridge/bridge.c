@@ -36,10 +36,10 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
     } else {
         int seen = 0;
         for (int i = 0; strlen(axes) == 3 && i < 3; i++) {
-            const char *at = strchr("bsh", axes[i]);
-            if (at) {
-                b->axis[at - "bsh"] = i;
-                seen |= 1 << (at - "bsh");
+            const char *pos = strchr("bsh", axes[i]);
+            if (pos) {
+                b->axis[pos - "bsh"] = i;
+                seen |= 1 << (pos - "bsh");
             }
         }
         if (seen != 7)
@@ -348,11 +348,11 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
 
 static void shape_text(const int64_t *shape, int32_t n, char *text, size_t cap)
 {
-    size_t at = 0;
+    size_t pos = 0;
     text[0] = '\0';
-    for (int32_t i = 0; i < n && at < cap; i++) {
-        int w = snprintf(text + at, cap - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
-        at += w > 0 ? (size_t)w : 0;
+    for (int32_t i = 0; i < n && pos < cap; i++) {
+        int w = snprintf(text + pos, cap - pos, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        pos += w > 0 ? (size_t)w : 0;
     }
 }
 

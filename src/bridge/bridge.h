@@ -34,7 +34,7 @@ typedef struct colo_collective {
 /* Memory that grows. Streams may still use what it was on a device, which stays until the end; it
  * grows by half at least, so that all of that together is at most twice what there is. */
 typedef struct colo_arena {
-    void *at;
+    void *data;
     size_t size;
     void *old[64];
     int32_t nold;
@@ -82,7 +82,7 @@ struct colo_bridge {
     struct colo_agreed {
         bool made;
         int32_t moves;  /* colo_move_t that is taken; 0: staged */
-        uint64_t at;    /* how often memory had been registered */
+        uint64_t registrations; /* how often memory had been registered */
     } agreed[2];        /* what ranks agreed on for asymmetric passes */
     void *order;        /* a lane, where calls leave memory of the bridge in use; else NULL */
     colo_stream_t last; /* of the last call that did */

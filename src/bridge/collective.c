@@ -321,8 +321,8 @@ static bool same_strides(colo_view_t a, colo_view_t b, const int64_t *extent)
 static colo_box_t sub_box(colo_view_t v, int64_t b0, int64_t nb, int64_t r0, int64_t rows,
                           int64_t h, size_t elem)
 {
-    int64_t at = b0 * v.stride[0] + r0 * v.stride[1];
-    return (colo_box_t){.data = v.data ? v.data + at * (int64_t)elem : NULL,
+    int64_t pos = b0 * v.stride[0] + r0 * v.stride[1];
+    return (colo_box_t){.data = v.data ? v.data + pos * (int64_t)elem : NULL,
                         .extent = {nb, rows, h},
                         .stride = {v.stride[0], v.stride[1], v.stride[2]}};
 }

@@ -48,11 +48,11 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
         return colo_fail(COLO_ERR_NOMEM, "bridge: a component among %d ranks", (int)size);
     in[me] = true;
     queue[found++] = me;
-    for (int32_t at = 0; at < found && found < size; at++) {
+    for (int32_t next = 0; next < found && found < size; next++) {
         colo_plan_t *other = NULL;
-        if (queue[at] != me)
+        if (queue[next] != me)
             COLO_TRY(
-                colo_plan_create(&other, &plan->config, colo_comm_world_rank(comm, queue[at])));
+                colo_plan_create(&other, &plan->config, colo_comm_world_rank(comm, queue[next])));
         colo_status_t st = add_peers(comm, other ? other : plan, in, queue, &found);
         colo_plan_destroy(&other);
         COLO_TRY(st);

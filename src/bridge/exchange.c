@@ -28,12 +28,12 @@ static colo_box_t box_at(const colo_carried_t *t, colo_view_t v, const colo_owne
     const int64_t elem = (int64_t)colo_dtype_size(t->dtype), cols = (r->h[1] - r->h[0]) * t->per;
     colo_box_t box = {.extent = {r->b[1] - r->b[0], r->s[1] - r->s[0], cols},
                       .stride = {v.stride[0], v.stride[1], v.stride[2]}};
-    int64_t at = (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] +
-                 (r->h[0] - own->h0) * t->per * v.stride[2];
+    int64_t first = (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] +
+                    (r->h[0] - own->h0) * t->per * v.stride[2];
     if (bytes) /* one sample */
         box = (colo_box_t){.extent = {r->s[1] - r->s[0], cols, elem},
                            .stride = {v.stride[1] * elem, v.stride[2] * elem, 1}};
-    box.data = v.data ? v.data + at * elem : NULL;
+    box.data = v.data ? v.data + first * elem : NULL;
     return box;
 }
 
@@ -291,8 +291,8 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream, bool *ca
 static colo_status_t exchange(colo_bridge_t *b, colo_op_desc_t op, const colo_pass_messages_t *l,
                               colo_stream_t stream)
 {
-    return colo_comm_i_exchange_over(b->comm, op, b->now.subconnection, b->stage.at, b->stage.size,
-                                     l->send, l->nsends, l->recv, l->nrecvs, stream);
+    return colo_comm_i_exchange_over(b->comm, op, b->now.subconnection, b->stage.data,
+                                     b->stage.size, l->send, l->nsends, l->recv, l->nrecvs, stream);
 }
 
 static colo_status_t keep_own(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
@@ -340,15 +340,16 @@ static colo_view_t sum_view(const colo_shape_state_t *s, const colo_carried_t *t
 /* d_x[region] = sum over addends, in addend order; own addend from d_y where it is held here. */
 static colo_status_t sum_region(colo_bridge_t *b, const colo_shape_state_t *s,
                                 const colo_carried_t *t, const colo_region_t *r,
-                                const colo_offset_t *at, bool own_is_local, colo_stream_t stream)
+                                const colo_offset_t *where, bool own_is_local, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
     colo_box_t term[COLO_MAX_ADDENDS] = {{0}};
-    colo_box_t to = box_at(t, t->out, &p->own_src, r, at->src_row, false);
+    colo_box_t to = box_at(t, t->out, &p->own_src, r, where->src_row, false);
     for (int64_t addend = 0; addend < p->addends; addend++)
-        term[addend] = own_is_local && addend == p->own_addend
-                           ? box_at(t, t->in, &p->own_dst, r, at->dst_row, false)
-                           : box_at(t, sum_view(s, t, addend), &p->own_src, r, at->src_row, false);
+        term[addend] =
+            own_is_local && addend == p->own_addend
+                ? box_at(t, t->in, &p->own_dst, r, where->dst_row, false)
+                : box_at(t, sum_view(s, t, addend), &p->own_src, r, where->src_row, false);
     return b->ops->box_sum(&to, term, (int32_t)p->addends, t->dtype, stream);
 }
 
@@ -406,7 +407,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     bool capturing = false;
     COLO_TRY(make_ready(b, stream, &capturing));
     if (!s->bytes)
-        s->sums = b->sums.at;
+        s->sums = b->sums.data;
     fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
     if (!summed)
         fill(s, l->recv_box, recv, t, n, false, !fwd);

@@ -21,14 +21,14 @@ static void add_splits(colo_fields_t *f, const char *name, const colo_layout_t *
     static const char *const axes[] = {"samples", "rows", "features"};
     static const char *const kinds[] = {"", "", " zigzag"};
     char text[240] = "none";
-    size_t at = 0;
+    size_t pos = 0;
     for (int a = 0; a < 3; a++)
-        for (int i = 0; i < l->nsplits[a] && at < sizeof text; i++) {
+        for (int i = 0; i < l->nsplits[a] && pos < sizeof text; i++) {
             const colo_split_t *s = &l->split[a][i];
-            const int n = snprintf(text + at, sizeof text - at, "%s%s over %s%s%s", at ? ", " : "",
-                                   axes[a], l->grid.name[s->dim], kinds[s->kind],
+            const int n = snprintf(text + pos, sizeof text - pos, "%s%s over %s%s%s",
+                                   pos ? ", " : "", axes[a], l->grid.name[s->dim], kinds[s->kind],
                                    s->context && s->kind != COLO_ZIGZAG ? " in context" : "");
-            at += n > 0 ? (size_t)n : 0;
+            pos += n > 0 ? (size_t)n : 0;
         }
     colo_fields_add(f, name, "%s", text);
 }
@@ -37,7 +37,7 @@ static void add_positions(colo_fields_t *f, const char *name, const colo_layout_
 {
     enum { SHOWN = 8 };
     char text[200] = "";
-    size_t at = 0;
+    size_t pos = 0;
     uint64_t hash = COLO_HASH_INIT;
     if (l->map != COLO_MAP_TABLE) {
         if (l->positions)
@@ -48,7 +48,7 @@ static void add_positions(colo_fields_t *f, const char *name, const colo_layout_
     for (int64_t i = 0; i < l->table_rows; i++) {
         hash = colo_hash_i64(hash, l->table[i]);
         if (i < SHOWN)
-            at += (size_t)snprintf(text + at, sizeof text - at, " %lld", (long long)l->table[i]);
+            pos += (size_t)snprintf(text + pos, sizeof text - pos, " %lld", (long long)l->table[i]);
     }
     colo_fields_add(f, name, "a table of %lld rows in %lld:%s%s (%08x)", (long long)l->table_rows,
                     (long long)l->positions, text, l->table_rows > SHOWN ? " ..." : "",

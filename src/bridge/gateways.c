@@ -29,7 +29,7 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
         colo_source_t *entry = colo_list_push(&w->source_nodes, sizeof *entry);
         if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
-        const int64_t node = colo_location_of(w->cfg, ((int64_t *)w->ranks.at)[i]).node;
+        const int64_t node = colo_location_of(w->cfg, ((int64_t *)w->ranks.items)[i]).node;
         *entry = (colo_source_t){node, addend};
     }
     return COLO_OK;
@@ -37,7 +37,7 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
 
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
 {
-    colo_block_t at = *b;
+    colo_block_t block = *b;
     w->source_nodes.n = w->turn = 0;
     w->naddends = 1;
     if (!w->several_nodes)
@@ -51,12 +51,12 @@ colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, con
         int64_t left = addend;
         for (int i = 0; i < COLO_MAX_DIMS; i++)
             if (hold->addend_fixed && hold->fixed[i] >= 0) {
-                at.coord[i] = left % hold->layout->grid.extent[i];
+                block.coord[i] = left % hold->layout->grid.extent[i];
                 left /= hold->layout->grid.extent[i];
             }
-        COLO_TRY(add_sources(w, hold, &at, addend));
+        COLO_TRY(add_sources(w, hold, &block, addend));
     }
-    colo_source_t *s = w->source_nodes.at;
+    colo_source_t *s = w->source_nodes.items;
     int64_t n = 0;
     qsort(s, (size_t)w->source_nodes.n, sizeof *s, colo_source_cmp);
     for (int64_t i = 0; i < w->source_nodes.n; i++)
@@ -68,7 +68,7 @@ colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, con
 
 colo_status_t colo_gateways_need(colo_builder_t *w)
 {
-    const int64_t *rank = w->destinations.at;
+    const int64_t *rank = w->destinations.items;
     w->node_destinations.n = 0;
     for (int64_t i = 0; w->several_nodes && i < w->destinations.n; i++) {
         colo_source_t *entry = colo_list_push(&w->node_destinations, sizeof *entry);
@@ -78,7 +78,7 @@ colo_status_t colo_gateways_need(colo_builder_t *w)
         *entry = (colo_source_t){colo_location_of(w->cfg, rank[i]).node, rank[i]};
     }
     if (w->cfg->nodes && w->node_destinations.n > 1) /* else ascending as they came */
-        qsort(w->node_destinations.at, (size_t)w->node_destinations.n, sizeof(colo_source_t),
+        qsort(w->node_destinations.items, (size_t)w->node_destinations.n, sizeof(colo_source_t),
               colo_source_cmp);
     return COLO_OK;
 }
@@ -86,14 +86,14 @@ colo_status_t colo_gateways_need(colo_builder_t *w)
 colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination)
 {
     const int64_t node = colo_location_of(w->cfg, destination).node;
-    const colo_source_t *all = w->node_destinations.at, *held = w->source_nodes.at;
+    const colo_source_t *all = w->node_destinations.items, *held = w->source_nodes.items;
     colo_destinations_t g = {0};
     if (!w->several_nodes)
         return g;
     const int64_t lo = colo_source_find(w, all, w->node_destinations.n, node, -1);
     g.n = colo_source_find(w, all, w->node_destinations.n, node + 1, -1) - lo;
-    g.at = all + lo;
-    g.mine = colo_source_find(w, g.at, g.n, node, destination);
+    g.items = all + lo;
+    g.mine = colo_source_find(w, g.items, g.n, node, destination);
     g.enters = !w->cfg->one_level && g.n > 1 &&
                colo_source_find(w, held, w->source_nodes.n, node + 1, -1) -
                        colo_source_find(w, held, w->source_nodes.n, node, -1) <
@@ -140,9 +140,9 @@ colo_status_t colo_gateways_pass_on(colo_builder_t *w, const colo_destinations_t
         if (i == g->mine)
             continue;
         if (gives)
-            COLO_TRY(colo_gateway_cut(w, &mine, &w->passes, g->at[i].rank));
+            COLO_TRY(colo_gateway_cut(w, &mine, &w->passes, g->items[i].rank));
         if (colo_gateways_share(w, g, i, x, &other))
-            COLO_TRY(colo_gateway_cut(w, &other, &w->passed, g->at[i].rank));
+            COLO_TRY(colo_gateway_cut(w, &other, &w->passed, g->items[i].rank));
     }
     return COLO_OK;
 }

@@ -327,13 +327,13 @@ void colo_posmap_deinit(colo_posmap_t *map)
 /* Appends the part [lo, hi) of a list's local indices to @out. */
 static int slice(const colo_span_t *in, int n, int64_t lo, int64_t hi, colo_span_t *out, int nout)
 {
-    int64_t at = 0;
+    int64_t begin = 0;
     for (int i = 0; i < n; i++) {
         int64_t len = in[i].hi - in[i].lo;
-        int64_t a = lo > at ? lo - at : 0, b = hi - at < len ? hi - at : len;
+        int64_t a = lo > begin ? lo - begin : 0, b = hi - begin < len ? hi - begin : len;
         if (a < b)
             out[nout++] = (colo_span_t){in[i].lo + a, in[i].lo + b};
-        at += len;
+        begin += len;
     }
     return nout;
 }

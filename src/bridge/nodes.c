@@ -37,8 +37,8 @@ colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64
     colo_nodes_t *n = ranks <= INT64_MAX / 64 ? calloc(1, sizeof *n) : NULL;
     COLO_AUTOFREE struct named *all = n ? malloc((size_t)ranks * sizeof *all) : NULL;
     if (n)
-        n->at = malloc((size_t)ranks * sizeof *n->at);
-    if (!all || !n->at) {
+        n->items = malloc((size_t)ranks * sizeof *n->items);
+    if (!all || !n->items) {
         colo_nodes_destroy(&n);
         return colo_fail(COLO_ERR_NOMEM, "nodes: %lld ranks", (long long)ranks);
     }
@@ -50,12 +50,12 @@ colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64
         first = i && all[i].name == all[i - 1].name ? first : i;
         n->count += first == i;
         /* for now the node's first rank, which the node is then numbered by */
-        n->at[all[i].rank] = (colo_location_t){all[first].rank, i - first};
+        n->items[all[i].rank] = (colo_location_t){all[first].rank, i - first};
     }
     n->hash = COLO_HASH_INIT;
     for (int64_t r = 0, next = 0; r < ranks; r++) {
-        n->at[r].node = n->at[r].node == r ? next++ : n->at[n->at[r].node].node;
-        n->hash = colo_hash_i64(n->hash, n->at[r].node);
+        n->items[r].node = n->items[r].node == r ? next++ : n->items[n->items[r].node].node;
+        n->hash = colo_hash_i64(n->hash, n->items[r].node);
     }
     *nodes = n;
     return COLO_OK;
@@ -65,7 +65,7 @@ void colo_nodes_destroy(colo_nodes_t **nodes)
 {
     if (!nodes || !*nodes)
         return;
-    free((*nodes)->at);
+    free((*nodes)->items);
     free(*nodes);
     *nodes = NULL;
 }
@@ -77,5 +77,5 @@ int64_t colo_nodes_count(const colo_nodes_t *nodes)
 
 int64_t colo_nodes_find(const colo_nodes_t *nodes, int64_t rank)
 {
-    return nodes && rank >= 0 && rank < nodes->ranks ? nodes->at[rank].node : -1;
+    return nodes && rank >= 0 && rank < nodes->ranks ? nodes->items[rank].node : -1;
 }

@@ -12,14 +12,14 @@ typedef struct colo_location {
 struct colo_nodes {
     int64_t ranks, count;
     uint64_t hash;
-    colo_location_t *at; /* [ranks] */
+    colo_location_t *items; /* [ranks] */
 };
 
 static inline colo_location_t colo_location_of(const colo_plan_config_t *c, int64_t rank)
 {
     const int64_t n = c->ranks_per_node;
     if (c->nodes)
-        return c->nodes->at[rank];
+        return c->nodes->items[rank];
     return n ? (colo_location_t){rank / n, rank % n} : (colo_location_t){0, rank};
 }
 

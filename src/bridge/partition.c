@@ -263,7 +263,7 @@ static bool coalesces(int64_t around, int64_t extent, int64_t stride)
 static colo_status_t add(list_t *l, const colo_tensor_t *dst, const colo_tensor_t *src)
 {
     int64_t extent[COLO_MAX_NDIM], to[COLO_MAX_NDIM], from[COLO_MAX_NDIM];
-    int64_t at[COLO_MAX_NDIM] = {0};
+    int64_t index[COLO_MAX_NDIM] = {0};
     int32_t n = 0;
     for (int32_t a = 0; a < dst->ndim; a++) {
         int64_t e = dst->shape[a], t = dst->stride[a], f = src ? src->stride[a] : t;
@@ -285,8 +285,8 @@ static colo_status_t add(list_t *l, const colo_tensor_t *dst, const colo_tensor_
         int64_t t = 0, f = 0;
         int32_t a;
         for (a = 0; a < outer; a++) {
-            t += at[a] * to[a];
-            f += at[a] * from[a];
+            t += index[a] * to[a];
+            f += index[a] * from[a];
         }
         if (l->n == (int64_t)(sizeof l->dst / sizeof *l->dst))
             COLO_TRY(flush(l));
@@ -299,8 +299,8 @@ static colo_status_t add(list_t *l, const colo_tensor_t *dst, const colo_tensor_
             s->stride[3 - n + k] = from[k];
         }
         l->n++;
-        for (a = outer - 1; a >= 0 && ++at[a] == extent[a]; a--)
-            at[a] = 0;
+        for (a = outer - 1; a >= 0 && ++index[a] == extent[a]; a--)
+            index[a] = 0;
         if (a < 0)
             return COLO_OK;
     }

@@ -58,11 +58,11 @@ static colo_status_t push(growing_t *g, const colo_transfer_t *s, const colo_add
 
 /* ---- where a region begins in a rank's part ---- */
 
-static void begins(const colo_owned_t *own, const colo_region_t *r, int64_t row, int64_t at[3])
+static void begins(const colo_owned_t *own, const colo_region_t *r, int64_t row, int64_t begin[3])
 {
-    at[0] = r->b[0] - own->b0;
-    at[1] = row;
-    at[2] = r->h[0] - own->h0;
+    begin[0] = r->b[0] - own->b0;
+    begin[1] = row;
+    begin[2] = r->h[0] - own->h0;
 }
 
 static void extents(const colo_region_t *r, int64_t e[3])
@@ -95,20 +95,20 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
         s.peer = colo_comm_find(b->comm, send->message[m].peer);
         for (int64_t k = 0; k < send->message[m].nregions; k++) {
             const colo_region_t *r = &send->message[m].regions[k];
-            const colo_offset_t *at = &send->offset[r - send->region];
+            const colo_offset_t *where = &send->offset[r - send->region];
             extents(r, s.extent);
-            begins(in, r, fwd ? at->src_row : at->dst_row, s.here);
-            begins(&theirs, r, fwd ? at->dst_row : at->src_row, s.there);
+            begins(in, r, fwd ? where->src_row : where->dst_row, s.here);
+            begins(&theirs, r, fwd ? where->dst_row : where->src_row, s.there);
             COLO_TRY(push(g, &s, NULL));
         }
     }
     s.peer = -1;
     for (int64_t i = 0; i < local->nregions; i++) {
         const colo_region_t *r = &local->region[i];
-        const colo_offset_t *at = &local->offset[i];
+        const colo_offset_t *where = &local->offset[i];
         extents(r, s.extent);
-        begins(in, r, fwd ? at->src_row : at->dst_row, s.here);
-        begins(out, r, fwd ? at->dst_row : at->src_row, s.there);
+        begins(in, r, fwd ? where->src_row : where->dst_row, s.here);
+        begins(out, r, fwd ? where->dst_row : where->src_row, s.there);
         COLO_TRY(push(g, &s, NULL));
     }
     return COLO_OK;
@@ -121,7 +121,7 @@ typedef struct held {
     const colo_region_t *region;
     colo_offset_t offset;
     int32_t peer, addend;
-    int64_t at[3]; /* where it begins in that rank's part of dst */
+    int64_t begin[3]; /* where it begins in that rank's part of dst */
 } held_t;
 
 static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held_t *h)
@@ -129,7 +129,7 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++, h++) {
         *h = (held_t){&local->region[i], local->offset[i], -1, local->region[i].addend, {0}};
-        begins(&p->own_dst, h->region, h->offset.dst_row, h->at);
+        begins(&p->own_dst, h->region, h->offset.dst_row, h->begin);
     }
     for (int32_t m = 0; m < recv->nmessages; m++) {
         colo_owned_t theirs;
@@ -141,7 +141,7 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held
                           colo_comm_find(b->comm, recv->message[m].peer),
                           r->addend,
                           {0}};
-            begins(&theirs, r, h->offset.dst_row, h->at);
+            begins(&theirs, r, h->offset.dst_row, h->begin);
         }
     }
     return COLO_OK;
@@ -167,9 +167,9 @@ static colo_status_t cut_by_addend(const colo_plan_t *p, const held_t *h, int64_
         for (int32_t l = 0; l < g->addends; l++) {
             const colo_region_t *r = from[l]->region;
             term[l] = (colo_addend_t){from[l]->peer,
-                                      {from[l]->at[0] + box.b[0] - r->b[0],
-                                       from[l]->at[1] + box.s[0] - r->s[0],
-                                       from[l]->at[2] + box.h[0] - r->h[0]}};
+                                      {from[l]->begin[0] + box.b[0] - r->b[0],
+                                       from[l]->begin[1] + box.s[0] - r->s[0],
+                                       from[l]->begin[2] + box.h[0] - r->h[0]}};
         }
         return push(g, &s, term);
     }
@@ -444,7 +444,7 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
     r->nothing = !t || !t->data || colo_tensor_count(t) <= 0;
     r->p2p = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset) ||
              (peers && !must);
-    if (asymmetric && (!agreed->made || agreed->at != peer->registrations(b->comm))) {
+    if (asymmetric && (!agreed->made || agreed->registrations != peer->registrations(b->comm))) {
         r->not_agreed = true;
         return COLO_OK;
     }
@@ -487,7 +487,7 @@ colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_rea
                                    .moves = !any                ? 0
                                             : moves & COLO_PUSH ? COLO_PUSH
                                                                 : moves,
-                                   .at = b->comm->ops->peer->registrations(b->comm)};
+                                   .registrations = b->comm->ops->peer->registrations(b->comm)};
     r->moves = agreed->moves ? agreed->moves : COLO_PUSH;
     r->p2p = agreed->moves || (!any && b->transport == COLO_TRANSPORT_PEER);
     if (!r->p2p && b->transport == COLO_TRANSPORT_PEER) {

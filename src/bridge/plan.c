@@ -77,13 +77,13 @@ static bool ascends(const colo_entry_t *a, const colo_entry_t *b)
 
 /* Entries that are sorted, from at on. */
 typedef struct sorted {
-    const colo_entry_t *at;
+    const colo_entry_t *items;
     int64_t n;
 } sorted_t;
 
 static int by_first_entry(const void *a, const void *b)
 {
-    return colo_entry_cmp(((const sorted_t *)a)->at, ((const sorted_t *)b)->at);
+    return colo_entry_cmp(((const sorted_t *)a)->items, ((const sorted_t *)b)->items);
 }
 
 /* Sorts entries. Those of a peer come in sorted runs, which usually need no more than another
@@ -92,7 +92,7 @@ static int by_first_entry(const void *a, const void *b)
 static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
 {
     const int64_t n = list->n;
-    colo_entry_t *e = list->at;
+    colo_entry_t *e = list->items;
     sorted_t *run = NULL;
     bool sorted = true, apart = true;
     w->runs.n = 0;
@@ -103,7 +103,7 @@ static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
             run = colo_list_push(&w->runs, sizeof *run);
             if (!run)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
-            *run = (sorted_t){.at = &e[i]};
+            *run = (sorted_t){.items = &e[i]};
         }
         run->n++;
     }
@@ -112,12 +112,12 @@ static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
     while (w->sorted.cap < n)
         if (!colo_list_grow(&w->sorted, sizeof *e))
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
-    run = w->runs.at;
-    colo_entry_t *to = w->sorted.at;
+    run = w->runs.items;
+    colo_entry_t *to = w->sorted.items;
     qsort(run, (size_t)w->runs.n, sizeof *run, by_first_entry);
-    for (int64_t k = 0, at = 0; k < w->runs.n; at += run[k++].n) {
-        memcpy(to + at, run[k].at, (size_t)run[k].n * sizeof *to);
-        apart = apart && (k == 0 || colo_entry_cmp(&to[at - 1], &to[at]) < 0);
+    for (int64_t k = 0, index = 0; k < w->runs.n; index += run[k++].n) {
+        memcpy(to + index, run[k].items, (size_t)run[k].n * sizeof *to);
+        apart = apart && (k == 0 || colo_entry_cmp(&to[index - 1], &to[index]) < 0);
     }
     if (!apart)
         qsort(to, (size_t)n, sizeof *to, colo_entry_cmp);
@@ -133,7 +133,7 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_rou
                                   colo_routes_t *local)
 {
     COLO_TRY(sort_entries(w, list));
-    const colo_entry_t *e = list->at;
+    const colo_entry_t *e = list->items;
     int64_t n = list->n, peers = n > 0, lo = 0, hi;
     for (int64_t i = 1; i < n; i++)
         peers += e[i - 1].peer != e[i].peer;
@@ -284,13 +284,13 @@ void colo_builder_deinit(colo_builder_t *w)
                             &w->fed[0],       &w->fed[1],
                             &w->fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
-        free(lists[i]->at);
+        free(lists[i]->items);
     for (int k = 0; k < 2; k++) {
         colo_meetings_t *m = &w->meetings[k];
         for (int a = 0; a < 3; a++)
-            free(m->met[a].at);
-        free(m->first.at);
-        free(m->overlap.at);
+            free(m->met[a].items);
+        free(m->first.items);
+        free(m->overlap.items);
     }
     for (size_t i = 0; i < sizeof w->own / sizeof w->own[0]; i++)
         colo_runs_deinit(&w->own[i]);

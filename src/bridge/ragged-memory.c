@@ -83,18 +83,18 @@ colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t by
                                        : colo_mem_alloc(b->mem, bytes, &next);
     if (st < 0)
         return colo_fail_prefix(st, "bridge: %s", what);
-    if (keeps && a->at)
-        a->old[a->nold++] = a->at;
+    if (keeps && a->data)
+        a->old[a->nold++] = a->data;
     else
-        colo_mem_free(b->mem, a->at);
-    a->at = next;
+        colo_mem_free(b->mem, a->data);
+    a->data = next;
     a->size = bytes;
     return COLO_OK;
 }
 
 void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
 {
-    colo_mem_free(b->mem, a->at);
+    colo_mem_free(b->mem, a->data);
     for (int32_t i = 0; i < a->nold; i++)
         colo_mem_free(b->mem, a->old[i]);
 }
@@ -123,9 +123,9 @@ void colo_ragged_destroy(colo_bridge_t *b)
     colo_builder_deinit(&b->ragged->builder);
     colo_pool_deinit(&b->ragged->spare);
     for (int i = 0; i < 2; i++) {
-        free(b->ragged->steps.step[i].at);
-        free(b->ragged->steps.addend[i].at);
-        free(b->ragged->steps.held[i].at);
+        free(b->ragged->steps.step[i].items);
+        free(b->ragged->steps.addend[i].items);
+        free(b->ragged->steps.held[i].items);
     }
     free(b->ragged);
 }

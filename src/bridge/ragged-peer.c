@@ -42,13 +42,13 @@ static colo_status_t rows_of(const colo_bridge_t *b, const colo_side_t *side, co
     own.on_rank = r->merged ? &r->builder.on_rank : NULL;
     COLO_TRY(colo_ragged_rows(&own, coords, NULL, runs));
     *n = runs->n;
-    return colo_ragged_stored(&r->axes, side, coords, runs, r->merged, r->builder.on_rank.at, pool,
-                              stored, &rows);
+    return colo_ragged_stored(&r->axes, side, coords, runs, r->merged, r->builder.on_rank.items,
+                              pool, stored, &rows);
 }
 
 /* Rows of the destination ranks' tensors, for indices on their replicas' axes. */
 static colo_status_t place_message(const colo_bridge_t *b, const colo_plan_t *p,
-                                   const colo_plan_message_t *m, colo_offset_t *at, blocks_t *x)
+                                   const colo_plan_message_t *m, colo_offset_t *pos, blocks_t *x)
 {
     const colo_ragged_t *r = &b->ragged->axes;
     const colo_side_t side = {
@@ -62,7 +62,7 @@ static colo_status_t place_message(const colo_bridge_t *b, const colo_plan_t *p,
     if (!x->stored[i])
         COLO_TRY(rows_of(b, &side, coords, p->pool, &x->stored[i], &x->count[i]));
     for (int64_t k = 0; k < m->nregions; k++)
-        at[k].dst_row = colo_ragged_find(x->stored[i], x->count[i], at[k].dst_row, &hint);
+        pos[k].dst_row = colo_ragged_find(x->stored[i], x->count[i], pos[k].dst_row, &hint);
     return COLO_OK;
 }
 
@@ -106,9 +106,9 @@ static colo_status_t push_move(const colo_routes_t *routes, int64_t i, int32_t p
                                int64_t dst_h0, bool fwd, list_t *out)
 {
     const colo_region_t *r = &routes->region[i];
-    const colo_offset_t *at = &routes->offset[i];
-    const int64_t src[3] = {0, at->src_row, r->h[0] - src_h0};
-    const int64_t dst[3] = {0, at->dst_row, r->h[0] - dst_h0};
+    const colo_offset_t *pos = &routes->offset[i];
+    const int64_t src[3] = {0, pos->src_row, r->h[0] - src_h0};
+    const int64_t dst[3] = {0, pos->dst_row, r->h[0] - dst_h0};
     colo_transfer_t *s = colo_list_push(out->step, sizeof *s);
     if (!s)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step->n);
@@ -145,7 +145,8 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
 typedef struct held {
     int64_t row, end, h[2];
     int32_t addend, peer;
-    int64_t at, h0; /* of the first row in that rank's tensor; features that tensor begins with */
+    int64_t first,
+        h0; /* of the first row in that rank's tensor; features that tensor begins with */
 } held_t;
 
 static int by_row(const void *a, const void *b)
@@ -186,7 +187,7 @@ static held_t held_of(const colo_routes_t *routes, int64_t i, int32_t peer)
                     .h = {r->h[0], r->h[1]},
                     .addend = (int32_t)r->addend,
                     .peer = peer,
-                    .at = routes->offset[i].dst_row};
+                    .first = routes->offset[i].dst_row};
 }
 
 static void all_held(const colo_bridge_t *b, const colo_plan_t *p, held_t *h)
@@ -228,7 +229,7 @@ static colo_status_t sum_rows(const colo_plan_t *p, const held_t *h, const int64
             end = h[i].end < end ? h[i].end : end;
             colo_addend_t *a = colo_list_push(out->addend, sizeof *a);
             if (a)
-                *a = (colo_addend_t){h[i].peer, {0, h[i].at + row - h[i].row, lo - h[i].h0}};
+                *a = (colo_addend_t){h[i].peer, {0, h[i].first + row - h[i].row, lo - h[i].h0}};
             s = a ? s : NULL;
         }
         if (!s)
@@ -244,14 +245,14 @@ static int64_t cuts_of(const held_t *h, int64_t n, int64_t *cut)
 {
     int64_t m = 0;
     for (int64_t i = 0; i < 2 * n; i++) {
-        const int64_t at = h[i / 2].h[i % 2];
+        const int64_t pos = h[i / 2].h[i % 2];
         int64_t k = m;
-        while (k > 0 && cut[k - 1] > at)
+        while (k > 0 && cut[k - 1] > pos)
             k--;
-        if (k > 0 && cut[k - 1] == at)
+        if (k > 0 && cut[k - 1] == pos)
             continue;
         memmove(&cut[k + 1], &cut[k], (size_t)(m - k) * sizeof *cut);
-        cut[k] = at;
+        cut[k] = pos;
         m++;
     }
     return m;
@@ -270,17 +271,17 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
     const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
     colo_list_t *held = b->ragged->steps.held;
     COLO_AUTOFREE int64_t *cut = calloc((size_t)(2 * n) + 1, sizeof *cut);
-    COLO_AUTOFREE int64_t *at = calloc(2 * (size_t)p->addends + 1, sizeof *at);
+    COLO_AUTOFREE int64_t *pos = calloc(2 * (size_t)p->addends + 1, sizeof *pos);
     colo_status_t st = COLO_OK;
-    if (!reserve_held(&held[0], n) || !reserve_held(&held[1], n) || !cut || !at)
+    if (!reserve_held(&held[0], n) || !reserve_held(&held[1], n) || !cut || !pos)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
     if (n == 0)
         return COLO_OK;
-    all_held(b, p, held[0].at);
-    sort_held(held[0].at, n, p->addends, held[1].at, at);
-    const int64_t cuts = cuts_of(held[1].at, n, cut);
+    all_held(b, p, held[0].items);
+    sort_held(held[0].items, n, p->addends, held[1].items, pos);
+    const int64_t cuts = cuts_of(held[1].items, n, cut);
     for (int64_t i = 0; st == COLO_OK && i + 1 < cuts; i++)
-        st = sum_rows(p, held[1].at, at, cut[i], cut[i + 1], at + p->addends + 1, out);
+        st = sum_rows(p, held[1].items, pos, cut[i], cut[i + 1], pos + p->addends + 1, out);
     return st;
 }
 
@@ -319,10 +320,10 @@ static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pas
     *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
                               .elem = (size_t)per * colo_dtype_size(usual->dtype),
                               .nsteps = list->step->n,
-                              .step = list->step->at,
+                              .step = list->step->items,
                               .pulls = pass == COLO_FORWARD && move == COLO_PULL,
                               .addends = adds(p, pass) ? (int32_t)p->addends : 0,
-                              .addend = list->addend->at,
+                              .addend = list->addend->items,
                               .blocks = b->blocks,
                               .nposts = posts->nmessages,
                               .expose = list->post};
@@ -410,8 +411,8 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
     if (!b->p2p)
         return COLO_OK;
     const bool agrees = !peers || pass == COLO_FORWARD;
-    all->not_agreed =
-        agrees && (!agreed->made || agreed->at != b->comm->ops->peer->registrations(b->comm));
+    all->not_agreed = agrees && (!agreed->made || agreed->registrations !=
+                                                      b->comm->ops->peer->registrations(b->comm));
     if (agrees && !all->not_agreed)
         possible = agreed->moves;
     for (colo_move_t move = COLO_PULL; move >= COLO_PUSH; move--) {
@@ -450,7 +451,7 @@ static int64_t bytes_of(const colo_batch_t *batch, int64_t bytes, const colo_car
 
 /* All tensors in one call of the path. */
 static colo_status_t run_all(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
-                             const colo_reached_t *at, const colo_carried_t *t, int32_t n,
+                             const colo_reached_t *pos, const colo_carried_t *t, int32_t n,
                              colo_stream_t stream)
 {
     const colo_bridge_t *b = batch->bridge;
@@ -469,8 +470,8 @@ static colo_status_t run_all(colo_batch_t *batch, colo_pass_t pass, const colo_r
                                   .elem = (size_t)elem,
                                   .in = t[k].in.data,
                                   .out = t[k].out.data,
-                                  .id = at[k].id,
-                                  .offset = at[k].offset};
+                                  .id = pos[k].id,
+                                  .offset = pos[k].offset};
         for (int i = 0; i < 3; i++) {
             to->in_step[i] = t[k].in.stride[i] * elem;
             to->out_step[i] = t[k].out.stride[i] * elem;
@@ -486,7 +487,7 @@ colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_p
 {
     colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
-    const colo_reached_t *at = each_of(each, (colo_move_t)all->moves, n);
+    const colo_reached_t *pos = each_of(each, (colo_move_t)all->moves, n);
     const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
     const uint64_t seq =
         colo_comm_i_begin(b->comm, op, bytes_of(batch, p->bytes[pass].send, t, n),
@@ -497,7 +498,7 @@ colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_p
         st = colo_ragged_p2p_list(batch);
     }
     if (st == COLO_OK && (ns || nr))
-        st = run_all(batch, pass, all, at, t, n, stream);
+        st = run_all(batch, pass, all, pos, t, n, stream);
     else /* a plain copy is faster than a kernel without peers */
         for (int32_t k = 0; st == COLO_OK && k < n; k++)
             if (t[k].per > 0)

@@ -58,8 +58,8 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side
         qsort(*out, (size_t)n, sizeof **out, by_first);
     if (merged)
         *rows = merged_rows(r, side, coords, &first);
-    for (int64_t i = 0, at = 0; i < n; at += (*out)[i++].count)
-        (*out)[i].row = merged ? (*out)[i].row - first : at;
+    for (int64_t i = 0, pos = 0; i < n; pos += (*out)[i++].count)
+        (*out)[i].row = merged ? (*out)[i].row - first : pos;
     return COLO_OK;
 }
 
@@ -74,16 +74,16 @@ static colo_status_t list_foreign(const colo_runs_t *mine, colo_pool_t *pool,
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)places->n);
     for (int64_t i = 0, k = 0; i < places->n; i++) {
         const colo_stored_t *s = &places->stored[i];
-        int64_t at = s->first;
-        const int64_t end = at + s->count;
-        while (at < end) {
-            while (k < mine->n && mine->run[k].local + mine->run[k].count <= at)
+        int64_t pos = s->first;
+        const int64_t end = pos + s->count;
+        while (pos < end) {
+            while (k < mine->n && mine->run[k].local + mine->run[k].count <= pos)
                 k++;
             const int64_t lo = k < mine->n && mine->run[k].local < end ? mine->run[k].local : end;
-            if (at < lo)
+            if (pos < lo)
                 places->foreign[places->nforeign++] =
-                    (colo_stored_t){at, lo - at, s->row + (at - s->first)};
-            at = lo < end ? mine->run[k].local + mine->run[k].count : end;
+                    (colo_stored_t){pos, lo - pos, s->row + (pos - s->first)};
+            pos = lo < end ? mine->run[k].local + mine->run[k].count : end;
         }
     }
     return COLO_OK;
@@ -102,24 +102,24 @@ void colo_ragged_places_deinit(const colo_pool_t *pool, colo_ragged_places_t *pl
     *places = (colo_ragged_places_t){0};
 }
 
-static bool has_index(const colo_stored_t *s, int64_t at)
+static bool has_index(const colo_stored_t *s, int64_t pos)
 {
-    return (uint64_t)(at - s->first) < (uint64_t)s->count;
+    return (uint64_t)(pos - s->first) < (uint64_t)s->count;
 }
 
-int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at, int64_t *hint)
+int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t pos, int64_t *hint)
 {
     int64_t a = *hint, z = n; /* stored[a].first <= at < stored[z].first */
-    if (!has_index(&stored[a], at) && (++a == n || !has_index(&stored[a], at)))
+    if (!has_index(&stored[a], pos) && (++a == n || !has_index(&stored[a], pos)))
         for (a = 0; z - a > 1;) {
             const int64_t mid = a + (z - a) / 2;
-            if (stored[mid].first <= at)
+            if (stored[mid].first <= pos)
                 a = mid;
             else
                 z = mid;
         }
     *hint = a;
-    return stored[a].row + (at - stored[a].first);
+    return stored[a].row + (pos - stored[a].first);
 }
 
 static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
@@ -162,7 +162,7 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     COLO_TRY(colo_block_own_rows(w, &dst, coords, &whole));
     dst.on_rank = NULL;
     places->n = whole->n;
-    COLO_TRY(colo_ragged_stored(r, &dst, coords, whole, merged, w->on_rank.at, p->pool,
+    COLO_TRY(colo_ragged_stored(r, &dst, coords, whole, merged, w->on_rank.items, p->pool,
                                 &places->stored, rows));
     if (!dst.full || c->grad != COLO_DISJOINT || c->no_grad)
         return COLO_OK;

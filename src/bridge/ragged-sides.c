@@ -27,21 +27,21 @@ static bool counts(const colo_layout_t *l, colo_axis_t axis, int i, int context)
 int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
                          const int64_t *coords)
 {
-    int64_t at = 0;
+    int64_t index = 0;
     for (int i = 0; i < l->nsplits[axis]; i++)
         if (counts(l, axis, i, context))
-            at = at * l->grid.extent[l->split[axis][i].dim] + coords[l->split[axis][i].dim];
-    return at;
+            index = index * l->grid.extent[l->split[axis][i].dim] + coords[l->split[axis][i].dim];
+    return index;
 }
 
-static void set_part(const colo_layout_t *l, colo_axis_t axis, int context, int64_t at,
+static void set_part(const colo_layout_t *l, colo_axis_t axis, int context, int64_t index,
                      int64_t *coords)
 {
     for (int i = l->nsplits[axis] - 1; i >= 0; i--)
         if (counts(l, axis, i, context)) {
             const int32_t dim = l->split[axis][i].dim;
-            coords[dim] = at % l->grid.extent[dim];
-            at /= l->grid.extent[dim];
+            coords[dim] = index % l->grid.extent[dim];
+            index /= l->grid.extent[dim];
         }
 }
 
@@ -73,12 +73,12 @@ colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const
 
 static bool grow(void *list, int64_t *cap, int64_t n)
 {
-    int64_t **at = list;
+    int64_t **grown = list;
     if (n <= *cap)
         return true;
-    int64_t *next = realloc(*at, (size_t)n * sizeof **at);
+    int64_t *next = realloc(*grown, (size_t)n * sizeof **grown);
     if (next) {
-        *at = next;
+        *grown = next;
         *cap = n;
     }
     return next != NULL;
@@ -94,7 +94,7 @@ static void add_up_before(int64_t *lo, int64_t n)
 /* Parts by source row; the tables list them by segment. */
 static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
 {
-    const colo_part_t *p = r->in_order.at, *const end = p + r->in_order.n;
+    const colo_part_t *p = r->in_order.items, *const end = p + r->in_order.n;
     const int64_t n = r->in_order.n, *src_dp = r->tables->src_dp;
     int64_t *next = r->src_lo; /* of each replica; shifted back below */
     memset(r->src_lo, 0, (size_t)(replicas + 1) * sizeof *r->src_lo);
@@ -109,8 +109,8 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     add_up_before(begin, replicas);
     COLO_TRY(colo_parts_reserve(&r->parts, n));
     r->parts.n = n;
-    colo_part_t *to = r->parts.at;
-    p = r->in_order.at;
+    colo_part_t *to = r->parts.items;
+    p = r->in_order.items;
     for (int64_t e = 0; p < end; e++) {
         const int64_t d = src_dp[e];
         for (int64_t k = colo_parts_of(r->tables->rows[e], &p); k > 0; k--) {
@@ -128,7 +128,7 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
 /* The parts of each destination replica. */
 static void sort_sequences(colo_ragged_t *r, int64_t replicas)
 {
-    const colo_part_t *p = r->parts.at;
+    const colo_part_t *p = r->parts.items;
     const int64_t n = r->parts.n, *seq_dp = r->tables->seq_dp;
     memset(r->dst_lo, 0, (size_t)(replicas + 1) * sizeof *r->dst_lo);
     for (int64_t i = 0; i < n; i++)
@@ -171,8 +171,8 @@ colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
 
 void colo_ragged_deinit(colo_ragged_t *r)
 {
-    free(r->in_order.at);
-    free(r->parts.at);
+    free(r->in_order.items);
+    free(r->parts.items);
     free(r->src_lo);
     free(r->dst_lo);
     free(r->length);
@@ -225,10 +225,10 @@ static colo_status_t push_run(colo_runs_t *runs, int64_t row, int64_t count, int
 {
     if (runs->n == runs->cap) {
         const int64_t cap = runs->cap ? 2 * runs->cap : 16;
-        colo_run_t *at = realloc(runs->run, (size_t)cap * sizeof *at);
-        if (!at)
+        colo_run_t *grown = realloc(runs->run, (size_t)cap * sizeof *grown);
+        if (!grown)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)cap);
-        runs->run = at;
+        runs->run = grown;
         runs->cap = cap;
     }
     runs->run[runs->n++] = (colo_run_t){row, count, local};
@@ -279,7 +279,7 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
 /* Number @i of the parts by destination replica. */
 static const colo_part_t *part_of(const colo_ragged_t *r, int64_t i)
 {
-    return (const colo_part_t *)r->parts.at + (r->sorted ? i : r->by_dst[i]);
+    return (const colo_part_t *)r->parts.items + (r->sorted ? i : r->by_dst[i]);
 }
 
 /* The first of parts [a, z) of destination replicas that ends behind @row. */
@@ -368,7 +368,7 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
                 COLO_TRY(colo_block_push(out, &b, 0));
             }
             const int64_t end = behind < hi ? behind : hi;
-            ((colo_block_t *)out->at)[out->n - 1].count += end - lo;
+            ((colo_block_t *)out->items)[out->n - 1].count += end - lo;
             lo = end;
         }
     }
@@ -389,7 +389,7 @@ static int by_block(const void *a, const void *b)
  * counted in a table; others are sorted. */
 static colo_status_t add_up(colo_list_t *list)
 {
-    met_t *met = list->at;
+    met_t *met = list->items;
     int64_t least = INT64_MAX, most = 0, n = 0;
     for (int64_t i = 0; i < list->n; i++) {
         least = met[i].block < least ? met[i].block : least;
@@ -440,7 +440,7 @@ static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *
                                     colo_list_t *met)
 {
     const colo_ragged_t *r = side->ragged;
-    const colo_part_t *p = r->parts.at;
+    const colo_part_t *p = r->parts.items;
     for (int64_t i = 0; i < mine->n; i++) {
         const int64_t r0 = mine->run[i].row, r1 = r0 + mine->run[i].count;
         int64_t a = 0, z = r->parts.n;
@@ -469,7 +469,7 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
     colo_status_t st = intersect_rows(side, mine, &list);
     if (st == COLO_OK)
         st = add_up(&list);
-    const met_t *met = list.at;
+    const met_t *met = list.items;
     for (int64_t i = 0; st == COLO_OK && i < list.n; i++) {
         colo_block_t b;
         const int64_t cp = met[i].block / r->dst.sp;
@@ -481,7 +481,7 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
         }
         st = colo_block_push(out, &b, met[i].count);
     }
-    free(list.at);
+    free(list.items);
     return st;
 }
 

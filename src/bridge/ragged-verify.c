@@ -30,14 +30,14 @@ colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_car
         for (int64_t i = 0; t[k].in.data && t[k].per > 0 && i < places->nforeign; i++) {
             const colo_stored_t *s = &places->foreign[i];
             const colo_box_t box = rows_of(&t[k], &p->own_dst, s->row, s->count);
-            int64_t at;
-            COLO_TRY(batch->bridge->ops->box_nonzero(&box, t[k].dtype, &at, stream));
-            if (at >= 0)
+            int64_t offset;
+            COLO_TRY(batch->bridge->ops->box_nonzero(&box, t[k].dtype, &offset, stream));
+            if (offset >= 0)
                 return colo_fail(COLO_ERR_CONTRACT,
                                  "rank %lld: d_y[%d] was declared DISJOINT, but row %lld is not "
                                  "zero and belongs to another context rank; use PARTIAL",
                                  (long long)p->rank, (int)k,
-                                 (long long)(s->row + at / box.extent[2]));
+                                 (long long)(s->row + offset / box.extent[2]));
         }
     return COLO_OK;
 }

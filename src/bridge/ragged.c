@@ -92,9 +92,10 @@ static void add_tables(colo_fields_t *f, const colo_batch_t *b)
     for (int i = 0; i < COLO_SEGMENT_TABLES; i++) {
         const colo_table_t *t = &b->table[i];
         char text[200] = "";
-        int at = 0;
+        int offset = 0;
         for (int64_t k = 0; k < t->n && k < COLO_SHOWN; k++)
-            at += snprintf(text + at, sizeof text - (size_t)at, " %lld", (long long)t->first[k]);
+            offset += snprintf(text + offset, sizeof text - (size_t)offset, " %lld",
+                               (long long)t->first[k]);
         colo_fields_add(f, names[i], "%lld:%s%s (%08x)", (long long)t->n, text,
                         t->n > COLO_SHOWN ? " ..." : "", (unsigned)t->hash);
     }
@@ -350,7 +351,7 @@ static colo_status_t prepare_staged(call_t *c)
     COLO_TRY(colo_lane_widen(s, c->pass, c->n));
     if (c->pass == COLO_BACKWARD)
         COLO_TRY(colo_bridge_sums_for(b, c->sum_size * (size_t)s->nsums, c->capturing));
-    s->sums = b->sums.at;
+    s->sums = b->sums.data;
     s->sum_size = c->sum_size;
     return COLO_OK;
 }

@@ -124,9 +124,9 @@ colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side
                                  const int64_t *coords, const colo_runs_t *whole, bool merged,
                                  const int64_t *on_rank, colo_pool_t *pool, colo_stored_t **out,
                                  int64_t *rows);
-/* The tensor's row of index @at, which is one of them. @hint: in and out, in [0, n): which run was
- * found last; the next one is usually it or follows it. */
-int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at, int64_t *hint);
+/* The tensor's row of index @index, which is one of them. @hint: in and out, in [0, n): which run
+ * was found last; the next one is usually it or follows it. */
+int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t index, int64_t *hint);
 
 /* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
  * @w: any plan's before, or zeros. @merged: the destination tensor is the whole sequence axis.

@@ -51,7 +51,7 @@ static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32
         j += y1 == hi;
         if (lo >= hi)
             continue;
-        colo_entry_t *p = out->at;
+        colo_entry_t *p = out->items;
         if (out->n > first && p[out->n - 1].region.s[1] == lo && last_src == a && last_dst == z)
             p[out->n - 1].region.s[1] = hi;
         else {
@@ -70,7 +70,7 @@ static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32
 /* The overlap of a needed and a held block: rows by share_rows(), one range of the other axes. */
 static void set_box(colo_builder_t *w, const colo_bounds_t *x, const colo_bounds_t *y)
 {
-    colo_entry_t *p = w->overlaps.at;
+    colo_entry_t *p = w->overlaps.items;
     for (int64_t i = 0; i < w->overlaps.n; i++) {
         colo_region_t *r = &p[i].region;
         r->b[0] = x->b.lo > y->b.lo ? x->b.lo : y->b.lo;
@@ -128,18 +128,18 @@ static colo_status_t meet_blocks(colo_builder_t *w, const colo_side_t *side, con
 
 /* Choice @i of them: w->overlaps, and where it is. Choices come in their order. */
 static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i, int32_t addend,
-                          meeting_t *x, int64_t *at, colo_extent_t *extent)
+                          meeting_t *x, int64_t *pos, colo_extent_t *extent)
 {
     colo_meetings_t *m = &w->meetings[x->me_is_src];
-    int64_t *first = m->first.at, from = 0, end;
-    colo_blocks_nth(m->met, i, at, extent);
+    int64_t *first = m->first.items, from = 0, end;
+    colo_blocks_nth(m->met, i, pos, extent);
     if (!m->complete) {
         const bool others = other_rows(m->met, i);
         if (others && !keeps_meetings(w))
             m->overlap.n = 0;
         from = others ? m->overlap.n : 0;
         if (others) {
-            COLO_TRY(colo_block_rows(side, at, &x->me.runs, &x->other.runs));
+            COLO_TRY(colo_block_rows(side, pos, &x->me.runs, &x->other.runs));
             COLO_TRY(x->me_is_src
                          ? share_rows(w, &m->overlap, addend, &x->me.runs, &x->other.runs)
                          : share_rows(w, &m->overlap, addend, &x->other.runs, &x->me.runs));
@@ -149,11 +149,12 @@ static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i,
                 colo_entry_t *e = colo_list_push(&m->overlap, sizeof *e);
                 if (!e)
                     return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)from);
-                *e = ((const colo_entry_t *)m->overlap.at)[k];
+                *e = ((const colo_entry_t *)m->overlap.items)[k];
             }
         }
-        (void)colo_block_box(w, side, at, &x->other);
-        w->overlaps = (colo_list_t){(colo_entry_t *)m->overlap.at + from, m->overlap.n - from, 0};
+        (void)colo_block_box(w, side, pos, &x->other);
+        w->overlaps =
+            (colo_list_t){(colo_entry_t *)m->overlap.items + from, m->overlap.n - from, 0};
         set_box(w, &x->me, &x->other);
         if (!keeps_meetings(w))
             return COLO_OK;
@@ -165,7 +166,7 @@ static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i,
         return COLO_OK;
     }
     end = i + 1 < m->first.n ? first[i + 1] : m->overlap.n;
-    w->overlaps = (colo_list_t){(colo_entry_t *)m->overlap.at + first[i], end - first[i], 0};
+    w->overlaps = (colo_list_t){(colo_entry_t *)m->overlap.items + first[i], end - first[i], 0};
     return COLO_OK;
 }
 
@@ -184,11 +185,11 @@ static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
     w->plan->work += hold->ragged ? held->runs.n : 0;
     COLO_TRY(colo_blocks_intersect(w, need, held, w->fed));
     for (int64_t i = 0; i < choices(w->fed); i++) {
-        int64_t at[COLO_MAX_DIMS];
+        int64_t pos[COLO_MAX_DIMS];
         colo_extent_t x;
         colo_block_t b;
-        colo_blocks_nth(w->fed, i, at, &x);
-        colo_block_of(need, at, &b);
+        colo_blocks_nth(w->fed, i, pos, &x);
+        colo_block_of(need, pos, &b);
         COLO_TRY(colo_sender_count(w, t, need, &b, &x));
         if (colo_block_cmp(&b, mine) == 0)
             break;
@@ -207,21 +208,21 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
                           int32_t addend, bool need_is_src)
 {
     meeting_t m = {.other.runs = w->other, .me_is_src = need_is_src};
-    int64_t at[COLO_MAX_DIMS];
+    int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, b;
     colo_extent_t x;
     colo_status_t st = COLO_OK;
-    if (!find_mine(w, need, at, &mine, &m.me))
+    if (!find_mine(w, need, pos, &mine, &m.me))
         return COLO_OK;
     w->out = &w->recvs;
     const colo_runs_t *own;
-    COLO_TRY(colo_block_own_rows(w, need, at, &own));
+    COLO_TRY(colo_block_own_rows(w, need, pos, &own));
     m.me.runs = *own;
     const int64_t end = own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0;
     COLO_TRY(meet_blocks(w, hold, &m));
     for (int64_t i = 0, n = choices(w->meetings[need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, meet(w, hold, i, addend, &m, at, &x), done);
-        colo_block_of(hold, at, &b);
+        COLO_TRY_GOTO(st, meet(w, hold, i, addend, &m, pos, &x), done);
+        colo_block_of(hold, pos, &b);
         COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
         colo_schedule_t t[4] = {0};
@@ -248,7 +249,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
             continue;
         }
         if (g.n > 1 && t[g.tier].m % g.n)
-            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &m.other, &mine, end), done);
+            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, pos, &m.other, &mine, end), done);
         COLO_TRY_GOTO(
             st, colo_sender_assign(w, &t[g.tier], &x, &share, t[g.tier].mine, w->plan->rank, false),
             done);
@@ -263,26 +264,26 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
                           int32_t addend, bool need_is_src)
 {
     meeting_t m = {.other.runs = w->other, .me_is_src = !need_is_src};
-    int64_t at[COLO_MAX_DIMS];
+    int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, b;
     colo_extent_t x;
     colo_schedule_t t[4] = {0};
     colo_status_t st = COLO_OK;
-    if (!find_mine(w, hold, at, &mine, &m.me))
+    if (!find_mine(w, hold, pos, &mine, &m.me))
         return COLO_OK;
     w->out = &w->sends;
     const colo_runs_t *own;
-    COLO_TRY(colo_block_own_rows(w, hold, at, &own));
+    COLO_TRY(colo_block_own_rows(w, hold, pos, &own));
     m.me.runs = *own;
     COLO_TRY(meet_blocks(w, need, &m));
     COLO_TRY(colo_sender_sources(w, hold, &mine));
     for (int tier = 1; tier <= 3; tier++)
         t[tier].group = colo_sender_candidates(w, tier, w->plan->rank);
     for (int64_t i = 0, n = choices(w->meetings[!need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, meet(w, need, i, addend, &m, at, &x), done);
-        colo_block_of(need, at, &b);
+        COLO_TRY_GOTO(st, meet(w, need, i, addend, &m, pos, &x), done);
+        colo_block_of(need, pos, &b);
         COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &x), done);
-        const int64_t *destination = w->destinations.at;
+        const int64_t *destination = w->destinations.items;
         int64_t served[4] = {0};
         for (int64_t o = 0; o < w->destinations.n; o++) {
             colo_sharers_t g = colo_sender_group(w, destination[o]);

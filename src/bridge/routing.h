@@ -6,9 +6,9 @@
 
 #include "bridge/plan.h"
 
-/* A growing array; the owner frees at. */
+/* A growing array; the owner frees items. */
 typedef struct colo_list {
-    void *at;
+    void *items;
     int64_t n, cap;
 } colo_list_t;
 
@@ -70,7 +70,7 @@ static inline void *colo_list_push(colo_list_t *l, size_t size)
 {
     if (l->n == l->cap && !colo_list_grow(l, size))
         return NULL;
-    return (char *)l->at + (size_t)l->n++ * size;
+    return (char *)l->items + (size_t)l->n++ * size;
 }
 
 typedef struct colo_block {
@@ -119,7 +119,7 @@ void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_
 /* The destinations of an overlap on one node; n 0: not known. */
 typedef struct colo_destinations {
     int64_t n, mine;              /* mine: index of the destination asked for */
-    const struct colo_source *at; /* [n] ascending */
+    const struct colo_source *items; /* [n] ascending */
     bool enters;                  /* it is needed more than once, and the node lacks some of it */
 } colo_destinations_t;
 
@@ -158,7 +158,7 @@ typedef struct colo_sharers {
     int tier;                /* 0 the destination itself, 1 its node, 2 its rail, 3 all */
     int64_t key;             /* which node, which rail */
     int64_t n;               /* candidates; 0: none in this tier */
-    const colo_source_t *at; /* [n] ascending */
+    const colo_source_t *items; /* [n] ascending */
 } colo_sharers_t;
 
 enum { COLO_DEALT = 64 }; /* candidates whose small overlaps are dealt by size */

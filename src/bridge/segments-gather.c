@@ -60,11 +60,11 @@ static int64_t message_words(const int64_t *head)
     return n;
 }
 
-static int64_t *put(int64_t *at, const int64_t *table, int64_t n)
+static int64_t *put(int64_t *offset, const int64_t *table, int64_t n)
 {
     if (n)
-        memcpy(at, table, (size_t)n * sizeof *at);
-    return at + n;
+        memcpy(offset, table, (size_t)n * sizeof *offset);
+    return offset + n;
 }
 
 static void write_message(int64_t *to, const int64_t *head, const colo_segments_t *s)
@@ -106,9 +106,9 @@ static colo_status_t join(const int64_t *all, int32_t n, int64_t words, colo_seg
     if (!s)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
                          (long long)count, (long long)nseqs);
-    int64_t *at = (int64_t *)(s + 1);
-    int64_t *t_rows = at, *t_src = at + count, *t_seq = at + 2 * count, *t_pos = at + 3 * count,
-            *t_len = t_pos + places, *t_dp = t_len + nseqs;
+    int64_t *offset = (int64_t *)(s + 1);
+    int64_t *t_rows = offset, *t_src = offset + count, *t_seq = offset + 2 * count,
+            *t_pos = offset + 3 * count, *t_len = t_pos + places, *t_dp = t_len + nseqs;
     *s = (colo_segments_t){.struct_size = sizeof *s,
                            .count = count,
                            .rows = t_rows,

@@ -140,10 +140,10 @@ colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n)
     if (n <= parts->cap)
         return COLO_OK;
     const int64_t cap = n > 2 * parts->cap ? n : 2 * parts->cap;
-    void *at = realloc(parts->at, (size_t)cap * sizeof(colo_part_t));
-    if (!at)
+    void *list = realloc(parts->items, (size_t)cap * sizeof(colo_part_t));
+    if (!list)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
-    parts->at = at;
+    parts->items = list;
     parts->cap = cap;
     return COLO_OK;
 }
@@ -170,7 +170,7 @@ static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const 
             end++;
         } while (end < n && pos[end] == pos[r] + (end - r));
         COLO_TRY(colo_parts_reserve(parts, parts->n + 1));
-        ((colo_part_t *)parts->at)[parts->n++] =
+        ((colo_part_t *)parts->items)[parts->n++] =
             (colo_part_t){.seq = s->seq[e], .pos = pos[r], .count = end - r};
     }
     return COLO_OK;
@@ -200,21 +200,21 @@ static int64_t segment_of(const colo_segments_t *s, const colo_part_t *all, cons
 
 /* Two rows on one position, among the @n parts of a sequence. */
 static colo_status_t check_sequence(const colo_segments_t *s, const colo_part_t *all,
-                                    const colo_part_t **at, int64_t n)
+                                    const colo_part_t **list, int64_t n)
 {
     bool sorted = true;
     for (int64_t i = 1; i < n; i++)
-        sorted = sorted && at[i - 1]->pos < at[i]->pos;
+        sorted = sorted && list[i - 1]->pos < list[i]->pos;
     if (!sorted)
-        qsort(at, (size_t)n, sizeof *at, by_position);
+        qsort(list, (size_t)n, sizeof *list, by_position);
     for (int64_t i = 1; i < n; i++)
-        if (!follows(at[i - 1], at[i]))
+        if (!follows(list[i - 1], list[i]))
             return colo_fail(COLO_ERR_ARG,
                              "segments: segments %lld and %lld both have a row at position %lld of "
                              "sequence %lld, expected at most one",
-                             (long long)segment_of(s, all, at[i - 1]),
-                             (long long)segment_of(s, all, at[i]), (long long)at[i]->pos,
-                             (long long)at[i]->seq);
+                             (long long)segment_of(s, all, list[i - 1]),
+                             (long long)segment_of(s, all, list[i]), (long long)list[i]->pos,
+                             (long long)list[i]->seq);
     return COLO_OK;
 }
 
@@ -226,19 +226,19 @@ static colo_status_t check_apart(const colo_segments_t *s, const colo_part_t *p,
         sorted++;
     if (sorted >= n) /* as tables usually are */
         return COLO_OK;
-    COLO_AUTOFREE const colo_part_t **at = malloc((size_t)n * sizeof *at);
+    COLO_AUTOFREE const colo_part_t **list = malloc((size_t)n * sizeof *list);
     COLO_AUTOFREE int64_t *end =
         calloc((size_t)nseqs + 1, sizeof *end); /* of each sequence, in at */
-    if (!at || !end)
+    if (!list || !end)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
     for (int64_t i = 0; i < n; i++)
         end[p[i].seq + 1]++;
     for (int64_t q = 0; q < nseqs; q++)
         end[q + 1] += end[q];
     for (int64_t i = 0; i < n; i++)
-        at[end[p[i].seq]++] = &p[i];
+        list[end[p[i].seq]++] = &p[i];
     for (int64_t q = 0, first = 0; q < nseqs; first = end[q++])
-        COLO_TRY(check_sequence(s, p, at + first, end[q] - first));
+        COLO_TRY(check_sequence(s, p, list + first, end[q] - first));
     return COLO_OK;
 }
 
@@ -261,7 +261,7 @@ static void walk_plain(walk_t *w, colo_ragged_t *r)
     const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp, count = s->count;
     const uint64_t nseqs = (uint64_t)s->nseqs, replicas = (uint64_t)r->src.replicas;
     int64_t *src_lo = r->src_lo, *dst_lo = r->dst_lo;
-    colo_part_t *part = (colo_part_t *)r->in_order.at + r->in_order.n;
+    colo_part_t *part = (colo_part_t *)r->in_order.items + r->in_order.n;
     int64_t e = w->e, last_seq = w->last_seq, last_end = w->last_end, src = w->src, dst = w->dst;
     int64_t length = last_seq < 0 ? 0 : seq_len[last_seq];
     uint64_t sum = (uint64_t)w->sum;
@@ -291,7 +291,7 @@ static void walk_plain(walk_t *w, colo_ragged_t *r)
         ordered &= p >= last_end;
         last_end = p + n;
     }
-    r->in_order.n = part - (colo_part_t *)r->in_order.at;
+    r->in_order.n = part - (colo_part_t *)r->in_order.items;
     *w = (walk_t){e, (int64_t)sum, last_seq, last_end, src, dst, ordered, sorted};
 }
 
@@ -345,7 +345,7 @@ colo_status_t colo_ragged_parts(colo_ragged_t *r)
         r->dst_lo[++w.dst] = parts->n;
     r->rows = w.sum;
     r->sorted = w.sorted;
-    return w.ordered ? COLO_OK : check_apart(s, parts->at, parts->n);
+    return w.ordered ? COLO_OK : check_apart(s, parts->items, parts->n);
 }
 
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,

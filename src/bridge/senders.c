@@ -62,45 +62,45 @@ int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, i
 colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
 {
     COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
-    const int64_t *rank = w->ranks.at;
+    const int64_t *rank = w->ranks.items;
     const bool known = colo_nodes_known(w->cfg);
     w->by_node.n = w->by_rail.n = 0;
     for (int64_t i = 0; i < w->ranks.n; i++) {
-        const colo_location_t at = colo_location_of(w->cfg, rank[i]);
+        const colo_location_t where = colo_location_of(w->cfg, rank[i]);
         colo_source_t *node = colo_list_push(&w->by_node, sizeof *node);
         colo_source_t *rail = node && known ? colo_list_push(&w->by_rail, sizeof *rail) : NULL;
         if (!node || (known && !rail))
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
-        *node = (colo_source_t){at.node, rank[i]};
+        *node = (colo_source_t){where.node, rank[i]};
         if (rail)
-            *rail = (colo_source_t){at.rail, rank[i]};
+            *rail = (colo_source_t){where.rail, rank[i]};
     }
     if (w->cfg->nodes) /* else ascending as they came */
-        qsort(w->by_node.at, (size_t)w->by_node.n, sizeof(colo_source_t), colo_source_cmp);
+        qsort(w->by_node.items, (size_t)w->by_node.n, sizeof(colo_source_t), colo_source_cmp);
     if (w->by_rail.n > 1)
-        qsort(w->by_rail.at, (size_t)w->by_rail.n, sizeof(colo_source_t), colo_source_cmp);
+        qsort(w->by_rail.items, (size_t)w->by_rail.n, sizeof(colo_source_t), colo_source_cmp);
     return colo_gateways_hold(w, hold, b);
 }
 
 colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
 {
     const colo_list_t *l = tier == 2 ? &w->by_rail : &w->by_node;
-    colo_sharers_t g = {.tier = tier, .n = l->n, .at = l->at};
+    colo_sharers_t g = {.tier = tier, .n = l->n, .items = l->items};
     if (tier == 3 || l->n == 0)
         return g;
-    const colo_location_t at = colo_location_of(w->cfg, rank);
-    g.key = tier == 1 ? at.node : at.rail;
-    int64_t lo = colo_source_find(w, g.at, g.n, g.key, -1);
-    g.n = colo_source_find(w, g.at, g.n, g.key + 1, -1) - lo;
-    g.at += lo;
+    const colo_location_t where = colo_location_of(w->cfg, rank);
+    g.key = tier == 1 ? where.node : where.rail;
+    int64_t lo = colo_source_find(w, g.items, g.n, g.key, -1);
+    g.n = colo_source_find(w, g.items, g.n, g.key + 1, -1) - lo;
+    g.items += lo;
     return g;
 }
 
 colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination)
 {
     colo_sharers_t g = colo_sender_candidates(w, 1, destination);
-    int64_t i = colo_source_find(w, g.at, g.n, g.key, destination);
-    if (i < g.n && g.at[i].rank == destination)
+    int64_t i = colo_source_find(w, g.items, g.n, g.key, destination);
+    if (i < g.n && g.items[i].rank == destination)
         return (colo_sharers_t){.tier = 0};
     for (int tier = 2; g.n == 0; tier++)
         g = colo_sender_candidates(w, tier, destination);
@@ -122,7 +122,7 @@ colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const col
                                 const colo_block_t *b, const colo_extent_t *x)
 {
     COLO_TRY(colo_sender_list(w, need, b));
-    const int64_t *rank = w->destinations.at;
+    const int64_t *rank = w->destinations.items;
     for (int tier = 1; tier <= 3; tier++)
         t[tier].m = 0;
     for (int64_t i = 0; i < w->destinations.n; i++) {
@@ -217,7 +217,7 @@ static colo_status_t push_entry(colo_list_t *out, int64_t peer, const colo_entry
 
 colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer)
 {
-    const colo_entry_t *p = w->overlaps.at;
+    const colo_entry_t *p = w->overlaps.items;
     for (int64_t i = 0; i < w->overlaps.n; i++)
         COLO_TRY(push_entry(w->out, peer, &p[i]));
     return COLO_OK;
@@ -251,16 +251,16 @@ int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t turn)
 colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, int64_t lo,
                                 int64_t hi, int64_t peer)
 {
-    const colo_entry_t *p = w->overlaps.at;
-    int64_t at = 0;
+    const colo_entry_t *p = w->overlaps.items;
+    int64_t begin = 0;
     for (int64_t i = 0; i < w->overlaps.n && lo < hi; i++) {
         const int64_t *rows = p[i].region.s, len = rows[1] - rows[0];
-        const int64_t a = lo > at ? lo - at : 0, b = hi - at < len ? hi - at : len;
-        at += axis == COLO_ROWS ? len : 0;
+        const int64_t a = lo > begin ? lo - begin : 0, b = hi - begin < len ? hi - begin : len;
+        begin += axis == COLO_ROWS ? len : 0;
         if (axis == COLO_ROWS && a >= b)
             continue;
         COLO_TRY(push_entry(out, peer, &p[i]));
-        colo_entry_t *e = (colo_entry_t *)out->at + out->n - 1;
+        colo_entry_t *e = (colo_entry_t *)out->items + out->n - 1;
         int64_t *range = axis == COLO_SAMPLES ? e->region.b : e->region.h;
         if (axis == COLO_ROWS) {
             e->region.s[1] = rows[0] + b;
@@ -286,7 +286,7 @@ static int64_t dealt_to(colo_schedule_t *t, const colo_extent_t *x, int64_t i)
 static colo_status_t assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
                             const colo_extent_t *part, int64_t i, int64_t destination, bool sends)
 {
-    const colo_source_t *c = t->group.at;
+    const colo_source_t *c = t->group.items;
     int64_t n = t->group.n;
     bool even = t->m % n == 0;
     if (even || colo_is_small(w, part)) {

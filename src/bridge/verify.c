@@ -38,17 +38,17 @@ colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_
             ;
         if (mine[row])
             continue;
-        int64_t at, nh = o->h1 - o->h0, rows = end - row;
+        int64_t offset, nh = o->h1 - o->h0, rows = end - row;
         colo_box_t box = {.data = d_y.data + row * d_y.stride[1] * elem,
                           .extent = {o->b1 - o->b0, rows, nh},
                           .stride = {d_y.stride[0], d_y.stride[1], d_y.stride[2]}};
-        COLO_TRY(b->ops->box_nonzero(&box, p->config.dtype, &at, stream));
-        if (at >= 0)
+        COLO_TRY(b->ops->box_nonzero(&box, p->config.dtype, &offset, stream));
+        if (offset >= 0)
             return colo_fail(COLO_ERR_CONTRACT,
                              "rank %lld: d_y was promised DISJOINT, but row %lld of sample %lld is "
                              "not zero and belongs to another context rank; use PARTIAL",
-                             (long long)p->rank, (long long)(row + at / nh % rows),
-                             (long long)(o->b0 + at / nh / rows));
+                             (long long)p->rank, (long long)(row + offset / nh % rows),
+                             (long long)(o->b0 + offset / nh / rows));
     }
     return COLO_OK;
 }

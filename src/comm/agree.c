@@ -108,9 +108,9 @@ void colo_fields_add_optional(colo_fields_t *f, const char *name, const char *fm
 static const char *same_field(const char *text, const char *line)
 {
     const size_t name = strcspn(line, "\t") + 1;
-    for (const char *at = text; *at; at += strcspn(at, "\n") + 1)
-        if (strncmp(at, line, name) == 0)
-            return at + name;
+    for (const char *p = text; *p; p += strcspn(p, "\n") + 1)
+        if (strncmp(p, line, name) == 0)
+            return p + name;
     return NULL;
 }
 
@@ -121,21 +121,22 @@ static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *t
 {
     enum { NAMED = 3 };
     int differ = 0;
-    size_t at = 0;
+    size_t offset = 0;
     for (const char *line = theirs; *line; line += strcspn(line, "\n") + 1) {
         const char *a = line + strcspn(line, "\t") + 1, *b = same_field(first, line);
         const int na = (int)strcspn(a, "\n"), nb = b ? (int)strcspn(b, "\n") : 0;
         const char *name = line + (*line == OPTIONAL);
         if ((!b && name > line) || (b && na == nb && strncmp(a, b, (size_t)na) == 0) ||
-            ++differ > NAMED || at >= cap)
+            ++differ > NAMED || offset >= cap)
             continue;
-        int n = snprintf(out + at, cap - at, "%s%.*s: rank %d of '%s' has %.*s, rank %d %.*s",
-                         at ? "; " : "", (int)(a - name - 1), name, (int)odd, c->name, na, a,
-                         (int)than, b ? nb : 4, b ? b : "none");
-        at += n > 0 ? (size_t)n : 0;
+        int n =
+            snprintf(out + offset, cap - offset, "%s%.*s: rank %d of '%s' has %.*s, rank %d %.*s",
+                     offset ? "; " : "", (int)(a - name - 1), name, (int)odd, c->name, na, a,
+                     (int)than, b ? nb : 4, b ? b : "none");
+        offset += n > 0 ? (size_t)n : 0;
     }
-    if (differ > NAMED && at < cap)
-        snprintf(out + at, cap - at, "; %d more differ", differ - NAMED);
+    if (differ > NAMED && offset < cap)
+        snprintf(out + offset, cap - offset, "; %d more differ", differ - NAMED);
     return differ > 0;
 }
 

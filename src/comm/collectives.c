@@ -58,10 +58,10 @@ static colo_status_t reducible(const char *what, colo_dtype_t dtype, colo_redop_
     return COLO_OK;
 }
 
-/* @small [small_bytes] may lie in @large [large_bytes] only at offset @at */
+/* @small [small_bytes] may lie in @large [large_bytes] only at offset @offset */
 static colo_status_t buffers(const char *what, const void *send, const void *recv,
                              const void *small, int64_t small_bytes, const void *large,
-                             int64_t large_bytes, int64_t at)
+                             int64_t large_bytes, int64_t offset)
 {
     if (large_bytes > 0 && (!send || !recv))
         return colo_fail(COLO_ERR_ARG, "%s: %s is NULL for %lld bytes", what,
@@ -69,13 +69,13 @@ static colo_status_t buffers(const char *what, const void *send, const void *rec
     if (small_bytes == 0)
         return COLO_OK;
     uintptr_t s = (uintptr_t)small, l = (uintptr_t)large;
-    if (s - l == (uintptr_t)at || s + (uintptr_t)small_bytes <= l ||
+    if (s - l == (uintptr_t)offset || s + (uintptr_t)small_bytes <= l ||
         l + (uintptr_t)large_bytes <= s)
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
                      "%s: send and recv overlap other than in place (%lld bytes apart, %lld where "
                      "in place)",
-                     what, (long long)(s - l), (long long)at);
+                     what, (long long)(s - l), (long long)offset);
 }
 
 /* ---- collectives ---- */

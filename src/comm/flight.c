@@ -64,12 +64,12 @@ void colo_comm_i_unregister(colo_comm_t *c)
 {
     colo_comm_t *relative = NULL;
     pthread_mutex_lock(&lock);
-    for (colo_comm_t **at = &newest; *at;)
-        if (*at == c) {
-            *at = c->older;
+    for (colo_comm_t **link = &newest; *link;)
+        if (*link == c) {
+            *link = c->older;
         } else {
-            relative = (*at)->world == c->world ? *at : relative;
-            at = &(*at)->older;
+            relative = (*link)->world == c->world ? *link : relative;
+            link = &(*link)->older;
         }
     if (relative)
         relative->ended += c->ended + c->seq;

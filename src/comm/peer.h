@@ -38,7 +38,7 @@ typedef struct colo_transfer {
 
 /* An addend of a box: where it begins in the input of comm rank peer (-1: of this rank). */
 typedef struct colo_addend {
-    int64_t peer, at[3];
+    int64_t peer, begin[3];
 } colo_addend_t;
 
 /* All that a rank does in one pass; borrowed for colo_p2p_load(). */

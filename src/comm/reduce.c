@@ -31,20 +31,20 @@ bool colo_reduce_takes(colo_dtype_t dtype)
     static void name(T *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi) \
     {                                                                                      \
         A acc[TILE];                                                                       \
-        for (int64_t at = lo; at < hi; at += TILE) {                                       \
-            int64_t n = hi - at < TILE ? hi - at : TILE;                                   \
-            const T *s = (const T *)src[0] + at;                                           \
+        for (int64_t offset = lo; offset < hi; offset += TILE) {                           \
+            int64_t n = hi - offset < TILE ? hi - offset : TILE;                           \
+            const T *s = (const T *)src[0] + offset;                                       \
             for (int64_t i = 0; i < n; i++)                                                \
                 acc[i] = (A)LOAD(s[i]);                                                    \
             for (int32_t r = 1; r < nsrc; r++) {                                           \
-                s = (const T *)src[r] + at;                                                \
+                s = (const T *)src[r] + offset;                                            \
                 for (int64_t i = 0; i < n; i++) {                                          \
                     A v = (A)LOAD(s[i]);                                                   \
                     acc[i] = OP(acc[i], v);                                                \
                 }                                                                          \
             }                                                                              \
             for (int64_t i = 0; i < n; i++)                                                \
-                dst[at - lo + i] = (T)STORE(acc[i]);                                       \
+                dst[offset - lo + i] = (T)STORE(acc[i]);                                   \
         }                                                                                  \
     }
 

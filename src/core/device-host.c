@@ -100,13 +100,13 @@ static colo_status_t box_nonzero(const colo_box_t *b, colo_dtype_t dtype, int64_
 {
     const size_t elem = colo_dtype_size(dtype);
     const bool is_float = colo_dtype_is_float(dtype);
-    int64_t at = 0;
+    int64_t index = 0;
     *first = -1;
     for (int64_t i = 0; i < b->extent[0]; i++)
         for (int64_t j = 0; j < b->extent[1]; j++)
-            for (int64_t k = 0; k < b->extent[2]; k++, at++)
+            for (int64_t k = 0; k < b->extent[2]; k++, index++)
                 if (!is_zero(element(b, i, j, k, (int64_t)elem), elem, is_float)) {
-                    *first = at;
+                    *first = index;
                     return COLO_OK;
                 }
     return COLO_OK;
@@ -205,7 +205,7 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
         : dtype == COLO_F16  ? sum_f16
                              : NULL;
     int64_t elem = (int64_t)colo_dtype_size(dtype);
-    const void *at[COLO_MAX_ADDENDS];
+    const void *data[COLO_MAX_ADDENDS];
     int64_t step[COLO_MAX_ADDENDS];
     if (!row || n < 1 || n > COLO_MAX_ADDENDS)
         return colo_fail(COLO_ERR_ARG, "sum: %d addends of %s, expected 1..%d of a float dtype",
@@ -215,10 +215,10 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     for (int64_t i = 0; i < dst->extent[0]; i++)
         for (int64_t j = 0; j < dst->extent[1]; j++) {
             for (int32_t k = 0; k < n; k++)
-                at[k] = (const char *)src[k].data +
-                        (i * src[k].stride[0] + j * src[k].stride[1]) * elem;
+                data[k] = (const char *)src[k].data +
+                          (i * src[k].stride[0] + j * src[k].stride[1]) * elem;
             row((char *)dst->data + (i * dst->stride[0] + j * dst->stride[1]) * elem,
-                dst->stride[2], at, step, n, dst->extent[2]);
+                dst->stride[2], data, step, n, dst->extent[2]);
         }
     return COLO_OK;
 }

@@ -22,7 +22,7 @@ colo_status_t colo_library_find(const colo_library_t *l, const colo_library_symb
         if (!f)
             return colo_fail(COLO_ERR_UNBUILT, "%s: the %s in this process has no %s%s", l->user,
                              l->title, want[i].name, l->expected);
-        *(void **)want[i].at = f;
+        *(void **)want[i].function = f;
     }
     return COLO_OK;
 }

@@ -7,7 +7,7 @@
 
 typedef struct colo_library_symbol {
     const char *name;
-    void *at; /* of the function pointer to fill */
+    void *function; /* of the function pointer to fill */
 } colo_library_symbol_t;
 
 /* What error messages say: "@user: @file cannot be loaded (why)@advice", "@user: the @title in this

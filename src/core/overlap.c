@@ -54,13 +54,13 @@ bool colo_tensor_overlaps(const colo_tensor_t *t)
             continue;
         if (t->stride[a] == 0)
             return true;
-        int32_t at = s.n++;
-        for (; at > 0 && s.stride[at - 1] < t->stride[a]; at--) {
-            s.extent[at] = s.extent[at - 1];
-            s.stride[at] = s.stride[at - 1];
+        int32_t index = s.n++;
+        for (; index > 0 && s.stride[index - 1] < t->stride[a]; index--) {
+            s.extent[index] = s.extent[index - 1];
+            s.stride[index] = s.stride[index - 1];
         }
-        s.extent[at] = t->shape[a];
-        s.stride[at] = t->stride[a];
+        s.extent[index] = t->shape[a];
+        s.stride[index] = t->stride[a];
     }
     for (int32_t k = s.n - 1; k >= 0; k--)
         s.reach[k] = s.reach[k + 1] + (wide_t)(s.extent[k] - 1) * s.stride[k];

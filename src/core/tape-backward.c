@@ -139,11 +139,11 @@ static colo_status_t check_versions(const colo_tape_t *tape)
         if (!is_wanted(tape, n))
             continue;
         for (int32_t i = 0; i < n->nsaved; i++)
-            if (n->saved[i].version && *n->saved[i].version != n->saved[i].at)
+            if (n->saved[i].version && *n->saved[i].version != n->saved[i].expected)
                 return colo_fail(COLO_ERR_MODIFIED,
                                  "node %" PRId64 " '%s': saved tensor %d was written after it was "
                                  "saved: version %" PRIu64 ", saved at %" PRIu64,
-                                 k, n->name, (int)i, *n->saved[i].version, n->saved[i].at);
+                                 k, n->name, (int)i, *n->saved[i].version, n->saved[i].expected);
     }
     return COLO_OK;
 }

@@ -27,7 +27,7 @@ struct colo_tape_value {
 
 struct colo_tape_saved {
     const uint64_t *version;
-    uint64_t at;
+    uint64_t expected;
 };
 
 struct colo_tape_node {

@@ -293,12 +293,12 @@ static cublasStatus_t choose(colo_product_t *p, const struct colo_linear_gemm *g
         ask(p, &usual, bias, g->product == COLO_LINEAR_D_WEIGHT && !g->pinned, algo, none);
     if (r)
         return r;
-    int32_t at = p->next++ % CACHE;
+    int32_t entry = p->next++ % CACHE;
     p->used = p->used < CACHE ? p->used + 1 : CACHE;
-    p->cache[at].key = k;
-    p->cache[at].none = *none;
+    p->cache[entry].key = k;
+    p->cache[entry].none = *none;
     if (!*none)
-        p->cache[at].algo = *algo;
+        p->cache[entry].algo = *algo;
     return CUBLAS_STATUS_SUCCESS;
 }
 

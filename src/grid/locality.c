@@ -136,34 +136,34 @@ static int compare(const score_t *a, const score_t *b, int32_t ndims)
 }
 
 /* Position of each dim in the score. */
-static void rank_dims(const colo_grid_t *grid, int32_t *at)
+static void rank_dims(const colo_grid_t *grid, int32_t *index)
 {
     static const char *const loud[] = {"tp", "ep", "cp"}, *const quiet[] = {"dp", "pp"};
     int32_t n = 0;
     for (int32_t d = 0; d < grid->ndims; d++)
-        at[d] = -1;
+        index[d] = -1;
     for (int i = 0; i < 3; i++)
         if (colo_grid_dim(grid, loud[i]) >= 0)
-            at[colo_grid_dim(grid, loud[i])] = n++;
+            index[colo_grid_dim(grid, loud[i])] = n++;
     for (int32_t d = 0; d < grid->ndims; d++)
-        if (at[d] < 0 && strcmp(grid->name[d], quiet[0]) && strcmp(grid->name[d], quiet[1]))
-            at[d] = n++;
+        if (index[d] < 0 && strcmp(grid->name[d], quiet[0]) && strcmp(grid->name[d], quiet[1]))
+            index[d] = n++;
     for (int i = 0; i < 2; i++)
         if (colo_grid_dim(grid, quiet[i]) >= 0)
-            at[colo_grid_dim(grid, quiet[i])] = n++;
+            index[colo_grid_dim(grid, quiet[i])] = n++;
 }
 
-static void put(score_t *score, int32_t at, const colo_topology_cut_t *cut)
+static void put(score_t *score, int32_t index, const colo_topology_cut_t *cut)
 {
-    score->n[at][0] = cut->host;
-    score->n[at][1] = cut->package;
-    score->n[at][2] = cut->numa;
+    score->n[index][0] = cut->host;
+    score->n[index][1] = cut->package;
+    score->n[index][2] = cut->numa;
 }
 
 typedef struct search {
     ground_t ground;
     const colo_grid_t *grid;
-    int32_t at[COLO_MAX_DIMS];
+    int32_t index[COLO_MAX_DIMS];
     int32_t n, dim[COLO_MAX_DIMS]; /* dims of more than one rank, as given */
     score_t *best;                 /* [2^n] of the dims that are not in the set */
     int8_t *first;                 /* [2^n] which of them is the fastest; -1: none are left */
@@ -212,7 +212,7 @@ static colo_status_t solve(search_t *q, uint32_t set)
             continue;
         COLO_TRY(cost(q, q->grid->extent[q->dim[i]], stride, &cut));
         score_t with = q->best[set | (uint32_t)1 << i];
-        put(&with, q->at[q->dim[i]], &cut);
+        put(&with, q->index[q->dim[i]], &cut);
         if (q->first[set] < 0 || compare(&with, &q->best[set], q->grid->ndims) < 0) {
             q->best[set] = with;
             q->first[set] = (int8_t)i;
@@ -248,7 +248,7 @@ static void score_given(const search_t *q, const colo_spot_t *spot, score_t *sco
     for (int32_t i = 0; i < q->n; i++) {
         int32_t d = q->dim[i];
         colo_topology_cut_t cut = cut_dim(&ground, q->grid->extent[d], q->grid->stride[d]);
-        put(score, q->at[d], &cut);
+        put(score, q->index[d], &cut);
     }
 }
 
@@ -305,7 +305,7 @@ colo_status_t colo_topology_advise(const colo_topology_t *topology, const colo_g
     for (int32_t d = 0; d < grid->ndims; d++)
         if (grid->extent[d] > 1)
             q.dim[q.n++] = d;
-    rank_dims(grid, q.at);
+    rank_dims(grid, q.index);
     colo_status_t st = best_order(&q, &best);
     if (st == COLO_OK)
         st = best_bind(&q, topology, &policy);

@@ -22,55 +22,55 @@
 
 typedef struct reader {
     const char *text;
-    size_t len, at;
+    size_t len, pos;
     bool assign; /* the style: "tp=2," */
 } reader_t;
 
 static bool at_end(const reader_t *r)
 {
-    return r->at == r->len;
+    return r->pos == r->len;
 }
 
 static bool sees(const reader_t *r, char c)
 {
-    return r->at < r->len && r->text[r->at] == c;
+    return r->pos < r->len && r->text[r->pos] == c;
 }
 
 /* "byte N: <why>, found '...'" */
-static colo_status_t stop(const reader_t *r, size_t at, const char *why)
+static colo_status_t stop(const reader_t *r, size_t pos, const char *why)
 {
     char q[COLO_QUOTE_MAX];
-    if (at == r->len)
-        return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", at, why);
+    if (pos == r->len)
+        return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", pos, why);
     char text[128];
-    snprintf(text, sizeof text, "%s%s", r->text[at] == ' ' ? "no spaces: " : "", why);
-    return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found '%s'", at, text,
-                     colo_grid_i_quote(q, r->text + at, r->len - at));
+    snprintf(text, sizeof text, "%s%s", r->text[pos] == ' ' ? "no spaces: " : "", why);
+    return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found '%s'", pos, text,
+                     colo_grid_i_quote(q, r->text + pos, r->len - pos));
 }
 
-/* A rule of dims.c was broken by what begins at @at. */
-static colo_status_t broken(colo_status_t st, size_t at)
+/* A rule of dims.c was broken by what begins at @pos. */
+static colo_status_t broken(colo_status_t st, size_t pos)
 {
-    return st < 0 ? colo_fail_prefix(st, "grid spec, byte %zu", at) : st;
+    return st < 0 ? colo_fail_prefix(st, "grid spec, byte %zu", pos) : st;
 }
 
 static colo_status_t read_number(reader_t *r, const char *what, int64_t *value)
 {
-    size_t begin = r->at;
+    size_t begin = r->pos;
     char why[64];
     int64_t v = 0;
-    while (!at_end(r) && colo_is_digit(r->text[r->at])) {
-        if (!colo_mul_ok(v, 10, &v) || !colo_add_ok(v, r->text[r->at] - '0', &v)) {
+    while (!at_end(r) && colo_is_digit(r->text[r->pos])) {
+        if (!colo_mul_ok(v, 10, &v) || !colo_add_ok(v, r->text[r->pos] - '0', &v)) {
             snprintf(why, sizeof why, "the %s does not fit in 63 bits", what);
             return stop(r, begin, why);
         }
-        r->at++;
+        r->pos++;
     }
-    if (r->at == begin) {
+    if (r->pos == begin) {
         snprintf(why, sizeof why, "expected a decimal %s", what);
         return stop(r, begin, why);
     }
-    if (r->text[begin] == '0' && r->at - begin > 1) {
+    if (r->text[begin] == '0' && r->pos - begin > 1) {
         snprintf(why, sizeof why, "the %s has a leading zero", what);
         return stop(r, begin, why);
     }
@@ -81,11 +81,11 @@ static colo_status_t read_number(reader_t *r, const char *what, int64_t *value)
 /* One "tp=2" or "tp2". */
 static colo_status_t read_dim(reader_t *r, colo_grid_t *grid)
 {
-    size_t begin = r->at, end;
+    size_t begin = r->pos, end;
     int64_t extent;
-    while (!at_end(r) && colo_is_name_byte(r->text[r->at]))
-        r->at++;
-    end = r->at;
+    while (!at_end(r) && colo_is_name_byte(r->text[r->pos]))
+        r->pos++;
+    end = r->pos;
     if (grid->ndims == 0)
         r->assign = sees(r, '=');
     if (end == begin && !sees(r, '='))
@@ -95,17 +95,17 @@ static colo_status_t read_dim(reader_t *r, colo_grid_t *grid)
     if (r->assign) {
         COLO_TRY(broken(colo_grid_i_name(grid, r->text + begin, end - begin), begin));
         if (!sees(r, '='))
-            return stop(r, r->at, "expected '=' after a dim name");
-        r->at++;
+            return stop(r, r->pos, "expected '=' after a dim name");
+        r->pos++;
     } else {
         if (sees(r, '='))
-            return stop(r, r->at, "'=' in a spec that began without, one style per string");
+            return stop(r, r->pos, "'=' in a spec that began without, one style per string");
         while (end > begin && colo_is_digit(r->text[end - 1]))
             end--;
         COLO_TRY(broken(colo_grid_i_name(grid, r->text + begin, end - begin), begin));
-        r->at = end;
+        r->pos = end;
     }
-    size_t number = r->at;
+    size_t number = r->pos;
     COLO_TRY(read_number(r, "extent", &extent));
     return broken(colo_grid_i_extent(grid, extent), number);
 }
@@ -123,18 +123,18 @@ colo_status_t colo_grid_parse_n(colo_grid_t *grid, const char *spec, size_t len,
         COLO_TRY(read_dim(&r, &g));
         if (!sees(&r, r.assign ? ',' : '-'))
             break;
-        r.at++;
+        r.pos++;
     }
     if (sees(&r, '@')) {
-        r.at++;
+        r.pos++;
         COLO_TRY(read_number(&r, "rank offset", &offset));
         if (!at_end(&r))
-            return stop(&r, r.at, "expected the end after the rank offset");
+            return stop(&r, r.pos, "expected the end after the rank offset");
     }
     if (!at_end(&r))
-        return stop(&r, r.at,
+        return stop(&r, r.pos,
                     r.assign ? "expected ',', '@' or the end" : "expected '-', '@' or the end");
-    COLO_TRY(broken(colo_grid_i_finish(&g, offset, world), r.at));
+    COLO_TRY(broken(colo_grid_i_finish(&g, offset, world), r.pos));
     *grid = g;
     return COLO_OK;
 }

@@ -243,7 +243,7 @@ static void fill_device(hwloc_topology_t t, const colo_machine_t *m, hwloc_obj_t
                         colo_topology_device_t *d)
 {
     const struct hwloc_pcidev_attr_s *a = &pci->attr->pcidev;
-    hwloc_obj_t at = hwloc_get_non_io_ancestor_obj(t, pci);
+    hwloc_obj_t ancestor = hwloc_get_non_io_ancestor_obj(t, pci);
     snprintf(d->bus, sizeof d->bus, "%04x:%02x:%02x.%x", (unsigned)(a->domain & 0xffff), a->bus,
              a->dev, a->func & 0xfu);
     for (hwloc_obj_t os = pci->io_first_child; os; os = os->next_sibling) {
@@ -257,8 +257,8 @@ static void fill_device(hwloc_topology_t t, const colo_machine_t *m, hwloc_obj_t
         if (best)
             break;
     }
-    d->numa = common(m, at ? at->cpuset : NULL, false);
-    d->package = common(m, at ? at->cpuset : NULL, true);
+    d->numa = common(m, ancestor ? ancestor->cpuset : NULL, false);
+    d->package = common(m, ancestor ? ancestor->cpuset : NULL, true);
 }
 
 static colo_status_t fill_devices(hwloc_topology_t t, colo_machine_t *m)

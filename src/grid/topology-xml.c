@@ -27,7 +27,7 @@ typedef struct level {
 } level_t;
 
 typedef struct reader {
-    const char *q, *text, *at, *end;
+    const char *q, *text, *pos, *end;
     bool memory, processor; /* there was a NUMA node, a processor */
     int depth;
     level_t level[DEPTH_MAX];
@@ -36,7 +36,7 @@ typedef struct reader {
 static colo_status_t broken(const reader_t *r, const char *what)
 {
     int64_t line = 1;
-    for (const char *c = r->text; c < r->at; c++)
+    for (const char *c = r->text; c < r->pos; c++)
         line += *c == '\n';
     return colo_fail(COLO_ERR_IO, "topology '%s': line %lld: %s", r->q, (long long)line, what);
 }
@@ -94,8 +94,8 @@ static colo_status_t check_allowed(const reader_t *r, const char *to, level_t *l
     bool ok = true;
     size_t len;
     for (int i = 0; i < CLASSES && ok; i++)
-        if (attribute(r->at, to, name[i], &len))
-            ok = read_set(r->at, to, name[i], allowed) && !hwloc_bitmap_iszero(allowed) &&
+        if (attribute(r->pos, to, name[i], &len))
+            ok = read_set(r->pos, to, name[i], allowed) && !hwloc_bitmap_iszero(allowed) &&
                  hwloc_bitmap_isincluded(allowed, all[i]);
     hwloc_bitmap_zero(allowed);
     return ok ? COLO_OK : broken(r, "the machine's allowed sets are empty or not its own");
@@ -111,16 +111,16 @@ static colo_status_t check_sets(reader_t *r, const char *to, const char *type, s
     level_t *parent = r->depth > 0 ? &r->level[r->depth - 1] : NULL;
     int kind = is_type(type, len, memory);
     hwloc_bitmap_t usable = l->seen[0];
-    if (!read_set(r->at, to, "nodeset", l->nodes) || !read_set(r->at, to, "cpuset", usable) ||
-        !read_set(r->at, to, "complete_nodeset", l->nodes) ||
-        !read_set(r->at, to, "complete_cpuset", l->set))
+    if (!read_set(r->pos, to, "nodeset", l->nodes) || !read_set(r->pos, to, "cpuset", usable) ||
+        !read_set(r->pos, to, "complete_nodeset", l->nodes) ||
+        !read_set(r->pos, to, "complete_cpuset", l->set))
         return broken(r, "an object lacks a cpuset or nodeset, or it is none");
     if (!hwloc_bitmap_isincluded(usable, l->set) || (!kind && hwloc_bitmap_iszero(usable)))
         return broken(r, "an object's cpuset is empty, or not in its complete_cpuset");
     hwloc_bitmap_zero(usable);
-    if (is_type(type, len, pu) && !is_bit(l->set, r->at, to))
+    if (is_type(type, len, pu) && !is_bit(l->set, r->pos, to))
         return broken(r, "a processor's cpuset is not its os_index");
-    if (is_type(type, len, node) && !is_bit(l->nodes, r->at, to))
+    if (is_type(type, len, node) && !is_bit(l->nodes, r->pos, to))
         return broken(r, "a NUMA node's nodeset is not its os_index");
     r->memory |= is_type(type, len, node);
     r->processor |= is_type(type, len, pu);
@@ -151,7 +151,7 @@ static colo_status_t open_object(reader_t *r, const char *to)
 {
     static const char *const devices[] = {"Bridge", "PCIDev", "OSDev", "Misc", NULL};
     size_t len = 0;
-    const char *type = attribute(r->at, to, "type", &len);
+    const char *type = attribute(r->pos, to, "type", &len);
     if (!type)
         return broken(r, "an object without a type");
     if (r->depth == DEPTH_MAX)
@@ -176,23 +176,23 @@ static colo_status_t open_object(reader_t *r, const char *to)
 static colo_status_t read_tags(reader_t *r)
 {
     int64_t objects = 0;
-    while ((r->at = memchr(r->at, '<', (size_t)(r->end - r->at)))) {
-        const char *to = memchr(r->at, '>', (size_t)(r->end - r->at));
+    while ((r->pos = memchr(r->pos, '<', (size_t)(r->end - r->pos)))) {
+        const char *to = memchr(r->pos, '>', (size_t)(r->end - r->pos));
         if (!to)
             return broken(r, "a tag does not end");
-        if (to - r->at > 8 && memcmp(r->at, "<object ", 8) == 0) {
+        if (to - r->pos > 8 && memcmp(r->pos, "<object ", 8) == 0) {
             if (r->depth == 0 && objects > 0)
                 return broken(r, "a second machine");
             objects++;
             COLO_TRY(open_object(r, to));
-        } else if (to - r->at == 8 && memcmp(r->at, "</object", 8) == 0) {
+        } else if (to - r->pos == 8 && memcmp(r->pos, "</object", 8) == 0) {
             if (r->depth == 0)
                 return broken(r, "an object ends that did not begin");
             drop(&r->level[--r->depth]);
         }
-        r->at = to;
+        r->pos = to;
     }
-    r->at = r->end;
+    r->pos = r->end;
     if (r->depth > 0 || objects == 0)
         return broken(r, objects ? "the file ends within an object" : "no hwloc topology");
     if (!r->memory || !r->processor)
@@ -205,10 +205,10 @@ colo_status_t colo_topology_xml_check(const char *q, const char *text, size_t si
     COLO_AUTOFREE reader_t *r = calloc(1, sizeof *r);
     if (!r)
         return colo_fail(COLO_ERR_NOMEM, "topology '%s': %zu bytes", q, sizeof *r);
-    *r = (reader_t){.q = q, .text = text, .at = text, .end = text + size};
+    *r = (reader_t){.q = q, .text = text, .pos = text, .end = text + size};
     colo_status_t st = COLO_OK;
     if (memchr(text, '\0', size)) {
-        r->at = memchr(text, '\0', size);
+        r->pos = memchr(text, '\0', size);
         st = broken(r, "a NUL byte; this is no text");
     } else {
         st = read_tags(r);

@@ -99,12 +99,12 @@ typedef struct deal {
 /* The next core of that package and NUMA node, -1 when all are dealt. */
 static int32_t next_core(deal_t *d, int32_t package, int32_t numa)
 {
-    int32_t *at = &d->next[package * d->m->nnuma + numa];
-    for (; *at < d->m->npus; (*at)++) {
-        const colo_pu_t *p = &d->m->pu[*at];
-        bool begins = *at == 0 || p[-1].core != p->core;
+    int32_t *next = &d->next[package * d->m->nnuma + numa];
+    for (; *next < d->m->npus; (*next)++) {
+        const colo_pu_t *p = &d->m->pu[*next];
+        bool begins = *next == 0 || p[-1].core != p->core;
         if (begins && p->package == package && p->numa == numa) {
-            (*at)++;
+            (*next)++;
             return p->core;
         }
     }
@@ -412,9 +412,9 @@ size_t colo_topology_cpus(const colo_topology_t *topology, int64_t rank, char *t
             ;
         size_t left = len < cap ? cap - len : 0;
         const char *comma = i ? "," : "";
-        char *at = left ? text + len : NULL;
-        int more = k - i > 1 ? snprintf(at, left, "%s%d-%d", comma, (int)os[i], (int)os[k - 1])
-                             : snprintf(at, left, "%s%d", comma, (int)os[i]);
+        char *end = left ? text + len : NULL;
+        int more = k - i > 1 ? snprintf(end, left, "%s%d-%d", comma, (int)os[i], (int)os[k - 1])
+                             : snprintf(end, left, "%s%d", comma, (int)os[i]);
         len += (size_t)more;
     }
     return len;

@@ -232,13 +232,13 @@ static colo_status_t check_apart(const colo_tensor_t *d, const colo_tensor_t *ta
     if (colo_tensor_count(d) == 0)
         return COLO_OK;
     const int64_t rows = d->shape[0] - 1, cols = d->shape[1];
-    const uintptr_t lo = (uintptr_t)d->data, at = (uintptr_t)targets->data;
+    const uintptr_t lo = (uintptr_t)d->data, begin = (uintptr_t)targets->data;
     const uintptr_t hi = lo + (uintptr_t)(rows * d->stride[0] + cols) * colo_dtype_size(d->dtype);
     const uintptr_t end =
-        at + (uintptr_t)(rows * targets->stride[0] + cols) * colo_dtype_size(targets->dtype);
-    if (lo < end && at < hi)
+        begin + (uintptr_t)(rows * targets->stride[0] + cols) * colo_dtype_size(targets->dtype);
+    if (lo < end && begin < hi)
         return colo_fail(COLO_ERR_ARG, "d_logits: overlaps the targets (%+" PRId64 " bytes)",
-                         (int64_t)(lo - at));
+                         (int64_t)(lo - begin));
     return COLO_OK;
 }
 

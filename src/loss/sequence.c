@@ -386,18 +386,18 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
 static colo_status_t pack(const int64_t *lengths, int64_t batch, int64_t tp, int64_t cp, bool fp8,
                           int64_t *cu_padded)
 {
-    int64_t at = 0, padded;
+    int64_t offset = 0, padded;
     for (int64_t b = 0; b < batch; b++) {
         colo_status_t st = colo_partition_padded(lengths[b], tp, cp, fp8, &padded);
         if (st < 0)
             return colo_fail_prefix(st, "sequence: row %" PRId64, b);
         if (cu_padded)
-            cu_padded[b] = at;
-        if (!colo_add_ok(at, padded, &at))
+            cu_padded[b] = offset;
+        if (!colo_add_ok(offset, padded, &offset))
             return colo_fail(COLO_ERR_ARG, "sequence: the rows up to %" PRId64 " exceed 2^63", b);
     }
     if (cu_padded)
-        cu_padded[batch] = at;
+        cu_padded[batch] = offset;
     return COLO_OK;
 }
 

@@ -358,20 +358,20 @@ static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *p,
 static colo_status_t check_tiling(const struct colo_logprob_pass *p)
 {
     const int64_t vocab = p->config.logits.vocab;
-    int64_t at = 0, total = 0;
-    while (at < vocab) {
-        int64_t end = at;
-        for (int32_t r = 0; r < p->ranks && end == at; r++) {
+    int64_t offset = 0, total = 0;
+    while (offset < vocab) {
+        int64_t end = offset;
+        for (int32_t r = 0; r < p->ranks && end == offset; r++) {
             const colo_logprob_header_t *h = header_of(p, r);
-            if (h->start <= at && at - h->start < h->columns)
+            if (h->start <= offset && offset - h->start < h->columns)
                 end = h->start + h->columns;
         }
-        if (end == at)
+        if (end == offset)
             return colo_fail(COLO_ERR_MISMATCH,
                              "logprob: no rank of %d holds column %" PRId64
                              " of the vocabulary of %" PRId64,
-                             (int)(p->ranks / p->segments), at, vocab);
-        at = end;
+                             (int)(p->ranks / p->segments), offset, vocab);
+        offset = end;
     }
     for (int32_t r = 0; r < p->ranks; r++)
         total += header_of(p, r)->columns;

@@ -90,9 +90,9 @@ static inline int64_t fill_x(float *x, int32_t rank)
     return n;
 }
 
-/* What arrives on a rank: row r of segment e at index @at. */
+/* What arrives on a rank: row r of segment e at index @index. */
 typedef struct arrival {
-    int64_t e, r, at;
+    int64_t e, r, index;
 } arrival_t;
 
 static inline bool has_only(const float *y, int64_t rows, const arrival_t *a, int64_t n)
@@ -100,7 +100,7 @@ static inline bool has_only(const float *y, int64_t rows, const arrival_t *a, in
     for (int64_t i = 0; i < rows; i++) {
         const arrival_t *here = NULL;
         for (int64_t k = 0; k < n; k++)
-            here = a[k].at == i ? &a[k] : here;
+            here = a[k].index == i ? &a[k] : here;
         for (int64_t k = 0; k < H; k++)
             if (y[i * H + k] != (here ? code(here->e, here->r, k) : GAP))
                 return false;

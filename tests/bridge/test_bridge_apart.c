@@ -38,12 +38,12 @@ static colo_tensor_t view(int32_t *data, const int64_t *stride)
 }
 
 /* Element by element, which ones of the buffer a view touches. */
-static void touch(bool *at, int64_t first, const int64_t *stride)
+static void touch(bool *used, int64_t first, const int64_t *stride)
 {
     for (int b = 0; b < B; b++)
         for (int s = 0; s < N; s++)
             for (int h = 0; h < H; h++)
-                at[first + b * stride[0] + s * stride[1] + h * stride[2]] = true;
+                used[first + b * stride[0] + s * stride[1] + h * stride[2]] = true;
 }
 
 /* Forward within one buffer; true when it was accepted, and then it was right. */

@@ -71,11 +71,11 @@ static void pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
         colo_plan_destroy(&plan);
     }
     for (int32_t r = 0; r < n; r++) {
-        int32_t at = 0;
+        int32_t index = 0;
         for (int32_t k = 0; k < n; k++)
             if (root_of(up, k) == root_of(up, r))
-                assert_int_equal(list[r][at++], k);
-        assert_int_equal(count[r], at);
+                assert_int_equal(list[r][index++], k);
+        assert_int_equal(count[r], index);
     }
     ++*(int64_t *)arg;
 }

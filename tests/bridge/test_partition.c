@@ -9,13 +9,13 @@
 /* ---- the oracle: lists of positions ---- */
 
 typedef struct list {
-    int64_t n, at[8192];
+    int64_t n, index[8192];
 } list;
 
 static void take(list *to, const list *from, int64_t lo, int64_t hi)
 {
     for (int64_t i = lo; i < hi; i++)
-        to->at[to->n++] = from->at[i];
+        to->index[to->n++] = from->index[i];
 }
 
 /* 2C chunks of one sequence; the rank's first, then its mirror image's */
@@ -35,7 +35,7 @@ static void expect(const colo_partition_t *p, list *mine)
     static list all, sequence, cut;
     all.n = cut.n = mine->n = 0;
     for (int64_t i = 0; i < p->positions; i++)
-        all.at[all.n++] = i;
+        all.index[all.n++] = i;
     for (int64_t j = 0; j < (p->segments ? p->segments : 1); j++) {
         sequence.n = 0;
         take(&sequence, &all, p->segments ? p->cu_padded[j] : 0,
@@ -52,11 +52,11 @@ static void check_index(const colo_partition_t *p)
     assert_ok(colo_partition_check(p));
     assert_int_equal(colo_partition_count(p), want.n);
     for (int64_t i = 0; i < want.n; i++)
-        if (colo_partition_index(p, i) != want.at[i])
+        if (colo_partition_index(p, i) != want.index[i])
             fail_msg("cp %lld/%lld tp %lld/%lld S %lld segments %lld: local %lld is %lld, cut %lld",
                      (long long)p->cp_rank, (long long)p->cp, (long long)p->tp_rank,
                      (long long)p->tp, (long long)p->positions, (long long)p->segments,
-                     (long long)i, (long long)colo_partition_index(p, i), (long long)want.at[i]);
+                     (long long)i, (long long)colo_partition_index(p, i), (long long)want.index[i]);
 }
 
 /* For every rank; together they hold each position once. */
@@ -183,13 +183,13 @@ static int64_t place(const colo_tensor_t *t, int64_t k, int32_t axis, int64_t *p
 }
 
 /* Bytes that name (position, rest); never the filler. */
-static void put_value(unsigned char *at, size_t size, int64_t pos, int64_t rest)
+static void put_value(unsigned char *to, size_t size, int64_t pos, int64_t rest)
 {
     uint64_t state = (uint64_t)(pos * 100003 + rest + 1), v = t_rand(&state);
     for (size_t k = 0; k < size; k++)
-        at[k] = (unsigned char)(v >> (8 * k));
-    if (at[0] == 0x5a || at[0] == 0)
-        at[0] = 1;
+        to[k] = (unsigned char)(v >> (8 * k));
+    if (to[0] == 0x5a || to[0] == 0)
+        to[0] = 1;
 }
 
 static void check_movement(const colo_partition_t *p, const box *b, colo_dtype_t dtype)
@@ -208,12 +208,12 @@ static void check_movement(const colo_partition_t *p, const box *b, colo_dtype_t
     memset(lm, 0x5a, (size_t)le * size);
     memset(want, 0x5a, (size_t)le * size);
     for (int64_t k = 0; k < colo_tensor_count(&g); k++) {
-        int64_t at = place(&g, k, b->axis, &pos, &rest);
-        put_value(gm + (size_t)at * size, size, pos, rest);
+        int64_t index = place(&g, k, b->axis, &pos, &rest);
+        put_value(gm + (size_t)index * size, size, pos, rest);
     }
     for (int64_t k = 0; k < colo_tensor_count(&l); k++) {
-        int64_t at = place(&l, k, b->axis, &pos, &rest);
-        put_value(want + (size_t)at * size, size, mine.at[pos], rest);
+        int64_t index = place(&l, k, b->axis, &pos, &rest);
+        put_value(want + (size_t)index * size, size, mine.index[pos], rest);
     }
     g.data = where.put(gm, (size_t)ge * size);
     l.data = where.put(lm, (size_t)le * size);
@@ -225,11 +225,11 @@ static void check_movement(const colo_partition_t *p, const box *b, colo_dtype_t
     memset(gm, 0x5a, (size_t)ge * size);
     memset(want, 0x5a, (size_t)ge * size);
     for (int64_t k = 0; k < colo_tensor_count(&g); k++) {
-        int64_t at = place(&g, k, b->axis, &pos, &rest);
-        memset(want + (size_t)at * size, 0, size);
+        int64_t index = place(&g, k, b->axis, &pos, &rest);
+        memset(want + (size_t)index * size, 0, size);
         for (int64_t i = 0; i < mine.n; i++)
-            if (mine.at[i] == pos)
-                put_value(want + (size_t)at * size, size, pos, rest);
+            if (mine.index[i] == pos)
+                put_value(want + (size_t)index * size, size, pos, rest);
     }
     g.data = where.put(gm, (size_t)ge * size);
     assert_ok(colo_partition_unshard(p, &l, b->axis, &g, NULL));
@@ -459,9 +459,9 @@ T_CASE(targets_of_many_axes_are_each_row_s_own)
     for (int64_t i = 0; i < n; i++)
         m[i] = want[i] = -9;
     for (int64_t k = 0; k < colo_tensor_count(&t); k++) {
-        int64_t at = place(&t, k, 4, &pos, &rest);
-        m[at] = 10 * rest + pos;
-        want[at] = pos == 6 ? -1 : m[at] + 1;
+        int64_t index = place(&t, k, 4, &pos, &rest);
+        m[index] = 10 * rest + pos;
+        want[index] = pos == 6 ? -1 : m[index] + 1;
     }
     t.data = where.put(m, (size_t)n * sizeof *m);
     assert_ok(colo_partition_next_token(&p, &t, -1, &t, NULL));

@@ -220,17 +220,17 @@ T_CASE(columns_of_one_buffer_share_no_element)
     int64_t from[48], got[48], want[48];
     for (int i = 0; i < 48; i++)
         from[i] = want[i] = 100 + i;
-    int64_t *at = where.put(from, sizeof from);
-    colo_tensor_t global = where_tensor(at, COLO_I64, 2, (int64_t[]){8, 3});
-    colo_tensor_t local = where_tensor(at + 3, COLO_I64, 2, (int64_t[]){4, 3});
+    int64_t *offset = where.put(from, sizeof from);
+    colo_tensor_t global = where_tensor(offset, COLO_I64, 2, (int64_t[]){8, 3});
+    colo_tensor_t local = where_tensor(offset + 3, COLO_I64, 2, (int64_t[]){4, 3});
     global.stride[0] = local.stride[0] = 6; /* columns 0..2 of [8][6], columns 3..5 of its rows */
     assert_ok(colo_partition_shard(&p, &global, 0, &local, NULL));
     for (int i = 0; i < 4; i++)
         for (int h = 0; h < 3; h++)
             want[6 * i + 3 + h] = from[6 * mine[i] + h];
-    where.get(got, at, sizeof got);
+    where.get(got, offset, sizeof got);
     assert_memory_equal(got, want, sizeof got);
-    where.drop(at);
+    where.drop(offset);
 }
 
 int main(void)

@@ -26,7 +26,7 @@ static bool runs_are(const colo_batch_t *batch, const arrival_t *a, int64_t n)
         return false;
     for (int64_t i = 0; i < runs; i++)
         for (int64_t k = 0; k < run[i].count; k++, next++)
-            if (next >= n || a[next].at != run[i].local + k ||
+            if (next >= n || a[next].index != run[i].local + k ||
                 worked.pos[a[next].e] + a[next].r + (a[next].e == 2 ? worked.len[0] : 0) !=
                     run[i].row + k)
                 return false;
@@ -98,7 +98,7 @@ T_CASE(full_rows_arrive_on_both_ranks)
             ex.rows[rank] = i & 2 ? 20 : 8;
             memcpy(ex.a[rank], merged, sizeof merged);
             for (int k = 0; k < 8; k++)
-                ex.a[rank][k].at = i & 2 ? merged[k].at : k;
+                ex.a[rank][k].index = i & 2 ? merged[k].index : k;
         }
         assert_ok(t_run_ranks(2, run_example, &ex, sizeof ex));
     }

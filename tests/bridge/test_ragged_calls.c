@@ -254,7 +254,7 @@ static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
     const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_DISJOINT, .placement = COLO_MERGED};
     const colo_segments_t s = segments_of(&worked);
     /* rows of the batch on the axis of 20, by owner: e0 at 2, 3, 4 and e2 at 13 .. 17 */
-    static const int64_t at[8] = {2, 3, 4, 13, 14, 15, 16, 17};
+    static const int64_t index[8] = {2, 3, 4, 13, 14, 15, 16, 17};
     static const int32_t owner[8] = {0, 1, 1, 0, 1, 1, 1, 1};
     rank_try(make(&b, &o, comm));
     rank_try(colo_comm_set_check(comm, 2));
@@ -262,7 +262,7 @@ static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
     blank(dy, 20); /* the text has a gradient on all ranks */
     for (int i = 0; i < 8; i++)
         for (int64_t k = 0; k < H; k++)
-            dy[at[i] * H + k] = owner[i] == rank ? (float)i : 0;
+            dy[index[i] * H + k] = owner[i] == rank ? (float)i : 0;
     if (d->foreign && rank == 0)
         dy[17 * H + 1] = 1;
     const colo_tensor_t tdy = tensor(dy, 20), tdx = tensor(dx, rank ? 5 : 3);

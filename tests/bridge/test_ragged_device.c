@@ -39,14 +39,14 @@ static struct told {
 /* What this rank put: inputs and outputs by turns, as ragged_run.c makes them. */
 enum { PLACED = 2 * T_RAGGED_TENSORS };
 static _Thread_local struct {
-    const void *at[PLACED];
+    const void *data[PLACED];
     int64_t n;
 } placed;
 
 static bool is_input(const void *p)
 {
     for (int64_t i = placed.n - 1; i >= 0 && i >= placed.n - PLACED; i--)
-        if (placed.at[i % PLACED] == p)
+        if (placed.data[i % PLACED] == p)
             return i % 2 == 0;
     return false;
 }
@@ -160,13 +160,14 @@ static bool wait_for(_Atomic uint64_t *word, uint64_t call)
     return true;
 }
 
-/* Elements of the box that begins at @at of a tensor; extents and places count units of features.
+/* Elements of the box that begins at @data of a tensor; extents and places count units of features.
  */
 static colo_box_t box_in(const colo_p2p_tensor_t *c, char *base, const int64_t *step,
-                         const int64_t *at, const int64_t *extent)
+                         const int64_t *data, const int64_t *extent)
 {
     const int64_t elem = (int64_t)c->elem;
-    return (colo_box_t){.data = base + at[0] * step[0] + at[1] * step[1] + at[2] * c->per * step[2],
+    return (colo_box_t){.data = base + data[0] * step[0] + data[1] * step[1] +
+                                data[2] * c->per * step[2],
                         .extent = {extent[0], extent[1], extent[2] * c->per},
                         .stride = {step[0] / elem, step[1] / elem, step[2] / elem}};
 }
@@ -203,7 +204,7 @@ static colo_status_t run_steps(const colo_transfers_t *w, int pass, int32_t me, 
         for (int32_t k = 0; k < w->addends; k++) {
             const colo_addend_t *a = &w->addend[i * w->addends + k];
             rank_check(reach(pass, me, a->peer, seen, in, &r));
-            from[k] = box_in(c, r.base, r.step, a->at, s->extent);
+            from[k] = box_in(c, r.base, r.step, a->begin, s->extent);
         }
         if (w->addends) {
             const colo_box_t to = box_in(c, out.base, out.step, s->there, s->extent);
@@ -344,24 +345,24 @@ static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
 
 /* ---- its memory: blocks of the host's ---- */
 
-static colo_status_t put(void *arg, const void *from, size_t bytes, void **at)
+static colo_status_t put(void *arg, const void *from, size_t bytes, void **data)
 {
-    *at = malloc(bytes);
-    rank_check(*at);
-    memcpy(*at, from, bytes);
-    placed.at[placed.n++ % PLACED] = *at;
+    *data = malloc(bytes);
+    rank_check(*data);
+    memcpy(*data, from, bytes);
+    placed.data[placed.n++ % PLACED] = *data;
     return COLO_OK;
 }
 
-static colo_status_t get(void *arg, void *to, const void *at, size_t bytes)
+static colo_status_t get(void *arg, void *to, const void *data, size_t bytes)
 {
-    memcpy(to, at, bytes);
+    memcpy(to, data, bytes);
     return COLO_OK;
 }
 
-static void drop(void *arg, void *at)
+static void drop(void *arg, void *data)
 {
-    free(at);
+    free(data);
 }
 
 static colo_status_t quiet(void *arg)
@@ -493,7 +494,7 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
                 rank_check(st == COLO_ERR_ARG);
                 rank_check(strstr(colo_last_error(), "neither y nor x is registered over comm '"));
                 for (int64_t k = 1; k <= 2; k++) /* the pass did not get to that */
-                    free((void *)(uintptr_t)placed.at[(placed.n - k) % PLACED]);
+                    free((void *)(uintptr_t)placed.data[(placed.n - k) % PLACED]);
             } else {
                 rank_try(st);
             }

@@ -27,16 +27,16 @@ static ref_ragged_t example(void)
     return c;
 }
 
-/* e, r of each row, ended by -1; and where it lies on the axis if @at is given. */
-static void expect_rows(const ref_rows_t *part, const int64_t (*er)[2], const int64_t *at,
+/* e, r of each row, ended by -1; and where it lies on the axis if @index is given. */
+static void expect_rows(const ref_rows_t *part, const int64_t (*er)[2], const int64_t *index,
                         int64_t n)
 {
     assert_int_equal(part->n, n);
     for (int64_t i = 0; i < n; i++) {
         assert_int_equal(part->row[i].e, er[i][0]);
         assert_int_equal(part->row[i].r, er[i][1]);
-        if (at)
-            assert_int_equal(part->row[i].at, at[i]);
+        if (index)
+            assert_int_equal(part->row[i].index, index[i]);
     }
 }
 
@@ -205,7 +205,7 @@ T_CASE(merged_tensors_leave_what_no_row_covers)
     float into[20], y[20], d_y[20], d_into[20];
     bool touched[20];
     int64_t rows, nh;
-    static const int64_t at[2][6] = {{2, 7}, {0, 1, 6, 7, 8, 9}}, n[] = {2, 6};
+    static const int64_t index[2][6] = {{2, 7}, {0, 1, 6, 7, 8, 9}}, n[] = {2, 6};
     for (int rank = 0; rank < 2; rank++) {
         ref_ragged_tensor(&c, REF_INTO, rank, "f32", 0, into, &rows, &nh);
         ref_ragged_tensor(&c, REF_Y, rank, "f32", 0, y, &rows, &nh);
@@ -214,7 +214,7 @@ T_CASE(merged_tensors_leave_what_no_row_covers)
         ref_ragged_touched(&c, rank, touched);
         assert_int_equal(rows, 10);
         for (int64_t i = 0; i < 10; i++) {
-            bool row = ref_list_has(at[rank], n[rank], i);
+            bool row = ref_list_has(index[rank], n[rank], i);
             assert_int_equal(touched[i], row);
             assert_true(into[i] < 0 && (row ? y[i] > 0 : y[i] == into[i]));
             assert_true(d_y[i] != 0 && d_into[i] == (row ? 0 : d_y[i]));

@@ -96,7 +96,7 @@ static bool src_has(const reading_t *w, int64_t rank, int64_t g)
     const ref_split_t *cp = find_split(side, true), *sp = find_split(side, false);
     int64_t m = extent_of(side, cp) * extent_of(side, sp);
     int64_t j = coord_of(side, rank, cp) * extent_of(side, sp) + coord_of(side, rank, sp);
-    return w->row[g].at >= j * t_d / m && w->row[g].at < (j + 1) * t_d / m;
+    return w->row[g].index >= j * t_d / m && w->row[g].index < (j + 1) * t_d / m;
 }
 
 /* Index of (q, p) on the axis of @rank, or -1. */
@@ -113,22 +113,22 @@ static int64_t index_of(const reading_t *w, int64_t rank, int64_t q, int64_t p, 
     }
     if (full)
         return base + p;
-    int64_t me = coord_of(&c->dst, rank, find_split(&c->dst, true)), at;
+    int64_t me = coord_of(&c->dst, rank, find_split(&c->dst, true)), index;
     if (cp == 1) {
-        at = base + p;
+        index = base + p;
     } else if (w->zigzag) {
         int64_t j = 2 * cp * p / l, owner = j < 2 * cp - 1 - j ? j : 2 * cp - 1 - j;
         if (owner != me)
             return -1;
-        at = base / cp + (j == me ? p - me * l / (2 * cp)
-                                  : l / (2 * cp) + p - (2 * cp - 1 - me) * l / (2 * cp));
+        index = base / cp + (j == me ? p - me * l / (2 * cp)
+                                     : l / (2 * cp) + p - (2 * cp - 1 - me) * l / (2 * cp));
     } else {
         if (cp * p / l != me)
             return -1;
-        at = base / cp + p - me * l / cp;
+        index = base / cp + p - me * l / cp;
     }
     int64_t part = k_d / cp / w->sp, s = coord_of(&c->dst, rank, find_split(&c->dst, false));
-    return at / part == s ? at - s * part : -1;
+    return index / part == s ? index - s * part : -1;
 }
 
 static int64_t row_index(const reading_t *w, int64_t rank, int64_t g, bool full)
@@ -217,7 +217,7 @@ static void judge_lists(const t_ragged_t *t, const reading_t *w, int64_t rank)
     for (int64_t g = 0; g < w->total; g++) {
         if (!src_has(w, rank, g))
             continue;
-        if (held >= part.n || part.row[held].g != g || part.row[held].at != held)
+        if (held >= part.n || part.row[held].g != g || part.row[held].index != held)
             fail_msg("%s: row %lld at the source %lld", t_ragged_text(t), (long long)g,
                      (long long)rank);
         held++;
@@ -231,16 +231,16 @@ static void judge_lists(const t_ragged_t *t, const reading_t *w, int64_t rank)
         int64_t axis = 0, n = 0;
         for (int64_t q = 0; q < c->table.nseq; q++)
             for (int64_t p = 0; p < c->table.seq_len[q]; p++) {
-                int64_t at = index_of(w, rank, q, p, full);
-                if (at < 0)
+                int64_t index = index_of(w, rank, q, p, full);
+                if (index < 0)
                     continue;
                 axis++;
-                if (at >= part.axis || part.place[at].q != q || part.place[at].p != p)
+                if (index >= part.axis || part.place[index].q != q || part.place[index].p != p)
                     fail_msg("%s: (%lld, %lld) on rank %lld is at %lld", t_ragged_text(t),
-                             (long long)q, (long long)p, (long long)rank, (long long)at);
+                             (long long)q, (long long)p, (long long)rank, (long long)index);
                 for (int64_t g = 0; g < w->total; g++)
                     if (w->row[g].q == q && w->row[g].p == p &&
-                        (n >= part.n || part.row[n].g != g || part.row[n++].at != at))
+                        (n >= part.n || part.row[n].g != g || part.row[n++].index != index))
                         fail_msg("%s: row %lld of rank %lld", t_ragged_text(t), (long long)g,
                                  (long long)rank);
             }
@@ -395,14 +395,14 @@ static void judge_values(const t_ragged_t *t, const reading_t *w)
         float *vi = tensor_of(c, REF_INTO, rank, &unused, &nh);
         float *vg = tensor_of(c, REF_DINTO, rank, &unused, &nh);
         for (int64_t i = 0; i < rows * nh; i++) {
-            const ref_row_t *at = c->merged ? &part.place[i / nh] : &part.row[i / nh];
-            int64_t f = part.h[i % nh], k = at->g * h + f;
+            const ref_row_t *token = c->merged ? &part.place[i / nh] : &part.row[i / nh];
+            int64_t f = part.h[i % nh], k = token->g * h + f;
             int64_t addend = c->full ? part.addend : 0;
-            int64_t place = (addend * places + start[at->q] + at->p) * h + f;
-            if (at->g >= 0 && vy[i] != x.v[k])
+            int64_t place = (addend * places + start[token->q] + token->p) * h + f;
+            if (token->g >= 0 && vy[i] != x.v[k])
                 fail_msg("%s: rank %lld element %lld", t_ragged_text(t), (long long)rank,
                          (long long)i);
-            if (c->merged && (at->g >= 0 ? vg[i] != 0 : vg[i] != vd[i] || vy[i] != vi[i]))
+            if (c->merged && (token->g >= 0 ? vg[i] != 0 : vg[i] != vd[i] || vy[i] != vi[i]))
                 fail_msg("%s: text of rank %lld element %lld", t_ragged_text(t), (long long)rank,
                          (long long)i);
             if (!c->full || c->partial) {
@@ -413,7 +413,7 @@ static void judge_values(const t_ragged_t *t, const reading_t *w)
                     continue;
             }
             left += (int64_t)vy[i] * (int64_t)vd[i];
-            if (at->g >= 0)
+            if (token->g >= 0)
                 sum.v[k] += vd[i];
             else
                 right += (int64_t)vi[i] * (int64_t)vg[i];

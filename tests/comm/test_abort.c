@@ -153,9 +153,9 @@ static colo_status_t strewn_rank(colo_comm_t *c, void *arg)
             y[i] = OLD;
         st = colo_comm_all_gather(c, x + GUARD, y + GUARD, PIECE, COLO_I32, NULL);
         for (int64_t i = 0; i < all; i++) { /* old or new, and nothing around it */
-            const int64_t at = i - GUARD;
+            const int64_t offset = i - GUARD;
             const int32_t new =
-                at < 0 || at >= (int64_t)n *PIECE ? OLD : GIVEN + (int32_t)(at / PIECE);
+                offset < 0 || offset >= (int64_t)n *PIECE ? OLD : GIVEN + (int32_t)(offset / PIECE);
             rank_check(y[i] == new || (st < 0 && y[i] == OLD));
         }
     }

@@ -85,28 +85,28 @@ T_CASE(broadcast_gives_everyone_the_roots_buffer)
 /* ---- reductions ---- */
 
 /* Element @i of rank @r: floats of mixed sign and size, so that the order of a sum shows. */
-static void put(void *x, colo_dtype_t d, int64_t at, int32_t r, int64_t i)
+static void put(void *x, colo_dtype_t d, int64_t index, int32_t r, int64_t i)
 {
     uint64_t u = code(r, i);
     double v = ldexp((double)(int64_t)(u >> 20 & 0xfff) - 2048, (int)(u & 15) - 8);
     switch (d) {
     case COLO_F32:
-        ((float *)x)[at] = (float)(v * 1.0009765);
+        ((float *)x)[index] = (float)(v * 1.0009765);
         break;
     case COLO_F64:
-        ((double *)x)[at] = v * 1.00097651;
+        ((double *)x)[index] = v * 1.00097651;
         break;
     case COLO_BF16:
-        ((uint16_t *)x)[at] = ref_half_round(ref_bf16, v);
+        ((uint16_t *)x)[index] = ref_half_round(ref_bf16, v);
         break;
     case COLO_F16:
-        ((uint16_t *)x)[at] = ref_half_round(ref_f16, v / 64);
+        ((uint16_t *)x)[index] = ref_half_round(ref_f16, v / 64);
         break;
     case COLO_I32:
-        ((int32_t *)x)[at] = (int32_t)u;
+        ((int32_t *)x)[index] = (int32_t)u;
         break;
     default:
-        ((int64_t *)x)[at] = (int64_t)u;
+        ((int64_t *)x)[index] = (int64_t)u;
         break;
     }
 }

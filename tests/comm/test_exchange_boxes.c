@@ -12,10 +12,10 @@
 
 enum { RANKS = 8, CAPACITY = 4096, MAX_BOXES = 4 };
 
-/* element @at of rank @r's send buffer in turn @turn, cut to the element's size */
-static uint64_t code(int32_t r, int64_t at, int turn)
+/* element @index of rank @r's send buffer in turn @turn, cut to the element's size */
+static uint64_t code(int32_t r, int64_t index, int turn)
 {
-    uint64_t s = ((uint64_t)r << 32) ^ (uint64_t)at ^ ((uint64_t)turn << 48);
+    uint64_t s = ((uint64_t)r << 32) ^ (uint64_t)index ^ ((uint64_t)turn << 48);
     return t_rand(&s);
 }
 
@@ -75,10 +75,10 @@ static void random_pattern(struct pattern *p, uint64_t *seed)
         }
 }
 
-static void fill_box(colo_box_t *b, unsigned char *base, int64_t at, const int64_t *extent,
+static void fill_box(colo_box_t *b, unsigned char *base, int64_t index, const int64_t *extent,
                      const int64_t *stride, size_t elem)
 {
-    b->data = base + (size_t)at * elem;
+    b->data = base + (size_t)index * elem;
     for (int a = 0; a < 3; a++) {
         b->extent[a] = extent[a];
         b->stride[a] = stride[a];
@@ -121,8 +121,8 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
                         for (int64_t z = 0; z < e[2]; z++) {
                             uint64_t v =
                                 code(r, from->from[k] + x * f[0] + y * f[1] + z * f[2], turn);
-                            int64_t at = from->to[k] + x * t[0] + y * t[1] + z * t[2];
-                            memcpy(want + (size_t)at * elem, &v, elem);
+                            int64_t index = from->to[k] + x * t[0] + y * t[1] + z * t[2];
+                            memcpy(want + (size_t)index * elem, &v, elem);
                         }
             }
             recvs[nrecvs++] = (colo_message_t){r, from->nboxes, boxes[1][r]};

@@ -64,10 +64,10 @@ static void desk_commit(void *transport)
     struct desk *d = transport;
     if (frames)
         atomic_fetch_add(frames, 1);
-    struct letter **at = &d->post->link[d->rank][d->to];
-    while (*at)
-        at = &(*at)->next;
-    *at = d->written;
+    struct letter **tail = &d->post->link[d->rank][d->to];
+    while (*tail)
+        tail = &(*tail)->next;
+    *tail = d->written;
 }
 
 static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)

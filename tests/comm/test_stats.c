@@ -286,7 +286,7 @@ T_CASE(the_dump_of_a_dead_comm_tells_the_story)
 static int count(const char *text, const char *what)
 {
     int n = 0;
-    for (const char *at = strstr(text, what); at; at = strstr(at + 1, what))
+    for (const char *found = strstr(text, what); found; found = strstr(found + 1, what))
         n++;
     return n;
 }

@@ -58,10 +58,10 @@ static void rounding_is_to_nearest_even_between_all_neighbours(void **state)
         double b = code + 1 == top
                        ? ldexp(1, 1 << (f->ref.exp_bits - 1)) /* where infinity begins */
                        : ref_half_value(f->ref, (uint16_t)(code + 1));
-        float mid = (float)((a + b) / 2), at[] = {(float)a, mid, (float)b};
+        float mid = (float)((a + b) / 2), index[] = {(float)a, mid, (float)b};
         for (int i = 0; i < 3; i++)
             for (int s = 0; s < 2; s++) {
-                float v = s ? -at[i] : at[i];
+                float v = s ? -index[i] : index[i];
                 check_one(f, v);
                 check_one(f, nextafterf(v, INFINITY));
                 check_one(f, nextafterf(v, -INFINITY));

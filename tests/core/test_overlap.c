@@ -14,16 +14,16 @@ static char memory[CAPACITY] __attribute__((aligned(8)));
 /* Counts how often a view touches each place; the most. */
 static int touch(const colo_tensor_t *t, int *times)
 {
-    int64_t at[COLO_MAX_NDIM] = {0};
+    int64_t index[COLO_MAX_NDIM] = {0};
     int most = 0;
     for (bool done = colo_tensor_count(t) == 0; !done;) {
         int64_t place = (char *)t->data - memory;
         for (int32_t a = 0; a < t->ndim; a++)
-            place += at[a] * t->stride[a] * (int64_t)colo_dtype_size(t->dtype);
+            place += index[a] * t->stride[a] * (int64_t)colo_dtype_size(t->dtype);
         most = ++times[place] > most ? times[place] : most;
         int32_t a = t->ndim - 1;
-        for (; a >= 0 && ++at[a] == t->shape[a]; a--)
-            at[a] = 0;
+        for (; a >= 0 && ++index[a] == t->shape[a]; a--)
+            index[a] = 0;
         done = a < 0;
     }
     return most;

@@ -23,9 +23,9 @@ static colo_status_t linear_backward(const colo_tensor_t *d_out, int32_t nout,
                                      const colo_tensor_t *d_in, int32_t nin, void *state)
 {
     const linear_t *l = state;
-    size_t at = strlen(ran);
-    ran[at] = l->letter;
-    ran[at + 1] = 0;
+    size_t index = strlen(ran);
+    ran[index] = l->letter;
+    ran[index + 1] = 0;
     for (int32_t i = 0; i < nin; i++) {
         double *g = d_in[i].data;
         if (!g)

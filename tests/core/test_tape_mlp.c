@@ -145,16 +145,16 @@ static void mlp_record(colo_tape_t *tape, mlp_t *m, colo_value_t *values)
                                                            .state = m->y}));
 }
 
-static void compare_differences(mlp_t *m, double *at, int n, const double *grad, double scale)
+static void compare_differences(mlp_t *m, double *weights, int n, const double *grad, double scale)
 {
     const double step = 1e-5; /* error step^2 f''' / 6 + eps f / step: some 1e-9 */
     for (int i = 0; i < n; i++) {
-        double keep = at[i];
-        at[i] = keep + step;
+        double keep = weights[i];
+        weights[i] = keep + step;
         double up = mlp_forward(m);
-        at[i] = keep - step;
+        weights[i] = keep - step;
         double down = mlp_forward(m);
-        at[i] = keep;
+        weights[i] = keep;
         double slope = (up - down) / (2 * step) * scale;
         if (fabs(slope - grad[i]) > 1e-7 * (1 + fabs(slope)))
             fail_msg("element %d: %.12g, difference %.12g", i, grad[i], slope);

@@ -185,15 +185,15 @@ T_CASE(the_loss_is_a_mean_over_tokens_of_the_batch)
 static double difference(struct fixture *f, int i, int64_t j)
 {
     const float h = 0x1p-11f, w = f->whole[i][j];
-    double at[4];
+    double offset[4];
     static const float step[] = {-2.0f, -1.0f, 1.0f, 2.0f};
 
     for (int k = 0; k < 4; k++) {
         f->whole[i][j] = w + step[k] * h;
-        at[k] = run(f, f->other);
+        offset[k] = run(f, f->other);
     }
     f->whole[i][j] = w;
-    return (8.0 * (at[2] - at[1]) - (at[3] - at[0])) / (12.0 * (double)h);
+    return (8.0 * (offset[2] - offset[1]) - (offset[3] - offset[0])) / (12.0 * (double)h);
 }
 
 static double largest(const struct fixture *f, int i, int64_t *where)

@@ -61,12 +61,12 @@ static cudaError_t take(void **p, size_t bytes, bool pinned)
 static cudaError_t give(void *p)
 {
     pthread_rwlock_wrlock(&lock);
-    struct block **at = &blocks;
-    while (*at && (*at)->base != p)
-        at = &(*at)->next;
-    struct block *b = *at;
+    struct block **link = &blocks;
+    while (*link && (*link)->base != p)
+        link = &(*link)->next;
+    struct block *b = *link;
     if (b)
-        *at = b->next;
+        *link = b->next;
     pthread_rwlock_unlock(&lock);
     if (!b) {
         fake_misused("memory is freed that is not there");

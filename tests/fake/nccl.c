@@ -19,7 +19,7 @@ enum kind { ALL_GATHER, ALL_REDUCE, BROADCAST, SEND, RECV };
 struct data { /* what a rank has brought; under the world's lock */
     int32_t refs;
     size_t bytes;
-    char at[];
+    char content[];
 };
 
 struct message {
@@ -184,10 +184,10 @@ static struct world *world_of(const ncclUniqueId *id, int32_t n)
     pthread_mutex_lock(&w->lock);
     w->refs++;
     if (++w->arrived == n) {
-        struct world **at = &worlds;
-        while (*at != w)
-            at = &(*at)->next;
-        *at = w->next;
+        struct world **link = &worlds;
+        while (*link != w)
+            link = &(*link)->next;
+        *link = w->next;
         pthread_cond_broadcast(&w->changed);
     }
     pthread_mutex_unlock(&lock);
@@ -231,10 +231,10 @@ static ncclResult_t leave(ncclComm_t comm, bool abort, const char *name)
     }
     const ncclResult_t r = enter(comm->device, name);
     pthread_mutex_lock(&lock);
-    struct ncclComm **at = &comms;
-    while (*at != comm)
-        at = &(*at)->next;
-    *at = comm->next;
+    struct ncclComm **link = &comms;
+    while (*link != comm)
+        link = &(*link)->next;
+    *link = comm->next;
     pthread_mutex_unlock(&lock);
     pthread_mutex_lock(&comm->world->lock);
     comm->aborted = abort;
@@ -336,7 +336,7 @@ static struct data *data_new(const void *from, size_t bytes)
     d->refs = 1;
     d->bytes = bytes;
     if (bytes)
-        memcpy(d->at, from, bytes);
+        memcpy(d->content, from, bytes);
     return d;
 }
 
@@ -374,20 +374,20 @@ static void finish(const struct world *w, const struct call *k)
     switch (k->kind) {
     case ALL_GATHER:
         for (int32_t i = 0; i < w->n; i++)
-            memcpy(to + (size_t)i * k->bytes, w->seat[i].data->at, k->bytes);
+            memcpy(to + (size_t)i * k->bytes, w->seat[i].data->content, k->bytes);
         break;
     case ALL_REDUCE: /* sums of i32 alone: the library makes its own of others */
-        for (size_t at = 0; at < k->bytes; at += sizeof sum) {
+        for (size_t pos = 0; pos < k->bytes; pos += sizeof sum) {
             sum = 0;
             for (int32_t i = 0; i < w->n; i++) {
-                memcpy(&v, w->seat[i].data->at + at, sizeof v);
+                memcpy(&v, w->seat[i].data->content + pos, sizeof v);
                 sum = (int32_t)((uint32_t)sum + (uint32_t)v);
             }
-            memcpy(to + at, &sum, sizeof sum);
+            memcpy(to + pos, &sum, sizeof sum);
         }
         break;
     case BROADCAST:
-        memcpy(to, w->seat[k->peer].data->at, k->bytes);
+        memcpy(to, w->seat[k->peer].data->content, k->bytes);
         break;
     case SEND:
     case RECV:
@@ -434,11 +434,11 @@ struct group { /* what one communicator enqueues at once */
 static void post(struct ncclComm *c, const struct call *k)
 {
     struct world *w = c->world;
-    struct message *m = calloc(1, sizeof *m), **at = &w->mailbox[c->rank * w->n + k->peer];
+    struct message *m = calloc(1, sizeof *m), **link = &w->mailbox[c->rank * w->n + k->peer];
     m->data = data_new(k->send, k->bytes);
-    while (*at)
-        at = &(*at)->next;
-    *at = m;
+    while (*link)
+        link = &(*link)->next;
+    *link = m;
     c->sent[k->peer]++;
 }
 
@@ -457,7 +457,7 @@ static void receive(struct ncclComm *c, const struct call *k)
             wait_for_change(w);
         return;
     }
-    memcpy(k->recv, m->data->at, k->bytes);
+    memcpy(k->recv, m->data->content, k->bytes);
     w->mailbox[pair] = m->next;
     w->taken[pair]++;
     data_put(m->data);

@@ -66,10 +66,10 @@ static void stream_put(struct CUstream_st *s)
     pthread_mutex_lock(&all_lock);
     const bool last = --s->refs == 0;
     if (last) {
-        struct CUstream_st **at = &all;
-        while (*at != s)
-            at = &(*at)->next;
-        *at = s->next;
+        struct CUstream_st **link = &all;
+        while (*link != s)
+            link = &(*link)->next;
+        *link = s->next;
     }
     pthread_mutex_unlock(&all_lock);
     if (!last)
@@ -569,9 +569,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     for (struct CUstream_st *s = all; g && s; s = s->next)
         if (s->capture == g)
             s->capture = NULL;
-    for (struct CUgraph_st **at = &captures; g && *at; at = &(*at)->next)
-        if (*at == g) {
-            *at = g->next;
+    for (struct CUgraph_st **link = &captures; g && *link; link = &(*link)->next)
+        if (*link == g) {
+            *link = g->next;
             break;
         }
     pthread_mutex_unlock(&capture_lock);

@@ -94,9 +94,9 @@ static void resume_later(int ms)
 }
 
 /* True: the rank takes no further part. */
-static bool strike(struct rank *r, const colo_comm_t *c, const char *at)
+static bool strike(struct rank *r, const colo_comm_t *c, const char *now)
 {
-    if (r->me != CULPRIT || strcmp(step, at) != 0)
+    if (r->me != CULPRIT || strcmp(step, now) != 0)
         return false;
     report_fault();
     if (is(r, "killed"))

@@ -144,17 +144,17 @@ colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
 
 /* ---- tensors ---- */
 
-colo_status_t t_gpu_memory(t_gpu_rank_t *r, size_t bytes, char **at, void **own)
+colo_status_t t_gpu_memory(t_gpu_rank_t *r, size_t bytes, char **data, void **own)
 {
     *own = NULL;
     if (r->arena) {
-        *at = r->arena + r->used + r->shift;
+        *data = r->arena + r->used + r->shift;
         r->used += (bytes + r->shift + 255) / 256 * 256;
         rank_check(r->used <= T_ARENA);
         return COLO_OK;
     }
     rank_cuda(cudaMalloc(own, bytes));
-    *at = *own;
+    *data = *own;
     return COLO_OK;
 }
 
@@ -163,19 +163,19 @@ colo_status_t t_place(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t
 {
     memset(p, 0, sizeof *p);
     rank_try(t_case_tensor(c, role, r->rank, salt, fill, &p->host));
-    rank_try(t_gpu_memory(r, p->host.bytes, &p->at, &p->own));
+    rank_try(t_gpu_memory(r, p->host.bytes, &p->data, &p->own));
     p->t = p->host.t;
     p->t.mem = COLO_CUDA;
     p->t.device = r->device;
     if (p->t.data)
-        p->t.data = p->at + ((unsigned char *)p->host.t.data - p->host.raw);
+        p->t.data = p->data + ((unsigned char *)p->host.t.data - p->host.raw);
     return t_upload(r, p);
 }
 
 colo_status_t t_upload(t_gpu_rank_t *r, t_placed_t *p)
 {
     rank_cuda(
-        cudaMemcpyAsync(p->at, p->host.raw, p->host.bytes, cudaMemcpyHostToDevice, r->stream));
+        cudaMemcpyAsync(p->data, p->host.raw, p->host.bytes, cudaMemcpyHostToDevice, r->stream));
     return COLO_OK;
 }
 
@@ -183,7 +183,7 @@ colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p)
 {
     rank_cuda(cudaStreamSynchronize(r->stream)); /* not inside a copy, which holds locks */
     rank_cuda(
-        cudaMemcpyAsync(p->host.raw, p->at, p->host.bytes, cudaMemcpyDeviceToHost, r->stream));
+        cudaMemcpyAsync(p->host.raw, p->data, p->host.bytes, cudaMemcpyDeviceToHost, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
     return COLO_OK;
 }

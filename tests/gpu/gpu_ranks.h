@@ -61,11 +61,11 @@ colo_status_t t_cuda(cudaError_t e, const char *what);
 #define rank_cuda(expr) rank_try(t_cuda((expr), #expr))
 
 /* @bytes of the arena, or allocated where there is none: then @own is what to free. */
-colo_status_t t_gpu_memory(t_gpu_rank_t *r, size_t bytes, char **at, void **own);
+colo_status_t t_gpu_memory(t_gpu_rank_t *r, size_t bytes, char **data, void **own);
 /* A tensor there with the bytes of @host. */
 typedef struct t_placed {
     t_buffer_t host;
-    char *at;
+    char *data;
     void *own;
     colo_tensor_t t;
 } t_placed_t;

@@ -133,9 +133,9 @@ static void upload(const loss_case_t *c, int r, const int64_t *shift, buffers_t 
                        real ? c->z[t * c->vocab + col] : loss_round(c->dtype, c->pad));
         }
         b->base[m] = gpu_put(NULL, (size_t)((n + shift[m] + 1) * elem));
-        unsigned char *at = (unsigned char *)b->base[m] + shift[m] * elem;
-        assert_cuda(t_to_device(at, host, (size_t)(n * elem)));
-        *(m ? &b->dz : &b->z) = at;
+        unsigned char *begin = (unsigned char *)b->base[m] + shift[m] * elem;
+        assert_cuda(t_to_device(begin, host, (size_t)(n * elem)));
+        *(m ? &b->dz : &b->z) = begin;
     }
     free(host);
 }

@@ -26,13 +26,13 @@ static inline colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t row
 {
     const size_t bytes = (size_t)(rows * h) * sizeof(float);
     float *v = malloc(bytes + 1);
-    void *at = NULL;
+    void *data = NULL;
     rank_check(v);
     for (int64_t i = 0; i < rows * h; i++)
         v[i] = (float)(t_uniform(&seed) - 0.5);
-    colo_status_t st = w->put(w->arg, v, bytes + 1, &at);
+    colo_status_t st = w->put(w->arg, v, bytes + 1, &data);
     free(v);
-    *t = colo_tensor_cuda(at, COLO_F32, w->device, 2, (int64_t[]){rows, h});
+    *t = colo_tensor_cuda(data, COLO_F32, w->device, 2, (int64_t[]){rows, h});
     return st;
 }
 
@@ -259,30 +259,30 @@ static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t
 
 /* ---- on a rank ---- */
 
-static inline colo_status_t t_put(void *arg, const void *from, size_t bytes, void **at)
+static inline colo_status_t t_put(void *arg, const void *from, size_t bytes, void **data)
 {
     t_gpu_rank_t *r = arg;
     char *p = NULL;
     void *own = NULL; /* what t_drop() frees */
     rank_try(t_gpu_memory(r, bytes, &p, &own));
-    *at = p;
+    *data = p;
     rank_cuda(cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream)); /* the caller frees what it is from */
     return COLO_OK;
 }
 
-static inline colo_status_t t_get(void *arg, void *to, const void *at, size_t bytes)
+static inline colo_status_t t_get(void *arg, void *to, const void *data, size_t bytes)
 {
     t_gpu_rank_t *r = arg;
-    rank_cuda(cudaMemcpyAsync(to, at, bytes, cudaMemcpyDeviceToHost, r->stream));
+    rank_cuda(cudaMemcpyAsync(to, data, bytes, cudaMemcpyDeviceToHost, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
     return COLO_OK;
 }
 
-static inline void t_drop(void *arg, void *at)
+static inline void t_drop(void *arg, void *data)
 {
     if (!((t_gpu_rank_t *)arg)->arena) /* all of it at the end of a case */
-        cudaFree(at);
+        cudaFree(data);
 }
 
 static inline colo_status_t t_quiet(void *arg)

@@ -89,7 +89,7 @@ static unsigned char *random_bytes(int64_t n)
 static void run_list(int n, int64_t elem)
 {
     colo_box_t *to = calloc((size_t)n, sizeof *to), *from = calloc((size_t)n, sizeof *from);
-    int64_t *at = calloc((size_t)n * 2, sizeof *at), size[2] = {64, 64};
+    int64_t *offset = calloc((size_t)n * 2, sizeof *offset), size[2] = {64, 64};
     for (int i = 0; i < n; i++) {
         int64_t extent[3], ds[3], ss[3];
         draw_extent(extent);
@@ -101,19 +101,19 @@ static void run_list(int n, int64_t elem)
         to[i] = box(NULL, extent, ds);
         from[i] = box(NULL, extent, ss);
         for (int s = 0; s < 2; s++) {
-            at[2 * i + s] = size[s] + draw_shift(elem);
-            size[s] = (at[2 * i + s] + span[s] * elem + 63) & ~INT64_C(63);
+            offset[2 * i + s] = size[s] + draw_shift(elem);
+            size[s] = (offset[2 * i + s] + span[s] * elem + 63) & ~INT64_C(63);
         }
     }
     unsigned char *dst = random_bytes(size[0]), *src = random_bytes(size[1]);
     unsigned char *got = malloc((size_t)size[0]);
     unsigned char *d_dst = gpu_put(dst, (size_t)size[0]), *d_src = gpu_put(src, (size_t)size[1]);
     for (int i = 0; i < n; i++) {
-        to[i].data = d_dst + at[2 * i];
+        to[i].data = d_dst + offset[2 * i];
         const bool zeros = t_below(&rng, 5) == 0; /* a source without data */
-        from[i].data = zeros ? NULL : d_src + at[2 * i + 1];
-        copy_loop(dst + at[2 * i], to[i].stride, zeros ? NULL : src + at[2 * i + 1], from[i].stride,
-                  to[i].extent, elem);
+        from[i].data = zeros ? NULL : d_src + offset[2 * i + 1];
+        copy_loop(dst + offset[2 * i], to[i].stride, zeros ? NULL : src + offset[2 * i + 1],
+                  from[i].stride, to[i].extent, elem);
     }
     if (n == 1)
         assert_ok(gpu_ops()->box_copy(to, from, (size_t)elem, NULL));
@@ -131,7 +131,7 @@ static void run_list(int n, int64_t elem)
     free(got);
     free(to);
     free(from);
-    free(at);
+    free(offset);
 }
 
 T_CASE(a_box_arrives_bit_for_bit_whatever_its_strides)
@@ -208,14 +208,14 @@ static void big_box(const int64_t *extent, const int64_t *stride, int64_t elem)
     gpu_get(&found, wrong, 8);
     assert_int_equal(found, 0);
     for (int s = 0; s < 1000; s++) {
-        int64_t e[3], at = 0, it = 0;
+        int64_t e[3], offset = 0, it = 0;
         unsigned char x[8], y[8];
         for (int i = 0; i < 3; i++) {
             e[i] = s == 0 ? extent[i] - 1 : t_below(&rng, extent[i]);
-            at += e[i] * plain[i];
+            offset += e[i] * plain[i];
             it += e[i] * stride[i];
         }
-        assert_cuda(cudaMemcpy(x, a + at * elem, (size_t)elem, cudaMemcpyDeviceToHost));
+        assert_cuda(cudaMemcpy(x, a + offset * elem, (size_t)elem, cudaMemcpyDeviceToHost));
         assert_cuda(cudaMemcpy(y, b + it * elem, (size_t)elem, cudaMemcpyDeviceToHost));
         assert_memory_equal(x, y, (size_t)elem);
     }
@@ -282,7 +282,7 @@ static double sum_rule(colo_dtype_t dtype, const double *v, int n)
 }
 
 /* The sum by the rule, in place in the host arena. */
-static void sum_loop(unsigned char *arena, const int64_t *at, const colo_box_t *b, int n,
+static void sum_loop(unsigned char *arena, const int64_t *offset, const colo_box_t *b, int n,
                      colo_dtype_t dtype)
 {
     const int64_t *e = b[0].extent;
@@ -292,10 +292,10 @@ static void sum_loop(unsigned char *arena, const int64_t *at, const colo_box_t *
             for (int64_t k = 0; k < e[2]; k++) {
                 for (int a = 1; a <= n; a++)
                     v[a - 1] =
-                        loss_load(dtype, arena + at[a],
+                        loss_load(dtype, arena + offset[a],
                                   i * b[a].stride[0] + j * b[a].stride[1] + k * b[a].stride[2]);
                 int64_t off = i * b[0].stride[0] + j * b[0].stride[1] + k * b[0].stride[2];
-                loss_store(dtype, arena + at[0], off, sum_rule(dtype, v, n));
+                loss_store(dtype, arena + offset[0], off, sum_rule(dtype, v, n));
             }
 }
 
@@ -305,7 +305,7 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
     const int64_t elem = (int64_t)colo_dtype_size(dtype), off = t_below(&rng, 6) == 0; /* a byte */
     const bool wild = t_below(&rng, 2);
     colo_box_t *b = calloc((size_t)n + 1, sizeof *b);
-    int64_t *at = calloc((size_t)n + 1, sizeof *at);
+    int64_t *offset = calloc((size_t)n + 1, sizeof *offset);
     int64_t extent[3], stride[3], capacity = 0;
     draw_extent(extent);
     int64_t span = draw_strides(extent, stride);
@@ -313,13 +313,13 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
         if (wild)
             span = draw_strides(extent, stride);
         b[i] = box(NULL, extent, stride);
-        at[i] = capacity + (wild ? elem * t_below(&rng, 8) : 0);
-        capacity = (at[i] + span * elem + 63) & ~INT64_C(63);
+        offset[i] = capacity + (wild ? elem * t_below(&rng, 8) : 0);
+        capacity = (offset[i] + span * elem + 63) & ~INT64_C(63);
     }
     if (t_below(&rng, 3) == 0) { /* in place of an addend */
         int64_t q = 1 + t_below(&rng, n);
         b[0] = b[q];
-        at[0] = at[q];
+        offset[0] = offset[q];
     }
     unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
     for (int64_t i = 0; i < capacity / elem; i++)
@@ -331,26 +331,26 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
     unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
     assert_cuda(t_to_device(device + off, host, (size_t)capacity));
     for (int i = 0; i <= n; i++)
-        b[i].data = device + off + at[i];
+        b[i].data = device + off + offset[i];
     assert_ok(gpu_ops()->box_sum(&b[0], &b[1], n, dtype, NULL));
     gpu_get(got, device + off, (size_t)capacity);
     for (int i = 0; i <= n; i++)
-        b[i].data = host + at[i];
+        b[i].data = host + offset[i];
     if (raw)
         assert_ok(colo_ops_host.box_sum(&b[0], &b[1], n, dtype, NULL));
     else
-        sum_loop(host, at, b, n, dtype);
+        sum_loop(host, offset, b, n, dtype);
     for (int64_t i = 0; i < capacity; i++)
         if (got[i] != host[i])
             fail_msg("%d addends of %s: byte %lld is %02x, expected %02x (%s, destination at %lld, "
                      "extents %d %d %d, strides %d %d %d, pointers + %d)",
                      n, colo_dtype_name(dtype), (long long)i, got[i], host[i],
-                     raw ? "raw bits" : "moderate", (long long)at[0], (int)extent[0],
+                     raw ? "raw bits" : "moderate", (long long)offset[0], (int)extent[0],
                      (int)extent[1], (int)extent[2], (int)b[0].stride[0], (int)b[0].stride[1],
                      (int)b[0].stride[2], (int)off);
     gpu_free(device);
     free(b);
-    free(at);
+    free(offset);
     free(host);
     free(got);
 }

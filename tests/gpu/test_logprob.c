@@ -263,11 +263,11 @@ T_CASE(special_values_come_out_as_on_the_host)
     char label[120];
     for (int i = 0; i < (int)t_scaled(240); i++) {
         loss_case_t c, h;
-        uint64_t at = rng;
+        uint64_t index = rng;
         int64_t vocab = widths[i % 4];
         for (int k = 0; k < 2; k++) { /* the same case twice */
             loss_case_t *x = k ? &h : &c;
-            rng = at;
+            rng = index;
             loss_case_init(x, 1, 12, vocab, floats[i / 4 % 4], 2, &rng);
             draw_options(x, (i / 3) % 8);
             x->config.logits.scale = i % 5 == 0 ? 64 : 1; /* 3e38 overflows fp32 */

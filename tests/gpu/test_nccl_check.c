@@ -73,9 +73,9 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
         rank_try(dev_make(&out, c, p->backward ? T_DX : T_Y, r, false));
         if (!step && r->rank == p->rank) {
             float bad = 7.5f;
-            size_t at =
+            size_t offset =
                 (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) - in.b.raw);
-            rank_cuda(t_to_device((char *)in.raw + at, &bad, sizeof bad));
+            rank_cuda(t_to_device((char *)in.raw + offset, &bad, sizeof bad));
         }
         rank_try(t_gpu_quiet(r));
         colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)

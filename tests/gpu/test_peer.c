@@ -176,9 +176,9 @@ static colo_status_t any_order(t_gpu_rank_t *r, void *arg)
                 rank_try(colo_comm_barrier(r->host, NULL));
                 for (int k = 1; k < MADE; k++) {
                     colo_memory_t **gone = &m[(r->rank + step + k) % MADE];
-                    const char *at = colo_memory_data(*gone);
+                    const char *data = colo_memory_data(*gone);
                     colo_memory_destroy(gone);
-                    rank_check(!*gone && !colo_memory_find(r->gpus, at, 1));
+                    rank_check(!*gone && !colo_memory_find(r->gpus, data, 1));
                 }
             }
             rank_try(colo_memory_alloc(r->gpus, T_ARENA, &m[i]));

@@ -144,14 +144,14 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
             for (int64_t step = 0; step < steps; step++) {
                 for (int i = 0; i < DEEP; i++) {
                     t_placed_t *o = &out[t_below(&s, 2)]; /* ranks choose for themselves */
-                    rank_cuda(cudaMemcpyAsync(in.at, from[i].at, in.host.bytes,
+                    rank_cuda(cudaMemcpyAsync(in.data, from[i].data, in.host.bytes,
                                               cudaMemcpyDeviceToDevice, r->stream));
                     rank_try(be_late(r, &s));
                     rank_try(pass ? colo_bridge_backward(bridge, &in.t, &o->t, r->stream)
                                   : colo_bridge_forward(bridge, &in.t, &o->t, r->stream));
                     if (t_below(&s, 2))
                         rank_try(be_late(r, &s));
-                    rank_cuda(cudaMemcpyAsync(kept[i].at, o->at, o->host.bytes,
+                    rank_cuda(cudaMemcpyAsync(kept[i].data, o->data, o->host.bytes,
                                               cudaMemcpyDeviceToDevice, r->stream));
                 }
                 for (int i = 0; i < DEEP; i++) {
@@ -208,7 +208,7 @@ static colo_status_t one_is_missing(t_gpu_rank_t *r, void *arg)
     snprintf(v->error_message, sizeof v->error_message, "%s", colo_last_error());
     if (r->rank != 1 && v->status < 0)
         rank_check(colo_bridge_forward(bridge, &x.t, &y.t, r->stream) < 0);
-    rank_cuda(cudaMemsetAsync(y.at, 1, y.host.bytes, r->stream)); /* the GPU is well */
+    rank_cuda(cudaMemsetAsync(y.data, 1, y.host.bytes, r->stream)); /* the GPU is well */
     rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     colo_bridge_destroy(&bridge);

@@ -23,7 +23,7 @@ struct carried {
     colo_bridge_t *bridge;
     colo_memory_t *memory;
     t_buffer_t host[2]; /* x, y */
-    char *at[2];
+    char *data[2];
     colo_tensor_t t[2];
 };
 
@@ -52,12 +52,12 @@ static colo_status_t stand_up(t_gpu_rank_t *r, colo_comm_t *comm, const t_case_t
     rank_try(colo_bridge_create(&s->bridge, &config, comm));
     rank_check(colo_bridge_workspace_size(s->bridge) == 0); /* nothing is staged */
     for (int i = 0; i < 2; i++) {
-        s->at[i] = (char *)colo_memory_data(s->memory) + (i ? capacity : 0);
-        rank_cuda(t_to_device(s->at[i], s->host[i].raw, s->host[i].bytes));
+        s->data[i] = (char *)colo_memory_data(s->memory) + (i ? capacity : 0);
+        rank_cuda(t_to_device(s->data[i], s->host[i].raw, s->host[i].bytes));
         s->t[i] = s->host[i].t;
         s->t[i].mem = COLO_CUDA;
         s->t[i].device = r->device;
-        s->t[i].data = s->at[i] + ((unsigned char *)s->host[i].t.data - s->host[i].raw);
+        s->t[i].data = s->data[i] + ((unsigned char *)s->host[i].t.data - s->host[i].raw);
     }
     return COLO_OK;
 }
@@ -71,11 +71,11 @@ static colo_status_t forward(struct carried *s, cudaStream_t stream)
 static colo_status_t look(t_gpu_rank_t *r, struct carried *s)
 {
     rank_try(t_gpu_quiet(r));
-    rank_cuda(cudaMemcpy(s->host[1].raw, s->at[1], s->host[1].bytes, cudaMemcpyDeviceToHost));
+    rank_cuda(cudaMemcpy(s->host[1].raw, s->data[1], s->host[1].bytes, cudaMemcpyDeviceToHost));
     rank_try(t_case_compare(&s->c, T_Y, r->rank, 0, &s->host[1]));
     t_buffer_free(&s->host[1]);
     rank_try(t_case_tensor(&s->c, T_Y, r->rank, 0, false, &s->host[1]));
-    rank_cuda(t_to_device(s->at[1], s->host[1].raw, s->host[1].bytes));
+    rank_cuda(t_to_device(s->data[1], s->host[1].raw, s->host[1].bytes));
     return t_gpu_quiet(r);
 }
 

@@ -52,7 +52,7 @@ static void packing_init(packing_t *p, int64_t tokens, int64_t rows, int64_t str
                      .row_of = malloc((size_t)(tokens + 1) * 8),
                      .token_of = malloc((size_t)(rows + 1) * 8),
                      .row_targets = malloc((size_t)(rows + 1) * 8)};
-    int64_t at = 0;
+    int64_t index = 0;
     for (int64_t i = 0; i < tokens * stride; i++)
         p->targets[i] = 7; /* between tokens: not to be read */
     for (int64_t t = 0; t < tokens; t++) {
@@ -61,20 +61,20 @@ static void packing_init(packing_t *p, int64_t tokens, int64_t rows, int64_t str
                          : u < ignored + invalid ? vocab + t_below(&rng, 9)
                                                  : t_below(&rng, vocab);
         p->targets[t * stride] = target;
-        p->row_of[t] = target == ignore ? -1 : at < rows ? at : -2;
+        p->row_of[t] = target == ignore ? -1 : index < rows ? index : -2;
         if (target == ignore)
             continue;
-        bool good = target < vocab && at < rows;
+        bool good = target < vocab && index < rows;
         p->counts[COLO_LINEAR_COUNTED]++;
         p->counts[good ? COLO_LINEAR_VALID : COLO_LINEAR_INVALID]++;
-        if (at < rows) {
-            p->token_of[at] = t;
-            p->row_targets[at++] = target;
+        if (index < rows) {
+            p->token_of[index] = t;
+            p->row_targets[index++] = target;
         }
     }
-    for (; at < rows; at++) {
-        p->token_of[at] = -1;
-        p->row_targets[at] = ignore;
+    for (; index < rows; index++) {
+        p->token_of[index] = -1;
+        p->row_targets[index] = ignore;
     }
     p->device[0] = gpu_put(p->targets, (size_t)(tokens * stride) * 8);
     p->device[1] = gpu_put(NULL, (size_t)tokens * 8);
@@ -254,10 +254,10 @@ T_CASE(hidden_rows_are_taken_put_and_cleared)
         unsigned char *all = fetch(to, bytes);
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t k = 0; k < stride; k++) {
-                const int64_t at = shift + t * stride + k;
-                double g = loss_load(dtype, all, at);
-                bool ok = k >= hidden         ? all[at * elem] == 0xa5
-                          : p.row_of[t] >= 0  ? g == v[at]
+                const int64_t index = shift + t * stride + k;
+                double g = loss_load(dtype, all, index);
+                bool ok = k >= hidden         ? all[index * elem] == 0xa5
+                          : p.row_of[t] >= 0  ? g == v[index]
                           : p.row_of[t] == -1 ? g == 0
                                               : isnan(g);
                 if (!ok)
@@ -326,10 +326,10 @@ T_CASE(dtypes_are_converted_with_one_rounding)
         unsigned char *got = fetch(to, (size_t)(rows * to_stride) * colo_dtype_size(b));
         for (int64_t r = 0; r < rows; r++)
             for (int64_t j = 0; j < to_stride; j++) {
-                const int64_t at = r * to_stride + j;
+                const int64_t index = r * to_stride + j;
                 bool ok = j < columns
-                              ? loss_load(b, got, at) == loss_round(b, v[r * from_stride + j])
-                              : got[at * (int64_t)colo_dtype_size(b)] == 0xa5;
+                              ? loss_load(b, got, index) == loss_round(b, v[r * from_stride + j])
+                              : got[index * (int64_t)colo_dtype_size(b)] == 0xa5;
                 if (!ok)
                     fail_msg("%s to %s: row %d, column %d", colo_dtype_name(a), colo_dtype_name(b),
                              (int)r, (int)j);

@@ -179,9 +179,9 @@ T_CASE(offsets_past_two_to_the_31_arrive)
     assert_int_equal(found, 0);
     for (int k = 0; k < 1000; k++) {
         unsigned char is, want;
-        int64_t row = t_below(&rng, 2), at = k < 2 ? k * (s - 1) : t_below(&rng, s);
-        int64_t i = (row * s + at) * H + t_below(&rng, H);
-        bool mine = at < s / 4 || at >= s / 4 * 3;
+        int64_t row = t_below(&rng, 2), offset = k < 2 ? k * (s - 1) : t_below(&rng, s);
+        int64_t i = (row * s + offset) * H + t_below(&rng, H);
+        bool mine = offset < s / 4 || offset >= s / 4 * 3;
         assert_cuda(cudaMemcpy(&want, x + i, 1, cudaMemcpyDeviceToHost));
         assert_cuda(cudaMemcpy(&is, back + i, 1, cudaMemcpyDeviceToHost));
         assert_int_equal(is, mine ? want : 0);

@@ -34,15 +34,16 @@ T_CASE(a_hash_sees_every_element_and_no_gap)
             void *p = gpu_put(h, sizeof h);
             colo_box_t b = box_on(p, 3, shift);
             assert_ok(device_ops()->box_hash(&b, elem, &first, NULL));
-            for (int64_t at = 0; at < 3 * (5 * 21 + 3); at++) { /* also what lies between */
-                const size_t byte = shift + (size_t)at * elem + elem - 1;
-                const int64_t i = at / (5 * 21 + 3), in = at % (5 * 21 + 3);
+            for (int64_t offset = 0; offset < 3 * (5 * 21 + 3);
+                 offset++) { /* also what lies between */
+                const size_t byte = shift + (size_t)offset * elem + elem - 1;
+                const int64_t i = offset / (5 * 21 + 3), in = offset % (5 * 21 + 3);
                 const bool element = in < 5 * 21 && in % 3 == 0 && i < 3;
                 unsigned char flipped = h[byte] ^ 0x10;
                 assert_cuda(t_to_device((char *)p + byte, &flipped, 1));
                 assert_ok(device_ops()->box_hash(&b, elem, &now, NULL));
                 if ((now != first) != element)
-                    fail_msg("%zu bytes, element %lld: %d", elem, (long long)at, now != first);
+                    fail_msg("%zu bytes, element %lld: %d", elem, (long long)offset, now != first);
                 assert_cuda(t_to_device((char *)p + byte, &h[byte], 1));
             }
             gpu_free(p);
@@ -75,15 +76,15 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
         const colo_dtype_t dtype = (colo_dtype_t)d;
         const size_t elem = colo_dtype_size(dtype);
         unsigned char h[8 * 400] = {0};
-        int64_t at;
+        int64_t offset;
         if (colo_dtype_is_float(dtype)) /* -0.0 everywhere */
             for (size_t i = elem - 1; i < sizeof h; i += elem)
                 h[i] = 0x80;
         void *p = gpu_put(h, sizeof h);
         colo_box_t b = box_on(p, 3, 0);
         assert_cuda(cudaMemset((char *)p + elem, 1, 1)); /* in a gap: not in the box */
-        assert_ok(device_ops()->box_nonzero(&b, dtype, &at, NULL));
-        assert_int_equal(at, -1);
+        assert_ok(device_ops()->box_nonzero(&b, dtype, &offset, NULL));
+        assert_int_equal(offset, -1);
         static const int64_t places[][3] = {{2, 4, 6}, {2, 0, 0}, {1, 3, 2}, {0, 0, 0}};
         for (int k = 0; k < 4; k++) {
             const int64_t *i = places[k];
@@ -91,8 +92,8 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
                 (char *)b.data +
                     (size_t)(i[0] * b.stride[0] + i[1] * b.stride[1] + i[2] * b.stride[2]) * elem,
                 1, 1));
-            assert_ok(device_ops()->box_nonzero(&b, dtype, &at, NULL));
-            assert_int_equal(at, (i[0] * 5 + i[1]) * 7 + i[2]);
+            assert_ok(device_ops()->box_nonzero(&b, dtype, &offset, NULL));
+            assert_int_equal(offset, (i[0] * 5 + i[1]) * 7 + i[2]);
         }
         gpu_free(p);
     }

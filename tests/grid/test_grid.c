@@ -92,9 +92,9 @@ static void check_groups(const pair *p, const char *dims, const ref_groups *want
                          (long long)colo_group_find(&got, g->offset + q));
         }
         if (!as_given) {
-            colo_group_t at;
-            assert_ok(colo_grid_group_at(g, dims, want->group[r], &at));
-            assert_memory_equal(&at, &got, sizeof at);
+            colo_group_t found;
+            assert_ok(colo_grid_group_at(g, dims, want->group[r], &found));
+            assert_memory_equal(&found, &got, sizeof found);
         }
     }
 }

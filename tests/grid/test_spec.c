@@ -70,23 +70,23 @@ T_CASE(odd_but_legal_specs_are_read)
 static void check_error_message(size_t len)
 {
     const char *s = colo_last_error();
-    unsigned long long at;
+    unsigned long long pos;
     if (strlen(s) > 240)
         fail_msg("%zu bytes of error message: %s", strlen(s), s);
     for (const char *c = s; *c; c++)
         if (*c < 0x20 || *c > 0x7e || *c == '"')
             fail_msg("byte 0x%02x in an error message", (unsigned)(unsigned char)*c);
-    if (sscanf(s, "grid spec, byte %llu:", &at) != 1 || at > len)
+    if (sscanf(s, "grid spec, byte %llu:", &pos) != 1 || pos > len)
         fail_msg("no byte within 0..%zu: %s", len, s);
 }
 
-static void refuse_n(const char *spec, size_t len, int64_t world, size_t at, const char *words)
+static void refuse_n(const char *spec, size_t len, int64_t world, size_t pos, const char *words)
 {
     colo_grid_t g, mark;
     char where[48];
     memset(&g, 0xa5, sizeof g);
     memset(&mark, 0xa5, sizeof mark);
-    snprintf(where, sizeof where, "grid spec, byte %zu: ", at);
+    snprintf(where, sizeof where, "grid spec, byte %zu: ", pos);
     assert_fails(colo_grid_parse_n(&g, spec, len, world), COLO_ERR_ARG, where);
     if (!strstr(colo_last_error(), words))
         fail_msg("\"%s\" lacks \"%s\"", colo_last_error(), words);
@@ -98,7 +98,7 @@ T_CASE(every_mistake_is_named_with_its_byte)
 {
     static const struct {
         const char *spec;
-        size_t at;
+        size_t pos;
         const char *words;
     } bad[] = {
         {"", 0, "no dims, expected a dim name, found the end"},
@@ -169,7 +169,7 @@ T_CASE(every_mistake_is_named_with_its_byte)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         colo_grid_t g;
-        refuse_n(bad[i].spec, strlen(bad[i].spec), 63, bad[i].at, bad[i].words);
+        refuse_n(bad[i].spec, strlen(bad[i].spec), 63, bad[i].pos, bad[i].words);
         assert_fails(colo_grid_parse(&g, bad[i].spec, 63), COLO_ERR_ARG, bad[i].words);
     }
 }
@@ -370,27 +370,27 @@ static size_t random_valid(uint64_t *rng, char *text, size_t cap)
 static void mutate(uint64_t *rng, char *text, size_t *len, size_t cap)
 {
     static const char common[] = "=,-@0123456789tpcd _\xc3\xa9";
-    size_t at = (size_t)t_below(rng, (int64_t)*len + 1);
+    size_t pos = (size_t)t_below(rng, (int64_t)*len + 1);
     char byte = t_below(rng, 8) ? common[t_below(rng, sizeof common)] : (char)t_below(rng, 256);
     switch (t_below(rng, 4)) {
     case 0: /* replace */
-        if (at < *len)
-            text[at] = byte;
+        if (pos < *len)
+            text[pos] = byte;
         break;
     case 1: /* delete */
-        if (at < *len)
-            memmove(text + at, text + at + 1, --*len - at);
+        if (pos < *len)
+            memmove(text + pos, text + pos + 1, --*len - pos);
         break;
     case 2: /* insert */
         if (*len + 1 < cap) {
-            memmove(text + at + 1, text + at, (*len)++ - at);
-            text[at] = byte;
+            memmove(text + pos + 1, text + pos, (*len)++ - pos);
+            text[pos] = byte;
         }
         break;
     default: /* double the tail */
-        if (*len + (*len - at) + 1 < cap) {
-            memmove(text + *len, text + at, *len - at);
-            *len += *len - at;
+        if (*len + (*len - pos) + 1 < cap) {
+            memmove(text + *len, text + pos, *len - pos);
+            *len += *len - pos;
         }
     }
     text[*len] = '\0';

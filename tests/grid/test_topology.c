@@ -81,7 +81,7 @@ static void devices_are_near_their_package(void **state)
     static const struct {
         colo_device_kind_t kind;
         const char *name, *bus;
-        int at; /* package and NUMA node */
+        int node; /* package and NUMA node */
     } want[] = {{COLO_DEVICE_GPU, "cuda0", "0000:1b:00.0", 0},
                 {COLO_DEVICE_GPU, "cuda1", "0000:1c:00.0", 0},
                 {COLO_DEVICE_NETWORK, "ib0", "0000:20:00.0", 0},
@@ -94,8 +94,8 @@ static void devices_are_near_their_package(void **state)
         assert_int_equal(d->kind, want[i].kind);
         assert_string_equal(d->name, want[i].name);
         assert_string_equal(d->bus, want[i].bus);
-        assert_int_equal(d->numa, want[i].at);
-        assert_int_equal(d->package, want[i].at);
+        assert_int_equal(d->numa, want[i].node);
+        assert_int_equal(d->package, want[i].node);
     }
     assert_null(colo_topology_device(p, 6));
     assert_null(colo_topology_device(p, -1));
@@ -325,10 +325,10 @@ static void a_damaged_file_is_a_status(void **state)
             n = (size_t)t_below(&seed, (int64_t)size - 20); /* within the objects */
         } else {
             for (int64_t k = 0; k <= t_below(&seed, 4); k++) {
-                size_t at = (size_t)t_below(&seed, (int64_t)size);
-                while (i % 4 > 1 && at + 1 < size && !(bad[at] >= '0' && bad[at] <= '9'))
-                    at++;
-                bad[at] =
+                size_t found = (size_t)t_below(&seed, (int64_t)size);
+                while (i % 4 > 1 && found + 1 < size && !(bad[found] >= '0' && bad[found] <= '9'))
+                    found++;
+                bad[found] =
                     i % 4 > 1 ? "0123456789fx-"[t_below(&seed, 13)] : (char)t_below(&seed, 256);
             }
         }
@@ -366,9 +366,9 @@ static void an_inconsistent_file_is_refused_with_its_line(void **state)
     good[size] = '\0';
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         memcpy(bad, good, size + 1);
-        char *at = strstr(bad, edits[i].from);
-        assert_non_null(at);
-        memcpy(at, edits[i].to, strlen(edits[i].to));
+        char *found = strstr(bad, edits[i].from);
+        assert_non_null(found);
+        memcpy(found, edits[i].to, strlen(edits[i].to));
         write_file(bad, size);
         refuse(file, COLO_ERR_IO, edits[i].error_message);
     }

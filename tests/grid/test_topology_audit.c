@@ -45,9 +45,9 @@ static colo_topology_t *place_of(const drawn *m, int64_t world)
     return p;
 }
 
-static bool differ(const int *at, int64_t a, int64_t b, int per_host)
+static bool differ(const int *row, int64_t a, int64_t b, int per_host)
 {
-    int x = at[a % per_host], y = at[b % per_host];
+    int x = row[a % per_host], y = row[b % per_host];
     return a / per_host != b / per_host || x < 0 || y < 0 || x != y;
 }
 
@@ -207,10 +207,10 @@ static void score(const drawn *m, int n, const int *name, const int64_t *extent,
         bool in[REF_DIMS] = {false};
         in[d] = true;
         colo_topology_cut_t c = count(m, &ref, offset, in);
-        int64_t *at = &out[3 * loudness[name[d]]];
-        at[0] = c.host;
-        at[1] = c.package;
-        at[2] = c.numa;
+        int64_t *row = &out[3 * loudness[name[d]]];
+        row[0] = c.host;
+        row[1] = c.package;
+        row[2] = c.numa;
     }
     ref_grid_free(&ref);
 }

@@ -246,12 +246,12 @@ unsigned char *t_buffer_at(const t_buffer_t *b, const char *axes, int64_t ns, in
                            int64_t is, int64_t ih)
 {
     axes = axes_of(axes);
-    int64_t at = 0;
+    int64_t pos = 0;
     for (int32_t i = 0; i < b->t.ndim; i++) {
         int64_t k = axes[i] == 't' ? ib * ns + is : axes[i] == 'b' ? ib : axes[i] == 's' ? is : ih;
-        at += k * b->t.stride[i];
+        pos += k * b->t.stride[i];
     }
-    return (unsigned char *)b->t.data + (size_t)at * colo_dtype_size(b->t.dtype);
+    return (unsigned char *)b->t.data + (size_t)pos * colo_dtype_size(b->t.dtype);
 }
 
 static bool is_partial(const t_case_t *c)

@@ -563,11 +563,11 @@ static int64_t pairing(court_t *k, bool backward)
         for (int64_t b = 0; b < k->nb; b++)
             for (int64_t s = 0; s < k->ns; s++)
                 for (int64_t h = 0; h < k->nc; h++) {
-                    size_t at = (size_t)((b * k->ns + s) * k->nc + h);
-                    if (!takes(&k->wants[r], b, s, h) || seen[cells * (size_t)addend + at]++)
+                    size_t index = (size_t)((b * k->ns + s) * k->nc + h);
+                    if (!takes(&k->wants[r], b, s, h) || seen[cells * (size_t)addend + index]++)
                         continue;
-                    sum +=
-                        out[at] * (backward ? logical(0, 0, b, s, h) : logical(1, addend, b, s, h));
+                    sum += out[index] *
+                           (backward ? logical(0, 0, b, s, h) : logical(1, addend, b, s, h));
                 }
     }
     free(seen);

@@ -43,13 +43,13 @@ static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
         int64_t e = chance(r, likely[i]) ? pick(r, 1, left < 4 ? left : 4) : 1;
         if (e == 1 && chance(r, 50))
             continue;                             /* a dim of extent 1 may be named or not */
-        int at = (int)t_below(r, side.ndims + 1); /* any order */
-        for (int j = side.ndims; j > at; j--) {
+        int index = (int)t_below(r, side.ndims + 1); /* any order */
+        for (int j = side.ndims; j > index; j--) {
             side.name[j] = side.name[j - 1];
             side.extent[j] = side.extent[j - 1];
         }
-        side.name[at] = names[i];
-        side.extent[at] = e;
+        side.name[index] = names[i];
+        side.extent[index] = e;
         side.ndims++;
         left /= e;
     }
@@ -121,18 +121,18 @@ static void random_lengths(t_ragged_t *t, uint64_t *r)
 /* Deals the segments of sequence q; returns how many it made. */
 static int64_t deal(t_ragged_t *t, uint64_t *r, int64_t q, int64_t e, int64_t most)
 {
-    int64_t at = 0, capacity = t->seq_len[q], was = e, longest = pick(r, 1, 20);
+    int64_t index = 0, capacity = t->seq_len[q], was = e, longest = pick(r, 1, 20);
     int dense = chance(r, 20);
     while (e < MOST_SEGMENTS && e - was < most) {
-        int64_t gap = dense || at == capacity ? 0 : t_below(r, 1 + (capacity - at) / 2);
+        int64_t gap = dense || index == capacity ? 0 : t_below(r, 1 + (capacity - index) / 2);
         int64_t n = chance(r, 20) ? 0 : pick(r, 1, longest);
-        at += gap;
-        n = n > capacity - at ? capacity - at : n;
+        index += gap;
+        n = n > capacity - index ? capacity - index : n;
         t->seq[e] = q;
         t->rows[e] = n;
-        t->pos[e] = n == 0 && capacity ? t_below(r, capacity) : n ? at : 0;
+        t->pos[e] = n == 0 && capacity ? t_below(r, capacity) : n ? index : 0;
         e++;
-        at += n;
+        index += n;
     }
     return e - was;
 }
@@ -328,12 +328,12 @@ static bool break_collision(t_ragged_t *t, int64_t e, uint64_t *r)
             return true;
         }
         /* e's first row onto f's last; or its last row onto f's first */
-        int64_t at = t->pos[f] + t->rows[f] - 1;
-        if (at + t->rows[e] > t->seq_len[t->seq[e]])
-            at = t->pos[f] - t->rows[e] + 1;
-        if (at < 0)
+        int64_t index = t->pos[f] + t->rows[f] - 1;
+        if (index + t->rows[e] > t->seq_len[t->seq[e]])
+            index = t->pos[f] - t->rows[e] + 1;
+        if (index < 0)
             continue;
-        t->pos[e] = at;
+        t->pos[e] = index;
         return true;
     }
     return false;

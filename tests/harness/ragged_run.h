@@ -21,9 +21,9 @@ typedef struct t_ragged_where {
     int32_t device;
     colo_stream_t stream;
     /* Memory there with the bytes of @from; back again into @to, when the call has ended. */
-    colo_status_t (*put)(void *arg, const void *from, size_t bytes, void **at);
-    colo_status_t (*get)(void *arg, void *to, const void *at, size_t bytes);
-    void (*drop)(void *arg, void *at);
+    colo_status_t (*put)(void *arg, const void *from, size_t bytes, void **data);
+    colo_status_t (*get)(void *arg, void *to, const void *data, size_t bytes);
+    void (*drop)(void *arg, void *data);
     /* No call of any rank runs any more: what waits for a device may follow. */
     colo_status_t (*quiet)(void *arg);
 } t_ragged_where_t;

@@ -167,17 +167,17 @@ static void save(unsigned char *to)
 static void merge(const unsigned char *restrict before, const unsigned char *restrict reports,
                   size_t report_size, int32_t n)
 {
-    size_t at = 0;
-    for (int i = 0; i < nshared; at += shared[i++].bytes) {
+    size_t offset = 0;
+    for (int i = 0; i < nshared; offset += shared[i++].bytes) {
         unsigned char *restrict data = shared[i].data;
         const size_t bytes = shared[i].bytes;
         if (bytes)
-            memcpy(data, before + at, bytes);
+            memcpy(data, before + offset, bytes);
         for (int32_t r = 0; r < n; r++) {
             const unsigned char *change =
-                reports + (size_t)r * report_size + sizeof(struct report) + at;
+                reports + (size_t)r * report_size + sizeof(struct report) + offset;
             for (size_t k = 0; k < bytes; k++)
-                data[k] = change[k] ? before[at + k] ^ change[k] : data[k];
+                data[k] = change[k] ? before[offset + k] ^ change[k] : data[k];
         }
     }
 }

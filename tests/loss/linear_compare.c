@@ -143,22 +143,23 @@ static void compare_outputs(const linear_case_t *c, const char *label, int d, in
         D += 4 * ref->top;
     }
     for (int r = 0; r < c->ranks; r++) {
-        int at = r + c->ranks * d, first = c->ranks * d;
+        int index = r + c->ranks * d, first = c->ranks * d;
         for (int k = 0; k < 3; k++) {
             double tol = 4 * u * D + u * fabs(want[k]) + 4 * u * s->lambda * lse * (lse + D);
             tol += k == 1 ? 2 * s->f * s->e * D
                           : 2 * s->f * s->e * (1 + 2 * s->lambda * (lse + s->f * s->e));
             if (ref->ignored)
                 tol = 0;
-            if (asked[k] && !near(c->out[at][k][t], want[k], tol))
-                fail_msg("%s: rank %d, token %d: %s is %.17g, expected %.17g within %g", label, at,
-                         (int)t, names[k], c->out[at][k][t], want[k], tol);
-            if (asked[k] && memcmp(&c->out[at][k][t], &c->out[first][k][t], sizeof(double)))
-                fail_msg("%s: ranks %d and %d differ in %s of token %d", label, first, at, names[k],
-                         (int)t);
+            if (asked[k] && !near(c->out[index][k][t], want[k], tol))
+                fail_msg("%s: rank %d, token %d: %s is %.17g, expected %.17g within %g", label,
+                         index, (int)t, names[k], c->out[index][k][t], want[k], tol);
+            if (asked[k] && memcmp(&c->out[index][k][t], &c->out[first][k][t], sizeof(double)))
+                fail_msg("%s: ranks %d and %d differ in %s of token %d", label, first, index,
+                         names[k], (int)t);
         }
-        if (c->config.logprob.want_correct && !close && c->correct[at][t] != ref->correct)
-            fail_msg("%s: rank %d, token %d: correct is %d", label, at, (int)t, c->correct[at][t]);
+        if (c->config.logprob.want_correct && !close && c->correct[index][t] != ref->correct)
+            fail_msg("%s: rank %d, token %d: correct is %d", label, index, (int)t,
+                     c->correct[index][t]);
     }
 }
 
@@ -206,16 +207,16 @@ static void compare_d_hidden(const linear_case_t *c, const char *label, int d, i
                 tol += narrow * fabs(dz * w);
             }
             tol += narrow * fabs(want) + (c->ranks + 1) * tiny(c->dtype);
-            int at = r + c->ranks * d;
-            double got = c->d_h[at][t * H + k];
+            int index = r + c->ranks * d;
+            double got = c->d_h[index][t * H + k];
             if (c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER) {
                 if (t / slice != r)
                     continue;
-                got = c->d_h[at][(t - r * slice) * H + k];
+                got = c->d_h[index][(t - r * slice) * H + k];
             }
             if (!near(got, want, tol))
                 fail_msg("%s: rank %d, token %d: d_hidden[%d] is %.17g, expected %.17g within %g",
-                         label, at, (int)t, (int)k, got, want, tol);
+                         label, index, (int)t, (int)k, got, want, tol);
         }
 }
 
@@ -288,13 +289,14 @@ void linear_case_compare(const linear_case_t *c, const char *label)
         for (size_t i = 0; i < V; i++)
             want_b[i] += ref.d_b[i];
         for (int r = 0; r < c->ranks; r++) {
-            int at = r + c->ranks * d;
-            if (c->n_valid[at] != valid || c->n_invalid[at] != invalid)
+            int index = r + c->ranks * d;
+            if (c->n_valid[index] != valid || c->n_invalid[index] != invalid)
                 fail_msg("%s: rank %d counts %d valid and %d invalid, expected %d and %d", label,
-                         at, (int)c->n_valid[at], (int)c->n_invalid[at], (int)valid, (int)invalid);
-            if (c->spilled[at])
+                         index, (int)c->n_valid[index], (int)c->n_invalid[index], (int)valid,
+                         (int)invalid);
+            if (c->spilled[index])
                 fail_msg("%s: rank %d wrote outside the memory that the queries asked for", label,
-                         at);
+                         index);
         }
         ref_linear_free(&ref);
         for (int k = 0; k < 3; k++)

@@ -257,11 +257,11 @@ T_CASE(shards_of_any_size_gather_and_reduce)
             for (int bits = 0; bits < 4; bits++) {
                 world_t w = {.rows = rows, .hidden = 5, .bias = bits & 1, .add = bits & 2};
                 assert_ok(t_run_ranks(ranks, sharded, &w, sizeof w));
-                int64_t at = 0, each = (rows + ranks - 1) / ranks;
+                int64_t begin = 0, each = (rows + ranks - 1) / ranks;
                 for (int r = 0; r < ranks; r++) {
-                    assert_int_equal(w.first[r], at);
-                    assert_true(w.count[r] == each || at + w.count[r] == rows);
-                    at += w.count[r];
+                    assert_int_equal(w.first[r], begin);
+                    assert_true(w.count[r] == each || begin + w.count[r] == rows);
+                    begin += w.count[r];
                     if (!w.gathered[r] || !w.reduced[r] || !w.states[r])
                         fail_msg("%d ranks, %d rows, %d: rank %d gathered %d, reduced %d, states "
                                  "%d",
@@ -271,7 +271,7 @@ T_CASE(shards_of_any_size_gather_and_reduce)
                     assert_int_equal(w.stats[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], 2);
                     assert_int_equal(w.stats[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD], 1);
                 }
-                assert_int_equal(at, rows);
+                assert_int_equal(begin, rows);
             }
 }
 
@@ -447,7 +447,7 @@ static colo_status_t astray(colo_comm_t *world, void *arg)
     rank_try(colo_lm_head_create(&head, &config, world));
     rank_check(colo_lm_head_gathered_size(head) == t_rounded(4 * 4 * sizeof *memory));
     struct {
-        float *at;
+        float *begin;
         int64_t step;
         bool fine;
     } tries[] = {{memory + 8 * me, 4, true},
@@ -457,7 +457,7 @@ static colo_status_t astray(colo_comm_t *world, void *arg)
                  {memory + 63, 3, false},
                  {memory + 10, 4, false}};
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
-        w.data = tries[i].at;
+        w.data = tries[i].begin;
         w.stride[0] = tries[i].step;
         rank_check((colo_lm_head_bind(head, &w, &bias, memory) == COLO_OK) == tries[i].fine);
     }

@@ -64,12 +64,12 @@ T_CASE(the_oracle_is_its_own_central_difference)
             const double *g = weights[w];
             ref_logprob_grad(&o, c.z, V, c.targets[0], g[0], g[1], g[2], dz);
             for (int j = 0; j < V; j++) {
-                double at = c.z[j];
-                c.z[j] = at + STEP;
+                double offset = c.z[j];
+                c.z[j] = offset + STEP;
                 double up = weighted_ref(&o, c.z, c.targets[0], g);
-                c.z[j] = at - STEP;
+                c.z[j] = offset - STEP;
                 double down = weighted_ref(&o, c.z, c.targets[0], g);
-                c.z[j] = at;
+                c.z[j] = offset;
                 double slope = (up - down) / (2 * STEP);
                 if (fabs(slope - dz[j]) > TOL * (1 + fabs(dz[j])))
                     fail_msg("%s, output %d, column %d: %g, difference %g", settings[s].name, w, j,

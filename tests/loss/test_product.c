@@ -175,10 +175,10 @@ static void compare(const char *gemm, struct colo_linear_gemm *g, const void *be
     const double u = (f64 ? 0x1p-53 : 0x1p-24) * (double)((f64 || terms < 128 ? terms : 128) + 2);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < to->stride; j++) {
-            const int64_t at = i * to->stride + j;
-            const double got = get(to->dtype, to->data, at);
+            const int64_t index = i * to->stride + j;
+            const double got = get(to->dtype, to->data, index);
             if (j >= n) {
-                if (got != get(to->dtype, before, at))
+                if (got != get(to->dtype, before, index))
                     fail_msg("%s: the gap at [%d, %d] was written", gemm, (int)i, (int)j);
                 continue;
             }

@@ -192,15 +192,15 @@ T_CASE(special_rows_are_as_documented)
                     const int64_t hi = z[2] >= z[9] ? 2 : 9, order[K] = {hi, 11 - hi, 0, 1, 3, 4};
                     for (int r = 0; r < worlds[w]; r++)
                         for (int i = 0; i < K; i++) {
-                            const int at = SOME_MINUS * K + i;
-                            const int64_t id = topk ? c.got[r][at] : c.ids[at];
+                            const int index = SOME_MINUS * K + i;
+                            const int64_t id = topk ? c.got[r][index] : c.ids[index];
                             if (topk)
                                 assert_int_equal(id, order[i]);
                             if (id != 2 && id != 9)
-                                assert_true(c.logp[r][at] == -INFINITY);
+                                assert_true(c.logp[r][index] == -INFINITY);
                             else
-                                assert_true(fabs(c.logp[r][at] + log(1 + exp(z[11 - id] - z[id]))) <
-                                            1e-5);
+                                assert_true(fabs(c.logp[r][index] +
+                                                 log(1 + exp(z[11 - id] - z[id]))) < 1e-5);
                         }
                     /* a picked -inf: its gradient is its own g, for its p is 0 */
                     if (topk)

@@ -110,8 +110,8 @@ static void compare_row(const topk_case_t *c, const char *label, int64_t t)
         d += 4 * row.top;
     }
     for (int64_t i = 0; i < k; i++) {
-        const int64_t at = t * k + i;
-        int64_t id = c->config.topk ? ids[i] : c->ids[at];
+        const int64_t index = t * k + i;
+        int64_t id = c->config.topk ? ids[i] : c->ids[index];
         bool none = skip || (!c->config.topk && id == c->config.ignore_index);
         bool bad = !none && (id < 0 || id >= v);
         double want = bad ? NAN : 0;
@@ -121,16 +121,16 @@ static void compare_row(const topk_case_t *c, const char *label, int64_t t)
         }
         lost = lost || bad;
         ids[i] = none || bad ? -1 : id;
-        g[i] = c->up[at];
+        g[i] = c->up[index];
         size += none ? 0 : fabs(g[i]);
         for (int r = 0; r < c->shape.ranks; r++) {
-            if (c->config.topk && c->got[r][at] != ids[i])
+            if (c->config.topk && c->got[r][index] != ids[i])
                 fail_msg("%s: rank %d, token %d: pick %d is %lld, expected %lld", label, r, (int)t,
-                         (int)i, (long long)c->got[r][at], (long long)ids[i]);
-            if (!near(c->logp[r][at], want, 4 * u * d + u * fabs(want)))
+                         (int)i, (long long)c->got[r][index], (long long)ids[i]);
+            if (!near(c->logp[r][index], want, 4 * u * d + u * fabs(want)))
                 fail_msg("%s: rank %d of %d, token %d: logp of pick %d is %.17g, expected %.17g",
-                         label, r, c->shape.ranks, (int)t, (int)i, c->logp[r][at], want);
-            if (memcmp(&c->logp[r][at], &c->logp[0][at], sizeof(double)) != 0)
+                         label, r, c->shape.ranks, (int)t, (int)i, c->logp[r][index], want);
+            if (memcmp(&c->logp[r][index], &c->logp[0][index], sizeof(double)) != 0)
                 fail_msg("%s: ranks 0 and %d differ in token %d", label, r, (int)t);
         }
     }

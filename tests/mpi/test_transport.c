@@ -145,17 +145,17 @@ T_CASE(a_stream_cut_anywhere_is_the_boxes_in_row_major_order)
         colo_cursor_init(&c, boxes, 4, 4);
         colo_cursor_move(&c, stream, NULL, cut * 4);
         colo_cursor_move(&c, stream + cut * 4, NULL, (53 - cut) * 4);
-        int at = 0, v;
+        int offset = 0, v;
         for (int b = 0; b < 4; b++)
             for (int64_t i = 0; i < boxes[b].extent[0]; i++)
                 for (int64_t j = 0; j < boxes[b].extent[1]; j++)
-                    for (int64_t k = 0; k < boxes[b].extent[2]; k++, at++) {
-                        memcpy(&v, stream + 4 * at, 4);
+                    for (int64_t k = 0; k < boxes[b].extent[2]; k++, offset++) {
+                        memcpy(&v, stream + 4 * offset, 4);
                         assert_int_equal(v, (int)((int32_t *)boxes[b].data - from) +
                                                 i * boxes[b].stride[0] + j * boxes[b].stride[1] +
                                                 k * boxes[b].stride[2]);
                     }
-        assert_int_equal(at, 53);
+        assert_int_equal(offset, 53);
         memset(to, 0xff, sizeof to);
         colo_box_t back = {to, {1, 1, 53}, {0, 0, 2}};
         colo_cursor_init(&c, &back, 1, 4);

@@ -128,7 +128,7 @@ void ref_ragged_src(ref_rows_t *part, const ref_ragged_t *c, int64_t rank)
     int64_t mo = parts_of(&c->src, 1, OTHERS, rank, &jo);
     part->axis = slice(part->place, part->axis, mc * mo, jc * mo + jo);
     for (int64_t i = 0; i < part->axis; i++)
-        part->place[i].at = i;
+        part->place[i].index = i;
     part->n = part->axis;
     part->row = take(part->n, sizeof *part->row);
     memcpy(part->row, part->place, (size_t)part->n * sizeof *part->row);
@@ -172,13 +172,13 @@ void ref_ragged_dst(ref_rows_t *part, const ref_ragged_t *c, int64_t rank, bool 
         lies[start[every[g].q] + every[g].p] = g + 1;
     part->row = take(part->axis, sizeof *part->row);
     for (int64_t i = 0; i < part->axis; i++) {
-        ref_row_t *at = &part->place[i];
-        int64_t g = lies[start[at->q] + at->p] - 1;
+        ref_row_t *where = &part->place[i];
+        int64_t g = lies[start[where->q] + where->p] - 1;
         if (g >= 0)
-            *at = every[g];
-        at->at = i;
+            *where = every[g];
+        where->index = i;
         if (g >= 0)
-            part->row[part->n++] = *at;
+            part->row[part->n++] = *where;
     }
     free(every);
     free(start);
@@ -206,9 +206,9 @@ static int64_t code_d(int64_t g, int64_t h, int64_t total)
 }
 
 /* What the caller's buffer has before forward; negative: in floats no row has it. */
-static int64_t code_text(const ref_ragged_t *c, const ref_row_t *at, int64_t h)
+static int64_t code_text(const ref_ragged_t *c, const ref_row_t *where, int64_t h)
 {
-    return -(3 + h + c->h * (at->p + 509 * at->q));
+    return -(3 + h + c->h * (where->p + 509 * where->q));
 }
 
 /* A number rounded once to the dtype. */
@@ -276,52 +276,52 @@ typedef struct tensor {
 } tensor_t;
 
 /* The gradient that comes in at one place. */
-static void put_d(const tensor_t *t, const ref_row_t *at, int64_t h, void *out)
+static void put_d(const tensor_t *t, const ref_row_t *where, int64_t h, void *out)
 {
     const ref_ragged_t *c = t->c;
     bool partial = c->full && c->partial;
-    if (!partial && !t->owned[at->at])
+    if (!partial && !t->owned[where->index])
         memset(out, 0, ref_dtype_size(t->dtype)); /* DISJOINT declares it */
-    else if (at->g < 0)
+    else if (where->g < 0)
         ref_encode_move(t->dtype,
-                        code_text(c, at, h) * 3 - (partial ? t->part.addend : 0) - t->salt, out);
+                        code_text(c, where, h) * 3 - (partial ? t->part.addend : 0) - t->salt, out);
     else if (partial)
-        encode_real(t->dtype, addend_value(c, t->part.addend, at->g, h, t->dtype, t->salt), out);
+        encode_real(t->dtype, addend_value(c, t->part.addend, where->g, h, t->dtype, t->salt), out);
     else
-        ref_encode_move(t->dtype, code_d(at->g, h, t->total) + 5 * t->salt, out);
+        ref_encode_move(t->dtype, code_d(where->g, h, t->total) + 5 * t->salt, out);
 }
 
-static void put(const tensor_t *t, ref_role_t role, const ref_row_t *at, int64_t h, void *out)
+static void put(const tensor_t *t, ref_role_t role, const ref_row_t *where, int64_t h, void *out)
 {
     const ref_ragged_t *c = t->c;
     switch (role) {
     case REF_X:
-        ref_encode_move(t->dtype, code_x(c, at->g, h) + 3 * t->salt, out);
+        ref_encode_move(t->dtype, code_x(c, where->g, h) + 3 * t->salt, out);
         break;
     case REF_Y:
-        if (at->g >= 0) {
-            ref_encode_move(t->dtype, code_x(c, at->g, h) + 3 * t->salt, out);
+        if (where->g >= 0) {
+            ref_encode_move(t->dtype, code_x(c, where->g, h) + 3 * t->salt, out);
             break;
         }
-        ref_encode_move(t->dtype, code_text(c, at, h) - t->salt, out);
+        ref_encode_move(t->dtype, code_text(c, where, h) - t->salt, out);
         break;
     case REF_INTO:
-        ref_encode_move(t->dtype, code_text(c, at, h) - t->salt, out);
+        ref_encode_move(t->dtype, code_text(c, where, h) - t->salt, out);
         break;
     case REF_DY:
-        put_d(t, at, h, out);
+        put_d(t, where, h, out);
         break;
     case REF_DINTO:
-        if (at->g >= 0)
+        if (where->g >= 0)
             memset(out, 0, ref_dtype_size(t->dtype));
         else
-            put_d(t, at, h, out);
+            put_d(t, where, h, out);
         break;
     case REF_DX:
         if (c->full && c->partial)
-            put_sum(c, at->g, h, t->dtype, t->salt, out);
+            put_sum(c, where->g, h, t->dtype, t->salt, out);
         else
-            ref_encode_move(t->dtype, code_d(at->g, h, t->total) + 5 * t->salt, out);
+            ref_encode_move(t->dtype, code_d(where->g, h, t->total) + 5 * t->salt, out);
         break;
     }
 }

@@ -63,7 +63,7 @@ int64_t ref_ragged_refusals(const ref_ragged_t *c, ref_refusal_t *out, int64_t c
 /* A place on an axis. g counts all rows in order of (e, r); -1: no row of a segment is here. */
 typedef struct ref_row {
     int64_t g, e, r, q, p;
-    int64_t at; /* index on the rank's axis */
+    int64_t index; /* index on the rank's axis */
 } ref_row_t;
 
 /* What one rank has. All calls below this line expect valid tables. */

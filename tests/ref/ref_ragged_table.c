@@ -82,8 +82,8 @@ static int64_t shared(const ref_segments_t *t, int64_t e, int64_t e0, int64_t f,
     if (!t->row_pos) {
         if (e == f)
             return -1;
-        int64_t at = t->pos[e] > t->pos[f] ? t->pos[e] : t->pos[f];
-        return at - t->pos[e] < t->rows[e] && at - t->pos[f] < t->rows[f] ? at : -1;
+        int64_t offset = t->pos[e] > t->pos[f] ? t->pos[e] : t->pos[f];
+        return offset - t->pos[e] < t->rows[e] && offset - t->pos[f] < t->rows[f] ? offset : -1;
     }
     for (int64_t r = 0; r < t->rows[e]; r++)
         for (int64_t s = 0; s < t->rows[f]; s++)
@@ -114,9 +114,10 @@ static void check_positions(list_t *l)
     }
     for (int64_t e = 0; e < t->nseg; e++)
         for (int64_t f = e; good[e] && f < t->nseg; f++) {
-            int64_t at = good[f] ? shared(t, e, first[e], f, first[f]) : -1;
-            if (at >= 0)
-                refuse(l, (ref_refusal_t){REF_REFUSE_COLLISION, e, t->seq[e], -1, -1, f, at, 0});
+            int64_t offset = good[f] ? shared(t, e, first[e], f, first[f]) : -1;
+            if (offset >= 0)
+                refuse(l,
+                       (ref_refusal_t){REF_REFUSE_COLLISION, e, t->seq[e], -1, -1, f, offset, 0});
         }
     free(first);
     free(good);

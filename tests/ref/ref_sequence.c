@@ -6,13 +6,13 @@
 void ref_sequence_row(int64_t row, int64_t length, int64_t capacity, int64_t columns, bool left,
                       ref_token_t *list)
 {
-    int64_t at = 0, x = 0;
-    while (left && at + length < columns)
-        list[at++] = (ref_token_t){row, -1};
+    int64_t index = 0, x = 0;
+    while (left && index + length < columns)
+        list[index++] = (ref_token_t){row, -1};
     while (x < length)
-        list[at++] = (ref_token_t){row, x++};
-    while (at < capacity)
-        list[at++] = (ref_token_t){row, -1};
+        list[index++] = (ref_token_t){row, x++};
+    while (index < capacity)
+        list[index++] = (ref_token_t){row, -1};
 }
 
 int64_t ref_sequence_cut(const ref_token_t *list, int64_t n, int64_t cp, int64_t rank,

@@ -161,9 +161,9 @@ static void count(soak_t *s, bool prints)
 {
     static double last;
     uint64_t r = s->seed + (uint64_t)s->worlds++;
-    const int64_t at = t_below(&r, 4) ? -1 : t_below(&r, CASES);
-    s->aborts += at >= 0;
-    s->cases += at >= 0 ? at : CASES;
+    const int64_t call = t_below(&r, 4) ? -1 : t_below(&r, CASES);
+    s->aborts += call >= 0;
+    s->cases += call >= 0 ? call : CASES;
     if (prints && colo_now() - last > 10) {
         last = colo_now();
         printf("   %lld worlds, %lld cases, %lld aborts, %.0f s left\n", (long long)s->worlds,

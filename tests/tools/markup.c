@@ -9,11 +9,11 @@
 
 enum { DEPTH = 32, NAMES = 32, NAME = 40 };
 
-static const char *wrong(const char *text, const char *at, const char *what)
+static const char *wrong(const char *text, const char *from, const char *what)
 {
     static char error_message[200];
-    snprintf(error_message, sizeof error_message, "byte %d: %s: \"%.60s\"", (int)(at - text), what,
-             at);
+    snprintf(error_message, sizeof error_message, "byte %d: %s: \"%.60s\"", (int)(from - text),
+             what, from);
     return error_message;
 }
 

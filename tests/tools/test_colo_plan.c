@@ -189,11 +189,11 @@ T_CASE(the_worked_examples_are_planned_as_written_down)
         if (!json_equal(found, want)) {
             char *a = json_dumps(want, JSON_COMPACT | JSON_SORT_KEYS);
             char *b = json_dumps(found, JSON_COMPACT | JSON_SORT_KEYS);
-            size_t at = 0;
-            while (a[at] && a[at] == b[at])
-                at++;
-            at = at > 60 ? at - 60 : 0;
-            fail_msg("example %zu: expected ...%.160s\nfound ...%.160s", i, a + at, b + at);
+            size_t index = 0;
+            while (a[index] && a[index] == b[index])
+                index++;
+            index = index > 60 ? index - 60 : 0;
+            fail_msg("example %zu: expected ...%.160s\nfound ...%.160s", i, a + index, b + index);
         }
         json_decref(found);
         json_decref(want);

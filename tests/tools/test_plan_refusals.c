@@ -89,10 +89,10 @@ T_CASE(a_bad_spec_is_refused_with_its_position)
             const char *const *args =
                 words(side ? "--src dp=8 --dst %s " GOOD_SIZES : "--src %s --dst dp=8 " GOOD_SIZES,
                       cases[i].spec);
-            char at[32], option[16];
-            snprintf(at, sizeof at, "byte %d", cases[i].byte);
+            char where[32], option[16];
+            snprintf(where, sizeof where, "byte %d", cases[i].byte);
             snprintf(option, sizeof option, "--%s: ", side ? "dst" : "src");
-            tool_refuses("colo-plan", args, 2, at);
+            tool_refuses("colo-plan", args, 2, where);
             tool_refuses("colo-plan", args, 2, option);
         }
 }

@@ -33,12 +33,12 @@ const char *const *words(const char *line, ...)
         const char *args[ARGS_MAX + 1];
     } kept[12];
     static size_t turn;
-    const size_t at = turn++ % (sizeof kept / sizeof kept[0]);
+    const size_t index = turn++ % (sizeof kept / sizeof kept[0]);
     size_t bytes = 0;
     int n = 0;
     va_list list;
-    free(kept[at].text);
-    FILE *text = open_memstream(&kept[at].text, &bytes);
+    free(kept[index].text);
+    FILE *text = open_memstream(&kept[index].text, &bytes);
     va_start(list, line);
     for (; *line; line++)
         if (line[0] == '%' && line[1] == 's') {
@@ -51,12 +51,12 @@ const char *const *words(const char *line, ...)
     if (ftell(text) > 0)
         fputc('\0', text);
     fclose(text);
-    for (char *c = kept[at].text; c < kept[at].text + bytes; c += strlen(c) + 1) {
+    for (char *c = kept[index].text; c < kept[index].text + bytes; c += strlen(c) + 1) {
         assert_true(n < ARGS_MAX);
-        kept[at].args[n++] = c;
+        kept[index].args[n++] = c;
     }
-    kept[at].args[n] = NULL;
-    return kept[at].args;
+    kept[index].args[n] = NULL;
+    return kept[index].args;
 }
 
 static char *slurp(int fd, size_t *size)

@@ -162,12 +162,13 @@ static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t nod
 static void print_pairs(const fact_t *fact, int32_t n, int kind, bool ucx)
 {
     char shown[200] = "";
-    size_t at = 0;
+    size_t offset = 0;
     int64_t count = 0;
     for (int32_t a = 0; a < n; a++)
         for (int32_t b = a + 1; b < n; b++)
             if (kind_of(&fact[a], &fact[b]) == kind && ++count <= PAIRS_SHOWN)
-                at += (size_t)snprintf(shown + at, sizeof shown - at, " %d-%d", (int)a, (int)b);
+                offset += (size_t)snprintf(shown + offset, sizeof shown - offset, " %d-%d", (int)a,
+                                           (int)b);
     if (count)
         printf("  %lld pairs by %s, %s on %s:%s%s\n", (long long)count,
                ucx ? "UCX" : kinds[kind][0], ucx ? "which are" : "because they are", kinds[kind][1],

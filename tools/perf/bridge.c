@@ -95,9 +95,9 @@ static int time_it(work_t *w, bool replayed, double *us, double *best)
 static bool is_view(const work_t *w)
 {
     const colo_tensor_t *in = w->pass ? &w->d_y : &w->x;
-    const char *at = w->coll.out, *from = in->data;
-    return (w->op == REFERENCE || w->op == TUNED) && at >= from &&
-           at < from + perf_tensor_bytes(in);
+    const char *out = w->coll.out, *from = in->data;
+    return (w->op == REFERENCE || w->op == TUNED) && out >= from &&
+           out < from + perf_tensor_bytes(in);
 }
 
 /* Measures w->op in pass w->pass and prints it; @limit: launched, replayed. */

@@ -196,7 +196,7 @@ static int read_bridge(perf_t *p, const tool_option_t *o)
 static int read_options(perf_t *p, tool_option_t *o, unsigned what)
 {
     const struct {
-        int at;
+        int index;
         int64_t lo, hi, *value;
     } numbers[] = {
         {OPT_FACTOR, 2, 1 << 20, &p->factor},          {OPT_GPUS, 1, 1024, &p->gpus},
@@ -209,8 +209,8 @@ static int read_options(perf_t *p, tool_option_t *o, unsigned what)
     TOOL_TRY(size_of(&o[OPT_BEGIN], &p->begin));
     TOOL_TRY(size_of(&o[OPT_END], &p->end));
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        TOOL_TRY(
-            tool_i64(PERF_TOOL, &o[numbers[i].at], numbers[i].lo, numbers[i].hi, numbers[i].value));
+        TOOL_TRY(tool_i64(PERF_TOOL, &o[numbers[i].index], numbers[i].lo, numbers[i].hi,
+                          numbers[i].value));
     p->sizes = o[OPT_BEGIN].given || o[OPT_END].given;
     p->entropy = o[OPT_ENTROPY].given;
     p->json = o[OPT_JSON].given;

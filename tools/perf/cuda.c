@@ -19,23 +19,23 @@ double perf_median(float *ms, size_t n)
 int perf_time(const perf_t *p, perf_fn fn, void *arg, double *median, double *best)
 {
     const size_t n = (size_t)p->iters;
-    cudaEvent_t *at = calloc(n + 1, sizeof(cudaEvent_t));
+    cudaEvent_t *event = calloc(n + 1, sizeof(cudaEvent_t));
     float *ms = calloc(n, sizeof *ms);
-    int rc = at && ms ? TOOL_OK : tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    int rc = event && ms ? TOOL_OK : tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
     for (size_t i = 0; rc == TOOL_OK && i <= n; i++)
-        if (cudaEventCreate(&at[i]) != cudaSuccess)
+        if (cudaEventCreate(&event[i]) != cudaSuccess)
             rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "no event could be made");
     for (int64_t i = 0; rc == TOOL_OK && i < p->warmup; i++)
         rc = fn(arg, NULL);
     if (rc == TOOL_OK)
-        cudaEventRecord(at[0], NULL);
+        cudaEventRecord(event[0], NULL);
     for (size_t i = 0; rc == TOOL_OK && i < n; i++) {
         rc = fn(arg, NULL);
-        cudaEventRecord(at[i + 1], NULL);
+        cudaEventRecord(event[i + 1], NULL);
     }
     cudaError_t e = cudaDeviceSynchronize();
     for (size_t i = 0; rc == TOOL_OK && e == cudaSuccess && i < n; i++)
-        e = cudaEventElapsedTime(&ms[i], at[i], at[i + 1]);
+        e = cudaEventElapsedTime(&ms[i], event[i], event[i + 1]);
     if (rc == TOOL_OK && e != cudaSuccess)
         rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "timing: %s", cudaGetErrorString(e));
     if (rc == TOOL_OK) {
@@ -43,10 +43,10 @@ int perf_time(const perf_t *p, perf_fn fn, void *arg, double *median, double *be
         if (best)
             *best = 1e3 * ms[0];
     }
-    for (size_t i = 0; at && i <= n; i++)
-        if (at[i])
-            cudaEventDestroy(at[i]);
-    free(at);
+    for (size_t i = 0; event && i <= n; i++)
+        if (event[i])
+            cudaEventDestroy(event[i]);
+    free(event);
     free(ms);
     return rc;
 }

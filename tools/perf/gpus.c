@@ -24,7 +24,7 @@ static int find_nccl(perf_nccl_t *lib)
 {
     const struct {
         const char *name;
-        void *at;
+        void *function;
     } want[] = {
         {"ncclGetVersion", &lib->get_version},
         {"ncclGetUniqueId", &lib->get_unique_id},
@@ -44,7 +44,7 @@ static int find_nccl(perf_nccl_t *lib)
         void *f = dlsym(so, want[i].name);
         if (!f)
             return tool_complain(TOOL_PROBLEM, PERF_TOOL, "libnccl.so.2 has no %s", want[i].name);
-        *(void **)want[i].at = f;
+        *(void **)want[i].function = f;
     }
     return lib->get_version(&lib->version) == ncclSuccess
                ? TOOL_OK

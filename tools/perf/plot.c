@@ -213,22 +213,23 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
     fprintf(f, "<rect class=\"track\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>\n", LEFT, TOP,
             WIDTH, HEIGHT);
     for (double e = 0; e <= octaves + 0.01; e += every) {
-        const double at = LEFT + WIDTH * e / octaves;
+        const double offset = LEFT + WIDTH * e / octaves;
         fprintf(f,
                 "<path d=\"M%.1f %dv%d\" style=\"stroke:var(--line);stroke-width:.5\"/>"
                 "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%s</text>\n",
-                at, TOP, HEIGHT, at, TOP + HEIGHT + 14, at > LEFT + WIDTH - 16 ? "end" : "middle",
-                short_bytes(x[0] * exp2(e), text));
+                offset, TOP, HEIGHT, offset, TOP + HEIGHT + 14,
+                offset > LEFT + WIDTH - 16 ? "end" : "middle", short_bytes(x[0] * exp2(e), text));
     }
     for (int d = -3; d < 6; d++)
         for (int s = 0; s < 3; s++) {
-            const double v = steps[s] * pow(10, d), at = TOP + HEIGHT * (1 - along(v, y[0], y[1]));
+            const double v = steps[s] * pow(10, d),
+                         offset = TOP + HEIGHT * (1 - along(v, y[0], y[1]));
             if (v < y[0] || v > y[1] || (s > 0 && !few))
                 continue;
             fprintf(f,
                     "<path d=\"M%d %.1fh%d\" style=\"stroke:var(--line);stroke-width:.5\"/>"
                     "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
-                    LEFT, at, WIDTH, LEFT - 4, at + 4, v);
+                    LEFT, offset, WIDTH, LEFT - 4, offset + 4, v);
         }
 }
 
@@ -252,7 +253,7 @@ static void put_legend(FILE *f, const chart_t *c)
 {
     for (int i = 0; i < c->n; i++) {
         const series_t *s = &c->series[i];
-        const int at = i % 2 * 172, y = TOP + HEIGHT + 34 + i / 2 * LINE;
+        const int offset = i % 2 * 172, y = TOP + HEIGHT + 34 + i / 2 * LINE;
         double best = 0;
         for (int k = 0; k < s->n; k++)
             best = fmax(best, s->y[k]);
@@ -260,9 +261,9 @@ static void put_legend(FILE *f, const chart_t *c)
             f,
             "<g class=\"flow h%d\"><path d=\"M%d %dh16\"%s%s/></g><text class=\"strong\" x=\"%d\" "
             "y=\"%d\">",
-            s->hue < 0 ? 0 : s->hue, at, y - 4,
+            s->hue < 0 ? 0 : s->hue, offset, y - 4,
             s->hue < 0 ? " style=\"stroke:var(--fg);stroke-width:2.6\"" : "",
-            s->dashed ? " stroke-dasharray=\"4 3\"" : "", at + 22, y);
+            s->dashed ? " stroke-dasharray=\"4 3\"" : "", offset + 22, y);
         svg_text(f, s->name);
         fprintf(f, "%s: %.*f</text>\n", s->dashed ? ", graph" : "", best < 10 ? 1 : 0, best);
     }

@@ -113,16 +113,16 @@ __global__ void __launch_bounds__(THREADS) push_kernel(const __grid_constant__ p
     /* A tile of each in turn: receivers are served alike, and no two ranks meet at one for long. */
     for (int64_t i = blockIdx.x; i < p.tiles * p.n; i += gridDim.x) {
         const int32_t m = (int32_t)(i % p.n);
-        const int64_t at = i / p.n * TILE + threadIdx.x;
+        const int64_t offset = i / p.n * TILE + threadIdx.x;
         uint4 v[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            if (at + u * THREADS < p.words[m])
-                v[u] = __ldcs(p.src[m] + at + u * THREADS);
+            if (offset + u * THREADS < p.words[m])
+                v[u] = __ldcs(p.src[m] + offset + u * THREADS);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            if (at + u * THREADS < p.words[m])
-                __stcs(p.dst[m] + at + u * THREADS, v[u]);
+            if (offset + u * THREADS < p.words[m])
+                __stcs(p.dst[m] + offset + u * THREADS, v[u]);
     }
 }
 
@@ -183,12 +183,12 @@ __global__ void __launch_bounds__(THREADS) code_kernel(colo_k_code_t p, unsigned
     unsigned long long bad = 0;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += stride) {
         const int64_t h = i % p.h, row = i / p.h, s = row % p.ns, b = row / p.ns;
-        U *at = (U *)p.data + b * p.stride_b + s * p.stride_s + h;
+        U *offset = (U *)p.data + b * p.stride_b + s * p.stride_s + h;
         const U want = expected<T, U>(p, p.b[b], p.s[s], h);
         if (CHECK)
-            bad += *at != want;
+            bad += *offset != want;
         else
-            *at = want;
+            *offset = want;
     }
     if (CHECK && bad)
         atomicAdd(wrong, bad);

@@ -207,18 +207,18 @@ static int make_pushes(work_t *w, int pass)
     int64_t from = 0;
     for (int32_t i = 1; i < r->n && all->reach; i++) {
         const int32_t to = (r->me + i) % r->n;
-        int64_t bytes = all->bytes[r->me][to], at = 0;
+        int64_t bytes = all->bytes[r->me][to], offset = 0;
         for (int32_t k = 0; k < r->me; k++) /* behind what lower ranks give it */
-            at += (all->bytes[k][to] + 15) / 16 * 16;
+            offset += (all->bytes[k][to] + 15) / 16 * 16;
         if (bytes == 0)
             continue;
         bytes = (bytes + 15) / 16 * 16;
         if (from + bytes > in_bytes)
             from = 0;
-        if (at + bytes > all->out_bytes[to])
+        if (offset + bytes > all->out_bytes[to])
             return perf_rank_complain(r, "rank %d has no space for what it is given", (int)to);
         w->push[pass][w->pushes[pass]++] =
-            (colo_k_push_t){(char *)all->ptr[to] + at, (char *)in->data + from, bytes};
+            (colo_k_push_t){(char *)all->ptr[to] + offset, (char *)in->data + from, bytes};
         from += bytes;
     }
     return perf_rank_barrier(r);
@@ -253,12 +253,12 @@ static int make_collective(work_t *w)
             perf_coll_group(&w->coll, (perf_group_t)g, k, &color[k], &key[k]);
         for (int32_t k = 0; k < r->n; k++)
             for (int32_t i = 0; i < r->n && color[k] >= 0; i++) {
-                int32_t at = 0; /* how many of the group come before i */
+                int32_t offset = 0; /* how many of the group come before i */
                 if (color[i] != color[k])
                     continue;
                 for (int32_t j = 0; j < r->n; j++)
-                    at += color[j] == color[k] && key[j] < key[i];
-                split.member[k][at] = i;
+                    offset += color[j] == color[k] && key[j] < key[i];
+                split.member[k][offset] = i;
                 split.size[k]++;
             }
         int32_t members = 0; /* all ranks know all colors, and make the comms together */

@@ -41,8 +41,8 @@ static json_t *box(const colo_region_t *g, int64_t features)
 static int add_segments(json_t *list, const plan_segments_t *batch, const colo_region_t *g)
 {
     int bad = 0;
-    for (int64_t at = g->s[0]; at < g->s[1] && !bad;) {
-        const plan_rows_t part = plan_segments_next(batch, &at, g->s[1]);
+    for (int64_t index = g->s[0]; index < g->s[1] && !bad;) {
+        const plan_rows_t part = plan_segments_next(batch, &index, g->s[1]);
         const int64_t rows[2] = {part.lo, part.hi};
         json_t *o = json_object();
         bad = json_object_set_new(o, "segment", json_integer(part.segment)) |

@@ -103,19 +103,19 @@ static void track(FILE *f, scale_t s, int64_t length, double y, double height)
             (double)length * s.per, height);
 }
 
-static void cut(FILE *f, scale_t s, int64_t at, double y, double height)
+static void cut(FILE *f, scale_t s, int64_t offset, double y, double height)
 {
-    const double x = (double)at * s.per;
+    const double x = (double)offset * s.per;
     fprintf(f, "<line class=\"cut\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", x, y - 2,
             x, y + height + 2);
 }
 
-/* @n rows of segment @e from index @at on. */
-static void rows(FILE *f, const plan_segments_t *b, scale_t s, int64_t e, int64_t at, int64_t n,
+/* @n rows of segment @e from index @offset on. */
+static void rows(FILE *f, const plan_segments_t *b, scale_t s, int64_t e, int64_t offset, int64_t n,
                  double y, double height, bool faded)
 {
     char name[24];
-    const double x = (double)at * s.per, width = (double)n * s.per;
+    const double x = (double)offset * s.per, width = (double)n * s.per;
     fprintf(f, "<rect class=\"seg h%d%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n",
             (int)(b->tables.src_dp[e] % 6), faded ? " faded" : "", x, y, width, height);
     const int len = snprintf(name, sizeof name, "e%lld", (long long)e);
@@ -191,7 +191,7 @@ static void draw_replica(FILE *f, const plan_ask_t *ask, int64_t d, scale_t s, d
     const plan_segments_t *b = ask->batch;
     const colo_segments_t *t = &b->tables;
     const int64_t *load[2] = {b->loads.load[0], b->loads.load[1]};
-    int64_t at[2] = {0, 0}, parts = 1;
+    int64_t offset[2] = {0, 0}, parts = 1;
     char line[120];
     snprintf(line, sizeof line, "replica %lld: %lld rows; after colo_balance() %lld", (long long)d,
              (long long)load[0][d], (long long)load[1][d]);
@@ -199,8 +199,9 @@ static void draw_replica(FILE *f, const plan_ask_t *ask, int64_t d, scale_t s, d
     for (int64_t e = 0, n = 0; e < t->count && n < RECTS_MAX; e++)
         for (int i = 0; i < 2; i++)
             if (t->rows[e] > 0 && (i ? b->assign : t->src_dp)[e] == d) {
-                rows(f, b, s, e, at[i], t->rows[e], y + (i ? 20 + BAR : 17), i ? 7 : BAR, false);
-                at[i] += t->rows[e];
+                rows(f, b, s, e, offset[i], t->rows[e], y + (i ? 20 + BAR : 17), i ? 7 : BAR,
+                     false);
+                offset[i] += t->rows[e];
                 n++;
             }
     for (int i = 0; i < ask->src.nsplits[COLO_ROWS]; i++)
@@ -380,12 +381,12 @@ static double draw_rank(FILE *f, const path_t *w, int64_t cp, double sequence_y,
     track(f, s, w->axis, y + 17, BAR);
     for (int64_t i = 0; i < w->n; i++) {
         const piece_t *p = &w->piece[i];
-        const int64_t at = local_of(w, p);
+        const int64_t offset = local_of(w, p);
         if (cp >= 0 && owner(&w->c, p->chunk) != cp)
             continue;
         ribbon(f, hue, (double)p->pos * from.per, (double)p->count * from.per, sequence_y,
-               (double)at * s.per, (double)p->count * s.per, y + 17);
-        rows(f, b, s, w->e, at, p->count, y + 17, BAR, false);
+               (double)offset * s.per, (double)p->count * s.per, y + 17);
+        rows(f, b, s, w->e, offset, p->count, y + 17, BAR, false);
     }
     for (int64_t j = 1; j < w->c.sp && cp >= 0; j++)
         cut(f, s, j * (w->axis / w->c.sp), y + 17, BAR);
@@ -423,7 +424,7 @@ static void draw_path(FILE *f, const void *what)
     const int hue = (int)(d % 6);
     const scale_t axis = scale(load), s = scale(t->seq_len[w.q]);
     const double source_y = 62, sequence_y = 62 + BAR + 46;
-    int64_t at = 0;
+    int64_t offset = 0;
     char line[160];
     snprintf(line, sizeof line, "The way of segment %lld", (long long)w.e);
     text(f, "head2", 0, 14, line);
@@ -438,13 +439,13 @@ static void draw_path(FILE *f, const void *what)
     text(f, "text", 0, source_y - 5, line);
     for (int64_t e = 0, n = 0; e < t->count && n < RECTS_MAX; e++)
         if (t->src_dp[e] == d && t->rows[e] > 0) {
-            rows(f, b, axis, e, at, t->rows[e], source_y, BAR, e != w.e);
+            rows(f, b, axis, e, offset, t->rows[e], source_y, BAR, e != w.e);
             for (int64_t i = 0; e == w.e && i < w.n; i++)
-                ribbon(f, hue, (double)(at + w.piece[i].row) * axis.per,
+                ribbon(f, hue, (double)(offset + w.piece[i].row) * axis.per,
                        (double)w.piece[i].count * axis.per, source_y + BAR,
                        (double)w.piece[i].pos * s.per, (double)w.piece[i].count * s.per,
                        sequence_y);
-            at += t->rows[e];
+            offset += t->rows[e];
             n++;
         }
     draw_sequence(f, &w.c, w.q, w.e, s, sequence_y);

@@ -22,9 +22,9 @@ void plan_segments_say_sizes(const plan_ask_t *ask)
 
 void plan_segments_say_rows(const plan_ask_t *ask, const colo_region_t *g)
 {
-    for (int64_t at = g->s[0]; at < g->s[1];) {
-        const bool more = at > g->s[0];
-        const plan_rows_t part = plan_segments_next(ask->batch, &at, g->s[1]);
+    for (int64_t index = g->s[0]; index < g->s[1];) {
+        const bool more = index > g->s[0];
+        const plan_rows_t part = plan_segments_next(ask->batch, &index, g->s[1]);
         printf("%s segment %lld rows %lld..%lld", more ? "," : "", (long long)part.segment,
                (long long)part.lo, (long long)part.hi - 1);
     }

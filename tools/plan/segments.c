@@ -197,19 +197,19 @@ static void order(plan_segments_t *s, int64_t *next)
     }
 }
 
-plan_rows_t plan_segments_next(const plan_segments_t *s, int64_t *at, int64_t hi)
+plan_rows_t plan_segments_next(const plan_segments_t *s, int64_t *index, int64_t hi)
 {
     int64_t a = 0, z = s->tables.count; /* first[a] <= *at < first[z] */
     while (z - a > 1) {
         const int64_t mid = a + (z - a) / 2;
-        if (s->first[mid] <= *at)
+        if (s->first[mid] <= *index)
             a = mid;
         else
             z = mid;
     }
     const int64_t e = s->order[a], end = s->first[a] + s->tables.rows[e];
-    const plan_rows_t part = {e, *at - s->first[a], (hi < end ? hi : end) - s->first[a]};
-    *at = hi < end ? hi : end;
+    const plan_rows_t part = {e, *index - s->first[a], (hi < end ? hi : end) - s->first[a]};
+    *index = hi < end ? hi : end;
     return part;
 }
 

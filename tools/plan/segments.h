@@ -35,8 +35,8 @@ int plan_segments_read(plan_segments_t *s, const char *path);
 /* Checks the tables against the layouts, orders the segments, balances them. */
 int plan_segments_place(plan_segments_t *s, const colo_layout_t *src, const colo_layout_t *dst);
 void plan_segments_free(plan_segments_t *s);
-/* The rows from number *@at of the source axes on, to the end of their segment or to @hi; moves
- * *@at behind them. */
-plan_rows_t plan_segments_next(const plan_segments_t *s, int64_t *at, int64_t hi);
+/* The rows from number *@index of the source axes on, to the end of their segment or to @hi; moves
+ * *@index behind them. */
+plan_rows_t plan_segments_next(const plan_segments_t *s, int64_t *index, int64_t hi);
 
 #endif

@@ -91,8 +91,8 @@ static void watch(sweep_t *s)
     bool tty = isatty(fileno(stderr)), shown = false;
     double begin = now(), wake = begin + PROGRESS_AFTER_S;
     while (s->running > 0) {
-        struct timespec at = {(time_t)wake, (long)((wake - (double)(time_t)wake) * 1e9)};
-        pthread_cond_timedwait(&s->finished, &s->lock, &at);
+        struct timespec pause = {(time_t)wake, (long)((wake - (double)(time_t)wake) * 1e9)};
+        pthread_cond_timedwait(&s->finished, &s->lock, &pause);
         double t = now();
         if (s->running == 0 || t < wake)
             continue;

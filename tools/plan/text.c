@@ -127,8 +127,8 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
             if (n) { /* the second exchange */
                 char more[CELL];
                 peers(more, m, n);
-                const size_t at = strcmp(cell[k], "-") ? strlen(cell[k]) : 0;
-                snprintf(cell[k] + at, CELL - at, "%s+%s", at ? " " : "", more);
+                const size_t pos = strcmp(cell[k], "-") ? strlen(cell[k]) : 0;
+                snprintf(cell[k] + pos, CELL - pos, "%s+%s", pos ? " " : "", more);
             }
             k++;
         }

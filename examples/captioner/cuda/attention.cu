@@ -16,14 +16,14 @@ static __device__ int64_t kv_index(const cap_sequence_t &s, int64_t i, int64_t h
 
 struct query {
     int64_t i, h, j;     /* sample, head, local position */
-    int64_t at;          /* of its features in q, out */
+    int64_t offset;      /* of its features in q, out */
     int64_t first, last; /* the positions it sees; prob has them from first on */
 };
 
 static __device__ query my_query(const cap_sequence_t &s, int64_t k)
 {
     query c = {k / s.n / s.h, k / s.n % s.h, k % s.n, 0, 0, 0};
-    c.at = (c.i * s.n + c.j) * s.h * s.e + c.h * s.e;
+    c.offset = (c.i * s.n + c.j) * s.h * s.e + c.h * s.e;
     c.last = s.pos[c.j];
     c.first = s.first[c.last];
     return c;
@@ -43,7 +43,7 @@ static __global__ void attend(cap_sequence_t s, const float *q, const float *kv,
         const float *key = kv + kv_index(s, c.i, c.h, p);
         float dot = 0;
         for (int64_t e = 0; e < s.e; e++)
-            dot += q[c.at + e] * key[e];
+            dot += q[c.offset + e] * key[e];
         prob[p - c.first] = dot;
         max = dot > max ? dot : max;
     }
@@ -58,7 +58,7 @@ static __global__ void attend(cap_sequence_t s, const float *q, const float *kv,
             o[e] += prob[w] * value[e];
     }
     for (int64_t e = 0; e < s.e; e++)
-        out[c.at + e] = o[e];
+        out[c.offset + e] = o[e];
 }
 
 /* d_q, and the scores' gradients into @d_score. In fp64 and divided by the sum that is not quite 1,
@@ -78,7 +78,7 @@ static __global__ void queries(cap_sequence_t s, const float *kv, const float *p
         const float *value = kv + kv_index(s, c.i, c.h, c.first + w) + values;
         float row = 0;
         for (int64_t e = 0; e < s.e; e++)
-            row += d_out[c.at + e] * value[e];
+            row += d_out[c.offset + e] * value[e];
         d_score[w] = row;
         dot += (double)prob[w] * (double)row;
         sum += (double)prob[w];
@@ -91,7 +91,7 @@ static __global__ void queries(cap_sequence_t s, const float *kv, const float *p
             g[e] += d_score[w] * key[e];
     }
     for (int64_t e = 0; e < s.e; e++)
-        d_q[c.at + e] = g[e];
+        d_q[c.offset + e] = g[e];
 }
 
 static __global__ void keys_and_values(cap_sequence_t s, const float *q, const float *prob,
@@ -104,12 +104,12 @@ static __global__ void keys_and_values(cap_sequence_t s, const float *q, const f
     if (i >= s.b)
         return;
     for (int64_t j = 0; j < s.n; j++) {
-        int64_t at = (i * s.n + j) * s.h * s.e + h * s.e + e, last = s.pos[j];
+        int64_t offset = (i * s.n + j) * s.h * s.e + h * s.e + e, last = s.pos[j];
         int64_t w = p - s.first[last], pair = ((i * s.h + h) * s.n + j) * s.window + w;
         if (w < 0 || p > last)
             continue;
-        dk += (double)d_score[pair] * (double)q[at];
-        dv += (double)prob[pair] * (double)d_out[at];
+        dk += (double)d_score[pair] * (double)q[offset];
+        dv += (double)prob[pair] * (double)d_out[offset];
     }
     float *to = d_kv + kv_index(s, i, h, p) + e;
     to[0] = (float)dk;

@@ -15,7 +15,7 @@ bool cap_cublas_load(cap_cublas_t *lib, char *why, size_t why_size)
 {
     const struct {
         const char *name;
-        void *at;
+        void *function;
     } want[] = {
         {"cublasCreate_v2", &lib->create},        {"cublasDestroy_v2", &lib->destroy},
         {"cublasSetStream_v2", &lib->set_stream}, {"cublasSetMathMode", &lib->set_math_mode},
@@ -37,7 +37,7 @@ bool cap_cublas_load(cap_cublas_t *lib, char *why, size_t why_size)
             snprintf(why, why_size, "%s has no %s", SONAME(CUBLAS_VER_MAJOR), want[i].name);
             return false;
         }
-        *(void **)want[i].at = f;
+        *(void **)want[i].function = f;
     }
     return true;
 }

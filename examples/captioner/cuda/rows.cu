@@ -75,21 +75,22 @@ static __global__ void norm(int64_t t, int64_t d, const float *x, const float *g
 static __global__ void norm_d_x(int64_t t, int64_t d, const float *d_y, const float *gain,
                                 const float *x_hat, const float *r, const float *d_skip, float *d_x)
 {
-    int64_t i = (int64_t)blockIdx.x * ROWS + threadIdx.y, at = i * d;
+    int64_t i = (int64_t)blockIdx.x * ROWS + threadIdx.y, index = i * d;
     double mean = 0, along = 0;
 
     if (i >= t)
         return;
     for (int64_t j = threadIdx.x; j < d; j += WARP) {
-        double v = (double)d_y[at + j] * (double)gain[j];
+        double v = (double)d_y[index + j] * (double)gain[j];
         mean += v;
-        along += v * (double)x_hat[at + j];
+        along += v * (double)x_hat[index + j];
     }
     mean = warp_sum(mean) / (double)d;
     along = warp_sum(along) / (double)d;
     for (int64_t j = threadIdx.x; j < d; j += WARP) {
-        double v = (double)d_y[at + j] * (double)gain[j] - mean - (double)x_hat[at + j] * along;
-        d_x[at + j] = (d_skip ? d_skip[at + j] : 0.0f) + (float)(v * (double)r[i]);
+        double v =
+            (double)d_y[index + j] * (double)gain[j] - mean - (double)x_hat[index + j] * along;
+        d_x[index + j] = (d_skip ? d_skip[index + j] : 0.0f) + (float)(v * (double)r[i]);
     }
 }
 

@@ -123,14 +123,14 @@ class Region(_Ordered):
         self.captured = False  # by a graph, which may be replayed at any time
         self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
         sizes = [_padded(n, s.DTYPE_SIZE[dtype]) for n in counts]
-        at = max((sizes[self.side[direction]] for direction in (0, 1) if reached[direction]), default=0)
+        size = max((sizes[self.side[direction]] for direction in (0, 1) if reached[direction]), default=0)
         self.free: list[Any] = [collections.deque(), collections.deque()]  # offsets of blocks
         self.streams: dict[int, Any] = {}  # by offset: on which the block was somebody's tensor
         for direction in (0, 1):
             if reached[direction] and not (direction and sums):
                 for _ in range(buffers):
-                    self.free[1 - direction].append(at)
-                    at += sizes[1 - direction]
+                    self.free[1 - direction].append(size)
+                    size += sizes[1 - direction]
 
     def fits(self, counts: tuple[int, int], reached: tuple[bool, bool]) -> bool:
         """Is there room for tensors of so many elements."""
@@ -235,15 +235,15 @@ class Workspace(_Ordered):
 
     def instead(self, tensors: list[Any], stream: Any, copy: bool) -> list[Any]:
         """Tensors here of the shapes of those, and with @copy of their values."""
-        memory, at, out = self._memory, 0, []
+        memory, offset, out = self._memory, 0, []
         assert memory is not None
         self._captured = self._captured or self._capturing()
         self._follow(stream)
         ordinal = self._device.index if self._device.type == 'cuda' else -1
         for t in tensors:
             number = torch_dtype(t.dtype)
-            here = self._take(memory.array(s.DTYPES[number], tuple(t.shape), at, device=ordinal).__dlpack__())
-            at += _padded(t.numel(), s.DTYPE_SIZE[number])
+            here = self._take(memory.array(s.DTYPES[number], tuple(t.shape), offset, device=ordinal).__dlpack__())
+            offset += _padded(t.numel(), s.DTYPE_SIZE[number])
             if copy:
                 here.copy_(t.view(here.dtype))  # masks are bytes here
             out.append(here)

@@ -193,10 +193,10 @@ class _Ready:
 
     def view(self, side: int, t: Any, what: str) -> s.Tensor:
         """Of a tensor on the source's (0) or the destination's side (1)."""
-        at = t.data_ptr()
-        if at and t.is_contiguous() and t.shape == self.shapes[side]:
+        address = t.data_ptr()
+        if address and t.is_contiguous() and t.shape == self.shapes[side]:
             raw = self.views[side]
-            raw.data = at
+            raw.data = address
             return raw
         return checked(t, what)
 

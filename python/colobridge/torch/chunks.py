@@ -18,7 +18,7 @@ def _function() -> Any:
     from torch.nn.functional import linear
 
     def rows_of(hidden: Any, step: int) -> list[slice]:
-        return [slice(at, at + step) for at in range(0, max(len(hidden), 1), step)]  # also of no tokens
+        return [slice(i, i + step) for i in range(0, max(len(hidden), 1), step)]  # also of no tokens
 
     class OverChunks(torch.autograd.Function):
         """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator that sums d_hidden or None) -> fn's

@@ -147,16 +147,16 @@ class _Ready:
                                      for t in (self.d_hidden, self.d_weight, self.d_bias)))
         self.at_parameters = (c.addressof(self.weight),
                               None if self.bias is None else c.addressof(self.bias))
-        at = c.addressof
-        self.at_batch, self.at_out, self.at_made = at(self.batch), at(self.out), at(self.made)
-        self.at_saved, self.at_upstream, self.at_grads = (at(self.saved), at(self.upstream),
-                                                          at(self.grads))
+        address = c.addressof
+        self.at_batch, self.at_out, self.at_made = address(self.batch), address(self.out), address(self.made)
+        self.at_saved, self.at_upstream, self.at_grads = (address(self.saved), address(self.upstream),
+                                                          address(self.grads))
         self.whole, self.whole_entropy = s.LinearUpstream(loss=1.0), s.LinearUpstream(entropy=1.0)
-        self.at_whole, self.at_entropy = at(self.whole), at(self.whole_entropy)
+        self.at_whole, self.at_entropy = address(self.whole), address(self.whole_entropy)
         # of loss() and total(), which only forwards call, one at a time
         self.sums = s.LogprobOut()
-        self.at_sums = at(self.sums)
-        self.numbers, self.mean_call, self.at = HostWorkspace(), MeanCall(plan.mean), (0, 0, 0)
+        self.at_sums = address(self.sums)
+        self.numbers, self.mean_call, self.addresses = HostWorkspace(), MeanCall(plan.mean), (0, 0, 0)
 
     def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
              place: Any) -> Any:
@@ -303,8 +303,8 @@ class _Ready:
                 self.saved.memory = (c.addressof(small) + 255) & ~255
             else:
                 if kept.data_ptr() % 256:  # a hook of saved tensors brought them back to another place
-                    moved, at = _workspace(self.kept_size, plan.device)
-                    kept = moved.narrow(0, at - moved.data_ptr(), self.kept_size).copy_(kept)
+                    moved, address = _workspace(self.kept_size, plan.device)
+                    kept = moved.narrow(0, address - moved.data_ptr(), self.kept_size).copy_(kept)
                 self.saved.memory = kept.data_ptr()
             self.saved.valid = True
             work, workspace = self.work(s.LINEAR_BACKWARD)
@@ -365,14 +365,14 @@ class _Ready:
         valid = workspace + parts
         if self.plan.unseen:
             self.sums.n_valid, self.sums.loss = valid, valid + 8
-            self.at = workspace, valid, valid + 8
+            self.addresses = workspace, valid, valid + 8
         else:
-            self.at = workspace, out[1].data_ptr(), out[0].data_ptr()
+            self.addresses = workspace, out[1].data_ptr(), out[0].data_ptr()
         return holds
 
     def total(self, mean: bool, weights: Any, group: Comm) -> tuple[Any, Any, Any, Any]:
         """(value, num, den) of what loss() left, and d value / d num, fp64."""
-        workspace, valid, losses = self.at
+        workspace, valid, losses = self.addresses
         if weights is not None:
             return self.plan.mean.weighted(losses, weights, mean, group)
         factor = self.plan.empty_like(self.plan.mean.factor)

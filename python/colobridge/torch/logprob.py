@@ -173,7 +173,7 @@ class LogprobPlan:
     def memory(self, now: _Call, keeps: bool, size_of_workspace: int) -> tuple[Any, Any, Any, int]:
         """(what is kept for backward, its address; what holds workspace, its address). On the host what is
         small is no tensor, which would cost more."""
-        kept = at = apart = None
+        kept = address = apart = None
         size, words = self.saved + self.EXTRA if keeps else 0, 0
         if size_of_workspace > SMALL:
             apart = self.empty((size_of_workspace + 7) // 8 + SLACK, dtype=self.f64, device=self.device)
@@ -184,15 +184,15 @@ class LogprobPlan:
             workspace = now.on_host.of(size_of_workspace)
         if keeps and self.small is not None:
             kept = self.small()
-            at = aligned(c.addressof(kept))
+            address = aligned(c.addressof(kept))
         elif keeps or words:
             held = self.empty(size + words + 2 * SLACK, dtype=self.f64, device=self.device)
-            at = aligned(held.data_ptr())
+            address = aligned(held.data_ptr())
             if words:
-                apart, workspace = held, aligned(at + 8 * size)
+                apart, workspace = held, aligned(address + 8 * size)
             if keeps:  # from its first number on: what a hook or a recomputation brings back lies elsewhere
-                kept = held[(at - held.data_ptr()) // 8:] if at != held.data_ptr() else held
-        return kept, at, apart, workspace
+                kept = held[(address - held.data_ptr()) // 8:] if address != held.data_ptr() else held
+        return kept, address, apart, workspace
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any = None) -> tuple[list[Any], Any]:
         """(outputs [T] or [shape], what backward needs: None unless @keeps)"""
@@ -206,7 +206,7 @@ class LogprobPlan:
                 t = self.empty_like(kind)
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
-            stats, at, apart, workspace = self.memory(now, keeps, self.workspace)
+            stats, address, apart, workspace = self.memory(now, keeps, self.workspace)
             self.logits.point(now.logits, logits)
             if target is not None:
                 self.targets.point(now.targets, target)
@@ -214,7 +214,7 @@ class LogprobPlan:
                 self.mask.point(now.mask, mask)
             status = self.run_forward(
                 *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
-                at if keeps else None, workspace,
+                address if keeps else None, workspace,
                 stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)

@@ -324,9 +324,9 @@ class _Sum:
             memory = torch.empty(SLACK + lib().colo_loss_weighted_workspace_size(comm.size) // 8 + 4,
                                dtype=torch.float64, device=values.device)
             out = torch.empty(4, dtype=torch.float64, device=values.device)  # colo_weighted_t
-            at = [None if t is None else c.addressof(t) for t in tensors]
+            addresses = [None if t is None else c.addressof(t) for t in tensors]
             status = entry('colo_loss_weighted_sum')(
-                *at[:3], comm.handle, out.data_ptr(), at[3], aligned(memory.data_ptr()), stream_of(values.device))
+                *addresses[:3], comm.handle, out.data_ptr(), addresses[3], aligned(memory.data_ptr()), stream_of(values.device))
             if status < 0:
                 raise failed(status)
         num, weight, _, value = out.unbind()

@@ -102,13 +102,13 @@ class Mean:
             values.data, weigh.data = losses, weights.data_ptr()
             parts = self.workspace(comm)
             memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=self.device)
-            at = aligned(memory.data_ptr())
+            address = aligned(memory.data_ptr())
             status = self.run_weighted(
-                c.addressof(values), c.addressof(weigh), None, comm.handle, at + parts, None, at,
+                c.addressof(values), c.addressof(weigh), None, comm.handle, address + parts, None, address,
                 stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
-            first = (at + parts - memory.data_ptr()) // 8  # colo_weighted_t: num, weight, den, value
+            first = (address + parts - memory.data_ptr()) // 8  # colo_weighted_t: num, weight, den, value
             num, den = memory[first].clone(), memory[first + 1].clone()
             factor = torch.where(den > 0, 1 / den, 1.0) if mean else torch.ones_like(den)
             return (num * factor).to(self.value.dtype), num, den, factor
@@ -149,7 +149,7 @@ class NllPlan(LogprobPlan):
         # loss's own, and the factor.
         try:
             parts = _parts(group.size)
-            stats, at, apart, workspace = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
+            stats, address, apart, workspace = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
             n_valid, out = workspace + parts + self.workspace + 8, now.out
             if now.of != n_valid:
                 now.of = out.n_valid = n_valid
@@ -158,7 +158,7 @@ class NllPlan(LogprobPlan):
             self.targets.point(now.targets, target)
             status = self.run_forward(
                 *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
-                at if keeps else None, workspace + parts,
+                address if keeps else None, workspace + parts,
                 stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
@@ -166,7 +166,7 @@ class NllPlan(LogprobPlan):
             groups.heard(comm, why)
             groups.refuse(group, why)
             raise
-        factor = at + 8 * self.saved if keeps else n_valid - 8
+        factor = address + 8 * self.saved if keeps else n_valid - 8
         numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, workspace, mean, group)
         self.calls.append(now)
         del apart
@@ -229,9 +229,9 @@ def _functions() -> tuple[Any, Any]:
             except BaseException as why:
                 groups.refuse(comm, why)
                 raise
-            at = memory.data_ptr()
-            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), at,
-                                           aligned(at + 8), mean, comm)
+            address = memory.data_ptr()
+            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
+                                           aligned(address + 8), mean, comm)
             ctx.made, ctx.shape = made, loss.shape
             ctx.save_for_backward(memory)
             ctx.set_materialize_grads(False)
@@ -351,10 +351,10 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> tu
         if weights is not None and not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
             bad = ~((weights >= 0) & (weights < float('inf')))
             if bad.any():
-                at = bad.nonzero()[0].tolist()
+                index = bad.nonzero()[0].tolist()
                 raise ArgumentError("%s: mask: found %s at %s, expected weights that are finite and not "
                                     "negative; pass a mask of bools to count tokens"
-                                    % (what, float(weights[tuple(at)]), at))
+                                    % (what, float(weights[tuple(index)]), index))
         return target.to(torch.int64).masked_fill(mask == 0, ignore_index), weights
     except Exception as why:
         raise groups.told(why, target.device, *of)

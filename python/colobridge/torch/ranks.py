@@ -204,7 +204,7 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
     # How often this rank met those, which the store counts: it may be one that served a torch.distributed
     # before, and still have what was said then.
     meeting = store.add('colobridge/%s/%d' % (name, me), 1)
-    at = ranks.index(me)
+    index = ranks.index(me)
 
     def key(rank: int, step: int) -> str:
         return 'colobridge/%s/%d/%d/%d' % (name, meeting, step, rank)
@@ -225,7 +225,7 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
                 % (me, _timeout(), missing, list(ranks), why), STATUS['ERR_TIMEOUT']) from why
         return [bytes(store.get(k)) for k in keys]
 
-    comm = Comm.from_all_gather(at, len(ranks), all_gather)
+    comm = Comm.from_all_gather(index, len(ranks), all_gather)
     comm.set_world_ranks(ranks)
     comm._board = _Board(store, 'colobridge/%s/%d' % (name, meeting), ranks, me)  # type: ignore
     return comm

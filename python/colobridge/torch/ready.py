@@ -122,7 +122,7 @@ def aligned(address: int) -> int:
 
 class HostWorkspace:
     """Workspace of calls on the host, at a multiple of 256; grows."""
-    __slots__ = ('memory', 'size', 'at')
+    __slots__ = ('memory', 'size', 'address')
 
     def __init__(self) -> None:
         self.size = -1
@@ -130,8 +130,8 @@ class HostWorkspace:
     def of(self, size: int) -> int:
         if size > self.size:
             self.memory = (c.c_char * (size + 255))()
-            self.size, self.at = size, aligned(c.addressof(self.memory))
-        return self.at
+            self.size, self.address = size, aligned(c.addressof(self.memory))
+        return self.address
 
 
 class Table:

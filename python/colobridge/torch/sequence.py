@@ -131,9 +131,9 @@ class _Gather:
         import torch
         with groups.telling(comm):
             raw, flat = seq.on(local.device), local.contiguous().view(-1)
-            memory, at = cls.workspace(raw, flat)
+            memory, address = cls.workspace(raw, flat)
             out = torch.empty(seq.batch, seq.positions - 1, dtype=local.dtype, device=local.device)
-            call('colo_sequence_gather', raw, checked(flat, 'values'), checked(out, 'out'), comm.handle, at,
+            call('colo_sequence_gather', raw, checked(flat, 'values'), checked(out, 'out'), comm.handle, address,
                  stream_of(local.device))
         del memory
         if keeps:
@@ -148,8 +148,8 @@ class _Gather:
         with groups.telling(ctx.comm):
             raw, d_out = ctx.seq.on(d_out.device), d_out.contiguous()
             d = torch.empty(ctx.shape, dtype=d_out.dtype, device=d_out.device)
-            memory, at = cls.workspace(raw, d_out)
+            memory, address = cls.workspace(raw, d_out)
             call('colo_sequence_gather_backward', raw, _ADJOINT[ctx.adjoint], checked(d_out, 'd_out'),
-                 checked(d.view(-1), 'd_values'), ctx.comm.handle, at, stream_of(d_out.device))
+                 checked(d.view(-1), 'd_values'), ctx.comm.handle, address, stream_of(d_out.device))
         del memory
         return d

@@ -48,7 +48,7 @@ struct transport {
     MPI_Comm comm; /* the duplicate; owned */
     int32_t size;
     struct in in[RING];
-    int at;    /* the receive that was posted first */
+    int oldest; /* the receive that was posted first */
     bool held; /* its frame has been handed out and not been posted again */
     struct out *under_way, *small, *large; /* the last two: free ones */
     struct out *reserved;
@@ -182,12 +182,12 @@ static int mpi_recv(void *transport, int32_t *peer, const void **frame, size_t *
         return -2;
     if (w->held) {
         w->held = false;
-        if (!post(w, &w->in[w->at]))
+        if (!post(w, &w->in[w->oldest]))
             return -2;
-        w->at = (w->at + 1) % RING;
+        w->oldest = (w->oldest + 1) % RING;
     }
     complete_sends(w);
-    struct in *in = &w->in[w->at];
+    struct in *in = &w->in[w->oldest];
     MPI_Status status;
     int done = 0, n = 0, e = MPI_Test(&in->request, &done, &status);
     if (e != MPI_SUCCESS) {

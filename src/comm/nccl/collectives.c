@@ -104,7 +104,7 @@ static colo_status_t nccl_barrier(colo_comm_t *c, colo_stream_t stream)
 
 /* Part [at, at + step) of each slice: of the own one, all ranks' @send are combined into @dst. */
 static colo_status_t combine_window(struct colo_operation *r, const char *send, char *dst,
-                                    int64_t count, int64_t at, int64_t step, colo_dtype_t dtype,
+                                    int64_t count, int64_t offset, int64_t step, colo_dtype_t dtype,
                                     colo_redop_t op)
 {
     const int32_t n = r->c->size, me = r->c->rank;
@@ -115,7 +115,7 @@ static colo_status_t combine_window(struct colo_operation *r, const char *send, 
     COLO_TRY(colo_operation_stage(r, part * (size_t)n));
     COLO_NCCL(r->lib->group_start());
     for (int32_t k = 0; k < n; k++) {
-        const int64_t from = colo_reduce_slice(count, n, k) + at;
+        const int64_t from = colo_reduce_slice(count, n, k) + offset;
         const int64_t left = colo_reduce_slice(count, n, k + 1) - from;
         if (k == me) {
             own = from;
@@ -133,7 +133,7 @@ static colo_status_t combine_window(struct colo_operation *r, const char *send, 
     COLO_NCCL(e != ncclSuccess ? e : closed);
     if (mine <= 0)
         return COLO_OK;
-    return colo_operation_cuda(r, colo_k_combine(dst + at * elem, r->f->stage, (int64_t)part,
+    return colo_operation_cuda(r, colo_k_combine(dst + offset * elem, r->f->stage, (int64_t)part,
                                                  send + own * elem, me, n, mine, dtype, op,
                                                  r->stream));
 }
@@ -147,8 +147,8 @@ static colo_status_t combine_slice(struct colo_operation *r, const char *send, c
     const int64_t bytes_each = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN;
     const int64_t most = bytes_each / (int64_t)colo_dtype_size(dtype);
     const int64_t step = longest < most ? longest : most;
-    for (int64_t at = 0; at < longest; at += step)
-        COLO_TRY(combine_window(r, send, dst, count, at, step, dtype, op));
+    for (int64_t offset = 0; offset < longest; offset += step)
+        COLO_TRY(combine_window(r, send, dst, count, offset, step, dtype, op));
     return COLO_OK;
 }
 

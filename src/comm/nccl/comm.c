@@ -132,10 +132,10 @@ void colo_nccl_destroy(colo_comm_t *c)
     colo_p2p_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
     pthread_mutex_lock(&f->lock);
-    struct colo_nccl_group **at = &f->group;
-    while (*at != x)
-        at = &(*at)->next;
-    *at = x->next;
+    struct colo_nccl_group **link = &f->group;
+    while (*link != x)
+        link = &(*link)->next;
+    *link = x->next;
     bool last = --f->live == 0;
     keep_longest(f, c);
     pthread_mutex_unlock(&f->lock);
@@ -194,10 +194,10 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
     if (!subconnection)
         return;
     pthread_mutex_lock(&x->context->lock);
-    colo_subconnection_t **at = &x->subconnection;
-    while (*at != subconnection)
-        at = &(*at)->next;
-    *at = subconnection->next;
+    colo_subconnection_t **link = &x->subconnection;
+    while (*link != subconnection)
+        link = &(*link)->next;
+    *link = subconnection->next;
     pthread_mutex_unlock(&x->context->lock);
     colo_nccl_connection_put(x->context, subconnection->connection);
     free(subconnection->members);

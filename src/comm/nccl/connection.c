@@ -213,10 +213,10 @@ static void leave_main(void *p)
 
 static void unlist(struct colo_nccl_context *f, struct colo_connection *l)
 {
-    struct colo_connection **at = &f->connection;
-    while (*at != l)
-        at = &(*at)->next;
-    *at = l->next;
+    struct colo_connection **link = &f->connection;
+    while (*link != l)
+        link = &(*link)->next;
+    *link = l->next;
 }
 
 /* The unused connection to end now, if there are too many of them; out of the list. */

@@ -50,8 +50,8 @@ static int steps_of(int64_t bytes, bool halves)
 static colo_box_t sub_box(const colo_box_t *b, int64_t i, int64_t j, int64_t k, int64_t ni,
                           int64_t nj, int64_t nk, size_t elem)
 {
-    int64_t at = i * b->stride[0] + j * b->stride[1] + k * b->stride[2];
-    return (colo_box_t){.data = b->data ? (char *)b->data + at * (int64_t)elem : NULL,
+    int64_t offset = i * b->stride[0] + j * b->stride[1] + k * b->stride[2];
+    return (colo_box_t){.data = b->data ? (char *)b->data + offset * (int64_t)elem : NULL,
                         .extent = {ni, nj, nk},
                         .stride = {b->stride[0], b->stride[1], b->stride[2]}};
 }
@@ -95,7 +95,7 @@ static int32_t cut(const colo_message_t *m, int k, bool halves, size_t elem, col
     const int64_t all = message_bytes(m, elem);
     const int steps = steps_of(all, halves);
     const int64_t lo = all * k / steps, hi = all * (k + 1) / steps;
-    int64_t at = 0;
+    int64_t offset = 0;
     int32_t n = 0;
     *bytes = 0;
     for (int32_t i = 0; k < steps && i < m->nboxes; i++) {
@@ -106,10 +106,11 @@ static int32_t cut(const colo_message_t *m, int k, bool halves, size_t elem, col
         int64_t lines = b->extent[0] * b->extent[1];
         lines = lines == 1 ? b->extent[2] : lines;
         const int64_t line = count / lines * (int64_t)elem;
-        const int64_t l0 = clamped_up(lo - at, line, lines), l1 = clamped_up(hi - at, line, lines);
+        const int64_t l0 = clamped_up(lo - offset, line, lines),
+                      l1 = clamped_up(hi - offset, line, lines);
         n += out ? lines_of(b, l0, l1, elem, out + n) : 0;
         *bytes += (l1 - l0) * line;
-        at += count * (int64_t)elem;
+        offset += count * (int64_t)elem;
     }
     return n;
 }
@@ -202,7 +203,7 @@ static colo_status_t check_memory(const struct colo_operation *r, const struct e
 static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int k, char *stage,
                       int64_t *packs)
 {
-    size_t at = 0;
+    size_t offset = 0;
     int64_t pairs = 0, bytes;
     struct colo_packet *part = f->part;
     for (int side = 0; side < 2; side++) {
@@ -211,19 +212,20 @@ static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int
             *part = (struct colo_packet){in_place(f->from + pairs, n, x->elem), (size_t)bytes};
             if (part->data || bytes == 0)
                 continue;
-            part->data = stage + at;
-            for (size_t end = at, last = (size_t)pairs + (size_t)n; (size_t)pairs < last; pairs++) {
+            part->data = stage + offset;
+            for (size_t end = offset, last = (size_t)pairs + (size_t)n; (size_t)pairs < last;
+                 pairs++) {
                 const int64_t *e = f->from[pairs].extent;
                 f->to[pairs] = (colo_box_t){.data = stage + end,
                                             .extent = {e[0], e[1], e[2]},
                                             .stride = {e[1] * e[2], e[2], 1}};
                 end += (size_t)colo_box_count(&f->from[pairs]) * x->elem;
             }
-            at += colo_stage_padded((size_t)bytes);
+            offset += colo_stage_padded((size_t)bytes);
         }
         packs[side] = pairs - (side ? packs[0] : 0);
     }
-    return at;
+    return offset;
 }
 
 /* ---- a step ---- */
@@ -240,9 +242,9 @@ static int32_t link_rank(const colo_subconnection_t *subconnection, int32_t peer
 {
     if (!subconnection)
         return peer;
-    const int32_t *at =
+    const int32_t *member =
         bsearch(&peer, subconnection->members, (size_t)subconnection->n, sizeof peer, by_value);
-    return at ? (int32_t)(at - subconnection->members) : -1;
+    return member ? (int32_t)(member - subconnection->members) : -1;
 }
 
 static colo_status_t group(struct colo_operation *r, const struct exchange *x,

@@ -75,9 +75,9 @@ void colo_nccl_cond_init(pthread_cond_t *c)
 
 struct timespec colo_nccl_in(double seconds)
 {
-    double at = colo_now() + seconds;
-    return (struct timespec){.tv_sec = (time_t)at,
-                             .tv_nsec = (long)((at - (double)(time_t)at) * 1e9)};
+    double when = colo_now() + seconds;
+    return (struct timespec){.tv_sec = (time_t)when,
+                             .tv_nsec = (long)((when - (double)(time_t)when) * 1e9)};
 }
 
 /* Starts @j, or frees it. */

@@ -108,8 +108,8 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
     cudaError_t e = colo_k_gather_begin(&k, stream);
     for (int32_t i = 1; i < c->size && e == cudaSuccess; i++) { /* each begins with another one */
         const int32_t r = (c->rank + i) % c->size;
-        const size_t at = (size_t)r * bytes;
-        e = cudaMemcpyAsync(recv + at, from->base[r] + g->offset + at, bytes, cudaMemcpyDefault,
+        const size_t pos = (size_t)r * bytes;
+        e = cudaMemcpyAsync(recv + pos, from->base[r] + g->offset + pos, bytes, cudaMemcpyDefault,
                             stream);
     }
     return e == cudaSuccess ? colo_k_gather_end(&k, stream) : e;

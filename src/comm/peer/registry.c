@@ -347,9 +347,9 @@ static colo_status_t range_of(void *p, char **base, size_t *size)
                                    e != cudaSuccess ? e : cudaErrorSymbolNotFound);
         memcpy(&range, &fn, sizeof range);
     }
-    unsigned long long at = 0;
-    int r = range(&at, size, (unsigned long long)(uintptr_t)p);
-    *base = (char *)(uintptr_t)at;
+    unsigned long long begin = 0;
+    int r = range(&begin, size, (unsigned long long)(uintptr_t)p);
+    *base = (char *)(uintptr_t)begin;
     return r == 0 ? COLO_OK : colo_fail(COLO_ERR_ARG, "register: %p is no device allocation", p);
 }
 

@@ -86,24 +86,24 @@ static bool is_remote(const colo_transfers_t *w, int64_t i)
  * where they come in powers of two, every turn pairs all of them up. */
 static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
 {
-    int64_t turns = 1, *at = malloc(((size_t)w->nsteps + 1) * sizeof *at);
+    int64_t turns = 1, *link = malloc(((size_t)w->nsteps + 1) * sizeof *link);
     while (turns < p->size)
         turns *= 2;
     COLO_AUTOFREE int64_t *count = calloc(2 * (size_t)turns + 1, sizeof *count);
-    for (int64_t i = 0; at && count && i < w->nsteps; i++) {
+    for (int64_t i = 0; link && count && i < w->nsteps; i++) {
         const int64_t peer = w->step[i].peer;
-        at[i] = (is_remote(w, i) ? 0 : turns) + (peer < 0 ? 0 : peer ^ p->rank);
-        count[at[i] + 1]++;
+        link[i] = (is_remote(w, i) ? 0 : turns) + (peer < 0 ? 0 : peer ^ p->rank);
+        count[link[i] + 1]++;
     }
-    for (int64_t k = 0; at && count && k < 2 * turns; k++)
+    for (int64_t k = 0; link && count && k < 2 * turns; k++)
         count[k + 1] += count[k];
-    for (int64_t i = 0; at && count && i < w->nsteps; i++)
-        at[i] = count[at[i]]++;
+    for (int64_t i = 0; link && count && i < w->nsteps; i++)
+        link[i] = count[link[i]]++;
     if (!count) {
-        free(at);
-        at = NULL;
+        free(link);
+        link = NULL;
     }
-    return at;
+    return link;
 }
 
 static colo_status_t too_many(const struct colo_p2p *d, const colo_transfers_t *w)
@@ -123,22 +123,22 @@ static bool be_partner(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, int6
 static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_transfers_t *w,
                               colo_k_p2p_t *k, colo_transfer_t *segment, colo_addend_t *addend)
 {
-    COLO_AUTOFREE int64_t *at = order_of(d->peer, w);
-    if (!at)
+    COLO_AUTOFREE int64_t *link = order_of(d->peer, w);
+    if (!link)
         return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
     for (int32_t i = 0; i < w->nposts; i++)
         if (partner_of(d, pass, k, w->expose[i], 1) < 0)
             return too_many(d, w);
     for (int64_t i = 0; i < w->nsteps; i++) {
-        colo_transfer_t *s = &segment[at[i]];
+        colo_transfer_t *s = &segment[link[i]];
         *s = w->step[i];
         bool fits = true;
         if (i > 0 && s->peer == w->step[i - 1].peer) /* as it usually is */
-            s->peer = segment[at[i - 1]].peer;
+            s->peer = segment[link[i - 1]].peer;
         else
             fits = be_partner(d, pass, k, &s->peer);
         for (int32_t l = 0; l < w->addends; l++) {
-            colo_addend_t *a = &addend[at[i] * w->addends + l];
+            colo_addend_t *a = &addend[link[i] * w->addends + l];
             *a = w->addend[i * w->addends + l];
             fits = fits && be_partner(d, pass, k, &a->peer);
         }
@@ -412,12 +412,12 @@ void colo_p2p_destroy(colo_p2p_t **p2p)
 {
     if (!p2p || !*p2p)
         return;
-    struct colo_p2p *d = *p2p, **at = &d->peer->p2p;
+    struct colo_p2p *d = *p2p, **link = &d->peer->p2p;
     *p2p = NULL;
     pthread_mutex_lock(&d->peer->lock);
-    while (*at != d)
-        at = &(*at)->next;
-    *at = d->next;
+    while (*link != d)
+        link = &(*link)->next;
+    *link = d->next;
     pthread_mutex_unlock(&d->peer->lock);
     p2p_free(d);
 }

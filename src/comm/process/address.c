@@ -174,8 +174,8 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, 
     for (int i = 0; i < SPARE; i++)
         spare[i] = -1;
     for (int32_t r = 0; r < b->size + SPARE && !error; r++) {
-        int *at = r < b->size ? &fd[r] : &spare[r - b->size];
-        if (r != b->rank && (*at = colo_socket_open(AF_UNIX, SOCK_STREAM)) < 0)
+        int *place = r < b->size ? &fd[r] : &spare[r - b->size];
+        if (r != b->rank && (*place = colo_socket_open(AF_UNIX, SOCK_STREAM)) < 0)
             error = errno;
     }
     for (int i = 0; i < SPARE; i++)

@@ -198,7 +198,7 @@ static void read_answer(struct meeting *m, struct call *c)
 
 static colo_status_t welcome(struct meeting *m, int listener, bool is_unix)
 {
-    int fd = colo_socket_accept(listener), at = 0;
+    int fd = colo_socket_accept(listener), index = 0;
     if (fd < 0)
         return (errno == EMFILE || errno == ENFILE) && !show_a_guest_out(m)
                    ? colo_endpoint_no_socket(m->b, errno)
@@ -207,16 +207,17 @@ static colo_status_t welcome(struct meeting *m, int listener, bool is_unix)
         colo_socket_close(fd);
         return COLO_OK;
     }
-    while (at < GUESTS && m->guest[at].fd >= 0)
-        at++;
-    if (at == GUESTS) { /* strangers that keep quiet make room; a peer calls again */
-        for (at = 0; at < GUESTS - 1 && m->guest[at].answered; at++)
+    while (index < GUESTS && m->guest[index].fd >= 0)
+        index++;
+    if (index == GUESTS) { /* strangers that keep quiet make room; a peer calls again */
+        for (index = 0; index < GUESTS - 1 && m->guest[index].answered; index++)
             ;
-        colo_socket_close(m->guest[at].fd);
-        memmove(m->guest + at, m->guest + at + 1, (size_t)(GUESTS - 1 - at) * sizeof m->guest[0]);
-        at = GUESTS - 1;
+        colo_socket_close(m->guest[index].fd);
+        memmove(m->guest + index, m->guest + index + 1,
+                (size_t)(GUESTS - 1 - index) * sizeof m->guest[0]);
+        index = GUESTS - 1;
     }
-    m->guest[at] = (struct guest){.fd = fd};
+    m->guest[index] = (struct guest){.fd = fd};
     return COLO_OK;
 }
 

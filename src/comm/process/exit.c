@@ -76,10 +76,10 @@ void colo_process_exit_add(struct colo_process_context *f)
 void colo_process_exit_remove(struct colo_process_context *f)
 {
     pthread_mutex_lock(&lock);
-    struct colo_process_context **at = &first;
-    while (*at && *at != f)
-        at = &(*at)->next;
-    if (*at)
-        *at = f->next;
+    struct colo_process_context **link = &first;
+    while (*link && *link != f)
+        link = &(*link)->next;
+    if (*link)
+        *link = f->next;
     pthread_mutex_unlock(&lock);
 }

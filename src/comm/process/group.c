@@ -262,14 +262,14 @@ static uint64_t child_key(const struct colo_process_group *parent, uint64_t tag,
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child)
 {
-    struct colo_process_group *at = parent->impl, *x = NULL;
+    struct colo_process_group *above = parent->impl, *x = NULL;
     COLO_AUTOFREE int32_t *world = malloc((size_t)n * sizeof *world);
     if (!world)
         return colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
     for (int32_t i = 0; i < n; i++)
-        world[i] = at->world[members[i]];
-    COLO_TRY(group_new(child, at->context, child_key(at, tag, members, n), world, &x));
-    colo_process_own(at->context);
+        world[i] = above->world[members[i]];
+    COLO_TRY(group_new(child, above->context, child_key(above, tag, members, n), world, &x));
+    colo_process_own(above->context);
     group_live(child, x);
     return COLO_OK;
 }

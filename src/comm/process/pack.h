@@ -18,7 +18,7 @@ typedef struct colo_cursor {
     int64_t elem;
     /* the current box with steps in bytes, contiguous axes coalesced: at[] counts in it */
     char *data;
-    int64_t extent[3], step[3], at[3];
+    int64_t extent[3], step[3], index[3];
 } colo_cursor_t;
 
 /* Loads the next box that has elements; false at the end. */
@@ -29,23 +29,23 @@ static inline bool colo_cursor_load_(colo_cursor_t *c)
         if (b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0)
             continue;
         int64_t extent[3] = {1, 1, 1}, step[3] = {0, 0, c->elem}; /* outermost first */
-        int at = 3;
+        int index = 3;
         for (int i = 2; i >= 0; i--) {
             int64_t s = b->stride[i] * c->elem;
             if (b->extent[i] == 1)
                 continue;
-            if (at < 3 && s == step[at] * extent[at]) {
-                extent[at] *= b->extent[i];
+            if (index < 3 && s == step[index] * extent[index]) {
+                extent[index] *= b->extent[i];
                 continue;
             }
-            at--;
-            extent[at] = b->extent[i];
-            step[at] = s;
+            index--;
+            extent[index] = b->extent[i];
+            step[index] = s;
         }
         c->data = b->data;
         memcpy(c->extent, extent, sizeof extent);
         memcpy(c->step, step, sizeof step);
-        memset(c->at, 0, sizeof c->at);
+        memset(c->index, 0, sizeof c->index);
         return true;
     }
     return false;
@@ -67,8 +67,9 @@ static inline void colo_cursor_move(colo_cursor_t *c, char *to, const char *from
 {
     const int64_t elem = c->elem;
     while (bytes >= elem && c->box < c->end) {
-        char *p = c->data + c->at[0] * c->step[0] + c->at[1] * c->step[1] + c->at[2] * c->step[2];
-        int64_t n = c->extent[2] - c->at[2];
+        char *p = c->data + c->index[0] * c->step[0] + c->index[1] * c->step[1] +
+                  c->index[2] * c->step[2];
+        int64_t n = c->extent[2] - c->index[2];
         if (n > bytes / elem)
             n = bytes / elem;
         if (c->step[2] == elem) {
@@ -88,14 +89,14 @@ static inline void colo_cursor_move(colo_cursor_t *c, char *to, const char *from
             to += n * elem;
         else
             from += n * elem;
-        c->at[2] += n;
-        if (c->at[2] < c->extent[2])
+        c->index[2] += n;
+        if (c->index[2] < c->extent[2])
             continue;
-        c->at[2] = 0;
-        if (++c->at[1] < c->extent[1])
+        c->index[2] = 0;
+        if (++c->index[1] < c->extent[1])
             continue;
-        c->at[1] = 0;
-        if (++c->at[0] < c->extent[0])
+        c->index[1] = 0;
+        if (++c->index[0] < c->extent[0])
             continue;
         c->box++;
         if (!colo_cursor_load_(c))

@@ -127,17 +127,17 @@ static struct colo_child *child_new(struct colo_shared *parent, const int32_t *m
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child)
 {
-    struct colo_shared *at = ((struct colo_threads *)parent->impl)->shared, *shared = NULL;
-    pthread_mutex_lock(&at->lock);
-    struct colo_child **link = &at->children;
+    struct colo_shared *above = ((struct colo_threads *)parent->impl)->shared, *shared = NULL;
+    pthread_mutex_lock(&above->lock);
+    struct colo_child **link = &above->children;
     for (; *link; link = &(*link)->next)
         if ((*link)->tag == tag && (*link)->n == n &&
             memcmp((*link)->members, members, (size_t)n * sizeof *members) == 0)
             break;
     struct colo_child *e = *link;
     if (!e) {
-        link = &at->children;
-        e = child_new(at, members, n, tag); /* becomes the first */
+        link = &above->children;
+        e = child_new(above, members, n, tag); /* becomes the first */
     }
     if (e) {
         shared = e->shared;
@@ -148,7 +148,7 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
             atomic_fetch_add(&shared->refs, 1);
         }
     }
-    pthread_mutex_unlock(&at->lock);
+    pthread_mutex_unlock(&above->lock);
     if (!shared)
         return colo_fail(COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
     return attach(child, shared);

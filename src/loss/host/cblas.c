@@ -68,17 +68,17 @@ static bool works(const colo_cblas_t *lib)
 static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *lib)
 {
     const char *names[] = {"cblas_sgemm", "cblas_dgemm"};
-    void *at[2];
+    void *function[2];
     if (sizeof(void *) < sizeof(int64_t)) /* see cblas.h */
         return colo_fail(COLO_ERR_UNBUILT, "lm_head: no CBLAS is used in 32-bit programs");
     for (int i = 0; i < 2; i++) {
-        at[i] = dlsym(so, names[i]);
-        if (!at[i])
+        function[i] = dlsym(so, names[i]);
+        if (!function[i])
             return colo_fail(COLO_ERR_UNBUILT, "lm_head: %.200s has no %s, it is no CBLAS", name,
                              names[i]);
     }
-    *(void **)&lib->sgemm = at[0];
-    *(void **)&lib->dgemm = at[1];
+    *(void **)&lib->sgemm = function[0];
+    *(void **)&lib->dgemm = function[1];
     if (!works(lib))
         return colo_fail(COLO_ERR_UNBUILT,
                          "lm_head: %.200s has a cblas_sgemm or cblas_dgemm that gives wrong "

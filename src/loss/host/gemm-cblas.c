@@ -38,13 +38,13 @@ int64_t colo_host_cblas_columns(int64_t most)
 }
 
 /* a, b, c and the sums */
-static int64_t lay_out(int64_t columns, int64_t elem, int64_t at[4])
+static int64_t lay_out(int64_t columns, int64_t elem, int64_t offset[4])
 {
     const int64_t bytes[4] = {ROWS * DEPTH * elem, DEPTH * columns * elem, ROWS * columns * elem,
                               ROWS * columns * (int64_t)sizeof(double)};
     int64_t n = 0;
     for (int i = 0; i < 4; i++) {
-        at[i] = n;
+        offset[i] = n;
         n += aligned(bytes[i]);
     }
     return n;
@@ -52,28 +52,28 @@ static int64_t lay_out(int64_t columns, int64_t elem, int64_t at[4])
 
 int64_t colo_host_cblas_workspace(int64_t columns, bool wide)
 {
-    int64_t at[4];
-    return lay_out(columns, wide ? 8 : 4, at);
+    int64_t offset[4];
+    return lay_out(columns, wide ? 8 : 4, offset);
 }
 
-/* to = n elements of @x from @at on, as float, or double of f64 */
-static void widen(void *to, const struct colo_host_operand *x, int64_t at, int64_t n)
+/* to = n elements of @x from @offset on, as float, or double of f64 */
+static void widen(void *to, const struct colo_host_operand *x, int64_t offset, int64_t n)
 {
     float *f = to;
     switch (x->dtype) {
     case COLO_F64:
-        memcpy(to, (const double *)x->data + at, (size_t)n * sizeof(double));
+        memcpy(to, (const double *)x->data + offset, (size_t)n * sizeof(double));
         break;
     case COLO_BF16:
         for (int64_t i = 0; i < n; i++)
-            f[i] = colo_bf16_to_f32(((const uint16_t *)x->data)[at + i]);
+            f[i] = colo_bf16_to_f32(((const uint16_t *)x->data)[offset + i]);
         break;
     case COLO_F16:
         for (int64_t i = 0; i < n; i++)
-            f[i] = colo_f16_to_f32(((const uint16_t *)x->data)[at + i]);
+            f[i] = colo_f16_to_f32(((const uint16_t *)x->data)[offset + i]);
         break;
     default:
-        memcpy(to, (const float *)x->data + at, (size_t)n * sizeof(float));
+        memcpy(to, (const float *)x->data + offset, (size_t)n * sizeof(float));
     }
 }
 
@@ -111,11 +111,11 @@ ADD(add_f64, double)
 
 /* One block of k: c = a b, and into the sums. */
 static void multiply(const colo_cblas_t *lib, const struct colo_host_product *p, char *memory,
-                     const int64_t at[4], int64_t m, int64_t n, int64_t k, int64_t columns,
+                     const int64_t offset[4], int64_t m, int64_t n, int64_t k, int64_t columns,
                      bool first)
 {
-    void *a = memory + at[0], *b = memory + at[1], *c = memory + at[2];
-    double *sum = (double *)(void *)(memory + at[3]);
+    void *a = memory + offset[0], *b = memory + offset[1], *c = memory + offset[2];
+    double *sum = (double *)(void *)(memory + offset[3]);
     const int op_a = p->a.by_k ? COLO_CBLAS_TRANS : COLO_CBLAS_NO_TRANS,
               op_b = p->b.by_k ? COLO_CBLAS_NO_TRANS : COLO_CBLAS_TRANS;
     const int64_t lda = p->a.by_k ? ROWS : DEPTH, ldb = p->b.by_k ? columns : DEPTH;
@@ -131,10 +131,10 @@ static void multiply(const colo_cblas_t *lib, const struct colo_host_product *p,
 void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *p,
                          int64_t columns, void *workspace)
 {
-    int64_t at[4];
-    lay_out(columns, p->wide ? 8 : 4, at);
+    int64_t offset[4];
+    lay_out(columns, p->wide ? 8 : 4, offset);
     char *memory = workspace;
-    double *sum = (double *)(void *)(memory + at[3]);
+    double *sum = (double *)(void *)(memory + offset[3]);
     for (int64_t i = p->sums_rows ? 0 : -(p->first % ROWS); i < p->m; i += ROWS) {
         const int64_t lo = i < 0 ? 0 : i, hi = p->m - i < ROWS ? p->m : i + ROWS;
         const struct span rows = {lo, hi - lo, lo - i, p->sums_rows ? hi - lo : ROWS};
@@ -145,10 +145,10 @@ void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product
             for (int64_t from = 0; from < p->k; from += DEPTH) {
                 struct span k = {from, p->k - from < DEPTH ? p->k - from : DEPTH, 0, 0};
                 k.all = p->sums_rows ? DEPTH : k.n;
-                pack(memory + at[0], p->a.by_k ? ROWS : DEPTH, &p->a, rows, k);
-                pack(memory + at[1], p->b.by_k ? columns : DEPTH, &p->b, (struct span){j, n, 0, n},
-                     k);
-                multiply(lib, p, memory, at, rows.all, n, k.all, columns, from == 0);
+                pack(memory + offset[0], p->a.by_k ? ROWS : DEPTH, &p->a, rows, k);
+                pack(memory + offset[1], p->b.by_k ? columns : DEPTH, &p->b,
+                     (struct span){j, n, 0, n}, k);
+                multiply(lib, p, memory, offset, rows.all, n, k.all, columns, from == 0);
             }
             colo_host_product_store(p, lo, hi - lo, j, n, sum + rows.before * columns, columns);
         }

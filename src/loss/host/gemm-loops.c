@@ -23,8 +23,8 @@ struct panels {
     } a, b; /* [k][i], [k][j]; zeros outside the matrix */
 };
 
-/* @n of BLOCK lines from @at, @depth of DEPTH elements from @from */
-static void pack_panel(const struct colo_host_operand *x, int64_t at, int64_t n, int64_t from,
+/* @n of BLOCK lines from @offset, @depth of DEPTH elements from @from */
+static void pack_panel(const struct colo_host_operand *x, int64_t offset, int64_t n, int64_t from,
                        int64_t depth, bool wide, void *to)
 {
     const int64_t across = x->by_k ? 1 : x->stride, along = x->by_k ? x->stride : 1;
@@ -32,7 +32,7 @@ static void pack_panel(const struct colo_host_operand *x, int64_t at, int64_t n,
         for (int64_t i = 0; i < BLOCK; i++) {
             double v = 0;
             if (i < n)
-                v = colo_scalar_get(x->dtype, x->data, (at + i) * across + (from + k) * along);
+                v = colo_scalar_get(x->dtype, x->data, (offset + i) * across + (from + k) * along);
             if (wide)
                 ((double *)to)[k * BLOCK + i] = v;
             else

@@ -19,20 +19,21 @@ struct blas {
 };
 
 /* to[0..n) = v, rounded to to's dtype */
-static void store_row(const struct colo_linear_matrix *to, int64_t at, const double *v, int64_t n)
+static void store_row(const struct colo_linear_matrix *to, int64_t offset, const double *v,
+                      int64_t n)
 {
     switch (to->dtype) {
     case COLO_F64:
         for (int64_t j = 0; j < n; j++)
-            ((double *)to->data)[at + j] = v[j];
+            ((double *)to->data)[offset + j] = v[j];
         break;
     case COLO_F32:
         for (int64_t j = 0; j < n; j++)
-            ((float *)to->data)[at + j] = (float)v[j];
+            ((float *)to->data)[offset + j] = (float)v[j];
         break;
     default:
         for (int64_t j = 0; j < n; j++)
-            colo_scalar_put(to->dtype, to->data, at + j, v[j]);
+            colo_scalar_put(to->dtype, to->data, offset + j, v[j]);
     }
 }
 
@@ -41,14 +42,14 @@ void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int6
 {
     for (int64_t i = 0; i < m; i++) {
         double *row = sum + i * pitch;
-        int64_t at = (i0 + i) * p->c->stride + j0;
+        int64_t offset = (i0 + i) * p->c->stride + j0;
         for (int64_t j = 0; j < n; j++)
             row[j] *= p->scale;
         for (int64_t j = 0; p->bias && j < n; j++)
             row[j] += colo_scalar_get(p->bias_dtype, p->bias, j0 + j);
         for (int64_t j = 0; p->add && j < n; j++)
-            row[j] += colo_scalar_get(p->c->dtype, p->c->data, at + j);
-        store_row(p->c, at, row, n);
+            row[j] += colo_scalar_get(p->c->dtype, p->c->data, offset + j);
+        store_row(p->c, offset, row, n);
     }
 }
 

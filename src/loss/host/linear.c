@@ -172,9 +172,9 @@ colo_status_t colo_host_rows_sum(const struct colo_linear_matrix *z, int64_t row
             for (int64_t k = 0; k < n; k++)
                 sum[k] += colo_scalar_get(z->dtype, z->data, i * z->stride + j + k);
         for (int64_t k = 0; k < n; k++) {
-            int64_t at = (j + k) * to_step;
-            colo_scalar_put(dtype, to, at,
-                            (beta != 0 ? colo_scalar_get(dtype, to, at) : 0) + by * sum[k]);
+            int64_t index = (j + k) * to_step;
+            colo_scalar_put(dtype, to, index,
+                            (beta != 0 ? colo_scalar_get(dtype, to, index) : 0) + by * sum[k]);
         }
     }
     return COLO_OK;

@@ -46,23 +46,23 @@ static double get(const void *base, colo_dtype_t dtype, int64_t i)
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
 static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n, double *x)
 {
-    int64_t at = (t - p->row_lo) * p->row_stride + j;
+    int64_t index = (t - p->row_lo) * p->row_stride + j;
     switch (p->dtype) {
     case COLO_F64:
         for (int i = 0; i < n; i++)
-            x[i] = ((const double *)p->logits)[at + i];
+            x[i] = ((const double *)p->logits)[index + i];
         break;
     case COLO_BF16:
         for (int i = 0; i < n; i++)
-            x[i] = colo_bf16_to_f32(((const uint16_t *)p->logits)[at + i]);
+            x[i] = colo_bf16_to_f32(((const uint16_t *)p->logits)[index + i]);
         break;
     case COLO_F16:
         for (int i = 0; i < n; i++)
-            x[i] = colo_f16_to_f32(((const uint16_t *)p->logits)[at + i]);
+            x[i] = colo_f16_to_f32(((const uint16_t *)p->logits)[index + i]);
         break;
     default:
         for (int i = 0; i < n; i++)
-            x[i] = ((const float *)p->logits)[at + i];
+            x[i] = ((const float *)p->logits)[index + i];
     }
     const double cap = p->config.logits.softcap;
     for (int i = 0; i < n; i++) {
@@ -347,23 +347,23 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
 static void store_dz(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n,
                      const double *dz)
 {
-    int64_t at = (t - p->row_lo) * p->d_row_stride + j;
+    int64_t index = (t - p->row_lo) * p->d_row_stride + j;
     switch (p->d_dtype) {
     case COLO_F64:
         for (int i = 0; i < n; i++)
-            ((double *)p->d_logits)[at + i] = dz[i];
+            ((double *)p->d_logits)[index + i] = dz[i];
         break;
     case COLO_BF16:
         for (int i = 0; i < n; i++)
-            ((uint16_t *)p->d_logits)[at + i] = colo_f32_to_bf16((float)dz[i]);
+            ((uint16_t *)p->d_logits)[index + i] = colo_f32_to_bf16((float)dz[i]);
         break;
     case COLO_F16:
         for (int i = 0; i < n; i++)
-            ((uint16_t *)p->d_logits)[at + i] = colo_f32_to_f16((float)dz[i]);
+            ((uint16_t *)p->d_logits)[index + i] = colo_f32_to_f16((float)dz[i]);
         break;
     default:
         for (int i = 0; i < n; i++)
-            ((float *)p->d_logits)[at + i] = (float)dz[i];
+            ((float *)p->d_logits)[index + i] = (float)dz[i];
     }
 }
 

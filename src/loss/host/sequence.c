@@ -37,43 +37,45 @@ static struct place locate(const struct colo_sequence_pass *p, int64_t rank, int
                                    .positions = p->row,
                                    .segments = p->cu_padded ? p->batch : 0,
                                    .cu_padded = p->cu_padded};
-    struct place at;
+    struct place found;
     if (p->cu_padded) {
-        at.position = colo_partition_index(&part, i);
-        at.row = segment_of(p, at.position);
-        const int64_t begin = p->cu_padded[at.row], padded = p->cu_padded[at.row + 1] - begin;
-        at.length = p->lengths ? p->lengths[at.row] : padded < p->positions ? padded : p->positions;
-        at.x = at.position - begin;
-        at.column = at.x + (p->left_padded ? p->positions - at.length : 0);
+        found.position = colo_partition_index(&part, i);
+        found.row = segment_of(p, found.position);
+        const int64_t begin = p->cu_padded[found.row], padded = p->cu_padded[found.row + 1] - begin;
+        found.length = p->lengths              ? p->lengths[found.row]
+                       : padded < p->positions ? padded
+                                               : p->positions;
+        found.x = found.position - begin;
+        found.column = found.x + (p->left_padded ? p->positions - found.length : 0);
     } else {
         const int64_t local = p->row / p->cp;
-        at.row = i / local;
-        at.position = colo_partition_index(&part, i % local);
-        at.length = p->lengths ? p->lengths[at.row] : p->positions;
-        at.column = at.position;
-        at.x = at.column - (p->left_padded ? p->positions - at.length : 0);
+        found.row = i / local;
+        found.position = colo_partition_index(&part, i % local);
+        found.length = p->lengths ? p->lengths[found.row] : p->positions;
+        found.column = found.position;
+        found.x = found.column - (p->left_padded ? p->positions - found.length : 0);
     }
-    return at;
+    return found;
 }
 
-static bool has_token(const struct place *at)
+static bool has_token(const struct place *found)
 {
-    return at->x >= 0 && at->x < at->length;
+    return found->x >= 0 && found->x < found->length;
 }
 
-static bool has_target(const struct place *at)
+static bool has_target(const struct place *found)
 {
-    return at->x >= 0 && at->x + 1 < at->length;
+    return found->x >= 0 && found->x + 1 < found->length;
 }
 
 colo_status_t colo_host_sequence_targets(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
     (void)stream;
     for (int64_t i = 0; i < p->count; i++) {
-        const struct place at = locate(p, p->cp_rank, i);
-        const int64_t next =
-            p->token_stride < 0 ? at.position + 1 : at.row * p->token_stride + at.column + 1;
-        p->targets[i] = has_target(&at) ? p->tokens[next] : p->ignore;
+        const struct place found = locate(p, p->cp_rank, i);
+        const int64_t next = p->token_stride < 0 ? found.position + 1
+                                                 : found.row * p->token_stride + found.column + 1;
+        p->targets[i] = has_target(&found) ? p->tokens[next] : p->ignore;
     }
     return COLO_OK;
 }
@@ -82,8 +84,8 @@ colo_status_t colo_host_sequence_mask(const struct colo_sequence_pass *p, colo_s
 {
     (void)stream;
     for (int64_t i = 0; i < p->count; i++) {
-        const struct place at = locate(p, p->cp_rank, i);
-        p->mask[i] = p->what == COLO_SEQUENCE_TOKENS ? has_token(&at) : has_target(&at);
+        const struct place found = locate(p, p->cp_rank, i);
+        p->mask[i] = p->what == COLO_SEQUENCE_TOKENS ? has_token(&found) : has_target(&found);
     }
     return COLO_OK;
 }
@@ -98,9 +100,9 @@ colo_status_t colo_host_sequence_scatter(const struct colo_sequence_pass *p, col
         memset(table + (size_t)(b * p->table_stride) * elem, 0, (size_t)(p->positions - 1) * elem);
     for (int64_t r = 0; r < p->cp; r++)
         for (int64_t i = 0; i < p->count; i++) {
-            const struct place at = locate(p, r, i);
-            if (has_target(&at))
-                memcpy(table + (size_t)(at.row * p->table_stride + at.column) * elem,
+            const struct place found = locate(p, r, i);
+            if (has_target(&found))
+                memcpy(table + (size_t)(found.row * p->table_stride + found.column) * elem,
                        elements + (size_t)(r * p->count + i) * elem, elem);
         }
     return COLO_OK;
@@ -114,10 +116,11 @@ colo_status_t colo_host_sequence_gather(const struct colo_sequence_pass *p, colo
     (void)stream;
     for (int64_t r = p->from; r < p->to; r++)
         for (int64_t i = 0; i < p->count; i++) {
-            const struct place at = locate(p, r, i);
+            const struct place found = locate(p, r, i);
             char *to = elements + (size_t)((r - p->from) * p->count + i) * elem;
-            if (has_target(&at))
-                memcpy(to, table + (size_t)(at.row * p->table_stride + at.column) * elem, elem);
+            if (has_target(&found))
+                memcpy(to, table + (size_t)(found.row * p->table_stride + found.column) * elem,
+                       elem);
             else
                 memset(to, 0, elem);
         }

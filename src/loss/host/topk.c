@@ -111,9 +111,9 @@ static const unsigned char *block_of(const struct colo_topk_pass *p, int32_t r)
     return p->base.blocks + r * p->base.block.bytes;
 }
 
-static double candidate(const struct colo_topk_pass *p, int32_t r, int64_t at)
+static double candidate(const struct colo_topk_pass *p, int32_t r, int64_t index)
 {
-    return colo_scalar_get(p->base.stat_dtype, block_of(p, r) + p->pz, at);
+    return colo_scalar_get(p->base.stat_dtype, block_of(p, r) + p->pz, index);
 }
 
 /* The rank whose block owns a legal @id. */
@@ -147,19 +147,19 @@ static int64_t count_before(const struct colo_topk_pass *p, int32_t r, int64_t t
 /* @id -1: no such column, NaN; COLO_TOPK_SKIP: nothing was asked for, 0 */
 static void emit(const struct colo_topk_pass *p, int64_t t, int64_t i, int64_t id, double z)
 {
-    const int64_t at = t * p->k + i;
+    const int64_t index = t * p->k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : NAN;
     if (id >= 0) {
         down = colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config.logits.softcap) -
                p->base.saved[t];
         logp = colo_scalar_at_most_0(down - p->base.saved[p->base.tokens + t]);
     }
-    p->down[at] = down;
-    p->saved_ids[at] = id < 0 ? -1 : id;
+    p->down[index] = down;
+    p->saved_ids[index] = id < 0 ? -1 : id;
     if (p->out.logp)
-        colo_scalar_put(p->base.stat_dtype, p->out.logp, at, logp);
+        colo_scalar_put(p->base.stat_dtype, p->out.logp, index, logp);
     if (p->out.ids)
-        p->out.ids[at] = id < 0 ? -1 : id;
+        p->out.ids[index] = id < 0 ? -1 : id;
     if (p->topk && i == 0 && id >= 0)
         p->rows[t] = id;
 }
@@ -203,9 +203,9 @@ colo_status_t colo_host_topk_merge(const struct colo_topk_pass *p, colo_stream_t
 }
 
 /* 0 where a pick has none */
-static double upstream(const struct colo_topk_pass *p, int64_t at)
+static double upstream(const struct colo_topk_pass *p, int64_t index)
 {
-    return p->saved_ids[at] < 0 ? 0 : colo_scalar_get(p->base.stat_dtype, p->d_logp, at);
+    return p->saved_ids[index] < 0 ? 0 : colo_scalar_get(p->base.stat_dtype, p->d_logp, index);
 }
 
 colo_status_t colo_host_topk_sum(const struct colo_topk_pass *p, colo_stream_t stream)
@@ -230,7 +230,7 @@ colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t s
         if (p->rows[t] < 0 || isnan(m))
             continue; /* zeros or NaN, already there */
         for (int64_t i = 0; i < p->k; i++) {
-            const int64_t at = t * p->k + i, id = p->saved_ids[at], j = id - start;
+            const int64_t index = t * p->k + i, id = p->saved_ids[index], j = id - start;
             if (id < start || j >= p->base.true_columns)
                 continue;
             double g = 0;
@@ -242,9 +242,9 @@ colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t s
             if (!first)
                 continue;
             double dx =
-                g - exp(p->down[at] - log_sum) * colo_scalar_get(p->base.stat_dtype, p->sum, t);
+                g - exp(p->down[index] - log_sum) * colo_scalar_get(p->base.stat_dtype, p->sum, t);
             if (cap > 0) {
-                double th = (p->down[at] + m) / cap;
+                double th = (p->down[index] + m) / cap;
                 dx *= 1 - th * th;
             }
             colo_scalar_put(p->base.dtype, p->base.d_logits, t * p->base.d_row_stride + j,

@@ -32,7 +32,7 @@
 enum { LOGITS0 = 0, LOGITS1 = 1, WORK0 = 2, WORK1 = 3, MAIN = 4, LANE = 5, USED = 6 };
 _Static_assert((int)USED == (int)COLO_LINEAR_EVENTS, "create makes what is used");
 
-static void *at(const struct colo_linear_call *k, int64_t offset)
+static void *in_workspace(const struct colo_linear_call *k, int64_t offset)
 {
     return offset < 0 ? NULL : k->workspace + offset;
 }
@@ -78,7 +78,7 @@ static void *logits_at(const struct colo_linear_call *k, int64_t u)
         return d_logits_at(k, u);
     return k->s.keeps ? element(k->saved_logits, k->l->config.logits_dtype,
                                 chunk_of(k, u) * k->s.chunk * k->s.z_stride + column_of(k, u))
-                      : at(k, k->m.z[u % 2]);
+                      : in_workspace(k, k->m.z[u % 2]);
 }
 
 static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
@@ -86,7 +86,7 @@ static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
     if (k->s.early)
         return element(k->saved_logits, k->l->dtype,
                        chunk_of(k, u) * k->s.chunk * k->s.d_stride + column_of(k, u));
-    return k->s.in_place ? logits_at(k, u) : at(k, k->m.dz[u % 2]);
+    return k->s.in_place ? logits_at(k, u) : in_workspace(k, k->m.dz[u % 2]);
 }
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
@@ -107,10 +107,10 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
         .target_stride = targets->stride[0],
         .ignore_index = c->ignore_index,
         .vocab = c->logits.vocab,
-        .row_of = at(k, k->m.row_of),
-        .token_of = at(k, k->m.token_of),
-        .row_targets = at(k, k->m.row_targets),
-        .counts = at(k, k->m.counts),
+        .row_of = in_workspace(k, k->m.row_of),
+        .token_of = in_workspace(k, k->m.token_of),
+        .row_targets = in_workspace(k, k->m.row_targets),
+        .counts = in_workspace(k, k->m.counts),
     };
     const int64_t shape[2] = {k->s.rows, l->columns};
     colo_tensor_t z = colo_tensor_host(NULL, l->config.logits_dtype, 2, shape);
@@ -123,13 +123,13 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     k->pass.d_row_stride = k->s.in_place ? k->s.z_stride : k->s.d_stride;
     k->true_columns = k->pass.true_columns;
     colo_logprob_i_set_ranks(&k->pass, l->group);
-    k->pass.blocks = at(k, k->m.blocks);
+    k->pass.blocks = in_workspace(k, k->m.blocks);
     k->pass.block = k->s.block;
     k->pass.out = (colo_logprob_out_t){
-        .logp = at(k, k->m.logp),
-        .entropy = at(k, k->m.entropy),
-        .loss = at(k, k->m.loss),
-        .correct = at(k, k->m.correct),
+        .logp = in_workspace(k, k->m.logp),
+        .entropy = in_workspace(k, k->m.entropy),
+        .loss = in_workspace(k, k->m.loss),
+        .correct = in_workspace(k, k->m.correct),
     };
     return l->loss->rows_compact(&k->rows, stream);
 }
@@ -157,7 +157,7 @@ static colo_status_t take_weight(struct colo_linear_call *k)
     k->weight = (struct colo_linear_matrix){w.data, w.stride[0], w.dtype};
     k->bias = k->l->has_bias ? b.data : NULL;
     if (k->m.bias >= 0) { /* a gathered bias is a column of the gathered head */
-        colo_box_t to = {at(k, k->m.bias), {1, 1, k->l->columns}, {0, 0, 1}},
+        colo_box_t to = {in_workspace(k, k->m.bias), {1, 1, k->l->columns}, {0, 0, 1}},
                    from = {b.data, {1, 1, k->l->columns}, {0, 0, b.stride[0]}};
         k->bias = to.data;
         if (k->l->columns > 0)
@@ -184,12 +184,12 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
         .from = {up->d_logp, up->d_entropy, up->d_loss},
         .factor = {up->logp, up->entropy, up->loss},
         .mean = up->mean,
-        .scale = k->scale ? k->scale : at(k, k->m.scale),
+        .scale = k->scale ? k->scale : in_workspace(k, k->m.scale),
         .lift = lift_of(k),
         .exact = k->s.segment > 0,
     };
     for (int i = 0; i < 3; i++)
-        u.to[i] = wanted[i] ? at(k, k->m.up[i]) : NULL;
+        u.to[i] = wanted[i] ? in_workspace(k, k->m.up[i]) : NULL;
     k->scale = u.scale;
     k->pass.upstream =
         (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
@@ -199,7 +199,7 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
 colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *saved_scale,
                                         const colo_linear_upstream_t *up)
 {
-    k->scale = at(k, k->m.scale);
+    k->scale = in_workspace(k, k->m.scale);
     return k->l->loss->rows_factor(k->scale, saved_scale, up->loss, up->d_loss, k->main);
 }
 
@@ -212,13 +212,15 @@ colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
         k->d_hidden_out = d;
         k->d_hidden = (struct colo_linear_matrix){d->data, d->stride[0], d->dtype};
         if (c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
-            k->d_hidden = (struct colo_linear_matrix){at(k, k->m.d_hidden), k->l->hidden, d->dtype};
+            k->d_hidden =
+                (struct colo_linear_matrix){in_workspace(k, k->m.d_hidden), k->l->hidden, d->dtype};
     }
     if (c->frozen_weight)
         return COLO_OK;
     k->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
-    return colo_lm_head_i_gradient(k->l->head, &k->head_grads, k->s.once, at(k, k->m.reduce),
-                                   &k->d_weight, &k->d_bias, &k->fresh);
+    return colo_lm_head_i_gradient(k->l->head, &k->head_grads, k->s.once,
+                                   in_workspace(k, k->m.reduce), &k->d_weight, &k->d_bias,
+                                   &k->fresh);
 }
 
 /* ---- the pipeline ---- */
@@ -238,7 +240,7 @@ static void set_unit(struct colo_linear_call *k, int64_t u)
 
 static void *rows_at(const struct colo_linear_call *k, int64_t c)
 {
-    return at(k, k->m.h[1] >= 0 ? k->m.h[c % 2] : k->m.h[0]);
+    return in_workspace(k, k->m.h[1] >= 0 ? k->m.h[c % 2] : k->m.h[0]);
 }
 
 /* Columns of a unit that one product has. */
@@ -254,7 +256,7 @@ static colo_status_t multiply(const struct colo_linear_call *k, struct colo_line
     g->columns = width_of(k);
     g->pinned = k->s.segment > 0;
     g->hidden = k->l->hidden;
-    g->workspace = at(k, k->m.gemm);
+    g->workspace = in_workspace(k, k->m.gemm);
     return k->l->loss->gemm->run(k->l->gemm, g, k->main);
 }
 
@@ -378,8 +380,8 @@ static struct colo_linear_matrix sum_at(const struct colo_linear_call *k, int64_
 {
     const colo_dtype_t dtype = k->l->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     const int64_t hidden = k->l->hidden;
-    return (struct colo_linear_matrix){element(at(k, offset), dtype, i * rows * hidden), hidden,
-                                       dtype};
+    return (struct colo_linear_matrix){element(in_workspace(k, offset), dtype, i * rows * hidden),
+                                       hidden, dtype};
 }
 
 /* With segments: d_hidden is a sum over a tree whose leaves are segments. A rank's are a subtree;
@@ -415,8 +417,9 @@ static colo_status_t sum_segments(struct colo_linear_call *k, int64_t u,
         return COLO_OK;
     COLO_TRY(record(k, MAIN, k->main));
     COLO_TRY(wait_for(k, MAIN, k->lane));
-    COLO_TRY(colo_comm_i_all_gather(l->group, COLO_CATEGORY_LOSS, sum->data, at(k, k->m.d_h_all),
-                                    rows * l->hidden, sum->dtype, k->lane));
+    COLO_TRY(colo_comm_i_all_gather(l->group, COLO_CATEGORY_LOSS, sum->data,
+                                    in_workspace(k, k->m.d_h_all), rows * l->hidden, sum->dtype,
+                                    k->lane));
     COLO_TRY(colo_linear_i_join(k));
     for (int32_t step = 1; step < ranks; step *= 2)
         for (int32_t r = 0; r + step < ranks; r += 2 * step) {
@@ -434,8 +437,8 @@ static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
 {
     const colo_loss_ops_t *ops = k->l->loss;
     const int64_t c = chunk_of(k, u), hidden = k->l->hidden;
-    struct colo_linear_matrix sum = {at(k, k->m.d_h_sum), hidden, COLO_F32},
-                              d_h = {at(k, k->m.d_h), hidden, k->l->dtype};
+    struct colo_linear_matrix sum = {in_workspace(k, k->m.d_h_sum), hidden, COLO_F32},
+                              d_h = {in_workspace(k, k->m.d_h), hidden, k->l->dtype};
     struct colo_linear_gemm g = {
         .product = COLO_LINEAR_D_HIDDEN,
         .h = sum.data ? sum : d_h,
@@ -535,7 +538,7 @@ colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logp
     if (k->s.needs_weight)
         COLO_TRY(colo_lm_head_release(k->l->head, k->main));
     if (k->s.makes_grads && !k->l->config.frozen_weight)
-        return colo_lm_head_i_reduce(k->l->head, &k->head_grads, k->s.once, at(k, k->m.reduce),
-                                     k->main);
+        return colo_lm_head_i_reduce(k->l->head, &k->head_grads, k->s.once,
+                                     in_workspace(k, k->m.reduce), k->main);
     return COLO_OK;
 }

@@ -180,12 +180,12 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
 /* Appends a * b * elem bytes at a multiple of ALIGN; remembers an overflow in *fits. */
 static int64_t put(int64_t *bytes, bool *fits, bool wanted, int64_t a, int64_t b, int64_t elem)
 {
-    int64_t at = *bytes, n;
+    int64_t offset = *bytes, n;
     if (!wanted)
         return -1;
     *fits = *fits && colo_mul_ok(a, b, &n) && colo_mul_ok(n, elem, &n) &&
-            colo_add_ok(n, ALIGN - 1, &n) && colo_add_ok(at, n / ALIGN * ALIGN, bytes);
-    return at;
+            colo_add_ok(n, ALIGN - 1, &n) && colo_add_ok(offset, n / ALIGN * ALIGN, bytes);
+    return offset;
 }
 
 /* Workspace of the head's gradient. */
