@@ -44,7 +44,7 @@ struct CUstream_st {
     pthread_cond_t changed;
     int device;
     int32_t refs;      /* under all_lock */
-    bool closing, own; /* own: nobody created it by name, it is not counted */
+    bool closing, own; /* own: the fake made it, and does not count it */
     int64_t put, done;
     struct operation *first, **last;
     struct CUgraph_st *capture; /* under capture_lock */

@@ -36,7 +36,7 @@ enum { RING = 8, SMALL = COLO_FRAME_EAGER + 1024, QUEUED_MAX = 512 << 10 };
 #define RANK_MASK ((UINT64_C(1) << RANK_BITS) - 1)
 static const double CLOSE_SECONDS = 0.5; /* at most, for UCX to give everything back */
 
-struct card { /* what the all-gather carries */
+struct ucx_address { /* what the all-gather carries */
     uint64_t bytes;
     unsigned char address[COLO_UCX_BYTES - 8];
 };
@@ -313,7 +313,7 @@ static void ucx_wait(void *transport, double seconds)
 /* ---- taking down ---- */
 
 /* UCX has given everything back that it holds of ours. */
-static bool settled(struct transport *w)
+static bool all_done(struct transport *w)
 {
     for (int32_t r = 0; r < w->size; r++)
         if (w->peer[r].pending || w->peer[r].flushing ||
@@ -338,7 +338,7 @@ static void ucx_close(void *transport, bool clean)
         if (w->in[i].request && !w->in[i].done)
             ucp_request_cancel(w->worker, w->in[i].request);
     const double end = colo_now() + CLOSE_SECONDS;
-    while (w->peer && !settled(w) && colo_now() < end)
+    while (w->peer && !all_done(w) && colo_now() < end)
         ucp_worker_progress(w->worker);
     for (int32_t r = 0; w->peer && r < w->size; r++)
         if (UCS_PTR_IS_PTR(w->peer[r].closing))
@@ -398,39 +398,40 @@ static colo_status_t make_worker(struct transport *w, colo_transport_open_t *out
     return COLO_OK;
 }
 
-static colo_status_t write_card(struct transport *w, struct card *card, colo_transport_open_t *out)
+static colo_status_t write_address(struct transport *w, struct ucx_address *mine,
+                                   colo_transport_open_t *out)
 {
     ucp_address_t *address = NULL;
     size_t bytes = 0;
     TRY_UCX(out, ucp_worker_get_address(w->worker, &address, &bytes));
-    card->bytes = bytes;
-    memcpy(card->address, address, bytes < sizeof card->address ? bytes : sizeof card->address);
+    mine->bytes = bytes;
+    memcpy(mine->address, address, bytes < sizeof mine->address ? bytes : sizeof mine->address);
     ucp_worker_release_address(w->worker, address);
-    if (bytes > sizeof card->address)
+    if (bytes > sizeof mine->address)
         REFUSE(
             out, COLO_ERR_IO,
             "create_bootstrap: rank %d of %d: UCX's address has %zu bytes, expected at most %zu; "
             "name fewer devices in UCX_NET_DEVICES",
-            (int)w->rank, (int)w->size, bytes, sizeof card->address);
+            (int)w->rank, (int)w->size, bytes, sizeof mine->address);
     return COLO_OK;
 }
 
-static colo_status_t connect_all(struct transport *w, const struct card *card,
+static colo_status_t connect_all(struct transport *w, const struct ucx_address *all,
                                  colo_transport_open_t *out)
 {
     w->token = COLO_HASH_INIT;
     for (int32_t r = 0; r < w->size; r++) {
-        if (card[r].bytes > sizeof card[r].address)
+        if (all[r].bytes > sizeof all[r].address)
             REFUSE(out, COLO_ERR_MISMATCH,
                    "create_bootstrap: the all-gather changed the UCX address of rank %d", (int)r);
-        w->token = colo_hash_bytes(w->token, card[r].address, card[r].bytes);
+        w->token = colo_hash_bytes(w->token, all[r].address, all[r].bytes);
     }
     w->token &= UINT64_MAX >> RANK_BITS;
     for (int32_t r = 0; r < w->size; r++) {
         const ucp_ep_params_t params = {
             .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                           UCP_EP_PARAM_FIELD_ERR_HANDLER,
-            .address = (const ucp_address_t *)(const void *)card[r].address,
+            .address = (const ucp_address_t *)(const void *)all[r].address,
             .err_mode = UCP_ERR_HANDLING_MODE_PEER,
             .err_handler = {on_failed, &w->peer[r]}};
         const ucs_status_t st =
@@ -460,8 +461,9 @@ static colo_status_t ucx_open(const void *handle, size_t bytes, int64_t timeout_
     out->size = b->size;
     out->any_thread = true;
     struct transport *w = calloc(1, sizeof *w);
-    struct card *mine = calloc(1, sizeof *mine), *card = calloc((size_t)b->size, sizeof *card);
-    bool enough = w && mine && card && (w->peer = calloc((size_t)b->size, sizeof *w->peer));
+    struct ucx_address *mine = calloc(1, sizeof *mine),
+                       *all = calloc((size_t)b->size, sizeof *all);
+    bool enough = w && mine && all && (w->peer = calloc((size_t)b->size, sizeof *w->peer));
     for (int i = 0; i < RING && enough; i++)
         enough = (w->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64)) != NULL;
     colo_status_t st = enough ? COLO_OK : COLO_ERR_NOMEM;
@@ -474,14 +476,14 @@ static colo_status_t ucx_open(const void *handle, size_t bytes, int64_t timeout_
         pthread_mutex_init(&w->lock, NULL);
         st = make_worker(w, out);
         if (st == COLO_OK)
-            st = write_card(w, mine, out);
-        if (st == COLO_OK && (st = b->all_gather(b->user, mine, card, sizeof *mine)) < 0)
+            st = write_address(w, mine, out);
+        if (st == COLO_OK && (st = b->all_gather(b->user, mine, all, sizeof *mine)) < 0)
             snprintf(out->why, sizeof out->why, "%s", colo_last_error());
         if (st == COLO_OK)
-            st = connect_all(w, card, out);
+            st = connect_all(w, all, out);
     }
     free(mine);
-    free(card);
+    free(all);
     out->transport = w;
     if (st < 0 && w)
         ucx_close(w, false);
