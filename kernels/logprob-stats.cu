@@ -95,34 +95,34 @@ __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
     const int32_t segments = each > 0 ? p.segments : 1;
     const int64_t last = (p.hi - p.lo) * segments;
     const auto span_of = [&](int32_t i) {
-        span at = whole_span(p);
+        span here = whole_span(p);
         if (each > 0) {
-            const int64_t before = min(i * each, at.columns);
-            at = {at.start + before, min(each, at.columns - before), at.block + i};
+            const int64_t before = min(i * each, here.columns);
+            here = {here.start + before, min(each, here.columns - before), here.block + i};
         }
-        return at;
+        return here;
     };
     for (int32_t i = blockIdx.x; p.lo == p.block_lo && i < segments; i += gridDim.x)
         if (threadIdx.x < 8) {
-            const span at = span_of(i);
+            const span here = span_of(i);
             const int64_t word = ((const int64_t *)&p.header)[threadIdx.x];
-            ((int64_t *)(p.blocks + at.block * p.block.bytes))[threadIdx.x] =
-                threadIdx.x == 1 ? at.start : threadIdx.x == 2 ? at.columns : word;
+            ((int64_t *)(p.blocks + here.block * p.block.bytes))[threadIdx.x] =
+                threadIdx.x == 1 ? here.start : threadIdx.x == 2 ? here.columns : word;
         }
 
     /* segment after segment of a row, as they are in memory */
     for (int64_t i = blockIdx.x; i < last; i += gridDim.x) {
         const int64_t t = p.lo + (segments == 1 ? i : i / segments);
-        const span at = span_of(segments == 1 ? 0 : (int32_t)(i % segments));
+        const span here = span_of(segments == 1 ? 0 : (int32_t)(i % segments));
         const typename D::elem *row = (const typename D::elem *)p.logits +
                                       (t - p.row_lo) * p.row_stride +
-                                      (at.start - p.config.logits.vocab_start);
+                                      (here.start - p.config.logits.vocab_start);
         const int64_t target = p.targets[t * p.target_stride];
         part<typename D::real, KEEP> a;
         begin(a);
         if (target != p.config.ignore_index)
-            read_row<D, KEEP, PLAIN>(a, p, row, at.columns);
-        write_row<D, KEEP, PLAIN>(a, p, at, t, target, row, shared);
+            read_row<D, KEEP, PLAIN>(a, p, row, here.columns);
+        write_row<D, KEEP, PLAIN>(a, p, here, t, target, row, shared);
     }
 }
 

@@ -181,17 +181,17 @@ __device__ span whole_span(const colo_logprob_pass &p)
     return {p.config.logits.vocab_start, p.true_columns, p.rank};
 }
 
-/* Combines the threads' parts of row @t and writes them into the block of @at. @row: its first
+/* Combines the threads' parts of row @t and writes them into the block of @here. @row: its first
  * element, not read where @target is the one to ignore. All threads. */
 template <typename D, int KEEP, bool PLAIN>
 __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
-                          const span &at, int64_t t, int64_t target, const void *row,
+                          const span &here, int64_t t, int64_t target, const void *row,
                           shared_sums &shared)
 {
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     double *partial = shared.sums;
-    unsigned char *block = p.blocks + at.block * p.block.bytes;
+    unsigned char *block = p.blocks + here.block * p.block.bytes;
     const int64_t k = t - p.block_lo;
     const bool counts = target != p.config.ignore_index;
     const R factor = PLAIN ? (R)p.factor : (R)1;
@@ -225,8 +225,8 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
     }
     if (threadIdx.x == 0) {
         double xt = -CUDART_INF;
-        const int64_t j = target - at.start;
-        if (counts && any && target < p.config.logits.vocab && j >= 0 && j < at.columns) {
+        const int64_t j = target - here.start;
+        if (counts && any && target < p.config.logits.vocab && j >= 0 && j < here.columns) {
             R z = D::one(((const typename D::elem *)row)[j]);
             double x = PLAIN ? (double)factor * (double)z
                              : (double)x_of(z, (R)p.factor, (R)p.config.logits.softcap);
@@ -246,7 +246,7 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
             put(block + p.block.d, WIDE, k, d);
         if (KEEP == ALL && p.block.arg >= 0)
             ((int64_t *)(block + p.block.arg))[k] =
-                any && m < CUDART_INF_F ? at.start + arg : -1;
+                any && m < CUDART_INF_F ? here.start + arg : -1;
     }
 }
 

@@ -165,7 +165,7 @@ __device__ int64_t access_at(int64_t offset, int64_t elem, int64_t width)
     return (offset * elem + width - 1) / width;
 }
 
-/* Elements [at, at + @tile) of the box, in the order of its axes. */
+/* Elements [@offset, @offset + @tile) of the box, in the order of its axes. */
 __device__ void move_tile(const task &t, int64_t offset, int64_t tile, int32_t elem)
 {
     const int64_t width = t.width ? t.width : elem;

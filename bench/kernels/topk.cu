@@ -115,7 +115,7 @@ template <bool SORT> __device__ void keep(pile &h, int k)
         count_all(h, k);
 }
 
-/* Puts what @waits (a bit each) and beats the bar into the pile; makes room as often as it takes.
+/* Puts what @waits (a bit each) and beats the bar into the pile; makes space as often as it takes.
  */
 template <bool SORT, int N>
 __device__ void add(pile &h, const uint64_t *code, uint32_t waits, int k)

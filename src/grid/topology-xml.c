@@ -146,7 +146,7 @@ static void drop(level_t *l)
     *l = (level_t){0};
 }
 
-/* "<object ...>" at r->at, to the '>' at @to */
+/* "<object ...>" at r->pos, to the '>' at @to */
 static colo_status_t open_object(reader_t *r, const char *to)
 {
     static const char *const devices[] = {"Bridge", "PCIDev", "OSDev", "Misc", NULL};

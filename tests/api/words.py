@@ -32,7 +32,14 @@ WORDS = [
     (r"nobody|whoever|who", "the rank, the caller, no rank", EVERYWHERE),
     (r"gave_up|look_(at|again)|hear_(answer|guest)|cap_say|say_(what|fault|find)|said_t", "timed out, check, report", EVERYWHERE),
     (r"scratch", "workspace", EVERYWHERE),
-    (r"(?<!no )(?<!left )(?<!make )rooms?(?! for)", "workspace, memory, capacity", r"^(src/(?!comm/peer)|include|tools|docs)/"),
+    (r"(?<!no )(?<!left )(?<!make )rooms?(?! for| to)", "workspace, memory, capacity", EVERYWHERE),
+    (r"(?<!__)slots?(?!__)", "vector, entry, index; a slot is a rank's part of what threads share",
+     r"^(?!src/comm/threads/|docs/comm\.md|tests/mutation/)"),
+    (r"rounds?(?=\[)|colo_rounds?_\w*|(?<=->)rounds?|(?<=struct )round", "step, repetition", EVERYWHERE),
+    (r"beside(?=[(.])|(?<=struct )beside|colo_beside\w*", "the other losses, concurrent", EVERYWHERE),
+    (r"(?<=->)levels?|(?<=\w\.)levels?(?= =|[,;)\]])", "addend", r"^(src/bridge|include|python|tools/plan|kernels)/"),
+    (r"(?<=->)at|(?<=int(?:64|32)_t )at(?!_most)|(?<=size_t )at(?!_most)|(?<= int )at|(?<=span )at", "offset, index, position",
+     r"^(src|include|kernels|tools)/"),
     (r"n?kept(?=\[|->|\.[a-z])", "saved, the thing that is saved", r"^(src|include|kernels)/"),
     (r"(?<=collective )way|(?<=->)way|(?<=int )way", "pass, direction, method", r"^(src|include|tools|docs)/"),
     (r"promises?", "declared precondition, contract", EVERYWHERE),
@@ -58,8 +65,8 @@ def findings(path, text):
 
 
 def finds_planted_words():
-    planted = {"src/a.c": "x->colo_slab_of = 1; /* nobody needs it */", "docs/a.md": "The ledger counts."}
-    return [w for p, t in planted.items() for _, w, _ in findings(p, t)] == ["nobody", "ledger"]
+    planted = {"src/a.c": "x->colo_slab_of = w->at; /* nobody needs it */", "docs/a.md": "The ledger counts."}
+    return [w for p, t in planted.items() for _, w, _ in findings(p, t)] == ["nobody", "at", "ledger"]
 
 
 def main():

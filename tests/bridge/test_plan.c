@@ -26,7 +26,7 @@ static t_case_t pair_case(const int64_t *s, const int64_t *d, int src_order, int
                   .dtype = COLO_BF16};
     t_case_kind(&c, kind);
     int64_t most = s[2] > d[2] ? s[2] : d[2];
-    c.shape.b = most + (most > 2); /* one more than divides, where there is room */
+    c.shape.b = most + (most > 2); /* one more than divides */
     return c;
 }
 

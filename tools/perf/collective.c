@@ -146,7 +146,7 @@ static int gather(perf_coll_t *c, void *to, const void *from, int64_t nb)
                         view(c, c->stage[2], all, c->rows, true), 0, all);
 }
 
-/* narrow(samples, slot * nb, nb).contiguous(): a view where samples are outermost */
+/* narrow(samples, index * nb, nb).contiguous(): a view where samples are outermost */
 static int narrow(perf_coll_t *c, void *to, const void *from, int64_t nb, const void **out)
 {
     const view_t all = view(c, from, nb * c->k, c->rows, c->batch_first);

@@ -77,7 +77,7 @@ struct transport {
     uint64_t token;    /* in the upper bits of all tags */
     struct peer *peer; /* [size] */
     struct in in[RING];
-    int at;                /* the receive that was posted first */
+    int next;              /* the receive that was posted first */
     bool held;             /* its frame has been handed out and not been posted again */
     struct out *unused[2]; /* [large] */
     struct out *reserved;
@@ -257,13 +257,13 @@ static int receive(struct transport *w, int32_t *peer, const void **frame, size_
 {
     if (w->held) {
         w->held = false;
-        if (!post(w, &w->in[w->at]))
+        if (!post(w, &w->in[w->next]))
             return -2;
-        w->at = (w->at + 1) % RING;
+        w->next = (w->next + 1) % RING;
     }
     ucp_worker_progress(w->worker);
     for (int i = 0; i < RING; i++) {
-        struct in *in = &w->in[w->at];
+        struct in *in = &w->in[w->next];
         if (!in->done)
             return tell_gone(w, peer);
         const uint64_t from = in->tag & RANK_MASK;
@@ -279,7 +279,7 @@ static int receive(struct transport *w, int32_t *peer, const void **frame, size_
                               in->status ? in->status : UCS_ERR_INVALID_PARAM);
         if (!post(w, in)) /* the rest will not come: its sender died */
             return -2;
-        w->at = (w->at + 1) % RING;
+        w->next = (w->next + 1) % RING;
     }
     return 0;
 }
