@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bridge.c - the handle: plan, agree, allocate; check each call's tensors; hand over to an
- * algorithm.
- *
- * Decides what is an error, on which ranks, and what happens to the communicator then. Movement is
- * exchange.c (EXACT) or collective.c; declared preconditions are verify.c. The bridge keeps nothing
- * of a forward, so any number of forwards may be outstanding before their backwards.
+ * bridge.c - the handle: plan, agree, allocate; another shape; destroy. Its calls are calls.c.
  */
 #include "bridge/bridge.h"
 #include "bridge/ragged.h"
@@ -13,16 +8,12 @@
 #include "comm/comm.h"
 #include "core/env.h"
 #include "core/device.h"
-#include "core/overlap.h"
 #include "core/error.h"
 #include "core/range.h"
 #include "core/sized.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char *const axis_words[] = {"samples", "rows", "features"};
 
 /* ---- axes ---- */
 
@@ -49,19 +40,6 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
     }
     memcpy(b->axes, axes, strlen(axes) + 1);
     return COLO_OK;
-}
-
-static int32_t shape_of(const colo_bridge_t *b, const colo_owned_t *own, int64_t *shape)
-{
-    if (b->axis[1] < 0) {
-        shape[0] = (own->b1 - own->b0) * own->rows;
-        shape[1] = own->h1 - own->h0;
-        return 2;
-    }
-    shape[b->axis[0]] = own->b1 - own->b0;
-    shape[b->axis[1]] = own->rows;
-    shape[b->axis[2]] = own->h1 - own->h0;
-    return 3;
 }
 
 colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows)
@@ -252,7 +230,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
 
 /* Do ranks that exchange messages find out by themselves that their calls differ? NCCL compares
  * nothing, and COLLECTIVE runs on comms of its own. */
-static bool exchanges_compare(const colo_bridge_t *b)
+bool colo_bridge_exchanges_compare(const colo_bridge_t *b)
 {
     return !b->comm->ops->peer && b->algo == COLO_EXACT;
 }
@@ -297,7 +275,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     COLO_TRY_GOTO(st, st, fail);
     b->tag = ++comm->split_tag;
     comm->bridges++;
-    b->compared[0] = b->compared[1] = exchanges_compare(b);
+    b->compared[0] = b->compared[1] = colo_bridge_exchanges_compare(b);
     COLO_TRY_GOTO(st, colo_bridge_p2p_create(b), fail);
     if (!b->p2p || b->now.far || !b->lazy) {
         b->lazy = b->lazy && b->p2p; /* alike on ranks that are in reach and that are not */
@@ -344,237 +322,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     *bridge = NULL;
 }
 
-/* ---- tensors of a call ---- */
-
-static void shape_text(const int64_t *shape, int32_t n, char *text, size_t cap)
-{
-    size_t pos = 0;
-    text[0] = '\0';
-    for (int32_t i = 0; i < n && pos < cap; i++) {
-        int w = snprintf(text + pos, cap - pos, "%s%lld", i ? ", " : "", (long long)shape[i]);
-        pos += w > 0 ? (size_t)w : 0;
-    }
-}
-
-static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t, const char *what,
-                                  const colo_owned_t *own, bool output)
-{
-    int64_t want[3];
-    int32_t n = shape_of(b, own, want);
-    long long rank = (long long)b->now.plan->rank;
-    bool empty = own->b1 == own->b0 || own->rows == 0 || own->h1 == own->h0;
-    char found[160], expected[80];
-    if (!t) {
-        if (empty)
-            return COLO_OK;
-        shape_text(want, n, expected, sizeof expected);
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%s]", rank, what,
-                         expected);
-    }
-    if (colo_tensor_check(t, what) < 0) {
-        colo_status_t st = colo_tensor_check(t, what);
-        return colo_fail_prefix(st, "rank %lld", rank);
-    }
-    if (empty && colo_tensor_count(t) == 0)
-        return COLO_OK;
-    bool same = t->ndim == n;
-    for (int32_t i = 0; same && i < n; i++)
-        same = t->shape[i] == want[i];
-    if (!same) {
-        shape_text(t->shape, t->ndim, found, sizeof found);
-        shape_text(want, n, expected, sizeof expected);
-        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is [%s], expected [%s] (axes %s)", rank,
-                         what, found, expected, b->axes);
-    }
-    if (t->dtype != b->now.plan->config.dtype)
-        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,
-                         colo_dtype_name(t->dtype), colo_dtype_name(b->now.plan->config.dtype));
-    if (t->mem != b->mem)
-        return colo_fail(
-            COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s", rank,
-            what, t->mem == COLO_HOST ? "host" : "cuda", b->mem == COLO_HOST ? "host" : "cuda");
-    for (int32_t i = 0; output && i < n; i++)
-        if (t->shape[i] > 1 && t->stride[i] == 0)
-            return colo_fail(
-                COLO_ERR_SHAPE,
-                "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat elements",
-                rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
-    if (output && colo_tensor_overlaps(t)) {
-        shape_text(t->shape, n, expected, sizeof expected);
-        shape_text(t->stride, n, found, sizeof found);
-        return colo_fail(COLO_ERR_SHAPE,
-                         "rank %lld: %s is [%s] with strides [%s], by which elements share an "
-                         "address, expected an output without overlap",
-                         rank, what, expected, found);
-    }
-    return COLO_OK;
-}
-
-static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in,
-                                 const colo_tensor_t *out, const char *in_name,
-                                 const char *out_name)
-{
-    if (!in || !out || colo_tensors_apart(in, out))
-        return COLO_OK;
-    return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory",
-                     (long long)b->now.plan->rank, in_name, out_name);
-}
-
-/* ---- calls ---- */
-
-/* May kernels use this memory and this stream? Here, because here all ranks can be told. */
-static colo_status_t check_places(const colo_bridge_t *b, const colo_tensor_t *in,
-                                  const colo_tensor_t *out, const char *in_name,
-                                  const char *out_name, colo_stream_t stream, colo_queries_t *q,
-                                  bool *capturing)
-{
-    const colo_ops_t *look = b->ops;
-    const colo_tensor_t *t[2] = {in, out};
-    const char *const name[2] = {in_name, out_name};
-    colo_status_t st = look->stream_check(q, stream, capturing);
-    for (int i = 0; st == COLO_OK && i < 2; i++)
-        if (t[i] && colo_tensor_count(t[i]) > 0)
-            st = look->pointer_check(q, t[i]->data, t[i]->device, name[i]);
-    return st < 0 ? colo_fail_prefix(st, "rank %lld", (long long)b->now.plan->rank) : COLO_OK;
-}
-
-static colo_status_t check_call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
-                                const colo_tensor_t *out, colo_stream_t stream, colo_queries_t *q,
-                                bool *capturing)
-{
-    const colo_plan_t *p = b->now.plan;
-    bool fwd = pass == COLO_FORWARD;
-    const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
-    if (!fwd && p->config.no_grad)
-        return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
-                         (long long)p->rank);
-    COLO_TRY(check_tensor(b, in, in_name, fwd ? &p->own_src : &p->own_dst, false));
-    COLO_TRY(check_tensor(b, out, out_name, fwd ? &p->own_dst : &p->own_src, true));
-    COLO_TRY(check_apart(b, in, out, in_name, out_name));
-    return check_places(b, in, out, in_name, out_name, stream, q, capturing);
-}
-
-/* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose error state is
- * not that of a comm they were split from. */
-static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
-{
-    if (b->coll.gather)
-        colo_comm_i_fail(b->coll.gather, st);
-    if (b->coll.cp)
-        colo_comm_i_fail(b->coll.cp, st);
-    return colo_comm_i_fail(b->comm, st);
-}
-
-static colo_status_t run_staged(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
-                                colo_view_t to, colo_stream_t stream)
-{
-    const bool fwd = pass == COLO_FORWARD;
-    if (b->algo == COLO_EXACT)
-        return fwd ? colo_exchange_forward(b, from, to, stream)
-                   : colo_exchange_backward(b, from, to, stream);
-    colo_status_t st = fwd ? colo_collective_forward(b, from, to, stream)
-                           : colo_collective_backward(b, from, to, stream);
-    return st < 0 ? fail_all(b, st) : st;
-}
-
-/* Partial sums, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of
- * which the comm knows nothing: a call on another stream waits for it. In captures the caller sees
- * to that.
- */
-colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream)
-{
-    colo_status_t st = COLO_OK;
-    if (b->ran && b->last != stream)
-        st = b->ops->event_wait(b->order, 0, stream);
-    return st < 0 ? fail_all(b, st) : st;
-}
-
-colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream)
-{
-    b->ran = true;
-    b->last = stream;
-    colo_status_t st = b->ops->event_record(b->order, 0, stream);
-    return st < 0 ? fail_all(b, st) : st;
-}
-
-static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
-                                  colo_view_t to, colo_stream_t stream)
-{
-    COLO_TRY(colo_bridge_follow(b, stream));
-    COLO_TRY(run_staged(b, pass, from, to, stream));
-    return colo_bridge_lead(b, stream);
-}
-
-static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
-                          const colo_tensor_t *out, colo_stream_t stream)
-{
-    if (!b)
-        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
-    COLO_TRY(colo_comm_check(b->comm));
-    if (b->ragged) {
-        const colo_status_t refused =
-            colo_fail(COLO_ERR_STATE,
-                      "bridge: created for ragged batches; call colo_bridge_set_segments() and "
-                      "colo_batch_%s()",
-                      pass == COLO_FORWARD ? "forward" : "backward");
-        return colo_ragged_share_refusal(b, refused);
-    }
-    const colo_plan_t *p = b->now.plan;
-    bool fwd = pass == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
-    colo_queries_t q = {0};
-    bool capturing = false;
-    colo_status_t st = check_call(b, pass, in, out, stream, &q, &capturing);
-    colo_view_t from = {0}, to = {0};
-    colo_reached_t reached = {.p2p = false};
-    if (st == COLO_OK)
-        st = colo_bridge_p2p_find(b, pass, in, out, &reached);
-    if (st == COLO_OK) {
-        from = colo_bridge_view(b, in, fwd ? p->own_src.rows : p->own_dst.rows);
-        to = colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows);
-    }
-    if (strict) {
-        if (capturing) /* a replay runs no check; what is captured must be alike on all ranks */
-            colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, "
-                                    "what tensors hold is not verified");
-        if (st == COLO_OK && !fwd && !capturing)
-            st = colo_contract_zeros(b, from, stream);
-        /* registered on all ranks or on none */
-        const bool p2p = reached.p2p && !reached.not_agreed;
-        COLO_TRY(colo_bridge_agree_call(b, pass, p2p, capturing, st));
-        if (!capturing)
-            COLO_TRY(colo_contract_replicas(b, pass, from, stream));
-    } else if (st < 0) {
-        /* no_grad is the same on every rank: no rank waits, the comm may live */
-        return st == COLO_ERR_STATE ? st : fail_all(b, st);
-    } else if (!b->compared[pass] && colo_comm_check_level(b->comm) == 1) {
-        COLO_TRY(colo_bridge_agree_call(b, pass, false, false, COLO_OK));
-    }
-    b->compared[pass] = true;
-    b->compared[!pass] = b->compared[!pass] || exchanges_compare(b);
-    if (reached.not_agreed)
-        COLO_TRY(colo_bridge_p2p_agree(b, pass, &reached));
-    b->calls++;
-    reached.device = q.device;
-    reached.capturing = capturing;
-    if (reached.p2p && !b->now.far)
-        return colo_bridge_p2p_run(b, pass, &reached, from, to, stream);
-    return b->order && !capturing ? run_in_order(b, pass, from, to, stream)
-                                  : run_staged(b, pass, from, to, stream);
-}
-
-colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
-                                  const colo_tensor_t *y, colo_stream_t stream)
-{
-    COLO_RANGE();
-    return call(bridge, COLO_FORWARD, x, y, stream);
-}
-
-colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
-                                   const colo_tensor_t *d_x, colo_stream_t stream)
-{
-    COLO_RANGE();
-    return call(bridge, COLO_BACKWARD, d_y, d_x, stream);
-}
+/* ---- another shape ---- */
 
 colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape)
 {
@@ -615,16 +363,6 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     colo_shape_state_deinit(bridge->comm, now);
     *now = next;
     return COLO_OK;
-}
-
-int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape)
-{
-    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_src, shape) : 0;
-}
-
-int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
-{
-    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_dst, shape) : 0;
 }
 
 const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)

@@ -107,6 +107,7 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s);
 colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream);
 colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream);
 colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
+bool colo_bridge_exchanges_compare(const colo_bridge_t *b);
 
 /* fields.c: what all ranks must have alike. */
 void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);

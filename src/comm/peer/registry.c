@@ -17,7 +17,8 @@
  * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
  * device table where kernels look up where rank r's memory n lies (p2p.cu).
  *
- * Left to others: calls and their deadlines (transfer.c), when to use it (bridge/peer.c).
+ * Left to others: how an allocation is shared (share.c), calls and their deadlines (transfer.c),
+ * when to use it (bridge/peer.c).
  */
 #include "comm/peer/registry.h"
 
@@ -246,15 +247,15 @@ colo_status_t colo_peer_gather(colo_comm_t *c, const void *mine, void *all, size
                                   (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
 }
 
-static colo_status_t agree(colo_comm_t *c, colo_status_t mine)
+colo_status_t colo_peer_agree_alike(colo_comm_t *c, colo_status_t mine)
 {
     return colo_comm_i_agree(colo_comm_i_control(c), "peer memory", 0, mine);
 }
 
 colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
 {
-    COLO_TRY(agree(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
-    colo_status_t st = agree(c, mine);
+    COLO_TRY(colo_peer_agree_alike(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
+    colo_status_t st = colo_peer_agree_alike(c, mine);
     char why[8];
     colo_comm_t *control = colo_comm_i_control(c);
     return st == COLO_ERR_PEER && control->ops->state(control, why, sizeof why) == COLO_OK
@@ -281,9 +282,9 @@ static colo_status_t peer_open(colo_comm_t *c)
         st = where_am_i(device, &mine);
     if (st == COLO_OK && !(all = calloc((size_t)c->size, sizeof *all)))
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
-    COLO_TRY_GOTO(st, agree(c, st), fail);
+    COLO_TRY_GOTO(st, colo_peer_agree_alike(c, st), fail);
     COLO_TRY_GOTO(st, colo_peer_gather(c, &mine, all, sizeof mine), fail);
-    COLO_TRY_GOTO(st, agree(c, reach_all(c, p, all)), fail);
+    COLO_TRY_GOTO(st, colo_peer_agree_alike(c, reach_all(c, p, all)), fail);
     COLO_TRY_GOTO(st, colo_peer_try(c, p), fail);
     if (p->sharers > 1) /* all of them must fit at once */
         p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
@@ -315,184 +316,6 @@ colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t c
     for (struct colo_p2p *d = p->p2p; d && st == COLO_OK; d = d->next)
         st = colo_p2p_poll(d, error_message, cap);
     pthread_mutex_unlock(&p->lock);
-    return st;
-}
-
-/* ---- sharing an allocation ---- */
-
-struct offer {
-    uint64_t base, offset, bytes;
-    cudaIpcMemHandle_t handle;
-    uint64_t taken[COLO_K_MEMORIES / 64];
-};
-
-typedef int (*range_fn)(unsigned long long *base, size_t *size, unsigned long long p);
-
-/* The allocation that @p lies in, from the driver: the runtime does not say. */
-static colo_status_t range_of(void *p, char **base, size_t *size)
-{
-    static range_fn range;
-    void *fn = NULL;
-    enum cudaDriverEntryPointQueryResult found;
-    if (!range) {
-#if CUDART_VERSION >= 12050
-        cudaError_t e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &fn, 12000,
-                                                         cudaEnableDefault, &found);
-#else
-        cudaError_t e =
-            cudaGetDriverEntryPoint("cuMemGetAddressRange", &fn, cudaEnableDefault, &found);
-#endif
-        if (e != cudaSuccess || !fn)
-            return colo_cuda_error("peer memory: cuMemGetAddressRange",
-                                   e != cudaSuccess ? e : cudaErrorSymbolNotFound);
-        memcpy(&range, &fn, sizeof range);
-    }
-    unsigned long long begin = 0;
-    int r = range(&begin, size, (unsigned long long)(uintptr_t)p);
-    *base = (char *)(uintptr_t)begin;
-    return r == 0 ? COLO_OK : colo_fail(COLO_ERR_ARG, "register: %p is no device allocation", p);
-}
-
-/* Is it memory of this device, all of it, that can be given away? */
-static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t bytes, char **base)
-{
-    struct cudaPointerAttributes a;
-    size_t size = 0;
-    cudaIpcMemHandle_t handle;
-    cudaError_t e = cudaPointerGetAttributes(&a, ptr);
-    if (e != cudaSuccess)
-        return colo_cuda_error("register", e);
-    if (a.type != cudaMemoryTypeDevice)
-        return colo_fail(COLO_ERR_ARG, "register: %p is %s memory, expected memory of device %d",
-                         ptr, a.type == cudaMemoryTypeManaged ? "managed" : "host", (int)p->device);
-    if (a.device != p->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "register: %p is memory of device %d, comm '%s' is on device %d", ptr,
-                         a.device, p->name, (int)p->device);
-    COLO_TRY(range_of(ptr, base, &size));
-    if ((size_t)((char *)ptr - *base) + bytes > size)
-        return colo_fail(COLO_ERR_ARG,
-                         "register: %zu bytes from %p end %zu bytes past their allocation", bytes,
-                         ptr, (size_t)((char *)ptr - *base) + bytes - size);
-    e = cudaIpcGetMemHandle(&handle, *base);
-    if (e == cudaSuccess)
-        return COLO_OK;
-    (void)cudaGetLastError();
-    return colo_fail(COLO_ERR_ARG,
-                     "register: %p was not made by cudaMalloc() (%s); take colo_memory_alloc()",
-                     ptr, cudaGetErrorString(e));
-}
-
-static colo_status_t make_offer(struct colo_peer *p, void *mine, size_t bytes, struct offer *o)
-{
-    char *base = NULL;
-    memset(o, 0, sizeof *o);
-    pthread_mutex_lock(&p->lock);
-    for (int32_t i = 0; i < COLO_K_MEMORIES; i++)
-        o->taken[i / 64] |= (uint64_t)(p->memory[i] != NULL) << (i % 64);
-    pthread_mutex_unlock(&p->lock);
-    if (bytes == 0)
-        return COLO_OK;
-    COLO_TRY(check_range(p, mine, bytes, &base));
-    o->base = (uint64_t)(uintptr_t)base;
-    o->offset = (uint64_t)((char *)mine - base);
-    o->bytes = bytes;
-    cudaError_t e = cudaIpcGetMemHandle(&o->handle, base);
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error("register", e);
-}
-
-static colo_status_t free_id(const struct colo_peer *p, const struct offer *all, int32_t *id)
-{
-    for (int32_t i = 0; i < COLO_K_MEMORIES; i++) {
-        bool taken = false;
-        for (int32_t r = 0; r < p->size; r++)
-            taken = taken || (all[r].taken[i / 64] >> (i % 64) & 1);
-        if (!taken) {
-            *id = i;
-            return COLO_OK;
-        }
-    }
-    return colo_fail(COLO_ERR_STATE,
-                     "register: %d memories are registered over comm '%s', no more "
-                     "fit",
-                     COLO_K_MEMORIES, p->name);
-}
-
-/* "Not here", unless there is no memory left or the device itself is in trouble. */
-static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError_t e)
-{
-    (void)cudaGetLastError();
-    const cudaError_t now = cudaStreamQuery(p->stream);
-    if (now != cudaSuccess && now != cudaErrorNotReady)
-        return colo_cuda_error("peer memory", now);
-    return colo_fail(e == cudaErrorMemoryAllocation ? COLO_ERR_CUDA : COLO_ERR_UNBUILT,
-                     "peer memory: rank %d cannot open rank %d's: %s", (int)p->rank, (int)r,
-                     cudaGetErrorString(e));
-}
-
-static colo_status_t import_all(struct colo_peer *p, const struct offer *all, colo_share_t *s)
-{
-    for (int32_t r = 0; r < p->size; r++) {
-        char *base = (char *)(uintptr_t)all[r].base;
-        if (all[r].bytes == 0 || !p->reach[r])
-            continue;
-        if (p->foreign[r]) { /* on the current device, this rank's */
-            cudaError_t e = cudaIpcOpenMemHandle(&s->imported[r], all[r].handle,
-                                                 cudaIpcMemLazyEnablePeerAccess);
-            if (e != cudaSuccess) {
-                const colo_status_t st = cannot_open(p, r, e);
-                if (p->tried || st != COLO_ERR_UNBUILT)
-                    return st;
-                colo_peer_lose(p, r, colo_last_error());
-                continue;
-            }
-            base = s->imported[r];
-        }
-        s->base[r] = base + all[r].offset;
-        s->bytes[r] = all[r].bytes;
-    }
-    return COLO_OK;
-}
-
-void colo_peer_unshare(struct colo_peer *p, colo_share_t *s)
-{
-    for (int32_t r = 0; s->imported && r < p->size; r++)
-        if (s->imported[r] && cudaIpcCloseMemHandle(s->imported[r]) != cudaSuccess)
-            (void)cudaGetLastError();
-    free(s->imported);
-    free(s->bytes);
-    free(s->base);
-    *s = (colo_share_t){0};
-}
-
-colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
-                              int32_t *id, colo_share_t *s)
-{
-    const size_t n = (size_t)c->size;
-    struct offer offer, *all = calloc(n, sizeof *all);
-    *s = (colo_share_t){.base = calloc(n, sizeof *s->base),
-                        .bytes = calloc(n, sizeof *s->bytes),
-                        .imported = calloc(n, sizeof *s->imported)};
-    colo_status_t st = make_offer(p, mine, bytes, &offer);
-    if (!all || !s->base || !s->bytes || !s->imported)
-        st = colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
-    COLO_TRY_GOTO(st, agree(c, st), fail);
-    COLO_TRY_GOTO(st, colo_peer_gather(c, &offer, all, sizeof offer), fail);
-    st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
-    if (st == COLO_OK)
-        st = import_all(p, all, s);
-    COLO_TRY_GOTO(st, colo_peer_agree(c, st), fail);
-    free(all);
-    return COLO_OK;
-fail:
-    free(all);
-    colo_peer_unshare(p, s);
-    if (st == COLO_ERR_UNBUILT) { /* the run goes on: closed everywhere before any rank frees */
-        char why[900];
-        snprintf(why, sizeof why, "%s", colo_last_error());
-        COLO_TRY(agree(c, COLO_OK));
-        return colo_fail(st, "%s", why);
-    }
     return st;
 }
 
@@ -541,7 +364,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
         st = colo_fail(COLO_ERR_NOMEM, "memory: %zu bytes on device %d: %s", m->bytes, now,
                        cudaGetErrorString(e));
     }
-    st = agree(c, st);
+    st = colo_peer_agree_alike(c, st);
     if (st < 0) {
         free(x);
         return st;
@@ -553,7 +376,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
     }
     x->peer = p;
     atomic_fetch_add(&p->refs, 1);
-    st = agree(c, write_rows(p, m->id, x->share.base));
+    st = colo_peer_agree_alike(c, write_rows(p, m->id, x->share.base));
     if (st < 0) {
         shared_free(x);
         return st;

@@ -102,6 +102,8 @@ colo_status_t colo_peer_gather(colo_comm_t *c, const void *mine, void *all, size
 
 /* Errors of one rank are errors on all; COLO_ERR_UNBUILT of one is COLO_ERR_UNBUILT of all. */
 colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine);
+/* The same, but COLO_ERR_UNBUILT of one rank is COLO_ERR_PEER on the others. */
+colo_status_t colo_peer_agree_alike(colo_comm_t *c, colo_status_t mine);
 /* Collective: what lies at @mine on every rank that this one reaches; else base is NULL. @id: a
  * number free on all ranks, when not NULL.
  * COLO_ERR_UNBUILT, on all: some rank cannot open what another one offers. */
