@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan-get.c - what a plan says of itself. These functions have no status, so they take NULL.
+ */
+#include "bridge/nodes.h"
+#include "bridge/routing.h"
+
+static bool known(const colo_plan_t *plan, colo_pass_t pass)
+{
+    return plan && (pass == COLO_FORWARD || pass == COLO_BACKWARD);
+}
+
+int64_t colo_plan_rank(const colo_plan_t *plan)
+{
+    return plan ? plan->rank : -1;
+}
+
+static int64_t rows_of(const colo_owned_t *own)
+{
+    return own->h1 > own->h0 ? (own->b1 - own->b0) * own->rows : 0;
+}
+
+void colo_plan_rows(const colo_plan_t *plan, int64_t *src_rows, int64_t *dst_rows)
+{
+    if (src_rows)
+        *src_rows = plan ? rows_of(&plan->own_src) : 0;
+    if (dst_rows)
+        *dst_rows = plan ? rows_of(&plan->own_dst) : 0;
+}
+
+const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_pass_t pass,
+                                           int32_t *count)
+{
+    const colo_routes_t *r = known(plan, pass) ? &plan->send[pass] : NULL;
+    if (count)
+        *count = r ? r->nmessages : 0;
+    return r ? r->message : NULL;
+}
+
+const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
+                                           int32_t *count)
+{
+    const colo_routes_t *r = known(plan, pass) ? &plan->recv[pass] : NULL;
+    if (count)
+        *count = r ? r->nmessages : 0;
+    return r ? r->message : NULL;
+}
+
+const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t pass, bool sends,
+                                            int32_t *count)
+{
+    const colo_routes_t *r = !known(plan, pass) ? NULL
+                             : sends            ? &plan->relay_send[pass]
+                                                : &plan->relay_recv[pass];
+    if (count)
+        *count = r ? r->nmessages : 0;
+    return r ? r->message : NULL;
+}
+
+colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass)
+{
+    colo_plan_node_bytes_t b = {0};
+    if (!known(plan, pass))
+        return b;
+    const colo_plan_config_t *c = &plan->config;
+    const int64_t node = colo_nodes_known(c) ? colo_location_of(c, plan->rank).node : 0;
+    b.minimum = plan->entering[pass];
+    for (int32_t i = 0; i < plan->recv[pass].nmessages; i++) {
+        const colo_plan_message_t *m = &plan->recv[pass].message[i];
+        if (colo_location_of(c, m->peer).node != node)
+            b.in += m->bytes;
+    }
+    return b;
+}
+
+const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass, int64_t *count)
+{
+    const colo_routes_t *r = known(plan, pass) ? &plan->local[pass] : NULL;
+    if (count)
+        *count = r ? r->nregions : 0;
+    return r ? r->region : NULL;
+}
+
+colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass)
+{
+    return known(plan, pass) ? plan->bytes[pass] : (colo_plan_bytes_t){0};
+}
+
+int64_t colo_plan_addends(const colo_plan_t *plan)
+{
+    return plan ? plan->addends : 0;
+}
+
+colo_direction_t colo_plan_direction(const colo_plan_t *plan)
+{
+    if (!plan)
+        return COLO_EQUAL;
+    int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
+    int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    return s > d ? COLO_FAN_IN : s < d ? COLO_FAN_OUT : COLO_EQUAL;
+}
+
+int64_t colo_plan_scale(const colo_plan_t *plan)
+{
+    if (!plan)
+        return 0;
+    int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
+    int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    int64_t hi = s > d ? s : d, lo = s > d ? d : s;
+    return hi % lo ? 0 : hi / lo;
+}
+
+uint64_t colo_plan_hash(const colo_plan_t *plan)
+{
+    return plan ? plan->hash : 0;
+}
+
+const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan)
+{
+    return plan ? &plan->config : NULL;
+}
+
+const char *colo_direction_name(colo_direction_t direction)
+{
+    switch (direction) {
+    case COLO_EQUAL:
+        return "equal";
+    case COLO_FAN_IN:
+        return "fan_in";
+    case COLO_FAN_OUT:
+        return "fan_out";
+    }
+    return "?";
+}
