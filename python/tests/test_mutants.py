@@ -397,7 +397,7 @@ MUTANTS = {
         'torch/nll.py', 'groups.refuse(group, why)', 'pass', 'test_torch_logprob.py',
         'test_a_mistake_reaches_the_ranks_that'),
     'a bridge by peers goes another way where there are none': (
-        'torch/bridge.py', "transport == 'peer' and device.type != 'cuda'", 'False', 'test_torch_arena.py',
+        'torch/bridge.py', "self.transport == 'peer' and device.type != 'cuda' and not reachable", 'False', 'test_torch_arena.py',
         'test_what_cannot_be'),
     'a rank that failed before the others were there tries again without them': (
         'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])",
