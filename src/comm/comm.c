@@ -59,7 +59,9 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     (void)colo_env_i64("COLO_CHECK", &check);
     c->check = (int32_t)check;
     (void)colo_env_i64("COLO_NVTX", &ranges);
-    __atomic_store_n(&colo_ranges, ranges == 1, __ATOMIC_RELAXED);
+    if (ranges == 1)
+        colo_range_init();
+    __atomic_store_n(&colo_ranges, ranges == 1, __ATOMIC_RELEASE);
     colo_comm_i_register(c);
     *comm = c;
     return COLO_OK;

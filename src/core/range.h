@@ -14,12 +14,13 @@
 extern bool colo_ranges;
 
 /* In core/range-nvtx.c, or in core/range-none.c if the CUDA toolkit's header was not there. */
+void colo_range_init(void); /* before the first range: two threads must not look for a tool */
 void colo_range_push(const char *name);
 void colo_range_pop(void);
 
 static inline bool colo_range_open(const char *name)
 {
-    const bool on = __atomic_load_n(&colo_ranges, __ATOMIC_RELAXED);
+    const bool on = __atomic_load_n(&colo_ranges, __ATOMIC_ACQUIRE);
     if (on)
         colo_range_push(name);
     return on;
