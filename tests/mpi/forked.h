@@ -41,8 +41,12 @@ static colo_status_t t_over_page(void *user, const void *send, void *recv, size_
     unsigned char(*endpoint)[T_FORKED_ENDPOINT] = page->endpoint[me->calls++ % 2];
     memcpy(endpoint[me->rank], send, bytes);
     atomic_fetch_add(&page->arrived, 1);
-    while (atomic_load(&page->arrived) < me->calls * page->size)
+    const double end = colo_now() + 20;
+    while (atomic_load(&page->arrived) < me->calls * page->size && colo_now() < end)
         usleep(1000);
+    if (atomic_load(&page->arrived) < me->calls * page->size)
+        return colo_fail(COLO_ERR_TIMEOUT, "rank %d: not all ranks came to the all-gather",
+                         (int)me->rank);
     for (int32_t r = 0; r < page->size; r++)
         memcpy((char *)recv + (size_t)r * bytes, endpoint[r], bytes);
     if (me->after)
