@@ -41,7 +41,7 @@ static colo_status_t t_over_page(void *user, const void *send, void *recv, size_
     unsigned char(*endpoint)[T_FORKED_ENDPOINT] = page->endpoint[me->calls++ % 2];
     memcpy(endpoint[me->rank], send, bytes);
     atomic_fetch_add(&page->arrived, 1);
-    const double end = colo_now() + 20;
+    const double end = colo_now() + 8;
     while (atomic_load(&page->arrived) < me->calls * page->size && colo_now() < end)
         usleep(1000);
     if (atomic_load(&page->arrived) < me->calls * page->size)
