@@ -5,7 +5,7 @@
 usage: bench/hosts.py [--mbit 100] [--library build/src/libcolobridge.so] [--plan build/tools/colo-plan]
 
 Two network namespaces stand for two hosts, and a token bucket (tc tbf) on each end of the pair between them
-for the network. Each has 8 ranks, processes over Unix sockets inside and TCP between. Needs root, ip and tc.
+for the network. Each has 8 ranks, processes over UCX. Needs root, ip and tc.
 The model gets beta between nodes from the rate, shared by 8 ranks, and alpha and beta inside a node from a
 bridge among the 8 ranks of one host that runs first.
 """
@@ -19,7 +19,7 @@ import tempfile
 import time
 
 PER_NODE, REPETITIONS = 8, 5
-PAYLOAD = 1448 / 1514  # of a full TCP segment in an Ethernet frame, which the token bucket counts
+PAYLOAD = 1448 / 1514  # of a full TCP segment of UCX in an Ethernet frame, which the token bucket counts
 SRC, DST, SHAPE = 'tp=8,dp=2', 'tp=4,cp=4,dp=1', (2, 2048, 256)  # f32: a node lacks one sample, 2 MiB
 HOSTS = ['colo%d%s' % (os.getpid(), side) for side in 'ab']
 

@@ -26,17 +26,18 @@ typedef struct colo_bootstrap {
 } colo_bootstrap_t;
 
 /**
- * colo_comm_create_bootstrap() - a world comm of processes that talk over sockets or UCX;
- * collective
+ * colo_comm_create_bootstrap() - a world comm of processes that talk over Unix sockets or
+ * UCX; collective
  * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets. If
- *          there are others, all ranks use UCX; if a rank has no UCX, those others use TCP, to the
- *          first of the peer's addresses that answers. There is one all-gather, and a second one
- * for UCX. The deadline (COLO_TIMEOUT_MS) begins at the end of the last, so a rank may be late by
- * less than the deadline. Threads: one thread at a time uses all comms made from it; any thread may
- * abort, check and dump Failure: if a process dies, all other ranks get COLO_ERR_PEER at once
+ *          there are others, all ranks use UCX, and each rank must have it. There is one
+ *          all-gather, and a second one for UCX. The deadline (COLO_TIMEOUT_MS) begins at the end
+ *          of the last, so a rank may be late by less than the deadline
+ * Threads: one thread at a time uses all comms made from it; any thread may abort, check and dump
+ * Failure: if a process dies, all other ranks get COLO_ERR_PEER at once
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes or versions),
  *          COLO_ERR_TIMEOUT (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors), COLO_ERR_NOMEM,
- *          COLO_ERR_PEER (another rank failed), and the status that the callback returned
+ *          COLO_ERR_UNBUILT (several hosts, and this rank has no UCX), COLO_ERR_PEER (another rank
+ *          failed), and the status that the callback returned
  */
 COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootstrap,
                                                   colo_comm_t **comm);

@@ -63,11 +63,6 @@ static const struct row {
      .lo = 0,
      .hi = 1},
     {.variable =
-         {"COLO_SOCKETS", "auto",
-          "between processes without MPI: auto is Unix sockets on one host and UCX elsewhere, TCP "
-          "if a rank has no UCX; tcp always"},
-     .words = {"auto", "tcp"}},
-    {.variable =
          {"COLO_TRANSPORT", "auto",
           "bridges between GPUs: auto is peers' memory where it is registered and reachable, "
           "else NCCL; nccl and peer insist; ucx: processes without MPI use UCX, also on one host"},

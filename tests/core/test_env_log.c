@@ -95,7 +95,6 @@ static const struct {
     {"COLO_LOG", "loud", "expected off, error, warn, info or debug"},
     {"COLO_BIND", "cores", "expected none, core, scatter, numa or package"},
     {"COLO_NVTX", "2", "expected a number from 0 to 1"},
-    {"COLO_SOCKETS", "udp", "expected auto or tcp"},
     {"COLO_TRANSPORT", "pear", "expected auto, nccl, peer or ucx"},
     {"COLO_PEER_BLOCKS", "1025", "expected a number from 0 to 1024"},
     {"COLO_GEMM", "lops", "expected auto, cblas, loops or the name of a library"},

@@ -16,12 +16,6 @@
 
 enum { RANKS = 8, STRANGERS = 200 };
 
-static bool over_tcp(void)
-{
-    const char *was = getenv("COLO_SOCKETS");
-    return was && strcmp(was, "tcp") == 0;
-}
-
 /* ---- descriptors ---- */
 
 static int free_descriptors;
@@ -64,106 +58,77 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
     assert_true(failed && went);
 }
 
-/* ---- endpoints ---- */
+/* ---- hosts ---- */
 
-static int32_t listed;
+static int32_t lacking; /* rank without UCX; -1: all */
 
-static void change_endpoint(t_forked_t *me, void *endpoints, size_t bytes)
+/* Each rank is of a host of its own. */
+static void scatter(t_forked_t *me, void *endpoints, size_t bytes)
 {
     assert_int_equal(bytes, sizeof(colo_endpoint_t));
-    ((colo_endpoint_t *)endpoints)[0].naddress = listed;
-    ((colo_endpoint_t *)endpoints)[0].host = 1; /* or the addresses would not be looked at */
+    for (int32_t r = 0; r < me->page->size; r++)
+        ((colo_endpoint_t *)endpoints)[r].host = (uint64_t)r + 1;
 }
 
-static void with_changed_endpoints(t_forked_t *me)
+static void on_hosts(t_forked_t *me)
 {
-    me->after = change_endpoint;
+    if (lacking < 0 || me->rank == lacking)
+        setenv("COLO_BACKEND_DIR", "/nowhere", 1);
+    me->after = scatter;
     t_live(me);
+    if (me->calls != 2)
+        t_note(me, colo_fail(COLO_ERR_STATE, "%d all-gathers, expected 2", (int)me->calls));
 }
 
-T_CASE(endpoint_with_too_many_addresses_is_refused)
+T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
 {
-    const int32_t wrong[] = {COLO_ADDRESSES + 1, INT32_MAX, -1};
-    setenv("COLO_TIMEOUT_MS", "2000", 1);
-    for (int i = 0; i < 3; i++) {
-        listed = wrong[i];
-        t_page_t *page = t_fork_ranks(2, with_changed_endpoints);
-        for (int32_t r = 0; r < 2; r++)
-            t_expect(page, r, COLO_ERR_MISMATCH, "entry 0 of the all-gather lists");
+    setenv("COLO_TIMEOUT_MS", "4000", 1);
+    for (lacking = -1; lacking < 3; lacking += 2) {
+        t_page_t *page = t_fork_ranks(3, on_hosts);
+        for (int32_t r = 0; r < 3; r++) {
+            const char *why = page->error_message[r];
+            if (lacking < 0 || r == lacking)
+                t_expect(page, r, COLO_ERR_UNBUILT, "has no UCX, which carries between hosts; ");
+            else if (page->status[r] != COLO_ERR_UNBUILT) /* if this build has it */
+                t_expect(page, r, COLO_ERR_PEER,
+                         "rank 1 failed: rank 1 has no UCX, which carries ");
+            if (!strstr(why, "install it (apt install libucx0, or pip install libucx-cu12 or "
+                             "libucx-cu13), or use colo_comm_create_mpi()"))
+                fail_msg("rank %d: %s", (int)r, why);
+            assert_true(page->seconds[r] < 3);
+        }
         munmap(page, sizeof *page);
     }
     unsetenv("COLO_TIMEOUT_MS");
 }
 
-T_CASE(ucx_carries_between_hosts_unless_a_rank_refuses_and_wherever_one_insists)
-{
-    colo_endpoint_t endpoint[3];
-    const colo_bootstrap_t b = {.rank = 0, .size = 3};
-    memset(endpoint, 0, sizeof endpoint);
-    for (int32_t r = 0; r < 3; r++)
-        endpoint[r].host = 7;
-    assert_false(colo_endpoint_wants_ucx(&b, endpoint));
-    endpoint[1].ucx = 1;
-    assert_true(colo_endpoint_wants_ucx(&b, endpoint));
-    endpoint[1].ucx = 0;
-    endpoint[2].host = 8;
-    assert_true(colo_endpoint_wants_ucx(&b, endpoint));
-    endpoint[1].ucx = -1;
-    assert_false(colo_endpoint_wants_ucx(&b, endpoint));
-}
-
 /* ---- strangers ---- */
 
-static int call_unix(const colo_endpoint_t *endpoint)
+static int call(const colo_endpoint_t *endpoint)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    size_t n = strlen(endpoint->name);
-    memcpy(a.sun_path + 1, endpoint->name, n);
+    struct sockaddr_un a;
+    const socklen_t size = colo_endpoint_address(endpoint, &a);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    if (connect(fd, (struct sockaddr *)&a,
-                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)) == 0)
+    if (connect(fd, (struct sockaddr *)&a, size) == 0)
         return fd;
     close(fd);
     return -1;
 }
 
-static int call_tcp(const colo_address_t *a)
+static bool is_open(const colo_endpoint_t *endpoint)
 {
-    if (a->family != AF_INET && a->family != AF_INET6)
-        return -1;
-    int fd = socket(a->family, SOCK_STREAM, 0);
-    if (connect(fd, &a->any, a->family == AF_INET ? sizeof a->four : sizeof a->six) == 0)
-        return fd;
+    int fd = call(endpoint);
     close(fd);
-    return -1;
+    return fd >= 0;
 }
 
-/* The doors of @endpoint that take calls: bit 0 the Unix name, bit 1 + i address i. */
-static unsigned open_doors(const colo_endpoint_t *endpoint)
+/* Rank 0 waits for the call of rank 1, which looks at the doors first. No rank calls rank 2. */
+static void check_doors(t_forked_t *me, void *endpoints, size_t bytes)
 {
-    unsigned open = 0;
-    int fd = endpoint->name[0] ? call_unix(endpoint) : -1;
-    if (fd >= 0)
-        open |= 1;
-    close(fd);
-    for (int i = 0; i < endpoint->naddress; i++) {
-        fd = call_tcp(&endpoint->address[i]);
-        if (fd >= 0)
-            open |= 2u << i;
-        close(fd);
-    }
-    return open;
-}
-
-static unsigned expected_doors; /* of a rank that waits for callers of this host */
-
-/* Rank 0 waits for the calls of rank 1, which looks at its doors first. */
-static void check_listeners(t_forked_t *me, void *endpoints, size_t bytes)
-{
+    const colo_endpoint_t *endpoint = endpoints;
     usleep(300 * 1000);
-    const unsigned open = open_doors(endpoints);
-    if (open != expected_doors || open_doors((colo_endpoint_t *)endpoints + 1) != 0) {
-        fprintf(stderr, "open doors of rank 0: 0x%x, expected 0x%x\n", open, expected_doors);
+    if (!is_open(&endpoint[0]) || is_open(&endpoint[1]) || is_open(&endpoint[2])) {
+        fprintf(stderr, "expected an open door of rank 0, and of no other\n");
         _exit(1);
     }
 }
@@ -173,10 +138,10 @@ static void check_again(t_forked_t *me)
 {
     colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
     colo_comm_t *world = NULL;
-    me->after = me->rank == 1 ? check_listeners : NULL;
+    me->after = me->rank == 1 ? check_doors : NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
-    for (int32_t r = 0; r < 2 && st == COLO_OK; r++)
-        if (open_doors((colo_endpoint_t *)(void *)me->page->endpoint[0][r]) != 0)
+    for (int32_t r = 0; r < 3 && st == COLO_OK; r++)
+        if (is_open((colo_endpoint_t *)(void *)me->page->endpoint[0][r]))
             st = colo_fail(COLO_ERR_STATE, "rank %d still listens", (int)r);
     if (st == COLO_OK)
         st = colo_comm_barrier(world, NULL);
@@ -186,18 +151,12 @@ static void check_again(t_forked_t *me)
 
 T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)
 {
-    expected_doors = over_tcp() ? 2 : 1; /* loopback, or the Unix name, and nothing else */
     setenv("COLO_TIMEOUT_MS", "3000", 1);
-    t_page_t *page = t_fork_ranks(2, check_again);
+    t_page_t *page = t_fork_ranks(3, check_again);
     unsetenv("COLO_TIMEOUT_MS");
-    for (int32_t r = 0; r < 2; r++)
+    for (int32_t r = 0; r < 3; r++)
         t_expect(page, r, COLO_OK, "");
     munmap(page, sizeof *page);
-}
-
-static int call(const colo_endpoint_t *endpoint)
-{
-    return endpoint->name[0] ? call_unix(endpoint) : call_tcp(&endpoint->address[0]);
 }
 
 struct hello { /* as connect.c has it */
@@ -219,11 +178,11 @@ static bool is_answered(int fd, const struct hello *hello)
 static bool another_user_is_answered(const colo_endpoint_t *endpoint, const struct hello *hello)
 {
     int status = 0;
-    if (geteuid() != 0 || over_tcp())
+    if (geteuid() != 0)
         return false;
     pid_t pid = fork();
     if (pid == 0)
-        _exit(setuid(65534) == 0 && is_answered(call_unix(endpoint), hello));
+        _exit(setuid(65534) == 0 && is_answered(call(endpoint), hello));
     return waitpid(pid, &status, 0) != pid || status != 0;
 }
 
@@ -278,29 +237,18 @@ T_CASE(strangers_are_not_answered_and_keep_no_rank_out)
 /* Brings an endpoint of @me to the all-gather; the door that it names. */
 static int play(t_forked_t *me, colo_endpoint_t *all, colo_endpoint_t *mine)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    int fd = socket(over_tcp() ? AF_INET : AF_UNIX, SOCK_STREAM, 0);
+    struct sockaddr_un a;
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     alarm(30);
     memset(mine, 0, sizeof *mine);
     mine->magic = COLO_ENDPOINT_MAGIC;
     mine->rank = me->rank;
     mine->size = me->page->size;
     mine->version = colo_version_number();
-    mine->naddress = 1;
-    if (over_tcp()) {
-        socklen_t size = sizeof mine->address[0].four;
-        mine->address[0].four = (struct sockaddr_in){.sin_family = AF_INET};
-        mine->address[0].four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        if (bind(fd, &mine->address[0].any, size) != 0 ||
-            getsockname(fd, &mine->address[0].any, &size) != 0)
-            _exit(3);
-    } else {
-        int n = snprintf(mine->name, sizeof mine->name, "colobridge-test-%d", (int)getpid());
-        memcpy(a.sun_path + 1, mine->name, (size_t)n);
-        if (bind(fd, (struct sockaddr *)&a,
-                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) != 0)
-            _exit(3);
-    }
+    snprintf(mine->name, sizeof mine->name, "colobridge-test-%d", (int)getpid());
+    const socklen_t size = colo_endpoint_address(mine, &a);
+    if (bind(fd, (struct sockaddr *)&a, size) != 0)
+        _exit(3);
     if (listen(fd, 8) != 0)
         _exit(4);
     t_over_page(me, mine, all, sizeof *mine);
@@ -319,7 +267,7 @@ static void answer_and_leave(t_forked_t *me)
 {
     colo_endpoint_t all[3], mine;
     struct hello hello;
-    uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0}, taken = 0;
+    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0};
     if (me->rank != 0) {
         me->after = as_on_one_host;
         if (me->rank == 2) { /* it never calls */
@@ -338,9 +286,8 @@ static void answer_and_leave(t_forked_t *me)
     bool good = recv(fd, &hello, sizeof hello, MSG_WAITALL) == (ssize_t)sizeof hello &&
                 hello.magic == COLO_ENDPOINT_MAGIC && hello.rank == 1;
     for (size_t i = 0; i < sizeof answer; i++, usleep(20 * 1000))
-        good = good && send(fd, (char *)answer + i, 1, MSG_NOSIGNAL) == 1;
-    good = good && recv(fd, &taken, sizeof taken, MSG_WAITALL) == (ssize_t)sizeof taken &&
-           taken == COLO_ENDPOINT_MAGIC;
+        good = good && send(fd, (const char *)answer + i, 1, MSG_NOSIGNAL) == 1;
+    usleep(100 * 1000);
     struct pollfd p = {door, POLLIN, 0};
     good = good && poll(&p, 1, 0) == 0; /* the one call was not given up for another */
     close(fd);

@@ -399,7 +399,7 @@ T_CASE(destroy_in_a_child_leaves_sockets_alone)
 
 /* ---- an environment that is refused ---- */
 
-static const char *const typo[][2] = {{"COLO_TIMEOUT_MS", "abc"}, {"COLO_SOCKETS", "udp"}};
+static const char *const typo[][2] = {{"COLO_TIMEOUT_MS", "abc"}, {"COLO_TRANSPORT", "pear"}};
 static int typed;
 
 static void mistyped(struct last *last, int32_t me)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two network namespaces joined by a veth pair stand for two hosts.
 
-usage: two-hosts.py PROGRAM                    four ranks over sockets; UCX if T_BACKEND is ucx;
-                                              with T_LACKS rank 1 has no UCX
+usage: two-hosts.py PROGRAM                    four ranks over UCX; with T_LACKS rank 1 has none,
+                                              and all are told what to install
        two-hosts.py --mpi N PROGRAM ARGS...    N ranks of Open MPI's mpirun
        two-hosts.py --page LAUNCHER COLO_INFO  the command of docs/hosts.md with that launcher
 
-Half of the ranks live in each. Over sockets they share nothing but a folder for the bootstrap and
-cross the pair by TCP. For mpirun each host has an address and a name of its own, a daemon started
+Half of the ranks live in each. Over UCX they share nothing but a folder for the bootstrap. For mpirun each host has an address and a name of its own, a daemon started
 through a remote shell that is `ip netns exec`, and TCP as the only way to the other one. Where that
 cannot be made (no root, no ip, another MPI) this is exit 77 with the reason.
 """
@@ -34,7 +33,7 @@ def ip(*words):
     return done.stdout
 
 
-def make(mpi):
+def make():
     for host in HOSTS:
         ip('netns', 'add', host)
         ip('-n', host, 'link', 'set', 'lo', 'up')
@@ -42,9 +41,6 @@ def make(mpi):
     ip('-n', HOSTS[0], 'link', 'add', 'veth0', 'type', 'veth', 'peer', 'name', 'veth0',
        'netns', HOSTS[1])
     for i, host in enumerate(HOSTS):
-        if not mpi:  # which takes any address of the interface, whatever it was told
-            # First an address that both have, as bridges of containers do: it leads back home.
-            ip('-n', host, 'address', 'add', '10.1.1.1/32', 'dev', 'veth0')
         ip('-n', host, 'address', 'add', NET % (i + 1) + '/24', 'dev', 'veth0')
         ip('-n', host, 'link', 'set', 'veth0', 'up')
     end = time.monotonic() + 10
@@ -84,15 +80,16 @@ def stop(mpirun):
         mpirun.wait()
 
 
-def over_sockets(folder, program):
+def over_ucx(folder, program):
+    lacks = 'T_LACKS' in os.environ
     ranks = [subprocess.Popen(
         ['ip', 'netns', 'exec', HOSTS[r % 2], program, folder, str(r), str(RANKS)],
-        stdin=subprocess.DEVNULL, env=dict(os.environ, COLO_TIMEOUT_MS='60000', **(
-            {'COLO_BACKEND_DIR': folder} if r == 1 and 'T_LACKS' in os.environ else {})))
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE if lacks else None, text=True,
+        env=dict(os.environ, COLO_TIMEOUT_MS='60000', **({'COLO_BACKEND_DIR': folder} if r == 1 and lacks else {})))
         for r in range(RANKS)]
     end = time.monotonic() + SECONDS
     try:
-        status = [rank.wait(timeout=max(0, end - time.monotonic())) for rank in ranks]
+        said = [rank.communicate(timeout=max(0, end - time.monotonic()))[1] for rank in ranks]
     except subprocess.TimeoutExpired:
         print('not all ranks ended within %d s' % SECONDS, file=sys.stderr)
         return 1
@@ -100,7 +97,11 @@ def over_sockets(folder, program):
         for rank in ranks:
             rank.kill()
             rank.wait()
+    status = [rank.returncode for rank in ranks]
     print('%d ranks on 2 hosts: exit status %s' % (RANKS, status))
+    if lacks:
+        print(''.join(said))
+        return 0 if all(status) and all('apt install libucx0, or pip install libucx-cu12' in s for s in said) else 1
     return 1 if any(status) else 0
 
 
@@ -179,12 +180,9 @@ def on_page(folder, launcher, colo_info):
         for process in started:
             stop(process)
     print(out)
-    ucx = 'T_UCX' in os.environ
     wanted = ['on 2 nodes', '  0  %-16s  0-1' % HOSTS[0], '  1  %-16s  2-3' % HOSTS[1],
-              '2 pairs by %s on one host and one network namespace: 0-1 2-3'
-              % ('UCX, which are' if ucx else 'Unix socket, because they are'),
-              '4 pairs by %s on two hosts: 0-2 0-3 1-2 1-3'
-              % ('UCX, which are' if ucx else 'TCP, because they are')]
+              '2 pairs by UCX, which are on one host and one network namespace: 0-1 2-3',
+              '4 pairs by UCX, which are on two hosts: 0-2 0-3 1-2 1-3']
     lacks = [line for line in wanted if line not in out]
     for line in lacks:
         print('missing: %s' % line, file=sys.stderr)
@@ -250,7 +248,7 @@ def main(words):
     signal.signal(signal.SIGTERM, end_now)
     try:
         try:
-            make(mpi or page or os.environ.get('T_BACKEND') == 'ucx')
+            make()
         except OSError as why:
             skip('two network namespaces could not be made: %s' % why)
         with tempfile.TemporaryDirectory() as folder:
@@ -258,7 +256,7 @@ def main(words):
                 return on_page(folder, words[1], words[2])
             if mpi:
                 return over_mpi(folder, int(words[1]), words[2:])
-            return over_sockets(folder, words[0])
+            return over_ucx(folder, words[0])
     finally:
         remove()
 

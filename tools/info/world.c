@@ -121,22 +121,20 @@ static void find_fact(fact_t *f)
         f->net = net.st_ino;
 }
 
-enum { UNIX, LOOPBACK, OTHER_NETWORK, OTHER_HOST, KINDS };
-static const char *const kinds[KINDS][2] = {
-    {"Unix socket", "one host and one network namespace"},
-    {"TCP on loopback", "one host, and COLO_SOCKETS is tcp"},
-    {"TCP", "one host, but two network namespaces (containers)"},
-    {"TCP", "two hosts"},
+enum { ONE_NETWORK, OTHER_NETWORK, OTHER_HOST, KINDS };
+static const char *const kinds[KINDS] = {
+    "one host and one network namespace",
+    "one host, but two network namespaces (containers)",
+    "two hosts",
 };
 
 static int kind_of(const fact_t *a, const fact_t *b)
 {
-    const char *sockets = getenv("COLO_SOCKETS");
     if (strcmp(a->boot, b->boot) != 0)
         return OTHER_HOST;
     if (a->net != b->net)
         return strcmp(a->host, b->host) ? OTHER_HOST : OTHER_NETWORK;
-    return sockets && strcmp(sockets, "tcp") == 0 ? LOOPBACK : UNIX;
+    return ONE_NETWORK;
 }
 
 static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t node)
@@ -171,7 +169,7 @@ static void print_pairs(const fact_t *fact, int32_t n, int kind, bool ucx)
                                            (int)b);
     if (count)
         printf("  %lld pairs by %s, %s on %s:%s%s\n", (long long)count,
-               ucx ? "UCX" : kinds[kind][0], ucx ? "which are" : "because they are", kinds[kind][1],
+               ucx ? "UCX" : "Unix socket", ucx ? "which are" : "because they are", kinds[kind],
                shown, count > PAIRS_SHOWN ? " ..." : "");
 }
 

@@ -63,10 +63,10 @@ static int keep(int fd)
     return fd;
 }
 
-int colo_socket_open(int context, int type)
+int colo_socket_open(void)
 {
     pthread_mutex_lock(&lock);
-    int fd = keep(socket(context, type | FLAGS, 0));
+    int fd = keep(socket(AF_UNIX, SOCK_STREAM | FLAGS, 0));
     pthread_mutex_unlock(&lock);
     return fd;
 }

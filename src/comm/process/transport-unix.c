@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transport-unix.c - the transport over one stream socket for each peer, Unix or TCP.
+ * transport-unix.c - the transport over one Unix socket for each peer.
  *
  * A frame travels behind 8 bytes of its length and is padded to 8, so that frames stay aligned in
  * the buffers. Output is appended to a buffer for each peer and written when the socket takes it;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transport-unix.h (private) - the transport over connected stream sockets, and how they get
+/* transport-unix.h (private) - the transport over connected Unix sockets, and how they get
  * connected.
  */
 #ifndef COLO_COMM_PROCESS_SOCKETS_H
@@ -13,7 +13,7 @@ extern const colo_transport_ops_t colo_transport_sockets;
 
 /* ---- fork.c: sockets that are closed in every child of this process ----
  * Non-blocking; -1 with errno. */
-int colo_socket_open(int context, int type);
+int colo_socket_open(void);
 int colo_socket_accept(int listener);
 void colo_socket_close(int fd); /* any descriptor, or -1 */
 
