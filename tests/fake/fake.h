@@ -50,6 +50,7 @@ enum fake_kind {
     FAKE_EVENT,
     FAKE_GRAPH,
     FAKE_COMM,
+    FAKE_GROUP, /* that a thread has begun */
     FAKE_KINDS
 };
 int64_t fake_live(enum fake_kind kind);

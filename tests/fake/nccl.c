@@ -513,6 +513,7 @@ struct queued {
 };
 static _Thread_local struct {
     int depth, n, cap;
+    ncclResult_t failed; /* a call of the group: it does not run */
     struct queued *list;
 } group;
 
@@ -539,9 +540,9 @@ static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const struct call 
     const ncclResult_t r = enter(comm->device, name);
     const struct queued q = {comm, stream, *k};
     if (r != ncclSuccess)
-        return r;
+        return group.failed = r;
     if (k->peer < 0 || k->peer >= comm->world->n)
-        return ncclInvalidArgument;
+        return group.failed = ncclInvalidArgument;
     if (group.depth == 0)
         return enqueue(&q, 1);
     if (group.n == group.cap) {
@@ -555,7 +556,10 @@ static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const struct call 
 ncclResult_t ncclGroupStart(void)
 {
     ENTER(fake_device());
-    group.depth++;
+    if (group.depth++ == 0) {
+        group.failed = ncclSuccess;
+        fake_count(FAKE_GROUP, 1);
+    }
     return ncclSuccess;
 }
 
@@ -568,6 +572,8 @@ ncclResult_t ncclGroupEnd(void)
     }
     if (--group.depth > 0)
         return r;
+    fake_count(FAKE_GROUP, -1);
+    r = r == ncclSuccess ? group.failed : r;
     for (int i = 0, n; i < group.n && r == ncclSuccess; i += n) {
         for (n = 1; i + n < group.n && group.list[i + n].comm == group.list[i].comm &&
                     group.list[i + n].stream == group.list[i].stream;)

@@ -256,6 +256,22 @@ cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_late *late)
     return e;
 }
 
+static ncclResult_t warm_messages(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank,
+                                  int32_t n, cudaStream_t stream, char *memory, char *half)
+{
+    ncclResult_t e = lib->group_start();
+    if (e != ncclSuccess)
+        return e;
+    for (int32_t k = 0; k < n && e == ncclSuccess; k++)
+        if (k != rank) {
+            e = lib->send(memory, 16, ncclInt8, k, nccl, stream);
+            if (e == ncclSuccess)
+                e = lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream);
+        }
+    ncclResult_t closed = lib->group_end();
+    return e != ncclSuccess ? e : closed;
+}
+
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
                            cudaStream_t stream, char *memory, size_t memory_bytes,
                            const struct colo_late *late)
@@ -285,15 +301,7 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     if (e == ncclSuccess)
         e = finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream, late);
     if (e == ncclSuccess)
-        e = lib->group_start();
-    for (int32_t k = 0; k < n && e == ncclSuccess; k++)
-        if (k != rank) {
-            e = lib->send(memory, 16, ncclInt8, k, nccl, stream);
-            if (e == ncclSuccess)
-                e = lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream);
-        }
-    if (e == ncclSuccess)
-        e = lib->group_end();
+        e = warm_messages(lib, nccl, rank, n, stream, memory, half);
     return e == ncclSuccess ? NULL : lib->error_string(e);
 }
 
