@@ -83,9 +83,13 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
     static const int64_t counts[] = {0, 1, 3, 1000, 65537, 400000};
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16,
                                           COLO_F64, COLO_I32,  COLO_I64};
+    int64_t turn = 0, gathers = 0;
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
             for (size_t k = 0; k < sizeof dtypes / sizeof dtypes[0]; k++) {
+                if (counts[i] > 1000 && t_left_out(turn++))
+                    continue;
+                gathers += kind == GATHER;
                 rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_SUM, false));
                 if (kind == REDUCE || kind == SCATTER)
                     rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_MAX, kind == REDUCE));
@@ -96,7 +100,7 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
     colo_comm_stats_t l;
     colo_comm_stats(r->gpus, &l);
     rank_check(l.ops[COLO_OP_BARRIER][COLO_CATEGORY_USER] == 1);
-    rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_USER] == 36);
+    rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_USER] == gathers);
     return COLO_OK;
 }
 
