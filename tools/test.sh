@@ -112,7 +112,9 @@ fi
 # shellcheck disable=SC2086 # a list of names
 build build all $programs
 judge "it builds without a warning" no_warnings build || true
-[[ " ${suites[*]} " == *" ucx-all "* ]] || here+=(--no-suite ucx-all)
+for long in ucx-all mpi-all; do
+    [[ " ${suites[*]} " == *" $long "* ]] || here+=(--no-suite "$long")
+done
 if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
     here+=(--no-suite gpu-mutants)
     cases+=(--case "mutants of GPU code=skipped")
@@ -142,7 +144,7 @@ with_clang() {
     CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
         "${everything[@]}"
     rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi --no-suite ucx \
-        --no-suite ucx-all
+        --no-suite ucx-all --no-suite mpi-all
 }
 
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning

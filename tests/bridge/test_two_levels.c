@@ -248,7 +248,7 @@ T_CASE(rank_that_stays_away_is_a_timeout_on_all_ranks_of_both_nodes)
 {
     absent_t a = {.c = {.src = t_side("tp=4,dp=2", true),
                         .dst = t_side("tp=4,cp=2,dp=1", false),
-                        .shape = {2, 8, 1 << 15},
+                        .shape = {2, 8, 1 << 13},
                         .output = COLO_FULL_SEQ,
                         .ranks_per_node = 4}};
     for (a.check = 0; a.check <= 2; a.check++)
