@@ -3,9 +3,11 @@
 
 usage: plant.py LIST --list              lines for meson.build, fields separated by tabs, "-" empty
        plant.py LIST --plant NAME OUT    the mutant's source with its bug in place
+       plant.py --check                  does each mutant of the tree still find its text?
 A mutant's old text must occur exactly once in its source: code that moved on must not leave a mutant
 behind that changes nothing, or something else.
 """
+import ast
 import json
 import sys
 from pathlib import Path
@@ -92,8 +94,32 @@ def listing(what, folder):
         print(*fields, sep='\t')
 
 
+def of_python():
+    """The rows of python/tests/test_mutants.py, which needs packages to run."""
+    for node in ast.parse((ROOT / 'python/tests/test_mutants.py').read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == 'MUTANTS':
+            for name, (source, old, new, *_) in ast.literal_eval(node.value).items():
+                yield {'name': name, 'source': 'python/colobridge/' + source, 'old': old, 'new': new}
+
+
+def check():
+    wrong = 0
+    mutants = [m for path in sorted(ROOT.glob('tests/*/mutants.json')) for m in load(path)['mutants']]
+    mutants += of_python()
+    for mutant in mutants:
+        try:
+            mutated(mutant)
+        except (SystemExit, OSError) as e:
+            wrong += 1
+            print(e)
+    print('%d mutants, %d do not find their text' % (len(mutants), wrong))
+    return wrong > 0
+
+
 def main(args):
-    if len(args) == 2 and args[1] == '--list':
+    if args == ['--check']:
+        sys.exit(check())
+    elif len(args) == 2 and args[1] == '--list':
         listing(load(args[0]), Path(args[0]).resolve().parent)
     elif len(args) == 4 and args[1] == '--plant':
         for mutant in load(args[0])['mutants']:

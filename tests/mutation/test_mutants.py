@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plant.py refuses text that is missing or occurs twice; must-fail.py takes no excuse."""
+"""plant.py refuses text that is missing or occurs twice, here and in each list; must-fail.py takes no excuse."""
 import json
 import subprocess
 import sys
@@ -57,6 +57,7 @@ with tempfile.TemporaryDirectory() as name:
     for program, code in (('p', 0), ('grid', 0), ('no_such_program', 1), ('linear', 0), ('ragged', 0)):
         expect('a list that names the program %s' % program,
                plant(folder, 'return', 'bug;', '--list', killed_by=[program]), code)
+    expect('the lists of the tree', subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), '--check']).returncode, 0)
     expect('killed without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
 
     expect('a failed case is killed', judge(folder, FAILS + 'exit 1'), 0)
