@@ -30,7 +30,7 @@ def in_the_library(rank, big):
     """Median and largest of 50 shapes after 10: reshape, the first call, the second."""
     comm = ct.Bridge(SRC, DST, group=dist.group.WORLD).comm(big.device)
     memory = cb.Memory.alloc(comm, 16 * ROWS * WIDTH * 2)
-    assert memory.is_direct
+    assert memory.is_p2p
     bridge = cb.Bridge(comm, cb.Layout.src(SRC), cb.Layout.dst(DST), (16, ROWS, WIDTH), dtype='bf16', device='cuda',
                        transport='peer')
     stream = torch.cuda.current_stream().cuda_stream

@@ -224,7 +224,7 @@ def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -
             torch.cuda.set_device(device)
         dist.init_process_group('gloo', init_method='file://' + store, rank=rank, world_size=ranks)
         world = dist.group.WORLD
-        direct: list[bool] = []
+        p2p: list[bool] = []
 
         def tensor(values: Values, shape: tuple[int, ...], grad: bool = False) -> Any:
             return torch.tensor(values, device=device).view(shape).requires_grad_(grad)
@@ -237,7 +237,7 @@ def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -
                 given = tensor(x, (-1, 2 * ranks, FEATURES), True)
                 y = bridge(given)
                 y.backward(tensor(d_y, tuple(y.shape)))
-                direct.append(bool(bridge.direct))
+                p2p.append(bool(bridge.is_p2p))
                 return y.flatten().tolist(), given.grad.flatten().tolist()
             return run
 
@@ -248,7 +248,7 @@ def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -
             (per_token.mean() + entropy.sum() / 8).backward()
             return per_token.tolist(), entropy.tolist(), x.grad.flatten().tolist()
 
-        pipe.send((checks(rank, ranks, carry, loss), any(direct)))
+        pipe.send((checks(rank, ranks, carry, loss), any(p2p)))
         dist.barrier()
     except BaseException as why:
         pipe.send(('%s: %s' % (type(why).__name__, why), False))

@@ -78,7 +78,7 @@ class Memory:
     nbytes = property(lambda self: lib().colo_memory_bytes(self.handle))
 
     @property
-    def is_direct(self) -> bool:
+    def is_p2p(self) -> bool:
         """Do peers reach it, the same on all ranks; else bridges are staged, as without it."""
         return lib().colo_memory_is_p2p(self.handle)
 

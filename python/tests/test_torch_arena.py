@@ -36,15 +36,15 @@ MOVES = {'output': 'sharded', 'grad': 'disjoint'}
 @contextlib.contextmanager
 def reached(**options):
     """Bridges are made as between GPUs that reach each other, with @options."""
-    was = arena.possible, memory.Memory.is_direct, ct.Bridge.__init__.__kwdefaults__
+    was = arena.possible, memory.Memory.is_p2p, ct.Bridge.__init__.__kwdefaults__
 
     arena.possible = lambda comm, device: comm.size > 1
-    memory.Memory.is_direct = property(lambda self: True)
+    memory.Memory.is_p2p = property(lambda self: True)
     ct.Bridge.__init__.__kwdefaults__ = {**was[2], **options}
     try:
         yield
     finally:
-        arena.possible, memory.Memory.is_direct, ct.Bridge.__init__.__kwdefaults__ = was
+        arena.possible, memory.Memory.is_p2p, ct.Bridge.__init__.__kwdefaults__ = was
 
 
 def carries_reached(rank, src, dst, axes, output, grad, buffers):
@@ -59,7 +59,7 @@ def carries_reached(rank, src, dst, axes, output, grad, buffers):
         # What others do not reach needs no workspace; sums are read from a copy of d_y.
         ways = [plan.reached(way) for way in ('forward', 'backward')]
         saved = [ways[0] and buffers > 0, ways[1] and buffers > 0 and plan.addends == 1]
-        assert carry.direct and carry.copied == sum(ways) - sum(saved), (ways, saved, carry.copied)
+        assert carry.is_p2p and carry.copied == sum(ways) - sum(saved), (ways, saved, carry.copied)
 
 
 @pytest.mark.parametrize('src, dst', PAIRS)
@@ -309,7 +309,7 @@ def refused(rank):
             carry(x)
     plain = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=3)  # does nothing on the host
     plain(x)
-    assert plain.direct is False and plain.copied == 0
+    assert plain.is_p2p is False and plain.copied == 0
     meet()
     with reached():
         # a layout that does not fit, on one rank: its error message, not a timeout
@@ -346,7 +346,7 @@ def no_memory(rank):
             carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
             with pytest.warns(UserWarning, match='it goes through NCCL: .*no memory for you'):
                 y = carry(x)
-            assert carry.direct is False and torch.equal(y, torch.ones(2, 4, 2)) and len(tried) == 2
+            assert carry.is_p2p is False and torch.equal(y, torch.ones(2, 4, 2)) and len(tried) == 2
             with pytest.raises(RuntimeError, match='no memory for you'):
                 ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='peer')(x)
             # somewhere else than at making memory: this one does not go on either
@@ -376,7 +376,7 @@ def out_of_reach(rank):
         try:
             carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
             assert torch.equal(carry(x), torch.ones(2, 4, 2))
-            assert carry.direct is False and made == ['peer', 'nccl']
+            assert carry.is_p2p is False and made == ['peer', 'nccl']
             with pytest.raises(RuntimeError, match='ranks 2 and 3'):
                 ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='peer')(x)
             ragged = ct.Bridge(*FAN_IN, group=dist.group.WORLD, ragged=True)
@@ -480,7 +480,7 @@ def test_captured_calls_take_the_workspace():
 def test_memory_of_the_host_is_not_reached_but_there():
     def rank(comm):
         held = cb.Memory.alloc(comm, 100 * comm.rank)
-        assert held.nbytes == 256 * comm.rank and not held.is_direct
+        assert held.nbytes == 256 * comm.rank and not held.is_p2p
         if comm.rank:
             t = torch.from_dlpack(held.array('bf16', (4, 8), 64))
             assert t.dtype == torch.bfloat16 and t.shape == (4, 8) and t.data_ptr() == held.data + 64
@@ -536,7 +536,7 @@ def masks(rank):
         for _ in range(3):
             x = torch.arange(2 * 8 * 3).reshape(2, 8, 3) % 3 == rank % 3
             y = carry(x)
-            assert y.dtype == torch.bool and carry.direct
+            assert y.dtype == torch.bool and carry.is_p2p
 
 
 def test_masks_stay_masks(world):

@@ -182,7 +182,7 @@ void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a);
 colo_status_t colo_bridge_sums_for(colo_bridge_t *b, size_t bytes, bool capturing);
 
 /* peer.c: EXACT over registered memory. */
-/* Will it be direct, as far as this rank can see before ranks compare notes? The same on all. */
+/* Will it be p2p, as far as this rank can see before ranks compare notes? The same on all. */
 bool colo_bridge_p2p_likely(const colo_bridge_t *b);
 /* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
 colo_status_t colo_bridge_p2p_create(colo_bridge_t *b);
@@ -195,13 +195,13 @@ typedef struct colo_reached {
     bool p2p;
     int32_t moves;   /* colo_move_t by which this rank can take part, if p2p */
     bool nothing;    /* this rank has nothing that peers could reach */
-    bool not_agreed; /* direct is this rank's view, and ranks have yet to agree; the same on all */
+    bool not_agreed; /* p2p is this rank's view, and ranks have yet to agree; the same on all */
     int32_t id;
     uint64_t offset;
     int32_t device; /* the current one */
     bool capturing;
 } colo_reached_t;
-/* Does this call go direct? Local. COLO_ERR_ARG: it must, and its tensor is not registered. */
+/* Does this call go p2p? Local. COLO_ERR_ARG: it must, and its tensor is not registered. */
 colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
                                    const colo_tensor_t *in, const colo_tensor_t *out,
                                    colo_reached_t *r);

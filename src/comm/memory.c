@@ -4,9 +4,9 @@
  * registered.
  *
  * A comm whose backend has no peer memory, and one whose ranks do not all reach each other, or not
- * this memory, gives an object that holds the pointer and is not direct: a program registers the
- * same way everywhere. COLO_ERR_UNBUILT is the one status that means "not here", and the backend
- * sees to it that all ranks have it; whatever else goes wrong is an error on all of them.
+ * this memory, gives an object that holds the pointer and is not peer-to-peer: a program registers
+ * the same way everywhere. COLO_ERR_UNBUILT is the one status that means "not here", and the
+ * backend sees to it that all ranks have it; whatever else goes wrong is an error on all of them.
  * How memory is made known to other ranks is registry.c's.
  */
 #include "comm/peer.h"
@@ -21,9 +21,9 @@
 
 enum { MULTIPLE = 256 };
 
-/* Shares it, when peers are to reach it. Collective. COLO_OK and not direct where ranks do not
- * reach each other or cannot open what another one offers, the same on all of them; what else goes
- * wrong is an error on all. */
+/* Shares it, when peers are to reach it. Collective. COLO_OK and not peer-to-peer where ranks do
+ * not reach each other or cannot open what another one offers, the same on all of them; what else
+ * goes wrong is an error on all. */
 static colo_status_t share(colo_comm_t *c, colo_transport_t transport, colo_memory_t *m)
 {
     const colo_peer_ops_t *peer = c->ops->peer;
@@ -38,7 +38,7 @@ static colo_status_t share(colo_comm_t *c, colo_transport_t transport, colo_memo
     }
     if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(c) < 0)
         return st;
-    colo_log(COLO_LOG_INFO, "memory: not direct: %s", colo_last_error());
+    colo_log(COLO_LOG_INFO, "memory: not peer-to-peer: %s", colo_last_error());
     return COLO_OK;
 }
 

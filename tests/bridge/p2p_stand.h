@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * p2p_stand.h - a bridge that takes host memory for a device's, over a table of peers that says
- * what it is told: no GPU. Staged calls move host memory and are compared with the oracle; direct
- * ones are counted. Included by one source of a program.
+ * what it is told: no GPU. Staged calls move host memory and are compared with the oracle;
+ * peer-to-peer ones are counted. Included by one source of a program.
  */
-#ifndef TESTS_BRIDGE_DIRECT_STAND_H
-#define TESTS_BRIDGE_DIRECT_STAND_H
+#ifndef TESTS_BRIDGE_P2P_STAND_H
+#define TESTS_BRIDGE_P2P_STAND_H
 
 #include "harness/harness.h"
 
@@ -25,7 +25,7 @@ static struct told {
     colo_status_t open, create;
     const void *registered[2];
     uint64_t registrations;
-    int runs[2]; /* direct calls by way */
+    int runs[2]; /* p2p calls by way */
 } told[RANKS];
 
 static int32_t apart = -1; /* it and the next rank do not reach each other */
@@ -156,7 +156,7 @@ static colo_status_t go(struct stand *s, colo_pass_t pass)
                                 : colo_bridge_backward(s->b, &s->t[T_DY].t, &s->t[T_DX].t, NULL);
 }
 
-/* A call is to be direct, or staged: then its bytes are compared. */
+/* A call is to be peer-to-peer, or staged: then its bytes are compared. */
 static colo_status_t expect(struct stand *s, colo_pass_t pass, int64_t salt, bool p2p)
 {
     const int before = s->told->runs[pass];

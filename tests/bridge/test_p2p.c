@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_p2p.c - which calls take the direct path, and what create does without one, over a table
- * of peers that says what it is told: no GPU. Staged calls move host memory and are compared with
- * the oracle; direct ones are counted. What the path itself does is tests/gpu/test_peer*.c's.
+ * test_p2p.c - which calls take the peer-to-peer path, and what create does without one, over a
+ * table of peers that says what it is told: no GPU. Staged calls move host memory and are compared
+ * with the oracle; peer-to-peer ones are counted. What the path itself does is
+ * tests/gpu/test_peer*.c's.
  */
 #include "p2p_stand.h"
 
@@ -262,7 +263,7 @@ T_CASE(registered_on_some_ranks_is_staged_on_all_until_more_is_registered)
 }
 
 /* Every d_x is registered, and the ranks have agreed on that in a backward. */
-static colo_status_t stand_up_direct(struct stand *s, colo_comm_t *comm, const t_case_t *c)
+static colo_status_t stand_up_p2p(struct stand *s, colo_comm_t *comm, const t_case_t *c)
 {
     rank_try(stand_up(s, comm, c, COLO_TRANSPORT_AUTO));
     rank_try(tensors(s, 0));
@@ -275,7 +276,7 @@ static colo_status_t later_not(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = asymmetric(2);
     struct stand s;
-    rank_try(stand_up_direct(&s, comm, &c));
+    rank_try(stand_up_p2p(&s, comm, &c));
     if (comm->rank == 1)
         s.told->registered[0] = NULL;
     colo_status_t st = go(&s, COLO_BACKWARD);
@@ -332,7 +333,7 @@ static colo_status_t reshaped(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = asymmetric(1);
     struct stand s;
-    rank_try(stand_up_direct(&s, comm, &c));
+    rank_try(stand_up_p2p(&s, comm, &c));
     const colo_shape_t same = {c.shape.b, c.shape.n, c.shape.h, 0};
     rank_try(colo_bridge_reshape(s.b, &same));
     s.told->registered[0] = NULL;

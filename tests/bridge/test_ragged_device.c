@@ -3,8 +3,8 @@
  * test_ragged_device.c - ragged batches in a device's memory, without a GPU: the device is the host
  * (cuda_is_host.c), the communicator is one of threads that calls itself one of GPUs.
  *
- * Random batches against the oracle, staged, or direct by peers of this file, which make the steps
- * that the library gives them. What needs the hardware is tests/gpu/'s.
+ * Random batches against the oracle, staged, or peer-to-peer by peers of this file, which make the
+ * steps that the library gives them. What needs the hardware is tests/gpu/'s.
  */
 #include "harness/harness.h"
 
@@ -18,7 +18,7 @@
 
 enum { RANKS = 8, CASES = 1000 };
 
-/* ---- peers: ranks of this process reach all memory; direct calls as the kernel makes them ---- */
+/* ---- peers: ranks of this process reach all memory; p2p calls as the kernel makes them ---- */
 
 enum mode {
     NO_PEERS,
@@ -33,7 +33,7 @@ enum mode {
 
 static struct told {
     enum mode mode;
-    int64_t runs, pulled; /* direct calls so far; those of forward that pulled */
+    int64_t runs, pulled; /* p2p calls so far; those of forward that pulled */
 } told[RANKS];
 
 /* What this rank put: inputs and outputs by turns, as ragged_run.c makes them. */
@@ -242,8 +242,8 @@ static colo_status_t run_tensor(const colo_transfers_t *w, int pass, int32_t me,
     return COLO_OK;
 }
 
-static colo_status_t run_direct(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
-                                colo_stream_t stream)
+static colo_status_t run_p2p(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
+                             colo_stream_t stream)
 {
     const colo_transfers_t *w = &c->list->pass[pass];
     for (int32_t k = 0; k < c->n; k++)
@@ -265,7 +265,7 @@ static const colo_peer_ops_t peers = {.open = print_open,
                                       .create = make_path,
                                       .list = make_list,
                                       .drop = drop_list,
-                                      .run = run_direct,
+                                      .run = run_p2p,
                                       .destroy = end_path};
 
 /* ---- a communicator that moves "CUDA memory" ---- */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_memory.c - the front of registered memory, over a table of peers that says what it is told:
- * ranks that do not reach each other, or not this memory, have memory that is not direct, what else
- * goes wrong is an error. Where GPUs are, tests/gpu/test_peer_order.c has the table itself.
+ * ranks that do not reach each other, or not this memory, have memory that is not peer-to-peer,
+ * what else goes wrong is an error. Where GPUs are, tests/gpu/test_peer_order.c has the table
+ * itself.
  */
 #include "harness/harness.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_peer_order.c - when things happen on the direct path: captured and replayed, back to back
- * with ranks that are late, outputs in turn; ranks that do not come; what is refused. Four ranks on
- * however many GPUs there are.
+ * test_peer_order.c - when things happen on the peer-to-peer path: captured and replayed, back to
+ * back with ranks that are late, outputs in turn; ranks that do not come; what is refused. Four
+ * ranks on however many GPUs there are.
  */
 #include "gpu/gpu_ranks.h"
 

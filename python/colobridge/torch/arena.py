@@ -69,7 +69,7 @@ def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:
                 return None
             torch.cuda.empty_cache()
             continue
-        if memory.is_direct:
+        if memory.is_p2p:
             return memory
         memory.destroy()
         break

@@ -400,7 +400,7 @@ class Bridge:
         return made('nccl'), True
 
     @property
-    def direct(self) -> bool | None:
+    def is_p2p(self) -> bool | None:
         """Do peers write straight into this rank's memory; None before the first call."""
         return None if self._last is None else self._last[1].arena is not None
 

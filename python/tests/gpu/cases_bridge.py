@@ -29,11 +29,11 @@ def carried(run, src, dst, dtype, cp):
 
 def case_bridge_moves_every_value_and_sums_gradients_over_cp():
     for src, dst in layouts():
-        for (options, direct), dtype in itertools.product(transports(), (torch.bfloat16, torch.float32)):
+        for (options, p2p), dtype in itertools.product(transports(), (torch.bfloat16, torch.float32)):
             carry = ct.Bridge(src, dst, group=dist.group.WORLD, **options)
             for _ in range(3):
                 carried(carry, src, dst, dtype, 2 if 'cp=2' in dst else 1)
-            assert carry.direct is direct, (options, carry.direct)
+            assert carry.is_p2p is p2p, (options, carry.is_p2p)
             carry.destroy()
 
 
@@ -141,17 +141,17 @@ def case_registered_memory_without_autograd():
     stream = torch.cuda.current_stream().cuda_stream
     held = [colobridge.Memory.alloc(world, n * 128), colobridge.Memory.register(
         world, torch.zeros(n, 4, 8, device='cuda'))]
-    direct = held[0].is_direct
-    assert direct is transports()[1][1] and held[1].is_direct is direct
+    p2p = held[0].is_p2p
+    assert p2p is transports()[1][1] and held[1].is_p2p is p2p
     bridges = [colobridge.Bridge(world, src, dst, (n, 4, 8), device='cuda', transport=way)
-               for way in ('auto', 'nccl') + (('peer',) if direct else ())]
+               for way in ('auto', 'nccl') + (('peer',) if p2p else ())]
     y = torch.from_dlpack(held[0].array('f32', (n, 4, 8), device=torch.cuda.current_device()))
     for bridge in bridges:
         for out in (y, held[1].owner):
             out.zero_()
             bridge.forward(x, out, stream)
             assert torch.equal(out, want)
-    if direct:
+    if p2p:
         world.set_check(2)  # all hear of it, and the communicator lives
         bad = torch.zeros(n, 4, 8, device='cuda')
         try:

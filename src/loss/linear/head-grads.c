@@ -16,7 +16,7 @@
 #include <inttypes.h>
 
 /* Does the weight's gradient go straight into the caller's memory? */
-static bool direct(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads, bool once)
+static bool writes_in_place(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads, bool once)
 {
     return !h->group && (once || grads->d_weight->dtype == colo_head_sum_dtype(h));
 }
@@ -33,7 +33,7 @@ size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *h, const colo_lm_head_gr
     const colo_dtype_t sums = h ? colo_head_sum_dtype(h) : COLO_F32;
     if (!h || !grads || !grads->d_weight)
         return 0;
-    if (direct(h, grads, once))
+    if (writes_in_place(h, grads, once))
         return bias_apart(h, grads) ? (size_t)h->config.rows * colo_dtype_size(sums) : 0;
     return colo_head_bytes_of(h, sums);
 }
@@ -91,7 +91,7 @@ colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grad
     COLO_TRY(check_grads(h, grads, once, workspace));
     const colo_dtype_t sums = colo_head_sum_dtype(h);
     const int64_t step = colo_head_pitch(h, sums);
-    const bool straight = direct(h, grads, once);
+    const bool straight = writes_in_place(h, grads, once);
     *fresh = !straight || !grads->add;
     *d_weight = straight ? *grads->d_weight : view_of(h, workspace, 2, step);
     if (!h->config.has_bias)
@@ -125,7 +125,7 @@ colo_status_t colo_lm_head_gradient(colo_lm_head_t *h, const colo_lm_head_grads_
     colo_tensor_t w, b;
     bool fresh = false;
     COLO_TRY(colo_lm_head_i_gradient(h, grads, false, workspace, &w, &b, &fresh));
-    if (fresh && !direct(h, grads, false)) {
+    if (fresh && !writes_in_place(h, grads, false)) {
         COLO_TRY(
             colo_mem_zero(h->config.mem, workspace, colo_lm_head_reduce_size(h, grads), stream));
     } else if (fresh) {
@@ -165,7 +165,7 @@ colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_
     colo_status_t st = check_grads(h, grads, once, workspace);
     if (!h->group) {
         COLO_TRY(st);
-        if (direct(h, grads, once))
+        if (writes_in_place(h, grads, once))
             return bias_apart(h, grads) ? deliver(h, grads->d_bias, workspace, 1, 1, false, stream)
                                         : COLO_OK;
     }
