@@ -203,7 +203,7 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
 
 struct both {
     growing_t g[2];
-    int32_t *expose[2];
+    int32_t *exposed[2];
     colo_transfers_t pass[2];
 };
 
@@ -212,18 +212,19 @@ static void both_free(struct both *w)
     for (int i = 0; i < 2; i++) {
         free(w->g[i].step);
         free(w->g[i].addend);
-        free(w->expose[i]);
+        free(w->exposed[i]);
     }
 }
 
 /* Ranks that reach this rank's tensor: they send here, or read what it would send. */
-static colo_status_t exposed_ranks(const colo_bridge_t *b, const colo_routes_t *r, int32_t **expose)
+static colo_status_t exposed_ranks(const colo_bridge_t *b, const colo_routes_t *r,
+                                   int32_t **exposed)
 {
-    *expose = calloc((size_t)r->nmessages + 1, sizeof **expose);
-    if (!*expose)
+    *exposed = calloc((size_t)r->nmessages + 1, sizeof **exposed);
+    if (!*exposed)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)r->nmessages);
     for (int32_t m = 0; m < r->nmessages; m++)
-        (*expose)[m] = colo_comm_find(b->comm, r->message[m].peer);
+        (*exposed)[m] = colo_comm_find(b->comm, r->message[m].peer);
     return COLO_OK;
 }
 
@@ -232,16 +233,16 @@ static colo_status_t any_peers(const colo_bridge_t *b, struct both *w)
 {
     const int32_t n = b->comm->size;
     for (int i = 0; i < 2; i++) {
-        w->expose[i] = calloc((size_t)n, sizeof *w->expose[i]);
-        if (!w->expose[i])
+        w->exposed[i] = calloc((size_t)n, sizeof *w->exposed[i]);
+        if (!w->exposed[i])
             return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
         for (int32_t r = 0; r < n - 1; r++)
-            w->expose[i][r] = r + (r >= b->comm->rank);
+            w->exposed[i][r] = r + (r >= b->comm->rank);
         w->pass[i] = (colo_transfers_t){.name = i ? "bridge backward" : "bridge forward",
                                         .elem = 1,
                                         .blocks = b->blocks,
-                                        .nposts = n - 1,
-                                        .expose = w->expose[i]};
+                                        .nexposed = n - 1,
+                                        .exposed = w->exposed[i]};
     }
     return COLO_OK;
 }
@@ -256,7 +257,7 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
         const bool sums = i == COLO_BACKWARD && p->addends > 1;
         const colo_routes_t *exposes = sums ? &p->send[i] : &p->recv[i];
         w->g[i].addends = sums ? (int32_t)p->addends : 0;
-        COLO_TRY(exposed_ranks(b, exposes, &w->expose[i]));
+        COLO_TRY(exposed_ranks(b, exposes, &w->exposed[i]));
         COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
                       : steps_that_move(b, p, (colo_pass_t)i, &w->g[i]));
         w->pass[i] = (colo_transfers_t){.name = names[i],
@@ -266,8 +267,8 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
                                         .addends = w->g[i].addends,
                                         .addend = w->g[i].addend,
                                         .blocks = b->blocks,
-                                        .nposts = exposes->nmessages,
-                                        .expose = w->expose[i]};
+                                        .nexposed = exposes->nmessages,
+                                        .exposed = w->exposed[i]};
     }
     if (p->config.no_grad)
         w->pass[1].name = names[1];

@@ -20,7 +20,7 @@
 
 typedef struct list {
     colo_list_t *step, *addend; /* of the bridge's steps */
-    int32_t *post;              /* [nposts] */
+    int32_t *exposed;           /* [nexposed] */
 } list_t;
 
 /* ---- where peers have rows ---- */
@@ -307,13 +307,13 @@ static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass, col
 static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
                           colo_move_t move, list_t *list, colo_transfers_t *out)
 {
-    const colo_routes_t *posts = reaching(p, pass, move);
+    const colo_routes_t *exposes = reaching(p, pass, move);
     const colo_plan_config_t *usual = &b->now.plan->config;
-    list->post = calloc((size_t)posts->nmessages + 1, sizeof *list->post);
-    if (!list->post)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)posts->nmessages);
-    for (int32_t m = 0; m < posts->nmessages; m++)
-        list->post[m] = colo_comm_find(b->comm, posts->message[m].peer);
+    list->exposed = calloc((size_t)exposes->nmessages + 1, sizeof *list->exposed);
+    if (!list->exposed)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)exposes->nmessages);
+    for (int32_t m = 0; m < exposes->nmessages; m++)
+        list->exposed[m] = colo_comm_find(b->comm, exposes->message[m].peer);
     COLO_TRY(adds(p, pass) ? steps_that_add(b, p, list) : steps_that_move(b, p, pass, move, list));
     /* a feature of the steps is a unit of the plan: as large as in the usual tensor */
     const int64_t per = usual->shape.features / p->config.shape.features;
@@ -325,8 +325,8 @@ static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pas
                               .addends = adds(p, pass) ? (int32_t)p->addends : 0,
                               .addend = list->addend->items,
                               .blocks = b->blocks,
-                              .nposts = posts->nmessages,
-                              .expose = list->post};
+                              .nexposed = exposes->nmessages,
+                              .exposed = list->exposed};
     return COLO_OK;
 }
 
@@ -337,7 +337,7 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
     const int32_t agreed = b->agreed[COLO_FORWARD].moves;
     colo_ragged_steps_t *steps = &b->ragged->steps;
     colo_transfers_t pass[2] = {{.name = "bridge forward"}, {.name = "bridge backward"}};
-    int32_t *post[2] = {NULL, NULL};
+    int32_t *exposed[2] = {NULL, NULL};
     colo_status_t st = COLO_OK;
     if (!b->p2p)
         return COLO_OK;
@@ -347,12 +347,12 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
         list.step->n = list.addend->n = 0;
         st = make(b, p, (colo_pass_t)i, i ? (colo_move_t)moves_of(p, COLO_BACKWARD) : batch->move,
                   &list, &pass[i]);
-        post[i] = list.post;
+        exposed[i] = list.exposed;
     }
     if (st == COLO_OK)
         st = b->comm->ops->peer->list(b->p2p, pass, &batch->list);
-    free(post[0]);
-    free(post[1]);
+    free(exposed[0]);
+    free(exposed[1]);
     return st;
 }
 

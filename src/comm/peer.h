@@ -51,8 +51,8 @@ typedef struct colo_transfers {
     int32_t addends;             /* 0: boxes move; else each is the sum of that many addends */
     const colo_addend_t *addend; /* [nsteps][addends] */
     int32_t blocks;              /* of the kernel, at most; 0: as few as keep the links busy */
-    int32_t nposts;              /* comm ranks that reach this rank's tensor */
-    const int32_t *expose;
+    int32_t nexposed;            /* comm ranks that reach this rank's tensor */
+    const int32_t *exposed;
 } colo_transfers_t;
 
 /* The steps of a ragged batch, for the path of its bridge. */
@@ -96,7 +96,7 @@ struct colo_peer_ops {
     bool (*find)(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset);
     /* How often memory was registered so far: the same on all ranks between the same two calls. */
     uint64_t (*registrations)(const colo_comm_t *c);
-    /* A pass without steps and posts does nothing. Collective. */
+    /* A pass without steps and exposed ranks does nothing. Collective. */
     colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
     /* Other steps from now on; local. Keeps the old ones on error. */
     colo_status_t (*load)(colo_p2p_t *d, const colo_transfers_t pass[2]);

@@ -99,7 +99,7 @@ static bool find_memory(const colo_comm_t *c, const void *p, size_t bytes, int32
 
 static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
 {
-    rank_check(pass[0].nposts == c->size - 1 && pass[1].nposts == c->size - 1);
+    rank_check(pass[0].nexposed == c->size - 1 && pass[1].nexposed == c->size - 1);
     *d = malloc(sizeof **d);
     rank_check(*d);
     (*d)->rank = c->rank;
@@ -130,8 +130,8 @@ static colo_status_t make_list(colo_p2p_t *d, const colo_transfers_t pass[2],
         l->pass[i] = pass[i];
         l->pass[i].step = copied(pass[i].step, n * sizeof(colo_transfer_t));
         l->pass[i].addend = copied(pass[i].addend, sums * sizeof(colo_addend_t));
-        l->pass[i].expose = copied(pass[i].expose, (size_t)pass[i].nposts * sizeof(int32_t));
-        rank_check(l->pass[i].step && l->pass[i].addend && l->pass[i].expose);
+        l->pass[i].exposed = copied(pass[i].exposed, (size_t)pass[i].nexposed * sizeof(int32_t));
+        rank_check(l->pass[i].step && l->pass[i].addend && l->pass[i].exposed);
     }
     *list = l;
     return COLO_OK;
@@ -142,7 +142,7 @@ static void drop_list(colo_p2p_t *d, colo_p2p_list_t **list)
     for (int i = 0; i < 2; i++) {
         free((void *)(uintptr_t)(*list)->pass[i].step);
         free((void *)(uintptr_t)(*list)->pass[i].addend);
-        free((void *)(uintptr_t)(*list)->pass[i].expose);
+        free((void *)(uintptr_t)(*list)->pass[i].exposed);
     }
     free(*list);
     *list = NULL;
@@ -225,8 +225,8 @@ static colo_status_t run_tensor(const colo_transfers_t *w, int pass, int32_t me,
 {
     const bool reads = w->addends || w->pulls;
     bool seen[RANKS] = {false};
-    for (int32_t i = 0; i < w->nposts; i++) {
-        struct mailbox *m = &mailbox[pass][me][w->expose[i]];
+    for (int32_t i = 0; i < w->nexposed; i++) {
+        struct mailbox *m = &mailbox[pass][me][w->exposed[i]];
         m->base = reads ? c->in : c->out;
         memcpy(m->step, reads ? c->in_step : c->out_step, sizeof m->step);
         atomic_fetch_add(&m->posted, 1);
@@ -235,8 +235,8 @@ static colo_status_t run_tensor(const colo_transfers_t *w, int pass, int32_t me,
     for (int32_t r = 0; r < RANKS; r++)
         if (seen[r])
             atomic_store(&mailbox[pass][r][me].done, mailbox[pass][r][me].taken);
-    for (int32_t i = 0; i < w->nposts; i++) {
-        struct mailbox *m = &mailbox[pass][me][w->expose[i]];
+    for (int32_t i = 0; i < w->nexposed; i++) {
+        struct mailbox *m = &mailbox[pass][me][w->exposed[i]];
         rank_check(wait_for(&m->done, atomic_load(&m->posted)));
     }
     return COLO_OK;

@@ -29,7 +29,7 @@ static colo_status_t make(colo_comm_t *c, struct colo_p2p **out)
     for (int32_t k = 1; k < c->size; k++)
         others[k - 1] = (c->rank + k) % c->size;
     const colo_transfers_t pass[2] = {
-        {.name = "all_gather of a head", .elem = 1, .nposts = c->size - 1, .expose = others},
+        {.name = "all_gather of a head", .elem = 1, .nexposed = c->size - 1, .exposed = others},
         {.name = "nothing"}};
     return colo_p2p_make(c, pass, out);
 }

@@ -126,8 +126,8 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
     COLO_AUTOFREE int64_t *link = order_of(d->peer, w);
     if (!link)
         return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
-    for (int32_t i = 0; i < w->nposts; i++)
-        if (partner_of(d, pass, k, w->expose[i], 1) < 0)
+    for (int32_t i = 0; i < w->nexposed; i++)
+        if (partner_of(d, pass, k, w->exposed[i], 1) < 0)
             return too_many(d, w);
     for (int64_t i = 0; i < w->nsteps; i++) {
         colo_transfer_t *s = &segment[link[i]];
@@ -199,7 +199,7 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     struct colo_peer *p = d->peer;
     const size_t n = (size_t)w->nsteps;
     memset(k, 0, sizeof *k);
-    if (w->nsteps == 0 && w->nposts == 0)
+    if (w->nsteps == 0 && w->nexposed == 0)
         return COLO_OK;
     k->pull = w->pulls;
     k->addends = w->addends;
