@@ -62,8 +62,8 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
         comm->ops->subconnection_destroy(comm, s->subconnection);
     free(s->members);
     for (int pass = 0; pass < 2; pass++) {
-        colo_lane_deinit(s->plan ? s->plan->pool : NULL, &s->lane[pass]);
-        colo_lane_deinit(s->plan ? s->plan->pool : NULL, &s->relay[pass]);
+        colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->messages[pass]);
+        colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->relay[pass]);
     }
     colo_plan_destroy(&s->plan);
     free(s->sum_of);
@@ -77,7 +77,7 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state
     const bool gpu = b->comm->ops->peer != NULL;
     int messages = 0;
     for (int pass = 0; pass < 2; pass++)
-        messages += s->lane[pass].nsends + s->lane[pass].nrecvs;
+        messages += s->messages[pass].nsends + s->messages[pass].nrecvs;
     const bool talks = messages > 0 || s->need_sums > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
@@ -97,8 +97,8 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state
 
 colo_status_t colo_shape_state_load(colo_bridge_t *b, colo_shape_state_t *s)
 {
-    COLO_TRY(colo_lane_create(b, s, COLO_FORWARD));
-    COLO_TRY(colo_lane_create(b, s, COLO_BACKWARD));
+    COLO_TRY(colo_messages_create(b, s, COLO_FORWARD));
+    COLO_TRY(colo_messages_create(b, s, COLO_BACKWARD));
     return colo_partial_sums_create(b, s);
 }
 
@@ -123,7 +123,7 @@ static colo_status_t shape_state_create(colo_bridge_t *b, const colo_plan_config
         COLO_TRY_GOTO(st, colo_collective_rows(&s), fail);
     } else {
         COLO_TRY_GOTO(st, colo_shape_state_load(b, &s), fail);
-        COLO_TRY_GOTO(st, colo_lane_stage(b, &s), fail);
+        COLO_TRY_GOTO(st, colo_messages_stage(b, &s), fail);
     }
     COLO_TRY_GOTO(st, check_device(b, &s), fail);
     *out = s;
@@ -283,7 +283,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
         if (st == COLO_OK && b->ragged)
             st = colo_ragged_reserve(b);
         if (st == COLO_OK)
-            st = colo_lane_connect(b, &b->now);
+            st = colo_messages_connect(b, &b->now);
     }
     if (st < 0) { /* a peer may be past it */
         colo_comm_i_fail(comm, st);

@@ -43,7 +43,7 @@ typedef struct colo_arena {
 /* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
 typedef struct colo_shape_state {
     colo_plan_t *plan;
-    colo_pass_messages_t lane[2], relay[2]; /* of the first and second exchange */
+    colo_pass_messages_t messages[2], relay[2]; /* of the first and second exchange */
     void *sums; /* PARTIAL: addends of other ranks, one partial sum per addend that arrives; of the
                    bridge's arena, set by each staged call */
     size_t sum_size;
@@ -84,7 +84,7 @@ struct colo_bridge {
         int32_t moves;  /* colo_move_t that is taken; 0: staged */
         uint64_t registrations; /* how often memory had been registered */
     } agreed[2];        /* what ranks agreed on for asymmetric passes */
-    void *order;        /* a lane, where calls leave memory of the bridge in use; else NULL */
+    void *order; /* an auxiliary stream, where calls leave memory of the bridge in use; else NULL */
     colo_stream_t last; /* of the last call that did */
     bool ran;
     uint64_t calls;
@@ -100,7 +100,7 @@ typedef struct colo_view {
     int64_t stride[3];
 } colo_view_t;
 
-/* For any other plan than the one of the bridge: lanes, and which partial sums it has. Local. */
+/* For any other plan than the one of the bridge: messages, and which partial sums it has. Local. */
 colo_status_t colo_shape_state_load(colo_bridge_t *b, colo_shape_state_t *s);
 void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s);
 /* Before and after a call that leaves memory of the bridge in use: behind the last such call. */
@@ -128,19 +128,19 @@ typedef struct colo_carried {
 } colo_carried_t;
 
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
-colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass);
-void colo_lane_deinit(const colo_pool_t *pool, colo_pass_messages_t *lane);
+colo_status_t colo_messages_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass);
+void colo_messages_deinit(const colo_pool_t *pool, colo_pass_messages_t *messages);
 /* Boxes for @n tensors a call from now on. */
-colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n);
-/* Messages, own rows and sums of @n tensors; the lane has boxes for so many. */
+colo_status_t colo_messages_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n);
+/* Messages, own rows and sums of @n tensors; there are boxes for so many. */
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                 colo_stream_t stream);
 colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s);
 /* The members of the route and staging for its messages; local. */
-colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s);
+colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s);
 /* Connects the members, if there is a route to make; collective over them. */
-colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shape_state_t *s);
+colo_status_t colo_messages_connect(colo_bridge_t *b, colo_shape_state_t *s);
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
                                     colo_stream_t stream);
 colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,

@@ -57,7 +57,7 @@ static void fill(const colo_shape_state_t *s, colo_box_t *boxes, const colo_rout
                        src_side ? routes->offset[i].src_row : routes->offset[i].dst_row, s->bytes);
 }
 
-/* ---- lanes: allocated once, filled by each call ---- */
+/* ---- messages: allocated once, filled by each call ---- */
 
 static int by_peer(const void *a, const void *b)
 {
@@ -102,12 +102,12 @@ static colo_status_t widen(colo_pool_t *pool, colo_pass_messages_t *l, int64_t n
     return COLO_OK;
 }
 
-colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n)
+colo_status_t colo_messages_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n)
 {
     const colo_plan_t *p = s->plan;
-    if (n == s->lane[pass].tensors && n == s->relay[pass].tensors)
+    if (n == s->messages[pass].tensors && n == s->relay[pass].tensors)
         return COLO_OK;
-    COLO_TRY(widen(p->pool, &s->lane[pass], p->send[pass].nregions, p->recv[pass].nregions, n));
+    COLO_TRY(widen(p->pool, &s->messages[pass], p->send[pass].nregions, p->recv[pass].nregions, n));
     return widen(p->pool, &s->relay[pass], p->relay_send[pass].nregions,
                  p->relay_recv[pass].nregions, n);
 }
@@ -141,9 +141,9 @@ static colo_status_t make(const colo_bridge_t *b, colo_pool_t *pool, const colo_
     return COLO_OK;
 }
 
-colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass)
+colo_status_t colo_messages_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass)
 {
-    colo_pass_messages_t *l = &s->lane[pass], *relay = &s->relay[pass];
+    colo_pass_messages_t *l = &s->messages[pass], *relay = &s->relay[pass];
     const colo_plan_t *p = s->plan;
     const int64_t nlocals = p->local[pass].nregions;
     l->tensors = relay->tensors = 1;
@@ -159,7 +159,7 @@ colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pas
     return make(b, p->pool, &p->recv[pass], &l->recv, &l->recv_box, &l->nrecvs);
 }
 
-void colo_lane_deinit(const colo_pool_t *pool, colo_pass_messages_t *l)
+void colo_messages_deinit(const colo_pool_t *pool, colo_pass_messages_t *l)
 {
     void *const lists[] = {l->send, l->recv, l->send_box, l->recv_box, l->local_from, l->local_to};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
@@ -236,7 +236,7 @@ static colo_status_t all_members(const colo_bridge_t *b, colo_shape_state_t *s)
     return COLO_OK;
 }
 
-colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s)
+colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_comm_ops_t *ops = b->comm->ops;
     const size_t elem = colo_dtype_size(s->plan->config.dtype);
@@ -246,7 +246,7 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s)
         return all_members(b, s);
     COLO_TRY(colo_component_find(s->plan, b->comm, &s->members, &s->nmembers));
     for (int pass = 0; pass < 2; pass++) {
-        colo_pass_messages_t *l = &s->lane[pass];
+        colo_pass_messages_t *l = &s->messages[pass];
         const colo_routes_t *out = &s->plan->send[pass], *in = &s->plan->recv[pass];
         /* extents are all that counts; each call fills in the rest */
         const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
@@ -258,7 +258,7 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s)
     return b->lazy ? COLO_OK : colo_staged_need(b, s);
 }
 
-colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shape_state_t *s)
+colo_status_t colo_messages_connect(colo_bridge_t *b, colo_shape_state_t *s)
 {
     if (s->subconnection || s->nmembers == 0)
         return COLO_OK;
@@ -284,7 +284,7 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream, bool *ca
     if (st == COLO_OK)
         st = colo_staged_need(b, s);
     if (st == COLO_OK && connects)
-        st = colo_lane_connect(b, s);
+        st = colo_messages_connect(b, s);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
@@ -299,7 +299,7 @@ static colo_status_t keep_own(colo_bridge_t *b, colo_shape_state_t *s, colo_pass
                               const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_routes_t *local = &s->plan->local[pass];
-    colo_pass_messages_t *l = &s->lane[pass];
+    colo_pass_messages_t *l = &s->messages[pass];
     const bool fwd = pass == COLO_FORWARD;
     fill(s, l->local_from, local, t, 1, true, fwd);
     fill(s, l->local_to, local, t, 1, false, !fwd);
@@ -358,7 +358,7 @@ static colo_status_t sum_whole(colo_bridge_t *b, const colo_shape_state_t *s,
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *local = &p->local[COLO_BACKWARD];
-    const colo_pass_messages_t *l = &s->lane[COLO_BACKWARD];
+    const colo_pass_messages_t *l = &s->messages[COLO_BACKWARD];
     const colo_owned_t *own = &p->own_src;
     const colo_region_t all = {
         .b = {own->b0, own->b1}, .s = {0, own->rows}, .h = {own->h0, own->h1}};
@@ -401,7 +401,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
                                 colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    colo_pass_messages_t *l = &s->lane[pass];
+    colo_pass_messages_t *l = &s->messages[pass];
     const colo_routes_t *recv = &p->recv[pass];
     const bool fwd = pass == COLO_FORWARD, summed = !fwd && p->addends > 1;
     bool capturing = false;

@@ -107,7 +107,7 @@ colo_status_t colo_bridge_sums_for(colo_bridge_t *b, size_t bytes, bool capturin
 colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
                                 bool capturing)
 {
-    const colo_pass_messages_t *l = &s->lane[pass];
+    const colo_pass_messages_t *l = &s->messages[pass];
     if (b->now.nmembers == 0)
         return COLO_OK;
     return colo_arena_grow(

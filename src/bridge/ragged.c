@@ -348,7 +348,7 @@ static colo_status_t prepare_staged(call_t *c)
 {
     colo_shape_state_t *s = &c->batch->s;
     colo_bridge_t *b = c->batch->bridge;
-    COLO_TRY(colo_lane_widen(s, c->pass, c->n));
+    COLO_TRY(colo_messages_widen(s, c->pass, c->n));
     if (c->pass == COLO_BACKWARD)
         COLO_TRY(colo_bridge_sums_for(b, c->sum_size * (size_t)s->nsums, c->capturing));
     s->sums = b->sums.data;

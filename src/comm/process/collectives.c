@@ -128,9 +128,9 @@ static colo_status_t process_exchange(colo_comm_t *c, const colo_message_t *send
     const size_t elem = colo_dtype_size(dtype);
     colo_step_begin(c, 0);
     for (int32_t i = 0; i < nsends; i++)
-        colo_step_lane(c, sends[i].peer, &sends[i], NULL, elem);
+        colo_step_add(c, sends[i].peer, &sends[i], NULL, elem);
     for (int32_t i = 0; i < nrecvs; i++)
-        colo_step_lane(c, recvs[i].peer, NULL, &recvs[i], elem);
+        colo_step_add(c, recvs[i].peer, NULL, &recvs[i], elem);
     return colo_step_run(c);
 }
 

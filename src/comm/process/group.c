@@ -180,7 +180,7 @@ static void group_free(struct colo_process_group *x)
     free(x->world);
     free(x->peer);
     free(x->eager);
-    free(x->lane);
+    free(x->peer_step);
     free(x->active);
     free(x->workspace);
     free(x->src);
@@ -217,10 +217,10 @@ static colo_status_t group_new(colo_comm_t *c, struct colo_process_context *f, u
     x->world = malloc(n * sizeof *x->world);
     x->peer = calloc(n, sizeof *x->peer);
     x->eager = calloc(n, 2 * COLO_FRAME_EAGER);
-    x->lane = calloc(n, sizeof *x->lane);
+    x->peer_step = calloc(n, sizeof *x->peer_step);
     x->active = malloc(n * sizeof *x->active);
     x->src = calloc(n, sizeof *x->src);
-    if (!x->world || !x->peer || !x->eager || !x->lane || !x->active || !x->src) {
+    if (!x->world || !x->peer || !x->eager || !x->peer_step || !x->active || !x->src) {
         group_free(x);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
     }
@@ -441,10 +441,10 @@ void colo_process_destroy(colo_comm_t *c)
         ;
     *link = x->next;
     free(x->eager); /* a draining group only counts the ranks that left */
-    free(x->lane);
+    free(x->peer_step);
     free(x->workspace);
     x->eager = NULL;
-    x->lane = NULL;
+    x->peer_step = NULL;
     x->workspace = NULL;
     x->next = f->draining;
     f->draining = x;

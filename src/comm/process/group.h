@@ -67,13 +67,13 @@ struct colo_process_group { /* colo_comm.impl */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
 
     /* the last step begun */
-    bool begun;           /* its lanes are being filled: what arrives is judged when it runs */
+    bool begun;           /* its peer steps are being filled: what arrives is judged when it runs */
     bool running, moving; /* moving: all met */
     uint64_t seq;
     uint8_t step;
     colo_op_desc_t op;
     double begin;
-    struct colo_process_step *lane; /* [size] */
+    struct colo_process_step *peer_step; /* [size] */
     int32_t *active;             /* [nactive] peers */
     int32_t nactive, nmet;
 
@@ -90,7 +90,7 @@ struct colo_process_context {
     int32_t rank, size;
     bool any_thread;
     _Atomic uintptr_t category;    /* the thread that used a comm last */
-    pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the transport */
+    pthread_mutex_t lock;          /* all below, the contexts' peers and steps, the transport */
     int32_t live;                  /* contexts that a comm uses */
     struct colo_process_group *group,
         *draining; /* draining groups: left by this rank, not yet by all others */
@@ -160,10 +160,10 @@ void colo_process_take_unexpected(struct colo_process_group *x);
 
 /* ---- step.c ---- */
 
-/* Begins step @step of the operation in c->op; then a lane for each peer, then run. */
+/* Begins step @step of the operation in c->op; then add a message for each peer, then run. */
 void colo_step_begin(colo_comm_t *c, uint8_t step);
-void colo_step_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
-                    const colo_message_t *recv, size_t elem);
+void colo_step_add(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+                   const colo_message_t *recv, size_t elem);
 /* Contiguous: @out NULL or @in NULL when there is no such message. */
 void colo_step_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
                      size_t in_bytes);

@@ -115,12 +115,12 @@ void colo_step_begin(colo_comm_t *c, uint8_t step)
     pthread_mutex_unlock(&x->context->lock);
 }
 
-/* Until colo_step_run() no other thread reads the lanes. */
-void colo_step_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
-                    const colo_message_t *recv, size_t elem)
+/* Until colo_step_run() no other thread reads the peer steps. */
+void colo_step_add(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+                   const colo_message_t *recv, size_t elem)
 {
     struct colo_process_group *x = c->impl;
-    struct colo_process_step *l = &x->lane[peer];
+    struct colo_process_step *l = &x->peer_step[peer];
     if (!l->active) {
         memset(l, 0, sizeof *l);
         l->active = true;
@@ -143,12 +143,12 @@ void colo_step_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
 void colo_step_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
                      size_t in_bytes)
 {
-    struct colo_process_step *l = &((struct colo_process_group *)c->impl)->lane[peer];
-    colo_step_lane(c, peer, NULL, NULL, 1);
+    struct colo_process_step *l = &((struct colo_process_group *)c->impl)->peer_step[peer];
+    colo_step_add(c, peer, NULL, NULL, 1);
     l->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
     l->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
     colo_message_t send = {peer, 1, &l->out_box}, recv = {peer, 1, &l->in_box};
-    colo_step_lane(c, peer, out ? &send : NULL, in ? &recv : NULL, 1);
+    colo_step_add(c, peer, out ? &send : NULL, in ? &recv : NULL, 1);
 }
 
 /* Room for a frame of this step; NULL: the group is dead. */
@@ -167,7 +167,7 @@ static char *reserve(struct colo_process_group *x, int32_t peer, size_t bytes)
 
 static void send_header(struct colo_process_group *x, int32_t peer)
 {
-    struct colo_process_step *l = &x->lane[peer];
+    struct colo_process_step *l = &x->peer_step[peer];
     struct colo_process_context *f = x->context;
     colo_frame_t header = {
         .magic = COLO_FRAME_MAGIC,
@@ -223,7 +223,7 @@ static const char *shapes_differ(char *text, size_t cap, const struct colo_shape
 /* The header of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
 static bool agrees(struct colo_process_group *x, int32_t peer, const colo_frame_t *h)
 {
-    const struct colo_process_step *l = &x->lane[peer];
+    const struct colo_process_step *l = &x->peer_step[peer];
     const bool sends = h->flags & COLO_FRAME_SENDS, expects = h->flags & COLO_FRAME_EXPECTS;
     char what[200], found[240];
     if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
@@ -250,7 +250,7 @@ static bool agrees(struct colo_process_group *x, int32_t peer, const colo_frame_
 void colo_step_poll(struct colo_process_group *x, int32_t peer)
 {
     struct colo_remote *p = &x->peer[peer];
-    struct colo_process_step *l = &x->lane[peer];
+    struct colo_process_step *l = &x->peer_step[peer];
     const struct colo_early *e = &p->early[p->first];
     char what[96], found[200];
     if (!e->full || x->begun || (x->running && l->active && l->met))
@@ -293,7 +293,7 @@ static void take_eager(struct colo_process_group *x)
     colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = x->step, .seq = x->seq};
     for (int32_t i = 0; i < x->nactive; i++) {
         int32_t peer = x->active[i];
-        struct colo_process_step *l = &x->lane[peer];
+        struct colo_process_step *l = &x->peer_step[peer];
         struct colo_remote *p = &x->peer[peer];
         struct colo_early *e = &p->early[p->first];
         int64_t n = l->expected.bytes < COLO_FRAME_EAGER ? l->expected.bytes : COLO_FRAME_EAGER;
@@ -309,14 +309,14 @@ static void take_eager(struct colo_process_group *x)
 
 void colo_step_ready(struct colo_process_group *x, const colo_frame_t *frame)
 {
-    struct colo_process_step *l = &x->lane[frame->from];
+    struct colo_process_step *l = &x->peer_step[frame->from];
     if (x->running && l->active && frame->seq == x->seq && frame->step == x->step)
         l->ready = true; /* otherwise the group is dead, and this is what was under way */
 }
 
 bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload)
 {
-    struct colo_process_step *l = &x->lane[frame->from];
+    struct colo_process_step *l = &x->peer_step[frame->from];
     if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
         return colo_error_state_is_set(&x->error) ||
                colo_error_state_is_set(&x->context->error); /* under way */
@@ -330,7 +330,7 @@ bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, con
 
 static void send_data(struct colo_process_group *x, int32_t peer)
 {
-    struct colo_process_step *l = &x->lane[peer];
+    struct colo_process_step *l = &x->peer_step[peer];
     struct colo_process_context *f = x->context;
     while (l->out_left > 0) {
         int64_t n = l->out_left < COLO_FRAME_CHUNK ? l->out_left : COLO_FRAME_CHUNK;
@@ -359,7 +359,7 @@ static int32_t pump(struct colo_process_group *x)
     int32_t undone = -1;
     for (int32_t k = 1; k < x->size; k++) {
         int32_t peer = (x->rank + k) % x->size; /* not all ranks to rank 0 first */
-        struct colo_process_step *l = &x->lane[peer];
+        struct colo_process_step *l = &x->peer_step[peer];
         if (!l->active)
             continue;
         if (l->ready && l->out_left > 0)
@@ -374,7 +374,7 @@ static int32_t pump(struct colo_process_group *x)
 static int32_t unmet(const struct colo_process_group *x)
 {
     for (int32_t i = 0; i < x->nactive; i++)
-        if (!x->lane[x->active[i]].met)
+        if (!x->peer_step[x->active[i]].met)
             return x->active[i];
     return -1;
 }
@@ -384,7 +384,7 @@ static void judge(struct colo_process_group *x, int32_t peer, double waited, int
 {
     for (int32_t i = 0; i < x->nactive; i++) {
         int32_t r = x->active[i];
-        const struct colo_process_step *l = &x->lane[r];
+        const struct colo_process_step *l = &x->peer_step[r];
         if (x->peer[r].gone && !l->met && x->peer[r].seq >= x->seq) {
             char what[96], found[200];
             snprintf(found, sizeof found,
@@ -401,7 +401,8 @@ static void judge(struct colo_process_group *x, int32_t peer, double waited, int
     if (waited * 1e3 > (double)timeout_ms) {
         char how[64];
         snprintf(how, sizeof how, "%s within %lld ms",
-                 x->lane[peer].met ? "did not finish" : "did not arrive", (long long)timeout_ms);
+                 x->peer_step[peer].met ? "did not finish" : "did not arrive",
+                 (long long)timeout_ms);
         missing(x, peer, how);
     }
 }
@@ -446,7 +447,7 @@ colo_status_t colo_step_run(colo_comm_t *c)
     x->running = true;
     for (int32_t k = 1; k < x->size; k++) {
         int32_t peer = (x->rank + k) % x->size;
-        if (x->lane[peer].active)
+        if (x->peer_step[peer].active)
             send_header(x, peer);
     }
     for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
@@ -461,7 +462,7 @@ colo_status_t colo_step_run(colo_comm_t *c)
     }
     x->running = false;
     for (int32_t i = 0; i < x->nactive; i++)
-        x->lane[x->active[i]].active = false;
+        x->peer_step[x->active[i]].active = false;
     pthread_mutex_unlock(lock);
     return peer == FAILED ? verdict(x) : COLO_OK;
 }

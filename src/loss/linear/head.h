@@ -14,7 +14,7 @@ struct colo_lm_head {
     colo_comm_t *group; /* NULL: resident */
     const colo_ops_t *ops;
     const colo_loss_ops_t *loss;
-    void *lane;
+    void *aux;
     int64_t each;         /* E rows, or P elements of flat parts */
     int64_t first, count; /* of them here */
     colo_lm_head_state_t state;

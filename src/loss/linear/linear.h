@@ -26,10 +26,10 @@
  * in the sum dtype. The width of a block is a constant, so no bit of d_hidden depends on the rows.
  *
  * Order. Products run on the caller's stream, one after another (they share one GEMM workspace);
- * statistics, gathers and gradients run on the lane's stream, so that they overlap the next
- * chunk's product. Events carry the order between the two. A lane's stream is only ever used after
- * it has waited for an event that was recorded on the caller's stream in the same call, and the
- * caller's stream waits for its last event: that is what makes a call capturable.
+ * statistics, gathers and gradients run on the auxiliary stream, so that they overlap the next
+ * chunk's product. Events carry the order between the two. The auxiliary stream is only ever used
+ * after it has waited for an event that was recorded on the caller's stream in the same call, and
+ * the caller's stream waits for its last event: that is what makes a call capturable.
  */
 #ifndef COLO_LOSS_LINEAR_H
 #define COLO_LOSS_LINEAR_H

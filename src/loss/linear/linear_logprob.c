@@ -56,7 +56,7 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
     };
     COLO_TRY_GOTO(st, colo_ops_for(h->mem, &l->ops), fail);
     COLO_TRY_GOTO(st, colo_loss_ops_for(h->mem, &l->loss), fail);
-    COLO_TRY_GOTO(st, l->ops->stream_create(COLO_LINEAR_EVENTS, &l->lane), fail);
+    COLO_TRY_GOTO(st, l->ops->stream_create(COLO_LINEAR_EVENTS, &l->aux), fail);
     COLO_TRY_GOTO(st, l->loss->gemm->create(&shape, &l->gemm), fail);
     *linear = l;
     return COLO_OK;
@@ -73,7 +73,7 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
     if (l->loss)
         l->loss->gemm->destroy(l->gemm);
     if (l->ops)
-        l->ops->stream_destroy(l->lane);
+        l->ops->stream_destroy(l->aux);
     free(l);
     *linear = NULL;
 }

@@ -11,7 +11,7 @@
  * the same way, because the whole is contiguous: only where one ends and the next begins is no
  * row's edge.
  *
- * The gather runs on a lane, a stream of the head's own: between start and finish the caller's
+ * The gather runs on an auxiliary stream, the head's own: between start and finish the caller's
  * stream is free. A state machine of three states fixes the order of calls; every rank of the group
  * comes through it alike, with or without rows, with or without tokens, because nothing here looks
  * at either. Leaves to pipeline.c which passes need the weight at all.
@@ -110,7 +110,7 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
         h->config = *config;
         h->ops = ops;
         h->loss = loss;
-        st = ops->stream_create(EVENTS, &h->lane);
+        st = ops->stream_create(EVENTS, &h->aux);
     }
     if (group && colo_comm_size(group) > 1) {
         colo_fields_t fields = {COLO_FIELDS_INIT};
@@ -146,7 +146,7 @@ void colo_lm_head_destroy(colo_lm_head_t **head)
     if (!h)
         return;
     if (h->ops)
-        h->ops->stream_destroy(h->lane); /* waits for its stream */
+        h->ops->stream_destroy(h->aux); /* waits for its stream */
     free(h);
     *head = NULL;
 }
@@ -340,14 +340,14 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
         st = colo_fail(COLO_ERR_STATE, "lm_head: start, but it is already %s",
                        h->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "available");
     COLO_TRY(colo_loss_i_ready(h->group, "lm_head start", st));
-    colo_stream_t lane = h->ops->stream_of(h->lane);
-    st = h->ops->event_record(h->lane, READY, stream);
+    colo_stream_t aux = h->ops->stream_of(h->aux);
+    st = h->ops->event_record(h->aux, READY, stream);
     if (st == COLO_OK)
-        st = h->ops->event_wait(h->lane, READY, lane);
+        st = h->ops->event_wait(h->aux, READY, aux);
     if (st == COLO_OK)
-        st = gather(h, lane);
+        st = gather(h, aux);
     if (st == COLO_OK)
-        st = h->ops->event_record(h->lane, GATHERED, lane);
+        st = h->ops->event_record(h->aux, GATHERED, aux);
     if (st < 0)
         return colo_comm_i_fail(h->group, st);
     h->state = COLO_LM_HEAD_IN_FLIGHT;
@@ -391,7 +391,7 @@ colo_status_t colo_lm_head_finish(colo_lm_head_t *h, colo_stream_t stream, colo_
                          h->state == COLO_LM_HEAD_AVAILABLE ? "it is available already"
                                                             : "no gather was started");
     if (h->group)
-        COLO_TRY(h->ops->event_wait(h->lane, GATHERED, stream));
+        COLO_TRY(h->ops->event_wait(h->aux, GATHERED, stream));
     h->state = COLO_LM_HEAD_AVAILABLE;
     views(h, weight, bias);
     return COLO_OK;

@@ -4,9 +4,9 @@
  *
  * Every pass is one pipeline over chunks of rows. On the caller's stream: rows are taken, the
  * product makes logits in one of two buffers; then, a chunk later, the products of the gradients
- * read what the lane has made of them. On the lane's stream: statistics, merge, gather, gradient of
- * a chunk, while the caller's stream is at the next product. The passes differ in what the lane
- * does:
+ * read what the auxiliary stream has made of them. On the auxiliary stream: statistics, merge,
+ * gather, gradient of a chunk, while the caller's stream is at the next product. The passes differ
+ * in what that stream does:
  *
  *   forward   statistics; after the last chunk one gather for all rows, and the merge
  *   backward  the gradient, from the saved statistics, of a chunk's blocks of columns
@@ -29,7 +29,7 @@
 
 #include <math.h>
 
-enum { LOGITS0 = 0, LOGITS1 = 1, WORK0 = 2, WORK1 = 3, MAIN = 4, LANE = 5, USED = 6 };
+enum { LOGITS0 = 0, LOGITS1 = 1, WORK0 = 2, WORK1 = 3, MAIN = 4, AUX = 5, USED = 6 };
 _Static_assert((int)USED == (int)COLO_LINEAR_EVENTS, "create makes what is used");
 
 static void *in_workspace(const struct colo_linear_call *k, int64_t offset)
@@ -41,12 +41,12 @@ static void *in_workspace(const struct colo_linear_call *k, int64_t offset)
 
 static colo_status_t record(const struct colo_linear_call *k, int32_t event, colo_stream_t on)
 {
-    return k->l->ops->event_record(k->l->lane, event, on);
+    return k->l->ops->event_record(k->l->aux, event, on);
 }
 
 static colo_status_t wait_for(const struct colo_linear_call *k, int32_t event, colo_stream_t on)
 {
-    return k->l->ops->event_wait(k->l->lane, event, on);
+    return k->l->ops->event_wait(k->l->aux, event, on);
 }
 
 /* ---- a call's beginning ---- */
@@ -98,7 +98,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     k->l = l;
     k->workspace = workspace;
     k->main = stream;
-    k->lane = l->ops->stream_of(l->lane);
+    k->aux = l->ops->stream_of(l->aux);
     k->hidden = *hidden;
     k->rows = (struct colo_linear_rows){
         .tokens = k->s.tokens,
@@ -282,7 +282,7 @@ static colo_status_t make_logits(struct colo_linear_call *k, int64_t u)
     const struct colo_linear_matrix hidden = {k->hidden.data, k->hidden.stride[0], k->l->dtype};
     const int64_t c = chunk_of(k, u);
     set_unit(k, u);
-    if (u >= 2) /* the lane has read what was in this buffer */
+    if (u >= 2) /* the auxiliary stream has read what was in this buffer */
         COLO_TRY(wait_for(k, WORK0 + (int32_t)(u % 2), k->main));
     if (k->m.h[0] >= 0 && u % k->s.blocks == 0)
         COLO_TRY(ops->rows_gather(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
@@ -309,33 +309,33 @@ static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
     struct colo_logprob_pass *p = &k->pass;
     COLO_TRY(colo_comm_i_all_gather(k->l->group, COLO_CATEGORY_LOSS,
                                     p->blocks + p->rank * p->block.bytes, p->blocks,
-                                    p->segments * p->block.bytes, COLO_U8, k->lane));
+                                    p->segments * p->block.bytes, COLO_U8, k->aux));
     return look && colo_lm_head_config(k->l->head)->mem == COLO_HOST
                ? colo_logprob_i_check_headers(p)
                : COLO_OK;
 }
 
-/* On the lane: what the pass makes of a unit's logits. */
+/* On the auxiliary stream: what the pass makes of a unit's logits. */
 static colo_status_t work(struct colo_linear_call *k, int64_t u)
 {
     const colo_loss_ops_t *ops = k->l->loss;
     const bool piecewise = k->s.piecewise, alone = colo_logprob_i_alone(&k->pass);
     set_unit(k, u);
-    COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(u % 2), k->lane));
+    COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(u % 2), k->aux));
     if (k->s.pass != COLO_LINEAR_BACKWARD) {
         k->pass.block_lo = piecewise || alone ? k->pass.lo : 0;
-        COLO_TRY(ops->logprob_stats(&k->pass, k->lane));
+        COLO_TRY(ops->logprob_stats(&k->pass, k->aux));
         if (piecewise && !alone)
             COLO_TRY(gather_blocks(k, u == 0));
         if (piecewise || alone)
-            COLO_TRY(ops->logprob_merge(&k->pass, k->lane));
+            COLO_TRY(ops->logprob_merge(&k->pass, k->aux));
     }
     if (k->s.makes_d_logits)
-        COLO_TRY(ops->logprob_grad(&k->pass, k->lane));
-    return record(k, WORK0 + (int32_t)(u % 2), k->lane);
+        COLO_TRY(ops->logprob_grad(&k->pass, k->aux));
+    return record(k, WORK0 + (int32_t)(u % 2), k->aux);
 }
 
-/* On the lane, once d_hidden is whole: the sum over the vocabulary group. */
+/* On the auxiliary stream, once d_hidden is whole: the sum over the vocabulary group. */
 static colo_status_t sum_d_hidden(struct colo_linear_call *k)
 {
     const colo_linear_logprob_t *l = k->l;
@@ -355,13 +355,13 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
                    : l->ops->box_copy(&to, &from, colo_dtype_size(l->dtype), k->main);
     }
     COLO_TRY(record(k, MAIN, k->main));
-    COLO_TRY(wait_for(k, MAIN, k->lane));
+    COLO_TRY(wait_for(k, MAIN, k->aux));
     if (l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE)
         return colo_comm_i_all_reduce(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
-                                      k->d_hidden.data, count, l->dtype, COLO_SUM, k->lane);
+                                      k->d_hidden.data, count, l->dtype, COLO_SUM, k->aux);
     return colo_comm_i_reduce_scatter(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
                                       k->d_hidden_out->data, count / colo_comm_size(l->group),
-                                      l->dtype, COLO_SUM, k->lane);
+                                      l->dtype, COLO_SUM, k->aux);
 }
 
 /* a += b, of a chunk's rows */
@@ -416,10 +416,10 @@ static colo_status_t sum_segments(struct colo_linear_call *k, int64_t u,
     if ((u + 1) % k->s.blocks != 0 || ranks == 1)
         return COLO_OK;
     COLO_TRY(record(k, MAIN, k->main));
-    COLO_TRY(wait_for(k, MAIN, k->lane));
+    COLO_TRY(wait_for(k, MAIN, k->aux));
     COLO_TRY(colo_comm_i_all_gather(l->group, COLO_CATEGORY_LOSS, sum->data,
                                     in_workspace(k, k->m.d_h_all), rows * l->hidden, sum->dtype,
-                                    k->lane));
+                                    k->aux));
     COLO_TRY(colo_linear_i_join(k));
     for (int32_t step = 1; step < ranks; step *= 2)
         for (int32_t r = 0; r + step < ranks; r += 2 * step) {
@@ -461,7 +461,7 @@ static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
     return c == k->s.chunks - 1 ? sum_d_hidden(k) : COLO_OK; /* beside the last d_W */
 }
 
-/* On the caller's stream: gradients of a unit, when the lane has made d_logits. */
+/* On the caller's stream: gradients of a unit, when the auxiliary stream has made d_logits. */
 static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
 {
     const struct colo_linear_matrix z = {d_logits_at(k, u), k->pass.d_row_stride, k->l->dtype},
@@ -498,23 +498,24 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k)
 {
-    COLO_TRY(record(k, LANE, k->lane));
-    return wait_for(k, LANE, k->main);
+    COLO_TRY(record(k, AUX, k->aux));
+    return wait_for(k, AUX, k->main);
 }
 
-/* After the last chunk: what is left for the lane, then the caller's stream waits for it. */
+/* After the last chunk: what is left for the auxiliary stream, then the caller's stream waits for
+ * it. */
 static colo_status_t finish(struct colo_linear_call *k, const colo_logprob_out_t *out)
 {
     if (!k->s.piecewise && out && !colo_logprob_i_alone(&k->pass)) {
         k->pass.lo = k->pass.block_lo = 0;
         k->pass.hi = k->s.rows;
         COLO_TRY(gather_blocks(k, true));
-        COLO_TRY(k->l->loss->logprob_merge(&k->pass, k->lane));
+        COLO_TRY(k->l->loss->logprob_merge(&k->pass, k->aux));
     }
     if (out) {
         struct colo_linear_scatter s = {
             .rows = &k->rows, .dtype = k->l->stat_dtype, .from = k->pass.out, .to = *out};
-        COLO_TRY(k->l->loss->rows_scatter(&s, k->lane));
+        COLO_TRY(k->l->loss->rows_scatter(&s, k->aux));
     }
     return colo_linear_i_join(k);
 }

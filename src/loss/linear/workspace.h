@@ -14,7 +14,7 @@ struct colo_linear_logprob {
     colo_comm_t *group;   /* borrowed */
     const colo_ops_t *ops;
     const colo_loss_ops_t *loss;
-    void *lane, *gemm;
+    void *aux, *gemm;
     colo_dtype_t dtype, stat_dtype; /* of the head; of outputs */
     int64_t columns, hidden;        /* Vl, H */
     bool has_bias;
@@ -77,7 +77,7 @@ struct colo_linear_call {
     struct colo_linear_memory m;
     unsigned char *workspace, *saved_logits; /* the latter: logits, or d_logits */
     float *scale;                            /* of d_logits; NULL: 1 */
-    colo_stream_t main, lane;
+    colo_stream_t main, aux;
     colo_tensor_t hidden;
     struct colo_linear_rows rows;
     struct colo_logprob_pass pass;
@@ -107,7 +107,7 @@ colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float 
 /* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
 colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
                                         const colo_linear_grads_t *grads);
-/* The caller's stream waits for what the lane has been given. */
+/* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k);
 /* @out: NULL in backward */
 colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logprob_out_t *out);
