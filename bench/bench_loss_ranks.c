@@ -27,12 +27,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 16, MAX_ITERATIONS = 1000, MAX_TURNS = 7 };
+enum { MAX_RANKS = 16, MAX_ITERATIONS = 1000, MAX_WORKS = 7 };
 
 static int64_t T = 16384, H = 4096, V = 151936;
 static int iterations = 20, ranks;
 static bool head_only;
-static float times[MAX_TURNS][MAX_RANKS][MAX_ITERATIONS];
+static float times[MAX_WORKS][MAX_RANKS][MAX_ITERATIONS];
 
 typedef struct rank {
     colo_comm_t *host, *gpus, *self;
@@ -60,7 +60,7 @@ typedef void (*work_fn)(rank_t *r);
 
 /* Of the slowest rank, the median; on every rank the same. Several take turns, for a GPU that has
  * been at work is slower. */
-static void measure_in_turns(rank_t *r, int n, const work_fn *fn, double *ms)
+static void measure_alternating(rank_t *r, int n, const work_fn *fn, double *ms)
 {
     cudaEvent_t event[2];
     CUDA(cudaEventCreate(&event[0]));
@@ -92,7 +92,7 @@ static void measure_in_turns(rank_t *r, int n, const work_fn *fn, double *ms)
 static double measure(rank_t *r, work_fn fn)
 {
     double ms;
-    measure_in_turns(r, 1, &fn, &ms);
+    measure_alternating(r, 1, &fn, &ms);
     return ms;
 }
 
@@ -302,7 +302,7 @@ static void sharded_head(rank_t *r)
 {
     static const char *const names[WAYS] = {"head gather, NCCL", "head gather, registered memory",
                                             "head gather, registered memory, own rows in place"};
-    static const work_fn turns[] = {tail,         alone_0,      alone_1,     alone_2,
+    static const work_fn works[] = {tail,         alone_0,      alone_1,     alone_2,
                                     concurrent_0, concurrent_1, concurrent_2};
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16, .mem = COLO_CUDA};
@@ -322,7 +322,7 @@ static void sharded_head(rank_t *r)
                                            r->me, 2, (int64_t[]){rows, H});
         COLO(colo_lm_head_bind(r->sharded[pass], &w, NULL, gathered));
     }
-    measure_in_turns(r, 1 + 2 * WAYS, turns, ms);
+    measure_alternating(r, 1 + 2 * WAYS, works, ms);
     report(r, "encoder's tail, alone", ms[0], 0);
     for (int pass = 0; pass < WAYS; pass++) {
         snprintf(text, sizeof text, "%s, alone", names[pass]);

@@ -273,10 +273,10 @@ def one_layout(o, layout, rows, device, host):
         wrong[way.name] = bad.item()
         del y, d_x
     clock = Clock(device, host, o.batch)
-    for turn in range(o.w + o.n):
+    for rep in range(o.w + o.n):
         for way in ways:
-            clock((way.name, 'forward'), lambda: way.forward(x, text), turn >= o.w)
-            clock((way.name, 'backward'), lambda: way.backward(want), turn >= o.w)
+            clock((way.name, 'forward'), lambda: way.forward(x, text), rep >= o.w)
+            clock((way.name, 'backward'), lambda: way.backward(want), rep >= o.w)
     need = torch.tensor([2 * o.hidden * int(((job.rows < job.lo) | (job.rows >= job.hi)).sum())])
     dist.all_reduce(need, dist.ReduceOp.MAX, group=host)
     ways[0].carry.destroy()
@@ -309,13 +309,13 @@ def uniform(o, layout, device, host):
         graphs[name], outputs[name] = (leaf, y), bits(y.detach()).flatten()
     wrong = max(int((t != outputs['ragged']).sum()) for t in outputs.values())
     clock = Clock(device, host, o.batch)
-    for turn in range(o.w + o.n):
+    for rep in range(o.w + o.n):
         for name, carry in bridges.items():
             leaf, y = graphs[name]
             with torch.no_grad():
-                clock((name, 'forward'), lambda: carry(leaf, *([tables] if name == 'ragged' else [])), turn >= o.w)
+                clock((name, 'forward'), lambda: carry(leaf, *([tables] if name == 'ragged' else [])), rep >= o.w)
             clock((name, 'backward'), lambda: torch.autograd.grad(y, leaf, y.detach(), retain_graph=True),
-                  turn >= o.w)
+                  rep >= o.w)
     took = {name: [clock.median((name, way)) for way in ('forward', 'backward')] for name in bridges}
     for carry in bridges.values():
         carry.destroy()

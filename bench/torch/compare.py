@@ -61,15 +61,15 @@ def repetitions(fn, warmup, count):
     return seen.tolist()
 
 
-def in_a_row(make, run, upstream, turns=20):
-    """fn() that times a forward and backward of @turns, where the host may be ahead of the GPU"""
+def in_a_row(make, run, upstream, repeats=20):
+    """fn() that times a forward and backward of @repeats, where the host may be ahead of the GPU"""
     def once():
         leaves = make()
         a = now()
-        for _ in range(turns):
+        for _ in range(repeats):
             leaves[0].grad = None
             run(*leaves).backward(upstream)
-        return ((now() - a) / turns,)
+        return ((now() - a) / repeats,)
     return once
 
 
@@ -161,9 +161,9 @@ class replaced:
             setattr(o, name, fn)
 
 
-def overhead(turns, count):
+def overhead(repeats, count):
     """us a direction beyond Nothing with the same tensors: the least of the repetitions, which take turns, of a
-    mean over turns; whatever else runs only adds to it"""
+    mean over repeats; whatever else runs only adds to it"""
     rows = []
     z, act = torch.randn(4, 2, device=DEVICE), torch.randn(1, 1, 2, device=DEVICE)
     t = torch.zeros(4, dtype=torch.int64, device=DEVICE)
@@ -185,14 +185,14 @@ def overhead(turns, count):
         clock = time.thread_time if DEVICE.type == 'cpu' else time.perf_counter
         now()
         a = clock()
-        outs = [run(x) for _ in range(turns)]
+        outs = [run(x) for _ in range(repeats)]
         b = clock()
         ups = [torch.ones_like(y) for y in outs]
         now()
         c = clock()
         for y, up in zip(outs, ups):
             torch.autograd.grad(y, x, up)
-        return 1e6 * (b - a) / turns, 1e6 * (clock() - c) / turns
+        return 1e6 * (b - a) / repeats, 1e6 * (clock() - c) / repeats
 
     for name, (inputs, shape, op) in cases.items():
         comm, x = cb.Comm.self(), inputs[0].clone().requires_grad_()

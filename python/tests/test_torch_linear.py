@@ -261,7 +261,7 @@ def counted(rank):
     args = {'target': t, 'tp_group': dist.group.WORLD, 'vocab_start': lo}
     seen = {}
     for mode, chunk in itertools.product(('logprob', 'keep', 'loss'), (None, 1)):
-        for turn in range(2):  # the first makes objects
+        for rep in range(2):  # the first makes objects
             x, y = leaf(h), leaf(w[lo:hi])
             comm.stats_reset()
             out = (ct.linear_nll(x, y, mode='loss', chunk_size=chunk, **args).loss if mode == 'loss'

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 
-_turns = itertools.count()
+_barriers = itertools.count()
 
 
 class RankFailed(AssertionError):
@@ -43,9 +43,9 @@ def _rank(rank, size, port, pipe):
 def meet():
     """All ranks are done with what they called, before one makes the mistake that the others are to hear of
     in their next call; one that failed is waited for no longer than it takes to say so."""
-    store, turn = dist.distributed_c10d._get_default_store(), next(_turns)
-    store.set('met/%d/%d' % (turn, dist.get_rank()), b'')
-    store.wait(['met/%d/%d' % (turn, rank) for rank in range(dist.get_world_size())],
+    store, number = dist.distributed_c10d._get_default_store(), next(_barriers)
+    store.set('met/%d/%d' % (number, dist.get_rank()), b'')
+    store.wait(['met/%d/%d' % (number, rank) for rank in range(dist.get_world_size())],
                datetime.timedelta(milliseconds=int(os.environ['COLO_TIMEOUT_MS']) // 2))
 
 

@@ -38,7 +38,7 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
 {
     colo_block_t block = *b;
-    w->source_nodes.n = w->turn = 0;
+    w->source_nodes.n = w->rotation = 0;
     w->naddends = 1;
     if (!w->several_nodes)
         return COLO_OK;
@@ -46,7 +46,7 @@ colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, con
         if (hold->addend_fixed && hold->fixed[i] >= 0)
             w->naddends *= hold->layout->grid.extent[i];
         else
-            w->turn += b->coord[i] > 0 ? b->coord[i] : 0;
+            w->rotation += b->coord[i] > 0 ? b->coord[i] : 0;
     for (int64_t addend = 0; addend < w->naddends; addend++) {
         int64_t left = addend;
         for (int i = 0; i < COLO_MAX_DIMS; i++)
@@ -109,13 +109,13 @@ bool colo_gateways_share(const colo_builder_t *w, const colo_destinations_t *g, 
         return true;
     colo_extent_t part = *x;
     const int axis = colo_cut_axis(x, g->n);
-    const int64_t length = x->of[axis], turn = w->turn % g->n;
+    const int64_t length = x->of[axis], rotation = w->rotation % g->n;
     part.of[axis] = length / g->n;
     if (colo_is_small(w, &part))
-        return i == turn;
+        return i == rotation;
     *share = (colo_gateway_share_t){.axis = axis,
-                                    .lo = colo_part_lo(length, g->n, i, turn),
-                                    .hi = colo_part_lo(length, g->n, i + 1, turn),
+                                    .lo = colo_part_lo(length, g->n, i, rotation),
+                                    .hi = colo_part_lo(length, g->n, i + 1, rotation),
                                     .extent = *x};
     share->extent.of[axis] = share->hi - share->lo;
     return share->lo < share->hi;

@@ -52,7 +52,7 @@ typedef struct colo_builder {
     bool several_nodes; /* then source_nodes and node_destinations are known (gateways.c) */
     colo_list_t source_nodes,
         node_destinations;      /* of one block: nodes by addend; destinations by node */
-    int64_t naddends, turn;     /* of the held block: addends; where small overlaps begin */
+    int64_t naddends, rotation; /* of the held block: addends; where small overlaps begin */
     colo_list_t share;          /* colo_entry_t: what one gateway gets of an overlap */
     colo_list_t passes, passed; /* colo_entry_t: what gateways send to their node */
     int64_t left_out;   /* elements that this rank holds and another gateway adds up for it */
@@ -202,7 +202,7 @@ int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, i
                          int64_t rank);
 bool colo_is_small(const colo_builder_t *w, const colo_extent_t *x);
 int colo_cut_axis(const colo_extent_t *x, int64_t n);
-int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t turn);
+int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t rotation);
 /* Pushes elements [lo, hi) along @axis of w->overlaps to @out; rows count over its regions. */
 colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, int64_t lo,
                                 int64_t hi, int64_t peer);

@@ -237,11 +237,11 @@ int colo_entry_cmp(const void *a, const void *b)
     return (x->region.h[0] > y->region.h[0]) - (x->region.h[0] < y->region.h[0]);
 }
 
-/* Where part @k of @n of a @length starts, if the @length % n longer parts are from @turn on. */
-int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t turn)
+/* Where part @k of @n of a @length starts, if the longer parts are from @rotation on. */
+int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t rotation)
 {
-    int64_t longer = length % n, end = turn + longer, more;
-    more = (k < end ? k : end) - turn;
+    int64_t longer = length % n, end = rotation + longer, more;
+    more = (k < end ? k : end) - rotation;
     more = more > 0 ? more : 0;
     if (end > n)
         more += k < end - n ? k : end - n;
@@ -299,11 +299,11 @@ static colo_status_t assign(colo_builder_t *w, colo_schedule_t *t, const colo_ex
                    : colo_sender_whole(w, sends ? destination : sender);
     }
     int axis = colo_cut_axis(part, n);
-    int64_t length = part->of[axis], turn = (t->slice + i % n * (length % n)) % n;
+    int64_t length = part->of[axis], rotation = (t->slice + i % n * (length % n)) % n;
     for (int64_t k = 0; k < n; k++)
         if (!sends || c[k].rank == w->plan->rank)
-            COLO_TRY(colo_overlaps_cut(w, w->out, axis, colo_part_lo(length, n, k, turn),
-                                       colo_part_lo(length, n, k + 1, turn),
+            COLO_TRY(colo_overlaps_cut(w, w->out, axis, colo_part_lo(length, n, k, rotation),
+                                       colo_part_lo(length, n, k + 1, rotation),
                                        sends ? destination : c[k].rank));
     return COLO_OK;
 }

@@ -18,7 +18,7 @@
 #include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the settings */
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of one line after the other */
+static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER; /* one line after the other */
 static _Thread_local bool inside;                        /* a sink, which this thread runs */
 static colo_log_fn sink;
 static void *sink_user;
@@ -38,14 +38,14 @@ static colo_log_level_t env_level(void)
 void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level)
 {
     if (!inside) /* afterwards no thread runs the old one */
-        pthread_mutex_lock(&turn);
+        pthread_mutex_lock(&line_lock);
     pthread_mutex_lock(&lock);
     sink = fn;
     sink_user = user;
     sink_level = level;
     pthread_mutex_unlock(&lock);
     if (!inside)
-        pthread_mutex_unlock(&turn);
+        pthread_mutex_unlock(&line_lock);
 }
 
 bool colo_log_on(colo_log_level_t level)
@@ -65,7 +65,7 @@ void colo_log(colo_log_level_t level, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-    pthread_mutex_lock(&turn);
+    pthread_mutex_lock(&line_lock);
     pthread_mutex_lock(&lock);
     colo_log_fn fn = sink;
     void *user = sink_user;
@@ -79,5 +79,5 @@ void colo_log(colo_log_level_t level, const char *fmt, ...)
     } else {
         fprintf(stderr, "colobridge: %s: %s\n", names[level], line);
     }
-    pthread_mutex_unlock(&turn);
+    pthread_mutex_unlock(&line_lock);
 }

@@ -92,7 +92,7 @@ static void spots_of_units(const colo_machine_t *m, colo_share_t share, colo_spo
 typedef struct deal {
     const colo_machine_t *m;
     int32_t *next;   /* [nnuma * npackages] first processor of the pair not yet looked at */
-    int32_t *turn;   /* [npackages] NUMA node whose turn it is */
+    int32_t *numa;   /* [npackages] NUMA node whose turn it is */
     int32_t package; /* whose turn it is */
 } deal_t;
 
@@ -116,11 +116,11 @@ static int32_t deal_core(deal_t *d)
     for (int32_t i = 0; i < d->m->npackages; i++) {
         int32_t package = (d->package + i) % d->m->npackages;
         for (int32_t k = 0; k < d->m->nnuma; k++) {
-            int32_t numa = (d->turn[package] + k) % d->m->nnuma;
+            int32_t numa = (d->numa[package] + k) % d->m->nnuma;
             int32_t core = next_core(d, package, numa);
             if (core < 0)
                 continue;
-            d->turn[package] = (numa + 1) % d->m->nnuma;
+            d->numa[package] = (numa + 1) % d->m->nnuma;
             d->package = (package + 1) % d->m->npackages;
             return core;
         }
@@ -133,10 +133,10 @@ static colo_status_t scatter_cores(const colo_machine_t *m, int32_t *order)
 {
     size_t pairs = (size_t)m->nnuma * (size_t)m->npackages;
     COLO_AUTOFREE int32_t *next = calloc(pairs, sizeof *next);
-    COLO_AUTOFREE int32_t *turn = calloc((size_t)m->npackages, sizeof *turn);
-    if (!next || !turn)
+    COLO_AUTOFREE int32_t *numas = calloc((size_t)m->npackages, sizeof *numas);
+    if (!next || !numas)
         return colo_fail(COLO_ERR_NOMEM, "place: no memory for %zu NUMA nodes", pairs);
-    deal_t d = {m, next, turn, 0};
+    deal_t d = {m, next, numas, 0};
     for (int32_t i = 0; i < m->ncores; i++)
         order[i] = deal_core(&d);
     return COLO_OK;

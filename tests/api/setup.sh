@@ -27,15 +27,15 @@ apt_install() {
     rm -f "$work/no-compiler"
 }
 
-turn=0
+case_no=0
 # expect TIMES run|test WHAT - after another call of install_missing apt has been asked so often
 expect() {
     local times=$1 out
-    turn=$((turn + 1))
+    case_no=$((case_no + 1))
     out=$(install_missing "$2")
     [ "$(wc -l <"$work/asked")" = "$times" ] ||
-        die "turn $turn, $3: apt was asked $(wc -l <"$work/asked") times, expected $times"
-    [[ $out == *"without"*"torch"* ]] || die "turn $turn, $3: nothing says what is left out: $out"
+        die "case $case_no, $3: apt was asked $(wc -l <"$work/asked") times, expected $times"
+    [[ $out == *"without"*"torch"* ]] || die "case $case_no, $3: nothing says what is left out: $out"
 }
 
 touch "$work/no-network"
@@ -57,4 +57,4 @@ touch -d '1 hour ago' "$apt_lists"
 expect 7 test "and now they are not"
 rm -r "$work/build"
 expect 8 test "the build folder was made anew"
-echo "apt was asked 8 times in $turn turns"
+echo "apt was asked 8 times in $case_no cases"

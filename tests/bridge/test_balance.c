@@ -16,7 +16,7 @@ static void plain(int64_t *assign, const int64_t *cost, int64_t count, int64_t n
     bool done[MOST] = {false};
     for (int64_t e = 0; e < count; e++)
         total += cost[e];
-    for (int64_t turn = 0; turn < count; turn++) {
+    for (int64_t nth = 0; nth < count; nth++) {
         int64_t e = -1, to = 0;
         for (int64_t i = 0; i < count; i++)
             if (!done[i] && (e < 0 || cost[i] > cost[e]))

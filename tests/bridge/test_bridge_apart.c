@@ -97,17 +97,17 @@ static void refuse_itself(int64_t xat, const int64_t *xs, int64_t yat, const int
 
 T_CASE(columns_and_rows_of_one_buffer_are_apart)
 {
-    static const int64_t wide[] = {12, 4, 1}, gaps[] = {20, 4, 1}, turns[] = {12, 2, 1};
+    static const int64_t wide[] = {12, 4, 1}, gaps[] = {20, 4, 1}, interleaved[] = {12, 2, 1};
     assert_true(forward(0, wide, 2, wide));    /* left and right columns */
     assert_true(forward(2, wide, 0, wide));    /* the other way round */
     assert_true(forward(0, gaps, 18, wide));   /* samples elsewhere, columns 2 and 3 of 4 */
-    assert_true(forward(0, turns, 6, turns));  /* samples in turn */
-    assert_true(forward(0, wide, 100, turns)); /* nowhere near */
+    assert_true(forward(0, interleaved, 6, interleaved)); /* samples in turn */
+    assert_true(forward(0, wide, 100, interleaved));      /* nowhere near */
     assert_false(forward(0, wide, 0, wide));
     assert_false(forward(0, wide, 1, wide)); /* a column of both */
     assert_false(forward(0, wide, 3, wide)); /* column 3 and the next row's 0 */
-    assert_false(forward(0, turns, 5, turns));
-    assert_false(forward(0, turns, 4, wide));
+    assert_false(forward(0, interleaved, 5, interleaved));
+    assert_false(forward(0, interleaved, 4, wide));
 }
 
 T_CASE(what_is_accepted_shares_no_element)

@@ -50,8 +50,8 @@ static colo_status_t calling_rank(colo_comm_t *world, void *arg)
     colo_tensor_t in = colo_tensor_host(x, COLO_F32, 3, xs);
     colo_tensor_t out = colo_tensor_host(m->y[rank], COLO_F32, 3, ys), back = in;
     back.data = m->d_x[rank];
-    for (int turn = 0; turn < 3; turn++) {
-        if (turn == 1) { /* what grows has grown */
+    for (int rep = 0; rep < 3; rep++) {
+        if (rep == 1) { /* what grows has grown */
             rank_try(colo_comm_barrier(world, NULL));
             atomic_store(&counting, true);
             rank_try(colo_comm_barrier(world, NULL));

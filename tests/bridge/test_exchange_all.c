@@ -31,19 +31,19 @@ static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
     static const char *const axes[] = {"bsh", "sbh", "th"};
     tally_t *t = arg;
-    int64_t most = s[2] > d[2] ? s[2] : d[2], turn = t->pairs++;
+    int64_t most = s[2] > d[2] ? s[2] : d[2], nth = t->pairs++;
     job_t j;
-    if (t_left_out(turn))
+    if (t_left_out(nth))
         return;
     for (int k = 0; k < 3; k++)
         j.c[k] = (t_case_t){
-            .src = t_side_ordered((int)(turn % T_ORDERS), s[0], s[1], s[2], true),
-            .dst = t_side_ordered((int)(turn / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
-            .shape = {most + turn % 2, 2 * t_lcm(s[1], d[1]), 1 + k % 2},
+            .src = t_side_ordered((int)(nth % T_ORDERS), s[0], s[1], s[2], true),
+            .dst = t_side_ordered((int)(nth / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
+            .shape = {most + nth % 2, 2 * t_lcm(s[1], d[1]), 1 + k % 2},
             .output = k ? COLO_FULL_SEQ : COLO_SHARDED,
             .grad = k == 1 ? COLO_PARTIAL : COLO_DISJOINT,
-            .axes = axes[(turn + k) % 3],
-            .stride = (t_stride_t)(turn % T_STRIDE_COUNT)};
+            .axes = axes[(nth + k) % 3],
+            .stride = (t_stride_t)(nth % T_STRIDE_COUNT)};
     colo_status_t st = colo_comm_threads_run((int32_t)n, run_job, &j);
     if (st < 0 && !t->failed++)
         snprintf(t->first, sizeof t->first, "%s: %s", t_case_text(&j.c[0]), colo_last_error());

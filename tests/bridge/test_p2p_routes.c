@@ -75,11 +75,11 @@ static colo_status_t call_in_turn(struct stand *s)
     rank_check(go(s, rank == 1 ? COLO_BACKWARD : COLO_FORWARD) == COLO_ERR_MISMATCH);
     rank_check(strstr(colo_last_error(), "operation: rank 1 of 'world' has bridge 1 backward, rank "
                                          "0 bridge 1 forward"));
-    for (int turn = 0; turn < 2; turn++)
+    for (int rep = 0; rep < 2; rep++)
         for (int pass = 0; pass < 2; pass++) {
             const uint64_t before = checks_of(s->comm);
             rank_try(expect(s, (colo_pass_t)pass, 0, false));
-            rank_check(checks_of(s->comm) - before == (turn == 0));
+            rank_check(checks_of(s->comm) - before == (rep == 0));
         }
     return COLO_OK;
 }

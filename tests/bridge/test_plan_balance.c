@@ -110,27 +110,27 @@ static int32_t candidates(const scene_t *s, const set_t *hold, int32_t destinati
 #define WRONG(s, ...) (snprintf((s)->plans.why, sizeof(s)->plans.why, __VA_ARGS__), false)
 
 /* Deliveries of one held set to ranks that share candidates, by candidate. */
-typedef struct turns {
+typedef struct share {
     int tier;
     int64_t key;
     int32_t n, cand[MOST];
     int64_t whole[MOST],
         extra[MOST]; /* overlaps sent whole; larger parts of overlaps that were cut */
-} turns_t;
+} share_t;
 
-static turns_t *turns_of(turns_t *t, int32_t *n, int tier, int64_t key, const int32_t *cand,
+static share_t *share_of(share_t *t, int32_t *n, int tier, int64_t key, const int32_t *cand,
                          int32_t ncand)
 {
     for (int32_t i = 0; i < *n; i++)
         if (t[i].tier == tier && t[i].key == key)
             return &t[i];
-    t[*n] = (turns_t){.tier = tier, .key = key, .n = ncand};
+    t[*n] = (share_t){.tier = tier, .key = key, .n = ncand};
     memcpy(t[*n].cand, cand, (size_t)ncand * sizeof *cand);
     return &t[(*n)++];
 }
 
 /* One delivery: the bytes of @bytes that each rank sent. @size: extents of the overlap. */
-static bool check_delivery(scene_t *s, turns_t *t, int32_t destination, int64_t bytes,
+static bool check_delivery(scene_t *s, share_t *t, int32_t destination, int64_t bytes,
                            const int64_t *size, int64_t *served)
 {
     int64_t longest = 0, total = 0, n = t->n, es = (int64_t)colo_dtype_size(s->c->dtype);
@@ -171,7 +171,7 @@ static bool check_delivery(scene_t *s, turns_t *t, int32_t destination, int64_t 
                                    destination, (long long)total, (long long)bytes);
 }
 
-static bool even(scene_t *s, const turns_t *t, const int64_t *count, const char *what)
+static bool even(scene_t *s, const share_t *t, const int64_t *count, const char *what)
 {
     int64_t lo = count[0], hi = count[0];
     for (int32_t i = 0; i < t->n; i++) {
@@ -184,8 +184,8 @@ static bool even(scene_t *s, const turns_t *t, const int64_t *count, const char 
 
 static bool held_set(scene_t *s, const set_t *hold)
 {
-    static turns_t turns[MOST];
-    int32_t nturns = 0;
+    static share_t shares[MOST];
+    int32_t nshares = 0;
     int64_t total = 0, es = (int64_t)colo_dtype_size(s->c->dtype);
     for (int32_t k = 0; k < s->nneed; k++) {
         const set_t *need = &s->need[k];
@@ -202,7 +202,7 @@ static bool held_set(scene_t *s, const set_t *hold)
             s->recv[x] += bytes;
             total += bytes;
             int32_t n = candidates(s, hold, x, cand, &tier, &key);
-            turns_t *t = turns_of(turns, &nturns, tier, key, cand, n);
+            share_t *t = share_of(shares, &nshares, tier, key, cand, n);
             bool first = true;
             for (int32_t j = 0; j < need->n; j++) {
                 candidates(s, hold, need->rank[j], other, &tier2, &key2);
@@ -229,9 +229,9 @@ static bool held_set(scene_t *s, const set_t *hold)
                                  cand[j], (long long)served[j], (long long)m, n);
         }
     }
-    for (int32_t i = 0; i < nturns; i++)
-        if (!even(s, &turns[i], turns[i].whole, "overlaps below 64 KiB each") ||
-            !even(s, &turns[i], turns[i].extra, "larger parts of overlaps each"))
+    for (int32_t i = 0; i < nshares; i++)
+        if (!even(s, &shares[i], shares[i].whole, "overlaps below 64 KiB each") ||
+            !even(s, &shares[i], shares[i].extra, "larger parts of overlaps each"))
             return false;
     int64_t share = (total + hold->n - 1) / hold->n;
     s->share = share > s->share ? share : s->share;

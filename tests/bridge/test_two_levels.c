@@ -25,16 +25,16 @@ typedef struct tally {
 static void judge_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
     tally_t *t = arg;
-    const int64_t turn = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
-    if (t_left_out(turn))
+    const int64_t nth = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
+    if (t_left_out(nth))
         return;
-    t_case_t c = {.src = t_side_ordered((int)(turn % T_ORDERS), s[0], s[1], s[2], true),
-                  .dst = t_side_ordered((int)(turn / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
+    t_case_t c = {.src = t_side_ordered((int)(nth % T_ORDERS), s[0], s[1], s[2], true),
+                  .dst = t_side_ordered((int)(nth / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
                   /* every other one wide enough to be cut */
-                  .shape = {most + turn % 2, 2 * t_lcm(s[1], d[1]), turn % 2 ? 3 : 1 << 19},
-                  .output = turn % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
-                  .grad = turn % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
-                  .dtype = turn % 2 ? COLO_F32 : COLO_BF16,
+                  .shape = {most + nth % 2, 2 * t_lcm(s[1], d[1]), nth % 2 ? 3 : 1 << 19},
+                  .output = nth % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
+                  .grad = nth % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
+                  .dtype = nth % 2 ? COLO_F32 : COLO_BF16,
                   .two_levels = true};
     c.node = t->node;
     c.ranks_per_node = t->node ? 0 : n / t->nodes;
@@ -128,17 +128,17 @@ T_CASE(one_level_and_one_node_have_no_second_exchange)
 static void run_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
     tally_t *t = arg;
-    const int64_t turn = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
-    if (t_left_out(turn))
+    const int64_t nth = t->pairs++, most = s[2] > d[2] ? s[2] : d[2];
+    if (t_left_out(nth))
         return;
     const t_case_t c = {
-        .src = t_side_ordered((int)(turn % T_ORDERS), s[0], s[1], s[2], true),
-        .dst = t_side_ordered((int)(turn / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
-        .shape = {most + turn % 2, 2 * t_lcm(s[1], d[1]), turn % 24 ? 3 : 6000},
-        .output = turn % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
-        .grad = turn % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
-        .stride = (t_stride_t)(turn % T_STRIDE_COUNT),
-        .ranks_per_node = n % 3 == 0 && turn % 2 ? n / 3 : n / 2};
+        .src = t_side_ordered((int)(nth % T_ORDERS), s[0], s[1], s[2], true),
+        .dst = t_side_ordered((int)(nth / T_ORDERS % T_ORDERS), d[0], d[1], d[2], false),
+        .shape = {most + nth % 2, 2 * t_lcm(s[1], d[1]), nth % 24 ? 3 : 6000},
+        .output = nth % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
+        .grad = nth % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
+        .stride = (t_stride_t)(nth % T_STRIDE_COUNT),
+        .ranks_per_node = n % 3 == 0 && nth % 2 ? n / 3 : n / 2};
     t_case_later(&c);
 }
 

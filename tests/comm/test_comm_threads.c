@@ -303,12 +303,12 @@ T_CASE(nothing_may_be_moved_through_null_buffers)
 
 static colo_status_t barrier_rank(colo_comm_t *c, void *arg)
 {
-    int32_t *turn = arg, n = colo_comm_size(c), me = colo_comm_rank(c);
+    int32_t *last = arg, n = colo_comm_size(c), me = colo_comm_rank(c);
     for (int i = 0; i < 20 * n; i++) { /* plain memory: only the barrier orders these accesses */
         if (i % n == me)
-            *turn = i;
+            *last = i;
         rank_try(colo_comm_barrier(c, NULL));
-        rank_check(*turn == i);
+        rank_check(*last == i);
         rank_try(colo_comm_barrier(c, NULL));
     }
     return COLO_OK;
@@ -317,8 +317,8 @@ static colo_status_t barrier_rank(colo_comm_t *c, void *arg)
 T_CASE(a_barrier_orders_plain_memory)
 {
     T_THREADS_ONLY();
-    int32_t turn = -1;
-    on_all_sizes(barrier_rank, &turn);
+    int32_t last = -1;
+    on_all_sizes(barrier_rank, &last);
 }
 
 /* ---- a long mixed sequence with late ranks ---- */
@@ -329,33 +329,33 @@ static colo_status_t mixed_rank(colo_comm_t *c, void *arg)
     int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
     enum { MOST = 4000 };
     int64_t *a = malloc(sizeof *a * MOST), *b = malloc(sizeof *b * MOST * (size_t)n);
-    for (int turn = 0; turn < 300; turn++) {
+    for (int rep = 0; rep < 300; rep++) {
         int64_t kind = t_below(&shared, 4), count = t_below(&shared, MOST),
                 root = t_below(&shared, n);
         for (volatile int64_t idle = t_below(&own, 20000); idle > 0; idle--)
             ;
         for (int64_t i = 0; i < count; i++)
-            a[i] = (me + 1) * 100000 + i + turn;
+            a[i] = (me + 1) * 100000 + i + rep;
         if (kind == 0) {
             rank_try(colo_comm_all_gather(c, a, b, count, COLO_I64, NULL));
             for (int32_t r = 0; r < n; r++)
                 for (int64_t i = 0; i < count; i++)
-                    rank_check(b[r * count + i] == (r + 1) * 100000 + i + turn);
+                    rank_check(b[r * count + i] == (r + 1) * 100000 + i + rep);
         } else if (kind == 1) {
             rank_try(colo_comm_all_reduce(c, a, a, count, COLO_I64, COLO_SUM, NULL));
             for (int64_t i = 0; i < count; i++)
-                rank_check(a[i] == (int64_t)n * (n + 1) / 2 * 100000 + n * (i + turn));
+                rank_check(a[i] == (int64_t)n * (n + 1) / 2 * 100000 + n * (i + rep));
         } else if (kind == 2) {
             rank_try(colo_comm_broadcast(c, a, count, COLO_I64, (int32_t)root, NULL));
             for (int64_t i = 0; i < count; i++)
-                rank_check(a[i] == (root + 1) * 100000 + i + turn);
+                rank_check(a[i] == (root + 1) * 100000 + i + rep);
         } else {
-            int64_t got = -1, mine = me * 1000 + turn;
+            int64_t got = -1, mine = me * 1000 + rep;
             colo_box_t out = {&mine, {1, 1, 1}, {0, 0, 0}}, in = {&got, {1, 1, 1}, {0, 0, 0}};
             int32_t from = (me + n - 1) % n;
             colo_message_t send = {(me + 1) % n, 1, &out}, recv = {from, 1, &in};
             rank_try(colo_comm_exchange(c, &send, n > 1, &recv, n > 1, COLO_I64, NULL));
-            rank_check(n == 1 || got == from * 1000 + turn);
+            rank_check(n == 1 || got == from * 1000 + rep);
         }
     }
     free(a);

@@ -12,10 +12,10 @@
 
 enum { RANKS = 8, CAPACITY = 4096, MAX_BOXES = 4 };
 
-/* element @index of rank @r's send buffer in turn @turn, cut to the element's size */
-static uint64_t code(int32_t r, int64_t index, int turn)
+/* element @index of rank @r's send buffer of repetition @rep, cut to the element's size */
+static uint64_t code(int32_t r, int64_t index, int rep)
 {
-    uint64_t s = ((uint64_t)r << 32) ^ (uint64_t)index ^ ((uint64_t)turn << 48);
+    uint64_t s = ((uint64_t)r << 32) ^ (uint64_t)index ^ ((uint64_t)rep << 48);
     return t_rand(&s);
 }
 
@@ -94,12 +94,12 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
                   *want = malloc(memory * elem);
     colo_box_t boxes[2][RANKS][MAX_BOXES];
     colo_message_t sends[RANKS], recvs[RANKS];
-    for (int turn = 0; turn < 3; turn++) {
+    for (int rep = 0; rep < 3; rep++) {
         int32_t nsends = 0, nrecvs = 0;
         memset(in, 0xd1, memory * elem);
         memset(want, 0xd1, memory * elem);
         for (int64_t i = 0; i < CAPACITY; i++) {
-            uint64_t v = code(me, i, turn);
+            uint64_t v = code(me, i, rep);
             memcpy(out + (size_t)i * elem, &v, elem);
         }
         for (int32_t r = 0; r < p->n; r++) {
@@ -120,7 +120,7 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
                     for (int64_t y = 0; y < e[1]; y++)
                         for (int64_t z = 0; z < e[2]; z++) {
                             uint64_t v =
-                                code(r, from->from[k] + x * f[0] + y * f[1] + z * f[2], turn);
+                                code(r, from->from[k] + x * f[0] + y * f[1] + z * f[2], rep);
                             int64_t index = from->to[k] + x * t[0] + y * t[1] + z * t[2];
                             memcpy(want + (size_t)index * elem, &v, elem);
                         }
@@ -163,10 +163,10 @@ static colo_status_t pairs_rank(colo_comm_t *c, void *arg)
     /* ranks 2 and 3 come only when 0 and 1 are through: no rank waits for one it does not name */
     while (me >= 2 && atomic_load(late) < 2)
         ;
-    for (int turn = 0; turn < 50; turn++) {
-        mine = me * 10 + turn;
+    for (int rep = 0; rep < 50; rep++) {
+        mine = me * 10 + rep;
         rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_I32, NULL));
-        rank_check(got == other * 10 + turn);
+        rank_check(got == other * 10 + rep);
     }
     atomic_fetch_add(late, 1);
     return colo_comm_barrier(c, NULL);
@@ -185,7 +185,7 @@ static colo_status_t oneway_rank(colo_comm_t *c, void *arg)
     double x[4] = {me, me + 0.25, me + 0.5, me + 0.75}, y[4] = {-1, -1, -1, -1};
     colo_box_t out = {x, {1, 2, 2}, {9, 2, 1}}, in = {y, {1, 2, 2}, {9, 1, 2}};
     colo_message_t send = {me + 1, 1, &out}, recv = {me - 1, 1, &in};
-    for (int turn = 0; turn < 30; turn++) {
+    for (int rep = 0; rep < 30; rep++) {
         rank_try(colo_comm_exchange(c, &send, me + 1 < n, &recv, me > 0, COLO_F64, NULL));
         double p = me - 1; /* transposed on arrival */
         rank_check(me == 0 ? y[0] == -1

@@ -49,9 +49,9 @@ struct rank {
     bool wrong;
 };
 
-static int32_t code(int32_t r, int turn, int64_t i)
+static int32_t code(int32_t r, int rep, int64_t i)
 {
-    return (int32_t)(i * 7 + 3 * turn + r);
+    return (int32_t)(i * 7 + 3 * rep + r);
 }
 
 static int64_t count; /* elements of a rank */
@@ -61,14 +61,14 @@ static void *run(void *arg)
     struct rank *me = arg;
     int32_t r = colo_comm_rank(me->comm);
     int32_t *x = malloc((size_t)count * sizeof *x), *y = malloc(2 * (size_t)count * sizeof *y);
-    for (int turn = 0; turn < OPERATIONS && me->status == COLO_OK; turn++) {
+    for (int rep = 0; rep < OPERATIONS && me->status == COLO_OK; rep++) {
         for (int64_t i = 0; i < count; i++)
-            x[i] = code(r, turn, i);
+            x[i] = code(r, rep, i);
         double begin = colo_now();
         me->status = colo_comm_all_gather(me->comm, x, y, count, COLO_I32, NULL);
         me->seconds = colo_now() - begin;
         for (int64_t i = 0; i < 2 * count && me->status == COLO_OK; i++)
-            me->wrong |= y[i] != code(i >= count, turn, i % count);
+            me->wrong |= y[i] != code(i >= count, rep, i % count);
     }
     snprintf(me->error_message, sizeof me->error_message, "%s",
              me->status < 0 ? colo_last_error() : "");

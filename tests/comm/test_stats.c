@@ -187,21 +187,21 @@ static const char *string(const json_t *j, const char *key)
 
 T_CASE(the_ring_holds_the_last_256_operations)
 {
-    static const int turns[] = {0, 1, 255, 256, 257, 1000};
-    for (size_t t = 0; t < sizeof turns / sizeof turns[0]; t++) {
+    static const int counts[] = {0, 1, 255, 256, 257, 1000};
+    for (size_t t = 0; t < sizeof counts / sizeof counts[0]; t++) {
         colo_comm_t *c = NULL;
         char x[1000];
         assert_ok(colo_comm_create_self(&c));
-        for (int i = 1; i <= turns[t]; i++)
+        for (int i = 1; i <= counts[t]; i++)
             assert_ok(i % 3 ? colo_comm_all_gather(c, x, x, i, COLO_U8, NULL)
                             : colo_comm_barrier(c, NULL));
         json_t *j = parse(c), *ring = json_object_get(j, "ring");
-        int kept = turns[t] < 256 ? turns[t] : 256;
+        int kept = counts[t] < 256 ? counts[t] : 256;
         assert_int_equal(json_array_size(ring), kept);
         double before = 0;
         for (int k = 0; k < kept; k++) {
             json_t *e = json_array_get(ring, (size_t)k);
-            int seq = turns[t] - kept + 1 + k;
+            int seq = counts[t] - kept + 1 + k;
             assert_int_equal(integer(e, "seq"), seq);
             assert_string_equal(string(e, "op"), seq % 3 ? "all_gather" : "barrier");
             assert_string_equal(string(e, "category"), "user");
@@ -213,7 +213,7 @@ T_CASE(the_ring_holds_the_last_256_operations)
             assert_true(before <= begin && begin <= end);
             before = end;
         }
-        assert_int_equal(integer(j, "seq"), turns[t]);
+        assert_int_equal(integer(j, "seq"), counts[t]);
         assert_true(before <= json_number_value(json_object_get(j, "now")));
         json_decref(j);
         colo_comm_destroy(&c);

@@ -340,18 +340,18 @@ static struct data *data_new(const void *from, size_t bytes)
     return d;
 }
 
-static bool all_posted(const struct world *w, int64_t turn)
+static bool all_posted(const struct world *w, int64_t number)
 {
     for (int32_t i = 0; i < w->n; i++)
-        if (w->seat[i].posted < turn)
+        if (w->seat[i].posted < number)
             return false;
     return true;
 }
 
-static bool all_finished(const struct world *w, int64_t turn)
+static bool all_finished(const struct world *w, int64_t number)
 {
     for (int32_t i = 0; i < w->n; i++)
-        if (w->seat[i].finished < turn)
+        if (w->seat[i].finished < number)
             return false;
     return true;
 }
@@ -402,13 +402,13 @@ static void collective(struct ncclComm *c, const struct call *k)
     const bool brings = k->kind != BROADCAST || k->peer == c->rank;
     struct data *d = data_new(k->send, brings ? k->bytes : 0);
     pthread_mutex_lock(&w->lock);
-    const int64_t turn = ++c->collectives;
+    const int64_t number = ++c->collectives;
     data_put(me->data);
     me->data = d;
     me->call = *k;
-    me->posted = turn;
+    me->posted = number;
     pthread_cond_broadcast(&w->changed);
-    while (!all_posted(w, turn) && !must_stop(c))
+    while (!all_posted(w, number) && !must_stop(c))
         wait_for_change(w);
     if (!must_stop(c) && !all_alike(w)) {
         fake_misused("ranks differ in a collective");
@@ -417,9 +417,9 @@ static void collective(struct ncclComm *c, const struct call *k)
     }
     if (!must_stop(c)) {
         finish(w, k);
-        me->finished = turn;
+        me->finished = number;
         pthread_cond_broadcast(&w->changed);
-        while (!all_finished(w, turn) && !must_stop(c))
+        while (!all_finished(w, number) && !must_stop(c))
             wait_for_change(w);
     }
     pthread_mutex_unlock(&w->lock);

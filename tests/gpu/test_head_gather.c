@@ -164,16 +164,16 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
     rank_try(stand_up(r, true, &s));
     if (*in_place)
         rank_try(move_in(r, &s));
-    for (int64_t turn = 0; turn < t_scaled(40); turn++) {
+    for (int64_t rep = 0; rep < t_scaled(40); rep++) {
         for (int i = 0; i < DEEP; i++)
-            rank_try(shard_of(&s, turn * DEEP + i, s.from[i]));
+            rank_try(shard_of(&s, rep * DEEP + i, s.from[i]));
         for (int i = 0; i < DEEP; i++) {
             rank_try(be_late(r, &rng));
             rank_try(use_shard(r, &s, s.from[i]));
             rank_try(gather(r, &s, s.kept[i]));
         }
         for (int i = 0; i < DEEP; i++)
-            rank_try(compare(r, &s, s.kept[i], turn * DEEP + i));
+            rank_try(compare(r, &s, s.kept[i], rep * DEEP + i));
     }
     return lie_down(r, &s);
 }

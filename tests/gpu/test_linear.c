@@ -10,10 +10,10 @@ static uint64_t rng;
 
 T_CASE(every_option_and_pair_agrees_with_the_oracle)
 {
-    int turn = 0;
+    int nth = 0;
     for (int i = 0; i < LINEAR_OPTIONS; i++)
-        for (int j = i; j < LINEAR_OPTIONS; j++, turn++)
-            linear_gpu_one(1u << i | 1u << j, turn % 4, turn / 4, 1 + turn % 9, &rng);
+        for (int j = i; j < LINEAR_OPTIONS; j++, nth++)
+            linear_gpu_one(1u << i | 1u << j, nth % 4, nth / 4, 1 + nth % 9, &rng);
 }
 
 T_CASE(all_options_at_once_agree_in_every_mode_and_dtype)
@@ -196,7 +196,7 @@ T_CASE(a_captured_loss_follows_its_inputs)
     assert_ok(step_run(&s, stream));
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    for (int turn = 0; turn < 20; turn++) {
+    for (int nth = 0; nth < 20; nth++) {
         void *outs[] = {s.out, s.d_h, s.d_w}, *replayed[3];
         step_inputs(&s);
         assert_cuda(cudaGraphLaunch(exec, stream));
@@ -210,7 +210,7 @@ T_CASE(a_captured_loss_follows_its_inputs)
             void *eager = malloc(s.bytes[k]);
             gpu_get(eager, outs[k], s.bytes[k]);
             if (memcmp(eager, replayed[k], s.bytes[k]) != 0)
-                fail_msg("replay %d: output %d differs from a launched call's", turn, k);
+                fail_msg("replay %d: output %d differs from a launched call's", nth, k);
             free(eager);
             free(replayed[k]);
         }

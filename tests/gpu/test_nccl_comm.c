@@ -83,12 +83,12 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
     static const int64_t counts[] = {0, 1, 3, 1000, 65537, 400000};
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16,
                                           COLO_F64, COLO_I32,  COLO_I64};
-    int64_t turn = 0;
+    int64_t rep = 0;
     uint64_t gathers = 0;
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
             for (size_t k = 0; k < sizeof dtypes / sizeof dtypes[0]; k++) {
-                if (counts[i] > 1000 && t_left_out(turn++))
+                if (counts[i] > 1000 && t_left_out(rep++))
                     continue;
                 gathers += kind == GATHER;
                 rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_SUM, false));

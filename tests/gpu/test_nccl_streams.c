@@ -259,13 +259,13 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
     const size_t at_first = t_ranks_are_threads() ? 0 : FIRST_CALL_PER_RANK * (size_t)gpus;
     if (workspace <= at_first)
         return colo_fail(COLO_ERR_STATE, "%zu bytes of staging are too few to be seen", workspace);
-    for (int turn = 0; turn < 3; turn++) {
+    for (int rep = 0; rep < 3; rep++) {
         rank_try(free_bytes(r, &free1));
         rank_try(colo_bridge_forward(bridge, &d[T_X].t, &d[T_Y].t, r->stream));
         rank_try(colo_bridge_backward(bridge, &d[T_DY].t, &d[T_DX].t, r->stream));
         rank_try(free_bytes(r, &free2));
-        if (free1 > free2 + (turn ? 0 : at_first))
-            return colo_fail(COLO_ERR_STATE, "the calls of turn %d took %zu bytes", turn,
+        if (free1 > free2 + (rep ? 0 : at_first))
+            return colo_fail(COLO_ERR_STATE, "the calls of repetition %d took %zu bytes", rep,
                              free1 - free2);
     }
     static const t_role_t outs[] = {T_Y, T_DX};

@@ -71,8 +71,8 @@ int64_t t_scaled(int64_t count)
     return count < 1 ? count : (count * percent + 99) / 100;
 }
 
-bool t_left_out(int64_t turn)
+bool t_left_out(int64_t nth)
 {
     const int64_t percent = percent_of_cases();
-    return (turn + 1) * percent / 100 == turn * percent / 100;
+    return (nth + 1) * percent / 100 == nth * percent / 100;
 }

@@ -128,7 +128,7 @@ int64_t t_long_wait(void);
 
 /* @count random cases, or T_SCALE percent of them (at least 1): sanitizer reruns ask for fewer */
 int64_t t_scaled(int64_t count);
-/* Is case number @turn of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
-bool t_left_out(int64_t turn);
+/* Is case number @nth of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
+bool t_left_out(int64_t nth);
 
 #endif

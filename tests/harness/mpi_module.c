@@ -55,9 +55,9 @@ static void all_gather(const void *send, void *recv, size_t bytes)
     int done = 0;
     MPI_Iallgather(send, (int)bytes, MPI_BYTE, recv, (int)bytes, MPI_BYTE, MPI_COMM_WORLD,
                    &request);
-    for (int turns = 0; !done; turns++) {
+    for (int polls = 0; !done; polls++) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-        if (!done && turns > 100)
+        if (!done && polls > 100)
             usleep(200);
     }
 }

@@ -265,8 +265,8 @@ static colo_status_t over_board(void *user, const void *send, void *recv, size_t
     unsigned char *cards = (unsigned char *)(b + 1) + (size_t)(seat->calls % 2 * b->size) * CARD;
     memcpy(cards + (size_t)seat->rank * bytes, send, bytes);
     atomic_fetch_add(&b->arrived, 1);
-    for (int turns = 0; atomic_load(&b->arrived) < all; turns++) {
-        if (turns > 60000)
+    for (int polls = 0; atomic_load(&b->arrived) < all; polls++) {
+        if (polls > 60000)
             return colo_fail(COLO_ERR_TIMEOUT, "test: a rank did not come to the board");
         usleep(1000);
     }

@@ -331,8 +331,8 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
     memory_fetch(&k->kept);
     const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
     uint64_t first = 0;
-    for (int turn = 0; turn <= (int)c->twice; turn++) {
-        if (turn) {
+    for (int rep = 0; rep <= (int)c->twice; rep++) {
+        if (rep) {
             fill(c->config.d_weight_dtype, &k->d_w, k->rows * c->hidden, 0);
             fill(c->config.d_weight_dtype, &k->d_b, k->rows, 0);
         }
@@ -346,7 +346,7 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
         uint64_t all = hash_bytes(k->d_h.data, k->d_h.bytes) ^
                        hash_bytes(k->d_w.data, k->d_w.bytes) << 1 ^
                        hash_bytes(k->d_b.data, k->d_b.bytes) << 2;
-        c->second_differs[k->world] |= turn && all != first;
+        c->second_differs[k->world] |= rep && all != first;
         first = all;
     }
     memory_fetch(&k->kept);
@@ -397,8 +397,8 @@ static colo_status_t run_passes(rank_t *k)
         rank_try(colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, memory_at(&k->work),
                                           stream()));
     } else {
-        for (int turn = 0; turn <= (int)c->checkpoint; turn++) {
-            bool last = turn == (int)c->checkpoint, keeps = last && !c->no_saved;
+        for (int rep = 0; rep <= (int)c->checkpoint; rep++) {
+            bool last = rep == (int)c->checkpoint, keeps = last && !c->no_saved;
             if (keeps) {
                 rank_try(colo_linear_logprob_saved_size(k->linear, T, max_valid_of(k), &bytes));
                 k->kept = memory_of(bytes);
@@ -491,8 +491,8 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
             chunk = colo_linear_logprob_chunk(k->linear, rows);
     c->chunks[k->world] = chunk ? (rows + chunk - 1) / chunk : 0;
     rank_try(run_passes(k));
-    for (int32_t turn = 0; turn < c->ranks * c->replicas; turn++) { /* ranks share d_w */
-        if (turn == k->world)
+    for (int32_t writer = 0; writer < c->ranks * c->replicas; writer++) { /* ranks share d_w */
+        if (writer == k->world)
             collect(k);
         rank_try(colo_comm_barrier(host, NULL));
     }

@@ -333,8 +333,8 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
     colo_comm_stats(world, &c->after_backward[r]);
     rank_try(
         colo_comm_barrier(world, NULL)); /* collect() shares pad_worst: one rank after another */
-    for (int32_t turn = 0; turn < c->ranks; turn++) {
-        if (turn == r)
+    for (int32_t writer = 0; writer < c->ranks; writer++) {
+        if (writer == r)
             collect(c, r, dz.data, stride);
         rank_try(colo_comm_barrier(world, NULL));
     }

@@ -51,17 +51,17 @@ static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_d
 T_CASE(every_option_and_pair_agrees_with_the_oracle)
 {
     uint64_t rng = t_seed();
-    int turn = 0;
+    int nth = 0;
     for (int i = 0; i < LINEAR_OPTIONS; i++)
         for (int j = i; j < LINEAR_OPTIONS; j++)
-            for (int mode = 0; mode < MODES; mode++, turn++) {
+            for (int mode = 0; mode < MODES; mode++, nth++) {
                 unsigned bits = 1u << i | 1u << j;
-                if (t_left_out(turn))
+                if (t_left_out(nth))
                     continue;
                 if (bits & (LINEAR_SMOOTH | LINEAR_MEGATRON | LINEAR_ZLOSS))
                     bits |= LINEAR_LOSS;
-                one(bits, mode, 1 << turn % 3, 2, turn / 3 % 2 ? COLO_F64 : COLO_F32,
-                    turn % SHARD_KINDS, 1 + turn % 4, &rng);
+                one(bits, mode, 1 << nth % 3, 2, nth / 3 % 2 ? COLO_F64 : COLO_F32,
+                    nth % SHARD_KINDS, 1 + nth % 4, &rng);
             }
 }
 
@@ -360,18 +360,18 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     uint64_t rng = t_seed() + 14;
     for (int i = 0; i < 8 * MODES; i++) {
-        const int mode = i % MODES, turn = i / MODES;
+        const int mode = i % MODES, nth = i / MODES;
         linear_case_t c;
         if (t_left_out(i))
             continue;
-        linear_case_init(&c, 1 + turn / 4 % 2, 1, 5, 20011, 3, dtypes[turn % 4], &rng);
+        linear_case_init(&c, 1 + nth / 4 % 2, 1, 5, 20011, 3, dtypes[nth % 4], &rng);
         linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_BIAS |
                                     LINEAR_IGNORED);
         linear_case_mode(&c, mode);
-        c.config.d_weight_add = (turn / 4 + turn) % 2;
+        c.config.d_weight_add = (nth / 4 + nth) % 2;
         c.config.d_weight_dtype = c.config.d_weight_add ? c.config.d_weight_dtype : c.dtype;
-        c.config.keep_in_place = mode == 1 && turn / 4 % 2 && c.config.logits_dtype == c.dtype;
-        c.config.logprob.chunk_size = turn / 4 % 2; /* two rows of blocks, or all */
+        c.config.keep_in_place = mode == 1 && nth / 4 % 2 && c.config.logits_dtype == c.dtype;
+        c.config.logprob.chunk_size = nth / 4 % 2; /* two rows of blocks, or all */
         run_and_compare(&c, modes[mode]);
         linear_case_free(&c);
     }

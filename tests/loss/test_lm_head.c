@@ -114,17 +114,17 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     colo_comm_stats_reset(world);
 
     bool ok = colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE, right = true;
-    for (int turn = 0; turn < 3; turn++) { /* start and finish; acquire; acquire what is there */
-        if (turn == 0)
+    for (int rep = 0; rep < 3; rep++) { /* start and finish; acquire; acquire what is there */
+        if (rep == 0)
             rank_try(colo_lm_head_start(head, NULL));
-        ok = ok && (turn || colo_lm_head_state(head) == COLO_LM_HEAD_IN_FLIGHT);
-        if (turn == 0)
+        ok = ok && (rep || colo_lm_head_state(head) == COLO_LM_HEAD_IN_FLIGHT);
+        if (rep == 0)
             rank_try(colo_lm_head_finish(head, NULL, &fw, &fb));
         else
             rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
         ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_AVAILABLE;
         right = right && whole(w, &fw, &fb, 0);
-        if (turn == 1)
+        if (rep == 1)
             continue;
         rank_try(colo_lm_head_release(head, NULL));
         ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE;
@@ -142,7 +142,7 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
 }
 
 /* Elements [me P, (me + 1) P) of the flattened weight, as DeepSpeed holds them: all of one size,
- * with padding at the end that no rank may read. The last turn brings no padding. */
+ * with padding at the end that no rank may read. The last repetition brings no padding. */
 static colo_status_t flat(colo_comm_t *world, void *arg)
 {
     world_t *w = arg;
@@ -165,8 +165,8 @@ static colo_status_t flat(colo_comm_t *world, void *arg)
     size_t bytes = colo_lm_head_gathered_size(head);
     unsigned char *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
     colo_tensor_t view, bias, dv, db;
-    for (int turn = 0; turn < 2; turn++) {
-        colo_tensor_t tw = colo_tensor_host(part_of, COLO_F32, 1, turn ? &count : &each);
+    for (int rep = 0; rep < 2; rep++) {
+        colo_tensor_t tw = colo_tensor_host(part_of, COLO_F32, 1, rep ? &count : &each);
         memset(gathered, 0xff, bytes);
         rank_try(colo_lm_head_bind(head, &tw, NULL, gathered));
         rank_try(colo_lm_head_acquire(head, NULL, &view, &bias));
@@ -217,17 +217,17 @@ static colo_status_t in_place(colo_comm_t *world, void *arg)
     colo_tensor_t tw = colo_tensor_host(gathered, COLO_F32, 2, (int64_t[]){n, H}), fw, fb;
     colo_tensor_t tb = colo_tensor_host(bias, COLO_F32, 1, &n);
     w->gathered[me] = true;
-    for (int turn = 0; turn < 3; turn++) {
+    for (int rep = 0; rep < 3; rep++) {
         memset(gathered, 0xff, bytes);
-        tw.data = turn < 2 ? gathered + first * step : elsewhere;
-        tw.stride[0] = turn < 2 ? step : H;
+        tw.data = rep < 2 ? gathered + first * step : elsewhere;
+        tw.stride[0] = rep < 2 ? step : H;
         rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
         for (int64_t i = 0; i < n * H; i++)
-            ((float *)tw.data)[i / H * tw.stride[0] + i % H] = value(first + i / H + turn, i % H);
+            ((float *)tw.data)[i / H * tw.stride[0] + i % H] = value(first + i / H + rep, i % H);
         for (int64_t i = 0; i < n; i++)
-            bias[i] = value(first + i + turn, 500);
+            bias[i] = value(first + i + rep, 500);
         rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
-        w->gathered[me] = w->gathered[me] && whole(w, &fw, &fb, turn);
+        w->gathered[me] = w->gathered[me] && whole(w, &fw, &fb, rep);
         rank_try(colo_lm_head_release(head, NULL));
     }
     free(gathered);

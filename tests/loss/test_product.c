@@ -200,22 +200,22 @@ static const int64_t shapes[][3] = {{1, 1, 1},     {3, 7, 5},     {128, 512, 128
                                     {127, 65, 63}, {300, 3, 130}, {5, 1025, 2},    {2, 9, 600},
                                     {0, 9, 4},     {9, 0, 4},     {9, 4, 0},       {257, 130, 40}};
 
-static void check_product(int turn, enum colo_linear_product what, colo_dtype_t dtype,
+static void check_product(int nth, enum colo_linear_product what, colo_dtype_t dtype,
                           const int64_t n[3])
 {
-    const colo_dtype_t out = turn % 2 && dtype != COLO_F64 ? COLO_F32 : dtype;
-    struct colo_linear_gemm g = make(what, dtype, out, n[0], n[1], n[2], turn % 3);
+    const colo_dtype_t out = nth % 2 && dtype != COLO_F64 ? COLO_F32 : dtype;
+    struct colo_linear_gemm g = make(what, dtype, out, n[0], n[1], n[2], nth % 3);
     int64_t m, width, terms;
     struct colo_linear_matrix *to = written(&g, &m, &width, &terms);
     const size_t bytes = (size_t)(m * to->stride) * colo_dtype_size(to->dtype);
     void *before = malloc(bytes + 1);
     memcpy(before, to->data, bytes);
-    g.first = turn % 5 * 50;
-    g.beta = what != COLO_LINEAR_LOGITS && turn % 2;
+    g.first = nth % 5 * 50;
+    g.beta = what != COLO_LINEAR_LOGITS && nth % 2;
     const float scale[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
-    if (what != COLO_LINEAR_LOGITS && turn % 4 < 2)
+    if (what != COLO_LINEAR_LOGITS && nth % 4 < 2)
         g.scale = scale;
-    if (what == COLO_LINEAR_LOGITS && turn % 2)
+    if (what == COLO_LINEAR_LOGITS && nth % 2)
         g.bias = draw(dtype, n[1], 1).data;
     oracle_t o = oracle_of(&g, before);
     for (int w = 0; w < ways(); w++) {
@@ -232,12 +232,12 @@ static void check_product(int turn, enum colo_linear_product what, colo_dtype_t 
 static void products_are_what_their_formulas_say(void **state)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F64, COLO_F16};
-    int turn = 0;
+    int nth = 0;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int d = 0; d < 4; d++)
-            for (int what = 0; what < 3; what++, turn++)
-                if (!t_left_out(turn))
-                    check_product(turn, (enum colo_linear_product)what, dtypes[d], shapes[s]);
+            for (int what = 0; what < 3; what++, nth++)
+                if (!t_left_out(nth))
+                    check_product(nth, (enum colo_linear_product)what, dtypes[d], shapes[s]);
 }
 
 /* A pass of 300 rows at once, and the same rows in pieces. */

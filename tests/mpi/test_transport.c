@@ -505,8 +505,8 @@ static colo_status_t over_folder(void *user, const void *send, void *recv, size_
     for (int32_t r = 0; r < f->size; r++) {
         struct stat st;
         snprintf(path, sizeof path, "%s/%d-%d", f->dir, call, (int)r);
-        for (int turns = 0; stat(path, &st) != 0; turns++) {
-            if (turns > 20000)
+        for (int polls = 0; stat(path, &st) != 0; polls++) {
+            if (polls > 20000)
                 return colo_fail(COLO_ERR_TIMEOUT, "%s did not appear", path);
             usleep(1000);
         }

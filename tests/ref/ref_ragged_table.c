@@ -208,7 +208,7 @@ void ref_ragged_balance(int64_t *assign, const int64_t *cost, int64_t nseg, int6
     for (int64_t e = 0; e < nseg; e++)
         mean += (double)cost[e];
     mean /= (double)n;
-    for (int64_t turn = 0; turn < nseg; turn++) {
+    for (int64_t rep = 0; rep < nseg; rep++) {
         int64_t e = -1, bin = 0;
         for (int64_t i = 0; i < nseg; i++)
             if (!done[i] && (e < 0 || cost[i] > cost[e]))

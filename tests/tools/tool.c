@@ -32,8 +32,8 @@ const char *const *words(const char *line, ...)
         char *text;
         const char *args[ARGS_MAX + 1];
     } kept[12];
-    static size_t turn;
-    const size_t index = turn++ % (sizeof kept / sizeof kept[0]);
+    static size_t calls;
+    const size_t index = calls++ % (sizeof kept / sizeof kept[0]);
     size_t bytes = 0;
     int n = 0;
     va_list list;

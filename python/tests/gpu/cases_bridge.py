@@ -65,19 +65,19 @@ def case_late_ranks_and_blocks_in_turn_do_no_harm():
             carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=buffers)
             rng, held, wrong = torch.Generator().manual_seed(me()), [], []
             streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
-            for turn in range(60):
+            for rep in range(60):
                 cp = 2 if 'cp=2' in dst else 1
-                now = streams[turn // 7 % 2]
-                now.wait_stream(streams[1 - turn // 7 % 2])
+                now = streams[rep // 7 % 2]
+                now.wait_stream(streams[1 - rep // 7 % 2])
                 with torch.cuda.stream(now):
-                    whole = coded(torch.float32) + turn
+                    whole = coded(torch.float32) + rep
                     x = samples_of(src, whole).clone().requires_grad_()
                     late(rng)
                     y = carry(x)
                     late(rng)
-                    # a block that somebody reuses too early shows a later turn's values
+                    # a block that somebody reuses too early shows a later repetition's values
                     held.append((y, samples_of(dst, whole)))
-                    if len(held) > (turn + me()) % 4:
+                    if len(held) > (rep + me()) % 4:
                         a, b = held.pop(0)
                         wrong.append((a != b).sum())
                         del a, b

@@ -83,10 +83,10 @@ def case_cuda_graphs_replay_with_other_values():
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run(*inputs)
-        for turn in range(2):
+        for rep in range(2):
             with torch.no_grad():
                 for x in inputs:
-                    x.mul_(0.5 + turn)
+                    x.mul_(0.5 + rep)
             graph.replay()
             torch.cuda.synchronize()
             got = [o.clone() for o in out]
@@ -111,16 +111,16 @@ def case_a_graph_of_a_bridge_is_replayed_a_thousand_times():
         with torch.cuda.graph(graph):
             out = step()
         wrong = torch.zeros((), dtype=torch.int64, device='cuda')
-        for turn in range(1000):
+        for rep in range(1000):
             with torch.no_grad():
-                x.copy_(samples_of(src, whole) + turn)
-                up.copy_(samples_of(dst, whole) + 2 * turn)
+                x.copy_(samples_of(src, whole) + rep)
+                up.copy_(samples_of(dst, whole) + 2 * rep)
             graph.replay()
-            wrong += (out[0] != samples_of(dst, whole) + turn).sum()
-            wrong += (out[1] != (samples_of(src, whole) + 2 * turn) * cp).sum()
-            if turn % 100 == 0:  # an eager call between replays, whose block is no graph's
+            wrong += (out[0] != samples_of(dst, whole) + rep).sum()
+            wrong += (out[1] != (samples_of(src, whole) + 2 * rep) * cp).sum()
+            if rep % 100 == 0:  # an eager call between replays, whose block is no graph's
                 y = carry(x)
-                wrong += (y.detach() != samples_of(dst, whole) + turn).sum()
+                wrong += (y.detach() != samples_of(dst, whole) + rep).sum()
         assert int(wrong) == 0, (src, dst)
         dist.barrier()
         del graph, out, y

@@ -81,21 +81,21 @@ static bool is_remote(const colo_transfers_t *w, int64_t i)
     return remote;
 }
 
-/* Where each box goes in the list: behind its queue's and its turn's before it. Queue 0 first. In
- * it partners by rank XOR own rank: ranks that send to the same ones begin with different ones, and
- * where they come in powers of two, every turn pairs all of them up. */
+/* Where each box goes in the list: behind its queue's and its partner's before it. Queue 0 first.
+ * In it partners by rank XOR own rank: ranks that send to the same ones begin with different ones,
+ * and where they come in powers of two, every step pairs all of them up. */
 static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
 {
-    int64_t turns = 1, *link = malloc(((size_t)w->nsteps + 1) * sizeof *link);
-    while (turns < p->size)
-        turns *= 2;
-    COLO_AUTOFREE int64_t *count = calloc(2 * (size_t)turns + 1, sizeof *count);
+    int64_t partners = 1, *link = malloc(((size_t)w->nsteps + 1) * sizeof *link);
+    while (partners < p->size)
+        partners *= 2;
+    COLO_AUTOFREE int64_t *count = calloc(2 * (size_t)partners + 1, sizeof *count);
     for (int64_t i = 0; link && count && i < w->nsteps; i++) {
         const int64_t peer = w->step[i].peer;
-        link[i] = (is_remote(w, i) ? 0 : turns) + (peer < 0 ? 0 : peer ^ p->rank);
+        link[i] = (is_remote(w, i) ? 0 : partners) + (peer < 0 ? 0 : peer ^ p->rank);
         count[link[i] + 1]++;
     }
-    for (int64_t k = 0; link && count && k < 2 * turns; k++)
+    for (int64_t k = 0; link && count && k < 2 * partners; k++)
         count[k + 1] += count[k];
     for (int64_t i = 0; link && count && i < w->nsteps; i++)
         link[i] = count[link[i]]++;

@@ -258,7 +258,7 @@ static nfds_t list_all(const struct meeting *m)
     return (nfds_t)(p - m->poll);
 }
 
-static colo_status_t take_turn(struct meeting *m)
+static colo_status_t poll_once(struct meeting *m)
 {
     for (int32_t r = 0; r < m->b->rank; r++)
         if (m->call[r].fd < 0 && !is_met(m, r) && colo_now() >= m->call[r].again)
@@ -288,7 +288,7 @@ static colo_status_t meet(struct meeting *m)
     while (m->left > 0) {
         if (waited_ms(m) > (double)m->timeout_ms)
             return too_late(m);
-        COLO_TRY(take_turn(m));
+        COLO_TRY(poll_once(m));
     }
     return COLO_OK;
 }

@@ -409,8 +409,8 @@ static void judge(struct colo_process_group *x, int32_t peer, double waited, int
 
 enum { DONE = -1, FAILED = -2 };
 
-/* One turn; DONE, FAILED, or the peer it waits for. */
-static int32_t turn(struct colo_process_group *x, const colo_comm_t *c, bool read_clock)
+/* Polls once; DONE, FAILED, or the peer it waits for. */
+static int32_t poll_once(struct colo_process_group *x, const colo_comm_t *c, bool read_clock)
 {
     colo_process_progress(x->context);
     if (!x->moving && x->nmet == x->nactive)
@@ -423,9 +423,9 @@ static int32_t turn(struct colo_process_group *x, const colo_comm_t *c, bool rea
     return peer;
 }
 
-static void rest(const struct colo_process_group *x, uint32_t turns)
+static void rest(const struct colo_process_group *x, uint32_t polls)
 {
-    if (turns < SPINS) {
+    if (polls < SPINS) {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
 #endif
@@ -453,12 +453,12 @@ colo_status_t colo_step_run(colo_comm_t *c)
     for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
         if (r != x->rank)
             colo_step_poll(x, r);
-    int32_t peer = turn(x, c, false);
-    for (uint32_t turns = 1; peer >= 0; turns++) {
+    int32_t peer = poll_once(x, c, false);
+    for (uint32_t polls = 1; peer >= 0; polls++) {
         pthread_mutex_unlock(lock);
-        rest(x, turns);
+        rest(x, polls);
         pthread_mutex_lock(lock);
-        peer = turn(x, c, turns >= SPINS);
+        peer = poll_once(x, c, polls >= SPINS);
     }
     x->running = false;
     for (int32_t i = 0; i < x->nactive; i++)

@@ -45,7 +45,7 @@ struct transport {
     pthread_mutex_t lock;
     struct pollfd *seen; /* [size] under the lock: as fds, for wait(), which no other lock covers */
     struct pollfd *waiting; /* [size] of the thread in wait() */
-    int32_t turn;           /* whom to look at first */
+    int32_t first;          /* the rank that is polled first */
     int32_t held;           /* the peer whose frame has been handed out, or -1 */
     int32_t to;             /* of the frame that is reserved */
     size_t to_bytes;
@@ -181,7 +181,7 @@ static void read_in(struct transport *w, int32_t r)
 static int hand_out(struct transport *w, int32_t *peer, const void **frame, size_t *bytes)
 {
     for (int32_t k = 0; k < w->size; k++) {
-        int32_t r = (w->turn + k) % w->size;
+        int32_t r = (w->first + k) % w->size;
         struct sock *s = &w->sock[r];
         if (w->fds[r].fd < 0)
             continue;
@@ -189,7 +189,7 @@ static int hand_out(struct transport *w, int32_t *peer, const void **frame, size
             *peer = r;
             *frame = s->in + s->in_at + 8;
             w->held = r;
-            w->turn = r;
+            w->first = r;
             return 1;
         }
         if (!s->ended)
@@ -229,7 +229,7 @@ static int sockets_recv(void *transport, int32_t *peer, const void **frame, size
         if (w->fds[r].revents & (POLLIN | POLLHUP | POLLERR))
             read_in(w, r);
     }
-    w->turn = (w->turn + 1) % w->size;
+    w->first = (w->first + 1) % w->size;
     return hand_out(w, peer, frame, bytes);
 }
 

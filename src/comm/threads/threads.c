@@ -35,7 +35,7 @@
 #include <time.h>
 
 enum {
-    SPINS = 64,             /* turns before the first yield */
+    SPINS = 64,             /* polls before the first yield */
     SMALL_REDUCE = 8 << 10, /* bytes up to which every rank reduces everything: one wait less */
 };
 static const double YIELD_SECONDS = 200e-6; /* of yielding before the first sleep */
@@ -43,7 +43,7 @@ static const double YIELD_SECONDS = 200e-6; /* of yielding before the first slee
 /* ---- waiting ---- */
 
 struct wait {
-    uint32_t turns;
+    uint32_t polls;
     double begin; /* of the operation */
 };
 
@@ -119,8 +119,8 @@ static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
     return verdict(c);
 }
 
-/* One turn of waiting for @peer. */
-static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
+/* Polls once for @peer. */
+static colo_status_t poll_once(colo_comm_t *c, struct wait *w, int32_t peer)
 {
     struct colo_threads *t = c->impl;
     struct colo_slot *s = &t->shared->slot[peer];
@@ -128,7 +128,7 @@ static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
         colo_threads_has_left(t->shared, peer); /* looked at first: why it left was set before */
     if (failed(t))
         return verdict(c);
-    if (++w->turns < SPINS) {
+    if (++w->polls < SPINS) {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
 #endif
@@ -158,7 +158,7 @@ static colo_status_t await(colo_comm_t *c, struct wait *w, int32_t peer,
                            const _Atomic uint64_t *word)
 {
     while (atomic_load_explicit(word, memory_order_acquire) < c->seq) {
-        colo_status_t st = turn(c, w, peer);
+        colo_status_t st = poll_once(c, w, peer);
         /* what killed the group may have come after the peer had: then this is not its business */
         if (st < 0 && atomic_load_explicit(word, memory_order_acquire) < c->seq)
             return st;
