@@ -77,7 +77,7 @@ __device__ bool wait_for(const colo_k_p2p_t &d, const colo_k_partner_t &p, uint6
         if (get(p.mine + COLO_K_POISON))
             code = COLO_K_PEER_FAILED;
         else if ((int64_t)(t - since) > (int64_t)d.deadline_ns) /* it may step back */
-            code = COLO_K_LATE;
+            code = COLO_K_TIMEOUT;
         else if (poll % 4096 == 4095 && get(&d.report->stop))
             code = COLO_K_STOPPED;
         if (code)

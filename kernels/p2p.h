@@ -38,7 +38,7 @@ enum {
 /* What a kernel that gave up says, in host memory. */
 enum {
     COLO_K_FINE = 0,
-    COLO_K_LATE = 1,        /* the peer did not come by the deadline */
+    COLO_K_TIMEOUT = 1,     /* the peer did not come by the deadline */
     COLO_K_STOPPED = 2,     /* the host said stop */
     COLO_K_PEER_FAILED = 3, /* the peer gave up first */
     COLO_K_UNKNOWN = 4,     /* the peer's record names memory that is not known here */

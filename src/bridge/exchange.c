@@ -272,12 +272,12 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream, bool *ca
 {
     colo_shape_state_t *s = &b->now; /* the route is the bridge's */
     const bool connects = s->nmembers && !s->subconnection;
-    const bool late = s->need_sums > b->sums.size || s->need_stage > b->stage.size;
+    const bool grows = s->need_sums > b->sums.size || s->need_stage > b->stage.size;
     colo_queries_t q = {0};
-    if (!connects && !late && !b->ragged)
+    if (!connects && !grows && !b->ragged)
         return COLO_OK;
     colo_status_t st = b->ops->stream_check(&q, stream, capturing);
-    if (*capturing && (connects || late)) /* on all ranks or none: no rank waits, the comm lives */
+    if (*capturing && (connects || grows)) /* on all ranks or none: no rank waits, the comm lives */
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "
                          "cannot be captured; run one before the capture, or register the memory");

@@ -29,7 +29,7 @@ struct letter {
 struct post {
     struct letter *link[RANKS][RANKS]; /* [from][to] */
     bool held[RANKS][RANKS];
-    int late[RANKS][RANKS]; /* so often does the receiver look in vain */
+    int polls_left[RANKS][RANKS]; /* so often does the receiver look in vain */
     bool poor;              /* no memory for frames without an error message */
     double chatter_until;   /* rank 1 has one frame more for rank 0 until then */
 };
@@ -85,9 +85,9 @@ static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t 
     d->read = NULL;
     for (int32_t r = 0; r < RANKS; r++) {
         struct letter *l = d->post->link[r][d->rank];
-        if (!l || d->post->held[r][d->rank] || d->post->late[r][d->rank]-- > 0)
+        if (!l || d->post->held[r][d->rank] || d->post->polls_left[r][d->rank]-- > 0)
             continue;
-        d->post->late[r][d->rank] = 0;
+        d->post->polls_left[r][d->rank] = 0;
         d->post->link[r][d->rank] = l->next;
         d->read = l;
         *peer = r;
@@ -342,11 +342,11 @@ T_CASE(fault_in_an_older_operation_is_told_and_named)
     open_all(&post, world, mutant);
     pass(mutant[0], 2);
     assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
-    post.late[0][1] = 3; /* the news come when #1 has begun */
+    post.polls_left[0][1] = 3; /* the news come when #1 has begun */
     assert_fails(wait_for(mutant[1], 3, 40), COLO_ERR_TIMEOUT,
                  "exchange #1 (i32) on 'dp' (world ranks 0 1 2 3): rank 1 waited for rank 3");
-    post.late[0][2] = 6;
-    post.late[1][2] = 9;
+    post.polls_left[0][2] = 6;
+    post.polls_left[1][2] = 9;
     pass(mutant[2], 1);
     double begin = colo_now();
     assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 1 waited for rank 3");
@@ -363,8 +363,8 @@ T_CASE(rank_that_will_not_begin_an_older_operation_says_so)
     pass(mutant[0], 2);
     assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
     assert_fails(colo_comm_check(mutant[1]), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
-    post.late[0][2] = 3;
-    post.late[1][2] = 6;
+    post.polls_left[0][2] = 3;
+    post.polls_left[1][2] = 6;
     double begin = colo_now();
     assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
@@ -379,12 +379,12 @@ T_CASE(wrong_arguments_of_an_older_operation_are_told_and_named)
     open_all(&post, world, mutant);
     pass(mutant[0], 2);
     assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
-    post.late[0][1] = 1; /* when it has looked whether the group lives */
+    post.polls_left[0][1] = 1; /* when it has looked whether the group lives */
     (void)colo_fail(COLO_ERR_ARG, "rank 1 is wrong");
     assert_int_equal(colo_comm_i_fail(mutant[1], COLO_ERR_ARG), COLO_ERR_ARG);
     assert_fails(colo_comm_check(mutant[1]), COLO_ERR_ARG, "rank 1 is wrong");
-    post.late[0][2] = 3;
-    post.late[1][2] = 6;
+    post.polls_left[0][2] = 3;
+    post.polls_left[1][2] = 6;
     double begin = colo_now();
     assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_PEER,
                  "rank 1 failed: rank 1 is wrong");

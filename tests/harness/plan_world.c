@@ -356,9 +356,9 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
     return true;
 }
 
-/* Marks in @late what one region of the second exchange brings: of @peer, which has all of it. */
+/* Marks in @relayed what one region of the second exchange brings; @peer has all of it. */
 static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g, uint8_t **got,
-                    uint8_t *late)
+                    uint8_t *relayed)
 {
     for (int64_t b = g->b[0]; b < g->b[1]; b++)
         for (int64_t s = g->s[0]; s < g->s[1]; s++)
@@ -373,7 +373,7 @@ static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
                         bad = "the gateway lacks an addend";
                     else if (got[rank][cell_of(k, l, b, s, h)] != 0)
                         bad = "it was delivered before";
-                if (late[cell_of(k, 0, b, s, h)]++)
+                if (relayed[cell_of(k, 0, b, s, h)]++)
                     bad = "it was passed on before";
                 if (bad)
                     return WRONG(
@@ -384,20 +384,21 @@ static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
 }
 
 /* The second exchange, and that both together are complete. */
-static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late, int64_t *messages)
+static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relayed,
+                         int64_t *messages)
 {
     t_plans_t *w = k->w;
     const colo_plan_t *p = w->plan[rank];
     const int64_t es = (int64_t)colo_dtype_size(w->c->dtype);
-    int64_t sent, received, late_out, late_in, local = 0, nlocals;
+    int64_t sent, received, relayed_out, relayed_in, local = 0, nlocals;
     int32_t nrecvs, nsends;
     const colo_plan_message_t *in = colo_plan_relays(p, k->pass, false, &nrecvs);
     const colo_plan_message_t *out = colo_plan_relays(p, k->pass, true, &nsends);
-    if (!well_formed(k, rank, "is passed by", in, nrecvs, &late_in) ||
-        !well_formed(k, rank, "passes to", out, nsends, &late_out))
+    if (!well_formed(k, rank, "is passed by", in, nrecvs, &relayed_in) ||
+        !well_formed(k, rank, "passes to", out, nsends, &relayed_out))
         return false;
     *messages += nrecvs - nsends;
-    memset(late, 0, (size_t)(k->nb * k->ns * k->nc + 1));
+    memset(relayed, 0, (size_t)(k->nb * k->ns * k->nc + 1));
     for (int32_t i = 0; i < nrecvs; i++) {
         if (node_of(w->c, in[i].peer) != node_of(w->c, rank) || !w->c->two_levels)
             return WRONG(w, "rank %d is passed something by rank %lld of another node", rank,
@@ -405,7 +406,7 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late,
         if (!mirrored(k, rank, &in[i], true))
             return false;
         for (int64_t j = 0; j < in[i].nregions; j++)
-            if (!pass_on(k, rank, in[i].peer, &in[i].regions[j], got, late))
+            if (!pass_on(k, rank, in[i].peer, &in[i].regions[j], got, relayed))
                 return false;
     }
     int64_t need = 0, here = 0, elsewhere = 0;
@@ -416,7 +417,7 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late,
                     if (!takes(&k->wants[rank], b, s, h))
                         continue;
                     const int64_t width = (k->edge[h + 1] - k->edge[h]) * es;
-                    const bool passed = late[cell_of(k, 0, b, s, h)];
+                    const bool passed = relayed[cell_of(k, 0, b, s, h)];
                     need += width;
                     if (gives(&k->has[rank], l, b, s, h))
                         *(passed ? &elsewhere : &here) += width;
@@ -433,14 +434,14 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *late,
     (void)well_formed(k, rank, "", in, nrecvs, &received); /* judged before */
     (void)well_formed(k, rank, "", out, nsends, &sent);
     const colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
-    if (y.recv != received + late_in || y.send != sent + late_out || y.local != local ||
+    if (y.recv != received + relayed_in || y.send != sent + relayed_out || y.local != local ||
         local != here || y.minimum != need - here - elsewhere)
         return WRONG(
             w,
             "rank %d bytes: says recv %lld send %lld local %lld minimum %lld, boxes say %lld "
             "%lld %lld, elements say local %lld minimum %lld",
             rank, (long long)y.recv, (long long)y.send, (long long)y.local, (long long)y.minimum,
-            (long long)(received + late_in), (long long)(sent + late_out), (long long)local,
+            (long long)(received + relayed_in), (long long)(sent + relayed_out), (long long)local,
             (long long)here, (long long)(need - here - elsewhere));
     return true;
 }
@@ -483,9 +484,9 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     int64_t surplus = 0;
     court_open(&k, w, pass);
     const size_t cells = (size_t)(k.addends * k.nb * k.ns * k.nc + 1);
-    uint8_t *got = calloc((size_t)w->n, cells), *late = malloc(cells);
+    uint8_t *got = calloc((size_t)w->n, cells), *relayed = malloc(cells);
     uint8_t **of = malloc((size_t)w->n * sizeof *of);
-    if (!got || !late || !of)
+    if (!got || !relayed || !of)
         abort();
     bool ok = true, found = true;
     for (int32_t r = 0; ok && r < w->n; r++) {
@@ -493,13 +494,13 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
         ok = judge_rank(&k, r, of[r], &surplus);
     }
     for (int32_t r = 0; ok && r < w->n; r++)
-        ok = judge_relays(&k, r, of, late, &surplus);
+        ok = judge_relays(&k, r, of, relayed, &surplus);
     if (ok && surplus)
         ok = WRONG(w, "%lld more messages are received than sent", (long long)surplus);
     for (int64_t m = 0; ok && found && (w->c->node || w->c->ranks_per_node); m++)
         ok = judge_node(&k, m, &found);
     free(got);
-    free(late);
+    free(relayed);
     free(of);
     court_close(&k);
     return ok;

@@ -239,17 +239,17 @@ static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void 
 
 /* The first launch of a kernel may wait for the whole device (memory for its stack), so nothing of
  * ours should still be waiting there for a rank that shares it. */
-static ncclResult_t finish(ncclResult_t e, cudaStream_t stream, const struct colo_late *late)
+static ncclResult_t finish(ncclResult_t e, cudaStream_t stream, const struct colo_abandon *abandon)
 {
     if (e == ncclSuccess)
-        (void)colo_nccl_wait(stream, late); /* its error comes back with what is next */
-    return e == ncclSuccess && late->is_late ? ncclInternalError : e;
+        (void)colo_nccl_wait(stream, abandon); /* its error comes back with what is next */
+    return e == ncclSuccess && abandon->is_set ? ncclInternalError : e;
 }
 
-cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_late *late)
+cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_abandon *abandon)
 {
     cudaError_t e;
-    while ((e = cudaStreamQuery(stream)) == cudaErrorNotReady && !late->is_late) {
+    while ((e = cudaStreamQuery(stream)) == cudaErrorNotReady && !abandon->is_set) {
         (void)cudaGetLastError();
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     }
@@ -274,7 +274,7 @@ static ncclResult_t warm_messages(const colo_nccl_lib_t *lib, ncclComm_t nccl, i
 
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
                            cudaStream_t stream, char *memory, size_t memory_bytes,
-                           const struct colo_late *late)
+                           const struct colo_abandon *abandon)
 {
     static const size_t sizes[] = {1, 2, 4, 8};
     char *half = memory + memory_bytes / 2;
@@ -294,12 +294,12 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     }
     if (!nccl)
         return NULL;
-    e = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream, late);
+    e = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream, abandon);
     if (e == ncclSuccess)
         e = finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream), stream,
-                   late);
+                   abandon);
     if (e == ncclSuccess)
-        e = finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream, late);
+        e = finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream, abandon);
     if (e == ncclSuccess)
         e = warm_messages(lib, nccl, rank, n, stream, memory, half);
     return e == ncclSuccess ? NULL : lib->error_string(e);

@@ -207,7 +207,7 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
 /* ---- a first one ---- */
 
 struct load {
-    struct colo_late late;
+    struct colo_abandon abandon;
     const colo_nccl_lib_t *lib;
     int32_t device;
     char *memory;
@@ -227,7 +227,7 @@ static void load_main(void *p)
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->memory, t->memory_bytes, &t->late);
+        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->memory, t->memory_bytes, &t->abandon);
     if (e == cudaSuccess && !why)
         e = cudaStreamSynchronize(stream);
     if (e != cudaSuccess)
@@ -238,7 +238,7 @@ static void load_main(void *p)
         cudaStreamDestroy(stream);
 }
 
-static void load_late(void *p)
+static void load_abandoned(void *p)
 {
     struct load *t = p;
     cudaFree(t->memory);
@@ -251,8 +251,8 @@ static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_m
     struct load *t = calloc(1, sizeof *t);
     if (!t)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
-    *t = (struct load){{.end = load_late}, f->lib, f->device, f->memory, f->memory_bytes, {0}};
-    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, &t->late, t)) {
+    *t = (struct load){{.end = load_abandoned}, f->lib, f->device, f->memory, f->memory_bytes, {0}};
+    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, &t->abandon, t)) {
         f->memory = NULL; /* the helper's */
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: device %d did not run a first kernel within %lld ms",

@@ -145,15 +145,15 @@ extern const colo_comm_ops_t colo_comm_nccl_ops;
 void colo_nccl_cond_init(pthread_cond_t *c);
 struct timespec colo_nccl_in(double seconds); /* from now, on the clock of cond_init() */
 /* Part of @arg, or NULL: then @arg is kept for good. */
-struct colo_late {
-    _Atomic bool is_late; /* the caller has gone */
+struct colo_abandon {
+    _Atomic bool is_set; /* the caller has gone */
     void (*end)(void *arg);
 };
-/* True when @fn came back in time; else @arg is not the caller's any more: @late ends it when @fn
- * comes back, or now if there is no thread. @control: NULL, or a comm whose death ends the wait
+/* True when @fn came back in time; else @arg is not the caller's any more: @abandon ends it when
+ * @fn comes back, or now if there is no thread. @control: NULL, or a comm whose death ends the wait
  * early. */
 bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
-                       struct colo_late *late, void *arg);
+                       struct colo_abandon *abandon, void *arg);
 /* The caller does not wait; false: no thread, @fn has not run. */
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
 /* Ends what is enqueued on a connection. Once; never a borrowed one. */
@@ -250,9 +250,9 @@ colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnectio
  * message. */
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
                            cudaStream_t stream, char *memory, size_t memory_bytes,
-                           const struct colo_late *late);
+                           const struct colo_abandon *abandon);
 /* Until the stream is empty, or its thread is late: what it waits for may never come. */
-cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_late *late);
+cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_abandon *abandon);
 #define COLO_NCCL_WARM_BYTES(n) ((size_t)(n)*2048)
 
 #endif

@@ -25,7 +25,7 @@ enum { IDLE_CONNECTIONS = 4 }; /* kept without a user */
 /* ---- connecting ---- */
 
 struct connect {
-    struct colo_late late;
+    struct colo_abandon abandon;
     const colo_nccl_lib_t *lib;
     int32_t device, rank, n;
     ncclUniqueId id;
@@ -57,9 +57,9 @@ static void connect_main(void *p)
     cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
         why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->memory, t->memory_bytes,
-                             &t->late);
+                             &t->abandon);
     if (e == cudaSuccess && !why)
-        e = colo_nccl_wait(stream, &t->late);
+        e = colo_nccl_wait(stream, &t->abandon);
     if (e != cudaSuccess)
         why = cudaGetErrorString(e);
     if (why)
@@ -70,7 +70,7 @@ static void connect_main(void *p)
 
 /* Operations of other ranks' threads may have been enqueued that this rank will never come to:
  * until the abort, the device would be busy, and whatever waits for it would hang. */
-static void connect_late(void *p)
+static void connect_abandoned(void *p)
 {
     struct connect *t = p;
     if (t->nccl && !t->borrowed)
@@ -91,7 +91,7 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
         return e != cudaSuccess ? colo_cuda_error("nccl create", e)
                                 : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
     }
-    *t = (struct connect){.late = {.end = connect_late},
+    *t = (struct connect){.abandon = {.end = connect_abandoned},
                           .lib = f->lib,
                           .device = f->device,
                           .rank = control->rank,
@@ -103,7 +103,7 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                           .memory_bytes = f->memory_bytes};
     char why[900];
     if (!colo_nccl_run_for((double)colo_comm_i_timeout(control) * 1e-3, control, connect_main,
-                           &t->late, t)) {
+                           &t->abandon, t)) {
         f->memory = NULL; /* the helper's */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)

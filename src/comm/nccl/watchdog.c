@@ -38,7 +38,7 @@ struct job {
     bool finished, left;
     void (*fn)(void *arg);
     void *arg;
-    struct colo_late *late;
+    struct colo_abandon *abandon;
 };
 
 static void job_free(struct job *j)
@@ -57,8 +57,8 @@ static void *job_main(void *p)
     bool left = j->left;
     pthread_cond_signal(&j->changed);
     pthread_mutex_unlock(&j->lock);
-    if (left && j->late)
-        j->late->end(j->arg);
+    if (left && j->abandon)
+        j->abandon->end(j->arg);
     if (left)
         job_free(j);
     return NULL;
@@ -92,13 +92,13 @@ static bool job_start(struct job *j)
     return true;
 }
 
-static struct job *job_new(void (*fn)(void *arg), struct colo_late *late, void *arg)
+static struct job *job_new(void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
 {
     struct job *j = calloc(1, sizeof *j);
     if (!j)
         return NULL;
     j->fn = fn;
-    j->late = late;
+    j->abandon = abandon;
     j->arg = arg;
     pthread_mutex_init(&j->lock, NULL);
     colo_nccl_cond_init(&j->changed);
@@ -106,14 +106,14 @@ static struct job *job_new(void (*fn)(void *arg), struct colo_late *late, void *
 }
 
 bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
-                       struct colo_late *late, void *arg)
+                       struct colo_abandon *abandon, void *arg)
 {
-    struct job *j = job_new(fn, late, arg);
+    struct job *j = job_new(fn, abandon, arg);
     const double end = colo_now() + seconds;
     char error_message[900];
     if (!j || !job_start(j)) {
-        if (late)
-            late->end(arg);
+        if (abandon)
+            abandon->end(arg);
         return false;
     }
     pthread_mutex_lock(&j->lock);
@@ -126,8 +126,8 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
     }
     bool finished = j->finished;
     j->left = !finished;
-    if (!finished && late)
-        late->is_late = true;
+    if (!finished && abandon)
+        abandon->is_set = true;
     pthread_mutex_unlock(&j->lock);
     if (finished)
         job_free(j);
@@ -146,7 +146,7 @@ bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg)
 /* ---- tearing down ---- */
 
 struct tear {
-    struct colo_late late;
+    struct colo_abandon abandon;
     const colo_nccl_lib_t *lib;
     int32_t device;
     ncclComm_t nccl;
@@ -174,7 +174,7 @@ void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connect
     struct tear *t = malloc(sizeof *t);
     if (t) {
         *t = (struct tear){{.end = free}, f->lib, f->device, l->nccl};
-        if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, &t->late, t))
+        if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, &t->abandon, t))
             free(t);
     }
     atomic_store(&l->phase, COLO_CONNECTION_GONE);

@@ -445,7 +445,7 @@ colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_
                  "rank %d (world rank %lld) of '%s', call %llu of the pair, exchange #%llu here",
                  (int)peer, (long long)p->world[peer], p->name, (unsigned long long)r->call,
                  (unsigned long long)atomic_load(&w->seq));
-        if (code == COLO_K_LATE) {
+        if (code == COLO_K_TIMEOUT) {
             snprintf(error_message, cap,
                      "%s: waited %lld ms for %s: it did not come, or took the staged path (the "
                      "tensors of one call are registered on all ranks or on none)",
