@@ -17,7 +17,7 @@
  *      are candidates in the same memory, the k first are kept, and each is put where as many
  *      others come before it.
  *
- * There is memory for what two steps can add to mark_of(k) candidates, and every two steps the
+ * There is memory for what two steps can add to most_of(k) candidates, and every two steps the
  * block looks whether there are more than that: no order of a row can overflow that memory. An
  * ascending row pays for it with a selection every two steps. A step's loads are started before the
  * candidates of the one before it are looked at, so memory is busy while a block selects.
@@ -44,11 +44,11 @@ constexpr int CAPACITY = 2048;        /* candidates */
 constexpr int PER = COLO_TOPK_MAX / THREADS;
 
 /* Candidates that a block may have when it goes on; a selection leaves k. */
-__device__ int mark_of(int k)
+__device__ int most_of(int k)
 {
     return max(512, 4 * k);
 }
-static_assert(4 * COLO_TOPK_MAX + 2 * STEP <= CAPACITY, "two steps fit above the mark");
+static_assert(4 * COLO_TOPK_MAX + 2 * STEP <= CAPACITY, "two steps fit above that");
 static_assert(COLO_TOPK_MAX * 8 <= CAPACITY, "all elements of k vectors fit");
 
 /* ---- logits as integers ---- */
@@ -106,10 +106,10 @@ template <typename C> struct candidates {
     int count;
 };
 
-/* The vectors whose maximum @top reaches @least; true when there are more candidates than @mark. */
+/* The vectors whose maximum @top reaches @least; true when there are more candidates than @most. */
 template <typename D>
 __device__ bool add_vectors(candidates<typename code<D>::type> &h, const typename D::real *top,
-                            unsigned vector, typename D::real least, int mark)
+                            unsigned vector, typename D::real least, int most)
 {
     typename code<D>::type best = 0;
     int n = 0;
@@ -119,7 +119,7 @@ __device__ bool add_vectors(candidates<typename code<D>::type> &h, const typenam
     if (n == 0)
         return false;
     int index = atomicAdd(&h.count, n);
-    const bool many = index + n > mark;
+    const bool many = index + n > most;
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
         if (top[b] >= least) {
@@ -296,7 +296,7 @@ __device__ void read_row(part<typename D::real, SUM> &a, candidates<typename cod
                 }
             }
         }
-        many |= add_vectors<D>(h, top, vector, least, mark_of(k));
+        many |= add_vectors<D>(h, top, vector, least, most_of(k));
         if (look && __syncthreads_or(many)) {
             select(h, k, vectors - 1);
             least = decode<D>(h.bar + 1);

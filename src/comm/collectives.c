@@ -17,7 +17,7 @@
 #include "core/range.h"
 
 /* @mine: the verdict on this rank's own arguments */
-static colo_status_t guard(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
+static colo_status_t check_call(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
 {
     if (c->check >= 2)
         return colo_comm_i_compare(c, op, mine);
@@ -91,7 +91,7 @@ colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category, c
     colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
     if (st == COLO_OK)
         st = buffers(what, send, recv, send, bytes, recv, c->size * bytes, c->rank * bytes);
-    COLO_TRY(guard(c, op, st));
+    COLO_TRY(check_call(c, op, st));
     uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
     return finish(c, seq, c->ops->all_gather(c, send, recv, (size_t)bytes, stream));
 }
@@ -109,7 +109,7 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, c
         st = reducible(what, dtype, redop);
     if (st == COLO_OK)
         st = buffers(what, send, recv, send, bytes, recv, bytes, 0);
-    COLO_TRY(guard(c, op, st));
+    COLO_TRY(check_call(c, op, st));
     int64_t ring = bytes * 2 * (c->size - 1) / c->size;
     uint64_t seq = colo_comm_i_begin(c, op, ring, ring, c->size - 1);
     return finish(c, seq, c->ops->all_reduce(c, send, recv, count, dtype, redop, stream));
@@ -128,7 +128,7 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t categor
         st = reducible(what, dtype, redop);
     if (st == COLO_OK)
         st = buffers(what, send, recv, recv, bytes, send, c->size * bytes, c->rank * bytes);
-    COLO_TRY(guard(c, op, st));
+    COLO_TRY(check_call(c, op, st));
     int64_t moved = (c->size - 1) * bytes;
     uint64_t seq = colo_comm_i_begin(c, op, moved, moved, c->size - 1);
     return finish(c, seq, c->ops->reduce_scatter(c, send, recv, count, dtype, redop, stream));
@@ -148,7 +148,7 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
                        (int)c->size - 1);
     if (st == COLO_OK && bytes > 0 && !buffer)
         st = colo_fail(COLO_ERR_ARG, "broadcast: buffer is NULL for %lld bytes", (long long)bytes);
-    COLO_TRY(guard(c, op, st));
+    COLO_TRY(check_call(c, op, st));
     bool sender = root == c->rank;
     uint64_t seq = colo_comm_i_begin(c, op, sender ? bytes : 0, sender ? 0 : bytes, c->size - 1);
     return finish(c, seq, c->ops->broadcast(c, buffer, (size_t)bytes, root, stream));
@@ -159,7 +159,7 @@ colo_status_t colo_comm_barrier(colo_comm_t *c, colo_stream_t stream)
     COLO_RANGE();
     colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .category = COLO_CATEGORY_USER};
     COLO_TRY(colo_comm_i_ready(c, op));
-    COLO_TRY(guard(c, op, COLO_OK));
+    COLO_TRY(check_call(c, op, COLO_OK));
     uint64_t seq = colo_comm_i_begin(c, op, 0, 0, c->size - 1);
     return finish(c, seq, c->ops->barrier(c, stream));
 }
@@ -238,7 +238,7 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, colo_op_desc_t op,
     colo_status_t st = check_messages(c, "message to", sends, nsends, dtype, &sent);
     if (st == COLO_OK)
         st = check_messages(c, "message from", recvs, nrecvs, dtype, &received);
-    COLO_TRY(guard(c, op, st));
+    COLO_TRY(check_call(c, op, st));
     if (c->check >= 2)
         COLO_TRY(colo_comm_i_compare_messages(c, sends, nsends, recvs, nrecvs));
     int32_t peers = nsends > nrecvs ? nsends : nrecvs;

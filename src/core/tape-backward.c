@@ -112,7 +112,7 @@ static bool is_wanted(const colo_tape_t *tape, const struct colo_tape_node *n)
     return false;
 }
 
-static void mark(colo_tape_t *tape, colo_value_t from)
+static void mark_needed(colo_tape_t *tape, colo_value_t from)
 {
     for (int64_t i = 0; i < tape->nvalues; i++) {
         tape->values[i].wanted = false;
@@ -286,7 +286,7 @@ colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const co
                          "backward: seed is NULL, which stands for ones on the host; "
                          "value %d is in CUDA memory and needs one",
                          (int)value);
-    mark(tape, value);
+    mark_needed(tape, value);
     COLO_TRY(check_versions(tape));
     COLO_TRY(reserve(tape, from));
 

@@ -31,7 +31,7 @@ static colo_status_t disagree_rank(colo_comm_t *world, void *arg)
     const disagreement_t *d = arg;
     colo_layout_t src, dst;
     colo_bridge_config_t config;
-    colo_bridge_t *mark = (colo_bridge_t *)(uintptr_t)0x40, *bridge = mark;
+    colo_bridge_t *sentinel = (colo_bridge_t *)(uintptr_t)0x40, *bridge = sentinel;
     int32_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, d->check));
     rank_try(t_case_config(&d->c, &src, &dst, &config));
@@ -40,7 +40,7 @@ static colo_status_t disagree_rank(colo_comm_t *world, void *arg)
     colo_status_t st = colo_bridge_create(&bridge, config.struct_size == 1 ? NULL : &config, world);
     if (st != (rank == ODD_RANK ? d->own : d->others))
         return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
-    rank_check(bridge == mark);
+    rank_check(bridge == sentinel);
     if (d->own == COLO_ERR_MISMATCH && !says(d->error_message))
         return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     rank_check(colo_comm_check(world) == COLO_OK);

@@ -12,11 +12,11 @@
 static colo_status_t refused_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_bridge_t *mark = (colo_bridge_t *)(uintptr_t)0x40, *bridge = mark;
+    colo_bridge_t *sentinel = (colo_bridge_t *)(uintptr_t)0x40, *bridge = sentinel;
     colo_comm_stats_t l;
     colo_status_t st = t_case_bridge(&bridge, c, world, COLO_HOST);
     rank_check(st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE);
-    rank_check(bridge == mark);
+    rank_check(bridge == sentinel);
     colo_comm_stats(world, &l);
     for (int kind = 0; kind < COLO_OP_COUNT; kind++)
         rank_check(l.ops[kind][COLO_CATEGORY_BRIDGE] == 0 && l.ops[kind][COLO_CATEGORY_USER] == 0);

@@ -111,10 +111,10 @@ static void refuses(size_t i, const char *call, const char *object, colo_status_
 
 T_CASE(a_plan_refuses_a_layout_that_no_call_made)
 {
-    colo_plan_t *const mark = (colo_plan_t *)(uintptr_t)0x1230;
+    colo_plan_t *const sentinel = (colo_plan_t *)(uintptr_t)0x1230;
     for (size_t i = 0; i < EDITS; i++) {
         colo_layout_t good, bad;
-        colo_plan_t *p = mark;
+        colo_plan_t *p = sentinel;
         usual(&good);
         usual(&bad);
         edits[i].edit(&bad);
@@ -127,7 +127,7 @@ T_CASE(a_plan_refuses_a_layout_that_no_call_made)
         refuses(i, "plan of a destination",
                 "plan: config.dst: layout: ", colo_plan_create(&p, &c, 0));
         refuses(i, "collective check", "layout: ", colo_plan_collective_check(&c));
-        assert_ptr_equal(p, mark);
+        assert_ptr_equal(p, sentinel);
     }
 }
 
@@ -135,9 +135,9 @@ T_CASE(calls_on_a_layout_refuse_one_that_no_call_made)
 {
     for (size_t i = 0; i < EDITS; i++) {
         colo_layout_t l, before;
-        colo_owned_t own, mark;
-        memset(&mark, 0x5a, sizeof mark);
-        own = mark;
+        colo_owned_t own, sentinel;
+        memset(&sentinel, 0x5a, sizeof sentinel);
+        own = sentinel;
         usual(&l);
         edits[i].edit(&l);
         before = l;
@@ -147,7 +147,7 @@ T_CASE(calls_on_a_layout_refuse_one_that_no_call_made)
                                   false, &own, NULL, 0, NULL));
         refuses(i, "split", "layout: ", colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
         refuses(i, "stage", "layout: ", colo_layout_stage(&l, "tp", 0));
-        assert_memory_equal(&own, &mark, sizeof own);
+        assert_memory_equal(&own, &sentinel, sizeof own);
         assert_memory_equal(&l, &before, sizeof l);
         assert_false(colo_layout_holds(&l, 0));
         assert_true(colo_layout_hash(&l) == colo_layout_hash(NULL));

@@ -49,9 +49,9 @@ T_CASE(bad_partitions_are_refused_by_every_call)
          COLO_ERR_LAYOUT,
          "16 positions of a cp rank do not divide by tp = 3"},
     };
-    int64_t mark[16];
+    int64_t sentinel[16];
     colo_tensor_t tg, tl;
-    memset(mark, 0xa5, sizeof mark);
+    memset(sentinel, 0xa5, sizeof sentinel);
     there(NULL, COLO_I64, 1, (int64_t[]){16}, &tg);
     there(NULL, COLO_I64, 1, (int64_t[]){8}, &tl);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -63,8 +63,8 @@ T_CASE(bad_partitions_are_refused_by_every_call)
         assert_fails(colo_partition_next_token(p, &tg, -1, &tg, NULL), bad[i].want, bad[i].words);
     }
     assert_fails(colo_partition_check(NULL), COLO_ERR_ARG, "partition: NULL");
-    assert_there(tg.data, mark, sizeof mark);
-    assert_there(tl.data, mark, sizeof mark / 2);
+    assert_there(tg.data, sentinel, sizeof sentinel);
+    assert_there(tl.data, sentinel, sizeof sentinel / 2);
     where.drop(tg.data);
     where.drop(tl.data);
     colo_partition_t fine = {.cp = 1, .tp = 1, .positions = 16, .segments = 3, .cu_padded = odd};
@@ -74,9 +74,9 @@ T_CASE(bad_partitions_are_refused_by_every_call)
 T_CASE(tensors_that_do_not_fit_are_refused)
 {
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
-    int64_t mark[24];
+    int64_t sentinel[24];
     colo_tensor_t tg, tl, t;
-    memset(mark, 0xa5, sizeof mark);
+    memset(sentinel, 0xa5, sizeof sentinel);
     there(NULL, COLO_I64, 2, (int64_t[]){8, 3}, &tg);
     void *l = there(NULL, COLO_I64, 2, (int64_t[]){4, 3}, &tl);
 #define both_refuse(glob, loc, axis, want, words)                                     \
@@ -135,8 +135,8 @@ T_CASE(tensors_that_do_not_fit_are_refused)
                  "local is written, but by its strides elements share an address");
     far[1].data = (void *)(uintptr_t)0x20001;
     both_refuse(&far[0], &far[1], 0, COLO_ERR_ARG, "is no multiple of 8 bytes, an element");
-    assert_there(tg.data, mark, sizeof mark);
-    assert_there(tl.data, mark, sizeof mark / 2);
+    assert_there(tg.data, sentinel, sizeof sentinel);
+    assert_there(tl.data, sentinel, sizeof sentinel / 2);
     where.drop(tg.data);
     where.drop(tl.data);
 }
@@ -144,9 +144,9 @@ T_CASE(tensors_that_do_not_fit_are_refused)
 T_CASE(bad_targets_are_refused)
 {
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8};
-    int64_t mark[16];
+    int64_t sentinel[16];
     colo_tensor_t tf, tt;
-    memset(mark, 0xa5, sizeof mark);
+    memset(sentinel, 0xa5, sizeof sentinel);
     void *from = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tf);
     void *to = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tt);
     colo_tensor_t t = where_tensor(from, COLO_I32, 2, (int64_t[]){2, 8});
@@ -185,8 +185,8 @@ T_CASE(bad_targets_are_refused)
                  "partition: targets: memory kind 1 on device 3, tokens is kind");
     assert_fails(colo_partition_next_token(&p, NULL, -1, &tt, NULL), COLO_ERR_ARG,
                  "tokens: tensor is NULL");
-    assert_there(to, mark, sizeof mark);
-    assert_there(from, mark, sizeof mark);
+    assert_there(to, sentinel, sizeof sentinel);
+    assert_there(from, sentinel, sizeof sentinel);
     where.drop(from);
     where.drop(to);
 }
@@ -194,13 +194,13 @@ T_CASE(bad_targets_are_refused)
 /* Without a GPU, or without CUDA in this build; where there is one, because this is host memory. */
 T_CASE(host_memory_called_a_gpu_s_is_refused)
 {
-    int64_t g[8], l[4], mark[8];
+    int64_t g[8], l[4], sentinel[8];
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
     colo_tensor_t tg = colo_tensor_cuda(g, COLO_I64, 0, 1, (int64_t[]){8});
     colo_tensor_t tl = colo_tensor_cuda(l, COLO_I64, 0, 1, (int64_t[]){4});
     memset(g, 0xa5, sizeof g);
     memset(l, 0xa5, sizeof l);
-    memset(mark, 0xa5, sizeof mark);
+    memset(sentinel, 0xa5, sizeof sentinel);
     for (int pass = 0; pass < 3; pass++) {
         colo_status_t st = pass == 0   ? colo_partition_shard(&p, &tg, 0, &tl, NULL)
                            : pass == 1 ? colo_partition_unshard(&p, &tl, 0, &tg, NULL)
@@ -209,8 +209,8 @@ T_CASE(host_memory_called_a_gpu_s_is_refused)
                     st == COLO_ERR_ARG);
         assert_non_null(strstr(colo_last_error(), "partition: "));
     }
-    assert_memory_equal(g, mark, sizeof g);
-    assert_memory_equal(l, mark, sizeof l);
+    assert_memory_equal(g, sentinel, sizeof g);
+    assert_memory_equal(l, sentinel, sizeof l);
 }
 
 T_CASE(columns_of_one_buffer_share_no_element)

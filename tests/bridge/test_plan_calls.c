@@ -245,17 +245,17 @@ T_CASE(bad_arguments_are_refused_and_write_nothing)
     assert_ok(t_layout(&ld, &dst));
     const colo_plan_config_t good = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
                                      .shape = {4, 8, 2, 0}};
-    colo_plan_t *mark = (colo_plan_t *)(uintptr_t)0x1230, *p = mark;
+    colo_plan_t *sentinel = (colo_plan_t *)(uintptr_t)0x1230, *p = sentinel;
     colo_plan_config_t c = good;
     assert_fails(colo_plan_create(NULL, &c, 0), COLO_ERR_ARG, "plan");
     assert_fails(colo_plan_create(&p, NULL, 0), COLO_ERR_ARG, "config");
-    assert_ptr_equal(p, mark);
+    assert_ptr_equal(p, sentinel);
 #define REFUSED(change, status, word)                            \
     do {                                                         \
         c = good;                                                \
         change;                                                  \
         assert_fails(colo_plan_create(&p, &c, 0), status, word); \
-        assert_ptr_equal(p, mark);                               \
+        assert_ptr_equal(p, sentinel);                           \
     } while (0)
     REFUSED(c.struct_size = 8, COLO_ERR_ARG, "struct_size");
     REFUSED(c.src = NULL, COLO_ERR_ARG, "src");

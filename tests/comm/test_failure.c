@@ -4,7 +4,7 @@
  * nothing is written.
  *
  * Rank functions note what each rank saw; the main thread judges. Deadlines are short, and every
- * case would hang (and be killed by the runner) if the guard under test were missing.
+ * case would hang (and be killed by the runner) if the check under test were missing.
  */
 #include "comm/seen.h"
 

@@ -336,7 +336,7 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
         (void)cudaGetLastError();
     }
     rank_cuda(cudaStreamSynchronize(r->stream));
-    for (int i = 0; i < 300 && st == COLO_OK; i++) { /* kernels have said it; the guard looks */
+    for (int i = 0; i < 300 && st == COLO_OK; i++) { /* kernels have said it; the watchdog looks */
         usleep(10000);
         st = colo_comm_check(r->gpus);
         snprintf(v->error_message[r->rank], sizeof v->error_message[0], "%s",

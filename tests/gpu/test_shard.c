@@ -227,10 +227,10 @@ T_CASE(shards_move_from_any_element_and_from_nowhere_else)
 
 T_CASE(memory_that_kernels_cannot_use_is_refused)
 {
-    int64_t host[8], mark[8], *pinned, *there = gpu_put(NULL, sizeof host), got[8];
+    int64_t host[8], sentinel[8], *pinned, *there = gpu_put(NULL, sizeof host), got[8];
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
     memset(host, 0xa5, sizeof host);
-    memset(mark, 0xa5, sizeof mark);
+    memset(sentinel, 0xa5, sizeof sentinel);
     colo_tensor_t g = colo_tensor_cuda(there, COLO_I64, 0, 1, (int64_t[]){8});
     colo_tensor_t l = colo_tensor_cuda(host, COLO_I64, 0, 1, (int64_t[]){4});
     colo_tensor_t h = colo_tensor_cuda(host, COLO_I64, 0, 1, (int64_t[]){8});
@@ -242,9 +242,9 @@ T_CASE(memory_that_kernels_cannot_use_is_refused)
     h = colo_tensor_cuda(there, COLO_I64, 7, 1, (int64_t[]){8});
     assert_fails(colo_partition_next_token(&p, &h, -1, &h, NULL), COLO_ERR_ARG,
                  "a tensor of device 7, the current device is 0");
-    assert_memory_equal(host, mark, sizeof mark);
+    assert_memory_equal(host, sentinel, sizeof sentinel);
     gpu_get(got, there, sizeof got);
-    assert_memory_equal(got, mark, sizeof mark);
+    assert_memory_equal(got, sentinel, sizeof sentinel);
     assert_cuda(cudaMallocHost((void **)&pinned, sizeof host)); /* which kernels reach */
     for (int i = 0; i < 8; i++)
         pinned[i] = i;

@@ -373,13 +373,13 @@ T_CASE(equal_grids_hash_alike_and_others_do_not)
 /* ---- rejections ---- */
 
 /* Fills @obj, runs @call, checks status and words, and that @obj still has the pattern. */
-#define refuses(obj, call, want, words)                   \
-    do {                                                  \
-        unsigned char mark_[sizeof(obj)];                 \
-        memset(mark_, 0xa5, sizeof mark_);                \
-        memset(&(obj), 0xa5, sizeof(obj));                \
-        assert_fails(call, want, words);                  \
-        assert_memory_equal(&(obj), mark_, sizeof mark_); \
+#define refuses(obj, call, want, words)                           \
+    do {                                                          \
+        unsigned char sentinel_[sizeof(obj)];                     \
+        memset(sentinel_, 0xa5, sizeof sentinel_);                \
+        memset(&(obj), 0xa5, sizeof(obj));                        \
+        assert_fails(call, want, words);                          \
+        assert_memory_equal(&(obj), sentinel_, sizeof sentinel_); \
     } while (0)
 
 T_CASE(init_refuses_bad_dims)

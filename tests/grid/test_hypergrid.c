@@ -267,12 +267,12 @@ T_CASE(bad_requests_are_refused_by_every_call)
         {NULL, NULL, COLO_ERR_ARG, "the list is NULL"},
     };
     fixture *f = *state;
-    char key[COLO_KEY_MAX + COLO_DIM_NAME_MAX], mark[sizeof key];
+    char key[COLO_KEY_MAX + COLO_DIM_NAME_MAX], sentinel[sizeof key];
     colo_comm_t *self = NULL, *out = (void *)&key;
     assert_ok(add_view(f, "moe", "tp=2,ep=4@8", "tp"));
     assert_ok(colo_comm_create_self(&self));
     memset(key, 0xa5, sizeof key);
-    memset(mark, 0xa5, sizeof mark);
+    memset(sentinel, 0xa5, sizeof sentinel);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_fails(colo_hypergrid_key(f->hyper, bad[i].view, bad[i].dims, key), bad[i].want,
                      bad[i].words);
@@ -286,7 +286,7 @@ T_CASE(bad_requests_are_refused_by_every_call)
     assert_fails(colo_hypergrid_comm(f->hyper, NULL, "tp", NULL), COLO_ERR_ARG, "output is NULL");
     assert_fails(colo_hypergrid_create_comm(f->hyper, NULL, "tp", NULL, &out), COLO_ERR_ARG,
                  "the world to split is NULL");
-    assert_memory_equal(key, mark, sizeof key);
+    assert_memory_equal(key, sentinel, sizeof key);
     assert_ptr_equal(out, &key);
     colo_comm_destroy(&self);
 }

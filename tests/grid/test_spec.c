@@ -82,16 +82,16 @@ static void check_error_message(size_t len)
 
 static void refuse_n(const char *spec, size_t len, int64_t world, size_t pos, const char *words)
 {
-    colo_grid_t g, mark;
+    colo_grid_t g, sentinel;
     char where[48];
     memset(&g, 0xa5, sizeof g);
-    memset(&mark, 0xa5, sizeof mark);
+    memset(&sentinel, 0xa5, sizeof sentinel);
     snprintf(where, sizeof where, "grid spec, byte %zu: ", pos);
     assert_fails(colo_grid_parse_n(&g, spec, len, world), COLO_ERR_ARG, where);
     if (!strstr(colo_last_error(), words))
         fail_msg("\"%s\" lacks \"%s\"", colo_last_error(), words);
     check_error_message(len);
-    assert_memory_equal(&g, &mark, sizeof g);
+    assert_memory_equal(&g, &sentinel, sizeof g);
 }
 
 T_CASE(every_mistake_is_named_with_its_byte)
@@ -185,13 +185,13 @@ T_CASE(a_nul_byte_is_a_mistake_at_its_offset)
 
 T_CASE(null_arguments_are_refused)
 {
-    colo_grid_t g, mark;
+    colo_grid_t g, sentinel;
     memset(&g, 0xa5, sizeof g);
-    memset(&mark, 0xa5, sizeof mark);
+    memset(&sentinel, 0xa5, sizeof sentinel);
     assert_fails(colo_grid_parse(&g, NULL, 0), COLO_ERR_ARG, "byte 0: the text is NULL");
     assert_fails(colo_grid_parse_n(&g, NULL, 9, 0), COLO_ERR_ARG, "byte 0: the text is NULL");
     assert_fails(colo_grid_parse(NULL, "tp=2", 0), COLO_ERR_ARG, "byte 0: the output is NULL");
-    assert_memory_equal(&g, &mark, sizeof g);
+    assert_memory_equal(&g, &sentinel, sizeof g);
 }
 
 /* 100 KB and 1 MB of: a name, digits, zeros, parts, separators, UTF-8, NULs, and a long tail. */
@@ -325,12 +325,12 @@ static int accepted, refused;
 
 static void try_one(const judge *j, const char *text, size_t len, int64_t world)
 {
-    colo_grid_t g, again, mark;
+    colo_grid_t g, again, sentinel;
     char printed[COLO_KEY_MAX + 16 * 21 + 24], *exact = malloc(len ? len : 1);
     assert_non_null(exact);
     memcpy(exact, text, len); /* no NUL behind it: a sanitizer sees a read past the end */
     memset(&g, 0xa5, sizeof g);
-    memset(&mark, 0xa5, sizeof mark);
+    memset(&sentinel, 0xa5, sizeof sentinel);
     colo_status_t st = colo_grid_parse_n(&g, exact, len, world);
     free(exact);
     if ((st == COLO_OK) != legal(j, text, len, world))
@@ -339,7 +339,7 @@ static void try_one(const judge *j, const char *text, size_t len, int64_t world)
     if (st != COLO_OK) {
         assert_int_equal(st, COLO_ERR_ARG);
         check_error_message(len);
-        assert_memory_equal(&g, &mark, sizeof g);
+        assert_memory_equal(&g, &sentinel, sizeof g);
         refused++;
         return;
     }

@@ -353,7 +353,7 @@ T_CASE(tensors_that_do_not_fit_are_refused_and_nothing_is_written)
 {
     int64_t tokens[8] = {0}, targets[8];
     uint8_t mask[8];
-    double local[8] = {0}, out[6], mark[8];
+    double local[8] = {0}, out[6], sentinel[8];
     _Alignas(COLO_ALIGNMENT) double workspace[8];
     size_t n = 77;
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
@@ -363,7 +363,7 @@ T_CASE(tensors_that_do_not_fit_are_refused_and_nothing_is_written)
     colo_tensor_t mk = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){8});
     colo_tensor_t lc = colo_tensor_host(local, COLO_F64, 2, (int64_t[]){2, 4});
     colo_tensor_t ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){2, 3});
-    memset(mark, 0xa5, sizeof mark);
+    memset(sentinel, 0xa5, sizeof sentinel);
     memset(targets, 0xa5, sizeof targets);
     memset(mask, 0xa5, sizeof mask);
     memset(out, 0xa5, sizeof out);
@@ -408,9 +408,9 @@ T_CASE(tensors_that_do_not_fit_are_refused_and_nothing_is_written)
         COLO_ERR_ARG, "group is NULL");
     assert_fails(colo_sequence_workspace_size(&seq, COLO_I64, &n), COLO_ERR_ARG, "dtype i64");
     assert_int_equal(n, 77);
-    assert_memory_equal(targets, mark, sizeof targets);
-    assert_memory_equal(mask, mark, sizeof mask);
-    assert_memory_equal(out, mark, sizeof out);
+    assert_memory_equal(targets, sentinel, sizeof targets);
+    assert_memory_equal(mask, sentinel, sizeof mask);
+    assert_memory_equal(out, sentinel, sizeof out);
     colo_comm_destroy(&self);
 }
 

@@ -361,13 +361,13 @@ void ref_ragged_touched(const ref_ragged_t *c, int64_t rank, bool *touched)
 
 /* ---- bytes ---- */
 
-static bool *marked(const ref_ragged_t *c, const ref_rows_t *part)
+static bool *members_of(const ref_ragged_t *c, const ref_rows_t *part)
 {
-    bool *mark = take(ref_ragged_total(c) * c->h, sizeof *mark);
+    bool *member = take(ref_ragged_total(c) * c->h, sizeof *member);
     for (int64_t i = 0; i < part->n; i++)
         for (int64_t k = 0; k < part->nh; k++)
-            mark[part->row[i].g * c->h + part->h[k]] = true;
-    return mark;
+            member[part->row[i].g * c->h + part->h[k]] = true;
+    return member;
 }
 
 int64_t ref_ragged_receives(const ref_ragged_t *c, int64_t rank, bool backward)
@@ -376,7 +376,8 @@ int64_t ref_ragged_receives(const ref_ragged_t *c, int64_t rank, bool backward)
     ref_rows_t src, dst;
     ref_ragged_src(&src, c, rank);
     ref_ragged_dst(&dst, c, rank, backward ? partial : c->full);
-    bool *needs = marked(c, backward ? &src : &dst), *has = marked(c, backward ? &dst : &src);
+    bool *needs = members_of(c, backward ? &src : &dst),
+         *has = members_of(c, backward ? &dst : &src);
     int64_t copies = backward && partial ? ref_ragged_addends(c) : 1, n = 0;
     for (int64_t i = 0; i < ref_ragged_total(c) * c->h; i++)
         if (needs[i])

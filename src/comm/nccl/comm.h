@@ -165,7 +165,7 @@ void *colo_nccl_watchdog(void *context);
 colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
                                        int32_t ranks);
 /* Call when no comm uses it any more. What does not end by the deadline is left alone. */
-void colo_nccl_context_destroy(struct colo_nccl_context *f, bool guarded);
+void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched);
 
 /* ---- connection.c ---- */
 /* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
@@ -211,7 +211,7 @@ struct colo_operation {
     bool capturing;
 };
 /* Checks device and stream, connects @subconnection (NULL: the comm's own ranks, now if it must
- * be), takes the connection and marks the begin on the stream. After COLO_OK comes exactly one end.
+ * be), takes the connection and counts the begin on the stream. After OK comes exactly one end.
  */
 colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
                                    const colo_subconnection_t *subconnection, colo_stream_t stream);

@@ -47,10 +47,10 @@ static void close_main(void *p)
     free(f);
 }
 
-void colo_nccl_context_destroy(struct colo_nccl_context *f, bool guarded)
+void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched)
 {
     double seconds = (double)f->timeout_ms * 1e-3;
-    if (guarded) {
+    if (watched) {
         pthread_mutex_lock(&f->lock);
         f->stop = true;
         pthread_cond_signal(&f->wake);

@@ -8,7 +8,7 @@
  * was on: so two of them never run at once on a device, and ranks that launch in the same order
  * cannot wait for each other crosswise. Captured operations are ordered by their graphs alone.
  *
- * Between first and last the connection's lock is held, and on the stream there are two marks that
+ * Between first and last the connection's lock is held, and on the stream there are two counts that
  * the watchdog looks at (watchdog.c).
  *
  * Where ranks of a context are threads of one process, whatever they talk over, a comm's ranks also
@@ -93,7 +93,7 @@ static colo_status_t own_link(struct colo_operation *r)
     return COLO_OK;
 }
 
-static colo_status_t mark(struct colo_operation *r, bool begin)
+static colo_status_t count_progress(struct colo_operation *r, bool begin)
 {
     const colo_op_desc_t *op = &r->c->op;
     const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
@@ -146,7 +146,7 @@ colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
                           colo_operation_text(r, what, sizeof what), c->name);
     }
     if (st == COLO_OK)
-        st = mark(r, true);
+        st = count_progress(r, true);
     if (st < 0)
         pthread_mutex_unlock(&r->connection->busy);
     return st;
@@ -154,12 +154,12 @@ colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
 
 colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st)
 {
-    colo_status_t marked = st < 0 ? COLO_OK : mark(r, false);
+    colo_status_t counted = st < 0 ? COLO_OK : count_progress(r, false);
     if (st < 0 && r->connection->nccl) /* keeps the error message */
         (void)colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL, NULL,
                               r->stream);
     pthread_mutex_unlock(&r->connection->busy);
-    st = st < 0 ? st : marked;
+    st = st < 0 ? st : counted;
     if (st == COLO_OK)
         st = colo_operation_cuda(r, colo_order_lead(r->f->order, r->capturing, r->stream));
     return meet(r, st);

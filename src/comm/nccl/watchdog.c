@@ -16,7 +16,7 @@
  * Late: the stream counts in host memory the operations whose turn has come and those that have
  * ended (kernels/progress.cu). The time runs from when the watchdog sees one begin, so work of the
  * caller that is queued in front does not count. A context's operations follow each other on the
- * device (operation.c), so at most one has begun and not ended. Marks are captured with the
+ * device (operation.c), so at most one has begun and not ended. Counts are captured with the
  * operation: a replay has its deadline, too.
  */
 #include "comm/nccl/comm.h"

@@ -350,7 +350,7 @@ void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_m
         colo_error_state_set(&f->error, status, -1, -1, error_message);
         if (news)
             atomic_store(&f->untold, true);
-    } else { /* only the thread that uses the group fails so, and a guard of GPUs for it */
+    } else { /* only the thread that uses the group fails so, and a watchdog of GPUs for it */
         pthread_mutex_lock(&f->lock);
         news = colo_process_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status,
                                        x->rank, error_message);

@@ -5,7 +5,7 @@
  *
  * Ranks may share a device, so that the peer-to-peer path runs where there is one GPU, under a
  * memory checker, too. Every operation that moves data by itself returns COLO_ERR_UNBUILT. There is
- * no guard thread: a kernel that waits ends at its deadline, or when a thread asks for the comm's
+ * no watchdog: a kernel that waits ends at its deadline, or when a thread asks for the comm's
  * state and the comm is dead.
  */
 #include "comm/peer/registry.h"
