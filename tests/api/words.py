@@ -44,6 +44,19 @@ WORDS = [
     (r"(?<=collective )way|(?<=->)way|(?<=int )way", "pass, direction, method", r"^(src|include|tools|docs)/"),
     (r"promises?", "declared precondition, contract", EVERYWHERE),
     (r"COLO_OWNER\w*|colo_owner\w*|colo_way\w*|colo_place_\w*|colo_pick\w*", "category, pass, topology, topk", EVERYWHERE),
+    (r"is_direct|direct(?= (call|path)s?)|(?<=not )direct", "p2p, peer-to-peer", EVERYWHERE),
+    (r"colo_lane\w*|colo_step_lane|colo_late|COLO_K_LATE", "messages, auxiliary stream, abandoned, timeout", EVERYWHERE),
+    (r"guard (of|thread)|(?<=the )guard(?= looks)", "watchdog, check", EVERYWHERE),
+]
+# Names in C, C++ and CUDA: comments and strings are plain English, where these words may stand.
+NAMES = [
+    (r"direct", "p2p, in place", EVERYWHERE),
+    (r"n?posts", "exposed ranks", r"^(src|kernels|include|tools)/"),
+    (r"(?<!dtype\.)lanes?", "messages, peer step, auxiliary stream", r"^(?!kernels/|examples/captioner/cuda/|tests/core/dlpack_abi)"),
+    (r"(take_)?turns?", "poll, case, repetition, rotation", EVERYWHERE),
+    (r"(is_)?late", "abandoned, timeout, relayed", r"^(src|kernels|include|tools|tests/harness)/"),
+    (r"mark_?", "sentinel, count, bound", EVERYWHERE),
+    (r"guard", "check, watchdog", r"^(src|kernels|include|tools)/"),
 ]
 LEFT_OUT = re.compile(r"^(NEWS\.md|LICENSE|bench/results/|tests/api/words\.py)|\.(gz|csv|png|svg|xml)$")
 
@@ -54,19 +67,25 @@ def finder(pattern):
 
 
 RULES = [(finder(p), say, re.compile(paths)) for p, say, paths in WORDS]
+NAME_RULES = [(re.compile(r"(?<!\w)(" + p + r")(?!\w)"), say, re.compile(paths)) for p, say, paths in NAMES]
+SOURCE = re.compile(r"\.(c|h|cu|cuh)$")
+PROSE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
 def findings(path, text):
-    for rule, say, paths in RULES:
-        if not paths.search(path):
-            continue
-        for m in rule.finditer(text):
-            yield text.count("\n", 0, m.start()) + 1, m.group(1), say
+    names = PROSE.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), text) if SOURCE.search(path) else ""
+    for rules, where in ((RULES, text), (NAME_RULES, names)):
+        for rule, say, paths in rules:
+            if not paths.search(path):
+                continue
+            for m in rule.finditer(where):
+                yield where.count("\n", 0, m.start()) + 1, m.group(1), say
 
 
 def finds_planted_words():
-    planted = {"src/a.c": "x->colo_slab_of = w->at; /* nobody needs it */", "docs/a.md": "The ledger counts."}
-    return [w for p, t in planted.items() for _, w, _ in findings(p, t)] == ["nobody", "at", "ledger"]
+    planted = {"src/a.c": "x->colo_slab_of = w->at; /* nobody's turn */ turn(lane, \"turn\");",
+               "docs/a.md": "The ledger counts, in turn."}
+    return [w for p, t in planted.items() for _, w, _ in findings(p, t)] == ["nobody", "at", "lane", "turn", "ledger"]
 
 
 def main():
