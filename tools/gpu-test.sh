@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # gpu-test.sh - the tests that need GPUs, on a host that has some. Builds in build-gpu; programs that
-# want more GPUs than there are count as skipped. The last line is "N passed, N failed, N skipped".
+# want more GPUs than there are count as skipped. Those that want one run on all GPUs at a time, then
+# the others one after the other. The last line is "N passed, N failed, N skipped".
 #
 #   tools/gpu-test.sh              build, run the gpu suite
 #   tools/gpu-test.sh --sanitize   the same again under compute-sanitizer, memcheck and racecheck
@@ -21,7 +22,7 @@ while [ $# -gt 0 ]; do
     --sanitize) sanitize=yes ;;
     --perf) perf=yes ;;
     --help)
-        sed -n '3,13s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
+        sed -n '3,14s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
         exit 0
         ;;
     *) die "unknown option \"$1\"; --help lists them" ;;
@@ -36,21 +37,54 @@ install_missing test
 configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled
 build build-gpu
 
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT # meson in the background does not hear Ctrl-C
 logs=()
-# run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices. Builds the programs
-# and mutants of this suite first.
-run_gpu() {
-    local logs_of="build-gpu/meson-logs/testlog-$1" log rc=0
-    rm -f "$logs_of"*.json
-    meson test -C build-gpu --suite gpu --logbase "testlog-$1" --num-processes 1 \
-        --print-errorlogs "${@:2}" </dev/null || rc=$?
-    for log in "$logs_of"*.json; do # Meson adds a wrapper's name
-        logs+=("$log=$rc")
+# count NAME STATUS - Meson adds a wrapper's name to that of the log.
+count() {
+    local log
+    for log in "build-gpu/meson-logs/testlog-$1"*.json; do
+        logs+=("$log=$2")
     done
 }
 
-say "running the gpu suite"
-run_gpu plain
+# run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the GPUs.
+run_gpu() {
+    local rc=0
+    rm -f "build-gpu/meson-logs/testlog-$1"*.json
+    meson test -C build-gpu --suite gpu --logbase "testlog-$1" --num-processes 1 \
+        --print-errorlogs "${@:2}" </dev/null || rc=$?
+    count "$1" $rc
+}
+
+# run_one_gpu - each GPU has its share of the tests that want one.
+run_one_gpu() {
+    local gpus i tests waiting=() rc
+    gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+    gpus=$((gpus > 0 ? gpus : 1))
+    meson introspect build-gpu --tests | python3 -c 'import json, sys
+print(*(t["name"] for t in json.load(sys.stdin) if any(s.endswith(":gpu-one") for s in t["suite"])), sep="\n")' \
+        >build-gpu/one-gpu.txt
+    rm -f build-gpu/meson-logs/testlog-one-*.json
+    for ((i = 0; i < gpus; i++)); do
+        mapfile -t tests < <(awk -v n="$gpus" -v i="$i" 'NR % n == i' build-gpu/one-gpu.txt)
+        CUDA_VISIBLE_DEVICES=$i meson test -C build-gpu --no-rebuild --logbase "testlog-one-$i-of" \
+            --num-processes 1 --print-errorlogs "${tests[@]}" </dev/null &
+        waiting+=($!)
+    done
+    for ((i = 0; i < gpus; i++)); do
+        rc=0
+        wait "${waiting[i]}" || rc=$?
+        count "one-$i-of" $rc
+    done
+}
+
+# Meson's runs at a time must find everything built.
+mapfile -t programs < <(ninja -C build-gpu -t targets all | sed -n 's,^\(tests/gpu/.*\.run\): .*,\1,p')
+build build-gpu "${programs[@]}"
+say "running what wants one GPU"
+run_one_gpu
+say "running what wants several"
+run_gpu ranks --no-suite gpu-one
 if [ "$sanitize" = yes ]; then
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     [ -x "$sanitizer" ] || die "no compute-sanitizer: it comes with the CUDA toolkit"
