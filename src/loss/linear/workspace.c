@@ -8,8 +8,9 @@
  * mode the number of chunks is the number of gathers. In loss mode 2048 tokens are the least by
  * default: below, the fp32 accumulation of d_W costs more memory traffic than the products cost
  * arithmetic; in forward, where its logits stay, too, and 1024 where they do not: below, products
- * are slower than what the memory is worth. What the budget lets grow is rounded so that chunks are
- * of about the same size.
+ * are slower than what the memory is worth. Mode early saves more than other modes, so it takes
+ * half of that, and of the budget. What the budget lets grow is rounded so that chunks are of about
+ * the same size.
  *
  * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
  * its rows are mostly all rows, and d_W is made at once. WIDTH is 33 tiles of 256 columns: with any
@@ -31,6 +32,7 @@
 enum {
     LEAST = 2048,
     FORWARD_LEAST = 1024,
+    EARLY_LEAST = 512,
     GRAIN = 128,
     ALIGN = 256,
     ROW_BYTES = 128,
@@ -62,7 +64,9 @@ static int64_t row_bytes(const colo_linear_logprob_t *l)
 
 static int64_t budget_of(const colo_linear_logprob_t *l)
 {
-    size_t b = l->config.budget ? l->config.budget : BUDGET;
+    size_t b = l->config.budget                      ? l->config.budget
+               : l->config.mode == COLO_LINEAR_EARLY ? BUDGET / 2
+                                                     : BUDGET;
     return b > INT64_MAX ? INT64_MAX : (int64_t)b;
 }
 
@@ -151,8 +155,9 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
                                      : 1;
     s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype;
     const bool stays = s->keeps || (s->early && s->in_place);
+    const int64_t least = stays ? LEAST : s->early ? EARLY_LEAST : FORWARD_LEAST;
     s->chunk = loss                      ? loss_chunk(l, s->rows)
-               : !back                   ? chunk_of(l, s->rows, stays ? LEAST : FORWARD_LEAST)
+               : !back                   ? chunk_of(l, s->rows, least)
                : s->early && !s->segment ? s->rows
                                          : rows_of_blocks(l, s->rows);
     s->chunks = s->rows > 0 ? s->rows / s->chunk + (s->rows % s->chunk > 0) : 1;
