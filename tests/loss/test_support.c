@@ -72,6 +72,8 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     colo_tensor_t dz = c->in_place ? z : gather_put_shard(m, c->dtype, NULL);
     colo_tensor_t targets = list_of(m, c->targets, tokens), ids = list_of(m, s->ids, s->count),
                   begin = list_of(m, s->begin, tokens), end = list_of(m, ends, tokens);
+    if (s->count == 0)
+        ids.data = NULL;
     void *stats = gather_put(m, NULL, stat_bytes),
          *workspace = gather_put(m, NULL, workspace_bytes);
     colo_logprob_out_t out = {.logp = gather_put(m, NULL, outs),
@@ -229,6 +231,18 @@ T_CASE(a_list_without_the_target_has_it_all_the_same)
                              s->c.out[r][1][t]);
         loss_case_free(&s->c);
         free(s);
+    }
+}
+
+T_CASE(lists_that_are_all_empty_need_no_memory)
+{
+    uint64_t rng = t_seed() + 5;
+    for (int i = 0; i < 4; i++) {
+        support_case_t *s = make_case(1 + i, T, V, dtypes[i], SHARD_EVEN, 0, &rng);
+        s->count = 0;
+        memset(s->begin, 0, sizeof s->begin);
+        memset(s->end, 0, sizeof s->end);
+        run_and_compare(s, "no ids");
     }
 }
 

@@ -78,7 +78,8 @@ static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int 
 struct columns {
     int64_t next; /* without a support: they are [next, end) */
     int64_t end;
-    const int64_t *id, *behind; /* with one: those of the list that are not less than next */
+    bool listed;                /* with one; an empty list may have no memory: */
+    const int64_t *id, *behind; /* those of the list that are not less than next */
     int64_t start, target;      /* of the shard; the target's column, -1 when it is none or past */
 };
 
@@ -91,6 +92,10 @@ static struct columns columns_of(const struct colo_logprob_pass *p, int64_t t, i
     t = s->token_of ? s->token_of[t] : t;
     int64_t lo = s->begin[t * s->begin_stride], hi = s->end[t * s->end_stride];
     c.start = p->config.logits.vocab_start;
+    c.listed = true;
+    c.target = target < p->true_columns ? target : -1;
+    if (lo == hi)
+        return c;
     c.behind = s->ids + hi;
     while (lo < hi) { /* the first that is not before the shard */
         int64_t mid = lo + (hi - lo) / 2;
@@ -100,7 +105,6 @@ static struct columns columns_of(const struct colo_logprob_pass *p, int64_t t, i
             hi = mid;
     }
     c.id = s->ids + lo;
-    c.target = target < p->true_columns ? target : -1;
     return c;
 }
 
@@ -121,7 +125,7 @@ static int next_tile(const struct colo_logprob_pass *p, int64_t t, struct column
                      int64_t *column)
 {
     int n = 0;
-    if (!c->behind) {
+    if (!c->listed) {
         n = c->end - c->next < TILE ? (int)(c->end - c->next) : TILE;
         *column = c->next;
         c->next += n;
@@ -163,9 +167,9 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
                 arg = i;
             }
         }
-        if (!left.behind && target >= *column && target < *column + n)
+        if (!left.listed && target >= *column && target < *column + n)
             xt = x[target - *column];
-        for (int i = 0; i < n && left.behind; i++)
+        for (int i = 0; i < n && left.listed; i++)
             xt = column[i] == target ? x[i] : xt;
         if (top > r.m) {
             if (r.m > -INFINITY) {
@@ -175,7 +179,7 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
                 r.d += seen * down;
             }
             r.m = top;
-            r.arg = p->config.logits.vocab_start + (left.behind ? column[arg] : *column + arg);
+            r.arg = p->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
