@@ -256,7 +256,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
         if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
             target = targets_for(plan.rows, target, plan.config.ignore_index)
         if support is not None:
-            target = support.behind(what, target, plan.rows)
+            target = torch.cat(support.behind(what, target, plan.rows))
     except Exception as why:
         groups.refuse(comm, why)
         groups.refuse(head_comm, why)

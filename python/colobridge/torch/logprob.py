@@ -228,11 +228,12 @@ class LogprobPlan:
     def keep(self, ctx: Any, logits: Any, target: Any, stats: Any) -> None:
         ctx.plan, ctx.ended = self, False
         ctx.set_materialize_grads(False)
+        kept = (logits, *target) if isinstance(target, tuple) else (logits, target)
         if self.small is None:
-            ctx.save_for_backward(logits, target, stats)
+            ctx.save_for_backward(*kept, stats)
         else:
             ctx.stats = stats
-            ctx.save_for_backward(logits, target)
+            ctx.save_for_backward(*kept)
 
     def backward(self, ctx: Any, what: str, upstream: Any) -> Any:
         """The gradient of the logits; @upstream has one of each output, or None."""
@@ -240,6 +241,8 @@ class LogprobPlan:
             raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
                               "logits (inplace_backward=True)" % what)
         logits, target, *rest = saved_tensors(ctx, what + ': the logits or the target')
+        if isinstance(self.targets, Listed):
+            target = target, rest.pop(0)
         stats = rest[0].data_ptr() if rest else aligned(c.addressof(ctx.stats))
         try:
             now = self.calls.pop()

@@ -57,8 +57,8 @@ class Support:
             ids = ids[order[token[order].sort(stable=True)[1]]]
         self.ids, self.begin, self.end = ids.contiguous(), offsets[:-1], offsets[1:]
 
-    def behind(self, what: str, target: Any, rows: Rows) -> Any:
-        """Targets [T] as the library has them, begin, end and ids in one tensor, which Listed reads."""
+    def behind(self, what: str, target: Any, rows: Rows) -> tuple[Any, Any]:
+        """Targets [T] as the library has them, begin and end in one tensor, and ids, as Listed reads them."""
         import torch
         tokens = math.prod(rows.shape)
         if len(self.begin) != tokens or self.ids.device != target.device:
@@ -67,11 +67,11 @@ class Support:
         begin, end = self.begin, self.end
         if not rows.plain:
             begin, end = (rows.spread(t.reshape(rows.shape), 0) for t in (begin, end))
-        return torch.cat([target if target.dim() == 1 else target.reshape(-1), begin, end, self.ids])
+        return torch.cat([target if target.dim() == 1 else target.reshape(-1), begin, end]), self.ids
 
 
 class Listed(View):
-    """Of targets with a support behind them"""
+    """Of targets with a support behind them: a pair of tensors, or both in one"""
     __slots__ = ()
 
     def attach(self, raw: s.Tensor, saved: s.SupportSaved) -> s.Support:
@@ -84,18 +84,27 @@ class Listed(View):
         return s.Support(*(c.pointer(t) for t in lists))
 
     def point(self, raw: s.Tensor, t: Any) -> Any:
+        first, listed = t if isinstance(t, tuple) else (t, None)
         ids, begin, end = raw.lists
-        step, raw.data = 8 * self.count, t.data_ptr()
-        begin.data, end.data, ids.data = raw.data + step, raw.data + 2 * step, raw.data + 3 * step
-        ids.shape[0] = t.numel() - 3 * self.count
+        step, raw.data = 8 * self.count, first.data_ptr()
+        begin.data, end.data = raw.data + step, raw.data + 2 * step
+        if listed is None:
+            ids.data, ids.shape[0] = raw.data + 3 * step, first.numel() - 3 * self.count
+        else:
+            ids.data, ids.shape[0] = listed.data_ptr(), listed.numel()
         return t
 
     def again(self, raw: s.Tensor, t: Any) -> Any:
-        if t.dim() != 1 or t.numel() < 3 * self.count or t.dtype is not self.dtype or t.device != self.device:
+        t = (self._restored(t[0], 3 * self.count), self._restored(t[1])) if isinstance(t, tuple) else \
+            self._restored(t, 3 * self.count)
+        return self.point(raw, t)
+
+    def _restored(self, t: Any, least: int = 0) -> Any:
+        if t.dim() != 1 or t.numel() < least or t.dtype is not self.dtype or t.device != self.device:
             raise ArgumentError("%s came back from forward as %s of %s on %s, expected [%d] or more of %s on %s" % (
-                self.what, list(t.shape), t.dtype, t.device, 3 * self.count, self.dtype, self.device))
+                self.what, list(t.shape), t.dtype, t.device, least, self.dtype, self.device))
         if not t.is_contiguous():
             t = t.contiguous()
         if self.storage_of(t).nbytes() < 8 * (t.storage_offset() + t.numel()):
             checked(t, self.what, saved=True)
-        return self.point(raw, t)
+        return t
