@@ -57,12 +57,19 @@ int64_t fake_live(enum fake_kind kind);
 /* Collectives and messages that did not match, and memory that was copied beyond its end. */
 int64_t fake_misuse(void);
 
-/* ---- between cuda.c, nccl.c and kernels.c ---- */
+/* ---- between the sources of the fake ---- */
 
 /* Runs @fn on a copy of @bytes of @arg when the stream's turn comes; in a capture, in every replay.
  * @end, unless NULL: runs once when the copy is not needed any more. */
 cudaError_t fake_enqueue(cudaStream_t stream, void (*fn)(void *arg), void (*end)(void *arg),
                          const void *arg, size_t bytes);
+/* The same; @always: on a broken device, too. */
+cudaError_t fake_put(cudaStream_t stream, void (*fn)(void *arg), void (*end)(void *arg),
+                     const void *arg, size_t bytes, bool always);
+/* What @stream is captured in, 0: in nothing. */
+uint64_t fake_capture_of(cudaStream_t stream);
+/* @stream waits for an event of capture @id, so it joins that capture. */
+cudaError_t fake_join_capture(cudaStream_t stream, uint64_t id);
 /* cudaSuccess, or what the call named @name has to return. */
 cudaError_t fake_enter(int device, const char *name);
 #define FAKE_ENTER() FAKE_TRY(fake_enter(fake_device(), __func__))

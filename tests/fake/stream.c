@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stream.c - streams, events, captures. See fake.h.
+ * stream.c - streams and captures. See fake.h.
  *
  * A stream is a list of operations and a thread that runs one after the other. A capture is a list,
  * too: what is enqueued on its streams, in the order of the calls, and a launch runs the list on
@@ -238,8 +238,8 @@ static cudaError_t enqueue(cudaStream_t stream, struct operation *o)
     return cudaSuccess;
 }
 
-static cudaError_t put(cudaStream_t stream, void (*fn)(void *), void (*end)(void *),
-                       const void *arg, size_t bytes, bool always)
+cudaError_t fake_put(cudaStream_t stream, void (*fn)(void *), void (*end)(void *), const void *arg,
+                     size_t bytes, bool always)
 {
     struct operation *o = malloc(sizeof *o + bytes);
     if (!o)
@@ -252,7 +252,7 @@ static cudaError_t put(cudaStream_t stream, void (*fn)(void *), void (*end)(void
 cudaError_t fake_enqueue(cudaStream_t stream, void (*fn)(void *), void (*end)(void *),
                          const void *arg, size_t bytes)
 {
-    return put(stream, fn, end, arg, bytes, false);
+    return fake_put(stream, fn, end, arg, bytes, false);
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
@@ -335,116 +335,20 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
                         sizeof(struct host_function));
 }
 
-/* ---- events ---- */
+/* ---- captures and graphs ---- */
 
-struct point { /* of a stream; done when the stream has got there */
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int32_t refs;
-    bool done;
-};
-
-struct CUevent_st {
-    pthread_mutex_t lock;
-    struct point *point; /* a reference; NULL: not recorded */
-    uint64_t capture;    /* the one that it was recorded in, 0: in none */
-};
-
-static void point_put(struct point *p)
+uint64_t fake_capture_of(cudaStream_t stream)
 {
-    if (!p)
-        return;
-    pthread_mutex_lock(&p->lock);
-    const bool last = --p->refs == 0;
-    pthread_mutex_unlock(&p->lock);
-    if (!last)
-        return;
-    pthread_cond_destroy(&p->changed);
-    pthread_mutex_destroy(&p->lock);
-    free(p);
+    const struct CUstream_st *s = stream_of(stream);
+    pthread_mutex_lock(&capture_lock);
+    const uint64_t id = s->capture ? s->capture->id : 0;
+    pthread_mutex_unlock(&capture_lock);
+    return id;
 }
 
-static struct point *point_of(cudaEvent_t e)
-{
-    pthread_mutex_lock(&e->lock);
-    struct point *p = e->point;
-    if (p) {
-        pthread_mutex_lock(&p->lock);
-        p->refs++;
-        pthread_mutex_unlock(&p->lock);
-    }
-    pthread_mutex_unlock(&e->lock);
-    return p;
-}
-
-static void point_reached(void *arg)
-{
-    struct point *p = *(struct point **)arg;
-    pthread_mutex_lock(&p->lock);
-    p->done = true;
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
-}
-
-static void point_wait(void *arg)
-{
-    struct point *p = *(struct point **)arg;
-    pthread_mutex_lock(&p->lock);
-    while (!p->done)
-        pthread_cond_wait(&p->changed, &p->lock);
-    pthread_mutex_unlock(&p->lock);
-}
-
-static void point_end(void *arg)
-{
-    point_put(*(struct point **)arg);
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
-{
-    FAKE_ENTER();
-    struct CUevent_st *e = calloc(1, sizeof *e);
-    pthread_mutex_init(&e->lock, NULL);
-    fake_count(FAKE_EVENT, 1);
-    *event = e;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    const cudaError_t e = fake_enter(fake_device(), __func__);
-    fake_count(FAKE_EVENT, -1);
-    point_put(event->point);
-    pthread_mutex_destroy(&event->lock);
-    free(event);
-    return e;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+cudaError_t fake_join_capture(cudaStream_t stream, uint64_t id)
 {
     struct CUstream_st *s = stream_of(stream);
-    FAKE_ENTER();
-    pthread_mutex_lock(&capture_lock);
-    const uint64_t capture = s->capture ? s->capture->id : 0;
-    pthread_mutex_unlock(&capture_lock);
-    struct point *p = capture ? NULL : calloc(1, sizeof *p);
-    if (p) {
-        p->refs = 2;
-        pthread_mutex_init(&p->lock, NULL);
-        pthread_cond_init(&p->changed, NULL);
-    }
-    pthread_mutex_lock(&event->lock);
-    struct point *old = event->point;
-    event->point = p;
-    event->capture = capture;
-    pthread_mutex_unlock(&event->lock);
-    point_put(old);
-    return p ? put(stream, point_reached, point_end, &p, sizeof p, true) : cudaSuccess;
-}
-
-/* A captured event: the stream joins its capture. */
-static cudaError_t join(struct CUstream_st *s, uint64_t id)
-{
     pthread_mutex_lock(&capture_lock);
     struct CUgraph_st *g = captures;
     while (g && g->id != id)
@@ -457,48 +361,6 @@ static cudaError_t join(struct CUstream_st *s, uint64_t id)
     pthread_mutex_unlock(&capture_lock);
     return fake_error(!g || other ? cudaErrorStreamCaptureIsolation : cudaSuccess);
 }
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
-{
-    struct CUstream_st *s = stream_of(stream);
-    FAKE_ENTER();
-    pthread_mutex_lock(&event->lock);
-    const uint64_t capture = event->capture;
-    pthread_mutex_unlock(&event->lock);
-    pthread_mutex_lock(&capture_lock);
-    const bool outside = s->capture != NULL && !capture;
-    pthread_mutex_unlock(&capture_lock);
-    if (capture || outside)
-        return join(s, capture);
-    struct point *p = point_of(event);
-    return p ? put(stream, point_wait, point_end, &p, sizeof p, true) : cudaSuccess;
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event)
-{
-    FAKE_ENTER();
-    FAKE_TRY(fake_outside_captures());
-    struct point *p = point_of(event);
-    if (!p)
-        return cudaSuccess;
-    pthread_mutex_lock(&p->lock);
-    const bool done = p->done;
-    pthread_mutex_unlock(&p->lock);
-    point_put(p);
-    return done ? cudaSuccess : fake_error(cudaErrorNotReady);
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    FAKE_ENTER();
-    struct point *p = point_of(event);
-    if (p)
-        point_wait(&p);
-    point_put(p);
-    return cudaSuccess;
-}
-
-/* ---- captures and graphs ---- */
 
 cudaError_t fake_outside_captures(void)
 {

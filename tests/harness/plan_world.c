@@ -26,41 +26,6 @@ typedef struct court {
     member_t *wants;
 } court_t;
 
-#define WRONG(w, ...) (snprintf((w)->why, sizeof(w)->why, __VA_ARGS__), false)
-
-bool t_plans_make(t_plans_t *w, const t_case_t *c)
-{
-    colo_layout_t src, dst;
-    colo_bridge_config_t bc;
-    memset(w, 0, sizeof *w);
-    w->c = c;
-    w->n = t_case_world(c);
-    w->plan = calloc((size_t)w->n, sizeof *w->plan);
-    if (!w->plan || t_case_config(c, &src, &dst, &bc) != COLO_OK)
-        return WRONG(w, "%s", colo_last_error());
-    colo_plan_config_t pc = {
-        COLO_PLAN_CONFIG_INIT, .src = bc.src,         .dst = bc.dst,
-        .shape = bc.shape,     .dtype = bc.dtype,     .output = bc.output,
-        .grad = bc.grad,       .no_grad = bc.no_grad, .ranks_per_node = bc.ranks_per_node};
-    if (c->node && colo_nodes_create(&w->nodes, c->node, w->n) != COLO_OK)
-        return WRONG(w, "%s", colo_last_error());
-    pc.nodes = w->nodes;
-    pc.one_level = !c->two_levels;
-    for (int32_t r = 0; r < w->n; r++)
-        if (colo_plan_create(&w->plan[r], &pc, r) != COLO_OK)
-            return WRONG(w, "plan of rank %d: %s", r, colo_last_error());
-    return true;
-}
-
-void t_plans_free(t_plans_t *w)
-{
-    for (int32_t r = 0; w->plan && r < w->n; r++)
-        colo_plan_destroy(&w->plan[r]);
-    free(w->plan);
-    w->plan = NULL;
-    colo_nodes_destroy(&w->nodes);
-}
-
 static int by_value(const void *a, const void *b)
 {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -241,13 +206,13 @@ static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
     const ref_shape_t *sh = &w->c->shape;
     if (g->b[0] < 0 || g->b[1] > sh->b || g->s[0] < 0 || g->s[1] > sh->n || g->h[0] < 0 ||
         g->h[1] > sh->h || g->b[0] >= g->b[1] || g->s[0] >= g->s[1] || g->h[0] >= g->h[1])
-        return WRONG(
+        return T_WRONG(
             w, "rank %d from %lld: region [%lld,%lld)x[%lld,%lld)x[%lld,%lld) is empty or outside",
             rank, (long long)peer, (long long)g->b[0], (long long)g->b[1], (long long)g->s[0],
             (long long)g->s[1], (long long)g->h[0], (long long)g->h[1]);
     if (g->addend < 0 || g->addend >= k->addends)
-        return WRONG(w, "rank %d from %lld: addend %d of %lld", rank, (long long)peer, g->addend,
-                     (long long)k->addends);
+        return T_WRONG(w, "rank %d from %lld: addend %d of %lld", rank, (long long)peer, g->addend,
+                       (long long)k->addends);
     for (int64_t h = 0; h < k->nc; h++) {
         if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
             continue;
@@ -265,7 +230,7 @@ static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
                 else if (got[((g->addend * k->nb + b) * k->ns + s) * k->nc + h]++)
                     bad = "it was delivered before";
                 if (bad)
-                    return WRONG(
+                    return T_WRONG(
                         w, "rank %d from %lld, addend %d sample %lld row %lld feature %lld: %s",
                         rank, (long long)peer, g->addend, (long long)b, (long long)s,
                         (long long)k->edge[h], bad);
@@ -297,8 +262,9 @@ static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, 
         same = memcmp(a->b, b->b, sizeof a->b) == 0 && memcmp(a->s, b->s, sizeof a->s) == 0 &&
                memcmp(a->h, b->h, sizeof a->h) == 0 && a->addend == b->addend;
     }
-    return same || WRONG(k->w, "rank %d receives from %lld what that rank does not send like this",
-                         rank, (long long)recv->peer);
+    return same ||
+           T_WRONG(k->w, "rank %d receives from %lld what that rank does not send like this", rank,
+                   (long long)recv->peer);
 }
 
 static bool well_formed(court_t *k, int32_t rank, const char *what, const colo_plan_message_t *m,
@@ -312,13 +278,13 @@ static bool well_formed(court_t *k, int32_t rank, const char *what, const colo_p
         for (int64_t j = 0; j < m[i].nregions; j++)
             count += region_count(&m[i].regions[j]);
         if (m[i].peer == rank || m[i].peer < 0 || m[i].peer >= w->n)
-            return WRONG(w, "rank %d %s peer %lld", rank, what, (long long)m[i].peer);
+            return T_WRONG(w, "rank %d %s peer %lld", rank, what, (long long)m[i].peer);
         if (i && m[i].peer <= m[i - 1].peer)
-            return WRONG(w, "rank %d %s peers %lld, %lld do not ascend", rank, what,
-                         (long long)m[i - 1].peer, (long long)m[i].peer);
+            return T_WRONG(w, "rank %d %s peers %lld, %lld do not ascend", rank, what,
+                           (long long)m[i - 1].peer, (long long)m[i].peer);
         if (count <= 0 || m[i].bytes != count * es)
-            return WRONG(w, "rank %d %s %lld: %lld bytes in boxes of %lld elements", rank, what,
-                         (long long)m[i].peer, (long long)m[i].bytes, (long long)count);
+            return T_WRONG(w, "rank %d %s %lld: %lld bytes in boxes of %lld elements", rank, what,
+                           (long long)m[i].peer, (long long)m[i].bytes, (long long)count);
         *total += m[i].bytes;
     }
     return true;
@@ -376,7 +342,7 @@ static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
                 if (relayed[cell_of(k, 0, b, s, h)]++)
                     bad = "it was passed on before";
                 if (bad)
-                    return WRONG(
+                    return T_WRONG(
                         k->w, "rank %d passed by %lld, sample %lld row %lld feature %lld: %s", rank,
                         (long long)peer, (long long)b, (long long)s, (long long)k->edge[h], bad);
             }
@@ -401,8 +367,8 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relay
     memset(relayed, 0, (size_t)(k->nb * k->ns * k->nc + 1));
     for (int32_t i = 0; i < nrecvs; i++) {
         if (node_of(w->c, in[i].peer) != node_of(w->c, rank) || !w->c->two_levels)
-            return WRONG(w, "rank %d is passed something by rank %lld of another node", rank,
-                         (long long)in[i].peer);
+            return T_WRONG(w, "rank %d is passed something by rank %lld of another node", rank,
+                           (long long)in[i].peer);
         if (!mirrored(k, rank, &in[i], true))
             return false;
         for (int64_t j = 0; j < in[i].nregions; j++)
@@ -422,7 +388,7 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relay
                     if (gives(&k->has[rank], l, b, s, h))
                         *(passed ? &elsewhere : &here) += width;
                     if (got[rank][cell_of(k, l, b, s, h)] + passed != 1)
-                        return WRONG(
+                        return T_WRONG(
                             w, "rank %d never gets addend %lld sample %lld row %lld feature %lld",
                             rank, (long long)l, (long long)b, (long long)s, (long long)k->edge[h]);
                 }
@@ -436,7 +402,7 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relay
     const colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
     if (y.recv != received + relayed_in || y.send != sent + relayed_out || y.local != local ||
         local != here || y.minimum != need - here - elsewhere)
-        return WRONG(
+        return T_WRONG(
             w,
             "rank %d bytes: says recv %lld send %lld local %lld minimum %lld, boxes say %lld "
             "%lld %lld, elements say local %lld minimum %lld",
@@ -472,9 +438,9 @@ static bool judge_node(court_t *k, int64_t m, bool *found)
                     minimum += needed && !held ? (k->edge[h + 1] - k->edge[h]) * es : 0;
                 }
     if (said != minimum || (w->c->two_levels ? in != minimum : in < minimum))
-        return WRONG(w,
-                     "node %lld: %lld bytes enter, the minimum is said to be %lld, expected %lld",
-                     (long long)m, (long long)in, (long long)said, (long long)minimum);
+        return T_WRONG(w,
+                       "node %lld: %lld bytes enter, the minimum is said to be %lld, expected %lld",
+                       (long long)m, (long long)in, (long long)said, (long long)minimum);
     return true;
 }
 
@@ -496,7 +462,7 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     for (int32_t r = 0; ok && r < w->n; r++)
         ok = judge_relays(&k, r, of, relayed, &surplus);
     if (ok && surplus)
-        ok = WRONG(w, "%lld more messages are received than sent", (long long)surplus);
+        ok = T_WRONG(w, "%lld more messages are received than sent", (long long)surplus);
     for (int64_t m = 0; ok && found && (w->c->node || w->c->ranks_per_node); m++)
         ok = judge_node(&k, m, &found);
     free(got);
@@ -504,20 +470,6 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     free(of);
     court_close(&k);
     return ok;
-}
-
-bool t_plans_balanced(t_plans_t *w, colo_pass_t pass)
-{
-    int64_t largest = 0;
-    for (int32_t r = 0; r < w->n; r++) {
-        int64_t v = colo_plan_bytes(w->plan[r], pass).recv;
-        largest = v > largest ? v : largest;
-    }
-    for (int32_t r = 0; r < w->n; r++)
-        if (colo_plan_bytes(w->plan[r], pass).send > largest)
-            return WRONG(w, "rank %d sends %lld bytes, the largest receive is %lld", r,
-                         (long long)colo_plan_bytes(w->plan[r], pass).send, (long long)largest);
-    return true;
 }
 
 int64_t t_plans_bytes(const t_plans_t *w, colo_pass_t pass, int32_t from, int32_t to)
@@ -598,5 +550,5 @@ bool t_plans_adjoint(t_plans_t *w)
     court_close(&f);
     court_close(&b);
     return forward == backward ||
-           WRONG(w, "<Rx,y> = %lld, <x,R'y> = %lld", (long long)forward, (long long)backward);
+           T_WRONG(w, "<Rx,y> = %lld, <x,R'y> = %lld", (long long)forward, (long long)backward);
 }

@@ -18,6 +18,8 @@ typedef struct t_plans {
     char why[512]; /* what is wrong, when a judgement fails */
 } t_plans_t;
 
+#define T_WRONG(w, ...) (snprintf((w)->why, sizeof(w)->why, __VA_ARGS__), false)
+
 bool t_plans_make(t_plans_t *w, const t_case_t *c);
 void t_plans_free(t_plans_t *w);
 

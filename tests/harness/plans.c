@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plans.c - makes the plans of all ranks. See plan_world.h.
+ */
+#include "harness/plan_world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool t_plans_make(t_plans_t *w, const t_case_t *c)
+{
+    colo_layout_t src, dst;
+    colo_bridge_config_t bc;
+    memset(w, 0, sizeof *w);
+    w->c = c;
+    w->n = t_case_world(c);
+    w->plan = calloc((size_t)w->n, sizeof *w->plan);
+    if (!w->plan || t_case_config(c, &src, &dst, &bc) != COLO_OK)
+        return T_WRONG(w, "%s", colo_last_error());
+    colo_plan_config_t pc = {
+        COLO_PLAN_CONFIG_INIT, .src = bc.src,         .dst = bc.dst,
+        .shape = bc.shape,     .dtype = bc.dtype,     .output = bc.output,
+        .grad = bc.grad,       .no_grad = bc.no_grad, .ranks_per_node = bc.ranks_per_node};
+    if (c->node && colo_nodes_create(&w->nodes, c->node, w->n) != COLO_OK)
+        return T_WRONG(w, "%s", colo_last_error());
+    pc.nodes = w->nodes;
+    pc.one_level = !c->two_levels;
+    for (int32_t r = 0; r < w->n; r++)
+        if (colo_plan_create(&w->plan[r], &pc, r) != COLO_OK)
+            return T_WRONG(w, "plan of rank %d: %s", r, colo_last_error());
+    return true;
+}
+
+void t_plans_free(t_plans_t *w)
+{
+    for (int32_t r = 0; w->plan && r < w->n; r++)
+        colo_plan_destroy(&w->plan[r]);
+    free(w->plan);
+    w->plan = NULL;
+    colo_nodes_destroy(&w->nodes);
+}
+
+bool t_plans_balanced(t_plans_t *w, colo_pass_t pass)
+{
+    int64_t largest = 0;
+    for (int32_t r = 0; r < w->n; r++) {
+        int64_t v = colo_plan_bytes(w->plan[r], pass).recv;
+        largest = v > largest ? v : largest;
+    }
+    for (int32_t r = 0; r < w->n; r++)
+        if (colo_plan_bytes(w->plan[r], pass).send > largest)
+            return T_WRONG(w, "rank %d sends %lld bytes, the largest receive is %lld", r,
+                           (long long)colo_plan_bytes(w->plan[r], pass).send, (long long)largest);
+    return true;
+}
