@@ -6,7 +6,6 @@
  */
 #include "harness/plan_world.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,6 +10,8 @@
 
 #include "harness/bridge_case.h"
 
+#include <stdio.h>
+
 typedef struct t_plans {
     const t_case_t *c;
     int32_t n;
