@@ -26,12 +26,12 @@ typedef struct colo_bootstrap {
 } colo_bootstrap_t;
 
 /**
- * colo_comm_create_bootstrap() - a world comm of processes that talk over Unix sockets or
+ * colo_comm_create_bootstrap() - a world comm of processes that talk over Unix sockets and
  * UCX; collective
- * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets. If
- *          there are others, all ranks use UCX, and each rank must have it. There is one
- *          all-gather, and a second one for UCX. The deadline (COLO_TIMEOUT_MS) begins at the end
- *          of the last, so a rank may be late by less than the deadline
+ * @comm:   out, owned by the caller. Pairs of one host and network namespace use Unix sockets. The
+ *          others use UCX, which each rank must have then. There is one all-gather, and a second
+ *          one for UCX. The deadline (COLO_TIMEOUT_MS) begins at the end of the last, so a rank may
+ *          be late by less than the deadline
  * Threads: one thread at a time uses all comms made from it; any thread may abort, check and dump
  * Failure: if a process dies, all other ranks get COLO_ERR_PEER at once
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes or versions),

@@ -369,6 +369,7 @@ static int process(struct page *page, int32_t me)
     colo_comm_t *world = NULL, *fresh = NULL;
     if (!open_rank(&r, me))
         return 1;
+    setenv("COLO_NODE", me < RANKS / 2 ? "0" : "1", 1); /* the transport matters with UCX */
     if (is(&r, "environment")) {
         report_fault();
         setenv("COLO_CHECK", "3", 1);

@@ -117,7 +117,7 @@ def judge(row, said, fault):
     return wrong, slowest
 
 
-NAMES = {"threads": "threads", "sockets": "processes, Unix sockets", "ucx": "processes, UCX", "mpi": "processes, MPI"}
+NAMES = {"threads": "threads", "sockets": "processes, Unix sockets", "ucx": "processes, two nodes: UCX between", "mpi": "processes, MPI"}
 
 
 def plural(names):

@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { THREADS, SOCKETS, MPI, UCX, LATER = 24 };
+enum { THREADS, SOCKETS, MPI, UCX, MIXED, LATER = 24 };
 
 struct region {
     void *data;
@@ -89,12 +89,12 @@ static int kind(void)
     } else if (strcmp(text, "mpi") == 0) {
         known = MPI;
         start_mpi();
-    } else if (strcmp(text, "ucx") == 0) {
-        known = UCX;
+    } else if (strcmp(text, "ucx") == 0 || strcmp(text, "mixed") == 0) {
+        known = strcmp(text, "ucx") == 0 ? UCX : MIXED;
         load("ucx");
         setenv("COLO_TRANSPORT", "ucx", 1);
     } else {
-        fprintf(stderr, "test: T_RANKS=%s, expected threads, sockets, ucx or mpi\n", text);
+        fprintf(stderr, "test: T_RANKS=%s, expected threads, sockets, ucx, mixed or mpi\n", text);
         exit(1);
     }
     return known;
@@ -281,6 +281,8 @@ static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void 
     colo_bootstrap_t b = {rank, board->size, over_board, &seat};
     colo_comm_t *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (kind() == MIXED && !getenv("COLO_NODE")) /* two nodes, of which neither is a run of ranks */
+        setenv("COLO_NODE", rank % 4 % 3 ? "1" : "0", 1);
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     run_one(st, world, fn, arg, (struct report *)(void *)report_size);
     save_changes(before, report_size + sizeof(struct report));

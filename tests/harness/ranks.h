@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ranks.h - the same rank functions on threads, on forked processes over sockets, or on MPI ranks.
+ * ranks.h - the same rank functions on threads, on forked processes, or on MPI ranks.
  *
- * T_RANKS says which: threads (default), sockets, mpi (then the program runs under mpirun, every
+ * T_RANKS says which: threads (default); sockets; ucx; mixed, which is two nodes with Unix sockets
+ * inside and UCX between; mpi (then the program runs under mpirun, every
  * process goes through the same tests, and only rank 0 prints). Rank functions write what they saw
  * into @arg, each rank its own part; on processes those bytes are brought together afterwards, so
  * that the judge sees what it would have seen on threads. What @arg points to is not brought

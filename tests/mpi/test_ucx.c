@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_ucx.c - the transport over UCX by itself, between two forked processes: order, a frame that
- * no rank sends, a process that ends, and waits. What communicators make of it is in tests/comm/,
- * which runs over UCX as well.
+ * no rank sends, a process that ends, and waits; and which pairs of two nodes it carries. What
+ * communicators make of it is in tests/comm/, which runs over UCX as well.
  */
 #include "forked.h"
 
 #include "comm/process/transport.h"
 #include "core/backend.h"
+
+#include <sys/socket.h>
 
 enum {
     FRAMES = 120,
@@ -172,6 +174,59 @@ T_CASE(wait_ends_after_its_time_if_nothing_comes)
 {
     t_page_t *page = t_fork_ranks(2, idle);
     for (int32_t r = 0; r < 2; r++)
+        t_expect(page, r, COLO_OK, "");
+    munmap(page, sizeof *page);
+}
+
+/* ---- two nodes ---- */
+
+static bool has_socket_to(pid_t pid)
+{
+    struct ucred peer;
+    int domain = 0;
+    for (int fd = 0; fd < 256; fd++) {
+        socklen_t bytes = sizeof domain, size = sizeof peer;
+        if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_UNIX &&
+            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid == pid)
+            return true;
+    }
+    return false;
+}
+
+/* Ranks 0 and 3 are one node, 1 and 2 the other. */
+static void on_two_nodes(t_forked_t *me)
+{
+    enum { MANY = 300000 }; /* bytes of each rank: more than two data frames */
+    static unsigned char mine[MANY], all[4 * MANY];
+    const bool second = me->rank % 3;
+    const int64_t pid = getpid();
+    int64_t pids[4];
+    const colo_bootstrap_t b = {me->rank, 4, t_over_page, me};
+    colo_comm_t *world = NULL;
+    setenv("COLO_TRANSPORT", "ucx", 1);
+    setenv("COLO_NODE", second ? "1" : "0", 1);
+    memset(mine, 'a' + me->rank, MANY);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
+    if (st == COLO_OK)
+        st = colo_comm_all_gather(world, &pid, pids, 1, COLO_I64, NULL);
+    for (int32_t r = 0; r < 4 && st == COLO_OK; r++)
+        if (has_socket_to((pid_t)pids[r]) != (r != me->rank && (r % 3 != 0) == second))
+            st = colo_fail(COLO_ERR_STATE, "the socket to rank %d", (int)r);
+    if (st == COLO_OK && strcmp(colo_comm_backend(world), "ucx") != 0)
+        st = colo_fail(COLO_ERR_STATE, "the backend is %s", colo_comm_backend(world));
+    if (st == COLO_OK)
+        st = colo_comm_all_gather(world, mine, all, MANY, COLO_U8, NULL);
+    for (int i = 0; i < 4 * MANY && st == COLO_OK; i++)
+        if (all[i] != 'a' + i / MANY)
+            st = colo_fail(COLO_ERR_STATE, "byte %d is %d", i, all[i]);
+    t_note(me, st);
+    colo_comm_destroy(&world);
+}
+
+T_CASE(pairs_of_one_node_have_a_socket_and_the_others_ucx)
+{
+    t_page_t *page = t_fork_ranks(4, on_two_nodes);
+    for (int32_t r = 0; r < 4; r++)
         t_expect(page, r, COLO_OK, "");
     munmap(page, sizeof *page);
 }

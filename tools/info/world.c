@@ -121,20 +121,27 @@ static void find_fact(fact_t *f)
         f->net = net.st_ino;
 }
 
-enum { ONE_NETWORK, OTHER_NETWORK, OTHER_HOST, KINDS };
-static const char *const kinds[KINDS] = {
-    "one host and one network namespace",
-    "one host, but two network namespaces (containers)",
-    "two hosts",
+enum { ONE_NETWORK, INSISTED, OTHER_NETWORK, OTHER_HOST, KINDS };
+static const char *const kinds[KINDS][2] = {
+    {"Unix socket", "one host and one network namespace"},
+    {"UCX", "one host, and COLO_TRANSPORT is ucx"},
+    {"UCX", "one host, but two network namespaces (containers)"},
+    {"UCX", "two hosts"},
 };
 
-static int kind_of(const fact_t *a, const fact_t *b)
+static int kind_of(const colo_comm_t *world, const fact_t *fact, int32_t one, int32_t other)
 {
+    const fact_t *a = &fact[one], *b = &fact[other];
+    const char *transport = getenv("COLO_TRANSPORT"), *names = getenv("COLO_NODE");
     if (strcmp(a->boot, b->boot) != 0)
         return OTHER_HOST;
     if (a->net != b->net)
         return strcmp(a->host, b->host) ? OTHER_HOST : OTHER_NETWORK;
-    return ONE_NETWORK;
+    if (!transport || strcmp(transport, "ucx") != 0)
+        return ONE_NETWORK;
+    return names && *names && colo_comm_node(world, one) == colo_comm_node(world, other)
+               ? ONE_NETWORK
+               : INSISTED;
 }
 
 static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t node)
@@ -157,20 +164,20 @@ static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t nod
     printf("\n");
 }
 
-static void print_pairs(const fact_t *fact, int32_t n, int kind, bool ucx)
+static void print_pairs(const colo_comm_t *world, const fact_t *fact, int kind)
 {
     char shown[200] = "";
     size_t offset = 0;
     int64_t count = 0;
+    const int32_t n = colo_comm_size(world);
     for (int32_t a = 0; a < n; a++)
         for (int32_t b = a + 1; b < n; b++)
-            if (kind_of(&fact[a], &fact[b]) == kind && ++count <= PAIRS_SHOWN)
+            if (kind_of(world, fact, a, b) == kind && ++count <= PAIRS_SHOWN)
                 offset += (size_t)snprintf(shown + offset, sizeof shown - offset, " %d-%d", (int)a,
                                            (int)b);
     if (count)
-        printf("  %lld pairs by %s, %s on %s:%s%s\n", (long long)count,
-               ucx ? "UCX" : "Unix socket", ucx ? "which are" : "because they are", kinds[kind],
-               shown, count > PAIRS_SHOWN ? " ..." : "");
+        printf("  %lld pairs by %s, because they are on %s:%s%s\n", (long long)count,
+               kinds[kind][0], kinds[kind][1], shown, count > PAIRS_SHOWN ? " ..." : "");
 }
 
 static void print_world(const colo_comm_t *world, const fact_t *fact, const char *launcher)
@@ -183,7 +190,7 @@ static void print_world(const colo_comm_t *world, const fact_t *fact, const char
         print_node(world, fact, k);
     printf("\nHost memory and control, without MPI\n");
     for (int k = 0; k < KINDS; k++)
-        print_pairs(fact, n, k, strcmp(colo_comm_backend(world), "ucx") == 0);
+        print_pairs(world, fact, k);
     printf("  With MPI (colo_comm_create_mpi) MPI carries all pairs.\n"
            "No rank reaches another's host memory: they are processes. GPU memory that is\n"
            "registered is reached by ranks of one host whose GPUs have peer access.\n");

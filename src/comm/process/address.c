@@ -7,6 +7,7 @@
  */
 #include "comm/process/address.h"
 
+#include "comm/comm.h"
 #include "comm/process/transport-unix.h"
 #include "core/env.h"
 #include "core/hash.h"
@@ -95,9 +96,13 @@ static int bind_door(colo_endpoint_t *endpoint, int *door)
 
 static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, int *door, int *fd)
 {
-    int32_t transport; /* 3: ucx. Another word is refused once all are connected */
+    int32_t transport; /* 3: ucx. What is refused is refused once all are connected */
+    const char *names = "";
     (void)colo_env_word("COLO_TRANSPORT", &transport);
     endpoint->insists = transport == 3;
+    (void)colo_env_text("COLO_NODE", &names);
+    if (names[0])
+        (void)colo_node_id(b->rank, b->size, &endpoint->node);
     if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "create_bootstrap: getrandom: %s", strerror(errno));
     int error = find_host(&endpoint->host);
@@ -182,7 +187,8 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
     return COLO_OK;
 }
 
-bool colo_endpoint_near(const colo_endpoint_t *a, const colo_endpoint_t *b)
+bool colo_endpoint_near(const colo_endpoint_t *a, const colo_endpoint_t *b, bool insists)
 {
-    return a->host != 0 && a->host == b->host && a->name[0] && b->name[0];
+    return a->host != 0 && a->host == b->host && a->name[0] && b->name[0] &&
+           (!insists || (a->node != 0 && a->node == b->node));
 }

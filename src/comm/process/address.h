@@ -22,10 +22,11 @@ typedef struct colo_endpoint {
     int32_t status;  /* < 0: the rank failed, and says why */
     int32_t insists; /* COLO_TRANSPORT is ucx here */
     uint64_t host;   /* of the machine and its network namespace; 0: unknown */
+    uint64_t node;   /* that COLO_NODE names; 0: none */
     uint8_t token[COLO_TOKEN];
     char name[48]; /* abstract Unix name without the leading NUL; "": none */
     char why[400];
-    uint8_t worker[COLO_UCX_BYTES]; /* of the second all-gather, which is for UCX alone */
+    colo_worker_t worker; /* of the second all-gather, which is for UCX alone */
 } colo_endpoint_t;
 
 /* This rank's endpoint, and in @fd [b->size] a descriptor in the place of each connection. A rank
@@ -37,8 +38,8 @@ void colo_endpoint_make(const colo_bootstrap_t *b, bool enough, colo_endpoint_t 
                         int *door, int *fd);
 /* The calling thread's error as this rank's, for all. */
 void colo_endpoint_set_error(colo_endpoint_t *endpoint, colo_status_t status);
-/* Do Unix sockets connect these two ranks? Else UCX does. */
-bool colo_endpoint_near(const colo_endpoint_t *a, const colo_endpoint_t *b);
+/* Do Unix sockets connect these two ranks? Else UCX does. @insists: a rank of the job does. */
+bool colo_endpoint_near(const colo_endpoint_t *a, const colo_endpoint_t *b, bool insists);
 /* Do all endpoints belong together, and did no rank fail? */
 colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint);
 socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *address);

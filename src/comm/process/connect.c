@@ -65,7 +65,8 @@ struct meeting {
     struct guest guest[GUESTS];
     struct pollfd *poll; /* calls, the door, guests, ranks */
     int *fd;             /* [size] out */
-    int32_t left;        /* ranks to meet */
+    bool *near;          /* [size] ranks to meet; the others are UCX's */
+    int32_t left;        /* of them */
 };
 
 struct carrier { /* what carries between the ranks */
@@ -102,7 +103,7 @@ static bool show_a_guest_out(struct meeting *m)
 
 static bool is_met(const struct meeting *m, int32_t r)
 {
-    return r == m->b->rank || m->fd[r] >= 0;
+    return !m->near[r] || m->fd[r] >= 0;
 }
 
 /* ---- to lower ranks ---- */
@@ -283,7 +284,10 @@ static colo_status_t poll_once(struct meeting *m)
 
 static colo_status_t meet(struct meeting *m)
 {
-    if (m->b->rank < m->b->size - 1 && listen(m->door, m->b->size) != 0)
+    bool called = false;
+    for (int32_t r = m->b->rank + 1; r < m->b->size; r++)
+        called |= m->near[r];
+    if (called && listen(m->door, m->b->size) != 0)
         return colo_endpoint_no_socket(m->b, errno);
     while (m->left > 0) {
         if (waited_ms(m) > (double)m->timeout_ms)
@@ -302,6 +306,7 @@ static void end_meeting(struct meeting *m)
         colo_socket_close(m->call[r].fd);
     free(m->call);
     free(m->poll);
+    free(m->near);
     if (m->endpoint)
         munmap(m->endpoint, (size_t)m->b->size * sizeof *m->endpoint);
 }
@@ -353,11 +358,15 @@ struct workers {
 static colo_status_t gather_workers(void *user, const void *send, void *recv, size_t bytes)
 {
     struct workers *w = user;
-    memcpy(w->mine->worker, send, bytes);
+    colo_worker_t *worker = recv;
+    (void)bytes;
+    w->mine->worker = *(const colo_worker_t *)send;
     w->told = true;
     COLO_TRY(gather(w->m, w->mine));
-    for (int32_t r = 0; r < w->m->b->size; r++)
-        memcpy((char *)recv + (size_t)r * bytes, w->m->endpoint[r].worker, bytes);
+    for (int32_t r = 0; r < w->m->b->size; r++) {
+        worker[r] = w->m->endpoint[r].worker;
+        worker[r].near = w->m->near[r];
+    }
     return COLO_OK;
 }
 
@@ -391,41 +400,53 @@ static colo_status_t open_ucx(struct meeting *m, colo_endpoint_t *mine, struct c
     return st;
 }
 
-/* Does UCX carry between these ranks? The same on all of them. */
-static bool wants_ucx(const struct meeting *m)
+/* Which ranks Unix sockets reach. That all reach all is known to all alike. */
+static void find_near(struct meeting *m)
 {
-    bool wants = false;
+    bool insists = false;
     for (int32_t r = 0; r < m->b->size; r++)
-        wants |= m->endpoint[r].insists ||
-                 (r > 0 && !colo_endpoint_near(&m->endpoint[0], &m->endpoint[r]));
-    return wants;
+        insists |= m->endpoint[r].insists != 0;
+    for (int32_t r = 0; r < m->b->size; r++) {
+        m->near[r] = r != m->b->rank &&
+                     colo_endpoint_near(&m->endpoint[m->b->rank], &m->endpoint[r], insists);
+        m->left += m->near[r];
+    }
 }
 
 /* Connects all ranks of @b with each other. */
 static colo_status_t connect_all(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd,
                                  struct carrier *carrier)
 {
-    struct meeting m = {.b = b, .timeout_ms = timeout_ms, .fd = fd, .left = b->size - 1};
+    struct meeting m = {.b = b, .timeout_ms = timeout_ms, .fd = fd};
+    struct carrier far = {.ops = NULL};
     colo_endpoint_t mine;
     for (int i = 0; i < GUESTS; i++)
         m.guest[i].fd = -1;
     m.call = calloc((size_t)b->rank + 1, sizeof *m.call);
     m.poll = calloc((size_t)b->rank + 1 + GUESTS + (size_t)b->size, sizeof *m.poll);
+    m.near = calloc((size_t)b->size, sizeof *m.near);
     for (int32_t r = 0; m.call && r < b->rank; r++)
         m.call[r].fd = -1;
-    colo_endpoint_make(b, m.call && m.poll, &mine, &m.door, fd);
+    colo_endpoint_make(b, m.call && m.poll && m.near, &mine, &m.door, fd);
     colo_status_t st = gather(&m, &mine);
     close_all(b, fd); /* connections take their place */
-    if (st == COLO_OK && wants_ucx(&m)) {
-        st = open_ucx(&m, &mine, carrier);
-    } else if (st == COLO_OK) {
+    if (st == COLO_OK)
+        find_near(&m);
+    const bool all = m.left == b->size - 1;
+    if (st == COLO_OK && !all)
+        st = open_ucx(&m, &mine, &far);
+    *carrier = far;
+    if (st == COLO_OK && (all || m.left > 0)) {
+        carrier->ops = &colo_transport_sockets;
+        carrier->table = all ? &colo_comm_sockets_ops : &colo_comm_ucx_ops;
         st = meet(&m);
         if (st < 0)
             close_all(b, fd);
-        else
-            st = colo_transport_sockets_new(b->rank, b->size, fd, &carrier->transport);
-        carrier->ops = &colo_transport_sockets;
-        carrier->table = &colo_comm_sockets_ops;
+        if (st < 0 && far.ops)
+            far.ops->close(far.transport, false);
+        if (st == COLO_OK)
+            st = colo_transport_sockets_new(b->rank, b->size, fd, far.ops, far.transport,
+                                            &carrier->transport);
     }
     carrier->begin = m.begin;
     end_meeting(&m);

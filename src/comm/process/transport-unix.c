@@ -8,6 +8,8 @@
  * queued. Nothing blocks but wait(), which is poll().
  *
  * End of stream without a goodbye means that the process died: the one thing MPI cannot tell.
+ *
+ * Ranks without a socket are another transport's, which this one holds: UCX's, between hosts.
  */
 #include "comm/process/transport-unix.h"
 
@@ -32,9 +34,9 @@ enum {
 struct sock {
     unsigned char *out, *in;
     size_t out_at, out_end, out_capacity; /* [at, end) is to be written */
-    size_t in_at, in_end;             /* [at, end) has been read */
-    bool starved;                     /* the system had no memory to send: try again */
-    bool ended;                       /* end of stream or error: told when the buffer is empty */
+    size_t in_at, in_end;                 /* [at, end) has been read */
+    bool starved;                         /* the system had no memory to send: try again */
+    bool ended; /* end of stream or error: told when the buffer is empty */
     int error;
 };
 
@@ -49,8 +51,16 @@ struct transport {
     int32_t held;           /* the peer whose frame has been handed out, or -1 */
     int32_t to;             /* of the frame that is reserved */
     size_t to_bytes;
+    const colo_transport_ops_t *far; /* NULL: all ranks have a socket */
+    void *far_transport;
+    bool far_first, far_spoke; /* in recv(): whose turn it is, and which one has found something */
     char why[200];
 };
+
+static bool is_far(const struct transport *w, int32_t peer)
+{
+    return w->far && !w->sock[peer].in;
+}
 
 static size_t padded(size_t bytes)
 {
@@ -100,7 +110,10 @@ static void flush_out(struct transport *w, int32_t r)
 
 static bool sockets_full(void *transport, int32_t peer)
 {
-    const struct sock *s = &((struct transport *)transport)->sock[peer];
+    struct transport *w = transport;
+    const struct sock *s = &w->sock[peer];
+    if (is_far(w, peer))
+        return w->far->full(w->far_transport, peer);
     return s->out_end - s->out_at > OUT_MAX;
 }
 
@@ -109,6 +122,10 @@ static void *sockets_reserve(void *transport, int32_t peer, size_t bytes)
     struct transport *w = transport;
     struct sock *s = &w->sock[peer];
     const size_t need = padded(bytes);
+    w->to = peer;
+    w->to_bytes = bytes;
+    if (is_far(w, peer))
+        return w->far->reserve(w->far_transport, peer, bytes);
     if (s->out_at > 0 && s->out_end + need > s->out_capacity) {
         memmove(s->out, s->out + s->out_at, s->out_end - s->out_at);
         s->out_end -= s->out_at;
@@ -122,8 +139,6 @@ static void *sockets_reserve(void *transport, int32_t peer, size_t bytes)
         s->out = p;
         s->out_capacity = capacity;
     }
-    w->to = peer;
-    w->to_bytes = bytes;
     return s->out + s->out_end + 8;
 }
 
@@ -133,6 +148,10 @@ static void sockets_commit(void *transport)
     struct sock *s = &w->sock[w->to];
     uint64_t bytes = w->to_bytes;
     size_t whole = padded(w->to_bytes);
+    if (is_far(w, w->to)) {
+        w->far->commit(w->far_transport);
+        return;
+    }
     memcpy(s->out + s->out_end, &bytes, sizeof bytes);
     memset(s->out + s->out_end + 8 + bytes, 0, whole - 8 - bytes);
     s->out_end += whole;
@@ -205,9 +224,8 @@ static int hand_out(struct transport *w, int32_t *peer, const void **frame, size
     return 0;
 }
 
-static int sockets_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
+static int recv_near(struct transport *w, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct transport *w = transport;
     if (w->held >= 0) {
         struct sock *s = &w->sock[w->held];
         uint64_t n;
@@ -233,14 +251,29 @@ static int sockets_recv(void *transport, int32_t *peer, const void **frame, size
     return hand_out(w, peer, frame, bytes);
 }
 
+static int sockets_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
+{
+    struct transport *w = transport;
+    int got = 0;
+    w->far_first = w->far && !w->far_first;
+    for (int i = 0; i < (w->far ? 2 : 1) && got == 0; i++) {
+        w->far_spoke = w->far_first == (i == 0);
+        got = w->far_spoke ? w->far->recv(w->far_transport, peer, frame, bytes)
+                           : recv_near(w, peer, frame, bytes);
+    }
+    return got;
+}
+
 static const char *sockets_why(void *transport)
 {
-    return ((struct transport *)transport)->why;
+    struct transport *w = transport;
+    return w->far_spoke ? w->far->why(w->far_transport) : w->why;
 }
 
 static bool sockets_flushed(void *transport, int32_t peer)
 {
-    return ((struct transport *)transport)->sock[peer].out_end == 0;
+    struct transport *w = transport;
+    return is_far(w, peer) ? w->far->flushed(w->far_transport, peer) : w->sock[peer].out_end == 0;
 }
 
 static void sockets_wait(void *transport, double seconds)
@@ -251,12 +284,17 @@ static void sockets_wait(void *transport, double seconds)
     pthread_mutex_lock(&w->lock);
     memcpy(w->waiting, w->seen, (size_t)w->size * sizeof *w->seen);
     pthread_mutex_unlock(&w->lock);
-    ppoll(w->waiting, (nfds_t)w->size, &t, NULL);
+    if (w->far) /* in the place of this rank's own */
+        w->waiting[w->rank] = (struct pollfd){w->far->arm(w->far_transport), POLLIN, 0};
+    if (!w->far || w->waiting[w->rank].fd >= 0)
+        ppoll(w->waiting, (nfds_t)w->size, &t, NULL);
 }
 
 static void sockets_close(void *transport, bool clean)
 {
     struct transport *w = transport;
+    if (w->far)
+        w->far->close(w->far_transport, clean);
     for (int32_t r = 0; r < w->size; r++) {
         if (w->fds)
             colo_socket_close(w->fds[r].fd);
@@ -274,6 +312,7 @@ static void sockets_close(void *transport, bool clean)
 }
 
 colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
+                                         const colo_transport_ops_t *far, void *far_transport,
                                          void **transport)
 {
     struct transport *w = calloc(1, sizeof *w);
@@ -292,6 +331,8 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
         enough = sock[r].in && sock[r].out;
     }
     if (!enough) {
+        if (far)
+            far->close(far_transport, false);
         for (int32_t r = 0; r < size; r++) {
             colo_socket_close(fd[r]);
             if (sock) {
@@ -304,7 +345,8 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
         free(fds);
         free(seen);
         free(waiting);
-        return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for %d connections", (int)size);
+        return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for %d connections",
+                         (int)size);
     }
     memcpy(seen, fds, (size_t)size * sizeof *fds);
     *w = (struct transport){.rank = rank,
@@ -313,7 +355,9 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
                             .fds = fds,
                             .seen = seen,
                             .waiting = waiting,
-                            .held = -1};
+                            .held = -1,
+                            .far = far,
+                            .far_transport = far_transport};
     pthread_mutex_init(&w->lock, NULL);
     *transport = w;
     return COLO_OK;

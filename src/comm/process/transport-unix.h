@@ -17,8 +17,10 @@ int colo_socket_open(void);
 int colo_socket_accept(int listener);
 void colo_socket_close(int fd); /* any descriptor, or -1 */
 
-/* fd[r]: connected and non-blocking, -1 for @rank itself. Takes the sockets, also when it fails. */
+/* fd[r]: connected and non-blocking, -1 for @rank itself and for ranks that @far carries to, with
+ * @far_transport; or NULL. Takes both, also when it fails. */
 colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
+                                         const colo_transport_ops_t *far, void *far_transport,
                                          void **transport);
 
 #endif

@@ -8,21 +8,27 @@
  * any time. A transport never waits except in wait(), open() and close(); it does not know what a
  * frame means.
  *
- * transport-mpi.c is one (in libcolobridge-mpi.so, which needs no symbol of the library), the
- * sockets of transport-unix.c are the other. Communicators over a transport: group.h.
+ * transport-mpi.c and transport-ucx.c are two (in libraries of their own, which need no symbol of
+ * this one), the sockets of transport-unix.c are the third, and hold UCX if it is needed, too.
+ * Communicators over a transport: group.h.
  */
 #ifndef COLO_COMM_PROCESS_TRANSPORT_H
 #define COLO_COMM_PROCESS_TRANSPORT_H
 
 #include <colobridge/status.h>
 
-#define COLO_TRANSPORT_ABI 2u
+#define COLO_TRANSPORT_ABI 3u
 
 enum {
     COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a header */
     COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
-    COLO_UCX_BYTES = 3072,        /* bytes of an all-gather that carries addresses of UCX workers */
 };
+
+typedef struct colo_worker { /* what the all-gather of UCX's open() carries of each rank */
+    uint32_t bytes;
+    uint32_t near; /* the all-gather sets it: this rank is reached by other means */
+    unsigned char address[3064];
+} colo_worker_t;
 
 #define COLO_FRAME_MAGIC (0xC01B0000u | COLO_TRANSPORT_ABI)
 
@@ -79,6 +85,9 @@ typedef struct colo_transport_ops {
     const char *(*why)(void *transport);
     bool (*flushed)(void *transport, int32_t peer); /* nothing to @peer waits in this process */
     void (*wait)(void *transport, double seconds);  /* until something may have happened */
+    /* A descriptor that is readable once something may have happened, for wait() of a transport
+     * that holds this one; -1: it has. NULL: there is none. */
+    int (*arm)(void *transport);
     /* Frees. @clean: every peer said CLOSE or is gone, so that nothing is under way to us. */
     void (*close)(void *transport, bool clean);
 } colo_transport_ops_t;

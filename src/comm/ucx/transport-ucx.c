@@ -36,13 +36,8 @@ enum { RING = 8, SMALL = COLO_FRAME_EAGER + 1024, QUEUED_MAX = 512 << 10 };
 #define RANK_MASK ((UINT64_C(1) << RANK_BITS) - 1)
 static const double CLOSE_SECONDS = 0.5; /* at most, for UCX to give everything back */
 
-struct ucx_address { /* what the all-gather carries */
-    uint64_t bytes;
-    unsigned char address[COLO_UCX_BYTES - 8];
-};
-
 struct peer {
-    ucp_ep_h ep; /* NULL: this rank, or gone */
+    ucp_ep_h ep; /* NULL: this rank, or reached by other means */
     void *closing;
     int32_t pending;     /* sends under way */
     size_t queued;       /* their bytes */
@@ -298,16 +293,22 @@ static const char *ucx_why(void *transport)
     return ((struct transport *)transport)->why;
 }
 
-static void ucx_wait(void *transport, double seconds)
+static int ucx_arm(void *transport)
 {
     struct transport *w = transport;
-    struct timespec t = {.tv_sec = (time_t)seconds};
-    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
     pthread_mutex_lock(&w->lock);
     const ucs_status_t armed = ucp_worker_arm(w->worker);
     pthread_mutex_unlock(&w->lock);
-    if (armed != UCS_ERR_BUSY) /* else something has happened */
-        ppoll(&(struct pollfd){.fd = w->event, .events = POLLIN}, armed == UCS_OK, &t, NULL);
+    return armed == UCS_ERR_BUSY ? -1 : w->event;
+}
+
+static void ucx_wait(void *transport, double seconds)
+{
+    struct timespec t = {.tv_sec = (time_t)seconds};
+    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    const int event = ucx_arm(transport);
+    if (event >= 0)
+        ppoll(&(struct pollfd){.fd = event, .events = POLLIN}, 1, &t, NULL);
 }
 
 /* ---- taking down ---- */
@@ -398,13 +399,13 @@ static colo_status_t make_worker(struct transport *w, colo_transport_open_t *out
     return COLO_OK;
 }
 
-static colo_status_t write_address(struct transport *w, struct ucx_address *mine,
+static colo_status_t write_address(struct transport *w, colo_worker_t *mine,
                                    colo_transport_open_t *out)
 {
     ucp_address_t *address = NULL;
     size_t bytes = 0;
     TRY_UCX(out, ucp_worker_get_address(w->worker, &address, &bytes));
-    mine->bytes = bytes;
+    mine->bytes = (uint32_t)bytes;
     memcpy(mine->address, address, bytes < sizeof mine->address ? bytes : sizeof mine->address);
     ucp_worker_release_address(w->worker, address);
     if (bytes > sizeof mine->address)
@@ -416,7 +417,7 @@ static colo_status_t write_address(struct transport *w, struct ucx_address *mine
     return COLO_OK;
 }
 
-static colo_status_t connect_all(struct transport *w, const struct ucx_address *all,
+static colo_status_t connect_all(struct transport *w, const colo_worker_t *all,
                                  colo_transport_open_t *out)
 {
     w->token = COLO_HASH_INIT;
@@ -434,8 +435,9 @@ static colo_status_t connect_all(struct transport *w, const struct ucx_address *
             .address = (const ucp_address_t *)(const void *)all[r].address,
             .err_mode = UCP_ERR_HANDLING_MODE_PEER,
             .err_handler = {on_failed, &w->peer[r]}};
-        const ucs_status_t st =
-            r == w->rank ? UCS_OK : ucp_ep_create(w->worker, &params, &w->peer[r].ep);
+        const ucs_status_t st = r == w->rank || all[r].near
+                                    ? UCS_OK
+                                    : ucp_ep_create(w->worker, &params, &w->peer[r].ep);
         if (st != UCS_OK)
             REFUSE(
                 out, st == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_PEER,
@@ -449,7 +451,7 @@ static colo_status_t connect_all(struct transport *w, const struct ucx_address *
     return COLO_OK;
 }
 
-/* @handle: a colo_bootstrap_t, whose all-gather is called once, with bytes of COLO_UCX_BYTES */
+/* @handle: a colo_bootstrap_t, whose all-gather is called once, with a colo_worker_t */
 static colo_status_t ucx_open(const void *handle, size_t bytes, int64_t timeout_ms,
                               colo_transport_open_t *out)
 {
@@ -461,8 +463,7 @@ static colo_status_t ucx_open(const void *handle, size_t bytes, int64_t timeout_
     out->size = b->size;
     out->any_thread = true;
     struct transport *w = calloc(1, sizeof *w);
-    struct ucx_address *mine = calloc(1, sizeof *mine),
-                       *all = calloc((size_t)b->size, sizeof *all);
+    colo_worker_t *mine = calloc(1, sizeof *mine), *all = calloc((size_t)b->size, sizeof *all);
     bool enough = w && mine && all && (w->peer = calloc((size_t)b->size, sizeof *w->peer));
     for (int i = 0; i < RING && enough; i++)
         enough = (w->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64)) != NULL;
@@ -501,6 +502,7 @@ static const colo_transport_ops_t ucx_transport = {
     .why = ucx_why,
     .flushed = ucx_flushed,
     .wait = ucx_wait,
+    .arm = ucx_arm,
     .close = ucx_close,
 };
 
