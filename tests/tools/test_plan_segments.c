@@ -245,7 +245,7 @@ T_CASE(a_picture_shows_the_way_of_one_segment)
                                         "replica 1: 5 rows; after colo_balance() 3",
                                         "sequence 0: 12 positions, on LLM replica 0",
                                         "sequence 1: 8 positions, on LLM replica 0",
-                                        "The way of segment 2",
+                                        "Path of segment 2",
                                         "encoder replica 1: its 5 rows",
                                         "sequence 1: 8 positions",
                                         "rank 0: its axis of 10 positions",

@@ -129,8 +129,8 @@ T_CASE(eight_ranks_show_every_message_with_its_bytes)
     assert_count(text, ">Forward: activations<", 1);
     assert_count(text, ">Backward: gradients<", 1);
     /* ring all-gather of 2: V/4 a rank; ring all-reduce over 2: V/2 a rank */
-    assert_count(text, "The all-gather way: 2 KiB", 1);
-    assert_count(text, "The all-reduce way: 4 KiB", 1);
+    assert_count(text, "An all-gather would move 2 KiB.", 1);
+    assert_count(text, "An all-reduce would move 4 KiB.", 1);
     free(text);
 }
 

@@ -67,7 +67,7 @@ static const char help[] =
     "  --segments F         plans the ragged batch in file F in place of --batch, --seq: one JSON\n"
     "                       object of lists of integers, see the example; shows rows per rank and\n"
     "                       the load of each source replica, as it is and after colo_balance()\n"
-    "  --segment E          with --segments and --svg: also draws the way of segment E\n"
+    "  --segment E          with --segments and --svg: also draws the path of segment E\n"
     "  --alpha A[,B]        microseconds that a message costs inside a node[, between nodes]\n"
     "                       (default 8,12); one number stands for both\n"
     "  --beta A[,B]         GB/s of a link inside a node[, between nodes] (default 285,45)\n"

@@ -218,7 +218,7 @@ static void draw_panel(FILE *f, const void *what)
                  svg_count(s->messages, a), s->messages == 1 ? "message" : "messages",
                  svg_bytes((double)s->total, b), svg_bytes((double)s->most, c));
     if (s->collective > 0)
-        snprintf(text + strlen(text), sizeof text - strlen(text), " The %s way: %s in all.",
+        snprintf(text + strlen(text), sizeof text - strlen(text), " An %s would move %s.",
                  p->pass == COLO_FORWARD ? "all-gather" : "all-reduce",
                  svg_bytes((double)s->collective, a));
     svg_lines(f, text, "text", SVG_COLUMNS, 15);

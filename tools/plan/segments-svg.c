@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * segments-svg.c - the panels of a ragged batch: rows of each source replica, packed sequences with
- * the owner of each chunk, and the way of one segment.
+ * the owner of each chunk, and the path of one segment.
  *
  * A segment has the colour of its source replica everywhere. Owners are those of docs/ragged.md:
  * a sequence has 2C chunks (zigzag), chunk j belongs to context rank min(j, 2C - 1 - j). What is
@@ -300,7 +300,7 @@ static void draw_sequences(FILE *f, const void *what)
     left_out(f, y, t->nseqs - n, "sequences");
 }
 
-/* ---- the way of one segment ---- */
+/* ---- the path of one segment ---- */
 
 typedef struct pass {
     cuts_t c;
@@ -426,7 +426,7 @@ static void draw_path(FILE *f, const void *what)
     const double source_y = 62, sequence_y = 62 + BAR + 46;
     int64_t offset = 0;
     char line[160];
-    snprintf(line, sizeof line, "The way of segment %lld", (long long)w.e);
+    snprintf(line, sizeof line, "Path of segment %lld", (long long)w.e);
     text(f, "head2", 0, 14, line);
     if (t->rows[w.e] == 0)
         snprintf(line, sizeof line, "It has no rows: nothing moves.");
