@@ -24,7 +24,7 @@
 enum { MOST = 16, CARD = 4096 };
 enum { CONTEXT, COMM, MEMORY, BRIDGE, CALL, STEPS };
 static const char *const names[STEPS] = {NULL, "colo_comm_create_nccl()",
-                                         "colo_memory_alloc(), beside what it returns",
+                                         "colo_memory_alloc(), in addition to what it returns",
                                          "colo_bridge_create()", "the first forward and backward"};
 
 static struct board {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_ragged.c - a ragged batch beside a uniform one of as many bytes, in one run; and what
- * setting its tables costs the host.
+ * bench_ragged.c - a ragged batch compared with a uniform one of as many bytes, in one run; and
+ * what setting its tables costs the host.
  *
  * usage: bench_ragged [RANKS [H]]    bf16; RANKS 2 or 4 (4), a GPU each; 0: the host part only
  *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gather.cu - what comes before and after copies out of peers' memory: all ranks are there, and
- * all are through. The copies between are the copy engines', so that a gather beside products
+ * all are through. The copies between are the copy engines', so that a gather during products
  * takes one small block of a multiprocessor, twice, and nothing while data moves.
  *
  *   begin   posts which memory, at which offset, this rank offers; waits for every partner's; they

@@ -21,7 +21,7 @@ __global__ void progress(volatile int64_t *word, int64_t *count, volatile int64_
             to[i] = what.v[i];
         __threadfence_system();
     }
-    atomicAdd((unsigned long long *)count, 1ull); /* graphs may run beside each other */
+    atomicAdd((unsigned long long *)count, 1ull); /* graphs may run concurrently */
     *word = *(volatile int64_t *)count;
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows.cu - what the lm_head path does beside products and statistics: which tokens count, hidden
- * rows packed and put back, per-token values there and back, sums over rows, conversions.
+ * rows.cu - what the lm_head path does apart from products and statistics: which tokens count,
+ * hidden rows packed and put back, per-token values there and back, sums over rows, conversions.
  *
  * Packing is one block that scans the targets from the first to the last, 4,096 a step: rows keep
  * the order of their tokens, nothing is counted on the host, and 16,384 tokens take some ten
- * microseconds beside products of milliseconds. More blocks would need a second pass.
+ * microseconds, compared with products of milliseconds. More blocks would need a second pass.
  *
  * Rows are copied by their bytes: 16 at a time where both sides allow it. Sums over rows are made
  * by a fixed tree (eight interleaved runs of rows, then these eight in order), so they depend on

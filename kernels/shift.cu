@@ -5,8 +5,8 @@
  *
  * A row is one block's, which walks it in tiles from its beginning: all threads read their elements
  * of a tile, wait for each other, write them. What a tile writes was read by it and by the one
- * before, so a row may be its own source. Rows of tokens are short beside everything else that is
- * done with them: a second block would only have to be waited for.
+ * before, so a row may be its own source. Rows of tokens are short compared with everything else
+ * that is done with them: a second block would only have to be waited for.
  */
 #include "kernels.h"
 

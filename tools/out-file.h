@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * out-file.h - a file that appears whole or not at all: written under a new name beside its own,
+ * out-file.h - a file that appears whole or not at all: written under a new name next to its own,
  * then renamed. A target that is no regular file (a pipe, /dev/stdout) is written in place, since
  * renaming over a device would replace the device. C library only; the captioner uses it, too.
  */

@@ -154,7 +154,7 @@ static int ports_height(int ins, int outs)
     return in > out ? in : out;
 }
 
-/* What the arrows of the other way need: the two pictures stand side by side, row beside row. */
+/* What the arrows of the other way need: the two pictures stand side by side, row next to row. */
 static void leave_place(const pic_t *pic, colo_pass_t other, place_t *place)
 {
     const pic_flows_t *s = &pic->pass[other];

@@ -78,7 +78,7 @@ PATH=$tools:$PATH "$tools/pip" wheel --quiet --no-build-isolation --no-deps --wh
     tail -n 60 "$work/log"
     fail "pip wheel"
 }
-# UCX finds its own parts beside itself, so it stays in its wheel or in the system.
+# UCX finds its own parts next to itself, so it stays in its wheel or in the system.
 PATH=$tools:$PATH auditwheel repair --exclude libucp.so.0 --exclude libucs.so.0 --wheel-dir "$work/fixed" "$work"/raw/*.whl >"$work/log" 2>&1 || {
     cat "$work/log"
     fail "auditwheel"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The lm_head with its loss, and nll() of logits, through PyTorch on one GPU, beside their limits and other
+"""The lm_head with its loss, and nll() of logits, through PyTorch on one GPU, compared with their limits and other
 libraries' kernels, in one run.
 
 usage: bench/torch/head.py [--tables head logits cases] [--tokens T --hidden H --vocab V --repetitions N]
@@ -11,7 +11,7 @@ clock of a warm GPU is the same for all; its ratio to the limit; what the cachin
 inputs, gradients included, counted from a moment when no gradient exists; the loss and the relative error of
 the gradients (Frobenius) against fp64 sums of a part of the rows. Limits: three or four bare bf16 products
 one after another; for logits one read and one write. Libraries that are not installed are left out.
-cases: what users reported, each beside the way that hurt.
+cases: what users reported, each compared with the way that hurt.
 """
 import argparse
 import gc
@@ -248,7 +248,7 @@ def logits(o):
 
 
 def cases(o):
-    """What users reported, each beside the way that hurt. One GPU: of a vocabulary over tp ranks its shard."""
+    """What users reported, each compared with the way that hurt. One GPU: of a vocabulary over tp ranks its shard."""
     from torch.utils.checkpoint import checkpoint
     rows = []
 

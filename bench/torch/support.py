@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probabilities over a recorded support beside those over the vocabulary, on one GPU.
+"""Log-probabilities over a recorded support compared with those over the vocabulary, on one GPU.
 
     bench/torch/support.py [--tokens 4096] [--vocabulary 151936] [--ids 64,512,4096]
 

@@ -83,7 +83,7 @@ colo_status_t cap_head_take(cap_rank_t *r)
     r->linear_work = cap_take_aligned(r, forward > backward ? forward : backward);
     r->linear_kept = cap_take_aligned(r, kept);
     r->head_sums = cap_take_aligned(r, colo_lm_head_reduce_size(r->head, &grads));
-    if (r->cfg->head_sharded) /* into it GPUs that reach each other copy, beside other work */
+    if (r->cfg->head_sharded) /* into it GPUs that reach each other copy, during other work */
         CAP_TRY(colo_memory_alloc(r->dst.mean_comm, colo_lm_head_gathered_size(r->head),
                                   &r->head_memory));
     if (r->arena.failed)

@@ -3,11 +3,11 @@
  * report.c - the page around the pictures: style, facts, samples, the table of collectives, and how
  * the file gets its name.
  *
- * The page needs nothing from outside and no script, so that it can be mailed or kept beside a log.
- * Every string that is not ours goes through svg_text(). The markup is closed as XML would
+ * The page needs nothing from outside and no script, so that it can be mailed or kept next to a
+ * log. Every string that is not ours goes through svg_text(). The markup is closed as XML would
  * want it, which is what the test can check.
  *
- * How it is written is tools/out-file.c: a new file beside the target, then rename().
+ * How it is written is tools/out-file.c: a new file next to the target, then rename().
  */
 #include <errno.h>
 #include <math.h>
@@ -266,7 +266,7 @@ static void put_stats(FILE *f, const cap_report_t *r)
     }
     fprintf(f,
             "<p>From the statistics of all ranks over %s %s: calls and bytes received, per step, "
-            "beside the bytes that the plan says. ",
+            "next to the bytes that the plan says. ",
             svg_count(r->stats_steps, a), r->stats_steps == 1 ? "step" : "steps");
     if (!planned)
         fputs("No row has a plan.</p>\n", f);

@@ -76,7 +76,7 @@ typedef struct cap_report {
 
 /**
  * cap_report_write() - write the page to @path
- * Written to a new file beside @path, which then takes its name: a reader sees the old page or the
+ * Written to a new file next to @path, which then takes its name: a reader sees the old page or the
  * whole new one. On failure nothing is left behind.
  * Returns NULL, or one error message (path, what went wrong) in static thread-local memory
  */

@@ -3,10 +3,10 @@
  * train.c - Adam on the shards a rank holds, the training loop, and the report at its end.
  *
  * Decides the schedule: a short warmup, then half a cosine down to a twentieth; weights decay
- * beside the gradient (1,498 images are few), so the checked gradients stay those of the loss.
+ * apart from the gradient (1,498 images are few), so the checked gradients stay those of the loss.
  * Replicas of a shard see the same gradient bits (sums combine in rank order) and so stay the same
  * without ever being broadcast. Statistics are read around each step, decoding excluded, so that
- * the report can put the bridge's bytes beside the plan's.
+ * the report can put the bridge's bytes next to the plan's.
  */
 #include <math.h>
 #include <stdio.h>

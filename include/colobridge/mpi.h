@@ -2,7 +2,7 @@
 /*
  * mpi.h - ranks that are MPI processes. Opt-in: not part of colobridge.h, needs <mpi.h>.
  *
- * libcolobridge.so does not link MPI; libcolobridge-mpi.so beside it does and is loaded on first
+ * libcolobridge.so does not link MPI; libcolobridge-mpi.so next to it does and is loaded on first
  * use. The program initialises and finalises MPI. MPI_THREAD_SINGLE is enough when one thread
  * makes, uses and destroys the communicators; if they move between threads, MPI_THREAD_SERIALIZED.
  * With MPI_THREAD_MULTIPLE an abort from another thread reaches the other processes at once,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds and loads libcolobridge.so, declares its functions, turns statuses into exceptions.
 
-Where it looks, the first that is there: COLOBRIDGE_LIBRARY (a file, or a folder that has it); beside
+Where it looks, the first that is there: COLOBRIDGE_LIBRARY (a file, or a folder that has it); next to
 this package; where `meson install` put it (_installed.py, written then); pkg-config; the loader's own
 search. A library of another version is refused, because structs may differ. Nothing is loaded
 before the first call that needs it, so importing never fails for want of a library.

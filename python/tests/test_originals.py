@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""colobridge.compat beside the functions that it takes the place of, values and gradients, where their packages are
+"""colobridge.compat compared with the functions that it takes the place of, values and gradients, where their packages are
 installed; skipped by name elsewhere. Only the file of a function is imported: its package would want a GPU or
 Megatron, whose process groups are given here."""
 import contextlib
@@ -156,7 +156,7 @@ def test_functions_of_skyrl(world, package):
 
 
 @pytest.mark.parametrize('temperature', (1.0, 0.7))
-def test_linear_cross_entropy_beside_verls_in_pytorch(temperature):
+def test_linear_cross_entropy_equals_verls_in_pytorch(temperature):
     # Its Triton kernels need a GPU; this is the module that verl takes instead of them.
     verl = file_of('verl', 'utils/experimental/torch_functional.py')
     rng = torch.Generator().manual_seed(6)
@@ -173,7 +173,7 @@ def test_linear_cross_entropy_beside_verls_in_pytorch(temperature):
 
 
 @pytest.mark.parametrize('temperature, softcap', ((1.0, None), (0.7, None), (1.0, 5.0)))
-def test_linear_logprob_beside_trls(temperature, softcap):
+def test_linear_logprob_equals_trls(temperature, softcap):
     if not hasattr(torch, 'get_autocast_dtype'):
         pytest.skip('trl wants a later PyTorch')
     stubs = {'transformers.utils': {'is_triton_available': lambda: False},  # else it wants a GPU

@@ -2,7 +2,7 @@
 /*
  * traffic.c - how many of a plan's bytes cross NUMA nodes, packages and hosts.
  *
- * It stands here and not beside the audit because it reads plans, and grids know nothing of those.
+ * It stands here and not next to the audit because it reads plans, and grids know nothing of those.
  * Each message is counted where it is sent, so a sum over ranks has every byte once.
  */
 #include <colobridge/plan.h>

@@ -102,8 +102,8 @@ struct colo_peer_ops {
     colo_status_t (*load)(colo_p2p_t *d, const colo_transfers_t pass[2]);
     colo_status_t (*run)(colo_p2p_t *d, int pass /* 0 forward, 1 backward */,
                          const colo_p2p_call_t *call, colo_stream_t stream);
-    /* Steps beside the path's own; local, and nothing waits for the device. Memory of a list that
-     * is dropped serves the next ones when the device is past its last call. */
+    /* Steps in addition to the path's own; local, and nothing waits for the device. Memory of a
+     * list that is dropped serves the next ones when the device is past its last call. */
     colo_status_t (*list)(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list);
     void (*drop)(colo_p2p_t *d, colo_p2p_list_t **list);
     void (*destroy)(colo_p2p_t **d);

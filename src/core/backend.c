@@ -103,7 +103,7 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
 {
     char path[PATH_MAX];
     COLO_TRY(find_path(name, path, sizeof path));
-    /* A link to a backend finds libcolobridge.so beside the file, not beside the link. */
+    /* A link to a backend finds libcolobridge.so next to the file, not next to the link. */
     COLO_AUTOFREE char *file = realpath(path, NULL);
     void *so = dlopen(file ? file : path, RTLD_NOW | RTLD_LOCAL);
     if (!so) {

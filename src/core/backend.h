@@ -43,7 +43,7 @@ typedef struct colo_backend {
     .name = name_, .fail = colo_fail
 
 /*
- * The backend of that name, loaded on first use from COLO_BACKEND_DIR, else from beside the
+ * The backend of that name, loaded on first use from COLO_BACKEND_DIR, else from next to the
  * library; stays loaded. Any thread. A failure is not remembered: the next call tries again.
  * COLO_ERR_UNBUILT with what to do: no such file, no symbol, other abi, other version, other name,
  * other copy of the library.

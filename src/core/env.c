@@ -43,7 +43,7 @@ static const struct row {
     {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
      .words = {"none", "core", "scatter", "numa", "package"}},
     {.variable = {"COLO_BACKEND_DIR", "",
-                  "folder of libcolobridge-*.so; empty: beside libcolobridge.so"},
+                  "folder of libcolobridge-*.so; empty: next to libcolobridge.so"},
      .open = "a folder",
      .part = ""},
     {.variable =

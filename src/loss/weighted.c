@@ -3,7 +3,7 @@
  * weighted.c - weighted sums over tokens and ranks, with the host's passes: few lines, one place.
  *
  * As reduce.c, whose rules hold: sum first, divide once, by an integer count of tokens; dp x cp,
- * never tp. Here values lie in tensors, so they may be on a GPU, and the result stays beside them:
+ * never tp. Here values lie in tensors, so they may be on a GPU, and the result stays next to them:
  * the host does not wait to hand on a gradient.
  */
 #include "loss/weighted.h"

@@ -36,7 +36,7 @@ WORDS = [
     (r"(?<!__)slots?(?!__)", "vector, entry, index; a slot is a rank's part of what threads share",
      r"^(?!src/comm/threads/|docs/comm\.md|tests/mutation/)"),
     (r"rounds?(?=\[)|colo_rounds?_\w*|(?<=->)rounds?|(?<=struct )round", "step, repetition", EVERYWHERE),
-    (r"beside(?=[(.])|(?<=struct )beside|colo_beside\w*", "the other losses, concurrent", EVERYWHERE),
+    (r"beside|colo_beside\w*", "concurrent, next to, compared with, the other losses", EVERYWHERE),
     (r"(?<=->)levels?|(?<=\w\.)levels?(?= =|[,;)\]])", "addend", r"^(src/bridge|include|python|tools/plan|kernels)/"),
     (r"(?<=->)at|(?<=int(?:64|32)_t )at(?!_most)|(?<=size_t )at(?!_most)|(?<= int )at|(?<=span )at", "offset, index, position",
      r"^(src|include|kernels|tools)/"),

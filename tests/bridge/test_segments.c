@@ -103,7 +103,7 @@ T_CASE(bad_positions_are_refused_with_their_numbers)
     worked(&t)->pos[0] = INT64_MAX;
     assert_fails(check(&t), COLO_ERR_ARG,
                  "segment 0: row 0 of 3 is at position 9223372036854775807");
-    worked(&t)->seq[2] = 0; /* positions 1..5 beside 2..4 */
+    worked(&t)->seq[2] = 0; /* positions 1..5 and 2..4 */
     assert_fails(check(&t), COLO_ERR_ARG,
                  "segments 2 and 0 both have a row at position 2 of sequence 0");
     worked(&t)->row_pos[6] = 8;

@@ -2,7 +2,7 @@
 /*
  * test_backend.c - loading backend libraries: found, missing, foreign.
  *
- * backend_module.c is built several times beside this program: once right, and once wrong in each
+ * backend_module.c is built several times next to this program: once right, and once wrong in each
  * way that must be refused with a way out.
  */
 #include "harness/harness.h"
@@ -11,7 +11,7 @@
 
 #include <pthread.h>
 
-T_CASE(a_backend_beside_the_program_is_loaded_once)
+T_CASE(a_backend_next_to_the_program_is_loaded_once)
 {
     const colo_backend_t *b = NULL, *again = NULL;
     unsetenv("COLO_BACKEND_DIR");

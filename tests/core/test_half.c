@@ -48,7 +48,7 @@ static void check_one(const struct format *f, float v)
         fail_msg("%a rounds to %04x, expected %04x", (double)v, got, want);
 }
 
-/* between any two neighbours: the midpoint and the floats just beside it and beside both ends */
+/* between any two neighbours: the midpoint and the floats next to it and next to both ends */
 static void rounding_is_to_nearest_even_between_all_neighbours(void **state)
 {
     const struct format *f = *state;

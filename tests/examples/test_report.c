@@ -360,7 +360,7 @@ T_CASE(a_way_without_messages_says_so)
     discard(&r);
 }
 
-T_CASE(the_stats_stands_beside_the_plan)
+T_CASE(the_stats_stand_next_to_the_plan)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");

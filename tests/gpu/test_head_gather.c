@@ -260,7 +260,7 @@ T_CASE(a_captured_gather_copies_and_replays)
     assert_ok(t_gpus_run(t_gpu_count(), false, replay, NULL));
 }
 
-/* A head without registered memory beside one with it, on one comm. */
+/* A head without registered memory and one with it, on one comm. */
 static colo_status_t two_heads(t_gpu_rank_t *r, void *arg)
 {
     struct stand here, there;

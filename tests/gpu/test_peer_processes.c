@@ -89,8 +89,9 @@ static void lie_down(struct carried *s)
 
 /* ---- memory ---- */
 
-#define A_BRIDGE_TAKES ((size_t)150 << 20) /* beside what is registered; a context takes 500 MiB \
-                                            */
+#define A_BRIDGE_TAKES                                                            \
+    ((size_t)150 << 20) /* apart from what is registered; a context takes 500 MiB \
+                         */
 
 static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
 {

@@ -194,7 +194,7 @@ T_CASE(the_workspace_is_chunks_and_a_few_numbers_a_token)
     }
 }
 
-T_CASE(nothing_is_written_beside_what_the_queries_said)
+T_CASE(nothing_is_written_apart_from_what_the_queries_said)
 {
     uint64_t rng = t_seed() + 4;
     for (linear_mode_t mode = 0; mode < MODES; mode++)

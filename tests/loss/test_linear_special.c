@@ -23,7 +23,7 @@ static void make(linear_case_t *c, int32_t ranks, int mode, uint64_t *rng)
         c->targets[0][t] = t;
 }
 
-T_CASE(minus_infinity_beside_the_target_adds_nothing)
+T_CASE(minus_infinity_next_to_the_target_adds_nothing)
 {
     uint64_t rng = t_seed();
     for (int mode = 0; mode < 3; mode++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_mpi.c - what is special about ranks of MPI: when a communicator may be made, from what,
- * beside the program's own messages, and what happens around MPI_Finalize. Runs on 4 ranks of
+ * during the program's own messages, and what happens around MPI_Finalize. Runs on 4 ranks of
  * mpirun; what all backends do alike is in tests/comm/, which runs on MPI as well.
  */
 #include "harness/harness.h"
@@ -99,7 +99,7 @@ T_CASE(large_messages_go_in_pieces)
     free(all);
 }
 
-T_CASE(worlds_come_and_go_beside_each_other)
+T_CASE(worlds_come_and_go_concurrently)
 {
     colo_comm_t *a = NULL, *b = NULL, *child = NULL;
     for (int i = 0; i < 20; i++) {

@@ -58,7 +58,7 @@ def sources(program):
 
 
 def default_program(folder, name):
-    """A test program: test_NAME.c beside the list, or else in another folder of tests/."""
+    """A test program: test_NAME.c next to the list, or else in another folder of tests/."""
     same = folder / ('test_%s.c' % name)
     found = [same] if same.exists() else [
         p for p in ROOT.glob('tests/*/' + same.name) if p.parent.name != 'gpu']

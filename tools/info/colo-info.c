@@ -94,7 +94,8 @@ static int read_bridge(info_ask_t *ask)
         return TOOL_OK;
     for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
         if (!options[required[i]].given)
-            return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "%s is missing beside %s; see --help",
+            return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                                 "%s is missing; %s needs it; see --help",
                                  options[required[i]].name, given->name);
 
     colo_grid_t src, dst;

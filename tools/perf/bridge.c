@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bridge.c - colo-perf bridge: one pair of layouts, forward and backward, by several methods
- * beside the limits of the same bytes, all in one run.
+ * compared with the limits of the same bytes, all in one run.
  *
  *   push        what the plan's messages would take as plain stores into the peers, all at once
  *   copy        what stays, as one contiguous copy; the faster of cudaMemcpyAsync and a kernel

@@ -2,10 +2,10 @@
 /*
  * colo-perf.c - how fast this machine is, and how fast the library is on it, in one run.
  *
- * Flags and columns are those of nccl-tests. Every figure stands beside the limit that was measured
- * a moment before on the same device, and every result is checked in the run: a #wrong that is not
- * 0 is exit status 1. This file reads the command line. What is measured is in link.c (one
- * GPU), links.c (between GPUs), perf/bridge.c and perf/logprob.c; plot.c draws.
+ * Flags and columns are those of nccl-tests. Every figure stands next to the limit that was
+ * measured a moment before on the same device, and every result is checked in the run: a #wrong
+ * that is not 0 is exit status 1. This file reads the command line. What is measured is in link.c
+ * (one GPU), links.c (between GPUs), perf/bridge.c and perf/logprob.c; plot.c draws.
  */
 #include "perf.h"
 
@@ -25,7 +25,7 @@ static const char help[] =
     "bridge: pairs of layouts, forward and backward, ranks are threads with a GPU each: the "
     "library's\n"
     "bridge over NCCL and over peer memory, its COLLECTIVE, the passes that runtimes run today\n"
-    "(reference), as few passes as collectives allow (tuned); beside them what the same bytes "
+    "(reference), as few passes as collectives allow (tuned); next to them what the same bytes "
     "take\n"
     "as plain stores into the peers (push) and as one copy of what stays (copy).\n"
     "\n"
@@ -65,7 +65,7 @@ static const char help[] =
     "                       a page in the file F\n"
     "  --version, --help\n"
     "\n"
-    "Example: the bridge of a 4-GPU host, a picture beside the table\n"
+    "Example: the bridge of a 4-GPU host, a picture next to the table\n"
     "  colo-perf bridge --src tp=1,dp=4 --dst tp=1,cp=2,dp=2 -b 64K -e 1G -f 8 --svg bridge.svg\n"
     "\n"
     "Example: the loss against memory bandwidth\n"

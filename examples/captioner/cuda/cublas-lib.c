@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cublas-lib.c - which cuBLAS: the loader's of the version that the headers are, else the one
- * beside the nvcc that compiled the kernels.
+ * next to the nvcc that compiled the kernels.
  */
 #include "cublas-lib.h"
 

@@ -128,7 +128,7 @@ class LogprobPlan:
     __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
                  'targets', 'mask', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
                  'empty', 'empty_like', 'f64', 'small', 'run_forward', 'run_backward')
-    EXTRA = 0  # doubles that are kept for backward beside the library's
+    EXTRA = 0  # doubles that are kept for backward in addition to the library's
     NAME, KEEPS, INPUTS = 'logprob', True, 2  # of C functions; does backward read targets; tensors of a batch
     STRUCTS: tuple[Any, ...] = s.LogprobBatch, s.LogprobOut, s.LogprobSaved, s.LogprobUpstream
 
@@ -161,7 +161,7 @@ class LogprobPlan:
         self.run_backward = entry('colo_%s_backward' % self.NAME)
 
     def second(self, given: View | None) -> View | None:
-        """What lies beside the logits"""
+        """What comes with the logits"""
         return given or targets_of(self.rows, self.device)
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:

@@ -171,7 +171,7 @@ def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...]
             what, list(mask.shape), mask.device, shape[:-1], logits.device))
     if second is not None and (second.shape[:-1] != logits.shape[:-1] or second.dim() != logits.dim()
                                or second.device != logits.device):
-        raise ArgumentError("%s: logits are %s on %s beside %s on %s, expected the same shape but for the "
+        raise ArgumentError("%s: logits are %s on %s and %s on %s, expected the same shape but for the "
                             "last axis, on one device" % (what, shape, logits.device, list(second.shape),
                                                           second.device))
     start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)

@@ -234,7 +234,7 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
 def alone(world_rank: int | None = None) -> Comm:
     """This thread's group of one, for host and CUDA tensors. The one of no group (None) is not that of a
     group of rank 0 alone, or rank 0 would find objects made with the one when it has the other, and
-    go on while ranks beside it make theirs together."""
+    go on while other ranks make theirs together."""
     thread = getattr(_alone, 'thread', None)
     if thread is None or thread.forks != comms._forks:
         thread = _alone.thread = _Thread()

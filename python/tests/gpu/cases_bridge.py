@@ -113,7 +113,7 @@ def case_blocks_are_handed_out_as_they_are():
     torch.cuda.synchronize()
 
 
-def case_bridges_beside_each_other_take_ways_of_their_own():
+def case_concurrent_bridges_take_ways_of_their_own():
     """Memory of one bridge is nothing to another on the same communicator, also where a rank's tensors are
     empty: its first stage has the output, its last the input."""
     if size() == 1:

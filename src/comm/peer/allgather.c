@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * allgather.c - a head gathered into registered memory: every rank copies the others' parts
- * out of theirs, with copy engines, which leave the multiprocessors to the products beside it.
+ * out of theirs, with copy engines, which leave the multiprocessors to concurrent products.
  *
  * Decides which gathers go this way: those of a head, in place, into memory that is registered over
  * its group, at the same offset on all ranks. Ranks compare notes on that before the first one,

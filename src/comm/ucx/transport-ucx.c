@@ -13,8 +13,8 @@
  * A send is complete once UCX has taken the frame; that it has left this process, only a flush of
  * its endpoint says. Frames live in host memory, and UCX is told so: GPU memory is NCCL's.
  *
- * UCX is called under a lock of this file, because wait() runs beside all other calls. No call
- * here waits inside UCX.
+ * UCX is called under a lock of this file, because wait() runs concurrently with all other calls.
+ * No call here waits inside UCX.
  */
 #include <colobridge/bootstrap.h>
 

@@ -3,7 +3,7 @@
  * gemm-loops.c - products of gemm.h without a library.
  *
  * An element's sum has one order whatever block it falls into, so that a token's logits do not
- * depend on the tokens beside it. A block of C is summed in fp64 over blocks of K, each of which is
+ * depend on the other tokens. A block of C is summed in fp64 over blocks of K, each of which is
  * summed in fp32 (fp64 for f64 operands) from operands packed as such: the rounding error grows
  * with the block of K, not with K.
  */

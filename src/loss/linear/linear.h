@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear.h (private) - what the lm_head path is made of, beside the passes of passes.h: three
- * matrix products, the packing of tokens that count, and a stream beside the caller's.
+ * linear.h (private) - what the lm_head path is made of, apart from the passes of passes.h: three
+ * matrix products, the packing of tokens that count, and a stream in addition to the caller's.
  *
  * pipeline.c decides the order; the tables of loss.h and of products do the work for one kind of
  * memory (linear.c and host/gemm.c in plain C; cuda/loss.c and cuda/gemm.c). The

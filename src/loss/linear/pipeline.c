@@ -458,7 +458,7 @@ static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
         COLO_TRY(ops->rows_clear(&k->rows, hidden, &k->d_hidden, k->main));
     COLO_TRY(ops->rows_restore(&k->rows, k->pass.lo, k->pass.hi, hidden, &k->d_hidden, d_h.data,
                                k->main));
-    return c == k->s.chunks - 1 ? sum_d_hidden(k) : COLO_OK; /* beside the last d_W */
+    return c == k->s.chunks - 1 ? sum_d_hidden(k) : COLO_OK; /* during the last d_W */
 }
 
 /* On the caller's stream: gradients of a unit, when the auxiliary stream has made d_logits. */
