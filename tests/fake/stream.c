@@ -185,16 +185,19 @@ static struct CUstream_st *stream_of(cudaStream_t handle)
     return s;
 }
 
-/* A call of the library that would wait for ever is a verdict, not a hang. */
+/* A call of the library that would wait for ever is a verdict, not a hang: no operation ends. */
 static void stream_wait(struct CUstream_st *s)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += HANG_SECONDS;
     pthread_mutex_lock(&s->lock);
     bool hangs = false;
-    for (const int64_t put = s->put; s->done < put && !hangs;)
-        hangs = pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT;
+    for (const int64_t put = s->put; s->done < put && !hangs;) {
+        const int64_t done = s->done;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += HANG_SECONDS;
+        hangs = pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT &&
+                s->done == done;
+    }
     pthread_mutex_unlock(&s->lock);
     if (hangs)
         fake_misused("a call waits for a stream that does not end");
