@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_faults.c - each call of CUDA and NCCL fails once, in create, forward, backward and destroy.
+ * test_faults.c - each call of CUDA and NCCL fails once, in create, forward, backward and destroy;
+ * and what the program around the library does to a device, a stream or its own ncclComm_t.
  *
  * Either all ranks go on, with the values of the oracle, or every rank gets a status by its
  * deadline. Then the comm can be destroyed, a new one works, and nothing is left of both. So it is
@@ -230,6 +231,194 @@ T_CASE(a_rank_that_stays_in_nccl_costs_the_others_their_deadline)
         f.slow = slow[i];
         run(&f);
     }
+}
+
+/* ---- what the program does on one rank ---- */
+
+enum deed {
+    BREAKS_BEFORE_CREATE, /* an error of its device that stays */
+    BREAKS,
+    NCCL_FAILS, /* by itself: ncclCommGetAsyncError() says so */
+    LEAVES,     /* instead of a forward; the others destroy everything right behind theirs */
+    BORROWS_ANOTHER_SIZE,
+    ABORTS_BORROWED,  /* before a forward */
+    DESTROYS_BORROWED /* before it destroys the communicator */
+};
+
+struct row {
+    enum deed deed;
+    colo_status_t own, others[2]; /* what the ranks must get */
+    const char *words;            /* of the own message */
+    int64_t misuse;               /* calls of NCCL that name a communicator which has ended */
+    t_case_t c;
+};
+
+/* An ncclComm_t of all ranks, and one of this rank. */
+static colo_status_t borrow(t_gpu_rank_t *r, ncclComm_t *whole, ncclComm_t *alone)
+{
+    ncclUniqueId ids[2];
+    for (int i = 0; i < 2; i++)
+        rank_check(ncclGetUniqueId(&ids[i]) == ncclSuccess);
+    rank_try(colo_comm_broadcast(r->host, &ids[0], sizeof ids[0], COLO_U8, 0, NULL));
+    rank_check(ncclCommInitRank(whole, r->size, ids[0], r->rank) == ncclSuccess);
+    rank_check(ncclCommInitRank(alone, 1, ids[1], 0) == ncclSuccess);
+    return COLO_OK;
+}
+
+static colo_status_t judge(const struct row *w, const t_gpu_rank_t *r, colo_status_t got,
+                           double took)
+{
+    const bool mine = r->rank == VICTIM;
+    const char *why = got < 0 ? colo_last_error() : "";
+    char text[700];
+    snprintf(text, sizeof text, "rank %d: %s after %.2f s: %s", (int)r->rank, colo_status_name(got),
+             took, why);
+    if (took > DEADLINE_MS * 1e-3 + 1 || (mine ? got != w->own || !strstr(why, w->words)
+                                               : got != w->others[0] && got != w->others[1]))
+        return colo_fail(COLO_ERR_STATE, "%s", text);
+    return COLO_OK;
+}
+
+/* Forward, and until this rank knows how it ended. */
+static colo_status_t forward(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_placed_t *x,
+                             const t_placed_t *y)
+{
+    const double end = colo_now() + DEADLINE_MS * 1e-3 + 2;
+    colo_status_t st = colo_bridge_forward(bridge, &x->t, &y->t, r->stream);
+    while (st == COLO_OK && colo_now() < end) {
+        usleep(1000);
+        st = colo_comm_check(r->gpus);
+    }
+    return st;
+}
+
+static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
+{
+    const struct row *w = arg;
+    const bool mine = r->rank == VICTIM, borrows = w->deed >= BORROWS_ANOTHER_SIZE;
+    ncclComm_t theirs = NULL, alone = NULL;
+    colo_bridge_t *bridge = NULL;
+    t_placed_t x = {0}, y = {0};
+    rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
+    if (borrows)
+        rank_try(borrow(r, &theirs, &alone));
+    if (mine && w->deed == BREAKS_BEFORE_CREATE)
+        fake_break_device(r->device, cudaErrorIllegalAddress);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    double since = colo_now();
+    colo_status_t st =
+        borrows ? colo_comm_create_nccl_borrowed(
+                      mine && w->deed == BORROWS_ANOTHER_SIZE ? alone : theirs, r->host, &r->gpus)
+                : colo_comm_create_nccl(r->host, -1, &r->gpus);
+    double took = colo_now() - since;
+    rank_try(colo_comm_set_timeout(r->host, 10 * DEADLINE_MS)); /* what the test itself waits */
+    if (st == COLO_OK) {
+        rank_try(t_gpu_bridge(r, &w->c, &bridge));
+        rank_try(t_gpu_pass(r, bridge, &w->c, 1, false));
+        rank_try(t_place(r, &w->c, T_X, 2, true, &x));
+        rank_try(t_place(r, &w->c, T_Y, 2, false, &y));
+        rank_try(t_gpu_quiet(r));
+        if (mine && w->deed == BREAKS)
+            fake_break_device(r->device, cudaErrorIllegalAddress);
+        if (mine && w->deed == NCCL_FAILS)
+            fake_async_error(r->device, ncclRemoteError);
+        if (mine && w->deed == ABORTS_BORROWED)
+            rank_check(ncclCommAbort(theirs) == ncclSuccess);
+        if (w->deed == DESTROYS_BORROWED)
+            rank_check(ncclCommDestroy(theirs) == ncclSuccess);
+        rank_try(colo_comm_barrier(r->host, NULL));
+        since = colo_now();
+        if (w->deed == LEAVES && !mine)
+            st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+        if (w->own != COLO_OK)
+            st = forward(r, bridge, &x, &y);
+        took = colo_now() - since;
+    }
+    colo_status_t verdict = judge(w, r, st, took);
+    char why[700];
+    snprintf(why, sizeof why, "%s", verdict < 0 ? colo_last_error() : "");
+    rank_try(colo_comm_barrier(r->host, NULL));
+    if (borrows)
+        rank_check(ncclCommAbort(alone) == ncclSuccess);
+    if (borrows && w->deed != DESTROYS_BORROWED && !(mine && w->deed == ABORTS_BORROWED))
+        rank_check(ncclCommAbort(theirs) == ncclSuccess);
+    since = colo_now();
+    colo_bridge_destroy(&bridge);
+    colo_comm_destroy(&r->gpus);
+    rank_check(colo_now() - since < DEADLINE_MS * 1e-3 + 1);
+    if (mine) {
+        fake_break_device(r->device, cudaSuccess);
+        fake_async_error(r->device, ncclSuccess);
+    }
+    rank_try(colo_comm_barrier(r->host, NULL));
+    t_placed_free(&x);
+    t_placed_free(&y);
+    (void)cudaGetLastError();
+    if (verdict < 0)
+        return colo_fail(verdict, "%s", why);
+    return works(r);
+}
+
+static void run_row(struct row w)
+{
+    int64_t before[FAKE_KINDS];
+    const int64_t misuse = fake_misuse();
+    for (int kind = 0; kind < FAKE_KINDS; kind++)
+        before[kind] = fake_live((enum fake_kind)kind);
+    w.c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4);
+    assert_ok(t_gpus_run(RANKS, true, one_row, &w));
+    assert_nothing_left("row", before);
+    assert_int_equal(fake_misuse() - misuse, w.misuse);
+}
+
+T_CASE(a_device_with_an_error_before_create_is_told_to_all)
+{
+    run_row((struct row){.deed = BREAKS_BEFORE_CREATE,
+                         .own = COLO_ERR_CUDA,
+                         .others = {COLO_ERR_PEER},
+                         .words = "illegal"});
+}
+
+T_CASE(a_device_with_an_error_before_forward_is_told_to_all)
+{
+    run_row((struct row){
+        .deed = BREAKS, .own = COLO_ERR_CUDA, .others = {COLO_ERR_PEER}, .words = "illegal"});
+}
+
+T_CASE(an_error_that_nccl_reports_later_is_told_to_all)
+{
+    run_row((struct row){.deed = NCCL_FAILS,
+                         .own = COLO_ERR_NCCL,
+                         .others = {COLO_ERR_PEER},
+                         .words = "NCCL reports"});
+}
+
+T_CASE(a_forward_without_one_rank_keeps_no_destroy_beyond_the_deadline)
+{
+    run_row((struct row){.deed = LEAVES, .own = COLO_OK, .others = {COLO_OK}, .words = ""});
+}
+
+T_CASE(a_borrowed_communicator_of_another_size_is_told_to_all)
+{
+    run_row((struct row){.deed = BORROWS_ANOTHER_SIZE,
+                         .own = COLO_ERR_ARG,
+                         .others = {COLO_ERR_PEER},
+                         .words = "is rank 0 of 1, the parent"});
+}
+
+T_CASE(a_borrowed_communicator_that_is_aborted_is_told_to_all)
+{
+    run_row((struct row){.deed = ABORTS_BORROWED,
+                         .own = COLO_ERR_NCCL,
+                         .others = {COLO_ERR_PEER},
+                         .words = "invalid argument",
+                         .misuse = 1});
+}
+
+T_CASE(a_borrowed_communicator_that_is_destroyed_first_is_not_used)
+{
+    run_row(
+        (struct row){.deed = DESTROYS_BORROWED, .own = COLO_OK, .others = {COLO_OK}, .words = ""});
 }
 
 T_MAIN("fake/faults")

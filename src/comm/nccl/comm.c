@@ -131,18 +131,18 @@ void colo_nccl_destroy(colo_comm_t *c)
     /* This may wait for the stream: as long as the watchdog knows of what the stream waits for. */
     colo_p2p_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
+    if (dead)
+        colo_peer_stop(atomic_load(&x->base.peer));
     pthread_mutex_lock(&f->lock);
     struct colo_nccl_group **link = &f->group;
     while (*link != x)
         link = &(*link)->next;
     *link = x->next;
+    while (dead && colo_nccl_abort_next(f, x))
+        ;
     bool last = --f->live == 0;
     keep_longest(f, c);
     pthread_mutex_unlock(&f->lock);
-    if (dead)
-        colo_peer_stop(atomic_load(&x->base.peer));
-    if (dead && x->connection)
-        colo_nccl_abort_connection(f, x->connection);
     colo_nccl_connection_put(f, x->connection);
     if (last)
         colo_nccl_context_destroy(f, true);
@@ -198,6 +198,7 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
     while (*link != subconnection)
         link = &(*link)->next;
     *link = subconnection->next;
+    subconnection->connection->left_by = x->id;
     pthread_mutex_unlock(&x->context->lock);
     colo_nccl_connection_put(x->context, subconnection->connection);
     free(subconnection->members);

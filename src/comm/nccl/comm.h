@@ -56,6 +56,8 @@ struct colo_connection {
     int32_t users;    /* comms and subconnections, and the watchdog while it aborts; under the
                          context's lock */
     uint64_t idle_at; /* when the last user left, in a count of such events */
+    int64_t left_by;  /* the id of the comm whose subconnection of it ended last: its work may still
+                         be enqueued */
     int32_t n;
     int64_t *world;  /* [n] owned: world ranks in the order of the comm */
     ncclComm_t nccl; /* NULL for one rank */
@@ -158,6 +160,9 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
 /* Ends what is enqueued on a connection. Once; never a borrowed one. */
 void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connection *l);
+/* Aborts one of the connections that a failed comm uses or has left; false: none is whole. Under
+ * the context's lock, which it opens meanwhile. */
+bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x);
 void *colo_nccl_watchdog(void *context);
 
 /* ---- context.c ---- */

@@ -225,18 +225,31 @@ static bool is_whole(const struct colo_connection *l)
     return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_CONNECTION_OK;
 }
 
-static struct colo_connection *find_failed(struct colo_nccl_context *f)
+static struct colo_connection *find_whole(const struct colo_nccl_context *f,
+                                          const struct colo_nccl_group *x)
 {
-    for (struct colo_nccl_group *x = f->group; x; x = x->next) {
-        if (!is_dead(f, x))
-            continue;
-        if (is_whole(x->connection))
-            return x->connection;
-        for (struct colo_subconnection *r = x->subconnection; r; r = r->next)
-            if (is_whole(r->connection))
-                return r->connection;
-    }
+    if (is_whole(x->connection))
+        return x->connection;
+    for (struct colo_subconnection *r = x->subconnection; r; r = r->next)
+        if (is_whole(r->connection))
+            return r->connection;
+    for (struct colo_connection *l = f->connection; l; l = l->next)
+        if (l->left_by == x->id && is_whole(l))
+            return l;
     return NULL;
+}
+
+bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x)
+{
+    struct colo_connection *l = find_whole(f, x);
+    if (!l)
+        return false;
+    l->users++; /* its last user may leave meanwhile */
+    pthread_mutex_unlock(&f->lock);
+    colo_nccl_abort_connection(f, l);
+    colo_nccl_connection_put(f, l);
+    pthread_mutex_lock(&f->lock);
+    return true;
 }
 
 static int64_t word(const struct colo_nccl_context *f, int i)
@@ -284,15 +297,11 @@ void *colo_nccl_watchdog(void *p)
     cudaThreadExchangeStreamCaptureMode(&relaxed);
     pthread_mutex_lock(&f->lock);
     while (!f->stop) {
-        struct colo_connection *l = find_failed(f);
-        if (l) {
-            l->users++; /* its last user may leave meanwhile */
-            pthread_mutex_unlock(&f->lock);
-            colo_nccl_abort_connection(f, l);
-            colo_nccl_connection_put(f, l);
-            pthread_mutex_lock(&f->lock);
+        struct colo_nccl_group *x = f->group;
+        while (x && !(is_dead(f, x) && colo_nccl_abort_next(f, x)))
+            x = x->next;
+        if (x)
             continue;
-        }
         read_clock(f);
         struct timespec until = colo_nccl_in(WATCHDOG_MS * 1e-3);
         pthread_cond_timedwait(&f->wake, &f->lock, &until);
