@@ -240,6 +240,7 @@ enum deed {
     BREAKS,
     NCCL_FAILS, /* by itself: ncclCommGetAsyncError() says so */
     LEAVES,     /* instead of a forward; the others destroy everything right behind theirs */
+    CAPTURES,   /* its forward, which the others launch */
     BORROWS_ANOTHER_SIZE,
     ABORTS_BORROWED,  /* before a forward */
     DESTROYS_BORROWED /* before it destroys the communicator */
@@ -298,6 +299,7 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
     const bool mine = r->rank == VICTIM, borrows = w->deed >= BORROWS_ANOTHER_SIZE;
     ncclComm_t theirs = NULL, alone = NULL;
     colo_bridge_t *bridge = NULL;
+    cudaGraph_t graph = NULL;
     t_placed_t x = {0}, y = {0};
     rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
     if (borrows)
@@ -322,6 +324,8 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
             fake_break_device(r->device, cudaErrorIllegalAddress);
         if (mine && w->deed == NCCL_FAILS)
             fake_async_error(r->device, ncclRemoteError);
+        if (mine && w->deed == CAPTURES)
+            rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
         if (mine && w->deed == ABORTS_BORROWED)
             rank_check(ncclCommAbort(theirs) == ncclSuccess);
         if (w->deed == DESTROYS_BORROWED)
@@ -346,6 +350,10 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
     colo_bridge_destroy(&bridge);
     colo_comm_destroy(&r->gpus);
     rank_check(colo_now() - since < DEADLINE_MS * 1e-3 + 1);
+    if (mine && w->deed == CAPTURES) {
+        rank_cuda(cudaStreamEndCapture(r->stream, &graph)); /* what was destroyed did not end it */
+        rank_cuda(cudaGraphDestroy(graph));
+    }
     if (mine) {
         fake_break_device(r->device, cudaSuccess);
         fake_async_error(r->device, ncclSuccess);
@@ -396,6 +404,14 @@ T_CASE(an_error_that_nccl_reports_later_is_told_to_all)
 T_CASE(a_forward_without_one_rank_keeps_no_destroy_beyond_the_deadline)
 {
     run_row((struct row){.deed = LEAVES, .own = COLO_OK, .others = {COLO_OK}, .words = ""});
+}
+
+T_CASE(a_capture_on_one_rank_costs_all_their_deadline)
+{
+    run_row((struct row){.deed = CAPTURES,
+                         .own = COLO_ERR_PEER,
+                         .others = {COLO_ERR_PEER, COLO_ERR_TIMEOUT},
+                         .words = ""});
 }
 
 T_CASE(a_borrowed_communicator_of_another_size_is_told_to_all)
