@@ -13,7 +13,8 @@
  *
  * Small: calls in a row, in one graph or launched one by one, divided by their number.
  */
-#include <colobridge.h>
+#include "ranks.h"
+
 #include <colobridge/nccl.h>
 
 #include "perf/probe.h"
@@ -22,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARM = 3, ITERATIONS = 20, RANKS = 4, WAYS = 8, ROW = 50 };
+enum { RANKS = 4, WAYS = 8, ROW = 50 };
 
 static const struct layout {
     const char *src, *dst, *axes;
@@ -52,21 +53,6 @@ static struct {
     unsigned long long sum[4][RANKS];
     double row_us[6][RANKS];
 } job;
-
-#define CUDA(expr)                                                      \
-    do {                                                                \
-        cudaError_t e_ = (expr);                                        \
-        if (e_ != cudaSuccess) {                                        \
-            fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(e_)); \
-            return COLO_ERR_CUDA;                                       \
-        }                                                               \
-    } while (0)
-#define TRY(expr)                  \
-    do {                           \
-        colo_status_t s_ = (expr); \
-        if (s_ < 0)                \
-            return s_;             \
-    } while (0)
 
 struct rank {
     colo_comm_t *host, *gpus;
@@ -100,26 +86,6 @@ static colo_status_t run(struct rank *r, int pass)
     return COLO_OK;
 }
 
-static colo_status_t measure(struct rank *r)
-{
-    cudaEvent_t a, b;
-    CUDA(cudaEventCreate(&a));
-    CUDA(cudaEventCreate(&b));
-    for (int i = -WARM; i < ITERATIONS; i++)
-        for (int pass = 0; pass < WAYS; pass++) {
-            TRY(colo_comm_barrier(r->host, NULL));
-            CUDA(cudaEventRecord(a, r->stream));
-            TRY(run(r, pass));
-            CUDA(cudaEventRecord(b, r->stream));
-            CUDA(cudaEventSynchronize(b));
-            if (i >= 0)
-                CUDA(cudaEventElapsedTime(&job.ms[pass][i][r->me], a, b));
-        }
-    CUDA(cudaEventDestroy(a));
-    CUDA(cudaEventDestroy(b));
-    return COLO_OK;
-}
-
 /* Checksums of y and of x after each path, from the same inputs. */
 static colo_status_t check(struct rank *r)
 {
@@ -150,12 +116,8 @@ static colo_status_t set_transport(struct rank *r, const char *to)
 static colo_status_t open_layout(struct rank *r, const struct layout *l, const colo_shape_t *shape)
 {
     static const char *const transport[] = {"peer", "nccl"};
-    colo_grid_t gs, gd;
     colo_layout_t src, dst;
-    TRY(colo_grid_parse(&gs, l->src, 0));
-    TRY(colo_grid_parse(&gd, l->dst, 0));
-    TRY(colo_layout_init_src(&src, &gs));
-    TRY(colo_layout_init_dst(&dst, &gd));
+    TRY(bench_layouts(l->src, l->dst, &src, &dst));
     colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &src,        .dst = &dst,
                                 .shape = *shape,         .dtype = COLO_BF16, .axes = l->axes,
                                 .output = l->output,     .mem = COLO_CUDA};
@@ -193,24 +155,6 @@ static colo_status_t close_layout(struct rank *r)
     return COLO_OK;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_us(int pass)
-{
-    float worst[ITERATIONS];
-    for (int i = 0; i < ITERATIONS; i++) {
-        worst[i] = 0;
-        for (int32_t k = 0; k < RANKS; k++)
-            worst[i] = job.ms[pass][i][k] > worst[i] ? job.ms[pass][i][k] : worst[i];
-    }
-    qsort(worst, ITERATIONS, sizeof worst[0], by_value);
-    return worst[ITERATIONS / 2] * 1e3;
-}
-
 static void report(const struct layout *l)
 {
     const double mib = 1 << 20;
@@ -218,7 +162,7 @@ static void report(const struct layout *l)
     bool same = memcmp(job.sum[0], job.sum[2], sizeof job.sum[0]) == 0 &&
                 memcmp(job.sum[1], job.sum[3], sizeof job.sum[1]) == 0;
     for (int pass = 0; pass < WAYS; pass++)
-        t[pass] = median_us(pass);
+        t[pass] = bench_median_us(job.ms[pass][0], RANKS);
     for (int pass = 0; pass < 2; pass++) {
         double push = most(job.recv[pass]) ? t[PUSH_FWD + pass] : 0;
         double copy = most(job.local[pass]) ? t[COPY_FWD + pass] : 0;
@@ -272,7 +216,7 @@ static colo_status_t in_a_row(struct rank *r, int pass, bool graph, double *us)
         if (k >= 0)
             all[k] = ms;
     }
-    qsort(all, 11, sizeof all[0], by_value);
+    qsort(all, 11, sizeof all[0], bench_ascending);
     *us = all[5] * 1e3 / ROW;
     TRY(colo_comm_barrier(r->host, NULL));
     if (exec)
@@ -343,7 +287,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         TRY(open_layout(&r, &layouts[i], &job.shape));
         TRY(check(&r));
-        TRY(measure(&r));
+        TRY(bench_measure(&r, r.host, r.stream, run, WAYS, job.ms[0][0], RANKS));
         TRY(colo_comm_barrier(world, NULL));
         if (r.me == 0)
             report(&layouts[i]);

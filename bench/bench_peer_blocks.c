@@ -11,7 +11,8 @@
  * 50. Concurrent: products of 8192 x 8192 x 8192 on another stream while the kernel waits 5 ms for
  * its peer, against the same products alone.
  */
-#include <colobridge.h>
+#include "ranks.h"
+
 #include <colobridge/nccl.h>
 
 #include "perf/probe.h"
@@ -22,7 +23,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { WARM = 3, ITERATIONS = 20, RANKS = 2, ROW = 50, N = 8192, PRODUCTS = 3, LATE_US = 5000 };
+enum { RANKS = 2, ROW = 50, N = 8192, PRODUCTS = 3, LATE_US = 5000 };
 
 static const struct layout {
     const char *src, *dst;
@@ -44,21 +45,6 @@ static struct {
     const int32_t *blocks;
     int32_t n;
 } job;
-
-#define CUDA(expr)                                                      \
-    do {                                                                \
-        cudaError_t e_ = (expr);                                        \
-        if (e_ != cudaSuccess) {                                        \
-            fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(e_)); \
-            return COLO_ERR_CUDA;                                       \
-        }                                                               \
-    } while (0)
-#define TRY(expr)                  \
-    do {                           \
-        colo_status_t s_ = (expr); \
-        if (s_ < 0)                \
-            return s_;             \
-    } while (0)
 
 struct rank {
     colo_comm_t *host, *gpus;
@@ -90,13 +76,9 @@ static colo_status_t slower(struct rank *r, double us, double *out)
 static colo_status_t stand_up(struct rank *r, const struct layout *l, colo_shape_t shape,
                               int32_t blocks)
 {
-    colo_grid_t gs, gd;
     colo_layout_t src, dst;
     int64_t s[3];
-    TRY(colo_grid_parse(&gs, l->src, 0));
-    TRY(colo_grid_parse(&gd, l->dst, 0));
-    TRY(colo_layout_init_src(&src, &gs));
-    TRY(colo_layout_init_dst(&dst, &gd));
+    TRY(bench_layouts(l->src, l->dst, &src, &dst));
     const colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT,
                                       .src = &src,
                                       .dst = &dst,

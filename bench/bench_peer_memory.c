@@ -7,11 +7,10 @@
  * MiB that a GPU has less of than before the step, whichever process took it; the most of any GPU.
  * What the caller registers is subtracted.
  */
-#include <colobridge.h>
+#include "ranks.h"
+
 #include <colobridge/bootstrap.h>
 #include <colobridge/nccl.h>
-
-#include <cuda_runtime_api.h>
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -33,21 +32,6 @@ static struct board {
     unsigned char cards[MOST * CARD];
     size_t free[STEPS][MOST], registered[MOST];
 } * board;
-
-#define CUDA(expr)                                                      \
-    do {                                                                \
-        cudaError_t e_ = (expr);                                        \
-        if (e_ != cudaSuccess) {                                        \
-            fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(e_)); \
-            return COLO_ERR_CUDA;                                       \
-        }                                                               \
-    } while (0)
-#define TRY(expr)                  \
-    do {                           \
-        colo_status_t s_ = (expr); \
-        if (s_ < 0)                \
-            return s_;             \
-    } while (0)
 
 static colo_status_t over_board(void *user, const void *send, void *recv, size_t bytes)
 {
@@ -75,9 +59,8 @@ static colo_status_t on_rank(int32_t rank)
     colo_comm_t *world = NULL, *gpus = NULL;
     colo_memory_t *memory = NULL;
     colo_bridge_t *bridge = NULL;
-    colo_grid_t gs, gd;
     colo_layout_t src, dst;
-    char spec[64];
+    char source[64], destination[64];
     int64_t s[3];
     cudaStream_t stream;
     TRY(colo_comm_create_bootstrap(&boot, &world));
@@ -90,12 +73,9 @@ static colo_status_t on_rank(int32_t rank)
     TRY(colo_memory_alloc(gpus, (size_t)1 << 30, &memory));
     board->registered[rank] = colo_memory_bytes(memory);
     TRY(note(world, MEMORY));
-    snprintf(spec, sizeof spec, "tp=1,dp=%d", (int)board->size);
-    TRY(colo_grid_parse(&gs, spec, 0));
-    snprintf(spec, sizeof spec, "tp=1,cp=%d,dp=1", (int)board->size);
-    TRY(colo_grid_parse(&gd, spec, 0));
-    TRY(colo_layout_init_src(&src, &gs));
-    TRY(colo_layout_init_dst(&dst, &gd));
+    snprintf(source, sizeof source, "tp=1,dp=%d", (int)board->size);
+    snprintf(destination, sizeof destination, "tp=1,cp=%d,dp=1", (int)board->size);
+    TRY(bench_layouts(source, destination, &src, &dst));
     const colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT,
                                       .src = &src,
                                       .dst = &dst,

@@ -13,12 +13,13 @@
  * A second table has replicas: n ranks that hold the same rows, and n other ranks that need them.
  * It shows how the time of the busiest of four ranks grows with n.
  */
+#include "host.h"
+
 #include <colobridge.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define RANKS 2000
 #define WORLD 1048576
@@ -44,27 +45,6 @@ static const pair_t pairs[] = {
     {"tp=8,dp=131072", "tp=4,cp=4,dp=65536", 524288, 16, COLO_FULL_SEQ, COLO_PARTIAL},
     {"dp=131072,tp=8", "dp=32768,cp=4,tp=8", 524288, 8, COLO_SHARDED, COLO_DISJOINT},
 };
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
-
-static uint64_t next_random(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static int by_rank(const void *a, const void *b)
 {

@@ -15,7 +15,8 @@
  * The host part: processor time of colo_bridge_set_segments() on each of 64 ranks, threads, for
  * 10,000 segments; the best of 5 of each rank.
  */
-#include <colobridge.h>
+#include "ranks.h"
+
 #include <colobridge/nccl.h>
 
 #include "perf/probe.h"
@@ -25,7 +26,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WARM = 3, ITERATIONS = 20, MOST = 4, PASSES = 8, IMAGES = 64, IN_SEQ = 4, SETS = 5 };
+enum { MOST = 4, PASSES = 8, IMAGES = 64, IN_SEQ = 4, SETS = 5 };
 enum { MEAN = 2176, SHORT = 256, LONG = 4096, HOST_RANKS = 64, HOST_SEGMENTS = 10000 };
 
 static const struct layout {
@@ -49,21 +50,6 @@ static struct {
     unsigned long long sum[PASSES][MOST];
     double set_us[HOST_RANKS], gpu_set_us[MOST];
 } job;
-
-#define CUDA(expr)                                                      \
-    do {                                                                \
-        cudaError_t e_ = (expr);                                        \
-        if (e_ != cudaSuccess) {                                        \
-            fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(e_)); \
-            return COLO_ERR_CUDA;                                       \
-        }                                                               \
-    } while (0)
-#define TRY(expr)                  \
-    do {                           \
-        colo_status_t s_ = (expr); \
-        if (s_ < 0)                \
-            return s_;             \
-    } while (0)
 
 /* ---- tables ---- */
 
@@ -189,26 +175,6 @@ static colo_status_t run(struct rank *r, int pass)
                 : colo_bridge_forward(r->uniform[path], in, out, r->stream);
 }
 
-static colo_status_t measure(struct rank *r)
-{
-    cudaEvent_t a, b;
-    CUDA(cudaEventCreate(&a));
-    CUDA(cudaEventCreate(&b));
-    for (int i = -WARM; i < ITERATIONS; i++)
-        for (int pass = 0; pass < PASSES; pass++) {
-            TRY(colo_comm_barrier(r->host, NULL));
-            CUDA(cudaEventRecord(a, r->stream));
-            TRY(run(r, pass));
-            CUDA(cudaEventRecord(b, r->stream));
-            CUDA(cudaEventSynchronize(b));
-            if (i >= 0)
-                CUDA(cudaEventElapsedTime(&job.ms[pass][i][r->me], a, b));
-        }
-    CUDA(cudaEventDestroy(a));
-    CUDA(cudaEventDestroy(b));
-    return COLO_OK;
-}
-
 static colo_status_t check(struct rank *r)
 {
     for (int pass = 0; pass < PASSES; pass++) {
@@ -232,16 +198,12 @@ static colo_status_t check(struct rank *r)
 
 static colo_status_t open_layout(struct rank *r, const struct layout *l)
 {
-    colo_grid_t gs, gd;
     colo_layout_t src, dst;
     tables_t t;
     int64_t s[2][2], shape[3];
-    TRY(colo_grid_parse(&gs, l->src, 0));
-    TRY(colo_grid_parse(&gd, l->dst, 0));
-    TRY(colo_layout_init_src(&src, &gs));
-    TRY(colo_layout_init_dst(&dst, &gd));
-    const int64_t dp = colo_grid_extent(&gs, "dp"), cp = colo_grid_extent(&gd, "cp"),
-                  dd = colo_grid_extent(&gd, "dp");
+    TRY(bench_layouts(l->src, l->dst, &src, &dst));
+    const int64_t dp = colo_grid_extent(&src.grid, "dp"), cp = colo_grid_extent(&dst.grid, "cp"),
+                  dd = colo_grid_extent(&dst.grid, "dp");
     if (!tables_make(&t, IMAGES, 1, dp, dd, 2 * cp))
         return COLO_ERR_NOMEM;
     const colo_segments_t segments = segments_of(&t);
@@ -296,22 +258,6 @@ static colo_status_t close_layout(struct rank *r)
 
 /* ---- report ---- */
 
-static int by_value(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_us(int pass)
-{
-    float worst[ITERATIONS] = {0};
-    for (int i = 0; i < ITERATIONS; i++)
-        for (int32_t k = 0; k < job.ranks; k++)
-            worst[i] = job.ms[pass][i][k] > worst[i] ? job.ms[pass][i][k] : worst[i];
-    qsort(worst, ITERATIONS, sizeof worst[0], by_value);
-    return (double)worst[ITERATIONS / 2] * 1e3;
-}
-
 static double most_mib(const int64_t *v)
 {
     int64_t m = 0;
@@ -324,7 +270,8 @@ static void report(const struct layout *l)
 {
     for (int path = PEER; path <= NCCL; path++)
         for (int back = 0; back < 2; back++) {
-            const double u = median_us(4 * path + back), g = median_us(4 * path + 2 + back);
+            const double u = bench_median_us(job.ms[4 * path + back][0], MOST),
+                         g = bench_median_us(job.ms[4 * path + 2 + back][0], MOST);
             const bool same = memcmp(job.sum[2 + back], job.sum[6 + back], sizeof job.sum[0]) == 0;
             printf("| %s → %s%s | %s | %s | %.1f | %.1f | %.0f | %.0f | %.3f | %s |\n", l->src,
                    l->dst, l->output == COLO_FULL_SEQ ? " full" : "", path ? "nccl" : "peer",
@@ -375,7 +322,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
         last = &layouts[i];
         TRY(open_layout(&r, last));
         TRY(check(&r));
-        TRY(measure(&r));
+        TRY(bench_measure(&r, r.host, r.stream, run, PASSES, job.ms[0][0], MOST));
         TRY(colo_comm_barrier(world, NULL));
         if (r.me == 0)
             report(last);
@@ -394,14 +341,10 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 
 static colo_status_t on_host(colo_comm_t *comm, void *arg)
 {
-    colo_grid_t gs, gd;
     colo_layout_t src, dst;
     colo_bridge_t *bridge = NULL;
     colo_batch_t *batch = NULL;
-    TRY(colo_grid_parse(&gs, "tp=2,dp=32", 0));
-    TRY(colo_grid_parse(&gd, "tp=2,cp=4,dp=8", 0));
-    TRY(colo_layout_init_src(&src, &gs));
-    TRY(colo_layout_init_dst(&dst, &gd));
+    TRY(bench_layouts("tp=2,dp=32", "tp=2,cp=4,dp=8", &src, &dst));
     const colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT,
                                       .src = &src,
                                       .dst = &dst,

@@ -11,13 +11,14 @@
  * Balance: 16 images per replica, row counts from a log-normal distribution as real data has them
  * (median 729, sigma 0.8, at least 16, at most 4,096), 1,000 batches per number of replicas.
  */
+#include "host.h"
+
 #include <colobridge.h>
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define RANKS 64
 #define IMAGES 10000
@@ -25,30 +26,9 @@
 #define GOAL_US 100.0
 #define BALANCE_GOAL 1.05
 
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
-
-static uint64_t next_random(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static double uniform(uint64_t *state)
 {
     return (double)(next_random(state) >> 11) * 0x1p-53;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 /* ---- tables ---- */
