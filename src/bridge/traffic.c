@@ -10,12 +10,12 @@
 #include "core/error.h"
 #include "grid/topology.h"
 
-colo_status_t colo_topology_traffic(const colo_topology_t *place, const colo_plan_t *plan,
+colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_plan_t *plan,
                                     colo_topology_traffic_t *traffic)
 {
-    if (!place || !plan || !traffic)
+    if (!topology || !plan || !traffic)
         return colo_fail(COLO_ERR_ARG, "traffic: %s is NULL",
-                         !place  ? "the place"
+                         !topology  ? "the topology"
                          : !plan ? "the plan"
                                  : "the output");
     colo_topology_traffic_t sum[2] = {traffic[0], traffic[1]};
@@ -28,11 +28,11 @@ colo_status_t colo_topology_traffic(const colo_topology_t *place, const colo_pla
             w < 2 ? colo_plan_sends(plan, pass, &n) : colo_plan_relays(plan, pass, true, &n);
         for (int32_t i = 0; i < n; i++) {
             int64_t most = rank > m[i].peer ? rank : m[i].peer;
-            if (most >= place->world)
+            if (most >= topology->world)
                 return colo_fail(COLO_ERR_ARG,
-                                 "traffic: rank %lld is outside the place's [0, %lld)",
-                                 (long long)most, (long long)place->world);
-            int c = colo_topology_i_cross(place->spot, place->per_host, rank, m[i].peer);
+                                 "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
+                                 (long long)most, (long long)topology->world);
+            int c = colo_topology_i_cross(topology->spot, topology->per_host, rank, m[i].peer);
             if (!colo_add_ok(t->total, m[i].bytes, &t->total))
                 return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
                                  (long long)rank);

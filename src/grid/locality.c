@@ -23,10 +23,10 @@
 static colo_status_t check_grid(const colo_topology_t *topology, const colo_grid_t *grid)
 {
     if (!topology)
-        return colo_fail(COLO_ERR_ARG, "audit: the place is NULL");
+        return colo_fail(COLO_ERR_ARG, "topology: the object is NULL");
     COLO_TRY(colo_grid_i_check(grid));
     if (grid->size > topology->world - grid->offset)
-        return colo_fail(COLO_ERR_ARG, "audit: the grid has ranks up to %lld, the place up to %lld",
+        return colo_fail(COLO_ERR_ARG, "topology: the grid has ranks up to %lld, expected at most %lld",
                          (long long)(grid->offset + grid->size - 1),
                          (long long)(topology->world - 1));
     return COLO_OK;

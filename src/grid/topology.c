@@ -135,7 +135,7 @@ static colo_status_t scatter_cores(const colo_machine_t *m, int32_t *order)
     COLO_AUTOFREE int32_t *next = calloc(pairs, sizeof *next);
     COLO_AUTOFREE int32_t *numas = calloc((size_t)m->npackages, sizeof *numas);
     if (!next || !numas)
-        return colo_fail(COLO_ERR_NOMEM, "place: no memory for %zu NUMA nodes", pairs);
+        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %zu NUMA nodes", pairs);
     deal_t d = {m, next, numas, 0};
     for (int32_t i = 0; i < m->ncores; i++)
         order[i] = deal_core(&d);
@@ -148,7 +148,7 @@ static colo_status_t scatter_pus(const colo_machine_t *m, int64_t n, int32_t *un
     COLO_AUTOFREE int32_t *order = malloc((size_t)m->ncores * sizeof *order);
     COLO_AUTOFREE int32_t *first = malloc((size_t)m->ncores * sizeof *first);
     if (!order || !first)
-        return colo_fail(COLO_ERR_NOMEM, "place: no memory for %d cores", (int)m->ncores);
+        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d cores", (int)m->ncores);
     COLO_TRY(scatter_cores(m, order));
     for (int32_t i = m->npus - 1; i >= 0; i--)
         first[m->pu[i].core] = i;
@@ -207,7 +207,7 @@ colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t b
     if (u && s && units)
         st = deal(m, bind, topology->per_host, share, u);
     else
-        colo_fail(st, "place: no memory for %zu ranks on %d processors", n, (int)m->npus);
+        colo_fail(st, "topology: no memory for %zu ranks on %d processors", n, (int)m->npus);
     if (st < 0) {
         free(u);
         free(s);
@@ -228,12 +228,13 @@ colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t b
 static colo_status_t check_config(const colo_topology_config_t *c)
 {
     if (c->world < 1 || c->world > COLO_TOPOLOGY_WORLD_MAX)
-        return colo_fail(COLO_ERR_ARG, "place: a world of %lld ranks, expected 1..%lld",
+        return colo_fail(COLO_ERR_ARG, "topology: a world of %lld ranks, expected 1..%lld",
                          (long long)c->world, (long long)COLO_TOPOLOGY_WORLD_MAX);
     if (c->ranks_per_node < 0)
-        return colo_fail(COLO_ERR_ARG, "place: %lld ranks per node", (long long)c->ranks_per_node);
+        return colo_fail(COLO_ERR_ARG, "topology: %lld ranks per node, expected >= 0",
+                         (long long)c->ranks_per_node);
     if ((int)c->bind < 0 || c->bind >= COLO_BIND_COUNT)
-        return colo_fail(COLO_ERR_ARG, "place: binding %d is outside 0..%d", (int)c->bind,
+        return colo_fail(COLO_ERR_ARG, "topology: binding %d is outside 0..%d", (int)c->bind,
                          COLO_BIND_COUNT - 1);
     return COLO_OK;
 }
@@ -243,7 +244,7 @@ static colo_status_t find_gpus(colo_topology_t *p)
     const colo_machine_t *m = &p->machine;
     p->gpus = calloc((size_t)m->ndevices + 1, sizeof *p->gpus);
     if (!p->gpus)
-        return colo_fail(COLO_ERR_NOMEM, "place: no memory for %d devices", (int)m->ndevices);
+        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d devices", (int)m->ndevices);
     for (int32_t i = 0; i < m->ndevices; i++)
         if (m->device[i].kind == COLO_DEVICE_GPU)
             p->gpus[p->ngpus++] = i;
@@ -259,9 +260,9 @@ static colo_status_t build(colo_topology_t *p, const colo_topology_config_t *c, 
     snprintf(p->source, sizeof p->source, "%s", c->topology ? c->topology : "this machine");
     if (p->per_host > p->machine.npus)
         return colo_fail(COLO_ERR_ARG,
-                         "place: %lld ranks on a host, the topology has %d processors%s",
+                         "topology: %lld ranks on a host, the machine has %d processors%s",
                          (long long)p->per_host, (int)p->machine.npus,
-                         c->ranks_per_node ? "" : "; how many share a host? (ranks per node)");
+                         c->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
     COLO_TRY(find_gpus(p));
     return colo_topology_i_map(p, p->bind, &p->share, &p->unit, &p->spot);
 }
@@ -271,7 +272,7 @@ static colo_status_t create(colo_topology_t **topology, const colo_topology_conf
 {
     colo_topology_t *p = calloc(1, sizeof *p);
     if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "place: %zu bytes", sizeof *p);
+        return colo_fail(COLO_ERR_NOMEM, "topology: %zu bytes", sizeof *p);
     colo_status_t st = build(p, config, devices);
     if (st < 0)
         colo_topology_destroy(&p);
@@ -284,8 +285,8 @@ colo_status_t colo_topology_create(colo_topology_t **topology, const colo_topolo
 {
     colo_topology_config_t own = {COLO_TOPOLOGY_CONFIG_INIT};
     if (!topology)
-        return colo_fail(COLO_ERR_ARG, "place: the output is NULL");
-    COLO_TRY(COLO_SIZED_READ(&own, config, ranks_per_node, "place: config",
+        return colo_fail(COLO_ERR_ARG, "topology: the output is NULL");
+    COLO_TRY(COLO_SIZED_READ(&own, config, ranks_per_node, "topology: config",
                              "COLO_TOPOLOGY_CONFIG_INIT"));
     COLO_TRY(check_config(&own));
     return create(topology, &own, true);
@@ -309,7 +310,7 @@ colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind)
     int32_t *unit;
     colo_spot_t *spot;
     if (!topology)
-        return colo_fail(COLO_ERR_ARG, "rebind: the place is NULL");
+        return colo_fail(COLO_ERR_ARG, "rebind: the topology is NULL");
     if ((int)bind < 0 || bind >= COLO_BIND_COUNT)
         return colo_fail(COLO_ERR_ARG, "rebind: binding %d is outside 0..%d", (int)bind,
                          COLO_BIND_COUNT - 1);
@@ -351,9 +352,9 @@ const colo_topology_device_t *colo_topology_device(const colo_topology_t *topolo
 static colo_status_t check_rank(const colo_topology_t *topology, int64_t rank)
 {
     if (!topology)
-        return colo_fail(COLO_ERR_ARG, "the place is NULL");
+        return colo_fail(COLO_ERR_ARG, "topology: the object is NULL");
     if (rank < 0 || rank >= topology->world)
-        return colo_fail(COLO_ERR_ARG, "rank %lld is outside the place's [0, %lld)",
+        return colo_fail(COLO_ERR_ARG, "topology: rank %lld is outside [0, %lld)",
                          (long long)rank, (long long)topology->world);
     return COLO_OK;
 }

@@ -46,7 +46,7 @@ struct colo_topology {
     colo_spot_t *spot;  /* [per_host] host 0's; gpu included */
 };
 
-/* unit and spot of a policy, for free(); the place is not changed */
+/* unit and spot of a policy, for free(); the topology is not changed */
 colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t bind,
                                   colo_share_t *share, int32_t **unit, colo_spot_t **spot);
 

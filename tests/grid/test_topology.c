@@ -380,8 +380,8 @@ static void numbers_that_do_not_fit_are_refused(void **state)
         colo_topology_config_t c;
         const char *error_message;
     } bad[] = {
-        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 9, 0, 0}, "9 ranks on a host, the topology has 8"},
-        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 32, 16, 0}, "16 ranks on a host, the topology has 8"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 9, 0, 0}, "9 ranks on a host, the machine has 8"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 32, 16, 0}, "16 ranks on a host, the machine has 8"},
         {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 0, 0, 0}, "a world of 0 ranks"},
         {{COLO_TOPOLOGY_CONFIG_INIT, ONE, COLO_TOPOLOGY_WORLD_MAX + 1, 1, 0},
          "expected 1..16777216"},
@@ -399,7 +399,7 @@ static void numbers_that_do_not_fit_are_refused(void **state)
     p = place_of(ONE, 8, 0, COLO_BIND_CORE);
     colo_spot_t s = {.host = 77};
     assert_fails(colo_topology_spot(p, 8, &s), COLO_ERR_ARG,
-                 "rank 8 is outside the place's [0, 8)");
+                 "topology: rank 8 is outside [0, 8)");
     assert_fails(colo_topology_spot(p, -1, &s), COLO_ERR_ARG, "rank -1");
     assert_fails(colo_topology_spot(p, 0, NULL), COLO_ERR_ARG, "NULL");
     assert_fails(colo_topology_bind(p, 8), COLO_ERR_ARG, "rank 8");

@@ -397,7 +397,7 @@ T_CASE(what_does_not_fit_the_place_is_refused)
     colo_topology_t *p = place_of(&machines[0], 8);
     assert_ok(colo_grid_parse(&g, "tp=4,dp=2@1", 0));
     assert_fails(colo_topology_cut(p, &g, "tp", &cut), COLO_ERR_ARG,
-                 "the grid has ranks up to 8, the place up to 7");
+                 "the grid has ranks up to 8, expected at most 7");
     assert_fails(colo_topology_advise(p, &g, &best, &bind), COLO_ERR_ARG, "ranks up to 8");
     assert_ok(colo_grid_parse(&g, "tp=4,dp=2", 0));
     assert_fails(colo_topology_cut(p, &g, "cp", &cut), COLO_ERR_ARG, "cp");
@@ -420,7 +420,7 @@ T_CASE(what_does_not_fit_the_place_is_refused)
     colo_topology_traffic_t sum[2] = {{7, 7, 7, 7}, {8, 8, 8, 8}}, was[2];
     memcpy(was, sum, sizeof sum);
     assert_ok(colo_plan_create(&plan, &c, 15));
-    assert_fails(colo_topology_traffic(p, plan, sum), COLO_ERR_ARG, "outside the place's [0, 8)");
+    assert_fails(colo_topology_traffic(p, plan, sum), COLO_ERR_ARG, "outside the topology, [0, 8)");
     assert_fails(colo_topology_traffic(p, NULL, sum), COLO_ERR_ARG, "the plan is NULL");
     assert_memory_equal(sum, was, sizeof sum);
     sum[0].total = sum[1].total = was[0].total = was[1].total = INT64_MAX;

@@ -28,7 +28,7 @@ static const char *of_variable(json_t *doc, const char *name, const char *key)
 {
     size_t i;
     json_t *k;
-    json_array_foreach(json_object_get(doc, "environment variables"), i,
+    json_array_foreach(json_object_get(doc, "environment_variables"), i,
                        k) if (strcmp(json_string_value(json_object_get(k, "name")), name) ==
                               0) return json_string_value(json_object_get(k, key));
     fail_msg("no environment variable %s", name);
@@ -101,8 +101,8 @@ T_CASE(the_text_has_a_line_for_every_variable)
     tool_output_t s = tool_run(args);
     size_t i;
     assert_int_equal(s.exit, 0);
-    assert_true(json_array_size(json_object_get(doc, "environment variables")) >= 4);
-    json_array_foreach(json_object_get(doc, "environment variables"), i, k)
+    assert_true(json_array_size(json_object_get(doc, "environment_variables")) >= 4);
+    json_array_foreach(json_object_get(doc, "environment_variables"), i, k)
         assert_non_null(strstr(s.out, json_string_value(json_object_get(k, "name"))));
     json_decref(doc);
     tool_output_free(&s);

@@ -143,11 +143,11 @@ static int read_ask(info_ask_t *ask)
         ask->world = ask->ranks_per_node;
     if (info_is_plain(ask) && (options[OPT_RANKS_PER_NODE].given || options[OPT_POLICY].given))
         return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "%s: of which ranks? give --grid, --bind or --src and --dst",
+                             "%s: no ranks are named; give --grid, --bind or --src and --dst",
                              options[OPT_POLICY].given ? "--policy" : "--ranks-per-node");
     if (ask->bind && ask->world == 0)
         return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "--bind: of how many ranks? give --grid or --ranks-per-node");
+                             "--bind: the number of ranks is missing; give --grid or --ranks-per-node");
     if (ask->bind && ask->world > INFO_RANKS_MAX)
         return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "--bind: %lld ranks; up to %d are listed",
                              (long long)ask->world, INFO_RANKS_MAX);

@@ -74,7 +74,7 @@ static json_t *basics(const info_found_t *f)
                      "header_version", info_header_version(), "libraries", "hwloc",
                      colo_topology_version(), "backends", built, "cuda", "devices", "why",
                      info_cuda(), "topology", machine_of(f->topology), "topology_error",
-                     f->topology ? NULL : f->lacks, "environment variables", variables);
+                     f->topology ? NULL : f->lacks, "environment_variables", variables);
 }
 
 /* ---- what was asked ---- */

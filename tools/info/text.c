@@ -58,11 +58,11 @@ static void print_basics(const info_found_t *f)
         print_machine(f->topology);
     else
         printf("%stopology%s unknown\n  %s\n", on, off, f->lacks);
-    printf("\n%sknobs%s\n", on, off);
+    printf("\n%senvironment variables%s\n", on, off);
     for (int i = 0; i < colo_env_count(); i++) {
         const colo_env_variable_t *k = colo_env_variable(i);
         const char *value = colo_env_value(k->name, &set);
-        printf("  %-18s %-12s %-16s %s\n", k->name, tool_quote(quoted, value),
+        printf("  %-20s %-12s %-16s %s\n", k->name, tool_quote(quoted, value),
                colo_env_check(k->name) < 0 ? "not allowed"
                : set                       ? "from environment"
                                            : "default",
