@@ -70,8 +70,7 @@ T_CASE(a_colo_nvtx_that_is_no_number_is_refused)
 
 int main(void)
 {
-    setenv("NVTX_INJECTION64_PATH", COUNTER, 1);
-    void *tool = dlopen(COUNTER, RTLD_NOW | RTLD_GLOBAL);
+    void *tool = dlopen(getenv("NVTX_INJECTION64_PATH"), RTLD_NOW | RTLD_GLOBAL);
     *(void **)&ranges_open = tool ? dlsym(tool, "t_ranges_open") : NULL;
     *(void **)&ranges_of = tool ? dlsym(tool, "t_ranges_of") : NULL;
     if (!ranges_open || !ranges_of)
