@@ -143,8 +143,8 @@ with_clang() {
     fi
     CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
         "${everything[@]}"
-    rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi --no-suite ucx \
-        --no-suite ucx-all --no-suite mpi-all
+    rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi --no-suite ucx-all \
+        --no-suite mpi-all
 }
 
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning
@@ -217,7 +217,7 @@ reruns() {
         without "CUDA and CBLAS" -Dcuda=disabled -Dnccl=disabled -Dcblas=disabled
     fi
     # api looks at the shipped files, slow is what is too long here.
-    sanitized asan address,undefined api slow ucx ucx-all
+    sanitized asan address,undefined api slow ucx-all
     fuzzed
     # TSan is for what has threads.
     sanitized tsan thread api slow serial core tools
