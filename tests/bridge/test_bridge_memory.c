@@ -4,7 +4,7 @@
  * with either algorithm, also for rows that a position table scatters. This program's allocator
  * counts; under a sanitizer, which brings its own, the test is skipped.
  */
-#include "harness/harness.h"
+#include "ragged_example.h"
 
 #include "harness/allocations.h"
 
@@ -88,6 +88,42 @@ T_CASE(calls_allocate_nothing_whatever_the_algorithm)
             assert_memory_equal(exact.y, collective.y, sizeof exact.y);
             assert_memory_equal(exact.d_x, collective.d_x, sizeof exact.d_x);
         }
+}
+
+enum { CALLS = 500 }; /* so many that what each of them took from the batch would not fit in it */
+
+static colo_status_t ragged_rank(colo_comm_t *world, void *arg)
+{
+    const int32_t rank = colo_comm_rank(world);
+    const colo_segments_t s = segments_of(&worked);
+    const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
+    float x[5 * H], y[10 * H];
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    rank_try(make(&b, &o, world));
+    rank_try(colo_bridge_set_segments(b, &s, &batch));
+    const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
+    for (int rep = 0; rep < CALLS; rep++) {
+        if (rep == 1) {
+            rank_try(colo_comm_barrier(world, NULL));
+            atomic_store(&counting, true);
+        }
+        rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+    }
+    rank_try(colo_comm_barrier(world, NULL));
+    atomic_store(&counting, false);
+    rank_try(colo_comm_barrier(world, NULL));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+/* Their number is the caller's, so a call has lists of tensors; its boxes are there. */
+T_CASE(calls_of_a_batch_allocate_lists_of_tensors_only)
+{
+    atomic_store(&allocated, 0);
+    assert_ok(colo_comm_threads_run(2, ragged_rank, NULL));
+    assert_true(atomic_load(&allocated) <= 2 * (CALLS - 1) * 256);
 }
 
 int main(void)

@@ -364,6 +364,7 @@ T_CASE(partial_gradients_move_every_addend_but_the_own_one)
         assert_int_equal(n, 0);
         colo_plan_sends(w.plan[r], COLO_BACKWARD, &n);
         assert_int_equal(n, 0);
+        assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).minimum, 0);
     }
     t_plans_free(&w);
 }

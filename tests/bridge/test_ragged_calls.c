@@ -30,7 +30,7 @@ static const struct {
 } verdict[FAULTS] = {
     [DIFFERENT_POS] = {COLO_ERR_MISMATCH, "pos: rank 1 of"},
     [DIFFERENT_LENGTH] = {COLO_ERR_MISMATCH, "seq_len: rank 1 of"},
-    [DIFFERENT_COUNT] = {COLO_ERR_MISMATCH, "rows: rank 1 of"},
+    [DIFFERENT_COUNT] = {COLO_ERR_MISMATCH, "rows: rank 1 of 'world' has 3: 3 0 4 ("},
     [SHORT_Y] = {COLO_ERR_SHAPE, "rank 1: y[0] has 2 axes and 9 rows of 2 features, expected 2 and "
                                  "10 rows"},
     [SHORT_X] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 axes and 4 rows of 2 features, expected 2 and "

@@ -338,6 +338,27 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
     assert_true(most <= 303 / 2 + 100);
 }
 
+T_CASE(segments_that_touch_on_both_sides_are_one_region)
+{
+    const int64_t rows[] = {10, 10}, zero[2] = {0}, pos[] = {0, 10}, len = 20;
+    const colo_segments_t s = {sizeof s, 2, rows, zero, zero, pos, NULL, 1, &len, zero};
+    colo_grid_t grid[2];
+    colo_layout_t src, dst;
+    colo_plan_t *p = NULL;
+    int32_t n;
+    assert_ok(colo_grid_parse(&grid[0], "dp=1", 0));
+    assert_ok(colo_grid_parse(&grid[1], "dp=1@1", 0));
+    assert_ok(colo_layout_init_src(&src, &grid[0]));
+    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
+                                  .shape = {.features = 1}, .dtype = COLO_U8};
+    assert_ok(colo_plan_create_ragged(&p, &c, &s, 0));
+    const colo_plan_message_t *m = colo_plan_sends(p, COLO_FORWARD, &n);
+    assert_int_equal(n, 1);
+    assert_int_equal(m->nregions, 1);
+    colo_plan_destroy(&p);
+}
+
 T_CASE(replicas_share_the_sending_of_ragged_batches)
 {
     const uint64_t seed = t_seed();

@@ -351,7 +351,7 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
     for (int i = 0; i < 16; i++)
         y[i] = 5;
     rank_try(colo_comm_set_check(c, 2));
-    if (me == 1)
+    if (me == w->which % 2)
         NOTE(&w->seen, me, run_wrong(c, w->which, x, y, NULL));
     else
         NOTE(&w->seen, me, colo_comm_barrier(c, NULL));
@@ -378,10 +378,11 @@ T_CASE(at_check_2_wrong_arguments_leave_the_comm_alive)
     };
     for (int which = 0; which < (int)(sizeof text / sizeof text[0]); which++) {
         struct wrong w = {.which = which};
+        const int odd = which % 2;
         assert_ok(t_run_ranks(3, wrong_rank, &w, sizeof w));
-        expect(&w.seen, 1, COLO_ERR_ARG, text[which]);
-        for (int r = 0; r < 3; r += 2) {
-            expect(&w.seen, r, COLO_ERR_PEER, "rank 1 failed: ");
+        expect(&w.seen, odd, COLO_ERR_ARG, text[which]);
+        for (int r = 1 - odd; r < 3; r += 1 + odd) {
+            expect(&w.seen, r, COLO_ERR_PEER, odd ? "rank 1 failed: " : "rank 0 failed: ");
             expect(&w.seen, r, COLO_ERR_PEER, text[which]);
         }
     }

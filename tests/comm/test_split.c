@@ -116,6 +116,27 @@ T_CASE(split_by_dims_follows_the_grid)
     assert_ok(t_run_ranks(8, grid_rank, NULL, 0));
 }
 
+/* Ranks 1 and 3 make no comm, so that of their partners is never met in full. */
+static colo_status_t lonely_rank(colo_comm_t *c, void *arg)
+{
+    static const char *const dims[] = {"tp", "dp-tp"};
+    colo_grid_t grid;
+    rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
+    rank_try(colo_comm_set_check(c, 0));
+    for (int i = 0; i < 2 && colo_comm_rank(c) % 2 == 0; i++) {
+        colo_comm_t *g = NULL;
+        rank_try(colo_comm_split(c, &grid, dims[i], &g));
+        colo_comm_destroy(&g);
+    }
+    return COLO_OK;
+}
+
+T_CASE(split_that_some_ranks_leave_out_is_freed)
+{
+    T_THREADS_ONLY();
+    assert_ok(t_run_ranks(4, lonely_rank, NULL, 0));
+}
+
 struct keep {
     colo_comm_t *child[8];
 };

@@ -114,11 +114,15 @@ static colo_status_t split_counts(colo_comm_t *c, void *arg)
         colo_comm_stats_reset(c);
         colo_comm_t *child = NULL;
         rank_try(colo_comm_split(c, &grid, "tp", &child));
+        const uint64_t id = child->id; /* by which flight records tell comms apart */
         colo_comm_destroy(&child);
         colo_comm_stats(c, &l);
         rank_check(has(&l, COLO_OP_SPLIT, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
         rank_check(total(&l, COLO_CATEGORY_CHECK) == (check > 0));
         rank_check(total(&l, -1) == 1u + (check > 0));
+        uint64_t ids[4];
+        rank_try(colo_comm_all_gather(c, &id, ids, 1, COLO_I64, NULL));
+        rank_check(ids[0] == ids[1] && ids[2] == ids[3] && ids[0] != ids[2]);
     }
     return COLO_OK;
 }
@@ -183,6 +187,20 @@ static const char *string(const json_t *j, const char *key)
 {
     assert_true(json_is_string(json_object_get(j, key)));
     return json_string_value(json_object_get(j, key));
+}
+
+T_CASE(split_that_leaves_this_rank_out_has_no_peers)
+{
+    colo_comm_t *c = NULL, *child = NULL;
+    colo_grid_t grid;
+    assert_ok(colo_comm_create_self(&c));
+    assert_ok(colo_grid_parse(&grid, "dp=1@1", 0));
+    assert_ok(colo_comm_split(c, &grid, "dp", &child));
+    assert_null(child);
+    json_t *j = parse(c);
+    assert_int_equal(integer(json_array_get(json_object_get(j, "ring"), 0), "peers"), 0);
+    json_decref(j);
+    colo_comm_destroy(&c);
 }
 
 T_CASE(the_ring_holds_the_last_256_operations)

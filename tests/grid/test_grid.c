@@ -449,7 +449,7 @@ T_CASE(init_refuses_bad_sizes)
 
 T_CASE(queries_refuse_ranks_and_coordinates_outside)
 {
-    colo_grid_t g, zero = {0};
+    colo_grid_t g, odd, zero = {0};
     colo_group_t group;
     int64_t c[2], rank, bad[2] = {0, 4};
     char key[COLO_KEY_MAX];
@@ -457,6 +457,9 @@ T_CASE(queries_refuse_ranks_and_coordinates_outside)
     refuses(c, colo_grid_coords(&g, 7, c), COLO_ERR_ARG, "rank 7 is outside the grid's [8, 16)");
     refuses(c, colo_grid_coords(&g, 16, c), COLO_ERR_ARG, "rank 16 is outside");
     refuses(c, colo_grid_coords(&zero, 0, c), COLO_ERR_ARG, "not initialised");
+    odd = g;
+    odd.offset = -1;
+    refuses(key, colo_grid_key(&odd, "tp", key), COLO_ERR_ARG, "size 8 and rank offset -1");
     refuses(c, colo_grid_coords(NULL, 0, c), COLO_ERR_ARG, "grid: NULL");
     assert_fails(colo_grid_coords(&g, 8, NULL), COLO_ERR_ARG, "the output is NULL");
     refuses(rank, colo_grid_coord(&g, 16, "tp", &rank), COLO_ERR_ARG, "rank 16 is outside");

@@ -119,6 +119,7 @@ T_CASE(shards_that_cut_a_segment_are_refused_with_the_size_to_pad_to)
             "a multiple of 16 of at least 32, for a vocabulary of 2000");
     refused(1, 100, 100, -16, COLO_ERR_ARG, "segment is -16");
     refused(2, 256, 128, 48, COLO_ERR_SHAPE, " in segments of 48, expected [");
+    refused(2, 65, 33, 16, COLO_ERR_SHAPE, "give each rank 64"); /* 5 segments: 4 of a rank */
 }
 
 T_CASE(segments_with_smoothing_per_rank_are_refused)

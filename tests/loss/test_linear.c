@@ -320,6 +320,13 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     assert_int_equal(colo_linear_logprob_chunk(linear, 8192), 2048);
     assert_int_equal(colo_linear_logprob_chunk(linear, 5000), 1792); /* three: 1667, rounded up */
     assert_int_equal(colo_linear_logprob_chunk(linear, INT64_MAX), 2048); /* no sum overflows */
+    lc.logprob.chunk_size = 4;
+    colo_linear_logprob_t *small = NULL;
+    assert_ok(colo_linear_logprob_create(&small, &lc, head, self));
+    assert_int_equal(colo_linear_logprob_chunk(small, 5), 4);
+    assert_int_equal(colo_linear_logprob_chunk(small, 1), 1);
+    assert_int_equal(colo_linear_logprob_chunk(small, 0), 0);
+    colo_linear_logprob_destroy(&small);
     for (int pass = 0; pass < 4; pass++)
         assert_fails(colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass, INT64_MAX,
                                                         -1, &bytes),

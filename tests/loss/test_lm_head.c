@@ -495,4 +495,27 @@ T_CASE(ranks_with_another_head_find_out_at_create)
         assert_int_equal(st[r], COLO_ERR_MISMATCH);
 }
 
+/* Without COLO_CHECK nothing is compared; a rank that refuses its own config fails the group. */
+static colo_status_t no_width(colo_comm_t *world, void *arg)
+{
+    colo_status_t *st = arg;
+    const int me = colo_comm_rank(world);
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = me == 2 ? 0 : 3};
+    rank_try(colo_comm_set_check(world, 0));
+    const colo_status_t own = colo_lm_head_create(&head, &config, world);
+    rank_check(own == (me == 2 ? COLO_ERR_ARG : COLO_OK));
+    st[me] = colo_comm_barrier(world, NULL);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
+T_CASE(head_refused_on_one_rank_fails_the_group)
+{
+    colo_status_t st[4] = {COLO_OK};
+    assert_ok(t_run_ranks(4, no_width, st, sizeof st));
+    for (int r = 0; r < 4; r++)
+        assert_int_equal(st[r], r == 2 ? COLO_ERR_ARG : COLO_ERR_PEER);
+}
+
 T_MAIN("loss/lm_head")

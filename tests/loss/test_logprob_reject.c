@@ -170,7 +170,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     memset(logp, CANARY, sizeof logp);
     memset(stats, CANARY, sizeof stats);
     if (r == 1 && d->kind == 0)
-        cfg.logits.temperature = 2;
+        *(d->check == 1 ? &cfg.logits.temperature : &cfg.z_loss) = 2;
     if (r == 1 && d->kind == 1)
         targets[1] = 3;
     if (r == 1 && d->kind == 2)

@@ -411,6 +411,11 @@ T_CASE(tensors_that_do_not_fit_are_refused_and_nothing_is_written)
     assert_memory_equal(targets, sentinel, sizeof targets);
     assert_memory_equal(mask, sentinel, sizeof mask);
     assert_memory_equal(out, sentinel, sizeof out);
+    seq.positions = 2; /* one column: how far columns lie apart does not matter */
+    lc = colo_tensor_host(local, COLO_F64, 1, (int64_t[]){4});
+    ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){2, 1});
+    ot.stride[1] = 5;
+    assert_ok(colo_sequence_gather(&seq, &lc, &ot, self, workspace, NULL));
     colo_comm_destroy(&self);
 }
 

@@ -271,7 +271,7 @@ T_CASE(the_gradient_is_the_central_difference)
     for (int topk = 0; topk < 2; topk++) {
         topk_case_init(&c, 2, 3, 12, 3, topk, COLO_F64, 2, &rng);
         loss_case_shard(&c.shape, SHARD_UNEVEN);
-        c.config.logits.softcap = 3;
+        c.config.logits.softcap = topk ? 3 : 0.9;
         c.config.logits.temperature = 0.7;
         gather_central(&c.shape, c.z, c.dz, run, weighted);
     }
@@ -493,6 +493,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
         cfg.logits.vocab_start = 5;
     if (other && d->kind == 4)
         cfg.ignore_index = -1;
+    if (other && d->kind == 5)
+        ids[0] = 5;
     colo_tensor_t zt = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 4});
     colo_tensor_t it = colo_tensor_host(ids, COLO_I64, 2, (int64_t[]){2, 2});
     colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
@@ -508,9 +510,9 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
 T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
 {
     static const char *const words[] = {"rank 1 has another config", "rank 1 has other targets",
-                                        "rank 1 has other targets", "no rank of 2 holds column 4",
-                                        "rank 1 has another config"};
-    for (int kind = 0; kind < 5; kind++) {
+                                        "rank 1 has other targets",  "no rank of 2 holds column 4",
+                                        "rank 1 has another config", "rank 1 has other targets"};
+    for (int kind = 0; kind < 6; kind++) {
         disagreement_t d = {.kind = kind};
         assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
         disagreement_check(&d, words[kind]);
