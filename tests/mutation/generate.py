@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plants random small mistakes in src/ and counts those that the fast suites notice.
 
-example:  tests/mutation/generate.py --count 300 --keep build-generated/results.jsonl
+example:  tests/mutation/generate.py --jobs 8 --count 300 --keep build-generated/results.jsonl
+          tests/mutation/generate.py --again --keep build-generated/results.jsonl
 
 A mutant is one changed operator, bound, constant, statement or pair of arguments. Each is built in a copy of the
-tree and run against the fast programs of its suite. It is killed by a failed case, a crash, or a time-out.
-One that does not compile, or compiles to the same object, is no mutant and is replaced by another. Results are
-appended to the file of --keep, and a later call with the same seed goes on from there. Survivors are printed with
-their lines: each wants a test, or a reason why it changes nothing."""
+tree and run against the fast programs of its suites. It is killed by a failed case, a crash, or a time-out.
+One that does not compile, or compiles to the same object, is no mutant and is replaced by another. Each job has a
+copy of its own, and the unchanged tree must pass all programs while all jobs run some. Results are
+appended to the file of --keep, and a later call with the same seed goes on from there; --again runs its survivors
+anew, against the tests of today. Survivors are printed with their lines: each wants a test, or a reason why it
+changes nothing."""
 import argparse
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -17,12 +21,20 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ["bridge", "comm", "core", "grid", "loss"]  # of src/; its mutants run the suite of that name
+FOLDERS = ["bridge", "comm", "core", "grid", "loss"]  # of src/
+# What runs the sources of which mutants. What needs a GPU, MPI or UCX, or finds a machine's libraries, is left out.
+SUITES = [(r"src/comm/nccl/|src/comm/gpu-open", r"fake/"), (r"src/bridge/.*peer", r"(fake|bridge)/"),
+          (r"src/bridge/", r"(sockets/)?bridge/|core/null|grid/topology"), (r"src/comm/process/", r"sockets/|comm/"),
+          (r"src/comm/(?!mpi|ucx|peer)", r"(sockets/)?comm/|bridge/(bridge_check|bridge_memory|contract)"),
+          (r"src/core/(?!range|backend)", r"core/|comm/|grid/"),
+          (r"src/grid/(?!topology-(none|hwloc))", r"(sockets/)?grid/"), (r"src/loss/", r"(sockets/)?loss/")]
 NONE = ("does not compile", "changes nothing")
 FAST = 20.0  # seconds that a program may take on the unchanged tree
 SWAPS = [(r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "), (r" == ", " != "), (r" != ", " == "),
@@ -57,102 +69,179 @@ def candidates(path):
             yield i, "statement dropped", re.match(r"\s*", code).group(0) + ";"
 
 
+def ignored(_, names):
+    return [n for n in names if n.startswith(("build", ".")) or n.endswith(".pyc")]
+
+
 class Tree:
     """A copy of the tree with a build of its own."""
 
-    def __init__(self, at):
+    def __init__(self, at, model=None):
         self.at = at
-        if not (at / "build" / "build.ninja").exists():
+        if model:
             shutil.rmtree(at, ignore_errors=True)
-            shutil.copytree(ROOT, at, ignore=shutil.ignore_patterns("build*", ".git", "*.pyc"))
-            if self.run(["meson", "setup", "build", "--buildtype=release", "-Dtests=enabled", "-Dtools=disabled",
-                      "-Dexamples=disabled", "-Dpython=disabled", "-Dcuda=disabled", "-Dnccl=disabled"], 600):
-                sys.exit(f"generate.py: cannot configure {at}/build")
+            subprocess.run(["cp", "-a", model.at, at], check=True)
+            self.model, self.tests = model.at, model.tests
+            return
+        shutil.copytree(ROOT, at, ignore=ignored, dirs_exist_ok=True, copy_function=self.refresh)
+        if not (at / "build/build.ninja").exists() and self.run(
+                ["meson", "setup", "build", "--buildtype=release", "-Dtests=enabled", "-Dtools=auto",
+                 "-Dexamples=disabled", "-Dpython=disabled", "-Dmpi=disabled", "-Ducx=disabled", "-Dcuda=disabled",
+                 "-Dnccl=disabled"], 600):
+            sys.exit(f"generate.py: cannot configure {at}/build")
+        self.model = at
         listed = json.loads(subprocess.run(["meson", "introspect", "build", "--tests"], cwd=at, check=True,
                                            capture_output=True).stdout)
-        self.tests = {t["name"]: t for t in listed if not {s.split(":")[-1] for s in t["suite"]} & {"slow", "gpu"}}
+        self.tests = {t["name"]: t for t in listed if not {s.split(":")[-1] for s in t["suite"]} & {"slow", "gpu"}
+                      and t["cmd"][-1].endswith(".run")}
+
+    @staticmethod
+    def refresh(source, to):
+        if not os.path.exists(to) or pathlib.Path(source).read_bytes() != pathlib.Path(to).read_bytes():
+            shutil.copy(source, to)
 
     def run(self, command, seconds, env=None):
-        env = {**os.environ, **(env or {}), "T_SCALE": "20", "T_SEED": "1", "COLO_TIMEOUT_MS": "5000",
-               "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        try:
-            return subprocess.run(["nice", "-n", "15", *command], cwd=self.at, env=env, timeout=seconds, capture_output=True, check=False,
-                                  stdin=subprocess.DEVNULL).returncode
-        except subprocess.TimeoutExpired:
-            return "time-out"
+        env = {**os.environ, **{k: v.replace(str(self.model), str(self.at)) for k, v in (env or {}).items()},
+               "T_SCALE": "20", "T_SEED": "1", "COLO_TIMEOUT_MS": "5000", "OMP_NUM_THREADS": "1",
+               "OPENBLAS_NUM_THREADS": "1"}
+        with subprocess.Popen(["nice", "-n", "15", *command], cwd=self.at, env=env, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as p:
+            try:
+                return p.wait(seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(p.pid, signal.SIGKILL)  # its ranks, too
+                return "time-out"
 
-    def build(self, programs):
-        return self.run(["ninja", "-C", "build", *(self.tests[p]["cmd"][-1] for p in programs)], 900)
+    def build(self, targets, jobs=1):
+        return self.run(["ninja", "-C", "build", f"-j{jobs}", *targets], 900)
+
+    def program(self, name):
+        """What a test's link leads to, from the build folder: the link is absolute, and a copy's leads astray."""
+        return os.path.relpath(os.readlink(self.at / "build" / self.tests[name]["cmd"][-1]), self.model / "build")
+
+    def modules(self, name):
+        return [str(p.relative_to(self.at / "build")) for p in (self.at / "build/tests/fake").glob("lib*.so*")
+                if p.is_file() and not p.is_symlink()] if name.startswith("fake/") else []
 
     def run_test(self, name):
-        t = self.tests[name]
-        return self.run(["build/" + t["cmd"][-1]], 60, t["env"])
+        return self.run(["build/" + self.program(name)], 40, self.tests[name]["env"])
 
-    def choose(self, folder):
-        """The fast programs of a suite, fastest first; the unchanged tree must pass them."""
-        names = [n for n, t in self.tests.items() if n.startswith(folder + "/") and t["cmd"][-1].endswith(".run")]
-        if self.build(names) != 0:
-            sys.exit(f"generate.py: the unchanged tree does not build {folder}")
+    def choose(self, jobs):
+        """{fast program: its seconds}; the unchanged tree must pass them."""
+        names = [n for n in self.tests if any(re.match(programs, n) for _, programs in SUITES)]
+        if self.build([self.tests[n]["cmd"][-1] for n in names], jobs) != 0:
+            sys.exit("generate.py: the unchanged tree does not build")
         took = {}
-        for n in names:
+
+        def one(name):
             begin = time.time()
-            code = self.run_test(n)
-            took[n] = time.time() - begin
-            if code not in (0, 77):
-                sys.exit(f"generate.py: the unchanged tree fails {n}: {code}")
-        return sorted((n for n in names if took[n] < FAST), key=took.get)
+            code = self.run_test(name)
+            took[name] = time.time() - begin
+            if code not in (0, 77) and took[name] < FAST:
+                print(f"generate.py: the unchanged tree fails {name}, {code}: it is left out", flush=True)
+                took[name] = FAST
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(one, names))
+        return {n: s for n, s in took.items() if s < FAST}
 
     def objects(self):
         """{source: what it compiles to}; the release build has no line numbers in it."""
-        at = self.at / "build/src/libcolo-core.a.p"
-        return {p.name[:-2]: hashlib.sha256(p.read_bytes()).digest() for p in at.glob("*.o")}
+        return {p.name: hashlib.sha256(p.read_bytes()).digest()
+                for of in ("src/libcolo-core.a.p", "tests/fake/libcolobridge-nccl.so.p")
+                for p in (self.at / "build" / of).glob("*.o")}
 
-    def verdict(self, programs, unchanged):
-        if self.build(programs) != 0:
+    def verdict(self, file, took, unchanged):
+        suites = next(programs for sources, programs in SUITES if re.match(sources, file))
+        names = [n for n in took if re.match(suites, n)]
+        # what is named like the source is likely to notice
+        names.sort(key=lambda n: (pathlib.Path(file).stem.replace("-", "_") not in n, took[n]))
+        if self.build(["src/libcolo-core.a", *self.modules(names[0])]) != 0:
             return "does not compile"
         if self.objects() == unchanged:
             return "changes nothing"
-        return next((p for p in programs if self.run_test(p) not in (0, 77)), "survived")
+        for n in names:
+            if self.build([self.program(n), *self.modules(n)]) != 0:
+                return "does not compile"
+            code = self.run_test(n)
+            if code not in (0, 77):
+                return n if isinstance(code, int) and code >= 0 else f"{n} ({code})"
+        return "survived"
+
+
+def all_candidates(at, seed, folders):
+    choices = [(str(p.relative_to(at)), *c) for f in folders for p in sorted((at / "src" / f).rglob("*.c"))
+               if any(re.match(sources, str(p.relative_to(at))) for sources, _ in SUITES) for c in candidates(p)]
+    random.Random(seed).shuffle(choices)
+    return choices
+
+
+def survivors(at, done):
+    """The kept survivors as candidates, each where its line is today."""
+    for r in done:
+        lines = (at / r["file"]).read_text().split("\n")
+        at_line = min((i for i, line in enumerate(lines) if line.strip() == r["old"]), default=None,
+                      key=lambda i, r=r: abs(i + 1 - r["line"]))
+        if at_line is None:
+            print(f"{r['file']}:{r['line']}: gone: {r['old']}")
+        else:
+            yield r["file"], at_line, r["kind"], re.match(r"\s*", lines[at_line]).group(0) + r["new"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300, help="mutants in all (300)")
     parser.add_argument("--seed", type=int, default=1, help="of the choice (1)")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time (1)")
     parser.add_argument("--folder", action="append", choices=FOLDERS, help="only this one; repeat for more")
     parser.add_argument("--keep", default="build-generated/results.jsonl", help="results, also of earlier calls")
+    parser.add_argument("--again", action="store_true", help="run the kept survivors anew")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so long")
     args = parser.parse_args()
-    folders = args.folder or FOLDERS
+    begin, lock = time.time(), threading.Lock()
     keep = pathlib.Path(args.keep).resolve()
     keep.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in keep.read_text().splitlines()] if keep.exists() else []
-    tree = Tree(keep.parent / "tree")
     print("building the programs of the unchanged tree", flush=True)
-    programs = {folder: tree.choose(folder) for folder in folders}
-    unchanged = tree.objects()
-    choices = [(f, str(p.relative_to(tree.at)), *c) for f in folders for p in sorted((tree.at / "src" / f).rglob("*.c"))
-               if not re.search(r"src/comm/(nccl|peer|mpi)|gpu|topology-none", str(p)) for c in candidates(p)]
-    random.Random(args.seed).shuffle(choices)
-    seen = {(r["file"], r["line"], r["kind"], r["new"]) for r in done}
-    begin = time.time()
-    for folder, file, line, kind, new in choices:
-        real = [r for r in done if r["by"] not in NONE]
-        if len(real) >= args.count or time.time() - begin > args.minutes * 60:
-            break
-        if (file, line + 1, kind, new.strip()) in seen:
-            continue
-        at = tree.at / file
-        original = at.read_text()
-        lines = original.split("\n")
-        was, lines[line] = lines[line], new
-        at.write_text("\n".join(lines))
-        by = tree.verdict(programs[folder], unchanged)
-        at.write_text(original)
-        done.append({"file": file, "line": line + 1, "kind": kind, "old": was.strip(), "new": new.strip(), "by": by})
-        with keep.open("a") as f:
-            f.write(json.dumps(done[-1]) + "\n")
-        print(f"[{len(real) + 1}/{args.count}] {file}:{line + 1}: {kind}: {by}", flush=True)
+    trees = [Tree(keep.parent / "tree-0")]
+    took = trees[0].choose(args.jobs)
+    print(f"{len(took)} programs, {time.time() - begin:.0f} s", flush=True)
+    unchanged = trees[0].objects()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        trees += pool.map(lambda i: Tree(keep.parent / f"tree-{i}", trees[0]), range(1, args.jobs))
+    if args.again:
+        choices = list(survivors(trees[0].at, [r for r in done if r["by"] == "survived"]))
+    else:
+        seen = {tuple(r[k] for k in ("file", "kind", "old", "new")) for r in done}
+        choices = all_candidates(trees[0].at, args.seed, args.folder or FOLDERS)
+    choices, same = iter(choices), ("file", "kind", "old", "new")
+
+    def work(tree):
+        while True:
+            with lock:
+                real = sum(r["by"] not in NONE for r in done)
+                choice = next(choices, None)
+                if not choice or (real >= args.count and not args.again) or time.time() - begin > args.minutes * 60:
+                    return
+            file, line, kind, new = choice
+            original = (tree.at / file).read_text()
+            lines = original.split("\n")
+            was, lines[line] = lines[line], new
+            if not args.again and (file, kind, was.strip(), new.strip()) in seen:
+                continue
+            (tree.at / file).write_text("\n".join(lines))
+            by = tree.verdict(file, took, unchanged)
+            (tree.at / file).write_text(original)
+            with lock:
+                result = {"file": file, "line": line + 1, "kind": kind, "old": was.strip(),
+                          "new": new.strip()}
+                done[:] = [r for r in done if r["by"] != "survived" or any(r[k] != result[k] for k in same)]
+                done.append({**result, "by": by})
+                keep.write_text("".join(json.dumps(r) + "\n" for r in done))
+                print(f"[{sum(r['by'] not in NONE for r in done)}/{args.count}] {file}:{line + 1}: {kind}: {by}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(work, trees))
     real = [r for r in done if r["by"] not in NONE]
     alive = [r for r in real if r["by"] == "survived"]
     print(f"\n{len(real) - len(alive)} of {len(real)} mutants killed "
