@@ -79,9 +79,12 @@ typedef struct colo_linear_logprob_config {
     bool d_weight_add;
     bool keep_in_place; /* keep: backward writes d_logits over the kept logits, which ends saved;
                            needs logits_dtype = the head's */
+    bool share_d_weight; /* early: until backward the memory of d_weight holds gradients of logits,
+                            and saved memory holds the others. Needs d_weight of the head's dtype,
+                            not d_weight_add, and no head's group; the same on all ranks */
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false, false
 #else
 #define COLO_LINEAR_LOGPROB_CONFIG_INIT                                                         \
     .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}, \
@@ -135,14 +138,15 @@ typedef struct colo_linear_grads {
 } colo_linear_grads_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows hidden, targets and the saved
- *  memory. If the caller moves the latter to another aligned address, it sets @memory to it. */
+ *  memory. If the caller moves the latter to another aligned address, it sets @memory to it.
+ *  d_weight: with share_d_weight, set before forward: where d_weight is, without gaps, aligned. */
 typedef struct colo_linear_logprob_saved {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
     colo_support_saved_t support;
     uint64_t hidden_version, targets_version, weight_version;
     int64_t max_valid;
-    void *memory;
+    void *memory, *d_weight;
     bool valid;
 } colo_linear_logprob_saved_t;
 
@@ -217,7 +221,8 @@ COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear
  * logits, in saved memory; collective
  * @upstream:   in  borrowed for the call
  * Other arguments, special values and errors: as in colo_linear_logprob_forward(); @saved is not
- * NULL. Gradients of the logits are in the head's dtype. The backward may run more than once.
+ * NULL. Gradients of the logits are in the head's dtype. The backward may run more than once, but
+ * with share_d_weight only once.
  */
 COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
                                                  const colo_linear_batch_t *batch,
@@ -228,7 +233,7 @@ COLO_API colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
                                                  colo_stream_t stream);
 /**
  * colo_linear_logprob_backward() - gradients of hidden states, weight and bias; collective
- * @saved:      from forward; may be used again unless keep_in_place
+ * @saved:      from forward; may be used again unless keep_in_place or share_d_weight
  * @upstream:   in  borrowed for the call
  * @grads:      out, borrowed for the call
  * @workspace:  colo_linear_logprob_workspace_size() bytes, aligned, free again after the call

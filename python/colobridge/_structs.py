@@ -291,7 +291,7 @@ class LinearConfig(c.Structure):
                 ('logits_dtype', c.c_int), ('budget', size_t), ('d_hidden', c.c_int),
                 ('frozen_hidden', c.c_bool), ('frozen_weight', c.c_bool),
                 ('d_weight_dtype', c.c_int), ('d_weight_add', c.c_bool),
-                ('keep_in_place', c.c_bool)]
+                ('keep_in_place', c.c_bool), ('share_d_weight', c.c_bool)]
 
 
 class LinearBatch(c.Structure):
@@ -317,7 +317,7 @@ class LinearSaved(c.Structure):
     """colo_linear_logprob_saved_t"""
     _fields_ = [('of', c.c_void_p), ('hidden', Tensor), ('targets', Tensor),
                 ('support', SupportSaved), ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
-                ('max_valid', i64), ('memory', c.c_void_p), ('valid', c.c_bool)]
+                ('max_valid', i64), ('memory', c.c_void_p), ('d_weight', c.c_void_p), ('valid', c.c_bool)]
 
 
 # C name of each, for the test that compares them with the headers.

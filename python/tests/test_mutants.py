@@ -201,6 +201,12 @@ MUTANTS = {
     'kept gradients of logits are multiplied by 1': (
         'torch/linear_plan.py', 'up.loss, up.d_loss = 1.0, by.data_ptr()', 'up.loss, up.d_loss = 1.0, None',
         'test_torch_linear.py', 'test_loss_mode_of_a_narrow_head'),
+    'a gradient made over those of logits is copied': (
+        'torch/linear_plan.py', 'else shared.detach()', 'else shared', 'test_torch_linear.py',
+        'test_loss_mode_makes_the_gradient_of_a_large_weight'),
+    'a second backward reads gradients of logits that are gone': (
+        'torch/linear.py', 'if saved[5] is not None:', 'if False:', 'test_torch_linear.py',
+        'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a chunk size does not bind kept gradients of logits': (
         'torch/linear.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
         'test_loss_mode_of_a_narrow_head'),
@@ -383,7 +389,7 @@ MUTANTS = {
         'torch/ready.py', 'float(temperature)', 'temperature', 'test_torch_logprob.py',
         'test_an_option_that_is_a_tensor'),
     'what was kept is read from the next multiple of 256': (
-        'torch/linear_plan.py', 'if kept.data_ptr() % 256:', 'if False:', 'test_torch_linear.py',
+        'torch/linear_plan.py', 'if t.data_ptr() % 256 == 0:', 'if True:', 'test_torch_linear.py',
         'test_what_is_kept_may_come_back'),
     'memory is freed under a late peer': (
         'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_arena.py',

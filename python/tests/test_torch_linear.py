@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """linear_logprob() and linear_nll() against PyTorch's product and log_softmax: modes, shards of the
 vocabulary, main_grad, checkpoints, autocast, errors."""
+import contextlib
 import itertools
 
 import pytest
@@ -398,6 +399,39 @@ def test_loss_mode_of_a_narrow_head_keeps_gradients_of_logits(monkeypatch):
         ct.linear_nll(leaf(h), leaf(w) if trains else w, target=t, max_valid=most,
                       chunk_size=chunk).loss.backward()
         assert passes[0] == begins, (most, chunk)
+
+
+def test_loss_mode_makes_the_gradient_of_a_large_weight_where_those_of_logits_are():
+    tokens, width, words = 200, 64, 9001
+    rng = torch.Generator().manual_seed(6)
+    h, w, b = (torch.randn(*n, generator=rng).bfloat16() for n in ((tokens, width), (words, width), (words,)))
+    t = torch.randint(0, words, (tokens,), generator=rng)
+    want = [leaf(x.double()) for x in (h, w, b)]
+    (3 * torch.nn.functional.cross_entropy(want[0] @ want[1].t() + want[2], t)).backward()
+    kept = []
+
+    def pack(x):
+        kept.append(x.numel() * x.element_size())
+        away = torch.zeros(x.numel() + 64, dtype=x.dtype)
+        start = next(i for i in range(64) if away[i:].data_ptr() % 256)
+        return away[start:start + x.numel()].view(x.shape).copy_(x)
+
+    def both(hooks):
+        leaves = [leaf(x) for x in (h, w, b)]
+        with hooks:
+            loss = ct.linear_nll(*leaves, target=t).loss
+        (3 * loss).backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match='a second backward, but mode="loss" makes gradients once'):
+            loss.backward()
+        return [x.grad for x in leaves]
+
+    plain, moved = both(contextlib.nullcontext()), both(torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x))
+    for got, again, x in zip(plain, moved, want):
+        assert torch.equal(got, again)
+        assert float((got.double() - x.grad).norm() / x.grad.norm()) < 2 ** -8  # two roundings to 8 bits
+    assert plain[1].storage().nbytes() == words * width * 2 + 255  # what forward allocated, and no copy
+    inputs = sum(x.numel() * x.element_size() for x in (h, w, b, t))
+    assert sum(kept) - inputs < 1.03 * tokens * words * 2  # gradients of logits, of weight none besides
 
 
 def test_loss_mode_runs_backward_once():

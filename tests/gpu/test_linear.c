@@ -97,6 +97,16 @@ T_CASE(blocks_of_columns_agree_with_the_oracle)
     }
 }
 
+T_CASE(shared_d_weight_agrees_with_the_oracle)
+{
+    for (int i = 0; i < 36; i++) {
+        linear_case_t c;
+        linear_case_shared(&c, 1, i, &rng);
+        linear_gpu_run(&c, 1, "shared");
+        linear_case_free(&c);
+    }
+}
+
 T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
 {
     static const int64_t chunks[] = {2200, 700, 64, 1};

@@ -174,7 +174,7 @@ typedef struct rank {
     colo_linear_logprob_t *linear;
     memory_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
     memory_t targets, correct, counts, lists; /* begin, end, ids */
-    int64_t first, rows;                    /* of the head's columns here */
+    int64_t first, rows;                      /* of the head's columns here */
 } rank_t;
 
 static colo_dtype_t sums_of(const linear_case_t *c)
@@ -386,7 +386,8 @@ static colo_status_t run_passes(rank_t *k)
         .n_valid = counts,
         .n_invalid = counts + 1,
     };
-    colo_linear_logprob_saved_t saved = {.valid = false};
+    colo_linear_logprob_saved_t saved = {.d_weight =
+                                             c->config.share_d_weight ? memory_at(&k->d_w) : NULL};
     colo_comm_stats_reset(k->tp);
     colo_comm_stats_reset(k->dp);
     if (c->start_early)

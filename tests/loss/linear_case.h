@@ -87,6 +87,9 @@ void linear_case_lists(linear_case_t *c, uint64_t *rng);
 /* 0 logprob, 1 keep, 2 loss */
 void linear_case_mode(linear_case_t *c, int mode);
 void linear_case_shard(linear_case_t *c, shard_kind_t kind);
+/* The @i-th of 36 cases with share_d_weight. With 1.5 times as many rows as columns of hidden,
+ * gradients of logits lie in d_weight. Made anew. */
+void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng);
 colo_status_t linear_case_run(linear_case_t *c);
 /* @n cases of one world and place, one after the other on the same communicators. */
 colo_status_t linear_case_run_all(linear_case_t *c, int32_t n);

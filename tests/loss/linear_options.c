@@ -50,3 +50,20 @@ void linear_case_mode(linear_case_t *c, int mode)
                                           : COLO_LINEAR_LOGPROB;
     c->loss_mode = mode == 2 || (mode == 3 && wide);
 }
+
+void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16};
+    static const int64_t tokens[] = {9, 13, 21, 7}, vocab[] = {3001, 9001, 700};
+    linear_case_init(c, ranks, 1, tokens[i % 4], vocab[i % 3], 5, dtypes[i / 12], rng);
+    linear_case_shard(c, i % SHARD_KINDS);
+    linear_case_options(c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH |
+                               (i & 4 ? LINEAR_BIAS : 0) | (i & 8 ? LINEAR_IGNORED : 0));
+    c->config.mode = COLO_LINEAR_EARLY;
+    c->config.logits_dtype = i & 2 ? COLO_F32 : c->dtype;
+    c->config.logprob.chunk_size = i & 1 ? 4 : 0;
+    c->config.frozen_hidden = i % 5 == 4;
+    c->config.d_weight_add = false;
+    c->config.d_weight_dtype = c->dtype;
+    c->config.share_d_weight = true;
+}

@@ -413,33 +413,6 @@ T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
     colo_comm_destroy(&self);
 }
 
-/* Bytes that a step of mode early takes beyond its tensors: T 8192, H 4096, V 152,064, bf16. */
-T_CASE(early_of_a_large_vocabulary_takes_less_than_3_GiB_beyond_main_grad)
-{
-    enum { V = 152064, H = 4096, T = 8192 };
-    colo_comm_t *self = NULL;
-    colo_lm_head_t *head = NULL;
-    colo_linear_logprob_t *linear = NULL;
-    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
-                                .dtype = COLO_BF16};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = COLO_LINEAR_EARLY};
-    lc.logprob.logits.vocab = V;
-    assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_lm_head_create(&head, &hc, NULL));
-    assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
-    for (int pass = COLO_LINEAR_FORWARD; pass <= COLO_LINEAR_BACKWARD; pass++) {
-        const size_t products = 32 << 20, d_hidden = (size_t)T * H * 2; /* cuBLASLt; in backward */
-        size_t saved, work;
-        assert_ok(colo_linear_logprob_saved_size(linear, T, -1, &saved));
-        assert_ok(
-            colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass, T, -1, &work));
-        assert_true(saved + work + products + d_hidden <= (size_t)3 << 30);
-    }
-    colo_linear_logprob_destroy(&linear);
-    colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
-}
-
 T_CASE(no_tokens_and_no_valid_token_are_legal)
 {
     uint64_t rng = t_seed() + 9;

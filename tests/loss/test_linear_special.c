@@ -270,6 +270,10 @@ T_CASE(configs_that_lose_digits_are_refused)
     assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
                  "keep_in_place with logits of f32 and gradients of bf16");
     a.config.keep_in_place = false;
+    a.config.share_d_weight = true;
+    assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
+                 "share_d_weight with mode 0, d_weight added of f32, a resident head");
+    a.config.share_d_weight = false;
     a.config.logprob.logits.vocab = V + 1;
     assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_SHAPE,
                  "expected the whole vocabulary");

@@ -120,8 +120,9 @@ def functions() -> tuple[Any, Any]:
                 if weights is not None:
                     weights = plan.rows.spread(weights, 0)
                 if early:
-                    out, losses, kept, ctx.kept = ready.early(comm, hidden, weight, bias, target, weights, group)
-                    ctx.save_for_backward(hidden, weight, bias, target, kept)
+                    out, losses, kept, ctx.kept, shared = ready.early(comm, hidden, weight, bias, target, weights,
+                                                                      group)
+                    ctx.save_for_backward(hidden, weight, bias, target, kept, shared)
                 else:
                     out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group)
             except BaseException as why:
@@ -164,6 +165,8 @@ def functions() -> tuple[Any, Any]:
                 except BaseException as why:
                     groups.heard(ctx.comm, why)
                     raise
+                if saved[5] is not None:
+                    ctx.made = None
                 return (*(d if need else None for d, need in zip(made, ctx.need)), None, None, None)
             if ctx.entropy:
                 *made, hidden, weight, bias, target = saved_tensors(
@@ -432,7 +435,9 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
 
     mode "loss", for reduction "mean" and "sum": logits are made only once, chunk by chunk. Between forward
     and backward their gradients are held, in hidden's dtype; backward's products, summed in fp32, multiply
-    them by its upstream gradient and 1 / den. With more tokens than would make these larger than gradients
+    them by its upstream gradient and 1 / den. A weight of 1 MiB or more without main_grad, and 1.5 times as many
+    tokens as columns of hidden: the gradient of weight holds some of them until then, and backward runs once. With
+    more tokens than would make these larger than gradients
     of the weight, of a float64 or sharded head, or where only hidden trains, gradients are made in forward:
     those of hidden (in its dtype) and of weight and bias (in fp32) are held, and backward, which then runs
     once, multiplies them. Loss.num has no gradient. The

@@ -22,6 +22,7 @@ from .tensors import checked, stream_of
 
 _CORES = 32  # C objects of other sizes or options, for a communicator
 _HOST_WORKSPACE = 1 << 20  # bytes of workspace that a core keeps on the host
+_SHARED = 1 << 20  # bytes of a weight whose gradient, before it is made, holds those of logits
 _clock = itertools.count()
 
 
@@ -30,6 +31,14 @@ def _workspace(size: int, device: Any) -> tuple[Any, int]:
     import torch
     memory = torch.empty(size + 255, dtype=torch.uint8, device=device)
     return memory, aligned(memory.data_ptr())
+
+
+def _moved(t: Any, size: int) -> Any:
+    """@t, of @size bytes; a copy, if a hook of saved tensors brought it back to a place not aligned"""
+    if t.data_ptr() % 256 == 0:
+        return t
+    memory, address = _workspace(size, t.device)
+    return memory.narrow(0, address - memory.data_ptr(), size).view(t.dtype).view(t.shape).copy_(t)
 
 
 class LinearPlan:
@@ -74,6 +83,10 @@ class LinearPlan:
                              (width, 1)[-weight.dim():], mem, ordinal)
         self.d_bias = make(0, self.d_weight.dtype, (weight.shape[0],), (1,), mem, ordinal)
         self.new_weight = like(tuple(weight.shape), self.d_dtype, self.device)
+        # more gradients of logits than d_weight has memory, and enough of it that backward may run only once
+        self.shared = math.prod(weight.shape) * weight.element_size()
+        if self.shared < _SHARED or 2 * max_valid <= 3 * rows.columns or config.segment:
+            self.shared = 0
         self.new_bias = like((weight.shape[0],), self.d_dtype, self.device)
         self.kept: dict[Any, _Ready] = {}
         self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
@@ -85,6 +98,7 @@ class LinearPlan:
               add: bool, early: bool = False) -> '_Ready':
         """Of the gradients that are wanted. The C objects are kept with the communicator, and made at
         the first call, in the same order on all ranks."""
+        share = early and self.shared > 0 and not add and not frozen_weight
         which = (frozen_hidden, frozen_weight, add, early)
         ready = self.kept.get(which)
         if ready is not None and ready.core.kept:
@@ -94,7 +108,7 @@ class LinearPlan:
         raw = self.hidden.raw
         members = dict(self.linear, frozen_hidden=frozen_hidden, frozen_weight=frozen_weight,
                        d_weight_add=add, d_weight_dtype=self.d_weight.dtype,
-                       mode=s.LINEAR_EARLY if early else self.linear['mode'])
+                       mode=s.LINEAR_EARLY if early else self.linear['mode'], share_d_weight=share)
         head = dict(rows=self.head_rows, hidden=self.rows.columns, dtype=raw.dtype, mem=raw.mem,
                     device=raw.device, has_bias=self.bias is not None, partition=int(self.owned is not None))
         key = (head_comm, bytes(self.config), tuple(members.items()), tuple(head.items()))
@@ -110,15 +124,15 @@ class LinearPlan:
                 for plan, _, _ in table(comm, '_linear_plans').kept.values():
                     plan.kept.clear()
         core.used = next(_clock)
-        ready = self.kept[which] = _Ready(self, core, not frozen_hidden, not frozen_weight, add)
+        ready = self.kept[which] = _Ready(self, core, not frozen_hidden, not frozen_weight, add, share)
         return ready
 
 
 class _Ready:
     """A plan with its C objects, and the C structs of a call, of which there is one at a time."""
 
-    def __init__(self, plan: LinearPlan, core: Core, d_hidden: bool, d_weight: bool, add: bool):
-        self.plan, self.core, self.number = plan, core, next(_clock)
+    def __init__(self, plan: LinearPlan, core: Core, d_hidden: bool, d_weight: bool, add: bool, share: bool):
+        self.plan, self.core, self.number, self.share = plan, core, next(_clock), share
         self.makes = d_hidden, d_weight
         self.sizes: dict[int, int] = {}  # workspaces of passes
         self.kept_size, self.kept_type = -1, None
@@ -205,8 +219,9 @@ class _Ready:
             return None, self.core.on_host.of(size)
         return _workspace(size, self.plan.device)
 
-    def gradients(self, weight: Any, bias: Any, main: Any) -> tuple[Any, Any, Any]:
-        """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to."""
+    def gradients(self, weight: Any, bias: Any, main: Any, shared: Any = None) -> tuple[Any, Any, Any]:
+        """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to; @shared: weight's,
+        from forward."""
         plan, empty_like = self.plan, self.plan.empty_like
         d_hidden = d_weight = d_bias = None
         if self.makes[0]:
@@ -220,7 +235,8 @@ class _Ready:
                 if bias is not None:
                     plan.main[1].point(self.d_bias, main[1])
             else:
-                d_weight = empty_like(plan.new_weight)
+                # an alias of what autograd saved: of a tensor that others have it would keep a copy
+                d_weight = empty_like(plan.new_weight) if shared is None else shared.detach()
                 if plan.owned is not None:
                     d_weight[plan.owned:].zero_()  # padding
                 self.d_weight.data = d_weight.data_ptr()
@@ -260,9 +276,10 @@ class _Ready:
         return kept.narrow(0, buffer - kept.data_ptr(), self.kept_size), None, buffer
 
     def early(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
-              group: Comm) -> tuple[list[Any], Any, Any, Any]:
-        """(outputs and losses as of loss(); what backward needs as of forward()), of which backward makes
-        the gradients of the sum of losses, each times its weight, times one number"""
+              group: Comm) -> tuple[list[Any], Any, Any, Any, Any]:
+        """(outputs and losses as of loss(); what backward needs as of forward(), and memory of weight's gradient
+        that has more of it, or None), of which backward makes the gradients of the sum of losses, each times its
+        weight, times one number"""
         plan = self.plan
         with self.core.lock:
             self.whole.d_loss = None if weights is None else weights.data_ptr()
@@ -271,18 +288,23 @@ class _Ready:
             losses = self.place(out, group)
             work, workspace = self.work(s.LINEAR_FORWARD)
             kept, small, buffer = self.keep()
+            shared = None
+            if self.share:
+                memory, self.made.d_weight = _workspace(plan.shared, plan.device)
+                shared = memory.narrow(0, self.made.d_weight - memory.data_ptr(), plan.shared).view(
+                    plan.d_dtype).view(plan.new_weight.shape)
             status = self.run_early(self.core.linear, self.at_batch, self.at_whole, at_out, self.at_made,
                                     buffer, workspace, stream_of(plan.device) if plan.cuda else None)
             if status < 0:
                 raise failed(status)
         del held, work
-        return out, losses, kept, small
+        return out, losses, kept, small, shared
 
     def backward(self, comm: Comm, saved: Any, small: Any, upstream: Any, main: Any,
                  by: Any = None) -> tuple[Any, Any, Any]:
         """Gradients of hidden, weight and bias. by: the number, after early()."""
         plan = self.plan
-        hidden, weight, bias, target, kept = saved
+        hidden, weight, bias, target, kept, *shared = saved
         with self.core.lock:
             held, up = [self.bind(comm, hidden, weight, bias, target, View.again)], self.upstream
             if by is not None:
@@ -298,13 +320,13 @@ class _Ready:
                     g = g.data_ptr()
                 setattr(up, d_name, g)
             up.mean = False
-            grads = self.gradients(weight, bias, main)
+            d_weight = _moved(shared[0], plan.shared) if shared and shared[0] is not None else None
+            self.saved.d_weight = None if d_weight is None else d_weight.data_ptr()
+            grads = self.gradients(weight, bias, main, d_weight)
             if small is not None:
                 self.saved.memory = (c.addressof(small) + 255) & ~255
             else:
-                if kept.data_ptr() % 256:  # a hook of saved tensors brought them back to another place
-                    moved, address = _workspace(self.kept_size, plan.device)
-                    kept = moved.narrow(0, address - moved.data_ptr(), self.kept_size).copy_(kept)
+                kept = _moved(kept, self.kept_size)
                 self.saved.memory = kept.data_ptr()
             self.saved.valid = True
             work, workspace = self.work(s.LINEAR_BACKWARD)

@@ -104,6 +104,20 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
                          "linear: keep_in_place with logits of %s and gradients of %s, expected "
                          "the same dtype",
                          colo_dtype_name(c->logits_dtype), colo_dtype_name(h->dtype));
+    if (c->share_d_weight &&
+        (c->mode != COLO_LINEAR_EARLY || c->frozen_weight || c->d_weight_add ||
+         c->d_weight_dtype != h->dtype || colo_lm_head_group(head) || c->logprob.segment > 0))
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: share_d_weight with mode %d, d_weight %s of %s, %s head and "
+                         "segments of %" PRId64 ", expected mode %d, d_weight written of %s, a "
+                         "resident head and no segments",
+                         (int)c->mode,
+                         c->frozen_weight  ? "frozen"
+                         : c->d_weight_add ? "added"
+                                           : "written",
+                         colo_dtype_name(c->d_weight_dtype),
+                         colo_lm_head_group(head) ? "a sharded" : "a resident", c->logprob.segment,
+                         (int)COLO_LINEAR_EARLY, colo_dtype_name(h->dtype));
     COLO_TRY(check_shard(&c->logprob, h, group));
     return check_segments(c, h, group);
 }

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/range.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -137,6 +138,12 @@ static void *in_saved(void *memory, int64_t offset)
     return offset < 0 ? NULL : (char *)memory + offset;
 }
 
+/* Does d_weight's memory hold d_logits? */
+static bool shares(const struct colo_linear_size *s)
+{
+    return s->early && s->inside > 0;
+}
+
 /* ---- forward ---- */
 
 static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
@@ -180,6 +187,8 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         st = colo_linear_i_saved(l, &k.s, &offsets);
     if (st == COLO_OK && saved)
         st = colo_linear_i_check_memory(saved_memory, "saved memory", offsets.bytes);
+    if (st == COLO_OK && shares(&k.s))
+        st = colo_linear_i_check_memory(saved->d_weight, "saved.d_weight", 1);
     COLO_TRY(ready(l, &k.s, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = l,
@@ -190,6 +199,7 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         .targets_version = version_of(batch->targets),
         .max_valid = batch->max_valid,
         .memory = saved_memory,
+        .d_weight = shares(&k.s) ? saved->d_weight : NULL,
         .valid = true,
     };
     colo_lm_head_i_bound(l->head, &made.weight_version);
@@ -200,6 +210,7 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         k.pass.saved =
             k.s.early ? (double *)(k.workspace + k.m.stats) : in_saved(saved_memory, offsets.stats);
         k.saved_logits = in_saved(saved_memory, k.s.early ? offsets.d_logits : offsets.logits);
+        k.shared = made.d_weight;
         k.scale = in_saved(saved_memory, offsets.scale);
         if (k.s.makes_d_logits)
             st = colo_linear_i_make_upstream(&k, upstream);
@@ -251,6 +262,13 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
     k->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
     COLO_TRY(colo_linear_i_place_grads(k, grads));
     COLO_TRY(colo_linear_i_saved(l, &k->s, offsets));
+    if (shares(&k->s) &&
+        (grads->d_weight->data != saved->d_weight || !colo_tensor_is_contiguous(grads->d_weight)))
+        return colo_fail(COLO_ERR_ARG,
+                         "d_weight: at %p, rows %" PRId64
+                         " elements apart, expected saved.d_weight, "
+                         "%p, without gaps: it holds gradients of logits",
+                         grads->d_weight->data, grads->d_weight->stride[0], saved->d_weight);
     return colo_linear_i_check_memory(saved->memory, "saved memory", offsets->bytes);
 }
 
@@ -275,6 +293,7 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
     if (st == COLO_OK) {
         k.pass.saved = in_saved(saved->memory, offsets.stats);
         k.saved_logits = in_saved(saved->memory, k.s.early ? offsets.d_logits : offsets.logits);
+        k.shared = saved->d_weight;
         st = k.s.early
                  ? colo_linear_i_make_factor(&k, in_saved(saved->memory, offsets.scale), upstream)
                  : colo_linear_i_make_upstream(&k, upstream);
@@ -282,7 +301,7 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, NULL);
     COLO_TRY(end_call(&k, st));
-    if (k.s.keeps && k.s.in_place)
+    if ((k.s.keeps && k.s.in_place) || shares(&k.s))
         saved->valid = false;
     return COLO_OK;
 }

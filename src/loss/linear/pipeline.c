@@ -56,16 +56,34 @@ static int64_t chunk_of(const struct colo_linear_call *k, int64_t u)
     return u / k->s.blocks;
 }
 
+/* Of a unit of mode early its part of the saved d_logits. */
+static int64_t part_of(const struct colo_linear_call *k, int64_t u)
+{
+    return k->s.segment ? 0 : u % k->s.blocks;
+}
+
 /* First column of a unit. */
 static int64_t column_of(const struct colo_linear_call *k, int64_t u)
 {
     const int64_t first = u % k->s.blocks * k->s.width;
-    return first < k->s.body ? first : k->s.body;
+    return k->s.early && !k->s.segment ? k->s.part[part_of(k, u)].first
+           : first < k->s.body         ? first
+                                       : k->s.body;
 }
 
 static void *element(void *data, colo_dtype_t dtype, int64_t i)
 {
     return data ? (char *)data + i * (int64_t)colo_dtype_size(dtype) : NULL;
+}
+
+/* The first of a part's d_logits, of a unit's chunk. */
+static void *part_at(const struct colo_linear_call *k, int64_t part, int64_t u)
+{
+    const struct colo_linear_part *p = &k->s.part[part];
+    void *from = part < k->s.inside ? k->shared : k->saved_logits;
+    return element(from, k->l->dtype,
+                   p->ahead * (k->s.shared ? k->s.rows : 1) +
+                       chunk_of(k, u) * k->s.chunk * p->stride);
 }
 
 /* The first of a unit's d_logits. */
@@ -83,9 +101,9 @@ static void *logits_at(const struct colo_linear_call *k, int64_t u)
 
 static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
 {
+    const int64_t part = part_of(k, u);
     if (k->s.early)
-        return element(k->saved_logits, k->l->dtype,
-                       chunk_of(k, u) * k->s.chunk * k->s.d_stride + column_of(k, u));
+        return element(part_at(k, part, u), k->l->dtype, column_of(k, u) - k->s.part[part].first);
     return k->s.in_place ? logits_at(k, u) : in_workspace(k, k->m.dz[u % 2]);
 }
 
@@ -120,7 +138,6 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     k->pass.support.token_of = k->rows.token_of;
     k->pass.row_stride = k->s.z_stride;
     k->pass.d_dtype = l->dtype;
-    k->pass.d_row_stride = k->s.in_place ? k->s.z_stride : k->s.d_stride;
     k->true_columns = k->pass.true_columns;
     colo_logprob_i_set_ranks(&k->pass, l->group);
     k->pass.blocks = in_workspace(k, k->m.blocks);
@@ -225,17 +242,24 @@ colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
 
 /* ---- the pipeline ---- */
 
-static void set_unit(struct colo_linear_call *k, int64_t u)
+static void set_columns(struct colo_linear_call *k, int64_t first, int64_t end)
 {
-    const int64_t first = column_of(k, u), real = k->true_columns - first,
-                  rest = (first < k->s.body ? k->s.body : k->l->columns) - first;
-    k->pass.lo = k->pass.row_lo = chunk_of(k, u) * k->s.chunk;
-    k->pass.hi = k->s.rows - k->pass.lo < k->s.chunk ? k->s.rows : k->pass.lo + k->s.chunk;
-    k->pass.columns = rest < k->s.width ? rest : k->s.width;
+    const int64_t real = k->true_columns - first;
+    k->pass.columns = end - first;
     k->pass.true_columns = real < 0 ? 0 : real < k->pass.columns ? real : k->pass.columns;
     k->pass.config.logits.vocab_start = k->l->config.logprob.logits.vocab_start + first;
+}
+
+static void set_unit(struct colo_linear_call *k, int64_t u)
+{
+    k->pass.lo = k->pass.row_lo = chunk_of(k, u) * k->s.chunk;
+    k->pass.hi = k->s.rows - k->pass.lo < k->s.chunk ? k->s.rows : k->pass.lo + k->s.chunk;
+    set_columns(k, column_of(k, u), (u + 1) % k->s.blocks ? column_of(k, u + 1) : k->l->columns);
     k->pass.logits = logits_at(k, u);
     k->pass.d_logits = k->s.makes_d_logits ? d_logits_at(k, u) : NULL;
+    k->pass.d_row_stride = k->s.early      ? k->s.part[part_of(k, u)].stride
+                           : k->s.in_place ? k->s.z_stride
+                                           : k->s.d_stride;
 }
 
 static void *rows_at(const struct colo_linear_call *k, int64_t c)
@@ -315,6 +339,22 @@ static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
                : COLO_OK;
 }
 
+/* On the auxiliary stream: the unit's d_logits; shared ones part by part. */
+static colo_status_t make_d_logits(struct colo_linear_call *k, int64_t u)
+{
+    if (!k->s.shared)
+        return k->l->loss->logprob_grad(&k->pass, k->aux);
+    for (int32_t i = 0; i < k->s.parts; i++) {
+        const struct colo_linear_part *p = &k->s.part[i];
+        set_columns(k, p->first, p[1].first);
+        k->pass.logits = element(logits_at(k, u), k->l->config.logits_dtype, p->first);
+        k->pass.d_logits = part_at(k, i, u);
+        k->pass.d_row_stride = p->stride;
+        COLO_TRY(k->l->loss->logprob_grad(&k->pass, k->aux));
+    }
+    return COLO_OK;
+}
+
 /* On the auxiliary stream: what the pass makes of a unit's logits. */
 static colo_status_t work(struct colo_linear_call *k, int64_t u)
 {
@@ -331,7 +371,7 @@ static colo_status_t work(struct colo_linear_call *k, int64_t u)
             COLO_TRY(ops->logprob_merge(&k->pass, k->aux));
     }
     if (k->s.makes_d_logits)
-        COLO_TRY(ops->logprob_grad(&k->pass, k->aux));
+        COLO_TRY(make_d_logits(k, u));
     return record(k, WORK0 + (int32_t)(u % 2), k->aux);
 }
 
@@ -461,14 +501,24 @@ static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
     return c == k->s.chunks - 1 ? sum_d_hidden(k) : COLO_OK; /* during the last d_W */
 }
 
+/* From its stage to d_weight, when nothing reads the first part's d_logits any more. */
+static colo_status_t place_first_part(const struct colo_linear_call *k)
+{
+    const int64_t count = k->s.part[1].first * k->l->hidden;
+    const colo_box_t to = {k->d_weight.data, {1, 1, count}, {0, 0, 1}},
+                     from = {in_workspace(k, k->m.stage), {1, 1, count}, {0, 0, 1}};
+    return k->l->ops->box_copy(&to, &from, colo_dtype_size(k->l->dtype), k->main);
+}
+
 /* On the caller's stream: gradients of a unit, when the auxiliary stream has made d_logits. */
 static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
 {
-    const struct colo_linear_matrix z = {d_logits_at(k, u), k->pass.d_row_stride, k->l->dtype},
-                                    w = {k->d_weight.data, k->d_weight.stride[0],
-                                         k->d_weight.dtype};
+    const bool staged = u == 0 && k->m.stage >= 0;
     const int64_t c = chunk_of(k, u);
     set_unit(k, u);
+    const struct colo_linear_matrix z = {d_logits_at(k, u), k->pass.d_row_stride, k->l->dtype},
+                                    w = {staged ? in_workspace(k, k->m.stage) : k->d_weight.data,
+                                         k->d_weight.stride[0], k->d_weight.dtype};
     COLO_TRY(wait_for(k, WORK0 + (int32_t)(u % 2), k->main));
     if (!k->l->config.frozen_hidden)
         COLO_TRY(make_d_hidden(k, u, &z));
@@ -488,12 +538,12 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
         COLO_TRY(multiply(k, &g));
         from += width_of(k);
     } while (from < k->pass.columns);
-    if (!k->l->has_bias)
-        return COLO_OK;
     const colo_tensor_t *b = &k->d_bias;
-    return k->l->loss->rows_sum(&z, k->pass.hi - k->pass.lo, k->pass.columns, k->scale,
-                                element(b->data, b->dtype, column_of(k, u) * b->stride[0]),
-                                b->stride[0], beta, k->main);
+    if (k->l->has_bias)
+        COLO_TRY(k->l->loss->rows_sum(&z, k->pass.hi - k->pass.lo, k->pass.columns, k->scale,
+                                      element(b->data, b->dtype, column_of(k, u) * b->stride[0]),
+                                      b->stride[0], beta, k->main));
+    return staged ? place_first_part(k) : COLO_OK;
 }
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k)

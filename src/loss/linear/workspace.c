@@ -18,6 +18,9 @@
  * multiprocessors. What a vocabulary has beyond a multiple of TILE is a block of its own, because
  * products of an odd number of columns are several times slower.
  *
+ * Mode early saves all d_logits. If d_weight's memory shares them (cut()), a product of d_W writes
+ * over those that the products before it have read.
+ *
  * With segments a product has the columns of one segment. Sums over tokens in d_W are cut into
  * chunks of a fixed number of rows; backward's blocks are segments, so its chunk can be long.
  *
@@ -38,6 +41,7 @@ enum {
     ROW_BYTES = 128,
     TILE = 64,
     WIDTH = 33 * 256,
+    STAGED = 7,  /* of so many parts of d_weight one, at most, has a stage */
     FIXED = 8192 /* rows of backward's chunk with segments */
 };
 #define BUDGET ((size_t)1 << 30)
@@ -87,6 +91,8 @@ static int64_t chunk_of(const colo_linear_logprob_t *l, int64_t rows, int64_t le
     if (chunk > 0)
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
     chunk = budget_of(l) / 2 / row_bytes(l);
+    if (least == EARLY_LEAST && chunk > least) /* products of other numbers of rows are slower */
+        chunk -= chunk % least;
     return even(rows, chunk < least ? least : chunk);
 }
 
@@ -119,6 +125,39 @@ static int64_t rows_of_blocks(const colo_linear_logprob_t *l, int64_t rows)
     return even(rows, chunk > 0 ? chunk : 1);
 }
 
+/* The columns of saved d_logits, in parts. With R rows and H < R, gradients of C columns take the
+ * memory of d_W of C R / H columns. So with shared those of the first V H / R columns are in
+ * d_weight, one part behind the other, and those of the rest, one part, are in saved memory. In
+ * turn the last part inside begins where d_W of its columns begins after those of the parts before
+ * it, and so on: d_W of a part only meets parts before it, but for the first, which has a stage. */
+static void cut(const colo_linear_logprob_t *l, struct colo_linear_size *s)
+{
+    const bool in_blocks = !s->segment && l->columns > WIDTH;
+    const int64_t body = in_blocks ? l->columns / TILE * TILE : l->columns;
+    int64_t down[COLO_LINEAR_PARTS], first = 0;
+    int32_t n = 0;
+    if (s->shared)
+        first = body * l->hidden / s->rows / TILE * TILE;
+    while (first > 0 && n < COLO_LINEAR_PARTS - 2) {
+        down[n++] = first;
+        const int64_t least = (first * l->hidden + s->rows - 1) / s->rows,
+                      before = (least + TILE - 1) / TILE * TILE;
+        first = first <= body / STAGED || before >= first ? 0 : before;
+    }
+    s->inside = n;
+    s->parts = n + 1 + (body < l->columns);
+    for (int32_t i = 0; i <= s->parts; i++)
+        s->part[i].first = i == 0 ? 0 : i <= n ? down[n - i] : i == n + 1 ? body : l->columns;
+    s->d_stride = stride_of(l->columns, l->dtype);
+    for (int32_t i = 0; i < s->parts; i++) {
+        struct colo_linear_part *p = &s->part[i];
+        p->stride = s->shared ? stride_of(p[1].first - p->first, l->dtype) : s->d_stride;
+        p->ahead = !s->shared || i < n ? p->first : i == n ? 0 : p[-1].stride;
+    }
+    if (s->shared)
+        s->d_stride = s->part[n].stride + (s->parts > n + 1 ? s->part[n + 1].stride : 0);
+}
+
 colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *l, int64_t rows)
 {
     int64_t bytes;
@@ -145,6 +184,8 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     const colo_linear_mode_t mode = colo_linear_logprob_mode(l, s->rows);
     s->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
     s->early = (fore || back) && mode == COLO_LINEAR_EARLY;
+    /* of what all ranks know alike: chunks depend on it */
+    s->shared = s->early && c->share_d_weight && s->rows / 3 > l->hidden / 2;
     s->piecewise = loss || (fore && s->early);
     s->segment = c->logprob.segment;
     const bool in_blocks = back && !s->segment && l->columns > WIDTH;
@@ -153,7 +194,7 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->blocks = in_blocks            ? (s->body - 1) / s->width + 1 + (s->body < l->columns)
                 : back && s->segment ? l->columns / s->segment
                                      : 1;
-    s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype;
+    s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype && !s->shared;
     const bool stays = s->keeps || (s->early && s->in_place);
     const int64_t least = stays ? LEAST : s->early ? EARLY_LEAST : FORWARD_LEAST;
     s->chunk = loss                      ? loss_chunk(l, s->rows)
@@ -172,7 +213,11 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->needs_weight = s->makes_logits || (s->makes_grads && !c->frozen_hidden) || others;
     s->buffers = stays || !s->makes_logits ? 0 : s->chunks * s->blocks > 1 ? 2 : 1;
     s->z_stride = stride_of(s->keeps || s->early ? l->columns : s->width, c->logits_dtype);
-    s->d_stride = stride_of(s->early ? l->columns : s->width, l->dtype);
+    s->d_stride = stride_of(s->width, l->dtype);
+    if (s->early)
+        cut(l, s);
+    if (s->early && back && !s->segment)
+        s->blocks = s->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool whole = !s->piecewise && colo_comm_size(l->group) > 1;
     if (!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype, whole ? s->rows : s->chunk,
@@ -249,6 +294,8 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
     m->d_hidden =
         put(&n, &ok, grads && !c->frozen_hidden && c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER, T,
             l->hidden, elem);
+    m->stage =
+        put(&n, &ok, d_weight && s->early && s->inside > 0, s->part[1].first, l->hidden, elem);
     m->bias = put(&n, &ok, s->makes_logits && l->has_bias && colo_lm_head_group(l->head),
                   l->columns, elem, 1);
     m->reduce =

@@ -20,6 +20,13 @@ struct colo_linear_logprob {
     bool has_bias;
 };
 
+/* Saved d_logits of columns from first on: a matrix of R rows, behind `ahead` elements, or with
+ * shared, ahead elements per row. */
+struct colo_linear_part {
+    int64_t first, ahead, stride;
+};
+enum { COLO_LINEAR_PARTS = 12 };
+
 /* One pass over T tokens and R rows, as numbers. */
 struct colo_linear_size {
     colo_linear_pass_t pass;
@@ -28,8 +35,11 @@ struct colo_linear_size {
     int64_t width, blocks; /* columns a block; blocks of a chunk */
     int64_t body;          /* columns in such blocks; the rest, if any, is one more */
     bool keeps;            /* all logits are in the saved buffer */
-    bool early;            /* all d_logits are */
-    bool piecewise;        /* statistics are gathered and merged chunk by chunk */
+    bool early;            /* all d_logits are, in parts */
+    bool shared;           /* the first `inside` parts are in d_weight */
+    int32_t parts, inside;
+    struct colo_linear_part part[COLO_LINEAR_PARTS + 1]; /* the one behind the last: its end */
+    bool piecewise; /* statistics are gathered and merged chunk by chunk */
     bool makes_logits, makes_d_logits, makes_grads, in_place; /* in place: d_logits over logits */
     bool once;                                                /* d_weight is written once */
     int64_t segment;            /* columns a product; 0: all of a block */
@@ -48,6 +58,7 @@ struct colo_linear_memory {
     int64_t d_h, d_hidden;     /* chunk; [T, H] before a reduce-scatter */
     int64_t d_h_sum;           /* chunk, of the sum dtype; with segments one a level of the tree */
     int64_t d_h_all;           /* chunks of all ranks, of the sum dtype */
+    int64_t stage;             /* d_weight of the first part */
     int64_t bias, reduce, gemm;
     int64_t bytes;
 };
@@ -76,6 +87,7 @@ struct colo_linear_call {
     struct colo_linear_size s;
     struct colo_linear_memory m;
     unsigned char *workspace, *saved_logits; /* the latter: logits, or d_logits */
+    void *shared;                            /* d_weight's memory, which has d_logits, too */
     float *scale;                            /* of d_logits; NULL: 1 */
     colo_stream_t main, aux;
     colo_tensor_t hidden;

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_linear_early.c - memory of mode early: how much, and a d_weight whose memory holds gradients
+ * of logits. What else the mode does is in test_linear.c.
+ */
+#include "loss/linear_case.h"
+
+T_CASE(shared_d_weight_agrees_with_the_oracle)
+{
+    uint64_t rng = t_seed() + 15;
+    for (int i = 0; i < 36; i++) {
+        linear_case_t c;
+        if (t_left_out(i))
+            continue;
+        linear_case_shared(&c, 1 + i % 2, i, &rng);
+        assert_ok(linear_case_run(&c));
+        linear_case_compare(&c, "shared");
+        linear_case_free(&c);
+    }
+}
+
+T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
+{
+    enum { WORDS = 3000, ROWS = 16, H = 3 };
+    static float h[ROWS * H], w[(WORDS + 1) * H], d_h[ROWS * H], loss[ROWS];
+    static int64_t targets[ROWS];
+    colo_comm_t *self = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = WORDS, .hidden = H};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = COLO_LINEAR_EARLY};
+    colo_linear_logprob_saved_t saved = {.d_weight = NULL};
+    size_t bytes, whole;
+    lc.logprob.logits.vocab = WORDS;
+    lc.logprob.want_loss = true;
+    lc.d_weight_add = false;
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_lm_head_create(&head, &hc, NULL));
+    assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+    assert_ok(colo_linear_logprob_saved_size(linear, ROWS, -1, &whole));
+    colo_linear_logprob_destroy(&linear);
+    lc.share_d_weight = true;
+    assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+    assert_ok(colo_linear_logprob_saved_size(linear, ROWS, -1, &bytes));
+    assert_true(bytes < whole);
+    void *memory = aligned_alloc(256, (whole + 255) / 256 * 256),
+         *work = aligned_alloc(256, 1 << 23);
+    float *d_w = aligned_alloc(256, 1 << 16);
+    const colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){ROWS, H}),
+                        target = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){ROWS}),
+                        weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){WORDS, H}),
+                        dh = colo_tensor_host(d_h, COLO_F32, 2, (int64_t[]){ROWS, H});
+    colo_tensor_t dw = colo_tensor_host(d_w + H, COLO_F32, 2, (int64_t[]){WORDS, H});
+    const colo_linear_batch_t batch = {&hidden, &target, -1, NULL};
+    const colo_logprob_out_t out = {.loss = loss};
+    const colo_linear_upstream_t up = {.loss = 1};
+    const colo_linear_grads_t grads = {&dh, &dw, NULL};
+    assert_ok(colo_lm_head_bind(head, &weight, NULL, NULL));
+    assert_fails(colo_linear_logprob_early(linear, &batch, &up, &out, &saved, memory, work, NULL),
+                 COLO_ERR_ARG, "saved.d_weight is NULL");
+    saved.d_weight = d_w;
+    assert_ok(colo_linear_logprob_early(linear, &batch, &up, &out, &saved, memory, work, NULL));
+    assert_fails(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL),
+                 COLO_ERR_ARG, "without gaps: it holds gradients of logits");
+    dw.data = d_w;
+    assert_ok(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL));
+    assert_fails(colo_linear_logprob_backward(linear, &saved, &up, &grads, work, NULL),
+                 COLO_ERR_STATE, "a backward in place ended it");
+    free(memory);
+    free(work);
+    free(d_w);
+    colo_linear_logprob_destroy(&linear);
+    colo_lm_head_destroy(&head);
+    colo_comm_destroy(&self);
+}
+
+/* Bytes that a step of mode early takes beyond its inputs: T 8192, H 4096, V 152,064, bf16. First
+ * the gradient of the weight is main_grad, which does not count, then a bf16 one, which does. */
+T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
+{
+    enum { V = 152064, H = 4096, T = 8192 };
+    colo_comm_t *self = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
+                                .dtype = COLO_BF16};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = COLO_LINEAR_EARLY};
+    lc.logprob.logits.vocab = V;
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_lm_head_create(&head, &hc, NULL));
+    for (int shared = 0; shared < 2; shared++) {
+        lc.share_d_weight = shared;
+        lc.d_weight_add = !shared;
+        lc.d_weight_dtype = shared ? COLO_BF16 : COLO_F32;
+        assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+        for (int pass = COLO_LINEAR_FORWARD; pass <= COLO_LINEAR_BACKWARD; pass++) {
+            const size_t products = 32 << 20, d_weight = shared ? (size_t)V * H * 2 : 0,
+                         d_hidden = pass == COLO_LINEAR_BACKWARD ? (size_t)T * H * 2 : 0;
+            size_t saved, work;
+            assert_ok(colo_linear_logprob_saved_size(linear, T, -1, &saved));
+            assert_ok(
+                colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass, T, -1, &work));
+            assert_true(saved + work + products + d_weight + d_hidden <= (size_t)3 << 30);
+        }
+        colo_linear_logprob_destroy(&linear);
+    }
+    colo_lm_head_destroy(&head);
+    colo_comm_destroy(&self);
+}
+
+T_MAIN("loss/linear_early")
