@@ -73,17 +73,16 @@ static int64_t elements(const colo_transfer_t *s)
     return s->extent[0] * s->extent[1] * s->extent[2];
 }
 
+/* Addends are of different context ranks, so other ranks have all but one of a box. */
 static bool is_remote(const colo_transfers_t *w, int64_t i)
 {
-    bool remote = w->step[i].peer >= 0;
-    for (int32_t k = 0; k < w->addends; k++)
-        remote = remote || w->addend[i * w->addends + k].peer >= 0;
-    return remote;
+    return w->addends > 0 || w->step[i].peer >= 0;
 }
 
 /* Where each box goes in the list: behind its queue's and its partner's before it. Queue 0 first.
  * In it partners by rank XOR own rank: ranks that send to the same ones begin with different ones,
- * and where they come in powers of two, every step pairs all of them up. */
+ * and where they come in powers of two, every step pairs all of them up. Boxes that add keep their
+ * order. */
 static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
 {
     int64_t partners = 1, *link = malloc(((size_t)w->nsteps + 1) * sizeof *link);
@@ -138,7 +137,7 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
         else
             fits = be_partner(d, pass, k, &s->peer);
         for (int32_t l = 0; l < w->addends; l++) {
-            colo_addend_t *a = &addend[link[i] * w->addends + l];
+            colo_addend_t *a = &addend[i * w->addends + l];
             *a = w->addend[i * w->addends + l];
             fits = fits && be_partner(d, pass, k, &a->peer);
         }
