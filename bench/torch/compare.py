@@ -12,9 +12,9 @@ apart:
             Python, ctypes and what torch does. "c": the C call alone, again and again with the same
             arguments; on a GPU it enqueues, on the host it computes.
   bridge    colobridge.torch.Bridge against all-gather / narrow (fan-in and fan-out) and clone + in-place
-            all-reduce over cp in backward. On GPUs three ways: by NCCL; "peer", into memory that peers
-            reach, copied out of it (what a bridge does by default where it can); "blocks", outputs stay
-            there (buffers=2). "host" is when the call has come back, before the GPU is done; "row" a
+            all-reduce over cp in backward. On GPUs four ways: by NCCL; "peer", into tensors of PyTorch's
+            in memory that peers reach (what a bridge does by default where it can); "copied", out of
+            a workspace (buffers=0); "blocks", into blocks of the library's (buffers=2). "host" is when the call has come back, before the GPU is done; "row" a
             forward and backward of 20 in a row, without waiting in between.
   loss      nll() against the unfused chain (gather maximum, sum, target: three all-reduces, softmax kept)
             and against the same in chunks of tokens, recomputed in backward; linear_nll() against the
@@ -251,6 +251,7 @@ def bridges(layouts, o):
         theirs = Reference(grid(src), grid(dst), 'bsh', groups)
         ours = {'colobridge': {}} if DEVICE.type == 'cpu' else {
             'colobridge nccl': {'transport': 'nccl'}, 'colobridge peer': {'transport': 'peer'},
+            'colobridge copied': {'transport': 'peer', 'buffers': 0},
             'colobridge blocks': {'transport': 'peer', 'buffers': 2}}
         ours = {op: ct.Bridge(src, dst, group=dist.group.WORLD, **how) for op, how in ours.items()}
         cp = theirs.cp

@@ -300,7 +300,7 @@ class ColocatedBridgeCommunicator:
                  dest_module_name: str = 'dest', dim_mapping: dict[str, int] | None = None, *,
                  algo: str | None = None, output: str = 'full', grad: str = 'partial',
                  positions: int | None = None, position_offset: int = 0, transport: str = 'auto',
-                 buffers: int = 0, extra: str | Sequence[str] = (), data: str | Sequence[str] = ()):
+                 buffers: int | None = None, extra: str | Sequence[str] = (), data: str | Sequence[str] = ()):
         self.src_grid, self.dest_grid = src_grid, dest_grid
         self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
         self.dim_mapping = {'b': 0, 's': 1, 'h': 2} if dim_mapping is None else dict(dim_mapping)

@@ -13,6 +13,7 @@ from .dlpack import Array
 from .errors import STATUS, ArgumentError, FailedError
 from .tensor import contiguous, make
 
+_stays: list[Any] = []  # what late peers may still write to
 _exiting: list[bool] = []  # the process gives everything back itself, and other libraries end before
 atexit.register(_exiting.append, True)
 
@@ -64,6 +65,7 @@ class Memory:
             return
         # After a failure a late peer may still write here: then it stays, until the process ends.
         if self.comm.died or self.comm._handle and lib().colo_comm_check(self.comm.handle) < 0:
+            _stays.append(self.owner)
             return
         self.destroy()
 

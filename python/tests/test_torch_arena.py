@@ -4,6 +4,7 @@ workspace, lifetimes and order are all as on GPUs, which python/tests/gpu/cases_
 import contextlib
 import gc
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -14,13 +15,16 @@ import pytest
 torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import bridge as core  # noqa: E402
 from colobridge import memory  # noqa: E402
+from colobridge._structs import DTYPES  # noqa: E402
 from colobridge.errors import STATUS  # noqa: E402
+from colobridge.tensor import torch_dtype  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
 from colobridge.torch.bridge import _reach  # noqa: E402
 import ragged_case  # noqa: E402
@@ -31,6 +35,39 @@ from world import meet  # noqa: E402
 bridges = sys.modules['colobridge.torch.bridge']  # ct.bridge is a function
 FAN_IN, FAN_OUT = ('dp=4', 'cp=2,dp=2'), ('cp=2,dp=2', 'dp=4')
 MOVES = {'output': 'sharded', 'grad': 'disjoint'}
+
+
+class HostPool(arena.Pool):
+    """A pool of the host's: a tensor lies in the first gap between those that are alive, or elsewhere."""
+
+    def _block(self):
+        self._stream, self._pool, self._places = None, torch.zeros(self.nbytes, dtype=torch.uint8), []
+        return self._pool
+
+    def _new(self, like, shape):
+        need, offset = arena._padded(math.prod(shape), like.element_size()), 0
+        self._places = [p for p in self._places if not p[2].expired()]
+        for begin, end, _ in sorted(self._places, key=lambda p: p[0]):
+            if offset + need <= begin:
+                break
+            offset = end
+        if offset + need > self.nbytes:
+            return like.new_empty(shape)
+        t = torch.from_dlpack(self._memory.array(DTYPES[torch_dtype(like.dtype)], tuple(shape), offset, owner=self._pool))
+        self._places.append((offset, offset + need, StorageWeakRef(t._storage())))
+        return t
+
+
+@contextlib.contextmanager
+def pooled():
+    """reached(), with pools for tensors of any size."""
+    was = arena.Pool, arena._SMALL
+    arena.Pool, arena._SMALL = HostPool, 0
+    try:
+        with reached():
+            yield
+    finally:
+        arena.Pool, arena._SMALL = was
 
 
 @contextlib.contextmanager
@@ -70,6 +107,94 @@ def test_values_and_gradients_are_those_of_the_definition(world, src, dst):
     world.run(carries_reached, src, dst, 'sbh', 'full', 'partial', 1)
 
 
+def pool_serves(rank, options, addends):
+    """Steps of a uniform bridge: y and d_x are in the pool again and again, and where they do not fit they are copied."""
+    with pooled():
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **options)
+        found, sums = set(), addends > 1
+        for step in range(4):
+            x = torch.full((1, 4, 2), float(rank + step), requires_grad=True)
+            y = carry(x)
+            pool = carry._last[1].core.region.pool
+            assert pool.holds(y) and not y._is_view() and carry.copied == step * sums
+            want = torch.stack([torch.full((4, 2), float(rank // 2 * 2 + r + step)) for r in range(2)])
+            if options:
+                want = want.chunk(4, 1)[rank % 2], want.chunk(4, 1)[3 - rank % 2]
+                want = torch.cat(want, 1)
+            assert torch.equal(y, want)
+            y.backward(torch.ones_like(y))
+            assert pool.holds(x.grad) is not sums and torch.equal(x.grad, torch.full_like(x, float(addends)))
+            found.add((y.data_ptr(), sums or x.grad.data_ptr()))
+            del y
+        assert len(found) == 1
+        kept = [carry(x) for _ in range(3)]  # of which one fits
+        before = [y.clone() for y in kept]
+        assert [pool.holds(y) for y in kept] == [True, False, False] and carry.copied == 4 * sums + 2
+        part = kept[0][:, :1]
+        del kept[0]
+        assert not pool.holds(carry(x + 1))  # not while any view is alive
+        assert torch.equal(part, before[0][:, :1]) and all(map(torch.equal, kept, before[1:]))
+        del part
+        y = carry(x)
+        assert pool.holds(y) and torch.equal(y, before[0])
+        carry.destroy()
+        del carry, pool
+        gc.collect()
+        assert torch.equal(y.clone(), before[0])
+
+
+def test_outputs_are_in_the_pool_while_they_fit(world):
+    world.run(pool_serves, {}, 2)
+    world.run(pool_serves, MOVES, 1)
+
+
+def ragged_pool(rank, output, copies):
+    """@copies: of a step that merges"""
+    with pooled():
+        carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True, output=output, grad='disjoint')
+        tables = cb.Segments([2] * 4, src=range(4), seq=[0] * 4, pos=[0, 2, 4, 6], seq_len=[8], seq_dp=[0])
+        found, copied = set(), 0
+        for step in range(3):
+            x = torch.full((2, 3), float(rank + step), requires_grad=True)
+            y = carry(x, tables)
+            mine = [p for p in range(8) if output == 'full' or p in (rank, 7 - rank)]
+            assert y[:, 0].tolist() == [float(p // 2 + step) for p in mine]
+            y.backward(torch.ones_like(y))  # not zero elsewhere, so from any rank
+            workspace = carry._ragged[x.device].workspace
+            assert workspace.copied == copied and torch.equal(x.grad, torch.ones_like(x))
+            assert workspace._pool.holds(y) and workspace._pool.holds(x.grad)
+            found.add((y.data_ptr(), x.grad.data_ptr()))
+            merged = carry(x.detach(), tables, into=torch.zeros(8 if output == 'full' else 2, 3))  # x is not in the pool
+            assert torch.equal(merged, y)
+            held, copied = (y, carry(x.detach(), tables)), copied + copies  # the second one does not fit
+            assert not workspace._pool.holds(held[1]) and torch.equal(*held)
+            del y, held
+        assert len(found) == 1
+        carry.destroy()
+
+
+def test_outputs_of_ragged_batches_are_in_the_pool_while_they_fit(world):
+    world.run(ragged_pool, 'sharded', 2)
+
+
+def pool_carries(rank, seeds):
+    with pooled():
+        for seed in seeds:
+            case = Case(seed, 4)
+            dst = cb.Layout.dst(case.dst)
+            if case.sp:
+                dst.split('rows', 'tp')
+            carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+            segments = cb.Segments(**case.tables())
+            for merged in (False, True, False):
+                ragged_case.carried(rank, case, carry, segments, merged)
+            carry.destroy()
+
+
+def test_ragged_batches_with_a_pool_are_those_of_the_definition(world):
+    world.run(pool_carries, range(20, 32))
+
+
 def carries_ragged(rank, size, seeds):
     with reached():
         for seed in seeds:
@@ -84,8 +209,9 @@ def carries_ragged(rank, size, seeds):
             workspace = carry._ragged[torch.device('cpu')].workspace
             # of both calls with gradients and of one without, those in which this rank has what peers reach
             rows, own = len(case.source(rank)), case.output == 'full' and case.grad == 'partial' and case.cp > 1
+            there = [n > 0 for n in (len(case.arrivals(rank)), rows)]
             back = [n > 0 for n in (len(case.arrivals(rank)), case.axis(rank))] if own else [rows > 0] * 2
-            assert workspace.copied == 4 * (rows > 0) + sum(back), (seed, workspace.copied)
+            assert workspace.copied == 2 * sum(there) + sum(back), (seed, workspace.copied)
             assert carry._sums == own
             carry.destroy()
 
@@ -199,6 +325,19 @@ def shapes(rank):
 
 def test_shapes_share_a_bridge_and_its_memory(world):
     world.run(shapes)
+
+
+def outgrown(rank):
+    with reached():
+        carry, held = ct.Bridge(*FAN_IN, group=dist.group.WORLD), []
+        for n in (4, 400, 40000):
+            carry(torch.ones(1, n, 2))
+            held.append(weakref.ref(carry._last[1].arena.memory))
+        assert [one() is not None for one in held] == [False, False, True] and len(carry._kept) == 3
+
+
+def test_shapes_that_have_been_keep_no_memory_that_was_too_small(world):
+    world.run(outgrown)
 
 
 def saved(rank):
@@ -323,7 +462,7 @@ def refused(rank):
         with pytest.raises(cb.MismatchError) if rank > 1 else contextlib.nullcontext():
             odd(x)
         # as many blocks as a rank likes
-        odd = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=rank)
+        odd = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=rank or None)
         assert torch.equal(odd(x), torch.ones(2, 4, 2))
 
 
@@ -444,7 +583,7 @@ def test_blocks_lie_apart_and_within():
         at = made(sums, buffers)
         parts = [s for s in at.workspace[:1] if s is not None]
         for side in (0, 1):
-            while (t := at.lend(side, Stream)) is not None:
+            while (t := at.lend(side, Stream, None, None)) is not None:
                 parts.append(t)
         assert len(parts) == 1 + buffers * (1 if sums else 2)
         spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for t in parts)
@@ -455,7 +594,7 @@ def test_blocks_lie_apart_and_within():
 def test_another_stream_waits_for_the_one_that_had_the_block():
     at, a, b = made(buffers=1), Stream(), Stream()
     for stream, waits in ((a, []), (a, []), (b, [a]), (b, [a]), (a, [b])):
-        t = at.lend(1, lambda: stream)
+        t = at.lend(1, lambda: stream, None, None)
         assert t is not None and stream.waited == waits
         del t
     at, a, b = made(), Stream(), Stream()
@@ -469,12 +608,12 @@ def test_captured_calls_take_the_workspace():
     at, a, b = made(), Stream(), Stream()
     at.instead(0, torch.zeros(2, 2, 3), a)
     at.region._capturing = lambda: True
-    assert at.lend(0, lambda: a) is None and at.lend(1, lambda: a) is None
+    assert at.lend(0, lambda: a, None, None) is None and at.lend(1, lambda: a, None, None) is None
     at.instead(0, torch.zeros(2, 2, 3), b)
     assert b.waited == []  # would end the capture
     at.region._capturing = lambda: False
     at.instead(0, torch.zeros(2, 2, 3), a)
-    assert a.waited == [] and at.lend(1, lambda: a) is not None
+    assert a.waited == [] and at.lend(1, lambda: a, None, None) is not None
 
 
 def test_memory_of_the_host_is_not_reached_but_there():
@@ -528,6 +667,21 @@ def test_memory_that_a_failure_left_stays(monkeypatch):
         with contextlib.suppress(RuntimeError):  # of a rank whose alloc() the abort met
             cb.run_threads(2, lambda comm: rank(comm, True, gone))
         assert len(ended) == 2
+    ended.clear()
+    mine = [torch.zeros(4), torch.zeros(4)]
+    held = list(map(weakref.ref, mine))
+
+    def registered(comm):
+        memory = cb.Memory.register(comm, mine[comm.rank])
+        comm.barrier()
+        if comm.rank == 0:
+            comm.abort('enough')
+        del memory
+    with contextlib.suppress(RuntimeError):
+        cb.run_threads(2, registered)
+    mine.clear()
+    gc.collect()
+    assert held[0]() is not None  # nor is a caller's tensor free before
 
 
 def masks(rank):

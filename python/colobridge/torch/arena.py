@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of one bridge that peers write into, and the tensors in it.
 
-Peers reach registered memory only, and PyTorch's allocator has none. So a bridge has a region: a workspace, out
-of which a call's output is copied into an ordinary tensor, and, when it is asked for, a few blocks that are
-handed out as outputs themselves and come back when no tensor has the storage any more. Shapes share it, each
-by an arena of its own, and it grows to the largest one.
+Peers reach registered memory only. So a bridge registers a block out of which PyTorch's own allocator makes its
+outputs (Pool). For outputs that lie elsewhere it has a region: a workspace, out of which an output is copied, and,
+when it is asked for, a few blocks that are handed out as outputs themselves and come back when no tensor has the
+storage any more. Shapes share it, each by an arena of its own, and it grows to the largest one.
 Where an output lies is a rank's own business: its word to the others carries the address. So ranks need
 not agree on it, a rank that has no block left copies, and no rank waits for another's garbage collector.
 
@@ -17,6 +17,7 @@ Left to others: which tensors are reached, and when memory is made (bridge.py).
 from __future__ import annotations
 
 import collections
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,8 +29,10 @@ from ..dlpack import Array, Loan
 from ..errors import STATUS, Error, FailedError
 from ..memory import Memory
 from ..tensor import torch_dtype
+from .ready import storage_of
 
 _ROUND = 512
+_SMALL = 1 << 20  # up to here PyTorch's allocator keeps tensors apart from larger ones
 NO_PEERS = ("bridge: transport is 'peer' and x is on %s, but peers reach memory of GPUs only; take "
             "transport='auto'")
 
@@ -84,6 +87,60 @@ def nbytes_of(counts: tuple[int, int], dtype: int, reached: tuple[bool, bool], s
             + buffers * (reached[0] * sizes[1] + (reached[1] and not sums) * sizes[0]))
 
 
+class Pool:
+    """Memory that peers reach, out of which PyTorch's allocator makes tensors: the only block, of @nbytes, of a private
+    pool of its. They are ordinary tensors in every respect, so record_stream() holds them, too. Collective over
+    @comm. A rank may be without: PyTorch before 2.5, no memory left, memory that no other process can open."""
+
+    def __init__(self, comm: Comm, device: Any, nbytes: int):
+        from torch.multiprocessing.reductions import StorageWeakRef
+        self._device, self.nbytes, self._pool, self._begin, self._weak = device, nbytes, None, 0, StorageWeakRef
+        self._live: list[tuple[Any, int]] = []  # storages in the block, and their bytes
+        block = self._block() if nbytes > _SMALL else None
+        try:
+            self._memory = Memory.register(comm, block)
+        except Error as why:
+            if not _shared(comm, why):
+                raise
+            return
+        self._memory.owner, self._memory._view = self._pool, None  # the block is free in the pool
+        if self._memory.is_p2p:
+            self._begin = self._memory.data
+
+    def _block(self) -> Any:
+        import torch
+        if self._device.type != 'cuda' or not hasattr(torch.cuda, 'use_mem_pool'):
+            return None
+        try:
+            with torch.cuda.device(self._device):
+                self._pool, self._stream = torch.cuda.MemPool(), torch.cuda.current_stream()
+            return self._new(torch.empty(0, dtype=torch.uint8, device=self._device), (self.nbytes,))
+        except RuntimeError:  # no memory left
+            return None
+
+    def _new(self, like: Any, shape: Any) -> Any:
+        import torch
+        with torch.cuda.use_mem_pool(self._pool, self._device):
+            return like.new_empty(shape)
+
+    def holds(self, t: Any) -> bool:
+        """Does a tensor lie in the block?"""
+        return self._begin <= t.data_ptr() < self._begin + self.nbytes and self._begin > 0
+
+    def empty(self, like: Any, shape: Any, stream: Any) -> Any:
+        """A new tensor in the block, for the current @stream. None if it has no place: small ones, those of another
+        stream than the block's, and more than the block has."""
+        nbytes = _padded(math.prod(shape), like.element_size())
+        if not self._begin or nbytes <= _SMALL or stream != self._stream:
+            return None
+        self._live = [one for one in self._live if not one[0].expired()]
+        if sum(n for _, n in self._live) + nbytes > self.nbytes:
+            return None  # or the allocator would add a block that peers do not reach
+        t = self._new(like, shape)
+        self._live.append((self._weak(storage_of()(t)), nbytes))
+        return t
+
+
 class _Block(Loan):
     """A tensor of one shape at @offset of a region; owner: of the region's memory."""
 
@@ -121,6 +178,7 @@ class Region(_Ordered):
         self.side = 1, 1 if sums else 0  # of the tensor that is reached
         self.begin, self.end = memory.data, memory.data + memory.nbytes
         self.captured = False  # by a graph, which may be replayed at any time
+        self.pool: Pool | None = None
         self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
         sizes = [_padded(n, s.DTYPE_SIZE[dtype]) for n in counts]
         size = max((sizes[self.side[direction]] for direction in (0, 1) if reached[direction]), default=0)
@@ -143,13 +201,20 @@ class Arena:
     def __init__(self, region: Region, shapes: tuple[Any, Any], reached: tuple[bool, bool]):
         from torch.utils.dlpack import from_dlpack
         self._take = from_dlpack
-        self.region, self.reached, self.sums, self.side = region, reached, region.sums, region.side
-        self.memory, self._shapes = region.memory, shapes
+        self.region: Any = region
+        self.reached, self.sums, self.side = reached, region.sums, region.side
+        self.memory: Any = region.memory
+        self._shapes = shapes
         self.copied = 0
         self._blocks: dict[tuple[int, int], _Block] = {}  # by side and offset
         self.workspace: list[Any] = [
             from_dlpack(self._array(0, self.side[direction]).__dlpack__()) if reached[direction] else None
             for direction in (0, 1)]
+
+    def release(self) -> None:
+        """The region, which another one replaces."""
+        self.region = self.memory = None
+        self.workspace.clear(), self._blocks.clear()
 
     def _array(self, offset: int, side: int) -> Array:
         region = self.region
@@ -158,12 +223,18 @@ class Arena:
 
     def holds(self, t: Any) -> bool:
         """Does a tensor lie in this memory, so that peers reach it."""
-        return self.region.begin <= t.data_ptr() < self.region.end
+        region = self.region
+        return region.begin <= t.data_ptr() < region.end or (
+            region.pool is not None and region.pool.holds(t) and not region._capturing())
 
-    def lend(self, side: int, current: Callable[[], Any]) -> Any:
-        """A block as a tensor for the current stream, None where there is none, or none for a captured
+    def lend(self, side: int, current: Callable[[], Any], like: Any, shape: Any) -> Any:
+        """A tensor of this memory for the current stream, None where there is none, or none for a captured
         call."""
         region = self.region
+        if region.pool is not None and region.pool.nbytes:
+            if not self.reached[1 - side] or side != self.side[1 - side] or region._capturing():
+                return None
+            return region.pool.empty(like, shape, current())
         free = region.free[side]
         if not free or not self.reached[1 - side] or region._capturing():
             return None
@@ -195,14 +266,16 @@ class Arena:
 
 class Workspace(_Ordered):
     """Memory that peers reach, for the tensors of one call of a ragged bridge: what they read is copied here,
-    what they write is copied out. It grows to the largest call, on all ranks together: the bytes that a call
-    needs follow from the tables and are the same everywhere."""
+    what they write is copied out, unless it lies in the pool. Both grow to the largest call, on all ranks together:
+    the bytes that a call needs follow from the tables and are the same everywhere."""
 
     def __init__(self, comm: Comm, device: Any, needed: bool):
         import torch
         from torch.utils.dlpack import from_dlpack
         self._take, self._comm, self._device, self._needed = from_dlpack, comm, device, needed
         self._memory: Memory | None = None
+        self._pool: Pool | None = None
+        self._outputs = 0  # bytes of the pool, on ranks that have none, too
         self._kept: list[Memory] = []  # that a graph has
         cuda = device.type == 'cuda'
         self._capturing = torch.cuda.is_current_stream_capturing if cuda else bool
@@ -213,34 +286,54 @@ class Workspace(_Ordered):
         """After an error, when ranks may have memory of different sizes, the next call makes it anew on all."""
         self._stale = True
 
-    def reserve(self, nbytes: int) -> bool:
-        """Have so many bytes; collective where it grows. False on all ranks: there is no such memory."""
+    def reserve(self, nbytes: int, outputs: int = 0) -> bool:
+        """Have so many bytes, and a pool for @outputs; collective where they grow. False on all ranks: there is
+        no such memory."""
         old = self._memory
-        if old is not None and nbytes <= old.nbytes and not self._stale:
+        if old is not None and nbytes <= old.nbytes and outputs <= self._outputs and not self._stale:
             return True
         if self._capturing():
             raise FailedError("bridge: a capture needs %d bytes that peers reach, and there are %d; run one step "
                               "with these tables before" % (nbytes, 0 if old is None else old.nbytes),
                               STATUS['ERR_STATE'])
         self._wait(self._device)
-        nbytes = max(nbytes, 1 if old is None or self._stale else old.nbytes * 5 // 4)
-        memory = memory_of(self._comm, nbytes, self._needed or old is not None)
-        # All ranks were there, with nothing on its way: no rank reaches the old one any more.
-        if old is not None and self._captured:
-            self._kept.append(old)
-        elif old is not None:
-            old.destroy()
-        self._memory, self._captured, self._stale = memory, False, False
-        return memory is not None
+        stale, self._stale = self._stale, False
+        if old is None or nbytes > old.nbytes or stale:
+            nbytes = max(nbytes, 1 if old is None or stale else old.nbytes * 5 // 4)
+            self._memory = memory_of(self._comm, nbytes, self._needed or old is not None)
+            # All ranks were there, with nothing on its way: no rank reaches the old one any more.
+            if old is not None and self._captured:
+                self._kept.append(old)
+            elif old is not None:
+                old.destroy()
+            self._captured = False
+        if self._memory is not None and (outputs > self._outputs or stale and self._outputs):
+            outputs = max(outputs, self._outputs * (4 if stale else 5) // 4)
+            self._pool = None  # before there is a larger one
+            self._outputs, self._pool = outputs, Pool(self._comm, self._device, outputs)
+        return self._memory is not None
+
+    def empty(self, like: Any, shape: Any, stream: Any) -> Any:
+        """A new tensor for the current @stream, in the pool if it fits."""
+        made = None if self._pool is None or self._capturing() else self._pool.empty(like, shape, stream)
+        return like.new_empty(shape) if made is None else made
+
+    def _holds(self, t: Any) -> bool:
+        return self._pool is not None and self._pool.holds(t) and not self._capturing()
 
     def instead(self, tensors: list[Any], stream: Any, copy: bool) -> list[Any]:
-        """Tensors here of the shapes of those, and with @copy of their values."""
+        """Tensors here of the shapes of those, and with @copy of their values; those of the pool are themselves."""
         memory, offset, out = self._memory, 0, []
         assert memory is not None
+        if all(map(self._holds, tensors)):
+            return tensors
         self._captured = self._captured or self._capturing()
         self._follow(stream)
         ordinal = self._device.index if self._device.type == 'cuda' else -1
         for t in tensors:
+            if self._holds(t):
+                out.append(t)
+                continue
             number = torch_dtype(t.dtype)
             here = self._take(memory.array(s.DTYPES[number], tuple(t.shape), offset, device=ordinal).__dlpack__())
             offset += _padded(t.numel(), s.DTYPE_SIZE[number])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,13 +98,14 @@ class _Core:
     write into. make: a core.Bridge of a shape and transport, and did it have to be another transport."""
 
     def __init__(self, comm: Comm, device: Any, dtype: int, make: Callable[..., tuple[core.Bridge, bool]],
-                 reach: Callable[[tuple[int, ...], int], Any], buffers: int, shape: tuple[int, ...],
+                 reach: Callable[[tuple[int, ...], int], Any], buffers: int | None, shape: tuple[int, ...],
                  transport: str, peers: bool):
         self.comm, self.device, self.dtype, self.reach = comm, device, dtype, reach
         self.buffers = buffers
         self.region: arenas.Region | None = None
         self._needed = transport == 'peer'
         self._graphs: list[arenas.Region] = []  # regions that a graph has
+        self.arenas: Any = weakref.WeakSet()  # in the region
         self._fits: dict[tuple[int, ...], tuple[bool, bool]] = {}  # shapes that do: what is reached of this rank
         if peers and self._fit(shape):
             transport = 'peer'
@@ -130,13 +132,18 @@ class _Core:
                                   "step of this shape before" % (shape,), STATUS['ERR_STATE'])
             reached = reached[0] or old.reached[0], reached[1] or old.reached[1]
             counts = _grown(counts[0], old.counts[0]), _grown(counts[1], old.counts[1])
-        nbytes = arenas.nbytes_of(counts, self.dtype, reached, sums, self.buffers)
+        own, nbytes = self.buffers or 0, arenas.nbytes_of(counts, self.dtype, reached, sums, self.buffers or 0)
         memory = arenas.memory_of(self.comm, nbytes, self._needed or old is not None)
         if memory is None:
             return False
         if old is not None and old.captured:
             self._graphs.append(old)
-        self.region = arenas.Region(memory, self.device, self.dtype, counts, reached, sums, self.buffers)
+        self.region = arenas.Region(memory, self.device, self.dtype, counts, reached, sums, own)
+        for arena in self.arenas:
+            arena.release()
+        del old  # and its pool
+        outputs = arenas.nbytes_of(counts, self.dtype, reached, sums, 1) - nbytes if self.buffers is None else 0
+        self.region.pool = arenas.Pool(self.comm, self.device, outputs)
         self._fits.clear()
         self._fitting(shape, each)
         return True
@@ -189,6 +196,7 @@ class _Ready:
             copied = 0 if self._arena is None else self._arena.copied
             self._arena = arenas.Arena(region, self.shapes, self.core.reached(self.shape))
             self._arena.copied = copied
+            self.core.arenas.add(self._arena)
         return None if region is None else self._arena
 
     def view(self, side: int, t: Any, what: str) -> s.Tensor:
@@ -210,7 +218,7 @@ class _Ready:
     def output(self, side: int, like: Any, shape: Any) -> Any:
         """A new tensor on one side: a block of the arena's where there is one."""
         arena = self.arena
-        lent = None if arena is None else arena.lend(side, self.stream)
+        lent = None if arena is None else arena.lend(side, self.stream, like, shape)
         return like.new_empty(shape) if lent is None else lent
 
     def carry(self, direction: int, x: Any, y: Any) -> None:
@@ -246,14 +254,15 @@ class Bridge:
     and ep, declared as dims along which ranks hold copies (Layout.src()).
 
     transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
-    the other rank's, through a workspace of the size of the largest y or x so far, which the bridge keeps
-    outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
+    the other rank's; others by NCCL. "nccl": always so. "peer": an error
     if ranks do not reach each other, on the host and with algo="collective", too. The same on all
     ranks; COLO_TRANSPORT overrides it.
-    buffers: so many y, and d_x, may be in memory that peers write into, which saves the copy
-    out of the workspace. They are ordinary tensors, but record_stream() does nothing for them: before
-    the last of one goes, its stream has to wait for the others that use it. A call that finds all of
-    them taken copies, and so does a captured one. Exception: if d_y is summed over cp, it is copied in.
+    buffers: where y and d_x of such a bridge are. None: PyTorch makes them in a registered block of its
+    allocator's, which has space for one y and one d_x of the largest shape so far; a call that finds no space, or is
+    captured, or on another stream than the bridge's first, copies them out of a workspace of the size of the larger
+    one. An integer: that many y, and d_x, are blocks of the workspace's memory; record_stream() does nothing for
+    these: before the last of one goes, its stream has to wait for the others that use it. 0: all are copied.
+    Exception: if d_y is summed over cp, it is copied in.
 
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run
@@ -272,7 +281,7 @@ class Bridge:
     def __init__(self, src: Layout | str, dst: Layout | str, *, group: Any, axes: str = 'bsh',
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
                  frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
-                 buffers: int = 0, extra: str | Sequence[str] = (), ragged: bool = False):
+                 buffers: int | None = None, extra: str | Sequence[str] = (), ragged: bool = False):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
@@ -283,13 +292,14 @@ class Bridge:
         if transport == 'peer' and algo == 'collective':
             raise ArgumentError("bridge: transport is 'peer' and algo 'collective', which runs collectives of "
                                 "the communicator; take algo='exact' or transport='auto'")
-        if not isinstance(buffers, int) or isinstance(buffers, bool) or buffers < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if buffers is not None and (
+                not isinstance(buffers, int) or isinstance(buffers, bool) or buffers < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError("bridge: buffers is %r, expected how many outputs of a shape are in memory "
-                                "that peers reach, 0 or more" % (buffers,))
+                                "that peers reach, 0 or more, or None" % (buffers,))
         if sorted(axes) not in (sorted('bsh'), sorted('th')) or (len(axes) == 2 and axes != 'th'):
             raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', or 'th'" % axes)
         if ragged and (axes not in ('bsh', 'th') or algo != 'exact' or buffers):
-            raise ArgumentError("bridge: ragged with axes '%s', algo '%s' and buffers %d; expected the defaults"
+            raise ArgumentError("bridge: ragged with axes '%s', algo '%s' and buffers %s; expected the defaults"
                                 % (axes, algo, buffers))
         self.group, self.axes, self.ragged = group, axes, ragged
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
@@ -377,7 +387,7 @@ class Bridge:
         src, dst, reachable = self.src, self.dst, arenas.possible(comm, device)
         if self.transport == 'peer' and device.type != 'cuda' and not reachable:
             raise ArgumentError(arenas.NO_PEERS % device)
-        buffers = 0 if str(dtype) == 'torch.bool' else self.buffers  # blocks are made as bytes
+        buffers = 0 if self.buffers and str(dtype) == 'torch.bool' else self.buffers  # blocks are made as bytes
 
         def made(transport: str, shape: tuple[int, ...]) -> tuple[core.Bridge, bool]:
             return self._by_peers(transport, lambda by: core.Bridge(

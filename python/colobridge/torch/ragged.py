@@ -40,8 +40,8 @@ class _Batch:
         return self._written
 
 
-def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool) -> tuple[int, int]:
-    """Rows of the fullest x, and of the fullest y with all rows of its replica."""
+def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool, full: bool) -> tuple[int, int]:
+    """Rows of the fullest x, and of the fullest d_y that is summed (merged), or at most of the fullest y (packed)."""
     import torch
     rows, made, seq, seq_len, seq_dp = (torch.frombuffer(t, dtype=torch.int64) if t else torch.zeros(0, dtype=torch.int64)
                                         for t in (segments._tables[n] for n in ('rows', 'src', 'seq', 'seq_len', 'seq_dp')))
@@ -49,8 +49,11 @@ def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool) -> tu
     def most(replicas: int, of: Any, count: Any) -> int:
         return int(torch.zeros(replicas, dtype=torch.int64).index_add_(0, of, count).max())
     x = most(parts_of(src, s.SAMPLES), made, rows)
-    y = (seq_dp, seq_len) if merged else (seq_dp.index_select(0, seq), rows)
-    return -(-x // parts_of(src, s.ROWS)), most(parts_of(dst, s.SAMPLES), *y)
+    replicas, axis, y = parts_of(dst, s.SAMPLES), [(seq_dp, seq_len)], [(seq_dp.index_select(0, seq), rows)]
+    at_most = [most(replicas, *t) for t in (axis if merged else y)]
+    if not full:  # no more than its part of the sequences
+        at_most.append(most(replicas, *axis[0]) // parts_of(dst, s.ROWS))
+    return -(-x // parts_of(src, s.ROWS)), min(at_most)
 
 
 class Ragged:
@@ -72,12 +75,12 @@ class Ragged:
         if self.workspace is None:
             return
         owner, dtypes = self.owner, [torch_dtype(x.dtype) for x in xs]
-        rows = batch.most = batch.most or _most_rows(segments, owner.src, owner.dst, merged)
-        need = arenas.nbytes_of_call([(rows[0], x.shape[1], n) for x, n in zip(xs, dtypes)])
-        if owner._sums:
-            need = max(need, arenas.nbytes_of_call([
-                (rows[1], w, n) for x, w, n in zip(xs, widths, dtypes) if x.dtype.is_floating_point]))
-        if not self.workspace.reserve(need):
+        rows = batch.most = batch.most or _most_rows(segments, owner.src, owner.dst, merged, owner._options['output'] == 'full')
+        x, y = (arenas.nbytes_of_call([(rows[side], t.shape[1] if side == 0 else w, n) for t, w, n in zip(xs, widths, dtypes)])
+                for side in (0, 1))
+        # x of a merged call is read, y of a packed one written; d_y is read where it is summed, d_x written elsewhere.
+        there, back = (x if merged else y), 0 if owner.frozen else (y if owner._sums else x)
+        if not self.workspace.reserve(max(there, back), (0 if merged else y) + (0 if owner._sums else back)):
             self.workspace = None
 
     def batch(self, segments: Segments, merged: bool, carried: bool = True) -> _Batch:
@@ -128,8 +131,8 @@ class Ragged:
 class _Call:
     """A forward and its backward."""
 
-    def __init__(self, ragged: Ragged, batch: _Batch, xs: list[Any], widths: list[int], frozen: bool):
-        self.ragged, self.held, self.frozen = ragged, batch, frozen
+    def __init__(self, ragged: Ragged, batch: _Batch, xs: list[Any], widths: list[int], merged: bool):
+        self.ragged, self.held, self.merged, self.frozen = ragged, batch, merged, ragged.owner.frozen
         self.n, self.shapes, self.widths = len(xs), [x.shape for x in xs], widths
         self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
 
@@ -144,20 +147,28 @@ class _Call:
                 if here is not t:
                     t.copy_(here)
 
+    def _stream(self) -> Any:
+        import torch
+        device = self.ragged.device
+        return torch.cuda.current_stream(device) if device.type == 'cuda' else None
+
+    def empty(self, like: Any, shape: Any) -> Any:
+        """A new output, where peers reach it if they write it and there is space."""
+        workspace = self.ragged.workspace
+        return like.new_empty(shape) if workspace is None else workspace.empty(like, shape, self._stream())
+
     def _reached(self, backward: bool, given: Any, out: Any) -> tuple[Any, Any]:
-        """Input and output. The one that peers reach, x, d_x, or d_y if gradients are added up, is a copy in
-        memory that they reach."""
+        """Input and output. The one that peers reach is in memory that they reach: y, or x of a merged call; d_x, or
+        d_y if gradients are added up."""
         workspace = self.ragged.workspace
         if workspace is None:
             return given, out
-        writes = backward and not self.ragged.owner._sums
-        rows = self.held.batch.rows[1 if backward and not writes else 0]
+        writes = not (self.ragged.owner._sums if backward else self.merged)
+        rows = self.held.batch.rows[backward != writes]
         mine = list(out if writes else given)
         if rows == 0 or any(len(t) != rows for t in mine):  # the library says what is wrong
             return given, out
-        import torch
-        cuda = self.ragged.device.type == 'cuda'
-        here = workspace.instead(mine, torch.cuda.current_stream(self.ragged.device) if cuda else None, not writes)
+        here = workspace.instead(mine, self._stream(), not writes)
         return (given, here) if writes else (here, out)
 
 
@@ -172,17 +183,17 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, call: _Call, _anchor: Any, *tensors: Any) -> Any:
             xs, ys = tensors[:call.n], tensors[call.n:]
-            ctx.call, ctx.merged = call, bool(ys)
+            ctx.call = call
             if ys:
                 ctx.mark_dirty(*ys)
                 flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
             else:
                 rows = call.held.batch.rows[1]
-                flat = ys = tuple(x.new_empty((rows, width)) for x, width in zip(xs, call.widths))
+                flat = ys = tuple(call.empty(x, (rows, width)) for x, width in zip(xs, call.widths))
             call.run('colo_batch_forward', ('x', xs), ('y', flat))
             ctx.mark_non_differentiable(*(y for y in ys if not y.dtype.is_floating_point or (
-                call.frozen and not ctx.merged)))
-            if ctx.merged and any(ctx.needs_input_grad[2 + call.n:]):
+                call.frozen and not call.merged)))
+            if call.merged and any(ctx.needs_input_grad[2 + call.n:]):
                 call.held.written(ys[0].device)  # before a CUDA graph is captured, not in it
             return ys
 
@@ -194,10 +205,10 @@ def _function() -> Any:
             d_xs: list[Any] = [None] * call.n
             if not call.frozen:
                 for i in call.floating:
-                    d_xs[i] = d_ys[i].new_empty(call.shapes[i])
+                    d_xs[i] = call.empty(d_ys[i], call.shapes[i])
                 call.run('colo_batch_backward', ('d_y', list(flat.values())),
                          ('d_x', [d_xs[i] for i in call.floating]))
-            d_intos: list[Any] = [None] * call.n if ctx.merged else []
+            d_intos: list[Any] = [None] * call.n if call.merged else []
             for i in range(len(d_intos)):
                 if ctx.needs_input_grad[2 + call.n + i]:
                     d_intos[i] = flat[i].index_fill(0, call.held.written(flat[i].device), 0).view(d_ys[i].shape)
@@ -309,7 +320,7 @@ def carry(self: Any, given: Any, segments: Any, into: Any, like: Any) -> Any:
     with ragged._telling():
         batch = ragged.batch(segments, bool(intos))
         ragged.reserve(batch, segments, bool(intos), xs, widths)
-    call = _Call(ragged, batch, xs, widths, self.frozen)
+    call = _Call(ragged, batch, xs, widths, bool(intos))
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
         xs = [x.detach() for x in xs]

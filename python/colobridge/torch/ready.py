@@ -45,7 +45,7 @@ def failed(status: int) -> Exception:
 
 
 @functools.lru_cache(maxsize=None)
-def _storage_of() -> Any:
+def storage_of() -> Any:
     import torch
     return getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0
 
@@ -75,7 +75,7 @@ class View:
         self.size, self.count, self.ordinal = like.element_size(), like.numel(), like.get_device()
         self.reach = self.size * (self.count and 1 + sum(
             (n - 1) * step for n, step in zip(like.shape, like.stride())))
-        self.what, self.storage_of = what, _storage_of()
+        self.what, self.storage_of = what, storage_of()
 
     def copy(self) -> s.Tensor:
         return s.Tensor.from_buffer_copy(self.raw)

@@ -14,7 +14,7 @@ from colobridge import megatron
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import ragged_case  # noqa: E402
 from ragged_case import PAIRS, Case  # noqa: E402
-from common import Skip, coded, layouts, me, samples_of, size, transports
+from common import Skip, coded, layouts, me, pools, samples_of, size, transports
 
 
 def carried(run, src, dst, dtype, cp):
@@ -61,7 +61,7 @@ def case_late_ranks_and_blocks_in_turn_do_no_harm():
     if size() == 1:
         raise Skip('needs two GPUs')
     for src, dst in layouts():
-        for buffers in (0, 1, 3):
+        for buffers, width in ((None, 16384), (0, 32), (1, 32), (3, 32)):  # of 8 MiB, or small
             carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=buffers)
             rng, held, wrong = torch.Generator().manual_seed(me()), [], []
             streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
@@ -70,7 +70,7 @@ def case_late_ranks_and_blocks_in_turn_do_no_harm():
                 now = streams[rep // 7 % 2]
                 now.wait_stream(streams[1 - rep // 7 % 2])
                 with torch.cuda.stream(now):
-                    whole = coded(torch.float32) + rep
+                    whole = coded(torch.float32, width=width) + rep
                     x = samples_of(src, whole).clone().requires_grad_()
                     late(rng)
                     y = carry(x)
@@ -87,6 +87,89 @@ def case_late_ranks_and_blocks_in_turn_do_no_harm():
             torch.cuda.synchronize()
             assert int(torch.stack(wrong).sum()) == 0, (src, dst, buffers)
             carry.destroy()
+
+
+def case_outputs_are_pytorch_s_own_in_memory_that_peers_reach():
+    if size() == 1 or not pools():
+        raise Skip("needs two GPUs that reach each other, and a PyTorch with pools of its allocator's")
+    src, dst = layouts()[0]
+    whole = coded(torch.bfloat16, width=16384)
+    want, up = samples_of(dst, whole), samples_of(src, whole)
+    carry = ct.Bridge(src, dst, group=dist.group.WORLD)
+    found = set()
+    for _ in range(4):
+        x = up.clone().requires_grad_()
+        y = carry(x)
+        assert torch.equal(y, want) and not y._is_view()
+        y.backward(want)
+        assert torch.equal(x.grad, up)
+        found.add((y.data_ptr(), x.grad.data_ptr()))
+        del y, x
+    pool = carry._last[1].core.region.pool
+    assert carry.copied == 0 and len(found) == 1, (carry.copied, found)
+    # A stream that PyTorch knows of keeps an output whose last owner has gone.
+    other, y = torch.cuda.Stream(), carry(up)
+    assert pool.holds(y)
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(int(2e8))
+        seen = y.clone()
+    y.record_stream(other)
+    del y
+    for _ in range(3):
+        late = carry(up + 1)
+        assert torch.equal(late, want + 1)
+    torch.cuda.current_stream().wait_stream(other)
+    assert torch.equal(seen, want)
+    del late
+    # More outputs than fit, and one of another stream, are copied.
+    torch.cuda.synchronize()
+    before, kept = carry.copied, [carry(up + i) for i in range(3)]
+    assert all(torch.equal(y, want + i) for i, y in enumerate(kept))
+    assert carry.copied - before >= 2 and pool.holds(kept[0]) and not pool.holds(kept[2])
+    with torch.cuda.stream(other):
+        other.wait_stream(torch.cuda.default_stream())
+        kept.append(carry(up))
+        assert not pool.holds(kept[3]) and torch.equal(kept[3], want)
+    torch.cuda.synchronize()
+    carry.destroy()
+    del carry, pool
+    ct.shutdown()
+    torch.cuda.empty_cache()
+    junk = [torch.full_like(want, -1) for _ in range(4)]
+    assert torch.equal(kept[0], want)  # tensors outlive all that made them
+    del junk
+
+
+def case_ragged_outputs_are_in_memory_that_peers_reach():
+    if size() == 1 or not pools():
+        raise Skip("needs two GPUs that reach each other, and a PyTorch with pools of its allocator's")
+    n, width = size(), 4096
+    rows = [300, 0, 700] * n
+    tables = colobridge.Segments(rows, src=[e // 3 for e in range(3 * n)], seq=[e % 2 for e in range(3 * n)],
+                                 pos=[e // 2 * 704 for e in range(3 * n)], seq_len=[2112 * n // 2 * 2] * 2, seq_dp=[0, 0])
+    G = torch.arange(sum(rows), device='cuda', dtype=torch.float32)[:, None].expand(-1, width)
+    x0 = G[1000 * me():1000 * me() + 1000].to(torch.bfloat16)
+    results = {}
+    for transport in ('nccl', 'auto'):
+        carry = ct.Bridge('dp=%d' % n, 'cp=%d' % n, group=dist.group.WORLD, ragged=True, output='sharded',
+                          transport=transport)
+        found = set()
+        for step in range(4):
+            x = (x0 + step).requires_grad_()
+            y = carry(x, tables)
+            y.backward(y.detach() * 2)
+            assert torch.equal(x.grad, 2 * x.detach())
+            results.setdefault(step, []).append(y.detach().clone())
+            found.add((y.data_ptr(), x.grad.data_ptr()))
+            del y, x
+        if transport == 'auto':
+            workspace = next(iter(carry._ragged.values())).workspace
+            assert workspace.copied == 0 and len(found) == 1, (workspace.copied, found)
+            kept = [carry(x0 + step, tables) for step in range(4)]
+            assert workspace.copied > 0 and all(map(torch.equal, kept, [results[step][0] for step in range(4)]))
+        carry.destroy()
+    assert all(torch.equal(*r) for r in results.values())
 
 
 def case_blocks_are_handed_out_as_they_are():

@@ -88,6 +88,12 @@ def coded(dtype, n=8, rows=16, width=32):
     return ((i * 7 + i // 251) % 251).to(dtype)
 
 
+def pools():
+    """Do outputs lie in a pool of PyTorch's, by default?"""
+    return transports()[1][1] and hasattr(torch.cuda, 'use_mem_pool') and \
+        'expandable_segments:True' not in os.environ.get('PYTORCH_CUDA_ALLOC_CONF', '')
+
+
 def transports():
     """Options of a bridge, and whether peers write into its memory then."""
     peers = size() > 1 and os.environ.get('COLO_TRANSPORT', 'auto') != 'nccl'
