@@ -178,11 +178,20 @@ colo_status_t colo_staged_need(colo_bridge_t *b, const colo_shape_state_t *s)
     return colo_arena_grow(b, &b->stage, s->need_stage, false, "staging of messages");
 }
 
-/* A ragged batch has many regions, and a sum on a device is a launch: what stays on the rank is
- * copied to the others' addends, in few launches, and one sum is over all rows. */
+/* A sum on a device is a launch. If a ragged batch has many small regions, what stays on the rank
+ * is copied to the others' addends, in few launches, and one sum is over all rows. A launch takes
+ * as long as that copy of some MiB. */
 static bool sums_whole(const colo_bridge_t *b, const colo_shape_state_t *s)
 {
-    return s->bytes && b->mem == COLO_CUDA;
+    enum { LARGE = 4 << 20 }; /* bytes of a region of the usual tensor, on average */
+    const colo_plan_t *p = s->plan, *usual = b->now.plan;
+    const int64_t n = p->local[COLO_BACKWARD].nregions + p->recv[COLO_BACKWARD].nregions;
+    const int64_t units = p->own_src.rows * (p->own_src.h1 - p->own_src.h0);
+    if (!s->bytes || b->mem != COLO_CUDA)
+        return false;
+    return units * (usual->config.shape.features / p->config.shape.features) *
+               (int64_t)colo_dtype_size(p->config.dtype) <
+           n * LARGE;
 }
 
 colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)

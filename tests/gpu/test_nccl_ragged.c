@@ -33,6 +33,11 @@ T_CASE(workspace_of_a_bridge_with_max_rows_stays_as_large_as_at_create)
     assert_ok(t_gpus_run(gpus, false, t_ragged_outstanding, &reserves));
 }
 
+T_CASE(sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
+{
+    assert_ok(t_gpus_run(gpus, false, t_ragged_large_sums, NULL));
+}
+
 T_CASE(replays_of_a_ragged_batch_over_nccl_give_its_bits)
 {
     assert_ok(t_gpus_run(gpus, false, t_ragged_captured, NULL));
