@@ -67,6 +67,7 @@ def finder(pattern):
 
 
 RULES = [(finder(p), say, re.compile(paths)) for p, say, paths in WORDS]
+ANY = finder("|".join(p for p, _, _ in WORDS))  # one search tells that most files have none
 NAME_RULES = [(re.compile(r"(?<!\w)(" + p + r")(?!\w)"), say, re.compile(paths)) for p, say, paths in NAMES]
 SOURCE = re.compile(r"\.(c|h|cu|cuh)$")
 PROSE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -74,7 +75,7 @@ PROSE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*
 
 def findings(path, text):
     names = PROSE.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), text) if SOURCE.search(path) else ""
-    for rules, where in ((RULES, text), (NAME_RULES, names)):
+    for rules, where in ((RULES if ANY.search(text) else [], text), (NAME_RULES, names)):
         for rule, say, paths in rules:
             if not paths.search(path):
                 continue
