@@ -361,13 +361,13 @@ BAD = {
     'another dtype': (lambda x, t: {'into': t.double()}, 'into is of dtype torch.float64, expected torch.float32'),
     'another device': (lambda x, t: {'into': t.to('meta')}, 'into is on meta, expected cpu'),
     'other features': (lambda x, t: {'into': t.expand(10, 2).clone()}, 'into is of features: 2, expected 1'),
-    'too short': (lambda x, t: {'into': t[:9].clone()}, 'rank 1: y[0] has 2 axes and 9 rows of 1 features, '
-                                                        'expected 2 and 10 rows'),
-    'too long': (lambda x, t: {'into': torch.cat((t, t))}, 'rank 1: y[0] has 2 axes and 20 rows'),
+    'too short': (lambda x, t: {'into': t[:9].clone()}, 'rank 1: y[0] has 2 axes, 9 rows and 1 features, '
+                                                        'expected 2 axes, 10 rows'),
+    'too long': (lambda x, t: {'into': torch.cat((t, t))}, 'rank 1: y[0] has 2 axes, 20 rows'),
     'positions that are apart': (lambda x, t: {'into': torch.full((3, 10, 1), -1.)[:2].transpose(0, 1)},
                                  'expected positions that lie one behind the other'),
     'rows on top of each other': (lambda x, t: {'into': t[:1].expand(10, 1)}, 'by which elements share an address'),
-    'x with a row too few': (lambda x, t: {'x': x[1:]}, 'rank 1: x[0] has 2 axes and 4 rows'),
+    'x with a row too few': (lambda x, t: {'x': x[1:]}, 'rank 1: x[0] has 2 axes, 4 rows'),
     'x with three axes': (lambda x, t: {'x': x[None]}, 'x is [1, 5, 1], expected [rows, features]'),
     'x that is none': (lambda x, t: {'x': [1, 2]}, 'expected'),
     'two tensors into one buffer': (lambda x, t: {'x': (x, x)}, '2 tensors and 1 buffers'),

@@ -254,7 +254,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     COLO_RANGE();
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "bridge: comm is NULL");
-    COLO_TRY(colo_comm_check(comm));
+    COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
     colo_status_t st = COLO_OK;
     colo_bridge_t *b = calloc(1, sizeof *b);
     if (b) {

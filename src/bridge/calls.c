@@ -211,7 +211,8 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
 {
     if (!b)
         return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
-    COLO_TRY(colo_comm_check(b->comm));
+    COLO_TRY(
+        colo_comm_i_alive(b->comm, pass == COLO_FORWARD ? "bridge forward" : "bridge backward"));
     if (b->ragged) {
         const colo_status_t refused =
             colo_fail(COLO_ERR_STATE,

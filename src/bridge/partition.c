@@ -75,7 +75,8 @@ colo_status_t colo_partition_check(const colo_partition_t *part)
         COLO_TRY(check_segments(part));
     else if (part->cp > 1 && (uint64_t)part->positions % (2 * (uint64_t)part->cp) != 0)
         return colo_fail(COLO_ERR_LAYOUT,
-                         "partition: %lld positions do not divide by 2 * cp = %llu",
+                         "partition: %lld positions do not divide by 2 * cp = %llu; pad them to "
+                         "what colo_partition_padded() returns",
                          (long long)part->positions, 2 * (unsigned long long)part->cp);
     if (part->positions / part->cp % part->tp != 0)
         return colo_fail(COLO_ERR_LAYOUT,
@@ -422,7 +423,8 @@ colo_status_t colo_partition_padded(int64_t length, int64_t tp, int64_t cp, bool
     if (!padded)
         return colo_fail(COLO_ERR_ARG, "padded: the output is NULL");
     if (length < 0)
-        return colo_fail(COLO_ERR_ARG, "padded: length %lld is negative", (long long)length);
+        return colo_fail(COLO_ERR_ARG, "padded: length %lld is negative, expected >= 0",
+                         (long long)length);
     if (tp < 1 || cp < 1)
         return colo_fail(COLO_ERR_ARG, "padded: tp %lld and cp %lld, expected at least 1",
                          (long long)tp, (long long)cp);

@@ -260,8 +260,8 @@ static colo_status_t check_tensor(call_t *c, const colo_tensor_t *t, const char 
         return COLO_OK;
     if (t->ndim != 2 || t->shape[0] != own->rows || units == 0 || t->shape[1] % units)
         return colo_fail(COLO_ERR_SHAPE,
-                         "rank %lld: %s has %d axes and %lld rows of %lld features, expected 2 and "
-                         "%lld rows of a multiple of %lld",
+                         "rank %lld: %s has %d axes, %lld rows and %lld features, expected 2 axes, "
+                         "%lld rows and a multiple of %lld features",
                          rank, name, (int)t->ndim, (long long)t->shape[0],
                          t->ndim > 1 ? (long long)t->shape[1] : 0, (long long)own->rows,
                          (long long)units);
@@ -426,7 +426,8 @@ static colo_status_t run(call_t *c)
     const colo_stream_t stream = c->stream;
     colo_bridge_t *b = c->batch->bridge;
     const int32_t level = colo_comm_check_level(b->comm);
-    COLO_TRY(colo_comm_check(b->comm));
+    COLO_TRY(
+        colo_comm_i_alive(b->comm, c->pass == COLO_FORWARD ? "bridge forward" : "bridge backward"));
     if (c->pass == COLO_BACKWARD && b->now.plan->config.no_grad)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
                          (long long)b->now.plan->rank);

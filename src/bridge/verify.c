@@ -45,7 +45,7 @@ colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_
         COLO_TRY(b->ops->box_nonzero(&box, p->config.dtype, &offset, stream));
         if (offset >= 0)
             return colo_fail(COLO_ERR_CONTRACT,
-                             "rank %lld: d_y was promised DISJOINT, but row %lld of sample %lld is "
+                             "rank %lld: d_y was declared DISJOINT, but row %lld of sample %lld is "
                              "not zero and belongs to another context rank; use PARTIAL",
                              (long long)p->rank, (long long)(row + offset / nh % rows),
                              (long long)(o->b0 + offset / nh / rows));
@@ -91,8 +91,10 @@ colo_status_t colo_contract_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t
         if (first != rank && j >= 0 && all[i] != all[j])
             return colo_fail(
                 COLO_ERR_CONTRACT,
-                "ranks %lld and %lld hold the same block of %s, but their values differ",
-                (long long)first, (long long)rank, fwd ? "x" : "d_y");
+                "ranks %lld and %lld hold the same block of %s, but their values differ; %s",
+                (long long)first, (long long)rank, fwd ? "x" : "d_y",
+                fwd ? "give both the same x: is an all-reduce missing, or a common dropout seed?"
+                    : "all-reduce d_y over these ranks (tp, usually) before the bridge");
     }
     return COLO_OK;
 }

@@ -276,7 +276,9 @@ static void put_file(FILE *f, const colo_comm_t *c, const struct entry *entries,
 colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)
 {
     if (!comm || !prefix || !*prefix)
-        return colo_fail(COLO_ERR_ARG, "flight_record: %s", !comm ? "comm is NULL" : "no prefix");
+        return colo_fail(COLO_ERR_ARG, "flight_record: %s",
+                         !comm ? "comm is NULL"
+                               : "no prefix, expected the beginning of a file name");
     if (!colo_comm_i_own(comm, "flight_record"))
         return COLO_ERR_STATE;
     char path[4096], part[4096 + 32];

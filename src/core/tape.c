@@ -171,8 +171,8 @@ colo_status_t colo_tape_check_open(const colo_tape_t *tape, const char *what)
 colo_status_t colo_tape_check_value(const colo_tape_t *tape, colo_value_t value, const char *what)
 {
     if (value < 0 || value >= tape->nvalues)
-        return colo_fail(COLO_ERR_ARG, "%s: value %d, the tape has %" PRId64, what, (int)value,
-                         tape->nvalues);
+        return colo_fail(COLO_ERR_ARG, "%s: value %d, the tape has %" PRId64 " values, from 0",
+                         what, (int)value, tape->nvalues);
     return COLO_OK;
 }
 

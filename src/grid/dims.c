@@ -205,8 +205,9 @@ colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const
                              colo_grid_i_quote_str(q, list), (size_t)(part - list));
         int32_t i = find(grid, part, len);
         if (i < 0)
-            return colo_fail(COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)",
-                             colo_grid_i_quote(q, part, len), where, names(grid, all, sizeof all));
+            return colo_fail(COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
+                             colo_grid_i_quote(q, part, len), where, names(grid, all, sizeof all),
+                             strchr(list, ',') ? "; join names by '-'" : "");
         if (set.in[i])
             return colo_fail(COLO_ERR_ARG, "dims '%s': '%s' is repeated at byte %zu",
                              colo_grid_i_quote_str(q, list), grid->name[i], (size_t)(part - list));

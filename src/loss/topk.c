@@ -54,8 +54,7 @@ colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
                          COLO_TOPK_MAX);
     if (c->topk && c->k > c->logits.vocab)
         return colo_fail(COLO_ERR_ARG,
-                         "topk: the %" PRId64 " largest of a vocabulary of %" PRId64
-                         " were asked for",
+                         "topk: k is %" PRId64 ", expected at most %" PRId64 ", the vocabulary",
                          c->k, c->logits.vocab);
     return COLO_OK;
 }

@@ -245,6 +245,7 @@ static colo_status_t absent_rank(colo_comm_t *world, void *arg)
         rank_check(says("rank 2") && says("#3") && says("#2") && says("exchange"));
         rank_check(colo_comm_check(world) == COLO_ERR_TIMEOUT);
         rank_check(colo_bridge_forward(bridge, &x.t, &y.t, NULL) == COLO_ERR_TIMEOUT); /* dead */
+        rank_check(says("bridge forward: comm 'world' is dead: ") && says("#3"));
     } else if (rank != ODD_RANK) {
         rank_check(st == COLO_OK || st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     }

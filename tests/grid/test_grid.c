@@ -496,7 +496,7 @@ T_CASE(dim_lists_are_read_strictly)
         {"t", "'t' is not in the grid"},
         {"tpp", "'tpp' is not in the grid"},
         {"TP", "'TP' is not in the grid"},
-        {"tp,cp", "'tp,cp' is not in the grid"},
+        {"tp,cp", "'tp,cp' is not in the grid, which has dims (tp, cp, dp); join names by '-'"},
         {" tp", "' tp' is not in the grid"},
         {"tp-tp", "'tp' is repeated at byte 3"},
         {"cp-tp-cp", "'cp' is repeated at byte 6"},

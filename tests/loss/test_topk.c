@@ -359,7 +359,7 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     REJECT(true, a.cfg.struct_size = 3, COLO_ERR_ARG, "struct_size is 3");
     REJECT(true, a.cfg.k = 0, COLO_ERR_ARG, "k is 0, expected 1..256");
     REJECT(true, a.cfg.k = 257, COLO_ERR_ARG, "k is 257, expected 1..256");
-    REJECT(true, a.cfg.k = 7, COLO_ERR_ARG, "the 7 largest of a vocabulary of 6");
+    REJECT(true, a.cfg.k = 7, COLO_ERR_ARG, "k is 7, expected at most 6");
     REJECT(true, a.cfg.logits.temperature = 0, COLO_ERR_ARG, "topk: logprob: temperature is 0");
     REJECT(true, a.cfg.logits.vocab = 0, COLO_ERR_ARG, "vocab is 0");
     REJECT(true, a.arg.ids = &a.given, COLO_ERR_ARG, "ids are given, config.topk chooses them");

@@ -296,7 +296,7 @@ colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *h, uint64_t *version)
 {
     if (!h->bound)
         return colo_fail(COLO_ERR_STATE,
-                         "lm_head: no weight is bound; colo_lm_head_bind() says where it is");
+                         "lm_head: no weight is bound; call colo_lm_head_bind() first");
     *version = (h->weight.version ? *h->weight.version : 0) +
                (h->bias.data && h->bias.version ? *h->bias.version : 0);
     return COLO_OK;
