@@ -16,12 +16,14 @@
 
 #include <colobridge/bootstrap.h>
 
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,6 +46,37 @@ struct rank {
     int32_t me;
     FILE *out;
 };
+
+/* ---- calls of the system that the library makes, and this process may hinder ---- */
+
+static _Atomic bool sends_fail, sends_fail_once, reads_little;
+static _Atomic int hindered;
+
+ssize_t send(int fd, const void *data, size_t bytes, int flags)
+{
+    static _Atomic unsigned calls;
+    if (sends_fail || (sends_fail_once && calls++ % 2 == 0)) {
+        errno = ENOBUFS;
+        hindered++;
+        return -1;
+    }
+    return sendto(fd, data, bytes, flags, NULL, 0);
+}
+
+ssize_t recv(int fd, void *data, size_t bytes, int flags)
+{
+    if (reads_little)
+        usleep(100);
+    hindered += reads_little && bytes > 32;
+    return recvfrom(fd, data, reads_little && bytes > 32 ? 32 : bytes, flags, NULL, NULL);
+}
+
+/* Closes one direction of each connection of this process. */
+static void close_halves(int direction)
+{
+    for (int fd = 3; fd < 256; fd++)
+        (void)shutdown(fd, direction);
+}
 
 /* ---- what a rank says ---- */
 
@@ -112,6 +145,10 @@ static bool strike(struct rank *r, const colo_comm_t *c, const char *now)
     if (is(r, "never"))
         while (colo_comm_check(c) == COLO_OK)
             usleep(1000);
+    if (is(r, "mute") || is(r, "deaf"))
+        close_halves(is(r, "mute") ? SHUT_WR : SHUT_RD);
+    if (is(r, "starved"))
+        sends_fail = true;
     return is(r, "leaves");
 }
 
@@ -147,6 +184,15 @@ static void *abort_soon(void *c)
     usleep(100 * 1000);
     report_fault();
     colo_comm_abort(c, "the drill says so");
+    return NULL;
+}
+
+static _Atomic bool asks;
+
+static void *ask(void *c)
+{
+    for (; asks; usleep(1000))
+        (void)colo_comm_check(c);
     return NULL;
 }
 
@@ -216,6 +262,12 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
         STEP(r, "set_check", colo_comm_set_check(world, 2));
     if (is(r, "signals"))
         storm(true);
+    sends_fail_once = is(r, "starved-briefly");
+    reads_little = is(r, "slow-reader");
+    if (is(r, "monitor")) {
+        asks = threaded = true;
+        pthread_create(&thread, NULL, ask, world);
+    }
     const bool replicas = strcmp(fault, "replicas") == 0;
     STEP(r, "grid", colo_grid_parse(&from, replicas ? "tp=2,dp=2" : "tp=1,dp=4", RANKS));
     STEP(r, "grid", colo_grid_parse(&to, "tp=1,cp=2,dp=2", RANKS));
@@ -271,11 +323,14 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
         STEP(r, "all_reduce", colo_comm_all_reduce(world, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
     if (sum != RANKS)
         st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, RANKS);
+    if ((sends_fail_once || reads_little) && !hindered)
+        st = colo_fail(COLO_ERR_CONTRACT, "no send() and no recv() was hindered");
     report(r, "job", st, colo_now());
     if (strike(r, world, "destroy"))
         goto done;
 done:
     storm(false);
+    sends_fail = sends_fail_once = reads_little = asks = false;
     if (threaded)
         pthread_join(thread, NULL);
     const double begin = colo_now();
@@ -360,6 +415,17 @@ static bool culprit_dies(void)
     return strncmp(fault, "killed", 6) == 0 || strcmp(fault, "exits") == 0;
 }
 
+/* Bytes of it that this process has taken, and the tables that it brings to the others. */
+static rlim_t address_space(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f || fscanf(f, "%ld", &pages) != 1)
+        exit(1);
+    fclose(f);
+    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (256 << 10);
+}
+
 static int process(struct page *page, int32_t me)
 {
     struct rank r;
@@ -374,10 +440,12 @@ static int process(struct page *page, int32_t me)
         report_fault();
         setenv("COLO_CHECK", "3", 1);
     }
-    if (is(&r, "descriptors")) {
-        getrlimit(RLIMIT_NOFILE, &limit);
+    const bool descriptors = is(&r, "descriptors"), exhausted = descriptors || is(&r, "memory");
+    const int what = descriptors ? RLIMIT_NOFILE : RLIMIT_AS;
+    if (exhausted) {
+        getrlimit(what, &limit);
         report_fault();
-        setrlimit(RLIMIT_NOFILE, &(struct rlimit){6, limit.rlim_max});
+        setrlimit(what, &(struct rlimit){descriptors ? 6 : address_space(), limit.rlim_max});
     }
     const double begin = colo_now();
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
@@ -388,8 +456,8 @@ static int process(struct page *page, int32_t me)
     const double end = colo_now();
     colo_comm_destroy(&world);
     report(&r, "destroy", COLO_OK, end);
-    if (is(&r, "descriptors"))
-        setrlimit(RLIMIT_NOFILE, &limit);
+    if (exhausted)
+        setrlimit(what, &limit);
     unsetenv("COLO_CHECK");
     const int32_t live = RANKS - culprit_dies(), rank = me - (culprit_dies() && me > CULPRIT);
     struct caller second = {page, 1, rank, live, 0};

@@ -19,6 +19,7 @@ TIMEOUT = "COLO_ERR_TIMEOUT"
 PEER = "COLO_ERR_PEER"
 OK = "COLO_OK"
 ALL = ("threads", "sockets", "ucx", "mpi")
+SOCKETS = ("sockets",)
 OWN = ("sockets", "ucx")  # where a process can die without the launcher ending the job
 
 # fault@step: (what happens to rank 2, statuses of the other ranks, of rank 2 if it lives, transports)
@@ -38,13 +39,14 @@ ROWS = {
     "killed@backward": ("is killed before a backward", {PEER}, None, OWN),
     "killed@destroy": ("is killed when its own job is done, before destroy", {OK, PEER}, None, OWN),
     # UCX 1.13 may then end other processes, too (an assertion in its tcp_ep.c); 1.22 does not.
-    "killed@connect": ("is killed after the all-gather of addresses", {TIMEOUT}, None, ("sockets",)),
+    "killed@connect": ("is killed after the all-gather of addresses", {TIMEOUT}, None, SOCKETS),
     "killed-at-work": ("is killed at any moment of the work", {PEER}, None, OWN),
     "exits@forward": ("calls exit(0) before a forward, without destroy", {PEER, "COLO_ERR_ABORTED"}, None, OWN),
     "exits@destroy": ("calls exit(0) without destroy, when its own job is done", {OK, "COLO_ERR_ABORTED"}, None, OWN),
     "stopped-briefly@forward": ("is stopped (SIGSTOP) for less than the deadline", {OK}, {OK}, OWN),
     "stopped@forward": ("is stopped (SIGSTOP) for longer than the deadline", {TIMEOUT}, {TIMEOUT}, OWN),
     "descriptors@world": ("has no descriptors left", {PEER}, {"COLO_ERR_IO"}, OWN),
+    "memory@world": ("has no address space left", {PEER}, {"COLO_ERR_NOMEM"}, SOCKETS),
     "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, OWN),
     "forks": ("forks, and the child uses the communicator", {OK}, {OK}, OWN),
     "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, ALL),
@@ -66,6 +68,12 @@ ROWS = {
                 {"COLO_ERR_ABORTED"}, ALL),
     "deadline-0": ("asks for a deadline of 0", {TIMEOUT}, {"COLO_ERR_ARG"}, ALL),
     "signals": ("gets a signal every millisecond", {OK}, {OK}, ALL),
+    "monitor": ("has a thread that asks for the state every millisecond", {OK}, {OK}, ALL),
+    "slow-reader": ("reads 32 bytes at a time, and slowly", {OK}, {OK}, SOCKETS),
+    "starved-briefly": ("gets ENOBUFS from every other send()", {OK}, {OK}, SOCKETS),
+    "starved@forward": ("gets ENOBUFS from every send()", {TIMEOUT}, {TIMEOUT}, SOCKETS),
+    "mute@forward": ("closes its connections for writing", {PEER}, {PEER}, SOCKETS),
+    "deaf@forward": ("closes its connections for reading", {PEER}, {PEER}, SOCKETS),
 }
 
 
@@ -156,6 +164,7 @@ def main():
     parser.add_argument("transports", nargs="+", choices=ALL)
     parser.add_argument("--mpirun", metavar="FILE", help="tests/mpi/mpirun.py, for mpi")
     parser.add_argument("--row", action="append", help="this one only; repeat for more")
+    parser.add_argument("--without", action="append", default=[], metavar="ROW", help="not this one")
     parser.add_argument("--page", metavar="FILE", help="write docs/faults.md with the times of this run")
     parser.add_argument("--check-page", metavar="FILE", help="fail if FILE has other rows than this drill")
     args = parser.parse_args()
@@ -163,7 +172,7 @@ def main():
     for transport in args.transports:
         results[transport] = {}
         for row, (_, _, _, transports) in ROWS.items():
-            if transport not in transports or (args.row and row not in args.row):
+            if transport not in transports or (args.row and row not in args.row) or row in args.without:
                 continue
             try:
                 said, fault = run(args.drill, transport, row, args.mpirun)
