@@ -113,6 +113,13 @@ T_CASE(empty_batches_rows_and_widths_plan_to_nothing)
                                    e == 2 ? 0 : 4);
             t_case_kind(&c, kind);
             judge(&c, false);
+            t_plans_t w;
+            int64_t src, dst;
+            assert_true(t_plans_make(&w, &c));
+            colo_plan_rows(w.plan[0], &src, &dst);
+            assert_int_equal(src, 0);
+            assert_int_equal(dst, 0);
+            t_plans_free(&w);
         }
 }
 
