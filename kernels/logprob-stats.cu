@@ -2,10 +2,11 @@
 /*
  * logprob-stats.cu - forward of the loss: one read of the logits, then the merge of the blocks.
  *
- * One block of threads a row; every thread keeps its own running maximum and sums over the vectors
- * it reads, four in flight, and the threads are combined once at the end: the maximum first, then
- * sums in fp64 by a fixed tree. How a row is split depends on its address only, so a row's bits
- * depend on nothing but the row, however tokens are cut into passes.
+ * A row has a block of threads, a segment of a row (docs/invariant.md) has a warp: a segment is too
+ * short to hide what combining a block takes. Every thread keeps its own running maximum and sums
+ * over the vectors that it reads, four in flight, and the threads are combined once at the end: the
+ * maximum first, then sums in fp64 by a fixed tree. How a row is split depends on its address only,
+ * so a row's bits depend on nothing but the row, however tokens are cut into passes.
  *
  * The maximum starts at -inf; a batch that raises it rescales the sums, which after the first few
  * batches is rare. NaN raises it, too, and from there on nothing but NaN comes out; +inf does the
@@ -25,14 +26,15 @@ namespace
 
 /* ---- a row ---- */
 
-/* A vector that is not whole, one element a thread. */
-template <typename D, int KEEP, bool PLAIN>
+/* A vector that is not whole, one element per thread. */
+template <typename D, int KEEP, bool PLAIN, int WIDTH>
 __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p, const void *row,
                      int64_t columns, int64_t from)
 {
     using R = typename D::real;
-    const int64_t j = from + (int64_t)threadIdx.x;
-    if (threadIdx.x >= D::N || j < 0 || j >= columns)
+    const unsigned thread = thread_of_row<WIDTH>();
+    const int64_t j = from + (int64_t)thread;
+    if (thread >= D::N || j < 0 || j >= columns)
         return;
     R x = D::one(((const typename D::elem *)row)[j]);
     if (!PLAIN)
@@ -41,19 +43,19 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p
 }
 
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
-template <typename D, int KEEP, bool PLAIN>
+template <typename D, int KEEP, bool PLAIN, int WIDTH>
 __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
                          const void *row, int64_t columns)
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
     const R factor = (R)p.factor, cap = (R)p.config.logits.softcap;
-    const int64_t first = first_vector<D>(row), end = (columns - first) / N;
-    const int64_t step = THREADS;
+    const int64_t first = WIDTH < THREADS ? 0 : first_vector<D>(row), end = (columns - first) / N;
+    const int64_t step = WIDTH;
     /* in ascending order of columns, for of equal maxima the first is kept */
-    int64_t k = threadIdx.x;
+    int64_t k = thread_of_row<WIDTH>();
     if (first < 0) {
-        edge<D, KEEP, PLAIN>(a, p, row, columns, first);
+        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first);
         k++;
     }
     if constexpr (PLAIN) {
@@ -83,20 +85,20 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
         }
     }
     if (end > 0 || first == 0)
-        edge<D, KEEP, PLAIN>(a, p, row, columns, first + end * N);
+        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first + end * N);
 }
 
-template <typename D, int KEEP, bool PLAIN>
-__global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
+template <typename D, int KEEP, bool PLAIN, int WIDTH>
+__global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : WIDTH < THREADS ? 9 : 10)
     stats_kernel(const __grid_constant__ colo_logprob_pass p)
 {
     __shared__ shared_sums shared;
     const int64_t each = p.config.segment;
-    const int32_t segments = each > 0 ? p.segments : 1;
+    const int32_t segments = WIDTH < THREADS ? p.segments : 1, bits = __ffs(segments) - 1;
     const int64_t last = (p.hi - p.lo) * segments;
     const auto span_of = [&](int32_t i) {
         span here = whole_span(p);
-        if (each > 0) {
+        if (WIDTH < THREADS) {
             const int64_t before = min(i * each, here.columns);
             here = {here.start + before, min(each, here.columns - before), here.block + i};
         }
@@ -111,9 +113,11 @@ __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
         }
 
     /* segment after segment of a row, as they are in memory */
-    for (int64_t i = blockIdx.x; i < last; i += gridDim.x) {
-        const int64_t t = p.lo + (segments == 1 ? i : i / segments);
-        const span here = span_of(segments == 1 ? 0 : (int32_t)(i % segments));
+    constexpr int PER_BLOCK = THREADS / WIDTH;
+    for (int64_t i = blockIdx.x * PER_BLOCK + (WIDTH < THREADS ? threadIdx.x / WIDTH : 0); i < last;
+         i += gridDim.x * PER_BLOCK) {
+        const int64_t t = p.lo + (i >> bits); /* segments are a power of 2 */
+        const span here = span_of((int32_t)i & (segments - 1));
         const typename D::elem *row = (const typename D::elem *)p.logits +
                                       (t - p.row_lo) * p.row_stride +
                                       (here.start - p.config.logits.vocab_start);
@@ -121,18 +125,26 @@ __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
         part<typename D::real, KEEP> a;
         begin(a);
         if (target != p.config.ignore_index)
-            read_row<D, KEEP, PLAIN>(a, p, row, here.columns);
-        write_row<D, KEEP, PLAIN>(a, p, here, t, target, row, shared);
+            read_row<D, KEEP, PLAIN, WIDTH>(a, p, row, here.columns);
+        write_row<D, KEEP, PLAIN, WIDTH>(a, p, here, t, target, row, shared);
     }
+}
+
+template <typename D, int KEEP, bool PLAIN, int WIDTH>
+cudaError_t stats_over(const colo_logprob_pass &p, int64_t rows, cudaStream_t stream)
+{
+    const int64_t blocks = (std::max<int64_t>(rows, 1) - 1) / (THREADS / WIDTH) + 1;
+    stats_kernel<D, KEEP, PLAIN, WIDTH>
+        <<<(unsigned)std::min<int64_t>(blocks, 1 << 28), THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
 }
 
 template <typename D, int KEEP, bool PLAIN>
 cudaError_t stats(const colo_logprob_pass &p, cudaStream_t stream)
 {
-    const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1) * (p.config.segment > 0 ? p.segments : 1);
-    stats_kernel<D, KEEP, PLAIN>
-        <<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
-    return cudaGetLastError();
+    return p.config.segment > 0
+               ? stats_over<D, KEEP, PLAIN, 32>(p, (p.hi - p.lo) * p.segments, stream)
+               : stats_over<D, KEEP, PLAIN, THREADS>(p, p.hi - p.lo, stream);
 }
 
 template <typename D> cudaError_t stats_of(const colo_logprob_pass &p, cudaStream_t stream)

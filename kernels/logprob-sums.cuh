@@ -144,10 +144,20 @@ template <typename T, typename F> __device__ T all_lanes(T v, F f)
     return v;
 }
 
-/* Every thread gets the result. @partial: one value a warp. */
-template <typename T, typename F> __device__ T all_threads(T v, T *partial, F f)
+/* The WIDTH threads of a row are a block or a warp. */
+template <int WIDTH> __device__ unsigned thread_of_row()
+{
+    return WIDTH == THREADS ? threadIdx.x : threadIdx.x % WIDTH;
+}
+
+/* Each of a row's threads gets the result. @partial: one value per
+ * warp, not used by a warp. */
+template <int WIDTH = THREADS, typename T, typename F>
+__device__ T all_threads(T v, T *partial, F f)
 {
     v = all_lanes(v, f);
+    if constexpr (WIDTH == 32)
+        return v;
     __syncthreads();
     if (threadIdx.x % 32 == 0)
         partial[threadIdx.x / 32] = v;
@@ -158,9 +168,9 @@ template <typename T, typename F> __device__ T all_threads(T v, T *partial, F f)
     return v;
 }
 
-__device__ double sum_threads(double v, double *partial)
+template <int WIDTH> __device__ double sum_threads(double v, double *partial)
 {
-    return all_threads(v, partial, [](double a, double b) { return a + b; });
+    return all_threads<WIDTH>(v, partial, [](double a, double b) { return a + b; });
 }
 
 /* ---- the row's numbers ---- */
@@ -170,7 +180,7 @@ struct shared_sums {
     int64_t args[THREADS / 32];
 };
 
-/* The columns whose statistics a block of threads makes: a rank's, or one of its segments. */
+/* The columns whose statistics the threads of a row make: a rank's, or one of its segments. */
 struct span {
     int64_t start, columns; /* of the vocabulary; of these, those in it */
     int32_t block;
@@ -182,8 +192,8 @@ __device__ span whole_span(const colo_logprob_pass &p)
 }
 
 /* Combines the threads' parts of row @t and writes them into the block of @here. @row: its first
- * element, not read where @target is the one to ignore. All threads. */
-template <typename D, int KEEP, bool PLAIN>
+ * element, not read where @target is the one to ignore. All WIDTH threads. */
+template <typename D, int KEEP, bool PLAIN, int WIDTH = THREADS>
 __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
                           const span &here, int64_t t, int64_t target, const void *row,
                           shared_sums &shared)
@@ -196,7 +206,7 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
     const bool counts = target != p.config.ignore_index;
     const R factor = PLAIN ? (R)p.factor : (R)1;
     const double top =
-        all_threads((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
+        all_threads<WIDTH>((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
     R m = factor * (R)top; /* as raise() makes it: the bases are this or below */
     const bool any = m > -CUDART_INF_F;
     double s = 0, u = 0, d = 0;
@@ -213,17 +223,18 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logp
         s *= c;
         d += (double)a.seen * down;
     }
-    s = sum_threads(s, partial);
+    s = sum_threads<WIDTH>(s, partial);
     if (KEEP >= ENTROPY)
-        u = sum_threads(u, partial);
+        u = sum_threads<WIDTH>(u, partial);
     int64_t arg = INT64_MAX;
     if (KEEP == ALL) {
-        d = sum_threads(d, partial);
+        d = sum_threads<WIDTH>(d, partial);
         if ((double)a.top == top && a.arg >= 0)
             arg = a.arg;
-        arg = all_threads(arg, shared.args, [](int64_t x, int64_t y) { return x < y ? x : y; });
+        arg = all_threads<WIDTH>(arg, shared.args,
+                                 [](int64_t x, int64_t y) { return x < y ? x : y; });
     }
-    if (threadIdx.x == 0) {
+    if (thread_of_row<WIDTH>() == 0) {
         double xt = -CUDART_INF;
         const int64_t j = target - here.start;
         if (counts && any && target < p.config.logits.vocab && j >= 0 && j < here.columns) {
