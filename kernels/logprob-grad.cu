@@ -238,46 +238,63 @@ cudaError_t grad_of(const colo_logprob_pass &p, cudaStream_t stream)
 
 /* ---- a support ---- */
 
-/* A block a row: tile by tile it is made in shared memory, zeros first and then the listed columns,
- * and written whole. So in place is legal here, too. */
+/* One block per row. It makes the row tile by tile in shared memory, zeros first and then the listed
+ * columns, and writes each tile in whole stores of 16 bytes, so in place is legal here, too. A tile
+ * begins where the row's memory does in its 16-byte words. */
 template <typename D, typename O>
 __global__ void __launch_bounds__(THREADS)
     list_grad_kernel(const __grid_constant__ colo_logprob_pass p)
 {
     using R = typename D::real;
-    constexpr int TILE = 8 * THREADS;
+    using E = typename O::elem;
+    constexpr int EACH = 16 / sizeof(E), TILE = 8 * EACH * THREADS; /* elements: of a store, a tile */
     __shared__ look<R> found;
-    __shared__ R tile[TILE];
+    __shared__ alignas(16) E tile[TILE];
     const colo_support_pass &s = p.support;
     for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
         const typename D::elem *row =
             (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
-        typename O::elem *out = (typename O::elem *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
+        E *out = (E *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
         if (threadIdx.x == 0)
             look_up(p, t, found);
         __syncthreads();
         const coefficients<R> k = found.k;
         const bool compute = found.kind == COMPUTE; /* else the list is not looked at */
-        const R rest = found.kind == NOT_A_NUMBER ? (R)CUDART_NAN : (R)0;
+        const E rest = O::round(found.kind == NOT_A_NUMBER ? (R)CUDART_NAN : (R)0);
         const int64_t token = compute && s.token_of ? s.token_of[t] : t,
                       end = compute ? s.end[token * s.end_stride] : 0;
-        int64_t i = compute ? s.begin[token * s.begin_stride] + threadIdx.x : 0;
-        for (int64_t from = 0; from < p.columns; from += TILE) {
+        const int64_t ahead = (int64_t)((uintptr_t)out / sizeof(E) % EACH);
+        int64_t i = compute ? s.begin[token * s.begin_stride] + threadIdx.x : 0, next = 0;
+        if (i < end)
+            next = s.ids[i] - p.config.logits.vocab_start;
+        for (int64_t from = -ahead; from < p.columns; from += TILE) {
             for (int n = threadIdx.x; n < TILE; n += THREADS)
-                tile[n] = from + n < p.true_columns ? rest : (R)0;
+                tile[n] = from + n < p.true_columns ? rest : O::round(0);
             __syncthreads();
             /* the same value if j comes again */
             const auto make = [&](int64_t j) {
-                if (j >= from && j < p.true_columns)
-                    tile[j - from] = gradient<GENERIC, R>(D::one(row[j]), j == k.target, k);
+                if (j >= 0 && j >= from && j < p.true_columns)
+                    tile[j - from] =
+                        O::round(gradient<GENERIC, R>(D::one(row[j]), j == k.target, k));
             };
-            for (; i < end && s.ids[i] - p.config.logits.vocab_start < from + TILE; i += THREADS)
-                make(s.ids[i] - p.config.logits.vocab_start);
+            while (i < end && next < from + TILE) {
+                make(next);
+                i += THREADS;
+                if (i < end)
+                    next = s.ids[i] - p.config.logits.vocab_start;
+            }
             if (compute && threadIdx.x == 0 && k.target < from + TILE)
                 make(k.target);
             __syncthreads();
-            for (int64_t n = threadIdx.x; n < TILE && from + n < p.columns; n += THREADS)
-                out[from + n] = O::round(tile[n]);
+            for (int n = EACH * threadIdx.x; n < TILE; n += EACH * THREADS) {
+                const int64_t j = from + n;
+                if (j >= 0 && j + EACH <= p.columns)
+                    __stcs((uint4 *)(out + j), *(const uint4 *)(tile + n));
+                else
+                    for (int e = 0; e < EACH; e++)
+                        if (j + e >= 0 && j + e < p.columns)
+                            out[j + e] = tile[n + e];
+            }
             __syncthreads();
         }
     }
