@@ -13,7 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
-FILES = 'cases_bridge', 'cases_loss', 'cases_stream'
+FILES = 'cases_bridge', 'cases_loss', 'cases_originals', 'cases_stream'
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1]
 ENV = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'COLO_TIMEOUT_MS': '30000',
