@@ -520,17 +520,29 @@ static colo_status_t over_folder(void *user, const void *send, void *recv, size_
     return COLO_OK;
 }
 
+/* Of ranks 0 and 2 on one host, 1 and 3 on another: values, and that @pass has two levels. */
+static colo_status_t on_two_hosts(colo_comm_t *world, const char *src, const char *dst,
+                                  colo_pass_t pass)
+{
+    t_case_t c = t_between(src, dst, 8, 512, 33);
+    colo_bridge_t *bridge = NULL;
+    int32_t sends = 0, recvs = 0;
+    c.dtype = COLO_F32;
+    c.output = COLO_FULL_SEQ;
+    c.steps = 2;
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    (void)colo_plan_relays(colo_bridge_plan(bridge), pass, true, &sends);
+    (void)colo_plan_relays(colo_bridge_plan(bridge), pass, false, &recvs);
+    colo_bridge_destroy(&bridge);
+    rank_check(sends == 1 && recvs == 1);
+    return t_case_on(world, &c);
+}
+
 static int one_rank(const char *dir, int32_t rank, int32_t size)
 {
     struct folder folder = {dir, rank, size, 0};
     colo_bootstrap_t b = {rank, size, over_folder, &folder};
     colo_comm_t *world = NULL;
-    char src[16], dst[32];
-    snprintf(src, sizeof src, "dp=%d", (int)size);
-    snprintf(dst, sizeof dst, "cp=2,dp=%d", (int)size / 2);
-    t_case_t c = t_between(src, dst, 2 * size, 4096, 33);
-    c.dtype = COLO_F32;
-    c.steps = 2;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK && getenv("T_BACKEND") &&
         strcmp(colo_comm_backend(world), getenv("T_BACKEND")) != 0)
@@ -538,7 +550,9 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
     if (st == COLO_OK)
         st = big_rank(world, NULL);
     if (st == COLO_OK)
-        st = t_case_on(world, &c);
+        st = on_two_hosts(world, "dp=4", "tp=4", COLO_FORWARD);
+    if (st == COLO_OK) /* each host has one of the two addends */
+        st = on_two_hosts(world, "dp=2,tp=2", "cp=2,dp=2", COLO_BACKWARD);
     if (st < 0)
         fprintf(stderr, "rank %d: %s: %s\n", (int)rank, colo_status_name(st), colo_last_error());
     colo_comm_destroy(&world);

@@ -85,7 +85,7 @@ def over_ucx(folder, program):
     ranks = [subprocess.Popen(
         ['ip', 'netns', 'exec', HOSTS[r % 2], program, folder, str(r), str(RANKS)],
         stdin=subprocess.DEVNULL, stderr=subprocess.PIPE if lacks else None, text=True,
-        env=dict(os.environ, COLO_TIMEOUT_MS='60000', **({'COLO_BACKEND_DIR': folder} if r == 1 and lacks else {})))
+        env=dict(os.environ, COLO_TIMEOUT_MS='60000', COLO_NODE=HOSTS[r % 2], **({'COLO_BACKEND_DIR': folder} if r == 1 and lacks else {})))
         for r in range(RANKS)]
     end = time.monotonic() + SECONDS
     try:
