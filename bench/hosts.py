@@ -5,11 +5,12 @@
 usage: bench/hosts.py [--mbit 100] [--library build/src/libcolobridge.so] [--plan build/tools/colo-plan]
 
 Two network namespaces stand for two hosts, and a token bucket (tc tbf) on each end of the pair between them
-for the network. Each has 8 ranks, processes over UCX. Needs root, ip and tc.
+for the network. Each has 8 ranks, processes over Unix sockets inside and UCX between. Needs root, ip and tc.
 The model gets beta between nodes from the rate, shared by 8 ranks, and alpha and beta inside a node from a
 bridge among the 8 ranks of one host that runs first.
 """
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -25,13 +26,16 @@ HOSTS = ['colo%d%s' % (os.getpid(), side) for side in 'ab']
 
 
 def gather_in(folder, rank, size):
+    calls = itertools.count()
+
     def all_gather(mine):
-        with open('%s/%d.part' % (folder, rank), 'wb') as out:
+        path = '%s/%d-' % (folder, next(calls))
+        with open(path + '%d.part' % rank, 'wb') as out:
             out.write(mine)
-        os.rename('%s/%d.part' % (folder, rank), '%s/%d' % (folder, rank))
-        while any(not os.path.exists('%s/%d' % (folder, r)) for r in range(size)):
+        os.rename(path + '%d.part' % rank, path + str(rank))
+        while any(not os.path.exists(path + str(r)) for r in range(size)):
             time.sleep(0.01)
-        return [open('%s/%d' % (folder, r), 'rb').read() for r in range(size)]
+        return [open(path + str(r), 'rb').read() for r in range(size)]
     return all_gather
 
 
