@@ -164,6 +164,7 @@ def ragged_pool(rank, output, copies):
             assert workspace.copied == copied and torch.equal(x.grad, torch.ones_like(x))
             assert workspace._pool.holds(y) and workspace._pool.holds(x.grad)
             found.add((y.data_ptr(), x.grad.data_ptr()))
+            assert carry.is_p2p and carry.copied == copied
             merged = carry(x.detach(), tables, into=torch.zeros(8 if output == 'full' else 2, 3))  # x is not in the pool
             assert torch.equal(merged, y)
             held, copied = (y, carry(x.detach(), tables)), copied + copies  # the second one does not fit
@@ -171,6 +172,11 @@ def ragged_pool(rank, output, copies):
             del y, held
         assert len(found) == 1
         carry.destroy()
+        carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True, output=output, grad='disjoint',
+                          buffers=None if rank == 1 else 0)
+        y = carry(torch.ones(2, 3, requires_grad=True), tables)
+        y.sum().backward()
+        assert carry.copied == (0 if rank == 1 else 2)
 
 
 def test_outputs_of_ragged_batches_are_in_the_pool_while_they_fit(world):

@@ -269,13 +269,13 @@ class Workspace(_Ordered):
     what they write is copied out, unless it lies in the pool. Both grow to the largest call, on all ranks together:
     the bytes that a call needs follow from the tables and are the same everywhere."""
 
-    def __init__(self, comm: Comm, device: Any, needed: bool):
+    def __init__(self, comm: Comm, device: Any, needed: bool, pools: bool):
         import torch
         from torch.utils.dlpack import from_dlpack
         self._take, self._comm, self._device, self._needed = from_dlpack, comm, device, needed
         self._memory: Memory | None = None
         self._pool: Pool | None = None
-        self._outputs = 0  # bytes of the pool, on ranks that have none, too
+        self._pools, self._outputs = pools, 0  # bytes of the pool, on ranks that have none, too
         self._kept: list[Memory] = []  # that a graph has
         cuda = device.type == 'cuda'
         self._capturing = torch.cuda.is_current_stream_capturing if cuda else bool
@@ -310,7 +310,7 @@ class Workspace(_Ordered):
         if self._memory is not None and (outputs > self._outputs or stale and self._outputs):
             outputs = max(outputs, self._outputs * (4 if stale else 5) // 4)
             self._pool = None  # before there is a larger one
-            self._outputs, self._pool = outputs, Pool(self._comm, self._device, outputs)
+            self._outputs, self._pool = outputs, Pool(self._comm, self._device, outputs if self._pools else 0)
         return self._memory is not None
 
     def empty(self, like: Any, shape: Any, stream: Any) -> Any:

@@ -270,8 +270,8 @@ class Bridge:
     (autocast does not matter). x is not saved.
 
     ragged: batches of images that have any number of rows, and samples any number of images. A call has
-    tables then, bridge(x, segments), and x is [rows, features]; axes, algo and buffers stay at their
-    defaults. Without into=, y has the rows of the batch in the order of their positions. With it, they are
+    tables then, bridge(x, segments), and x is [rows, features]; axes and algo stay at their defaults, and
+    buffers is None or 0. Without into=, y has the rows of the batch in the order of their positions. With it, they are
     written to their positions in the embeddings of the text, and nothing else is.
 
     Raises ValueError (shape, dtype, device, layouts that do not fit), RuntimeError (a destroyed group,
@@ -412,11 +412,16 @@ class Bridge:
     @property
     def is_p2p(self) -> bool | None:
         """Do peers write straight into this rank's memory; None before the first call."""
+        if self._ragged:
+            return any(ragged.workspace is not None for ragged in self._ragged.values())
         return None if self._last is None else self._last[1].arena is not None
 
     @property
     def copied(self) -> int:
-        """Calls of the last shape that copied between the workspace and a tensor. See buffers."""
+        """Calls of the last shape that copied between the workspace and a tensor; ragged: of all tables. See
+        buffers."""
+        if self._ragged:
+            return sum(ragged.workspace.copied for ragged in self._ragged.values() if ragged.workspace is not None)
         arena = None if self._last is None else self._last[1].arena
         return 0 if arena is None else arena.copied
 

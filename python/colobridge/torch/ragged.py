@@ -67,7 +67,7 @@ class Ragged:
         self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
         self.workspace: Any = None  # which peers reach
         if owner.transport != 'nccl' and arenas.possible(comm, device):
-            self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer')
+            self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer', owner.buffers is None)
 
     def reserve(self, batch: _Batch, segments: Segments, merged: bool, xs: list[Any], widths: list[int]) -> None:
         """Memory for what peers reach of this call and of its backward; collective where it grows. The same on
