@@ -486,7 +486,8 @@ template <typename D, typename E> struct launcher {
     }
 };
 
-template <typename D> cudaError_t pick(const colo_distill_pass &p, bool grad, cudaStream_t stream)
+template <typename D>
+cudaError_t launch_for(const colo_distill_pass &p, bool grad, cudaStream_t stream)
 {
     if (p.target_dtype == p.base.dtype)
         return grad ? launcher<D, D>::grad(p, stream) : launcher<D, D>::stats(p, stream);
@@ -495,7 +496,8 @@ template <typename D> cudaError_t pick(const colo_distill_pass &p, bool grad, cu
 
 cudaError_t dispatch(const colo_distill_pass &p, bool grad, cudaStream_t stream)
 {
-    return with_dtype(p.base.dtype, [&](auto d) { return pick<decltype(d)>(p, grad, stream); });
+    return with_dtype(p.base.dtype,
+                      [&](auto d) { return launch_for<decltype(d)>(p, grad, stream); });
 }
 
 } // namespace

@@ -34,12 +34,13 @@ template <typename R> struct coefficients {
 
 enum row_kind { COMPUTE, ZERO, NOT_A_NUMBER };
 
-template <typename R> struct look {
+template <typename R> struct lookup {
     coefficients<R> k;
     row_kind kind;
 };
 
-template <typename R> __device__ void look_up(const colo_logprob_pass &p, int64_t t, look<R> &found)
+template <typename R>
+__device__ void look_up(const colo_logprob_pass &p, int64_t t, lookup<R> &found)
 {
     const bool wide = sizeof(R) == 8;
     const int64_t target = p.targets[t * p.target_stride];
@@ -118,7 +119,7 @@ __device__ void store_vector(typename O::elem *out, const typename D::real *z)
 /* The vectors of a run that lies inside the row: loads first, then the row's coefficients. */
 template <typename D, typename O, int WHAT>
 __device__ void whole_part(const colo_logprob_pass &p, const typename D::elem *row,
-                           typename O::elem *out, int64_t j, const look<typename D::real> &found,
+                           typename O::elem *out, int64_t j, const lookup<typename D::real> &found,
                            bool read)
 {
     using R = typename D::real;
@@ -163,7 +164,7 @@ __device__ void whole_part(const colo_logprob_pass &p, const typename D::elem *r
 template <typename D, typename O, int WHAT>
 __device__ void ragged_part(const colo_logprob_pass &p, const typename D::elem *row,
                             typename O::elem *out, int64_t from, bool alike,
-                            const look<typename D::real> &found)
+                            const lookup<typename D::real> &found)
 {
     using R = typename D::real;
     constexpr int N = D::N;
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
 {
     using E = typename D::elem;
     constexpr int N = D::N;
-    __shared__ look<typename D::real> found;
+    __shared__ lookup<typename D::real> found;
     for (int64_t t = p.lo + blockIdx.y; t < p.hi; t += gridDim.y) {
         const E *row = (const E *)p.logits + (t - p.row_lo) * p.row_stride;
         typename O::elem *out = (typename O::elem *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(THREADS)
     using R = typename D::real;
     using E = typename O::elem;
     constexpr int EACH = 16 / sizeof(E), TILE = 8 * EACH * THREADS; /* elements: of a store, a tile */
-    __shared__ look<R> found;
+    __shared__ lookup<R> found;
     __shared__ alignas(16) E tile[TILE];
     const colo_support_pass &s = p.support;
     for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {

@@ -248,16 +248,16 @@ __device__ merged merge_row(const colo_logprob_pass &p, bool wide, int64_t k, in
         const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
         const int64_t start = head->start, columns = head->columns;
         const double m = get(block + p.block.m, wide, k), down = m - g.m;
-        const bool spread = p.block.d >= 0 && (p.own == 0 || r == p.rank);
+        const bool own_d = p.block.d >= 0 && (p.own == 0 || r == p.rank);
         if (m == -CUDART_INF) { /* empty: nothing; all -inf: d is -inf */
-            d += spread ? get(block + p.block.d, wide, k) : 0;
+            d += own_d ? get(block + p.block.d, wide, k) : 0;
             continue;
         }
         const double c = exp(down), s = get(block + p.block.s, wide, k);
         sum += c * s;
         if (p.block.u >= 0 && c > 0)
             u += c * (get(block + p.block.u, wide, k) + down * s);
-        if (spread)
+        if (own_d)
             d += get(block + p.block.d, wide, k) + (double)columns * down;
         if (target >= start && target - start < columns)
             g.xt = get(block + p.block.xt, wide, k) + down;

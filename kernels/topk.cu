@@ -246,9 +246,9 @@ __device__ void read_row(part<typename D::real, SUM> &a, candidates<typename cod
     const R factor = (R)p.factor;
     R least = -(R)CUDART_INF;
     bool many = true; /* after the first step there shall be a bar */
-    bool look = true, loaded = false;
+    bool check = true, loaded = false;
     uint4 v[BATCH];
-    for (unsigned base = 0; base < vectors; base += STEP, look = !look) {
+    for (unsigned base = 0; base < vectors; base += STEP, check = !check) {
         const int64_t begin = first + (int64_t)base * N, j = begin + (int64_t)threadIdx.x * N;
         const unsigned vector = base + threadIdx.x;
         R top[BATCH];
@@ -297,7 +297,7 @@ __device__ void read_row(part<typename D::real, SUM> &a, candidates<typename cod
             }
         }
         many |= add_vectors<D>(h, top, vector, least, most_of(k));
-        if (look && __syncthreads_or(many)) {
+        if (check && __syncthreads_or(many)) {
             select(h, k, vectors - 1);
             least = decode<D>(h.bar + 1);
             many = false;

@@ -129,13 +129,13 @@ static colo_status_t check_places(const colo_bridge_t *b, const colo_tensor_t *i
                                   const char *out_name, colo_stream_t stream, colo_queries_t *q,
                                   bool *capturing)
 {
-    const colo_ops_t *look = b->ops;
+    const colo_ops_t *ops = b->ops;
     const colo_tensor_t *t[2] = {in, out};
     const char *const name[2] = {in_name, out_name};
-    colo_status_t st = look->stream_check(q, stream, capturing);
+    colo_status_t st = ops->stream_check(q, stream, capturing);
     for (int i = 0; st == COLO_OK && i < 2; i++)
         if (t[i] && colo_tensor_count(t[i]) > 0)
-            st = look->pointer_check(q, t[i]->data, t[i]->device, name[i]);
+            st = ops->pointer_check(q, t[i]->data, t[i]->device, name[i]);
     return st < 0 ? colo_fail_prefix(st, "rank %lld", (long long)b->now.plan->rank) : COLO_OK;
 }
 

@@ -190,7 +190,7 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
         COLO_TRY(colo_overlaps_find(w, need, hold, (int32_t)addend, pass == COLO_BACKWARD));
     }
     COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[pass], &plan->local[pass]));
-    colo_routes_t none = {0}; /* a source never sends to itself: meet() keeps that as a local */
+    colo_routes_t none = {0}; /* a source sends nothing to itself: intersect() keeps a local */
     COLO_TRY(store_sorted(w, &w->sends, &plan->send[pass], &none));
     COLO_TRY(store_sorted(w, &w->passes, &plan->relay_send[pass], &none));
     COLO_TRY(store_sorted(w, &w->passed, &plan->relay_recv[pass], &none));
@@ -229,7 +229,7 @@ static int64_t collective_recv(const colo_plan_t *p, colo_pass_t pass, size_t el
     return reduce + (dd > ds ? v * (k - 1) : 0);
 }
 
-static bool has_collective_way(const colo_plan_t *p)
+static bool can_be_collective(const colo_plan_t *p)
 {
     char earlier[1024]; /* a no is an answer here, not a failure */
     snprintf(earlier, sizeof earlier, "%s", colo_last_error());
@@ -240,7 +240,7 @@ static bool has_collective_way(const colo_plan_t *p)
 
 void colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
 {
-    const bool collective = !ragged && has_collective_way(p);
+    const bool collective = !ragged && can_be_collective(p);
     bool in_grid = colo_grid_has_rank(&p->src.grid, p->rank);
     for (int pass = 0; pass < 2; pass++) {
         colo_plan_bytes_t *b = &p->bytes[pass];
@@ -268,7 +268,7 @@ void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool 
     w->ragged = ragged;
     w->recvs.n = w->sends.n = w->passes.n = w->passed.n = 0; /* a plan before may have failed */
     w->left_out = w->minimum = 0;
-    w->meetings[0].complete = w->meetings[1].complete = false;
+    w->intersections[0].complete = w->intersections[1].complete = false;
     memset(w->has_own, 0, sizeof w->has_own);
 }
 
@@ -286,7 +286,7 @@ void colo_builder_deinit(colo_builder_t *w)
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->items);
     for (int k = 0; k < 2; k++) {
-        colo_meetings_t *m = &w->meetings[k];
+        colo_intersections_t *m = &w->intersections[k];
         for (int a = 0; a < 3; a++)
             free(m->met[a].items);
         free(m->first.items);

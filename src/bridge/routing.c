@@ -106,10 +106,10 @@ static bool other_rows(const colo_list_t met[3], int64_t i)
 }
 
 /* This rank's block, and a block of the other side that it meets. */
-typedef struct meeting {
+typedef struct intersection {
     colo_bounds_t me, other;
     bool me_is_src;
-} meeting_t;
+} intersection_t;
 
 static bool keeps_meetings(const colo_builder_t *w)
 {
@@ -117,9 +117,10 @@ static bool keeps_meetings(const colo_builder_t *w)
 }
 
 /* Lists the blocks of @side that meet mine. */
-static colo_status_t meet_blocks(colo_builder_t *w, const colo_side_t *side, const meeting_t *x)
+static colo_status_t intersect_blocks(colo_builder_t *w, const colo_side_t *side,
+                                      const intersection_t *x)
 {
-    colo_meetings_t *m = &w->meetings[x->me_is_src];
+    colo_intersections_t *m = &w->intersections[x->me_is_src];
     if (m->complete)
         return COLO_OK;
     m->first.n = m->overlap.n = 0;
@@ -127,10 +128,11 @@ static colo_status_t meet_blocks(colo_builder_t *w, const colo_side_t *side, con
 }
 
 /* Choice @i of them: w->overlaps, and where it is. Choices come in their order. */
-static colo_status_t meet(colo_builder_t *w, const colo_side_t *side, int64_t i, int32_t addend,
-                          meeting_t *x, int64_t *pos, colo_extent_t *extent)
+static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64_t i,
+                               int32_t addend, intersection_t *x, int64_t *pos,
+                               colo_extent_t *extent)
 {
-    colo_meetings_t *m = &w->meetings[x->me_is_src];
+    colo_intersections_t *m = &w->intersections[x->me_is_src];
     int64_t *first = m->first.items, from = 0, end;
     colo_blocks_nth(m->met, i, pos, extent);
     if (!m->complete) {
@@ -177,7 +179,7 @@ static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
                                       const int64_t *coords, colo_bounds_t *held,
                                       const colo_block_t *mine, int64_t end)
 {
-    (void)colo_block_box(w, hold, coords, held); /* of a meeting that was kept */
+    (void)colo_block_box(w, hold, coords, held); /* of an intersection that was kept */
     colo_run_t first = {.count = end}; /* blocks of a ragged source ascend with their rows */
     const colo_runs_t within = {.run = &first, .n = 1};
     if (hold->ragged)
@@ -207,7 +209,7 @@ static int64_t share_count(const colo_gateway_share_t *share)
 static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
                           int32_t addend, bool need_is_src)
 {
-    meeting_t m = {.other.runs = w->other, .me_is_src = need_is_src};
+    intersection_t m = {.other.runs = w->other, .me_is_src = need_is_src};
     int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, b;
     colo_extent_t x;
@@ -219,9 +221,9 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     COLO_TRY(colo_block_own_rows(w, need, pos, &own));
     m.me.runs = *own;
     const int64_t end = own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0;
-    COLO_TRY(meet_blocks(w, hold, &m));
-    for (int64_t i = 0, n = choices(w->meetings[need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, meet(w, hold, i, addend, &m, pos, &x), done);
+    COLO_TRY(intersect_blocks(w, hold, &m));
+    for (int64_t i = 0, n = choices(w->intersections[need_is_src].met); i < n; i++) {
+        COLO_TRY_GOTO(st, intersect(w, hold, i, addend, &m, pos, &x), done);
         colo_block_of(hold, pos, &b);
         COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
@@ -263,7 +265,7 @@ done:
 static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
                           int32_t addend, bool need_is_src)
 {
-    meeting_t m = {.other.runs = w->other, .me_is_src = !need_is_src};
+    intersection_t m = {.other.runs = w->other, .me_is_src = !need_is_src};
     int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, b;
     colo_extent_t x;
@@ -275,12 +277,12 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     const colo_runs_t *own;
     COLO_TRY(colo_block_own_rows(w, hold, pos, &own));
     m.me.runs = *own;
-    COLO_TRY(meet_blocks(w, need, &m));
+    COLO_TRY(intersect_blocks(w, need, &m));
     COLO_TRY(colo_sender_sources(w, hold, &mine));
     for (int tier = 1; tier <= 3; tier++)
         t[tier].group = colo_sender_candidates(w, tier, w->plan->rank);
-    for (int64_t i = 0, n = choices(w->meetings[!need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, meet(w, need, i, addend, &m, pos, &x), done);
+    for (int64_t i = 0, n = choices(w->intersections[!need_is_src].met); i < n; i++) {
+        COLO_TRY_GOTO(st, intersect(w, need, i, addend, &m, pos, &x), done);
         colo_block_of(need, pos, &b);
         COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &x), done);
         const int64_t *destination = w->destinations.items;

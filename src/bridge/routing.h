@@ -28,12 +28,12 @@ typedef struct colo_side {
 /* What this rank's block shares with the blocks of the other side. If rows are not split in
  * another way in backward, both passes have the same: then all are kept, else those of one block.
  */
-typedef struct colo_meetings {
+typedef struct colo_intersections {
     colo_list_t met[3];  /* blocks by axis that meet mine */
     colo_list_t first;   /* int64_t: of each choice, where its overlap begins; kept ones */
     colo_list_t overlap; /* colo_entry_t */
     bool complete;       /* every one is there */
-} colo_meetings_t;
+} colo_intersections_t;
 
 typedef struct colo_builder {
     const colo_plan_config_t *cfg;
@@ -42,7 +42,7 @@ typedef struct colo_builder {
     bool ragged;
     colo_list_t recvs, sends, *out;  /* colo_entry_t; out: the list being made */
     colo_list_t fed[3];              /* blocks by axis that a held block feeds */
-    colo_meetings_t meetings[2];     /* of this rank's destination block, of its source block */
+    colo_intersections_t intersections[2]; /* of this rank's destination and source block */
     colo_list_t overlaps;            /* colo_entry_t: regions of one overlap; a view */
     colo_list_t sorted, runs;        /* of the list that is being sorted */
     colo_runs_t other;               /* rows of the block that is met */

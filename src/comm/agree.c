@@ -42,7 +42,7 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_categ
 }
 
 /* @text of rank @from to all. */
-static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int32_t from)
+static colo_status_t broadcast_text(colo_comm_t *c, char *text, int64_t bytes, int32_t from)
 {
     colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_CATEGORY_CHECK};
     const bool sends = c->rank == from;
@@ -55,14 +55,14 @@ static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int3
 }
 
 /* Rank @from brings an error: all others learn its error message. Collective. */
-static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from,
-                                  colo_status_t mine)
+static colo_status_t broadcast_error(colo_comm_t *c, const char *what, int32_t from,
+                                     colo_status_t mine)
 {
     char error_message[512], earlier[1024]; /* a failing broadcast would overwrite the last error */
     memset(error_message, 0, sizeof error_message);
     snprintf(error_message, sizeof error_message, "%.511s", colo_last_error());
     snprintf(earlier, sizeof earlier, "%s", colo_last_error());
-    COLO_TRY(spread_text(c, error_message, sizeof error_message, from));
+    COLO_TRY(broadcast_text(c, error_message, sizeof error_message, from));
     if (mine < 0)
         return colo_fail(mine, "%s", earlier);
     return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, error_message);
@@ -148,7 +148,7 @@ static colo_status_t name_difference(colo_comm_t *c, const char *what, const col
     char text[2][sizeof f->text], out[640] = "";
     for (int i = 0; i < 2; i++) {
         memcpy(text[i], f->text, sizeof f->text);
-        COLO_TRY(spread_text(c, text[i], sizeof text[i], i ? odd : than));
+        COLO_TRY(broadcast_text(c, text[i], sizeof text[i], i ? odd : than));
         text[i][sizeof text[i] - 1] = '\0';
     }
     if (!describe_difference(c, odd, text[1], than, text[0], out, sizeof out))
@@ -178,7 +178,7 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fi
                                 sizeof own / sizeof own.hash));
     for (int32_t r = 0; r < c->size; r++)
         if (all[r].status < 0)
-            return spread_error(c, what, r, mine);
+            return broadcast_error(c, what, r, mine);
     for (int32_t r = 1; r < c->size; r++)
         if (all[r].hash != all[0].hash)
             return name_difference(c, what, f, r, 0);
@@ -283,7 +283,7 @@ colo_status_t colo_comm_i_compare(colo_comm_t *c, colo_op_desc_t op, colo_status
     COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, words, all, 3));
     for (int32_t r = 0; r < c->size; r++)
         if ((int64_t)all[3 * r + 2] < 0)
-            return spread_error(c, what, r, mine);
+            return broadcast_error(c, what, r, mine);
     for (int32_t r = 1; r < c->size; r++) {
         if (all[3 * r] == all[0] && all[3 * r + 1] == all[1])
             continue;

@@ -291,7 +291,7 @@ T_CASE(a_picture_of_a_full_output_ends_on_the_replicas_axis)
 /* Counting them one by one would take hours. */
 T_CASE(a_picture_of_a_million_million_rows_is_drawn_at_once)
 {
-    static const char *const texts[] = {"Its 4000000000000 rows in 4 pieces",
+    static const char *const texts[] = {"Its 4000000000000 rows in 4 parts",
                                         "rows 0..999999999999: position 0, chunk 0, rank 0", NULL};
     char *svg = drawn("{\"rows\": [4000000000000], \"src_dp\": [1], \"seq\": [0], \"pos\": [0], "
                       "\"seq_len\": [4000000000000], \"seq_dp\": [0]}",

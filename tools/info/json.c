@@ -111,7 +111,7 @@ static json_t *audit_of(const info_ask_t *ask, const info_found_t *f)
         "better_binding", table_of(&f->binding, f->better_binding));
 }
 
-static json_t *way_of(const colo_topology_traffic_t *t)
+static json_t *traffic_of(const colo_topology_traffic_t *t)
 {
     return json_pack("{s:I,s:I,s:I,s:I}", "bytes", (json_int_t)t->total, "cross_numa",
                      (json_int_t)t->numa, "cross_package", (json_int_t)t->package, "cross_host",
@@ -121,8 +121,8 @@ static json_t *way_of(const colo_topology_traffic_t *t)
 static json_t *bridge_of(const info_ask_t *ask, const info_found_t *f)
 {
     return json_pack("{s:o,s:o,s:o,s:o}", "src", spec_of(&ask->src.grid), "dst",
-                     spec_of(&ask->dst.grid), "forward", way_of(&f->traffic[COLO_FORWARD]),
-                     "backward", way_of(&f->traffic[COLO_BACKWARD]));
+                     spec_of(&ask->dst.grid), "forward", traffic_of(&f->traffic[COLO_FORWARD]),
+                     "backward", traffic_of(&f->traffic[COLO_BACKWARD]));
 }
 
 static json_t *rank_of(const colo_topology_t *topology, int64_t rank)

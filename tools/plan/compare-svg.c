@@ -105,7 +105,7 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
     const plan_ask_t *ask = &entries[0].ask;
     const colo_plan_config_t *c = &ask->config;
     chart_t chart[QUANTITIES];
-    char src[160], say[3][200], nodes[48], warning[200], rows[200];
+    char src[160], text[3][200], nodes[48], warning[200], rows[200];
     svg_page_t page = {.title = "Layouts compared",
                        .label = "bar charts of several pairs of layouts"};
     out_file_t out;
@@ -133,9 +133,9 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
         snprintf(line[lines++], sizeof line[0],
                  "Worlds of more than %d ranks are estimated from parts drawn by lot.",
                  PLAN_EXACT_MAX);
-    plan_model_print(ask, say);
+    plan_model_print(ask, text);
     for (int i = 0; i < 3; i++)
-        snprintf(line[lines++], sizeof line[0], "%.199s", say[i]);
+        snprintf(line[lines++], sizeof line[0], "%.199s", text[i]);
     for (int i = 0; i < lines; i++)
         page.text[i] = line[i];
     for (int q = 0; q < QUANTITIES; q++) {

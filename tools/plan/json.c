@@ -203,7 +203,7 @@ static json_t *batch(const plan_segments_t *b)
 /* Bytes into each node that has a rank. */
 static json_t *nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans)
 {
-    static const char *const ways[] = {"forward", "backward"};
+    static const char *const passes[] = {"forward", "backward"};
     int64_t n;
     plan_node_t *node = plan_nodes(ask, plans, nplans, &n);
     json_t *a = node ? json_array() : NULL;
@@ -214,7 +214,7 @@ static json_t *nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t n
         json_t *o =
             json_pack("{s:I,s:I}", "node", (json_int_t)i, "ranks", (json_int_t)node[i].ranks);
         for (int w = 0; w < 2; w++)
-            bad |= json_object_set_new(o, ways[w],
+            bad |= json_object_set_new(o, passes[w],
                                        json_pack("{s:I,s:I,s:I}", "in", (json_int_t)node[i].in[w],
                                                  "minimum", (json_int_t)node[i].minimum[w],
                                                  "one_level", (json_int_t)node[i].one_level[w]));

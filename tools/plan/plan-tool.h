@@ -155,10 +155,10 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
 int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                     const plan_sums_t *sums);
 /* segments-text.c: the lines about a ragged batch */
-void plan_segments_say_sizes(const plan_ask_t *ask);
-void plan_segments_say_rows(const plan_ask_t *ask, const colo_region_t *g);
-void plan_segments_say_minimum(const plan_totals_t *t);
-int plan_segments_say_balance(const plan_ask_t *ask, const char *bold, const char *plain);
+void plan_segments_print_sizes(const plan_ask_t *ask);
+void plan_segments_print_rows(const plan_ask_t *ask, const colo_region_t *g);
+void plan_segments_print_minimum(const plan_totals_t *t);
+int plan_segments_print_balance(const plan_ask_t *ask, const char *bold, const char *plain);
 /* segments-svg.c: the panels of a ragged batch, [4] at most; returns how many */
 int plan_segments_panels(svg_panel_t *panel, const plan_ask_t *ask);
 extern const char plan_segments_style[];

@@ -15,7 +15,7 @@
 enum {
     BARS_MAX = 12,    /* replicas, sequences, context ranks of a panel */
     RECTS_MAX = 2000, /* segments of a bar */
-    PIECES_MAX = 64,  /* of the segment whose way is drawn */
+    PARTS_MAX = 64,   /* of the segment whose path is drawn */
     LINES_MAX = 12,   /* that list them */
     NAMED_RANKS = 4,  /* of a context rank */
     BAR = 18,         /* height */
@@ -141,9 +141,9 @@ static double left_out(FILE *f, double y, int64_t n, const char *what)
 /* ---- positions ---- */
 
 /* Rows of a segment that follow each other in the sequence and lie in one chunk. */
-typedef struct piece {
+typedef struct part {
     int64_t row, pos, count, chunk;
-} piece_t;
+} part_t;
 
 /* The number of row 0 of segment @e in row_pos. */
 static int64_t first_of(const colo_segments_t *t, int64_t e)
@@ -154,13 +154,12 @@ static int64_t first_of(const colo_segments_t *t, int64_t e)
     return n;
 }
 
-/* The piece that begins with row @r. @first: see first_of(). */
-static piece_t piece_at(const colo_segments_t *t, int64_t chunks, int64_t e, int64_t first,
-                        int64_t r)
+/* The part that begins with row @r. @first: see first_of(). */
+static part_t part_at(const colo_segments_t *t, int64_t chunks, int64_t e, int64_t first, int64_t r)
 {
     const int64_t chunk = t->seq_len[t->seq[e]] / chunks;
     const int64_t pos = t->row_pos ? t->row_pos[first + r] : t->pos[e] + r;
-    piece_t p = {.row = r, .pos = pos, .chunk = pos / chunk};
+    part_t p = {.row = r, .pos = pos, .chunk = pos / chunk};
     int64_t most = (p.chunk + 1) * chunk - pos;
     most = most < t->rows[e] - r ? most : t->rows[e] - r;
     p.count = t->row_pos ? 1 : most;
@@ -249,7 +248,7 @@ static void draw_sequence(FILE *f, const cuts_t *c, int64_t q, int64_t only, sca
     track(f, s, length, y, BAR);
     for (int64_t e = 0, first = 0, n = 0; e < t->count; first += t->rows[e++])
         for (int64_t r = 0; t->seq[e] == q && r < t->rows[e] && n < RECTS_MAX; n++) {
-            piece_t p = piece_at(t, 1, e, first, r);
+            part_t p = part_at(t, 1, e, first, r);
             rows(f, b, s, e, p.pos, p.count, y, BAR, only >= 0 && only != e);
             r += p.count;
         }
@@ -306,8 +305,8 @@ typedef struct pass {
     cuts_t c;
     int64_t e, q, d; /* the segment, its sequence, its LLM replica */
     bool full;
-    int64_t n, more; /* pieces; those that are not drawn */
-    piece_t piece[PIECES_MAX];
+    int64_t n, more; /* parts; those that are not drawn */
+    part_t part[PARTS_MAX];
     int64_t nranks, cp[BARS_MAX]; /* context ranks that get some */
     int64_t axis;                 /* length of theirs */
 } path_t;
@@ -321,15 +320,15 @@ static void find_path(path_t *w, const plan_ask_t *ask)
     w->full = ask->config.output == COLO_FULL_SEQ;
     w->axis = base_of(t, w->d, t->nseqs) / (w->full ? 1 : w->c.cp);
     for (int64_t r = 0; r < t->rows[w->e];) {
-        const piece_t p = piece_at(t, w->c.chunks, w->e, first, r);
+        const part_t p = part_at(t, w->c.chunks, w->e, first, r);
         const int64_t cp = w->full ? -1 : owner(&w->c, p.chunk);
         int64_t k = 0;
         while (k < w->nranks && w->cp[k] != cp)
             k++;
-        if (w->n == PIECES_MAX || k == BARS_MAX) {
+        if (w->n == PARTS_MAX || k == BARS_MAX) {
             w->more++;
         } else {
-            w->piece[w->n++] = p;
+            w->part[w->n++] = p;
             w->cp[k] = cp;
             w->nranks = k == w->nranks ? k + 1 : w->nranks;
         }
@@ -337,8 +336,8 @@ static void find_path(path_t *w, const plan_ask_t *ask)
     }
 }
 
-/* Where a piece is on the axis of its context rank, or of the replica. */
-static int64_t local_of(const path_t *w, const piece_t *p)
+/* Where a part is on the axis of its context rank, or of the replica. */
+static int64_t local_of(const path_t *w, const part_t *p)
 {
     const colo_segments_t *t = &w->c.ask->batch->tables;
     const int64_t base = base_of(t, w->d, w->q), chunk = t->seq_len[w->q] / w->c.chunks;
@@ -380,7 +379,7 @@ static double draw_rank(FILE *f, const path_t *w, int64_t cp, double sequence_y,
                  w->c.sp > 1 ? "their" : "its", (long long)w->axis);
     track(f, s, w->axis, y + 17, BAR);
     for (int64_t i = 0; i < w->n; i++) {
-        const piece_t *p = &w->piece[i];
+        const part_t *p = &w->part[i];
         const int64_t offset = local_of(w, p);
         if (cp >= 0 && owner(&w->c, p->chunk) != cp)
             continue;
@@ -394,11 +393,11 @@ static double draw_rank(FILE *f, const path_t *w, int64_t cp, double sequence_y,
     return y + 60;
 }
 
-static void list_pieces(FILE *f, const path_t *w, double y)
+static void list_parts(FILE *f, const path_t *w, double y)
 {
     char ranks[48], line[200], one[40];
     for (int64_t i = 0; i < listed(w); i++, y += SVG_LINE) {
-        const piece_t *p = &w->piece[i];
+        const part_t *p = &w->part[i];
         snprintf(one, sizeof one, p->count > 1 ? "rows %lld..%lld" : "row %lld", (long long)p->row,
                  (long long)(p->row + p->count - 1));
         if (w->full)
@@ -411,7 +410,7 @@ static void list_pieces(FILE *f, const path_t *w, double y)
                      (long long)local_of(w, p));
         text(f, "text strong", 0, y + 12, line);
     }
-    left_out(f, y, w->n - listed(w) + w->more, "pieces");
+    left_out(f, y, w->n - listed(w) + w->more, "parts");
 }
 
 static void draw_path(FILE *f, const void *what)
@@ -431,7 +430,7 @@ static void draw_path(FILE *f, const void *what)
     if (t->rows[w.e] == 0)
         snprintf(line, sizeof line, "It has no rows: nothing moves.");
     else
-        snprintf(line, sizeof line, "Its %lld rows in %lld pieces, from top to bottom.",
+        snprintf(line, sizeof line, "Its %lld rows in %lld parts, from top to bottom.",
                  (long long)t->rows[w.e], (long long)(w.n + w.more));
     text(f, "text", 0, 31, line);
     snprintf(line, sizeof line, "encoder replica %lld: its %lld rows", (long long)d,
@@ -441,10 +440,9 @@ static void draw_path(FILE *f, const void *what)
         if (t->src_dp[e] == d && t->rows[e] > 0) {
             rows(f, b, axis, e, offset, t->rows[e], source_y, BAR, e != w.e);
             for (int64_t i = 0; e == w.e && i < w.n; i++)
-                ribbon(f, hue, (double)(offset + w.piece[i].row) * axis.per,
-                       (double)w.piece[i].count * axis.per, source_y + BAR,
-                       (double)w.piece[i].pos * s.per, (double)w.piece[i].count * s.per,
-                       sequence_y);
+                ribbon(f, hue, (double)(offset + w.part[i].row) * axis.per,
+                       (double)w.part[i].count * axis.per, source_y + BAR,
+                       (double)w.part[i].pos * s.per, (double)w.part[i].count * s.per, sequence_y);
             offset += t->rows[e];
             n++;
         }
@@ -455,7 +453,7 @@ static void draw_path(FILE *f, const void *what)
     double y = sequence_y + BAR + STRIP + 16;
     for (int64_t k = 0; k < w.nranks; k++)
         y = draw_rank(f, &w, w.cp[k], sequence_y + BAR + STRIP + 2, s, y);
-    list_pieces(f, &w, y - 12);
+    list_parts(f, &w, y - 12);
 }
 
 /* ---- all of them ---- */

@@ -5,7 +5,7 @@
  */
 #include "plan-tool.h"
 
-void plan_segments_say_sizes(const plan_ask_t *ask)
+void plan_segments_print_sizes(const plan_ask_t *ask)
 {
     const plan_segments_t *b = ask->batch;
     const colo_plan_config_t *c = &ask->config;
@@ -20,7 +20,7 @@ void plan_segments_say_sizes(const plan_ask_t *ask)
            fits ? tool_bytes(text, bytes) : "more than 2^63 bytes");
 }
 
-void plan_segments_say_rows(const plan_ask_t *ask, const colo_region_t *g)
+void plan_segments_print_rows(const plan_ask_t *ask, const colo_region_t *g)
 {
     for (int64_t index = g->s[0]; index < g->s[1];) {
         const bool more = index > g->s[0];
@@ -30,7 +30,7 @@ void plan_segments_say_rows(const plan_ask_t *ask, const colo_region_t *g)
     }
 }
 
-void plan_segments_say_minimum(const plan_totals_t *t)
+void plan_segments_print_minimum(const plan_totals_t *t)
 {
     char bytes[24];
     if (t->recv_total > 0)
@@ -39,7 +39,7 @@ void plan_segments_say_minimum(const plan_totals_t *t)
                tool_bytes(bytes, t->minimum_total));
 }
 
-int plan_segments_say_balance(const plan_ask_t *ask, const char *bold, const char *plain)
+int plan_segments_print_balance(const plan_ask_t *ask, const char *bold, const char *plain)
 {
     const plan_segments_t *b = ask->batch;
     const plan_loads_t *l = &b->loads;

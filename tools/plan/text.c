@@ -268,7 +268,7 @@ static void print_ask(const plan_ask_t *ask)
         printf("%s\n", line);
     printf("%s%s -> %s%s\n", bold, src, dst, plain);
     if (ask->batch)
-        plan_segments_say_sizes(ask);
+        plan_segments_print_sizes(ask);
     else
         printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n",
                (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
@@ -385,13 +385,13 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         if (plan_several_nodes(ask))
             print_nodes_meaning(&sums->pass[w]);
         if (ask->batch)
-            plan_segments_say_minimum(&sums->pass[w]);
+            plan_segments_print_minimum(&sums->pass[w]);
     }
     if (plan_several_nodes(ask) && !ask->config.one_level)
         printf("  Bridges of GPU memory have one level (--one-level).\n");
     if (sums->rejects[0])
         printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
-    return ask->batch ? plan_segments_say_balance(ask, bold, plain) : TOOL_OK;
+    return ask->batch ? plan_segments_print_balance(ask, bold, plain) : TOOL_OK;
 }
 
 static void print_box(const colo_region_t *g, int64_t features)
@@ -412,7 +412,7 @@ static void print_messages(const char *verb, const char *to, const colo_plan_mes
             const colo_region_t *g = &m[i].regions[k];
             printf("%s", k ? "," : "");
             if (ask->batch)
-                plan_segments_say_rows(ask, g);
+                plan_segments_print_rows(ask, g);
             else
                 print_box(g, ask->config.shape.features);
         }

@@ -50,7 +50,7 @@ struct transport {
     struct in in[RING];
     int oldest; /* the receive that was posted first */
     bool held; /* its frame has been handed out and not been posted again */
-    struct out *under_way, *small, *large; /* the last two: free ones */
+    struct out *in_flight, *small, *large; /* the last two: free ones */
     struct out *reserved;
     int nlarge;
     int32_t *pending; /* [size] sends under way */
@@ -88,7 +88,7 @@ static void lose(struct transport *w, const char *call, int error)
 
 static void complete_sends(struct transport *w)
 {
-    for (struct out **link = &w->under_way, *o; (o = *link);) {
+    for (struct out **link = &w->in_flight, *o; (o = *link);) {
         int done = 0, e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
         if (e != MPI_SUCCESS)
             lose(w, "MPI_Test of a send", e);
@@ -142,7 +142,7 @@ static void *mpi_reserve(void *transport, int32_t peer, size_t bytes)
 static void mpi_commit(void *transport)
 {
     struct transport *w = transport;
-    struct out *o = w->reserved, **link = &w->under_way;
+    struct out *o = w->reserved, **link = &w->in_flight;
     w->reserved = NULL;
     int e = MPI_SUCCESS;
     const bool can = usable(w) && !w->broken;
@@ -251,10 +251,10 @@ static void mpi_close(void *transport, bool clean)
         if (done || !alive) /* else MPI may still write there: the memory is given up */
             free(in->frame);
     }
-    if (alive && w->under_way)
+    if (alive && w->in_flight)
         clean = false; /* these buffers as well */
-    else if (w->under_way)
-        free_outs(w->under_way);
+    else if (w->in_flight)
+        free_outs(w->in_flight);
     free_outs(w->small);
     free_outs(w->large);
     if (alive && clean && w->comm != MPI_COMM_NULL)

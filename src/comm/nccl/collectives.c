@@ -153,8 +153,8 @@ static colo_status_t combine_slice(struct colo_operation *r, const char *send, c
 }
 
 /* Each rank's slice of @data to all ranks, in place. */
-static colo_status_t spread_slices(struct colo_operation *r, char *data, int64_t count,
-                                   int64_t elem)
+static colo_status_t broadcast_slices(struct colo_operation *r, char *data, int64_t count,
+                                      int64_t elem)
 {
     const int32_t n = r->c->size, me = r->c->rank;
     const int64_t lo = colo_reduce_slice(count, n, me),
@@ -194,7 +194,7 @@ static colo_status_t all_reduce_on(struct colo_operation *r, const void *send, v
         char *out = recv;
         COLO_TRY(combine_slice(r, send, out + colo_reduce_slice(count, n, r->c->rank) * elem, count,
                                dtype, op));
-        return spread_slices(r, out, count, elem);
+        return broadcast_slices(r, out, count, elem);
     }
     COLO_TRY(colo_operation_stage(r, (size_t)bytes * (size_t)n));
     COLO_NCCL(r->lib->all_gather(send, r->f->stage, (size_t)bytes, ncclInt8, r->connection->nccl,

@@ -55,7 +55,7 @@ void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched)
         f->stop = true;
         pthread_cond_signal(&f->wake);
         pthread_mutex_unlock(&f->lock);
-        pthread_join(f->watchdog, NULL); /* bounded: tear() is */
+        pthread_join(f->watchdog, NULL); /* bounded: an abort is */
     }
     struct timespec until = colo_nccl_in(seconds);
     pthread_mutex_lock(&f->lock);

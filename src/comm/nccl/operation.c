@@ -106,7 +106,7 @@ static colo_status_t count_progress(struct colo_operation *r, bool begin)
                                    what, r->stream));
 }
 
-static colo_status_t meet(const struct colo_operation *r, colo_status_t st)
+static colo_status_t host_barrier(const struct colo_operation *r, colo_status_t st)
 {
     const colo_category_t category = r->c->op.category;
     if ((category != COLO_CATEGORY_LOSS && category != COLO_CATEGORY_HEAD) ||
@@ -115,9 +115,9 @@ static colo_status_t meet(const struct colo_operation *r, colo_status_t st)
     char why[900]; /* a dead control would have its own */
     snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
     const uint64_t same = colo_op_pack(&r->c->op) ^ (uint64_t)r->c->op.count * COLO_HASH_INIT;
-    colo_status_t met =
+    colo_status_t together =
         colo_comm_i_agree(colo_comm_i_control(r->c), "an operation of the loss", same, st);
-    return st < 0 ? colo_fail(st, "%s", why) : met;
+    return st < 0 ? colo_fail(st, "%s", why) : together;
 }
 
 colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
@@ -132,7 +132,7 @@ colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
         r->connection = subconnection->connection;
     else
         COLO_TRY(own_link(r));
-    COLO_TRY(meet(r, COLO_OK));
+    COLO_TRY(host_barrier(r, COLO_OK));
     COLO_OPERATION_CUDA(colo_order_follow(f->order, r->capturing, stream));
     pthread_mutex_lock(&r->connection->busy);
     colo_status_t st = COLO_OK;
@@ -162,7 +162,7 @@ colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st)
     st = st < 0 ? st : counted;
     if (st == COLO_OK)
         st = colo_operation_cuda(r, colo_order_lead(r->f->order, r->capturing, r->stream));
-    return meet(r, st);
+    return host_barrier(r, st);
 }
 
 /* ---- memory ---- */

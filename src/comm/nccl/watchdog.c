@@ -145,7 +145,7 @@ bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg)
 
 /* ---- tearing down ---- */
 
-struct tear {
+struct abort_job {
     struct colo_abandon abandon;
     const colo_nccl_lib_t *lib;
     int32_t device;
@@ -154,7 +154,7 @@ struct tear {
 
 static void abort_main(void *p)
 {
-    struct tear *t = p;
+    struct abort_job *t = p;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(t->device);
@@ -171,9 +171,9 @@ void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connect
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += 2;
     bool held = pthread_mutex_timedlock(&l->busy, &until) == 0; /* a stuck call: abort frees it */
-    struct tear *t = malloc(sizeof *t);
+    struct abort_job *t = malloc(sizeof *t);
     if (t) {
-        *t = (struct tear){{.end = free}, f->lib, f->device, l->nccl};
+        *t = (struct abort_job){{.end = free}, f->lib, f->device, l->nccl};
         if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, &t->abandon, t))
             free(t);
     }

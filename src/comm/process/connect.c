@@ -282,7 +282,7 @@ static colo_status_t poll_once(struct meeting *m)
     return door->fd >= 0 && door->revents ? welcome(m) : COLO_OK;
 }
 
-static colo_status_t meet(struct meeting *m)
+static colo_status_t connect_sockets(struct meeting *m)
 {
     bool called = false;
     for (int32_t r = m->b->rank + 1; r < m->b->size; r++)
@@ -439,7 +439,7 @@ static colo_status_t connect_all(const colo_bootstrap_t *b, int64_t timeout_ms, 
     if (st == COLO_OK && (all || m.left > 0)) {
         carrier->ops = &colo_transport_sockets;
         carrier->table = all ? &colo_comm_sockets_ops : &colo_comm_ucx_ops;
-        st = meet(&m);
+        st = connect_sockets(&m);
         if (st < 0)
             close_all(b, fd);
         if (st < 0 && far.ops)

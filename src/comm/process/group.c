@@ -113,12 +113,12 @@ static void notify_all(struct colo_process_context *f)
 
 void colo_process_notify(struct colo_process_context *f)
 {
-    if (atomic_load_explicit(&f->untold, memory_order_relaxed) &&
-        atomic_exchange(&f->untold, false))
+    if (atomic_load_explicit(&f->to_notify, memory_order_relaxed) &&
+        atomic_exchange(&f->to_notify, false))
         notify_all(f);
     for (struct colo_process_group *x = f->group; x; x = x->next)
-        if (atomic_load_explicit(&x->untold, memory_order_relaxed) &&
-            atomic_exchange(&x->untold, false))
+        if (atomic_load_explicit(&x->to_notify, memory_order_relaxed) &&
+            atomic_exchange(&x->to_notify, false))
             notify_members(x);
 }
 
@@ -161,7 +161,7 @@ void colo_process_set_error_all(struct colo_process_context *f, colo_status_t st
     if (colo_error_state_is_set(&f->error))
         return;
     colo_error_state_set(&f->error, status, culprit, culprit, error_message);
-    atomic_store(&f->untold, true);
+    atomic_store(&f->to_notify, true);
 }
 
 /* ---- groups that all have left ---- */
@@ -344,21 +344,21 @@ void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_m
 {
     struct colo_process_group *x = c->impl;
     struct colo_process_context *f = x->context;
-    bool news;
+    bool is_new;
     if (status == COLO_ERR_ABORTED) {
-        news = !colo_error_state_is_set(&f->error);
+        is_new = !colo_error_state_is_set(&f->error);
         colo_error_state_set(&f->error, status, -1, -1, error_message);
-        if (news)
-            atomic_store(&f->untold, true);
+        if (is_new)
+            atomic_store(&f->to_notify, true);
     } else { /* only the thread that uses the group fails so, and a watchdog of GPUs for it */
         pthread_mutex_lock(&f->lock);
-        news = colo_process_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status,
-                                       x->rank, error_message);
-        if (news)
-            atomic_store(&x->untold, true);
+        is_new = colo_process_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status,
+                                         x->rank, error_message);
+        if (is_new)
+            atomic_store(&x->to_notify, true);
         pthread_mutex_unlock(&f->lock);
     }
-    if (news && colo_process_may_talk(f)) {
+    if (is_new && colo_process_may_talk(f)) {
         pthread_mutex_lock(&f->lock);
         colo_process_notify(f);
         pthread_mutex_unlock(&f->lock);

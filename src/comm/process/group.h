@@ -61,7 +61,7 @@ struct colo_process_group { /* colo_comm.impl */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_error_state_t error;
     uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
-    _Atomic bool untold; /* set by a thread that may not talk */
+    _Atomic bool to_notify; /* set by a thread that may not talk */
 
     struct colo_remote *peer; /* [size] */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
@@ -100,7 +100,7 @@ struct colo_process_context {
     int32_t nclosed;
     int64_t timeout_ms; /* the longest of any comm: for destroy */
     colo_error_state_t error;
-    _Atomic bool untold;
+    _Atomic bool to_notify;
 };
 
 /* ---- group.c ---- */

@@ -234,7 +234,7 @@ static bool post(struct transport *w, struct in *in)
 }
 
 /* Nothing of a peer that failed is waiting any more: says so, once for each. */
-static int tell_gone(struct transport *w, int32_t *peer)
+static int report_gone(struct transport *w, int32_t *peer)
 {
     for (int32_t r = 0; r < w->size; r++) {
         struct peer *p = &w->peer[r];
@@ -260,7 +260,7 @@ static int receive(struct transport *w, int32_t *peer, const void **frame, size_
     for (int i = 0; i < RING; i++) {
         struct in *in = &w->in[w->next];
         if (!in->done)
-            return tell_gone(w, peer);
+            return report_gone(w, peer);
         const uint64_t from = in->tag & RANK_MASK;
         if (in->status == UCS_OK && from < (uint64_t)w->size) {
             w->held = true;

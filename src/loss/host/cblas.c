@@ -112,10 +112,10 @@ static colo_status_t usual(colo_cblas_t *lib, const char **name)
 }
 
 /* One line a process. */
-static void tell(const char *what, const char *why)
+static void report(const char *what, const char *why)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (colo_log_on(COLO_LOG_INFO) && !atomic_flag_test_and_set(&told))
+    static atomic_flag reported = ATOMIC_FLAG_INIT;
+    if (colo_log_on(COLO_LOG_INFO) && !atomic_flag_test_and_set(&reported))
         colo_log(COLO_LOG_INFO, "lm_head: products in host memory by %s%s%s", what,
                  why[0] ? ": " : "", why);
 }
@@ -129,7 +129,7 @@ colo_status_t colo_cblas_find(colo_cblas_t *lib, bool *found)
     colo_status_t st;
     name = asked;
     if (strcmp(asked, "loops") == 0) {
-        tell("loops", "COLO_GEMM");
+        report("loops", "COLO_GEMM");
         return COLO_OK;
     }
     if (any || strcmp(asked, "cblas") == 0)
@@ -138,8 +138,8 @@ colo_status_t colo_cblas_find(colo_cblas_t *lib, bool *found)
         st = load(asked, lib);
     *found = st == COLO_OK;
     if (*found)
-        tell(name, "");
+        report(name, "");
     else if (any)
-        tell("loops", colo_last_error());
+        report("loops", colo_last_error());
     return any ? COLO_OK : st;
 }

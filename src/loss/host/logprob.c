@@ -275,16 +275,16 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
         const unsigned char *block = block_of(p, r);
         const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
         double m = get(block + b->m, stat, k), down = m - g.m;
-        const bool spread = b->d >= 0 && (p->own == 0 || r == p->rank);
+        const bool own_d = b->d >= 0 && (p->own == 0 || r == p->rank);
         if (m == -INFINITY) { /* empty: nothing; all -inf: d is -inf */
-            d += spread ? get(block + b->d, stat, k) : 0;
+            d += own_d ? get(block + b->d, stat, k) : 0;
             continue;
         }
         double c = exp(down), s = get(block + b->s, stat, k);
         sum += c * s;
         if (b->u >= 0 && c > 0)
             u += c * (get(block + b->u, stat, k) + down * s);
-        if (spread)
+        if (own_d)
             d += get(block + b->d, stat, k) + (double)head->columns * down;
         if (target >= head->start && target - head->start < head->columns)
             g.xt = get(block + b->xt, stat, k) + down;

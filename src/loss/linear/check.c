@@ -225,7 +225,7 @@ colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
     return COLO_OK;
 }
 
-static bool meet(const colo_tensor_t *a, const colo_tensor_t *b)
+static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
 {
     if (!colo_tensor_count(a) || !colo_tensor_count(b))
         return false;
@@ -252,7 +252,7 @@ static colo_status_t check_d_hidden(const colo_linear_logprob_t *l, const colo_t
                          "d_hidden: rows are %" PRId64
                          " elements apart, a collective over it needs contiguous rows of %" PRId64,
                          d->stride[0], d->shape[1]);
-    if (meet(d, hidden))
+    if (overlap(d, hidden))
         return colo_fail(COLO_ERR_ARG, "d_hidden: overlaps hidden");
     return COLO_OK;
 }

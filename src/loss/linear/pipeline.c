@@ -328,13 +328,13 @@ static colo_status_t make_logits(struct colo_linear_call *k, int64_t u)
     return record(k, LOGITS0 + (int32_t)(u % 2), k->main);
 }
 
-static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
+static colo_status_t gather_blocks(struct colo_linear_call *k, bool check)
 {
     struct colo_logprob_pass *p = &k->pass;
     COLO_TRY(colo_comm_i_all_gather(k->l->group, COLO_CATEGORY_LOSS,
                                     p->blocks + p->rank * p->block.bytes, p->blocks,
                                     p->segments * p->block.bytes, COLO_U8, k->aux));
-    return look && colo_lm_head_config(k->l->head)->mem == COLO_HOST
+    return check && colo_lm_head_config(k->l->head)->mem == COLO_HOST
                ? colo_logprob_i_check_headers(p)
                : COLO_OK;
 }
