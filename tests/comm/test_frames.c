@@ -30,7 +30,7 @@ static struct bench set_up(void)
     void *transport = NULL;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     b.peer = pair[1];
-    assert_ok(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, &transport));
+    assert_ok(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &transport));
     setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
     assert_ok(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, 0, 2,
                                 true, &b.comm));

@@ -50,8 +50,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     colo_comm_t *c = NULL;
     setenv("COLO_TIMEOUT_MS", "1", 1); /* destroy waits as long for a goodbye */
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
-    FUZZ_CHECK(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, &transport) == COLO_OK, "%s",
-               colo_last_error());
+    FUZZ_CHECK(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &transport) ==
+                   COLO_OK,
+               "%s", colo_last_error());
     FUZZ_CHECK(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, 0, 2,
                                  true, &c) == COLO_OK,
                "%s", colo_last_error());
