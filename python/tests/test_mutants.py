@@ -350,15 +350,15 @@ MUTANTS = {
     'the pool of ragged batches has space for y alone': (
         'torch/ragged.py', '+ (0 if owner._sums else back)', '', 'test_torch_arena.py', 'test_outputs_of_ragged'),
     'a registered tensor is given back under a late peer': (
-        'memory.py', '_stays.append(self.owner)', 'pass', 'test_torch_arena.py', 'test_memory_that_a_failure_left'),
+        'memory.py', '_stays.append(self.owner)', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
     'a block is used again before the stream that had it is done': (
-        'torch/arena.py', 'stream.wait_stream(last)', 'pass', 'test_torch_arena.py',
+        'torch/arena.py', 'stream.wait_stream(last)', 'pass', 'test_torch_blocks.py',
         'test_another_stream_waits'),
     'the workspace is used again before the stream that had it is done': (
-        'torch/arena.py', 'stream.wait_stream(self._last)', 'pass', 'test_torch_arena.py',
+        'torch/arena.py', 'stream.wait_stream(self._last)', 'pass', 'test_torch_blocks.py',
         'test_another_stream_waits'),
     'a graph has a block that others get': (
-        'torch/arena.py', 'not self.reached[1 - side] or region._capturing()', 'not self.reached[1 - side]', 'test_torch_arena.py',
+        'torch/arena.py', 'not self.reached[1 - side] or region._capturing()', 'not self.reached[1 - side]', 'test_torch_blocks.py',
         'test_captured_calls'),
     'sums are read from a workspace that has something else': (
         'torch/arena.py', 'workspace.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
@@ -369,23 +369,23 @@ MUTANTS = {
         'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])", 'False',
         'test_torch_arena.py', 'test_without_memory'),
     'what takes tensors back is gone before the last of them': (
-        'dlpack.py', 'c.pythonapi.Py_IncRef(c.py_object(_kept))', 'pass', 'test_torch_arena.py',
+        'dlpack.py', 'c.pythonapi.Py_IncRef(c.py_object(_kept))', 'pass', 'test_torch_blocks.py',
         'test_tensors_may_go_with'),
     'the same, when its communicator was destroyed before': (
-        'comm.py', 'self.died = True', 'pass', 'test_torch_arena.py', 'test_memory_that_a_failure_left'),
+        'comm.py', 'self.died = True', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
     'reached is what one host would reach': (
         'torch/bridge.py', "ranks_per_node=options['ranks_per_node'], nodes", 'ranks_per_node=0, nodes',
-        'test_torch_arena.py', 'test_what_is_reached_goes_by_the_hosts'),
+        'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
     'a plan forgets which rank is on which node': (
         'plan.py', 'raw.nodes = self._nodes', 'pass', 'test_core.py', 'test_plans_by_nodes'),
     'a plan asked for one level takes two': (
         'plan.py', 'one_level=one_level)', 'one_level=False)', 'test_core.py', 'test_plans_by_nodes'),
     'memory is exposed as if GPUs passed on what entered a node': (
-        'torch/bridge.py', 'one_level=True', 'one_level=False', 'test_torch_arena.py',
+        'torch/bridge.py', 'one_level=True', 'one_level=False', 'test_torch_blocks.py',
         'test_what_is_reached_goes_by_the_hosts'),
     'memory is exposed as if all ranks shared a host': (
         'torch/bridge.py', "nodes = None if options['ranks_per_node'] else", 'nodes = None and',
-        'test_torch_arena.py', 'test_what_is_reached_goes_by_the_hosts'),
+        'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
     'tokens that do not count are multiplied': (
         'compat.py', "'partial', 0, most, None", "'partial', 0, None, None", 'test_compat.py',
         'test_head_and_loss_of_few_tokens'),
@@ -399,7 +399,7 @@ MUTANTS = {
         'torch/linear_plan.py', 'if t.data_ptr() % 256 == 0:', 'if True:', 'test_torch_linear.py',
         'test_what_is_kept_may_come_back'),
     'memory is freed under a late peer': (
-        'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_arena.py',
+        'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_blocks.py',
         'test_memory_that_a_failure_left'),
     'a refusal stays on its rank': (
         'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
