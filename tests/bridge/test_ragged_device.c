@@ -523,6 +523,22 @@ T_CASE(forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are)
 
 /* ---- memory ---- */
 
+static colo_status_t run_large(colo_comm_t *comm, void *arg)
+{
+    return t_ragged_large(comm, &where);
+}
+
+static colo_status_t large_batches(colo_comm_t *comm, void *arg)
+{
+    return disguised(comm, run_large, arg);
+}
+
+T_CASE(sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
+{
+    memset(told, 0, sizeof told);
+    assert_ok(colo_comm_threads_run(2, large_batches, NULL));
+}
+
 /* Dense batches of more and more rows, up to max_rows of each source rank. */
 static colo_status_t run_growing(colo_comm_t *comm, void *arg)
 {

@@ -197,30 +197,6 @@ static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where
     return COLO_OK;
 }
 
-/* Regions so large that a rank's own addend is read where it lies: workspace has no copy of it,
- * only the other rank's, and the staging of half of what comes and goes. */
-static inline colo_status_t t_large_sums(colo_comm_t *comm, const t_ragged_where_t *w)
-{
-    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
-    const t_ragged_options_t o = {.tensors = 1, .where = w};
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
-    t_ragged_t t;
-    t_ragged_uniform(&t, &src, &dst, (ref_shape_t){2, 4096, 1028});
-    t.dtype = "bf16";
-    t.c.full = t.c.partial = true;
-    rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
-    const colo_segments_t s = t_ragged_segments(&t);
-    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
-    rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
-    rank_try(w->quiet(w->arg));
-    rank_check(colo_bridge_workspace_size(bridge) < (size_t)(4096 * 1028 * 2) * 5 / 2);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&bridge);
-    t_ragged_free(&t);
-    return COLO_OK;
-}
-
 /* ---- graphs ---- */
 
 /* Forward and backward of a batch, launched, then captured: two replays give the same bits. */
@@ -379,7 +355,7 @@ static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
 static inline colo_status_t t_ragged_large_sums(t_gpu_rank_t *r, void *arg)
 {
     const t_ragged_where_t w = t_where(r);
-    return t_large_sums(r->gpus, &w);
+    return t_ragged_large(r->gpus, &w);
 }
 
 static inline colo_status_t t_ragged_captured(t_gpu_rank_t *r, void *arg)

@@ -45,4 +45,8 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
 /* One rank's whole job: create, set, forward, backward, bytes, destroy. */
 colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm);
 
+/* Backward of a batch whose regions are large, and that a rank's own gradient is not copied then.
+ */
+colo_status_t t_ragged_large(colo_comm_t *comm, const t_ragged_where_t *w);
+
 #endif
