@@ -47,6 +47,7 @@ COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootst
  * @comm:       borrowed as long as @bootstrap is used. Its statistics count the all-gathers, and
  *              its deadline holds for them
  * @bootstrap:  out, a value that the caller owns
+ * Errors:      COLO_ERR_ARG
  */
 COLO_API colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap);
 

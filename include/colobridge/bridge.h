@@ -44,8 +44,8 @@ typedef struct colo_bridge_config {
     int64_t ranks_per_node; /* 0: the nodes of the comm, colo_comm_node() */
     colo_mem_t mem;         /* where tensors live */
     /* For GPUs, the same on all ranks. AUTO: the memory of each call decides (memory.h). With NCCL
-     * and PEER the ranks need not agree in a call, but for the forward of ragged batches. With PEER only tensors that other ranks reach
-     * must be registered; if nothing arrives from other ranks, any tensor will do. */
+     * and PEER the ranks agree in no call, except in the forward of ragged batches. With PEER
+     * only tensors that other ranks reach must be registered. */
     colo_transport_t transport;
     /* Ragged batches (ragged.h): shape.features and dtype are those of the usual tensor, the rest
      * of shape is 0. algo is EXACT, and axes is NULL or "th". */

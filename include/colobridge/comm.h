@@ -60,7 +60,7 @@ typedef enum colo_op_kind {
 } colo_op_kind_t;
 
 /**
- * What one comm did, by kind and owner: operations that ended with COLO_OK, and this rank's
+ * What one comm did, by kind and category: operations that ended with COLO_OK, and this rank's
  * bytes, sent (given to others) and received, the same by convention on every backend. With n
  * ranks:
  *   all_gather       sent: own bytes; received: (n-1) * own bytes
@@ -116,6 +116,7 @@ COLO_API colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, vo
 /**
  * colo_comm_create_self() - a comm of one rank (world rank 0), for calls that need a group
  * @comm:  out, owned by the caller
+ * Errors:  COLO_ERR_ARG (also: a value of an environment variable is not allowed), COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_comm_create_self(colo_comm_t **comm);
 
@@ -170,29 +171,32 @@ COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
  * Errors:        COLO_ERR_ARG (negative, twice)
  */
 COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks);
-/** colo_comm_backend() - "threads", "self", "sockets", "mpi", "nccl" */
+/** colo_comm_backend() - "threads", "self", "sockets", "ucx", "mpi", "nccl"; static storage */
 COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
 /** colo_comm_set_name() - at most 31 bytes, for error messages and dumps ("cp") */
 COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
 /** colo_comm_name() - the name set by colo_comm_set_name(), else "". The comm owns the string */
 COLO_API const char *colo_comm_name(const colo_comm_t *comm);
-/** colo_comm_set_timeout() - milliseconds, > 0; children made later inherit it */
+/** colo_comm_set_timeout() - the deadline of waits in milliseconds, > 0; local. Comms made from
+ * this one later inherit it. Errors: COLO_ERR_ARG */
 COLO_API colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms);
-/** colo_comm_set_check() - COLO_CHECK level 0..2 for this comm; children made later inherit it */
+/** colo_comm_set_check() - the COLO_CHECK level 0..2 of this comm, the same on all ranks; local.
+ *  Comms made from this one later inherit it. Errors: COLO_ERR_ARG */
 COLO_API colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level);
 /** colo_comm_check_level() - the COLO_CHECK level in force for this comm, 0..2; 0 if @comm is NULL
  */
 COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
 
-/*
- * ---- operations; each is collective over the comm ---- All return COLO_ERR_ARG (count < 0,
- * NULL for count > 0, unknown dtype, sizes past 2^63 bytes, buffers that overlap other than in
- * place), COLO_ERR_MISMATCH (ranks run different operations), COLO_ERR_TIMEOUT (a rank did not
- * come by the deadline, or has left), COLO_ERR_PEER, COLO_ERR_ABORTED, and what the backend met
- * (COLO_ERR_MPI, _IO, _NCCL, _CUDA). Wrong arguments on one rank kill the comm, except at
- * COLO_CHECK=2, where all ranks return an error and it lives on. If a rank is missing or differs
- * when the operation begins, or has wrong arguments, nothing is written. After a failure in
- * flight the output may be partly written (status.h).
+/* ---- operations; each is collective over the comm ----
+ *
+ * @count counts elements of @dtype. All return COLO_ERR_ARG (count < 0, NULL for count > 0, unknown
+ * dtype, sizes past 2^63 bytes, buffers that overlap other than in place), COLO_ERR_MISMATCH (ranks
+ * run different operations), COLO_ERR_TIMEOUT (a rank did not come by the deadline, or has left),
+ * COLO_ERR_PEER, COLO_ERR_ABORTED, and what the backend met (COLO_ERR_MPI, _IO, _NCCL, _CUDA).
+ * Wrong arguments on one rank kill the comm, except at COLO_CHECK=2, where all ranks return an
+ * error and it lives on. If a rank is missing or differs when the operation begins, or has wrong
+ * arguments, nothing is written. After a failure in flight the output may be partly written
+ * (status.h).
  */
 
 /** colo_comm_all_gather() - recv[r * count ..] = rank r's send.
@@ -246,8 +250,7 @@ COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 
 /**
  * colo_comm_stats() - copy the counters of this rank; local, any thread
- * @statistics:  out, written by the call; untouched if @comm is NULL or belongs to a parent
- *               process
+ * @stats:  out, written by the call; untouched if @comm is NULL or belongs to a parent process
  */
 COLO_API void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats);
 /** colo_comm_stats_reset() - set all counters of this rank to 0; local, any thread */

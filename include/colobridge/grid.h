@@ -119,14 +119,16 @@ COLO_API colo_status_t colo_grid_group(const colo_grid_t *grid, const char *dims
  * colo_grid_group_as_given() - colo_grid_group() with the members in the order of @dims: the last
  * dim of @dims varies fastest in the group
  * Dims a, b, c of extent 2 and "a-b" give [0, 2, 1, 3]; the canonical order is [0, 1, 2, 3].
+ * Errors:  as colo_grid_group()
  */
 COLO_API colo_status_t colo_grid_group_as_given(const colo_grid_t *grid, const char *dims,
                                                 int64_t rank, colo_group_t *group);
-/** colo_grid_group_at() - write canonical group number @ordinal of @dims; its index is 0 */
+/** colo_grid_group_at() - write canonical group number @ordinal of @dims; its index is 0. Errors:
+ * as colo_grid_group(); COLO_ERR_ARG if there is no group of that number */
 COLO_API colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *dims,
                                           int64_t ordinal, colo_group_t *group);
 /** colo_grid_key() - write the canonical key of @dims to @key [COLO_KEY_MAX]: their names in the
- *  reverse order of the grid, joined by "-" ("dp-tp") */
+ *  reverse order of the grid, joined by "-" ("dp-tp"). Errors: as colo_grid_group() */
 COLO_API colo_status_t colo_grid_key(const colo_grid_t *grid, const char *dims, char *key);
 
 /** colo_group_member() - world rank of member @i, which is not checked; -1 if @group is NULL */

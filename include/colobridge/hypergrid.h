@@ -19,7 +19,12 @@ extern "C" {
 
 typedef struct colo_hypergrid colo_hypergrid_t;
 
-/** colo_hypergrid_create() - owned by the caller; @base is copied. One thread at a time. */
+/**
+ * colo_hypergrid_create() - a hypergrid with the view "base" and no communicators; local
+ * @hyper:  out, owned by the caller; one thread at a time uses it
+ * @base:   copied
+ * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
+ */
 COLO_API colo_status_t colo_hypergrid_create(colo_hypergrid_t **hyper, const colo_grid_t *base);
 /** colo_hypergrid_destroy() - destroys every communicator it created, once; NULL is fine */
 COLO_API void colo_hypergrid_destroy(colo_hypergrid_t **hyper);

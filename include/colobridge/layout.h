@@ -67,13 +67,14 @@ typedef struct colo_shape {
     int64_t positions; /* S of the destination's map; 0: as in the layout */
 } colo_shape_t;
 
-/** What one rank owns: samples [b0, b1), features [h0, h1), rows as runs in local order. */
+/** Rows that follow each other both in the sample and on the rank. */
 typedef struct colo_run {
     int64_t row;   /* first row (global, within a sample) */
     int64_t count; /* rows row .. row + count - 1 */
     int64_t local; /* local index of the first */
 } colo_run_t;
 
+/** What one rank owns: samples [b0, b1), features [h0, h1), rows as runs in local order. */
 typedef struct colo_owned {
     int64_t b0, b1, h0, h1;
     int64_t rows; /* local rows */
@@ -129,17 +130,20 @@ COLO_API colo_status_t colo_layout_split_context(colo_layout_t *layout, const ch
                                                  colo_split_kind_t kind);
 /** colo_layout_clear() - remove all splits of one axis */
 COLO_API void colo_layout_clear(colo_layout_t *layout, colo_axis_t axis);
-/** colo_layout_map_offset() - give row i position @offset + i of @positions */
+/** colo_layout_map_offset() - give row i position @offset + i of @positions. Errors: COLO_ERR_ARG
+ *  unless 0 <= @offset < @positions */
 COLO_API colo_status_t colo_layout_map_offset(colo_layout_t *layout, int64_t offset,
                                               int64_t positions);
 /** colo_layout_map_table() - give row i position @table[i]. The positions are distinct and in
- *  [0, @positions). @table [rows] is borrowed: it must outlive every object made from the layout */
+ *  [0, @positions). @table [rows] is borrowed: it must outlive every object made from the layout.
+ *  colo_layout_check() and these objects check its entries. Errors: COLO_ERR_ARG (NULL, sizes) */
 COLO_API colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table,
                                              int64_t rows, int64_t positions);
 /**
  * colo_layout_stage() - let only ranks with coordinate @stage along @dim have the tensor
  * @dim:    may be NULL with COLO_STAGE_ANY
  * @stage:  COLO_STAGE_LAST is the last coordinate; COLO_STAGE_ANY removes the filter
+ * Errors:  COLO_ERR_ARG: an unknown dim, one that splits an axis, a coordinate outside of it
  */
 COLO_API colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim, int64_t stage);
 

@@ -31,6 +31,7 @@ typedef void (*colo_log_fn)(colo_log_level_t level, const char *line, void *user
  *         library: what that logs on the same thread is dropped, and colo_last_error() stays
  *         what it was. Other threads that log wait for it, so it does not wait for other ranks.
  * @user:  borrowed; handed to @fn
+ * @level: the last level that is sent; COLO_LOG_OFF sends nothing
  */
 COLO_API void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level);
 

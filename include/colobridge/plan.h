@@ -38,8 +38,8 @@ typedef struct colo_plan_config {
     bool no_grad;           /* the source side is frozen: no backward plan */
     int64_t ranks_per_node; /* 0: one node, or those of nodes */
     const colo_nodes_t *nodes; /* borrowed while the plan lives; NULL: by ranks_per_node */
-    /* Each rank gets all that it lacks from ranks that hold it. Else what several ranks of a node
-     * lack enters the node once, and they pass it on. */
+    /* true: each rank receives what it lacks from ranks that hold it. false: data that several
+     * ranks of a node lack enter the node once, and these ranks pass them on. */
     bool one_level;
 } colo_plan_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */

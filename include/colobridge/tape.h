@@ -60,6 +60,9 @@ COLO_API void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream);
  * @d_t:      NULL: the tape makes the gradient buffer; else the caller's, to which backward
  *            *adds*: @t's shape, contiguous, @t's dtype; for bf16 and fp16 also fp32 (a main
  *            gradient)
+ * @value:    out, the number of the value
+ * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (@d_t is not like @t), COLO_ERR_STATE (backward has run),
+ *            COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
                                       const colo_tensor_t *d_t, colo_value_t *value);
@@ -83,7 +86,8 @@ typedef struct colo_tape_record {
 /**
  * colo_tape_record() - append a node; local
  * @record:  borrowed for the call; members that are not needed may be 0
- * Errors:   COLO_ERR_ARG, COLO_ERR_NOMEM
+ * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (an output), COLO_ERR_STATE (backward has run),
+ *           COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const colo_tape_record_t *record);
 /**

@@ -55,7 +55,8 @@ typedef struct colo_tensor {
 COLO_API size_t colo_dtype_size(colo_dtype_t dtype);
 /** colo_dtype_name() - "f32", "bf16", "i64" ...; "?" for an unknown dtype */
 COLO_API const char *colo_dtype_name(colo_dtype_t dtype);
-/** colo_dtype_parse() - from the name above, also fp32, float32, bfloat16, half, int64 ... */
+/** colo_dtype_parse() - from the name above, also fp32, float32, bfloat16, half, int64 ...
+ *  Errors: COLO_ERR_ARG, with the names that are known; @dtype is then untouched */
 COLO_API colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype);
 /** colo_dtype_is_float() - true for f32, f64, bf16, f16 */
 COLO_API bool colo_dtype_is_float(colo_dtype_t dtype);

@@ -501,8 +501,8 @@ colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
     if (nruns)
         *nruns = runs.n;
     if (out && runs.n > cap) {
-        st = colo_fail(COLO_ERR_ARG, "layout: room for %lld runs, %lld needed", (long long)cap,
-                       (long long)runs.n);
+        st = colo_fail(COLO_ERR_ARG, "layout: cap is %lld, expected at least %lld runs",
+                       (long long)cap, (long long)runs.n);
         goto done;
     }
     if (out && runs.n)

@@ -245,7 +245,7 @@ colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config
     colo_ragged_places_t places = {0};
     if (!plan || rank < 0)
         return colo_fail(COLO_ERR_ARG, "plan: %s, expected %s", plan ? "rank < 0" : "plan is NULL",
-                         plan ? "a world rank" : "where to put it");
+                         plan ? "a world rank" : "the output");
     COLO_TRY(colo_plan_check_config(config, &own));
     config = &own;
     colo_status_t st = colo_ragged_init(&r, config->src, config->dst, &config->shape);

@@ -174,7 +174,7 @@ colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segment
     if (!bridge) /* and no comm on which other ranks could be told */
         return colo_fail(COLO_ERR_ARG, "segments: bridge is NULL");
     if (!batch)
-        st = colo_fail(COLO_ERR_ARG, "segments: batch is NULL, expected where to put it");
+        st = colo_fail(COLO_ERR_ARG, "segments: batch is NULL, expected an address for it");
     else if (!bridge->ragged)
         st = colo_fail(COLO_ERR_ARG, "segments: the bridge was created for uniform batches; set "
                                      "ragged in its config");

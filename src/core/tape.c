@@ -68,7 +68,7 @@ void colo_tape_give(colo_tape_t *tape, const void *data)
 colo_status_t colo_tape_create(colo_tape_t **tape)
 {
     if (!tape)
-        return colo_fail(COLO_ERR_ARG, "tape: where to put it is NULL");
+        return colo_fail(COLO_ERR_ARG, "tape: the output is NULL");
     colo_tape_t *made = calloc(1, sizeof *made);
     if (!made)
         return colo_fail(COLO_ERR_NOMEM, "tape: %zu bytes", sizeof *made);

@@ -52,7 +52,7 @@ bool colo_dtype_is_float(colo_dtype_t dtype)
 colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype)
 {
     if (!text || !dtype)
-        return colo_fail(COLO_ERR_ARG, "dtype: NULL");
+        return colo_fail(COLO_ERR_ARG, "dtype: %s is NULL", text ? "the output" : "the text");
     for (int i = 0; i < COLO_DTYPE_COUNT; i++) {
         bool hit = strcmp(text, dtypes[i].name) == 0;
         for (int k = 0; k < 3 && dtypes[i].also[k]; k++)

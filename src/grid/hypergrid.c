@@ -99,7 +99,7 @@ static colo_status_t get_view(const colo_hypergrid_t *h, const char *name, const
 {
     char q[COLO_QUOTE_MAX];
     if (!h)
-        return colo_fail(COLO_ERR_ARG, "hypergrid: NULL");
+        return colo_fail(COLO_ERR_ARG, "hypergrid: the object is NULL");
     *view = name ? find_view(h, name) : &h->base;
     if (!*view)
         return colo_fail(COLO_ERR_MISSING, "View '%s' is not registered",

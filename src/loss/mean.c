@@ -35,7 +35,7 @@ static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
         return colo_fail(COLO_ERR_ARG, "loss mean: n_valid is NULL, expected the count of tokens");
     if (!out || !out->value || !out->num || !out->den || !out->factor)
         return colo_fail(COLO_ERR_ARG,
-                         "loss mean: out or a member of it is NULL, expected room for "
+                         "loss mean: out or a member of it is NULL, expected memory for "
                          "value, num, den and factor");
     return COLO_OK;
 }

@@ -120,7 +120,8 @@ T_CASE(bad_views_are_refused_and_not_registered)
     assert_fails(colo_hypergrid_view(f->hyper, "v", &view), COLO_ERR_MISSING,
                  "View 'v' is not registered");
     assert_ptr_equal(view, &f->base);
-    assert_fails(colo_hypergrid_view(NULL, "v", &view), COLO_ERR_ARG, "hypergrid: NULL");
+    assert_fails(colo_hypergrid_view(NULL, "v", &view), COLO_ERR_ARG,
+                 "hypergrid: the object is NULL");
     assert_fails(colo_hypergrid_view(f->hyper, "moe", NULL), COLO_ERR_ARG, "the output is NULL");
 }
 
@@ -281,7 +282,8 @@ T_CASE(bad_requests_are_refused_by_every_call)
         assert_fails(colo_hypergrid_create_comm(f->hyper, bad[i].view, bad[i].dims, self, &out),
                      bad[i].want, bad[i].words);
     }
-    assert_fails(colo_hypergrid_key(NULL, NULL, "tp", key), COLO_ERR_ARG, "hypergrid: NULL");
+    assert_fails(colo_hypergrid_key(NULL, NULL, "tp", key), COLO_ERR_ARG,
+                 "hypergrid: the object is NULL");
     assert_fails(colo_hypergrid_key(f->hyper, NULL, "tp", NULL), COLO_ERR_ARG, "output is NULL");
     assert_fails(colo_hypergrid_comm(f->hyper, NULL, "tp", NULL), COLO_ERR_ARG, "output is NULL");
     assert_fails(colo_hypergrid_create_comm(f->hyper, NULL, "tp", NULL, &out), COLO_ERR_ARG,
