@@ -436,7 +436,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
         own = summed ? sum_addends(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream);
     if (own < 0) /* the others have all they need, and would go on */
         return colo_comm_i_fail(b->comm, own);
-    if (!p->two_levels)
+    if (!p->two_levels[pass])
         return COLO_OK;
     /* from output to output: what entered the node here goes to the others that need it */
     l = &s->relay[pass];

@@ -163,6 +163,16 @@ static int context_dims(const colo_layout_t *l, int32_t *dims)
     return n;
 }
 
+/* Do several ranks need the same? The same on all ranks. */
+static bool has_replicas(const colo_side_t *side)
+{
+    const colo_layout_t *l = side->layout;
+    int64_t blocks = l->stage_dim < 0 ? 1 : l->grid.extent[l->stage_dim];
+    for (int axis = 0; axis < 3; axis++)
+        blocks *= axis == COLO_ROWS && side->full ? 1 : colo_layout_parts(l, axis);
+    return blocks < l->grid.size;
+}
+
 /* All overlaps of one pass; backward PARTIAL: once per addend, with the context dims pinned. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src, colo_side_t dst)
 {
@@ -178,7 +188,7 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     int32_t dims[COLO_MAX_SPLITS];
     int ndims = context_dims(&plan->dst, dims);
     w->several_nodes = colo_nodes_several(cfg);
-    plan->two_levels = w->several_nodes && !cfg->one_level;
+    plan->two_levels[pass] = w->several_nodes && !cfg->one_level && has_replicas(need);
     for (int64_t addend = 0; addend < (partial ? plan->addends : 1); addend++) {
         int64_t left = addend;
         for (int i = 0; i < COLO_MAX_DIMS; i++)

@@ -55,7 +55,7 @@ struct colo_plan {
     colo_routes_t send[2], recv[2], local[2];
     /* The second exchange, after the first and its sums: parts of what is needed, from one
      * destination to the others on its node. Offsets are those of the needed side. */
-    bool two_levels; /* ranks make it, with messages or without: the same on all */
+    bool two_levels[2]; /* ranks make it, with messages or without: the same on all */
     colo_routes_t relay_send[2], relay_recv[2];
     int64_t left_out[2]; /* bytes that this rank holds and a gateway adds up for it */
     int64_t entering[2]; /* this rank's part of the bytes that must enter its node */

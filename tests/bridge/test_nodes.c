@@ -123,4 +123,51 @@ T_CASE(bridge_without_ranks_per_node_asks_the_communicator)
     unsetenv("COLO_NODE");
 }
 
+/* ---- calls ---- */
+
+typedef struct counted {
+    t_case_t c;
+    int exchanges[2]; /* expected, by pass */
+} counted_t;
+
+static colo_status_t counting_rank(colo_comm_t *world, void *arg)
+{
+    const counted_t *k = arg;
+    const int64_t rank = colo_comm_rank(world);
+    colo_bridge_t *bridge = NULL;
+    colo_comm_stats_t stats;
+    rank_try(t_case_bridge(&bridge, &k->c, world, COLO_HOST));
+    for (int pass = 0; pass < 2; pass++) {
+        t_buffer_t in, out;
+        rank_try(t_case_tensor(&k->c, pass ? T_DY : T_X, rank, 0, true, &in));
+        rank_try(t_case_tensor(&k->c, pass ? T_DX : T_Y, rank, 0, false, &out));
+        colo_comm_stats_reset(world);
+        rank_try((pass ? colo_bridge_backward : colo_bridge_forward)(bridge, &in.t, &out.t, NULL));
+        colo_comm_stats(world, &stats);
+        rank_check(stats.ops[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE] ==
+                   (uint64_t)k->exchanges[pass]);
+        t_buffer_free(&in);
+        t_buffer_free(&out);
+    }
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+T_CASE(pass_in_which_no_two_ranks_need_the_same_has_one_exchange)
+{
+    const char *const src[] = {"tp=1,dp=8", "tp=8,dp=1", "tp=2,dp=4"};
+    const int back[] = {1, 2, 2};
+    for (int i = 0; i < 3; i++)
+        for (int sharded = 0; sharded < 2; sharded++) {
+            counted_t k = {.c = {.src = t_side(src[i], true),
+                                 .dst = t_side("tp=1,cp=2,dp=4", false),
+                                 .shape = {8, 8, 4},
+                                 .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
+                                 .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL,
+                                 .ranks_per_node = 4},
+                           .exchanges = {sharded ? 1 : 2, back[i]}};
+            assert_ok(t_run_ranks(8, counting_rank, &k, sizeof k));
+        }
+}
+
 T_MAIN("bridge/nodes")
