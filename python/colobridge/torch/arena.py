@@ -120,7 +120,7 @@ class Pool:
 
     def _new(self, like: Any, shape: Any) -> Any:
         import torch
-        with torch.cuda.use_mem_pool(self._pool, self._device):
+        with torch.cuda.use_mem_pool(self._pool, self._device.index):  # a number is found in less time
             return like.new_empty(shape)
 
     def holds(self, t: Any) -> bool:
@@ -227,18 +227,17 @@ class Arena:
         return region.begin <= t.data_ptr() < region.end or (
             region.pool is not None and region.pool.holds(t) and not region._capturing())
 
-    def lend(self, side: int, current: Callable[[], Any], like: Any, shape: Any) -> Any:
-        """A tensor of this memory for the current stream, None where there is none, or none for a captured
+    def lend(self, side: int, stream: Any, like: Any, shape: Any) -> Any:
+        """A tensor of this memory for the current @stream, None where there is none, or none for a captured
         call."""
         region = self.region
         if region.pool is not None and region.pool.nbytes:
             if not self.reached[1 - side] or side != self.side[1 - side] or region._capturing():
                 return None
-            return region.pool.empty(like, shape, current())
+            return region.pool.empty(like, shape, stream)
         free = region.free[side]
         if not free or not self.reached[1 - side] or region._capturing():
             return None
-        stream = current()
         try:
             offset = free.popleft()
         except IndexError:  # another thread was faster

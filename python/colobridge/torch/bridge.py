@@ -215,17 +215,17 @@ class _Ready:
         import torch
         return torch.cuda.current_stream(self.device)
 
-    def output(self, side: int, like: Any, shape: Any) -> Any:
-        """A new tensor on one side: a block of the arena's where there is one."""
+    def output(self, side: int, like: Any, shape: Any, stream: Any) -> Any:
+        """A new tensor on one side for the current @stream: one of the arena's where there is one."""
         arena = self.arena
-        lent = None if arena is None else arena.lend(side, self.stream, like, shape)
+        lent = None if arena is None else arena.lend(side, stream, like, shape)
         return like.new_empty(shape) if lent is None else lent
 
-    def carry(self, direction: int, x: Any, y: Any) -> None:
+    def carry(self, direction: int, x: Any, y: Any, stream: Any) -> None:
         """y from x, forward (0), or x from y, backward (1), where y and x are gradients. This is
         core.Bridge's forward() and backward() without what costs more than they do."""
         try:
-            stream, arena, pair, own = self.stream(), self.arena, [x, y], None
+            arena, pair, own = self.arena, [x, y], None
             if arena is not None and arena.reached[direction]:
                 side = arena.side[direction]
                 if pair[side] is not None and not arena.holds(pair[side]):
@@ -540,15 +540,17 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, ready: _Ready, here: bool) -> Any:
             ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
-            y = ready.output(1, x, ready.shapes[1])
-            ready.carry(0, x if here else None, y)
+            stream = ready.stream()
+            y = ready.output(1, x, ready.shapes[1], stream)
+            ready.carry(0, x if here else None, y, stream)
             return y
 
         @staticmethod
         @once
         def backward(ctx: Any, d_y: Any) -> Any:
-            d_x = ctx.ready.output(0, d_y, ctx.shape)
-            ctx.ready.carry(1, d_x if ctx.here else None, d_y)
+            stream = ctx.ready.stream()
+            d_x = ctx.ready.output(0, d_y, ctx.shape, stream)
+            ctx.ready.carry(1, d_x if ctx.here else None, d_y, stream)
             return d_x, None, None
 
     return Carry
