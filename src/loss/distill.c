@@ -190,8 +190,8 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
         st = colo_fail(COLO_ERR_ARG, "distill: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
     COLO_TRY(colo_loss_i_begin("distill", st, logits, group, &loss));
-    const uint64_t logits_version = logits->version ? *logits->version : 0;
-    const uint64_t targets_version = targets->version ? *targets->version : 0;
+    const uint64_t logits_version = colo_loss_i_version(logits);
+    const uint64_t targets_version = colo_loss_i_version(targets);
     const colo_logprob_config_t base = base_config(config);
     struct colo_distill_pass p = pass_of(config, logits, targets, &base);
     p.base.rank = colo_comm_rank(group);
@@ -226,22 +226,6 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
 
 /* ---- backward ---- */
 
-/* The targets are read row by row with the logits: nothing written may be among them. */
-static colo_status_t check_apart(const colo_tensor_t *d, const colo_tensor_t *targets)
-{
-    if (colo_tensor_count(d) == 0)
-        return COLO_OK;
-    const int64_t rows = d->shape[0] - 1, cols = d->shape[1];
-    const uintptr_t lo = (uintptr_t)d->data, begin = (uintptr_t)targets->data;
-    const uintptr_t hi = lo + (uintptr_t)(rows * d->stride[0] + cols) * colo_dtype_size(d->dtype);
-    const uintptr_t end =
-        begin + (uintptr_t)(rows * targets->stride[0] + cols) * colo_dtype_size(targets->dtype);
-    if (lo < end && begin < hi)
-        return colo_fail(COLO_ERR_ARG, "d_logits: overlaps the targets (%+" PRId64 " bytes)",
-                         (int64_t)(lo - begin));
-    return COLO_OK;
-}
-
 colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                     const colo_distill_upstream_t *upstream,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
@@ -255,7 +239,10 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
     if (!upstream)
         return colo_fail(COLO_ERR_ARG, "distill: upstream is NULL");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
-    COLO_TRY(check_apart(d_logits, &saved->targets));
+    /* the targets are read row by row with the logits: nothing written may be among them */
+    if (colo_loss_i_ranges_overlap(d_logits, &saved->targets))
+        return colo_fail(COLO_ERR_ARG, "d_logits: overlaps the targets (%+" PRId64 " bytes)",
+                         (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));

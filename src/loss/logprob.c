@@ -279,8 +279,8 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     const colo_loss_ops_t *loss;
     COLO_TRY(colo_loss_i_begin("logprob", st, logits, group, &loss));
     /* as they are now, before the first row is read */
-    const uint64_t logits_version = logits->version ? *logits->version : 0;
-    const uint64_t targets_version = targets->version ? *targets->version : 0;
+    const uint64_t logits_version = colo_loss_i_version(logits);
+    const uint64_t targets_version = colo_loss_i_version(targets);
     const colo_support_saved_t support = colo_loss_i_save_support(given->support);
     struct colo_logprob_pass p = colo_logprob_i_pass(config, logits, targets);
     p.support = colo_loss_i_support(&support);

@@ -82,7 +82,7 @@ static uint64_t version_of(const colo_support_saved_t *s)
     const colo_tensor_t *const all[] = {&s->ids, &s->begin, &s->end};
     uint64_t sum = 0;
     for (int i = 0; i < 3; i++)
-        sum += all[i]->version ? *all[i]->version : 0;
+        sum += colo_loss_i_version(all[i]);
     return sum;
 }
 

@@ -225,7 +225,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
         st = colo_fail(COLO_ERR_ARG, "topk: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
     COLO_TRY(colo_loss_i_begin("topk", st, logits, group, &loss));
-    const uint64_t version = logits->version ? *logits->version : 0;
+    const uint64_t version = colo_loss_i_version(logits);
     const colo_logprob_config_t base = base_config(config);
     unsigned char *behind =
         (unsigned char *)workspace + colo_comm_size(group) * sizes.base.block.bytes;

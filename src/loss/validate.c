@@ -429,8 +429,13 @@ static void extent_of(const colo_tensor_t *x, uintptr_t *lo, uintptr_t *hi)
     *hi = *lo + (uintptr_t)elems * colo_dtype_size(x->dtype);
 }
 
-static bool ranges_intersect(uintptr_t alo, uintptr_t ahi, uintptr_t blo, uintptr_t bhi)
+bool colo_loss_i_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b)
 {
+    uintptr_t alo, ahi, blo, bhi;
+    if (colo_tensor_count(a) == 0 || colo_tensor_count(b) == 0)
+        return false;
+    extent_of(a, &alo, &ahi);
+    extent_of(b, &blo, &bhi);
     return alo < bhi && blo < ahi;
 }
 
@@ -438,13 +443,9 @@ static bool ranges_intersect(uintptr_t alo, uintptr_t ahi, uintptr_t blo, uintpt
  * halves of one wide buffer); with other strides touching ranges count as shared. */
 static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
 {
-    uintptr_t alo, ahi, blo, bhi;
-    if (!colo_tensor_count(a))
+    if (!colo_loss_i_ranges_overlap(a, b))
         return false;
-    extent_of(a, &alo, &ahi);
-    extent_of(b, &blo, &bhi);
-    if (!ranges_intersect(alo, ahi, blo, bhi))
-        return false;
+    const uintptr_t alo = (uintptr_t)a->data, blo = (uintptr_t)b->data;
     uint64_t elem = colo_dtype_size(a->dtype), width = (uint64_t)a->shape[1] * elem,
              step = (uint64_t)a->stride[0] * elem;
     if (a->shape[0] == 1 || a->stride[0] != b->stride[0] || step < 2 * width)

@@ -54,6 +54,12 @@ colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
 /* Does @group move the memory that the logits are in? */
 colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
                                       const char *what);
+/* Do the bytes from the first to the last element of two matrices overlap? */
+bool colo_loss_i_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b);
+static inline uint64_t colo_loss_i_version(const colo_tensor_t *t)
+{
+    return t->version ? *t->version : 0;
+}
 /* COLO_ERR_MODIFIED when the version counter of @t is no longer @saved_at */
 colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at,
                                         const char *what);

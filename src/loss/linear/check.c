@@ -225,18 +225,6 @@ colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
     return COLO_OK;
 }
 
-static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
-{
-    if (!colo_tensor_count(a) || !colo_tensor_count(b))
-        return false;
-    uintptr_t a0 = (uintptr_t)a->data, b0 = (uintptr_t)b->data;
-    uintptr_t a1 = a0 + (uintptr_t)((a->shape[0] - 1) * a->stride[0] + a->shape[1]) *
-                            colo_dtype_size(a->dtype);
-    uintptr_t b1 = b0 + (uintptr_t)((b->shape[0] - 1) * b->stride[0] + b->shape[1]) *
-                            colo_dtype_size(b->dtype);
-    return a0 < b1 && b0 < a1;
-}
-
 static colo_status_t check_d_hidden(const colo_linear_logprob_t *l, const colo_tensor_t *d,
                                     const colo_tensor_t *hidden)
 {
@@ -252,7 +240,7 @@ static colo_status_t check_d_hidden(const colo_linear_logprob_t *l, const colo_t
                          "d_hidden: rows are %" PRId64
                          " elements apart, a collective over it needs contiguous rows of %" PRId64,
                          d->stride[0], d->shape[1]);
-    if (overlap(d, hidden))
+    if (colo_loss_i_ranges_overlap(d, hidden))
         return colo_fail(COLO_ERR_ARG, "d_hidden: overlaps hidden");
     return COLO_OK;
 }

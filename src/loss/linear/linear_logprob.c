@@ -128,11 +128,6 @@ static colo_status_t end_call(const struct colo_linear_call *k, colo_status_t st
     return colo_fail(st, "%s", why);
 }
 
-static uint64_t version_of(const colo_tensor_t *t)
-{
-    return t->version ? *t->version : 0;
-}
-
 static void *in_saved(void *memory, int64_t offset)
 {
     return offset < 0 ? NULL : (char *)memory + offset;
@@ -195,8 +190,8 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         .hidden = *batch->hidden,
         .targets = *batch->targets,
         .support = colo_loss_i_save_support(batch->support),
-        .hidden_version = version_of(batch->hidden),
-        .targets_version = version_of(batch->targets),
+        .hidden_version = colo_loss_i_version(batch->hidden),
+        .targets_version = colo_loss_i_version(batch->targets),
         .max_valid = batch->max_valid,
         .memory = saved_memory,
         .d_weight = shares(&k.s) ? saved->d_weight : NULL,

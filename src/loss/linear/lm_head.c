@@ -297,8 +297,7 @@ colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *h, uint64_t *version)
     if (!h->bound)
         return colo_fail(COLO_ERR_STATE,
                          "lm_head: no weight is bound; call colo_lm_head_bind() first");
-    *version = (h->weight.version ? *h->weight.version : 0) +
-               (h->bias.data && h->bias.version ? *h->bias.version : 0);
+    *version = colo_loss_i_version(&h->weight) + (h->bias.data ? colo_loss_i_version(&h->bias) : 0);
     return COLO_OK;
 }
 
