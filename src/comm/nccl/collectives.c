@@ -237,16 +237,8 @@ static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void 
 
 /* ---- warming up ---- */
 
-/* The first launch of a kernel may wait for the whole device (memory for its stack), so nothing of
- * ours should still be waiting there for a rank that shares it. */
-static ncclResult_t finish(ncclResult_t e, cudaStream_t stream, const struct colo_abandon *abandon)
-{
-    if (e == ncclSuccess)
-        (void)colo_nccl_wait(stream, abandon); /* its error comes back with what is next */
-    return e == ncclSuccess && abandon->is_set ? ncclInternalError : e;
-}
-
-cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_abandon *abandon)
+/* Until the stream is empty, or the caller has gone: what the stream waits for may never come. */
+static cudaError_t wait_for(cudaStream_t stream, const struct colo_abandon *abandon)
 {
     cudaError_t e;
     while ((e = cudaStreamQuery(stream)) == cudaErrorNotReady && !abandon->is_set) {
@@ -254,6 +246,15 @@ cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_abandon *aband
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     }
     return e;
+}
+
+/* The first launch of a kernel may wait for the whole device (memory for its stack), so nothing of
+ * ours should still be waiting there for a rank that shares it. */
+static ncclResult_t finish(ncclResult_t e, cudaStream_t stream, const struct colo_abandon *abandon)
+{
+    if (e == ncclSuccess)
+        (void)wait_for(stream, abandon); /* its error comes back with what is next */
+    return e == ncclSuccess && abandon->is_set ? ncclInternalError : e;
 }
 
 static ncclResult_t warm_messages(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank,
@@ -272,8 +273,8 @@ static ncclResult_t warm_messages(const colo_nccl_lib_t *lib, ncclComm_t nccl, i
     return e != ncclSuccess ? e : closed;
 }
 
-const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
-                           cudaStream_t stream, char *memory, size_t memory_bytes,
+static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, ncclComm_t nccl,
+                           int32_t rank, int32_t n, char *memory, size_t memory_bytes,
                            const struct colo_abandon *abandon)
 {
     static const size_t sizes[] = {1, 2, 4, 8};
@@ -303,6 +304,20 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     if (e == ncclSuccess)
         e = warm_messages(lib, nccl, rank, n, stream, memory, half);
     return e == ncclSuccess ? NULL : lib->error_string(e);
+}
+
+const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
+                           char *memory, size_t memory_bytes, const struct colo_abandon *abandon)
+{
+    cudaStream_t stream;
+    cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e != cudaSuccess)
+        return cudaGetErrorString(e);
+    const char *why = warm_on(stream, lib, nccl, rank, n, memory, memory_bytes, abandon);
+    if (!why && (e = wait_for(stream, abandon)) != cudaSuccess)
+        why = cudaGetErrorString(e);
+    cudaStreamDestroy(stream);
+    return why;
 }
 
 const colo_comm_ops_t colo_comm_nccl_ops = {

@@ -220,23 +220,14 @@ struct load {
 static void load_main(void *p)
 {
     struct load *t = p;
-    cudaStream_t stream = NULL;
-    const char *why = NULL;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaError_t e = cudaSetDevice(t->device);
-    if (e == cudaSuccess)
-        e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->memory, t->memory_bytes, &t->abandon);
-    if (e == cudaSuccess && !why)
-        e = cudaStreamSynchronize(stream);
-    if (e != cudaSuccess)
-        why = cudaGetErrorString(e);
+    const char *why = e != cudaSuccess ? cudaGetErrorString(e)
+                                       : colo_nccl_warm(t->lib, NULL, 0, 1, t->memory,
+                                                        t->memory_bytes, &t->abandon);
     if (why)
         snprintf(t->why, sizeof t->why, "%.399s", why);
-    if (stream)
-        cudaStreamDestroy(stream);
 }
 
 static void load_abandoned(void *p)

@@ -251,13 +251,10 @@ colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnectio
                                                colo_dtype_t dtype, colo_stream_t stream);
 
 /* ---- nccl/collectives.c ---- */
-/* Every kind of operation once, on @stream; for the helper thread of create. NULL or an error
- * message. */
+/* Every kind of operation once, on a stream of its own; for the helper thread of create. NULL or an
+ * error message. */
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
-                           cudaStream_t stream, char *memory, size_t memory_bytes,
-                           const struct colo_abandon *abandon);
-/* Until the stream is empty, or its thread is late: what it waits for may never come. */
-cudaError_t colo_nccl_wait(cudaStream_t stream, const struct colo_abandon *abandon);
+                           char *memory, size_t memory_bytes, const struct colo_abandon *abandon);
 #define COLO_NCCL_WARM_BYTES(n) ((size_t)(n)*2048)
 
 #endif

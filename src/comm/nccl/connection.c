@@ -39,8 +39,6 @@ struct connect {
 static void connect_main(void *p)
 {
     struct connect *t = p;
-    cudaStream_t stream = NULL;
-    const char *why = NULL;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(t->device);
@@ -54,18 +52,10 @@ static void connect_main(void *p)
             return;
         }
     }
-    cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->memory, t->memory_bytes,
-                             &t->abandon);
-    if (e == cudaSuccess && !why)
-        e = colo_nccl_wait(stream, &t->abandon);
-    if (e != cudaSuccess)
-        why = cudaGetErrorString(e);
+    const char *why =
+        colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, t->memory, t->memory_bytes, &t->abandon);
     if (why)
         snprintf(t->why, sizeof t->why, "first operations: %.350s", why);
-    if (stream)
-        cudaStreamDestroy(stream);
 }
 
 /* Operations of other ranks' threads may have been enqueued that this rank will never come to:
