@@ -98,7 +98,7 @@ def measure(ask):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument('--mbit', type=int, default=100)
     p.add_argument('--library', default='build/src/libcolobridge.so')
     p.add_argument('--plan', default='build/tools/colo-plan')

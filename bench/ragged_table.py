@@ -3,7 +3,7 @@
 """A ragged batch through the library, and in the ways in which it is written on torch.distributed, as one page.
 
 usage: torchrun --nproc-per-node N bench/ragged_table.py [options] > page.md
-       (PYTHONPATH=python, COLOBRIDGE_LIBRARY=build/src)
+       (COLOBRIDGE_LIBRARY=build/src)
 
 64 images of 256 to 4,096 rows, H 4096, bf16. Encoder replica r has the images of its samples; sequences of 4
 images with text between them are cut by zigzag over cp. All ways begin with the rows of this rank's images
@@ -27,12 +27,14 @@ import os
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-import colobridge as cb
-import colobridge.torch as ct
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / 'python')]
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
 
 GAP = 32  # positions of text between images
 LAYOUTS = {1: ['dp=1->dp=1'], 2: ['dp=2->cp=2'], 4: ['dp=4->cp=2,dp=2', 'dp=4->cp=4', 'dp=4->tp=2,cp=2'],

@@ -41,7 +41,7 @@ def count(ask, nodes):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument('--plan', default='build/tools/colo-plan')
     p.add_argument('--nodes', default='8,64,512,4096,65536')
     p.add_argument('--alpha')

@@ -304,7 +304,7 @@ def cases(o):
 
 
 def main():
-    ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for name, value in (('tokens', 8192), ('hidden', 4096), ('vocab', 152064), ('repetitions', 10)):
         ask.add_argument('--' + name, type=int, default=value)
     ask.add_argument('--only', nargs='*')

@@ -7,15 +7,18 @@
 Both take turns twice; the smaller of two medians of 10 runs of 3 calls in a row.
 """
 import argparse
+import sys
+from pathlib import Path
 
 import torch
 
-import colobridge.torch as ct
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / 'python')]
+import colobridge.torch as ct  # noqa: E402
 from support import median_us
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument('--tokens', type=int, default=8192)
     parser.add_argument('--vocabulary', type=int, default=151936)
     args = parser.parse_args()

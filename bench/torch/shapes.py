@@ -3,14 +3,18 @@
 
 usage: torchrun --standalone --nproc-per-node 2 bench/torch/shapes.py
 """
+import argparse
 import os
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-import colobridge as cb
-import colobridge.torch as ct
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / 'python')]
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
 
 SRC, DST, ROWS, WIDTH = 'dp=2', 'tp=2,dp=1', 1024, 512
 
@@ -67,6 +71,7 @@ def through_pytorch(rank, big):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     rank = int(os.environ['LOCAL_RANK'])
     torch.cuda.set_device(rank)
     dist.init_process_group('gloo')

@@ -10,10 +10,13 @@ torch.gather() of the same ids from the same logits, and writing zeros to the wh
 """
 import argparse
 import statistics
+import sys
+from pathlib import Path
 
 import torch
 
-import colobridge.torch as ct
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / 'python')]
+import colobridge.torch as ct  # noqa: E402
 
 
 def median_us(call, runs=20, in_a_row=10):
@@ -32,7 +35,7 @@ def median_us(call, runs=20, in_a_row=10):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument('--tokens', type=int, default=4096)
     parser.add_argument('--vocabulary', type=int, default=151936)
     parser.add_argument('--ids', default='64,512,4096')
