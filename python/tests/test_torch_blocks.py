@@ -41,7 +41,7 @@ def test_blocks_lie_apart_and_within():
         at = made(sums, buffers)
         parts = [s for s in at.workspace[:1] if s is not None]
         for side in (0, 1):
-            while (t := at.lend(side, Stream, None, None)) is not None:
+            while (t := at.lend(side, Stream(), None, None)) is not None:
                 parts.append(t)
         assert len(parts) == 1 + buffers * (1 if sums else 2)
         spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for t in parts)
@@ -52,7 +52,7 @@ def test_blocks_lie_apart_and_within():
 def test_another_stream_waits_for_the_one_that_had_the_block():
     at, a, b = made(buffers=1), Stream(), Stream()
     for stream, waits in ((a, []), (a, []), (b, [a]), (b, [a]), (a, [b])):
-        t = at.lend(1, lambda: stream, None, None)
+        t = at.lend(1, stream, None, None)
         assert t is not None and stream.waited == waits
         del t
     at, a, b = made(), Stream(), Stream()
@@ -66,12 +66,12 @@ def test_captured_calls_take_the_workspace():
     at, a, b = made(), Stream(), Stream()
     at.instead(0, torch.zeros(2, 2, 3), a)
     at.region._capturing = lambda: True
-    assert at.lend(0, lambda: a, None, None) is None and at.lend(1, lambda: a, None, None) is None
+    assert at.lend(0, a, None, None) is None and at.lend(1, a, None, None) is None
     at.instead(0, torch.zeros(2, 2, 3), b)
     assert b.waited == []  # would end the capture
     at.region._capturing = lambda: False
     at.instead(0, torch.zeros(2, 2, 3), a)
-    assert a.waited == [] and at.lend(1, lambda: a, None, None) is not None
+    assert a.waited == [] and at.lend(1, a, None, None) is not None
 
 
 def test_memory_of_the_host_is_not_reached_but_there():
