@@ -19,7 +19,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments
 INSIDE = {'apply', 'Listed', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
-          'bytes_of', 'part_lengths', 'parts_of'}
+          'bytes_of', 'part_lengths', 'parts_of', 'segment_of', 'require_alive', 'Comm.serves', 'Comm.ends'}
 
 
 def head(node, name):

@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Comm:
-    """A communicator. One thread at a time uses it, but abort() and dump(), which any thread may.
+    """A communicator. One thread at a time uses it. Exception: any thread may call abort() and dump().
 
     Make one with run_threads(), Comm.self(), Comm.from_all_gather(), split(), or Comm.nccl(). Calls are
     collective and raise TimeoutError, MismatchError or RuntimeError as the library's error message says.
@@ -55,7 +55,7 @@ class Comm:
     @classmethod
     def from_all_gather(cls, rank: int, size: int,
                         all_gather: Callable[[bytes], list[bytes]]) -> 'Comm':
-        """Processes that talk over sockets, from any all-gather of a few bytes; collective.
+        """Processes that talk over Unix sockets, or over UCX between hosts; collective. all_gather moves a few bytes:
         all_gather(mine) returns what every rank brought, by rank. What it raises, this raises."""
         raised: list[BaseException] = []
 
@@ -204,7 +204,7 @@ class Comm:
 
     def all_reduce(self, send: Any, recv: Any | None = None, op: str = 'sum',
                    stream: int | None = None) -> None:
-        """recv (None: send, in place) = the sum or max over ranks, combined in rank order."""
+        """recv (None: send, in place) = the sum or max over ranks, combined in rank order. Returns None."""
         (a, n), (b, m) = self._pair(send, send if recv is None else recv)
         _counts('all_reduce', n, m)
         call('colo_comm_all_reduce', self.handle, a.data, b.data, n, a.dtype, _REDUCE[op], stream)
@@ -257,7 +257,7 @@ class Comm:
         call('colo_comm_check', self.handle)
 
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
-        """{owner: {operation: {"ops", "sent", "recv"}}} of what happened so far; zeros left out."""
+        """{category: {operation: {"ops", "sent", "recv"}}} so far, bytes of this rank; zeros are left out."""
         raw = s.Stats()
         lib().colo_comm_stats(self.handle, raw)
         out: dict[str, dict[str, dict[str, int]]] = {}

@@ -51,7 +51,8 @@ class Layout:
 
     def split(self, axis: str, dim: str, kind: str = 'block', *, context: bool = False) -> 'Layout':
         """Append a split of "samples", "rows" or "features" over a dim: "block", "zigzag" or
-        "replicate". context: a BLOCK split of rows that is context parallelism. ValueError."""
+        "replicate". context: a block split of rows is context parallelism, too: partial
+        gradients are summed over it. Raises ValueError: an unknown name, or a dim that is used already."""
         if axis not in _AXES or kind not in _KINDS:
             raise ValueError("split: axis '%s', kind '%s'; expected one of %s and one of %s"
                              % (axis, kind, ', '.join(_AXES), ', '.join(_KINDS)))

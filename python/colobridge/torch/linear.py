@@ -433,16 +433,19 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                invariant: bool | int = False) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
-    mode "loss", for reduction "mean" and "sum": logits are made only once, chunk by chunk. Between forward
-    and backward their gradients are held, in hidden's dtype; backward's products, summed in fp32, multiply
-    them by its upstream gradient and 1 / den. A weight of 1 MiB or more without main_grad, and 1.5 times as many
-    tokens as columns of hidden: the gradient of weight holds some of them until then, and backward runs once. With
-    more tokens than would make these larger than gradients
-    of the weight, of a float64 or sharded head, or where only hidden trains, gradients are made in forward:
-    those of hidden (in its dtype) and of weight and bias (in fp32) are held, and backward, which then runs
-    once, multiplies them. Loss.num has no gradient. The
-    other modes and arguments are linear_logprob()'s, reductions, mask [...] and reduce_group nll()'s.
-    Without gradients (torch.no_grad()) "loss" is "logprob".
+    mode "loss", for reduction "mean" and "sum", makes logits only once, chunk by chunk, by one of two methods:
+
+    Forward keeps the gradients of the logits, in hidden's dtype. Backward multiplies them in its products, summed
+    in fp32, by the upstream gradient and 1 / den. If the weight has 1 MiB or more, main_grad is not set, and there
+    are at least 1.5 times as many tokens as columns of hidden, the memory of weight's gradient holds some of them
+    until then, and backward can run only once.
+
+    Forward makes the gradients of hidden (in its dtype), weight and bias (in fp32). Backward, which can run only
+    once, multiplies them. linear_nll() chooses this method if the gradients of the logits would be larger than
+    those of the weight, for float64 and sharded heads, and if only hidden trains.
+
+    In mode "loss" Loss.num has no gradient. The other modes and arguments are linear_logprob()'s, reductions,
+    mask [...] and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
     """
     import torch
     if reduction not in ('none', 'mean', 'sum'):

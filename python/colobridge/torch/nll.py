@@ -297,7 +297,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     reduction "none": per token, 0 if ignored. "mean" and "sum": Loss(loss, num, den), where num
     is the sum over tokens and den their number (those with a legal target and, with mask [...], a mask
     that is not 0), added over reduce_group once: the dp x cp ranks, never tp. mean = num / den, 0
-    when den is 0. Each rank's gradients are those of its own tokens in the whole mean: add them over
+    when den is 0. The loss is already divided by the tokens of all ranks: sum gradients over
     the group, do not average. Other arguments and errors: logprob(). Nothing waits for the GPU.
 
     A mask of floats weighs tokens: the loss of a token is multiplied by its weight, and den is the sum of
