@@ -146,6 +146,32 @@ def test_outputs_are_in_the_pool_while_they_fit(world):
     world.run(pool_serves, MOVES, 1)
 
 
+def unregistered(rank):
+    """PyTorch's memory has no handle for other processes on a rank: outputs are copied, and no memory is kept for them."""
+    with pooled():
+        was, seen = memory.Memory.register, []
+
+        def refuse(comm, tensor):
+            seen.append(weakref.ref(tensor))
+            raise cb.ArgumentError('register: not made by cudaMalloc()', STATUS['ERR_ARG']) if rank == 1 else cb.FailedError(
+                'peer memory: rank 1 failed: register: not made by cudaMalloc()', STATUS['ERR_PEER'])
+        memory.Memory.register = refuse
+        try:
+            carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)
+            x = torch.full((1, 4, 2), float(rank), requires_grad=True)
+            y = carry(x)
+            y.backward(torch.ones_like(y))
+            assert carry.copied == 2 and torch.equal(x.grad, torch.ones_like(x)) and len(seen) == 1
+            gc.collect()
+            assert seen[0]() is None
+        finally:
+            memory.Memory.register = was
+
+
+def test_outputs_are_copied_if_their_memory_cannot_be_registered(world):
+    world.run(unregistered)
+
+
 def ragged_pool(rank, output, copies):
     """@copies: of a step that merges"""
     with pooled():

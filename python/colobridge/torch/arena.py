@@ -98,14 +98,17 @@ class Pool:
         self._live: list[tuple[Any, int]] = []  # storages in the block, and their bytes
         block = self._block() if nbytes > _SMALL else None
         try:
-            self._memory = Memory.register(comm, block)
+            memory = Memory.register(comm, block)
         except Error as why:
+            self._pool = None
             if not _shared(comm, why):
                 raise
             return
-        self._memory.owner, self._memory._view = self._pool, None  # the block is free in the pool
-        if self._memory.is_p2p:
-            self._begin = self._memory.data
+        if memory.is_p2p:
+            self._memory, self._begin = memory, memory.data
+            memory.owner, memory._view = self._pool, None  # the block is free in the pool
+        else:
+            self._pool = None
 
     def _block(self) -> Any:
         import torch
