@@ -102,8 +102,9 @@ COLO_API void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int6
  */
 COLO_API size_t colo_lm_head_gathered_size(const colo_lm_head_t *head);
 /**
- * colo_lm_head_reduce_size() - bytes of workspace from gradient to reduce; 0 if passes add
- * straight to the caller's gradients
+ * colo_lm_head_reduce_size() - bytes of workspace from gradient to reduce, staging of the
+ * reduce-scatter included (over NCCL at most 64 MiB); 0 if passes add straight to the caller's
+ * gradients
  */
 COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
                                          const colo_lm_head_grads_t *grads);

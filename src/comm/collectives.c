@@ -134,6 +134,17 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t categor
     return finish(c, seq, c->ops->reduce_scatter(c, send, recv, count, dtype, redop, stream));
 }
 
+size_t colo_comm_i_reduction_stage(const colo_comm_t *c, int64_t bytes)
+{
+    return c->ops->reduction_stage ? c->ops->reduction_stage(c, (size_t)bytes) : 0;
+}
+
+void colo_comm_i_set_stage(colo_comm_t *c, void *stage, size_t bytes)
+{
+    c->stage = stage;
+    c->stage_bytes = stage ? bytes : 0;
+}
+
 colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,
                                   int32_t root, colo_stream_t stream)
 {

@@ -27,6 +27,9 @@ typedef struct colo_comm_ops {
                                 colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream);
     colo_status_t (*reduce_scatter)(colo_comm_t *c, const void *send, void *recv, int64_t count,
                                     colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream);
+    /* Staging that an all-reduce or reduce-scatter of @bytes, all slices together, takes at most.
+     * Local; NULL: none. */
+    size_t (*reduction_stage)(const colo_comm_t *c, size_t bytes);
     colo_status_t (*broadcast)(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
                                colo_stream_t stream);
     colo_status_t (*barrier)(colo_comm_t *c, colo_stream_t stream);
@@ -64,7 +67,7 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 9u
+#define COLO_COMM_ABI 10u
 #define COLO_RECORDS 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
@@ -129,6 +132,8 @@ struct colo_comm {
      * What is not the caller's data goes through it (agree.c, split.c). */
     colo_comm_t *control;
     bool share_process; /* of GPUs: some ranks of the comm that it was split from are threads */
+    void *stage;        /* for the reduction that is called; a backend takes its own memory else */
+    size_t stage_bytes;
     colo_op_desc_t op;  /* of the last operation begun */
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
@@ -185,6 +190,10 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, c
 colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category, const void *send,
                                          void *recv, int64_t count, colo_dtype_t dtype,
                                          colo_redop_t op, colo_stream_t stream);
+/* Staging that a reduction of @bytes takes, 0 if the backend needs none, and what the caller has
+ * for it: from now until NULL the reductions of @c use that instead of memory of the backend. */
+size_t colo_comm_i_reduction_stage(const colo_comm_t *c, int64_t bytes);
+void colo_comm_i_set_stage(colo_comm_t *c, void *stage, size_t bytes);
 colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
                                    const colo_message_t *sends, int32_t nsends,
                                    const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,

@@ -6,6 +6,7 @@
  */
 #include "gpu/gpu_ranks.h"
 
+#include "comm/comm.h"
 #include "core/half.h"
 #include "core/error.h"
 #include "loss/loss_case.h"
@@ -108,6 +109,40 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
 T_CASE(collectives_have_the_bits_of_the_host)
 {
     assert_ok(t_gpus_run(gpus, false, all_ops, NULL));
+}
+
+/* Staging that the caller lends is what reductions use, and no byte more of it than they said. */
+static colo_status_t lent_staging(t_gpu_rank_t *r, void *arg)
+{
+    enum { BESIDE = 256, BYTE = 0x5a };
+    static const int64_t counts[] = {3, 65537};
+    for (int i = 0; i < 4; i++) {
+        const int kind = i / 2 ? SCATTER : REDUCE;
+        const int64_t n = counts[i % 2], bytes = n * 4 * (kind == SCATTER ? r->size : 1);
+        const size_t need = colo_comm_i_reduction_stage(r->gpus, bytes);
+        rank_check(need > 0 && need <= 64 << 20);
+        unsigned char *stage, *back = malloc(need + BESIDE);
+        size_t used = 0, spilled = 0;
+        memset(back, BYTE, need + BESIDE);
+        rank_cuda(cudaMalloc((void **)&stage, need + BESIDE));
+        rank_cuda(t_to_device(stage, back, need + BESIDE));
+        colo_comm_i_set_stage(r->gpus, stage, need);
+        rank_try(one_op(r, kind, n, COLO_F32, COLO_SUM, false));
+        colo_comm_i_set_stage(r->gpus, NULL, 0);
+        rank_cuda(cudaMemcpy(back, stage, need + BESIDE, cudaMemcpyDeviceToHost));
+        for (size_t k = 0; k < need + BESIDE; k++)
+            *(k < need ? &used : &spilled) += back[k] != BYTE;
+        cudaFree(stage);
+        free(back);
+        rank_check(used > 0 && spilled == 0);
+        rank_try(one_op(r, kind, n, COLO_F32, COLO_SUM, false)); /* of its own again */
+    }
+    return COLO_OK;
+}
+
+T_CASE(a_reduction_uses_the_staging_that_it_is_lent)
+{
+    assert_ok(t_gpus_run(gpus, false, lent_staging, NULL));
 }
 
 static colo_status_t max_of_nan(t_gpu_rank_t *r, void *arg)

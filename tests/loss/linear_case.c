@@ -483,6 +483,10 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
     rank_try(colo_grid_parse(&grid, spec, (int64_t)c->ranks * c->replicas));
     rank_try(colo_comm_split(world, &grid, "tp", &k->tp));
     rank_try(colo_comm_split(world, &grid, "dp", &k->dp));
+    if (c->each_comm) {
+        c->each_comm(k->tp);
+        c->each_comm(k->dp);
+    }
     rank_try(make_head(k));
     make_memory(k);
     colo_linear_logprob_config_t config = c->config;

@@ -50,6 +50,7 @@ typedef struct linear_case {
     colo_dtype_t dtype;
     colo_linear_logprob_config_t config; /* vocab and vocab_start are filled in */
     head_kind_t head;
+    void (*each_comm)(colo_comm_t *c); /* of a rank's groups, when they are made; NULL: nothing */
     bool has_bias, loss_mode, start_early, checkpoint, twice, no_saved;
     int64_t start[LOSS_RANKS], columns[LOSS_RANKS];
     int64_t max_valid;              /* of every replica, */

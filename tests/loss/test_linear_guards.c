@@ -9,7 +9,11 @@
  */
 #include "loss/linear_case.h"
 
+#include "comm/comm.h"
+
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 enum { T = 256, V = 24, H = 4 };
 typedef enum { LOGPROB, KEEP, LOSS, MODES } linear_mode_t;
@@ -153,6 +157,71 @@ T_CASE(d_hidden_is_summed_once_and_to_the_right_value)
 }
 
 /* ---- memory ---- */
+
+/* A backend whose reductions want staging, and write all that they are lent. */
+enum { STAGED = 1000 };
+static colo_comm_ops_t plain, staging;
+static atomic_int lent;
+
+static size_t reduction_stage(const colo_comm_t *c, size_t bytes)
+{
+    return STAGED;
+}
+
+static void write_stage(const colo_comm_t *c)
+{
+    if (c->stage_bytes == STAGED) {
+        memset(c->stage, 1, STAGED);
+        atomic_fetch_add(&lent, 1);
+    }
+}
+
+static colo_status_t all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    write_stage(c);
+    return plain.all_reduce(c, send, recv, count, dtype, op, stream);
+}
+
+static colo_status_t reduce_scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    write_stage(c);
+    return plain.reduce_scatter(c, send, recv, count, dtype, op, stream);
+}
+
+static void wants_staging(colo_comm_t *c)
+{
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&once);
+    if (!plain.name) {
+        plain = staging = *c->ops;
+        staging.reduction_stage = reduction_stage;
+        staging.all_reduce = all_reduce;
+        staging.reduce_scatter = reduce_scatter;
+    }
+    pthread_mutex_unlock(&once);
+    c->ops = &staging;
+}
+
+T_CASE(reductions_have_staging_in_the_workspace)
+{
+    uint64_t rng = t_seed() + 5;
+    if (!t_ranks_are_threads())
+        skip();
+    for (int how = COLO_D_HIDDEN_ALL_REDUCE; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++) {
+        linear_case_t c;
+        guard_case(&c, 2, 2, LOGPROB, 2, NULL, &rng);
+        c.head = HEAD_SHARDED;
+        c.config.d_hidden = (colo_d_hidden_t)how;
+        c.each_comm = wants_staging;
+        atomic_store(&lent, 0);
+        assert_ok(linear_case_run(&c));
+        linear_case_compare(&c, "staging");
+        assert_int_equal(atomic_load(&lent), 2 * 4); /* of d_hidden and of d_weight, on each rank */
+        linear_case_free(&c);
+    }
+}
 
 static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pass_t pass)
 {

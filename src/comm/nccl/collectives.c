@@ -7,9 +7,9 @@
  * ours: slices are brought together and combined in rank order (kernels/combine.cu), so the bits
  * are those of the host backends, whatever the message size.
  *
- * Reductions go in windows of at most 64 MiB of staging. Nothing is allocated once staging has
- * grown to the largest window, and nothing at all in a capture. count == 0 enqueues nothing: NCCL
- * would drop it on one rank and not on another.
+ * Reductions go in windows of at most 64 MiB of staging, the caller's or the context's. Nothing is
+ * allocated once the latter has grown to the largest window, and nothing at all in a capture. count
+ * == 0 enqueues nothing: NCCL would drop it on one rank and not on another.
  *
  * Left to others: arguments and statistics (comm/collectives.c), messages (nccl/exchange.c), what
  * all operations do first and last (operation.c), connections and failure (connection.c,
@@ -127,13 +127,13 @@ static colo_status_t combine_window(struct colo_operation *r, const char *send, 
     }
     for (int32_t k = 0; k < n && mine > 0 && e == ncclSuccess; k++)
         if (k != me)
-            e = r->lib->recv(r->f->stage + (size_t)k * part, (size_t)(mine * elem), ncclInt8, k,
+            e = r->lib->recv(r->stage + (size_t)k * part, (size_t)(mine * elem), ncclInt8, k,
                              r->connection->nccl, r->stream);
     ncclResult_t closed = r->lib->group_end();
     COLO_NCCL(e != ncclSuccess ? e : closed);
     if (mine <= 0)
         return COLO_OK;
-    return colo_operation_cuda(r, colo_k_combine(dst + offset * elem, r->f->stage, (int64_t)part,
+    return colo_operation_cuda(r, colo_k_combine(dst + offset * elem, r->stage, (int64_t)part,
                                                  send + own * elem, me, n, mine, dtype, op,
                                                  r->stream));
 }
@@ -150,6 +150,15 @@ static colo_status_t combine_slice(struct colo_operation *r, const char *send, c
     for (int64_t offset = 0; offset < longest; offset += step)
         COLO_TRY(combine_window(r, send, dst, count, offset, step, dtype, op));
     return COLO_OK;
+}
+
+static size_t nccl_reduction_stage(const colo_comm_t *c, size_t bytes)
+{
+    const size_t n = (size_t)c->size, longest = bytes / n + sizeof(double),
+                 most = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN,
+                 slices = colo_stage_padded(longest < most ? longest : most) * n,
+                 whole = bytes <= SMALL_REDUCE / n ? bytes * n : 0;
+    return n == 1 ? 0 : slices > whole ? slices : whole;
 }
 
 /* Each rank's slice of @data to all ranks, in place. */
@@ -197,11 +206,11 @@ static colo_status_t all_reduce_on(struct colo_operation *r, const void *send, v
         return broadcast_slices(r, out, count, elem);
     }
     COLO_TRY(colo_operation_stage(r, (size_t)bytes * (size_t)n));
-    COLO_NCCL(r->lib->all_gather(send, r->f->stage, (size_t)bytes, ncclInt8, r->connection->nccl,
+    COLO_NCCL(r->lib->all_gather(send, r->stage, (size_t)bytes, ncclInt8, r->connection->nccl,
                                  r->stream));
-    return colo_operation_cuda(r, colo_k_combine(recv, r->f->stage, bytes,
-                                                 r->f->stage + r->c->rank * bytes, r->c->rank, n,
-                                                 count, dtype, op, r->stream));
+    return colo_operation_cuda(r,
+                               colo_k_combine(recv, r->stage, bytes, r->stage + r->c->rank * bytes,
+                                              r->c->rank, n, count, dtype, op, r->stream));
 }
 
 static colo_status_t nccl_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
@@ -326,6 +335,7 @@ const colo_comm_ops_t colo_comm_nccl_ops = {
     .all_gather = nccl_all_gather,
     .all_reduce = nccl_all_reduce,
     .reduce_scatter = nccl_reduce_scatter,
+    .reduction_stage = nccl_reduction_stage,
     .broadcast = nccl_broadcast,
     .barrier = nccl_barrier,
     .exchange = colo_nccl_exchange,

@@ -214,6 +214,7 @@ struct colo_operation {
     const colo_nccl_lib_t *lib;
     cudaStream_t stream;
     bool capturing;
+    char *stage; /* after colo_operation_stage() */
 };
 /* Checks device and stream, connects @subconnection (NULL: the comm's own ranks, now if it must
  * be), takes the connection and counts the begin on the stream. After OK comes exactly one end.
@@ -229,7 +230,8 @@ colo_status_t colo_operation_cuda(const struct colo_operation *r, cudaError_t e)
 /* Memory of the comm's device? Host memory in a kernel is a fault that ends the process. */
 colo_status_t colo_operation_on_device(const struct colo_operation *r, const char *name,
                                        const void *p);
-/* At least so much in f->stage; COLO_ERR_STATE in a capture that has less. */
+/* At least so much, the caller's or f->stage, in r->stage; COLO_ERR_STATE in a capture that has
+ * less. */
 colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes);
 const char *colo_operation_text(const struct colo_operation *r, char *text, size_t cap);
 enum { COLO_STAGE_ALIGN = 256 };

@@ -312,7 +312,7 @@ static colo_status_t exchange_on(struct colo_operation *r, const struct exchange
     }
     if (!subconnection) {
         COLO_TRY(colo_operation_stage(r, need));
-        stage = r->f->stage;
+        stage = r->stage;
     } else if (need > stage_bytes) {
         return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
                          colo_operation_text(r, what, sizeof what), need, stage_bytes);

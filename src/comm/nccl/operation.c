@@ -188,7 +188,9 @@ colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes)
 {
     struct colo_nccl_context *f = r->f;
     char what[96];
-    if (bytes <= f->stage_bytes)
+    const bool lent = r->c->stage_bytes > 0 && bytes <= r->c->stage_bytes;
+    r->stage = lent ? r->c->stage : f->stage;
+    if (lent || bytes <= f->stage_bytes)
         return COLO_OK;
     if (r->capturing)
         return colo_fail(COLO_ERR_STATE,
@@ -210,7 +212,7 @@ colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes)
     }
     if (f->stage)
         f->old[f->nold++] = f->stage;
-    f->stage = p;
+    r->stage = f->stage = p;
     f->stage_bytes = grown;
     return COLO_OK;
 }

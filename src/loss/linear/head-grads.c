@@ -27,6 +27,14 @@ static bool bias_apart(const colo_lm_head_t *h, const colo_lm_head_grads_t *grad
     return h->config.has_bias && grads->d_weight->dtype != colo_head_sum_dtype(h);
 }
 
+/* Staging of the reduce-scatter, behind the sums. */
+static size_t stage_bytes(const colo_lm_head_t *h)
+{
+    return h->group ? colo_comm_i_reduction_stage(
+                          h->group, (int64_t)colo_head_bytes_of(h, colo_head_sum_dtype(h)))
+                    : 0;
+}
+
 size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
                                   bool once)
 {
@@ -35,7 +43,7 @@ size_t colo_lm_head_i_reduce_size(const colo_lm_head_t *h, const colo_lm_head_gr
         return 0;
     if (writes_in_place(h, grads, once))
         return bias_apart(h, grads) ? (size_t)h->config.rows * colo_dtype_size(sums) : 0;
-    return colo_head_bytes_of(h, sums);
+    return colo_head_bytes_of(h, sums) + stage_bytes(h);
 }
 
 size_t colo_lm_head_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
@@ -126,8 +134,8 @@ colo_status_t colo_lm_head_gradient(colo_lm_head_t *h, const colo_lm_head_grads_
     bool fresh = false;
     COLO_TRY(colo_lm_head_i_gradient(h, grads, false, workspace, &w, &b, &fresh));
     if (fresh && !writes_in_place(h, grads, false)) {
-        COLO_TRY(
-            colo_mem_zero(h->config.mem, workspace, colo_lm_head_reduce_size(h, grads), stream));
+        COLO_TRY(colo_mem_zero(h->config.mem, workspace,
+                               colo_head_bytes_of(h, colo_head_sum_dtype(h)), stream));
     } else if (fresh) {
         COLO_TRY(clear(h, &w, stream));
         COLO_TRY(clear(h, &b, stream));
@@ -174,8 +182,13 @@ colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_
     if (h->group) {
         COLO_TRY(colo_loss_i_ready(h->group, "lm_head reduce", st));
         own = colo_head_element(workspace, colo_head_sum_dtype(h), colo_comm_rank(h->group) * each);
-        COLO_TRY(colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, workspace, own, each,
-                                            colo_head_sum_dtype(h), COLO_SUM, stream));
+        colo_comm_i_set_stage(h->group,
+                              (char *)workspace + colo_head_bytes_of(h, colo_head_sum_dtype(h)),
+                              stage_bytes(h));
+        st = colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, workspace, own, each,
+                                        colo_head_sum_dtype(h), COLO_SUM, stream);
+        colo_comm_i_set_stage(h->group, NULL, 0);
+        COLO_TRY(st);
     }
     COLO_TRY(deliver(h, grads->d_weight, own, step, colo_head_columns_of(h), grads->add, stream));
     if (!h->config.has_bias)

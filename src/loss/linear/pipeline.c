@@ -396,12 +396,16 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
     }
     COLO_TRY(record(k, MAIN, k->main));
     COLO_TRY(wait_for(k, MAIN, k->aux));
-    if (l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE)
-        return colo_comm_i_all_reduce(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
-                                      k->d_hidden.data, count, l->dtype, COLO_SUM, k->aux);
-    return colo_comm_i_reduce_scatter(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
-                                      k->d_hidden_out->data, count / colo_comm_size(l->group),
-                                      l->dtype, COLO_SUM, k->aux);
+    colo_comm_i_set_stage(l->group, in_workspace(k, k->m.d_h_stage), (size_t)k->m.d_h_stage_bytes);
+    const colo_status_t st =
+        l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
+            ? colo_comm_i_all_reduce(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
+                                     k->d_hidden.data, count, l->dtype, COLO_SUM, k->aux)
+            : colo_comm_i_reduce_scatter(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
+                                         k->d_hidden_out->data, count / colo_comm_size(l->group),
+                                         l->dtype, COLO_SUM, k->aux);
+    colo_comm_i_set_stage(l->group, NULL, 0);
+    return st;
 }
 
 /* a += b, of a chunk's rows */

@@ -28,6 +28,7 @@
  */
 #include "loss/linear/workspace.h"
 
+#include "comm/comm.h"
 #include "core/error.h"
 
 #include <inttypes.h>
@@ -294,6 +295,12 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
     m->d_hidden =
         put(&n, &ok, grads && !c->frozen_hidden && c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER, T,
             l->hidden, elem);
+    int64_t summed = 0;
+    if (d_h && !s->segment && c->d_hidden != COLO_D_HIDDEN_PARTIAL &&
+        colo_mul_ok(T, l->hidden * elem, &summed))
+        summed = (int64_t)colo_comm_i_reduction_stage(l->group, summed);
+    m->d_h_stage = put(&n, &ok, summed > 0, summed, 1, 1);
+    m->d_h_stage_bytes = summed;
     m->stage =
         put(&n, &ok, d_weight && s->early && s->inside > 0, s->part[1].first, l->hidden, elem);
     m->bias = put(&n, &ok, s->makes_logits && l->has_bias && colo_lm_head_group(l->head),

@@ -57,8 +57,9 @@ struct colo_linear_memory {
     int64_t z[2], dz[2], h[2]; /* chunks */
     int64_t d_h, d_hidden;     /* chunk; [T, H] before a reduce-scatter */
     int64_t d_h_sum;           /* chunk, of the sum dtype; with segments one a level of the tree */
-    int64_t d_h_all;           /* chunks of all ranks, of the sum dtype */
-    int64_t stage;             /* d_weight of the first part */
+    int64_t d_h_stage, d_h_stage_bytes; /* staging of the sum of d_hidden over ranks */
+    int64_t d_h_all;                    /* chunks of all ranks, of the sum dtype */
+    int64_t stage;                      /* d_weight of the first part */
     int64_t bias, reduce, gemm;
     int64_t bytes;
 };
