@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_no_memory.c - the k-th allocation of one of two ranks fails, for every k of split, create,
- * forward, backward and destroy. That rank gets COLO_ERR_NOMEM if it cannot do without; its peer
- * gets the status of a peer's failure, COLO_ERR_TIMEOUT if it has left the call in which that
- * happened, or nothing went wrong for it. Both end within the deadline,
- * destroy what they have and sum on a new communicator.
+ * test_no_memory.c - the k-th thread of a world does not start, for every k; and the k-th
+ * allocation of one of two ranks fails, for every k of split, create, forward, backward and
+ * destroy. That rank gets COLO_ERR_NOMEM if it cannot do without; its peer gets the status of a
+ * peer's failure, COLO_ERR_TIMEOUT if it has left the call in which that happened, or nothing went
+ * wrong for it. Both end within the deadline, destroy what they have and sum on a new communicator.
  */
 #include "harness/harness.h"
 
@@ -105,6 +105,29 @@ T_CASE(every_allocation_that_fails_is_told_to_both_ranks)
         assert_ok(colo_comm_threads_run(RANKS, sum_again, NULL));
     }
     fail_msg("%d allocations were not all", (int)MOST);
+}
+
+static colo_status_t come(colo_comm_t *world, void *arg)
+{
+    (void)world;
+    ++*(_Atomic int *)arg;
+    return COLO_OK;
+}
+
+T_CASE(world_of_which_a_thread_does_not_start_runs_on_no_rank)
+{
+    enum { WORLD = 4 };
+    char words[40];
+    for (int k = 0; k < WORLD; k++) {
+        _Atomic int came = 0;
+        thread_fail_at = k + 1;
+        snprintf(words, sizeof words, "thread %d of 4 could not be started", k);
+        assert_fails(colo_comm_threads_run(WORLD, come, &came), COLO_ERR_NOMEM, words);
+        assert_int_equal(thread_fail_at, 0);
+        assert_int_equal(came, 0);
+        assert_ok(colo_comm_threads_run(WORLD, come, &came));
+        assert_int_equal(came, WORLD);
+    }
 }
 
 int main(void)
