@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_faults.c - each call of CUDA and NCCL fails once, in create, forward, backward and destroy;
- * and what the program around the library does to a device, a stream or its own ncclComm_t.
+ * test_faults.c - each call of CUDA and NCCL fails once, in create, forward, backward and destroy,
+ * as does each allocation and each thread's start; and what the program around the library does to
+ * a device, a stream or its own ncclComm_t.
  *
  * Either all ranks go on, with the values of the oracle, or every rank gets a status by its
  * deadline. Then the comm can be destroyed, a new one works, and nothing is left of both. So it is
@@ -9,6 +10,7 @@
  */
 #include "fake.h"
 #include "gpu/gpu_ranks.h"
+#include "harness/allocations.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
@@ -19,9 +21,14 @@
 enum { RANKS = 4, VICTIM = 2, DEADLINE_MS = 1500 };
 enum stage { CREATE, FORWARD, BACKWARD, DESTROY, STAGES };
 static const char *const stage_names[] = {"create", "forward", "backward", "destroy"};
+static const char *const what_names[] = {"call", "allocation", "thread"};
+
+enum what { CALL, ALLOCATION, THREAD };
 
 struct fault {
     enum stage stage;
+    enum what what;
+    bool hit;              /* the allocation or the thread did fail */
     const char *slow;      /* the call that lasts past the deadline, NULL: none */
     int64_t k;             /* the call of the stage that fails; 0: none does */
     int64_t calls[STAGES]; /* of the victim */
@@ -35,7 +42,10 @@ static void begin(t_gpu_rank_t *r, struct fault *f, enum stage stage)
     if (r->rank != VICTIM)
         return;
     f->calls[stage] = -fake_calls(r->device);
-    fake_fail(r->device, stage == f->stage ? f->k : 0);
+    const int64_t k = stage == f->stage ? f->k : 0;
+    fake_fail(r->device, f->what == CALL ? k : 0);
+    fail_at = f->what == ALLOCATION ? k : 0;
+    thread_fail_at = f->what == THREAD ? k : 0;
     fake_delay(r->device, stage == f->stage ? f->slow : NULL, 2e-3 * DEADLINE_MS);
 }
 
@@ -44,19 +54,42 @@ static void end(t_gpu_rank_t *r, struct fault *f, enum stage stage)
     if (r->rank != VICTIM)
         return;
     f->calls[stage] += fake_calls(r->device);
-    if (stage == f->stage)
+    if (stage == f->stage) {
         f->name = fake_failed();
+        f->hit = fail_at == 0 && thread_fail_at == 0;
+    }
+    fail_at = thread_fail_at = 0;
     fake_fail(r->device, 0);
+}
+
+/* All ranks are here, and know what each got. Not over a comm, which may have failed. */
+static _Atomic int32_t arrived;
+static _Atomic colo_status_t statuses[RANKS];
+static _Thread_local int32_t meetings;
+
+static colo_status_t meet(const t_gpu_rank_t *r, colo_status_t mine, colo_status_t all[RANKS])
+{
+    const double end = colo_now() + 10e-3 * DEADLINE_MS;
+    statuses[r->rank] = mine;
+    for (int repetition = 0; repetition < 2; repetition++) { /* once more: then all have read */
+        meetings++;
+        for (arrived++; arrived < RANKS * meetings; usleep(100))
+            if (colo_now() > end)
+                return colo_fail(COLO_ERR_TIMEOUT, "rank %d: the others do not come", (int)r->rank);
+        for (int32_t k = 0; all && k < RANKS && repetition == 0; k++)
+            all[k] = statuses[k];
+    }
+    return COLO_OK;
 }
 
 /* Does every rank know by now, if one of them has failed? @any: one has. */
 static colo_status_t all_know(t_gpu_rank_t *r, colo_status_t mine, double since, bool *any)
 {
-    int32_t own = mine, all[RANKS];
+    colo_status_t all[RANKS];
     char why[600];
     snprintf(why, sizeof why, "%s", mine < 0 ? colo_last_error() : "");
     const double took = colo_now() - since;
-    rank_try(colo_comm_all_gather(r->host, &own, all, 1, COLO_I32, NULL));
+    rank_try(meet(r, mine, all));
     *any = false;
     for (int32_t k = 0; k < RANKS; k++)
         *any = *any || all[k] < 0;
@@ -126,30 +159,37 @@ static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
     struct fault *f = arg;
     colo_bridge_t *bridge = NULL;
     bool any = false;
-    rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
-    rank_try(colo_comm_barrier(r->host, NULL));
+    /* Some allocations cost the deadline: the others wait for a rank that has none. */
+    rank_try(colo_comm_set_timeout(r->host, f->what == CALL ? DEADLINE_MS : DEADLINE_MS / 5));
+    rank_try(meet(r, COLO_OK, NULL));
     begin(r, f, CREATE);
     double since = colo_now();
     colo_status_t st = colo_comm_create_nccl(r->host, -1, &r->gpus);
     if (st == COLO_OK)
         st = t_gpu_bridge(r, &f->c, &bridge);
     end(r, f, CREATE);
-    rank_try(colo_comm_set_timeout(r->host, 10 * DEADLINE_MS)); /* what the test itself waits */
     rank_try(all_know(r, st, since, &any));
-    f->told = any; /* on all ranks alike */
+    rank_try(colo_comm_set_timeout(r->host, 10 * DEADLINE_MS)); /* what the test itself waits */
+    f->told = any;                                              /* on all ranks alike */
     if (!any)
         rank_try(pass(r, bridge, f, false, &any));
     if (!any)
         rank_try(pass(r, bridge, f, true, &any));
-    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_try(meet(r, COLO_OK, NULL));
     begin(r, f, DESTROY);
     since = colo_now();
     colo_bridge_destroy(&bridge);
     colo_comm_destroy(&r->gpus);
     end(r, f, DESTROY);
     rank_check(colo_now() - since < DEADLINE_MS * 1e-3 + 1);
-    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_try(meet(r, COLO_OK, NULL));
     (void)cudaGetLastError();
+    /* A rank without memory fails the world, too. */
+    return f->what != CALL && colo_comm_check(r->host) < 0 ? COLO_OK : works(r);
+}
+
+static colo_status_t on_a_new_world(t_gpu_rank_t *r, void *arg)
+{
     return works(r);
 }
 
@@ -175,17 +215,25 @@ static void run(struct fault *f)
     for (int kind = 0; kind < FAKE_KINDS; kind++)
         before[kind] = fake_live((enum fake_kind)kind);
     f->name = NULL;
+    f->hit = false;
+    arrived = 0;
     const double since = colo_now();
     colo_status_t st = t_gpus_run(RANKS, true, with_fault, f);
-    snprintf(what, sizeof what, "call %lld of %s, %s", (long long)f->k, stage_names[f->stage],
-             f->name ? f->name : "which did not fail");
+    if (st == COLO_OK && f->what != CALL)
+        st = t_gpus_run(RANKS, true, on_a_new_world, NULL);
+    snprintf(what, sizeof what, "%s %lld of %s, %s", what_names[f->what], (long long)f->k,
+             stage_names[f->stage],
+             f->name  ? f->name
+             : f->hit ? "refused"
+                      : "which did not fail");
     if (getenv("T_VERBOSE"))
         print_message("%s: %.2f s\n", what, colo_now() - since);
     if (st < 0)
         fail_msg("%s: %s: %s", what, colo_status_name(st), colo_last_error());
     if (f->slow && !f->told)
         fail_msg("%s that lasts: no rank was told", f->slow);
-    assert_nothing_left(what, before);
+    if (f->what == CALL || f->stage != DESTROY) /* a helper that cannot start ends nothing */
+        assert_nothing_left(what, before);
     if (fake_misuse() != misuse)
         fail_msg("%s: misuse", what);
 }
@@ -221,6 +269,34 @@ T_CASE(a_call_that_fails_in_destroy_leaves_nothing)
 {
     each_call_fails(DESTROY);
 }
+
+#ifndef SANITIZED
+/* The fake itself, as CUDA and NCCL, has what it needs. */
+static bool is_of_the_fake(const void *caller)
+{
+    Dl_info of;
+    return dladdr(caller, &of) && strstr(of.dli_fname, "libnccl");
+}
+
+static void each_fails(enum what what)
+{
+    struct fault f = {.what = what, .c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4)};
+    spared = is_of_the_fake;
+    for (f.stage = CREATE; f.stage < STAGES; f.stage++)
+        for (f.k = 1, f.hit = true; f.hit; f.k++)
+            run(&f);
+}
+
+T_CASE(an_allocation_that_fails_is_told_to_all)
+{
+    each_fails(ALLOCATION);
+}
+
+T_CASE(a_thread_that_does_not_start_is_told_to_all)
+{
+    each_fails(THREAD);
+}
+#endif
 
 /* The others' first operations are on their devices by then, and wait for this rank. */
 T_CASE(a_rank_that_stays_in_nccl_costs_the_others_their_deadline)
