@@ -114,23 +114,23 @@ T_CASE(collectives_have_the_bits_of_the_host)
 /* Staging that the caller lends is what reductions use, and no byte more of it than they said. */
 static colo_status_t lent_staging(t_gpu_rank_t *r, void *arg)
 {
-    enum { BESIDE = 256, BYTE = 0x5a };
+    enum { GUARD = 256, BYTE = 0x5a };
     static const int64_t counts[] = {3, 65537};
     for (int i = 0; i < 4; i++) {
         const int kind = i / 2 ? SCATTER : REDUCE;
         const int64_t n = counts[i % 2], bytes = n * 4 * (kind == SCATTER ? r->size : 1);
         const size_t need = colo_comm_i_reduction_stage(r->gpus, bytes);
         rank_check(need > 0 && need <= 64 << 20);
-        unsigned char *stage, *back = malloc(need + BESIDE);
+        unsigned char *stage, *back = malloc(need + GUARD);
         size_t used = 0, spilled = 0;
-        memset(back, BYTE, need + BESIDE);
-        rank_cuda(cudaMalloc((void **)&stage, need + BESIDE));
-        rank_cuda(t_to_device(stage, back, need + BESIDE));
+        memset(back, BYTE, need + GUARD);
+        rank_cuda(cudaMalloc((void **)&stage, need + GUARD));
+        rank_cuda(t_to_device(stage, back, need + GUARD));
         colo_comm_i_set_stage(r->gpus, stage, need);
         rank_try(one_op(r, kind, n, COLO_F32, COLO_SUM, false));
         colo_comm_i_set_stage(r->gpus, NULL, 0);
-        rank_cuda(cudaMemcpy(back, stage, need + BESIDE, cudaMemcpyDeviceToHost));
-        for (size_t k = 0; k < need + BESIDE; k++)
+        rank_cuda(cudaMemcpy(back, stage, need + GUARD, cudaMemcpyDeviceToHost));
+        for (size_t k = 0; k < need + GUARD; k++)
             *(k < need ? &used : &spilled) += back[k] != BYTE;
         cudaFree(stage);
         free(back);
