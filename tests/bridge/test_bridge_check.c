@@ -300,26 +300,10 @@ T_CASE(a_bridge_needs_only_a_comm_of_its_ranks_in_any_order)
         }
 }
 
-static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
-{
-    const t_case_t *c = arg;
-    colo_comm_t *sub = NULL;
-    colo_bridge_t *bridge = NULL;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
-    if (rank >= 2)
-        return COLO_OK;
-    colo_status_t st = t_case_bridge(&bridge, c, sub, COLO_HOST);
-    rank_check(st == COLO_ERR_MISSING && !bridge);
-    rank_check(says(rank == 0 ? "rank 2" : "rank 3"));
-    colo_comm_destroy(&sub);
-    return COLO_OK;
-}
-
 T_CASE(a_peer_outside_the_comm_is_missing)
 {
     t_case_t c = make("tp=2,dp=2", "tp=4,dp=1", 4, 4, 2); /* 0 needs 2, 1 needs 3 */
-    assert_ok(t_run_ranks(4, lacking_rank, &c, sizeof c));
+    assert_ok(t_run_ranks(4, t_case_lacking_rank, &c, sizeof c));
 }
 
 /* ---- the statistics ---- */

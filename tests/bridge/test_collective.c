@@ -307,24 +307,6 @@ static void stay(void)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
-{
-    const t_case_t *c = arg;
-    colo_comm_t *sub = NULL;
-    colo_bridge_t *bridge = NULL;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
-    if (rank >= 2)
-        return COLO_OK;
-    colo_status_t st = t_case_bridge(&bridge, c, sub, COLO_HOST);
-    if (st != COLO_ERR_MISSING || bridge)
-        return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
-    rank_check(strstr(colo_last_error(), rank == 0 ? "rank 2" : "rank 3"));
-    rank_check(colo_comm_check(sub) == COLO_OK);
-    colo_comm_destroy(&sub);
-    return COLO_OK;
-}
-
 T_CASE(a_sibling_outside_the_comm_is_missing)
 {
     /* groups {0, 2} and {1, 3}, gathered in forward or in backward; cp groups {0, 2} and {1, 3} */
@@ -332,7 +314,7 @@ T_CASE(a_sibling_outside_the_comm_is_missing)
         {"tp=2,dp=2", "tp=4,dp=1"}, {"tp=4,dp=1", "tp=2,dp=2"}, {"tp=4,dp=1", "tp=2,cp=2,dp=1"}};
     for (size_t i = 0; i < 3; i++) {
         t_case_t c = t_collective(specs[i][0], specs[i][1], 4, 4, 2);
-        assert_ok(colo_comm_threads_run(4, lacking_rank, &c));
+        assert_ok(colo_comm_threads_run(4, t_case_lacking_rank, &c));
     }
 }
 

@@ -7,15 +7,6 @@
 
 static const int32_t scattered[] = {0, 1, 1, 0, 2, 1, 0, 1, 2, 0, 1, 3, 1, 0, 2, 2};
 
-static void judge(const t_case_t *c)
-{
-    t_plans_t w;
-    if (!t_plans_make(&w, c) || !t_plans_judge(&w, COLO_FORWARD) ||
-        !t_plans_judge(&w, COLO_BACKWARD))
-        fail_msg("%s: %s", t_case_text(c), w.why);
-    t_plans_free(&w);
-}
-
 static void judge_pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
 {
     t_case_t c = {.shape = {2 * t_lcm(src[2], dst[2]), 24, 4},
@@ -28,7 +19,7 @@ static void judge_pair(int64_t n, const int64_t *src, const int64_t *dst, void *
     for (int i = 0; i < 3; i++) {
         c.output = i == 0 ? COLO_SHARDED : COLO_FULL_SEQ;
         c.grad = i == 1 ? COLO_DISJOINT : COLO_PARTIAL;
-        judge(&c);
+        t_plans_check(&c, false);
     }
     ++*(int *)arg;
 }

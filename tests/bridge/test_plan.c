@@ -7,16 +7,6 @@
 
 #include "harness/plan_world.h"
 
-static void judge(const t_case_t *c, bool adjoint)
-{
-    t_plans_t w;
-    bool ok = t_plans_make(&w, c) && t_plans_judge(&w, COLO_FORWARD) &&
-              (c->no_grad || t_plans_judge(&w, COLO_BACKWARD)) && (!adjoint || t_plans_adjoint(&w));
-    t_plans_free(&w);
-    if (!ok)
-        fail_msg("%s: %s", t_case_text(c), w.why);
-}
-
 static t_case_t pair_case(const int64_t *s, const int64_t *d, int src_order, int dst_order,
                           int kind)
 {
@@ -34,7 +24,7 @@ static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
     for (int kind = 0; kind < 3; kind++) {
         t_case_t c = pair_case(s, d, 0, 0, kind);
-        judge(&c, true);
+        t_plans_check(&c, true);
     }
 }
 
@@ -50,7 +40,7 @@ static void all_orders(int64_t n, const int64_t *s, const int64_t *d, void *arg)
         for (int b = 0; b < 6; b++) {
             t_case_t c = pair_case(s, d, a, b, (int)(*count % 3));
             if (!t_left_out(*count))
-                judge(&c, true);
+                t_plans_check(&c, true);
             ++*count;
         }
 }
@@ -73,7 +63,7 @@ T_CASE(sizes_and_offsets_of_the_grids_may_differ)
             for (int kind = 0; kind < 3; kind++) {
                 t_case_t c = t_between(specs[a], specs[b], 5, 4, 2);
                 t_case_kind(&c, kind);
-                judge(&c, true);
+                t_plans_check(&c, true);
             }
 }
 
@@ -101,7 +91,7 @@ T_CASE(sequence_parallel_features_and_position_maps_deliver_exactly_once)
                 c.src.map = REF_TABLE;
                 c.src.table = table;
             }
-            judge(&c, true);
+            t_plans_check(&c, true);
         }
 }
 
@@ -112,7 +102,7 @@ T_CASE(empty_batches_rows_and_widths_plan_to_nothing)
             t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", e == 0 ? 0 : 4, e == 1 ? 0 : 4,
                                    e == 2 ? 0 : 4);
             t_case_kind(&c, kind);
-            judge(&c, false);
+            t_plans_check(&c, false);
             t_plans_t w;
             int64_t src, dst;
             assert_true(t_plans_make(&w, &c));
@@ -137,7 +127,7 @@ T_CASE(senders_are_the_nearest_that_hold_the_data)
                     t_case_t c = t_between(specs[a], specs[b], 8, 8, 2);
                     t_case_kind(&c, kind);
                     c.ranks_per_node = rpn;
-                    judge(&c, false);
+                    t_plans_check(&c, false);
                 }
 }
 
@@ -184,7 +174,7 @@ T_CASE(large_pieces_that_are_cut_arrive_exactly_once)
                     t_case_t c = t_between(specs[a], specs[b], 3, 12, widths[i]);
                     t_case_kind(&c, kind);
                     c.dtype = COLO_F32;
-                    judge(&c, false);
+                    t_plans_check(&c, false);
                 }
 }
 

@@ -293,17 +293,6 @@ static void judge(const t_case_t *c, bool one_grid, bool equal, int64_t *whole, 
         fail_msg("%s: %s", t_case_text(c), s.plans.why);
 }
 
-/* Every element that a rank needs arrives exactly once. */
-static void delivers(const t_case_t *c)
-{
-    t_plans_t w;
-    bool ok =
-        t_plans_make(&w, c) && t_plans_judge(&w, COLO_FORWARD) && t_plans_judge(&w, COLO_BACKWARD);
-    t_plans_free(&w);
-    if (!ok)
-        fail_msg("%s: %s", t_case_text(c), w.why);
-}
-
 T_CASE(sizes_that_do_not_divide_are_shared_within_one_piece)
 {
     static const struct {
@@ -403,7 +392,7 @@ T_CASE(candidates_of_any_layouts_and_nodes_take_turns)
         }
         judge(&c, false, false, &t.whole, &t.cut);
         if (i % 4 == 0)
-            delivers(&c);
+            t_plans_check(&c, false);
     }
     assert_true(t.whole > 0 && t.cut > 0);
 }

@@ -79,6 +79,9 @@ colo_status_t t_case_config(const t_case_t *c, colo_layout_t *src, colo_layout_t
                             colo_bridge_config_t *config);
 colo_status_t t_case_bridge(colo_bridge_t **bridge, const t_case_t *c, colo_comm_t *comm,
                             colo_mem_t mem);
+/* On each of 4 ranks: a bridge of the case @arg on a comm of ranks 0 and 1, of which 0 needs 2 and
+ * 1 needs 3, is refused as missing, and the comm lives. */
+colo_status_t t_case_lacking_rank(colo_comm_t *world, void *arg);
 
 colo_status_t t_buffer_make(t_buffer_t *b, const char *axes, colo_dtype_t dtype, t_stride_t stride,
                             int64_t nb, int64_t ns, int64_t nh);

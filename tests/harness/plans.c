@@ -2,6 +2,7 @@
 /*
  * plans.c - makes the plans of all ranks. See plan_world.h.
  */
+#include "harness/harness.h"
 #include "harness/plan_world.h"
 
 #include <stdlib.h>
@@ -52,4 +53,14 @@ bool t_plans_balanced(t_plans_t *w, colo_pass_t pass)
             return T_WRONG(w, "rank %d sends %lld bytes, the largest receive is %lld", r,
                            (long long)colo_plan_bytes(w->plan[r], pass).send, (long long)largest);
     return true;
+}
+
+void t_plans_check(const t_case_t *c, bool adjoint)
+{
+    t_plans_t w;
+    bool ok = t_plans_make(&w, c) && t_plans_judge(&w, COLO_FORWARD) &&
+              (c->no_grad || t_plans_judge(&w, COLO_BACKWARD)) && (!adjoint || t_plans_adjoint(&w));
+    t_plans_free(&w);
+    if (!ok)
+        fail_msg("%s: %s", t_case_text(c), w.why);
 }

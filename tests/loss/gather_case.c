@@ -142,3 +142,16 @@ void gather_central(loss_case_t *s, double *z, const double *dz, colo_status_t (
         }
     }
 }
+
+bool gather_draw(loss_case_t *s, colo_logits_options_t *logits, uint8_t *mask, uint64_t *rng)
+{
+    if (t_below(rng, 3) == 0)
+        logits->scale = t_below(rng, 2) ? 0.25 : -0.5;
+    if (t_below(rng, 3) == 0)
+        logits->softcap = 4;
+    s->in_place = t_below(rng, 2);
+    s->row_gap = t_below(rng, 4);
+    for (int64_t t = 0; t < s->tokens; t++)
+        mask[t] = t_below(rng, 3) != 0;
+    return t_below(rng, 2);
+}

@@ -15,6 +15,9 @@ enum { GATHER_TOKENS = 9, GATHER_VOCAB = 70 };
 
 void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, colo_dtype_t dtype);
 
+/* Draws a scale, a softcap, what is in place and the gaps; returns whether @mask [T] counts. */
+bool gather_draw(loss_case_t *s, colo_logits_options_t *logits, uint8_t *mask, uint64_t *rng);
+
 typedef struct gather_rank {
     loss_case_t *shape;
     int32_t rank;

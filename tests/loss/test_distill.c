@@ -17,18 +17,10 @@ static void draw_options(uint64_t *rng)
     if (t_below(rng, 2))
         c.config.target_temperature = 0.5 + 2 * t_uniform(rng);
     if (t_below(rng, 3) == 0)
-        c.config.logits.scale = t_below(rng, 2) ? 0.25 : -0.5;
-    if (t_below(rng, 3) == 0)
         c.config.target_scale = 0.5;
-    if (t_below(rng, 3) == 0)
-        c.config.logits.softcap = 4;
-    c.shape.in_place = t_below(rng, 2);
-    c.shape.row_gap = t_below(rng, 4);
-    c.masked = t_below(rng, 2);
+    c.masked = gather_draw(&c.shape, &c.config.logits, c.mask, rng);
     c.no_ce = t_below(rng, 4) == 0;
     c.no_kl = t_below(rng, 4) == 0;
-    for (int64_t t = 0; t < c.shape.tokens; t++)
-        c.mask[t] = t_below(rng, 3) != 0;
 }
 
 static void compare(const void *arg)

@@ -15,15 +15,7 @@ static void draw_options(uint64_t *rng)
 {
     if (t_below(rng, 2))
         c.config.logits.temperature = 0.5 + t_uniform(rng);
-    if (t_below(rng, 3) == 0)
-        c.config.logits.scale = t_below(rng, 2) ? 0.25 : -0.5;
-    if (t_below(rng, 3) == 0)
-        c.config.logits.softcap = 4;
-    c.shape.in_place = t_below(rng, 2);
-    c.shape.row_gap = t_below(rng, 4);
-    c.masked = t_below(rng, 2);
-    for (int64_t t = 0; t < c.shape.tokens; t++)
-        c.mask[t] = t_below(rng, 3) != 0;
+    c.masked = gather_draw(&c.shape, &c.config.logits, c.mask, rng);
 }
 
 static void compare(const void *arg)
