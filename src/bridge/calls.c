@@ -84,8 +84,9 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
     if (!same) {
         shape_text(t->shape, t->ndim, found, sizeof found);
         shape_text(want, n, expected, sizeof expected);
-        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is [%s], expected [%s] (axes %s)", rank,
-                         what, found, expected, b->axes);
+        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is [%s], expected [%s] (axes %s)%s", rank,
+                         what, found, expected, b->axes,
+                         empty ? "; this rank owns nothing of it: pass NULL" : "");
     }
     if (t->dtype != b->now.plan->config.dtype)
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,

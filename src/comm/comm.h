@@ -90,7 +90,7 @@ static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t numb
                             (int64_t)plan, COLO_CATEGORY_BRIDGE};
 }
 
-static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count and owner */
+static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count and category */
 {
     return (uint64_t)op->kind << 56 | (uint64_t)op->dtype << 48 | (uint32_t)op->param;
 }

@@ -98,9 +98,13 @@ const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_d
                           uint64_t seq)
 {
     char what[96];
-    const bool plan = mine.kind == COLO_OP_EXCHANGE && colo_op_pack(&mine) == colo_op_pack(&theirs);
+    const bool same = colo_op_pack(&mine) == colo_op_pack(&theirs); /* but for the count */
     snprintf(text, cap, "is in %s%s", colo_op_describe(what, sizeof what, theirs, seq),
-             plan ? " with another plan: one of the two took another shape or position table" : "");
+             same && mine.kind == COLO_OP_EXCHANGE
+                 ? " with another plan: one of the two took another shape or position table"
+             : same && mine.category == COLO_CATEGORY_LOSS
+                 ? ": in a loss they have other numbers of tokens, or ask for other outputs"
+                 : "");
     return text;
 }
 

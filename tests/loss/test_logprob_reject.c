@@ -240,6 +240,8 @@ T_CASE(blocks_of_other_sizes_are_a_mismatch_of_the_gather)
             assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
             if (!strstr(d.error_message[r], "all_gather"))
                 fail_msg("rank %d: \"%s\" lacks the operation", r, d.error_message[r]);
+            if (check == 1 && !strstr(d.error_message[r], ": in a loss they have other numbers of"))
+                fail_msg("rank %d: \"%s\" lacks the cause", r, d.error_message[r]);
         }
         assert_int_equal(st == COLO_OK, check == 2);
     }
