@@ -284,6 +284,166 @@ T_CASE(configs_that_lose_digits_are_refused)
     alone_free(&a);
 }
 
+/* An object of @config; its forward has run. */
+static void alone_again(alone_t *a)
+{
+    colo_linear_logprob_destroy(&a->linear);
+    assert_ok(colo_linear_logprob_create(&a->linear, &a->config, a->head, a->self));
+    if (a->config.mode == COLO_LINEAR_EARLY) {
+        a->up = (colo_linear_upstream_t){.loss = 1};
+        assert_ok(colo_linear_logprob_early(a->linear, &a->batch, &a->up, &a->out, &a->saved,
+                                            a->buffer, a->work, NULL));
+    } else {
+        assert_ok(forward(a));
+    }
+}
+
+#define REFUSE(change, call, status, text)                           \
+    do {                                                             \
+        alone_t a;                                                   \
+        alone_init(&a);                                              \
+        assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL)); \
+        assert_ok(forward(&a));                                      \
+        change;                                                      \
+        assert_fails(call, status, text);                            \
+        alone_free(&a);                                              \
+    } while (0)
+
+T_CASE(every_wrong_config_is_named)
+{
+    colo_linear_logprob_t *none = NULL;
+    colo_lm_head_t *wide = NULL, *half = NULL, *sharded = NULL;
+    colo_comm_t *self = NULL;
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H};
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_lm_head_create(&sharded, &hc, self));
+    hc.dtype = COLO_F64;
+    assert_ok(colo_lm_head_create(&wide, &hc, NULL));
+    hc.dtype = COLO_BF16;
+    assert_ok(colo_lm_head_create(&half, &hc, NULL));
+#define CONFIG(change, head, text) \
+    REFUSE(change, colo_linear_logprob_create(&none, &a.config, head, a.self), COLO_ERR_ARG, text)
+    REFUSE((void)0, colo_linear_logprob_create(&none, NULL, a.head, a.self), COLO_ERR_ARG,
+           "linear: config is NULL");
+    CONFIG(a.config.logprob.struct_size = 4096, a.head, "struct_size is 4096");
+    CONFIG(a.config.logprob.logits.temperature = 0, a.head, "temperature is 0");
+    CONFIG(a.config.logprob.logits.softcap = INFINITY, a.head, "softcap is inf");
+    CONFIG(a.config.logprob.segment = INT64_C(1) << 41, a.head, "segment is 2199023255552");
+    CONFIG((void)0, NULL, "head is NULL");
+    CONFIG(a.config.mode = (colo_linear_mode_t)9, a.head, "mode 9 is unknown");
+    CONFIG(a.config.d_hidden = (colo_d_hidden_t)9, a.head, "d_hidden 9 is unknown");
+    CONFIG((a.config.mode = COLO_LINEAR_EARLY,
+            a.config.logits_dtype = a.config.d_weight_dtype = COLO_F64),
+           wide, "mode early, but the head is f64");
+#define SHARE \
+    a.config.share_d_weight = true, a.config.mode = COLO_LINEAR_EARLY, a.config.d_weight_add = false
+    CONFIG((SHARE, a.config.frozen_weight = true), a.head, "d_weight frozen of f32");
+    CONFIG((SHARE, a.config.d_weight_add = true), a.head, "d_weight added of f32");
+    CONFIG((SHARE), half, "d_weight written of f32");
+    CONFIG((SHARE), sharded, "a sharded head");
+    CONFIG((SHARE, a.config.logprob.segment = 16), a.head, "segments of 16, expected mode");
+#undef SHARE
+#undef CONFIG
+    assert_null(none);
+    colo_lm_head_destroy(&wide);
+    colo_lm_head_destroy(&half);
+    colo_lm_head_destroy(&sharded);
+    colo_comm_destroy(&self);
+}
+
+T_CASE(every_wrong_batch_is_named)
+{
+    int64_t ids[2] = {0, 1}, none[T] = {0};
+    colo_tensor_t id = colo_tensor_host(ids, COLO_I64, 1, (int64_t[]){2});
+    colo_tensor_t begin = colo_tensor_host(none, COLO_I64, 1, (int64_t[]){T}), odd;
+    colo_support_t lists = {&id, &begin, &begin};
+#define BATCH(change, status, text) REFUSE(change, forward(&a), status, text)
+    REFUSE((void)0,
+           colo_linear_logprob_forward(a.linear, NULL, &a.out, &a.saved, a.buffer, a.work, NULL),
+           COLO_ERR_ARG, "linear: batch is NULL");
+    BATCH(a.batch.hidden = NULL, COLO_ERR_ARG, "linear: hidden is NULL");
+    BATCH(a.batch.targets = NULL, COLO_ERR_ARG, "linear: targets is NULL");
+    BATCH(a.hidden.ndim = 1, COLO_ERR_SHAPE, "hidden: 1 axes");
+    BATCH(a.target.data = NULL, COLO_ERR_ARG, "targets: data is NULL");
+    BATCH(a.target.dtype = COLO_I32, COLO_ERR_ARG, "targets: dtype i32");
+    BATCH((a.target.ndim = 2, a.target.shape[1] = a.target.stride[1] = 1), COLO_ERR_SHAPE,
+          "targets: 2 axes");
+    BATCH((a.target.mem = COLO_CUDA, a.target.device = 0), COLO_ERR_ARG,
+          "targets: memory kind 1 on device 0, the head is kind 0");
+    REFUSE((void)0,
+           colo_linear_logprob_forward(a.linear, &a.batch, NULL, &a.saved, a.buffer, a.work, NULL),
+           COLO_ERR_ARG, "linear: out is NULL");
+    BATCH(a.out.loss = a.logp, COLO_ERR_ARG, "config.want_loss is false");
+    BATCH(a.out.correct = (uint8_t *)a.logp, COLO_ERR_ARG, "config.want_correct is false");
+    lists.ids = NULL;
+    BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: ids: tensor is NULL");
+    lists = (colo_support_t){&id, NULL, &begin};
+    BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: begin: tensor is NULL");
+    lists = (colo_support_t){&id, &begin, NULL};
+    BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: end: tensor is NULL");
+    lists = (colo_support_t){&odd, &begin, &begin};
+    odd = id, odd.dtype = COLO_I32;
+    BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: ids: dtype i32, expected i64");
+    odd = colo_tensor_host(ids, COLO_I64, 2, (int64_t[]){1, 2});
+    BATCH(a.batch.support = &lists, COLO_ERR_SHAPE,
+          "support: ids: 2 axes, 2 elements, expected [2]");
+    odd = id, odd.stride[0] = 2;
+    BATCH(a.batch.support = &lists, COLO_ERR_SHAPE, "support: ids: elements are 2 apart");
+    lists = (colo_support_t){&id, &odd, &begin};
+    odd = begin, odd.shape[0] = T - 1;
+    BATCH(a.batch.support = &lists, COLO_ERR_SHAPE,
+          "support: begin: 1 axes, 5 elements, expected [6]");
+    lists = (colo_support_t){&id, &begin, &begin};
+    none[1] = -1;
+    BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: token 1 has ids [-1, -1)");
+    odd = colo_tensor_host((int64_t[T]){1}, COLO_I64, 1, (int64_t[]){T});
+    none[1] = 0;
+    lists.begin = &odd;
+    BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: token 0 has ids [1, 0)");
+    lists = (colo_support_t){&id, &begin, &odd};
+    ids[0] = -1;
+    BATCH(a.batch.support = &lists, COLO_ERR_ARG, "support: token 0 has id -1");
+#undef BATCH
+}
+
+T_CASE(every_wrong_backward_is_named)
+{
+    uint64_t version = 0;
+    float bias[V];
+    colo_tensor_t db = colo_tensor_host(bias, COLO_F32, 1, (int64_t[]){V});
+#define BACKWARD(change, status, text) REFUSE(change, backward(&a), status, text)
+#define EARLY \
+    (a.config.mode = COLO_LINEAR_EARLY, a.config.logprob.want_loss = true, alone_again(&a))
+    REFUSE((void)0, colo_linear_logprob_backward(a.linear, &a.saved, NULL, &a.grads, a.work, NULL),
+           COLO_ERR_ARG, "linear: upstream is NULL");
+    BACKWARD(a.up.loss = 2, COLO_ERR_ARG, "upstream.loss is 2, config.want_loss is false");
+    BACKWARD((EARLY, a.up.logp = 1), COLO_ERR_ARG, "upstream has logp 1, entropy 0, mean 0");
+    BACKWARD((EARLY, a.up.entropy = 2), COLO_ERR_ARG, "upstream has logp 0, entropy 2, mean 0");
+    BACKWARD((EARLY, a.up.mean = true), COLO_ERR_ARG, "upstream has logp 0, entropy 0, mean 1");
+    REFUSE((void)0, colo_linear_logprob_backward(a.linear, &a.saved, &a.up, NULL, a.work, NULL),
+           COLO_ERR_ARG, "linear: grads is NULL");
+    BACKWARD(a.dh.dtype = COLO_F64, COLO_ERR_ARG, "d_hidden: dtype f64, the head is f32");
+    BACKWARD(
+        (a.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE, alone_again(&a), a.dh.stride[0] = H + 1),
+        COLO_ERR_SHAPE, "d_hidden: rows are 4 elements apart");
+    BACKWARD((a.config.frozen_hidden = true, alone_again(&a)), COLO_ERR_ARG,
+             "d_hidden is given, config.frozen_hidden is true");
+    BACKWARD(a.grads.d_weight = NULL, COLO_ERR_ARG,
+             "d_weight is NULL, config.frozen_weight is false");
+    BACKWARD((a.config.frozen_weight = true, alone_again(&a)), COLO_ERR_ARG,
+             "d_weight is given, config.frozen_weight is true");
+    BACKWARD((a.config.frozen_weight = true, alone_again(&a), a.grads.d_weight = NULL,
+              a.grads.d_bias = &db),
+             COLO_ERR_ARG, "d_bias is given, config.frozen_weight is true");
+    REFUSE((void)0, colo_linear_logprob_backward(a.linear, NULL, &a.up, &a.grads, a.work, NULL),
+           COLO_ERR_ARG, "linear: saved is NULL");
+    BACKWARD(a.saved.of = (const colo_linear_logprob_t *)&a, COLO_ERR_ARG, "of another object");
+    BACKWARD((a.target.version = &version, alone_again(&a), version = 1), COLO_ERR_MODIFIED,
+             "targets were written");
+#undef EARLY
+#undef BACKWARD
+}
+
 /* Pipelines have several batches on their way: each forward's backward is its own. */
 T_CASE(forwards_may_wait_for_their_backward)
 {

@@ -363,6 +363,9 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     REJECT(false, a.out.ids = a.chosen, COLO_ERR_ARG, "out.ids is given, config.topk is false");
     REJECT(true, a.masked.dtype = COLO_F32, COLO_ERR_ARG, "mask: dtype f32, expected u8");
     REJECT(true, a.masked.shape[0] = 2, COLO_ERR_SHAPE, "mask: 1 axes, 2 elements, expected [3]");
+    REJECT(true, a.masked.data = NULL, COLO_ERR_ARG, "mask: data is NULL");
+    REJECT(true, (a.masked.ndim = 2, a.masked.shape[1] = a.masked.stride[1] = 1), COLO_ERR_SHAPE,
+           "mask: 2 axes");
     REJECT(true, a.logits.dtype = COLO_I8, COLO_ERR_ARG, "logits: dtype i8");
     REJECT(true, (a.logits.shape[1] = 5, a.logits.stride[0] = 6), COLO_ERR_SHAPE,
            "columns [0, 5) on a group of one rank");
