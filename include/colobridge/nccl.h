@@ -77,8 +77,9 @@ COLO_API colo_status_t colo_comm_create_nccl(colo_comm_t *parent, int32_t device
  * colo_comm_create_nccl_borrowed() - the same on an ncclComm_t that exists; collective over
  * @parent
  * @nccl:    borrowed until @comm is destroyed; its ranks must be those of @parent. It is never
- *           destroyed nor aborted here, and must not be used elsewhere while an operation runs. If
- *           @comm fails, abort @nccl first: destroying a bridge waits for the device
+ *           destroyed, aborted nor asked for asynchronous errors here, and must not be used
+ *           elsewhere while an operation runs. If @comm fails, abort @nccl first: destroying a
+ *           bridge waits for the device
  * @parent, @comm, waits and errors: as in colo_comm_create_nccl()
  */
 COLO_API colo_status_t colo_comm_create_nccl_borrowed(struct ncclComm *nccl, colo_comm_t *parent,

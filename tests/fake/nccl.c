@@ -201,8 +201,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *e)
 {
-    if (!is_there(comm))
+    if (!is_there(comm)) {
+        fake_misused("a communicator is asked that is not there");
         return ncclInvalidArgument;
+    }
     *e = fake_async_error_of(comm->device);
     return ncclSuccess;
 }

@@ -406,6 +406,7 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
             rank_check(ncclCommAbort(theirs) == ncclSuccess);
         if (w->deed == DESTROYS_BORROWED)
             rank_check(ncclCommDestroy(theirs) == ncclSuccess);
+        usleep(w->deed == DESTROYS_BORROWED ? 100000 : 0); /* the watchdog comes by */
         rank_try(colo_comm_barrier(r->host, NULL));
         since = colo_now();
         if (w->deed == LEAVES && !mine)

@@ -25,8 +25,8 @@
 #define SANITIZED 1
 #endif
 
-static atomic_size_t allocated;
-static atomic_bool counting;
+static atomic_size_t allocated __attribute__((unused));
+static atomic_bool counting __attribute__((unused));
 /* > 0: the allocation of this thread that fails, the first is 1; counts down to 0. Nothing if
  * SANITIZED. */
 static _Thread_local long fail_at __attribute__((unused));

@@ -184,12 +184,13 @@ void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connect
 
 /* ---- the watchdog ---- */
 
-/* Does NCCL itself report an error on this connection? */
+/* Does NCCL itself report an error on this connection? A borrowed one is not asked, because its
+ * owner may end it at any time. */
 static bool check_connection(struct colo_nccl_context *f, struct colo_nccl_group *x,
                              struct colo_connection *l)
 {
     ncclResult_t r = ncclSuccess;
-    if (!l->nccl || pthread_mutex_trylock(&l->busy) != 0)
+    if (!l->nccl || l->borrowed || pthread_mutex_trylock(&l->busy) != 0)
         return false;
     if (atomic_load(&l->phase) == COLO_CONNECTION_OK &&
         f->lib->async_error(l->nccl, &r) != ncclSuccess)
