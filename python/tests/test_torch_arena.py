@@ -4,7 +4,6 @@ workspace, lifetimes and order are all as on GPUs, which python/tests/gpu/cases_
 import contextlib
 import gc
 import itertools
-import math
 import os
 import sys
 import weakref
@@ -14,17 +13,14 @@ import pytest
 torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
-from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import bridge as core  # noqa: E402
 from colobridge import memory  # noqa: E402
-from colobridge._structs import DTYPES  # noqa: E402
 from colobridge.errors import STATUS  # noqa: E402
-from colobridge.tensor import torch_dtype  # noqa: E402
-from colobridge.torch import arena  # noqa: E402
+from host_pool import pooled, reached  # noqa: E402
 import ragged_case  # noqa: E402
 from ragged_case import Case  # noqa: E402
 from test_torch_bridge import PAIRS, carries  # noqa: E402
@@ -33,53 +29,6 @@ from world import meet  # noqa: E402
 bridges = sys.modules['colobridge.torch.bridge']  # ct.bridge is a function
 FAN_IN, FAN_OUT = ('dp=4', 'cp=2,dp=2'), ('cp=2,dp=2', 'dp=4')
 MOVES = {'output': 'sharded', 'grad': 'disjoint'}
-
-
-class HostPool(arena.Pool):
-    """A pool of the host's: a tensor lies in the first gap between those that are alive, or elsewhere."""
-
-    def _block(self):
-        self._stream, self._pool, self._places = None, torch.zeros(self.nbytes, dtype=torch.uint8), []
-        return self._pool
-
-    def _new(self, like, shape):
-        need, offset = arena._padded(math.prod(shape), like.element_size()), 0
-        self._places = [p for p in self._places if not p[2].expired()]
-        for begin, end, _ in sorted(self._places, key=lambda p: p[0]):
-            if offset + need <= begin:
-                break
-            offset = end
-        if offset + need > self.nbytes:
-            return like.new_empty(shape)
-        t = torch.from_dlpack(self._memory.array(DTYPES[torch_dtype(like.dtype)], tuple(shape), offset, owner=self._pool))
-        self._places.append((offset, offset + need, StorageWeakRef(t._storage())))
-        return t
-
-
-@contextlib.contextmanager
-def pooled():
-    """reached(), with pools for tensors of any size."""
-    was = arena.Pool, arena._SMALL
-    arena.Pool, arena._SMALL = HostPool, 0
-    try:
-        with reached():
-            yield
-    finally:
-        arena.Pool, arena._SMALL = was
-
-
-@contextlib.contextmanager
-def reached(**options):
-    """Bridges are made as between GPUs that reach each other, with @options."""
-    was = arena.possible, memory.Memory.is_p2p, ct.Bridge.__init__.__kwdefaults__
-
-    arena.possible = lambda comm, device: comm.size > 1
-    memory.Memory.is_p2p = property(lambda self: True)
-    ct.Bridge.__init__.__kwdefaults__ = {**was[2], **options}
-    try:
-        yield
-    finally:
-        arena.possible, memory.Memory.is_p2p, ct.Bridge.__init__.__kwdefaults__ = was
 
 
 def carries_reached(rank, src, dst, axes, output, grad, buffers):
