@@ -3,6 +3,7 @@
 
 - an include that runs back up: core <- grid <- comm <- bridge, loss <- cuda, nccl, peer <- tools,
 - a circle among files,
+- an address family of the network in src/: only UCX and MPI talk between hosts,
 - a struct tag or a COLO_ macro that two files define with a different meaning.
 
 usage: includes.py ROOT
@@ -54,6 +55,8 @@ def mistakes(root):
         for other in to:
             if LEVEL[folder(other)] > LEVEL[folder(path)] and (path, other) not in ALLOWED:
                 found.append('%s includes %s, which is above it' % (path, other))
+    found += ['%s names %s: UCX and MPI talk between hosts' % (path, name) for path, text in files.items()
+              for name in re.findall(r'\b(?:AF|PF)_INET6?\b|<netinet/', text) if path.startswith('src/')]
     state = {}
 
     def visit(path, trail):
@@ -86,12 +89,14 @@ def finds_what_is_planted():
         for path, text in {
                 'src/core/a.h': '#include "bridge/b.h"\n',
                 'src/bridge/b.h': '#include "bridge/c.h"\nstruct colo_x {\n    int a;\n};\n',
+                'src/comm/e.c': 'socket(AF_INET, 0, 0);\n',
                 'src/bridge/c.h': '#include "bridge/b.h"\n#define COLO_Y 1\n',
                 'tools/d.c': '#define COLO_Y 2\nstruct colo_x {\n    int b;\n};\n'}.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         found = mistakes(root)
-    wanted = ['src/core/a.h includes src/bridge/b.h', 'a circle: src/bridge/', 'struct colo_x has 2', 'macro COLO_Y has 2']
+    wanted = ['src/core/a.h includes src/bridge/b.h', 'a circle: src/bridge/', 'struct colo_x has 2', 'macro COLO_Y has 2',
+              'src/comm/e.c names AF_INET']
     return [w for w in wanted if not any(f.startswith(w) for f in found)]
 
 
