@@ -230,8 +230,8 @@ static void put_stats_row(FILE *f, const cap_report_t *r, const cap_stats_row_t 
     svg_text(f, w->where);
     fprintf(f, "</td><td data-name=\"operation\">%s</td><td data-name=\"for\">%s</td>",
             colo_op_name(w->op), colo_category_name(w->category));
-    put_number(f, "calls a step", (double)w->ops / steps);
-    put_number(f, "bytes a step", (double)w->bytes / steps);
+    put_number(f, "calls per step", (double)w->ops / steps);
+    put_number(f, "bytes per step", (double)w->bytes / steps);
     if (w->plan_bytes < 0) {
         fputs("<td class=\"num\" data-name=\"plan\">\xe2\x80\x93</td>"
               "<td data-name=\"equal\">\xe2\x80\x93</td></tr>\n",
@@ -280,7 +280,7 @@ static void put_stats(FILE *f, const cap_report_t *r)
                 "else.</span></p>\n",
                 (long long)(planned - equal), (long long)planned);
     fputs("<table>\n<thead><tr><th>where</th><th>operation</th><th>for</th>"
-          "<th class=\"num\">calls a step</th><th class=\"num\">bytes a step</th>"
+          "<th class=\"num\">calls per step</th><th class=\"num\">bytes per step</th>"
           "<th class=\"num\">plan</th><th>equal</th></tr></thead>\n<tbody>\n",
           f);
     for (int64_t i = 0; i < r->nstats; i++)

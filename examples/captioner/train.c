@@ -231,7 +231,7 @@ static void report(cap_rank_t *r, struct history *h)
             (long long)page.mistakes, (long long)(nsamples - wrong));
     fprintf(out,
             "%lld of %lld held-out captions exact (%.1f %%), %.1f s, %.0f tokens/s; bridge moved "
-            "%.0f bytes a step, the plan says %.0f\n",
+            "%.0f bytes per step, the plan says %.0f\n",
             (long long)h->exact, (long long)cfg->data->nheld, 100 * accuracy, h->seconds, rate,
             (double)bridged / steps, planned < 0 ? -1.0 : (double)planned / steps);
     const char *why = cap_report_write(&page, cfg->report);

@@ -32,7 +32,7 @@ result, text = run('180')
 if result['accuracy'] < 0.4:
     sys.exit('%d of %d captions exact' % (result['exact'], result['held_out']))
 if result['bridge_recv_bytes'] != result['plan_recv_bytes'] or not result['bridge_recv_bytes']:
-    sys.exit('the bridges moved %s bytes a step, planned %s'
+    sys.exit('the bridges moved %s bytes per step, planned %s'
              % (result['bridge_recv_bytes'], result['plan_recv_bytes']))
 before, after = map(float, re.search(
     r'had ([0-9.]+) times the mean before and has ([0-9.]+) times after', text).groups())

@@ -367,10 +367,10 @@ T_CASE(the_stats_stand_next_to_the_plan)
     char *text = page(&r);
 
     assert_has(text, "<td data-name=\"operation\">exchange</td>");
-    assert_has(text, "data-name=\"bytes a step\">589,824<");
+    assert_has(text, "data-name=\"bytes per step\">589,824<");
     assert_has(text, "data-name=\"plan\">589,824<");
-    assert_has(text, "data-name=\"calls a step\">16<");
-    assert_has(text, "data-name=\"bytes a step\">12345.50<");
+    assert_has(text, "data-name=\"calls per step\">16<");
+    assert_has(text, "data-name=\"bytes per step\">12345.50<");
     assert_int_equal(count(text, "\xe2\x9c\x93 yes"), 1);
     assert_has(text, "\xe2\x9c\x97 no, +1 in all"); /* one byte in 300 steps too many */
     assert_has(text, "1 of 2 planned rows moved something else");

@@ -94,7 +94,7 @@ static void print_audit(const info_ask_t *ask, const info_found_t *f)
     int64_t per_host = ask->ranks_per_node ? ask->ranks_per_node : ask->world;
     int64_t hosts = (ask->world + per_host - 1) / per_host;
     colo_grid_print(&ask->grid, spec, sizeof spec);
-    printf("\n%sgrid %s%s: %lld rank%s, %lld a host, %lld host%s, binding %s\n", on, spec, off,
+    printf("\n%sgrid %s%s: %lld rank%s, %lld per host, %lld host%s, binding %s\n", on, spec, off,
            (long long)ask->grid.size, many(ask->grid.size), (long long)per_host, (long long)hosts,
            many(hosts), colo_bind_name(ask->policy));
     print_table(&f->given);

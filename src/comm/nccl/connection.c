@@ -118,7 +118,7 @@ static uint64_t hash_text(const char *text)
     return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
 }
 
-/* ---- one rank a device ---- */
+/* ---- one rank per device ---- */
 
 struct seat {
     uint64_t host, device, shares; /* shares: NCCL is told that ranks may sit on one device */
@@ -138,7 +138,7 @@ static colo_status_t same_device(const struct colo_nccl_context *f, const colo_c
     const int v = f->lib->version;
     return colo_fail(COLO_ERR_MISMATCH,
                      "nccl create: ranks %d and %d (world ranks %lld and %lld) are on the same "
-                     "device; one rank a device is expected (NCCL 2.30 or later lets ranks share "
+                     "device; one rank per device is expected (NCCL 2.30 or later lets ranks share "
                      "one where NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all of them; this is "
                      "%d.%d.%d)",
                      (int)x, (int)y, (long long)control->world_rank[x],
