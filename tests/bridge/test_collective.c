@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_collective.c - the all-gather / all-reduce way: equal to EXACT and to the oracle wherever it
- * is accepted, with the groups of the worked maps and exactly the collectives that the reference
- * runs; ranks that go wrong.
+ * test_collective.c - COLLECTIVE, by all-gather and all-reduce: equal to EXACT and to the oracle
+ * wherever it is accepted, with the groups of the worked maps and exactly the collectives that the
+ * reference runs; ranks that go wrong.
  */
 #include "harness/harness.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_collective_refusals.c - what the all-gather / all-reduce way cannot do: refused on all ranks
+ * test_collective_refusals.c - what COLLECTIVE cannot do: refused on all ranks
  * before anything moves, in the order of the reference, and nothing else is refused.
  */
 #include "harness/harness.h"
