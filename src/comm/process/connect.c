@@ -134,7 +134,7 @@ static colo_status_t dial(struct meeting *m, int32_t r)
     else if (!same_user(c->fd))
         hang_up(c, "another user's process answered", 0);
     else if (send(c->fd, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello)
-        hang_up(c, "connect", errno);
+        hang_up(c, "send", errno);
     return COLO_OK;
 }
 

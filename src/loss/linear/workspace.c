@@ -135,7 +135,7 @@ static void cut(const colo_linear_logprob_t *l, struct colo_linear_size *s)
 {
     const bool in_blocks = !s->segment && l->columns > WIDTH;
     const int64_t body = in_blocks ? l->columns / TILE * TILE : l->columns;
-    int64_t down[COLO_LINEAR_PARTS], first = 0;
+    int64_t down[COLO_LINEAR_PARTS] = {0}, first = 0;
     int32_t n = 0;
     if (s->shared)
         first = body * l->hidden / s->rows / TILE * TILE;
