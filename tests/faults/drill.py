@@ -141,11 +141,14 @@ def page(results):
              "and sums with the other live ranks on a new communicator. A row that fails fails the test suite. The times",
              "are the longest from the fault to the status, in ms. Where no status is an error, there is no time.", "",
              "The faults are in [drill.c](../tests/faults/drill.c), what they must lead to is in",
-             "[drill.py](../tests/faults/drill.py). [comm.md](comm.md) says what holds after an error.", "",
-             "| rank 2 … | the others get | rank 2 gets | " + " | ".join(NAMES[t] for t in ALL) + " |",
-             "|---|---|---|" + "---:|" * len(ALL)]
+             "[drill.py](../tests/faults/drill.py), both under the name of the row; `drill.py --row NAME` repeats one.",
+             "[comm.md](comm.md) says what holds after an error. What GPU communicators do if a call of CUDA or NCCL, an",
+             "allocation or a thread fails, and what a broken device, a capture on one rank or a borrowed `ncclComm_t` that",
+             "ended leads to, is in [test_faults.c](../tests/fake/test_faults.c), with the statuses of all ranks.", "",
+             "| row | rank 2 … | the others get | rank 2 gets | " + " | ".join(NAMES[t] for t in ALL) + " |",
+             "|---|---|---|---|" + "---:|" * len(ALL)]
     for row, (what, others, culprit, transports) in ROWS.items():
-        cells = [what, plural(others), "-" if culprit is None else plural(culprit) or "nothing"]
+        cells = [f"`{row}`", what, plural(others), "-" if culprit is None else plural(culprit) or "nothing"]
         for t in ALL:
             done = results.get(t, {}).get(row)
             cells.append("" if t not in transports or not done or not done["seconds"] else f"{done['seconds'] * 1e3:.0f}")
@@ -155,7 +158,7 @@ def page(results):
 
 def rows_of(text):
     """A page without its times."""
-    return [line.split(" | ")[:3] for line in text.splitlines()]
+    return [line.split(" | ")[:4] for line in text.splitlines()]
 
 
 def main():
