@@ -305,4 +305,34 @@ T_CASE(rank_that_leaves_before_all_have_met_is_an_error_at_once)
     munmap(page, sizeof *page);
 }
 
+static void come_later(t_forked_t *me, void *endpoints, size_t bytes)
+{
+    as_on_one_host(me, endpoints, bytes);
+    usleep((useconds_t)me->rank * 300 * 1000);
+}
+
+/* Rank 0 gives up before rank 1 does; rank 2, played, calls none of them. */
+static void wait_for_one(t_forked_t *me)
+{
+    colo_endpoint_t all[3], mine;
+    if (me->rank < 2) {
+        me->after = come_later;
+        t_live(me);
+        return;
+    }
+    close(play(me, all, &mine));
+    t_note(me, COLO_OK);
+}
+
+T_CASE(ranks_that_met_and_miss_another_all_name_it)
+{
+    setenv("COLO_TIMEOUT_MS", "1000", 1);
+    t_page_t *page = t_fork_ranks(3, wait_for_one);
+    unsetenv("COLO_TIMEOUT_MS");
+    for (int32_t r = 0; r < 2; r++)
+        t_expect(page, r, COLO_ERR_TIMEOUT,
+                 "has no connection with 1 ranks after 1000 ms; the first is rank 2");
+    munmap(page, sizeof *page);
+}
+
 T_MAIN("sockets/connect")

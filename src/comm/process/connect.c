@@ -10,6 +10,7 @@
  *   caller    hello: its rank, and the token of the rank that it calls, which only ranks know
  *   answerer  its rank
  *
+ * A rank that gives up at the deadline says so before it hangs up.
  * Both must be of one user. Between hosts nothing of ours listens: a second all-gather carries the
  * addresses of UCX's workers, and libcolobridge-ucx.so connects them.
  */
@@ -230,20 +231,17 @@ static colo_status_t too_late(const struct meeting *m)
         why[0] ? ": " : "", r < m->b->rank ? why : ", which did not call");
 }
 
-/* Rank @r was here and has gone. Near the deadline it is the first of those that gave up: what all
- * of them miss is the better answer. */
+/* Rank @r was here and has gone. Of one that gave up, what all of them miss is the better answer.
+ */
 static colo_status_t gone(const struct meeting *m, int32_t r)
 {
-    const double left_ms = (double)m->timeout_ms - waited_ms(m);
-    if (left_ms > 1000)
-        return colo_fail(
-            COLO_ERR_PEER,
-            "create_bootstrap: rank %d left before all ranks were connected; it has the "
-            "error",
-            (int)r);
-    if (left_ms > 0)
-        nanosleep(&(struct timespec){.tv_nsec = (long)(left_ms * 999e3)}, NULL);
-    return too_late(m);
+    uint32_t last = 0;
+    if (recv(m->fd[r], &last, sizeof last, MSG_PEEK | MSG_DONTWAIT) == (ssize_t)sizeof last &&
+        last == COLO_ENDPOINT_MAGIC)
+        return too_late(m);
+    return colo_fail(
+        COLO_ERR_PEER,
+        "create_bootstrap: rank %d left before all ranks were connected; it has the error", (int)r);
 }
 
 static nfds_t list_all(const struct meeting *m)
@@ -276,7 +274,7 @@ static colo_status_t poll_once(struct meeting *m)
             m->guest[i].fd = -1;
         }
     for (int32_t r = 0; r < m->b->size; r++, p++)
-        if (p->fd >= 0 && p->revents)
+        if (p->fd >= 0 && p->revents && m->left > 0)
             return gone(m, r);
     /* last: guests may change their places */
     return door->fd >= 0 && door->revents ? welcome(m) : COLO_OK;
@@ -311,9 +309,13 @@ static void end_meeting(struct meeting *m)
         munmap(m->endpoint, (size_t)m->b->size * sizeof *m->endpoint);
 }
 
-static void close_all(const colo_bootstrap_t *b, int *fd)
+/* @gave_up: told to the ranks that were met. */
+static void close_all(const colo_bootstrap_t *b, int *fd, bool gave_up)
 {
+    const uint32_t last = COLO_ENDPOINT_MAGIC;
     for (int32_t r = 0; fd && r < b->size; r++) {
+        if (gave_up && fd[r] >= 0)
+            (void)!send(fd[r], &last, sizeof last, MSG_NOSIGNAL | MSG_DONTWAIT);
         colo_socket_close(fd[r]);
         fd[r] = -1;
     }
@@ -429,7 +431,7 @@ static colo_status_t connect_all(const colo_bootstrap_t *b, int64_t timeout_ms, 
         m.call[r].fd = -1;
     colo_endpoint_make(b, m.call && m.poll && m.near, &mine, &m.door, fd);
     colo_status_t st = gather(&m, &mine);
-    close_all(b, fd); /* connections take their place */
+    close_all(b, fd, false); /* connections take their place */
     if (st == COLO_OK)
         find_near(&m);
     const bool all = m.left == b->size - 1;
@@ -441,7 +443,7 @@ static colo_status_t connect_all(const colo_bootstrap_t *b, int64_t timeout_ms, 
         carrier->table = all ? &colo_comm_sockets_ops : &colo_comm_ucx_ops;
         st = connect_sockets(&m);
         if (st < 0)
-            close_all(b, fd);
+            close_all(b, fd, st == COLO_ERR_TIMEOUT);
         if (st < 0 && far.ops)
             far.ops->close(far.transport, false);
         if (st == COLO_OK)
