@@ -15,6 +15,7 @@
 #include "comm/comm.h"
 #include "core/error.h"
 
+#include <dirent.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -512,6 +513,49 @@ T_CASE(a_borrowed_communicator_that_is_destroyed_first_is_not_used)
 {
     run_row(
         (struct row){.deed = DESTROYS_BORROWED, .own = COLO_OK, .others = {COLO_OK}, .words = ""});
+}
+
+/* ---- again and again ---- */
+
+static colo_status_t aborts(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_bridge_t *bridge = NULL;
+    rank_try(t_gpu_bridge(r, c, &bridge));
+    const colo_status_t st = t_gpu_pass(r, bridge, c, 1, false);
+    if (r->rank == VICTIM)
+        colo_comm_abort(r->gpus, "the test says so");
+    colo_bridge_destroy(&bridge);
+    colo_comm_destroy(&r->gpus);
+    return st == COLO_ERR_ABORTED && r->rank != VICTIM ? COLO_OK : st; /* it is faster */
+}
+
+static int threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int n = 0;
+    while (tasks && readdir(tasks))
+        n++;
+    if (tasks)
+        closedir(tasks);
+    return n;
+}
+
+T_CASE(hundred_worlds_that_are_aborted_leave_no_object_and_no_thread)
+{
+    t_case_t c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4);
+    int64_t before[FAKE_KINDS];
+    assert_ok(t_gpus_run(RANKS, false, aborts, &c)); /* what a device keeps is there */
+    usleep(100000);
+    for (int kind = 0; kind < FAKE_KINDS; kind++)
+        before[kind] = fake_live((enum fake_kind)kind);
+    const int threads_before = threads();
+    for (int64_t i = 0; i < t_scaled(100); i++)
+        assert_ok(t_gpus_run(RANKS, false, aborts, &c));
+    assert_nothing_left("aborted worlds", before);
+    for (int i = 0; i < 500 && threads() > threads_before; i++)
+        usleep(10000);
+    assert_true(threads() <= threads_before);
 }
 
 T_MAIN("fake/faults")
