@@ -24,6 +24,7 @@ NOTHING(cudaStreamCreateWithPriority)
 NOTHING(cudaStreamDestroy)
 NOTHING(cudaStreamSynchronize)
 NOTHING(cudaStreamWaitEvent)
+NOTHING(cudaThreadExchangeStreamCaptureMode)
 
 NOTHING(colo_k_box_hash)
 NOTHING(colo_k_box_nonzero)
