@@ -34,7 +34,7 @@ has nvcc || [ -x /usr/local/cuda/bin/nvcc ] || die "no nvcc: install the CUDA to
 has nvidia-smi && nvidia-smi -L || say "nvidia-smi sees no GPU: everything will be skipped"
 
 install_missing test
-configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled
+configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled -Dexamples=auto
 build build-gpu
 
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT # meson in the background does not hear Ctrl-C
