@@ -10,7 +10,7 @@
  *   caller    hello: its rank, and the token of the rank that it calls, which only ranks know
  *   answerer  its rank
  *
- * A rank that gives up at the deadline says so before it hangs up.
+ * A rank that times out says so before it hangs up.
  * Both must be of one user. Between hosts nothing of ours listens: a second all-gather carries the
  * addresses of UCX's workers, and libcolobridge-ucx.so connects them.
  */
@@ -231,7 +231,7 @@ static colo_status_t too_late(const struct meeting *m)
         why[0] ? ": " : "", r < m->b->rank ? why : ", which did not call");
 }
 
-/* Rank @r was here and has gone. Of one that gave up, what all of them miss is the better answer.
+/* Rank @r was here and has gone. Of one that timed out, what all of them miss is the better answer.
  */
 static colo_status_t gone(const struct meeting *m, int32_t r)
 {
@@ -309,12 +309,12 @@ static void end_meeting(struct meeting *m)
         munmap(m->endpoint, (size_t)m->b->size * sizeof *m->endpoint);
 }
 
-/* @gave_up: told to the ranks that were met. */
-static void close_all(const colo_bootstrap_t *b, int *fd, bool gave_up)
+/* @timed_out: told to the ranks that were met. */
+static void close_all(const colo_bootstrap_t *b, int *fd, bool timed_out)
 {
     const uint32_t last = COLO_ENDPOINT_MAGIC;
     for (int32_t r = 0; fd && r < b->size; r++) {
-        if (gave_up && fd[r] >= 0)
+        if (timed_out && fd[r] >= 0)
             (void)!send(fd[r], &last, sizeof last, MSG_NOSIGNAL | MSG_DONTWAIT);
         colo_socket_close(fd[r]);
         fd[r] = -1;
