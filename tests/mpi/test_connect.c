@@ -58,6 +58,19 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
     assert_true(failed && went);
 }
 
+/* ---- endpoints ---- */
+
+/* As an all-gather brought it back, or a peer wrote it. */
+T_CASE(reason_that_does_not_end_is_cut)
+{
+    const colo_bootstrap_t b = {.rank = 0, .size = 1};
+    colo_endpoint_t e = {.magic = COLO_ENDPOINT_MAGIC, .size = 1, .status = COLO_ERR_IO};
+    memset(e.why, 'x', sizeof e.why);
+    memset(&e.worker, 'y', sizeof e.worker);
+    assert_fails(colo_endpoint_check_all(&b, &e), COLO_ERR_IO, "create_bootstrap: xxx");
+    assert_null(strchr(colo_last_error(), 'y'));
+}
+
 /* ---- hosts ---- */
 
 static int32_t lacking; /* rank without UCX; -1: all */

@@ -178,8 +178,8 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
                              (unsigned)(endpoint[0].version & 0xff));
     }
     if (endpoint[b->rank].status < 0) /* its own error before that of any other */
-        return colo_fail((colo_status_t)endpoint[b->rank].status, "%s%s", CALL,
-                         endpoint[b->rank].why);
+        return colo_fail((colo_status_t)endpoint[b->rank].status, "%s%.*s", CALL,
+                         (int)sizeof endpoint[b->rank].why, endpoint[b->rank].why);
     for (int32_t r = 0; r < b->size; r++)
         if (endpoint[r].status < 0)
             return colo_fail(COLO_ERR_PEER, "create_bootstrap: rank %d failed: %.*s", (int)r,
