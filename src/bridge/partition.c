@@ -64,7 +64,7 @@ static colo_status_t check_part(const char *what, int64_t size, int64_t rank)
 colo_status_t colo_partition_check(const colo_partition_t *part)
 {
     if (!part)
-        return colo_fail(COLO_ERR_ARG, "partition: NULL");
+        return colo_fail(COLO_ERR_ARG, "partition: part is NULL");
     COLO_TRY(check_part("cp", part->cp, part->cp_rank));
     COLO_TRY(check_part("tp", part->tp, part->tp_rank));
     if (part->positions < 0 || part->segments < 0)

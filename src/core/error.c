@@ -53,6 +53,9 @@ colo_status_t colo_fail(colo_status_t status, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    size_t n = strlen(text); /* messages name what was to be allocated: "plan: 12 blocks" */
+    if (status == COLO_ERR_NOMEM && !strstr(text, "no memory") && !strstr(text, "out of memory"))
+        snprintf(text + n, sizeof text - n, ": no memory");
     memcpy(error_message, text, sizeof error_message);
     return status;
 }

@@ -62,7 +62,7 @@ T_CASE(bad_partitions_are_refused_by_every_call)
         assert_fails(colo_partition_unshard(p, &tl, 0, &tg, NULL), bad[i].want, bad[i].words);
         assert_fails(colo_partition_next_token(p, &tg, -1, &tg, NULL), bad[i].want, bad[i].words);
     }
-    assert_fails(colo_partition_check(NULL), COLO_ERR_ARG, "partition: NULL");
+    assert_fails(colo_partition_check(NULL), COLO_ERR_ARG, "partition: part is NULL");
     assert_there(tg.data, sentinel, sizeof sentinel);
     assert_there(tl.data, sentinel, sizeof sentinel / 2);
     where.drop(tg.data);

@@ -62,6 +62,18 @@ T_CASE(a_failure_sets_the_error_message_and_returns_its_status)
     assert_string_equal(colo_last_error(), "again (rank 7: batch 30 does not split into 4)");
 }
 
+T_CASE(an_error_message_about_memory_says_so_once)
+{
+    colo_fail(COLO_ERR_NOMEM, "plan: %d blocks", 12);
+    assert_string_equal(colo_last_error(), "plan: 12 blocks: no memory");
+    colo_fail(COLO_ERR_NOMEM, "rank 1: %s", colo_last_error());
+    assert_string_equal(colo_last_error(), "rank 1: plan: 12 blocks: no memory");
+    colo_fail(COLO_ERR_NOMEM, "memory: 4 bytes: out of memory");
+    assert_string_equal(colo_last_error(), "memory: 4 bytes: out of memory");
+    colo_fail(COLO_ERR_ARG, "plan: %d blocks", 12);
+    assert_string_equal(colo_last_error(), "plan: 12 blocks");
+}
+
 T_CASE(long_error_messages_are_cut_not_spilled)
 {
     char *text = malloc(5001);
