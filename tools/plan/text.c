@@ -306,7 +306,7 @@ static void print_meaning(const char *pass, const char *collective, const plan_t
         if (t->recv_max == 0)
             printf(".");
         else if (t->collective_max == t->recv_max)
-            printf(", as much.");
+            printf(", the same number of bytes.");
         else
             printf(", %.*f times as much.", times < 1 ? 2 : 1, times);
     }
