@@ -62,7 +62,9 @@ ubsan)
     watched build-ubsan --setup asan
     ;;
 valgrind)
-    configure build-valgrind --buildtype=debugoptimized "${options[@]}" -Dmpi=disabled -Dhwloc=disabled
+    # memcheck brings its own allocator, as sanitizers do: programs that count skip themselves.
+    configure build-valgrind --buildtype=debugoptimized "${options[@]}" -Dmpi=disabled -Dhwloc=disabled \
+        -Dc_args=-DSANITIZED
     T_SCALE=1 watched build-valgrind --setup tsan --timeout-multiplier 20 --wrapper \
         'valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --child-silent-after-fork=yes' \
         --suite core --suite serial
