@@ -59,7 +59,7 @@ static colo_status_t run_fault(colo_comm_t *comm, void *arg)
 {
     refusal_t *f = arg;
     const int32_t rank = colo_comm_rank(comm);
-    float x[5 * H], y[10 * H];
+    float x[5 * H], y[12 * H]; /* DIFFERENT_LENGTH has the most rows */
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
