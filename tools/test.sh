@@ -134,7 +134,7 @@ rerun() {
 # GPU code is built once, above: nvcc has nothing more to say to another C compiler or sanitizer.
 everything=(-Dtests=enabled -Dtools=enabled -Dexamples=enabled -Dcuda=disabled -Dnccl=disabled)
 
-# with_clang - without a warning; the whole build, the tests but those that take minutes, and MPI's
+# with_clang - without a warning; the whole build, the tests but those that take minutes or have processes
 with_clang() {
     if ! has clang || ! has clang++; then
         say "no clang; rerun left out"

@@ -146,7 +146,7 @@ typedef struct both {
     t_case_t c;
     float *out[2]; /* [ranks][ROWS * FEATURES] by route */
 } both_t;
-enum { RANKS = 16, ROWS = 16, FEATURES = 4096 };
+enum { RANKS = 16, ROWS = 16, FEATURES = 1024 };
 
 /* d_x of values whose sums depend on the order. */
 static colo_status_t rounding_rank(colo_comm_t *world, void *arg)
