@@ -144,7 +144,7 @@ with_clang() {
     CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
         "${everything[@]}"
     rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi --no-suite ucx-all \
-        --no-suite mpi-all
+        --no-suite mpi-all --no-suite sockets
 }
 
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning
