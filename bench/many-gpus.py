@@ -15,6 +15,7 @@ import datetime
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -84,6 +85,9 @@ def run(name, limit, command, log):
         try:
             rc = process.wait(limit)
             became = {0: 'passed', 77: 'skipped'}.get(rc, 'failed: exit status %d' % rc)
+            counts = dict(re.findall(r'^(Ok|Skipped): +(\d+)', Path(log).read_text(errors='replace'), re.M))
+            if rc == 0 and counts: # Meson's
+                became = 'passed %s, skipped %s' % (counts['Ok'], counts['Skipped']) if counts['Ok'] != '0' else 'skipped'
         except subprocess.TimeoutExpired:
             became = 'failed: not done after %d s' % limit
         finally:
