@@ -437,7 +437,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
 
     Forward keeps the gradients of the logits, in hidden's dtype. Backward multiplies them in its products, summed
     in fp32, by the upstream gradient and 1 / den. If the weight has 1 MiB or more, main_grad is not set, and there
-    are at least 1.5 times as many tokens as columns of hidden, the memory of weight's gradient holds some of them
+    are more than 1.5 times as many tokens as columns of hidden, the memory of weight's gradient holds some of them
     until then, and backward can run only once.
 
     Forward makes the gradients of hidden (in its dtype), weight and bias (in fp32). Backward, which can run only
