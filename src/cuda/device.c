@@ -114,8 +114,7 @@ static colo_status_t gpu_alloc(size_t bytes, void **p)
 static void gpu_free(void *p)
 {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(
-        &mode); /* the caller, or another thread, may be capturing */
+    cudaThreadExchangeStreamCaptureMode(&mode); /* some thread may be capturing */
     if (p && cudaFree(p) != cudaSuccess)
         (void)cudaGetLastError();
     cudaThreadExchangeStreamCaptureMode(&mode);
