@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh - every test: the release build, then the same cases again as clang compiles them, under
-# ASan+UBSan and, where there are threads, under TSan; and some of them without hwloc, without MPI,
-# without CUDA and CBLAS; and the Python wheel without CUDA (wheel.sh). The last line is "N passed, N failed, N skipped" in test cases; a rerun of
-# a case is not a second case, but a failure there makes the case a failed one.
+# test.sh - the tests, except the suites ucx-all and mpi-all: the release build; the same cases as clang
+# compiles them, under ASan+UBSan and, if they have threads, under TSan; some without hwloc, without MPI, without
+# CUDA and CBLAS; and the Python wheel without CUDA (wheel.sh). The last line is "N passed, N failed, N skipped"
+# in test cases. A rerun of a case is not a second case, but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  all of it
 #   tools/test.sh --quick          the release build only, without the suites mutants and slow
