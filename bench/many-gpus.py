@@ -5,10 +5,10 @@
 usage: bench/many-gpus.py [--gpus N] [--seconds 570] [--keep build-gpu/many-gpus] [--list] [STEP...]
 
 Builds in build-gpu, then runs one step after the other. It begins no step that may not end within --seconds,
-and the next call goes on with the steps that are missing, so that all of them fit into calls of ten minutes. Each
-step writes its output to KEEP/STEP.txt; KEEP/page.md is a table of the steps with the commit, the date and
-the machine, followed by what the measuring steps printed. STEP runs these again, and no others. Exit status: 1 if a
-step failed. A step whose package is missing is skipped, with the reason.
+and the next call on the same commit goes on with the steps that are missing, so that all of them fit into calls
+of ten minutes. Each step writes its output to KEEP/STEP.txt; KEEP/page.md is a table of the steps with the
+commit, the date and the machine, followed by what the measuring steps printed. STEP runs these again, and no
+others. Exit status: 1 if a step failed. A step whose package is missing is skipped, with the reason.
 """
 import argparse
 import datetime
@@ -34,9 +34,10 @@ def meson(*words):
 def steps(n):
     """name: (kind, seconds it may take, command, the module that it needs)"""
     torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(n)]
-    mimo = [*torchrun, 'examples/torch_mimo/train.py', '--device', 'cuda', '--compare', '--steps', '20']
     layouts = {2: ('tp=1,dp=2', 'tp=1,cp=2,dp=1'), 4: ('tp=2,dp=2', 'tp=2,cp=2,dp=1'),
                8: ('tp=2,dp=4', 'tp=2,cp=2,dp=2')}[n]
+    mimo = [*torchrun, 'examples/torch_mimo/train.py', '--device', 'cuda', '--compare', '--steps', '20',
+            '--src', layouts[0], '--dst', layouts[1]]
     return {
         # tools/gpu-test.sh, in parts
         'captioner': (CORRECT, 400, meson('gpu/captioner on %d' % n), None),
@@ -46,13 +47,13 @@ def steps(n):
                                    str(BUILD / 'tools/colo-perf'), '--gpus', str(n)], None),
         'losses': (MEASURED, 120, [str(BUILD / 'bench/bench-loss-ranks'), str(n)], None),
         'megatron': (CORRECT, 120, [*torchrun, 'python/tests/mimo_training.py'], 'megatron'),
-        'torch_mimo': (CORRECT, 90, [*mimo, '--src', layouts[0], '--dst', layouts[1]], 'torch'),
-        'torch_mimo ragged': (CORRECT, 90, [*mimo, '--ragged'], 'torch'),
+        'torch_mimo': (CORRECT, 90, mimo, 'torch'),
+        'torch_mimo-ragged': (CORRECT, 90, [*mimo, '--ragged'], 'torch'),
         'ragged': (MEASURED, 120, [*torchrun, 'bench/ragged_table.py'], 'torch'),
         'mutants': (CORRECT, 300, meson('--suite', 'gpu-mutants', '--no-suite', 'gpu-one'), None),
-        'captioner ragged': (CORRECT, 400, meson('gpu/captioner on %d, ragged' % n), None),
+        'captioner-ragged': (CORRECT, 400, meson('gpu/captioner on %d, ragged' % n), None),
         'others': (CORRECT, 300, meson('gpu/captioner heads', 'gpu/captioner by collectives'), None),
-        'one GPU': (CORRECT, 300, meson('--suite', 'gpu-one'), None),
+        'one-GPU': (CORRECT, 300, meson('--suite', 'gpu-one'), None),
     }
 
 
@@ -62,6 +63,10 @@ def said(*command):
     except FileNotFoundError:
         return ''
     return done.stdout.strip()
+
+
+def commit():
+    return said('git', 'rev-parse', '--short', 'HEAD') or 'unknown'
 
 
 def build():
@@ -86,21 +91,26 @@ def run(name, limit, command, log):
             rc = process.wait(limit)
             became = {0: 'passed', 77: 'skipped'}.get(rc, 'failed: exit status %d' % rc)
             counts = dict(re.findall(r'^(Ok|Skipped): +(\d+)', Path(log).read_text(errors='replace'), re.M))
-            if rc == 0 and counts: # Meson's
-                became = 'passed %s, skipped %s' % (counts['Ok'], counts['Skipped']) if counts['Ok'] != '0' else 'skipped'
+            ok, skipped = int(counts.get('Ok', 0)), int(counts.get('Skipped', 0)) # newer Mesons print no zeros
+            if rc == 0 and counts:
+                became = 'passed %d, skipped %d' % (ok, skipped) if ok else 'skipped'
         except subprocess.TimeoutExpired:
             became = 'failed: not done after %d s' % limit
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
+                process.terminate() # torchrun ends its ranks, which are not of its process group
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, 9)
+                    process.wait()
     return became, time.time() - begin
 
 
 def page(keep, n, state):
     device = said('nvidia-smi', '--query-gpu=name,driver_version', '--format=csv,noheader').splitlines()
     out = ['# %d GPUs' % n, '', '%s, commit %s, %d x %s.' % (
-        datetime.date.today(), said('git', 'rev-parse', '--short', 'HEAD') or 'unknown', len(device),
+        datetime.date.today(), commit(), len(device),
         device[0] if device else 'no GPU'), '',
         '```', 'bench/many-gpus.py --gpus %d' % n, '```', '', '| step | kind | result | s |', '|---|---|---|---:|']
     for name, (kind, _, _, _) in steps(n).items():
@@ -135,7 +145,7 @@ def main():
         sys.exit('many-gpus.py: found %d GPUs, expected %d; --gpus names fewer' % (found, n))
     build()
     o.keep.mkdir(parents=True, exist_ok=True)
-    kept = o.keep / 'state-%d.json' % n
+    kept = o.keep / ('state-%d-%s.json' % (n, commit()))
     state = json.loads(kept.read_text()) if kept.exists() else {}
     for name, (_, limit, command, module) in todo.items():
         if name not in o.step if o.step else name in state:
