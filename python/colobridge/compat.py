@@ -258,9 +258,10 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
     [B, S', Vl], or with cp_group [B, S' / cp, Vl], zigzag; S' >= S is padded. In backward gradients are added
     over cp, as in the original: every cp rank is expected to have computed the loss of its own part only.
 
-    sampling_params: None, or an object with top_k (None or -1: all ids; at most 256) and top_p (None or 1): logp is
-    then over the top_k largest ids of a token, -inf if the target is none of them. Its temperature has been
-    applied to the logits by the caller. ValueError: top_p below 1; logprob(support=) takes recorded ids.
+    sampling_params: None, or an object with top_k (None, -1 or 0: all ids) and top_p (None: 1): logp is then over the
+    top_k largest ids of a token, and of these over the fewest largest that have top_p of their mass; -inf, without a
+    gradient, if the target is none of them (docs/compat.md#top-k-and-top-p). The caller has applied its temperature
+    to the logits. ValueError: top_k < -1, or top_p outside of (0, 1].
     """
     what = 'from_parallel_logits_to_logprobs'
     return _shifted(what, vocab_parallel_logits, target, tp_group, cp_group, lambda own: _sampled(
@@ -311,18 +312,28 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
     """_logp() over the ids that sampling parameters keep"""
     import torch
     top_k, top_p = getattr(params, 'top_k', None), getattr(params, 'top_p', None)
-    if top_p is not None and top_p != 1:
-        raise _told(ArgumentError("%s: sampling_params.top_p is %s, expected None or 1; record the ids that the "
-                                  "sampler kept, and pass them to colobridge.torch.logprob(support=)"
-                                  % (what, top_p)), logits.device, group)
-    if top_k in (None, -1, 0):
+    top_k, top_p = 0 if top_k in (None, -1) else int(top_k), 1.0 if top_p is None else float(top_p)
+    if top_k < 0 or not 0 < top_p <= 1:
+        raise _told(ArgumentError("%s: sampling_params has top_k %d and top_p %g, expected top_k >= 1 (None, -1 or 0: "
+                                  "all ids) and 0 < top_p <= 1 (None: 1)" % (what, top_k, top_p)), logits.device, group)
+    if not top_k and top_p == 1:
         return _logp(logits, target, start, end, group, chunk, inference_only, what)
     from .torch.losses import topk_logprob
+    from .torch.sampling import enough, kept, masses, vocabulary
     from .torch.support import Support
+    first, end = int(start), int(end)
+    vocab = vocabulary(what, logits, first, end, group)
+    if not 0 < top_k <= min(256, vocab):
+        mine = logits[..., :end - first]
+        mask = kept(what, mine, first, vocab, group, top_k, top_p, int(chunk or 0))
+        return _logp(mine.masked_fill(~mask, -float('inf')), target, first, end, group, chunk, inference_only, what)
     with torch.no_grad():
-        ids = topk_logprob(logits, top_k, tp_group=group, vocab_start=int(start), vocab_end=int(end)).ids
-    logp = _logp(logits, target, start, end, group, chunk, inference_only, what, Support(ids))
-    return logp.masked_fill(~(ids == target.unsqueeze(-1)).any(-1), -float('inf'))
+        best = topk_logprob(logits, top_k, tp_group=group, vocab_start=first, vocab_end=end)
+        mass = masses(best.logp, best.logp[..., :1], top_k)
+        ids = best.ids.masked_fill(mass.cumsum(-1) - mass >= enough(top_p, mass.sum(-1, keepdim=True)), -1)
+        lost = ~(ids == target.unsqueeze(-1)).any(-1) & (target >= 0) & (target < vocab)
+    logp = _logp(logits, target, first, end, group, chunk, inference_only, what, Support(ids))
+    return logp.masked_fill(lost, -float('inf')) + 0 * best.logp[..., 0]  # NaN if the logits are
 
 
 # ---- straight from hidden states ----

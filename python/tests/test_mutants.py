@@ -78,8 +78,23 @@ MUTANTS = {
         'compat.py', 'if ctx.add:', 'if False:', 'test_compat.py',
         'test_dense_batches_over_context_parallel_ranks'),
     'a target that was not kept has a log-probability': (
-        'compat.py', 'return logp.masked_fill(~(ids == target.unsqueeze(-1)).any(-1), -float(\'inf\'))', 'return logp',
-        'test_compat_names.py', 'test_sampling_parameters'),
+        'compat.py', "logp.masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py', 'test_sampling_parameters'),
+    'the id that meets the mass is left out': (
+        'torch/sampling.py', '+ equal.cumsum(1) - equal', '+ equal.cumsum(1)', 'test_sampling.py', 'test_equal_logits'),
+    'the id that meets the mass is left out of a list': (
+        'compat.py', 'mass.cumsum(-1) - mass >=', 'mass.cumsum(-1) >=', 'test_sampling.py', 'test_the_fewest'),
+    'equal logits of lower shards come last': (
+        'torch/sampling.py', 'told[:, -1] < start', 'told[:, -1] > start', 'test_sampling.py', 'test_equal_logits'),
+    'the mass is that of one shard': (
+        'torch/sampling.py', 'each = parts.sum(0)', 'each = parts[0]', 'test_sampling.py', 'test_the_fewest'),
+    'the mass of top-p is that of all ids, not of the largest': (
+        'torch/sampling.py', 'vocab) * mine', 'vocab)', 'test_sampling.py', 'test_lists_of_more'),
+    'zeros of two signs differ': (
+        'torch/sampling.py', 'x = rows[i:i + step] + 0', 'x = rows[i:i + step]', 'test_sampling.py', 'test_equal_logits'),
+    'a row of NaN keeps what its other logits do': (
+        'torch/sampling.py', '~largest.isfinite()', 'largest > math.inf', 'test_sampling.py', 'test_rows_without'),
+    'a row of NaN has a list': (
+        'compat.py', " + 0 * best.logp[..., 0]", '', 'test_sampling.py', 'test_rows_without'),
     'targets that are rolled are rolled again': (
         'compat.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
         'test_compat_names.py', 'test_packed_sequences_over'),

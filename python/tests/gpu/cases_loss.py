@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses, from logits and from hidden states, and shards of sequences."""
+import types
+
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import colobridge.torch as ct
-from colobridge import Partition
+from colobridge import Partition, compat
 
 from common import H, V, Skip, cut, leaf, linear_case, logits_case, me, near, plain, size
 
@@ -50,6 +52,29 @@ def case_a_mean_is_divided_once_over_all_ranks():
         near(z.grad, d_total * (3 / over + 0.25), 1e-4, 'd_logits of ' + reduction)
     none = ct.nll(z, torch.full_like(t, -100), reduce_group=dist.group.WORLD)
     assert float(none.loss.detach()) == 0 and int(none.den) == 0
+
+
+def case_sampling_parameters_keep_the_same_ids_on_all_ranks():
+    lo, hi = cut(V)
+    for dtype, (top_k, top_p) in ((d, k) for d in (torch.float64, torch.float32, torch.bfloat16)
+                                  for k in ((None, 0.9), (20, 0.8), (300, 0.95))):
+        z, t, g = logits_case(dtype=dtype)
+        whole, mine = leaf(z.double()), leaf(z[None, :, lo:hi])
+        order = whole.detach().sort(dim=-1, descending=True, stable=True)[1]
+        p = whole.detach().gather(1, order[:, :top_k]).softmax(-1)
+        last = (p.cumsum(-1) - p < top_p).sum(1, keepdim=True)
+        lost = order.argsort(-1) >= last  # of the place of each id
+        want = torch.log_softmax(whole.masked_fill(lost, -float('inf')), -1)
+        want = want.gather(1, t.clamp(min=0)[:, None])[:, 0].masked_fill(t < 0, 0)[:-1]
+        got = compat.from_parallel_logits_to_logprobs(
+            mine, t[None], lo, hi, dist.group.WORLD, target_is_pre_rolled=True,
+            sampling_params=types.SimpleNamespace(top_k=top_k, top_p=top_p))[0]
+        assert torch.equal(got.isinf(), want.isinf()) and bool(want.isinf().any())
+        kept = ~want.isinf() & (t[:-1] >= 0)
+        near(got[kept], want[kept].detach(), 1e-4, ('logp', dtype, top_k, top_p))
+        (got[kept].double() * g[0][:-1][kept]).sum().backward()
+        (want[kept] * g[0][:-1][kept]).sum().backward()
+        near(mine.grad[0], whole.grad[:, lo:hi], 1e-2 if dtype == torch.bfloat16 else 1e-4, (dtype, top_k, top_p))
 
 
 def case_linear_is_the_product_and_its_loss():

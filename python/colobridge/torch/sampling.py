@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ids of sharded logits a sampler with top-k and top-p draws from: docs/compat.md#top-k-and-top-p."""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..comm import Comm
+from .logprob import _control, shard
+from .ranks import comm_of, telling
+from .tensors import stream_of
+
+_ELEMENTS = 1 << 24  # logits of a rank that are searched together, about: bounds workspace
+
+
+def masses(x: Any, largest: Any, count: int) -> Any:
+    """exp(x - largest), which add up to less than 2^63, as integers: sums are exact in any order"""
+    return ((x.double() - largest).exp() * 2.0 ** (62 - count.bit_length())).nan_to_num().round().long()
+
+
+def enough(top_p: float, total: Any) -> Any:
+    """The least mass of the ids that are kept"""
+    import torch
+    return torch.minimum((total.double() * top_p).ceil().long(), total).clamp(min=1)
+
+
+def vocabulary(what: str, logits: Any, start: int, end: int, group: Any) -> int:
+    """V of logits [..., n] with the ids start .. end - 1"""
+    comm = comm_of(group, logits.device, what + ': tp_group')
+    with telling(comm):
+        return shard(comm, _control(group, comm), logits.shape[-1], start, end, None)[1]
+
+
+def kept(what: str, logits: Any, start: int, vocab: int, group: Any, top_k: int, top_p: float, chunk: int) -> Any:
+    """Mask of the logits [..., n] whose first column has the id start: the top_k (0: all) largest, and of these the
+    fewest largest that have top_p of their mass. A row with NaN or +inf, or nothing but -inf, keeps all. chunk (0:
+    any): tokens that are searched together; it changes no bit, as the number of ranks does not."""
+    import torch
+    comm = comm_of(group, logits.device, what + ': tp_group')
+    with telling(comm):
+        rows = logits.detach().flatten(0, -2)
+        count, columns = rows.shape
+        top = rows.amax(1).double() if columns else rows.new_full((count,), -math.inf, dtype=torch.float64)
+        told = _gather(torch.cat([top, top.new_tensor([start])]), comm)  # [W, T + 1]
+        largest, lower = told[:, :-1].amax(0).unsqueeze(1), told[:, -1] < start
+        mask = (~largest.isfinite()).repeat(1, columns)
+        step = max(1, min(chunk or count, _ELEMENTS * comm.size // vocab))
+        for i in range(0, count, step):
+            x = rows[i:i + step] + 0  # -0 equals 0
+            mine = torch.ones_like(x, dtype=torch.bool)
+            if top_k:
+                mine = _largest(x, mine.long(), lambda total: total.clamp(max=top_k), lower, comm)
+            if top_p < 1:
+                mass = masses(x, largest[i:i + step], vocab) * mine
+                mine &= _largest(x, mass, functools.partial(enough, top_p), lower, comm)
+            mask[i:i + step] |= mine
+        return mask.view(logits.shape)
+
+
+def _largest(rows: Any, mass: Any, need: Callable[[Any], Any], lower: Any, comm: Comm) -> Any:
+    """Mask of the fewest largest logits, of equal ones those with the lowest ids, that have need(total) of the mass
+    together. lower: the ranks with lower ids. The smallest of them is found 8 bits at a time, the highest first: a
+    histogram and a gather each."""
+    import torch
+    bits = 8 * rows.element_size()
+    key = rows.view({16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]).long()
+    key = key ^ ((key >> 63) & (2 ** (bits - 1) - 1))  # in the order of the logits
+    none, above, least, wanted = mass.new_zeros(len(rows), 256), 0, None, None
+    for shift in range(bits - 8, -1, -8):
+        digit, inside = (key >> shift) + 128, mass
+        if least is not None:
+            digit, inside = (key >> shift) & 255, mass * (key >> shift + 8 == least)
+        parts = _gather(none.scatter_add(1, digit, inside), comm)  # [W, T, 256]
+        each = parts.sum(0)
+        reach = above + each.flip(1).cumsum(1).flip(1)  # the mass of a digit and of those above
+        wanted = need(reach[:, :1]) if wanted is None else wanted
+        found = ((reach >= wanted).sum(1, keepdim=True) - 1).clamp(min=0)
+        above = (reach - each).gather(1, found)
+        least = found - 128 if least is None else least * 256 + found
+    tie = key == least
+    equal = mass * tie
+    before = above + (parts.gather(2, found.expand(len(parts), -1, 1)) * lower[:, None, None]).sum(0) \
+        + equal.cumsum(1) - equal
+    return (key > least) | tie & (before < wanted)
+
+
+def _gather(mine: Any, comm: Comm) -> Any:
+    """Of every rank: [W, ..]"""
+    import torch
+    if comm.size == 1:
+        return mine[None]
+    out = torch.empty(comm.size, *mine.shape, dtype=mine.dtype, device=mine.device)
+    comm.all_gather(mine, out, stream=stream_of(mine.device))
+    return out
