@@ -52,7 +52,8 @@ typedef struct colo_bridge_config {
     bool ragged;
     colo_placement_t placement;
     int64_t max_rows; /* ragged: most rows of a source rank, allocated at create; 0: as needed */
-    bool one_level;   /* as in colo_plan_config_t; GPU memory and COLLECTIVE have no second level */
+    /* As in colo_plan_config_t. COLLECTIVE, and GPU memory with ranks_per_node, have no second. */
+    bool one_level;
     /* Most blocks of a peer-to-peer kernel: the multiprocessors that it holds while it moves boxes
      * or waits for a peer. 0: as few as keep the links busy, and all for sums of gradients.
      * COLO_PEER_BLOCKS overrides it. */

@@ -73,8 +73,8 @@ class Plan:
 
     output: "full" (own samples, all rows) or "sharded" (own rows); grad: "partial" (gradients are
     summed over cp) or "disjoint". nodes: what names the node of each rank, in place of ranks_per_node.
-    one_level: each rank gets all that it lacks from ranks that hold it, as in bridges between GPUs; else what
-    several ranks of a node lack enters it once. ValueError: sizes, layouts that do not fit.
+    one_level: each rank gets all that it lacks from ranks that hold it; else what several ranks of a node lack
+    enters it once. ValueError: sizes, layouts that do not fit.
     """
 
     def __init__(self, src: Layout, dst: Layout, shape: tuple[int, ...], rank: int, *,

@@ -218,8 +218,9 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     if (c->ranks_per_node == 0)
         COLO_TRY(find_nodes(b));
     plan.nodes = b->nodes;
-    /* GPU memory has one level: a second exchange would be a launch more on every link */
-    plan.one_level = c->one_level || c->mem == COLO_CUDA || c->algo == COLO_COLLECTIVE;
+    /* GPUs that the caller groups may all reach each other's memory: then one level is faster */
+    plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
+                     (c->mem == COLO_CUDA && c->ranks_per_node != 0);
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));

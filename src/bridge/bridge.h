@@ -139,6 +139,9 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
 colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s);
 /* The members of the route and staging for its messages; local. */
 colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s);
+/* What the messages of a call take, whose boxes are filled in; of a backend with routes. */
+size_t colo_messages_staging(const colo_comm_t *comm, const colo_shape_state_t *s, colo_pass_t pass,
+                             size_t elem);
 /* Connects the members, if there is a route to make; collective over them. */
 colo_status_t colo_messages_connect(colo_bridge_t *b, colo_shape_state_t *s);
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,

@@ -18,8 +18,11 @@ static colo_status_t add_peers(const colo_comm_t *comm, const colo_plan_t *p, bo
                                int32_t *queue, int32_t *n)
 {
     for (int pass = 0; pass < 2; pass++)
-        for (int side = 0; side < 2; side++) {
-            const colo_routes_t *r = side ? &p->recv[pass] : &p->send[pass];
+        for (int list = 0; list < 4; list++) {
+            const colo_routes_t *r = list == 0   ? &p->send[pass]
+                                     : list == 1 ? &p->recv[pass]
+                                     : list == 2 ? &p->relay_send[pass]
+                                                 : &p->relay_recv[pass];
             for (int32_t i = 0; i < r->nmessages; i++) {
                 int32_t k = colo_comm_find(comm, r->message[i].peer);
                 if (k < 0)

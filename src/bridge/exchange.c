@@ -245,6 +245,34 @@ static colo_status_t all_members(const colo_bridge_t *b, colo_shape_state_t *s)
     return COLO_OK;
 }
 
+static void fill_first(const colo_shape_state_t *s, colo_pass_t pass, const colo_carried_t *t,
+                       int32_t n)
+{
+    const bool fwd = pass == COLO_FORWARD;
+    fill(s, s->messages[pass].send_box, &s->plan->send[pass], t, n, true, fwd);
+    fill(s, s->messages[pass].recv_box, &s->plan->recv[pass], t, n, false, !fwd);
+}
+
+/* From output to output: what entered the node here goes to the others that need it. */
+static void fill_relay(const colo_shape_state_t *s, colo_pass_t pass, const colo_carried_t *t,
+                       int32_t n)
+{
+    const bool fwd = pass == COLO_FORWARD;
+    fill(s, s->relay[pass].send_box, &s->plan->relay_send[pass], t, n, false, !fwd);
+    fill(s, s->relay[pass].recv_box, &s->plan->relay_recv[pass], t, n, false, !fwd);
+}
+
+size_t colo_messages_staging(const colo_comm_t *comm, const colo_shape_state_t *s, colo_pass_t pass,
+                             size_t elem)
+{
+    const colo_pass_messages_t *l[2] = {&s->messages[pass], &s->relay[pass]};
+    size_t n[2];
+    for (int i = 0; i < 2; i++)
+        n[i] = comm->ops->subconnection_stage(l[i]->send, l[i]->nsends, l[i]->recv, l[i]->nrecvs,
+                                              elem);
+    return n[0] > n[1] ? n[0] : n[1];
+}
+
 colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_comm_ops_t *ops = b->comm->ops;
@@ -254,14 +282,12 @@ colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s)
     if (b->ragged) /* tables may tie any ranks; staging is theirs, too */
         return all_members(b, s);
     COLO_TRY(colo_component_find(s->plan, b->comm, &s->members, &s->nmembers));
+    /* extents are all that counts; each call fills in the rest */
+    const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
     for (int pass = 0; pass < 2; pass++) {
-        colo_pass_messages_t *l = &s->messages[pass];
-        const colo_routes_t *out = &s->plan->send[pass], *in = &s->plan->recv[pass];
-        /* extents are all that counts; each call fills in the rest */
-        const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
-        fill(s, l->send_box, out, &none, 1, true, !pass);
-        fill(s, l->recv_box, in, &none, 1, false, pass);
-        size_t n = ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
+        fill_first(s, (colo_pass_t)pass, &none, 1);
+        fill_relay(s, (colo_pass_t)pass, &none, 1);
+        const size_t n = colo_messages_staging(b->comm, s, (colo_pass_t)pass, elem);
         s->need_stage = n > s->need_stage ? n : s->need_stage;
     }
     return b->lazy ? COLO_OK : colo_staged_need(b, s);
@@ -417,9 +443,8 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     COLO_TRY(make_ready(b, stream, &capturing));
     if (!s->bytes)
         s->sums = b->sums.data;
-    fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
-    if (!summed)
-        fill(s, l->recv_box, recv, t, n, false, !fwd);
+    fill_first(s, pass, t, n);
+    fill_relay(s, pass, t, n);
     for (int64_t i = 0; summed && i < recv->nregions; i++)
         for (int32_t k = 0; k < n; k++)
             l->recv_box[i * n + k] =
@@ -436,13 +461,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
         own = summed ? sum_addends(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream);
     if (own < 0) /* the others have all they need, and would go on */
         return colo_comm_i_fail(b->comm, own);
-    if (!p->two_levels[pass])
-        return COLO_OK;
-    /* from output to output: what entered the node here goes to the others that need it */
-    l = &s->relay[pass];
-    fill(s, l->send_box, &p->relay_send[pass], t, n, false, !fwd);
-    fill(s, l->recv_box, &p->relay_recv[pass], t, n, false, !fwd);
-    return exchange(b, op, l, stream);
+    return p->two_levels[pass] ? exchange(b, op, &s->relay[pass], stream) : COLO_OK;
 }
 
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,

@@ -304,8 +304,8 @@ static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     int32_t *members = NULL, n = 0;
-    s->far = false;
-    if (peer->reaches(b->comm, -1, -1))
+    s->far = s->plan->two_levels[0] || s->plan->two_levels[1];
+    if (!s->far && peer->reaches(b->comm, -1, -1))
         return COLO_OK;
     if (b->ragged) /* tables may tie any ranks */
         return colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",

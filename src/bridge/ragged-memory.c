@@ -6,6 +6,7 @@
  * It grows to the largest shape or call. With max_rows it is there from create on: then no tables
  * can make a tensor of the bridge's features and dtype need more.
  */
+#include "bridge/nodes.h"
 #include "bridge/ragged.h"
 
 #include "core/error.h"
@@ -107,12 +108,10 @@ colo_status_t colo_bridge_sums_for(colo_bridge_t *b, size_t bytes, bool capturin
 colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
                                 bool capturing)
 {
-    const colo_pass_messages_t *l = &s->messages[pass];
     if (b->now.nmembers == 0)
         return COLO_OK;
-    return colo_arena_grow(
-        b, &b->stage, b->comm->ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, 1),
-        capturing, "staging of messages");
+    return colo_arena_grow(b, &b->stage, colo_messages_staging(b->comm, s, pass, 1), capturing,
+                           "staging of messages");
 }
 
 void colo_ragged_destroy(colo_bridge_t *b)
@@ -164,6 +163,24 @@ static int64_t staging(int64_t send, int64_t recv, int64_t peers)
     return colo_add_ok(n, product(peers, 2, 512), &n) ? n : -1;
 }
 
+/* Of the second exchange: this rank passes on all of @rows to the others of its node among @replicas
+ * ranks that need the same, or gets them so. */
+static int64_t relayed(const colo_bridge_t *b, colo_pass_t pass, const colo_layout_t *l,
+                       int64_t replicas, int64_t rows, int64_t row, int64_t peers)
+{
+    const colo_plan_t *p = b->now.plan;
+    int64_t near = 0;
+    if (!p->two_levels[pass] || !colo_layout_holds(l, p->rank))
+        return 0;
+    for (int32_t r = 0; r < colo_comm_size(b->comm); r++) {
+        const int64_t rank = colo_comm_world_rank(b->comm, r);
+        near += colo_layout_holds(l, rank) && colo_location_of(&p->config, rank).node ==
+                                                  colo_location_of(&p->config, p->rank).node;
+    }
+    near = near < replicas ? near : replicas;
+    return staging(product(rows, near - 1, row), product(rows, 1, row), peers);
+}
+
 /* The most that a call can stage: every row of a rank goes to each rank of one destination replica,
  * or comes from it; all rows of all source ranks may go to one rank. */
 static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_row)
@@ -181,7 +198,13 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
         p->config.no_grad ? 0
                           : staging(dst ? product(all, back, dst_row) : 0,
                                     src ? product(r->max_rows, p->addends, src_row) : 0, peers);
-    return forward < 0 || backward < 0 ? -1 : forward > backward ? forward : backward;
+    const int64_t need[] = {forward, backward,
+                            relayed(b, COLO_FORWARD, &b->dst, out, all, dst_row, peers),
+                            relayed(b, COLO_BACKWARD, &b->src, back, r->max_rows, src_row, peers)};
+    int64_t most = 0;
+    for (int i = 0; i < 4 && most >= 0; i++)
+        most = need[i] < 0 ? -1 : need[i] > most ? need[i] : most;
+    return most;
 }
 
 colo_status_t colo_ragged_reserve(colo_bridge_t *b)

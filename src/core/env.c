@@ -48,7 +48,8 @@ static const struct row {
      .part = ""},
     {.variable =
          {"COLO_NODE", "",
-          "node of this process, or of each rank (0,0,1,1); empty: the host, by boot id and name"},
+          "node of this process, or of each rank (0,0,1,1), beyond which no GPU memory is reached; "
+          "empty: the host, by boot id and name"},
      .open = "any text",
      .part = ""},
     {.variable =

@@ -3,6 +3,8 @@
 #ifndef COLO_CORE_ENV_H
 #define COLO_CORE_ENV_H
 
+#include "core/error.h"
+
 #include <colobridge/log.h>
 
 /* 31 years: seconds as a double stay exact to the us */
@@ -10,7 +12,7 @@
 
 /* What variable @name holds, else its fallback. Where the value is not allowed, the result is the
  * fallback, too, and the status COLO_ERR_ARG as from colo_env_check(). */
-colo_status_t colo_env_text(const char *name, const char **text);
+COLO_FOR_MODULES colo_status_t colo_env_text(const char *name, const char **text);
 colo_status_t colo_env_i64(const char *name, int64_t *value);
 /* Which of the allowed words, in the order of the table; -1: another value, which is allowed. */
 colo_status_t colo_env_word(const char *name, int32_t *index);

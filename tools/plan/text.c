@@ -387,8 +387,6 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         if (ask->batch)
             plan_segments_print_minimum(&sums->pass[w]);
     }
-    if (plan_several_nodes(ask) && !ask->config.one_level)
-        printf("  Bridges of GPU memory have one level (--one-level).\n");
     if (sums->rejects[0])
         printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
     return ask->batch ? plan_segments_print_balance(ask, bold, plain) : TOOL_OK;

@@ -22,6 +22,7 @@
  */
 #include "comm/peer/registry.h"
 
+#include "core/env.h"
 #include "core/error.h"
 #include "core/hash.h"
 
@@ -99,8 +100,9 @@ struct where {
     char bus[16];
 };
 
-static colo_status_t where_am_i(int32_t device, struct where *w)
+static colo_status_t where_am_i(const colo_comm_t *c, int32_t device, struct where *w)
 {
+    const char *names;
     char bus[32] = "";
     memset(w, 0, sizeof *w);
     cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, device);
@@ -108,6 +110,9 @@ static colo_status_t where_am_i(int32_t device, struct where *w)
         return colo_cuda_error("peer memory", e);
     w->process = colo_comm_i_process();
     w->host = colo_host_hash();
+    COLO_TRY(colo_env_text("COLO_NODE", &names));
+    if (names[0]) /* one machine plays several */
+        w->host = colo_hash_i64(w->host, colo_comm_node(c, c->rank));
     w->ordinal = (uint64_t)device;
     memcpy(w->bus, bus, sizeof w->bus - 1);
     return COLO_OK;
@@ -279,7 +284,7 @@ static colo_status_t peer_open(colo_comm_t *c)
     if (st == COLO_OK)
         st = peer_new(c, device, &p);
     if (st == COLO_OK)
-        st = where_am_i(device, &mine);
+        st = where_am_i(c, device, &mine);
     if (st == COLO_OK && !(all = calloc((size_t)c->size, sizeof *all)))
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
     COLO_TRY_GOTO(st, colo_peer_agree_alike(c, st), fail);

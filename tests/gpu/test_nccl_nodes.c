@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_nccl_nodes.c - bridges between 4 GPUs on two nodes of two, as COLO_NODE says: what both
+ * ranks of a node need crosses once and is passed on inside. == on every byte against the oracle,
+ * and the bits of one level, also of captured calls.
+ */
+#include "gpu/gpu_ranks.h"
+#include "gpu/pairs.h"
+#include "gpu/ragged_gpu.h"
+
+#include "core/error.h"
+
+enum { RANKS = 4 };
+
+static void run_on(const char *names, t_gpu_fn fn, void *arg)
+{
+    setenv("COLO_NODE", names, 1);
+    assert_ok(t_gpus_run(RANKS, false, fn, arg));
+    unsetenv("COLO_NODE");
+}
+
+static void run_on_nodes(t_gpu_fn fn, void *arg, size_t bytes)
+{
+    if (bytes)
+        t_share(arg, bytes);
+    run_on("0,0,1,1", fn, arg);
+    run_on("a,b,a,b", fn, arg);
+    if (bytes)
+        t_unshare(arg);
+}
+
+/* Does this rank pass anything on, or get it so? */
+static bool relays(const colo_bridge_t *bridge, colo_pass_t pass)
+{
+    int32_t n[2];
+    for (int sends = 0; sends < 2; sends++)
+        (void)colo_plan_relays(colo_bridge_plan(bridge), pass, sends, &n[sends]);
+    return n[0] + n[1] > 0;
+}
+
+/* ---- values ---- */
+
+static colo_status_t run_case(t_gpu_rank_t *r, const t_case_t *c, bool *relayed)
+{
+    colo_bridge_t *bridge = NULL;
+    rank_try(t_gpu_bridge(r, c, &bridge));
+    *relayed = relays(bridge, COLO_FORWARD) || relays(bridge, COLO_BACKWARD);
+    for (int32_t i = 0; i < (c->steps ? c->steps : 1); i++) {
+        rank_try(t_gpu_pass(r, bridge, c, i, false));
+        rank_try(t_gpu_pass(r, bridge, c, i, true));
+    }
+    return t_gpu_end(r, &bridge);
+}
+
+static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
+{
+    int32_t *two = arg;
+    for (size_t i = 0; i < T_PAIRS; i++)
+        for (int k = 0; k < 4; k++) {
+            t_case_t c = t_unit_case(i, (size_t)k);
+            bool relayed;
+            if (t_case_world(&c) > RANKS)
+                continue;
+            c.world = RANKS;
+            const colo_status_t st = run_case(r, &c, &relayed);
+            if (st < 0)
+                return colo_fail_prefix(st, "%s", t_case_text(&c));
+            two[r->rank] += relayed;
+        }
+    return COLO_OK;
+}
+
+T_CASE(unit_layouts_on_two_nodes_arrive)
+{
+    int32_t two[RANKS] = {0};
+    run_on_nodes(unit_cases, two, sizeof two);
+    for (int r = 0; r < RANKS; r++)
+        assert_true(two[r] > 40);
+}
+
+/* Ranks 2 and 3 need all that 0 and 1 hold: each gets half, in parts of 1 MiB and more, and passes
+ * on what it got, so the second exchange stages more than the first. */
+static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
+{
+    for (int k = 0; k < 2; k++) {
+        t_case_t c = t_between("dp=2", "cp=2@2", 4, 256, 1024);
+        bool relayed;
+        c.output = COLO_FULL_SEQ;
+        c.grad = k ? COLO_DISJOINT : COLO_PARTIAL;
+        c.dtype = COLO_F32;
+        c.axes = t_axes[k];
+        c.stride = T_PADDED; /* not in place */
+        rank_try(run_case(r, &c, &relayed));
+        rank_check(relayed == (r->rank >= 2));
+    }
+    return COLO_OK;
+}
+
+T_CASE(boxes_of_several_mebibytes_are_passed_on)
+{
+    run_on("0,0,1,1", large_cases, NULL);
+}
+
+/* ---- bits of one level ---- */
+
+/* A bridge on one level and one on two, and their tensors: the same inputs. */
+struct both {
+    colo_bridge_t *bridge[2];
+    colo_tensor_t t[2][T_FOUR];
+};
+
+static colo_status_t both_make(t_gpu_rank_t *r, const t_case_t *c, const t_ragged_where_t *w,
+                               struct both *b)
+{
+    for (int two = 0; two < 2; two++) {
+        colo_layout_t src, dst;
+        colo_bridge_config_t config;
+        rank_try(t_case_config(c, &src, &dst, &config));
+        config.mem = COLO_CUDA;
+        config.one_level = !two;
+        rank_try(colo_bridge_create(&b->bridge[two], &config, r->gpus));
+        rank_check(two || !relays(b->bridge[two], COLO_FORWARD));
+        for (int i = 0; i < T_FOUR; i++) {
+            const bool is_dst = i == T_Y2 || i == T_DY2, in = i == T_X2 || i == T_DY2;
+            int64_t shape[3];
+            if (is_dst)
+                (void)colo_bridge_dst_shape(b->bridge[two], shape);
+            else
+                (void)colo_bridge_src_shape(b->bridge[two], shape);
+            /* replicas along tp hold the same */
+            const ref_side_t *side = is_dst ? &c->dst : &c->src;
+            const uint64_t seed =
+                (in ? 100 : 0) * (1 + (uint64_t)ref_side_coord(side, r->rank, "dp")) +
+                (uint64_t)ref_side_coord(side, r->rank, "cp");
+            rank_try(t_random_rows(w, shape[0], shape[1], seed, &b->t[two][i]));
+        }
+    }
+    return t_gpu_quiet(r);
+}
+
+static colo_status_t both_ways(struct both *b, int two, cudaStream_t stream)
+{
+    const colo_tensor_t *t = b->t[two];
+    rank_try(colo_bridge_forward(b->bridge[two], &t[T_X2], &t[T_Y2], stream));
+    return colo_bridge_backward(b->bridge[two], &t[T_DY2], &t[T_DX2], stream);
+}
+
+struct captured {
+    t_case_t c;
+    int32_t two[RANKS]; /* by rank: passes of two levels */
+};
+
+/* Captured at once, never run before. */
+static colo_status_t replays(t_gpu_rank_t *r, void *arg)
+{
+    struct captured *g = arg;
+    const t_ragged_where_t w = t_where(r);
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    struct both b;
+    rank_try(both_make(r, &g->c, &w, &b));
+    g->two[r->rank] += relays(b.bridge[1], COLO_FORWARD) + relays(b.bridge[1], COLO_BACKWARD);
+    rank_try(both_ways(&b, 0, r->stream));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    const colo_status_t st = both_ways(&b, 1, r->stream);
+    const cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
+    rank_try(st);
+    rank_cuda(e);
+    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    rank_cuda(cudaGraphUpload(exec, r->stream)); /* what may wait for the device does it now */
+    rank_try(t_gpu_quiet(r));
+    for (int i = 0; i < 3; i++)
+        rank_cuda(cudaGraphLaunch(exec, r->stream));
+    rank_try(t_gpu_quiet(r));
+    rank_try(t_same_bits(&w, &b.t[0][T_Y2], &b.t[1][T_Y2]));
+    rank_try(t_same_bits(&w, &b.t[0][T_DX2], &b.t[1][T_DX2]));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaGraphExecDestroy(exec));
+    rank_cuda(cudaGraphDestroy(graph));
+    for (int two = 0; two < 2; two++) {
+        for (int i = 0; i < T_FOUR; i++)
+            w.drop(w.arg, b.t[two][i].data);
+        rank_try(t_gpu_end(r, &b.bridge[two]));
+    }
+    return COLO_OK;
+}
+
+T_CASE(captured_calls_on_two_nodes_have_the_bits_of_one_level)
+{
+    static const t_pair_t pairs[] = {{"tp=2,dp=2", "cp=4"}, {"dp=2,tp=2", "cp=2,dp=2"}};
+    int32_t two = 0;
+    for (int k = 0; k < 6; k++) {
+        struct captured g = {.c = t_between(pairs[k % 2].src, pairs[k % 2].dst, 8, 16, 6)};
+        g.c.output = k < 2 ? COLO_SHARDED : COLO_FULL_SEQ;
+        g.c.grad = k < 4 ? COLO_DISJOINT : COLO_PARTIAL;
+        g.c.axes = "th";
+        g.c.dtype = COLO_F32;
+        run_on_nodes(replays, &g, sizeof g);
+        for (int r = 0; r < RANKS; r++)
+            two += g.two[r];
+    }
+    assert_true(two > 30);
+}
+
+/* ---- ragged ---- */
+
+T_CASE(random_batches_on_two_nodes_arrive)
+{
+    int64_t n = t_scaled(150);
+    (void)t_seed();
+    run_on_nodes(t_ragged_batches, &n, 0);
+}
+
+T_CASE(uniform_tables_on_two_nodes_give_the_bits_of_the_uniform_bridge)
+{
+    run_on_nodes(t_ragged_tables, NULL, 0);
+}
+
+/* Rank 0 has all rows and ranks 1 to 3 need them: one of these gets them and sends them twice. */
+static colo_status_t reserved(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = t_where(r);
+    const ref_side_t src = t_side("dp=1", true), dst = t_side("cp=3,dp=1@1", false);
+    const t_ragged_options_t o = {.tensors = 1, .max_rows = 60, .where = &w};
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    t_ragged_t t;
+    t_ragged_uniform(&t, &src, &dst, (ref_shape_t){5, 12, 256});
+    t.dtype = "f32";
+    t.c.full = t.c.partial = true;
+    rank_try(t_ragged_bridge(&bridge, &t, &o, r->gpus));
+    const size_t first = colo_bridge_workspace_size(bridge);
+    const colo_segments_t s = t_ragged_segments(&t);
+    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+    rank_try(t_gpu_quiet(r));
+    rank_try(t_ragged_pass(batch, &t, &o, r->gpus, COLO_FORWARD));
+    rank_try(t_ragged_pass(batch, &t, &o, r->gpus, COLO_BACKWARD));
+    rank_check(colo_bridge_workspace_size(bridge) == first);
+    colo_batch_destroy(&batch);
+    t_ragged_free(&t);
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(workspace_with_max_rows_holds_what_is_passed_on)
+{
+    run_on("a,b,b,b", reserved, NULL);
+}
+
+T_MAIN_IF(t_gpus_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/nccl_nodes")
