@@ -447,8 +447,14 @@ MUTANTS = {
         'torch/ragged.py', 'key = merged, segments', 'key = merged, len(segments)', 'test_torch_ragged.py',
         'test_forwards_of_many_tables'),
     'a rank without rows does not come to backward': (
-        'torch/ragged.py', 'anchor = torch.empty(0, device=device, requires_grad=True) if grad else None',
-        'anchor = None', 'test_torch_ragged.py', 'test_ranks_without_rows'),
+        'torch/ragged.py', 'anchor = torch.empty(0, device=device, requires_grad=True) if grad and',
+        'anchor = None if grad and', 'test_torch_ragged.py', 'test_ranks_without_rows'),
+    'tensors of another shape are taken for those of the call before': (
+        'torch/ragged.py', 'self.kinds == [[_kind(t)', '[] != [[_kind(t)', 'test_torch_ragged.py',
+        'test_bad_input_of_one_rank'),
+    'a call carries the tensors of the one before': (
+        'torch/ragged.py', 'raw.data = address = t.data_ptr()', 'raw.data = address = raw.data or t.data_ptr()',
+        'test_torch_ragged.py', 'test_calls_like_the_one_before'),
     'a batch that a rank cannot make is told to no rank': (
         'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
         'test_bad_input_of_one_rank'),

@@ -128,6 +128,29 @@ def test_forwards_of_many_tables_may_be_outstanding(pair):
     pair.run(outstanding, 16)
 
 
+def repeated(rank):
+    """Calls like the one before use what it made; the same tables made anew, strides and several tensors do not."""
+    carry, tables, kept = sharded(), worked(), []
+    for k in range(1, 4):
+        x = (column(MINE[rank]) * k).requires_grad_()
+        wide = torch.cat([x.detach(), -x.detach()], 1)
+        want = [[v * k for v in row] for row in ([1, 21], [2, 3, 22, 23, 24, 25])][rank]
+        for given, segments in ((x, worked()), (wide[:, :1], tables), (x, tables), (x * 1, tables), (x, tables)):
+            y = carry(given, segments)
+            assert y.flatten().tolist() == want, (k, y)
+            kept.append((y, want))
+        y.backward(torch.ones(len(want), 2)[:, :1] * k)  # strided
+        assert x.grad.flatten().tolist() == [float(k)] * len(x)
+        for y in carry((x, x.detach().int()), tables), carry((x.detach().int(), x), tables)[::-1]:
+            assert y[0].flatten().tolist() == y[1].flatten().tolist() == want and y[0].requires_grad
+            assert [t.dtype for t in y] == [torch.float32, torch.int32]
+    assert all(y.flatten().tolist() == want for y, want in kept)
+
+
+def test_calls_like_the_one_before_carry_their_own_tensors(pair):
+    pair.run(repeated)
+
+
 def asked_alone(rank):
     """Rank 0 alone asks for the rows of tables that no call has brought, and of the oldest tables kept."""
     carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, ragged=True)
@@ -328,9 +351,9 @@ def test_all_ways_of_the_bench_give_the_same_bits(world, broken):
 def refused(rank, name):
     """What is wrong on rank 1 is an error on both, nothing is written, and the next call works."""
     wrong, words = BAD[name]
-    carry = sharded()
+    carry, tables = sharded(), worked()
     x, text = column(MINE[rank]), torch.full((10, 1), -1.)
-    call = dict(x=x, segments=worked(), into=text)
+    call = dict(x=x, segments=tables, into=text)
     for first in (True, False):  # and after calls that were right
         if rank == 1:
             call.update(wrong(x, text))
@@ -340,9 +363,9 @@ def refused(rank, name):
         assert words in str(caught.value), caught.value
         assert rank != 1 or isinstance(caught.value, ValueError), caught.value
         assert torch.equal(text, torch.full_like(text, -1.))
-        call = dict(x=x, segments=worked(), into=text)
+        call = dict(x=x, segments=tables, into=text)
         meet()
-        assert carry(x.clone(), worked(), into=text.clone()).flatten().tolist() == [
+        assert carry(x.clone(), tables, into=text.clone()).flatten().tolist() == [
             [-1, -1, 1, -1, -1, -1, -1, 21, -1, -1], [2, 3, -1, -1, -1, -1, 22, 23, 24, 25]][rank]
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _structs as s
 from .. import bridge as core
+from .._lib import check, lib
 from ..errors import ArgumentError
 from ..layout import Layout, parts_of
 from ..segments import Segments
-from ..tensor import torch_dtype
+from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
-from .tensors import checked, eager, once, stream_of
+from .tensors import checked, eager, once
 
 _KEPT = 8  # batches of other tables
 
@@ -65,6 +66,7 @@ class Ragged:
         self._bridges: dict[bool, core.Bridge] = {}
         self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
         self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
+        self.last: _Call | None = None
         self.workspace: Any = None  # which peers reach
         if owner.transport != 'nccl' and arenas.possible(comm, device):
             self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer', owner.buffers is None)
@@ -109,17 +111,22 @@ class Ragged:
     def forget(self) -> None:
         """Batches and memory, after an error, when ranks may have different ones."""
         self._batches.clear(), self._asked.clear()
+        self.last = None
         if self.workspace is not None:
             self.workspace.forget()
 
+    def heard(self, why: BaseException) -> None:
+        """groups.heard(), which forgets."""
+        self.forget()
+        groups.heard(self.comm, why)
+
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def telling(self) -> Iterator[None]:
         """groups.telling() that forgets."""
         try:
             yield
         except BaseException as why:
-            self.forget()
-            groups.heard(self.comm, why)
+            self.heard(why)
             raise
 
     def destroy(self) -> None:
@@ -128,36 +135,74 @@ class Ragged:
             bridge.destroy()
 
 
+class _Views:
+    """The library's array of tensors of these shapes, which only lack addresses. what: their name in errors."""
+
+    def __init__(self, shapes: list[Any], dtypes: list[Any], device: Any, what: str):
+        place = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
+        self.array = core.views([make(0, torch_dtype(dtype), shape, contiguous(shape), *place)
+                                 for shape, dtype in zip(shapes, dtypes)])
+        self.shapes, self.what, self.raws = shapes, what, [self.array[i] for i in range(len(shapes))]
+
+    def of(self, tensors: Sequence[Any]) -> Any:
+        for raw, t, shape in zip(self.raws, tensors, self.shapes):
+            raw.data = address = t.data_ptr()
+            if not address or t.shape != shape or not t.is_contiguous():
+                return core.views([checked(t, '%s[%d]' % (self.what, i)) for i, t in enumerate(tensors)])
+        return self.array
+
+
 class _Call:
-    """A forward and its backward."""
+    """Forwards with the tables, shapes and dtypes of one call, and their backwards: all but the addresses."""
 
-    def __init__(self, ragged: Ragged, batch: _Batch, xs: list[Any], widths: list[int], merged: bool):
-        self.ragged, self.held, self.merged, self.frozen = ragged, batch, merged, ragged.owner.frozen
-        self.n, self.shapes, self.widths = len(xs), [x.shape for x in xs], widths
+    def __init__(self, ragged: Ragged, batch: _Batch, segments: Segments, xs: list[Any], widths: list[int],
+                 intos: list[Any]):
+        self.ragged, self.held, self.segments, self.merged = ragged, batch, segments, bool(intos)
+        self.n, self.widths, self.frozen = len(xs), widths, ragged.owner.frozen
+        self.kinds = [[_kind(t) for t in side] for side in (xs, intos)]
         self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
+        self.constant = [i for i in range(self.n) if i not in self.floating or (self.frozen and not intos)]
+        rows = batch.batch.rows[1]
+        sides = [x.shape for x in xs], [(intos[i].numel() // w if intos and w else rows, w) for i, w in enumerate(widths)]
+        self.shapes = sides[0]
+        # by pass: views of what is given and of what is written
+        self.views = [[_Views([sides[side][i] for i in taken], [xs[i].dtype for i in taken], ragged.device, name)
+                       for side, name in order]
+                      for taken, order in ((range(self.n), ((0, 'x'), (1, 'y'))), (self.floating, ((1, 'd_y'), (0, 'd_x'))))]
+        library = lib()
+        self.entries = library.colo_batch_forward, library.colo_batch_backward
 
-    def run(self, name: str, given: tuple[str, list[Any]], out: tuple[str, list[Any]]) -> None:
+    def serves(self, xs: list[Any], segments: Segments, intos: list[Any]) -> bool:
+        """Is a call on these tensors one of them, so that only what may change without them is left to check."""
+        return segments is self.segments and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
+
+    def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: Any) -> None:
         """One call of the library on tensors [rows, features]."""
-        with self.ragged._telling():
-            reached = self._reached(name == 'colo_batch_backward', given[1], out[1])
-            arrays = [core.views([checked(t, '%s[%d]' % (what, i)) for i, t in enumerate(tensors)])
-                      for (what, _), tensors in zip((given, out), reached)]
-            self.held.batch._carry(name, len(given[1]), *arrays, stream_of(self.ragged.device))
-            for t, here in zip(out[1], reached[1]):
-                if here is not t:
-                    t.copy_(here)
+        try:
+            reached = self._reached(backward, given, out, stream)
+            arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
+            check(self.entries[backward](self.held.batch.handle, *arrays, len(given),
+                                         None if stream is None else stream.cuda_stream))
+            if reached[1] is not out:
+                for t, here in zip(out, reached[1]):
+                    if here is not t:
+                        t.copy_(here)
+        except BaseException as why:
+            self.ragged.heard(why)
+            raise
 
-    def _stream(self) -> Any:
+    def stream(self) -> Any:
+        """The current one, None on the host."""
         import torch
         device = self.ragged.device
         return torch.cuda.current_stream(device) if device.type == 'cuda' else None
 
-    def empty(self, like: Any, shape: Any) -> Any:
+    def empty(self, like: Any, shape: Any, stream: Any) -> Any:
         """A new output, where peers reach it if they write it and there is space."""
         workspace = self.ragged.workspace
-        return like.new_empty(shape) if workspace is None else workspace.empty(like, shape, self._stream())
+        return like.new_empty(shape) if workspace is None else workspace.empty(like, shape, stream)
 
-    def _reached(self, backward: bool, given: Any, out: Any) -> tuple[Any, Any]:
+    def _reached(self, backward: bool, given: Any, out: Any, stream: Any) -> tuple[Any, Any]:
         """Input and output. The one that peers reach is in memory that they reach: y, or x of a merged call; d_x, or
         d_y if gradients are added up."""
         workspace = self.ragged.workspace
@@ -165,10 +210,10 @@ class _Call:
             return given, out
         writes = not (self.ragged.owner._sums if backward else self.merged)
         rows = self.held.batch.rows[backward != writes]
-        mine = list(out if writes else given)
+        mine = out if writes else given
         if rows == 0 or any(len(t) != rows for t in mine):  # the library says what is wrong
             return given, out
-        here = workspace.instead(mine, self._stream(), not writes)
+        here = workspace.instead(mine, stream, not writes)
         return (given, here) if writes else (here, out)
 
 
@@ -183,16 +228,16 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, call: _Call, _anchor: Any, *tensors: Any) -> Any:
             xs, ys = tensors[:call.n], tensors[call.n:]
-            ctx.call = call
+            ctx.call, stream = call, call.stream()
             if ys:
                 ctx.mark_dirty(*ys)
                 flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
             else:
                 rows = call.held.batch.rows[1]
-                flat = ys = tuple(call.empty(x, (rows, width)) for x, width in zip(xs, call.widths))
-            call.run('colo_batch_forward', ('x', xs), ('y', flat))
-            ctx.mark_non_differentiable(*(y for y in ys if not y.dtype.is_floating_point or (
-                call.frozen and not call.merged)))
+                flat = ys = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
+            call.run(False, xs, flat, stream)
+            if call.constant:
+                ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
             if call.merged and any(ctx.needs_input_grad[2 + call.n:]):
                 call.held.written(ys[0].device)  # before a CUDA graph is captured, not in it
             return ys
@@ -200,14 +245,13 @@ def _function() -> Any:
         @staticmethod
         @once
         def backward(ctx: Any, *d_ys: Any) -> Any:
-            call = ctx.call
-            flat = {i: d_ys[i].reshape(-1, call.widths[i]) for i in call.floating}
+            call, stream = ctx.call, ctx.call.stream()
+            flat = {i: d_ys[i] if d_ys[i].dim() == 2 else d_ys[i].reshape(-1, call.widths[i]) for i in call.floating}
             d_xs: list[Any] = [None] * call.n
             if not call.frozen:
                 for i in call.floating:
-                    d_xs[i] = call.empty(d_ys[i], call.shapes[i])
-                call.run('colo_batch_backward', ('d_y', list(flat.values())),
-                         ('d_x', [d_xs[i] for i in call.floating]))
+                    d_xs[i] = call.empty(d_ys[i], call.shapes[i], stream)
+                call.run(True, list(flat.values()), [d_xs[i] for i in call.floating], stream)
             d_intos: list[Any] = [None] * call.n if call.merged else []
             for i in range(len(d_intos)):
                 if ctx.needs_input_grad[2 + call.n + i]:
@@ -233,10 +277,18 @@ def _list(t: Any) -> list[Any]:
     return list(t) if isinstance(t, (list, tuple)) else [t]
 
 
+def _kind(t: Any) -> Any:
+    """What its checks depend on; None: no tensor, or a nested one, whose checks read more."""
+    import torch
+    return (t.shape, t.dtype, t.device, t.stride()) if isinstance(t, torch.Tensor) and not getattr(
+        t, 'is_nested', False) and t.layout is torch.strided else None
+
+
 def _told(x: Any, into: Any, like: Any) -> Any:
     """The first tensor of the arguments."""
     import torch
-    return next((t for t in _list(x) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
+    return x if isinstance(x, torch.Tensor) else next(
+        (t for t in _list(x) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
 
 
 def _check_x(x: Any, what: str, like: Any, device: Any) -> Any:
@@ -248,6 +300,8 @@ def _check_x(x: Any, what: str, like: Any, device: Any) -> Any:
         raise ArgumentError("bridge: %s is a %s, expected a torch.Tensor%s" % (
             what, type(x).__name__, ', or like= a tensor of its dtype, device and features' if x is None else ''))
     x = _rows_of(x)
+    if x.layout is not torch.strided:
+        raise ArgumentError("bridge: %s has layout %s, expected torch.strided" % (what, x.layout))
     if x.dim() != 2:
         raise ArgumentError("bridge: %s is %s, expected [rows, features]" % (what, list(x.shape)))
     if x.device != device:
@@ -266,15 +320,19 @@ def _check_into(into: Any, what: str, x: Any, width: int) -> None:
                                   ('of features:', into.shape[-1], width)):
         if found != expected:
             raise ArgumentError("bridge: %s is %s %s, expected %s, as x gives it" % (what, name, found, expected))
-    for t, words in ((into, ''), (into._base, 'a view of ')):
-        if t is not None and t.is_leaf and t.requires_grad:
-            raise ArgumentError("bridge: %s is %sa leaf that requires grad, which forward would write over; pass "
-                                "what an embedding layer returned, or clone() it" % (what, words))
     try:
         into.detach().view(-1, width)
     except RuntimeError:
         raise ArgumentError("bridge: %s has shape %s and strides %s, expected positions that lie one behind the "
                             "other; transpose it first" % (what, list(into.shape), into.stride())) from None
+
+
+def _check_leaf(into: Any, what: str) -> None:
+    """Does forward write over a leaf."""
+    for t, words in ((into, ''), (into._base, 'a view of ')):
+        if t is not None and t.is_leaf and t.requires_grad:
+            raise ArgumentError("bridge: %s is %sa leaf that requires grad, which forward would write over; pass "
+                                "what an embedding layer returned, or clone() it" % (what, words))
 
 
 def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any) -> Any:
@@ -312,20 +370,30 @@ def carry(self: Any, given: Any, segments: Any, into: Any, like: Any) -> Any:
     import torch
     told = _told(given, into, like)
     device = torch.device('cpu') if told is None else told.device
+    ragged = self._ragged.get(device)
+    call = None if ragged is None else ragged.last
+    xs, intos = _list(given), [] if into is None else _list(into)
     try:
-        xs, intos, widths = _prepared(self, given, segments, into, like, told)
+        if call is not None and call.serves(xs, segments, intos):
+            widths = call.widths
+        else:
+            call, (xs, intos, widths) = None, _prepared(self, given, segments, into, like, told)
+        for i, t in enumerate(intos):
+            _check_leaf(t, 'into[%d]' % i if len(intos) > 1 else 'into')
     except Exception as why:
         raise groups.told(why, device, self.group)
     ragged = self._ragged_of(device)
-    with ragged._telling():
-        batch = ragged.batch(segments, bool(intos))
-        ragged.reserve(batch, segments, bool(intos), xs, widths)
-    call = _Call(ragged, batch, xs, widths, bool(intos))
+    if call is None or call is not ragged.last:  # another communicator
+        with ragged.telling():
+            batch = ragged.batch(segments, bool(intos))
+            ragged.reserve(batch, segments, bool(intos), xs, widths)
+            call = ragged.last = _Call(ragged, batch, segments, xs, widths, intos)
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
         xs = [x.detach() for x in xs]
     # y has a gradient on every rank, or on none: also on those whose x is without rows
-    anchor = torch.empty(0, device=device, requires_grad=True) if grad else None
+    anchor = torch.empty(0, device=device, requires_grad=True) if grad and not any(
+        xs[i].requires_grad for i in call.floating) else None
     ys = _function().apply(call, anchor, *xs, *intos)
     if intos:  # of a buffer without a gradient autograd returns an alias
         ys = tuple(y if i in call.floating else into for i, (y, into) in enumerate(zip(ys, intos)))
