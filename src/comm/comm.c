@@ -203,6 +203,16 @@ static colo_status_t check_alive(colo_comm_t *c, const char *what, const colo_op
     if (!colo_comm_i_own(c, what))
         return COLO_ERR_STATE;
     char error_message[1000];
+    pthread_mutex_lock(c->lock);
+    const bool elsewhere = c->thread && c->thread != colo_comm_i_thread();
+    if (elsewhere)
+        colo_op_describe(error_message, sizeof error_message, c->op, c->seq);
+    pthread_mutex_unlock(c->lock);
+    if (elsewhere)
+        return colo_fail(COLO_ERR_STATE,
+                         "%s: comm '%s': another thread is in %s; call from one thread at a time, "
+                         "or give each thread a communicator of its own",
+                         what, c->name, error_message);
     colo_status_t st = c->ops->state(c, error_message, sizeof error_message);
     if (st == COLO_OK)
         return COLO_OK;

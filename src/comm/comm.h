@@ -67,7 +67,7 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 10u
+#define COLO_COMM_ABI 11u
 #define COLO_RECORDS 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
@@ -135,6 +135,7 @@ struct colo_comm {
     void *stage;        /* for the reduction that is called; a backend takes its own memory else */
     size_t stage_bytes;
     colo_op_desc_t op;  /* of the last operation begun */
+    uintptr_t thread;   /* that is in an operation; 0: none */
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
     uint64_t bridges;   /* how many bridges were made */
@@ -159,6 +160,7 @@ struct colo_comm {
  *   exchange         sums over messages          barrier, split by dims: 0
  *   split by colour  as an all_gather of 16 bytes
  * A comm of one rank counts operations with 0 bytes. */
+uintptr_t colo_comm_i_thread(void); /* of the caller; never 0 */
 uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
                            int64_t recv_bytes, int32_t peers);
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
@@ -174,8 +176,8 @@ void colo_comm_i_record_failure(colo_comm_t *c);
 
 /* True in the process that made the comm; else its last error says so. */
 bool colo_comm_i_own(const colo_comm_t *c, const char *what);
-/* COLO_OK while the comm lives; else the status that killed it, its error message set as last
- * error. */
+/* COLO_OK while the comm lives and no other thread is in an operation on it; else the status that
+ * killed it, or COLO_ERR_STATE, its error message set as last error. */
 colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
 /* The same before operation @op. */
 colo_status_t colo_comm_i_ready(colo_comm_t *c, colo_op_desc_t op);

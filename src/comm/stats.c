@@ -108,6 +108,12 @@ const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_d
     return text;
 }
 
+uintptr_t colo_comm_i_thread(void)
+{
+    static _Thread_local char here;
+    return (uintptr_t)&here;
+}
+
 uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
                            int64_t recv_bytes, int32_t peers)
 {
@@ -116,6 +122,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
     pthread_mutex_lock(c->lock);
     uint64_t seq = ++c->seq;
     c->op = op;
+    c->thread = colo_comm_i_thread();
     c->record[seq % COLO_RECORDS] = (colo_record_t){
         .seq = seq,
         .kind = op.kind,
@@ -138,6 +145,7 @@ void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status)
     colo_record_t *e = &c->record[seq % COLO_RECORDS];
     e->status = status;
     e->end = colo_now();
+    c->thread = 0;
     if (status == COLO_OK) {
         c->stats.ops[e->kind][e->category]++;
         c->stats.sent_bytes[e->kind][e->category] += (uint64_t)e->sent_bytes;

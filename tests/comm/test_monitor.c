@@ -96,4 +96,63 @@ T_CASE(monitor_at_1_khz_leaves_the_communicator_alive)
         assert_true(questions[r] > 0);
 }
 
+/* ---- a second thread that uses the communicator ---- */
+
+struct second {
+    colo_comm_t *comm;
+    colo_status_t status;
+    char error_message[300];
+    _Atomic bool ended;
+};
+
+static bool in_an_operation(colo_comm_t *c)
+{
+    pthread_mutex_lock(c->lock);
+    const bool is = c->seq > 0 && c->record[c->seq % COLO_RECORDS].status == COLO_PENDING;
+    pthread_mutex_unlock(c->lock);
+    return is;
+}
+
+static void *use_too(void *arg)
+{
+    struct second *s = arg;
+    int64_t one = 1;
+    while (!in_an_operation(s->comm))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    s->status = colo_comm_all_reduce(s->comm, &one, &one, 1, COLO_I64, COLO_SUM, NULL);
+    snprintf(s->error_message, sizeof s->error_message, "%s", colo_last_error());
+    atomic_store(&s->ended, true);
+    return NULL;
+}
+
+static colo_status_t shared_rank(colo_comm_t *c, void *arg)
+{
+    struct second *s = arg;
+    pthread_t thread;
+    int64_t sum = 1;
+    if (colo_comm_rank(c) == 0) {
+        s->comm = c;
+        rank_check(pthread_create(&thread, NULL, use_too, s) == 0);
+        const colo_status_t st = colo_comm_barrier(c, NULL);
+        pthread_join(thread, NULL);
+        rank_try(st);
+    } else {
+        for (int ms = 0; !atomic_load(&s->ended) && ms < 3000; ms++)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        rank_try(colo_comm_barrier(c, NULL));
+    }
+    rank_try(colo_comm_all_reduce(c, &sum, &sum, 1, COLO_I64, COLO_SUM, NULL));
+    rank_check(sum == 2);
+    return COLO_OK;
+}
+
+T_CASE(second_thread_during_an_operation_is_refused_and_the_first_goes_on)
+{
+    struct second second = {.status = COLO_OK};
+    T_THREADS_ONLY();
+    assert_ok(t_run_ranks(2, shared_rank, &second, sizeof second));
+    assert_int_equal(second.status, COLO_ERR_STATE);
+    assert_non_null(strstr(second.error_message, "another thread is in barrier #1"));
+}
+
 T_MAIN("comm/monitor")

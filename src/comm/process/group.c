@@ -33,21 +33,15 @@ static const double LINGER_SECONDS = 1.0; /* at most, for the others to leave as
 
 /* ---- threads ---- */
 
-static uintptr_t this_thread(void)
-{
-    static _Thread_local char here;
-    return (uintptr_t)&here;
-}
-
 void colo_process_own(struct colo_process_context *f)
 {
-    atomic_store_explicit(&f->category, this_thread(), memory_order_relaxed);
+    atomic_store_explicit(&f->category, colo_comm_i_thread(), memory_order_relaxed);
 }
 
 bool colo_process_may_talk(const struct colo_process_context *f)
 {
     return f->any_thread ||
-           atomic_load_explicit(&f->category, memory_order_relaxed) == this_thread();
+           atomic_load_explicit(&f->category, memory_order_relaxed) == colo_comm_i_thread();
 }
 
 /* ---- telling ---- */
