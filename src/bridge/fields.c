@@ -11,8 +11,6 @@
 
 #include "core/hash.h"
 
-#include <colobridge/version.h>
-
 #include <stdio.h>
 #include <string.h>
 
@@ -99,7 +97,6 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     /* else some would connect now and others not */
     colo_fields_add(f, "registered memory", "%s", b->lazy ? "yes" : "no");
     colo_fields_add(f, "bridge of this comm", "%llu", (unsigned long long)b->number);
-    colo_fields_add(f, "library", "%s", colo_version());
     f->hash = colo_hash_i64(f->hash, (int64_t)colo_plan_hash(p)); /* also what a value cuts off */
 }
 

@@ -13,6 +13,8 @@
 #include "core/hash.h"
 #include "core/error.h"
 
+#include <colobridge/version.h>
+
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -204,6 +206,7 @@ colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *wha
     const int32_t n = (*world)->size;
     colo_comm_t *all = NULL;
     uint64_t mine;
+    colo_fields_t fields = {COLO_FIELDS_INIT};
     COLO_AUTOFREE int32_t *members = malloc((size_t)n * sizeof *members);
     COLO_AUTOFREE uint64_t *id = malloc((size_t)n * sizeof *id);
     for (int32_t r = 0; members && r < n; r++)
@@ -218,7 +221,8 @@ colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *wha
         st = colo_env_check(NULL);
         if (st == COLO_OK)
             st = colo_node_id((*world)->rank, n, &mine);
-        st = colo_comm_i_agree(all, what, 0, st);
+        colo_fields_add(&fields, "library version", "%s", colo_version());
+        st = colo_comm_i_agree_fields(all, what, &fields, st);
     }
     if (st == COLO_OK)
         st = colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1);

@@ -245,6 +245,36 @@ T_CASE(strangers_are_not_answered_and_keep_no_rank_out)
     munmap(page, sizeof *page);
 }
 
+/* ---- another version of the library ---- */
+
+static const char *version = "0.1.0"; /* of which endpoints of these ranks say nothing */
+
+const char *colo_version(void)
+{
+    return version;
+}
+
+uint32_t colo_version_number(void)
+{
+    return 1 << 8;
+}
+
+static void of_another_version(t_forked_t *me)
+{
+    if (me->rank == 1)
+        version = "0.1.1";
+    t_live(me);
+}
+
+T_CASE(rank_of_another_version_is_a_mismatch_on_all_at_create)
+{
+    t_page_t *page = t_fork_ranks(3, of_another_version);
+    for (int32_t r = 0; r < 3; r++)
+        t_expect(page, r, COLO_ERR_MISMATCH,
+                 "library version: rank 1 of 'create_bootstrap' has 0.1.1, rank 0 0.1.0");
+    munmap(page, sizeof *page);
+}
+
 /* ---- ranks that this test plays ---- */
 
 /* Brings an endpoint of @me to the all-gather; the door that it names. */
