@@ -9,13 +9,18 @@
  * mpirun.
  */
 #include "harness/harness.h"
+#include "harness/mpi_module.h"
 #include "harness/ranks.h"
+
+#include "faults/culprit.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
 
 #include <colobridge/bootstrap.h>
+#include <colobridge/version.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -71,6 +76,21 @@ ssize_t recv(int fd, void *data, size_t bytes, int flags)
     return recvfrom(fd, data, reads_little && bytes > 32 ? 32 : bytes, flags, NULL, NULL);
 }
 
+static uint32_t next_version; /* 1: this process runs the library after this one */
+
+uint32_t colo_version_number(void)
+{
+    return COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | (COLO_VERSION_PATCH + next_version);
+}
+
+const char *colo_version(void)
+{
+    static char text[32];
+    const uint32_t n = colo_version_number();
+    snprintf(text, sizeof text, "%u.%u.%u", n >> 16, n >> 8 & 0xff, n & 0xff);
+    return text;
+}
+
 /* Closes one direction of each connection of this process. */
 static void close_halves(int direction)
 {
@@ -83,6 +103,8 @@ static void close_halves(int direction)
 static void report(struct rank *r, const char *call, colo_status_t st, double begin)
 {
     char words[1000];
+    if (r->me == CULPRIT)
+        release_memory();
     snprintf(words, sizeof words, "%s", st < 0 ? colo_last_error() : "");
     for (char *c = words; *c; c++)
         if (*c == '"' || *c == '\\' || *c < ' ')
@@ -149,6 +171,8 @@ static bool strike(struct rank *r, const colo_comm_t *c, const char *now)
         close_halves(is(r, "mute") ? SHUT_WR : SHUT_RD);
     if (is(r, "starved"))
         sends_fail = true;
+    if (is(r, "memory"))
+        exhaust_memory();
     return is(r, "leaves");
 }
 
@@ -184,6 +208,22 @@ static void *abort_soon(void *c)
     usleep(100 * 1000);
     report_fault();
     colo_comm_abort(c, "the drill says so");
+    return NULL;
+}
+
+struct intruder {
+    struct rank *rank;
+    colo_comm_t *comm;
+};
+
+/* A second thread calls while the first waits for the other ranks. */
+static void *intrude(void *arg)
+{
+    struct intruder *i = arg;
+    usleep(DEADLINE_MS * 1000 / 5);
+    report_fault();
+    const double begin = colo_now();
+    report(i->rank, "barrier", colo_comm_barrier(i->comm, NULL), begin);
     return NULL;
 }
 
@@ -253,6 +293,7 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
     pthread_t thread;
     bool threaded = false;
     colo_status_t st = COLO_OK;
+    struct intruder intruder = {r, world};
     for (int i = 0; i < SAMPLES * ROWS * WIDTH; i++)
         x[i] = y[i] = is(r, "nan") && i == 1 ? NAN : 1;
     STEP(r, "set_timeout", colo_comm_set_timeout(world, is(r, "deadline-0") ? 0 : DEADLINE_MS));
@@ -276,6 +317,13 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
     if (strike(r, world, "split"))
         goto done;
     STEP(r, "split", colo_comm_split(world, &to, is(r, "dims") ? "dp" : "cp", &pair));
+    const bool segments = strcmp(fault, "segments") == 0, chunks = strcmp(fault, "chunks") == 0;
+    if (is(r, "segments") || is(r, "chunks"))
+        report_fault();
+    if (segments)
+        STEP(r, "batch", carry_batch(world, &src, &dst, WIDTH, is(r, "segments")));
+    if (chunks)
+        STEP(r, "loss", loss_in_chunks(world, is(r, "chunks")));
     if (strike(r, world, "create"))
         goto done;
     colo_bridge_config_t k = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
@@ -303,6 +351,12 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
         if (i == 1 && is(r, "aborted")) {
             pthread_create(&thread, NULL, abort_soon, world);
             threaded = true;
+            usleep(DEADLINE_MS * 1000 / 2);
+        }
+        if (i == 1 && is(r, "two-threads")) {
+            pthread_create(&thread, NULL, intrude, &intruder);
+            threaded = true;
+        } else if (i == 1 && strcmp(fault, "two-threads") == 0) {
             usleep(DEADLINE_MS * 1000 / 2);
         }
         if (i == 1 && is(r, "order")) {
@@ -361,7 +415,7 @@ static bool open_rank(struct rank *r, int32_t me)
     return r->out != NULL;
 }
 
-/* ---- threads and MPI ---- */
+/* ---- threads ---- */
 
 static colo_status_t one_rank(colo_comm_t *world, void *arg)
 {
@@ -376,6 +430,24 @@ static colo_status_t one_rank(colo_comm_t *world, void *arg)
         st = work(&r, world);
     fclose(r.out);
     return again || st == COLO_OK ? st : COLO_OK; /* each rank ends by itself */
+}
+
+static void run_threads(void)
+{
+    const bool memory = strcmp(fault, "memory") == 0 && strcmp(step, "run") == 0;
+    struct rank all[RANKS];
+    for (int32_t me = 0; memory && me < RANKS; me++)
+        if (!open_rank(&all[me], me))
+            exit(1);
+    if (memory)
+        limit_address_space(0);
+    const double begin = colo_now();
+    const colo_status_t st = colo_comm_threads_run(RANKS, one_rank, &(bool){false});
+    for (int32_t me = 0; memory && me < RANKS; me++) { /* no rank ran: its caller has the error */
+        report(&all[me], "run", st, begin);
+        fclose(all[me].out);
+    }
+    (void)colo_comm_threads_run(RANKS, one_rank, &(bool){true});
 }
 
 /* ---- processes ---- */
@@ -415,40 +487,43 @@ static bool culprit_dies(void)
     return strncmp(fault, "killed", 6) == 0 || strcmp(fault, "exits") == 0;
 }
 
-/* Bytes of it that this process has taken, and the tables that it brings to the others. */
-static rlim_t address_space(void)
+/* @page NULL: MPI */
+static colo_status_t make_world(struct page *page, int32_t which, int32_t me, int32_t size,
+                                colo_comm_t **world)
 {
-    long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f || fscanf(f, "%ld", &pages) != 1)
-        exit(1);
-    fclose(f);
-    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (256 << 10);
+    struct caller caller = {page, which, me, size, 0};
+    const colo_bootstrap_t b = {me, size, gather, &caller};
+    const t_mpi_t *mpi = page ? NULL : dlsym(RTLD_DEFAULT, T_MPI_SYMBOL);
+    size_t bytes = 0;
+    const void *handle = mpi ? mpi->handle((int)size, &bytes) : NULL;
+    return page ? colo_comm_create_bootstrap(&b, world)
+                : colo_comm_create_backend("mpi", handle, bytes, world);
 }
 
 static int process(struct page *page, int32_t me)
 {
     struct rank r;
     struct rlimit limit;
-    struct caller first = {page, 0, me, RANKS, 0};
-    colo_bootstrap_t b = {me, RANKS, gather, &first};
     colo_comm_t *world = NULL, *fresh = NULL;
     if (!open_rank(&r, me))
         return 1;
-    setenv("COLO_NODE", me < RANKS / 2 ? "0" : "1", 1); /* the transport matters with UCX */
-    if (is(&r, "environment")) {
+    if (page) /* the transport matters with UCX */
+        setenv("COLO_NODE", me < RANKS / 2 ? "0" : "1", 1);
+    const bool descriptors = is(&r, "descriptors");
+    if (r.me == CULPRIT && strcmp(step, "world") == 0)
         report_fault();
+    if (is(&r, "environment"))
         setenv("COLO_CHECK", "3", 1);
+    if (is(&r, "version"))
+        next_version = 1;
+    if (descriptors) {
+        getrlimit(RLIMIT_NOFILE, &limit);
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){6, limit.rlim_max});
     }
-    const bool descriptors = is(&r, "descriptors"), exhausted = descriptors || is(&r, "memory");
-    const int what = descriptors ? RLIMIT_NOFILE : RLIMIT_AS;
-    if (exhausted) {
-        getrlimit(what, &limit);
-        report_fault();
-        setrlimit(what, &(struct rlimit){descriptors ? 6 : address_space(), limit.rlim_max});
-    }
+    if (is(&r, "memory") && strcmp(step, "world") == 0)
+        limit_address_space(256 << 10); /* and the tables that it brings to the others */
     const double begin = colo_now();
-    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
+    colo_status_t st = make_world(page, 0, me, RANKS, &world);
     if (st < 0)
         report(&r, "world", st, begin);
     else
@@ -456,14 +531,13 @@ static int process(struct page *page, int32_t me)
     const double end = colo_now();
     colo_comm_destroy(&world);
     report(&r, "destroy", COLO_OK, end);
-    if (exhausted)
-        setrlimit(what, &limit);
+    if (descriptors)
+        setrlimit(RLIMIT_NOFILE, &limit);
     unsetenv("COLO_CHECK");
+    next_version = 0;
     const int32_t live = RANKS - culprit_dies(), rank = me - (culprit_dies() && me > CULPRIT);
-    struct caller second = {page, 1, rank, live, 0};
-    colo_bootstrap_t again = {rank, live, gather, &second};
     const double fresh_begin = colo_now();
-    st = colo_comm_create_bootstrap(&again, &fresh);
+    st = make_world(page, 1, rank, live, &fresh);
     if (st < 0)
         report(&r, "fresh", st, fresh_begin);
     else
@@ -503,9 +577,8 @@ int main(int argc, char **argv)
         run_processes();
         return 0;
     }
-    for (int again = 0; again < 2; again++) {
-        bool arg = again;
-        (void)t_run_ranks(RANKS, one_rank, &arg, 0);
-    }
+    if (!t_ranks_are_threads()) /* the harness has started MPI */
+        return process(NULL, ((const t_mpi_t *)dlsym(RTLD_DEFAULT, T_MPI_SYMBOL))->rank);
+    run_threads();
     return 0;
 }

@@ -17,9 +17,11 @@ DEADLINE = 0.5  # as in drill.c
 MISMATCH = "COLO_ERR_MISMATCH"
 TIMEOUT = "COLO_ERR_TIMEOUT"
 PEER = "COLO_ERR_PEER"
+NOMEM = "COLO_ERR_NOMEM"
 OK = "COLO_OK"
 ALL = ("threads", "sockets", "ucx", "mpi")
 SOCKETS = ("sockets",)
+PROCESSES = ("sockets", "ucx", "mpi")
 OWN = ("sockets", "ucx")  # where a process can die without the launcher ending the job
 
 # fault@step: (what happens to rank 2, statuses of the other ranks, of rank 2 if it lives, transports)
@@ -46,8 +48,13 @@ ROWS = {
     "stopped-briefly@forward": ("is stopped (SIGSTOP) for less than the deadline", {OK}, {OK}, OWN),
     "stopped@forward": ("is stopped (SIGSTOP) for longer than the deadline", {TIMEOUT}, {TIMEOUT}, OWN),
     "descriptors@world": ("has no descriptors left", {PEER}, {"COLO_ERR_IO"}, OWN),
-    "memory@world": ("has no address space left", {PEER}, {"COLO_ERR_NOMEM"}, SOCKETS),
-    "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, OWN),
+    # Of threads the whole process has none; tests/faults/test_no_memory.c takes it from one.
+    "memory@run": ("has no address space left, and the others are threads of its process", {NOMEM}, {NOMEM}, ("threads",)),
+    "memory@world": ("has no address space left", {PEER}, {NOMEM}, SOCKETS),
+    "memory@split": ("has no memory left before split", {PEER}, {NOMEM}, PROCESSES),
+    "memory@create": ("has no memory left before it creates the bridge", {PEER}, {NOMEM}, PROCESSES),
+    "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, PROCESSES),
+    "version@world": ("runs another version of the library", {MISMATCH}, {MISMATCH}, PROCESSES),
     "forks": ("forks, and the child uses the communicator", {OK}, {OK}, OWN),
     "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, ALL),
     "shape@create": ("creates the bridge with another shape", {MISMATCH}, {MISMATCH}, ALL),
@@ -56,6 +63,8 @@ ROWS = {
     "gradient@create": ("creates it with another kind of gradient", {MISMATCH}, {MISMATCH}, ALL),
     "algorithm@create": ("creates it with another algorithm", {MISMATCH}, {MISMATCH}, ALL),
     "layout@create": ("creates it with another layout", {MISMATCH}, {MISMATCH}, ALL),
+    "segments": ("has another segment table", {MISMATCH}, {MISMATCH}, ALL),
+    "chunks": ("takes another number of tokens per chunk of the loss", {MISMATCH}, {MISMATCH}, ALL),
     "levels": ("has another check level", {MISMATCH}, {MISMATCH}, ALL),
     "order": ("calls backward where the others call forward", {MISMATCH}, {MISMATCH, "COLO_ERR_STATE"}, ALL),
     "one-more": ("runs one step more than the others", {MISMATCH, TIMEOUT}, {MISMATCH, TIMEOUT}, ALL),
@@ -66,6 +75,7 @@ ROWS = {
     "nan": ("holds a NaN", {OK}, {OK}, ALL),
     "aborted": ("is aborted by another thread while the others wait for it", {"COLO_ERR_ABORTED"},
                 {"COLO_ERR_ABORTED"}, ALL),
+    "two-threads": ("has a second thread that calls while the first waits", {OK}, {"COLO_ERR_STATE"}, ALL),
     "deadline-0": ("asks for a deadline of 0", {TIMEOUT}, {"COLO_ERR_ARG"}, ALL),
     "signals": ("gets a signal every millisecond", {OK}, {OK}, ALL),
     "monitor": ("has a thread that asks for the state every millisecond", {OK}, {OK}, ALL),
@@ -167,7 +177,7 @@ def main():
     parser.add_argument("transports", nargs="+", choices=ALL)
     parser.add_argument("--mpirun", metavar="FILE", help="tests/mpi/mpirun.py, for mpi")
     parser.add_argument("--row", action="append", help="this one only; repeat for more")
-    parser.add_argument("--without", action="append", default=[], metavar="ROW", help="not this one")
+    parser.add_argument("--without", action="append", default=[], metavar="FAULT", help="not the rows of this one")
     parser.add_argument("--page", metavar="FILE", help="write docs/faults.md with the times of this run")
     parser.add_argument("--check-page", metavar="FILE", help="fail if FILE has other rows than this drill")
     args = parser.parse_args()
@@ -175,7 +185,7 @@ def main():
     for transport in args.transports:
         results[transport] = {}
         for row, (_, _, _, transports) in ROWS.items():
-            if transport not in transports or (args.row and row not in args.row) or row in args.without:
+            if transport not in transports or (args.row and row not in args.row) or row.split("@")[0] in args.without:
                 continue
             try:
                 said, fault = run(args.drill, transport, row, args.mpirun)
