@@ -50,7 +50,7 @@ ROWS = {
     "descriptors@world": ("has no descriptors left", {PEER}, {"COLO_ERR_IO"}, OWN),
     # Of threads the whole process has none; tests/faults/test_no_memory.c takes it from one.
     "memory@run": ("has no address space left, and the others are threads of its process", {NOMEM}, {NOMEM}, ("threads",)),
-    "memory@world": ("has no address space left", {PEER}, {NOMEM}, SOCKETS),
+    "memory@world": ("has no address space left", {PEER}, {NOMEM}, ("sockets", "mpi")),
     "memory@split": ("has no memory left before split", {PEER}, {NOMEM}, PROCESSES),
     "memory@create": ("has no memory left before it creates the bridge", {PEER}, {NOMEM}, PROCESSES),
     "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, PROCESSES),

@@ -309,21 +309,14 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm,
     return COLO_OK;
 }
 
-/* Collective; a rank that does not come leaves the duplication pending, which MPI cannot undo. */
-static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
-                               colo_transport_open_t *out)
+/* Waits for @request of the MPI function @what, which returned @e. */
+static colo_status_t complete(int e, const char *what, MPI_Request *request, double begin,
+                              int64_t timeout_ms, colo_transport_open_t *out)
 {
-    MPI_Request request;
     char text[MPI_MAX_ERROR_STRING];
-    double begin = colo_now();
-    int done = 0, e;
-    MPI_Comm *there = malloc(sizeof *there); /* MPI writes it whenever it completes */
-    if (!there)
-        REFUSE(out, COLO_ERR_NOMEM, "create_mpi: no memory");
-    e = MPI_Comm_idup(comm, there, &request);
-    while (e == MPI_SUCCESS && !done) {
+    for (int done = 0; e == MPI_SUCCESS && !done;) {
         for (int k = 0; k < 8 && e == MPI_SUCCESS && !done; k++) /* it takes many steps */
-            e = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+            e = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         double waited = colo_now() - begin;
         if (done || e != MPI_SUCCESS)
             break;
@@ -337,21 +330,50 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
         else
             mpi_wait(NULL, waited < 0.1 ? 50e-6 : 1e-3);
     }
-    if (e != MPI_SUCCESS) {
-        mpi_text(e, text);
-        free(there);
-        REFUSE(out, COLO_ERR_MPI, "create_mpi: MPI_Comm_idup: %.300s", text);
-    }
-    *dup = *there;
+    if (e == MPI_SUCCESS)
+        return COLO_OK;
+    mpi_text(e, text);
+    REFUSE(out, COLO_ERR_MPI, "create_mpi: %s: %.300s", what, text);
+}
+
+/* Collective: the communicator for the transport, if no rank lacks memory (@enough false). A rank
+ * that does not come leaves the duplication pending, which MPI cannot undo. */
+static colo_status_t duplicate(MPI_Comm comm, bool enough, MPI_Comm *dup, int64_t timeout_ms,
+                               colo_transport_open_t *out)
+{
+    MPI_Request request;
+    const double begin = colo_now();
+    struct {
+        MPI_Comm comm;
+        int mine[2], least[2];        /* enough, rank */
+    } *there = malloc(sizeof *there); /* MPI writes it whenever it completes */
+    if (!there)
+        REFUSE(out, COLO_ERR_NOMEM, "create_mpi: no memory");
+    COLO_TRY(complete(MPI_Comm_idup(comm, &there->comm, &request), "MPI_Comm_idup", &request, begin,
+                      timeout_ms, out));
+    MPI_Comm_set_errhandler(there->comm, MPI_ERRORS_RETURN);
+    there->mine[0] = enough;
+    there->mine[1] = out->rank;
+    COLO_TRY(complete(
+        MPI_Iallreduce(there->mine, there->least, 1, MPI_2INT, MPI_MINLOC, there->comm, &request),
+        "MPI_Iallreduce", &request, begin, timeout_ms, out));
+    const int culprit = there->least[0] ? -1 : there->least[1];
+    if (culprit < 0)
+        *dup = there->comm;
+    else
+        MPI_Comm_free(&there->comm);
     free(there);
-    MPI_Comm_set_errhandler(*dup, MPI_ERRORS_RETURN);
+    if (culprit >= 0)
+        REFUSE(out, enough ? COLO_ERR_PEER : COLO_ERR_NOMEM,
+               "create_mpi: world rank %d has no memory for %d ranks",
+               enough ? culprit : (int)out->rank, (int)out->size);
     return COLO_OK;
 }
 
 static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_ms,
                               colo_transport_open_t *out)
 {
-    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Comm comm = MPI_COMM_NULL, dup;
     int rank = 0, size = 0, level = MPI_THREAD_SINGLE;
     colo_status_t st = vet(handle, bytes, &comm, out);
     if (st != COLO_OK)
@@ -384,19 +406,17 @@ static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_
             }
         }
     }
-    if (!enough) {
-        if (w)
-            mpi_close(w, false);
-        REFUSE(out, COLO_ERR_NOMEM, "create_mpi: no memory for %d ranks", size);
-    }
-    st = duplicate(comm, &w->comm, timeout_ms, out);
+    st = duplicate(comm, enough, &dup, timeout_ms, out);
+    if (st == COLO_OK)
+        w->comm = dup;
     for (int i = 0; i < RING && st == COLO_OK; i++)
         if (!post(w, &w->in[i])) {
             snprintf(out->why, sizeof out->why, "create_mpi: %s", w->why);
             st = COLO_ERR_MPI;
         }
     if (st < 0) {
-        mpi_close(w, false);
+        if (w)
+            mpi_close(w, false);
         return st;
     }
     out->transport = w;
