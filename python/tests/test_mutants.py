@@ -455,6 +455,9 @@ MUTANTS = {
     'a call carries the tensors of the one before': (
         'torch/ragged.py', 'raw.data = address = t.data_ptr()', 'raw.data = address = raw.data or t.data_ptr()',
         'test_torch_ragged.py', 'test_calls_like_the_one_before'),
+    'a capture sets tables': (
+        'torch/ragged.py', 'carried and key not in self._batches) and self._capturing()', 'False) and False',
+        'test_torch_ragged.py', 'test_a_capture_has_tables'),
     'a batch that a rank cannot make is told to no rank': (
         'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
         'test_bad_input_of_one_rank'),

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge.torch import arena  # noqa: E402
 from ragged_case import TEXT, Case, carried  # noqa: E402
 from world import World, meet  # noqa: E402
 
@@ -149,6 +150,34 @@ def repeated(rank):
 
 def test_calls_like_the_one_before_carry_their_own_tensors(pair):
     pair.run(repeated)
+
+
+def captures(rank):
+    """What a capture refuses, without a GPU: tables that no call has brought, and those of too long ago."""
+    was, now = arena.capturing, []
+    arena.capturing = lambda device: lambda: bool(now)
+    try:
+        carry, x = sharded(), column(MINE[rank])
+        tables = [worked(seq_len=[12, 8] + [0] * k, seq_dp=[0] * (2 + k)) for k in range(9)]
+        for bad, before in ((0, []), (1, [0]), (0, range(9))):
+            for k in before:
+                carry(x, tables[k])
+            now.append(1)
+            for k in list(before)[-8:]:
+                assert carry(x, tables[k]).flatten().tolist() == [[1, 21], [2, 3, 22, 23, 24, 25]][rank]
+            with pytest.raises(RuntimeError, match=r'a capture has new tables: found Segments\(3 segments of 8 rows'):
+                carry(x, tables[bad])
+            now.clear()
+        carry.rows(tables[0])  # plans them, but brings them to no call
+        now.append(1)
+        with pytest.raises(RuntimeError, match='run one step with them before'):
+            carry(x, tables[0])
+    finally:
+        arena.capturing = was
+
+
+def test_a_capture_has_tables_of_an_earlier_call(pair):
+    pair.run(captures)
 
 
 def asked_alone(rank):

@@ -41,6 +41,12 @@ def _padded(count: int, elem: int) -> int:
     return -(-count * elem // _ROUND) * _ROUND
 
 
+def capturing(device: Any) -> Callable[[], bool]:
+    """Is the current stream being captured, for tensors on @device?"""
+    import torch
+    return torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
+
+
 def possible(comm: Comm, device: Any) -> bool:
     """May ranks of @comm reach tensors on @device?"""
     return device.type == 'cuda' and comm.size > 1
@@ -175,14 +181,13 @@ class Region(_Ordered):
 
     def __init__(self, memory: Memory, device: Any, dtype: int, counts: tuple[int, int],
                  reached: tuple[bool, bool], sums: bool, buffers: int):
-        import torch
         self.memory, self.device, self.dtype = memory, device, dtype
         self.counts, self.reached, self.sums = counts, reached, sums
         self.side = 1, 1 if sums else 0  # of the tensor that is reached
         self.begin, self.end = memory.data, memory.data + memory.nbytes
         self.captured = False  # by a graph, which may be replayed at any time
         self.pool: Pool | None = None
-        self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
+        self._capturing = capturing(device)
         sizes = [_padded(n, s.DTYPE_SIZE[dtype]) for n in counts]
         size = max((sizes[self.side[direction]] for direction in (0, 1) if reached[direction]), default=0)
         self.free: list[Any] = [collections.deque(), collections.deque()]  # offsets of blocks
@@ -279,9 +284,8 @@ class Workspace(_Ordered):
         self._pool: Pool | None = None
         self._pools, self._outputs = pools, 0  # bytes of the pool, on ranks that have none, too
         self._kept: list[Memory] = []  # that a graph has
-        cuda = device.type == 'cuda'
-        self._capturing = torch.cuda.is_current_stream_capturing if cuda else bool
-        self._wait = torch.cuda.synchronize if cuda else lambda device: None
+        self._capturing = capturing(device)
+        self._wait = torch.cuda.synchronize if device.type == 'cuda' else lambda device: None
         self._captured, self._stale, self.copied = False, False, 0
 
     def forget(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
-from ..errors import ArgumentError
+from ..errors import STATUS, ArgumentError, FailedError
 from ..layout import Layout, parts_of
 from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
@@ -67,6 +67,7 @@ class Ragged:
         self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
         self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
         self.last: _Call | None = None
+        self._capturing = arenas.capturing(device)
         self.workspace: Any = None  # which peers reach
         if owner.transport != 'nccl' and arenas.possible(comm, device):
             self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer', owner.buffers is None)
@@ -91,6 +92,10 @@ class Ragged:
         asks alone, not carried, changes nothing of which batches are kept."""
         key = merged, segments
         made = self._batches.get(key) or self._asked.get(key)
+        if (made is None or carried and key not in self._batches) and self._capturing():
+            raise FailedError("bridge: a capture has new tables: found %r, expected those of an earlier call, of which "
+                              "the last %d are kept; run one step with them before" % (segments, _KEPT),
+                              STATUS['ERR_STATE'])
         if made is None:
             if merged not in self._bridges:
                 if self.workspace is not None and not self.workspace.reserve(1):

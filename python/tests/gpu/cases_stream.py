@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams, graphs, memory and waiting; and a whole training step."""
+import itertools
 import sys
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import torch
 import torch.distributed as dist
 
 import colobridge.torch as ct
-from colobridge import Partition, Segments
+from colobridge import Layout, Partition, Segments
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from ragged_case import PAIRS, TEXT, Case  # noqa: E402
 from common import H, V, Skip, coded, cut, layouts, leaf, linear_case, logits_case, me, samples_of, size, \
     transports
 
@@ -124,6 +127,71 @@ def case_a_graph_of_a_bridge_is_replayed_a_thousand_times():
         assert int(wrong) == 0, (src, dst)
         dist.barrier()
         del graph, out, y
+        carry.destroy()
+
+
+def case_a_graph_of_a_ragged_bridge_follows_its_inputs():
+    if size() not in PAIRS:
+        raise Skip('cases are for 1, 2 or 4 GPUs')
+    for seed, (options, _), merged in itertools.product(range(6), transports()[:2], (False, True)):
+        case = Case(seed, size())
+        dst = Layout.dst(case.dst)
+        if case.sp:
+            dst.split('rows', 'tp')
+        carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad,
+                          **options)
+        tables, mine = case.tables(), case.source(me())
+        segments, x = Segments(**tables), leaf(case.values(4)[mine].cuda())
+        text = leaf(torch.full((case.axis(me()), 4), TEXT, dtype=torch.float64, device='cuda'))
+        d_y = case.d_y(me(), case.y(me(), case.values(4), text.detach().cpu() if merged else None), merged)
+        up, inputs = d_y.cuda(), [x, text] if merged else [x]
+
+        def step(segments):
+            y = carry(x, segments, into=text * 1 if merged else None)
+            return [y.detach(), *torch.autograd.grad(y, inputs, up)]
+
+        def others(k):
+            """Tables of the same rows; k more sequences have no positions."""
+            return Segments(**dict(tables, seq_len=tables['seq_len'] + [0] * k, seq_dp=tables['seq_dp'] + [0] * k))
+
+        def replays(rep):
+            G, before = case.values(4, rep), text.detach().cpu() * rep
+            with torch.no_grad():
+                x.copy_(G[mine]), up.copy_(d_y * rep), text.copy_(before)
+            graph.replay()
+            torch.cuda.synchronize()
+            before = before.requires_grad_()
+            y = case.y(me(), G, before if merged else None)
+            want = [y.detach(), case.d_G(merged, 4, rep)[mine]]
+            if merged:  # of the text: that of index_copy
+                want += torch.autograd.grad(y, before, d_y * rep)
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(out, want)), (seed, options, merged, rep, out, want)
+            return [o.clone() for o in out]
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step(segments)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step(segments)
+        for rep in (1, 2):
+            got = replays(rep)
+            assert all(map(torch.equal, got, step(segments)))
+        for k in range(1, 10):  # more tables than are kept
+            assert all(map(torch.equal, got, step(others(k))))
+        replays(3)
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                step(segments)
+            raise AssertionError('a capture had tables that are not kept')
+        except RuntimeError as why:
+            assert 'a capture has new tables: found Segments(' in str(why), why
+        replays(4)
+        assert all(map(torch.equal, replays(5), step(segments)))
+        dist.barrier()
+        del graph, out
         carry.destroy()
 
 
