@@ -22,7 +22,8 @@ typedef int (*range_fn)(unsigned long long *base, size_t *size, unsigned long lo
 /* The allocation that @p lies in, from the driver: the runtime does not say. */
 static colo_status_t range_of(void *p, char **base, size_t *size)
 {
-    static range_fn range;
+    static range_fn _Atomic known; /* threads of ranks look it up at a time */
+    range_fn range = atomic_load(&known);
     void *fn = NULL;
     enum cudaDriverEntryPointQueryResult found;
     if (!range) {
@@ -37,6 +38,7 @@ static colo_status_t range_of(void *p, char **base, size_t *size)
             return colo_cuda_error("peer memory: cuMemGetAddressRange",
                                    e != cudaSuccess ? e : cudaErrorSymbolNotFound);
         memcpy(&range, &fn, sizeof range);
+        atomic_store(&known, range);
     }
     unsigned long long begin = 0;
     int r = range(&begin, size, (unsigned long long)(uintptr_t)p);
