@@ -3,9 +3,8 @@
  * fake.h - a stand-in for the CUDA runtime and NCCL on processors: what tests tell it and ask it.
  *
  * Device memory is host memory, a stream is a queue with a thread that runs it, a kernel is a C
- * function that such a thread calls (kernels.c). An ncclComm_t joins ranks that are threads of one
- * process. There are 8 devices, FAKE_DEVICES overrides that. Devices do not reach each other's
- * memory.
+ * function that such a thread calls (kernels.c, peer.c). An ncclComm_t joins ranks that are threads of one
+ * process. There are 8 devices, FAKE_DEVICES overrides that, and all reach each other's memory.
  *
  * A call counts for the device that is current in its thread, or for the device of its ncclComm_t.
  * cudaThreadExchangeStreamCaptureMode(), what names errors, and ncclCommGetAsyncError(), which a

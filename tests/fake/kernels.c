@@ -3,14 +3,13 @@
  * kernels.c - the kernels' launchers on the fake's streams: what the tables of host memory do, when
  * the stream's turn comes. See fake.h.
  *
- * Left out, and never launched here: the lm_head's rows, whose products need cuBLASLt, and kernels
- * that wait for peers, because no device reaches another one's memory.
+ * Left out, and never launched here: the lm_head's rows, whose products need cuBLASLt. Kernels that
+ * wait for peers are in peer.c.
  */
 #include "fake.h"
 
 #include "combine.h"
 #include "losses-launch.h"
-#include "p2p.h"
 #include "progress.h"
 
 #include "comm/reduce.h"
@@ -286,13 +285,6 @@ cudaError_t colo_k_progress_load(void)
         return cudaErrorNotSupported; \
     }
 
-NONE(colo_k_p2p, colo_k_p2p_t *d, cudaStream_t stream)
-NONE(colo_k_p2p_load, int32_t *blocks)
-NONE(colo_k_p2p_try, const uint64_t *page, uint64_t *back, int32_t ranks, int32_t me,
-     cudaStream_t stream)
-NONE(colo_k_gather_begin, const colo_k_p2p_t *d, cudaStream_t stream)
-NONE(colo_k_gather_end, const colo_k_p2p_t *d, cudaStream_t stream)
-NONE(colo_k_gather_load, void)
 NONE(colo_k_rows_compact, const struct colo_linear_rows *p, cudaStream_t stream)
 NONE(colo_k_rows_upstream, const struct colo_linear_upstream_rows *u, cudaStream_t stream)
 NONE(colo_k_rows_factor, float *to, const float *from, double factor, const float *by,

@@ -16,6 +16,7 @@ struct block {
 };
 
 static const size_t TOTAL = (size_t)1 << 34; /* of a device */
+static const size_t FILLED = 1 << 20;        /* of an allocation, with what means nothing */
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct block *blocks;
@@ -47,7 +48,7 @@ static cudaError_t take(void **p, size_t bytes, bool pinned)
         free(b);
         return fake_error(cudaErrorMemoryAllocation);
     }
-    memset(base, 0xa5, bytes);
+    memset(base, 0xa5, bytes < FILLED ? bytes : FILLED);
     *b = (struct block){.base = base, .bytes = bytes, .device = fake_device(), .pinned = pinned};
     pthread_rwlock_wrlock(&lock);
     b->next = blocks;

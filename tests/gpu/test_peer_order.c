@@ -376,6 +376,7 @@ static colo_status_t unregistered(t_gpu_rank_t *r, void *arg)
     rank_check(st == (r->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(strstr(colo_last_error(), "is not registered over comm"));
     rank_try(colo_comm_check(r->gpus));
+    rank_try(colo_comm_barrier(r->host, NULL)); /* what follows fails the comm */
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
     rank_try(colo_comm_set_check(r->gpus, 1));
     st = colo_bridge_forward(bridge, &x.t, &away, r->stream);
