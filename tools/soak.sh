@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # soak.sh - runs random bridges and ragged batches for long, on eight threads, eight processes over
 # sockets, and eight MPI ranks: random layouts, tables and sizes, aborts, worlds made anew. Each value is
-# compared with the integer oracle; descriptors, threads and heap may not grow.
+# compared with the integer oracle; descriptors, threads, heap and memory of GPUs may not grow.
 #
 #   tools/soak.sh                    10 minutes each
-#   tools/soak.sh --minutes 1        1 minute each
-#   tools/soak.sh --ranks sockets    one kind: threads, sockets or mpi; repeat for more
+#   tools/soak.sh --gpu              on GPUs, 100 seconds each: threads and processes with a GPU each, over NCCL
+#                                    and peer memory; eight threads over peer memory on the GPUs that there are
+#   tools/soak.sh --minutes 1        1 minute each; --seconds 60: so, too
+#   tools/soak.sh --ranks sockets    one kind: threads, sockets, mpi, gpu, gpu-sockets or gpu-peers; repeat for more
 #   tools/soak.sh --seed 1234        the same worlds again; the default is the time
 #   tools/soak.sh --seed 1234 --worlds 1    repeats one world, as a failure says
 #
@@ -15,43 +17,64 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-seconds=600 kinds=() seed=$(date +%s) worlds=0
+seconds='' kinds=() default=(threads sockets mpi) seed=$(date +%s) worlds=0
 while [ $# -gt 0 ]; do
     case $1 in
     --help)
-        sed -n '3,13s/^# \{0,1\}//p' "$root/tools/soak.sh"
+        sed -n '3,15s/^# \{0,1\}//p' "$root/tools/soak.sh"
         exit 0
         ;;
-    --minutes | --ranks | --seed | --worlds) [ $# -ge 2 ] || die "$1 wants a value" ;;
+    --gpu)
+        default=(gpu gpu-sockets gpu-peers) seconds=${seconds:-100}
+        shift
+        continue
+        ;;
+    --minutes | --seconds | --ranks | --seed | --worlds) [ $# -ge 2 ] || die "$1 wants a value" ;;
     *) die "unknown option \"$1\"; --help lists them" ;;
     esac
     case $1 in
     --minutes) seconds=$(($2 * 60)) ;;
+    --seconds) seconds=$2 ;;
     --ranks) kinds+=("$2") ;;
     --seed) seed=$2 ;;
     --worlds) worlds=$2 ;;
     esac
     shift 2
 done
-[ ${#kinds[@]} != 0 ] || kinds=(threads sockets mpi)
+[ ${#kinds[@]} != 0 ] || kinds=("${default[@]}")
+seconds=${seconds:-600}
 
 install_missing test
-configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled
-targets=(tests/soak/soak)
-! has mpirun || targets+=(src/libcolobridge-mpi.so tests/harness/libt-mpi.so)
-build build "${targets[@]}"
+if [[ " ${kinds[*]} " = *" gpu"* ]]; then
+    configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled -Dexamples=auto
+    build build-gpu tests/gpu/soak.run
+fi
+if [[ " ${kinds[*]} " =~ " "(threads|sockets|mpi)" " ]]; then
+    configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled
+    targets=(tests/soak/soak)
+    ! has mpirun || targets+=(src/libcolobridge-mpi.so tests/harness/libt-mpi.so)
+    build build "${targets[@]}"
+fi
 
 # malloc()'s caches per thread would count as memory in use.
 export GLIBC_TUNABLES=glibc.malloc.tcache_count=0
 table=() failed=no
 for kind in "${kinds[@]}"; do
-    command=(build/tests/soak/soak "$seconds" "$seed" "$worlds") rc=0
-    [ "$kind" != mpi ] || command=(python3 -B tests/mpi/mpirun.py 8 "${command[@]}")
-    say "8 ranks as $kind for $seconds s, seed $seed"
-    T_RANKS=$kind timeout $((seconds + 120)) "${command[@]}" </dev/null | tee build/soak.log || rc=$?
+    of=build ranks=$kind command=(tests/soak/soak "$seconds" "$seed" "$worlds") rc=0
+    case $kind in
+    mpi) command=(python3 -B "$root/tests/mpi/mpirun.py" 8 "${command[@]}") ;;
+    gpu*)
+        of=build-gpu ranks=threads command=(env CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+            NCCL_NVLS_ENABLE=0 "COLO_BACKEND_DIR=$root/build-gpu/tests/gpu/backends" "${command[@]/soak\//gpu/}")
+        [ "$kind" != gpu-sockets ] || ranks=sockets
+        [ "$kind" != gpu-peers ] || command=(env SOAK_PEERS=1 "${command[@]}")
+        ;;
+    esac
+    say "ranks as $kind for $seconds s, seed $seed"
+    (cd $of && T_RANKS=$ranks timeout $((seconds + 120)) "${command[@]}" </dev/null) | tee $of/soak.log || rc=$?
     [ $rc = 0 ] || [ $rc = 77 ] || failed=yes
-    [ $rc != 124 ] || echo "a hang: ended 2 minutes after its time" | tee -a build/soak.log
-    table+=("$(printf '%-8s %6d s  seed %-12s %s' "$kind" "$seconds" "$seed" "$(tail -n 1 build/soak.log)")")
+    [ $rc != 124 ] || echo "a hang: ended 2 minutes after its time" | tee -a $of/soak.log
+    table+=("$(printf '%-11s %6d s  seed %-12s %s' "$kind" "$seconds" "$seed" "$(tail -n 1 $of/soak.log)")")
 done
 printf '%s\n' "${table[@]}"
 [ "$failed" = no ]

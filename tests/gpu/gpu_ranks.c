@@ -71,9 +71,8 @@ struct job {
     void *arg;
     bool bare, peers;
 };
-static struct job job; /* not in the memory that ranks bring together */
 
-static colo_status_t connect_peers(t_gpu_rank_t *r)
+static colo_status_t connect_peers(t_gpu_rank_t *r, bool bare)
 {
     const colo_comm_ops_t *ops = NULL;
     colo_comm_t *control = NULL;
@@ -82,7 +81,7 @@ static colo_status_t connect_peers(t_gpu_rank_t *r)
     rank_try(ops->create(control, NULL, -1, &r->gpus));
     if (!getenv("COLO_TIMEOUT_MS"))
         colo_comm_set_timeout(r->gpus, 20000);
-    if (!job.bare)
+    if (!bare)
         rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
     r->arena = colo_memory_data(r->memory);
     return COLO_OK;
@@ -90,7 +89,11 @@ static colo_status_t connect_peers(t_gpu_rank_t *r)
 
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
-    t_gpu_rank_t r = {.host = world, .rank = colo_comm_rank(world), .size = colo_comm_size(world)};
+    const struct job *job = arg;
+    t_gpu_rank_t r = {.host = world,
+                      .rank = colo_comm_rank(world),
+                      .size = colo_comm_size(world),
+                      .peers = job->peers};
     int devices = 0;
     if (getenv("T_ONE_GPU")) { /* before CUDA is asked */
         char own[16];
@@ -101,11 +104,11 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     r.device = r.rank % devices;
     rank_cuda(cudaSetDevice(r.device));
     rank_cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-    colo_status_t st = job.peers  ? connect_peers(&r)
-                       : job.bare ? COLO_OK
-                                  : colo_comm_create_nccl(world, -1, &r.gpus);
+    colo_status_t st = job->peers  ? connect_peers(&r, job->bare)
+                       : job->bare ? COLO_OK
+                                   : colo_comm_create_nccl(world, -1, &r.gpus);
     if (st == COLO_OK)
-        st = job.fn(&r, job.arg);
+        st = job->fn(&r, job->arg);
     /* No rank frees what another one may still reach. The world may have failed: that is what some
      * tests are about. */
     if (st == COLO_OK)
@@ -121,24 +124,40 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg)
 {
-    job = (struct job){fn, arg, bare, false};
-    return t_run_ranks(n, on_rank, NULL, 0);
+    struct job job = {fn, arg, bare, false};
+    return t_run_ranks(n, on_rank, &job, 0);
+}
+
+colo_status_t t_gpu_on(colo_comm_t *world, bool peers, t_gpu_fn fn, void *arg)
+{
+    return on_rank(world, &(struct job){fn, arg, false, peers});
 }
 
 colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t bytes)
 {
-    job = (struct job){fn, arg, bare, true};
+    struct job job = {fn, arg, bare, true};
     if (bytes)
         t_share(arg, bytes);
-    colo_status_t st = t_run_ranks(n, on_rank, NULL, 0);
+    colo_status_t st = t_run_ranks(n, on_rank, &job, 0);
     if (bytes)
         t_unshare(arg);
     return st;
 }
 
+/* Comms without NCCL have no thread that ends the waits of a kernel after an abort. */
+static colo_status_t wait_stream(const t_gpu_rank_t *r)
+{
+    while (r->peers && cudaStreamQuery(r->stream) == cudaErrorNotReady) {
+        (void)colo_comm_check(r->gpus);
+        usleep(50);
+    }
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    return COLO_OK;
+}
+
 colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
 {
-    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(wait_stream(r));
     return colo_comm_barrier(r->host, NULL);
 }
 
@@ -181,7 +200,7 @@ colo_status_t t_upload(t_gpu_rank_t *r, t_placed_t *p)
 
 colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p)
 {
-    rank_cuda(cudaStreamSynchronize(r->stream)); /* not inside a copy, which holds locks */
+    rank_try(wait_stream(r)); /* not inside a copy, which holds locks */
     rank_cuda(
         cudaMemcpyAsync(p->host.raw, p->data, p->host.bytes, cudaMemcpyDeviceToHost, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
@@ -241,7 +260,7 @@ colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c)
     colo_status_t st;
     const size_t used = r->used;
     COLO_TRY_GOTO(st, t_gpu_bridge(r, c, &bridge), done);
-    if (r->arena && colo_bridge_workspace_size(bridge) != 0) {
+    if (r->peers && colo_bridge_workspace_size(bridge) != 0) {
         st = colo_fail(COLO_ERR_STATE, "%zu bytes of workspace, expected none",
                        colo_bridge_workspace_size(bridge));
         goto done;

@@ -24,6 +24,7 @@ typedef struct t_gpu_rank {
     colo_comm_t *host, *gpus; /* the same ranks */
     int32_t rank, size, device;
     cudaStream_t stream;
+    bool peers; /* a comm without NCCL */
     /* Over peers: nothing is allocated while kernels wait for each other on one GPU, so tensors lie
      * in memory that is registered once. NULL: each is allocated. */
     colo_memory_t *memory;
@@ -51,6 +52,9 @@ colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg);
  * registers the memory. @bytes of @arg are shared. */
 #define T_ARENA ((size_t)48 << 20)
 colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t bytes);
+
+/* The same on one rank, in a world that there is. */
+colo_status_t t_gpu_on(colo_comm_t *world, bool peers, t_gpu_fn fn, void *arg);
 
 /* Its stream is empty, and so is every other rank's: now memory may be freed, which waits for the
  * device with the context locked. Where ranks share one, a rank would not get to launch what others

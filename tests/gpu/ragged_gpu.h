@@ -303,30 +303,35 @@ static inline t_ragged_where_t t_where(t_gpu_rank_t *r)
                               .quiet = t_quiet};
 }
 
+static inline colo_status_t t_ragged_batch(t_gpu_rank_t *r, uint64_t seed)
+{
+    const t_ragged_where_t w = t_where(r);
+    t_ragged_t t;
+    t_ragged_random(&t, seed, r->size);
+    const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&seed, T_RAGGED_FEW),
+                                  .ranks_per_node = t_below(&seed, 4),
+                                  .max_rows = t_below(&seed, 4) ? 0
+                                              : r->size > 1     ? 1000
+                                                                : 10000,
+                                  .gap = t_below(&seed, 3),
+                                  .where = &w};
+    r->used = 0;
+    r->shift = 8 * (size_t)t_below(&seed, 3); /* in an arena: not always 16 bytes */
+    colo_status_t st = colo_comm_set_check(r->gpus, (int32_t)t_below(&seed, 3));
+    if (st == COLO_OK)
+        st = t_ragged_on(&t, &o, r->gpus);
+    if (st < 0)
+        st = colo_fail_prefix(st, "%s", t_ragged_text(&t));
+    t_ragged_free(&t);
+    return st;
+}
+
 /* @arg: how many, an int64_t */
 static inline colo_status_t t_ragged_batches(t_gpu_rank_t *r, void *arg)
 {
-    const t_ragged_where_t w = t_where(r);
     const uint64_t seed = t_seed();
-    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
-        t_ragged_t t;
-        uint64_t s = seed + (uint64_t)i;
-        t_ragged_random(&t, s, r->size);
-        const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&s, T_RAGGED_FEW),
-                                      .ranks_per_node = t_below(&s, 4),
-                                      .max_rows = t_below(&s, 4) ? 0
-                                                  : r->size > 1  ? 1000
-                                                                 : 10000,
-                                      .gap = t_below(&s, 3),
-                                      .where = &w};
-        r->used = 0;
-        r->shift = 8 * (size_t)t_below(&s, 3); /* in an arena: not always 16 bytes */
-        rank_try(colo_comm_set_check(r->gpus, (int32_t)t_below(&s, 3)));
-        const colo_status_t st = t_ragged_on(&t, &o, r->gpus);
-        if (st < 0)
-            return colo_fail_prefix(st, "%s", t_ragged_text(&t));
-        t_ragged_free(&t);
-    }
+    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++)
+        rank_try(t_ragged_batch(r, seed + (uint64_t)i));
     return COLO_OK;
 }
 

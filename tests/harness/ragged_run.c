@@ -118,7 +118,15 @@ static colo_status_t get(const t_ragged_where_t *w, block_t *b)
         return COLO_OK;
     rank_try(w->get(w->arg, b->raw, b->there, b->bytes + 1));
     w->drop(w->arg, b->there);
+    b->there = NULL;
     return COLO_OK;
+}
+
+static void block_free(const t_ragged_where_t *w, block_t *b)
+{
+    if (b->there) /* the call has failed */
+        w->drop(w->arg, b->there);
+    free(b->raw);
 }
 
 /* == on values: a sum may be a zero of either sign. */
@@ -244,8 +252,8 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
     blocks_t b = {0};
     const colo_status_t st = run_pass(batch, t, o, comm, pass, &b);
     for (int k = 0; k < T_RAGGED_TENSORS; k++) {
-        free(b.in[k].raw);
-        free(b.out[k].raw);
+        block_free(o->where, &b.in[k]);
+        block_free(o->where, &b.out[k]);
     }
     free(b.want.raw);
     return st;

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * soak.c - "soak SECONDS SEED [WORLDS]": eight ranks make a world, run random bridges and ragged
+ * soak.c - "soak SECONDS SEED [WORLDS]": ranks make a world, run random bridges and ragged
  * batches in it, sometimes abort it, destroy it and make the next one, until the time is over or
  * WORLDS were made. T_RANKS says what a rank is (harness/ranks.h). tools/soak.sh runs it.
  *
  * Each value that arrives is compared with the integer oracle. After the first WARM worlds no
- * process may have more descriptors, threads or bytes of heap than it had then. World number k
- * comes from SEED + k alone, so "soak 600 SEED+k 1" repeats it.
+ * process may have more descriptors, threads, heap or device memory than it had then. World number
+ * k comes from SEED + k alone, so "soak 600 SEED+k 1" repeats it. Where tensors are: soak.h.
  */
-#include "harness/harness.h"
-
-#include "harness/bridge_random.h"
-#include "harness/ragged_run.h"
+#include "soak/soak.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
@@ -21,7 +18,7 @@
 #include <dirent.h>
 #include <malloc.h>
 
-enum { RANKS = 8, CASES = 12, WARM = 8 };
+enum { CASES = 12, WARM = 8 };
 /* What a heap may gain by other sizes alone; a leak of 64 bytes in each world passes it in minutes.
  */
 #define HEAP_SLACK (64 << 10)
@@ -36,7 +33,7 @@ typedef struct soak {
 /* ---- what a process holds ---- */
 
 typedef struct held {
-    int64_t fds, threads, heap;
+    int64_t fds, threads, heap, device;
 } held_t;
 
 static int64_t entries(const char *folder)
@@ -54,80 +51,62 @@ static held_t held_now(void)
 {
     const struct mallinfo2 m = mallinfo2();
     return (held_t){entries("/proc/self/fd"), entries("/proc/self/task"),
-                    (int64_t)(m.uordblks + m.hblkhd)};
+                    (int64_t)(m.uordblks + m.hblkhd), soak_device_bytes()};
 }
 
-/* @s: after a world */
+static bool has_grown(const held_t *now, const held_t *first)
+{
+    return now->fds > first->fds || now->threads > first->threads ||
+           (soak_heap_is_ours && now->heap > first->heap + HEAP_SLACK) ||
+           now->device > first->device + soak_device_slack;
+}
+
+/* @s: after a world. What an abort left to threads of NCCL has a second to end. */
 static colo_status_t compare_held(const soak_t *s)
 {
     static held_t first;
-    const held_t now = held_now();
+    held_t now = held_now();
     if (s->worlds <= WARM)
         first = now;
-    if (now.fds > first.fds || now.threads > first.threads || now.heap > first.heap + HEAP_SLACK)
+    for (int i = 0; i < 100 && has_grown(&now, &first); i++) {
+        usleep(10000);
+        now = held_now();
+    }
+    if (has_grown(&now, &first))
         return colo_fail(COLO_ERR_STATE,
                          "leak: after %lld worlds %lld descriptors, %lld threads, %lld bytes of "
-                         "heap; after %d worlds %lld, %lld, %lld",
+                         "heap, %lld of devices; after %d worlds %lld, %lld, %lld, %lld",
                          (long long)s->worlds, (long long)now.fds, (long long)now.threads,
-                         (long long)now.heap, (int)WARM, (long long)first.fds,
-                         (long long)first.threads, (long long)first.heap);
+                         (long long)now.heap, (long long)now.device, (int)WARM,
+                         (long long)first.fds, (long long)first.threads, (long long)first.heap,
+                         (long long)first.device);
     return COLO_OK;
 }
 
 /* ---- a world ---- */
 
-static colo_status_t run_uniform(colo_comm_t *world, uint64_t seed)
-{
-    int64_t src_table[T_RANDOM_TABLE], dst_table[T_RANDOM_TABLE];
-    t_shares_t shares = {0};
-    t_case_t c = t_random_case(seed, RANKS, src_table, dst_table, &shares);
-    c.world = RANKS;
-    return t_case_on(world, &c);
-}
-
-static colo_status_t run_ragged(colo_comm_t *world, uint64_t seed)
-{
-    t_ragged_t t;
-    uint64_t r = seed;
-    t_ragged_random(&t, seed, RANKS);
-    const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&r, T_RAGGED_TENSORS),
-                                  .ranks_per_node = t_below(&r, 4),
-                                  .max_rows = t_below(&r, 4) ? 0 : 10000,
-                                  .gap = t_below(&r, 3)};
-    colo_comm_t *members = NULL;
-    colo_status_t st =
-        colo_comm_split_color(world, colo_comm_rank(world) < t.world ? 0 : -1, 0, &members);
-    if (st == COLO_OK && members)
-        st = t_ragged_on(&t, &o, members);
-    if (st < 0)
-        st = colo_fail_prefix(st, "%s", t_ragged_text(&t));
-    colo_comm_destroy(&members);
-    t_ragged_free(&t);
-    return st;
-}
-
 /* World s->worlds: cases, and in one world of four an abort in place of one rank's next case. */
-static colo_status_t run_world(colo_comm_t *world, soak_t *s)
+static colo_status_t run_world(soak_rank_t *rank, void *arg)
 {
+    const soak_t *s = arg;
+    colo_comm_t *world = rank->world;
     uint64_t r = s->seed + (uint64_t)s->worlds;
     const int64_t abort_at = t_below(&r, 4) ? -1 : t_below(&r, CASES);
-    const int64_t culprit = t_below(&r, RANKS);
-    rank_try(colo_comm_set_timeout(world, t_long_wait()));
+    const int64_t culprit = t_below(&r, colo_comm_size(world));
     rank_try(colo_comm_set_check(world, (int32_t)t_below(&r, 3)));
     for (int64_t i = 0; i < CASES; i++) {
         const uint64_t seed = t_rand(&r);
         const bool ragged = t_below(&r, 2);
         if (i == abort_at && colo_comm_rank(world) == culprit)
             colo_comm_abort(world, "the soak says so");
-        const colo_status_t st = ragged ? run_ragged(world, seed) : run_uniform(world, seed);
-        if (abort_at < 0 ||
-            st != COLO_ERR_ABORTED) /* which a slower rank gets in an earlier case */
+        const colo_status_t st = ragged ? soak_ragged(rank, seed) : soak_uniform(rank, seed);
+        if (abort_at < 0 || !soak_is_abort(st)) /* which a slower rank gets in an earlier case */
             rank_try(st);
         if (st == COLO_OK && i != abort_at)
             continue;
         while (colo_comm_barrier(world, NULL) == COLO_OK)
             ; /* a case without peers ends well, the abort is on its way */
-        rank_check(colo_comm_check(world) == COLO_ERR_ABORTED);
+        rank_check(soak_is_abort(colo_comm_check(world)));
         return COLO_OK;
     }
     return colo_comm_barrier(world, NULL);
@@ -152,7 +131,8 @@ static colo_status_t one_world(colo_comm_t *world, void *arg)
             ((soak_t *)arg)->stop = 1;
         return COLO_OK;
     }
-    return run_world(world, &s);
+    rank_try(colo_comm_set_timeout(world, t_long_wait()));
+    return soak_on(world, run_world, &s);
 }
 
 /* ---- progress ---- */
@@ -182,14 +162,16 @@ static colo_status_t over_comm(void *user, const void *send, void *recv, size_t 
 static colo_status_t one_process(colo_comm_t *first, void *arg)
 {
     soak_t *s = arg;
-    colo_bootstrap_t b = {colo_comm_rank(first), RANKS, over_comm, first};
+    colo_bootstrap_t b = {colo_comm_rank(first), (int32_t)colo_comm_size(first), over_comm, first};
     for (bool over = false;;) {
         rank_try(is_over(first, s, &over));
         if (over)
             return COLO_OK;
         colo_comm_t *world = NULL;
         rank_try(colo_comm_create_bootstrap(&b, &world));
-        colo_status_t st = run_world(world, s);
+        colo_status_t st = colo_comm_set_timeout(world, t_long_wait());
+        if (st == COLO_OK)
+            st = soak_on(world, run_world, s);
         colo_comm_destroy(&world);
         rank_try(st);
         count(s, colo_comm_rank(first) == 0);
@@ -207,13 +189,16 @@ int main(int argc, char **argv)
     s.until = colo_now() + atof(argv[1]);
     const char *kind = getenv("T_RANKS");
     colo_status_t st = COLO_OK;
-    if (t_ranks_most() < RANKS)
-        return fprintf(stderr, "soak: %d ranks, expected %d\n", (int)t_ranks_most(), RANKS), 2;
+    const int32_t ranks = soak_ranks();
+    if (ranks == 0)
+        return T_EXIT_SKIP;
+    if (t_ranks_most() < ranks)
+        return fprintf(stderr, "soak: %d ranks, expected %d\n", (int)t_ranks_most(), (int)ranks), 2;
     if (kind && strcmp(kind, "sockets") == 0) {
-        st = t_run_ranks(RANKS, one_process, &s, sizeof s);
+        st = t_run_ranks(ranks, one_process, &s, sizeof s);
     } else {
         while (st == COLO_OK && !s.stop) {
-            st = t_run_ranks(RANKS, one_world, &s, sizeof s);
+            st = t_run_ranks(ranks, one_world, &s, sizeof s);
             if (st == COLO_OK && !s.stop) {
                 count(&s, true);
                 st = compare_held(&s);
