@@ -126,14 +126,16 @@ COLO_API colo_status_t colo_comm_create_self(colo_comm_t **comm);
  * @dims:   names joined by "-", as colo_grid_group(); members in canonical order
  * @comm:   out, owned by the caller; NULL on ranks outside the grid (they must call, too)
  * Errors:  COLO_ERR_ARG; COLO_ERR_MISMATCH (ranks passed different grids or dims),
- *          COLO_ERR_MISSING (a member of the group is not in @parent), COLO_ERR_TIMEOUT,
- *          COLO_ERR_PEER
+ *          COLO_ERR_MISSING (a member of the group is not in @parent), COLO_ERR_NOMEM,
+ *          COLO_ERR_TIMEOUT, COLO_ERR_PEER. At COLO_CHECK >= 1 an error on any rank is an error on
+ *          all
  */
 COLO_API colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid,
                                        const char *dims, colo_comm_t **comm);
 /**
  * colo_comm_split_color() - ranks of one @color form a comm, ordered by (@key, parent rank)
- * Collective over @parent; color < 0 gives NULL. Keys and colors are gathered once.
+ * Collective over @parent; color < 0 gives NULL. Keys and colors are gathered once. Errors reach
+ * all ranks as in colo_comm_split().
  * Errors:  COLO_ERR_ARG (@comm is NULL), COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER,
  *          COLO_ERR_MISMATCH
  */

@@ -2,9 +2,9 @@
 /*
  * split.c - smaller comms out of larger ones.
  *
- * Splitting by grid dims needs no communication: every rank computes its group from the grid. What
- * talks is the agreement that all ranks passed the same grid and dims (COLO_CHECK >= 1). Splitting
- * by colour gathers (color, key) once. How members then meet is the backend's business (subset).
+ * Splitting by grid dims needs no communication: every rank computes its group from the grid.
+ * Splitting by colour gathers (color, key) once. Each rank makes its child by itself (subset), and
+ * what talks then is the agreement that all have one, of the same grid and dims (COLO_CHECK >= 1).
  */
 #include "comm/comm.h"
 #include "core/hash.h"
@@ -51,6 +51,20 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
     }
     *comm = child;
     return COLO_OK;
+}
+
+/* @st: how this rank fared. @child, if any, is freed if another rank has none: its members would
+ * wait for that rank until their deadline. */
+static colo_status_t agree_on_child(colo_comm_t *parent, const char *what, colo_fields_t *fields,
+                                    colo_status_t st, colo_comm_t **child)
+{
+    if (parent->check >= 1)
+        st = colo_comm_i_agree_fields(parent, what, fields, st);
+    else if (st < 0)
+        st = colo_comm_i_fail(parent, st);
+    if (st < 0)
+        colo_comm_destroy(child);
+    return st;
 }
 
 /* ---- by grid ---- */
@@ -114,20 +128,13 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
             fields.hash = colo_hash_i64(fields.hash, (int64_t)colo_grid_hash(grid));
         }
     }
-    if (parent->check >= 1)
-        COLO_TRY(colo_comm_i_agree_fields(parent, "split", &fields, st));
-    else if (st < 0)
-        return colo_comm_i_fail(parent, st);
-
-    colo_op_desc_t op = {.kind = COLO_OP_SPLIT, .category = COLO_CATEGORY_USER};
-    uint64_t seq = colo_comm_i_begin(parent, op, 0, 0, n > 0 ? n - 1 : 0);
-    uint64_t tag = ++parent->split_tag;
+    const uint64_t tag = ++parent->split_tag;
     colo_comm_t *child = NULL;
-    if (n > 0)
+    if (st == COLO_OK && n > 0)
         st = colo_comm_i_child(parent, members, n, tag, dims, &child);
-    colo_comm_i_end(parent, seq, st);
-    if (st < 0)
-        return colo_comm_i_fail(parent, st);
+    COLO_TRY(agree_on_child(parent, "split", &fields, st, &child));
+    const colo_op_desc_t op = {.kind = COLO_OP_SPLIT, .category = COLO_CATEGORY_USER};
+    colo_comm_i_end(parent, colo_comm_i_begin(parent, op, 0, 0, n > 0 ? n - 1 : 0), COLO_OK);
     *comm = child;
     return COLO_OK;
 }
@@ -154,11 +161,8 @@ static colo_status_t split_color(colo_comm_t *parent, colo_category_t category, 
     uint64_t pair[2] = {(uint64_t)color, (uint64_t)key};
     COLO_TRY(colo_comm_i_gather(parent, COLO_OP_SPLIT, category, pair, all, 2));
     uint64_t tag = ++parent->split_tag;
-    *comm = NULL;
-    if (color < 0)
-        return COLO_OK;
     int32_t n = 0;
-    for (int32_t r = 0; r < parent->size; r++)
+    for (int32_t r = 0; r < parent->size && color >= 0; r++)
         if ((int64_t)all[2 * r] == color)
             place[n++] = (struct place){(int64_t)all[2 * r + 1], r};
     qsort(place, (size_t)n, sizeof *place, by_key);
@@ -166,8 +170,10 @@ static colo_status_t split_color(colo_comm_t *parent, colo_category_t category, 
         members[i] = place[i].rank;
     char name[32];
     snprintf(name, sizeof name, "color %lld", (long long)color);
-    colo_status_t st = colo_comm_i_child(parent, members, n, tag, name, comm);
-    return st < 0 ? colo_comm_i_fail(parent, st) : st;
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    const colo_status_t st =
+        n > 0 ? colo_comm_i_child(parent, members, n, tag, name, comm) : COLO_OK;
+    return agree_on_child(parent, "split_color", &fields, st, comm);
 }
 
 colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,

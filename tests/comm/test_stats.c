@@ -85,9 +85,9 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_CATEGORY_HEAD, (struct tally){1, ring2, ring2}));
     rank_check(has(&l, COLO_OP_EXCHANGE, COLO_CATEGORY_BRIDGE, (struct tally){1, 0, 0}));
     rank_check(has(&l, COLO_OP_SPLIT, COLO_CATEGORY_BRIDGE, (struct tally){1, 16, 16 * p}));
-    /* fingerprints of level 2: one gather an operation (11 without the split), two for an exchange
-     */
-    rank_check(total(&l, COLO_CATEGORY_CHECK) == (check == 2 ? 13u : 0u));
+    /* from check 1 on, that all ranks made the split's child; fingerprints of check 2: one gather
+     * per operation (11 without the split), two for an exchange */
+    rank_check(total(&l, COLO_CATEGORY_CHECK) == (check == 2 ? 14u : (uint64_t)check));
     rank_check(total(&l, -1) - total(&l, COLO_CATEGORY_CHECK) == 12);
 
     colo_comm_stats_reset(c);

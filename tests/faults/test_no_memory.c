@@ -16,6 +16,7 @@ enum { RANKS = 2, CULPRIT = 1, DEADLINE_MS = 5000, MOST = 2000 };
 
 typedef struct job {
     long k;
+    bool by_color; /* of splits */
     bool hit[RANKS];
     colo_status_t got[RANKS];
     double seconds[RANKS];
@@ -105,6 +106,41 @@ T_CASE(every_allocation_that_fails_is_told_to_both_ranks)
         assert_ok(colo_comm_threads_run(RANKS, sum_again, NULL));
     }
     fail_msg("%d allocations were not all", (int)MOST);
+}
+
+static colo_status_t split_rank(colo_comm_t *world, void *arg)
+{
+    job_t *j = arg;
+    const int32_t me = colo_comm_rank(world);
+    colo_grid_t grid;
+    colo_comm_t *all = NULL;
+    rank_try(colo_grid_parse(&grid, "dp=2", RANKS));
+    fail_at = me == CULPRIT ? j->k : 0;
+    j->got[me] = j->by_color ? colo_comm_split_color(world, 0, me, &all)
+                             : colo_comm_split(world, &grid, "dp", &all);
+    j->hit[me] = me == CULPRIT && fail_at == 0;
+    fail_at = 0;
+    colo_comm_destroy(&all);
+    return COLO_OK;
+}
+
+T_CASE(split_that_lacks_memory_on_one_rank_fails_on_all)
+{
+    for (int by_color = 0; by_color < 2; by_color++) {
+        bool hit = true;
+        long failures = 0;
+        for (long k = 1; hit; k++) {
+            job_t j = {.k = k, .by_color = by_color};
+            (void)colo_comm_threads_run(RANKS, split_rank, &j);
+            hit = j.hit[CULPRIT];
+            failures += j.got[CULPRIT] == COLO_ERR_NOMEM;
+            if ((j.got[0] == COLO_OK) != (j.got[CULPRIT] == COLO_OK))
+                fail_msg("allocation %ld of a split by %s: its rank got %s, the other %s", k,
+                         by_color ? "color" : "dims", colo_status_name(j.got[CULPRIT]),
+                         colo_status_name(j.got[0]));
+        }
+        assert_true(failures > 3);
+    }
 }
 
 static colo_status_t come(colo_comm_t *world, void *arg)
