@@ -377,7 +377,7 @@ static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t 
     bool p2p = (b->axis[1] < 0 || b->axis[0] == 0) && same_strides(to, joined, all);
     COLO_TRY(colo_comm_i_all_gather(c->gather, COLO_CATEGORY_BRIDGE, from.data,
                                     p2p ? (void *)to.data : parts, count, p->config.dtype, stream));
-    for (int64_t i = 0; !p2p && i < c->k; i++) {
+    for (int64_t i = 0; !p2p && count && i < c->k; i++) {
         colo_view_t part =
             contiguous(b, (char *)parts + (size_t)(i * count) * elem, nb, s->rows, s->features);
         COLO_TRY(copy_samples(b, to, i * nb, part, 0, nb, stream));

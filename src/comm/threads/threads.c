@@ -294,9 +294,8 @@ static colo_status_t threads_all_gather(colo_comm_t *c, const void *send, void *
     colo_status_t st;
     struct wait w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
-    char *own = (char *)recv + (size_t)c->rank * bytes;
-    if (bytes && own != send)
-        memcpy(own, send, bytes);
+    if (bytes && (char *)recv + (size_t)c->rank * bytes != send)
+        memcpy((char *)recv + (size_t)c->rank * bytes, send, bytes);
     for (int32_t k = 1; bytes && k < c->size; k++) {
         int32_t peer = (c->rank + k) % c->size;
         COLO_TRY_GOTO(st, reference_peer(c, peer), out);

@@ -182,9 +182,10 @@ colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_
     if (h->group) {
         COLO_TRY(colo_loss_i_ready(h->group, "lm_head reduce", st));
         own = colo_head_element(workspace, colo_head_sum_dtype(h), colo_comm_rank(h->group) * each);
-        colo_comm_i_set_stage(h->group,
-                              (char *)workspace + colo_head_bytes_of(h, colo_head_sum_dtype(h)),
-                              stage_bytes(h));
+        colo_comm_i_set_stage(
+            h->group,
+            workspace ? (char *)workspace + colo_head_bytes_of(h, colo_head_sum_dtype(h)) : NULL,
+            stage_bytes(h));
         st = colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, workspace, own, each,
                                         colo_head_sum_dtype(h), COLO_SUM, stream);
         colo_comm_i_set_stage(h->group, NULL, 0);

@@ -57,7 +57,7 @@ static inline size_t colo_head_bytes_of(const colo_lm_head_t *h, colo_dtype_t dt
 
 static inline void *colo_head_element(void *data, colo_dtype_t dtype, int64_t i)
 {
-    return (char *)data + i * (int64_t)colo_dtype_size(dtype);
+    return data ? (char *)data + i * (int64_t)colo_dtype_size(dtype) : NULL;
 }
 
 /* Rows and columns of the weight that is here: a flat part is one row. */
