@@ -3,6 +3,7 @@
 
 usage: plant.py LIST --list              lines for meson.build, fields separated by tabs, "-" empty
        plant.py LIST --plant NAME OUT    the mutant's source with its bug in place
+       plant.py LIST --plant-all FOLDER  those of all mutants, as mutant-NAME--SOURCE; same ones stay untouched
        plant.py --check                  does each mutant of the tree still find its text?
 A mutant's old text must occur exactly once in its source: code that moved on must not leave a mutant
 behind that changes nothing, or something else.
@@ -127,6 +128,12 @@ def main(args):
                 Path(args[3]).write_text(mutated(mutant))
                 return
         sys.exit('no mutant "%s"' % args[2])
+    elif len(args) == 3 and args[1] == '--plant-all':
+        for mutant in load(args[0])['mutants']:
+            out = Path(args[2], 'mutant-%s--%s' % (mutant['name'], Path(mutant['source']).name))
+            source = mutated(mutant)
+            if not out.exists() or out.read_text() != source:
+                out.write_text(source)
     else:
         sys.exit(__doc__)
 
