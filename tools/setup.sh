@@ -168,19 +168,22 @@ configure() {
     say "configuring $dir"
     mkdir -p "$dir"
     if [ -f "$dir/build.ninja" ]; then
-        meson setup --reconfigure "$dir" "$@" >"$dir/configure.log" 2>&1 && return 0
-        # Made by another Meson or with a compiler that is gone: a build folder holds nothing else.
+        [ "${CC:-cc}" = "$(cat "$dir/compiler" 2>/dev/null || echo cc)" ] &&
+            meson setup --reconfigure "$dir" "$@" >"$dir/configure.log" 2>&1 && return 0
+        # Made by another Meson, by another compiler or with one that is gone: a build folder holds nothing else.
         meson setup --wipe "$dir" "$@" >"$dir.configure.log" 2>&1 || {
             cat "$dir.configure.log"
             die "could not configure $dir"
         }
         mv "$dir.configure.log" "$dir/configure.log"
+        echo "${CC:-cc}" >"$dir/compiler"
         return 0
     fi
     meson setup "$dir" "$@" >"$dir/configure.log" 2>&1 || {
         cat "$dir/configure.log"
         die "could not configure $dir"
     }
+    echo "${CC:-cc}" >"$dir/compiler"
 }
 
 # linked DIR FOLDERS... - what is linked from the sources in these folders: targets for build

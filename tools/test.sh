@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh - the tests, except the suites ucx-all and mpi-all: the release build; the same cases as clang
-# compiles them, under ASan+UBSan and, if they have threads, under TSan; some without hwloc, without MPI, without
-# CUDA and CBLAS; and the Python wheel without CUDA (wheel.sh). The last line is "N passed, N failed, N skipped"
-# in test cases. A rerun of a case is not a second case, but a failure there makes the case a failed one.
+# test.sh - the tests, except the suites ucx-all and mpi-all: the release build; the same cases under ASan+UBSan
+# as clang compiles them, and, if they have threads, under TSan; some as clang compiles them without hwloc, without
+# MPI, without CUDA and CBLAS; and the Python wheel without CUDA (wheel.sh). The last line is "N passed, N failed,
+# N skipped" in test cases. A rerun of a case is not a second case, but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  all of it
 #   tools/test.sh --quick          the release build only, without the suites mutants and slow
-#   tools/test.sh --suite NAME     one suite (repeat for more), in release, clang's and sanitizers'
+#   tools/test.sh --suite NAME     one suite (repeat for more), in release and sanitizers'
 #   tools/test.sh --list           names of the suites
 #   tools/test.sh --coverage       lines of src/, and branches of what parses and validates, that suites reach
 set -euo pipefail
@@ -134,25 +134,13 @@ rerun() {
 # GPU code is built once, above: nvcc has nothing more to say to another C compiler or sanitizer.
 everything=(-Dtests=enabled -Dtools=enabled -Dexamples=enabled -Dcuda=disabled -Dnccl=disabled)
 
-# with_clang - without a warning; the whole build, the tests but those that take minutes or have processes
-with_clang() {
-    if ! has clang || ! has clang++; then
-        say "no clang; rerun left out"
-        cases+=(--case "it builds with clang=skipped")
-        return 0
-    fi
-    CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
-        "${everything[@]}"
-    rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi --no-suite ucx-all \
-        --no-suite mpi-all --no-suite sockets
-}
-
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning
 without() {
     local feature=$1 dir=build-without-${1// /-}
     shift
     local some=(core/backend grid/hypergrid comm/comm_threads bridge/bridge_check tools/colo_plan
-        tools/colo_info loss/product loss/linear_special examples/02_bridge)
+        tools/colo_info loss/product loss/linear_special examples/02_bridge
+        'api/every header compiles alone as C11' 'api/every header compiles alone as C++17')
     configure "$dir" --buildtype=debug --werror -Dtests=enabled -Dtools=enabled \
         -Dexamples=enabled "$@"
     # shellcheck disable=SC2046 # a list of names
@@ -189,7 +177,7 @@ sanitized() {
         fi
     fi
     configure "build-$name" --buildtype=debugoptimized "-Db_sanitize=$kinds" -Db_lundef=false \
-        "${everything[@]}"
+        "${everything[@]}" "${options[@]}"
     rerun "$name" "under $kinds" "${more[@]}"
 }
 
@@ -208,18 +196,35 @@ fuzzed() {
     rm -rf "$probe"
 }
 
+# By clang, if it is here, because a second compiler sees other things, and clang takes half of gcc's time for ASan.
 reruns() {
-    with_clang
+    local compiler=(CC=clang CXX=clang++) options=(--werror --optimization=1)
+    if ! has clang || ! has clang++; then
+        say "no clang: the reruns are built by ${CC:-cc}"
+        cases+=(--case "it builds with clang=skipped")
+        compiler=("CC=${CC:-cc}" "CXX=${CXX:-c++}") options=()
+    elif ! CC=clang sanitizer_starts address,undefined; then
+        options=()
+    fi
+    by_clang() {
+        local -x "${compiler[@]}"
+        "$@"
+    }
+    # Clang that lacks ASan's library compiles what is below.
+    if [ ${#options[@]} != 0 ]; then
+        by_clang sanitized asan address,undefined api slow ucx-all mpi-all
+    else
+        sanitized asan address,undefined api slow ucx-all mpi-all
+    fi
+    options=()
+    fuzzed
     if [ ${#suites[@]} = 0 ]; then
         # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
-        without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
-        without "MPI and UCX" -Dmpi=disabled -Ducx=disabled -Dcuda=disabled -Dnccl=disabled
-        without "CUDA and CBLAS" -Dcuda=disabled -Dnccl=disabled -Dcblas=disabled
+        by_clang without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
+        by_clang without "MPI and UCX" -Dmpi=disabled -Ducx=disabled -Dcuda=disabled -Dnccl=disabled
+        by_clang without "CUDA and CBLAS" -Dcuda=disabled -Dnccl=disabled -Dcblas=disabled
     fi
-    # api looks at the shipped files, slow is what is too long here.
-    sanitized asan address,undefined api slow ucx-all
-    fuzzed
-    # TSan is for what has threads.
+    # api looks at the shipped files, slow is what is too long here, TSan is for what has threads.
     sanitized tsan thread api slow serial core tools
 }
 
