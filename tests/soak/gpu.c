@@ -14,7 +14,6 @@
 enum { MANY = 8 };
 
 const int64_t soak_device_slack = 8 << 20; /* CUDA takes 2 MiB at a time */
-const bool soak_heap_is_ours = false;
 
 static bool peers_only(void)
 {
@@ -26,6 +25,12 @@ int32_t soak_ranks(void)
     if (peers_only())
         return t_peers_enough(MANY) ? MANY : 0;
     return t_gpus_enough(2) ? t_gpu_ranks() : 0;
+}
+
+/* CUDA and NCCL keep what they like. */
+int64_t soak_heap_slack(void)
+{
+    return INT64_MAX;
 }
 
 int64_t soak_device_bytes(void)

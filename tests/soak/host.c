@@ -7,11 +7,18 @@
 enum { RANKS = 8 };
 
 const int64_t soak_device_slack = 0;
-const bool soak_heap_is_ours = true;
 
 int32_t soak_ranks(void)
 {
     return RANKS;
+}
+
+/* Other sizes alone make it grow a little, and Open MPI's lists of buffers if many messages wait; a
+ * leak of 64 bytes in each world passes it in minutes. */
+int64_t soak_heap_slack(void)
+{
+    const char *kind = getenv("T_RANKS");
+    return kind && strcmp(kind, "mpi") == 0 ? 1 << 20 : 64 << 10;
 }
 
 int64_t soak_device_bytes(void)

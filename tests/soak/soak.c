@@ -19,9 +19,6 @@
 #include <malloc.h>
 
 enum { CASES = 12, WARM = 8 };
-/* What a heap may gain by other sizes alone; a leak of 64 bytes in each world passes it in minutes.
- */
-#define HEAP_SLACK (64 << 10)
 
 typedef struct soak {
     uint64_t seed;
@@ -57,7 +54,7 @@ static held_t held_now(void)
 static bool has_grown(const held_t *now, const held_t *first)
 {
     return now->fds > first->fds || now->threads > first->threads ||
-           (soak_heap_is_ours && now->heap > first->heap + HEAP_SLACK) ||
+           now->heap - first->heap > soak_heap_slack() ||
            now->device > first->device + soak_device_slack;
 }
 
@@ -85,13 +82,27 @@ static colo_status_t compare_held(const soak_t *s)
 
 /* ---- a world ---- */
 
-/* World s->worlds: cases, and in one world of four an abort in place of one rank's next case. */
+/* The case of world s->worlds at which a rank aborts it, in one world of four; else -1. */
+static int64_t abort_of(const soak_t *s, uint64_t *r)
+{
+    *r = s->seed + (uint64_t)s->worlds;
+    return t_below(r, 4) ? -1 : t_below(r, CASES);
+}
+
+/* In a world with an abort, a slower rank may hear of it before its first case. */
+static colo_status_t unless_aborted(const soak_t *s, colo_status_t st)
+{
+    uint64_t r;
+    return soak_is_abort(st) && abort_of(s, &r) >= 0 ? COLO_OK : st;
+}
+
+/* World s->worlds: cases, and maybe an abort in place of one rank's next case. */
 static colo_status_t run_world(soak_rank_t *rank, void *arg)
 {
     const soak_t *s = arg;
     colo_comm_t *world = rank->world;
-    uint64_t r = s->seed + (uint64_t)s->worlds;
-    const int64_t abort_at = t_below(&r, 4) ? -1 : t_below(&r, CASES);
+    uint64_t r;
+    const int64_t abort_at = abort_of(s, &r);
     const int64_t culprit = t_below(&r, colo_comm_size(world));
     rank_try(colo_comm_set_check(world, (int32_t)t_below(&r, 3)));
     for (int64_t i = 0; i < CASES; i++) {
@@ -125,14 +136,17 @@ static colo_status_t one_world(colo_comm_t *world, void *arg)
 {
     soak_t s = *(soak_t *)arg; /* threads share it */
     bool over = false;
-    rank_try(is_over(world, &s, &over));
-    if (over) {
+    colo_status_t st = is_over(world, &s, &over);
+    if (st == COLO_OK && over) {
         if (colo_comm_rank(world) == 0)
             ((soak_t *)arg)->stop = 1;
         return COLO_OK;
     }
-    rank_try(colo_comm_set_timeout(world, t_long_wait()));
-    return soak_on(world, run_world, &s);
+    if (st == COLO_OK)
+        st = colo_comm_set_timeout(world, t_long_wait());
+    if (st == COLO_OK)
+        st = soak_on(world, run_world, &s);
+    return unless_aborted(&s, st);
 }
 
 /* ---- progress ---- */
@@ -140,8 +154,9 @@ static colo_status_t one_world(colo_comm_t *world, void *arg)
 static void count(soak_t *s, bool prints)
 {
     static double last;
-    uint64_t r = s->seed + (uint64_t)s->worlds++;
-    const int64_t call = t_below(&r, 4) ? -1 : t_below(&r, CASES);
+    uint64_t r;
+    const int64_t call = abort_of(s, &r);
+    s->worlds++;
     s->aborts += call >= 0;
     s->cases += call >= 0 ? call : CASES;
     if (prints && colo_now() - last > 10) {
@@ -168,12 +183,13 @@ static colo_status_t one_process(colo_comm_t *first, void *arg)
         if (over)
             return COLO_OK;
         colo_comm_t *world = NULL;
-        rank_try(colo_comm_create_bootstrap(&b, &world));
-        colo_status_t st = colo_comm_set_timeout(world, t_long_wait());
+        colo_status_t st = colo_comm_create_bootstrap(&b, &world);
+        if (st == COLO_OK)
+            st = colo_comm_set_timeout(world, t_long_wait());
         if (st == COLO_OK)
             st = soak_on(world, run_world, s);
         colo_comm_destroy(&world);
-        rank_try(st);
+        rank_try(unless_aborted(s, st));
         count(s, colo_comm_rank(first) == 0);
         rank_try(compare_held(s));
     }

@@ -27,7 +27,7 @@ bool soak_is_abort(colo_status_t st);
 /* In use on the devices of this process, and what a driver may add by itself. */
 int64_t soak_device_bytes(void);
 extern const int64_t soak_device_slack;
-/* Does no other library keep heap from one world to the next? */
-extern const bool soak_heap_is_ours;
+/* Bytes that the heap may gain. */
+int64_t soak_heap_slack(void);
 
 #endif
