@@ -22,7 +22,7 @@
  * the same on all ranks. A bridge may choose for itself (colo_bridge_config_t.transport).
  *
  * A pair of ranks may be out of reach (several hosts, a rank that cannot open what another one
- * offers). A bridge then stages for the ranks that its plan ties to them, and for no others. If no
+ * offers). NCCL carries between these, in the same call in which other pairs use peers' memory. If no
  * two ranks reach each other, or the memory is host memory, registering succeeds and does nothing,
  * on all ranks: see colo_memory_is_p2p().
  */

@@ -59,8 +59,8 @@ typedef struct colo_shape_state {
     int64_t nruns;
     bool bytes; /* boxes of messages count bytes, because tensors of a call differ in dtype */
     bool asymmetric[2]; /* p2p: of a pass, some rank has nothing that peers could reach */
-    bool far; /* p2p: ranks that the plan ties to this one do not reach each other: all its calls
-                 are staged, whatever other ranks do */
+    bool far; /* p2p: ranks that the plan ties to this one do not reach each other: between these,
+                 calls are staged. Or it has two levels, of which the second is staged */
 } colo_shape_state_t;
 
 struct colo_bridge {
@@ -127,15 +127,18 @@ typedef struct colo_carried {
     size_t sums; /* where it begins in each partial sum */
 } colo_carried_t;
 
+typedef struct colo_near colo_near_t; /* what peers reach of a call that is p2p */
+
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
 colo_status_t colo_messages_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass);
 void colo_messages_deinit(const colo_pool_t *pool, colo_pass_messages_t *messages);
 /* Boxes for @n tensors a call from now on. */
 colo_status_t colo_messages_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n);
-/* Messages, own rows and sums of @n tensors; there are boxes for so many. */
+/* Messages, own rows and sums of @n tensors; there are boxes for so many. @near: what peers reach
+ * goes that way; NULL: nothing does. */
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
-                                colo_stream_t stream);
+                                const colo_near_t *near, colo_stream_t stream);
 colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s);
 /* The members of the route and staging for its messages; local. */
 colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s);
@@ -144,10 +147,8 @@ size_t colo_messages_staging(const colo_comm_t *comm, const colo_shape_state_t *
                              size_t elem);
 /* Connects the members, if there is a route to make; collective over them. */
 colo_status_t colo_messages_connect(colo_bridge_t *b, colo_shape_state_t *s);
-colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
-                                    colo_stream_t stream);
-colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
-                                     colo_stream_t stream);
+/* The tensors of a uniform call. */
+colo_carried_t colo_exchange_tensor(const colo_bridge_t *b, colo_view_t in, colo_view_t out);
 
 /* component.c: ranks of @comm that are tied to this rank by messages, itself included, ascending;
  * the same list on all of them. Local. @members: out, owned by the caller. */
@@ -169,10 +170,7 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
 colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
                                        colo_stream_t stream);
 
-/* What stays on the rank, where nothing is added up. */
-colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t in, colo_view_t out,
-                                colo_stream_t stream);
-/* Of one tensor of a ragged batch. */
+/* What stays on the rank of one tensor, where nothing is added up. */
 colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
                                  const colo_carried_t *t, colo_stream_t stream);
 /* Have the partial sums and staging that @s needs. */
@@ -210,8 +208,29 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
                                    colo_reached_t *r);
 /* Where that is not_agreed; collective. */
 colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r);
-colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
-                                  colo_view_t in, colo_view_t out, colo_stream_t stream);
+struct colo_near {
+    const colo_reached_t *all, *each; /* each: [n] */
+    colo_p2p_list_t *list;            /* NULL: of the shape */
+};
+/* How many of these messages are of ranks in reach; @bytes: out, of them. */
+int32_t colo_bridge_p2p_count(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes);
+/* The call, of ranks that all reach those that they exchange with. */
+colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
+                                  colo_pass_t pass, const colo_carried_t *t, int32_t n,
+                                  const colo_near_t *near, colo_stream_t stream);
+/* The part of ranks in reach: what the operation has to count, without messages; then what they
+ * move to each other, and what stays on the rank. Addends go to the partial sums. */
+colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_state_t *s,
+                                     colo_op_desc_t op, colo_pass_t pass, const colo_carried_t *t,
+                                     int32_t n);
+colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+                                   const colo_carried_t *t, int32_t n, const colo_near_t *near,
+                                   colo_stream_t stream);
+/* Addends that peers hold are put into partial sums, in place of being read where they lie. */
+static inline bool colo_bridge_gathers(const colo_shape_state_t *s, bool far, colo_pass_t pass)
+{
+    return far && pass == COLO_BACKWARD && s->plan->addends > 1;
+}
 
 /* verify.c: COLO_CHECK=2; waits for the stream. */
 colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);

@@ -168,12 +168,12 @@ static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
 }
 
 static colo_status_t run_staged(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
-                                colo_view_t to, colo_stream_t stream)
+                                colo_view_t to, const colo_near_t *near, colo_stream_t stream)
 {
     const bool fwd = pass == COLO_FORWARD;
+    const colo_carried_t t = colo_exchange_tensor(b, from, to);
     if (b->algo == COLO_EXACT)
-        return fwd ? colo_exchange_forward(b, from, to, stream)
-                   : colo_exchange_backward(b, from, to, stream);
+        return colo_exchange_run(b, &b->now, colo_bridge_op(b, pass), pass, &t, 1, near, stream);
     colo_status_t st = fwd ? colo_collective_forward(b, from, to, stream)
                            : colo_collective_backward(b, from, to, stream);
     return st < 0 ? fail_all(b, st) : st;
@@ -200,10 +200,10 @@ colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream)
 }
 
 static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
-                                  colo_view_t to, colo_stream_t stream)
+                                  colo_view_t to, const colo_near_t *near, colo_stream_t stream)
 {
     COLO_TRY(colo_bridge_follow(b, stream));
-    COLO_TRY(run_staged(b, pass, from, to, stream));
+    COLO_TRY(run_staged(b, pass, from, to, near, stream));
     return colo_bridge_lead(b, stream);
 }
 
@@ -259,10 +259,12 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     b->calls++;
     reached.device = q.device;
     reached.capturing = capturing;
-    if (reached.p2p && !b->now.far)
-        return colo_bridge_p2p_run(b, pass, &reached, from, to, stream);
-    return b->order && !capturing ? run_in_order(b, pass, from, to, stream)
-                                  : run_staged(b, pass, from, to, stream);
+    const colo_near_t reach = {&reached, &reached, NULL}, *near = reached.p2p ? &reach : NULL;
+    const colo_carried_t t = colo_exchange_tensor(b, from, to);
+    if (near && !b->now.far)
+        return colo_bridge_p2p_run(b, &b->now, colo_bridge_op(b, pass), pass, &t, 1, near, stream);
+    return b->order && !capturing ? run_in_order(b, pass, from, to, near, stream)
+                                  : run_staged(b, pass, from, to, near, stream);
 }
 
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,

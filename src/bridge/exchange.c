@@ -116,7 +116,7 @@ static colo_status_t make(const colo_bridge_t *b, colo_pool_t *pool, const colo_
                           colo_message_t **out, colo_box_t **boxes, int32_t *count)
 {
     *boxes = boxes_of(pool, routes->nregions);
-    *out = colo_pool_take(pool, ((size_t)routes->nmessages + 1) * sizeof **out);
+    *out = colo_pool_take(pool, (2 * (size_t)routes->nmessages + 1) * sizeof **out); /* far_of() */
     if (!*boxes || !*out)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)routes->nregions);
     for (int32_t i = 0; i < routes->nmessages; i++) {
@@ -323,15 +323,34 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream, bool *ca
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
-static colo_status_t exchange(colo_bridge_t *b, colo_op_desc_t op, const colo_pass_messages_t *l,
-                              colo_stream_t stream)
+/* Those of ranks out of reach, put behind all of them. */
+static int32_t far_of(const colo_bridge_t *b, colo_message_t *m, int32_t n)
 {
-    return colo_comm_i_exchange_over(b->comm, op, b->now.subconnection, b->stage.data,
-                                     b->stage.size, l->send, l->nsends, l->recv, l->nrecvs, stream);
+    const colo_comm_t *c = b->comm;
+    int32_t far = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (!c->ops->peer->reaches(c, c->rank, m[i].peer))
+            m[n + far++] = m[i];
+    return far;
 }
 
-static colo_status_t keep_own(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
-                              const colo_carried_t *t, colo_stream_t stream)
+/* @more: NULL: all messages; else what ranks in reach move otherwise. */
+static colo_status_t exchange(colo_bridge_t *b, colo_op_desc_t op, const colo_pass_messages_t *l,
+                              const colo_exchange_t *more, colo_stream_t stream)
+{
+    colo_exchange_t x = more ? *more : (colo_exchange_t){.op = op};
+    x.subconnection = b->now.subconnection;
+    x.stage = b->stage.data;
+    x.stage_bytes = b->stage.size;
+    x.send = more ? l->send + l->nsends : l->send;
+    x.recv = more ? l->recv + l->nrecvs : l->recv;
+    x.nsends = more ? far_of(b, l->send, l->nsends) : l->nsends;
+    x.nrecvs = more ? far_of(b, l->recv, l->nrecvs) : l->nrecvs;
+    return colo_comm_i_exchange_over(b->comm, &x, stream);
+}
+
+colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+                                 const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_routes_t *local = &s->plan->local[pass];
     colo_pass_messages_t *l = &s->messages[pass];
@@ -342,22 +361,9 @@ static colo_status_t keep_own(colo_bridge_t *b, colo_shape_state_t *s, colo_pass
                             s->bytes ? 1 : colo_dtype_size(t->dtype), stream);
 }
 
-colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
-                                 const colo_carried_t *t, colo_stream_t stream)
-{
-    return keep_own(b, s, pass, t, stream);
-}
-
-static colo_carried_t one_tensor(const colo_bridge_t *b, colo_view_t in, colo_view_t out)
+colo_carried_t colo_exchange_tensor(const colo_bridge_t *b, colo_view_t in, colo_view_t out)
 {
     return (colo_carried_t){.in = in, .out = out, .per = 1, .dtype = b->now.plan->config.dtype};
-}
-
-colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t in, colo_view_t out,
-                                colo_stream_t stream)
-{
-    const colo_carried_t t = one_tensor(b, in, out);
-    return keep_own(b, &b->now, pass, &t, stream);
 }
 
 /* ---- sums of PARTIAL gradients ---- */
@@ -433,7 +439,7 @@ static colo_status_t sum_addends(colo_bridge_t *b, const colo_shape_state_t *s,
 
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
-                                colo_stream_t stream)
+                                const colo_near_t *near, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
     colo_pass_messages_t *l = &s->messages[pass];
@@ -455,27 +461,16 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
         if (st < 0)
             return colo_comm_i_fail(b->comm, st);
     }
-    COLO_TRY(exchange(b, op, l, stream));
+    const colo_exchange_t more =
+        near ? colo_bridge_p2p_part(b, s, op, pass, t, n) : (colo_exchange_t){0};
+    COLO_TRY(exchange(b, op, l, near ? &more : NULL, stream));
+    if (near)
+        COLO_TRY(colo_bridge_p2p_move(b, s, pass, t, n, near, stream));
     colo_status_t own = COLO_OK;
-    for (int32_t k = 0; k < n && own == COLO_OK; k++)
-        own = summed ? sum_addends(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream);
+    for (int32_t k = 0; k < n && own == COLO_OK && (summed || !near); k++)
+        own = summed ? sum_addends(b, s, &t[k], stream)
+                     : colo_exchange_keep(b, s, pass, &t[k], stream);
     if (own < 0) /* the others have all they need, and would go on */
         return colo_comm_i_fail(b->comm, own);
-    return p->two_levels[pass] ? exchange(b, op, &s->relay[pass], stream) : COLO_OK;
-}
-
-colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
-                                    colo_stream_t stream)
-{
-    const colo_carried_t t = one_tensor(b, x, y);
-    return colo_exchange_run(b, &b->now, colo_bridge_op(b, COLO_FORWARD), COLO_FORWARD, &t, 1,
-                             stream);
-}
-
-colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
-                                     colo_stream_t stream)
-{
-    const colo_carried_t t = one_tensor(b, d_y, d_x);
-    return colo_exchange_run(b, &b->now, colo_bridge_op(b, COLO_BACKWARD), COLO_BACKWARD, &t, 1,
-                             stream);
+    return p->two_levels[pass] ? exchange(b, op, &s->relay[pass], NULL, stream) : COLO_OK;
 }

@@ -81,29 +81,54 @@ static colo_status_t owned_by(const colo_plan_t *p, bool src, int64_t rank, colo
 
 /* ---- movement ---- */
 
-static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
-                                     growing_t *g)
+/* Does this rank reach comm rank @peer? */
+static bool is_near(const colo_bridge_t *b, int32_t peer)
 {
-    const bool fwd = pass == COLO_FORWARD;
-    const colo_routes_t *send = &p->send[pass], *local = &p->local[pass];
+    return b->comm->ops->peer->reaches(b->comm, b->comm->rank, peer);
+}
+
+int32_t colo_bridge_p2p_count(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes)
+{
+    int32_t n = 0;
+    *bytes = 0;
+    for (int32_t i = 0; i < routes->nmessages; i++)
+        if (is_near(b, colo_comm_find(b->comm, routes->message[i].peer))) {
+            *bytes += routes->message[i].bytes;
+            n++;
+        }
+    return n;
+}
+
+/* Sent to peers in reach; addends that they hold are read from them into partial sums. */
+static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_shape_state_t *st,
+                                     colo_pass_t pass, growing_t *g)
+{
+    const colo_plan_t *p = st->plan;
+    const bool fwd = pass == COLO_FORWARD, gathers = colo_bridge_gathers(st, st->far, pass);
+    const colo_routes_t *routes = gathers ? &p->recv[pass] : &p->send[pass];
+    const colo_routes_t *local = &p->local[pass];
     const colo_owned_t *in = fwd ? &p->own_src : &p->own_dst;
     const colo_owned_t *out = fwd ? &p->own_dst : &p->own_src;
     colo_transfer_t s;
-    for (int32_t m = 0; m < send->nmessages; m++) {
+    for (int32_t m = 0; m < routes->nmessages; m++) {
         colo_owned_t theirs;
-        COLO_TRY(owned_by(p, !fwd, send->message[m].peer, &theirs));
-        s.peer = colo_comm_find(b->comm, send->message[m].peer);
-        for (int64_t k = 0; k < send->message[m].nregions; k++) {
-            const colo_region_t *r = &send->message[m].regions[k];
-            const colo_offset_t *where = &send->offset[r - send->region];
+        s.peer = colo_comm_find(b->comm, routes->message[m].peer);
+        if (!is_near(b, (int32_t)s.peer))
+            continue;
+        COLO_TRY(owned_by(p, !fwd && !gathers, routes->message[m].peer, &theirs));
+        for (int64_t k = 0; k < routes->message[m].nregions; k++) {
+            const colo_region_t *r = &routes->message[m].regions[k];
+            const colo_offset_t *where = &routes->offset[r - routes->region];
             extents(r, s.extent);
-            begins(in, r, fwd ? where->src_row : where->dst_row, s.here);
-            begins(&theirs, r, fwd ? where->dst_row : where->src_row, s.there);
+            begins(gathers ? &theirs : in, r, fwd ? where->src_row : where->dst_row, s.here);
+            begins(gathers ? out : &theirs, r, fwd ? where->dst_row : where->src_row, s.there);
+            if (gathers) /* partial sums are like more samples */
+                s.there[0] += st->sum_of[r->addend] * (out->b1 - out->b0);
             COLO_TRY(push(g, &s, NULL));
         }
     }
     s.peer = -1;
-    for (int64_t i = 0; i < local->nregions; i++) {
+    for (int64_t i = 0; i < local->nregions && !gathers; i++) {
         const colo_region_t *r = &local->region[i];
         const colo_offset_t *where = &local->offset[i];
         extents(r, s.extent);
@@ -218,13 +243,16 @@ static void both_free(struct both *w)
 
 /* Ranks that reach this rank's tensor: they send here, or read what it would send. */
 static colo_status_t exposed_ranks(const colo_bridge_t *b, const colo_routes_t *r,
-                                   int32_t **exposed)
+                                   int32_t **exposed, int32_t *n)
 {
     *exposed = calloc((size_t)r->nmessages + 1, sizeof **exposed);
     if (!*exposed)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)r->nmessages);
-    for (int32_t m = 0; m < r->nmessages; m++)
-        (*exposed)[m] = colo_comm_find(b->comm, r->message[m].peer);
+    for (int32_t m = 0; m < r->nmessages; m++) {
+        const int32_t peer = colo_comm_find(b->comm, r->message[m].peer);
+        if (is_near(b, peer))
+            (*exposed)[(*n)++] = peer;
+    }
     return COLO_OK;
 }
 
@@ -236,13 +264,13 @@ static colo_status_t any_peers(const colo_bridge_t *b, struct both *w)
         w->exposed[i] = calloc((size_t)n, sizeof *w->exposed[i]);
         if (!w->exposed[i])
             return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
-        for (int32_t r = 0; r < n - 1; r++)
-            w->exposed[i][r] = r + (r >= b->comm->rank);
         w->pass[i] = (colo_transfers_t){.name = i ? "bridge backward" : "bridge forward",
                                         .elem = 1,
                                         .blocks = b->blocks,
-                                        .nexposed = n - 1,
                                         .exposed = w->exposed[i]};
+        for (int32_t r = 0; r < n; r++)
+            if (r != b->comm->rank && is_near(b, r))
+                w->exposed[i][w->pass[i].nexposed++] = r;
     }
     return COLO_OK;
 }
@@ -254,20 +282,23 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
     if (b->ragged)
         return any_peers(b, w);
     for (int i = 0; i < (p->config.no_grad ? 1 : 2); i++) {
-        const bool sums = i == COLO_BACKWARD && p->addends > 1;
-        const colo_routes_t *exposes = sums ? &p->send[i] : &p->recv[i];
+        const bool reads = i == COLO_BACKWARD && p->addends > 1;
+        const bool gathers = colo_bridge_gathers(s, s->far, (colo_pass_t)i),
+                   sums = reads && !gathers;
+        int32_t nexposed = 0;
         w->g[i].addends = sums ? (int32_t)p->addends : 0;
-        COLO_TRY(exposed_ranks(b, exposes, &w->exposed[i]));
+        COLO_TRY(exposed_ranks(b, reads ? &p->send[i] : &p->recv[i], &w->exposed[i], &nexposed));
         COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
-                      : steps_that_move(b, p, (colo_pass_t)i, &w->g[i]));
+                      : steps_that_move(b, s, (colo_pass_t)i, &w->g[i]));
         w->pass[i] = (colo_transfers_t){.name = names[i],
                                         .elem = colo_dtype_size(p->config.dtype),
                                         .nsteps = w->g[i].n,
                                         .step = w->g[i].step,
+                                        .pulls = gathers,
                                         .addends = w->g[i].addends,
                                         .addend = w->g[i].addend,
                                         .blocks = b->blocks,
-                                        .nexposed = exposes->nmessages,
+                                        .nexposed = nexposed,
                                         .exposed = w->exposed[i]};
     }
     if (p->config.no_grad)
@@ -298,19 +329,24 @@ static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shape_state_t 
     return COLO_OK;
 }
 
-/* Is any pair of the ranks that the plan ties to this one out of reach? The same verdict on all of
- * these; ranks that it does not tie to this one have their own. */
+/* Is any pair of the ranks that the plan ties to this one out of reach, or is there a second
+ * exchange? The same verdict on all of these; ranks that it does not tie to this one have their
+ * own. */
 static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     int32_t *members = NULL, n = 0;
+    const bool whole = peer->reaches(b->comm, -1, -1);
     s->far = s->plan->two_levels[0] || s->plan->two_levels[1];
-    if (!s->far && peer->reaches(b->comm, -1, -1))
+    if (whole)
         return COLO_OK;
-    if (b->ragged) /* tables may tie any ranks */
-        return colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
-                         peer->why(b->comm));
-    COLO_TRY(colo_component_find(s->plan, b->comm, &members, &n));
+    if (b->ragged) { /* tables may tie any ranks */
+        s->far = true;
+        (void)colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
+                        peer->why(b->comm));
+    } else {
+        COLO_TRY(colo_component_find(s->plan, b->comm, &members, &n));
+    }
     for (int32_t i = 0; i < n && !s->far; i++)
         for (int32_t k = 0; k < i && !s->far; k++) {
             s->far = !peer->reaches(b->comm, members[k], members[i]);
@@ -322,7 +358,7 @@ static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
         }
     free(members);
     if (s->far && colo_log_on(COLO_LOG_INFO))
-        colo_log(COLO_LOG_INFO, "bridge: staged through NCCL: %s", colo_last_error());
+        colo_log(COLO_LOG_INFO, "bridge: NCCL carries between some ranks: %s", colo_last_error());
     return COLO_OK;
 }
 
@@ -372,11 +408,11 @@ colo_status_t colo_bridge_p2p_create(colo_bridge_t *b)
         return COLO_OK;
     colo_status_t st = peer->open(b->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
-        st = both_make(b, &b->now, &w);
+        st = find_far(b, &b->now);
+        if (st == COLO_OK)
+            st = both_make(b, &b->now, &w);
         if (st == COLO_OK && !b->ragged)
             st = find_asymmetric(b, &b->now);
-        if (st == COLO_OK)
-            st = find_far(b, &b->now);
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
         if (st == COLO_OK)
             st = none_far(b);
@@ -508,30 +544,106 @@ colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_rea
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
-                                  colo_view_t in, colo_view_t out, colo_stream_t stream)
+/* Bytes of @n tensors, of which the usual one has @bytes. */
+static int64_t bytes_of(const colo_bridge_t *b, const colo_shape_state_t *s, int64_t bytes,
+                        const colo_carried_t *t, int32_t n)
 {
-    const colo_plan_t *p = b->now.plan;
-    const int64_t elem = (int64_t)colo_dtype_size(p->config.dtype);
-    colo_p2p_tensor_t tensor = {.per = 1,
-                                .dtype = p->config.dtype,
-                                .elem = (size_t)elem,
-                                .in = in.data,
-                                .out = out.data,
-                                .id = r->id,
-                                .offset = r->offset};
-    const colo_p2p_call_t call = {
-        .tensor = &tensor, .n = 1, .device = r->device, .capturing = r->capturing};
+    const colo_plan_config_t *usual = &b->now.plan->config;
+    const int64_t unit = usual->shape.features / s->plan->config.shape.features *
+                         (int64_t)colo_dtype_size(usual->dtype);
+    int64_t all = 0;
+    for (int32_t k = 0; k < n; k++)
+        all += bytes / unit * t[k].per * (int64_t)colo_dtype_size(t[k].dtype);
+    return all;
+}
+
+static colo_p2p_tensor_t tensor_of(const colo_shape_state_t *s, bool gathers,
+                                   const colo_carried_t *t, const colo_reached_t *reached)
+{
+    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
+    const colo_owned_t *own = &s->plan->own_src;
+    colo_p2p_tensor_t to = {.per = t->per,
+                            .dtype = t->dtype,
+                            .elem = (size_t)elem,
+                            .in = t->in.data,
+                            .out = t->out.data,
+                            .id = reached->id,
+                            .offset = reached->offset};
     for (int i = 0; i < 3; i++) {
-        tensor.in_step[i] = in.stride[i] * elem;
-        tensor.out_step[i] = out.stride[i] * elem;
+        to.in_step[i] = t->in.stride[i] * elem;
+        to.out_step[i] = t->out.stride[i] * elem;
     }
-    const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
-    uint64_t seq = colo_comm_i_begin(b->comm, colo_bridge_op(b, pass), p->bytes[pass].send,
-                                     p->bytes[pass].recv, ns > nr ? ns : nr);
-    colo_status_t st = ns == 0 && nr == 0 /* no rank to wait for: the plain copy is faster */
-                           ? colo_exchange_own(b, pass, in, out, stream)
-                           : b->comm->ops->peer->run(b->p2p, pass, &call, stream);
-    colo_comm_i_end(b->comm, seq, st);
+    if (gathers) {
+        const int64_t row = (own->h1 - own->h0) * t->per * elem;
+        to.out = (char *)s->sums + t->sums;
+        to.out_step[0] = s->bytes ? (int64_t)s->sum_size : own->rows * row;
+        to.out_step[1] = row;
+        to.out_step[2] = elem;
+    }
+    return to;
+}
+
+/* All tensors in one call of the path. */
+static colo_status_t launch(const colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
+                            const colo_carried_t *t, int32_t n, const colo_near_t *near,
+                            colo_stream_t stream)
+{
+    const bool gathers = colo_bridge_gathers(s, b->now.far, pass);
+    colo_p2p_tensor_t one;
+    COLO_AUTOFREE colo_p2p_tensor_t *more = n > 1 ? calloc((size_t)n, sizeof *more) : NULL;
+    colo_p2p_tensor_t *tensor = n > 1 ? more : &one;
+    colo_p2p_call_t call = {.list = near->list,
+                            .tensor = tensor,
+                            .device = near->all->device,
+                            .capturing = near->all->capturing};
+    if (!tensor)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
+    for (int32_t k = 0; k < n; k++)
+        if (t[k].per > 0)
+            tensor[call.n++] = tensor_of(s, gathers, &t[k], &near->each[k]);
+    return b->comm->ops->peer->run(b->p2p, pass, &call, stream);
+}
+
+colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_state_t *s,
+                                     colo_op_desc_t op, colo_pass_t pass, const colo_carried_t *t,
+                                     int32_t n)
+{
+    int64_t sent, received;
+    const int32_t ns = colo_bridge_p2p_count(b, &s->plan->send[pass], &sent),
+                  nr = colo_bridge_p2p_count(b, &s->plan->recv[pass], &received);
+    return (colo_exchange_t){.op = op,
+                             .is_part = true,
+                             .more_peers = ns > nr ? ns : nr,
+                             .more_sent = bytes_of(b, s, sent, t, n),
+                             .more_received = bytes_of(b, s, received, t, n)};
+}
+
+colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+                                   const colo_carried_t *t, int32_t n, const colo_near_t *near,
+                                   colo_stream_t stream)
+{
+    int64_t bytes;
+    colo_status_t st = COLO_OK;
+    if (colo_bridge_p2p_count(b, &s->plan->send[pass], &bytes) +
+        colo_bridge_p2p_count(b, &s->plan->recv[pass], &bytes))
+        st = launch(b, s, pass, t, n, near, stream);
+    else /* a plain copy is faster than a kernel without peers */
+        for (int32_t k = 0; st == COLO_OK && k < n; k++)
+            if (t[k].per > 0 && !colo_bridge_gathers(s, b->now.far, pass))
+                st = colo_exchange_keep(b, s, pass, &t[k], stream);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
+}
+
+colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
+                                  colo_pass_t pass, const colo_carried_t *t, int32_t n,
+                                  const colo_near_t *near, colo_stream_t stream)
+{
+    const colo_exchange_t x = colo_bridge_p2p_part(b, s, op, pass, t, n);
+    if (!b->comm->ops->peer->reaches(b->comm, -1, -1)) /* others exchange messages, too */
+        COLO_TRY(colo_comm_i_exchange_over(b->comm, &x, stream));
+    else
+        colo_comm_i_end(b->comm,
+                        colo_comm_i_begin(b->comm, op, x.more_sent, x.more_received, x.more_peers),
+                        COLO_OK);
+    return colo_bridge_p2p_move(b, s, pass, t, n, near, stream);
 }

@@ -118,10 +118,18 @@ static colo_status_t push_move(const colo_routes_t *routes, int64_t i, int32_t p
     return COLO_OK;
 }
 
-static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
-                                     colo_move_t move, list_t *out)
+static bool is_near(const colo_bridge_t *b, int32_t peer)
 {
+    return b->comm->ops->peer->reaches(b->comm, b->comm->rank, peer);
+}
+
+static colo_status_t steps_that_move(const colo_batch_t *batch, colo_pass_t pass, colo_move_t move,
+                                     list_t *out)
+{
+    const colo_bridge_t *b = batch->bridge;
+    const colo_plan_t *p = batch->s.plan;
     const bool fwd = pass == COLO_FORWARD, pulls = move == COLO_PULL;
+    const bool gathers = colo_bridge_gathers(&batch->s, b->now.far, pass);
     const colo_routes_t *routes = pulls ? &p->recv[pass] : &p->send[pass], *local = &p->local[pass];
     const int64_t own[2] = {p->own_src.h0, p->own_dst.h0};
     const int far = fwd != pulls; /* is the peer the destination? */
@@ -130,11 +138,15 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
         const int32_t peer = colo_comm_find(b->comm, to->peer);
         const int64_t theirs = first_feature(p, far ? &p->dst : &p->src, to->peer),
                       first = to->regions - routes->region;
-        for (int64_t k = 0; k < to->nregions; k++)
+        for (int64_t k = 0; k < to->nregions && is_near(b, peer); k++) {
             COLO_TRY(push_move(routes, first + k, peer, far ? own[0] : theirs,
                                far ? theirs : own[1], fwd, out));
+            if (gathers) /* partial sums are like samples */
+                ((colo_transfer_t *)out->step->items)[out->step->n - 1].there[0] =
+                    batch->s.sum_of[to->regions[k].addend];
+        }
     }
-    for (int64_t i = 0; i < local->nregions; i++)
+    for (int64_t i = 0; i < local->nregions && !gathers; i++)
         COLO_TRY(push_move(local, i, -1, own[0], own[1], fwd, out));
     return COLO_OK;
 }
@@ -304,28 +316,35 @@ static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass, col
     return move == COLO_PULL ? &p->send[pass] : &p->recv[pass];
 }
 
-static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
-                          colo_move_t move, list_t *list, colo_transfers_t *out)
+static colo_status_t make(const colo_batch_t *batch, colo_pass_t pass, colo_move_t move,
+                          list_t *list, colo_transfers_t *out)
 {
+    const colo_bridge_t *b = batch->bridge;
+    const colo_plan_t *p = batch->s.plan;
     const colo_routes_t *exposes = reaching(p, pass, move);
     const colo_plan_config_t *usual = &b->now.plan->config;
+    const bool sums = adds(p, pass) && !colo_bridge_gathers(&batch->s, b->now.far, pass);
+    int32_t nexposed = 0;
     list->exposed = calloc((size_t)exposes->nmessages + 1, sizeof *list->exposed);
     if (!list->exposed)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)exposes->nmessages);
-    for (int32_t m = 0; m < exposes->nmessages; m++)
-        list->exposed[m] = colo_comm_find(b->comm, exposes->message[m].peer);
-    COLO_TRY(adds(p, pass) ? steps_that_add(b, p, list) : steps_that_move(b, p, pass, move, list));
+    for (int32_t m = 0; m < exposes->nmessages; m++) {
+        const int32_t peer = colo_comm_find(b->comm, exposes->message[m].peer);
+        if (is_near(b, peer))
+            list->exposed[nexposed++] = peer;
+    }
+    COLO_TRY(sums ? steps_that_add(b, p, list) : steps_that_move(batch, pass, move, list));
     /* a feature of the steps is a unit of the plan: as large as in the usual tensor */
     const int64_t per = usual->shape.features / p->config.shape.features;
     *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
                               .elem = (size_t)per * colo_dtype_size(usual->dtype),
                               .nsteps = list->step->n,
                               .step = list->step->items,
-                              .pulls = pass == COLO_FORWARD && move == COLO_PULL,
-                              .addends = adds(p, pass) ? (int32_t)p->addends : 0,
+                              .pulls = !sums && move == COLO_PULL,
+                              .addends = sums ? (int32_t)p->addends : 0,
                               .addend = list->addend->items,
                               .blocks = b->blocks,
-                              .nexposed = exposes->nmessages,
+                              .nexposed = nexposed,
                               .exposed = list->exposed};
     return COLO_OK;
 }
@@ -345,7 +364,7 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
     for (int i = 0; st == COLO_OK && i < (p->config.no_grad ? 1 : 2); i++) {
         list_t list = {.step = &steps->step[i], .addend = &steps->addend[i]};
         list.step->n = list.addend->n = 0;
-        st = make(b, p, (colo_pass_t)i, i ? (colo_move_t)moves_of(p, COLO_BACKWARD) : batch->move,
+        st = make(batch, (colo_pass_t)i, i ? (colo_move_t)moves_of(p, COLO_BACKWARD) : batch->move,
                   &list, &pass[i]);
         exposed[i] = list.exposed;
     }
@@ -406,6 +425,7 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
     const struct colo_agreed *agreed = &b->agreed[pass];
     const colo_tensor_t *missing = NULL;
     bool reads = false;
+    int64_t bytes;
     int32_t possible = moves_of(p, pass);
     *all = (colo_reached_t){.id = -1, .nothing = true, .p2p = b->p2p != NULL};
     if (!b->p2p)
@@ -419,7 +439,8 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
         if (!(possible & move))
             continue;
         missing = find_each(b, move == COLO_PULL ? in : out, n,
-                            reaching(p, pass, move)->nmessages > 0, all, each_of(each, move, n));
+                            colo_bridge_p2p_count(b, reaching(p, pass, move), &bytes) > 0, all,
+                            each_of(each, move, n));
         reads = move == COLO_PULL;
         all->moves |= missing ? 0 : move;
     }
@@ -436,73 +457,13 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
                            : "the pass's first call, with all ranks' registered,");
 }
 
-/* Bytes of @n tensors, of which the usual one has @bytes. */
-static int64_t bytes_of(const colo_batch_t *batch, int64_t bytes, const colo_carried_t *t,
-                        int32_t n)
+colo_status_t colo_ragged_p2p_near(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
+                                   colo_reached_t *each, int32_t n, colo_near_t *near)
 {
-    const colo_plan_config_t *usual = &batch->bridge->now.plan->config;
-    const int64_t unit = usual->shape.features / batch->s.plan->config.shape.features *
-                         (int64_t)colo_dtype_size(usual->dtype);
-    int64_t all = 0;
-    for (int32_t k = 0; k < n; k++)
-        all += bytes / unit * t[k].per * (int64_t)colo_dtype_size(t[k].dtype);
-    return all;
-}
-
-/* All tensors in one call of the path. */
-static colo_status_t run_all(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
-                             const colo_reached_t *pos, const colo_carried_t *t, int32_t n,
-                             colo_stream_t stream)
-{
-    const colo_bridge_t *b = batch->bridge;
-    COLO_AUTOFREE colo_p2p_tensor_t *tensor = calloc((size_t)n, sizeof *tensor);
-    colo_p2p_call_t call = {
-        .list = batch->list, .tensor = tensor, .device = all->device, .capturing = all->capturing};
-    if (!tensor)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
-    for (int32_t k = 0; k < n; k++) {
-        const int64_t elem = (int64_t)colo_dtype_size(t[k].dtype);
-        colo_p2p_tensor_t *to = &tensor[call.n];
-        if (t[k].per <= 0)
-            continue;
-        *to = (colo_p2p_tensor_t){.per = t[k].per,
-                                  .dtype = t[k].dtype,
-                                  .elem = (size_t)elem,
-                                  .in = t[k].in.data,
-                                  .out = t[k].out.data,
-                                  .id = pos[k].id,
-                                  .offset = pos[k].offset};
-        for (int i = 0; i < 3; i++) {
-            to->in_step[i] = t[k].in.stride[i] * elem;
-            to->out_step[i] = t[k].out.stride[i] * elem;
-        }
-        call.n++;
-    }
-    return b->comm->ops->peer->run(b->p2p, pass, &call, stream);
-}
-
-colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_pass_t pass,
-                                  const colo_reached_t *all, colo_reached_t *each,
-                                  const colo_carried_t *t, int32_t n, colo_stream_t stream)
-{
-    colo_bridge_t *b = batch->bridge;
-    const colo_plan_t *p = batch->s.plan;
-    const colo_reached_t *pos = each_of(each, (colo_move_t)all->moves, n);
-    const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
-    const uint64_t seq =
-        colo_comm_i_begin(b->comm, op, bytes_of(batch, p->bytes[pass].send, t, n),
-                          bytes_of(batch, p->bytes[pass].recv, t, n), ns > nr ? ns : nr);
-    colo_status_t st = COLO_OK;
     if (pass == COLO_FORWARD && batch->move != (colo_move_t)all->moves) {
         colo_ragged_p2p_drop(batch); /* the list was made before ranks had agreed */
-        st = colo_ragged_p2p_list(batch);
+        COLO_TRY(colo_ragged_p2p_list(batch));
     }
-    if (st == COLO_OK && (ns || nr))
-        st = run_all(batch, pass, all, pos, t, n, stream);
-    else /* a plain copy is faster than a kernel without peers */
-        for (int32_t k = 0; st == COLO_OK && k < n; k++)
-            if (t[k].per > 0)
-                st = colo_exchange_keep(b, &batch->s, pass, &t[k], stream);
-    colo_comm_i_end(b->comm, seq, st);
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
+    *near = (colo_near_t){all, each_of(each, (colo_move_t)all->moves, n), batch->list};
+    return COLO_OK;
 }

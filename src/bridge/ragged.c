@@ -375,7 +375,7 @@ static colo_status_t prepare(call_t *c)
     COLO_TRY(colo_ragged_p2p_find(c->batch, c->pass, c->in, c->out, c->n, &c->reached, c->each));
     c->reached.device = c->queries.device;
     c->reached.capturing = c->capturing;
-    return c->reached.p2p || c->reached.not_agreed ? COLO_OK : prepare_staged(c);
+    return (c->reached.p2p && !b->now.far) || c->reached.not_agreed ? COLO_OK : prepare_staged(c);
 }
 
 /* ---- calls ---- */
@@ -414,11 +414,12 @@ static colo_op_desc_t operation(const call_t *c)
     return colo_op_of_bridge(COLO_U8, b->number, c->pass, colo_hash_i64(h, c->n));
 }
 
-static colo_status_t run_staged(call_t *c)
+static colo_status_t run_staged(call_t *c, const colo_near_t *near)
 {
     colo_bridge_t *b = c->batch->bridge;
     const colo_stream_t stream = c->stream;
-    return colo_exchange_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, stream);
+    return colo_exchange_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, near,
+                             stream);
 }
 
 static colo_status_t run(call_t *c)
@@ -447,18 +448,22 @@ static colo_status_t run(call_t *c)
     c->batch->compared = true;
     if (c->reached.not_agreed) {
         COLO_TRY(colo_bridge_p2p_agree(b, c->pass, &c->reached));
-        st = c->reached.p2p ? COLO_OK : prepare_staged(c);
+        st = c->reached.p2p && !b->now.far ? COLO_OK : prepare_staged(c);
         if (st < 0)
             return colo_comm_i_fail(b->comm, st);
     }
     b->calls++;
-    if (c->reached.p2p)
-        return colo_ragged_p2p_run(c->batch, operation(c), c->pass, &c->reached, c->each,
-                                   c->carried, c->n, stream);
+    colo_near_t reach, *near = c->reached.p2p ? &reach : NULL;
+    st = near ? colo_ragged_p2p_near(c->batch, c->pass, &c->reached, c->each, c->n, near) : COLO_OK;
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
+    if (near && !b->now.far)
+        return colo_bridge_p2p_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, near,
+                                   stream);
     const bool ordered = b->order && !c->capturing;
     if (ordered)
         COLO_TRY(colo_bridge_follow(b, stream));
-    COLO_TRY(run_staged(c));
+    COLO_TRY(run_staged(c, near));
     return ordered ? colo_bridge_lead(b, stream) : COLO_OK;
 }
 

@@ -197,9 +197,9 @@ void colo_ragged_p2p_drop(colo_batch_t *batch);
 colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
                                    const colo_tensor_t *in, const colo_tensor_t *out, int32_t n,
                                    colo_reached_t *all, colo_reached_t *each);
-colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_pass_t pass,
-                                  const colo_reached_t *all, colo_reached_t *each,
-                                  const colo_carried_t *t, int32_t n, colo_stream_t stream);
+/* For a call that is: steps for the move that ranks agreed on. @near: out. Local. */
+colo_status_t colo_ragged_p2p_near(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
+                                   colo_reached_t *each, int32_t n, colo_near_t *near);
 
 /* ragged-verify.c: COLO_CHECK=2. Local; @t: [n] tensors of backward. */
 colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_carried_t *t,

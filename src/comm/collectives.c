@@ -237,26 +237,26 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, colo_op_desc_t op,
-                                        colo_subconnection_t *subconnection, void *stage,
-                                        size_t stage_bytes, const colo_message_t *sends,
-                                        int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
                                         colo_stream_t stream)
 {
-    COLO_TRY(colo_comm_i_ready(c, op));
-    const colo_dtype_t dtype = op.dtype;
+    COLO_TRY(colo_comm_i_ready(c, x->op));
+    const colo_dtype_t dtype = x->op.dtype;
     int64_t sent = 0, received = 0;
-    colo_status_t st = check_messages(c, "message to", sends, nsends, dtype, &sent);
+    colo_status_t st = check_messages(c, "message to", x->send, x->nsends, dtype, &sent);
     if (st == COLO_OK)
-        st = check_messages(c, "message from", recvs, nrecvs, dtype, &received);
-    COLO_TRY(check_call(c, op, st));
+        st = check_messages(c, "message from", x->recv, x->nrecvs, dtype, &received);
+    COLO_TRY(check_call(c, x->op, st));
     if (c->check >= 2)
-        COLO_TRY(colo_comm_i_compare_messages(c, sends, nsends, recvs, nrecvs));
-    int32_t peers = nsends > nrecvs ? nsends : nrecvs;
-    uint64_t seq = colo_comm_i_begin(c, op, sent, received, peers);
-    st = subconnection ? c->ops->subconnection_exchange(c, subconnection, stage, stage_bytes, sends,
-                                                        nsends, recvs, nrecvs, dtype, stream)
-                       : c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+        COLO_TRY(colo_comm_i_compare_messages(c, x->send, x->nsends, x->recv, x->nrecvs));
+    const int32_t peers = (x->nsends > x->nrecvs ? x->nsends : x->nrecvs) + x->more_peers;
+    uint64_t seq =
+        colo_comm_i_begin(c, x->op, sent + x->more_sent, received + x->more_received, peers);
+    if (x->subconnection)
+        st = c->ops->subconnection_exchange(c, x->subconnection, x->stage, x->stage_bytes, x->send,
+                                            x->nsends, x->recv, x->nrecvs, dtype, stream);
+    else if (!x->is_part || x->nsends + x->nrecvs > 0)
+        st = c->ops->exchange(c, x->send, x->nsends, x->recv, x->nrecvs, dtype, stream);
     return finish(c, seq, st);
 }
 
@@ -265,8 +265,12 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
                                    const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                    colo_stream_t stream)
 {
-    const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0, category};
-    return colo_comm_i_exchange_over(c, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs, stream);
+    const colo_exchange_t x = {.op = {COLO_OP_EXCHANGE, dtype, 0, 0, category},
+                               .send = sends,
+                               .recv = recvs,
+                               .nsends = nsends,
+                               .nrecvs = nrecvs};
+    return colo_comm_i_exchange_over(c, &x, stream);
 }
 
 /* ---- the public names, counted for the user ---- */

@@ -200,12 +200,21 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
                                    const colo_message_t *sends, int32_t nsends,
                                    const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                    colo_stream_t stream);
-/* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. On a
+/* The same on a route and the caller's staging; route NULL: an exchange of the whole comm. On a
  * route all sends lie in one allocation, and all receives in one: of each one box is checked. */
-colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, colo_op_desc_t op,
-                                        colo_subconnection_t *subconnection, void *stage,
-                                        size_t stage_bytes, const colo_message_t *sends,
-                                        int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+typedef struct colo_exchange {
+    colo_op_desc_t op;
+    colo_subconnection_t *subconnection;
+    void *stage;
+    size_t stage_bytes;
+    const colo_message_t *send, *recv;
+    int32_t nsends, nrecvs;
+    /* The caller moves more than these messages in the same operation, which counts it. */
+    bool is_part;
+    int32_t more_peers;
+    int64_t more_sent, more_received;
+} colo_exchange_t;
+colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
                                         colo_stream_t stream);
 colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
                                       int64_t key, colo_comm_t **comm);

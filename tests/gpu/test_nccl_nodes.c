@@ -8,6 +8,8 @@
 #include "gpu/pairs.h"
 #include "gpu/ragged_gpu.h"
 
+#include "comm/comm.h"
+#include "comm/peer.h"
 #include "core/error.h"
 
 enum { RANKS = 4 };
@@ -38,10 +40,16 @@ static bool relays(const colo_bridge_t *bridge, colo_pass_t pass)
     return n[0] + n[1] > 0;
 }
 
+static _Thread_local const colo_comm_ops_t *nccl;
+static _Thread_local int
+    inside; /* messages of NCCL to a rank of the same node, if all is registered */
+
 /* ---- values ---- */
 
 static colo_status_t run_case(t_gpu_rank_t *r, const t_case_t *c, bool *relayed)
 {
+    const size_t used = r->used;
+    const int earlier = inside;
     colo_bridge_t *bridge = NULL;
     rank_try(t_gpu_bridge(r, c, &bridge));
     *relayed = relays(bridge, COLO_FORWARD) || relays(bridge, COLO_BACKWARD);
@@ -49,6 +57,8 @@ static colo_status_t run_case(t_gpu_rank_t *r, const t_case_t *c, bool *relayed)
         rank_try(t_gpu_pass(r, bridge, c, i, false));
         rank_try(t_gpu_pass(r, bridge, c, i, true));
     }
+    rank_check(*relayed || inside == earlier);
+    r->used = used;
     return t_gpu_end(r, &bridge);
 }
 
@@ -186,7 +196,7 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(captured_calls_on_two_nodes_have_the_bits_of_one_level)
+static void captured_pairs(void (*runs)(t_gpu_fn fn, void *arg, size_t bytes))
 {
     static const t_pair_t pairs[] = {{"tp=2,dp=2", "cp=4"}, {"dp=2,tp=2", "cp=2,dp=2"}};
     int32_t two = 0;
@@ -196,11 +206,16 @@ T_CASE(captured_calls_on_two_nodes_have_the_bits_of_one_level)
         g.c.grad = k < 4 ? COLO_DISJOINT : COLO_PARTIAL;
         g.c.axes = "th";
         g.c.dtype = COLO_F32;
-        run_on_nodes(replays, &g, sizeof g);
+        runs(replays, &g, sizeof g);
         for (int r = 0; r < RANKS; r++)
             two += g.two[r];
     }
     assert_true(two > 30);
+}
+
+T_CASE(captured_calls_on_two_nodes_have_the_bits_of_one_level)
+{
+    captured_pairs(run_on_nodes);
 }
 
 /* ---- ragged ---- */
@@ -245,6 +260,78 @@ static colo_status_t reserved(t_gpu_rank_t *r, void *arg)
 T_CASE(workspace_with_max_rows_holds_what_is_passed_on)
 {
     run_on("a,b,b,b", reserved, NULL);
+}
+
+/* ---- peers inside, NCCL between ---- */
+
+static colo_status_t watched(colo_comm_t *c, colo_subconnection_t *subconnection, void *stage,
+                             size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
+                             const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                             colo_stream_t stream)
+{
+    for (int32_t i = 0; i < nsends; i++)
+        inside += colo_comm_node(c, sends[i].peer) == colo_comm_node(c, c->rank);
+    return nccl->subconnection_exchange(c, subconnection, stage, stage_bytes, sends, nsends, recvs,
+                                        nrecvs, dtype, stream);
+}
+
+struct mixed {
+    t_gpu_fn fn;
+    void *arg;
+};
+
+/* All tensors lie in memory that is registered. */
+static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
+{
+    const struct mixed *m = arg;
+    colo_comm_ops_t ops = *r->gpus->ops;
+    nccl = r->gpus->ops;
+    inside = 0;
+    ops.subconnection_exchange = watched;
+    rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
+    rank_check(colo_memory_is_p2p(r->memory));
+    r->arena = colo_memory_data(r->memory);
+    for (int32_t k = 0; k < r->size; k++)
+        rank_check(ops.peer->reaches(r->gpus, r->rank, k) ==
+                   (colo_comm_node(r->gpus, k) == colo_comm_node(r->gpus, r->rank)));
+    r->gpus->ops = &ops;
+    const colo_status_t st = m->fn(r, m->arg);
+    r->gpus->ops = nccl;
+    return st;
+}
+
+static void run_mixed(t_gpu_fn fn, void *arg, size_t bytes)
+{
+    const char *was = getenv("COLO_TRANSPORT");
+    char earlier[16];
+    snprintf(earlier, sizeof earlier, "%s", was ? was : "auto");
+    struct mixed m = {fn, arg};
+    setenv("COLO_TRANSPORT", "auto", 1);
+    run_on_nodes(mixed, &m, bytes);
+    setenv("COLO_TRANSPORT", earlier, 1);
+}
+
+T_CASE(unit_layouts_by_peers_inside_and_nccl_between_arrive)
+{
+    int32_t two[RANKS] = {0};
+    run_mixed(unit_cases, two, 0);
+}
+
+T_CASE(captured_calls_by_peers_and_nccl_have_the_bits_of_one_level)
+{
+    captured_pairs(run_mixed);
+}
+
+T_CASE(random_batches_by_peers_and_nccl_arrive)
+{
+    int64_t n = t_scaled(150);
+    (void)t_seed();
+    run_mixed(t_ragged_batches, &n, 0);
+}
+
+T_CASE(uniform_tables_by_peers_and_nccl_give_the_bits_of_the_uniform_bridge)
+{
+    run_mixed(t_ragged_tables, NULL, 0);
 }
 
 T_MAIN_IF(t_gpus_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/nccl_nodes")
