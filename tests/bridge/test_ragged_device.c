@@ -493,8 +493,6 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
             if (transport == COLO_TRANSPORT_PEER && !path->p2p) {
                 rank_check(st == COLO_ERR_ARG);
                 rank_check(strstr(colo_last_error(), "neither y nor x is registered over comm '"));
-                for (int64_t k = 1; k <= 2; k++) /* the pass did not get to that */
-                    free((void *)(uintptr_t)placed.data[(placed.n - k) % PLACED]);
             } else {
                 rank_try(st);
             }
