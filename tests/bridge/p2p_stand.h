@@ -103,7 +103,7 @@ static const colo_peer_ops_t peers = {.open = print_open,
 struct stand {
     colo_comm_t *comm, *control;
     const colo_comm_ops_t *was;
-    colo_comm_ops_t ops;
+    colo_comm_ops_t *ops; /* not in here: a check that fails returns, and comm is destroyed later */
     colo_bridge_t *b;
     const t_case_t *c;
     t_buffer_t t[4]; /* by role */
@@ -118,9 +118,11 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     rank_try(colo_comm_set_check(comm, c->check ? c->check : 1));
     rank_try(t_case_bridge(&s->b, c, comm, COLO_HOST));
     rank_try(colo_comm_i_split_color(comm, COLO_CATEGORY_USER, 0, comm->rank, &s->control));
-    s->ops = *comm->ops;
-    s->ops.peer = &peers;
-    comm->ops = &s->ops;
+    static colo_comm_ops_t ops[RANKS];
+    s->ops = &ops[comm->rank];
+    *s->ops = *comm->ops;
+    s->ops->peer = &peers;
+    comm->ops = s->ops;
     comm->control = s->control;
     s->b->mem = COLO_CUDA;
     s->b->transport = transport;

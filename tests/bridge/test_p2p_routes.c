@@ -129,10 +129,10 @@ static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
     c.world = RANKS;
     struct stand s;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
-    s.ops.subconnection_create = connect;
-    s.ops.subconnection_destroy = disconnect;
-    s.ops.subconnection_stage = no_stage;
-    s.ops.subconnection_exchange = over_route;
+    s.ops->subconnection_create = connect;
+    s.ops->subconnection_destroy = disconnect;
+    s.ops->subconnection_stage = no_stage;
+    s.ops->subconnection_exchange = over_route;
     colo_status_t st = reshape_in_turn(&s, &c);
     lie_down(&s);
     return st;
