@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_address.c - a rank's endpoint, if one call of the system fails while it is made; and
+ * endpoints of other ranks that do not fit.
+ */
+#include "harness/harness.h"
+
+#include "comm/comm.h"
+#include "comm/process/address.h"
+
+#include <colobridge/version.h>
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { RANK = 1, RANKS = 3 };
+
+/* ---- calls of the system, one of which fails ---- */
+
+static const char *broken; /* NULL: none */
+static int left, broken_errno;
+
+static bool fails(const char *call)
+{
+    if (!broken || strcmp(broken, call) != 0 || --left != 0)
+        return false;
+    errno = broken_errno;
+    return true;
+}
+
+FILE *fopen(const char *path, const char *mode)
+{
+    FILE *(*real)(const char *, const char *);
+    *(void **)&real = dlsym(RTLD_NEXT, "fopen");
+    return fails("fopen") ? NULL : real(path, mode);
+}
+
+char *fgets(char *text, int size, FILE *f)
+{
+    char *(*real)(char *, int, FILE *);
+    *(void **)&real = dlsym(RTLD_NEXT, "fgets");
+    return fails("fgets") ? NULL : real(text, size, f);
+}
+
+int stat(const char *path, struct stat *s)
+{
+    return fails("stat") ? -1 : fstatat(AT_FDCWD, path, s, 0);
+}
+
+ssize_t getrandom(void *data, size_t bytes, unsigned flags)
+{
+    return fails("getrandom") ? -1 : (ssize_t)syscall(SYS_getrandom, data, bytes, flags);
+}
+
+int socket(int family, int type, int protocol)
+{
+    return fails("socket") ? -1 : (int)syscall(SYS_socket, family, type, protocol);
+}
+
+int bind(int fd, __CONST_SOCKADDR_ARG address, socklen_t size)
+{
+    return fails("bind") ? -1 : (int)syscall(SYS_bind, fd, address.__sockaddr__, size);
+}
+
+/* ---- this rank's endpoint ---- */
+
+T_CASE(endpoint_tells_what_its_rank_lacks)
+{
+    static const char too_few[] = "rank 1 has too few descriptors for 2 connections";
+    static const struct {
+        const char *call;
+        int nth, error;
+        colo_status_t status;
+        const char *why;
+        bool host, name;
+    } table[] = {
+        {NULL, 0, 0, COLO_OK, "", true, true},
+        {"getrandom", 1, ENOSYS, COLO_ERR_IO, "getrandom: ", false, false},
+        {"getrandom", 2, ENOSYS, COLO_OK, "", true, false},
+        {"fopen", 1, ENOENT, COLO_OK, "", false, true},
+        {"fopen", 1, EMFILE, COLO_ERR_IO, too_few, false, false},
+        {"fopen", 1, ENFILE, COLO_ERR_IO, too_few, false, false},
+        {"fopen", 1, ENOMEM, COLO_ERR_NOMEM, "rank 1 of 3 cannot open a socket: ", false, false},
+        {"fgets", 1, EIO, COLO_OK, "", false, true},
+        {"stat", 1, EACCES, COLO_OK, "", false, true},
+        {"socket", 1, EAFNOSUPPORT, COLO_OK, "", true, false},
+        {"socket", 1, EMFILE, COLO_ERR_IO, too_few, true, false},
+        {"socket", 1, ENOBUFS, COLO_ERR_NOMEM, "rank 1 of 3 cannot open a socket: ", true, false},
+        {"bind", 1, EADDRINUSE, COLO_OK, "", true, false},
+        {"bind", 1, ENOMEM, COLO_ERR_NOMEM, "rank 1 of 3 cannot open a socket: ", true, false},
+        {"socket", 2, ENFILE, COLO_ERR_IO, too_few, true, true},
+        {"socket", 3, ENOBUFS, COLO_ERR_NOMEM, "rank 1 of 3 cannot open a socket: ", true, true},
+        {"socket", 5, EACCES, COLO_ERR_IO, "rank 1 of 3 cannot open a socket: ", true, true},
+    };
+    const colo_bootstrap_t b = {.rank = RANK, .size = RANKS};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        colo_endpoint_t e;
+        int door, fd[RANKS];
+        broken = table[i].call;
+        left = table[i].nth;
+        broken_errno = table[i].error;
+        colo_endpoint_make(&b, true, &e, &door, fd);
+        broken = NULL;
+        if (e.status != table[i].status || strstr(e.why, table[i].why) != e.why ||
+            (e.host != 0) != table[i].host || (e.name[0] != 0) != table[i].name)
+            fail_msg("%s %d: %s: \"%s\", host %d, name \"%s\"", table[i].call, table[i].nth,
+                     colo_status_name((colo_status_t)e.status), e.why, e.host != 0, e.name);
+        assert_true(table[i].status < 0 || (fd[0] >= 0 && fd[RANK] == -1 && fd[2] >= 0));
+        for (int r = 0; r < RANKS; r++)
+            if (fd[r] >= 0)
+                close(fd[r]);
+        if (door >= 0)
+            close(door);
+    }
+}
+
+T_CASE(endpoint_tells_that_its_rank_lacks_memory)
+{
+    const colo_bootstrap_t b = {.rank = RANK, .size = RANKS};
+    for (int enough = 0; enough < 2; enough++) { /* enough for all but the list of descriptors */
+        colo_endpoint_t e;
+        int door, fd[RANKS];
+        colo_endpoint_make(&b, enough, &e, &door, enough ? NULL : fd);
+        assert_int_equal(e.status, COLO_ERR_NOMEM);
+        assert_string_equal(e.why, "rank 1 has no memory for 2 connections");
+        assert_int_equal(door, -1);
+    }
+}
+
+/* ---- endpoints of others ---- */
+
+T_CASE(endpoints_that_do_not_fit_are_refused)
+{
+    const colo_bootstrap_t b = {.rank = 0, .size = 2};
+    const uint32_t version = colo_version_number();
+    for (int i = 0; i < 5; i++) {
+        colo_endpoint_t e[2] = {{.magic = COLO_ENDPOINT_MAGIC, .version = version, .size = 2},
+                                {.magic = COLO_ENDPOINT_MAGIC,
+                                 .version = i == 4 ? version + 1 : version,
+                                 .rank = i == 2 ? 0 : 1,
+                                 .size = i == 3 ? 3 : 2}};
+        if (i == 1)
+            e[1].magic = 7;
+        const colo_status_t st = colo_endpoint_check_all(&b, e);
+        static const char *const words[] = {
+            "", "does not hold what rank 1 brought", "comes from rank 0 of 2, expected rank 1 of 2",
+            "comes from rank 1 of 3, expected rank 1 of 2", "rank 1 runs library version "};
+        if (i == 0)
+            assert_ok(st);
+        else
+            assert_fails(st, COLO_ERR_MISMATCH, words[i]);
+    }
+}
+
+T_CASE(sockets_connect_ranks_of_one_host_unless_ucx_is_wanted)
+{
+    enum { A, B, C, D, E, F };
+    const colo_endpoint_t e[] = {{.host = 1, .node = 1, .name = "a"},
+                                 {.host = 1, .node = 1, .name = "b"},
+                                 {.host = 2, .node = 1, .name = "c"},
+                                 {.host = 1, .node = 2, .name = "d"},
+                                 {.host = 1, .name = ""},
+                                 {.name = "f"}};
+    static const struct {
+        int a, b;
+        bool insists, near;
+    } table[] = {{A, B, false, true},  {A, B, true, true},   {A, C, false, false},
+                 {A, D, false, true},  {A, D, true, false},  {A, E, false, false},
+                 {E, A, false, false}, {F, F, false, false}, {F, F, true, false}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (colo_endpoint_near(&e[table[i].a], &e[table[i].b], table[i].insists) != table[i].near)
+            fail_msg("pair %d", (int)i);
+    const colo_endpoint_t alone = {.host = 1, .name = "g"}; /* of no node */
+    assert_true(colo_endpoint_near(&alone, &e[A], false));
+    assert_false(colo_endpoint_near(&alone, &alone, true));
+}
+
+T_MAIN("comm/address")
