@@ -181,19 +181,29 @@ sanitized() {
     rerun "$name" "under $kinds" "${more[@]}"
 }
 
-# Each target of tests/fuzz for 10 s, if clang has libFuzzer; tools/fuzz.sh alone takes 30.
-fuzzed() {
+# Each target of tests/fuzz for its 30 s, if clang has libFuzzer, in what the reruns leave of the processors
+# while they wait.
+fuzz() {
     [ ${#suites[@]} = 0 ] || return 0
     local probe
     probe=$(mktemp -d)
     echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n; }' >"$probe/probe.c"
-    if ! clang -fsanitize=fuzzer,address -o "$probe/probe" "$probe/probe.c" 2>/dev/null; then
+    if clang -fsanitize=fuzzer,address -o "$probe/probe" "$probe/probe.c" 2>/dev/null; then
+        nice -n 19 tools/fuzz.sh </dev/null >build/fuzz.log 2>&1 &
+        fuzzing=$!
+        trap 'kill "$fuzzing" 2>/dev/null || true' EXIT
+    else
         say "clang has no libFuzzer; fuzzing left out"
         cases+=(--case "fuzzed inputs find no fault=skipped")
-    else
-        judge "fuzzed inputs find no fault" tools/fuzz.sh --seconds 10 || true
     fi
     rm -rf "$probe"
+}
+
+fuzzed() {
+    local rc=0
+    wait "$fuzzing" || rc=$?
+    cat build/fuzz.log
+    return $rc
 }
 
 # By clang, if it is here, because a second compiler sees other things, and clang takes half of gcc's time for ASan.
@@ -217,7 +227,6 @@ reruns() {
         sanitized asan address,undefined api slow ucx-all mpi-all
     fi
     options=()
-    fuzzed
     if [ ${#suites[@]} = 0 ]; then
         # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
         by_clang without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
@@ -233,9 +242,9 @@ reruns() {
 compile_ahead() {
     run_tests() { :; }
     judge() { "${@:2}" || true; }
-    fuzzed() { tools/fuzz.sh --build || true; }
     ! has renice || renice -n 19 "$BASHPID" || true
     reruns
+    [ ${#suites[@]} != 0 ] || tools/fuzz.sh --build || true
 }
 
 if [ "$quick" = no ]; then
@@ -251,7 +260,10 @@ if [ "$quick" = no ]; then
     say "waiting for the builds of the reruns"
     ! wait "$ahead" || configure() { :; } # it has been done
     trap - EXIT
+    fuzz
     reruns
+    [ -z "${fuzzing-}" ] || judge "fuzzed inputs find no fault" fuzzed || true
+    trap - EXIT
 fi
 
 if [ "$quick" = no ] && [ ${#suites[@]} = 0 ]; then
