@@ -120,9 +120,10 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
                      int32_t n, int32_t me)
 {
     pic_flows_t *s = &pic->pass[pass];
-    int32_t count = 0, passed = 0;
+    int32_t count = 0, passed = 0, nsums = 0;
     const colo_plan_message_t *m = colo_plan_recvs(plan, pass, &count);
     const colo_plan_message_t *relay = colo_plan_relays(plan, pass, false, &passed);
+    const colo_plan_message_t *sums = colo_plan_sums(plan, pass, false, &nsums), *first = m;
     colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
     const colo_plan_config_t *c = colo_plan_config(plan);
     int64_t node = c->ranks_per_node, rank = colo_plan_rank(plan);
@@ -130,9 +131,9 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
     if (b.local > 0 &&
         !push(s, (pic_flow_t){.from = me, .to = me, .bytes = b.local, .times = 1, .own = true}))
         return false;
-    for (int32_t k = 0; k < count + passed; k++) {
-        const int32_t i = k < count ? k : k - count;
-        m = k < count ? m : relay;
+    for (int32_t k = 0; k < count + nsums + passed; k++) {
+        const int32_t i = k < count ? k : k < count + nsums ? k - count : k - count - nsums;
+        m = k < count ? first : k < count + nsums ? sums : relay;
         int64_t *index = bsearch(&m[i].peer, ranks, (size_t)n, sizeof *ranks, by_value);
         if (!index)
             pic->outside++;
@@ -146,7 +147,7 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
             return false;
     }
     pic->passes_on |= passed > 0;
-    s->messages += count + passed;
+    s->messages += count + nsums + passed;
     s->total += b.recv;
     s->minimum += b.minimum;
     if (b.recv > s->most)

@@ -39,11 +39,13 @@ typedef struct colo_plan_config {
     int64_t ranks_per_node; /* 0: one node, or those of nodes */
     const colo_nodes_t *nodes; /* borrowed while the plan lives; NULL: by ranks_per_node */
     /* true: each rank receives what it lacks from ranks that hold it. false: data that several
-     * ranks of a node lack enter the node once, and these ranks pass them on. */
+     * ranks of a node lack enter the node once, and these ranks pass them on; PARTIAL gradients of
+     * a node are added up before they leave it, where that makes them fewer bytes. */
     bool one_level;
+    bool single_addends; /* true: no node adds up, as in bridges of GPU memory */
 } colo_plan_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr, false
+#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr, false, false
 #else
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
 #endif
@@ -51,7 +53,8 @@ typedef struct colo_plan_config {
 /** A box in global indices, half-open. */
 typedef struct colo_region {
     int64_t b[2], s[2], h[2];
-    int32_t addend; /* PARTIAL backward: which addend (ordinal among the cp siblings); else 0 */
+    int32_t addend; /* PARTIAL backward: which addend (ordinal among the cp siblings); of a sum,
+                       the lowest; else 0 */
 } colo_region_t;
 
 typedef struct colo_plan_message {
@@ -63,9 +66,10 @@ typedef struct colo_plan_message {
 
 /** Bytes of one rank in one pass. */
 typedef struct colo_plan_bytes {
-    int64_t recv, send; /* of both exchanges */
+    int64_t recv, send; /* of all exchanges */
     int64_t local;   /* copied from own input to own output */
-    int64_t minimum; /* what must arrive: this rank needs it and does not have it */
+    /* what must arrive: this rank needs it and does not have it. A sum of a node counts once */
+    int64_t minimum;
     int64_t collective_recv; /* by all-gather and all-reduce (ring); -1 if COLLECTIVE rejects it */
 } colo_plan_bytes_t;
 
@@ -122,13 +126,23 @@ COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, col
 COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
                                                     int32_t *count);
 /**
- * colo_plan_relays() - the messages of the second exchange of a call, in which the ranks of a node
+ * colo_plan_relays() - the messages of the last exchange of a call, in which the ranks of a node
  * pass on what entered it for several of them; otherwise as colo_plan_sends(). Backward PARTIAL:
  * their regions have been summed, addend is 0
  * @sends:  what this rank sends, else what it receives
  */
 COLO_API const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t pass,
                                                      bool sends, int32_t *count);
+/**
+ * colo_plan_sums() - the messages of the exchange of sums of backward PARTIAL over several nodes,
+ * which comes before that of colo_plan_relays(); otherwise as colo_plan_sends(). Ranks of one node
+ * have added up their addends, and the sum crosses once. addend is the lowest of them. A region of
+ * colo_plan_recvs() whose addend is at least colo_plan_addends() brings an addend, more by that
+ * number, to the rank that adds up
+ * @sends:  what this rank sends, else what it receives
+ */
+COLO_API const colo_plan_message_t *colo_plan_sums(const colo_plan_t *plan, colo_pass_t pass,
+                                                   bool sends, int32_t *count);
 /**
  * colo_plan_locals() - regions that this rank copies from its own input (backward PARTIAL: adds,
  * by addend); the plan owns them
@@ -141,8 +155,8 @@ COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t 
 /** Bytes of one rank in one pass; their sums over the ranks of a node are those of the node. */
 typedef struct colo_plan_node_bytes {
     int64_t in;      /* that this rank receives from other nodes */
-    int64_t minimum; /* that ranks of the node need and none holds; an even part of each is counted
-                        here */
+    int64_t minimum; /* that ranks of the node need and none holds, addends that another node adds
+                        up as one sum; an even part of each is counted here */
 } colo_plan_node_bytes_t;
 /** colo_plan_node_bytes() - bytes that enter the node at this rank per call */
 COLO_API colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass);

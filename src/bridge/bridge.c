@@ -65,6 +65,7 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
         colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->messages[pass]);
         colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->relay[pass]);
     }
+    colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->node_sums);
     colo_plan_destroy(&s->plan);
     free(s->sum_of);
     free(s->run);
@@ -75,7 +76,7 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
 static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state_t *s)
 {
     const bool gpu = b->comm->ops->peer != NULL;
-    int messages = 0;
+    int messages = s->node_sums.nsends + s->node_sums.nrecvs;
     for (int pass = 0; pass < 2; pass++)
         messages += s->messages[pass].nsends + s->messages[pass].nrecvs;
     const bool talks = messages > 0 || s->need_sums > 0 ||
@@ -221,6 +222,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     /* GPUs that the caller groups may all reach each other's memory: then one level is faster */
     plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
                      (c->mem == COLO_CUDA && c->ranks_per_node != 0);
+    plan.single_addends = c->mem == COLO_CUDA; /* its sums are of one dtype */
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));

@@ -43,12 +43,14 @@ typedef struct colo_arena {
 /* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
 typedef struct colo_shape_state {
     colo_plan_t *plan;
-    colo_pass_messages_t messages[2], relay[2]; /* of the first and second exchange */
+    colo_pass_messages_t messages[2], relay[2]; /* of the first and last exchange */
+    colo_pass_messages_t node_sums;             /* backward: of the exchange between them */
     void *sums; /* PARTIAL: addends of other ranks, one partial sum per addend that arrives; of the
                    bridge's arena, set by each staged call */
     size_t sum_size;
     int32_t nsums;
-    int32_t *sum_of; /* [addends]: which partial sum, -1 where nothing arrives */
+    int32_t *sum_of; /* [addends]: which partial sum, -1 where nothing arrives; if nodes add up, by
+                        colo_sum_key() */
     /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of
      * the comm, their route. Else 0 and NULL. */
     int32_t *members, nmembers;
@@ -93,6 +95,15 @@ struct colo_bridge {
     struct colo_ragged_bridge *ragged; /* ragged.h; NULL: of uniform batches */
     bool compared[2]; /* by pass: all ranks were once in this call, by the plan of now */
 };
+
+/* If nodes add up, the partial sums are: addends that arrive; sums of nodes by their lowest addend,
+ * and those of a group that is added up here; addends that this rank collects for other nodes, and
+ * their sums. The last two have the shape of its destination part. */
+enum { COLO_SUM_ADDEND, COLO_SUM_NODE, COLO_SUM_COLLECTED, COLO_SUM_LEAVES };
+static inline int64_t colo_sum_key(const colo_plan_t *p, int kind, int64_t addend)
+{
+    return kind * p->addends + addend;
+}
 
 /* A rank's tensor as (samples, rows, features) strides in elements. */
 typedef struct colo_view {
@@ -140,6 +151,24 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                 const colo_near_t *near, colo_stream_t stream);
 colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s);
+/* A region of tensor @t, in @v, which is a part of @own; its first row is @row. */
+colo_box_t colo_exchange_box(const colo_carried_t *t, colo_view_t v, const colo_owned_t *own,
+                             const colo_region_t *r, int64_t row, bool bytes);
+/* A region of a partial sum; its dtype. */
+colo_box_t colo_sum_box(const colo_shape_state_t *s, const colo_carried_t *t, int64_t key,
+                        const colo_region_t *r, const colo_offset_t *where, bool bytes);
+colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key);
+/* That of a node's sum of @dtype. */
+colo_dtype_t colo_sum_wide(colo_dtype_t dtype);
+/* add-up.c: a region of the output: each group of its terms, then their sums. */
+colo_status_t colo_add_up_terms(colo_bridge_t *b, const colo_shape_state_t *s,
+                                const colo_carried_t *t, const colo_region_t *r,
+                                const colo_offset_t *where, colo_stream_t stream);
+/* What this rank brings to other nodes: its addend and those that it has collected. */
+colo_status_t colo_add_up_for_others(colo_bridge_t *b, const colo_shape_state_t *s,
+                                     const colo_carried_t *t, colo_stream_t stream);
+/* Bytes of one partial sum, of a tensor that has @per features for each of the plan's. */
+size_t colo_partial_sum_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype);
 /* The members of the route and staging for its messages; local. */
 colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s);
 /* What the messages of a call take, whose boxes are filled in; of a backend with routes. */

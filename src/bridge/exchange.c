@@ -3,12 +3,13 @@
  * exchange.c - execute a plan: exchange boxes with others, copy own ones, and the mirror of it.
  *
  * In that order, because an exchange to which a peer does not come writes nothing: the output is
- * untouched then. With two levels a second exchange follows, from output to output, inside each
- * node; if a peer is missing only there, the output is partly written. Forward and backward are the
- * same loop over two lists of the plan. The only addition in backward is the sum of PARTIAL
- * gradients: what other context ranks send lands in partial sums, one per addend, each with the
- * shape of the rank's source part; then every element is added up in addend order, which is rank
- * order. Which boxes, from whom, is the plan's decision; how they travel, the comm's.
+ * untouched then. With two levels others follow: of sums between nodes (add-up.c), and from output
+ * to output, inside each node; if a peer is missing only there, the output is partly written.
+ * Forward and backward are the same loop over two lists of the plan. The only addition in backward
+ * is the sum of PARTIAL gradients: what other context ranks send lands in partial sums, one per
+ * addend, each with the shape of the rank's source part; then every element is added up in addend
+ * order, which is rank order, or as the plan says. Which boxes, from whom, is the plan's decision;
+ * how they travel, the comm's.
  */
 #include "bridge/bridge.h"
 #include "bridge/ragged.h"
@@ -22,8 +23,8 @@
 
 /* ---- boxes ---- */
 
-static colo_box_t box_at(const colo_carried_t *t, colo_view_t v, const colo_owned_t *own,
-                         const colo_region_t *r, int64_t row, bool bytes)
+colo_box_t colo_exchange_box(const colo_carried_t *t, colo_view_t v, const colo_owned_t *own,
+                             const colo_region_t *r, int64_t row, bool bytes)
 {
     const int64_t elem = (int64_t)colo_dtype_size(t->dtype), cols = (r->h[1] - r->h[0]) * t->per;
     colo_box_t box = {.extent = {r->b[1] - r->b[0], r->s[1] - r->s[0], cols},
@@ -52,9 +53,9 @@ static void fill(const colo_shape_state_t *s, colo_box_t *boxes, const colo_rout
     const colo_owned_t *own = src_side ? &s->plan->own_src : &s->plan->own_dst;
     for (int64_t i = 0; i < routes->nregions; i++)
         for (int32_t k = 0; k < n; k++)
-            boxes[i * n + k] =
-                box_at(&t[k], input ? t[k].in : t[k].out, own, &routes->region[i],
-                       src_side ? routes->offset[i].src_row : routes->offset[i].dst_row, s->bytes);
+            boxes[i * n + k] = colo_exchange_box(
+                &t[k], input ? t[k].in : t[k].out, own, &routes->region[i],
+                src_side ? routes->offset[i].src_row : routes->offset[i].dst_row, s->bytes);
 }
 
 /* ---- messages: allocated once, filled by each call ---- */
@@ -108,6 +109,8 @@ colo_status_t colo_messages_widen(colo_shape_state_t *s, colo_pass_t pass, int32
     if (n == s->messages[pass].tensors && n == s->relay[pass].tensors)
         return COLO_OK;
     COLO_TRY(widen(p->pool, &s->messages[pass], p->send[pass].nregions, p->recv[pass].nregions, n));
+    if (pass == COLO_BACKWARD && p->node_sums)
+        COLO_TRY(widen(p->pool, &s->node_sums, p->sum_send.nregions, p->sum_recv.nregions, n));
     return widen(p->pool, &s->relay[pass], p->relay_send[pass].nregions,
                  p->relay_recv[pass].nregions, n);
 }
@@ -143,10 +146,14 @@ static colo_status_t make(const colo_bridge_t *b, colo_pool_t *pool, const colo_
 
 colo_status_t colo_messages_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass)
 {
-    colo_pass_messages_t *l = &s->messages[pass], *relay = &s->relay[pass];
+    colo_pass_messages_t *l = &s->messages[pass], *relay = &s->relay[pass], *sums = &s->node_sums;
     const colo_plan_t *p = s->plan;
     const int64_t nlocals = p->local[pass].nregions;
-    l->tensors = relay->tensors = 1;
+    l->tensors = relay->tensors = sums->tensors = 1;
+    if (pass == COLO_BACKWARD && p->node_sums) {
+        COLO_TRY(make(b, p->pool, &p->sum_send, &sums->send, &sums->send_box, &sums->nsends));
+        COLO_TRY(make(b, p->pool, &p->sum_recv, &sums->recv, &sums->recv_box, &sums->nrecvs));
+    }
     COLO_TRY(make(b, p->pool, &p->send[pass], &l->send, &l->send_box, &l->nsends));
     COLO_TRY(
         make(b, p->pool, &p->relay_send[pass], &relay->send, &relay->send_box, &relay->nsends));
@@ -167,9 +174,23 @@ void colo_messages_deinit(const colo_pool_t *pool, colo_pass_messages_t *l)
     *l = (colo_pass_messages_t){0};
 }
 
-static size_t part_bytes(const colo_owned_t *o, size_t elem)
+static size_t part_size(const colo_owned_t *o)
 {
-    return (size_t)((o->b1 - o->b0) * o->rows * (o->h1 - o->h0)) * elem;
+    return (size_t)((o->b1 - o->b0) * o->rows * (o->h1 - o->h0));
+}
+
+/* Sums of a node are at least as wide as fp32. */
+colo_dtype_t colo_sum_wide(colo_dtype_t dtype)
+{
+    return colo_dtype_size(dtype) < sizeof(float) ? COLO_F32 : dtype;
+}
+
+size_t colo_partial_sum_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype)
+{
+    const size_t src = part_size(&p->own_src), dst = part_size(&p->own_dst);
+    return (size_t)per * (p->node_sums
+                              ? (src > dst ? src : dst) * colo_dtype_size(colo_sum_wide(dtype))
+                              : src * colo_dtype_size(dtype));
 }
 
 colo_status_t colo_staged_need(colo_bridge_t *b, const colo_shape_state_t *s)
@@ -194,6 +215,34 @@ static bool sums_whole(const colo_bridge_t *b, const colo_shape_state_t *s)
            n * LARGE;
 }
 
+/* Of a region that is received in the first exchange of backward. */
+static int64_t recv_key(const colo_plan_t *p, int64_t addend)
+{
+    return addend < p->addends ? addend : colo_sum_key(p, COLO_SUM_COLLECTED, addend - p->addends);
+}
+
+static void need_sum(colo_shape_state_t *s, int64_t key)
+{
+    s->sum_of[key] = s->sum_of[key] < 0 ? s->nsums++ : s->sum_of[key];
+}
+
+/* Of those groups of terms from @x on that are added up here. */
+static void need_groups(colo_shape_state_t *s, const colo_term_t *x)
+{
+    for (; !(x->use & COLO_TERM_LAST); x++)
+        if (x->use == COLO_TERM_FIRST && !(x[1].use & COLO_TERM_FIRST))
+            need_sum(s, colo_sum_key(s->plan, COLO_SUM_NODE, x->addend));
+}
+
+/* If nodes add up, each element that this rank needs is in one region of addend 0 of these. */
+static const colo_routes_t **whole_lists(const colo_plan_t *p, const colo_routes_t *lists[3])
+{
+    lists[0] = &p->recv[COLO_BACKWARD];
+    lists[1] = &p->local[COLO_BACKWARD];
+    lists[2] = &p->sum_recv;
+    return lists;
+}
+
 colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;
@@ -211,20 +260,27 @@ colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)
                          "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
                          "DISJOINT or SHARDED",
                          (long long)p->addends, COLO_MAX_ADDENDS);
-    s->sum_of = malloc((size_t)p->addends * sizeof *s->sum_of);
+    const int64_t keys = colo_sum_key(p, p->node_sums ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
+    s->sum_of = malloc((size_t)keys * sizeof *s->sum_of);
     if (!s->sum_of)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)p->addends);
-    int32_t n = 0;
-    for (int64_t i = 0; i < p->addends; i++)
+    for (int64_t i = 0; i < keys; i++)
         s->sum_of[i] = -1;
-    for (int64_t i = 0; i < recv->nregions; i++) {
-        int32_t *sum = &s->sum_of[recv->region[i].addend];
-        *sum = *sum < 0 ? n++ : *sum;
-    }
-    if (sums_whole(b, s) && p->local[COLO_BACKWARD].nregions > 0 && s->sum_of[p->own_addend] < 0)
-        s->sum_of[p->own_addend] = n++;
-    s->sum_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
-    s->nsums = n;
+    for (int64_t i = 0; i < recv->nregions; i++)
+        need_sum(s, recv_key(p, recv->region[i].addend));
+    for (int64_t i = 0; i < p->sum_recv.nregions; i++)
+        need_sum(s, colo_sum_key(p, COLO_SUM_NODE, p->sum_recv.region[i].addend));
+    if (p->sum_send.nregions > 0)
+        need_sum(s, colo_sum_key(p, COLO_SUM_LEAVES, 0));
+    const colo_routes_t *lists[3];
+    for (int k = 0; p->node_sums && k < 3; k++)
+        for (int64_t i = 0; i < whole_lists(p, lists)[k]->nregions; i++)
+            if (lists[k]->region[i].addend == 0)
+                need_groups(s, &p->term[lists[k]->offset[i].order]);
+    if ((p->node_sums || sums_whole(b, s)) && p->local[COLO_BACKWARD].nregions > 0)
+        need_sum(s, p->own_addend);
+    s->sum_size = colo_partial_sum_bytes(p, 1, p->config.dtype);
+    const int32_t n = s->nsums;
     if (s->bytes) /* of a ragged batch: in memory of the bridge, by call */
         return COLO_OK;
     s->need_sums = s->sum_size * (size_t)n;
@@ -368,14 +424,33 @@ colo_carried_t colo_exchange_tensor(const colo_bridge_t *b, colo_view_t in, colo
 
 /* ---- sums of PARTIAL gradients ---- */
 
-/* The rank's source part of tensor @t, contiguous, as the partial sum of an addend. */
-static colo_view_t sum_view(const colo_shape_state_t *s, const colo_carried_t *t, int64_t addend)
+/* The rank's part of tensor @t, contiguous, as a partial sum. */
+static colo_view_t sum_view(const colo_shape_state_t *s, const colo_carried_t *t, int64_t key)
 {
-    const colo_owned_t *o = &s->plan->own_src;
+    const colo_plan_t *p = s->plan;
+    const bool collects = key >= colo_sum_key(p, COLO_SUM_COLLECTED, 0);
+    const colo_owned_t *o = collects ? &p->own_dst : &p->own_src;
     int64_t h = (o->h1 - o->h0) * t->per;
-    return (colo_view_t){.data =
-                             (char *)s->sums + (size_t)s->sum_of[addend] * s->sum_size + t->sums,
+    return (colo_view_t){.data = (char *)s->sums + (size_t)s->sum_of[key] * s->sum_size + t->sums,
                          .stride = {o->rows * h, h, 1}};
+}
+
+colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key)
+{
+    const int64_t kind = key / p->addends;
+    return kind == COLO_SUM_NODE || kind == COLO_SUM_LEAVES ? colo_sum_wide(t->dtype) : t->dtype;
+}
+
+/* A region of a partial sum. */
+colo_box_t colo_sum_box(const colo_shape_state_t *s, const colo_carried_t *t, int64_t key,
+                        const colo_region_t *r, const colo_offset_t *where, bool bytes)
+{
+    const colo_plan_t *p = s->plan;
+    const bool collects = key >= colo_sum_key(p, COLO_SUM_COLLECTED, 0);
+    colo_carried_t as = *t;
+    as.dtype = colo_sum_dtype(p, t, key);
+    return colo_exchange_box(&as, sum_view(s, t, key), collects ? &p->own_dst : &p->own_src, r,
+                             collects ? where->dst_row : where->src_row, bytes);
 }
 
 /* d_x[region] = sum over addends, in addend order; own addend from d_y where it is held here. */
@@ -385,36 +460,46 @@ static colo_status_t sum_region(colo_bridge_t *b, const colo_shape_state_t *s,
 {
     const colo_plan_t *p = s->plan;
     colo_box_t term[COLO_MAX_ADDENDS] = {{0}};
-    colo_box_t to = box_at(t, t->out, &p->own_src, r, where->src_row, false);
+    colo_box_t to = colo_exchange_box(t, t->out, &p->own_src, r, where->src_row, false);
     for (int64_t addend = 0; addend < p->addends; addend++)
-        term[addend] =
-            own_is_local && addend == p->own_addend
-                ? box_at(t, t->in, &p->own_dst, r, where->dst_row, false)
-                : box_at(t, sum_view(s, t, addend), &p->own_src, r, where->src_row, false);
+        term[addend] = own_is_local && addend == p->own_addend
+                           ? colo_exchange_box(t, t->in, &p->own_dst, r, where->dst_row, false)
+                           : colo_exchange_box(t, sum_view(s, t, addend), &p->own_src, r,
+                                               where->src_row, false);
     return b->ops->box_sum(&to, term, (int32_t)p->addends, t->dtype, stream);
+}
+
+/* Copies what stays here to where the other addends are. */
+static colo_status_t keep_with_addends(colo_bridge_t *b, const colo_shape_state_t *s,
+                                       const colo_carried_t *t, colo_stream_t stream)
+{
+    const colo_plan_t *p = s->plan;
+    const colo_routes_t *local = &p->local[COLO_BACKWARD];
+    const colo_pass_messages_t *l = &s->messages[COLO_BACKWARD];
+    for (int64_t i = 0; i < local->nregions; i++) {
+        const colo_region_t *r = &local->region[i];
+        l->local_from[i] =
+            colo_exchange_box(t, t->in, &p->own_dst, r, local->offset[i].dst_row, s->bytes);
+        l->local_to[i] = colo_sum_box(s, t, p->own_addend, r, &local->offset[i], s->bytes);
+    }
+    return b->ops->box_list(l->local_to, l->local_from, local->nregions,
+                            s->bytes ? 1 : colo_dtype_size(t->dtype), stream);
 }
 
 static colo_status_t sum_whole(colo_bridge_t *b, const colo_shape_state_t *s,
                                const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    const colo_routes_t *local = &p->local[COLO_BACKWARD];
-    const colo_pass_messages_t *l = &s->messages[COLO_BACKWARD];
     const colo_owned_t *own = &p->own_src;
     const colo_region_t all = {
         .b = {own->b0, own->b1}, .s = {0, own->rows}, .h = {own->h0, own->h1}};
     if (own->rows == 0 || t->per == 0)
         return COLO_OK;
-    for (int64_t i = 0; i < local->nregions; i++) {
-        const colo_region_t *r = &local->region[i];
-        l->local_from[i] = box_at(t, t->in, &p->own_dst, r, local->offset[i].dst_row, true);
-        l->local_to[i] =
-            box_at(t, sum_view(s, t, p->own_addend), own, r, local->offset[i].src_row, true);
-    }
-    COLO_TRY(b->ops->box_list(l->local_to, l->local_from, local->nregions, 1, stream));
-    colo_box_t term[COLO_MAX_ADDENDS] = {{0}}, sum = box_at(t, t->out, own, &all, 0, false);
+    COLO_TRY(keep_with_addends(b, s, t, stream));
+    colo_box_t term[COLO_MAX_ADDENDS] = {{0}},
+               sum = colo_exchange_box(t, t->out, own, &all, 0, false);
     for (int64_t addend = 0; addend < p->addends; addend++)
-        term[addend] = box_at(t, sum_view(s, t, addend), own, &all, 0, false);
+        term[addend] = colo_exchange_box(t, sum_view(s, t, addend), own, &all, 0, false);
     return b->ops->box_sum(&sum, term, (int32_t)p->addends, t->dtype, stream);
 }
 
@@ -423,6 +508,15 @@ static colo_status_t sum_addends(colo_bridge_t *b, const colo_shape_state_t *s,
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
+    if (p->node_sums) {
+        const colo_routes_t *lists[3];
+        for (int k = 0; k < 3; k++)
+            for (int64_t i = 0; i < whole_lists(p, lists)[k]->nregions; i++)
+                if (lists[k]->region[i].addend == 0)
+                    COLO_TRY(colo_add_up_terms(b, s, t, &lists[k]->region[i], &lists[k]->offset[i],
+                                               stream));
+        return COLO_OK;
+    }
     if (sums_whole(b, s))
         return sum_whole(b, s, t, stream);
     /* own addend: held here or received; the two lists together cover each element once */
@@ -436,6 +530,34 @@ static colo_status_t sum_addends(colo_bridge_t *b, const colo_shape_state_t *s,
 }
 
 /* ---- forward and backward ---- */
+
+/* What ranks of this node have collected crosses as one sum. */
+static colo_status_t exchange_sums(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
+                                   const colo_carried_t *t, int32_t n, colo_stream_t stream)
+{
+    const colo_plan_t *p = s->plan;
+    const colo_pass_messages_t *l = &s->node_sums;
+    colo_status_t st = COLO_OK;
+    for (int32_t k = 0; k < n && st == COLO_OK; k++) {
+        st = keep_with_addends(b, s, &t[k], stream);
+        if (st == COLO_OK)
+            st = colo_add_up_for_others(b, s, &t[k], stream);
+    }
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
+    op.dtype = s->bytes ? op.dtype : colo_sum_wide(op.dtype);
+    for (int recv = 0; recv < 2; recv++) {
+        const colo_routes_t *r = recv ? &p->sum_recv : &p->sum_send;
+        for (int64_t i = 0; i < r->nregions; i++)
+            for (int32_t k = 0; k < n; k++)
+                (recv ? l->recv_box : l->send_box)[i * n + k] =
+                    colo_sum_box(s, &t[k],
+                                 recv ? colo_sum_key(p, COLO_SUM_NODE, r->region[i].addend)
+                                      : colo_sum_key(p, COLO_SUM_LEAVES, 0),
+                                 &r->region[i], &r->offset[i], s->bytes);
+    }
+    return exchange(b, op, l, NULL, stream);
+}
 
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
@@ -453,9 +575,8 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     fill_relay(s, pass, t, n);
     for (int64_t i = 0; summed && i < recv->nregions; i++)
         for (int32_t k = 0; k < n; k++)
-            l->recv_box[i * n + k] =
-                box_at(&t[k], sum_view(s, &t[k], recv->region[i].addend), &p->own_src,
-                       &recv->region[i], recv->offset[i].src_row, s->bytes);
+            l->recv_box[i * n + k] = colo_sum_box(s, &t[k], recv_key(p, recv->region[i].addend),
+                                                  &recv->region[i], &recv->offset[i], s->bytes);
     if (s->bytes) {
         colo_status_t st = colo_ragged_stage(b, s, pass, capturing);
         if (st < 0)
@@ -466,6 +587,8 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     COLO_TRY(exchange(b, op, l, near ? &more : NULL, stream));
     if (near)
         COLO_TRY(colo_bridge_p2p_move(b, s, pass, t, n, near, stream));
+    if (summed && p->node_sums)
+        COLO_TRY(exchange_sums(b, s, op, t, n, stream));
     colo_status_t own = COLO_OK;
     for (int32_t k = 0; k < n && own == COLO_OK && (summed || !near); k++)
         own = summed ? sum_addends(b, s, &t[k], stream)

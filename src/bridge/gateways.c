@@ -26,11 +26,16 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
 {
     COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
     for (int64_t i = 0; i < w->ranks.n; i++) {
+        const int64_t rank = ((int64_t *)w->ranks.items)[i];
+        const int64_t node = colo_location_of(w->cfg, rank).node;
         colo_source_t *entry = colo_list_push(&w->source_nodes, sizeof *entry);
-        if (!entry)
+        colo_addend_source_t *of_addend =
+            w->summing ? colo_list_push(&w->addend_sources, sizeof *of_addend) : NULL;
+        if (!entry || (w->summing && !of_addend))
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
-        const int64_t node = colo_location_of(w->cfg, ((int64_t *)w->ranks.items)[i]).node;
         *entry = (colo_source_t){node, addend};
+        if (of_addend)
+            *of_addend = (colo_addend_source_t){node, addend, rank};
     }
     return COLO_OK;
 }
@@ -38,7 +43,7 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
 {
     colo_block_t block = *b;
-    w->source_nodes.n = w->rotation = 0;
+    w->source_nodes.n = w->addend_sources.n = w->rotation = 0;
     w->naddends = 1;
     if (!w->several_nodes)
         return COLO_OK;
@@ -63,6 +68,57 @@ colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, con
         if (n == 0 || colo_source_cmp(&s[n - 1], &s[i]) != 0)
             s[n++] = s[i];
     w->source_nodes.n = n;
+    return w->summing ? colo_node_sums_group(w) : COLO_OK;
+}
+
+static int by_node_and_block(const void *a, const void *b)
+{
+    const int64_t *x = a, *y = b;
+    for (int i = 0; i < 3; i++)
+        if (x[i] != y[i])
+            return x[i] < y[i] ? -1 : 1;
+    return 0;
+}
+
+colo_status_t colo_gateways_share_node(const colo_builder_t *w, const colo_side_t *side,
+                                       bool addends, int64_t least, bool *share)
+{
+    enum { LARGE = 1024 }; /* ranks that are looked at */
+    const colo_grid_t *g = &side->layout->grid;
+    colo_side_t all = *side;
+    int64_t n = 0;
+    all.addend_fixed = false;
+    *share = g->size > LARGE;
+    if (*share)
+        return COLO_OK;
+    COLO_AUTOFREE int64_t(*key)[3] = malloc((size_t)g->size * sizeof *key);
+    if (!key)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld ranks", (long long)g->size);
+    for (int64_t r = g->offset; r < g->offset + g->size; r++) {
+        int64_t coords[COLO_MAX_DIMS];
+        colo_block_t b;
+        if (!colo_layout_holds(side->layout, r))
+            continue;
+        (void)colo_grid_coords(g, r, coords);
+        colo_block_of(&all, coords, &b);
+        key[n][0] = colo_location_of(w->cfg, r).node;
+        key[n][1] = key[n][2] = 0;
+        for (int i = 0; i < g->ndims; i++) {
+            key[n][1] = key[n][1] * g->extent[i] + (b.coord[i] < 0 ? 0 : coords[i]);
+            if (addends && side->fixed[i] >= 0)
+                key[n][2] = key[n][2] * g->extent[i] + coords[i];
+        }
+        if (!addends)
+            key[n][2] = r;
+        n++;
+    }
+    qsort(key, (size_t)n, sizeof *key, by_node_and_block);
+    for (int64_t i = 1, k = 1; i < n && !*share; i++) {
+        k = key[i][0] != key[i - 1][0] || key[i][1] != key[i - 1][1]
+                ? 1
+                : k + (key[i][2] != key[i - 1][2]);
+        *share = k >= least;
+    }
     return COLO_OK;
 }
 

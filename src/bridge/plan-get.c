@@ -57,6 +57,17 @@ const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t
     return r ? r->message : NULL;
 }
 
+const colo_plan_message_t *colo_plan_sums(const colo_plan_t *plan, colo_pass_t pass, bool sends,
+                                          int32_t *count)
+{
+    const colo_routes_t *r = !plan || pass != COLO_BACKWARD ? NULL
+                             : sends                        ? &plan->sum_send
+                                                            : &plan->sum_recv;
+    if (count)
+        *count = r ? r->nmessages : 0;
+    return r ? r->message : NULL;
+}
+
 colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass)
 {
     colo_plan_node_bytes_t b = {0};
@@ -65,10 +76,10 @@ colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t
     const colo_plan_config_t *c = &plan->config;
     const int64_t node = colo_nodes_known(c) ? colo_location_of(c, plan->rank).node : 0;
     b.minimum = plan->entering[pass];
-    for (int32_t i = 0; i < plan->recv[pass].nmessages; i++) {
-        const colo_plan_message_t *m = &plan->recv[pass].message[i];
-        if (colo_location_of(c, m->peer).node != node)
-            b.in += m->bytes;
+    for (int sums = 0; sums <= (pass == COLO_BACKWARD); sums++) {
+        const colo_routes_t *r = sums ? &plan->sum_recv : &plan->recv[pass];
+        for (int32_t i = 0; i < r->nmessages; i++)
+            b.in += colo_location_of(c, r->message[i].peer).node != node ? r->message[i].bytes : 0;
     }
     return b;
 }

@@ -44,15 +44,14 @@ static colo_status_t reserve(colo_pool_t *pool, colo_routes_t *out, int64_t n, i
 }
 
 /* Appends the entries [@lo, @hi), by peer; there is memory for them. */
-static void store(colo_builder_t *w, const colo_entry_t *e, int64_t lo, int64_t hi,
-                  colo_routes_t *out)
+static void store(const colo_entry_t *e, int64_t lo, int64_t hi, size_t elem, colo_routes_t *out)
 {
     while (lo < hi) {
         colo_plan_message_t msg = {.peer = e[lo].peer, .regions = &out->region[out->nregions]};
         for (; lo < hi && e[lo].peer == msg.peer; lo++, msg.nregions++) {
             out->region[out->nregions] = e[lo].region;
             out->offset[out->nregions++] = e[lo].offset;
-            msg.bytes += region_bytes(&e[lo].region, w->elem);
+            msg.bytes += region_bytes(&e[lo].region, elem);
         }
         out->message[out->nmessages++] = msg;
     }
@@ -129,8 +128,8 @@ static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
 }
 
 /* Sorts a list and stores it; entries of the rank itself go to @local instead. */
-static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_routes_t *out,
-                                  colo_routes_t *local)
+static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, size_t elem,
+                                  colo_routes_t *out, colo_routes_t *local)
 {
     COLO_TRY(sort_entries(w, list));
     const colo_entry_t *e = list->items;
@@ -143,9 +142,9 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_rou
         hi++;
     COLO_TRY(reserve(w->plan->pool, out, n - (hi - lo), peers));
     COLO_TRY(reserve(w->plan->pool, local, hi - lo, 1));
-    store(w, e, 0, lo, out);
-    store(w, e, lo, hi, local);
-    store(w, e, hi, n, out);
+    store(e, 0, lo, elem, out);
+    store(e, lo, hi, elem, local);
+    store(e, hi, n, elem, out);
     list->n = 0;
     return COLO_OK;
 }
@@ -163,17 +162,21 @@ static int context_dims(const colo_layout_t *l, int32_t *dims)
     return n;
 }
 
-/* Do several ranks need the same? The same on all ranks. */
-static bool has_replicas(const colo_side_t *side)
+/* Pins the context dims to @addend. */
+static void pin(const colo_plan_t *plan, colo_side_t *dst, int64_t addend)
 {
-    const colo_layout_t *l = side->layout;
-    int64_t blocks = l->stage_dim < 0 ? 1 : l->grid.extent[l->stage_dim];
-    for (int axis = 0; axis < 3; axis++)
-        blocks *= axis == COLO_ROWS && side->full ? 1 : colo_layout_parts(l, axis);
-    return blocks < l->grid.size;
+    int32_t dims[COLO_MAX_SPLITS];
+    const int ndims = context_dims(&plan->dst, dims);
+    for (int i = 0; i < COLO_MAX_DIMS; i++)
+        dst->fixed[i] = -1;
+    for (int i = 0; dst->addend_fixed && i < ndims; i++) {
+        dst->fixed[dims[i]] = addend % plan->dst.grid.extent[dims[i]];
+        addend /= plan->dst.grid.extent[dims[i]];
+    }
 }
 
-/* All overlaps of one pass; backward PARTIAL: once per addend, with the context dims pinned. */
+/* All overlaps of one pass; backward PARTIAL: once per addend, with the context dims pinned, then
+ * the sums with each addend. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src, colo_side_t dst)
 {
     const colo_plan_config_t *cfg = w->cfg;
@@ -185,27 +188,41 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     dst.addend_fixed = partial;
     colo_side_t *need = pass == COLO_FORWARD ? &dst : &src,
                 *hold = pass == COLO_FORWARD ? &src : &dst;
-    int32_t dims[COLO_MAX_SPLITS];
-    int ndims = context_dims(&plan->dst, dims);
+    const int64_t addends = partial ? plan->addends : 1,
+                  elem = (int64_t)colo_dtype_size(cfg->dtype);
+    pin(plan, &dst, 0);
     w->several_nodes = colo_nodes_several(cfg);
-    plan->two_levels[pass] = w->several_nodes && !cfg->one_level && has_replicas(need);
-    for (int64_t addend = 0; addend < (partial ? plan->addends : 1); addend++) {
-        int64_t left = addend;
-        for (int i = 0; i < COLO_MAX_DIMS; i++)
-            dst.fixed[i] = -1;
-        for (int i = 0; partial && i < ndims; i++) {
-            dst.fixed[dims[i]] = left % plan->dst.grid.extent[dims[i]];
-            left /= plan->dst.grid.extent[dims[i]];
-        }
-        COLO_TRY(colo_overlaps_find(w, need, hold, (int32_t)addend, pass == COLO_BACKWARD));
+    w->sum_elem = elem < 4 ? w->elem * 4 / (size_t)elem : w->elem; /* of fp32 */
+    if (w->several_nodes && !cfg->one_level && !w->asked[pass]) {
+        w->asked[pass] = true;
+        COLO_TRY(colo_gateways_share_node(w, need, false, 2, &w->relays[pass]));
+        if (addends > 1 && !cfg->single_addends && colo_dtype_is_float(cfg->dtype))
+            COLO_TRY(colo_gateways_share_node(w, hold, true, (int64_t)(w->sum_elem / w->elem) + 1,
+                                              &w->adds_up));
     }
-    COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[pass], &plan->local[pass]));
+    plan->two_levels[pass] = w->relays[pass];
+    w->summing = addends > 1 && w->adds_up;
+    for (int sums = 0; sums <= w->summing; sums++)
+        for (int64_t addend = 0; addend < addends; addend++) {
+            w->sums = sums;
+            pin(plan, &dst, addend);
+            COLO_TRY(colo_overlaps_find(w, need, hold, (int32_t)addend, pass == COLO_BACKWARD));
+        }
+    w->sums = false;
+    COLO_TRY(store_sorted(w, &w->recvs, w->elem, &plan->recv[pass], &plan->local[pass]));
     colo_routes_t none = {0}; /* a source sends nothing to itself: intersect() keeps a local */
-    COLO_TRY(store_sorted(w, &w->sends, &plan->send[pass], &none));
-    COLO_TRY(store_sorted(w, &w->passes, &plan->relay_send[pass], &none));
-    COLO_TRY(store_sorted(w, &w->passed, &plan->relay_recv[pass], &none));
-    plan->entering[pass] = w->minimum * (int64_t)w->elem;
-    plan->left_out[pass] = w->left_out * (int64_t)w->elem;
+    COLO_TRY(store_sorted(w, &w->sends, w->elem, &plan->send[pass], &none));
+    COLO_TRY(store_sorted(w, &w->passes, w->elem, &plan->relay_send[pass], &none));
+    COLO_TRY(store_sorted(w, &w->passed, w->elem, &plan->relay_recv[pass], &none));
+    if (w->summing) {
+        plan->term = w->terms.items;
+        plan->node_sums = true;
+        w->terms = (colo_list_t){0};
+        COLO_TRY(store_sorted(w, &w->sum_recvs, w->sum_elem, &plan->sum_recv, &none));
+        COLO_TRY(store_sorted(w, &w->sum_sends, w->sum_elem, &plan->sum_send, &none));
+    }
+    plan->entering[pass] = w->minimum;
+    plan->left_out[pass] = w->left_out;
     w->minimum = w->left_out = 0;
     return COLO_OK;
 }
@@ -257,6 +274,8 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
         int64_t need = owned_bytes(pass == COLO_FORWARD ? &p->own_dst : &p->own_src, elem);
         b->recv = routes_bytes(&p->recv[pass]) + routes_bytes(&p->relay_recv[pass]);
         b->send = routes_bytes(&p->send[pass]) + routes_bytes(&p->relay_send[pass]);
+        b->recv += pass == COLO_BACKWARD ? routes_bytes(&p->sum_recv) : 0;
+        b->send += pass == COLO_BACKWARD ? routes_bytes(&p->sum_send) : 0;
         b->local = routes_bytes(&p->local[pass]);
         if (pass == COLO_BACKWARD)
             need = p->config.no_grad ? 0 : need * p->addends;
@@ -277,6 +296,8 @@ void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool 
     w->elem = elem;
     w->ragged = ragged;
     w->recvs.n = w->sends.n = w->passes.n = w->passed.n = 0; /* a plan before may have failed */
+    w->sum_recvs.n = w->sum_sends.n = w->terms.n = 0;
+    w->summing = w->sums = false;
     w->left_out = w->minimum = 0;
     w->intersections[0].complete = w->intersections[1].complete = false;
     memset(w->has_own, 0, sizeof w->has_own);
@@ -284,14 +305,17 @@ void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool 
 
 void colo_builder_deinit(colo_builder_t *w)
 {
-    colo_list_t *lists[] = {&w->source_nodes, &w->node_destinations,
-                            &w->share,        &w->passes,
-                            &w->passed,       &w->recvs,
-                            &w->sends,        &w->sorted,
-                            &w->ranks,        &w->destinations,
-                            &w->by_node,      &w->by_rail,
-                            &w->runs,         &w->on_rank,
-                            &w->fed[0],       &w->fed[1],
+    colo_list_t *lists[] = {&w->source_nodes,   &w->node_destinations,
+                            &w->share,          &w->passes,
+                            &w->passed,         &w->recvs,
+                            &w->sends,          &w->sorted,
+                            &w->ranks,          &w->destinations,
+                            &w->by_node,        &w->by_rail,
+                            &w->runs,           &w->on_rank,
+                            &w->addend_sources, &w->groups,
+                            &w->terms,          &w->sum_recvs,
+                            &w->sum_sends,      &w->given,
+                            &w->fed[0],         &w->fed[1],
                             &w->fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->items);
@@ -321,6 +345,7 @@ static uint64_t hash_config(const colo_plan_t *p)
     h = colo_hash_i64(h, c->output == COLO_SHARDED ? 0 : (int64_t)c->grad);
     h = colo_hash_i64(h, c->no_grad);
     h = colo_hash_i64(h, c->one_level);
+    h = colo_hash_i64(h, c->single_addends);
     return colo_hash_i64(h, c->nodes ? (int64_t)c->nodes->hash : c->ranks_per_node);
 }
 
@@ -479,6 +504,9 @@ void colo_plan_destroy(colo_plan_t **plan)
         routes_deinit((*plan)->pool, &(*plan)->relay_send[pass]);
         routes_deinit((*plan)->pool, &(*plan)->relay_recv[pass]);
     }
+    routes_deinit((*plan)->pool, &(*plan)->sum_send);
+    routes_deinit((*plan)->pool, &(*plan)->sum_recv);
+    free((*plan)->term);
     free(*plan);
     *plan = NULL;
 }

@@ -203,6 +203,14 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
     place(&p->relay_send[COLO_FORWARD], places->stored, places->n);
     place(&p->send[COLO_BACKWARD], places->stored, places->n);
     place(&p->local[COLO_BACKWARD], places->stored, places->n);
+    place(&p->sum_send, places->stored, places->n);
+    colo_routes_t collected = p->recv[COLO_BACKWARD]; /* the rest goes to its source tensor */
+    for (int64_t i = 0; i < p->recv[COLO_BACKWARD].nregions; i++) {
+        collected.nregions = collected.region->addend >= p->addends;
+        place(&collected, places->stored, places->n);
+        collected.region++;
+        collected.offset++;
+    }
     return COLO_OK;
 }
 

@@ -309,7 +309,7 @@ static colo_status_t check_pair(call_t *c, int32_t i)
     const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
     const colo_tensor_t *in = c->in ? &c->in[i] : NULL, *out = c->out ? &c->out[i] : NULL;
     colo_carried_t *t = &c->carried[i];
-    int64_t a, b, bytes;
+    int64_t a, b;
     COLO_TRY(check_tensor(c, in, in_name, i, fwd, false, &a));
     COLO_TRY(check_tensor(c, out, out_name, i, !fwd, true, &b));
     if (a < 0 && b < 0)
@@ -337,9 +337,7 @@ static colo_status_t check_pair(call_t *c, int32_t i)
                          (long long)p->rank, in_name, (int)i, colo_dtype_name(t->dtype),
                          (long long)p->addends);
     t->sums = c->sum_size;
-    bytes = p->own_src.rows * (p->own_src.h1 - p->own_src.h0) * t->per *
-            (int64_t)colo_dtype_size(t->dtype); /* as large as d_x */
-    c->sum_size += colo_ragged_padded((size_t)bytes);
+    c->sum_size += colo_ragged_padded(colo_partial_sum_bytes(p, t->per, t->dtype));
     return COLO_OK;
 }
 

@@ -12,6 +12,7 @@
  * visits the blocks that a held block feeds before its own. Each visited block costs its replicas
  * times the logarithm of the sources, whatever the size of the world.
  */
+#include "bridge/nodes.h"
 #include "bridge/routing.h"
 
 #include "core/error.h"
@@ -80,13 +81,13 @@ static void set_box(colo_builder_t *w, const colo_bounds_t *x, const colo_bounds
     }
 }
 
-/* This rank's block on @side. false: it has none there, or not at this addend. */
-static bool find_mine(const colo_builder_t *w, const colo_side_t *side, int64_t *coords,
-                      colo_block_t *block, colo_bounds_t *x)
+/* The block of @rank on @side. false: it has none there, or not at this addend. */
+static bool find_block(const colo_builder_t *w, const colo_side_t *side, int64_t rank,
+                       int64_t *coords, colo_block_t *block, colo_bounds_t *x)
 {
-    if (!colo_layout_holds(side->layout, w->plan->rank))
+    if (!colo_layout_holds(side->layout, rank))
         return false;
-    (void)colo_grid_coords(&side->layout->grid, w->plan->rank, coords);
+    (void)colo_grid_coords(&side->layout->grid, rank, coords);
     for (int i = 0; side->addend_fixed && i < COLO_MAX_DIMS; i++)
         if (side->fixed[i] >= 0 && side->fixed[i] != coords[i])
             return false;
@@ -205,6 +206,16 @@ static int64_t share_count(const colo_gateway_share_t *share)
     return share->extent.of[0] * share->extent.of[1] * share->extent.of[2];
 }
 
+/* Says of w->overlaps which addend they are of, and how they are added up. */
+static void stamp(colo_builder_t *w, int64_t addend, int32_t order)
+{
+    colo_entry_t *e = w->overlaps.items;
+    for (int64_t i = 0; i < w->overlaps.n; i++) {
+        e[i].region.addend = (int32_t)addend;
+        e[i].offset.order = order;
+    }
+}
+
 /* What this rank receives of the held blocks that meet its needed block. */
 static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
                           int32_t addend, bool need_is_src)
@@ -214,9 +225,9 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     colo_block_t mine, b;
     colo_extent_t x;
     colo_status_t st = COLO_OK;
-    if (!find_mine(w, need, pos, &mine, &m.me))
+    if (!find_block(w, need, w->plan->rank, pos, &mine, &m.me))
         return COLO_OK;
-    w->out = &w->recvs;
+    w->out = w->sums ? &w->sum_recvs : &w->recvs;
     const colo_runs_t *own;
     COLO_TRY(colo_block_own_rows(w, need, pos, &own));
     m.me.runs = *own;
@@ -226,6 +237,14 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         COLO_TRY_GOTO(st, intersect(w, hold, i, addend, &m, pos, &x), done);
         colo_block_of(hold, pos, &b);
         COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
+        if (!colo_node_sums_reach(w, w->plan->rank) || (w->sums && !colo_node_sums_lead(w)))
+            continue;
+        if (w->summing && addend == 0) {
+            int32_t order;
+            const int64_t node = colo_location_of(w->cfg, w->plan->rank).node;
+            COLO_TRY_GOTO(st, colo_node_sums_order(w, node, false, &order), done);
+            stamp(w, addend, order);
+        }
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
         colo_schedule_t t[4] = {0};
         t[g.tier] = (colo_schedule_t){.group = g, .m = 1};
@@ -238,12 +257,18 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         const int64_t count = x.of[0] * x.of[1] * x.of[2];
         const bool gets = colo_gateways_share(w, &node, node.mine, &x, &share);
         if (w->several_nodes && g.tier > 1) /* evenly over those that need it */
-            w->minimum += colo_part_lo(count, node.n, node.mine + 1, 0) -
-                          colo_part_lo(count, node.n, node.mine, 0);
+            w->minimum += (colo_part_lo(count, node.n, node.mine + 1, 0) -
+                           colo_part_lo(count, node.n, node.mine, 0)) *
+                          (int64_t)(w->sums ? w->sum_elem : w->elem);
         if (addend == 0)
             COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &x), done);
+        if (w->sums)
+            w->left_out += count * colo_node_sums_saving(w);
         if (g.tier == 0)
-            w->left_out += !gets ? count : share.whole ? 0 : count - share_count(&share);
+            w->left_out += (!gets         ? count
+                            : share.whole ? 0
+                                          : count - share_count(&share)) *
+                           (int64_t)w->elem;
         if (!gets)
             continue;
         if (g.tier == 0) {
@@ -261,7 +286,7 @@ done:
     return st;
 }
 
-/* What this rank sends of its held block. */
+/* What w->self sends of its held block. */
 static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
                           int32_t addend, bool need_is_src)
 {
@@ -271,16 +296,16 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     colo_extent_t x;
     colo_schedule_t t[4] = {0};
     colo_status_t st = COLO_OK;
-    if (!find_mine(w, hold, pos, &mine, &m.me))
+    if (!find_block(w, hold, w->self, pos, &mine, &m.me))
         return COLO_OK;
-    w->out = &w->sends;
+    w->out = w->sums ? &w->given : &w->sends;
     const colo_runs_t *own;
     COLO_TRY(colo_block_own_rows(w, hold, pos, &own));
     m.me.runs = *own;
     COLO_TRY(intersect_blocks(w, need, &m));
     COLO_TRY(colo_sender_sources(w, hold, &mine));
     for (int tier = 1; tier <= 3; tier++)
-        t[tier].group = colo_sender_candidates(w, tier, w->plan->rank);
+        t[tier].group = colo_sender_candidates(w, tier, w->self);
     for (int64_t i = 0, n = choices(w->intersections[!need_is_src].met); i < n; i++) {
         COLO_TRY_GOTO(st, intersect(w, need, i, addend, &m, pos, &x), done);
         colo_block_of(need, pos, &b);
@@ -306,9 +331,83 @@ done:
     return st;
 }
 
+static colo_status_t push_given(colo_list_t *out, const colo_entry_t *given, int64_t peer,
+                                int64_t addend, int32_t order)
+{
+    colo_entry_t *e = colo_list_push(out, sizeof *e);
+    if (!e)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
+    *e = *given;
+    e->peer = peer;
+    e->region.addend = (int32_t)addend;
+    e->offset.order = order;
+    return COLO_OK;
+}
+
+/* What @collector sends of sums with its own addend @addend: the sums if it is this rank, and the
+ * other addends, which it receives; else this rank's addend, which it sends to @collector. */
+static colo_status_t collect(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
+                             int64_t collector, int32_t addend, bool need_is_src)
+{
+    const colo_plan_t *p = w->plan;
+    int32_t order = 0;
+    w->given.n = 0;
+    w->self = collector;
+    const colo_status_t st = give(w, hold, need, addend, need_is_src);
+    w->self = p->rank;
+    COLO_TRY(st);
+    if (w->given.n == 0)
+        return COLO_OK;
+    const colo_sum_group_t *g = w->groups.items;
+    if (collector == p->rank)
+        COLO_TRY(colo_node_sums_order(w, colo_location_of(w->cfg, p->rank).node, true, &order));
+    for (int64_t i = 0; i < w->given.n; i++) {
+        const colo_entry_t e = ((const colo_entry_t *)w->given.items)[i];
+        if (collector != p->rank) {
+            COLO_TRY(push_given(&w->sends, &e, collector, p->addends + p->own_addend, 0));
+            continue;
+        }
+        COLO_TRY(push_given(&w->sum_sends, &e, e.peer, g[addend].lead, order));
+        for (int64_t a = 0; a < p->addends; a++)
+            if (a != addend && g[a].lead == g[addend].lead)
+                COLO_TRY(push_given(&w->recvs, &e, colo_node_sums_helper(w, collector, a),
+                                    p->addends + a, 0));
+    }
+    return COLO_OK;
+}
+
+/* The sums with @addend of this rank's block that ranks of its node send, where it takes part. */
+static colo_status_t give_sums(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
+                               int32_t addend, bool need_is_src)
+{
+    const int64_t rank = w->plan->rank, own = w->plan->own_addend;
+    const int64_t node = colo_location_of(w->cfg, rank).node;
+    int64_t coords[COLO_MAX_DIMS];
+    colo_block_t b;
+    if (!colo_layout_holds(hold->layout, rank))
+        return COLO_OK;
+    (void)colo_grid_coords(&hold->layout->grid, rank, coords);
+    colo_block_of(hold, coords, &b);
+    COLO_TRY(colo_sender_sources(w, hold, &b));
+    const colo_sum_group_t *g = w->groups.items;
+    if (g[addend].lead != g[own].lead || g[own].n == 1)
+        return COLO_OK;
+    for (int64_t i = 0, n = w->addend_sources.n; i < n;
+         i++) { /* give() lists the same ones again */
+        const colo_addend_source_t c = ((const colo_addend_source_t *)w->addend_sources.items)[i];
+        if (c.addend == addend && c.node == node &&
+            (c.rank == rank || (addend != own && colo_node_sums_helper(w, c.rank, own) == rank)))
+            COLO_TRY(collect(w, hold, need, c.rank, addend, need_is_src));
+    }
+    return COLO_OK;
+}
+
 colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
                                  const colo_side_t *hold, int32_t addend, bool need_is_src)
 {
+    w->addend = addend;
+    w->self = w->plan->rank;
     COLO_TRY(take(w, need, hold, addend, need_is_src));
-    return give(w, hold, need, addend, need_is_src);
+    return w->sums ? give_sums(w, hold, need, addend, need_is_src)
+                   : give(w, hold, need, addend, need_is_src);
 }

@@ -55,8 +55,18 @@ typedef struct colo_builder {
     int64_t naddends, rotation; /* of the held block: addends; where small overlaps begin */
     colo_list_t share;          /* colo_entry_t: what one gateway gets of an overlap */
     colo_list_t passes, passed; /* colo_entry_t: what gateways send to their node */
-    int64_t left_out;   /* elements that this rank holds and another gateway adds up for it */
-    int64_t minimum;    /* this rank's part of the elements that must enter its node */
+    int64_t left_out;           /* bytes that this rank holds and another rank adds up for it */
+    int64_t minimum;            /* this rank's part of the bytes that must enter its node */
+    bool asked[2], relays[2], adds_up; /* by pass: answers that hold for all plans of a bridge */
+    bool summing;                      /* nodes add up addends of PARTIAL gradients (node-sums.c) */
+    bool sums;                         /* these sums are planned now, else the single addends */
+    size_t sum_elem;                   /* of a sum */
+    int64_t addend;                    /* of the held block */
+    int64_t self;                      /* the rank that sends: this one, or one that it helps */
+    colo_list_t addend_sources,
+        groups;        /* of one held block: colo_addend_source_t; colo_sum_group_t by addend */
+    colo_list_t terms; /* colo_term_t */
+    colo_list_t sum_recvs, sum_sends, given; /* colo_entry_t; given: by self */
     colo_runs_t own[3]; /* this rank's rows: source, destination, all of the destination */
     bool has_own[3];
 } colo_builder_t;
@@ -133,6 +143,10 @@ typedef struct colo_gateway_share {
 
 /* Which nodes hold @b, with all its addends. */
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b);
+/* Are @least ranks on one node that need the same, or @least addends of a block? In large worlds
+ * they are taken to be. The same on all ranks. */
+colo_status_t colo_gateways_share_node(const colo_builder_t *w, const colo_side_t *side,
+                                       bool addends, int64_t least, bool *share);
 /* Sorts w->destinations by node. */
 colo_status_t colo_gateways_need(colo_builder_t *w);
 colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination);
@@ -145,6 +159,33 @@ colo_status_t colo_gateway_cut(colo_builder_t *w, const colo_gateway_share_t *sh
 /* What this rank passes on of w->overlaps, and gets passed. */
 colo_status_t colo_gateways_pass_on(colo_builder_t *w, const colo_destinations_t *g,
                                     const colo_extent_t *x);
+
+/* ---- node-sums.c ---- */
+
+typedef struct colo_addend_source {
+    int64_t node, addend, rank;
+} colo_addend_source_t;
+
+/* What an addend is added up with: the node that it is named by, its lowest addend, how many. */
+typedef struct colo_sum_group {
+    int64_t home, lead, n;
+} colo_sum_group_t;
+
+/* Of the held block whose addend_sources and source_nodes are known. */
+colo_status_t colo_node_sums_group(colo_builder_t *w);
+/* Does @rank, which needs the block, get the addend w->addend, or a sum with it if w->sums? */
+bool colo_node_sums_reach(colo_builder_t *w, int64_t rank);
+/* Is w->addend the lowest of its group? */
+bool colo_node_sums_lead(const colo_builder_t *w);
+/* Bytes of an element that a sum with w->addend is less than its addends. */
+int64_t colo_node_sums_saving(const colo_builder_t *w);
+/* w->ranks: those that can send the sum with w->addend, ascending. */
+colo_status_t colo_node_sums_sources(colo_builder_t *w);
+/* The terms that a rank of @node adds up: of the group of w->addend, else of all.
+ * @first: out, in w->terms. */
+colo_status_t colo_node_sums_order(colo_builder_t *w, int64_t node, bool one_group, int32_t *first);
+/* The rank that sends @addend to @collector, of its node. */
+int64_t colo_node_sums_helper(const colo_builder_t *w, int64_t collector, int64_t addend);
 
 /* ---- senders.c ---- */
 

@@ -61,7 +61,9 @@ int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, i
 
 colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
 {
-    COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
+    COLO_TRY(colo_gateways_hold(w, hold, b));
+    COLO_TRY(w->sums ? colo_node_sums_sources(w)
+                     : colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
     const int64_t *rank = w->ranks.items;
     const bool known = colo_nodes_known(w->cfg);
     w->by_node.n = w->by_rail.n = 0;
@@ -79,7 +81,7 @@ colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, co
         qsort(w->by_node.items, (size_t)w->by_node.n, sizeof(colo_source_t), colo_source_cmp);
     if (w->by_rail.n > 1)
         qsort(w->by_rail.items, (size_t)w->by_rail.n, sizeof(colo_source_t), colo_source_cmp);
-    return colo_gateways_hold(w, hold, b);
+    return COLO_OK;
 }
 
 colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
@@ -115,6 +117,11 @@ bool colo_sender_watched(const colo_schedule_t *t, const colo_sharers_t *g)
 colo_status_t colo_sender_list(colo_builder_t *w, const colo_side_t *need, const colo_block_t *b)
 {
     COLO_TRY(colo_block_ranks(w, &w->destinations, &need->layout->grid, b));
+    int64_t *rank = w->destinations.items, n = 0;
+    for (int64_t i = 0; i < w->destinations.n; i++)
+        if (colo_node_sums_reach(w, rank[i]))
+            rank[n++] = rank[i];
+    w->destinations.n = n;
     return colo_gateways_need(w);
 }
 
@@ -230,11 +237,15 @@ int colo_entry_cmp(const void *a, const void *b)
         return x->peer < y->peer ? -1 : 1;
     if (x->region.addend != y->region.addend)
         return x->region.addend < y->region.addend ? -1 : 1;
-    if (x->region.b[0] != y->region.b[0])
-        return x->region.b[0] < y->region.b[0] ? -1 : 1;
-    if (x->region.s[0] != y->region.s[0])
-        return x->region.s[0] < y->region.s[0] ? -1 : 1;
-    return (x->region.h[0] > y->region.h[0]) - (x->region.h[0] < y->region.h[0]);
+    /* what is collected for several destinations may begin at the same element */
+    for (int end = 0; end < 2; end++) {
+        const int64_t p[3] = {x->region.b[end], x->region.s[end], x->region.h[end]};
+        const int64_t q[3] = {y->region.b[end], y->region.s[end], y->region.h[end]};
+        for (int axis = 0; axis < 3; axis++)
+            if (p[axis] != q[axis])
+                return p[axis] < q[axis] ? -1 : 1;
+    }
+    return 0;
 }
 
 /* Where part @k of @n of a @length starts, if the longer parts are from @rotation on. */
@@ -294,14 +305,13 @@ static colo_status_t assign(colo_builder_t *w, colo_schedule_t *t, const colo_ex
                           : deals_by_size(w, t) ? dealt_to(t, x, i)
                                                 : t->whole + i;
         const int64_t sender = c[k % n].rank;
-        return sends && sender != w->plan->rank
-                   ? COLO_OK
-                   : colo_sender_whole(w, sends ? destination : sender);
+        return sends && sender != w->self ? COLO_OK
+                                          : colo_sender_whole(w, sends ? destination : sender);
     }
     int axis = colo_cut_axis(part, n);
     int64_t length = part->of[axis], rotation = (t->slice + i % n * (length % n)) % n;
     for (int64_t k = 0; k < n; k++)
-        if (!sends || c[k].rank == w->plan->rank)
+        if (!sends || c[k].rank == w->self)
             COLO_TRY(colo_overlaps_cut(w, w->out, axis, colo_part_lo(length, n, k, rotation),
                                        colo_part_lo(length, n, k + 1, rotation),
                                        sends ? destination : c[k].rank));

@@ -20,12 +20,14 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
                                  : "the output");
     colo_topology_traffic_t sum[2] = {traffic[0], traffic[1]};
     int64_t rank = colo_plan_rank(plan);
-    for (int w = 0; w < 4; w++) { /* a call's first exchange, then what ranks of a node pass on */
+    /* a call's first exchange, sums of nodes, then what ranks of a node pass on */
+    for (int w = 0; w < 6; w++) {
         const colo_pass_t pass = (colo_pass_t)(w % 2);
         colo_topology_traffic_t *t = &sum[pass];
         int32_t n = 0;
-        const colo_plan_message_t *m =
-            w < 2 ? colo_plan_sends(plan, pass, &n) : colo_plan_relays(plan, pass, true, &n);
+        const colo_plan_message_t *m = w < 2   ? colo_plan_sends(plan, pass, &n)
+                                       : w < 4 ? colo_plan_sums(plan, pass, true, &n)
+                                               : colo_plan_relays(plan, pass, true, &n);
         for (int32_t i = 0; i < n; i++) {
             int64_t most = rank > m[i].peer ? rank : m[i].peer;
             if (most >= topology->world)

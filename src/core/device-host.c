@@ -223,6 +223,56 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     return COLO_OK;
 }
 
+/* sum[i] = row[i], or sum[i] + row[i] */
+static void add_row(float *sum, const void *row, int64_t step, colo_dtype_t dtype, bool first,
+                    int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const float x = dtype == COLO_F32    ? ((const float *)row)[i * step]
+                        : dtype == COLO_BF16 ? colo_bf16_to_f32(((const uint16_t *)row)[i * step])
+                                             : colo_f16_to_f32(((const uint16_t *)row)[i * step]);
+        sum[i] = first ? x : sum[i] + x;
+    }
+}
+
+static void store_row(void *row, int64_t step, colo_dtype_t dtype, const float *sum, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (dtype == COLO_F32)
+            ((float *)row)[i * step] = sum[i];
+        else
+            ((uint16_t *)row)[i * step] =
+                dtype == COLO_BF16 ? colo_f32_to_bf16(sum[i]) : colo_f32_to_f16(sum[i]);
+}
+
+static char *row_at(const colo_box_t *b, colo_dtype_t dtype, int64_t i, int64_t j, int64_t k)
+{
+    return (char *)b->data + (i * b->stride[0] + j * b->stride[1] + k * b->stride[2]) *
+                                 (int64_t)colo_dtype_size(dtype);
+}
+
+static colo_status_t box_sum_mixed(const colo_box_t *dst, colo_dtype_t to, const colo_box_t *src,
+                                   const colo_dtype_t *from, int32_t n, colo_stream_t stream)
+{
+    enum { PIECE = 512 };
+    float sum[PIECE];
+    bool alike = true;
+    for (int32_t k = 0; k < n; k++)
+        alike = alike && from[k] == to;
+    if (alike)
+        return box_sum(dst, src, n, to, stream);
+    for (int64_t i = 0; i < dst->extent[0]; i++)
+        for (int64_t j = 0; j < dst->extent[1]; j++)
+            for (int64_t c = 0; c < dst->extent[2]; c += PIECE) {
+                const int64_t left = dst->extent[2] - c, m = left < PIECE ? left : PIECE;
+                for (int32_t k = 0; k < n; k++)
+                    add_row(sum, row_at(&src[k], from[k], i, j, c), src[k].stride[2], from[k],
+                            k == 0, m);
+                store_row(row_at(dst, to, i, j, c), dst->stride[2], to, sum, m);
+            }
+    return COLO_OK;
+}
+
 static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream)
 {
@@ -261,6 +311,7 @@ const colo_ops_t colo_ops_host = {
     .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
+    .box_sum_mixed = box_sum_mixed,
     .half_sum = half_sum,
     .box_list = box_list,
     .box_shift = box_shift,

@@ -37,6 +37,11 @@ typedef colo_status_t (*colo_box_shift_fn)(const colo_box_t *dst, const colo_box
 typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                                          colo_dtype_t dtype, colo_stream_t stream);
 
+/* The same with the dtypes of dst and of each src: one of bf16, f16 and f32, or f64 alone. */
+typedef colo_status_t (*colo_box_sum_mixed_fn)(const colo_box_t *dst, colo_dtype_t to,
+                                               const colo_box_t *src, const colo_dtype_t *from,
+                                               int32_t n, colo_stream_t stream);
+
 /* What one call has asked the driver: once for the current device, once for each pointer. Zeroed
  * when the call begins. */
 typedef struct colo_queries {
@@ -94,6 +99,7 @@ typedef struct colo_ops {
     colo_box_list_fn box_list;
     colo_box_shift_fn box_shift;
     colo_box_sum_fn box_sum;
+    colo_box_sum_mixed_fn box_sum_mixed; /* of host memory; else NULL */
     /* to = wide + half for @n contiguous elements: wide is fp32 (NULL: zeros), half is bf16 or
      * fp16,
      * @dtype. @to is of @to_dtype, fp32 or @dtype, and is rounded once; it may be wide or half

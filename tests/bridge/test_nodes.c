@@ -144,19 +144,29 @@ static colo_status_t counting_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(pass_in_which_no_two_ranks_need_the_same_has_one_exchange)
+/* And one more if a node can add up: one for sums, one for what several of its ranks need. */
+T_CASE(pass_in_which_no_two_ranks_of_a_node_need_the_same_has_one_exchange)
 {
-    const char *const src[] = {"tp=1,dp=8", "tp=8,dp=1", "tp=2,dp=4"};
-    const int back[] = {1, 2, 2};
-    for (int i = 0; i < 3; i++)
+    static const struct {
+        const char *src, *dst;
+        int exchanges[2][2]; /* PARTIAL, SHARDED; by pass */
+    } row[] = {{"tp=1,dp=8", "tp=1,cp=2,dp=4", {{2, 2}, {1, 1}}},
+               {"tp=8,dp=1", "tp=1,cp=2,dp=4", {{2, 3}, {1, 2}}},
+               {"tp=2,dp=4", "tp=1,cp=2,dp=4", {{2, 3}, {1, 2}}},
+               /* copies on two nodes */
+               {"dp=4,tp=2", "tp=1,cp=2,dp=4", {{2, 2}, {1, 1}}},
+               /* the addends of a block on two nodes */
+               {"tp=2,dp=4", "tp=4,cp=2,dp=1", {{2, 2}, {2, 2}}}};
+    for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         for (int sharded = 0; sharded < 2; sharded++) {
-            counted_t k = {.c = {.src = t_side(src[i], true),
-                                 .dst = t_side("tp=1,cp=2,dp=4", false),
-                                 .shape = {8, 8, 4},
-                                 .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
-                                 .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL,
-                                 .ranks_per_node = 4},
-                           .exchanges = {sharded ? 1 : 2, back[i]}};
+            counted_t k = {
+                .c = {.src = t_side(row[i].src, true),
+                      .dst = t_side(row[i].dst, false),
+                      .shape = {8, 8, 4},
+                      .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
+                      .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL,
+                      .ranks_per_node = 4},
+                .exchanges = {row[i].exchanges[sharded][0], row[i].exchanges[sharded][1]}};
             assert_ok(t_run_ranks(8, counting_rank, &k, sizeof k));
         }
 }

@@ -2,164 +2,16 @@
 /*
  * plan_world.c - see plan_world.h. Ownership comes from the oracle as one bit per (rank, index of
  * an axis); the plans are only read. Deliveries are counted in a byte per (addend, sample, row,
- * cell of features) and must all be 1 at the end.
+ * cell of features), as values or in a sum of a node, and each must have come at the end.
  */
-#include "harness/plan_world.h"
+#include "harness/plan_court.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* One rank's part as membership tables; features by cell. */
-typedef struct member {
-    bool holds;
-    int64_t addend;
-    bool *b, *s, *h;
-} member_t;
-
-typedef struct court {
-    t_plans_t *w;
-    colo_pass_t pass;
-    int64_t nb, ns, nc, addends;
-    int64_t *edge; /* [nc + 1] boundaries of the cells */
-    member_t *has; /* what each rank can give */
-    member_t *wants;
-} court_t;
-
-static int by_value(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static void add_edge(court_t *k, int64_t *cap, int64_t v)
-{
-    if (k->nc + 2 > *cap) {
-        *cap = *cap * 2 + 16;
-        k->edge = realloc(k->edge, (size_t)*cap * sizeof *k->edge);
-        if (!k->edge)
-            abort();
-    }
-    k->edge[k->nc++] = v;
-}
-
-static void add_region_edges(court_t *k, int64_t *cap, const colo_region_t *regions, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        for (int e = 0; e < 2; e++)
-            if (regions[i].h[e] > 0 && regions[i].h[e] < k->w->c->shape.h)
-                add_edge(k, cap, regions[i].h[e]);
-}
-
-static void find_cells(court_t *k)
-{
-    const t_case_t *c = k->w->c;
-    int64_t cap = 0;
-    add_edge(k, &cap, 0);
-    if (c->shape.h)
-        add_edge(k, &cap, c->shape.h);
-    /* where features are split: BLOCK boundaries of every rank, floor(dH/D) for all D that occur */
-    for (int s = 0; s < 2; s++) {
-        const ref_side_t *side = s ? &c->dst : &c->src;
-        for (int i = 0; side->nsplits[2] && i < side->ndims; i++)
-            for (int64_t d = 1; d < side->extent[i]; d++)
-                add_edge(k, &cap, d * c->shape.h / side->extent[i]);
-    }
-    for (int32_t r = 0; r < k->w->n; r++) {
-        int32_t n;
-        const colo_plan_message_t *m = colo_plan_recvs(k->w->plan[r], k->pass, &n);
-        for (int32_t i = 0; i < n; i++)
-            add_region_edges(k, &cap, m[i].regions, m[i].nregions);
-        int64_t nl;
-        const colo_region_t *l = colo_plan_locals(k->w->plan[r], k->pass, &nl);
-        add_region_edges(k, &cap, l, nl);
-        m = colo_plan_relays(k->w->plan[r], k->pass, false, &n);
-        for (int32_t i = 0; i < n; i++)
-            add_region_edges(k, &cap, m[i].regions, m[i].nregions);
-    }
-    qsort(k->edge, (size_t)k->nc, sizeof *k->edge, by_value);
-    int64_t u = 0;
-    for (int64_t i = 0; i < k->nc; i++)
-        if (!i || k->edge[i] != k->edge[u - 1])
-            k->edge[u++] = k->edge[i];
-    k->nc = u - 1;
-}
-
-static void make_member(court_t *k, member_t *m, const ref_side_t *side, int64_t rank, bool full)
-{
-    /* features by their cut alone: a width of 0..H-1 may be huge, so ask the oracle with lists of
-     * samples and rows and take the features' interval from its ends */
-    const t_case_t *c = k->w->c;
-    ref_part_t part;
-    bool wide = c->shape.h > 4096;
-    ref_shape_t shape = c->shape;
-    if (wide && !side->nsplits[2])
-        shape.h = 1;
-    ref_part_make(&part, side, shape, rank, full);
-    m->holds = part.holds;
-    m->addend = part.addend;
-    m->b = calloc((size_t)k->nb + 1, 1);
-    m->s = calloc((size_t)k->ns + 1, 1);
-    m->h = calloc((size_t)k->nc + 1, 1);
-    if (!m->b || !m->s || !m->h)
-        abort();
-    for (int64_t i = 0; i < part.nb; i++)
-        m->b[part.b[i]] = true;
-    for (int64_t i = 0; i < part.ns; i++)
-        m->s[part.s[i]] = true;
-    for (int64_t i = 0; i < k->nc; i++)
-        m->h[i] = shape.h != c->shape.h ? part.holds : ref_list_has(part.h, part.nh, k->edge[i]);
-    ref_part_free(&part);
-}
-
-static void court_open(court_t *k, t_plans_t *w, colo_pass_t pass)
-{
-    const t_case_t *c = w->c;
-    bool partial = c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
-    memset(k, 0, sizeof *k);
-    k->w = w;
-    k->pass = pass;
-    k->nb = c->shape.b;
-    k->ns = c->shape.n;
-    k->addends = pass == COLO_BACKWARD && partial ? ref_side_addends(&c->dst) : 1;
-    find_cells(k);
-    k->has = calloc((size_t)w->n, sizeof *k->has);
-    k->wants = calloc((size_t)w->n, sizeof *k->wants);
-    if (!k->has || !k->wants)
-        abort();
-    for (int32_t r = 0; r < w->n; r++) {
-        member_t *s = pass == COLO_FORWARD ? &k->has[r] : &k->wants[r];
-        member_t *d = pass == COLO_FORWARD ? &k->wants[r] : &k->has[r];
-        make_member(k, s, &c->src, r, false);
-        make_member(k, d, &c->dst, r,
-                    c->output == COLO_FULL_SEQ && (pass == COLO_FORWARD || partial));
-        if (k->addends == 1)
-            s->addend = d->addend = 0;
-    }
-}
-
-static void court_close(court_t *k)
-{
-    for (int32_t r = 0; r < k->w->n; r++)
-        for (int i = 0; i < 2; i++) {
-            member_t *m = i ? &k->has[r] : &k->wants[r];
-            free(m->b);
-            free(m->s);
-            free(m->h);
-        }
-    free(k->has);
-    free(k->wants);
-    free(k->edge);
-}
-
-static bool gives(const member_t *m, int64_t addend, int64_t b, int64_t s, int64_t h)
-{
-    return m->holds && m->addend == addend && m->b[b] && m->s[s] && m->h[h];
-}
-
-static bool takes(const member_t *m, int64_t b, int64_t s, int64_t h)
-{
-    return m->holds && m->b[b] && m->s[s] && m->h[h];
-}
+/* Which exchange of a call; what a byte of got says of an addend, if it is not 1, a value. */
+enum { FIRST, SUMS, RELAYS };
+enum { FIRST_OF_SUM = 2, REST_OF_SUM = 3 };
 
 static int64_t node_of(const t_case_t *c, int64_t rank)
 {
@@ -191,6 +43,18 @@ static bool nearest(const court_t *k, int32_t rank, int64_t peer, int64_t addend
         rail |= rail_of(c, q) == rail_of(c, rank);
     }
     return !rail || rail_of(c, peer) == rail_of(c, rank);
+}
+
+static size_t cell_of(const court_t *k, int64_t l, int64_t b, int64_t s, int64_t h)
+{
+    return (size_t)(((l * k->nb + b) * k->ns + s) * k->nc + h);
+}
+
+/* Bytes of an element that several ranks of a node have added up. */
+static int64_t sum_size(const t_case_t *c)
+{
+    const int64_t es = (int64_t)colo_dtype_size(c->dtype);
+    return es < 4 ? 4 : es;
 }
 
 static int64_t region_count(const colo_region_t *g)
@@ -238,6 +102,59 @@ static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
     return true;
 }
 
+/* Marks in @collected what @rank gets to add up for other nodes. */
+static bool collect(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g,
+                    uint8_t *collected)
+{
+    const int64_t addend = g->addend - k->addends;
+    bool ok = addend < k->addends && k->w->c->two_levels &&
+              node_of(k->w->c, peer) == node_of(k->w->c, rank);
+    for (int64_t b = g->b[0]; ok && b < g->b[1]; b++)
+        for (int64_t s = g->s[0]; s < g->s[1]; s++)
+            for (int64_t h = 0; h < k->nc; h++) {
+                if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
+                    continue;
+                ok = ok && gives(&k->has[peer], addend, b, s, h) && k->has[rank].addend != addend &&
+                     gives(&k->has[rank], k->has[rank].addend, b, s, h);
+                collected[cell_of(k, addend, b, s, h)] = 1;
+            }
+    return ok || T_WRONG(k->w, "rank %d collects addend %lld of rank %lld, which has no use", rank,
+                         (long long)addend, (long long)peer);
+}
+
+/* Marks in @got the addends of one region of a sum of @peer: its own, and what it has collected. */
+static bool deliver_sum(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g,
+                        const uint8_t *collected, uint8_t *got)
+{
+    for (int64_t b = g->b[0]; b < g->b[1]; b++)
+        for (int64_t s = g->s[0]; s < g->s[1]; s++)
+            for (int64_t h = 0; h < k->nc; h++) {
+                int64_t n = 0;
+                const char *bad = NULL;
+                if (k->edge[h] < g->h[0] || k->edge[h] >= g->h[1])
+                    continue;
+                if (!takes(&k->wants[rank], b, s, h))
+                    bad = "no rank needs it there";
+                for (int64_t l = 0; l < k->addends && !bad; l++) {
+                    if (!gives(&k->has[peer], l, b, s, h) && !collected[cell_of(k, l, b, s, h)])
+                        continue;
+                    if (got[cell_of(k, l, b, s, h)])
+                        bad = "an addend of it was delivered before";
+                    if (n++ == 0 && l != g->addend)
+                        bad = "it is not named by its lowest addend";
+                    got[cell_of(k, l, b, s, h)] = n == 1 ? FIRST_OF_SUM : REST_OF_SUM;
+                }
+                if (!bad && n < 2)
+                    bad = "one addend is no sum";
+                if (bad)
+                    return T_WRONG(
+                        k->w, "rank %d from %lld, sum %d sample %lld row %lld feature %lld: %s",
+                        rank, (long long)peer, g->addend, (long long)b, (long long)s,
+                        (long long)k->edge[h], bad);
+            }
+    return true;
+}
+
 static const colo_plan_message_t *find_message(const colo_plan_message_t *m, int32_t n,
                                                int64_t peer)
 {
@@ -248,12 +165,13 @@ static const colo_plan_message_t *find_message(const colo_plan_message_t *m, int
 }
 
 /* The send of @peer to @rank lists the same regions in the same order. */
-static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, bool relay)
+static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, int exchange)
 {
     int32_t n;
     const colo_plan_t *p = k->w->plan[recv->peer];
-    const colo_plan_message_t *sends =
-        relay ? colo_plan_relays(p, k->pass, true, &n) : colo_plan_sends(p, k->pass, &n);
+    const colo_plan_message_t *sends = exchange == RELAYS ? colo_plan_relays(p, k->pass, true, &n)
+                                       : exchange == SUMS ? colo_plan_sums(p, k->pass, true, &n)
+                                                          : colo_plan_sends(p, k->pass, &n);
     const colo_plan_message_t *m = find_message(sends, n, rank);
     bool same = m && m->bytes == recv->bytes && m->nregions == recv->nregions;
     for (int64_t i = 0; same && i < m->nregions; i++) {
@@ -267,10 +185,10 @@ static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, 
 }
 
 static bool well_formed(court_t *k, int32_t rank, const char *what, const colo_plan_message_t *m,
-                        int32_t n, int64_t *total)
+                        int32_t n, int exchange, int64_t *total)
 {
     t_plans_t *w = k->w;
-    int64_t es = (int64_t)colo_dtype_size(w->c->dtype);
+    const int64_t es = exchange == SUMS ? sum_size(w->c) : (int64_t)colo_dtype_size(w->c->dtype);
     *total = 0;
     for (int32_t i = 0; i < n; i++) {
         int64_t count = 0;
@@ -289,13 +207,9 @@ static bool well_formed(court_t *k, int32_t rank, const char *what, const colo_p
     return true;
 }
 
-static size_t cell_of(const court_t *k, int64_t l, int64_t b, int64_t s, int64_t h)
-{
-    return (size_t)(((l * k->nb + b) * k->ns + s) * k->nc + h);
-}
-
 /* The first exchange: what comes from sources, and what stays. */
-static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages)
+static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, uint8_t *collected,
+                       int64_t *messages)
 {
     t_plans_t *w = k->w;
     const colo_plan_t *p = w->plan[rank];
@@ -304,15 +218,17 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
     const colo_plan_message_t *recvs = colo_plan_recvs(p, k->pass, &nrecvs);
     const colo_plan_message_t *sends = colo_plan_sends(p, k->pass, &nsends);
     const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
-    if (!well_formed(k, rank, "receives from", recvs, nrecvs, &received) ||
-        !well_formed(k, rank, "sends to", sends, nsends, &sent))
+    if (!well_formed(k, rank, "receives from", recvs, nrecvs, FIRST, &received) ||
+        !well_formed(k, rank, "sends to", sends, nsends, FIRST, &sent))
         return false;
     *messages += nrecvs - nsends;
     for (int32_t i = 0; i < nrecvs; i++) {
-        if (!mirrored(k, rank, &recvs[i], false))
+        if (!mirrored(k, rank, &recvs[i], FIRST))
             return false;
         for (int64_t j = 0; j < recvs[i].nregions; j++)
-            if (!deliver(k, rank, recvs[i].peer, &recvs[i].regions[j], got))
+            if (recvs[i].regions[j].addend >= k->addends
+                    ? !collect(k, rank, recvs[i].peer, &recvs[i].regions[j], collected)
+                    : !deliver(k, rank, recvs[i].peer, &recvs[i].regions[j], got))
                 return false;
     }
     for (int64_t i = 0; i < nlocals; i++)
@@ -321,9 +237,36 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
     return true;
 }
 
+/* The exchange of sums. */
+static bool judge_sums(court_t *k, int32_t rank, uint8_t **got, uint8_t **collected,
+                       int64_t *messages)
+{
+    t_plans_t *w = k->w;
+    int64_t bytes;
+    int32_t nrecvs, nsends;
+    const colo_plan_message_t *in = colo_plan_sums(w->plan[rank], k->pass, false, &nrecvs);
+    const colo_plan_message_t *out = colo_plan_sums(w->plan[rank], k->pass, true, &nsends);
+    if (!well_formed(k, rank, "gets sums of", in, nrecvs, SUMS, &bytes) ||
+        !well_formed(k, rank, "brings sums to", out, nsends, SUMS, &bytes))
+        return false;
+    *messages += nrecvs - nsends;
+    for (int32_t i = 0; i < nrecvs; i++) {
+        if (node_of(w->c, in[i].peer) == node_of(w->c, rank) || !w->c->two_levels)
+            return T_WRONG(w, "rank %d gets a sum of rank %lld of its node", rank,
+                           (long long)in[i].peer);
+        if (!mirrored(k, rank, &in[i], SUMS))
+            return false;
+        for (int64_t j = 0; j < in[i].nregions; j++)
+            if (!deliver_sum(k, rank, in[i].peer, &in[i].regions[j], collected[in[i].peer],
+                             got[rank]))
+                return false;
+    }
+    return true;
+}
+
 /* Marks in @relayed what one region of the second exchange brings; @peer has all of it. */
 static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t *g, uint8_t **got,
-                    uint8_t *relayed)
+                    int32_t *relayed)
 {
     for (int64_t b = g->b[0]; b < g->b[1]; b++)
         for (int64_t s = g->s[0]; s < g->s[1]; s++)
@@ -334,12 +277,13 @@ static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
                 if (!takes(&k->wants[rank], b, s, h))
                     bad = "no rank needs it there";
                 for (int64_t l = 0; l < k->addends && !bad; l++)
-                    if (got[peer][cell_of(k, l, b, s, h)] != 1)
+                    if (got[peer][cell_of(k, l, b, s, h)] == 0)
                         bad = "the gateway lacks an addend";
                     else if (got[rank][cell_of(k, l, b, s, h)] != 0)
                         bad = "it was delivered before";
-                if (relayed[cell_of(k, 0, b, s, h)]++)
+                if (relayed[cell_of(k, 0, b, s, h)])
                     bad = "it was passed on before";
+                relayed[cell_of(k, 0, b, s, h)] = (int32_t)peer + 1;
                 if (bad)
                     return T_WRONG(
                         k->w, "rank %d passed by %lld, sample %lld row %lld feature %lld: %s", rank,
@@ -348,27 +292,27 @@ static bool pass_on(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
     return true;
 }
 
-/* The second exchange, and that both together are complete. */
-static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relayed,
+/* The last exchange, and that all together are complete. */
+static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, int32_t *relayed,
                          int64_t *messages)
 {
     t_plans_t *w = k->w;
     const colo_plan_t *p = w->plan[rank];
     const int64_t es = (int64_t)colo_dtype_size(w->c->dtype);
-    int64_t sent, received, relayed_out, relayed_in, local = 0, nlocals;
+    int64_t sent, received, relayed_out, relayed_in, sums_out, sums_in, local = 0, nlocals;
     int32_t nrecvs, nsends;
     const colo_plan_message_t *in = colo_plan_relays(p, k->pass, false, &nrecvs);
     const colo_plan_message_t *out = colo_plan_relays(p, k->pass, true, &nsends);
-    if (!well_formed(k, rank, "is passed by", in, nrecvs, &relayed_in) ||
-        !well_formed(k, rank, "passes to", out, nsends, &relayed_out))
+    if (!well_formed(k, rank, "is passed by", in, nrecvs, RELAYS, &relayed_in) ||
+        !well_formed(k, rank, "passes to", out, nsends, RELAYS, &relayed_out))
         return false;
     *messages += nrecvs - nsends;
-    memset(relayed, 0, (size_t)(k->nb * k->ns * k->nc + 1));
+    memset(relayed, 0, (size_t)(k->nb * k->ns * k->nc + 1) * sizeof *relayed);
     for (int32_t i = 0; i < nrecvs; i++) {
         if (node_of(w->c, in[i].peer) != node_of(w->c, rank) || !w->c->two_levels)
             return T_WRONG(w, "rank %d is passed something by rank %lld of another node", rank,
                            (long long)in[i].peer);
-        if (!mirrored(k, rank, &in[i], true))
+        if (!mirrored(k, rank, &in[i], RELAYS))
             return false;
         for (int64_t j = 0; j < in[i].nregions; j++)
             if (!pass_on(k, rank, in[i].peer, &in[i].regions[j], got, relayed))
@@ -382,11 +326,14 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relay
                     if (!takes(&k->wants[rank], b, s, h))
                         continue;
                     const int64_t width = (k->edge[h + 1] - k->edge[h]) * es;
-                    const bool passed = relayed[cell_of(k, 0, b, s, h)];
-                    need += width;
-                    if (gives(&k->has[rank], l, b, s, h))
+                    const int32_t passed = relayed[cell_of(k, 0, b, s, h)];
+                    const uint8_t how = got[passed ? passed - 1 : rank][cell_of(k, l, b, s, h)];
+                    need += how == 1              ? width
+                            : how == FIRST_OF_SUM ? width / es * sum_size(w->c)
+                                                  : 0;
+                    if (how == 1 && gives(&k->has[rank], l, b, s, h))
                         *(passed ? &elsewhere : &here) += width;
-                    if (got[rank][cell_of(k, l, b, s, h)] + passed != 1)
+                    if (how == 0)
                         return T_WRONG(
                             w, "rank %d never gets addend %lld sample %lld row %lld feature %lld",
                             rank, (long long)l, (long long)b, (long long)s, (long long)k->edge[h]);
@@ -396,8 +343,14 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relay
         local += region_count(&locals[i]) * es;
     in = colo_plan_recvs(p, k->pass, &nrecvs);
     out = colo_plan_sends(p, k->pass, &nsends);
-    (void)well_formed(k, rank, "", in, nrecvs, &received); /* judged before */
-    (void)well_formed(k, rank, "", out, nsends, &sent);
+    (void)well_formed(k, rank, "", in, nrecvs, FIRST, &received); /* judged before */
+    (void)well_formed(k, rank, "", out, nsends, FIRST, &sent);
+    in = colo_plan_sums(p, k->pass, false, &nrecvs);
+    out = colo_plan_sums(p, k->pass, true, &nsends);
+    (void)well_formed(k, rank, "", in, nrecvs, SUMS, &sums_in);
+    (void)well_formed(k, rank, "", out, nsends, SUMS, &sums_out);
+    received += sums_in;
+    sent += sums_out;
     const colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
     if (y.recv != received + relayed_in || y.send != sent + relayed_out || y.local != local ||
         local != here || y.minimum != need - here - elsewhere)
@@ -411,35 +364,78 @@ static bool judge_relays(court_t *k, int32_t rank, uint8_t **got, uint8_t *relay
     return true;
 }
 
-/* What ranks of node @m need and none of them holds, addend by addend, is what enters it. */
+/* The fewest bytes of an element that bring the addends @missing into a node: of each other node
+ * that holds[] some, the sum or the single ones. All choices of sums are tried. If nodes hold sets
+ * of addends that overlap, one division of them for all nodes, which gives replicas the same bits,
+ * may take more: as many as @most, all single. */
+static int64_t fewest(const court_t *k, uint64_t missing, const uint64_t *holds, int64_t nodes,
+                      int64_t *most)
+{
+    const t_case_t *c = k->w->c;
+    int64_t least = INT64_MAX;
+    bool overlap = false;
+    for (int64_t m = 0; m < nodes; m++)
+        for (int64_t o = 0; o < m; o++)
+            overlap |= (holds[m] & holds[o]) && holds[m] != holds[o];
+    for (int64_t sums = 0; sums < (c->two_levels ? 1 << nodes : 1); sums++) {
+        uint64_t left = missing;
+        int64_t cost = 0;
+        for (int64_t m = 0; m < nodes; m++)
+            if (sums >> m & 1) {
+                left &= ~holds[m];
+                cost += sum_size(c);
+            }
+        cost += __builtin_popcountll(left) * (int64_t)colo_dtype_size(c->dtype);
+        least = cost < least ? cost : least;
+    }
+    *most = overlap ? __builtin_popcountll(missing) * (int64_t)colo_dtype_size(c->dtype) : least;
+    return least;
+}
+
+/* What ranks of node @m need and none of them holds is what enters it. */
 static bool judge_node(court_t *k, int64_t m, bool *found)
 {
     t_plans_t *w = k->w;
-    const int64_t es = (int64_t)colo_dtype_size(w->c->dtype);
-    int64_t minimum = 0, in = 0, said = 0;
+    enum { MOST = 64 };
+    int64_t minimum = 0, bound = 0, in = 0, said = 0, nodes = 0;
     *found = false;
+    for (int32_t r = 0; r < w->n; r++)
+        nodes = node_of(w->c, r) >= nodes ? node_of(w->c, r) + 1 : nodes;
+    if (nodes > (w->c->two_levels ? 8 : MOST) || k->addends > 64)
+        return T_WRONG(w, "%lld nodes and %lld addends, which no brute force counts",
+                       (long long)nodes, (long long)k->addends);
     for (int32_t r = 0; r < w->n; r++)
         if (node_of(w->c, r) == m) {
             *found = true;
             in += colo_plan_node_bytes(w->plan[r], k->pass).in;
             said += colo_plan_node_bytes(w->plan[r], k->pass).minimum;
         }
-    for (int64_t l = 0; *found && l < k->addends; l++)
-        for (int64_t b = 0; b < k->nb; b++)
-            for (int64_t s = 0; s < k->ns; s++)
-                for (int64_t h = 0; h < k->nc; h++) {
-                    bool needed = false, held = false;
-                    for (int32_t r = 0; r < w->n; r++)
-                        if (node_of(w->c, r) == m) {
-                            needed |= takes(&k->wants[r], b, s, h);
-                            held |= gives(&k->has[r], l, b, s, h);
-                        }
-                    minimum += needed && !held ? (k->edge[h + 1] - k->edge[h]) * es : 0;
+    for (int64_t b = 0; *found && b < k->nb; b++)
+        for (int64_t s = 0; s < k->ns; s++)
+            for (int64_t h = 0; h < k->nc; h++) {
+                bool needed = false;
+                uint64_t holds[MOST] = {0}, all = 0;
+                for (int32_t r = 0; r < w->n; r++) {
+                    const int64_t at = node_of(w->c, r), l = k->has[r].addend;
+                    needed |= at == m && takes(&k->wants[r], b, s, h);
+                    if (gives(&k->has[r], l, b, s, h))
+                        holds[at] |= UINT64_C(1) << l;
                 }
-    if (said != minimum || (w->c->two_levels ? in != minimum : in < minimum))
+                for (int64_t l = 0; l < k->addends; l++)
+                    all |= UINT64_C(1) << l;
+                if (!needed)
+                    continue;
+                int64_t most;
+                const int64_t width = k->edge[h + 1] - k->edge[h];
+                minimum += width * fewest(k, all & ~holds[m], holds, nodes, &most);
+                bound += width * most;
+            }
+    if (said < minimum || said > bound || (w->c->two_levels ? in != said : in < said))
         return T_WRONG(w,
-                       "node %lld: %lld bytes enter, the minimum is said to be %lld, expected %lld",
-                       (long long)m, (long long)in, (long long)said, (long long)minimum);
+                       "node %lld: %lld bytes enter, the minimum is said to be %lld, expected %lld "
+                       "to %lld",
+                       (long long)m, (long long)in, (long long)said, (long long)minimum,
+                       (long long)bound);
     return true;
 }
 
@@ -447,17 +443,21 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
 {
     court_t k;
     int64_t surplus = 0;
-    court_open(&k, w, pass);
+    t_court_open(&k, w, pass);
     const size_t cells = (size_t)(k.addends * k.nb * k.ns * k.nc + 1);
-    uint8_t *got = calloc((size_t)w->n, cells), *relayed = malloc(cells);
-    uint8_t **of = malloc((size_t)w->n * sizeof *of);
+    uint8_t *got = calloc(2 * (size_t)w->n, cells); /* and collected */
+    int32_t *relayed = malloc(cells * sizeof *relayed);
+    uint8_t **of = malloc(2 * (size_t)w->n * sizeof *of);
     if (!got || !relayed || !of)
         abort();
     bool ok = true, found = true;
     for (int32_t r = 0; ok && r < w->n; r++) {
         of[r] = got + (size_t)r * cells;
-        ok = judge_rank(&k, r, of[r], &surplus);
+        of[w->n + r] = of[r] + (size_t)w->n * cells;
+        ok = judge_rank(&k, r, of[r], of[w->n + r], &surplus);
     }
+    for (int32_t r = 0; ok && r < w->n; r++)
+        ok = judge_sums(&k, r, of, of + w->n, &surplus);
     for (int32_t r = 0; ok && r < w->n; r++)
         ok = judge_relays(&k, r, of, relayed, &surplus);
     if (ok && surplus)
@@ -467,7 +467,7 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     free(got);
     free(relayed);
     free(of);
-    court_close(&k);
+    t_court_close(&k);
     return ok;
 }
 
@@ -532,8 +532,8 @@ bool t_plans_adjoint(t_plans_t *w)
     const t_case_t *c = w->c;
     bool partial = c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
     court_t f, b;
-    court_open(&f, w, COLO_FORWARD);
-    court_open(&b, w, COLO_BACKWARD);
+    t_court_open(&f, w, COLO_FORWARD);
+    t_court_open(&b, w, COLO_BACKWARD);
     /* y lives where the gradient does: every addend's copy when PARTIAL, own rows otherwise
      */
     for (int32_t r = 0; r < w->n; r++) {
@@ -541,13 +541,13 @@ bool t_plans_adjoint(t_plans_t *w)
         free(m->b);
         free(m->s);
         free(m->h);
-        make_member(&f, m, &c->dst, r, partial);
+        t_make_member(&f, m, &c->dst, r, partial);
         if (!partial)
             m->addend = 0;
     }
     int64_t forward = pairing(&f, false), backward = pairing(&b, true);
-    court_close(&f);
-    court_close(&b);
+    t_court_close(&f);
+    t_court_close(&b);
     return forward == backward ||
            T_WRONG(w, "<Rx,y> = %lld, <x,R'y> = %lld", (long long)forward, (long long)backward);
 }

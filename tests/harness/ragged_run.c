@@ -147,32 +147,69 @@ static bool same(const block_t *got, const block_t *want, bool sums)
     return sums;
 }
 
-/* Do several ranks of @side need the same rows? A dim that cuts nothing makes copies. */
-static bool has_copies(const ref_side_t *side, bool full)
+static int64_t node_of(const colo_plan_config_t *c, int64_t rank)
 {
-    for (int d = 0; d < side->ndims; d++) {
-        bool cuts = side->extent[d] == 1 ||
-                    (side->stage_dim && strcmp(side->stage_dim, side->name[d]) == 0);
-        for (int axis = 0; axis < 3; axis++)
-            for (int i = 0; i < side->nsplits[axis] && !(full && axis == 1); i++)
-                cuts |= strcmp(side->split[axis][i].dim, side->name[d]) == 0;
-        if (!cuts)
+    return c->nodes ? colo_nodes_find(c->nodes, rank)
+                    : rank / (c->ranks_per_node ? c->ranks_per_node : INT64_MAX);
+}
+
+static bool holds(const ref_side_t *side, int64_t rank)
+{
+    return ref_side_has(side, rank) &&
+           (!side->stage_dim || ref_side_coord(side, rank, side->stage_dim) == side->stage);
+}
+
+/* Do @a and @b have the same, but for what context ranks cut? */
+static bool same_block(const ref_side_t *side, int64_t a, int64_t b, bool full, bool *other_addend)
+{
+    *other_addend = false;
+    for (int axis = 0; axis < 3; axis++)
+        for (int i = 0; i < side->nsplits[axis]; i++) {
+            const ref_split_t *s = &side->split[axis][i];
+            const bool differ = ref_side_coord(side, a, s->dim) != ref_side_coord(side, b, s->dim);
+            *other_addend |= differ && s->context;
+            if (differ && !(full && axis == 1))
+                return false;
+        }
+    return true;
+}
+
+/* Do @least ranks of a node need the same, or, @addends, hold other addends of the same? */
+static bool share_a_node(const colo_plan_config_t *c, const ref_side_t *side, bool full,
+                         bool addends, int64_t least)
+{
+    const int64_t end = side->offset + ref_side_size(side);
+    bool other;
+    for (int64_t r = side->offset; r < end; r++) {
+        int64_t n = 0;
+        for (int64_t q = side->offset; q < end; q++) {
+            bool is_new = true;
+            for (int64_t p = side->offset; p < q && addends; p++) /* its addend was counted */
+                is_new = is_new && !(node_of(c, p) == node_of(c, r) && holds(side, p) &&
+                                     same_block(side, p, r, full, &other) &&
+                                     same_block(side, p, q, full, &other) && !other);
+            n += is_new && node_of(c, q) == node_of(c, r) && holds(side, q) &&
+                 same_block(side, q, r, full, &other);
+        }
+        if (n >= least && holds(side, r))
             return true;
     }
     return false;
 }
 
-/* Bytes that came since @before, in one exchange; in two if ranks of several nodes need the same,
- * where sums that come from another rank of the node save addends. */
-static bool came(colo_comm_t *comm, const colo_comm_stats_t *before, int64_t bytes, bool nodes,
-                 bool sums)
+/* Bytes that came since @before, in so many exchanges. @sums: of a node, for which others of it
+ * get more, or save addends. */
+static bool came(colo_comm_t *comm, const colo_comm_stats_t *before, int64_t bytes,
+                 uint64_t exchanges, bool sums, bool adds_up)
 {
     const int kind = COLO_OP_EXCHANGE, owner = COLO_CATEGORY_BRIDGE;
     colo_comm_stats_t now;
     colo_comm_stats(comm, &now);
     const uint64_t got = now.recv_bytes[kind][owner] - before->recv_bytes[kind][owner];
-    return now.ops[kind][owner] == before->ops[kind][owner] + 1 + nodes &&
-           (nodes && sums ? got <= (uint64_t)bytes : got == (uint64_t)bytes);
+    return now.ops[kind][owner] == before->ops[kind][owner] + exchanges &&
+           (adds_up                 ? true
+            : exchanges > 1 && sums ? got <= (uint64_t)bytes
+                                    : got == (uint64_t)bytes);
 }
 
 static bool several_nodes(const colo_batch_t *batch)
@@ -185,7 +222,23 @@ static bool several_nodes(const colo_batch_t *batch)
            (a->offset + a->size > c->ranks_per_node || b->offset + b->size > c->ranks_per_node);
 }
 
+/* Nodes add up PARTIAL gradients if that makes them smaller in fp32. */
+static int64_t least_addends(const t_ragged_t *t)
+{
+    const int64_t elem = (int64_t)ref_dtype_size(t->dtype);
+    return elem < 4 ? 4 / elem + 1 : 2;
+}
+
+static bool adds_up(const colo_batch_t *batch, const t_ragged_t *t)
+{
+    return several_nodes(batch) && !colo_plan_config(colo_batch_plan(batch))->single_addends &&
+           t->c.full && t->c.partial && ref_side_addends(&t->c.dst) > 1 &&
+           share_a_node(colo_plan_config(colo_batch_plan(batch)), &t->c.dst, true, true,
+                        least_addends(t));
+}
+
 /* The tensors of a call, and what one of them should hold. */
+enum { T_RAGGED_RANKS = 16 };
 typedef struct blocks {
     block_t in[T_RAGGED_TENSORS], out[T_RAGGED_TENSORS], want;
 } blocks_t;
@@ -221,9 +274,12 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
         rank_try(o->where->quiet(o->where->arg));
     rank_try(fwd ? colo_batch_forward(batch, pi, po, n, stream)
                  : colo_batch_backward(batch, pi, po, n, stream));
-    const bool two =
-        several_nodes(batch) && has_copies(fwd ? &t->c.dst : &t->c.src, fwd && t->c.full);
-    rank_check(came(comm, &before, bytes, two, sums));
+    const bool adds = !fwd && adds_up(batch, t);
+    int64_t node[T_RAGGED_RANKS];
+    const bool relays = several_nodes(batch) &&
+                        share_a_node(colo_plan_config(colo_batch_plan(batch)),
+                                     fwd ? &t->c.dst : &t->c.src, fwd && t->c.full, false, 2);
+    rank_check(came(comm, &before, bytes, 1 + (uint64_t)relays + adds, sums, adds));
     if (o->where)
         rank_try(o->where->quiet(o->where->arg));
     for (int32_t k = 0; k < n; k++) {
@@ -232,6 +288,13 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
     }
     for (int32_t k = 0; k < n; k++) {
         const char *dtype = tensor_of(t, which[k], &c);
+        if (adds) {
+            rank_check(t->world <= T_RAGGED_RANKS);
+            for (int64_t r = 0; r < t->world; r++)
+                node[r] = node_of(colo_plan_config(colo_batch_plan(batch)), r);
+            c.node = node;
+            c.least = least_addends(t);
+        }
         rank_try(make(&b->want, &c, fwd ? REF_Y : REF_DX, rank, dtype, which[k], o->gap, false));
         if (!same(&b->out[k], &b->want, sums))
             fprintf(stderr, "rank %d: tensor %d %s differs: %s\n", (int)rank, (int)k,
@@ -274,8 +337,10 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
     for (int pass = 0; pass < 2; pass++) {
         const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(*batch), (colo_pass_t)pass);
         const bool sums = pass && t->c.full && t->c.partial && several_nodes(*batch);
-        rank_check(b.minimum == ref_ragged_receives(&t->c, rank, pass) * elem);
-        rank_check(sums ? b.recv <= b.minimum : b.recv == b.minimum);
+        const int64_t most = ref_ragged_receives(&t->c, rank, pass) * elem;
+        const bool adds = pass && adds_up(*batch, t); /* then recv may have addends for others */
+        rank_check(adds ? b.minimum <= most : b.minimum == most);
+        rank_check(adds || (sums ? b.recv <= b.minimum : b.recv == b.minimum));
     }
     if (o->where)
         rank_try(o->where->quiet(o->where->arg));

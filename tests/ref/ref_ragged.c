@@ -234,17 +234,86 @@ static double addend_value(const ref_ragged_t *c, int64_t addend, int64_t g, int
     return ldexp((double)v, -(int)(ref_code_partial(addend, g, salt + 1000, h, 20) & 15));
 }
 
-/* In rank order; f64 adds in double, all others in float and round once at the end. */
-static void put_sum(const ref_ragged_t *c, int64_t g, int64_t h, const char *dtype, int64_t salt,
-                    void *out)
+/* A running sum; f64 adds in double, all others in float. */
+typedef struct sum {
+    double wide;
+    volatile float narrow;
+    bool begun;
+} sum_t;
+
+static void add(sum_t *s, double wide, float narrow)
 {
-    double wide = addend_value(c, 0, g, h, dtype, salt);
-    volatile float narrow = (float)wide;
-    for (int64_t addend = 1; addend < ref_ragged_addends(c); addend++) {
-        wide += addend_value(c, addend, g, h, dtype, salt);
-        narrow = narrow + (float)addend_value(c, addend, g, h, dtype, salt);
+    s->wide = s->begun ? s->wide + wide : wide;
+    s->narrow = s->begun ? s->narrow + narrow : narrow;
+    s->begun = true;
+}
+
+/* Has a rank of node @m @addend of column @h of replica @d? */
+static bool node_holds(const ref_ragged_t *c, int64_t m, int64_t addend, int64_t d, int64_t h)
+{
+    const ref_side_t *s = &c->dst;
+    for (int64_t r = s->offset; r < s->offset + ref_side_size(s); r++) {
+        int64_t j, replica, context;
+        const int64_t n = parts_of(s, 2, ALL, r, &j);
+        parts_of(s, 0, ALL, r, &replica);
+        parts_of(s, 1, CONTEXT, r, &context);
+        if (c->node[r] == m && replica == d && context == addend && j * c->h / n <= h &&
+            h < (j + 1) * c->h / n &&
+            (!s->stage_dim || ref_side_coord(s, r, s->stage_dim) == s->stage))
+            return true;
     }
-    encode_real(dtype, strcmp(dtype, "f64") == 0 ? wide : (double)narrow, out);
+    return false;
+}
+
+/* The node that adds up each addend: the one with most of them, then the one with most of the
+ * rest. */
+static int64_t *homes(const ref_ragged_t *c, int64_t d, int64_t h, int64_t nodes)
+{
+    const int64_t n = ref_ragged_addends(c);
+    int64_t *home = take(n, sizeof *home);
+    for (int64_t a = 0; a < n; a++)
+        home[a] = -1;
+    for (int64_t left = n, best = 0, most = 0; left > 0; left -= most) {
+        most = 0;
+        for (int64_t m = 0; m < nodes; m++) {
+            int64_t has = 0;
+            for (int64_t a = 0; a < n; a++)
+                has += home[a] < 0 && node_holds(c, m, a, d, h);
+            best = has > most ? m : best;
+            most = has > most ? has : most;
+        }
+        for (int64_t a = 0; a < n; a++)
+            if (home[a] < 0 && node_holds(c, best, a, d, h))
+                home[a] = best;
+    }
+    return home;
+}
+
+/* In the order of nodes, those of a node in rank order. Rounds once at the end. */
+static void put_sum(const ref_ragged_t *c, int64_t d, int64_t g, int64_t h, const char *dtype,
+                    int64_t salt, void *out)
+{
+    const int64_t n = ref_ragged_addends(c);
+    int64_t nodes = 1;
+    for (int64_t r = c->dst.offset; c->node && r < c->dst.offset + ref_side_size(&c->dst); r++)
+        nodes = c->node[r] >= nodes ? c->node[r] + 1 : nodes;
+    int64_t *home = c->node && c->rough ? homes(c, d, h, nodes) : take(n, sizeof *home);
+    sum_t all = {.begun = false};
+    for (int64_t m = 0; m < nodes; m++) {
+        sum_t node = {.begun = false};
+        int64_t has = 0;
+        for (int64_t a = 0; a < n; a++)
+            has += home[a] == m;
+        for (int64_t a = 0; a < n; a++) {
+            const double v = addend_value(c, a, g, h, dtype, salt);
+            if (home[a] == m)
+                add(c->node && has >= c->least ? &node : &all, v, (float)v);
+        }
+        if (node.begun)
+            add(&all, node.wide, node.narrow);
+    }
+    free(home);
+    encode_real(dtype, strcmp(dtype, "f64") == 0 ? all.wide : (double)all.narrow, out);
 }
 
 /* Which places of @part the rank owns. */
@@ -319,7 +388,7 @@ static void put(const tensor_t *t, ref_role_t role, const ref_row_t *where, int6
         break;
     case REF_DX:
         if (c->full && c->partial)
-            put_sum(c, where->g, h, t->dtype, t->salt, out);
+            put_sum(c, c->table.seq_dp[where->q], where->g, h, t->dtype, t->salt, out);
         else
             ref_encode_move(t->dtype, code_d(where->g, h, t->total) + 5 * t->salt, out);
         break;

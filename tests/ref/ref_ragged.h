@@ -34,6 +34,9 @@ typedef struct ref_ragged {
     bool merged;  /* the caller's buffer of the sequence axis, else packed */
     bool partial; /* with full: PARTIAL, else DISJOINT; without full the gradient is SHARDED */
     bool rough;   /* addends of PARTIAL whose sum depends on the order */
+    /* The node of each rank, NULL: one. A node adds up its addends first, if they are so many. */
+    const int64_t *node;
+    int64_t least;
 } ref_ragged_t;
 
 /* Refusals of the tables, in the order of the specification. */

@@ -225,7 +225,8 @@ static void check_receives(const world_t *w, json_t *doc, int rank, bool forward
     int64_t last = -1, bytes = 0, local = 0;
     size_t i;
     assert_keys(json_object_get(entry(doc, rank), way),
-                several_nodes(w) ? "recv send relay_recv relay_send" : "recv send");
+                several_nodes(w) ? "recv send relay_recv relay_send sum_recv sum_send"
+                                 : "recv send");
     json_array_foreach(recv, i, m)
     {
         int64_t peer = number(m, "peer");

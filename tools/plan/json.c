@@ -82,11 +82,15 @@ static json_t *pass(const colo_plan_t *plan, colo_pass_t w, const plan_ask_t *as
     json_t *o = json_object();
     int bad = 0;
     if (plan_several_nodes(ask)) {
-        int32_t n[2];
+        int32_t n[4];
         const colo_plan_message_t *in = colo_plan_relays(plan, w, false, &n[0]);
         const colo_plan_message_t *out = colo_plan_relays(plan, w, true, &n[1]);
+        const colo_plan_message_t *sums = colo_plan_sums(plan, w, false, &n[2]);
+        const colo_plan_message_t *sent = colo_plan_sums(plan, w, true, &n[3]);
         bad = json_object_set_new(o, "relay_recv", messages(in, n[0], ask)) |
-              json_object_set_new(o, "relay_send", messages(out, n[1], ask));
+              json_object_set_new(o, "relay_send", messages(out, n[1], ask)) |
+              json_object_set_new(o, "sum_recv", messages(sums, n[2], ask)) |
+              json_object_set_new(o, "sum_send", messages(sent, n[3], ask));
     }
     if (bad | json_object_set_new(o, "recv", messages(recvs, nrecvs, ask)) |
         json_object_set_new(o, "send", messages(sends, nsends, ask))) {

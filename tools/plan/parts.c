@@ -91,6 +91,8 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
             for (int sends = 0; sends < 2; sends++) {
                 m = colo_plan_relays(plan, (colo_pass_t)w, sends, &count);
                 follow(m, count, &seen, part);
+                m = colo_plan_sums(plan, (colo_pass_t)w, sends, &count);
+                follow(m, count, &seen, part);
             }
         }
         plan_sums_add(&part->sums, ask, plan);

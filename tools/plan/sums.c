@@ -105,18 +105,19 @@ static double list_time(const plan_ask_t *ask, int64_t rank, const colo_plan_mes
     return t;
 }
 
-/* Of both exchanges; each rank sends and receives at the same time. */
+/* Of all exchanges; each rank sends and receives at the same time. */
 static double pass_time(const plan_ask_t *ask, const colo_plan_t *plan, colo_pass_t w)
 {
     const int64_t rank = colo_plan_rank(plan);
-    int32_t n[4];
-    const colo_plan_message_t *m[4] = {
-        colo_plan_recvs(plan, w, &n[0]), colo_plan_sends(plan, w, &n[1]),
-        colo_plan_relays(plan, w, false, &n[2]), colo_plan_relays(plan, w, true, &n[3])};
-    double t[4];
-    for (int i = 0; i < 4; i++)
+    int32_t n[6];
+    const colo_plan_message_t *m[6] = {
+        colo_plan_recvs(plan, w, &n[0]),         colo_plan_sends(plan, w, &n[1]),
+        colo_plan_sums(plan, w, false, &n[2]),   colo_plan_sums(plan, w, true, &n[3]),
+        colo_plan_relays(plan, w, false, &n[4]), colo_plan_relays(plan, w, true, &n[5])};
+    double t[6];
+    for (int i = 0; i < 6; i++)
         t[i] = list_time(ask, rank, m[i], n[i]);
-    return maxd(t[0], t[1]) + maxd(t[2], t[3]);
+    return maxd(t[0], t[1]) + maxd(t[2], t[3]) + maxd(t[4], t[5]);
 }
 
 /* Bytes of @rows whole rows: no layout of this tool splits features. */
@@ -125,14 +126,10 @@ static int64_t bytes_of(const plan_ask_t *ask, int64_t rows)
     return rows * ask->config.shape.features * (int64_t)colo_dtype_size(ask->config.dtype);
 }
 
-/* Backward with PARTIAL gradients: one partial sum, as large as the input, for every addend of
- * which something arrives (docs/bridge.md). */
-static int64_t addends_that_arrive(const colo_plan_t *plan)
+static int64_t addends_in(const colo_plan_message_t *m, int32_t count, int64_t end)
 {
-    int32_t count;
-    const colo_plan_message_t *m = colo_plan_recvs(plan, COLO_BACKWARD, &count);
-    int64_t addends = colo_plan_addends(plan), n = 0;
-    for (int64_t addend = 0; addend < addends && addends > 1; addend++) {
+    int64_t n = 0;
+    for (int64_t addend = 0; addend < end; addend++) {
         bool found = false;
         for (int32_t i = 0; i < count && !found; i++)
             for (int64_t k = 0; k < m[i].nregions && !found; k++)
@@ -142,9 +139,30 @@ static int64_t addends_that_arrive(const colo_plan_t *plan)
     return n;
 }
 
+/* Backward with PARTIAL gradients: one partial sum for every addend of which something arrives, as
+ * large as the input (docs/bridge.md); if nodes add up, as the larger part, in fp32. */
+static int64_t partial_sums(const plan_ask_t *ask, const colo_plan_t *plan, int64_t rows[2],
+                            bool *overflow)
+{
+    const int64_t addends = colo_plan_addends(plan);
+    int32_t count[3];
+    const colo_plan_message_t *m = colo_plan_recvs(plan, COLO_BACKWARD, &count[0]);
+    const colo_plan_message_t *sums = colo_plan_sums(plan, COLO_BACKWARD, false, &count[1]);
+    (void)colo_plan_sums(plan, COLO_BACKWARD, true, &count[2]);
+    int64_t n = addends > 1 ? addends_in(m, count[0], 2 * addends) : 0, size = rows[0];
+    if (count[1] + count[2] > 0) {
+        const int64_t elem = (int64_t)colo_dtype_size(ask->config.dtype);
+        n += addends_in(sums, count[1], addends) + (count[2] > 0);
+        size = max64(rows[0], rows[1]) * (elem < 4 ? 4 / elem : 1);
+    }
+    if (__builtin_mul_overflow(n, bytes_of(ask, size), &n))
+        *overflow = true;
+    return n;
+}
+
 void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *plan)
 {
-    int64_t rank = colo_plan_rank(plan), src_rows, dst_rows;
+    int64_t rank = colo_plan_rank(plan), rows[2];
     colo_plan_t *one_level = NULL;
     if (plan_several_nodes(ask) && !ask->config.one_level) {
         plan_ask_t asked = *ask;
@@ -167,11 +185,13 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
                              .collective_max = b.collective_recv,
                              .messages_total = nrecvs,
                              .messages_max = max64(nrecvs, nsends)};
-        int32_t nin, nout;
-        (void)colo_plan_relays(plan, (colo_pass_t)w, false, &nin);
-        (void)colo_plan_relays(plan, (colo_pass_t)w, true, &nout);
-        t->messages_total += nin;
-        t->messages_max = max64(nrecvs + nin, nsends + nout);
+        int32_t nin[2], nout[2];
+        (void)colo_plan_relays(plan, (colo_pass_t)w, false, &nin[0]);
+        (void)colo_plan_relays(plan, (colo_pass_t)w, true, &nout[0]);
+        (void)colo_plan_sums(plan, (colo_pass_t)w, false, &nin[1]);
+        (void)colo_plan_sums(plan, (colo_pass_t)w, true, &nout[1]);
+        t->messages_total += nin[0] + nin[1];
+        t->messages_max = max64(nrecvs + nin[0] + nin[1], nsends + nout[0] + nout[1]);
         t->slow_total = t->slow_one_level = colo_plan_node_bytes(plan, (colo_pass_t)w).in;
         t->slow_minimum = colo_plan_node_bytes(plan, (colo_pass_t)w).minimum;
         t->seconds = t->seconds_one_level = pass_time(ask, plan, (colo_pass_t)w);
@@ -180,11 +200,10 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
             t->seconds_one_level = pass_time(ask, one_level, (colo_pass_t)w);
         }
     }
-    colo_plan_rows(plan, &src_rows, &dst_rows);
-    one.input_max = bytes_of(ask, src_rows);
-    one.output_max = bytes_of(ask, dst_rows);
-    if (__builtin_mul_overflow(addends_that_arrive(plan), one.input_max, &one.staging_max))
-        one.overflow = true;
+    colo_plan_rows(plan, &rows[0], &rows[1]);
+    one.input_max = bytes_of(ask, rows[0]);
+    one.output_max = bytes_of(ask, rows[1]);
+    one.staging_max = partial_sums(ask, plan, rows, &one.overflow);
     plus(&one.memory_max, one.input_max, &one.overflow);
     plus(&one.memory_max, one.output_max, &one.overflow);
     plus(&one.memory_max, one.staging_max, &one.overflow);

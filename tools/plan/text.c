@@ -123,9 +123,12 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
                                                  : colo_plan_recvs(plan, (colo_pass_t)w, &n);
             bytes_cell(cell[k++], sends ? b.send : b.recv);
             peers(cell[k], m, n);
-            m = colo_plan_relays(plan, (colo_pass_t)w, sends, &n);
-            if (n) { /* the second exchange */
+            for (int last = 0; last < 2; last++) { /* the exchanges after the first */
                 char more[CELL];
+                m = last ? colo_plan_relays(plan, (colo_pass_t)w, sends, &n)
+                         : colo_plan_sums(plan, (colo_pass_t)w, sends, &n);
+                if (n == 0)
+                    continue;
                 peers(more, m, n);
                 const size_t pos = strcmp(cell[k], "-") ? strlen(cell[k]) : 0;
                 snprintf(cell[k] + pos, CELL - pos, "%s+%s", pos ? " " : "", more);
@@ -467,7 +470,7 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
     for (int w = 0; w < 2; w++) {
         char local[24];
-        int32_t nrecvs, nsends, nrelays[2];
+        int32_t nrecvs, nsends, nrelays[2], nsums[2];
         const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
         const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_pass_t)w, &nsends);
         printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
@@ -476,9 +479,13 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
         print_messages("sends", "to", sends, nsends, ask);
         const colo_plan_message_t *in = colo_plan_relays(plan, (colo_pass_t)w, false, &nrelays[0]);
         const colo_plan_message_t *out = colo_plan_relays(plan, (colo_pass_t)w, true, &nrelays[1]);
+        print_messages("then receives sums", "from",
+                       colo_plan_sums(plan, (colo_pass_t)w, false, &nsums[0]), nsums[0], ask);
+        print_messages("then sends sums", "to",
+                       colo_plan_sums(plan, (colo_pass_t)w, true, &nsums[1]), nsums[1], ask);
         print_messages("then receives", "from", in, nrelays[0], ask);
         print_messages("then sends", "to", out, nrelays[1], ask);
-        if (nrecvs + nsends + nrelays[0] + nrelays[1] == 0)
+        if (nrecvs + nsends + nrelays[0] + nrelays[1] + nsums[0] + nsums[1] == 0)
             printf("  it exchanges nothing\n");
     }
     return TOOL_OK;
