@@ -326,6 +326,11 @@ T_CASE(maps_that_leave_the_sequence_are_refused)
     l = base_layout("cp=2");
     assert_ok(colo_layout_map_offset(&l, 0, 4));
     refused(&l, 1, 6, 1, "4", "5"); /* rows 0..5 */
+    l = base_layout("cp=2");
+    assert_ok(colo_layout_map_offset(&l, 1, 8));
+    assert_fails(colo_layout_check(&l, 1, INT64_MAX, 1), COLO_ERR_LAYOUT, "at offset 1 reach past");
+    assert_ok(colo_layout_map_table(&l, (int64_t[]){0}, 0, 8));
+    assert_ok(colo_layout_check(&l, 1, 0, 1));
 }
 
 #define UNTOUCHED(layout, call, status, word)                   \
@@ -360,8 +365,13 @@ T_CASE(splits_that_make_no_sense_are_refused)
         assert_ok(colo_layout_split(&l, COLO_SAMPLES, dims[i].name, COLO_BLOCK));
     UNTOUCHED(l, colo_layout_split(&l, COLO_SAMPLES, "e", COLO_BLOCK), COLO_ERR_ARG, "4");
     assert_ok(colo_layout_split(&l, COLO_SAMPLES, "e", COLO_REPLICATE)); /* appends nothing */
+    colo_layout_clear(NULL, COLO_SAMPLES);
+    colo_layout_clear(&l, (colo_axis_t)3);
+    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "a", COLO_BLOCK), COLO_ERR_ARG, "'a' already");
     colo_layout_clear(&l, COLO_SAMPLES);
     assert_ok(colo_layout_split(&l, COLO_ROWS, "a", COLO_BLOCK)); /* free again */
+    assert_ok(colo_layout_stage(&l, "b", 0));
+    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "b", COLO_BLOCK), COLO_ERR_ARG, "'b' already");
 }
 
 /* Ranks along such a dim may hold different data, or it may be a typing error. */
@@ -405,6 +415,7 @@ T_CASE(maps_and_stages_that_make_no_sense_are_refused)
     UNTOUCHED(l, colo_layout_map_offset(&l, 8, 8), COLO_ERR_ARG, "offset 8 of 8 positions");
     UNTOUCHED(l, colo_layout_map_table(&l, NULL, 2, 8), COLO_ERR_ARG, "table");
     UNTOUCHED(l, colo_layout_map_table(&l, table, -2, 8), COLO_ERR_ARG, "-2");
+    UNTOUCHED(l, colo_layout_map_table(&l, table, 0, 0), COLO_ERR_ARG, "0 rows for 0 positions");
     UNTOUCHED(l, colo_layout_stage(&l, "zz", 0), COLO_ERR_ARG, "zz");
     UNTOUCHED(l, colo_layout_stage(&l, "pp", 2), COLO_ERR_ARG, "2");
     UNTOUCHED(l, colo_layout_stage(&l, "pp", -3), COLO_ERR_ARG, "-3");
@@ -443,6 +454,8 @@ T_CASE(missing_arguments_and_bad_sizes_are_refused)
     assert_non_null(strstr(colo_last_error(), "-3"));
     assert_true(colo_layout_check(&l, 1, 1, -3) < 0);
     assert_non_null(strstr(colo_last_error(), "-3"));
+    assert_fails(colo_layout_owned(&l, 0, NULL, false, &own, NULL, 0, NULL), COLO_ERR_ARG,
+                 "shape is NULL");
     assert_fails(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 1, .features = 1},
                                    false, NULL, NULL, 0, NULL),
                  COLO_ERR_ARG, "owned");

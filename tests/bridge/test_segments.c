@@ -134,6 +134,12 @@ T_CASE(bad_lengths_are_refused_with_their_numbers)
     worked(&t)->len[1] = INT64_MAX - 3;
     assert_fails(check(&t), COLO_ERR_ARG,
                  "sequence 1: its 9223372036854775804 positions make the lengths of its replica");
+    worked(&t); /* each length and each segment fits, their sum does not */
+    layouts(&t, "dp=2", "cp=2,dp=2", false);
+    t.len[0] = t.len[1] = t.rows[0] = t.rows[2] = INT64_C(1) << 62;
+    t.dp[1] = 1;
+    memset(t.pos, 0, sizeof t.pos);
+    assert_fails(check(&t), COLO_ERR_ARG, "make the sum of all rows exceed 63 bits");
     worked(&t);
     layouts(&t, "dp=2", "tp=3,cp=2,dp=1", true); /* 10 positions on a context rank */
     assert_fails(check(&t), COLO_ERR_LAYOUT,
@@ -164,6 +170,8 @@ T_CASE(missing_tables_are_refused_by_name)
     assert_fails(check(&t), COLO_ERR_ARG, "table seq_dp is NULL");
     worked(&t)->s.count = -1;
     assert_fails(check(&t), COLO_ERR_ARG, "-1 segments");
+    worked(&t)->s.nseqs = -1;
+    assert_fails(check(&t), COLO_ERR_ARG, "3 segments in -1 sequences");
     worked(&t);
     assert_fails(colo_segments_check(NULL, &t.src, &t.dst), COLO_ERR_ARG, "segments is NULL");
     assert_fails(colo_segments_check(&t.s, NULL, &t.dst), COLO_ERR_ARG, "layout is NULL");

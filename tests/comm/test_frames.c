@@ -7,6 +7,8 @@
  */
 #include "harness/harness.h"
 
+#include "harness/allocations.h"
+
 #include "comm/process/group.h"
 #include "comm/process/transport-unix.h"
 #include "core/hash.h"
@@ -159,8 +161,9 @@ T_CASE(stream_cut_inside_an_element_ends)
 T_CASE(frame_that_makes_no_sense_is_an_error_at_once)
 {
     static const unsigned char zeros[COLO_FRAME_EAGER];
-    colo_frame_t bad[9];
-    for (int i = 0; i < 9; i++)
+    enum { BAD = 10 };
+    colo_frame_t bad[BAD];
+    for (int i = 0; i < BAD; i++)
         bad[i] = frame_of(COLO_FRAME_BYE, 1, 0);
     bad[0].magic++;
     bad[1].kind = 99;
@@ -172,7 +175,9 @@ T_CASE(frame_that_makes_no_sense_is_an_error_at_once)
     bad[7] = frame_of(COLO_FRAME_READY, 0, 0); /* to all groups */
     bad[8] = frame_of(COLO_FRAME_HEADER, 1, COLO_FRAME_EAGER);
     bad[8].sent.bytes = 1; /* of another message than its bytes */
-    for (int i = 0; i < 9; i++) {
+    bad[9] = frame_of(COLO_FRAME_HEADER, 1, 0);
+    bad[9].sent.bytes = -1;
+    for (int i = 0; i < BAD; i++) {
         struct bench b = set_up();
         assert_true(write_frame(&b, bad[i], zeros, (size_t)bad[i].bytes));
         colo_status_t st = colo_comm_check(b.comm);
@@ -200,6 +205,67 @@ T_CASE(frames_of_groups_that_are_not_made_are_kept_within_bounds)
     assert_int_equal(st, COLO_ERR_MISMATCH);
     assert_non_null(strstr(colo_last_error(), "to groups that world rank 0 did not make"));
     assert_true(after.ru_maxrss - before.ru_maxrss < 16 << 10);
+    tear_down(&b);
+}
+
+T_CASE(frame_that_is_cut_short_is_an_error_at_once)
+{
+    struct bench b = set_up();
+    const uint64_t cut[2] = {8, COLO_FRAME_MAGIC}; /* its length, and all there is */
+    assert_int_equal(send(b.peer, cut, sizeof cut, MSG_NOSIGNAL), sizeof cut);
+    assert_fails(colo_comm_check(b.comm), COLO_ERR_MISMATCH, NONSENSE);
+    tear_down(&b);
+}
+
+T_CASE(failure_of_a_peer_is_one_whatever_its_frame_says)
+{
+    static const char words[] = "because";
+    static const struct {
+        int64_t status, culprit;
+        uint64_t group;
+        colo_status_t want;
+    } table[] = {{COLO_ERR_NOMEM, 1, 1, COLO_ERR_PEER},
+                 {0, 1, 1, COLO_ERR_PEER},
+                 {7, 2, 1, COLO_ERR_PEER},
+                 {COLO_ERR_ABORTED, -1, 0, COLO_ERR_ABORTED},
+                 {0, 99, 0, COLO_ERR_PEER}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        struct bench b = set_up();
+        colo_frame_t f = frame_of(COLO_FRAME_FAIL, table[i].group, sizeof words);
+        f.desc = (uint64_t)table[i].status;
+        f.count = (uint64_t)table[i].culprit;
+        assert_true(write_frame(&b, f, words, sizeof words));
+        const colo_status_t st = colo_comm_check(b.comm);
+        if (st != table[i].want || !strstr(colo_last_error(), words))
+            fail_msg("frame %d: %s: %s", (int)i, colo_status_name(st), colo_last_error());
+        tear_down(&b);
+    }
+}
+
+T_CASE(peer_that_is_three_operations_ahead_is_a_mismatch)
+{
+    struct bench b = set_up();
+    colo_frame_t h = frame_of(COLO_FRAME_HEADER, 1, 0);
+    for (h.seq = 1; h.seq <= 3; h.seq++) {
+        assert_ok(colo_comm_check(b.comm));
+        assert_true(write_frame(&b, h, NULL, 0));
+    }
+    assert_fails(colo_comm_check(b.comm), COLO_ERR_MISMATCH,
+                 "rank 1 of 'world' is three operations ahead of rank 0");
+    tear_down(&b);
+}
+
+T_CASE(frame_that_cannot_be_kept_is_an_error_without_memory)
+{
+#ifdef SANITIZED
+    skip();
+#endif
+    struct bench b = set_up();
+    assert_true(write_frame(&b, frame_of(COLO_FRAME_HEADER, 99, 0), NULL, 0));
+    fail_at = 1;
+    const colo_status_t st = colo_comm_check(b.comm);
+    assert_int_equal(fail_at, 0);
+    assert_fails(st, COLO_ERR_NOMEM, "no memory for a frame that came before its group was made");
     tear_down(&b);
 }
 

@@ -136,6 +136,24 @@ T_CASE(counts_notice_overflow_and_negative_extents)
     assert_int_equal(colo_tensor_count(&t), -1);
 }
 
+T_CASE(views_beyond_63_bits_are_noticed)
+{
+    enum { AXES = 3 };
+    float x[1] = {0};
+    const int64_t big = INT64_C(1) << 40;
+    colo_tensor_t t = colo_tensor_host(x, COLO_F32, AXES, (int64_t[]){2, big, big});
+    assert_int_equal(t.stride[0], INT64_MAX); /* the product, cut */
+    assert_fails(colo_tensor_check(&t, "x"), COLO_ERR_SHAPE, "past 2^63");
+    t = colo_tensor_host(x, COLO_F32, AXES, (int64_t[]){big, big, 2});
+    assert_int_equal(colo_tensor_count(&t), -1);
+    assert_false(colo_tensor_is_contiguous(&t));
+    memset(t.stride, 0, sizeof t.stride); /* one element, replicated too often to count */
+    assert_fails(colo_tensor_check(&t, "x"), COLO_ERR_SHAPE, "more than 2^63 bytes");
+    t = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){2, 2});
+    t.stride[0] = t.stride[1] = INT64_MAX; /* each fits, both do not */
+    assert_fails(colo_tensor_check(&t, "x"), COLO_ERR_SHAPE, "past 2^63");
+}
+
 T_CASE(a_view_of_too_many_or_negative_axes_has_no_count)
 {
     float x[1] = {0};

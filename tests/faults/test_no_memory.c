@@ -5,6 +5,7 @@
  * destroy. That rank gets COLO_ERR_NOMEM if it cannot do without; its peer gets the status of a
  * peer's failure, COLO_ERR_TIMEOUT if it has left the call in which that happened, or nothing went
  * wrong for it. Both end within the deadline, destroy what they have and sum on a new communicator.
+ * And the k-th allocation of a check of tables fails, for every k.
  */
 #include "harness/harness.h"
 
@@ -140,6 +141,50 @@ T_CASE(split_that_lacks_memory_on_one_rank_fails_on_all)
                          colo_status_name(j.got[0]));
         }
         assert_true(failures > 3);
+    }
+}
+
+static colo_status_t check_position_table(void)
+{
+    static const int64_t table[] = {0, 3, 2, 7, 6, 1};
+    colo_grid_t grid;
+    colo_layout_t l;
+    rank_try(colo_grid_parse(&grid, "cp=2", 2));
+    rank_try(colo_layout_init_dst(&l, &grid));
+    rank_try(colo_layout_map_table(&l, table, 6, 8));
+    return colo_layout_check(&l, 1, 6, 1);
+}
+
+static colo_status_t check_segment_tables(void)
+{
+    static const int64_t rows[] = {2, 3}, zero[] = {0, 0}, position[] = {6, 5, 4, 2, 0},
+                         length[] = {8};
+    const colo_segments_t s = {COLO_SEGMENTS_INIT, .count = 2,        .rows = rows,
+                               .src_dp = zero,     .seq = zero,       .row_pos = position,
+                               .nseqs = 1,         .seq_len = length, .seq_dp = zero};
+    colo_grid_t from, to;
+    colo_layout_t src, dst;
+    rank_try(colo_grid_parse(&from, "dp=2", 2));
+    rank_try(colo_grid_parse(&to, "cp=2", 2));
+    rank_try(colo_layout_init_src(&src, &from));
+    rank_try(colo_layout_init_dst(&dst, &to));
+    return colo_segments_check(&s, &src, &dst);
+}
+
+T_CASE(check_that_lacks_memory_is_an_error)
+{
+    static colo_status_t (*const checks[])(void) = {check_position_table, check_segment_tables};
+    for (int i = 0; i < 2; i++) {
+        bool hit = true;
+        for (long k = 1; hit; k++) {
+            fail_at = k;
+            const colo_status_t st = checks[i]();
+            hit = fail_at == 0;
+            fail_at = 0;
+            if (st != (hit ? COLO_ERR_NOMEM : COLO_OK))
+                fail_msg("check %d, allocation %ld: %s", i, k, colo_status_name(st));
+            assert_true(hit || k > 2);
+        }
     }
 }
 

@@ -254,7 +254,7 @@ void colo_process_progress(struct colo_process_context *f)
             dispatch(f, peer, frame, bytes);
         } else if (got == -1) {
             peer_lost(f, peer);
-        } else if (got == -2) {
+        } else { /* -2: the transport is broken */
             colo_error_state_set(&f->error, COLO_ERR_STATE, -1, -1, f->ops->why(f->transport));
             return;
         }
