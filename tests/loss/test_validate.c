@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_validate.c - refusals that depend on where memory is, on sums near 2^63, and on what other
+ * ranks bring. Tensors of GPUs are views here: the checks read no element.
+ */
+#include "harness/harness.h"
+
+#include "comm/comm.h"
+#include "loss/validate.h"
+
+enum { TOKENS = 2, COLUMNS = 16 };
+
+/* A group of @ranks of that backend, as far as the checks look at it. */
+static colo_comm_t group_of(const colo_comm_ops_t *ops, int32_t ranks)
+{
+    return (colo_comm_t){.ops = ops, .size = ranks};
+}
+
+T_CASE(sizes_beyond_63_bits_are_refused)
+{
+    size_t bytes;
+    assert_fails(colo_loss_i_saved_size("x", -1, 24, &bytes), COLO_ERR_ARG, "tokens is -1");
+    assert_fails(colo_loss_i_saved_size("x", 1, 24, NULL), COLO_ERR_ARG, "bytes is NULL");
+    assert_fails(colo_loss_i_saved_size("x", INT64_MAX, 24, &bytes), COLO_ERR_ARG, "exceed 2^63");
+    assert_fails(colo_loss_i_saved_size("x", INT64_MAX, 1, &bytes), COLO_ERR_ARG, "exceed 2^63");
+    static const struct {
+        bool ok;
+        int64_t block, more;
+        int32_t ranks;
+    } table[] = {{false, 1, 0, 1},
+                 {true, INT64_MAX / 2, 0, 3},
+                 {true, INT64_MAX, 1, 1},
+                 {true, INT64_MAX, 0, 1}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        assert_fails(colo_loss_i_workspace_size("x", table[i].ok, table[i].block, table[i].more, 5,
+                                                table[i].ranks, &bytes),
+                     COLO_ERR_ARG, "exceeds 2^63 bytes");
+    assert_ok(colo_loss_i_workspace_size("x", true, 256, 1, 5, 2, &bytes));
+    assert_int_equal(bytes, 768);
+}
+
+T_CASE(memory_that_the_group_does_not_move_is_refused)
+{
+    float z[COLUMNS];
+    const int64_t shape[] = {1, COLUMNS};
+    const colo_tensor_t host = colo_tensor_host(z, COLO_F32, 2, shape),
+                        gpu = colo_tensor_cuda(z, COLO_F32, 0, 2, shape),
+                        other = colo_tensor_cuda(z, COLO_F32, 1, 2, shape);
+    const colo_comm_ops_t threads = {.name = "threads"}, nccl = {.name = "nccl"};
+    const colo_comm_t on_host = group_of(&threads, 2), on_gpus = group_of(&nccl, 2),
+                      alone = group_of(&threads, 1);
+    assert_ok(colo_loss_i_check_place(&host, &on_host, "x"));
+    assert_ok(colo_loss_i_check_place(&gpu, &on_gpus, "x"));
+    assert_ok(colo_loss_i_check_place(&gpu, &alone, "x"));
+    assert_fails(colo_loss_i_check_place(&gpu, &on_host, "x"), COLO_ERR_UNBUILT,
+                 "x: logits on CUDA device 0 and a group of 2 ranks of backend 'threads'");
+    assert_fails(colo_loss_i_check_place(&host, &on_gpus, "x"), COLO_ERR_ARG,
+                 "x: logits in host memory and a group of 2 GPUs");
+    assert_ok(colo_loss_i_check_memory(&gpu, &gpu, "x"));
+    assert_fails(colo_loss_i_check_memory(&host, &gpu, "x"), COLO_ERR_ARG, "memory kind 0");
+    assert_fails(colo_loss_i_check_memory(&other, &gpu, "x"), COLO_ERR_ARG,
+                 "memory kind 1 on device 1, the logits are kind 1 on device 0");
+}
+
+static colo_status_t check_segments(char *data, int64_t rows, int64_t apart)
+{
+    static const colo_comm_ops_t nccl = {.name = "nccl"};
+    static int64_t target[TOKENS];
+    const colo_comm_t alone = group_of(&nccl, 1);
+    const colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = COLUMNS,
+                                          .segment = COLUMNS};
+    colo_tensor_t z = colo_tensor_cuda(data, COLO_F32, 0, 2, (int64_t[]){rows, COLUMNS});
+    const colo_tensor_t t = colo_tensor_cuda(target, COLO_I64, 0, 1, (int64_t[]){rows});
+    float logp[TOKENS];
+    z.stride[0] = apart;
+    return colo_logprob_i_check_forward(&config, &z, &t, &alone,
+                                        &(colo_logprob_out_t){.logp = logp}, NULL, NULL,
+                                        (void *)(uintptr_t)COLO_ALIGNMENT);
+}
+
+T_CASE(rows_of_a_gpu_with_segments_begin_at_words)
+{
+    _Alignas(16) static char data[4 * COLUMNS * sizeof(float)];
+    assert_ok(check_segments(data, 2, COLUMNS));
+    assert_ok(check_segments(data, 1, COLUMNS + 1));
+    assert_ok(check_segments(data + 4, 0, COLUMNS + 1));
+    assert_fails(check_segments(data + 4, 2, COLUMNS), COLO_ERR_SHAPE,
+                 "first row is 4 bytes past a multiple of 16 and rows are 64 bytes apart");
+    assert_fails(check_segments(data, 2, COLUMNS + 1), COLO_ERR_SHAPE,
+                 "first row is 0 bytes past a multiple of 16 and rows are 68 bytes apart");
+}
+
+T_CASE(saved_memory_may_be_missing_if_it_is_empty)
+{
+    _Alignas(COLO_ALIGNMENT) static char workspace[COLO_ALIGNMENT];
+    assert_ok(colo_loss_i_check_buffers("x", true, NULL, 0, workspace));
+    assert_fails(colo_loss_i_check_buffers("x", true, NULL, 1, workspace), COLO_ERR_ARG,
+                 "saved memory is NULL; it needs 256 bytes");
+    assert_fails(colo_loss_i_check_buffers("x", false, workspace, 1, workspace), COLO_ERR_ARG,
+                 "saved memory is given, saved is NULL");
+}
+
+T_CASE(smoothing_over_own_columns_needs_two)
+{
+    float z[2 * COLUMNS];
+    const colo_comm_ops_t threads = {.name = "threads"};
+    const colo_comm_t pair = group_of(&threads, 2);
+    for (int64_t own = 0; own < 3; own++)
+        for (int smooths = 0; smooths < 2; smooths++) {
+            const colo_logprob_config_t c = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = COLUMNS,
+                                             .logits.vocab_start = COLUMNS - own,
+                                             .label_smoothing = smooths * 0.1,
+                                             .local_smoothing = true};
+            /* the columns beyond the vocabulary are padding */
+            const colo_tensor_t t = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4});
+            const colo_status_t st = colo_loss_i_check_shard(&c, &t, &pair);
+            if (!smooths || own == 2)
+                assert_ok(st);
+            else
+                assert_fails(st, COLO_ERR_ARG,
+                             "local_smoothing divides by this rank's columns - 1");
+        }
+}
+
+T_CASE(statistics_that_do_not_fit_are_a_mismatch)
+{
+    static const char *const words[] = {"rank 1 brings no statistics",
+                                        "rank 1 has 3 tokens, rank 0", "rank 1 has another config",
+                                        "rank 1 has other targets"};
+    for (int i = 0; i < 4; i++) {
+        colo_logprob_header_t h[2] = {{.magic = COLO_LOGPROB_MAGIC}, {.magic = COLO_LOGPROB_MAGIC}};
+        h[1].magic += i == 0;
+        h[1].tokens = i == 1 ? 3 : 0;
+        h[1].config = i == 2;
+        h[1].targets = i == 3;
+        const struct colo_logprob_pass p = {
+            .ranks = 2, .segments = 1, .blocks = (unsigned char *)h, .block.bytes = sizeof h[0]};
+        assert_fails(colo_logprob_i_check_headers(&p), COLO_ERR_MISMATCH, words[i]);
+    }
+}
+
+/* Rows of two columns that begin @first and lie @apart elements apart, in one buffer. */
+static colo_tensor_t rows_in(float *buffer, int64_t rows, int64_t first, int64_t apart)
+{
+    colo_tensor_t t = colo_tensor_host(buffer + first, COLO_F32, 2, (int64_t[]){rows, 2});
+    t.stride[0] = apart;
+    return t;
+}
+
+T_CASE(gradient_is_the_logits_or_shares_nothing_with_them)
+{
+    static float buffer[64];
+    static const struct {
+        int64_t rows, first, apart, z_first, z_apart;
+        int verdict; /* 0 apart, 1 in place, -1 refused */
+    } table[] = {
+        {4, 0, 4, 0, 4, 1},  {4, 2, 4, 0, 4, 0},  {4, 0, 4, 2, 4, 0},  {4, 1, 4, 0, 4, -1},
+        {4, 3, 4, 0, 4, -1}, {4, 0, 4, 0, 6, -1}, {4, 0, 3, 2, 3, -1}, {1, 0, 4, 0, 9, 1},
+        {1, 1, 4, 0, 4, -1}, {1, 2, 4, 0, 4, 0},  {4, 40, 4, 0, 4, 0}, {4, 0, 4, 40, 4, 0},
+        {0, 0, 4, 0, 4, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const colo_tensor_t d = rows_in(buffer, table[i].rows, table[i].first, table[i].apart),
+                            z = rows_in(buffer, table[i].rows, table[i].z_first, table[i].z_apart);
+        bool in_place = false;
+        const colo_status_t st = colo_loss_i_check_gradient(&d, &z, &in_place);
+        if ((st < 0) != (table[i].verdict < 0) || (st == COLO_OK && in_place != table[i].verdict))
+            fail_msg("pair %d: %s, in place %d", (int)i, colo_status_name(st), in_place);
+    }
+    const colo_tensor_t some = rows_in(buffer, 1, 0, 2), none = rows_in(buffer, 0, 0, 2);
+    assert_false(colo_loss_i_ranges_overlap(&some, &none));
+    assert_false(colo_loss_i_ranges_overlap(&none, &some));
+    assert_true(colo_loss_i_ranges_overlap(&some, &some));
+}
+
+T_CASE(saved_config_that_was_overwritten_is_refused)
+{
+    const colo_logprob_saved_t saved = {.valid = true};
+    colo_logprob_config_t config;
+    bool in_place;
+    assert_fails(colo_logprob_i_check_backward(&saved, NULL, NULL, &config, &in_place),
+                 COLO_ERR_ARG, "struct_size is 0");
+}
+
+T_MAIN("loss/validate")
