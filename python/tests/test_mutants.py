@@ -458,6 +458,9 @@ MUTANTS = {
     'a capture sets tables': (
         'torch/ragged.py', 'carried and key not in self._batches) and self._capturing()', 'False) and False',
         'test_torch_ragged.py', 'test_a_capture_has_tables'),
+    'indices that a graph reads go with their batch': (
+        'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
+        'test_what_a_graph_reads'),
     'a batch that a rank cannot make is told to no rank': (
         'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
         'test_bad_input_of_one_rank'),

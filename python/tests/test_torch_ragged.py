@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ragged batches as an autograd function, against an oracle on all rows (ragged_case.py): processes over gloo,
 ranks that are threads, checkpointing, autocast, nested tensors, bad input."""
+import gc
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,32 @@ def captures(rank):
 
 def test_a_capture_has_tables_of_an_earlier_call(pair):
     pair.run(captures)
+
+
+def graphs_keep(rank):
+    """What a captured backward reads is there when the batch has long been forgotten, and no error ends that."""
+    was, now, kept = arena.capturing, [], []
+    arena.capturing = lambda device: lambda: bool(now)
+    try:
+        carry, x, text = sharded(), column(MINE[rank]).requires_grad_(), torch.zeros(10, 1, requires_grad=True)
+        for k in range(10):
+            y = carry(x, worked(seq_len=[12, 8] + [0] * k, seq_dp=[0] * (2 + k)), into=text * 1)
+            now.extend([1] * (k == 0))
+            y.sum().backward()
+            now.clear()
+            kept.append(weakref.ref(carry._ragged[x.device].last.held.written(x.device)))
+        with pytest.raises(ValueError, match='segment 2: seq is 7'):
+            carry(x, worked(seq=[0, 0, 7]))
+        carry._ragged[x.device].forget()
+        del y
+        gc.collect()
+        assert [index() is not None for index in kept] == [True] + [False] * 9
+    finally:
+        arena.capturing = was
+
+
+def test_what_a_graph_reads_stays(pair):
+    pair.run(graphs_keep)
 
 
 def asked_alone(rank):

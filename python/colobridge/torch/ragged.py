@@ -68,6 +68,7 @@ class Ragged:
         self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
         self.last: _Call | None = None
         self._capturing = arenas.capturing(device)
+        self._graphs: dict[int, Any] = {}  # by address: indices that a graph reads, as long as there is the bridge
         self.workspace: Any = None  # which peers reach
         if owner.transport != 'nccl' and arenas.possible(comm, device):
             self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer', owner.buffers is None)
@@ -119,6 +120,13 @@ class Ragged:
         self.last = None
         if self.workspace is not None:
             self.workspace.forget()
+
+    def written(self, batch: _Batch, device: Any) -> Any:
+        """Indices of rows of y, for work on the current stream."""
+        index = batch.written(device)
+        if self._capturing():
+            self._graphs[index.data_ptr()] = index
+        return index
 
     def heard(self, why: BaseException) -> None:
         """groups.heard(), which forgets."""
@@ -260,7 +268,8 @@ def _function() -> Any:
             d_intos: list[Any] = [None] * call.n if call.merged else []
             for i in range(len(d_intos)):
                 if ctx.needs_input_grad[2 + call.n + i]:
-                    d_intos[i] = flat[i].index_fill(0, call.held.written(flat[i].device), 0).view(d_ys[i].shape)
+                    index = call.ragged.written(call.held, flat[i].device)
+                    d_intos[i] = flat[i].index_fill(0, index, 0).view(d_ys[i].shape)
             return (None, None, *d_xs, *d_intos)
 
     return CarryRagged
