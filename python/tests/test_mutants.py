@@ -187,9 +187,9 @@ MUTANTS = {
     'lists of slices are in the order of the slice': (
         'torch/support.py', 'rows.spread(t.reshape(rows.shape), 0)', 't', 'test_torch_support.py', 'any_strides'),
     'lists that a hook brought back are emptied': (
-        'torch/support.py', 'return self.point(raw, t)',
-        'return self.point(raw, t if not isinstance(t, tuple) or raw.data == t[0].data_ptr() else '
-        '(t[0], t[1].clone().zero_()))', 'test_torch_support.py', 'hooks'),
+        'torch/support.py', 'self._restored(t[1])))',
+        'self._restored(t[1] if raw.data == t[0].data_ptr() else t[1].clone().zero_())))', 'test_torch_support.py',
+        'hooks'),
     'gradients of chunks have the upstream of the first': (
         'torch/chunks.py', '(o, g[rows])', '(o, g[:len(z)])', 'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the gradient of hidden states of a chunk is one ranks part': (

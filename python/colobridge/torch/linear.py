@@ -51,6 +51,11 @@ class Of(NamedTuple):
 Call = tuple[LinearPlan, Comm, Comm | None, Any, bool]
 
 
+def _pair(target: Any) -> Any:
+    """(targets, ids of a support or None)"""
+    return target if isinstance(target, tuple) else (target, None)
+
+
 @functools.lru_cache(maxsize=None)
 def functions() -> tuple[Any, Any]:
     """The autograd functions; made at the first call, for torch is imported then."""
@@ -76,7 +81,7 @@ def functions() -> tuple[Any, Any]:
             if backward:
                 ctx.ready, ctx.o = ready, o
                 ctx.set_materialize_grads(False)
-                ctx.save_for_backward(hidden, weight, bias, target, kept)
+                ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept)
             if not plan.plain:
                 out = [t if name[0] == 'n' else plan.rows.gather(t) for name, t in zip(plan.names, out)]
             if plan.counts:
@@ -122,7 +127,7 @@ def functions() -> tuple[Any, Any]:
                 if early:
                     out, losses, kept, ctx.kept, shared = ready.early(comm, hidden, weight, bias, target, weights,
                                                                       group)
-                    ctx.save_for_backward(hidden, weight, bias, target, kept, shared)
+                    ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
                 else:
                     out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group)
             except BaseException as why:
@@ -165,7 +170,7 @@ def functions() -> tuple[Any, Any]:
                 except BaseException as why:
                     groups.heard(ctx.comm, why)
                     raise
-                if saved[5] is not None:
+                if saved[6] is not None:
                     ctx.made = None
                 return (*(d if need else None for d, need in zip(made, ctx.need)), None, None, None)
             if ctx.entropy:
@@ -259,7 +264,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
         if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
             target = targets_for(plan.rows, target, plan.config.ignore_index)
         if support is not None:
-            target = torch.cat(support.behind(what, target, plan.rows))
+            target = support.behind(what, target, plan.rows)
     except Exception as why:
         groups.refuse(comm, why)
         groups.refuse(head_comm, why)

@@ -304,7 +304,8 @@ class _Ready:
                  by: Any = None) -> tuple[Any, Any, Any]:
         """Gradients of hidden, weight and bias. by: the number, after early()."""
         plan = self.plan
-        hidden, weight, bias, target, kept, *shared = saved
+        hidden, weight, bias, target, ids, kept, *shared = saved
+        target = target if ids is None else (target, ids)
         with self.core.lock:
             held, up = [self.bind(comm, hidden, weight, bias, target, View.again)], self.upstream
             if by is not None:

@@ -58,7 +58,7 @@ class Support:
         self.ids, self.begin, self.end = ids.contiguous(), offsets[:-1], offsets[1:]
 
     def behind(self, what: str, target: Any, rows: Rows) -> tuple[Any, Any]:
-        """Targets [T] as the library has them, begin and end in one tensor, and ids, as Listed reads them."""
+        """(targets [T] as the library has them, begin and end in one tensor; ids)"""
         import torch
         tokens = math.prod(rows.shape)
         if len(self.begin) != tokens or self.ids.device != target.device:
@@ -71,7 +71,7 @@ class Support:
 
 
 class Listed(View):
-    """Of targets with a support behind them: a pair of tensors, or both in one"""
+    """Of targets with a support: what Support.behind() returns"""
     __slots__ = ()
 
     def attach(self, raw: s.Tensor, saved: s.SupportSaved) -> s.Support:
@@ -84,20 +84,15 @@ class Listed(View):
         return s.Support(*(c.pointer(t) for t in lists))
 
     def point(self, raw: s.Tensor, t: Any) -> Any:
-        first, listed = t if isinstance(t, tuple) else (t, None)
+        first, listed = t
         ids, begin, end = raw.lists
         step, raw.data = 8 * self.count, first.data_ptr()
         begin.data, end.data = raw.data + step, raw.data + 2 * step
-        if listed is None:
-            ids.data, ids.shape[0] = raw.data + 3 * step, first.numel() - 3 * self.count
-        else:
-            ids.data, ids.shape[0] = listed.data_ptr(), listed.numel()
+        ids.data, ids.shape[0] = listed.data_ptr(), listed.numel()
         return t
 
     def again(self, raw: s.Tensor, t: Any) -> Any:
-        t = (self._restored(t[0], 3 * self.count), self._restored(t[1])) if isinstance(t, tuple) else \
-            self._restored(t, 3 * self.count)
-        return self.point(raw, t)
+        return self.point(raw, (self._restored(t[0], 3 * self.count), self._restored(t[1])))
 
     def _restored(self, t: Any, least: int = 0) -> Any:
         if t.dim() != 1 or t.numel() < least or t.dtype is not self.dtype or t.device != self.device:
