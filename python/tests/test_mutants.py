@@ -220,7 +220,7 @@ MUTANTS = {
         'torch/linear_plan.py', 'else shared.detach()', 'else shared', 'test_torch_linear.py',
         'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a second backward reads gradients of logits that are gone': (
-        'torch/linear.py', 'if saved[5] is not None:', 'if False:', 'test_torch_linear.py',
+        'torch/linear.py', 'if saved[6] is not None:', 'if False:', 'test_torch_linear.py',
         'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a chunk size does not bind kept gradients of logits': (
         'torch/linear.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
