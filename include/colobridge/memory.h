@@ -85,6 +85,11 @@ COLO_API size_t colo_memory_bytes(const colo_memory_t *memory);
  */
 COLO_API bool colo_memory_is_p2p(const colo_memory_t *memory);
 /**
+ * colo_memory_reaches() - do ranks @a and @b of its communicator, which lives, reach each other's
+ * part? The same on all ranks; a rank reaches itself. False if it is not peer-to-peer
+ */
+COLO_API bool colo_memory_reaches(const colo_memory_t *memory, int32_t a, int32_t b);
+/**
  * colo_memory_find() - is [ptr, ptr + bytes) inside memory that is registered over @comm? Local
  */
 COLO_API bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes);

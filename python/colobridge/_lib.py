@@ -136,6 +136,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_memory_bytes': (SIZE, [P]),
     'colo_memory_is_p2p': (BOOL, [P]),
     'colo_memory_find': (BOOL, [P, P, SIZE]),
+    'colo_memory_reaches': (BOOL, [P, I32, I32]),
     'colo_partition_check': (STATUS, [_p(s.Partition)]),
     'colo_partition_count': (I64, [_p(s.Partition)]),
     'colo_partition_index': (I64, [_p(s.Partition), I64]),

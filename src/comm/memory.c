@@ -132,6 +132,12 @@ bool colo_memory_is_p2p(const colo_memory_t *memory)
     return memory && memory->p2p;
 }
 
+bool colo_memory_reaches(const colo_memory_t *memory, int32_t a, int32_t b)
+{
+    const colo_comm_t *c = memory && memory->p2p ? memory->comm : NULL;
+    return c && a >= 0 && a < c->size && b >= 0 && b < c->size && c->ops->peer->reaches(c, a, b);
+}
+
 bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes)
 {
     int32_t id;

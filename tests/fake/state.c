@@ -223,8 +223,9 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 
 cudaError_t cudaDeviceGetPCIBusId(char *id, int cap, int device)
 {
+    const char *shown = getenv("CUDA_VISIBLE_DEVICES");
     FAKE_ENTER();
-    snprintf(id, (size_t)cap, "0000:%02x:00.0", device + 1);
+    snprintf(id, (size_t)cap, "0000:%02x:00.0", device + 1 + (shown ? atoi(shown) : 0));
     return cudaSuccess;
 }
 

@@ -9,7 +9,6 @@
 #include "gpu/ragged_gpu.h"
 
 #include "comm/comm.h"
-#include "comm/peer.h"
 #include "core/error.h"
 
 enum { RANKS = 4 };
@@ -292,7 +291,7 @@ static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
     rank_check(colo_memory_is_p2p(r->memory));
     r->arena = colo_memory_data(r->memory);
     for (int32_t k = 0; k < r->size; k++)
-        rank_check(ops.peer->reaches(r->gpus, r->rank, k) ==
+        rank_check(colo_memory_reaches(r->memory, r->rank, k) ==
                    (colo_comm_node(r->gpus, k) == colo_comm_node(r->gpus, r->rank)));
     r->gpus->ops = &ops;
     const colo_status_t st = m->fn(r, m->arg);

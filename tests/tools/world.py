@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""colo-info --world by four processes that a launcher told their ranks: world.py COLO_INFO"""
+"""colo-info --world by four processes that a launcher told their ranks: world.py COLO_INFO PROGRAM_NEXT_TO_FAKES"""
 import os
 import subprocess
 import sys
 import tempfile
 
-INFO = sys.argv[1]
+INFO, FAKE = sys.argv[1], os.path.dirname(os.path.abspath(sys.argv[2]))
 CLEAN = {name: value for name, value in os.environ.items() if not name.endswith(('RANK', '_SIZE', '_PROCID', '_NTASKS'))}
 
 
@@ -33,6 +33,16 @@ with tempfile.TemporaryDirectory() as shared:
     expect('node 0', lines[3][::2], ['0', '0,2-3'])
     expect('node 1', lines[4][::2], ['1', '1'])
     expect('pairs', '  6 pairs by Unix socket, because they are on one host' in out[0], True)
+
+    # Over a stand-in for CUDA whose devices' memory no other process opens.
+    for transport, node_of, wanted in (
+            ('auto', 'x,y,x,x', ['3 pairs by NCCL, because they are on two nodes: 0-1 1-2 1-3',
+                                 "3 pairs by NCCL, because they do not reach each other's (COLO_LOG=info says why): 0-2 0-3 2-3"]),
+            ('nccl', 'x,x,x,x', ['6 pairs by NCCL, because COLO_TRANSPORT is nccl: 0-1 0-2 0-3 1-2 1-3 2-3'])):
+        codes, out, err = run(os.path.join(shared, transport), ('RANK', 'WORLD_SIZE'), COLO_NODE=node_of,
+                              COLO_TRANSPORT=transport, COLO_BACKEND_DIR=FAKE, FAKE_DEVICES='4')
+        gpus = out[0].partition('GPU memory that is registered; other GPU memory goes by NCCL\n')[2]
+        expect('GPUs, %s' % transport, ([line.strip() for line in gpus.splitlines()], codes), (wanted, [0] * 4))
 
     codes, out, err = run(new, ('RANK', 'WORLD_SIZE'))
     expect('exit in a folder that was used', codes, [1] * 4)

@@ -9,6 +9,8 @@
 #include "info-tool.h"
 
 #include <colobridge/bootstrap.h>
+#include <colobridge/memory.h>
+#include <colobridge/nccl.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,17 +123,19 @@ static void find_fact(fact_t *f)
         f->net = net.st_ino;
 }
 
+/* ---- what carries a pair ---- */
+
 enum { ONE_NETWORK, INSISTED, OTHER_NETWORK, OTHER_HOST, KINDS };
 static const char *const kinds[KINDS][2] = {
-    {"Unix socket", "one host and one network namespace"},
-    {"UCX", "one host, and COLO_TRANSPORT is ucx"},
-    {"UCX", "one host, but two network namespaces (containers)"},
-    {"UCX", "two hosts"},
+    {"Unix socket", "they are on one host and one network namespace"},
+    {"UCX", "they are on one host, and COLO_TRANSPORT is ucx"},
+    {"UCX", "they are on one host, but two network namespaces (containers)"},
+    {"UCX", "they are on two hosts"},
 };
 
-static int kind_of(const colo_comm_t *world, const fact_t *fact, int32_t one, int32_t other)
+static int kind_of(const colo_comm_t *world, const void *arg, int32_t one, int32_t other)
 {
-    const fact_t *a = &fact[one], *b = &fact[other];
+    const fact_t *fact = arg, *a = &fact[one], *b = &fact[other];
     const char *transport = getenv("COLO_TRANSPORT"), *names = getenv("COLO_NODE");
     if (strcmp(a->boot, b->boot) != 0)
         return OTHER_HOST;
@@ -164,7 +168,28 @@ static void print_node(const colo_comm_t *world, const fact_t *fact, int32_t nod
     printf("\n");
 }
 
-static void print_pairs(const colo_comm_t *world, const fact_t *fact, int kind)
+enum { REACHED, TOLD, OTHER_NODE, NOT_REACHED, GPU_KINDS };
+static const char *const gpu_kinds[GPU_KINDS][2] = {
+    {"peer memory", "each reaches the other's"},
+    {"NCCL", "COLO_TRANSPORT is nccl"},
+    {"NCCL", "they are on two nodes"},
+    {"NCCL", "they do not reach each other's (COLO_LOG=info says why)"},
+};
+
+static int gpu_kind_of(const colo_comm_t *world, const void *memory, int32_t one, int32_t other)
+{
+    const char *transport = getenv("COLO_TRANSPORT");
+    if (colo_memory_reaches(memory, one, other))
+        return REACHED;
+    if (transport && strcmp(transport, "nccl") == 0)
+        return TOLD;
+    return colo_comm_node(world, one) != colo_comm_node(world, other) ? OTHER_NODE : NOT_REACHED;
+}
+
+typedef int (*kind_fn)(const colo_comm_t *world, const void *arg, int32_t one, int32_t other);
+
+static void print_pairs(const colo_comm_t *world, const char *const words[2], int kind, kind_fn of,
+                        const void *arg)
 {
     char shown[200] = "";
     size_t offset = 0;
@@ -172,15 +197,17 @@ static void print_pairs(const colo_comm_t *world, const fact_t *fact, int kind)
     const int32_t n = colo_comm_size(world);
     for (int32_t a = 0; a < n; a++)
         for (int32_t b = a + 1; b < n; b++)
-            if (kind_of(world, fact, a, b) == kind && ++count <= PAIRS_SHOWN)
+            if (of(world, arg, a, b) == kind && ++count <= PAIRS_SHOWN)
                 offset += (size_t)snprintf(shown + offset, sizeof shown - offset, " %d-%d", (int)a,
                                            (int)b);
     if (count)
-        printf("  %lld pairs by %s, because they are on %s:%s%s\n", (long long)count,
-               kinds[kind][0], kinds[kind][1], shown, count > PAIRS_SHOWN ? " ..." : "");
+        printf("  %lld pairs by %s, because %s:%s%s\n", (long long)count, words[0], words[1], shown,
+               count > PAIRS_SHOWN ? " ..." : "");
 }
 
-static void print_world(const colo_comm_t *world, const fact_t *fact, const char *launcher)
+/* @memory: registered on all ranks, or NULL and why not. */
+static void print_world(const colo_comm_t *world, const fact_t *fact, const char *launcher,
+                        const colo_memory_t *memory, const char *why)
 {
     const int32_t n = colo_comm_size(world), nodes = colo_comm_nodes(world);
     const char *names = getenv("COLO_NODE");
@@ -190,10 +217,46 @@ static void print_world(const colo_comm_t *world, const fact_t *fact, const char
         print_node(world, fact, k);
     printf("\nHost memory and control, without MPI\n");
     for (int k = 0; k < KINDS; k++)
-        print_pairs(world, fact, k);
+        print_pairs(world, kinds[k], k, kind_of, fact);
     printf("  With MPI (colo_comm_create_mpi) MPI carries all pairs.\n"
-           "No rank reaches another's host memory: they are processes. GPU memory that is\n"
-           "registered is reached by ranks of one host whose GPUs have peer access.\n");
+           "No rank reaches another's host memory: they are processes.\n\n"
+           "GPU memory that is registered; other GPU memory goes by NCCL\n");
+    for (int k = 0; k < GPU_KINDS && memory; k++)
+        print_pairs(world, gpu_kinds[k], k, gpu_kind_of, memory);
+    if (!memory)
+        printf("  not known: %s\n", why);
+}
+
+/* ---- GPUs ---- */
+
+/* Shows this process one device: the ranks of a host take in turn what it sees. */
+static void take_device(const fact_t *fact, int32_t rank)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    char list[512], own[16];
+    int32_t index = 0, count = 0;
+    for (int32_t r = 0; r < rank; r++)
+        index += strcmp(fact[r].boot, fact[rank].boot) == 0;
+    snprintf(own, sizeof own, "%d", (int)index);
+    snprintf(list, sizeof list, "%s", visible ? visible : "");
+    for (const char *c = list; *c; c++)
+        count += c == list || *c == ',';
+    char *rest = list, *name = count ? strtok_r(list, ",", &rest) : own;
+    for (int32_t k = 0; count && k < index % count; k++)
+        name = strtok_r(NULL, ",", &rest);
+    if (name)
+        setenv("CUDA_VISIBLE_DEVICES", name, 1);
+}
+
+/* A page of each rank, registered over a communicator of GPUs; NULL, and why on rank 0: there is
+ * none. Ranks try and fail together. */
+static void register_page(colo_comm_t *world, const fact_t *fact, colo_comm_t **gpus,
+                          colo_memory_t **memory, char why[512])
+{
+    take_device(fact, colo_comm_rank(world));
+    if (colo_comm_create_nccl(world, -1, gpus) != COLO_OK ||
+        colo_memory_alloc(*gpus, 4096, memory) != COLO_OK)
+        snprintf(why, 512, "%s", colo_last_error());
 }
 
 /* -1: no number */
@@ -221,17 +284,25 @@ int info_world(const char *path)
             "--world: %s is '%.20s' and %s '%.20s', expected a rank below a size of 1..%d", l->rank,
             rank, l->size, size, RANKS_MAX);
     (void)mkdir(path, 0700);
-    colo_comm_t *world = NULL;
+    colo_comm_t *world = NULL, *gpus = NULL;
+    colo_memory_t *page = NULL;
+    char why[512] = "";
     fact_t mine, *all = calloc((size_t)f.size, sizeof *all);
     const colo_bootstrap_t bootstrap = {f.rank, f.size, over_folder, &f};
     find_fact(&mine);
     colo_status_t st = all ? colo_comm_create_bootstrap(&bootstrap, &world) : COLO_ERR_NOMEM;
     if (st == COLO_OK)
         st = colo_comm_all_gather(world, &mine, all, (int64_t)sizeof mine, COLO_U8, NULL);
-    if (st == COLO_OK && f.rank == 0)
-        print_world(world, all, l->name);
     if (st < 0)
         (void)tool_complain(TOOL_PROBLEM, INFO_TOOL, "--world: %s", colo_last_error());
+    if (st == COLO_OK)
+        register_page(world, all, &gpus, &page, why);
+    if (st == COLO_OK && f.rank == 0)
+        print_world(world, all, l->name, page, why);
+    if (page)
+        (void)colo_comm_barrier(world, NULL); /* no rank frees what another one has open */
+    colo_memory_destroy(&page);
+    colo_comm_destroy(&gpus);
     colo_comm_destroy(&world);
     free(all);
     return st < 0 ? TOOL_PROBLEM : TOOL_OK;
