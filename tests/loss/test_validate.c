@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_validate.c - refusals that depend on where memory is, on sums near 2^63, and on what other
- * ranks bring. Tensors of GPUs are views here: the checks read no element.
+ * test_validate.c - refusals of the losses that depend on where memory is, on sums near 2^63, and
+ * on what other ranks bring. Tensors of GPUs are views here: the checks read no element.
  */
 #include "harness/harness.h"
 
 #include "comm/comm.h"
+#include "loss/linear/head.h"
+#include "loss/linear/workspace.h"
 #include "loss/validate.h"
 
 enum { TOKENS = 2, COLUMNS = 16 };
@@ -180,6 +182,97 @@ T_CASE(saved_config_that_was_overwritten_is_refused)
     bool in_place;
     assert_fails(colo_logprob_i_check_backward(&saved, NULL, NULL, &config, &in_place),
                  COLO_ERR_ARG, "struct_size is 0");
+}
+
+/* ---- the lm_head ---- */
+
+enum { HIDDEN = 4 };
+
+T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
+{
+    static float x[TOKENS * HIDDEN];
+    static int64_t target[TOKENS], one[1];
+    const int64_t shape[] = {TOKENS, HIDDEN};
+    colo_lm_head_t head = {.config = {.mem = COLO_CUDA, .device = 1}};
+    const struct colo_linear_logprob l = {.head = &head, .dtype = COLO_F32, .hidden = HIDDEN};
+    const colo_tensor_t h = colo_tensor_cuda(x, COLO_F32, 1, 2, shape),
+                        elsewhere = colo_tensor_cuda(x, COLO_F32, 0, 2, shape),
+                        host = colo_tensor_host(x, COLO_F32, 2, shape),
+                        t = colo_tensor_cuda(target, COLO_I64, 1, 1, shape),
+                        id = colo_tensor_cuda(one, COLO_I64, 1, 1, (int64_t[]){1});
+    const colo_support_t lists = {&id, &t, &t}; /* as long as the targets */
+    /* no element is read: neither the targets, to be counted, nor the lists */
+    assert_ok(colo_linear_i_check_batch(
+        &l,
+        &(colo_linear_batch_t){.hidden = &h, .targets = &t, .max_valid = 0, .support = &lists}));
+    assert_fails(
+        colo_linear_i_check_batch(&l, &(colo_linear_batch_t){.hidden = &elsewhere, .targets = &t}),
+        COLO_ERR_ARG, "hidden: memory kind 1 on device 0, the head is kind 1 on device 1");
+    assert_fails(
+        colo_linear_i_check_batch(&l, &(colo_linear_batch_t){.hidden = &host, .targets = &t}),
+        COLO_ERR_ARG, "hidden: memory kind 0");
+}
+
+T_CASE(gradient_of_hidden_states_has_their_rows)
+{
+    static float x[TOKENS * HIDDEN], d[TOKENS * HIDDEN];
+    const colo_comm_ops_t threads = {.name = "threads"};
+    colo_comm_t group = group_of(&threads, 3);
+    colo_lm_head_t head = {.config = {.mem = COLO_HOST, .device = -1}};
+    struct colo_linear_logprob l = {.head = &head,
+                                    .dtype = COLO_F32,
+                                    .hidden = HIDDEN,
+                                    .group = &group,
+                                    .config = {.frozen_weight = true}};
+    const colo_tensor_t h = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){TOKENS, HIDDEN});
+    colo_tensor_t d_h = colo_tensor_host(d, COLO_F32, 2, (int64_t[]){TOKENS - 1, HIDDEN});
+    const colo_linear_grads_t g = {.d_hidden = &d_h};
+    assert_fails(colo_linear_i_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
+                 "d_hidden: [1, 4], expected [2, 4]");
+    l.config.d_hidden = COLO_D_HIDDEN_REDUCE_SCATTER;
+    assert_fails(colo_linear_i_check_grads(&l, &g, &h), COLO_ERR_SHAPE,
+                 "d_hidden: 2 tokens do not split over 3 ranks");
+    group.size = 2;
+    assert_ok(colo_linear_i_check_grads(&l, &g, &h));
+}
+
+T_CASE(saved_state_outlives_neither_its_weight_nor_its_support)
+{
+    uint64_t version = 0;
+    int64_t id = 0;
+    colo_lm_head_t head = {.bound = false};
+    const struct colo_linear_logprob l = {.head = &head};
+    colo_linear_logprob_saved_t saved = {.of = &l, .valid = true};
+    assert_fails(colo_linear_i_check_saved(&l, &saved), COLO_ERR_STATE, "no weight is bound");
+    head.bound = true;
+    assert_ok(colo_linear_i_check_saved(&l, &saved));
+    colo_tensor_t ids = colo_tensor_host(&id, COLO_I64, 1, (int64_t[]){1});
+    ids.version = &version;
+    saved.support = colo_loss_i_save_support(&(colo_support_t){&ids, &ids, &ids});
+    assert_ok(colo_linear_i_check_saved(&l, &saved));
+    version++;
+    assert_fails(colo_linear_i_check_saved(&l, &saved), COLO_ERR_MODIFIED, "support");
+    assert_ok(colo_linear_i_check_memory(NULL, "saved memory", 0));
+    assert_fails(colo_linear_i_check_memory(NULL, "saved memory", 1), COLO_ERR_ARG,
+                 "linear: saved memory is NULL, expected 1 bytes");
+}
+
+T_CASE(segments_of_several_ranks_need_a_sum_of_d_hidden)
+{
+    const colo_comm_ops_t threads = {.name = "threads"};
+    const colo_comm_t pair = group_of(&threads, 2);
+    const colo_lm_head_t head = {
+        .config = {COLO_LM_HEAD_CONFIG_INIT, .rows = COLUMNS, .hidden = HIDDEN, .dtype = COLO_F32}};
+    colo_linear_logprob_config_t own, c = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    c.logprob.logits.vocab = 2 * COLUMNS;
+    c.logprob.segment = COLUMNS;
+    assert_fails(colo_linear_i_check_config(&c, &head, &pair, &own), COLO_ERR_ARG,
+                 "d_hidden is partial with segments");
+    c.frozen_hidden = true;
+    assert_ok(colo_linear_i_check_config(&c, &head, &pair, &own));
+    c.frozen_hidden = false;
+    c.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
+    assert_ok(colo_linear_i_check_config(&c, &head, &pair, &own));
 }
 
 T_MAIN("loss/validate")
