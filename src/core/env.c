@@ -159,8 +159,8 @@ static void describe_allowed(const struct row *row, char *text, size_t cap)
                                        : ", ",
                                 row->words[i]);
     }
-    if (row->open)
-        snprintf(text + len, cap - len, "%s%s", len ? " or " : "", row->open);
+    if (row->open) /* and words: where there is none, any text is allowed */
+        snprintf(text + len, cap - len, " or %s", row->open);
 }
 
 static colo_status_t refuse(const struct row *row, const char *text)

@@ -172,13 +172,15 @@ colo_status_t colo_grid_i_check(const colo_grid_t *grid)
 
 /* ---- lists ---- */
 
-/* "tp, cp, dp", for error messages that say what there is instead; at most @cap bytes */
-static const char *names(const colo_grid_t *grid, char *text, size_t cap)
+enum { NAMES_MAX = COLO_KEY_MAX + COLO_MAX_DIMS }; /* a key with two bytes between names */
+
+/* "tp, cp, dp", for error messages that say what there is instead */
+static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])
 {
     size_t n = 0;
     text[0] = '\0';
-    for (int32_t i = 0; i < grid->ndims && n < cap; i++)
-        n += (size_t)snprintf(text + n, cap - n, "%s%s", i ? ", " : "", grid->name[i]);
+    for (int32_t i = 0; i < grid->ndims; i++)
+        n += (size_t)snprintf(text + n, NAMES_MAX - n, "%s%s", i ? ", " : "", grid->name[i]);
     return text;
 }
 
@@ -193,11 +195,11 @@ static int32_t find(const colo_grid_t *grid, const char *text, size_t len)
 colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
                                colo_dims_t *dims)
 {
-    char q[COLO_QUOTE_MAX], all[COLO_KEY_MAX + COLO_MAX_DIMS];
+    char q[COLO_QUOTE_MAX], all[NAMES_MAX];
     colo_dims_t set = {0};
     if (!list || !*list)
         return colo_fail(COLO_ERR_ARG, "dims: the list is %s, expected names of %s (%s)",
-                         list ? "empty" : "NULL", where, names(grid, all, sizeof all));
+                         list ? "empty" : "NULL", where, names(grid, all));
     for (const char *part = list;; part++) {
         size_t len = strcspn(part, "-");
         if (len == 0)
@@ -206,7 +208,7 @@ colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const
         int32_t i = find(grid, part, len);
         if (i < 0)
             return colo_fail(COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
-                             colo_grid_i_quote(q, part, len), where, names(grid, all, sizeof all),
+                             colo_grid_i_quote(q, part, len), where, names(grid, all),
                              strchr(list, ',') ? "; join names by '-'" : "");
         if (set.in[i])
             return colo_fail(COLO_ERR_ARG, "dims '%s': '%s' is repeated at byte %zu",
