@@ -65,6 +65,8 @@ cudaError_t fake_enqueue(cudaStream_t stream, void (*fn)(void *arg), void (*end)
 /* The same; @always: on a broken device, too. */
 cudaError_t fake_put(cudaStream_t stream, void (*fn)(void *arg), void (*end)(void *arg),
                      const void *arg, size_t bytes, bool always);
+/* Is it an operation that copies? Then @p has its extent. */
+bool fake_copy_of(void (*fn)(void *arg), const void *arg, struct cudaMemcpy3DParms *p);
 /* What @stream is captured in, 0: in nothing. */
 uint64_t fake_capture_of(cudaStream_t stream);
 /* @stream waits for an event of capture @id, so it joins that capture. */

@@ -189,6 +189,15 @@ static void copy_run(void *arg)
             memset(c->to + i * c->to_pitch, c->value, c->width);
 }
 
+bool fake_copy_of(void (*fn)(void *), const void *arg, struct cudaMemcpy3DParms *p)
+{
+    const struct copy *c = arg;
+    if (fn != copy_run || !c->from)
+        return false;
+    *p = (struct cudaMemcpy3DParms){.extent = {c->width, c->height, 1}};
+    return true;
+}
+
 /* Are all @bytes of @p in one block, or none; @pageable: set if none. */
 static bool check(const void *p, size_t bytes, bool *pageable)
 {

@@ -455,6 +455,34 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return cudaSuccess;
 }
 
+/* A node is an operation. */
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n)
+{
+    size_t i = 0;
+    FAKE_ENTER();
+    for (struct operation *o = graph->first; o; o = o->next, i++)
+        if (nodes && i < *n)
+            nodes[i] = (cudaGraphNode_t)(void *)o;
+    *n = i;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType *type)
+{
+    const struct operation *o = (const void *)node;
+    struct cudaMemcpy3DParms p;
+    FAKE_ENTER();
+    *type = fake_copy_of(o->fn, o->arg, &p) ? cudaGraphNodeTypeMemcpy : cudaGraphNodeTypeKernel;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, struct cudaMemcpy3DParms *p)
+{
+    const struct operation *o = (const void *)node;
+    FAKE_ENTER();
+    return fake_error(fake_copy_of(o->fn, o->arg, p) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
     const cudaError_t e = fake_enter(fake_device(), __func__);

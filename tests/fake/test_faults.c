@@ -238,7 +238,8 @@ static void run(struct fault *f)
         fail_msg("%s: %s: %s", what, colo_status_name(st), colo_last_error());
     if (f->slow && !f->told)
         fail_msg("%s that lasts: no rank was told", f->slow);
-    /* A path between peers that has died keeps its mailboxes and its reports: a peer may still write. */
+    /* A path between peers that has died keeps its mailboxes and its reports: a peer may still
+     * write. */
     const bool dies = f->registered && f->stage != CREATE && f->k > 0;
     for (int kind = FAKE_MEMORY; kind <= FAKE_PINNED && dies; kind++)
         if (fake_live((enum fake_kind)kind) <= before[kind] + RANKS)

@@ -306,7 +306,7 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
     struct stand s;
     colo_tensor_t w;
     colo_status_t st = COLO_OK;
-    cudaGraph_t graph;
+    cudaGraph_t graph = NULL;
     rank_try(stand_up(r, true, &s));
     char *place = (char *)colo_memory_data(s.memory) + AT;
     rank_try(shard_of(&s, 1, s.from[0]));
@@ -333,6 +333,8 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
              st < 0 ? colo_last_error() : "");
     if (v->how == IN_A_CAPTURE) {
         (void)cudaStreamEndCapture(r->stream, &graph);
+        if (graph)
+            rank_cuda(cudaGraphDestroy(graph));
         (void)cudaGetLastError();
     }
     rank_cuda(cudaStreamSynchronize(r->stream));
