@@ -80,7 +80,7 @@ MUTANTS = {
     'a target that was not kept has a log-probability': (
         'compat.py', "logp.masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py', 'test_sampling_parameters'),
     'the id that meets the mass is left out': (
-        'torch/sampling.py', '+ equal.cumsum(1) - equal', '+ equal.cumsum(1)', 'test_sampling.py', 'test_equal_logits'),
+        'torch/sampling.py', '+ mass.cumsum(1) - mass', '+ mass.cumsum(1)', 'test_sampling.py', 'test_equal_logits'),
     'the id that meets the mass is left out of a list': (
         'compat.py', 'mass.cumsum(-1) - mass >=', 'mass.cumsum(-1) >=', 'test_sampling.py', 'test_the_fewest'),
     'equal logits of lower shards come last': (
@@ -88,7 +88,7 @@ MUTANTS = {
     'the mass is that of one shard': (
         'torch/sampling.py', 'each = parts.sum(0)', 'each = parts[0]', 'test_sampling.py', 'test_the_fewest'),
     'the mass of top-p is that of all ids, not of the largest': (
-        'torch/sampling.py', 'vocab) * mine', 'vocab)', 'test_sampling.py', 'test_lists_of_more'),
+        'torch/sampling.py', 'mine *= masses(', 'mine = masses(', 'test_sampling.py', 'test_lists_of_more'),
     'zeros of two signs differ': (
         'torch/sampling.py', 'x = rows[i:i + step] + 0', 'x = rows[i:i + step]', 'test_sampling.py', 'test_equal_logits'),
     'a row of NaN keeps what its other logits do': (

@@ -121,7 +121,7 @@ def test_rows_without_a_largest_logit_and_targets_outside_of_the_vocabulary():
     z = torch.randn(1, 6, 300, generator=torch.Generator().manual_seed(2))
     z[0, 0, 7], z[0, 1, 8], z[0, 2] = -float('nan'), INF, -INF
     t = torch.tensor([[7, 0, 2, -100, 300, 0]])
-    for top_k, top_p in ((None, 0.9), (4, 0.9), (280, 0.9)):
+    for top_k, top_p in ((None, 0.9), (4, 0.9), (280, 0.9), (280, 1.0)):
         def on_rank(world):
             lo, hi = 300 * world.rank // world.size, 300 * (world.rank + 1) // world.size
             mine = z[..., lo:hi].clone().requires_grad_()

@@ -17,7 +17,7 @@ _ELEMENTS = 1 << 24  # logits of a rank that are searched together, about: bound
 
 def masses(x: Any, largest: Any, count: int) -> Any:
     """exp(x - largest), which add up to less than 2^63, as integers: sums are exact in any order"""
-    return ((x.double() - largest).exp() * 2.0 ** (62 - count.bit_length())).nan_to_num().round().long()
+    return ((x.double() - largest).exp() * 2.0 ** (62 - count.bit_length())).nan_to_num().long()
 
 
 def enough(top_p: float, total: Any) -> Any:
@@ -49,13 +49,13 @@ def kept(what: str, logits: Any, start: int, vocab: int, group: Any, top_k: int,
         step = max(1, min(chunk or count, _ELEMENTS * comm.size // vocab))
         for i in range(0, count, step):
             x = rows[i:i + step] + 0  # -0 equals 0
-            mine = torch.ones_like(x, dtype=torch.bool)
+            mine = torch.ones_like(x, dtype=torch.int64)
             if top_k:
-                mine = _largest(x, mine.long(), lambda total: total.clamp(max=top_k), lower, comm)
+                mine *= _largest(x, mine, lambda total: total.clamp(max=top_k), lower, comm)
             if top_p < 1:
-                mass = masses(x, largest[i:i + step], vocab) * mine
-                mine &= _largest(x, mass, functools.partial(enough, top_p), lower, comm)
-            mask[i:i + step] |= mine
+                mine *= masses(x, largest[i:i + step], vocab)
+                mine = _largest(x, mine, functools.partial(enough, top_p), lower, comm)
+            mask[i:i + step] |= mine > 0
         return mask.view(logits.shape)
 
 
@@ -65,25 +65,25 @@ def _largest(rows: Any, mass: Any, need: Callable[[Any], Any], lower: Any, comm:
     histogram and a gather each."""
     import torch
     bits = 8 * rows.element_size()
-    key = rows.view({16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]).long()
-    key = key ^ ((key >> 63) & (2 ** (bits - 1) - 1))  # in the order of the logits
-    none, above, least, wanted = mass.new_zeros(len(rows), 256), 0, None, None
-    for shift in range(bits - 8, -1, -8):
-        digit, inside = (key >> shift) + 128, mass
-        if least is not None:
-            digit, inside = (key >> shift) & 255, mass * (key >> shift + 8 == least)
-        parts = _gather(none.scatter_add(1, digit, inside), comm)  # [W, T, 256]
+    key = rows.view({16: torch.int16, 32: torch.int32, 64: torch.int64}[bits])
+    key = key ^ (key >> bits - 1 | -2 ** (bits - 1))  # in the order of the logits, without a sign
+    digits = key.view(torch.uint8).view(*rows.shape, bits // 8).unbind(-1)[::-1]
+    none, above, wanted = mass.new_zeros(len(rows), 256), 0, None
+    larger, equal = torch.zeros_like(rows, dtype=torch.bool), torch.ones_like(rows, dtype=torch.bool)
+    for digit in digits:
+        digit = digit.long()
+        parts = _gather(none.scatter_add(1, digit, mass), comm)  # [W, T, 256]
         each = parts.sum(0)
         reach = above + each.flip(1).cumsum(1).flip(1)  # the mass of a digit and of those above
         wanted = need(reach[:, :1]) if wanted is None else wanted
         found = ((reach >= wanted).sum(1, keepdim=True) - 1).clamp(min=0)
         above = (reach - each).gather(1, found)
-        least = found - 128 if least is None else least * 256 + found
-    tie = key == least
-    equal = mass * tie
+        larger |= equal & (digit > found)
+        equal &= digit == found
+        mass = mass * equal
     before = above + (parts.gather(2, found.expand(len(parts), -1, 1)) * lower[:, None, None]).sum(0) \
-        + equal.cumsum(1) - equal
-    return (key > least) | tie & (before < wanted)
+        + mass.cumsum(1) - mass
+    return larger | equal & (before < wanted)
 
 
 def _gather(mine: Any, comm: Comm) -> Any:
