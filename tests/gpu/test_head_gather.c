@@ -257,6 +257,7 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 
 T_CASE(a_captured_gather_copies_and_replays)
 {
+    (void)t_seed();
     assert_ok(t_gpus_run(t_gpu_count(), false, replay, NULL));
 }
 
