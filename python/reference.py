@@ -17,7 +17,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
 INSIDE = {'apply', 'Listed', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
-          'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',
+          'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'Of', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
           'bytes_of', 'part_lengths', 'parts_of', 'segment_of', 'require_alive', 'Comm.serves', 'Comm.ends'}
 
@@ -47,20 +47,22 @@ def is_property(node):
 
 
 def entry(title, doc, level):
-    text = ast.get_docstring(doc) if doc is not None else None
-    return ['%s `%s`' % ('#' * level, title), ''] + ([text, ''] if text else [])
+    text = ast.get_docstring(doc)
+    if not text:
+        sys.exit('%s has no docstring; write one, or name it in INSIDE' % title)
+    return ['%s `%s`' % ('#' * level, title), '', text, '']
 
 
 def class_entries(node):
-    made = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)}
+    made = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)
+            and not any(ast.unparse(d).endswith('.setter') for d in child.decorator_list)}
     out = entry(head(made['__init__'], node.name) if '__init__' in made else node.name, node, 3)
     for name, child in made.items():
         if '%s.%s' % (node.name, name) in INSIDE:
             continue
         if name == '__call__' or not name.startswith('_'):
-            if ast.get_docstring(child) or name in ('apply',):
-                title = name if is_property(child) else head(child, name)
-                out += entry(title.replace('__call__', node.name.lower()), child, 4)
+            title = name if is_property(child) else head(child, name)
+            out += entry(title.replace('__call__', node.name.lower()), child, 4)
     return out
 
 
@@ -75,9 +77,9 @@ def page():
                 own = getattr(node, 'name', '_')
                 if own.startswith('_') or {own, '%s.%s' % (Path(name).name, own)} & INSIDE:
                     continue
-                if isinstance(node, ast.ClassDef) and ast.get_docstring(node):
+                if isinstance(node, ast.ClassDef):
                     lines += class_entries(node)
-                elif isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+                elif isinstance(node, ast.FunctionDef):
                     lines += entry(head(node, node.name), node, 3)
     return '\n'.join(lines).rstrip() + '\n'
 

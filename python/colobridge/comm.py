@@ -143,7 +143,7 @@ class Comm:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the communicator in messages; it can be set."""
         return lib().colo_comm_name(self.handle).decode()
 
     @name.setter
