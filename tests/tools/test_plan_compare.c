@@ -170,6 +170,29 @@ T_CASE(two_levels_are_their_closed_form)
     json_decref(doc);
 }
 
+/* Each node of 4 needs a quarter of the batch, V/4, and has 4 of its 8 addends. Each rank adds up a
+ * quarter of that, V/16: of 3 others it collects their addends for itself and for the rank of its
+ * rail, to which it sends one sum in fp32. Then it passes its part on to 3 others. */
+T_CASE(nodes_that_add_up_are_their_closed_form)
+{
+    json_t *doc = compared(words("--compare tp=4,dp=4->tp=1,cp=8,dp=2:full:partial " SIZES
+                                 " --ranks-per-node 4 --alpha 10,20 --beta 100,50 --json"));
+    const json_t *backward = json_object_get(entry(doc, 0), "backward");
+    assert_int(backward, NULL, "slow_bytes_total", 2 * V);
+    assert_int(backward, NULL, "slow_bytes_minimum", 2 * V);
+    assert_int(backward, NULL, "slow_bytes_one_level", 16 * V);
+    assert_int(backward, NULL, "recv_bytes_max", V * 3 / 8 + V / 8 + V * 3 / 16);
+    assert_int(backward, NULL, "messages_max", 7);
+    assert_seconds(backward, NULL,
+                   3 * (10e-6 + V / 8 / 100e9) + 20e-6 + V / 8 / 50e9 +
+                       3 * (10e-6 + V / 16 / 100e9));
+    json_decref(doc);
+    doc = compared(words("--compare tp=4,dp=4->tp=1,cp=8,dp=2:full:partial " SIZES
+                         " --ranks-per-node 4 --single-addends --json"));
+    assert_int(entry(doc, 0), "backward", "slow_bytes_total", 4 * V);
+    json_decref(doc);
+}
+
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 2^28: k = 2, C = 2, Dd = 2^16, V/(4 Dd) = 2^10 a rank and
  * way. The partner is 8 ranks away, on the next node of 8. */
 T_CASE(a_million_ranks_are_estimated_from_their_parts)
