@@ -164,7 +164,9 @@ static bool strike(struct rank *r, const colo_comm_t *c, const char *now)
         resume_later(is(r, "stopped") ? 3 * DEADLINE_MS : DEADLINE_MS / 3);
         raise(SIGSTOP);
     }
-    if (is(r, "never"))
+    if (is(r, "never") && strcmp(now, "destroy") == 0)
+        usleep(DEADLINE_MS * 1250); /* the others must not wait any longer */
+    else if (is(r, "never"))
         while (colo_comm_check(c) == COLO_OK)
             usleep(1000);
     if (is(r, "mute") || is(r, "deaf"))
