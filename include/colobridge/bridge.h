@@ -52,7 +52,7 @@ typedef struct colo_bridge_config {
     bool ragged;
     colo_placement_t placement;
     int64_t max_rows; /* ragged: most rows of a source rank, allocated at create; 0: as needed */
-    /* As in colo_plan_config_t. COLLECTIVE, and GPU memory with ranks_per_node, have no second. */
+    /* As in colo_plan_config_t. COLLECTIVE, and GPUs of one node, have no second level. */
     bool one_level;
     /* Most blocks of a peer-to-peer kernel: the multiprocessors that it holds while it moves boxes
      * or waits for a peer. 0: as few as keep the links busy, and all for sums of gradients.

@@ -30,7 +30,7 @@ class Bridge:
     (features,) then, and axes is "th". placement: y has the rows of the batch only ("packed"), or they go to
     their positions in the caller's buffer ("merged"). max_rows: most rows of a source rank, for which memory
     is allocated at once.
-    ranks_per_node: 0 asks @comm which ranks share a node. one_level: as Plan's; between GPUs always, unless it is 0.
+    ranks_per_node: 0 asks @comm which ranks share a node. one_level: as Plan's; between GPUs of one node always.
     Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
     TimeoutError.
     """

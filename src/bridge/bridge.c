@@ -219,9 +219,9 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     if (c->ranks_per_node == 0)
         COLO_TRY(find_nodes(b));
     plan.nodes = b->nodes;
-    /* GPUs that the caller groups may all reach each other's memory: then one level is faster */
+    /* GPUs of one node may all reach each other's memory: then one level is faster */
     plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
-                     (c->mem == COLO_CUDA && c->ranks_per_node != 0);
+                     (c->mem == COLO_CUDA && colo_comm_nodes(b->comm) < 2);
     plan.single_addends = c->mem == COLO_CUDA; /* its sums are of one dtype */
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
@@ -283,8 +283,8 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     if (!b->p2p || b->now.far || !b->lazy) {
         b->lazy = b->lazy && b->p2p; /* alike on ranks that are in reach and that are not */
         st = colo_staged_need(b, &b->now);
-        if (st == COLO_OK && b->ragged)
-            st = colo_ragged_reserve(b);
+        if (st == COLO_OK)
+            st = b->ragged ? colo_ragged_reserve(b) : colo_bridge_p2p_relays(b, &b->now);
         if (st == COLO_OK)
             st = colo_messages_connect(b, &b->now);
     }

@@ -62,7 +62,8 @@ typedef struct colo_shape_state {
     bool bytes; /* boxes of messages count bytes, because tensors of a call differ in dtype */
     bool asymmetric[2]; /* p2p: of a pass, some rank has nothing that peers could reach */
     bool far; /* p2p: ranks that the plan ties to this one do not reach each other: between these,
-                 calls are staged. Or it has two levels, of which the second is staged */
+                 calls are staged. Or there is a second exchange */
+    colo_p2p_list_t *relay_list; /* p2p: its steps; of the path */
 } colo_shape_state_t;
 
 struct colo_bridge {
@@ -240,6 +241,7 @@ colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_rea
 struct colo_near {
     const colo_reached_t *all, *each; /* each: [n] */
     colo_p2p_list_t *list;            /* NULL: of the shape */
+    bool relays; /* peers reach the output, so what entered a node goes on the same way */
 };
 /* How many of these messages are of ranks in reach; @bytes: out, of them. */
 int32_t colo_bridge_p2p_count(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes);
@@ -250,15 +252,25 @@ colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_shape_state_t *s, colo_
 /* The part of ranks in reach: what the operation has to count, without messages; then what they
  * move to each other, and what stays on the rank. Addends go to the partial sums. */
 colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_state_t *s,
-                                     colo_op_desc_t op, colo_pass_t pass, const colo_carried_t *t,
-                                     int32_t n);
+                                     colo_op_desc_t op, const colo_routes_t *send,
+                                     const colo_routes_t *recv, const colo_carried_t *t, int32_t n);
+/* The second exchange, if near->relays: its steps for a shape or batch, local; and a call. */
+colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t *s);
+colo_status_t colo_bridge_p2p_pass_on(colo_bridge_t *b, const colo_shape_state_t *s,
+                                      colo_pass_t pass, const colo_carried_t *t, int32_t n,
+                                      const colo_near_t *near, colo_stream_t stream);
 colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
                                    const colo_carried_t *t, int32_t n, const colo_near_t *near,
                                    colo_stream_t stream);
+/* Do peers reach gradients in the destination's tensor, which receivers add up? */
+static inline bool colo_plan_adds(const colo_plan_t *p, colo_pass_t pass)
+{
+    return pass == COLO_BACKWARD && p->addends > 1;
+}
 /* Addends that peers hold are put into partial sums, in place of being read where they lie. */
 static inline bool colo_bridge_gathers(const colo_shape_state_t *s, bool far, colo_pass_t pass)
 {
-    return far && pass == COLO_BACKWARD && s->plan->addends > 1;
+    return far && colo_plan_adds(s->plan, pass);
 }
 
 /* verify.c: COLO_CHECK=2; waits for the stream. */

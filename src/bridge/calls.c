@@ -259,7 +259,8 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     b->calls++;
     reached.device = q.device;
     reached.capturing = capturing;
-    const colo_near_t reach = {&reached, &reached, NULL}, *near = reached.p2p ? &reach : NULL;
+    const colo_near_t reach = {&reached, &reached, NULL, !colo_plan_adds(p, pass)};
+    const colo_near_t *near = reached.p2p ? &reach : NULL;
     const colo_carried_t t = colo_exchange_tensor(b, from, to);
     if (near && !b->now.far)
         return colo_bridge_p2p_run(b, &b->now, colo_bridge_op(b, pass), pass, &t, 1, near, stream);

@@ -583,7 +583,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
             return colo_comm_i_fail(b->comm, st);
     }
     const colo_exchange_t more =
-        near ? colo_bridge_p2p_part(b, s, op, pass, t, n) : (colo_exchange_t){0};
+        near ? colo_bridge_p2p_part(b, s, op, &p->send[pass], recv, t, n) : (colo_exchange_t){0};
     COLO_TRY(exchange(b, op, l, near ? &more : NULL, stream));
     if (near)
         COLO_TRY(colo_bridge_p2p_move(b, s, pass, t, n, near, stream));
@@ -595,5 +595,12 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
                      : colo_exchange_keep(b, s, pass, &t[k], stream);
     if (own < 0) /* the others have all they need, and would go on */
         return colo_comm_i_fail(b->comm, own);
-    return p->two_levels[pass] ? exchange(b, op, &s->relay[pass], NULL, stream) : COLO_OK;
+    if (!p->two_levels[pass])
+        return COLO_OK;
+    if (!near || !near->relays)
+        return exchange(b, op, &s->relay[pass], NULL, stream);
+    const colo_exchange_t passed =
+        colo_bridge_p2p_part(b, s, op, &p->relay_send[pass], &p->relay_recv[pass], t, n);
+    COLO_TRY(exchange(b, op, &s->relay[pass], &passed, stream));
+    return colo_bridge_p2p_pass_on(b, s, pass, t, n, near, stream);
 }

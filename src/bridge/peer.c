@@ -282,7 +282,7 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
     if (b->ragged)
         return any_peers(b, w);
     for (int i = 0; i < (p->config.no_grad ? 1 : 2); i++) {
-        const bool reads = i == COLO_BACKWARD && p->addends > 1;
+        const bool reads = colo_plan_adds(p, (colo_pass_t)i);
         const bool gathers = colo_bridge_gathers(s, s->far, (colo_pass_t)i),
                    sums = reads && !gathers;
         int32_t nexposed = 0;
@@ -306,10 +306,63 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
     return COLO_OK;
 }
 
+/* From output to output, where all replicas on the node have the same rows in the same place. */
+static colo_status_t steps_that_pass_on(const colo_bridge_t *b, const colo_shape_state_t *st,
+                                        colo_pass_t pass, growing_t *g)
+{
+    const bool fwd = pass == COLO_FORWARD;
+    const colo_routes_t *send = &st->plan->relay_send[pass];
+    const colo_owned_t *own = fwd ? &st->plan->own_dst : &st->plan->own_src;
+    for (int32_t m = 0; m < send->nmessages; m++) {
+        colo_transfer_t s = {.peer = colo_comm_find(b->comm, send->message[m].peer)};
+        for (int64_t k = 0; k < send->message[m].nregions && is_near(b, (int32_t)s.peer); k++) {
+            const colo_region_t *r = &send->message[m].regions[k];
+            const colo_offset_t *where = &send->offset[r - send->region];
+            extents(r, s.extent);
+            begins(own, r, fwd ? where->dst_row : where->src_row, s.here);
+            memcpy(s.there, s.here, sizeof s.there);
+            COLO_TRY(push(g, &s, NULL));
+        }
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t *s)
+{
+    const colo_plan_t *p = s->plan;
+    const colo_plan_config_t *usual = &b->now.plan->config;
+    struct both w = {0};
+    colo_status_t st = COLO_OK;
+    if (!b->p2p || !(p->two_levels[0] || p->two_levels[1]))
+        return COLO_OK;
+    for (int i = 0; i < 2 && st == COLO_OK; i++) {
+        int32_t nexposed = 0;
+        w.pass[i].name = i ? "bridge backward" : "bridge forward";
+        if (!p->two_levels[i] || colo_plan_adds(p, (colo_pass_t)i))
+            continue;
+        st = exposed_ranks(b, &p->relay_recv[i], &w.exposed[i], &nexposed);
+        if (st == COLO_OK)
+            st = steps_that_pass_on(b, s, (colo_pass_t)i, &w.g[i]);
+        w.pass[i] =
+            (colo_transfers_t){.name = w.pass[i].name,
+                               .elem = (size_t)(usual->shape.features / p->config.shape.features) *
+                                       colo_dtype_size(usual->dtype),
+                               .nsteps = w.g[i].n,
+                               .step = w.g[i].step,
+                               .blocks = b->blocks,
+                               .nexposed = nexposed,
+                               .exposed = w.exposed[i]};
+    }
+    if (st == COLO_OK)
+        st = b->comm->ops->peer->list(b->p2p, w.pass, &s->relay_list);
+    both_free(&w);
+    return st;
+}
+
 /* Is it the destination's tensor that peers reach? */
 static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
 {
-    return pass == COLO_FORWARD || p->addends > 1;
+    return pass == COLO_FORWARD || colo_plan_adds(p, pass);
 }
 
 /* Of which passes does some rank of the comm have nothing that peers could reach? The same verdict
@@ -440,7 +493,12 @@ colo_status_t colo_bridge_p2p_load(colo_bridge_t *b, colo_shape_state_t *next)
     if (st == COLO_OK)
         st = both_make(b, next, &w);
     if (st == COLO_OK)
+        st = colo_bridge_p2p_relays(b, next);
+    if (st == COLO_OK)
         st = b->comm->ops->peer->load(b->p2p, w.pass);
+    colo_shape_state_t *drops = st == COLO_OK ? &b->now : next;
+    if (drops->relay_list)
+        b->comm->ops->peer->drop(b->p2p, &drops->relay_list);
     both_free(&w);
     return st;
 }
@@ -585,32 +643,35 @@ static colo_p2p_tensor_t tensor_of(const colo_shape_state_t *s, bool gathers,
 
 /* All tensors in one call of the path. */
 static colo_status_t launch(const colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
-                            const colo_carried_t *t, int32_t n, const colo_near_t *near,
+                            const colo_carried_t *t, int32_t n, const colo_near_t *near, bool relay,
                             colo_stream_t stream)
 {
     const bool gathers = colo_bridge_gathers(s, b->now.far, pass);
     colo_p2p_tensor_t one;
     COLO_AUTOFREE colo_p2p_tensor_t *more = n > 1 ? calloc((size_t)n, sizeof *more) : NULL;
     colo_p2p_tensor_t *tensor = n > 1 ? more : &one;
-    colo_p2p_call_t call = {.list = near->list,
+    colo_p2p_call_t call = {.list = relay ? s->relay_list : near->list,
                             .tensor = tensor,
                             .device = near->all->device,
                             .capturing = near->all->capturing};
     if (!tensor)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
-    for (int32_t k = 0; k < n; k++)
+    for (int32_t k = 0; k < n; k++) {
+        colo_carried_t one_of = t[k];
+        one_of.in = relay ? t[k].out : t[k].in;
         if (t[k].per > 0)
-            tensor[call.n++] = tensor_of(s, gathers, &t[k], &near->each[k]);
+            tensor[call.n++] = tensor_of(s, gathers, &one_of, &near->each[k]);
+    }
     return b->comm->ops->peer->run(b->p2p, pass, &call, stream);
 }
 
 colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_state_t *s,
-                                     colo_op_desc_t op, colo_pass_t pass, const colo_carried_t *t,
-                                     int32_t n)
+                                     colo_op_desc_t op, const colo_routes_t *send,
+                                     const colo_routes_t *recv, const colo_carried_t *t, int32_t n)
 {
     int64_t sent, received;
-    const int32_t ns = colo_bridge_p2p_count(b, &s->plan->send[pass], &sent),
-                  nr = colo_bridge_p2p_count(b, &s->plan->recv[pass], &received);
+    const int32_t ns = colo_bridge_p2p_count(b, send, &sent),
+                  nr = colo_bridge_p2p_count(b, recv, &received);
     return (colo_exchange_t){.op = op,
                              .is_part = true,
                              .more_peers = ns > nr ? ns : nr,
@@ -626,7 +687,7 @@ colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo
     colo_status_t st = COLO_OK;
     if (colo_bridge_p2p_count(b, &s->plan->send[pass], &bytes) +
         colo_bridge_p2p_count(b, &s->plan->recv[pass], &bytes))
-        st = launch(b, s, pass, t, n, near, stream);
+        st = launch(b, s, pass, t, n, near, false, stream);
     else /* a plain copy is faster than a kernel without peers */
         for (int32_t k = 0; st == COLO_OK && k < n; k++)
             if (t[k].per > 0 && !colo_bridge_gathers(s, b->now.far, pass))
@@ -634,11 +695,20 @@ colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo
     return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
 }
 
+colo_status_t colo_bridge_p2p_pass_on(colo_bridge_t *b, const colo_shape_state_t *s,
+                                      colo_pass_t pass, const colo_carried_t *t, int32_t n,
+                                      const colo_near_t *near, colo_stream_t stream)
+{
+    const colo_status_t st = launch(b, s, pass, t, n, near, true, stream);
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
+}
+
 colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                   colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                   const colo_near_t *near, colo_stream_t stream)
 {
-    const colo_exchange_t x = colo_bridge_p2p_part(b, s, op, pass, t, n);
+    const colo_exchange_t x =
+        colo_bridge_p2p_part(b, s, op, &s->plan->send[pass], &s->plan->recv[pass], t, n);
     if (!b->comm->ops->peer->reaches(b->comm, -1, -1)) /* others exchange messages, too */
         COLO_TRY(colo_comm_i_exchange_over(b->comm, &x, stream));
     else

@@ -299,15 +299,12 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
 
 /* ---- the lists of a batch ---- */
 
-static bool adds(const colo_plan_t *p, colo_pass_t pass)
-{
-    return pass == COLO_BACKWARD && p->addends > 1;
-}
-
 /* The moves that a pass can take, colo_move_t. */
 static int32_t moves_of(const colo_plan_t *p, colo_pass_t pass)
 {
-    return pass == COLO_FORWARD ? COLO_PUSH | COLO_PULL : adds(p, pass) ? COLO_PULL : COLO_PUSH;
+    return pass == COLO_FORWARD      ? COLO_PUSH | COLO_PULL
+           : colo_plan_adds(p, pass) ? COLO_PULL
+                                     : COLO_PUSH;
 }
 
 /* Whose messages say which ranks reach this rank's tensor? */
@@ -323,7 +320,7 @@ static colo_status_t make(const colo_batch_t *batch, colo_pass_t pass, colo_move
     const colo_plan_t *p = batch->s.plan;
     const colo_routes_t *exposes = reaching(p, pass, move);
     const colo_plan_config_t *usual = &b->now.plan->config;
-    const bool sums = adds(p, pass) && !colo_bridge_gathers(&batch->s, b->now.far, pass);
+    const bool sums = colo_plan_adds(p, pass) && !colo_bridge_gathers(&batch->s, b->now.far, pass);
     int32_t nexposed = 0;
     list->exposed = calloc((size_t)exposes->nmessages + 1, sizeof *list->exposed);
     if (!list->exposed)
@@ -370,6 +367,8 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
     }
     if (st == COLO_OK)
         st = b->comm->ops->peer->list(b->p2p, pass, &batch->list);
+    if (st == COLO_OK)
+        st = colo_bridge_p2p_relays(b, &batch->s);
     free(exposed[0]);
     free(exposed[1]);
     return st;
@@ -378,8 +377,10 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
 void colo_ragged_p2p_drop(colo_batch_t *batch)
 {
     const colo_bridge_t *b = batch->bridge;
-    if (batch->list && colo_comm_i_own(b->comm, "bridge"))
-        b->comm->ops->peer->drop(b->p2p, &batch->list);
+    colo_p2p_list_t **const list[] = {&batch->list, &batch->s.relay_list};
+    for (int i = 0; i < 2; i++)
+        if (*list[i] && colo_comm_i_own(b->comm, "bridge"))
+            b->comm->ops->peer->drop(b->p2p, list[i]);
 }
 
 /* ---- calls ---- */
@@ -464,6 +465,7 @@ colo_status_t colo_ragged_p2p_near(colo_batch_t *batch, colo_pass_t pass, const 
         colo_ragged_p2p_drop(batch); /* the list was made before ranks had agreed */
         COLO_TRY(colo_ragged_p2p_list(batch));
     }
-    *near = (colo_near_t){all, each_of(each, (colo_move_t)all->moves, n), batch->list};
+    const bool pushes = all->moves == COLO_PUSH;
+    *near = (colo_near_t){all, each_of(each, (colo_move_t)all->moves, n), batch->list, pushes};
     return COLO_OK;
 }
