@@ -128,6 +128,7 @@ static void run_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
         .shape = {most + nth % 2, 2 * t_lcm(s[1], d[1]), nth % 24 ? 3 : 6000},
         .output = nth % 3 ? COLO_FULL_SEQ : COLO_SHARDED,
         .grad = nth % 3 == 1 ? COLO_PARTIAL : COLO_DISJOINT,
+        .dtype = nth % 6 == 1 ? COLO_BF16 : COLO_F32,
         .stride = (t_stride_t)(nth % T_STRIDE_COUNT),
         .ranks_per_node = n % 3 == 0 && nth % 2 ? n / 3 : n / 2};
     t_case_later(&c);
