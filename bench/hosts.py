@@ -21,6 +21,7 @@ import time
 
 PER_NODE, REPETITIONS = 8, 5
 PAYLOAD = 1448 / 1514  # of a full TCP segment of UCX in an Ethernet frame, which the token bucket counts
+GRAD = {'forward': 'disjoint', 'backward': 'partial'}  # by way
 SRC, DST, SHAPE = 'tp=8,dp=2', 'tp=4,cp=4,dp=1', (2, 2048, 256)  # f32: a node lacks one sample, 2 MiB
 HOSTS = ['colo%d%s' % (os.getpid(), side) for side in 'ab']
 
@@ -39,19 +40,19 @@ def gather_in(folder, rank, size):
     return all_gather
 
 
-def times(comm, src, dst, shape, **options):
-    """Median of the slowest rank's seconds, forward and backward."""
+def times(comm, src, dst, shape, way='forward', **options):
+    """Median of the slowest rank's seconds. Backward adds up the gradients of context ranks."""
     import numpy as np
     import colobridge as cb
     src, dst, me = cb.Layout.src(src), cb.Layout.dst(dst), comm.world_rank(comm.rank)
-    bridge = cb.Bridge(comm, src, dst, shape, output='full', grad='disjoint', **options)
+    bridge = cb.Bridge(comm, src, dst, shape, output='full', grad=GRAD[way], **options)
     x = np.full(bridge.src_shape, me, np.float32)
     y = np.zeros(bridge.dst_shape, np.float32)
     slowest = []
     for _ in range(REPETITIONS + 1):
         comm.barrier()
         begin = time.perf_counter()
-        bridge.forward(x, y)
+        bridge.forward(x, y) if way == 'forward' else bridge.backward(y, x)
         mine = np.array([time.perf_counter() - begin])
         everyone = np.zeros(comm.size)
         comm.all_gather(mine, everyone)
@@ -66,8 +67,8 @@ def one_rank(folder, rank, size):
     half.set_world_ranks(list(range(PER_NODE)))
     found = {'small': times(half, 'dp=8', 'tp=8,dp=1', (8, 1, 1)),
              'large': times(half, 'dp=8', 'tp=8,dp=1', (8, 2048, 32)),  # 7 messages of 256 KiB each
-             'one': times(comm, SRC, DST, SHAPE, one_level=True),
-             'two': times(comm, SRC, DST, SHAPE)}
+             **{'%s %d' % (way, one): times(comm, SRC, DST, SHAPE, way, one_level=one)
+                for way in GRAD for one in (True, False)}}
     if rank == 0:
         print(json.dumps(found))
 
@@ -115,19 +116,22 @@ def main():
     alpha = found['small'] / 7
     inside = 2048 * 32 * 4 / max(found['large'] / 7 - alpha, 1e-9) * 1e-9
     between = ask.mbit * 1e6 / 8 / PER_NODE * PAYLOAD * 1e-9
-    done = subprocess.run([ask.plan, '--compare', '%s->%s:full:disjoint' % (SRC, DST), '--batch', str(SHAPE[0]),
+    done = subprocess.run([ask.plan, '--compare', *('%s->%s:full:%s' % (SRC, DST, grad) for grad in GRAD.values()),
+                           '--batch', str(SHAPE[0]),
                            '--seq', str(SHAPE[1]), '--hidden', str(SHAPE[2]), '--dtype', 'f32', '--ranks-per-node',
                            str(PER_NODE), '--alpha', '%.3f' % (1e6 * alpha), '--beta',
                            '%.6f,%.6f' % (inside, between), '--json'], text=True, stdout=subprocess.PIPE, check=True)
-    model = json.loads(done.stdout)['entries'][0]['forward']
+    models = json.loads(done.stdout)['entries']
     print('alpha %.0f us, beta %.3f GB/s inside a node, %.6f GB/s of a rank between nodes (%d Mbit/s for %d ranks)'
           % (1e6 * alpha, inside, between, ask.mbit, PER_NODE))
-    print('| route | into each node, MiB | measured, ms | model, ms |\n|---|---:|---:|---:|')
-    for name, key, seconds in (('one level', 'slow_bytes_one_level', 'seconds_one_level'),
-                               ('two levels', 'slow_bytes_total', 'seconds')):
-        print('| %s | %.1f | %.1f | %.1f |' % (name, model[key] / 2 / 2**20, 1e3 * found[name[:3]],
-                                              1e3 * model[seconds]))
-    print('measured: %.1f times as fast' % (found['one'] / found['two']))
+    print('| way | route | into each node, MiB | measured, ms | model, ms |\n|---|---|---:|---:|---:|')
+    for (way, grad), entry in ((item, e) for item in GRAD.items() for e in models if e['grad'] == item[1]):
+        for one, key, seconds in ((True, 'slow_bytes_one_level', 'seconds_one_level'),
+                                  (False, 'slow_bytes_total', 'seconds')):
+            print('| %s, %s | %s | %.1f | %.1f | %.1f |' % (
+                way, grad, 'one level' if one else 'two levels', entry[way][key] / 2 / 2**20,
+                1e3 * found['%s %d' % (way, one)], 1e3 * entry[way][seconds]))
+        print('measured: %.1f times as fast' % (found['%s 1' % way] / found['%s 0' % way]))
 
 
 main()
