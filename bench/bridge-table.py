@@ -163,7 +163,7 @@ def torch_nccl():
 
 
 def measure(ask, folder):
-    env = dict({'NCCL_NVLS_ENABLE': '0', 'CUDA_MODULE_LOADING': 'EAGER'}, **os.environ)
+    env = dict({'NCCL_NVLS_ENABLE': '0'}, **os.environ)
     with_torch = not ask.no_torch and shutil.which('torchrun')
     if with_torch and torch_nccl():
         env['LD_LIBRARY_PATH'] = ':'.join(filter(None, [torch_nccl(), env.get('LD_LIBRARY_PATH')]))

@@ -155,13 +155,6 @@ cudaError_t launch(void *dst, const sources &s, int64_t count, cudaStream_t stre
                           : launch_as<T, 1, MAX>(dst, s, count, stream);
 }
 
-template <typename T, bool MAX> cudaError_t load()
-{
-    cudaFuncAttributes a;
-    cudaError_t e = cudaFuncGetAttributes(&a, combine<T, 16 / sizeof(T), MAX>);
-    return e ? e : cudaFuncGetAttributes(&a, combine<T, 1, MAX>);
-}
-
 } // namespace
 
 extern "C" cudaError_t colo_k_combine(void *dst, const void *parts, int64_t stride,
@@ -191,17 +184,4 @@ extern "C" cudaError_t colo_k_combine(void *dst, const void *parts, int64_t stri
     default:
         return cudaErrorInvalidValue;
     }
-}
-
-extern "C" cudaError_t colo_k_combine_load(void)
-{
-    const cudaError_t e[] = {
-        load<float, false>(),  load<float, true>(),          load<double, false>(),
-        load<double, true>(),  load<__nv_bfloat16, false>(), load<__nv_bfloat16, true>(),
-        load<__half, false>(), load<__half, true>(),         load<uint32_t, false>(),
-        load<int32_t, true>(), load<uint64_t, false>(),      load<int64_t, true>()};
-    for (cudaError_t one : e)
-        if (one != cudaSuccess)
-            return one;
-    return cudaSuccess;
 }

@@ -21,8 +21,6 @@ extern "C" {
 cudaError_t colo_k_combine(void *dst, const void *parts, int64_t stride, const void *mine,
                            int32_t own, int32_t ranks, int64_t count, colo_dtype_t dtype,
                            colo_redop_t op, cudaStream_t stream);
-/* Loads every kernel of the file on the current device, so that none loads while others spin. */
-cudaError_t colo_k_combine_load(void);
 
 #ifdef __cplusplus
 }

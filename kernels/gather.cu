@@ -83,10 +83,3 @@ extern "C" cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t str
     end<<<1, COLO_K_PARTNERS, 0, stream>>>(*d);
     return cudaGetLastError();
 }
-
-extern "C" cudaError_t colo_k_gather_load(void)
-{
-    cudaFuncAttributes a;
-    const cudaError_t e = cudaFuncGetAttributes(&a, begin);
-    return e == cudaSuccess ? cudaFuncGetAttributes(&a, end) : e;
-}

@@ -356,13 +356,10 @@ __global__ void try_pages(const uint64_t *page, uint64_t *back, int32_t ranks, i
     }
 }
 
-template <typename M> cudaError_t load(int32_t *blocks)
+template <typename M> cudaError_t fit(int32_t *blocks)
 {
-    cudaFuncAttributes a;
     int device = 0, sms = 0, each = 0;
-    cudaError_t e = cudaFuncGetAttributes(&a, p2p_kernel<M>);
-    if (e == cudaSuccess)
-        e = cudaGetDevice(&device);
+    cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     if (e == cudaSuccess)
@@ -402,14 +399,12 @@ extern "C" cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int3
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_p2p_load(int32_t *blocks)
+extern "C" cudaError_t colo_k_p2p_fit(int32_t *blocks)
 {
-    cudaFuncAttributes trial;
     static_assert(sizeof(colo_k_p2p_t) <= 4096, "the limit of a kernel's parameters");
     *blocks = INT_MAX;
-    const cudaError_t e[] = {load<mover>(blocks), load<adder<f32>>(blocks),
-                             load<adder<f64>>(blocks), load<adder<bf16>>(blocks),
-                             load<adder<f16>>(blocks), cudaFuncGetAttributes(&trial, try_pages)};
+    const cudaError_t e[] = {fit<mover>(blocks), fit<adder<f32>>(blocks), fit<adder<f64>>(blocks),
+                             fit<adder<bf16>>(blocks), fit<adder<f16>>(blocks)};
     for (cudaError_t one : e)
         if (one != cudaSuccess)
             return one;

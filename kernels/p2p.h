@@ -97,8 +97,8 @@ typedef struct colo_k_p2p {
 
 /* Enqueues one call. May be captured. Work without partners, segments: nothing is launched. */
 cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream);
-/* Loads the kernels on the current device; @blocks: how many of any of them fit it at once. */
-cudaError_t colo_k_p2p_load(int32_t *blocks);
+/* @blocks: how many of any kernel of colo_k_p2p() fit the current device at once. */
+cudaError_t colo_k_p2p_fit(int32_t *blocks);
 
 /* Writes COLO_K_TRIAL + @me at index @me of page[r], device addresses in device memory, for each of
  * @ranks whose page is not NULL, and what it then reads there to back[r]. */
@@ -112,7 +112,6 @@ cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int32_t ranks, 
  * have copied. */
 cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream);
 cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream);
-cudaError_t colo_k_gather_load(void);
 
 #ifdef __cplusplus
 }

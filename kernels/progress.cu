@@ -36,9 +36,3 @@ extern "C" cudaError_t colo_k_progress(int64_t *word, int64_t *count, int64_t *t
     progress<<<1, 1, 0, stream>>>(word, count, to, a);
     return cudaGetLastError();
 }
-
-extern "C" cudaError_t colo_k_progress_load(void)
-{
-    cudaFuncAttributes a;
-    return cudaFuncGetAttributes(&a, progress);
-}

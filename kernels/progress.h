@@ -17,8 +17,6 @@ extern "C" {
  * memory; @count: device memory; @what: read at the call. May be captured: each replay counts. */
 cudaError_t colo_k_progress(int64_t *word, int64_t *count, int64_t *about, const int64_t *what,
                             cudaStream_t stream);
-/* Loads the kernel on the current device. */
-cudaError_t colo_k_progress_load(void);
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,8 @@
 #ifndef COLO_CORE_OPS_H
 #define COLO_CORE_OPS_H
 
+#include "core/error.h"
+
 #include <colobridge/comm.h>
 #include <colobridge/tensor.h>
 
@@ -53,6 +55,8 @@ typedef struct colo_queries {
 
 typedef struct colo_ops {
     const char *name;
+
+    colo_status_t (*load)(void); /* all kernels, on the current device; NULL on the host */
 
     /* ---- memory of the thread's current device, aligned to 256 ---- */
 
@@ -112,6 +116,6 @@ extern const colo_ops_t colo_ops_host;
 
 /* The table for a tensor's memory; COLO_ERR_UNBUILT with an error message when this build lacks it.
  */
-colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops);
+COLO_FOR_MODULES colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops);
 
 #endif

@@ -13,6 +13,7 @@
 #include "cuda/device.h"
 
 #include "kernels.h"
+#include "load.h"
 
 #include <inttypes.h>
 #include <stddef.h>
@@ -102,6 +103,11 @@ colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dty
 }
 
 /* ---- memory ---- */
+
+static colo_status_t gpu_load(void)
+{
+    return colo_cuda_report(colo_k_load(), "kernels");
+}
 
 static colo_status_t gpu_alloc(size_t bytes, void **p)
 {
@@ -385,6 +391,7 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
 
 static const colo_ops_t colo_ops_cuda = {
     .name = "cuda",
+    .load = gpu_load,
     .alloc = gpu_alloc,
     .free = gpu_free,
     .zero = gpu_zero,

@@ -218,7 +218,7 @@ cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
     return fake_enqueue(stream, p2p_run, NULL, d, sizeof *d);
 }
 
-cudaError_t colo_k_p2p_load(int32_t *blocks)
+cudaError_t colo_k_p2p_fit(int32_t *blocks)
 {
     FAKE_ENTER();
     *blocks = 8;
@@ -297,10 +297,4 @@ cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream)
 {
     FAKE_ENTER();
     return fake_enqueue(stream, gather_end_run, NULL, d, sizeof *d);
-}
-
-cudaError_t colo_k_gather_load(void)
-{
-    FAKE_ENTER();
-    return cudaSuccess;
 }

@@ -17,7 +17,7 @@ FILES = 'cases_bridge', 'cases_loss', 'cases_originals', 'cases_stream'
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1]
 ENV = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'COLO_TIMEOUT_MS': '30000',
-       'CUDA_MODULE_LOADING': 'EAGER', 'OMP_NUM_THREADS': '1'}
+       'OMP_NUM_THREADS': '1'}
 PROBE = '''
 try:
     import torch

@@ -19,10 +19,10 @@
 
 #include "comm/reduce.h"
 
+#include "core/device.h"
 #include "core/error.h"
 #include "combine.h"
-#include "kernels.h"
-#include "progress.h"
+#include "load.h"
 
 #include <time.h>
 
@@ -286,22 +286,14 @@ static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, nccl
                            int32_t rank, int32_t n, char *memory, size_t memory_bytes,
                            const struct colo_abandon *abandon)
 {
-    static const size_t sizes[] = {1, 2, 4, 8};
+    const colo_ops_t *ops = NULL;
     char *half = memory + memory_bytes / 2;
     ncclResult_t e = ncclSuccess;
     if (cudaMemsetAsync(memory, 0, memory_bytes, stream) != cudaSuccess ||
-        colo_k_combine_load() != cudaSuccess || colo_k_progress_load() != cudaSuccess)
+        colo_k_load() != cudaSuccess)
         return cudaGetErrorString(cudaGetLastError());
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) { /* dense, gaps, misaligned */
-        colo_box_t a = {.data = memory, .extent = {1, 3, 16}, .stride = {48, 16, 1}}, b = a;
-        b.data = half;
-        b.stride[1] = 18;
-        cudaError_t first = colo_k_boxes_copy(&b, &a, 1, sizes[i], stream);
-        b.stride[2] = 2;
-        cudaError_t second = colo_k_boxes_copy(&b, &a, 1, sizes[i], stream);
-        if (first != cudaSuccess || second != cudaSuccess)
-            return cudaGetErrorString(first != cudaSuccess ? first : second);
-    }
+    if (colo_ops_for(COLO_CUDA, &ops) == COLO_OK && ops->load() < 0)
+        return colo_last_error();
     if (!nccl)
         return NULL;
     e = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream, abandon);

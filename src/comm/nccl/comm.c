@@ -216,7 +216,7 @@ struct load {
     char why[400];
 };
 
-/* Kernels must not load while others spin (nccl/collectives.c has the list). */
+/* Kernels must not load while others wait. */
 static void load_main(void *p)
 {
     struct load *t = p;

@@ -25,6 +25,7 @@
 #include "core/env.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "load.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -216,9 +217,9 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     p->foreign = calloc((size_t)c->size, sizeof *p->foreign);
     p->reach = calloc((size_t)c->size, sizeof *p->reach);
     const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
-    cudaError_t e = colo_k_p2p_load(&p->blocks);
+    cudaError_t e = colo_k_load();
     if (e == cudaSuccess)
-        e = colo_k_gather_load();
+        e = colo_k_p2p_fit(&p->blocks);
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)

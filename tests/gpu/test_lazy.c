@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_lazy.c - CUDA loads a kernel at its first launch, as it does by default, while a kernel of
+ * another rank of the process waits. Each pass needs kernels that nothing has launched before.
+ */
+#include "gpu/gpu_ranks.h"
+
+#include "core/device.h"
+
+enum { RANKS = 2, DEADLINE_MS = 4000, N = 64 };
+
+/* Kernels that no bridge needs, others for each @pass and rank. */
+static colo_status_t first_kernels(t_gpu_rank_t *r, int pass, char *data, cudaStream_t stream)
+{
+    const colo_ops_t *ops = NULL;
+    const colo_dtype_t dtype = pass ? COLO_F64 : COLO_F32;
+    const colo_box_t to = {.data = data, .extent = {1, 1, N}, .stride = {N, N, 1}};
+    colo_box_t from[2] = {to, to};
+    from[0].data = data + N * sizeof(double);
+    from[1].data = data + 2 * N * sizeof(double);
+    rank_try(colo_ops_for(COLO_CUDA, &ops));
+    rank_try(ops->box_sum(&to, from, 2, dtype, stream));
+    return ops->half_sum(data, COLO_F32, NULL, from[0].data, pass ? COLO_BF16 : COLO_F16, N,
+                         stream);
+}
+
+static colo_status_t load_while_waiting(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = {.src = t_side("tp=1,dp=2", true),
+                  .dst = t_side("tp=1,cp=2,dp=1", false),
+                  .shape = {4, 8, 24},
+                  .output = COLO_SHARDED,
+                  .grad = COLO_PARTIAL,
+                  .dtype = COLO_BF16,
+                  .world = RANKS};
+    t_placed_t x, y, dy, dx;
+    colo_bridge_t *bridge = NULL;
+    cudaStream_t second;
+    char *data = NULL;
+    rank_cuda(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking));
+    rank_cuda(cudaMalloc((void **)&data, 3 * N * sizeof(double)));
+    rank_try(colo_comm_set_timeout(r->gpus, DEADLINE_MS));
+    rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
+    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_place(r, &c, T_DY, 0, true, &dy));
+    rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+    for (int pass = 0; pass < 2; pass++) {
+        t_placed_t *in = pass ? &dy : &x, *out = pass ? &dx : &y;
+        for (int late = 0; late < 2; late++) { /* the host waits in a first call */
+            if (late && r->rank == 1) {
+                rank_try(colo_comm_barrier(r->host, NULL));
+                rank_try(first_kernels(r, pass, data, second));
+                rank_cuda(cudaStreamSynchronize(second));
+            }
+            rank_try(pass ? colo_bridge_backward(bridge, &in->t, &out->t, r->stream)
+                          : colo_bridge_forward(bridge, &in->t, &out->t, r->stream));
+            if (late && r->rank == 0) { /* its own kernel waits, and the other rank is not there */
+                rank_try(first_kernels(r, pass, data, second));
+                rank_try(colo_comm_barrier(r->host, NULL));
+            }
+            rank_try(t_download(r, out));
+            rank_try(colo_comm_check(r->gpus));
+            rank_try(t_case_compare(&c, pass ? T_DX : T_Y, r->rank, 0, &out->host));
+        }
+    }
+    rank_try(t_gpu_end(r, &bridge));
+    rank_cuda(cudaFree(data));
+    rank_cuda(cudaStreamDestroy(second));
+    t_placed_free(&x);
+    t_placed_free(&y);
+    t_placed_free(&dy);
+    t_placed_free(&dx);
+    return COLO_OK;
+}
+
+T_CASE(a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
+{
+    assert_ok(t_gpus_run(RANKS, false, load_while_waiting, NULL));
+}
+
+T_MAIN_AFTER(t_gpus_enough(RANKS) ? 0 : T_EXIT_SKIP, setenv("CUDA_MODULE_LOADING", "LAZY", 1),
+             "gpu/lazy")
