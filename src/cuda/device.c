@@ -12,6 +12,7 @@
  */
 #include "cuda/device.h"
 
+#include "capture.h"
 #include "kernels.h"
 #include "load.h"
 
@@ -111,6 +112,7 @@ static colo_status_t gpu_load(void)
 
 static colo_status_t gpu_alloc(size_t bytes, void **p)
 {
+    COLO_CAPTURE_RELAXED;
     char what[48];
     *p = NULL;
     snprintf(what, sizeof what, "%zu bytes of device memory", bytes);
@@ -119,11 +121,9 @@ static colo_status_t gpu_alloc(size_t bytes, void **p)
 
 static void gpu_free(void *p)
 {
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&mode); /* some thread may be capturing */
+    COLO_CAPTURE_RELAXED;
     if (p && cudaFree(p) != cudaSuccess)
         (void)cudaGetLastError();
-    cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)

@@ -325,6 +325,34 @@ T_CASE(memory_is_registered_found_and_refused)
     assert_ok(t_peers_run(RANKS, true, registering, NULL, 0));
 }
 
+/* Rank 0 captures its stream, in the mode that forbids all threads to allocate and free. */
+static colo_status_t during_a_capture(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = the_case(0);
+    colo_memory_t *memory = NULL;
+    colo_bridge_t *bridge = NULL;
+    cudaGraph_t graph = NULL;
+    if (r->rank == 0)
+        rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeGlobal));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_try(colo_memory_alloc(r->gpus, 1 << 16, &memory));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    colo_bridge_destroy(&bridge);
+    colo_memory_destroy(&memory);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    if (r->rank == 0) {
+        rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+        rank_cuda(cudaGraphDestroy(graph));
+    }
+    return COLO_OK;
+}
+
+T_CASE(memory_and_bridges_come_and_go_while_a_stream_is_captured)
+{
+    assert_ok(t_peers_run(RANKS, true, during_a_capture, NULL, 0));
+}
+
 /* Registered parts of one block, several of them, in use by turns; then unregistered. */
 static colo_status_t parts_of_a_block(t_gpu_rank_t *r, void *arg)
 {

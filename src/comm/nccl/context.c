@@ -7,6 +7,7 @@
  */
 #include "comm/nccl/comm.h"
 
+#include "capture.h"
 #include "core/error.h"
 
 #include <errno.h>
@@ -16,9 +17,8 @@
 static void close_main(void *p)
 {
     struct colo_nccl_context *f = p;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    COLO_CAPTURE_RELAXED;
     int now = f->device; /* if create fails, this is the caller's thread, which keeps its state */
-    cudaThreadExchangeStreamCaptureMode(&mode); /* somebody may be capturing */
     cudaGetDevice(&now);
     cudaSetDevice(f->device);
     cudaDeviceSynchronize();
@@ -37,7 +37,6 @@ static void close_main(void *p)
     cudaFreeHost(f->progress);
     colo_order_drop(f->order);
     cudaSetDevice(now);
-    cudaThreadExchangeStreamCaptureMode(&mode);
     (void)cudaGetLastError();
     free(f->from);
     free(f->to);
@@ -70,6 +69,7 @@ void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched)
 colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
                                        int32_t ranks)
 {
+    COLO_CAPTURE_RELAXED;
     const colo_nccl_lib_t *lib = NULL;
     int now = 0, count = 0;
     COLO_TRY(colo_nccl_find(&lib));

@@ -21,6 +21,7 @@
  */
 #include "comm/nccl/comm.h"
 
+#include "capture.h"
 #include "core/hash.h"
 #include "core/error.h"
 #include "progress.h"
@@ -186,6 +187,7 @@ colo_status_t colo_operation_on_device(const struct colo_operation *r, const cha
 
 colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes)
 {
+    COLO_CAPTURE_RELAXED;
     struct colo_nccl_context *f = r->f;
     char what[96];
     const bool lent = r->c->stage_bytes > 0 && bytes <= r->c->stage_bytes;

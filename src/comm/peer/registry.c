@@ -22,6 +22,7 @@
  */
 #include "comm/peer/registry.h"
 
+#include "capture.h"
 #include "core/env.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -168,6 +169,7 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
 
 static void peer_free(struct colo_peer *p)
 {
+    COLO_CAPTURE_RELAXED;
     for (int32_t i = 0; i < p->nretired; i++)
         cudaFree(p->retired[i]);
     free(p->retired);
@@ -271,6 +273,7 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
 
 static colo_status_t peer_open(colo_comm_t *c)
 {
+    COLO_CAPTURE_RELAXED;
     colo_peer_base_t *base = c->impl;
     struct colo_peer *p = NULL;
     struct where mine, *all = NULL;
@@ -398,6 +401,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
 
 static colo_status_t peer_share(colo_comm_t *c, colo_memory_t *m)
 {
+    COLO_CAPTURE_RELAXED;
     struct colo_peer *p = colo_peer_of(c);
     colo_status_t st = share_now(c, p, m);
     if (st < 0 && m->owned && m->data) {
@@ -409,6 +413,7 @@ static colo_status_t peer_share(colo_comm_t *c, colo_memory_t *m)
 
 static void peer_unshare(colo_memory_t *m)
 {
+    COLO_CAPTURE_RELAXED;
     struct shared *x = m->impl;
     struct colo_peer *p = x->peer;
     if (p->used) /* a kernel of ours may still reach into what is closed below */

@@ -20,6 +20,7 @@
  */
 #include "comm/peer/registry.h"
 
+#include "capture.h"
 #include "core/error.h"
 
 #include <stdio.h>
@@ -267,6 +268,7 @@ static bool list_idle(const struct colo_p2p_list *l)
 
 colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list)
 {
+    COLO_CAPTURE_RELAXED;
     const size_t first = lists_bytes(&pass[0]), bytes = first + lists_bytes(&pass[1]);
     struct colo_p2p_list *l = d->lists;
     while (l && (l->capacity < bytes || !list_idle(l)))
@@ -325,6 +327,7 @@ static bool is_dead(const struct colo_p2p *d)
  * deadline bounds, and replays, as far as cudaFree() waits, before these are closed. */
 static void p2p_free(struct colo_p2p *d)
 {
+    COLO_CAPTURE_RELAXED;
     const bool dead = d->report && is_dead(d);
     if (d->peer->used)
         (void)cudaEventSynchronize(d->peer->order->done);
@@ -378,6 +381,7 @@ static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[
 
 colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **out)
 {
+    COLO_CAPTURE_RELAXED;
     struct colo_peer *p = colo_peer_of(c);
     struct colo_p2p *d = calloc(1, sizeof *d);
     colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *d);
