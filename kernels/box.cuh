@@ -29,6 +29,11 @@ struct place {
 
 __device__ place first_of(const walk &w, int64_t base)
 {
+    if (w.count >> 32 == 0) { /* wide divisions take a good part of a small call */
+        const uint32_t b = (uint32_t)base, row = b / (uint32_t)w.extent[0];
+        const uint32_t outer = row / (uint32_t)w.extent[1];
+        return {b - row * (uint32_t)w.extent[0], row - outer * (uint32_t)w.extent[1], outer};
+    }
     int64_t rows = base / w.extent[0];
     return {base - rows * w.extent[0], rows % w.extent[1], rows / w.extent[1]};
 }

@@ -7,11 +7,13 @@
  *   every block    takes tiles of two queues, the partners' and its own, half of the blocks
  *                  beginning with either, so that links and memory work at once
  *   before a tile  of a partner: waits for its record, which names memory, offset and strides
- *   after the last tile of the first queue: fence, then done to every partner that it moved for
- *   last block     waits for done from every rank that was posted to, resets, counts the call
+ *   after a tile   of a small call: fence, then the block reports this part to the partner
+ *   after the last tile of the first queue of another: fence, then done to every partner
+ *   block 0        at the end: waits for done from every rank that was posted to and for the other
+ *                  blocks, resets, counts the call
  *
- * No block waits for another block of its own grid, and the launcher starts no more blocks than fit
- * the device, so a block waits for another GPU only. A record travels in words of 32 bits of
+ * No block waits for another one of its grid before it has moved its tiles, and the launcher starts
+ * no more blocks than fit the device. A record travels in words of 32 bits of
  * value and 32 bits of call number, each valid by itself: no fence, no second trip. Its poster's
  * kernel ends only when all are done, so a mailbox is never written before it was read.
  *
@@ -28,6 +30,14 @@
 
 namespace
 {
+
+/* What was enqueued before has ended. */
+__device__ void follow()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 /* ---- handshake ---- */
 
@@ -111,6 +121,39 @@ __device__ int64_t all_tiles(const colo_k_p2p_t &d, int q)
     return d.tiles[q] * d.tensors;
 }
 
+/* What a partner waits for: call, and how many such words there are. */
+__device__ void put_done(const colo_k_partner_t &p, uint32_t call, int part, int parts)
+{
+    put(p.remote + COLO_K_DONE + part, (uint64_t)call << 32 | (uint32_t)parts);
+}
+
+/* Have all parts of this call come? All lanes of a warp ask. */
+__device__ bool all_done(const colo_k_partner_t &p, uint32_t call)
+{
+    const int lane = threadIdx.x % 32;
+    const uint64_t *word = p.mine + COLO_K_DONE;
+    uint64_t mine = acquire(word + lane);
+    const uint64_t first = __shfl_sync(ALL, mine, 0);
+    if (first >> 32 != call)
+        return false;
+    for (int i = lane; i < (int)(uint32_t)first; i += 32) {
+        if ((i == lane ? mine : acquire(word + i)) >> 32 != call)
+            return false;
+    }
+    return true;
+}
+
+/* Thread 0 of a block that has moved a tile of a segment of @partner. */
+__device__ void report_part(const colo_k_p2p_t &d, const uint32_t *calls, int64_t partner,
+                            int64_t tile)
+{
+    const colo_k_partner_t &p = d.partner[partner];
+    const int k = (int)(tile / d.tiles[0]);
+    __threadfence_system();
+    put_done(p, calls[partner], (int)(tile - k * d.tiles[0]) - p.first + k * p.count,
+             p.count * d.tensors);
+}
+
 /* Warp 0 of a block that has moved @mine tiles of the first queue; the block that brings the
  * last ones tells the partners. */
 __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsigned long long mine)
@@ -131,20 +174,23 @@ __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsign
     __threadfence_system();
     for (int i = lane; i < d.npartners; i += 32)
         if (d.partner[i].exposes & 2)
-            put(d.partner[i].remote + COLO_K_DONE, calls[i]);
+            put_done(d.partner[i], calls[i], 0, 1);
 }
 
-/* The last block of the grid. */
+/* Block 0, which waits for the others of the grid and for the partners at the same time. */
 __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 {
-    int dead = threadIdx.x == THREADS - 1 && is_dead(d); /* no thread can change it any more */
-    for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
-        const colo_k_partner_t &p = d.partner[i];
-        const uint64_t call = calls[i];
-        if (p.exposes & 1)
-            dead |= !wait_for(d, p, call, 1u << threadIdx.x % 32,
-                              [&] { return acquire(p.mine + COLO_K_DONE) == call; });
+    int dead = 0;
+    if (threadIdx.x == THREADS - 1) {
+        while (*(volatile unsigned *)&d.control->finished != gridDim.x - 1)
+            ;
+        __threadfence();
+        dead = is_dead(d); /* no other block can change it any more */
     }
+    for (int i = threadIdx.x / 32; i < d.npartners; i += THREADS / 32)
+        if (d.partner[i].exposes & 1)
+            dead |= !wait_for(d, d.partner[i], calls[i], ALL,
+                              [&] { return all_done(d.partner[i], calls[i]); });
     dead = __syncthreads_or(dead);
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
         const colo_k_partner_t &p = d.partner[i];
@@ -245,7 +291,8 @@ template <typename M> struct block {
     M m;
     unsigned long long ticket;
     int64_t lo, hi; /* tiles of the prepared segment */
-    int ok, last, tensor;
+    int64_t peer;   /* its partner */
+    int ok, tensor;
     uint32_t call[COLO_K_PARTNERS]; /* the number of this call, with each partner */
 };
 
@@ -275,6 +322,7 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, block<M> &s, 
                 if (first) {
                     s.lo = base + (i ? d.segment[q][i - 1].tile_end : 0);
                     s.hi = base + d.segment[q][i].tile_end;
+                    s.peer = d.segment[q][i].peer;
                     s.tensor = k;
                     s.ok = ok;
                 }
@@ -287,6 +335,8 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, block<M> &s, 
         s.m.run(d, (tile - s.lo) * elements, elements, s.tensor);
         __syncthreads();
         if (d.single) {
+            if (first && q == 0 && d.parts)
+                report_part(d, s.call, s.peer, tile);
             mine++;
             break;
         }
@@ -294,7 +344,7 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, block<M> &s, 
             s.ticket = next;
         __syncthreads();
     }
-    if (q == 0 && mine > 0 && threadIdx.x < 32)
+    if (q == 0 && mine > 0 && threadIdx.x < 32 && !d.parts)
         count_moved(d, s.call, mine);
     return true;
 }
@@ -303,6 +353,7 @@ template <typename M>
 __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__ colo_k_p2p_t d)
 {
     __shared__ block<M> s;
+    follow();
     if (threadIdx.x < d.npartners)
         s.call[threadIdx.x] = (uint32_t)d.partner[threadIdx.x].mine[COLO_K_CALLS] + 1;
     if (threadIdx.x == THREADS - 1)
@@ -316,14 +367,28 @@ __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__
             (void)drain(d, s, 1 - q);
     }
     __syncthreads();
-    if (threadIdx.x == 0 && gridDim.x > 1) {
-        __threadfence();
-        s.last = atomicAdd(&d.control->finished, 1u) == gridDim.x - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (gridDim.x == 1 || s.last)
+    if (blockIdx.x == 0) {
         finish(d, s.call);
+    } else if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(&d.control->finished, 1u);
+    }
+}
+
+/* @kernel may begin to launch while the one before it ends; it waits in follow(). */
+template <typename K>
+cudaError_t start(K kernel, int64_t blocks, int threads, const colo_k_p2p_t &d, cudaStream_t stream)
+{
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3((unsigned)threads);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = d.early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, d);
 }
 
 template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
@@ -333,14 +398,14 @@ template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
     int64_t blocks = tiles < d->blocks ? tiles : d->blocks;
     d->single = tiles <= d->blocks;
     d->pushers = (int32_t)each[0];
+    d->parts = d->single && d->addends == 0 && each[0] <= COLO_K_PARTS;
     if (!d->single) { /* half and half, but no more than there is to do */
         int64_t half = (blocks + 1) / 2, stay = each[1] < half ? each[1] : blocks - half;
         int64_t push = blocks - stay;
         d->pushers = (int32_t)(each[0] < push ? each[0] : push);
     }
     blocks = blocks ? blocks : 1; /* one block must wait */
-    p2p_kernel<M><<<(unsigned)blocks, THREADS, 0, stream>>>(*d);
-    return cudaGetLastError();
+    return start(p2p_kernel<M>, blocks, THREADS, *d, stream);
 }
 
 /* As kernels reach memory of peers, not as copies do. */
@@ -399,12 +464,17 @@ extern "C" cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int3
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_p2p_fit(int32_t *blocks)
+extern "C" cudaError_t colo_k_p2p_fit(int32_t *blocks, bool *early)
 {
+    int device = 0, major = 0, driver = 0;
     static_assert(sizeof(colo_k_p2p_t) <= 4096, "the limit of a kernel's parameters");
     *blocks = INT_MAX;
-    const cudaError_t e[] = {fit<mover>(blocks), fit<adder<f32>>(blocks), fit<adder<f64>>(blocks),
+    const cudaError_t e[] = {cudaGetDevice(&device),
+                             cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                             cudaDriverGetVersion(&driver),
+                             fit<mover>(blocks), fit<adder<f32>>(blocks), fit<adder<f64>>(blocks),
                              fit<adder<bf16>>(blocks), fit<adder<f16>>(blocks)};
+    *early = major >= 9 && driver >= 12030; /* from then on in graphs, too */
     for (cudaError_t one : e)
         if (one != cudaSuccess)
             return one;

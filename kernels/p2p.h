@@ -27,11 +27,12 @@ enum {
     COLO_K_PARTNERS = 64, /* ranks that one rank exchanges with in one way */
     COLO_K_MEMORIES = 256,
     COLO_K_TENSORS = 8,    /* of a launch */
-    COLO_K_MAILBOX = 1024, /* bytes of a mailbox */
+    COLO_K_MAILBOX = 2048, /* bytes of a mailbox */
     COLO_K_RECORD = 9,     /* its words of a tensor: memory, offset (2), steps of three axes (6) */
-    COLO_K_DONE = 80,      /* index of 64-bit words in a mailbox: the peer has moved call N */
-    COLO_K_POISON = 81,    /* the peer has given up */
+    COLO_K_POISON = 81,    /* index of 64-bit words in a mailbox: the peer has given up */
     COLO_K_CALLS = 96,     /* calls of this pair that have finished here; local */
+    COLO_K_DONE = 128,     /* index of words: the peer has moved part N of this call */
+    COLO_K_PARTS = 128,    /* of a call that the peer reports by themselves, at most */
     COLO_K_THREADS = 512   /* of a block */
 };
 
@@ -61,6 +62,7 @@ typedef struct colo_k_partner {
     uint64_t *remote; /* the mailbox that I write, in its memory */
     int32_t rank;
     int32_t exposes; /* bit 0: I post to it and wait until it is done; bit 1: I move, it posts */
+    int32_t first, count; /* tiles of queue 0 that are for it, of each tensor */
 } colo_k_partner_t;
 
 typedef struct colo_k_tensor {
@@ -86,19 +88,22 @@ typedef struct colo_k_p2p {
     const colo_addend_t *addend; /* device [segments of queue 0, then of queue 1][addends] */
     colo_dtype_t dtype;          /* of sums: all tensors' */
     int32_t blocks;              /* at most */
+    bool early;                  /* as colo_k_p2p_fit() says */
     colo_k_control_t *control;
     const uint64_t *table; /* device [ranks][COLO_K_MEMORIES]: where memory of a rank is, here */
     colo_k_report_t *report;
     uint64_t deadline_ns;
     int32_t pushers; /* filled by the launcher: blocks that begin with queue 0 */
     int32_t single;  /* filled by the launcher: each block has one tile */
+    int32_t parts;   /* filled by the launcher: and reports it by itself */
     colo_k_partner_t partner[COLO_K_PARTNERS];
 } colo_k_p2p_t;
 
 /* Enqueues one call. May be captured. Work without partners, segments: nothing is launched. */
 cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream);
-/* @blocks: how many of any kernel of colo_k_p2p() fit the current device at once. */
-cudaError_t colo_k_p2p_fit(int32_t *blocks);
+/* @blocks: how many of any kernel of colo_k_p2p() fit the current device at once; @early: may one
+ * launch while the one before it ends? */
+cudaError_t colo_k_p2p_fit(int32_t *blocks, bool *early);
 
 /* Writes COLO_K_TRIAL + @me at index @me of page[r], device addresses in device memory, for each of
  * @ranks whose page is not NULL, and what it then reads there to back[r]. */

@@ -78,6 +78,32 @@ T_CASE(boxes_of_many_tiles_arrive)
     assert_ok(t_peers_run(RANKS, false, large_cases, NULL, 0));
 }
 
+static colo_status_t two_ranks(t_gpu_rank_t *r, void *arg)
+{
+    for (int k = 0; k < 4; k++) {
+        const int64_t rows = t_scaled(100) < 100 ? 64 : 512;
+        t_case_t c = t_between("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, rows, k % 2 ? 250 : 77);
+        c.dtype = COLO_F32;
+        c.axes = t_axes[k % 3];
+        rank_try(run_one(r, &c));
+    }
+    return COLO_OK;
+}
+
+static void with_blocks(const char *blocks)
+{
+    setenv("COLO_PEER_BLOCKS", blocks, 1);
+    const colo_status_t st = t_peers_run(2, false, two_ranks, NULL, 0);
+    unsetenv("COLO_PEER_BLOCKS");
+    assert_ok(st);
+}
+
+/* More than a warp looks at once, if each rank has a GPU. */
+T_CASE(a_call_of_a_part_per_block_arrives)
+{
+    with_blocks("128");
+}
+
 /* ---- seeded layouts ---- */
 
 static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)

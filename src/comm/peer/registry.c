@@ -221,7 +221,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
     cudaError_t e = colo_k_load();
     if (e == cudaSuccess)
-        e = colo_k_p2p_fit(&p->blocks);
+        e = colo_k_p2p_fit(&p->blocks, &p->early);
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)

@@ -47,6 +47,7 @@ struct colo_peer {
     char why[200];   /* of the first rank that this one does not reach */
     int32_t sharers; /* ranks on this device: 1, but in tests */
     int32_t blocks;
+    bool early;          /* kernels may launch while the one before them ends */
     cudaStream_t stream; /* for tables and lists, never the caller's */
     uint64_t *table;     /* device [size][COLO_K_MEMORIES] */
     struct colo_order *order; /* a reference */

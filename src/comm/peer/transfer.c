@@ -148,8 +148,14 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
     }
     for (int q = 0, i = 0; q < 2; q++)
         for (int32_t n = 0; n < k->segments[q]; n++, i++) {
+            const int64_t first = k->tiles[q];
             k->tiles[q] += (elements(&segment[i]) - 1) / k->tile + 1;
             segment[i].tile_end = k->tiles[q];
+            if (segment[i].peer < 0)
+                continue;
+            colo_k_partner_t *p = &k->partner[segment[i].peer];
+            p->first = p->count ? p->first : (int32_t)first;
+            p->count += (int32_t)(k->tiles[q] - first);
         }
     return COLO_OK;
 }
@@ -204,6 +210,7 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     k->pull = w->pulls;
     k->addends = w->addends;
     k->blocks = blocks_of(p, w);
+    k->early = p->early;
     k->tile = tile_of(w, k->blocks);
     k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
     k->table = p->table;
