@@ -9,7 +9,7 @@
  * limit of the same run. A time is that of the slower rank, from events after a host barrier;
  * medians of 20 after 3. Small: 50 calls in a row, in one graph or launched one by one, divided by
  * 50. Concurrent: products of 8192 x 8192 x 8192 on another stream while the kernel waits 5 ms for
- * its peer, against the same products alone.
+ * its peer, or while blocks sleep, which is the limit, against the same products alone.
  */
 #include "ranks.h"
 
@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { RANKS = 2, ROW = 50, N = 8192, PRODUCTS = 3, LATE_US = 5000 };
+enum { RANKS = 2, ROW = 50, N = 8192, PRODUCTS = 3, LATE_US = 5000, SHARES = 4, RUNS = 15 };
 
 static const struct layout {
     const char *src, *dst;
@@ -186,18 +186,21 @@ static void late(void *us)
     usleep((useconds_t)(uintptr_t)us);
 }
 
-/* Products of rank 0 alone over those while a kernel waits; on rank 1 the peer is late. */
-static colo_status_t concurrent(struct rank *r, double *share)
+/* Products of rank 0 alone over those while a kernel waits; on rank 1 the peer is late. @sleepers:
+ * no kernel of a bridge waits, but so many blocks of a multiprocessor each sleep (-1: one warp). */
+static colo_status_t concurrent(struct rank *r, int32_t sleepers, double *share)
 {
-    double took[2][5];
+    double took[2][RUNS];
     float ms = 0;
-    for (int k = -1; k < 10; k++) {
-        const bool waits = k >= 5;
+    for (int k = -2; k < 2 * RUNS; k++) { /* by turns, so that the clock is the same for both */
+        const bool with = k & 1, waits = with && !sleepers;
         TRY(colo_comm_barrier(r->host, NULL));
         if (waits && r->me == 1)
             CUDA(cudaLaunchHostFunc(r->stream, late, (void *)(uintptr_t)LATE_US));
         if (waits)
             TRY(go(r, 0));
+        if (with && sleepers && r->me == 0)
+            CUDA(colo_k_probe_sleep(sleepers < 0 ? 1 : sleepers, sleepers > 0, LATE_US, r->stream));
         if (r->me == 0) {
             const float one = 1, zero = 0;
             char *c = r->matrix + 4 * (size_t)N * N;
@@ -214,23 +217,24 @@ static colo_status_t concurrent(struct rank *r, double *share)
         }
         CUDA(cudaStreamSynchronize(r->stream));
         if (k >= 0)
-            took[waits][k % 5] = (double)ms;
+            took[with][k / 2] = (double)ms;
     }
     for (int i = 0; i < 2; i++)
-        qsort(took[i], 5, sizeof took[i][0], by_value);
-    *share = r->me == 0 ? took[0][2] / took[1][2] : 0;
+        qsort(took[i], RUNS, sizeof took[i][0], by_value);
+    *share = r->me == 0 ? took[0][RUNS / 2] / took[1][RUNS / 2] : 0;
     return COLO_OK;
 }
 
 static colo_status_t one_line(struct rank *r, int32_t blocks)
 {
-    double push[LAYOUTS], peer[LAYOUTS], row[2][SMALL], share = 0;
+    double push[LAYOUTS], peer[LAYOUTS], row[2][SMALL], share[SHARES];
+    const int32_t sleepers[SHARES] = {0, -1, 1, blocks ? blocks : 24};
     for (int l = 0; l < LAYOUTS; l++) {
         TRY(stand_up(r, &layouts[l], (colo_shape_t){16, 4096, 4096, 0}, blocks));
         TRY(large(r, -1, &push[l]));
         TRY(large(r, layouts[l].pass, &peer[l]));
-        if (l == 0)
-            TRY(concurrent(r, &share));
+        for (int i = 0; l == 0 && i < SHARES; i++)
+            TRY(concurrent(r, sleepers[i], &share[i]));
         TRY(lie_down(r));
     }
     for (int i = 0; i < SMALL; i++) {
@@ -246,7 +250,9 @@ static colo_status_t one_line(struct rank *r, int32_t blocks)
         printf(" %.0f / %.0f (%.1f) |", peer[l], push[l], 100 * push[l] / peer[l]);
     for (int i = 0; i < SMALL; i++)
         printf(" %.1f / %.1f |", row[0][i], row[1][i]);
-    printf(" %.1f |\n", 100 * share);
+    for (int i = 0; i < SHARES; i++)
+        printf(" %.1f |", 100 * share[i]);
+    printf("\n");
     fflush(stdout);
     return COLO_OK;
 }
@@ -278,8 +284,9 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
                    layouts[l].pass ? "backward" : "forward");
         for (int i = 0; i < SMALL; i++)
             printf(" %lld KiB arrive: µs in a graph / launched |", (long long)small_rows[i]);
-        printf(" products meanwhile, %% of alone |\n|");
-        for (int i = 0; i < LAYOUTS + SMALL + 2; i++)
+        printf(" products meanwhile, %% of alone | a warp sleeps | a block sleeps | so many "
+               "blocks sleep |\n|");
+        for (int i = 0; i < LAYOUTS + SMALL + 1 + SHARES; i++)
             printf("---|");
         printf("\n");
     }

@@ -12,6 +12,9 @@
  *   block 0        at the end: waits for done from every rank that was posted to and for the other
  *                  blocks, resets, counts the call
  *
+ * A call of more tiles than blocks is preceded by one warp, which posts and waits for the records
+ * (wait_first). So the kernel of many blocks leaves the multiprocessors alone while a peer is late.
+ *
  * No block waits for another one of its grid before it has moved its tiles, and the launcher starts
  * no more blocks than fit the device. A record travels in words of 32 bits of
  * value and 32 bits of call number, each valid by itself: no fence, no second trip. Its poster's
@@ -48,7 +51,7 @@ __device__ void expose(const colo_k_p2p_t &d, const uint32_t *calls)
     const int lane = threadIdx.x % 32;
     if (lane >= COLO_K_RECORD)
         return;
-    for (int n = threadIdx.x / 32; n < d.npartners * d.tensors; n += THREADS / 32) {
+    for (int n = threadIdx.x / 32; n < d.npartners * d.tensors; n += blockDim.x / 32) {
         const int i = n / d.tensors, k = n % d.tensors;
         const colo_k_partner_t &p = d.partner[i];
         const colo_k_tensor_t &t = d.tensor[k];
@@ -360,7 +363,7 @@ __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__
         s.ok = !is_dead(d);
     __syncthreads();
     if (s.ok) {
-        if (blockIdx.x == 0)
+        if (blockIdx.x == 0 && !d.posted)
             expose(d, s.call);
         const int q = (int)blockIdx.x < d.pushers ? 0 : 1;
         if (drain(d, s, q) && !d.single)
@@ -373,6 +376,25 @@ __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__
         __threadfence();
         atomicAdd(&d.control->finished, 1u);
     }
+}
+
+/* One warp before a kernel of many blocks, which therefore does not occupy them while a peer is late:
+ * posts to all partners, waits until all that this rank moves for have posted. */
+__global__ void __launch_bounds__(32) wait_first(const __grid_constant__ colo_k_p2p_t d)
+{
+    __shared__ uint32_t call[COLO_K_PARTNERS];
+    follow();
+    if (is_dead(d))
+        return;
+    for (int i = threadIdx.x; i < d.npartners; i += 32)
+        call[i] = (uint32_t)d.partner[i].mine[COLO_K_CALLS] + 1;
+    __syncwarp();
+    expose(d, call);
+    for (int i = 0; i < d.npartners; i++)
+        if (d.partner[i].exposes & 2 &&
+            !wait_for(d, d.partner[i], call[i], ALL,
+                      [&] { return get(d.partner[i].mine) >> 32 == call[i]; }))
+            return;
 }
 
 /* @kernel may begin to launch while the one before it ends; it waits in follow(). */
@@ -399,13 +421,15 @@ template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
     d->single = tiles <= d->blocks;
     d->pushers = (int32_t)each[0];
     d->parts = d->single && d->addends == 0 && each[0] <= COLO_K_PARTS;
+    d->posted = !d->single;
     if (!d->single) { /* half and half, but no more than there is to do */
         int64_t half = (blocks + 1) / 2, stay = each[1] < half ? each[1] : blocks - half;
         int64_t push = blocks - stay;
         d->pushers = (int32_t)(each[0] < push ? each[0] : push);
     }
     blocks = blocks ? blocks : 1; /* one block must wait */
-    return start(p2p_kernel<M>, blocks, THREADS, *d, stream);
+    cudaError_t e = d->posted ? start(wait_first, 1, 32, *d, stream) : cudaSuccess;
+    return e == cudaSuccess ? start(p2p_kernel<M>, blocks, THREADS, *d, stream) : e;
 }
 
 /* As kernels reach memory of peers, not as copies do. */

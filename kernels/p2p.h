@@ -96,6 +96,7 @@ typedef struct colo_k_p2p {
     int32_t pushers; /* filled by the launcher: blocks that begin with queue 0 */
     int32_t single;  /* filled by the launcher: each block has one tile */
     int32_t parts;   /* filled by the launcher: and reports it by itself */
+    int32_t posted;  /* filled by the launcher: wait_first() has posted */
     colo_k_partner_t partner[COLO_K_PARTNERS];
 } colo_k_p2p_t;
 

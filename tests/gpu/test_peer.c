@@ -98,6 +98,11 @@ static void with_blocks(const char *blocks)
     assert_ok(st);
 }
 
+T_CASE(a_call_of_more_tiles_than_blocks_arrives)
+{
+    with_blocks("1");
+}
+
 /* More than a warp looks at once, if each rank has a GPU. */
 T_CASE(a_call_of_a_part_per_block_arrives)
 {

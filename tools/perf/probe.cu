@@ -108,6 +108,17 @@ struct pushes {
     int32_t n;
 };
 
+/* Its shared memory leaves no space for a block of a product. */
+__global__ void sleep_kernel(int64_t us)
+{
+    uint64_t begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while ((int64_t)(now - begin) < us * 1000);
+}
+
 __global__ void __launch_bounds__(THREADS) push_kernel(const __grid_constant__ pushes p)
 {
     /* A tile of each in turn: receivers are served alike, and no two ranks meet at one for long. */
@@ -218,6 +229,18 @@ cudaError_t code(const colo_k_code_t *p, unsigned long long *wrong, cudaStream_t
 }
 
 } // namespace
+
+extern "C" cudaError_t colo_k_probe_sleep(int32_t blocks, bool whole, int64_t us,
+                                          cudaStream_t stream)
+{
+    const int space = 200 << 10;
+    const cudaError_t e = cudaFuncSetAttribute(
+        sleep_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, space);
+    if (e != cudaSuccess)
+        return e;
+    sleep_kernel<<<(unsigned)blocks, 32, whole ? space : 0, stream>>>(us);
+    return cudaGetLastError();
+}
 
 extern "C" cudaError_t colo_k_probe_push(const colo_k_push_t *push, int32_t n, cudaStream_t stream)
 {

@@ -11,6 +11,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -26,6 +28,9 @@ cudaError_t colo_k_probe_diff(const void *a, const void *b, int64_t bytes,
 /* bf16 values of mean 0 and standard deviation @spread, by position and @seed */
 cudaError_t colo_k_probe_fill(void *dst, int64_t bytes, float spread, uint64_t seed,
                               cudaStream_t stream);
+
+/* @blocks that sleep for @us and do nothing: whole multiprocessors, or a warp each */
+cudaError_t colo_k_probe_sleep(int32_t blocks, bool whole, int64_t us, cudaStream_t stream);
 
 #define COLO_K_PUSHES 64
 /* To memory of another GPU that the current one reaches, or of this one. */
