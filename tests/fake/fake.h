@@ -37,6 +37,9 @@ void fake_delay(int device, const char *name, double seconds);
 void fake_break_device(int device, cudaError_t e);
 /* What ncclCommGetAsyncError() reports of @device's communicators. */
 void fake_async_error(int device, ncclResult_t e);
+/* No device reaches @device's memory, nor it theirs; -1: all do. @silent: it shows when access is
+ * enabled, and not when it is asked for. */
+void fake_lose_device(int device, bool silent);
 /* ncclCommInitRank() ends where it waits for ranks that do not come, as when their process ends. */
 void fake_end_inits(void);
 

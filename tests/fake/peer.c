@@ -173,9 +173,27 @@ static bool move(const colo_k_p2p_t *d, int q, int i, int k)
     return true;
 }
 
+/* A grid takes tiles, not boxes: together they must be the boxes. */
+static bool tiles_cover(const colo_k_p2p_t *d, int q)
+{
+    int64_t end = 0;
+    for (int i = 0; i < d->segments[q]; i++) {
+        const colo_transfer_t *s = &d->segment[q][i];
+        const int64_t n = s->extent[0] * s->extent[1] * s->extent[2];
+        if (n > (s->tile_end - end) * d->tile || n <= (s->tile_end - end - 1) * d->tile)
+            return false;
+        end = s->tile_end;
+    }
+    return end == d->tiles[q];
+}
+
 static bool move_all(const colo_k_p2p_t *d)
 {
     for (int q = 0; q < 2; q++) {
+        if (!tiles_cover(d, q)) {
+            fake_misused("tiles are not the boxes");
+            return false;
+        }
         for (int n = 0; n < d->segments[q] * d->tensors; n++)
             if (!move(d, q, n % d->segments[q], n / d->segments[q]))
                 return false;

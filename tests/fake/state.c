@@ -153,6 +153,7 @@ const char *cudaGetErrorString(cudaError_t e)
         {cudaSuccess, "no error"},
         {cudaErrorInvalidValue, "invalid argument"},
         {cudaErrorMemoryAllocation, "out of memory"},
+        {cudaErrorPeerAccessUnsupported, "peer access is not supported between these two devices"},
         {cudaErrorIllegalAddress, "an illegal memory access was encountered"},
         {cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"},
         {cudaErrorUnknown, "unknown error"},
@@ -208,16 +209,27 @@ cudaError_t cudaDeviceSynchronize(void)
     return fake_error((cudaError_t)devices[current].broken);
 }
 
+static _Atomic int lost = -1;
+static _Atomic bool lost_silently;
+
+void fake_lose_device(int device, bool silent)
+{
+    lost = device;
+    lost_silently = silent;
+}
+
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     FAKE_ENTER();
-    *can = 1;
+    *can = lost_silently || (device != lost && peer != lost);
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     FAKE_ENTER();
+    if (peer == lost || current == lost)
+        return fake_error(cudaErrorPeerAccessUnsupported);
     return cudaSuccess;
 }
 

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_peers.c - peer memory where a GPU does not say: a device that others do not reach, as many
+ * registrations as there are numbers, memory of lists that serves again.
+ */
+#include "fake.h"
+#include "gpu/gpu_ranks.h"
+
+#include "comm/comm.h"
+#include "comm/peer.h"
+
+enum { RANKS = 4, LOST = 2, MOST = 256 };
+
+static t_case_t the_case(void)
+{
+    t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 4);
+    c.output = COLO_FULL_SEQ;
+    c.grad = COLO_PARTIAL;
+    c.dtype = COLO_F32;
+    c.world = RANKS;
+    return c;
+}
+
+/* ---- a device out of reach ---- */
+
+static colo_status_t one_is_lost(t_gpu_rank_t *r, void *arg)
+{
+    const char *words = arg;
+    const t_case_t c = the_case();
+    for (int32_t a = 0; a < RANKS; a++)
+        for (int32_t b = 0; b < RANKS; b++)
+            rank_check(r->gpus->ops->peer->reaches(r->gpus, a, b) ==
+                       (a == b || (a != LOST && b != LOST)));
+    rank_check(!r->gpus->ops->peer->reaches(r->gpus, -1, -1));
+    rank_check(strstr(r->gpus->ops->peer->why(r->gpus), words));
+    r->arena = NULL; /* by NCCL */
+    return t_gpu_case(r, &c);
+}
+
+static colo_status_t with_memory(t_gpu_rank_t *r, void *arg)
+{
+    rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
+    return one_is_lost(r, arg);
+}
+
+T_CASE(a_device_that_no_other_one_reaches_is_known_to_all_ranks)
+{
+    char asked[] = "CUDA reports no peer access", enabled[] = "peer access is not supported";
+    fake_lose_device(LOST, false);
+    assert_ok(t_gpus_run(RANKS, false, with_memory, asked));
+    fake_lose_device(LOST, true);
+    assert_ok(t_gpus_run(RANKS, false, with_memory, enabled));
+    fake_lose_device(-1, false);
+}
+
+/* ---- numbers of registrations ---- */
+
+static colo_status_t too_many(t_gpu_rank_t *r, void *arg)
+{
+    colo_memory_t *m[MOST] = {NULL}, *more = NULL;
+    const t_case_t c = the_case();
+    char *block = NULL;
+    rank_cuda(cudaMalloc((void **)&block, MOST << 12));
+    for (int i = 0; i < MOST; i++)
+        rank_try(colo_memory_register(r->gpus, block + ((size_t)i << 12), 1 << 12, &m[i]));
+    rank_check(colo_memory_register(r->gpus, block, 64, &more) == COLO_ERR_STATE && !more);
+    rank_check(strstr(colo_last_error(), "256 memories are registered"));
+    rank_try(colo_comm_check(r->gpus));
+    colo_memory_destroy(&m[7]);
+    rank_try(colo_memory_register(r->gpus, block + (7 << 12), 1 << 12, &m[7]));
+    for (int i = 0; i < MOST; i += MOST - 1) { /* the first number and the last one */
+        r->arena = colo_memory_data(m[i]);
+        r->used = 0;
+        rank_try(t_gpu_case(r, &c));
+    }
+    for (int i = 0; i < MOST; i++)
+        colo_memory_destroy(&m[i]);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaFree(block));
+    return COLO_OK;
+}
+
+T_CASE(a_comm_registers_256_memories_and_refuses_one_more)
+{
+    assert_ok(t_gpus_run(RANKS, false, too_many, NULL));
+}
+
+/* ---- lists of boxes ---- */
+
+static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = the_case();
+    colo_bridge_t *bridge = NULL;
+    int64_t first = 0;
+    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
+    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    for (int64_t i = 1; i <= 30; i++) {
+        c.shape.b = 4 * (1 + i % 5);
+        r->used = 0;
+        rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
+        rank_try(t_gpu_pass(r, bridge, &c, i, false));
+        rank_try(t_gpu_pass(r, bridge, &c, i, true));
+        rank_cuda(cudaDeviceSynchronize()); /* lists are idle */
+        rank_try(colo_comm_barrier(r->host, NULL));
+        const int64_t now = fake_live(FAKE_MEMORY) + fake_live(FAKE_PINNED);
+        rank_try(colo_comm_barrier(r->host, NULL));
+        first = i == 5 ? now : first;
+        rank_check(i < 5 || now == first);
+    }
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(memory_of_a_shape_s_lists_serves_the_next_shapes)
+{
+    assert_ok(t_gpus_run(RANKS, false, reshapes, NULL));
+}
+
+T_MAIN("fake/peers")
