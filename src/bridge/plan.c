@@ -47,12 +47,15 @@ static colo_status_t reserve(colo_pool_t *pool, colo_routes_t *out, int64_t n, i
 static void store(const colo_entry_t *e, int64_t lo, int64_t hi, size_t elem, colo_routes_t *out)
 {
     while (lo < hi) {
-        colo_plan_message_t msg = {.peer = e[lo].peer, .regions = &out->region[out->nregions]};
+        colo_region_t *region = &out->region[out->nregions];
+        colo_offset_t *offset = &out->offset[out->nregions];
+        colo_plan_message_t msg = {.peer = e[lo].peer, .regions = region};
         for (; lo < hi && e[lo].peer == msg.peer; lo++, msg.nregions++) {
-            out->region[out->nregions] = e[lo].region;
-            out->offset[out->nregions++] = e[lo].offset;
+            *region++ = e[lo].region;
+            *offset++ = e[lo].offset;
             msg.bytes += region_bytes(&e[lo].region, elem);
         }
+        out->nregions += msg.nregions;
         out->message[out->nmessages++] = msg;
     }
 }
@@ -74,10 +77,10 @@ static bool ascends(const colo_entry_t *a, const colo_entry_t *b)
            colo_entry_cmp(a, b) < 0;
 }
 
-/* Entries that are sorted, from at on. */
+/* Entries of one peer that are sorted. */
 typedef struct sorted {
     const colo_entry_t *items;
-    int64_t n;
+    int64_t n, peer;
 } sorted_t;
 
 static int by_first_entry(const void *a, const void *b)
@@ -102,7 +105,7 @@ static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
             run = colo_list_push(&w->runs, sizeof *run);
             if (!run)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
-            *run = (sorted_t){.items = &e[i]};
+            *run = (sorted_t){.items = &e[i], .peer = e[i].peer};
         }
         run->n++;
     }
@@ -133,13 +136,12 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, size_t e
 {
     COLO_TRY(sort_entries(w, list));
     const colo_entry_t *e = list->items;
-    int64_t n = list->n, peers = n > 0, lo = 0, hi;
-    for (int64_t i = 1; i < n; i++)
-        peers += e[i - 1].peer != e[i].peer;
-    while (lo < n && e[lo].peer < w->plan->rank)
-        lo++;
-    for (hi = lo; hi < n && e[hi].peer == w->plan->rank;)
-        hi++;
+    const sorted_t *run = w->runs.items;
+    int64_t n = list->n, peers = w->runs.n, lo = 0, hi = 0; /* a run has one peer */
+    for (int64_t k = 0; k < w->runs.n; k++) {
+        lo += run[k].peer < w->plan->rank ? run[k].n : 0;
+        hi += run[k].peer <= w->plan->rank ? run[k].n : 0;
+    }
     COLO_TRY(reserve(w->plan->pool, out, n - (hi - lo), peers));
     COLO_TRY(reserve(w->plan->pool, local, hi - lo, 1));
     store(e, 0, lo, elem, out);
