@@ -107,7 +107,7 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     for (int64_t e = 0; p < end; e++)
         begin[src_dp[e] + 1] += colo_parts_of(r->tables->rows[e], &p);
     add_up_before(begin, replicas);
-    COLO_TRY(colo_parts_reserve(&r->parts, n));
+    COLO_TRY(colo_parts_reserve(&r->parts, n + 1)); /* also if there is none */
     r->parts.n = n;
     colo_part_t *to = r->parts.items;
     p = r->in_order.items;
@@ -153,15 +153,12 @@ colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
     r->tables = s;
     if (!grow(&r->src_lo, &r->cap[0], nsrc + 1) || !grow(&r->dst_lo, &r->cap[1], ndst + 1) ||
         !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs + 1) ||
-        !grow(&r->chunk, &r->cap[5], s->nseqs + 1) || !grow(&r->local, &r->cap[6], s->nseqs + 1))
+        !grow(&r->chunk, &r->cap[5], s->nseqs + 1) || !grow(&r->local, &r->cap[6], s->nseqs + 1) ||
+        !grow(&r->row, &r->cap[7], s->count + 1))
         return no_memory(s);
     COLO_TRY(colo_ragged_parts(r));
-    if (r->sorted) { /* as tables usually are */
-        const colo_list_t list = r->parts;
-        r->parts = r->in_order;
-        r->in_order = list;
+    if (r->sorted) /* as tables usually are */
         return COLO_OK;
-    }
     if (!grow(&r->by_dst, &r->cap[4], r->in_order.n + 1))
         return no_memory(s);
     COLO_TRY(sort_parts(r, nsrc));
@@ -180,6 +177,7 @@ void colo_ragged_deinit(colo_ragged_t *r)
     free(r->chunk);
     free(r->local);
     free(r->by_dst);
+    free(r->row);
     memset(r, 0, sizeof *r);
 }
 
@@ -276,19 +274,41 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
     return lo < hi ? push_run(runs, r->src_lo[d] + lo, hi - lo, 0) : COLO_OK;
 }
 
-/* Number @i of the parts by destination replica. */
-static const colo_part_t *part_of(const colo_ragged_t *r, int64_t i)
+/* Parts in an order: the columns of the tables, or a list. */
+typedef struct parts {
+    int64_t n, step; /* step: entries from one part to the next */
+    const int64_t *seq, *pos, *count, *row;
+    const int64_t *index; /* which part comes when; NULL: as they lie */
+} parts_t;
+
+static parts_t parts_in_order(const colo_ragged_t *r, bool by_dst)
 {
-    return (const colo_part_t *)r->parts.items + (r->sorted ? i : r->by_dst[i]);
+    const colo_segments_t *s = r->tables;
+    const colo_part_t *p = r->parts.items;
+    if (r->sorted)
+        return (parts_t){s->count, 1, s->seq, s->pos, s->rows, r->row, NULL};
+    return (parts_t){.n = r->parts.n,
+                     .step = sizeof *p / sizeof p->seq,
+                     .seq = &p->seq,
+                     .pos = &p->pos,
+                     .count = &p->count,
+                     .row = &p->row,
+                     .index = by_dst ? r->by_dst : NULL};
 }
 
-/* The first of parts [a, z) of destination replicas that ends behind @row. */
-static int64_t first_part(const colo_ragged_t *r, int64_t a, int64_t z, int64_t row)
+static inline colo_part_t part_of(const parts_t *p, int64_t i)
+{
+    const int64_t k = (p->index ? p->index[i] : i) * p->step;
+    return (colo_part_t){p->seq[k], p->pos[k], p->count[k], p->row[k]};
+}
+
+/* The first of parts [a, z) that ends behind @row. */
+static int64_t first_part(parts_t parts, int64_t a, int64_t z, int64_t row)
 {
     while (a < z) {
         const int64_t mid = a + (z - a) / 2;
-        const colo_part_t *p = part_of(r, mid);
-        if (p->row + p->count <= row)
+        const colo_part_t p = part_of(&parts, mid);
+        if (p.row + p.count <= row)
             a = mid + 1;
         else
             z = mid;
@@ -307,25 +327,26 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
     const int64_t c = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
     const int64_t mirror = 2 * r->dst.cp - 1 - c;
-    int64_t i = r->dst_lo[d], behind = INT64_MAX;
+    const parts_t parts = parts_in_order(r, true);
+    int64_t i = r->dst_lo[d], end = r->dst_lo[d + 1], behind = INT64_MAX;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
-        i = first_part(r, i, r->dst_lo[d + 1], within->run[0].row);
+        i = first_part(parts, i, end, within->run[0].row);
         behind = last->row + last->count;
     }
-    for (; i < r->dst_lo[d + 1]; i++) {
-        const colo_part_t *p = part_of(r, i);
-        if (p->row >= behind)
+    for (; i < end; i++) {
+        const colo_part_t p = part_of(&parts, i);
+        if (p.row >= behind)
             break;
         if (side->full) {
-            COLO_TRY(push_run(runs, p->row, p->count, r->base[p->seq] + p->pos));
+            COLO_TRY(push_run(runs, p.row, p.count, r->base[p.seq] + p.pos));
             continue;
         }
-        const int64_t unit = r->chunk[p->seq], end = p->pos + p->count;
-        if (p->pos < (c + 1) * unit && end > c * unit) /* seldom: one of 2C chunks */
-            COLO_TRY(push_chunk(side, p, c, sp, runs));
-        if (r->dst.zigzag && p->pos < (mirror + 1) * unit && end > mirror * unit)
-            COLO_TRY(push_chunk(side, p, mirror, sp, runs));
+        const int64_t unit = r->chunk[p.seq], last = p.pos + p.count;
+        if (p.pos < (c + 1) * unit && last > c * unit) /* seldom: one of 2C chunks */
+            COLO_TRY(push_chunk(side, &p, c, sp, runs));
+        if (r->dst.zigzag && p.pos < (mirror + 1) * unit && last > mirror * unit)
+            COLO_TRY(push_chunk(side, &p, mirror, sp, runs));
     }
     return COLO_OK;
 }
@@ -440,22 +461,17 @@ static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *
                                     colo_list_t *met)
 {
     const colo_ragged_t *r = side->ragged;
-    const colo_part_t *p = r->parts.items;
+    const parts_t parts = parts_in_order(r, false);
     for (int64_t i = 0; i < mine->n; i++) {
         const int64_t r0 = mine->run[i].row, r1 = r0 + mine->run[i].count;
-        int64_t a = 0, z = r->parts.n;
-        while (a < z) { /* the first part that ends behind r0 */
-            const int64_t mid = a + (z - a) / 2;
-            if (p[mid].row + p[mid].count <= r0)
-                a = mid + 1;
-            else
-                z = mid;
-        }
-        for (; a < r->parts.n && p[a].row < r1; a++) {
-            const int64_t lo = p[a].row > r0 ? p[a].row : r0;
-            const int64_t end = p[a].row + p[a].count, hi = end < r1 ? end : r1;
-            COLO_TRY(intersect_positions(side, p[a].seq, p[a].pos + (lo - p[a].row),
-                                         p[a].pos + (hi - p[a].row), met));
+        for (int64_t a = first_part(parts, 0, parts.n, r0); a < parts.n; a++) {
+            const colo_part_t p = part_of(&parts, a);
+            if (p.row >= r1)
+                break;
+            const int64_t lo = p.row > r0 ? p.row : r0;
+            const int64_t end = p.row + p.count, hi = end < r1 ? end : r1;
+            COLO_TRY(
+                intersect_positions(side, p.seq, p.pos + (lo - p.row), p.pos + (hi - p.row), met));
         }
     }
     return COLO_OK;

@@ -69,23 +69,25 @@ typedef struct colo_ragged {
     colo_ragged_axes_t src, dst;
     const colo_segments_t *tables; /* borrowed: of the call only */
     int64_t rows;                  /* of all segments */
-    colo_list_t in_order, parts;   /* colo_part_t: by segment; by source row */
-    bool sorted;                   /* parts by segment are by replica, of both sides; no by_dst */
-    int64_t *src_lo;               /* [replicas + 1] first row of each source replica */
-    int64_t *base;                 /* [nseqs] where a sequence begins on its replica's axis */
-    int64_t *local;                /* [nseqs] the same on the axis of a context rank */
-    int64_t *chunk;                /* [nseqs] positions of a chunk */
-    int64_t *length;               /* [replicas] of that axis */
-    int64_t *dst_lo, *by_dst;      /* parts of each destination replica: by_dst[dst_lo[d] ..] */
-    int64_t cap[7];
+    bool sorted; /* each segment is one part, and both replicas ascend: the tables list the parts */
+    int64_t *row;                /* [segments] if sorted: the first of each on the source axis */
+    colo_list_t in_order, parts; /* else, colo_part_t: by segment; by source row */
+    int64_t *src_lo;             /* [replicas + 1] first row of each source replica */
+    int64_t *base;               /* [nseqs] where a sequence begins on its replica's axis */
+    int64_t *local;              /* [nseqs] the same on the axis of a context rank */
+    int64_t *chunk;              /* [nseqs] positions of a chunk */
+    int64_t *length;             /* [replicas] of that axis */
+    int64_t *dst_lo;             /* [replicas + 1] parts of each destination replica */
+    int64_t *by_dst;             /* if not sorted, which these are */
+    int64_t cap[8];
 } colo_ragged_t;
 
 /* Takes layouts and shape, as ragged batches must have them. */
 colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const colo_layout_t *dst,
                                const colo_shape_t *shape);
 /* segments.c: all checks of colo_segments_check() but those of colo_segments_present(). Lists parts
- * in table order, if r->sorted with their row, src_lo and dst_lo. base, local, chunk and length are
- * laid out. */
+ * in table order, if r->sorted their row, src_lo and dst_lo. base, local, chunk and length are laid
+ * out. */
 colo_status_t colo_ragged_parts(colo_ragged_t *r);
 /* Checks tables and lays them out. */
 colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *segments);
@@ -183,7 +185,7 @@ struct colo_batch {
     uint64_t hash; /* of all tables */
     bool compared;
     colo_p2p_list_t *list; /* on the peer-to-peer path of the bridge; else NULL */
-    colo_move_t move;        /* of its forward */
+    colo_move_t move;      /* of its forward */
 };
 
 /* ragged-peer.c */

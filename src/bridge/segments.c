@@ -252,7 +252,7 @@ typedef struct walk {
 } walk_t;
 
 /* Goes on while segments have rows that follow each other and fit: the usual ones, in few
- * instructions. All is in variables, because writing a part could change what is behind a
+ * instructions. All is in variables, because writing a row could change what is behind a
  * pointer. */
 static void walk_plain(walk_t *w, colo_ragged_t *r)
 {
@@ -260,8 +260,7 @@ static void walk_plain(walk_t *w, colo_ragged_t *r)
     const int64_t *rows = s->rows, *src_dp = s->src_dp, *seq = s->seq, *pos = s->pos;
     const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp, count = s->count;
     const uint64_t nseqs = (uint64_t)s->nseqs, replicas = (uint64_t)r->src.replicas;
-    int64_t *src_lo = r->src_lo, *dst_lo = r->dst_lo;
-    colo_part_t *part = (colo_part_t *)r->in_order.items + r->in_order.n;
+    int64_t *src_lo = r->src_lo, *dst_lo = r->dst_lo, *row = r->row;
     int64_t e = w->e, last_seq = w->last_seq, last_end = w->last_end, src = w->src, dst = w->dst;
     int64_t length = last_seq < 0 ? 0 : seq_len[last_seq];
     uint64_t sum = (uint64_t)w->sum;
@@ -280,18 +279,21 @@ static void walk_plain(walk_t *w, colo_ragged_t *r)
             while (dst < to)
                 dst_lo[++dst] = e;
         }
-        if ((uint64_t)n - 1 >= (uint64_t)length || (uint64_t)p > (uint64_t)(length - n) ||
-            (uint64_t)d >= replicas || (sum + (uint64_t)n) >> 63)
+        if (n <= 0 || p < 0 || p > length - n || (sum + (uint64_t)n) >> 63)
             break;
-        sorted &= d >= src;
-        while (src < d)
-            src_lo[++src] = (int64_t)sum;
-        *part++ = (colo_part_t){.seq = q, .pos = p, .count = n, .row = (int64_t)sum};
+        if (d != src) { /* seldom: segments of a replica follow each other */
+            if ((uint64_t)d >= replicas)
+                break;
+            sorted &= d > src;
+            while (src < d)
+                src_lo[++src] = (int64_t)sum;
+        }
+        row[e] = (int64_t)sum;
         sum += (uint64_t)n;
-        ordered &= p >= last_end;
+        if (p < last_end)
+            ordered = false;
         last_end = p + n;
     }
-    r->in_order.n = part - (colo_part_t *)r->in_order.items;
     *w = (walk_t){e, (int64_t)sum, last_seq, last_end, src, dst, ordered, sorted};
 }
 
@@ -322,15 +324,25 @@ static colo_status_t walk_one(walk_t *w, const colo_segments_t *s, int64_t repli
     return bad_position(s, e, length - pos, length);
 }
 
+/* One part for each segment with rows, which follow each other. */
+static colo_status_t list_parts(const colo_segments_t *s, colo_list_t *parts)
+{
+    COLO_TRY(colo_parts_reserve(parts, s->count));
+    for (int64_t e = 0; e < s->count; e++)
+        if (s->rows[e] > 0)
+            ((colo_part_t *)parts->items)[parts->n++] =
+                (colo_part_t){.seq = s->seq[e], .pos = s->pos[e], .count = s->rows[e]};
+    return COLO_OK;
+}
+
 colo_status_t colo_ragged_parts(colo_ragged_t *r)
 {
     const colo_segments_t *s = r->tables;
-    walk_t w = {.last_seq = -1, .src = -1, .dst = -1, .sorted = true};
+    walk_t w = {.last_seq = -1, .dst = -1, .sorted = true};
     colo_list_t *parts = &r->in_order;
-    parts->n = 0;
+    parts->n = r->src_lo[0] = 0;
     w.ordered = !s->row_pos;
     COLO_TRY(lay_sequences(r));
-    COLO_TRY(colo_parts_reserve(parts, s->count));
     while (w.e < s->count) {
         if (s->pos)
             walk_plain(&w, r);
@@ -342,9 +354,11 @@ colo_status_t colo_ragged_parts(colo_ragged_t *r)
     while (w.src < r->src.replicas)
         r->src_lo[++w.src] = w.sum;
     while (w.dst < r->dst.replicas)
-        r->dst_lo[++w.dst] = parts->n;
+        r->dst_lo[++w.dst] = s->count;
     r->rows = w.sum;
     r->sorted = w.sorted;
+    if (s->pos && !(w.ordered && w.sorted))
+        COLO_TRY(list_parts(s, parts));
     return w.ordered ? COLO_OK : check_apart(s, parts->items, parts->n);
 }
 
@@ -371,14 +385,21 @@ static uint64_t mix(uint64_t h, uint64_t v)
 
 __extension__ typedef unsigned __int128 product_t;
 
-/* Both halves of the product of two entries and what came before. */
+/* Both halves of the product of two words and what came before. */
 static inline uint64_t fold(uint64_t h, uint64_t a, uint64_t b)
 {
     const product_t x = (product_t)(a ^ UINT64_C(0x2d358dccaa6c78a5)) * (b ^ h);
     return (uint64_t)x ^ (uint64_t)(x >> 64);
 }
 
-/* One multiplication for two entries, in four chains, because a chain waits for each of its own. */
+/* Two entries in one word: without loss if they are below 2^32, as they usually are. */
+static inline uint64_t both(const int64_t *v)
+{
+    return (uint64_t)v[0] ^ ((uint64_t)v[1] << 32 | (uint64_t)v[1] >> 32);
+}
+
+/* One multiplication for four entries, in four chains, because a chain waits for each of its own.
+ */
 uint64_t colo_table_hash(const int64_t *v, int64_t n)
 {
     enum { CHAINS = 4 };
@@ -388,9 +409,9 @@ uint64_t colo_table_hash(const int64_t *v, int64_t n)
     uint64_t h[CHAINS], all = (uint64_t)n;
     int64_t i = 0;
     memcpy(h, seed, sizeof h);
-    for (; i + 2 * CHAINS <= n; i += 2 * CHAINS)
+    for (; i + 4 * CHAINS <= n; i += 4 * CHAINS)
         for (int k = 0; k < CHAINS; k++)
-            h[k] = fold(h[k] + seed[k], (uint64_t)v[i + 2 * k], (uint64_t)v[i + 2 * k + 1]);
+            h[k] = fold(h[k] + seed[k], both(&v[i + 4 * k]), both(&v[i + 4 * k + 2]));
     for (; i < n; i++)
         h[0] = mix(h[0], (uint64_t)v[i]);
     for (int k = 0; k < CHAINS; k++)
