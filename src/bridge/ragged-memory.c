@@ -12,6 +12,7 @@
 #include "core/error.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- memory of one batch ---- */
 
@@ -114,6 +115,14 @@ colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, c
                            "staging of messages");
 }
 
+void *colo_ragged_zeroed(colo_list_t *l, int64_t n, size_t size)
+{
+    while (l->cap < n)
+        if (!colo_list_grow(l, size))
+            return NULL;
+    return memset(l->items, 0, (size_t)n * size);
+}
+
 void colo_ragged_destroy(colo_bridge_t *b)
 {
     if (!b->ragged)
@@ -121,6 +130,8 @@ void colo_ragged_destroy(colo_bridge_t *b)
     colo_ragged_deinit(&b->ragged->axes);
     colo_builder_deinit(&b->ragged->builder);
     colo_pool_deinit(&b->ragged->spare);
+    free(b->ragged->carried.items);
+    free(b->ragged->each.items);
     for (int i = 0; i < 2; i++) {
         free(b->ragged->steps.step[i].items);
         free(b->ragged->steps.addend[i].items);

@@ -361,8 +361,8 @@ static colo_status_t prepare(call_t *c)
     if (c->n < 1)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1",
                          (long long)s->plan->rank, (int)c->n);
-    c->carried = calloc((size_t)c->n, sizeof *c->carried);
-    c->each = calloc(2 * (size_t)c->n, sizeof *c->each);
+    c->carried = colo_ragged_zeroed(&b->ragged->carried, c->n, sizeof *c->carried);
+    c->each = colo_ragged_zeroed(&b->ragged->each, 2 * (int64_t)c->n, sizeof *c->each);
     if (!c->carried || !c->each)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
     colo_status_t st = b->ops->stream_check(&c->queries, c->stream, &c->capturing);
@@ -471,10 +471,7 @@ static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tens
     if (!batch)
         return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
     call_t c = {.batch = batch, .pass = pass, .in = in, .out = out, .n = n, .stream = stream};
-    colo_status_t st = run(&c);
-    free(c.carried);
-    free(c.each);
-    return st;
+    return run(&c);
 }
 
 colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,

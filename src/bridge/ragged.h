@@ -150,6 +150,7 @@ typedef struct colo_ragged_bridge {
     colo_builder_t builder;
     colo_pool_t spare; /* of a batch that was destroyed */
     colo_ragged_steps_t steps;
+    colo_list_t carried, each; /* of the call that is under way */
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
@@ -164,6 +165,8 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 /* Staging for the messages of a call, whose boxes are filled in; as colo_arena_grow(). */
 colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
                                 bool capturing);
+/* @n zeroed elements of @size bytes in @l, which keeps its memory; NULL: there is none. */
+void *colo_ragged_zeroed(colo_list_t *l, int64_t n, size_t size);
 void colo_ragged_destroy(colo_bridge_t *b);
 static inline size_t colo_ragged_padded(size_t bytes)
 {
