@@ -228,6 +228,8 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     FAKE_ENTER();
+    if (flags != 0 || peer == current)
+        return fake_error(cudaErrorInvalidValue);
     if (peer == lost || current == lost)
         return fake_error(cudaErrorPeerAccessUnsupported);
     return cudaSuccess;

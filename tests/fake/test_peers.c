@@ -53,6 +53,46 @@ T_CASE(a_device_that_no_other_one_reaches_is_known_to_all_ranks)
     fake_lose_device(-1, false);
 }
 
+/* What CUDA does not answer is no. */
+static colo_status_t not_answered(t_gpu_rank_t *r, void *arg)
+{
+    if (r->rank == 1)
+        fake_fail_name(r->device, "cudaDeviceCanAccessPeer"); /* asks for rank 0 first */
+    rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
+    rank_check(!r->gpus->ops->peer->reaches(r->gpus, 0, 1));
+    rank_check(r->gpus->ops->peer->reaches(r->gpus, 1, 2));
+    return COLO_OK;
+}
+
+T_CASE(a_device_that_cuda_does_not_answer_for_is_not_reached)
+{
+    assert_ok(t_gpus_run(RANKS, false, not_answered, NULL));
+}
+
+/* ---- another device is current ---- */
+
+static colo_status_t elsewhere(t_gpu_rank_t *r, void *arg)
+{
+    for (int i = 0; i < 2; i++) { /* before and after the comm knows whom it reaches */
+        colo_memory_t *none = NULL;
+        const int device = r->rank == 1 ? 3 : r->device;
+        rank_cuda(cudaSetDevice(device));
+        const colo_status_t st = colo_memory_alloc(r->gpus, 1 << 16, &none);
+        rank_check(st == (r->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER) && !none);
+        rank_check(strstr(colo_last_error(), "the current device is 3, comm"));
+        rank_cuda(cudaSetDevice(r->device));
+        rank_try(colo_comm_check(r->gpus));
+        if (i == 0)
+            rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
+    }
+    return COLO_OK;
+}
+
+T_CASE(memory_on_a_device_that_is_not_the_comm_s_is_refused)
+{
+    assert_ok(t_gpus_run(RANKS, false, elsewhere, NULL));
+}
+
 /* ---- numbers of registrations ---- */
 
 static colo_status_t too_many(t_gpu_rank_t *r, void *arg)
