@@ -647,7 +647,7 @@ static colo_status_t launch(const colo_bridge_t *b, const colo_shape_state_t *s,
                             colo_stream_t stream)
 {
     const bool gathers = colo_bridge_gathers(s, b->now.far, pass);
-    colo_p2p_tensor_t one;
+    colo_p2p_tensor_t one = {0};
     COLO_AUTOFREE colo_p2p_tensor_t *more = n > 1 ? calloc((size_t)n, sizeof *more) : NULL;
     colo_p2p_tensor_t *tensor = n > 1 ? more : &one;
     colo_p2p_call_t call = {.list = relay ? s->relay_list : near->list,
