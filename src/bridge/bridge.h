@@ -232,6 +232,8 @@ typedef struct colo_reached {
     int32_t device; /* the current one */
     bool capturing;
 } colo_reached_t;
+/* Is it the destination's tensor that peers reach? */
+bool colo_bridge_p2p_reaches_dst(const colo_plan_t *p, colo_pass_t pass);
 /* Does this call go p2p? Local. COLO_ERR_ARG: it must, and its tensor is not registered. */
 colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
                                    const colo_tensor_t *in, const colo_tensor_t *out,
