@@ -415,6 +415,7 @@ T_CASE(maps_and_stages_that_make_no_sense_are_refused)
     UNTOUCHED(l, colo_layout_map_offset(&l, 8, 8), COLO_ERR_ARG, "offset 8 of 8 positions");
     UNTOUCHED(l, colo_layout_map_table(&l, NULL, 2, 8), COLO_ERR_ARG, "table");
     UNTOUCHED(l, colo_layout_map_table(&l, table, -2, 8), COLO_ERR_ARG, "-2");
+    UNTOUCHED(l, colo_layout_map_table(&l, table, 2, 1), COLO_ERR_ARG, "2 rows for 1 positions");
     UNTOUCHED(l, colo_layout_map_table(&l, table, 0, 0), COLO_ERR_ARG, "0 rows for 0 positions");
     UNTOUCHED(l, colo_layout_stage(&l, "zz", 0), COLO_ERR_ARG, "zz");
     UNTOUCHED(l, colo_layout_stage(&l, "pp", 2), COLO_ERR_ARG, "2");

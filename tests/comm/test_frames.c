@@ -255,6 +255,15 @@ T_CASE(peer_that_is_three_operations_ahead_is_a_mismatch)
     tear_down(&b);
 }
 
+T_CASE(end_of_a_group_that_is_not_made_is_kept)
+{
+    struct bench b = set_up();
+    assert_true(write_frame(&b, frame_of(COLO_FRAME_BYE, 99, 0), NULL, 0));
+    assert_true(write_frame(&b, frame_of(COLO_FRAME_FAIL, 99, 0), NULL, 0));
+    assert_ok(colo_comm_check(b.comm));
+    tear_down(&b);
+}
+
 T_CASE(frame_that_cannot_be_kept_is_an_error_without_memory)
 {
 #ifdef SANITIZED

@@ -220,8 +220,6 @@ static void dispatch(struct colo_process_context *f, int32_t peer, const colo_fr
     case COLO_FRAME_BYE:
         take_bye(&x->peer[frame->from], frame);
         break;
-    case COLO_FRAME_CLOSE:
-        break;
     default:
         nonsense(f, peer);
     }
