@@ -307,7 +307,11 @@ static void run_mixed(t_gpu_fn fn, void *arg, size_t bytes)
     snprintf(earlier, sizeof earlier, "%s", was ? was : "auto");
     struct mixed m = {fn, arg};
     setenv("COLO_TRANSPORT", "auto", 1);
-    run_on_nodes(mixed, &m, bytes);
+    if (bytes)
+        t_share(arg, bytes);
+    run_on_nodes(mixed, &m, 0);
+    if (bytes)
+        t_unshare(arg);
     setenv("COLO_TRANSPORT", earlier, 1);
 }
 
