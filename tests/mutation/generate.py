@@ -30,9 +30,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ["bridge", "comm", "core", "grid", "loss"]  # of src/
 # What runs the sources of which mutants. What needs a GPU, MPI or UCX, or finds a machine's libraries, is left out.
-SUITES = [(r"src/comm/nccl/|src/comm/gpu-open", r"fake/"), (r"src/bridge/.*peer", r"(fake|bridge)/"),
+SUITES = [(r"src/comm/(nccl|peer)/|src/comm/gpu-open", r"fake/"), (r"src/bridge/.*peer", r"(fake|bridge)/"),
           (r"src/bridge/", r"(sockets/)?bridge/|core/null|grid/topology"), (r"src/comm/process/", r"sockets/|comm/"),
-          (r"src/comm/(?!mpi|ucx|peer)", r"(sockets/)?comm/|bridge/(bridge_check|bridge_memory|contract)"),
+          (r"src/comm/(?!mpi|ucx)", r"(sockets/)?comm/|bridge/(bridge_check|bridge_memory|contract)"),
           (r"src/core/(?!range|backend)", r"core/|comm/|grid/"),
           (r"src/grid/(?!topology-(none|hwloc))", r"(sockets/)?grid/"), (r"src/loss/", r"(sockets/)?loss/")]
 NONE = ("does not compile", "changes nothing")
@@ -89,6 +89,8 @@ class Tree:
                  "-Dexamples=disabled", "-Dpython=disabled", "-Dmpi=disabled", "-Ducx=disabled", "-Dcuda=disabled",
                  "-Dnccl=disabled"], 600):
             sys.exit(f"generate.py: cannot configure {at}/build")
+        if self.build(["build.ninja"]) != 0:  # a tree of an earlier call may know other programs
+            sys.exit(f"generate.py: cannot configure {at}/build again")
         self.model = at
         listed = json.loads(subprocess.run(["meson", "introspect", "build", "--tests"], cwd=at, check=True,
                                            capture_output=True).stdout)
@@ -126,9 +128,10 @@ class Tree:
     def run_test(self, name):
         return self.run(["build/" + self.program(name)], 40, self.tests[name]["env"])
 
-    def choose(self, jobs):
-        """{fast program: its seconds}; the unchanged tree must pass them."""
-        names = [n for n in self.tests if any(re.match(programs, n) for _, programs in SUITES)]
+    def choose(self, jobs, files):
+        """{fast program for @files: its seconds}; the unchanged tree must pass them."""
+        suites = {next(programs for sources, programs in SUITES if re.match(sources, f)) for f in files}
+        names = [n for n in self.tests if any(re.match(programs, n) for programs in suites)]
         if self.build([self.tests[n]["cmd"][-1] for n in names], jobs) != 0:
             sys.exit("generate.py: the unchanged tree does not build")
         took = {}
@@ -193,7 +196,7 @@ def main():
     parser.add_argument("--count", type=int, default=300, help="mutants in all (300)")
     parser.add_argument("--seed", type=int, default=1, help="of the choice (1)")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time (1)")
-    parser.add_argument("--folder", action="append", choices=FOLDERS, help="only this one; repeat for more")
+    parser.add_argument("--folder", action="append", help="only this one of src/; repeat for more")
     parser.add_argument("--keep", default="build-generated/results.jsonl", help="results, also of earlier calls")
     parser.add_argument("--again", action="store_true", help="run the kept survivors anew")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so long")
@@ -204,16 +207,16 @@ def main():
     done = [json.loads(line) for line in keep.read_text().splitlines()] if keep.exists() else []
     print("building the programs of the unchanged tree", flush=True)
     trees = [Tree(keep.parent / "tree-0")]
-    took = trees[0].choose(args.jobs)
-    print(f"{len(took)} programs, {time.time() - begin:.0f} s", flush=True)
-    unchanged = trees[0].objects()
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        trees += pool.map(lambda i: Tree(keep.parent / f"tree-{i}", trees[0]), range(1, args.jobs))
     if args.again:
         choices = list(survivors(trees[0].at, [r for r in done if r["by"] == "survived"]))
     else:
         seen = {tuple(r[k] for k in ("file", "kind", "old", "new")) for r in done}
         choices = all_candidates(trees[0].at, args.seed, args.folder or FOLDERS)
+    took = trees[0].choose(args.jobs, {c[0] for c in choices})
+    print(f"{len(took)} programs, {time.time() - begin:.0f} s", flush=True)
+    unchanged = trees[0].objects()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        trees += pool.map(lambda i: Tree(keep.parent / f"tree-{i}", trees[0]), range(1, args.jobs))
     choices, same = iter(choices), ("file", "kind", "old", "new")
 
     def work(tree):
