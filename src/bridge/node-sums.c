@@ -177,7 +177,8 @@ colo_status_t colo_node_sums_order(colo_builder_t *w, int64_t node, bool one_gro
         *t = (colo_term_t){(int32_t)a,
                            (sum ? COLO_TERM_SUM : 0) | (g[a].lead == a ? COLO_TERM_FIRST : 0)};
     }
-    t->use |= COLO_TERM_LAST;
+    if (t) /* always: there are addends */
+        t->use |= COLO_TERM_LAST;
     *first = (int32_t)begin;
     if (is_known(&w->terms, w->terms.n - begin, first))
         w->terms.n = begin;

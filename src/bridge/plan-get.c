@@ -76,7 +76,7 @@ colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t
     const colo_plan_config_t *c = &plan->config;
     const int64_t node = colo_nodes_known(c) ? colo_location_of(c, plan->rank).node : 0;
     b.minimum = plan->entering[pass];
-    for (int sums = 0; sums <= (pass == COLO_BACKWARD); sums++) {
+    for (int sums = 0; sums < (pass == COLO_BACKWARD ? 2 : 1); sums++) {
         const colo_routes_t *r = sums ? &plan->sum_recv : &plan->recv[pass];
         for (int32_t i = 0; i < r->nmessages; i++)
             b.in += colo_location_of(c, r->message[i].peer).node != node ? r->message[i].bytes : 0;

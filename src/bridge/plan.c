@@ -204,7 +204,7 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     }
     plan->two_levels[pass] = w->relays[pass];
     w->summing = addends > 1 && w->adds_up;
-    for (int sums = 0; sums <= w->summing; sums++)
+    for (int sums = 0; sums < (w->summing ? 2 : 1); sums++)
         for (int64_t addend = 0; addend < addends; addend++) {
             w->sums = sums;
             pin(plan, &dst, addend);
