@@ -479,10 +479,10 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
         print_messages("sends", "to", sends, nsends, ask);
         const colo_plan_message_t *in = colo_plan_relays(plan, (colo_pass_t)w, false, &nrelays[0]);
         const colo_plan_message_t *out = colo_plan_relays(plan, (colo_pass_t)w, true, &nrelays[1]);
-        print_messages("then receives sums", "from",
-                       colo_plan_sums(plan, (colo_pass_t)w, false, &nsums[0]), nsums[0], ask);
-        print_messages("then sends sums", "to",
-                       colo_plan_sums(plan, (colo_pass_t)w, true, &nsums[1]), nsums[1], ask);
+        const colo_plan_message_t *sums_in = colo_plan_sums(plan, (colo_pass_t)w, false, &nsums[0]);
+        const colo_plan_message_t *sums_out = colo_plan_sums(plan, (colo_pass_t)w, true, &nsums[1]);
+        print_messages("then receives sums", "from", sums_in, nsums[0], ask);
+        print_messages("then sends sums", "to", sums_out, nsums[1], ask);
         print_messages("then receives", "from", in, nrelays[0], ask);
         print_messages("then sends", "to", out, nrelays[1], ask);
         if (nrecvs + nsends + nrelays[0] + nrelays[1] + nsums[0] + nsums[1] == 0)
