@@ -6,6 +6,25 @@
  */
 #include "bridge/bridge.h"
 
+static size_t part_size(const colo_owned_t *o)
+{
+    return (size_t)((o->b1 - o->b0) * o->rows * (o->h1 - o->h0));
+}
+
+/* Sums of a node are at least as wide as fp32. */
+colo_dtype_t colo_sum_wide(colo_dtype_t dtype)
+{
+    return colo_dtype_size(dtype) < sizeof(float) ? COLO_F32 : dtype;
+}
+
+size_t colo_partial_sum_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype)
+{
+    const size_t src = part_size(&p->own_src), dst = part_size(&p->own_dst);
+    return (size_t)per * (p->node_sums
+                              ? (src > dst ? src : dst) * colo_dtype_size(colo_sum_wide(dtype))
+                              : src * colo_dtype_size(dtype));
+}
+
 /* Values to add up, in partial sums. */
 typedef struct terms {
     int32_t n;
