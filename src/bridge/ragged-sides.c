@@ -94,7 +94,7 @@ static void add_up_before(int64_t *lo, int64_t n)
 /* Parts by source row; the tables list them by segment. */
 static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
 {
-    const colo_part_t *p = r->in_order.items, *const end = p + r->in_order.n;
+    const colo_part_t *p = r->in_order.items, *const end = p ? p + r->in_order.n : NULL;
     const int64_t n = r->in_order.n, *src_dp = r->tables->src_dp;
     int64_t *next = r->src_lo; /* of each replica; shifted back below */
     memset(r->src_lo, 0, (size_t)(replicas + 1) * sizeof *r->src_lo);
