@@ -370,7 +370,13 @@ cudaError_t fake_outside_captures(void)
     const bool inside =
         mode != cudaStreamCaptureModeRelaxed &&
         (local_captures > 0 || (mode == cudaStreamCaptureModeGlobal && global_captures > 0));
-    return fake_error(inside ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+    if (!inside)
+        return cudaSuccess;
+    pthread_mutex_lock(&capture_lock);
+    for (struct CUgraph_st *g = captures; g; g = g->next) /* as CUDA does, whose call fails, too */
+        g->broken = g->broken || g->mode == cudaStreamCaptureModeGlobal;
+    pthread_mutex_unlock(&capture_lock);
+    return fake_error(cudaErrorStreamCaptureUnsupported);
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *with)
