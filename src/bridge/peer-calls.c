@@ -144,7 +144,7 @@ static colo_p2p_tensor_t tensor_of(const colo_shape_state_t *s, bool gathers,
     }
     if (gathers) {
         const int64_t row = (own->h1 - own->h0) * t->per * elem;
-        to.out = (char *)s->sums + t->sums;
+        to.out = s->sums ? (char *)s->sums + t->sums : NULL;
         to.out_step[0] = s->bytes ? (int64_t)s->sum_size : own->rows * row;
         to.out_step[1] = row;
         to.out_step[2] = elem;
