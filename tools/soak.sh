@@ -7,7 +7,7 @@
 #   tools/soak.sh                    10 minutes each
 #   tools/soak.sh --gpu              on GPUs, 100 seconds each: threads and processes with a GPU each, over NCCL
 #                                    and peer memory; eight threads over peer memory on the GPUs that there are
-#   tools/soak.sh --minutes 1        1 minute each; --seconds 60: so, too
+#   tools/soak.sh --minutes 1        1 minute each, as --seconds 60
 #   tools/soak.sh --ranks sockets    one kind: threads, sockets, mpi, gpu, gpu-sockets or gpu-peers; repeat for more
 #   tools/soak.sh --seed 1234        the same worlds again; the default is the time
 #   tools/soak.sh --seed 1234 --worlds 1    repeats one world, as a failure says
