@@ -185,6 +185,7 @@ __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 {
     int dead = 0;
     if (threadIdx.x == THREADS - 1) {
+        /* ends: every wait of the other blocks has a deadline */
         while (*(volatile unsigned *)&d.control->finished != gridDim.x - 1)
             ;
         __threadfence();
