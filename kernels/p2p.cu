@@ -379,8 +379,8 @@ __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__
     }
 }
 
-/* One warp before a kernel of many blocks, which therefore does not occupy them while a peer is late:
- * posts to all partners, waits until all that this rank moves for have posted. */
+/* One warp before a kernel of many blocks, which therefore does not occupy them while a peer is
+ * late: posts to all partners, waits until all that this rank moves for have posted. */
 __global__ void __launch_bounds__(32) wait_first(const __grid_constant__ colo_k_p2p_t d)
 {
     __shared__ uint32_t call[COLO_K_PARTNERS];
