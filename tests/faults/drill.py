@@ -31,8 +31,7 @@ ROWS = {
     "never@create": ("never creates the bridge", {TIMEOUT}, {TIMEOUT}, ALL),
     "never@forward": ("never comes to a forward", {TIMEOUT}, {TIMEOUT}, ALL),
     "never@backward": ("never comes to a backward", {TIMEOUT}, {TIMEOUT}, ALL),
-    # Over UCX 1.13 the flush that ends a call may wait for the peer's next call: docs/hosts.md.
-    "never@destroy": ("does not call destroy until the deadline is over", {OK}, {OK}, ("threads", "sockets", "mpi")),
+    "never@destroy": ("does not call destroy until the deadline is over", {OK}, {OK}, ALL),
     "late@split": ("comes late to split, before the deadline", {OK}, {OK}, ALL),
     "late@forward": ("comes late to a forward, before the deadline", {OK}, {OK}, ALL),
     "leaves@create": ("destroys what it has instead of creating the bridge", {TIMEOUT}, set(), ALL),

@@ -50,9 +50,9 @@ static void send_frame(void *ucx, size_t bytes, unsigned char value)
 }
 
 /* What recv() returns once it is not 0; 0: nothing came in time. */
-static int receive(void *ucx, const void **frame, size_t *bytes)
+static int receive(void *ucx, int64_t ms, const void **frame, size_t *bytes)
 {
-    const double end = colo_now() + (double)t_long_wait() / 1e3;
+    const double end = colo_now() + (double)ms / 1e3;
     int32_t peer = -1;
     int got = 0;
     while (got == 0 && colo_now() < end) {
@@ -64,9 +64,9 @@ static int receive(void *ucx, const void **frame, size_t *bytes)
 }
 
 /* Until all that rank 0 sent has left it. */
-static bool flush(void *ucx)
+static bool flush(void *ucx, int64_t ms)
 {
-    const double end = colo_now() + (double)t_long_wait() / 1e3;
+    const double end = colo_now() + (double)ms / 1e3;
     const void *frame;
     int32_t peer;
     size_t bytes;
@@ -85,12 +85,12 @@ static void in_order(t_forked_t *me)
         if (me->rank == 0) {
             send_frame(ucx, bytes_of(i), (unsigned char)i);
         } else {
-            const int got = receive(ucx, (const void **)&frame, &bytes);
+            const int got = receive(ucx, t_long_wait(), (const void **)&frame, &bytes);
             if (got != 1 || bytes != bytes_of(i) || frame[0] != i || frame[bytes - 1] != i)
                 st = colo_fail(COLO_ERR_STATE, "frame %d: recv() %d, %zu bytes, value %d", i, got,
                                bytes, got == 1 ? frame[0] : -1);
         }
-    if (me->rank == 0 && !flush(ucx))
+    if (me->rank == 0 && !flush(ucx, t_long_wait()))
         st = colo_fail(COLO_ERR_TIMEOUT, "not flushed");
     t_note(me, st);
     UCX->close(ucx, false);
@@ -104,6 +104,76 @@ T_CASE(frames_of_all_sizes_arrive_in_the_order_in_which_they_were_sent)
     munmap(page, sizeof *page);
 }
 
+/* What each rank says; waits for it without a call of the transport. */
+static int32_t say(t_forked_t *me, int32_t number)
+{
+    int32_t all[T_FORKED_MAX];
+    return t_over_page(me, &number, all, sizeof number) == COLO_OK ? all[0] : -1;
+}
+
+/* Rank 1 makes no call any more once it has both frames; the first one makes the connection. */
+static void without_the_peer(t_forked_t *me)
+{
+    void *ucx = open_ucx(me);
+    const void *frame = NULL;
+    size_t bytes = 0;
+    bool works = true;
+    for (int i = 0; i < 2 && works; i++)
+        if (me->rank == 0) {
+            send_frame(ucx, 64, 1);
+            works = i == 1 || flush(ucx, t_long_wait());
+        } else {
+            works = receive(ucx, t_long_wait(), &frame, &bytes) == 1;
+        }
+    works = say(me, 0) == 0 && works && (me->rank == 1 || flush(ucx, t_long_wait() / 4));
+    works = say(me, 0) == 0 && works;
+    t_note(me, works ? COLO_OK : colo_fail(COLO_ERR_TIMEOUT, "not flushed"));
+    UCX->close(ucx, false);
+}
+
+T_CASE(frame_is_flushed_without_a_further_call_of_its_receiver)
+{
+    t_page_t *page = t_fork_ranks(2, without_the_peer);
+    for (int32_t r = 0; r < 2; r++)
+        t_expect(page, r, COLO_OK, "");
+    munmap(page, sizeof *page);
+}
+
+/* Rank 0 sends until the system takes no more. Then rank 1 reads, and rank 0 makes no call. */
+static void without_the_sender(t_forked_t *me)
+{
+    enum { MANY = 20000 };
+    void *ucx = open_ucx(me);
+    const void *frame = NULL;
+    size_t bytes = 0;
+    int32_t flushed = 0;
+    colo_status_t st = COLO_OK;
+    if (me->rank == 0)
+        do
+            send_frame(ucx, COLO_FRAME_EAGER, 1);
+        while (flush(ucx, flushed ? 20 : t_long_wait()) && ++flushed < MANY);
+    else if (receive(ucx, t_long_wait(), &frame, &bytes) != 1)
+        st = colo_fail(COLO_ERR_TIMEOUT, "no frame");
+    flushed = say(me, flushed);
+    if (flushed < 1 || flushed == MANY)
+        st = colo_fail(COLO_ERR_STATE, "%d frames were flushed to a rank that does not read",
+                       (int)flushed);
+    for (int32_t i = 1; me->rank == 1 && i < flushed && st == COLO_OK; i++)
+        if (receive(ucx, t_long_wait() / 4, &frame, &bytes) != 1)
+            st = colo_fail(COLO_ERR_TIMEOUT, "frame %d of %d did not come", (int)i, (int)flushed);
+    (void)say(me, 0);
+    t_note(me, st);
+    UCX->close(ucx, false);
+}
+
+T_CASE(flushed_frame_arrives_without_a_further_call_of_its_sender)
+{
+    t_page_t *page = t_fork_ranks(2, without_the_sender);
+    for (int32_t r = 0; r < 2; r++)
+        t_expect(page, r, COLO_OK, "");
+    munmap(page, sizeof *page);
+}
+
 static void too_long(t_forked_t *me)
 {
     void *ucx = open_ucx(me);
@@ -112,9 +182,9 @@ static void too_long(t_forked_t *me)
     colo_status_t st = COLO_OK;
     if (me->rank == 0) {
         send_frame(ucx, COLO_FRAME_MAX + OVERLONG, 1);
-        (void)receive(ucx, &frame, &bytes); /* until the other one closes */
+        (void)receive(ucx, t_long_wait(), &frame, &bytes); /* until the other one closes */
     } else {
-        const int got = receive(ucx, &frame, &bytes);
+        const int got = receive(ucx, t_long_wait(), &frame, &bytes);
         st = colo_fail(got == -2 ? COLO_ERR_MISMATCH : COLO_OK, "recv() %d, %zu bytes: %s", got,
                        bytes, UCX->why(ucx));
     }
@@ -136,10 +206,11 @@ static void one_ends(t_forked_t *me)
     size_t bytes = 0;
     if (me->rank == 0) {
         send_frame(ucx, 64, 1);
-        (void)flush(ucx);
+        (void)flush(ucx, t_long_wait());
         _exit(0);
     }
-    const int first = receive(ucx, &frame, &bytes), then = receive(ucx, &frame, &bytes);
+    const int first = receive(ucx, t_long_wait(), &frame, &bytes),
+              then = receive(ucx, t_long_wait(), &frame, &bytes);
     int32_t peer = -1;
     const int last = UCX->recv(ucx, &peer, &frame, &bytes);
     t_note(me, colo_fail(first == 1 && then == -1 && last == 0 ? COLO_ERR_PEER : COLO_OK,

@@ -10,8 +10,11 @@
  * workers' addresses, which the bootstrap's all-gather carries, and tells of each endpoint that
  * its peer died (UCP_ERR_HANDLING_MODE_PEER). A process that hangs is left to the deadline.
  *
- * A send is complete once UCX has taken the frame; that it has left this process, only a flush of
- * its endpoint says. Frames live in host memory, and UCX is told so: GPU memory is NCCL's.
+ * A send is complete once UCX has taken the frame, whose end may still wait in a buffer of UCX for
+ * a full socket. UCX takes the next message of an endpoint after that buffer has become empty, so
+ * an empty message follows the frames, and once it is sent they have left this process. A flush of
+ * UCX would not do: over TCP it also waits until the peer makes progress, and the peer may be done.
+ * Frames live in host memory, and UCX is told so: GPU memory is NCCL's.
  *
  * UCX is called under a lock of this file, because wait() runs concurrently with all other calls.
  * No call here waits inside UCX.
@@ -41,8 +44,8 @@ struct peer {
     void *closing;
     int32_t pending;     /* sends under way */
     size_t queued;       /* their bytes */
-    bool dirty;          /* sent to since the last flush began */
-    bool flushing, gone; /* gone: told */
+    bool dirty;          /* sent to since the last empty message */
+    bool flushing, gone; /* the empty message is under way; gone: told */
     ucs_status_t failed; /* UCS_OK: it lives */
 };
 
@@ -130,6 +133,23 @@ static void on_received(void *request, ucs_status_t status, const ucp_tag_recv_i
 
 /* ---- sending ---- */
 
+/* NULL: sent at once, or @p has failed. */
+static void *send_message(struct transport *w, struct peer *p, const void *data, size_t bytes,
+                          ucp_send_nbx_callback_t done, void *user)
+{
+    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                       UCP_OP_ATTR_FIELD_USER_DATA |
+                                                       UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+                                       .cb = {.send = done},
+                                       .user_data = user,
+                                       .memory_type = UCS_MEMORY_TYPE_HOST};
+    void *request =
+        ucp_tag_send_nbx(p->ep, data, bytes, w->token << RANK_BITS | (uint64_t)w->rank, &param);
+    if (UCS_PTR_IS_ERR(request))
+        fail(p, UCS_PTR_STATUS(request));
+    return UCS_PTR_IS_PTR(request) ? request : NULL;
+}
+
 static bool ucx_full(void *transport, int32_t peer)
 {
     return ((struct transport *)transport)->peer[peer].queued > QUEUED_MAX;
@@ -159,29 +179,14 @@ static void ucx_commit(void *transport)
     struct transport *w = transport;
     struct out *o = w->reserved;
     struct peer *p = o->peer;
-    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
-                                                       UCP_OP_ATTR_FIELD_USER_DATA |
-                                                       UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-                                       .cb = {.send = on_sent},
-                                       .user_data = o,
-                                       .memory_type = UCS_MEMORY_TYPE_HOST};
-    void *request = NULL;
     pthread_mutex_lock(&w->lock);
-    if (p->ep && p->failed == UCS_OK) {
+    p->dirty = true;
+    if (p->ep && p->failed == UCS_OK && send_message(w, p, o->frame, o->bytes, on_sent, o)) {
         p->pending++;
         p->queued += o->bytes;
-        p->dirty = true;
-        request = ucp_tag_send_nbx(p->ep, o->frame, o->bytes,
-                                   w->token << RANK_BITS | (uint64_t)w->rank, &param);
-        if (!UCS_PTR_IS_PTR(request)) {
-            p->pending--;
-            p->queued -= o->bytes;
-        }
-        if (UCS_PTR_IS_ERR(request))
-            fail(p, UCS_PTR_STATUS(request));
-    }
-    if (!UCS_PTR_IS_PTR(request))
+    } else {
         recycle(o);
+    }
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -192,12 +197,8 @@ static bool ucx_flushed(void *transport, int32_t peer)
     pthread_mutex_lock(&w->lock);
     const bool alive = p->ep && p->failed == UCS_OK;
     if (alive && p->dirty && !p->pending && !p->flushing) {
-        const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
-                                                           UCP_OP_ATTR_FIELD_USER_DATA,
-                                           .cb = {.send = on_flushed},
-                                           .user_data = p};
         p->dirty = false;
-        p->flushing = UCS_PTR_IS_PTR(ucp_ep_flush_nbx(p->ep, &param));
+        p->flushing = send_message(w, p, NULL, 0, on_flushed, p) != NULL;
     }
     const bool flushed = !alive || (!p->pending && !p->dirty && !p->flushing);
     pthread_mutex_unlock(&w->lock);
@@ -257,26 +258,25 @@ static int receive(struct transport *w, int32_t *peer, const void **frame, size_
         w->next = (w->next + 1) % RING;
     }
     ucp_worker_progress(w->worker);
-    for (int i = 0; i < RING; i++) {
-        struct in *in = &w->in[w->next];
-        if (!in->done)
-            return report_gone(w, peer);
+    struct in *in;
+    while ((in = &w->in[w->next])->done) {
         const uint64_t from = in->tag & RANK_MASK;
-        if (in->status == UCS_OK && from < (uint64_t)w->size) {
+        if (in->status == UCS_OK && from < (uint64_t)w->size && in->bytes > 0) {
             w->held = true;
             *peer = (int32_t)from;
             *frame = in->frame;
             *bytes = in->bytes;
             return 1;
         }
-        if (in->status == UCS_ERR_MESSAGE_TRUNCATED || in->status == UCS_OK)
+        if (in->status == UCS_ERR_MESSAGE_TRUNCATED ||
+            (in->status == UCS_OK && from >= (uint64_t)w->size))
             return break_down(w, "a frame that no rank sends",
                               in->status ? in->status : UCS_ERR_INVALID_PARAM);
-        if (!post(w, in)) /* the rest will not come: its sender died */
+        if (!post(w, in)) /* it is empty, or the rest will not come: its sender died */
             return -2;
         w->next = (w->next + 1) % RING;
     }
-    return 0;
+    return report_gone(w, peer);
 }
 
 static int ucx_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
