@@ -42,7 +42,8 @@ def steps(n):
         # tools/gpu-test.sh, in parts
         'captioner': (CORRECT, 400, meson('gpu/captioner on %d' % n), None),
         'ranks': (CORRECT, 400, meson('--suite', 'gpu', '--no-suite', 'gpu-one', '--no-suite', 'slow',
-                                      '--no-suite', 'gpu-mutants'), None),
+                                      '--no-suite', 'gpu-mutants', '--no-suite', 'gpu-processes'), None),
+        'processes': (CORRECT, 400, meson('--suite', 'gpu-processes'), None),
         'bridge': (MEASURED, 240, [sys.executable, 'bench/bridge-table.py', '--perf',
                                    str(BUILD / 'tools/colo-perf'), '--gpus', str(n)], None),
         'losses': (MEASURED, 120, [str(BUILD / 'bench/bench-loss-ranks'), str(n)], None),
