@@ -131,7 +131,7 @@ COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor
  * The gather reads the parameters after the work that is on @stream now. On GPUs it runs on a
  * stream of the head, while @stream goes on; on the host it is complete on return. If memory is
  * registered over the group, the first gather waits for all ranks; so does the next one after more
- * memory was registered.
+ * memory was registered. After an error @stream waits for what has begun.
  * Errors:  COLO_ERR_STATE (nothing bound; already IN_FLIGHT or AVAILABLE), those of the group
  */
 COLO_API colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream);

@@ -20,7 +20,7 @@ struct point { /* of a stream; done when the stream has got there */
 struct CUevent_st {
     pthread_mutex_t lock;
     struct point *point; /* a reference; NULL: not recorded */
-    uint64_t capture;    /* the one that it was recorded in, 0: in none */
+    struct fake_captured capture; /* where it was recorded */
 };
 
 static void point_put(struct point *p)
@@ -96,8 +96,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     FAKE_ENTER();
-    const uint64_t capture = fake_capture_of(stream);
-    struct point *p = capture ? NULL : calloc(1, sizeof *p);
+    const struct fake_captured capture = fake_capture_of(stream);
+    struct point *p = capture.id ? NULL : calloc(1, sizeof *p);
     if (p) {
         p->refs = 2;
         pthread_mutex_init(&p->lock, NULL);
@@ -116,10 +116,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     FAKE_ENTER();
     pthread_mutex_lock(&event->lock);
-    const uint64_t capture = event->capture;
+    const struct fake_captured capture = event->capture;
     pthread_mutex_unlock(&event->lock);
-    if (capture || fake_capture_of(stream))
-        return fake_join_capture(stream, capture);
+    if (capture.id || fake_capture_of(stream).id)
+        return fake_join_capture(stream, &capture);
     struct point *p = point_of(event);
     return p ? fake_put(stream, point_wait, point_end, &p, sizeof p, true) : cudaSuccess;
 }

@@ -70,10 +70,15 @@ cudaError_t fake_put(cudaStream_t stream, void (*fn)(void *arg), void (*end)(voi
                      const void *arg, size_t bytes, bool always);
 /* Is it an operation that copies? Then @p has its extent. */
 bool fake_copy_of(void (*fn)(void *arg), const void *arg, struct cudaMemcpy3DParms *p);
-/* What @stream is captured in, 0: in nothing. */
-uint64_t fake_capture_of(cudaStream_t stream);
-/* @stream waits for an event of capture @id, so it joins that capture. */
-cudaError_t fake_join_capture(cudaStream_t stream, uint64_t id);
+/* Where in a capture a stream is. */
+struct fake_captured {
+    uint64_t id; /* 0: in none */
+    const struct CUstream_st *stream;
+    int64_t operations; /* of it, so far */
+};
+struct fake_captured fake_capture_of(cudaStream_t stream);
+/* @stream waits for an event of a capture, so it joins that capture. */
+cudaError_t fake_join_capture(cudaStream_t stream, const struct fake_captured *event);
 /* cudaSuccess, or what the call named @name has to return. */
 cudaError_t fake_enter(int device, const char *name);
 #define FAKE_ENTER() FAKE_TRY(fake_enter(fake_device(), __func__))

@@ -47,7 +47,8 @@ struct CUstream_st {
     bool closing, own; /* own: the fake made it, and does not count it */
     int64_t put, done;
     struct operation *first, **last;
-    struct CUgraph_st *capture; /* under capture_lock */
+    struct CUgraph_st *capture;   /* under capture_lock, as what follows */
+    int64_t operations, followed; /* in it; of these, what other streams wait for */
 };
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER,
@@ -228,6 +229,7 @@ static cudaError_t enqueue(cudaStream_t stream, struct operation *o)
     if (g) {
         *g->last = o;
         g->last = &o->next;
+        s->operations++;
     }
     pthread_mutex_unlock(&capture_lock);
     if (g)
@@ -340,28 +342,33 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 
 /* ---- captures and graphs ---- */
 
-uint64_t fake_capture_of(cudaStream_t stream)
+struct fake_captured fake_capture_of(cudaStream_t stream)
 {
     const struct CUstream_st *s = stream_of(stream);
     pthread_mutex_lock(&capture_lock);
-    const uint64_t id = s->capture ? s->capture->id : 0;
+    const struct fake_captured c = {s->capture ? s->capture->id : 0, s, s->operations};
     pthread_mutex_unlock(&capture_lock);
-    return id;
+    return c;
 }
 
-cudaError_t fake_join_capture(cudaStream_t stream, uint64_t id)
+cudaError_t fake_join_capture(cudaStream_t stream, const struct fake_captured *event)
 {
     struct CUstream_st *s = stream_of(stream);
+    pthread_mutex_lock(&all_lock);
     pthread_mutex_lock(&capture_lock);
     struct CUgraph_st *g = captures;
-    while (g && g->id != id)
+    while (g && g->id != event->id)
         g = g->next;
     const bool other = s->capture && s->capture != g;
     if (other)
         s->capture->broken = true;
     else if (g)
         s->capture = g;
+    for (struct CUstream_st *from = all; g && from; from = from->next)
+        if (from == event->stream && from != s)
+            from->followed = event->operations;
     pthread_mutex_unlock(&capture_lock);
+    pthread_mutex_unlock(&all_lock);
     return fake_error(!g || other ? cudaErrorStreamCaptureIsolation : cudaSuccess);
 }
 
@@ -437,9 +444,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     pthread_mutex_lock(&all_lock);
     pthread_mutex_lock(&capture_lock);
     struct CUgraph_st *g = origin->capture;
+    bool joined = true;
     for (struct CUstream_st *s = all; g && s; s = s->next)
-        if (s->capture == g)
+        if (s->capture == g) {
+            joined = joined && (s == origin || s->followed == s->operations);
             s->capture = NULL;
+            s->operations = s->followed = 0;
+        }
     for (struct CUgraph_st **link = &captures; g && *link; link = &(*link)->next)
         if (*link == g) {
             *link = g->next;
@@ -452,9 +463,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
         return fake_error(cudaErrorInvalidValue);
     local_captures -= g->mode != cudaStreamCaptureModeRelaxed;
     global_captures -= g->mode == cudaStreamCaptureModeGlobal;
-    if (e != cudaSuccess || g->broken) {
+    if (e != cudaSuccess || g->broken || !joined) {
         graph_put(g);
-        return fake_error(e != cudaSuccess ? e : cudaErrorStreamCaptureInvalidated);
+        return fake_error(e != cudaSuccess ? e
+                          : joined         ? cudaErrorStreamCaptureInvalidated
+                                           : cudaErrorStreamCaptureUnjoined);
     }
     fake_count(FAKE_GRAPH, 1);
     *graph = g;

@@ -333,10 +333,8 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
     snprintf(v->error_message[r->rank], sizeof v->error_message[0], "%s",
              st < 0 ? colo_last_error() : "");
     if (v->how == IN_A_CAPTURE) {
-        (void)cudaStreamEndCapture(r->stream, &graph);
-        if (graph)
-            rank_cuda(cudaGraphDestroy(graph));
-        (void)cudaGetLastError();
+        rank_cuda(cudaStreamEndCapture(r->stream, &graph)); /* the head's stream has joined it */
+        rank_cuda(cudaGraphDestroy(graph));
     }
     rank_cuda(cudaStreamSynchronize(r->stream));
     for (int i = 0; i < 300 && st == COLO_OK; i++) { /* kernels have said it; the watchdog looks */

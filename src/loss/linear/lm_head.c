@@ -24,6 +24,7 @@
 #include "loss/validate.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { READY = 0, GATHERED = 1, EVENTS = 2 };
@@ -347,8 +348,14 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
         st = gather(h, aux);
     if (st == COLO_OK)
         st = h->ops->event_record(h->aux, GATHERED, aux);
-    if (st < 0)
-        return colo_comm_i_fail(h->group, st);
+    if (st < 0) {
+        st = colo_comm_i_fail(h->group, st);
+        char why[1000]; /* the gathered head is the caller's again after @stream's work so far */
+        snprintf(why, sizeof why, "%s", colo_last_error());
+        if (h->ops->event_record(h->aux, GATHERED, aux) == COLO_OK)
+            (void)h->ops->event_wait(h->aux, GATHERED, stream);
+        return colo_fail(st, "%s", why);
+    }
     h->state = COLO_LM_HEAD_IN_FLIGHT;
     return COLO_OK;
 }
