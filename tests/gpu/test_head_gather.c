@@ -52,7 +52,7 @@ static colo_status_t stand_up(t_gpu_rank_t *r, bool registered, struct stand *s)
     colo_lm_head_rows(s->head, &s->first, &s->rows);
     s->bytes = colo_lm_head_gathered_size(s->head);
     if (registered) {
-        rank_try(colo_memory_alloc(r->gpus, AT + s->bytes + 256, &s->memory));
+        rank_try(colo_memory_alloc(r->gpus, AT + 2 * s->bytes, &s->memory));
         rank_check(colo_memory_is_p2p(s->memory));
     }
     const size_t shard = (size_t)(s->rows + 1) * (HIDDEN + 1) * sizeof(uint32_t);
@@ -320,7 +320,7 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
     if (v->how == MISSING)
         rank_try(colo_comm_set_timeout(r->gpus, 500));
     if (r->rank == 1 && (v->how == ELSEWHERE || v->how == ELSEWHERE_LATER))
-        rank_try(bind_at(r, &s, place + 256));
+        rank_try(bind_at(r, &s, place + s.bytes)); /* not in what others copy meanwhile */
     if (r->rank == 1 && v->how == ON_SOME)
         rank_try(bind_at(r, &s, s.kept[1]));
     if (v->how == IN_A_CAPTURE) {
@@ -344,9 +344,9 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
                  st < 0 ? colo_last_error() : "");
     }
     v->status[r->rank] = st;
+    rank_try(colo_comm_barrier(r->host, NULL)); /* no rank copies from here any more */
     rank_cuda(cudaMemsetAsync(place, 1, s.bytes, r->stream)); /* the GPU is well */
     rank_cuda(cudaStreamSynchronize(r->stream));
-    rank_try(colo_comm_barrier(r->host, NULL));
     return lie_down(r, &s);
 }
 
