@@ -56,9 +56,9 @@ analyzers)
     python3 tools/lint.py build-lint "${files[@]}"
     ;;
 ubsan)
-    CC=clang configure build-ubsan --buildtype=debugoptimized -Db_lundef=false "${options[@]}" -Dmpi=disabled \
-        -Dc_args='-fsanitize=implicit-conversion,float-cast-overflow -fno-sanitize-recover=all' \
-        -Dc_link_args='-fsanitize=implicit-conversion,float-cast-overflow'
+    CC=clang configure build-ubsan --buildtype=debugoptimized -Db_sanitize=undefined -Db_lundef=false \
+        "${options[@]}" -Dmpi=disabled \
+        -Dc_args='-fsanitize=implicit-conversion,float-cast-overflow -fno-sanitize-recover=all'
     watched build-ubsan --setup asan
     ;;
 valgrind)
