@@ -256,6 +256,8 @@ colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_shape_state_t *s, colo_
 colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_state_t *s,
                                      colo_op_desc_t op, const colo_routes_t *send,
                                      const colo_routes_t *recv, const colo_carried_t *t, int32_t n);
+/* Bytes that a feature of @p has in the usual tensor; ragged: or in the widest one so far. */
+size_t colo_bridge_p2p_unit(const colo_bridge_t *b, const colo_plan_t *p);
 /* The second exchange, if near->relays: its steps for a shape or batch, local; and a call. */
 colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t *s);
 colo_status_t colo_bridge_p2p_pass_on(colo_bridge_t *b, const colo_shape_state_t *s,

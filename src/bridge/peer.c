@@ -11,7 +11,7 @@
  *
  * Left to others: moving and waiting (transfer.c), registration (memory.c, registry.c).
  */
-#include "bridge/bridge.h"
+#include "bridge/ragged.h"
 
 #include "comm/comm.h"
 #include "core/env.h"
@@ -320,10 +320,17 @@ static colo_status_t steps_that_pass_on(const colo_bridge_t *b, const colo_shape
     return COLO_OK;
 }
 
+size_t colo_bridge_p2p_unit(const colo_bridge_t *b, const colo_plan_t *p)
+{
+    const colo_plan_config_t *usual = &b->now.plan->config;
+    const size_t unit =
+        (size_t)(usual->shape.features / p->config.shape.features) * colo_dtype_size(usual->dtype);
+    return b->ragged && (size_t)b->ragged->unit > unit ? (size_t)b->ragged->unit : unit;
+}
+
 colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;
-    const colo_plan_config_t *usual = &b->now.plan->config;
     struct both w = {0};
     colo_status_t st = COLO_OK;
     if (!b->p2p || !(p->two_levels[0] || p->two_levels[1]))
@@ -336,15 +343,13 @@ colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t 
         st = exposed_ranks(b, &p->relay_recv[i], &w.exposed[i], &nexposed);
         if (st == COLO_OK)
             st = steps_that_pass_on(b, s, (colo_pass_t)i, &w.g[i]);
-        w.pass[i] =
-            (colo_transfers_t){.name = w.pass[i].name,
-                               .elem = (size_t)(usual->shape.features / p->config.shape.features) *
-                                       colo_dtype_size(usual->dtype),
-                               .nsteps = w.g[i].n,
-                               .step = w.g[i].step,
-                               .blocks = b->blocks,
-                               .nexposed = nexposed,
-                               .exposed = w.exposed[i]};
+        w.pass[i] = (colo_transfers_t){.name = w.pass[i].name,
+                                       .elem = colo_bridge_p2p_unit(b, p),
+                                       .nsteps = w.g[i].n,
+                                       .step = w.g[i].step,
+                                       .blocks = b->blocks,
+                                       .nexposed = nexposed,
+                                       .exposed = w.exposed[i]};
     }
     if (st == COLO_OK)
         st = b->comm->ops->peer->list(b->p2p, w.pass, &s->relay_list);

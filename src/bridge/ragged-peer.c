@@ -7,6 +7,10 @@
  * its rows, also in a packed tensor. A forward whose y is not registered is pulled, if its x is:
  * links write faster than they read. Addends are read where they lie.
  *
+ * The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
+ * steps were listed for, a tile is too large, so that few blocks have work: the batch lists them
+ * again.
+ *
  * Which ranks have rows changes with the tables. So the ranks agree in the first call of a pass in
  * which any rank has some, forward always, backward with transport AUTO; the verdict holds until
  * something else is registered.
@@ -319,7 +323,6 @@ static colo_status_t make(const colo_batch_t *batch, colo_pass_t pass, colo_move
     const colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
     const colo_routes_t *exposes = reaching(p, pass, move);
-    const colo_plan_config_t *usual = &b->now.plan->config;
     const bool sums = colo_plan_adds(p, pass) && !colo_bridge_gathers(&batch->s, b->now.far, pass);
     int32_t nexposed = 0;
     list->exposed = calloc((size_t)exposes->nmessages + 1, sizeof *list->exposed);
@@ -331,10 +334,8 @@ static colo_status_t make(const colo_batch_t *batch, colo_pass_t pass, colo_move
             list->exposed[nexposed++] = peer;
     }
     COLO_TRY(sums ? steps_that_add(b, p, list) : steps_that_move(batch, pass, move, list));
-    /* a feature of the steps is a unit of the plan: as large as in the usual tensor */
-    const int64_t per = usual->shape.features / p->config.shape.features;
     *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
-                              .elem = (size_t)per * colo_dtype_size(usual->dtype),
+                              .elem = colo_bridge_p2p_unit(b, p),
                               .nsteps = list->step->n,
                               .step = list->step->items,
                               .pulls = !sums && move == COLO_PULL,
@@ -358,6 +359,7 @@ colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
     if (!b->p2p)
         return COLO_OK;
     batch->move = agreed ? (colo_move_t)agreed : COLO_PUSH;
+    batch->unit = (int64_t)colo_bridge_p2p_unit(b, p);
     for (int i = 0; st == COLO_OK && i < (p->config.no_grad ? 1 : 2); i++) {
         list_t list = {.step = &steps->step[i], .addend = &steps->addend[i]};
         list.step->n = list.addend->n = 0;
@@ -459,10 +461,17 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
 }
 
 colo_status_t colo_ragged_p2p_near(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
-                                   colo_reached_t *each, int32_t n, colo_near_t *near)
+                                   colo_reached_t *each, const colo_carried_t *t, int32_t n,
+                                   colo_near_t *near)
 {
-    if (pass == COLO_FORWARD && batch->move != (colo_move_t)all->moves) {
-        colo_ragged_p2p_drop(batch); /* the list was made before ranks had agreed */
+    int64_t *unit = &batch->bridge->ragged->unit;
+    for (int32_t k = 0; k < n && !all->capturing; k++) {
+        const int64_t own = t[k].per * (int64_t)colo_dtype_size(t[k].dtype);
+        *unit = own > *unit ? own : *unit;
+    }
+    const bool wider = *unit > batch->unit && !all->capturing;
+    if (wider || (pass == COLO_FORWARD && batch->move != (colo_move_t)all->moves)) {
+        colo_ragged_p2p_drop(batch); /* or the list was made before ranks had agreed */
         COLO_TRY(colo_ragged_p2p_list(batch));
     }
     const bool pushes = all->moves == COLO_PUSH;

@@ -452,7 +452,9 @@ static colo_status_t run(call_t *c)
     }
     b->calls++;
     colo_near_t reach = {0}, *near = c->reached.p2p ? &reach : NULL;
-    st = near ? colo_ragged_p2p_near(c->batch, c->pass, &c->reached, c->each, c->n, near) : COLO_OK;
+    st = near
+             ? colo_ragged_p2p_near(c->batch, c->pass, &c->reached, c->each, c->carried, c->n, near)
+             : COLO_OK;
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     if (near && !b->now.far)

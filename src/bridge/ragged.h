@@ -152,6 +152,7 @@ typedef struct colo_ragged_bridge {
     colo_ragged_steps_t steps;
     colo_list_t carried, each; /* of the call that is under way */
     bool merged;
+    int64_t unit; /* p2p: bytes of a feature of the plan in the widest tensor so far */
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
 } colo_ragged_bridge_t;
@@ -189,6 +190,7 @@ struct colo_batch {
     bool compared;
     colo_p2p_list_t *list; /* on the peer-to-peer path of the bridge; else NULL */
     colo_move_t move;      /* of its forward */
+    int64_t unit;          /* bytes of a feature of the plan that the list is for */
 };
 
 /* ragged-peer.c */
@@ -202,9 +204,12 @@ void colo_ragged_p2p_drop(colo_batch_t *batch);
 colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
                                    const colo_tensor_t *in, const colo_tensor_t *out, int32_t n,
                                    colo_reached_t *all, colo_reached_t *each);
-/* For a call that is: steps for the move that ranks agreed on. @near: out. Local. */
+/* For a call that is: steps for the move that ranks agreed on and for tensors @t. @near: out.
+ * Local.
+ */
 colo_status_t colo_ragged_p2p_near(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
-                                   colo_reached_t *each, int32_t n, colo_near_t *near);
+                                   colo_reached_t *each, const colo_carried_t *t, int32_t n,
+                                   colo_near_t *near);
 
 /* ragged-verify.c: COLO_CHECK=2. Local; @t: [n] tensors of backward. */
 colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_carried_t *t,
