@@ -14,7 +14,8 @@
  * is longer than a tile, says which row an access is in. So nothing limits extents.
  *
  * Sums keep one accumulator per element and add the addends in the order given: the result is that
- * of the host loop bit for bit. __fadd_rn keeps the compiler from fusing anything.
+ * of the host loop bit for bit. __fadd_rn keeps the compiler from fusing anything. Sums of addends
+ * that differ in dtype come in lists, as copies do: a launch takes as long as a small sum.
  */
 #include "box.cuh"
 #include "kernels.h"
@@ -96,20 +97,27 @@ __device__ void copy_bytes(const copy_task &t, int64_t base)
     }
 }
 
+/* The first task whose tile_end is past @tile. */
+template <typename L> __device__ int task_of(const L &list, int64_t tile)
+{
+    int lo = 0, hi = list.n - 1;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (list.task[mid].tile_end > tile)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return lo;
+}
+
 template <int N>
 __global__ void __launch_bounds__(THREADS) copy_kernel(const __grid_constant__ copy_list<N> list)
 {
     for (int64_t tile = blockIdx.x; tile < list.tiles; tile += gridDim.x) {
-        int lo = 0, hi = list.n - 1; /* the first task whose tile_end is past this tile */
-        while (lo < hi) {
-            int mid = (lo + hi) / 2;
-            if (list.task[mid].tile_end > tile)
-                hi = mid;
-            else
-                lo = mid + 1;
-        }
-        const copy_task &t = list.task[lo];
-        const int64_t base = (tile - (lo ? list.task[lo - 1].tile_end : 0)) * TILE;
+        const int i = task_of(list, tile);
+        const copy_task &t = list.task[i];
+        const int64_t base = (tile - (i ? list.task[i - 1].tile_end : 0)) * TILE;
         switch (t.width) {
         case 16:
             fill_tile<uint4>(t, base);
@@ -234,6 +242,21 @@ template <int N> struct sum_args {
     int32_t n;
 };
 
+/* BYTES: @to is no multiple of the element size. */
+template <typename P, bool BYTES> __device__ void put(char *to, const P &v)
+{
+    if constexpr (BYTES) {
+        /* in 32-bit registers: from a 16-bit one ptxas 13.0 stores some other byte */
+        uint32_t half[2] = {0, 0};
+        memcpy(half, &v, sizeof v);
+        asm volatile("" : "+r"(half[0]), "+r"(half[1]));
+        for (size_t b = 0; b < sizeof v; b++)
+            to[b] = (char)(half[b / 4] >> (8 * (b % 4)));
+    } else {
+        *(P *)to = v;
+    }
+}
+
 template <typename D, int K, bool BYTES, int N>
 __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ sum_args<N> a)
 {
@@ -258,24 +281,16 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ su
 #pragma unroll
             for (int k = 0; k < K; k++)
                 v.e[k] = D::store(sum[k]);
-            char *to = a.dst + bytes_at(p, a.to);
-            if constexpr (BYTES) {
-                /* in 32-bit registers: from a 16-bit one ptxas 13.0 stores some other byte */
-                uint32_t half[2] = {0, 0};
-                memcpy(half, &v, sizeof v);
-                asm volatile("" : "+r"(half[0]), "+r"(half[1]));
-                for (size_t b = 0; b < sizeof v; b++)
-                    to[b] = (char)(half[b / 4] >> (8 * (b % 4)));
-            } else {
-                *(P *)to = v;
-            }
+            put<P, BYTES>(a.dst + bytes_at(p, a.to), v);
         }
     }
 }
 
-/* Axes as for copies, coalesced where every addend agrees; those of extent 1 go. */
-template <int N>
-void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t elem, sum_args<N> &a)
+/* Axes as for copies, coalesced where every addend agrees; those of extent 1 go. @from_elem(k):
+ * bytes of an element of addend k. */
+template <typename A, typename E>
+void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t elem, E from_elem,
+              A &a)
 {
     int order[3], axes = 0, m = 0;
     for (int i = 2; i >= 0; i--)
@@ -292,7 +307,7 @@ void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t e
         const int x = order[i];
         bool coalesces = m > 0 && dst.stride[x] * elem == a.to[m - 1] * a.w.extent[m - 1];
         for (int32_t k = 0; coalesces && k < n; k++)
-            coalesces = src[k].stride[x] * elem == a.from[k][m - 1] * a.w.extent[m - 1];
+            coalesces = src[k].stride[x] * from_elem(k) == a.from[k][m - 1] * a.w.extent[m - 1];
         if (coalesces) {
             a.w.extent[m - 1] *= dst.extent[x];
             continue;
@@ -300,14 +315,14 @@ void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t e
         a.w.extent[m] = dst.extent[x];
         a.to[m] = dst.stride[x] * elem;
         for (int32_t k = 0; k < n; k++)
-            a.from[k][m] = src[k].stride[x] * elem;
+            a.from[k][m] = src[k].stride[x] * from_elem(k);
         m++;
     }
     for (; m < 3; m++) {
         a.w.extent[m] = 1;
         a.to[m] = m ? 0 : elem;
         for (int32_t k = 0; k < n; k++)
-            a.from[k][m] = m ? 0 : elem;
+            a.from[k][m] = m ? 0 : from_elem(k);
     }
 }
 
@@ -316,7 +331,8 @@ cudaError_t sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, cudaStr
 {
     constexpr int64_t elem = sizeof(typename D::raw), K = 16 / elem;
     sum_args<N> a = {};
-    plan_sum(dst, src, n, elem, a);
+    plan_sum(
+        dst, src, n, elem, [](int32_t) { return elem; }, a);
     uint64_t ends = (uint64_t)(uintptr_t)a.dst;
     uint64_t steps = (uint64_t)(a.w.extent[0] * elem) | (uint64_t)a.to[1] | (uint64_t)a.to[2];
     bool contiguous = a.to[0] == elem;
@@ -347,6 +363,150 @@ template <typename D>
 cudaError_t sum_of(const colo_box_t &dst, const colo_box_t *src, int32_t n, cudaStream_t stream)
 {
     return n <= 8 ? sum<D, 8>(dst, src, n, stream) : sum<D, COLO_K_ADDENDS>(dst, src, n, stream);
+}
+
+/* ---- sums of several dtypes ---- */
+
+constexpr int WIDE = 4; /* elements of an access, if all addends allow it */
+
+template <int N> struct mixed_task {
+    char *dst;
+    const char *src[N];
+    walk w;
+    int64_t to[3], from[N][3];
+    int64_t tile_end; /* as of copies */
+    int32_t n, width; /* width: elements of an access; 0: one, byte after byte */
+    int8_t dtype, from_dtype[N];
+};
+
+template <int TASKS, int N> struct mixed_list {
+    int64_t tiles;
+    int32_t n;
+    mixed_task<N> task[TASKS];
+};
+
+template <int K, bool BYTES> __device__ void load(float *v, const char *from, int8_t dtype)
+{
+    if (dtype == COLO_F32) {
+        const auto p = fetch<pack<float, K>, BYTES>(from);
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            v[k] = p.e[k];
+        return;
+    }
+    const auto p = fetch<pack<uint16_t, K>, BYTES>(from);
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        v[k] = dtype == COLO_BF16 ? bf16::load(p.e[k]) : f16::load(p.e[k]);
+}
+
+template <int K, bool BYTES> __device__ void store(char *to, const float *v, int8_t dtype)
+{
+    if (dtype == COLO_F32) {
+        pack<float, K> p;
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            p.e[k] = v[k];
+        put<pack<float, K>, BYTES>(to, p);
+        return;
+    }
+    pack<uint16_t, K> p;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        p.e[k] = dtype == COLO_BF16 ? bf16::store(v[k]) : f16::store(v[k]);
+    put<pack<uint16_t, K>, BYTES>(to, p);
+}
+
+template <int K, bool BYTES, int N> __device__ void sum_tile(const mixed_task<N> &t, int64_t base)
+{
+    const place first = first_of(t.w, base);
+    for (int off = threadIdx.x; off < TILE && base + off < t.w.count; off += THREADS) {
+        const place p = further<TILE>(t.w, first, off);
+        float sum[K], v[K];
+        load<K, BYTES>(sum, t.src[0] + bytes_at(p, t.from[0]), t.from_dtype[0]);
+        for (int i = 1; i < t.n; i++) {
+            load<K, BYTES>(v, t.src[i] + bytes_at(p, t.from[i]), t.from_dtype[i]);
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                sum[k] = add(sum[k], v[k]);
+        }
+        store<K, BYTES>(t.dst + bytes_at(p, t.to), sum, t.dtype);
+    }
+}
+
+template <int TASKS, int N>
+__global__ void __launch_bounds__(THREADS)
+    mixed_kernel(const __grid_constant__ mixed_list<TASKS, N> list)
+{
+    for (int64_t tile = blockIdx.x; tile < list.tiles; tile += gridDim.x) {
+        const int i = task_of(list, tile);
+        const mixed_task<N> &t = list.task[i];
+        const int64_t base = (tile - (i ? list.task[i - 1].tile_end : 0)) * TILE;
+        if (t.width == WIDE)
+            sum_tile<WIDE, false>(t, base);
+        else if (t.width == 1)
+            sum_tile<1, false>(t, base);
+        else
+            sum_tile<1, true>(t, base);
+    }
+}
+
+int64_t float_size(colo_dtype_t dtype)
+{
+    return dtype == COLO_F32 ? 4 : 2;
+}
+
+/* The widest access that @data, and rows of @step bytes along each axis, allow. */
+int32_t width_of(const void *data, const int64_t *step, int64_t elem)
+{
+    const uint64_t start = (uint64_t)(uintptr_t)data, steps = (uint64_t)step[1] | (uint64_t)step[2];
+    if (start & (uint64_t)(elem - 1))
+        return 0;
+    return step[0] == elem && !((start | steps) & (uint64_t)(WIDE * elem - 1)) ? WIDE : 1;
+}
+
+template <int N> void plan_mixed(const colo_mixed_sum_t &s, mixed_task<N> &t)
+{
+    const auto from_elem = [&](int32_t k) { return float_size(s.from_dtype[k]); };
+    plan_sum(s.to, s.from, s.n, float_size(s.dtype), from_elem, t);
+    t.dtype = (int8_t)s.dtype;
+    t.width = t.w.extent[0] % WIDE ? std::min(1, width_of(t.dst, t.to, float_size(s.dtype)))
+                                   : width_of(t.dst, t.to, float_size(s.dtype));
+    for (int32_t k = 0; k < s.n; k++) {
+        t.from_dtype[k] = (int8_t)s.from_dtype[k];
+        t.width = std::min(t.width, width_of(t.src[k], t.from[k], from_elem(k)));
+    }
+    if (t.width == WIDE) {
+        t.w.extent[0] /= WIDE;
+        t.to[0] *= WIDE;
+        for (int32_t k = 0; k < s.n; k++)
+            t.from[k][0] *= WIDE;
+    }
+    t.w.count = t.w.extent[0] * t.w.extent[1] * t.w.extent[2];
+}
+
+/* Enqueues the first of @n sums, as many as fit; @used tells how many that were. */
+template <int TASKS, int N>
+cudaError_t sum_some(const colo_mixed_sum_t *sums, int32_t n, cudaStream_t stream, int32_t *used)
+{
+    static_assert(sizeof(mixed_list<TASKS, N>) <= 32764, "the limit of a kernel's parameters");
+    mixed_list<TASKS, N> list;
+    list.n = 0;
+    list.tiles = 0;
+    int32_t i = 0;
+    for (; i < n && list.n < TASKS && sums[i].n <= N; i++) {
+        if (empty(sums[i].to))
+            continue;
+        mixed_task<N> &t = list.task[list.n++];
+        plan_mixed(sums[i], t);
+        list.tiles += (t.w.count - 1) / TILE + 1;
+        t.tile_end = list.tiles;
+    }
+    *used = i;
+    if (list.n == 0)
+        return cudaSuccess;
+    mixed_kernel<TASKS, N><<<blocks_for(list.tiles), THREADS, 0, stream>>>(list);
+    return cudaGetLastError();
 }
 
 } // namespace
@@ -386,4 +546,23 @@ extern "C" cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *s
     default:
         return cudaErrorInvalidValue;
     }
+}
+
+extern "C" cudaError_t colo_k_box_sums(const colo_mixed_sum_t *sums, int32_t n, cudaStream_t stream)
+{
+    enum { FEW = 8, MANY = 64 };
+    for (int32_t used; n > 0; sums += used, n -= used) {
+        cudaError_t e;
+        if (sums->dtype == COLO_F64) {
+            used = 1;
+            e = colo_k_box_sum(&sums->to, sums->from, sums->n, COLO_F64, stream);
+        } else {
+            e = sums->n > FEW ? sum_some<1, COLO_K_ADDENDS>(sums, n, stream, &used)
+                : n <= FEW    ? sum_some<FEW, FEW>(sums, n, stream, &used)
+                              : sum_some<MANY, FEW>(sums, n, stream, &used);
+        }
+        if (e != cudaSuccess)
+            return e;
+    }
+    return cudaSuccess;
 }

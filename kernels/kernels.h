@@ -11,6 +11,7 @@
 #ifndef COLO_KERNELS_H
 #define COLO_KERNELS_H
 
+#include "core/sums.h"
 #include "loss/linear/rows.h"
 #include "loss/passes.h"
 
@@ -44,6 +45,10 @@ cudaError_t colo_k_boxes_shift(const colo_box_t *dst, const colo_box_t *src, int
  * src may be dst itself. The same bits as the host's, but a NaN is CUDA's own. */
 cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                            colo_dtype_t dtype, cudaStream_t stream);
+
+/* The same for @n sums of addends that differ in dtype: many in a launch, up to 64 of no more than
+ * 8 addends each. None reads what another one writes. */
+cudaError_t colo_k_box_sums(const colo_mixed_sum_t *sums, int32_t n, cudaStream_t stream);
 
 /* to[i] = wide[i] + half[i] for @n elements (half-sum.cu): wide is fp32 (NULL: zeros), half is of
  * @dtype, bf16 or fp16; to is fp32 if @to_f32, else of @dtype, rounded once. to may be wide or half

@@ -42,10 +42,9 @@ typedef struct colo_plan_config {
      * ranks of a node lack enter the node once, and these ranks pass them on; PARTIAL gradients of
      * a node are added up before they leave it, where that makes them fewer bytes. */
     bool one_level;
-    bool single_addends; /* true: no node adds up, as in bridges of GPU memory */
 } colo_plan_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr, false, false
+#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr, false
 #else
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
 #endif

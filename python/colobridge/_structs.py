@@ -91,7 +91,7 @@ class PlanConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
                 ('shape', Shape), ('dtype', c.c_int), ('output', c.c_int), ('grad', c.c_int),
                 ('no_grad', c.c_bool), ('ranks_per_node', i64), ('nodes', c.c_void_p),
-                ('one_level', c.c_bool), ('single_addends', c.c_bool)]
+                ('one_level', c.c_bool)]
 
 
 class Region(c.Structure):

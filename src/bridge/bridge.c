@@ -222,7 +222,6 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     /* GPUs of one node may all reach each other's memory: then one level is faster */
     plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
                      (c->mem == COLO_CUDA && colo_comm_nodes(b->comm) < 2);
-    plan.single_addends = c->mem == COLO_CUDA; /* its sums are of one dtype */
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));

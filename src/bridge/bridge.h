@@ -62,7 +62,7 @@ typedef struct colo_shape_state {
     bool bytes; /* boxes of messages count bytes, because tensors of a call differ in dtype */
     bool asymmetric[2]; /* p2p: of a pass, some rank has nothing that peers could reach */
     bool far; /* p2p: ranks that the plan ties to this one do not reach each other: between these,
-                 calls are staged. Or there is a second exchange */
+                 calls are staged. Or there is another exchange */
     colo_p2p_list_t *relay_list; /* p2p: its steps; of the path */
 } colo_shape_state_t;
 
@@ -99,11 +99,18 @@ struct colo_bridge {
 
 /* If nodes add up, the partial sums are: addends that arrive; sums of nodes by their lowest addend,
  * and those of a group that is added up here; addends that this rank collects for other nodes, and
- * their sums. The last two have the shape of its destination part. */
+ * their sums. The last two are placed as its destination part is. */
 enum { COLO_SUM_ADDEND, COLO_SUM_NODE, COLO_SUM_COLLECTED, COLO_SUM_LEAVES };
 static inline int64_t colo_sum_key(const colo_plan_t *p, int kind, int64_t addend)
 {
     return kind * p->addends + addend;
+}
+
+/* Of a region that is received in the first exchange of backward. */
+static inline int64_t colo_sum_recv_key(const colo_plan_t *p, const colo_region_t *r)
+{
+    return r->addend < p->addends ? r->addend
+                                  : colo_sum_key(p, COLO_SUM_COLLECTED, r->addend - p->addends);
 }
 
 /* A rank's tensor as (samples, rows, features) strides in elements. */
@@ -161,20 +168,25 @@ colo_box_t colo_sum_box(const colo_shape_state_t *s, const colo_carried_t *t, in
 colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key);
 /* That of a node's sum of @dtype. */
 colo_dtype_t colo_sum_wide(colo_dtype_t dtype);
-/* add-up.c: a region of the output: each group of its terms, then their sums. */
-colo_status_t colo_add_up_terms(colo_bridge_t *b, const colo_shape_state_t *s,
-                                const colo_carried_t *t, const colo_region_t *r,
-                                const colo_offset_t *where, colo_stream_t stream);
+/* add-up.c: the output, by the regions of addend 0: each group of a region's terms, then their
+ * sums. */
+colo_status_t colo_add_up_terms(const colo_bridge_t *b, const colo_shape_state_t *s,
+                                const colo_carried_t *t, const colo_routes_t *const lists[3],
+                                colo_stream_t stream);
 /* What this rank brings to other nodes: its addend and those that it has collected. */
-colo_status_t colo_add_up_for_others(colo_bridge_t *b, const colo_shape_state_t *s,
+colo_status_t colo_add_up_for_others(const colo_bridge_t *b, const colo_shape_state_t *s,
                                      const colo_carried_t *t, colo_stream_t stream);
+/* Samples, rows and features of a partial sum: those of the source part. If nodes add up, both
+ * parts fit, and have the same strides in it: to a peer-to-peer call all sums are one tensor. */
+void colo_sum_extent(const colo_plan_t *p, int64_t x[3]);
 /* Bytes of one partial sum, of a tensor that has @per features for each of the plan's. */
 size_t colo_partial_sum_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype);
 /* The members of the route and staging for its messages; local. */
 colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s);
-/* What the messages of a call take, whose boxes are filled in; of a backend with routes. */
+/* What the messages of a call take, whose boxes are filled in; of a backend with routes. Elements
+ * of sums between nodes have @sum_elem bytes. */
 size_t colo_messages_staging(const colo_comm_t *comm, const colo_shape_state_t *s, colo_pass_t pass,
-                             size_t elem);
+                             size_t elem, size_t sum_elem);
 /* Connects the members, if there is a route to make; collective over them. */
 colo_status_t colo_messages_connect(colo_bridge_t *b, colo_shape_state_t *s);
 /* The tensors of a uniform call. */

@@ -196,12 +196,6 @@ static bool sums_whole(const colo_bridge_t *b, const colo_shape_state_t *s)
            n * LARGE;
 }
 
-/* Of a region that is received in the first exchange of backward. */
-static int64_t recv_key(const colo_plan_t *p, int64_t addend)
-{
-    return addend < p->addends ? addend : colo_sum_key(p, COLO_SUM_COLLECTED, addend - p->addends);
-}
-
 static void need_sum(colo_shape_state_t *s, int64_t key)
 {
     s->sum_of[key] = s->sum_of[key] < 0 ? s->nsums++ : s->sum_of[key];
@@ -248,7 +242,7 @@ colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)
     for (int64_t i = 0; i < keys; i++)
         s->sum_of[i] = -1;
     for (int64_t i = 0; i < recv->nregions; i++)
-        need_sum(s, recv_key(p, recv->region[i].addend));
+        need_sum(s, colo_sum_recv_key(p, &recv->region[i]));
     for (int64_t i = 0; i < p->sum_recv.nregions; i++)
         need_sum(s, colo_sum_key(p, COLO_SUM_NODE, p->sum_recv.region[i].addend));
     if (p->sum_send.nregions > 0)
@@ -299,15 +293,33 @@ static void fill_relay(const colo_shape_state_t *s, colo_pass_t pass, const colo
     fill(s, s->relay[pass].recv_box, &s->plan->relay_recv[pass], t, n, false, !fwd);
 }
 
-size_t colo_messages_staging(const colo_comm_t *comm, const colo_shape_state_t *s, colo_pass_t pass,
-                             size_t elem)
+/* Sums between nodes. */
+static void fill_sums(const colo_shape_state_t *s, const colo_carried_t *t, int32_t n)
 {
-    const colo_pass_messages_t *l[2] = {&s->messages[pass], &s->relay[pass]};
-    size_t n[2];
-    for (int i = 0; i < 2; i++)
-        n[i] = comm->ops->subconnection_stage(l[i]->send, l[i]->nsends, l[i]->recv, l[i]->nrecvs,
-                                              elem);
-    return n[0] > n[1] ? n[0] : n[1];
+    const colo_plan_t *p = s->plan;
+    for (int recv = 0; recv < 2; recv++) {
+        const colo_routes_t *r = recv ? &p->sum_recv : &p->sum_send;
+        for (int64_t i = 0; i < r->nregions; i++)
+            for (int32_t k = 0; k < n; k++)
+                (recv ? s->node_sums.recv_box : s->node_sums.send_box)[i * n + k] =
+                    colo_sum_box(s, &t[k],
+                                 recv ? colo_sum_key(p, COLO_SUM_NODE, r->region[i].addend)
+                                      : colo_sum_key(p, COLO_SUM_LEAVES, 0),
+                                 &r->region[i], &r->offset[i], s->bytes);
+    }
+}
+
+size_t colo_messages_staging(const colo_comm_t *comm, const colo_shape_state_t *s, colo_pass_t pass,
+                             size_t elem, size_t sum_elem)
+{
+    const colo_pass_messages_t *l[] = {&s->messages[pass], &s->relay[pass], &s->node_sums};
+    size_t most = 0;
+    for (int i = 0; i < (pass == COLO_BACKWARD ? 3 : 2); i++) {
+        const size_t n = comm->ops->subconnection_stage(l[i]->send, l[i]->nsends, l[i]->recv,
+                                                        l[i]->nrecvs, i == 2 ? sum_elem : elem);
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s)
@@ -324,7 +336,10 @@ colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s)
     for (int pass = 0; pass < 2; pass++) {
         fill_first(s, (colo_pass_t)pass, &none, 1);
         fill_relay(s, (colo_pass_t)pass, &none, 1);
-        const size_t n = colo_messages_staging(b->comm, s, (colo_pass_t)pass, elem);
+        if (pass == COLO_BACKWARD)
+            fill_sums(s, &none, 1);
+        const size_t n = colo_messages_staging(b->comm, s, (colo_pass_t)pass, elem,
+                                               colo_dtype_size(colo_sum_wide(none.dtype)));
         s->need_stage = n > s->need_stage ? n : s->need_stage;
     }
     return b->lazy ? COLO_OK : colo_staged_need(b, s);
@@ -408,12 +423,11 @@ colo_carried_t colo_exchange_tensor(const colo_bridge_t *b, colo_view_t in, colo
 /* The rank's part of tensor @t, contiguous, as a partial sum. */
 static colo_view_t sum_view(const colo_shape_state_t *s, const colo_carried_t *t, int64_t key)
 {
-    const colo_plan_t *p = s->plan;
-    const bool collects = key >= colo_sum_key(p, COLO_SUM_COLLECTED, 0);
-    const colo_owned_t *o = collects ? &p->own_dst : &p->own_src;
-    int64_t h = (o->h1 - o->h0) * t->per;
-    return (colo_view_t){.data = (char *)s->sums + (size_t)s->sum_of[key] * s->sum_size + t->sums,
-                         .stride = {o->rows * h, h, 1}};
+    int64_t x[3];
+    colo_sum_extent(s->plan, x);
+    const size_t begin = (size_t)s->sum_of[key] * s->sum_size + t->sums;
+    return (colo_view_t){.data = s->sums ? (char *)s->sums + begin : NULL,
+                         .stride = {x[1] * x[2] * t->per, x[2] * t->per, 1}};
 }
 
 colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key)
@@ -491,12 +505,7 @@ static colo_status_t sum_addends(colo_bridge_t *b, const colo_shape_state_t *s,
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
     if (p->node_sums) {
         const colo_routes_t *lists[3];
-        for (int k = 0; k < 3; k++)
-            for (int64_t i = 0; i < whole_lists(p, lists)[k]->nregions; i++)
-                if (lists[k]->region[i].addend == 0)
-                    COLO_TRY(colo_add_up_terms(b, s, t, &lists[k]->region[i], &lists[k]->offset[i],
-                                               stream));
-        return COLO_OK;
+        return colo_add_up_terms(b, s, t, whole_lists(p, lists), stream);
     }
     if (sums_whole(b, s))
         return sum_whole(b, s, t, stream);
@@ -516,8 +525,6 @@ static colo_status_t sum_addends(colo_bridge_t *b, const colo_shape_state_t *s,
 static colo_status_t exchange_sums(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                    const colo_carried_t *t, int32_t n, colo_stream_t stream)
 {
-    const colo_plan_t *p = s->plan;
-    const colo_pass_messages_t *l = &s->node_sums;
     colo_status_t st = COLO_OK;
     for (int32_t k = 0; k < n && st == COLO_OK; k++) {
         st = keep_with_addends(b, s, &t[k], stream);
@@ -527,17 +534,7 @@ static colo_status_t exchange_sums(colo_bridge_t *b, colo_shape_state_t *s, colo
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     op.dtype = s->bytes ? op.dtype : colo_sum_wide(op.dtype);
-    for (int recv = 0; recv < 2; recv++) {
-        const colo_routes_t *r = recv ? &p->sum_recv : &p->sum_send;
-        for (int64_t i = 0; i < r->nregions; i++)
-            for (int32_t k = 0; k < n; k++)
-                (recv ? l->recv_box : l->send_box)[i * n + k] =
-                    colo_sum_box(s, &t[k],
-                                 recv ? colo_sum_key(p, COLO_SUM_NODE, r->region[i].addend)
-                                      : colo_sum_key(p, COLO_SUM_LEAVES, 0),
-                                 &r->region[i], &r->offset[i], s->bytes);
-    }
-    return exchange(b, op, l, NULL, stream);
+    return exchange(b, op, &s->node_sums, NULL, stream);
 }
 
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
@@ -554,9 +551,11 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
         s->sums = b->sums.data;
     fill_first(s, pass, t, n);
     fill_relay(s, pass, t, n);
+    if (summed)
+        fill_sums(s, t, n);
     for (int64_t i = 0; summed && i < recv->nregions; i++)
         for (int32_t k = 0; k < n; k++)
-            l->recv_box[i * n + k] = colo_sum_box(s, &t[k], recv_key(p, recv->region[i].addend),
+            l->recv_box[i * n + k] = colo_sum_box(s, &t[k], colo_sum_recv_key(p, &recv->region[i]),
                                                   &recv->region[i], &recv->offset[i], s->bytes);
     if (s->bytes) {
         colo_status_t st = colo_ragged_stage(b, s, pass, capturing);

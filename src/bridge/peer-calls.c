@@ -130,7 +130,8 @@ static colo_p2p_tensor_t tensor_of(const colo_shape_state_t *s, bool gathers,
                                    const colo_carried_t *t, const colo_reached_t *reached)
 {
     const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
-    const colo_owned_t *own = &s->plan->own_src;
+    int64_t sum[3];
+    colo_sum_extent(s->plan, sum);
     colo_p2p_tensor_t to = {.per = t->per,
                             .dtype = t->dtype,
                             .elem = (size_t)elem,
@@ -143,9 +144,9 @@ static colo_p2p_tensor_t tensor_of(const colo_shape_state_t *s, bool gathers,
         to.out_step[i] = t->out.stride[i] * elem;
     }
     if (gathers) {
-        const int64_t row = (own->h1 - own->h0) * t->per * elem;
+        const int64_t row = sum[2] * t->per * elem;
         to.out = s->sums ? (char *)s->sums + t->sums : NULL;
-        to.out_step[0] = s->bytes ? (int64_t)s->sum_size : own->rows * row;
+        to.out_step[0] = s->bytes ? (int64_t)s->sum_size : sum[1] * row;
         to.out_step[1] = row;
         to.out_step[2] = elem;
     }

@@ -103,6 +103,8 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_shape_st
     const colo_owned_t *in = fwd ? &p->own_src : &p->own_dst;
     const colo_owned_t *out = fwd ? &p->own_dst : &p->own_src;
     colo_transfer_t s;
+    int64_t sum[3];
+    colo_sum_extent(p, sum);
     for (int32_t m = 0; m < routes->nmessages; m++) {
         colo_owned_t theirs;
         s.peer = colo_comm_find(b->comm, routes->message[m].peer);
@@ -114,9 +116,13 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_shape_st
             const colo_offset_t *where = &routes->offset[r - routes->region];
             extents(r, s.extent);
             begins(gathers ? &theirs : in, r, fwd ? where->src_row : where->dst_row, s.here);
-            begins(gathers ? out : &theirs, r, fwd ? where->dst_row : where->src_row, s.there);
+            if (gathers && r->addend >= p->addends) /* for other nodes */
+                begins(&p->own_dst, r, where->dst_row, s.there);
+            else
+                begins(gathers ? out : &theirs, r, fwd ? where->dst_row : where->src_row, s.there);
             if (gathers) /* partial sums are like more samples */
-                s.there[0] += st->sum_of[r->addend] * (out->b1 - out->b0);
+                s.there[0] += st->sum_of[colo_sum_recv_key(p, r)] * (int64_t)st->sum_size /
+                              (sum[1] * sum[2] * (int64_t)colo_dtype_size(p->config.dtype));
             COLO_TRY(push(g, &s, NULL));
         }
     }
@@ -374,7 +380,7 @@ static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shape_state_t 
     return COLO_OK;
 }
 
-/* Is any pair of the ranks that the plan ties to this one out of reach, or is there a second
+/* Is any pair of the ranks that the plan ties to this one out of reach, or is there another
  * exchange? The same verdict on all of these; ranks that it does not tie to this one have their
  * own. */
 static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
@@ -382,7 +388,7 @@ static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     int32_t *members = NULL, n = 0;
     const bool whole = peer->reaches(b->comm, -1, -1);
-    s->far = s->plan->two_levels[0] || s->plan->two_levels[1];
+    s->far = s->plan->two_levels[0] || s->plan->two_levels[1] || s->plan->node_sums;
     if (whole)
         return COLO_OK;
     if (b->ragged) { /* tables may tie any ranks */

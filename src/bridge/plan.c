@@ -198,7 +198,7 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     if (w->several_nodes && !cfg->one_level && !w->asked[pass]) {
         w->asked[pass] = true;
         COLO_TRY(colo_gateways_share_node(w, need, false, 2, &w->relays[pass]));
-        if (addends > 1 && !cfg->single_addends && colo_dtype_is_float(cfg->dtype))
+        if (addends > 1 && colo_dtype_is_float(cfg->dtype))
             COLO_TRY(colo_gateways_share_node(w, hold, true, (int64_t)(w->sum_elem / w->elem) + 1,
                                               &w->adds_up));
     }
@@ -347,7 +347,6 @@ static uint64_t hash_config(const colo_plan_t *p)
     h = colo_hash_i64(h, c->output == COLO_SHARDED ? 0 : (int64_t)c->grad);
     h = colo_hash_i64(h, c->no_grad);
     h = colo_hash_i64(h, c->one_level);
-    h = colo_hash_i64(h, c->single_addends);
     return colo_hash_i64(h, c->nodes ? (int64_t)c->nodes->hash : c->ranks_per_node);
 }
 

@@ -111,7 +111,7 @@ colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, c
 {
     if (b->now.nmembers == 0)
         return COLO_OK;
-    return colo_arena_grow(b, &b->stage, colo_messages_staging(b->comm, s, pass, 1), capturing,
+    return colo_arena_grow(b, &b->stage, colo_messages_staging(b->comm, s, pass, 1, 1), capturing,
                            "staging of messages");
 }
 
@@ -147,6 +147,19 @@ static int64_t product(int64_t a, int64_t b, int64_t c)
 {
     int64_t n = a;
     return a >= 0 && colo_mul_ok(n, b, &n) && colo_mul_ok(n, c, &n) ? n : -1;
+}
+
+static int64_t plus(int64_t a, int64_t b)
+{
+    int64_t n;
+    return a >= 0 && b >= 0 && colo_add_ok(a, b, &n) ? n : -1;
+}
+
+/* How many times as large as an element a sum of a node is. */
+static int64_t sum_elem(const colo_bridge_t *b)
+{
+    const colo_dtype_t dtype = b->now.plan->config.dtype;
+    return (int64_t)(colo_dtype_size(colo_sum_wide(dtype)) / colo_dtype_size(dtype));
 }
 
 static colo_status_t too_many(const colo_bridge_t *b, const char *what)
@@ -203,33 +216,50 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
     const int64_t all = product(r->max_rows, shards, 1), peers = colo_comm_size(b->comm) - 1;
     const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
     const int64_t out = destinations / r->axes.dst.replicas, back = sources / shards;
+    /* if nodes add up: what this rank collects for others, or others from it, and the sums */
+    const int64_t times = p->node_sums, wide = sum_elem(b);
     const int64_t forward = staging(src ? product(r->max_rows, out, src_row) : 0,
                                     dst ? product(all, 1, dst_row) : 0, peers);
     const int64_t backward =
-        p->config.no_grad ? 0
-                          : staging(dst ? product(all, back, dst_row) : 0,
-                                    src ? product(r->max_rows, p->addends, src_row) : 0, peers);
-    const int64_t need[] = {forward, backward,
+        p->config.no_grad
+            ? 0
+            : staging(dst ? product(all, back * (1 + times), dst_row) : 0,
+                      plus(src ? product(r->max_rows, p->addends, src_row) : 0,
+                           dst ? product(all, back * times * p->addends, dst_row) : 0),
+                      peers);
+    const int64_t sums =
+        p->node_sums ? staging(dst ? product(all, back * wide, dst_row) : 0,
+                               src ? product(r->max_rows, p->addends * wide, src_row) : 0, peers)
+                     : 0;
+    const int64_t need[] = {forward, backward, sums,
                             relayed(b, COLO_FORWARD, &b->dst, out, all, dst_row, peers),
                             relayed(b, COLO_BACKWARD, &b->src, back, r->max_rows, src_row, peers)};
     int64_t most = 0;
-    for (int i = 0; i < 4 && most >= 0; i++)
+    for (int i = 0; i < 5 && most >= 0; i++)
         most = need[i] < 0 ? -1 : need[i] > most ? need[i] : most;
     return most;
 }
 
 colo_status_t colo_ragged_reserve(colo_bridge_t *b)
 {
-    const colo_plan_config_t *c = &b->now.plan->config;
+    const colo_plan_t *p = b->now.plan;
+    const colo_plan_config_t *c = &p->config;
     const int64_t elem = (int64_t)colo_dtype_size(c->dtype), rows = b->ragged->max_rows;
     const int64_t h[2] = {c->shape.features / colo_layout_parts(&b->src, COLO_FEATURES),
                           c->shape.features / colo_layout_parts(&b->dst, COLO_FEATURES)};
     if (rows == 0 || b->lazy) /* for staged calls, if there will be any */
         return COLO_OK;
-    if (b->now.plan->addends > 1 && !c->no_grad && colo_layout_holds(&b->src, b->now.plan->rank)) {
-        int64_t bytes = product(rows, h[0], elem);
+    const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
+    if (p->addends > 1 && !c->no_grad && (src || (dst && p->node_sums))) {
+        const colo_ragged_axes_t *a = &b->ragged->axes.src;
+        int64_t n = p->addends, bytes = product(rows, h[0], elem);
+        if (p->node_sums) { /* what arrives, sums of nodes; what is collected */
+            const int64_t most = dst ? product(rows, a->replicas * a->cp * a->sp, 1) : rows;
+            bytes = product(most, h[0] > h[1] ? h[0] : h[1], elem * sum_elem(b));
+            n = (src ? 2 * n : 0) + (dst ? n : 0);
+        }
         bytes = bytes < 0 || !colo_add_ok(bytes, 255, &bytes) ? -1 : bytes / 256 * 256;
-        bytes = product(bytes, b->now.plan->addends, 1);
+        bytes = product(bytes, n, 1);
         if (bytes < 0)
             return too_many(b, "addends");
         COLO_TRY(colo_bridge_sums_for(b, (size_t)bytes, false));

@@ -65,8 +65,10 @@ static colo_status_t place_message(const colo_bridge_t *b, const colo_plan_t *p,
             colo_ragged_part(&p->dst, COLO_ROWS, 0, coords);
     if (!x->stored[i])
         COLO_TRY(rows_of(b, &side, coords, p->pool, &x->stored[i], &x->count[i]));
+    /* what is for other nodes has its rows: those of this rank's tensor */
     for (int64_t k = 0; k < m->nregions; k++)
-        pos[k].dst_row = colo_ragged_find(x->stored[i], x->count[i], pos[k].dst_row, &hint);
+        if (m->regions[k].addend < p->addends)
+            pos[k].dst_row = colo_ragged_find(x->stored[i], x->count[i], pos[k].dst_row, &hint);
     return COLO_OK;
 }
 
@@ -145,9 +147,15 @@ static colo_status_t steps_that_move(const colo_batch_t *batch, colo_pass_t pass
         for (int64_t k = 0; k < to->nregions && is_near(b, peer); k++) {
             COLO_TRY(push_move(routes, first + k, peer, far ? own[0] : theirs,
                                far ? theirs : own[1], fwd, out));
-            if (gathers) /* partial sums are like samples */
-                ((colo_transfer_t *)out->step->items)[out->step->n - 1].there[0] =
-                    batch->s.sum_of[to->regions[k].addend];
+            if (!gathers)
+                continue;
+            colo_transfer_t *s = (colo_transfer_t *)out->step->items + out->step->n - 1;
+            const colo_region_t *r = &to->regions[k];
+            s->there[0] = batch->s.sum_of[colo_sum_recv_key(p, r)]; /* sums are like samples */
+            if (r->addend >= p->addends) { /* for other nodes: as in the destination part */
+                s->there[1] = routes->offset[first + k].dst_row;
+                s->there[2] = r->h[0] - own[1];
+            }
         }
     }
     for (int64_t i = 0; i < local->nregions && !gathers; i++)

@@ -251,25 +251,31 @@ static char *row_at(const colo_box_t *b, colo_dtype_t dtype, int64_t i, int64_t 
                                  (int64_t)colo_dtype_size(dtype);
 }
 
-static colo_status_t box_sum_mixed(const colo_box_t *dst, colo_dtype_t to, const colo_box_t *src,
-                                   const colo_dtype_t *from, int32_t n, colo_stream_t stream)
+static colo_status_t mixed_sum(const colo_mixed_sum_t *s)
 {
     enum { PIECE = 512 };
     float sum[PIECE];
     bool alike = true;
-    for (int32_t k = 0; k < n; k++)
-        alike = alike && from[k] == to;
+    for (int32_t k = 0; k < s->n; k++)
+        alike = alike && s->from_dtype[k] == s->dtype;
     if (alike)
-        return box_sum(dst, src, n, to, stream);
-    for (int64_t i = 0; i < dst->extent[0]; i++)
-        for (int64_t j = 0; j < dst->extent[1]; j++)
-            for (int64_t c = 0; c < dst->extent[2]; c += PIECE) {
-                const int64_t left = dst->extent[2] - c, m = left < PIECE ? left : PIECE;
-                for (int32_t k = 0; k < n; k++)
-                    add_row(sum, row_at(&src[k], from[k], i, j, c), src[k].stride[2], from[k],
-                            k == 0, m);
-                store_row(row_at(dst, to, i, j, c), dst->stride[2], to, sum, m);
+        return box_sum(&s->to, s->from, s->n, s->dtype, NULL);
+    for (int64_t i = 0; i < s->to.extent[0]; i++)
+        for (int64_t j = 0; j < s->to.extent[1]; j++)
+            for (int64_t c = 0; c < s->to.extent[2]; c += PIECE) {
+                const int64_t left = s->to.extent[2] - c, m = left < PIECE ? left : PIECE;
+                for (int32_t k = 0; k < s->n; k++)
+                    add_row(sum, row_at(&s->from[k], s->from_dtype[k], i, j, c),
+                            s->from[k].stride[2], s->from_dtype[k], k == 0, m);
+                store_row(row_at(&s->to, s->dtype, i, j, c), s->to.stride[2], s->dtype, sum, m);
             }
+    return COLO_OK;
+}
+
+static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stream_t stream)
+{
+    for (int32_t i = 0; i < n; i++)
+        COLO_TRY(mixed_sum(&sums[i]));
     return COLO_OK;
 }
 
@@ -311,7 +317,7 @@ const colo_ops_t colo_ops_host = {
     .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
-    .box_sum_mixed = box_sum_mixed,
+    .box_sums = box_sums,
     .half_sum = half_sum,
     .box_list = box_list,
     .box_shift = box_shift,

@@ -11,6 +11,7 @@
 #define COLO_CORE_OPS_H
 
 #include "core/error.h"
+#include "core/sums.h"
 
 #include <colobridge/comm.h>
 #include <colobridge/tensor.h>
@@ -39,10 +40,9 @@ typedef colo_status_t (*colo_box_shift_fn)(const colo_box_t *dst, const colo_box
 typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                                          colo_dtype_t dtype, colo_stream_t stream);
 
-/* The same with the dtypes of dst and of each src: one of bf16, f16 and f32, or f64 alone. */
-typedef colo_status_t (*colo_box_sum_mixed_fn)(const colo_box_t *dst, colo_dtype_t to,
-                                               const colo_box_t *src, const colo_dtype_t *from,
-                                               int32_t n, colo_stream_t stream);
+/* @n sums, none of which reads what another one writes. As few launches as it takes. */
+typedef colo_status_t (*colo_box_sums_fn)(const colo_mixed_sum_t *sums, int32_t n,
+                                          colo_stream_t stream);
 
 /* What one call has asked the driver: once for the current device, once for each pointer. Zeroed
  * when the call begins. */
@@ -103,7 +103,7 @@ typedef struct colo_ops {
     colo_box_list_fn box_list;
     colo_box_shift_fn box_shift;
     colo_box_sum_fn box_sum;
-    colo_box_sum_mixed_fn box_sum_mixed; /* of host memory; else NULL */
+    colo_box_sums_fn box_sums;
     /* to = wide + half for @n contiguous elements: wide is fp32 (NULL: zeros), half is bf16 or
      * fp16,
      * @dtype. @to is of @to_dtype, fp32 or @dtype, and is rounded once; it may be wide or half

@@ -371,6 +371,29 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     return colo_cuda_report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
 }
 
+static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stream_t stream)
+{
+    colo_queries_t q = {0};
+    for (int32_t i = 0; i < n; i++) { /* few addends come from other than a sum's own tensor */
+        const colo_mixed_sum_t *s = &sums[i];
+        bool fits = s->n >= 1 && s->n <= COLO_MAX_ADDENDS && (unsigned)s->dtype <= COLO_F16;
+        for (int32_t k = 0; fits && k < s->n; k++)
+            fits = (unsigned)s->from_dtype[k] <= COLO_F16 &&
+                   (s->from_dtype[k] == COLO_F64) == (s->dtype == COLO_F64);
+        if (!fits)
+            return colo_fail(
+                COLO_ERR_ARG,
+                "sum: %d addends into dtype %d, expected 1..%d of bf16, f16 and f32, or "
+                "of f64 alone",
+                (int)s->n, (int)s->dtype, COLO_MAX_ADDENDS);
+        if (i == 0 && !is_empty(&s->to)) {
+            COLO_TRY(colo_cuda_pointer(&q, s->to.data, "sum: destination"));
+            COLO_TRY(colo_cuda_pointer(&q, s->from[0].data, "sum: addend"));
+        }
+    }
+    return colo_cuda_report(colo_k_box_sums(sums, n, stream), "sum");
+}
+
 static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream)
 {
@@ -407,6 +430,7 @@ static const colo_ops_t colo_ops_cuda = {
     .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
+    .box_sums = box_sums,
     .half_sum = half_sum,
     .box_list = box_list,
     .box_shift = box_shift,

@@ -28,6 +28,7 @@ struct boxes {
     int64_t n, last;
     size_t elem;
     colo_dtype_t dtype;
+    const colo_dtype_t *from; /* of a mixed sum, [n] */
     colo_box_t box[]; /* [n] destinations, [n] sources; of a sum the destination and n sources */
 };
 
@@ -40,11 +41,15 @@ static void boxes_run(void *arg)
 static cudaError_t boxes(const struct boxes *like, const colo_box_t *dst, int64_t ndst,
                          const colo_box_t *src, cudaStream_t stream)
 {
-    const size_t bytes = sizeof *like + (size_t)(ndst + like->n) * sizeof *dst;
+    const size_t head = sizeof *like + (size_t)(ndst + like->n) * sizeof *dst;
+    const size_t types = like->from ? (size_t)like->n * sizeof *like->from : 0,
+                 bytes = head + types;
     struct boxes *b = malloc(bytes);
     *b = *like;
     memcpy(b->box, dst, (size_t)ndst * sizeof *dst);
     memcpy(b->box + ndst, src, (size_t)like->n * sizeof *src);
+    if (types)
+        memcpy((char *)b + head, like->from, types);
     const cudaError_t e = fake_enqueue(stream, boxes_run, NULL, b, bytes);
     free(b);
     return e;
@@ -63,6 +68,16 @@ static void shift_boxes(const struct boxes *b)
 static void sum_boxes(const struct boxes *b)
 {
     (void)colo_ops_host.box_sum(b->box, b->box + 1, (int32_t)b->n, b->dtype, NULL);
+}
+
+static void sum_mixed(const struct boxes *b)
+{
+    const colo_mixed_sum_t s = {.to = b->box[0],
+                                .from = b->box + 1,
+                                .from_dtype = (const colo_dtype_t *)(b->box + 1 + b->n),
+                                .dtype = b->dtype,
+                                .n = (int32_t)b->n};
+    (void)colo_ops_host.box_sums(&s, 1, NULL);
 }
 
 cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
@@ -88,6 +103,20 @@ cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t
 {
     FAKE_ENTER();
     return boxes(&(struct boxes){.fn = sum_boxes, .n = n, .dtype = dtype}, dst, 1, src, stream);
+}
+
+cudaError_t colo_k_box_sums(const colo_mixed_sum_t *sums, int32_t n, cudaStream_t stream)
+{
+    cudaError_t e = cudaSuccess;
+    for (int32_t i = 0; i < n && e == cudaSuccess; i++) {
+        FAKE_ENTER();
+        e = boxes(&(struct boxes){.fn = sum_mixed,
+                                  .n = sums[i].n,
+                                  .dtype = sums[i].dtype,
+                                  .from = sums[i].from_dtype},
+                  &sums[i].to, 1, sums[i].from, stream);
+    }
+    return e;
 }
 
 struct half {

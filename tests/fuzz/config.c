@@ -29,7 +29,6 @@ static void plan(fuzz_t *f)
     TAKE(f, c);
     MEND_BOOL(c.no_grad);
     MEND_BOOL(c.one_level);
-    MEND_BOOL(c.single_addends);
     c.src = c.src ? &src : NULL;
     c.dst = c.dst ? &dst : NULL;
     c.nodes = NULL;

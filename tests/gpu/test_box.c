@@ -369,6 +369,112 @@ T_CASE(sums_of_any_finite_bits_are_the_hosts)
         run_sum(counts[i / 4 % 5], floats[i % 4], true);
 }
 
+/* ---- sums of several dtypes ---- */
+
+typedef struct mixed {
+    colo_mixed_sum_t sum;
+    int64_t offset[COLO_MAX_ADDENDS + 1];
+    colo_box_t box[COLO_MAX_ADDENDS + 1]; /* the destination, then the addends */
+    colo_dtype_t dtype[COLO_MAX_ADDENDS + 1];
+} mixed_t;
+
+/* Draws a sum of @n addends behind @capacity bytes of the arena; returns where it ends. */
+static int64_t draw_mixed(mixed_t *m, int n, int64_t capacity)
+{
+    static const colo_dtype_t narrow[] = {COLO_F32, COLO_BF16, COLO_F16};
+    const bool wild = t_below(&rng, 3) == 0, f64 = t_below(&rng, 16) == 0;
+    int64_t extent[3], stride[3];
+    draw_extent(extent);
+    int64_t span = draw_strides(extent, stride);
+    for (int i = 0; i <= n; i++) {
+        m->dtype[i] = f64 ? COLO_F64 : narrow[t_below(&rng, 3)];
+        const int64_t elem = (int64_t)colo_dtype_size(m->dtype[i]);
+        if (wild)
+            span = draw_strides(extent, stride);
+        m->box[i] = box(NULL, extent, stride);
+        m->offset[i] = capacity + (wild ? elem * t_below(&rng, 8) : 0);
+        capacity = (m->offset[i] + span * elem + 63) & ~INT64_C(63);
+    }
+    if (t_below(&rng, 3) == 0) { /* in place of an addend */
+        const int64_t q = 1 + t_below(&rng, n);
+        m->box[0] = m->box[q];
+        m->dtype[0] = m->dtype[q];
+        m->offset[0] = m->offset[q];
+    }
+    m->sum = (colo_mixed_sum_t){.from = m->box + 1, .from_dtype = m->dtype + 1, .n = n};
+    return capacity;
+}
+
+static int64_t index_in(const colo_box_t *b, int64_t i, int64_t j, int64_t k)
+{
+    return i * b->stride[0] + j * b->stride[1] + k * b->stride[2];
+}
+
+/* Fills the addends, then adds them up in place, by the rule. */
+static void fill_mixed(const mixed_t *m, unsigned char *arena, bool adds)
+{
+    const int64_t *e = m->box[0].extent;
+    double v[COLO_MAX_ADDENDS];
+    for (int64_t i = 0; i < e[0]; i++)
+        for (int64_t j = 0; j < e[1]; j++)
+            for (int64_t k = 0; k < e[2]; k++) {
+                for (int a = 1; a <= m->sum.n; a++)
+                    if (adds)
+                        v[a - 1] = loss_load(m->dtype[a], arena + m->offset[a],
+                                             index_in(&m->box[a], i, j, k));
+                    else
+                        loss_store(
+                            m->dtype[a], arena + m->offset[a], index_in(&m->box[a], i, j, k),
+                            loss_round(m->dtype[a], loss_round(COLO_F32, 8 * t_uniform(&rng) - 4)));
+                if (adds)
+                    loss_store(m->dtype[0], arena + m->offset[0], index_in(&m->box[0], i, j, k),
+                               sum_rule(m->dtype[0], v, m->sum.n));
+            }
+}
+
+/* @n sums of at most @most addends in one call. */
+static void run_mixed(int n, int most)
+{
+    mixed_t *m = calloc((size_t)n, sizeof *m);
+    colo_mixed_sum_t *sums = calloc((size_t)n, sizeof *sums);
+    const int64_t off = t_below(&rng, 6) == 0; /* a byte */
+    int64_t capacity = 0;
+    for (int i = 0; i < n; i++)
+        capacity = draw_mixed(&m[i], 1 + (int)t_below(&rng, most), capacity);
+    unsigned char *host = random_bytes(capacity), *got = malloc((size_t)capacity);
+    for (int i = 0; i < n; i++)
+        fill_mixed(&m[i], host, false);
+    unsigned char *device = gpu_put(NULL, (size_t)(capacity + off));
+    assert_cuda(t_to_device(device + off, host, (size_t)capacity));
+    for (int i = 0; i < n; i++) {
+        for (int a = 0; a <= m[i].sum.n; a++)
+            m[i].box[a].data = device + off + m[i].offset[a];
+        sums[i] = m[i].sum;
+        sums[i].to = m[i].box[0];
+        sums[i].dtype = m[i].dtype[0];
+    }
+    assert_ok(gpu_ops()->box_sums(sums, n, NULL));
+    gpu_get(got, device + off, (size_t)capacity);
+    for (int i = 0; i < n; i++)
+        fill_mixed(&m[i], host, true);
+    for (int64_t i = 0; i < capacity; i++)
+        if (got[i] != host[i])
+            fail_msg("%d sums of up to %d addends: byte %lld is %02x, expected %02x", n, most,
+                     (long long)i, got[i], host[i]);
+    gpu_free(device);
+    free(m);
+    free(sums);
+    free(host);
+    free(got);
+}
+
+T_CASE(lists_of_sums_of_several_dtypes_follow_the_rule_to_the_bit)
+{
+    static const int sizes[][2] = {{1, 1}, {1, 8}, {8, 3}, {9, 8}, {70, 4}, {5, 12}, {2, 256}};
+    for (int64_t i = 0; i < t_scaled(112); i++)
+        run_mixed(sizes[i % 7][0], sizes[i % 7][1]);
+}
+
 T_CASE(sums_of_nothing_or_of_integers_are_refused)
 {
     const int64_t extent[3] = {1, 1, 4}, none[3] = {0, 1, 4}, stride[3] = {4, 4, 1};

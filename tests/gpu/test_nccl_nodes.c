@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_nccl_nodes.c - bridges between 4 GPUs on two nodes of two, as COLO_NODE says: what both
- * ranks of a node need crosses once and is passed on inside. == on every byte against the oracle,
- * and the bits of one level, also of captured calls.
+ * ranks of a node need crosses once and is passed on inside; their addends of a gradient are added
+ * up inside, and the sum crosses. == on every byte against the oracle, and the bits of one level,
+ * or of a bridge of host memory on the same nodes, also of captured calls.
  */
 #include "gpu/gpu_ranks.h"
 #include "gpu/pairs.h"
@@ -111,6 +112,24 @@ T_CASE(boxes_of_several_mebibytes_are_passed_on)
     run_on("0,0,1,1", large_cases, NULL);
 }
 
+/* Rank 0 gets sums of three ranks in fp32, twice the bytes of all else that it sends or gets, and
+ * not in one piece: half of the rows of two samples. */
+static colo_status_t large_sums(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = t_between("cp=2", "cp=3@1", 2, 120, 1024);
+    bool relayed;
+    c.output = COLO_FULL_SEQ;
+    c.grad = COLO_PARTIAL;
+    c.dtype = COLO_BF16;
+    c.stride = T_PADDED;
+    return run_case(r, &c, &relayed);
+}
+
+T_CASE(sums_of_more_bytes_than_all_else_arrive)
+{
+    run_on("a,b,b,b", large_sums, NULL);
+}
+
 /* ---- bits of one level ---- */
 
 /* A bridge on one level and one on two, and their tensors: the same inputs. */
@@ -155,9 +174,36 @@ static colo_status_t both_ways(struct both *b, int two, cudaStream_t stream)
     return colo_bridge_backward(b->bridge[two], &t[T_DY2], &t[T_DX2], stream);
 }
 
+static bool partial(const t_case_t *c)
+{
+    return c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
+}
+
+/* The gradient that a bridge of host memory makes of the same d_y, on the same nodes. */
+static colo_status_t gradient_on_host(t_gpu_rank_t *r, const t_case_t *c, const t_ragged_where_t *w,
+                                      colo_tensor_t t[T_FOUR])
+{
+    colo_bridge_t *bridge = NULL;
+    colo_tensor_t in = t[T_DY2], out = t[T_DX2];
+    const size_t n = (size_t)colo_tensor_count(&in) * sizeof(float),
+                 m = (size_t)colo_tensor_count(&out) * sizeof(float);
+    COLO_AUTOFREE char *d_y = malloc(n + 1), *d_x = calloc(m + 1, 1);
+    rank_check(d_y && d_x);
+    rank_try(w->get(w->arg, d_y, in.data, n));
+    in.mem = out.mem = COLO_HOST;
+    in.device = out.device = -1;
+    in.data = d_y;
+    out.data = d_x;
+    rank_try(t_case_bridge(&bridge, c, r->host, COLO_HOST));
+    rank_try(colo_bridge_backward(bridge, &in, &out, NULL));
+    colo_bridge_destroy(&bridge);
+    w->drop(w->arg, t[T_DX2].data);
+    return w->put(w->arg, d_x, m + 1, &t[T_DX2].data);
+}
+
 struct captured {
     t_case_t c;
-    int32_t two[RANKS]; /* by rank: passes of two levels */
+    int32_t two[RANKS], sums[RANKS]; /* by rank: passes of two levels, messages of sums */
 };
 
 /* Captured at once, never run before. */
@@ -171,6 +217,11 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
     rank_try(both_make(r, &g->c, &w, &b));
     g->two[r->rank] += relays(b.bridge[1], COLO_FORWARD) + relays(b.bridge[1], COLO_BACKWARD);
     rank_try(both_ways(&b, 0, r->stream));
+    rank_try(t_gpu_quiet(r));
+    if (partial(&g->c)) {
+        (void)colo_plan_sums(colo_bridge_plan(b.bridge[1]), COLO_BACKWARD, true, &g->sums[r->rank]);
+        rank_try(gradient_on_host(r, &g->c, &w, b.t[0]));
+    }
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
     const colo_status_t st = both_ways(&b, 1, r->stream);
@@ -199,7 +250,7 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
 static void captured_pairs(void (*runs)(t_gpu_fn fn, void *arg, size_t bytes))
 {
     static const t_pair_t pairs[] = {{"tp=2,dp=2", "cp=4"}, {"dp=2,tp=2", "cp=2,dp=2"}};
-    int32_t two = 0;
+    int32_t two = 0, sums = 0;
     for (int k = 0; k < 6; k++) {
         struct captured g = {.c = t_between(pairs[k % 2].src, pairs[k % 2].dst, 8, 16, 6)};
         g.c.output = k < 2 ? COLO_SHARDED : COLO_FULL_SEQ;
@@ -207,13 +258,15 @@ static void captured_pairs(void (*runs)(t_gpu_fn fn, void *arg, size_t bytes))
         g.c.axes = "th";
         g.c.dtype = COLO_F32;
         runs(replays, &g, sizeof g);
-        for (int r = 0; r < RANKS; r++)
+        for (int r = 0; r < RANKS; r++) {
             two += g.two[r];
+            sums += g.sums[r];
+        }
     }
-    assert_true(two > 30);
+    assert_true(two > 30 && sums > 3);
 }
 
-T_CASE(captured_calls_on_two_nodes_have_the_bits_of_one_level)
+T_CASE(captured_calls_on_two_nodes_have_the_stated_bits)
 {
     captured_pairs(run_on_nodes);
 }
@@ -232,7 +285,8 @@ T_CASE(uniform_tables_on_two_nodes_give_the_bits_of_the_uniform_bridge)
     run_on_nodes(t_ragged_tables, NULL, 0);
 }
 
-/* Rank 0 has all rows and ranks 1 to 3 need them: one of these gets them and sends them twice. */
+/* Rank 0 has all rows and ranks 1 to 3 need them: one of these gets them and sends them twice.
+ * @arg: are their gradients added up? a bool */
 static colo_status_t reserved(t_gpu_rank_t *r, void *arg)
 {
     const t_ragged_where_t w = t_where(r);
@@ -243,7 +297,8 @@ static colo_status_t reserved(t_gpu_rank_t *r, void *arg)
     t_ragged_t t;
     t_ragged_uniform(&t, &src, &dst, (ref_shape_t){5, 12, 256});
     t.dtype = "f32";
-    t.c.full = t.c.partial = true;
+    t.c.full = true;
+    t.c.partial = *(bool *)arg;
     rank_try(t_ragged_bridge(&bridge, &t, &o, r->gpus));
     const size_t first = colo_bridge_workspace_size(bridge);
     const colo_segments_t s = t_ragged_segments(&t);
@@ -259,7 +314,8 @@ static colo_status_t reserved(t_gpu_rank_t *r, void *arg)
 
 T_CASE(workspace_with_max_rows_holds_what_is_passed_on)
 {
-    run_on("a,b,b,b", reserved, NULL);
+    for (int adds = 0; adds < 2; adds++)
+        run_on("a,b,b,b", reserved, &(bool){adds});
 }
 
 /* ---- peers inside, NCCL between ---- */
@@ -321,7 +377,7 @@ T_CASE(unit_layouts_by_peers_inside_and_nccl_between_arrive)
     run_mixed(unit_cases, two, 0);
 }
 
-T_CASE(captured_calls_by_peers_and_nccl_have_the_bits_of_one_level)
+T_CASE(captured_calls_by_peers_and_nccl_have_the_stated_bits)
 {
     captured_pairs(run_mixed);
 }
@@ -331,6 +387,35 @@ T_CASE(random_batches_by_peers_and_nccl_arrive)
     int64_t n = t_scaled(150);
     (void)t_seed();
     run_mixed(t_ragged_batches, &n, 0);
+}
+
+/* Random batches whose gradients several ranks add up. */
+static colo_status_t ragged_sums(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = t_where(r);
+    int64_t left = t_scaled(120);
+    for (uint64_t seed = t_seed(); left > 0; seed++) {
+        t_ragged_t t;
+        t_ragged_random(&t, seed, r->size);
+        const t_ragged_options_t o = {.tensors = 2, .gap = (int64_t)(seed % 3), .where = &w};
+        colo_status_t st = COLO_OK;
+        if (t.c.partial && ref_side_addends(&t.c.dst) > 2) {
+            r->used = 0;
+            st = t_ragged_on(&t, &o, r->gpus);
+            left--;
+        }
+        if (st < 0)
+            st = colo_fail_prefix(st, "%s", t_ragged_text(&t));
+        t_ragged_free(&t);
+        rank_try(st);
+    }
+    return COLO_OK;
+}
+
+T_CASE(random_sums_by_peers_and_nccl_arrive)
+{
+    (void)t_seed();
+    run_mixed(ragged_sums, NULL, 0);
 }
 
 T_CASE(uniform_tables_by_peers_and_nccl_give_the_bits_of_the_uniform_bridge)

@@ -231,8 +231,7 @@ static int64_t least_addends(const t_ragged_t *t)
 
 static bool adds_up(const colo_batch_t *batch, const t_ragged_t *t)
 {
-    return several_nodes(batch) && !colo_plan_config(colo_batch_plan(batch))->single_addends &&
-           t->c.full && t->c.partial && ref_side_addends(&t->c.dst) > 1 &&
+    return several_nodes(batch) && t->c.full && t->c.partial && ref_side_addends(&t->c.dst) > 1 &&
            share_a_node(colo_plan_config(colo_batch_plan(batch)), &t->c.dst, true, true,
                         least_addends(t));
 }

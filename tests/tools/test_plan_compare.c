@@ -187,10 +187,6 @@ T_CASE(nodes_that_add_up_are_their_closed_form)
                    3 * (10e-6 + V / 8 / 100e9) + 20e-6 + V / 8 / 50e9 +
                        3 * (10e-6 + V / 16 / 100e9));
     json_decref(doc);
-    doc = compared(words("--compare tp=4,dp=4->tp=1,cp=8,dp=2:full:partial " SIZES
-                         " --ranks-per-node 4 --single-addends --json"));
-    assert_int(entry(doc, 0), "backward", "slow_bytes_total", 4 * V);
-    json_decref(doc);
 }
 
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 2^28: k = 2, C = 2, Dd = 2^16, V/(4 Dd) = 2^10 a rank and

@@ -46,11 +46,10 @@ static const char help[] =
     "  --nodes N,N,...      the node of each rank, in place of --ranks-per-node: nodes of any "
     "size, whose\n"
     "                       ranks need not follow each other\n"
-    "  --one-level          each rank of a node receives what it lacks by itself, as in bridges of\n"
-    "                       GPU memory; without it, data that several ranks of a node lack enter\n"
-    "                       the node once, and the ranks pass them on, as in bridges of host memory\n"
-    "  --single-addends     no node adds up partial gradients before they leave it, as in bridges of\n"
-    "                       GPU memory\n"
+    "  --one-level          each rank of a node receives what it lacks by itself; without it, "
+    "data\n"
+    "                       that several ranks of a node lack enter the node once, and the ranks\n"
+    "                       pass them on; gradients of a node are added up before they leave it\n"
     "  --src-stage X        pp stage that holds the encoder's output: last, any or a number\n"
     "                       (default last)\n"
     "  --dst-stage X        pp stage that consumes it (default 0)\n"
@@ -112,7 +111,6 @@ static const char examples[] =
     X(RANKS_PER_NODE, .name = "--ranks-per-node")                                   \
     X(NODES, .name = "--nodes")                                                     \
     X(ONE_LEVEL, .name = "--one-level", .flag = true)                               \
-    X(SINGLE_ADDENDS, .name = "--single-addends", .flag = true)                     \
     X(SRC_STAGE, .name = "--src-stage")                                             \
     X(DST_STAGE, .name = "--dst-stage")                                             \
     X(SP, .name = "--sp")                                                           \
@@ -289,7 +287,6 @@ static int read_common(plan_ask_t *ask, int *sp)
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
     TOOL_TRY(read_nodes(c));
     c->one_level = options[OPT_ONE_LEVEL].given;
-    c->single_addends = options[OPT_SINGLE_ADDENDS].given;
     ask->max_ranks = 64;
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
     TOOL_TRY(read_model(ask));
