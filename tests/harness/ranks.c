@@ -111,6 +111,11 @@ bool t_ranks_are_threads(void)
     return kind() == THREADS;
 }
 
+bool t_ranks_are_forked(void)
+{
+    return kind() != THREADS && kind() != MPI;
+}
+
 int32_t t_ranks_most(void)
 {
     return kind() == MPI ? (int32_t)mpi->size : 4096;

@@ -39,6 +39,7 @@ void t_share(void *data, size_t bytes);
 void t_unshare(void *data);
 
 bool t_ranks_are_threads(void);
+bool t_ranks_are_forked(void); /* anew in each run */
 /* How many ranks there can be: 4096, or the processes that mpirun started. */
 int32_t t_ranks_most(void);
 

@@ -4,9 +4,9 @@
  * batches in it, sometimes abort it, destroy it and make the next one, until the time is over or
  * WORLDS were made. T_RANKS says what a rank is (harness/ranks.h). tools/soak.sh runs it.
  *
- * Each value that arrives is compared with the integer oracle. After the first WARM worlds no
- * process may have more descriptors, threads, heap or device memory than it had then. World number
- * k comes from SEED + k alone, so "soak 600 SEED+k 1" repeats it. Where tensors are: soak.h.
+ * Each value that arrives is compared with the integer oracle. After the first T_HELD_WARM worlds
+ * no process may have more descriptors, threads, heap or device memory than it had then. World
+ * number k comes from SEED + k alone, so "soak 600 SEED+k 1" repeats it. Where tensors are: soak.h.
  */
 #include "soak/soak.h"
 
@@ -15,70 +15,15 @@
 
 #include <colobridge/bootstrap.h>
 
-#include <dirent.h>
-#include <malloc.h>
-
-enum { CASES = 12, WARM = 8 };
+enum { CASES = 12 };
 
 typedef struct soak {
     uint64_t seed;
     double until;
     int64_t most; /* worlds; 0: any number */
     int64_t worlds, cases, aborts, stop;
+    t_held_t held;
 } soak_t;
-
-/* ---- what a process holds ---- */
-
-typedef struct held {
-    int64_t fds, threads, heap, device;
-} held_t;
-
-static int64_t entries(const char *folder)
-{
-    int64_t n = 0;
-    DIR *dir = opendir(folder);
-    while (dir && readdir(dir))
-        n++;
-    if (dir)
-        closedir(dir);
-    return n;
-}
-
-static held_t held_now(void)
-{
-    const struct mallinfo2 m = mallinfo2();
-    return (held_t){entries("/proc/self/fd"), entries("/proc/self/task"),
-                    (int64_t)(m.uordblks + m.hblkhd), soak_device_bytes()};
-}
-
-static bool has_grown(const held_t *now, const held_t *first)
-{
-    return now->fds > first->fds || now->threads > first->threads ||
-           now->heap - first->heap > soak_heap_slack() ||
-           now->device > first->device + soak_device_slack;
-}
-
-/* @s: after a world. What an abort left to threads of NCCL has a second to end. */
-static colo_status_t compare_held(const soak_t *s)
-{
-    static held_t first;
-    held_t now = held_now();
-    if (s->worlds <= WARM)
-        first = now;
-    for (int i = 0; i < 100 && has_grown(&now, &first); i++) {
-        usleep(10000);
-        now = held_now();
-    }
-    if (has_grown(&now, &first))
-        return colo_fail(COLO_ERR_STATE,
-                         "leak: after %lld worlds %lld descriptors, %lld threads, %lld bytes of "
-                         "heap, %lld of devices; after %d worlds %lld, %lld, %lld, %lld",
-                         (long long)s->worlds, (long long)now.fds, (long long)now.threads,
-                         (long long)now.heap, (long long)now.device, (int)WARM,
-                         (long long)first.fds, (long long)first.threads, (long long)first.heap,
-                         (long long)first.device);
-    return COLO_OK;
-}
 
 /* ---- a world ---- */
 
@@ -191,7 +136,7 @@ static colo_status_t one_process(colo_comm_t *first, void *arg)
         colo_comm_destroy(&world);
         rank_try(unless_aborted(s, st));
         count(s, colo_comm_rank(first) == 0);
-        rank_try(compare_held(s));
+        rank_try(t_held_compare(&s->held, s->worlds));
     }
 }
 
@@ -201,7 +146,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: soak SECONDS SEED [WORLDS]; tools/soak.sh runs it\n");
         return 2;
     }
-    soak_t s = {.seed = strtoull(argv[2], NULL, 0), .most = argc > 3 ? atoll(argv[3]) : 0};
+    soak_t s = {.seed = strtoull(argv[2], NULL, 0), .most = argc > 3 ? atoll(argv[3]) : 0,
+                .held = {.heap_slack = soak_heap_slack(), .device_slack = soak_device_slack,
+                         .device_bytes = soak_device_bytes}};
     s.until = colo_now() + atof(argv[1]);
     const char *kind = getenv("T_RANKS");
     colo_status_t st = COLO_OK;
@@ -210,14 +157,14 @@ int main(int argc, char **argv)
         return T_EXIT_SKIP;
     if (t_ranks_most() < ranks)
         return fprintf(stderr, "soak: %d ranks, expected %d\n", (int)t_ranks_most(), (int)ranks), 2;
-    if (kind && strcmp(kind, "sockets") == 0) {
+    if (t_ranks_are_forked()) {
         st = t_run_ranks(ranks, one_process, &s, sizeof s);
     } else {
         while (st == COLO_OK && !s.stop) {
             st = t_run_ranks(ranks, one_world, &s, sizeof s);
             if (st == COLO_OK && !s.stop) {
                 count(&s, true);
-                st = compare_held(&s);
+                st = t_held_compare(&s.held, s.worlds);
             }
         }
     }

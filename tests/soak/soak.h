@@ -6,6 +6,7 @@
 #include "harness/harness.h"
 
 #include "harness/bridge_random.h"
+#include "harness/held.h"
 #include "harness/ragged_run.h"
 
 #include <unistd.h>
