@@ -71,6 +71,14 @@ colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, con
     return w->summing ? colo_node_sums_group(w) : COLO_OK;
 }
 
+/* How many addends of the held block @node has. */
+static int64_t held_on(colo_builder_t *w, int64_t node)
+{
+    const colo_source_t *held = w->source_nodes.items;
+    return colo_source_find(w, held, w->source_nodes.n, node + 1, -1) -
+           colo_source_find(w, held, w->source_nodes.n, node, -1);
+}
+
 static int by_node_and_block(const void *a, const void *b)
 {
     const int64_t *x = a, *y = b;
@@ -80,8 +88,37 @@ static int by_node_and_block(const void *a, const void *b)
     return 0;
 }
 
-colo_status_t colo_gateways_share_node(const colo_builder_t *w, const colo_side_t *side,
-                                       bool addends, int64_t least, bool *share)
+/* Does @node lack anything of what @rank, which is there, needs of @hold? A ragged batch may bring
+ * any rows. */
+static colo_status_t is_lacking(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
+                                int64_t rank, int64_t node, bool *lacks)
+{
+    const colo_shape_t *s = &w->cfg->shape;
+    int64_t coords[COLO_MAX_DIMS];
+    colo_bounds_t x = {.runs = {0}};
+    colo_block_t b;
+    colo_extent_t extent;
+    colo_status_t st = COLO_OK;
+    *lacks = w->ragged || s->samples == 0 || s->rows == 0 || s->features == 0;
+    (void)colo_grid_coords(&need->layout->grid, rank, coords);
+    if (*lacks || !colo_block_box(w, need, coords, &x))
+        return COLO_OK;
+    COLO_TRY_GOTO(st, colo_block_rows(need, coords, NULL, &x.runs), done);
+    COLO_TRY_GOTO(st, colo_blocks_intersect(w, hold, &x, w->fed), done);
+    for (int64_t i = 0; i < w->fed[0].n * w->fed[1].n * w->fed[2].n && !*lacks; i++) {
+        colo_blocks_nth(w->fed, i, coords, &extent);
+        colo_block_of(hold, coords, &b);
+        COLO_TRY_GOTO(st, colo_gateways_hold(w, hold, &b), done);
+        *lacks = held_on(w, node) < w->naddends;
+    }
+done:
+    colo_runs_deinit(&x.runs);
+    return st;
+}
+
+colo_status_t colo_gateways_share_node(colo_builder_t *w, const colo_side_t *side,
+                                       const colo_side_t *hold, bool addends, int64_t least,
+                                       bool *share)
 {
     enum { LARGE = 1024 }; /* ranks that are looked at */
     const colo_grid_t *g = &side->layout->grid;
@@ -113,11 +150,15 @@ colo_status_t colo_gateways_share_node(const colo_builder_t *w, const colo_side_
         n++;
     }
     qsort(key, (size_t)n, sizeof *key, by_node_and_block);
-    for (int64_t i = 1, k = 1; i < n && !*share; i++) {
-        k = key[i][0] != key[i - 1][0] || key[i][1] != key[i - 1][1]
-                ? 1
-                : k + (key[i][2] != key[i - 1][2]);
+    for (int64_t i = 0, k = 0; i < n && !*share; i++) {
+        const bool first = i == 0 || key[i][0] != key[i - 1][0] || key[i][1] != key[i - 1][1];
+        const bool other = first || key[i][2] != key[i - 1][2];
+        k = first ? 1 : k + other;
         *share = k >= least;
+        if (k == least && other && hold)
+            COLO_TRY(is_lacking(w, side, hold, key[i][2], key[i][0], share));
+        else if (hold)
+            *share = false;
     }
     return COLO_OK;
 }
@@ -142,7 +183,7 @@ colo_status_t colo_gateways_need(colo_builder_t *w)
 colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination)
 {
     const int64_t node = colo_location_of(w->cfg, destination).node;
-    const colo_source_t *all = w->node_destinations.items, *held = w->source_nodes.items;
+    const colo_source_t *all = w->node_destinations.items;
     colo_destinations_t g = {0};
     if (!w->several_nodes)
         return g;
@@ -150,10 +191,7 @@ colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination)
     g.n = colo_source_find(w, all, w->node_destinations.n, node + 1, -1) - lo;
     g.items = all + lo;
     g.mine = colo_source_find(w, g.items, g.n, node, destination);
-    g.enters = !w->cfg->one_level && g.n > 1 &&
-               colo_source_find(w, held, w->source_nodes.n, node + 1, -1) -
-                       colo_source_find(w, held, w->source_nodes.n, node, -1) <
-                   w->naddends;
+    g.enters = !w->cfg->one_level && g.n > 1 && held_on(w, node) < w->naddends;
     return g;
 }
 

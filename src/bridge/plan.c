@@ -197,10 +197,12 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     w->sum_elem = elem < 4 ? w->elem * 4 / (size_t)elem : w->elem; /* of fp32 */
     if (w->several_nodes && !cfg->one_level && !w->asked[pass]) {
         w->asked[pass] = true;
-        COLO_TRY(colo_gateways_share_node(w, need, false, 2, &w->relays[pass]));
+        COLO_TRY(colo_gateways_share_node(w, need, hold, false, 2, &w->relays[pass]));
         if (addends > 1 && colo_dtype_is_float(cfg->dtype))
-            COLO_TRY(colo_gateways_share_node(w, hold, true, (int64_t)(w->sum_elem / w->elem) + 1,
-                                              &w->adds_up));
+            COLO_TRY(colo_gateways_share_node(w, hold, NULL, true,
+                                              (int64_t)(w->sum_elem / w->elem) + 1, &w->adds_up));
+        if (w->adds_up) /* for some node */
+            COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->adds_up));
     }
     plan->two_levels[pass] = w->relays[pass];
     w->summing = addends > 1 && w->adds_up;

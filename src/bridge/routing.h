@@ -143,10 +143,12 @@ typedef struct colo_gateway_share {
 
 /* Which nodes hold @b, with all its addends. */
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b);
-/* Are @least ranks on one node that need the same, or @least addends of a block? In large worlds
- * they are taken to be. The same on all ranks. */
-colo_status_t colo_gateways_share_node(const colo_builder_t *w, const colo_side_t *side,
-                                       bool addends, int64_t least, bool *share);
+/* Are @least ranks on one node that need the same, of which the node lacks something of @hold (NULL:
+ * never mind), or @addends: @least addends of a block? In large worlds they are taken to be. The same
+ * on all ranks. */
+colo_status_t colo_gateways_share_node(colo_builder_t *w, const colo_side_t *side,
+                                       const colo_side_t *hold, bool addends, int64_t least,
+                                       bool *share);
 /* Sorts w->destinations by node. */
 colo_status_t colo_gateways_need(colo_builder_t *w);
 colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination);

@@ -144,17 +144,21 @@ static colo_status_t counting_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-/* And one more if a node can add up: one for sums, one for what several of its ranks need. */
-T_CASE(pass_in_which_no_two_ranks_of_a_node_need_the_same_has_one_exchange)
+/* One, and one more if a node can add up what another one lacks, and one if several ranks of a node
+ * need what it lacks. */
+T_CASE(pass_has_no_exchange_that_can_carry_nothing)
 {
     static const struct {
         const char *src, *dst;
         int exchanges[2][2]; /* PARTIAL, SHARDED; by pass */
-    } row[] = {{"tp=1,dp=8", "tp=1,cp=2,dp=4", {{2, 2}, {1, 1}}},
-               {"tp=8,dp=1", "tp=1,cp=2,dp=4", {{2, 3}, {1, 2}}},
-               {"tp=2,dp=4", "tp=1,cp=2,dp=4", {{2, 3}, {1, 2}}},
+    } row[] = {/* nothing crosses, though ranks of a node need the same */
+               {"tp=1,dp=8", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}},
+               {"tp=2,dp=4", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}},
+               /* nor forward */
+               {"tp=8,dp=1", "tp=1,cp=2,dp=4", {{1, 3}, {1, 2}}},
                /* copies on two nodes */
-               {"dp=4,tp=2", "tp=1,cp=2,dp=4", {{2, 2}, {1, 1}}},
+               {"dp=4,tp=2", "tp=1,cp=2,dp=4", {{1, 2}, {1, 1}}},
+               {"dp=8", "cp=8", {{2, 2}, {1, 1}}},
                /* the addends of a block on two nodes */
                {"tp=2,dp=4", "tp=4,cp=2,dp=1", {{2, 2}, {2, 2}}}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
@@ -162,7 +166,7 @@ T_CASE(pass_in_which_no_two_ranks_of_a_node_need_the_same_has_one_exchange)
             counted_t k = {
                 .c = {.src = t_side(row[i].src, true),
                       .dst = t_side(row[i].dst, false),
-                      .shape = {8, 8, 4},
+                      .shape = {8, 16, 4},
                       .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
                       .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL,
                       .ranks_per_node = 4},
