@@ -47,6 +47,7 @@ def steps(n):
         'bridge': (MEASURED, 240, [sys.executable, 'bench/bridge-table.py', '--perf',
                                    str(BUILD / 'tools/colo-perf'), '--gpus', str(n)], None),
         'losses': (MEASURED, 120, [str(BUILD / 'bench/bench-loss-ranks'), str(n)], None),
+        'nodes': (MEASURED, 120, [str(BUILD / 'bench/bench-nodes'), str(n)], None), # two hosts of n / 2
         'megatron': (CORRECT, 120, [*torchrun, 'python/tests/mimo_training.py'], 'megatron'),
         'torch_mimo': (CORRECT, 90, mimo, 'torch'),
         'torch_mimo-ragged': (CORRECT, 90, [*mimo, '--ragged'], 'torch'),
@@ -75,7 +76,7 @@ def build():
 install_missing test
 configure build-gpu --buildtype=release -Dcuda=enabled -Dnccl=enabled -Dtests=enabled -Dtools=enabled -Dexamples=enabled
 mapfile -t programs < <(ninja -C build-gpu -t targets all | sed -n 's,^\\(tests/gpu/.*\\.run\\): .*,\\1,p')
-build build-gpu all bench/bench-loss-ranks "${programs[@]}"'''
+build build-gpu all bench/bench-loss-ranks bench/bench-nodes "${programs[@]}"'''
     subprocess.run(['bash', '-euo', 'pipefail', '-c', script], cwd=ROOT, check=True)
 
 
