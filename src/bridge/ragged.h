@@ -152,8 +152,8 @@ typedef struct colo_ragged_bridge {
     colo_ragged_steps_t steps;
     colo_list_t carried, each; /* of the call that is under way */
     bool merged;
-    int64_t unit; /* p2p: bytes of a feature of the plan in the widest tensor so far */
-    int64_t max_rows;           /* of a source rank; 0: any */
+    int64_t unit;     /* p2p: bytes of a feature of the plan in the widest tensor so far */
+    int64_t max_rows; /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
 } colo_ragged_bridge_t;
 
