@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import _structs as s
 from ..comm import Comm
@@ -34,18 +34,10 @@ D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 
 
-class Of(NamedTuple):
-    """How a loss that makes its gradients in forward is reduced. mean: the value is num / den. den: what
-    the caller divides by; None: the tokens of the group, or the sum of their weights. side: where what has no
-    gradient goes."""
-    den: Any
-    group: Comm
-    mean: bool
-    side: list[Any]
-    weights: Any = None  # of each token
-    entropy: bool = False  # is the sum of entropies wanted too; then backward may run twice
-
-
+# How a loss that makes its gradients in forward is reduced: what the caller divides by, or None for the tokens of the
+# group, or the sum of their weights; the group; is the value num / den; where what has no gradient goes; weights of
+# tokens or None; is the sum of entropies wanted too, so that backward may run twice. A plain tuple costs least.
+Of = tuple[Any, Comm, bool, list[Any], Any, bool]
 # Of one call, for the autograd functions: its plan, vocabulary group, head's group, main_grad of weight and
 # bias, and whether a backward is to be prepared (inside of a function autograd does not say).
 Call = tuple[LinearPlan, Comm, Comm | None, Any, bool]
@@ -135,21 +127,20 @@ def functions() -> tuple[Any, Any]:
                 groups.heard(head_comm, why)
                 groups.refuse(group, why)
                 raise
-            ctx.main, ctx.made, ctx.need, ctx.dtype, ctx.real = main, made, need, plan.dtype, plan.real
-            ctx.early, ctx.ready, ctx.comm = early, ready, comm
+            ctx.of = main, need, early, ready, comm
+            ctx.made = made
             if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
                 ctx.save_for_backward(*made, hidden, weight, bias, target)
                 ctx.set_materialize_grads(False)
                 ctx.made = ()
-            value, num, tokens, ctx.factor = ready.total(mean and den is None, weights, group)
+            value, num, tokens, factor = ready.total(mean and den is None, weights, group)
             del losses
             if den is not None:
-                ctx.factor = 1 / den
-                value = (num * ctx.factor).to(plan.real)
-            if ctx.factor.dim() == 0:
-                ctx.factor = ctx.factor.reshape(1)
-            side += [num, tokens, *out[1:]]
-            if not of.entropy:
+                factor = 1 / den
+                value = (num * factor).to(plan.real)
+            ctx.factor = factor if weights is None and den is None else factor.reshape(1)
+            side += num, tokens, *out[1:]
+            if not ctx.entropy:
                 return value
             return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
 
@@ -159,29 +150,30 @@ def functions() -> tuple[Any, Any]:
             if ctx.made is None:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
                                   "mode=\"logprob\" keeps what a second one needs")
-            made, main = ctx.made, ctx.main
+            made, (main, needs, early, ready, comm) = ctx.made, ctx.of
+            plan = ready.plan
             # The factor is not 0-dim: then the dtype of what multiplies would not count.
-            by = None if g is None else (ctx.factor * g).to(ctx.real)
-            if ctx.early:
-                ctx.ready.core.alive()
+            by = None if g is None else (ctx.factor * g).to(plan.real)
+            if early:
+                ready.core.alive()
                 saved = saved_tensors(ctx, 'linear_nll: hidden, weight, bias or target')
                 try:
-                    made = ctx.ready.backward(ctx.comm, saved, ctx.kept, None, main, by)
+                    made = ready.backward(comm, saved, ctx.kept, None, main, by)
                 except BaseException as why:
-                    groups.heard(ctx.comm, why)
+                    groups.heard(comm, why)
                     raise
                 if saved[6] is not None:
                     ctx.made = None
-                return (*(d if need else None for d, need in zip(made, ctx.need)), None, None, None)
+                return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
             if ctx.entropy:
                 *made, hidden, weight, bias, target = saved_tensors(
                     ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
             else:
                 ctx.made = None
             if g_entropy is not None:
-                ctx.ready.core.alive()
-                more, by_more = (ctx.ready.entropy(ctx.comm, hidden, weight, bias, target),
-                                 g_entropy.to(ctx.real).reshape(1))
+                ready.core.alive()
+                more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
+                                 g_entropy.to(plan.real).reshape(1))
                 if by is not None:
                     more = [None if e is None else d * by + e * by_more for d, e in zip(made, more)]
                     by_more = torch.ones_like(by)
@@ -195,8 +187,8 @@ def functions() -> tuple[Any, Any]:
                         sums.addcmul_(grad, by.to(sums.dtype))
                 d_weight = d_bias = None
             return (*(None if d is None or not need else torch.mul(d, by, out=(
-                d if d.dtype is ctx.dtype and not ctx.entropy else torch.empty_like(d, dtype=ctx.dtype)))
-                      for d, need in zip((d_hidden, d_weight, d_bias), ctx.need)), None, None, None)
+                d if d.dtype is plan.dtype and not ctx.entropy else torch.empty_like(d, dtype=plan.dtype)))
+                      for d, need in zip((d_hidden, d_weight, d_bias), needs)), None, None, None)
 
     return Linear, LinearLoss
 
@@ -226,7 +218,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     head_comm: Comm | None = None
     main = None
     try:
-        if hasattr(weight, 'ds_tensor') and weight.numel() == 0:
+        if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):
             weight, head_group, head_rows, head_partition = partitioned(weight, head_group)
         if main_grad:
             main = main_grads(what, weight, bias)
@@ -491,5 +483,5 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             return out[0] if weights is None else out[0] * weights
         return reduced(out[0], out[1], weights, mean, group)
     side: list[Any] = []
-    value = functions()[1].apply(*tensors, Of(None, group, mean, side, weights), o)
-    return Loss(value, side[0], side[1])
+    value = functions()[1].apply(*tensors, (None, group, mean, side, weights, False), o)
+    return Loss(value, *side)

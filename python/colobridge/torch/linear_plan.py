@@ -170,7 +170,7 @@ class _Ready:
         # of loss() and total(), which only forwards call, one at a time
         self.sums = s.LogprobOut()
         self.at_sums = address(self.sums)
-        self.numbers, self.mean_call, self.addresses = HostWorkspace(), MeanCall(plan.mean), (0, 0, 0)
+        self.numbers, self.mean_call, self.addresses, self.placed = HostWorkspace(), MeanCall(plan.mean), (0, 0, 0), 0
 
     def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
              place: Any) -> Any:
@@ -186,7 +186,8 @@ class _Ready:
             self.hidden.data = whole.data_ptr()
         else:
             hidden = place(plan.hidden, self.hidden, hidden)
-        target = getattr(plan.targets, place.__name__)(self.targets, target)
+        targets = plan.targets  # Listed has places of its own
+        target = (targets.point if place is View.point else targets.again)(self.targets, target)
         weight = place(plan.weight, self.weight, weight)
         if bias is not None:
             bias = place(plan.bias, self.bias, bias)
@@ -377,6 +378,8 @@ class _Ready:
 
     def place(self, out: list[Any], group: Comm) -> Any:
         """What holds the losses' number, workspace of their mean, and the losses where they are unseen."""
+        if self.placed == group.size:
+            return None
         mean, holds = self.plan.mean, None
         parts = mean.workspace(group)
         size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
@@ -389,6 +392,7 @@ class _Ready:
         if self.plan.unseen:
             self.sums.n_valid, self.sums.loss = valid, valid + 8
             self.addresses = workspace, valid, valid + 8
+            self.placed = group.size if holds is None else 0  # it stays where it is
         else:
             self.addresses = workspace, out[1].data_ptr(), out[0].data_ptr()
         return holds
