@@ -91,6 +91,7 @@ cudaError_t fake_enter(int device, const char *name);
 cudaError_t fake_error(cudaError_t e); /* returns it, and cudaGetLastError() returns it next */
 /* May this thread do what a capture forbids, in its mode? */
 cudaError_t fake_outside_captures(void);
+bool fake_is_memory(const void *p);
 void fake_wait_device(int device); /* until its streams are empty */
 enum { FAKE_MOST = 16 };           /* devices */
 int fake_device(void);

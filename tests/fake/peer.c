@@ -259,6 +259,10 @@ static void try_run(void *arg)
         uint64_t *pos = (uint64_t *)(uintptr_t)t->page[r];
         if (!pos)
             continue;
+        if (!fake_is_memory(pos)) {
+            fake_misused("a kernel writes into memory that is not there");
+            continue;
+        }
         put(pos + t->me, COLO_K_TRIAL + (uint64_t)t->me);
         t->back[r] = get(pos + t->me);
     }

@@ -129,8 +129,11 @@ static cudaError_t stream_new(struct CUstream_st **out, int device, bool own)
     s->next = all;
     all = s;
     pthread_mutex_unlock(&all_lock);
-    if (pthread_create(&thread, NULL, stream_main, s) != 0)
-        abort();
+    if (pthread_create(&thread, NULL, stream_main, s) != 0) {
+        stream_put(s);
+        stream_put(s);
+        return fake_error(cudaErrorMemoryAllocation);
+    }
     pthread_detach(thread);
     *out = s;
     return cudaSuccess;

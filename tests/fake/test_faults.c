@@ -240,7 +240,7 @@ static void run(struct fault *f)
         fail_msg("%s that lasts: no rank was told", f->slow);
     /* A path between peers that has died keeps its mailboxes and its reports: a peer may still
      * write. */
-    const bool dies = f->registered && f->stage != CREATE && f->k > 0;
+    const bool dies = f->registered && (f->stage != CREATE || f->what == ALLOCATION) && f->k > 0;
     for (int kind = FAKE_MEMORY; kind <= FAKE_PINNED && dies; kind++)
         if (fake_live((enum fake_kind)kind) <= before[kind] + RANKS)
             before[kind] = fake_live((enum fake_kind)kind);
@@ -300,9 +300,11 @@ static bool is_of_the_fake(const void *caller)
     return dladdr(caller, &of) && strstr(of.dli_fname, "libnccl");
 }
 
-static void each_fails(enum what what)
+static void each_fails(enum what what, bool registered)
 {
-    struct fault f = {.what = what, .c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4)};
+    struct fault f = {.what = what,
+                      .registered = registered,
+                      .c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4)};
     spared = is_of_the_fake;
     for (f.stage = CREATE; f.stage < STAGES; f.stage++)
         for (f.k = 1, f.hit = true; f.hit; f.k++)
@@ -311,12 +313,19 @@ static void each_fails(enum what what)
 
 T_CASE(an_allocation_that_fails_is_told_to_all)
 {
-    each_fails(ALLOCATION);
+    each_fails(ALLOCATION, false);
+}
+
+T_CASE(an_allocation_that_fails_between_peers_is_told_to_all)
+{
+    setenv("COLO_TRANSPORT", "auto", 1);
+    each_fails(ALLOCATION, true);
+    setenv("COLO_TRANSPORT", "nccl", 1);
 }
 
 T_CASE(a_thread_that_does_not_start_is_told_to_all)
 {
-    each_fails(THREAD);
+    each_fails(THREAD, false);
 }
 #endif
 

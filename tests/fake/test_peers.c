@@ -69,6 +69,24 @@ T_CASE(a_device_that_cuda_does_not_answer_for_is_not_reached)
     assert_ok(t_gpus_run(RANKS, false, not_answered, NULL));
 }
 
+/* ---- a rank that writes when the others have given up ---- */
+
+static colo_status_t comes_late(t_gpu_rank_t *r, void *arg)
+{
+    rank_try(colo_comm_set_timeout(r->gpus, 50));
+    if (r->rank == 0)
+        fake_delay(r->device, "colo_k_p2p_try", 0.4);
+    rank_check(colo_memory_alloc(r->gpus, 1 << 16, &r->memory) < 0 && !r->memory);
+    return COLO_OK;
+}
+
+T_CASE(a_rank_that_tries_late_writes_into_no_memory_that_was_freed)
+{
+    const int64_t misuse = fake_misuse();
+    assert_ok(t_gpus_run(RANKS, false, comes_late, NULL));
+    assert_int_equal(fake_misuse(), misuse);
+}
+
 /* ---- another device is current ---- */
 
 static colo_status_t elsewhere(t_gpu_rank_t *r, void *arg)

@@ -132,14 +132,17 @@ colo_status_t colo_peer_try(colo_comm_t *c, struct colo_peer *p)
     colo_status_t st =
         p->pairs ? trial_new(p, &t) : colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
     COLO_TRY_GOTO(st, colo_peer_agree(c, st), done);
-    COLO_TRY_GOTO(st, colo_peer_share(c, p, t.page, n * sizeof *t.page, NULL, &s), done);
-    st = run(c, p, &t, &s);
+    st = colo_peer_share(c, p, t.page, n * sizeof *t.page, NULL, &s);
+    if (st == COLO_OK)
+        st = run(c, p, &t, &s);
     p->tried = true;
     colo_peer_unshare(p, &s);
     char why[900]; /* pages are closed everywhere before any rank frees its own */
     snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
     const colo_status_t closed = colo_peer_agree(c, COLO_OK);
     st = st < 0 ? colo_fail(st, "%s", why) : closed;
+    if (closed < 0) /* a rank that has not heard of it may still write there: it stays for good */
+        t.page = NULL;
 done:
     cudaFree(t.page);
     free(t.host);
