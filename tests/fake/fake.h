@@ -40,6 +40,8 @@ void fake_async_error(int device, ncclResult_t e);
 /* No device reaches @device's memory, nor it theirs; -1: all do. @silent: it shows when access is
  * enabled, and not when it is asked for. */
 void fake_lose_device(int device, bool silent);
+/* Memory is made with the words @first, @first + 1 and so on in it, 0: with what means nothing. */
+void fake_leave_words(uint64_t first);
 /* ncclCommInitRank() ends where it waits for ranks that do not come, as when their process ends. */
 void fake_end_inits(void);
 
