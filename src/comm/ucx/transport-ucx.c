@@ -12,8 +12,9 @@
  *
  * A send is complete once UCX has taken the frame, whose end may still wait in a buffer of UCX for
  * a full socket. UCX takes the next message of an endpoint after that buffer has become empty, so
- * an empty message follows the frames, and once it is sent they have left this process. A flush of
- * UCX would not do: over TCP it also waits until the peer makes progress, and the peer may be done.
+ * an empty message follows the frames, and once it is sent they have left this process. It is an
+ * active message, which takes no memory of the receiver. A flush of UCX would not do: over TCP it
+ * also waits until the peer makes progress, and the peer may be done.
  * Frames live in host memory, and UCX is told so: GPU memory is NCCL's.
  *
  * UCX is called under a lock of this file, because wait() runs concurrently with all other calls.
@@ -34,7 +35,7 @@
 #include <time.h>
 #include <ucp/api/ucp.h>
 
-enum { RING = 8, SMALL = COLO_FRAME_EAGER + 1024, QUEUED_MAX = 512 << 10 };
+enum { RING = 8, EMPTY = 0, SMALL = COLO_FRAME_EAGER + 1024, QUEUED_MAX = 512 << 10 };
 #define RANK_BITS 24
 #define RANK_MASK ((UINT64_C(1) << RANK_BITS) - 1)
 static const double CLOSE_SECONDS = 0.5; /* at most, for UCX to give everything back */
@@ -121,6 +122,12 @@ static void on_flushed(void *request, ucs_status_t status, void *user)
     ucp_request_free(request);
 }
 
+static ucs_status_t on_empty(void *arg, const void *header, size_t header_length, void *data,
+                             size_t length, const ucp_am_recv_param_t *param)
+{
+    return UCS_OK;
+}
+
 static void on_received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info,
                         void *user)
 {
@@ -132,23 +139,6 @@ static void on_received(void *request, ucs_status_t status, const ucp_tag_recv_i
 }
 
 /* ---- sending ---- */
-
-/* NULL: sent at once, or @p has failed. */
-static void *send_message(struct transport *w, struct peer *p, const void *data, size_t bytes,
-                          ucp_send_nbx_callback_t done, void *user)
-{
-    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
-                                                       UCP_OP_ATTR_FIELD_USER_DATA |
-                                                       UCP_OP_ATTR_FIELD_MEMORY_TYPE,
-                                       .cb = {.send = done},
-                                       .user_data = user,
-                                       .memory_type = UCS_MEMORY_TYPE_HOST};
-    void *request =
-        ucp_tag_send_nbx(p->ep, data, bytes, w->token << RANK_BITS | (uint64_t)w->rank, &param);
-    if (UCS_PTR_IS_ERR(request))
-        fail(p, UCS_PTR_STATUS(request));
-    return UCS_PTR_IS_PTR(request) ? request : NULL;
-}
 
 static bool ucx_full(void *transport, int32_t peer)
 {
@@ -179,14 +169,29 @@ static void ucx_commit(void *transport)
     struct transport *w = transport;
     struct out *o = w->reserved;
     struct peer *p = o->peer;
+    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                       UCP_OP_ATTR_FIELD_USER_DATA |
+                                                       UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+                                       .cb = {.send = on_sent},
+                                       .user_data = o,
+                                       .memory_type = UCS_MEMORY_TYPE_HOST};
+    void *request = NULL;
     pthread_mutex_lock(&w->lock);
-    p->dirty = true;
-    if (p->ep && p->failed == UCS_OK && send_message(w, p, o->frame, o->bytes, on_sent, o)) {
+    if (p->ep && p->failed == UCS_OK) {
         p->pending++;
         p->queued += o->bytes;
-    } else {
-        recycle(o);
+        p->dirty = true;
+        request = ucp_tag_send_nbx(p->ep, o->frame, o->bytes,
+                                   w->token << RANK_BITS | (uint64_t)w->rank, &param);
+        if (!UCS_PTR_IS_PTR(request)) {
+            p->pending--;
+            p->queued -= o->bytes;
+        }
+        if (UCS_PTR_IS_ERR(request))
+            fail(p, UCS_PTR_STATUS(request));
     }
+    if (!UCS_PTR_IS_PTR(request))
+        recycle(o);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -197,8 +202,15 @@ static bool ucx_flushed(void *transport, int32_t peer)
     pthread_mutex_lock(&w->lock);
     const bool alive = p->ep && p->failed == UCS_OK;
     if (alive && p->dirty && !p->pending && !p->flushing) {
+        const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                           UCP_OP_ATTR_FIELD_USER_DATA,
+                                           .cb = {.send = on_flushed},
+                                           .user_data = p};
+        void *request = ucp_am_send_nbx(p->ep, EMPTY, NULL, 0, NULL, 0, &param);
         p->dirty = false;
-        p->flushing = send_message(w, p, NULL, 0, on_flushed, p) != NULL;
+        p->flushing = UCS_PTR_IS_PTR(request);
+        if (UCS_PTR_IS_ERR(request))
+            fail(p, UCS_PTR_STATUS(request));
     }
     const bool flushed = !alive || (!p->pending && !p->dirty && !p->flushing);
     pthread_mutex_unlock(&w->lock);
@@ -258,25 +270,26 @@ static int receive(struct transport *w, int32_t *peer, const void **frame, size_
         w->next = (w->next + 1) % RING;
     }
     ucp_worker_progress(w->worker);
-    struct in *in;
-    while ((in = &w->in[w->next])->done) {
+    for (int i = 0; i < RING; i++) {
+        struct in *in = &w->in[w->next];
+        if (!in->done)
+            return report_gone(w, peer);
         const uint64_t from = in->tag & RANK_MASK;
-        if (in->status == UCS_OK && from < (uint64_t)w->size && in->bytes > 0) {
+        if (in->status == UCS_OK && from < (uint64_t)w->size) {
             w->held = true;
             *peer = (int32_t)from;
             *frame = in->frame;
             *bytes = in->bytes;
             return 1;
         }
-        if (in->status == UCS_ERR_MESSAGE_TRUNCATED ||
-            (in->status == UCS_OK && from >= (uint64_t)w->size))
+        if (in->status == UCS_ERR_MESSAGE_TRUNCATED || in->status == UCS_OK)
             return break_down(w, "a frame that no rank sends",
                               in->status ? in->status : UCS_ERR_INVALID_PARAM);
-        if (!post(w, in)) /* it is empty, or the rest will not come: its sender died */
+        if (!post(w, in)) /* the rest will not come: its sender died */
             return -2;
         w->next = (w->next + 1) % RING;
     }
-    return report_gone(w, peer);
+    return 0;
 }
 
 static int ucx_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
@@ -385,17 +398,22 @@ static colo_status_t make_worker(struct transport *w, colo_transport_open_t *out
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
                                                UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
                                                UCP_PARAM_FIELD_NAME,
-                                 .features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP,
+                                 .features = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                                  .estimated_num_eps = (size_t)w->size,
                                  .name = "colobridge"};
     const ucp_worker_params_t serialized = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                             .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    const ucp_am_handler_param_t empty = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID |
+                                                        UCP_AM_HANDLER_PARAM_FIELD_CB,
+                                          .id = EMPTY,
+                                          .cb = on_empty};
     TRY_UCX(out, ucp_config_read(NULL, NULL, &config));
     const ucs_status_t st = ucp_init(&params, config, &w->context);
     ucp_config_release(config);
     TRY_UCX(out, st);
     TRY_UCX(out, ucp_worker_create(w->context, &serialized, &w->worker));
     TRY_UCX(out, ucp_worker_get_efd(w->worker, &w->event));
+    TRY_UCX(out, ucp_worker_set_am_recv_handler(w->worker, &empty));
     return COLO_OK;
 }
 
