@@ -31,10 +31,11 @@ __global__ void __launch_bounds__(COLO_K_PARTNERS) begin(const __grid_constant__
     const uint32_t mine[WORDS] = {d.tensor[0].memory, half_of(d.tensor[0].offset, 0),
                                   half_of(d.tensor[0].offset, 1)};
     uint32_t theirs[WORDS];
+    uint64_t since = 0;
     __threadfence_system(); /* what is offered is seen where it is read */
     for (int k = 0; k < WORDS; k++)
         put(p.remote + k, (uint64_t)call << 32 | mine[k]);
-    if (!wait_for(d, p, call, 1u << threadIdx.x % 32, [&] {
+    if (!wait_for(d, p, call, 1u << threadIdx.x % 32, since, [&] {
             for (int k = 0; k < WORDS; k++) {
                 const uint64_t word = get(p.mine + k);
                 if (word >> 32 != call)
@@ -55,10 +56,11 @@ __global__ void __launch_bounds__(COLO_K_PARTNERS) end(const __grid_constant__ c
     const bool partner = threadIdx.x < d.npartners;
     const colo_k_partner_t &p = d.partner[partner ? threadIdx.x : 0];
     const uint32_t call = partner ? call_of(p) : 0;
+    uint64_t since = 0;
     int dead = is_dead(d) != 0;
     if (partner && !dead) {
         put(p.remote + COLO_K_DONE, call);
-        dead = !wait_for(d, p, call, 1u << threadIdx.x % 32,
+        dead = !wait_for(d, p, call, 1u << threadIdx.x % 32, since,
                          [&] { return get(p.mine + COLO_K_DONE) == call; });
     }
     dead = __syncthreads_or(dead);

@@ -61,14 +61,16 @@ __device__ void give_up(const colo_k_p2p_t &d, uint64_t code, int32_t rank, uint
     put(&d.report->code, code);
 }
 
-/* Polls until ready() on all lanes of @mask; false when this wait has ended otherwise. */
+/* Polls until ready() on all lanes of @mask; false when this wait has ended otherwise. Each lane may
+ * wait for a partner of its own. @since: when the deadline began, which several waits share; the
+ * first one finds 0. */
 template <typename F>
 __device__ bool wait_for(const colo_k_p2p_t &d, const colo_k_partner_t &p, uint64_t call,
-                         unsigned mask, F ready)
+                         unsigned mask, uint64_t &since, F ready)
 {
-    uint64_t since = 0;
     for (unsigned poll = 0;; poll++) {
-        if (__all_sync(mask, ready()))
+        const bool here = ready();
+        if (__all_sync(mask, here))
             return true;
         if (poll % 32 != 31)
             continue;
@@ -76,7 +78,7 @@ __device__ bool wait_for(const colo_k_p2p_t &d, const colo_k_partner_t &p, uint6
         since = since ? since : t;
         if (get(p.mine + COLO_K_POISON))
             code = COLO_K_PEER_FAILED;
-        else if ((int64_t)(t - since) > (int64_t)d.deadline_ns) /* it may step back */
+        else if (!here && (int64_t)(t - since) > (int64_t)d.deadline_ns) /* it may step back */
             code = COLO_K_TIMEOUT;
         else if (poll % 4096 == 4095 && get(&d.report->stop))
             code = COLO_K_STOPPED;

@@ -12,8 +12,9 @@
  *   block 0        at the end: waits for done from every rank that was posted to and for the other
  *                  blocks, resets, counts the call
  *
- * A call of more tiles than blocks is preceded by one warp, which posts and waits for the records
- * (wait_first). So the kernel of many blocks leaves the multiprocessors alone while a peer is late.
+ * A call of more tiles than blocks is preceded by one small block, which posts and waits for the
+ * records of all partners at once (wait_first). So the kernel of many blocks leaves the
+ * multiprocessors alone while a peer is late.
  *
  * No block waits for another one of its grid before it has moved its tiles, and the launcher starts
  * no more blocks than fit the device. A record travels in words of 32 bits of
@@ -75,9 +76,9 @@ struct record {
     int64_t step[3];
 };
 
-/* Warp 0: waits for a partner's record of tensor @k and translates it. */
+/* Warp 0: waits for a partner's record of tensor @k and translates it; @since as in wait_for(). */
 __device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *calls, int k,
-                     record &r)
+                     uint64_t &since, record &r)
 {
     const colo_k_partner_t &p = d.partner[partner];
     const int lane = threadIdx.x % 32;
@@ -85,7 +86,7 @@ __device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *cal
     const uint64_t *row = d.table + p.rank * COLO_K_MEMORIES;
     const uint64_t known = get(row + lane); /* on its way while this warp waits */
     uint64_t word = 0;
-    if (!wait_for(d, p, call, ALL, [&] {
+    if (!wait_for(d, p, call, ALL, since, [&] {
             if (lane > COLO_K_RECORD)
                 return true;
             word =
@@ -184,6 +185,7 @@ __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsign
 __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 {
     int dead = 0;
+    uint64_t since = 0;
     if (threadIdx.x == THREADS - 1) {
         /* ends: every wait of the other blocks has a deadline */
         while (*(volatile unsigned *)&d.control->finished != gridDim.x - 1)
@@ -193,7 +195,7 @@ __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
     }
     for (int i = threadIdx.x / 32; i < d.npartners; i += THREADS / 32)
         if (d.partner[i].exposes & 1)
-            dead |= !wait_for(d, d.partner[i], calls[i], ALL,
+            dead |= !wait_for(d, d.partner[i], calls[i], ALL, since,
                               [&] { return all_done(d.partner[i], calls[i]); });
     dead = __syncthreads_or(dead);
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
@@ -242,7 +244,8 @@ struct mover {
         const colo_k_tensor_t &v = d.tensor[k];
         record in = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
         record out = {v.out, {v.out_step[0], v.out_step[1], v.out_step[2]}};
-        if (p.peer >= 0 && !take(d, p.peer, calls, k, d.pull ? in : out))
+        uint64_t since = 0;
+        if (p.peer >= 0 && !take(d, p.peer, calls, k, since, d.pull ? in : out))
             return false;
         if (threadIdx.x == 0) {
             const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * v.per};
@@ -266,9 +269,10 @@ template <typename D> struct adder {
         const colo_transfer_t &p = d.segment[q][i];
         const colo_k_tensor_t &v = d.tensor[n];
         const colo_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.addends;
+        uint64_t since = 0; /* of all addends: the deadlines of late partners do not add up */
         for (int k = 0; k < d.addends; k++) {
             record r = {(char *)v.in, {v.in_step[0], v.in_step[1], v.in_step[2]}};
-            if (a[k].peer >= 0 && !take(d, a[k].peer, calls, n, r))
+            if (a[k].peer >= 0 && !take(d, a[k].peer, calls, n, since, r))
                 return false;
             if (threadIdx.x == 0) {
                 t.src[k] = inside(v, r.base, a[k].begin, r.step);
@@ -379,23 +383,25 @@ __global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__
     }
 }
 
-/* One warp before a kernel of many blocks, which therefore does not occupy them while a peer is
- * late: posts to all partners, waits until all that this rank moves for have posted. */
-__global__ void __launch_bounds__(32) wait_first(const __grid_constant__ colo_k_p2p_t d)
+/* Before a kernel of many blocks, which therefore does not occupy them while a peer is late: posts
+ * to all partners, waits until all that this rank moves for have posted, a thread for each. */
+__global__ void __launch_bounds__(COLO_K_PARTNERS)
+    wait_first(const __grid_constant__ colo_k_p2p_t d)
 {
     __shared__ uint32_t call[COLO_K_PARTNERS];
+    const bool partner = threadIdx.x < d.npartners;
+    const int i = partner ? threadIdx.x : 0;
+    uint64_t since = 0;
     follow();
     if (is_dead(d))
         return;
-    for (int i = threadIdx.x; i < d.npartners; i += 32)
+    if (partner)
         call[i] = (uint32_t)d.partner[i].mine[COLO_K_CALLS] + 1;
-    __syncwarp();
+    __syncthreads();
     expose(d, call);
-    for (int i = 0; i < d.npartners; i++)
-        if (d.partner[i].exposes & 2 &&
-            !wait_for(d, d.partner[i], call[i], ALL,
-                      [&] { return get(d.partner[i].mine) >> 32 == call[i]; }))
-            return;
+    (void)wait_for(d, d.partner[i], call[i], ALL, since, [&] {
+        return !partner || !(d.partner[i].exposes & 2) || get(d.partner[i].mine) >> 32 == call[i];
+    });
 }
 
 /* @kernel may begin to launch while the one before it ends; it waits in follow(). */
@@ -429,7 +435,7 @@ template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
         d->pushers = (int32_t)(each[0] < push ? each[0] : push);
     }
     blocks = blocks ? blocks : 1; /* one block must wait */
-    cudaError_t e = d->posted ? start(wait_first, 1, 32, *d, stream) : cudaSuccess;
+    cudaError_t e = d->posted ? start(wait_first, 1, COLO_K_PARTNERS, *d, stream) : cudaSuccess;
     return e == cudaSuccess ? start(p2p_kernel<M>, blocks, THREADS, *d, stream) : e;
 }
 

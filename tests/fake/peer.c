@@ -58,10 +58,12 @@ static bool give_up(const colo_k_p2p_t *d, uint64_t code, const colo_k_partner_t
     return false;
 }
 
-/* Until @n words of @p's mailbox from @first on are of @call; of COLO_K_DONE the whole word is. */
-static bool wait_for(const colo_k_p2p_t *d, const colo_k_partner_t *p, int first, int n)
+/* Until @n words of @p's mailbox from @first on are of @call; of COLO_K_DONE the whole word is. The
+ * deadline began at @since, for all partners. */
+static bool wait_for(const colo_k_p2p_t *d, const colo_k_partner_t *p, int first, int n,
+                     uint64_t since)
 {
-    const uint64_t call = call_of(p), since = clock_ns();
+    const uint64_t call = call_of(p);
     for (;;) {
         int i = 0;
         while (i < n && (first == COLO_K_DONE ? get(p->mine + first + i)
@@ -112,11 +114,11 @@ static void expose(const colo_k_p2p_t *d)
 }
 
 /* Waits for a partner's record of tensor @k and translates it. */
-static bool take(const colo_k_p2p_t *d, int64_t partner, int k, struct record *r)
+static bool take(const colo_k_p2p_t *d, int64_t partner, int k, uint64_t since, struct record *r)
 {
     const colo_k_partner_t *p = &d->partner[partner];
     uint64_t word[COLO_K_RECORD], wide[4];
-    if (!wait_for(d, p, k * COLO_K_RECORD, COLO_K_RECORD))
+    if (!wait_for(d, p, k * COLO_K_RECORD, COLO_K_RECORD, since))
         return false;
     if (get(p->mine + COLO_K_POISON))
         return give_up(d, COLO_K_PEER_FAILED, p, 0);
@@ -146,7 +148,7 @@ static colo_box_t box_of(const colo_k_tensor_t *t, const colo_transfer_t *s, con
 }
 
 /* Box @i of queue @q of tensor @k. */
-static bool move(const colo_k_p2p_t *d, int q, int i, int k)
+static bool move(const colo_k_p2p_t *d, int q, int i, int k, uint64_t since)
 {
     const colo_transfer_t *s = &d->segment[q][i];
     const colo_k_tensor_t *t = &d->tensor[k];
@@ -154,7 +156,7 @@ static bool move(const colo_k_p2p_t *d, int q, int i, int k)
                                   {t->in_step[0], t->in_step[1], t->in_step[2]}};
     struct record in = own_in, out = {t->out, {t->out_step[0], t->out_step[1], t->out_step[2]}};
     if (d->addends == 0) {
-        if (s->peer >= 0 && !take(d, s->peer, k, d->pull ? &in : &out))
+        if (s->peer >= 0 && !take(d, s->peer, k, since, d->pull ? &in : &out))
             return false;
         const colo_box_t to = box_of(t, s, &out, s->there), from = box_of(t, s, &in, s->here);
         (void)colo_ops_host.box_list(&to, &from, 1, (size_t)t->elem, NULL);
@@ -164,7 +166,7 @@ static bool move(const colo_k_p2p_t *d, int q, int i, int k)
     colo_box_t from[COLO_MAX_ADDENDS];
     for (int n = 0; n < d->addends; n++) {
         in = own_in;
-        if (a[n].peer >= 0 && !take(d, a[n].peer, k, &in))
+        if (a[n].peer >= 0 && !take(d, a[n].peer, k, since, &in))
             return false;
         from[n] = box_of(t, s, &in, a[n].begin);
     }
@@ -189,13 +191,14 @@ static bool tiles_cover(const colo_k_p2p_t *d, int q)
 
 static bool move_all(const colo_k_p2p_t *d)
 {
+    const uint64_t since = clock_ns();
     for (int q = 0; q < 2; q++) {
         if (!tiles_cover(d, q)) {
             fake_misused("tiles are not the boxes");
             return false;
         }
         for (int n = 0; n < d->segments[q] * d->tensors; n++)
-            if (!move(d, q, n % d->segments[q], n / d->segments[q]))
+            if (!move(d, q, n % d->segments[q], n / d->segments[q], since))
                 return false;
         for (int i = 0; q == 0 && i < d->npartners; i++)
             if (d->partner[i].exposes & 2)
@@ -222,9 +225,10 @@ static void p2p_run(void *arg)
         expose(d);
         well = move_all(d);
     }
+    const uint64_t since = clock_ns();
     for (int i = 0; i < d->npartners && well; i++)
         if (d->partner[i].exposes & 1)
-            well = wait_for(d, &d->partner[i], COLO_K_DONE, 1);
+            well = wait_for(d, &d->partner[i], COLO_K_DONE, 1, since);
     finish(d, well);
 }
 
@@ -285,13 +289,14 @@ static void gather_begin_run(void *arg)
     const colo_k_p2p_t *d = arg;
     const uint32_t mine[WORDS] = {d->tensor[0].memory, half_of(d->tensor[0].offset, 0),
                                   half_of(d->tensor[0].offset, 1)};
+    const uint64_t since = clock_ns();
     if (is_dead(d))
         return;
     for (int i = 0; i < d->npartners; i++)
         post(&d->partner[i], 0, mine, WORDS);
     for (int i = 0; i < d->npartners; i++) {
         const colo_k_partner_t *p = &d->partner[i];
-        const bool came = wait_for(d, p, 0, WORDS); /* a grid waits for the others meanwhile */
+        const bool came = wait_for(d, p, 0, WORDS, since); /* a grid waits for the others meanwhile */
         for (int k = 0; came && k < WORDS; k++)
             if ((uint32_t)get(p->mine + k) != mine[k])
                 (void)give_up(d, COLO_K_ELSEWHERE, p, (uint32_t)get(p->mine));
@@ -301,11 +306,12 @@ static void gather_begin_run(void *arg)
 static void gather_end_run(void *arg)
 {
     const colo_k_p2p_t *d = arg;
+    const uint64_t since = clock_ns();
     bool well = !is_dead(d);
     for (int i = 0; i < d->npartners && well; i++)
         put(d->partner[i].remote + COLO_K_DONE, call_of(&d->partner[i]));
     for (int i = 0; i < d->npartners && well; i++)
-        well = wait_for(d, &d->partner[i], COLO_K_DONE, 1);
+        well = wait_for(d, &d->partner[i], COLO_K_DONE, 1, since);
     finish(d, well);
 }
 

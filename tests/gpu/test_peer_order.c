@@ -242,6 +242,80 @@ T_CASE(a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well)
     assert_ok(t_peers_run(RANKS, false, works, NULL, 0));
 }
 
+/* Deadlines of partners that come one after the other do not add up, for boxes that are moved and
+ * for those that are read and added: rank 1 comes at 0.7 of it, rank 2 at 1.4, rank 3 never. */
+enum { DEADLINE_MS = 300 };
+typedef struct gone {
+    bool backward;
+    double seconds;
+    char error_message[600];
+} gone_t;
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static colo_status_t come_in_turn(t_gpu_rank_t *r, void *arg)
+{
+    gone_t *v = arg;
+    t_case_t c = t_between("tp=1,dp=4", "tp=1,cp=4,dp=1", 4, 64, 512); /* all ranks with all */
+    c.grad = v->backward ? COLO_PARTIAL : COLO_DISJOINT;
+    c.output = v->backward ? COLO_FULL_SEQ : COLO_SHARDED;
+    c.dtype = COLO_F32;
+    c.world = RANKS;
+    colo_bridge_t *bridge = NULL;
+    t_placed_t in, out;
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, v->backward ? T_DY : T_X, 0, true, &in));
+    rank_try(t_place(r, &c, v->backward ? T_DX : T_Y, 0, false, &out));
+    for (int i = 0; i < 2; i++) {
+        rank_cuda(cudaStreamSynchronize(r->stream));
+        rank_try(colo_comm_barrier(r->host, NULL));
+        rank_try(colo_comm_set_timeout(r->gpus, i ? DEADLINE_MS : 20000));
+        usleep((useconds_t)(i * r->rank % 3 * DEADLINE_MS * 700));
+        const double since = now_s();
+        if (i == 0 || r->rank != 3)
+            (void)(v->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
+                               : colo_bridge_forward(bridge, &in.t, &out.t, r->stream));
+        rank_cuda(cudaStreamSynchronize(r->stream));
+        if (i == 1 && r->rank == 0)
+            v->seconds = now_s() - since;
+        rank_try(i == 0 ? colo_comm_check(r->gpus) : COLO_OK);
+    }
+    if (r->rank == 0 && colo_comm_check(r->gpus) < 0)
+        snprintf(v->error_message, sizeof v->error_message, "%s", colo_last_error());
+    rank_try(colo_comm_barrier(r->host, NULL));
+    colo_bridge_destroy(&bridge);
+    t_placed_free(&in);
+    t_placed_free(&out);
+    return COLO_OK;
+}
+
+static void partners_in_turn(bool backward)
+{
+    gone_t v = {.backward = backward};
+    setenv("COLO_PEER_BLOCKS", backward ? "128" : "1", 1); /* with kernel wait_first and without */
+    const colo_status_t st = t_peers_run(RANKS, false, come_in_turn, &v, sizeof v);
+    unsetenv("COLO_PEER_BLOCKS");
+    assert_ok(st);
+    if (!strstr(v.error_message, "waited 300 ms for rank ") ||
+        strstr(v.error_message, "for rank 1 ") || v.seconds > 2e-3 * DEADLINE_MS)
+        fail_msg("rank 0 waited %g s: %s", v.seconds, v.error_message);
+}
+
+T_CASE(partners_that_come_one_after_the_other_share_a_deadline)
+{
+    partners_in_turn(false);
+}
+
+T_CASE(addends_that_come_one_after_the_other_share_a_deadline)
+{
+    partners_in_turn(true);
+}
+
 static colo_status_t aborted(t_gpu_rank_t *r, void *arg)
 {
     verdict_t *v = (verdict_t *)arg + r->rank;
