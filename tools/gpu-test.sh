@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # gpu-test.sh - the tests that need GPUs, on a host that has some. Builds in build-gpu; programs that
 # want more GPUs than there are count as skipped. Those that want one run on all GPUs at a time, then
-# the others one after the other. The last line is "N passed, N failed, N skipped".
+# the others one after the other. At the end it prints the wall time of each part and of the slowest tests. The last
+# line is "N passed, N failed, N skipped".
 #
-#   tools/gpu-test.sh              build, run the gpu suite
-#   tools/gpu-test.sh --sanitize   the same again under compute-sanitizer, memcheck and racecheck
-#   tools/gpu-test.sh --perf       afterwards, what colo-perf measures
+#   tools/gpu-test.sh              build, run the gpu suite: parts one, ranks and mutants
+#   tools/gpu-test.sh --sanitize   the same again under compute-sanitizer: parts memcheck and racecheck
+#   tools/gpu-test.sh --perf       afterwards, what colo-perf measures: part perf
+#   tools/gpu-test.sh --part one   only this part; repeat for more
 #
 # 8 ranks on fewer GPUs, for what they compute, not how fast: with NCCL 2.30 or later in front of
 # LD_LIBRARY_PATH, and
@@ -16,19 +18,25 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-sanitize=no perf=no
+parts=(one ranks mutants) asked=()
 while [ $# -gt 0 ]; do
     case $1 in
-    --sanitize) sanitize=yes ;;
-    --perf) perf=yes ;;
+    --sanitize) parts+=(memcheck racecheck) ;;
+    --perf) parts+=(perf) ;;
+    --part)
+        [[ " one ranks mutants memcheck racecheck perf " = *" ${2:-} "* ]] || die "no part \"${2:-}\"; --help lists them"
+        asked+=("$2")
+        shift
+        ;;
     --help)
-        sed -n '3,14s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
+        sed -n '3,16s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
         exit 0
         ;;
     *) die "unknown option \"$1\"; --help lists them" ;;
     esac
     shift
 done
+[ ${#asked[@]} = 0 ] || parts=("${asked[@]}")
 
 has nvcc || [ -x /usr/local/cuda/bin/nvcc ] || die "no nvcc: install the CUDA toolkit (12.1 or later)"
 has nvidia-smi && nvidia-smi -L || say "nvidia-smi sees no GPU: everything will be skipped"
@@ -51,7 +59,7 @@ count() {
 run_gpu() {
     local rc=0
     rm -f "build-gpu/meson-logs/testlog-$1"*.json
-    meson test -C build-gpu --suite gpu --logbase "testlog-$1" --num-processes 1 \
+    meson test -C build-gpu --logbase "testlog-$1" --num-processes 1 \
         --print-errorlogs "${@:2}" </dev/null || rc=$?
     count "$1" $rc
 }
@@ -78,33 +86,55 @@ print(*(t["name"] for t in json.load(sys.stdin) if any(s.endswith(":gpu-one") fo
     done
 }
 
-# Meson's runs at a time must find everything built.
-mapfile -t programs < <(ninja -C build-gpu -t targets all | sed -n 's,^\(tests/gpu/.*\.run\): .*,\1,p')
-build build-gpu "${programs[@]}"
-say "running what wants one GPU"
-run_one_gpu
-say "running what wants several"
-run_gpu ranks --no-suite gpu-one
-if [ "$sanitize" = yes ]; then
+# ---- parts ----
+
+run_ranks() {
+    run_gpu ranks --suite gpu --no-suite gpu-one --no-suite gpu-mutants
+}
+
+run_mutants() {
+    run_gpu mutants --suite gpu-mutants --no-suite gpu-one
+}
+
+# few cases: a checked kernel is 10 to 100 times slower. Refused calls are expected ones.
+run_checked() {
+    local sanitizer
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     [ -x "$sanitizer" ] || die "no compute-sanitizer: it comes with the CUDA toolkit"
-    for tool in memcheck racecheck; do
-        say "running the gpu suite under compute-sanitizer --tool $tool"
-        # few cases: a checked kernel is 10 to 100 times slower. Refused calls are expected ones.
-        T_CHECKED=1 T_SCALE=4 run_gpu "$tool" --no-suite slow --timeout-multiplier 10 \
-            --wrapper "$sanitizer --target-processes all --tool $tool --report-api-errors no --error-exitcode 99"
-    done
-fi
+    T_CHECKED=1 T_SCALE=4 run_gpu "$1" --suite gpu --no-suite slow --timeout-multiplier 10 \
+        --wrapper "$sanitizer --target-processes all --tool $1 --report-api-errors no --error-exitcode 99"
+}
 
-if [ "$perf" = yes ]; then
-    say "colo-perf"
+run_perf() {
     build-gpu/tools/colo-perf link
     build-gpu/tools/colo-perf logprob
     build-gpu/tools/colo-perf logprob --entropy
     if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
         bench/bridge-table.py --perf build-gpu/tools/colo-perf --keep build-gpu/bridge-table
     fi
-fi
+}
+
+# Meson's runs at a time must find everything built.
+mapfile -t programs < <(ninja -C build-gpu -t targets all | sed -n 's,^\(tests/gpu/.*\.run\): .*,\1,p')
+build build-gpu "${programs[@]}"
+declare -A what=([one]="what wants one GPU" [ranks]="what wants several" [mutants]="mutants that want several"
+    [memcheck]="the gpu suite under memcheck" [racecheck]="the gpu suite under racecheck" [perf]="colo-perf")
+declare -A run=([one]=run_one_gpu [ranks]=run_ranks [mutants]=run_mutants [memcheck]="run_checked memcheck"
+    [racecheck]="run_checked racecheck" [perf]=run_perf)
+times=(build $SECONDS)
+for part in "${parts[@]}"; do
+    since=$SECONDS
+    say "running ${what[$part]}"
+    ${run[$part]}
+    times+=("$part" $((SECONDS - since)))
+done
 
 say "counting"
-python3 tools/count-tests.py "${logs[@]}"
+printf '%-10s %5d s\n' "${times[@]}" total $SECONDS
+python3 - "${logs[@]%=*}" <<'END' || true # a log that is not there is count-tests.py's
+import json, sys
+tests = [json.loads(line) for log in sys.argv[1:] for line in open(log, errors='replace') if line.strip()]
+for test in sorted(tests, key=lambda test: -test['duration'])[:8]:
+    print('%6.1f s  %s' % (test['duration'], test['name']))
+END
+[ ${#logs[@]} = 0 ] || python3 tools/count-tests.py "${logs[@]}"
