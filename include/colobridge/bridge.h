@@ -27,6 +27,19 @@ typedef enum colo_placement {
 
 #define COLO_PEER_BLOCKS_MAX 1024 /* of colo_bridge_config_t.peer_blocks */
 
+/** A caller's allocator: both functions, or NULL for the library's own. The library calls them in
+ * create, reshape and destroy, and in a call that needs more memory than any before; never in a
+ * capture. */
+typedef struct colo_allocator {
+    /* Returns @bytes > 0 of memory like the tensors', on the current device, aligned to
+     * COLO_ALIGNMENT, which no earlier work on any stream uses. NULL: there is none. */
+    void *(*allocate)(void *user, size_t bytes);
+    /* Work of the bridge has ended, except replays of graphs, which the caller waits for before it
+     * destroys the bridge. */
+    void (*release)(void *user, void *data);
+    void *user; /* borrowed, must outlive the bridge */
+} colo_allocator_t;
+
 /** Members from axes on have defaults: NULL, 0, false. */
 typedef struct colo_bridge_config {
     size_t struct_size;
@@ -58,12 +71,17 @@ typedef struct colo_bridge_config {
      * or waits for a peer. 0: as few as keep the links busy, and all for sums of gradients.
      * COLO_PEER_BLOCKS overrides it. */
     int32_t peer_blocks;
+    /* Of the memory that colo_bridge_workspace_size() counts. Ranks may differ in it. */
+    colo_allocator_t allocator;
 } colo_bridge_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_BRIDGE_CONFIG_INIT                                                                   \
     sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,              \
         COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, \
-        COLO_PACKED, 0, false, 0
+        COLO_PACKED, 0, false, 0,                                                                 \
+    {                                                                                             \
+        nullptr, nullptr, nullptr                                                                 \
+    }
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif
@@ -166,9 +184,10 @@ COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *sha
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
 /** colo_bridge_workspace_size() - bytes of memory like the tensors' that the bridge owns, all
  * allocated by create or reshape, for the largest shape so far: addends of PARTIAL, staging of
- * COLLECTIVE, and with NCCL the staging of messages (half of what is sent and received, by message
- * of 1 MiB or more; smaller ones whole). Over registered memory (memory.h) 0, until a call is
- * staged after all, which then allocates */
+ * COLLECTIVE and of its sums, and with NCCL the staging of messages (half of what is sent and
+ * received, by message of 1 MiB or more; smaller ones whole). Over registered memory (memory.h) 0,
+ * until a call is staged after all, which then allocates. Memory that has grown stays until destroy
+ * on a GPU, and counts. config.allocator gets all of it, and nothing else */
 COLO_API size_t colo_bridge_workspace_size(const colo_bridge_t *bridge);
 
 #ifdef __cplusplus

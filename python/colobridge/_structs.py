@@ -110,6 +110,16 @@ class PlanBytes(c.Structure):
                 ('collective_recv', i64)]
 
 
+# void *(*)(void *user, size_t bytes); void (*)(void *user, void *data)
+AllocateFn = c.CFUNCTYPE(c.c_void_p, c.c_void_p, size_t)
+ReleaseFn = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
+
+
+class Allocator(c.Structure):
+    """colo_allocator_t"""
+    _fields_ = [('allocate', AllocateFn), ('release', ReleaseFn), ('user', c.c_void_p)]
+
+
 class BridgeConfig(c.Structure):
     """colo_bridge_config_t"""
     _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
@@ -117,7 +127,7 @@ class BridgeConfig(c.Structure):
                 ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
                 ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int), ('ragged', c.c_bool),
                 ('placement', c.c_int), ('max_rows', i64), ('one_level', c.c_bool),
-                ('peer_blocks', c.c_int32)]
+                ('peer_blocks', c.c_int32), ('allocator', Allocator)]
 
 
 class Segments(c.Structure):
@@ -326,7 +336,7 @@ C_NAMES = {
     'colo_split_t': Split, 'colo_layout_t': Layout, 'colo_run_t': Run, 'colo_owned_t': Owned,
     'colo_shape_t': Shape, 'colo_plan_config_t': PlanConfig, 'colo_region_t': Region,
     'colo_plan_message_t': PlanMessage, 'colo_plan_bytes_t': PlanBytes,
-    'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,
+    'colo_allocator_t': Allocator, 'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,
     'colo_partition_t': Partition, 'colo_logits_options_t': LogitsOptions,
     'colo_logprob_config_t': LogprobConfig,
     'colo_support_t': Support, 'colo_support_saved_t': SupportSaved, 'colo_logprob_batch_t': LogprobBatch,

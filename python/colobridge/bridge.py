@@ -30,6 +30,7 @@ class Bridge:
     (features,) then, and axes is "th". placement: y has the rows of the batch only ("packed"), or they go to
     their positions in the caller's buffer ("merged"). max_rows: most rows of a source rank, for which memory
     is allocated at once.
+    allocator: of the memory that workspace_size counts, as C functions that outlive the bridge; None: the library's.
     ranks_per_node: 0 asks @comm which ranks share a node. one_level: as Plan's; between GPUs of one node always.
     Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
     TimeoutError.
@@ -40,7 +41,7 @@ class Bridge:
                  grad: str = 'partial', algo: str = 'exact', no_grad: bool = False,
                  ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto',
                  ragged: bool = False, placement: str = 'packed', max_rows: int = 0,
-                 one_level: bool = False):
+                 one_level: bool = False, allocator: s.Allocator | None = None):
         self._src, self._dst, self.comm = src, dst, comm
         if ragged and len(shape) == 1:
             shape, axes = (0, 0, *shape), 'th' if axes == 'bsh' else axes
@@ -54,6 +55,8 @@ class Bridge:
             raw.algo = choice('algo', algo, ALGOS)
             raw.mem = choice('device', device, {'cpu': s.HOST, 'cuda': s.CUDA})
             raw.transport = choice('transport', transport, TRANSPORTS)
+            if allocator is not None:
+                raw.allocator = allocator
         self._handle = c.c_void_p()
         call('colo_bridge_create', c.byref(self._handle), raw, comm.handle)
         comm.serves(self._handle, 'colo_bridge_destroy')

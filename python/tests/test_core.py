@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core without torch: grids, layouts, plans, ranks that are threads or processes, errors."""
 import array
+import ctypes as c
 import gc
 import itertools
+import math
 import os
 import pickle
 import subprocess
@@ -224,6 +226,38 @@ def test_bridge_moves_values_and_gradients_on_threads():
         return world.rank
 
     assert cb.run_threads(8, rank) == list(range(8))
+
+
+class Owner:
+    """An allocator in host memory, and what it was asked for."""
+
+    def __init__(self):
+        self.asked, self.live = 0, {}
+        self.functions = s.Allocator(s.AllocateFn(self.allocate), s.ReleaseFn(self.release))
+
+    def allocate(self, _, nbytes):
+        memory = bytearray(nbytes + 255)
+        address = c.addressof(c.c_char.from_buffer(memory)) + 255 & ~255
+        self.asked += nbytes
+        self.live[address] = memory
+        return address
+
+    def release(self, _, address):
+        del self.live[address]
+
+
+def test_memory_of_a_bridge_is_from_the_caller_s_allocator():
+    def rank(world):
+        owner = Owner()
+        bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('cp=2,dp=1'), (2, 4, 8), allocator=owner.functions)
+        assert owner.asked == bridge.workspace_size > 0 and len(owner.live) == 1
+        y, d_x = (array.array('f', [1.0]) * math.prod(shape) for shape in (bridge.dst_shape, bridge.src_shape))
+        bridge.backward(shaped(y, bridge.dst_shape), shaped(d_x, bridge.src_shape))
+        assert set(d_x) == {2.0} and owner.asked == bridge.workspace_size
+        bridge.destroy()
+        return not owner.live
+
+    assert cb.run_threads(2, rank) == [True, True]
 
 
 def shaped(flat, shape):

@@ -345,6 +345,11 @@ MUTANTS = {
     'gradients that may be asked for again are scaled in place': (
         'torch/linear.py', 'd.dtype is plan.dtype and not ctx.entropy', 'd.dtype is plan.dtype', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
+    'the library allocates what the caller wants to': (
+        'bridge.py', 'raw.allocator = allocator', 'pass', 'test_core.py', 'test_memory_of_a_bridge'),
+    'bridges of PyTorch take memory past its allocator': (
+        'torch/bridge.py', 'allocator=arenas.allocator(device), **options))\n\n        def reach', '**options))\n\n        def reach',
+        'test_torch_arena.py', 'test_bridges_own_memory'),
     'each shape makes a bridge of its own': (
         'torch/bridge.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
         'test_shapes_share'),

@@ -23,6 +23,7 @@ from colobridge.errors import STATUS  # noqa: E402
 from host_pool import pooled, reached  # noqa: E402
 import ragged_case  # noqa: E402
 from ragged_case import Case  # noqa: E402
+from test_core import Owner  # noqa: E402
 from test_torch_bridge import PAIRS, carries  # noqa: E402
 from world import meet  # noqa: E402
 
@@ -52,6 +53,25 @@ def test_values_and_gradients_are_those_of_the_definition(world, src, dst):
             (('full', 'partial'), ('full', 'disjoint'), ('sharded', 'disjoint')), (0, 2)):
         world.run(carries_reached, src, dst, 'bsh', output, grad, buffers)
     world.run(carries_reached, src, dst, 'sbh', 'full', 'partial', 1)
+
+
+def takes_from_torch(rank):
+    owner, was = Owner(), bridges.arenas.allocator
+    bridges.arenas.allocator = lambda device: owner.functions
+    try:
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
+        x = torch.ones(1, 8, 3, requires_grad=True)
+        y = carry(x)
+        y.backward(torch.ones_like(y))
+        assert owner.asked == carry._last[1].bridge.workspace_size > 0
+        carry.destroy()
+        assert not owner.live
+    finally:
+        bridges.arenas.allocator = was
+
+
+def test_bridges_own_memory_of_pytorch_s(world):
+    world.run(takes_from_torch)
 
 
 def pool_serves(rank, options, addends):

@@ -150,6 +150,10 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
     if (c->peer_blocks < 0 || c->peer_blocks > COLO_PEER_BLOCKS_MAX)
         return colo_fail(COLO_ERR_ARG, "bridge: peer_blocks %d, expected 0 to %d",
                          (int)c->peer_blocks, COLO_PEER_BLOCKS_MAX);
+    if (!c->allocator.allocate != !c->allocator.release)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: config.allocator: %s is NULL, expected both functions or none",
+                         c->allocator.allocate ? "release" : "allocate");
     if ((unsigned)c->mem > COLO_CUDA)
         return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)",
                          (int)c->mem);
@@ -204,6 +208,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     COLO_TRY(colo_ops_for(c->mem, &b->ops));
     b->algo = c->algo;
     b->mem = c->mem;
+    b->allocator = c->allocator;
     if (c->mem == COLO_CUDA)
         COLO_TRY(colo_transport_wanted(&b->transport));
     if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
@@ -225,7 +230,8 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));
-    if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || b->now.plan->addends > 1))
+    if (b->mem == COLO_CUDA &&
+        (b->algo == COLO_COLLECTIVE || b->now.plan->addends > 1 || b->allocator.allocate))
         COLO_TRY(b->ops->stream_create(1, &b->order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
 }
@@ -293,7 +299,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     }
     if (b->algo == COLO_COLLECTIVE) {
         COLO_TRY_GOTO(st, colo_collective_create(b), fail);
-        st = colo_collective_stage(b, b->now.plan, &b->coll);
+        st = colo_collective_stage(b, b->now.plan);
         if (st < 0) { /* peers may be past create and waiting in a forward */
             colo_comm_i_fail(comm, st);
             goto fail;
@@ -307,6 +313,16 @@ fail:
     return st;
 }
 
+/* A caller's allocator gets memory back that no call uses; cudaFree() waits by itself. */
+static void end_calls(colo_bridge_t *b)
+{
+    if (!b->order)
+        return;
+    if (b->ran && b->allocator.release)
+        (void)b->ops->event_wait(b->order, 0, b->ops->stream_of(b->order));
+    b->ops->stream_destroy(b->order); /* waits */
+}
+
 void colo_bridge_destroy(colo_bridge_t **bridge)
 {
     if (!bridge || !*bridge)
@@ -314,12 +330,11 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_ragged_destroy(*bridge);
     colo_bridge_p2p_destroy(*bridge);
     colo_shape_state_deinit((*bridge)->comm, &(*bridge)->now);
+    end_calls(*bridge);
     colo_arena_deinit(*bridge, &(*bridge)->sums);
     colo_arena_deinit(*bridge, &(*bridge)->stage);
-    colo_collective_destroy(&(*bridge)->coll);
+    colo_collective_destroy(*bridge);
     colo_nodes_destroy(&(*bridge)->nodes);
-    if ((*bridge)->order)
-        (*bridge)->ops->stream_destroy((*bridge)->order);
     free(*bridge);
     *bridge = NULL;
 }
@@ -344,7 +359,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     cfg.shape = *shape;
     COLO_TRY(shape_state_create(bridge, &cfg, &next));
     if (bridge->algo == COLO_COLLECTIVE) {
-        colo_status_t st = colo_collective_stage(bridge, next.plan, &bridge->coll);
+        colo_status_t st = colo_collective_stage(bridge, next.plan);
         if (st < 0) {
             colo_shape_state_deinit(bridge->comm, &next);
             return st;
@@ -376,6 +391,7 @@ size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
 {
     if (!bridge)
         return 0;
-    return bridge->sums.size + bridge->stage.size + bridge->coll.stage_size[0] +
-           bridge->coll.stage_size[1];
+    const colo_collective_t *c = &bridge->coll;
+    return bridge->sums.total + bridge->stage.total + c->stage[0].total + c->stage[1].total +
+           c->sum.total;
 }

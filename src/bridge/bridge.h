@@ -20,25 +20,23 @@ typedef struct colo_pass_messages {
     int32_t tensors; /* of a call: each region has so many boxes in send_box and recv_box */
 } colo_pass_messages_t;
 
+/* Memory that grows. Streams may still use what it was on a device, which stays until the end; it
+ * grows by half at least, so that all of that together is at most twice what there is. */
+typedef struct colo_arena {
+    void *data;
+    size_t size, total; /* total: with what it was before */
+    void *old[64];
+    int32_t nold;
+} colo_arena_t;
+
 /* The reference's algorithm: groups made once, staging for the passes. */
 typedef struct colo_collective {
     colo_comm_t *gather; /* k siblings; NULL when equal or outside the grids */
     colo_comm_t *cp;     /* NULL when cp is 1 */
     int64_t k, sibling;
     colo_direction_t direction;
-    colo_mem_t mem; /* of the staging */
-    void *stage[2]; /* owned; sizes below, 0 where unused */
-    size_t stage_size[2];
+    colo_arena_t stage[2], sum; /* sum: staging of the all-reduce over cp */
 } colo_collective_t;
-
-/* Memory that grows. Streams may still use what it was on a device, which stays until the end; it
- * grows by half at least, so that all of that together is at most twice what there is. */
-typedef struct colo_arena {
-    void *data;
-    size_t size;
-    void *old[64];
-    int32_t nold;
-} colo_arena_t;
 
 /* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
 typedef struct colo_shape_state {
@@ -71,6 +69,7 @@ struct colo_bridge {
     const colo_ops_t *ops;
     colo_algo_t algo;
     colo_mem_t mem;
+    colo_allocator_t allocator; /* of the arenas */
     char axes[8];
     int axis[3]; /* tensor axis of samples, rows, features; flat: 0, -1, 1 */
     colo_layout_t src, dst;
@@ -84,9 +83,9 @@ struct colo_bridge {
     colo_p2p_t *p2p; /* NULL: every call is staged */
     struct colo_agreed {
         bool made;
-        int32_t moves;  /* colo_move_t that is taken; 0: staged */
+        int32_t moves;          /* colo_move_t that is taken; 0: staged */
         uint64_t registrations; /* how often memory had been registered */
-    } agreed[2];        /* what ranks agreed on for asymmetric passes */
+    } agreed[2];                /* what ranks agreed on for asymmetric passes */
     void *order; /* an auxiliary stream, where calls leave memory of the bridge in use; else NULL */
     colo_stream_t last; /* of the last call that did */
     bool ran;
@@ -201,12 +200,11 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
 /* COLO_ERR_MISSING when a rank of this rank's groups is not in b->comm; local. */
 colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t *plan);
 colo_status_t colo_collective_create(colo_bridge_t *b); /* collective over b->comm */
-void colo_collective_destroy(colo_collective_t *c);
+void colo_collective_destroy(colo_bridge_t *b);
 /* The rows that a SHARDED output takes out of the whole sequence: s->run. */
 colo_status_t colo_collective_rows(colo_shape_state_t *s);
-/* Staging for a plan; keeps the old one on failure. */
-colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *plan,
-                                    colo_collective_t *out);
+/* Have staging for a plan. */
+colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *plan);
 colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
                                       colo_stream_t stream);
 colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,

@@ -232,13 +232,14 @@ colo_status_t colo_collective_create(colo_bridge_t *b)
     return COLO_OK;
 }
 
-void colo_collective_destroy(colo_collective_t *c)
+void colo_collective_destroy(colo_bridge_t *b)
 {
+    colo_collective_t *c = &b->coll;
     colo_comm_destroy(&c->gather);
     colo_comm_destroy(&c->cp);
-    colo_mem_free(c->mem, c->stage[0]);
-    colo_mem_free(c->mem, c->stage[1]);
-    memset(c, 0, sizeof *c);
+    for (int i = 0; i < 2; i++)
+        colo_arena_deinit(b, &c->stage[i]);
+    colo_arena_deinit(b, &c->sum);
 }
 
 static int64_t part_count(const colo_owned_t *o)
@@ -268,29 +269,19 @@ colo_status_t colo_collective_rows(colo_shape_state_t *s)
     return colo_layout_owned(&p->dst, p->rank, shape, false, &own, s->run, s->nruns, &s->nruns);
 }
 
-colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo_collective_t *out)
+colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p)
 {
+    colo_collective_t *c = &b->coll;
     size_t elem = colo_dtype_size(p->config.dtype);
     colo_owned_t full = full_dst(p);
     size_t src = (size_t)part_count(&p->own_src) * elem, dst = (size_t)part_count(&full) * elem;
-    size_t want[2] = {src > dst ? src : dst, src > dst ? src : dst};
-    void *stage[2] = {NULL, NULL};
-    if (want[0] <= out->stage_size[0])
+    for (int i = 0; i < 2; i++)
+        COLO_TRY(colo_arena_grow(b, &c->stage[i], src > dst ? src : dst, false,
+                                 "staging of COLLECTIVE"));
+    if (!c->cp || p->config.no_grad)
         return COLO_OK;
-    for (int i = 0; i < 2; i++) {
-        colo_status_t st = colo_mem_alloc(b->mem, want[i], &stage[i]);
-        if (st < 0) {
-            colo_mem_free(b->mem, stage[0]);
-            return colo_fail_prefix(st, "bridge: staging for COLLECTIVE");
-        }
-    }
-    out->mem = b->mem;
-    for (int i = 0; i < 2; i++) {
-        colo_mem_free(b->mem, out->stage[i]);
-        out->stage[i] = stage[i];
-        out->stage_size[i] = want[i];
-    }
-    return COLO_OK;
+    return colo_arena_grow(b, &c->sum, colo_comm_i_reduction_stage(c->cp, (int64_t)dst), false,
+                           "staging of COLLECTIVE's sums");
 }
 
 /* ---- passes ---- */
@@ -397,13 +388,13 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
         return COLO_OK; /* outside the grids, or no samples at all */
     /* SHARDED: the whole sequence is made first, then the caller's shard copy */
     colo_view_t whole =
-        contiguous(b, c->stage[0], nd, p->config.shape.rows, p->config.shape.features);
+        contiguous(b, c->stage[0].data, nd, p->config.shape.rows, p->config.shape.features);
     colo_view_t to = sharded ? whole : y;
     if (c->direction == COLO_FAN_IN) {
         /* sharded and samples outermost: parts land in stage 0 at once, so pack x in stage 1 */
         bool outer = b->axis[1] < 0 || b->axis[0] == 0;
-        void *spare = c->stage[sharded && outer ? 1 : 0];
-        COLO_TRY(gather_samples(b, x, ns, spare, to, c->stage[1], stream));
+        void *spare = c->stage[sharded && outer ? 1 : 0].data;
+        COLO_TRY(gather_samples(b, x, ns, spare, to, c->stage[1].data, stream));
     } else {
         COLO_TRY(copy_samples(b, to, 0, x, c->direction == COLO_FAN_OUT ? c->sibling * nd : 0, nd,
                               stream));
@@ -421,23 +412,27 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
     int64_t nd = full.b1 - full.b0, ns = p->own_src.b1 - p->own_src.b0;
     bool sharded = p->config.output == COLO_SHARDED;
     size_t elem = colo_dtype_size(p->config.dtype);
-    colo_view_t g = contiguous(b, c->stage[0], nd, s->rows, s->features);
+    colo_view_t g = contiguous(b, c->stage[0].data, nd, s->rows, s->features);
     if (nd == 0 && ns == 0 && !c->gather)
         return COLO_OK;
-    if (sharded && c->stage[0]) { /* the adjoint of the shard copy: scatter into zeros */
-        COLO_TRY(colo_mem_zero(b->mem, c->stage[0], (size_t)part_count(&full) * elem, stream));
+    if (sharded && c->stage[0].data) { /* the adjoint of the shard copy: scatter into zeros */
+        COLO_TRY(colo_mem_zero(b->mem, c->stage[0].data, (size_t)part_count(&full) * elem, stream));
         COLO_TRY(copy_rows(b, g, d_y, false, stream));
     } else if (c->cp) {
         COLO_TRY(copy_samples(b, g, 0, d_y, 0, nd, stream)); /* clone: d_y is never written */
     } else {
         g = d_y;
     }
-    if (c->cp)
-        COLO_TRY(colo_comm_i_all_reduce(c->cp, COLO_CATEGORY_BRIDGE, g.data, g.data,
-                                        nd * s->rows * s->features, p->config.dtype, COLO_SUM,
-                                        stream));
+    if (c->cp) {
+        colo_comm_i_set_stage(c->cp, c->sum.data, c->sum.size);
+        const colo_status_t st =
+            colo_comm_i_all_reduce(c->cp, COLO_CATEGORY_BRIDGE, g.data, g.data,
+                                   nd * s->rows * s->features, p->config.dtype, COLO_SUM, stream);
+        colo_comm_i_set_stage(c->cp, NULL, 0);
+        COLO_TRY(st);
+    }
     if (c->direction == COLO_FAN_OUT)
-        return gather_samples(b, g, nd, c->stage[0], d_x, c->stage[1], stream);
+        return gather_samples(b, g, nd, c->stage[0].data, d_x, c->stage[1].data, stream);
     return copy_samples(b, d_x, 0, g, c->direction == COLO_FAN_IN ? c->sibling * ns : 0, ns,
                         stream);
 }

@@ -66,6 +66,31 @@ void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare)
 
 /* ---- growing ---- */
 
+/* From the caller's allocator, if it gave one. */
+static colo_status_t allocate(const colo_bridge_t *b, size_t bytes, void **p)
+{
+    const colo_allocator_t *a = &b->allocator;
+    if (!a->allocate)
+        return colo_mem_alloc(b->mem, bytes, p);
+    *p = a->allocate(a->user, bytes);
+    if (!*p)
+        return colo_fail(COLO_ERR_NOMEM,
+                         "config.allocator returned NULL, expected %zu bytes; leave it more",
+                         bytes);
+    const colo_status_t st = colo_mem_check_aligned(*p, "config.allocator", "what it returned");
+    if (st < 0)
+        a->release(a->user, *p);
+    return st;
+}
+
+static void release(const colo_bridge_t *b, void *p)
+{
+    if (p && b->allocator.release)
+        b->allocator.release(b->allocator.user, p);
+    else
+        colo_mem_free(b->mem, p);
+}
+
 colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
                               const char *what)
 {
@@ -82,23 +107,24 @@ colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t by
                          what, a->size, bytes);
     bytes = keeps && bytes < half ? half : bytes;
     colo_status_t st = a->nold == MOST ? colo_fail(COLO_ERR_NOMEM, "grown %d times", MOST)
-                                       : colo_mem_alloc(b->mem, bytes, &next);
+                                       : allocate(b, bytes, &next);
     if (st < 0)
         return colo_fail_prefix(st, "bridge: %s", what);
     if (keeps && a->data)
         a->old[a->nold++] = a->data;
     else
-        colo_mem_free(b->mem, a->data);
+        release(b, a->data);
     a->data = next;
     a->size = bytes;
+    a->total = keeps ? a->total + bytes : bytes;
     return COLO_OK;
 }
 
 void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
 {
-    colo_mem_free(b->mem, a->data);
+    release(b, a->data);
     for (int32_t i = 0; i < a->nold; i++)
-        colo_mem_free(b->mem, a->old[i]);
+        release(b, a->old[i]);
 }
 
 colo_status_t colo_bridge_sums_for(colo_bridge_t *b, size_t bytes, bool capturing)

@@ -10,6 +10,9 @@
 
 #include "core/error.h"
 
+#include <stdatomic.h>
+#include <unistd.h>
+
 static int32_t gpus; /* ranks of this run */
 
 static bool fits(const t_case_t *c)
@@ -179,6 +182,140 @@ static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
 T_CASE(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives)
 {
     assert_ok(t_gpus_run(gpus, false, host_bridge, NULL));
+}
+
+/* ---- a caller's allocator ---- */
+
+typedef struct owner {
+    atomic_bool past;   /* what was enqueued before the last call */
+    size_t asked, live; /* bytes; blocks */
+    bool refuses, misplaces, early;
+    char *data;
+} owner_t;
+
+static void *owner_allocate(void *user, size_t bytes)
+{
+    owner_t *o = user;
+    void *p = NULL;
+    if (o->refuses || cudaMalloc(&p, bytes) != cudaSuccess)
+        return NULL;
+    o->asked += bytes;
+    o->live++;
+    o->data = p;
+    return o->misplaces ? o->data + 8 : p;
+}
+
+static void owner_release(void *user, void *data)
+{
+    owner_t *o = user;
+    o->early = o->early || !atomic_load(&o->past);
+    o->live--;
+    cudaFree(o->misplaces ? o->data : data);
+}
+
+static void be_late(void *user)
+{
+    owner_t *o = user;
+    usleep(30000);
+    atomic_store(&o->past, true);
+}
+
+static colo_status_t device_bytes(t_gpu_rank_t *r, size_t *bytes)
+{
+    size_t total;
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaMemGetInfo(bytes, &total));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    return COLO_OK;
+}
+
+static colo_status_t with_allocator(t_gpu_rank_t *r, void *arg)
+{
+    /* GPUs take something by themselves, and 2 MiB at a time */
+    const size_t seen = getenv("FAKE_DEVICES") ? 0 : 16 << 20;
+    for (int k = 0; k < 2; k++) {
+        t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
+                      .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
+                      .shape = {gpus, 64, 64},
+                      .output = COLO_FULL_SEQ,
+                      .grad = COLO_PARTIAL,
+                      .dtype = COLO_F32,
+                      .algo = k ? COLO_COLLECTIVE : COLO_EXACT};
+        const size_t part = (size_t)2 * 64 * 64 * 4; /* of a destination rank: two samples */
+        owner_t o = {.live = 0};
+        colo_layout_t src, dst;
+        colo_bridge_config_t config;
+        colo_bridge_t *bridge = NULL;
+        t_placed_t dy, dx;
+        size_t before, after;
+        rank_try(t_case_config(&c, &src, &dst, &config));
+        config.mem = COLO_CUDA;
+        config.transport = COLO_TRANSPORT_NCCL; /* or the first call allocates */
+        config.allocator = (colo_allocator_t){owner_allocate, owner_release, &o};
+        rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+        rank_check(o.asked == colo_bridge_workspace_size(bridge));
+        rank_check(o.asked >= (k ? 3 * part : part));
+        rank_try(device_bytes(r, &before));
+        for (int64_t salt = 0; salt < 2; salt++) {
+            rank_try(t_gpu_pass(r, bridge, &c, salt, false));
+            rank_try(t_gpu_pass(r, bridge, &c, salt, true));
+            rank_check(o.asked == colo_bridge_workspace_size(bridge));
+        }
+        rank_try(device_bytes(r, &after));
+        rank_check(before <= after + seen);
+        rank_try(t_place(r, &c, T_DY, 0, true, &dy));
+        rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+        rank_try(t_gpu_quiet(r));
+        rank_cuda(cudaLaunchHostFunc(r->stream, be_late, &o));
+        rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream));
+        colo_bridge_destroy(&bridge);
+        rank_check(o.live == 0 && !o.early);
+        rank_try(t_gpu_quiet(r));
+        t_placed_free(&dy);
+        t_placed_free(&dx);
+    }
+    return COLO_OK;
+}
+
+T_CASE(what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_back_to_it)
+{
+    assert_ok(t_gpus_run(gpus, false, with_allocator, NULL));
+}
+
+static colo_status_t without_memory(t_gpu_rank_t *r, void *arg)
+{
+    static const char *const words[] = {
+        "config.allocator returned NULL, expected ",
+        "config.allocator: what it returned is 8 past a multiple of 256 bytes",
+        "config.allocator: release is NULL, expected both functions or none"};
+    t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
+                  .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
+                  .shape = {gpus, 8, 4},
+                  .output = COLO_FULL_SEQ,
+                  .grad = COLO_PARTIAL,
+                  .dtype = COLO_F32};
+    for (int k = 0; k < 3; k++) {
+        const bool fails = r->rank == 1;
+        owner_t o = {.refuses = k == 0 && fails, .misplaces = k == 1 && fails};
+        colo_layout_t src, dst;
+        colo_bridge_config_t config;
+        colo_bridge_t *bridge = NULL;
+        rank_try(t_case_config(&c, &src, &dst, &config));
+        config.mem = COLO_CUDA;
+        config.transport = COLO_TRANSPORT_NCCL;
+        config.allocator = (colo_allocator_t){owner_allocate, owner_release, &o};
+        config.allocator.release = k == 2 && fails ? NULL : owner_release;
+        const colo_status_t st = colo_bridge_create(&bridge, &config, r->gpus);
+        rank_check(st == (!fails ? COLO_ERR_PEER : k == 0 ? COLO_ERR_NOMEM : COLO_ERR_ARG));
+        rank_check(!bridge && o.live == 0 && strstr(colo_last_error(), words[k]));
+        rank_try(colo_comm_check(r->gpus));
+    }
+    return COLO_OK;
+}
+
+T_CASE(an_allocator_without_memory_is_an_error_on_all_ranks)
+{
+    assert_ok(t_gpus_run(gpus, false, without_memory, NULL));
 }
 
 T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_bridge")

@@ -17,6 +17,8 @@ Left to others: which tensors are reached, and when memory is made (bridge.py).
 from __future__ import annotations
 
 import collections
+import ctypes as c
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -45,6 +47,28 @@ def capturing(device: Any) -> Callable[[], bool]:
     """Is the current stream being captured, for tensors on @device?"""
     import torch
     return torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
+
+
+@functools.lru_cache(maxsize=None)
+def allocator(device: Any) -> s.Allocator | None:
+    """PyTorch's, for what bridges own on a GPU. None for the host, where PyTorch aligns to less than the library."""
+    if device.type != 'cuda':
+        return None
+    import torch
+    give_back = torch.cuda.caching_allocator_delete
+
+    def allocate(_: Any, nbytes: int) -> int | None:
+        stream = torch.cuda.current_stream(device)
+        try:
+            address = torch.cuda.caching_allocator_alloc(nbytes, device, stream)
+        except RuntimeError:  # no memory left
+            return None
+        stream.synchronize()  # earlier work may still use it, and calls are on any stream
+        return address
+
+    made = s.Allocator(s.AllocateFn(allocate), s.ReleaseFn(lambda _, address: give_back(address)))
+    c.pythonapi.Py_IncRef(c.py_object(made))  # bridges end when the interpreter does, in any order
+    return made
 
 
 def possible(comm: Comm, device: Any) -> bool:

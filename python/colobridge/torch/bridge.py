@@ -392,7 +392,7 @@ class Bridge:
         def made(transport: str, shape: tuple[int, ...]) -> tuple[core.Bridge, bool]:
             return self._by_peers(transport, lambda by: core.Bridge(
                 comm, src, dst, shape, dtype=s.DTYPES[number], device=device.type, no_grad=no_grad, transport=by,
-                **options))
+                allocator=arenas.allocator(device), **options))
 
         def reach(shape: tuple[int, ...], rank: int) -> Any:
             return _reach(src, dst, options, comm, shape, number, no_grad, rank)
@@ -439,7 +439,8 @@ class Bridge:
         options = {name: self._options[name] for name in ('output', 'grad', 'ranks_per_node')}
         bridge, far = self._by_peers(transport, lambda by: core.Bridge(
             comm, self.src, self.dst, (units,), ragged=True, no_grad=self.frozen,
-            placement='merged' if merged else 'packed', device=device.type, transport=by, **options))
+            placement='merged' if merged else 'packed', device=device.type, transport=by,
+            allocator=arenas.allocator(device), **options))
         if far:
             self._ragged[device].workspace = None
         return bridge

@@ -37,6 +37,23 @@ def case_bridge_moves_every_value_and_sums_gradients_over_cp():
             carry.destroy()
 
 
+def case_memory_of_a_bridge_is_pytorch_s():
+    if size() < 2:
+        raise Skip('two GPUs or more')
+    before = torch.cuda.memory_allocated()
+    carry = ct.Bridge('dp=%d' % size(), 'cp=2,dp=%d' % (size() // 2), group=dist.group.WORLD, transport='nccl')
+    for _ in range(2):
+        x = torch.ones(1, 64, 512, device='cuda', requires_grad=True)
+        y = carry(x)
+        y.backward(torch.ones_like(y))
+        assert torch.equal(x.grad, torch.full_like(x, 2))
+    nbytes = carry._last[1].bridge.workspace_size
+    del x, y
+    assert torch.cuda.memory_allocated() - before >= nbytes > 0, (torch.cuda.memory_allocated(), before, nbytes)
+    carry.destroy()
+    assert torch.cuda.memory_allocated() == before, (torch.cuda.memory_allocated(), before)
+
+
 def case_ragged_batches_are_those_of_the_oracle():
     if size() not in PAIRS:
         raise Skip('cases are for 1, 2 or 4 GPUs')
