@@ -39,8 +39,8 @@ MUTANTS = {
         'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',
         'test_partition_adapter_shards'),
     'the gradient of the encoder is doubled': (
-        'torch/bridge.py', 'check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))',
-        'check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None)); '
+        'torch/bridge.py', 'check(self.run[direction](self.bridge.handle, *views, stream))',
+        'check(self.run[direction](self.bridge.handle, *views, stream)); x = pair[0]; '
         'direction and x is not None and x.mul_(2)', 'test_check.py', 'test_check_of_processes_passes'),
     'the place of a rank counts from the other side': (
         'megatron.py', 'SliceInfo(places[self.current_rank][0] % self.scale * size, size)',
@@ -372,10 +372,10 @@ MUTANTS = {
     'a registered tensor is given back under a late peer': (
         'memory.py', '_stays.append(self.owner)', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
     'a block is used again before the stream that had it is done': (
-        'torch/arena.py', 'stream.wait_stream(last)', 'pass', 'test_torch_blocks.py',
+        'torch/arena.py', '_behind(region.device, last)', 'pass', 'test_torch_blocks.py',
         'test_another_stream_waits'),
     'the workspace is used again before the stream that had it is done': (
-        'torch/arena.py', 'stream.wait_stream(self._last)', 'pass', 'test_torch_blocks.py',
+        'torch/arena.py', '_behind(device, self._last)', 'pass', 'test_torch_blocks.py',
         'test_another_stream_waits'),
     'a graph has a block that others get': (
         'torch/arena.py', 'not self.reached[1 - side] or region._capturing()', 'not self.reached[1 - side]', 'test_torch_blocks.py',

@@ -18,14 +18,6 @@ from colobridge.torch import arena  # noqa: E402
 from colobridge.torch.bridge import _reach  # noqa: E402
 
 
-class Stream:
-    def __init__(self):
-        self.waited = []
-
-    def wait_stream(self, other):
-        self.waited.append(other)
-
-
 def made(sums=False, buffers=2):
     comm = cb.Comm.self()
     args = torch.float32 and 0, (True, True), sums
@@ -41,7 +33,7 @@ def test_blocks_lie_apart_and_within():
         at = made(sums, buffers)
         parts = [s for s in at.workspace[:1] if s is not None]
         for side in (0, 1):
-            while (t := at.lend(side, Stream(), None, None)) is not None:
+            while (t := at.lend(side, 1, None, None)) is not None:
                 parts.append(t)
         assert len(parts) == 1 + buffers * (1 if sums else 2)
         spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for t in parts)
@@ -49,29 +41,37 @@ def test_blocks_lie_apart_and_within():
         assert at.region.begin <= spans[0][0] and spans[-1][1] <= at.region.end
 
 
-def test_another_stream_waits_for_the_one_that_had_the_block():
-    at, a, b = made(buffers=1), Stream(), Stream()
-    for stream, waits in ((a, []), (a, []), (b, [a]), (b, [a]), (a, [b])):
+@pytest.fixture
+def waited(monkeypatch):
+    """The streams that the current one was told to wait for."""
+    streams = []
+    monkeypatch.setattr(arena, '_behind', lambda device, last: streams.append(last))
+    return streams
+
+
+def test_another_stream_waits_for_the_one_that_had_the_block(waited):
+    at = made(buffers=1)
+    for stream, waits in ((1, []), (1, []), (2, [1]), (2, [1]), (1, [1, 2])):
         t = at.lend(1, stream, None, None)
-        assert t is not None and stream.waited == waits
+        assert t is not None and waited == waits
         del t
-    at, a, b = made(), Stream(), Stream()
-    own = torch.zeros(2, 2, 3)
-    for stream, waits in ((a, []), (a, []), (b, [a]), (a, [b])):
-        assert at.instead(0, own, stream) is at.workspace[0] and stream.waited == waits
+    waited.clear()
+    at, own = made(), torch.zeros(2, 2, 3)
+    for stream, waits in ((1, []), (1, []), (2, [1]), (1, [1, 2])):
+        assert at.instead(0, own, stream) is at.workspace[0] and waited == waits
     assert at.copied == 4
 
 
-def test_captured_calls_take_the_workspace():
-    at, a, b = made(), Stream(), Stream()
-    at.instead(0, torch.zeros(2, 2, 3), a)
+def test_captured_calls_take_the_workspace(waited):
+    at = made()
+    at.instead(0, torch.zeros(2, 2, 3), 1)
     at.region._capturing = lambda: True
-    assert at.lend(0, a, None, None) is None and at.lend(1, a, None, None) is None
-    at.instead(0, torch.zeros(2, 2, 3), b)
-    assert b.waited == []  # would end the capture
+    assert at.lend(0, 1, None, None) is None and at.lend(1, 1, None, None) is None
+    at.instead(0, torch.zeros(2, 2, 3), 2)
+    assert waited == []  # would end the capture
     at.region._capturing = lambda: False
-    at.instead(0, torch.zeros(2, 2, 3), a)
-    assert a.waited == [] and at.lend(1, a, None, None) is not None
+    at.instead(0, torch.zeros(2, 2, 3), 1)
+    assert waited == [] and at.lend(1, 1, None, None) is not None
 
 
 def test_memory_of_the_host_is_not_reached_but_there():

@@ -32,6 +32,7 @@ from ..errors import STATUS, Error, FailedError
 from ..memory import Memory
 from ..tensor import torch_dtype
 from .ready import storage_of
+from .tensors import stream_of
 
 _ROUND = 512
 _SMALL = 1 << 20  # up to here PyTorch's allocator keeps tensors apart from larger ones
@@ -47,6 +48,22 @@ def capturing(device: Any) -> Callable[[], bool]:
     """Is the current stream being captured, for tensors on @device?"""
     import torch
     return torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
+
+
+def _behind(device: Any, last: int) -> None:
+    """The current stream of @device waits for stream @last."""
+    import torch
+    other = torch.cuda.ExternalStream(last, device=device) if last else torch.cuda.default_stream(device)
+    torch.cuda.current_stream(device).wait_stream(other)
+
+
+@functools.lru_cache(maxsize=None)
+def _into_pool() -> tuple[Any, ...] | None:
+    """What torch.cuda.use_mem_pool() calls before and after, which takes a third of its time; None: elsewhere."""
+    import torch
+    names = '_cuda_beginAllocateCurrentThreadToPool', '_cuda_endAllocateToPool', '_cuda_releasePool'
+    found = tuple(getattr(torch._C, name, None) for name in names)
+    return None if None in found else found
 
 
 @functools.lru_cache(maxsize=None)
@@ -146,21 +163,29 @@ class Pool:
             return None
         try:
             with torch.cuda.device(self._device):
-                self._pool, self._stream = torch.cuda.MemPool(), torch.cuda.current_stream()
+                self._pool, self._stream = torch.cuda.MemPool(), stream_of(self._device)
             return self._new(torch.empty(0, dtype=torch.uint8, device=self._device), (self.nbytes,))
         except RuntimeError:  # no memory left
             return None
 
     def _new(self, like: Any, shape: Any) -> Any:
-        import torch
-        with torch.cuda.use_mem_pool(self._pool, self._device.index):  # a number is found in less time
+        calls, where = _into_pool(), (self._device.index, self._pool.id)
+        if calls is None:
+            import torch
+            with torch.cuda.use_mem_pool(self._pool, self._device.index):
+                return like.new_empty(shape)
+        begin, end, release = calls
+        begin(*where)
+        try:
             return like.new_empty(shape)
+        finally:
+            end(*where), release(*where)
 
     def holds(self, t: Any) -> bool:
         """Does a tensor lie in the block?"""
         return self._begin <= t.data_ptr() < self._begin + self.nbytes and self._begin > 0
 
-    def empty(self, like: Any, shape: Any, stream: Any) -> Any:
+    def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
         """A new tensor in the block, for the current @stream. None if it has no place: small ones, those of another
         stream than the block's, and more than the block has."""
         nbytes = _padded(math.prod(shape), like.element_size())
@@ -188,14 +213,14 @@ def _returned(block: Any) -> None:
 
 class _Ordered:
     """A workspace that streams use one after the other."""
-    _last: Any = None
+    _last: int | None = None
     _capturing: Callable[[], bool]
 
-    def _follow(self, stream: Any) -> None:
+    def _follow(self, stream: int | None, device: Any) -> None:
         # In captures the program that replays them keeps the order, as it does for bridges.
         if stream is not None and stream != self._last and not self._capturing():
             if self._last is not None:
-                stream.wait_stream(self._last)
+                _behind(device, self._last)
             self._last = stream
 
 
@@ -215,7 +240,7 @@ class Region(_Ordered):
         sizes = [_padded(n, s.DTYPE_SIZE[dtype]) for n in counts]
         size = max((sizes[self.side[direction]] for direction in (0, 1) if reached[direction]), default=0)
         self.free: list[Any] = [collections.deque(), collections.deque()]  # offsets of blocks
-        self.streams: dict[int, Any] = {}  # by offset: on which the block was somebody's tensor
+        self.streams: dict[int, int | None] = {}  # by offset: on which the block was somebody's tensor
         for direction in (0, 1):
             if reached[direction] and not (direction and sums):
                 for _ in range(buffers):
@@ -259,7 +284,7 @@ class Arena:
         return region.begin <= t.data_ptr() < region.end or (
             region.pool is not None and region.pool.holds(t) and not region._capturing())
 
-    def lend(self, side: int, stream: Any, like: Any, shape: Any) -> Any:
+    def lend(self, side: int, stream: int | None, like: Any, shape: Any) -> Any:
         """A tensor of this memory for the current @stream, None where there is none, or none for a captured
         call."""
         region = self.region
@@ -276,19 +301,19 @@ class Arena:
             return None
         last = region.streams.get(offset)
         if last is not None and last != stream:
-            stream.wait_stream(last)
+            _behind(region.device, last)
         region.streams[offset] = stream
         block = self._blocks.get((side, offset))
         if block is None:
             block = self._blocks[side, offset] = _Block(self._array(offset, side).view, side, offset, region)
         return self._take(block.give(_returned))
 
-    def instead(self, direction: int, own: Any, stream: Any) -> Any:
+    def instead(self, direction: int, own: Any, stream: int | None) -> Any:
         """The workspace, for a tensor that peers do not reach. What a call reads is copied here, what it
         writes is copied by the caller."""
         workspace, region = self.workspace[direction], self.region
         region.captured = region.captured or region._capturing()
-        region._follow(stream)
+        region._follow(stream, region.device)
         if direction and self.sums:
             workspace.copy_(own)
         self.copied += 1
@@ -343,7 +368,7 @@ class Workspace(_Ordered):
             self._outputs, self._pool = outputs, Pool(self._comm, self._device, outputs if self._pools else 0)
         return self._memory is not None
 
-    def empty(self, like: Any, shape: Any, stream: Any) -> Any:
+    def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
         """A new tensor for the current @stream, in the pool if it fits."""
         made = None if self._pool is None or self._capturing() else self._pool.empty(like, shape, stream)
         return like.new_empty(shape) if made is None else made
@@ -351,14 +376,14 @@ class Workspace(_Ordered):
     def _holds(self, t: Any) -> bool:
         return self._pool is not None and self._pool.holds(t) and not self._capturing()
 
-    def instead(self, tensors: list[Any], stream: Any, copy: bool) -> list[Any]:
+    def instead(self, tensors: list[Any], stream: int | None, copy: bool) -> list[Any]:
         """Tensors here of the shapes of those, and with @copy of their values; those of the pool are themselves."""
         memory, offset, out = self._memory, 0, []
         assert memory is not None
         if all(map(self._holds, tensors)):
             return tensors
         self._captured = self._captured or self._capturing()
-        self._follow(stream)
+        self._follow(stream, self._device)
         ordinal = self._device.index if self._device.type == 'cuda' else -1
         for t in tensors:
             if self._holds(t):

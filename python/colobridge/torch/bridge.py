@@ -22,7 +22,7 @@ from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ragged as ragged_batches
 from . import ranks as groups
-from .tensors import checked, eager, once
+from .tensors import checked, eager, once, stream_of
 
 _KEPT = 64  # shapes whose views are kept
 _FITTING = 1024  # shapes that are known to fit the memory
@@ -181,7 +181,6 @@ class _Ready:
         mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
         self.views = [make(0, core.dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
         self.device = device
-        self.cuda = device.type == 'cuda'
         self.doing: dict[str, Any] = {}  # what its calls are about
         self._arena: Any = None
         library = lib()
@@ -208,25 +207,17 @@ class _Ready:
             return raw
         return checked(t, what)
 
-    def stream(self) -> Any:
-        """The current one of the device, None on the host."""
-        if not self.cuda:
-            return None
-        import torch
-        return torch.cuda.current_stream(self.device)
-
-    def output(self, side: int, like: Any, shape: Any, stream: Any) -> Any:
-        """A new tensor on one side for the current @stream: one of the arena's where there is one."""
-        arena = self.arena
-        lent = None if arena is None else arena.lend(side, stream, like, shape)
-        return like.new_empty(shape) if lent is None else lent
-
-    def carry(self, direction: int, x: Any, y: Any, stream: Any) -> None:
-        """y from x, forward (0), or x from y, backward (1), where y and x are gradients. This is
-        core.Bridge's forward() and backward() without what costs more than they do."""
+    def carry(self, direction: int, x: Any, y: Any, like: Any = None, shape: Any = None) -> Any:
+        """y from x, forward (0), or x from y, backward (1), where y and x are gradients. Makes and returns a tensor
+        of @shape if there is one: the output, one of the arena's where there is one. This is core.Bridge's forward()
+        and backward() without what costs more than they do."""
         try:
-            arena, pair, own = self.arena, [x, y], None
-            if arena is not None and arena.reached[direction]:
+            arena, pair, own, lent, stream = self.arena, [x, y], None, None, stream_of(self.device)
+            if shape is not None:
+                lent = None if arena is None else arena.lend(1 - direction, stream, like, shape)
+                pair[1 - direction] = like.new_empty(shape) if lent is None else lent
+            made = pair[1 - direction]
+            if arena is not None and arena.reached[direction] and (lent is None or arena.sums):
                 side = arena.side[direction]
                 if pair[side] is not None and not arena.holds(pair[side]):
                     own, pair[side] = pair[side], arena.instead(direction, pair[side], stream)
@@ -234,9 +225,10 @@ class _Ready:
                      self.view(1, pair[1], 'd_y' if direction else 'y')]
             if direction:
                 views.reverse()
-            check(self.run[direction](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))
+            check(self.run[direction](self.bridge.handle, *views, stream))
             if own is not None and not (direction and arena.sums):
                 own.copy_(pair[side])
+            return made
         except BaseException as why:
             groups.heard(self.bridge.comm, why, self.doing)
             raise
@@ -541,18 +533,15 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, ready: _Ready, here: bool) -> Any:
             ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
-            stream = ready.stream()
-            y = ready.output(1, x, ready.shapes[1], stream)
-            ready.carry(0, x if here else None, y, stream)
-            return y
+            return ready.carry(0, x if here else None, None, x, ready.shapes[1])
 
         @staticmethod
         @once
         def backward(ctx: Any, d_y: Any) -> Any:
-            stream = ctx.ready.stream()
-            d_x = ctx.ready.output(0, d_y, ctx.shape, stream)
-            ctx.ready.carry(1, d_x if ctx.here else None, d_y, stream)
-            return d_x, None, None
+            if ctx.here:
+                return ctx.ready.carry(1, None, d_y, d_y, ctx.shape), None, None
+            ctx.ready.carry(1, None, d_y)
+            return d_y.new_empty(ctx.shape), None, None
 
     return Carry
 

@@ -17,7 +17,7 @@ from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
-from .tensors import checked, eager, once
+from .tensors import checked, eager, once, stream_of
 
 _KEPT = 8  # batches of other tables
 
@@ -189,13 +189,13 @@ class _Call:
         """Is a call on these tensors one of them, so that only what may change without them is left to check."""
         return segments is self.segments and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
 
-    def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: Any) -> None:
+    def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None) -> None:
         """One call of the library on tensors [rows, features]."""
         try:
             reached = self._reached(backward, given, out, stream)
             arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
             check(self.entries[backward](self.held.batch.handle, *arrays, len(given),
-                                         None if stream is None else stream.cuda_stream))
+                                         stream))
             if reached[1] is not out:
                 for t, here in zip(out, reached[1]):
                     if here is not t:
@@ -204,18 +204,12 @@ class _Call:
             self.ragged.heard(why)
             raise
 
-    def stream(self) -> Any:
-        """The current one, None on the host."""
-        import torch
-        device = self.ragged.device
-        return torch.cuda.current_stream(device) if device.type == 'cuda' else None
-
-    def empty(self, like: Any, shape: Any, stream: Any) -> Any:
+    def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
         """A new output, where peers reach it if they write it and there is space."""
         workspace = self.ragged.workspace
         return like.new_empty(shape) if workspace is None else workspace.empty(like, shape, stream)
 
-    def _reached(self, backward: bool, given: Any, out: Any, stream: Any) -> tuple[Any, Any]:
+    def _reached(self, backward: bool, given: Any, out: Any, stream: int | None) -> tuple[Any, Any]:
         """Input and output. The one that peers reach is in memory that they reach: y, or x of a merged call; d_x, or
         d_y if gradients are added up."""
         workspace = self.ragged.workspace
@@ -241,7 +235,7 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, call: _Call, _anchor: Any, *tensors: Any) -> Any:
             xs, ys = tensors[:call.n], tensors[call.n:]
-            ctx.call, stream = call, call.stream()
+            ctx.call, stream = call, stream_of(call.ragged.device)
             if ys:
                 ctx.mark_dirty(*ys)
                 flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
@@ -258,7 +252,7 @@ def _function() -> Any:
         @staticmethod
         @once
         def backward(ctx: Any, *d_ys: Any) -> Any:
-            call, stream = ctx.call, ctx.call.stream()
+            call, stream = ctx.call, stream_of(ctx.call.ragged.device)
             flat = {i: d_ys[i] if d_ys[i].dim() == 2 else d_ys[i].reshape(-1, call.widths[i]) for i in call.floating}
             d_xs: list[Any] = [None] * call.n
             if not call.frozen:
