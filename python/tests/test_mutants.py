@@ -87,8 +87,12 @@ MUTANTS = {
         'torch/sampling.py', 'told[:, -1] < start', 'told[:, -1] > start', 'test_sampling.py', 'test_equal_logits'),
     'the mass is that of one shard': (
         'torch/sampling.py', 'each = parts.sum(0)', 'each = parts[0]', 'test_sampling.py', 'test_the_fewest'),
+    'equal logits of lower shards come last in a list': (
+        'torch/sampling.py', '(parts * lower[', '(parts * ~lower[', 'test_sampling.py', 'test_equal_logits'),
+    'a list is that of one shard': (
+        'torch/sampling.py', '_gather(best, comm)', '_gather(best, comm)[:1]', 'test_sampling.py', 'test_lists_of_more'),
     'the mass of top-p is that of all ids, not of the largest': (
-        'torch/sampling.py', 'mine *= masses(', 'mine = masses(', 'test_sampling.py', 'test_lists_of_more'),
+        'torch/sampling.py', 'mass * keep if top_k else mass', 'mass', 'test_sampling.py', 'test_lists_of_more'),
     'zeros of two signs differ': (
         'torch/sampling.py', 'x = rows[i:i + step] + 0', 'x = rows[i:i + step]', 'test_sampling.py', 'test_equal_logits'),
     'a row of NaN keeps what its other logits do': (

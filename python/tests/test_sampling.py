@@ -12,6 +12,7 @@ torch = pytest.importorskip('torch')
 
 import colobridge as cb  # noqa: E402
 from colobridge import compat  # noqa: E402
+from colobridge.torch import sampling  # noqa: E402
 from test_torch_logprob import TOLERANCE  # noqa: E402
 
 S = 7
@@ -81,7 +82,9 @@ def test_the_fewest_ids_that_have_the_mass_are_kept(dtype):
     agrees(0, 1, None, 23, dtype, CUTS[1], None, 0.6)
 
 
-def test_lists_of_more_than_256_ids_and_shards_in_another_order():
+@pytest.mark.parametrize('listed', [4096, 300])
+def test_lists_of_more_than_256_ids_and_shards_in_another_order(listed, monkeypatch):
+    monkeypatch.setattr(sampling, 'LISTED', listed)
     cuts = [0, 307, 400, 1031]
     for top_k, top_p in ((301, 1.0), (301, 0.9), (None, 0.97)):
         said = cb.run_threads(3, lambda world: agrees(2 - world.rank, 3, world, 1031, torch.bfloat16, cuts, top_k, top_p))
