@@ -37,7 +37,8 @@ static bool has_grown(const t_held_t *h, const struct t_held_amounts *now)
 {
     const struct t_held_amounts *first = &h->first;
     return now->descriptors > first->descriptors || now->threads > first->threads ||
-           now->heap > first->heap + h->heap_slack || now->device > first->device + h->device_slack;
+           now->heap - first->heap > h->heap_slack ||
+           now->device - first->device > h->device_slack;
 }
 
 /* What an abort left to threads of NCCL has a second to end. */
