@@ -41,11 +41,12 @@ enum {
     SAMPLES = 8,
     ROWS = 8,
     WIDTH = 4,
-    CALLERS = 2
+    LARGE = 1 << 18 /* elements, in many frames */
 };
 
 static const char *folder;
 static char fault[32], step[32];
+static float large[2][LARGE];
 
 struct rank {
     int32_t me;
@@ -343,7 +344,8 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
         kill_later(60);
     while (strcmp(fault, "killed-at-work") == 0) {
         STEP(r, "forward", colo_bridge_forward(bridge, &tx, &ty, NULL));
-        STEP(r, "all_reduce", colo_comm_all_reduce(world, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
+        STEP(r, "all_reduce",
+             colo_comm_all_reduce(world, large[0], large[1], LARGE, COLO_F32, COLO_SUM, NULL));
     }
     if (is(r, "replicas")) {
         report_fault();
@@ -464,21 +466,30 @@ struct caller {
     int32_t which, rank, size, calls;
 };
 
+static void die_in_create(const struct caller *c, const char *now)
+{
+    if (c->which == 0 && c->rank == CULPRIT && strcmp(step, now) == 0) {
+        report_fault();
+        raise(SIGKILL);
+    }
+}
+
+/* Its deadline is that of the job if a rank does not come to it. */
 static colo_status_t gather(void *user, const void *send, void *recv, size_t bytes)
 {
     struct caller *c = user;
+    const bool misses = strcmp(step, "gather") == 0 || strcmp(step, "workers") == 0;
+    const int most = c->which == 0 && misses ? DEADLINE_MS : 20 * DEADLINE_MS;
+    die_in_create(c, c->calls == 0 ? "gather" : "workers");
     unsigned char(*card)[4096] = c->page->card[c->which][c->calls++ % 2];
     memcpy(card[c->rank], send, bytes);
     atomic_fetch_add(&c->page->arrived[c->which], 1);
     for (int ms = 0; atomic_load(&c->page->arrived[c->which]) < c->size * c->calls; ms++) {
-        if (ms > 20 * DEADLINE_MS)
+        if (ms > most)
             return colo_fail(COLO_ERR_TIMEOUT, "the drill's all-gather: a rank did not come");
         usleep(1000);
     }
-    if (c->which == 0 && c->rank == CULPRIT && strcmp(step, "connect") == 0) {
-        report_fault();
-        raise(SIGKILL);
-    }
+    die_in_create(c, "connect");
     for (int32_t k = 0; k < c->size; k++)
         memcpy((char *)recv + (size_t)k * bytes, card[k], bytes);
     return COLO_OK;
@@ -498,6 +509,8 @@ static colo_status_t make_world(struct page *page, int32_t which, int32_t me, in
     const t_mpi_t *mpi = page ? NULL : dlsym(RTLD_DEFAULT, T_MPI_SYMBOL);
     size_t bytes = 0;
     const void *handle = mpi ? mpi->handle((int)size, &bytes) : NULL;
+    if (mpi)
+        die_in_create(&caller, "gather");
     return page ? colo_comm_create_bootstrap(&b, world)
                 : colo_comm_create_backend("mpi", handle, bytes, world);
 }

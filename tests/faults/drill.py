@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 DEADLINE = 0.5  # as in drill.c
 MISMATCH = "COLO_ERR_MISMATCH"
@@ -22,7 +23,7 @@ OK = "COLO_OK"
 ALL = ("threads", "sockets", "ucx", "mpi")
 SOCKETS = ("sockets",)
 PROCESSES = ("sockets", "ucx", "mpi")
-OWN = ("sockets", "ucx")  # where a process can die without the launcher ending the job
+OWN = ("sockets", "ucx")  # over MPI the launcher ends the job if a process dies
 
 # fault@step: (what happens to rank 2, statuses of the other ranks, of rank 2 if it lives, transports)
 ROWS = {
@@ -36,9 +37,11 @@ ROWS = {
     "late@forward": ("comes late to a forward, before the deadline", {OK}, {OK}, ALL),
     "leaves@create": ("destroys what it has instead of creating the bridge", {TIMEOUT}, set(), ALL),
     "leaves@forward": ("destroys what it has instead of a forward", {TIMEOUT}, set(), ALL),
+    "killed@gather": ("is killed before it brings its address", {TIMEOUT}, None, PROCESSES),
+    "killed@workers": ("is killed before it brings UCX's address", {TIMEOUT}, None, ("ucx",)),
     "killed@split": ("is killed before split", {PEER}, None, OWN),
     "killed@create": ("is killed before it creates the bridge", {PEER}, None, OWN),
-    "killed@forward": ("is killed before a forward", {PEER}, None, OWN),
+    "killed@forward": ("is killed before a forward", {PEER}, None, PROCESSES),
     "killed@backward": ("is killed before a backward", {PEER}, None, OWN),
     "killed@destroy": ("is killed when its own job is done, before destroy", {OK, PEER}, None, OWN),
     # UCX 1.13 may then end other processes, too (an assertion in its tcp_ep.c); 1.22 does not.
@@ -89,7 +92,7 @@ ROWS = {
 
 
 def run(drill, transport, row, mpirun):
-    """{rank: [what it said]}, when the fault happened"""
+    """{rank: [what it said]}, when the fault happened, the exit status of the job and when that was"""
     with tempfile.TemporaryDirectory() as folder:
         command = [drill, transport, row, folder]
         env = dict(os.environ, T_RANKS=transport if transport == "mpi" else "threads")
@@ -102,7 +105,16 @@ def run(drill, transport, row, mpirun):
         at = pathlib.Path(folder, "fault")
         said = {int(p.name): [json.loads(line) for line in p.read_text().splitlines()]
                 for p in pathlib.Path(folder).iterdir() if p.name.isdigit()}
-        return said, float(at.read_text()) if at.exists() and at.read_text() else None
+        return said, float(at.read_text()) if at.exists() and at.read_text() else None, done.returncode, time.monotonic()
+
+
+def judge_ended(said, fault, status, end):
+    """The same as judge() where the launcher ends the job: no rank may have got anything but the deadline before."""
+    wrong = [f"rank {rank}: {s['call']}: {s['status']} ({s['error']})" for rank, lines in said.items() for s in lines
+             if s["call"] != "destroy" and s["status"] != TIMEOUT]
+    if not fault or status == 0:
+        wrong.append(f"exit status {status}, expected that the launcher ends the job")
+    return wrong, end - (fault or end)
 
 
 def judge(row, said, fault):
@@ -151,11 +163,17 @@ def page(results):
              "live rank must get one of the stated statuses within the deadline and 1 s. Then it destroys all its objects",
              "and sums with the other live ranks on a new communicator. A row that fails fails the test suite. The times",
              "are the longest from the fault to the status, in ms. Where no status is an error, there is no time.", "",
+             "Over MPI the launcher ends the job if a rank is killed: MPI tells the live ranks nothing, and a new communicator",
+             "would have to be made of one that has the dead rank. Until the end a live rank gets `TIMEOUT` at the deadline, and",
+             "no other status. The time of MPI in these rows is until the end of the job, by Open MPI's `mpirun`.", "",
              "The faults are in [drill.c](../tests/faults/drill.c), what they must lead to is in",
              "[drill.py](../tests/faults/drill.py), both under the name of the row; `drill.py --row NAME` repeats one.",
              "[comm.md](comm.md) says what holds after an error. What GPU communicators do if a call of CUDA or NCCL, an",
              "allocation or a thread fails, and what a broken device, a capture on one rank or a borrowed `ncclComm_t` that",
-             "ended leads to, is in [test_faults.c](../tests/fake/test_faults.c), with the statuses of all ranks.", "",
+             "ended leads to, is in [test_faults.c](../tests/fake/test_faults.c), with the statuses of all ranks.",
+             "[test_no_memory.c](../tests/faults/test_no_memory.c) lets each allocation and each thread fail in turn;",
+             "[test_abort.c](../tests/comm/test_abort.c) aborts a hundred worlds in a row, after which a process holds no more",
+             "descriptors, threads or memory than before.", "",
              "| row | rank 2 … | the others get | rank 2 gets | " + " | ".join(NAMES[t] for t in ALL) + " |",
              "|---|---|---|---|" + "---:|" * len(ALL)]
     for row, (what, others, culprit, transports) in ROWS.items():
@@ -179,7 +197,7 @@ def main():
     parser.add_argument("--mpirun", metavar="FILE", help="tests/mpi/mpirun.py, for mpi")
     parser.add_argument("--row", action="append", help="this one only; repeat for more")
     parser.add_argument("--without", action="append", default=[], metavar="FAULT", help="not the rows of this one")
-    parser.add_argument("--page", metavar="FILE", help="write docs/faults.md with the times of this run")
+    parser.add_argument("--page", metavar="FILE", help="write docs/faults.md with the times of this run, if no row fails")
     parser.add_argument("--check-page", metavar="FILE", help="fail if FILE has other rows than this drill")
     args = parser.parse_args()
     results, passed, failed = {}, 0, 0
@@ -189,8 +207,9 @@ def main():
             if transport not in transports or (args.row and row not in args.row) or row.split("@")[0] in args.without:
                 continue
             try:
-                said, fault = run(args.drill, transport, row, args.mpirun)
-                wrong, seconds = judge(row, said, fault)
+                said, fault, status, end = run(args.drill, transport, row, args.mpirun)
+                ended = transport == "mpi" and ROWS[row][2] is None
+                wrong, seconds = judge_ended(said, fault, status, end) if ended else judge(row, said, fault)
             except subprocess.TimeoutExpired:
                 said, wrong, seconds = {}, ["it hangs: ended after 60 s"], 60.0
             results[transport][row] = {"seconds": seconds}
@@ -200,7 +219,7 @@ def main():
                   *wrong, sep="\n    ", flush=True)
             failed += bool(wrong)
             passed += not wrong
-    if args.page:
+    if args.page and not failed:
         pathlib.Path(args.page).write_text(page(results))
     if args.check_page and rows_of(pathlib.Path(args.check_page).read_text()) != rows_of(page({})):
         print(f"FAILED  {args.check_page} has other rows than the drill; make it again with --page")

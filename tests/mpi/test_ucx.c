@@ -34,6 +34,26 @@ static void *open_ucx(t_forked_t *me)
     return open.transport;
 }
 
+static colo_status_t without_others(void *user, const void *send, void *recv, size_t bytes)
+{
+    return colo_fail(COLO_ERR_TIMEOUT, "rank 1 did not come");
+}
+
+static void open_alone(t_forked_t *me)
+{
+    const colo_bootstrap_t b = {0, 2, without_others, NULL};
+    colo_transport_open_t open = {.transport = NULL};
+    const colo_status_t st = UCX->open(&b, sizeof b, t_long_wait(), &open);
+    t_note(me, colo_fail(st, "%s", open.why));
+}
+
+T_CASE(all_gather_that_a_rank_misses_is_the_error_of_open)
+{
+    t_page_t *page = t_fork_ranks(1, open_alone);
+    t_expect(page, 0, COLO_ERR_TIMEOUT, "rank 1 did not come");
+    munmap(page, sizeof *page);
+}
+
 static size_t bytes_of(int i)
 {
     const size_t sizes[] = {COLO_FRAME_MAX, 64, COLO_FRAME_EAGER, 8, COLO_FRAME_CHUNK / 2};
@@ -182,12 +202,13 @@ static void too_long(t_forked_t *me)
     colo_status_t st = COLO_OK;
     if (me->rank == 0) {
         send_frame(ucx, COLO_FRAME_MAX + OVERLONG, 1);
-        (void)receive(ucx, t_long_wait(), &frame, &bytes); /* until the other one closes */
+        (void)flush(ucx, t_long_wait() / 4);
     } else {
         const int got = receive(ucx, t_long_wait(), &frame, &bytes);
         st = colo_fail(got == -2 ? COLO_ERR_MISMATCH : COLO_OK, "recv() %d, %zu bytes: %s", got,
                        bytes, UCX->why(ucx));
     }
+    (void)say(me, 0);
     t_note(me, st);
     UCX->close(ucx, false);
 }
