@@ -35,13 +35,13 @@ static const double LINGER_SECONDS = 1.0; /* at most, for the others to leave as
 
 void colo_process_own(struct colo_process_context *f)
 {
-    atomic_store_explicit(&f->category, colo_comm_i_thread(), memory_order_relaxed);
+    atomic_store_explicit(&f->thread, colo_comm_i_thread(), memory_order_relaxed);
 }
 
 bool colo_process_may_talk(const struct colo_process_context *f)
 {
     return f->any_thread ||
-           atomic_load_explicit(&f->category, memory_order_relaxed) == colo_comm_i_thread();
+           atomic_load_explicit(&f->thread, memory_order_relaxed) == colo_comm_i_thread();
 }
 
 /* ---- telling ---- */

@@ -89,9 +89,9 @@ struct colo_process_context {
     void *transport;
     int32_t rank, size;
     bool any_thread;
-    _Atomic uintptr_t category;    /* the thread that used a comm last */
-    pthread_mutex_t lock;          /* all below, the contexts' peers and steps, the transport */
-    int32_t live;                  /* contexts that a comm uses */
+    _Atomic uintptr_t thread;      /* that used a comm last */
+    pthread_mutex_t lock;          /* all below, the groups' peers and steps, the transport */
+    int32_t live;                  /* groups that a comm uses */
     struct colo_process_group *group,
         *draining; /* draining groups: left by this rank, not yet by all others */
     struct colo_unexpected *unexpected, **unexpected_end;

@@ -117,7 +117,7 @@ static double candidate(const struct colo_topk_pass *p, int32_t r, int64_t index
 }
 
 /* The rank whose block owns a legal @id. */
-static int32_t category_of(const struct colo_topk_pass *p, int64_t id)
+static int32_t rank_of(const struct colo_topk_pass *p, int64_t id)
 {
     for (int32_t r = 0; r < p->base.ranks; r++) {
         const colo_logprob_header_t *h = (const colo_logprob_header_t *)block_of(p, r);
@@ -194,7 +194,7 @@ colo_status_t colo_host_topk_merge(const struct colo_topk_pass *p, colo_stream_t
             if (skip || (!p->topk && id == p->ignore_index))
                 emit(p, t, i, COLO_TOPK_SKIP, 0);
             else if (is_legal(p, id))
-                emit(p, t, i, id, candidate(p, category_of(p, id), t * p->k + i));
+                emit(p, t, i, id, candidate(p, rank_of(p, id), t * p->k + i));
             else
                 emit(p, t, i, -1, 0);
         }
