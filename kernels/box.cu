@@ -494,7 +494,7 @@ cudaError_t sum_some(const colo_mixed_sum_t *sums, int32_t n, cudaStream_t strea
     list.n = 0;
     list.tiles = 0;
     int32_t i = 0;
-    for (; i < n && list.n < TASKS && sums[i].n <= N; i++) {
+    for (; i < n && list.n < TASKS && sums[i].n <= N && sums[i].dtype != COLO_F64; i++) {
         if (empty(sums[i].to))
             continue;
         mixed_task<N> &t = list.task[list.n++];
