@@ -37,7 +37,7 @@ static const struct layout {
     {4, "tp=2,dp=2", "tp=4", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
     {4, "tp=1,dp=4", "tp=1,cp=4", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
     {4, "tp=2,dp=2", "tp=1,cp=4", COLO_FULL_SEQ, COLO_PARTIAL, COLO_F32},
-    {8, "tp=2,dp=4", "tp=2,cp=2,dp=2", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
+    {8, "tp=2,dp=4", "tp=2,cp=4", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
     {8, "tp=2,dp=4", "tp=4,cp=2", COLO_SHARDED, COLO_DISJOINT, COLO_BF16},
     {8, "tp=2,dp=4", "tp=1,cp=8", COLO_FULL_SEQ, COLO_PARTIAL, COLO_F32},
 };
@@ -251,6 +251,8 @@ static bool report(const struct layout *l)
     for (int pass = 0; pass < 2; pass++) {
         const double between = most(job.between[pass]) ? t[BETWEEN + pass] : 0,
                      inside = most(job.inside[pass]) ? t[INSIDE + pass] : 0;
+        if (between + inside == 0)
+            continue;
         printf(
             "| %s → %s %s %s | %s | %.1f in %.0f | %.1f in %.0f | %.0f | %.0f | %.0f | %.0f %% | "
             "%s |\n",
