@@ -88,7 +88,7 @@ def measure(ask):
         ip('netns', 'exec', host, 'tc', 'qdisc', 'add', 'dev', 'veth0', 'root', 'tbf', 'rate', '%dmbit' % ask.mbit,
            'burst', '64kb', 'latency', '200ms')
     names = ','.join('0' * PER_NODE + '1' * PER_NODE)
-    env = dict(os.environ, COLOBRIDGE_LIBRARY=os.path.abspath(ask.library), COLO_NODE=names,
+    env = dict(os.environ, COLOBRIDGE_LIBRARY=os.path.abspath(ask.library), COLO_NODE=names, UCX_NET_DEVICES='veth0',
                PYTHONPATH=os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'python'))
     with tempfile.TemporaryDirectory() as folder:
         ranks = [subprocess.Popen(['ip', 'netns', 'exec', HOSTS[r // PER_NODE], sys.executable, __file__, '--rank',
