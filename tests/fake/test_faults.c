@@ -381,8 +381,9 @@ static colo_status_t judge(const struct row *w, const t_gpu_rank_t *r, colo_stat
     char text[700];
     snprintf(text, sizeof text, "rank %d: %s after %.2f s: %s", (int)r->rank, colo_status_name(got),
              took, why);
-    if (took > DEADLINE_MS * 1e-3 + 1 || (mine ? got != w->own || !strstr(why, w->words)
-                                               : got != w->others[0] && got != w->others[1]))
+    const bool right = mine ? got == w->own && strstr(why, w->words)
+                            : got == w->others[0] || (w->others[1] && got == w->others[1]);
+    if (!right || took > DEADLINE_MS * 1e-3 + 1)
         return colo_fail(COLO_ERR_STATE, "%s", text);
     return COLO_OK;
 }
