@@ -160,6 +160,8 @@ static colo_status_t long_rank(colo_comm_t *world, void *arg)
     rank_check(strlen(spec) > 256);
     rank_try(colo_grid_parse(&grid, spec, 4));
     rank_try(colo_layout_init_src_extra(&side, &grid, "long_dim_name13-long_dim_name14"));
+    for (int i = 0; i < 9; i++)
+        rank_try(colo_layout_split(&side, i % 3, grid.name[1 + i], COLO_BLOCK));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &side, .dst = &side,
                                    .shape = {4, 2, 2, 0}, .dtype = COLO_F32};
     rank_check(colo_bridge_create(&bridge, &config, world) == COLO_ERR_MISMATCH && !bridge);

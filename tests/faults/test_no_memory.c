@@ -155,13 +155,12 @@ static colo_status_t check_position_table(void)
     return colo_layout_check(&l, 1, 6, 1);
 }
 
-static colo_status_t check_segment_tables(void)
+static colo_status_t check_tables(const int64_t *pos, const int64_t *row_pos)
 {
-    static const int64_t rows[] = {2, 3}, zero[] = {0, 0}, position[] = {6, 5, 4, 2, 0},
-                         length[] = {8};
-    const colo_segments_t s = {COLO_SEGMENTS_INIT, .count = 2,        .rows = rows,
-                               .src_dp = zero,     .seq = zero,       .row_pos = position,
-                               .nseqs = 1,         .seq_len = length, .seq_dp = zero};
+    static const int64_t rows[] = {2, 3}, zero[] = {0, 0}, length[] = {8};
+    const colo_segments_t s = {
+        COLO_SEGMENTS_INIT, .count = 2,         .rows = rows, .src_dp = zero,    .seq = zero,
+        .pos = pos,         .row_pos = row_pos, .nseqs = 1,   .seq_len = length, .seq_dp = zero};
     colo_grid_t from, to;
     colo_layout_t src, dst;
     rank_try(colo_grid_parse(&from, "dp=2", 2));
@@ -171,10 +170,21 @@ static colo_status_t check_segment_tables(void)
     return colo_segments_check(&s, &src, &dst);
 }
 
+static colo_status_t check_segment_tables(void)
+{
+    return check_tables(NULL, (int64_t[]){6, 5, 4, 2, 0});
+}
+
+static colo_status_t check_unsorted_tables(void)
+{
+    return check_tables((int64_t[]){4, 0}, NULL);
+}
+
 T_CASE(check_that_lacks_memory_is_an_error)
 {
-    static colo_status_t (*const checks[])(void) = {check_position_table, check_segment_tables};
-    for (int i = 0; i < 2; i++) {
+    static colo_status_t (*const checks[])(void) = {check_position_table, check_segment_tables,
+                                                    check_unsorted_tables};
+    for (int i = 0; i < 3; i++) {
         bool hit = true;
         for (long k = 1; hit; k++) {
             fail_at = k;

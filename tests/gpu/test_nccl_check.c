@@ -2,8 +2,8 @@
 /*
  * test_nccl_check.c - what COLO_CHECK=2 finds on GPUs, and memory and streams that a bridge
  * refuses: replicas that differ, gradients that were promised zero, host pointers, another device's
- * memory and stream. Every rank hears of it, outputs are untouched, the bridge works afterwards.
- * Also the mean of a loss that lives on devices.
+ * memory and stream, a capture on one rank. Every rank hears of it, outputs are untouched, the
+ * bridge works afterwards. Also the mean of a loss that lives on devices.
  */
 #include "gpu/gpu_ranks.h"
 
@@ -142,7 +142,7 @@ T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 
 /* ---- memory and streams of elsewhere ---- */
 
-enum { HOST_POINTER, OTHER_DEVICE, OTHER_STREAM, WRONG_LABEL, PLACES };
+enum { HOST_POINTER, OTHER_DEVICE, OTHER_STREAM, WRONG_LABEL, IN_A_CAPTURE, PLACES };
 
 struct place {
     int kind, level;
@@ -152,13 +152,15 @@ struct place {
 static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
 {
     static const char *const words[] = {"is host memory", "is memory of device",
-                                        "the stream is one of device", "a tensor of device"};
+                                        "the stream is one of device", "a tensor of device",
+                                        "captured: rank 1 of"};
     const struct place *p = arg;
     t_case_t c = t_between("dp=2", "tp=2,dp=1", 4, 8, 3);
     colo_bridge_t *bridge = NULL;
     struct dev x, y;
-    const bool culprit = r->rank == 1;
+    const bool culprit = r->rank == 1, captures = p->kind == IN_A_CAPTURE;
     cudaStream_t stream = r->stream;
+    cudaGraph_t graph;
     void *far = NULL, *near = calloc(1, 4096);
     rank_try(colo_comm_set_check(r->gpus, p->level));
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
@@ -180,13 +182,20 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
         bad->data = far;
     if (culprit && p->kind == WRONG_LABEL)
         bad->device = other;
+    if (culprit && captures)
+        rank_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     colo_status_t st = colo_bridge_forward(bridge, &tx, &ty, stream);
     char said[400];
     snprintf(said, sizeof said, "%.399s", colo_last_error());
-    if (culprit && (st != COLO_ERR_ARG || !strstr(said, words[p->kind])))
+    if (culprit && captures) {
+        rank_cuda(cudaStreamEndCapture(stream, &graph));
+        rank_cuda(cudaGraphDestroy(graph));
+    }
+    if (culprit &&
+        (st != (captures ? COLO_ERR_MISMATCH : COLO_ERR_ARG) || !strstr(said, words[p->kind])))
         return t_rank_fail(__FILE__, __LINE__, said);
     if (p->level == 2) {
-        rank_check(culprit || st == COLO_ERR_PEER);
+        rank_check(culprit || st == (captures ? COLO_ERR_MISMATCH : COLO_ERR_PEER));
         rank_check(colo_comm_check(r->gpus) == COLO_OK);
         rank_try(dev_back(&y, r));
         rank_check(untouched(&y.b));
