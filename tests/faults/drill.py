@@ -44,6 +44,7 @@ ROWS = {
     "killed@forward": ("is killed before a forward", {PEER}, None, PROCESSES),
     "killed@backward": ("is killed before a backward", {PEER}, None, OWN),
     "killed@destroy": ("is killed when its own job is done, before destroy", {OK, PEER}, None, OWN),
+    "killed@leave": ("is killed in the middle of its destroys", {OK, PEER}, None, OWN),
     # UCX 1.13 may then end other processes, too (an assertion in its tcp_ep.c); 1.22 does not.
     "killed@connect": ("is killed after the all-gather of addresses", {TIMEOUT}, None, SOCKETS),
     "killed-at-work": ("is killed at any moment of the work", {PEER}, None, OWN),
