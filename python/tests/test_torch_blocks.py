@@ -74,6 +74,30 @@ def test_captured_calls_take_the_workspace(waited):
     assert waited == [] and at.lend(1, 1, None, None) is not None
 
 
+def test_memory_of_pytorch_s_allocator_is_idle_when_a_bridge_gets_it(monkeypatch):
+    did, device = [], torch.device('cuda', 0)
+
+    class Stream:
+        def synchronize(self):
+            did.append('waited')
+
+    def allocate(nbytes, on, stream):
+        if nbytes > 1000:
+            raise RuntimeError('CUDA out of memory')
+        assert on == device and isinstance(stream, Stream)
+        did.append('allocated %d' % nbytes)
+        return 512
+    monkeypatch.setattr(torch.cuda, 'current_stream', lambda on: Stream())
+    monkeypatch.setattr(torch.cuda, 'caching_allocator_alloc', allocate)
+    monkeypatch.setattr(torch.cuda, 'caching_allocator_delete', lambda address: did.append('freed %d' % address))
+    made = arena.allocator.__wrapped__(device)
+    assert made.allocate(None, 1001) is None and did == []
+    assert made.allocate(None, 100) == 512 and did == ['allocated 100', 'waited']
+    made.release(None, 512)
+    assert did[2:] == ['freed 512']
+    assert arena.allocator(torch.device('cpu')) is None
+
+
 def test_memory_of_the_host_is_not_reached_but_there():
     def rank(comm):
         held = cb.Memory.alloc(comm, 100 * comm.rank)
