@@ -70,8 +70,9 @@ typedef struct colo_linear_logprob_config {
     colo_linear_mode_t mode;
     colo_dtype_t logits_dtype; /* of the workspace: the head's dtype, or f32 */
     size_t budget;             /* bytes for logits of ceil(V / W) columns; chunks are as large as it
-                                  allows, but not below 2048 tokens (512 in forward of mode
-                                  early); 0: 1 GiB (early: 512 MiB) */
+                                  allows, but not below 2048 tokens (in forward of mode early
+                                  512, or 1024 if logits have 16 bits); 0: 1 GiB (early: 512
+                                  MiB) */
     colo_d_hidden_t d_hidden;
     bool frozen_hidden;          /* no d_hidden: its product is skipped */
     bool frozen_weight;          /* no d_weight, no d_bias: their product is skipped */

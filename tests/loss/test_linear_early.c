@@ -75,7 +75,8 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
 }
 
 /* Bytes that a step of mode early takes beyond its inputs: T 8192, H 4096, V 152,064, bf16. First
- * the gradient of the weight is main_grad, which does not count, then a bf16 one, which does. */
+ * the gradient of the weight is main_grad, which does not count, then a bf16 one, which does, and
+ * then logits are bf16, too. Two chunks of logits are 512 rows of f32 or 1,024 of bf16 each. */
 T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
 {
     enum { V = 152064, H = 4096, T = 8192 };
@@ -88,19 +89,23 @@ T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
     lc.logprob.logits.vocab = V;
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
-    for (int shared = 0; shared < 2; shared++) {
+    for (int i = 0; i < 3; i++) {
+        const bool shared = i > 0;
+        lc.logits_dtype = i > 1 ? COLO_BF16 : COLO_F32;
         lc.share_d_weight = shared;
         lc.d_weight_add = !shared;
         lc.d_weight_dtype = shared ? COLO_BF16 : COLO_F32;
         assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
         for (int pass = COLO_LINEAR_FORWARD; pass <= COLO_LINEAR_BACKWARD; pass++) {
             const size_t products = 32 << 20, d_weight = shared ? (size_t)V * H * 2 : 0,
-                         d_hidden = pass == COLO_LINEAR_BACKWARD ? (size_t)T * H * 2 : 0;
+                         d_hidden = pass == COLO_LINEAR_BACKWARD ? (size_t)T * H * 2 : 0,
+                         logits = pass == COLO_LINEAR_FORWARD ? (size_t)2 * 512 * V * 4 : 0;
             size_t saved, work;
             assert_ok(colo_linear_logprob_saved_size(linear, T, -1, &saved));
             assert_ok(
                 colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass, T, -1, &work));
             assert_true(saved + work + products + d_weight + d_hidden <= (size_t)3 << 30);
+            assert_true(work >= logits);
         }
         colo_linear_logprob_destroy(&linear);
     }

@@ -9,8 +9,8 @@
  * default: below, the fp32 accumulation of d_W costs more memory traffic than the products cost
  * arithmetic; in forward, where its logits stay, too, and 1024 where they do not: below, products
  * are slower than what the memory is worth. Mode early saves more than other modes, so it takes
- * half of that, and of the budget. What the budget lets grow is rounded so that chunks are of about
- * the same size.
+ * half of that (as many bytes of 16-bit logits), and of the budget. What the budget lets grow is
+ * rounded so that chunks are of about the same size.
  *
  * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
  * its rows are mostly all rows, and d_W is made at once. WIDTH is 33 tiles of 256 columns: with any
@@ -36,7 +36,7 @@
 enum {
     LEAST = 2048,
     FORWARD_LEAST = 1024,
-    EARLY_LEAST = 512,
+    EARLY_BYTES = 2048, /* of a column of a chunk, at least */
     GRAIN = 128,
     ALIGN = 256,
     ROW_BYTES = 128,
@@ -75,6 +75,12 @@ static int64_t budget_of(const colo_linear_logprob_t *l)
     return b > INT64_MAX ? INT64_MAX : (int64_t)b;
 }
 
+/* Rows of forward of mode early. */
+static int64_t early_least(const colo_linear_logprob_t *l)
+{
+    return EARLY_BYTES / elem_of(l->config.logits_dtype);
+}
+
 /* Chunks of about @chunk rows, all of about one size. */
 static int64_t even(int64_t rows, int64_t chunk)
 {
@@ -92,7 +98,8 @@ static int64_t chunk_of(const colo_linear_logprob_t *l, int64_t rows, int64_t le
     if (chunk > 0)
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
     chunk = budget_of(l) / 2 / row_bytes(l);
-    if (least == EARLY_LEAST && chunk > least) /* products of other numbers of rows are slower */
+    /* products of other numbers of rows are slower */
+    if (l->config.mode == COLO_LINEAR_EARLY && least == early_least(l) && chunk > least)
         chunk -= chunk % least;
     return even(rows, chunk < least ? least : chunk);
 }
@@ -197,7 +204,7 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
                                      : 1;
     s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype && !s->shared;
     const bool stays = s->keeps || (s->early && s->in_place);
-    const int64_t least = stays ? LEAST : s->early ? EARLY_LEAST : FORWARD_LEAST;
+    const int64_t least = stays ? LEAST : s->early ? early_least(l) : FORWARD_LEAST;
     s->chunk = loss                      ? loss_chunk(l, s->rows)
                : !back                   ? chunk_of(l, s->rows, least)
                : s->early && !s->segment ? s->rows
