@@ -53,7 +53,7 @@ if [ "$coverage" = yes ]; then
     say "running the tests that have no time of their own"
     meson test -C build-coverage --num-processes $((2 * jobs)) --no-suite slow --no-suite python --no-suite api \
         --no-suite ucx-all --no-suite mpi-all --timeout-multiplier 4 </dev/null >build-coverage/test.log || tail -n 12 build-coverage/test.log
-    # A count that gcov derives may be below zero where a thread had not left a function: it is left out, and told.
+    # gcov derives some counts from others, and one may come out below zero: it is left out, and told.
     gcovr --root . --object-directory build-coverage --filter src/ --gcov-ignore-parse-errors \
         --json build-coverage/all.json build-coverage/src/libcolo-core.a.p
     gcovr --root . --add-tracefile build-coverage/all.json --txt build-coverage/lines.txt --print-summary
