@@ -62,11 +62,11 @@ ubsan)
     watched build-ubsan --setup asan
     ;;
 valgrind)
-    # memcheck brings its own allocator, as sanitizers do: programs that count skip themselves.
+    # memcheck brings its own allocator, as sanitizers do: programs that count skip themselves. Tests run through env.
     configure build-valgrind --buildtype=debugoptimized "${options[@]}" -Dmpi=disabled -Dhwloc=disabled \
         -Dc_args=-DSANITIZED
     T_SCALE=1 watched build-valgrind --setup tsan --timeout-multiplier 20 --wrapper \
-        'valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --child-silent-after-fork=yes' \
+        'valgrind --quiet --trace-children=yes --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite --child-silent-after-fork=yes' \
         --suite core --suite serial
     ;;
 esac
