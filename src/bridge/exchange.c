@@ -534,7 +534,7 @@ static colo_status_t exchange_sums(colo_bridge_t *b, colo_shape_state_t *s, colo
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     op.dtype = s->bytes ? op.dtype : colo_sum_wide(op.dtype);
-    return exchange(b, op, &s->node_sums, NULL, stream);
+    return s->plan->sums_cross ? exchange(b, op, &s->node_sums, NULL, stream) : COLO_OK;
 }
 
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,

@@ -88,8 +88,17 @@ static int by_node_and_block(const void *a, const void *b)
     return 0;
 }
 
-/* Does @node lack anything of what @rank, which is there, needs of @hold? A ragged batch may bring
- * any rows. */
+/* Does @rank need any sum of another node? Of the held block. */
+static bool gets_sums(colo_builder_t *w, int64_t rank)
+{
+    for (w->addend = 0; w->addend < w->naddends; w->addend++)
+        if (colo_node_sums_reach(w, rank))
+            return true;
+    return false;
+}
+
+/* Does @node lack anything of what @rank, which is there, needs of @hold; if w->sums, sums? A
+ * ragged batch may bring any rows. */
 static colo_status_t is_lacking(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
                                 int64_t rank, int64_t node, bool *lacks)
 {
@@ -109,7 +118,7 @@ static colo_status_t is_lacking(colo_builder_t *w, const colo_side_t *need, cons
         colo_blocks_nth(w->fed, i, coords, &extent);
         colo_block_of(hold, coords, &b);
         COLO_TRY_GOTO(st, colo_gateways_hold(w, hold, &b), done);
-        *lacks = held_on(w, node) < w->naddends;
+        *lacks = w->sums ? gets_sums(w, rank) : held_on(w, node) < w->naddends;
     }
 done:
     colo_runs_deinit(&x.runs);

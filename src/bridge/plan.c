@@ -203,6 +203,10 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
                                               (int64_t)(w->sum_elem / w->elem) + 1, &w->adds_up));
         if (w->adds_up) /* for some node */
             COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->adds_up));
+        w->summing = w->sums = w->adds_up;
+        if (w->adds_up)
+            COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->sums_cross));
+        w->sums = false;
     }
     plan->two_levels[pass] = w->relays[pass];
     w->summing = addends > 1 && w->adds_up;
@@ -221,6 +225,7 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     if (w->summing) {
         plan->term = w->terms.items;
         plan->node_sums = true;
+        plan->sums_cross = w->sums_cross;
         w->terms = (colo_list_t){0};
         COLO_TRY(store_sorted(w, &w->sum_recvs, w->sum_elem, &plan->sum_recv, &none));
         COLO_TRY(store_sorted(w, &w->sum_sends, w->sum_elem, &plan->sum_send, &none));

@@ -66,9 +66,9 @@ struct colo_plan {
      * destination to the others on its node. Offsets are those of the needed side. */
     bool two_levels[2]; /* ranks make it, with messages or without: the same on all */
     colo_routes_t relay_send[2], relay_recv[2];
-    bool node_sums; /* the same on all ranks */
-    /* Then backward has an exchange of sums after the first. Before it, ranks of a node
-     * exchange addends that they add up for other nodes: regions of recv with addend + addends. */
+    bool node_sums, sums_cross; /* the same on all ranks */
+    /* Then backward has an exchange of sums after the first, if any cross. In the first, ranks of a
+     * node exchange addends that they add up for others: regions of recv with addend + addends. */
     colo_routes_t sum_send, sum_recv;
     colo_term_t *term;   /* orders of addition, one after the other */
     int64_t left_out[2]; /* bytes that this rank holds and another rank adds up for it */

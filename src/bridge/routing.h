@@ -57,7 +57,8 @@ typedef struct colo_builder {
     colo_list_t passes, passed; /* colo_entry_t: what gateways send to their node */
     int64_t left_out;           /* bytes that this rank holds and another rank adds up for it */
     int64_t minimum;            /* this rank's part of the bytes that must enter its node */
-    bool asked[2], relays[2], adds_up; /* by pass: answers that hold for all plans of a bridge */
+    bool asked[2], relays[2];   /* by pass: answers that hold for all plans of a bridge */
+    bool adds_up, sums_cross;   /* of backward */
     bool summing;                      /* nodes add up addends of PARTIAL gradients (node-sums.c) */
     bool sums;                         /* these sums are planned now, else the single addends */
     size_t sum_elem;                   /* of a sum */
@@ -143,9 +144,9 @@ typedef struct colo_gateway_share {
 
 /* Which nodes hold @b, with all its addends. */
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b);
-/* Are @least ranks on one node that need the same, of which the node lacks something of @hold (NULL:
- * never mind), or @addends: @least addends of a block? In large worlds they are taken to be. The same
- * on all ranks. */
+/* Are @least ranks on one node that need the same, of which the node lacks something of @hold
+ * (NULL: never mind; if w->sums, sums of other nodes), or @addends: @least addends of a block? In
+ * large worlds they are taken to be. The same on all ranks. */
 colo_status_t colo_gateways_share_node(colo_builder_t *w, const colo_side_t *side,
                                        const colo_side_t *hold, bool addends, int64_t least,
                                        bool *share);

@@ -3,6 +3,8 @@
 #include "harness/harness.h"
 #include "harness/plan_world.h"
 
+#include "bridge/plan.h"
+
 #include <stdlib.h>
 
 static const int32_t scattered[] = {0, 1, 1, 0, 2, 1, 0, 1, 2, 0, 1, 3, 1, 0, 2, 2};
@@ -119,6 +121,7 @@ T_CASE(bridge_without_ranks_per_node_asks_the_communicator)
 typedef struct counted {
     t_case_t c;
     int exchanges[2]; /* expected, by pass */
+    bool adds_up;
 } counted_t;
 
 static colo_status_t counting_rank(colo_comm_t *world, void *arg)
@@ -128,6 +131,7 @@ static colo_status_t counting_rank(colo_comm_t *world, void *arg)
     colo_bridge_t *bridge = NULL;
     colo_comm_stats_t stats;
     rank_try(t_case_bridge(&bridge, &k->c, world, COLO_HOST));
+    rank_check(colo_bridge_plan(bridge)->node_sums == k->adds_up);
     for (int pass = 0; pass < 2; pass++) {
         t_buffer_t in, out;
         rank_try(t_case_tensor(&k->c, pass ? T_DY : T_X, rank, 0, true, &in));
@@ -151,14 +155,17 @@ T_CASE(pass_has_no_exchange_that_can_carry_nothing)
     static const struct {
         const char *src, *dst;
         int exchanges[2][2]; /* PARTIAL, SHARDED; by pass */
+        bool adds_up;        /* PARTIAL */
     } row[] = {/* nothing crosses, though ranks of a node need the same */
                {"tp=1,dp=8", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}},
                {"tp=2,dp=4", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}},
                /* nor forward */
-               {"tp=8,dp=1", "tp=1,cp=2,dp=4", {{1, 3}, {1, 2}}},
+               {"tp=8,dp=1", "tp=1,cp=2,dp=4", {{1, 3}, {1, 2}}, true},
                /* copies on two nodes */
-               {"dp=4,tp=2", "tp=1,cp=2,dp=4", {{1, 2}, {1, 1}}},
-               {"dp=8", "cp=8", {{2, 2}, {1, 1}}},
+               {"dp=4,tp=2", "tp=1,cp=2,dp=4", {{1, 2}, {1, 1}}, true},
+               {"dp=8", "cp=8", {{2, 2}, {1, 1}}, true},
+               /* nodes add up for themselves, and single addends cross */
+               {"dp=8", "cp=2,dp=3@1", {{1, 1}, {1, 1}}, true},
                /* the addends of a block on two nodes */
                {"tp=2,dp=4", "tp=4,cp=2,dp=1", {{2, 2}, {2, 2}}}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
@@ -170,7 +177,8 @@ T_CASE(pass_has_no_exchange_that_can_carry_nothing)
                       .output = sharded ? COLO_SHARDED : COLO_FULL_SEQ,
                       .grad = sharded ? COLO_DISJOINT : COLO_PARTIAL,
                       .ranks_per_node = 4},
-                .exchanges = {row[i].exchanges[sharded][0], row[i].exchanges[sharded][1]}};
+                .exchanges = {row[i].exchanges[sharded][0], row[i].exchanges[sharded][1]},
+                .adds_up = row[i].adds_up && !sharded};
             assert_ok(t_run_ranks(8, counting_rank, &k, sizeof k));
         }
 }

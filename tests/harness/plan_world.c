@@ -6,6 +6,8 @@
  */
 #include "harness/plan_court.h"
 
+#include "bridge/plan.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -439,6 +441,24 @@ static bool judge_node(court_t *k, int64_t m, bool *found)
     return true;
 }
 
+/* All ranks make the last exchange if it carries anything, that of sums if it does. */
+static bool judge_exchanges(t_plans_t *w, colo_pass_t pass)
+{
+    int32_t relays = 0, sums = 0, n;
+    for (int32_t r = 0; r < w->n; r++) {
+        (void)colo_plan_relays(w->plan[r], pass, true, &n);
+        relays += n;
+        (void)colo_plan_sums(w->plan[r], pass, true, &n);
+        sums += n;
+    }
+    for (int32_t r = 0; r < w->n; r++)
+        if (w->plan[r]->two_levels[pass] != (relays > 0) ||
+            (pass == COLO_BACKWARD && w->plan[r]->sums_cross != (sums > 0)))
+            return T_WRONG(w, "rank %d: second exchange %d, sums %d, with %d and %d messages", r,
+                           w->plan[r]->two_levels[pass], w->plan[r]->sums_cross, relays, sums);
+    return true;
+}
+
 bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
 {
     court_t k;
@@ -450,7 +470,7 @@ bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
     uint8_t **of = malloc(2 * (size_t)w->n * sizeof *of);
     if (!got || !relayed || !of)
         abort();
-    bool ok = true, found = true;
+    bool ok = judge_exchanges(w, pass), found = true;
     for (int32_t r = 0; ok && r < w->n; r++) {
         of[r] = got + (size_t)r * cells;
         of[w->n + r] = of[r] + (size_t)w->n * cells;
