@@ -157,8 +157,8 @@ T_CASE(pass_has_no_exchange_that_can_carry_nothing)
         int exchanges[2][2]; /* PARTIAL, SHARDED; by pass */
         bool adds_up;        /* PARTIAL */
     } row[] = {/* nothing crosses, though ranks of a node need the same */
-               {"tp=1,dp=8", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}},
-               {"tp=2,dp=4", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}},
+               {"tp=1,dp=8", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}, false},
+               {"tp=2,dp=4", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}, false},
                /* nor forward */
                {"tp=8,dp=1", "tp=1,cp=2,dp=4", {{1, 3}, {1, 2}}, true},
                /* copies on two nodes */
@@ -167,7 +167,7 @@ T_CASE(pass_has_no_exchange_that_can_carry_nothing)
                /* nodes add up for themselves, and single addends cross */
                {"dp=8", "cp=2,dp=3@1", {{1, 1}, {1, 1}}, true},
                /* the addends of a block on two nodes */
-               {"tp=2,dp=4", "tp=4,cp=2,dp=1", {{2, 2}, {2, 2}}}};
+               {"tp=2,dp=4", "tp=4,cp=2,dp=1", {{2, 2}, {2, 2}}, false}};
     for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
         for (int sharded = 0; sharded < 2; sharded++) {
             counted_t k = {
