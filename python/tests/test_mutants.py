@@ -354,6 +354,9 @@ MUTANTS = {
     'bridges of PyTorch take memory past its allocator': (
         'torch/bridge.py', 'allocator=arenas.allocator(device), **options))\n\n        def reach', '**options))\n\n        def reach',
         'test_torch_arena.py', 'test_bridges_own_memory'),
+    'peers are sent to an output that the pool had no place for': (
+        'torch/bridge.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',
+        'test_outputs_are_in_the_pool'),
     'memory of PyTorch is used before earlier work on it has ended': (
         'torch/arena.py', 'stream.synchronize()', 'pass', 'test_torch_blocks.py', 'test_memory_of_pytorch_s_allocator'),
     'each shape makes a bridge of its own': (

@@ -102,6 +102,10 @@ def pool_serves(rank, options, addends):
         assert not pool.holds(carry(x + 1))  # not while any view is alive
         assert torch.equal(part, before[0][:, :1]) and all(map(torch.equal, kept, before[1:]))
         del part
+        pool._new = lambda like, shape: like.new_empty(shape)  # freed, but a stream that it was recorded on uses it
+        copied, y = carry.copied, carry(x)
+        assert not pool.holds(y) and carry.copied == copied + 1 and torch.equal(y, before[0])
+        del pool._new, y
         y = carry(x)
         assert pool.holds(y) and torch.equal(y, before[0])
         carry.destroy()

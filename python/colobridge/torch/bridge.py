@@ -217,7 +217,7 @@ class _Ready:
                 lent = None if arena is None else arena.lend(1 - direction, stream, like, shape)
                 pair[1 - direction] = like.new_empty(shape) if lent is None else lent
             made = pair[1 - direction]
-            if arena is not None and arena.reached[direction] and (lent is None or arena.sums):
+            if arena is not None and arena.reached[direction]:
                 side = arena.side[direction]
                 if pair[side] is not None and not arena.holds(pair[side]):
                     own, pair[side] = pair[side], arena.instead(direction, pair[side], stream)
