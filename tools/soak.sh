@@ -64,10 +64,11 @@ for kind in "${kinds[@]}"; do
     case $kind in
     mpi) command=(python3 -B "$root/tests/mpi/mpirun.py" 8 "${command[@]}") ;;
     gpu*)
-        of=build-gpu ranks=threads command=(env CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
-            NCCL_NVLS_ENABLE=0 "COLO_BACKEND_DIR=$root/build-gpu/tests/gpu/backends" "${command[@]/soak\//gpu/}")
+        of=build-gpu ranks=threads command=(env CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_NVLS_ENABLE=0
+            "COLO_BACKEND_DIR=$root/build-gpu/tests/gpu/backends" "${command[@]/soak\//gpu/}")
         [ "$kind" != gpu-sockets ] || ranks=sockets
-        [ "$kind" != gpu-peers ] || command=(env SOAK_PEERS=1 "${command[@]}")
+        # Its backend, of tests only, does not load kernels when a communicator is made.
+        [ "$kind" != gpu-peers ] || command=(env SOAK_PEERS=1 CUDA_MODULE_LOADING=EAGER "${command[@]}")
         ;;
     esac
     say "ranks as $kind for $seconds s, seed $seed"
