@@ -31,7 +31,7 @@
  * bridge connects at create the ranks that its plan ties together, and no others. (If its ranks
  * reach each other's memory, COLO_TRANSPORT, it connects and allocates staging in the first call
  * that needs them, which cannot be captured.) Comms and bridges of the same ranks share a
- * connection. The library keeps the last four unused connections (all of them, if ranks share a
+ * connection; if one of them fails, the others fail with COLO_ERR_PEER. The library keeps the last four unused connections (all of them, if ranks share a
  * device) until the last comm that came from the same create is destroyed, because connecting
  * takes most of a second.
  *

@@ -163,6 +163,38 @@ T_CASE(an_abort_ends_a_stream_that_waits)
             fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.error_message[k]);
 }
 
+/* Comms of the same ranks share a connection: if one fails, what another has enqueued ends, too. */
+static colo_status_t torn(t_gpu_rank_t *r, void *arg)
+{
+    colo_comm_t *sums = NULL, *fails = NULL;
+    float *d;
+    rank_cuda(cudaMalloc((void **)&d, 4096));
+    rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &sums));
+    rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &fails));
+    rank_try(t_gpu_quiet(r));
+    if (r->rank == 0) { /* no other rank comes */
+        rank_try(colo_comm_all_reduce(sums, d, d, 8, COLO_F32, COLO_SUM, r->stream));
+        (void)cudaStreamSynchronize(r->stream);
+        note(arg, 0, colo_comm_check(sums));
+    } else if (r->rank == 1) {
+        usleep(100000);
+        rank_check(colo_comm_all_reduce(fails, NULL, d, 8, COLO_F32, COLO_SUM, r->stream) < 0);
+    }
+    (void)colo_comm_barrier(r->host, NULL);
+    colo_comm_destroy(&sums);
+    colo_comm_destroy(&fails);
+    cudaFree(d);
+    return COLO_OK;
+}
+
+T_CASE(a_sum_whose_connection_another_comm_takes_down_is_not_complete)
+{
+    struct verdicts v = {.done = 0};
+    assert_ok(t_gpus_run(gpus, false, torn, &v));
+    assert_int_equal(v.status[0], COLO_ERR_PEER);
+    assert_non_null(strstr(v.error_message[0], "another comm of the same ranks failed"));
+}
+
 /* ---- deadlines on the stream ---- */
 
 static double seconds_since(double start)

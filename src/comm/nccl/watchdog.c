@@ -240,11 +240,35 @@ static struct colo_connection *find_whole(const struct colo_nccl_context *f,
     return NULL;
 }
 
+static bool uses(const struct colo_nccl_group *x, const struct colo_connection *l)
+{
+    const struct colo_subconnection *r = x->subconnection;
+    while (r && r->connection != l)
+        r = r->next;
+    return r || x->connection == l;
+}
+
+/* What other comms have enqueued on @x's connection @l ends with it, and must not look complete. */
+static void fail_users(const struct colo_nccl_context *f, const struct colo_nccl_group *x,
+                       const struct colo_connection *l)
+{
+    char why[900], error_message[900];
+    (void)colo_nccl_state(x->comm, why, sizeof why);
+    snprintf(error_message, sizeof error_message,
+             "the connection was torn down when another comm of the same ranks failed: %.800s",
+             why);
+    for (struct colo_nccl_group *y = f->group; y; y = y->next)
+        if (y != x && uses(y, l) && !colo_error_state_is_set(&y->error) &&
+            colo_nccl_control_state(y, why, sizeof why) == COLO_OK)
+            colo_nccl_set_error(y, COLO_ERR_PEER, error_message);
+}
+
 bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x)
 {
     struct colo_connection *l = find_whole(f, x);
     if (!l)
         return false;
+    fail_users(f, x, l);
     l->users++; /* its last user may leave meanwhile */
     pthread_mutex_unlock(&f->lock);
     colo_nccl_abort_connection(f, l);
