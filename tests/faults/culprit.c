@@ -41,28 +41,32 @@ void release_memory(void)
         setrlimit(RLIMIT_AS, &address_space);
 }
 
-colo_status_t carry_batch(colo_comm_t *world, const colo_layout_t *src, const colo_layout_t *dst,
-                          int64_t width, bool other)
+colo_status_t carry_batch(struct rank *r, const colo_layout_t *src, const colo_layout_t *dst,
+                          int64_t width)
 {
-    const int64_t rows[] = {4}, zero[] = {0}, pos[] = {other ? 1 : 2}, length[] = {8};
+    const int64_t rows[] = {4}, zero[] = {0}, pos[] = {is(r, "segments") ? 1 : 2}, length[] = {8};
     const colo_segments_t tables = {COLO_SEGMENTS_INIT, .count = 1,        .rows = rows,
                                     .src_dp = zero,     .seq = zero,       .pos = pos,
                                     .nseqs = 1,         .seq_len = length, .seq_dp = zero};
-    const colo_bridge_config_t config = {
-        COLO_BRIDGE_CONFIG_INIT, .src = src,        .dst = dst,
-        .shape.features = width, .dtype = COLO_F32, .ragged = true};
+    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = src,        .dst = dst,
+                                         .shape.features = width, .dtype = COLO_F32, .mem = r->mem,
+                                         .ragged = true};
     float x[64] = {1}, y[64];
     int64_t nx = 0, ny = 0;
     colo_bridge_t *bridge = NULL;
     colo_batch_t *batch = NULL;
-    colo_status_t st = colo_bridge_create(&bridge, &config, world);
+    colo_status_t st = colo_bridge_create(&bridge, &config, r->world);
     if (st == COLO_OK)
         st = colo_bridge_set_segments(bridge, &tables, &batch);
     colo_bridge_rows(bridge, &nx, &ny);
-    const colo_tensor_t tx = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){nx, width}),
-                        ty = colo_tensor_host(y, COLO_F32, 2, (int64_t[]){ny, width});
+    colo_tensor_t tx = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){nx, width}),
+                  ty = colo_tensor_host(y, COLO_F32, 2, (int64_t[]){ny, width});
     if (st == COLO_OK)
-        st = colo_batch_forward(batch, &tx, &ty, 1, NULL);
+        st = place_tensor(r, &tx, sizeof x);
+    if (st == COLO_OK)
+        st = place_tensor(r, &ty, sizeof y);
+    if (st == COLO_OK)
+        st = wait_ended(r, colo_batch_forward(batch, &tx, &ty, 1, r->stream));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&bridge);
     return st;

@@ -4,7 +4,7 @@
 #ifndef TESTS_FAULTS_CULPRIT_H
 #define TESTS_FAULTS_CULPRIT_H
 
-#include <colobridge.h>
+#include "faults/drill.h"
 
 #include <sys/resource.h>
 
@@ -14,10 +14,10 @@ void limit_address_space(rlim_t spare);
 void exhaust_memory(void);
 void release_memory(void);
 
-/* A ragged batch between @src and @dst, both of float rows of @width; collective. @other: this rank
- * has the image at another position. */
-colo_status_t carry_batch(colo_comm_t *world, const colo_layout_t *src, const colo_layout_t *dst,
-                          int64_t width, bool other);
+/* A ragged batch between @src and @dst, both of float rows of @width; collective. The rank at fault
+ * "segments" has the image at another position. */
+colo_status_t carry_batch(struct rank *r, const colo_layout_t *src, const colo_layout_t *dst,
+                          int64_t width);
 /* The loss of four tokens over a vocabulary that all ranks share, two tokens at a time; collective.
  * @other: this rank takes three. */
 colo_status_t loss_in_chunks(colo_comm_t *world, bool other);

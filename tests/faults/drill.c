@@ -6,37 +6,25 @@
  * The job: split, create a bridge, three forwards and backwards, two sums. A row is a fault, "@"
  * and the step before which it happens. Afterwards the live ranks destroy everything and sum once
  * more on a fresh communicator. TRANSPORT: threads; sockets or ucx, processes that fork; mpi, under
- * mpirun.
+ * mpirun (drill_host.c). Or nccl or peer, threads with GPUs (drill_gpu.c, another program).
  */
-#include "harness/harness.h"
-#include "harness/mpi_module.h"
-#include "harness/ranks.h"
+#include "faults/drill.h"
 
 #include "faults/culprit.h"
 
-#include "comm/comm.h"
-#include "core/error.h"
-
-#include <colobridge/bootstrap.h>
 #include <colobridge/version.h>
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum {
-    RANKS = 4,
-    CULPRIT = 2,
-    DEADLINE_MS = 500,
     STEPS = 3,
     SAMPLES = 8,
     ROWS = 8,
@@ -44,14 +32,10 @@ enum {
     LARGE = 1 << 18 /* elements, in many frames */
 };
 
-static const char *folder;
-static char fault[32], step[32];
+const char *folder;
+char fault[32], step[32];
+int deadline_ms;
 static float large[2][LARGE];
-
-struct rank {
-    int32_t me;
-    FILE *out;
-};
 
 /* ---- calls of the system that the library makes, and this process may hinder ---- */
 
@@ -77,7 +61,7 @@ ssize_t recv(int fd, void *data, size_t bytes, int flags)
     return recvfrom(fd, data, reads_little && bytes > 32 ? 32 : bytes, flags, NULL, NULL);
 }
 
-static uint32_t next_version; /* 1: this process runs the library after this one */
+uint32_t next_version;
 
 uint32_t colo_version_number(void)
 {
@@ -101,7 +85,7 @@ static void close_halves(int direction)
 
 /* ---- what a rank says ---- */
 
-static void report(struct rank *r, const char *call, colo_status_t st, double begin)
+void report(struct rank *r, const char *call, colo_status_t st, double begin)
 {
     char words[1000];
     if (r->me == CULPRIT)
@@ -116,7 +100,7 @@ static void report(struct rank *r, const char *call, colo_status_t st, double be
     fflush(r->out);
 }
 
-static void report_fault(void)
+void report_fault(void)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/fault", folder);
@@ -129,7 +113,7 @@ static void report_fault(void)
 
 /* ---- faults ---- */
 
-static bool is(const struct rank *r, const char *name)
+bool is(const struct rank *r, const char *name)
 {
     return r->me == CULPRIT && strcmp(fault, name) == 0;
 }
@@ -150,7 +134,7 @@ static void resume_later(int ms)
 }
 
 /* True: the rank takes no further part. */
-static bool strike(struct rank *r, const colo_comm_t *c, const char *now)
+static bool strike(struct rank *r, const char *now)
 {
     if (r->me != CULPRIT || strcmp(step, now) != 0)
         return false;
@@ -160,15 +144,15 @@ static bool strike(struct rank *r, const colo_comm_t *c, const char *now)
     if (is(r, "exits"))
         exit(0);
     if (is(r, "late"))
-        usleep(DEADLINE_MS * 1000 / 3);
+        usleep((useconds_t)deadline_ms * 1000 / 3);
     if (is(r, "stopped-briefly") || is(r, "stopped")) {
-        resume_later(is(r, "stopped") ? 3 * DEADLINE_MS : DEADLINE_MS / 3);
+        resume_later(is(r, "stopped") ? 3 * deadline_ms : deadline_ms / 3);
         raise(SIGSTOP);
     }
     if (is(r, "never") && strcmp(now, "destroy") == 0)
-        usleep(DEADLINE_MS * 1250); /* the others must not wait any longer */
+        usleep((useconds_t)deadline_ms * 1250); /* the others must not wait any longer */
     else if (is(r, "never"))
-        while (colo_comm_check(c) == COLO_OK)
+        while (colo_comm_check(r->world) == COLO_OK && colo_comm_check(r->sums) == COLO_OK)
             usleep(1000);
     if (is(r, "mute") || is(r, "deaf"))
         close_halves(is(r, "mute") ? SHUT_WR : SHUT_RD);
@@ -223,7 +207,8 @@ struct intruder {
 static void *intrude(void *arg)
 {
     struct intruder *i = arg;
-    usleep(DEADLINE_MS * 1000 / 5);
+    enter_thread(i->rank);
+    usleep((useconds_t)deadline_ms * 1000 / 5);
     report_fault();
     const double begin = colo_now();
     report(i->rank, "barrier", colo_comm_barrier(i->comm, NULL), begin);
@@ -284,11 +269,12 @@ static void config_of(const struct rank *r, colo_bridge_config_t *k, const colo_
 }
 
 /* Half the ranks need what the other half has, with a gradient of both context ranks. */
-static colo_status_t work(struct rank *r, colo_comm_t *world)
+colo_status_t work(struct rank *r)
 {
+    colo_comm_t *world = r->world;
     const int64_t samples =
         strcmp(fault, "no-samples") == 0 ? 2 : SAMPLES; /* of dp 4: two have none */
-    float x[SAMPLES * ROWS * WIDTH], y[SAMPLES * ROWS * WIDTH], one = 1, sum = 0;
+    float x[SAMPLES * ROWS * WIDTH], y[SAMPLES * ROWS * WIDTH], sum = 0;
     colo_grid_t from, to;
     colo_layout_t src, dst;
     colo_bridge_t *bridge = NULL;
@@ -299,10 +285,12 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
     struct intruder intruder = {r, world};
     for (int i = 0; i < SAMPLES * ROWS * WIDTH; i++)
         x[i] = y[i] = is(r, "nan") && i == 1 ? NAN : 1;
-    STEP(r, "set_timeout", colo_comm_set_timeout(world, is(r, "deadline-0") ? 0 : DEADLINE_MS));
-    if (strcmp(fault, "replicas") == 0)
-        STEP(r, "set_check", colo_comm_set_check(world, 2));
-    if (is(r, "levels"))
+    STEP(r, "set_timeout", colo_comm_set_timeout(world, is(r, "deadline-0") ? 0 : deadline_ms));
+    /* GPUs compare only the first calls if not told otherwise, and their calls do not wait. */
+    const bool on_gpus = r->mem == COLO_CUDA;
+    if (strcmp(fault, "replicas") == 0 ||
+        (on_gpus && (strcmp(fault, "order") == 0 || strcmp(fault, "two-threads") == 0)) ||
+        is(r, "levels"))
         STEP(r, "set_check", colo_comm_set_check(world, 2));
     if (is(r, "signals"))
         storm(true);
@@ -317,26 +305,27 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
     STEP(r, "grid", colo_grid_parse(&to, "tp=1,cp=2,dp=2", RANKS));
     STEP(r, "layout", colo_layout_init_src(&src, &from));
     STEP(r, "layout", colo_layout_init_dst(&dst, &to));
-    if (strike(r, world, "split"))
+    if (strike(r, "split"))
         goto done;
-    STEP(r, "split", colo_comm_split(world, &to, is(r, "dims") ? "dp" : "cp", &pair));
+    STEP(r, "split", colo_comm_split(r->sums, &to, is(r, "dims") ? "dp" : "cp", &pair));
     const bool segments = strcmp(fault, "segments") == 0, chunks = strcmp(fault, "chunks") == 0;
     if (is(r, "segments") || is(r, "chunks"))
         report_fault();
     if (segments)
-        STEP(r, "batch", carry_batch(world, &src, &dst, WIDTH, is(r, "segments")));
+        STEP(r, "batch", carry_batch(r, &src, &dst, WIDTH));
     if (chunks)
         STEP(r, "loss", loss_in_chunks(world, is(r, "chunks")));
-    if (strike(r, world, "create"))
+    if (strike(r, "create"))
         goto done;
-    colo_bridge_config_t k = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
-                              .shape = {samples, ROWS, WIDTH, 0}, .dtype = COLO_F32};
+    colo_bridge_config_t k = {
+        COLO_BRIDGE_CONFIG_INIT, .src = &src,  .dst = &dst, .shape = {samples, ROWS, WIDTH, 0},
+        .dtype = COLO_F32,       .mem = r->mem};
     config_of(r, &k, &src);
     STEP(r, "create", colo_bridge_create(&bridge, &k, world));
     int64_t xs[4], ys[4];
     const int32_t xn = colo_bridge_src_shape(bridge, xs), yn = colo_bridge_dst_shape(bridge, ys);
-    const colo_tensor_t tx = colo_tensor_host(x, COLO_F32, xn, xs),
-                        ty = colo_tensor_host(y, COLO_F32, yn, ys);
+    colo_tensor_t tx = colo_tensor_host(x, COLO_F32, xn, xs),
+                  ty = colo_tensor_host(y, COLO_F32, yn, ys);
     const int steps = STEPS + (is(r, "one-more") ? 1 : is(r, "one-fewer") ? -1 : 0);
     if (is(r, "forks"))
         STEP(r, "child", use_in_child(world));
@@ -351,40 +340,42 @@ static colo_status_t work(struct rank *r, colo_comm_t *world)
         report_fault();
         x[0] = 7;
     }
+    STEP(r, "tensor", place_tensor(r, &tx, sizeof x));
+    STEP(r, "tensor", place_tensor(r, &ty, sizeof y));
     for (int i = 0; i < steps; i++) {
         if (i == 1 && is(r, "aborted")) {
             pthread_create(&thread, NULL, abort_soon, world);
             threaded = true;
-            usleep(DEADLINE_MS * 1000 / 2);
+            usleep((useconds_t)deadline_ms * 1000 / 2);
         }
         if (i == 1 && is(r, "two-threads")) {
             pthread_create(&thread, NULL, intrude, &intruder);
             threaded = true;
         } else if (i == 1 && strcmp(fault, "two-threads") == 0) {
-            usleep(DEADLINE_MS * 1000 / 2);
+            usleep((useconds_t)deadline_ms * 1000 / 2);
         }
         if (i == 1 && is(r, "order")) {
             report_fault();
-            STEP(r, "backward", colo_bridge_backward(bridge, &ty, &tx, NULL));
+            STEP(r, "backward", wait_ended(r, colo_bridge_backward(bridge, &ty, &tx, r->stream)));
         }
         if (i >= STEPS - 1 && (is(r, "one-more") || is(r, "one-fewer")))
             report_fault();
-        if (i == 1 && strike(r, world, "forward"))
+        if (i == 1 && strike(r, "forward"))
             goto done;
-        STEP(r, "forward", colo_bridge_forward(bridge, &tx, &ty, NULL));
-        if (i == 1 && strike(r, world, "backward"))
+        STEP(r, "forward", wait_ended(r, colo_bridge_forward(bridge, &tx, &ty, r->stream)));
+        if (i == 1 && strike(r, "backward"))
             goto done;
-        STEP(r, "backward", colo_bridge_backward(bridge, &ty, &tx, NULL));
+        STEP(r, "backward", wait_ended(r, colo_bridge_backward(bridge, &ty, &tx, r->stream)));
     }
-    STEP(r, "all_reduce", colo_comm_all_reduce(pair, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
+    STEP(r, "all_reduce", sum_ranks(r, pair, &sum));
     if (sum == 2) /* and once with all: exchanges wait for those that they need */
-        STEP(r, "all_reduce", colo_comm_all_reduce(world, &one, &sum, 1, COLO_F32, COLO_SUM, NULL));
+        STEP(r, "all_reduce", sum_ranks(r, r->sums, &sum));
     if (sum != RANKS)
         st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, RANKS);
     if ((sends_fail_once || reads_little) && !hindered)
         st = colo_fail(COLO_ERR_CONTRACT, "no send() and no recv() was hindered");
     report(r, "job", st, colo_now());
-    (void)strike(r, world, "destroy");
+    (void)strike(r, "destroy");
 done:
     storm(false);
     sends_fail = sends_fail_once = reads_little = asks = false;
@@ -393,25 +384,12 @@ done:
     const double begin = colo_now();
     colo_bridge_destroy(&bridge);
     colo_comm_destroy(&pair);
-    (void)strike(r, world, "leave");
+    (void)strike(r, "leave");
     report(r, "destroy", COLO_OK, begin);
     return st;
 }
 
-/* A communicator of the @n ranks that live can be used. */
-static void work_again(struct rank *r, colo_comm_t *fresh, int32_t n)
-{
-    double one = 1, sum = 0;
-    const double begin = colo_now();
-    colo_status_t st = colo_comm_set_timeout(fresh, 20 * DEADLINE_MS);
-    if (st == COLO_OK)
-        st = colo_comm_all_reduce(fresh, &one, &sum, 1, COLO_F64, COLO_SUM, NULL);
-    if (st == COLO_OK && sum != n)
-        st = colo_fail(COLO_ERR_CONTRACT, "the sum is %g, expected %d", sum, (int)n);
-    report(r, "fresh", st, begin);
-}
-
-static bool open_rank(struct rank *r, int32_t me)
+bool open_rank(struct rank *r, int32_t me)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/%d", folder, (int)me);
@@ -419,181 +397,14 @@ static bool open_rank(struct rank *r, int32_t me)
     return r->out != NULL;
 }
 
-/* ---- threads ---- */
-
-static colo_status_t one_rank(colo_comm_t *world, void *arg)
-{
-    const bool again = *(bool *)arg;
-    struct rank r;
-    if (!open_rank(&r, colo_comm_rank(world)))
-        return COLO_ERR_IO;
-    colo_status_t st = COLO_OK;
-    if (again)
-        work_again(&r, world, RANKS);
-    else
-        st = work(&r, world);
-    fclose(r.out);
-    return again || st == COLO_OK ? st : COLO_OK; /* each rank ends by itself */
-}
-
-static void run_threads(void)
-{
-    const bool memory = strcmp(fault, "memory") == 0 && strcmp(step, "run") == 0;
-    struct rank all[RANKS];
-    for (int32_t me = 0; memory && me < RANKS; me++)
-        if (!open_rank(&all[me], me))
-            exit(1);
-    if (memory)
-        limit_address_space(0);
-    const double begin = colo_now();
-    const colo_status_t st = colo_comm_threads_run(RANKS, one_rank, &(bool){false});
-    for (int32_t me = 0; memory && me < RANKS; me++) { /* no rank ran: its caller has the error */
-        report(&all[me], "run", st, begin);
-        fclose(all[me].out);
-    }
-    (void)colo_comm_threads_run(RANKS, one_rank, &(bool){true});
-}
-
-/* ---- processes ---- */
-
-struct page {
-    _Atomic int32_t arrived[2];
-    unsigned char card[2][2][RANKS][4096]; /* of two all-gathers in turn */
-};
-
-struct caller {
-    struct page *page;
-    int32_t which, rank, size, calls;
-};
-
-static void die_in_create(const struct caller *c, const char *now)
-{
-    if (c->which == 0 && c->rank == CULPRIT && strcmp(step, now) == 0) {
-        report_fault();
-        raise(SIGKILL);
-    }
-}
-
-/* Its deadline is that of the job if a rank does not come to it. */
-static colo_status_t gather(void *user, const void *send, void *recv, size_t bytes)
-{
-    struct caller *c = user;
-    const bool misses = strcmp(step, "gather") == 0 || strcmp(step, "workers") == 0;
-    const int most = c->which == 0 && misses ? DEADLINE_MS : 20 * DEADLINE_MS;
-    die_in_create(c, c->calls == 0 ? "gather" : "workers");
-    unsigned char(*card)[4096] = c->page->card[c->which][c->calls++ % 2];
-    memcpy(card[c->rank], send, bytes);
-    atomic_fetch_add(&c->page->arrived[c->which], 1);
-    for (int ms = 0; atomic_load(&c->page->arrived[c->which]) < c->size * c->calls; ms++) {
-        if (ms > most)
-            return colo_fail(COLO_ERR_TIMEOUT, "the drill's all-gather: a rank did not come");
-        usleep(1000);
-    }
-    die_in_create(c, "connect");
-    for (int32_t k = 0; k < c->size; k++)
-        memcpy((char *)recv + (size_t)k * bytes, card[k], bytes);
-    return COLO_OK;
-}
-
-static bool culprit_dies(void)
-{
-    return strncmp(fault, "killed", 6) == 0 || strcmp(fault, "exits") == 0;
-}
-
-/* @page NULL: MPI */
-static colo_status_t make_world(struct page *page, int32_t which, int32_t me, int32_t size,
-                                colo_comm_t **world)
-{
-    struct caller caller = {page, which, me, size, 0};
-    const colo_bootstrap_t b = {me, size, gather, &caller};
-    const t_mpi_t *mpi = page ? NULL : dlsym(RTLD_DEFAULT, T_MPI_SYMBOL);
-    size_t bytes = 0;
-    const void *handle = mpi ? mpi->handle((int)size, &bytes) : NULL;
-    if (mpi)
-        die_in_create(&caller, "gather");
-    return page ? colo_comm_create_bootstrap(&b, world)
-                : colo_comm_create_backend("mpi", handle, bytes, world);
-}
-
-static int process(struct page *page, int32_t me)
-{
-    struct rank r;
-    struct rlimit limit;
-    colo_comm_t *world = NULL, *fresh = NULL;
-    if (!open_rank(&r, me))
-        return 1;
-    if (page) /* the transport matters with UCX */
-        setenv("COLO_NODE", me < RANKS / 2 ? "0" : "1", 1);
-    const bool descriptors = is(&r, "descriptors");
-    if (r.me == CULPRIT && strcmp(step, "world") == 0)
-        report_fault();
-    if (is(&r, "environment"))
-        setenv("COLO_CHECK", "3", 1);
-    if (is(&r, "version"))
-        next_version = 1;
-    if (descriptors) {
-        getrlimit(RLIMIT_NOFILE, &limit);
-        setrlimit(RLIMIT_NOFILE, &(struct rlimit){6, limit.rlim_max});
-    }
-    if (is(&r, "memory") && strcmp(step, "world") == 0)
-        limit_address_space(256 << 10); /* and the tables that it brings to the others */
-    const double begin = colo_now();
-    colo_status_t st = make_world(page, 0, me, RANKS, &world);
-    if (st < 0)
-        report(&r, "world", st, begin);
-    else
-        (void)work(&r, world);
-    const double end = colo_now();
-    colo_comm_destroy(&world);
-    report(&r, "destroy", COLO_OK, end);
-    if (descriptors)
-        setrlimit(RLIMIT_NOFILE, &limit);
-    unsetenv("COLO_CHECK");
-    next_version = 0;
-    const int32_t live = RANKS - culprit_dies(), rank = me - (culprit_dies() && me > CULPRIT);
-    const double fresh_begin = colo_now();
-    st = make_world(page, 1, rank, live, &fresh);
-    if (st < 0)
-        report(&r, "fresh", st, fresh_begin);
-    else
-        work_again(&r, fresh, live);
-    colo_comm_destroy(&fresh);
-    return 0;
-}
-
-static void run_processes(void)
-{
-    struct page *page =
-        mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        exit(1);
-    for (int32_t me = 0; me < RANKS; me++)
-        if (fork() == 0)
-            _exit(process(page, me));
-    while (wait(NULL) > 0)
-        ;
-}
-
 int main(int argc, char **argv)
 {
     if (argc != 4 || sscanf(argv[2], "%31[^@]@%31s", fault, step) < 1) {
-        fprintf(stderr,
-                "usage: drill threads|sockets|ucx|mpi FAULT[@STEP] FOLDER; drill.py runs it\n");
+        fprintf(stderr, "usage: drill %s FAULT[@STEP] FOLDER; drill.py runs it\n", transports);
         return 2;
     }
     folder = argv[3];
-    char deadline[16];
-    snprintf(deadline, sizeof deadline, "%d", DEADLINE_MS);
-    setenv("COLO_TIMEOUT_MS", deadline, 1);
-    const bool ucx = strcmp(argv[1], "ucx") == 0;
-    if (ucx)
-        setenv("COLO_TRANSPORT", "ucx", 1);
-    if (ucx || strcmp(argv[1], "sockets") == 0) {
-        run_processes();
-        return 0;
-    }
-    if (!t_ranks_are_threads()) /* the harness has started MPI */
-        return process(NULL, ((const t_mpi_t *)dlsym(RTLD_DEFAULT, T_MPI_SYMBOL))->rank);
-    run_threads();
-    return 0;
+    setenv("COLO_TIMEOUT_MS", "500", 0); /* as drill.py */
+    deadline_ms = atoi(getenv("COLO_TIMEOUT_MS"));
+    return run_worlds(argv[1]);
 }

@@ -2,10 +2,18 @@
 """Runs every row of drill.c on some transports.
 
 example:  tests/faults/drill.py build/tests/faults/drill.run threads sockets
+example:  tests/faults/drill.py build-gpu/tests/gpu/drill.run peer --row never@forward
 
 Each live rank must get a status that the row allows within the deadline and a second, destroy everything, and sum
-on a fresh communicator."""
+on a fresh communicator. COLO_TIMEOUT_MS is the deadline, 500 ms if it is not set.
+
+Calls on GPUs are asynchronous. A step's status there is that of its call, or of colo_comm_check() once the stream is
+empty. The rank whose deadline is over first gets TIMEOUT and fails the communicator, so other ranks may get PEER. The
+rows "order" and "two-threads" run at COLO_CHECK=2, because at 1 only first calls are compared, and the caller does not
+wait inside the library. Left out are rows of processes, sockets, signals and address space; and "chunks", because
+the stand-in for CUDA has no matrix product."""
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -14,13 +22,15 @@ import sys
 import tempfile
 import time
 
-DEADLINE = 0.5  # as in drill.c
+DEADLINE = int(os.environ.get("COLO_TIMEOUT_MS", 500)) / 1e3
 MISMATCH = "COLO_ERR_MISMATCH"
 TIMEOUT = "COLO_ERR_TIMEOUT"
 PEER = "COLO_ERR_PEER"
 NOMEM = "COLO_ERR_NOMEM"
 OK = "COLO_OK"
-ALL = ("threads", "sockets", "ucx", "mpi")
+HOST = ("threads", "sockets", "ucx", "mpi")
+GPUS = ("nccl", "peer")  # threads with memory of a GPU: drill_gpu.c
+ALL = HOST + GPUS
 SOCKETS = ("sockets",)
 PROCESSES = ("sockets", "ucx", "mpi")
 OWN = ("sockets", "ucx")  # over MPI the launcher ends the job if a process dies
@@ -61,7 +71,7 @@ ROWS = {
     "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, PROCESSES),
     "version@world": ("runs another version of the library", {MISMATCH}, {MISMATCH}, PROCESSES),
     "forks": ("forks, and the child uses the communicator", {OK}, {OK}, OWN),
-    "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, ALL),
+    "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, HOST),
     "shape@create": ("creates the bridge with another shape", {MISMATCH}, {MISMATCH}, ALL),
     "dtype@create": ("creates it with another dtype", {MISMATCH}, {MISMATCH}, ALL),
     "output@create": ("creates it with another output", {MISMATCH}, {MISMATCH}, ALL),
@@ -69,7 +79,7 @@ ROWS = {
     "algorithm@create": ("creates it with another algorithm", {MISMATCH}, {MISMATCH}, ALL),
     "layout@create": ("creates it with another layout", {MISMATCH}, {MISMATCH}, ALL),
     "segments": ("has another segment table", {MISMATCH}, {MISMATCH}, ALL),
-    "chunks": ("takes another number of tokens per chunk of the loss", {MISMATCH}, {MISMATCH}, ALL),
+    "chunks": ("takes another number of tokens per chunk of the loss", {MISMATCH}, {MISMATCH}, HOST),
     "levels": ("has another check level", {MISMATCH}, {MISMATCH}, ALL),
     "order": ("calls backward where the others call forward", {MISMATCH}, {MISMATCH, "COLO_ERR_STATE"}, ALL),
     "one-more": ("runs one step more than the others", {MISMATCH, TIMEOUT}, {MISMATCH, TIMEOUT}, ALL),
@@ -82,7 +92,7 @@ ROWS = {
                 {"COLO_ERR_ABORTED"}, ALL),
     "two-threads": ("has a second thread that calls while the first waits", {OK}, {"COLO_ERR_STATE"}, ALL),
     "deadline-0": ("asks for a deadline of 0", {TIMEOUT}, {"COLO_ERR_ARG"}, ALL),
-    "signals": ("gets a signal every millisecond", {OK}, {OK}, ALL),
+    "signals": ("gets a signal every millisecond", {OK}, {OK}, HOST),
     "monitor": ("has a thread that asks for the state every millisecond", {OK}, {OK}, ALL),
     "slow-reader": ("reads 32 bytes at a time, and slowly", {OK}, {OK}, SOCKETS),
     "starved-briefly": ("gets ENOBUFS from every other send()", {OK}, {OK}, SOCKETS),
@@ -92,11 +102,11 @@ ROWS = {
 }
 
 
-def run(drill, transport, row, mpirun):
+def run(drill, transport, row, mpirun, **more):
     """{rank: [what it said]}, when the fault happened, the exit status of the job and when that was"""
     with tempfile.TemporaryDirectory() as folder:
         command = [drill, transport, row, folder]
-        env = dict(os.environ, T_RANKS=transport if transport == "mpi" else "threads")
+        env = dict(os.environ, T_RANKS=transport if transport == "mpi" else "threads", **more)
         if transport == "mpi":
             command = [sys.executable, "-B", mpirun, "4", *command]
         done = subprocess.run(command, env=env, timeout=60, check=False, stdout=subprocess.PIPE,
@@ -118,12 +128,14 @@ def judge_ended(said, fault, status, end):
     return wrong, end - (fault or end)
 
 
-def judge(row, said, fault):
+def judge(row, said, fault, transport):
     """(complaints, seconds from the fault to the last status)"""
     _, others, culprit, _ = ROWS[row]
-    wrong, slowest = [], 0.0
+    wrong, slowest, firsts = [], 0.0, set()
     for rank in range(4):
         allowed = culprit if rank == 2 else others
+        if transport in GPUS and allowed and TIMEOUT in allowed:
+            allowed = allowed | {PEER}
         if allowed is None:
             continue
         lines = said.get(rank, [])
@@ -131,6 +143,8 @@ def judge(row, said, fault):
         if allowed and not first:
             wrong.append(f"rank {rank} said nothing")
             continue
+        if allowed:
+            firsts.add(first["status"])
         if first and first["status"] not in (allowed or {OK}):
             wrong.append(f"rank {rank}: {first['call']}: {first['status']} ({first['error']})")
         if first and first["status"] != OK:
@@ -146,10 +160,13 @@ def judge(row, said, fault):
         fresh = [s for s in lines if s["call"] == "fresh"]
         if not fresh or fresh[-1]["status"] != OK:
             wrong.append(f"rank {rank}: fresh communicator: {fresh[-1]['error'] if fresh else 'never made'}")
+    if transport in GPUS and firsts == {PEER}:
+        wrong.append("every rank says that another one failed")
     return wrong, slowest
 
 
-NAMES = {"threads": "threads", "sockets": "processes, Unix sockets", "ucx": "processes, two nodes: UCX between", "mpi": "processes, MPI"}
+NAMES = {"threads": "threads", "sockets": "processes, Unix sockets", "ucx": "processes, two nodes: UCX between", "mpi": "processes, MPI",
+         "nccl": "threads, GPU memory: NCCL", "peer": "threads, GPU memory: peers"}
 
 
 def plural(names):
@@ -167,6 +184,12 @@ def page(results):
              "Over MPI the launcher ends the job if a rank is killed: MPI tells the live ranks nothing, and a new communicator",
              "would have to be made of one that has the dead rank. Until the end a live rank gets `TIMEOUT` at the deadline, and",
              "no other status. The time of MPI in these rows is until the end of the job, by Open MPI's `mpirun`.", "",
+             "The last two columns are of threads with memory of a GPU each: over NCCL, and over registered memory of",
+             "peers. Their times were measured on a stand-in for CUDA and NCCL on the processor (`tests/fake`), and are not",
+             "those of GPUs; `tools/gpu-test.sh` runs the same rows on GPUs. Their calls are asynchronous: a rank gets a",
+             "status from the call, or from `colo_comm_check()` once its stream is empty. Where the table says `TIMEOUT`, the",
+             "rank whose deadline is over first gets that, and the others may get `PEER`. `order` and `two-threads` run at",
+             "`COLO_CHECK=2` there.", "",
              "The faults are in [drill.c](../tests/faults/drill.c), what they must lead to is in",
              "[drill.py](../tests/faults/drill.py), both under the name of the row; `drill.py --row NAME` repeats one.",
              "[comm.md](comm.md) says what holds after an error. What GPU communicators do if a call of CUDA or NCCL, an",
@@ -186,6 +209,21 @@ def page(results):
     return "\n".join(lines) + "\n"
 
 
+def one_row(args, transport, row):
+    """(what the ranks said, complaints, seconds)"""
+    drill, env = args.drill, {}
+    if args.gpus and transport in GPUS:
+        drill, env = args.gpus, {"COLO_BACKEND_DIR": str(pathlib.Path(args.gpus).parent)}
+    try:
+        said, fault, status, end = run(drill, transport, row, args.mpirun, **env)
+    except subprocess.TimeoutExpired:
+        return {}, ["it hangs: ended after 60 s"], 60.0
+    if transport == "mpi" and ROWS[row][2] is None:
+        return said, *judge_ended(said, fault, status, end)
+    wrong, seconds = judge(row, said, fault, transport)
+    return said, wrong + [f"exit status {status}"] * (transport != "mpi" and status != 0), seconds
+
+
 def rows_of(text):
     """A page without its times."""
     return [line.split(" | ")[:4] for line in text.splitlines()]
@@ -196,24 +234,19 @@ def main():
     parser.add_argument("drill")
     parser.add_argument("transports", nargs="+", choices=ALL)
     parser.add_argument("--mpirun", metavar="FILE", help="tests/mpi/mpirun.py, for mpi")
+    parser.add_argument("--gpus", metavar="DRILL", help="the program for nccl and peer, if another; next to its backends")
+    parser.add_argument("--jobs", type=int, default=1, help="rows to run at a time; 1")
     parser.add_argument("--row", action="append", help="this one only; repeat for more")
     parser.add_argument("--without", action="append", default=[], metavar="FAULT", help="not the rows of this one")
     parser.add_argument("--page", metavar="FILE", help="write docs/faults.md with the times of this run, if no row fails")
     parser.add_argument("--check-page", metavar="FILE", help="fail if FILE has other rows than this drill")
     args = parser.parse_args()
+    jobs = [(transport, row) for transport in args.transports for row, (_, _, _, transports) in ROWS.items()
+            if transport in transports and (not args.row or row in args.row) and row.split("@")[0] not in args.without]
     results, passed, failed = {}, 0, 0
-    for transport in args.transports:
-        results[transport] = {}
-        for row, (_, _, _, transports) in ROWS.items():
-            if transport not in transports or (args.row and row not in args.row) or row.split("@")[0] in args.without:
-                continue
-            try:
-                said, fault, status, end = run(args.drill, transport, row, args.mpirun)
-                ended = transport == "mpi" and ROWS[row][2] is None
-                wrong, seconds = judge_ended(said, fault, status, end) if ended else judge(row, said, fault)
-            except subprocess.TimeoutExpired:
-                said, wrong, seconds = {}, ["it hangs: ended after 60 s"], 60.0
-            results[transport][row] = {"seconds": seconds}
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for (transport, row), (said, wrong, seconds) in zip(jobs, pool.map(lambda job: one_row(args, *job), jobs)):
+            results.setdefault(transport, {})[row] = {"seconds": seconds}
             statuses = sorted({s["status"] for r, lines in said.items() for s in lines
                                if r != 2 and s["call"] not in ("destroy", "fresh")})
             print(f"{'FAILED' if wrong else 'ok'}  {row} on {transport}: {', '.join(statuses)} after {seconds:.2f} s",
@@ -225,7 +258,7 @@ def main():
     if args.check_page and rows_of(pathlib.Path(args.check_page).read_text()) != rows_of(page({})):
         print(f"FAILED  {args.check_page} has other rows than the drill; make it again with --page")
         failed += 1
-    print(f"{passed} passed, {failed} failed")
+    print(json.dumps({"passed": passed, "failed": failed, "ok": not failed}))
     return failed > 0
 
 

@@ -145,7 +145,7 @@ colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t b
 }
 
 /* Comms without NCCL have no thread that ends the waits of a kernel after an abort. */
-static colo_status_t wait_stream(const t_gpu_rank_t *r)
+colo_status_t t_gpu_wait(const t_gpu_rank_t *r)
 {
     while (r->peers && cudaStreamQuery(r->stream) == cudaErrorNotReady) {
         (void)colo_comm_check(r->gpus);
@@ -157,7 +157,7 @@ static colo_status_t wait_stream(const t_gpu_rank_t *r)
 
 colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
 {
-    rank_try(wait_stream(r));
+    rank_try(t_gpu_wait(r));
     return colo_comm_barrier(r->host, NULL);
 }
 
@@ -200,7 +200,7 @@ colo_status_t t_upload(t_gpu_rank_t *r, t_placed_t *p)
 
 colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p)
 {
-    rank_try(wait_stream(r)); /* not inside a copy, which holds locks */
+    rank_try(t_gpu_wait(r)); /* not inside a copy, which holds locks */
     rank_cuda(
         cudaMemcpyAsync(p->host.raw, p->data, p->host.bytes, cudaMemcpyDeviceToHost, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));

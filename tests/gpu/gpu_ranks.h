@@ -56,6 +56,8 @@ colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t b
 /* The same on one rank, in a world that there is. */
 colo_status_t t_gpu_on(colo_comm_t *world, bool peers, t_gpu_fn fn, void *arg);
 
+/* Its stream is empty, or was ended with an error. */
+colo_status_t t_gpu_wait(const t_gpu_rank_t *r);
 /* Its stream is empty, and so is every other rank's: now memory may be freed, which waits for the
  * device with the context locked. Where ranks share one, a rank would not get to launch what others
  * wait for. */
