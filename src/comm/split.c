@@ -5,6 +5,7 @@
  * Splitting by grid dims needs no communication: every rank computes its group from the grid.
  * Splitting by colour gathers (color, key) once. Each rank makes its child by itself (subset), and
  * what talks then is the agreement that all have one, of the same grid and dims (COLO_CHECK >= 1).
+ * Between GPUs the members of a child connect, so the ranks compare grid and dims before that, too.
  */
 #include "comm/comm.h"
 #include "core/hash.h"
@@ -128,6 +129,8 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
             fields.hash = colo_hash_i64(fields.hash, (int64_t)colo_grid_hash(grid));
         }
     }
+    if (parent->control && parent->check >= 1) /* a child between GPUs connects its members */
+        COLO_TRY(colo_comm_i_agree_fields(parent, "split", &fields, st));
     const uint64_t tag = ++parent->split_tag;
     colo_comm_t *child = NULL;
     if (st == COLO_OK && n > 0)

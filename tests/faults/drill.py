@@ -71,7 +71,7 @@ ROWS = {
     "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, PROCESSES),
     "version@world": ("runs another version of the library", {MISMATCH}, {MISMATCH}, PROCESSES),
     "forks": ("forks, and the child uses the communicator", {OK}, {OK}, OWN),
-    "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, HOST),
+    "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, ALL),
     "shape@create": ("creates the bridge with another shape", {MISMATCH}, {MISMATCH}, ALL),
     "dtype@create": ("creates it with another dtype", {MISMATCH}, {MISMATCH}, ALL),
     "output@create": ("creates it with another output", {MISMATCH}, {MISMATCH}, ALL),
