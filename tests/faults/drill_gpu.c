@@ -90,7 +90,7 @@ static colo_status_t one_rank(t_gpu_rank_t *gpu, void *arg)
     const double begin = colo_now();
     colo_status_t st = COLO_OK;
     if (peers && !gpu->memory)
-        st = colo_memory_alloc(gpu->gpus, T_ARENA, &gpu->memory);
+        st = colo_memory_alloc(gpu->gpus, 1 << 16, &gpu->memory);
     gpu->arena = colo_memory_data(gpu->memory);
     if (st == COLO_OK)
         st = get_memory(&w, 512, &w.sum);
