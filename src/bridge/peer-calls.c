@@ -118,6 +118,8 @@ static int64_t bytes_of(const colo_bridge_t *b, const colo_shape_state_t *s, int
                         const colo_carried_t *t, int32_t n)
 {
     const colo_plan_config_t *usual = &b->now.plan->config;
+    if (bytes == 0) /* there may be no features */
+        return 0;
     const int64_t unit = usual->shape.features / s->plan->config.shape.features *
                          (int64_t)colo_dtype_size(usual->dtype);
     int64_t all = 0;

@@ -329,9 +329,12 @@ static colo_status_t steps_that_pass_on(const colo_bridge_t *b, const colo_shape
 size_t colo_bridge_p2p_unit(const colo_bridge_t *b, const colo_plan_t *p)
 {
     const colo_plan_config_t *usual = &b->now.plan->config;
-    const size_t unit =
-        (size_t)(usual->shape.features / p->config.shape.features) * colo_dtype_size(usual->dtype);
-    return b->ragged && (size_t)b->ragged->unit > unit ? (size_t)b->ragged->unit : unit;
+    const size_t elem = colo_dtype_size(usual->dtype);
+    if (!b->ragged)
+        return elem;
+    const size_t unit = (size_t)(usual->shape.features / p->config.shape.features) * elem,
+                 widest = (size_t)b->ragged->unit;
+    return unit == 0 && widest == 0 ? elem : unit > widest ? unit : widest;
 }
 
 colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t *s)

@@ -377,6 +377,30 @@ T_CASE(unit_layouts_by_peers_inside_and_nccl_between_arrive)
     run_mixed(unit_cases, two, 0);
 }
 
+/* Ranks that pass on list their boxes anew. */
+static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
+{
+    static const int64_t widths[] = {4, 24, 0, 2};
+    t_case_t c = t_between("dp=2", "cp=2@2", 4, 16, 4);
+    colo_bridge_t *bridge = NULL;
+    c.output = COLO_FULL_SEQ;
+    c.grad = COLO_DISJOINT;
+    c.dtype = COLO_F32;
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        c.shape.h = widths[i];
+        rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
+        rank_try(t_gpu_pass(r, bridge, &c, (int64_t)i, false));
+        rank_try(t_gpu_pass(r, bridge, &c, (int64_t)i, true));
+    }
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(other_widths_by_peers_and_nccl_arrive)
+{
+    run_mixed(reshaped, NULL, 0);
+}
+
 T_CASE(captured_calls_by_peers_and_nccl_have_the_stated_bits)
 {
     captured_pairs(run_mixed);

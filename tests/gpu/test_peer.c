@@ -175,7 +175,8 @@ static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
         rank_try(t_gpu_bridge(r, &c, &bridge));
         for (int64_t i = 0; i < 6; i++) {
             /* with 1 sample most ranks hold nothing and have no partner */
-            c.shape = (ref_shape_t){i % 3 == 1 ? 1 : 4 + 4 * i, 8 * (1 + i % 2), 4 + i};
+            c.shape =
+                (ref_shape_t){i % 3 == 1 ? 1 : 4 + 4 * i, 8 * (1 + i % 2), i == 3 ? 0 : 4 + i};
             colo_shape_t shape = {c.shape.b, c.shape.n, c.shape.h, 0};
             rank_try(colo_bridge_reshape(bridge, &shape)); /* while kernels wait: no allocation */
             rank_try(t_gpu_pass(r, bridge, &c, i, false));
@@ -186,9 +187,18 @@ static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
+/* A shape without features is peer-to-peer only if nothing else is allowed. */
 T_CASE(a_bridge_takes_other_shapes)
 {
-    assert_ok(t_peers_run(RANKS, false, reshaped, NULL, 0));
+    const char *was = getenv("COLO_TRANSPORT");
+    char earlier[16];
+    snprintf(earlier, sizeof earlier, "%s", was ? was : "auto");
+    for (int peer = 0; peer < 2; peer++) {
+        setenv("COLO_TRANSPORT", peer ? "peer" : "auto", 1);
+        const colo_status_t st = t_peers_run(RANKS, false, reshaped, NULL, 0);
+        setenv("COLO_TRANSPORT", earlier, 1);
+        assert_ok(st);
+    }
 }
 
 /* Each rank keeps another memory while new memory is made, which CUDA likes to put where the old
