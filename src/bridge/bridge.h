@@ -121,9 +121,10 @@ typedef struct colo_view {
 /* For any other plan than the one of the bridge: messages, and which partial sums it has. Local. */
 colo_status_t colo_shape_state_load(colo_bridge_t *b, colo_shape_state_t *s);
 void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s);
-/* Before and after a call that leaves memory of the bridge in use: behind the last such call. */
+/* Before and after a call that leaves memory of the bridge in use: behind the last such call. @st:
+ * of the call, returned; one that failed may have begun. */
 colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream);
-colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream);
+colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t stream);
 colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
 bool colo_bridge_exchanges_compare(const colo_bridge_t *b);
 

@@ -191,20 +191,23 @@ colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream)
     return st < 0 ? fail_all(b, st) : st;
 }
 
-colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream)
+colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t stream)
 {
+    char why[1000];
+    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
     b->ran = true;
     b->last = stream;
-    colo_status_t st = b->ops->event_record(b->order, 0, stream);
-    return st < 0 ? fail_all(b, st) : st;
+    const colo_status_t led = b->ops->event_record(b->order, 0, stream);
+    if (st < 0)
+        return colo_fail(st, "%s", why);
+    return led < 0 ? fail_all(b, led) : COLO_OK;
 }
 
 static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
                                   colo_view_t to, const colo_near_t *near, colo_stream_t stream)
 {
     COLO_TRY(colo_bridge_follow(b, stream));
-    COLO_TRY(run_staged(b, pass, from, to, near, stream));
-    return colo_bridge_lead(b, stream);
+    return colo_bridge_lead(b, run_staged(b, pass, from, to, near, stream), stream);
 }
 
 static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,

@@ -463,8 +463,8 @@ static colo_status_t run(call_t *c)
     const bool ordered = b->order && !c->capturing;
     if (ordered)
         COLO_TRY(colo_bridge_follow(b, stream));
-    COLO_TRY(run_staged(c, near));
-    return ordered ? colo_bridge_lead(b, stream) : COLO_OK;
+    st = run_staged(c, near);
+    return ordered ? colo_bridge_lead(b, st, stream) : st;
 }
 
 static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tensor_t *in,

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_peers.c - peer memory where a GPU does not say: a device that others do not reach, as many
- * registrations as there are numbers, memory of lists that serves again.
+ * registrations as there are numbers, memory of lists that serves again, memory of a caller's
+ * allocator behind a call that fails.
  */
 #include "fake.h"
 #include "gpu/gpu_ranks.h"
 
 #include "comm/comm.h"
 #include "comm/peer/registry.h"
+
+#include <unistd.h>
 
 enum { RANKS = 4, LOST = 2, MOST = 256 };
 
@@ -175,6 +178,67 @@ static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
 T_CASE(memory_of_a_shape_s_lists_serves_the_next_shapes)
 {
     assert_ok(t_gpus_run(RANKS, false, reshapes, NULL));
+}
+
+/* ---- a caller's allocator ---- */
+
+struct owner {
+    _Atomic bool past; /* what the stream had to do before the call */
+    bool early;        /* memory came back before that */
+};
+
+static void *owner_allocate(void *user, size_t bytes)
+{
+    void *p = NULL;
+    return cudaMalloc(&p, bytes) == cudaSuccess ? p : NULL;
+}
+
+static void owner_release(void *user, void *data)
+{
+    struct owner *o = user;
+    o->early = o->early || !o->past;
+    cudaFree(data);
+}
+
+static void be_late(void *user)
+{
+    usleep(50000);
+    ((struct owner *)user)->past = true;
+}
+
+static colo_status_t fails_amid_backward(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = the_case();
+    struct owner o = {.early = false};
+    colo_bridge_t *bridge = NULL;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    t_placed_t dy, dx;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    config.transport = COLO_TRANSPORT_NCCL;
+    config.allocator = (colo_allocator_t){owner_allocate, owner_release, &o};
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_gpu_pass(r, bridge, &c, 0, true));
+    rank_try(t_place(r, &c, T_DY, 0, true, &dy));
+    rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaLaunchHostFunc(r->stream, be_late, &o));
+    if (r->rank == 1)
+        fake_fail_name(r->device, "colo_k_box_sum");
+    const colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
+    rank_check(r->rank != 1 || (st < 0 && strstr(colo_last_error(), "sum")));
+    colo_bridge_destroy(&bridge);
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_check(r->rank != 1 || !o.early); /* others may have heard of it before their call */
+    t_placed_free(&dy);
+    t_placed_free(&dx);
+    return COLO_OK;
+}
+
+T_CASE(a_failed_call_uses_no_memory_of_an_allocator_that_has_it_back)
+{
+    assert_ok(t_gpus_run(RANKS, false, fails_amid_backward, NULL));
 }
 
 T_MAIN("fake/peers")
