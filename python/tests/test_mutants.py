@@ -93,6 +93,9 @@ MUTANTS = {
         'torch/sampling.py', '_gather(best, comm)', '_gather(best, comm)[:1]', 'test_sampling.py', 'test_lists_of_more'),
     'the mass of top-p is that of all ids, not of the largest': (
         'torch/sampling.py', 'mass * keep if top_k else mass', 'mass', 'test_sampling.py', 'test_lists_of_more'),
+    'many tokens are searched together because their shards are small': (
+        'torch/sampling.py', '_ELEMENTS // max(gathered, vocab // comm.size)', '_ELEMENTS * comm.size // vocab',
+        'test_sampling.py', 'test_many_tokens'),
     'zeros of two signs differ': (
         'torch/sampling.py', 'x = rows[i:i + step] + 0', 'x = rows[i:i + step]', 'test_sampling.py', 'test_equal_logits'),
     'a row of NaN keeps what its other logits do': (

@@ -120,6 +120,26 @@ def test_equal_logits_are_kept_by_id_and_a_sum_that_is_met_ends_the_list():
         assert kept_ids(torch.tensor([-9.0, 1.0, -INF, 1.0]), None, 0.2, size) == [1]
 
 
+@pytest.mark.parametrize('top_k', [257, None])
+def test_many_tokens_over_small_shards_are_searched_in_little_memory(top_k, monkeypatch):
+    limit, sizes, gather = 1 << 13, [], sampling._gather
+    z = torch.randn(1, 257, 512, generator=torch.Generator().manual_seed(3))
+    t = z.argmax(-1)
+
+    def gathered(mine, comm):
+        out = gather(mine, comm)
+        sizes.append(out.numel())
+        return out
+    monkeypatch.setattr(sampling, '_ELEMENTS', limit)
+    monkeypatch.setattr(sampling, '_gather', gathered)
+
+    def on_rank(world):
+        lo, hi = 128 * world.rank, 128 * world.rank + 128
+        return sampled(z[..., lo:hi], t, lo, hi, world, top_k, 0.9)
+    cb.run_threads(4, on_rank)
+    assert 0 < max(sizes) <= limit
+
+
 def test_rows_without_a_largest_logit_and_targets_outside_of_the_vocabulary():
     z = torch.randn(1, 6, 300, generator=torch.Generator().manual_seed(2))
     z[0, 0, 7], z[0, 1, 8], z[0, 2] = -float('nan'), INF, -INF

@@ -48,11 +48,13 @@ def kept(what: str, logits: Any, start: int, vocab: int, group: Any, top_k: int,
         told = _gather(torch.cat([top, top.new_tensor([start])]), comm)  # [W, T + 1]
         largest, lower = told[:, :-1].amax(0).unsqueeze(1), told[:, -1] < start
         mask = (~largest.isfinite()).repeat(1, columns)
-        step = max(1, min(chunk or count, _ELEMENTS * comm.size // vocab))
+        listed = 0 < top_k <= LISTED
+        gathered = comm.size * min(top_k, vocab) if listed else _SUMS * 256  # or added up, of a token
+        step = max(1, min(chunk or count, _ELEMENTS // max(gathered, vocab // comm.size)))
         for i in range(0, count, step):
             x = rows[i:i + step] + 0  # -0 equals 0
             top = largest[i:i + step]
-            if 0 < top_k <= LISTED:
+            if listed:
                 mask[i:i + step] |= _listed(x, min(top_k, vocab), top_p, top, vocab, lower, comm)
                 continue
             keep = torch.ones_like(x, dtype=torch.bool)
