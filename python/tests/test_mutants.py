@@ -96,6 +96,9 @@ MUTANTS = {
     'many tokens are searched together because their shards are small': (
         'torch/sampling.py', '_ELEMENTS // max(gathered, vocab // comm.size)', '_ELEMENTS * comm.size // vocab',
         'test_sampling.py', 'test_many_tokens'),
+    'an interrupted allocation is an address that was never written': (
+        'torch/arena.py', 'except BaseException:  # the library', 'except RuntimeError:  # the library', 'test_torch_arena.py',
+        'test_allocator_that'),
     'zeros of two signs differ': (
         'torch/sampling.py', 'x = rows[i:i + step] + 0', 'x = rows[i:i + step]', 'test_sampling.py', 'test_equal_logits'),
     'a row of NaN keeps what its other logits do': (

@@ -70,6 +70,14 @@ def takes_from_torch(rank):
         bridges.arenas.allocator = was
 
 
+def test_allocator_that_an_exception_leaves_has_no_memory(monkeypatch):
+    def interrupted(device):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(torch.cuda, 'current_stream', interrupted)
+    functions = bridges.arenas.allocator.__wrapped__(torch.device('cuda', 0))
+    assert [functions.allocate(None, nbytes) for nbytes in (1, 512, 1 << 20)] == [None] * 3
+
+
 def test_bridges_own_memory_of_pytorch_s(world):
     world.run(takes_from_torch)
 

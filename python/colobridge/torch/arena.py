@@ -59,7 +59,8 @@ def _behind(device: Any, last: int) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _into_pool() -> tuple[Any, ...] | None:
-    """What torch.cuda.use_mem_pool() calls before and after, which takes a third of its time; None: elsewhere."""
+    """What torch.cuda.use_mem_pool() calls before and after, which takes a third of its time. None: this version of
+    PyTorch has other functions."""
     import torch
     names = '_cuda_beginAllocateCurrentThreadToPool', '_cuda_endAllocateToPool', '_cuda_releasePool'
     found = tuple(getattr(torch._C, name, None) for name in names)
@@ -75,13 +76,13 @@ def allocator(device: Any) -> s.Allocator | None:
     give_back = torch.cuda.caching_allocator_delete
 
     def allocate(_: Any, nbytes: int) -> int | None:
-        stream = torch.cuda.current_stream(device)
         try:
+            stream = torch.cuda.current_stream(device)
             address = torch.cuda.caching_allocator_alloc(nbytes, device, stream)
-        except RuntimeError:  # no memory left
+            stream.synchronize()  # earlier work may still use it, and calls are on any stream
+            return address
+        except BaseException:  # the library would read an address that was never written
             return None
-        stream.synchronize()  # earlier work may still use it, and calls are on any stream
-        return address
 
     made = s.Allocator(s.AllocateFn(allocate), s.ReleaseFn(lambda _, address: give_back(address)))
     c.pythonapi.Py_IncRef(c.py_object(made))  # bridges end when the interpreter does, in any order
