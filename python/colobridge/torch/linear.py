@@ -34,9 +34,13 @@ D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 
 
-# How a loss that makes its gradients in forward is reduced: what the caller divides by, or None for the tokens of the
-# group, or the sum of their weights; the group; is the value num / den; where what has no gradient goes; weights of
-# tokens or None; is the sum of entropies wanted too, so that backward may run twice. A plain tuple costs least.
+# How a loss that makes its gradients in forward is reduced; a plain tuple, because that costs least:
+#   den      what the caller divides by; None: the tokens of the group, or the sum of their weights
+#   group    over which the loss is reduced
+#   mean     is the value num / den?
+#   side     gets what has no gradient
+#   weights  of tokens, or None
+#   entropy  is the sum of entropies wanted, too? Then backward may run twice
 Of = tuple[Any, Comm, bool, list[Any], Any, bool]
 # Of one call, for the autograd functions: its plan, vocabulary group, head's group, main_grad of weight and
 # bias, and whether a backward is to be prepared (inside of a function autograd does not say).
@@ -96,8 +100,8 @@ def functions() -> tuple[Any, Any]:
             return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
     class LinearLoss(torch.autograd.Function):
-        """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into Of.side, since
-        outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
+        """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into side of Of,
+        because outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
         Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
         those of hidden, weight and bias, multiplied by the upstream gradient and by 1 / den where products
         are summed, in fp32: in 16 bits the first overflows, the second underflows. Else gradients of the sum

@@ -194,8 +194,7 @@ class _Call:
         try:
             reached = self._reached(backward, given, out, stream)
             arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
-            check(self.entries[backward](self.held.batch.handle, *arrays, len(given),
-                                         stream))
+            check(self.entries[backward](self.held.batch.handle, *arrays, len(given), stream))
             if reached[1] is not out:
                 for t, here in zip(out, reached[1]):
                     if here is not t:
