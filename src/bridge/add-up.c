@@ -70,7 +70,7 @@ static void add_term(list_t *l, const colo_shape_state_t *s, const colo_carried_
     add_box(l, &box, colo_sum_dtype(s->plan, t, key));
 }
 
-/* Of a group that begins at @x; the first term behind it, or NULL behind the last. */
+/* The first term behind the group that begins at @x, or NULL if that group is the last. */
 static const colo_term_t *next_group(const colo_term_t *x)
 {
     while (!(x->use & COLO_TERM_LAST))
@@ -84,7 +84,7 @@ static bool is_single(const colo_term_t *x)
     return x->use & COLO_TERM_LAST || x[1].use & COLO_TERM_FIRST;
 }
 
-/* The groups of a region whose terms begin at @x that have several terms, each a sum. */
+/* A sum of each group of @r that has several terms. */
 static colo_status_t add_groups(const colo_bridge_t *b, list_t *l, const colo_shape_state_t *s,
                                 const colo_carried_t *t, const colo_region_t *r,
                                 const colo_offset_t *where, colo_stream_t stream)
@@ -105,7 +105,7 @@ static colo_status_t add_groups(const colo_bridge_t *b, list_t *l, const colo_sh
     return COLO_OK;
 }
 
-/* Of a region: the sums of its groups, and what is single. */
+/* The sum of @r: of the sums of its groups, and of the terms of groups that have one. */
 static colo_status_t add_region(const colo_bridge_t *b, list_t *l, const colo_shape_state_t *s,
                                 const colo_carried_t *t, const colo_region_t *r,
                                 const colo_offset_t *where, colo_stream_t stream)

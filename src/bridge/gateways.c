@@ -88,7 +88,7 @@ static int by_node_and_block(const void *a, const void *b)
     return 0;
 }
 
-/* Does @rank need any sum of another node? Of the held block. */
+/* Does @rank need a sum of the held block from another node? */
 static bool gets_sums(colo_builder_t *w, int64_t rank)
 {
     for (w->addend = 0; w->addend < w->naddends; w->addend++)
@@ -97,8 +97,8 @@ static bool gets_sums(colo_builder_t *w, int64_t rank)
     return false;
 }
 
-/* Does @node lack anything of what @rank, which is there, needs of @hold; if w->sums, sums? A
- * ragged batch may bring any rows. */
+/* Does @node lack anything of @hold that its rank @rank needs? If w->sums is set: any sum? A ragged
+ * batch may bring any rows, so the answer is yes. */
 static colo_status_t is_lacking(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
                                 int64_t rank, int64_t node, bool *lacks)
 {

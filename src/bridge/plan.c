@@ -201,7 +201,7 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
         if (addends > 1 && colo_dtype_is_float(cfg->dtype))
             COLO_TRY(colo_gateways_share_node(w, hold, NULL, true,
                                               (int64_t)(w->sum_elem / w->elem) + 1, &w->adds_up));
-        if (w->adds_up) /* for some node */
+        if (w->adds_up) /* unless no node lacks anything */
             COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->adds_up));
         w->summing = w->sums = w->adds_up;
         if (w->adds_up)

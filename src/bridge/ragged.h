@@ -205,8 +205,7 @@ colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
                                    const colo_tensor_t *in, const colo_tensor_t *out, int32_t n,
                                    colo_reached_t *all, colo_reached_t *each);
 /* For a call that is: steps for the move that ranks agreed on and for tensors @t. @near: out.
- * Local.
- */
+ * Local. */
 colo_status_t colo_ragged_p2p_near(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
                                    colo_reached_t *each, const colo_carried_t *t, int32_t n,
                                    colo_near_t *near);

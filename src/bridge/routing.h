@@ -144,9 +144,9 @@ typedef struct colo_gateway_share {
 
 /* Which nodes hold @b, with all its addends. */
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b);
-/* Are @least ranks on one node that need the same, of which the node lacks something of @hold
- * (NULL: never mind; if w->sums, sums of other nodes), or @addends: @least addends of a block? In
- * large worlds they are taken to be. The same on all ranks. */
+/* Has any node @least ranks that need the same; with @addends, @least addends of a block? If @hold
+ * is not NULL, the node must also lack something of it that they need; if w->sums is set too, a sum
+ * of another node. In large worlds the answer is yes. The same on all ranks. */
 colo_status_t colo_gateways_share_node(colo_builder_t *w, const colo_side_t *side,
                                        const colo_side_t *hold, bool addends, int64_t least,
                                        bool *share);

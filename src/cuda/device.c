@@ -374,7 +374,7 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
 static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stream_t stream)
 {
     colo_queries_t q = {0};
-    for (int32_t i = 0; i < n; i++) { /* few addends come from other than a sum's own tensor */
+    for (int32_t i = 0; i < n; i++) { /* most pointers are the bridge's: the first stand for all */
         const colo_mixed_sum_t *s = &sums[i];
         bool fits = s->n >= 1 && s->n <= COLO_MAX_ADDENDS && (unsigned)s->dtype <= COLO_F16;
         for (int32_t k = 0; fits && k < s->n; k++)
