@@ -368,10 +368,12 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream, bool *ca
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "
                          "cannot be captured; run one before the capture, or register the memory");
+    if (connects) { /* with the others, which would not hear in there of what fails here alone */
+        const colo_status_t connected = colo_messages_connect(b, s);
+        st = st < 0 ? st : connected;
+    }
     if (st == COLO_OK)
         st = colo_staged_need(b, s);
-    if (st == COLO_OK && connects)
-        st = colo_messages_connect(b, s);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
