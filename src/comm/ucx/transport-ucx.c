@@ -14,8 +14,8 @@
  * a full socket. UCX takes the next message of an endpoint after that buffer has become empty, so
  * an empty message follows the frames, and once it is sent they have left this process. It is an
  * active message, which takes no memory of the receiver. A flush of UCX would not do: over TCP it
- * also waits until the peer makes progress, and the peer may be done. If an
- * adapter sends by itself, the empty message says that the adapter has the frames.
+ * also waits until the peer makes progress, and the peer may be done. If an adapter sends by
+ * itself, the empty message says that the adapter has the frames.
  * Frames live in host memory, and UCX is told so: GPU memory is NCCL's.
  *
  * UCX is called under a lock of this file, because wait() runs concurrently with all other calls.
