@@ -207,6 +207,18 @@ static void owner_release(void *user, void *data)
     cudaFree(data);
 }
 
+static colo_status_t owned_bridge(t_gpu_rank_t *r, const t_case_t *c, struct owner *o,
+                                  colo_transport_t transport, colo_bridge_t **bridge)
+{
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    config.transport = transport;
+    config.allocator = (colo_allocator_t){owner_allocate, owner_release, o};
+    return colo_bridge_create(bridge, &config, r->gpus);
+}
+
 static void be_late(void *user)
 {
     usleep(50000);
@@ -218,14 +230,8 @@ static colo_status_t fails_amid_backward(t_gpu_rank_t *r, void *arg)
     const t_case_t c = the_case();
     struct owner o = {.early = false};
     colo_bridge_t *bridge = NULL;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     t_placed_t dy, dx;
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    config.transport = COLO_TRANSPORT_NCCL;
-    config.allocator = (colo_allocator_t){owner_allocate, owner_release, &o};
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 0, true));
     rank_try(t_place(r, &c, T_DY, 0, true, &dy));
     rank_try(t_place(r, &c, T_DX, 0, false, &dx));
@@ -254,14 +260,9 @@ static colo_status_t refused_in_a_call(t_gpu_rank_t *r, void *arg)
     const t_case_t c = the_case();
     struct owner o = {.past = true};
     colo_bridge_t *bridge = NULL;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     t_placed_t dy, dx;
     rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    config.allocator = (colo_allocator_t){owner_allocate, owner_release, &o};
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_AUTO, &bridge));
     rank_check(o.live == 0);
     o.refuses = r->rank == 1;
     rank_try(colo_comm_set_timeout(r->gpus, 3000));
