@@ -12,10 +12,10 @@
 
 #include "core/env.h"
 #include "core/error.h"
+#include "core/fork.h"
 
 #include <dlfcn.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static struct {
     char name[NAME_MAX_ + 1];
     const colo_backend_t *_Atomic backend;
 } loaded[MOST]; /* filled from the front, under the lock; the backend last */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+COLO_LOCK(lock);
 
 static bool name_ok(const char *name)
 {

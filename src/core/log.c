@@ -11,15 +11,15 @@
 #include "core/env.h"
 
 #include "core/error.h"
+#include "core/fork.h"
 
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the settings */
-static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER; /* one line after the other */
-static _Thread_local bool inside;                        /* a sink, which this thread runs */
+COLO_LOCK(lock);                  /* of the settings */
+COLO_LOCK(line_lock);             /* one line after the other */
+static _Thread_local bool inside; /* a sink, which this thread runs */
 static colo_log_fn sink;
 static void *sink_user;
 static colo_log_level_t sink_level;

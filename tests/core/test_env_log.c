@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -337,6 +338,45 @@ static void *log_one_line(void *arg)
     colo_log_set(NULL, NULL, COLO_LOG_OFF);
     b->done = true;
     return NULL;
+}
+
+/* ---- fork() while a thread logs ---- */
+
+static _Atomic int logging; /* 1: in the sink, 2: may leave it */
+
+static void wait_in_sink(colo_log_level_t level, const char *line, void *user)
+{
+    logging = 1;
+    while (logging != 2)
+        usleep(1000);
+}
+
+static void *log_slowly(void *arg)
+{
+    colo_log(COLO_LOG_WARN, "a line");
+    return NULL;
+}
+
+T_CASE(child_logs_though_its_parent_was_logging)
+{
+    pthread_t thread;
+    int status = 1;
+    colo_log_set(wait_in_sink, NULL, COLO_LOG_WARN);
+    assert_int_equal(pthread_create(&thread, NULL, log_slowly, NULL), 0);
+    while (logging != 1)
+        usleep(1000);
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        alarm(3);
+        colo_log_set(NULL, NULL, COLO_LOG_OFF);
+        _exit(0);
+    }
+    logging = 2;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    colo_log_set(NULL, NULL, COLO_LOG_OFF);
 }
 
 /* Last: a thread that hangs keeps the log. */

@@ -10,12 +10,14 @@
  */
 #include "comm/process/group.h"
 
+#include "core/fork.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* what follows */
+COLO_LOCK(lock); /* what follows */
 static struct colo_process_context *first;
 static bool registered;
 
