@@ -3,22 +3,23 @@
  * overlap.c - strided views that share elements.
  *
  * A view overlaps itself if some difference of two indices, not all zero, moves by zero elements:
- * sum of d[a] * stride[a] = 0 with |d[a]| < extent[a]. With the largest stride first, what the
- * smaller ones reach leaves few values for each d, mostly one, so the search is short.
+ * sum of d[a] * stride[a] = 0 with |d[a]| < extent[a]. Two views overlap if such a sum over the
+ * axes of both is less than an element away from their distance. With the largest stride first,
+ * what the smaller ones reach leaves few values for each d, mostly one, so the search is short.
  */
 #include "core/overlap.h"
 
-/* ---- a view and itself ---- */
+/* ---- the search ---- */
 
 __extension__ typedef __int128 wide_t;
 
-enum { STEPS = 1 << 14 };
+enum { STEPS = 1 << 14, AXES = 2 * COLO_MAX_NDIM };
 
 typedef struct search {
     int32_t n; /* axes, strides descending */
-    int64_t extent[COLO_MAX_NDIM], stride[COLO_MAX_NDIM];
-    wide_t reach[COLO_MAX_NDIM + 1]; /* of the axes from there on */
-    int32_t steps;                   /* left */
+    int64_t lo[AXES], hi[AXES], stride[AXES];
+    wide_t down[AXES + 1], up[AXES + 1]; /* how far the axes from there on reach */
+    int32_t steps;                       /* left */
 } search_t;
 
 static wide_t floor_div(wide_t a, int64_t b)
@@ -26,27 +27,52 @@ static wide_t floor_div(wide_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-/* Can axes from @k on move by @target? @moved: some axis before them does; else by symmetry the
- * first that moves moves up. */
-static bool can_move(search_t *s, int32_t k, wide_t target, bool moved)
+/* Adds steps @lo .. @hi of @stride. */
+static void add_axis(search_t *s, int64_t lo, int64_t hi, int64_t stride)
+{
+    int32_t index = s->n++;
+    for (; index > 0 && s->stride[index - 1] < stride; index--) {
+        s->lo[index] = s->lo[index - 1];
+        s->hi[index] = s->hi[index - 1];
+        s->stride[index] = s->stride[index - 1];
+    }
+    s->lo[index] = lo;
+    s->hi[index] = hi;
+    s->stride[index] = stride;
+}
+
+/* Can axes from @k on move by @from .. @to? @moved: some axis before them does; else by symmetry
+ * the first that moves moves up. */
+static bool can_move(search_t *s, int32_t k, wide_t from, wide_t to, bool moved)
 {
     if (k == s->n)
-        return moved && target == 0;
-    const int64_t most = s->extent[k] - 1, step = s->stride[k];
-    wide_t lo = -floor_div(s->reach[k + 1] - target, step);
-    wide_t hi = floor_div(target + s->reach[k + 1], step);
-    const int64_t least = moved ? -most : 0;
+        return moved && from <= 0 && to >= 0;
+    const int64_t least = moved ? s->lo[k] : 0, most = s->hi[k], step = s->stride[k];
+    wide_t lo = -floor_div(s->up[k + 1] - from, step), hi = floor_div(to - s->down[k + 1], step);
     lo = lo < least ? least : lo;
     hi = hi > most ? most : hi;
     for (wide_t d = lo; d <= hi; d++)
-        if (--s->steps < 0 || can_move(s, k + 1, target - d * step, moved || d != 0))
+        if (--s->steps < 0 || can_move(s, k + 1, from - d * step, to - d * step, moved || d != 0))
             return true;
     return false;
 }
 
+/* Of all axes; @moved: also by none. */
+static bool can_reach(search_t *s, wide_t from, wide_t to, bool moved)
+{
+    s->steps = STEPS;
+    for (int32_t k = s->n - 1; k >= 0; k--) {
+        s->down[k] = s->down[k + 1] + (wide_t)s->lo[k] * s->stride[k];
+        s->up[k] = s->up[k + 1] + (wide_t)s->hi[k] * s->stride[k];
+    }
+    return can_move(s, 0, from, to, moved);
+}
+
+/* ---- a view and itself ---- */
+
 bool colo_tensor_overlaps(const colo_tensor_t *t)
 {
-    search_t s = {.steps = STEPS};
+    search_t s = {.n = 0};
     if (colo_tensor_count(t) == 0)
         return false;
     for (int32_t a = 0; a < t->ndim; a++) {
@@ -54,17 +80,9 @@ bool colo_tensor_overlaps(const colo_tensor_t *t)
             continue;
         if (t->stride[a] == 0)
             return true;
-        int32_t index = s.n++;
-        for (; index > 0 && s.stride[index - 1] < t->stride[a]; index--) {
-            s.extent[index] = s.extent[index - 1];
-            s.stride[index] = s.stride[index - 1];
-        }
-        s.extent[index] = t->shape[a];
-        s.stride[index] = t->stride[a];
+        add_axis(&s, 1 - t->shape[a], t->shape[a] - 1, t->stride[a]);
     }
-    for (int32_t k = s.n - 1; k >= 0; k--)
-        s.reach[k] = s.reach[k + 1] + (wide_t)(s.extent[k] - 1) * s.stride[k];
-    return can_move(&s, 0, 0, false);
+    return can_reach(&s, 0, 0, false);
 }
 
 /* ---- two views ---- */
@@ -101,6 +119,36 @@ static bool interleaved(const colo_tensor_t *in, const colo_tensor_t *out)
     return false;
 }
 
+/* Adds the axes of @t, up, or down; those of one stride are one axis. */
+static void add_axes(search_t *s, const colo_tensor_t *t, bool up)
+{
+    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
+    for (int32_t a = 0; a < t->ndim; a++) {
+        const int64_t lo = up ? 0 : 1 - t->shape[a], hi = up ? t->shape[a] - 1 : 0;
+        int32_t k = 0;
+        if (lo == hi || t->stride[a] == 0)
+            continue;
+        while (k < s->n && s->stride[k] != t->stride[a] * elem)
+            k++;
+        if (k == s->n)
+            add_axis(s, lo, hi, t->stride[a] * elem);
+        else {
+            s->lo[k] += lo;
+            s->hi[k] += hi;
+        }
+    }
+}
+
+static bool intersect(const colo_tensor_t *in, const colo_tensor_t *out)
+{
+    const wide_t distance = (wide_t)(uintptr_t)out->data - (wide_t)(uintptr_t)in->data;
+    search_t s = {.n = 0};
+    add_axes(&s, in, true);
+    add_axes(&s, out, false);
+    return can_reach(&s, distance + 1 - (wide_t)colo_dtype_size(in->dtype),
+                     distance - 1 + (wide_t)colo_dtype_size(out->dtype), true);
+}
+
 bool colo_tensors_apart(const colo_tensor_t *in, const colo_tensor_t *out)
 {
     if (colo_tensor_count(in) <= 0 || colo_tensor_count(out) <= 0)
@@ -114,5 +162,5 @@ bool colo_tensors_apart(const colo_tensor_t *in, const colo_tensor_t *out)
         lo[i] = (uintptr_t)t[i]->data;
         hi[i] = lo[i] + (uintptr_t)reach * colo_dtype_size(t[i]->dtype);
     }
-    return lo[0] >= hi[1] || lo[1] >= hi[0] || interleaved(in, out);
+    return lo[0] >= hi[1] || lo[1] >= hi[0] || interleaved(in, out) || !intersect(in, out);
 }

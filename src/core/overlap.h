@@ -11,8 +11,8 @@
  * the search stops after a bounded number of steps. */
 bool colo_tensor_overlaps(const colo_tensor_t *t);
 
-/* Do @a and @b provably share no element: other memory, other columns of the same rows, or rows in
- * turn? */
+/* Do @a and @b share no element: other memory, other columns of the same rows, or rows in turn?
+ * Exact, but for absurd strides, of which it says no. */
 bool colo_tensors_apart(const colo_tensor_t *a, const colo_tensor_t *b);
 
 #endif
