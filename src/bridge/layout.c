@@ -181,8 +181,7 @@ void colo_layout_clear(colo_layout_t *layout, colo_axis_t axis)
 
 colo_status_t colo_layout_map_offset(colo_layout_t *layout, int64_t offset, int64_t positions)
 {
-    if (!layout)
-        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    COLO_TRY(colo_layout_check_fields(layout));
     if (offset < 0 || positions < 1 || offset >= positions)
         return colo_fail(COLO_ERR_ARG,
                          "layout: offset %lld of %lld positions, expected 0 <= offset < positions",
@@ -198,8 +197,9 @@ colo_status_t colo_layout_map_offset(colo_layout_t *layout, int64_t offset, int6
 colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table, int64_t rows,
                                     int64_t positions)
 {
-    if (!layout || !table)
-        return colo_fail(COLO_ERR_ARG, "layout: %s is NULL", layout ? "table" : "layout");
+    COLO_TRY(colo_layout_check_fields(layout));
+    if (!table)
+        return colo_fail(COLO_ERR_ARG, "layout: table is NULL");
     if (rows < 0 || positions < rows || positions < 1)
         return colo_fail(COLO_ERR_ARG,
                          "layout: a table of %lld rows for %lld positions, expected 0 <= rows <= "

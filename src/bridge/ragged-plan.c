@@ -251,9 +251,10 @@ colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config
     colo_ragged_t r = {0};
     colo_builder_t w = {0};
     colo_ragged_places_t places = {0};
-    if (!plan || rank < 0)
-        return colo_fail(COLO_ERR_ARG, "plan: %s, expected %s", plan ? "rank < 0" : "plan is NULL",
-                         plan ? "a world rank" : "the output");
+    if (!plan)
+        return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
+    if (rank < 0)
+        return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
     COLO_TRY(colo_plan_check_config(config, &own));
     config = &own;
     colo_status_t st = colo_ragged_init(&r, config->src, config->dst, &config->shape);

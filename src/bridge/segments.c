@@ -367,7 +367,9 @@ colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_la
 {
     colo_ragged_t r = {0};
     for (int i = 0; i < 2; i++) {
-        COLO_TRY(colo_layout_check_fields(i ? dst : src));
+        const colo_status_t st = colo_layout_check_fields(i ? dst : src);
+        if (st < 0)
+            return colo_fail_prefix(st, "segments: %s", i ? "dst" : "src");
         COLO_TRY(colo_ragged_axes(i ? &r.dst : &r.src, i ? dst : src, i == 0));
     }
     colo_status_t st = colo_ragged_load(&r, segments);

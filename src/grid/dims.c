@@ -144,7 +144,8 @@ colo_status_t colo_grid_i_check(const colo_grid_t *grid)
 {
     int64_t size = 1, end;
     if (!grid)
-        return colo_fail(COLO_ERR_ARG, "grid: NULL");
+        return colo_fail(COLO_ERR_ARG,
+                         "grid: the grid is NULL, expected what colo_grid_init() made");
     if (grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS)
         return colo_fail(COLO_ERR_ARG, "grid: not initialised (%d dims, expected 1..%d)",
                          (int)grid->ndims, COLO_MAX_DIMS);

@@ -146,6 +146,8 @@ T_CASE(calls_on_a_layout_refuse_one_that_no_call_made)
         edits[i].edit(&l);
         before = l;
         refuses(i, "check", "layout: ", colo_layout_check(&l, 4, 8, 2));
+        refuses(i, "map of an offset", "layout: ", colo_layout_map_offset(&l, 0, 8));
+        refuses(i, "map of a table", "layout: ", colo_layout_map_table(&l, table, 8, 8));
         refuses(i, "owned", "layout: ",
                 colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 4, .rows = 8, .features = 2},
                                   false, &own, NULL, 0, NULL));

@@ -378,7 +378,7 @@ T_CASE(replicas_share_the_sending_of_ragged_batches)
 
 /* ---- refusals ---- */
 
-static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t rows)
+static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t rows, int64_t rank)
 {
     const int64_t zero = 0;
     const colo_segments_t s = {.struct_size = sizeof s,
@@ -397,7 +397,7 @@ static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t ro
     assert_ok(colo_layout_init_dst(&dst, &grid));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst, .shape = shape,
                                   .dtype = COLO_F32};
-    return colo_plan_create_ragged(plan, &c, &s, 0);
+    return colo_plan_create_ragged(plan, &c, &s, rank);
 }
 
 T_CASE(what_a_plan_cannot_have_is_refused_with_the_numbers)
@@ -406,20 +406,23 @@ T_CASE(what_a_plan_cannot_have_is_refused_with_the_numbers)
         colo_shape_t shape;
         int64_t rows;
         const char *text;
+        int64_t rank;
     } cases[] = {
-        {{.samples = 4, .features = 2}, 1, "plan: ragged batches with a shape of 4 samples"},
-        {{.features = 1024}, INT64_MAX / 2048, "1024 f32 features overflow 63 bits of bytes"},
-        {{.features = -1}, 1, "-1 features"},
-        {{.features = 1}, -1, "has -1 positions"},
+        {{.samples = 4, .features = 2}, 1, "plan: ragged batches with a shape of 4 samples", 0},
+        {{.features = 1024}, INT64_MAX / 2048, "1024 f32 features overflow 63 bits of bytes", 0},
+        {{.features = -1}, 1, "-1 features", 0},
+        {{.features = 1}, -1, "has -1 positions", 0},
+        {{.features = 1}, 1, "plan: rank -3, expected >= 0", -3},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         colo_plan_t *plan = NULL;
-        assert_int_equal(plan_one(&plan, cases[i].shape, cases[i].rows), COLO_ERR_ARG);
+        assert_int_equal(plan_one(&plan, cases[i].shape, cases[i].rows, cases[i].rank),
+                         COLO_ERR_ARG);
         assert_null(plan);
         if (!strstr(colo_last_error(), cases[i].text))
             fail_msg("\"%s\" lacks \"%s\"", colo_last_error(), cases[i].text);
     }
-    assert_int_equal(plan_one(NULL, (colo_shape_t){.features = 1}, 1), COLO_ERR_ARG);
+    assert_int_equal(plan_one(NULL, (colo_shape_t){.features = 1}, 1, 0), COLO_ERR_ARG);
     colo_plan_rows(NULL, NULL, NULL);
 }
 

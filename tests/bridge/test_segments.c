@@ -174,7 +174,10 @@ T_CASE(missing_tables_are_refused_by_name)
     assert_fails(check(&t), COLO_ERR_ARG, "3 segments in -1 sequences");
     worked(&t);
     assert_fails(colo_segments_check(NULL, &t.src, &t.dst), COLO_ERR_ARG, "segments is NULL");
-    assert_fails(colo_segments_check(&t.s, NULL, &t.dst), COLO_ERR_ARG, "layout is NULL");
+    assert_fails(colo_segments_check(&t.s, NULL, &t.dst), COLO_ERR_ARG,
+                 "segments: src: layout: layout is NULL");
+    assert_fails(colo_segments_check(&t.s, &t.src, NULL), COLO_ERR_ARG,
+                 "segments: dst: layout: layout is NULL");
 }
 
 T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)

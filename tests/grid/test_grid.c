@@ -460,7 +460,7 @@ T_CASE(queries_refuse_ranks_and_coordinates_outside)
     odd = g;
     odd.offset = -1;
     refuses(key, colo_grid_key(&odd, "tp", key), COLO_ERR_ARG, "size 8 and rank offset -1");
-    refuses(c, colo_grid_coords(NULL, 0, c), COLO_ERR_ARG, "grid: NULL");
+    refuses(c, colo_grid_coords(NULL, 0, c), COLO_ERR_ARG, "grid: the grid is NULL");
     assert_fails(colo_grid_coords(&g, 8, NULL), COLO_ERR_ARG, "the output is NULL");
     refuses(rank, colo_grid_coord(&g, 16, "tp", &rank), COLO_ERR_ARG, "rank 16 is outside");
     refuses(rank, colo_grid_coord(&g, 8, NULL, &rank), COLO_ERR_ARG, "the dim name is NULL");

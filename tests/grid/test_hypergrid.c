@@ -298,7 +298,7 @@ T_CASE(creating_needs_a_grid_and_destroying_takes_anything)
     colo_grid_t zero = {0}, base = grid_of("tp=2");
     colo_hypergrid_t *h = (void *)&zero;
     assert_fails(colo_hypergrid_create(&h, &zero), COLO_ERR_ARG, "not initialised (0 dims");
-    assert_fails(colo_hypergrid_create(&h, NULL), COLO_ERR_ARG, "grid: NULL");
+    assert_fails(colo_hypergrid_create(&h, NULL), COLO_ERR_ARG, "grid: the grid is NULL");
     assert_ptr_equal(h, &zero);
     assert_fails(colo_hypergrid_create(NULL, &base), COLO_ERR_ARG, "the output is NULL");
     h = NULL;
