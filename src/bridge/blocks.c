@@ -64,14 +64,13 @@ static colo_status_t visit(colo_list_t *out, const colo_layout_t *l, colo_axis_t
         return visit(out, l, axis, i + 1, length, lo, hi, b);
     }
     if (s->kind == COLO_BLOCK) {
-        for (int64_t d = colo_block_part(length, parts, lo); lo < hi; d++) {
-            int64_t a = colo_block_lo(length, parts, d), e = colo_block_lo(length, parts, d + 1);
-            int64_t end = hi < e ? hi : e;
-            if (end <= lo)
-                continue; /* an empty part: more parts than elements */
+        for (int64_t end; lo < hi; lo = end) { /* parts in between may be empty */
+            const int64_t d = colo_block_part(length, parts, lo);
+            const int64_t a = colo_block_lo(length, parts, d),
+                          e = colo_block_lo(length, parts, d + 1);
+            end = hi < e ? hi : e;
             b->coord[s->dim] = d;
             COLO_TRY(visit(out, l, axis, i + 1, e - a, lo - a, end - a, b));
-            lo = end;
         }
         return COLO_OK;
     }

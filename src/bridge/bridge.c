@@ -174,7 +174,8 @@ static colo_status_t find_nodes(colo_bridge_t *b)
         ranks = g[i]->offset + g[i]->size > ranks ? g[i]->offset + g[i]->size : ranks;
     for (int32_t r = 0; r < c->size; r++)
         ranks = c->world_rank[r] >= ranks ? c->world_rank[r] + 1 : ranks;
-    COLO_AUTOFREE int32_t *node = malloc((size_t)ranks * sizeof *node);
+    COLO_AUTOFREE int32_t *node =
+        ranks <= INT64_MAX / 64 ? malloc((size_t)ranks * sizeof *node) : NULL;
     if (!node)
         return colo_fail(COLO_ERR_NOMEM, "bridge: nodes of %lld ranks", (long long)ranks);
     for (int64_t r = 0; r < ranks; r++)

@@ -238,12 +238,13 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
 
 /* ---- bytes ---- */
 
-static int64_t routes_bytes(const colo_routes_t *r)
+/* false: more than 63 bits. */
+static bool add_bytes(int64_t *n, const colo_routes_t *r)
 {
-    int64_t n = 0;
     for (int32_t i = 0; i < r->nmessages; i++)
-        n += r->message[i].bytes;
-    return n;
+        if (!colo_add_ok(*n, r->message[i].bytes, n))
+            return false;
+    return true;
 }
 
 static int64_t owned_bytes(const colo_owned_t *o, size_t elem)
@@ -274,18 +275,23 @@ static bool can_be_collective(const colo_plan_t *p)
     return has;
 }
 
-void colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
+colo_status_t colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
 {
     const bool collective = !ragged && can_be_collective(p);
     bool in_grid = colo_grid_has_rank(&p->src.grid, p->rank);
     for (int pass = 0; pass < 2; pass++) {
         colo_plan_bytes_t *b = &p->bytes[pass];
         int64_t need = owned_bytes(pass == COLO_FORWARD ? &p->own_dst : &p->own_src, elem);
-        b->recv = routes_bytes(&p->recv[pass]) + routes_bytes(&p->relay_recv[pass]);
-        b->send = routes_bytes(&p->send[pass]) + routes_bytes(&p->relay_send[pass]);
-        b->recv += pass == COLO_BACKWARD ? routes_bytes(&p->sum_recv) : 0;
-        b->send += pass == COLO_BACKWARD ? routes_bytes(&p->sum_send) : 0;
-        b->local = routes_bytes(&p->local[pass]);
+        *b = (colo_plan_bytes_t){0};
+        if (!add_bytes(&b->recv, &p->recv[pass]) || !add_bytes(&b->recv, &p->relay_recv[pass]) ||
+            !add_bytes(&b->send, &p->send[pass]) || !add_bytes(&b->send, &p->relay_send[pass]) ||
+            (pass == COLO_BACKWARD &&
+             (!add_bytes(&b->recv, &p->sum_recv) || !add_bytes(&b->send, &p->sum_send))))
+            return colo_fail(COLO_ERR_ARG,
+                             "plan: rank %lld sends or receives more than 63 bits of bytes in %s; "
+                             "give a smaller shape",
+                             (long long)p->rank, pass == COLO_FORWARD ? "forward" : "backward");
+        (void)add_bytes(&b->local, &p->local[pass]);
         if (pass == COLO_BACKWARD)
             need = p->config.no_grad ? 0 : need * p->addends;
         b->minimum = need - b->local - p->left_out[pass];
@@ -294,6 +300,7 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
                                  ? collective_recv(p, pass, elem)
                                  : 0;
     }
+    return COLO_OK;
 }
 
 /* ---- create ---- */
@@ -441,7 +448,7 @@ static colo_status_t build(colo_plan_t *p)
     COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
     if (!c->no_grad)
         COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_BACKWARD, src, dst), done);
-    colo_plan_count_bytes(p, w.elem, false);
+    st = colo_plan_count_bytes(p, w.elem, false);
 done:
     colo_posmap_deinit(&src_map);
     colo_posmap_deinit(&dst_map);

@@ -192,7 +192,7 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
     COLO_TRY(colo_plan_route(w, COLO_FORWARD, src, dst));
     if (!c->no_grad)
         COLO_TRY(colo_plan_route(w, COLO_BACKWARD, src, dst));
-    colo_plan_count_bytes(p, unit, true);
+    COLO_TRY(colo_plan_count_bytes(p, unit, true));
     for (int64_t i = 0; i < places->n; i++)
         arriving += places->stored[i].count; /* of a merged tensor, too */
     p->bytes[COLO_FORWARD].minimum =

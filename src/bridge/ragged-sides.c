@@ -71,15 +71,18 @@ colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const
     return COLO_OK;
 }
 
+/* Memory for @n + 1 entries. */
 static bool grow(void *list, int64_t *cap, int64_t n)
 {
-    int64_t **grown = list;
-    if (n <= *cap)
+    int64_t **grown = list, bytes;
+    if (n < *cap)
         return true;
-    int64_t *next = realloc(*grown, (size_t)n * sizeof **grown);
+    if (!colo_mul_ok(n, sizeof **grown, &bytes))
+        return false;
+    int64_t *next = realloc(*grown, (size_t)bytes + sizeof **grown);
     if (next) {
         *grown = next;
-        *cap = n;
+        *cap = n + 1;
     }
     return next != NULL;
 }
@@ -151,15 +154,15 @@ colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
     const int64_t nsrc = r->src.replicas, ndst = r->dst.replicas;
     COLO_TRY(colo_segments_present(s));
     r->tables = s;
-    if (!grow(&r->src_lo, &r->cap[0], nsrc + 1) || !grow(&r->dst_lo, &r->cap[1], ndst + 1) ||
-        !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs + 1) ||
-        !grow(&r->chunk, &r->cap[5], s->nseqs + 1) || !grow(&r->local, &r->cap[6], s->nseqs + 1) ||
-        !grow(&r->row, &r->cap[7], s->count + 1))
+    if (!grow(&r->src_lo, &r->cap[0], nsrc) || !grow(&r->dst_lo, &r->cap[1], ndst) ||
+        !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs) ||
+        !grow(&r->chunk, &r->cap[5], s->nseqs) || !grow(&r->local, &r->cap[6], s->nseqs) ||
+        !grow(&r->row, &r->cap[7], s->count))
         return no_memory(s);
     COLO_TRY(colo_ragged_parts(r));
     if (r->sorted) /* as tables usually are */
         return COLO_OK;
-    if (!grow(&r->by_dst, &r->cap[4], r->in_order.n + 1))
+    if (!grow(&r->by_dst, &r->cap[4], r->in_order.n))
         return no_memory(s);
     COLO_TRY(sort_parts(r, nsrc));
     sort_sequences(r, ndst);

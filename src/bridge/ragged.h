@@ -18,13 +18,13 @@ typedef struct colo_ragged_axes {
 
 /* length / unit, and what remains. A division per sequence costs as much as the rest of the check;
  * a unit is a power of two, usually. */
-static inline int64_t colo_ragged_rest(int64_t length, int64_t unit)
+static inline uint64_t colo_ragged_rest(uint64_t length, uint64_t unit)
 {
     return unit & (unit - 1) ? length % unit : length & (unit - 1);
 }
-static inline int64_t colo_ragged_times(int64_t length, int64_t unit)
+static inline int64_t colo_ragged_times(int64_t length, uint64_t unit)
 {
-    return unit & (unit - 1) ? length / unit : length >> __builtin_ctzll((uint64_t)unit);
+    return unit & (unit - 1) ? (int64_t)((uint64_t)length / unit) : length >> __builtin_ctzll(unit);
 }
 
 /* COLO_ERR_LAYOUT: not a layout that ragged batches can have. */

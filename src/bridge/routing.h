@@ -262,7 +262,8 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
 /* The lists of one pass between two sides, of which full, addend_fixed and fixed are set here. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src,
                               colo_side_t dst);
-void colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool ragged);
+/* COLO_ERR_ARG: more than 63 bits. */
+colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool ragged);
 /* Begins a plan; lists keep their memory. */
 void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool ragged);
 void colo_builder_deinit(colo_builder_t *w);

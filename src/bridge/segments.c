@@ -94,7 +94,8 @@ static colo_status_t lay_sequences(colo_ragged_t *r)
 {
     const colo_segments_t *s = r->tables;
     const colo_ragged_axes_t *dst = &r->dst;
-    const int64_t unit = dst->cp * (dst->zigzag ? 2 : 1), cp = dst->cp, n = s->nseqs;
+    const uint64_t cp = (uint64_t)dst->cp, unit = dst->zigzag ? 2 * cp : cp; /* at most 2^64 - 2 */
+    const int64_t n = s->nseqs;
     const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp;
     int64_t *axis = r->length, *bases = r->base, *locals = r->local, *chunks = r->chunk;
     memset(axis, 0, (size_t)dst->replicas * sizeof *axis);
@@ -110,12 +111,13 @@ static colo_status_t lay_sequences(colo_ragged_t *r)
                            : "segments: sequence %lld: its %lld positions make the lengths of "
                              "its replica exceed 63 bits",
                 (long long)q, (long long)length);
-        if (colo_ragged_rest(length, unit))
+        if (colo_ragged_rest((uint64_t)length, unit))
             return colo_fail(COLO_ERR_LAYOUT,
                              "segments: sequence %lld has %lld positions, expected a multiple of "
-                             "%s%lld = %lld; pad it",
+                             "%s%lld = %llu; pad it",
                              (long long)q, (long long)length,
-                             dst->zigzag ? "2 * cp=" : "cp=", (long long)dst->cp, (long long)unit);
+                             dst->zigzag ? "2 * cp=" : "cp=", (long long)dst->cp,
+                             (unsigned long long)unit);
         bases[q] = base;
         chunks[q] = colo_ragged_times(length, unit);
         locals[q] = colo_ragged_times(base, cp);

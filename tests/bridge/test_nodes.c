@@ -116,6 +116,30 @@ T_CASE(bridge_without_ranks_per_node_asks_the_communicator)
     unsetenv("COLO_NODE");
 }
 
+/* A node for each of 2^62 ranks takes 2^64 bytes. */
+static colo_status_t large_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_bridge_t *bridge = NULL;
+    colo_status_t st = t_case_bridge(&bridge, c, world, COLO_HOST);
+    rank_check(st == COLO_ERR_NOMEM && !bridge &&
+               says("bridge: nodes of 4611686018427387904 ranks"));
+    return COLO_OK;
+}
+
+static void run_large_ranks(void)
+{
+    t_case_t c = t_between("dp=2", "dp=4611686018427387904", 8, 16, 4);
+    setenv("COLO_NODE", "x,y", 1);
+    assert_ok(t_run_ranks(2, large_rank, &c, 0));
+    unsetenv("COLO_NODE");
+}
+
+T_CASE(bridge_between_more_ranks_than_memory_counts_is_refused)
+{
+    assert_true(t_returns(run_large_ranks));
+}
+
 /* ---- calls ---- */
 
 typedef struct counted {

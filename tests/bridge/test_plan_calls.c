@@ -174,6 +174,51 @@ T_CASE(plans_on_65536_nodes_cost_their_peers)
                  (long long)kept[0], (long long)work[1], (long long)kept[1]);
 }
 
+static void plan_few_samples(void)
+{
+    for (int from = 0; from < 2; from++) {
+        ref_side_t one = t_side("dp=1", from), many = t_side("dp=4611686018427387904", !from);
+        colo_layout_t src, dst;
+        colo_plan_t *p = NULL;
+        int32_t n;
+        assert_ok(t_layout(&src, from ? &one : &many));
+        assert_ok(t_layout(&dst, from ? &many : &one));
+        const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
+                                      .shape = {3, 1, 1, 0}};
+        assert_ok(colo_plan_create(&p, &c, 0));
+        const colo_plan_message_t *m =
+            from ? colo_plan_sends(p, COLO_FORWARD, &n) : colo_plan_recvs(p, COLO_FORWARD, &n);
+        /* sample s is that of the last rank d with floor(3d / 2^62) = s */
+        assert_int_equal(n, 3);
+        assert_int_equal(m[0].peer, INT64_C(1537228672809129301));
+        assert_int_equal(m[1].peer, INT64_C(3074457345618258602));
+        assert_int_equal(m[2].peer, INT64_C(4611686018427387903));
+        colo_plan_destroy(&p);
+    }
+}
+
+T_CASE(planning_passes_over_ranks_without_samples)
+{
+    assert_true(t_returns(plan_few_samples));
+}
+
+T_CASE(messages_whose_sum_overflows_are_refused)
+{
+    ref_side_t src = t_side("dp=1", true), dst = t_side("tp=8", false);
+    colo_layout_t ls, ld;
+    colo_plan_t *p = NULL;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                                  .shape = {1 << 20, 1 << 20, 1 << 20, 0}}; /* 2^62 bytes */
+    assert_ok(colo_plan_create(&p, &c, 1));
+    assert_int_equal(colo_plan_bytes(p, COLO_FORWARD).recv, INT64_C(1) << 62);
+    colo_plan_destroy(&p);
+    assert_fails(colo_plan_create(&p, &c, 0), COLO_ERR_ARG,
+                 "rank 0 sends or receives more than 63 bits of bytes");
+    assert_null(p);
+}
+
 T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
 {
     static const int64_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7}, other[8] = {0, 1, 2, 3, 4, 5, 7, 6};

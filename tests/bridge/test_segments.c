@@ -196,6 +196,25 @@ T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)
 }
 
 /* Any tables of small numbers: what a bitmap of positions and plain comparisons say. */
+/* 2 * cp is 2^63; tables of one entry per replica take more than 2^63 bytes. */
+static void check_largest_layouts(void)
+{
+    tables_t t;
+    layouts(worked(&t), "dp=2", "cp=4611686018427387904", false);
+    assert_fails(check(&t), COLO_ERR_LAYOUT, "2 * cp=4611686018427387904 = 9223372036854775808");
+    t.len[0] = t.len[1] = t.rows[0] = t.rows[2] = 0;
+    assert_ok(check(&t));
+    layouts(worked(&t), "dp=4611686018427387904", "dp=1", false);
+    assert_fails(check(&t), COLO_ERR_NOMEM, "3 segments in 2 sequences");
+    layouts(worked(&t), "dp=2", "dp=9223372036854775807", false);
+    assert_fails(check(&t), COLO_ERR_NOMEM, "3 segments in 2 sequences");
+}
+
+T_CASE(the_largest_layouts_are_judged_without_overflow)
+{
+    assert_true(t_returns(check_largest_layouts));
+}
+
 T_CASE(random_tables_are_judged_as_a_bitmap_judges_them)
 {
     uint64_t r = t_seed();

@@ -4,6 +4,11 @@
 
 #include "core/error.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 static struct CMUnitTest cases[64];
 static size_t ncases;
 
@@ -56,6 +61,21 @@ int64_t t_long_wait(void)
 {
     const char *text = getenv("COLO_TIMEOUT_MS");
     return text ? strtoll(text, NULL, 10) : 20000;
+}
+
+bool t_returns(void (*run)(void))
+{
+    int status = -1;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGFPE, SIG_DFL); /* CMocka's handlers would go on */
+        signal(SIGSEGV, SIG_DFL);
+        setrlimit(RLIMIT_CPU, &(struct rlimit){1, 1});
+        run();
+        _exit(0);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
 static int64_t percent_of_cases(void)

@@ -126,6 +126,10 @@ uint64_t t_seed(void); /* T_SEED from the environment, else fixed; printed once 
  * where a planted bug may make it the end of the wait, else 20 s. */
 int64_t t_long_wait(void);
 
+/* Does @run return within a second of processor time? In a child process, where it may crash or
+ * never end. */
+bool t_returns(void (*run)(void));
+
 /* @count random cases, or T_SCALE percent of them (at least 1): sanitizer reruns ask for fewer */
 int64_t t_scaled(int64_t count);
 /* Is case number @nth of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
