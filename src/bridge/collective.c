@@ -69,6 +69,20 @@ static colo_status_t no_extra(const colo_layout_t *l, const char *side)
     return COLO_OK;
 }
 
+/* A tensor's rows are in the order of their positions, and copies keep it. */
+static colo_status_t rows_in_order(const colo_layout_t *src)
+{
+    for (int64_t i = 1; i < src->table_rows; i++)
+        if (src->table[i] < src->table[i - 1])
+            return colo_fail(
+                COLO_ERR_LAYOUT,
+                "src layout: rows %lld and %lld are at positions %lld and %lld; "
+                "COLLECTIVE knows rows in the order of their positions only, use EXACT",
+                (long long)i - 1, (long long)i, (long long)src->table[i - 1],
+                (long long)src->table[i]);
+    return COLO_OK;
+}
+
 /* The all-reduce adds what all cp ranks hold: right for context ranks, C times too much for ranks
  * that hold the same gradient. */
 static colo_status_t sums_over_cp(const colo_layout_t *dst)
@@ -148,6 +162,7 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
         return colo_fail(COLO_ERR_LAYOUT, "DP sizes must be evenly divisible: src %lld, dest %lld",
                          (long long)ds, (long long)dd);
     COLO_TRY(no_extra(c->src, "src"));
+    COLO_TRY(rows_in_order(c->src));
     COLO_TRY(no_extra(c->dst, "dest"));
     COLO_TRY(sums_over_cp(c->dst));
     if (ds > dd)

@@ -47,10 +47,11 @@ T_CASE(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it)
     assert_ok(t_run_ranks(8, refused_rank, &c, sizeof c));
 }
 
-/* What the reference has no words for, and would sum or skip silently. */
-T_CASE(layouts_that_it_would_sum_wrongly_are_refused)
+/* What the reference has no words for, and would sum, skip or reorder silently. */
+T_CASE(layouts_that_it_would_carry_wrongly_are_refused)
 {
-    for (int odd = 0; odd < 6; odd++) {
+    static const int64_t table[8] = {0, 1, 2, 3, 4, 5, 7, 6};
+    for (int odd = 0; odd < 7; odd++) {
         t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
         c.check = 1;
         switch (odd) {
@@ -71,6 +72,11 @@ T_CASE(layouts_that_it_would_sum_wrongly_are_refused)
             c.dst.nsplits[1] = 0;
             c.dst.stage_dim = "cp";
             c.dst.stage = 1;
+            break;
+        case 5: /* the source tensor has row 7 before row 6 */
+            c.src.map = REF_TABLE;
+            c.src.table = table;
+            c.src.positions = 8;
             break;
         default: /* fan-out, and the output in shards */
             c = t_collective("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2);
