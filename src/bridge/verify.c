@@ -73,26 +73,36 @@ static int64_t first_replica(const colo_layout_t *l, bool rows_role, bool contex
     return first;
 }
 
-colo_status_t colo_contract_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine)
+/* Of the input that comm rank @i has. */
+static int64_t first_of(const colo_bridge_t *b, colo_pass_t pass, int32_t i)
 {
     const colo_plan_t *p = b->now.plan;
-    bool fwd = pass == COLO_FORWARD;
-    bool partial = p->config.output == COLO_FULL_SEQ && p->config.grad == COLO_PARTIAL;
-    int32_t n = colo_comm_size(b->comm);
+    const bool fwd = pass == COLO_FORWARD;
+    const bool partial = p->config.output == COLO_FULL_SEQ && p->config.grad == COLO_PARTIAL;
+    return first_replica(fwd ? &p->src : &p->dst, fwd || !partial, true,
+                         colo_comm_world_rank(b->comm, i));
+}
+
+colo_status_t colo_contract_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine)
+{
+    const bool fwd = pass == COLO_FORWARD;
+    const int32_t n = colo_comm_size(b->comm);
     COLO_AUTOFREE uint64_t *all = calloc((size_t)n, sizeof *all);
     if (!all)
         return colo_comm_i_fail(b->comm,
                                 colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n));
     COLO_TRY(colo_comm_i_gather(b->comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
     for (int32_t i = 0; i < n; i++) {
-        int64_t rank = colo_comm_world_rank(b->comm, i);
-        int64_t first = first_replica(fwd ? &p->src : &p->dst, fwd || !partial, true, rank);
+        const int64_t first = first_of(b, pass, i);
         int32_t j = colo_comm_find(b->comm, first);
-        if (first != rank && j >= 0 && all[i] != all[j])
+        for (int32_t k = 0; j < 0; k++) /* the comm may lack it, and has @i */
+            j = first_of(b, pass, k) == first ? k : -1;
+        if (all[i] != all[j])
             return colo_fail(
                 COLO_ERR_CONTRACT,
                 "ranks %lld and %lld hold the same block of %s, but their values differ; %s",
-                (long long)first, (long long)rank, fwd ? "x" : "d_y",
+                (long long)colo_comm_world_rank(b->comm, j),
+                (long long)colo_comm_world_rank(b->comm, i), fwd ? "x" : "d_y",
                 fwd ? "give both the same x: is an all-reduce missing, or a common dropout seed?"
                     : "all-reduce d_y over these ranks (tp, usually) before the bridge");
     }

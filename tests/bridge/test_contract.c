@@ -170,4 +170,37 @@ T_CASE(replicas_that_own_nothing_agree_whatever_they_pass)
     assert_ok(t_run_ranks(4, empty_rank, NULL, 0));
 }
 
+/* A comm of ranks 1 and 2 of tp=3, between which nothing moves. */
+static colo_status_t few_rank(colo_comm_t *world, void *arg)
+{
+    (void)arg;
+    const int32_t rank = colo_comm_rank(world);
+    colo_grid_t grid;
+    colo_layout_t layout;
+    colo_comm_t *comm = NULL;
+    colo_bridge_t *bridge = NULL;
+    float x = (float)rank, y = -1;
+    const colo_tensor_t in = colo_tensor_host(&x, COLO_F32, 3, (int64_t[]){1, 1, 1}),
+                        out = colo_tensor_host(&y, COLO_F32, 3, (int64_t[]){1, 1, 1});
+    rank_try(colo_comm_set_check(world, 2));
+    rank_try(colo_comm_split_color(world, rank ? 0 : -1, 0, &comm));
+    if (!comm)
+        return COLO_OK;
+    rank_try(colo_grid_parse(&grid, "tp=3", 3));
+    rank_try(colo_layout_init_src(&layout, &grid));
+    colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &layout, .dst = &layout,
+                                   .shape = {1, 1, 1, 0}};
+    rank_try(colo_bridge_create(&bridge, &config, comm));
+    rank_check(colo_bridge_forward(bridge, &in, &out, NULL) == COLO_ERR_CONTRACT);
+    rank_check(says("ranks 1 and 2 hold the same block of x") && y == -1);
+    colo_bridge_destroy(&bridge);
+    colo_comm_destroy(&comm);
+    return COLO_OK;
+}
+
+T_CASE(replicas_whose_first_is_not_in_the_comm_are_compared)
+{
+    assert_ok(t_run_ranks(3, few_rank, NULL, 0));
+}
+
 T_MAIN("bridge/contract")
