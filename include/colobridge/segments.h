@@ -56,8 +56,8 @@ COLO_API uint64_t colo_segments_hash(const colo_segments_t *segments);
 
 /**
  * colo_segments_gather() - the global tables from the local ones; collective over @comm
- * One host all-gather if the tables of each rank take at most 4 KiB, else two. The call does not
- * wait for a GPU, so a program may run it a step ahead.
+ * One host all-gather if the tables of each rank take at most 4,056 bytes, else two. The call does
+ * not wait for a GPU, so a program may run it a step ahead.
  * @global:  out, owned by the caller, in one allocation: segments and sequences of all ranks, in
  *           rank order; free it with colo_segments_free()
  * @local:   borrowed for the call: segments and sequences of this rank only. seq counts this

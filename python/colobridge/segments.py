@@ -66,7 +66,7 @@ class Segments:
     @classmethod
     def gather(cls, local: 'Segments | None', group: Any) -> 'Segments':
         """The tables of all ranks of @group, in rank order, from those that each rank has; collective. One
-        exchange on the host, two if the tables of a rank exceed 4 KiB; nothing waits for a GPU.
+        exchange on the host, two if the tables of a rank take more than 4,056 bytes; nothing waits for a GPU.
 
         local: segments and sequences of this rank only; seq counts its own sequences from 0, src and
         seq_dp are global. None: this rank adds nothing. If several ranks know the same samples, along tp or

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORDS = 512 };                                          /* of the first message */
+enum { WORDS = 512 };                                          /* of the first message: 4 KiB */
 enum { STATUS, SEGMENTS, ROWS, SCATTERED, SEQUENCES, HEADER }; /* its first words */
 
 /* Sizes of local tables as words of a message, and what is wrong with the tables. */
