@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { WORDS = 5, TEXT_MAX = 4000, SHOWN = 40 };
 
@@ -26,6 +27,7 @@ static const struct row {
     const char *open;         /* allowed besides: what it is, and what it then contains */
     const char *part;
     int64_t lo, hi; /* of a number */
+    bool is_path;   /* of files in a folder to which this process can write */
 } rows[] = {
     {.variable = {"COLO_LOG", "off",
                   "what the library says on stderr: off, error, warn, info, debug"},
@@ -56,8 +58,9 @@ static const struct row {
          {"COLO_FLIGHT_RECORDER", "",
           "after a failure each rank writes its last operations into the file of this name and its "
           "number, for the analyzer of PyTorch's Flight Recorder; empty: no file"},
-     .open = "the beginning of a path",
-     .part = ""},
+     .open = "the beginning of a path, in a folder to which this process can write",
+     .part = "",
+     .is_path = true},
     {.variable = {"COLO_NVTX", "0",
                   "1: each public operation is an NVTX range of its name, for Nsight Systems; read "
                   "when a communicator is made"},
@@ -132,11 +135,22 @@ static int32_t find_word(const struct row *row, const char *text)
     return -1;
 }
 
+/* Looked at when a communicator is made: after a fault it would be too late. */
+static bool can_write(const char *path)
+{
+    char folder[TEXT_MAX + 1];
+    const char *end = strrchr(path, '/');
+    snprintf(folder, sizeof folder, "%.*s", end ? (int)(end - path) + 1 : 1, end ? path : ".");
+    return access(folder, W_OK | X_OK) == 0;
+}
+
 static bool is_allowed(const struct row *row, const char *text)
 {
     int64_t value;
     if (strlen(text) > TEXT_MAX)
         return false;
+    if (row->is_path && text[0])
+        return can_write(text);
     if (row->hi)
         return parse(row, text, &value);
     return find_word(row, text) >= 0 || (row->open && strstr(text, row->part));
@@ -159,8 +173,8 @@ static void describe_allowed(const struct row *row, char *text, size_t cap)
                                        : ", ",
                                 row->words[i]);
     }
-    if (row->open) /* and words: where there is none, any text is allowed */
-        snprintf(text + len, cap - len, " or %s", row->open);
+    if (row->open)
+        snprintf(text + len, cap - len, "%s%s", len ? " or " : "", row->open);
 }
 
 static colo_status_t refuse(const struct row *row, const char *text)
