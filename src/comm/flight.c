@@ -180,6 +180,7 @@ static const char *describe(const struct entry *e, int64_t *in, int64_t *out)
 static void put_entry(FILE *f, const struct entry *e, uint64_t number, double epoch)
 {
     const colo_record_t *r = &e->record;
+    char ms[32];
     int64_t in, out;
     const char *name = describe(e, &in, &out);
     fputs("(d", f);
@@ -204,7 +205,7 @@ static void put_entry(FILE *f, const struct entry *e, uint64_t number, double ep
     else
         fputs("Vtime_discovered_completed_ns\nNs", f);
     if (r->status != COLO_PENDING)
-        fprintf(f, "Vduration_ms\nF%.6f\ns", (r->end - r->begin) * 1e3);
+        fprintf(f, "Vduration_ms\nF%s\ns", colo_comm_i_seconds(ms, (r->end - r->begin) * 1e3));
     put_int(f, "timeout_ms", colo_comm_i_timeout(e->comm));
     fprintf(f, "Vretired\nI%s\ns", r->status == COLO_PENDING ? "00" : "01");
     fputs("Vis_p2p\nI00\nsVframes\n(ls", f);
@@ -248,7 +249,7 @@ static colo_status_t collect(const colo_comm_t *c, struct entry **entries, int32
 static void put_file(FILE *f, const colo_comm_t *c, const struct entry *entries, int32_t n,
                      uint64_t number)
 {
-    char host[256] = "", error_message[1000] = "";
+    char host[256] = "", error_message[1000] = "", text[32];
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
     const double epoch = (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9 - colo_now();
@@ -270,7 +271,7 @@ static void put_file(FILE *f, const colo_comm_t *c, const struct entry *entries,
     put_text(f, "group", c->name);
     put_text(f, "status", colo_status_name(state));
     put_text(f, "error", error_message);
-    fprintf(f, "Vmonotonic_to_epoch_s\nF%.9f\nss.", epoch);
+    fprintf(f, "Vmonotonic_to_epoch_s\nF%s\nss.", colo_comm_i_seconds(text, epoch));
 }
 
 colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)

@@ -9,6 +9,7 @@
  */
 #include "comm/comm.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -207,6 +208,14 @@ static void put_string(struct out *o, const char *s)
     put(o, "\"");
 }
 
+const char *colo_comm_i_seconds(char text[32], double seconds)
+{
+    const int64_t ns = (int64_t)((seconds < 0 ? -seconds : seconds) * 1e9);
+    snprintf(text, 32, "%s%" PRId64 ".%09" PRId64, seconds < 0 ? "-" : "", ns / 1000000000,
+             ns % 1000000000);
+    return text;
+}
+
 static void put_counters(struct out *o, const colo_comm_stats_t *l)
 {
     const char *sep = "";
@@ -236,20 +245,22 @@ struct snapshot {
 static void put_records(struct out *o, const struct snapshot *c)
 {
     uint64_t first = c->seq > COLO_RECORDS ? c->seq - COLO_RECORDS + 1 : 1;
+    char begin[32], end[32];
     for (uint64_t seq = first; seq <= c->seq; seq++) {
         const colo_record_t *e = &c->record[seq % COLO_RECORDS];
         put(o,
             "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"count\":%lld,"
             "\"sent_bytes\":%lld,"
-            "\"recv_bytes\":%lld,\"peers\":%d,\"status\":\"%s\",\"begin\":%.9f,",
+            "\"recv_bytes\":%lld,\"peers\":%d,\"status\":\"%s\",\"begin\":%s,",
             seq == first ? "" : ",", (unsigned long long)e->seq, colo_op_name(e->kind),
             colo_category_name(e->category), colo_dtype_name(e->dtype),
             (long long)(e->kind == COLO_OP_EXCHANGE ? 0 : e->count), (long long)e->sent_bytes,
-            (long long)e->recv_bytes, (int)e->peers, colo_status_name(e->status), e->begin);
+            (long long)e->recv_bytes, (int)e->peers, colo_status_name(e->status),
+            colo_comm_i_seconds(begin, e->begin));
         if (e->status == COLO_PENDING)
             put(o, "\"end\":null}");
         else
-            put(o, "\"end\":%.9f}", e->end);
+            put(o, "\"end\":%s}", colo_comm_i_seconds(end, e->end));
     }
 }
 
@@ -262,7 +273,7 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         put(&o, "null");
         return o.len;
     }
-    char error_message[1000] = "", host[256] = "";
+    char error_message[1000] = "", host[256] = "", text_of[2][32];
     struct snapshot now;
     struct timespec wall;
     colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
@@ -287,8 +298,8 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         (unsigned long long)now.seq);
     put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
     put_string(&o, error_message);
-    put(&o, ",\"now\":%.9f,\"wall\":%.9f,\"stats\":[", colo_now(),
-        (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9);
+    put(&o, ",\"now\":%s,\"wall\":%s,\"stats\":[", colo_comm_i_seconds(text_of[0], colo_now()),
+        colo_comm_i_seconds(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
     put_counters(&o, &now.stats);
     put(&o, "],\"ring\":[");
     put_records(&o, &now);

@@ -9,10 +9,12 @@
 #include "core/error.h"
 
 #include <jansson.h>
+#include <locale.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- counters ---- */
@@ -388,6 +390,60 @@ T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
     assert_int_equal(after, before);
     assert_int_equal(rmdir(prefix), 0);
     colo_comm_destroy(&c);
+}
+
+/* A locale of glibc whose decimal point is a comma, and nothing else. */
+static bool set_comma(const char *folder)
+{
+    static const unsigned char lc_numeric[] =
+        "\x14\x11\x03\x20\6\0\0\0\x20\0\0\0\x22\0\0\0\x23\0\0\0"
+        "\x24\0\0\0\x28\0\0\0\x2c\0\0\0,\0\0\0,\0\0\0.\0\0\0UTF-8";
+    char path[96];
+    snprintf(path, sizeof path, "%s/comma", folder);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/comma/LC_NUMERIC", folder);
+    FILE *f = fopen(path, "w");
+    assert_true(f && fwrite(lc_numeric, sizeof lc_numeric, 1, f) == 1 && fclose(f) == 0);
+    setenv("LOCPATH", folder, 1);
+    const bool set = setlocale(LC_NUMERIC, "comma") != NULL;
+    unsetenv("LOCPATH");
+    assert_int_equal(unlink(path), 0);
+    snprintf(path, sizeof path, "%s/comma", folder);
+    assert_int_equal(rmdir(path), 0);
+    return set;
+}
+
+T_CASE(numbers_have_a_point_in_each_locale)
+{
+    char folder[] = "/tmp/colo-comma-XXXXXX", path[96], text[4096], number[8], line[200];
+    colo_comm_t *c = NULL;
+    assert_non_null(mkdtemp(folder));
+    assert_true(set_comma(folder));
+    snprintf(number, sizeof number, "%.1f", 0.5);
+    assert_ok(colo_comm_create_self(&c));
+    assert_ok(colo_comm_barrier(c, NULL));
+    const size_t need = colo_comm_dump(c, text, sizeof text);
+    snprintf(path, sizeof path, "%s/rank", folder);
+    const colo_status_t recorded = colo_comm_flight_record(c, path);
+    colo_comm_destroy(&c);
+    setlocale(LC_NUMERIC, "C");
+    assert_string_equal(number, "0,5");
+    assert_true(need < sizeof text);
+    json_t *doc = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    assert_true(json_number_value(json_object_get(doc, "now")) > 0);
+    json_decref(doc);
+    assert_int_equal(recorded, COLO_OK);
+    strcat(path, "0");
+    FILE *f = fopen(path, "r");
+    int floats = 0;
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f))
+        if (line[0] == 'F') {
+            assert_int_equal(strspn(line + 1, "-.0123456789"), strlen(line) - 2);
+            floats++;
+        }
+    assert_int_equal(floats, 2);
+    assert_true(fclose(f) == 0 && unlink(path) == 0 && rmdir(folder) == 0);
 }
 
 T_CASE(a_short_buffer_gets_the_beginning)
