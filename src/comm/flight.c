@@ -294,8 +294,10 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     int32_t n = 0;
     uint64_t number = 0;
     colo_status_t st = collect(comm, &entries, &n, &number);
+    /* Left by a process that ended; in a folder of all users, perhaps a link. */
+    (void)unlink(part);
     errno = 0;
-    FILE *f = st == COLO_OK ? fopen(part, "we") : NULL;
+    FILE *f = st == COLO_OK ? fopen(part, "wxe") : NULL;
     if (f)
         put_file(f, comm, entries, n, number);
     const bool written = f && !ferror(f), closed = f && fclose(f) == 0;

@@ -368,6 +368,29 @@ T_CASE(a_flight_record_that_cannot_be_written_says_why)
     colo_comm_destroy(&c);
 }
 
+/* Another user can leave a link in a folder of all, and know the name beforehand. */
+T_CASE(flight_record_follows_no_link_where_it_is_written)
+{
+    char folder[] = "/tmp/colo-flight-XXXXXX", prefix[64], other[64], part[128], record[80],
+         word[8] = "";
+    colo_comm_t *c = NULL;
+    assert_non_null(mkdtemp(folder));
+    snprintf(prefix, sizeof prefix, "%s/rank", folder);
+    snprintf(other, sizeof other, "%s/other", folder);
+    snprintf(record, sizeof record, "%s0", prefix);
+    snprintf(part, sizeof part, "%s.%d.part", record, (int)getpid());
+    FILE *f = fopen(other, "w");
+    assert_true(f && fputs("theirs", f) >= 0 && fclose(f) == 0);
+    assert_int_equal(symlink(other, part), 0);
+    assert_ok(colo_comm_create_self(&c));
+    assert_ok(colo_comm_flight_record(c, prefix));
+    colo_comm_destroy(&c);
+    f = fopen(other, "r");
+    assert_true(f && fgets(word, sizeof word, f) && fclose(f) == 0);
+    assert_string_equal(word, "theirs");
+    assert_true(unlink(record) == 0 && unlink(other) == 0 && rmdir(folder) == 0);
+}
+
 T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
 {
     const int before = dup(2); /* the lowest number that is free */
