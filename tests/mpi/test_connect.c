@@ -58,6 +58,31 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
     assert_true(failed && went);
 }
 
+/* It closes its standard streams, and prints all the same. */
+static void without_streams(t_forked_t *me)
+{
+    colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
+    colo_comm_t *world = NULL;
+    for (int fd = 0; fd < 3; fd++)
+        close(fd);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
+    for (int fd = 0; fd < 3 && st == COLO_OK; fd++)
+        if (write(fd, "printed", 7) >= 0)
+            st = colo_fail(COLO_ERR_STATE, "descriptor %d is open", fd);
+    if (st == COLO_OK)
+        st = colo_comm_barrier(world, NULL);
+    t_note(me, st);
+    colo_comm_destroy(&world);
+}
+
+T_CASE(connections_of_a_rank_without_standard_streams_do_not_take_their_numbers)
+{
+    t_page_t *page = t_fork_ranks(3, without_streams);
+    for (int32_t r = 0; r < 3; r++)
+        t_expect(page, r, COLO_OK, "");
+    munmap(page, sizeof *page);
+}
+
 /* ---- endpoints ---- */
 
 /* As an all-gather brought it back, or a peer wrote it. */

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fork.c - sockets that no other process keeps open.
+ * fork.c - sockets that no other process keeps open, and that no standard stream becomes.
  *
  * A peer sees that this process died when the last copy of its sockets is closed. A child that
  * fork() makes has copies, and a data loader's worker may outlive its parent; the child closes them
  * before fork() returns there. Children that exec (posix_spawn, system, vfork) lose theirs because
  * every socket is opened with CLOEXEC.
+ *
+ * If the program closed its standard streams, their numbers are free, and what it prints would go
+ * to a peer. So no socket keeps one of these numbers.
  */
 #include "comm/process/transport-unix.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -39,10 +43,21 @@ static void in_child(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* With the lock held: @fd, or -1 with errno. */
+static int above_standard_streams(int fd)
+{
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+    close(fd);
+    errno = error;
+    return above;
+}
+
+/* With the lock held: @fd or a copy of it, or -1 with errno. */
 static int keep(int fd)
 {
     static bool registered;
+    fd = above_standard_streams(fd);
     if (fd < 0)
         return fd;
     if (!registered)
