@@ -3,7 +3,7 @@
 
 - an include that runs back up: core <- grid <- comm <- bridge, loss <- cuda, nccl, peer <- tools,
 - a circle among files,
-- an address family of the network in src/: only UCX and MPI talk between hosts,
+- in src/, what NOT_NAMED has: an address family of the network, a wait by the wall clock, a file that children inherit,
 - a struct tag or a COLO_ macro that two files define with a different meaning.
 
 usage: includes.py ROOT
@@ -26,6 +26,13 @@ ALLOWED = {
     ('kernels/losses-launch.h', 'src/loss/sequence-pass.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/weighted.h'): 'a pass struct that host and kernel read alike',
+}
+# What no file of src/ may have, and why.
+NOT_NAMED = {
+    r'\b(?:AF|PF)_INET6?\b|<netinet/': 'UCX and MPI talk between hosts',
+    r'\b(?:pthread_\w+_timed(?:rd|wr)?lock|sem_timedwait|mtx_timedlock)\b':
+        'a wait by the wall clock ends late if that is set back',
+    r'\bfopen\([^;]*"[^"e]*"\)': 'a program that another thread starts inherits the file; add e to the mode',
 }
 
 
@@ -55,8 +62,8 @@ def mistakes(root):
         for other in to:
             if LEVEL[folder(other)] > LEVEL[folder(path)] and (path, other) not in ALLOWED:
                 found.append('%s includes %s, which is above it' % (path, other))
-    found += ['%s names %s: UCX and MPI talk between hosts' % (path, name) for path, text in files.items()
-              for name in re.findall(r'\b(?:AF|PF)_INET6?\b|<netinet/', text) if path.startswith('src/')]
+    found += ['%s names %s: %s' % (path, name, why) for path, text in files.items() if path.startswith('src/')
+              for pattern, why in NOT_NAMED.items() for name in re.findall(pattern, text)]
     state = {}
 
     def visit(path, trail):
@@ -89,14 +96,15 @@ def finds_what_is_planted():
         for path, text in {
                 'src/core/a.h': '#include "bridge/b.h"\n',
                 'src/bridge/b.h': '#include "bridge/c.h"\nstruct colo_x {\n    int a;\n};\n',
-                'src/comm/e.c': 'socket(AF_INET, 0, 0);\n',
+                'src/comm/e.c': 'socket(AF_INET, 0, 0);\npthread_mutex_timedlock(&m, &t);\nfopen(path, "r");\n',
                 'src/bridge/c.h': '#include "bridge/b.h"\n#define COLO_Y 1\n',
                 'tools/d.c': '#define COLO_Y 2\nstruct colo_x {\n    int b;\n};\n'}.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         found = mistakes(root)
     wanted = ['src/core/a.h includes src/bridge/b.h', 'a circle: src/bridge/', 'struct colo_x has 2',
-              'macro COLO_Y has 2', 'src/comm/e.c names AF_INET']
+              'macro COLO_Y has 2', 'src/comm/e.c names AF_INET',
+              'src/comm/e.c names pthread_mutex_timedlock', 'src/comm/e.c names fopen(']
     return [w for w in wanted if not any(f.startswith(w) for f in found)]
 
 

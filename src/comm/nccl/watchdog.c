@@ -28,6 +28,7 @@
 #include <time.h>
 
 static const double ABORT_SECONDS = 10; /* for NCCL to give up a communicator */
+static const double BUSY_SECONDS = 2;   /* for a call of NCCL to return; abort frees a stuck one */
 enum { WATCHDOG_MS = 20 };
 
 /* ---- helper threads with a deadline ---- */
@@ -167,10 +168,10 @@ void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connect
     if (!l->nccl || l->borrowed ||
         !atomic_compare_exchange_strong(&l->phase, &ok, COLO_CONNECTION_ENDING))
         return;
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 2;
-    bool held = pthread_mutex_timedlock(&l->busy, &until) == 0; /* a stuck call: abort frees it */
+    const double end = colo_now() + BUSY_SECONDS;
+    bool held;
+    while (!(held = pthread_mutex_trylock(&l->busy) == 0) && colo_now() < end)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     struct abort_job *t = malloc(sizeof *t);
     if (t) {
         *t = (struct abort_job){{.end = free}, f->lib, f->device, l->nccl};

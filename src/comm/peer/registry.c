@@ -44,7 +44,7 @@ colo_status_t colo_cuda_error(const char *what, cudaError_t e)
 uint64_t colo_host_hash(void)
 {
     char text[128] = "";
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); /* containers share names */
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re"); /* containers share names */
     if (file) {
         if (!fgets(text, sizeof text, file))
             text[0] = '\0';
