@@ -18,6 +18,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MULTIPLE = 256 };
 
@@ -75,6 +76,7 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
         st = colo_comm_i_agree_fields(c, "memory create", &fields, st);
     COLO_TRY_GOTO(st, st, fail);
     m->comm = c;
+    m->process = c->process;
     m->data = ptr;
     m->bytes = owned ? (bytes + MULTIPLE - 1) / MULTIPLE * MULTIPLE : bytes;
     m->owned = owned;
@@ -108,7 +110,7 @@ void colo_memory_destroy(colo_memory_t **memory)
         return;
     colo_memory_t *m = *memory;
     *memory = NULL;
-    if (m->ops && !colo_comm_i_own(m->comm, "memory_destroy"))
+    if (m->ops && m->process != (int32_t)getpid())
         return; /* the device is the parent's, too */
     if (m->ops)
         m->ops->unshare(m);

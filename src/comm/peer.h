@@ -17,7 +17,8 @@ colo_status_t colo_transport_wanted(colo_transport_t *transport);
 typedef struct colo_peer_ops colo_peer_ops_t;
 
 struct colo_memory {
-    colo_comm_t *comm;          /* borrowed */
+    colo_comm_t *comm;          /* borrowed; may be gone at destroy */
+    int32_t process;            /* of the comm */
     const colo_peer_ops_t *ops; /* NULL: nothing registered, staged */
     void *data;
     size_t bytes;

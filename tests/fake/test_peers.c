@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "comm/peer/registry.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
 enum { RANKS = 4, LOST = 2, MOST = 256 };
@@ -147,6 +148,32 @@ static colo_status_t too_many(t_gpu_rank_t *r, void *arg)
 T_CASE(a_comm_registers_256_memories_and_refuses_one_more)
 {
     assert_ok(t_gpus_run(RANKS, false, too_many, NULL));
+}
+
+/* ---- memory behind its comm ---- */
+
+static colo_status_t outlives(t_gpu_rank_t *r, void *arg)
+{
+    colo_comm_t *group = NULL;
+    colo_memory_t *memory = NULL;
+    rank_try(colo_comm_barrier(r->host, NULL));
+    const int64_t before = fake_live(FAKE_MEMORY);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_try(colo_comm_split_color(r->gpus, 0, r->rank, &group));
+    rank_try(colo_memory_alloc(group, 4096, &memory));
+    rank_check(colo_memory_is_p2p(memory));
+    colo_comm_destroy(&group);
+    colo_memory_destroy(&memory);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_check(fake_live(FAKE_MEMORY) == before);
+    return colo_comm_barrier(r->host, NULL);
+}
+
+T_CASE(memory_whose_comm_was_destroyed_is_given_back)
+{
+    mallopt(M_PERTURB, 1); /* what was freed holds other values */
+    assert_ok(t_gpus_run(RANKS, false, outlives, NULL));
+    mallopt(M_PERTURB, 0);
 }
 
 /* ---- lists of boxes ---- */
