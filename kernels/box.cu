@@ -97,20 +97,6 @@ __device__ void copy_bytes(const copy_task &t, int64_t base)
     }
 }
 
-/* The first task whose tile_end is past @tile. */
-template <typename L> __device__ int task_of(const L &list, int64_t tile)
-{
-    int lo = 0, hi = list.n - 1;
-    while (lo < hi) {
-        int mid = (lo + hi) / 2;
-        if (list.task[mid].tile_end > tile)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return lo;
-}
-
 template <int N>
 __global__ void __launch_bounds__(THREADS) copy_kernel(const __grid_constant__ copy_list<N> list)
 {

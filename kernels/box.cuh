@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * box.cuh - what kernels that walk strided boxes share: where an access is, and how elements of a
- * dtype are added up.
+ * box.cuh - what kernels that walk strided boxes share: whose tile it is, where an access is, and
+ * how elements of a dtype are added up.
  */
 #ifndef COLO_KERNELS_BOX_CUH
 #define COLO_KERNELS_BOX_CUH
@@ -20,6 +20,20 @@ struct walk {
     int64_t extent[3];
     int64_t count; /* of accesses, all axes */
 };
+
+/* The first task whose tile_end is past @tile. */
+template <typename L> __device__ int task_of(const L &list, int64_t tile)
+{
+    int lo = 0, hi = list.n - 1;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (list.task[mid].tile_end > tile)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return lo;
+}
 
 /* ---- where the accesses of a tile are ---- */
 

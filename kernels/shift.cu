@@ -8,6 +8,7 @@
  * before, so a row may be its own source. Rows of tokens are short compared with everything else
  * that is done with them: a second block would only have to be waited for.
  */
+#include "box.cuh"
 #include "kernels.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ struct shift_task {
     const int64_t *src;
     int64_t inner, length; /* of axes 1 and 2 */
     int64_t to[3], from[3];
-    int64_t row_end; /* rows of this task and those before it */
+    int64_t tile_end; /* tiles, which are rows, of this task and those before it */
 };
 
 template <int N> struct shift_list {
@@ -36,16 +37,9 @@ template <int N>
 __global__ void __launch_bounds__(THREADS) shift_kernel(const __grid_constant__ shift_list<N> list)
 {
     for (int64_t row = blockIdx.x; row < list.rows; row += gridDim.x) {
-        int lo = 0, hi = list.n - 1; /* the first task whose row_end is past this row */
-        while (lo < hi) {
-            int mid = (lo + hi) / 2;
-            if (list.task[mid].row_end > row)
-                hi = mid;
-            else
-                lo = mid + 1;
-        }
-        const shift_task &t = list.task[lo];
-        const int64_t r = row - (lo ? list.task[lo - 1].row_end : 0);
+        const int k = task_of(list, row);
+        const shift_task &t = list.task[k];
+        const int64_t r = row - (k ? list.task[k - 1].tile_end : 0);
         const int64_t i = r / t.inner, j = r % t.inner;
         int64_t *to = t.dst + i * t.to[0] + j * t.to[1];
         const int64_t *from = t.src + i * t.from[0] + j * t.from[1];
@@ -91,7 +85,7 @@ cudaError_t shift_some(const colo_box_t *dst, const colo_box_t *src, int64_t n, 
             t.to[a] = dst[i].stride[a];
             t.from[a] = src[i].stride[a];
         }
-        t.row_end = list.rows += rows;
+        t.tile_end = list.rows += rows;
         list.task[list.n++] = t;
     }
     *used = i;
