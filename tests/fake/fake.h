@@ -94,6 +94,7 @@ cudaError_t fake_error(cudaError_t e); /* returns it, and cudaGetLastError() ret
 /* May this thread do what a capture forbids, in its mode? */
 cudaError_t fake_outside_captures(void);
 bool fake_is_memory(const void *p);
+bool fake_is_whole(const void *p, size_t bytes); /* else it counts as misuse */
 void fake_wait_device(int device); /* until its streams are empty */
 enum { FAKE_MOST = 16 };           /* devices */
 int fake_device(void);

@@ -367,16 +367,24 @@ ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataT
     return add(comm, stream, &k, __func__);
 }
 
+static ncclResult_t message(ncclComm_t comm, cudaStream_t stream, const struct call *k,
+                            const char *name)
+{
+    const void *p = k->send ? k->send : k->recv;
+    return fake_is_memory(p) && fake_is_whole(p, k->bytes) ? add(comm, stream, k, name)
+                                                           : ncclInvalidArgument;
+}
+
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream)
 {
     const struct call k = {SEND, send, NULL, count * size_of(type), peer};
-    return add(comm, stream, &k, __func__);
+    return message(comm, stream, &k, __func__);
 }
 
 ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream)
 {
     const struct call k = {RECV, NULL, recv, count * size_of(type), peer};
-    return add(comm, stream, &k, __func__);
+    return message(comm, stream, &k, __func__);
 }

@@ -77,6 +77,21 @@ T_CASE(boxes_of_several_mebibytes_arrive)
     assert_ok(t_gpus_run(gpus, false, large_cases, NULL));
 }
 
+/* Two ranks exchange 2 MiB each way. Rank 0 packs what it sends and what it gets, for which it has
+ * staging in halves; rank 1 needs none. */
+static colo_status_t one_packs(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = t_between("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 256, 1024);
+    c.world = 2;
+    c.stride = r->rank == 0 ? T_PADDED : T_TIGHT;
+    return t_gpu_case(r, &c);
+}
+
+T_CASE(a_rank_that_packs_exchanges_with_one_that_does_not)
+{
+    assert_ok(t_gpus_run(2, false, one_packs, NULL));
+}
+
 /* ---- seeded layouts ---- */
 
 static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)

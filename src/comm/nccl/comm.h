@@ -105,6 +105,7 @@ enum {
 struct colo_packet { /* of an exchange: one message in one step */
     void *data;
     size_t bytes; /* 0: nothing in this step */
+    int32_t peer;
 };
 
 struct colo_nccl_context {

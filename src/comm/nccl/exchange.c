@@ -10,7 +10,8 @@
  * two halves there, one after the other through the same staging, so that a rank that sends as much
  * as it receives needs staging for what must arrive and no more; it costs 3 to 10 % of the time
  * (gpu-bridge.md). Where it is cut follows from the boxes' extents, which both sides have alike: at
- * the first line (run along the last axis) that begins in the second half of the bytes.
+ * the first line (run along the last axis) that begins in the second half of the bytes. Of two
+ * ranks, one that packs nothing exchanges both halves in one group.
  *
  * An exchange without a subconnection goes in one step and uses the context's staging, which
  * grows.
@@ -154,7 +155,7 @@ static colo_status_t need_lists(struct colo_operation *r, const struct exchange 
     int64_t boxes = 0;
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++)
-            boxes += x->m[side][i].nboxes + 4; /* as many parts are enough, too */
+            boxes += x->m[side][i].nboxes + 2 * 4; /* as many parts are enough, too */
     if (boxes <= f->boxes)
         return COLO_OK;
     colo_box_t *from = malloc((size_t)boxes * sizeof *from);
@@ -197,29 +198,32 @@ static colo_status_t check_memory(const struct colo_operation *r, const struct e
     return COLO_OK;
 }
 
-/* Round @k: f->part[] for every message, sends first; f->from (the caller's boxes) and f->to (their
- * places in @stage) for those that are packed, packs[0] pairs of sends, then packs[1] of receives.
- * Returns the staging taken. */
-static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int k, char *stage,
-                      int64_t *packs)
+/* Steps [@k, @end): f->part[] for every message and step, sends first; f->from (the caller's boxes)
+ * and f->to (their places in @stage) for those that are packed, packs[0] pairs of sends, then
+ * packs[1] of receives. Returns the staging taken. */
+static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int k, int end,
+                      char *stage, int64_t *packs)
 {
     size_t offset = 0;
     int64_t pairs = 0, bytes;
     struct colo_packet *part = f->part;
     for (int side = 0; side < 2; side++) {
-        for (int32_t i = 0; i < x->n[side]; i++, part++) {
-            const int32_t n = cut(&x->m[side][i], k, x->halves, x->elem, f->from + pairs, &bytes);
-            *part = (struct colo_packet){in_place(f->from + pairs, n, x->elem), (size_t)bytes};
+        for (int32_t i = 0; i < x->n[side] * (end - k); i++, part++) {
+            const colo_message_t *m = &x->m[side][i / (end - k)];
+            const int32_t n =
+                cut(m, k + i % (end - k), x->halves, x->elem, f->from + pairs, &bytes);
+            *part =
+                (struct colo_packet){in_place(f->from + pairs, n, x->elem), (size_t)bytes, m->peer};
             if (part->data || bytes == 0)
                 continue;
             part->data = stage + offset;
-            for (size_t end = offset, last = (size_t)pairs + (size_t)n; (size_t)pairs < last;
-                 pairs++) {
+            size_t to = offset;
+            for (const int64_t last = pairs + n; pairs < last; pairs++) {
                 const int64_t *e = f->from[pairs].extent;
-                f->to[pairs] = (colo_box_t){.data = stage + end,
+                f->to[pairs] = (colo_box_t){.data = stage + to,
                                             .extent = {e[0], e[1], e[2]},
                                             .stride = {e[1] * e[2], e[2], 1}};
-                end += (size_t)colo_box_count(&f->from[pairs]) * x->elem;
+                to += (size_t)colo_box_count(&f->from[pairs]) * x->elem;
             }
             offset += colo_stage_padded((size_t)bytes);
         }
@@ -248,17 +252,17 @@ static int32_t link_rank(const colo_subconnection_t *subconnection, int32_t peer
 }
 
 static colo_status_t group(struct colo_operation *r, const struct exchange *x,
-                           const colo_subconnection_t *subconnection)
+                           const colo_subconnection_t *subconnection, int steps)
 {
     const struct colo_packet *part = r->f->part;
     ncclComm_t nccl = r->connection->nccl;
     ncclResult_t e = ncclSuccess;
     COLO_NCCL(r->lib->group_start());
     for (int side = 0; side < 2; side++)
-        for (int32_t i = 0; i < x->n[side]; i++, part++) {
+        for (int32_t i = 0; i < x->n[side] * steps; i++, part++) {
             if (part->bytes == 0 || e != ncclSuccess)
                 continue;
-            const int32_t peer = link_rank(subconnection, x->m[side][i].peer);
+            const int32_t peer = link_rank(subconnection, part->peer);
             e = side ? r->lib->recv(part->data, part->bytes, ncclInt8, peer, nccl, r->stream)
                      : r->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, r->stream);
         }
@@ -267,13 +271,14 @@ static colo_status_t group(struct colo_operation *r, const struct exchange *x,
 }
 
 static colo_status_t run_step(struct colo_operation *r, const struct exchange *x,
-                              const colo_subconnection_t *subconnection, int k, char *stage)
+                              const colo_subconnection_t *subconnection, int k, int end,
+                              char *stage)
 {
     struct colo_nccl_context *f = r->f;
     int64_t packs[2];
-    lay_out(f, x, k, stage, packs);
+    lay_out(f, x, k, end, stage, packs);
     COLO_OPERATION_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
-    COLO_TRY(group(r, x, subconnection));
+    COLO_TRY(group(r, x, subconnection, end - k));
     return colo_operation_cuda(
         r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1], x->elem, r->stream));
 }
@@ -307,7 +312,7 @@ static colo_status_t exchange_on(struct colo_operation *r, const struct exchange
     COLO_TRY(check_memory(r, x, subconnection != NULL));
     COLO_TRY(need_lists(r, x));
     for (int k = 0; k < steps; k++) {
-        size_t n = lay_out(r->f, x, k, stage, packs);
+        size_t n = lay_out(r->f, x, k, k + 1, stage, packs);
         need = n > need ? n : need;
     }
     if (!subconnection) {
@@ -317,8 +322,12 @@ static colo_status_t exchange_on(struct colo_operation *r, const struct exchange
         return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
                          colo_operation_text(r, what, sizeof what), need, stage_bytes);
     }
-    for (int k = 0; k < steps; k++)
-        COLO_TRY(run_step(r, x, subconnection, k, stage));
+    /* two ranks need not take equal steps: what one sends to the other has one order */
+    const bool at_once = subconnection && subconnection->n == 2 && need == 0;
+    for (int k = 0, end; k < steps; k = end) {
+        end = at_once ? steps : k + 1;
+        COLO_TRY(run_step(r, x, subconnection, k, end, stage));
+    }
     return COLO_OK;
 }
 
