@@ -143,6 +143,7 @@ static colo_status_t fill(struct rank *r, const colo_tensor_t *t, uint32_t seed)
         n = all - done < done ? all - done : done;
         CUDA(cudaMemcpy((char *)t->data + done, t->data, n, cudaMemcpyDeviceToDevice));
     }
+    CUDA(cudaStreamSynchronize(NULL)); /* copies inside a device do not wait for their end */
     free(tile);
     return COLO_OK;
 }
@@ -199,7 +200,7 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l)
         unsigned long long wrong = 0;
         cudaGraph_t graph;
         TRY(fill(r, in, (uint32_t)(pass ? 10 + coord[1] * 8 + coord[2] : coord[0])));
-        CUDA(cudaMemset(out->data, 0xff, (size_t)bytes_of(out)));
+        CUDA(cudaMemsetAsync(out->data, 0xff, (size_t)bytes_of(out), r->stream));
         TRY(call(r, ONE + pass));
         CUDA(cudaMemcpyAsync(expected, out->data, (size_t)bytes_of(out), cudaMemcpyDeviceToDevice,
                              r->stream));

@@ -196,7 +196,7 @@ unsigned blocks_for(int64_t tiles)
 /* Enqueues the first pairs, as many as fit; @used tells how many that were. */
 template <int N>
 cudaError_t copy_some(const colo_box_t *dst, const colo_box_t *src, int64_t n, int64_t elem,
-                      cudaStream_t stream, int64_t *used)
+                      int32_t blocks, cudaStream_t stream, int64_t *used)
 {
     static_assert(sizeof(copy_list<N>) <= 32764, "the limit of a kernel's parameters");
     copy_list<N> list;
@@ -214,7 +214,8 @@ cudaError_t copy_some(const colo_box_t *dst, const colo_box_t *src, int64_t n, i
     *used = i;
     if (list.n == 0)
         return cudaSuccess;
-    copy_kernel<N><<<blocks_for(list.tiles), THREADS, 0, stream>>>(list);
+    const unsigned any = blocks_for(list.tiles), most = blocks > 0 ? (unsigned)blocks : any;
+    copy_kernel<N><<<std::min(any, most), THREADS, 0, stream>>>(list);
     return cudaGetLastError();
 }
 
@@ -498,15 +499,15 @@ cudaError_t sum_some(const colo_mixed_sum_t *sums, int32_t n, cudaStream_t strea
 } // namespace
 
 extern "C" cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
-                                         size_t elem_size, cudaStream_t stream)
+                                         size_t elem_size, int32_t blocks, cudaStream_t stream)
 {
     const int64_t elem = (int64_t)elem_size;
     if (elem != 1 && elem != 2 && elem != 4 && elem != 8)
         return cudaErrorInvalidValue;
     for (int64_t used; n > 0; dst += used, src += used, n -= used) {
-        cudaError_t e = n == 1    ? copy_some<1>(dst, src, n, elem, stream, &used)
-                        : n <= 32 ? copy_some<32>(dst, src, n, elem, stream, &used)
-                                  : copy_some<COLO_K_BOXES>(dst, src, n, elem, stream, &used);
+        cudaError_t e = n == 1    ? copy_some<1>(dst, src, n, elem, blocks, stream, &used)
+                        : n <= 32 ? copy_some<32>(dst, src, n, elem, blocks, stream, &used)
+                                  : copy_some<COLO_K_BOXES>(dst, src, n, elem, blocks, stream, &used);
         if (e != cudaSuccess)
             return e;
     }

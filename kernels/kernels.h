@@ -31,9 +31,9 @@ extern "C" {
 /* dst[i] = src[i] for @n pairs, any strides, one launch for each COLO_K_BOXES of them. A pair has
  * equal extents and does not overlap; pairs do not overlap each other's dst. Exact at any
  * alignment, in 16-byte accesses where both sides allow it. A src without data is zeros: all bits
- * of dst become zero. @elem_size: 1, 2, 4 or 8. */
+ * of dst become zero. @elem_size: 1, 2, 4 or 8. @blocks of 256 threads at most; 0: any number. */
 cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
-                              size_t elem_size, cudaStream_t stream);
+                              size_t elem_size, int32_t blocks, cudaStream_t stream);
 
 /* dst[i] = src[i], one element further on along the last axis, for @n pairs of i64 boxes
  * (shift.cu), one launch for each COLO_K_BOXES of them; the last element of a row is @last. A dst

@@ -317,6 +317,8 @@ fail:
 /* A caller's allocator gets memory back that no call uses; cudaFree() waits by itself. */
 static void end_calls(colo_bridge_t *b)
 {
+    if (b->side)
+        b->ops->stream_destroy(b->side); /* waits */
     if (!b->order)
         return;
     if (b->ran && b->allocator.release)

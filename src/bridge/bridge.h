@@ -86,6 +86,8 @@ struct colo_bridge {
         int32_t moves;          /* colo_move_t that is taken; 0: staged */
         uint64_t registrations; /* how often memory had been registered */
     } agreed[2];                /* what ranks agreed on for asymmetric passes */
+    void *side; /* an auxiliary stream for messages that move while the caller's stream works; NULL:
+                   none */
     void *order; /* an auxiliary stream, where calls leave memory of the bridge in use; else NULL */
     colo_stream_t last; /* of the last call that did */
     bool ran;
@@ -148,6 +150,13 @@ typedef struct colo_carried {
 
 typedef struct colo_near colo_near_t; /* what peers reach of a call that is p2p */
 
+/* Where messages go while @stream copies the rank's own part: @side, out, is @stream if that gains
+ * nothing or cannot be. After OK with another stream comes one join, by which @stream waits for it.
+ * @st: of the call so far, returned. */
+colo_status_t colo_bridge_fork(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
+                               const colo_carried_t *t, int32_t n, colo_stream_t stream,
+                               colo_stream_t *side);
+colo_status_t colo_bridge_join(colo_bridge_t *b, colo_status_t st, colo_stream_t stream);
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
 colo_status_t colo_messages_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass);
 void colo_messages_deinit(const colo_pool_t *pool, colo_pass_messages_t *messages);
@@ -211,9 +220,10 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
 colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
                                        colo_stream_t stream);
 
-/* What stays on the rank of one tensor, where nothing is added up. */
+/* What stays on the rank of one tensor, where nothing is added up. @narrow: messages move at the
+ * same time. */
 colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
-                                 const colo_carried_t *t, colo_stream_t stream);
+                                 const colo_carried_t *t, bool narrow, colo_stream_t stream);
 /* Have the partial sums and staging that @s needs. */
 colo_status_t colo_staged_need(colo_bridge_t *b, const colo_shape_state_t *s);
 /* ragged-memory.c: have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
@@ -256,6 +266,9 @@ struct colo_near {
     colo_p2p_list_t *list;            /* NULL: of the shape */
     bool relays; /* peers reach the output, so what entered a node goes on the same way */
 };
+/* Of @n tensors, if the usual one has @bytes. */
+int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_shape_state_t *s, int64_t bytes,
+                             const colo_carried_t *t, int32_t n);
 /* How many of these messages are of ranks in reach; @bytes: out, of them. */
 int32_t colo_bridge_p2p_count(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes);
 /* The call, of ranks that all reach those that they exchange with. */

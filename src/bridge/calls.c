@@ -203,6 +203,52 @@ colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t
     return led < 0 ? fail_all(b, led) : COLO_OK;
 }
 
+/* Is the rank's own part copied while messages move? Not if a fork and a join take longer, or the
+ * copy alone, which is then slower. */
+static bool overlaps(const colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
+                     const colo_carried_t *t, int32_t n)
+{
+    const colo_plan_bytes_t *x = &s->plan->bytes[pass];
+    const int64_t moved = x->send > x->recv ? x->send : x->recv;
+    return b->side && x->local <= moved &&
+           colo_bridge_bytes_of(b, s, x->local, t, n) >= b->ops->overlap_bytes;
+}
+
+enum { FORK, JOIN };
+
+colo_status_t colo_bridge_fork(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
+                               const colo_carried_t *t, int32_t n, colo_stream_t stream,
+                               colo_stream_t *side)
+{
+    bool follows = false;
+    const colo_status_t st = overlaps(b, s, pass, t, n)
+                                 ? b->ops->stream_follow(b->side, FORK, stream, &follows)
+                                 : COLO_OK;
+    *side = follows ? b->ops->stream_of(b->side) : stream;
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
+}
+
+static colo_status_t join(colo_bridge_t *b, colo_stream_t stream)
+{
+    COLO_TRY(b->ops->event_record(b->side, JOIN, b->ops->stream_of(b->side)));
+    return b->ops->event_wait(b->side, JOIN, stream);
+}
+
+colo_status_t colo_bridge_join(colo_bridge_t *b, colo_status_t st, colo_stream_t stream)
+{
+    char why[1000];
+    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
+    colo_status_t joined = join(b, stream);
+    if (joined < 0) {
+        joined = colo_comm_i_fail(b->comm, joined);
+        char error[1000];
+        snprintf(error, sizeof error, "%s", colo_last_error());
+        (void)join(b, stream); /* or the messages go on while the caller frees the tensors */
+        colo_fail(joined, "%s", error);
+    }
+    return st < 0 ? colo_fail(st, "%s", why) : joined;
+}
+
 static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
                                   colo_view_t to, const colo_near_t *near, colo_stream_t stream)
 {

@@ -2,14 +2,15 @@
 /*
  * exchange.c - execute a plan: exchange boxes with others, copy own ones, and the mirror of it.
  *
- * In that order, because an exchange to which a peer does not come writes nothing: the output is
- * untouched then. With two levels others follow: of sums between nodes (add-up.c), and from output
- * to output, inside each node; if a peer is missing only there, the output is partly written.
- * Forward and backward are the same loop over two lists of the plan. The only addition in backward
- * is the sum of PARTIAL gradients: what other context ranks send lands in partial sums, one per
- * addend, each with the shape of the rank's source part; then every element is added up in addend
- * order, which is rank order, or as the plan says. Which boxes, from whom, is the plan's decision;
- * how they travel, the comm's.
+ * In host memory in that order, because an exchange to which a peer does not come writes nothing:
+ * the output is untouched then. On a GPU the bridge's own stream carries messages while the
+ * caller's stream copies, and waits for them at last. With two levels others follow: of sums
+ * between nodes (add-up.c), and from output to output, inside each node; if a peer is missing only
+ * there, the output is partly written. Forward and backward are the same loop over two lists of the
+ * plan. The only addition in backward is the sum of PARTIAL gradients: what other context ranks
+ * send lands in partial sums, one per addend, each with the shape of the rank's source part; then
+ * every element is added up in addend order, which is rank order, or as the plan says. Which boxes,
+ * from whom, is the plan's decision; how they travel, the comm's.
  */
 #include "bridge/bridge.h"
 #include "bridge/ragged.h"
@@ -176,6 +177,8 @@ void colo_messages_deinit(const colo_pool_t *pool, colo_pass_messages_t *l)
 
 colo_status_t colo_staged_need(colo_bridge_t *b, const colo_shape_state_t *s)
 {
+    if (b->mem == COLO_CUDA && b->algo == COLO_EXACT && !b->side)
+        COLO_TRY(b->ops->stream_create(2, &b->side));
     COLO_TRY(colo_bridge_sums_for(b, s->need_sums, false));
     return colo_arena_grow(b, &b->stage, s->need_stage, false, "staging of messages");
 }
@@ -404,15 +407,16 @@ static colo_status_t exchange(colo_bridge_t *b, colo_op_desc_t op, const colo_pa
 }
 
 colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
-                                 const colo_carried_t *t, colo_stream_t stream)
+                                 const colo_carried_t *t, bool narrow, colo_stream_t stream)
 {
+    const colo_box_list_fn copy = narrow ? b->ops->box_list_narrow : b->ops->box_list;
     const colo_routes_t *local = &s->plan->local[pass];
     colo_pass_messages_t *l = &s->messages[pass];
     const bool fwd = pass == COLO_FORWARD;
     fill(s, l->local_from, local, t, 1, true, fwd);
     fill(s, l->local_to, local, t, 1, false, !fwd);
-    return b->ops->box_list(l->local_to, l->local_from, local->nregions,
-                            s->bytes ? 1 : colo_dtype_size(t->dtype), stream);
+    return copy(l->local_to, l->local_from, local->nregions,
+                s->bytes ? 1 : colo_dtype_size(t->dtype), stream);
 }
 
 colo_carried_t colo_exchange_tensor(const colo_bridge_t *b, colo_view_t in, colo_view_t out)
@@ -566,16 +570,23 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     }
     const colo_exchange_t more =
         near ? colo_bridge_p2p_part(b, s, op, &p->send[pass], recv, t, n) : (colo_exchange_t){0};
-    COLO_TRY(exchange(b, op, l, near ? &more : NULL, stream));
+    const bool keeps = !summed && !near;
+    colo_stream_t side = stream;
+    if (keeps)
+        COLO_TRY(colo_bridge_fork(b, s, pass, t, n, stream, &side));
+    colo_status_t st = exchange(b, op, l, near ? &more : NULL, side), own = COLO_OK;
+    for (int32_t k = 0; st == COLO_OK && own == COLO_OK && keeps && k < n; k++)
+        own = colo_exchange_keep(b, s, pass, &t[k], side != stream, stream);
+    if (own < 0) /* the others have all they need, and would go on */
+        st = colo_comm_i_fail(b->comm, own);
+    COLO_TRY(side == stream ? st : colo_bridge_join(b, st, stream));
     if (near)
         COLO_TRY(colo_bridge_p2p_move(b, s, pass, t, n, near, stream));
     if (summed && p->node_sums)
         COLO_TRY(exchange_sums(b, s, op, t, n, stream));
-    colo_status_t own = COLO_OK;
-    for (int32_t k = 0; k < n && own == COLO_OK && (summed || !near); k++)
-        own = summed ? sum_addends(b, s, &t[k], stream)
-                     : colo_exchange_keep(b, s, pass, &t[k], stream);
-    if (own < 0) /* the others have all they need, and would go on */
+    for (int32_t k = 0; k < n && own == COLO_OK && summed; k++)
+        own = sum_addends(b, s, &t[k], stream);
+    if (own < 0)
         return colo_comm_i_fail(b->comm, own);
     if (!p->two_levels[pass])
         return COLO_OK;

@@ -114,8 +114,8 @@ colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_rea
 }
 
 /* Bytes of @n tensors, of which the usual one has @bytes. */
-static int64_t bytes_of(const colo_bridge_t *b, const colo_shape_state_t *s, int64_t bytes,
-                        const colo_carried_t *t, int32_t n)
+int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_shape_state_t *s, int64_t bytes,
+                             const colo_carried_t *t, int32_t n)
 {
     const colo_plan_config_t *usual = &b->now.plan->config;
     if (bytes == 0) /* there may be no features */
@@ -189,8 +189,8 @@ colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_st
     return (colo_exchange_t){.op = op,
                              .is_part = true,
                              .more_peers = ns > nr ? ns : nr,
-                             .more_sent = bytes_of(b, s, sent, t, n),
-                             .more_received = bytes_of(b, s, received, t, n)};
+                             .more_sent = colo_bridge_bytes_of(b, s, sent, t, n),
+                             .more_received = colo_bridge_bytes_of(b, s, received, t, n)};
 }
 
 colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
@@ -205,7 +205,7 @@ colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo
     else /* a plain copy is faster than a kernel without peers */
         for (int32_t k = 0; st == COLO_OK && k < n; k++)
             if (t[k].per > 0 && !colo_bridge_gathers(s, b->now.far, pass))
-                st = colo_exchange_keep(b, s, pass, &t[k], stream);
+                st = colo_exchange_keep(b, s, pass, &t[k], false, stream);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
 }
 

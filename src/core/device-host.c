@@ -320,5 +320,6 @@ const colo_ops_t colo_ops_host = {
     .box_sums = box_sums,
     .half_sum = half_sum,
     .box_list = box_list,
+    .box_list_narrow = box_list,
     .box_shift = box_shift,
 };

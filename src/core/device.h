@@ -73,6 +73,9 @@ typedef struct colo_ops {
     colo_stream_t (*stream_of)(void *s);
     colo_status_t (*event_record)(void *s, int32_t event, colo_stream_t on);
     colo_status_t (*event_wait)(void *s, int32_t event, colo_stream_t on); /* it was recorded */
+    /* The stream waits for what @from has been given, by @event. Not if one of the two is in a
+     * capture of which the other is no part: then @follows is false. */
+    colo_status_t (*stream_follow)(void *s, int32_t event, colo_stream_t from, bool *follows);
 
     /* ---- a caller's memory: may it be used, what is in it ----
      * Checks are cheap and may run in a capture. What reads memory waits for the stream, which must
@@ -101,6 +104,10 @@ typedef struct colo_ops {
 
     colo_box_copy_fn box_copy;
     colo_box_list_fn box_list;
+    /* The same, slower, while a kernel of another stream begins or runs. That is faster than one
+     * after the other from @overlap_bytes on. */
+    colo_box_list_fn box_list_narrow;
+    int64_t overlap_bytes;
     colo_box_shift_fn box_shift;
     colo_box_sum_fn box_sum;
     colo_box_sums_fn box_sums;

@@ -194,6 +194,32 @@ static colo_status_t event_wait(void *s, int32_t event, colo_stream_t on)
                             "stream");
 }
 
+static cudaError_t capture_of(cudaStream_t stream, unsigned long long *id)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+#if CUDART_VERSION >= 13000
+    cudaError_t e = cudaStreamGetCaptureInfo(stream, &capture, id, NULL, NULL, NULL, NULL);
+#else
+    cudaError_t e = cudaStreamGetCaptureInfo_v2(stream, &capture, id, NULL, NULL, NULL);
+#endif
+    *id = capture == cudaStreamCaptureStatusNone ? 0 : *id;
+    return e;
+}
+
+static colo_status_t stream_follow(void *s, int32_t event, colo_stream_t from, bool *follows)
+{
+    cudaStream_t own = ((struct aux_stream *)s)->stream;
+    unsigned long long from_id = 0, own_id = 0;
+    cudaError_t e = capture_of(from, &from_id);
+    if (e == cudaSuccess)
+        e = capture_of(own, &own_id);
+    *follows = e == cudaSuccess && (own_id == 0 || own_id == from_id);
+    if (!*follows)
+        return colo_cuda_report(e, "stream");
+    COLO_TRY(event_record(s, event, from));
+    return event_wait(s, event, own);
+}
+
 /* ---- may it be used ---- */
 
 static colo_status_t pointer_check(colo_queries_t *q, const void *p, int32_t device,
@@ -331,13 +357,33 @@ static const void *first_of(const colo_box_t *side, const colo_box_t *dst, int64
     return NULL;
 }
 
-static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
-                              size_t elem_size, colo_stream_t stream)
+static colo_status_t copy_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                               size_t elem_size, int32_t blocks, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     COLO_TRY(colo_cuda_pointer(&q, first_of(dst, dst, n), "copy: destination"));
     COLO_TRY(colo_cuda_pointer(&q, first_of(src, dst, n), "copy: source"));
-    return colo_cuda_report(colo_k_boxes_copy(dst, src, n, elem_size, stream), "copy");
+    return colo_cuda_report(colo_k_boxes_copy(dst, src, n, elem_size, blocks, stream), "copy");
+}
+
+static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                              size_t elem_size, colo_stream_t stream)
+{
+    return copy_list(dst, src, n, elem_size, 0, stream);
+}
+
+/* A graph of one branch is launched much faster than one of two (bench/results/hosts.md). */
+#ifndef COLO_OVERLAP_BYTES /* tests have small tensors */
+#define COLO_OVERLAP_BYTES (INT64_C(128) << 20)
+#endif
+
+/* A block keeps its multiprocessor to the end: NCCL's kernels need others for themselves, and would
+ * begin when the last of many short blocks has begun. */
+static colo_status_t box_list_narrow(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                                     size_t elem_size, colo_stream_t stream)
+{
+    enum { BLOCKS = 32 }; /* copy 360 GB/s on an H200, more than NCCL moves between two */
+    return copy_list(dst, src, n, elem_size, BLOCKS, stream);
 }
 
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
@@ -423,6 +469,7 @@ static const colo_ops_t colo_ops_cuda = {
     .stream_of = stream_of,
     .event_record = event_record,
     .event_wait = event_wait,
+    .stream_follow = stream_follow,
     .pointer_check = pointer_check,
     .stream_check = stream_check,
     .box_hash = box_hash,
@@ -433,6 +480,8 @@ static const colo_ops_t colo_ops_cuda = {
     .box_sums = box_sums,
     .half_sum = half_sum,
     .box_list = box_list,
+    .box_list_narrow = box_list_narrow,
+    .overlap_bytes = COLO_OVERLAP_BYTES,
     .box_shift = box_shift,
 };
 

@@ -58,6 +58,8 @@ enum fake_kind {
     FAKE_KINDS
 };
 int64_t fake_live(enum fake_kind kind);
+/* What the stream has been given and has not done. */
+int64_t fake_pending(cudaStream_t stream);
 /* Collectives and messages that did not match, and memory that was copied beyond its end. */
 int64_t fake_misuse(void);
 

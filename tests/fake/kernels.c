@@ -81,7 +81,7 @@ static void sum_mixed(const struct boxes *b)
 }
 
 cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
-                              size_t elem_size, cudaStream_t stream)
+                              size_t elem_size, int32_t blocks, cudaStream_t stream)
 {
     if (n == 0)
         return cudaSuccess;

@@ -57,6 +57,7 @@ static struct CUstream_st *all, *of_device[FAKE_MOST];
 static struct CUgraph_st *captures;
 static uint64_t capture_ids;
 static _Atomic int32_t global_captures;
+static _Atomic int64_t ended; /* operations of all streams */
 static _Thread_local int32_t local_captures;
 static _Thread_local enum cudaStreamCaptureMode mode; /* of the thread */
 
@@ -106,6 +107,7 @@ static void *stream_main(void *p)
         operation_free(o);
         pthread_mutex_lock(&s->lock);
         s->done++;
+        ended++;
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
@@ -196,11 +198,11 @@ static void stream_wait(struct CUstream_st *s)
     pthread_mutex_lock(&s->lock);
     bool hangs = false;
     for (const int64_t put = s->put; s->done < put && !hangs;) {
-        const int64_t done = s->done;
+        const int64_t before = ended;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += HANG_SECONDS;
-        hangs = pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT &&
-                s->done == done;
+        hangs =
+            pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT && ended == before;
     }
     pthread_mutex_unlock(&s->lock);
     if (hangs)
@@ -325,6 +327,15 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     return empty ? cudaSuccess : cudaErrorNotReady;
 }
 
+int64_t fake_pending(cudaStream_t stream)
+{
+    struct CUstream_st *s = stream_of(stream);
+    pthread_mutex_lock(&s->lock);
+    const int64_t n = s->put - s->done;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
 struct host_function {
     cudaHostFn_t fn;
     void *arg;
@@ -437,6 +448,17 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
               : s->capture->broken ? cudaStreamCaptureStatusInvalidated
                                    : cudaStreamCaptureStatusActive;
     pthread_mutex_unlock(&capture_lock);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                     unsigned long long *id, cudaGraph_t *graph,
+                                     const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+                                     size_t *n)
+{
+    FAKE_ENTER();
+    *id = fake_capture_of(stream).id;
+    *status = *id ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 

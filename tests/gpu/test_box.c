@@ -118,7 +118,8 @@ static void run_list(int n, int64_t elem)
     if (n == 1)
         assert_ok(gpu_ops()->box_copy(to, from, (size_t)elem, NULL));
     else
-        assert_ok(gpu_ops()->box_list(to, from, n, (size_t)elem, NULL));
+        assert_ok((t_below(&rng, 2) ? gpu_ops()->box_list
+                                    : gpu_ops()->box_list_narrow)(to, from, n, (size_t)elem, NULL));
     gpu_get(got, d_dst, (size_t)size[0]);
     for (int64_t i = 0; i < size[0]; i++)
         if (got[i] != dst[i])

@@ -20,7 +20,7 @@ static int engine_copy(perf_engine_t *e, const colo_box_t *dst, const colo_box_t
 {
     work_t *w = (work_t *)e;
     perf_rank_t *r = w->r;
-    RANK_CUDA(colo_k_boxes_copy(dst, src, n, w->coll.elem, r->stream));
+    RANK_CUDA(colo_k_boxes_copy(dst, src, n, w->coll.elem, 0, r->stream));
     return TOOL_OK;
 }
 

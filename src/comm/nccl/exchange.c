@@ -277,10 +277,10 @@ static colo_status_t run_step(struct colo_operation *r, const struct exchange *x
     struct colo_nccl_context *f = r->f;
     int64_t packs[2];
     lay_out(f, x, k, end, stage, packs);
-    COLO_OPERATION_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
+    COLO_OPERATION_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, 0, r->stream));
     COLO_TRY(group(r, x, subconnection, end - k));
-    return colo_operation_cuda(
-        r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1], x->elem, r->stream));
+    return colo_operation_cuda(r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1],
+                                                    x->elem, 0, r->stream));
 }
 
 static int steps_needed(const struct exchange *x)

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_own_part.c - what a rank keeps is copied while messages move: on the caller's stream, which
+ * then waits for the messages; also in captures, after errors, and if one of the streams is in a
+ * capture of which the other is no part.
+ */
+#include "fake.h"
+#include "gpu/gpu_ranks.h"
+
+#include "comm/comm.h"
+#include "core/error.h"
+
+#include <unistd.h>
+
+enum { RANKS = 2 };
+
+static t_case_t the_case(void)
+{
+    t_case_t c = t_between("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 16, 32);
+    c.output = COLO_SHARDED;
+    c.grad = COLO_DISJOINT;
+    c.dtype = COLO_F32;
+    c.world = RANKS;
+    return c;
+}
+
+struct tensors {
+    t_placed_t in, out;
+};
+
+static colo_status_t place(t_gpu_rank_t *r, const t_case_t *c, bool backward, int64_t salt,
+                           struct tensors *t)
+{
+    rank_try(t_place(r, c, backward ? T_DY : T_X, salt, true, &t->in));
+    rank_try(t_place(r, c, backward ? T_DX : T_Y, salt, false, &t->out));
+    return t_gpu_quiet(r);
+}
+
+static colo_status_t run_pass(colo_bridge_t *bridge, const struct tensors *t, bool backward,
+                              cudaStream_t stream)
+{
+    return backward ? colo_bridge_backward(bridge, &t->in.t, &t->out.t, stream)
+                    : colo_bridge_forward(bridge, &t->in.t, &t->out.t, stream);
+}
+
+static colo_status_t compare(t_gpu_rank_t *r, const t_case_t *c, bool backward, int64_t salt,
+                             struct tensors *t)
+{
+    rank_try(t_download(r, &t->out));
+    rank_try(t_case_compare(c, backward ? T_DX : T_Y, r->rank, salt, &t->out.host));
+    t_placed_free(&t->in);
+    t_placed_free(&t->out);
+    return COLO_OK;
+}
+
+/* ---- one rank comes later ---- */
+
+static colo_status_t waits_for_nothing(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = the_case();
+    colo_bridge_t *bridge = NULL;
+    bool waits = false;
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_gpu_pass(r, bridge, &c, 1, false)); /* ranks compare the first call of a pass */
+    rank_try(t_gpu_pass(r, bridge, &c, 1, true));
+    for (int backward = 0; backward < 2; backward++) {
+        struct tensors t;
+        rank_try(place(r, &c, backward, 2, &t));
+        if (r->rank == 0)
+            rank_try(run_pass(bridge, &t, backward, r->stream));
+        const double end = colo_now() + (waits ? 0 : 2);
+        while (r->rank == 0 && fake_pending(r->stream) > 1 && colo_now() < end)
+            usleep(100);
+        waits = waits || (r->rank == 0 && fake_pending(r->stream) > 1); /* 1: to join */
+        rank_try(colo_comm_barrier(r->host, NULL));
+        if (r->rank == 1)
+            rank_try(run_pass(bridge, &t, backward, r->stream));
+        rank_try(compare(r, &c, backward, 2, &t));
+    }
+    rank_try(t_gpu_end(r, &bridge));
+    rank_check(!waits);
+    return COLO_OK;
+}
+
+T_CASE(a_rank_copies_its_own_part_while_a_peer_does_not_come)
+{
+    assert_ok(t_gpus_run(RANKS, false, waits_for_nothing, NULL));
+}
+
+/* ---- captures ---- */
+
+static colo_status_t captured(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = the_case();
+    colo_bridge_t *bridge = NULL;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    struct tensors t[2];
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    for (int backward = 0; backward < 2; backward++)
+        rank_try(place(r, &c, backward, 1, &t[backward]));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    colo_status_t st = run_pass(bridge, &t[0], false, r->stream);
+    if (st == COLO_OK)
+        st = run_pass(bridge, &t[1], true, r->stream);
+    const cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
+    rank_try(st);
+    rank_cuda(e); /* each stream that works in the capture has joined the caller's again */
+    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    rank_cuda(cudaGraphLaunch(exec, r->stream));
+    for (int backward = 0; backward < 2; backward++)
+        rank_try(compare(r, &c, backward, 1, &t[backward]));
+    rank_cuda(cudaGraphExecDestroy(exec));
+    rank_cuda(cudaGraphDestroy(graph));
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(captured_calls_join_the_stream_of_the_capture)
+{
+    assert_ok(t_gpus_run(RANKS, false, captured, NULL));
+}
+
+/* The capture is still open when another stream runs the bridge, and the other way round. */
+static colo_status_t in_a_capture_and_not(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = the_case();
+    colo_bridge_t *bridge = NULL;
+    cudaGraph_t graph;
+    cudaStream_t other;
+    struct tensors captured, now;
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_gpu_pass(r, bridge, &c, 1, false));
+    rank_try(place(r, &c, false, 2, &captured));
+    rank_try(place(r, &c, false, 3, &now));
+    rank_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    rank_cuda(cudaStreamBeginCapture(other, cudaStreamCaptureModeThreadLocal));
+    colo_status_t st = run_pass(bridge, &captured, false, other);
+    if (st == COLO_OK)
+        st = run_pass(bridge, &now, false, r->stream);
+    const cudaError_t e = cudaStreamEndCapture(other, &graph);
+    rank_try(st);
+    rank_cuda(e);
+    rank_try(compare(r, &c, false, 3, &now));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaGraphDestroy(graph));
+    rank_cuda(cudaStreamDestroy(other));
+    t_placed_free(&captured.in);
+    t_placed_free(&captured.out);
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(a_call_outside_an_open_capture_keeps_its_values)
+{
+    assert_ok(t_gpus_run(RANKS, false, in_a_capture_and_not, NULL));
+}
+
+/* ---- calls that fail in between ---- */
+
+struct failure {
+    const char *name; /* of the call that fails, or */
+    int64_t k;        /* which one of the forward */
+    int64_t calls;    /* out: that the forward made */
+};
+
+static colo_status_t fails(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = the_case();
+    struct failure *f = arg;
+    colo_bridge_t *bridge = NULL;
+    cudaGraph_t graph;
+    struct tensors t;
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_gpu_pass(r, bridge, &c, 1, false));
+    rank_try(place(r, &c, false, 1, &t));
+    if (r->rank == 0) {
+        rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+        f->calls = -fake_calls(r->device);
+        fake_fail(r->device, f->k);
+        if (f->name)
+            fake_fail_name(r->device, f->name);
+        rank_check((run_pass(bridge, &t, false, r->stream) < 0) == (f->name || f->k));
+        f->calls += fake_calls(r->device);
+        rank_check(!f->name || !strcmp(fake_failed(), f->name));
+        rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+        rank_cuda(cudaGraphDestroy(graph));
+    }
+    rank_try(colo_comm_barrier(r->host, NULL));
+    colo_bridge_destroy(&bridge);
+    t_placed_free(&t.in);
+    t_placed_free(&t.out);
+    return COLO_OK;
+}
+
+T_CASE(a_call_that_fails_while_messages_move_joins_the_stream_of_the_capture)
+{
+    struct failure f = {0};
+    assert_ok(t_gpus_run(RANKS, false, fails, &f));
+    const int64_t calls = f.calls;
+    for (f.k = calls - 1; f.k <= calls; f.k++) /* to join: the last two */
+        assert_ok(t_gpus_run(RANKS, false, fails, &f));
+    f.k = 0;
+    for (int copy = 0; copy < 2; copy++) {
+        f.name = copy ? "colo_k_boxes_copy" : "ncclGroupEnd";
+        assert_ok(t_gpus_run(RANKS, false, fails, &f));
+    }
+}
+
+T_MAIN("fake/own_part")
