@@ -494,7 +494,7 @@ static colo_status_t sum_whole(colo_bridge_t *b, const colo_shape_state_t *s,
     const colo_owned_t *own = &p->own_src;
     const colo_region_t all = {
         .b = {own->b0, own->b1}, .s = {0, own->rows}, .h = {own->h0, own->h1}};
-    if (own->rows == 0 || t->per == 0)
+    if (own->rows == 0)
         return COLO_OK;
     COLO_TRY(keep_with_addends(b, s, t, stream));
     colo_box_t term[COLO_MAX_ADDENDS] = {{0}},
@@ -585,7 +585,8 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     if (summed && p->node_sums)
         COLO_TRY(exchange_sums(b, s, op, t, n, stream));
     for (int32_t k = 0; k < n && own == COLO_OK && summed; k++)
-        own = sum_addends(b, s, &t[k], stream);
+        if (t[k].per > 0) /* without features there may be no memory */
+            own = sum_addends(b, s, &t[k], stream);
     if (own < 0)
         return colo_comm_i_fail(b->comm, own);
     if (!p->two_levels[pass])

@@ -191,16 +191,16 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
     colo_side_t *need = pass == COLO_FORWARD ? &dst : &src,
                 *hold = pass == COLO_FORWARD ? &src : &dst;
     const int64_t addends = partial ? plan->addends : 1,
-                  elem = (int64_t)colo_dtype_size(cfg->dtype);
+                  elem = (int64_t)colo_dtype_size(cfg->dtype),
+                  wide = elem < 4 ? 4 / elem : 1; /* a sum is of fp32 at least */
     pin(plan, &dst, 0);
     w->several_nodes = colo_nodes_several(cfg);
-    w->sum_elem = elem < 4 ? w->elem * 4 / (size_t)elem : w->elem; /* of fp32 */
+    w->sum_elem = w->elem * (size_t)wide;
     if (w->several_nodes && !cfg->one_level && !w->asked[pass]) {
         w->asked[pass] = true;
         COLO_TRY(colo_gateways_share_node(w, need, hold, false, 2, &w->relays[pass]));
         if (addends > 1 && colo_dtype_is_float(cfg->dtype))
-            COLO_TRY(colo_gateways_share_node(w, hold, NULL, true,
-                                              (int64_t)(w->sum_elem / w->elem) + 1, &w->adds_up));
+            COLO_TRY(colo_gateways_share_node(w, hold, NULL, true, wide + 1, &w->adds_up));
         if (w->adds_up) /* unless no node lacks anything */
             COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->adds_up));
         w->summing = w->sums = w->adds_up;

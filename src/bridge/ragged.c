@@ -246,12 +246,12 @@ static colo_status_t check_tensor(call_t *c, const colo_tensor_t *t, const char 
     char name[32];
     snprintf(name, sizeof name, "%s[%d]", what, (int)i);
     *per = -1;
-    if (!t || (!t->data && (t->ndim == 0 || colo_tensor_count(t) == 0))) {
-        if (!must_have(c, src_side))
-            return COLO_OK;
+    const bool none = !t || (!t->data && t->ndim == 0);
+    if (!must_have(c, src_side) && (none || (!t->data && colo_tensor_count(t) == 0)))
+        return COLO_OK;
+    if (none)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%lld, features]", rank,
                          name, (long long)own->rows);
-    }
     if (colo_tensor_check(t, name) < 0) {
         colo_status_t st = colo_tensor_check(t, name);
         return colo_fail_prefix(st, "rank %lld", rank);

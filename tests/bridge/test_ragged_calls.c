@@ -161,6 +161,37 @@ T_CASE(a_bad_later_call_wakes_the_ranks_that_wait)
     assert_true(f.named[0] && f.named[1] && f.untouched[0] && f.untouched[1]);
 }
 
+/* The second tensor of a call has rows without features, which are in no memory. */
+static colo_status_t run_without_features(colo_comm_t *comm, void *arg)
+{
+    const int32_t rank = colo_comm_rank(comm);
+    const colo_segments_t s = segments_of(&worked);
+    const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
+    float x[5 * H], y[8 * H];
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    rank_try(make(&b, &o, comm));
+    rank_try(colo_bridge_set_segments(b, &s, &batch));
+    const int64_t rows = fill_x(x, rank);
+    const colo_tensor_t none = colo_tensor_host(NULL, COLO_BF16, 2, (int64_t[]){rows, 0}),
+                        none_y = colo_tensor_host(NULL, COLO_BF16, 2, (int64_t[]){8, 0}),
+                        tx[2] = {tensor(x, rows), none}, ty[2] = {tensor(y, 8), none_y};
+    rank_try(colo_comm_set_check(comm, *(const int32_t *)arg));
+    rank_try(colo_batch_forward(batch, tx, ty, 2, NULL));
+    rank_check(y[0] == code(0, 0, 0) && y[8 * H - 1] == code(2, 4, H - 1));
+    rank_try(colo_batch_backward(batch, ty, tx, 2, NULL));
+    rank_check(x[0] == 2 * code(rank ? 2 : 0, 0, 0));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+T_CASE(tensors_without_features_need_no_memory)
+{
+    for (int32_t check = 0; check < 3; check++)
+        assert_ok(t_run_ranks(2, run_without_features, &check, sizeof check));
+}
+
 /* ---- what a rank refuses before the first call on a batch ---- */
 
 enum { BAD_TABLES, NO_TABLES, NO_BATCH, UNIFORM_BRIDGE, UNIFORM_CALL, REFUSED };

@@ -155,6 +155,39 @@ T_CASE(rows_of_a_uniform_plan_are_those_of_all_its_samples)
     }
 }
 
+static void plan_without_features(void)
+{
+    colo_grid_t grid[2];
+    colo_layout_t src, dst;
+    const int64_t rows[] = {3}, zero[] = {0}, len[] = {8};
+    const colo_segments_t s = {sizeof s, 1, rows, zero, zero, zero, NULL, 1, len, zero};
+    assert_ok(colo_grid_parse(&grid[0], "dp=1", 0));
+    assert_ok(colo_grid_parse(&grid[1], "cp=4", 0));
+    assert_ok(colo_layout_init_src(&src, &grid[0]));
+    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
+                                  .dtype = COLO_BF16, .ranks_per_node = 2};
+    for (int64_t rank = 0; rank < 4; rank++) {
+        colo_plan_t *p = NULL;
+        int32_t n;
+        int64_t locals;
+        assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
+        (void)colo_plan_locals(p, COLO_FORWARD, &locals);
+        const colo_plan_message_t *m = colo_plan_recvs(p, COLO_FORWARD, &n);
+        const colo_plan_message_t *passed = n ? m : colo_plan_relays(p, COLO_FORWARD, false, &n);
+        assert_int_equal(locals + n, 1); /* all three rows */
+        assert_true(locals || passed->regions[0].s[1] == 3);
+        assert_int_equal(colo_plan_bytes(p, COLO_BACKWARD).recv, 0);
+        colo_plan_destroy(&p);
+    }
+}
+
+/* Tensors say how wide they are. */
+T_CASE(a_plan_of_no_features_routes_rows_over_several_nodes)
+{
+    assert_true(t_returns(plan_without_features));
+}
+
 /* What planning looks at on @rank: @images of 90 rows in sequences of 5, which replicas make in
  * turn. @runs: out: regions that arrive or stay. */
 static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t images,
