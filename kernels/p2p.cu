@@ -417,7 +417,8 @@ cudaError_t start(K kernel, int64_t blocks, int threads, const colo_k_p2p_t &d, 
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = d.early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, d);
+    void *args[] = {(void *)&d}; /* cudaLaunchKernelEx() would copy @d first */
+    return cudaLaunchKernelExC(&config, (const void *)kernel, args);
 }
 
 template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)

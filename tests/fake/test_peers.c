@@ -207,6 +207,41 @@ T_CASE(memory_of_a_shape_s_lists_serves_the_next_shapes)
     assert_ok(t_gpus_run(RANKS, false, reshapes, NULL));
 }
 
+/* ---- calls of the runtime ---- */
+
+enum { CALLS = 7 }; /* of the device, the stream (2), a pointer (2), a launch, an event */
+
+static colo_status_t counted(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = the_case();
+    colo_bridge_t *bridge = NULL;
+    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
+    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    for (int back = 0; back < 2; back++) {
+        t_placed_t in, out;
+        rank_try(t_gpu_pass(r, bridge, &c, 1, back));
+        rank_try(t_place(r, &c, back ? T_DY : T_X, 2, true, &in));
+        rank_try(t_place(r, &c, back ? T_DX : T_Y, 2, false, &out));
+        const int64_t before = fake_calls(r->device);
+        rank_try(back ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
+                      : colo_bridge_forward(bridge, &in.t, &out.t, r->stream));
+        const int64_t calls = fake_calls(r->device) - before;
+        if (calls != CALLS)
+            return colo_fail(COLO_ERR_STATE, "%lld calls of the runtime, expected %d",
+                             (long long)calls, CALLS);
+        rank_try(t_gpu_quiet(r));
+        t_placed_free(&in);
+        t_placed_free(&out);
+    }
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(a_warm_call_of_a_bridge_asks_the_runtime_nothing_twice)
+{
+    assert_ok(t_gpus_run(RANKS, false, counted, NULL));
+}
+
 /* ---- a caller's allocator ---- */
 
 struct owner {

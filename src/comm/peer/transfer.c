@@ -510,15 +510,15 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     struct colo_p2p_pass *w = &d->pass[pass];
     struct colo_peer *p = d->peer;
     struct colo_p2p_list *list = call->list ? call->list : d->own;
-    colo_k_p2p_t k = list->k[pass];
-    if (k.npartners == 0 && k.tiles[0] + k.tiles[1] == 0)
+    colo_k_p2p_t *k = &list->k[pass]; /* 4 KiB, which a launch copies */
+    if (k->npartners == 0 && k->tiles[0] + k->tiles[1] == 0)
         return COLO_OK;
     if (call->device != p->device)
         return colo_fail(COLO_ERR_ARG,
                          "%s: the current device is %d, comm '%s' was made on device "
                          "%d",
                          w->name, (int)call->device, p->name, (int)p->device);
-    k.deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
+    k->deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
     atomic_store(&w->seq, d->comm->seq);
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
     atomic_store(&p->used, true);
@@ -526,8 +526,8 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     if (e == cudaSuccess && !list->sent && list->bytes > 0)
         e = cudaMemcpyAsync(list->device, list->host, list->bytes, cudaMemcpyHostToDevice, stream);
     for (int32_t i = 0; e == cudaSuccess && i < call->n;) {
-        i += tensors_of(&k, &call->tensor[i], call->n - i);
-        e = colo_k_p2p(&k, stream);
+        i += tensors_of(k, &call->tensor[i], call->n - i);
+        e = colo_k_p2p(k, stream);
     }
     if (e == cudaSuccess)
         e = colo_order_lead(p->order, call->capturing, stream);
