@@ -25,9 +25,10 @@
  * run over max_valid rows, an upper bound that the host knows, and the host reads no count. The
  * hidden row of an ignored token is not read; its d_hidden row is 0.
  *
- * Only the sums over tokens in d_W and d_b run chunk by chunk. Their last bits may depend on the
- * chunk size; nothing else does. Backward of logprob and keep makes the logits of more rows, mostly
- * of all, in blocks of columns; backward of early needs none. Then d_W has no sums of chunks.
+ * Only the sums over tokens in d_W and d_b run chunk by chunk (in the loss pass several at once).
+ * Their last bits may depend on the chunk size; nothing else does. Backward of logprob and keep
+ * makes the logits of more rows, mostly of all, in blocks of columns; backward of early needs none.
+ * Then d_W has no sums of chunks.
  */
 #ifndef COLOBRIDGE_LINEAR_LOGPROB_H
 #define COLOBRIDGE_LINEAR_LOGPROB_H
@@ -69,10 +70,11 @@ typedef struct colo_linear_logprob_config {
     colo_logprob_config_t logprob; /* chunk_size: tokens per chunk; 0: from tokens and budget */
     colo_linear_mode_t mode;
     colo_dtype_t logits_dtype; /* of the workspace: the head's dtype, or f32 */
-    size_t budget;             /* bytes for logits of ceil(V / W) columns; chunks are as large as it
-                                  allows, but not below 2048 tokens (in forward of mode early
-                                  512, or 1024 if logits have 16 bits); 0: 1 GiB (early: 512
-                                  MiB) */
+    size_t budget;             /* bytes for logits of ceil(V / W) columns, in the loss pass for their
+                                  gradients, too; chunks are as large as it allows, but not below
+                                  2048 tokens (in forward of mode early and in the loss pass 512,
+                                  or 1024 if logits have 16 bits); 0: 1 GiB (early: 512 MiB, the
+                                  loss pass: 1.25 GiB) */
     colo_d_hidden_t d_hidden;
     bool frozen_hidden;          /* no d_hidden: its product is skipped */
     bool frozen_weight;          /* no d_weight, no d_bias: their product is skipped */
@@ -252,7 +254,8 @@ COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linea
  * @batch, @out, @stream:  as in forward
  * @upstream, @grads:      as in backward
  * @workspace:             colo_linear_logprob_workspace_size() bytes, aligned, free again after
- *                         the call; it holds two chunks of logits at most
+ *                         the call; it holds two chunks of logits at most, and gradients of
+ *                         several, which one product takes together
  * Errors:                 as in forward
  */
 COLO_API colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,

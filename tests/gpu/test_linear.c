@@ -60,14 +60,16 @@ T_CASE(a_support_takes_the_vocabularys_place)
     }
 }
 
-/* Chunks of thousands of rows, as products of real sizes have them. */
+/* Chunks of many rows, as products of real sizes have them; in the loss pass joined ones, with
+ * gradients in memory of their own and over the logits. */
 T_CASE(long_chunks_agree_with_the_oracle)
 {
-    for (int mode = 0; mode < 4; mode++) {
+    for (int i = 0; i < 8; i++) {
         linear_case_t c;
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
-        linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_IGNORED, mode);
-        c.config.logits_dtype = mode == 1 ? COLO_F32 : COLO_BF16;
+        linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_IGNORED, i % 4);
+        c.config.logits_dtype = i < 4 ? COLO_F32 : COLO_BF16;
+        c.config.budget = 1;
         linear_gpu_run(&c, 1, "long chunks");
         linear_case_free(&c);
     }
@@ -109,14 +111,15 @@ T_CASE(shared_d_weight_agrees_with_the_oracle)
 
 T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
 {
-    static const int64_t chunks[] = {2200, 700, 64, 1};
+    static const int64_t chunks[] = {2200, 700, 64, 1, 0}; /* 0: from the budget */
     for (int i = 0; i < 8; i++) {
         linear_case_t first, c;
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 5; k++) {
             uint64_t same = 77 + (uint64_t)i;
             linear_case_init(&c, 1, 1, 2200, 300, 40, i % 2 ? COLO_BF16 : COLO_F32, &same);
             linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH, i / 2);
             c.config.logprob.chunk_size = chunks[k];
+            c.config.budget = 1;
             c.place = linear_gpu_place();
             if (linear_case_run(&c) != COLO_OK)
                 fail_msg("chunk %d: %s", (int)chunks[k], colo_last_error());

@@ -273,6 +273,33 @@ T_CASE(blocks_of_rows_change_no_bit_but_those_of_d_weight)
     }
 }
 
+/* Products of gradients take three chunks of 512 rows, then two; chunks of f64 or 16-bit logits
+ * have as many bytes. With a chunk size they take one each. */
+T_CASE(joined_chunks_change_no_bit_but_those_of_d_weight)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_BF16};
+    uint64_t seed = t_seed() + 13;
+    for (int i = 0; i < 8; i++) {
+        linear_case_t c[2];
+        for (int k = 0; k < 2; k++) {
+            uint64_t rng = seed;
+            linear_case_init(&c[k], 1 + i % 2, 1, 2300, 7, 3, dtypes[i / 2], &rng);
+            linear_case_options(&c[k], LINEAR_BIAS | LINEAR_IGNORED | LINEAR_ENTROPY |
+                                           (i == 1 ? LINEAR_SHARDED : 0));
+            linear_case_mode(&c[k], 2);
+            c[k].config.logits_dtype = i / 2 == 3 ? COLO_BF16 : c[k].config.logits_dtype;
+            c[k].config.budget = 1;
+            c[k].config.logprob.chunk_size = k ? 600 : 0;
+            c[k].prefill = 0.5;
+        }
+        run_and_compare_all(c, 2, "joined chunks");
+        assert_int_equal(c[0].chunks[0], i / 2 == 1 ? 9 : i / 2 == 3 ? 3 : 5);
+        assert_true(linear_case_same(&c[0], &c[1], false));
+        linear_case_free(&c[0]);
+        linear_case_free(&c[1]);
+    }
+}
+
 T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
 {
     uint64_t seed = t_seed() + 7;
@@ -315,11 +342,11 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
     assert_int_equal(colo_linear_logprob_mode(linear, 100), COLO_LINEAR_KEEP);
     assert_int_equal(colo_linear_logprob_mode(linear, 101), COLO_LINEAR_LOGPROB);
-    /* never below 2048 by itself; above, chunks of about the same size */
-    assert_int_equal(colo_linear_logprob_chunk(linear, 2000), 2000);
-    assert_int_equal(colo_linear_logprob_chunk(linear, 8192), 2048);
-    assert_int_equal(colo_linear_logprob_chunk(linear, 5000), 1792); /* three: 1667, rounded up */
-    assert_int_equal(colo_linear_logprob_chunk(linear, INT64_MAX), 2048); /* no sum overflows */
+    /* never below 512 by itself; above, chunks of about the same size */
+    assert_int_equal(colo_linear_logprob_chunk(linear, 500), 500);
+    assert_int_equal(colo_linear_logprob_chunk(linear, 8192), 512);
+    assert_int_equal(colo_linear_logprob_chunk(linear, 1100), 384); /* three: 367, rounded up */
+    assert_int_equal(colo_linear_logprob_chunk(linear, INT64_MAX), 512); /* no sum overflows */
     lc.logprob.chunk_size = 4;
     colo_linear_logprob_t *small = NULL;
     assert_ok(colo_linear_logprob_create(&small, &lc, head, self));

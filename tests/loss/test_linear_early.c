@@ -113,4 +113,33 @@ T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
     colo_comm_destroy(&self);
 }
 
+/* The loss pass adds to main_grad, which does not count. f32 logits of two chunks, and gradients of
+ * 2,048 rows, or bf16 logits in place of 4,096 rows, are 1.16 GiB each. */
+T_CASE(loss_of_a_large_vocabulary_takes_at_most_1_3_GiB)
+{
+    enum { V = 152064, H = 4096, T = 8192 };
+    colo_comm_t *self = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
+                                .dtype = COLO_BF16};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    lc.logprob.logits.vocab = V;
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_lm_head_create(&head, &hc, NULL));
+    for (int i = 0; i < 2; i++) {
+        const size_t products = 32 << 20, d_hidden = (size_t)T * H * 2, row = (size_t)V * 2;
+        size_t work;
+        lc.logits_dtype = i ? COLO_BF16 : COLO_F32;
+        assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+        assert_int_equal(colo_linear_logprob_chunk(linear, T), i ? 1024 : 512);
+        assert_ok(colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOSS, T, -1, &work));
+        assert_true(work + products + d_hidden <= (size_t)13 * (1 << 30) / 10);
+        assert_true(work >= 4096 * row);
+        colo_linear_logprob_destroy(&linear);
+    }
+    colo_lm_head_destroy(&head);
+    colo_comm_destroy(&self);
+}
+
 T_MAIN("loss/linear_early")

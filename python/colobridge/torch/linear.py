@@ -365,7 +365,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     parts = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget,
              'd_hidden': D_HIDDEN[d_hidden]}
     bound = math.prod(shape) if max_valid is None else max_valid
-    # Per column, kept gradients of logits take no more than sums of d_W and two chunks of a pass that makes them.
+    # Per column, kept gradients of logits take no more than sums of d_W and two chunks of 2,048 logits with gradients.
     chunk = min(config.chunk_size or 2048, bound)
     early = begins == 'loss' and head_comm is None and hidden.dtype != torch.float64 and \
         bound * hidden.element_size() <= 4 * hidden.shape[-1] + \

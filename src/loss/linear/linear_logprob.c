@@ -15,6 +15,7 @@
 #include "core/range.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -128,9 +129,66 @@ static colo_status_t end_call(const struct colo_linear_call *k, colo_status_t st
     return colo_fail(st, "%s", why);
 }
 
-static void *in_saved(void *memory, int64_t offset)
+static void *in_memory(void *memory, int64_t offset)
 {
     return offset < 0 ? NULL : (char *)memory + offset;
+}
+
+/* What the largest upstream value becomes, for d_logits that hold it times scale / temperature and
+ * times coefficients of the formula: far from the ends of fp16. A power of 2. */
+static double lift_of(const struct colo_linear_call *k)
+{
+    const double factor = fabs(k->pass.factor);
+    return ldexp(1, k->l->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
+}
+
+static colo_status_t make_upstream(struct colo_linear_call *k, const colo_linear_upstream_t *up)
+{
+    const bool wanted[3] = {up->logp != 0, up->entropy != 0, up->loss != 0};
+    struct colo_linear_upstream_rows u = {
+        .rows = &k->rows,
+        .dtype = k->l->stat_dtype,
+        .from = {up->d_logp, up->d_entropy, up->d_loss},
+        .factor = {up->logp, up->entropy, up->loss},
+        .mean = up->mean,
+        .scale = k->scale ? k->scale : in_memory(k->workspace, k->m.scale),
+        .lift = lift_of(k),
+        .exact = k->s.segment > 0,
+    };
+    for (int i = 0; i < 3; i++)
+        u.to[i] = wanted[i] ? in_memory(k->workspace, k->m.up[i]) : NULL;
+    k->scale = u.scale;
+    k->pass.upstream =
+        (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
+    return k->l->loss->rows_upstream(&u, k->main);
+}
+
+/* Mode early, backward: the scale of the saved d_logits becomes this call's. */
+static colo_status_t make_factor(struct colo_linear_call *k, const float *saved_scale,
+                                 const colo_linear_upstream_t *up)
+{
+    k->scale = in_memory(k->workspace, k->m.scale);
+    return k->l->loss->rows_factor(k->scale, saved_scale, up->loss, up->d_loss, k->main);
+}
+
+/* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
+static colo_status_t place_grads(struct colo_linear_call *k, const colo_linear_grads_t *grads)
+{
+    const colo_linear_logprob_config_t *c = &k->l->config;
+    if (!c->frozen_hidden) {
+        const colo_tensor_t *d = grads->d_hidden;
+        k->d_hidden_out = d;
+        k->d_hidden = (struct colo_linear_matrix){d->data, d->stride[0], d->dtype};
+        if (c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
+            k->d_hidden = (struct colo_linear_matrix){in_memory(k->workspace, k->m.d_hidden),
+                                                      k->l->hidden, d->dtype};
+    }
+    if (c->frozen_weight)
+        return COLO_OK;
+    k->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
+    return colo_lm_head_i_gradient(k->l->head, &k->head_grads, k->s.once,
+                                   in_memory(k->workspace, k->m.reduce), &k->d_weight, &k->d_bias,
+                                   &k->fresh);
 }
 
 /* Does d_weight's memory hold d_logits? */
@@ -202,13 +260,13 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &made.support, workspace, stream);
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
-        k.pass.saved =
-            k.s.early ? (double *)(k.workspace + k.m.stats) : in_saved(saved_memory, offsets.stats);
-        k.saved_logits = in_saved(saved_memory, k.s.early ? offsets.d_logits : offsets.logits);
+        k.pass.saved = k.s.early ? (double *)(k.workspace + k.m.stats)
+                                 : in_memory(saved_memory, offsets.stats);
+        k.saved_logits = in_memory(saved_memory, k.s.early ? offsets.d_logits : offsets.logits);
         k.shared = made.d_weight;
-        k.scale = in_saved(saved_memory, offsets.scale);
+        k.scale = in_memory(saved_memory, offsets.scale);
         if (k.s.makes_d_logits)
-            st = colo_linear_i_make_upstream(&k, upstream);
+            st = make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, out);
@@ -255,7 +313,7 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
     COLO_TRY(colo_linear_i_check_memory(workspace, "workspace", k->m.bytes));
     k->l = l;
     k->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
-    COLO_TRY(colo_linear_i_place_grads(k, grads));
+    COLO_TRY(place_grads(k, grads));
     COLO_TRY(colo_linear_i_saved(l, &k->s, offsets));
     if (shares(&k->s) &&
         (grads->d_weight->data != saved->d_weight || !colo_tensor_is_contiguous(grads->d_weight)))
@@ -286,12 +344,11 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
     st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, &saved->support, workspace,
                              stream);
     if (st == COLO_OK) {
-        k.pass.saved = in_saved(saved->memory, offsets.stats);
-        k.saved_logits = in_saved(saved->memory, k.s.early ? offsets.d_logits : offsets.logits);
+        k.pass.saved = in_memory(saved->memory, offsets.stats);
+        k.saved_logits = in_memory(saved->memory, k.s.early ? offsets.d_logits : offsets.logits);
         k.shared = saved->d_weight;
-        st = k.s.early
-                 ? colo_linear_i_make_factor(&k, in_saved(saved->memory, offsets.scale), upstream)
-                 : colo_linear_i_make_upstream(&k, upstream);
+        st = k.s.early ? make_factor(&k, in_memory(saved->memory, offsets.scale), upstream)
+                       : make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, NULL);
@@ -322,7 +379,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
     if (st == COLO_OK) {
         k.l = l;
         k.workspace = workspace;
-        st = colo_linear_i_place_grads(&k, grads);
+        st = place_grads(&k, grads);
     }
     COLO_TRY(ready(l, &k.s, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
@@ -330,7 +387,7 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
         k.pass.saved = (double *)(k.workspace + k.m.stats);
-        st = colo_linear_i_make_upstream(&k, upstream);
+        st = make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, out);

@@ -27,8 +27,6 @@
 #include "comm/comm.h"
 #include "core/error.h"
 
-#include <math.h>
-
 enum { LOGITS0 = 0, LOGITS1 = 1, WORK0 = 2, WORK1 = 3, MAIN = 4, AUX = 5, USED = 6 };
 _Static_assert((int)USED == (int)COLO_LINEAR_EVENTS, "create makes what is used");
 
@@ -86,7 +84,14 @@ static void *part_at(const struct colo_linear_call *k, int64_t part, int64_t u)
                        chunk_of(k, u) * k->s.chunk * p->stride);
 }
 
-/* The first of a unit's d_logits. */
+/* The first row of a unit, or of a chunk, in what the workspace has of the joined ones. */
+static void *joined_at(const struct colo_linear_call *k, const int64_t offset[2], int64_t u,
+                       colo_dtype_t dtype, int64_t stride)
+{
+    return element(in_workspace(k, offset[offset[1] < 0 ? 0 : u / k->s.joined % 2]), dtype,
+                   u % k->s.joined * k->s.chunk * stride);
+}
+
 static void *d_logits_at(const struct colo_linear_call *k, int64_t u);
 
 /* The first of a unit's logits. */
@@ -94,17 +99,19 @@ static void *logits_at(const struct colo_linear_call *k, int64_t u)
 {
     if (k->s.early && k->s.in_place)
         return d_logits_at(k, u);
-    return k->s.keeps ? element(k->saved_logits, k->l->config.logits_dtype,
-                                chunk_of(k, u) * k->s.chunk * k->s.z_stride + column_of(k, u))
-                      : in_workspace(k, k->m.z[u % 2]);
+    return k->s.keeps      ? element(k->saved_logits, k->l->config.logits_dtype,
+                                     chunk_of(k, u) * k->s.chunk * k->s.z_stride + column_of(k, u))
+           : k->s.in_place ? joined_at(k, k->m.z, u, k->l->dtype, k->s.z_stride)
+                           : in_workspace(k, k->m.z[u % 2]);
 }
 
+/* The first of a unit's d_logits. */
 static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
 {
     const int64_t part = part_of(k, u);
     if (k->s.early)
         return element(part_at(k, part, u), k->l->dtype, column_of(k, u) - k->s.part[part].first);
-    return k->s.in_place ? logits_at(k, u) : in_workspace(k, k->m.dz[u % 2]);
+    return k->s.in_place ? logits_at(k, u) : joined_at(k, k->m.dz, u, k->l->dtype, k->s.d_stride);
 }
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
@@ -183,63 +190,6 @@ static colo_status_t take_weight(struct colo_linear_call *k)
     return COLO_OK;
 }
 
-/* What the largest upstream value becomes, for d_logits that hold it times scale / temperature and
- * times coefficients of the formula: far from the ends of fp16. A power of 2. */
-static double lift_of(const struct colo_linear_call *k)
-{
-    const double factor = fabs(k->pass.factor);
-    return ldexp(1, k->l->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
-}
-
-colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
-                                          const colo_linear_upstream_t *up)
-{
-    const bool wanted[3] = {up->logp != 0, up->entropy != 0, up->loss != 0};
-    struct colo_linear_upstream_rows u = {
-        .rows = &k->rows,
-        .dtype = k->l->stat_dtype,
-        .from = {up->d_logp, up->d_entropy, up->d_loss},
-        .factor = {up->logp, up->entropy, up->loss},
-        .mean = up->mean,
-        .scale = k->scale ? k->scale : in_workspace(k, k->m.scale),
-        .lift = lift_of(k),
-        .exact = k->s.segment > 0,
-    };
-    for (int i = 0; i < 3; i++)
-        u.to[i] = wanted[i] ? in_workspace(k, k->m.up[i]) : NULL;
-    k->scale = u.scale;
-    k->pass.upstream =
-        (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
-    return k->l->loss->rows_upstream(&u, k->main);
-}
-
-colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *saved_scale,
-                                        const colo_linear_upstream_t *up)
-{
-    k->scale = in_workspace(k, k->m.scale);
-    return k->l->loss->rows_factor(k->scale, saved_scale, up->loss, up->d_loss, k->main);
-}
-
-colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
-                                        const colo_linear_grads_t *grads)
-{
-    const colo_linear_logprob_config_t *c = &k->l->config;
-    if (!c->frozen_hidden) {
-        const colo_tensor_t *d = grads->d_hidden;
-        k->d_hidden_out = d;
-        k->d_hidden = (struct colo_linear_matrix){d->data, d->stride[0], d->dtype};
-        if (c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
-            k->d_hidden =
-                (struct colo_linear_matrix){in_workspace(k, k->m.d_hidden), k->l->hidden, d->dtype};
-    }
-    if (c->frozen_weight)
-        return COLO_OK;
-    k->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
-    return colo_lm_head_i_gradient(k->l->head, &k->head_grads, k->s.once,
-                                   in_workspace(k, k->m.reduce), &k->d_weight, &k->d_bias,
-                                   &k->fresh);
-}
-
 /* ---- the pipeline ---- */
 
 static void set_columns(struct colo_linear_call *k, int64_t first, int64_t end)
@@ -264,7 +214,7 @@ static void set_unit(struct colo_linear_call *k, int64_t u)
 
 static void *rows_at(const struct colo_linear_call *k, int64_t c)
 {
-    return in_workspace(k, k->m.h[1] >= 0 ? k->m.h[c % 2] : k->m.h[0]);
+    return joined_at(k, k->m.h, c, k->l->dtype, k->l->hidden);
 }
 
 /* Columns of a unit that one product has. */
@@ -369,6 +319,10 @@ static colo_status_t work(struct colo_linear_call *k, int64_t u)
             COLO_TRY(gather_blocks(k, u == 0));
         if (piecewise || alone)
             COLO_TRY(ops->logprob_merge(&k->pass, k->aux));
+    }
+    if (k->s.joined > 1 && u % k->s.joined == 0) { /* products have read what was there before */
+        COLO_TRY(record(k, MAIN, k->main));
+        COLO_TRY(wait_for(k, MAIN, k->aux));
     }
     if (k->s.makes_d_logits)
         COLO_TRY(make_d_logits(k, u));
@@ -482,7 +436,8 @@ static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
     const colo_loss_ops_t *ops = k->l->loss;
     const int64_t c = chunk_of(k, u), hidden = k->l->hidden;
     struct colo_linear_matrix sum = {in_workspace(k, k->m.d_h_sum), hidden, COLO_F32},
-                              d_h = {in_workspace(k, k->m.d_h), hidden, k->l->dtype};
+                              d_h = {k->s.d_hidden_last ? rows_at(k, c) : in_workspace(k, k->m.d_h),
+                                     hidden, k->l->dtype};
     struct colo_linear_gemm g = {
         .product = COLO_LINEAR_D_HIDDEN,
         .h = sum.data ? sum : d_h,
@@ -502,7 +457,7 @@ static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
         COLO_TRY(ops->rows_clear(&k->rows, hidden, &k->d_hidden, k->main));
     COLO_TRY(ops->rows_restore(&k->rows, k->pass.lo, k->pass.hi, hidden, &k->d_hidden, d_h.data,
                                k->main));
-    return c == k->s.chunks - 1 ? sum_d_hidden(k) : COLO_OK; /* during the last d_W */
+    return k->pass.hi == k->s.rows ? sum_d_hidden(k) : COLO_OK; /* during the last d_W */
 }
 
 /* From its stage to d_weight, when nothing reads the first part's d_logits any more. */
@@ -514,17 +469,21 @@ static colo_status_t place_first_part(const struct colo_linear_call *k)
     return k->l->ops->box_copy(&to, &from, colo_dtype_size(k->l->dtype), k->main);
 }
 
-/* On the caller's stream: gradients of a unit, when the auxiliary stream has made d_logits. */
-static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
+/* On the caller's stream: gradients of the unit @last and those that are joined with it, when the
+ * auxiliary stream has made d_logits. */
+static colo_status_t make_grads(struct colo_linear_call *k, int64_t last)
 {
+    const int64_t u = last - last % k->s.joined, c = chunk_of(k, u);
     const bool staged = u == 0 && k->m.stage >= 0;
-    const int64_t c = chunk_of(k, u);
+    set_unit(k, last);
+    const int64_t hi = k->pass.hi;
     set_unit(k, u);
+    k->pass.hi = hi;
     const struct colo_linear_matrix z = {d_logits_at(k, u), k->pass.d_row_stride, k->l->dtype},
                                     w = {staged ? in_workspace(k, k->m.stage) : k->d_weight.data,
                                          k->d_weight.stride[0], k->d_weight.dtype};
-    COLO_TRY(wait_for(k, WORK0 + (int32_t)(u % 2), k->main));
-    if (!k->l->config.frozen_hidden)
+    COLO_TRY(wait_for(k, WORK0 + (int32_t)(last % 2), k->main));
+    if (!k->l->config.frozen_hidden && !k->s.d_hidden_last)
         COLO_TRY(make_d_hidden(k, u, &z));
     if (k->l->config.frozen_weight)
         return COLO_OK;
@@ -547,6 +506,8 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t u)
         COLO_TRY(k->l->loss->rows_sum(&z, k->pass.hi - k->pass.lo, k->pass.columns, k->scale,
                                       element(b->data, b->dtype, column_of(k, u) * b->stride[0]),
                                       b->stride[0], beta, k->main));
+    if (k->s.d_hidden_last && !k->l->config.frozen_hidden)
+        COLO_TRY(make_d_hidden(k, u, &z));
     return staged ? place_first_part(k) : COLO_OK;
 }
 
@@ -579,13 +540,17 @@ colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logp
     if (k->s.needs_weight)
         COLO_TRY(take_weight(k));
     const int64_t units = k->s.chunks * k->s.blocks;
+    const bool over = k->s.joined > 1 && k->s.in_place; /* logits come where d_logits are */
     for (int64_t u = 0; u <= units; u++) {
-        if (u < units) {
-            COLO_TRY(make_logits(k, u));
-            COLO_TRY(work(k, u));
-        }
-        if (u > 0 && k->s.makes_grads)
+        const bool due = k->s.makes_grads && u > 0 && (u % k->s.joined == 0 || u == units);
+        if (due && over)
             COLO_TRY(make_grads(k, u - 1));
+        if (u < units)
+            COLO_TRY(make_logits(k, u));
+        if (due && !over)
+            COLO_TRY(make_grads(k, u - 1));
+        if (u < units)
+            COLO_TRY(work(k, u));
     }
     COLO_TRY(finish(k, out));
     COLO_TRY(colo_comm_i_host_barrier(k->l->group,

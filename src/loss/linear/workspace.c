@@ -12,6 +12,11 @@
  * half of that (as many bytes of 16-bit logits), and of the budget. What the budget lets grow is
  * rounded so that chunks are of about the same size.
  *
+ * Loss mode, too, makes logits in such small chunks, and the gradients of several, as many as the
+ * budget allows, one behind the other. Products of gradients take these together: each d_W is added
+ * up in memory, so fewer are faster. Where d_logits are not over the logits, the next chunk's
+ * logits are made before these products, during the last gradient.
+ *
  * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
  * its rows are mostly all rows, and d_W is made at once. WIDTH is 33 tiles of 256 columns: with any
  * number of 512 rows, or of the hidden size, these are whole waves of tiles on 132
@@ -67,15 +72,16 @@ static int64_t row_bytes(const colo_linear_logprob_t *l)
     return stride_of(columns, l->config.logits_dtype) * elem_of(l->config.logits_dtype);
 }
 
-static int64_t budget_of(const colo_linear_logprob_t *l)
+static int64_t budget_of(const colo_linear_logprob_t *l, bool loss)
 {
     size_t b = l->config.budget                      ? l->config.budget
+               : loss                                ? BUDGET / 4 * 5
                : l->config.mode == COLO_LINEAR_EARLY ? BUDGET / 2
                                                      : BUDGET;
     return b > INT64_MAX ? INT64_MAX : (int64_t)b;
 }
 
-/* Rows of forward of mode early. */
+/* Rows of forward of mode early, and of the loss pass. */
 static int64_t early_least(const colo_linear_logprob_t *l)
 {
     return EARLY_BYTES / elem_of(l->config.logits_dtype);
@@ -92,21 +98,36 @@ static int64_t even(int64_t rows, int64_t chunk)
     return chunk < rows ? chunk : rows > 0 ? rows : 0;
 }
 
-static int64_t chunk_of(const colo_linear_logprob_t *l, int64_t rows, int64_t least)
+static int64_t chunk_of(const colo_linear_logprob_t *l, int64_t rows, int64_t least, bool loss)
 {
     int64_t chunk = l->config.logprob.chunk_size;
     if (chunk > 0)
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
-    chunk = budget_of(l) / 2 / row_bytes(l);
+    chunk = budget_of(l, loss) / (loss ? 4 : 2) / row_bytes(l);
     /* products of other numbers of rows are slower */
-    if (l->config.mode == COLO_LINEAR_EARLY && least == early_least(l) && chunk > least)
+    if ((loss || l->config.mode == COLO_LINEAR_EARLY) && least == early_least(l) && chunk > least)
         chunk -= chunk % least;
     return even(rows, chunk < least ? least : chunk);
 }
 
 static int64_t loss_chunk(const colo_linear_logprob_t *l, int64_t rows)
 {
-    return l->config.logprob.segment == 0 ? chunk_of(l, rows, LEAST) : rows < LEAST ? rows : LEAST;
+    return l->config.logprob.segment == 0 ? chunk_of(l, rows, early_least(l), true)
+           : rows < LEAST                 ? rows
+                                          : LEAST;
+}
+
+/* Chunks of the loss pass whose gradients lie one behind the other: at least LEAST rows, of about
+ * one size. */
+static int64_t joined_of(const colo_linear_logprob_t *l, const struct colo_linear_size *s)
+{
+    if (l->config.logprob.chunk_size > 0 || s->segment > 0 || s->chunks == 1)
+        return 1;
+    const int64_t z = row_bytes(l), d = z / elem_of(l->config.logits_dtype) * elem_of(l->dtype),
+                  left = budget_of(l, true) - (s->in_place ? 0 : 2 * s->chunk * z),
+                  rows = left / d > LEAST ? left / d : LEAST;
+    const int64_t times = (s->chunks - 1) / (rows > s->chunk ? rows / s->chunk : 1) + 1;
+    return (s->chunks - 1) / times + 1;
 }
 
 int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
@@ -120,7 +141,7 @@ static int64_t rows_of_blocks(const colo_linear_logprob_t *l, int64_t rows)
 {
     const colo_linear_logprob_config_t *c = &l->config;
     const int64_t z = elem_of(c->logits_dtype), elem = elem_of(l->dtype);
-    int64_t chunk = chunk_of(l, rows, FORWARD_LEAST), area, bytes;
+    int64_t chunk = chunk_of(l, rows, FORWARD_LEAST, false), area, bytes;
     if (c->logprob.segment > 0)
         return rows < FIXED ? rows : FIXED;
     if (l->columns <= WIDTH)
@@ -173,8 +194,9 @@ colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *l, int6
         return COLO_LINEAR_AUTO;
     if (l->config.mode != COLO_LINEAR_AUTO)
         return l->config.mode;
-    return colo_mul_ok(rows, row_bytes(l), &bytes) && bytes <= budget_of(l) ? COLO_LINEAR_KEEP
-                                                                            : COLO_LINEAR_LOGPROB;
+    return colo_mul_ok(rows, row_bytes(l), &bytes) && bytes <= budget_of(l, false)
+               ? COLO_LINEAR_KEEP
+               : COLO_LINEAR_LOGPROB;
 }
 
 colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pass_t pass,
@@ -206,11 +228,12 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     const bool stays = s->keeps || (s->early && s->in_place);
     const int64_t least = stays ? LEAST : s->early ? early_least(l) : FORWARD_LEAST;
     s->chunk = loss                      ? loss_chunk(l, s->rows)
-               : !back                   ? chunk_of(l, s->rows, least)
+               : !back                   ? chunk_of(l, s->rows, least, false)
                : s->early && !s->segment ? s->rows
                                          : rows_of_blocks(l, s->rows);
     s->chunks = s->rows > 0 ? s->rows / s->chunk + (s->rows % s->chunk > 0) : 1;
-    s->once = s->chunks == 1 && !c->d_weight_add;
+    s->joined = loss ? joined_of(l, s) : 1;
+    s->once = s->chunks <= s->joined && !c->d_weight_add;
     s->makes_grads = (back || loss) && trains;
     s->makes_d_logits = trains && (s->early ? fore : back || loss);
     s->makes_logits = !back || (s->makes_grads && !s->keeps && !s->early);
@@ -219,7 +242,11 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     bool others =
         back && s->makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
     s->needs_weight = s->makes_logits || (s->makes_grads && !c->frozen_hidden) || others;
-    s->buffers = stays || !s->makes_logits ? 0 : s->chunks * s->blocks > 1 ? 2 : 1;
+    s->d_hidden_last = loss && !c->frozen_weight && colo_comm_size(l->group) == 1;
+    s->buffers = stays || !s->makes_logits      ? 0
+                 : s->chunks * s->blocks == 1   ? 1
+                 : s->in_place && s->joined > 1 ? 1
+                                                : 2;
     s->z_stride = stride_of(s->keeps || s->early ? l->columns : s->width, c->logits_dtype);
     s->d_stride = stride_of(s->width, l->dtype);
     if (s->early)
@@ -260,9 +287,11 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
     const colo_linear_logprob_config_t *c = &l->config;
     const bool outputs = s->pass != COLO_LINEAR_BACKWARD, grads = s->makes_grads;
     const bool d_weight = grads && !c->frozen_weight, d_z = s->makes_d_logits;
-    const bool second = s->chunks > 1, other = s->chunks * s->blocks > 1;
+    const bool joins = s->joined > 1, second = s->chunks > s->joined && !(joins && s->in_place),
+               other = s->chunks * s->blocks > 1 && !joins;
     const int64_t stat = elem_of(l->stat_dtype), elem = elem_of(l->dtype);
-    const int64_t T = s->tokens, R = s->rows;
+    const int64_t T = s->tokens, R = s->rows,
+                  J = R / s->joined > s->chunk ? s->joined * s->chunk : R; /* rows of a product */
     int64_t n = 0;
     bool ok = true;
     m->row_of = put(&n, &ok, true, T, 8, 1);
@@ -282,14 +311,15 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
     m->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group),
                     colo_logprob_i_segments(&c->logprob, colo_comm_size(l->group)));
     for (int i = 0; i < 2; i++) {
-        m->z[i] = put(&n, &ok, i < s->buffers, s->chunk, s->z_stride, elem_of(c->logits_dtype));
-        m->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), s->chunk,
+        m->z[i] = put(&n, &ok, i < s->buffers, s->in_place ? J : s->chunk, s->z_stride,
+                      elem_of(c->logits_dtype));
+        m->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), J,
                        s->d_stride, elem);
         /* d_W's product of a chunk comes after the next chunk's rows were taken */
-        m->h[i] = put(&n, &ok, i == 0 ? s->makes_logits || d_weight : d_weight && second, s->chunk,
+        m->h[i] = put(&n, &ok, i == 0 ? s->makes_logits || d_weight : d_weight && second, J,
                       l->hidden, elem);
     }
-    m->d_h = put(&n, &ok, grads && !c->frozen_hidden, s->chunk, l->hidden, elem);
+    m->d_h = put(&n, &ok, grads && !c->frozen_hidden && !s->d_hidden_last, J, l->hidden, elem);
     const bool d_h = grads && !c->frozen_hidden;
     const int64_t sum = s->segment && elem == 8 ? 8 : sizeof(float);
     int64_t levels = 1;

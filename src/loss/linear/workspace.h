@@ -32,6 +32,8 @@ struct colo_linear_size {
     colo_linear_pass_t pass;
     int64_t tokens, rows;
     int64_t chunk, chunks; /* rows a chunk; chunks >= 1, the only one of 0 rows may be empty */
+    int64_t joined;        /* chunks that products of gradients take together */
+    bool d_hidden_last;    /* d_hidden comes after d_W, and is made where its rows of hidden were */
     int64_t width, blocks; /* columns a block; blocks of a chunk */
     int64_t body;          /* columns in such blocks; the rest, if any, is one more */
     bool keeps;            /* all logits are in the saved buffer */
@@ -54,8 +56,8 @@ struct colo_linear_memory {
     int64_t row_of, token_of, row_targets, counts;
     int64_t logp, entropy, loss, correct; /* per row */
     int64_t up[3], scale, stats, blocks;
-    int64_t z[2], dz[2], h[2]; /* chunks */
-    int64_t d_h, d_hidden;     /* chunk; [T, H] before a reduce-scatter */
+    int64_t z[2], dz[2], h[2]; /* chunks; joined ones: z in place, dz and h */
+    int64_t d_h, d_hidden;     /* as h; [T, H] before a reduce-scatter */
     int64_t d_h_sum;           /* chunk, of the sum dtype; with segments one a level of the tree */
     int64_t d_h_stage, d_h_stage_bytes; /* staging of the sum of d_hidden over ranks */
     int64_t d_h_all;                    /* chunks of all ranks, of the sum dtype */
@@ -112,14 +114,6 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
                                   colo_stream_t stream);
 /* What the gather tells of this rank; after begin */
 void colo_linear_i_make_header(struct colo_linear_call *k);
-colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
-                                          const colo_linear_upstream_t *up);
-/* Mode early, backward: the scale of the saved d_logits becomes this call's. */
-colo_status_t colo_linear_i_make_factor(struct colo_linear_call *k, const float *saved_scale,
-                                        const colo_linear_upstream_t *up);
-/* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
-colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
-                                        const colo_linear_grads_t *grads);
 /* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k);
 /* @out: NULL in backward */
