@@ -22,6 +22,7 @@
 #include <colobridge/logits.h>
 #include <colobridge/logprob.h>
 #include <colobridge/topk.h>
+#include <colobridge/sampling.h>
 #include <colobridge/distill.h>
 #include <colobridge/lm_head.h>
 #include <colobridge/linear_logprob.h>

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * losses-launch.h - launchers of the other losses: top-k
- * (topk-loss.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums
- * (sequence.cu). The rules are those of kernels.h; structs that are declared here are
- * src/loss/{topk-pass,distill-pass}.h, flattened.
+ * losses-launch.h - launchers of the other losses: top-k (topk-loss.cu, topk.cu), what a sampler
+ * keeps (sampling.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu).
+ * The rules are those of kernels.h.
  */
 #ifndef COLO_KERNELS_LOSSES_LAUNCH_H
 #define COLO_KERNELS_LOSSES_LAUNCH_H
 
 #include "kernels.h"
 #include "loss/distill-pass.h"
+#include "loss/sampling-pass.h"
 #include "loss/sequence-pass.h"
 #include "loss/topk-pass.h"
 #include "loss/weighted.h"
@@ -26,6 +26,11 @@ cudaError_t colo_k_topk_largest(const struct colo_topk_pass *p, cudaStream_t str
 cudaError_t colo_k_topk_merge(const struct colo_topk_pass *p, cudaStream_t stream);
 cudaError_t colo_k_topk_sum(const struct colo_topk_pass *p, cudaStream_t stream);
 cudaError_t colo_k_topk_fix(const struct colo_topk_pass *p, cudaStream_t stream);
+
+cudaError_t colo_k_sampling_largest(const struct colo_sampling_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sampling_sums(const struct colo_sampling_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sampling_find(const struct colo_sampling_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sampling_keep(const struct colo_sampling_pass *p, cudaStream_t stream);
 
 cudaError_t colo_k_distill_stats(const struct colo_distill_pass *p, cudaStream_t stream);
 cudaError_t colo_k_distill_merge(const struct colo_distill_pass *p, cudaStream_t stream);

@@ -237,6 +237,11 @@ class TopkSaved(c.Structure):
                 ('memory', c.c_void_p), ('valid', c.c_bool), ('config', TopkConfig)]
 
 
+class SamplingConfig(c.Structure):
+    """colo_sampling_config_t"""
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('top_k', i64), ('top_p', c.c_double)]
+
+
 class DistillConfig(c.Structure):
     """colo_distill_config_t"""
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', c.c_int),
@@ -347,6 +352,7 @@ C_NAMES = {
     'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
     'colo_topk_config_t': TopkConfig, 'colo_topk_batch_t': TopkBatch, 'colo_topk_out_t': TopkOut,
     'colo_topk_upstream_t': TopkUpstream, 'colo_topk_saved_t': TopkSaved, 'colo_distill_config_t': DistillConfig,
+    'colo_sampling_config_t': SamplingConfig,
     'colo_distill_batch_t': DistillBatch, 'colo_distill_out_t': DistillOut,
     'colo_distill_upstream_t': DistillUpstream, 'colo_distill_saved_t': DistillSaved,
     'colo_sequence_t': Sequence, 'colo_loss_mean_t': LossMean,

@@ -8,6 +8,7 @@
 #include "loss/distill-pass.h"
 #include "loss/loss.h"
 #include "loss/topk-pass.h"
+#include "loss/sampling-pass.h"
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
 
@@ -204,6 +205,34 @@ static colo_status_t topk_fix(const struct colo_topk_pass *p, colo_stream_t stre
     return colo_cuda_report(colo_k_topk_fix(p, stream), "topk backward, picked columns");
 }
 
+/* ---- what a sampler keeps ---- */
+
+static colo_status_t sampling_largest(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    colo_queries_t q = {0};
+    if (p->base.tokens > 0 && p->base.columns > 0) {
+        TRY(colo_cuda_typed(&q, p->base.logits, p->base.dtype, "logits"));
+        TRY(colo_cuda_typed(&q, p->out, p->base.dtype, "out"));
+    }
+    TRY(colo_cuda_pointer(&q, p->base.blocks, "workspace"));
+    return colo_cuda_report(colo_k_sampling_largest(p, stream), "sampling, the largest");
+}
+
+static colo_status_t sampling_sums(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    return colo_cuda_report(colo_k_sampling_sums(p, stream), "sampling, sums");
+}
+
+static colo_status_t sampling_find(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    return colo_cuda_report(colo_k_sampling_find(p, stream), "sampling, the last logit");
+}
+
+static colo_status_t sampling_keep(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    return colo_cuda_report(colo_k_sampling_keep(p, stream), "sampling, writing");
+}
+
 /* ---- target distributions ---- */
 
 static colo_status_t distill_inputs(colo_queries_t *q, const struct colo_distill_pass *p)
@@ -338,6 +367,10 @@ const colo_loss_ops_t colo_loss_cuda = {
     .topk_merge = topk_merge,
     .topk_sum = topk_sum,
     .topk_fix = topk_fix,
+    .sampling_largest = sampling_largest,
+    .sampling_sums = sampling_sums,
+    .sampling_find = sampling_find,
+    .sampling_keep = sampling_keep,
     .distill_stats = distill_stats,
     .distill_merge = distill_merge,
     .distill_grad = distill_grad,

@@ -238,7 +238,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
     COLO_TRY(read_config(&saved->config, &config));
     if (!upstream)
         return colo_fail(COLO_ERR_ARG, "distill: upstream is NULL");
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", &saved->logits, &in_place));
     /* the targets are read row by row with the logits: nothing written may be among them */
     if (colo_loss_i_ranges_overlap(d_logits, &saved->targets))
         return colo_fail(COLO_ERR_ARG, "d_logits: overlaps the targets (%+" PRId64 " bytes)",

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "loss/distill-pass.h"
 #include "loss/topk-pass.h"
+#include "loss/sampling-pass.h"
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
 
@@ -28,6 +29,10 @@ const colo_loss_ops_t colo_loss_host = {
     .topk_merge = colo_host_topk_merge,
     .topk_sum = colo_host_topk_sum,
     .topk_fix = colo_host_topk_fix,
+    .sampling_largest = colo_host_sampling_largest,
+    .sampling_sums = colo_host_sampling_sums,
+    .sampling_find = colo_host_sampling_find,
+    .sampling_keep = colo_host_sampling_keep,
     .distill_stats = colo_host_distill_stats,
     .distill_merge = colo_host_distill_merge,
     .distill_grad = colo_host_distill_grad,

@@ -13,6 +13,7 @@
 
 struct colo_topk_pass;     /* topk-pass.h */
 struct colo_distill_pass;  /* distill-pass.h */
+struct colo_sampling_pass; /* sampling-pass.h */
 struct colo_sequence_pass; /* sequence-pass.h */
 struct colo_weighted_pass; /* weighted.h */
 struct colo_mean_grad_pass;
@@ -64,6 +65,10 @@ typedef struct colo_loss_ops {
     colo_status_t (*topk_merge)(const struct colo_topk_pass *p, colo_stream_t stream);
     colo_status_t (*topk_sum)(const struct colo_topk_pass *p, colo_stream_t stream);
     colo_status_t (*topk_fix)(const struct colo_topk_pass *p, colo_stream_t stream);
+    colo_status_t (*sampling_largest)(const struct colo_sampling_pass *p, colo_stream_t stream);
+    colo_status_t (*sampling_sums)(const struct colo_sampling_pass *p, colo_stream_t stream);
+    colo_status_t (*sampling_find)(const struct colo_sampling_pass *p, colo_stream_t stream);
+    colo_status_t (*sampling_keep)(const struct colo_sampling_pass *p, colo_stream_t stream);
     colo_status_t (*distill_stats)(const struct colo_distill_pass *p, colo_stream_t stream);
     colo_status_t (*distill_merge)(const struct colo_distill_pass *p, colo_stream_t stream);
     colo_status_t (*distill_grad)(const struct colo_distill_pass *p, colo_stream_t stream);

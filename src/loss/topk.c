@@ -269,7 +269,7 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
     COLO_TRY(read_config(&saved->config, &config));
     if (!upstream || (!upstream->d_logp && saved->logits.shape[0] > 0))
         return colo_fail(COLO_ERR_ARG, "topk: %s is NULL", upstream ? "d_logp" : "upstream");
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", &saved->logits, &in_place));
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     const colo_logprob_config_t base = base_config(&config);

@@ -454,28 +454,27 @@ static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
     return apart < width || apart > step - width;
 }
 
-colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const colo_tensor_t *z,
-                                         bool *in_place)
+colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *what,
+                                         const colo_tensor_t *z, bool *in_place)
 {
-    COLO_TRY(colo_loss_i_check_matrix(d_logits, "d_logits", true));
-    if (d_logits->dtype != z->dtype)
-        return colo_fail(COLO_ERR_ARG, "d_logits: dtype %s, the logits are %s",
-                         colo_dtype_name(d_logits->dtype), colo_dtype_name(z->dtype));
-    if (d_logits->shape[0] != z->shape[0] || d_logits->shape[1] != z->shape[1])
+    COLO_TRY(colo_loss_i_check_matrix(d, what, true));
+    if (d->dtype != z->dtype)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the logits are %s", what,
+                         colo_dtype_name(d->dtype), colo_dtype_name(z->dtype));
+    if (d->shape[0] != z->shape[0] || d->shape[1] != z->shape[1])
         return colo_fail(COLO_ERR_SHAPE,
-                         "d_logits: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
-                         "]",
-                         d_logits->shape[0], d_logits->shape[1], z->shape[0], z->shape[1]);
-    COLO_TRY(colo_loss_i_check_memory(d_logits, z, "d_logits"));
-    *in_place = d_logits->data == z->data && colo_tensor_count(z) > 0 &&
-                (z->shape[0] == 1 || d_logits->stride[0] == z->stride[0]);
-    if (!*in_place && overlap(d_logits, z))
+                         "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]",
+                         what, d->shape[0], d->shape[1], z->shape[0], z->shape[1]);
+    COLO_TRY(colo_loss_i_check_memory(d, z, what));
+    *in_place = d->data == z->data && colo_tensor_count(z) > 0 &&
+                (z->shape[0] == 1 || d->stride[0] == z->stride[0]);
+    if (!*in_place && overlap(d, z))
         return colo_fail(COLO_ERR_ARG,
-                         "d_logits: overlaps the logits without being them (%+" PRId64
+                         "%s: overlaps the logits without being them (%+" PRId64
                          " bytes, row strides %" PRId64 " and %" PRId64
                          "); in place needs the same data and strides",
-                         (int64_t)((intptr_t)d_logits->data - (intptr_t)z->data),
-                         d_logits->stride[0], z->stride[0]);
+                         what, (int64_t)((intptr_t)d->data - (intptr_t)z->data), d->stride[0],
+                         z->stride[0]);
     return COLO_OK;
 }
 
@@ -495,7 +494,7 @@ colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
         return colo_fail(COLO_ERR_ARG,
                          "logprob: d_loss is given, forward ran with want_loss false");
     const colo_tensor_t *z = &saved->logits;
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, z, in_place));
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", z, in_place));
     COLO_TRY(colo_loss_i_check_version(z, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
     return colo_loss_i_check_support_version(&saved->support);

@@ -63,9 +63,9 @@ static inline uint64_t colo_loss_i_version(const colo_tensor_t *t)
 /* COLO_ERR_MODIFIED when the version counter of @t is no longer @saved_at */
 colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at,
                                         const char *what);
-/* @d_logits is as the logits @z, and is them (@in_place: out) or shares nothing with them. */
-colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const colo_tensor_t *z,
-                                         bool *in_place);
+/* @d, named @what, is as the logits @z, and is them (@in_place: out) or shares nothing with them. */
+colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *what,
+                                         const colo_tensor_t *z, bool *in_place);
 
 /* Before a collective, @mine the verdict on this rank's own arguments: at COLO_CHECK=2 all ranks
  * hear of an error and @group lives on, below that the error marks @group failed. */

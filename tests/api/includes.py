@@ -23,6 +23,7 @@ ALLOWED = {
     ('kernels/kernels.h', 'src/loss/linear/rows.h'): 'a pass struct that host and kernel read alike',
     ('kernels/kernels.h', 'src/loss/passes.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/distill-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/losses-launch.h', 'src/loss/sampling-pass.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/sequence-pass.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/weighted.h'): 'a pass struct that host and kernel read alike',

@@ -165,7 +165,7 @@ T_CASE(gradient_is_the_logits_or_shares_nothing_with_them)
         const colo_tensor_t d = rows_in(buffer, table[i].rows, table[i].first, table[i].apart),
                             z = rows_in(buffer, table[i].rows, table[i].z_first, table[i].z_apart);
         bool in_place = false;
-        const colo_status_t st = colo_loss_i_check_gradient(&d, &z, &in_place);
+        const colo_status_t st = colo_loss_i_check_gradient(&d, "d_logits", &z, &in_place);
         if ((st < 0) != (table[i].verdict < 0) || (st == COLO_OK && in_place != table[i].verdict))
             fail_msg("pair %d: %s, in place %d", (int)i, colo_status_name(st), in_place);
     }

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sampling.c - the passes of sampling-pass.h in plain C. What is done per logit is written once for
+ * all dtypes and compiled for each: a switch per logit would take longer than the rest.
+ */
+#include "loss/sampling-pass.h"
+
+#include "loss/scalar.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* case by case, so that @f is compiled for each dtype */
+#define FOR_DTYPE(dtype, f, ...)   \
+    switch (dtype) {               \
+    case COLO_F64:                 \
+        f(COLO_F64, __VA_ARGS__);  \
+        break;                     \
+    case COLO_BF16:                \
+        f(COLO_BF16, __VA_ARGS__); \
+        break;                     \
+    case COLO_F16:                 \
+        f(COLO_F16, __VA_ARGS__);  \
+        break;                     \
+    default:                       \
+        f(COLO_F32, __VA_ARGS__);  \
+    }
+
+/* colo_dtype_size(), which compilers see through */
+INLINE int64_t size_of(colo_dtype_t dtype)
+{
+    return dtype == COLO_F64 ? 8 : dtype == COLO_F32 ? 4 : 2;
+}
+
+/* The bits of a logit, as a number */
+INLINE uint64_t bits_at(colo_dtype_t dtype, const void *row, int64_t j)
+{
+    const int64_t size = size_of(dtype);
+    const char *p = (const char *)row + j * size;
+    uint16_t b16;
+    uint32_t b32;
+    uint64_t b64;
+    if (size == 2)
+        return memcpy(&b16, p, sizeof b16), b16;
+    if (size == 4)
+        return memcpy(&b32, p, sizeof b32), b32;
+    return memcpy(&b64, p, sizeof b64), b64;
+}
+
+INLINE void put_bits(colo_dtype_t dtype, void *row, int64_t j, uint64_t bits)
+{
+    const int64_t size = size_of(dtype);
+    char *p = (char *)row + j * size;
+    const uint16_t b16 = (uint16_t)bits;
+    const uint32_t b32 = (uint32_t)bits;
+    if (size == 2)
+        memcpy(p, &b16, sizeof b16);
+    else if (size == 4)
+        memcpy(p, &b32, sizeof b32);
+    else
+        memcpy(p, &bits, sizeof bits);
+}
+
+INLINE uint64_t sign_of(colo_dtype_t dtype)
+{
+    return UINT64_C(1) << (8 * size_of(dtype) - 1);
+}
+
+/* In the order of the logits; of -0 as of 0. No branch, because signs cannot be guessed. */
+INLINE uint64_t key_of(colo_dtype_t dtype, uint64_t bits)
+{
+    const uint64_t sign = sign_of(dtype);
+    bits = bits == sign ? 0 : bits;
+    return bits ^ (((bits & sign ? UINT64_MAX : 0) | sign) & (sign | (sign - 1)));
+}
+
+INLINE uint64_t minus_infinity(colo_dtype_t dtype)
+{
+    return dtype == COLO_F64    ? UINT64_C(0xfff0000000000000)
+           : dtype == COLO_F32  ? 0xff800000
+           : dtype == COLO_BF16 ? 0xff80
+                                : 0xfc00;
+}
+
+/* The logit of a key */
+INLINE double logit_of(colo_dtype_t dtype, uint64_t key)
+{
+    const uint64_t sign = sign_of(dtype);
+    union {
+        uint16_t half;
+        float f32;
+        double f64;
+    } z;
+    put_bits(dtype, &z, 0, key & sign ? key ^ sign : ~key);
+    return colo_scalar_get(dtype, &z, 0);
+}
+
+static const void *row_of(const struct colo_sampling_pass *p, int64_t t)
+{
+    return (const char *)p->base.logits + t * p->base.row_stride * size_of(p->base.dtype);
+}
+
+static unsigned char *block_of(const struct colo_sampling_pass *p, int32_t r)
+{
+    return p->base.blocks + r * p->base.block.bytes;
+}
+
+/* M of a token; not finite: the row is copied. */
+static double largest(const struct colo_sampling_pass *p, int64_t t)
+{
+    double m = -INFINITY;
+    for (int32_t r = 0; r < p->base.ranks; r++) {
+        const double z = ((const double *)(block_of(p, r) + p->base.block.m))[t];
+        m = z > m || isnan(z) ? z : m;
+    }
+    return p->base.factor * m;
+}
+
+/* One function, so that its roundings are the same wherever it is called. */
+static __attribute__((noinline)) int64_t mass(const struct colo_sampling_pass *p, double z,
+                                              double m)
+{
+    const double units = exp(p->base.factor * z - m) * p->units;
+    return units > 0 ? (int64_t)units : 0; /* NaN, of another rank's row, is 0, too */
+}
+
+/* Of keys: compilers put several into a register, but no comparisons that have to see a NaN. */
+INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_pass *p, const void *row,
+                       double *m)
+{
+    uint64_t most = 0, least = UINT64_MAX;
+    for (int64_t j = 0; j < p->base.true_columns; j++) {
+        const uint64_t key = key_of(dtype, bits_at(dtype, row, j));
+        most = key > most ? key : most;
+        least = key < least ? key : least;
+    }
+    if (p->base.true_columns > 0) /* NaN is above inf or below -inf */
+        *m = isnan(logit_of(dtype, least)) ? NAN : logit_of(dtype, most);
+}
+
+colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    unsigned char *block = block_of(p, p->base.rank);
+    (void)stream;
+    memcpy(block, &p->base.header, sizeof p->base.header);
+    for (int64_t t = 0; t < p->base.tokens; t++) {
+        double m = -INFINITY;
+        FOR_DTYPE(p->base.dtype, largest_in, p, row_of(p, t), &m)
+        ((double *)(block + p->base.block.m))[t] = m;
+    }
+    return COLO_OK;
+}
+
+/* Two loops, because a test of what is weighed takes as long as the rest of the first one. */
+INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_pass *p, const void *row,
+                    double m, uint64_t prefix, int64_t *sums)
+{
+    const int shift = 8 * (p->digits - 1 - p->digit);
+    const bool first = p->digit == 0;
+    const uint64_t minus = minus_infinity(dtype);
+    /* In turns, so that equal digits in a row do not wait for each other. The last of a table are
+     * the logits with another prefix: no branch that is guessed wrong. */
+    int64_t counts[4][COLO_SAMPLING_DIGITS + 1] = {{0}};
+    for (int64_t j = 0; j < p->base.true_columns && (!p->weigh || shift == 0); j++) {
+        const uint64_t key = key_of(dtype, bits_at(dtype, row, j));
+        const bool counted = first || key >> shift >> 8 == prefix;
+        counts[j & 3][counted ? key >> shift & 255 : COLO_SAMPLING_DIGITS]++;
+    }
+    for (int64_t j = 0; j < p->base.true_columns && p->weigh && shift > 0; j++) {
+        const uint64_t bits = bits_at(dtype, row, j), key = key_of(dtype, bits);
+        if (bits != minus /* weighs nothing, and after top_k most are */ &&
+            (first || key >> shift >> 8 == prefix))
+            sums[key >> shift & 255] += mass(p, colo_scalar_get(dtype, row, j), m);
+    }
+    for (int d = 0; d < COLO_SAMPLING_DIGITS; d++) {
+        const int64_t n = counts[0][d] + counts[1][d] + counts[2][d] + counts[3][d];
+        if (n > 0) /* of one mass, because the last digit makes a key */
+            sums[d] = n * (p->weigh ? mass(p, logit_of(dtype, prefix << 8 | (uint64_t)d), m) : 1);
+    }
+}
+
+colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    int64_t *sums = p->sums + p->base.rank * p->base.tokens * COLO_SAMPLING_DIGITS;
+    (void)stream;
+    memset(sums, 0, (size_t)p->base.tokens * COLO_SAMPLING_DIGITS * sizeof *sums);
+    for (int64_t t = 0; t < p->base.tokens; t++, sums += COLO_SAMPLING_DIGITS) {
+        const double m = largest(p, t);
+        if (isfinite(m))
+            FOR_DTYPE(p->base.dtype, add_row, p, row_of(p, t), m, p->prefix[t], sums)
+    }
+    return COLO_OK;
+}
+
+static int64_t wanted_of(const struct colo_sampling_pass *p, int64_t total)
+{
+    const int64_t need = p->weigh ? (int64_t)ceil((double)total * p->top_p) : p->top_k;
+    return need < 1 ? 1 : need > total ? total : need;
+}
+
+static void find(const struct colo_sampling_pass *p, int64_t t)
+{
+    const int64_t start = p->base.config.logits.vocab_start,
+                  rows = p->base.tokens * COLO_SAMPLING_DIGITS;
+    const int64_t *sums = p->sums + t * COLO_SAMPLING_DIGITS;
+    int64_t each[COLO_SAMPLING_DIGITS] = {0}, total = 0, before = p->digit ? p->above[t] : 0;
+    int d = COLO_SAMPLING_DIGITS - 1;
+    for (int32_t r = 0; r < p->base.ranks; r++)
+        for (int i = 0; i < COLO_SAMPLING_DIGITS; i++) {
+            each[i] += sums[r * rows + i];
+            total += sums[r * rows + i];
+        }
+    if (p->digit == 0)
+        p->wanted[t] = wanted_of(p, total);
+    for (; d > 0 && before + each[d] < p->wanted[t]; d--)
+        before += each[d];
+    p->above[t] = before;
+    p->prefix[t] = (p->digit ? p->prefix[t] << 8 : 0) | (uint64_t)d;
+    if (p->digit < p->digits - 1)
+        return;
+    p->wanted[t] -= before;
+    for (int32_t r = 0; r < p->base.ranks; r++) /* equal logits of lower ids come first */
+        if (((const colo_logprob_header_t *)block_of(p, r))->start < start)
+            p->wanted[t] -= sums[r * rows + d];
+}
+
+colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    (void)stream;
+    for (int64_t t = 0; t < p->base.tokens; t++)
+        if (isfinite(largest(p, t)))
+            find(p, t);
+    return COLO_OK;
+}
+
+INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *p, const void *row,
+                     int64_t t, double m, void *out)
+{
+    const int64_t n = p->base.true_columns;
+    const uint64_t last = isfinite(m) ? p->prefix[t] : 0;
+    const int64_t each = p->weigh ? mass(p, logit_of(dtype, last), m) : 1;
+    const uint64_t minus = minus_infinity(dtype);
+    for (int64_t j = 0; j < n; j++) {
+        const uint64_t bits = bits_at(dtype, row, j);
+        put_bits(dtype, out, j, key_of(dtype, bits) >= last ? bits : minus);
+    }
+    for (int64_t j = 0, seen = 0; j < n && isfinite(m); j++)
+        if (key_of(dtype, bits_at(dtype, out, j)) == last) {
+            if (seen >= p->wanted[t])
+                put_bits(dtype, out, j, minus);
+            seen += each;
+        }
+    for (int64_t j = n; j < p->base.columns; j++)
+        put_bits(dtype, out, j, minus);
+}
+
+colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *p, colo_stream_t stream)
+{
+    const int64_t size = size_of(p->base.dtype);
+    (void)stream;
+    for (int64_t t = 0; t < p->base.tokens; t++) {
+        void *out = (char *)p->out + t * p->out_stride * size;
+        FOR_DTYPE(p->base.dtype, keep_row, p, row_of(p, t), t, largest(p, t), out)
+    }
+    return COLO_OK;
+}
