@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutants: a copy of the package with one bug in it must be killed by the tests that its row names."""
-import os
 import shutil
-import sys
-import traceback
 from pathlib import Path
 
 import pytest
+
+from forked import pytest_in_fork
 
 HERE = Path(__file__).resolve().parent
 # name: (file, old, new, test file, test): old occurs once
@@ -515,30 +514,6 @@ MUTANTS = {
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
 }
-
-
-def pytest_in_fork(log, package, arguments, **environment):
-    """The exit status of pytest on a copy of the package, in a fork of this process, which has imported
-    PyTorch: a new one would spend most of its time on that."""
-    pid = os.fork()
-    if pid == 0:
-        status = 70
-        try:
-            out = os.open(log, os.O_WRONLY | os.O_CREAT)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0), os.dup2(out, 1), os.dup2(out, 2)
-            sys.stdout = sys.stderr = open(1, 'w', buffering=1, closefd=False)
-            os.environ.update(environment, COLO_PACKAGE=str(package))
-            os.environ.pop('COLO_TESTS_CHILD', None)
-            for module in [m for m in sys.modules if m.partition('.')[0] in ('colobridge', 'conftest', 'world')
-                           or m.startswith('test_')]:
-                del sys.modules[module]
-            status = int(pytest.main(arguments))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.parametrize('name', list(MUTANTS))

@@ -259,27 +259,33 @@ static bool is_partial(const t_case_t *c)
     return c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
 }
 
-/* What the oracle says that one element of a rank's tensor holds. */
-static void expected_element(const t_case_t *c, t_role_t role, const ref_part_t *own,
-                             const ref_part_t *part, int64_t salt, int64_t b, int64_t s, int64_t h,
-                             void *out)
+/* What the oracle says that the features of one row of a rank's tensor hold. */
+static void expected_row(const t_case_t *c, t_role_t role, const ref_part_t *own,
+                         const ref_part_t *part, int64_t salt, int64_t ib, int64_t is,
+                         t_buffer_t *buffer)
 {
     const char *dtype = colo_dtype_name(c->dtype);
-    int bits = ref_partial_bits(dtype);
-    if (role == T_X || role == T_Y) {
-        ref_encode_move(dtype, ref_code_x(c->shape, b, s, h) + 3 * salt, out);
-    } else if (is_partial(c)) {
-        int64_t v = 0;
-        if (role == T_DY)
-            v = ref_code_partial(part->addend, b, s, h + 977 * salt, bits);
-        else
-            for (int64_t addend = 0; addend < ref_side_addends(&c->dst); addend++)
-                v += ref_code_partial(addend, b, s, h + 977 * salt, bits);
-        ref_encode_number(dtype, v, out);
-    } else if (role == T_DY && !ref_list_has(own->s, own->ns, s)) {
-        memset(out, 0, ref_dtype_size(dtype)); /* DISJOINT: zero outside the rank's own rows */
-    } else {
-        ref_encode_move(dtype, ref_code_d(c->shape, b, s, h) + 5 * salt, out);
+    const int64_t b = part->b[ib], s = part->s[is], addends = ref_side_addends(&c->dst);
+    const int bits = ref_partial_bits(dtype);
+    const bool none = role == T_DY && !is_partial(c) && !ref_list_has(own->s, own->ns, s);
+    for (int64_t ih = 0; ih < part->nh; ih++) {
+        const int64_t h = part->h[ih];
+        void *out = t_buffer_at(buffer, c->axes, part->ns, ib, is, ih);
+        if (role == T_X || role == T_Y) {
+            ref_encode_move(dtype, ref_code_x(c->shape, b, s, h) + 3 * salt, out);
+        } else if (is_partial(c)) {
+            int64_t v = 0;
+            if (role == T_DY)
+                v = ref_code_partial(part->addend, b, s, h + 977 * salt, bits);
+            else
+                for (int64_t addend = 0; addend < addends; addend++)
+                    v += ref_code_partial(addend, b, s, h + 977 * salt, bits);
+            ref_encode_number(dtype, v, out);
+        } else if (none) {
+            memset(out, 0, ref_dtype_size(dtype)); /* DISJOINT: zero outside the rank's own rows */
+        } else {
+            ref_encode_move(dtype, ref_code_d(c->shape, b, s, h) + 5 * salt, out);
+        }
     }
 }
 
@@ -300,9 +306,7 @@ colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int6
     colo_status_t st = t_buffer_make(b, c->axes, c->dtype, c->stride, part.nb, part.ns, part.nh);
     for (int64_t ib = 0; st == COLO_OK && fill && ib < part.nb; ib++)
         for (int64_t is = 0; is < part.ns; is++)
-            for (int64_t ih = 0; ih < part.nh; ih++)
-                expected_element(c, role, &own, &part, salt, part.b[ib], part.s[is], part.h[ih],
-                                 t_buffer_at(b, c->axes, part.ns, ib, is, ih));
+            expected_row(c, role, &own, &part, salt, ib, is, b);
     ref_part_free(&own);
     ref_part_free(&part);
     return st;
