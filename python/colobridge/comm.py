@@ -144,7 +144,7 @@ class Comm:
     @property
     def name(self) -> str:
         """The name of the communicator in messages; it can be set."""
-        return lib().colo_comm_name(self.handle).decode()
+        return lib().colo_comm_name(self.handle).decode('utf-8', 'replace')  # cut after 31 bytes
 
     @name.setter
     def name(self, value: str) -> None:

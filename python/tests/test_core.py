@@ -199,6 +199,13 @@ def coded(shape, ranges):
                              for h in ranges[2]])
 
 
+def test_long_name_of_a_communicator_is_cut_inside_a_letter():
+    def one_rank(world):
+        world.name = 'é' * 20  # of two bytes each
+        return world.name
+    assert cb.run_threads(1, one_rank) == ['é' * 15 + '\ufffd']
+
+
 def test_bridge_moves_values_and_gradients_on_threads():
     src, dst = cb.Layout.src('tp=2,dp=4'), cb.Layout.dst('tp=2,cp=2,dp=2')
 

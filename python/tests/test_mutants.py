@@ -66,6 +66,9 @@ MUTANTS = {
     'context addends share a gather group': (
         'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
         'test_megatron.py', 'test_map_b'),
+    'a name that was cut inside a letter is an error': (
+        'comm.py', "self.handle).decode('utf-8', 'replace')", 'self.handle).decode()', 'test_core.py',
+        'cut_inside_a_letter'),
     'rows between those of a slice count': (
         'torch/rows.py', 'out = values.new_full((self.count,) + tail, fill)',
         'out = values.new_full((self.count,) + tail, 0)', 'test_torch_logprob.py',
