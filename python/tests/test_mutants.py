@@ -66,6 +66,9 @@ MUTANTS = {
     'context addends share a gather group': (
         'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
         'test_megatron.py', 'test_map_b'),
+    'lists of no tokens have no address': (
+        'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
+        'test_lists_of_no_tokens'),
     'a name that was cut inside a letter is an error': (
         'comm.py', "self.handle).decode('utf-8', 'replace')", 'self.handle).decode()', 'test_core.py',
         'cut_inside_a_letter'),
@@ -188,7 +191,7 @@ MUTANTS = {
         'torch/sequence.py', 'left_padded=bool(left_padded)', 'left_padded=False', 'test_torch_losses.py',
         'over_context_ranks'),
     'lists lie behind the end of those before': (
-        'torch/support.py', 'raw.data + step, raw.data + 2 * step', 'raw.data + step, raw.data + step',
+        'torch/support.py', 'address + step, address + 2 * step', 'address + step, address + step',
         'test_torch_support.py', 'threads_and_alone'),
     'lists that are not sorted are passed as they are': (
         'torch/support.py', 'order[token[order].sort(stable=True)[1]]', 'order', 'test_torch_support.py',

@@ -164,6 +164,15 @@ def test_tensors_that_checkpoints_and_hooks_bring_back():
         assert float(grads[0].abs().max()) > 0 and all(torch.equal(g, grads[0]) for g in grads)
 
 
+def test_lists_of_no_tokens_have_a_loss_of_0():
+    none, w = torch.zeros(0, 2, dtype=torch.int64), torch.ones(V, H)
+    for lists in (ct.Support(none), ct.Support(none[:, 0], torch.tensor([0]))):
+        z, h = torch.zeros(0, V, requires_grad=True), torch.zeros(0, H, requires_grad=True)
+        loss = ct.nll(z, none[:, 0], support=lists).loss + ct.linear_nll(h, w, target=none[:, 0], support=lists).loss
+        loss.backward()
+        assert loss == 0 and z.grad.shape == z.shape and h.grad.shape == h.shape
+
+
 def test_calls_whose_lists_differ_in_length_share_a_plan():
     z, t, _ = case((3, 4))
     for width in (0, 1, K, 3):

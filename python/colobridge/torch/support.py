@@ -86,8 +86,8 @@ class Listed(View):
     def point(self, raw: s.Tensor, t: Any) -> Any:
         first, listed = t
         ids, begin, end = raw.lists
-        step, raw.data = 8 * self.count, first.data_ptr()
-        begin.data, end.data = raw.data + step, raw.data + 2 * step
+        step, address = 8 * self.count, first.data_ptr()  # 0 without a token
+        raw.data, begin.data, end.data = address, address + step, address + 2 * step
         ids.data, ids.shape[0] = listed.data_ptr(), listed.numel()
         return t
 
