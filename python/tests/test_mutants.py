@@ -254,6 +254,9 @@ MUTANTS = {
         'test_torch_mask.py', 'test_a_float_mask_weighs_tokens'),
     'a weight that is NaN is taken': (
         'torch/nll.py', 'if bad.any():', 'if False:', 'test_torch_mask.py', 'test_a_weight_that_is_none'),
+    'what is kept ends where its memory ends': (
+        'torch/logprob.py', 'held[begin:begin + size + words + SLACK]', 'held[begin:]', 'test_torch_saved.py',
+        'test_what_is_kept_has_one_size'),
     'a refused weight stays on its rank': (
         'torch/nll.py', 'raise groups.told(why, target.device, *of)', 'raise', 'test_torch_mask.py',
         'test_weighted_means_and_refusals'),
@@ -278,8 +281,8 @@ MUTANTS = {
         'torch/logprob.py', 'written(logits)', 'pass', 'test_torch_logprob.py',
         'test_gradient_in_place_of_logits_that_others_saved'),
     'saved numbers begin where the tensor begins': (
-        'torch/logprob.py', 'kept = held[(address - held.data_ptr()) // 8:] if address != held.data_ptr() else held',
-        'kept = held', 'test_torch_saved.py', 'test_gradients_under_checkpointing'),
+        'torch/logprob.py', 'held[begin:begin + size + words + SLACK]', 'held',
+        'test_torch_saved.py', 'test_gradients_under_checkpointing'),
     'what a hook brought back is freed before it is read': (
         'torch/nll.py', 'made.backward(MeanCall(made), memory.data_ptr()',
         'del memory; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',

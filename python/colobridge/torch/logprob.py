@@ -191,7 +191,8 @@ class LogprobPlan:
             if words:
                 apart, workspace = held, aligned(address + 8 * size)
             if keeps:  # from its first number on: what a hook or a recomputation brings back lies elsewhere
-                kept = held[(address - held.data_ptr()) // 8:] if address != held.data_ptr() else held
+                begin = (address - held.data_ptr()) // 8
+                kept = held if self.cuda and not begin else held[begin:begin + size + words + SLACK]
         return kept, address, apart, workspace
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any = None) -> tuple[list[Any], Any]:
