@@ -311,6 +311,20 @@ def text(value: str) -> bytes:
     return value.encode()
 
 
+class Unique:
+    """An object of the library that has no copy: a copy of what holds it holds the same one."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("%s: found one to pickle, expected none: it belongs to this process; make one in each process"
+                        % type(self).__name__)
+
+
 def version() -> str:
     """Version of the loaded library."""
     return lib().colo_version().decode()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from . import _structs as s
-from ._lib import call, lib, text
+from ._lib import Unique, call, lib, text
 from .comm import Comm
 from .errors import STATUS, ArgumentError, FailedError
 from .layout import Layout
@@ -17,7 +17,7 @@ from .segments import Segments
 from .tensor import view
 
 
-class Bridge:
+class Bridge(Unique):
     """Plan, communicator, workspace. Collective over @comm, whose world ranks are the grids' ranks.
 
     shape: (samples, rows, features[, positions of the LLM]), global. axes: "bsh", "sbh", any
@@ -123,7 +123,7 @@ def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:
     return None if t is None else view(t, what, writes=writes)
 
 
-class Batch:
+class Batch(Unique):
     """A ragged batch of a bridge, made by Bridge.set_segments(). Several may be outstanding. rows: those of
     this rank's x and y."""
 

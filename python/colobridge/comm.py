@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
-from ._lib import call, check, lib, text
+from ._lib import Unique, call, check, lib, text
 from .errors import STATUS, Error, FailedError
 from .grid import Grid, _joined
 from .tensor import view
@@ -28,7 +28,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Comm:
+class Comm(Unique):
     """A communicator. One thread at a time uses it. Exception: any thread may call abort() and dump().
 
     Make one with run_threads(), Comm.self(), Comm.from_all_gather(), split(), or Comm.nccl(). Calls are

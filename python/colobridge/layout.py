@@ -6,6 +6,7 @@ import ctypes as c
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import _structs as s
 from ._lib import call, lib, text
@@ -124,8 +125,20 @@ class Layout:
     def __hash__(self) -> int:
         return lib().colo_layout_hash(self._raw)
 
+    def __reduce__(self) -> Any:
+        return _again, (self.grid, bytes(self._raw), None if self._table is None else list(self._table))
+
     def __repr__(self) -> str:
         return "Layout('%s')" % self.grid
+
+
+def _again(grid: Grid, raw: bytes, table: list[int] | None) -> Layout:
+    layout = Layout(grid)
+    layout._raw = s.Layout.from_buffer_copy(raw)
+    if table is not None:
+        layout._table = (s.i64 * max(len(table), 1))(*table)
+        layout._raw.table = c.cast(layout._table, c.POINTER(s.i64)) if layout._raw.table else None
+    return layout
 
 
 def parts_of(layout: Layout, axis: int) -> int:

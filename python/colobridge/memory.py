@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from . import _structs as s
 from . import comm as comms
-from ._lib import call, lib
+from ._lib import Unique, call, lib
 from .dlpack import Array
 from .errors import STATUS, ArgumentError, FailedError
 from .tensor import contiguous, make
@@ -18,7 +18,7 @@ _exiting: list[bool] = []  # the process gives everything back itself, and other
 atexit.register(_exiting.append, True)
 
 
-class Memory:
+class Memory(Unique):
     """Registered over a communicator, by Memory.alloc() or Memory.register(), which are collective and
     come before the bridges that use it. A bridge's y (d_x in backward; d_y where gradients are summed
     over cp) in such memory is written by other ranks themselves, in one launch; on all ranks or on none.

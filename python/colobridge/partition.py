@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,12 @@ class Partition:
             self._raw.segments = len(cu_padded) - 1
             self._raw.cu_padded = c.cast(self._cu, c.POINTER(s.i64))
         call('colo_partition_check', self._raw)
+
+    def __reduce__(self) -> Any:
+        raw = self._raw
+        cu = list(self._cu) if raw.cu_padded else None
+        return functools.partial(Partition, cp=raw.cp, cp_rank=raw.cp_rank, tp=raw.tp, tp_rank=raw.tp_rank,
+                                 cu_padded=cu), (raw.positions,)
 
     def __len__(self) -> int:
         """Local positions."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _structs as s
-from ._lib import call, lib
+from ._lib import Unique, call, lib
 from .layout import Layout
 
 OUTPUTS = {'full': s.FULL_SEQ, 'sharded': s.SHARDED}
@@ -68,7 +68,7 @@ def config(kind: type, src: Layout, dst: Layout, shape: tuple[int, ...], dtype: 
     return raw
 
 
-class Plan:
+class Plan(Unique):
     """The plan of world rank @rank. shape: (samples, rows, features[, positions of the LLM]), global.
 
     output: "full" (own samples, all rows) or "sharded" (own rows); grad: "partial" (gradients are

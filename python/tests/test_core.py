@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core without torch: grids, layouts, plans, ranks that are threads or processes, errors."""
 import array
+import copy
 import ctypes as c
 import gc
 import itertools
@@ -191,6 +192,31 @@ def test_a_position_table_lives_as_long_as_what_was_made_with_it():
         del made
         gc.collect()
         assert first() is None
+
+
+def test_copies_of_layouts_and_partitions_have_memory_of_their_own():
+    layout = cb.Layout('cp=2,dp=2').map_table([3, 0], 4).split('features', 'dp')
+    parts = [layout, cb.Layout.src('dp=4').map_table([1], 2).map_offset(1, 8),
+             cb.Partition(8, cp=2, cp_rank=1, tp=2, tp_rank=1), cb.Partition(12, cp=2, cp_rank=1, cu_padded=[0, 4, 12])]
+    said = lambda x: x.index() if isinstance(x, cb.Partition) else (hash(x), x.owned(1, 4, 2, 4))  # noqa: E731
+    want = [said(x) for x in parts]
+    copies = [[copy.copy(x) for x in parts], copy.deepcopy(parts), pickle.loads(pickle.dumps(parts))]
+    del parts, layout
+    gc.collect()
+    for made in copies:
+        made[1].check(4, 2, 4)
+        assert [said(x) for x in made] == want
+    copies[1][0].clear('features')
+    assert [said(x) for x in copies[0]] == [said(x) for x in copies[2]] == want
+
+
+def test_a_communicator_and_what_was_made_with_it_have_no_copies():
+    one, src = cb.Comm.self(), cb.Layout.src('dp=1')
+    for made in (one, cb.Bridge(one, src, src, (1, 2, 1)), cb.Plan(src, src, (1, 2, 1), 0), cb.Memory.alloc(one, 8)):
+        assert copy.copy(made) is made and copy.deepcopy({'held': made})['held'] is made
+        with pytest.raises(TypeError, match='%s: found one to pickle, expected none' % type(made).__name__):
+            pickle.dumps(made)
+    one.barrier()
 
 
 def coded(shape, ranges):

@@ -69,9 +69,13 @@ MUTANTS = {
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),
+    'a copy of a communicator ends it': (
+        'comm.py', 'class Comm(Unique):', 'class Comm:', 'test_core.py', 'have_no_copies'),
     'a name that was cut inside a letter is an error': (
         'comm.py', "self.handle).decode('utf-8', 'replace')", 'self.handle).decode()', 'test_core.py',
         'cut_inside_a_letter'),
+    'copies of packed partitions are dense': (
+        'partition.py', 'cu_padded=cu), (raw', 'cu_padded=None), (raw', 'test_core.py', 'have_memory_of_their_own'),
     'rows between those of a slice count': (
         'torch/rows.py', 'out = values.new_full((self.count,) + tail, fill)',
         'out = values.new_full((self.count,) + tail, 0)', 'test_torch_logprob.py',

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """topk_logprob(), logprob_at(), distill(), entropy(), weighted_sum() and Sequence against PyTorch in f64 on whole
 vocabularies and batches: processes, threads, dtypes, strides, masks, special values, refusals."""
+import copy
 import itertools
+import pickle
 
 import pytest
 
@@ -317,6 +319,15 @@ def test_sequences_over_context_ranks(world, packed, left):
                 assert g == pytest.approx(0 if target == -7 else float(whole[b, col - 1]), abs=1e-13)
             seen += [t for t in targets if t != -7 and adjoint == 'slice']
     assert len(seen) == len(set(seen)) == sum(max(n - 1, 0) for n in LENGTHS)
+
+
+def test_copies_of_sequences_have_memory_of_their_own():
+    tokens = torch.arange(8).view(2, 4)
+    for made in (ct.Sequence(2, 4, lengths=[2, 3], left_padded=True), ct.Sequence(2, 4, padded=6),
+                 ct.Sequence(2, 4, lengths=[2, 3], cu_padded=[0, 2, 6]), ct.Sequence(0, 4, cu_padded=[0], lengths=[])):
+        want = made.targets(tokens[:made.batch])
+        for other in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+            assert torch.equal(other.targets(tokens[:made.batch]), want)
 
 
 def test_a_sequence_whose_rows_do_not_fit_names_the_row():

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import _structs as s
 from .. import bridge as core
-from .._lib import check, lib
+from .._lib import Unique, check, lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error, FailedError, MismatchError
 from ..grid import Grid
@@ -234,7 +234,7 @@ class _Ready:
             raise
 
 
-class Bridge:
+class Bridge(Unique):
     """Carries [b, n, H] activations from layout @src to layout @dst.
 
     src, dst: Layout, or the spec of a grid ("tp=2,dp=4"), for the usual layout of that side. group: a

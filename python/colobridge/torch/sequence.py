@@ -4,6 +4,7 @@ docs/sequence.md."""
 from __future__ import annotations
 
 import ctypes as c
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,11 @@ class Sequence:
         self.count = lib().colo_sequence_count(raw)
         self.shape = (self.count,) if self.packed else (self.batch, self.count // max(self.batch, 1))
         self._on: dict[Any, Any] = {}
+
+    def __reduce__(self) -> Any:
+        held = {name: list(array)[:self.batch + (name == 'cu_padded')] for name, array in self._host.items()}
+        return functools.partial(Sequence, padded=self._raw.padded, left_padded=self._raw.left_padded,
+                                 cp_group=self.cp_group, **held), (self.batch, self.positions)
 
     @staticmethod
     def pack(lengths: Iterable[int], *, tp: int = 1, cp: int = 1, fp8: bool = False) -> list[int]:
