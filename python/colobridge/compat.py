@@ -104,7 +104,7 @@ def _gather_function() -> Any:
     import torch
 
     from .torch.ranks import telling
-    from .torch.tensors import stream_of
+    from .torch.tensors import once, stream_of
 
     class GatherContext(torch.autograd.Function):
         """[n / cp] of every cp rank -> [n] in global order. Backward takes this rank's part of the
@@ -121,6 +121,7 @@ def _gather_function() -> Any:
             return whole
 
         @staticmethod
+        @functools.partial(once, linear=True)
         def backward(ctx: Any, d_whole: Any) -> Any:
             d_whole = d_whole.contiguous()
             if ctx.add:

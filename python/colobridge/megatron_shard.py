@@ -89,7 +89,7 @@ def _scatter() -> Any:
     import torch
 
     from .torch.ranks import comm_of
-    from .torch.tensors import stream_of
+    from .torch.tensors import once, stream_of
 
     class Scatter(torch.autograd.Function):
         """This tp rank's block of rows that all of them hold; gradients are gathered."""
@@ -100,6 +100,7 @@ def _scatter() -> Any:
             return x.chunk(size)[rank].contiguous()
 
         @staticmethod
+        @functools.partial(once, linear=True)
         def backward(ctx: Any, g: Any) -> Any:
             comm = comm_of(ctx.group, g.device, 'PartitionAdapter: tp_group')
             whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))

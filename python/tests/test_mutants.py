@@ -76,6 +76,9 @@ MUTANTS = {
         'cut_inside_a_letter'),
     'copies of packed partitions are dense': (
         'partition.py', 'cu_padded=cu), (raw', 'cu_padded=None), (raw', 'test_core.py', 'have_memory_of_their_own'),
+    'second derivatives of losses are nothing': (
+        'torch/tensors.py', '*grads if linear else (', '*grads if True else (', 'test_torch_losses.py',
+        'test_a_gradient_penalty'),
     'rows between those of a slice count': (
         'torch/rows.py', 'out = values.new_full((self.count,) + tail, fill)',
         'out = values.new_full((self.count,) + tail, 0)', 'test_torch_logprob.py',

@@ -223,6 +223,31 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda z: ct.weighted_sum(z[..., 0], g[0][..., 0], mask)[:2], (z,))
 
 
+PENALTIES = {
+    'logprob': lambda z, h, w, t: ct.logprob(z, t), 'nll': lambda z, h, w, t: ct.nll(z, t).loss,
+    'weighted nll': lambda z, h, w, t: ct.nll(z, t, mask=torch.ones(3)).loss,
+    'topk': lambda z, h, w, t: ct.topk_logprob(z, 2).logp, 'distill': lambda z, h, w, t: ct.distill(z, z.detach() + 1).kl,
+    'linear': lambda z, h, w, t: ct.linear_logprob(h, w, target=t), 'head': lambda z, h, w, t: ct.linear_nll(h, w, target=t).loss,
+    'chunks': lambda z, h, w, t: ct.over_chunks(lambda z, rows: ct.entropy(z), h, w),
+}
+
+
+@pytest.mark.parametrize('name', list(PENALTIES))
+def test_a_gradient_penalty_is_refused(name):
+    h, w, t = torch.ones(3, 4, requires_grad=True), torch.eye(5, 4, requires_grad=True), torch.tensor([0, 1, 4])
+    loss = PENALTIES[name](h @ w.t(), h, w, t).sum()
+    gradient, = torch.autograd.grad(loss, h, create_graph=True)
+    with pytest.raises(RuntimeError, match='differentiate twice'):
+        (gradient.square().sum() + loss).backward()
+
+
+def test_what_is_linear_has_second_derivatives():
+    for fn in (lambda x: ct.weighted_sum(x).value, ct.Sequence(1, 4).gather, lambda x: ct.shard(x, cb.Partition(4))):
+        x = torch.ones(1, 4, requires_grad=True)
+        gradient, = torch.autograd.grad(fn(x * x).sum(), x, create_graph=True)
+        assert torch.equal(torch.autograd.grad(gradient.sum(), x)[0], gradient / x)
+
+
 # ---- weighted sums ----
 
 def weighs(rank, dtype):

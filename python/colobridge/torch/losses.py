@@ -30,6 +30,10 @@ def apply() -> Any:
     """apply() of the autograd function; made at the first call, for torch is imported then."""
     import torch
 
+    def gradient(ctx: Any, *upstream: Any) -> Any:
+        return ctx.op.backward(ctx, *upstream), None, None, None
+    of_linear, of_others = once(gradient, linear=True), once(gradient)
+
     class Operation(torch.autograd.Function):
         """(a tensor, an operation, its arguments) -> what operation.forward(ctx, tensor, keeps, *arguments)
         returns. It saves on ctx what operation.backward(ctx, *upstream) makes the tensor's gradient of."""
@@ -46,9 +50,8 @@ def apply() -> Any:
             return tuple(out)
 
         @staticmethod
-        @once
         def backward(ctx: Any, *upstream: Any) -> Any:
-            return ctx.op.backward(ctx, *upstream), None, None, None
+            return (of_linear if ctx.op.linear else of_others)(ctx, *upstream)
 
     def call(x: Any, op: Any, *arguments: Any) -> Any:
         return Operation.apply(x, op, arguments, torch.is_grad_enabled())
@@ -59,6 +62,7 @@ def apply() -> Any:
 
 class _Over:
     """A plan as an operation"""
+    linear = False
     __slots__ = ('plan', 'counts')
 
     def __init__(self, plan: LogprobPlan):
@@ -312,7 +316,7 @@ class Weighted(NamedTuple):
 
 
 class _Sum:
-    counts = 2, 3
+    counts, linear = (2, 3), True
 
     @staticmethod
     def forward(ctx: Any, values: Any, keeps: bool, comm: Any, weights: Any, mask: Any) -> Any:

@@ -239,7 +239,7 @@ def _functions() -> tuple[Any, Any]:
             return value, num
 
         @staticmethod
-        @once
+        @functools.partial(once, linear=True)
         def backward(ctx: Any, *upstream: Any) -> Any:
             made = ctx.made
             memory, = ctx.saved_tensors  # held: a hook of saved tensors may have made it for this call alone
@@ -266,7 +266,7 @@ def _functions() -> tuple[Any, Any]:
             return value, num
 
         @staticmethod
-        @once
+        @functools.partial(once, linear=True)
         def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
             weights, by = ctx.saved_tensors
             by = 0 if d_value is None else d_value * by

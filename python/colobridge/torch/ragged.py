@@ -249,7 +249,7 @@ def _function() -> Any:
             return ys
 
         @staticmethod
-        @once
+        @functools.partial(once, linear=True)
         def backward(ctx: Any, *d_ys: Any) -> Any:
             call, stream = ctx.call, stream_of(ctx.call.ragged.device)
             flat = {i: d_ys[i] if d_ys[i].dim() == 2 else d_ys[i].reshape(-1, call.widths[i]) for i in call.floating}

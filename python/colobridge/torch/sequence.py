@@ -122,7 +122,7 @@ class Sequence:
 
 
 class _Gather:
-    counts = ()
+    counts, linear = (), True
 
     @staticmethod
     def workspace(raw: Any, like: Any) -> tuple[Any, int]:

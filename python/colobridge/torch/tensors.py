@@ -63,15 +63,19 @@ def written(t: Any) -> None:
     t.detach()[..., :0].zero_()
 
 
-def once(backward: Any) -> Any:
-    """once_differentiable(), whose some µs are spent only where a second derivative could be asked for."""
+def once(backward: Any, linear: bool = False) -> Any:
+    """once_differentiable(), whose some µs are spent only where a second derivative could be asked for. It lets a
+    gradient be a constant if the upstream gradient is one, which is true of linear functions only."""
     import torch
     from torch.autograd.function import once_differentiable
     careful, asked = once_differentiable(backward), torch.is_grad_enabled
 
     @functools.wraps(backward)
     def call(ctx: Any, *grads: Any) -> Any:
-        return careful(ctx, *grads) if asked() else backward(ctx, *grads)
+        if not asked():
+            return backward(ctx, *grads)
+        return careful(ctx, *grads if linear else (
+            g.detach().requires_grad_() if isinstance(g, torch.Tensor) else g for g in grads))
     return call
 
 
