@@ -76,6 +76,9 @@ MUTANTS = {
         'cut_inside_a_letter'),
     'copies of packed partitions are dense': (
         'partition.py', 'cu_padded=cu), (raw', 'cu_padded=None), (raw', 'test_core.py', 'have_memory_of_their_own'),
+    'an error that was heard is told again': (
+        'torch/ranks.py', "getattr(error, 'status', 0) and made.dead() or", 'False or', 'test_torch_losses.py',
+        'test_an_error_that_was_heard'),
     'second derivatives of losses are nothing': (
         'torch/tensors.py', '*grads if linear else (', '*grads if True else (', 'test_torch_losses.py',
         'test_a_gradient_penalty'),
@@ -264,9 +267,12 @@ MUTANTS = {
     'what is kept ends where its memory ends': (
         'torch/logprob.py', 'held[begin:begin + size + words + SLACK]', 'held[begin:]', 'test_torch_saved.py',
         'test_what_is_kept_has_one_size'),
-    'a refused weight stays on its rank': (
-        'torch/nll.py', 'raise groups.told(why, target.device, *of)', 'raise', 'test_torch_mask.py',
-        'test_weighted_means_and_refusals'),
+    'the end of a recomputation is told as an error': (
+        'torch/tensors.py', 'except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as why:',
+        'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
+    'what Python refuses stays on its rank': (
+        'torch/tensors.py', 'tell(why, (*args, *kwargs.values()))', 'pass', 'test_torch_losses.py',
+        'reaches_the_others and number'),
     'main_grad is written over': (
         'torch/linear.py', 'd_head,\n                                   main is not None)',
         'd_head,\n                                   False)',
@@ -452,11 +458,9 @@ MUTANTS = {
         'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_blocks.py',
         'test_memory_that_a_failure_left'),
     'a refusal stays on its rank': (
-        'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
-        'test_what_one_rank_did_wrong_reaches_all'),
-    'a copy that there is no memory for is told to no rank': (
-        'torch/logprob.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_logprob.py',
-        'test_a_rank_without_memory_for_a_copy'),
+        'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_losses.py', 'reaches_the_others and head'),
+    'chunks below 0 are refused on one rank': (
+        'torch/logprob.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_losses.py', 'reaches_the_others and chunks'),
     'ranks that a loss is reduced over wait for one that was stopped before': (
         'torch/nll.py', 'groups.refuse(group, why)', 'pass', 'test_torch_logprob.py',
         'test_a_mistake_reaches_the_ranks_that'),
@@ -544,7 +548,7 @@ def test_a_mutated_bug_is_seen(name, tmp_path):
     bugged.write_text(text.replace(old, new))
     # The ranks of a refusal that stays where it is wait until their deadline.
     patience = {'COLO_TIMEOUT_MS': '4000'} if \
-        any(words in old for words in ('groups.refuse', 'groups.told', 'ERR_ARG', 'anchor', '_sums if', 'nbytes > old')) else {}
+        any(words in old for words in ('groups.refuse', 'groups.told', 'ERR_ARG', 'anchor', 'tell(why', '_sums if', 'nbytes > old')) else {}
     status = pytest_in_fork(tmp_path / 'log', tmp_path,
                             ['-q', '-x', '-p', 'no:cacheprovider', str(HERE / file), '-k', test], **patience)
     said = (tmp_path / 'log').read_text()

@@ -4,6 +4,7 @@ vocabularies and batches: processes, threads, dtypes, strides, masks, special va
 import copy
 import itertools
 import pickle
+import types
 
 import pytest
 
@@ -14,6 +15,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge.errors import FailedError, STATUS  # noqa: E402
+from colobridge.torch import ranks  # noqa: E402
 from test_torch_logprob import TOLERANCE, V, shards  # noqa: E402
 from test_torch_saved import brought_back  # noqa: E402
 from world import meet  # noqa: E402
@@ -370,6 +373,13 @@ WRONG = {
     'ids of floats': lambda z, q, ids, o: ct.logprob_at(z, ids.double(), **o),
     'ids of another shape': lambda z, q, ids, o: ct.logprob_at(z, ids[:2], **o),
     'targets of fewer columns': lambda z, q, ids, o: ct.distill(z, q[..., :-1], **o),
+    'entropy of a mask on another device': lambda z, q, ids, o: ct.entropy(z, mask=torch.ones(4, device='meta'), **o),
+    'chunks below 0': lambda z, q, ids, o: ct.logprob(z, ids[:, 0], chunk_size=-1, **o),
+    'chunks below 0 of a head': lambda z, q, ids, o: ct.linear_logprob(z, torch.ones(z.shape[1], z.shape[1]).double(
+        ), target=ids[:, 0], chunk_size=-1, **o),
+    'logits of no tensor': lambda z, q, ids, o: ct.logprob([1.0], ids[:, 0], **o),
+    'a mask of no tensor': lambda z, q, ids, o: ct.topk_logprob(z, K, mask=[1], **o),
+    'a temperature of no number': lambda z, q, ids, o: ct.logprob(z, ids[:, 0], temperature='hot', **o),
     'entropy of a mask of another shape': lambda z, q, ids, o: ct.entropy(z, mask=torch.ones(2), **o),
 }
 
@@ -394,6 +404,37 @@ def test_one_ranks_wrong_argument_reaches_the_others(world, name):
     said = world.run(refuses, name)
     for rank in (0, 1, 3):
         assert said[2].split('\n')[0][:40] in said[rank]
+
+
+def hears_before_its_call(rank):
+    z, _, ids, _, _ = drawn((4,), torch.float64)
+    lo, hi = shards(rank, 4, 'even')
+    run = lambda group: ct.nll(z[:, lo:hi], ids[:, 0], tp_group=dist.group.WORLD, reduce_group=group,  # noqa: E731
+                               vocab_start=lo, vocab_end=hi, vocab_size=V)
+    run(dist.group.WORLD)
+    meet()
+    if rank == 2:
+        with pytest.raises(ValueError, match='reduce_group is a int'):
+            run(3)
+    meet()
+    if rank != 2:
+        with pytest.raises(RuntimeError, match='reduce_group is a int'):
+            run(dist.group.WORLD)
+    meet()
+    assert run(dist.group.WORLD).loss.isfinite()
+
+
+def test_an_error_that_came_before_the_call_is_every_ranks_once(world):
+    world.run(hears_before_its_call)
+
+
+def test_an_error_that_was_heard_waits_for_no_new_communicator(monkeypatch):
+    dead = types.SimpleNamespace(dead=lambda: True, gpu=None, host=None)
+    monkeypatch.setattr(ranks, 'group_ranks', lambda _group: (0, 1))
+    monkeypatch.setitem(ranks._made, (0, 1), dead)
+    monkeypatch.setattr(ranks, 'comm_of', lambda *_: pytest.fail('a new communicator'))
+    error = FailedError('rank 1 failed', STATUS['ERR_PEER'])
+    assert ranks.told(error, torch.device('cpu'), 'group') is error
 
 
 def test_weighted_sum_and_gather_refuse_what_is_no_tensor():

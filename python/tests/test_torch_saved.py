@@ -2,6 +2,7 @@
 """Tensors that exist for one backward only: what checkpointing and the hooks of saved tensors bring back."""
 import ctypes
 import itertools
+import math
 
 import pytest
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
+from colobridge.torch.tensors import eager  # noqa: E402
 from linear_case import leaf  # noqa: E402
 
 V, H = 11, 5
@@ -154,3 +156,23 @@ def test_what_is_kept_has_one_size_wherever_its_memory_begins():
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.add((t.dtype, t.numel())) or t, lambda t: t):
             ct.logprob(z, target, tp_group=comm)
     assert len(sizes) == 3, 'checkpoint() compares sizes: %s' % sizes  # logits, targets, what the library keeps
+
+
+class Enough(Exception):
+    """As checkpoint() of PyTorch 2 ends a recomputation, from a hook of saved tensors."""
+
+
+def ends_early(world):
+    @eager
+    def saved(tp_group):
+        raise Enough()
+
+    with pytest.raises(Enough):
+        saved(world)
+    lo, hi = (0, 6) if world.rank == 0 else (6, V)
+    logp = ct.logprob(torch.zeros(4, hi - lo), torch.arange(4), tp_group=world, vocab_start=lo, vocab_size=V)
+    torch.testing.assert_close(logp, torch.full((4,), -math.log(V)))
+
+
+def test_an_exception_that_ends_a_recomputation_is_told_to_no_rank():
+    cb.run_threads(2, ends_early)

@@ -457,9 +457,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                             "is 'none'; use mode=\"auto\"")
     weights = None
     if mask is not None:
-        target, weights = masked('linear_nll', mask, target, ignore_index, tp_group, head_group, reduce_group)
-    trains = torch.is_grad_enabled() and (
-        hidden.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad)
+        target, weights = masked('linear_nll', mask, target, ignore_index)
+    trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, weight, bias))
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
     group = alone() if reduce_group is None else across(
         reduce_group, getattr(hidden, 'device', None), 'linear_nll', tp_group, head_group)

@@ -133,8 +133,9 @@ def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...],
     """The outputs of an operation over logits. second: [..., n] or None; config(start, vocab, *options) makes
     the C config. What is wrong is told to the other ranks before it is raised."""
     import torch
-    if not isinstance(logits, torch.Tensor):
-        raise ArgumentError("%s: logits are a %s, expected a torch.Tensor" % (what, type(logits).__name__))
+    if not isinstance(logits, torch.Tensor) or mask is not None and not isinstance(mask, torch.Tensor):
+        raise ArgumentError("%s: logits are a %s and mask is a %s, expected torch.Tensors, or None as mask"
+                            % (what, type(logits).__name__, type(mask).__name__))
     device = logits.device
     comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_losses')
@@ -291,11 +292,11 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
     import torch
     logits = vocab_parallel_logits
     if not isinstance(logits, torch.Tensor) or logits.dim() < 1 or \
-            mask is not None and mask.shape != logits.shape[:-1]:
-        raise groups.told(ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...]"
-                                        % tuple(list(t.shape) if isinstance(t, torch.Tensor) else
-                                                'a ' + type(t).__name__ for t in (logits, mask))),
-                          getattr(logits, 'device', None), tp_group)
+            mask is not None and (not isinstance(mask, torch.Tensor) or mask.device != logits.device
+                                  or mask.shape != logits.shape[:-1]):
+        raise ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...] on one device" % tuple(
+            '%s on %s' % (list(t.shape), t.device) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__
+            for t in (logits, mask)))
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     if mask is not None:
         target.masked_fill_(mask == 0, -100)

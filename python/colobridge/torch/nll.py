@@ -29,7 +29,7 @@ class Loss(NamedTuple):
 
 def across(reduce_group: Any, device: Any, what: str, *of: Any) -> Comm:
     """The communicator of a reduce_group, for tensors on @device; None: of none, which somebody else
-    refuses. What is raised (no such group, an error of it) is told to the groups @of."""
+    refuses. An error of it is told to the groups @of."""
     if reduce_group is None or device is None:
         return alone()
     try:
@@ -309,7 +309,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
     weights = None
     if mask is not None:
-        target, weights = masked('nll', mask, target, ignore_index, tp_group, reduce_group)
+        target, weights = masked('nll', mask, target, ignore_index)
     numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant)
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
@@ -334,30 +334,28 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     return Loss(value, num, side[0])
 
 
-def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> tuple[Any, Any]:
+def masked(what: str, mask: Any, target: Any, ignore_index: int) -> tuple[Any, Any]:
     """The target where the mask is not 0, and ignored elsewhere; and the mask, if it weighs tokens, else
-    None. ValueError, on all ranks of the groups: a mask that is no tensor, not of the target's shape, or
-    has a weight that is none."""
+    None. ValueError: a mask that is no tensor, not of the target's shape, on another device, or has a weight that
+    is none."""
     import torch
     if not isinstance(target, torch.Tensor) or target.dtype.is_floating_point or \
             target.dtype.is_complex or target.dtype == torch.bool:
         return target, None  # refused by the function that reads it
-    try:
-        if not isinstance(mask, torch.Tensor) or mask.shape != target.shape:
-            found = list(mask.shape) if hasattr(mask, 'shape') else 'a ' + type(mask).__name__
-            raise ArgumentError("%s: mask is %s, expected %s, the target's shape"
-                                % (what, found, list(target.shape)))
-        weights = mask.detach() if mask.dtype.is_floating_point else None
-        if weights is not None and not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
-            bad = ~((weights >= 0) & (weights < float('inf')))
-            if bad.any():
-                index = bad.nonzero()[0].tolist()
-                raise ArgumentError("%s: mask: found %s at %s, expected weights that are finite and not "
-                                    "negative; pass a mask of bools to count tokens"
-                                    % (what, float(weights[tuple(index)]), index))
-        return target.to(torch.int64).masked_fill(mask == 0, ignore_index), weights
-    except Exception as why:
-        raise groups.told(why, target.device, *of)
+    if not isinstance(mask, torch.Tensor) or mask.shape != target.shape or mask.device != target.device:
+        found = '%s on %s' % (list(mask.shape), mask.device) if isinstance(mask, torch.Tensor) \
+            else 'a ' + type(mask).__name__
+        raise ArgumentError("%s: mask is %s, expected %s on %s, as the target is"
+                            % (what, found, list(target.shape), target.device))
+    weights = mask.detach() if mask.dtype.is_floating_point else None
+    if weights is not None and not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
+        bad = ~((weights >= 0) & (weights < float('inf')))
+        if bad.any():
+            index = bad.nonzero()[0].tolist()
+            raise ArgumentError("%s: mask: found %s at %s, expected weights that are finite and not "
+                                "negative; pass a mask of bools to count tokens"
+                                % (what, float(weights[tuple(index)]), index))
+    return target.to(torch.int64).masked_fill(mask == 0, ignore_index), weights
 
 
 def counted(weights: Any, target: Any, config: s.LogprobConfig, real: Any) -> Any:

@@ -309,6 +309,7 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
     not a timeout. Nothing to tell to a group of one."""
     try:
         if comm is not None and comm.size > 1:
+            error.__dict__.setdefault('told_to', set()).add(id(comm))
             comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
             comm.told = True  # type: ignore[attr-defined]
     except Error:
@@ -319,10 +320,24 @@ def told(error: Exception, device: Any, *of: Any) -> Exception:
     """@error, of which the other ranks of the groups have heard, so that they do not wait for this one."""
     for group in of:
         try:
+            made = _Made(group) if isinstance(group, Comm) else _made.get(group_ranks(group))
+            # Of these the others have heard already: comm_of() would wait for them to make a new one.
+            if made is not None and (getattr(error, 'status', 0) and made.dead() or
+                                     {id(made.gpu), id(made.host)} & error.__dict__.get('told_to', set())):
+                continue
             refuse(comm_of(group, device), error)
         except Exception:
-            pass  # dead, or not there
+            pass  # no group, or a rank did not come
     return error
+
+
+def tell(error: Exception, arguments: tuple[Any, ...]) -> None:
+    """Tells the groups among the arguments of a call of an error that Python found on this rank."""
+    if getattr(error, 'status', 0):
+        return
+    import torch
+    devices = [value.device for value in arguments if isinstance(value, torch.Tensor)] + [torch.device('cpu')]
+    told(error, devices[0], *(getattr(value, 'cp_group', value) for value in arguments))
 
 
 def shutdown() -> None:

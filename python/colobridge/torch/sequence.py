@@ -89,6 +89,8 @@ class Sequence:
         """The next token of every local element, i64, @ignore if there is none. tokens: i64 [B, S], or
         [cu_padded[B]] of a packed batch; every rank has all of them."""
         import torch
+        if not isinstance(tokens, torch.Tensor):
+            raise ArgumentError("Sequence.targets: tokens are a %s, expected a torch.Tensor" % type(tokens).__name__)
         made = torch.empty(self.shape, dtype=torch.int64, device=tokens.device)
         call('colo_sequence_targets', self.on(tokens.device), checked(tokens.contiguous(), 'tokens'), int(ignore),
              checked(made.view(-1), 'targets'), stream_of(tokens.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from .. import _structs as s
@@ -79,19 +80,31 @@ def once(backward: Any, linear: bool = False) -> Any:
     return call
 
 
+@functools.lru_cache(maxsize=None)
+def compiling() -> Callable[[], bool]:
+    """How torch is asked if it compiles."""
+    import torch
+    return getattr(getattr(torch, 'compiler', None), 'is_compiling', bool)
+
+
 def eager(fn: Any) -> Any:
-    """Runs @fn outside of torch.compile: a graph break there, nothing else anywhere."""
-    compiling: Any = None  # how torch is asked; it is imported at the first call
+    """Runs @fn outside of torch.compile, as a graph break. An error that it raises on this rank only is told to the
+    groups among its arguments. The exception by which checkpoint() ends a recomputation is none of those errors."""
+    asked: Any = None  # torch is imported at the first call
     wrapped: Any = None
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal compiling, wrapped
-        if compiling is None:
-            import torch
-            compiling = getattr(getattr(torch, 'compiler', None), 'is_compiling', bool)
-        if not compiling():
-            return fn(*args, **kwargs)
+        nonlocal asked, wrapped
+        if asked is None:
+            asked = compiling()
+        if not asked():
+            try:
+                return fn(*args, **kwargs)
+            except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as why:
+                from .ranks import tell
+                tell(why, (*args, *kwargs.values()))
+                raise
         if wrapped is None:
             import torch
             wrapped = torch.compiler.disable(fn)
