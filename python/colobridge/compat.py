@@ -410,16 +410,13 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
     """Entropy [...] of logits [..., Vl], differentiable, in the logits' dtype as in the original;
     colobridge.torch.logprob(entropy=True) returns it in f32. chunk_memory_mb is checked and has no effect:
     nothing of the size of the logits is made."""
-    import torch
-
-    from .torch.logprob import outputs
+    from .torch.logprob import numbered, outputs
     logits, what = vocab_parallel_logits, 'vocab_parallel_entropy'
     group = _tp(tp_group, what)
     if chunk_memory_mb <= 0:
         raise _told(ArgumentError("%s: chunk_memory_mb is %s, expected a number above 0"
                                   % (what, chunk_memory_mb)), logits.device, group)
-    target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-    return outputs(what, logits, target, ('entropy',), tp_group=group, ignore_index=_NONE_IGNORED,
+    return outputs(what, logits, numbered(logits), ('entropy',), tp_group=group, ignore_index=_NONE_IGNORED,
                    chunk_size=int(chunk_size or 0))[0].to(logits.dtype)
 
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge import compat  # noqa: E402
 from colobridge.errors import FailedError, STATUS  # noqa: E402
 from colobridge.torch import ranks  # noqa: E402
 from test_torch_logprob import TOLERANCE, V, shards  # noqa: E402
@@ -426,6 +427,24 @@ def hears_before_its_call(rank):
 
 def test_an_error_that_came_before_the_call_is_every_ranks_once(world):
     world.run(hears_before_its_call)
+
+
+def orders(world):
+    z, _, ids, _, _ = drawn((2, 3), torch.float64, 8)
+    lo, hi = 4 * world.rank, 4 * world.rank + 4
+    mine = z[..., lo:hi].transpose(0, 1).contiguous().transpose(0, 1)
+    o = dict(tp_group=world, vocab_start=lo, vocab_end=hi, vocab_size=8)
+    for fn in (lambda z: ct.entropy(z, **o), lambda z: ct.logprob(z, ids[..., 0], **o),
+               lambda z: compat.vocab_parallel_entropy(z, tp_group=world)):
+        want = fn(mine.contiguous())
+        torch.testing.assert_close(fn(mine), want)
+        with pytest.raises(cb.MismatchError, match='rank 1 has other targets'):
+            fn(mine.contiguous() if world.rank else mine)
+        torch.testing.assert_close(fn(mine), want)
+
+
+def test_ranks_whose_rows_lie_in_other_orders_are_refused():
+    cb.run_threads(2, orders)
 
 
 def test_an_error_that_was_heard_waits_for_no_new_communicator(monkeypatch):

@@ -89,6 +89,13 @@ def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
     return target.view(rows.shape) if rows.plain else target
 
 
+def numbered(logits: Any) -> Any:
+    """Targets of a loss that has none: by their numbers, ranks see that they have rows in one order."""
+    import torch
+    shape = logits.shape[:-1]
+    return torch.arange(shape.numel(), device=logits.device).view(shape)
+
+
 @functools.lru_cache(maxsize=None)
 def _i64() -> Any:
     import torch
@@ -423,7 +430,8 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
 
     tp_group: ranks that share the vocabulary (None: no others). vocab_start, vocab_end: this rank's columns,
     by default equal shards in rank order; vocab_size: V if columns >= V are padding. Logits may
-    have any strides; they are copied only if columns are not contiguous or rows overlap.
+    have any strides; they are copied only if columns are not contiguous or rows overlap. Rows lie in one order on all
+    ranks: if some ranks copied a transposed batch, all do.
     logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never
     smoothed: label_smoothing and z_loss are for the loss. A target of ignore_index gives 0, one outside
     of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is

@@ -15,7 +15,7 @@ from .. import _structs as s
 from .._lib import call, lib
 from ..errors import ArgumentError
 from . import ranks as groups
-from .logprob import LogprobPlan, NAMES, _control, function, planned, shard
+from .logprob import LogprobPlan, NAMES, _control, function, numbered, planned, shard
 from .nll import across
 from .ranks import alone
 from .ready import SLACK, View, aligned, entry, failed, like, scalars, table
@@ -297,7 +297,7 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
         raise ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...] on one device" % tuple(
             '%s on %s' % (list(t.shape), t.device) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__
             for t in (logits, mask)))
-    target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    target = numbered(logits)
     if mask is not None:
         target.masked_fill_(mask == 0, -100)
     return function().apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,
