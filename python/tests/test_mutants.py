@@ -85,6 +85,12 @@ MUTANTS = {
     'second derivatives of losses are nothing': (
         'torch/tensors.py', '*grads if linear else (', '*grads if True else (', 'test_torch_losses.py',
         'test_a_gradient_penalty'),
+    'tokens are let go of before they are read': (
+        'torch/sequence.py', "checked(tokens, 'tokens')", "checked(tokens.clone(), 'tokens')", 'test_torch_losses.py',
+        'test_tokens_of_any_strides'),
+    'values of any shape are gathered': (
+        'torch/sequence.py', '_long(found) != _long(self.shape) or ', '', 'test_torch_losses.py',
+        'test_values_of_transposed'),
     'rows between those of a slice count': (
         'torch/rows.py', 'out = values.new_full((self.count,) + tail, fill)',
         'out = values.new_full((self.count,) + tail, 0)', 'test_torch_logprob.py',

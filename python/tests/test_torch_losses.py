@@ -17,7 +17,7 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
 from colobridge.errors import FailedError, STATUS  # noqa: E402
-from colobridge.torch import ranks  # noqa: E402
+from colobridge.torch import ranks, sequence  # noqa: E402
 from test_torch_logprob import TOLERANCE, V, shards  # noqa: E402
 from test_torch_saved import brought_back  # noqa: E402
 from world import meet  # noqa: E402
@@ -348,6 +348,34 @@ def test_sequences_over_context_ranks(world, packed, left):
                 assert g == pytest.approx(0 if target == -7 else float(whole[b, col - 1]), abs=1e-13)
             seen += [t for t in targets if t != -7 and adjoint == 'slice']
     assert len(seen) == len(set(seen)) == sum(max(n - 1, 0) for n in LENGTHS)
+
+
+def test_tokens_of_any_strides_have_their_next_ones(monkeypatch):
+    call, taken = sequence.call, []
+
+    def late(*arguments):  # what the caller let go of has another owner by now
+        taken.extend(torch.zeros(3, 50, dtype=torch.int64) for _ in range(9))
+        return call(*arguments)
+    tokens, seq = torch.arange(150).view(50, 3).t(), ct.Sequence(3, 50)
+    monkeypatch.setattr(sequence, 'call', late)
+    assert torch.equal(seq.targets(tokens), torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100))
+
+
+def test_a_batch_without_rows_has_columns():
+    seq = ct.Sequence(0, 3, padded=4)
+    targets = seq.targets(torch.zeros(0, 3, dtype=torch.int64))
+    assert targets.shape == seq.mask().shape == (0, 4)
+    assert seq.gather(ct.logprob(torch.zeros(0, 4, 5), targets)).shape == (0, 2)
+
+
+def test_values_of_transposed_tokens_are_refused():
+    for made, shape, others in ((ct.Sequence(2, 3), (2, 3), ((3, 2), (6,), (2, 4))),
+                                (ct.Sequence(2, 3, cu_padded=[0, 2, 6]), (6,), ((2, 3), (3, 2)))):
+        assert made.gather(torch.ones(1, *shape)).shape == made.gather(torch.ones(*shape, 1)).shape == (2, 2)
+        for other in others:
+            with pytest.raises(ValueError, match=r'values are \[%s\] of .* tensor \[%s\]' % (
+                    ', '.join(map(str, other)), ', '.join(map(str, shape)))):
+                made.gather(torch.ones(other))
 
 
 def test_copies_of_sequences_have_memory_of_their_own():

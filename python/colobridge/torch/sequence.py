@@ -26,6 +26,11 @@ def _numbers(values: Any) -> list[int] | None:
         values.tolist() if hasattr(values, 'tolist') else values)]
 
 
+def _long(shape: Iterable[int]) -> list[int]:
+    """Axes that order elements"""
+    return [n for n in shape if n != 1]
+
+
 class Sequence:
     """B rows of S columns, of which a context rank sees local elements: [B, padded / cp] of a dense batch, or
     with cu_padded [cu_padded[B] / cp] of a packed one, zigzag in each row. Every rank of cp_group has the same.
@@ -55,7 +60,7 @@ class Sequence:
             setattr(raw, name, c.addressof(array))
         call('colo_sequence_check', raw)
         self.count = lib().colo_sequence_count(raw)
-        self.shape = (self.count,) if self.packed else (self.batch, self.count // max(self.batch, 1))
+        self.shape = (self.count,) if self.packed else (self.batch, int(padded or positions) // cp)
         self._on: dict[Any, Any] = {}
 
     def __reduce__(self) -> Any:
@@ -91,8 +96,9 @@ class Sequence:
         import torch
         if not isinstance(tokens, torch.Tensor):
             raise ArgumentError("Sequence.targets: tokens are a %s, expected a torch.Tensor" % type(tokens).__name__)
+        tokens = tokens.contiguous()  # held until the library has read it
         made = torch.empty(self.shape, dtype=torch.int64, device=tokens.device)
-        call('colo_sequence_targets', self.on(tokens.device), checked(tokens.contiguous(), 'tokens'), int(ignore),
+        call('colo_sequence_targets', self.on(tokens.device), checked(tokens, 'tokens'), int(ignore),
              checked(made.view(-1), 'targets'), stream_of(tokens.device))
         return made
 
@@ -108,17 +114,20 @@ class Sequence:
 
     @eager
     def gather(self, local: Any, adjoint: str = 'slice') -> Any:
-        """[B, S - 1] of per-token values of all ranks, f32 or f64, differentiable: column b, c is the value of the
-        token in column c, which predicts the one in c + 1; 0 if there is no target. One gather.
+        """[B, S - 1] of per-token values of all ranks, f32 or f64, of the shape that targets() has, differentiable:
+        column b, c is the value of the token in column c, which predicts the one in c + 1; 0 if there is no target.
+        One gather.
 
         adjoint: "slice", if every context rank makes the same loss of it, which counts once: a rank's gradient is
         its own part, and nothing is sent. "sum": each rank's loss is a part of the whole; gradients are added.
         """
         import torch
-        if not isinstance(local, torch.Tensor) or adjoint not in _ADJOINT:
-            raise groups.told(ArgumentError(
-                "Sequence.gather: values are a %s and adjoint is %r, expected a tensor and 'slice' or 'sum'"
-                % (type(local).__name__, adjoint)), getattr(local, 'device', torch.device('cpu')), self.cp_group)
+        found = list(local.shape) if isinstance(local, torch.Tensor) else 'a ' + type(local).__name__
+        dtype = getattr(local, 'dtype', None)
+        if dtype not in (torch.float32, torch.float64) or _long(found) != _long(self.shape) or adjoint not in _ADJOINT:
+            raise ArgumentError(
+                "Sequence.gather: values are %s of %s and adjoint is %r, expected a tensor %s of float32 or float64 and "
+                "'slice' or 'sum'" % (found, dtype, adjoint, list(self.shape)))
         comm = alone() if self.cp_group is None else groups.comm_of(self.cp_group, local.device, 'cp_group')
         return apply()(local, _Gather, self, comm, adjoint)[0]
 
