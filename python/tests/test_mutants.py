@@ -224,6 +224,12 @@ MUTANTS = {
         'torch/support.py', 'self._restored(t[1])))',
         'self._restored(t[1] if raw.data == t[0].data_ptr() else t[1].clone().zero_())))', 'test_torch_support.py',
         'hooks'),
+    'backward of chunks has no autocast': (
+        'torch/chunks.py', 'ctx.product = autocast(hidden.device.type)', 'ctx.product = None', 'test_torch_chunks.py',
+        'as_autocast_had_it'),
+    'chunks of an exception are kept to themselves': (
+        'torch/chunks.py', 'groups.telling(ctx.comm)', 'groups.telling(None)', 'test_torch_chunks.py',
+        'test_an_exception_of_one'),
     'gradients of chunks have the upstream of the first': (
         'torch/chunks.py', '(o, g[rows])', '(o, g[:len(z)])', 'test_torch_chunks.py', 'test_losses_of_chunks'),
     'the gradient of hidden states of a chunk is one ranks part': (

@@ -76,6 +76,47 @@ def test_one_output_of_many_and_what_is_frozen():
     assert w.grad is None
 
 
+@pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)
+def test_backward_multiplies_as_autocast_had_it_in_forward(dtype):
+    h, w, b, t, g = case(dtype=torch.float32)
+    leaves, mine, seen = [leaf(x) for x in (h, w, b)], [leaf(x) for x in (h, w, b)], []
+
+    def fn(z, rows):
+        seen.append((z.dtype, torch.is_autocast_cpu_enabled()))
+        return ct.logprob(z, t.reshape(-1)[rows])
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        want = ct.logprob(torch.nn.functional.linear(leaves[0].to(dtype), *leaves[1:]), t)
+        got = ct.over_chunks(fn, mine[0].to(dtype), *mine[1:], chunk_size=4)
+    (got * g[0]).sum().backward()
+    (want * g[0]).sum().backward()
+    assert torch.equal(got, want) and len(seen) == 8 and set(seen) == {(torch.bfloat16, True)}
+    for x, y in zip(mine, leaves):
+        near(x.grad, y.grad.double(), torch.bfloat16, 'gradient')
+    with torch.autocast('cpu', dtype=torch.bfloat16):  # on: forward ran without
+        ct.over_chunks(fn, *mine).sum().backward()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        out = ct.over_chunks(fn, *(x.double() for x in mine))
+    assert out.dtype == torch.float64
+
+
+def raises(world, chunk):
+    h, w, b, t, _ = case()
+    lo, hi, calls = CUTS[world.rank], CUTS[world.rank + 1], []
+
+    def fn(z, rows):
+        calls.append(rows)
+        if world.rank == 1 and len(calls) == chunk:
+            raise KeyError('no such row')
+        return ct.entropy(z, tp_group=world, vocab_start=lo, vocab_end=hi)
+    with pytest.raises(KeyError if world.rank == 1 else RuntimeError, match='no such row'):
+        ct.over_chunks(fn, leaf(h), w[lo:hi], b[lo:hi], chunk_size=4, tp_group=world).sum().backward()
+
+
+@pytest.mark.parametrize('chunk', (2, 6), ids=('in forward', 'in backward'))
+def test_an_exception_of_one_ranks_loss_is_told_to_the_others(chunk):
+    cb.run_threads(4, lambda world: raises(world, chunk))
+
+
 def test_arguments_that_do_not_fit_are_refused():
     h, w, _, _, _ = case()
     with pytest.raises(ValueError, match=r'hidden is \[3, 5, %d\] and weight \[2, 3\]' % H):

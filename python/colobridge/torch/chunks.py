@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from . import ranks as groups
+from .head import autocast
 from .ranks import alone
 from .tensors import eager, once, saved_tensors, stream_of
 
@@ -21,17 +22,18 @@ def _function() -> Any:
         return [slice(i, i + step) for i in range(0, max(len(hidden), 1), step)]  # also of no tokens
 
     class OverChunks(torch.autograd.Function):
-        """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator that sums d_hidden or None) -> fn's
-        outputs [T, ..]. Logits are made again in backward."""
+        """(hidden [T, H], weight, bias, fn, tokens a chunk, communicator, does it sum d_hidden?) -> fn's outputs
+        [T, ..]. Logits are made again in backward, under the autocast of forward."""
 
         @staticmethod
-        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any) -> Any:
+        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, fn: Any, step: int, comm: Any, add: bool) -> Any:
             parts = []
             for rows in rows_of(hidden, step):
                 out = fn(linear(hidden[rows], weight, bias), rows)
                 parts.append(out if isinstance(out, tuple) else (out,))
             ctx.save_for_backward(hidden, weight, bias)
-            ctx.fn, ctx.step, ctx.comm = fn, step, comm
+            ctx.fn, ctx.step, ctx.comm, ctx.add = fn, step, comm, add
+            ctx.product = autocast(hidden.device.type)
             ctx.set_materialize_grads(False)
             out = tuple(torch.cat(each) for each in zip(*parts))
             ctx.mark_non_differentiable(*(t for t in out if not t.is_floating_point()))
@@ -41,6 +43,12 @@ def _function() -> Any:
         @once
         def backward(ctx: Any, *upstream: Any) -> Any:
             hidden, weight, bias = saved_tensors(ctx, 'over_chunks: hidden, weight or bias')
+            with groups.telling(ctx.comm), torch.autocast(hidden.device.type, dtype=ctx.product,
+                                                          enabled=ctx.product is not None):
+                return *OverChunks.gradients(ctx, hidden, weight, bias, upstream), None, None, None, None
+
+        @staticmethod
+        def gradients(ctx: Any, hidden: Any, weight: Any, bias: Any, upstream: Any) -> Any:
             need = ctx.needs_input_grad
             real = torch.float64 if weight.dtype == torch.float64 else torch.float32
             d_hidden = torch.zeros_like(hidden) if need[0] else None
@@ -61,11 +69,10 @@ def _function() -> Any:
                     d_weight += d.t() @ h
                 if d_bias is not None:
                     d_bias += d.sum(0, dtype=real)
-            if d_hidden is not None and ctx.comm is not None:
-                with groups.telling(ctx.comm):
-                    ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
+            if d_hidden is not None and ctx.add:
+                ctx.comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
             return (d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-                    None if d_bias is None else d_bias.to(bias.dtype), None, None, None)
+                    None if d_bias is None else d_bias.to(bias.dtype))
 
     return OverChunks
 
@@ -82,7 +89,8 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     of the T tokens that the chunk has, and a token's outputs depend on its logits only. They come back as [..., ..].
     tp_group: ranks that share the vocabulary; over it the gradient of hidden is "all_reduce": the sum, on every
     rank, or "partial": this rank's part. All ranks have the same tokens and chunk_size. fn's collectives run for
-    each chunk, in forward and again in backward. Gradients of weight and bias are added up in fp32 (fp64 of fp64).
+    each chunk, in forward and again in backward, both under the autocast of forward. Gradients of weight and bias are
+    added up in fp32 (fp64 of fp64).
     """
     try:
         if d_hidden not in ('all_reduce', 'partial') or chunk_size < 1:
@@ -96,6 +104,6 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     comm = alone() if tp_group is None else groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
     out = _function().apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size),
-                            comm if d_hidden == 'all_reduce' and comm.size > 1 else None)
+                            comm, d_hidden == 'all_reduce' and comm.size > 1)
     first, *others = (t.reshape(shape + t.shape[1:]) for t in out)
     return (first, *others) if others else first
