@@ -334,7 +334,7 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
         ids = best.ids.masked_fill(mass.cumsum(-1) - mass >= enough(top_p, mass.sum(-1, keepdim=True)), -1)
         lost = ~(ids == target.unsqueeze(-1)).any(-1) & (target >= 0) & (target < vocab)
     logp = _logp(logits, target, first, end, group, chunk, inference_only, what, Support(ids))
-    return logp.masked_fill(lost, -float('inf')) + 0 * best.logp[..., 0]  # NaN if the logits are
+    return logp.masked_fill(lost, -float('inf')) + 0 * _f32(best.logp[..., 0])  # NaN if the logits are
 
 
 # ---- straight from hidden states ----

@@ -55,6 +55,14 @@ def test_sampling_parameters_keep_the_largest_ids():
         cb.run_threads(size, sampled)
 
 
+@pytest.mark.parametrize('top_k, top_p', ((None, 1.0), (4, 1.0), (4, 0.5), (None, 0.5)))
+def test_log_probabilities_of_logits_in_fp64_are_in_fp32(top_k, top_p):
+    z, _, _, target = drawn()
+    got = compat.from_parallel_logits_to_logprobs(
+        z.double(), target, 0, V, None, sampling_params=types.SimpleNamespace(top_k=top_k, top_p=top_p))
+    assert got.dtype == torch.float32
+
+
 def test_arguments_that_have_no_meaning_here_are_refused():
     _, h, w, target = drawn()
     with pytest.raises(ValueError, match="reduction is 'most'"):

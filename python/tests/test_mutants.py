@@ -69,6 +69,8 @@ MUTANTS = {
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),
+    'log-probabilities of sampled ids are as wide as the logits': (
+        'compat.py', '0 * _f32(best.logp[..., 0])', '0 * best.logp[..., 0]', 'test_compat_names.py', 'are_in_fp32'),
     'a copy of a communicator ends it': (
         'comm.py', 'class Comm(Unique):', 'class Comm:', 'test_core.py', 'have_no_copies'),
     'a name that was cut inside a letter is an error': (
@@ -128,7 +130,7 @@ MUTANTS = {
     'a row of NaN keeps what its other logits do': (
         'torch/sampling.py', '~largest.isfinite()', 'largest > math.inf', 'test_sampling.py', 'test_rows_without'),
     'a row of NaN has a list': (
-        'compat.py', " + 0 * best.logp[..., 0]", '', 'test_sampling.py', 'test_rows_without'),
+        'compat.py', ' + 0 * _f32(best.logp[..., 0])', '', 'test_sampling.py', 'test_rows_without'),
     'targets that are rolled are rolled again': (
         'compat.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
         'test_compat_names.py', 'test_packed_sequences_over'),
