@@ -325,9 +325,10 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
     first, end = int(start), int(end)
     vocab = vocabulary(what, logits, first, end, group)
     if not 0 < top_k <= min(256, vocab):
-        mine = logits[..., :end - first]
-        mask = kept(what, mine, first, vocab, group, top_k, top_p, int(chunk or 0))
-        return _logp(mine.masked_fill(~mask, -float('inf')), target, first, end, group, chunk, inference_only, what)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+            among = kept(what, logits[..., :end - first], first, vocab, group, top_k, top_p, int(chunk or 0))
+            logp = _logp(among, target, first, end, group, chunk, inference_only, what)
+            return logp.masked_fill(logp.detach() == -float('inf'), -float('inf'))  # without a gradient
     with torch.no_grad():
         best = topk_logprob(logits, top_k, tp_group=group, vocab_start=first, vocab_end=end)
         mass = masses(best.logp, best.logp[..., :1], top_k)
