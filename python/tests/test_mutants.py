@@ -434,17 +434,17 @@ MUTANTS = {
     'the same, when its communicator was destroyed before': (
         'comm.py', 'self.died = True', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
     'reached is what one host would reach': (
-        'torch/bridge.py', "ranks_per_node=options['ranks_per_node'], nodes", 'ranks_per_node=0, nodes',
+        'torch/moves.py', "ranks_per_node=options['ranks_per_node'], nodes", 'ranks_per_node=0, nodes',
         'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
     'a plan forgets which rank is on which node': (
         'plan.py', 'raw.nodes = self._nodes', 'pass', 'test_core.py', 'test_plans_by_nodes'),
     'a plan asked for one level takes two': (
         'plan.py', 'one_level=one_level)', 'one_level=False)', 'test_core.py', 'test_plans_by_nodes'),
     'memory is exposed as if GPUs passed on what entered a node': (
-        'torch/bridge.py', 'one_level=True', 'one_level=False', 'test_torch_blocks.py',
+        'torch/moves.py', 'one_level=True', 'one_level=False', 'test_torch_blocks.py',
         'test_what_is_reached_goes_by_the_hosts'),
     'memory is exposed as if all ranks shared a host': (
-        'torch/bridge.py', "nodes = None if options['ranks_per_node'] else", 'nodes = None and',
+        'torch/moves.py', "nodes = None if options['ranks_per_node'] else", 'nodes = None and',
         'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
     'tokens that do not count are multiplied': (
         'compat.py', "'partial', 0, most, None", "'partial', 0, None, None", 'test_compat.py',

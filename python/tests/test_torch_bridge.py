@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge.torch import moves  # noqa: E402
 from world import meet  # noqa: E402
 
 PAIRS = [('tp=2,dp=2', 'tp=2,cp=2,dp=1'), ('tp=4,dp=1', 'tp=1,cp=2,dp=2'), ('dp=4', 'cp=2,dp=2'),
@@ -470,13 +471,13 @@ def test_component_is_whom_the_plan_names():
         layouts = cb.Layout.src(src), cb.Layout.dst(dst)
         shape = (24, 4 * src.extent('cp') * dst.extent('cp'), 2)
         for rank in range(size):
-            inside = ct.bridge.__globals__['component'](src, dst, rank)
+            inside = moves.component(src, dst, rank)
             assert rank in inside
             plan = cb.Plan(*layouts, shape, rank)
             peers = {m.peer for way in ('forward', 'backward')
                      for m in plan.sends(way) + plan.recvs(way)}
             assert peers <= set(inside), (src, dst, rank, peers, inside)
-            assert all(ct.bridge.__globals__['component'](src, dst, r) == inside for r in inside)
+            assert all(moves.component(src, dst, r) == inside for r in inside)
 
 
 def readme(what, page='README.md'):

@@ -14,12 +14,12 @@ from .. import bridge as core
 from .._lib import Unique, check, lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error, FailedError, MismatchError
-from ..grid import Grid
 from ..layout import Layout, parts_of
-from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, Plan, choice
+from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
 from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
+from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
 from .tensors import checked, eager, once, stream_of
@@ -28,64 +28,9 @@ _KEPT = 64  # shapes whose views are kept
 _FITTING = 1024  # shapes that are known to fit the memory
 
 
-def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
-    """The ranks that @rank exchanges with, directly or through others: those whose samples overlap.
-    Both grids split samples over dp; pure arithmetic, O(ranks)."""
-    sides = [(grid, grid.extent('dp')) for grid in (src, dst)]
-    blocks = math.gcd(sides[0][1], sides[1][1])
-    parent = list(range(blocks))
-
-    def root(b: int) -> int:
-        while parent[b] != b:
-            b = parent[b]
-        return b
-
-    where: dict[int, int] = {}
-    for grid, dp in sides:
-        step = 1
-        for name, extent in grid.dims:
-            if name == 'dp':
-                break
-            step *= extent
-        for r in grid.ranks():
-            block = (r - grid.offset) // step % dp * blocks // dp
-            if r in where:
-                a, b = root(where[r]), root(block)
-                parent[max(a, b)] = min(a, b)
-            else:
-                where[r] = block
-    if rank not in where:
-        return (rank,)
-    mine = root(where[rank])
-    return tuple(sorted(r for r, block in where.items() if root(block) == mine))
-
-
-def _plain(layout: Layout) -> bool:
-    """Are samples split over dp alone, so that component() holds?"""
-    raw = layout._raw
-    names = layout.grid.names
-    return raw.nsplits[s.SAMPLES] == (1 if 'dp' in names else 0) and all(
-        names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
-
-
 def _doing(shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
     """What a call is about, for ranks that compare it after a mismatch."""
     return dict(zip(('samples', 'rows', 'features', 'positions'), shape), dtype=str(dtype))
-
-
-def _reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: tuple[int, ...], dtype: int,
-           no_grad: bool, rank: int) -> Any:
-    """(which tensors of @rank peers reach, forward and backward; are gradients summed; elements of its x and
-    y). What cannot be is left to the bridge to say, on all ranks."""
-    ranks = max(layout.grid.offset + layout.grid.size for layout in (src, dst))
-    nodes = None if options['ranks_per_node'] else comm.node_of_world_ranks(ranks)
-    try:
-        plan = Plan(src, dst, shape, rank, dtype=s.DTYPES[dtype], output=options['output'], grad=options['grad'],
-                    no_grad=no_grad, one_level=True, ranks_per_node=options['ranks_per_node'], nodes=nodes)
-        counts = (src.count(rank, *shape[:3]), dst.count(rank, *shape[:3], full_rows=options['output'] == 'full'))
-    except Error:
-        return (False, False), False, (0, 0)
-    return (plan.reached('forward'), plan.reached('backward')), plan.addends > 1, counts
 
 
 def _grown(need: int, has: int) -> int:
@@ -317,8 +262,8 @@ class Bridge(Unique):
             if missing:
                 raise ArgumentError("bridge: ranks %s of the %s grid %s are not in the group of %d ranks"
                                     % (missing, name, layout.grid, len(inside)))
-        if not self.ragged and _plain(self.src) and _plain(self.dst):
-            return component(self.src.grid, self.dst.grid, dist.get_rank())
+        if not self.ragged and moves.plain(self.src) and moves.plain(self.dst):
+            return moves.component(self.src.grid, self.dst.grid, dist.get_rank())
         return inside
 
     def _split_sizes(self) -> tuple[int, int, int]:
@@ -387,7 +332,7 @@ class Bridge(Unique):
                 allocator=arenas.allocator(device), **options))
 
         def reach(shape: tuple[int, ...], rank: int) -> Any:
-            return _reach(src, dst, options, comm, shape, number, no_grad, rank)
+            return moves.reach(src, dst, options, comm, shape, number, no_grad, rank)
         return _Core(comm, device, number, made, reach, buffers, shape, self.transport,
                      reachable and options['algo'] == 'exact' and self.transport != 'nccl')
 

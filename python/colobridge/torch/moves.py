@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What moves between ranks when a bridge carries a shape, from layouts alone; no communication."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _structs as s
+from ..comm import Comm
+from ..errors import Error
+from ..grid import Grid
+from ..layout import Layout
+from ..plan import Plan
+
+
+def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
+    """The ranks that @rank exchanges with, directly or through others: those whose samples overlap.
+    Both grids split samples over dp; pure arithmetic, O(ranks)."""
+    sides = [(grid, grid.extent('dp')) for grid in (src, dst)]
+    blocks = math.gcd(sides[0][1], sides[1][1])
+    parent = list(range(blocks))
+
+    def root(b: int) -> int:
+        while parent[b] != b:
+            b = parent[b]
+        return b
+
+    where: dict[int, int] = {}
+    for grid, dp in sides:
+        step = 1
+        for name, extent in grid.dims:
+            if name == 'dp':
+                break
+            step *= extent
+        for r in grid.ranks():
+            block = (r - grid.offset) // step % dp * blocks // dp
+            if r in where:
+                a, b = root(where[r]), root(block)
+                parent[max(a, b)] = min(a, b)
+            else:
+                where[r] = block
+    if rank not in where:
+        return (rank,)
+    mine = root(where[rank])
+    return tuple(sorted(r for r, block in where.items() if root(block) == mine))
+
+
+def plain(layout: Layout) -> bool:
+    """Are samples split over dp alone, so that component() holds?"""
+    raw = layout._raw
+    names = layout.grid.names
+    return raw.nsplits[s.SAMPLES] == (1 if 'dp' in names else 0) and all(
+        names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
+
+
+def reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: tuple[int, ...], dtype: int,
+          no_grad: bool, rank: int) -> Any:
+    """(which tensors of @rank peers reach, forward and backward; are gradients summed; elements of its x and
+    y). What cannot be is left to the bridge to say, on all ranks."""
+    ranks = max(layout.grid.offset + layout.grid.size for layout in (src, dst))
+    nodes = None if options['ranks_per_node'] else comm.node_of_world_ranks(ranks)
+    try:
+        plan = Plan(src, dst, shape, rank, dtype=s.DTYPES[dtype], output=options['output'], grad=options['grad'],
+                    no_grad=no_grad, one_level=True, ranks_per_node=options['ranks_per_node'], nodes=nodes)
+        counts = (src.count(rank, *shape[:3]), dst.count(rank, *shape[:3], full_rows=options['output'] == 'full'))
+    except Error:
+        return (False, False), False, (0, 0)
+    return (plan.reached('forward'), plan.reached('backward')), plan.addends > 1, counts
