@@ -16,7 +16,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments
                                  'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/ranks']),
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
-INSIDE = {'apply', 'Listed', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
+INSIDE = {'alive', 'apply', 'Listed', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
           'bytes_of', 'part_lengths', 'parts_of', 'segment_of', 'require_alive', 'Comm.serves', 'Comm.ends'}

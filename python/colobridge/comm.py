@@ -40,6 +40,7 @@ class Comm(Unique):
         self._owned = owned
         self._forks = _forks
         self.died = False  # had an operation failed when it was destroyed
+        self.told = [False]  # has this rank heard of the error that killed it; PyTorch's share that with their GPUs'
         self._users: list[tuple[c.c_void_p, str]] = []
         self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
 

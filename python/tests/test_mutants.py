@@ -38,9 +38,9 @@ MUTANTS = {
         'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',
         'test_partition_adapter_shards'),
     'the gradient of the encoder is doubled': (
-        'torch/bridge.py', 'check(self.run[direction](self.bridge.handle, *views, stream))',
-        'check(self.run[direction](self.bridge.handle, *views, stream)); x = pair[0]; '
-        'direction and x is not None and x.mul_(2)', 'test_check.py', 'test_check_of_processes_passes'),
+        'torch/bridge.py', 'if own is not None and not (direction and arena.sums):', 'if direction and x is not None:\n'
+        '                x.mul_(2)\n            if own is not None and not (direction and arena.sums):', 'test_check.py',
+        'test_check_of_processes_passes'),
     'the place of a rank counts from the other side': (
         'megatron.py', 'SliceInfo(places[self.current_rank][0] % self.scale * size, size)',
         'SliceInfo(places[self.current_rank][0] // self.scale * size, size)',
@@ -388,6 +388,25 @@ MUTANTS = {
     'peers are sent to an output that the pool had no place for': (
         'torch/bridge.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',
         'test_outputs_are_in_the_pool'),
+    'what has left the pool takes its space for ever': (
+        'torch/arena.py', 'self._used -= one[1]', 'pass', 'test_torch_arena.py', 'test_outputs_are_in_the_pool'),
+    'a call like the one before goes over a communicator that died': (
+        'torch/bridge.py', ' and not again[2][0] and', ' and', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
+    'a call like the one before goes over a group that was destroyed': (
+        'torch/bridge.py', '(self._ranks is None or groups.alive(self.group))', 'True', 'test_torch_bridge.py',
+        'test_what_cannot_be_is_refused'),
+    'a call like the one before has its shape': (
+        'torch/bridge.py', ' and again[1] == (x.shape, x.dtype, x.device, samples, shape)', '', 'test_torch_bridge.py',
+        'test_rows_that_differ_are_named'),
+    "what stays on a rank begins with the next one's sample": (
+        'torch/moves.py', '0), first * unit,', '0), (first + 1) % 4 * unit,', 'test_torch_bridge.py',
+        'test_a_gradient_that_stays'),
+    'gradients of other context ranks are forgotten': (
+        'torch/moves.py', 'plan.recvs(direction) or', '', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+    'an output is a view of the input': (
+        'torch/bridge.py', 'part if direction and', 'part if', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+    'communicators that were destroyed are taken for the next call': (
+        'torch/ranks.py', 'self.host.told[0] = True\n', 'pass\n', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
     'memory of PyTorch is used before earlier work on it has ended': (
         'torch/arena.py', 'stream.synchronize()', 'pass', 'test_torch_blocks.py', 'test_memory_of_pytorch_s_allocator'),
     'each shape makes a bridge of its own': (

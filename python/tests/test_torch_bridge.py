@@ -204,20 +204,61 @@ def test_one_ranks_mistake_is_every_ranks_error_and_the_next_call_works(world):
     world.run(one_rank_wrong)
 
 
+def stays(rank):
+    g = torch.arange(4.0 * 3 * 2).view(4, 3, 2)
+    for axes, to in (('bsh', (0, 1, 2)), ('sbh', (1, 0, 2)), ('th', None)):
+        def turned(t):
+            return t.reshape(-1, 2) if to is None else t.permute(to).contiguous()
+        into = ct.Bridge('dp=4', 'tp=4', group=dist.group.WORLD, axes=axes)
+        out = ct.Bridge('tp=4', 'dp=4', group=dist.group.WORLD, axes=axes)
+        for _ in range(3):
+            x, d = turned(g[rank:rank + 1]).clone().requires_grad_(), turned(g)
+            y = into(x, samples=4)
+            assert torch.equal(y, turned(g))
+            y.backward(d)
+            assert torch.equal(x.grad, x) and x.grad.is_contiguous()
+            whole = turned(g).clone().requires_grad_()
+            y = out(whole, samples=4)
+            assert torch.equal(y, x) and y.is_contiguous() and not y._is_view()
+            y.add_(1)
+            y.backward(turned(g[rank:rank + 1]))
+            assert torch.equal(whole.grad, turned(g)) and torch.equal(whole, turned(g))
+        assert (d.data_ptr() <= x.grad.data_ptr() < d.data_ptr() + 96) == (axes != 'sbh')  # no copy
+    summed = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    for _ in range(3):
+        x = torch.ones(1, 4, 2, requires_grad=True)
+        y = summed(x)
+        y.backward(torch.ones_like(y))
+        assert torch.equal(x.grad, torch.full_like(x, 2.0))
+    x, d = g[rank:rank + 1].clone().requires_grad_(), g
+    into = ct.Bridge('dp=4', 'tp=4', group=dist.group.WORLD)
+    for _ in range(2):
+        into(x).backward(d)
+    y = into(x)
+    into.destroy()
+    with pytest.raises(RuntimeError, match='this bridge was destroyed'):
+        y.backward(d)
+
+
+def test_a_gradient_that_stays_on_its_rank_is_part_of_that_of_y(world):
+    world.run(stays)
+
+
 def other_rows(rank):
     good, odd = torch.ones(1, 8, 2), torch.ones(1, 12, 2)
-    for first in True, False:  # all make a bridge, or one does and the others have theirs
+    # All make a bridge; or one does, and rank 1, which is late, repeats its last call, or comes with another type.
+    for late in None, good, torch.nn.Parameter(good):
         bridge = ct.Bridge('dp=4', 'tp=4,dp=1', group=dist.group.WORLD)
-        if not first:
+        if late is not None:
             bridge(good)
         meet()
-        if rank == 1 and not first:
+        if rank == 1 and late is not None:
             time.sleep(.2)  # the communicator is dead when it comes
         with pytest.raises(cb.MismatchError) as caught:
-            bridge(odd if rank == 2 else good)
-        words = ("bridge create: rows: rank 2 of 'world' has 12, rank 0 8" if first
-                 else 'rows: ranks 0, 1, 3 have 8, rank 2 has 12 (on')
-        assert words in str(caught.value), caught.value
+            bridge(odd if rank == 2 else late if rank == 1 and late is not None else good)
+        words = ("bridge create: rows: rank 2 of 'world' has 12, rank 0 8" if late is None else
+                 r"rows: ranks 0, 1, 3 have 8, rank 2 has 12 \((bridge forward: comm 'world' is dead: )?on")
+        assert re.search(words, str(caught.value)), caught.value
         assert torch.equal(bridge(good), torch.ones(4, 8, 2))
 
 

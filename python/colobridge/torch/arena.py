@@ -47,7 +47,7 @@ def _padded(count: int, elem: int) -> int:
 def capturing(device: Any) -> Callable[[], bool]:
     """Is the current stream being captured, for tensors on @device?"""
     import torch
-    return torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
+    return torch._C._cuda_isCurrentStreamCapturing if device.type == 'cuda' else bool
 
 
 def _behind(device: Any, last: int) -> None:
@@ -141,9 +141,12 @@ class Pool:
     @comm. A rank may be without: PyTorch before 2.5, no memory left, memory that no other process can open."""
 
     def __init__(self, comm: Comm, device: Any, nbytes: int):
-        from torch.multiprocessing.reductions import StorageWeakRef
-        self._device, self.nbytes, self._pool, self._begin, self._weak = device, nbytes, None, 0, StorageWeakRef
-        self._live: list[tuple[Any, int]] = []  # storages in the block, and their bytes
+        from torch import UntypedStorage
+        self._device, self.nbytes, self._pool, self._begin = device, nbytes, None, 0
+        # What torch.multiprocessing's StorageWeakRef calls, whose frames of Python take longer.
+        self._expired, self._free = UntypedStorage._expired, UntypedStorage._free_weak_ref
+        self._live: list[tuple[int, int]] = []  # weak references to storages in the block, and their bytes
+        self._used = 0  # bytes of these
         block = self._block() if nbytes > _SMALL else None
         try:
             memory = Memory.register(comm, block)
@@ -165,12 +168,13 @@ class Pool:
         try:
             with torch.cuda.device(self._device):
                 self._pool, self._stream = torch.cuda.MemPool(), stream_of(self._device)
+            self._where = self._device.index, self._pool.id
             return self._new(torch.empty(0, dtype=torch.uint8, device=self._device), (self.nbytes,))
         except RuntimeError:  # no memory left
             return None
 
     def _new(self, like: Any, shape: Any) -> Any:
-        calls, where = _into_pool(), (self._device.index, self._pool.id)
+        calls, where = _into_pool(), self._where
         if calls is None:
             import torch
             with torch.cuda.use_mem_pool(self._pool, self._device.index):
@@ -186,18 +190,26 @@ class Pool:
         """Does a tensor lie in the block?"""
         return self._begin <= t.data_ptr() < self._begin + self.nbytes and self._begin > 0
 
-    def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
-        """A new tensor in the block, for the current @stream. None if it has no place: small ones, those of another
-        stream than the block's, and more than the block has."""
-        nbytes = _padded(math.prod(shape), like.element_size())
+    def empty(self, like: Any, shape: Any, nbytes: int, stream: int | None) -> Any:
+        """A new tensor in the block, for the current @stream; nbytes: _padded(). None if it has no place: small ones,
+        those of another stream than the block's, and more than the block has."""
         if not self._begin or nbytes <= _SMALL or stream != self._stream:
             return None
-        self._live = [one for one in self._live if not one[0].expired()]
-        if sum(n for _, n in self._live) + nbytes > self.nbytes:
+        for one in self._live[:]:
+            if self._expired(one[0]):
+                self._live.remove(one)
+                self._used -= one[1]
+                self._free(one[0])
+        if self._used + nbytes > self.nbytes:
             return None  # or the allocator would add a block that peers do not reach
         t = self._new(like, shape)
-        self._live.append((self._weak(storage_of()(t)), nbytes))
+        self._live.append((storage_of()(t)._weak_ref(), nbytes))
+        self._used += nbytes
         return t
+
+    def __del__(self) -> None:
+        for weak, _ in self._live:
+            self._free(weak)
 
 
 class _Block(Loan):
@@ -263,6 +275,7 @@ class Arena:
         self.reached, self.sums, self.side = reached, region.sums, region.side
         self.memory: Any = region.memory
         self._shapes = shapes
+        self._nbytes = [_padded(math.prod(shape), s.DTYPE_SIZE[region.dtype]) for shape in shapes]
         self.copied = 0
         self._blocks: dict[tuple[int, int], _Block] = {}  # by side and offset
         self.workspace: list[Any] = [
@@ -279,11 +292,11 @@ class Arena:
         return region.memory.array(s.DTYPES[region.dtype], self._shapes[side], offset,
                                    device=region.device.index if region.device.type == 'cuda' else -1)
 
-    def holds(self, t: Any) -> bool:
-        """Does a tensor lie in this memory, so that peers reach it."""
+    def holds(self, t: Any, lent: bool = False) -> bool:
+        """Does a tensor lie in this memory, so that peers reach it. lent: for this call."""
         region = self.region
         return region.begin <= t.data_ptr() < region.end or (
-            region.pool is not None and region.pool.holds(t) and not region._capturing())
+            region.pool is not None and region.pool.holds(t) and (lent or not region._capturing()))
 
     def lend(self, side: int, stream: int | None, like: Any, shape: Any) -> Any:
         """A tensor of this memory for the current @stream, None where there is none, or none for a captured
@@ -292,7 +305,7 @@ class Arena:
         if region.pool is not None and region.pool.nbytes:
             if not self.reached[1 - side] or side != self.side[1 - side] or region._capturing():
                 return None
-            return region.pool.empty(like, shape, stream)
+            return region.pool.empty(like, shape, self._nbytes[side], stream)
         free = region.free[side]
         if not free or not self.reached[1 - side] or region._capturing():
             return None
@@ -371,7 +384,8 @@ class Workspace(_Ordered):
 
     def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
         """A new tensor for the current @stream, in the pool if it fits."""
-        made = None if self._pool is None or self._capturing() else self._pool.empty(like, shape, stream)
+        made = None if self._pool is None or self._capturing() else self._pool.empty(
+            like, shape, _padded(math.prod(shape), like.element_size()), stream)
         return like.new_empty(shape) if made is None else made
 
     def _holds(self, t: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes as c
 import functools
 import math
 import weakref
@@ -11,7 +12,7 @@ from typing import Any
 
 from .. import _structs as s
 from .. import bridge as core
-from .._lib import Unique, check, lib
+from .._lib import Unique
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error, FailedError, MismatchError
 from ..layout import Layout, parts_of
@@ -22,7 +23,8 @@ from . import arena as arenas
 from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
-from .tensors import checked, eager, once, stream_of
+from .ready import entry, failed
+from .tensors import checked, compiling, eager, once, stream_on
 
 _KEPT = 64  # shapes whose views are kept
 _FITTING = 1024  # shapes that are known to fit the memory
@@ -43,9 +45,9 @@ class _Core:
     write into. make: a core.Bridge of a shape and transport, and did it have to be another transport."""
 
     def __init__(self, comm: Comm, device: Any, dtype: int, make: Callable[..., tuple[core.Bridge, bool]],
-                 reach: Callable[[tuple[int, ...], int], Any], buffers: int | None, shape: tuple[int, ...],
-                 transport: str, peers: bool):
-        self.comm, self.device, self.dtype, self.reach = comm, device, dtype, reach
+                 reach: Callable[[tuple[int, ...], int], Any], stays: Callable[[tuple[int, ...], str], Any],
+                 buffers: int | None, shape: tuple[int, ...], transport: str, peers: bool):
+        self.comm, self.device, self.dtype, self.reach, self.stays = comm, device, dtype, reach, stays
         self.buffers = buffers
         self.region: arenas.Region | None = None
         self._needed = transport == 'peer'
@@ -120,21 +122,24 @@ class _Ready:
     """A shape of a bridge, with views that only lack an address: most tensors are contiguous."""
 
     def __init__(self, core: _Core, shape: tuple[int, ...]):
+        import torch
         core.take(shape)
         self.core, self.shape, self.bridge, device = core, shape, core.bridge, core.device
         self.shapes = core.bridge.src_shape, core.bridge.dst_shape
         mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
         self.views = [make(0, core.dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
-        self.device = device
+        self.stream, self.contiguous = stream_on(device), torch.contiguous_format
         self.doing: dict[str, Any] = {}  # what its calls are about
         self._arena: Any = None
-        library = lib()
-        self.run = library.colo_bridge_forward, library.colo_bridge_backward
+        self.run = entry('colo_bridge_forward'), entry('colo_bridge_backward')
+        # By direction, from the second call on: what stays, None if something moves. False: the first one was there.
+        self.stays: list[Any] = [(), ()]
 
     @property
     def arena(self) -> Any:
         """Memory that peers write into, of this shape; None where they do not."""
-        self.core.take(self.shape)
+        if self.core.shape != self.shape:
+            self.core.take(self.shape)
         region = self.core.region
         if region is not None and (self._arena is None or self._arena.region is not region):
             copied = 0 if self._arena is None else self._arena.copied
@@ -155,24 +160,38 @@ class _Ready:
     def carry(self, direction: int, x: Any, y: Any, like: Any = None, shape: Any = None) -> Any:
         """y from x, forward (0), or x from y, backward (1), where y and x are gradients. Makes and returns a tensor
         of @shape if there is one: the output, one of the arena's where there is one. This is core.Bridge's forward()
-        and backward() without what costs more than they do."""
+        and backward() without what costs more than they do. Where nothing moves, a gradient is a view."""
         try:
-            arena, pair, own, lent, stream = self.arena, [x, y], None, None, stream_of(self.device)
+            stays = self.stays[direction]
+            if stays is False:
+                stays = self.stays[direction] = self.core.stays(self.shape, ('forward', 'backward')[direction])
+            given = y if direction else x
+            if stays and shape is not None and given is not None and given.shape == self.shapes[direction] and self.bridge.handle:
+                part = given.narrow(*stays)
+                return part if direction and part.is_contiguous() else part.clone(memory_format=self.contiguous)
+            arena, stream, lent, made, own = self.arena, self.stream(), None, None, None
             if shape is not None:
                 lent = None if arena is None else arena.lend(1 - direction, stream, like, shape)
-                pair[1 - direction] = like.new_empty(shape) if lent is None else lent
-            made = pair[1 - direction]
+                made = like.new_empty(shape) if lent is None else lent
+                x, y = (made, y) if direction else (x, made)
             if arena is not None and arena.reached[direction]:
                 side = arena.side[direction]
-                if pair[side] is not None and not arena.holds(pair[side]):
-                    own, pair[side] = pair[side], arena.instead(direction, pair[side], stream)
-            views = [None if pair[0] is None else self.view(0, pair[0], 'd_x' if direction else 'x'),
-                     self.view(1, pair[1], 'd_y' if direction else 'y')]
-            if direction:
-                views.reverse()
-            check(self.run[direction](self.bridge.handle, *views, stream))
+                there = y if side else x
+                if there is not None and not arena.holds(there, lent is not None):
+                    own, there = there, arena.instead(direction, there, stream)
+                    x, y = (x, there) if side else (there, y)
+            of_y, of_x = self.view(1, y, 'd_y' if direction else 'y'), None
+            if x is not None:
+                of_x = self.view(0, x, 'd_x' if direction else 'x')
+            at_y, at_x = c.addressof(of_y), None if of_x is None else c.addressof(of_x)
+            status = self.run[1](self.bridge.handle, at_y, at_x, stream) if direction else self.run[0](
+                self.bridge.handle, at_x, at_y, stream)
+            if status < 0:
+                raise failed(status)
             if own is not None and not (direction and arena.sums):
-                own.copy_(pair[side])
+                own.copy_(there)
+            if stays == ():
+                self.stays[direction] = False
             return made
         except BaseException as why:
             groups.heard(self.bridge.comm, why, self.doing)
@@ -200,6 +219,9 @@ class Bridge(Unique):
     one. An integer: that many y, and d_x, are blocks of the workspace's memory; record_stream() does nothing for
     these: before the last of one goes, its stream has to wait for the others that use it. 0: all are copied.
     Exception: if d_y is summed over cp, it is copied in.
+    If nothing moves between ranks in one direction (backward of a fan-in, forward of a fan-out) and rows and features
+    are whole, calls after the first one of a shape are PyTorch's own: y is a copy of x's samples, d_x a view of d_y's
+    where these are contiguous. COLO_CHECK=2 has none of that.
 
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run
@@ -251,6 +273,7 @@ class Bridge(Unique):
         self._kept: collections.OrderedDict[Any, _Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
         self._last: Any = None  # what was asked for the last time, and its _Ready
+        self._again: Any = None  # the same for a call like it, which goes without the rest
         if not isinstance(group, Comm):
             self._ranks = self._members()
 
@@ -333,7 +356,10 @@ class Bridge(Unique):
 
         def reach(shape: tuple[int, ...], rank: int) -> Any:
             return moves.reach(src, dst, options, comm, shape, number, no_grad, rank)
-        return _Core(comm, device, number, made, reach, buffers, shape, self.transport,
+
+        def stays(shape: tuple[int, ...], direction: str) -> Any:
+            return moves.stays(src, dst, options, comm, shape, no_grad, direction)
+        return _Core(comm, device, number, made, reach, stays, buffers, shape, self.transport,
                      reachable and options['algo'] == 'exact' and self.transport != 'nccl')
 
     def _by_peers(self, transport: str, made: Callable[[str], core.Bridge]) -> tuple[core.Bridge, bool]:
@@ -415,6 +441,11 @@ class Bridge(Unique):
         without any. into: embeddings [.., positions, features] of this rank's sequences, or of its part
         with output="sharded"; they are written in place and returned, no leaf that requires grad. x may be a
         tuple of tensors with one routing, of any dtype and number of features, and into, too."""
+        again = self._again
+        if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
+                into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
+                (self._ranks is None or groups.alive(self.group)):
+            return again[4](x, again[5], True)
         self._need_ragged(segments is not None or into is not None)
         if self.ragged:
             return ragged_batches.carry(self, x, segments, into, like)
@@ -427,12 +458,11 @@ class Bridge(Unique):
         for ragged in self._ragged.values():
             ragged.destroy()
         self._kept.clear(), self._cores.clear(), self._ragged.clear()
-        self._comm = self._last = None
+        self._comm = self._last = self._again = None
 
 
 @eager
-def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None,
-          like: Any) -> Any:
+def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Any:
     import torch
     told = like if x is None else x
     if not isinstance(told, torch.Tensor):
@@ -465,7 +495,11 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
                 groups.refuse(comm, why)
                 raise
         self._last = asked, self._core(comm, shape, x.dtype, device)
-    return _function().apply(x, self._last[1], here)
+    apply = _function().apply
+    # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
+    lasts = here and (self._ranks is None or len(self._ranks) > 1)
+    self._again = (type(x), asked, comm.told, compiling(), apply, self._last[1]) if lasts else None
+    return apply(x, self._last[1], here)
 
 
 @functools.lru_cache(maxsize=None)

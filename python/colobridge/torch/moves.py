@@ -9,7 +9,7 @@ from .. import _structs as s
 from ..comm import Comm
 from ..errors import Error
 from ..grid import Grid
-from ..layout import Layout
+from ..layout import Layout, parts_of
 from ..plan import Plan
 
 
@@ -66,3 +66,26 @@ def reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: 
     except Error:
         return (False, False), False, (0, 0)
     return (plan.reached('forward'), plan.reached('backward')), plan.addends > 1, counts
+
+
+def stays(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: tuple[int, ...],
+          no_grad: bool, direction: str) -> tuple[int, int, int] | None:
+    """(axis, first, number): the part of its input that is a rank's output, if nothing moves between any ranks of @comm
+    in this direction and all rows and features stay. None: it is not so; the same on all ranks."""
+    back, found, me = direction == 'backward', None, comm.world_rank(comm.rank)
+    split = [parts_of(src, s.ROWS), parts_of(src, s.FEATURES), parts_of(dst, s.FEATURES)]
+    if options['output'] != 'full':
+        split.append(parts_of(dst, s.ROWS))
+    if max(split) > 1 or comm.check_level > 1 or back and no_grad:
+        return None
+    for rank in map(comm.world_rank, range(comm.size)):
+        plan = Plan(src, dst, shape, rank, output=options['output'], grad=options['grad'], no_grad=no_grad)
+        regions, own = plan.locals(direction), [
+            layout.owned(rank, *shape[:3], full_rows=True).samples for layout in ((dst, src) if back else (src, dst))]
+        if plan.recvs(direction) or len(regions) != 1 or regions[0].samples != own[1]:
+            return None
+        if rank == me:
+            first, end = (b - own[0][0] for b in own[1])
+            unit = 1 if 'b' in options['axes'] else shape[1]
+            found = max(options['axes'].find('b'), 0), first * unit, (end - first) * unit
+    return found

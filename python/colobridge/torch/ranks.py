@@ -62,7 +62,7 @@ class _Made:
         """Did an error kill it, of which this rank has heard? Raises that error where it has not."""
         for comm in (self.gpu, self.host):
             if comm is not None and _is_dead(comm):
-                if not any(getattr(c, 'told', False) for c in (self.gpu, self.host)):
+                if not self.host.told[0]:
                     try:
                         with telling(comm):
                             comm.check()
@@ -73,6 +73,7 @@ class _Made:
         return False
 
     def destroy(self) -> None:
+        self.host.told[0] = True
         for comm in (self.gpu, self.host):
             if comm is not None:
                 comm.destroy()
@@ -91,7 +92,7 @@ def heard(comm: Comm | None, why: BaseException, doing: dict[str, Any] | None = 
     if not getattr(why, 'status', 0):
         refuse(comm, why)
     elif comm._handle and _is_dead(comm):
-        comm.told = True  # type: ignore[attr-defined]
+        comm.told[0] = True
         board: _Board | None = getattr(comm, '_board', None)
         if isinstance(why, MismatchError) and doing and board is not None:
             differs = board.compare(doing)
@@ -269,12 +270,19 @@ def comm_of_ranks(ranks: Sequence[int], device: Any) -> Comm:
     return _for_device(made, device)
 
 
+def alive(group: Any) -> bool:
+    """Does torch.distributed know this group? Costs little; False: ask require_alive()."""
+    c10d: Any = sys.modules['torch.distributed'].distributed_c10d
+    state = getattr(c10d, '_world', None)
+    return group in (c10d._pg_group_ranks if state is None else state.pg_group_ranks)
+
+
 def _for_device(made: Any, device: Any) -> Comm:
     if device.type != 'cuda':
         return made.host
     if made.gpu is None:
         made.gpu = made.host.nccl(device.index if device.index is not None else -1)
-        made.gpu._board = getattr(made.host, '_board', None)
+        made.gpu._board, made.gpu.told = getattr(made.host, '_board', None), made.host.told
     return made.gpu
 
 
@@ -311,7 +319,7 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
         if comm is not None and comm.size > 1:
             error.__dict__.setdefault('told_to', set()).add(id(comm))
             comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
-            comm.told = True  # type: ignore[attr-defined]
+            comm.told[0] = True
     except Error:
         pass  # destroyed
 

@@ -114,13 +114,14 @@ def case_outputs_are_pytorch_s_own_in_memory_that_peers_reach():
     want, up = samples_of(dst, whole), samples_of(src, whole)
     carry = ct.Bridge(src, dst, group=dist.group.WORLD)
     found = set()
-    for _ in range(4):
+    for step in range(4):
         x = up.clone().requires_grad_()
         y = carry(x)
         assert torch.equal(y, want) and not y._is_view()
         y.backward(want)
         assert torch.equal(x.grad, up)
-        found.add((y.data_ptr(), x.grad.data_ptr()))
+        if step:  # the first gradient is a copy, because the call compares ranks
+            found.add((y.data_ptr(), x.grad.data_ptr()))
         del y, x
     pool = carry._last[1].core.region.pool
     assert carry.copied == 0 and len(found) == 1, (carry.copied, found)
