@@ -128,7 +128,7 @@ def show(lines, limits, repetitions):
         limit = ms.get(line.limit)
         rows.append({'op': line.name, 'ms': ms[line.name], 'limit': line.limit, 'gib': line.peak,
                      'times': limit and ms[line.name] / limit, 'loss': line.value, 'error': line.error})
-        print('%-44s %8.3f ms  %s  %6.2f GiB  %s' % (
+        print('%-50s %8.3f ms  %s  %6.2f GiB  %s' % (
             line.name, ms[line.name], '%.3f' % rows[-1]['times'] if limit else '     ', line.peak,
             '' if line.value is None else 'loss %.6f errors %s' % (
                 line.value, ' '.join('%.1e' % e for e in line.error or []))), flush=True)
@@ -175,6 +175,11 @@ def head(o):
         torch.mm(dz, wd, out=dh)
         torch.mm(dz.t(), xd, out=dw)
 
+    def mean(**options):
+        if 'upstream' not in options:
+            return ct.linear_nll(x, w, target=t, **options).loss
+        return ct.linear_nll(x, w, target=t, reduction='sum', **options).loss / o.tokens
+
     lines = [Line('three products', lambda: products(3), (), None),
              Line('four products', lambda: products(4), (), None)]
     for name, options, limit in (
@@ -185,8 +190,11 @@ def head(o):
             ('linear_nll, logprob, bf16 logits', {'mode': 'logprob', 'logits_dtype': torch.bfloat16}, 4),
             ('linear_nll, loss, main_grad', {'main_grad': True}, 3),
             ('linear_nll, loss, main_grad, bf16 logits', {'main_grad': True, 'logits_dtype': torch.bfloat16}, 3),
+            ('linear_nll, loss, main_grad, upstream', {'main_grad': True, 'upstream': 1 / o.tokens}, 3),
+            ('linear_nll, loss, main_grad, upstream, bf16 logits',
+             {'main_grad': True, 'upstream': 1 / o.tokens, 'logits_dtype': torch.bfloat16}, 3),
             ('linear_nll, logprob, main_grad', {'main_grad': True, 'mode': 'logprob'}, 4)):
-        lines.append(Line(name, lambda options=options: ct.linear_nll(x, w, target=t, **options).loss, (x, w),
+        lines.append(Line(name, lambda options=options: mean(**options), (x, w),
                           {3: 'three products', 4: 'four products'}[limit],
                           main if 'main_grad' in options else None))
     for name, fn in peers(x, w, t):

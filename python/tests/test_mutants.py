@@ -233,6 +233,13 @@ MUTANTS = {
         'torch/nll.py', 'None if d_value is None else d_value.data_ptr()',
         'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',
         'test_mean_is_divided_once_over_all_ranks'),
+    'the upstream gradient that comes is not compared with the known one': (
+        'torch/linear.py', 'elif not same:', 'elif False:', 'test_torch_upstream.py', 'test_another_upstream'),
+    'a checkpoint adds to main_grad twice': (
+        'torch/linear.py', 'if ctx.saved_tensors[0] != ctx.run:', 'if False:', 'test_torch_upstream.py',
+        'test_a_checkpoint_that'),
+    'gradients of weighted tokens are made without the known upstream gradient': (
+        'torch/linear_plan.py', 'else weights * by', 'else weights', 'test_torch_upstream.py', 'after_forward'),
     'the sum over ranks of a loss made in forward is left out': (
         'torch/linear.py', 'mean and den is None, weights, group)', 'mean and den is None, weights, alone())',
         'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),

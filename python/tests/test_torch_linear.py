@@ -99,7 +99,7 @@ def test_chunks_modes_and_bounds_do_not_change_a_bit_of_outputs_and_d_hidden():
         assert torch.equal(out, seen[0][0]) and torch.equal(grad, seen[0][1])
 
 
-@pytest.mark.parametrize('mode', ['logprob', 'keep', 'loss'])
+@pytest.mark.parametrize('mode', ['logprob', 'keep', 'loss', 'known'])
 def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(mode):
     rows, tokens, width = 128, 9, 24  # 100 is padded to 128: 8 segments of 16
     rng = torch.Generator().manual_seed(4)
@@ -110,8 +110,9 @@ def test_invariant_gives_the_same_bits_on_1_2_4_and_8_ranks(mode):
         each = rows // world.size
         x, y = h.clone().requires_grad_(), w[world.rank * each:(world.rank + 1) * each].clone().requires_grad_()
         shared = dict(target=t, tp_group=world, vocab_size=100, invariant=True, chunk_size=4 * world.size)
-        if mode == 'loss':
-            loss, out = ct.linear_nll(x, y, reduction='sum', **shared)[0], []
+        if mode in ('loss', 'known'):
+            known = {'upstream': 1 / 3} if mode == 'known' else {}
+            loss, out = ct.linear_nll(x, y, reduction='sum', **shared, **known)[0] / 3, []
         else:
             out = ct.linear_logprob(x, y, entropy=True, mode=mode, **shared)
             loss = out[0].sum() + 2 * out[1].sum()

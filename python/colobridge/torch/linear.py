@@ -9,12 +9,13 @@ group's communicator; memory comes from torch at each call, so caching allocator
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
 from .. import _structs as s
 from ..comm import Comm
-from ..errors import ArgumentError, FailedError
+from ..errors import STATUS, ArgumentError, FailedError
 from ..plan import choice
 from ..tensor import torch_dtype
 from . import ranks as groups
@@ -29,6 +30,7 @@ from .support import Support
 from .tensors import eager, once, saved_tensors
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
+_runs = itertools.count()  # of forwards that added to main_grad
 PARTITIONS = {'rows': 0, 'flat': 1}  # values of colo_lm_head_partition_t
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
@@ -41,7 +43,8 @@ _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 #   side     gets what has no gradient
 #   weights  of tokens, or None
 #   entropy  is the sum of entropies wanted, too? Then backward may run twice
-Of = tuple[Any, Comm, bool, list[Any], Any, bool]
+#   known    the upstream gradient, a tensor of one element, or None
+Of = tuple[Any, Comm, bool, list[Any], Any, bool, Any]
 # Of one call, for the autograd functions: its plan, vocabulary group, head's group, main_grad of weight and
 # bias, and whether a backward is to be prepared (inside of a function autograd does not say).
 Call = tuple[LinearPlan, Comm, Comm | None, Any, bool]
@@ -105,19 +108,21 @@ def functions() -> tuple[Any, Any]:
         Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
         those of hidden, weight and bias, multiplied by the upstream gradient and by 1 / den where products
         are summed, in fp32: in 16 bits the first overflows, the second underflows. Else gradients of the sum
-        are made here, those of weight and bias in fp32, and backward multiplies them. Gradients of entropies
-        are made in backward, if it asks for them."""
+        are made here, those of weight and bias in fp32, and backward multiplies them. If the upstream gradient is
+        known, they are made with it, and backward compares. Gradients of entropies are made in backward, if it asks
+        for them."""
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
                     o: Call) -> Any:
             plan, comm, head_comm, main, grad = o
-            den, group, mean, side, weights, ctx.entropy = of
+            den, group, mean, side, weights, ctx.entropy, known = of
             need = ctx.needs_input_grad if grad else (False,) * 3
             d_head = need[1] or need[2]
             early, made = plan.early and d_head, ()
             try:
-                ready = plan.ready(comm, head_comm, not need[0], not d_head, early and main is not None, early)
+                ready = plan.ready(comm, head_comm, not need[0], not d_head,
+                                   (early or known is not None) and main is not None, early)
                 if weights is not None:
                     weights = plan.rows.spread(weights, 0)
                 if early:
@@ -125,14 +130,18 @@ def functions() -> tuple[Any, Any]:
                                                                       group)
                     ctx.save_for_backward(hidden, weight, bias, *_pair(target), kept, shared)
                 else:
-                    out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group)
+                    out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main)
             except BaseException as why:
                 groups.heard(comm, why)
                 groups.heard(head_comm, why)
                 groups.refuse(group, why)
                 raise
             ctx.of = main, need, early, ready, comm
-            ctx.made = made
+            ctx.made, ctx.known = made, known
+            if known is not None:
+                ctx.run = torch.tensor(next(_runs), device='cpu')
+                ctx.groups = comm, head_comm, group
+                ctx.save_for_backward(ctx.run)
             if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
                 ctx.save_for_backward(*made, hidden, weight, bias, target)
                 ctx.set_materialize_grads(False)
@@ -156,6 +165,15 @@ def functions() -> tuple[Any, Any]:
                                   "mode=\"logprob\" keeps what a second one needs")
             made, (main, needs, early, ready, comm) = ctx.made, ctx.of
             plan = ready.plan
+            if ctx.known is not None:
+                ctx.made = None
+                try:
+                    compared(ctx, g, [d for d in made if d is not None] or [main[0][:1]])
+                except BaseException as why:
+                    for of in ctx.groups:
+                        groups.refuse(of, why)
+                    raise
+                return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
             # The factor is not 0-dim: then the dtype of what multiplies would not count.
             by = None if g is None else (ctx.factor * g).to(plan.real)
             if early:
@@ -194,6 +212,22 @@ def functions() -> tuple[Any, Any]:
                 d if d.dtype is plan.dtype and not ctx.entropy else torch.empty_like(d, dtype=plan.dtype)))
                       for d, need in zip((d_hidden, d_weight, d_bias), needs)), None, None, None)
 
+    def compared(ctx: Any, g: Any, made: list[Any]) -> None:
+        """Are gradients that were made with the upstream gradient those of @g, which came? What multiplies the loss
+        in fp32 in another order may differ by 8 roundings. On a GPU, which nothing waits for, @made become NaN."""
+        if ctx.saved_tensors[0] != ctx.run:
+            raise FailedError("linear_nll: upstream: a checkpoint ran forward twice, and main_grad has the gradient "
+                              "twice; leave linear_nll() out of the checkpoint, or pass it use_reentrant=True",
+                              STATUS['ERR_STATE'])
+        same = (g - ctx.known).abs() <= ctx.known.abs() * 2.0 ** -20
+        if g.is_cuda:
+            for d in made:
+                d.mul_(torch.where(same, 1.0, math.nan))
+        elif not same:
+            raise ArgumentError("linear_nll: upstream: backward found %.9g as the gradient of the loss, expected "
+                                "%.9g, with which forward has made gradients; pass the number that multiplies the "
+                                "loss" % (float(g), float(ctx.known)))
+
     return Linear, LinearLoss
 
 
@@ -205,8 +239,8 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
             ) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
     linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients begin in forward: 'loss' in
-    either way, 'sums' as sums for later, in fp32, None if not at all. What is wrong is told to the other ranks of
-    both groups before it is raised."""
+    either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all. What is wrong is told
+    to the other ranks of both groups before it is raised."""
     import torch
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
             isinstance(target, torch.Tensor)):
@@ -371,7 +405,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
         bound * hidden.element_size() <= 4 * hidden.shape[-1] + \
         2 * chunk * (s.DTYPE_SIZE[logits] + (hidden.element_size() if logits != number else 0))
     plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, owned, parts, names, bound,
-                      begins is not None and not early, early, support is not None)
+                      begins in ('loss', 'sums') and not early, early, support is not None)
     return plan, read is not hidden, copies_weight
 
 
@@ -431,7 +465,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                budget: int = 0, max_valid: int | None = None, logits_dtype: Any = None,
                d_hidden: str = 'all_reduce', main_grad: bool = False, head_group: Any = None,
                head_rows: int | None = None, head_partition: str = 'rows', support: Support | None = None,
-               invariant: bool | int = False) -> Any:
+               invariant: bool | int = False, upstream: Any = None) -> Any:
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum", makes logits only once, chunk by chunk, by one of two methods:
@@ -445,6 +479,15 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     once, multiplies them. linear_nll() chooses this method if the gradients of the logits would be larger than
     those of the weight, for float64 and sharded heads, and if only hidden trains.
 
+    upstream: the gradient that backward will bring to loss, if it is known before forward: a number, or a tensor of one
+    element on hidden's device, as in linear_nll(..., reduction="sum", upstream=scale / tokens).loss * (scale / tokens),
+    tokens those of the whole batch over all ranks. For mode "loss" and reduction "sum". Forward then makes the
+    gradients of hidden, weight and bias with it, holds those of no logits, and adds those of weight and bias to
+    main_grad at once, whether or not backward comes. Without main_grad backward returns them. Backward, which can run
+    only once, compares: on the host another gradient is a ValueError. On a GPU nothing waits, and the gradients that
+    backward returns become NaN (of a frozen hidden with main_grad, the first row of weight.main_grad). A
+    checkpoint with use_reentrant=False runs forward twice: backward is a RuntimeError then.
+
     In mode "loss" Loss.num has no gradient. The other modes and arguments are linear_logprob()'s, reductions,
     mask [...] and reduce_group are nll()'s. Without gradients (torch.no_grad()) "loss" is "logprob".
     """
@@ -455,6 +498,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     if mode == 'loss' and reduction == 'none':
         raise ArgumentError("linear_nll: mode=\"loss\" makes gradients of a mean or a sum, and reduction "
                             "is 'none'; use mode=\"auto\"")
+    known = None if upstream is None else _known(upstream, reduction, mode, hidden, tp_group, head_group, reduce_group)
     weights = None
     if mask is not None:
         target, weights = masked('linear_nll', mask, target, ignore_index)
@@ -467,11 +511,13 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
             (vocab_start, vocab_end, vocab_size),
             ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
-             'loss' if mode == 'loss' and trains else None),
+             ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
             scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
             support=support, head_partition=head_partition)
         if weights is not None:
             weights = counted(weights, target, o[0].config, o[0].real)
+        if known is not None:
+            known = known.to(o[0].real)
     except Exception as why:
         groups.refuse(group, why)
         raise
@@ -486,5 +532,28 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             return out[0] if weights is None else out[0] * weights
         return reduced(out[0], out[1], weights, mean, group)
     side: list[Any] = []
-    value = functions()[1].apply(*tensors, (None, group, mean, side, weights, False), o)
+    value = functions()[1].apply(*tensors, (None, group, mean, side, weights, False, known), o)
     return Loss(value, *side)
+
+
+def _known(upstream: Any, reduction: str, mode: str, hidden: Any, *of: Any) -> Any:
+    """An upstream gradient as an fp64 tensor of one element on hidden's device. ValueError, on all ranks of the groups:
+    what is none."""
+    import torch
+    device = getattr(hidden, 'device', None)
+    try:
+        if mode != 'loss' or reduction != 'sum':
+            raise ArgumentError(
+                "linear_nll: upstream is given, mode is %r and reduction %r, expected 'loss' and 'sum'; %s" % (
+                    mode, reduction, "what a mean divides by is known after the last chunk: pass reduction='sum' and "
+                    "upstream=factor / tokens" if mode == 'loss' else "other modes take any gradient: leave it out"))
+        if isinstance(upstream, torch.Tensor):
+            if upstream.numel() != 1 or upstream.device != device:
+                raise ArgumentError("linear_nll: upstream is %s on %s, expected one element on %s, where hidden is; "
+                                    "pass float(upstream)" % (list(upstream.shape), upstream.device, device))
+            return upstream.detach().reshape(1).double()
+        if not math.isfinite(upstream):
+            raise ArgumentError("linear_nll: upstream is %s, expected a finite number" % upstream)
+        return torch.full((1,), upstream, dtype=torch.float64, device=device)
+    except Exception as why:
+        raise groups.told(why, device, *of)

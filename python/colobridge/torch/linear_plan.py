@@ -341,10 +341,13 @@ class _Ready:
         return grads
 
     def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
-             group: Comm) -> tuple[list[Any], Any, tuple[Any, Any, Any]]:
+             group: Comm, by: Any, main: Any) -> tuple[list[Any], Any, tuple[Any, Any, Any]]:
         """(outputs, None where they are unseen; what total() adds up over the group; gradients of the sum),
-        each loss times its weight [T], or 1 where @weights is None"""
+        each loss times its weight [T], or 1 where @weights is None. by: the upstream gradient, or None: 1; then
+        those of weight and bias are added to @main, if it is not None."""
         plan = self.plan
+        if by is not None:
+            weights = by.expand(plan.rows.count).contiguous() if weights is None else weights * by
         with self.core.lock:
             self.whole.d_loss = None if weights is None else weights.data_ptr()
             held = self.bind(comm, hidden, weight, bias, target, View.point)
@@ -352,7 +355,7 @@ class _Ready:
             if not plan.unseen:
                 out, at_out = self.outputs(), self.at_out
             losses = self.place(out, group)
-            grads = self._in_one_pass(weight, bias, self.at_whole, at_out)
+            grads = self._in_one_pass(weight, bias, self.at_whole, at_out, None if by is None else main)
         del held
         return out, losses, grads
 
@@ -361,13 +364,13 @@ class _Ready:
         """Gradients of the sum of entropies, of tensors that a forward saved."""
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, target, View.again), self.outputs()
-            grads = self._in_one_pass(weight, bias, self.at_entropy, self.at_out)
+            grads = self._in_one_pass(weight, bias, self.at_entropy, self.at_out, None)
         del held
         return grads
 
-    def _in_one_pass(self, weight: Any, bias: Any, upstream: int, out: int) -> tuple[Any, Any, Any]:
+    def _in_one_pass(self, weight: Any, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, Any, Any]:
         """Outputs and gradients of what bind() was told."""
-        grads = self.gradients(weight, bias, None)
+        grads = self.gradients(weight, bias, main)
         work, workspace = self.work(s.LINEAR_LOSS)
         status = self.run_loss(self.core.linear, self.at_batch, upstream, out, self.at_grads, workspace,
                                stream_of(self.plan.device) if self.plan.cuda else None)

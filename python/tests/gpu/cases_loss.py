@@ -126,6 +126,26 @@ def case_a_loss_scale_multiplies_in_fp32():
                 assert abs(bias) <= most / len(t) ** 0.5, (what, bias)
 
 
+def case_gradients_of_an_upstream_gradient_that_does_not_come_are_nan():
+    lo, hi = cut(V)
+    h, w, t = linear_case()
+    x, y = leaf(h.double()), leaf(w.double())
+    (torch.nn.functional.cross_entropy(x @ y.t(), t, reduction='sum') / 4).backward()
+    for known in (0.25, torch.tensor([0.25], device='cuda')):
+        for comes, frozen in ((0.25, False), (0.5, False), (0.25, True), (-0.25, True)):
+            a, b = (h if frozen else leaf(h)), leaf(w[lo:hi])
+            b.main_grad = torch.zeros(b.shape, device='cuda')
+            loss = ct.linear_nll(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                                 reduction='sum', main_grad=True, upstream=known).loss
+            near(b.main_grad, y.grad[lo:hi], 5e-4, 'main_grad after forward')
+            (loss * comes).backward()
+            if comes == 0.25:
+                near(b.main_grad, y.grad[lo:hi], 5e-4, 'main_grad after backward')
+                assert frozen or near(a.grad, x.grad, 5e-4, 'd_hidden') is None
+            else:
+                assert (b.main_grad[:1] if frozen else a.grad).isnan().all(), (known, comes, frozen)
+
+
 def case_a_float_mask_weighs_tokens():
     lo, hi = cut(V)
     h, w, t = linear_case()
