@@ -125,6 +125,8 @@ static colo_status_t check_at(cap_rank_t *r, struct check *k, int moment, int64_
     if (cfg->loss_linear)
         CAP_TRY(compare_with_logits(r, k, moment, step));
     if (colo_comm_rank(r->world) == 0) {
+        fprintf(stderr, "serial run %d of %d in fp64: %lld samples\n", moment + 1, MOMENTS,
+                (long long)cfg->batch);
         k->loss_want[moment] = cap_oracle(&cfg->model, &cfg->task, cfg->data, r->rows, cfg->batch,
                                           (const float *const *)k->w, k->want);
         compare(r, k, NULL, k->want, k->error[moment]);

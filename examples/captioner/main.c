@@ -470,6 +470,15 @@ static int check_processes(const cap_config_t *cfg, int size)
     return wrong("--ranks mpi", expected, found);
 }
 
+/* What was printed may not have arrived: the disk is full, or the reader has left. */
+static int finish(int rc)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return rc;
+    fprintf(stderr, "colo-captioner: standard output: %s\n", strerror(errno));
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     cap_config_t cfg = {.steps = -1,
@@ -506,7 +515,7 @@ int main(int argc, char **argv)
         if (mpi)
             cap_mpi_end(false);
         cap_data_free(&data);
-        return rc < 0 ? 0 : rc;
+        return finish(rc < 0 ? 0 : rc);
     }
     char *command = command_line(argc, argv);
     cfg.command = command ? command : "colo-captioner";
@@ -522,5 +531,5 @@ int main(int argc, char **argv)
         cap_mpi_end(st < 0);
     free(command);
     cap_data_free(&data);
-    return st < 0 ? 1 : cfg.exit_code;
+    return finish(st < 0 ? 1 : cfg.exit_code);
 }

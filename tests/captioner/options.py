@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that the captioner refuses: options.py CAPTIONER
+"""What the captioner refuses, a standard output that takes nothing, what a long check says: options.py CAPTIONER
 
-Each command line must end with exit status 2 and this one line on stderr, before any rank starts.
+Each command line in REFUSED must end with exit status 2 and this one line on stderr, before any rank starts.
 """
 import subprocess
 import sys
@@ -25,4 +25,15 @@ for args, want in REFUSED.items():
         print('%s: exit status %d, expected 2 and %r:\n%s%s'
               % (args, done.returncode, want, done.stdout, done.stderr))
         bad += 1
+for args in '--help', '--steps 0 --json --report /dev/null':
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run([sys.argv[1], *args.split()], text=True, stdout=full, stderr=subprocess.PIPE)
+    if done.returncode != 1 or not done.stderr.endswith('colo-captioner: standard output: No space left on device\n'):
+        print('%s on a full disk: exit status %d, expected 1:\n%s' % (args, done.returncode, done.stderr))
+        bad += 1
+done = subprocess.run([sys.argv[1], *'--check-gradients --batch 1 --src dp=1 --dst dp=1'.split()], text=True,
+                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+if done.stderr != ''.join('serial run %d of 2 in fp64: 1 samples\n' % run for run in (1, 2)):
+    print('a serial run, of which a large one takes minutes, does not say that it begins:\n' + done.stderr)
+    bad += 1
 sys.exit(bad > 0)
