@@ -6,6 +6,8 @@
 #include "tool.h"
 
 #include <jansson.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static json_t *info_exit(int expected)
 {
@@ -117,6 +119,66 @@ T_CASE(wrong_use_is_one_line_and_exit_2)
         assert_int_equal(s.out_size, 0);
         assert_int_equal(strncmp(s.err, "colo-info: ", 11), 0);
         assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
+        tool_output_free(&s);
+    }
+}
+
+/* ---- --world ---- */
+
+/* Rank 0 of @size in @folder, without the other ranks. */
+static tool_output_t world(const char *folder, const char *size)
+{
+    const char *args[] = {"--world", folder, NULL};
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", size, 1);
+    setenv("COLO_TIMEOUT_MS", "100", 1);
+    tool_output_t s = tool_run(args);
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+    unsetenv("COLO_TIMEOUT_MS");
+    return s;
+}
+
+T_CASE(world_that_waits_says_for_which_rank)
+{
+    char folder[] = "/tmp/colo-world-XXXXXX", path[64];
+    assert_non_null(mkdtemp(folder));
+    tool_output_t s = world(folder, "2");
+    assert_int_equal(s.exit, 1);
+    assert_non_null(strstr(s.err, "rank 0 of 2 waits for the file of rank 1, 100 ms at most\n"));
+    assert_non_null(strstr(s.err, "rank 1 has left no file after 100 ms\n"));
+    tool_output_free(&s);
+    snprintf(path, sizeof path, "%s/colo-info-rank-0", folder);
+    assert_true(unlink(path) == 0 && rmdir(folder) == 0);
+}
+
+/* The folder may be another user's. */
+T_CASE(world_follows_no_link)
+{
+    char folder[] = "/tmp/colo-world-XXXXXX", other[64], part[64];
+    struct stat was;
+    assert_non_null(mkdtemp(folder));
+    snprintf(other, sizeof other, "%s/other", folder);
+    snprintf(part, sizeof part, "%s/colo-info-rank-0.part", folder);
+    FILE *f = fopen(other, "w");
+    assert_true(f && fclose(f) == 0 && symlink(other, part) == 0);
+    tool_output_t s = world(folder, "1");
+    assert_int_equal(s.exit, 1);
+    assert_non_null(strstr(s.err, "expected a new folder for each run"));
+    tool_output_free(&s);
+    assert_true(stat(other, &was) == 0 && was.st_size == 0);
+    assert_true(unlink(part) == 0 && unlink(other) == 0 && rmdir(folder) == 0);
+}
+
+T_CASE(world_refuses_a_folder_whose_name_is_empty_or_too_long)
+{
+    char name[482];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    for (int i = 0; i < 2; i++) {
+        tool_output_t s = world(i ? name : "", "1");
+        assert_int_equal(s.exit, 2);
+        assert_non_null(strstr(s.err, "--world: the name of the folder has "));
         tool_output_free(&s);
     }
 }

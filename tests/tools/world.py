@@ -9,10 +9,10 @@ INFO, FAKE = sys.argv[1], os.path.dirname(os.path.abspath(sys.argv[2]))
 CLEAN = {name: value for name, value in os.environ.items() if not name.endswith(('RANK', '_SIZE', '_PROCID', '_NTASKS'))}
 
 
-def run(folder, told, ranks=4, **env):
+def run(folder, told, ranks=4, COLO_TIMEOUT_MS='20000', **env):
     started = [subprocess.Popen(
         [INFO, '--world', folder], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=dict(CLEAN, COLO_TIMEOUT_MS='20000', **env, **{told[0]: str(r), told[1]: str(ranks)} if told else {}))
+        env=dict(CLEAN, COLO_TIMEOUT_MS=COLO_TIMEOUT_MS, **env, **{told[0]: str(r), told[1]: str(ranks)} if told else {}))
         for r in range(ranks)]
     said = [process.communicate(timeout=60) for process in started]
     return [process.returncode for process in started], [s[0] for s in said], [s[1] for s in said]
@@ -47,6 +47,10 @@ with tempfile.TemporaryDirectory() as shared:
     codes, out, err = run(new, ('RANK', 'WORLD_SIZE'))
     expect('exit in a folder that was used', codes, [1] * 4)
     expect('its words', ['expected a new folder for each run' in text for text in err], [True] * 4)
+
+    codes, out, err = run(os.path.join(shared, 'typo'), ('RANK', 'WORLD_SIZE'), ranks=2, COLO_TIMEOUT_MS='abc')
+    expect('a deadline that is no number', (codes, ["COLO_TIMEOUT_MS is 'abc', expected a number" in text for text in err]),
+           ([1] * 2, [True] * 2))
 
     codes, out, err = run(os.path.join(shared, 'mpirun'), ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'))
     expect('mpirun', (codes, out[0].splitlines()[0]), ([0] * 4, '4 ranks of mpirun (Open MPI) on 1 node'))

@@ -9,6 +9,7 @@
 #include "info-tool.h"
 
 #include <colobridge/bootstrap.h>
+#include <colobridge/log.h>
 #include <colobridge/memory.h>
 #include <colobridge/nccl.h>
 
@@ -20,7 +21,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 4096, PAIRS_SHOWN = 8 };
+enum {
+    RANKS_MAX = 4096,
+    PAIRS_SHOWN = 8,
+    TELL_MS = 2000,
+    FOLDER_MAX = 480,
+    PATH_BYTES = FOLDER_MAX + 32
+};
 
 typedef struct fact { /* of one rank; the same size on all */
     char host[64], boot[64];
@@ -44,10 +51,10 @@ typedef struct folder {
     int32_t rank, size, calls;
 } folder_t;
 
-static void path_of(const folder_t *f, int32_t rank, const char *part, char out[512])
+static void path_of(const folder_t *f, int32_t rank, const char *part, char out[PATH_BYTES])
 {
-    snprintf(out, 512, "%s/colo-info-%s-%d%s", f->path, f->calls > 1 ? "worker" : "rank", (int)rank,
-             part);
+    snprintf(out, PATH_BYTES, "%s/colo-info-%s-%d%s", f->path, f->calls > 1 ? "worker" : "rank",
+             (int)rank, part);
 }
 
 static colo_status_t bad(const folder_t *f, const char *what)
@@ -59,12 +66,15 @@ static colo_status_t bad(const folder_t *f, const char *what)
 
 static colo_status_t leave(const folder_t *f, const void *data, size_t bytes)
 {
-    char path[512], part[512];
+    char path[PATH_BYTES], part[PATH_BYTES];
     path_of(f, f->rank, "", path);
     path_of(f, f->rank, ".part", part);
-    if (access(path, F_OK) == 0)
+    int fd = -1;
+    errno = EEXIST;
+    if (access(path, F_OK) != 0) /* O_EXCL: no link of another user is followed */
+        fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 && errno == EEXIST)
         return bad(f, "there is a file of an earlier run, expected a new folder for each run");
-    int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     const bool wrote = fd >= 0 && write(fd, data, bytes) == (ssize_t)bytes;
     if (fd >= 0)
         close(fd);
@@ -74,7 +84,7 @@ static colo_status_t leave(const folder_t *f, const void *data, size_t bytes)
 
 static bool take(const folder_t *f, int32_t rank, void *data, size_t bytes)
 {
-    char path[512];
+    char path[PATH_BYTES];
     path_of(f, rank, "", path);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     const bool all = fd >= 0 && read(fd, data, bytes) == (ssize_t)bytes;
@@ -87,14 +97,15 @@ static colo_status_t over_folder(void *user, const void *send, void *recv, size_
 {
     folder_t *f = user;
     f->calls++;
-    const char *text = getenv("COLO_TIMEOUT_MS");
-    const double limit_ms = text ? atof(text) : 600000;
+    /* A value that is not allowed is refused on all ranks once they have met. */
+    const bool allowed = colo_env_check("COLO_TIMEOUT_MS") == COLO_OK;
+    const int64_t limit_ms = allowed ? atoll(colo_env_value("COLO_TIMEOUT_MS", NULL)) : 600000;
+    int64_t waited_ms = 0, told_ms = limit_ms < 2 * TELL_MS ? limit_ms / 2 : TELL_MS;
     colo_status_t st = leave(f, send, bytes);
-    int64_t waited_ms = 0;
     for (int32_t r = 0; r < f->size && st == COLO_OK;)
         if (take(f, r, (char *)recv + (size_t)r * bytes, bytes)) {
             r++;
-        } else if ((double)waited_ms >= limit_ms) {
+        } else if (waited_ms >= limit_ms) {
             char what[96];
             snprintf(what, sizeof what, "rank %d has left no file after %lld ms", (int)r,
                      (long long)waited_ms);
@@ -102,6 +113,12 @@ static colo_status_t over_folder(void *user, const void *send, void *recv, size_
         } else {
             nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
             waited_ms += 20;
+            if (waited_ms > told_ms && f->rank == (r == 0)) { /* one rank says so, for all */
+                fprintf(stderr,
+                        "%s: rank %d of %d waits for the file of rank %d, %lld ms at most\n",
+                        INFO_TOOL, (int)f->rank, (int)f->size, (int)r, (long long)limit_ms);
+                told_ms = INT64_MAX;
+            }
         }
     return st;
 }
@@ -283,6 +300,10 @@ int info_world(const char *path)
             TOOL_WRONG_USE, INFO_TOOL,
             "--world: %s is '%.20s' and %s '%.20s', expected a rank below a size of 1..%d", l->rank,
             rank, l->size, size, RANKS_MAX);
+    if (!*path || strlen(path) > FOLDER_MAX)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "--world: the name of the folder has %zu bytes, expected 1..%d",
+                             strlen(path), FOLDER_MAX);
     (void)mkdir(path, 0700);
     colo_comm_t *world = NULL, *gpus = NULL;
     colo_memory_t *page = NULL;
