@@ -49,7 +49,7 @@ def main():
             with open(path, "rb") as f:
                 record = Plain(f).load()
             all_events += events(int(rank.group(1)), record)
-        except (OSError, AttributeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as e:
+        except Exception as e:  # whatever a broken pickle makes of itself
             sys.exit(f"timeline: {path}: {e}; expected a flight record whose name ends in the rank's number")
     json.dump({"traceEvents": all_events, "displayTimeUnit": "ms"}, sys.stdout)
 

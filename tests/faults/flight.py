@@ -86,6 +86,17 @@ def check_timeline(tool, dumps, folder):
     assert sum("unfinished" in b["name"] for b in bars) == sum(e["state"] != "completed" for e in entries)
 
 
+def refuse_broken_files(tool):
+    """What is no flight record is refused in one line, and runs nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, proof = pathlib.Path(folder, "rank0"), pathlib.Path(folder, "proof")
+        for content in b"", b".", b"(d.", b"I1\n.", b"cos\nmkdir\n(S'%s'\ntR." % bytes(proof):
+            path.write_bytes(content)
+            done = subprocess.run([sys.executable, tool, str(path)], capture_output=True, text=True)
+            assert done.returncode == 1 and done.stderr.startswith("timeline: "), (content, done.stderr)
+            assert done.stderr.count("\n") == 1 and not proof.exists(), (content, done.stderr)
+
+
 def analyze(folder, row):
     """What PyTorch's analyzer prints."""
     from torch.distributed.flight_recorder import fr_trace
@@ -123,6 +134,7 @@ def main():
         except ImportError as e:
             print(f"no analyzer: {e}")
             return 77
+    refuse_broken_files(sys.argv[2])
     failed = 0
     for row, (bad, op, seq, transports) in ROWS.items():
         for transport in transports:
