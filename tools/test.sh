@@ -182,17 +182,19 @@ sanitized() {
     rerun "$name" "under $kinds" "${more[@]}"
 }
 
-# Each target of tests/fuzz for its 30 s, if clang has libFuzzer, in what the reruns leave of the processors
-# while they wait.
+# Behind the builds, because they have more to do: each target of tests/fuzz for its 30 s, if clang has libFuzzer,
+# in what all else leaves of the processors. Where the kernel groups processes by session, nice counts within
+# one, and Meson gives each test its own: there the session has a niceness, too.
 fuzz() {
-    [ ${#suites[@]} = 0 ] || return 0
     local probe
     probe=$(mktemp -d)
     echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n; }' >"$probe/probe.c"
     if clang -fsanitize=fuzzer,address -o "$probe/probe" "$probe/probe.c" 2>/dev/null; then
-        nice -n 19 tools/fuzz.sh </dev/null >build/fuzz.log 2>&1 &
-        fuzzing=$!
-        trap 'kill "$fuzzing" 2>/dev/null || true' EXIT
+        # shellcheck disable=SC2016 # it is that bash that expands it
+        setsid bash -c '{ echo 19 >/proc/self/autogroup; } 2>/dev/null
+            tail -f --pid="$1" /dev/null
+            exec nice -n 19 tools/fuzz.sh' fuzz "$ahead" </dev/null >build/fuzz.log 2>&1 &
+        fuzzing=$! behind+=("$!")
     else
         say "clang has no libFuzzer; fuzzing left out"
         cases+=(--case "fuzzed inputs find no fault=skipped")
@@ -200,10 +202,11 @@ fuzz() {
     rm -rf "$probe"
 }
 
-fuzzed() {
+# waited PID LOG - waits for what runs behind the tests, shows what it said, and has its status
+waited() {
     local rc=0
-    wait "$fuzzing" || rc=$?
-    cat build/fuzz.log
+    wait "$1" || rc=$?
+    cat "$2"
     return $rc
 }
 
@@ -251,33 +254,31 @@ compile_ahead() {
 if [ "$quick" = no ]; then
     set -m
     compile_ahead </dev/null >build/ahead.log 2>&1 &
-    ahead=$!
+    ahead=$! behind=("$!")
+    # The last tests run alone and leave processors idle; what downloads waits anyway.
+    if [ ${#suites[@]} = 0 ]; then
+        (tail -f --pid="$ahead" /dev/null && exec tools/wheel.sh --cpu) </dev/null >build/wheel.log 2>&1 &
+        wheel=$! behind+=("$!")
+        (tail -f --pid="$ahead" /dev/null && exec tools/wheel.sh --types) </dev/null >build/types.log 2>&1 &
+        types=$! behind+=("$!")
+    fi
     set +m
-    trap 'kill -- "-$ahead" 2>/dev/null || true' EXIT
+    [ ${#suites[@]} != 0 ] || fuzz
+    trap 'kill -- "${behind[@]/#/-}" 2>/dev/null || true' EXIT
 fi
 say "running the tests of the release build"
 run_tests build "${here[@]}" "${suites[@]}"
 if [ "$quick" = no ]; then
     say "waiting for the builds of the reruns"
     ! wait "$ahead" || configure() { :; } # it has been done
-    trap - EXIT
-    fuzz
+    behind=("${behind[@]:1}")
     reruns
-    [ -z "${fuzzing-}" ] || judge "fuzzed inputs find no fault" fuzzed || true
+    [ -z "${fuzzing-}" ] || judge "fuzzed inputs find no fault" waited "$fuzzing" build/fuzz.log || true
+    if [ ${#suites[@]} = 0 ]; then
+        case_of "a wheel installs and works without a compiler" waited "$wheel" build/wheel.log
+        case_of "pyright finds nothing in the Python package" waited "$types" build/types.log
+    fi
     trap - EXIT
-fi
-
-if [ "$quick" = no ] && [ ${#suites[@]} = 0 ]; then
-    tools/wheel.sh --types </dev/null >build/types.log 2>&1 & # both wait for downloads
-    types=$!
-    case_of "a wheel installs and works without a compiler" tools/wheel.sh --cpu
-    types_checked() {
-        local rc=0
-        wait "$types" || rc=$?
-        cat build/types.log
-        return $rc
-    }
-    case_of "pyright finds nothing in the Python package" types_checked
 fi
 
 say "counting"
