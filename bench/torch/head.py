@@ -92,7 +92,8 @@ def peers(x, w, t):
         print('# no Liger: %s' % str(why).splitlines()[:1])
     try:
         from quack.linear_cross_entropy import chunked_linear_cross_entropy as quack
-        found.append(('QuACK', lambda: quack(x, w, t)))
+        # its default, 4096, refuses H = 4096: it cannot tell rows from columns then
+        found.append(('QuACK, chunks of 2048', lambda: quack(x, w, t, chunk_size=2048)))
     except Exception as why:
         print('# no QuACK: %s' % str(why).splitlines()[:1])
     return found
