@@ -10,6 +10,7 @@ program counts as many cases as it announces; what it announced and did not repo
 is failed, so a crash cannot hide cases. Any other program is one case. Exit status 77 is a skip. A program whose status is bad though
 all its cases passed (a leak found at exit, say) adds a case named "exits cleanly". STATUS is that
 of `meson test`: a bad one that no case explains, or a log that cannot be read, is a failed case.
+Failed cases come last, each with what its program printed before it failed and at its end.
 Exit: 0 all well, 1 something failed or nothing ran.
 """
 import json
@@ -19,6 +20,7 @@ import sys
 PLAN = re.compile(r'^\[==========\] (?:.*: )?Running (\d+) test\(s\)')
 LINE = re.compile(r'^\[ *(RUN|OK|FAILED|SKIPPED) *\] (.*)$')
 GOOD = ('OK', 'EXPECTEDFAIL', 'UNEXPECTEDPASS')
+LINES = 30 # of a failed program's output
 
 
 def cmocka_cases(stdout):
@@ -62,8 +64,15 @@ def program_cases(test):
     return cases
 
 
+def reason_of(test):
+    """The last lines on stdout before the first failure, and the last ones on stderr."""
+    out, err = ((test.get(stream) or '').splitlines() for stream in ('stdout', 'stderr'))
+    failed = next((i for i, line in enumerate(out) if re.match(r'\[ *FAILED', line)), len(out))
+    return ''.join('    %s\n' % line for line in out[:failed + 1][-LINES:] + err[-LINES:])
+
+
 def main(args):
-    cases, names, where, logs = {}, {}, {}, []
+    cases, names, where, reasons, logs = {}, {}, {}, {}, []
     total = {'passed': 0, 'failed': 0, 'skipped': 0}
     args = list(args)
     while args:
@@ -93,6 +102,7 @@ def main(args):
                 names.setdefault(key, name)
                 if status == 'failed':
                     where.setdefault(key, []).append(path)
+                    reasons[path, test['name']] = reason_of(test)
                     bad = ''
                 if status == 'failed' or cases.get(key, 'skipped') == 'skipped':
                     cases[key] = status
@@ -102,8 +112,12 @@ def main(args):
             where[path, bad] = [path]
     for key, status in cases.items():
         total[status] += 1
-        if status != 'passed':
-            print(('%s: %s %s %s' % (status, key[0], names[key], ', '.join(where.get(key, [])))).rstrip())
+    for wanted in ('skipped', 'failed'):
+        for key in (key for key, status in cases.items() if status == wanted):
+            paths = where.get(key, [])
+            print(('%s: %s %s %s' % (wanted, key[0], names[key], ', '.join(paths))).rstrip())
+            for path in paths: # once, though several of its cases failed
+                print(reasons.pop((path, key[0]), ''), end='')
     print('%(passed)d passed, %(failed)d failed, %(skipped)d skipped' % total, flush=True)
     return 1 if total['failed'] or not total['passed'] + total['failed'] else 0
 

@@ -71,8 +71,15 @@ for number, (logs, more, line, code) in enumerate(CASES):
             args.append('%s=%d' % (path, status))
         done = subprocess.run([sys.executable, str(ROOT / 'tools' / 'count-tests.py'), *args],
                               text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        last = done.stdout.splitlines()[-1] if done.stdout else ''
-        if (last, done.returncode) != (line, code):
+        printed = done.stdout.splitlines() or ['']
+        last = printed[-1]
+        # what failed is told last, each program with the line that says so, once
+        words = [text.split(':')[0] for text in printed[:-1] if not text.startswith(' ')]
+        failed = ['    ' + text for tests, _ in logs for test in tests or []
+                  for text in test['stdout'].splitlines() if 'FAILED' in text]
+        told = words == sorted(words, reverse=True) and [
+            text for text in printed if 'FAILED' in text] == failed
+        if (last, done.returncode, told) != (line, code, True):
             bad += 1
             print('case %d: "%s", exit %d; expected "%s", exit %d\n%s'
                   % (number, last, done.returncode, line, code, done.stdout))
