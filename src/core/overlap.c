@@ -90,7 +90,7 @@ bool colo_tensor_overlaps(const colo_tensor_t *t)
 /* Do the tensors share no address modulo @period bytes? Axes whose stride is a multiple of it stay
  * in place; what the others reach is one window a tensor, and the windows must not meet on the
  * circle. So left and right columns of the same rows are apart, and even and odd rows of one
- * buffer. */
+ * buffer, however many: the search below would try each row of which strides differ. */
 static bool windows_apart(const colo_tensor_t *in, const colo_tensor_t *out, uint64_t period)
 {
     const colo_tensor_t *t[2] = {in, out};

@@ -96,6 +96,19 @@ T_CASE(columns_of_the_same_rows_in_planes_with_gaps_are_apart)
     assert_false(colo_tensors_apart(&x, &y));
 }
 
+/* Even rows, and every second odd one: more than the search tries. */
+T_CASE(rows_in_turn_are_apart_however_many)
+{
+    colo_tensor_t x = colo_tensor_host(memory, COLO_F32, 1, (int64_t[]){1000000}), y = x;
+    x.stride[0] = 2;
+    y.stride[0] = 4;
+    y.shape[0] = 500000;
+    y.data = memory + sizeof(float);
+    assert_true(colo_tensors_apart(&x, &y));
+    y.data = memory + 2 * sizeof(float);
+    assert_false(colo_tensors_apart(&x, &y));
+}
+
 T_CASE(large_views_are_judged_in_bounded_time)
 {
     static const struct {
