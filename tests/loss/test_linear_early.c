@@ -74,21 +74,30 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     colo_comm_destroy(&self);
 }
 
+enum { V = 152064, H = 4096, T = 8192 };
+
+/* A whole head of bf16. The caller destroys both. */
+static colo_linear_logprob_config_t make_large(colo_comm_t **self, colo_lm_head_t **head)
+{
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
+                                .dtype = COLO_BF16};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    lc.logprob.logits.vocab = V;
+    assert_ok(colo_comm_create_self(self));
+    assert_ok(colo_lm_head_create(head, &hc, NULL));
+    return lc;
+}
+
 /* Bytes that a step of mode early takes beyond its inputs: T 8192, H 4096, V 152,064, bf16. First
  * the gradient of the weight is main_grad, which does not count, then a bf16 one, which does, and
  * then logits are bf16, too. Two chunks of logits are 512 rows of f32 or 1,024 of bf16 each. */
 T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
 {
-    enum { V = 152064, H = 4096, T = 8192 };
     colo_comm_t *self = NULL;
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
-    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
-                                .dtype = COLO_BF16};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = COLO_LINEAR_EARLY};
-    lc.logprob.logits.vocab = V;
-    assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_lm_head_create(&head, &hc, NULL));
+    colo_linear_logprob_config_t lc = make_large(&self, &head);
+    lc.mode = COLO_LINEAR_EARLY;
     for (int i = 0; i < 3; i++) {
         const bool shared = i > 0;
         lc.logits_dtype = i > 1 ? COLO_BF16 : COLO_F32;
@@ -117,16 +126,10 @@ T_CASE(early_of_a_large_vocabulary_takes_at_most_3_GiB)
  * 2,048 rows, or bf16 logits in place of 4,096 rows, are 1.16 GiB each. */
 T_CASE(loss_of_a_large_vocabulary_takes_at_most_1_3_GiB)
 {
-    enum { V = 152064, H = 4096, T = 8192 };
     colo_comm_t *self = NULL;
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
-    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
-                                .dtype = COLO_BF16};
-    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    lc.logprob.logits.vocab = V;
-    assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_lm_head_create(&head, &hc, NULL));
+    colo_linear_logprob_config_t lc = make_large(&self, &head);
     for (int i = 0; i < 2; i++) {
         const size_t products = 32 << 20, d_hidden = (size_t)T * H * 2, row = (size_t)V * 2;
         size_t work;
