@@ -6,8 +6,9 @@
  *   largest  logits -> this rank's block: the header, and the largest logit per token
  *   (one all-gather)
  *   for each step, for each digit of a key:
- *     sums   logits -> per token and digit the weight of the ids whose higher digits are those
- * found (one all-gather) find   sums of all ranks -> the next digit of the last logit that is kept
+ *     sums   logits -> per token and digit the weight of the ids with the higher digits so far
+ *     (one all-gather)
+ *     find   sums of all ranks -> the next digit of the last logit that is kept
  *   for each step:
  *     keep   logits -> out. The second step reads what the first one wrote
  *
