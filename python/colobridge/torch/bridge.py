@@ -166,7 +166,8 @@ class _Ready:
             if stays is False:
                 stays = self.stays[direction] = self.core.stays(self.shape, ('forward', 'backward')[direction])
             given = y if direction else x
-            if stays and shape is not None and given is not None and given.shape == self.shapes[direction] and self.bridge.handle:
+            if (stays and shape is not None and given is not None and given.shape == self.shapes[direction]
+                    and self.bridge.handle):
                 part = given.narrow(*stays)
                 return part if direction and part.is_contiguous() else part.clone(memory_format=self.contiguous)
             arena, stream, lent, made, own = self.arena, self.stream(), None, None, None
