@@ -14,6 +14,7 @@
 #include "core/error.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,7 +142,7 @@ static bool can_write(const char *path)
     char folder[TEXT_MAX + 1];
     const char *end = strrchr(path, '/');
     snprintf(folder, sizeof folder, "%.*s", end ? (int)(end - path) + 1 : 1, end ? path : ".");
-    return access(folder, W_OK | X_OK) == 0;
+    return faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) == 0;
 }
 
 static bool is_allowed(const struct row *row, const char *text)
