@@ -164,8 +164,8 @@ uintptr_t colo_comm_i_thread(void); /* of the caller; never 0 */
 uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
                            int64_t recv_bytes, int32_t peers);
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
-/* @seconds for a program to read: "12.345678901" in each locale. Returns @text. */
-const char *colo_comm_i_seconds(char text[32], double seconds);
+/* @number for a program to read, "12.345678901" in each locale. Returns @text. */
+const char *colo_comm_i_decimal(char text[32], double number);
 
 /* ---- flight.c ---- */
 void colo_comm_i_register(colo_comm_t *c);

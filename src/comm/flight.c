@@ -205,7 +205,7 @@ static void put_entry(FILE *f, const struct entry *e, uint64_t number, double ep
     else
         fputs("Vtime_discovered_completed_ns\nNs", f);
     if (r->status != COLO_PENDING)
-        fprintf(f, "Vduration_ms\nF%s\ns", colo_comm_i_seconds(ms, (r->end - r->begin) * 1e3));
+        fprintf(f, "Vduration_ms\nF%s\ns", colo_comm_i_decimal(ms, (r->end - r->begin) * 1e3));
     put_int(f, "timeout_ms", colo_comm_i_timeout(e->comm));
     fprintf(f, "Vretired\nI%s\ns", r->status == COLO_PENDING ? "00" : "01");
     fputs("Vis_p2p\nI00\nsVframes\n(ls", f);
@@ -271,7 +271,7 @@ static void put_file(FILE *f, const colo_comm_t *c, const struct entry *entries,
     put_text(f, "group", c->name);
     put_text(f, "status", colo_status_name(state));
     put_text(f, "error", error_message);
-    fprintf(f, "Vmonotonic_to_epoch_s\nF%s\nss.", colo_comm_i_seconds(text, epoch));
+    fprintf(f, "Vmonotonic_to_epoch_s\nF%s\nss.", colo_comm_i_decimal(text, epoch));
 }
 
 colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)

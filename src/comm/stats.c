@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -208,11 +209,11 @@ static void put_string(struct out *o, const char *s)
     put(o, "\"");
 }
 
-const char *colo_comm_i_seconds(char text[32], double seconds)
+const char *colo_comm_i_decimal(char text[32], double number)
 {
-    const int64_t ns = (int64_t)((seconds < 0 ? -seconds : seconds) * 1e9);
-    snprintf(text, 32, "%s%" PRId64 ".%09" PRId64, seconds < 0 ? "-" : "", ns / 1000000000,
-             ns % 1000000000);
+    const int64_t billionths = llround((number < 0 ? -number : number) * 1e9);
+    snprintf(text, 32, "%s%" PRId64 ".%09" PRId64, number < 0 ? "-" : "", billionths / 1000000000,
+             billionths % 1000000000);
     return text;
 }
 
@@ -256,11 +257,11 @@ static void put_records(struct out *o, const struct snapshot *c)
             colo_category_name(e->category), colo_dtype_name(e->dtype),
             (long long)(e->kind == COLO_OP_EXCHANGE ? 0 : e->count), (long long)e->sent_bytes,
             (long long)e->recv_bytes, (int)e->peers, colo_status_name(e->status),
-            colo_comm_i_seconds(begin, e->begin));
+            colo_comm_i_decimal(begin, e->begin));
         if (e->status == COLO_PENDING)
             put(o, "\"end\":null}");
         else
-            put(o, "\"end\":%s}", colo_comm_i_seconds(end, e->end));
+            put(o, "\"end\":%s}", colo_comm_i_decimal(end, e->end));
     }
 }
 
@@ -298,8 +299,8 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         (unsigned long long)now.seq);
     put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
     put_string(&o, error_message);
-    put(&o, ",\"now\":%s,\"wall\":%s,\"stats\":[", colo_comm_i_seconds(text_of[0], colo_now()),
-        colo_comm_i_seconds(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
+    put(&o, ",\"now\":%s,\"wall\":%s,\"stats\":[", colo_comm_i_decimal(text_of[0], colo_now()),
+        colo_comm_i_decimal(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
     put_counters(&o, &now.stats);
     put(&o, "],\"ring\":[");
     put_records(&o, &now);
