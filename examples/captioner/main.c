@@ -470,12 +470,11 @@ static int check_processes(const cap_config_t *cfg, int size)
     return wrong("--ranks mpi", expected, found);
 }
 
-/* What was printed may not have arrived: the disk is full, or the reader has left. */
 static int finish(int rc)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return rc;
-    fprintf(stderr, "colo-captioner: standard output: %s\n", strerror(errno));
+    fputs("colo-captioner: standard output did not take all of it; is the disk full?\n", stderr);
     return 1;
 }
 
