@@ -178,6 +178,7 @@ __device__ void read_list(part<typename D::real, ALL> &a, const colo_logprob_pas
             return;
         const R x = x_of(D::one(row[j]), (R)p.factor, (R)p.config.logits.softcap);
         absorb_x<R, ALL, 1>(a, &x, j, (R)1);
+        a.arg = x == a.top && j < a.arg ? j : a.arg; /* the target may be left of what was taken */
     };
     for (int64_t i = begin + threadIdx.x; !bad && i < end; i += THREADS) {
         const int64_t id = s.ids[i], before = i > begin ? s.ids[i - 1] : -1;

@@ -234,6 +234,24 @@ T_CASE(a_list_without_the_target_has_it_all_the_same)
     }
 }
 
+/* Of equal logits the first one is the largest, in a list or not. */
+T_CASE(a_target_outside_its_list_is_correct_if_it_precedes_its_equal)
+{
+    uint64_t rng = t_seed() + 6;
+    for (int i = 0; i < 4; i++) {
+        support_case_t *s = make_case(1 + i % 2, T, V, dtypes[i], SHARD_EVEN, 0, &rng);
+        for (int64_t t = 0; t < T; t++) {
+            const int64_t target = 3 * t + 1, other = target + (t % 2 ? -1 : 1);
+            s->c.targets[t] = target;
+            s->ids[s->begin[t]] = other;
+            s->end[t] = s->begin[t] + 1;
+            s->in[t * V + other] = 1;
+            s->c.z[t * V + target] = s->c.z[t * V + other] = 0.5;
+        }
+        run_and_compare(s, "equal logits");
+    }
+}
+
 T_CASE(lists_that_are_all_empty_need_no_memory)
 {
     uint64_t rng = t_seed() + 5;
