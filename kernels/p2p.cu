@@ -498,15 +498,17 @@ extern "C" cudaError_t colo_k_p2p_try(const uint64_t *page, uint64_t *back, int3
 
 extern "C" cudaError_t colo_k_p2p_fit(int32_t *blocks, bool *early)
 {
-    int device = 0, major = 0, driver = 0;
+    int driver = 0;
+    cudaFuncAttributes code = {};
     static_assert(sizeof(colo_k_p2p_t) <= 4096, "the limit of a kernel's parameters");
     *blocks = INT_MAX;
-    const cudaError_t e[] = {cudaGetDevice(&device),
-                             cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+    const cudaError_t e[] = {cudaFuncGetAttributes(&code, p2p_kernel<mover>),
                              cudaDriverGetVersion(&driver),
                              fit<mover>(blocks), fit<adder<f32>>(blocks), fit<adder<f64>>(blocks),
                              fit<adder<bf16>>(blocks), fit<adder<f16>>(blocks)};
-    *early = major >= 9 && driver >= 12030; /* from then on in graphs, too */
+    /* Code for older devices does not wait in follow(), also if a newer device runs it. Drivers
+     * before 12.3 refuse such launches in graphs. */
+    *early = code.ptxVersion >= 90 && driver >= 12030;
     for (cudaError_t one : e)
         if (one != cudaSuccess)
             return one;
