@@ -87,9 +87,10 @@ static colo_status_t nccl_broadcast(colo_comm_t *c, void *buffer, size_t bytes, 
 
 static colo_status_t barrier_on(struct colo_operation *r)
 {
+    int64_t *word = &r->f->counts[COLO_COUNT_BARRIER];
     if (r->connection->nccl)
-        COLO_NCCL(r->lib->all_reduce(r->f->word, r->f->word, 1, ncclInt32, ncclSum,
-                                     r->connection->nccl, r->stream));
+        COLO_NCCL(
+            r->lib->all_reduce(word, word, 1, ncclInt32, ncclSum, r->connection->nccl, r->stream));
     return COLO_OK;
 }
 

@@ -211,21 +211,22 @@ struct load {
     struct colo_abandon abandon;
     const colo_nccl_lib_t *lib;
     int32_t device;
-    char *memory;
-    size_t memory_bytes;
+    int64_t *counts;
     char why[400];
 };
 
-/* Kernels must not load while others wait. */
+/* Kernels must not load while others wait. Zeroes the counts, on a stream of its own: the default
+ * stream is the caller's. */
 static void load_main(void *p)
 {
     struct load *t = p;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaError_t e = cudaSetDevice(t->device);
-    const char *why = e != cudaSuccess ? cudaGetErrorString(e)
-                                       : colo_nccl_warm(t->lib, NULL, 0, 1, t->memory,
-                                                        t->memory_bytes, &t->abandon);
+    const char *why = e != cudaSuccess
+                          ? cudaGetErrorString(e)
+                          : colo_nccl_warm(t->lib, NULL, 0, 1, (char *)t->counts,
+                                           COLO_COUNTS * sizeof *t->counts, &t->abandon);
     if (why)
         snprintf(t->why, sizeof t->why, "%.399s", why);
 }
@@ -233,7 +234,7 @@ static void load_main(void *p)
 static void load_abandoned(void *p)
 {
     struct load *t = p;
-    cudaFree(t->memory);
+    cudaFree(t->counts);
     free(t);
 }
 
@@ -243,9 +244,9 @@ static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_m
     struct load *t = calloc(1, sizeof *t);
     if (!t)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
-    *t = (struct load){{.end = load_abandoned}, f->lib, f->device, f->memory, f->memory_bytes, {0}};
+    *t = (struct load){{.end = load_abandoned}, f->lib, f->device, f->counts, {0}};
     if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, &t->abandon, t)) {
-        f->memory = NULL; /* the helper's */
+        f->counts = NULL; /* the helper's */
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: device %d did not run a first kernel within %lld ms",
                          (int)f->device, (long long)timeout_ms);

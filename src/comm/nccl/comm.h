@@ -102,6 +102,8 @@ enum {
     COLO_PROGRESS_COUNTERS
 };
 
+enum { COLO_COUNT_BEGUN, COLO_COUNT_ENDED, COLO_COUNT_BARRIER /* what it reduces */, COLO_COUNTS };
+
 struct colo_packet { /* of an exchange: one message in one step */
     void *data;
     size_t bytes; /* 0: nothing in this step */
@@ -130,8 +132,7 @@ struct colo_nccl_context {
     /* used by the thread of the comms only */
     char *memory; /* device: of warming up; NULL: a helper that is late has it */
     size_t memory_bytes;
-    int *word;       /* device: what a barrier reduces */
-    int64_t *counts; /* device: begun, ended */
+    int64_t *counts; /* device [COLO_COUNTS]; NULL: a helper that is late has it */
     struct colo_order *order;
     char *stage; /* device; grown, the smaller ones kept until the end: streams may use them */
     size_t stage_bytes;

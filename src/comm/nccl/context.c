@@ -32,7 +32,6 @@ static void close_main(void *p)
         cudaFree(f->old[i]);
     cudaFree(f->stage);
     cudaFree(f->memory);
-    cudaFree(f->word);
     cudaFree(f->counts);
     cudaFreeHost(f->progress);
     colo_order_drop(f->order);
@@ -96,13 +95,7 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     if (e == cudaSuccess)
         e = cudaMalloc((void **)&f->memory, f->memory_bytes);
     if (e == cudaSuccess)
-        e = cudaMalloc((void **)&f->word, sizeof *f->word);
-    if (e == cudaSuccess)
-        e = cudaMemset(f->word, 0, sizeof *f->word);
-    if (e == cudaSuccess)
-        e = cudaMalloc((void **)&f->counts, 2 * sizeof *f->counts);
-    if (e == cudaSuccess)
-        e = cudaMemset(f->counts, 0, 2 * sizeof *f->counts);
+        e = cudaMalloc((void **)&f->counts, COLO_COUNTS * sizeof *f->counts);
     if (e == cudaSuccess)
         e = cudaHostAlloc((void **)&f->progress, COLO_PROGRESS_COUNTERS * sizeof *f->progress,
                           cudaHostAllocPortable | cudaHostAllocMapped);

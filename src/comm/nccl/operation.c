@@ -97,14 +97,15 @@ static colo_status_t own_link(struct colo_operation *r)
 static colo_status_t count_progress(struct colo_operation *r, bool begin)
 {
     const colo_op_desc_t *op = &r->c->op;
+    struct colo_nccl_context *f = r->f;
     const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
     if (!r->connection->nccl)
         return COLO_OK;
     return colo_operation_cuda(
-        r, begin ? colo_k_progress(&r->f->progress[COLO_PROGRESS_BEGUN], &r->f->counts[0],
-                                   &r->f->progress[COLO_PROGRESS_COMM], what, r->stream)
-                 : colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL,
-                                   what, r->stream));
+        r, begin ? colo_k_progress(&f->progress[COLO_PROGRESS_BEGUN], &f->counts[COLO_COUNT_BEGUN],
+                                   &f->progress[COLO_PROGRESS_COMM], what, r->stream)
+                 : colo_k_progress(&f->progress[COLO_PROGRESS_ENDED], &f->counts[COLO_COUNT_ENDED],
+                                   NULL, what, r->stream));
 }
 
 static colo_status_t host_barrier(const struct colo_operation *r, colo_status_t st)
@@ -157,8 +158,8 @@ colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st)
 {
     colo_status_t counted = st < 0 ? COLO_OK : count_progress(r, false);
     if (st < 0 && r->connection->nccl) /* keeps the error message */
-        (void)colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL, NULL,
-                              r->stream);
+        (void)colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[COLO_COUNT_ENDED],
+                              NULL, NULL, r->stream);
     pthread_mutex_unlock(&r->connection->busy);
     st = st < 0 ? st : counted;
     if (st == COLO_OK)
