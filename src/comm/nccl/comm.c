@@ -12,6 +12,7 @@
  */
 #include "comm/nccl/comm.h"
 
+#include "capture.h"
 #include "core/backend.h"
 #include "core/error.h"
 
@@ -220,8 +221,7 @@ struct load {
 static void load_main(void *p)
 {
     struct load *t = p;
-    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    (void)colo_capture_relax(); /* somebody may be capturing */
     cudaError_t e = cudaSetDevice(t->device);
     const char *why = e != cudaSuccess
                           ? cudaGetErrorString(e)

@@ -13,6 +13,7 @@
  */
 #include "comm/nccl/comm.h"
 
+#include "capture.h"
 #include "core/hash.h"
 #include "core/error.h"
 
@@ -39,8 +40,7 @@ struct connect {
 static void connect_main(void *p)
 {
     struct connect *t = p;
-    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    (void)colo_capture_relax(); /* somebody may be capturing */
     cudaSetDevice(t->device);
     if (t->n > 1 && !t->borrowed) {
         ncclResult_t r = t->lib->init_rank(&t->nccl, t->n, t->id, t->rank);
@@ -189,8 +189,7 @@ static void leave_main(void *p)
 {
     struct leave *t = p;
     struct colo_nccl_context *f = t->f;
-    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    (void)colo_capture_relax(); /* somebody may be capturing */
     cudaSetDevice(f->device);
     (void)f->lib->destroy(t->l->nccl);
     colo_nccl_connection_free(t->l);

@@ -21,6 +21,8 @@
  */
 #include "comm/nccl/comm.h"
 
+#include "capture.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -156,8 +158,7 @@ struct abort_job {
 static void abort_main(void *p)
 {
     struct abort_job *t = p;
-    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    (void)colo_capture_relax(); /* somebody may be capturing */
     cudaSetDevice(t->device);
     (void)t->lib->abort(t->nccl);
 }
@@ -319,8 +320,7 @@ static void read_clock(struct colo_nccl_context *f)
 void *colo_nccl_watchdog(void *p)
 {
     struct colo_nccl_context *f = p;
-    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
-    cudaThreadExchangeStreamCaptureMode(&relaxed);
+    (void)colo_capture_relax();
     pthread_mutex_lock(&f->lock);
     while (!f->stop) {
         struct colo_nccl_group *x = f->group;
