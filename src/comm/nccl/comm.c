@@ -285,6 +285,7 @@ static colo_status_t check_borrowed(const struct colo_nccl_context *f, ncclComm_
 colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                                colo_comm_t **comm)
 {
+    COLO_CAPTURE_RELAXED;
     struct colo_nccl_context *f = NULL;
     struct colo_connection *l = NULL;
     colo_comm_t *c = NULL;

@@ -324,6 +324,7 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
 colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
                                        ncclComm_t borrowed, struct colo_connection **out)
 {
+    COLO_CAPTURE_RELAXED;
     struct colo_connection *fresh = NULL;
     ncclUniqueId id;
     bool cached = false;

@@ -68,7 +68,6 @@ void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched)
 colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
                                        int32_t ranks)
 {
-    COLO_CAPTURE_RELAXED;
     const colo_nccl_lib_t *lib = NULL;
     int now = 0, count = 0;
     COLO_TRY(colo_nccl_find(&lib));
