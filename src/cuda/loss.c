@@ -21,6 +21,17 @@ _Static_assert(sizeof(struct colo_weighted_part) == 32 && sizeof(colo_weighted_t
 
 /* ---- log-probabilities ---- */
 
+static colo_status_t check_support(colo_queries_t *q, const struct colo_logprob_pass *p)
+{
+    const struct colo_support_pass *s = &p->support;
+    if (p->tokens == 0 || !s->begin)
+        return COLO_OK;
+    if (s->count > 0)
+        TRY(colo_cuda_typed(q, s->ids, COLO_I64, "support: ids"));
+    TRY(colo_cuda_typed(q, s->begin, COLO_I64, "support: begin"));
+    return colo_cuda_typed(q, s->end, COLO_I64, "support: end");
+}
+
 /* Each pass looks at its pointers once, before its first chunk. */
 static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
@@ -30,6 +41,7 @@ static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_strea
             TRY(colo_cuda_typed(&q, p->logits, p->dtype, "logits"));
         if (p->tokens > 0)
             TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
+        TRY(check_support(&q, p));
         TRY(colo_cuda_pointer(&q, p->blocks, "workspace"));
         /* merge's, too: a wrong output must be known before anything is written */
         TRY(colo_cuda_typed(&q, p->out.logp, p->stat_dtype, "out.logp"));
@@ -55,6 +67,7 @@ static colo_status_t logprob_grad(const struct colo_logprob_pass *p, colo_stream
         TRY(colo_cuda_typed(&q, p->logits, p->dtype, "logits"));
         TRY(colo_cuda_typed(&q, p->d_logits, p->dtype, "d_logits"));
         TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
+        TRY(check_support(&q, p));
         TRY(colo_cuda_pointer(&q, p->saved, "stats"));
         TRY(colo_cuda_typed(&q, p->upstream.d_logp, p->stat_dtype, "d_logp"));
         TRY(colo_cuda_typed(&q, p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
