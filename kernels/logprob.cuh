@@ -227,6 +227,12 @@ template <typename R> __device__ R x_of(R z, R factor, R cap)
     return cap > 0 ? product(cap, tanh(y / cap)) : y;
 }
 
+/* What a top-k search compares: rises with x. */
+template <typename R> __device__ R key_of(R z, double factor)
+{
+    return factor > 0 ? z : factor < 0 ? -z : 0;
+}
+
 /* Elements (<= 0) from the row's first to the 16-byte boundary at or before it. */
 template <typename D> __device__ int64_t first_vector(const void *row)
 {

@@ -70,11 +70,6 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
     }
 }
 
-template <typename R> __device__ R key_of(R z, double factor)
-{
-    return factor > 0 ? z : factor < 0 ? -z : 0;
-}
-
 /* ---- merge ---- */
 
 __device__ const unsigned char *block_of(const colo_topk_pass &p, int32_t r)

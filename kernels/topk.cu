@@ -91,12 +91,6 @@ template <typename D> __device__ typename D::real decode(typename code<D>::type 
     return z;
 }
 
-/* What is compared: rises with x. */
-template <typename R> __device__ R key_of(R z, double factor)
-{
-    return factor > 0 ? z : factor < 0 ? -z : 0;
-}
-
 /* ---- candidates ---- */
 
 template <typename C> struct candidates {
