@@ -5,8 +5,8 @@
  * A launcher gets checked arguments, enqueues on the stream and returns; it allocates nothing, does
  * not wait, reads no environment, and may be captured in a CUDA graph. Empty work is success before
  * any launch. All indices are 64 bits. Pointers are device memory (or pinned host memory) that the
- * current device reaches. Statuses and error messages are made by src/cuda/device.c, the one
- * includer outside this folder, tests and tools/colo-perf aside.
+ * current device reaches. The caller makes statuses and error messages: src/cuda/, and
+ * src/comm/nccl/exchange.c for its copies.
  */
 #ifndef COLO_KERNELS_H
 #define COLO_KERNELS_H

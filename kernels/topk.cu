@@ -8,11 +8,12 @@
  * maxima, of equal maxima the first ones: before an element of any other vector there is one in
  * each of those k.
  *
- *   1. A vector whose maximum is above the bar becomes a candidate in shared memory: maximum,
- * number.
- *   2. When there are many, the k first are kept, and the bar is the maximum of the last of them. A
- *      later vector that only equals the bar has k before it. The bar is there from the first STEP
- *      vectors on, so a row in random order makes a few hundred candidates for k = 64.
+ *   1. A vector whose maximum is above the bar becomes a candidate in shared memory: its maximum
+ *      and its number.
+ *   2. When there are many, the k first are kept. The bar is then at most the maximum of the last
+ *      of them, and above all that went but equals of it. A later vector that only equals the bar
+ *      has k before it. The bar is there from the first STEP vectors on, so a row in random order
+ *      makes a few hundred candidates for k = 64.
  *   3. At the row's end the k vectors are read again, 16 k bytes; their elements that reach the bar
  *      are candidates in the same memory, the k first are kept, and each is put where as many
  *      others come before it.
@@ -137,7 +138,7 @@ template <typename C, typename F> __device__ int how_many(const candidates<C> &h
 }
 
 /* Keeps the k first candidates, in any order, and raises the bar: above all that go but equals of
- * the last that stays. @last: the largest h.at there can be. */
+ * the last that stays. @last: the largest h.index there can be. */
 template <typename C> __device__ void keep_first(candidates<C> &h, int k, unsigned last)
 {
     const int n = h.count;
