@@ -9,6 +9,8 @@
 
 #include "core/error.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 static int32_t gpus; /* ranks of this run */
@@ -343,6 +345,69 @@ static colo_status_t in_windows(t_gpu_rank_t *r, void *arg)
 T_CASE(a_reduction_larger_than_its_staging_sums_in_windows)
 {
     assert_ok(t_gpus_run(gpus, false, in_windows, NULL));
+}
+
+/* ---- two streams with one handle ---- */
+
+struct twice {
+    t_gpu_rank_t *r;
+    int64_t *data; /* own value, then those of all ranks */
+    atomic_bool looked, go;
+    bool early;
+    colo_status_t st;
+};
+
+static void hold(void *arg)
+{
+    while (!((struct twice *)arg)->go)
+        usleep(100);
+}
+
+static colo_status_t second_call(struct twice *t)
+{
+    t_gpu_rank_t *r = t->r;
+    rank_cuda(cudaSetDevice(r->device));
+    rank_try(colo_comm_all_gather(r->gpus, t->data, t->data + 1, 1, COLO_I64, cudaStreamPerThread));
+    usleep(20000);
+    t->early = cudaStreamQuery(cudaStreamPerThread) == cudaSuccess;
+    t->looked = true;
+    rank_cuda(cudaStreamSynchronize(cudaStreamPerThread));
+    return COLO_OK;
+}
+
+static void *second_thread(void *arg)
+{
+    struct twice *t = arg;
+    t->st = second_call(t);
+    t->looked = true;
+    return NULL;
+}
+
+static colo_status_t on_own_streams(t_gpu_rank_t *r, void *arg)
+{
+    struct twice t = {.r = r};
+    pthread_t thread;
+    rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
+    rank_cuda(cudaMalloc((void **)&t.data, (size_t)(r->size + 1) * sizeof *t.data));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaLaunchHostFunc(cudaStreamPerThread, hold, &t));
+    rank_try(colo_comm_all_gather(r->gpus, t.data, t.data + 1, 1, COLO_I64, cudaStreamPerThread));
+    rank_check(pthread_create(&thread, NULL, second_thread, &t) == 0);
+    while (!t.looked)
+        usleep(100);
+    t.go = true;
+    pthread_join(thread, NULL);
+    rank_try(t.st);
+    rank_check(!t.early);
+    rank_cuda(cudaStreamSynchronize(cudaStreamPerThread));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaFree(t.data));
+    return COLO_OK;
+}
+
+T_CASE(calls_of_two_threads_on_streams_of_their_own_follow_each_other)
+{
+    assert_ok(t_gpus_run(gpus, false, on_own_streams, NULL));
 }
 
 /* ---- a capture that would connect ---- */

@@ -82,8 +82,8 @@ void colo_order_drop(struct colo_order *o)
 
 cudaError_t colo_order_follow(const struct colo_order *o, bool capturing, cudaStream_t stream)
 {
-    return o->used && o->last != stream && !capturing ? cudaStreamWaitEvent(stream, o->done, 0)
-                                                      : cudaSuccess;
+    const bool same = o->last == stream && stream != cudaStreamPerThread; /* one of each thread */
+    return o->used && !same && !capturing ? cudaStreamWaitEvent(stream, o->done, 0) : cudaSuccess;
 }
 
 cudaError_t colo_order_lead(struct colo_order *o, bool capturing, cudaStream_t stream)
