@@ -2,7 +2,7 @@
 /*
  * test_peers.c - peer memory where a GPU does not say: a device that others do not reach, as many
  * registrations as there are numbers, memory of lists that serves again, memory of a caller's
- * allocator behind a call that fails.
+ * allocator behind a call that fails, an answer that CUDA owes.
  */
 #include "fake.h"
 #include "gpu/gpu_ranks.h"
@@ -349,6 +349,27 @@ static colo_status_t refused_in_a_call(t_gpu_rank_t *r, void *arg)
 T_CASE(an_allocator_without_memory_in_a_call_is_an_error_on_all_ranks)
 {
     assert_ok(t_gpus_run(RANKS, false, refused_in_a_call, NULL));
+}
+
+/* ---- an answer that CUDA owes ---- */
+
+static colo_status_t one_gets_no_answer(t_gpu_rank_t *r, void *arg)
+{
+    rank_try(colo_memory_alloc(r->gpus, 256 * RANKS, &r->memory));
+    char *all = colo_memory_data(r->memory);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    if (r->rank == LOST)
+        fake_fail_name(r->device, "cudaStreamIsCapturing");
+    const colo_status_t st = colo_comm_i_all_gather(
+        r->gpus, COLO_CATEGORY_HEAD, all + 256 * r->rank, all, 256, COLO_U8, r->stream);
+    rank_check(r->rank == LOST ? st == COLO_ERR_CUDA : st == COLO_ERR_PEER);
+    rank_check(cudaGetLastError() == cudaSuccess); /* of the caller's next launch */
+    return COLO_OK;
+}
+
+T_CASE(a_gather_without_an_answer_leaves_no_error_to_the_next_launch)
+{
+    assert_ok(t_gpus_run(RANKS, false, one_gets_no_answer, NULL));
 }
 
 T_MAIN("fake/peers")

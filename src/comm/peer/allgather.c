@@ -76,8 +76,10 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     if (g->id < 0 || x->gather)
         return COLO_OK;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess ||
-        capture != cudaStreamCaptureStatusNone)
+    const cudaError_t e = cudaStreamIsCapturing(stream, &capture);
+    if (e != cudaSuccess)
+        return colo_cuda_error("all_gather of a head", e);
+    if (capture != cudaStreamCaptureStatusNone)
         return colo_fail(
             COLO_ERR_STATE,
             "all_gather of a head: the first one into registered memory makes mailboxes "

@@ -114,8 +114,8 @@ static colo_status_t free_id(const struct colo_peer *p, const struct offer *all,
 /* "Not here", unless there is no memory left or the device itself is in trouble. */
 static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError_t e)
 {
-    (void)cudaGetLastError();
     const cudaError_t now = cudaStreamQuery(p->stream);
+    (void)cudaGetLastError(); /* of both calls: what is not ready is an error, too */
     if (now != cudaSuccess && now != cudaErrorNotReady)
         return colo_cuda_error("peer memory", now);
     return colo_fail(e == cudaErrorMemoryAllocation ? COLO_ERR_CUDA : COLO_ERR_UNBUILT,
