@@ -199,6 +199,39 @@ T_CASE(splits_are_groups_of_gpus)
     assert_ok(t_gpus_run(gpus, false, splits, NULL));
 }
 
+/* ---- messages ---- */
+
+enum { ROWS = 4, COLUMNS = 6, SENT = 2 };
+
+/* The first columns of each rank's matrix become the last ones of the next rank's. */
+static colo_status_t pass_on(t_gpu_rank_t *r, void *arg)
+{
+    int32_t *d, host[ROWS * COLUMNS];
+    const int32_t before = (r->rank + r->size - 1) % r->size;
+    rank_cuda(cudaMalloc((void **)&d, sizeof host));
+    for (int32_t i = 0; i < ROWS * COLUMNS; i++)
+        host[i] = 100 * r->rank + i;
+    rank_cuda(t_to_device(d, host, sizeof host));
+    colo_box_t boxes[] = {{d, {1, ROWS, SENT}, {1, COLUMNS, 1}},
+                          {d + COLUMNS - SENT, {1, ROWS, SENT}, {1, COLUMNS, 1}}};
+    const colo_message_t send = {.peer = (r->rank + 1) % r->size, .nboxes = 1, .boxes = boxes},
+                         recv = {.peer = before, .nboxes = 1, .boxes = boxes + 1};
+    rank_try(colo_comm_exchange(r->gpus, &send, 1, &recv, 1, COLO_I32, r->stream));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaMemcpy(host, d, sizeof host, cudaMemcpyDeviceToHost));
+    for (int32_t i = 0; i < ROWS * COLUMNS; i++) {
+        const int32_t left = COLUMNS - SENT, came = i % COLUMNS >= left;
+        rank_check(host[i] == (came ? 100 * before + i - left : 100 * r->rank + i));
+    }
+    rank_cuda(cudaFree(d));
+    return COLO_OK;
+}
+
+T_CASE(messages_of_columns_go_to_the_next_rank)
+{
+    assert_ok(t_gpus_run(gpus, false, pass_on, NULL));
+}
+
 /* ---- a communicator that exists ---- */
 
 static colo_status_t borrow(t_gpu_rank_t *r, void *arg)

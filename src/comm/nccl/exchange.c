@@ -198,9 +198,14 @@ static colo_status_t check_memory(const struct colo_operation *r, const struct e
     return COLO_OK;
 }
 
+static char *staged_at(char *stage, size_t offset)
+{
+    return stage ? stage + offset : NULL;
+}
+
 /* Steps [@k, @end): f->part[] for every message and step, sends first; f->from (the caller's boxes)
  * and f->to (their places in @stage) for those that are packed, packs[0] pairs of sends, then
- * packs[1] of receives. Returns the staging taken. */
+ * packs[1] of receives. Returns the staging taken, which is all that holds if @stage is NULL. */
 static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int k, int end,
                       char *stage, int64_t *packs)
 {
@@ -216,11 +221,11 @@ static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int
                 (struct colo_packet){in_place(f->from + pairs, n, x->elem), (size_t)bytes, m->peer};
             if (part->data || bytes == 0)
                 continue;
-            part->data = stage + offset;
+            part->data = staged_at(stage, offset);
             size_t to = offset;
             for (const int64_t last = pairs + n; pairs < last; pairs++) {
                 const int64_t *e = f->from[pairs].extent;
-                f->to[pairs] = (colo_box_t){.data = stage + to,
+                f->to[pairs] = (colo_box_t){.data = staged_at(stage, to),
                                             .extent = {e[0], e[1], e[2]},
                                             .stride = {e[1] * e[2], e[2], 1}};
                 to += (size_t)colo_box_count(&f->from[pairs]) * x->elem;
