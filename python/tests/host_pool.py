@@ -11,6 +11,7 @@ from colobridge import memory
 from colobridge._structs import DTYPES
 from colobridge.tensor import torch_dtype
 from colobridge.torch import arena
+from colobridge.torch.ready import storage_of
 
 
 class HostPool(arena.Pool):
@@ -30,7 +31,7 @@ class HostPool(arena.Pool):
         if offset + need > self.nbytes:
             return like.new_empty(shape)
         t = torch.from_dlpack(self._memory.array(DTYPES[torch_dtype(like.dtype)], tuple(shape), offset, owner=self._pool))
-        self._places.append((offset, offset + need, StorageWeakRef(t._storage())))
+        self._places.append((offset, offset + need, StorageWeakRef(storage_of()(t))))
         return t
 
 
