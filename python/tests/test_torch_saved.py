@@ -22,13 +22,15 @@ kept = []  # memory of Owners, which is never freed: a late read sees what __del
 
 
 class Owner:
-    """Memory that turns into NaN, and into -1 as integers, when its last tensor goes."""
+    """Memory that turns into NaN, and into -1 as integers, when its last tensor goes. It begins 64 bytes after a
+    multiple of 256: where PyTorch's may begin, because its products may give other bits for memory that it would
+    not allocate, and never where the library takes saved memory in place."""
 
     def __init__(self, nbytes):
-        self.memory = (ctypes.c_uint8 * max(nbytes, 1))()
+        self.memory = (ctypes.c_uint8 * (nbytes + 320))()
         kept.append(self.memory)
-        self.__array_interface__ = {'version': 3, 'shape': (nbytes,), 'typestr': '|u1',
-                                    'data': (ctypes.addressof(self.memory), False)}
+        begin = (ctypes.addressof(self.memory) + 255) // 256 * 256 + 64
+        self.__array_interface__ = {'version': 3, 'shape': (nbytes,), 'typestr': '|u1', 'data': (begin, False)}
 
     def __del__(self):
         ctypes.memset(self.memory, 0xFF, len(self.memory))
@@ -49,6 +51,7 @@ def brought_back():
 def test_memory_of_an_owner_turns_into_nan():
     memory = lent(torch.ones(3))
     at = memory.data_ptr()
+    assert at % 256 == 64
     assert memory.tolist() == [1] * 3
     del memory
     assert all(np.isnan((ctypes.c_float * 3).from_address(at)))
