@@ -561,6 +561,8 @@ MUTANTS = {
     'a batch that one rank asked for is kept twice': (
         'torch/ragged.py', 'if key not in self._batches:', 'if True:', 'test_torch_ragged.py',
         'test_rows_asked_by_one_rank'),
+    'rows are counted on the default device': (
+        'torch/ragged.py', '**host).index_add_', 'dtype=torch.int64).index_add_', 'test_torch_ragged.py', 'default_device'),
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
 }

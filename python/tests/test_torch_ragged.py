@@ -12,11 +12,13 @@ import pytest
 torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
+import torch.overrides  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
+from host_pool import reached  # noqa: E402
 from ragged_case import TEXT, Case, carried  # noqa: E402
 from world import World, meet  # noqa: E402
 
@@ -365,6 +367,27 @@ def frozen(rank):
 
 def test_a_frozen_encoder_leaves_the_text_its_gradient(pair):
     pair.run(frozen)
+
+
+class Meta(torch.overrides.TorchFunctionMode):
+    """A default device, for versions that have none, too."""
+
+    def __torch_function__(self, fn, types, args=(), kwargs=None):
+        here = {'device': 'meta'} if fn in (torch.arange, torch.empty, torch.tensor, torch.zeros) else {}
+        return fn(*args, **{**here, **(kwargs or {})})
+
+
+def by_default_elsewhere(rank):
+    x, text = column(MINE[rank]).requires_grad_(), torch.ones(10, 1, requires_grad=True)
+    into = text * 1
+    with reached(), Meta():
+        sharded()(x, worked(), into=into).sum().backward()
+    assert x.grad.flatten().tolist() == [1.] * len(x)
+    assert text.grad.flatten().tolist() == [[1, 1, 0, 1, 1, 1, 1, 0, 1, 1], [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]][rank]
+
+
+def test_a_default_device_is_not_that_of_tables(pair):
+    pair.run(by_default_elsewhere)
 
 
 def gathers(rank):

@@ -34,21 +34,22 @@ class _Batch:
         """Indices of rows of y, on @device."""
         import torch
         if self._written is None:
-            runs = torch.tensor(self.batch.runs(), dtype=torch.int64).reshape(-1, 2)
+            runs = torch.tensor(self.batch.runs(), dtype=torch.int64, device='cpu').reshape(-1, 2)
             first, count = runs[:, 0], runs[:, 1]
             skipped = torch.repeat_interleave(first - (count.cumsum(0) - count), count)
-            self._written = (torch.arange(len(skipped)) + skipped).to(device)
+            self._written = (torch.arange(len(skipped), device='cpu') + skipped).to(device)
         return self._written
 
 
 def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool, full: bool) -> tuple[int, int]:
     """Rows of the fullest x, and of the fullest d_y that is summed (merged), or at most of the fullest y (packed)."""
     import torch
-    rows, made, seq, seq_len, seq_dp = (torch.frombuffer(t, dtype=torch.int64) if t else torch.zeros(0, dtype=torch.int64)
+    host: dict[str, Any] = {'dtype': torch.int64, 'device': 'cpu'}  # whatever the default device is
+    rows, made, seq, seq_len, seq_dp = (torch.frombuffer(t, dtype=torch.int64) if t else torch.zeros(0, **host)
                                         for t in (segments._tables[n] for n in ('rows', 'src', 'seq', 'seq_len', 'seq_dp')))
 
     def most(replicas: int, of: Any, count: Any) -> int:
-        return int(torch.zeros(replicas, dtype=torch.int64).index_add_(0, of, count).max())
+        return int(torch.zeros(replicas, **host).index_add_(0, of, count).max())
     x = most(parts_of(src, s.SAMPLES), made, rows)
     replicas, axis, y = parts_of(dst, s.SAMPLES), [(seq_dp, seq_len)], [(seq_dp.index_select(0, seq), rows)]
     at_most = [most(replicas, *t) for t in (axis if merged else y)]
