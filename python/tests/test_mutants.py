@@ -563,6 +563,8 @@ MUTANTS = {
         'test_rows_asked_by_one_rank'),
     'rows are counted on the default device': (
         'torch/ragged.py', '**host).index_add_', 'dtype=torch.int64).index_add_', 'test_torch_ragged.py', 'default_device'),
+    'plans are made of tensors without memory': (
+        'torch/tensors.py', 'if not raw.data:', 'if False:', 'test_torch_losses.py', 'without_memory'),
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
 }

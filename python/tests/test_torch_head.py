@@ -8,6 +8,7 @@ torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
 
+import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, case, expected, near, leaf  # noqa: E402
 from world import meet  # noqa: E402
@@ -197,6 +198,8 @@ def dtensor(rank):
     near(weight.grad.full_tensor(), want_w, torch.float64, 'd_weight')
     whole = torch.nn.Parameter(distribute_tensor(w, mesh, [Replicate()]))
     near(ct.linear_logprob(h, whole, b, target=t), mine[0], torch.float64, 'replicated')
+    with pytest.raises(ValueError, match=r'x: this DTensor has no memory of its own; pass to_local\(\)'):
+        ct.shard(whole, cb.Partition(V), axis=0)
     try:
         ct.linear_logprob(h, distribute_tensor(w, mesh, [Shard(1)]), target=t)
     except ValueError as why:

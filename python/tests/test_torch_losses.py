@@ -491,3 +491,48 @@ def test_weighted_sum_and_gather_refuse_what_is_no_tensor():
         ct.weighted_sum(torch.ones(3, dtype=torch.int64))
     with pytest.raises(ValueError, match='adjoint'):
         ct.Sequence(1, 3).gather(torch.ones(1, 3), 'mean')
+
+
+# name: call of logits [T, 29] and targets [T]
+LIFELESS = {
+    'logprob': lambda z, t: ct.logprob(z, t),
+    'nll': lambda z, t: ct.nll(z, t).loss,
+    'entropy': lambda z, t: ct.entropy(z),
+    'topk_logprob': lambda z, t: ct.topk_logprob(z, 3)[0],
+    'logprob_at': lambda z, t: ct.logprob_at(z, t[:, None]),
+    'distill': lambda z, t: ct.distill(z, z.detach().flip(0)).kl,
+    'weighted_sum': lambda z, t: ct.weighted_sum(z[:, 0], t.float()).value,
+    'shard': lambda z, t: ct.shard(z, cb.Partition(len(t)), axis=0),
+    'linear_nll': lambda z, t: ct.linear_nll(z, z.detach()[:9] * 1, target=t % 9).loss,
+    'linear_logprob': lambda z, t: ct.linear_logprob(z, z.detach()[:9] * 1, target=t % 9),
+}
+
+
+@pytest.mark.parametrize('tokens', [17, 18, 19])  # of shapes that no call before had: something is kept of each
+@pytest.mark.parametrize('name', list(LIFELESS))
+def test_tensors_without_memory_are_refused_and_not_kept(name, tokens):
+    fake = pytest.importorskip('torch._subclasses.fake_tensor').FakeTensorMode()
+    tokens += 3 * list(LIFELESS).index(name)
+    call, z, t = LIFELESS[name], torch.randn(tokens, 29), torch.arange(tokens) % 29
+    with fake, pytest.raises(ValueError, match='this FakeTensor has no memory of its own'):
+        call(fake.from_tensor(z).requires_grad_(tokens % 3 > 0), fake.from_tensor(t))
+    x = z.clone().requires_grad_(tokens % 3 < 2)
+    out = call(x, t).sum()
+    assert torch.isfinite(out)
+    if x.requires_grad:
+        out.backward()
+        assert torch.isfinite(x.grad).all() and x.grad.any()
+
+
+@pytest.mark.skipif(not hasattr(torch, 'func'), reason='this PyTorch %s has no torch.func' % torch.__version__)
+@pytest.mark.parametrize('name', list(LIFELESS))
+def test_transforms_of_functions_are_refused(name):
+    z, t = torch.randn(2, 17, 29), torch.arange(17)
+
+    def call(z):
+        return LIFELESS[name](z, t).sum()
+    for transformed in (lambda: torch.func.grad(call)(z[0]), lambda: torch.func.vmap(call)(z),
+                        lambda: torch.func.jvp(call, (z[0],), (z[1],))):
+        with pytest.raises((RuntimeError, ValueError), match='transforms'):
+            transformed()
+    assert torch.isfinite(call(z[0]))

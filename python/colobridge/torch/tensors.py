@@ -10,16 +10,22 @@ from .. import _structs as s
 from ..errors import ArgumentError, FailedError
 from ..tensor import from_torch
 
+_NO_MEMORY = ("%s: this %s has no memory of its own; pass to_local() of a DTensor, and call it outside of FakeTensorMode, "
+              "torch.export() and transforms of torch.func")
+
 
 def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
-    """The library's view of a torch tensor. ValueError: no tensor, device, dtype; RuntimeError: its
+    """The library's view of a torch tensor. ValueError: no tensor, device, dtype, memory; RuntimeError: its
     storage is smaller than its shape says, because somebody freed or resized it."""
     import torch
     if not isinstance(t, torch.Tensor):
         raise ArgumentError("%s is a %s, expected a torch.Tensor" % (what, type(t).__name__))
     if t.layout is not torch.strided:
         raise ArgumentError("%s has layout %s, expected torch.strided" % (what, t.layout))
-    raw = from_torch(t, what)
+    try:
+        raw = from_torch(t, what)
+    except RuntimeError as why:
+        raise ArgumentError(_NO_MEMORY % (what, type(t).__name__)) from why
     reach = t.numel()
     if reach:
         if not t.is_contiguous():
@@ -33,6 +39,8 @@ def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
             raise FailedError("%s: its storage holds %d bytes, its shape %s needs %d; it was freed or "
                               "resized%s" % (what, held, list(t.shape), need,
                                              ' after forward saved it' if saved else ''))
+        if not raw.data:
+            raise ArgumentError(_NO_MEMORY % (what, type(t).__name__))
     return raw
 
 
