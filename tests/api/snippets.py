@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each C snippet of the pages in docs/ compiles as C11, without a warning.
+
+usage: snippets.py COMPILER...
+A snippet is a whole source, or it stands in a function. NAMES declares what it takes from the program around
+it; an ellipsis stands for what a page leaves out. A snippet with MPI's header is left out: programs of
+tests/mpi compile the same lines.
+"""
+import re
+import subprocess
+import sys
+
+from api import ROOT
+
+ALL = '''#include <colobridge.h>
+#include <colobridge/nccl.h>
+#include <stdlib.h>
+extern int64_t T, V, Vl, B, S, tp, cp, c;
+extern int32_t W;
+extern size_t saved_bytes, workspace_bytes;
+extern void *saved_memory, *workspace, *stream;
+extern colo_comm_t *world, *gpus, *group, *tp_group;
+extern colo_tensor_t x, y, d_x, d_y, logits, d_logits, targets, tokens, weight, d_weight;
+extern colo_bridge_t *bridge;
+'''
+LOSS = 'extern float *loss, *d_loss, *logp, *d_logp; extern colo_logprob_saved_t saved;'
+NAMES = {
+    'bridge': 'extern colo_layout_t from, to;',
+    'comm': '''extern colo_status_t status; extern struct ncclComm *nccl; extern int rank, size, local_rank, MPI_COMM_WORLD;
+        extern void *user; int cudaSetDevice(int); colo_status_t colo_comm_create_mpi(int, colo_comm_t **);
+        colo_status_t all_gather(void *, const void *, void *, size_t);''',
+    'cuda': '''extern void *z; extern colo_logprob_config_t cfg; extern colo_comm_t *self; extern colo_logprob_out_t out;
+        extern colo_logprob_saved_t saved; extern colo_logprob_upstream_t upstream;''',
+    'distill': 'extern float *kl, *d_kl; extern colo_tensor_t teacher; extern colo_distill_saved_t saved;',
+    'grid': '''#define tp tp_comm
+        extern colo_hypergrid_t *h; extern colo_grid_t base, view; extern colo_comm_t *tp, *ep, *same; void use(int64_t);''',
+    'invariant': 'extern colo_logprob_config_t config;',
+    'layout': 'extern colo_grid_t encoder_grid, llm_grid;',
+    'linear_logprob': '''extern colo_lm_head_t *head; extern colo_lm_head_config_t head_config; extern float *logp;
+        extern colo_linear_logprob_t *linear; extern colo_linear_logprob_saved_t saved; extern size_t forward_bytes;
+        extern void *buffer; extern colo_tensor_t hidden, d_hidden; extern double tokens_of_the_batch;''',
+    'lm_head': '''extern colo_lm_head_t *head; extern colo_memory_t *memory; extern colo_lm_head_grads_t grads;
+        extern colo_tensor_t d_bias;''',
+    'logprob': LOSS + 'extern colo_tensor_t ids, cu_first_T, cu_last_T;',
+    'memory': 'extern colo_bridge_config_t config; extern void *arena; extern size_t arena_bytes;',
+    'partition': 'extern colo_tensor_t my_targets;',
+    'ragged': '''extern colo_layout_t encoder, llm; extern colo_segments_t *tables, mine; extern colo_comm_t *data_parallel;
+        extern colo_batch_t *batch; extern int64_t src_rows, dst_rows;''',
+    'sampling': 'extern colo_tensor_t kept;',
+    'sequence': '''extern const int64_t *lengths, *cu; extern colo_comm_t *cp_group;
+        extern colo_tensor_t logp, out, d_out, d_logp;''',
+    'tape': '''extern colo_tape_t *tape; extern colo_value_t w, out; extern colo_tensor_t weights, d_weights; extern void *state;
+        colo_tensor_t matmul(colo_tensor_t, colo_tensor_t); extern colo_backward_fn matmul_backward;''',
+    'topk': 'extern float *logp, *d_logp; extern int64_t *chosen; extern colo_topk_saved_t saved;',
+    'topology': 'extern colo_grid_t grid, order; extern colo_bind_t bind;',
+}
+
+
+def complaints(compiler, page, code):
+    """What the compiler says of a snippet of that page; "" if nothing"""
+    code = re.sub(r'^.*\(…[^;]*;', '', code, flags=re.M)
+    if not re.search(r'^\w[^;=]*\)\n\{', code, re.M):
+        code = 'int snippet(void);\nint snippet(void)\n{\n%s\nreturn 0;\n}\n' % code
+    done = subprocess.run(
+        compiler + ['-std=c11', '-Wall', '-Wextra', '-Wno-unused', '-Wno-unused-parameter', '-Werror',
+                    '-I', str(ROOT / 'include'), '-fsyntax-only', '-x',
+                    'c', '-'],
+        input=ALL + NAMES.get(page, '') + '\n#line 1\n' + code, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT)
+    return done.stdout or ('' if done.returncode == 0 else 'exit status %d' % done.returncode)
+
+
+def main(*compiler):
+    compiler, checked, bad = list(compiler), 0, 0
+    if complaints(compiler, 'grid', 'use(1);') or not complaints(compiler, 'grid', 'use(base.lost);'):
+        sys.exit('a planted member that does not exist was not found, or a right line was refused')
+    for path in sorted((ROOT / 'docs').glob('*.md')):
+        for code in re.findall(r'^```c\n(.*?)^```', path.read_text(), re.M | re.S):
+            if '/mpi.h>' in code:
+                continue
+            checked += 1
+            said = complaints(compiler, path.stem, code)
+            if said:
+                bad += 1
+                print('docs/%s:\n%s%s' % (path.name, code, said))
+    print('%d snippets, %d bad' % (checked, bad))
+    return 1 if bad or not checked else 0
+
+
+sys.exit(main(*sys.argv[1:]))
