@@ -16,13 +16,14 @@ const info_backend_t *info_backends(void)
 {
     static info_backend_t list[INFO_BACKENDS] = {
         {"threads", true, "ranks in one process"},
-        {"sockets", true, "ranks of many processes or hosts, from any all-gather"},
+        {"sockets", true, "ranks of many processes of a host, from any all-gather"},
+        {"ucx", INFO_UCX, "the same between hosts"},
         {"mpi", INFO_MPI, "ranks of many processes or hosts"},
         {"nccl", INFO_NCCL, "ranks with a GPU each"},
         {"cuda", INFO_CUDA, "tensors in GPU memory"},
         {"hwloc", false, "placement and binding"},
     };
-    list[5].built = colo_topology_version() != NULL;
+    list[INFO_BACKENDS - 1].built = colo_topology_version() != NULL;
     return list;
 }
 
