@@ -275,8 +275,9 @@ int main(int argc, char **argv)
         return rc;
     if (!name || !commands[what])
         return tool_complain(TOOL_WRONG_USE, PERF_TOOL,
-                             "%s is no subcommand: link, bridge, logprob, plot; see --help",
-                             name ? tool_quote(q, name) : "nothing");
+                             "%s%s, expected link, bridge, logprob or plot; see --help",
+                             name ? tool_quote(q, name) : "a subcommand",
+                             name ? " is no subcommand" : " is missing");
     if (1u << what == PLOT && !p.file)
         return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "plot: which file? see --help");
     TOOL_TRY(read_options(&p, o, what));

@@ -140,8 +140,8 @@ static int read_stage(const tool_option_t *o, const char *grid_option, colo_layo
     else if (strcmp(o->value, "any") != 0)
         TOOL_TRY(tool_i64(PLAN_TOOL, o, 0, INT64_MAX, &stage));
     if (stage >= stages)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: stage %lld, but %s has %lld (pp)",
-                             o->name, (long long)stage, grid_option, (long long)stages);
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: stage %lld is outside 0..%lld, the pp of %s",
+                             o->name, (long long)stage, (long long)stages - 1, grid_option);
     if (stage != COLO_STAGE_ANY && colo_grid_dim(&layout->grid, "pp") < 0)
         return TOOL_OK; /* one stage, and every rank is on it */
     const char *dim = stage == COLO_STAGE_ANY ? NULL : "pp";
@@ -179,6 +179,10 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
     int64_t src_end = src.offset + src.size, dst_end = dst.offset + dst.size;
     ask->world = src_end > dst_end ? src_end : dst_end;
     ask->first = src.offset < dst.offset ? src.offset : dst.offset;
+    if (ask->config.nodes && colo_nodes_find(ask->config.nodes, ask->world - 1) < 0)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "--nodes: rank %lld has no node; give %lld numbers, one per rank",
+                             (long long)ask->world - 1, (long long)ask->world);
     return TOOL_OK;
 }
 
