@@ -31,9 +31,9 @@
  * bridge connects at create the ranks that its plan ties together, and no others. (If its ranks
  * reach each other's memory, COLO_TRANSPORT, it connects and allocates staging in the first call
  * that needs them, which cannot be captured.) Comms and bridges of the same ranks share a
- * connection; if one of them fails, the others fail with COLO_ERR_PEER. The library keeps the last four unused connections (all of them, if ranks share a
- * device) until the last comm that came from the same create is destroyed, because connecting
- * takes most of a second.
+ * connection; if one of them fails, the others fail with COLO_ERR_PEER. The library keeps the last
+ * four unused connections (all of them, if ranks share a device) until the last comm that came
+ * from the same create is destroyed, because connecting takes most of a second.
  *
  * One rank per device. Exception, to try out more ranks than there are devices: NCCL is 2.30 or
  * later and NCCL_MULTI_RANK_GPU_ENABLE=1 is set on all ranks. Kernels of ranks that wait for each
