@@ -5,9 +5,9 @@
  *
  * One thread at a time uses a comm. Exception: any thread may call colo_comm_abort(),
  * colo_comm_check() and colo_comm_dump() at any time, as often as it likes. Every wait has a
- * deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout()). After COLO_ERR_TIMEOUT,
- * COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort, check, dump, getters
- * and destroy answer.
+ * deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout()). An error that the ranks
+ * find by agreement, before anything moves, leaves the comm alive. A timeout, an abort and other
+ * errors kill it (colo_comm_check()): only abort, check, dump, getters and destroy answer then.
  *
  * A comm belongs to the process that made it. In a child made by fork() its calls return
  * COLO_ERR_STATE and touch nothing; the child makes comms of its own.
@@ -144,7 +144,9 @@ COLO_API colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color,
 
 /**
  * colo_comm_destroy() - local; takes NULL and dead comms, leaves *comm NULL
- * In a child made by fork() it leaves the parent's comm as it is.
+ * Between processes, destroying the last comm of a world waits until the others have done so, too:
+ * at most one second, or the deadline if that is less. In a child made by fork() it leaves the
+ * parent's comm as it is.
  */
 COLO_API void colo_comm_destroy(colo_comm_t **comm);
 
@@ -227,10 +229,10 @@ COLO_API colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int6
 COLO_API colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream);
 /**
  * colo_comm_exchange() - every message of every rank, at once; waits only for the peers named
- * @sends, @recvs: at most one message per peer each, peers ascending; box k of a send has as
- *                  many elements as box k of its receive (extents may be factored differently by
- *                  strides, not by shape: extents must be equal). Receives must not overlap each
- *                  other or the sends. Empty lists are legal: the rank still takes part.
+ * @sends, @recvs: at most one message per peer each, peers ascending. Box k of a send and box k
+ *                  of its receive have equal extents; their strides may differ. Receives must not
+ *                  overlap each other or the sends. Empty lists are legal: the rank still takes
+ *                  part.
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (a peer's message has other boxes than expected, or
  *          the peer runs another operation), COLO_ERR_TIMEOUT, COLO_ERR_PEER
  */
