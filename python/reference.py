@@ -18,7 +18,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments
 # Public, but for code that extends the package.
 INSIDE = {'alive', 'apply', 'Listed', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'factor_of',
-          'Mean', 'MeanCall', 'NllPlan', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
+          'Mean', 'MeanCall', 'NllPlan', 'numbered', 'size_and_rank', 'tell', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
           'bytes_of', 'part_lengths', 'parts_of', 'segment_of', 'require_alive', 'Comm.serves', 'Comm.ends'}
 
 
@@ -53,10 +53,10 @@ def entry(title, doc, level):
     return ['%s `%s`' % ('#' * level, title), '', text, '']
 
 
-def class_entries(node):
+def class_entries(node, title):
     made = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)
             and not any(ast.unparse(d).endswith('.setter') for d in child.decorator_list)}
-    out = entry(head(made['__init__'], node.name) if '__init__' in made else node.name, node, 3)
+    out = entry(head(made['__init__'], title) if '__init__' in made else title, node, 3)
     for name, child in made.items():
         if '%s.%s' % (node.name, name) in INSIDE:
             continue
@@ -66,21 +66,32 @@ def class_entries(node):
     return out
 
 
+def exported(module):
+    """The names in __all__ of a package; None of a plain module, where each public name is one"""
+    path = HERE / module.replace('.', '/') / '__init__.py'
+    for node in ast.parse(path.read_text()).body if path.exists() else ():
+        if isinstance(node, ast.Assign) and node.targets[0].id == '__all__':
+            return ast.literal_eval(node.value)
+    return None
+
+
 def page():
     lines = ['# Python reference', '', 'Made from the docstrings by `python3 python/reference.py --write`; '
              'how to use it is in [python.md](python.md).', '']
     for module, files in MODULES:
         lines += ['## ' + module, '']
+        names = exported(module)
         for name in files:
             tree = ast.parse((HERE / 'colobridge' / (name + '.py')).read_text())
             for node in tree.body:
                 own = getattr(node, 'name', '_')
                 if own.startswith('_') or {own, '%s.%s' % (Path(name).name, own)} & INSIDE:
                     continue
+                title = own if names is None or own in names else '%s.%s' % (Path(name).name, own)
                 if isinstance(node, ast.ClassDef):
-                    lines += class_entries(node)
+                    lines += class_entries(node, title)
                 elif isinstance(node, ast.FunctionDef):
-                    lines += entry(head(node, node.name), node, 3)
+                    lines += entry(head(node, title), node, 3)
     return '\n'.join(lines).rstrip() + '\n'
 
 

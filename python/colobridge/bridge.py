@@ -161,7 +161,7 @@ class Batch(Unique):
             self._run('colo_batch_forward', x, 'x', y, 'y', stream)
 
     def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
-        """d_x = the gradient of x from that of y. Tensors that have no gradient stay away."""
+        """d_x = the gradient of x from that of y. Leave out tensors without a gradient."""
         with self._comm._telling():
             self._run('colo_batch_backward', d_y, 'd_y', d_x, 'd_x', stream)
 

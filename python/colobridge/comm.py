@@ -102,7 +102,8 @@ class Comm(Unique):
         return Comm(handle) if handle else None
 
     def destroy(self) -> None:
-        """Local; the second time does nothing. Bridges made from it are destroyed with it."""
+        """Local; the second time does nothing. Bridges made from it are destroyed with it. The last communicator
+        of processes waits at most a second for the others to destroy theirs."""
         if self._handle and self._forks == _forks and lib().colo_comm_check(self._handle) < 0:
             self.died = True
         users, self._users = self._users, []

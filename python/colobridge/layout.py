@@ -98,7 +98,7 @@ class Layout:
         call('colo_layout_check', self._raw, samples, rows, features)
 
     def holds(self, rank: int) -> bool:
-        """Is @rank in the grid and on the stage."""
+        """Is @rank in the grid and on the stage?"""
         return bool(lib().colo_layout_holds(self._raw, rank))
 
     def owned(self, rank: int, samples: int, rows: int, features: int, *,

@@ -81,7 +81,7 @@ class Memory(Unique):
 
     @property
     def is_p2p(self) -> bool:
-        """Do peers reach it, the same on all ranks; else bridges are staged, as without it."""
+        """Do peers reach it? The same on all ranks. If not, bridges are staged, as without it."""
         return lib().colo_memory_is_p2p(self.handle)
 
     def array(self, dtype: str, shape: tuple[int, ...], offset: int = 0, *, device: int = -1,

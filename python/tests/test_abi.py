@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python declarations say what the C headers say: structs, enums, functions."""
 import ctypes
+import importlib
+import operator
 import os
 import re
 import shutil
@@ -138,6 +140,20 @@ def test_versions_are_one():
     assert re.search(r"version: '(.*?)'", meson).group(1) == _version.VERSION
     assert 'dynamic = ["version"]' in (ROOT / 'pyproject.toml').read_text()  # meson.build's
     assert _lib.version() == _version.VERSION
+
+
+def test_names_of_the_reference_page_are_where_it_says():
+    pytest.importorskip('torch')
+    lost, module = [], None
+    for level, name in re.findall(r'^(##|###) `?([\w.]+)', (ROOT / 'docs/python-api.md').read_text(), re.M):
+        if level == '##':
+            module = importlib.import_module(name)
+            continue
+        try:
+            operator.attrgetter(name)(module)
+        except AttributeError:
+            lost.append('%s.%s' % (module.__name__, name))
+    assert module and not lost
 
 
 def test_the_reference_page_is_made_from_the_docstrings():

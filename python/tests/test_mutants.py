@@ -10,6 +10,9 @@ from forked import pytest_in_fork
 HERE = Path(__file__).resolve().parent
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
+    'a class of the reference is not where it says': (
+        '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
+        'test_names_of_the_reference'),
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
     'the gradient of padding is what its memory had': (

@@ -218,7 +218,7 @@ class Bridge(Unique):
     allocator's, which has space for one y and one d_x of the largest shape so far; a call that finds no space, or is
     captured, or on another stream than the bridge's first, copies them out of a workspace of the size of the larger
     one. An integer: that many y, and d_x, are blocks of the workspace's memory; record_stream() does nothing for
-    these: before the last of one goes, its stream has to wait for the others that use it. 0: all are copied.
+    these: before you drop the last reference, its stream has to wait for others that use it. 0: all are copied.
     Exception: if d_y is summed over cp, it is copied in.
     If nothing moves between ranks in one direction (backward of a fan-in, forward of a fan-out) and rows and features
     are whole, calls after the first one of a shape are PyTorch's own: y is a copy of x's samples, d_x a view of d_y's
@@ -375,7 +375,7 @@ class Bridge(Unique):
 
     @property
     def is_p2p(self) -> bool | None:
-        """Do peers write straight into this rank's memory; None before the first call."""
+        """Do peers write straight into this rank's memory? None before the first call."""
         if self._ragged:
             return any(ragged.workspace is not None for ragged in self._ragged.values())
         return None if self._last is None else self._last[1].arena is not None
