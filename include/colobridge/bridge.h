@@ -110,6 +110,8 @@ COLO_API colo_status_t colo_bridge_create(colo_bridge_t **bridge,
                                           const colo_bridge_config_t *config, colo_comm_t *comm);
 /**
  * colo_bridge_destroy() - local; takes NULL, leaves *bridge NULL
+ * On a GPU the host waits for the calls of the bridge, and frees memory, which may wait for the
+ * device.
  */
 COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
 

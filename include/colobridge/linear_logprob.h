@@ -166,8 +166,8 @@ typedef struct colo_linear_logprob_saved {
 COLO_API colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
                                                   const colo_linear_logprob_config_t *config,
                                                   colo_lm_head_t *head, colo_comm_t *group);
-/** colo_linear_logprob_destroy() - local; takes NULL, leaves *linear NULL. Memory given to calls
- * stays the caller's */
+/** colo_linear_logprob_destroy() - local; takes NULL, leaves *linear NULL. On a GPU the host waits
+ * for the stream of the object. Memory given to calls stays the caller's */
 COLO_API void colo_linear_logprob_destroy(colo_linear_logprob_t **linear);
 
 /**
