@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pages say can be found: error messages that docs/troubleshooting.md quotes stand in the code,
-and links between pages lead to files.
+and links between pages lead to files and to headings in them.
 
 A quote is the code span a table row begins with; its "…" stand for what the code prints there. Text
 of the sources is compared as the compiler sees it: string literals joined, conversions as "…".
@@ -31,6 +31,12 @@ def error_messages():
     return '\n'.join(found)
 
 
+def headings(path):
+    """The headings of a page, as links name them."""
+    text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)
+    return [re.sub(r'[^\w\- ]', '', h.lower()).replace(' ', '-') for h in re.findall(r'^#+ (.*)$', text, re.M)]
+
+
 def main():
     bad = 0
     code = error_messages()
@@ -45,13 +51,14 @@ def main():
     links = 0
     for path in sorted(ROOT.glob('*.md')) + sorted((ROOT / 'docs').glob('*.md')):
         text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)
-        for target in re.findall(r'\]\(([^)#\s]+)[^)]*\)', text):
+        for target, heading in re.findall(r'\]\(([^)#\s]*)#?([^)\s]*)[^)]*\)', text):
             if '://' in target:
                 continue
             links += 1
-            if not (path.parent / target).exists():
+            to = path.parent / target if target else path
+            if not to.exists() or (heading and heading not in headings(to)):
                 bad += 1
-                print('%s: there is no %s' % (path.relative_to(ROOT), target))
+                print('%s: there is no %s' % (path.relative_to(ROOT), target + '#' * bool(heading) + heading))
     index = (ROOT / 'docs' / 'README.md').read_text()
     for path in sorted((ROOT / 'docs').glob('*.md')):
         if path.name != 'README.md' and '(%s)' % path.name not in index:
