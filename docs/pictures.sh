@@ -10,12 +10,12 @@ if [ "${1:-}" = --check ]; then
     shift
 fi
 plan=${1:-$here/../build/tools/colo-plan}
-out=$here/img
-if [ -n "$check" ]; then
-    out=$(mktemp -d)
-    trap 'rm -r "$out"' EXIT
-fi
-mkdir -p "$out"
+[ -x "$plan" ] || {
+    echo "pictures.sh: $plan is no program; build colo-plan, or name it: docs/pictures.sh [--check] COLO-PLAN" >&2
+    exit 2
+}
+out=$(mktemp -d) # a run that fails leaves docs/img as it is
+trap 'rm -r "$out"' EXIT
 
 size=(--batch 16 --seq 8192 --hidden 4096)
 "$plan" --src tp=2,dp=4 --compare tp=2,cp=2,dp=2:sharded tp=2,cp=2,dp=2:partial tp=4,dp=2 \
@@ -37,5 +37,6 @@ size=(--batch 16 --seq 8192 --hidden 4096)
 if [ -n "$check" ]; then
     diff -r "$here/img" "$out" && echo "docs/img is up to date"
 else
-    echo "wrote $(find "$out" -type f | wc -l) files to $out"
+    cp "$out"/* "$here/img/"
+    echo "wrote $(find "$out" -type f | wc -l) files to $here/img"
 fi
