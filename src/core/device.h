@@ -104,8 +104,8 @@ typedef struct colo_ops {
 
     colo_box_copy_fn box_copy;
     colo_box_list_fn box_list;
-    /* box_list beside kernels of another stream: slower, and it leaves room for them. Both together
-     * are faster than one after the other from @overlap_bytes on. */
+    /* box_list next to kernels of another stream: slower, and it leaves room for them. Both
+     * together are faster than one after the other from @overlap_bytes on. */
     colo_box_list_fn box_list_narrow;
     int64_t overlap_bytes;
     colo_box_shift_fn box_shift;
