@@ -2,6 +2,7 @@
 """What the autograd functions share: checked views of torch tensors, the current stream, graph breaks."""
 from __future__ import annotations
 
+import ctypes as c
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ from .. import _structs as s
 from ..errors import ArgumentError, FailedError
 from ..tensor import from_torch
 
+# What Python raises of arguments, but not what checkpoint() ends a recomputation by, which is an Exception itself.
+_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, c.ArgumentError)
 _NO_MEMORY = ("%s: this %s has no memory of its own; pass to_local() of a DTensor, and call it outside of FakeTensorMode, "
               "torch.export() and transforms of torch.func")
 
@@ -118,7 +121,7 @@ def eager(fn: Any) -> Any:
         if not asked():
             try:
                 return fn(*args, **kwargs)
-            except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as why:
+            except _ERRORS as why:
                 from .ranks import tell
                 tell(why, (*args, *kwargs.values()))
                 raise
