@@ -5,16 +5,16 @@
  *
  * Decides the chunk from what all ranks of the vocabulary group know alike: tokens, the vocabulary,
  * the group's size, the budget. Never from a rank's own columns or free memory, because in loss
- * mode the number of chunks is the number of gathers. In loss mode 2048 tokens are the least by
- * default: below, the fp32 accumulation of d_W costs more memory traffic than the products cost
- * arithmetic; in forward, where its logits stay, too, and 1024 where they do not: below, products
- * are slower than what the memory is worth. Mode early saves more than other modes, so it takes
- * half of that (as many bytes of 16-bit logits), and of the budget. What the budget lets grow is
- * rounded so that chunks are of about the same size.
+ * mode the number of chunks is the number of gathers. In forward 2048 tokens are the least by
+ * default where its logits stay, and 1024 where they do not: below, products are slower than what
+ * the memory is worth. Mode early saves more than other modes, so it takes half of that (as many
+ * bytes of 16-bit logits), and of the budget. What the budget lets grow is rounded so that chunks
+ * are of about the same size.
  *
- * Loss mode, too, makes logits in such small chunks, and the gradients of several, as many as the
- * budget allows, one behind the other. Products of gradients take these together: each d_W is added
- * up in memory, so fewer are faster. Where d_logits are not over the logits, the next chunk's
+ * Loss mode makes logits in chunks as small as those of early, and the gradients of several, at
+ * least 2048 tokens and as many as the budget allows, one behind the other. Products of gradients
+ * take these together: below 2048 tokens the fp32 accumulation of d_W costs more memory traffic
+ * than the products cost arithmetic. Where d_logits are not over the logits, the next chunk's
  * logits are made before these products, during the last gradient.
  *
  * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
