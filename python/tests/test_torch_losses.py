@@ -537,3 +537,20 @@ def test_transforms_of_functions_are_refused(name):
         with pytest.raises((RuntimeError, ValueError), match='transforms'):
             transformed()
     assert torch.isfinite(call(z[0]))
+
+
+@pytest.mark.skipif(not hasattr(torch, 'compile') or not hasattr(torch, 'compiler'),
+                    reason='this PyTorch %s has no torch.compile' % torch.__version__)
+@pytest.mark.parametrize('name', list(LIFELESS))
+def test_calls_in_functions_compiled_one_by_one_give_the_same(name):
+    z, t, grads = torch.randn(17, 29), torch.arange(17), []
+
+    def step(x):
+        return (LIFELESS[name](torch.tanh(x), t) * 2).sum()
+    for run in (step, torch.compile(step, backend='aot_eager')):
+        for x in (z.clone().requires_grad_(), (z / 2).requires_grad_()):
+            run(x).backward()
+            grads.append(x.grad)
+    assert grads[0].any()
+    for plain, compiled in zip(grads[:2], grads[2:]):
+        torch.testing.assert_close(compiled, plain)

@@ -107,26 +107,36 @@ def compiling() -> Callable[[], bool]:
     return getattr(getattr(torch, 'compiler', None), 'is_compiling', bool)
 
 
+# Of all functions, because those that eager() makes share the code that torch compiles: a variable of one of them that it
+# writes may be another one's.
+_asked: Any = None  # compiling(), from the first call on
+_outside: Any = None  # _run() outside of torch.compile
+
+
+def _prepare() -> None:
+    global _asked, _outside
+    import torch
+    _asked = compiling()
+    if _asked is not bool:
+        _outside = torch.compiler.disable(_run)
+
+
+def _run(fn: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except _ERRORS as why:
+        from .ranks import tell
+        tell(why, (*args, *kwargs.values()))
+        raise
+
+
 def eager(fn: Any) -> Any:
     """Runs @fn outside of torch.compile, as a graph break. An error that it raises on this rank only is told to the
     groups among its arguments. The exception by which checkpoint() ends a recomputation is none of those errors."""
-    asked: Any = None  # torch is imported at the first call
-    wrapped: Any = None
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal asked, wrapped
-        if asked is None:
-            asked = compiling()
-        if not asked():
-            try:
-                return fn(*args, **kwargs)
-            except _ERRORS as why:
-                from .ranks import tell
-                tell(why, (*args, *kwargs.values()))
-                raise
-        if wrapped is None:
-            import torch
-            wrapped = torch.compiler.disable(fn)
-        return wrapped(*args, **kwargs)
+        if not _asked:
+            _prepare()
+        return (_outside if _asked() else _run)(fn, args, kwargs)
     return call
