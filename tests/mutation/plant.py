@@ -96,8 +96,8 @@ def listing(what, folder):
 
 
 def of_python():
-    """The rows of python/tests/test_mutants.py, which needs packages to run."""
-    for node in ast.parse((ROOT / 'python/tests/test_mutants.py').read_text()).body:
+    """The rows of python/tests/mutants.py."""
+    for node in ast.parse((ROOT / 'python/tests/mutants.py').read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == 'MUTANTS':
             for name, (source, old, new, *_) in ast.literal_eval(node.value).items():
                 yield {'name': name, 'source': 'python/colobridge/' + source, 'old': old, 'new': new}

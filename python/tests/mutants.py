@@ -1,0 +1,566 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs that are planted in the package, each with the test that must fail; test_mutants.py plants them."""
+
+# name: (file, old, new, test file, test): old occurs once
+MUTANTS = {
+    'a class of the reference is not where it says': (
+        '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
+        'test_names_of_the_reference'),
+    'the check compares nothing': (
+        'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
+    'the gradient of padding is what its memory had': (
+        'torch/linear_plan.py', 'd_weight[plan.owned:].zero_()', 'd_weight[plan.owned:].fill_(1)',
+        'test_torch_head.py', 'test_flat_parts_of_zero3'),
+    'a parameter without elements is empty': (
+        'torch/linear.py', "if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):", 'if False:',
+        'test_torch_head.py', 'test_flat_parts_of_zero3'),
+    'the first dim of data is the fastest': (
+        'megatron.py', 'for name in dims:\n        index', 'for name in dims[::-1]:\n        index', 'test_megatron.py',
+        'test_dims_of_data'),
+    'samples count over dp alone': (
+        'torch/bridge.py', 'return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS)',
+        "return self.src.grid.extent('dp'), parts_of(self.src, s.ROWS)", 'test_megatron.py', 'test_samples_of_gtp'),
+    'the whole sequence fits the recipe, not each part': (
+        'partition.py', 'choice(\'recipe\', recipe, RECIPES) * cp', 'choice(\'recipe\', recipe, RECIPES)',
+        'test_megatron_core.py', 'test_padding_by_the_name'),
+    'names that other modules have imported stay': (
+        'megatron.py', "if id(value) in old and module is not sys.modules[__name__]:",
+        "if id(value) in old and module.__name__ in _UPSTREAM.values():", 'test_megatron_core.py', 'test_install_replaces'),
+    'gradients of rows are not gathered over tp': (
+        'megatron_shard.py', 'whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))\n            comm.all_gather('
+        'g.contiguous(), whole,', 'whole = torch.cat([g] * comm.size)\n            comm.all_gather('
+        'g.contiguous(), whole.clone(),', 'test_megatron_core.py', 'test_partition_adapter_shards'),
+    'packed batches are cut as if they were dense': (
+        'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',
+        'test_partition_adapter_shards'),
+    'the gradient of the encoder is doubled': (
+        'torch/bridge.py', 'if own is not None and not (direction and arena.sums):', 'if direction and x is not None:\n'
+        '                x.mul_(2)\n            if own is not None and not (direction and arena.sums):', 'test_check.py',
+        'test_check_of_processes_passes'),
+    'the place of a rank counts from the other side': (
+        'megatron.py', 'SliceInfo(places[self.current_rank][0] % self.scale * size, size)',
+        'SliceInfo(places[self.current_rank][0] // self.scale * size, size)',
+        'test_megatron.py', 'test_map_b'),
+    'an uncaught exception is kept to itself': (
+        'torch/ranks.py', 'if why is not None:', 'if False:', 'test_torch_bridge.py',
+        'test_uncaught_exception_of_one_rank_is_told_to_the_others'),
+    'a spec is no grid where a communicator is split': (
+        'comm.py', 'grid = Grid(grid) if isinstance(grid, str) else grid', 'pass', 'test_torch_bridge.py',
+        'test_an_all_reduce_that_was_forgotten'),
+    'a world of no ranks is one': (
+        'megatron.py', 'said.isdigit() and int(said) > 0', 'said.isdigit()',
+        'test_megatron.py', 'test_constructor_refuses_in_these_words'),
+    'a direction does not equal its string': (
+        'megatron.py', 'class BridgeDirection(str, enum.Enum)', 'class BridgeDirection(enum.Enum)',
+        'test_megatron.py', 'test_direction_equals_its_string'),
+    'ranks along every dim are taken for copies': (
+        'megatron.py', 'copies = _list(extra) if self._exact else', 'copies = _list(extra) if False else',
+        'test_megatron.py', 'test_communicator_with_an_undeclared_extra_dim_is_refused'),
+    'members of a gather group by rank, whatever their place': (
+        'megatron.py', 'return [[rank for _, rank in sorted(members)]',
+        'return [[rank for _, rank in members[::-1]]', 'test_megatron.py', 'test_map_a'),
+    'context addends share a gather group': (
+        'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
+        'test_megatron.py', 'test_map_b'),
+    'lists of no tokens have no address': (
+        'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
+        'test_lists_of_no_tokens'),
+    'log-probabilities of sampled ids are as wide as the logits': (
+        'compat.py', '0 * _f32(best.logp[..., 0])', '0 * best.logp[..., 0]', 'test_compat_names.py', 'are_in_fp32'),
+    'a copy of a communicator ends it': (
+        'comm.py', 'class Comm(Unique):', 'class Comm:', 'test_core.py', 'have_no_copies'),
+    'a name that was cut inside a letter is an error': (
+        'comm.py', "self.handle).decode('utf-8', 'replace')", 'self.handle).decode()', 'test_core.py',
+        'cut_inside_a_letter'),
+    'copies of packed partitions are dense': (
+        'partition.py', 'cu_padded=cu), (raw', 'cu_padded=None), (raw', 'test_core.py', 'have_memory_of_their_own'),
+    'an error that was heard is told again': (
+        'torch/ranks.py', "getattr(error, 'status', 0) and made.dead() or", 'False or', 'test_torch_losses.py',
+        'test_an_error_that_was_heard'),
+    'entropies of all tokens have one target': (
+        'torch/logprob.py', 'return torch.arange(shape.numel(), device=logits.device).view(shape)',
+        'return torch.zeros(shape, dtype=torch.int64, device=logits.device)', 'test_torch_losses.py', 'other_orders'),
+    'second derivatives of losses are nothing': (
+        'torch/tensors.py', '*grads if linear else (', '*grads if True else (', 'test_torch_losses.py',
+        'test_a_gradient_penalty'),
+    'tokens are let go of before they are read': (
+        'torch/sequence.py', "checked(tokens, 'tokens')", "checked(tokens.clone(), 'tokens')", 'test_torch_losses.py',
+        'test_tokens_of_any_strides'),
+    'values of any shape are gathered': (
+        'torch/sequence.py', '_long(found) != _long(self.shape) or ', '', 'test_torch_losses.py',
+        'test_values_of_transposed'),
+    'rows between those of a slice count': (
+        'torch/rows.py', 'out = values.new_full((self.count,) + tail, fill)',
+        'out = values.new_full((self.count,) + tail, 0)', 'test_torch_logprob.py',
+        'test_logits_are_read_where_they_are'),
+    'an expanded upstream gradient is read as if it were whole': (
+        'torch/rows.py', '+ tail).contiguous()  # a sum', '+ tail)  # a sum',
+        'test_torch_logprob.py', 'test_gradient_in_place'),
+    'the dense gather does not add over cp': (
+        'compat.py', 'if ctx.add:', 'if False:', 'test_compat.py',
+        'test_dense_batches_over_context_parallel_ranks'),
+    'a target that was not kept has a log-probability': (
+        'compat.py', "logp.masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py', 'test_sampling_parameters'),
+    'a search takes any workspace': (
+        'torch/sampling.py', 'min(chunk or count, count, (_WORKSPACE', 'max(chunk or count, count, (_WORKSPACE',
+        'test_sampling.py', 'test_many_tokens'),
+    'a target that top-p does not keep has a gradient': (
+        'compat.py', "logp.masked_fill(logp.detach() == -float('inf'), -float('inf'))", 'logp', 'test_sampling.py',
+        'test_a_target_that'),
+    'the id that meets the mass is left out of a list': (
+        'compat.py', 'mass.cumsum(-1) - mass >=', 'mass.cumsum(-1) >=', 'test_sampling.py', 'test_the_fewest'),
+    'an interrupted allocation is an address that was never written': (
+        'torch/arena.py', 'except BaseException:  # the library', 'except RuntimeError:  # the library', 'test_torch_arena.py',
+        'test_allocator_that'),
+    'a row of NaN has a list': (
+        'compat.py', ' + 0 * _f32(best.logp[..., 0])', '', 'test_sampling.py', 'test_rows_without'),
+    'targets that are rolled are rolled again': (
+        'compat.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
+        'test_compat_names.py', 'test_packed_sequences_over'),
+    'the packed gather of NeMo-RL takes its own part': (
+        'compat.py', 'inference_only, what, sampling_params), True, target_is_pre_rolled)',
+        'inference_only, what, sampling_params), False, target_is_pre_rolled)', 'test_compat_names.py',
+        'test_packed_sequences_over'),
+    'the mean of entropies is over a ranks own actions': (
+        'compat.py', 'comm.all_reduce(sums, stream=stream_of(device))', 'pass', 'test_compat_names.py',
+        'test_packed_sequences_over'),
+    'actions are read from the end of a packed row': (
+        'compat.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
+        'test_compat_names.py', 'test_packed_sequences_over'),
+    'the gradient of hidden states is added over tp': (
+        'compat.py', "('logprob', 'partial', 0, None, None, False)", "('logprob', 'all_reduce', 0, None, None, False)",
+        'test_compat_names.py', 'test_verls_functions'),
+    'the packed gather adds over cp': (
+        'compat.py', 'if ctx.add:', 'if True:', 'test_compat.py',
+        'test_packed_sequences_over_context_parallel_ranks'),
+    'the gradient of logp is written over logits that entropy reads': (
+        'compat.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
+        'test_logp_and_entropy_of_the_same_logits'),
+    'entropy is f32 whatever the logits are': (
+        'compat.py', '[0].to(logits.dtype)', '[0].float()', 'test_compat.py',
+        'test_logp_and_entropy_of_the_same_logits'),
+    'no memory for chunks is enough': (
+        'compat.py', 'if chunk_memory_mb <= 0:', 'if chunk_memory_mb < 0:', 'test_compat.py',
+        'test_one_ranks_chunk_memory'),
+    'entropy has no gradient of its own': (
+        'torch/logprob.py', "            setattr(now.upstream, name, g)",
+        "            setattr(now.upstream, name, None if name == 'd_entropy' else g)", 'test_compat.py',
+        'test_logp_and_entropy_of_the_same_logits'),
+    'sub-sequences follow each other without their padding': (
+        'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'before', 'test_compat.py',
+        'test_sub_sequences_start'),
+    'sub-sequences find their place in a mask by their padding': (
+        'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'cu[j] - cu[opened]',
+        'test_compat.py', 'test_packed_sequences_over_context_parallel_ranks'),
+    'targets that no rank holds are ignored, gradient and all': (
+        'compat.py', "lenient_targets=True,\n                            ignore_index=_NONE_IGNORED, chunk_size",
+        "lenient_targets=True,\n                            ignore_index=-100, chunk_size",
+        'test_compat.py', 'test_chunked_and_unchunked_logprobs_agree_with_pytorch'),
+    'smoothing as PyTorch has it': (
+        'compat.py', 'megatron_smoothing=True', 'megatron_smoothing=False', 'test_compat.py',
+        'test_entropy_and_cross_entropy'),
+    'smoothing over the own columns is that of all': (
+        'compat.py', 'local_smoothing=bool(local_smoothing)', 'local_smoothing=False', 'test_compat.py',
+        'test_local_smoothing'),
+    'invariant on one rank only': (
+        'torch/logprob.py', '-(-vocab // 128) * 16', '-(-vocab // 16) * 16', 'test_torch_logprob.py',
+        'test_invariant'),
+    'invariant is dropped on the way': (
+        'torch/ready.py', '-1 if invariant is True else int(invariant))', '0)', 'test_torch_logprob.py',
+        'test_invariant'),
+    'rows whose mask is 0 are read': (
+        'torch/losses.py', 'plan.forward(logits, second, comm, keeps, mask)', 'plan.forward(logits, second, comm, keeps)',
+        'test_torch_losses.py', 'threads'),
+    'soft labels are a teacher that is not normalised': (
+        'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
+    'the teacher has the temperature of the student': (
+        'torch/losses.py', 'float(target_temperature),', 'float(temperature),', 'test_torch_losses.py', 'threads'),
+    'values of several numbers per token are spread as if of one': (
+        'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
+        'test_logits_of_any_strides'),
+    'entropy of tokens whose mask is 0': (
+        'torch/losses.py', 'target.masked_fill_(mask == 0, -100)', 'pass', 'test_torch_losses.py', 'threads'),
+    'a teacher is not kept for backward': (
+        'torch/losses.py', 'second if plan.KEEPS else None', 'second and None', 'test_torch_losses.py', 'hooks'),
+    'one ranks refused ids stay on it': (
+        'torch/losses.py', 'groups.refuse(comm, why)\n        raise\n    return apply()(logits',
+        'raise\n    return apply()(logits', 'test_torch_losses.py', 'reaches_the_others'),
+    'the gradient of a sum is that of its mean': (
+        'torch/losses.py', 'by + num * den', 'by + num', 'test_torch_losses.py', 'divided_once'),
+    'tokens that do not count are weighed': (
+        'torch/losses.py', "(mask, 'mask')", "(None, 'mask')", 'test_torch_losses.py', 'divided_once'),
+    'gradients of gathered values are never added': (
+        'torch/sequence.py', '_ADJOINT[ctx.adjoint]', '0', 'test_torch_losses.py', 'over_context_ranks'),
+    'rows are padded on the right always': (
+        'torch/sequence.py', 'left_padded=bool(left_padded)', 'left_padded=False', 'test_torch_losses.py',
+        'over_context_ranks'),
+    'lists lie behind the end of those before': (
+        'torch/support.py', 'address + step, address + 2 * step', 'address + step, address + step',
+        'test_torch_support.py', 'threads_and_alone'),
+    'lists that are not sorted are passed as they are': (
+        'torch/support.py', 'order[token[order].sort(stable=True)[1]]', 'order', 'test_torch_support.py',
+        'threads_and_alone'),
+    'lists have the length of the first call that had any': (
+        'torch/support.py', 'listed.data_ptr(), listed.numel()',
+        'listed.data_ptr(), ids.shape[0] or listed.numel()', 'test_torch_support.py', 'differ_in_length'),
+    'lists of slices are in the order of the slice': (
+        'torch/support.py', 'rows.spread(t.reshape(rows.shape), 0)', 't', 'test_torch_support.py', 'any_strides'),
+    'lists that a hook brought back are emptied': (
+        'torch/support.py', 'self._restored(t[1])))',
+        'self._restored(t[1] if raw.data == t[0].data_ptr() else t[1].clone().zero_())))', 'test_torch_support.py',
+        'hooks'),
+    'backward of chunks has no autocast': (
+        'torch/chunks.py', 'ctx.product = autocast(hidden.device.type)', 'ctx.product = None', 'test_torch_chunks.py',
+        'as_autocast_had_it'),
+    'chunks of an exception are kept to themselves': (
+        'torch/chunks.py', 'groups.telling(ctx.comm)', 'groups.telling(None)', 'test_torch_chunks.py',
+        'test_an_exception_of_one'),
+    'gradients of chunks have the upstream of the first': (
+        'torch/chunks.py', '(o, g[rows])', '(o, g[:len(z)])', 'test_torch_chunks.py', 'test_losses_of_chunks'),
+    'the gradient of hidden states of a chunk is one ranks part': (
+        'torch/chunks.py', 'ctx.comm.all_reduce(d_hidden', '(lambda *_a, **_o: None)(d_hidden',
+        'test_torch_chunks.py', 'test_losses_of_chunks'),
+    'the last chunk gives the gradient of the weight': (
+        'torch/chunks.py', 'd_weight += d.t() @ h', 'd_weight = d.t() @ h', 'test_torch_chunks.py',
+        'test_losses_of_chunks'),
+    'no tokens have no outputs': (
+        'torch/chunks.py', 'max(len(hidden), 1)', 'len(hidden)', 'test_torch_chunks.py', 'test_losses_of_chunks'),
+    'the gradient of a mean is added over ranks again': (
+        'torch/nll.py', 'None if d_value is None else d_value.data_ptr()',
+        'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',
+        'test_mean_is_divided_once_over_all_ranks'),
+    'the upstream gradient that comes is not compared with the known one': (
+        'torch/linear.py', 'elif not same:', 'elif False:', 'test_torch_upstream.py', 'test_another_upstream'),
+    'a checkpoint adds to main_grad twice': (
+        'torch/linear.py', 'if ctx.saved_tensors[0] != ctx.run:', 'if False:', 'test_torch_upstream.py',
+        'test_a_checkpoint_that'),
+    'gradients of weighted tokens are made without the known upstream gradient': (
+        'torch/linear_plan.py', 'else weights * by', 'else weights', 'test_torch_upstream.py', 'after_forward'),
+    'the sum over ranks of a loss made in forward is left out': (
+        'torch/linear.py', 'mean and den is None, weights, group)', 'mean and den is None, weights, alone())',
+        'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
+    'gradients made in forward ignore the upstream one': (
+        'torch/linear.py', '(ctx.factor * g)', 'ctx.factor', 'test_torch_linear.py',
+        'test_loss_mode_and_the_others_agree'),
+    'no loss keeps gradients of logits': (
+        'torch/linear.py', "early = begins == 'loss' and", 'early = False and', 'test_torch_linear.py',
+        'test_loss_mode_of_a_narrow_head'),
+    'kept gradients of logits are multiplied by 1': (
+        'torch/linear_plan.py', 'up.loss, up.d_loss = 1.0, by.data_ptr()', 'up.loss, up.d_loss = 1.0, None',
+        'test_torch_linear.py', 'test_loss_mode_of_a_narrow_head'),
+    'a gradient made over those of logits is copied': (
+        'torch/linear_plan.py', 'else shared.detach()', 'else shared', 'test_torch_linear.py',
+        'test_loss_mode_makes_the_gradient_of_a_large_weight'),
+    'a second backward reads gradients of logits that are gone': (
+        'torch/linear.py', 'if saved[6] is not None:', 'if False:', 'test_torch_linear.py',
+        'test_loss_mode_makes_the_gradient_of_a_large_weight'),
+    'a chunk size does not bind kept gradients of logits': (
+        'torch/linear.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
+        'test_loss_mode_of_a_narrow_head'),
+    'kept gradients of logits take any memory': (
+        'torch/linear.py', 'bound * hidden.element_size() <=', '0 <=', 'test_torch_linear.py',
+        'test_loss_mode_of_a_narrow_head'),
+    'the upstream gradient is rounded to 16 bits before it multiplies': (
+        'torch/linear.py', '(ctx.factor * g).to(plan.real)', '(ctx.factor * g).to(plan.dtype)',
+        'test_torch_upstream.py', 'test_an_upstream_gradient_multiplies_in_fp32'),
+    'sums over tokens are rounded to 16 bits before they are a mean': (
+        'torch/linear_plan.py', 'self.real if sums else weight.dtype', 'weight.dtype',
+        'test_torch_upstream.py', 'test_a_mean_that_fp16_holds'),
+    'a mask of floats counts tokens': (
+        'torch/nll.py', 'mask.detach() if mask.dtype.is_floating_point else None', 'None',
+        'test_torch_mask.py', 'test_a_float_mask_weighs_tokens'),
+    'a weight that is NaN is taken': (
+        'torch/nll.py', 'if bad.any():', 'if False:', 'test_torch_mask.py', 'test_a_weight_that_is_none'),
+    'what is kept ends where its memory ends': (
+        'torch/logprob.py', 'held[begin:begin + size + words + SLACK]', 'held[begin:]', 'test_torch_saved.py',
+        'test_what_is_kept_has_one_size'),
+    'the end of a recomputation is told as an error': (
+        'torch/tensors.py', 'except _ERRORS as why:',
+        'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
+    'what Python refuses stays on its rank': (
+        'torch/tensors.py', 'tell(why, (*args, *kwargs.values()))', 'pass', 'test_torch_losses.py',
+        'reaches_the_others and number'),
+    'main_grad is written over': (
+        'torch/linear.py', 'd_head,\n                                   main is not None)',
+        'd_head,\n                                   False)',
+        'test_torch_linear.py', 'test_gradients_are_added_to_main_grad'),
+    'a sequence-parallel rank reads its own tokens as all': (
+        'torch/linear.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
+        'scatter = False', 'test_torch_linear.py', 'test_d_hidden_partial_and_scattered'),
+    'ranks of a mismatch do not tell each other what they were doing': (
+        'torch/ranks.py', 'if isinstance(why, MismatchError) and doing and board is not None:', 'if False:',
+        'test_torch_bridge.py', 'test_rows_that_differ_are_named_with_their_ranks'),
+    'a rank that comes after a mismatch does not say what it would do': (
+        'torch/bridge.py', "groups.heard(getattr(why, 'comm', None), why, _doing(", "print(why, _doing(",
+        'test_torch_bridge.py', 'test_rows_that_differ_are_named_with_their_ranks'),
+    'no group is the group of rank 0': (
+        'torch/ranks.py', 'def alone(world_rank: int | None = None)',
+        'def alone(world_rank: int | None = 0)', 'test_torch_head.py',
+        'test_a_group_of_rank_0_alone_is_not_no_group'),
+    'logits are written over without a word to autograd': (
+        'torch/logprob.py', 'written(logits)', 'pass', 'test_torch_logprob.py',
+        'test_gradient_in_place_of_logits_that_others_saved'),
+    'saved numbers begin where the tensor begins': (
+        'torch/logprob.py', 'held[begin:begin + size + words + SLACK]', 'held',
+        'test_torch_saved.py', 'test_gradients_under_checkpointing'),
+    'what a hook brought back is freed before it is read': (
+        'torch/nll.py', 'made.backward(MeanCall(made), memory.data_ptr()',
+        'del memory; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',
+        'test_gradients_of_saved_tensors'),
+    'memory that was given away for a call is gone before it': (
+        'comm.py', '    return t, count', '    return s.Tensor.from_buffer_copy(t), count', 'test_dlpack.py',
+        'test_calls_hold_what_they_were_given'),
+    'memory that was given away to be registered is gone': (
+        'memory.py', 'memory._view = t', 'pass', 'test_dlpack.py', 'test_registered_memory_holds'),
+    'a buffer is resized under its view': (
+        'tensor.py', 'raw.held = held  # a buffer', 'pass  # a buffer', 'test_dlpack.py', 'test_a_buffer_cannot'),
+    'a plan reads the position table that its layout had': (
+        'plan.py', 'self._tables = ', '_ = ', 'test_core.py', 'test_a_position_table_lives'),
+    'a bridge reads the position table that its layout had': (
+        'bridge.py', 'self._tables = ', '_ = ', 'test_core.py', 'test_a_position_table_lives'),
+    'a thread that ends frees its tensors': (
+        'torch/ranks.py', 'ended.append(self.comms)', 'self.comms.clear()', 'test_torch_logprob.py',
+        'test_threads_without_a_group_end'),
+    'a forked child uses the groups of one of its parent': (
+        'torch/ranks.py', 'thread is None or thread.forks != comms._forks', 'thread is None',
+        'test_torch_logprob.py', 'test_a_forked_child'),
+    'groups of threads that ended are kept for ever': (
+        'torch/ranks.py', '_ended.clear()', 'pass', 'test_torch_logprob.py',
+        'test_threads_without_a_group_end'),
+    'the lm_head keeps logits that no backward will ask for': (
+        'torch/linear.py', 'backward = grad and (d_hidden or d_head)', 'backward = d_hidden or d_head',
+        'test_torch_linear.py', 'test_without_gradients_nothing_is_kept'),
+    'a bridge outlives its communicator': (
+        'comm.py', 'for handle, end in reversed(users):', 'for handle, end in ():', 'test_core.py',
+        'test_a_communicator_ends_bridges_that_live_longer'),
+    'the store of a torch.distributed that is gone is kept': (
+        'torch/ranks.py', 'store and weakref.ref(store)', '(lambda: store)', 'test_torch_bridge.py',
+        'test_torch_distributed_may_be_initialised_again'),
+    'the adjoint of unshard takes the first positions': (
+        'torch/partition.py', 'return Shard.apply(d_x, *ctx.of), None, None',
+        'return d_x.narrow(ctx.of[1], 0, len(ctx.of[0])), None, None', 'test_torch_partition.py',
+        'test_gradients_are_each_other_s_adjoint'),
+    'targets are written over the tokens': (
+        'torch/partition.py', 'targets = tokens.new_empty(tokens.shape)', 'targets = tokens',
+        'test_torch_partition.py', 'test_targets_are_rolled_before_they_are_cut'),
+    'calls of one shape and other strides share what they prepared': (
+        'torch/logprob.py', 'logits.is_contiguous() else logits.stride(), logits.dtype',
+        'True else logits.stride(), logits.dtype', 'test_torch_logprob.py',
+        'test_calls_that_differ_in_one_thing'),
+    'calls of other options share what they prepared': (
+        'torch/linear.py', 'linear, values, members, support is None)', 'linear, members, support is None)',
+        'test_torch_linear.py', 'test_calls_that_differ_in_one_thing'),
+    'a head that moved is read where it was': (
+        'torch/linear_plan.py',
+        'elif core.bound == (self.number, self.weight.data, self.bias and self.bias.data):',
+        'elif core.bound and core.bound[0] == self.number:', 'test_torch_linear.py',
+        'test_calls_that_differ_in_one_thing'),
+    'a saved tensor that came back with other strides is read with its own': (
+        'torch/ready.py', 't = self._restored(t)', 'pass', 'test_torch_logprob.py',
+        'test_saved_tensors_may_come_back'),
+    'a storage that was freed is read': (
+        'torch/ready.py', 'checked(t, self.what, saved=True)', 'pass', 'test_torch_linear.py',
+        'test_a_storage_that_was_freed'),
+    'the logits of the head are not scaled': (
+        'compat.py', '(float(logit_scale), float(final', '(1.0, float(final', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
+    'num_items_in_batch is not heard': (
+        'compat.py', 'if num_items_in_batch is not None:', 'if False:', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
+    'num_items_in_batch below 1 is 1': (
+        'torch/linear.py', ' factor = 1 / den\n', ' factor = 1 / den.clamp_min(1)\n', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
+    'n_correct is an integer': (
+        'compat.py', '_f32(right.sum())', 'right.sum()', 'test_compat.py', 'test_head_and_loss_in_chunks'),
+    'labels go before shift_labels': (
+        'compat.py', 'if shift_labels is None:', 'if labels is not None:', 'test_compat.py',
+        'test_head_and_loss_of_labels_and_shift_labels'),
+    'entropy_sum has no gradient': (
+        'torch/linear.py', 'if g_entropy is not None:', 'if False:', 'test_compat.py',
+        'test_entropy_of_the_head_has'),
+    'the gradient of entropy_sum replaces that of the loss': (
+        'torch/linear.py', 'd * by + e * by_more', 'e * by_more', 'test_compat.py', 'test_head_and_loss_in_chunks'),
+    'gradients that may be asked for again are scaled in place': (
+        'torch/linear.py', 'd.dtype is plan.dtype and not ctx.entropy', 'd.dtype is plan.dtype', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
+    'the library allocates what the caller wants to': (
+        'bridge.py', 'raw.allocator = allocator', 'pass', 'test_core.py', 'test_memory_of_a_bridge'),
+    'bridges of PyTorch take memory past its allocator': (
+        'torch/bridge.py', 'allocator=arenas.allocator(device), **options))\n\n        def reach', '**options))\n\n        def reach',
+        'test_torch_arena.py', 'test_bridges_own_memory'),
+    'peers are sent to an output that the pool had no place for': (
+        'torch/bridge.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',
+        'test_outputs_are_in_the_pool'),
+    'what has left the pool takes its space for ever': (
+        'torch/arena.py', 'self._used -= one[1]', 'pass', 'test_torch_arena.py', 'test_outputs_are_in_the_pool'),
+    'a call like the one before goes over a communicator that died': (
+        'torch/bridge.py', ' and not again[2][0] and', ' and', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
+    'a call like the one before goes over a group that was destroyed': (
+        'torch/bridge.py', '(self._ranks is None or groups.alive(self.group))', 'True', 'test_torch_bridge.py',
+        'test_what_cannot_be_is_refused'),
+    'a call like the one before has its shape': (
+        'torch/bridge.py', ' and again[1] == (x.shape, x.dtype, x.device, samples, shape)', '', 'test_torch_bridge.py',
+        'test_rows_that_differ_are_named'),
+    "what stays on a rank begins with the next one's sample": (
+        'torch/moves.py', '0), first * unit,', '0), (first + 1) % 4 * unit,', 'test_torch_bridge.py',
+        'test_a_gradient_that_stays'),
+    'gradients of other context ranks are forgotten': (
+        'torch/moves.py', 'plan.recvs(direction) or', '', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+    'an output is a view of the input': (
+        'torch/bridge.py', 'part if direction and', 'part if', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+    'communicators that were destroyed are taken for the next call': (
+        'torch/ranks.py', 'self.host.told[0] = True\n', 'pass\n', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
+    'memory of PyTorch is used before earlier work on it has ended': (
+        'torch/arena.py', 'stream.synchronize()', 'pass', 'test_torch_blocks.py', 'test_memory_of_pytorch_s_allocator'),
+    'each shape makes a bridge of its own': (
+        'torch/bridge.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
+        'test_shapes_share'),
+    'what is known of shapes grows with each shape': (
+        'torch/bridge.py', 'if len(self._fits) >= _FITTING:', 'if False:', 'test_torch_arena.py', 'test_shapes_share'),
+    'memory grows for shapes that fit': (
+        'torch/arena.py', 'return all(map(int.__le__, counts, self.counts)) and', 'return counts == self.counts and',
+        'test_torch_arena.py', 'test_shapes_share'),
+    'a backward runs in the shape of the last call': (
+        'torch/bridge.py', 'if shape == self.shape:', 'if self.shape is not None and self.shape[2] == shape[2]:',
+        'test_torch_arena.py', 'test_shapes_share'),
+    'a block is given away twice': (
+        'torch/arena.py', 'offset = free.popleft()', 'offset = free[0]', 'test_torch_arena.py',
+        'test_blocks_come_back'),
+    'outputs that lie elsewhere are taken for ones of the pool': (
+        'torch/arena.py', 'return self._begin <= t.data_ptr() < self._begin + self.nbytes and', 'return', 'test_torch_arena.py',
+        'test_outputs_are_in_the_pool'),
+    'the pool of ragged batches has space for y alone': (
+        'torch/ragged.py', '+ (0 if owner._sums else back)', '', 'test_torch_arena.py', 'test_outputs_of_ragged'),
+    'a registered tensor is given back under a late peer': (
+        'memory.py', '_stays.append(self.owner)', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
+    'a block is used again before the stream that had it is done': (
+        'torch/arena.py', '_behind(region.device, last)', 'pass', 'test_torch_blocks.py',
+        'test_another_stream_waits'),
+    'the workspace is used again before the stream that had it is done': (
+        'torch/arena.py', '_behind(device, self._last)', 'pass', 'test_torch_blocks.py',
+        'test_another_stream_waits'),
+    'a graph has a block that others get': (
+        'torch/arena.py', 'not self.reached[1 - side] or region._capturing()', 'not self.reached[1 - side]', 'test_torch_blocks.py',
+        'test_captured_calls'),
+    'sums are read from a workspace that has something else': (
+        'torch/arena.py', 'workspace.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
+    'ranks out of reach end the program': (
+        'torch/bridge.py', "why.status != STATUS['ERR_UNBUILT']", 'True', 'test_torch_arena.py',
+        'test_out_of_reach'),
+    'memory is asked for again of ranks that are elsewhere': (
+        'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])", 'False',
+        'test_torch_arena.py', 'test_without_memory'),
+    'what takes tensors back is gone before the last of them': (
+        'dlpack.py', 'c.pythonapi.Py_IncRef(c.py_object(_kept))', 'pass', 'test_torch_blocks.py',
+        'test_tensors_may_go_with'),
+    'the same, when its communicator was destroyed before': (
+        'comm.py', 'self.died = True', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
+    'reached is what one host would reach': (
+        'torch/moves.py', "ranks_per_node=options['ranks_per_node'], nodes", 'ranks_per_node=0, nodes',
+        'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
+    'a plan forgets which rank is on which node': (
+        'plan.py', 'raw.nodes = self._nodes', 'pass', 'test_core.py', 'test_plans_by_nodes'),
+    'a plan asked for one level takes two': (
+        'plan.py', 'one_level=one_level)', 'one_level=False)', 'test_core.py', 'test_plans_by_nodes'),
+    'memory is exposed as if GPUs passed on what entered a node': (
+        'torch/moves.py', 'one_level=True', 'one_level=False', 'test_torch_blocks.py',
+        'test_what_is_reached_goes_by_the_hosts'),
+    'memory is exposed as if all ranks shared a host': (
+        'torch/moves.py', "nodes = None if options['ranks_per_node'] else", 'nodes = None and',
+        'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
+    'tokens that do not count are multiplied': (
+        'compat.py', "'partial', 0, most, None", "'partial', 0, None, None", 'test_compat.py',
+        'test_head_and_loss_of_few_tokens'),
+    'masks come back as bytes': (
+        'torch/bridge.py', "0 if self.buffers and str(dtype) == 'torch.bool' else self.buffers", 'self.buffers',
+        'test_torch_arena.py', 'test_masks_stay_masks'),
+    'an option that is a tensor is kept as it was': (
+        'torch/ready.py', 'float(temperature)', 'temperature', 'test_torch_logprob.py',
+        'test_an_option_that_is_a_tensor'),
+    'what was kept is read from the next multiple of 256': (
+        'torch/linear_plan.py', 'if t.data_ptr() % 256 == 0:', 'if True:', 'test_torch_linear.py',
+        'test_what_is_kept_may_come_back'),
+    'memory is freed under a late peer': (
+        'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_blocks.py',
+        'test_memory_that_a_failure_left'),
+    'a refusal stays on its rank': (
+        'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_losses.py', 'reaches_the_others and head'),
+    'chunks below 0 are refused on one rank': (
+        'torch/logprob.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_losses.py', 'reaches_the_others and chunks'),
+    'ranks that a loss is reduced over wait for one that was stopped before': (
+        'torch/nll.py', 'groups.refuse(group, why)', 'pass', 'test_torch_logprob.py',
+        'test_a_mistake_reaches_the_ranks_that'),
+    'a bridge by peers goes another way where there are none': (
+        'torch/bridge.py', "self.transport == 'peer' and device.type != 'cuda' and not reachable", 'False', 'test_torch_arena.py',
+        'test_what_cannot_be'),
+    'a rank that failed before the others were there tries again without them': (
+        'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])",
+        "why.status == STATUS['ERR_PEER']", 'test_torch_arena.py', 'test_an_error_before_the_ranks_met'),
+    'text under an image keeps its gradient': (
+        'torch/ragged.py', '.index_fill(0, index, 0)', '', 'test_torch_ragged.py',
+        'test_random_batches_on_two_processes'),
+    'rows that lose their gradient are counted from the wrong end of a run': (
+        'torch/ragged.py', 'first - (count.cumsum(0) - count)', 'first - count', 'test_torch_ragged.py',
+        'test_a_frozen_encoder'),
+    'a segment begins one position late': (
+        'segments.py', "'pos': pos, 'row_pos'", "'pos': pos and [p + 1 for p in pos], 'row_pos'", 'test_ragged.py',
+        'test_worked_example'),
+    'a rank goes on with its own tables': (
+        'segments.py', 'out._set(tables)', 'out._set(local._tables if local else tables)', 'test_torch_ragged.py',
+        'test_tables_are_gathered'),
+    'batches of as many segments are one': (
+        'torch/ragged.py', 'key = merged, segments', 'key = merged, len(segments)', 'test_torch_ragged.py',
+        'test_forwards_of_many_tables'),
+    'a rank without rows does not come to backward': (
+        'torch/ragged.py', 'anchor = torch.empty(0, device=device, requires_grad=True) if grad and',
+        'anchor = None if grad and', 'test_torch_ragged.py', 'test_ranks_without_rows'),
+    'tensors of another shape are taken for those of the call before': (
+        'torch/ragged.py', 'self.kinds == [[_kind(t)', '[] != [[_kind(t)', 'test_torch_ragged.py',
+        'test_bad_input_of_one_rank'),
+    'a call carries the tensors of the one before': (
+        'torch/ragged.py', 'raw.data = address = t.data_ptr()', 'raw.data = address = raw.data or t.data_ptr()',
+        'test_torch_ragged.py', 'test_calls_like_the_one_before'),
+    'a capture sets tables': (
+        'torch/ragged.py', 'carried and key not in self._batches) and self._capturing()', 'False) and False',
+        'test_torch_ragged.py', 'test_a_capture_has_tables'),
+    'indices that a graph reads go with their batch': (
+        'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
+        'test_what_a_graph_reads'),
+    'a batch that a rank cannot make is told to no rank': (
+        'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
+        'test_bad_input_of_one_rank'),
+    'forward writes over a leaf': (
+        'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
+        'test_torch_ragged.py', 'test_bad_input_of_one_rank'),
+    'x is not where peers read it': (
+        'torch/arena.py', 'here.copy_(t.view(here.dtype))', 'pass', 'test_torch_arena.py', 'test_ragged_batches_go'),
+    'gradients stay where peers wrote them': (
+        'torch/ragged.py', 't.copy_(here)', 'pass', 'test_torch_arena.py', 'test_ragged_batches_go'),
+    'gradients that are added up are taken for ones that peers write': (
+        'torch/ragged.py', 'not (self.ragged.owner._sums if backward else self.merged)', 'backward or not self.merged',
+        'test_torch_arena.py', 'test_ragged_batches_go'),
+    'memory that peers reach stays as small as it was': (
+        'torch/arena.py', 'if old is None or nbytes > old.nbytes or stale:', 'if old is None or stale:',
+        'test_torch_arena.py', 'test_memory_of_ragged'),
+    'memory of a call that was refused stays': (
+        'torch/ragged.py', 'self.workspace.forget()', 'pass', 'test_torch_arena.py', 'test_features_that_differ'),
+    'an argument that Python refuses stays on its rank': (
+        'comm.py', "if not getattr(why, 'status', 0) and self._handle", 'if False and self._handle', 'test_ragged.py',
+        'test_what_python_refuses'),
+    'ragged tensors on the host are said to be reached': (
+        'torch/ragged.py', "self.transport == 'peer' and told.device.type != 'cuda'", 'False',
+        'test_torch_ragged.py', 'test_uniform_and_ragged'),
+    'batches outlive their bridge': (
+        'bridge.py', 'while self._batches:', 'while False:', 'test_ragged.py', 'test_batches_of_a_collected_cycle'),
+    'a rank that asks for rows reorders its batches': (
+        'torch/ragged.py', 'if not carried:', 'if False:', 'test_torch_ragged.py', 'test_rows_asked_by_one_rank'),
+    'a batch that one rank asked for is kept twice': (
+        'torch/ragged.py', 'if key not in self._batches:', 'if True:', 'test_torch_ragged.py',
+        'test_rows_asked_by_one_rank'),
+    'rows are counted on the default device': (
+        'torch/ragged.py', '**host).index_add_', 'dtype=torch.int64).index_add_', 'test_torch_ragged.py', 'default_device'),
+    'plans are made of tensors without memory': (
+        'torch/tensors.py', 'if not raw.data:', 'if False:', 'test_torch_losses.py', 'without_memory'),
+    'an empty table is passed as it is': (
+        'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
+}
