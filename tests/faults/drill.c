@@ -111,6 +111,15 @@ void report_fault(void)
         fclose(f);
 }
 
+/* Until some rank reports the fault; not for ever, so that a fault that does not come is seen. */
+static void await_fault(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/fault", folder);
+    for (int ms = 0; ms < 20 * deadline_ms && access(path, F_OK) != 0; ms++)
+        usleep(1000);
+}
+
 /* ---- faults ---- */
 
 bool is(const struct rank *r, const char *name)
@@ -203,15 +212,24 @@ struct intruder {
     colo_comm_t *comm;
 };
 
-/* A second thread calls while the first waits for the other ranks. */
+static bool is_in_call(colo_comm_t *c)
+{
+    pthread_mutex_lock(c->lock);
+    const bool in = c->thread != 0;
+    pthread_mutex_unlock(c->lock);
+    return in;
+}
+
+/* A second thread calls while the first waits for the other ranks, which wait for the fault. */
 static void *intrude(void *arg)
 {
     struct intruder *i = arg;
     enter_thread(i->rank);
-    usleep((useconds_t)deadline_ms * 1000 / 5);
-    report_fault();
+    for (int ms = 0; ms < deadline_ms && !is_in_call(i->comm); ms++)
+        usleep(1000);
     const double begin = colo_now();
     report(i->rank, "barrier", colo_comm_barrier(i->comm, NULL), begin);
+    report_fault();
     return NULL;
 }
 
@@ -346,13 +364,14 @@ colo_status_t work(struct rank *r)
         if (i == 1 && is(r, "aborted")) {
             pthread_create(&thread, NULL, abort_soon, world);
             threaded = true;
-            usleep((useconds_t)deadline_ms * 1000 / 2);
+            for (int ms = 0; ms < 20 * deadline_ms && colo_comm_check(world) == COLO_OK; ms++)
+                usleep(1000);
         }
         if (i == 1 && is(r, "two-threads")) {
             pthread_create(&thread, NULL, intrude, &intruder);
             threaded = true;
         } else if (i == 1 && strcmp(fault, "two-threads") == 0) {
-            usleep((useconds_t)deadline_ms * 1000 / 2);
+            await_fault();
         }
         if (i == 1 && is(r, "order")) {
             report_fault();
