@@ -7,20 +7,47 @@ not 77), or a program whose last line is a JSON object with "ok": false and whos
 A crash, a hang, a skip, an error message instead of a verdict are not killed: a bug that breaks the
 program in another way than the one it is planted for proves nothing. --survives: must pass instead.
 --may-skip: exit status 77 is handed on, so that a launcher that is missing counts as a skip.
+A CMocka program that has a failed case and still runs is ended, because its other cases can only wait.
 """
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 PLAN = re.compile(r'^\[==========\] (?:.*: )?Running \d+ test\(s\)', re.M)
 END = re.compile(r'^\[==========\] (?:.*: )?\d+ test\(s\) run', re.M)
 FAILED = re.compile(r'^\[  FAILED  \] (?!.*listed below)(.*)$', re.M)
 
 
+ENDED = 'ended'  # in place of an exit status: a case had failed
+
+
+def run(args, env, limit):
+    """(exit status, ENDED, or None where the time was over; stdout; stderr)"""
+    end = time.monotonic() + limit
+    program = subprocess.Popen(args, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, errors='replace', start_new_session=True)
+    while True:
+        try:
+            out, err = program.communicate(timeout=max(0, min(0.5, end - time.monotonic())))
+            return program.returncode, out, err
+        except subprocess.TimeoutExpired as so_far:
+            failed = FAILED.search((so_far.stderr or b'').decode(errors='replace'))
+            if failed or time.monotonic() >= end:
+                os.killpg(program.pid, signal.SIGKILL)
+                out, err = program.communicate()
+                return ENDED if failed else None, out, err
+
+
 def verdict(code, out, err):
     """("killed" or "survived" or "broken", why)"""
+    if code == ENDED:
+        if 'Test failed with exception' in err + out:
+            return 'broken', 'a case crashed'
+        return 'killed', 'failed: %s; then it was ended' % '; '.join(sorted(set(FAILED.findall(out + err))))
     if code < 0:
         return 'broken', 'it died of signal %d' % -code
     if code == 77:
@@ -66,14 +93,8 @@ def main(args):
         sys.exit(__doc__)
     # Ranks that wait for a message that the bug swallowed give up soon and say so.
     env = dict(os.environ, COLO_TIMEOUT_MS=os.environ.get('COLO_TIMEOUT_MS', '5000'))
-    try:
-        done = subprocess.run(args, env=env, timeout=limit, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True, errors='replace')
-        code, out, err = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as late:
-        out, err = (s.decode(errors='replace') if isinstance(s, bytes) else s or ''
-                    for s in (late.stdout, late.stderr))
+    code, out, err = run(args, env, limit)
+    if code is None:
         color, why = 'broken', 'it ran longer than %g s' % limit
     else:
         if may_skip and code == 77:

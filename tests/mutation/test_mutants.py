@@ -74,6 +74,11 @@ with tempfile.TemporaryDirectory() as name:
     expect('a skip that may be', judge(folder, 'exit 77', '--survives', '--may-skip'), 77)
     expect('no skip where one may be', judge(folder, PASSES + 'exit 0', '--may-skip'), 1)
     expect('a hang', judge(folder, 'exec sleep 30', '--limit', '0.3'), 1)
+    expect('a failed case that is followed by a long one',
+           judge(folder, FAILS.replace('x\'\n', 'x\' >&2\n') + 'sleep 30', '--limit', '20'), 0)
+    expect('a hang after a crash that CMocka caught',
+           judge(folder, 'echo "Test failed with exception: Segmentation fault" >&2\n' + FAILS.replace('x\'\n', 'x\' >&2\n') +
+                 'sleep 30', '--limit', '20'), 1)
     expect('a usage error', judge(folder, 'echo unknown option >&2; exit 2'), 1)
     expect('a verdict', judge(folder, 'echo \'{"ok": false}\'; exit 1'), 0)
     expect('a verdict with another status', judge(folder, 'echo \'{"ok": false}\'; exit 2'), 1)
