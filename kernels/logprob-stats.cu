@@ -6,7 +6,9 @@
  * short to hide what combining a block takes. Every thread keeps its own running maximum and sums
  * over the vectors that it reads, four in flight, and the threads are combined once at the end: the
  * maximum first, then sums in fp64 by a fixed tree. How a row is split depends on its address only,
- * so a row's bits depend on nothing but the row, however tokens are cut into passes.
+ * so a row's bits depend on nothing but the row, however tokens are cut into passes. The number of
+ * rows chooses only whether the next vectors are loaded before these are added, which takes
+ * registers, so that fewer rows are under way.
  *
  * The maximum starts at -inf; a batch that raises it rescales the sums, which after the first few
  * batches is rare. NaN raises it, too, and from there on nothing but NaN comes out; +inf does the
@@ -42,8 +44,9 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p
     absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1);
 }
 
-/* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
-template <typename D, int KEEP, bool PLAIN, int WIDTH>
+/* PLAIN: x = factor z with factor > 0, kept as z until the exponent. AHEAD: a batch is on its way
+ * while the one before it is added up; that changes no sum. */
+template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
 __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
                          const void *row, int64_t columns)
 {
@@ -59,11 +62,23 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
         k++;
     }
     if constexpr (PLAIN) {
-        uint4 v[BATCH];
-        for (; k + (BATCH - 1) * step < end; k += BATCH * step) {
+        uint4 v[BATCH], next[BATCH];
+        const auto is_whole = [&](int64_t at) { return at + (BATCH - 1) * step < end; };
+        const auto load = [&](uint4 *to, int64_t at) {
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
-                v[b] = load_vector(row, first + (k + b * step) * N, SIZE);
+                to[b] = load_vector(row, first + (at + b * step) * N, SIZE);
+        };
+        if (AHEAD && is_whole(k))
+            load(next, k);
+        for (; is_whole(k); k += BATCH * step) {
+            if (!AHEAD)
+                load(next, k);
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                v[b] = next[b];
+            if (AHEAD && is_whole(k + BATCH * step))
+                load(next, k + BATCH * step);
             absorb<D, KEEP, BATCH>(a, v, factor, first + k * N, step * N);
         }
 #pragma unroll
@@ -88,8 +103,14 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
         edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first + end * N);
 }
 
-template <typename D, int KEEP, bool PLAIN, int WIDTH>
-__global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : WIDTH < THREADS ? 9 : 10)
+/* Blocks of threads on a multiprocessor, which share its registers. */
+constexpr int blocks_at_once(int keep, int width, bool ahead)
+{
+    return keep == ALL ? 7 : width < THREADS ? 9 : ahead ? 8 : 10;
+}
+
+template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
+__global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
     stats_kernel(const __grid_constant__ colo_logprob_pass p)
 {
     __shared__ shared_sums shared;
@@ -125,16 +146,34 @@ __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : WIDTH < THREADS ? 9
         part<typename D::real, KEEP> a;
         begin(a);
         if (target != p.config.ignore_index)
-            read_row<D, KEEP, PLAIN, WIDTH>(a, p, row, here.columns);
+            read_row<D, KEEP, PLAIN, WIDTH, AHEAD>(a, p, row, here.columns);
         write_row<D, KEEP, PLAIN, WIDTH>(a, p, here, t, target, row, shared);
     }
 }
 
-template <typename D, int KEEP, bool PLAIN, int WIDTH>
+/* What @rows take, counted in rows at the full rate, with so many blocks on a multiprocessor: rows
+ * that begin together end together, and few last ones take as long as six a multiprocessor. */
+int64_t rows_of_time(int64_t rows, int64_t multiprocessors, int blocks)
+{
+    const int64_t last = rows % (multiprocessors * blocks);
+    return rows + (last ? std::max<int64_t>(6 * multiprocessors - last, 0) : 0);
+}
+
+bool is_ahead_faster(int64_t rows)
+{
+    int device = 0, n = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess || n < 1)
+        return true;
+    return rows_of_time(rows, n, blocks_at_once(SUM, THREADS, true)) <=
+           rows_of_time(rows, n, blocks_at_once(SUM, THREADS, false));
+}
+
+template <typename D, int KEEP, bool PLAIN, int WIDTH, bool AHEAD>
 cudaError_t stats_over(const colo_logprob_pass &p, int64_t rows, cudaStream_t stream)
 {
     const int64_t blocks = (std::max<int64_t>(rows, 1) - 1) / (THREADS / WIDTH) + 1;
-    stats_kernel<D, KEEP, PLAIN, WIDTH>
+    stats_kernel<D, KEEP, PLAIN, WIDTH, AHEAD>
         <<<(unsigned)std::min<int64_t>(blocks, 1 << 28), THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
@@ -142,9 +181,14 @@ cudaError_t stats_over(const colo_logprob_pass &p, int64_t rows, cudaStream_t st
 template <typename D, int KEEP, bool PLAIN>
 cudaError_t stats(const colo_logprob_pass &p, cudaStream_t stream)
 {
-    return p.config.segment > 0
-               ? stats_over<D, KEEP, PLAIN, 32>(p, (p.hi - p.lo) * p.segments, stream)
-               : stats_over<D, KEEP, PLAIN, THREADS>(p, p.hi - p.lo, stream);
+    const int64_t rows = p.hi - p.lo;
+    if (p.config.segment > 0)
+        return stats_over<D, KEEP, PLAIN, 32, false>(p, rows * p.segments, stream);
+    if constexpr (PLAIN && KEEP != ALL) {
+        if (!is_ahead_faster(rows))
+            return stats_over<D, KEEP, PLAIN, THREADS, false>(p, rows, stream);
+    }
+    return stats_over<D, KEEP, PLAIN, THREADS, true>(p, rows, stream);
 }
 
 template <typename D> cudaError_t stats_of(const colo_logprob_pass &p, cudaStream_t stream)

@@ -347,6 +347,39 @@ T_CASE(chunks_and_places_change_no_bit)
     free(again);
 }
 
+/* So many rows that all can be under way at once if none is read ahead, and parts of them that are
+ * read ahead: kernels/logprob-stats.cu chooses by their number. */
+T_CASE(reading_ahead_changes_no_bit)
+{
+    enum { VOCAB = 9001 }; /* several batches a thread */
+    int multiprocessors = 0;
+    assert_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+    const int64_t tokens = 10 * multiprocessors;
+    const size_t bytes = (size_t)tokens * sizeof(double);
+    double *first[2] = {malloc(bytes), malloc(bytes)};
+    for (int d = 0; d < 6; d++) {
+        loss_case_t c;
+        loss_case_init(&c, 1, tokens, VOCAB, floats[d / 2], 3, &rng);
+        c.forward_only = true;
+        c.config.want_entropy = d % 2;
+        for (int k = 0; k < 3; k++) { /* in turn: 10, 8 and 2, 5 and 5 rows a multiprocessor */
+            c.config.chunk_size = multiprocessors * (k == 0 ? 0 : k == 1 ? 8 : 5);
+            gpu_case_run(&c, NULL);
+            for (int out = 0; out < 1 + c.config.want_entropy; out++) {
+                if (k == 0)
+                    memcpy(first[out], c.out[0][out], bytes);
+                else if (memcmp(first[out], c.out[0][out], bytes) != 0)
+                    fail_msg("%s, chunks of %d rows: other bits", colo_dtype_name(c.dtype),
+                             (int)c.config.chunk_size);
+            }
+        }
+        gpu_case_compare(&c, "rows that are read ahead");
+        loss_case_free(&c);
+    }
+    free(first[0]);
+    free(first[1]);
+}
+
 /* ---- sizes ---- */
 
 /* The fp64 oracle for row @t of device logits of bf16 that probe_fill made. */
