@@ -26,6 +26,17 @@
 namespace
 {
 
+/* Of the first pass; the merge adds to the counts. */
+__device__ void start_counts(const colo_logprob_pass &p)
+{
+    if (blockIdx.x > 0 || threadIdx.x > 0)
+        return;
+    if (p.out.n_valid)
+        *p.out.n_valid = 0;
+    if (p.out.n_invalid)
+        *p.out.n_invalid = 0;
+}
+
 /* ---- a row ---- */
 
 /* A vector that is not whole, one element per thread. */
@@ -117,6 +128,7 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
     const int64_t each = p.config.segment;
     const int32_t segments = WIDTH < THREADS ? p.segments : 1, bits = __ffs(segments) - 1;
     const int64_t last = (p.hi - p.lo) * segments;
+    start_counts(p);
     const auto span_of = [&](int32_t i) {
         span here = whole_span(p);
         if (WIDTH < THREADS) {
@@ -246,6 +258,7 @@ __global__ void __launch_bounds__(THREADS)
     unsigned char *block = p.blocks + p.rank * p.block.bytes;
     if (p.lo == p.block_lo && blockIdx.x == 0 && threadIdx.x < 8)
         ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&p.header)[threadIdx.x];
+    start_counts(p);
 
     for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
         const typename D::elem *row =
@@ -374,21 +387,30 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 
 } // namespace
 
-extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_pass *p, cudaStream_t stream)
+/* A group of one has no gather between the passes, after whose failure the counts are as before. */
+static bool stats_starts_counts(const colo_logprob_pass *p)
 {
-    if (p->hi <= p->lo && p->lo != p->block_lo)
+    return p->lo == 0 && colo_logprob_i_alone(p);
+}
+
+extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_pass *given, cudaStream_t stream)
+{
+    colo_logprob_pass p = *given;
+    if (p.hi <= p.lo && p.lo != p.block_lo)
         return cudaSuccess;
-    if (p->support.begin)
-        return with_dtype(p->dtype, [&](auto d) { return list_stats<decltype(d)>(*p, stream); });
-    switch (p->dtype) { /* an empty first pass still writes the header */
+    if (!stats_starts_counts(given))
+        p.out.n_valid = p.out.n_invalid = NULL;
+    if (p.support.begin)
+        return with_dtype(p.dtype, [&](auto d) { return list_stats<decltype(d)>(p, stream); });
+    switch (p.dtype) { /* an empty first pass still writes the header */
     case COLO_F32:
-        return stats_of<f32>(*p, stream);
+        return stats_of<f32>(p, stream);
     case COLO_F64:
-        return stats<f64, ALL, false>(*p, stream);
+        return stats<f64, ALL, false>(p, stream);
     case COLO_BF16:
-        return stats_of<bf16>(*p, stream);
+        return stats_of<bf16>(p, stream);
     case COLO_F16:
-        return stats_of<f16>(*p, stream);
+        return stats_of<f16>(p, stream);
     default:
         return cudaErrorInvalidValue;
     }
@@ -397,7 +419,7 @@ extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_pass *p, cudaStre
 extern "C" cudaError_t colo_k_logprob_merge(const colo_logprob_pass *p, cudaStream_t stream)
 {
     for (int64_t *count : {p->out.n_valid, p->out.n_invalid})
-        if (count && p->lo == 0) {
+        if (count && p->lo == 0 && !stats_starts_counts(p)) {
             cudaError_t e = cudaMemsetAsync(count, 0, sizeof *count, stream);
             if (e != cudaSuccess)
                 return e;

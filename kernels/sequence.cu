@@ -133,6 +133,26 @@ template <typename T> __device__ double weight_of(const colo_weighted_pass &p, i
     return p.weights ? (double)((const T *)p.weights)[i] : 1;
 }
 
+template <typename T> __device__ void put_result(const colo_weighted_pass &p, result all)
+{
+    all.value = all.den ? all.num / (double)all.den : 0;
+    if (p.out) {
+        *(result *)p.out = all;
+        return;
+    }
+    const double over = p.divide && all.den > 1 ? (double)all.den : 1;
+    *(T *)p.mean.value = (T)(all.num / over);
+    *p.mean.num = all.num;
+    *p.mean.den = (double)all.den;
+    *p.mean.factor = 1 / over;
+}
+
+/* One rank without gradients: what add_kernel has is the result. */
+__host__ __device__ bool is_whole(const colo_weighted_pass &p)
+{
+    return p.ranks == 1 && !p.d_values;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ colo_weighted_pass p)
 {
@@ -159,16 +179,9 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
         if (p.counted)
             partial[0].den = *p.counted;
         ((part *)p.parts)[p.rank] = partial[0];
+        if (is_whole(p))
+            put_result<T>(p, {partial[0].num, partial[0].weight, partial[0].den, 0});
     }
-}
-
-template <typename T> __device__ void put_mean(const colo_weighted_pass &p, const result &all)
-{
-    const double over = p.divide && all.den > 1 ? (double)all.den : 1;
-    *(T *)p.mean.value = (T)(all.num / over);
-    *p.mean.num = all.num;
-    *p.mean.den = (double)all.den;
-    *p.mean.factor = 1 / over;
 }
 
 template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_weighted_pass p)
@@ -179,13 +192,8 @@ template <typename T> __global__ void finish_kernel(const __grid_constant__ colo
         all.weight += ((const part *)p.parts)[r].weight;
         all.den += ((const part *)p.parts)[r].den;
     }
-    all.value = all.den ? all.num / (double)all.den : 0;
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        if (p.out)
-            *(result *)p.out = all;
-        else
-            put_mean<T>(p, all);
-    }
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        put_result<T>(p, all);
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.d_values ? p.count : 0;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
         ((T *)p.d_values)[i] =
@@ -268,6 +276,8 @@ extern "C" cudaError_t colo_k_weighted_local(const colo_weighted_pass *p, cudaSt
 
 extern "C" cudaError_t colo_k_weighted_finish(const colo_weighted_pass *p, cudaStream_t stream)
 {
+    if (is_whole(*p))
+        return cudaSuccess;
     const unsigned blocks = blocks_of(std::max<int64_t>(p->d_values ? p->count : 0, 1));
     if (p->dtype == COLO_F64)
         finish_kernel<double><<<blocks, THREADS, 0, stream>>>(*p);
