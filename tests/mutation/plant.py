@@ -9,7 +9,10 @@ A mutant's old text must occur exactly once in its source: code that moved on mu
 behind that changes nothing, or something else.
 """
 import ast
+import fnmatch
+import functools
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -69,6 +72,23 @@ def default_program(folder, name):
     return {'sources': [str(found[0].relative_to(ROOT))]}
 
 
+@functools.lru_cache(maxsize=None)
+def cases_in(source):
+    """The cases of a CMocka program that T_CASES can choose; None if this is no such program."""
+    content = (ROOT / source).read_text()
+    return re.findall(r'^T_CASE\((\w+)\)', content, re.M) if re.search('T_CASE|cmocka_unit_test', content) else None
+
+
+def split_run(mutant, args, program):
+    """(arguments, pattern of the cases to run): of CMocka programs all that follows the name is the pattern."""
+    lists = [cases_in(source) for source in sources(program) if args and cases_in(source) is not None]
+    if not lists:
+        return args or '-', '-'
+    if not any(fnmatch.filter(cases, args) for cases in lists):
+        sys.exit('mutant "%s": no case of %s is named %s' % (mutant, ', '.join(sources(program)), args))
+    return '-', args
+
+
 def listing(what, folder):
     programs, judged, mutants = {}, {}, []
     for name, program in what.get('programs', {}).items():
@@ -85,8 +105,10 @@ def listing(what, folder):
                 programs[name] = default_program(folder, name)
             mine = sources(programs[name])
             own = [s for s in mine if s != mutant['source']] if mutant['source'] in mine else []
-            mutants.append(('mutant', mutant['name'], mutant['source'], color, called, args or '-',
-                            ','.join(own) or '-', name, called if called in judged else '-'))
+            test = default_program(folder, called) if args and called in judged else programs[name]
+            args, cases = split_run(mutant['name'], args, test)
+            mutants.append(('mutant', mutant['name'], mutant['source'], color, called, args,
+                            ','.join(own) or '-', name, called if called in judged else '-', cases))
     for name, program in programs.items():
         needs = ','.join(program.get('needs', [])) or '-'
         c_args = ' '.join(program.get('c_args', [])).replace('@ROOT@', str(ROOT)) or '-'

@@ -42,6 +42,9 @@ echo '[ RUN      ] x'
 echo '[  %8s] x'
 echo '[==========] 1 test(s) run.'
 '''
+NONE = '''echo '[==========] Running 0 test(s).'
+echo '[==========] 0 test(s) run.'
+'''
 FAILS, PASSES = RAN % 'FAILED  ', RAN % '     OK '
 
 with tempfile.TemporaryDirectory() as name:
@@ -57,6 +60,9 @@ with tempfile.TemporaryDirectory() as name:
     for program, code in (('p', 0), ('grid', 0), ('no_such_program', 1), ('linear', 0), ('ragged', 0)):
         expect('a list that names the program %s' % program,
                plant(folder, 'return', 'bug;', '--list', killed_by=[program]), code)
+    for run, code in (('grid the_first_dim*', 0), ('grid no_such_case', 1), ('p no_such_case', 1),
+                      ('product a_rows*', 1)):
+        expect('a list that runs %s' % run, plant(folder, 'return', 'bug;', '--list', killed_by=[run]), code)
     expect('the lists of the tree', subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), '--check']).returncode, 0)
     expect('killed without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
 
@@ -64,6 +70,7 @@ with tempfile.TemporaryDirectory() as name:
     expect('a failed case has not survived', judge(folder, FAILS + 'exit 1', '--survives'), 1)
     expect('all passed is not killed', judge(folder, PASSES + 'exit 0'), 1)
     expect('all passed has survived', judge(folder, PASSES + 'exit 0', '--survives'), 0)
+    expect('no case ran is not killed', judge(folder, NONE + 'exit 0'), 1)
     expect('a status that no case explains', judge(folder, PASSES + 'exit 3'), 1)
     expect('a signal', judge(folder, FAILS + 'kill -SEGV $$'), 1)
     expect('a crash that CMocka caught',
