@@ -168,7 +168,7 @@ static colo_status_t absent_rank(colo_comm_t *world, void *arg)
     rank_try(t_case_tensor(&a->c, T_Y, rank, 0, false, &y));
     rank_try(colo_comm_set_timeout(world, 500));
     if (rank == AWAY)
-        nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     else {
         const colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
         rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
