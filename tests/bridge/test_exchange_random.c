@@ -5,7 +5,7 @@
  * Dims in random order, extra dims, offsets, DP that does not divide, source context ranks,
  * pipeline stages, sequence parallelism, position maps, features in blocks, both outputs, all
  * gradients, memory orders, strides and dtypes. The shares that matter are counted and asserted; a
- * failure prints the seed of its case.
+ * failure prints the seed of its case. With T_SCALE a tenth of them runs.
  */
 #include "harness/harness.h"
 
@@ -23,6 +23,8 @@ T_CASE(seeded_layouts_of_2_to_16_ranks_arrive)
         int64_t src_table[T_RANDOM_TABLE], dst_table[T_RANDOM_TABLE];
         uint64_t word = base ^ (uint64_t)i << 32, seed = t_rand(&word);
         t_case_t c = t_random_case(seed, 16, src_table, dst_table, &t);
+        if (t_scaled(100) < 100 && i % 10)
+            continue;
         if (t_case_run(&c) < 0) {
             print_message("case %lld: %s\n", (long long)i, colo_last_error());
             if (!failed++)

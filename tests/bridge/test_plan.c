@@ -22,15 +22,19 @@ static t_case_t pair_case(const int64_t *s, const int64_t *d, int src_order, int
 
 static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
+    int64_t *count = arg;
     for (int kind = 0; kind < 3; kind++) {
         t_case_t c = pair_case(s, d, 0, 0, kind);
-        t_plans_check(&c, true);
+        if (!t_left_out((*count)++))
+            t_plans_check(&c, true);
     }
 }
 
 T_CASE(every_pair_of_layouts_of_16_ranks_delivers_exactly_once)
 {
-    assert_int_equal(t_each_pair(1, 16, one_pair, NULL), 1100);
+    int64_t count = 0;
+    assert_int_equal(t_each_pair(1, 16, one_pair, &count), 1100);
+    assert_int_equal(count, 1100 * 3);
 }
 
 static void all_orders(int64_t n, const int64_t *s, const int64_t *d, void *arg)

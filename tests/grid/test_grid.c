@@ -179,9 +179,11 @@ T_CASE(the_order_of_a_list_does_not_matter_to_canonical_groups)
 T_CASE(a_million_ranks_in_sixteen_dims_match_counting)
 {
     static const int64_t extent[16] = {2, 2, 4, 1, 4, 2, 2, 1, 8, 2, 4, 2, 2, 2, 2, 4};
+    static const int64_t some[16] = {2, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 2};
+    const bool all = t_scaled(100) == 100;
     pair p;
-    make(&p, 16, extent, 0);
-    assert_int_equal(p.ref.size, 1048576);
+    make(&p, 16, all ? extent : some, 0);
+    assert_int_equal(p.ref.size, all ? 1048576 : 16384);
     check_coords(&p);
     check_set(&p, 0x0001);
     check_set(&p, 0x8421);
