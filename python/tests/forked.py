@@ -5,11 +5,13 @@ import sys
 import traceback
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
 
 def pytest_in_fork(log, package, arguments, **environment):
     """The exit status of pytest on a copy of the package, in a fork of this process, which has imported
-    PyTorch: a new one would spend most of its time on that."""
+    PyTorch: a new one would spend most of its time on that. Asserts are not rewritten to show values: that takes
+    longer than most of the tests do, and some values are tensors of a million elements."""
     pid = os.fork()
     if pid == 0:
         status = 70
@@ -22,7 +24,8 @@ def pytest_in_fork(log, package, arguments, **environment):
             for module in [m for m in sys.modules if m.partition('.')[0] in ('colobridge', 'conftest', 'world')
                            or m.startswith('test_')]:
                 del sys.modules[module]
-            status = int(pytest.main(arguments))
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AssertionRewritingHook)]
+            status = int(pytest.main(['-q', '-p', 'no:cacheprovider', '--assert=plain', *arguments]))
         except BaseException:
             traceback.print_exc()
         finally:

@@ -564,3 +564,18 @@ MUTANTS = {
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
 }
+
+# Those that stop one rank, for which the others wait until their deadline.
+WAITING = {
+    'a batch that a rank cannot make is told to no rank',
+    'a rank that failed before the others were there tries again without them',
+    'a rank without rows does not come to backward',
+    'a refusal stays on its rank',
+    'chunks below 0 are refused on one rank',
+    'gradients that are added up are taken for ones that peers write',
+    'memory is asked for again of ranks that are elsewhere',
+    'one ranks refused ids stay on it',
+    'ranks that a loss is reduced over wait for one that was stopped before',
+    'the gradient of padding is what its memory had',
+    'what Python refuses stays on its rank',
+}
