@@ -2,6 +2,7 @@
 """The upstream gradient of a loss, one number, and 1 / N multiply in fp32 whatever the dtype of the gradients:
 GradScaler's 65,536 does not overflow, a small mean does not underflow, and no factor is rounded to 16 bits. Where it
 is known before forward, gradients are made with it."""
+import functools
 import itertools
 import math
 
@@ -60,6 +61,14 @@ def true_gradients(h, w, t, scale, reduction):
     return [x.grad for x in leaves]
 
 
+@functools.cache
+def many(dtype):
+    """hidden, weight, targets of many tokens, and the true gradients of their mean, which all heads share"""
+    h, w, t = drawn(dtype, 4096, 2048, seed=2)
+    h, w = h * 0.3, w * 0.6
+    return h, w, t, true_gradients(h, w, t, 1.0, 'mean')
+
+
 @pytest.mark.parametrize('dtype', UNIT, ids=str)
 @pytest.mark.parametrize('head', HEADS)
 def test_an_upstream_gradient_multiplies_in_fp32(head, dtype):
@@ -94,10 +103,9 @@ def test_an_upstream_gradient_of_a_loss_of_logits_multiplies_in_fp32(dtype):
 @pytest.mark.parametrize('dtype', (torch.float16, torch.bfloat16), ids=str)
 @pytest.mark.parametrize('head', HEADS)
 def test_a_mean_over_many_tokens_does_not_underflow(head, dtype):
-    h, w, t = drawn(dtype, 4096, 2048, seed=2)
-    h, w = h * 0.3, w * 0.6
+    h, w, t, unscaled = many(dtype)
     for scale in (1024.0, 1.0):
-        want = true_gradients(h, w, t, scale, 'mean')
+        want = [x * scale for x in unscaled]  # exact: a power of two
         got = gradients(head, h, w, t, scale, 'mean')
         for name, found, true in zip(('d_hidden', 'd_weight'), got, want):
             # What fp16 cannot hold of the gradient itself, 2^-25 an element, is not the library's doing.
