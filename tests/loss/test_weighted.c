@@ -44,7 +44,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     float f32[3][TOKENS];
     uint8_t mask[TOKENS];
     colo_comm_stats_t stats;
-    rank_try(colo_grid_parse(&grid, "tp=2,cp=2,dp=2", 8));
+    rank_try(colo_grid_parse(&grid, "tp=2,cp=2,dp=2,pp=1", 8));
     rank_try(colo_comm_split(world, &grid, w->group, &group));
     for (int i = 0; i < TOKENS; i++) {
         mask[i] = !w->masked || counts(cp, dp, i);
@@ -131,6 +131,28 @@ T_CASE(the_sum_over_dp_only_is_another_value)
     for (int r = 0; r < 8; r++)
         assert_true(part.got[r].den < whole.got[r].den &&
                     fabs(part.got[r].value - whole.got[r].value) > 0.01);
+}
+
+T_CASE(the_sum_over_one_rank_has_its_gradients)
+{
+    for (int form = 0; form < 2; form++) {
+        world_t w = {
+            .dtype = form ? COLO_F64 : COLO_F32, .weighted = true, .masked = true, .group = "pp"};
+        assert_ok(t_run_ranks(8, on_rank, &w, sizeof w));
+        for (int r = 0; r < 8; r++) {
+            const int cp = r / 2 % 2, dp = r / 4;
+            double num = 0, den = 0;
+            for (int i = 0; i < TOKENS; i++) {
+                num += counts(cp, dp, i) ? weight_of(cp, dp, i) * value_of(cp, dp, i) : 0;
+                den += counts(cp, dp, i);
+            }
+            assert_true(w.got[r].num == num && (double)w.got[r].den == den);
+            for (int i = 0; i < TOKENS; i++) {
+                const double want = counts(cp, dp, i) ? weight_of(cp, dp, i) / den : 0;
+                assert_true(w.d_values[r][i] == (form ? want : (float)want));
+            }
+        }
+    }
 }
 
 T_CASE(no_counted_token_gives_zero_and_nan_is_not_hidden)
