@@ -74,11 +74,11 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pas
     }
     if constexpr (PLAIN) {
         uint4 v[BATCH], next[BATCH];
-        const auto is_whole = [&](int64_t at) { return at + (BATCH - 1) * step < end; };
-        const auto load = [&](uint4 *to, int64_t at) {
+        const auto is_whole = [&](int64_t from) { return from + (BATCH - 1) * step < end; };
+        const auto load = [&](uint4 *to, int64_t from) {
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
-                to[b] = load_vector(row, first + (at + b * step) * N, SIZE);
+                to[b] = load_vector(row, first + (from + b * step) * N, SIZE);
         };
         if (AHEAD && is_whole(k))
             load(next, k);
