@@ -9,6 +9,7 @@ old names and bench/results/ keeps what was measured under them: both are left o
 word is found. The program first finds words that it writes itself, so that it cannot pass blindly.
 """
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,9 +97,13 @@ def main():
     if not finds_planted_words():
         print("words: the search does not find what it should")
         return 1
-    listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=False)
-    names = listed.stdout.split("\n") if listed.returncode == 0 else [
-        str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and "build" not in p.parts[0]]
+    listed = shutil.which("git") and subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True,
+                                                    check=False)
+    if listed and listed.returncode == 0:
+        names = listed.stdout.split("\n")
+    else:  # sources of an archive, with what was built and drawn among them
+        files = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
+        names = [str(p) for p in files if not p.parts[0].startswith(("build", "report.html"))]
     n = 0
     for name in sorted(filter(None, names)):
         if LEFT_OUT.search(name) or not (root / name).is_file():
