@@ -117,7 +117,10 @@ class RaggedLibrary(Library):
     """One call: rows go to their positions among the embeddings."""
 
     def __init__(self, src, dst):
-        self.carry = ct.Bridge(src.spec, dst.spec, group=dist.group.WORLD, output='sharded', ragged=True)
+        encoder = cb.Layout.src(src.spec)
+        if src.extent('cp') > 1:  # blocks of rows; the usual split is zigzag
+            encoder.clear('rows').split('rows', 'cp', context=True)
+        self.carry = ct.Bridge(encoder, dst.spec, group=dist.group.WORLD, output='sharded', ragged=True)
         self.tp, self.tokens = dst.group('tp'), dst.group('cp', 'dp')
 
     def merge(self, x, embedded, batch):

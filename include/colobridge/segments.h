@@ -37,15 +37,16 @@ typedef struct colo_segments {
 /**
  * colo_segments_check() - do the tables fit a bridge from @src to @dst; local
  * @segments:  borrowed for the call. A table of zero entries may be NULL
- * @src:       the dims that split samples are the replicas, the dims that split rows cut a
- *             replica's rows into equal blocks, whatever their kind
+ * @src:       the dims that split samples are the replicas, the dims that split rows (BLOCK) cut a
+ *             replica's rows into equal blocks
  * @dst:       samples as above; rows: at most one context split (zigzag or block), then splits for
  *             sequence parallelism
  * Errors:     each names the segment or the sequence, and the numbers. COLO_ERR_ARG: rows < 0; a
  *             sequence or replica out of range; a position outside its sequence; two rows on one
  *             position; sums beyond 63 bits; tables missing. COLO_ERR_LAYOUT: a length that 2 * cp
  *             (zigzag) or cp does not divide; a local length that the sequence-parallel ranks do
- *             not divide; a layout that ragged batches cannot have (position map, order of splits)
+ *             not divide; a layout that ragged batches cannot have (position map, order of splits,
+ *             a ZIGZAG split of the source's rows)
  */
 COLO_API colo_status_t colo_segments_check(const colo_segments_t *segments,
                                            const colo_layout_t *src, const colo_layout_t *dst);

@@ -6,6 +6,9 @@ MUTANTS = {
     'a class of the reference is not where it says': (
         '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
         'test_names_of_the_reference'),
+    'a ragged bridge is made before its layouts are looked at': (
+        'torch/bridge.py', "        if ragged:\n            Segments(", "        if False:\n            Segments(",
+        'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
     'the gradient of padding is what its memory had': (

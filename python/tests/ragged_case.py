@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random ragged batches, and what ragged batches mean, by hand on a matrix of all rows: index_select where rows
-are taken, index_copy where they are merged. docs/ragged.md has the rules; a Case calls nothing of the library.
+are taken, index_copy where they are merged. docs/ragged.md has the rules; of the library a Case uses its layouts alone.
 carried() runs a bridge on a case."""
 import random
 
 import torch
+
+import colobridge as cb
 
 TEXT = -1234.0
 
@@ -67,6 +69,14 @@ class Case:
         where = {'row_pos': [p for at, _ in self.at for p in at]} if self.scattered else \
             {'pos': [first for _, first in self.at]}
         return dict(rows=self.rows, src=self.made, seq=self.seq, seq_len=self.seq_len, seq_dp=self.seq_dp, **where)
+
+    def layouts(self):
+        src, dst = cb.Layout.src(self.src), cb.Layout.dst(self.dst)
+        if src.grid.extent('cp') > 1:
+            src.clear('rows').split('rows', 'cp', context=True)  # the usual one is zigzag
+        if self.sp:
+            dst.split('rows', 'tp')
+        return src, dst
 
     def values(self, width, seed=0, dtype=torch.float64):
         rng = torch.Generator().manual_seed(seed)

@@ -192,10 +192,7 @@ def pool_carries(rank, seeds):
     with pooled():
         for seed in seeds:
             case = Case(seed, 4)
-            dst = cb.Layout.dst(case.dst)
-            if case.sp:
-                dst.split('rows', 'tp')
-            carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+            carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
             segments = cb.Segments(**case.tables())
             for merged in (False, True, False):
                 ragged_case.carried(rank, case, carry, segments, merged)
@@ -210,10 +207,7 @@ def carries_ragged(rank, size, seeds):
     with reached():
         for seed in seeds:
             case = Case(seed, size)
-            dst = cb.Layout.dst(case.dst)
-            if case.sp:
-                dst.split('rows', 'tp')
-            carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+            carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
             segments = cb.Segments(**case.tables())
             for merged in (False, True):
                 ragged_case.carried(rank, case, carry, segments, merged)

@@ -33,10 +33,7 @@ def pair():
 
 
 def bridge_of(case, group, **options):
-    dst = cb.Layout.dst(case.dst)
-    if case.sp:
-        dst.split('rows', 'tp')
-    return ct.Bridge(case.src, dst, group=group, ragged=True, output=case.output, grad=case.grad, **options)
+    return ct.Bridge(*case.layouts(), group=group, ragged=True, output=case.output, grad=case.grad, **options)
 
 
 def carries(rank, seeds, size, group=None):
@@ -229,6 +226,15 @@ def asked_alone(rank):
 
 def test_rows_asked_by_one_rank_leave_the_batches_alike(pair):
     pair.run(asked_alone)
+
+
+def test_a_zigzag_source_is_refused_when_the_bridge_is_made():
+    def one_rank(world):
+        with pytest.raises(ValueError, match="source layout splits rows ZIGZAG over 'cp', expected BLOCK"):
+            ct.Bridge('cp=2', 'dp=2', group=world, ragged=True)
+        ct.Bridge('cp=1,dp=2', 'cp=2', group=world, ragged=True)
+
+    cb.run_threads(2, one_rank)
 
 
 def nothing(rank):

@@ -371,7 +371,7 @@ T_CASE(replicas_that_differ_in_rows_of_the_batch_are_refused)
 /* ---- uses ---- */
 
 typedef struct refused_config {
-    const char *dst;
+    const char *src, *dst;
     bool split_features;
     colo_bridge_config_t c;
     colo_status_t status;
@@ -379,26 +379,37 @@ typedef struct refused_config {
 } refused_config_t;
 
 static const refused_config_t refused_configs[] = {
-    {"cp=2,dp=1", false, {.algo = COLO_COLLECTIVE}, COLO_ERR_ARG, "with COLLECTIVE"},
-    {"cp=2,dp=1", false, {.axes = "sbh"}, COLO_ERR_ARG, "with axes 'sbh', expected 'th'"},
-    {"cp=2,dp=1", false, {.shape = {.samples = 4}}, COLO_ERR_ARG, "a shape of 4 samples, 0 rows"},
-    {"cp=2,dp=1", false, {.shape = {.rows = 4}}, COLO_ERR_ARG, "0 samples, 4 rows"},
-    {"cp=2,dp=1", false, {.placement = (colo_placement_t)2}, COLO_ERR_ARG, "placement 2"},
-    {"cp=2,dp=1", false, {.max_rows = -1}, COLO_ERR_ARG, "max_rows -1"},
-    {"cp=2,dp=1", false, {.max_rows = INT64_MAX / 4}, COLO_ERR_ARG, "exceed 63 bits"},
-    {"cp=2,dp=1", false, {.mem = COLO_CUDA}, COLO_ERR_UNBUILT, "batches in CUDA memory"},
-    {"tp=2,dp=1", true, {.shape = {.features = 7}}, COLO_ERR_LAYOUT, "7 features in 2 blocks"}};
+    {"dp=2", "cp=2,dp=1", false, {.algo = COLO_COLLECTIVE}, COLO_ERR_ARG, "with COLLECTIVE"},
+    {"dp=2", "cp=2,dp=1", false, {.axes = "sbh"}, COLO_ERR_ARG, "with axes 'sbh', expected 'th'"},
+    {"dp=2",
+     "cp=2,dp=1",
+     false,
+     {.shape = {.samples = 4}},
+     COLO_ERR_ARG,
+     "a shape of 4 samples, 0 rows"},
+    {"dp=2", "cp=2,dp=1", false, {.shape = {.rows = 4}}, COLO_ERR_ARG, "0 samples, 4 rows"},
+    {"dp=2", "cp=2,dp=1", false, {.placement = (colo_placement_t)2}, COLO_ERR_ARG, "placement 2"},
+    {"dp=2", "cp=2,dp=1", false, {.max_rows = -1}, COLO_ERR_ARG, "max_rows -1"},
+    {"dp=2", "cp=2,dp=1", false, {.max_rows = INT64_MAX / 4}, COLO_ERR_ARG, "exceed 63 bits"},
+    {"dp=2", "cp=2,dp=1", false, {.mem = COLO_CUDA}, COLO_ERR_UNBUILT, "batches in CUDA memory"},
+    {"dp=2",
+     "tp=2,dp=1",
+     true,
+     {.shape = {.features = 7}},
+     COLO_ERR_LAYOUT,
+     "7 features in 2 blocks"},
+    {"cp=2", "cp=2", false, {.mem = COLO_HOST}, COLO_ERR_LAYOUT, "splits rows ZIGZAG over 'cp'"}};
 
 static colo_status_t run_configs(colo_comm_t *comm, void *arg)
 {
     colo_grid_t sg, dg;
     colo_layout_t src, dst;
-    rank_try(colo_grid_parse(&sg, "dp=2", 0));
-    rank_try(colo_layout_init_src(&src, &sg));
     for (size_t i = 0; i < sizeof refused_configs / sizeof refused_configs[0]; i++) {
         const refused_config_t *r = &refused_configs[i];
         colo_bridge_config_t c = r->c;
         colo_bridge_t *b = NULL;
+        rank_try(colo_grid_parse(&sg, r->src, 0));
+        rank_try(colo_layout_init_src(&src, &sg));
         rank_try(colo_grid_parse(&dg, r->dst, 0));
         rank_try(colo_layout_init_dst(&dst, &dg));
         if (r->split_features)

@@ -193,6 +193,10 @@ T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)
     assert_ok(colo_layout_split(&t.dst, COLO_ROWS, "tp", COLO_BLOCK));
     assert_ok(colo_layout_split(&t.dst, COLO_ROWS, "cp", COLO_ZIGZAG));
     assert_fails(check(&t), COLO_ERR_LAYOUT, "splits rows in context over 'cp' as split 1");
+    layouts(&t, "dp=2,cp=2", "dp=1", false);
+    assert_fails(check(&t), COLO_ERR_LAYOUT, "source layout splits rows ZIGZAG over 'cp'");
+    layouts(&t, "dp=2,cp=1", "dp=1", false);
+    assert_ok(check(&t)); /* one part is all of it */
 }
 
 /* Any tables of small numbers: what a bitmap of positions and plain comparisons say. */

@@ -261,6 +261,8 @@ class Bridge(Unique):
         if ragged and (axes not in ('bsh', 'th') or algo != 'exact' or buffers):
             raise ArgumentError("bridge: ragged with axes '%s', algo '%s' and buffers %s; expected the defaults"
                                 % (axes, algo, buffers))
+        if ragged:
+            Segments([], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]).check(self.src, self.dst)
         self.group, self.axes, self.ragged = group, axes, ragged
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}

@@ -59,10 +59,7 @@ def case_ragged_batches_are_those_of_the_oracle():
         raise Skip('cases are for 1, 2 or 4 GPUs')
     for seed in range(30):
         case = Case(seed, size())
-        dst = colobridge.Layout.dst(case.dst)
-        if case.sp:
-            dst.split('rows', 'tp')
-        carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+        carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
         segments = colobridge.Segments(**case.tables())
         for merged in (False, True):
             ragged_case.carried(me(), case, carry, segments, merged, 'cuda')

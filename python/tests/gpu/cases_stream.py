@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import colobridge.torch as ct
-from colobridge import Layout, Partition, Segments
+from colobridge import Partition, Segments
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from ragged_case import PAIRS, TEXT, Case  # noqa: E402
@@ -135,10 +135,7 @@ def case_a_graph_of_a_ragged_bridge_follows_its_inputs():
         raise Skip('cases are for 1, 2 or 4 GPUs')
     for seed, (options, _), merged in itertools.product(range(6), transports()[:2], (False, True)):
         case = Case(seed, size())
-        dst = Layout.dst(case.dst)
-        if case.sp:
-            dst.split('rows', 'tp')
-        carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad,
+        carry = ct.Bridge(*case.layouts(), group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad,
                           **options)
         tables, mine = case.tables(), case.source(me())
         segments, x = Segments(**tables), leaf(case.values(4)[mine].cuda())
