@@ -190,16 +190,17 @@ class _Places:
         x, length = t - cu[j], cu[j + 1] - cu[j]
         row, first, rows = j, torch.zeros_like(j), len(cu) - 1
         if sub_seq_lengths is not None:
-            flat: list[tuple[int, int, int, int]] = []  # its row, the row's first sequence, tokens before it, its own
+            attention_mask = None  # the original does not read it
+            flat: list[tuple[int, int, int]] = []  # its row, the row's first sequence, its tokens
             for r, lengths in enumerate(sub_seq_lengths):
                 opening = len(flat)
-                flat += [(r, opening, sum(lengths[:k]), n) for k, n in enumerate(lengths)]
+                flat += [(r, opening, n) for n in lengths]
             if len(flat) != len(cu) - 1:
                 raise ArgumentError("sub_seq_lengths names %d sequences, cu_seqlens_padded %d"
                                     % (len(flat), len(cu) - 1))
             table = torch.tensor(flat, device=device)
-            row, opened, before, length = table[j].unbind(1)
-            first = cu[j] - cu[opened] if attention_mask is None else before
+            row, opened, length = table[j].unbind(1)
+            first = cu[j] - cu[opened]
             rows = len(sub_seq_lengths)
         column = first + x
         if attention_mask is not None:
@@ -281,9 +282,9 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     Logits [1, T / cp, Vl], target [1, T]; sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp
     each. attention_mask [B, unpacked_seqlen]: where the tokens of sequence j go in row j (and how many
     they are), else from column 0. sub_seq_lengths: row j holds several sequences of these lengths, and
-    cu_seqlens_padded counts them all; each starts where the padded one before it ends, or in the columns
-    that attention_mask has for it. In backward each cp rank takes its own part of the gradient, without a
-    sum, as in the original: every cp rank is expected to have computed the whole loss.
+    cu_seqlens_padded counts them all; each starts where the padded one before it ends, and attention_mask
+    has no effect, as in the original. In backward each cp rank takes its own part of the gradient, without
+    a sum, as in the original: every cp rank is expected to have computed the whole loss.
     """
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
     return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group,
@@ -471,7 +472,7 @@ def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, atte
     cp, rank, comm = _cp(cp_group, source.device)
     count, device = source.shape[-2] * cp, source.device
     cu = cu.to(device=device, dtype=torch.int64)
-    places = _Places(cu, count, width, None if sub_seq_lengths is not None else attention_mask, sub_seq_lengths)
+    places = _Places(cu, count, width, attention_mask, sub_seq_lengths)
     actions = torch.zeros(places.rows, width - 1, dtype=torch.float64, device=device)
     actions[:, -num_actions:] = 1 if loss_mask is None else loss_mask.to(actions)
     weights = places.gather(actions)

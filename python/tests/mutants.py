@@ -150,11 +150,10 @@ MUTANTS = {
         "            setattr(now.upstream, name, None if name == 'd_entropy' else g)", 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'sub-sequences follow each other without their padding': (
-        'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'before', 'test_compat.py',
-        'test_sub_sequences_start'),
-    'sub-sequences find their place in a mask by their padding': (
-        'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'cu[j] - cu[opened]',
-        'test_compat.py', 'test_packed_sequences_over_context_parallel_ranks'),
+        'compat.py', 'first = cu[j] - cu[opened]', 'first = 0 * cu[j]', 'test_compat.py', 'test_sub_sequences_start'),
+    'sub-sequences find their place in a mask': (
+        'compat.py', 'attention_mask = None  # the original', 'pass  # the original', 'test_compat.py',
+        'test_sub_sequences_are_where'),
     'targets that no rank holds are ignored, gradient and all': (
         'compat.py', "lenient_targets=True,\n                            ignore_index=_NONE_IGNORED, chunk_size",
         "lenient_targets=True,\n                            ignore_index=-100, chunk_size",

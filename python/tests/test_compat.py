@@ -180,15 +180,8 @@ def packed(rank):
     none = lambda n: torch.zeros(n)  # noqa: E731
     # 3 tokens in columns 0-2, padded to 4, then 8 in 4-11; row 1: 5 in 0-4
     padded = torch.stack([torch.cat([subs[0], none(2), subs[1], none(3)]), torch.cat([subs[2], none(10)])])
-    # the same tokens where a mask has them: row 0 in columns 1-3 and 6-13, row 1 in 10-14
-    places = torch.zeros(2, 15, dtype=torch.bool)
-    places[0, 1:4] = places[0, 6:14] = places[1, 10:15] = True
-    placed = torch.stack([torch.cat([none(1), subs[0], none(3), subs[1], none(1)]),
-                          torch.cat([none(10), subs[2]])])
-    expected = {'rows': torch.stack(rows), 'masked': torch.stack(masked), 'subs': padded, 'placed': placed}
-    lengths = {'sub_seq_lengths': [[3, 8], [5]]}
-    more = {'rows': {}, 'masked': {'attention_mask': mask}, 'subs': lengths,
-            'placed': {**lengths, 'attention_mask': places}}
+    expected = {'rows': torch.stack(rows), 'masked': torch.stack(masked), 'subs': padded}
+    more = {'rows': {}, 'masked': {'attention_mask': mask}, 'subs': {'sub_seq_lengths': [[3, 8], [5]]}}
     pieces = [zigzag(z[0, int(a):int(b)].t(), 2, me).t() for a, b in zip(cu, cu[1:])]
     for name, want in expected.items():
         g = torch.randn(want.shape, generator=torch.Generator().manual_seed(6))
@@ -221,6 +214,20 @@ def test_sub_sequences_start_where_the_padded_ones_before_them_end():
     for column in (0, 1, 4, 5, 6, 7):  # tokens in 0-2 and 4-8
         want[0, column] = logp[column]
     torch.testing.assert_close(got, want, **NEAR)
+
+
+def test_sub_sequences_are_where_their_lengths_say_and_no_mask():
+    # SkyRL's function ignores attention_mask beside sub_seq_lengths: 4 columns from 0 on and 7 from 8 on.
+    for width, mask in ((16, [1] * 16), (10, [1] * 5 + [0] * 3 + [1] * 2), (16, [0] * 16)):
+        wanted = [column for column in (*range(4), *range(8, 15)) if column < width - 1]
+        for fn, source in ((compat.from_parallel_logits_to_logprobs_packed_sequences, (torch.zeros(1, 16, 4),)),
+                           (compat.from_parallel_hidden_to_logprobs_packed_sequences,
+                            (torch.zeros(1, 16, 3), torch.zeros(4, 3)))):
+            got = fn(*source, torch.zeros(1, 16, dtype=torch.int64), torch.tensor([0, 8, 16]), width, 0, 4, None,
+                     attention_mask=torch.tensor([mask]), sub_seq_lengths=[[5, 8]])
+            want = torch.zeros(1, width - 1)
+            want[0, wanted] = -torch.tensor(4.0).log()
+            torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
 
 
 def tensor_parallel(rank):
