@@ -271,25 +271,26 @@ int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_shape_state_t *s
                              const colo_carried_t *t, int32_t n);
 /* How many of these messages are of ranks in reach; @bytes: out, of them. */
 int32_t colo_bridge_p2p_count(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes);
+/* The part of ranks in reach in an exchange: what they move to each other, and what stays on the
+ * rank; addends go to the partial sums. Or, if it relays, of the second exchange: what entered the
+ * node, to those that need it, too. */
+typedef struct colo_near_part {
+    colo_bridge_t *b;
+    colo_shape_state_t *s;
+    colo_pass_t pass;
+    const colo_carried_t *t; /* [n] */
+    int32_t n;
+    const colo_near_t *near;
+    bool relays;
+} colo_near_part_t;
+/* As what an exchange moves besides its messages; keeps @m. */
+colo_exchange_t colo_bridge_p2p_part(colo_near_part_t *m, colo_op_desc_t op);
 /* The call, of ranks that all reach those that they exchange with. */
-colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
-                                  colo_pass_t pass, const colo_carried_t *t, int32_t n,
-                                  const colo_near_t *near, colo_stream_t stream);
-/* The part of ranks in reach: what the operation has to count, without messages; then what they
- * move to each other, and what stays on the rank. Addends go to the partial sums. */
-colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_state_t *s,
-                                     colo_op_desc_t op, const colo_routes_t *send,
-                                     const colo_routes_t *recv, const colo_carried_t *t, int32_t n);
+colo_status_t colo_bridge_p2p_run(colo_near_part_t *m, colo_op_desc_t op, colo_stream_t stream);
 /* Bytes that a feature of @p has in the usual tensor; ragged: or in the widest one so far. */
 size_t colo_bridge_p2p_unit(const colo_bridge_t *b, const colo_plan_t *p);
-/* The second exchange, if near->relays: its steps for a shape or batch, local; and a call. */
+/* The second exchange, if near->relays: its steps for a shape or batch; local. */
 colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t *s);
-colo_status_t colo_bridge_p2p_pass_on(colo_bridge_t *b, const colo_shape_state_t *s,
-                                      colo_pass_t pass, const colo_carried_t *t, int32_t n,
-                                      const colo_near_t *near, colo_stream_t stream);
-colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
-                                   const colo_carried_t *t, int32_t n, const colo_near_t *near,
-                                   colo_stream_t stream);
 /* Do peers reach gradients in the destination's tensor, which receivers add up? */
 static inline bool colo_plan_adds(const colo_plan_t *p, colo_pass_t pass)
 {

@@ -311,8 +311,9 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     const colo_near_t reach = {&reached, &reached, NULL, !colo_plan_adds(p, pass)};
     const colo_near_t *near = reached.p2p ? &reach : NULL;
     const colo_carried_t t = colo_exchange_tensor(b, from, to);
+    colo_near_part_t part = {b, &b->now, pass, &t, 1, near, false};
     if (near && !b->now.far)
-        return colo_bridge_p2p_run(b, &b->now, colo_bridge_op(b, pass), pass, &t, 1, near, stream);
+        return colo_bridge_p2p_run(&part, colo_bridge_op(b, pass), stream);
     return b->order && !capturing ? run_in_order(b, pass, from, to, near, stream)
                                   : run_staged(b, pass, from, to, near, stream);
 }

@@ -550,7 +550,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     const colo_plan_t *p = s->plan;
     colo_pass_messages_t *l = &s->messages[pass];
     const colo_routes_t *recv = &p->recv[pass];
-    const bool fwd = pass == COLO_FORWARD, summed = !fwd && p->addends > 1;
+    const bool summed = pass == COLO_BACKWARD && p->addends > 1;
     bool capturing = false;
     COLO_TRY(make_ready(b, stream, &capturing));
     if (!s->bytes)
@@ -568,8 +568,8 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
         if (st < 0)
             return colo_comm_i_fail(b->comm, st);
     }
-    const colo_exchange_t more =
-        near ? colo_bridge_p2p_part(b, s, op, &p->send[pass], recv, t, n) : (colo_exchange_t){0};
+    colo_near_part_t part = {b, s, pass, t, n, near, false};
+    const colo_exchange_t more = near ? colo_bridge_p2p_part(&part, op) : (colo_exchange_t){0};
     const bool keeps = !summed && !near;
     colo_stream_t side = stream;
     if (keeps)
@@ -580,8 +580,6 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     if (own < 0) /* the others have all they need, and would go on */
         st = colo_comm_i_fail(b->comm, own);
     COLO_TRY(side == stream ? st : colo_bridge_join(b, st, stream));
-    if (near)
-        COLO_TRY(colo_bridge_p2p_move(b, s, pass, t, n, near, stream));
     if (summed && p->node_sums)
         COLO_TRY(exchange_sums(b, s, op, t, n, stream));
     for (int32_t k = 0; k < n && own == COLO_OK && summed; k++)
@@ -593,8 +591,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
         return COLO_OK;
     if (!near || !near->relays)
         return exchange(b, op, &s->relay[pass], NULL, stream);
-    const colo_exchange_t passed =
-        colo_bridge_p2p_part(b, s, op, &p->relay_send[pass], &p->relay_recv[pass], t, n);
-    COLO_TRY(exchange(b, op, &s->relay[pass], &passed, stream));
-    return colo_bridge_p2p_pass_on(b, s, pass, t, n, near, stream);
+    part.relays = true;
+    const colo_exchange_t passed = colo_bridge_p2p_part(&part, op);
+    return exchange(b, op, &s->relay[pass], &passed, stream);
 }

@@ -156,78 +156,69 @@ static colo_p2p_tensor_t tensor_of(const colo_shape_state_t *s, bool gathers,
 }
 
 /* All tensors in one call of the path. */
-static colo_status_t launch(const colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
-                            const colo_carried_t *t, int32_t n, const colo_near_t *near, bool relay,
-                            colo_stream_t stream)
+static colo_status_t launch(const colo_near_part_t *m, colo_stream_t stream)
 {
-    const bool gathers = colo_bridge_gathers(s, b->now.far, pass);
-    colo_p2p_tensor_t one = {0};
-    COLO_AUTOFREE colo_p2p_tensor_t *more = n > 1 ? calloc((size_t)n, sizeof *more) : NULL;
-    colo_p2p_tensor_t *tensor = n > 1 ? more : &one;
-    colo_p2p_call_t call = {.list = relay ? s->relay_list : near->list,
+    colo_bridge_t *b = m->b;
+    const bool gathers = colo_bridge_gathers(m->s, b->now.far, m->pass);
+    colo_p2p_tensor_t one;
+    COLO_AUTOFREE colo_p2p_tensor_t *more = m->n > 1 ? calloc((size_t)m->n, sizeof *more) : NULL;
+    colo_p2p_tensor_t *tensor = m->n > 1 ? more : &one;
+    colo_p2p_call_t call = {.list = m->relays ? m->s->relay_list : m->near->list,
                             .tensor = tensor,
-                            .device = near->all->device,
-                            .capturing = near->all->capturing};
+                            .device = m->near->all->device,
+                            .capturing = m->near->all->capturing};
     if (!tensor)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
-    for (int32_t k = 0; k < n; k++) {
-        colo_carried_t one_of = t[k];
-        one_of.in = relay ? t[k].out : t[k].in;
-        if (t[k].per > 0)
-            tensor[call.n++] = tensor_of(s, gathers, &one_of, &near->each[k]);
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)m->n);
+    for (int32_t k = 0; k < m->n; k++) {
+        colo_carried_t t = m->t[k];
+        t.in = m->relays ? t.out : t.in;
+        if (t.per > 0)
+            tensor[call.n++] = tensor_of(m->s, gathers, &t, &m->near->each[k]);
     }
-    return b->comm->ops->peer->run(b->p2p, pass, &call, stream);
+    return b->comm->ops->peer->run(b->p2p, m->pass, &call, stream);
 }
 
-colo_exchange_t colo_bridge_p2p_part(const colo_bridge_t *b, const colo_shape_state_t *s,
-                                     colo_op_desc_t op, const colo_routes_t *send,
-                                     const colo_routes_t *recv, const colo_carried_t *t, int32_t n)
+static colo_status_t move(void *arg, colo_stream_t stream)
 {
-    int64_t sent, received;
-    const int32_t ns = colo_bridge_p2p_count(b, send, &sent),
-                  nr = colo_bridge_p2p_count(b, recv, &received);
-    return (colo_exchange_t){.op = op,
-                             .is_part = true,
-                             .more_peers = ns > nr ? ns : nr,
-                             .more_sent = colo_bridge_bytes_of(b, s, sent, t, n),
-                             .more_received = colo_bridge_bytes_of(b, s, received, t, n)};
-}
-
-colo_status_t colo_bridge_p2p_move(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
-                                   const colo_carried_t *t, int32_t n, const colo_near_t *near,
-                                   colo_stream_t stream)
-{
+    const colo_near_part_t *m = arg;
+    const colo_plan_t *p = m->s->plan;
     int64_t bytes;
     colo_status_t st = COLO_OK;
-    if (colo_bridge_p2p_count(b, &s->plan->send[pass], &bytes) +
-        colo_bridge_p2p_count(b, &s->plan->recv[pass], &bytes))
-        st = launch(b, s, pass, t, n, near, false, stream);
-    else /* a plain copy is faster than a kernel without peers */
-        for (int32_t k = 0; st == COLO_OK && k < n; k++)
-            if (t[k].per > 0 && !colo_bridge_gathers(s, b->now.far, pass))
-                st = colo_exchange_keep(b, s, pass, &t[k], false, stream);
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
+    if (m->relays || colo_bridge_p2p_count(m->b, &p->send[m->pass], &bytes) +
+                         colo_bridge_p2p_count(m->b, &p->recv[m->pass], &bytes))
+        return launch(m, stream);
+    /* a plain copy is faster than a kernel without peers */
+    for (int32_t k = 0; st == COLO_OK && k < m->n; k++)
+        if (m->t[k].per > 0 && !colo_bridge_gathers(m->s, m->b->now.far, m->pass))
+            st = colo_exchange_keep(m->b, m->s, m->pass, &m->t[k], false, stream);
+    return st;
 }
 
-colo_status_t colo_bridge_p2p_pass_on(colo_bridge_t *b, const colo_shape_state_t *s,
-                                      colo_pass_t pass, const colo_carried_t *t, int32_t n,
-                                      const colo_near_t *near, colo_stream_t stream)
+colo_exchange_t colo_bridge_p2p_part(colo_near_part_t *m, colo_op_desc_t op)
 {
-    const colo_status_t st = launch(b, s, pass, t, n, near, true, stream);
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
+    const colo_plan_t *p = m->s->plan;
+    int64_t sent, received;
+    const int32_t ns = colo_bridge_p2p_count(
+                      m->b, m->relays ? &p->relay_send[m->pass] : &p->send[m->pass], &sent),
+                  nr = colo_bridge_p2p_count(
+                      m->b, m->relays ? &p->relay_recv[m->pass] : &p->recv[m->pass], &received);
+    return (colo_exchange_t){.op = op,
+                             .more = move,
+                             .arg = m,
+                             .more_peers = ns > nr ? ns : nr,
+                             .more_sent = colo_bridge_bytes_of(m->b, m->s, sent, m->t, m->n),
+                             .more_received =
+                                 colo_bridge_bytes_of(m->b, m->s, received, m->t, m->n)};
 }
 
-colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
-                                  colo_pass_t pass, const colo_carried_t *t, int32_t n,
-                                  const colo_near_t *near, colo_stream_t stream)
+colo_status_t colo_bridge_p2p_run(colo_near_part_t *m, colo_op_desc_t op, colo_stream_t stream)
 {
-    const colo_exchange_t x =
-        colo_bridge_p2p_part(b, s, op, &s->plan->send[pass], &s->plan->recv[pass], t, n);
-    if (!b->comm->ops->peer->reaches(b->comm, -1, -1)) /* others exchange messages, too */
-        COLO_TRY(colo_comm_i_exchange_over(b->comm, &x, stream));
-    else
-        colo_comm_i_end(b->comm,
-                        colo_comm_i_begin(b->comm, op, x.more_sent, x.more_received, x.more_peers),
-                        COLO_OK);
-    return colo_bridge_p2p_move(b, s, pass, t, n, near, stream);
+    colo_comm_t *c = m->b->comm;
+    const colo_exchange_t x = colo_bridge_p2p_part(m, op);
+    if (!c->ops->peer->reaches(c, -1, -1)) /* others exchange messages, too */
+        return colo_comm_i_exchange_over(c, &x, stream);
+    const uint64_t seq = colo_comm_i_begin(c, op, x.more_sent, x.more_received, x.more_peers);
+    const colo_status_t st = move(m, stream);
+    colo_comm_i_end(c, seq, st);
+    return st < 0 ? colo_comm_i_fail(c, st) : st;
 }

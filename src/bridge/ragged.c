@@ -457,9 +457,9 @@ static colo_status_t run(call_t *c)
              : COLO_OK;
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
+    colo_near_part_t part = {b, &c->batch->s, c->pass, c->carried, c->n, near, false};
     if (near && !b->now.far)
-        return colo_bridge_p2p_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, near,
-                                   stream);
+        return colo_bridge_p2p_run(&part, operation(c), stream);
     const bool ordered = b->order && !c->capturing;
     if (ordered)
         COLO_TRY(colo_bridge_follow(b, stream));

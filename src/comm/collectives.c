@@ -255,8 +255,10 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x
     if (x->subconnection)
         st = c->ops->subconnection_exchange(c, x->subconnection, x->stage, x->stage_bytes, x->send,
                                             x->nsends, x->recv, x->nrecvs, dtype, stream);
-    else if (!x->is_part || x->nsends + x->nrecvs > 0)
+    else if (!x->more || x->nsends + x->nrecvs > 0)
         st = c->ops->exchange(c, x->send, x->nsends, x->recv, x->nrecvs, dtype, stream);
+    if (st == COLO_OK && x->more)
+        st = x->more(x->arg, stream);
     return finish(c, seq, st);
 }
 

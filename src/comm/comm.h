@@ -211,8 +211,10 @@ typedef struct colo_exchange {
     size_t stage_bytes;
     const colo_message_t *send, *recv;
     int32_t nsends, nrecvs;
-    /* The caller moves more than these messages in the same operation, which counts it. */
-    bool is_part;
+    /* What the caller moves besides these messages, after them in the same operation, which counts
+     * it; NULL: nothing. */
+    colo_status_t (*more)(void *arg, colo_stream_t stream);
+    void *arg;
     int32_t more_peers;
     int64_t more_sent, more_received;
 } colo_exchange_t;

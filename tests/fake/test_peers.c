@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_peers.c - peer memory where a GPU does not say: a device that others do not reach, as many
- * registrations as there are numbers, memory of lists that serves again, memory of a caller's
- * allocator behind a call that fails, an answer that CUDA owes.
+ * registrations as there are numbers, memory of lists that serves again, what a warm call asks the
+ * runtime and the allocator, a launch that fails, memory of a caller's allocator behind a call that
+ * fails, an answer that CUDA owes.
  */
 #include "fake.h"
 #include "gpu/gpu_ranks.h"
@@ -240,6 +241,60 @@ static colo_status_t counted(t_gpu_rank_t *r, void *arg)
 T_CASE(a_warm_call_of_a_bridge_asks_the_runtime_nothing_twice)
 {
     assert_ok(t_gpus_run(RANKS, false, counted, NULL));
+}
+
+/* ---- a launch that fails ---- */
+
+/* Its operation is recorded as failed, and not counted: where all ranks reach each other, and where
+ * some exchange messages in the same operation. */
+static colo_status_t cannot_launch(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = the_case();
+    colo_bridge_t *bridge = NULL;
+    colo_comm_stats_t before, after;
+    t_placed_t x, y;
+    if (*(bool *)arg) /* all ranks with all */
+        c.dst = t_side("tp=1,cp=4,dp=1", false);
+    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
+    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_gpu_pass(r, bridge, &c, 1, false));
+    rank_try(t_place(r, &c, T_X, 2, true, &x));
+    rank_try(t_place(r, &c, T_Y, 2, false, &y));
+    rank_try(t_gpu_quiet(r));
+    colo_comm_stats(r->gpus, &before);
+    if (r->rank == 1)
+        fake_fail_name(r->device, "colo_k_p2p");
+    colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+    rank_check(r->rank != 1 || st == COLO_ERR_CUDA);
+    if (r->rank == 1) {
+        const colo_comm_t *g = r->gpus;
+        colo_comm_stats(g, &after);
+        rank_check(g->record[g->seq % COLO_RECORDS].kind == COLO_OP_EXCHANGE);
+        rank_check(g->record[g->seq % COLO_RECORDS].status == COLO_ERR_CUDA);
+        rank_check(!memcmp(&before, &after, sizeof before));
+    }
+    for (int i = 0; st == COLO_OK && i < 1000; i++) {
+        usleep(1000);
+        st = colo_comm_check(r->gpus);
+    }
+    rank_check(r->rank == 1 || st == COLO_ERR_PEER);
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    colo_bridge_destroy(&bridge);
+    t_placed_free(&x);
+    t_placed_free(&y);
+    return COLO_OK;
+}
+
+T_CASE(a_launch_between_peers_that_fails_is_recorded_as_failed)
+{
+    for (int i = 0; i < 3; i++) {
+        bool far = i == 2;
+        fake_lose_device(i ? LOST : -1, false);
+        assert_ok(t_gpus_run(RANKS, false, cannot_launch, &far));
+    }
+    fake_lose_device(-1, false);
 }
 
 /* ---- a caller's allocator ---- */
