@@ -10,6 +10,7 @@
  * something else is registered.
  */
 #include "bridge/bridge.h"
+#include "bridge/ragged.h"
 
 #include "comm/comm.h"
 #include "core/env.h"
@@ -160,9 +161,9 @@ static colo_status_t launch(const colo_near_part_t *m, colo_stream_t stream)
 {
     colo_bridge_t *b = m->b;
     const bool gathers = colo_bridge_gathers(m->s, b->now.far, m->pass);
-    colo_p2p_tensor_t one;
-    COLO_AUTOFREE colo_p2p_tensor_t *more = m->n > 1 ? calloc((size_t)m->n, sizeof *more) : NULL;
-    colo_p2p_tensor_t *tensor = m->n > 1 ? more : &one;
+    colo_p2p_tensor_t one, *tensor = &one;
+    if (m->n > 1) /* of a ragged batch */
+        tensor = colo_ragged_zeroed(&b->ragged->tensors, m->n, sizeof *tensor);
     colo_p2p_call_t call = {.list = m->relays ? m->s->relay_list : m->near->list,
                             .tensor = tensor,
                             .device = m->near->all->device,

@@ -158,6 +158,7 @@ void colo_ragged_destroy(colo_bridge_t *b)
     colo_pool_deinit(&b->ragged->spare);
     free(b->ragged->carried.items);
     free(b->ragged->each.items);
+    free(b->ragged->tensors.items);
     for (int i = 0; i < 2; i++) {
         free(b->ragged->steps.step[i].items);
         free(b->ragged->steps.addend[i].items);

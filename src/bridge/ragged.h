@@ -150,7 +150,7 @@ typedef struct colo_ragged_bridge {
     colo_builder_t builder;
     colo_pool_t spare; /* of a batch that was destroyed */
     colo_ragged_steps_t steps;
-    colo_list_t carried, each; /* of the call that is under way */
+    colo_list_t carried, each, tensors; /* of the call that is under way */
     bool merged;
     int64_t unit;     /* p2p: bytes of a feature of the plan in the widest tensor so far */
     int64_t max_rows; /* of a source rank; 0: any */

@@ -7,6 +7,8 @@
  */
 #include "fake.h"
 #include "gpu/gpu_ranks.h"
+#include "gpu/ragged_gpu.h"
+#include "harness/allocations.h"
 
 #include "comm/comm.h"
 #include "comm/peer/registry.h"
@@ -242,6 +244,59 @@ T_CASE(a_warm_call_of_a_bridge_asks_the_runtime_nothing_twice)
 {
     assert_ok(t_gpus_run(RANKS, false, counted, NULL));
 }
+
+#ifndef SANITIZED
+/* The fake itself, as CUDA and NCCL, has what it needs. */
+static bool is_of_the_fake(const void *caller)
+{
+    Dl_info of;
+    return dladdr(caller, &of) && strstr(of.dli_fname, "libnccl");
+}
+
+static colo_status_t allocates_nothing(t_gpu_rank_t *r, void *arg)
+{
+    enum { TENSORS = 3, FAR_AWAY = 1 << 20 };
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    colo_tensor_t t[T_FOUR][TENSORS];
+    int64_t rows[2];
+    t_ragged_t c;
+    rank_try(colo_memory_alloc(r->gpus, 1 << 20, &r->memory));
+    r->arena = colo_memory_data(r->memory);
+    const t_ragged_where_t w = t_where(r);
+    const t_ragged_options_t o = {.tensors = TENSORS, .where = &w};
+    t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
+    c.c.full = c.c.partial = true;
+    rank_try(t_ragged_bridge(&bridge, &c, &o, r->gpus));
+    const colo_segments_t s = t_ragged_segments(&c);
+    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+    colo_bridge_rows(bridge, &rows[0], &rows[1]);
+    for (int i = 0; i < T_FOUR; i++)
+        for (int k = 0; k < TENSORS; k++)
+            rank_try(t_random_rows(&w, rows[i == T_Y2 || i == T_DY2], c.c.h, 1, &t[i][k]));
+    for (int warm = 0; warm < 2; warm++) {
+        rank_try(t_gpu_quiet(r));
+        fail_at = FAR_AWAY;
+        rank_try(colo_batch_forward(batch, t[T_X2], t[T_Y2], TENSORS, r->stream));
+        rank_try(colo_batch_backward(batch, t[T_DY2], t[T_DX2], TENSORS, r->stream));
+        const long left = fail_at;
+        fail_at = 0;
+        if (warm && left != FAR_AWAY)
+            return colo_fail(COLO_ERR_STATE, "%ld allocations", FAR_AWAY - left);
+    }
+    rank_try(t_gpu_quiet(r));
+    colo_batch_destroy(&batch);
+    t_ragged_free(&c);
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(a_warm_call_of_several_tensors_allocates_nothing)
+{
+    spared = is_of_the_fake;
+    assert_ok(t_gpus_run(RANKS, false, allocates_nothing, NULL));
+}
+#endif
 
 /* ---- a launch that fails ---- */
 
