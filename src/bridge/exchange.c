@@ -279,12 +279,21 @@ static colo_status_t all_members(const colo_bridge_t *b, colo_shape_state_t *s)
     return COLO_OK;
 }
 
+/* @summed: what arrives goes to partial sums. */
 static void fill_first(const colo_shape_state_t *s, colo_pass_t pass, const colo_carried_t *t,
-                       int32_t n)
+                       int32_t n, bool summed)
 {
     const bool fwd = pass == COLO_FORWARD;
-    fill(s, s->messages[pass].send_box, &s->plan->send[pass], t, n, true, fwd);
-    fill(s, s->messages[pass].recv_box, &s->plan->recv[pass], t, n, false, !fwd);
+    const colo_plan_t *p = s->plan;
+    const colo_routes_t *recv = &p->recv[pass];
+    const colo_pass_messages_t *l = &s->messages[pass];
+    fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
+    if (!summed)
+        fill(s, l->recv_box, recv, t, n, false, !fwd);
+    for (int64_t i = 0; summed && i < recv->nregions; i++)
+        for (int32_t k = 0; k < n; k++)
+            l->recv_box[i * n + k] = colo_sum_box(s, &t[k], colo_sum_recv_key(p, &recv->region[i]),
+                                                  &recv->region[i], &recv->offset[i], s->bytes);
 }
 
 /* From output to output: what entered the node here goes to the others that need it. */
@@ -337,7 +346,7 @@ colo_status_t colo_messages_stage(colo_bridge_t *b, colo_shape_state_t *s)
     /* extents are all that counts; each call fills in the rest */
     const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
     for (int pass = 0; pass < 2; pass++) {
-        fill_first(s, (colo_pass_t)pass, &none, 1);
+        fill_first(s, (colo_pass_t)pass, &none, 1, false);
         fill_relay(s, (colo_pass_t)pass, &none, 1);
         if (pass == COLO_BACKWARD)
             fill_sums(s, &none, 1);
@@ -548,21 +557,16 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
                                 const colo_near_t *near, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    colo_pass_messages_t *l = &s->messages[pass];
-    const colo_routes_t *recv = &p->recv[pass];
+    const colo_pass_messages_t *l = &s->messages[pass];
     const bool summed = pass == COLO_BACKWARD && p->addends > 1;
     bool capturing = false;
     COLO_TRY(make_ready(b, stream, &capturing));
     if (!s->bytes)
         s->sums = b->sums.data;
-    fill_first(s, pass, t, n);
+    fill_first(s, pass, t, n, summed);
     fill_relay(s, pass, t, n);
     if (summed)
         fill_sums(s, t, n);
-    for (int64_t i = 0; summed && i < recv->nregions; i++)
-        for (int32_t k = 0; k < n; k++)
-            l->recv_box[i * n + k] = colo_sum_box(s, &t[k], colo_sum_recv_key(p, &recv->region[i]),
-                                                  &recv->region[i], &recv->offset[i], s->bytes);
     if (s->bytes) {
         colo_status_t st = colo_ragged_stage(b, s, pass, capturing);
         if (st < 0)
