@@ -16,19 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- growing lists ---- */
-
-bool colo_list_grow(colo_list_t *l, size_t size)
-{
-    const int64_t cap = l->cap ? 2 * l->cap : 16;
-    void *grown = realloc(l->items, (size_t)cap * size);
-    if (!grown)
-        return false;
-    l->items = grown;
-    l->cap = cap;
-    return true;
-}
-
 /* ---- sides, blocks ---- */
 
 void colo_block_clear(colo_block_t *b)

@@ -12,6 +12,7 @@
 #include "bridge/index.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/list.h"
 #include "grid/dims.h"
 
 #include <stdlib.h>
@@ -367,18 +368,17 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
     return n;
 }
 
-static colo_status_t push_run(colo_runs_t *r, int64_t row, int64_t count)
+colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count, int64_t local)
 {
-    if (r->n == r->cap) {
-        int64_t cap = r->cap ? 2 * r->cap : 8;
-        colo_run_t *run = realloc(r->run, (size_t)cap * sizeof *run);
-        if (!run)
-            return colo_fail(COLO_ERR_NOMEM, "layout: %lld runs of rows", (long long)cap);
-        r->run = run;
-        r->cap = cap;
-    }
-    r->run[r->n++] = (colo_run_t){.row = row, .count = count, .local = r->rows};
-    r->rows += count;
+    colo_list_t list = {runs->run, runs->n, runs->cap};
+    colo_run_t *run = colo_list_push(&list, sizeof *run);
+    if (!run)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
+    *run = (colo_run_t){.row = row, .count = count, .local = local};
+    runs->run = list.items;
+    runs->n = list.n;
+    runs->cap = list.cap;
+    runs->rows += count;
     return COLO_OK;
 }
 
@@ -388,7 +388,7 @@ colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t 
     colo_span_t spans[2 * COLO_MAX_SPANS];
     runs->n = runs->rows = 0;
     if (full)
-        return map->rows > 0 ? push_run(runs, 0, map->rows) : COLO_OK;
+        return map->rows > 0 ? colo_runs_push(runs, 0, map->rows, 0) : COLO_OK;
     int n = colo_axis_spans(layout, COLO_ROWS, coords, map->positions, spans);
     for (int i = 0; i < n; i++) {
         /* first map run that ends past spans[i].lo */
@@ -404,7 +404,7 @@ colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t 
             const colo_map_run_t *m = &map->by_pos[a];
             int64_t lo = m->pos > spans[i].lo ? m->pos : spans[i].lo;
             int64_t hi = m->pos + m->count < spans[i].hi ? m->pos + m->count : spans[i].hi;
-            COLO_TRY(push_run(runs, m->row + (lo - m->pos), hi - lo));
+            COLO_TRY(colo_runs_push(runs, m->row + (lo - m->pos), hi - lo, runs->rows));
         }
     }
     return COLO_OK;

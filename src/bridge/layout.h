@@ -42,6 +42,7 @@ typedef struct colo_runs {
     int64_t rows; /* sum of counts */
 } colo_runs_t;
 
+colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count, int64_t local);
 /* Rows owned by @coords as runs in local order; full: all rows, one run. Reuses the array. */
 colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t *map,
                                const int64_t *coords, bool full, colo_runs_t *runs);

@@ -163,7 +163,7 @@ static colo_status_t launch(const colo_near_part_t *m, colo_stream_t stream)
     const bool gathers = colo_bridge_gathers(m->s, b->now.far, m->pass);
     colo_p2p_tensor_t one, *tensor = &one;
     if (m->n > 1) /* of a ragged batch */
-        tensor = colo_ragged_zeroed(&b->ragged->tensors, m->n, sizeof *tensor);
+        tensor = colo_list_zeroed(&b->ragged->tensors, m->n, sizeof *tensor);
     colo_p2p_call_t call = {.list = m->relays ? m->s->relay_list : m->near->list,
                             .tensor = tensor,
                             .device = m->near->all->device,

@@ -22,30 +22,23 @@
 #include <string.h>
 
 typedef struct growing {
-    colo_transfer_t *step;
-    colo_addend_t *addend; /* [n][addends] */
-    int64_t n, cap;
+    colo_list_t step, addend; /* colo_transfer_t; colo_addend_t, @addends of each step */
     int32_t addends;
 } growing_t;
 
 static colo_status_t push(growing_t *g, const colo_transfer_t *s, const colo_addend_t *a)
 {
-    if (g->n == g->cap) {
-        int64_t cap = g->cap ? 2 * g->cap : 16;
-        void *step = realloc(g->step, (size_t)cap * sizeof *g->step);
-        g->step = step ? step : g->step;
-        void *addend = !step || !g->addends
-                           ? g->addend
-                           : realloc(g->addend, (size_t)(cap * g->addends) * sizeof *g->addend);
-        g->addend = addend ? addend : g->addend;
-        if (!step || (g->addends && !addend))
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)cap);
-        g->cap = cap;
+    colo_transfer_t *step = colo_list_push(&g->step, sizeof *step);
+    bool stored = step;
+    for (int32_t i = 0; stored && a && i < g->addends; i++) {
+        colo_addend_t *addend = colo_list_push(&g->addend, sizeof *addend);
+        stored = addend;
+        if (stored)
+            *addend = a[i];
     }
-    g->step[g->n] = *s;
-    if (g->addends && a)
-        memcpy(g->addend + g->n * g->addends, a, (size_t)g->addends * sizeof *a);
-    g->n++;
+    if (!stored)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)g->step.n);
+    *step = *s;
     return COLO_OK;
 }
 
@@ -234,8 +227,8 @@ struct both {
 static void both_free(struct both *w)
 {
     for (int i = 0; i < 2; i++) {
-        free(w->g[i].step);
-        free(w->g[i].addend);
+        free(w->g[i].step.items);
+        free(w->g[i].addend.items);
         free(w->exposed[i]);
     }
 }
@@ -291,11 +284,11 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
                       : steps_that_move(b, s, (colo_pass_t)i, &w->g[i]));
         w->pass[i] = (colo_transfers_t){.name = names[i],
                                         .elem = colo_dtype_size(p->config.dtype),
-                                        .nsteps = w->g[i].n,
-                                        .step = w->g[i].step,
+                                        .nsteps = w->g[i].step.n,
+                                        .step = w->g[i].step.items,
                                         .pulls = gathers,
                                         .addends = w->g[i].addends,
-                                        .addend = w->g[i].addend,
+                                        .addend = w->g[i].addend.items,
                                         .blocks = b->blocks,
                                         .nexposed = nexposed,
                                         .exposed = w->exposed[i]};
@@ -354,8 +347,8 @@ colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t 
             st = steps_that_pass_on(b, s, (colo_pass_t)i, &w.g[i]);
         w.pass[i] = (colo_transfers_t){.name = w.pass[i].name,
                                        .elem = colo_bridge_p2p_unit(b, p),
-                                       .nsteps = w.g[i].n,
-                                       .step = w.g[i].step,
+                                       .nsteps = w.g[i].step.n,
+                                       .step = w.g[i].step.items,
                                        .blocks = b->blocks,
                                        .nexposed = nexposed,
                                        .exposed = w.exposed[i]};

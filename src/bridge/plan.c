@@ -111,9 +111,8 @@ static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
     }
     if (sorted)
         return COLO_OK;
-    while (w->sorted.cap < n)
-        if (!colo_list_grow(&w->sorted, sizeof *e))
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    if (!colo_list_reserve(&w->sorted, n, sizeof *e))
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
     run = w->runs.items;
     colo_entry_t *to = w->sorted.items;
     qsort(run, (size_t)w->runs.n, sizeof *run, by_first_entry);

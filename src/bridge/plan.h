@@ -4,10 +4,9 @@
 #define COLO_BRIDGE_PLAN_H
 
 #include "bridge/layout.h"
+#include "core/list.h"
 
 #include <colobridge/plan.h>
-
-#include <stdlib.h>
 
 /* Where a region sits in this rank's own tensors: local row of its first row; -1 on a side that the
  * rank does not touch. Samples and features subtract own->b0 and own->h0. */
@@ -38,23 +37,6 @@ typedef struct colo_routes {
     colo_region_t *region;
     colo_offset_t *offset; /* [nregions] */
 } colo_routes_t;
-
-/* Memory that is freed as a whole, in chunks, the largest first. */
-typedef struct colo_pool {
-    struct colo_chunk *chunk;
-} colo_pool_t;
-
-/* @bytes from @pool, or from malloc() without one. NULL: there is no memory. */
-void *colo_pool_take(colo_pool_t *pool, size_t bytes);
-/* Frees what came from malloc(); the rest goes with its pool. */
-static inline void colo_pool_drop(const colo_pool_t *pool, void *data)
-{
-    if (!pool)
-        free(data);
-}
-/* Frees all but the largest chunk of @pool and of @spare, which is that of @spare then. */
-void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare);
-void colo_pool_deinit(colo_pool_t *pool);
 
 struct colo_plan {
     colo_plan_config_t config; /* src and dst point at the copies below */

@@ -14,56 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- memory of one batch ---- */
-
-typedef struct colo_chunk {
-    struct colo_chunk *next;
-    size_t size, used; /* this header included */
-} colo_chunk_t;
-
-enum { ALIGNED = 64, SMALLEST = 1 << 16 };
-
-void *colo_pool_take(colo_pool_t *pool, size_t bytes)
-{
-    if (!pool)
-        return malloc(bytes);
-    colo_chunk_t *c = pool->chunk;
-    bytes = (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
-    if (!c || bytes > c->size - c->used) {
-        size_t size = c ? 2 * c->size : SMALLEST;
-        while (size - ALIGNED < bytes)
-            size *= 2;
-        c = aligned_alloc(ALIGNED, size);
-        if (!c)
-            return NULL;
-        *c = (colo_chunk_t){.next = pool->chunk, .size = size, .used = ALIGNED};
-        pool->chunk = c;
-    }
-    c->used += bytes;
-    return (char *)c + c->used - bytes;
-}
-
-void colo_pool_deinit(colo_pool_t *pool)
-{
-    while (pool->chunk) {
-        colo_chunk_t *c = pool->chunk;
-        pool->chunk = c->next;
-        free(c);
-    }
-}
-
-void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare)
-{
-    colo_chunk_t *c = pool->chunk;
-    if (c && (!spare->chunk || c->size > spare->chunk->size)) {
-        pool->chunk = c->next;
-        colo_pool_deinit(spare);
-        *c = (colo_chunk_t){.size = c->size, .used = ALIGNED};
-        spare->chunk = c;
-    }
-    colo_pool_deinit(pool);
-}
-
 /* ---- growing ---- */
 
 /* From the caller's allocator, if it gave one. */
@@ -139,14 +89,6 @@ colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, c
         return COLO_OK;
     return colo_arena_grow(b, &b->stage, colo_messages_staging(b->comm, s, pass, 1, 1), capturing,
                            "staging of messages");
-}
-
-void *colo_ragged_zeroed(colo_list_t *l, int64_t n, size_t size)
-{
-    while (l->cap < n)
-        if (!colo_list_grow(l, size))
-            return NULL;
-    return memset(l->items, 0, (size_t)n * size);
 }
 
 void colo_ragged_destroy(colo_bridge_t *b)

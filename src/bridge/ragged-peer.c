@@ -282,14 +282,6 @@ static int64_t cuts_of(const held_t *h, int64_t n, int64_t *cut)
     return m;
 }
 
-static bool reserve_held(colo_list_t *l, int64_t n)
-{
-    while (l->cap < n)
-        if (!colo_list_grow(l, sizeof(held_t)))
-            return false;
-    return true;
-}
-
 static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p, list_t *out)
 {
     const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
@@ -297,7 +289,8 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
     COLO_AUTOFREE int64_t *cut = calloc((size_t)(2 * n) + 1, sizeof *cut);
     COLO_AUTOFREE int64_t *pos = calloc(2 * (size_t)p->addends + 1, sizeof *pos);
     colo_status_t st = COLO_OK;
-    if (!reserve_held(&held[0], n) || !reserve_held(&held[1], n) || !cut || !pos)
+    if (!colo_list_reserve(&held[0], n, sizeof(held_t)) ||
+        !colo_list_reserve(&held[1], n, sizeof(held_t)) || !cut || !pos)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
     if (n == 0)
         return COLO_OK;

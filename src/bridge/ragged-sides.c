@@ -71,22 +71,6 @@ colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const
     return COLO_OK;
 }
 
-/* Memory for @n + 1 entries. */
-static bool grow(void *list, int64_t *cap, int64_t n)
-{
-    int64_t **grown = list, bytes;
-    if (n < *cap)
-        return true;
-    if (!colo_mul_ok(n, sizeof **grown, &bytes))
-        return false;
-    int64_t *next = realloc(*grown, (size_t)bytes + sizeof **grown);
-    if (next) {
-        *grown = next;
-        *cap = n + 1;
-    }
-    return next != NULL;
-}
-
 /* Makes @lo [n + 1], whose lo[d + 1] is how many d has, begin with the first of each. */
 static void add_up_before(int64_t *lo, int64_t n)
 {
@@ -110,7 +94,8 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     for (int64_t e = 0; p < end; e++)
         begin[src_dp[e] + 1] += colo_parts_of(r->tables->rows[e], &p);
     add_up_before(begin, replicas);
-    COLO_TRY(colo_parts_reserve(&r->parts, n + 1)); /* also if there is none */
+    if (!colo_list_reserve(&r->parts, n + 1, sizeof *p)) /* also if there is none */
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
     r->parts.n = n;
     colo_part_t *to = r->parts.items;
     p = r->in_order.items;
@@ -133,12 +118,13 @@ static void sort_sequences(colo_ragged_t *r, int64_t replicas)
 {
     const colo_part_t *p = r->parts.items;
     const int64_t n = r->parts.n, *seq_dp = r->tables->seq_dp;
+    int64_t *by_dst = r->by_dst.items;
     memset(r->dst_lo, 0, (size_t)(replicas + 1) * sizeof *r->dst_lo);
     for (int64_t i = 0; i < n; i++)
         r->dst_lo[seq_dp[p[i].seq] + 1]++;
     add_up_before(r->dst_lo, replicas);
     for (int64_t i = 0; i < n; i++)
-        r->by_dst[r->dst_lo[seq_dp[p[i].seq]]++] = i;
+        by_dst[r->dst_lo[seq_dp[p[i].seq]]++] = i;
     memmove(&r->dst_lo[1], &r->dst_lo[0], (size_t)replicas * sizeof *r->dst_lo);
     r->dst_lo[0] = 0;
 }
@@ -154,15 +140,22 @@ colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
     const int64_t nsrc = r->src.replicas, ndst = r->dst.replicas;
     COLO_TRY(colo_segments_present(s));
     r->tables = s;
-    if (!grow(&r->src_lo, &r->cap[0], nsrc) || !grow(&r->dst_lo, &r->cap[1], ndst) ||
-        !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs) ||
-        !grow(&r->chunk, &r->cap[5], s->nseqs) || !grow(&r->local, &r->cap[6], s->nseqs) ||
-        !grow(&r->row, &r->cap[7], s->count))
+    int64_t **const table[] = {&r->src_lo, &r->dst_lo, &r->length, &r->base,
+                               &r->chunk,  &r->local,  &r->row};
+    const int64_t entries[] = {nsrc, ndst, ndst, s->nseqs, s->nseqs, s->nseqs, s->count};
+    int64_t all = 0;
+    for (int i = 0; i < 7; i++)
+        if (!colo_add_ok(all, entries[i], &all) || !colo_add_ok(all, 1, &all))
+            return no_memory(s);
+    if (!colo_list_reserve(&r->entries, all, sizeof **table[0]))
         return no_memory(s);
+    int64_t *next = r->entries.items;
+    for (int i = 0; i < 7; next += entries[i++] + 1)
+        *table[i] = next;
     COLO_TRY(colo_ragged_parts(r));
     if (r->sorted) /* as tables usually are */
         return COLO_OK;
-    if (!grow(&r->by_dst, &r->cap[4], r->in_order.n))
+    if (!colo_list_reserve(&r->by_dst, r->in_order.n, sizeof(int64_t)))
         return no_memory(s);
     COLO_TRY(sort_parts(r, nsrc));
     sort_sequences(r, ndst);
@@ -173,14 +166,8 @@ void colo_ragged_deinit(colo_ragged_t *r)
 {
     free(r->in_order.items);
     free(r->parts.items);
-    free(r->src_lo);
-    free(r->dst_lo);
-    free(r->length);
-    free(r->base);
-    free(r->chunk);
-    free(r->local);
-    free(r->by_dst);
-    free(r->row);
+    free(r->entries.items);
+    free(r->by_dst.items);
     memset(r, 0, sizeof *r);
 }
 
@@ -222,21 +209,6 @@ static owner_t owner_of(const colo_ragged_t *r, int64_t q, int64_t p)
 
 /* ---- rows of a block ---- */
 
-static colo_status_t push_run(colo_runs_t *runs, int64_t row, int64_t count, int64_t local)
-{
-    if (runs->n == runs->cap) {
-        const int64_t cap = runs->cap ? 2 * runs->cap : 16;
-        colo_run_t *grown = realloc(runs->run, (size_t)cap * sizeof *grown);
-        if (!grown)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)cap);
-        runs->run = grown;
-        runs->cap = cap;
-    }
-    runs->run[runs->n++] = (colo_run_t){row, count, local};
-    runs->rows += count;
-    return COLO_OK;
-}
-
 /* Rows of @part that a context rank owns of chunk @j, cut to its block of sequence parallelism. */
 static colo_status_t push_chunk(const colo_side_t *side, const colo_part_t *part, int64_t j,
                                 int64_t sp, colo_runs_t *runs)
@@ -263,7 +235,7 @@ static colo_status_t push_chunk(const colo_side_t *side, const colo_part_t *part
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
         *entry = local;
     }
-    return push_run(runs, part->row + (lo - part->pos), hi - lo, r->base[q] + lo);
+    return colo_runs_push(runs, part->row + (lo - part->pos), hi - lo, r->base[q] + lo);
 }
 
 static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords, colo_runs_t *runs)
@@ -274,7 +246,7 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
                       colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
     const int64_t n = r->src_lo[d + 1] - r->src_lo[d], parts = r->src.cp * r->src.sp;
     const int64_t lo = colo_block_lo(n, parts, j), hi = colo_block_lo(n, parts, j + 1);
-    return lo < hi ? push_run(runs, r->src_lo[d] + lo, hi - lo, 0) : COLO_OK;
+    return lo < hi ? colo_runs_push(runs, r->src_lo[d] + lo, hi - lo, 0) : COLO_OK;
 }
 
 /* Parts in an order: the columns of the tables, or a list. */
@@ -296,7 +268,7 @@ static parts_t parts_in_order(const colo_ragged_t *r, bool by_dst)
                      .pos = &p->pos,
                      .count = &p->count,
                      .row = &p->row,
-                     .index = by_dst ? r->by_dst : NULL};
+                     .index = by_dst ? r->by_dst.items : NULL};
 }
 
 static inline colo_part_t part_of(const parts_t *p, int64_t i)
@@ -342,7 +314,7 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
         if (p.row >= behind)
             break;
         if (side->full) {
-            COLO_TRY(push_run(runs, p.row, p.count, r->base[p.seq] + p.pos));
+            COLO_TRY(colo_runs_push(runs, p.row, p.count, r->base[p.seq] + p.pos));
             continue;
         }
         const int64_t unit = r->chunk[p.seq], last = p.pos + p.count;

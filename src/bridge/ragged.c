@@ -361,8 +361,8 @@ static colo_status_t prepare(call_t *c)
     if (c->n < 1)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1",
                          (long long)s->plan->rank, (int)c->n);
-    c->carried = colo_ragged_zeroed(&b->ragged->carried, c->n, sizeof *c->carried);
-    c->each = colo_ragged_zeroed(&b->ragged->each, 2 * (int64_t)c->n, sizeof *c->each);
+    c->carried = colo_list_zeroed(&b->ragged->carried, c->n, sizeof *c->carried);
+    c->each = colo_list_zeroed(&b->ragged->each, 2 * (int64_t)c->n, sizeof *c->each);
     if (!c->carried || !c->each)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
     colo_status_t st = b->ops->stream_check(&c->queries, c->stream, &c->capturing);

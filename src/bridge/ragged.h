@@ -45,8 +45,6 @@ static inline int64_t colo_parts_of(int64_t rows, const colo_part_t **part)
         rows -= (*part)++->count;
     return *part - first;
 }
-/* Memory for @n parts. */
-colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n);
 /* Are all tables there. */
 colo_status_t colo_segments_present(const colo_segments_t *s);
 
@@ -78,8 +76,8 @@ typedef struct colo_ragged {
     int64_t *chunk;              /* [nseqs] positions of a chunk */
     int64_t *length;             /* [replicas] of that axis */
     int64_t *dst_lo;             /* [replicas + 1] parts of each destination replica */
-    int64_t *by_dst;             /* if not sorted, which these are */
-    int64_t cap[8];
+    colo_list_t by_dst;          /* int64_t: if not sorted, which these are */
+    colo_list_t entries;         /* int64_t: memory of the tables above */
 } colo_ragged_t;
 
 /* Takes layouts and shape, as ragged batches must have them. */
@@ -166,8 +164,6 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 /* Staging for the messages of a call, whose boxes are filled in; as colo_arena_grow(). */
 colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
                                 bool capturing);
-/* @n zeroed elements of @size bytes in @l, which keeps its memory; NULL: there is none. */
-void *colo_ragged_zeroed(colo_list_t *l, int64_t n, size_t size);
 void colo_ragged_destroy(colo_bridge_t *b);
 static inline size_t colo_ragged_padded(size_t bytes)
 {

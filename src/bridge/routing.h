@@ -6,12 +6,6 @@
 
 #include "bridge/plan.h"
 
-/* A growing array; the owner frees items. */
-typedef struct colo_list {
-    void *items;
-    int64_t n, cap;
-} colo_list_t;
-
 /* One layout in one role: which splits of rows count, and which context addend it shows. */
 typedef struct colo_side {
     const colo_layout_t *layout;
@@ -73,16 +67,6 @@ typedef struct colo_builder {
 } colo_builder_t;
 
 /* ---- blocks.c ---- */
-
-/* Memory for at least one more element. */
-bool colo_list_grow(colo_list_t *l, size_t size);
-/* The place of one more element, or NULL. */
-static inline void *colo_list_push(colo_list_t *l, size_t size)
-{
-    if (l->n == l->cap && !colo_list_grow(l, size))
-        return NULL;
-    return (char *)l->items + (size_t)l->n++ * size;
-}
 
 typedef struct colo_block {
     int64_t coord[COLO_MAX_DIMS]; /* of split dims and the stage; -1: replicated */

@@ -143,19 +143,6 @@ static colo_status_t lay_sequences(colo_ragged_t *r)
     return COLO_OK;
 }
 
-colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n)
-{
-    if (n <= parts->cap)
-        return COLO_OK;
-    const int64_t cap = n > 2 * parts->cap ? n : 2 * parts->cap;
-    void *list = realloc(parts->items, (size_t)cap * sizeof(colo_part_t));
-    if (!list)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
-    parts->items = list;
-    parts->cap = cap;
-    return COLO_OK;
-}
-
 static colo_status_t bad_position(const colo_segments_t *s, int64_t e, int64_t row, int64_t pos)
 {
     return colo_fail(COLO_ERR_ARG,
@@ -177,9 +164,10 @@ static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const 
                 return bad_position(s, e, end, pos[end]);
             end++;
         } while (end < n && pos[end] == pos[r] + (end - r));
-        COLO_TRY(colo_parts_reserve(parts, parts->n + 1));
-        ((colo_part_t *)parts->items)[parts->n++] =
-            (colo_part_t){.seq = s->seq[e], .pos = pos[r], .count = end - r};
+        colo_part_t *part = colo_list_push(parts, sizeof *part);
+        if (!part)
+            return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)parts->n);
+        *part = (colo_part_t){.seq = s->seq[e], .pos = pos[r], .count = end - r};
     }
     return COLO_OK;
 }
@@ -335,7 +323,8 @@ static colo_status_t walk_one(walk_t *w, const colo_segments_t *s, int64_t repli
 /* One part for each segment with rows, which follow each other. */
 static colo_status_t list_parts(const colo_segments_t *s, colo_list_t *parts)
 {
-    COLO_TRY(colo_parts_reserve(parts, s->count));
+    if (!colo_list_reserve(parts, s->count, sizeof(colo_part_t)))
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)s->count);
     for (int64_t e = 0; e < s->count; e++)
         if (s->rows[e] > 0)
             ((colo_part_t *)parts->items)[parts->n++] =

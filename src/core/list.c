@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* list.c - growing arrays and pools. */
+#include "core/list.h"
+
+#include <string.h>
+
+bool colo_list_reserve(colo_list_t *list, int64_t n, size_t size)
+{
+    enum { FIRST = 16 };
+    int64_t cap = list->cap > INT64_MAX / 2 ? n : 2 * list->cap;
+    if (n <= list->cap)
+        return true;
+    cap = cap < FIRST ? FIRST : cap;
+    cap = cap < n ? n : cap;
+    size_t bytes;
+    void *grown = __builtin_mul_overflow((size_t)cap, size, &bytes) ? NULL
+                                                                    : realloc(list->items, bytes);
+    if (!grown)
+        return false;
+    list->items = grown;
+    list->cap = cap;
+    return true;
+}
+
+void *colo_list_zeroed(colo_list_t *list, int64_t n, size_t size)
+{
+    if (!colo_list_reserve(list, n, size))
+        return NULL;
+    list->n = n;
+    return n > 0 ? memset(list->items, 0, (size_t)n * size) : list->items;
+}
+
+/* ---- pools ---- */
+
+typedef struct colo_chunk {
+    struct colo_chunk *next;
+    size_t size, used; /* this header included */
+} colo_chunk_t;
+
+enum { ALIGNED = 64, SMALLEST = 1 << 16 };
+
+void *colo_pool_take(colo_pool_t *pool, size_t bytes)
+{
+    if (!pool)
+        return malloc(bytes);
+    colo_chunk_t *c = pool->chunk;
+    bytes = (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+    if (!c || bytes > c->size - c->used) {
+        size_t size = c ? 2 * c->size : SMALLEST;
+        while (size - ALIGNED < bytes)
+            size *= 2;
+        c = aligned_alloc(ALIGNED, size);
+        if (!c)
+            return NULL;
+        *c = (colo_chunk_t){.next = pool->chunk, .size = size, .used = ALIGNED};
+        pool->chunk = c;
+    }
+    c->used += bytes;
+    return (char *)c + c->used - bytes;
+}
+
+void colo_pool_deinit(colo_pool_t *pool)
+{
+    while (pool->chunk) {
+        colo_chunk_t *c = pool->chunk;
+        pool->chunk = c->next;
+        free(c);
+    }
+}
+
+void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare)
+{
+    colo_chunk_t *c = pool->chunk;
+    if (c && (!spare->chunk || c->size > spare->chunk->size)) {
+        pool->chunk = c->next;
+        colo_pool_deinit(spare);
+        *c = (colo_chunk_t){.size = c->size, .used = ALIGNED};
+        spare->chunk = c;
+    }
+    colo_pool_deinit(pool);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* list.h (private) - a growing array of anything, and memory that is freed as a whole. */
+#ifndef COLO_CORE_LIST_H
+#define COLO_CORE_LIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/* The owner frees items. A list whose n is set to 0 keeps its memory for the next use. */
+typedef struct colo_list {
+    void *items;
+    int64_t n, cap;
+} colo_list_t;
+
+/* Memory for @n elements in all; false: there is none, and the list is as it was. It grows to twice
+ * what it was at least, so that single pushes cost little. */
+bool colo_list_reserve(colo_list_t *list, int64_t n, size_t size);
+/* The place of one more element, or NULL. */
+static inline void *colo_list_push(colo_list_t *list, size_t size)
+{
+    if (list->n == list->cap && !colo_list_reserve(list, list->n + 1, size))
+        return NULL;
+    return (char *)list->items + (size_t)list->n++ * size;
+}
+/* Makes it @n zeroed elements; returns the first, or NULL. */
+void *colo_list_zeroed(colo_list_t *list, int64_t n, size_t size);
+
+/* Memory in chunks, the largest first. */
+typedef struct colo_pool {
+    struct colo_chunk *chunk;
+} colo_pool_t;
+
+/* @bytes from @pool, or from malloc() without one. NULL: there is no memory. */
+void *colo_pool_take(colo_pool_t *pool, size_t bytes);
+/* Frees what came from malloc(); the rest goes with its pool. */
+static inline void colo_pool_drop(const colo_pool_t *pool, void *data)
+{
+    if (!pool)
+        free(data);
+}
+/* Frees all but the largest chunk of @pool and of @spare, which is that of @spare then. */
+void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare);
+void colo_pool_deinit(colo_pool_t *pool);
+
+#endif
