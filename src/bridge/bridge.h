@@ -3,7 +3,7 @@
 #ifndef COLO_BRIDGE_BRIDGE_H
 #define COLO_BRIDGE_BRIDGE_H
 
-#include "bridge/plan.h"
+#include "bridge/plan/plan.h"
 #include "comm/comm.h"
 #include "comm/peer.h"
 #include "core/memory.h"
@@ -226,7 +226,7 @@ colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_p
                                  const colo_carried_t *t, bool narrow, colo_stream_t stream);
 /* Have the partial sums and staging that @s needs. */
 colo_status_t colo_staged_need(colo_bridge_t *b, const colo_shape_state_t *s);
-/* ragged-memory.c: have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
+/* run/memory.c: have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
 colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
                               const char *what);
 void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a);

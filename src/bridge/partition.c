@@ -13,7 +13,7 @@
  */
 #include <colobridge/partition.h>
 
-#include "bridge/index.h"
+#include "bridge/layout/index.h"
 #include "core/device.h"
 #include "core/overlap.h"
 #include "core/error.h"

@@ -4,7 +4,7 @@
 #define COLO_BRIDGE_RAGGED_H
 
 #include "bridge/bridge.h"
-#include "bridge/routing.h"
+#include "bridge/plan/routing.h"
 
 #include <colobridge/ragged.h>
 
@@ -158,7 +158,7 @@ typedef struct colo_ragged_bridge {
 /* Local. COLO_ERR_UNBUILT: the comm moves memory of the other kind. */
 colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *config);
 
-/* ragged-memory.c */
+/* run/memory.c */
 /* All that one tensor of max_rows takes; the bridge has its plan. */
 colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 /* Staging for the messages of a call, whose boxes are filled in; as colo_arena_grow(). */

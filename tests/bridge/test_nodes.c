@@ -3,7 +3,7 @@
 #include "harness/harness.h"
 #include "harness/plan_world.h"
 
-#include "bridge/plan.h"
+#include "bridge/plan/plan.h"
 
 #include <stdlib.h>
 

@@ -5,7 +5,7 @@
  */
 #include "harness/harness.h"
 
-#include "bridge/plan.h"
+#include "bridge/plan/plan.h"
 #include "harness/plan_world.h"
 
 /* ---- big worlds, hashes, arguments ---- */

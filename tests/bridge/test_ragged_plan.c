@@ -8,7 +8,7 @@
 #include "harness/bridge_case.h"
 #include "harness/ragged_run.h"
 
-#include "bridge/plan.h" /* work */
+#include "bridge/plan/plan.h" /* work */
 
 #define CASES 600
 #define MOST 16

@@ -6,7 +6,7 @@
  */
 #include "harness/plan_court.h"
 
-#include "bridge/plan.h"
+#include "bridge/plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * nodes.c - which world rank is on which node, as plans look it up: a table, or equal nodes of
  * ranks that follow each other, which take no memory. Nodes may differ in size and lie scattered.
  */
-#include "bridge/nodes.h"
+#include "bridge/plan/nodes.h"
 
 #include "core/error.h"
 #include "core/hash.h"

@@ -13,8 +13,8 @@
  * The destinations on a node and the sources of a block follow from coordinates, so all ranks cut
  * alike without asking.
  */
-#include "bridge/nodes.h"
-#include "bridge/routing.h"
+#include "bridge/plan/nodes.h"
+#include "bridge/plan/routing.h"
 
 #include "core/error.h"
 

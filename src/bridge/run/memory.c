@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ragged-memory.c - memory that shapes or batches of a bridge share: addends of PARTIAL gradients,
+ * memory.c - memory that shapes or batches of a bridge share: addends of PARTIAL gradients,
  * and staging of messages between GPUs.
  *
  * It grows to the largest shape or call. With max_rows it is there from create on: then no tables
  * can make a tensor of the bridge's features and dtype need more.
  */
-#include "bridge/nodes.h"
+#include "bridge/plan/nodes.h"
 #include "bridge/ragged.h"
 
 #include "core/error.h"

@@ -24,8 +24,8 @@
  * Both ends of a message know the overlaps of a held block, their destinations and their sources
  * from coordinates, so both derive the same sender without asking.
  */
-#include "bridge/nodes.h"
-#include "bridge/routing.h"
+#include "bridge/plan/nodes.h"
+#include "bridge/plan/routing.h"
 
 #include "core/error.h"
 

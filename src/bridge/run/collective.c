@@ -9,7 +9,7 @@
  * collective; where the reference would be silently wrong it refuses, too.
  */
 #include "bridge/bridge.h"
-#include "bridge/routing.h"
+#include "bridge/plan/routing.h"
 
 #include "comm/comm.h"
 #include "core/error.h"

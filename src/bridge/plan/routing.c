@@ -12,8 +12,8 @@
  * visits the blocks that a held block feeds before its own. Each visited block costs its replicas
  * times the logarithm of the sources, whatever the size of the world.
  */
-#include "bridge/nodes.h"
-#include "bridge/routing.h"
+#include "bridge/plan/nodes.h"
+#include "bridge/plan/routing.h"
 
 #include "core/error.h"
 

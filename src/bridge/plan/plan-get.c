@@ -2,8 +2,8 @@
 /*
  * plan-get.c - what a plan says of itself. These functions have no status, so they take NULL.
  */
-#include "bridge/nodes.h"
-#include "bridge/routing.h"
+#include "bridge/plan/nodes.h"
+#include "bridge/plan/routing.h"
 
 static bool known(const colo_plan_t *plan, colo_pass_t pass)
 {

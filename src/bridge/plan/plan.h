@@ -3,7 +3,7 @@
 #ifndef COLO_BRIDGE_PLAN_H
 #define COLO_BRIDGE_PLAN_H
 
-#include "bridge/layout.h"
+#include "bridge/layout/layout.h"
 #include "core/list.h"
 
 #include <colobridge/plan.h>

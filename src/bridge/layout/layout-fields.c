@@ -6,7 +6,7 @@
  * bounds or indexes something is checked here before it is used. Whether the layout fits a tensor
  * is colo_layout_check()'s question.
  */
-#include "bridge/layout.h"
+#include "bridge/layout/layout.h"
 
 #include "core/error.h"
 #include "grid/dims.h"

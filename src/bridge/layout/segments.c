@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ragged-sides.c - a ragged batch in the two roles of a plan: which rows a block owns, which blocks
+ * segments.c - a ragged batch in the two roles of a plan: which rows a block owns, which blocks
  * own given rows.
  *
  * Rows are numbered along the source axes: replica after replica, in each of them segment after
@@ -11,7 +11,7 @@
  */
 #include "bridge/ragged.h"
 
-#include "bridge/index.h"
+#include "bridge/layout/index.h"
 #include "core/error.h"
 
 #include <stdlib.h>

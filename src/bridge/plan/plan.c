@@ -8,14 +8,14 @@
  * routing.c's rule says which rank sends an overlap; what a rank does with its boxes is
  * exchange.c's business.
  */
-#include "bridge/routing.h"
+#include "bridge/plan/routing.h"
 
 #include "core/hash.h"
 #include "core/error.h"
 #include "core/sized.h"
 
-#include "bridge/index.h"
-#include "bridge/nodes.h"
+#include "bridge/layout/index.h"
+#include "bridge/plan/nodes.h"
 
 #include <colobridge/version.h>
 

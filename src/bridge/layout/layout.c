@@ -7,9 +7,9 @@
  * The plan decides which rank sends what; strides hold the memory order, which this file never
  * reads.
  */
-#include "bridge/layout.h"
+#include "bridge/layout/layout.h"
 
-#include "bridge/index.h"
+#include "bridge/layout/index.h"
 #include "core/hash.h"
 #include "core/error.h"
 #include "core/list.h"

@@ -4,7 +4,7 @@
 #ifndef COLO_BRIDGE_ROUTING_H
 #define COLO_BRIDGE_ROUTING_H
 
-#include "bridge/plan.h"
+#include "bridge/plan/plan.h"
 
 /* One layout in one role: which splits of rows count, and which context addend it shows. */
 typedef struct colo_side {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ragged-plan.c - one rank's plan for the tables of a ragged batch.
+ * segments-plan.c - one rank's plan for the tables of a ragged batch.
  *
  * The rows of all segments are one sample of a plan, whose rules and lists are those of plan.c;
- * what a block owns is ragged-sides.c's. Afterwards each destination row of this rank gets its
+ * what a block owns is segments.c's. Afterwards each destination row of this rank gets its
  * index in the tensor: among the rows that arrive (packed), or on the sequence axis (merged).
  */
 #include "bridge/ragged.h"

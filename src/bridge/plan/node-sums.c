@@ -13,8 +13,8 @@
  * Any rank with an addend of the group, on a node that has all of it, may send the sum (senders.c).
  * It collects the other addends from ranks of its node before.
  */
-#include "bridge/nodes.h"
-#include "bridge/routing.h"
+#include "bridge/plan/nodes.h"
+#include "bridge/plan/routing.h"
 
 #include "core/error.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * segments.c - the tables of a ragged batch: are they valid, what is their hash.
+ * segment-tables.c - the tables of a ragged batch: are they valid, what is their hash.
  *
  * Every rank checks the whole tables, because every rank has them: a refusal is the same error
  * message everywhere, and no rank has to ask another.

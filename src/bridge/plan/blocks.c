@@ -7,10 +7,10 @@
  * axis by axis, their coordinates by division, so the cost is what meets and not how large the
  * world is.
  */
-#include "bridge/routing.h"
+#include "bridge/plan/routing.h"
 #include "bridge/ragged.h"
 
-#include "bridge/index.h"
+#include "bridge/layout/index.h"
 #include "core/error.h"
 
 #include <stdlib.h>
