@@ -568,6 +568,6 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
         den = num_items_in_batch.to(device, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
             else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=device)
     side: list[Any] = []
-    loss, entropy_sum = functions()[1].apply(*tensors, (den, alone(), True, side, None, True, None), o)
+    loss, entropy_sum = functions()[1].apply(*tensors, (den, alone(), True, side, None, True, None, None), o)
     _, _, n_valid, _, right = side
     return _f32(loss), _f32(right.sum()), _f32(entropy_sum), n_valid

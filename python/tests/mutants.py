@@ -84,7 +84,13 @@ MUTANTS = {
         'torch/logprob.py', 'return torch.arange(shape.numel(), device=logits.device).view(shape)',
         'return torch.zeros(shape, dtype=torch.int64, device=logits.device)', 'test_torch_losses.py', 'other_orders'),
     'second derivatives of losses are nothing': (
-        'torch/tensors.py', '*grads if linear else (', '*grads if True else (', 'test_torch_losses.py',
+        'torch/tensors.py', '*(grads if linear else read)', '*grads', 'test_torch_losses.py',
+        'test_a_gradient_penalty'),
+    'second derivatives of what is linear are nothing': (
+        'torch/tensors.py', '*(grads if linear else read)', '*read[len(grads):]', 'test_torch_losses.py',
+        'test_a_gradient_penalty'),
+    'gradients that forward made depend on nothing': (
+        'torch/linear.py', 'ctx.save_for_backward(anchor)', 'ctx.save_for_backward(anchor.detach())', 'test_torch_losses.py',
         'test_a_gradient_penalty'),
     'tokens are let go of before they are read': (
         'torch/sequence.py', "checked(tokens, 'tokens')", "checked(tokens.clone(), 'tokens')", 'test_torch_losses.py',
@@ -234,7 +240,7 @@ MUTANTS = {
     'the upstream gradient that comes is not compared with the known one': (
         'torch/linear.py', 'elif not same:', 'elif False:', 'test_torch_upstream.py', 'test_another_upstream'),
     'a checkpoint adds to main_grad twice': (
-        'torch/linear.py', 'if ctx.saved_tensors[0] != ctx.run:', 'if False:', 'test_torch_upstream.py',
+        'torch/linear.py', "if saved_tensors(ctx, 'linear_nll')[1] != ctx.run:", 'if False:', 'test_torch_upstream.py',
         'test_a_checkpoint_that'),
     'gradients of weighted tokens are made without the known upstream gradient': (
         'torch/linear_plan.py', 'else weights * by', 'else weights', 'test_torch_upstream.py', 'after_forward'),

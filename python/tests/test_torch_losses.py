@@ -230,9 +230,14 @@ def test_gradcheck():
 PENALTIES = {
     'logprob': lambda z, h, w, t: ct.logprob(z, t), 'nll': lambda z, h, w, t: ct.nll(z, t).loss,
     'weighted nll': lambda z, h, w, t: ct.nll(z, t, mask=torch.ones(3)).loss,
+    'entropy': lambda z, h, w, t: ct.entropy(z), 'at': lambda z, h, w, t: ct.logprob_at(z, t[:, None]),
     'topk': lambda z, h, w, t: ct.topk_logprob(z, 2).logp, 'distill': lambda z, h, w, t: ct.distill(z, z.detach() + 1).kl,
     'linear': lambda z, h, w, t: ct.linear_logprob(h, w, target=t), 'head': lambda z, h, w, t: ct.linear_nll(h, w, target=t).loss,
+    'head of doubles': lambda z, h, w, t: ct.linear_nll(h.double(), w.double(), target=t).loss,
+    'upstream': lambda z, h, w, t: ct.linear_nll(h, w, target=t, reduction='sum', upstream=1).loss,
     'chunks': lambda z, h, w, t: ct.over_chunks(lambda z, rows: ct.entropy(z), h, w),
+    'weighted sum': lambda z, h, w, t: ct.weighted_sum(z).value.square(),
+    'gather': lambda z, h, w, t: ct.Sequence(3, 5).gather(z).square(),
 }
 
 
@@ -243,6 +248,22 @@ def test_a_gradient_penalty_is_refused(name):
     gradient, = torch.autograd.grad(loss, h, create_graph=True)
     with pytest.raises(RuntimeError, match='differentiate twice'):
         (gradient.square().sum() + loss).backward()
+
+
+@pytest.mark.parametrize('name', list(PENALTIES))
+def test_a_gradient_penalty_through_a_layer_is_refused(name):
+    x, a, w = torch.ones(3, 2, requires_grad=True), torch.ones(2, 4, requires_grad=True), torch.eye(5, 4)
+    t = torch.tensor([0, 1, 4])
+
+    def gradient():
+        h = x @ a
+        return torch.autograd.grad(PENALTIES[name](h @ w.t(), h, w, t).sum(), x, create_graph=True)[0]
+    assert gradient().isfinite().all()  # no error before somebody asks for its gradient
+    with pytest.raises(RuntimeError, match='differentiate twice'):
+        torch.autograd.grad(gradient().square().sum(), a)
+    if name not in ('weighted sum', 'gather'):  # whose gradients are linear
+        with pytest.raises(RuntimeError, match='differentiate twice'):
+            torch.autograd.grad(gradient().sum(), a)
 
 
 def test_what_is_linear_has_second_derivatives():

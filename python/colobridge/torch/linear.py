@@ -27,7 +27,7 @@ from .ranks import alone
 from .ready import scalars, table
 from .rows import rows_of, whole
 from .support import Support
-from .tensors import eager, once, saved_tensors
+from .tensors import anchor, eager, once, saved_tensors
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
 _runs = itertools.count()  # of forwards that added to main_grad
@@ -44,7 +44,8 @@ _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 #   weights  of tokens, or None
 #   entropy  is the sum of entropies wanted, too? Then backward may run twice
 #   known    the upstream gradient, a tensor of one element, or None
-Of = tuple[Any, Comm, bool, list[Any], Any, bool, Any]
+#   anchor   of hidden, weight and bias, if backward reads none of them
+Of = tuple[Any, Comm, bool, list[Any], Any, bool, Any, Any]
 # Of one call, for the autograd functions: its plan, vocabulary group, head's group, main_grad of weight and
 # bias, and whether a backward is to be prepared (inside of a function autograd does not say).
 Call = tuple[LinearPlan, Comm, Comm | None, Any, bool]
@@ -116,7 +117,7 @@ def functions() -> tuple[Any, Any]:
         def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
                     o: Call) -> Any:
             plan, comm, head_comm, main, grad = o
-            den, group, mean, side, weights, ctx.entropy, known = of
+            den, group, mean, side, weights, ctx.entropy, known, anchor = of
             need = ctx.needs_input_grad if grad else (False,) * 3
             d_head = need[1] or need[2]
             early, made = plan.early and d_head, ()
@@ -141,7 +142,9 @@ def functions() -> tuple[Any, Any]:
             if known is not None:
                 ctx.run = torch.tensor(next(_runs), device='cpu')
                 ctx.groups = comm, head_comm, group
-                ctx.save_for_backward(ctx.run)
+                ctx.save_for_backward(anchor, ctx.run)
+            elif anchor is not None:
+                ctx.save_for_backward(anchor)
             if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
                 ctx.save_for_backward(*made, hidden, weight, bias, target)
                 ctx.set_materialize_grads(False)
@@ -192,6 +195,7 @@ def functions() -> tuple[Any, Any]:
                     ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
             else:
                 ctx.made = None
+                saved_tensors(ctx, 'linear_nll')
             if g_entropy is not None:
                 ready.core.alive()
                 more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
@@ -215,7 +219,7 @@ def functions() -> tuple[Any, Any]:
     def compared(ctx: Any, g: Any, made: list[Any]) -> None:
         """Are gradients that were made with the upstream gradient those of @g, which came? What multiplies the loss
         in fp32 in another order may differ by 8 roundings. On a GPU, which nothing waits for, @made become NaN."""
-        if ctx.saved_tensors[0] != ctx.run:
+        if saved_tensors(ctx, 'linear_nll')[1] != ctx.run:
             raise FailedError("linear_nll: upstream: a checkpoint ran forward twice, and main_grad has the gradient "
                               "twice; leave linear_nll() out of the checkpoint, or pass it use_reentrant=True",
                               STATUS['ERR_STATE'])
@@ -532,7 +536,9 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             return out[0] if weights is None else out[0] * weights
         return reduced(out[0], out[1], weights, mean, group)
     side: list[Any] = []
-    value = functions()[1].apply(*tensors, (None, group, mean, side, weights, False, known), o)
+    reads = o[0].early and any(t is not None and t.requires_grad for t in tensors[1:3])
+    value = functions()[1].apply(*tensors, (None, group, mean, side, weights, False, known,
+                                            None if reads else anchor(*tensors[:3])), o)
     return Loss(value, *side)
 
 

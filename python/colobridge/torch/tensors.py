@@ -68,14 +68,18 @@ def stream_on(device: Any) -> Callable[[], int | None]:
 
 
 def saved_tensors(ctx: Any, what: str) -> Any:
-    """ctx.saved_tensors; an in-place write since forward is told in this function's words."""
+    """ctx.saved_tensors, which once() hears of; an in-place write since forward is told in this function's words."""
     try:
-        return ctx.saved_tensors
+        saved = ctx.saved_tensors
     except RuntimeError as why:
         if 'modified by an inplace operation' not in str(why):
             raise
         raise RuntimeError("%s was written in place after forward saved it; clone it before, or write "
                            "out of place (%s)" % (what, why)) from why
+    read = ctx.__dict__.get('read')
+    if read is not None:
+        read += saved
+    return saved
 
 
 def written(t: Any) -> None:
@@ -84,19 +88,47 @@ def written(t: Any) -> None:
     t.detach()[..., :0].zero_()
 
 
-def once(backward: Any, linear: bool = False) -> Any:
-    """once_differentiable(), whose some µs are spent only where a second derivative could be asked for. It lets a
-    gradient be a constant if the upstream gradient is one, which is true of linear functions only."""
+@functools.lru_cache(maxsize=None)
+def _first_only() -> Any:
     import torch
-    from torch.autograd.function import once_differentiable
-    careful, asked = once_differentiable(backward), torch.is_grad_enabled
+
+    class FirstOnly(torch.autograd.Function):
+        """(a tuple of tensors, what they depend on) -> the tensors; an error where a derivative of them is asked for"""
+
+        @staticmethod
+        def forward(ctx: Any, made: Any, *of: Any) -> Any:
+            return tuple(t.detach() for t in made)
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            raise FailedError("this gradient was made by a function of colobridge.torch, which one cannot differentiate "
+                              "twice; make the loss of a gradient penalty with torch's functions")
+    return FirstOnly.apply
+
+
+def anchor(*of: Any) -> Any:
+    """An empty tensor that depends on tensors. A backward that reads none of them saves it: see once()."""
+    return _first_only()((of[0].detach().new_empty(0),), *of)[0]
+
+
+def once(backward: Any, linear: bool = False) -> Any:
+    """@backward, of whose gradients a derivative is an error. They depend on the upstream gradients and, unless the
+    function is @linear, on what backward asks saved_tensors() for: from each of these autograd must find the error,
+    because it runs only what leads to the tensors that it makes gradients of. once_differentiable() leads to none."""
+    import torch
+    asked = torch.is_grad_enabled
 
     @functools.wraps(backward)
     def call(ctx: Any, *grads: Any) -> Any:
         if not asked():
             return backward(ctx, *grads)
-        return careful(ctx, *grads if linear else (
-            g.detach().requires_grad_() if isinstance(g, torch.Tensor) else g for g in grads))
+        ctx.read = read = list(grads)
+        with torch.no_grad():
+            made = backward(ctx, *grads)
+        del ctx.read
+        made = made if isinstance(made, tuple) else (made,)
+        out = iter(_first_only()(tuple(t for t in made if t is not None), *(grads if linear else read)))
+        return tuple(None if t is None else next(out) for t in made)
     return call
 
 
