@@ -200,10 +200,11 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
     return colo_comm_i_agree_fields(c, what, &f, mine);
 }
 
-colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what, double begin)
+colo_status_t colo_comm_i_agree_environment(colo_comm_t *world, const char *what, double begin,
+                                            bool *agreed)
 {
-    const int64_t left_ms = (*world)->timeout_ms - (int64_t)((colo_now() - begin) * 1e3);
-    const int32_t n = (*world)->size;
+    const int64_t left_ms = world->timeout_ms - (int64_t)((colo_now() - begin) * 1e3);
+    const int32_t n = world->size;
     colo_comm_t *all = NULL;
     uint64_t mine;
     colo_fields_t fields = {COLO_FIELDS_INIT};
@@ -214,23 +215,22 @@ colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *wha
     colo_status_t st =
         members && id ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
     if (st == COLO_OK)
-        st = colo_comm_i_child(*world, members, n, 0, what, &all); /* splits count from 1 */
+        st = colo_comm_i_child(world, members, n, 0, what, &all); /* splits count from 1 */
     if (st == COLO_OK)
         all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
     if (st == COLO_OK) {
         st = colo_env_check(NULL);
         if (st == COLO_OK)
-            st = colo_node_id((*world)->rank, n, &mine);
+            st = colo_node_id(world->rank, n, &mine);
         colo_fields_add(&fields, "library version", "%s", colo_version());
         st = colo_comm_i_agree_fields(all, what, &fields, st);
     }
     if (st == COLO_OK)
         st = colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1);
     if (st == COLO_OK)
-        st = colo_comm_i_set_nodes(*world, id);
+        st = colo_comm_i_set_nodes(world, id);
+    *agreed = st == COLO_OK || (all && colo_comm_check(all) == COLO_OK);
     colo_comm_destroy(&all);
-    if (st < 0)
-        colo_comm_destroy(world);
     return st;
 }
 

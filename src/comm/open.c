@@ -41,9 +41,7 @@ colo_status_t colo_comm_create_backend(const char *backend, const void *handle, 
     COLO_TRY(colo_process_comm(
         strcmp(backend, "ucx") == 0 ? &colo_comm_ucx_ops : &colo_comm_mpi_ops, b->transport,
         open.transport, open.rank, open.size, open.any_thread, &world));
-    COLO_TRY(colo_comm_i_agree_environment(&world, "create_backend", begin));
-    *comm = world;
-    return COLO_OK;
+    return colo_process_agree(world, "create_backend", begin, comm);
 }
 
 static colo_status_t gather_over_comm(void *user, const void *send, void *recv, size_t bytes)

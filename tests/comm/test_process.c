@@ -30,8 +30,10 @@ struct post {
     struct letter *link[RANKS][RANKS]; /* [from][to] */
     bool held[RANKS][RANKS];
     int polls_left[RANKS][RANKS]; /* so often does the receiver look in vain */
-    bool poor;              /* no memory for frames without an error message */
-    double chatter_until;   /* rank 1 has one frame more for rank 0 until then */
+    bool poor;                    /* no memory for frames without an error message */
+    double chatter_until;         /* rank 1 has one frame more for rank 0 until then */
+    bool died;                    /* rank 1, which rank 0 will be told */
+    int waits;                    /* of all ranks */
 };
 
 struct desk { /* one rank's end */
@@ -83,6 +85,11 @@ static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t 
     }
     free(d->read);
     d->read = NULL;
+    if (d->rank == 0 && d->post->died) {
+        d->post->died = false;
+        *peer = 1;
+        return -1;
+    }
     for (int32_t r = 0; r < RANKS; r++) {
         struct letter *l = d->post->link[r][d->rank];
         if (!l || d->post->held[r][d->rank] || d->post->polls_left[r][d->rank]-- > 0)
@@ -110,6 +117,7 @@ static bool desk_flushed(void *transport, int32_t peer)
 
 static void desk_wait(void *transport, double seconds)
 {
+    ((struct desk *)transport)->post->waits++;
     nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
 }
 
@@ -290,6 +298,24 @@ T_CASE(peer_that_talks_without_pause_does_not_hold_a_call)
     assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_TIMEOUT, "within 100 ms");
     assert_true(colo_now() < post.chatter_until);
     post.chatter_until = 0;
+    close_all(&post, world, mutant);
+}
+
+/* The others may not have a connection with all ranks yet, and then wait for this one, too. */
+T_CASE(create_that_fails_since_a_process_died_waits_for_no_goodbye)
+{
+    static struct post post;
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    colo_comm_t *made = NULL;
+    open_all(&post, world, mutant);
+    colo_comm_destroy(&mutant[0]);
+    post.died = true;
+    post.waits = 0;
+    assert_fails(colo_process_agree(world[0], "create", colo_now(), &made), COLO_ERR_PEER,
+                 "world rank 1 ended without destroying its communicators");
+    world[0] = NULL;
+    assert_null(made);
+    assert_int_equal(post.waits, 0);
     close_all(&post, world, mutant);
 }
 

@@ -41,10 +41,15 @@ static float large[2][LARGE];
 
 static _Atomic bool sends_fail, sends_fail_once, reads_little;
 static _Atomic int hindered;
+_Atomic int sends_to_live;
 
 ssize_t send(int fd, const void *data, size_t bytes, int flags)
 {
     static _Atomic unsigned calls;
+    if (sends_to_live > 0 && --sends_to_live == 0) {
+        report_fault();
+        raise(SIGKILL);
+    }
     if (sends_fail || (sends_fail_once && calls++ % 2 == 0)) {
         errno = ENOBUFS;
         hindered++;

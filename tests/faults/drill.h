@@ -11,6 +11,8 @@
 #include "comm/comm.h"
 #include "core/error.h"
 
+#include <stdatomic.h>
+
 enum { RANKS = 4, CULPRIT = 2 };
 
 struct rank {
@@ -28,6 +30,7 @@ struct rank {
 extern const char *folder; /* each rank writes its own file there */
 extern char fault[32], step[32];
 extern int deadline_ms;
+extern _Atomic int sends_to_live; /* this process is killed before its last send(); 0: it is not */
 extern uint32_t next_version; /* 1: this process runs the library after this one */
 
 /* Is this the rank at fault, and @name its fault? */

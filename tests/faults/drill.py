@@ -56,7 +56,9 @@ ROWS = {
     "killed@destroy": ("is killed when its own job is done, before destroy", {OK, PEER}, None, OWN),
     "killed@leave": ("is killed in the middle of its destroys", {OK, PEER}, None, OWN),
     # UCX 1.13 may then end other processes, too (an assertion in its tcp_ep.c); 1.22 does not.
-    "killed@connect": ("is killed after the all-gather of addresses", {TIMEOUT}, None, SOCKETS),
+    "killed@connect": ("is killed after the all-gather of addresses", {PEER}, None, SOCKETS),
+    "killed@mid-connect": ("is killed when it has called one rank and not the next", {PEER}, None, SOCKETS),
+    "killed@environment": ("is killed when all are connected, in the rest of create", {PEER}, None, OWN),
     "killed-at-work": ("is killed at any moment of the work", {PEER}, None, OWN),
     "exits@forward": ("calls exit(0) before a forward, without destroy", {PEER, "COLO_ERR_ABORTED"}, None, OWN),
     "exits@destroy": ("calls exit(0) without destroy, when its own job is done", {OK, "COLO_ERR_ABORTED"}, None, OWN),

@@ -25,6 +25,7 @@ typedef struct t_page {
     char error_message[T_FORKED_MAX][1000];
     double seconds[T_FORKED_MAX]; /* from the all-gather to the verdict */
     double gathered[T_FORKED_MAX];
+    _Atomic bool noted[T_FORKED_MAX]; /* there is a verdict */
 } t_page_t;
 
 /* One rank. */
@@ -62,6 +63,7 @@ static void t_note(t_forked_t *me, colo_status_t st)
     page->status[me->rank] = st;
     snprintf(page->error_message[me->rank], sizeof page->error_message[0], "%s",
              st < 0 ? colo_last_error() : "");
+    atomic_store(&page->noted[me->rank], true);
 }
 
 /* A whole life: create, a sum of all ranks, destroy. */

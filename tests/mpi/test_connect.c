@@ -330,6 +330,14 @@ static void as_on_one_host(t_forked_t *me, void *endpoints, size_t bytes)
     endpoint[0].host = endpoint[2].host = endpoint[1].host;
 }
 
+/* Until ranks below @n have said how they fared. */
+static void stay_until(const t_forked_t *me, int32_t n)
+{
+    for (int32_t r = 0; r < n; r++)
+        while (!atomic_load(&me->page->noted[r]))
+            usleep(1000); /* alarm() ends it */
+}
+
 /* Rank 0, played: takes the first call, answers it a byte a time and late, then leaves. */
 static void answer_and_leave(t_forked_t *me)
 {
@@ -340,8 +348,9 @@ static void answer_and_leave(t_forked_t *me)
         me->after = as_on_one_host;
         if (me->rank == 2) { /* it never calls */
             colo_endpoint_t others[3], endpoint;
-            close(play(me, others, &endpoint));
-            sleep(3);
+            const int door = play(me, others, &endpoint);
+            stay_until(me, 2);
+            close(door);
             t_note(me, COLO_OK);
             return;
         }
@@ -388,7 +397,9 @@ static void wait_for_one(t_forked_t *me)
         t_live(me);
         return;
     }
-    close(play(me, all, &mine));
+    const int door = play(me, all, &mine);
+    stay_until(me, 2);
+    close(door);
     t_note(me, COLO_OK);
 }
 
@@ -400,6 +411,88 @@ T_CASE(ranks_that_met_and_miss_another_all_name_it)
     for (int32_t r = 0; r < 2; r++)
         t_expect(page, r, COLO_ERR_TIMEOUT,
                  "has no connection with 1 ranks after 1000 ms; the first is rank 2");
+    munmap(page, sizeof *page);
+}
+
+static int32_t ending;
+
+static void end(t_forked_t *me, void *endpoints, size_t bytes)
+{
+    _exit(0);
+}
+
+static void one_ends(t_forked_t *me)
+{
+    if (me->rank == ending)
+        me->after = end;
+    t_live(me);
+}
+
+/* Whether the others call it or it calls them. */
+T_CASE(rank_that_ends_before_it_has_met_any_is_an_error_at_once)
+{
+    char ms[32];
+    snprintf(ms, sizeof ms, "%lld", (long long)t_long_wait());
+    setenv("COLO_TIMEOUT_MS", ms, 1);
+    for (ending = 0; ending < 3; ending++) {
+        char why[100];
+        snprintf(why, sizeof why, "rank %d left before all ranks were connected", (int)ending);
+        t_page_t *page = t_fork_ranks(3, one_ends);
+        for (int32_t r = 0; r < 3; r++)
+            if (r != ending)
+                t_expect(page, r, COLO_ERR_PEER, why);
+        munmap(page, sizeof *page);
+    }
+    unsetenv("COLO_TIMEOUT_MS");
+}
+
+static _Atomic bool *shut; /* until then no poll() of this process sees anything; NULL: all do */
+
+int poll(struct pollfd *fds, nfds_t n, int ms)
+{
+    if (shut) {
+        while (!atomic_load(shut))
+            usleep(1000); /* alarm() ends it */
+        usleep(100 * 1000);
+        shut = NULL;
+        return 0;
+    }
+    return ppoll(fds, n, ms < 0 ? NULL : &(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
+static void sleep_until_the_door_is_shut(t_forked_t *me, void *endpoints, size_t bytes)
+{
+    colo_endpoint_t *endpoint = endpoints;
+    endpoint[0].host = endpoint[1].host;
+    shut = &me->page->noted[0];
+}
+
+/* Rank 0, played: all that it meets is rank 1, whose answer lies there when the door goes. */
+static void answer_and_shut(t_forked_t *me)
+{
+    colo_endpoint_t all[2], mine;
+    struct hello hello;
+    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0};
+    alarm(30);
+    if (me->rank == 1) {
+        me->after = sleep_until_the_door_is_shut;
+        t_live(me);
+        return;
+    }
+    const int door = play(me, all, &mine), fd = accept(door, NULL, NULL);
+    const bool good = recv(fd, &hello, sizeof hello, MSG_WAITALL) == (ssize_t)sizeof hello &&
+                      send(fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer;
+    close(door);
+    t_note(me, good ? COLO_OK : colo_fail(COLO_ERR_STATE, "no call"));
+    (void)!recv(fd, &hello, 1, MSG_WAITALL); /* of the first frame */
+    close(fd);
+}
+
+T_CASE(rank_that_shut_its_door_after_its_last_answer_has_been_met)
+{
+    t_page_t *page = t_fork_ranks(2, answer_and_shut);
+    t_expect(page, 0, COLO_OK, "");
+    t_expect(page, 1, COLO_ERR_PEER, "world rank 0 ended without destroying its communicators");
     munmap(page, sizeof *page);
 }
 

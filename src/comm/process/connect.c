@@ -5,7 +5,8 @@
  * On one host each rank calls all lower ranks and answers all higher ones, over Unix sockets, in
  * one poll() loop under one deadline. A rank that is late does not listen yet, so that a call is
  * refused and made again; a call that is under way is never given up, because only the deadline
- * says what is late:
+ * says what is late. A rank keeps its door until it has met all others, so one whose door has gone
+ * without that has ended or failed, and no rank waits for it:
  *
  *   caller    hello: its rank, and the token of the rank that it calls, which only ranks know
  *   answerer  its rank
@@ -32,7 +33,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const double AGAIN_SECONDS = 0.01; /* between a refused call and the next */
+static const double AGAIN_SECONDS = 0.01, /* between a refused call and the next */
+    CHECK_SECONDS = 0.05; /* between two checks that the ranks that have not been met are there */
 
 enum { GUESTS = 64, WHY = 100 };
 
@@ -58,7 +60,7 @@ struct guest { /* a caller */
 
 struct meeting {
     const colo_bootstrap_t *b;
-    double begin;
+    double begin, next_check;
     int64_t timeout_ms;
     colo_endpoint_t *endpoint; /* [size] */
     int door;
@@ -231,17 +233,46 @@ static colo_status_t too_late(const struct meeting *m)
         why[0] ? ": " : "", r < m->b->rank ? why : ", which did not call");
 }
 
-/* Rank @r was here and has gone. Of one that timed out, what all of them miss is the better answer.
- */
-static colo_status_t gone(const struct meeting *m, int32_t r)
+/* Rank @r has not been met. Binding takes the name of its door only if no process has it. */
+static bool has_left(struct meeting *m, int32_t r)
+{
+    struct sockaddr_un a;
+    const socklen_t size = colo_endpoint_address(&m->endpoint[r], &a);
+    const int fd = colo_socket_open();
+    const bool left = fd >= 0 && bind(fd, (struct sockaddr *)&a, size) == 0;
+    colo_socket_close(fd);
+    if (left && r < m->b->rank && m->call[r].fd >= 0) /* its last answer came before that */
+        read_answer(m, r);
+    return left && !is_met(m, r);
+}
+
+/* The first rank that has not been met and left; -1: all are there. */
+static int32_t find_left(struct meeting *m)
+{
+    for (int32_t r = 0; r < m->b->size; r++)
+        if (!is_met(m, r) && has_left(m, r))
+            return r;
+    return -1;
+}
+
+static colo_status_t blame(int32_t r)
+{
+    return colo_fail(COLO_ERR_PEER,
+                     "create_bootstrap: rank %d left before all ranks were connected; it was "
+                     "killed, or has the error",
+                     (int)r);
+}
+
+/* Rank @r was met and has gone. Of one that timed out, what all of them miss is the better answer;
+ * of others, the rank for which they left. */
+static colo_status_t gone(struct meeting *m, int32_t r)
 {
     uint32_t last = 0;
     if (recv(m->fd[r], &last, sizeof last, MSG_PEEK | MSG_DONTWAIT) == (ssize_t)sizeof last &&
         last == COLO_ENDPOINT_MAGIC)
         return too_late(m);
-    return colo_fail(
-        COLO_ERR_PEER,
-        "create_bootstrap: rank %d left before all ranks were connected; it has the error", (int)r);
+    const int32_t cause = find_left(m);
+    return blame(cause >= 0 ? cause : r);
 }
 
 static nfds_t list_all(const struct meeting *m)
@@ -262,6 +293,12 @@ static colo_status_t poll_once(struct meeting *m)
     for (int32_t r = 0; r < m->b->rank; r++)
         if (m->call[r].fd < 0 && !is_met(m, r) && colo_now() >= m->call[r].again)
             COLO_TRY(dial(m, r));
+    if (colo_now() >= m->next_check) {
+        const int32_t left = find_left(m);
+        if (left >= 0)
+            return blame(left);
+        m->next_check = colo_now() + CHECK_SECONDS;
+    }
     poll(m->poll, list_all(m), 10);
     const struct pollfd *p = m->poll;
     for (int32_t r = 0; r < m->b->rank; r++, p++)
@@ -287,6 +324,7 @@ static colo_status_t connect_sockets(struct meeting *m)
         called |= m->near[r];
     if (called && listen(m->door, m->b->size) != 0)
         return colo_endpoint_no_socket(m->b, errno);
+    m->next_check = m->begin + CHECK_SECONDS;
     while (m->left > 0) {
         if (waited_ms(m) > (double)m->timeout_ms)
             return too_late(m);
@@ -476,7 +514,5 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t 
     COLO_TRY(connect_all(b, timeout_ms, fd, &carrier));
     COLO_TRY(colo_process_comm(carrier.table, carrier.ops, carrier.transport, b->rank, b->size,
                                true, &world));
-    COLO_TRY(colo_comm_i_agree_environment(&world, "create_bootstrap", carrier.begin));
-    *comm = world;
-    return COLO_OK;
+    return colo_process_agree(world, "create_bootstrap", carrier.begin, comm);
 }

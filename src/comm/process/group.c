@@ -332,6 +332,20 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
     return COLO_OK;
 }
 
+colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double begin,
+                                 colo_comm_t **comm)
+{
+    bool agreed;
+    const colo_status_t st = colo_comm_i_agree_environment(world, what, begin, &agreed);
+    if (st == COLO_OK) {
+        *comm = world;
+        return st;
+    }
+    ((struct colo_process_group *)world->impl)->context->alone = !agreed;
+    colo_comm_destroy(&world);
+    return st;
+}
+
 /* ---- failing ---- */
 
 void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
@@ -401,7 +415,8 @@ bool colo_process_flushed(const struct colo_process_context *f)
 }
 
 /* The last comm of this transport: say so, and give the others a moment to say it, too, so that
- * nothing is under way when the transport is taken down. */
+ * nothing is under way when the transport is taken down. If its creation failed, others may wait
+ * for a connection and see only that this rank hangs up. */
 static void context_leave(struct colo_process_context *f)
 {
     colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = f->rank};
@@ -411,7 +426,7 @@ static void context_leave(struct colo_process_context *f)
     if ((double)f->timeout_ms < linger * 1e3)
         linger = (double)f->timeout_ms / 1e3;
     bool flushed = colo_process_flushed(f);
-    while (!flushed || f->nclosed < f->size) {
+    while (!flushed || (f->nclosed < f->size && !f->alone)) {
         colo_process_progress(f);
         flushed = colo_process_flushed(f);
         double waited = colo_now() - begin;

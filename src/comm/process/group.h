@@ -99,6 +99,7 @@ struct colo_process_context {
     bool *closed;             /* [size] */
     int32_t nclosed;
     int64_t timeout_ms; /* the longest of any comm: for destroy */
+    bool alone;         /* its creation failed, and others may not know: no rank says goodbye */
     colo_error_state_t error;
     _Atomic bool to_notify;
 };
@@ -109,6 +110,10 @@ struct colo_process_context {
 colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
                                 void *transport, int32_t rank, int32_t size, bool any_thread,
                                 colo_comm_t **comm);
+/* The end of creating @world: it is @comm now if all ranks agree (colo_comm_i_agree_environment), and
+ * destroyed if not. */
+colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double begin,
+                                 colo_comm_t **comm);
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child);
 void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_message);
