@@ -89,8 +89,7 @@ struct colo_bridge {
     void *side; /* an auxiliary stream for messages that move while the caller's stream works; NULL:
                    none */
     void *order; /* an auxiliary stream, where calls leave memory of the bridge in use; else NULL */
-    colo_stream_t last; /* of the last call that did */
-    bool ran;
+    bool ran;    /* there was such a call */
     uint64_t calls;
     uint64_t tag, reshapes; /* name a route, the same on all ranks */
     uint64_t number;        /* of the bridges of this comm, from 1; the same on all ranks */

@@ -180,13 +180,14 @@ static colo_status_t run_staged(colo_bridge_t *b, colo_pass_t pass, colo_view_t 
 }
 
 /* Partial sums, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of
- * which the comm knows nothing: a call on another stream waits for it. In captures the caller sees
- * to that.
+ * which the comm knows nothing: the next call waits for it, on whatever stream, because a handle
+ * does not say which one it is: cudaStreamPerThread is one of each thread. In captures the caller
+ * sees to that.
  */
 colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream)
 {
     colo_status_t st = COLO_OK;
-    if (b->ran && b->last != stream)
+    if (b->ran)
         st = b->ops->event_wait(b->order, 0, stream);
     return st < 0 ? fail_all(b, st) : st;
 }
@@ -196,7 +197,6 @@ colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t
     char why[1000];
     snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
     b->ran = true;
-    b->last = stream;
     const colo_status_t led = b->ops->event_record(b->order, 0, stream);
     if (st < 0)
         return colo_fail(st, "%s", why);

@@ -298,6 +298,75 @@ T_CASE(a_warm_call_of_several_tensors_allocates_nothing)
 }
 #endif
 
+/* ---- two streams with one handle ---- */
+
+struct turn {
+    t_gpu_rank_t *r;
+    colo_bridge_t *bridge;
+    cudaStream_t stream;
+    int64_t salt, calls; /* calls: of the runtime, out */
+    colo_status_t st;
+};
+
+static colo_status_t backward_on(struct turn *t)
+{
+    t_gpu_rank_t *r = t->r;
+    const t_case_t c = the_case();
+    t_placed_t dy, dx;
+    rank_cuda(cudaSetDevice(r->device));
+    rank_try(t_place(r, &c, T_DY, t->salt, true, &dy));
+    rank_try(t_place(r, &c, T_DX, t->salt, false, &dx));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    t->calls = -fake_calls(r->device);
+    rank_try(colo_bridge_backward(t->bridge, &dy.t, &dx.t, t->stream));
+    t->calls += fake_calls(r->device);
+    rank_cuda(cudaStreamSynchronize(t->stream));
+    rank_try(t_download(r, &dx));
+    rank_try(t_case_compare(&c, T_DX, r->rank, t->salt, &dx.host));
+    t_placed_free(&dy);
+    t_placed_free(&dx);
+    return COLO_OK;
+}
+
+static void *own_thread(void *arg)
+{
+    struct turn *t = arg;
+    t->st = backward_on(t);
+    return NULL;
+}
+
+/* A call behind one on another stream waits for it; whether the handle is another one or not. */
+static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
+{
+    enum { TURNS = 5 };
+    const t_case_t c = the_case();
+    struct turn turns[TURNS] = {{0}};
+    cudaStream_t other;
+    colo_bridge_t *bridge = NULL;
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    for (int i = 0; i < TURNS; i++) {
+        struct turn *t = &turns[i];
+        pthread_t thread;
+        *t = (struct turn){r, bridge, i < 3 ? (i == 1 ? other : r->stream) : cudaStreamPerThread,
+                           i, 0,      COLO_OK};
+        rank_check(pthread_create(&thread, NULL, own_thread, t) == 0);
+        pthread_join(thread, NULL);
+        rank_try(t->st);
+        if (i > 2 && t->calls != turns[2].calls)
+            return colo_fail(COLO_ERR_STATE, "turn %d: %lld calls of the runtime, expected %lld", i,
+                             (long long)t->calls, (long long)turns[2].calls);
+    }
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaStreamDestroy(other));
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(calls_of_a_bridge_by_two_threads_on_their_own_streams_follow_each_other)
+{
+    assert_ok(t_gpus_run(RANKS, false, in_turn, NULL));
+}
+
 /* ---- a launch that fails ---- */
 
 /* Its operation is recorded as failed, and not counted: where all ranks reach each other, and where
