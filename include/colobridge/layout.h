@@ -6,6 +6,7 @@
  * Each split takes a part of what the split before it left, in local order. Ranks along a dim that
  * no split names own the same elements. A rank's coordinates decide what it owns.
  *   BLOCK over d of D:    local [floor(dL/D), floor((d+1)L/D)) of L
+ *   CEIL over d of D:     local [min(dq, L), min((d+1)q, L)) with q = ceil(L/D), as torch.chunk()
  *   ZIGZAG over c of C:   2C equal chunks of L/2C; chunk c, then chunk 2C-1-c
  * Rows are split by *position*: row i of a sample has position pos(i) of the S positions in the
  * LLM's sequence. A rank owns the rows whose positions it owns, ordered by position.
@@ -28,7 +29,8 @@ typedef enum colo_axis { COLO_SAMPLES = 0, COLO_ROWS = 1, COLO_FEATURES = 2 } co
 typedef enum colo_split_kind {
     COLO_REPLICATE = 0,
     COLO_BLOCK = 1,
-    COLO_ZIGZAG = 2
+    COLO_ZIGZAG = 2,
+    COLO_CEIL = 3
 } colo_split_kind_t;
 
 typedef struct colo_split {
@@ -113,8 +115,10 @@ COLO_API colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t
 
 /**
  * colo_layout_split() - append a split of @axis over grid dim @dim
- * A ZIGZAG split of rows is context parallelism. A BLOCK split of rows is sequence parallelism,
- * whose gradients are not summed; colo_layout_split_context() makes BLOCK context parallelism.
+ * A ZIGZAG split of rows is context parallelism. A BLOCK or CEIL split of rows is sequence
+ * parallelism, whose gradients are not summed; colo_layout_split_context() makes it context
+ * parallelism. CEIL is how torch's DTensor shards: D need not divide the length of any axis, and
+ * the last ranks may have less than the others, or nothing.
  * REPLICATE appends nothing, but checks the name.
  * Errors:  COLO_ERR_ARG: an unknown dim, a dim that is used already, more than COLO_MAX_SPLITS
  *          splits, ZIGZAG on samples or features
@@ -149,8 +153,9 @@ COLO_API colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim,
 
 /**
  * colo_layout_check() - does the layout fit a tensor of this shape?
- * Errors:  COLO_ERR_LAYOUT, with the numbers: 2C does not divide S, tp does not divide S/C, a row's
- *          position is outside [0, S), the table has another length, or two rows have one position
+ * Errors:  COLO_ERR_LAYOUT, with the numbers: 2C does not divide S, tp does not divide S/C (a CEIL
+ *          split may be uneven; what follows it must divide each of its parts), a row's position is
+ * outside [0, S), the table has another length, or two rows have one position
  */
 COLO_API colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t samples, int64_t rows,
                                          int64_t features);

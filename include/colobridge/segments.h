@@ -46,7 +46,7 @@ typedef struct colo_segments {
  *             position; sums beyond 63 bits; tables missing. COLO_ERR_LAYOUT: a length that 2 * cp
  *             (zigzag) or cp does not divide; a local length that the sequence-parallel ranks do
  *             not divide; a layout that ragged batches cannot have (position map, order of splits,
- *             a ZIGZAG split of the source's rows)
+ *             a source that splits rows other than BLOCK)
  */
 COLO_API colo_status_t colo_segments_check(const colo_segments_t *segments,
                                            const colo_layout_t *src, const colo_layout_t *dst);

@@ -13,7 +13,7 @@ from ._lib import call, lib, text
 from .grid import Grid, _joined
 
 _AXES = {'samples': s.SAMPLES, 'rows': s.ROWS, 'features': s.FEATURES}
-_KINDS = {'replicate': s.REPLICATE, 'block': s.BLOCK, 'zigzag': s.ZIGZAG}
+_KINDS = {'replicate': s.REPLICATE, 'block': s.BLOCK, 'zigzag': s.ZIGZAG, 'ceil': s.CEIL}
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ class Layout:
         return layout
 
     def split(self, axis: str, dim: str, kind: str = 'block', *, context: bool = False) -> 'Layout':
-        """Append a split of "samples", "rows" or "features" over a dim: "block", "zigzag" or
-        "replicate". context: a block split of rows is context parallelism, too: partial
-        gradients are summed over it. Raises ValueError: an unknown name, or a dim that is used already."""
+        """Append a split of "samples", "rows" or "features" over a dim: "block", "zigzag", "replicate", or
+        "ceil", which cuts as torch.chunk() and DTensor do, into parts of which the last are shorter or empty.
+        context: a block or ceil split of rows is context parallelism, too: partial gradients are summed
+        over it. Raises ValueError: an unknown name, or a dim that is used already."""
         if axis not in _AXES or kind not in _KINDS:
             raise ValueError("split: axis '%s', kind '%s'; expected one of %s and one of %s"
                              % (axis, kind, ', '.join(_AXES), ', '.join(_KINDS)))

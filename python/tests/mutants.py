@@ -9,6 +9,9 @@ MUTANTS = {
     'a ragged bridge is made before its layouts are looked at': (
         'torch/bridge.py', "        if ragged:\n            Segments(", "        if False:\n            Segments(",
         'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),
+    'samples by ceil are taken for blocks': (
+        'torch/moves.py', ' and raw.split[s.SAMPLES][i].kind == s.BLOCK', '', 'test_torch_layouts.py',
+        'test_samples_by_ceil'),
     'the check compares nothing': (
         'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
     'the gradient of padding is what its memory had': (

@@ -17,7 +17,7 @@
 static void add_splits(colo_fields_t *f, const char *name, const colo_layout_t *l)
 {
     static const char *const axes[] = {"samples", "rows", "features"};
-    static const char *const kinds[] = {"", "", " zigzag"};
+    static const char *const kinds[] = {"", "", " zigzag", " ceil"};
     char text[240] = "none";
     size_t pos = 0;
     for (int a = 0; a < 3; a++)

@@ -51,7 +51,7 @@ T_CASE(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it)
 T_CASE(layouts_that_it_would_carry_wrongly_are_refused)
 {
     static const int64_t table[8] = {0, 1, 2, 3, 4, 5, 7, 6};
-    for (int odd = 0; odd < 7; odd++) {
+    for (int odd = 0; odd < 8; odd++) {
         t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
         c.check = 1;
         switch (odd) {
@@ -60,6 +60,9 @@ T_CASE(layouts_that_it_would_carry_wrongly_are_refused)
             break;
         case 1: /* sequence parallelism over a dim called cp: full gradients, not addends */
             c.dst.split[1][0] = (ref_split_t){"cp", REF_BLOCK, false};
+            break;
+        case 6: /* parts that may be of any size */
+            c.src.split[0][0].cut = REF_CEIL;
             break;
         case 2: /* stages over other dims than pp */
             c.src.stage_dim = "tp";

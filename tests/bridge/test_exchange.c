@@ -145,6 +145,22 @@ T_CASE(features_in_blocks)
     run_kinds(c);
 }
 
+/* As DTensor shards: uneven parts, empty ones, two splits of one axis. */
+T_CASE(parts_by_ceil_arrive_whatever_they_divide)
+{
+    for (int axis = 0; axis < 3; axis++)
+        for (int64_t length = 1; length <= 11; length += 2) {
+            t_case_t c = t_between("ep=4,xp=2", "xp=3,ep=2", axis == 0 ? length : 3,
+                                   axis == 1 ? length : 2, axis == 2 ? length : 2);
+            t_side_split(&c.src, axis, "ep", REF_CEIL, false);
+            t_side_split(&c.dst, axis, "xp", REF_CEIL, axis == 1);
+            run_kinds(c);
+            t_side_split(&c.src, axis, "xp", REF_CEIL, false);
+            t_side_split(&c.dst, axis, "ep", REF_CEIL, false);
+            run_kinds(c);
+        }
+}
+
 /* ---- memory and dtypes ---- */
 
 T_CASE(every_memory_order_and_stride)

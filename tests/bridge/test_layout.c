@@ -196,6 +196,28 @@ T_CASE(stages_blocks_features_and_extra_dims_cut_as_stated)
     compare_all("zigzag of a zigzag", &two, (ref_shape_t){2, 16, 1});
 }
 
+/* By ceil(L / C), as torch.chunk() and DTensor cut: the last parts are shorter, or empty. */
+T_CASE(parts_by_ceil_are_full_until_nothing_is_left)
+{
+    for (int axis = 0; axis < 3; axis++)
+        for (int parts = 1; parts <= 5; parts++)
+            for (int64_t length = 0; length <= 13; length++) {
+                char spec[32];
+                snprintf(spec, sizeof spec, "ep=%d,xp=2", parts);
+                ref_side_t side = t_side(spec, true);
+                ref_shape_t shape = {axis == 0 ? length : 2, axis == 1 ? length : 4,
+                                     axis == 2 ? length : 3};
+                t_side_split(&side, axis, "ep", REF_CEIL, axis == 1);
+                compare_all(spec, &side, shape);
+                t_side_split(&side, axis, "xp", REF_CEIL,
+                             false); /* of each part, by its own length */
+                compare_all(spec, &side, shape);
+            }
+    ref_side_t side = t_side("tp=3,cp=2", true); /* zigzag, then what each rank has by ceil */
+    t_side_split(&side, 1, "tp", REF_CEIL, false);
+    compare_all("ceil of a zigzag", &side, (ref_shape_t){1, 20, 1});
+}
+
 T_CASE(the_default_layouts_are_those_of_the_documentation)
 {
     static const char *const specs[] = {"tp=2,cp=2,pp=2,dp=2", "tp=2,dp=3", "pp=2,cp=3", "tp=4"};
@@ -331,6 +353,31 @@ T_CASE(maps_that_leave_the_sequence_are_refused)
     assert_fails(colo_layout_check(&l, 1, INT64_MAX, 1), COLO_ERR_LAYOUT, "at offset 1 reach past");
     assert_ok(colo_layout_map_table(&l, (int64_t[]){0}, 0, 8));
     assert_ok(colo_layout_check(&l, 1, 0, 1));
+}
+
+T_CASE(a_split_of_uneven_parts_must_divide_each_of_them)
+{
+    colo_layout_t l = base_layout("ep=3,tp=2");
+    assert_ok(colo_layout_split(&l, COLO_ROWS, "ep", COLO_CEIL));
+    assert_ok(colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_check(&l, 1, 10, 1)); /* 4, 4, 2 */
+    assert_fails(colo_layout_check(&l, 1, 11, 1), COLO_ERR_LAYOUT,
+                 "3 positions do not split into 2 equal parts"); /* 4, 4, 3 */
+    assert_fails(colo_layout_check(&l, 1, 9, 1), COLO_ERR_LAYOUT, "3 positions do not split");
+    assert_ok(colo_layout_check(&l, 1, 0, 1));
+}
+
+T_CASE(the_largest_axis_is_cut_by_ceil_without_overflow)
+{
+    colo_layout_t l = base_layout("dp=9223372036854775807");
+    colo_owned_t own;
+    colo_layout_clear(&l, COLO_SAMPLES);
+    assert_ok(colo_layout_split(&l, COLO_SAMPLES, "dp", COLO_CEIL));
+    const colo_shape_t shape = {.samples = INT64_MAX - 1, .rows = 1, .features = 1};
+    assert_ok(colo_layout_owned(&l, INT64_MAX - 2, &shape, false, &own, NULL, 0, NULL));
+    assert_true(own.b0 == INT64_MAX - 2 && own.b1 == INT64_MAX - 1);
+    assert_ok(colo_layout_owned(&l, INT64_MAX - 1, &shape, false, &own, NULL, 0, NULL));
+    assert_true(own.b0 == own.b1);
 }
 
 #define UNTOUCHED(layout, call, status, word)                   \

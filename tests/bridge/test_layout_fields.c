@@ -28,8 +28,8 @@ EDIT(splits_below_none, l->nsplits[0] = -1)
 EDIT(splits_beyond_the_most, l->nsplits[1] = COLO_MAX_SPLITS + 1)
 EDIT(split_over_a_dim_below_the_first, l->split[0][0].dim = -1)
 EDIT(split_over_a_dim_beyond_the_last, l->split[1][0].dim = 4)
-EDIT(split_of_no_kind, l->split[0][0].kind = (colo_split_kind_t)3)
-EDIT(rows_split_of_no_kind, l->split[1][0].kind = (colo_split_kind_t)3)
+EDIT(split_of_no_kind, l->split[0][0].kind = (colo_split_kind_t)4)
+EDIT(rows_split_of_no_kind, l->split[1][0].kind = (colo_split_kind_t)4)
 EDIT(table_of_no_positions, l->map = COLO_MAP_TABLE, l->positions = 0)
 EDIT(split_that_replicates, l->split[0][0].kind = COLO_REPLICATE)
 EDIT(zigzag_of_samples, l->split[0][0].kind = COLO_ZIGZAG)
@@ -69,11 +69,11 @@ static const struct {
     {splits_beyond_the_most, "rows have 5 splits, expected 0..4"},
     {split_over_a_dim_below_the_first, "split 0 of samples is over dim -1, expected 0..3"},
     {split_over_a_dim_beyond_the_last, "split 0 of rows is over dim 4, expected 0..3"},
-    {split_of_no_kind, "split 0 of samples has kind 3, expected BLOCK"},
-    {rows_split_of_no_kind, "split 0 of rows has kind 3, expected BLOCK or ZIGZAG"},
+    {split_of_no_kind, "split 0 of samples has kind 4, expected BLOCK or CEIL"},
+    {rows_split_of_no_kind, "split 0 of rows has kind 4, expected BLOCK, ZIGZAG or CEIL"},
     {table_of_no_positions, "0 positions, expected at least 1"},
     {split_that_replicates, "split 0 of samples has kind 0"},
-    {zigzag_of_samples, "split 0 of samples has kind 2, expected BLOCK"},
+    {zigzag_of_samples, "split 0 of samples has kind 2, expected BLOCK or CEIL"},
     {split_twice, "dim 'cp' is split over twice"},
     {stage_dim_below_none, "stage_dim -2, expected -1..3"},
     {stage_dim_beyond_the_last, "stage_dim 16, expected -1..3"},

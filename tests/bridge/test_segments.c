@@ -195,6 +195,9 @@ T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)
     assert_fails(check(&t), COLO_ERR_LAYOUT, "splits rows in context over 'cp' as split 1");
     layouts(&t, "dp=2,cp=2", "dp=1", false);
     assert_fails(check(&t), COLO_ERR_LAYOUT, "source layout splits rows ZIGZAG over 'cp'");
+    colo_layout_clear(&t.src, COLO_ROWS);
+    assert_ok(colo_layout_split(&t.src, COLO_ROWS, "cp", COLO_CEIL));
+    assert_fails(check(&t), COLO_ERR_LAYOUT, "source layout splits rows CEIL over 'cp'");
     layouts(&t, "dp=2,cp=1", "dp=1", false);
     assert_ok(check(&t)); /* one part is all of it */
 }

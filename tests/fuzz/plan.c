@@ -12,7 +12,7 @@ static ref_side_t take_side(fuzz_t *f, bool is_src)
     for (int64_t k = fuzz_range(f, 0, 2); k > 0; k--) {
         const int axis = (int)fuzz_range(f, 0, 2);
         const char *dim = dims[fuzz_range(f, 0, 3)];
-        const ref_cut_t cut = fuzz_range(f, 0, 1) ? REF_ZIGZAG : REF_BLOCK;
+        const ref_cut_t cut = (ref_cut_t)fuzz_range(f, REF_BLOCK, REF_CEIL);
         if (side.nsplits[axis] < REF_MAX_SPLITS)
             t_side_split(&side, axis, dim, cut, axis == 1 && fuzz_range(f, 0, 1));
     }

@@ -118,7 +118,9 @@ colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side)
     for (int axis = 0; axis < 3; axis++)
         for (int k = 0; k < side->nsplits[axis]; k++) {
             const ref_split_t *sp = &side->split[axis][k];
-            colo_split_kind_t kind = sp->cut == REF_ZIGZAG ? COLO_ZIGZAG : COLO_BLOCK;
+            colo_split_kind_t kind = sp->cut == REF_ZIGZAG ? COLO_ZIGZAG
+                                     : sp->cut == REF_CEIL ? COLO_CEIL
+                                                           : COLO_BLOCK;
             if (axis == 1 && sp->context)
                 COLO_TRY(colo_layout_split_context(layout, sp->dim, kind));
             else
@@ -471,7 +473,9 @@ size_t t_side_text(const ref_side_t *side, char *text, size_t cap)
         for (int k = 0; k < side->nsplits[axis] && n < cap; k++)
             n += (size_t)snprintf(text + n, cap - n, " %c:%s%s%s", axis_name[axis],
                                   side->split[axis][k].dim,
-                                  side->split[axis][k].cut == REF_ZIGZAG ? "/zz" : "",
+                                  side->split[axis][k].cut == REF_ZIGZAG ? "/zz"
+                                  : side->split[axis][k].cut == REF_CEIL ? "/ceil"
+                                                                         : "",
                                   side->split[axis][k].context ? "+" : "");
     if (side->map && n < cap)
         n += (size_t)snprintf(text + n, cap - n, side->map == REF_TABLE ? " table" : " map+%lld",

@@ -27,6 +27,11 @@ static void shuffle(uint64_t *r, ref_side_t *side)
     }
 }
 
+static ref_cut_t random_block(uint64_t *r)
+{
+    return chance(r, 20) ? REF_CEIL : REF_BLOCK;
+}
+
 /* Dims whose product is at most @most; dp >= 1, the others as luck has it. */
 static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
 {
@@ -54,16 +59,16 @@ static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
     if (ref_side_extent(&side, "dp") > 1 || chance(r, 50))
         for (int i = 0; i < side.ndims; i++)
             if (strcmp(side.name[i], "dp") == 0)
-                t_side_split(&side, 0, "dp", REF_BLOCK, false);
+                t_side_split(&side, 0, "dp", random_block(r), false);
     if (ref_side_extent(&side, "cp") > 1)
-        t_side_split(&side, 1, "cp", chance(r, 85) ? REF_ZIGZAG : REF_BLOCK, true);
+        t_side_split(&side, 1, "cp", chance(r, 80) ? REF_ZIGZAG : random_block(r), true);
     int64_t tp = ref_side_extent(&side, "tp"), pp = ref_side_extent(&side, "pp");
     if (tp > 1 && chance(r, 30))
-        t_side_split(&side, 1, "tp", REF_BLOCK, false);
+        t_side_split(&side, 1, "tp", random_block(r), false);
     else if (tp > 1 && chance(r, 15))
-        t_side_split(&side, 2, "tp", REF_BLOCK, false);
+        t_side_split(&side, 2, "tp", random_block(r), false);
     if (ref_side_extent(&side, "ep") > 1 && chance(r, 30))
-        t_side_split(&side, 0, "ep", REF_BLOCK, false);
+        t_side_split(&side, 0, "ep", random_block(r), false);
     if (pp > 1) {
         side.stage_dim = "pp";
         side.stage = chance(r, 80) ? (is_src ? pp - 1 : 0) : t_below(r, pp);
@@ -71,13 +76,15 @@ static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
     return side;
 }
 
-/* what must divide the positions of a side */
+/* what must divide the positions of a side; the last split may be uneven by CEIL */
 static int64_t unit(const ref_side_t *side)
 {
     int64_t u = 1;
     for (int i = 0; i < side->nsplits[1]; i++)
-        u *= ref_side_extent(side, side->split[1][i].dim) *
-             (side->split[1][i].cut == REF_ZIGZAG ? 2 : 1);
+        u *= i == side->nsplits[1] - 1 && side->split[1][i].cut == REF_CEIL
+                 ? 1
+                 : ref_side_extent(side, side->split[1][i].dim) *
+                       (side->split[1][i].cut == REF_ZIGZAG ? 2 : 1);
     return u;
 }
 

@@ -89,6 +89,13 @@ static int64_t cut(int64_t *list, int64_t n, ref_cut_t how, int64_t parts, int64
         for (int64_t i = 0; i < n; i++)
             if (i >= c * n / parts && i < (c + 1) * n / parts)
                 kept[m++] = list[i];
+    } else if (how == REF_CEIL) { /* each takes as many as the first, while there are */
+        int64_t first = 0;
+        while (first * parts < n)
+            first++;
+        for (int64_t i = 0; i < n; i++)
+            if (i / first == c)
+                kept[m++] = list[i];
     } else {
         int64_t chunk = n / (2 * parts);
         for (int64_t i = 0; i < chunk; i++)

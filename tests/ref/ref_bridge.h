@@ -16,7 +16,7 @@
 #define REF_MAX_DIMS 8
 #define REF_MAX_SPLITS 3
 
-typedef enum ref_cut { REF_BLOCK = 1, REF_ZIGZAG = 2 } ref_cut_t;
+typedef enum ref_cut { REF_BLOCK = 1, REF_ZIGZAG = 2, REF_CEIL = 3 } ref_cut_t;
 typedef enum ref_map { REF_IDENTITY = 0, REF_OFFSET = 1, REF_TABLE = 2 } ref_map_t;
 
 typedef struct ref_split {
@@ -47,7 +47,7 @@ typedef struct ref_shape {
 
 /* What one rank owns, as index lists in local order. */
 typedef struct ref_part {
-    bool holds;    /* in the grid and on the stage */
+    bool holds;     /* in the grid and on the stage */
     int64_t addend; /* ordinal among the context siblings */
     int64_t nb, ns, nh;
     int64_t *b, *s, *h;

@@ -46,11 +46,11 @@ def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
 
 
 def plain(layout: Layout) -> bool:
-    """Are samples split over dp alone, so that component() holds?"""
+    """Are samples split over dp alone, in blocks, so that component() holds?"""
     raw = layout._raw
     names = layout.grid.names
     return raw.nsplits[s.SAMPLES] == (1 if 'dp' in names else 0) and all(
-        names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
+        names[raw.split[s.SAMPLES][i].dim] == 'dp' and raw.split[s.SAMPLES][i].kind == s.BLOCK for i in range(raw.nsplits[s.SAMPLES]))
 
 
 def reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: tuple[int, ...], dtype: int,

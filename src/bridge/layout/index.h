@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index.h (private) - the two ways an axis is cut, in closed form. Layouts, plans and the partition
- * helper all use these, so that "the same zigzag" is one piece of code.
+ * index.h (private) - the three ways an axis is cut, in closed form. Layouts, plans and the
+ * partition helper all use these, so that "the same zigzag" is one piece of code.
  *
  * BLOCK:   part d of D of length L is [floor(dL/D), floor((d+1)L/D)); D need not divide L.
+ * CEIL:    part d is [min(dq, L), min((d+1)q, L)) with q = ceil(L/D): the last may be empty.
  * ZIGZAG:  2C chunks of q = L/2C; part c is chunk c, then chunk 2C-1-c.
  */
 #ifndef COLO_BRIDGE_INDEX_H
@@ -22,6 +23,12 @@ static inline int64_t colo_block_lo(int64_t length, int64_t parts, int64_t d)
 static inline int64_t colo_block_part(int64_t length, int64_t parts, int64_t i)
 {
     return (int64_t)((((colo_i128_t)i + 1) * parts - 1) / length);
+}
+
+static inline int64_t colo_ceil_lo(int64_t length, int64_t parts, int64_t d)
+{
+    const colo_i128_t lo = (colo_i128_t)d * (length / parts + (length % parts > 0));
+    return lo < length ? (int64_t)lo : length;
 }
 
 /* Global index of local @i on part @c of @parts; q = length / (2 * parts) */

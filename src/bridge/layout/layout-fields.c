@@ -24,11 +24,11 @@ static colo_status_t check_splits(const colo_layout_t *l, int axis, bool *used)
         if (s->dim < 0 || s->dim >= l->grid.ndims)
             return colo_fail(COLO_ERR_ARG, "layout: split %d of %s is over dim %d, expected 0..%d",
                              (int)i, colo_axis_names[axis], (int)s->dim, (int)l->grid.ndims - 1);
-        if (s->kind != COLO_BLOCK &&
+        if (s->kind != COLO_BLOCK && s->kind != COLO_CEIL &&
             (s->kind != COLO_ZIGZAG || axis != COLO_ROWS)) /* REPLICATE is never listed */
             return colo_fail(COLO_ERR_ARG, "layout: split %d of %s has kind %d, expected %s",
                              (int)i, colo_axis_names[axis], (int)s->kind,
-                             axis == COLO_ROWS ? "BLOCK or ZIGZAG" : "BLOCK");
+                             axis == COLO_ROWS ? "BLOCK, ZIGZAG or CEIL" : "BLOCK or CEIL");
         if (used[s->dim])
             return colo_fail(COLO_ERR_ARG, "layout: dim '%s' is split over twice",
                              l->grid.name[s->dim]);

@@ -9,7 +9,6 @@
  */
 #include "bridge/layout/layout.h"
 
-#include "bridge/layout/index.h"
 #include "core/hash.h"
 #include "core/error.h"
 #include "core/list.h"
@@ -141,8 +140,8 @@ static colo_status_t add_split(colo_layout_t *l, colo_axis_t axis, const char *d
     COLO_TRY(colo_layout_check_fields(l));
     if ((unsigned)axis > COLO_FEATURES)
         return colo_fail(COLO_ERR_ARG, "layout: axis %d, expected 0..2", (int)axis);
-    if ((unsigned)kind > COLO_ZIGZAG)
-        return colo_fail(COLO_ERR_ARG, "layout: split kind %d, expected 0..2", (int)kind);
+    if ((unsigned)kind > COLO_CEIL)
+        return colo_fail(COLO_ERR_ARG, "layout: split kind %d, expected 0..3", (int)kind);
     COLO_TRY(find_dim(l, dim, &d));
     if (kind == COLO_ZIGZAG && axis != COLO_ROWS)
         return colo_fail(COLO_ERR_ARG, "layout: ZIGZAG splits rows only, not %s",
@@ -352,10 +351,11 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
         if (parts == 1 || length == 0) /* 2 * parts fits where it divides a length */
             continue;
         int m = 0;
-        if (s->kind == COLO_BLOCK) {
-            m = slice(spans, n, colo_block_lo(length, parts, c),
-                      colo_block_lo(length, parts, c + 1), tmp, m);
-            length = colo_block_lo(length, parts, c + 1) - colo_block_lo(length, parts, c);
+        if (s->kind != COLO_ZIGZAG) {
+            const int64_t lo = colo_split_lo(s->kind, length, parts, c),
+                          hi = colo_split_lo(s->kind, length, parts, c + 1);
+            m = slice(spans, n, lo, hi, tmp, m);
+            length = hi - lo;
         } else {
             int64_t q = length / (2 * parts), k = 2 * parts - 1 - c;
             m = slice(spans, n, c * q, (c + 1) * q, tmp, m);
@@ -418,15 +418,21 @@ void colo_runs_deinit(colo_runs_t *runs)
 
 /* ---- checks and queries ---- */
 
-colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
+/* Row splits from @i on, of a part of @left of the @positions. */
+static colo_status_t check_splits(const colo_layout_t *l, int i, int64_t left, int64_t positions)
 {
-    int64_t left = positions_of(l, rows);
-    for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
+    for (; left > 0 && i < l->nsplits[COLO_ROWS]; i++) {
         const colo_split_t *s = &l->split[COLO_ROWS][i];
         int64_t c = l->grid.extent[s->dim];
         uint64_t by = s->kind == COLO_ZIGZAG ? 2 * (uint64_t)c : (uint64_t)c;
         if (c == 1)
             continue;
+        if (s->kind == COLO_CEIL) { /* full parts, then a shorter one */
+            const int64_t full = colo_ceil_lo(left, c, 1);
+            COLO_TRY(check_splits(l, i + 1, left % full, positions));
+            left = full;
+            continue;
+        }
         if ((uint64_t)left % by != 0)
             return colo_fail(
                 COLO_ERR_LAYOUT,
@@ -434,10 +440,16 @@ colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
                 "a sequence of %lld); pad the sequence (colo_partition_padded)",
                 (long long)left, (unsigned long long)by,
                 s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks", l->grid.name[s->dim],
-                (long long)c, (long long)positions_of(l, rows));
+                (long long)c, (long long)positions);
         left /= c;
     }
     return COLO_OK;
+}
+
+colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
+{
+    const int64_t positions = positions_of(l, rows);
+    return check_splits(l, 0, positions, positions);
 }
 
 static colo_status_t check_sizes(const colo_layout_t *layout, int64_t samples, int64_t rows,

@@ -5,6 +5,8 @@
 
 #include <colobridge/layout.h>
 
+#include "bridge/layout/index.h"
+
 extern const char *const colo_axis_names[3]; /* by colo_axis_t, for error messages */
 
 /* Zigzag at most doubles the spans of a set, BLOCK only cuts: 2^COLO_MAX_SPLITS bounds them. */
@@ -57,6 +59,20 @@ colo_status_t colo_layout_check_rows(const colo_layout_t *layout, int64_t rows);
 
 /* Extents of the dims that split an axis, multiplied; 1 without splits. */
 int64_t colo_layout_parts(const colo_layout_t *layout, colo_axis_t axis);
+
+/* Where part @d of @length begins (BLOCK or CEIL), and the part that holds index @i < length */
+static inline int64_t colo_split_lo(colo_split_kind_t kind, int64_t length, int64_t parts,
+                                    int64_t d)
+{
+    return kind == COLO_CEIL ? colo_ceil_lo(length, parts, d) : colo_block_lo(length, parts, d);
+}
+
+static inline int64_t colo_split_part(colo_split_kind_t kind, int64_t length, int64_t parts,
+                                      int64_t i)
+{
+    return kind == COLO_CEIL ? i / colo_ceil_lo(length, parts, 1)
+                             : colo_block_part(length, parts, i);
+}
 
 static inline bool colo_layout_on_stage(const colo_layout_t *layout, const int64_t *coords)
 {

@@ -27,12 +27,12 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *l,
                          side);
     for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
         const colo_split_t *s = &l->split[COLO_ROWS][i];
-        if (is_src && s->kind == COLO_ZIGZAG && l->grid.extent[s->dim] > 1)
+        if (is_src && s->kind != COLO_BLOCK && l->grid.extent[s->dim] > 1)
             return colo_fail(COLO_ERR_LAYOUT,
-                             "segments: the source layout splits rows ZIGZAG over '%s', expected "
+                             "segments: the source layout splits rows %s over '%s', expected "
                              "BLOCK: ranks hold the rows of a batch in table order; clear the "
                              "split of rows and make it with colo_layout_split_context()",
-                             l->grid.name[s->dim]);
+                             s->kind == COLO_ZIGZAG ? "ZIGZAG" : "CEIL", l->grid.name[s->dim]);
         if (is_src || !s->context) {
             *(s->context ? &axes->cp : &axes->sp) *= l->grid.extent[s->dim];
             continue;

@@ -10,7 +10,6 @@
 #include "bridge/plan/routing.h"
 #include "bridge/ragged.h"
 
-#include "bridge/layout/index.h"
 #include "core/error.h"
 
 #include <stdlib.h>
@@ -50,11 +49,11 @@ static colo_status_t visit(colo_list_t *out, const colo_layout_t *l, colo_axis_t
         b->coord[s->dim] = 0;
         return visit(out, l, axis, i + 1, length, lo, hi, b);
     }
-    if (s->kind == COLO_BLOCK) {
+    if (s->kind != COLO_ZIGZAG) {
         for (int64_t end; lo < hi; lo = end) { /* parts in between may be empty */
-            const int64_t d = colo_block_part(length, parts, lo);
-            const int64_t a = colo_block_lo(length, parts, d),
-                          e = colo_block_lo(length, parts, d + 1);
+            const int64_t d = colo_split_part(s->kind, length, parts, lo);
+            const int64_t a = colo_split_lo(s->kind, length, parts, d),
+                          e = colo_split_lo(s->kind, length, parts, d + 1);
             end = hi < e ? hi : e;
             b->coord[s->dim] = d;
             COLO_TRY(visit(out, l, axis, i + 1, e - a, lo - a, end - a, b));

@@ -47,6 +47,11 @@ static colo_status_t no_extra(const colo_layout_t *l, const char *side)
             const char *name = l->grid.name[l->split[a][i].dim];
             bool usual = (a == COLO_SAMPLES && strcmp(name, "dp") == 0) ||
                          (a == COLO_ROWS && strcmp(name, "cp") == 0);
+            if (l->split[a][i].kind == COLO_CEIL && l->grid.extent[l->split[a][i].dim] > 1)
+                return colo_fail(COLO_ERR_LAYOUT,
+                                 "%s layout: %s are split CEIL over '%s'; COLLECTIVE knows BLOCK "
+                                 "and ZIGZAG only, use EXACT",
+                                 side, colo_axis_names[a], name);
             if (!usual && l->grid.extent[l->split[a][i].dim] > 1)
                 return colo_fail(
                     COLO_ERR_LAYOUT,

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts as other runtimes make them: shards of any length, as DTensor has them."""
+import itertools
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+
+
+def chunk(t, axis, parts, i):
+    """As DTensor shards: fewer chunks than ranks leave the last ranks with nothing."""
+    return dict(enumerate(t.chunk(parts, axis))).get(i, t.narrow(axis, 0, 0)).contiguous()
+
+
+def shards(world, group=None):
+    rank = world if group is None else group.rank
+    names = ('samples', 'rows', 'features')
+    for a, b, size in itertools.product(range(3), range(3), (5, 6, 9)):
+        shape = [2, 2, 2]
+        shape[a] = shape[b] = size
+        g = torch.arange(float(shape[0] * shape[1] * shape[2])).view(shape)
+        src = cb.Layout('x=4').split(names[a], 'x', kind='ceil')
+        dst = cb.Layout('x=2,y=2').split(names[b], 'y', kind='ceil').split(names[b], 'x', kind='ceil')
+        carry = ct.Bridge(src, dst, group=group or dist.group.WORLD, output='sharded')
+        x = chunk(g, a, 4, rank).requires_grad_()
+        for _ in range(2):
+            y = carry(x, shape=tuple(shape))
+            want = chunk(chunk(g, b, 2, rank // 2), b, 2, rank % 2)
+            assert torch.equal(y, want), (a, b, size, y, want)
+            x.grad = None
+            y.backward(want * 2)
+            assert torch.equal(x.grad, x * 2)
+        carry.destroy()
+
+
+def test_shards_of_any_length_are_those_of_dtensor(world):
+    world.run(shards)
+    cb.run_threads(4, lambda comm: shards(comm, comm))
+
+
+def uneven_samples(rank):
+    g = torch.arange(9.0).view(9, 1, 1)
+    carry = ct.Bridge(cb.Layout('dp=4').split('samples', 'dp', kind='ceil'), 'tp=2,dp=2', group=dist.group.WORLD)
+    y = carry(chunk(g, 0, 4, rank), shape=(9, 1, 1))
+    assert torch.equal(y, g[:4] if rank < 2 else g[4:])
+
+
+def test_samples_by_ceil_are_exchanged_by_all_that_share_them(world):
+    world.run(uneven_samples)
