@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _structs as s
 from .errors import ArgumentError
-from .tensor import contiguous, make
+from .tensor import check_signs, contiguous, make
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _READ_ONLY = 1
@@ -108,6 +108,8 @@ def from_dlpack(obj: Any) -> Borrowed:
     CUDA: ordered after the maker's stream by the caller. ValueError: device or dtype unknown here."""
     if not hasattr(obj, '__dlpack__'):
         return Borrowed(obj)
+    if hasattr(obj, 'is_neg'):  # which torch leaves out
+        check_signs(obj, 'from_dlpack: the tensor')
     try:
         return Borrowed(obj.__dlpack__(max_version=(1, 1)))
     except TypeError:  # made before versions

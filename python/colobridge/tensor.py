@@ -56,8 +56,16 @@ def torch_dtype(dtype: Any, what: str = 'tensor') -> int:
     return number
 
 
+def check_signs(t: Any, what: str) -> None:
+    """ValueError: a torch.Tensor whose memory has other signs than it has. (What is conjugated alone is complex.)"""
+    if t.is_neg():
+        raise ArgumentError("%s: its memory holds other signs than it has (the negative bit, as conj().imag sets it); "
+                            "pass resolve_neg() of it" % what)
+
+
 def from_torch(t: Any, what: str = 'tensor') -> s.Tensor:
     """View of a torch.Tensor in host or CUDA memory; any strides. Borrows its memory."""
+    check_signs(t, what)
     device = t.device
     if device.type == 'cpu':
         mem, ordinal = s.HOST, -1

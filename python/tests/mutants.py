@@ -3,6 +3,20 @@
 
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
+    'signs of memory are those of a tensor': (
+        'tensor.py', 'if t.is_neg():', 'if False:', 'test_dlpack.py', 'other_signs'),
+    'signs of a tensor that lends itself are those of its memory': (
+        'dlpack.py', "if hasattr(obj, 'is_neg'):", 'if False:', 'test_dlpack.py', 'other_signs'),
+    'signs of a loss\'s tensors are seen in the first call alone': (
+        'torch/ready.py', 'if t.is_neg() or ', 'if ', 'test_torch_losses.py', 'ids_of_other_signs'),
+    'signs of upstream gradients are those of their memory': (
+        'torch/tensors.py', 'if g is not None and g.is_neg():', 'if False:', 'test_torch_losses.py', 'other_signs'),
+    'signs of ids are those of their memory': (
+        'torch/support.py', '.to(torch.int64).resolve_neg()', '.to(torch.int64)', 'test_torch_losses.py', 'other_signs'),
+    'signs of what a bridge carries are those of its memory': (
+        'torch/bridge.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
+    'signs of what a ragged bridge carries are those of its memory': (
+        'torch/ragged.py', ' or t.is_neg():', ':', 'test_torch_ragged.py', 'other_signs'),
     'a class of the reference is not where it says': (
         '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
         'test_names_of_the_reference'),

@@ -161,3 +161,10 @@ def test_a_buffer_cannot_be_resized_while_a_view_of_it_lives():
         buffer.extend(b'1')
     del t
     buffer.extend(b'1')
+
+
+def test_a_tensor_of_other_signs_is_refused():
+    torch = pytest.importorskip('torch')
+    for take in (dlpack.from_dlpack, view):
+        with pytest.raises(ValueError, match='tensor: its memory holds other signs'):
+            take(torch._neg_view(torch.ones(3)))

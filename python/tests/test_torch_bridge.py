@@ -141,6 +141,24 @@ def test_ranks_that_are_threads_do_the_same():
         ct.Bridge('dp=4', 'dp=4', group=None)
 
 
+def negative(world):
+    x = torch.arange(12.0).view(2, 2, 3) + 20 * world.rank
+    carry = ct.Bridge('dp=2', 'tp=2', group=world)
+    gradients = []
+    for bit in (False, True):  # after a call of the same shapes
+        a = x.clone().requires_grad_()
+        y = carry(a)
+        d_y = torch.arange(24.0).view(4, 2, 3)
+        gradients += torch.autograd.grad(y, a, torch._neg_view(-d_y) if bit else d_y)
+    assert torch.equal(*gradients)
+    carry(torch._neg_view(x))
+
+
+def test_memory_of_other_signs_is_never_carried():
+    with pytest.raises(ValueError, match='x: its memory holds other signs'):
+        cb.run_threads(2, negative)
+
+
 def strided(rank):
     src, dst = cb.Layout.src('dp=4'), cb.Layout.dst('cp=2,dp=2')
     everything = whole((8, 4, 6), 3)

@@ -266,6 +266,32 @@ def test_a_gradient_penalty_through_a_layer_is_refused(name):
             torch.autograd.grad(gradient().sum(), a)
 
 
+@pytest.mark.parametrize('name', list(PENALTIES))
+def test_memory_of_other_signs_is_never_read(name):
+    rng = torch.Generator().manual_seed(5)
+    h, w, t = torch.randn(3, 4, generator=rng), torch.randn(5, 4, generator=rng), torch.tensor([0, 1, 4])
+    gradients = []
+    for negative in (False, True):  # an upstream gradient, after a call of the same shapes
+        x = h.clone().requires_grad_()
+        out = PENALTIES[name](x @ w.t(), x, w, t)
+        ones = torch.ones_like(out)
+        gradients += torch.autograd.grad(out, x, torch._neg_view(-ones) if negative else ones)
+    assert torch.equal(*gradients)
+    if name not in ('head of doubles', 'chunks'):  # whose other operations make tensors without the bit
+        with pytest.raises(ValueError, match='the negative bit'):
+            PENALTIES[name](torch._neg_view(h @ w.t()), torch._neg_view(h), w, t)
+
+
+def test_ids_of_other_signs_are_never_read():
+    z, t = torch.arange(20.0).view(4, 5), torch.tensor([0, 1, 4, 2])
+    ct.nll(z, t)  # so that the next one is not the first of its shapes
+    with pytest.raises(ValueError, match='target: its memory holds other signs'):
+        ct.nll(z, torch._neg_view(t))
+    lists = torch.tensor([0, 3, 1, 4]), torch.tensor([0, 1, 2, 3, 4])
+    other = ct.Support(torch._neg_view(-lists[0]), torch._neg_view(-lists[1]), ascending=True)
+    assert torch.equal(ct.logprob(z, t, support=other), ct.logprob(z, t, support=ct.Support(*lists)))
+
+
 def test_what_is_linear_has_second_derivatives():
     for fn in (lambda x: ct.weighted_sum(x).value, ct.Sequence(1, 4).gather, lambda x: ct.shard(x, cb.Partition(4))):
         x = torch.ones(1, 4, requires_grad=True)

@@ -361,6 +361,18 @@ def test_a_disjoint_gradient_that_is_not_is_found():
         cb.run_threads(2, dishonest)
 
 
+def negative(world):
+    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=world, ragged=True)
+    x = column(MINE[world.rank])
+    assert torch.equal(carry(x, worked()), carry(x.clone(), worked()))
+    carry(torch._neg_view(x), worked())
+
+
+def test_memory_of_other_signs_is_never_carried():
+    with pytest.raises(ValueError, match=r'x\[0\]: its memory holds other signs'):
+        cb.run_threads(2, negative)
+
+
 def frozen(rank):
     carry = sharded(frozen=True)
     x = column(MINE[rank]).requires_grad_()

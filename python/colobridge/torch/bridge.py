@@ -151,7 +151,7 @@ class _Ready:
     def view(self, side: int, t: Any, what: str) -> s.Tensor:
         """Of a tensor on the source's (0) or the destination's side (1)."""
         address = t.data_ptr()
-        if address and t.is_contiguous() and t.shape == self.shapes[side]:
+        if address and t.is_contiguous() and t.shape == self.shapes[side] and not t.is_neg():
             raw = self.views[side]
             raw.data = address
             return raw

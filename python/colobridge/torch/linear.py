@@ -557,7 +557,7 @@ def _known(upstream: Any, reduction: str, mode: str, hidden: Any, *of: Any) -> A
             if upstream.numel() != 1 or upstream.device != device:
                 raise ArgumentError("linear_nll: upstream is %s on %s, expected one element on %s, where hidden is; "
                                     "pass float(upstream)" % (list(upstream.shape), upstream.device, device))
-            return upstream.detach().reshape(1).double()
+            return upstream.detach().reshape(1).double().resolve_neg()
         if not math.isfinite(upstream):
             raise ArgumentError("linear_nll: upstream is %s, expected a finite number" % upstream)
         return torch.full((1,), upstream, dtype=torch.float64, device=device)

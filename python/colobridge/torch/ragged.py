@@ -161,7 +161,7 @@ class _Views:
     def of(self, tensors: Sequence[Any]) -> Any:
         for raw, t, shape in zip(self.raws, tensors, self.shapes):
             raw.data = address = t.data_ptr()
-            if not address or t.shape != shape or not t.is_contiguous():
+            if not address or t.shape != shape or not t.is_contiguous() or t.is_neg():
                 return core.views([checked(t, '%s[%d]' % (self.what, i)) for i, t in enumerate(tensors)])
         return self.array
 

@@ -82,9 +82,9 @@ class View:
 
     def point(self, raw: s.Tensor, t: Any) -> Any:
         """Lets a copy be a view of @t, which has this shape and stride. RuntimeError: a storage that is
-        too small, for somebody freed or resized it."""
+        too small, for somebody freed or resized it. ValueError: the negative bit."""
         raw.data = t.data_ptr()
-        if self.storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
+        if t.is_neg() or self.storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
             checked(t, self.what)
         return t
 

@@ -33,7 +33,7 @@ class Support:
                     not isinstance(t, torch.Tensor) or t.dtype not in (torch.int32, torch.int64)):
                 raise ArgumentError("Support: %s are %s, expected an int64 tensor" % (
                     name, t.dtype if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__))
-        ids = ids.detach().to(torch.int64)
+        ids = ids.detach().to(torch.int64).resolve_neg()
         if offsets is None:
             if ids.dim() < 1:
                 raise ArgumentError("Support: ids have no axis, expected [..., K]")

@@ -120,6 +120,10 @@ def once(backward: Any, linear: bool = False) -> Any:
 
     @functools.wraps(backward)
     def call(ctx: Any, *grads: Any) -> Any:
+        for g in grads:
+            if g is not None and g.is_neg():  # as the gradient of a part of a conjugated tensor has it
+                grads = tuple(g if g is None else g.resolve_neg() for g in grads)
+                break
         if not asked():
             return backward(ctx, *grads)
         ctx.read = read = list(grads)
