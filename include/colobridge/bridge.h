@@ -47,8 +47,8 @@ typedef struct colo_bridge_config {
     colo_shape_t shape;
     colo_dtype_t dtype;
     /* Memory order of tensors given to forward and backward: a permutation of "bsh" names the axes
-     * of a 3-D tensor; "th" is the flattened [samples * rows, features]. Strides may be anything.
-     * NULL: "bsh". */
+     * of a 3-D tensor; "th" is the flattened [samples * rows, features], "bh" a tensor without rows
+     * [samples, features], for which shape.rows is 1. Strides may be anything. NULL: "bsh". */
     const char *axes;
     colo_output_t output;
     colo_grad_t grad;
@@ -175,8 +175,8 @@ COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_sha
 
 /**
  * colo_bridge_src_shape() - the extents of this rank's source tensor (x and d_x); local
- * @shape:  out [3], or [2] if axes is "th": extents in the order of axes, written by the call
- * Returns  the number of extents: 3, or 2 for "th"; 0 if an argument is NULL
+ * @shape:  out [3], or [2] if axes is "th" or "bh": extents in the order of axes, written by the
+ * call Returns  the number of extents: 3, or 2 for "th" and "bh"; 0 if an argument is NULL
  */
 COLO_API int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape);
 /** colo_bridge_dst_shape() - the extents of this rank's destination tensor (y and d_y); arguments

@@ -43,6 +43,29 @@ def test_shards_of_any_length_are_those_of_dtensor(world):
     cb.run_threads(4, lambda comm: shards(comm, comm))
 
 
+def matrices(rank):
+    """A DTensor over two mesh dims, to one over the other two; features in strides."""
+    g = torch.arange(35.0).view(7, 5)
+    src = cb.Layout('x=2,y=2').split('samples', 'y', kind='ceil').split('features', 'x', kind='ceil')
+    dst = cb.Layout('z=4').split('features', 'z', kind='ceil')
+    carry = ct.Bridge(src, dst, group=dist.group.WORLD, axes='bh')
+    x = chunk(chunk(g, 0, 2, rank // 2), 1, 2, rank % 2).t().contiguous().t().requires_grad_()
+    for shape in (tuple(g.shape), (7, 1, 5)):
+        y = carry(x, shape=shape)
+        assert torch.equal(y, chunk(g, 1, 4, rank))
+        x.grad = None
+        y.backward(y.detach() * 2)
+        assert torch.equal(x.grad, x * 2)
+    whole = ct.bridge(g[rank:rank + 1], 'dp=4', 'tp=4', group=dist.group.WORLD, axes='bh')  # the shape is plain
+    assert torch.equal(whole, g[:4])
+    with pytest.raises((ValueError, RuntimeError), match="2 rows with axes 'bh', expected 1"):
+        carry(x, shape=(7, 2, 5))
+
+
+def test_matrices_have_no_rows(world):
+    world.run(matrices)
+
+
 def uneven_samples(rank):
     g = torch.arange(9.0).view(9, 1, 1)
     carry = ct.Bridge(cb.Layout('dp=4').split('samples', 'dp', kind='ceil'), 'tp=2,dp=2', group=dist.group.WORLD)

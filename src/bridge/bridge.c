@@ -20,7 +20,7 @@
 static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
 {
     axes = axes ? axes : "bsh";
-    if (strcmp(axes, "th") == 0) {
+    if (strcmp(axes, "th") == 0 || strcmp(axes, "bh") == 0) {
         b->axis[0] = 0;
         b->axis[1] = -1;
         b->axis[2] = 1;
@@ -35,7 +35,7 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
         }
         if (seen != 7)
             return colo_fail(COLO_ERR_ARG,
-                             "bridge: axes '%.16s', expected a permutation of 'bsh', or 'th'",
+                             "bridge: axes '%.16s', expected a permutation of 'bsh', 'th' or 'bh'",
                              axes);
     }
     memcpy(b->axes, axes, strlen(axes) + 1);
@@ -109,6 +109,11 @@ static colo_status_t shape_state_create(colo_bridge_t *b, const colo_plan_config
     colo_shape_state_t s = {0};
     colo_status_t st = COLO_OK;
     int64_t rank = colo_comm_world_rank(b->comm, colo_comm_rank(b->comm));
+    if (strcmp(b->axes, "bh") == 0 && cfg->shape.rows != 1)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: %lld rows with axes 'bh', expected 1; tensors of several rows "
+                         "have axes 'th', or 'bsh' in any order",
+                         (long long)cfg->shape.rows);
     COLO_TRY_GOTO(st, colo_plan_create(&s.plan, cfg, rank), fail);
     if (b->algo == COLO_COLLECTIVE) {
         COLO_TRY_GOTO(st, colo_plan_collective_check(cfg), fail);

@@ -37,7 +37,7 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
             gpus ? "CUDA" : "host",
             gpus ? "set mem to COLO_CUDA, or use a host communicator"
                  : "colo_comm_create_nccl() makes a communicator of GPUs");
-    if (b->axis[1] >= 0)
+    if (strcmp(b->axes, "th") != 0)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
                          b->axes);
     if ((unsigned)c->placement > COLO_MERGED || c->max_rows < 0)

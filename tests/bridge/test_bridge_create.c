@@ -178,6 +178,10 @@ static void bad_axes(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t 
 {
     c->axes = "bss";
 }
+static void rows_without_an_axis(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->axes = "bh";
+}
 static void bad_size(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     c->struct_size = 12;
@@ -243,13 +247,21 @@ T_CASE(one_ranks_error_is_its_own_and_peer_elsewhere)
     static const struct {
         void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
         colo_status_t status;
-    } list[] = {{bad_axes, COLO_ERR_ARG},         {bad_size, COLO_ERR_ARG},
-                {no_config, COLO_ERR_ARG},        {no_src, COLO_ERR_ARG},
-                {bad_dtype, COLO_ERR_ARG},        {bad_batch, COLO_ERR_ARG},
-                {bad_algo, COLO_ERR_ARG},         {int_sums, COLO_ERR_ARG},
-                {odd_rows, COLO_ERR_LAYOUT},      {cuda_memory, COLO_ERR_UNBUILT},
-                {unknown_memory, COLO_ERR_ARG},   {unknown_transport, COLO_ERR_ARG},
-                {forgotten_layout, COLO_ERR_ARG}, {edited_layout, COLO_ERR_ARG}};
+    } list[] = {{bad_axes, COLO_ERR_ARG},
+                {bad_size, COLO_ERR_ARG},
+                {no_config, COLO_ERR_ARG},
+                {no_src, COLO_ERR_ARG},
+                {bad_dtype, COLO_ERR_ARG},
+                {bad_batch, COLO_ERR_ARG},
+                {bad_algo, COLO_ERR_ARG},
+                {int_sums, COLO_ERR_ARG},
+                {odd_rows, COLO_ERR_LAYOUT},
+                {cuda_memory, COLO_ERR_UNBUILT},
+                {unknown_memory, COLO_ERR_ARG},
+                {unknown_transport, COLO_ERR_ARG},
+                {rows_without_an_axis, COLO_ERR_ARG},
+                {forgotten_layout, COLO_ERR_ARG},
+                {edited_layout, COLO_ERR_ARG}};
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         disagreement_t d = {usual(), 1, list[i].change, list[i].status, COLO_ERR_PEER, NULL};
         colo_status_t st = t_run_ranks(8, disagree_rank, &d, sizeof d);

@@ -161,6 +161,21 @@ T_CASE(parts_by_ceil_arrive_whatever_they_divide)
         }
 }
 
+/* [samples, features], as a head's weight: both are cut, neither divides. */
+T_CASE(tensors_without_rows_have_two_axes)
+{
+    for (int64_t n = 1; n <= 7; n += 2)
+        for (int stride = 0; stride < T_STRIDE_COUNT; stride++) {
+            t_case_t c = t_between("ep=4,tp=2", "tp=4,dp=2", n, 1, 5);
+            c.axes = "bh";
+            c.stride = (t_stride_t)stride;
+            t_side_split(&c.src, 0, "ep", REF_CEIL, false);
+            t_side_split(&c.src, 2, "tp", REF_CEIL, false);
+            t_side_split(&c.dst, 2, "tp", REF_CEIL, false);
+            run_kinds(c);
+        }
+}
+
 /* ---- memory and dtypes ---- */
 
 T_CASE(every_memory_order_and_stride)

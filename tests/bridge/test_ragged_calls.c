@@ -380,6 +380,7 @@ typedef struct refused_config {
 
 static const refused_config_t refused_configs[] = {
     {"dp=2", "cp=2,dp=1", false, {.algo = COLO_COLLECTIVE}, COLO_ERR_ARG, "with COLLECTIVE"},
+    {"dp=2", "cp=2,dp=1", false, {.axes = "bh"}, COLO_ERR_ARG, "with axes 'bh', expected 'th'"},
     {"dp=2", "cp=2,dp=1", false, {.axes = "sbh"}, COLO_ERR_ARG, "with axes 'sbh', expected 'th'"},
     {"dp=2",
      "cp=2,dp=1",

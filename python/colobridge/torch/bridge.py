@@ -204,8 +204,8 @@ class Bridge(Unique):
 
     src, dst: Layout, or the spec of a grid ("tp=2,dp=4"), for the usual layout of that side. group: a
     torch process group or a colobridge.Comm with all ranks of the grids; communication stays among
-    ranks that exchange. axes: "bsh", "sbh", any permutation, or "th" (flattened). output: "full" (own
-    samples, all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or
+    ranks that exchange. axes: "bsh", "sbh", any permutation, "th" (flattened), or "bh" ([samples,
+    features]: shape is (samples, features), or has 1 row). output: "full" (own samples, all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or
     "disjoint" (declared to be zero outside of own rows). algo: "exact" or "collective".
     frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
     and ep, declared as dims along which ranks hold copies (Layout.src()).
@@ -256,8 +256,8 @@ class Bridge(Unique):
                 not isinstance(buffers, int) or isinstance(buffers, bool) or buffers < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError("bridge: buffers is %r, expected how many outputs of a shape are in memory "
                                 "that peers reach, 0 or more, or None" % (buffers,))
-        if sorted(axes) not in (sorted('bsh'), sorted('th')) or (len(axes) == 2 and axes != 'th'):
-            raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', or 'th'" % axes)
+        if sorted(axes) != sorted('bsh') and axes not in ('th', 'bh'):
+            raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', 'th' or 'bh'" % axes)
         if ragged and (axes not in ('bsh', 'th') or algo != 'exact' or buffers):
             raise ArgumentError("bridge: ragged with axes '%s', algo '%s' and buffers %s; expected the defaults"
                                 % (axes, algo, buffers))
@@ -321,7 +321,7 @@ class Bridge(Unique):
                 raise ArgumentError("bridge: %d flattened rows are not those of %d samples over dp=%d; "
                                     "pass shape=(samples, rows, features)" % (x.shape[0], samples, dp))
             return samples, x.shape[0] // mine * parts, features
-        rows = x.shape[axes.index('s')] * parts
+        rows = 1 if axes == 'bh' else x.shape[axes.index('s')] * parts
         return (x.shape[axes.index('b')] * dp if samples is None else samples), rows, features
 
     def _core(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
@@ -482,6 +482,8 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
         here = True
     if shape is not None:
         shape = tuple(shape)
+        if self.axes == 'bh' and len(shape) == 2:
+            shape = shape[0], 1, shape[1]
     device = x.device
     try:
         comm = self.comm(device)
