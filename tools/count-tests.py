@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts test cases in Meson's test logs (one JSON object a line) and prints the closing line.
 
-usage: count-tests.py [--case NAME=passed|failed|skipped]... LOG[=STATUS]...
+usage: count-tests.py [--case NAME=passed|failed|skipped]... [--note LINE]... LOG[=STATUS]...
 
 The first log is the plain build, the others are reruns of it in other builds: a case that fails in
-any of them is failed, and a case is counted once. --case adds one that the caller judged. A CMocka
+any of them is failed, and a case is counted once. --case adds one that the caller judged, --note a
+line in front of the closing one. A CMocka
 program counts as many cases as it announces; what it announced and did not report passed or skipped
 is failed, so a crash cannot hide cases. Any other program is one case. Exit status 77 is a skip. A program whose status is bad though
 all its cases passed (a leak found at exit, say) adds a case named "exits cleanly". STATUS is that
@@ -72,7 +73,7 @@ def reason_of(test):
 
 
 def main(args):
-    cases, names, where, reasons, logs = {}, {}, {}, {}, []
+    cases, names, where, reasons, logs, notes = {}, {}, {}, {}, [], []
     total = {'passed': 0, 'failed': 0, 'skipped': 0}
     args = list(args)
     while args:
@@ -82,6 +83,9 @@ def main(args):
                 sys.exit(__doc__)
             cases[name, 0] = status
             names[name, 0] = ''
+            args = args[2:]
+        elif args[0] == '--note' and len(args) > 1:
+            notes.append(args[1])
             args = args[2:]
         elif args[0].startswith('-'):
             sys.exit(__doc__)
@@ -118,6 +122,8 @@ def main(args):
             print(('%s: %s %s %s' % (wanted, key[0], names[key], ', '.join(paths))).rstrip())
             for path in paths: # once, though several of its cases failed
                 print(reasons.pop((path, key[0]), ''), end='')
+    for note in notes:
+        print(note)
     print('%(passed)d passed, %(failed)d failed, %(skipped)d skipped' % total, flush=True)
     return 1 if total['failed'] or not total['passed'] + total['failed'] else 0
 

@@ -51,14 +51,19 @@ missing_packages() {
     [ "$1" = run ] || has "${CXX:-c++}" || echo g++
 }
 
-# Has some Python here all of these modules? The tests look at the same ones (python/tests/run.py).
-python_has() {
+# Prints the first Python here that has all of these modules. The tests look at the same ones (python/tests/run.py).
+python_with() {
     local python
     for python in ${COLO_PYTHON:-} python3 /usr/bin/python3; do
         "$python" -c 'import importlib.util as u, sys
-sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null && return 0
+sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null &&
+            echo "$python" && return 0
     done
     return 1
+}
+
+python_has() {
+    python_with "$@" >/dev/null
 }
 
 # Packages of those of the modules that no Python has; of all when none has all.

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh - the tests, except the suites ucx-all and mpi-all: the release build; the same cases under ASan+UBSan
-# as clang compiles them, and, if they have threads, under TSan; some as clang compiles them without hwloc, without
-# MPI, without CUDA and CBLAS; and the Python wheel without CUDA (wheel.sh). The last line is "N passed, N failed,
-# N skipped" in test cases. A rerun of a case is not a second case, but a failure there makes the case a failed one.
+# test.sh - the tests of the release build, but for what takes minutes alone; with --all also that, and the same
+# cases under ASan+UBSan as clang compiles them, and, if they have threads, under TSan; fuzzed inputs; some cases as
+# clang compiles them without hwloc, without MPI, without CUDA and CBLAS; and the Python wheel without CUDA
+# (wheel.sh). The last line is "N passed, N failed, N skipped" in test cases. A rerun of a case is not a second case,
+# but a failure there makes the case a failed one.
 #
-#   tools/test.sh                  all of it
-#   tools/test.sh --quick          the release build only, without the suites mutants and slow
-#   tools/test.sh --suite NAME     one suite (repeat for more), in release and sanitizers'
+#   tools/test.sh                  the release build, without the suites mutants and slow
+#   tools/test.sh --all            all of it, except the suites ucx-all and mpi-all
+#   tools/test.sh --suite NAME     one suite (repeat for more); with --all under the sanitizers, too
+#   tools/test.sh --torch          suite python with the current PyTorch of the package index, in build-torch
 #   tools/test.sh --list           names of the suites
 #   tools/test.sh --coverage       lines of src/, and branches of what parses and validates, that suites reach
 set -euo pipefail
@@ -15,13 +17,15 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
-    sed -n '3,12s/^# \{0,1\}//p' "$root/tools/test.sh"
+    sed -n '3,14s/^# \{0,1\}//p' "$root/tools/test.sh"
 }
 
-quick=no list=no coverage=no suites=()
+all=no torch=no list=no coverage=no suites=()
 while [ $# -gt 0 ]; do
     case $1 in
-    --quick) quick=yes ;;
+    --all) all=yes ;;
+    --quick) ;; # what it does anyway
+    --torch) torch=yes suites+=(--suite python) ;;
     --list) list=yes ;;
     --coverage) coverage=yes ;;
     --suite)
@@ -39,6 +43,15 @@ while [ $# -gt 0 ]; do
 done
 
 install_missing test
+
+if [ "$torch" = yes ]; then
+    say "installing the current PyTorch in build-torch"
+    python=$(python_with ensurepip) || die "no Python with ensurepip (Debian: python3-venv)"
+    "$python" -m venv build-torch
+    build-torch/bin/pip install --quiet --upgrade --disable-pip-version-check torch numpy pytest
+    export COLO_PYTHON=$root/build-torch/bin/python
+    say "PyTorch $("$COLO_PYTHON" -c 'import torch; print(torch.__version__)')"
+fi
 
 # What decides whether input from outside is allowed.
 checks='src/(grid/(spec|dims|topology-xml)|core/(env|sized|tensor)|bridge/(fields|layout|layout-fields|segments)|loss/(validate|support)|loss/linear/check|comm/process/(address|arrive))\.c'
@@ -60,7 +73,11 @@ if [ "$coverage" = yes ]; then
     gcovr --root . --add-tracefile build-coverage/all.json --filter "$checks" --branches
     exit 0
 fi
-configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled
+# GPU code takes minutes of nvcc, of which a machine without a GPU runs nothing.
+gpu_code=auto
+[ "$all" = yes ] || has nvidia-smi || gpu_code=disabled
+configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled \
+    -Dcuda=$gpu_code -Dnccl=$gpu_code
 if [ "$list" = yes ]; then
     meson introspect build --tests | python3 -c 'import json, sys
 print("\n".join(sorted({s.split(":")[-1] for t in json.load(sys.stdin) for s in t["suite"]})))'
@@ -104,11 +121,17 @@ no_warnings() {
     ! grep -q 'warning:' "$1/build.log"
 }
 
-programs=$(programs_of_tests build)
-here=()
-if [ "$quick" = yes ] && [ ${#suites[@]} = 0 ]; then
-    here=(--no-suite mutants --no-suite slow)
-    programs=$(grep -v '^tests/mutation/' <<<"$programs")
+programs='' here=() notes=()
+if [ "$torch" = yes ]; then
+    here=(--no-suite mutants)
+elif [ ${#suites[@]} = 0 ]; then # of suites, `meson test` builds what it runs
+    programs=$(programs_of_tests build)
+    if [ "$all" = no ]; then
+        here=(--no-suite mutants --no-suite slow)
+        programs=$(grep -v '^tests/mutation/' <<<"$programs")
+        notes=(--note "tools/test.sh --all adds the suites slow and mutants (planted bugs, which a test must notice), ASan+UBSan,"
+            --note "TSan, fuzzed inputs, builds without hwloc, MPI, CUDA and CBLAS, GPU code without a GPU, and the Python wheel.")
+    fi
 fi
 # shellcheck disable=SC2086 # a list of names
 build build all $programs
@@ -118,7 +141,7 @@ for long in ucx-all mpi-all; do
 done
 if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
     here+=(--no-suite gpu-mutants)
-    cases+=(--case "mutants of GPU code=skipped")
+    [ "$all" = no ] || cases+=(--case "mutants of GPU code=skipped")
 fi
 
 # rerun NAME WHAT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of
@@ -127,7 +150,7 @@ rerun() {
     local name=$1 what=$2
     shift 2
     # shellcheck disable=SC2046 # a list of names
-    judge "it builds $what" build "build-$name" all $(programs_of_tests "build-$name") || return 0
+    judge "it builds $what" build "build-$name" all $([ ${#suites[@]} != 0 ] || programs_of_tests "build-$name") || return 0
     say "running the tests again $what"
     run_tests "build-$name" --setup "$name" "$@" "${suites[@]}"
 }
@@ -251,7 +274,7 @@ compile_ahead() {
     [ ${#suites[@]} != 0 ] || tools/fuzz.sh --build || true
 }
 
-if [ "$quick" = no ]; then
+if [ "$all" = yes ]; then
     set -m
     compile_ahead </dev/null >build/ahead.log 2>&1 &
     ahead=$! behind=("$!")
@@ -268,7 +291,7 @@ if [ "$quick" = no ]; then
 fi
 say "running the tests of the release build"
 run_tests build "${here[@]}" "${suites[@]}"
-if [ "$quick" = no ]; then
+if [ "$all" = yes ]; then
     say "waiting for the builds of the reruns"
     ! wait "$ahead" || configure() { :; } # it has been done
     behind=("${behind[@]:1}")
@@ -282,4 +305,4 @@ if [ "$quick" = no ]; then
 fi
 
 say "counting"
-python3 tools/count-tests.py "${cases[@]}" "${logs[@]}"
+python3 tools/count-tests.py "${cases[@]}" "${notes[@]}" "${logs[@]}"

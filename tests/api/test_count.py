@@ -54,6 +54,9 @@ CASES = [
     # nothing ran
     ([([], 0)], [], '0 passed, 0 failed, 0 skipped', 1),
     ([([test('sh', 'SKIP', 77)], 0)], [], '0 passed, 0 failed, 1 skipped', 1),
+    # what the caller says in front of it: the test below wants that in this place
+    ([([GOOD, test('sh', 'FAIL', 1), test('sh2', 'SKIP', 77)], 1)], ['--note', 'a word'],
+     '3 passed, 1 failed, 1 skipped', 1),
     # what the caller judged
     ([([GOOD], 0)], ['--case', 'rerun under thread=skipped'], '3 passed, 0 failed, 1 skipped', 0),
     ([([GOOD], 0)], ['--case', 'a=b=passed', '--case', 'no warnings=failed'],
@@ -73,7 +76,7 @@ for number, (logs, more, line, code) in enumerate(CASES):
                               text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         printed = done.stdout.splitlines() or ['']
         last = printed[-1]
-        # what failed is told last, each program with the line that says so, once
+        # what failed is told last but for notes, each program with the line that says so, once
         words = [text.split(':')[0] for text in printed[:-1] if not text.startswith(' ')]
         failed = ['    ' + text for tests, _ in logs for test in tests or []
                   for text in test['stdout'].splitlines() if 'FAILED' in text]
