@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * adapt.h - the only places of record.c that name what a change of the bridge may rename.
+ *
+ * record.c is compiled against two revisions, each with its own adapt.h: a commit that changes one
+ * of these interfaces changes this file with it, and what is recorded stays the same. A revision
+ * from before this file is read with the newer one.
+ */
+#ifndef TESTS_GUARD_ADAPT_H
+#define TESTS_GUARD_ADAPT_H
+
+#include "comm/comm.h"
+
+#include <colobridge.h>
+
+/* ---- what a plan says: exchange 0 is the first of a pass, 1 the sums of nodes, 2 the relays ----
+ */
+
+enum { GUARD_EXCHANGES = 3 };
+static const colo_plan_message_t *guard_messages(const colo_plan_t *plan, colo_pass_t pass,
+                                                 int exchange, bool sends, int32_t *count)
+{
+    switch (exchange) {
+    case 0:
+        return sends ? colo_plan_sends(plan, pass, count) : colo_plan_recvs(plan, pass, count);
+    case 1:
+        return colo_plan_sums(plan, pass, sends, count);
+    default:
+        return colo_plan_relays(plan, pass, sends, count);
+    }
+}
+
+/* ---- what reaches the comm: the linker sends the bridge's calls here (--wrap) ---- */
+
+static void guard_exchange(const colo_exchange_t *x, colo_stream_t stream);
+static void guard_collective(const char *name, const void *send, const void *recv, int64_t count,
+                             colo_dtype_t dtype);
+
+colo_status_t __real_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
+                                               colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
+                                               colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
+                                               colo_stream_t stream)
+{
+    guard_exchange(x, stream);
+    return __real_colo_comm_i_exchange_over(c, x, stream);
+}
+
+colo_status_t __real_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
+                                            const void *send, void *recv, int64_t count,
+                                            colo_dtype_t dtype, colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
+                                            const void *send, void *recv, int64_t count,
+                                            colo_dtype_t dtype, colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
+                                            const void *send, void *recv, int64_t count,
+                                            colo_dtype_t dtype, colo_stream_t stream)
+{
+    if (category == COLO_CATEGORY_BRIDGE)
+        guard_collective("all_gather", send, recv, count, dtype);
+    return __real_colo_comm_i_all_gather(c, category, send, recv, count, dtype, stream);
+}
+
+colo_status_t __real_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category,
+                                            const void *send, void *recv, int64_t count,
+                                            colo_dtype_t dtype, colo_redop_t op,
+                                            colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category,
+                                            const void *send, void *recv, int64_t count,
+                                            colo_dtype_t dtype, colo_redop_t op,
+                                            colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category,
+                                            const void *send, void *recv, int64_t count,
+                                            colo_dtype_t dtype, colo_redop_t op,
+                                            colo_stream_t stream)
+{
+    if (category == COLO_CATEGORY_BRIDGE)
+        guard_collective("all_reduce", send, recv, count, dtype);
+    return __real_colo_comm_i_all_reduce(c, category, send, recv, count, dtype, op, stream);
+}
+
+colo_status_t __real_colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category,
+                                                const void *send, void *recv, int64_t count,
+                                                colo_dtype_t dtype, colo_redop_t op,
+                                                colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category,
+                                                const void *send, void *recv, int64_t count,
+                                                colo_dtype_t dtype, colo_redop_t op,
+                                                colo_stream_t stream);
+colo_status_t __wrap_colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category,
+                                                const void *send, void *recv, int64_t count,
+                                                colo_dtype_t dtype, colo_redop_t op,
+                                                colo_stream_t stream)
+{
+    if (category == COLO_CATEGORY_BRIDGE)
+        guard_collective("reduce_scatter", send, recv, count, dtype);
+    return __real_colo_comm_i_reduce_scatter(c, category, send, recv, count, dtype, op, stream);
+}
+
+#endif
