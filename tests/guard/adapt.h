@@ -32,7 +32,7 @@ static const colo_plan_message_t *guard_messages(const colo_plan_t *plan, colo_p
 
 /* ---- what reaches the comm: the linker sends the bridge's calls here (--wrap) ---- */
 
-static void guard_exchange(const colo_exchange_t *x, colo_stream_t stream);
+static void guard_exchange(const colo_exchange_t *x, bool is_part, colo_stream_t stream);
 static void guard_collective(const char *name, const void *send, const void *recv, int64_t count,
                              colo_dtype_t dtype);
 
@@ -43,7 +43,7 @@ colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchan
 colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
                                                colo_stream_t stream)
 {
-    guard_exchange(x, stream);
+    guard_exchange(x, x->more != NULL, stream);
     return __real_colo_comm_i_exchange_over(c, x, stream);
 }
 

@@ -33,13 +33,13 @@ static void say_messages(const char *name, const colo_message_t *m, int32_t n)
     }
 }
 
-static void guard_exchange(const colo_exchange_t *x, colo_stream_t stream)
+static void guard_exchange(const colo_exchange_t *x, bool is_part, colo_stream_t stream)
 {
     say(EXCHANGES, "exchange %x of %s%s, stage %p of %d, stream %d",
         (uint64_t)(uint32_t)x->op.param, colo_dtype_name(x->op.dtype),
         x->subconnection ? " over a subconnection" : "", x->stage, (int64_t)x->stage_bytes,
         (int64_t)(stream != NULL));
-    if (x->is_part)
+    if (is_part)
         say(EXCHANGES, "  part of more: %d peers, %d bytes sent, %d received",
             (int64_t)x->more_peers, x->more_sent, x->more_received);
     say_messages("to", x->send, x->nsends);
