@@ -12,7 +12,6 @@
 
 #include "core/hash.h"
 #include "core/error.h"
-#include "core/sized.h"
 
 #include "bridge/layout/index.h"
 #include "bridge/plan/nodes.h"
@@ -361,67 +360,6 @@ static uint64_t hash_config(const colo_plan_t *p)
     h = colo_hash_i64(h, c->no_grad);
     h = colo_hash_i64(h, c->one_level);
     return colo_hash_i64(h, c->nodes ? (int64_t)c->nodes->hash : c->ranks_per_node);
-}
-
-colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_config_t *own)
-{
-    *own = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT};
-    COLO_TRY(COLO_SIZED_READ(own, given, output, "plan: config", "COLO_PLAN_CONFIG_INIT"));
-    if (!own->src || !own->dst)
-        return colo_fail(COLO_ERR_ARG, "plan: config.%s is NULL", own->src ? "dst" : "src");
-    return COLO_OK;
-}
-
-static colo_status_t check_config(const colo_plan_config_t *c)
-{
-    const colo_shape_t *s = &c->shape;
-    if (s->samples < 0 || s->rows < 0 || s->features < 0 || s->positions < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: shape of %lld samples, %lld rows, %lld features, %lld positions; "
-                         "expected >= 0",
-                         (long long)s->samples, (long long)s->rows, (long long)s->features,
-                         (long long)s->positions);
-    for (int i = 0; i < 2; i++) {
-        colo_status_t st = colo_layout_check_fields(i ? c->dst : c->src);
-        if (st < 0)
-            return colo_fail_prefix(st, "plan: config.%s", i ? "dst" : "src");
-    }
-    if (!colo_dtype_size(c->dtype))
-        return colo_fail(COLO_ERR_ARG, "plan: dtype %d is unknown", (int)c->dtype);
-    if ((unsigned)c->output > COLO_SHARDED || (unsigned)c->grad > COLO_DISJOINT)
-        return colo_fail(COLO_ERR_ARG, "plan: output %d (0..1) or grad %d (0..1) is unknown",
-                         (int)c->output, (int)c->grad);
-    if (c->ranks_per_node < 0)
-        return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld, expected >= 0 (0: one node)",
-                         (long long)c->ranks_per_node);
-    if (c->nodes && c->ranks_per_node)
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: ranks_per_node is %lld and nodes is given, expected one of them",
-                         (long long)c->ranks_per_node);
-    for (int i = 0; c->nodes && i < 2; i++) {
-        const colo_grid_t *g = i ? &c->dst->grid : &c->src->grid;
-        if (g->offset + g->size > c->nodes->ranks)
-            return colo_fail(COLO_ERR_ARG,
-                             "plan: nodes of %lld ranks, expected at least %lld: config.%s names "
-                             "rank %lld",
-                             (long long)c->nodes->ranks, (long long)(g->offset + g->size),
-                             i ? "dst" : "src", (long long)(g->offset + g->size - 1));
-    }
-    int64_t v;
-    if (!colo_mul_ok(s->samples, s->rows, &v) || !colo_mul_ok(v, s->features, &v) ||
-        !colo_mul_ok(v, (int64_t)colo_dtype_size(c->dtype), &v) ||
-        !colo_mul_ok(v, colo_layout_parts(c->dst, COLO_ROWS), &v))
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
-                         (long long)s->samples, (long long)s->rows, (long long)s->features,
-                         colo_dtype_name(c->dtype));
-    return COLO_OK;
-}
-
-colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own)
-{
-    COLO_TRY(colo_plan_read_config(given, own));
-    return check_config(own);
 }
 
 static colo_status_t build(colo_plan_t *p)

@@ -109,12 +109,36 @@ colo_status_t colo_blocks_intersect(colo_builder_t *w, const colo_side_t *side,
  * row block, then feature block. */
 void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *x);
 
+/* ---- overlaps.c ---- */
+
+/* A source, and what it is looked up by: its node, its rail. */
+typedef struct colo_source {
+    int64_t key, rank;
+} colo_source_t;
+int colo_source_cmp(const void *a, const void *b);
+/* First of @n sources that does not sort before (key, rank). */
+int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, int64_t key,
+                         int64_t rank);
+/* Is an overlap of @x not cut? */
+bool colo_is_small(const colo_builder_t *w, const colo_extent_t *x);
+/* Along which axis it is cut in @n. */
+int colo_cut_axis(const colo_extent_t *x, int64_t n);
+/* Where part @k of @n begins; the longer parts are from @rotation on. */
+int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t rotation);
+/* Pushes all of w->overlaps to w->out. */
+colo_status_t colo_overlaps_push(colo_builder_t *w, int64_t peer);
+/* Pushes elements [lo, hi) along @axis of w->overlaps to @out; rows count over its regions. */
+colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, int64_t lo,
+                                int64_t hi, int64_t peer);
+/* By peer, addend, samples, rows, features: the order of regions on both ends of a message. */
+int colo_entry_cmp(const void *a, const void *b);
+
 /* ---- gateways.c ---- */
 
 /* The destinations of an overlap on one node; n 0: not known. */
 typedef struct colo_destinations {
     int64_t n, mine;              /* mine: index of the destination asked for */
-    const struct colo_source *items; /* [n] ascending */
+    const colo_source_t *items;   /* [n] ascending */
     bool enters;                  /* it is needed more than once, and the node lacks some of it */
 } colo_destinations_t;
 
@@ -176,11 +200,6 @@ int64_t colo_node_sums_helper(const colo_builder_t *w, int64_t collector, int64_
 
 /* ---- senders.c ---- */
 
-/* A source, and what it is looked up by: its node, its rail. */
-typedef struct colo_source {
-    int64_t key, rank;
-} colo_source_t;
-
 /* Destinations that share their candidates. */
 typedef struct colo_sharers {
     int tier;                /* 0 the destination itself, 1 its node, 2 its rail, 3 all */
@@ -218,22 +237,11 @@ colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const col
                                 const colo_block_t *b, const colo_extent_t *x);
 /* Passes the turns on by the destinations of an overlap that has gone by. */
 void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x);
-colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer);
 /* Pushes what @destination, the @i-th of a group, gets of its @share of the current overlap: what
  * this rank sends if @sends (peer is the destination), else everything (peer is the sender). */
 colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
                                  const colo_gateway_share_t *share, int64_t i, int64_t destination,
                                  bool sends);
-int colo_source_cmp(const void *a, const void *b);
-/* First of @n sources that does not sort before (key, rank). */
-int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, int64_t key,
-                         int64_t rank);
-bool colo_is_small(const colo_builder_t *w, const colo_extent_t *x);
-int colo_cut_axis(const colo_extent_t *x, int64_t n);
-int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t rotation);
-/* Pushes elements [lo, hi) along @axis of w->overlaps to @out; rows count over its regions. */
-colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, int64_t lo,
-                                int64_t hi, int64_t peer);
 
 /* ---- plan.c ---- */
 
@@ -258,8 +266,5 @@ void colo_builder_deinit(colo_builder_t *w);
  * with peer == this rank, and of sends. */
 colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
                                  const colo_side_t *hold, int32_t addend, bool need_is_src);
-
-/* By peer, addend, samples, rows, features: the order of regions on both ends of a message. */
-int colo_entry_cmp(const void *a, const void *b);
 
 #endif
