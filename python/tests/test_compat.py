@@ -217,7 +217,7 @@ def test_sub_sequences_start_where_the_padded_ones_before_them_end():
 
 
 def test_sub_sequences_are_where_their_lengths_say_and_no_mask():
-    # SkyRL's function ignores attention_mask beside sub_seq_lengths: 4 columns from 0 on and 7 from 8 on.
+    # SkyRL's function ignores attention_mask together with sub_seq_lengths: 4 columns from 0 on and 7 from 8 on.
     for width, mask in ((16, [1] * 16), (10, [1] * 5 + [0] * 3 + [1] * 2), (16, [0] * 16)):
         wanted = [column for column in (*range(4), *range(8, 15)) if column < width - 1]
         for fn, source in ((compat.from_parallel_logits_to_logprobs_packed_sequences, (torch.zeros(1, 16, 4),)),

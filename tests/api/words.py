@@ -44,7 +44,7 @@ WORDS = [
     (r"n?kept(?=\[|->|\.[a-z])", "saved, the thing that is saved", r"^(src|include|kernels)/"),
     (r"(?<=collective )way|(?<=->)way|(?<=int )way", "pass, direction, method", r"^(src|include|tools|docs)/"),
     (r"promises?", "declared precondition, contract", EVERYWHERE),
-    (r"COLO_OWNER\w*|colo_owner\w*|colo_way\w*|colo_place_\w*|colo_pick\w*", "category, pass, topology, topk", EVERYWHERE),
+    (r"COLO_OWNER(?!SHIP)\w*|colo_owner(?!ship)\w*|colo_way\w*|colo_place_\w*|colo_pick\w*", "category, pass, topology, topk", EVERYWHERE),
     (r"is_direct|direct(?= (call|path)s?)|(?<=not )direct", "p2p, peer-to-peer", EVERYWHERE),
     (r"colo_lane\w*|colo_step_lane|colo_late|COLO_K_LATE", "messages, auxiliary stream, abandoned, timeout", EVERYWHERE),
     (r"guard (of|thread)|(?<=the )guard(?= looks)", "watchdog, check", EVERYWHERE),

@@ -5,7 +5,7 @@
  * Every rank checks the whole tables, because every rank has them: a refusal is the same error
  * message everywhere, and no rank has to ask another.
  */
-#include "bridge/ragged.h"
+#include "bridge/layout/segments.h"
 
 #include "core/hash.h"
 #include "core/error.h"
@@ -357,21 +357,6 @@ colo_status_t colo_ragged_parts(colo_ragged_t *r)
     if (s->pos && !(w.ordered && w.sorted))
         COLO_TRY(list_parts(s, parts));
     return w.ordered ? COLO_OK : check_apart(s, parts->items, parts->n);
-}
-
-colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
-                                  const colo_layout_t *dst)
-{
-    colo_ragged_t r = {0};
-    for (int i = 0; i < 2; i++) {
-        const colo_status_t st = colo_layout_check_fields(i ? dst : src);
-        if (st < 0)
-            return colo_fail_prefix(st, "segments: %s", i ? "dst" : "src");
-        COLO_TRY(colo_ragged_axes(i ? &r.dst : &r.src, i ? dst : src, i == 0));
-    }
-    colo_status_t st = colo_ragged_load(&r, segments);
-    colo_ragged_deinit(&r);
-    return st;
 }
 
 /* ---- hash ---- */

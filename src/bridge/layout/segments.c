@@ -9,7 +9,7 @@
  * numbers lie one behind the other in memory on both sides, whatever the placement is. So both ends
  * of a message find the same runs without knowing how the other one stores them.
  */
-#include "bridge/ragged.h"
+#include "bridge/layout/segments.h"
 
 #include "bridge/layout/index.h"
 #include "core/error.h"
@@ -171,6 +171,21 @@ void colo_ragged_deinit(colo_ragged_t *r)
     memset(r, 0, sizeof *r);
 }
 
+colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
+                                  const colo_layout_t *dst)
+{
+    colo_ragged_t r = {0};
+    for (int i = 0; i < 2; i++) {
+        const colo_status_t st = colo_layout_check_fields(i ? dst : src);
+        if (st < 0)
+            return colo_fail_prefix(st, "segments: %s", i ? "dst" : "src");
+        COLO_TRY(colo_ragged_axes(i ? &r.dst : &r.src, i ? dst : src, i == 0));
+    }
+    colo_status_t st = colo_ragged_load(&r, segments);
+    colo_ragged_deinit(&r);
+    return st;
+}
+
 /* ---- the owner of a position ---- */
 
 typedef struct owner {
@@ -213,7 +228,7 @@ static owner_t owner_of(const colo_ragged_t *r, int64_t q, int64_t p)
 static colo_status_t push_chunk(const colo_side_t *side, const colo_part_t *part, int64_t j,
                                 int64_t sp, colo_runs_t *runs)
 {
-    const colo_ragged_t *r = side->ragged;
+    const colo_ragged_t *r = side->table;
     const int64_t q = part->seq, unit = r->chunk[q];
     int64_t lo = j * unit > part->pos ? j * unit : part->pos;
     int64_t hi = (j + 1) * unit;
@@ -238,9 +253,12 @@ static colo_status_t push_chunk(const colo_side_t *side, const colo_part_t *part
     return colo_runs_push(runs, part->row + (lo - part->pos), hi - lo, r->base[q] + lo);
 }
 
-static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords, colo_runs_t *runs)
+static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
+                                 const colo_runs_t *within, colo_runs_t *runs)
 {
-    const colo_ragged_t *r = side->ragged;
+    const colo_ragged_t *r = side->table;
+    (void)within; /* one run */
+    runs->n = runs->rows = 0;
     const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t j = colo_ragged_part(side->layout, COLO_ROWS, 1, coords) * r->src.sp +
                       colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
@@ -291,13 +309,11 @@ static int64_t first_part(parts_t parts, int64_t a, int64_t z, int64_t row)
     return a;
 }
 
-colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
-                               const colo_runs_t *within, colo_runs_t *runs)
+static colo_status_t destination_rows(const colo_side_t *side, const int64_t *coords,
+                                      const colo_runs_t *within, colo_runs_t *runs)
 {
-    const colo_ragged_t *r = side->ragged;
+    const colo_ragged_t *r = side->table;
     runs->n = runs->rows = 0;
-    if (side->ragged_src)
-        return source_rows(side, coords, runs);
     const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t c = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
@@ -345,7 +361,7 @@ static int64_t find_source(const colo_ragged_t *r, int64_t row)
 static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mine,
                                   colo_list_t *out)
 {
-    const colo_ragged_t *r = side->ragged;
+    const colo_ragged_t *r = side->table;
     const int64_t parts = r->src.cp * r->src.sp;
     int64_t behind = 0; /* of the last block; rows ascend, so blocks do */
     for (int64_t i = 0; i < mine->n; i++) {
@@ -418,7 +434,7 @@ static colo_status_t add_up(colo_list_t *list)
 static colo_status_t intersect_positions(const colo_side_t *side, int64_t q, int64_t lo, int64_t hi,
                                          colo_list_t *met)
 {
-    const colo_ragged_t *r = side->ragged;
+    const colo_ragged_t *r = side->table;
     const int64_t d = r->tables->seq_dp[q];
     while (lo < hi) {
         const owner_t o = side->full ? (owner_t){.end = hi} : owner_of(r, q, lo);
@@ -435,7 +451,7 @@ static colo_status_t intersect_positions(const colo_side_t *side, int64_t q, int
 static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *mine,
                                     colo_list_t *met)
 {
-    const colo_ragged_t *r = side->ragged;
+    const colo_ragged_t *r = side->table;
     const parts_t parts = parts_in_order(r, false);
     for (int64_t i = 0; i < mine->n; i++) {
         const int64_t r0 = mine->run[i].row, r1 = r0 + mine->run[i].count;
@@ -455,7 +471,7 @@ static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *
 static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_t *mine,
                                        colo_list_t *out)
 {
-    const colo_ragged_t *r = side->ragged;
+    const colo_ragged_t *r = side->table;
     colo_list_t list = {0};
     colo_status_t st = intersect_rows(side, mine, &list);
     if (st == COLO_OK)
@@ -476,7 +492,42 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
     return st;
 }
 
-colo_status_t colo_ragged_visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *out)
+/* All rows of a batch are one sample. */
+static colo_status_t visit_rest(const colo_side_t *side, const colo_bounds_t *bounds,
+                                colo_list_t *met)
 {
-    return side->ragged_src ? visit_source(side, mine, out) : visit_destination(side, mine, out);
+    colo_block_t all;
+    colo_block_clear(&all);
+    COLO_TRY(colo_block_push(&met[COLO_SAMPLES], &all, 1));
+    return colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
+                             side->shape->features, bounds->h.lo, bounds->h.hi);
 }
+
+static colo_status_t meet_sources(const colo_side_t *side, const colo_bounds_t *bounds,
+                                  colo_list_t *met)
+{
+    COLO_TRY(visit_rest(side, bounds, met));
+    return visit_source(side, &bounds->runs, &met[COLO_ROWS]);
+}
+
+static colo_status_t meet_destinations(const colo_side_t *side, const colo_bounds_t *bounds,
+                                       colo_list_t *met)
+{
+    COLO_TRY(visit_rest(side, bounds, met));
+    return visit_destination(side, &bounds->runs, &met[COLO_ROWS]);
+}
+
+static bool box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
+{
+    colo_span_t features[2 * COLO_MAX_SPANS];
+    if (!colo_axis_spans(side->layout, COLO_FEATURES, coords, side->shape->features, features))
+        return false;
+    bounds->b = (colo_span_t){0, 1};
+    bounds->h = features[0];
+    return true;
+}
+
+const colo_ownership_t colo_owns_segments_src = {
+    .rows = source_rows, .visit = meet_sources, .box = box, .ascends = true};
+const colo_ownership_t colo_owns_segments_dst = {
+    .rows = destination_rows, .visit = meet_destinations, .box = box};

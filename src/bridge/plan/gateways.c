@@ -108,12 +108,12 @@ static colo_status_t is_lacking(colo_builder_t *w, const colo_side_t *need, cons
     colo_block_t b;
     colo_extent_t extent;
     colo_status_t st = COLO_OK;
-    *lacks = w->ragged || s->samples == 0 || s->rows == 0 || s->features == 0;
+    *lacks = w->by_table || s->samples == 0 || s->rows == 0 || s->features == 0;
     (void)colo_grid_coords(&need->layout->grid, rank, coords);
-    if (*lacks || !colo_block_box(w, need, coords, &x))
+    if (*lacks || !need->owns->box(need, coords, &x))
         return COLO_OK;
-    COLO_TRY_GOTO(st, colo_block_rows(need, coords, NULL, &x.runs), done);
-    COLO_TRY_GOTO(st, colo_blocks_intersect(w, hold, &x, w->fed), done);
+    COLO_TRY_GOTO(st, need->owns->rows(need, coords, NULL, &x.runs), done);
+    COLO_TRY_GOTO(st, colo_blocks_meet(hold, &x, w->fed), done);
     for (int64_t i = 0; i < w->fed[0].n * w->fed[1].n * w->fed[2].n && !*lacks; i++) {
         colo_blocks_nth(w->fed, i, coords, &extent);
         colo_block_of(hold, coords, &b);

@@ -273,9 +273,9 @@ static bool can_be_collective(const colo_plan_t *p)
     return has;
 }
 
-colo_status_t colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
+colo_status_t colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool by_table)
 {
-    const bool collective = !ragged && can_be_collective(p);
+    const bool collective = !by_table && can_be_collective(p);
     bool in_grid = colo_grid_has_rank(&p->src.grid, p->rank);
     for (int pass = 0; pass < 2; pass++) {
         colo_plan_bytes_t *b = &p->bytes[pass];
@@ -303,12 +303,12 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool ragged)
 
 /* ---- create ---- */
 
-void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool ragged)
+void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool by_table)
 {
     w->cfg = &plan->config;
     w->plan = plan;
     w->elem = elem;
-    w->ragged = ragged;
+    w->by_table = by_table;
     w->recvs.n = w->sends.n = w->passes.n = w->passed.n = 0; /* a plan before may have failed */
     w->sum_recvs.n = w->sum_sends.n = w->terms.n = 0;
     w->summing = w->sums = false;
@@ -368,9 +368,14 @@ static colo_status_t build(colo_plan_t *p)
     const colo_shape_t *s = &c->shape;
     colo_builder_t w = {0};
     colo_posmap_t src_map = {0}, dst_map = {0};
-    const colo_side_t src = {.layout = &p->src, .map = &src_map};
-    const colo_side_t dst = {.layout = &p->dst, .map = &dst_map};
-    bool full = c->output == COLO_FULL_SEQ;
+    const bool full = c->output == COLO_FULL_SEQ;
+    const colo_side_t src = {
+        .owns = &colo_owns_uniform, .layout = &p->src, .shape = s, .table = &src_map};
+    const colo_side_t dst = {.owns = &colo_owns_uniform,
+                             .layout = &p->dst,
+                             .shape = s,
+                             .table = &dst_map,
+                             .whole = full};
     colo_status_t st = COLO_OK;
     colo_builder_begin(&w, p, colo_dtype_size(c->dtype), false);
     COLO_TRY_GOTO(st, colo_layout_check_rows(&p->src, s->rows), done);

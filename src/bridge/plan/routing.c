@@ -33,11 +33,9 @@ static int64_t first_behind(const colo_runs_t *runs, int64_t row)
 
 /* Appends to @out the rows that a needed and a held block share, as runs that are contiguous in
  * both; by row. Boxes are set later. */
-static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32_t addend,
-                                const colo_runs_t *src, const colo_runs_t *dst)
+static colo_status_t share_rows(colo_list_t *out, int32_t addend, const colo_runs_t *src,
+                                const colo_runs_t *dst)
 {
-    /* all rows are in memory; runs of a ragged batch say where */
-    const bool whole = w->cfg->output == COLO_FULL_SEQ && !w->ragged;
     int64_t last_src = -1, last_dst = -1; /* where the run before ends */
     const int64_t first = out->n;
     if (src->n == 0 || dst->n == 0)
@@ -47,7 +45,7 @@ static colo_status_t share_rows(const colo_builder_t *w, colo_list_t *out, int32
         const colo_run_t *x = &src->run[i], *y = &dst->run[j];
         int64_t x1 = x->row + x->count, y1 = y->row + y->count;
         int64_t lo = x->row > y->row ? x->row : y->row, hi = x1 < y1 ? x1 : y1;
-        int64_t a = x->local + (lo - x->row), z = whole ? lo : y->local + (lo - y->row);
+        int64_t a = x->local + (lo - x->row), z = y->local + (lo - y->row);
         i += x1 == hi;
         j += y1 == hi;
         if (lo >= hi)
@@ -92,7 +90,7 @@ static bool find_block(const colo_builder_t *w, const colo_side_t *side, int64_t
         if (side->fixed[i] >= 0 && side->fixed[i] != coords[i])
             return false;
     colo_block_of(side, coords, block);
-    return colo_block_box(w, side, coords, x);
+    return side->owns->box(side, coords, x);
 }
 
 static int64_t choices(const colo_list_t met[3])
@@ -114,7 +112,7 @@ typedef struct intersection {
 
 static bool keeps_meetings(const colo_builder_t *w)
 {
-    return w->ragged && w->cfg->output == COLO_SHARDED;
+    return w->cfg->output == COLO_SHARDED;
 }
 
 /* Lists the blocks of @side that meet mine. */
@@ -125,7 +123,7 @@ static colo_status_t intersect_blocks(colo_builder_t *w, const colo_side_t *side
     if (m->complete)
         return COLO_OK;
     m->first.n = m->overlap.n = 0;
-    return colo_blocks_intersect(w, side, &x->me, m->met);
+    return colo_blocks_meet(side, &x->me, m->met);
 }
 
 /* Choice @i of them: w->overlaps, and where it is. Choices come in their order. */
@@ -142,10 +140,10 @@ static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64
             m->overlap.n = 0;
         from = others ? m->overlap.n : 0;
         if (others) {
-            COLO_TRY(colo_block_rows(side, pos, &x->me.runs, &x->other.runs));
+            COLO_TRY(side->owns->rows(side, pos, &x->me.runs, &x->other.runs));
             COLO_TRY(x->me_is_src
-                         ? share_rows(w, &m->overlap, addend, &x->me.runs, &x->other.runs)
-                         : share_rows(w, &m->overlap, addend, &x->other.runs, &x->me.runs));
+                         ? share_rows(&m->overlap, addend, &x->me.runs, &x->other.runs)
+                         : share_rows(&m->overlap, addend, &x->other.runs, &x->me.runs));
         } else if (keeps_meetings(w)) {
             from = m->overlap.n;
             for (int64_t k = first[i - 1]; k < from; k++) {
@@ -155,7 +153,7 @@ static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64
                 *e = ((const colo_entry_t *)m->overlap.items)[k];
             }
         }
-        (void)colo_block_box(w, side, pos, &x->other);
+        (void)side->owns->box(side, pos, &x->other);
         w->overlaps =
             (colo_list_t){(colo_entry_t *)m->overlap.items + from, m->overlap.n - from, 0};
         set_box(w, &x->me, &x->other);
@@ -180,13 +178,13 @@ static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
                                       const int64_t *coords, colo_bounds_t *held,
                                       const colo_block_t *mine, int64_t end)
 {
-    (void)colo_block_box(w, hold, coords, held); /* of an intersection that was kept */
-    colo_run_t first = {.count = end}; /* blocks of a ragged source ascend with their rows */
+    colo_run_t first = {.count = end};
     const colo_runs_t within = {.run = &first, .n = 1};
-    if (hold->ragged)
-        COLO_TRY(colo_block_rows(hold, coords, need->ragged_src ? &within : NULL, &held->runs));
-    w->plan->work += hold->ragged ? held->runs.n : 0;
-    COLO_TRY(colo_blocks_intersect(w, need, held, w->fed));
+    /* an intersection may have been kept, or has only the rows that this rank shares */
+    (void)hold->owns->box(hold, coords, held);
+    COLO_TRY(hold->owns->rows(hold, coords, need->owns->ascends ? &within : NULL, &held->runs));
+    w->plan->work += w->by_table ? held->runs.n : 0;
+    COLO_TRY(colo_blocks_meet(need, held, w->fed));
     for (int64_t i = 0; i < choices(w->fed); i++) {
         int64_t pos[COLO_MAX_DIMS];
         colo_extent_t x;

@@ -4,20 +4,8 @@
 #ifndef COLO_BRIDGE_ROUTING_H
 #define COLO_BRIDGE_ROUTING_H
 
+#include "bridge/layout/ownership.h"
 #include "bridge/plan/plan.h"
-
-/* One layout in one role: which splits of rows count, and which context addend it shows. */
-typedef struct colo_side {
-    const colo_layout_t *layout;
-    const colo_posmap_t *map;
-    bool full;                        /* rows are not split in this role */
-    bool addend_fixed;                /* PARTIAL: context dims are pinned to fixed[] */
-    int64_t fixed[COLO_MAX_DIMS];     /* context coordinates of the addend; -1 elsewhere */
-    const struct colo_ragged *ragged; /* rows are those of its tables; NULL: of a map */
-    bool ragged_src;
-    colo_list_t *on_rank; /* int64_t: gets where each listed run begins on the axis of the context
-                             rank, if rows are split; or NULL */
-} colo_side_t;
 
 /* What this rank's block shares with the blocks of the other side. If rows are not split in
  * another way in backward, both passes have the same: then all are kept, else those of one block.
@@ -33,7 +21,8 @@ typedef struct colo_builder {
     const colo_plan_config_t *cfg;
     colo_plan_t *plan;
     size_t elem;
-    bool ragged;
+    bool by_table; /* what a rank holds is in tables, not in its coordinates: overlaps differ in
+                      size, and what one batch needs another may not */
     colo_list_t recvs, sends, *out;  /* colo_entry_t; out: the list being made */
     colo_list_t fed[3];              /* blocks by axis that a held block feeds */
     colo_intersections_t intersections[2]; /* of this rank's destination and source block */
@@ -68,44 +57,23 @@ typedef struct colo_builder {
 
 /* ---- blocks.c ---- */
 
-typedef struct colo_block {
-    int64_t coord[COLO_MAX_DIMS]; /* of split dims and the stage; -1: replicated */
-    int64_t count;                /* elements of one axis that it shares with what it met */
-} colo_block_t;
-
-/* What a block owns. */
-typedef struct colo_bounds {
-    colo_span_t b, h;
-    colo_runs_t runs; /* ascending rows */
-} colo_bounds_t;
-
 /* Extents of an overlap, by axis. */
 typedef struct colo_extent {
     int64_t of[3];
 } colo_extent_t;
 
-void colo_block_clear(colo_block_t *b);
-/* Appends @b, of which @count elements are shared. */
-colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *b, int64_t count);
 /* The coordinates that make @coords' block on a side; the stage counts as chosen. */
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *b);
-int colo_block_cmp(const void *a, const void *b); /* by coordinates */
 /* The replicas of a block, ascending. */
 colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_grid_t *g,
                                const colo_block_t *b);
-/* Rows of a block, ascending. @within: only what shares rows with these is needed; NULL: all. */
-colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords,
-                              const colo_runs_t *within, colo_runs_t *runs);
 /* All rows of this rank on @side; kept until the plan is made. */
 colo_status_t colo_block_own_rows(colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
                                   const colo_runs_t **runs);
-/* Samples and features; false: none. */
-bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
-                    colo_bounds_t *x);
-/* The blocks of @side that meet @x, as one list of choices for each axis. */
-colo_status_t colo_blocks_intersect(colo_builder_t *w, const colo_side_t *side,
-                                    const colo_bounds_t *x, colo_list_t out[3]);
-/* Coordinates and extents of choice @i of what colo_blocks_intersect() found: by sample block, then
+/* The blocks of @side that meet @bounds, as one list of choices for each axis. */
+colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bounds,
+                               colo_list_t met[3]);
+/* Coordinates and extents of choice @i of what colo_blocks_meet() found: by sample block, then
  * row block, then feature block. */
 void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *x);
 
@@ -255,9 +223,9 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src,
                               colo_side_t dst);
 /* COLO_ERR_ARG: more than 63 bits. */
-colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool ragged);
+colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool by_table);
 /* Begins a plan; lists keep their memory. */
-void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool ragged);
+void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool by_table);
 void colo_builder_deinit(colo_builder_t *w);
 
 /* ---- routing.c ---- */

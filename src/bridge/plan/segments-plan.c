@@ -6,7 +6,7 @@
  * what a block owns is segments.c's. Afterwards each destination row of this rank gets its
  * index in the tensor: among the rows that arrive (packed), or on the sequence axis (merged).
  */
-#include "bridge/ragged.h"
+#include "bridge/plan/segments-plan.h"
 
 #include "core/error.h"
 
@@ -149,7 +149,11 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
 {
     const colo_plan_t *p = w->plan;
     const colo_plan_config_t *c = &p->config;
-    colo_side_t dst = {.layout = &p->dst, .ragged = r, .full = c->output == COLO_FULL_SEQ};
+    colo_side_t dst = {.owns = &colo_owns_segments_dst,
+                       .layout = &p->dst,
+                       .shape = &c->shape,
+                       .table = r,
+                       .full = c->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS];
     colo_runs_t *mine = &w->other;
     const colo_runs_t *whole;
@@ -167,7 +171,7 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     if (!dst.full || c->grad != COLO_DISJOINT || c->no_grad)
         return COLO_OK;
     dst.full = false;
-    COLO_TRY(colo_ragged_rows(&dst, coords, NULL, mine));
+    COLO_TRY(dst.owns->rows(&dst, coords, NULL, mine));
     if (mine->n > 1)
         qsort(mine->run, (size_t)mine->n, sizeof *mine->run, by_local);
     return list_foreign(mine, p->pool, places);
@@ -177,8 +181,10 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
                            bool merged, colo_ragged_places_t *places)
 {
     const colo_plan_config_t *c = &p->config;
-    const colo_side_t src = {.layout = &p->src, .ragged = r, .ragged_src = true};
-    const colo_side_t dst = {.layout = &p->dst, .ragged = r};
+    const colo_side_t src = {
+        .owns = &colo_owns_segments_src, .layout = &p->src, .shape = &c->shape, .table = r};
+    const colo_side_t dst = {
+        .owns = &colo_owns_segments_dst, .layout = &p->dst, .shape = &c->shape, .table = r};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
     const colo_runs_t *mine = NULL;
     colo_builder_begin(w, p, unit, true);

@@ -128,7 +128,7 @@ colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const col
 
 static bool deals_by_size(const colo_builder_t *w, const colo_schedule_t *t)
 {
-    return w->ragged && t->group.n <= COLO_DEALT;
+    return w->by_table && t->group.n <= COLO_DEALT;
 }
 
 /* A small overlap for one destination: the candidate that has the least, ties by turn. */

@@ -451,7 +451,6 @@ colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64
     return kind == COLO_SUM_NODE || kind == COLO_SUM_LEAVES ? colo_sum_wide(t->dtype) : t->dtype;
 }
 
-/* A region of a partial sum. */
 colo_box_t colo_sum_box(const colo_shape_state_t *s, const colo_carried_t *t, int64_t key,
                         const colo_region_t *r, const colo_offset_t *where, bool bytes)
 {

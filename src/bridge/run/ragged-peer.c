@@ -44,7 +44,7 @@ static colo_status_t rows_of(const colo_bridge_t *b, const colo_side_t *side, co
     int64_t rows;
     r->builder.on_rank.n = 0;
     own.on_rank = r->merged ? &r->builder.on_rank : NULL;
-    COLO_TRY(colo_ragged_rows(&own, coords, NULL, runs));
+    COLO_TRY(own.owns->rows(&own, coords, NULL, runs));
     *n = runs->n;
     return colo_ragged_stored(&r->axes, side, coords, runs, r->merged, r->builder.on_rank.items,
                               pool, stored, &rows);
@@ -55,8 +55,11 @@ static colo_status_t place_message(const colo_bridge_t *b, const colo_plan_t *p,
                                    const colo_plan_message_t *m, colo_offset_t *pos, blocks_t *x)
 {
     const colo_ragged_t *r = &b->ragged->axes;
-    const colo_side_t side = {
-        .layout = &p->dst, .ragged = r, .full = p->config.output == COLO_FULL_SEQ};
+    const colo_side_t side = {.owns = &colo_owns_segments_dst,
+                              .layout = &p->dst,
+                              .shape = &p->config.shape,
+                              .table = r,
+                              .full = p->config.output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS], hint = 0;
     (void)colo_grid_coords(&p->dst.grid, m->peer, coords);
     int64_t i = colo_ragged_part(&p->dst, COLO_SAMPLES, -1, coords);

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ownership.h (private) - what a side of a plan holds, asked in one way of every kind of batch.
+ *
+ * A block is one choice of the coordinates of the dims that split a side; ranks that share them are
+ * its replicas. Rows have numbers that both sides know, the common row space. The plan asks nothing
+ * but these functions; uniform.c answers for layouts, segments.c for images among text.
+ */
+#ifndef COLO_BRIDGE_OWNERSHIP_H
+#define COLO_BRIDGE_OWNERSHIP_H
+
+#include "bridge/layout/layout.h"
+#include "core/list.h"
+
+typedef struct colo_block {
+    int64_t coord[COLO_MAX_DIMS]; /* of split dims and the stage; -1: replicated */
+    int64_t count;                /* elements of one axis that it shares with what it met */
+} colo_block_t;
+
+/* What a block owns. */
+typedef struct colo_bounds {
+    colo_span_t b, h;
+    colo_runs_t runs; /* ascending rows */
+} colo_bounds_t;
+
+typedef struct colo_side colo_side_t;
+
+typedef struct colo_ownership {
+    /* Rows of a block, ascending in the common row space, and where each run begins in its tensor
+     * (of a batch of segments: on the axis of its replica). @within: only what shares rows with
+     * these is needed; NULL: all. */
+    colo_status_t (*rows)(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
+                          colo_runs_t *runs);
+    /* The blocks that meet @bounds, by axis, in an order that every rank knows. @met: [3], empty. */
+    colo_status_t (*visit)(const colo_side_t *side, const colo_bounds_t *bounds, colo_list_t *met);
+    /* Samples and features of a block; false: none. */
+    bool (*box)(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds);
+    bool ascends; /* blocks ascend with their rows */
+} colo_ownership_t;
+
+extern const colo_ownership_t colo_owns_uniform, colo_owns_segments_src, colo_owns_segments_dst;
+
+/* One layout in one role: which splits of rows count, and which context addend it shows. */
+struct colo_side {
+    const colo_ownership_t *owns;
+    const colo_layout_t *layout;
+    const colo_shape_t *shape;
+    const void *table;            /* the ownership's: colo_posmap_t or colo_ragged_t */
+    bool full;                    /* rows are not split in this role */
+    bool whole;                   /* the tensor has all rows, also those that the role leaves out */
+    bool addend_fixed;            /* PARTIAL: context dims are pinned to fixed[] */
+    int64_t fixed[COLO_MAX_DIMS]; /* context coordinates of the addend; -1 elsewhere */
+    colo_list_t *on_rank;         /* int64_t: segments: gets where each listed run begins on the axis
+                                     of the context rank, if rows are split; or NULL */
+};
+
+void colo_block_clear(colo_block_t *block);
+int colo_block_cmp(const void *a, const void *b); /* by coordinates */
+/* Appends @block, of which @count elements are shared. */
+colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *block, int64_t count);
+/* Appends the blocks of @axis, of @length, that meet its indices [lo, hi). */
+colo_status_t colo_blocks_along(colo_list_t *out, const colo_layout_t *layout, colo_axis_t axis,
+                                int64_t length, int64_t lo, int64_t hi);
+
+#endif

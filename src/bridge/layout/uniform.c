@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * uniform.c - ownership by layouts: samples, rows and features are split over dims of a grid, rows
+ * by their positions.
+ */
+#include "bridge/layout/ownership.h"
+
+#include "core/error.h"
+
+#include <stdlib.h>
+
+static int by_row(const void *a, const void *b)
+{
+    const int64_t left = ((const colo_run_t *)a)->row, right = ((const colo_run_t *)b)->row;
+    return (left > right) - (left < right);
+}
+
+static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
+                          colo_runs_t *runs)
+{
+    (void)within; /* all of them cost no more */
+    COLO_TRY(colo_layout_runs(side->layout, side->table, coords, side->full, runs));
+    if (runs->n > 1)
+        qsort(runs->run, (size_t)runs->n, sizeof *runs->run, by_row);
+    for (int64_t i = 0; side->whole && i < runs->n; i++)
+        runs->run[i].local = runs->run[i].row;
+    return COLO_OK;
+}
+
+static void unique(colo_list_t *list)
+{
+    colo_block_t *block = list->items;
+    int64_t n = 0;
+    if (list->n > 1)
+        qsort(block, (size_t)list->n, sizeof *block, colo_block_cmp);
+    for (int64_t i = 0; i < list->n; i++)
+        if (n == 0 || colo_block_cmp(&block[n - 1], &block[i]) != 0)
+            block[n++] = block[i];
+        else
+            block[n - 1].count += block[i].count;
+    list->n = n;
+}
+
+/* The first run of the map that ends behind @row. */
+static int64_t first_behind(const colo_posmap_t *map, int64_t row)
+{
+    int64_t lo = 0, hi = map->n;
+    while (lo < hi) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        if (map->by_row[mid].row + map->by_row[mid].count <= row)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static colo_status_t visit_rows(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
+{
+    const colo_posmap_t *map = side->table;
+    if (side->full) {
+        colo_block_t all;
+        colo_block_clear(&all);
+        return mine->rows > 0 ? colo_block_push(met, &all, mine->rows) : COLO_OK;
+    }
+    for (int64_t i = 0; i < mine->n; i++) {
+        const int64_t begin = mine->run[i].row, end = begin + mine->run[i].count;
+        for (int64_t k = first_behind(map, begin); k < map->n && map->by_row[k].row < end; k++) {
+            const colo_map_run_t *run = &map->by_row[k];
+            const int64_t last = run->row + run->count;
+            const int64_t lo = run->row > begin ? run->row : begin, hi = last < end ? last : end;
+            COLO_TRY(colo_blocks_along(met, side->layout, COLO_ROWS, map->positions,
+                                       run->pos + (lo - run->row), run->pos + (hi - run->row)));
+        }
+    }
+    unique(met);
+    return COLO_OK;
+}
+
+static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds, colo_list_t *met)
+{
+    COLO_TRY(colo_blocks_along(&met[COLO_SAMPLES], side->layout, COLO_SAMPLES, side->shape->samples,
+                               bounds->b.lo, bounds->b.hi));
+    COLO_TRY(colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
+                               side->shape->features, bounds->h.lo, bounds->h.hi));
+    return visit_rows(side, &bounds->runs, &met[COLO_ROWS]);
+}
+
+static bool box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
+{
+    colo_span_t samples[2 * COLO_MAX_SPANS], features[2 * COLO_MAX_SPANS];
+    if (!colo_axis_spans(side->layout, COLO_SAMPLES, coords, side->shape->samples, samples) ||
+        !colo_axis_spans(side->layout, COLO_FEATURES, coords, side->shape->features, features))
+        return false;
+    bounds->b = samples[0];
+    bounds->h = features[0];
+    return true;
+}
+
+const colo_ownership_t colo_owns_uniform = {.rows = rows, .visit = visit, .box = box};
