@@ -261,9 +261,9 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
     over cp, as in the original: every cp rank is expected to have computed the loss of its own part only.
 
     sampling_params: None, or an object with top_k (None, -1 or 0: all ids) and top_p (None: 1): logp is then over the
-    top_k largest ids of a token, and of these over the fewest largest that have top_p of their mass; -inf, without a
-    gradient, if the target is none of them (docs/compat.md#top-k-and-top-p). The caller has applied its temperature
-    to the logits. ValueError: top_k < -1, or top_p outside of (0, 1].
+    top_k largest ids of a token, and of these over the fewest largest that have top_p of their mass; -inf, with the
+    gradient -p of those ids, if the target is none of them (docs/compat.md#top-k-and-top-p). The caller has applied
+    its temperature to the logits. ValueError: top_k < -1, or top_p outside of (0, 1].
     """
     what = 'from_parallel_logits_to_logprobs'
     return _shifted(what, vocab_parallel_logits, target, tp_group, cp_group, lambda own: _sampled(
@@ -320,6 +320,9 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
                                   "all ids) and 0 < top_p <= 1 (None: 1)" % (what, top_k, top_p)), logits.device, group)
     if not top_k and top_p == 1:
         return _logp(logits, target, start, end, group, chunk, inference_only, what)
+    if target.shape != logits.shape[:-1]:
+        raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last axis"
+                            % (what, list(target.shape), list(logits.shape[:-1])))
     from .torch.losses import topk_logprob
     from .torch.sampling import enough, kept, masses, vocabulary
     from .torch.support import Support
@@ -327,16 +330,16 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
     vocab = vocabulary(what, logits, first, end, group)
     if not 0 < top_k <= min(256, vocab):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-            among = kept(what, logits[..., :end - first], first, vocab, group, top_k, top_p, int(chunk or 0))
-            logp = _logp(among, target, first, end, group, chunk, inference_only, what)
-            return logp.masked_fill(logp.detach() == -float('inf'), -float('inf'))  # without a gradient
+            among = kept(what, logits[..., :end - first], target, first, vocab, group, top_k, top_p, int(chunk or 0))
+            return _logp(among, target, first, end, group, chunk, inference_only, what)
     with torch.no_grad():
         best = topk_logprob(logits, top_k, tp_group=group, vocab_start=first, vocab_end=end)
         mass = masses(best.logp, best.logp[..., :1], top_k)
         ids = best.ids.masked_fill(mass.cumsum(-1) - mass >= enough(top_p, mass.sum(-1, keepdim=True)), -1)
         lost = ~(ids == target.unsqueeze(-1)).any(-1) & (target >= 0) & (target < vocab)
-    logp = _logp(logits, target, first, end, group, chunk, inference_only, what, Support(ids))
-    return logp.masked_fill(lost, -float('inf')) + 0 * _f32(best.logp[..., 0])  # NaN if the logits are
+    # Without a target the list alone has the gradient, that of its softmax. A row of NaN has no list: NaN.
+    logp = _logp(logits, target.masked_fill(lost, -1), first, end, group, chunk, inference_only, what, Support(ids))
+    return logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))
 
 
 # ---- straight from hidden states ----

@@ -86,7 +86,7 @@ MUTANTS = {
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),
     'log-probabilities of sampled ids are as wide as the logits': (
-        'compat.py', '0 * _f32(best.logp[..., 0])', '0 * best.logp[..., 0]', 'test_compat_names.py', 'are_in_fp32'),
+        'compat.py', 'return _f32(outputs(what', 'return (outputs(what', 'test_compat_names.py', 'are_in_fp32'),
     'a copy of a communicator ends it': (
         'comm.py', 'class Comm(Unique):', 'class Comm:', 'test_core.py', 'have_no_copies'),
     'a name that was cut inside a letter is an error': (
@@ -126,20 +126,23 @@ MUTANTS = {
         'compat.py', 'if ctx.add:', 'if False:', 'test_compat.py',
         'test_dense_batches_over_context_parallel_ranks'),
     'a target that was not kept has a log-probability': (
-        'compat.py', "logp.masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py', 'test_sampling_parameters'),
+        'compat.py', "logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py',
+        'test_sampling_parameters'),
+    'a target that was not kept is in the list': (
+        'compat.py', 'target.masked_fill(lost, -1)', 'target', 'test_compat_nemo_rl.py', 'next_tokens and 1-1-dense-4'),
     'a search takes any workspace': (
         'torch/sampling.py', 'min(chunk or count, count, (_WORKSPACE', 'max(chunk or count, count, (_WORKSPACE',
         'test_sampling.py', 'test_many_tokens'),
     'a target that top-p does not keep has a gradient': (
-        'compat.py', "logp.masked_fill(logp.detach() == -float('inf'), -float('inf'))", 'logp', 'test_sampling.py',
-        'test_a_target_that'),
+        'torch/sampling.py', '.masked_fill(lost, 0))', ')', 'test_sampling.py', 'test_a_target_that'),
     'the id that meets the mass is left out of a list': (
         'compat.py', 'mass.cumsum(-1) - mass >=', 'mass.cumsum(-1) >=', 'test_sampling.py', 'test_the_fewest'),
     'an interrupted allocation is an address that was never written': (
         'torch/arena.py', 'except BaseException:  # the library', 'except RuntimeError:  # the library', 'test_torch_arena.py',
         'test_allocator_that'),
     'a row of NaN has a list': (
-        'compat.py', ' + 0 * _f32(best.logp[..., 0])', '', 'test_sampling.py', 'test_rows_without'),
+        'compat.py', 'Support(ids))', 'Support(ids.clamp(min=0)))', 'test_sampling.py',
+        'test_rows_without'),
     'targets that are rolled are rolled again': (
         'compat.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
         'test_compat_names.py', 'test_packed_sequences_over'),

@@ -53,14 +53,13 @@ def agrees(rank, size, group, vocab, dtype, cuts, top_k, top_p, chunk=None):
         mine, t, lo, hi, group, chunk_size=chunk, target_is_pre_rolled=True,
         sampling_params=types.SimpleNamespace(top_k=top_k, top_p=top_p))
     up = torch.arange(1.0, S).expand(2, S - 1)
-    got.masked_fill(got.detach() == -INF, 0).mul(up).sum().backward()
+    got.backward(up.to(got.dtype))
     want, d = torch.zeros(2, S - 1, dtype=torch.float64), torch.zeros(z.shape, dtype=torch.float64)
     for b in range(2):
         for s in range(S - 1):
             want[b, s], prob = oracle(z[b, s].tolist(), int(t[b, s]), largest, top_p)
-            if want[b, s] > -INF:
-                for i, p in prob.items():
-                    d[b, s, i] = float(up[b, s]) * ((i == int(t[b, s])) - p)
+            for i, p in prob.items():  # of these alone, also if the target is none of them
+                d[b, s, i] = float(up[b, s]) * ((i == int(t[b, s])) - p)
     assert want.isinf().any() and want.isfinite().sum() >= 4, want
     bound, bound_grad = TOLERANCE[dtype]
     torch.testing.assert_close(got.double(), want, rtol=max(bound, 1e-6), atol=max(bound, 1e-6))  # compat's are f32
@@ -138,10 +137,17 @@ def test_many_tokens_are_searched_in_little_memory(monkeypatch):
     assert len(steps) == 4 and all(limit / 2 < size <= limit for size in steps), sizes
 
 
-def test_a_target_that_is_not_kept_has_no_gradient():
-    z = torch.arange(300.0).expand(1, 3, 300).clone().requires_grad_()
-    sampled(z, torch.tensor([[7, 299, 0]]), 0, 300, None, 257, 1.0).sum().backward()
-    assert not z.grad[0, 0].any() and z.grad[0, 1, 298] and not z.grad[0, 1, :43].any()
+def test_a_target_that_is_not_kept_has_the_gradient_of_the_softmax():
+    for top_k in (257, 200):  # of a copy, of a list
+        z = torch.arange(300.0).div(9).expand(1, 3, 300).clone().requires_grad_()
+        sampled(z, torch.tensor([[7, 299, 0]]), 0, 300, None, top_k, 1.0).sum().backward()
+        p = z.detach()[0, 0, 300 - top_k:].double().softmax(0)
+        for row, target in enumerate((None, -1)):
+            want = torch.cat([torch.zeros(300 - top_k, dtype=torch.float64), -p])
+            if target is not None:
+                want[target] += 1
+            torch.testing.assert_close(z.grad[0, row].double(), want, rtol=1e-5, atol=1e-6)
+            assert not z.grad[0, row, :300 - top_k].any()
 
 
 def test_rows_without_a_largest_logit_and_targets_outside_of_the_vocabulary():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from typing import Any
 
 from .. import _structs as s
@@ -35,20 +36,22 @@ def vocabulary(what: str, logits: Any, start: int, end: int, group: Any) -> int:
         return shard(comm, _control(group, comm), logits.shape[-1], start, end, None)[1]
 
 
-def kept(what: str, logits: Any, start: int, vocab: int, group: Any, top_k: int, top_p: float, chunk: int) -> Any:
+def kept(what: str, logits: Any, target: Any, start: int, vocab: int, group: Any, top_k: int, top_p: float,
+         chunk: int) -> Any:
     """A copy of logits [..., n], whose first column has the id start, in which ids that top_k (0: all) and top_p
-    do not keep are -inf. The gradient goes through: the caller sees to targets that are not kept. chunk (0: any):
-    tokens that are searched together; it changes no bit, as the number of ranks does not."""
+    do not keep are -inf, for log-probabilities of target [...], whose gradient goes through but for targets that
+    are not kept: other ids that are not kept have none. chunk (0: any): tokens that are searched together; it
+    changes no bit, as the number of ranks does not."""
     comm = comm_of(group, logits.device, what + ': tp_group')
-    return apply()(logits, _Kept, comm, start, vocab, top_k, top_p, chunk)[0]
+    return apply()(logits, _Kept, comm, target, start, vocab, top_k, top_p, chunk)[0]
 
 
 class _Kept:
     counts, linear = (), False
 
     @staticmethod
-    def forward(ctx: Any, logits: Any, keeps: bool, comm: Comm, start: int, vocab: int, top_k: int, top_p: float,
-                chunk: int) -> Any:
+    def forward(ctx: Any, logits: Any, keeps: bool, comm: Comm, target: Any, start: int, vocab: int, top_k: int,
+                top_p: float, chunk: int) -> Any:
         import torch
         size = c.c_size_t()
         with telling(comm):
@@ -64,8 +67,16 @@ class _Kept:
             for i in range(0, max(count, 1), step):
                 call('colo_sampling_keep', config, checked(rows[i:i + step], 'logits'), checked(out[i:i + step], 'out'),
                      comm.handle, aligned(memory.data_ptr()), stream_of(rows.device))
-        return out.view(logits.shape),
+        out = out.view(logits.shape)
+        if keeps and out.shape[-1]:
+            column = (target.long() - start).unsqueeze(-1)
+            here = column.clamp(0, out.shape[-1] - 1)
+            ctx.save_for_backward(here, (here == column) & (out.gather(-1, here) == -math.inf))
+        return out,
 
     @staticmethod
     def backward(ctx: Any, d_out: Any) -> Any:
+        if ctx.saved_tensors:
+            here, lost = ctx.saved_tensors
+            d_out.scatter_(-1, here, d_out.gather(-1, here).masked_fill(lost, 0))  # logprob's, which no other reads
         return d_out
