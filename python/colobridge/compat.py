@@ -236,7 +236,8 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any
     import torch
     cp, rank, comm = _cp(cp_group, source.device)
     target = target.reshape(-1)
-    count, device = len(target), source.device
+    given, device = len(target), source.device
+    count = given * cp if pre_rolled and source.shape[1:2] == (given,) else given  # [1, T / cp], or [1, T]
     if source.dim() != 3 or source.shape[0] != 1 or source.shape[1] * cp != count:
         raise _told(ArgumentError("%s: logits are %s and "
                                   "target has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
@@ -244,7 +245,7 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any
     cu = cu.to(device=device, dtype=torch.int64)
     places = _Places(cu, count, width, attention_mask, sub_seq_lengths)
     rolled = target if pre_rolled else target[places.after]
-    if cp > 1:
+    if given != source.shape[1]:
         rolled = rolled[_own_index(cu, cp, rank, count)]
     logp = logp_of(rolled.unsqueeze(0)).reshape(-1)
     return places.scatter(_with_context(logp, cu, count, comm, add) if cp > 1 else logp)
@@ -300,8 +301,9 @@ def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
         cp_group: Any = None, chunk_size: int | None = None, sampling_params: Any = None,
         target_is_pre_rolled: bool = False) -> Any:
     """NeMo-RL's function of that name without _nemo_rl: sampling_params as in from_parallel_logits_to_logprobs();
-    target_is_pre_rolled: target [1, T] has the next token of each already; and in backward gradients are added
-    over cp: every cp rank is expected to have computed the loss of its own part only."""
+    target_is_pre_rolled: target has the next token of each already, [1, T / cp] those of this rank's part, as
+    the logits are cut, or [1, T] all of them; and in backward gradients are added over cp: every cp rank is expected
+    to have computed the loss of its own part only."""
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
     return _packed(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, group, cp_group,
                    None, None, lambda own: _sampled(

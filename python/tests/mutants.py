@@ -146,6 +146,12 @@ MUTANTS = {
     'targets that are rolled are rolled again': (
         'compat.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
         'test_compat_names.py', 'test_packed_sequences_over'),
+    'pre-rolled targets of a part are cut again': (
+        'compat.py', 'if given != source.shape[1]:', 'if cp > 1:', 'test_compat_nemo_rl.py',
+        'next_tokens and 1-2-packed-None-1'),
+    'pre-rolled targets are those of all ranks': (
+        'compat.py', 'given * cp if pre_rolled and source.shape[1:2] == (given,) else given', 'given',
+        'test_compat_nemo_rl.py', 'next_tokens and 1-2-packed-None-1'),
     'the packed gather of NeMo-RL takes its own part': (
         'compat.py', 'inference_only, what, sampling_params), True, target_is_pre_rolled)',
         'inference_only, what, sampling_params), False, target_is_pre_rolled)', 'test_compat_names.py',
@@ -603,6 +609,7 @@ WAITING = {
     'gradients that are added up are taken for ones that peers write',
     'memory is asked for again of ranks that are elsewhere',
     'one ranks refused ids stay on it',
+    'pre-rolled targets are those of all ranks',
     'ranks that a loss is reduced over wait for one that was stopped before',
     'the gradient of padding is what its memory had',
     'what Python refuses stays on its rank',

@@ -90,6 +90,8 @@ def agrees(rank, tp, cp, packed, top_k, top_p):
     assert (top_k, top_p) == (None, 1.0) or bool(want.isinf().any() and want.isfinite().any())
     more = {'cp_group': context, 'sampling_params': types.SimpleNamespace(top_k=top_k, top_p=top_p)}
     targets = [(tokens, {}), (rolled, {'target_is_pre_rolled': True})]
+    if packed:
+        targets.append((zigzag(rolled, cp, part, cu), {'target_is_pre_rolled': True}))
     share = (1.0,) if cp == 1 else (1 / 3, 2 / 3)  # gradients are added over cp
     for (target, how), chunk in itertools.product(targets, (None, 3)):
         mine = zigzag(z, cp, part, cu)[..., lo:hi].clone().requires_grad_()
