@@ -11,6 +11,7 @@ no rank holds (-100 included) gives logp 0 and the gradient -p, unless a functio
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -83,6 +84,63 @@ class ChunkedDistributedLogprob:
         """inference_only: nothing is kept for a backward."""
         return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, tp_group,
                      chunk_size, inference_only, 'ChunkedDistributedLogprob')
+
+
+class ChunkedDistributedGatherLogprob:
+    """logp [..., k] of global ids [..., k] under logits [..., Vl], those of a teacher's top k, say. One read of the
+    logits for 256 ids of a token; nothing is of the size of the logits, so chunk_size has no effect. An id that no
+    rank holds has logp 0 and no gradient."""
+
+    @staticmethod
+    @_eager
+    def apply(vocab_parallel_logits: Any, global_indices: Any, vocab_start_index: int, vocab_end_index: int,
+              chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
+        """inference_only: nothing is kept for a backward."""
+        import torch
+
+        from .torch.losses import logprob_at
+        from .torch.sampling import vocabulary
+        what, start, end = 'ChunkedDistributedGatherLogprob', int(vocab_start_index), int(vocab_end_index)
+        vocab = vocabulary(what, vocab_parallel_logits, start, end, tp_group)
+        ids = global_indices.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+            return _f32(torch.cat([logprob_at(vocab_parallel_logits, some, tp_group=tp_group, vocab_start=start,
+                                              vocab_end=end, ignore_index=-1) for some in ids.split(256, -1)], -1))
+
+
+class ChunkedDistributedEntropy:
+    """Sum of p log p [...] of logits [..., Vl] in f32: the entropy with the opposite sign, as the original has it."""
+
+    @staticmethod
+    @_eager
+    def apply(vocab_parallel_logits: Any, chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
+        """inference_only: nothing is kept for a backward."""
+        import torch
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+            return -_f32(_entropy(vocab_parallel_logits, tp_group, chunk_size, 'ChunkedDistributedEntropy'))
+
+
+class DistributedLogprobWithSampling:
+    """DistributedLogprob over the ids that top_k (None, -1 or 0: all) and top_p keep, as
+    from_parallel_logits_to_logprobs() has it with sampling_params; shards are equal, in rank order."""
+
+    @staticmethod
+    def apply(vocab_parallel_logits: Any, target: Any, tp_group: Any, top_k: int | None, top_p: float,
+              inference_only: bool = False) -> Any:
+        """inference_only: nothing is kept for a backward."""
+        return _sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, None, inference_only,
+                               'DistributedLogprobWithSampling')
+
+
+class ChunkedDistributedLogprobWithSampling:
+    """The same with chunk_size tokens at a time: bounds workspace, changes no bit."""
+
+    @staticmethod
+    def apply(vocab_parallel_logits: Any, target: Any, tp_group: Any, top_k: int | None, top_p: float,
+              chunk_size: int, inference_only: bool = False) -> Any:
+        """inference_only: nothing is kept for a backward."""
+        return _sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, chunk_size, inference_only,
+                               'ChunkedDistributedLogprobWithSampling')
 
 
 # ---- context parallelism ----
@@ -344,6 +402,15 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
     return logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))
 
 
+@_eager
+def _sampled_evenly(logits: Any, target: Any, group: Any, top_k: int | None, top_p: float, chunk: int | None,
+                    inference_only: bool, what: str) -> Any:
+    from .torch.ranks import size_and_rank
+    start = size_and_rank(group, what)[1] * logits.shape[-1]
+    return _sampled(logits, target, start, start + logits.shape[-1], group, chunk, inference_only, what,
+                    types.SimpleNamespace(top_k=top_k, top_p=top_p))
+
+
 # ---- straight from hidden states ----
 
 def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int, end: int, group: Any,
@@ -417,14 +484,18 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
     """Entropy [...] of logits [..., Vl], differentiable, in the logits' dtype as in the original;
     colobridge.torch.logprob(entropy=True) returns it in f32. chunk_memory_mb is checked and has no effect:
     nothing of the size of the logits is made."""
-    from .torch.logprob import numbered, outputs
     logits, what = vocab_parallel_logits, 'vocab_parallel_entropy'
     group = _tp(tp_group, what)
     if chunk_memory_mb <= 0:
         raise _told(ArgumentError("%s: chunk_memory_mb is %s, expected a number above 0"
                                   % (what, chunk_memory_mb)), logits.device, group)
+    return _entropy(logits, group, chunk_size, what).to(logits.dtype)
+
+
+def _entropy(logits: Any, group: Any, chunk: int | None, what: str) -> Any:
+    from .torch.logprob import numbered, outputs
     return outputs(what, logits, numbered(logits), ('entropy',), tp_group=group, ignore_index=_NONE_IGNORED,
-                   chunk_size=int(chunk_size or 0))[0].to(logits.dtype)
+                   chunk_size=int(chunk or 0))[0]
 
 
 @_eager

@@ -152,6 +152,14 @@ MUTANTS = {
     'pre-rolled targets are those of all ranks': (
         'compat.py', 'given * cp if pre_rolled and source.shape[1:2] == (given,) else given', 'given',
         'test_compat_nemo_rl.py', 'next_tokens and 1-2-packed-None-1'),
+    'the entropy that is summed up has the other sign': (
+        'compat.py', 'return -_f32(_entropy', 'return _f32(_entropy', 'test_compat_nemo_rl.py', 'test_gathered'),
+    'ids of no rank are gathered': (
+        'compat.py', '.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)', '', 'test_compat_nemo_rl.py',
+        'test_gathered'),
+    'each rank samples from the first columns': (
+        'compat.py', 'start = size_and_rank(group, what)[1] * logits.shape[-1]', 'start = 0', 'test_compat_nemo_rl.py',
+        'test_classes'),
     'the packed gather of NeMo-RL takes its own part': (
         'compat.py', 'inference_only, what, sampling_params), True, target_is_pre_rolled)',
         'inference_only, what, sampling_params), False, target_is_pre_rolled)', 'test_compat_names.py',
@@ -172,7 +180,7 @@ MUTANTS = {
         'compat.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'entropy is f32 whatever the logits are': (
-        'compat.py', '[0].to(logits.dtype)', '[0].float()', 'test_compat.py',
+        'compat.py', 'what).to(logits.dtype)', 'what).float()', 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'no memory for chunks is enough': (
         'compat.py', 'if chunk_memory_mb <= 0:', 'if chunk_memory_mb < 0:', 'test_compat.py',

@@ -110,3 +110,65 @@ def agrees(rank, tp, cp, packed, top_k, top_p):
 @pytest.mark.parametrize('tp, cp', LAYOUTS)
 def test_log_probabilities_of_next_tokens(world, tp, cp, packed, top_k, top_p):
     world.run(agrees, tp, cp, packed, top_k, top_p)
+
+
+def classes(rank, tp):
+    group, me, _, _ = groups(rank, tp, 1)
+    lo, hi = columns(me, tp)
+    z, target, g = drawn(B, 5)
+    for top_k, top_p in ((-1, 1.0), *FILTERS):
+        whole = z.double().requires_grad_()
+        want = serial(whole, target, None if top_k == -1 else top_k, top_p)
+        want.backward(g.double())
+        for fn, chunk in ((compat.DistributedLogprobWithSampling, ()),
+                          (compat.ChunkedDistributedLogprobWithSampling, (3,))):
+            mine = z[..., lo:hi].clone().requires_grad_()
+            got = fn.apply(mine, target, group, top_k, top_p, *chunk)
+            torch.testing.assert_close(got.detach().double(), want.detach(), **BOUND)
+            got.backward(g)
+            torch.testing.assert_close(mine.grad.double(), whole.grad[..., lo:hi], **BOUND)
+            quiet = fn.apply(mine, target, group, top_k, top_p, *chunk, True)
+            assert torch.equal(quiet, got.detach()) and not quiet.requires_grad
+
+
+@pytest.mark.parametrize('tp', (1, 2))
+def test_classes_with_sampling(world, tp):
+    world.run(classes, tp)
+
+
+def gathered(rank, tp):
+    group, me, _, _ = groups(rank, tp, 1)
+    lo, hi = columns(me, tp)
+    z, _, g = drawn(B, 6)
+    whole = z.double().requires_grad_()
+    lp = whole.log_softmax(-1)
+    entropy = (lp.exp() * lp).sum(-1)  # the sign of the original
+    d_entropy, = torch.autograd.grad(entropy, whole, g.double(), retain_graph=True)
+    mine = z[..., lo:hi].clone().requires_grad_()
+    got = compat.ChunkedDistributedEntropy.apply(mine, 3, group)
+    torch.testing.assert_close(got.detach().double(), entropy.detach(), **BOUND)
+    torch.testing.assert_close(torch.autograd.grad(got, mine, g)[0].double(), d_entropy[..., lo:hi], **BOUND)
+    half = z[..., lo:hi].bfloat16()
+    assert compat.ChunkedDistributedEntropy.apply(half, 3, group).dtype == torch.float32
+    assert not compat.ChunkedDistributedEntropy.apply(mine, 3, group, True).requires_grad
+    rng = torch.Generator().manual_seed(7)
+    for k in (5, 300):  # 256 are one call
+        ids, up = torch.randint(0, V, (B, S, k), generator=rng), torch.randn(B, S, k, generator=rng)
+        outside = torch.zeros(ids.shape, dtype=torch.bool)
+        outside[0, 0, :3] = True
+        want = lp.gather(-1, ids).masked_fill(outside, 0)
+        d, = torch.autograd.grad(want, whole, up.double(), retain_graph=True)
+        for chunk in (1, 64):
+            ids[0, 0, :3] = torch.tensor([-100, V, -1])
+            mine = z[..., lo:hi].clone().requires_grad_()
+            got = compat.ChunkedDistributedGatherLogprob.apply(mine, ids, lo, hi, chunk, group)
+            torch.testing.assert_close(got.detach().double(), want.detach(), **BOUND)
+            got.backward(up)
+            torch.testing.assert_close(mine.grad.double(), d[..., lo:hi], rtol=2e-5, atol=1e-4)  # k upstream gradients
+            quiet = compat.ChunkedDistributedGatherLogprob.apply(mine, ids, lo, hi, chunk, group, True)
+            assert torch.equal(quiet, got.detach()) and not quiet.requires_grad
+
+
+@pytest.mark.parametrize('tp', (1, 2))
+def test_gathered_ids_and_entropy(world, tp):
+    world.run(gathered, tp)
