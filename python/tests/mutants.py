@@ -3,6 +3,17 @@
 
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
+    'what records operations sees the library\'s': (
+        'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        return fn',
+        '        return fn', 'test_torch_losses.py', 'test_what_records'),
+    'what records operations sees the library\'s in backward': (
+        'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        if not asked',
+        '        if not asked', 'test_torch_losses.py', 'test_what_records'),
+    'what records operations sees a bridge\'s second call': (
+        'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_bridge.py', 'not_recorded'),
+    'whatever sees operations records them': (
+        'torch/tensors.py', 'for mode in modes) if name in _RECORDERS), None)', 'for mode in modes) if name in _RECORDERS), '
+        "'a mode' if modes else None)", 'test_torch_losses.py', 'test_what_records'),
     'signs of memory are those of a tensor': (
         'tensor.py', 'if t.is_neg():', 'if False:', 'test_dlpack.py', 'other_signs'),
     'signs of a tensor that lends itself are those of its memory': (

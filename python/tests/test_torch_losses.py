@@ -2,6 +2,7 @@
 """topk_logprob(), logprob_at(), distill(), entropy(), weighted_sum() and Sequence against PyTorch in f64 on whole
 vocabularies and batches: processes, threads, dtypes, strides, masks, special values, refusals."""
 import copy
+import inspect
 import itertools
 import pickle
 import types
@@ -11,6 +12,9 @@ import pytest
 torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
@@ -559,10 +563,10 @@ LIFELESS = {
 @pytest.mark.parametrize('tokens', [17, 18, 19])  # of shapes that no call before had: something is kept of each
 @pytest.mark.parametrize('name', list(LIFELESS))
 def test_tensors_without_memory_are_refused_and_not_kept(name, tokens):
-    fake = pytest.importorskip('torch._subclasses.fake_tensor').FakeTensorMode()
+    fake = FakeTensorMode()
     tokens += 3 * list(LIFELESS).index(name)
     call, z, t = LIFELESS[name], torch.randn(tokens, 29), torch.arange(tokens) % 29
-    with fake, pytest.raises(ValueError, match='this FakeTensor has no memory of its own'):
+    with fake, pytest.raises(RuntimeError, match='FakeTensorMode sees'):
         call(fake.from_tensor(z).requires_grad_(tokens % 3 > 0), fake.from_tensor(t))
     x = z.clone().requires_grad_(tokens % 3 < 2)
     out = call(x, t).sum()
@@ -570,6 +574,42 @@ def test_tensors_without_memory_are_refused_and_not_kept(name, tokens):
     if x.requires_grad:
         out.backward()
         assert torch.isfinite(x.grad).all() and x.grad.any()
+
+
+class Seen(TorchDispatchMode):
+    """Some mode of the user's, which runs everything"""
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize('name', list(LIFELESS))
+def test_what_records_operations_is_refused(name):
+    z, t = torch.randn(17, 29), torch.arange(17)
+    x = z.clone().requires_grad_()
+    want, loss = LIFELESS[name](z, t), LIFELESS[name](x, t).sum()
+    with pytest.raises(RuntimeError, match=r'make_fx\(\) sees'):
+        make_fx(lambda z: LIFELESS[name](z, t))(z)
+    with pytest.raises(RuntimeError, match=r'torch.jit.trace\(\) sees'):
+        torch.jit.trace(lambda z: LIFELESS[name](z, t), (z,), check_trace=False)
+    with pytest.raises(RuntimeError, match='FakeTensorMode sees'), FakeTensorMode():  # of tensors that are none
+        LIFELESS['nll'](z, t)
+    if 'pre_dispatch' in inspect.signature(make_fx).parameters:
+        with pytest.raises(RuntimeError, match=r'make_fx\(\) sees'):
+            make_fx(lambda z: LIFELESS[name](z, t), pre_dispatch=True)(z)
+    if name != 'shard':  # a backward that is another forward
+        with pytest.raises(RuntimeError, match=r'make_fx\(\) sees'):
+            make_fx(lambda one: torch.autograd.grad(loss, x, one, retain_graph=True)[0])(torch.ones(()))
+    with Seen():
+        assert torch.equal(LIFELESS[name](z, t), want)
+        loss.backward()
+
+
+def test_tokens_of_what_is_recorded_are_refused():
+    z = torch.randn(1)
+    for call in (lambda z: ct.Sequence(1, 4).mask(), lambda z: ct.Sequence(1, 4).targets(torch.ones_like(z).long())):
+        with pytest.raises(RuntimeError, match=r'make_fx\(\) sees'):
+            make_fx(call)(z)
 
 
 @pytest.mark.skipif(not hasattr(torch, 'func'), reason='this PyTorch %s has no torch.func' % torch.__version__)

@@ -24,7 +24,7 @@ from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
 from .ready import entry, failed
-from .tensors import checked, compiling, eager, once, stream_on
+from .tensors import checked, eager, once, stream_on, watched
 
 _KEPT = 64  # shapes whose views are kept
 _FITTING = 1024  # shapes that are known to fit the memory
@@ -503,7 +503,7 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
     apply = _function().apply
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
     lasts = here and (self._ranks is None or len(self._ranks) > 1)
-    self._again = (type(x), asked, comm.told, compiling(), apply, self._last[1]) if lasts else None
+    self._again = (type(x), asked, comm.told, watched, apply, self._last[1]) if lasts else None
     return apply(x, self._last[1], here)
 
 

@@ -90,6 +90,7 @@ class Sequence:
             self._on[device] = found
         return found
 
+    @eager
     def targets(self, tokens: Any, ignore: int = -100) -> Any:
         """The next token of every local element, i64, @ignore if there is none. tokens: i64 [B, S], or
         [cu_padded[B]] of a packed batch; every rank has all of them."""
@@ -102,6 +103,7 @@ class Sequence:
              checked(made.view(-1), 'targets'), stream_of(tokens.device))
         return made
 
+    @eager
     def mask(self, what: str = 'tokens', device: Any = 'cpu') -> Any:
         """Of every local element, bool: does it hold a token ("tokens"), or one that has a target ("targets")?"""
         import torch

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _structs as s
-from ..errors import ArgumentError, FailedError
+from ..errors import STATUS, ArgumentError, FailedError
 from ..tensor import from_torch
 
 # What Python raises of arguments, but not what checkpoint() ends a recomputation by, which is an Exception itself.
@@ -117,6 +117,7 @@ def once(backward: Any, linear: bool = False) -> Any:
     because it runs only what leads to the tensors that it makes gradients of. once_differentiable() leads to none."""
     import torch
     asked = torch.is_grad_enabled
+    _prepare()
 
     @functools.wraps(backward)
     def call(ctx: Any, *grads: Any) -> Any:
@@ -124,6 +125,8 @@ def once(backward: Any, linear: bool = False) -> Any:
             if g is not None and g.is_neg():  # as the gradient of a part of a conjugated tensor has it
                 grads = tuple(g if g is None else g.resolve_neg() for g in grads)
                 break
+        if _tracing() or _dispatching() or _functions():
+            _unrecorded()
         if not asked():
             return backward(ctx, *grads)
         ctx.read = read = list(grads)
@@ -147,18 +150,50 @@ def compiling() -> Callable[[], bool]:
 # writes may be another one's.
 _asked: Any = None  # compiling(), from the first call on
 _outside: Any = None  # _run() outside of torch.compile
+_tracing: Any = None  # Is torch.jit.trace() at work?
+_dispatching: Any = None  # how many modes see torch's operations
+_functions: Any = None  # and its functions
+_RECORDERS = {'ProxyTorchDispatchMode': 'make_fx()', 'PreDispatchTorchFunctionMode': 'make_fx()',
+              'FakeTensorMode': 'FakeTensorMode'}
 
 
 def _prepare() -> None:
-    global _asked, _outside
+    global _asked, _outside, _tracing, _dispatching, _functions
     import torch
     _asked = compiling()
+    _tracing, _dispatching, _functions = (getattr(torch._C, name, int) for name in (
+        '_is_tracing', '_len_torch_dispatch_stack', '_len_torch_function_stack'))
     if _asked is not bool:
         _outside = torch.compiler.disable(_run)
 
 
+def recorder() -> str | None:
+    """What records torch's operations to run them again, or runs them on shapes alone; None: nothing does."""
+    import torch
+    if _tracing():
+        return 'torch.jit.trace()'
+    modes = [*map(torch._C._get_dispatch_stack_at, range(_dispatching())),
+             *map(torch._C._get_function_stack_at, range(_functions()))]
+    return next((_RECORDERS[name] for name in (type(mode).__name__ for mode in modes) if name in _RECORDERS), None)
+
+
+def _unrecorded() -> None:
+    """RuntimeError, if something records: it would see that outputs are allocated, and not that the library writes them."""
+    by = recorder()
+    if by is not None:
+        raise FailedError("%s sees torch's operations alone, of which a call of colobridge.torch is none; make the call "
+                          "outside of it, or use torch.compile(), which leaves the call out" % by, STATUS['ERR_STATE'])
+
+
+def watched() -> Any:
+    """Does torch compile, or something record? Then a call is eager()'s."""
+    return _asked() or (_tracing() or _dispatching() or _functions()) and recorder()
+
+
 def _run(fn: Any, args: Any, kwargs: Any) -> Any:
     try:
+        if _tracing() or _dispatching() or _functions():
+            _unrecorded()
         return fn(*args, **kwargs)
     except _ERRORS as why:
         from .ranks import tell
