@@ -300,7 +300,7 @@ T_CASE(a_warm_call_of_several_tensors_allocates_nothing)
 
 /* ---- two streams with one handle ---- */
 
-struct turn {
+struct backward {
     t_gpu_rank_t *r;
     colo_bridge_t *bridge;
     cudaStream_t stream;
@@ -308,7 +308,7 @@ struct turn {
     colo_status_t st;
 };
 
-static colo_status_t backward_on(struct turn *t)
+static colo_status_t backward_on(struct backward *t)
 {
     t_gpu_rank_t *r = t->r;
     const t_case_t c = the_case();
@@ -330,32 +330,32 @@ static colo_status_t backward_on(struct turn *t)
 
 static void *own_thread(void *arg)
 {
-    struct turn *t = arg;
+    struct backward *t = arg;
     t->st = backward_on(t);
     return NULL;
 }
 
 /* A call behind one on another stream waits for it; whether the handle is another one or not. */
-static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
+static colo_status_t one_after_another(t_gpu_rank_t *r, void *arg)
 {
-    enum { TURNS = 5 };
+    enum { CALLERS = 5 };
     const t_case_t c = the_case();
-    struct turn turns[TURNS] = {{0}};
+    struct backward calls[CALLERS] = {{0}};
     cudaStream_t other;
     colo_bridge_t *bridge = NULL;
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-    for (int i = 0; i < TURNS; i++) {
-        struct turn *t = &turns[i];
+    for (int i = 0; i < CALLERS; i++) {
+        struct backward *t = &calls[i];
         pthread_t thread;
-        *t = (struct turn){r, bridge, i < 3 ? (i == 1 ? other : r->stream) : cudaStreamPerThread,
-                           i, 0,      COLO_OK};
+        *t = (struct backward){
+            r, bridge, i < 3 ? (i == 1 ? other : r->stream) : cudaStreamPerThread, i, 0, COLO_OK};
         rank_check(pthread_create(&thread, NULL, own_thread, t) == 0);
         pthread_join(thread, NULL);
         rank_try(t->st);
-        if (i > 2 && t->calls != turns[2].calls)
-            return colo_fail(COLO_ERR_STATE, "turn %d: %lld calls of the runtime, expected %lld", i,
-                             (long long)t->calls, (long long)turns[2].calls);
+        if (i > 2 && t->calls != calls[2].calls)
+            return colo_fail(COLO_ERR_STATE, "call %d: %lld calls of the runtime, expected %lld", i,
+                             (long long)t->calls, (long long)calls[2].calls);
     }
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaStreamDestroy(other));
@@ -364,7 +364,7 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
 
 T_CASE(calls_of_a_bridge_by_two_threads_on_their_own_streams_follow_each_other)
 {
-    assert_ok(t_gpus_run(RANKS, false, in_turn, NULL));
+    assert_ok(t_gpus_run(RANKS, false, one_after_another, NULL));
 }
 
 /* ---- a launch that fails ---- */
