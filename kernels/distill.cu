@@ -300,7 +300,9 @@ __global__ void merge_kernel(const __grid_constant__ colo_distill_pass p)
             m = CUDART_INF;
         for (int32_t r = 0; r < p.base.ranks && counts; r++) {
             const unsigned char *b = p.base.blocks + r * p.base.block.bytes;
-            m = max_nan(m, get(b + p.mx, wide, t));
+            m = colo_logprob_i_alike((const colo_logprob_header_t *)b, &p.base.header)
+                    ? max_nan(m, get(b + p.mx, wide, t))
+                    : CUDART_NAN;
             mv = max_nan(mv, get(b + p.mv, wide, t));
         }
         if (counts && (!(m > -CUDART_INF) || !(mv > -CUDART_INF))) {

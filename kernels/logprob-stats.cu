@@ -296,8 +296,12 @@ struct merged {
 __device__ merged merge_row(const colo_logprob_pass &p, bool wide, int64_t k, int64_t target)
 {
     merged g = {-CUDART_INF, 0, 0, 0, -CUDART_INF, INT64_MAX};
-    for (int32_t r = 0; r < p.ranks; r++)
-        g.m = max_nan(g.m, get(p.blocks + r * p.block.bytes + p.block.m, wide, k));
+    for (int32_t r = 0; r < p.ranks; r++) {
+        const unsigned char *block = p.blocks + r * p.block.bytes;
+        g.m = colo_logprob_i_alike((const colo_logprob_header_t *)block, &p.header)
+                  ? max_nan(g.m, get(block + p.block.m, wide, k))
+                  : CUDART_NAN;
+    }
     if (!(g.m > -CUDART_INF))
         return {CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, -1};
     double sum = 0, u = 0, d = 0;

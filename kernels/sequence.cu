@@ -6,6 +6,8 @@
  */
 #include "losses-launch.h"
 
+#include <math_constants.h>
+
 #include <algorithm>
 #include <cstdint>
 
@@ -120,7 +122,7 @@ constexpr int ADDERS = 1024;
 
 struct part {
     double num, weight;
-    int64_t den, unused;
+    int64_t den, weighs;
 };
 struct result {
     double num, weight;
@@ -133,14 +135,17 @@ template <typename T> __device__ double weight_of(const colo_weighted_pass &p, i
     return p.weights ? (double)((const T *)p.weights)[i] : 1;
 }
 
-template <typename T> __device__ void put_result(const colo_weighted_pass &p, result all)
+/* @alike: no rank weighs what another one counts; else NaN, for they divide by different sums */
+template <typename T>
+__device__ void put_result(const colo_weighted_pass &p, result all, bool alike)
 {
-    all.value = all.den ? all.num / (double)all.den : 0;
+    all.num = alike ? all.num : CUDART_NAN;
+    all.value = all.den ? all.num / (double)all.den : alike ? 0 : CUDART_NAN;
     if (p.out) {
         *(result *)p.out = all;
         return;
     }
-    const double over = p.divide && all.den > 1 ? (double)all.den : 1;
+    const double over = !alike ? CUDART_NAN : p.divide && all.den > 1 ? (double)all.den : 1;
     *(T *)p.mean.value = (T)(all.num / over);
     *p.mean.num = all.num;
     *p.mean.den = (double)all.den;
@@ -178,26 +183,30 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
     if (threadIdx.x == 0) {
         if (p.counted)
             partial[0].den = *p.counted;
+        partial[0].weighs = p.out != NULL;
         ((part *)p.parts)[p.rank] = partial[0];
         if (is_whole(p))
-            put_result<T>(p, {partial[0].num, partial[0].weight, partial[0].den, 0});
+            put_result<T>(p, {partial[0].num, partial[0].weight, partial[0].den, 0}, true);
     }
 }
 
 template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_weighted_pass p)
 {
     result all = {0, 0, 0, 0};
+    bool alike = true;
     for (int32_t r = 0; r < p.ranks; r++) { /* every thread for itself: a few numbers, all cached */
+        alike = alike && ((const part *)p.parts)[r].weighs == ((const part *)p.parts)->weighs;
         all.num += ((const part *)p.parts)[r].num;
         all.weight += ((const part *)p.parts)[r].weight;
         all.den += ((const part *)p.parts)[r].den;
     }
     if (blockIdx.x == 0 && threadIdx.x == 0)
-        put_result<T>(p, all);
+        put_result<T>(p, all, alike);
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.d_values ? p.count : 0;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
-        ((T *)p.d_values)[i] =
-            !p.mask || p.mask[i] ? (T)(weight_of<T>(p, i) / (double)all.den) : (T)0;
+        ((T *)p.d_values)[i] = !alike                 ? (T)CUDART_NAN
+                               : !p.mask || p.mask[i] ? (T)(weight_of<T>(p, i) / (double)all.den)
+                                                      : (T)0;
 }
 
 template <typename T>

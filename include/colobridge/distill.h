@@ -38,9 +38,10 @@ typedef struct colo_distill_config {
     colo_distill_kind_t targets;
     double target_temperature; /* > 0; COLO_DISTILL_LOGITS only, as target_scale */
     double target_scale;
+    int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
 } colo_distill_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \

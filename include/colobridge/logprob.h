@@ -50,9 +50,10 @@ typedef struct colo_logprob_config {
      * is the least power of 2 that is not below S / W. 0: each rank's columns are one segment. See
      * docs/invariant.md. */
     int64_t segment;
+    int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false, 0, 0
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -258,7 +259,7 @@ COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
  *              enqueues the work on @stream, and the host does not wait
  * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
- *              on all ranks, for host memory (some ranks call colo_loss_mean_forward() instead)
+ *              on all ranks (some ranks call colo_loss_mean_forward() instead); on a GPU NaN instead
  */
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,

@@ -32,9 +32,10 @@ typedef struct colo_topk_config {
     int64_t k;            /* 1..COLO_TOPK_MAX; at most V with topk */
     bool topk;            /* true: the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
+    int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
 } colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
     .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \

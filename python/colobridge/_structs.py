@@ -173,7 +173,7 @@ class LogprobConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', c.c_double), ('megatron_smoothing', c.c_bool),
                 ('z_loss', c.c_double), ('ignore_index', i64), ('chunk_size', i64),
                 ('want_entropy', c.c_bool), ('want_loss', c.c_bool), ('want_correct', c.c_bool),
-                ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool), ('segment', i64)]
+                ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool), ('segment', i64), ('order', i64)]
 
 
 class Support(c.Structure):
@@ -213,7 +213,7 @@ class LogprobSaved(c.Structure):
 class TopkConfig(c.Structure):
     """colo_topk_config_t"""
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', c.c_bool),
-                ('ignore_index', i64)]
+                ('ignore_index', i64), ('order', i64)]
 
 
 class TopkBatch(c.Structure):
@@ -245,7 +245,7 @@ class SamplingConfig(c.Structure):
 class DistillConfig(c.Structure):
     """colo_distill_config_t"""
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', c.c_int),
-                ('target_temperature', c.c_double), ('target_scale', c.c_double)]
+                ('target_temperature', c.c_double), ('target_scale', c.c_double), ('order', i64)]
 
 
 class DistillBatch(c.Structure):

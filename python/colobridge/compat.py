@@ -493,8 +493,11 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
 
 
 def _entropy(logits: Any, group: Any, chunk: int | None, what: str) -> Any:
-    from .torch.logprob import numbered, outputs
-    return outputs(what, logits, numbered(logits), ('entropy',), tp_group=group, ignore_index=_NONE_IGNORED,
+    import torch
+
+    from .torch.logprob import outputs
+    target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    return outputs(what, logits, target, ('entropy',), tp_group=group, ignore_index=_NONE_IGNORED,
                    chunk_size=int(chunk or 0))[0]
 
 

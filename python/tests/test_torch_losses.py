@@ -515,10 +515,12 @@ def orders(world):
     mine = z[..., lo:hi].transpose(0, 1).contiguous().transpose(0, 1)
     o = dict(tp_group=world, vocab_start=lo, vocab_end=hi, vocab_size=8)
     for fn in (lambda z: ct.entropy(z, **o), lambda z: ct.logprob(z, ids[..., 0], **o),
-               lambda z: compat.vocab_parallel_entropy(z, tp_group=world)):
+               lambda z: ct.nll(z, ids[..., 0], reduction='none', **o),
+               lambda z: ct.topk_logprob(z, 2, **o).logp, lambda z: ct.logprob_at(z, ids, **o),
+               lambda z: ct.distill(z, z, **o).ce, lambda z: compat.vocab_parallel_entropy(z, tp_group=world)):
         want = fn(mine.contiguous())
         torch.testing.assert_close(fn(mine), want)
-        with pytest.raises(cb.MismatchError, match='rank 1 has other targets'):
+        with pytest.raises(cb.MismatchError, match='rank 1 has another config, dtype or order of rows'):
             fn(mine.contiguous() if world.rank else mine)
         torch.testing.assert_close(fn(mine), want)
 

@@ -25,6 +25,7 @@ static colo_logprob_config_t base_config(const colo_distill_config_t *c)
     return (colo_logprob_config_t){
         .struct_size = sizeof(colo_logprob_config_t),
         .logits = c->logits,
+        .order = c->order,
     };
 }
 

@@ -130,6 +130,7 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t
     h = hash_f64(h, smoothing_of(c));
     h = hash_f64(h, c->z_loss);
     h = colo_hash_i64(h, c->ignore_index);
+    h = colo_hash_i64(h, c->order);
     h = colo_hash_i64(h, dtype);
     return colo_hash_i64(h, c->want_entropy | c->want_loss << 1 | c->want_correct << 2 |
                                 c->lenient_targets << 3 | c->local_smoothing << 4);

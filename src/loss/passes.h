@@ -53,6 +53,16 @@ typedef struct colo_logprob_header {
     int64_t unused[2];
 } colo_logprob_header_t;
 static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds must agree");
+/* Of ranks that want the same? In host memory others are an error; on a device the host does not
+ * look, and the merge gives NaN. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+static inline bool
+colo_logprob_i_alike(const colo_logprob_header_t *a, const colo_logprob_header_t *b)
+{
+    return a->config == b->config && a->targets == b->targets;
+}
 
 /* Byte offsets of the arrays in a block of some number of tokens; -1: the array is not there. */
 typedef struct colo_logprob_block {

@@ -31,6 +31,7 @@ static colo_logprob_config_t base_config(const colo_topk_config_t *c)
         .struct_size = sizeof(colo_logprob_config_t),
         .logits = c->logits,
         .ignore_index = COLO_TOPK_SKIP,
+        .order = c->order,
     };
 }
 

@@ -397,7 +397,7 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
                              (int)(r / p->segments), h->tokens, first->tokens);
         if (h->config != first->config)
             return colo_fail(COLO_ERR_MISMATCH,
-                             "logprob: rank %d has another config or dtype than "
+                             "logprob: rank %d has another config, dtype or order of rows than "
                              "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
                              (int)(r / p->segments), h->config, first->config);
         if (h->targets != first->targets)

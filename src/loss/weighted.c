@@ -16,6 +16,7 @@
 #include "loss/scalar.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 colo_status_t colo_host_weighted_local(const struct colo_weighted_pass *p, colo_stream_t stream)
 {
@@ -37,6 +38,7 @@ colo_status_t colo_host_weighted_local(const struct colo_weighted_pass *p, colo_
 }
 
 /* Of host memory: a rank that weighs values and a rank that counts them divide by different sums.
+ * On a device, where the host does not look, both get NaN.
  */
 static colo_status_t check_parts(const struct colo_weighted_pass *p, const char *what)
 {
@@ -52,9 +54,9 @@ static colo_status_t check_parts(const struct colo_weighted_pass *p, const char 
 }
 
 /* The numbers of mean.c */
-static void put_mean(const struct colo_weighted_pass *p, const colo_weighted_t *all)
+static void put_mean(const struct colo_weighted_pass *p, const colo_weighted_t *all, bool alike)
 {
-    const double over = p->divide && all->den > 1 ? (double)all->den : 1;
+    const double over = !alike ? NAN : p->divide && all->den > 1 ? (double)all->den : 1;
     colo_scalar_put(p->dtype, p->mean.value, 0, all->num / over);
     *p->mean.num = all->num;
     *p->mean.den = (double)all->den;
@@ -64,20 +66,25 @@ static void put_mean(const struct colo_weighted_pass *p, const colo_weighted_t *
 colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *p, colo_stream_t stream)
 {
     colo_weighted_t all = {0, 0, 0, 0};
+    bool alike = true;
     (void)stream;
     for (int32_t r = 0; r < p->ranks; r++) {
+        alike = alike && p->parts[r].weighs == p->parts[0].weighs;
         all.num += p->parts[r].num;
         all.weight += p->parts[r].weight;
         all.den += p->parts[r].den;
     }
-    all.value = all.den ? all.num / (double)all.den : 0;
+    all.num = alike ? all.num : NAN;
+    all.value = !alike ? NAN : all.den ? all.num / (double)all.den : 0;
     if (p->out)
         *p->out = all;
     else
-        put_mean(p, &all);
+        put_mean(p, &all, alike);
     for (int64_t i = 0; i < p->count && p->d_values; i++) {
         double g = 0;
-        if (!p->mask || p->mask[i]) /* then den > 0 */
+        if (!alike)
+            g = NAN;
+        else if (!p->mask || p->mask[i]) /* then den > 0 */
             g = (p->weights ? colo_scalar_get(p->dtype, p->weights, i) : 1) / (double)all.den;
         colo_scalar_put(p->dtype, p->d_values, i, g);
     }

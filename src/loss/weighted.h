@@ -13,7 +13,7 @@
 struct colo_weighted_part {
     double num, weight;
     int64_t den;
-    int64_t weighs; /* host only: of a weighted sum, not of a mean */
+    int64_t weighs; /* of a weighted sum, not of a mean */
 };
 
 struct colo_weighted_pass {

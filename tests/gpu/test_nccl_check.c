@@ -3,11 +3,16 @@
  * test_nccl_check.c - what COLO_CHECK=2 finds on GPUs, and memory and streams that a bridge
  * refuses: replicas that differ, gradients that were promised zero, host pointers, another device's
  * memory and stream, a capture on one rank. Every rank hears of it, outputs are untouched, the
- * bridge works afterwards. Also the mean of a loss that lives on devices.
+ * bridge works afterwards. Also the mean of a loss that lives on devices, and losses of ranks that
+ * ask for different things, which is NaN there.
  */
 #include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
+
+#include <colobridge/distill.h>
+#include <colobridge/logprob.h>
+#include <colobridge/topk.h>
 
 #include <math.h>
 
@@ -342,6 +347,135 @@ static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
 T_CASE(the_mean_over_ranks_of_values_on_devices_is_the_serial_one)
 {
     assert_ok(t_gpus_run(gpus, false, reduce_rank, NULL));
+}
+
+/* ---- losses of ranks that differ: the host does not look at memory of a device ---- */
+
+enum { VOCAB = 8, SHARD = VOCAB / 2, K = 2, ROWS = 3, FLOATS = 256, WORKSPACE = 8192 };
+
+struct loss_call {
+    char *memory; /* zeroed, on the device: what follows, 256 bytes each; then the workspace */
+    colo_tensor_t logits, targets;
+    float *out[2];
+    double *numbers;
+    void *workspace;
+};
+
+static colo_status_t loss_make(struct loss_call *k, const t_gpu_rank_t *r)
+{
+    float logits[ROWS * SHARD];
+    for (int i = 0; i < ROWS * SHARD; i++)
+        logits[i] = (float)(i % 5) / 4;
+    rank_cuda(cudaMalloc((void **)&k->memory, 8 * 256 + WORKSPACE));
+    rank_cuda(cudaMemsetAsync(k->memory, 0, 8 * 256 + WORKSPACE, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_cuda(t_to_device(k->memory, logits, sizeof logits));
+    k->logits = colo_tensor_cuda(k->memory, COLO_F32, r->device, 2, (int64_t[]){ROWS, SHARD});
+    k->targets = colo_tensor_cuda(k->memory + 256, COLO_I64, r->device, 1, (int64_t[]){ROWS});
+    k->out[0] = (float *)(void *)(k->memory + 512);
+    k->out[1] = (float *)(void *)(k->memory + 768);
+    k->numbers = (double *)(void *)(k->memory + 1024);
+    k->workspace = k->memory + 2048;
+    return COLO_OK;
+}
+
+/* Are the first @n numbers of both outputs NaN, or is none? */
+static colo_status_t look(struct loss_call *k, t_gpu_rank_t *r, int n, bool nan)
+{
+    float got[FLOATS / 2];
+    rank_try(t_gpu_quiet(r));
+    for (int i = 0; i < 2; i++) {
+        rank_cuda(cudaMemcpyAsync(got, k->out[i], sizeof(float) * (size_t)n, cudaMemcpyDeviceToHost,
+                                  r->stream));
+        rank_cuda(cudaStreamSynchronize(r->stream));
+        for (int j = 0; j < n; j++)
+            if ((isnan(got[j]) != 0) != nan)
+                return colo_fail(COLO_ERR_STATE, "output %d: number %d is %g", i, j,
+                                 (double)got[j]);
+    }
+    return COLO_OK;
+}
+
+static colo_status_t losses_that_differ(t_gpu_rank_t *r, void *arg)
+{
+    struct loss_call k;
+    rank_try(loss_make(&k, r));
+    for (int differs = 0; differs < 3;
+         differs++) { /* in nothing, the temperature, the rows' order */
+        const double temperature = differs == 1 && r->rank == 1 ? 2 : 1;
+        const int64_t start = SHARD * r->rank, order = differs == 2 ? r->rank : 7;
+        colo_logprob_config_t a = {COLO_LOGPROB_CONFIG_INIT, .want_entropy = true};
+        a.logits = (colo_logits_options_t){VOCAB, start, temperature, 1, 0};
+        a.order = order;
+        rank_try(colo_logprob_forward(&a, &(colo_logprob_batch_t){&k.logits, &k.targets, NULL},
+                                      r->gpus,
+                                      &(colo_logprob_out_t){.logp = k.out[0], .entropy = k.out[1]},
+                                      NULL, NULL, k.workspace, r->stream));
+        rank_try(look(&k, r, ROWS, differs));
+        colo_topk_config_t b = {COLO_TOPK_CONFIG_INIT, .k = K, .topk = true};
+        b.logits = a.logits;
+        b.order = order;
+        for (int i = 0; i < 2; i++)
+            rank_try(colo_topk_forward(&b, &(colo_topk_batch_t){.logits = &k.logits}, r->gpus,
+                                       &(colo_topk_out_t){.logp = k.out[i]}, NULL, NULL,
+                                       k.workspace, r->stream));
+        rank_try(look(&k, r, ROWS * K, differs));
+        colo_distill_config_t c = {COLO_DISTILL_CONFIG_INIT, .targets = COLO_DISTILL_LOGITS};
+        c.logits = a.logits;
+        c.order = order;
+        rank_try(colo_distill_forward(&c, &(colo_distill_batch_t){&k.logits, &k.logits, NULL},
+                                      r->gpus,
+                                      &(colo_distill_out_t){.ce = k.out[0], .kl = k.out[1]}, NULL,
+                                      NULL, k.workspace, r->stream));
+        rank_try(look(&k, r, ROWS, differs));
+    }
+    rank_cuda(cudaFree(k.memory));
+    return COLO_OK;
+}
+
+T_CASE(a_loss_of_ranks_with_other_configs_is_nan_on_devices)
+{
+    assert_ok(t_gpus_run(gpus, false, losses_that_differ, NULL));
+}
+
+/* Sums: rank 1 weighs its values while rank 0 counts them, or both do the same. */
+static colo_status_t sums_that_differ(t_gpu_rank_t *r, void *arg)
+{
+    struct loss_call k;
+    double mean[4], sum[4];
+    rank_try(loss_make(&k, r));
+    const colo_tensor_t values =
+        colo_tensor_cuda(k.memory, COLO_F32, r->device, 1, (int64_t[]){ROWS});
+    const colo_tensor_t d_values =
+        colo_tensor_cuda(k.out[1], COLO_F32, r->device, 1, (int64_t[]){ROWS});
+    const int64_t *n_valid = k.targets.data;
+    for (int how = 0; how < 3; how++) {
+        const bool weighs = how == 2 ? r->rank == 1 : how;
+        const colo_loss_mean_t out = {{k.out[0]}, k.numbers, k.numbers + 1, k.numbers + 2};
+        rank_try(weighs ? colo_loss_weighted_sum(&values, NULL, NULL, r->gpus,
+                                                 (colo_weighted_t *)(void *)(k.numbers + 4),
+                                                 &d_values, k.workspace, r->stream)
+                        : colo_loss_mean_forward(&values, n_valid, true, r->gpus, &out, k.workspace,
+                                                 r->stream));
+        rank_try(t_gpu_quiet(r));
+        rank_cuda(cudaMemcpyAsync(mean, k.numbers, sizeof mean, cudaMemcpyDeviceToHost, r->stream));
+        rank_cuda(
+            cudaMemcpyAsync(sum, k.numbers + 4, sizeof sum, cudaMemcpyDeviceToHost, r->stream));
+        rank_cuda(cudaStreamSynchronize(r->stream));
+        const double *num = weighs ? &sum[0] : &mean[0], *last = weighs ? &sum[3] : &mean[2];
+        rank_check((isnan(*num) != 0) == (how == 2) && (isnan(*last) != 0) == (how == 2));
+        if (weighs)
+            rank_try(look(&(struct loss_call){.out = {k.out[1], k.out[1]}}, r, ROWS, how == 2));
+        else
+            rank_try(look(&(struct loss_call){.out = {k.out[0], k.out[0]}}, r, 1, how == 2));
+    }
+    rank_cuda(cudaFree(k.memory));
+    return COLO_OK;
+}
+
+T_CASE(a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_devices)
+{
+    assert_ok(t_gpus_run(gpus, false, sums_that_differ, NULL));
 }
 
 int main(void)

@@ -212,7 +212,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
 T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
 {
     static const char *const messages[] = {
-        "rank 1 has another config or dtype than rank 0",
+        "rank 1 has another config, dtype or order of rows than rank 0",
         "rank 1 has other targets than rank 0",
         "no rank of 2 holds column 4 of the vocabulary of 8",
         "no rank of 2 holds column 7 of the vocabulary of 8",

@@ -89,13 +89,6 @@ def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
     return target.view(rows.shape) if rows.plain else target
 
 
-def numbered(logits: Any) -> Any:
-    """Targets of a loss that has none: by their numbers, ranks see that they have rows in one order."""
-    import torch
-    shape = logits.shape[:-1]
-    return torch.arange(shape.numel(), device=logits.device).view(shape)
-
-
 @functools.lru_cache(maxsize=None)
 def _i64() -> Any:
     import torch
@@ -386,9 +379,9 @@ def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Com
         raise ArgumentError("%s: target is on %s, logits are on %s"
                             % (what, target.device, logits.device))
     start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)
-    config = _config(start, vocab, **segment_of(members, vocab), **{'want_' + name: name in names
-                                                 for name in ('entropy', 'loss', 'correct')})
     read, rows = rows_of(logits)
+    config = _config(start, vocab, order=rows.order, **segment_of(members, vocab),
+                     **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
     if in_place and read is not logits:
         raise ArgumentError("%s: inplace_backward needs logits with contiguous columns whose rows do "
                             "not overlap, found shape %s and strides %s"

@@ -15,7 +15,7 @@ from .. import _structs as s
 from .._lib import call, lib
 from ..errors import ArgumentError
 from . import ranks as groups
-from .logprob import LogprobPlan, NAMES, _control, function, numbered, planned, shard
+from .logprob import LogprobPlan, NAMES, _control, function, planned, shard
 from .nll import across
 from .ranks import alone
 from .ready import SLACK, View, aligned, entry, failed, like, scalars, table
@@ -189,7 +189,9 @@ def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...]
         'ids' if kind is _Topk else 'targets'))
     weigh = None if mask is None else View(
         _as_rows(rows, mask != 0, False).view(torch.uint8), what + ': mask', (rows.count,), (1,))
-    plan = kind(read, rows, config(start, vocab, *options), names, in_place, comm.size, of, weigh)
+    raw = config(start, vocab, *options)
+    raw.order = rows.order
+    plan = kind(read, rows, raw, names, in_place, comm.size, of, weigh)
     return _Over(plan), read is not logits, rows
 
 
@@ -297,7 +299,7 @@ def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = Non
         raise ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...] on one device" % tuple(
             '%s on %s' % (list(t.shape), t.device) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__
             for t in (logits, mask)))
-    target = numbered(logits)
+    target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     if mask is not None:
         target.masked_fill_(mask == 0, -100)
     return function().apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,

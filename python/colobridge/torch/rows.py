@@ -27,6 +27,13 @@ class Rows:
         """Are contiguous values [shape] the [T] that the library reads?"""
         return not self.gap and self.step == _row_major(self.shape)
 
+    @functools.cached_property
+    def order(self) -> int:
+        """A number for the order of rows in memory, which ranks compare: 0 if they lie as their indices count"""
+        axes = [(n, step) for n, step in zip(self.shape, self.step) if n > 1]
+        usual = _row_major(tuple(n for n, _ in axes))
+        return 0 if tuple(step for _, step in axes) == usual else hash(tuple(axes))
+
     def spread(self, values: Any, fill: Any) -> Any:
         """[T, ..], contiguous, of per-token values [shape, ..]."""
         tail = tuple(values.shape[len(self.shape):])

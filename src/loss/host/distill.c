@@ -112,7 +112,9 @@ static struct merged merge_row(const struct colo_distill_pass *p, int64_t t)
     double m = -INFINITY, mv = -INFINITY, sum = 0, sum_v = 0, c = 0, d = 0;
     for (int32_t i = 0; i < p->base.ranks; i++) {
         struct row r = row_of(p, i, t);
-        if (isnan(r.mx))
+        const unsigned char *block = p->base.blocks + i * p->base.block.bytes;
+        if (isnan(r.mx) ||
+            !colo_logprob_i_alike((const colo_logprob_header_t *)block, &p->base.header))
             return lost;
         m = r.mx > m ? r.mx : m;
         mv = r.mv > mv ? r.mv : mv;

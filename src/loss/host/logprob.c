@@ -259,8 +259,9 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
     const colo_dtype_t stat = p->stat_dtype;
     struct merged g = {.m = -INFINITY, .xt = -INFINITY, .arg = INT64_MAX};
     for (int32_t r = 0; r < p->ranks; r++) {
+        const colo_logprob_header_t *head = (const colo_logprob_header_t *)block_of(p, r);
         double m = get(block_of(p, r) + b->m, stat, k);
-        if (isnan(m)) {
+        if (isnan(m) || !colo_logprob_i_alike(head, &p->header)) {
             g.m = NAN;
             break;
         }
