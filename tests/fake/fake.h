@@ -3,8 +3,9 @@
  * fake.h - a stand-in for the CUDA runtime and NCCL on processors: what tests tell it and ask it.
  *
  * Device memory is host memory, a stream is a queue with a thread that runs it, a kernel is a C
- * function that such a thread calls (kernels.c, peer.c). An ncclComm_t joins ranks that are threads of one
- * process. There are 8 devices, FAKE_DEVICES overrides that, and all reach each other's memory.
+ * function that such a thread calls (kernels.c, peer.c). An ncclComm_t joins ranks that are threads
+ * of one process. There are 8 devices, FAKE_DEVICES overrides that, and all reach each other's
+ * memory.
  *
  * A call counts for the device that is current in its thread, or for the device of its ncclComm_t.
  * cudaThreadExchangeStreamCaptureMode(), what names errors, and ncclCommGetAsyncError(), which a
@@ -35,6 +36,11 @@ void fake_delay(int device, const char *name, double seconds);
 /* @device has a sticky error, as after a kernel's fault: each of its calls returns it, nothing that
  * is enqueued runs. cudaSuccess: it has none any more. */
 void fake_break_device(int device, cudaError_t e);
+/* The @k-th count of @device's operations from now (from 1) is taken and not written before
+ * fake_release_count(): that of another stream may overtake it. */
+void fake_hold_count(int device, int k);
+bool fake_holds_count(void);
+void fake_release_count(void);
 /* What ncclCommGetAsyncError() reports of @device's communicators. */
 void fake_async_error(int device, ncclResult_t e);
 /* No device reaches @device's memory, nor it theirs; -1: all do. @silent: it shows when access is
@@ -97,8 +103,8 @@ cudaError_t fake_error(cudaError_t e); /* returns it, and cudaGetLastError() ret
 cudaError_t fake_outside_captures(void);
 bool fake_is_memory(const void *p);
 bool fake_is_whole(const void *p, size_t bytes); /* else it counts as misuse */
-void fake_wait_device(int device); /* until its streams are empty */
-enum { FAKE_MOST = 16 };           /* devices */
+void fake_wait_device(int device);               /* until its streams are empty */
+enum { FAKE_MOST = 16 };                         /* devices */
 int fake_device(void);
 ncclResult_t fake_async_error_of(int device);
 bool fake_is_broken(int device);

@@ -18,8 +18,10 @@
 #include "core/device.h"
 #include "loss/loss.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- boxes ---- */
 
@@ -277,21 +279,49 @@ cudaError_t colo_k_combine(void *dst, const void *parts, int64_t stride, const v
 }
 
 struct progress {
-    int64_t *word, *count, *about, what[4];
+    int64_t *words, *count, *about, what[4];
+    int32_t nwords;
+    int device;
 };
+
+/* Counts of this device until one is held, if > 0; is one held; is it to be written now? */
+static _Atomic int held_device, until_held;
+static _Atomic bool is_held, is_released;
+
+void fake_hold_count(int device, int k)
+{
+    is_held = is_released = false;
+    held_device = device;
+    until_held = k;
+}
+
+bool fake_holds_count(void)
+{
+    return is_held;
+}
+
+void fake_release_count(void)
+{
+    is_released = true;
+}
 
 static void progress_run(void *arg)
 {
     const struct progress *p = arg;
     for (int i = 0; p->about && i < 4; i++)
         __atomic_store_n(&p->about[i], p->what[i], __ATOMIC_RELAXED);
-    __atomic_store_n(p->word, ++*p->count, __ATOMIC_RELEASE);
+    const int64_t n = __atomic_add_fetch(p->count, 1, __ATOMIC_RELAXED);
+    if (until_held > 0 && p->device == held_device && atomic_fetch_sub(&until_held, 1) == 1)
+        for (is_held = true; !is_released;)
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    __atomic_store_n(&p->words[n % p->nwords], n, __ATOMIC_RELEASE);
 }
 
-cudaError_t colo_k_progress(int64_t *word, int64_t *count, int64_t *about, const int64_t *what,
-                            cudaStream_t stream)
+cudaError_t colo_k_progress(int64_t *words, int32_t nwords, int64_t *count, int64_t *about,
+                            const int64_t *what, cudaStream_t stream)
 {
-    struct progress p = {.word = word, .count = count, .about = about};
+    struct progress p = {
+        .words = words, .nwords = nwords, .count = count, .about = about, .device = fake_device()};
     if (about)
         memcpy(p.what, what, sizeof p.what);
     FAKE_ENTER();

@@ -546,6 +546,57 @@ T_CASE(a_borrowed_communicator_that_is_destroyed_first_is_not_used)
         (struct row){.deed = DESTROYS_BORROWED, .own = COLO_OK, .others = {COLO_OK}, .words = ""});
 }
 
+/* ---- two graphs at once ---- */
+
+static colo_status_t captured_barrier(t_gpu_rank_t *r, cudaStream_t stream, cudaGraphExec_t *exec)
+{
+    cudaGraph_t graph;
+    rank_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    const colo_status_t st = colo_comm_barrier(r->gpus, stream);
+    rank_cuda(cudaStreamEndCapture(stream, &graph));
+    rank_try(st);
+    rank_cuda(cudaGraphInstantiate(exec, graph, 0));
+    rank_cuda(cudaGraphDestroy(graph));
+    return COLO_OK;
+}
+
+/* The end of the first graph's operation is counted first and told last. */
+static colo_status_t cross(t_gpu_rank_t *r, void *arg)
+{
+    cudaStream_t stream[2] = {r->stream};
+    cudaGraphExec_t exec[2];
+    rank_cuda(cudaStreamCreateWithFlags(&stream[1], cudaStreamNonBlocking));
+    rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
+    for (int i = 0; i < 2; i++)
+        rank_try(captured_barrier(r, stream[i], &exec[i]));
+    rank_try(t_gpu_quiet(r));
+    if (r->rank == 0)
+        fake_hold_count(r->device, 2);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaGraphLaunch(exec[0], stream[0]));
+    while (r->rank == 0 && !fake_holds_count())
+        usleep(100);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaGraphLaunch(exec[1], stream[1]));
+    rank_cuda(cudaStreamSynchronize(stream[1]));
+    fake_release_count();
+    rank_cuda(cudaStreamSynchronize(stream[0]));
+    rank_try(colo_comm_set_timeout(r->gpus, 50));
+    for (int i = 0; i < 50; i++) { /* the watchdog comes by many times */
+        usleep(20000);
+        rank_try(colo_comm_check(r->gpus));
+    }
+    for (int i = 0; i < 2; i++)
+        rank_cuda(cudaGraphExecDestroy(exec[i]));
+    rank_cuda(cudaStreamDestroy(stream[1]));
+    return colo_comm_barrier(r->host, NULL);
+}
+
+T_CASE(two_graphs_that_replay_at_once_are_both_counted)
+{
+    assert_ok(t_gpus_run(2, false, cross, NULL));
+}
+
 /* ---- again and again ---- */
 
 static colo_status_t aborts(t_gpu_rank_t *r, void *arg)

@@ -89,13 +89,17 @@ struct colo_nccl_group {   /* colo_comm.impl */
     bool gather_none;        /* there is no such path, on all ranks */
 };
 
-/* Pinned host memory, one 64-bit word each: the stream writes, the watchdog reads. A captured
- * operation writes them in every replay. */
+/* Pinned host memory, 64-bit words: the stream writes, the watchdog reads. A captured operation
+ * writes them in every replay. */
 enum {
-    COLO_PROGRESS_BEGUN, /* operations whose turn has come on the stream */
-    COLO_PROGRESS_ENDED,
-    COLO_PROGRESS_COMM, /* of the one that has begun: its comm's id, colo_op_pack(), count, number
-                         */
+    COLO_PROGRESS_WORDS = 64, /* of a count; as many may be written out of order */
+    COLO_PROGRESS_BEGUN =
+        0, /* [COLO_PROGRESS_WORDS] operations whose turn has come on the stream */
+    COLO_PROGRESS_ENDED = COLO_PROGRESS_BEGUN + COLO_PROGRESS_WORDS,
+    COLO_PROGRESS_COMM =
+        COLO_PROGRESS_ENDED + COLO_PROGRESS_WORDS, /* of the one that has begun: its comm's id,
+                                                    * colo_op_pack(), count, number
+                                                    */
     COLO_PROGRESS_OP,
     COLO_PROGRESS_COUNT,
     COLO_PROGRESS_SEQ,

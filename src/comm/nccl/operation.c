@@ -94,18 +94,17 @@ static colo_status_t own_link(struct colo_operation *r)
     return COLO_OK;
 }
 
-static colo_status_t count_progress(struct colo_operation *r, bool begin)
+static cudaError_t count_progress(struct colo_operation *r, bool begin)
 {
     const colo_op_desc_t *op = &r->c->op;
     struct colo_nccl_context *f = r->f;
     const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
     if (!r->connection->nccl)
-        return COLO_OK;
-    return colo_operation_cuda(
-        r, begin ? colo_k_progress(&f->progress[COLO_PROGRESS_BEGUN], &f->counts[COLO_COUNT_BEGUN],
-                                   &f->progress[COLO_PROGRESS_COMM], what, r->stream)
-                 : colo_k_progress(&f->progress[COLO_PROGRESS_ENDED], &f->counts[COLO_COUNT_ENDED],
-                                   NULL, what, r->stream));
+        return cudaSuccess;
+    return colo_k_progress(&f->progress[begin ? COLO_PROGRESS_BEGUN : COLO_PROGRESS_ENDED],
+                           COLO_PROGRESS_WORDS,
+                           &f->counts[begin ? COLO_COUNT_BEGUN : COLO_COUNT_ENDED],
+                           begin ? &f->progress[COLO_PROGRESS_COMM] : NULL, what, r->stream);
 }
 
 static colo_status_t host_barrier(const struct colo_operation *r, colo_status_t st)
@@ -148,7 +147,7 @@ colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
                           colo_operation_text(r, what, sizeof what), c->name);
     }
     if (st == COLO_OK)
-        st = count_progress(r, true);
+        st = colo_operation_cuda(r, count_progress(r, true));
     if (st < 0)
         pthread_mutex_unlock(&r->connection->busy);
     return st;
@@ -156,12 +155,10 @@ colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
 
 colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st)
 {
-    colo_status_t counted = st < 0 ? COLO_OK : count_progress(r, false);
-    if (st < 0 && r->connection->nccl) /* keeps the error message */
-        (void)colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[COLO_COUNT_ENDED],
-                              NULL, NULL, r->stream);
+    const cudaError_t counted = count_progress(r, false);
     pthread_mutex_unlock(&r->connection->busy);
-    st = st < 0 ? st : counted;
+    if (st == COLO_OK) /* else it keeps its error message */
+        st = colo_operation_cuda(r, counted);
     if (st == COLO_OK)
         st = colo_operation_cuda(r, colo_order_lead(r->f->order, r->capturing, r->stream));
     return host_barrier(r, st);

@@ -284,10 +284,20 @@ static int64_t word(const struct colo_nccl_context *f, int i)
     return __atomic_load_n(&f->progress[i], __ATOMIC_ACQUIRE);
 }
 
+/* How far the stream has counted, from @first on. */
+static int64_t count_of(const struct colo_nccl_context *f, int first)
+{
+    int64_t most = 0;
+    for (int i = 0; i < COLO_PROGRESS_WORDS; i++)
+        most = word(f, first + i) > most ? word(f, first + i) : most;
+    return most;
+}
+
 /* Fails the comm whose operation has been on the stream for longer than its deadline. */
 static void read_clock(struct colo_nccl_context *f)
 {
-    const int64_t ended = word(f, COLO_PROGRESS_ENDED), begun = word(f, COLO_PROGRESS_BEGUN);
+    const int64_t ended = count_of(f, COLO_PROGRESS_ENDED);
+    const int64_t begun = count_of(f, COLO_PROGRESS_BEGUN);
     const double now = colo_now();
     if (begun <= ended || begun != f->seen_begun) {
         f->seen_begun = begun;
