@@ -568,8 +568,11 @@ def test_tensors_without_memory_are_refused_and_not_kept(name, tokens):
     fake = FakeTensorMode()
     tokens += 3 * list(LIFELESS).index(name)
     call, z, t = LIFELESS[name], torch.randn(tokens, 29), torch.arange(tokens) % 29
+    lifeless = fake.from_tensor(z).requires_grad_(tokens % 3 > 0), fake.from_tensor(t)
+    with pytest.raises(ValueError, match='no memory of its own'):
+        call(*lifeless)
     with fake, pytest.raises(RuntimeError, match='FakeTensorMode sees'):
-        call(fake.from_tensor(z).requires_grad_(tokens % 3 > 0), fake.from_tensor(t))
+        call(*lifeless)
     x = z.clone().requires_grad_(tokens % 3 < 2)
     out = call(x, t).sum()
     assert torch.isfinite(out)
