@@ -230,8 +230,8 @@ static bool must_have(const call_t *c, bool src_side)
     const colo_plan_t *p = c->batch->s.plan;
     if (src_side)
         return p->own_src.rows > 0;
-    return p->recv[COLO_FORWARD].nregions + p->local[COLO_FORWARD].nregions +
-               p->relay_recv[COLO_FORWARD].nregions >
+    return p->exchange[COLO_FORWARD][COLO_FIRST].recv.nregions + p->local[COLO_FORWARD].nregions +
+               p->exchange[COLO_FORWARD][COLO_RELAYS].recv.nregions >
            0;
 }
 

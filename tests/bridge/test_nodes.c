@@ -155,7 +155,7 @@ static colo_status_t counting_rank(colo_comm_t *world, void *arg)
     colo_bridge_t *bridge = NULL;
     colo_comm_stats_t stats;
     rank_try(t_case_bridge(&bridge, &k->c, world, COLO_HOST));
-    rank_check(colo_bridge_plan(bridge)->node_sums == k->adds_up);
+    rank_check(colo_plan_sums_nodes(colo_bridge_plan(bridge)) == k->adds_up);
     for (int pass = 0; pass < 2; pass++) {
         t_buffer_t in, out;
         rank_try(t_case_tensor(&k->c, pass ? T_DY : T_X, rank, 0, true, &in));

@@ -452,10 +452,13 @@ static bool judge_exchanges(t_plans_t *w, colo_pass_t pass)
         sums += n;
     }
     for (int32_t r = 0; r < w->n; r++)
-        if (w->plan[r]->two_levels[pass] != (relays > 0) ||
-            (pass == COLO_BACKWARD && w->plan[r]->sums_cross != (sums > 0)))
+        if (w->plan[r]->exchange[pass][COLO_RELAYS].all_come != (relays > 0) ||
+            (pass == COLO_BACKWARD &&
+             w->plan[r]->exchange[COLO_BACKWARD][COLO_NODE_SUMS].all_come != (sums > 0)))
             return T_WRONG(w, "rank %d: second exchange %d, sums %d, with %d and %d messages", r,
-                           w->plan[r]->two_levels[pass], w->plan[r]->sums_cross, relays, sums);
+                           w->plan[r]->exchange[pass][COLO_RELAYS].all_come,
+                           w->plan[r]->exchange[COLO_BACKWARD][COLO_NODE_SUMS].all_come, relays,
+                           sums);
     return true;
 }
 

@@ -243,9 +243,9 @@ colo_status_t colo_gateways_pass_on(colo_builder_t *w, const colo_destinations_t
         if (i == g->mine)
             continue;
         if (gives)
-            COLO_TRY(colo_gateway_cut(w, &mine, &w->passes, g->items[i].rank));
+            COLO_TRY(colo_gateway_cut(w, &mine, &w->found[COLO_RELAYS].sends, g->items[i].rank));
         if (colo_gateways_share(w, g, i, x, &other))
-            COLO_TRY(colo_gateway_cut(w, &other, &w->passed, g->items[i].rank));
+            COLO_TRY(colo_gateway_cut(w, &other, &w->found[COLO_RELAYS].recvs, g->items[i].rank));
     }
     return COLO_OK;
 }

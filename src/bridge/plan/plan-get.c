@@ -28,44 +28,38 @@ void colo_plan_rows(const colo_plan_t *plan, int64_t *src_rows, int64_t *dst_row
         *dst_rows = plan ? rows_of(&plan->own_dst) : 0;
 }
 
+/* The messages of exchange @i. */
+static const colo_plan_message_t *messages(const colo_plan_t *plan, colo_pass_t pass, int i,
+                                           bool sends, int32_t *count)
+{
+    const colo_routes_t *routes = known(plan, pass) ? colo_plan_routes(plan, pass, i, sends) : NULL;
+    if (count)
+        *count = routes ? routes->nmessages : 0;
+    return routes ? routes->message : NULL;
+}
+
 const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_pass_t pass,
                                            int32_t *count)
 {
-    const colo_routes_t *r = known(plan, pass) ? &plan->send[pass] : NULL;
-    if (count)
-        *count = r ? r->nmessages : 0;
-    return r ? r->message : NULL;
+    return messages(plan, pass, COLO_FIRST, true, count);
 }
 
 const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
                                            int32_t *count)
 {
-    const colo_routes_t *r = known(plan, pass) ? &plan->recv[pass] : NULL;
-    if (count)
-        *count = r ? r->nmessages : 0;
-    return r ? r->message : NULL;
+    return messages(plan, pass, COLO_FIRST, false, count);
 }
 
 const colo_plan_message_t *colo_plan_relays(const colo_plan_t *plan, colo_pass_t pass, bool sends,
                                             int32_t *count)
 {
-    const colo_routes_t *r = !known(plan, pass) ? NULL
-                             : sends            ? &plan->relay_send[pass]
-                                                : &plan->relay_recv[pass];
-    if (count)
-        *count = r ? r->nmessages : 0;
-    return r ? r->message : NULL;
+    return messages(plan, pass, COLO_RELAYS, sends, count);
 }
 
 const colo_plan_message_t *colo_plan_sums(const colo_plan_t *plan, colo_pass_t pass, bool sends,
                                           int32_t *count)
 {
-    const colo_routes_t *r = !plan || pass != COLO_BACKWARD ? NULL
-                             : sends                        ? &plan->sum_send
-                                                            : &plan->sum_recv;
-    if (count)
-        *count = r ? r->nmessages : 0;
-    return r ? r->message : NULL;
+    return messages(plan, pass, COLO_NODE_SUMS, sends, count);
 }
 
 colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass)
@@ -76,10 +70,12 @@ colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t
     const colo_plan_config_t *c = &plan->config;
     const int64_t node = colo_nodes_known(c) ? colo_location_of(c, plan->rank).node : 0;
     b.minimum = plan->entering[pass];
-    for (int sums = 0; sums < (pass == COLO_BACKWARD ? 2 : 1); sums++) {
-        const colo_routes_t *r = sums ? &plan->sum_recv : &plan->recv[pass];
-        for (int32_t i = 0; i < r->nmessages; i++)
-            b.in += colo_location_of(c, r->message[i].peer).node != node ? r->message[i].bytes : 0;
+    for (int i = COLO_FIRST; i <= COLO_NODE_SUMS; i++) {
+        const colo_routes_t *routes = colo_plan_routes(plan, pass, i, false);
+        for (int32_t k = 0; k < routes->nmessages; k++)
+            b.in += colo_location_of(c, routes->message[k].peer).node != node
+                        ? routes->message[k].bytes
+                        : 0;
     }
     return b;
 }

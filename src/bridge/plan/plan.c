@@ -206,7 +206,6 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
             COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->sums_cross));
         w->sums = false;
     }
-    plan->two_levels[pass] = w->relays[pass];
     w->summing = addends > 1 && w->adds_up;
     for (int sums = 0; sums < (w->summing ? 2 : 1); sums++)
         for (int64_t addend = 0; addend < addends; addend++) {
@@ -215,18 +214,20 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
             COLO_TRY(colo_overlaps_find(w, need, hold, (int32_t)addend, pass == COLO_BACKWARD));
         }
     w->sums = false;
-    COLO_TRY(store_sorted(w, &w->recvs, w->elem, &plan->recv[pass], &plan->local[pass]));
-    colo_routes_t none = {0}; /* a source sends nothing to itself: intersect() keeps a local */
-    COLO_TRY(store_sorted(w, &w->sends, w->elem, &plan->send[pass], &none));
-    COLO_TRY(store_sorted(w, &w->passes, w->elem, &plan->relay_send[pass], &none));
-    COLO_TRY(store_sorted(w, &w->passed, w->elem, &plan->relay_recv[pass], &none));
+    for (int i = 0; i < COLO_EXCHANGES; i++) {
+        colo_exchange_plan_t *exchange = &plan->exchange[pass][i];
+        colo_routes_t none = {0}; /* a rank sends nothing to itself: intersect() keeps a local */
+        exchange->wide = i == COLO_NODE_SUMS && w->summing;
+        exchange->all_come = i == COLO_FIRST || (i == COLO_RELAYS && w->relays[pass]) ||
+                             (exchange->wide && w->sums_cross);
+        const size_t bytes = exchange->wide ? w->sum_elem : w->elem;
+        COLO_TRY(store_sorted(w, &w->found[i].recvs, bytes, &exchange->recv,
+                              i == COLO_FIRST ? &plan->local[pass] : &none));
+        COLO_TRY(store_sorted(w, &w->found[i].sends, bytes, &exchange->send, &none));
+    }
     if (w->summing) {
         plan->term = w->terms.items;
-        plan->node_sums = true;
-        plan->sums_cross = w->sums_cross;
         w->terms = (colo_list_t){0};
-        COLO_TRY(store_sorted(w, &w->sum_recvs, w->sum_elem, &plan->sum_recv, &none));
-        COLO_TRY(store_sorted(w, &w->sum_sends, w->sum_elem, &plan->sum_send, &none));
     }
     plan->entering[pass] = w->minimum;
     plan->left_out[pass] = w->left_out;
@@ -281,10 +282,11 @@ colo_status_t colo_plan_count_bytes(colo_plan_t *p, size_t elem, bool by_table)
         colo_plan_bytes_t *b = &p->bytes[pass];
         int64_t need = owned_bytes(pass == COLO_FORWARD ? &p->own_dst : &p->own_src, elem);
         *b = (colo_plan_bytes_t){0};
-        if (!add_bytes(&b->recv, &p->recv[pass]) || !add_bytes(&b->recv, &p->relay_recv[pass]) ||
-            !add_bytes(&b->send, &p->send[pass]) || !add_bytes(&b->send, &p->relay_send[pass]) ||
-            (pass == COLO_BACKWARD &&
-             (!add_bytes(&b->recv, &p->sum_recv) || !add_bytes(&b->send, &p->sum_send))))
+        bool fits = true;
+        for (int i = 0; i < COLO_EXCHANGES; i++)
+            fits = fits && add_bytes(&b->recv, &p->exchange[pass][i].recv) &&
+                   add_bytes(&b->send, &p->exchange[pass][i].send);
+        if (!fits)
             return colo_fail(COLO_ERR_ARG,
                              "plan: rank %lld sends or receives more than 63 bits of bytes in %s; "
                              "give a smaller shape",
@@ -309,8 +311,9 @@ void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool 
     w->plan = plan;
     w->elem = elem;
     w->by_table = by_table;
-    w->recvs.n = w->sends.n = w->passes.n = w->passed.n = 0; /* a plan before may have failed */
-    w->sum_recvs.n = w->sum_sends.n = w->terms.n = 0;
+    for (int i = 0; i < COLO_EXCHANGES; i++) /* a plan before may have failed */
+        w->found[i].recvs.n = w->found[i].sends.n = 0;
+    w->terms.n = 0;
     w->summing = w->sums = false;
     w->left_out = w->minimum = 0;
     w->intersections[0].complete = w->intersections[1].complete = false;
@@ -319,18 +322,19 @@ void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool 
 
 void colo_builder_deinit(colo_builder_t *w)
 {
-    colo_list_t *lists[] = {&w->source_nodes,   &w->node_destinations,
-                            &w->share,          &w->passes,
-                            &w->passed,         &w->recvs,
-                            &w->sends,          &w->sorted,
-                            &w->ranks,          &w->destinations,
-                            &w->by_node,        &w->by_rail,
-                            &w->runs,           &w->on_rank,
-                            &w->addend_sources, &w->groups,
-                            &w->terms,          &w->sum_recvs,
-                            &w->sum_sends,      &w->given,
-                            &w->fed[0],         &w->fed[1],
+    colo_list_t *lists[] = {&w->source_nodes, &w->node_destinations,
+                            &w->share,        &w->sorted,
+                            &w->ranks,        &w->destinations,
+                            &w->by_node,      &w->by_rail,
+                            &w->runs,         &w->on_rank,
+                            &w->groups,       &w->addend_sources,
+                            &w->terms,        &w->given,
+                            &w->fed[0],       &w->fed[1],
                             &w->fed[2]};
+    for (int i = 0; i < COLO_EXCHANGES; i++) {
+        free(w->found[i].sends.items);
+        free(w->found[i].recvs.items);
+    }
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->items);
     for (int k = 0; k < 2; k++) {
@@ -455,14 +459,12 @@ void colo_plan_destroy(colo_plan_t **plan)
     if (!plan || !*plan)
         return;
     for (int pass = 0; pass < 2; pass++) {
-        routes_deinit((*plan)->pool, &(*plan)->send[pass]);
-        routes_deinit((*plan)->pool, &(*plan)->recv[pass]);
         routes_deinit((*plan)->pool, &(*plan)->local[pass]);
-        routes_deinit((*plan)->pool, &(*plan)->relay_send[pass]);
-        routes_deinit((*plan)->pool, &(*plan)->relay_recv[pass]);
+        for (int i = 0; i < COLO_EXCHANGES; i++) {
+            routes_deinit((*plan)->pool, &(*plan)->exchange[pass][i].send);
+            routes_deinit((*plan)->pool, &(*plan)->exchange[pass][i].recv);
+        }
     }
-    routes_deinit((*plan)->pool, &(*plan)->sum_send);
-    routes_deinit((*plan)->pool, &(*plan)->sum_recv);
     free((*plan)->term);
     free(*plan);
     *plan = NULL;

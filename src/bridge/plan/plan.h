@@ -38,20 +38,23 @@ typedef struct colo_routes {
     colo_offset_t *offset; /* [nregions] */
 } colo_routes_t;
 
+/* The exchanges of a pass. If nodes add up, ranks of a node exchange in the first, too, what they
+ * add up for others: regions with addend + addends. Relays are parts of what is needed, from one
+ * destination to the others on its node; offsets are those of the needed side. */
+enum { COLO_FIRST, COLO_NODE_SUMS, COLO_RELAYS, COLO_EXCHANGES };
+typedef struct colo_exchange_plan {
+    colo_routes_t send, recv;
+    bool all_come; /* ranks make it, with messages or without: the same on all */
+    bool wide;     /* of sums of nodes: elements are fp32 at least */
+} colo_exchange_plan_t;
+
 struct colo_plan {
     colo_plan_config_t config; /* src and dst point at the copies below */
     colo_layout_t src, dst;
     int64_t rank;
     colo_owned_t own_src, own_dst; /* own_dst: as the output is (all rows when FULL_SEQ) */
-    colo_routes_t send[2], recv[2], local[2];
-    /* The last exchange, after the sums: parts of what is needed, from one
-     * destination to the others on its node. Offsets are those of the needed side. */
-    bool two_levels[2]; /* ranks make it, with messages or without: the same on all */
-    colo_routes_t relay_send[2], relay_recv[2];
-    bool node_sums, sums_cross; /* the same on all ranks */
-    /* Then backward has an exchange of sums after the first, if any cross. In the first, ranks of a
-     * node exchange addends that they add up for others: regions of recv with addend + addends. */
-    colo_routes_t sum_send, sum_recv;
+    colo_exchange_plan_t exchange[2][COLO_EXCHANGES]; /* by pass, in the order of a call */
+    colo_routes_t local[2];
     colo_term_t *term;   /* orders of addition, one after the other */
     int64_t left_out[2]; /* bytes that this rank holds and another rank adds up for it */
     int64_t entering[2]; /* this rank's part of the bytes that must enter its node */
@@ -62,5 +65,19 @@ struct colo_plan {
     colo_pool_t *pool; /* of the lists, and of what is made for them; NULL: malloc() */
     int64_t work;      /* ranks and runs of rows looked at while it was made: what planning costs */
 };
+
+/* Do nodes add up addends of PARTIAL gradients? The same on all ranks. */
+static inline bool colo_plan_sums_nodes(const colo_plan_t *p)
+{
+    return p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].wide;
+}
+
+/* Exchange @i of a pass: what this rank sends, or receives. */
+static inline const colo_routes_t *colo_plan_routes(const colo_plan_t *p, colo_pass_t pass, int i,
+                                                    bool sends)
+{
+    const colo_exchange_plan_t *exchange = &p->exchange[pass][i];
+    return sends ? &exchange->send : &exchange->recv;
+}
 
 #endif

@@ -141,9 +141,8 @@ static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64
         from = others ? m->overlap.n : 0;
         if (others) {
             COLO_TRY(side->owns->rows(side, pos, &x->me.runs, &x->other.runs));
-            COLO_TRY(x->me_is_src
-                         ? share_rows(&m->overlap, addend, &x->me.runs, &x->other.runs)
-                         : share_rows(&m->overlap, addend, &x->other.runs, &x->me.runs));
+            COLO_TRY(x->me_is_src ? share_rows(&m->overlap, addend, &x->me.runs, &x->other.runs)
+                                  : share_rows(&m->overlap, addend, &x->other.runs, &x->me.runs));
         } else if (keeps_meetings(w)) {
             from = m->overlap.n;
             for (int64_t k = first[i - 1]; k < from; k++) {
@@ -225,7 +224,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     colo_status_t st = COLO_OK;
     if (!find_block(w, need, w->plan->rank, pos, &mine, &m.me))
         return COLO_OK;
-    w->out = w->sums ? &w->sum_recvs : &w->recvs;
+    w->out = w->sums ? &w->found[COLO_NODE_SUMS].recvs : &w->found[COLO_FIRST].recvs;
     const colo_runs_t *own;
     COLO_TRY(colo_block_own_rows(w, need, pos, &own));
     m.me.runs = *own;
@@ -296,7 +295,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     colo_status_t st = COLO_OK;
     if (!find_block(w, hold, w->self, pos, &mine, &m.me))
         return COLO_OK;
-    w->out = w->sums ? &w->given : &w->sends;
+    w->out = w->sums ? &w->given : &w->found[COLO_FIRST].sends;
     const colo_runs_t *own;
     COLO_TRY(colo_block_own_rows(w, hold, pos, &own));
     m.me.runs = *own;
@@ -362,14 +361,15 @@ static colo_status_t collect(colo_builder_t *w, const colo_side_t *hold, const c
     for (int64_t i = 0; i < w->given.n; i++) {
         const colo_entry_t e = ((const colo_entry_t *)w->given.items)[i];
         if (collector != p->rank) {
-            COLO_TRY(push_given(&w->sends, &e, collector, p->addends + p->own_addend, 0));
+            COLO_TRY(push_given(&w->found[COLO_FIRST].sends, &e, collector,
+                                p->addends + p->own_addend, 0));
             continue;
         }
-        COLO_TRY(push_given(&w->sum_sends, &e, e.peer, g[addend].lead, order));
+        COLO_TRY(push_given(&w->found[COLO_NODE_SUMS].sends, &e, e.peer, g[addend].lead, order));
         for (int64_t a = 0; a < p->addends; a++)
             if (a != addend && g[a].lead == g[addend].lead)
-                COLO_TRY(push_given(&w->recvs, &e, colo_node_sums_helper(w, collector, a),
-                                    p->addends + a, 0));
+                COLO_TRY(push_given(&w->found[COLO_FIRST].recvs, &e,
+                                    colo_node_sums_helper(w, collector, a), p->addends + a, 0));
     }
     return COLO_OK;
 }

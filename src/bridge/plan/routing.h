@@ -23,34 +23,36 @@ typedef struct colo_builder {
     size_t elem;
     bool by_table; /* what a rank holds is in tables, not in its coordinates: overlaps differ in
                       size, and what one batch needs another may not */
-    colo_list_t recvs, sends, *out;  /* colo_entry_t; out: the list being made */
-    colo_list_t fed[3];              /* blocks by axis that a held block feeds */
+    struct {
+        colo_list_t sends, recvs; /* colo_entry_t */
+    } found[COLO_EXCHANGES];
+    colo_list_t *out;                      /* of these: the one that is being made */
+    colo_list_t fed[3];                    /* blocks by axis that a held block feeds */
     colo_intersections_t intersections[2]; /* of this rank's destination and source block */
-    colo_list_t overlaps;            /* colo_entry_t: regions of one overlap; a view */
-    colo_list_t sorted, runs;        /* of the list that is being sorted */
-    colo_runs_t other;               /* rows of the block that is met */
-    colo_list_t on_rank;             /* of this rank's rows of a ragged batch */
-    colo_list_t ranks, destinations; /* int64_t, ascending */
-    colo_list_t by_node, by_rail;    /* sources of one block */
+    colo_list_t overlaps;                  /* colo_entry_t: regions of one overlap; a view */
+    colo_list_t sorted, runs;              /* of the list that is being sorted */
+    colo_runs_t other;                     /* rows of the block that is met */
+    colo_list_t on_rank;                   /* of this rank's rows of a ragged batch */
+    colo_list_t ranks, destinations;       /* int64_t, ascending */
+    colo_list_t by_node, by_rail;          /* sources of one block */
     bool several_nodes; /* then source_nodes and node_destinations are known (gateways.c) */
     colo_list_t source_nodes,
         node_destinations;      /* of one block: nodes by addend; destinations by node */
     int64_t naddends, rotation; /* of the held block: addends; where small overlaps begin */
     colo_list_t share;          /* colo_entry_t: what one gateway gets of an overlap */
-    colo_list_t passes, passed; /* colo_entry_t: what gateways send to their node */
     int64_t left_out;           /* bytes that this rank holds and another rank adds up for it */
     int64_t minimum;            /* this rank's part of the bytes that must enter its node */
     bool asked[2], relays[2];   /* by pass: answers that hold for all plans of a bridge */
     bool adds_up, sums_cross;   /* of backward */
-    bool summing;                      /* nodes add up addends of PARTIAL gradients (node-sums.c) */
-    bool sums;                         /* these sums are planned now, else the single addends */
-    size_t sum_elem;                   /* of a sum */
-    int64_t addend;                    /* of the held block */
-    int64_t self;                      /* the rank that sends: this one, or one that it helps */
+    bool summing;               /* nodes add up addends of PARTIAL gradients (node-sums.c) */
+    bool sums;                  /* these sums are planned now, else the single addends */
+    size_t sum_elem;            /* of a sum */
+    int64_t addend;             /* of the held block */
+    int64_t self;               /* the rank that sends: this one, or one that it helps */
     colo_list_t addend_sources,
-        groups;        /* of one held block: colo_addend_source_t; colo_sum_group_t by addend */
-    colo_list_t terms; /* colo_term_t */
-    colo_list_t sum_recvs, sum_sends, given; /* colo_entry_t; given: by self */
+        groups;         /* of one held block: colo_addend_source_t; colo_sum_group_t by addend */
+    colo_list_t terms;  /* colo_term_t */
+    colo_list_t given;  /* colo_entry_t: by self */
     colo_runs_t own[3]; /* this rank's rows: source, destination, all of the destination */
     bool has_own[3];
 } colo_builder_t;
@@ -105,9 +107,9 @@ int colo_entry_cmp(const void *a, const void *b);
 
 /* The destinations of an overlap on one node; n 0: not known. */
 typedef struct colo_destinations {
-    int64_t n, mine;              /* mine: index of the destination asked for */
-    const colo_source_t *items;   /* [n] ascending */
-    bool enters;                  /* it is needed more than once, and the node lacks some of it */
+    int64_t n, mine;            /* mine: index of the destination asked for */
+    const colo_source_t *items; /* [n] ascending */
+    bool enters;                /* it is needed more than once, and the node lacks some of it */
 } colo_destinations_t;
 
 /* What one of them gets of the overlap from its sources: all, or [lo, hi) along axis. */
@@ -170,9 +172,9 @@ int64_t colo_node_sums_helper(const colo_builder_t *w, int64_t collector, int64_
 
 /* Destinations that share their candidates. */
 typedef struct colo_sharers {
-    int tier;                /* 0 the destination itself, 1 its node, 2 its rail, 3 all */
-    int64_t key;             /* which node, which rail */
-    int64_t n;               /* candidates; 0: none in this tier */
+    int tier;                   /* 0 the destination itself, 1 its node, 2 its rail, 3 all */
+    int64_t key;                /* which node, which rail */
+    int64_t n;                  /* candidates; 0: none in this tier */
     const colo_source_t *items; /* [n] ascending */
 } colo_sharers_t;
 

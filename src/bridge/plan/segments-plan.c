@@ -203,15 +203,16 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
         arriving += places->stored[i].count; /* of a merged tensor, too */
     p->bytes[COLO_FORWARD].minimum =
         arriving * (p->own_dst.h1 - p->own_dst.h0) * (int64_t)unit - p->bytes[COLO_FORWARD].local;
-    place(&p->recv[COLO_FORWARD], places->stored, places->n);
+    place(&p->exchange[COLO_FORWARD][COLO_FIRST].recv, places->stored, places->n);
     place(&p->local[COLO_FORWARD], places->stored, places->n);
-    place(&p->relay_recv[COLO_FORWARD], places->stored, places->n);
-    place(&p->relay_send[COLO_FORWARD], places->stored, places->n);
-    place(&p->send[COLO_BACKWARD], places->stored, places->n);
+    place(&p->exchange[COLO_FORWARD][COLO_RELAYS].recv, places->stored, places->n);
+    place(&p->exchange[COLO_FORWARD][COLO_RELAYS].send, places->stored, places->n);
+    place(&p->exchange[COLO_BACKWARD][COLO_FIRST].send, places->stored, places->n);
     place(&p->local[COLO_BACKWARD], places->stored, places->n);
-    place(&p->sum_send, places->stored, places->n);
-    colo_routes_t collected = p->recv[COLO_BACKWARD]; /* the rest goes to its source tensor */
-    for (int64_t i = 0; i < p->recv[COLO_BACKWARD].nregions; i++) {
+    place(&p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send, places->stored, places->n);
+    colo_routes_t collected =
+        p->exchange[COLO_BACKWARD][COLO_FIRST].recv; /* the rest goes to its source tensor */
+    for (int64_t i = 0; i < p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions; i++) {
         collected.nregions = collected.region->addend >= p->addends;
         place(&collected, places->stored, places->n);
         collected.region++;

@@ -5,7 +5,7 @@
  * It stands here and not next to the audit because it reads plans, and grids know nothing of those.
  * Each message is counted where it is sent, so a sum over ranks has every byte once.
  */
-#include <colobridge/plan.h>
+#include "bridge/plan/plan.h"
 
 #include "core/error.h"
 #include "grid/topology.h"
@@ -15,25 +15,24 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
 {
     if (!topology || !plan || !traffic)
         return colo_fail(COLO_ERR_ARG, "traffic: %s is NULL",
-                         !topology  ? "the topology"
-                         : !plan ? "the plan"
-                                 : "the output");
+                         !topology ? "the topology"
+                         : !plan   ? "the plan"
+                                   : "the output");
     colo_topology_traffic_t sum[2] = {traffic[0], traffic[1]};
     int64_t rank = colo_plan_rank(plan);
-    /* a call's first exchange, sums of nodes, then what ranks of a node pass on */
-    for (int w = 0; w < 6; w++) {
-        const colo_pass_t pass = (colo_pass_t)(w % 2);
+    for (int k = 0; k < 2 * COLO_EXCHANGES; k++) {
+        const colo_pass_t pass = (colo_pass_t)(k % 2);
         colo_topology_traffic_t *t = &sum[pass];
-        int32_t n = 0;
-        const colo_plan_message_t *m = w < 2   ? colo_plan_sends(plan, pass, &n)
-                                       : w < 4 ? colo_plan_sums(plan, pass, true, &n)
-                                               : colo_plan_relays(plan, pass, true, &n);
+        const colo_routes_t *sent = colo_plan_routes(plan, pass, k / 2, true);
+        const colo_plan_message_t *m = sent->message;
+        const int32_t n = sent->nmessages;
         for (int32_t i = 0; i < n; i++) {
             int64_t most = rank > m[i].peer ? rank : m[i].peer;
             if (most >= topology->world)
-                return colo_fail(COLO_ERR_ARG,
-                                 "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
-                                 (long long)most, (long long)topology->world);
+                return colo_fail(
+                    COLO_ERR_ARG,
+                    "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
+                    (long long)most, (long long)topology->world);
             int c = colo_topology_i_cross(topology->spot, topology->per_host, rank, m[i].peer);
             if (!colo_add_ok(t->total, m[i].bytes, &t->total))
                 return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",

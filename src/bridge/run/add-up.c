@@ -8,7 +8,7 @@
 
 void colo_sum_extent(const colo_plan_t *p, int64_t x[3])
 {
-    for (int dst = 0; dst < (p->node_sums ? 2 : 1); dst++) {
+    for (int dst = 0; dst < (colo_plan_sums_nodes(p) ? 2 : 1); dst++) {
         const colo_owned_t *o = dst ? &p->own_dst : &p->own_src;
         const int64_t of[3] = {o->b1 - o->b0, o->rows, o->h1 - o->h0};
         for (int i = 0; i < 3; i++)
@@ -27,7 +27,7 @@ size_t colo_partial_sum_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dt
     int64_t x[3];
     colo_sum_extent(p, x);
     return (size_t)(per * x[0] * x[1] * x[2]) *
-           colo_dtype_size(p->node_sums ? colo_sum_wide(dtype) : dtype);
+           colo_dtype_size(colo_plan_sums_nodes(p) ? colo_sum_wide(dtype) : dtype);
 }
 
 /* Sums that go to the device together. None of them reads what another one writes. */
@@ -141,7 +141,7 @@ colo_status_t colo_add_up_for_others(const colo_bridge_t *b, const colo_shape_st
                                      const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    const colo_routes_t *send = &p->sum_send;
+    const colo_routes_t *send = &p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send;
     list_t l = {.n = 0};
     for (int64_t i = 0; i < send->nregions; i++) {
         const colo_region_t *r = &send->region[i];

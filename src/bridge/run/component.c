@@ -18,13 +18,9 @@ static colo_status_t add_peers(const colo_comm_t *comm, const colo_plan_t *p, bo
                                int32_t *queue, int32_t *n)
 {
     for (int pass = 0; pass < 2; pass++)
-        for (int list = 0; list < 6; list++) {
-            const colo_routes_t *r = list == 0   ? &p->send[pass]
-                                     : list == 1 ? &p->recv[pass]
-                                     : list == 2 ? &p->relay_send[pass]
-                                     : list == 3 ? &p->relay_recv[pass]
-                                     : list == 4 ? &p->sum_send
-                                                 : &p->sum_recv;
+        for (int list = 0; list < 2 * COLO_EXCHANGES; list++) {
+            const colo_routes_t *r =
+                colo_plan_routes(p, (colo_pass_t)pass, list / 2, list % 2 == 0);
             for (int32_t i = 0; i < r->nmessages; i++) {
                 int32_t k = colo_comm_find(comm, r->message[i].peer);
                 if (k < 0)

@@ -109,11 +109,14 @@ colo_status_t colo_messages_widen(colo_shape_state_t *s, colo_pass_t pass, int32
     const colo_plan_t *p = s->plan;
     if (n == s->messages[pass].tensors && n == s->relay[pass].tensors)
         return COLO_OK;
-    COLO_TRY(widen(p->pool, &s->messages[pass], p->send[pass].nregions, p->recv[pass].nregions, n));
-    if (pass == COLO_BACKWARD && p->node_sums)
-        COLO_TRY(widen(p->pool, &s->node_sums, p->sum_send.nregions, p->sum_recv.nregions, n));
-    return widen(p->pool, &s->relay[pass], p->relay_send[pass].nregions,
-                 p->relay_recv[pass].nregions, n);
+    COLO_TRY(widen(p->pool, &s->messages[pass], p->exchange[pass][COLO_FIRST].send.nregions,
+                   p->exchange[pass][COLO_FIRST].recv.nregions, n));
+    if (pass == COLO_BACKWARD && colo_plan_sums_nodes(p))
+        COLO_TRY(widen(p->pool, &s->node_sums,
+                       p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send.nregions,
+                       p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].recv.nregions, n));
+    return widen(p->pool, &s->relay[pass], p->exchange[pass][COLO_RELAYS].send.nregions,
+                 p->exchange[pass][COLO_RELAYS].recv.nregions, n);
 }
 
 static colo_status_t make(const colo_bridge_t *b, colo_pool_t *pool, const colo_routes_t *routes,
@@ -151,20 +154,24 @@ colo_status_t colo_messages_create(colo_bridge_t *b, colo_shape_state_t *s, colo
     const colo_plan_t *p = s->plan;
     const int64_t nlocals = p->local[pass].nregions;
     l->tensors = relay->tensors = sums->tensors = 1;
-    if (pass == COLO_BACKWARD && p->node_sums) {
-        COLO_TRY(make(b, p->pool, &p->sum_send, &sums->send, &sums->send_box, &sums->nsends));
-        COLO_TRY(make(b, p->pool, &p->sum_recv, &sums->recv, &sums->recv_box, &sums->nrecvs));
+    if (pass == COLO_BACKWARD && colo_plan_sums_nodes(p)) {
+        COLO_TRY(make(b, p->pool, &p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send, &sums->send,
+                      &sums->send_box, &sums->nsends));
+        COLO_TRY(make(b, p->pool, &p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].recv, &sums->recv,
+                      &sums->recv_box, &sums->nrecvs));
     }
-    COLO_TRY(make(b, p->pool, &p->send[pass], &l->send, &l->send_box, &l->nsends));
     COLO_TRY(
-        make(b, p->pool, &p->relay_send[pass], &relay->send, &relay->send_box, &relay->nsends));
-    COLO_TRY(
-        make(b, p->pool, &p->relay_recv[pass], &relay->recv, &relay->recv_box, &relay->nrecvs));
+        make(b, p->pool, &p->exchange[pass][COLO_FIRST].send, &l->send, &l->send_box, &l->nsends));
+    COLO_TRY(make(b, p->pool, &p->exchange[pass][COLO_RELAYS].send, &relay->send, &relay->send_box,
+                  &relay->nsends));
+    COLO_TRY(make(b, p->pool, &p->exchange[pass][COLO_RELAYS].recv, &relay->recv, &relay->recv_box,
+                  &relay->nrecvs));
     l->local_from = boxes_of(p->pool, nlocals);
     l->local_to = boxes_of(p->pool, nlocals);
     if (!l->local_from || !l->local_to)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes that stay", (long long)nlocals);
-    return make(b, p->pool, &p->recv[pass], &l->recv, &l->recv_box, &l->nrecvs);
+    return make(b, p->pool, &p->exchange[pass][COLO_FIRST].recv, &l->recv, &l->recv_box,
+                &l->nrecvs);
 }
 
 void colo_messages_deinit(const colo_pool_t *pool, colo_pass_messages_t *l)
@@ -190,7 +197,8 @@ static bool sums_whole(const colo_bridge_t *b, const colo_shape_state_t *s)
 {
     enum { LARGE = 4 << 20 }; /* bytes of a region of the usual tensor, on average */
     const colo_plan_t *p = s->plan, *usual = b->now.plan;
-    const int64_t n = p->local[COLO_BACKWARD].nregions + p->recv[COLO_BACKWARD].nregions;
+    const int64_t n =
+        p->local[COLO_BACKWARD].nregions + p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions;
     const int64_t units = p->own_src.rows * (p->own_src.h1 - p->own_src.h0);
     if (!s->bytes || b->mem != COLO_CUDA)
         return false;
@@ -215,16 +223,16 @@ static void need_groups(colo_shape_state_t *s, const colo_term_t *x)
 /* If nodes add up, each element that this rank needs is in one region of addend 0 of these. */
 static const colo_routes_t **whole_lists(const colo_plan_t *p, const colo_routes_t *lists[3])
 {
-    lists[0] = &p->recv[COLO_BACKWARD];
+    lists[0] = &p->exchange[COLO_BACKWARD][COLO_FIRST].recv;
     lists[1] = &p->local[COLO_BACKWARD];
-    lists[2] = &p->sum_recv;
+    lists[2] = &p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].recv;
     return lists;
 }
 
 colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;
-    const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
+    const colo_routes_t *recv = &p->exchange[COLO_BACKWARD][COLO_FIRST].recv;
     if (p->addends == 1 || p->config.no_grad)
         return COLO_OK;
     if (!colo_dtype_is_float(p->config.dtype))
@@ -238,7 +246,8 @@ colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)
                          "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
                          "DISJOINT or SHARDED",
                          (long long)p->addends, COLO_MAX_ADDENDS);
-    const int64_t keys = colo_sum_key(p, p->node_sums ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
+    const int64_t keys =
+        colo_sum_key(p, colo_plan_sums_nodes(p) ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
     s->sum_of = malloc((size_t)keys * sizeof *s->sum_of);
     if (!s->sum_of)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)p->addends);
@@ -246,16 +255,17 @@ colo_status_t colo_partial_sums_create(colo_bridge_t *b, colo_shape_state_t *s)
         s->sum_of[i] = -1;
     for (int64_t i = 0; i < recv->nregions; i++)
         need_sum(s, colo_sum_recv_key(p, &recv->region[i]));
-    for (int64_t i = 0; i < p->sum_recv.nregions; i++)
-        need_sum(s, colo_sum_key(p, COLO_SUM_NODE, p->sum_recv.region[i].addend));
-    if (p->sum_send.nregions > 0)
+    for (int64_t i = 0; i < p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].recv.nregions; i++)
+        need_sum(s, colo_sum_key(p, COLO_SUM_NODE,
+                                 p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].recv.region[i].addend));
+    if (p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send.nregions > 0)
         need_sum(s, colo_sum_key(p, COLO_SUM_LEAVES, 0));
     const colo_routes_t *lists[3];
-    for (int k = 0; p->node_sums && k < 3; k++)
+    for (int k = 0; colo_plan_sums_nodes(p) && k < 3; k++)
         for (int64_t i = 0; i < whole_lists(p, lists)[k]->nregions; i++)
             if (lists[k]->region[i].addend == 0)
                 need_groups(s, &p->term[lists[k]->offset[i].order]);
-    if ((p->node_sums || sums_whole(b, s)) && p->local[COLO_BACKWARD].nregions > 0)
+    if ((colo_plan_sums_nodes(p) || sums_whole(b, s)) && p->local[COLO_BACKWARD].nregions > 0)
         need_sum(s, p->own_addend);
     s->sum_size = colo_partial_sum_bytes(p, 1, p->config.dtype);
     const int32_t n = s->nsums;
@@ -285,9 +295,9 @@ static void fill_first(const colo_shape_state_t *s, colo_pass_t pass, const colo
 {
     const bool fwd = pass == COLO_FORWARD;
     const colo_plan_t *p = s->plan;
-    const colo_routes_t *recv = &p->recv[pass];
+    const colo_routes_t *recv = &p->exchange[pass][COLO_FIRST].recv;
     const colo_pass_messages_t *l = &s->messages[pass];
-    fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
+    fill(s, l->send_box, &p->exchange[pass][COLO_FIRST].send, t, n, true, fwd);
     if (!summed)
         fill(s, l->recv_box, recv, t, n, false, !fwd);
     for (int64_t i = 0; summed && i < recv->nregions; i++)
@@ -301,8 +311,8 @@ static void fill_relay(const colo_shape_state_t *s, colo_pass_t pass, const colo
                        int32_t n)
 {
     const bool fwd = pass == COLO_FORWARD;
-    fill(s, s->relay[pass].send_box, &s->plan->relay_send[pass], t, n, false, !fwd);
-    fill(s, s->relay[pass].recv_box, &s->plan->relay_recv[pass], t, n, false, !fwd);
+    fill(s, s->relay[pass].send_box, &s->plan->exchange[pass][COLO_RELAYS].send, t, n, false, !fwd);
+    fill(s, s->relay[pass].recv_box, &s->plan->exchange[pass][COLO_RELAYS].recv, t, n, false, !fwd);
 }
 
 /* Sums between nodes. */
@@ -310,7 +320,8 @@ static void fill_sums(const colo_shape_state_t *s, const colo_carried_t *t, int3
 {
     const colo_plan_t *p = s->plan;
     for (int recv = 0; recv < 2; recv++) {
-        const colo_routes_t *r = recv ? &p->sum_recv : &p->sum_send;
+        const colo_routes_t *r = recv ? &p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].recv
+                                      : &p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send;
         for (int64_t i = 0; i < r->nregions; i++)
             for (int32_t k = 0; k < n; k++)
                 (recv ? s->node_sums.recv_box : s->node_sums.send_box)[i * n + k] =
@@ -516,8 +527,9 @@ static colo_status_t sum_addends(colo_bridge_t *b, const colo_shape_state_t *s,
                                  const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
-    if (p->node_sums) {
+    const colo_routes_t *local = &p->local[COLO_BACKWARD],
+                        *recv = &p->exchange[COLO_BACKWARD][COLO_FIRST].recv;
+    if (colo_plan_sums_nodes(p)) {
         const colo_routes_t *lists[3];
         return colo_add_up_terms(b, s, t, whole_lists(p, lists), stream);
     }
@@ -548,7 +560,9 @@ static colo_status_t exchange_sums(colo_bridge_t *b, colo_shape_state_t *s, colo
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     op.dtype = s->bytes ? op.dtype : colo_sum_wide(op.dtype);
-    return s->plan->sums_cross ? exchange(b, op, &s->node_sums, NULL, stream) : COLO_OK;
+    return s->plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].all_come
+               ? exchange(b, op, &s->node_sums, NULL, stream)
+               : COLO_OK;
 }
 
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
@@ -583,14 +597,14 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op
     if (own < 0) /* the others have all they need, and would go on */
         st = colo_comm_i_fail(b->comm, own);
     COLO_TRY(side == stream ? st : colo_bridge_join(b, st, stream));
-    if (summed && p->node_sums)
+    if (summed && colo_plan_sums_nodes(p))
         COLO_TRY(exchange_sums(b, s, op, t, n, stream));
     for (int32_t k = 0; k < n && own == COLO_OK && summed; k++)
         if (t[k].per > 0) /* without features there may be no memory */
             own = sum_addends(b, s, &t[k], stream);
     if (own < 0)
         return colo_comm_i_fail(b->comm, own);
-    if (!p->two_levels[pass])
+    if (!p->exchange[pass][COLO_RELAYS].all_come)
         return COLO_OK;
     if (!near || !near->relays)
         return exchange(b, op, &s->relay[pass], NULL, stream);

@@ -163,7 +163,7 @@ static int64_t relayed(const colo_bridge_t *b, colo_pass_t pass, const colo_layo
 {
     const colo_plan_t *p = b->now.plan;
     int64_t near = 0;
-    if (!p->two_levels[pass] || !colo_layout_holds(l, p->rank))
+    if (!p->exchange[pass][COLO_RELAYS].all_come || !colo_layout_holds(l, p->rank))
         return 0;
     for (int32_t r = 0; r < colo_comm_size(b->comm); r++) {
         const int64_t rank = colo_comm_world_rank(b->comm, r);
@@ -186,7 +186,7 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
     const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
     const int64_t out = destinations / r->axes.dst.replicas, back = sources / shards;
     /* if nodes add up: what this rank collects for others, or others from it, and the sums */
-    const int64_t times = p->node_sums, wide = sum_elem(b);
+    const int64_t times = colo_plan_sums_nodes(p), wide = sum_elem(b);
     const int64_t forward = staging(src ? product(r->max_rows, out, src_row) : 0,
                                     dst ? product(all, 1, dst_row) : 0, peers);
     const int64_t backward =
@@ -197,9 +197,10 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
                            dst ? product(all, back * times * p->addends, dst_row) : 0),
                       peers);
     const int64_t sums =
-        p->node_sums ? staging(dst ? product(all, back * wide, dst_row) : 0,
-                               src ? product(r->max_rows, p->addends * wide, src_row) : 0, peers)
-                     : 0;
+        colo_plan_sums_nodes(p)
+            ? staging(dst ? product(all, back * wide, dst_row) : 0,
+                      src ? product(r->max_rows, p->addends * wide, src_row) : 0, peers)
+            : 0;
     const int64_t need[] = {forward, backward, sums,
                             relayed(b, COLO_FORWARD, &b->dst, out, all, dst_row, peers),
                             relayed(b, COLO_BACKWARD, &b->src, back, r->max_rows, src_row, peers)};
@@ -219,10 +220,10 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
     if (rows == 0 || b->lazy) /* for staged calls, if there will be any */
         return COLO_OK;
     const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
-    if (p->addends > 1 && !c->no_grad && (src || (dst && p->node_sums))) {
+    if (p->addends > 1 && !c->no_grad && (src || (dst && colo_plan_sums_nodes(p)))) {
         const colo_ragged_axes_t *a = &b->ragged->axes.src;
         int64_t n = p->addends, bytes = product(rows, h[0], elem);
-        if (p->node_sums) { /* what arrives, sums of nodes; what is collected */
+        if (colo_plan_sums_nodes(p)) { /* what arrives, sums of nodes; what is collected */
             const int64_t most = dst ? product(rows, a->replicas * a->cp * a->sp, 1) : rows;
             bytes = product(most, h[0] > h[1] ? h[0] : h[1], elem * sum_elem(b));
             n = (src ? 2 * n : 0) + (dst ? n : 0);

@@ -46,7 +46,8 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
     const struct colo_agreed *agreed = &b->agreed[pass];
     const colo_plan_t *p = b->now.plan;
     const bool peers = b->transport == COLO_TRANSPORT_PEER, adds = pass == COLO_BACKWARD && dst;
-    const int32_t reach = adds ? p->send[pass].nmessages : p->recv[pass].nmessages;
+    const int32_t reach = adds ? p->exchange[pass][COLO_FIRST].send.nmessages
+                               : p->exchange[pass][COLO_FIRST].recv.nmessages;
     bool must = peers && reach > 0; /* else others do not look at it */
     r->nothing = !t || !t->data || colo_tensor_count(t) <= 0;
     r->p2p = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset) ||
@@ -185,8 +186,9 @@ static colo_status_t move(void *arg, colo_stream_t stream)
     const colo_plan_t *p = m->s->plan;
     int64_t bytes;
     colo_status_t st = COLO_OK;
-    if (m->relays || colo_bridge_p2p_count(m->b, &p->send[m->pass], &bytes) +
-                         colo_bridge_p2p_count(m->b, &p->recv[m->pass], &bytes))
+    if (m->relays ||
+        colo_bridge_p2p_count(m->b, &p->exchange[m->pass][COLO_FIRST].send, &bytes) +
+            colo_bridge_p2p_count(m->b, &p->exchange[m->pass][COLO_FIRST].recv, &bytes))
         return launch(m, stream);
     /* a plain copy is faster than a kernel without peers */
     for (int32_t k = 0; st == COLO_OK && k < m->n; k++)
@@ -199,10 +201,14 @@ colo_exchange_t colo_bridge_p2p_part(colo_near_part_t *m, colo_op_desc_t op)
 {
     const colo_plan_t *p = m->s->plan;
     int64_t sent, received;
-    const int32_t ns = colo_bridge_p2p_count(
-                      m->b, m->relays ? &p->relay_send[m->pass] : &p->send[m->pass], &sent),
-                  nr = colo_bridge_p2p_count(
-                      m->b, m->relays ? &p->relay_recv[m->pass] : &p->recv[m->pass], &received);
+    const int32_t ns = colo_bridge_p2p_count(m->b,
+                                             m->relays ? &p->exchange[m->pass][COLO_RELAYS].send
+                                                       : &p->exchange[m->pass][COLO_FIRST].send,
+                                             &sent),
+                  nr = colo_bridge_p2p_count(m->b,
+                                             m->relays ? &p->exchange[m->pass][COLO_RELAYS].recv
+                                                       : &p->exchange[m->pass][COLO_FIRST].recv,
+                                             &received);
     return (colo_exchange_t){.op = op,
                              .more = move,
                              .arg = m,

@@ -91,7 +91,8 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_shape_st
 {
     const colo_plan_t *p = st->plan;
     const bool fwd = pass == COLO_FORWARD, gathers = colo_bridge_gathers(st, st->far, pass);
-    const colo_routes_t *routes = gathers ? &p->recv[pass] : &p->send[pass];
+    const colo_routes_t *routes =
+        gathers ? &p->exchange[pass][COLO_FIRST].recv : &p->exchange[pass][COLO_FIRST].send;
     const colo_routes_t *local = &p->local[pass];
     const colo_owned_t *in = fwd ? &p->own_src : &p->own_dst;
     const colo_owned_t *out = fwd ? &p->own_dst : &p->own_src;
@@ -143,7 +144,8 @@ typedef struct held {
 
 static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held_t *h)
 {
-    const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
+    const colo_routes_t *recv = &p->exchange[COLO_BACKWARD][COLO_FIRST].recv,
+                        *local = &p->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++, h++) {
         *h = (held_t){&local->region[i], local->offset[i], -1, local->region[i].addend, {0}};
         begins(&p->own_dst, h->region, h->offset.dst_row, h->begin);
@@ -205,7 +207,8 @@ static colo_status_t cut_by_addend(const colo_plan_t *p, const held_t *h, int64_
 
 static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p, growing_t *g)
 {
-    const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
+    const int64_t n =
+        p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions + p->local[COLO_BACKWARD].nregions;
     const held_t *from[COLO_MAX_ADDENDS];
     COLO_AUTOFREE held_t *h = calloc((size_t)n + 1, sizeof *h);
     if (!h)
@@ -279,7 +282,9 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
                    sums = reads && !gathers;
         int32_t nexposed = 0;
         w->g[i].addends = sums ? (int32_t)p->addends : 0;
-        COLO_TRY(exposed_ranks(b, reads ? &p->send[i] : &p->recv[i], &w->exposed[i], &nexposed));
+        COLO_TRY(exposed_ranks(
+            b, reads ? &p->exchange[i][COLO_FIRST].send : &p->exchange[i][COLO_FIRST].recv,
+            &w->exposed[i], &nexposed));
         COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
                       : steps_that_move(b, s, (colo_pass_t)i, &w->g[i]));
         w->pass[i] = (colo_transfers_t){.name = names[i],
@@ -303,7 +308,7 @@ static colo_status_t steps_that_pass_on(const colo_bridge_t *b, const colo_shape
                                         colo_pass_t pass, growing_t *g)
 {
     const bool fwd = pass == COLO_FORWARD;
-    const colo_routes_t *send = &st->plan->relay_send[pass];
+    const colo_routes_t *send = &st->plan->exchange[pass][COLO_RELAYS].send;
     const colo_owned_t *own = fwd ? &st->plan->own_dst : &st->plan->own_src;
     for (int32_t m = 0; m < send->nmessages; m++) {
         colo_transfer_t s = {.peer = colo_comm_find(b->comm, send->message[m].peer)};
@@ -335,14 +340,14 @@ colo_status_t colo_bridge_p2p_relays(const colo_bridge_t *b, colo_shape_state_t 
     const colo_plan_t *p = s->plan;
     struct both w = {0};
     colo_status_t st = COLO_OK;
-    if (!b->p2p || !(p->two_levels[0] || p->two_levels[1]))
+    if (!b->p2p || !(p->exchange[0][COLO_RELAYS].all_come || p->exchange[1][COLO_RELAYS].all_come))
         return COLO_OK;
     for (int i = 0; i < 2 && st == COLO_OK; i++) {
         int32_t nexposed = 0;
         w.pass[i].name = i ? "bridge backward" : "bridge forward";
-        if (!p->two_levels[i] || colo_plan_adds(p, (colo_pass_t)i))
+        if (!p->exchange[i][COLO_RELAYS].all_come || colo_plan_adds(p, (colo_pass_t)i))
             continue;
-        st = exposed_ranks(b, &p->relay_recv[i], &w.exposed[i], &nexposed);
+        st = exposed_ranks(b, &p->exchange[i][COLO_RELAYS].recv, &w.exposed[i], &nexposed);
         if (st == COLO_OK)
             st = steps_that_pass_on(b, s, (colo_pass_t)i, &w.g[i]);
         w.pass[i] = (colo_transfers_t){.name = w.pass[i].name,
@@ -384,7 +389,8 @@ static colo_status_t find_far(const colo_bridge_t *b, colo_shape_state_t *s)
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     int32_t *members = NULL, n = 0;
     const bool whole = peer->reaches(b->comm, -1, -1);
-    s->far = s->plan->two_levels[0] || s->plan->two_levels[1] || s->plan->node_sums;
+    s->far = s->plan->exchange[0][COLO_RELAYS].all_come ||
+             s->plan->exchange[1][COLO_RELAYS].all_come || colo_plan_sums_nodes(s->plan);
     if (whole)
         return COLO_OK;
     if (b->ragged) { /* tables may tie any ranks */

@@ -89,7 +89,8 @@ colo_status_t colo_ragged_p2p_place(colo_batch_t *batch)
     if (!stored || !count)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu blocks", n);
     for (int i = 0; i < (p->config.no_grad || p->addends == 1 ? 1 : 2); i++) {
-        const colo_routes_t *routes = i ? &p->recv[COLO_BACKWARD] : &p->send[COLO_FORWARD];
+        const colo_routes_t *routes = i ? &p->exchange[COLO_BACKWARD][COLO_FIRST].recv
+                                        : &p->exchange[COLO_FORWARD][COLO_FIRST].send;
         for (int32_t m = 0; m < routes->nmessages; m++) {
             const colo_plan_message_t *one = &routes->message[m];
             COLO_TRY(place_message(b, p, one, &routes->offset[one->regions - routes->region], &x));
@@ -139,7 +140,9 @@ static colo_status_t steps_that_move(const colo_batch_t *batch, colo_pass_t pass
     const colo_plan_t *p = batch->s.plan;
     const bool fwd = pass == COLO_FORWARD, pulls = move == COLO_PULL;
     const bool gathers = colo_bridge_gathers(&batch->s, b->now.far, pass);
-    const colo_routes_t *routes = pulls ? &p->recv[pass] : &p->send[pass], *local = &p->local[pass];
+    const colo_routes_t *routes = pulls ? &p->exchange[pass][COLO_FIRST].recv
+                                        : &p->exchange[pass][COLO_FIRST].send,
+                        *local = &p->local[pass];
     const int64_t own[2] = {p->own_src.h0, p->own_dst.h0};
     const int far = fwd != pulls; /* is the peer the destination? */
     for (int32_t m = 0; m < routes->nmessages; m++) {
@@ -219,7 +222,8 @@ static held_t held_of(const colo_routes_t *routes, int64_t i, int32_t peer)
 
 static void all_held(const colo_bridge_t *b, const colo_plan_t *p, held_t *h)
 {
-    const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
+    const colo_routes_t *recv = &p->exchange[COLO_BACKWARD][COLO_FIRST].recv,
+                        *local = &p->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++, h++) {
         *h = held_of(local, i, -1);
         h->h0 = p->own_dst.h0;
@@ -287,7 +291,8 @@ static int64_t cuts_of(const held_t *h, int64_t n, int64_t *cut)
 
 static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p, list_t *out)
 {
-    const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
+    const int64_t n =
+        p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions + p->local[COLO_BACKWARD].nregions;
     colo_list_t *held = b->ragged->steps.held;
     COLO_AUTOFREE int64_t *cut = calloc((size_t)(2 * n) + 1, sizeof *cut);
     COLO_AUTOFREE int64_t *pos = calloc(2 * (size_t)p->addends + 1, sizeof *pos);
@@ -318,7 +323,8 @@ static int32_t moves_of(const colo_plan_t *p, colo_pass_t pass)
 /* Whose messages say which ranks reach this rank's tensor? */
 static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass, colo_move_t move)
 {
-    return move == COLO_PULL ? &p->send[pass] : &p->recv[pass];
+    return move == COLO_PULL ? &p->exchange[pass][COLO_FIRST].send
+                             : &p->exchange[pass][COLO_FIRST].recv;
 }
 
 static colo_status_t make(const colo_batch_t *batch, colo_pass_t pass, colo_move_t move,
