@@ -380,9 +380,11 @@ T_CASE(child_logs_though_its_parent_was_logging)
     fflush(NULL);
     const pid_t pid = fork();
     if (pid == 0) {
+        struct lines l = {0};
         alarm(3);
-        colo_log_set(NULL, NULL, COLO_LOG_OFF);
-        _exit(0);
+        colo_log_set(collect, &l, COLO_LOG_WARN);
+        colo_log(COLO_LOG_WARN, "a line of the child");
+        _exit(l.count != 1);
     }
     logging = 2;
     assert_int_equal(waitpid(pid, &status, 0), pid);
