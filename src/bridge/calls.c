@@ -194,12 +194,11 @@ colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream)
 
 colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t stream)
 {
-    char why[1000];
-    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
+    const colo_error_t why = colo_error_save();
     b->ran = true;
     const colo_status_t led = b->ops->event_record(b->order, 0, stream);
     if (st < 0)
-        return colo_fail(st, "%s", why);
+        return colo_error_restore(st, &why);
     return led < 0 ? fail_all(b, led) : COLO_OK;
 }
 
@@ -236,17 +235,15 @@ static colo_status_t join(colo_bridge_t *b, colo_stream_t stream)
 
 colo_status_t colo_bridge_join(colo_bridge_t *b, colo_status_t st, colo_stream_t stream)
 {
-    char why[1000];
-    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
+    const colo_error_t why = colo_error_save();
     colo_status_t joined = join(b, stream);
     if (joined < 0) {
         joined = colo_comm_i_fail(b->comm, joined);
-        char error[1000];
-        snprintf(error, sizeof error, "%s", colo_last_error());
+        const colo_error_t error = colo_error_save();
         (void)join(b, stream); /* or the messages go on while the caller frees the tensors */
-        colo_fail(joined, "%s", error);
+        (void)colo_error_restore(joined, &error);
     }
-    return st < 0 ? colo_fail(st, "%s", why) : joined;
+    return st < 0 ? colo_error_restore(st, &why) : joined;
 }
 
 static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,

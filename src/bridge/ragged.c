@@ -157,13 +157,12 @@ done:
  * to that call, so that they return, too. Ranks that all refuse meet here. */
 colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mine)
 {
-    char earlier[512];
     colo_fields_t f = {COLO_FIELDS_INIT};
     if (colo_comm_check_level(b->comm) < 1)
         return mine;
-    snprintf(earlier, sizeof earlier, "%.511s", colo_last_error());
+    const colo_error_t earlier = colo_error_save();
     const colo_status_t st = colo_comm_i_agree_fields(b->comm, RAGGED_BATCH, &f, mine);
-    return st == mine ? st : colo_fail_prefix(st, "%s", earlier);
+    return st == mine ? st : colo_fail_prefix(st, "%.511s", earlier.text);
 }
 
 colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,

@@ -60,13 +60,13 @@ static colo_status_t broadcast_text(colo_comm_t *c, char *text, int64_t bytes, i
 static colo_status_t broadcast_error(colo_comm_t *c, const char *what, int32_t from,
                                      colo_status_t mine)
 {
-    char error_message[512], earlier[1024]; /* a failing broadcast would overwrite the last error */
+    const colo_error_t earlier = colo_error_save(); /* a failing broadcast would overwrite it */
+    char error_message[512];
     memset(error_message, 0, sizeof error_message);
-    snprintf(error_message, sizeof error_message, "%.511s", colo_last_error());
-    snprintf(earlier, sizeof earlier, "%s", colo_last_error());
+    snprintf(error_message, sizeof error_message, "%.511s", earlier.text);
     COLO_TRY(broadcast_text(c, error_message, sizeof error_message, from));
     if (mine < 0)
-        return colo_fail(mine, "%s", earlier);
+        return colo_error_restore(mine, &earlier);
     return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, error_message);
 }
 

@@ -236,11 +236,10 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
 {
     if (!colo_comm_i_own(c, "comm"))
         return COLO_ERR_STATE;
-    char earlier[1000]; /* the backend may say something of its own meanwhile */
-    snprintf(earlier, sizeof earlier, "%s", colo_last_error());
-    c->ops->fail(c, status, earlier);
+    const colo_error_t earlier = colo_error_save(); /* the backend may say something of its own */
+    c->ops->fail(c, status, earlier.text);
     colo_comm_i_record_failure(c);
-    return colo_fail(status, "%s", earlier);
+    return colo_error_restore(status, &earlier);
 }
 
 void colo_comm_abort(colo_comm_t *comm, const char *why)

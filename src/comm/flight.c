@@ -313,7 +313,6 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
 void colo_comm_i_record_failure(colo_comm_t *c)
 {
     const char *prefix = NULL;
-    char earlier[1000];
     pthread_mutex_lock(&lock);
     const bool again = c->recorded;
     for (colo_comm_t *o = newest; o; o = o->older)
@@ -321,9 +320,9 @@ void colo_comm_i_record_failure(colo_comm_t *c)
     pthread_mutex_unlock(&lock);
     if (again)
         return;
-    snprintf(earlier, sizeof earlier, "%s", colo_last_error());
+    const colo_error_t earlier = colo_error_save();
     if (colo_env_text("COLO_FLIGHT_RECORDER", &prefix) == COLO_OK && *prefix &&
         colo_comm_flight_record(c, prefix) < 0)
         colo_log(COLO_LOG_WARN, "%s", colo_last_error());
-    (void)colo_fail(COLO_OK, "%s", earlier);
+    (void)colo_error_restore(COLO_OK, &earlier);
 }

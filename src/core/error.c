@@ -13,9 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ERROR_MESSAGE_MAX 1024
-
-static _Thread_local char error_message[ERROR_MESSAGE_MAX];
+static _Thread_local colo_error_t error;
 
 const char *colo_status_string(colo_status_t status)
 {
@@ -43,12 +41,12 @@ const char *colo_status_name(colo_status_t status)
 
 const char *colo_last_error(void)
 {
-    return error_message;
+    return error.text;
 }
 
 colo_status_t colo_fail(colo_status_t status, const char *fmt, ...)
 {
-    char text[ERROR_MESSAGE_MAX]; /* arguments may point into the old error message */
+    char text[COLO_ERROR_MAX]; /* arguments may point into the old error message */
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
@@ -56,13 +54,13 @@ colo_status_t colo_fail(colo_status_t status, const char *fmt, ...)
     size_t n = strlen(text); /* messages name what was to be allocated: "plan: 12 blocks" */
     if (status == COLO_ERR_NOMEM && !strstr(text, "no memory") && !strstr(text, "out of memory"))
         snprintf(text + n, sizeof text - n, ": no memory");
-    memcpy(error_message, text, sizeof error_message);
+    memcpy(error.text, text, sizeof error.text);
     return status;
 }
 
 colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...)
 {
-    char text[ERROR_MESSAGE_MAX];
+    char text[COLO_ERROR_MAX];
     va_list ap;
     va_start(ap, fmt);
     int n = vsnprintf(text, sizeof text, fmt, ap);
@@ -71,8 +69,19 @@ colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...)
         n = 0;
     if ((size_t)n + 2 < sizeof text)
         snprintf(text + n, sizeof text - (size_t)n, ": %.*s", (int)(sizeof text - (size_t)n) - 3,
-                 error_message);
-    memcpy(error_message, text, sizeof error_message);
+                 error.text);
+    memcpy(error.text, text, sizeof error.text);
+    return status;
+}
+
+colo_error_t colo_error_save(void)
+{
+    return error;
+}
+
+colo_status_t colo_error_restore(colo_status_t status, const colo_error_t *e)
+{
+    error = *e;
     return status;
 }
 

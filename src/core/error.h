@@ -17,6 +17,15 @@ COLO_FOR_MODULES colo_status_t colo_fail(colo_status_t status, const char *fmt, 
 /* The same, keeping the error message that is there and putting "fmt: " in front of it. */
 colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...) COLO_PRINTF(2, 3);
 
+/* This thread's error message, kept while a call may replace it. */
+enum { COLO_ERROR_MAX = 1024 };
+typedef struct colo_error {
+    char text[COLO_ERROR_MAX];
+} colo_error_t;
+COLO_FOR_MODULES colo_error_t colo_error_save(void);
+/* Returns @status. */
+COLO_FOR_MODULES colo_status_t colo_error_restore(colo_status_t status, const colo_error_t *e);
+
 #define COLO_TRY(expr)             \
     do {                           \
         colo_status_t s_ = (expr); \

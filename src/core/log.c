@@ -60,7 +60,7 @@ void colo_log(colo_log_level_t level, const char *fmt, ...)
 {
     if (!colo_log_on(level))
         return;
-    char line[1024], earlier[1024];
+    char line[1024];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
@@ -71,11 +71,11 @@ void colo_log(colo_log_level_t level, const char *fmt, ...)
     void *user = sink_user;
     pthread_mutex_unlock(&lock);
     if (fn) {
-        snprintf(earlier, sizeof earlier, "%s", colo_last_error());
+        const colo_error_t earlier = colo_error_save();
         inside = true;
         fn(level, line, user);
         inside = false;
-        (void)colo_fail(COLO_OK, "%s", earlier);
+        (void)colo_error_restore(COLO_OK, &earlier);
     } else {
         fprintf(stderr, "colobridge: %s: %s\n", names[level], line);
     }

@@ -267,10 +267,9 @@ static int64_t collective_recv(const colo_plan_t *p, colo_pass_t pass, size_t el
 
 static bool can_be_collective(const colo_plan_t *p)
 {
-    char earlier[1024]; /* a no is an answer here, not a failure */
-    snprintf(earlier, sizeof earlier, "%s", colo_last_error());
+    const colo_error_t earlier = colo_error_save(); /* a no is an answer here, not a failure */
     const bool has = colo_plan_collective_check(&p->config) == COLO_OK;
-    (void)colo_fail(COLO_OK, "%s", earlier);
+    (void)colo_error_restore(COLO_OK, &earlier);
     return has;
 }
 

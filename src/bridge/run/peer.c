@@ -420,8 +420,7 @@ static colo_status_t none_far(const colo_bridge_t *b)
 {
     const colo_comm_t *c = b->comm;
     const uint64_t mine = b->now.far;
-    char why[900];
-    snprintf(why, sizeof why, "%s", mine ? colo_last_error() : "");
+    const colo_error_t why = colo_error_save();
     if (b->transport != COLO_TRANSPORT_PEER || c->ops->peer->reaches(c, -1, -1))
         return COLO_OK;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)c->size * sizeof *all);
@@ -436,7 +435,7 @@ static colo_status_t none_far(const colo_bridge_t *b)
     if (k == c->size)
         return COLO_OK;
     return mine
-               ? colo_fail(COLO_ERR_UNBUILT, "%s", why)
+               ? colo_fail(COLO_ERR_UNBUILT, "%s", why.text)
                : colo_fail(COLO_ERR_UNBUILT,
                            "rank %d (world rank %lld) exchanges with a rank that it does not reach",
                            (int)k, (long long)c->world_rank[k]);

@@ -113,12 +113,11 @@ static colo_status_t host_barrier(const struct colo_operation *r, colo_status_t 
     if ((category != COLO_CATEGORY_LOSS && category != COLO_CATEGORY_HEAD) ||
         !r->connection->nccl || !r->c->share_process)
         return st;
-    char why[900]; /* a dead control would have its own */
-    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
+    const colo_error_t why = colo_error_save(); /* a dead control would have its own */
     const uint64_t same = colo_op_pack(&r->c->op) ^ (uint64_t)r->c->op.count * COLO_HASH_INIT;
     colo_status_t together =
         colo_comm_i_agree(colo_comm_i_control(r->c), "an operation of the loss", same, st);
-    return st < 0 ? colo_fail(st, "%s", why) : together;
+    return st < 0 ? colo_error_restore(st, &why) : together;
 }
 
 colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,

@@ -137,10 +137,10 @@ colo_status_t colo_peer_try(colo_comm_t *c, struct colo_peer *p)
         st = run(c, p, &t, &s);
     p->tried = true;
     colo_peer_unshare(p, &s);
-    char why[900]; /* pages are closed everywhere before any rank frees its own */
-    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
+    /* pages are closed everywhere before any rank frees its own */
+    const colo_error_t why = colo_error_save();
     const colo_status_t closed = colo_peer_agree(c, COLO_OK);
-    st = st < 0 ? colo_fail(st, "%s", why) : closed;
+    st = st < 0 ? colo_error_restore(st, &why) : closed;
     if (closed < 0) /* a rank that has not heard of it may still write there: it stays for good */
         t.page = NULL;
 done:

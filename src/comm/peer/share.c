@@ -181,10 +181,9 @@ fail:
     free(all);
     colo_peer_unshare(p, s);
     if (st == COLO_ERR_UNBUILT) { /* the run goes on: closed everywhere before any rank frees */
-        char why[900];
-        snprintf(why, sizeof why, "%s", colo_last_error());
+        const colo_error_t why = colo_error_save();
         COLO_TRY(colo_peer_agree_alike(c, COLO_OK));
-        return colo_fail(st, "%s", why);
+        return colo_error_restore(st, &why);
     }
     return st;
 }

@@ -50,15 +50,14 @@ static void abort_context(struct colo_process_context *f, const char *why)
 
 static void at_exit(void)
 {
-    char why[700];
-    snprintf(why, sizeof why, "%s", colo_last_error());
+    const colo_error_t why = colo_error_save();
     if (!try_lock(&lock))
         return;
     for (struct colo_process_context *f = first; f; f = f->next) {
         if (f->process != (int32_t)getpid() || !try_lock(&f->lock))
             continue;
         if (colo_process_may_talk(f))
-            abort_context(f, why);
+            abort_context(f, why.text);
         pthread_mutex_unlock(&f->lock);
     }
     pthread_mutex_unlock(&lock);

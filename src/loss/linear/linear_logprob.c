@@ -123,10 +123,10 @@ static colo_status_t end_call(const struct colo_linear_call *k, colo_status_t st
         colo_comm_i_fail(head, st);
     if (vocab && colo_comm_size(vocab) > 1 && st != COLO_ERR_MISMATCH)
         colo_comm_i_fail(vocab, st);
-    char why[1000]; /* the workspace is the caller's again after @main's work so far */
-    snprintf(why, sizeof why, "%s", colo_last_error());
+    const colo_error_t why = colo_error_save();
+    /* the workspace is the caller's again after @main's work so far */
     (void)colo_linear_i_join(k);
-    return colo_fail(st, "%s", why);
+    return colo_error_restore(st, &why);
 }
 
 static void *in_memory(void *memory, int64_t offset)

@@ -350,11 +350,11 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
         st = h->ops->event_record(h->aux, GATHERED, aux);
     if (st < 0) {
         st = colo_comm_i_fail(h->group, st);
-        char why[1000]; /* the gathered head is the caller's again after @stream's work so far */
-        snprintf(why, sizeof why, "%s", colo_last_error());
+        const colo_error_t why = colo_error_save();
+        /* the gathered head is the caller's again after @stream's work so far */
         if (h->ops->event_record(h->aux, GATHERED, aux) == COLO_OK)
             (void)h->ops->event_wait(h->aux, GATHERED, stream);
-        return colo_fail(st, "%s", why);
+        return colo_error_restore(st, &why);
     }
     h->state = COLO_LM_HEAD_IN_FLIGHT;
     return COLO_OK;
