@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs of bridges, of communicators, plans, memory and grids; a part of mutants.py, which says what a row is."""
+
+BRIDGES = {
+    'what records operations sees a bridge\'s second call': (
+        'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_bridge.py', 'not_recorded'),
+    'signs of what a bridge carries are those of its memory': (
+        'torch/bridge.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
+    'signs of what a ragged bridge carries are those of its memory': (
+        'torch/ragged.py', ' or t.is_neg():', ':', 'test_torch_ragged.py', 'other_signs'),
+    'a class of the reference is not where it says': (
+        '__init__.py', 'from .layout import Layout, Owned', 'from .layout import Layout', 'test_abi.py',
+        'test_names_of_the_reference'),
+    'a ragged bridge is made before its layouts are looked at': (
+        'torch/bridge.py', "        if ragged:\n            Segments(", "        if False:\n            Segments(",
+        'test_torch_ragged.py', 'test_a_zigzag_source_is_refused'),
+    'samples by ceil are taken for blocks': (
+        'torch/moves.py', ' and raw.split[s.SAMPLES][i].kind == s.BLOCK', '', 'test_torch_layouts.py',
+        'test_samples_by_ceil'),
+    'the check compares nothing': (
+        'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
+    'the first dim of data is the fastest': (
+        'megatron.py', 'for name in dims:\n        index', 'for name in dims[::-1]:\n        index', 'test_megatron.py',
+        'test_dims_of_data'),
+    'samples count over dp alone': (
+        'torch/bridge.py', 'return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS)',
+        "return self.src.grid.extent('dp'), parts_of(self.src, s.ROWS)", 'test_megatron.py', 'test_samples_of_gtp'),
+    'the whole sequence fits the recipe, not each part': (
+        'partition.py', 'choice(\'recipe\', recipe, RECIPES) * cp', 'choice(\'recipe\', recipe, RECIPES)',
+        'test_megatron_core.py', 'test_padding_by_the_name'),
+    'names that other modules have imported stay': (
+        'megatron.py', "if id(value) in old and module is not sys.modules[__name__]:",
+        "if id(value) in old and module.__name__ in _UPSTREAM.values():", 'test_megatron_core.py', 'test_install_replaces'),
+    'gradients of rows are not gathered over tp': (
+        'megatron_shard.py', 'whole = g.new_empty((comm.size * g.shape[0], *g.shape[1:]))\n            comm.all_gather('
+        'g.contiguous(), whole,', 'whole = torch.cat([g] * comm.size)\n            comm.all_gather('
+        'g.contiguous(), whole.clone(),', 'test_megatron_core.py', 'test_partition_adapter_shards'),
+    'packed batches are cut as if they were dense': (
+        'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',
+        'test_partition_adapter_shards'),
+    'the gradient of the encoder is doubled': (
+        'torch/bridge.py', 'if own is not None and not (direction and arena.sums):', 'if direction and x is not None:\n'
+        '                x.mul_(2)\n            if own is not None and not (direction and arena.sums):', 'test_check.py',
+        'test_check_of_processes_passes'),
+    'the place of a rank counts from the other side': (
+        'megatron.py', 'SliceInfo(places[self.current_rank][0] % self.scale * size, size)',
+        'SliceInfo(places[self.current_rank][0] // self.scale * size, size)',
+        'test_megatron.py', 'test_map_b'),
+    'a spec is no grid where a communicator is split': (
+        'comm.py', 'grid = Grid(grid) if isinstance(grid, str) else grid', 'pass', 'test_torch_bridge.py',
+        'test_an_all_reduce_that_was_forgotten'),
+    'a world of no ranks is one': (
+        'megatron.py', 'said.isdigit() and int(said) > 0', 'said.isdigit()',
+        'test_megatron.py', 'test_constructor_refuses_in_these_words'),
+    'a direction does not equal its string': (
+        'megatron.py', 'class BridgeDirection(str, enum.Enum)', 'class BridgeDirection(enum.Enum)',
+        'test_megatron.py', 'test_direction_equals_its_string'),
+    'ranks along every dim are taken for copies': (
+        'megatron.py', 'copies = _list(extra) if self._exact else', 'copies = _list(extra) if False else',
+        'test_megatron.py', 'test_communicator_with_an_undeclared_extra_dim_is_refused'),
+    'members of a gather group by rank, whatever their place': (
+        'megatron.py', 'return [[rank for _, rank in sorted(members)]',
+        'return [[rank for _, rank in members[::-1]]', 'test_megatron.py', 'test_map_a'),
+    'context addends share a gather group': (
+        'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
+        'test_megatron.py', 'test_map_b'),
+    'a copy of a communicator ends it': (
+        'comm.py', 'class Comm(Unique):', 'class Comm:', 'test_core.py', 'have_no_copies'),
+    'a name that was cut inside a letter is an error': (
+        'comm.py', "self.handle).decode('utf-8', 'replace')", 'self.handle).decode()', 'test_core.py',
+        'cut_inside_a_letter'),
+    'copies of packed partitions are dense': (
+        'partition.py', 'cu_padded=cu), (raw', 'cu_padded=None), (raw', 'test_core.py', 'have_memory_of_their_own'),
+    'an interrupted allocation is an address that was never written': (
+        'torch/arena.py', 'except BaseException:  # the library', 'except RuntimeError:  # the library', 'test_torch_arena.py',
+        'test_allocator_that'),
+    'a rank that comes after a mismatch does not say what it would do': (
+        'torch/bridge.py', "groups.heard(getattr(why, 'comm', None), why, _doing(", "print(why, _doing(",
+        'test_torch_bridge.py', 'test_rows_that_differ_are_named_with_their_ranks'),
+    'memory that was given away for a call is gone before it': (
+        'comm.py', '    return t, count', '    return s.Tensor.from_buffer_copy(t), count', 'test_dlpack.py',
+        'test_calls_hold_what_they_were_given'),
+    'memory that was given away to be registered is gone': (
+        'memory.py', 'memory._view = t', 'pass', 'test_dlpack.py', 'test_registered_memory_holds'),
+    'a plan reads the position table that its layout had': (
+        'plan.py', 'self._tables = ', '_ = ', 'test_core.py', 'test_a_position_table_lives'),
+    'a bridge reads the position table that its layout had': (
+        'bridge.py', 'self._tables = ', '_ = ', 'test_core.py', 'test_a_position_table_lives'),
+    'a bridge outlives its communicator': (
+        'comm.py', 'for handle, end in reversed(users):', 'for handle, end in ():', 'test_core.py',
+        'test_a_communicator_ends_bridges_that_live_longer'),
+    'the adjoint of unshard takes the first positions': (
+        'torch/partition.py', 'return Shard.apply(d_x, *ctx.of), None, None',
+        'return d_x.narrow(ctx.of[1], 0, len(ctx.of[0])), None, None', 'test_torch_partition.py',
+        'test_gradients_are_each_other_s_adjoint'),
+    'targets are written over the tokens': (
+        'torch/partition.py', 'targets = tokens.new_empty(tokens.shape)', 'targets = tokens',
+        'test_torch_partition.py', 'test_targets_are_rolled_before_they_are_cut'),
+    'the library allocates what the caller wants to': (
+        'bridge.py', 'raw.allocator = allocator', 'pass', 'test_core.py', 'test_memory_of_a_bridge'),
+    'bridges of PyTorch take memory past its allocator': (
+        'torch/bridge.py', 'allocator=arenas.allocator(device), **options))\n\n        def reach', '**options))\n\n        def reach',
+        'test_torch_arena.py', 'test_bridges_own_memory'),
+    'peers are sent to an output that the pool had no place for': (
+        'torch/bridge.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',
+        'test_outputs_are_in_the_pool'),
+    'what has left the pool takes its space for ever': (
+        'torch/arena.py', 'self._used -= one[1]', 'pass', 'test_torch_arena.py', 'test_outputs_are_in_the_pool'),
+    'a call like the one before goes over a communicator that died': (
+        'torch/bridge.py', ' and not again[2][0] and', ' and', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
+    'a call like the one before goes over a group that was destroyed': (
+        'torch/bridge.py', '(self._ranks is None or groups.alive(self.group))', 'True', 'test_torch_bridge.py',
+        'test_what_cannot_be_is_refused'),
+    'a call like the one before has its shape': (
+        'torch/bridge.py', ' and again[1] == (x.shape, x.dtype, x.device, samples, shape)', '', 'test_torch_bridge.py',
+        'test_rows_that_differ_are_named'),
+    "what stays on a rank begins with the next one's sample": (
+        'torch/moves.py', '0), first * unit,', '0), (first + 1) % 4 * unit,', 'test_torch_bridge.py',
+        'test_a_gradient_that_stays'),
+    'gradients of other context ranks are forgotten': (
+        'torch/moves.py', 'plan.recvs(direction) or', '', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+    'an output is a view of the input': (
+        'torch/bridge.py', 'part if direction and', 'part if', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+    'memory of PyTorch is used before earlier work on it has ended': (
+        'torch/arena.py', 'stream.synchronize()', 'pass', 'test_torch_blocks.py', 'test_memory_of_pytorch_s_allocator'),
+    'each shape makes a bridge of its own': (
+        'torch/bridge.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
+        'test_shapes_share'),
+    'what is known of shapes grows with each shape': (
+        'torch/bridge.py', 'if len(self._fits) >= _FITTING:', 'if False:', 'test_torch_arena.py', 'test_shapes_share'),
+    'memory grows for shapes that fit': (
+        'torch/arena.py', 'return all(map(int.__le__, counts, self.counts)) and', 'return counts == self.counts and',
+        'test_torch_arena.py', 'test_shapes_share'),
+    'a backward runs in the shape of the last call': (
+        'torch/bridge.py', 'if shape == self.shape:', 'if self.shape is not None and self.shape[2] == shape[2]:',
+        'test_torch_arena.py', 'test_shapes_share'),
+    'a block is given away twice': (
+        'torch/arena.py', 'offset = free.popleft()', 'offset = free[0]', 'test_torch_arena.py',
+        'test_blocks_come_back'),
+    'outputs that lie elsewhere are taken for ones of the pool': (
+        'torch/arena.py', 'return self._begin <= t.data_ptr() < self._begin + self.nbytes and', 'return', 'test_torch_arena.py',
+        'test_outputs_are_in_the_pool'),
+    'the pool of ragged batches has space for y alone': (
+        'torch/ragged.py', '+ (0 if owner._sums else back)', '', 'test_torch_arena.py', 'test_outputs_of_ragged'),
+    'a registered tensor is given back under a late peer': (
+        'memory.py', '_stays.append(self.owner)', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
+    'a block is used again before the stream that had it is done': (
+        'torch/arena.py', '_behind(region.device, last)', 'pass', 'test_torch_blocks.py',
+        'test_another_stream_waits'),
+    'the workspace is used again before the stream that had it is done': (
+        'torch/arena.py', '_behind(device, self._last)', 'pass', 'test_torch_blocks.py',
+        'test_another_stream_waits'),
+    'a graph has a block that others get': (
+        'torch/arena.py', 'not self.reached[1 - side] or region._capturing()', 'not self.reached[1 - side]', 'test_torch_blocks.py',
+        'test_captured_calls'),
+    'sums are read from a workspace that has something else': (
+        'torch/arena.py', 'workspace.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
+    'ranks out of reach end the program': (
+        'torch/bridge.py', "why.status != STATUS['ERR_UNBUILT']", 'True', 'test_torch_arena.py',
+        'test_out_of_reach'),
+    'memory is asked for again of ranks that are elsewhere': (
+        'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])", 'False',
+        'test_torch_arena.py', 'test_without_memory'),
+    'the same, when its communicator was destroyed before': (
+        'comm.py', 'self.died = True', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
+    'reached is what one host would reach': (
+        'torch/moves.py', "ranks_per_node=options['ranks_per_node'], nodes", 'ranks_per_node=0, nodes',
+        'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
+    'a plan forgets which rank is on which node': (
+        'plan.py', 'raw.nodes = self._nodes', 'pass', 'test_core.py', 'test_plans_by_nodes'),
+    'a plan asked for one level takes two': (
+        'plan.py', 'one_level=one_level)', 'one_level=False)', 'test_core.py', 'test_plans_by_nodes'),
+    'memory is exposed as if GPUs passed on what entered a node': (
+        'torch/moves.py', 'one_level=True', 'one_level=False', 'test_torch_blocks.py',
+        'test_what_is_reached_goes_by_the_hosts'),
+    'memory is exposed as if all ranks shared a host': (
+        'torch/moves.py', "nodes = None if options['ranks_per_node'] else", 'nodes = None and',
+        'test_torch_blocks.py', 'test_what_is_reached_goes_by_the_hosts'),
+    'masks come back as bytes': (
+        'torch/bridge.py', "0 if self.buffers and str(dtype) == 'torch.bool' else self.buffers", 'self.buffers',
+        'test_torch_arena.py', 'test_masks_stay_masks'),
+    'memory is freed under a late peer': (
+        'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_blocks.py',
+        'test_memory_that_a_failure_left'),
+    'a bridge by peers goes another way where there are none': (
+        'torch/bridge.py', "self.transport == 'peer' and device.type != 'cuda' and not reachable", 'False', 'test_torch_arena.py',
+        'test_what_cannot_be'),
+    'a rank that failed before the others were there tries again without them': (
+        'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])",
+        "why.status == STATUS['ERR_PEER']", 'test_torch_arena.py', 'test_an_error_before_the_ranks_met'),
+    'text under an image keeps its gradient': (
+        'torch/ragged.py', '.index_fill(0, index, 0)', '', 'test_torch_ragged.py',
+        'test_random_batches_on_two_processes'),
+    'rows that lose their gradient are counted from the wrong end of a run': (
+        'torch/ragged.py', 'first - (count.cumsum(0) - count)', 'first - count', 'test_torch_ragged.py',
+        'test_a_frozen_encoder'),
+    'a segment begins one position late': (
+        'segments.py', "'pos': pos, 'row_pos'", "'pos': pos and [p + 1 for p in pos], 'row_pos'", 'test_ragged.py',
+        'test_worked_example'),
+    'a rank goes on with its own tables': (
+        'segments.py', 'out._set(tables)', 'out._set(local._tables if local else tables)', 'test_torch_ragged.py',
+        'test_tables_are_gathered'),
+    'batches of as many segments are one': (
+        'torch/ragged.py', 'key = merged, segments', 'key = merged, len(segments)', 'test_torch_ragged.py',
+        'test_forwards_of_many_tables'),
+    'a rank without rows does not come to backward': (
+        'torch/ragged.py', 'anchor = torch.empty(0, device=device, requires_grad=True) if grad and',
+        'anchor = None if grad and', 'test_torch_ragged.py', 'test_ranks_without_rows'),
+    'tensors of another shape are taken for those of the call before': (
+        'torch/ragged.py', 'self.kinds == [[_kind(t)', '[] != [[_kind(t)', 'test_torch_ragged.py',
+        'test_bad_input_of_one_rank'),
+    'a call carries the tensors of the one before': (
+        'torch/ragged.py', 'raw.data = address = t.data_ptr()', 'raw.data = address = raw.data or t.data_ptr()',
+        'test_torch_ragged.py', 'test_calls_like_the_one_before'),
+    'a capture sets tables': (
+        'torch/ragged.py', 'carried and key not in self._batches) and self._capturing()', 'False) and False',
+        'test_torch_ragged.py', 'test_a_capture_has_tables'),
+    'indices that a graph reads go with their batch': (
+        'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
+        'test_what_a_graph_reads'),
+    'a batch that a rank cannot make is told to no rank': (
+        'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
+        'test_bad_input_of_one_rank'),
+    'forward writes over a leaf': (
+        'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
+        'test_torch_ragged.py', 'test_bad_input_of_one_rank'),
+    'x is not where peers read it': (
+        'torch/arena.py', 'here.copy_(t.view(here.dtype))', 'pass', 'test_torch_arena.py', 'test_ragged_batches_go'),
+    'gradients stay where peers wrote them': (
+        'torch/ragged.py', 't.copy_(here)', 'pass', 'test_torch_arena.py', 'test_ragged_batches_go'),
+    'gradients that are added up are taken for ones that peers write': (
+        'torch/ragged.py', 'not (self.ragged.owner._sums if backward else self.merged)', 'backward or not self.merged',
+        'test_torch_arena.py', 'test_ragged_batches_go'),
+    'memory that peers reach stays as small as it was': (
+        'torch/arena.py', 'if old is None or nbytes > old.nbytes or stale:', 'if old is None or stale:',
+        'test_torch_arena.py', 'test_memory_of_ragged'),
+    'memory of a call that was refused stays': (
+        'torch/ragged.py', 'self.workspace.forget()', 'pass', 'test_torch_arena.py', 'test_features_that_differ'),
+    'an argument that Python refuses stays on its rank': (
+        'comm.py', "if not getattr(why, 'status', 0) and self._handle", 'if False and self._handle', 'test_ragged.py',
+        'test_what_python_refuses'),
+    'ragged tensors on the host are said to be reached': (
+        'torch/ragged.py', "self.transport == 'peer' and told.device.type != 'cuda'", 'False',
+        'test_torch_ragged.py', 'test_uniform_and_ragged'),
+    'batches outlive their bridge': (
+        'bridge.py', 'while self._batches:', 'while False:', 'test_ragged.py', 'test_batches_of_a_collected_cycle'),
+    'a rank that asks for rows reorders its batches': (
+        'torch/ragged.py', 'if not carried:', 'if False:', 'test_torch_ragged.py', 'test_rows_asked_by_one_rank'),
+    'a batch that one rank asked for is kept twice': (
+        'torch/ragged.py', 'if key not in self._batches:', 'if True:', 'test_torch_ragged.py',
+        'test_rows_asked_by_one_rank'),
+    'rows are counted on the default device': (
+        'torch/ragged.py', '**host).index_add_', 'dtype=torch.int64).index_add_', 'test_torch_ragged.py', 'default_device'),
+    'an empty table is passed as it is': (
+        'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
+}
