@@ -8,13 +8,13 @@ MUTANTS = {
     **BRIDGES,
     'what records operations sees the library\'s': (
         'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        return fn',
-        '        return fn', 'test_torch_losses.py', 'test_what_records'),
+        '        return fn', 'test_torch_recorded.py', 'test_what_records'),
     'what records operations sees the library\'s in backward': (
         'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        if not asked',
-        '        if not asked', 'test_torch_losses.py', 'test_what_records'),
+        '        if not asked', 'test_torch_recorded.py', 'test_what_records'),
     'whatever sees operations records them': (
         'torch/tensors.py', 'for mode in modes) if name in _RECORDERS), None)', 'for mode in modes) if name in _RECORDERS), '
-        "'a mode' if modes else None)", 'test_torch_losses.py', 'test_what_records'),
+        "'a mode' if modes else None)", 'test_torch_recorded.py', 'test_what_records'),
     'signs of memory are those of a tensor': (
         'tensor.py', 'if t.is_neg():', 'if False:', 'test_dlpack.py', 'other_signs'),
     'signs of a tensor that lends itself are those of its memory': (
@@ -367,7 +367,7 @@ MUTANTS = {
         'torch/nll.py', 'groups.refuse(group, why)', 'pass', 'test_torch_logprob.py',
         'test_a_mistake_reaches_the_ranks_that'),
     'plans are made of tensors without memory': (
-        'torch/tensors.py', 'if not raw.data:', 'if False:', 'test_torch_losses.py', 'without_memory'),
+        'torch/tensors.py', 'if not raw.data:', 'if False:', 'test_torch_recorded.py', 'without_memory'),
 }
 
 # Those that stop one rank, for which the others wait until their deadline.
