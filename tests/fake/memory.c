@@ -13,6 +13,7 @@ struct block {
     size_t bytes;
     int device;
     bool pinned;
+    int opened; /* by other processes */
 };
 
 static const size_t TOTAL = (size_t)1 << 34; /* of a device */
@@ -87,6 +88,8 @@ static cudaError_t give(void *p)
         fake_misused("memory is freed that is not there");
         return fake_error(cudaErrorInvalidValue);
     }
+    if (b->opened > 0)
+        fake_misused("memory is freed that another rank has open");
     fake_count(b->pinned ? FAKE_PINNED : FAKE_MEMORY, -1);
     free(b->base);
     free(b);
@@ -296,17 +299,28 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
     return cudaSuccess;
 }
 
+static cudaError_t count_opened(const void *p, int by)
+{
+    pthread_rwlock_wrlock(&lock);
+    struct block *b = find(p);
+    if (b)
+        b->opened += by;
+    pthread_rwlock_unlock(&lock);
+    return b ? cudaSuccess : fake_error(cudaErrorInvalidValue);
+}
+
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags)
 {
-    struct block b;
     FAKE_ENTER();
     memcpy(p, &handle, sizeof *p);
-    return find_copy(*p, &b) ? cudaSuccess : fake_error(cudaErrorInvalidValue);
+    return count_opened(*p, 1);
 }
 
 cudaError_t cudaIpcCloseMemHandle(void *p)
 {
-    return fake_enter(fake_device(), __func__);
+    cudaError_t e = fake_enter(fake_device(), __func__);
+    (void)count_opened(p, -1); /* what was freed is not there any more */
+    return e;
 }
 
 static int address_range(unsigned long long *base, size_t *bytes, unsigned long long p)

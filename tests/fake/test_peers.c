@@ -97,6 +97,59 @@ T_CASE(a_rank_that_tries_late_writes_into_no_memory_that_was_freed)
     assert_int_equal(fake_misuse(), misuse);
 }
 
+/* ---- an error when ranks have opened each other's memory ---- */
+
+/* As if each rank were a process, from now on. */
+static colo_status_t be_processes(t_gpu_rank_t *r)
+{
+    rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
+    for (int32_t k = 0; k < RANKS; k++)
+        colo_peer_of(r->gpus)->foreign[k] = k != r->rank;
+    rank_try(colo_comm_barrier(r->host, NULL));
+    if (r->rank == LOST)
+        fake_delay(r->device, "cudaIpcCloseMemHandle", 0.3);
+    return COLO_OK;
+}
+
+static colo_status_t fails_to_register(t_gpu_rank_t *r, void *arg)
+{
+    colo_memory_t *memory = NULL;
+    rank_try(be_processes(r));
+    if (r->rank == 1)
+        fake_fail_name(r->device, "cudaMemcpy2DAsync");
+    const colo_status_t st = colo_memory_alloc(r->gpus, 4096, &memory);
+    rank_check(st == (r->rank == 1 ? COLO_ERR_CUDA : COLO_ERR_PEER) && !memory);
+    rank_check(strstr(colo_last_error(), "register: CUDA says"));
+    return colo_comm_check(r->gpus);
+}
+
+static colo_status_t fails_to_connect(t_gpu_rank_t *r, void *arg)
+{
+    colo_p2p_t *path = NULL;
+    int32_t others[RANKS];
+    for (int32_t k = 1; k < RANKS; k++)
+        others[k - 1] = (r->rank + k) % RANKS;
+    const colo_transfers_t pass[2] = {
+        {.name = "a pass", .elem = 1, .nexposed = RANKS - 1, .exposed = others}, {.name = "none"}};
+    rank_try(be_processes(r));
+    if (r->rank == 1)
+        fake_fail_name(r->device, "cudaEventCreateWithFlags");
+    const colo_status_t st = r->gpus->ops->peer->create(r->gpus, pass, &path);
+    rank_check(st == (r->rank == 1 ? COLO_ERR_CUDA : COLO_ERR_PEER) && !path);
+    colo_memory_destroy(&r->memory);
+    colo_comm_destroy(&r->gpus); /* frees mailboxes */
+    return COLO_OK;
+}
+
+T_CASE(memory_that_others_have_open_is_not_freed_behind_an_error)
+{
+    const int64_t misuse = fake_misuse(), memory = fake_live(FAKE_MEMORY);
+    assert_ok(t_gpus_run(RANKS, false, fails_to_register, NULL));
+    assert_ok(t_gpus_run(RANKS, false, fails_to_connect, NULL));
+    assert_int_equal(fake_misuse(), misuse);
+    assert_int_equal(fake_live(FAKE_MEMORY), memory);
+}
+
 /* ---- another device is current ---- */
 
 static colo_status_t elsewhere(t_gpu_rank_t *r, void *arg)

@@ -136,12 +136,8 @@ colo_status_t colo_peer_try(colo_comm_t *c, struct colo_peer *p)
     if (st == COLO_OK)
         st = run(c, p, &t, &s);
     p->tried = true;
-    colo_peer_unshare(p, &s);
-    /* pages are closed everywhere before any rank frees its own */
-    const colo_error_t why = colo_error_save();
-    const colo_status_t closed = colo_peer_agree(c, COLO_OK);
-    st = st < 0 ? colo_error_restore(st, &why) : closed;
-    if (closed < 0) /* a rank that has not heard of it may still write there: it stays for good */
+    st = colo_peer_close(c, p, &s, st);
+    if (s.stays) /* a rank that has not heard of it may still write there */
         t.page = NULL;
 done:
     cudaFree(t.page);

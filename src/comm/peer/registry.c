@@ -379,17 +379,18 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
         return st;
     }
     st = colo_peer_share(c, p, m->data, m->bytes, &m->id, &x->share);
+    if (st == COLO_OK) {
+        st = colo_peer_agree_alike(c, write_rows(p, m->id, x->share.base));
+        st = st < 0 ? colo_peer_close(c, p, &x->share, st) : COLO_OK;
+    }
     if (st < 0) {
+        if (m->owned && x->share.stays)
+            m->data = NULL;
         free(x);
         return st;
     }
     x->peer = p;
     atomic_fetch_add(&p->refs, 1);
-    st = colo_peer_agree_alike(c, write_rows(p, m->id, x->share.base));
-    if (st < 0) {
-        shared_free(x);
-        return st;
-    }
     pthread_mutex_lock(&p->lock);
     p->memory[m->id] = m;
     p->memories++;

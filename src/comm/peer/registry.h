@@ -47,12 +47,12 @@ struct colo_peer {
     char why[200];   /* of the first rank that this one does not reach */
     int32_t sharers; /* ranks on this device: 1, but in tests */
     int32_t blocks;
-    bool early;          /* kernels may launch while the one before them ends */
-    cudaStream_t stream; /* for tables and lists, never the caller's */
-    uint64_t *table;     /* device [size][COLO_K_MEMORIES] */
+    bool early;               /* kernels may launch while the one before them ends */
+    cudaStream_t stream;      /* for tables and lists, never the caller's */
+    uint64_t *table;          /* device [size][COLO_K_MEMORIES] */
     struct colo_order *order; /* a reference */
     _Atomic bool used;        /* there was a call */
-    pthread_mutex_t lock; /* what follows */
+    pthread_mutex_t lock;     /* what follows */
     struct colo_p2p *p2p;
     colo_memory_t *memory[COLO_K_MEMORIES];
     int32_t memories;
@@ -66,6 +66,7 @@ typedef struct colo_share {
     char **base;     /* [size] owned: the allocation of each rank, reachable here */
     size_t *bytes;   /* [size] owned: how much of it */
     void **imported; /* [size] owned: to close, NULL in the same process */
+    bool stays;      /* another rank may still have this one's open: it is never freed */
 } colo_share_t;
 
 extern const colo_peer_ops_t colo_peer_table;
@@ -111,6 +112,11 @@ colo_status_t colo_peer_agree_alike(colo_comm_t *c, colo_status_t mine);
 colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
                               int32_t *id, colo_share_t *s);
 void colo_peer_unshare(struct colo_peer *p, colo_share_t *s);
+/* The same of all ranks, behind an error that all of them have, or where @st is COLO_OK: then no
+ * rank has open what another one is to free, or s->stays. Collective; returns @st, or an error of
+ * its own. */
+colo_status_t colo_peer_close(colo_comm_t *c, struct colo_peer *p, colo_share_t *s,
+                              colo_status_t st);
 /* Frees device memory when the comm and all that was registered over it are gone. */
 void colo_peer_retire(struct colo_peer *p, void *memory);
 
@@ -157,7 +163,7 @@ struct colo_p2p {
     colo_comm_t *comm;      /* borrowed: deadline, number of the operation */
     char *mailboxes;        /* device: [2][size] mailboxes, then [2] controls */
     colo_share_t share;
-    colo_k_report_t *report; /* pinned host [2] */
+    colo_k_report_t *report;           /* pinned host [2] */
     struct colo_p2p_list *lists, *own; /* all; that of the shape */
     struct colo_p2p_pass {
         const char *name;

@@ -158,6 +158,16 @@ void colo_peer_unshare(struct colo_peer *p, colo_share_t *s)
     *s = (colo_share_t){0};
 }
 
+colo_status_t colo_peer_close(colo_comm_t *c, struct colo_peer *p, colo_share_t *s,
+                              colo_status_t st)
+{
+    const colo_error_t why = colo_error_save();
+    colo_peer_unshare(p, s);
+    const colo_status_t closed = colo_peer_agree_alike(c, COLO_OK);
+    s->stays = closed < 0;
+    return st < 0 ? colo_error_restore(st, &why) : closed;
+}
+
 colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
                               int32_t *id, colo_share_t *s)
 {
@@ -174,16 +184,11 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
     st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
     if (st == COLO_OK)
         st = import_all(p, all, s);
-    COLO_TRY_GOTO(st, colo_peer_agree(c, st), fail);
     free(all);
-    return COLO_OK;
-fail:
+    st = colo_peer_agree(c, st);
+    return st < 0 ? colo_peer_close(c, p, s, st) : COLO_OK;
+fail: /* nothing is open */
     free(all);
     colo_peer_unshare(p, s);
-    if (st == COLO_ERR_UNBUILT) { /* the run goes on: closed everywhere before any rank frees */
-        const colo_error_t why = colo_error_save();
-        COLO_TRY(colo_peer_agree_alike(c, COLO_OK));
-        return colo_error_restore(st, &why);
-    }
     return st;
 }

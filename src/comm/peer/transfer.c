@@ -335,7 +335,7 @@ static bool is_dead(const struct colo_p2p *d)
 static void p2p_free(struct colo_p2p *d)
 {
     COLO_CAPTURE_RELAXED;
-    const bool dead = d->report && is_dead(d);
+    const bool dead = d->share.stays || (d->report && is_dead(d));
     if (d->peer->used)
         (void)cudaEventSynchronize(d->peer->order->done);
     for (struct colo_p2p_list *l = d->lists, *next; l; l = next) {
@@ -401,8 +401,10 @@ colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo
     st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
     if (st == COLO_OK)
         st = colo_peer_share(c, p, d->mailboxes, mailboxes_bytes(p), NULL, &d->share);
-    if (st == COLO_OK)
+    if (st == COLO_OK) {
         st = colo_peer_agree(c, lists_make(d, pass));
+        st = st < 0 ? colo_peer_close(c, p, &d->share, st) : COLO_OK;
+    }
     if (st < 0) {
         if (d)
             p2p_free(d);
