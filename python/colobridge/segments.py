@@ -192,10 +192,11 @@ def _table(name: str, values: Any) -> array.array[int]:
                             % (name, type(values).__name__, why)) from None
 
 
-def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0) -> list[int]:
+def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists: bool = False) -> Any:
     """A replica in [0, n) for each segment, so that the sums of their costs are alike; deterministic.
     Segments go by descending cost to the least loaded replica. current: where each one is; it stays if the
-    load there is at most (1 + stick) times the mean. ValueError: names the segment."""
+    load there is at most (1 + stick) times the mean. lists: the segments of each replica, ascending, instead of
+    the replica of each segment. ValueError: names the segment."""
     costs = _table('cost', cost)
     now = None if current is None else _table('current', current)
     if now is not None and len(now) != len(costs):
@@ -204,4 +205,9 @@ def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0) -> li
     out = array.array('q', bytes(8 * len(costs)))
     call('colo_balance', out.buffer_info()[0], costs.buffer_info()[0], len(costs), n,
          None if now is None else now.buffer_info()[0], stick)
-    return out.tolist()
+    if not lists:
+        return out.tolist()
+    of: list[list[int]] = [[] for _ in range(n)]
+    for segment, replica in enumerate(out):
+        of[replica].append(segment)
+    return of

@@ -6,6 +6,14 @@ BRIDGES = {
         'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_bridge.py', 'not_recorded'),
     'signs of what a bridge carries are those of its memory': (
         'torch/bridge.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
+    'rows that are added replace what is there': (
+        'torch/ragged.py', "('index_add' if add else 'index_copy')", "'index_copy'", 'test_torch_placed.py', 'oracle_places'),
+    'a buffer that is not written in place is': (
+        'torch/ragged.py', "+ '_' * inplace", "+ '_'", 'test_torch_placed.py', 'oracle_places'),
+    'the length of a buffer that rows are placed in is not looked at': (
+        'torch/ragged.py', 'if rows.shape[0] != where:', 'if False:', 'test_torch_placed.py', 'a_wrong_buffer'),
+    'replicas have each other\'s lists of segments': (
+        'segments.py', 'of[replica].append(segment)', 'of[-1 - replica].append(segment)', 'test_ragged.py', 'test_balance'),
     'signs of what a ragged bridge carries are those of its memory': (
         'torch/ragged.py', ' or t.is_neg():', ':', 'test_torch_ragged.py', 'other_signs'),
     'a class of the reference is not where it says': (

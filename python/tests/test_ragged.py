@@ -231,6 +231,8 @@ def test_balance_levels_the_loads():
     assert made == [0, 1, 1, 0, 0, 1]
     # both are below 1.1 times the mean: nothing moves
     assert cb.balance(cost, 2, current=made, stick=0.1) == made
+    assert cb.balance(cost, 2, lists=True) == [[i for i, r in enumerate(made) if r == k] for k in (0, 1)]
+    assert cb.balance([], 2, lists=True) == [[], []]
     assert cb.balance([], 3) == cb.balance([], 3, current=[]) == []
     with pytest.raises(ValueError, match='cost'):
         cb.balance([1, -2], 2)

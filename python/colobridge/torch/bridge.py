@@ -428,13 +428,24 @@ class Bridge(Unique):
         with groups.telling(ragged.comm):
             return ragged.batch(segments, False, carried=False).batch.rows
 
+    def index(self, segments: Segments, device: Any = 'cpu') -> Any:
+        """Ragged: where this rank's rows are, int64 [rows of y without into=] on @device: row i of y belongs at
+        position index[i] of into.view(-1, features). Collective the first time, as rows() is."""
+        import torch
+        self._need_ragged(True)
+        device = torch.empty(0, device=device).device
+        ragged = self._ragged_of(device)
+        with groups.telling(ragged.comm):
+            return ragged.batch(segments, True, carried=False).written(device)
+
     def _need_ragged(self, asked: bool) -> None:
         if asked != self.ragged:
             raise ArgumentError("bridge: segments are %s, and the bridge was made with ragged=%s"
                                 % ('given' if asked else 'missing', self.ragged))
 
     def __call__(self, x: Any, segments: Segments | None = None, *, into: Any = None,
-                 samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None) -> Any:
+                 samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None,
+                 add: bool = False, inplace: bool = True) -> Any:
         """y under the destination's layout. samples: the global batch if dp does not divide it;
         shape: (samples, rows, features[, positions]) if x does not determine it; like: a tensor whose
         dtype and device are used if x is None (then shape is needed).
@@ -443,7 +454,9 @@ class Bridge(Unique):
         segments, in the order of the tables, or a nested tensor of them; [0, features], or None and like=,
         without any. into: embeddings [.., positions, features] of this rank's sequences, or of its part
         with output="sharded"; they are written in place and returned, no leaf that requires grad. x may be a
-        tuple of tensors with one routing, of any dtype and number of features, and into, too."""
+        tuple of tensors with one routing, of any dtype and number of features, and into, too; a tensor whose entry
+        of into is None comes packed. add: rows are added to what is there. inplace=False: into stays as it is, and y
+        is a new tensor. add, inplace and which entries are None are the same on all ranks."""
         again = self._again
         if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
                 into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
@@ -451,7 +464,7 @@ class Bridge(Unique):
             return again[4](x, again[5], True)
         self._need_ragged(segments is not None or into is not None)
         if self.ragged:
-            return ragged_batches.carry(self, x, segments, into, like)
+            return ragged_batches.carry(self, x, segments, into, like, add, inplace)
         return _call(self, x, samples, shape, like)
 
     def destroy(self) -> None:

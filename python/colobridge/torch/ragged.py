@@ -28,6 +28,7 @@ class _Batch:
     def __init__(self, batch: core.Batch):
         self.batch = batch
         self.most: tuple[int, int] | None = None  # of the fullest ranks, by _most_rows()
+        self.merged: _Batch | None = None  # of a packed one: the same tables, to say where its rows go
         self._written: Any = None
 
     def written(self, device: Any) -> Any:
@@ -170,14 +171,14 @@ class _Call:
     """Forwards with the tables, shapes and dtypes of one call, and their backwards: all but the addresses."""
 
     def __init__(self, ragged: Ragged, batch: _Batch, segments: Segments, xs: list[Any], widths: list[int],
-                 intos: list[Any]):
-        self.ragged, self.held, self.segments, self.merged = ragged, batch, segments, bool(intos)
+                 intos: list[Any], merged: bool):
+        self.ragged, self.held, self.segments, self.merged = ragged, batch, segments, merged
         self.n, self.widths, self.frozen = len(xs), widths, ragged.owner.frozen
         self.kinds = [[_kind(t) for t in side] for side in (xs, intos)]
         self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
-        self.constant = [i for i in range(self.n) if i not in self.floating or (self.frozen and not intos)]
+        self.constant = [i for i in range(self.n) if i not in self.floating or (self.frozen and not merged)]
         rows = batch.batch.rows[1]
-        sides = [x.shape for x in xs], [(intos[i].numel() // w if intos and w else rows, w) for i, w in enumerate(widths)]
+        sides = [x.shape for x in xs], [(intos[i].numel() // w if merged and w else rows, w) for i, w in enumerate(widths)]
         self.shapes = sides[0]
         # by pass: views of what is given and of what is written
         self.views = [[_Views([sides[side][i] for i in taken], [xs[i].dtype for i in taken], ragged.device, name)
@@ -186,9 +187,9 @@ class _Call:
         library = lib()
         self.entries = library.colo_batch_forward, library.colo_batch_backward
 
-    def serves(self, xs: list[Any], segments: Segments, intos: list[Any]) -> bool:
+    def serves(self, xs: list[Any], segments: Segments, intos: list[Any], merged: bool) -> bool:
         """Is a call on these tensors one of them, so that only what may change without them is left to check."""
-        return segments is self.segments and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
+        return segments is self.segments and merged is self.merged and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
 
     def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None) -> None:
         """One call of the library on tensors [rows, features]."""
@@ -365,44 +366,70 @@ def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any)
     xs = [_check_x(t, 'x' + name, like, told.device) for t, name in zip(xs, names)]
     widths = [t.shape[1] * parts[0] // parts[1] for t in xs]
     for t, name, x, width in zip(intos, names, xs, widths):
-        _check_into(t, 'into' + name, x, width)
+        if t is not None:
+            _check_into(t, 'into' + name, x, width)
     if self._checked is not segments:  # here, so that ranks hear of it, which may be in a batch that was compared
         segments.check(self.src, self.dst)
         self._checked = segments
     return xs, intos, widths
 
 
+def _placed(ragged: Ragged, batch: _Batch, segments: Segments, into: Any, name: str, y: Any, add: bool, inplace: bool) -> Any:
+    """into with the packed rows y at their positions, or added there: PyTorch's operation, also in backward."""
+    rows = into.view(-1, y.shape[1]) if inplace else into.reshape(-1, y.shape[1])
+    where = batch.merged.batch.rows[1]
+    if rows.shape[0] != where:
+        raise ArgumentError("bridge: %s is %s, of %d positions, expected %d, as the tables have for this rank"
+                            % (name, list(into.shape), rows.shape[0], where))
+    what = ('index_add' if add else 'index_copy') + '_' * inplace
+    made = getattr(rows, what)(0, ragged.written(batch.merged, y.device), y)
+    return into if inplace else made.view(into.shape)
+
+
 @eager
-def carry(self: Any, given: Any, segments: Any, into: Any, like: Any) -> Any:
-    """Bridge.__call__() of a ragged bridge."""
+def carry(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Any:
+    """Bridge.__call__() of a ragged bridge. Rows are merged by the library if all go into buffers that are written
+    in place; else they come packed, and those that have a buffer are placed there."""
     import torch
     told = _told(given, into, like)
     device = torch.device('cpu') if told is None else told.device
     ragged = self._ragged.get(device)
     call = None if ragged is None else ragged.last
     xs, intos = _list(given), [] if into is None else _list(into)
+    merged = bool(intos) and inplace and not add and not any(t is None for t in intos)
+    names = ['into[%d]' % i if len(intos) > 1 else 'into' for i in range(len(intos))]
     try:
-        if call is not None and call.serves(xs, segments, intos):
+        if into is None and (add or not inplace):
+            raise ArgumentError("bridge: %s is given without into; expected the tensor that rows go to"
+                                % ('add=True' if add else 'inplace=False'))
+        if call is not None and call.serves(xs, segments, intos, merged):
             widths = call.widths
         else:
             call, (xs, intos, widths) = None, _prepared(self, given, segments, into, like, told)
-        for i, t in enumerate(intos):
-            _check_leaf(t, 'into[%d]' % i if len(intos) > 1 else 'into')
+        for t, name in zip(intos, names):
+            if inplace and t is not None:
+                _check_leaf(t, name)
     except Exception as why:
         raise groups.told(why, device, self.group)
     ragged = self._ragged_of(device)
     if call is None or call is not ragged.last:  # another communicator
         with ragged.telling():
-            batch = ragged.batch(segments, bool(intos))
-            ragged.reserve(batch, segments, bool(intos), xs, widths)
-            call = ragged.last = _Call(ragged, batch, segments, xs, widths, intos)
+            batch = ragged.batch(segments, merged)
+            if intos and not merged and batch.merged is None:
+                batch.merged = ragged.batch(segments, True, carried=False)
+            ragged.reserve(batch, segments, merged, xs, widths)
+            call = ragged.last = _Call(ragged, batch, segments, xs, widths, intos, merged)
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
         xs = [x.detach() for x in xs]
     # y has a gradient on every rank, or on none: also on those whose x is without rows
     anchor = torch.empty(0, device=device, requires_grad=True) if grad and not any(
         xs[i].requires_grad for i in call.floating) else None
-    ys = _function().apply(call, anchor, *xs, *intos)
-    if intos:  # of a buffer without a gradient autograd returns an alias
+    ys = _function().apply(call, anchor, *xs, *(intos if merged else ()))
+    if merged:  # of a buffer without a gradient autograd returns an alias
         ys = tuple(y if i in call.floating else into for i, (y, into) in enumerate(zip(ys, intos)))
+    elif intos:
+        with ragged.telling():
+            ys = tuple(y if t is None else _placed(ragged, call.held, segments, t, name, y, add, inplace)
+                       for y, t, name in zip(ys, intos, names))
     return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]
