@@ -8,9 +8,9 @@ usage: plant.py LIST --list              lines for meson.build, fields separated
 A mutant's old text must occur exactly once in its source: code that moved on must not leave a mutant
 behind that changes nothing, or something else.
 """
-import ast
 import fnmatch
 import functools
+import importlib
 import json
 import re
 import sys
@@ -119,10 +119,9 @@ def listing(what, folder):
 
 def of_python():
     """The rows of python/tests/mutants.py."""
-    for node in ast.parse((ROOT / 'python/tests/mutants.py').read_text()).body:
-        if isinstance(node, ast.Assign) and node.targets[0].id == 'MUTANTS':
-            for name, (source, old, new, *_) in ast.literal_eval(node.value).items():
-                yield {'name': name, 'source': 'python/colobridge/' + source, 'old': old, 'new': new}
+    sys.path.insert(0, str(ROOT / 'python/tests'))
+    for name, (source, old, new, *_) in importlib.import_module('mutants').MUTANTS.items():
+        yield {'name': name, 'source': 'python/colobridge/' + source, 'old': old, 'new': new}
 
 
 def check():
