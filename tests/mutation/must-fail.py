@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program with a mutant and passes only if the program noticed.
 
-usage: must-fail.py [--survives] [--may-skip] [--limit SECONDS] PROGRAM ARGS...
+usage: must-fail.py [--mutant NAME] [--survives] [--may-skip] [--limit SECONDS] PROGRAM ARGS...
 Killed is: a CMocka program that ran all its cases and reports failed assertions (exit status 1..125,
 not 77), or a program whose last line is a JSON object with "ok": false and whose exit status is 1.
 A crash, a hang, a skip, an error message instead of a verdict are not killed: a bug that breaks the
 program in another way than the one it is planted for proves nothing. --survives: must pass instead.
+--mutant: the program has several mutants, and this one runs. Without it, the case that noticed it passes.
 --may-skip: exit status 77 is handed on, so that a launcher that is missing counts as a skip.
 A CMocka program that has a failed case and still runs is ended, because its other cases can only wait.
 """
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 PLAN = re.compile(r'^\[==========\] (?:.*: )?Running \d+ test\(s\)', re.M)
 END = re.compile(r'^\[==========\] (?:.*: )?\d+ test\(s\) run', re.M)
@@ -78,13 +80,15 @@ def verdict(code, out, err):
 
 
 def main(args):
-    want, limit, may_skip = 'killed', 100.0, False
+    want, limit, may_skip, mutant = 'killed', 100.0, False, None
     while args and args[0].startswith('--'):
         option = args.pop(0)
         if option == '--survives':
             want = 'survived'
         elif option == '--may-skip':
             may_skip = True
+        elif option == '--mutant' and args:
+            mutant = args.pop(0)
         elif option == '--limit' and args:
             limit = float(args.pop(0))
         else:
@@ -93,7 +97,7 @@ def main(args):
         sys.exit(__doc__)
     # Ranks that wait for a message that the bug swallowed give up soon and say so.
     env = dict(os.environ, COLO_TIMEOUT_MS=os.environ.get('COLO_TIMEOUT_MS', '5000'))
-    code, out, err = run(args, env, limit)
+    code, out, err = run(args, dict(env, T_MUTANT=mutant or ''), limit)
     if code is None:
         color, why = 'broken', 'it ran longer than %g s' % limit
     else:
@@ -101,6 +105,14 @@ def main(args):
             print(out, end='')
             return 77
         color, why = verdict(code, out, err)
+    noticed = FAILED.search(out + err)
+    if mutant and color == want == 'killed' and noticed:
+        code, out, err = run(args, dict(env, T_CASES=noticed[1]), limit)
+        if code is None or verdict(code, out, err)[0] != 'survived':
+            color, why = 'broken', '%s does not pass without the mutant' % noticed[1]
+    if mutant and color == want == 'survived' and not any(
+            mutant.encode() + b'\0' in path.read_bytes() for path in map(Path, args) if path.is_file()):
+        color, why = 'broken', 'it has no mutant "%s"' % mutant
     if color != want:
         # Indented, so that no count takes its cases as ours.
         print('\n'.join('    | ' + line for line in (out + err).splitlines()[-60:]))

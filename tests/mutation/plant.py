@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads mutants.json: tells Meson what to build, and writes the source of one mutant.
+"""Reads mutants.json: tells Meson what to build, and writes sources with bugs in them.
 
-usage: plant.py LIST --list              lines for meson.build, fields separated by tabs, "-" empty
-       plant.py LIST --plant NAME OUT    the mutant's source with its bug in place
-       plant.py LIST --plant-all FOLDER  those of all mutants, as mutant-NAME--SOURCE; same ones stay untouched
-       plant.py --check                  does each mutant of the tree still find its text?
+usage: plant.py LIST --list                 lines for meson.build, fields separated by tabs, "-" empty
+       plant.py LIST --plant NAME OUT       the mutant's source with its bug in place
+       plant.py --sources LIST...           lines "source, what a build must have to compile it" of all mutants
+       plant.py --plant-all FOLDER LIST...  each of these with all of its bugs; same ones stay untouched
+       plant.py --check                     does each mutant of the tree still find its text?
 A mutant's old text must occur exactly once in its source: code that moved on must not leave a mutant
-behind that changes nothing, or something else.
+behind that changes nothing, or something else. In a source with all of its bugs, a function that has some
+is there once for each and once as it was, and T_MUTANT names the mutant that runs.
 """
+import collections
 import fnmatch
 import functools
 import importlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+ALONE = 'gpu', 'tests'  # folders of lists whose mutants are planted each in a copy of its own
 
 
 def text(value):
@@ -32,7 +37,8 @@ def load(path):
     return what
 
 
-def mutated(mutant):
+def edit(mutant):
+    """(source, where the old text begins, where it ends, new text)"""
     source = (ROOT / mutant['source']).read_text()
     old, new = text(mutant['old']), text(mutant['new'])
     count = source.count(old)
@@ -42,13 +48,70 @@ def mutated(mutant):
     if old == new and mutant.get('killed_by'):
         sys.exit('mutant "%s": changes nothing and expects to be killed' % mutant['name'])
     at = source.index(old)
-    line = source.count('\n', 0, at) + 1
-    after = line + old.count('\n')
-    rest = source[at + len(old):]
+    return source, at, at + len(old), new
+
+
+def line_of(source, at):
+    return source.count('\n', 0, at) + 1
+
+
+def mutated(mutant):
+    source, begin, end, new = edit(mutant)
     # Line numbers stay those of the source, whatever the length of the new text.
-    head, tail = rest.split('\n', 1)
+    head, tail = source[end:].split('\n', 1)
     return '#line 1 "%s"\n%s%s%s\n#line %d\n%s' % (
-        mutant['source'], source[:at], new, head, after + 1, tail)
+        mutant['source'], source[:begin], new, head, line_of(source, end) + 1, tail)
+
+
+def function_of(mutant):
+    """(where the body of the function begins that has the bug, where it ends, the body with the bug)"""
+    source, begin, end, new = edit(mutant)
+    # what both texts begin and end with may lie elsewhere
+    same = len(os.path.commonprefix([source[begin:end], new]))
+    begin, new = begin + same, new[same:]
+    same = len(os.path.commonprefix([source[begin:end][::-1], new[::-1]]))
+    end, new = end - same, new[:len(new) - same]
+    for body in re.finditer(r'^\{\n.*?^\}$', source, re.M | re.S):
+        if body.start() < begin and end < body.end():
+            return body.start(), body.end(), source[body.start():begin] + new + source[end:body.end()]
+    sys.exit('mutant "%s": its text in %s is in no function' % (mutant['name'], mutant['source']))
+
+
+def block(body):
+    """The body of a function as one of several blocks of it, with labels of its own"""
+    labels = sorted(set(re.findall(r'^(\w+):$', body, re.M)))
+    return body.replace('{', '{\n__label__ %s;' % ', '.join(labels), 1) if labels else body
+
+
+CHOOSES = r"""
+#include <stdlib.h>
+#include <string.h>
+__attribute__((constructor(101))) static void t_choose_mutant(void)
+{
+    static const char *const names[] = {%s};
+    const char *name = getenv("T_MUTANT");
+    for (int i = 0; name && i < (int)(sizeof names / sizeof names[0]); i++)
+        if (strcmp(name, names[i]) == 0)
+            t_mutant = i + 1;
+}
+"""
+
+
+def with_all(path, mutants):
+    """The source with all of these mutants"""
+    source, out, done = (ROOT / path).read_text(), ['static int t_mutant;\n#line 1 "%s"\n' % path], 0
+    bugs = collections.defaultdict(list)
+    for i, mutant in enumerate(mutants):
+        begin, end, body = function_of(mutant)
+        bugs[begin, end].append((i + 1, body))
+    for (begin, end), bodies in sorted(bugs.items()):
+        line = '\n#line %d\n' % line_of(source, begin)
+        out += [source[done:begin], '{\n']
+        out += ['if (t_mutant == %d)%s%s\nelse ' % (number, line, block(body)) for number, body in bodies]
+        out += [line, block(source[begin:end]), '\n#line %d\n}' % line_of(source, end)]
+        done = end
+    out += [source[done:], CHOOSES % ', '.join('"%s"' % mutant['name'] for mutant in mutants)]
+    return ''.join(out)
 
 
 def sources(program):
@@ -103,18 +166,42 @@ def listing(what, folder):
             name = judged.get(called, called)
             if name not in programs:
                 programs[name] = default_program(folder, name)
-            mine = sources(programs[name])
-            own = [s for s in mine if s != mutant['source']] if mutant['source'] in mine else []
+            if not mutant['source'].startswith(('src/', 'kernels/')) and mutant['source'] not in sources(programs[name]):
+                sys.exit('mutant "%s": program %s has no source %s' % (mutant['name'], name, mutant['source']))
             test = default_program(folder, called) if args and called in judged else programs[name]
             args, cases = split_run(mutant['name'], args, test)
             mutants.append(('mutant', mutant['name'], mutant['source'], color, called, args,
-                            ','.join(own) or '-', name, called if called in judged else '-', cases))
+                            name, called if called in judged else '-', cases))
     for name, program in programs.items():
         needs = ','.join(program.get('needs', [])) or '-'
         c_args = ' '.join(program.get('c_args', [])).replace('@ROOT@', str(ROOT)) or '-'
         print('program', name, needs, ','.join(sources(program)), c_args, sep='\t')
     for fields in mutants:
         print(*fields, sep='\t')
+
+
+def by_source(paths):
+    """{source: its mutants}, {source: what every program needs that kills one of them}"""
+    mutants, needs = collections.defaultdict(list), {}
+    for path in paths:
+        what = load(path)
+        judged = {judge: p for p in what.get('programs', {}).values() for judge in p.get('judges', [])}
+        for mutant in what['mutants']:
+            mutants[mutant['source']].append(mutant)
+            for run in mutant.get('killed_by', []) + mutant.get('survived_by', []):
+                name = run.split(' ')[0]
+                program = judged.get(name, what.get('programs', {}).get(name, {}))
+                needs.setdefault(mutant['source'], set(program.get('needs', []))).intersection_update(program.get('needs', []))
+    for source, of in mutants.items():
+        names = [m['name'] for m in of]
+        for name in names:
+            if names.count(name) > 1:
+                sys.exit('%s: two mutants are named "%s"' % (source, name))
+    return mutants, needs
+
+
+def planted_name(source):
+    return 'planted-' + source.replace('/', '-')
 
 
 def of_python():
@@ -126,15 +213,19 @@ def of_python():
 
 def check():
     wrong = 0
-    mutants = [m for path in sorted(ROOT.glob('tests/*/mutants.json')) for m in load(path)['mutants']]
-    mutants += of_python()
-    for mutant in mutants:
-        try:
-            mutated(mutant)
-        except (SystemExit, OSError) as e:
-            wrong += 1
-            print(e)
-    print('%d mutants, %d do not find their text' % (len(mutants), wrong))
+    lists = {path: load(path)['mutants'] for path in sorted(ROOT.glob('tests/*/mutants.json'))}
+    lists[ROOT / 'python/tests/mutants.py'] = list(of_python())
+    for path, mutants in lists.items():
+        for mutant in mutants:
+            try:
+                if path.parent.name in ALONE:
+                    edit(mutant)
+                else:
+                    function_of(mutant)
+            except (SystemExit, OSError) as e:
+                wrong += 1
+                print(e)
+    print('%d mutants, %d do not find their text' % (sum(map(len, lists.values())), wrong))
     return wrong > 0
 
 
@@ -149,12 +240,14 @@ def main(args):
                 Path(args[3]).write_text(mutated(mutant))
                 return
         sys.exit('no mutant "%s"' % args[2])
-    elif len(args) == 3 and args[1] == '--plant-all':
-        for mutant in load(args[0])['mutants']:
-            out = Path(args[2], 'mutant-%s--%s' % (mutant['name'], Path(mutant['source']).name))
-            source = mutated(mutant)
-            if not out.exists() or out.read_text() != source:
-                out.write_text(source)
+    elif args[:1] == ['--sources']:
+        for source, needs in by_source(args[1:])[1].items():
+            print(source, planted_name(source), ','.join(sorted(needs)) or '-', sep='\t')
+    elif len(args) > 2 and args[0] == '--plant-all':
+        for source, mutants in by_source(args[2:])[0].items():
+            out, content = Path(args[1], planted_name(source)), with_all(source, mutants)
+            if not out.exists() or out.read_text() != content:
+                out.write_text(content)
     else:
         sys.exit(__doc__)
 

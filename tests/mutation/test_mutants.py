@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plant.py refuses text that is missing or occurs twice, here and in each list; must-fail.py takes no excuse."""
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,20 @@ def plant(folder, old, new, *how, **more):
     done = subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), str(path), *how],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode
+
+
+def choose(folder, mutants):
+    """What a program does without a mutant and with each, which are (name, old text, new text) in its source"""
+    path, source = folder / 'list.json', 'tests/mutation/chosen.c'
+    path.write_text(json.dumps({'mutants': [{'name': name, 'source': source, 'old': old, 'new': new, 'killed_by': ['p']}
+                                            for name, old, new in mutants]}))
+    planted, program = folder / 'planted-tests-mutation-chosen.c', folder / 'chosen'
+    if subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), '--plant-all', str(folder), str(path)],
+                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+        return None
+    subprocess.run([os.environ.get('CC', 'cc'), '-Wall', '-Werror', '-o', program, planted], check=True)
+    return {name: subprocess.run([program], env={'T_MUTANT': name}, stdout=subprocess.PIPE, text=True).stdout.strip()
+            for name in ['', *(name for name, _, _ in mutants)]}
 
 
 def judge(folder, script, *options):
@@ -66,6 +81,14 @@ with tempfile.TemporaryDirectory() as name:
     expect('the lists of the tree', subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), '--check']).returncode, 0)
     expect('killed without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
 
+    expect('a source with all of its mutants', choose(folder, [
+        ('one', 'x == 1', 'x == 2'), ('two', 'return 10;', 'return 20;'), ('label', 'r += 100;\nout:', 'r += 200;\nout:'),
+        ('across', '    return r;\n}\n\nint main(void)', '    return r + 1000;\n}\n\nint main(void)')]),
+        {'': '10 0 100 line 26', 'one': '0 10 100 line 26', 'two': '20 0 100 line 26',
+         'label': '10 0 200 line 26', 'across': '1010 1000 1100 line 26'})
+    expect('text outside of functions', choose(folder, [('table', '{7}', '{8}')]), None)
+    expect('two mutants of a name', choose(folder, [('one', 'x == 1', 'x == 2'), ('one', 'return 10;', '')]), None)
+
     expect('a failed case is killed', judge(folder, FAILS + 'exit 1'), 0)
     expect('a failed case has not survived', judge(folder, FAILS + 'exit 1', '--survives'), 1)
     expect('all passed is not killed', judge(folder, PASSES + 'exit 0'), 1)
@@ -86,6 +109,11 @@ with tempfile.TemporaryDirectory() as name:
     expect('a hang after a crash that CMocka caught',
            judge(folder, 'echo "Test failed with exception: Segmentation fault" >&2\n' + FAILS.replace('x\'\n', 'x\' >&2\n') +
                  'sleep 30', '--limit', '20'), 1)
+    chosen = '[ "$T_MUTANT" = some ] || { ' + PASSES + ' exit 0; }\n'
+    expect('a case that fails with a mutant only', judge(folder, chosen + FAILS + 'exit 1', '--mutant', 'some'), 0)
+    expect('a case that fails without the mutant', judge(folder, FAILS + 'exit 1', '--mutant', 'some'), 1)
+    expect('a program that has the mutant', judge(folder, PASSES + 'exit 0\nsome\0', '--survives', '--mutant', 'some'), 0)
+    expect('a program that lacks the mutant', judge(folder, PASSES + 'exit 0', '--survives', '--mutant', 'some'), 1)
     expect('a usage error', judge(folder, 'echo unknown option >&2; exit 2'), 1)
     expect('a verdict', judge(folder, 'echo \'{"ok": false}\'; exit 1'), 0)
     expect('a verdict with another status', judge(folder, 'echo \'{"ok": false}\'; exit 2'), 1)
