@@ -18,6 +18,7 @@
 #include <colobridge/segments.h>
 #include <colobridge/bridge.h>
 #include <colobridge/ragged.h>
+#include <colobridge/ticket.h>
 #include <colobridge/partition.h>
 #include <colobridge/logits.h>
 #include <colobridge/logprob.h>

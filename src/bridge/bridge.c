@@ -335,6 +335,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
 {
     if (!bridge || !*bridge)
         return;
+    colo_tickets_destroy(*bridge);
     colo_ragged_destroy(*bridge);
     colo_bridge_p2p_destroy(*bridge);
     colo_shape_state_deinit((*bridge)->comm, &(*bridge)->now);

@@ -64,6 +64,8 @@ typedef struct colo_shape_state {
     colo_p2p_list_t *relay_list; /* p2p: its steps; of the path */
 } colo_shape_state_t;
 
+typedef struct colo_tickets colo_tickets_t;
+
 struct colo_bridge {
     colo_comm_t *comm; /* borrowed */
     const colo_ops_t *ops;
@@ -95,6 +97,7 @@ struct colo_bridge {
     uint64_t number;        /* of the bridges of this comm, from 1; the same on all ranks */
     struct colo_ragged_bridge *ragged; /* ragged.h; NULL: of uniform batches */
     bool compared[2]; /* by pass: all ranks were once in this call, by the plan of now */
+    colo_tickets_t *tickets; /* ticket.c; NULL: no call was started */
 };
 
 /* If nodes add up, the partial sums are: addends that arrive; sums of nodes by their lowest addend,
@@ -126,6 +129,8 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s);
  * of the call, returned; one that failed may have begun. */
 colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream);
 colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t stream);
+/* ticket.c: ends the calls that were started, and logs those that were not finished. */
+void colo_tickets_destroy(colo_bridge_t *b);
 colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
 bool colo_bridge_exchanges_compare(const colo_bridge_t *b);
 

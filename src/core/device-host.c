@@ -44,6 +44,12 @@ static void stream_destroy(void *s)
 {
 }
 
+static colo_status_t stream_follow(void *s, int32_t event, colo_stream_t from, bool *follows)
+{
+    *follows = false;
+    return COLO_OK;
+}
+
 static colo_stream_t stream_of(void *s)
 {
     return NULL;
@@ -310,6 +316,7 @@ const colo_ops_t colo_ops_host = {
     .stream_of = stream_of,
     .event_record = event,
     .event_wait = event,
+    .stream_follow = stream_follow,
     .pointer_check = pointer_check,
     .stream_check = stream_check,
     .box_hash = box_hash,

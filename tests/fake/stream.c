@@ -379,7 +379,7 @@ cudaError_t fake_join_capture(cudaStream_t stream, const struct fake_captured *e
     else if (g)
         s->capture = g;
     for (struct CUstream_st *from = all; g && from; from = from->next)
-        if (from == event->stream && from != s)
+        if (from == event->stream && from != s && from->followed < event->operations)
             from->followed = event->operations;
     pthread_mutex_unlock(&capture_lock);
     pthread_mutex_unlock(&all_lock);

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * start.c - calls in two halves: start gives a call to a stream of the bridge's own, and finish
+ * (ticket.c) makes the caller's stream wait for it.
+ *
+ * Decides which stream a call runs on, and nothing about the call, which is forward or backward as
+ * it is.
+ */
+#include "bridge/ragged.h"
+#include "bridge/ticket.h"
+
+#include "core/error.h"
+#include "core/range.h"
+
+/* A call of a bridge, or of a batch with @n tensors. */
+typedef struct started {
+    colo_bridge_t *bridge;
+    colo_batch_t *batch;
+    colo_pass_t pass;
+    const colo_tensor_t *in, *out;
+    int32_t n;
+} started_t;
+
+static colo_status_t call(const started_t *c, colo_stream_t stream)
+{
+    const bool forward = c->pass == COLO_FORWARD;
+    if (c->batch)
+        return forward ? colo_batch_forward(c->batch, c->in, c->out, c->n, stream)
+                       : colo_batch_backward(c->batch, c->in, c->out, c->n, stream);
+    return forward ? colo_bridge_forward(c->bridge, c->in, c->out, stream)
+                   : colo_bridge_backward(c->bridge, c->in, c->out, stream);
+}
+
+/* A ticket, and the stream that its call runs on: @stream itself on the host, and if a capture has
+ * only one of the two streams. */
+static colo_status_t begin(const started_t *c, colo_stream_t stream, colo_ticket_t **ticket,
+                           colo_tickets_t **all, colo_stream_t *on)
+{
+    bool follows = false;
+    if (!ticket)
+        return colo_fail(COLO_ERR_ARG, "rank %lld: ticket is NULL, expected a place for one",
+                         (long long)c->bridge->now.plan->rank);
+    *ticket = NULL;
+    COLO_TRY(colo_tickets_of(c->bridge, all));
+    COLO_TRY(colo_ticket_take(*all, c->pass, ticket));
+    COLO_TRY(c->bridge->ops->stream_follow((*all)->stream, COLO_TICKETS_FOLLOW, stream, &follows));
+    *on = follows ? c->bridge->ops->stream_of((*all)->stream) : stream;
+    return COLO_OK;
+}
+
+static colo_status_t start(const started_t *c, colo_stream_t stream, colo_ticket_t **ticket)
+{
+    const colo_ops_t *ops = c->bridge->ops;
+    colo_tickets_t *all = NULL;
+    colo_ticket_t *t = NULL;
+    colo_stream_t on = stream;
+    colo_status_t st = begin(c, stream, ticket ? &t : NULL, &all, &on);
+    if (ticket)
+        *ticket = NULL;
+    if (st < 0) /* tickets are as many on all ranks; else peers wait in the call */
+        return st == COLO_ERR_STATE ? st : colo_comm_i_fail(c->bridge->comm, st);
+    st = call(c, on);
+    const colo_error_t why = colo_error_save();
+    const int32_t event = colo_ticket_event(t, all);
+    const colo_status_t recorded = ops->event_record(all->stream, event, on);
+    if (st < 0) { /* what began ends before the caller frees the tensors; a capture is joined */
+        if (recorded == COLO_OK && on != stream)
+            (void)ops->event_wait(all->stream, event, stream);
+        return colo_error_restore(st, &why);
+    }
+    if (recorded < 0)
+        return colo_comm_i_fail(c->bridge->comm, recorded);
+    t->of = all;
+    all->started++;
+    *ticket = t;
+    return COLO_OK;
+}
+
+colo_status_t colo_bridge_forward_start(colo_bridge_t *bridge, const colo_tensor_t *x,
+                                        const colo_tensor_t *y, colo_stream_t stream,
+                                        colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    if (!bridge)
+        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    return start(&(started_t){bridge, NULL, COLO_FORWARD, x, y, 1}, stream, ticket);
+}
+
+colo_status_t colo_bridge_backward_start(colo_bridge_t *bridge, const colo_tensor_t *d_y,
+                                         const colo_tensor_t *d_x, colo_stream_t stream,
+                                         colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    if (!bridge)
+        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    return start(&(started_t){bridge, NULL, COLO_BACKWARD, d_y, d_x, 1}, stream, ticket);
+}
+
+colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_tensor_t *x,
+                                       const colo_tensor_t *y, int32_t n, colo_stream_t stream,
+                                       colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    if (!batch)
+        return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
+    return start(&(started_t){batch->bridge, batch, COLO_FORWARD, x, y, n}, stream, ticket);
+}
+
+colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t *d_y,
+                                        const colo_tensor_t *d_x, int32_t n, colo_stream_t stream,
+                                        colo_ticket_t **ticket)
+{
+    COLO_RANGE();
+    if (!batch)
+        return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
+    return start(&(started_t){batch->bridge, batch, COLO_BACKWARD, d_y, d_x, n}, stream, ticket);
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_tickets.c - calls that are started and finished in host memory: the oracle's values in any
+ * order of finishing, and what is said of tickets that are not finished.
+ */
+#include "harness/harness.h"
+
+#include "harness/bridge_case.h"
+
+#include <unistd.h>
+
+static t_case_t the_case(void)
+{
+    return (t_case_t){
+        .src = t_side("tp=2,dp=2", true), .dst = t_side("cp=2,dp=2", false), .shape = {6, 8, 5}};
+}
+
+/* ---- several at a time ---- */
+
+enum { STEPS = 4 };
+
+typedef struct step {
+    t_buffer_t in, out;
+    colo_ticket_t *ticket;
+} step_t;
+
+static colo_status_t start(colo_bridge_t *bridge, const t_case_t *c, int64_t rank, bool forward,
+                           int salt, step_t *s)
+{
+    rank_try(t_case_tensor(c, forward ? T_X : T_DY, rank, salt, true, &s->in));
+    rank_try(t_case_tensor(c, forward ? T_Y : T_DX, rank, salt, false, &s->out));
+    rank_try(forward ? colo_bridge_forward_start(bridge, &s->in.t, &s->out.t, NULL, &s->ticket)
+                     : colo_bridge_backward_start(bridge, &s->in.t, &s->out.t, NULL, &s->ticket));
+    rank_check(s->ticket != NULL);
+    return COLO_OK;
+}
+
+static colo_status_t finish(const t_case_t *c, int64_t rank, bool forward, int salt, step_t *s)
+{
+    rank_try(colo_bridge_finish(&s->ticket, NULL));
+    rank_check(s->ticket == NULL);
+    rank_try(t_case_compare(c, forward ? T_Y : T_DX, rank, salt, &s->out));
+    t_buffer_free(&s->in);
+    t_buffer_free(&s->out);
+    return COLO_OK;
+}
+
+static colo_status_t several_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t c = the_case();
+    const int64_t rank = colo_comm_rank(world);
+    static const int order[STEPS] = {2, 0, 3, 1};
+    colo_bridge_t *bridge = NULL;
+    step_t step[2][STEPS] = {{{.ticket = NULL}}};
+    rank_try(colo_comm_set_check(world, *(const int32_t *)arg));
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    for (int i = 0; i < STEPS; i++) {
+        rank_try(start(bridge, &c, rank, true, i, &step[0][i]));
+        rank_try(start(bridge, &c, rank, false, STEPS + i, &step[1][i]));
+        rank_try(t_case_step(bridge, rank, &c, 2 * STEPS + i)); /* without a ticket in between */
+    }
+    for (int i = 0; i < STEPS; i++)
+        for (int pass = 0; pass < 2; pass++)
+            rank_try(finish(&c, rank, pass == 0, STEPS * pass + order[i], &step[pass][order[i]]));
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+T_CASE(calls_finished_in_another_order_give_the_oracle_s_values)
+{
+    for (int32_t check = 0; check <= 2; check++)
+        assert_ok(t_run_ranks(4, several_rank, &check, sizeof check));
+}
+
+/* ---- batches ---- */
+
+static colo_status_t batch_rank(colo_comm_t *world, void *arg)
+{
+    const int64_t rows[3] = {3, 0, 2}, src[3] = {0, 1, 1}, seq[3] = {0, 0, 0}, pos[3] = {1, 0, 5},
+                  seq_len[1] = {8}, seq_dp[1] = {0};
+    const colo_segments_t segments = {COLO_SEGMENTS_INIT, .count = 3,         .rows = rows,
+                                      .src_dp = src,      .seq = seq,         .pos = pos,
+                                      .nseqs = 1,         .seq_len = seq_len, .seq_dp = seq_dp};
+    const int64_t rank = colo_comm_rank(world), mine = rank ? 2 : 3;
+    const ref_side_t from = t_side("dp=2", true), to = t_side("cp=2,dp=1", false);
+    colo_layout_t src_layout, dst_layout;
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    colo_ticket_t *ticket = NULL;
+    float x[3][2], want[8][2], got[8][2];
+    int64_t n = 0;
+    rank_try(t_layout(&src_layout, &from));
+    rank_try(t_layout(&dst_layout, &to));
+    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src_layout,
+                                         .dst = &dst_layout,      .shape = {.features = 2},
+                                         .dtype = COLO_F32,       .ragged = true};
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(colo_bridge_set_segments(bridge, &segments, &batch));
+    colo_bridge_rows(bridge, NULL, &n);
+    for (int64_t i = 0; i < mine; i++)
+        for (int f = 0; f < 2; f++)
+            x[i][f] = (float)(100 * (rank + 1) + 10 * i + f);
+    memset(want, 0xA5, sizeof want);
+    memset(got, 0xA5, sizeof got);
+    colo_tensor_t tx = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){mine, 2}),
+                  ty = colo_tensor_host(want, COLO_F32, 2, (int64_t[]){n, 2}),
+                  tz = colo_tensor_host(got, COLO_F32, 2, (int64_t[]){n, 2});
+    rank_check(n == 5);
+    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+    rank_try(colo_batch_forward_start(batch, &tx, &tz, 1, NULL, &ticket));
+    rank_try(colo_bridge_finish(&ticket, NULL));
+    rank_check(memcmp(want, got, sizeof want) == 0 && got[0][1] == 101 && got[4][1] == 211);
+    memset(x, 0xA5, sizeof x);
+    rank_try(colo_batch_backward_start(batch, &tz, &tx, 1, NULL, &ticket));
+    rank_try(colo_bridge_finish(&ticket, NULL));
+    rank_check(x[0][1] == 2 * (100 * (float)(rank + 1) + 1)); /* both context ranks have the rows */
+    colo_batch_destroy(&batch);
+    rank_check(colo_batch_forward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG &&
+               colo_batch_backward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG);
+    colo_bridge_destroy(&bridge);
+    (void)arg;
+    return COLO_OK;
+}
+
+T_CASE(batches_are_started_and_finished)
+{
+    assert_ok(t_run_ranks(2, batch_rank, NULL, 0));
+}
+
+/* ---- refusals ---- */
+
+static colo_status_t limit_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t c = the_case();
+    const int64_t rank = colo_comm_rank(world);
+    colo_bridge_t *bridge = NULL;
+    static const int first = 0;
+    step_t step[COLO_TICKETS_MAX] = {{.ticket = NULL}};
+    colo_ticket_t *more = (colo_ticket_t *)step;
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    for (int i = first; i < COLO_TICKETS_MAX; i++)
+        rank_try(start(bridge, &c, rank, true, 0, &step[i]));
+    rank_check(colo_bridge_forward_start(bridge, &step[0].in.t, &step[0].out.t, NULL, &more) ==
+                   COLO_ERR_STATE &&
+               says("64 tickets are not finished, the first is 1 (forward)") && more == NULL);
+    rank_try(finish(&c, rank, true, 0, &step[5])); /* the comm lives, and there is place for one */
+    rank_try(start(bridge, &c, rank, true, 0, &step[5]));
+    for (int i = first; i < COLO_TICKETS_MAX; i++)
+        rank_try(finish(&c, rank, true, 0, &step[i]));
+    colo_bridge_destroy(&bridge);
+    (void)arg;
+    return COLO_OK;
+}
+
+T_CASE(more_tickets_than_there_can_be_are_refused)
+{
+    assert_ok(t_run_ranks(4, limit_rank, NULL, 0));
+}
+
+static colo_status_t forgotten_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t c = the_case();
+    const int64_t rank = colo_comm_rank(world);
+    colo_bridge_t *bridge = NULL;
+    step_t step = {.ticket = NULL};
+    colo_ticket_t *more = NULL;
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(start(bridge, &c, rank, true, 0, &step));
+    rank_try(colo_comm_barrier(world, NULL));
+    rank_try(colo_comm_set_timeout(world, 1));
+    usleep(3000);
+    rank_check(colo_bridge_backward_start(bridge, &step.in.t, &step.out.t, NULL, &more) ==
+               COLO_ERR_TIMEOUT);
+    rank_check(says("ticket 1 (forward) was started") && says("the deadline is 0.0 s"));
+    t_buffer_free(&step.in);
+    t_buffer_free(&step.out);
+    colo_bridge_destroy(&bridge);
+    (void)arg;
+    return COLO_OK;
+}
+
+T_CASE(a_ticket_that_is_not_finished_by_the_deadline_is_named)
+{
+    assert_ok(t_run_ranks(4, forgotten_rank, NULL, 0));
+}
+
+static void collect(colo_log_level_t level, const char *message, void *user)
+{
+    if (level == COLO_LOG_ERROR && strstr(message, "is not finished"))
+        snprintf(user, 256, "%s", message);
+}
+
+static colo_status_t destroyed_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t c = {
+        .src = t_side("dp=1", true), .dst = t_side("dp=1", false), .shape = {2, 3, 4}};
+    colo_bridge_t *bridge = NULL;
+    step_t step[2] = {{.ticket = NULL}};
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_try(start(bridge, &c, 0, true, 0, &step[0]));
+    rank_try(start(bridge, &c, 0, false, 1, &step[1]));
+    rank_try(finish(&c, 0, true, 0, &step[0]));
+    colo_bridge_destroy(&bridge);
+    t_buffer_free(&step[1].in);
+    t_buffer_free(&step[1].out);
+    (void)arg;
+    return COLO_OK;
+}
+
+T_CASE(a_bridge_that_is_destroyed_names_its_tickets)
+{
+    char said[256] = "";
+    colo_log_set(collect, said, COLO_LOG_ERROR);
+    assert_ok(t_run_ranks(1, destroyed_rank, NULL, 0));
+    colo_log_set(NULL, NULL, COLO_LOG_OFF);
+    assert_non_null(strstr(said, "ticket 2 (backward) is not finished"));
+}
+
+static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t c = the_case();
+    colo_bridge_t *bridge = NULL;
+    colo_ticket_t *none = NULL;
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    rank_check(colo_bridge_finish(NULL, NULL) == COLO_ERR_ARG &&
+               colo_bridge_finish(&none, NULL) == COLO_ERR_ARG && says("ticket is NULL"));
+    rank_check(colo_bridge_forward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);
+    rank_check(colo_bridge_backward_start(NULL, NULL, NULL, NULL, &none) == COLO_ERR_ARG);
+    rank_try(colo_comm_barrier(world, NULL));
+    if (colo_comm_rank(world) == 0) { /* others would wait for it: they are told */
+        rank_check(colo_bridge_forward_start(bridge, NULL, NULL, NULL, NULL) == COLO_ERR_ARG);
+        rank_check(says("rank 0: ticket is NULL"));
+    } else {
+        t_buffer_t x, y;
+        rank_try(t_case_tensor(&c, T_X, colo_comm_rank(world), 0, true, &x));
+        rank_try(t_case_tensor(&c, T_Y, colo_comm_rank(world), 0, false, &y));
+        const colo_status_t st = colo_bridge_forward_start(bridge, &x.t, &y.t, NULL, &none);
+        rank_check((st == COLO_ERR_PEER || st == COLO_OK) && (none == NULL) == (st < 0));
+        rank_check(st < 0 || colo_bridge_finish(&none, NULL) == COLO_OK);
+        rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_PEER);
+        t_buffer_free(&x);
+        t_buffer_free(&y);
+    }
+    colo_bridge_destroy(&bridge);
+    (void)arg;
+    return COLO_OK;
+}
+
+T_CASE(one_rank_s_wrong_argument_reaches_the_others)
+{
+    assert_ok(t_run_ranks(4, wrong_rank, NULL, 0));
+}
+
+T_MAIN("bridge/tickets")
