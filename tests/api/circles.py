@@ -27,7 +27,7 @@ CIRCLES = (
     ('loss/host/gemm-cblas.c', 'loss/host/gemm-loops.c', 'loss/host/gemm.c'),
     ('loss/logprob.c', 'loss/loss.c', 'loss/mean.c', 'loss/support.c', 'loss/validate.c', 'loss/weighted.c'),
 )
-ROOMS = {'layout': 0, 'plan': 1, 'run': 2}
+LEVELS = {'layout': 0, 'plan': 1, 'run': 2}
 # Uses that run up inside src/bridge. Nothing may be added.
 UP = {
     ('bridge/run/exchange.c', 'bridge/calls.c'),
@@ -77,18 +77,18 @@ def circles_of(uses):
     return found
 
 
-def room(path):
+def level(path):
     """Where a file of src/bridge stands; None: another folder."""
     parts = path.split('/')
-    return None if parts[0] != 'bridge' else ROOMS[parts[1]] if len(parts) > 2 else len(ROOMS)
+    return None if parts[0] != 'bridge' else LEVELS[parts[1]] if len(parts) > 2 else len(LEVELS)
 
 
 def runs_up(path, other):
-    if room(path) is None:
+    if level(path) is None:
         return False
-    if room(other) is None:
-        return room(path) < ROOMS['run'] and (other.startswith('comm/') or other == 'core/device-host.c')
-    return room(other) > room(path)
+    if level(other) is None:
+        return level(path) < LEVELS['run'] and (other.startswith('comm/') or other == 'core/device-host.c')
+    return level(other) > level(path)
 
 
 def mistakes(uses, known, known_up):
@@ -139,8 +139,8 @@ def parameters(text):
 def table(uses):
     files = {p.relative_to(ROOT / 'src').as_posix(): p.read_text() for p in (ROOT / 'src/bridge').rglob('*.[ch]')}
     headers = '\n'.join(text for path, text in files.items() if path.endswith('.h'))
-    pairs = [(path, other) for path in uses if room(path) is not None for other in uses[path]]
-    inside = [pair for pair in pairs if room(pair[1]) is not None]
+    pairs = [(path, other) for path in uses if level(path) is not None for other in uses[path]]
+    inside = [pair for pair in pairs if level(pair[1]) is not None]
     words = [w for text in files.values() for w in re.findall(r'\b[A-Za-z_]\w*', stripped(text))]
     long = ['%s (%s)' % (name, path) for path, text in sorted(files.items()) for name, n in parameters(text) if n >= LONG]
 
