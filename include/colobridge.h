@@ -15,6 +15,7 @@
 #include <colobridge/layout.h>
 #include <colobridge/plan.h>
 #include <colobridge/topology.h>
+#include <colobridge/packing.h>
 #include <colobridge/segments.h>
 #include <colobridge/bridge.h>
 #include <colobridge/ragged.h>

@@ -73,15 +73,16 @@ typedef struct colo_bridge_config {
     int32_t peer_blocks;
     /* Of the memory that colo_bridge_workspace_size() counts. Ranks may differ in it. */
     colo_allocator_t allocator;
+    /* Batches of two packings (colo_bridge_set_packing() in ragged.h). As with ragged, shape has
+     * features only; ragged, placement, output and grad are 0, because the packings say what a rank
+     * has. */
+    bool packed;
 } colo_bridge_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_BRIDGE_CONFIG_INIT                                                                   \
     sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr,              \
         COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, \
-        COLO_PACKED, 0, false, 0,                                                                 \
-    {                                                                                             \
-        nullptr, nullptr, nullptr                                                                 \
-    }
+        COLO_PACKED, 0, false, 0, {nullptr, nullptr, nullptr}, false
 #else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 #endif

@@ -45,6 +45,21 @@ COLO_API colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge,
                                                 const colo_segments_t *segments,
                                                 colo_batch_t **batch);
 /**
+ * colo_bridge_set_packing() - plan a batch that moves packed sequences from one cut to another;
+ * local, as colo_bridge_set_segments() on all points
+ * Forward moves every row that a destination rank lacks, once, bit for bit. Backward is the
+ * adjoint. If @dst is WHOLE, gradients are PARTIAL: each context rank brings values of all rows,
+ * and the bridge adds them in rank order. If @src is WHOLE, each copy gets the whole gradient.
+ * Tensors are [rows, features]; colo_packing_rows() and colo_packing_index() say which rows.
+ * @bridge:    created with config.packed
+ * @src, @dst: borrowed for the call: the same sequences; the replicas that hold them may differ
+ * @batch:     out: owned by the caller, destroyed before the bridge
+ * Errors:     those of colo_packing_rows(); COLO_ERR_ARG (the bridge is not packed, the lengths
+ *             differ, more rows than max_rows), COLO_ERR_MISSING, COLO_ERR_NOMEM
+ */
+COLO_API colo_status_t colo_bridge_set_packing(colo_bridge_t *bridge, const colo_packing_t *src,
+                                               const colo_packing_t *dst, colo_batch_t **batch);
+/**
  * colo_bridge_rows() - rows of this rank's x and y for the tables set last; 0 before. Local
  * @src_rows, @dst_rows:  out, may be NULL
  */
@@ -98,7 +113,8 @@ COLO_API const colo_plan_t *colo_batch_plan(const colo_batch_t *batch);
  */
 COLO_API colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
                                                const colo_segments_t *segments, int64_t rank);
-/** colo_batch_runs() - which rows of y forward writes; with COLO_MERGED the other rows are the text
+/** colo_batch_runs() - which rows of y forward writes; with COLO_MERGED the other rows are the
+ * text. Of packings it is one run: all rows
  * @runs:    out [@cap], may be NULL: rows local .. local + count - 1 of y are at positions row ..
  *           row + count - 1 of the replica's axis. Ascending by row
  * Returns:  how many runs there are, which may exceed @cap; 0 for NULL */

@@ -10,7 +10,7 @@
 #define COLOBRIDGE_SEGMENTS_H
 
 #include <colobridge/comm.h>
-#include <colobridge/layout.h>
+#include <colobridge/packing.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,9 +27,15 @@ typedef struct colo_segments {
     int64_t nseqs;          /* Q sequences, >= 0 */
     const int64_t *seq_len; /* [nseqs] positions, padding included, >= 0 */
     const int64_t *seq_dp;  /* [nseqs] the destination replica that holds it */
+    /* Sequences as a packing says, in the place of nseqs, seq_len and seq_dp: each may have context
+     * ranks of its own. Borrowed. NULL: each sequence lies on all context ranks, ZIGZAG or BLOCK
+     * as the layout says */
+    const colo_packing_t *packing;
 } colo_segments_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_SEGMENTS_INIT sizeof(colo_segments_t), 0, nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr
+#define COLO_SEGMENTS_INIT                                                                        \
+    sizeof(colo_segments_t), 0, nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr, \
+        nullptr
 #else
 #define COLO_SEGMENTS_INIT .struct_size = sizeof(colo_segments_t)
 #endif

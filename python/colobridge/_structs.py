@@ -127,7 +127,15 @@ class BridgeConfig(c.Structure):
                 ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
                 ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int), ('ragged', c.c_bool),
                 ('placement', c.c_int), ('max_rows', i64), ('one_level', c.c_bool),
-                ('peer_blocks', c.c_int32), ('allocator', Allocator)]
+                ('peer_blocks', c.c_int32), ('allocator', Allocator), ('packed', c.c_bool)]
+
+
+class Packing(c.Structure):
+    """colo_packing_t"""
+    _fields_ = [('struct_size', size_t), ('nseqs', i64), ('seq_len', c.POINTER(i64)),
+                ('seq_dp', c.POINTER(i64)), ('seq_cp', c.POINTER(i64)), ('seq_first', c.POINTER(i64)),
+                ('split', c.c_int), ('piece_start', c.POINTER(i64)), ('piece_len', c.POINTER(i64)),
+                ('piece_owner', c.POINTER(i64))]
 
 
 class Segments(c.Structure):
@@ -135,7 +143,7 @@ class Segments(c.Structure):
     _fields_ = [('struct_size', size_t), ('count', i64), ('rows', c.POINTER(i64)),
                 ('src_dp', c.POINTER(i64)), ('seq', c.POINTER(i64)), ('pos', c.POINTER(i64)),
                 ('row_pos', c.POINTER(i64)), ('nseqs', i64), ('seq_len', c.POINTER(i64)),
-                ('seq_dp', c.POINTER(i64))]
+                ('seq_dp', c.POINTER(i64)), ('packing', c.POINTER(Packing))]
 
 
 # colo_status_t (*)(void *user, const void *send, void *recv, size_t bytes)
@@ -338,7 +346,7 @@ class LinearSaved(c.Structure):
 # C name of each, for the test that compares them with the headers.
 C_NAMES = {
     'colo_tensor_t': Tensor, 'colo_dim_t': Dim, 'colo_grid_t': Grid, 'colo_group_t': Group,
-    'colo_split_t': Split, 'colo_layout_t': Layout, 'colo_run_t': Run, 'colo_owned_t': Owned,
+    'colo_packing_t': Packing, 'colo_split_t': Split, 'colo_layout_t': Layout, 'colo_run_t': Run, 'colo_owned_t': Owned,
     'colo_shape_t': Shape, 'colo_plan_config_t': PlanConfig, 'colo_region_t': Region,
     'colo_plan_message_t': PlanMessage, 'colo_plan_bytes_t': PlanBytes,
     'colo_allocator_t': Allocator, 'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,

@@ -208,8 +208,9 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     const colo_bridge_config_t *c = &own;
     COLO_TRY(COLO_SIZED_READ(&own, config, axes, "bridge: config", "COLO_BRIDGE_CONFIG_INIT"));
     COLO_TRY(check_config(c));
-    COLO_TRY(parse_axes(b, c->ragged && !c->axes ? "th" : c->axes));
-    if (c->ragged) /* the plan of the bridge itself has no rows; those of batches have */
+    const bool tables = c->ragged || c->packed;
+    COLO_TRY(parse_axes(b, tables && !c->axes ? "th" : c->axes));
+    if (tables) /* the plan of the bridge itself has no rows; those of batches have */
         COLO_TRY(colo_ragged_create(b, c));
     COLO_TRY(colo_ops_for(c->mem, &b->ops));
     b->algo = c->algo;
@@ -223,10 +224,15 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     b->lazy = colo_bridge_p2p_likely(b);
     b->src = *c->src;
     b->dst = *c->dst;
-    colo_plan_config_t plan = {
-        COLO_PLAN_CONFIG_INIT, .src = &b->src,        .dst = &b->dst,
-        .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
-        .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
+    colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT,
+                               .src = &b->src,
+                               .dst = &b->dst,
+                               .shape = c->shape,
+                               .dtype = c->dtype,
+                               .output = c->packed ? COLO_SHARDED : c->output, /* batches differ */
+                               .grad = c->grad,
+                               .no_grad = c->no_grad,
+                               .ranks_per_node = c->ranks_per_node};
     if (c->ranks_per_node == 0)
         COLO_TRY(find_nodes(b));
     plan.nodes = b->nodes;
@@ -234,10 +240,10 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
                      (c->mem == COLO_CUDA && colo_comm_nodes(b->comm) < 2);
     COLO_TRY(shape_state_create(b, &plan, &b->now));
-    if (c->ragged)
+    if (tables)
         COLO_TRY(colo_ragged_reserve(b));
-    if (b->mem == COLO_CUDA &&
-        (b->algo == COLO_COLLECTIVE || b->now.plan->addends > 1 || b->allocator.allocate))
+    if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || c->packed ||
+                                b->now.plan->addends > 1 || b->allocator.allocate))
         COLO_TRY(b->ops->stream_create(1, &b->order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
 }

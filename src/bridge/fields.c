@@ -93,7 +93,10 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     colo_fields_add(f, "one_level", "%s", c->one_level ? "yes" : "no");
     if (b->ragged)
         colo_fields_add(f, "ragged", "%s, at most %lld rows",
-                        b->ragged->merged ? "MERGED" : "PACKED", (long long)b->ragged->max_rows);
+                        b->ragged->axes.packed ? "packings"
+                        : b->ragged->merged    ? "MERGED"
+                                               : "PACKED",
+                        (long long)b->ragged->max_rows);
     /* else some would connect now and others not */
     colo_fields_add(f, "registered memory", "%s", b->lazy ? "yes" : "no");
     colo_fields_add(f, "bridge of this comm", "%llu", (unsigned long long)b->number);

@@ -50,7 +50,15 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *r);
     r->merged = c->placement == COLO_MERGED;
     r->max_rows = c->max_rows;
-    const colo_status_t st = colo_ragged_init(&r->axes, c->src, c->dst, &c->shape);
+    if (c->packed && (c->ragged || r->merged || c->output != COLO_FULL_SEQ || c->grad))
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: packed with %s, expected 0: the packings say what "
+                         "a rank has",
+                         c->ragged   ? "ragged"
+                         : r->merged ? "placement"
+                         : c->grad   ? "grad"
+                                     : "output");
+    const colo_status_t st = colo_ragged_init(&r->axes, c->src, c->dst, &c->shape, c->packed);
     return st < 0 ? colo_fail_prefix(st, "bridge") : COLO_OK;
 }
 
@@ -67,75 +75,87 @@ void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *d
 
 #define RAGGED_BATCH "ragged batch" /* what ranks agree on */
 
-/* Keeps what ranks compare of the tables, which are the caller's. */
-static void keep_tables(colo_batch_t *b, const colo_segments_t *s, int64_t rows)
+/* The tables of a batch, of either kind; the caller's. */
+typedef struct tables {
+    const colo_segments_t *segments;
+    const colo_packing_t *src, *dst;
+} tables_t;
+
+/* Checks them, lays them out, and keeps what ranks compare of them. */
+static colo_status_t load(colo_batch_t *b, colo_ragged_t *axes, const tables_t *t)
 {
-    const int64_t *const table[COLO_SEGMENT_TABLES] = {s->rows,    s->src_dp,  s->seq,   s->pos,
-                                                       s->row_pos, s->seq_len, s->seq_dp};
-    const int64_t size[COLO_SEGMENT_TABLES] = {s->count, s->count, s->count, s->count,
-                                               rows,     s->nseqs, s->nseqs};
-    uint64_t h[COLO_SEGMENT_TABLES];
-    b->hash = colo_tables_hash(s, h);
-    for (int i = 0; i < COLO_SEGMENT_TABLES; i++) {
-        colo_table_t *t = &b->table[i];
-        t->n = table[i] ? size[i] : 0;
-        t->hash = h[i];
-        for (int64_t k = 0; k < t->n && k < COLO_SHOWN; k++)
-            t->first[k] = table[i][k];
+    if (axes->packed) {
+        COLO_TRY(colo_ragged_load_packings(axes, t->src, t->dst));
+        colo_packing_keep(b->table, &b->ntables, "src ", t->src);
+        colo_packing_keep(b->table, &b->ntables, "dst ", t->dst);
+    } else {
+        COLO_TRY(colo_ragged_load(axes, t->segments));
+        b->ntables = colo_segments_keep(b->table, &axes->given);
     }
+    b->hash = colo_tables_hash(b->table, b->ntables);
+    return COLO_OK;
 }
 
 static void add_tables(colo_fields_t *f, const colo_batch_t *b)
 {
-    static const char *const names[COLO_SEGMENT_TABLES] = {"rows",    "src_dp",  "seq",   "pos",
-                                                           "row_pos", "seq_len", "seq_dp"};
-    for (int i = 0; i < COLO_SEGMENT_TABLES; i++) {
+    for (int32_t i = 0; i < b->ntables; i++) {
         const colo_table_t *t = &b->table[i];
-        char text[200] = "";
+        char name[32], text[200] = "";
         int offset = 0;
+        snprintf(name, sizeof name, "%s%s", t->side, t->name);
         for (int64_t k = 0; k < t->n && k < COLO_SHOWN; k++)
             offset += snprintf(text + offset, sizeof text - (size_t)offset, " %lld",
                                (long long)t->first[k]);
-        colo_fields_add(f, names[i], "%lld:%s%s (%08x)", (long long)t->n, text,
+        colo_fields_add(f, name, "%lld:%s%s (%08x)", (long long)t->n, text,
                         t->n > COLO_SHOWN ? " ..." : "", (unsigned)t->hash);
     }
     f->hash = colo_hash_i64(f->hash, (int64_t)b->hash); /* all bits */
 }
 
+/* The most rows that a rank has of source replica @d. */
+static int64_t most_rows(const colo_ragged_t *a, int64_t d)
+{
+    int64_t n, parts = a->src.axes.cp * a->src.axes.sp, most = 0;
+    if (a->packed) {
+        for (int64_t k = d * a->src.cp; k < (d + 1) * a->src.cp; k++)
+            most = a->src.held[k] > most ? a->src.held[k] : most;
+        return most / a->src.axes.sp;
+    }
+    n = a->src_lo[d + 1] - a->src_lo[d];
+    return n / parts + (n % parts > 0);
+}
+
 static colo_status_t check_rows(const colo_ragged_bridge_t *r)
 {
     const colo_ragged_t *a = &r->axes;
-    for (int64_t d = 0; r->max_rows && d < a->src.replicas; d++) {
-        const int64_t n = a->src_lo[d + 1] - a->src_lo[d], parts = a->src.cp * a->src.sp;
-        const int64_t most = n / parts + (n % parts > 0);
+    for (int64_t d = 0; r->max_rows && d < a->src.axes.replicas; d++) {
+        const int64_t most = most_rows(a, d);
         if (most > r->max_rows)
-            return colo_fail(
-                COLO_ERR_ARG,
-                "segments: source replica %lld has %lld rows, %lld on a rank, expected "
-                "at most max_rows=%lld",
-                (long long)d, (long long)n, (long long)most, (long long)r->max_rows);
+            return colo_fail(COLO_ERR_ARG,
+                             "%s: source replica %lld has %lld rows on a rank, expected at most "
+                             "max_rows=%lld",
+                             a->packed ? "packing" : "segments", (long long)d, (long long)most,
+                             (long long)r->max_rows);
     }
     return COLO_OK;
 }
 
-static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *segments,
-                                colo_batch_t **batch)
+static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, colo_batch_t **batch)
 {
     colo_ragged_bridge_t *r = bridge->ragged;
     colo_plan_config_t cfg = bridge->now.plan->config;
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
-    COLO_TRY(colo_ragged_load(&r->axes, segments));
-    COLO_TRY(check_rows(r));
     colo_batch_t *x = calloc(1, sizeof *x);
     if (!x)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %zu bytes", sizeof *x);
+        return colo_fail(COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *x);
     colo_status_t st = COLO_OK;
     x->bridge = bridge;
+    COLO_TRY_GOTO(st, load(x, &r->axes, tables), done);
+    COLO_TRY_GOTO(st, check_rows(r), done);
     x->pool = r->spare;
     r->spare.chunk = NULL;
     x->s.bytes = true;
-    keep_tables(x, segments, r->axes.rows);
     COLO_TRY_GOTO(st,
                   colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, &r->builder,
                                    r->merged, x->hash, &x->pool, &x->places),
@@ -148,7 +168,6 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *se
     *batch = x;
     x = NULL;
 done:
-    r->axes.tables = NULL; /* the caller's */
     colo_batch_destroy(&x);
     return st;
 }
@@ -165,21 +184,39 @@ colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mi
     return st == mine ? st : colo_fail_prefix(st, "%.511s", earlier.text);
 }
 
+static colo_status_t set(colo_bridge_t *bridge, const tables_t *tables, bool packed,
+                         colo_batch_t **batch)
+{
+    const char *what = packed ? "packing" : "segments";
+    colo_status_t st;
+    if (!bridge) /* and no comm on which other ranks could be told */
+        return colo_fail(COLO_ERR_ARG, "%s: bridge is NULL", what);
+    if (!batch)
+        st = colo_fail(COLO_ERR_ARG, "%s: batch is NULL, expected an address for it", what);
+    else if (!bridge->ragged || bridge->ragged->axes.packed != packed)
+        st =
+            colo_fail(COLO_ERR_ARG, "%s: the bridge was created for %s; set %s in its config", what,
+                      !bridge->ragged ? "uniform batches"
+                      : packed        ? "segments"
+                                      : "packings",
+                      packed ? "packed" : "ragged");
+    else
+        st = plan_batch(bridge, tables, batch);
+    return st < 0 ? colo_ragged_share_refusal(bridge, st) : st;
+}
+
 colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,
                                        colo_batch_t **batch)
 {
     COLO_RANGE();
-    colo_status_t st;
-    if (!bridge) /* and no comm on which other ranks could be told */
-        return colo_fail(COLO_ERR_ARG, "segments: bridge is NULL");
-    if (!batch)
-        st = colo_fail(COLO_ERR_ARG, "segments: batch is NULL, expected an address for it");
-    else if (!bridge->ragged)
-        st = colo_fail(COLO_ERR_ARG, "segments: the bridge was created for uniform batches; set "
-                                     "ragged in its config");
-    else
-        st = plan_batch(bridge, segments, batch);
-    return st < 0 ? colo_ragged_share_refusal(bridge, st) : st;
+    return set(bridge, &(tables_t){.segments = segments}, false, batch);
+}
+
+colo_status_t colo_bridge_set_packing(colo_bridge_t *bridge, const colo_packing_t *src,
+                                      const colo_packing_t *dst, colo_batch_t **batch)
+{
+    COLO_RANGE();
+    return set(bridge, &(tables_t){.src = src, .dst = dst}, true, batch);
 }
 
 const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)

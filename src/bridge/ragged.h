@@ -52,7 +52,8 @@ struct colo_batch {
     colo_pool_t pool; /* of its plan, places and boxes */
     colo_shape_state_t s;
     colo_ragged_places_t places;
-    colo_table_t table[COLO_SEGMENT_TABLES];
+    colo_table_t table[COLO_TABLES];
+    int32_t ntables;
     uint64_t hash; /* of all tables */
     bool compared;
     colo_p2p_list_t *list; /* on the peer-to-peer path of the bridge; else NULL */

@@ -19,12 +19,17 @@ enum { WORDS = 512 };                                          /* of the first m
 enum { STATUS, SEGMENTS, ROWS, SCATTERED, SEQUENCES, HEADER }; /* its first words */
 
 /* Sizes of local tables as words of a message, and what is wrong with the tables. */
-static colo_status_t local_sizes(const colo_segments_t *s, int64_t *head)
+static colo_status_t local_sizes(const colo_segments_t *local, int64_t *head)
 {
+    colo_segments_t own;
+    const colo_segments_t *s = &own;
     memset(head, 0, HEADER * sizeof *head);
-    if (!s)
+    if (!local)
         return COLO_OK;
-    COLO_TRY(colo_segments_present(s));
+    COLO_TRY(colo_segments_read(&own, local));
+    if (s->packing)
+        return colo_fail(COLO_ERR_ARG, "segments: local tables with a packing, expected NULL; set "
+                                       "it in the global tables");
     for (int64_t e = 0; e < s->count; e++) {
         if (s->rows[e] < 0 || !colo_add_ok(head[ROWS], s->rows[e], &head[ROWS]))
             return colo_fail(COLO_ERR_ARG,

@@ -58,8 +58,9 @@ NAMES = [
     (r"(is_)?late", "abandoned, timeout, relayed", r"^(src|kernels|include|tools|tests/harness)/"),
     (r"mark_?", "sentinel, count, bound", EVERYWHERE),
     (r"guard", "check, watchdog", r"^(src|kernels|include|tools)/"),
-    (r"tear|untold|news|meet(_blocks)?|look|pick|pieces?(_t)?|ways?|spread_\w+|\w+_say_\w+",
+    (r"tear|untold|news|meet(_blocks)?|look|pick|ways?|spread_\w+|\w+_say_\w+",
      "abort, notify, intersect, barrier, lookup, part, broadcast, print", r"^(src|kernels|include|tools)/"),
+    (r"pieces?(_t)?", "part; a packing cuts sequences into pieces", r"^(src|kernels|include|tools)/(?!.*(pack|segments|tables))"),
 ]
 LEFT_OUT = re.compile(r"^(NEWS\.md|LICENSE|bench/results/|tests/api/words\.py)|\.(gz|csv|png|svg|xml)$")
 

@@ -461,7 +461,7 @@ static colo_status_t run_uses(colo_comm_t *comm, void *arg)
     const colo_tensor_t tx = tensor(x, 5);
     rank_try(make(&b, &o, comm));
     rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
-    rank_check(strstr(colo_last_error(), "source replica 1 has 5 rows, 5 on a rank, expected at "
+    rank_check(strstr(colo_last_error(), "source replica 1 has 5 rows on a rank, expected at "
                                          "most max_rows=4"));
     t.pos[0] = 11;
     rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);

@@ -160,7 +160,7 @@ static void plan_without_features(void)
     colo_grid_t grid[2];
     colo_layout_t src, dst;
     const int64_t rows[] = {3}, zero[] = {0}, len[] = {8};
-    const colo_segments_t s = {sizeof s, 1, rows, zero, zero, zero, NULL, 1, len, zero};
+    const colo_segments_t s = {sizeof s, 1, rows, zero, zero, zero, NULL, 1, len, zero, NULL};
     assert_ok(colo_grid_parse(&grid[0], "dp=1", 0));
     assert_ok(colo_grid_parse(&grid[1], "cp=4", 0));
     assert_ok(colo_layout_init_src(&src, &grid[0]));
@@ -212,8 +212,8 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
         len[e / EACH] = 512;
         dp[e / EACH] = e / EACH * colo_grid_extent(&grid[1], "dp") / (images / EACH);
     }
-    const colo_segments_t s = {sizeof s, images, rows,          src_dp, seq,
-                               pos,      NULL,   images / EACH, len,    dp};
+    const colo_segments_t s = {sizeof s, images,        rows, src_dp, seq, pos,
+                               NULL,     images / EACH, len,  dp,     NULL};
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src,
                                   .dst = &dst,           .shape = {.features = 8},
                                   .dtype = COLO_F32,     .output = COLO_SHARDED};
@@ -354,7 +354,7 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
         seq[e] = e;
         len[e] = 100;
     }
-    const colo_segments_t s = {sizeof s, N, rows, zero, seq, zero, NULL, N, len, seq};
+    const colo_segments_t s = {sizeof s, N, rows, zero, seq, zero, NULL, N, len, seq, NULL};
     assert_ok(colo_grid_parse(&grid[0], "tp=2,dp=1", 0));
     assert_ok(colo_grid_parse(&grid[1], "dp=8", 0));
     assert_ok(colo_layout_init_src(&src, &grid[0]));
@@ -374,7 +374,7 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
 T_CASE(segments_that_touch_on_both_sides_are_one_region)
 {
     const int64_t rows[] = {10, 10}, zero[2] = {0}, pos[] = {0, 10}, len = 20;
-    const colo_segments_t s = {sizeof s, 2, rows, zero, zero, pos, NULL, 1, &len, zero};
+    const colo_segments_t s = {sizeof s, 2, rows, zero, zero, pos, NULL, 1, &len, zero, NULL};
     colo_grid_t grid[2];
     colo_layout_t src, dst;
     colo_plan_t *p = NULL;

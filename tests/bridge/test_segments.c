@@ -133,11 +133,10 @@ T_CASE(bad_lengths_are_refused_with_their_numbers)
     assert_fails(check(&t), COLO_ERR_ARG, "sequence 0 has -4 positions");
     worked(&t)->len[1] = INT64_MAX - 3;
     assert_fails(check(&t), COLO_ERR_ARG,
-                 "sequence 1: its 9223372036854775804 positions make the lengths of its replica");
-    worked(&t); /* each length and each segment fits, their sum does not */
-    layouts(&t, "dp=2", "cp=2,dp=2", false);
-    t.len[0] = t.len[1] = t.rows[0] = t.rows[2] = INT64_C(1) << 62;
-    t.dp[1] = 1;
+                 "sequence 1: its 9223372036854775804 positions make the lengths of all sequences");
+    worked(&t); /* each length and each segment fits, the sum of rows does not */
+    t.len[0] = t.rows[0] = t.rows[2] = INT64_C(1) << 62;
+    t.seq[2] = 0;
     memset(t.pos, 0, sizeof t.pos);
     assert_fails(check(&t), COLO_ERR_ARG, "make the sum of all rows exceed 63 bits");
     worked(&t);
@@ -203,14 +202,12 @@ T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)
 }
 
 /* Any tables of small numbers: what a bitmap of positions and plain comparisons say. */
-/* 2 * cp is 2^63; tables of one entry per replica take more than 2^63 bytes. */
+/* Tables of one entry per replica or context rank take more than 2^63 bytes. */
 static void check_largest_layouts(void)
 {
     tables_t t;
     layouts(worked(&t), "dp=2", "cp=4611686018427387904", false);
-    assert_fails(check(&t), COLO_ERR_LAYOUT, "2 * cp=4611686018427387904 = 9223372036854775808");
-    t.len[0] = t.len[1] = t.rows[0] = t.rows[2] = 0;
-    assert_ok(check(&t));
+    assert_fails(check(&t), COLO_ERR_NOMEM, "2 sequences on 4611686018427387904 context ranks");
     layouts(worked(&t), "dp=4611686018427387904", "dp=1", false);
     assert_fails(check(&t), COLO_ERR_NOMEM, "3 segments in 2 sequences");
     layouts(worked(&t), "dp=2", "dp=9223372036854775807", false);

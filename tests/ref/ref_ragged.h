@@ -50,7 +50,7 @@ typedef enum ref_refusal_kind {
     REF_REFUSE_COLLISION, /* e <= other, q: both have a row at position found, the lowest shared */
     REF_REFUSE_CHUNKS,    /* q: length found is no multiple of limit = 2C or C */
     REF_REFUSE_SP,        /* d: local length found is no multiple of limit */
-    REF_REFUSE_SUM,       /* d = -1: the sum of all rows; else the sum of lengths of replica d */
+    REF_REFUSE_SUM,       /* d = -1: the sum of all rows; 0: that of all lengths */
 } ref_refusal_kind_t;
 
 typedef struct ref_refusal {
@@ -84,8 +84,8 @@ void ref_ragged_src(ref_rows_t *part, const ref_ragged_t *c, int64_t rank);
 /* @full: the whole axis of the replica; else the rank's own places. */
 void ref_ragged_dst(ref_rows_t *part, const ref_ragged_t *c, int64_t rank, bool full);
 void ref_rows_free(ref_rows_t *part);
-int64_t ref_ragged_total(const ref_ragged_t *c);  /* rows of all segments */
-int64_t ref_ragged_parts(const ref_side_t *side); /* P or D */
+int64_t ref_ragged_total(const ref_ragged_t *c);   /* rows of all segments */
+int64_t ref_ragged_parts(const ref_side_t *side);  /* P or D */
 int64_t ref_ragged_addends(const ref_ragged_t *c); /* C of the destination */
 
 /* What a tensor of a rank holds. INTO: a merged buffer before forward; D_INTO: its gradient. */

@@ -123,12 +123,13 @@ static void check_positions(list_t *l)
     free(good);
 }
 
-/* Sum of the lengths of replica d's sequences; -1: beyond int64; -2: a length has no sense. */
+/* Sum of the lengths of replica d's sequences, or of all if d is -1; -1: beyond int64; -2: a length
+ * has no sense. */
 static int64_t axis_of(const ref_segments_t *t, int64_t d)
 {
     int64_t sum = 0;
     for (int64_t q = 0; q < t->nseq; q++)
-        if (t->seq_dp[q] == d) {
+        if (d < 0 || t->seq_dp[q] == d) {
             if (t->seq_len[q] < 0)
                 return -2;
             if (t->seq_len[q] > INT64_MAX - sum)
@@ -192,9 +193,8 @@ int64_t ref_ragged_refusals(const ref_ragged_t *c, ref_refusal_t *out, int64_t c
     check_lengths(&l);
     if (rows_of(&c->table) == -1)
         refuse(&l, (ref_refusal_t){REF_REFUSE_SUM, -1, -1, -1, -1, -1, 0, 0});
-    for (int64_t d = 0; d < l.d; d++)
-        if (axis_of(&c->table, d) == -1)
-            refuse(&l, (ref_refusal_t){REF_REFUSE_SUM, -1, -1, d, -1, -1, 0, 0});
+    if (axis_of(&c->table, -1) == -1)
+        refuse(&l, (ref_refusal_t){REF_REFUSE_SUM, -1, -1, 0, -1, -1, 0, 0});
     return l.n;
 }
 

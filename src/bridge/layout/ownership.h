@@ -4,7 +4,8 @@
  *
  * A block is one choice of the coordinates of the dims that split a side; ranks that share them are
  * its replicas. Rows have numbers that both sides know, the common row space. The plan asks nothing
- * but these functions; uniform.c answers for layouts, segments.c for images among text.
+ * but these functions; uniform.c answers for layouts, segments.c for images among text, packed.c
+ * for packed sequences.
  */
 #ifndef COLO_BRIDGE_OWNERSHIP_H
 #define COLO_BRIDGE_OWNERSHIP_H
@@ -31,27 +32,31 @@ typedef struct colo_ownership {
      * these is needed; NULL: all. */
     colo_status_t (*rows)(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
                           colo_runs_t *runs);
-    /* The blocks that meet @bounds, by axis, in an order that every rank knows. @met: [3], empty. */
+    /* The blocks that meet @bounds, by axis, in an order that every rank knows. @met: [3], empty.
+     */
     colo_status_t (*visit)(const colo_side_t *side, const colo_bounds_t *bounds, colo_list_t *met);
     /* Samples and features of a block; false: none. */
     bool (*box)(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds);
-    bool ascends; /* blocks ascend with their rows */
+    bool ascends;        /* blocks ascend with their rows */
+    bool full_has_parts; /* full: rows are still split over dims that are not context */
 } colo_ownership_t;
 
-extern const colo_ownership_t colo_owns_uniform, colo_owns_segments_src, colo_owns_segments_dst;
+extern const colo_ownership_t colo_owns_uniform, colo_owns_segments_src, colo_owns_segments_dst,
+    colo_owns_packed;
 
 /* One layout in one role: which splits of rows count, and which context addend it shows. */
 struct colo_side {
     const colo_ownership_t *owns;
     const colo_layout_t *layout;
     const colo_shape_t *shape;
-    const void *table;            /* the ownership's: colo_posmap_t or colo_ragged_t */
+    const void *table;            /* the ownership's: colo_posmap_t, colo_ragged_t or
+                                     colo_packed_t */
     bool full;                    /* rows are not split in this role */
     bool whole;                   /* the tensor has all rows, also those that the role leaves out */
     bool addend_fixed;            /* PARTIAL: context dims are pinned to fixed[] */
     int64_t fixed[COLO_MAX_DIMS]; /* context coordinates of the addend; -1 elsewhere */
-    colo_list_t *on_rank;         /* int64_t: segments: gets where each listed run begins on the axis
-                                     of the context rank, if rows are split; or NULL */
+    colo_list_t *on_rank; /* int64_t: segments: gets where each listed run begins on the axis
+                             of the context rank, if rows are split; or NULL */
 };
 
 void colo_block_clear(colo_block_t *block);

@@ -7,46 +7,11 @@
  */
 #include "bridge/layout/segments.h"
 
-#include "core/hash.h"
 #include "core/error.h"
 #include "core/sized.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- what a layout means here ---- */
-
-colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *l, bool is_src)
-{
-    const char *side = is_src ? "source" : "destination";
-    *axes = (colo_ragged_axes_t){.replicas = colo_layout_parts(l, COLO_SAMPLES), .cp = 1, .sp = 1};
-    if (l->map != COLO_MAP_IDENTITY)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "segments: the %s layout has a position map, expected none; the positions "
-                         "of a ragged batch are in its tables",
-                         side);
-    for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
-        const colo_split_t *s = &l->split[COLO_ROWS][i];
-        if (is_src && s->kind != COLO_BLOCK && l->grid.extent[s->dim] > 1)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "segments: the source layout splits rows %s over '%s', expected "
-                             "BLOCK: ranks hold the rows of a batch in table order; clear the "
-                             "split of rows and make it with colo_layout_split_context()",
-                             s->kind == COLO_ZIGZAG ? "ZIGZAG" : "CEIL", l->grid.name[s->dim]);
-        if (is_src || !s->context) {
-            *(s->context ? &axes->cp : &axes->sp) *= l->grid.extent[s->dim];
-            continue;
-        }
-        if (i > 0)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "segments: the destination layout splits rows in context over '%s' as "
-                             "split %d, expected as its first and only context split",
-                             l->grid.name[s->dim], i);
-        axes->cp = l->grid.extent[s->dim];
-        axes->zigzag = s->kind == COLO_ZIGZAG && axes->cp > 1;
-    }
-    return COLO_OK;
-}
 
 /* ---- checks ---- */
 
@@ -58,16 +23,19 @@ static bool any_rows(const colo_segments_t *s)
     return e < s->count;
 }
 
-colo_status_t colo_segments_present(const colo_segments_t *s)
+colo_status_t colo_segments_read(colo_segments_t *own, const colo_segments_t *given)
 {
-    if (!s)
+    const colo_segments_t *s = own;
+    *own = (colo_segments_t){COLO_SEGMENTS_INIT};
+    if (!given)
         return colo_fail(COLO_ERR_ARG, "segments: segments is NULL");
-    /* no table has a default, so there is no shorter struct */
-    COLO_TRY(
-        colo_sized_check(s->struct_size, sizeof *s, sizeof *s, "segments", "COLO_SEGMENTS_INIT"));
+    COLO_TRY(COLO_SIZED_READ(own, given, packing, "segments", "COLO_SEGMENTS_INIT"));
     if (s->count < 0 || s->nseqs < 0)
         return colo_fail(COLO_ERR_ARG, "segments: %lld segments in %lld sequences, expected >= 0",
                          (long long)s->count, (long long)s->nseqs);
+    if (s->packing && (s->nseqs || s->seq_len || s->seq_dp))
+        return colo_fail(COLO_ERR_ARG, "segments: nseqs, seq_len or seq_dp is given, and packing, "
+                                       "which has them; expected 0 and NULL");
     const struct {
         const char *name;
         bool missing;
@@ -98,48 +66,26 @@ static colo_status_t bad_index(const char *what, int64_t i, const char *table, i
 /* Checks sequences and lays them out. */
 static colo_status_t lay_sequences(colo_ragged_t *r)
 {
-    const colo_segments_t *s = r->tables;
-    const colo_ragged_axes_t *dst = &r->dst;
-    const uint64_t cp = (uint64_t)dst->cp, unit = dst->zigzag ? 2 * cp : cp; /* at most 2^64 - 2 */
-    const int64_t n = s->nseqs;
-    const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp;
-    int64_t *axis = r->length, *bases = r->base, *locals = r->local, *chunks = r->chunk;
-    memset(axis, 0, (size_t)dst->replicas * sizeof *axis);
-    for (int64_t q = 0; q < n; q++) {
-        const int64_t length = seq_len[q], d = seq_dp[q];
-        if ((uint64_t)d >= (uint64_t)dst->replicas)
-            return bad_index("sequence", q, "seq_dp", d, dst->replicas);
-        const int64_t base = axis[d];
-        if (length < 0 || !colo_add_ok(axis[d], length, &axis[d]))
-            return colo_fail(
-                COLO_ERR_ARG,
-                length < 0 ? "segments: sequence %lld has %lld positions, expected >= 0"
-                           : "segments: sequence %lld: its %lld positions make the lengths of "
-                             "its replica exceed 63 bits",
-                (long long)q, (long long)length);
-        if (colo_ragged_rest((uint64_t)length, unit))
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "segments: sequence %lld has %lld positions, expected a multiple of "
-                             "%s%lld = %llu; pad it",
-                             (long long)q, (long long)length,
-                             dst->zigzag ? "2 * cp=" : "cp=", (long long)dst->cp,
-                             (unsigned long long)unit);
-        bases[q] = base;
-        chunks[q] = colo_ragged_times(length, unit);
-        locals[q] = colo_ragged_times(base, cp);
+    colo_segments_t *s = &r->own;
+    colo_packing_t packing = {COLO_PACKING_INIT};
+    if (!s->packing) {
+        packing.nseqs = s->nseqs;
+        packing.seq_len = s->seq_len;
+        packing.seq_dp = s->seq_dp;
+        packing.split = r->dst.axes.zigzag ? COLO_PACKING_ZIGZAG : COLO_PACKING_BLOCK;
+        return colo_packed_load(&r->dst, &packing);
     }
-    for (int64_t d = 0; d < dst->replicas; d++)
-        if (axis[d] / dst->cp % dst->sp) {
-            int64_t last = s->nseqs - 1;
-            while (s->seq_dp[last] != d)
-                last--;
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "segments: the sequences of replica %lld, the last of them sequence "
-                             "%lld, have %lld positions on a context rank, expected a multiple of "
-                             "the %lld ranks of sequence parallelism; pad one",
-                             (long long)d, (long long)last, (long long)(axis[d] / dst->cp),
-                             (long long)dst->sp);
-        }
+    COLO_TRY(
+        COLO_SIZED_READ(&packing, s->packing, seq_dp, "segments: packing", "COLO_PACKING_INIT"));
+    if (packing.split == COLO_PACKING_WHOLE)
+        return colo_fail(COLO_ERR_ARG, "segments: packing has split WHOLE, expected another one: "
+                                       "with output FULL_SEQ a rank gets all rows");
+    COLO_TRY(colo_packed_load(&r->dst, &packing));
+    s->nseqs = packing.nseqs;
+    s->seq_len = packing.seq_len;
+    s->seq_dp = packing.seq_dp;
+    if (s->nseqs && !s->seq_dp && !(s->seq_dp = colo_list_zeroed(&r->zeros, s->nseqs, 8)))
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld sequences", (long long)s->nseqs);
     return COLO_OK;
 }
 
@@ -252,10 +198,10 @@ typedef struct walk {
  * pointer. */
 static void walk_plain(walk_t *w, colo_ragged_t *r)
 {
-    const colo_segments_t *s = r->tables;
+    const colo_segments_t *s = &r->own;
     const int64_t *rows = s->rows, *src_dp = s->src_dp, *seq = s->seq, *pos = s->pos;
     const int64_t *seq_len = s->seq_len, *seq_dp = s->seq_dp, count = s->count;
-    const uint64_t nseqs = (uint64_t)s->nseqs, replicas = (uint64_t)r->src.replicas;
+    const uint64_t nseqs = (uint64_t)s->nseqs, replicas = (uint64_t)r->src.axes.replicas;
     int64_t *src_lo = r->src_lo, *dst_lo = r->dst_lo, *row = r->row;
     int64_t e = w->e, last_seq = w->last_seq, last_end = w->last_end, src = w->src, dst = w->dst;
     int64_t length = last_seq < 0 ? 0 : seq_len[last_seq];
@@ -334,7 +280,7 @@ static colo_status_t list_parts(const colo_segments_t *s, colo_list_t *parts)
 
 colo_status_t colo_ragged_parts(colo_ragged_t *r)
 {
-    const colo_segments_t *s = r->tables;
+    const colo_segments_t *s = &r->own;
     walk_t w = {.last_seq = -1, .dst = -1, .sorted = true};
     colo_list_t *parts = &r->in_order;
     parts->n = r->src_lo[0] = 0;
@@ -344,13 +290,13 @@ colo_status_t colo_ragged_parts(colo_ragged_t *r)
         if (s->pos)
             walk_plain(&w, r);
         if (w.e < s->count) {
-            COLO_TRY(walk_one(&w, s, r->src.replicas, parts));
+            COLO_TRY(walk_one(&w, s, r->src.axes.replicas, parts));
             w.sorted = false;
         }
     }
-    while (w.src < r->src.replicas)
+    while (w.src < r->src.axes.replicas)
         r->src_lo[++w.src] = w.sum;
-    while (w.dst < r->dst.replicas)
+    while (w.dst < r->dst.axes.replicas)
         r->dst_lo[++w.dst] = s->count;
     r->rows = w.sum;
     r->sorted = w.sorted;
@@ -359,70 +305,33 @@ colo_status_t colo_ragged_parts(colo_ragged_t *r)
     return w.ordered ? COLO_OK : check_apart(s, parts->items, parts->n);
 }
 
-/* ---- hash ---- */
+/* ---- what ranks compare ---- */
 
-static uint64_t mix(uint64_t h, uint64_t v)
+int32_t colo_segments_keep(colo_table_t *table, const colo_segments_t *s)
 {
-    h += v * UINT64_C(0xc2b2ae3d27d4eb4f);
-    return (h << 31 | h >> 33) * UINT64_C(0x9e3779b185ebca87);
-}
-
-__extension__ typedef unsigned __int128 product_t;
-
-/* Both halves of the product of two words and what came before. */
-static inline uint64_t fold(uint64_t h, uint64_t a, uint64_t b)
-{
-    const product_t x = (product_t)(a ^ UINT64_C(0x2d358dccaa6c78a5)) * (b ^ h);
-    return (uint64_t)x ^ (uint64_t)(x >> 64);
-}
-
-/* Two entries in one word: without loss if they are below 2^32, as they usually are. */
-static inline uint64_t both(const int64_t *v)
-{
-    return (uint64_t)v[0] ^ ((uint64_t)v[1] << 32 | (uint64_t)v[1] >> 32);
-}
-
-/* One multiplication for four entries, in four chains, because a chain waits for each of its own.
- */
-uint64_t colo_table_hash(const int64_t *v, int64_t n)
-{
-    enum { CHAINS = 4 };
-    static const uint64_t seed[CHAINS] = {
-        UINT64_C(0x8bb84b93962eacc9), UINT64_C(0x4b33a62ed433d4a3), UINT64_C(0x4d5a2da51de1aa47),
-        UINT64_C(0xa0761d6478bd642f)};
-    uint64_t h[CHAINS], all = (uint64_t)n;
-    int64_t i = 0;
-    memcpy(h, seed, sizeof h);
-    for (; i + 4 * CHAINS <= n; i += 4 * CHAINS)
-        for (int k = 0; k < CHAINS; k++)
-            h[k] = fold(h[k] + seed[k], both(&v[i + 4 * k]), both(&v[i + 4 * k + 2]));
-    for (; i < n; i++)
-        h[0] = mix(h[0], (uint64_t)v[i]);
-    for (int k = 0; k < CHAINS; k++)
-        all = mix(all, h[k]);
-    return all;
-}
-
-uint64_t colo_tables_hash(const colo_segments_t *s, uint64_t each[COLO_SEGMENT_TABLES])
-{
+    int32_t n = 0;
     int64_t rows = 0;
     for (int64_t e = 0; s->row_pos && e < s->count; e++)
         rows += s->rows[e];
-    each[0] = colo_table_hash(s->rows, s->count);
-    each[1] = colo_table_hash(s->src_dp, s->count);
-    each[2] = colo_table_hash(s->seq, s->count);
-    each[3] = colo_table_hash(s->pos, s->pos ? s->count : 0);
-    each[4] = colo_table_hash(s->row_pos, rows);
-    each[5] = colo_table_hash(s->seq_len, s->nseqs);
-    each[6] = colo_table_hash(s->seq_dp, s->nseqs);
-    uint64_t h = COLO_HASH_INIT;
-    for (int i = 0; i < COLO_SEGMENT_TABLES; i++)
-        h = colo_hash_i64(h, (int64_t)each[i]);
-    return h;
+    colo_table_keep(table, &n, "", "rows", s->rows, s->count);
+    colo_table_keep(table, &n, "", "src_dp", s->src_dp, s->count);
+    colo_table_keep(table, &n, "", "seq", s->seq, s->count);
+    colo_table_keep(table, &n, "", "pos", s->pos, s->count);
+    colo_table_keep(table, &n, "", "row_pos", s->row_pos, rows);
+    if (s->packing) {
+        colo_packing_keep(table, &n, "", s->packing);
+        return n;
+    }
+    colo_table_keep(table, &n, "", "seq_len", s->seq_len, s->nseqs);
+    colo_table_keep(table, &n, "", "seq_dp", s->seq_dp, s->nseqs);
+    return n;
 }
 
 uint64_t colo_segments_hash(const colo_segments_t *segments)
 {
-    uint64_t each[COLO_SEGMENT_TABLES];
-    return segments ? colo_tables_hash(segments, each) : 0;
+    colo_segments_t own;
+    colo_table_t table[COLO_TABLES];
+    if (!segments || colo_segments_read(&own, segments) < 0)
+        return 0;
+    return colo_tables_hash(table, colo_segments_keep(table, &own));
 }

@@ -13,43 +13,17 @@
 
 #include "bridge/layout/index.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- coordinates of blocks ---- */
-
-static bool counts(const colo_layout_t *l, colo_axis_t axis, int i, int context)
-{
-    return context < 0 || l->split[axis][i].context == (context == 1);
-}
-
-int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
-                         const int64_t *coords)
-{
-    int64_t index = 0;
-    for (int i = 0; i < l->nsplits[axis]; i++)
-        if (counts(l, axis, i, context))
-            index = index * l->grid.extent[l->split[axis][i].dim] + coords[l->split[axis][i].dim];
-    return index;
-}
-
-static void set_part(const colo_layout_t *l, colo_axis_t axis, int context, int64_t index,
-                     int64_t *coords)
-{
-    for (int i = l->nsplits[axis] - 1; i >= 0; i--)
-        if (counts(l, axis, i, context)) {
-            const int32_t dim = l->split[axis][i].dim;
-            coords[dim] = index % l->grid.extent[dim];
-            index /= l->grid.extent[dim];
-        }
-}
-
 /* ---- the batch ---- */
 
 colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const colo_layout_t *dst,
-                               const colo_shape_t *s)
+                               const colo_shape_t *s, bool packed)
 {
+    const char *what = packed ? "packing" : "segments";
     int64_t units = 1;
     if (s->samples || s->rows || s->positions)
         return colo_fail(COLO_ERR_ARG,
@@ -58,8 +32,11 @@ colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const
                          (long long)s->samples, (long long)s->rows, (long long)s->positions);
     COLO_TRY(colo_layout_check_fields(src));
     COLO_TRY(colo_layout_check_fields(dst));
-    COLO_TRY(colo_ragged_axes(&r->src, src, true));
-    COLO_TRY(colo_ragged_axes(&r->dst, dst, false));
+    r->packed = packed;
+    r->src.what = packed ? "src packing" : what;
+    r->dst.what = packed ? "dst packing" : what;
+    COLO_TRY(colo_ragged_axes(&r->src.axes, src, !packed, what, "source"));
+    COLO_TRY(colo_ragged_axes(&r->dst.axes, dst, false, what, "destination"));
     for (int side = 0; side < 2; side++) {
         const int64_t parts = colo_layout_parts(side ? dst : src, COLO_FEATURES);
         units = units / colo_gcd(units, parts) * parts;
@@ -82,17 +59,17 @@ static void add_up_before(int64_t *lo, int64_t n)
 static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
 {
     const colo_part_t *p = r->in_order.items, *const end = p ? p + r->in_order.n : NULL;
-    const int64_t n = r->in_order.n, *src_dp = r->tables->src_dp;
+    const int64_t n = r->in_order.n, *src_dp = r->own.src_dp;
     int64_t *next = r->src_lo; /* of each replica; shifted back below */
     memset(r->src_lo, 0, (size_t)(replicas + 1) * sizeof *r->src_lo);
-    for (int64_t e = 0; e < r->tables->count; e++)
-        r->src_lo[src_dp[e] + 1] += r->tables->rows[e];
+    for (int64_t e = 0; e < r->own.count; e++)
+        r->src_lo[src_dp[e] + 1] += r->own.rows[e];
     add_up_before(r->src_lo, replicas);
     COLO_AUTOFREE int64_t *begin = calloc((size_t)replicas + 1, sizeof *begin);
     if (!begin)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
     for (int64_t e = 0; p < end; e++)
-        begin[src_dp[e] + 1] += colo_parts_of(r->tables->rows[e], &p);
+        begin[src_dp[e] + 1] += colo_parts_of(r->own.rows[e], &p);
     add_up_before(begin, replicas);
     if (!colo_list_reserve(&r->parts, n + 1, sizeof *p)) /* also if there is none */
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
@@ -101,7 +78,7 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     p = r->in_order.items;
     for (int64_t e = 0; p < end; e++) {
         const int64_t d = src_dp[e];
-        for (int64_t k = colo_parts_of(r->tables->rows[e], &p); k > 0; k--) {
+        for (int64_t k = colo_parts_of(r->own.rows[e], &p); k > 0; k--) {
             to[begin[d]] = p[-k];
             to[begin[d]++].row = next[d];
             next[d] += p[-k].count;
@@ -117,7 +94,7 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
 static void sort_sequences(colo_ragged_t *r, int64_t replicas)
 {
     const colo_part_t *p = r->parts.items;
-    const int64_t n = r->parts.n, *seq_dp = r->tables->seq_dp;
+    const int64_t n = r->parts.n, *seq_dp = r->own.seq_dp;
     int64_t *by_dst = r->by_dst.items;
     memset(r->dst_lo, 0, (size_t)(replicas + 1) * sizeof *r->dst_lo);
     for (int64_t i = 0; i < n; i++)
@@ -135,22 +112,46 @@ static colo_status_t no_memory(const colo_segments_t *s)
                      (long long)s->count, (long long)s->nseqs);
 }
 
-colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
+colo_status_t colo_ragged_load_packings(colo_ragged_t *r, const colo_packing_t *src,
+                                        const colo_packing_t *dst)
 {
-    const int64_t nsrc = r->src.replicas, ndst = r->dst.replicas;
-    COLO_TRY(colo_segments_present(s));
-    r->tables = s;
-    int64_t **const table[] = {&r->src_lo, &r->dst_lo, &r->length, &r->base,
-                               &r->chunk,  &r->local,  &r->row};
-    const int64_t entries[] = {nsrc, ndst, ndst, s->nseqs, s->nseqs, s->nseqs, s->count};
+    colo_packing_t own[2] = {{COLO_PACKING_INIT}, {COLO_PACKING_INIT}};
+    for (int side = 0; side < 2; side++) {
+        COLO_TRY(COLO_SIZED_READ(&own[side], side ? dst : src, seq_dp,
+                                 side ? "dst packing" : "src packing", "COLO_PACKING_INIT"));
+        COLO_TRY(colo_packed_load(side ? &r->dst : &r->src, &own[side]));
+    }
+    if (own[0].nseqs != own[1].nseqs)
+        return colo_fail(COLO_ERR_ARG,
+                         "packing: src has %lld sequences, dst %lld, expected the same",
+                         (long long)own[0].nseqs, (long long)own[1].nseqs);
+    for (int64_t q = 0; q < own[0].nseqs; q++)
+        if (own[0].seq_len[q] != own[1].seq_len[q])
+            return colo_fail(COLO_ERR_ARG,
+                             "packing: sequence %lld has %lld positions in src and %lld in dst, "
+                             "expected the same",
+                             (long long)q, (long long)own[0].seq_len[q],
+                             (long long)own[1].seq_len[q]);
+    r->rows = r->src.start[own[0].nseqs];
+    return COLO_OK;
+}
+
+colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *given)
+{
+    const int64_t nsrc = r->src.axes.replicas, ndst = r->dst.axes.replicas;
+    const colo_segments_t *s = &r->own;
+    COLO_TRY(colo_segments_read(&r->given, given));
+    r->own = r->given;
+    int64_t **const table[] = {&r->src_lo, &r->dst_lo, &r->row};
+    const int64_t entries[] = {nsrc, ndst, s->count};
     int64_t all = 0;
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 3; i++)
         if (!colo_add_ok(all, entries[i], &all) || !colo_add_ok(all, 1, &all))
             return no_memory(s);
     if (!colo_list_reserve(&r->entries, all, sizeof **table[0]))
         return no_memory(s);
     int64_t *next = r->entries.items;
-    for (int i = 0; i < 7; next += entries[i++] + 1)
+    for (int i = 0; i < 3; next += entries[i++] + 1)
         *table[i] = next;
     COLO_TRY(colo_ragged_parts(r));
     if (r->sorted) /* as tables usually are */
@@ -168,90 +169,29 @@ void colo_ragged_deinit(colo_ragged_t *r)
     free(r->parts.items);
     free(r->entries.items);
     free(r->by_dst.items);
+    free(r->zeros.items);
+    colo_packed_deinit(&r->src);
+    colo_packed_deinit(&r->dst);
     memset(r, 0, sizeof *r);
 }
 
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
                                   const colo_layout_t *dst)
 {
-    colo_ragged_t r = {0};
+    colo_ragged_t r = {.dst.what = "segments"};
     for (int i = 0; i < 2; i++) {
         const colo_status_t st = colo_layout_check_fields(i ? dst : src);
         if (st < 0)
             return colo_fail_prefix(st, "segments: %s", i ? "dst" : "src");
-        COLO_TRY(colo_ragged_axes(i ? &r.dst : &r.src, i ? dst : src, i == 0));
+        COLO_TRY(colo_ragged_axes(i ? &r.dst.axes : &r.src.axes, i ? dst : src, i == 0, "segments",
+                                  i ? "destination" : "source"));
     }
     colo_status_t st = colo_ragged_load(&r, segments);
     colo_ragged_deinit(&r);
     return st;
 }
 
-/* ---- the owner of a position ---- */
-
-typedef struct owner {
-    int64_t cp, sp;
-    int64_t local; /* on the axis of the context rank */
-    int64_t end;   /* the position at which this run of positions ends */
-} owner_t;
-
-/* Where chunk @j of sequence @q begins on the axis of the context rank that owns it. */
-static int64_t chunk_local(const colo_ragged_t *r, int64_t q, int64_t j)
-{
-    const int64_t first = r->local[q];
-    return r->dst.zigzag && j >= r->dst.cp ? first + r->chunk[q] : first;
-}
-
-/* Positions that each rank of sequence parallelism owns on the axis of a context rank. */
-static int64_t sp_length(const colo_ragged_t *r, int64_t q)
-{
-    return r->length[r->tables->seq_dp[q]] / r->dst.cp / r->dst.sp;
-}
-
-static owner_t owner_of(const colo_ragged_t *r, int64_t q, int64_t p)
-{
-    const int64_t unit = r->chunk[q], j = p / unit;
-    owner_t o = {.cp = r->dst.zigzag && j >= r->dst.cp ? 2 * r->dst.cp - 1 - j : j,
-                 .local = chunk_local(r, q, j) + p % unit,
-                 .end = (j + 1) * unit};
-    if (r->dst.sp > 1) {
-        const int64_t block = sp_length(r, q);
-        o.sp = o.local / block;
-        if (o.end - p > (o.sp + 1) * block - o.local)
-            o.end = p + (o.sp + 1) * block - o.local;
-    }
-    return o;
-}
-
 /* ---- rows of a block ---- */
-
-/* Rows of @part that a context rank owns of chunk @j, cut to its block of sequence parallelism. */
-static colo_status_t push_chunk(const colo_side_t *side, const colo_part_t *part, int64_t j,
-                                int64_t sp, colo_runs_t *runs)
-{
-    const colo_ragged_t *r = side->table;
-    const int64_t q = part->seq, unit = r->chunk[q];
-    int64_t lo = j * unit > part->pos ? j * unit : part->pos;
-    int64_t hi = (j + 1) * unit;
-    hi = hi < part->pos + part->count ? hi : part->pos + part->count;
-    if (lo >= hi)
-        return COLO_OK;
-    int64_t local = chunk_local(r, q, j) + (lo - j * unit);
-    if (r->dst.sp > 1) {
-        const int64_t block = sp_length(r, q), a = sp * block - local, z = a + block;
-        hi = z < hi - lo ? lo + z : hi;
-        local += a > 0 ? a : 0;
-        lo += a > 0 ? a : 0;
-    }
-    if (lo >= hi)
-        return COLO_OK;
-    if (side->on_rank) {
-        int64_t *entry = colo_list_push(side->on_rank, sizeof *entry);
-        if (!entry)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
-        *entry = local;
-    }
-    return colo_runs_push(runs, part->row + (lo - part->pos), hi - lo, r->base[q] + lo);
-}
 
 static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
                                  const colo_runs_t *within, colo_runs_t *runs)
@@ -260,9 +200,9 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
     (void)within; /* one run */
     runs->n = runs->rows = 0;
     const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
-    const int64_t j = colo_ragged_part(side->layout, COLO_ROWS, 1, coords) * r->src.sp +
+    const int64_t j = colo_ragged_part(side->layout, COLO_ROWS, 1, coords) * r->src.axes.sp +
                       colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
-    const int64_t n = r->src_lo[d + 1] - r->src_lo[d], parts = r->src.cp * r->src.sp;
+    const int64_t n = r->src_lo[d + 1] - r->src_lo[d], parts = r->src.axes.cp * r->src.axes.sp;
     const int64_t lo = colo_block_lo(n, parts, j), hi = colo_block_lo(n, parts, j + 1);
     return lo < hi ? colo_runs_push(runs, r->src_lo[d] + lo, hi - lo, 0) : COLO_OK;
 }
@@ -276,7 +216,7 @@ typedef struct parts {
 
 static parts_t parts_in_order(const colo_ragged_t *r, bool by_dst)
 {
-    const colo_segments_t *s = r->tables;
+    const colo_segments_t *s = &r->own;
     const colo_part_t *p = r->parts.items;
     if (r->sorted)
         return (parts_t){s->count, 1, s->seq, s->pos, s->rows, r->row, NULL};
@@ -309,6 +249,26 @@ static int64_t first_part(parts_t parts, int64_t a, int64_t z, int64_t row)
     return a;
 }
 
+/* Rows of @part that owner @k has, cut to its block @sp of sequence parallelism. */
+static colo_status_t push_part(const colo_side_t *side, const colo_part_t *part, int64_t k,
+                               int64_t sp, int64_t *next, colo_runs_t *runs)
+{
+    const colo_ragged_t *r = side->table;
+    const int64_t start = r->dst.start[part->seq], first = start + part->pos;
+    colo_cut_t cut;
+    for (int64_t lo = first, hi = first + part->count;
+         colo_packed_next(&r->dst, k, sp, lo, hi, next, &cut); lo = cut.row + cut.count) {
+        int64_t *entry = side->on_rank ? colo_list_push(side->on_rank, sizeof *entry) : NULL;
+        if (side->on_rank && !entry)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
+        if (entry)
+            *entry = cut.local;
+        COLO_TRY(colo_runs_push(runs, part->row + (cut.row - first), cut.count,
+                                r->dst.base[part->seq] + (cut.row - start)));
+    }
+    return COLO_OK;
+}
+
 static colo_status_t destination_rows(const colo_side_t *side, const int64_t *coords,
                                       const colo_runs_t *within, colo_runs_t *runs)
 {
@@ -317,9 +277,8 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
     const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t c = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
-    const int64_t mirror = 2 * r->dst.cp - 1 - c;
     const parts_t parts = parts_in_order(r, true);
-    int64_t i = r->dst_lo[d], end = r->dst_lo[d + 1], behind = INT64_MAX;
+    int64_t i = r->dst_lo[d], end = r->dst_lo[d + 1], behind = INT64_MAX, next = -1;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
         i = first_part(parts, i, end, within->run[0].row);
@@ -329,15 +288,8 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
         const colo_part_t p = part_of(&parts, i);
         if (p.row >= behind)
             break;
-        if (side->full) {
-            COLO_TRY(colo_runs_push(runs, p.row, p.count, r->base[p.seq] + p.pos));
-            continue;
-        }
-        const int64_t unit = r->chunk[p.seq], last = p.pos + p.count;
-        if (p.pos < (c + 1) * unit && last > c * unit) /* seldom: one of 2C chunks */
-            COLO_TRY(push_chunk(side, &p, c, sp, runs));
-        if (r->dst.zigzag && p.pos < (mirror + 1) * unit && last > mirror * unit)
-            COLO_TRY(push_chunk(side, &p, mirror, sp, runs));
+        COLO_TRY(side->full ? colo_runs_push(runs, p.row, p.count, r->dst.base[p.seq] + p.pos)
+                            : push_part(side, &p, d * r->dst.cp + c, sp, &next, runs));
     }
     return COLO_OK;
 }
@@ -347,7 +299,7 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
 /* The source replica that holds @row; replicas may be empty. */
 static int64_t find_source(const colo_ragged_t *r, int64_t row)
 {
-    int64_t a = 0, z = r->src.replicas; /* src_lo[a] <= row < src_lo[z] */
+    int64_t a = 0, z = r->src.axes.replicas; /* src_lo[a] <= row < src_lo[z] */
     while (z - a > 1) {
         const int64_t mid = a + (z - a) / 2;
         if (r->src_lo[mid] <= row)
@@ -362,7 +314,7 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
                                   colo_list_t *out)
 {
     const colo_ragged_t *r = side->table;
-    const int64_t parts = r->src.cp * r->src.sp;
+    const int64_t parts = r->src.axes.cp * r->src.axes.sp;
     int64_t behind = 0; /* of the last block; rows ascend, so blocks do */
     for (int64_t i = 0; i < mine->n; i++) {
         int64_t lo = mine->run[i].row;
@@ -374,9 +326,9 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
                 const int64_t j = colo_block_part(n, parts, lo - r->src_lo[d]);
                 behind = r->src_lo[d] + colo_block_lo(n, parts, j + 1);
                 colo_block_clear(&b);
-                set_part(side->layout, COLO_SAMPLES, -1, d, b.coord);
-                set_part(side->layout, COLO_ROWS, 1, j / r->src.sp, b.coord);
-                set_part(side->layout, COLO_ROWS, 0, j % r->src.sp, b.coord);
+                colo_ragged_set_part(side->layout, COLO_SAMPLES, -1, d, b.coord);
+                colo_ragged_set_part(side->layout, COLO_ROWS, 1, j / r->src.axes.sp, b.coord);
+                colo_ragged_set_part(side->layout, COLO_ROWS, 0, j % r->src.axes.sp, b.coord);
                 COLO_TRY(colo_block_push(out, &b, 0));
             }
             const int64_t end = behind < hi ? behind : hi;
@@ -387,65 +339,19 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
     return COLO_OK;
 }
 
-typedef struct met {
-    int64_t block, count;
-} met_t;
-
-static int by_block(const void *a, const void *b)
+/* The piece of sequence @q that holds @row. */
+static int64_t piece_at(const colo_packed_t *p, int64_t q, int64_t row)
 {
-    const int64_t x = ((const met_t *)a)->block, y = ((const met_t *)b)->block;
-    return (x > y) - (x < y);
-}
-
-/* Adds up @list by block, ascending. Blocks that lie close together, as they usually do, are
- * counted in a table; others are sorted. */
-static colo_status_t add_up(colo_list_t *list)
-{
-    met_t *met = list->items;
-    int64_t least = INT64_MAX, most = 0, n = 0;
-    for (int64_t i = 0; i < list->n; i++) {
-        least = met[i].block < least ? met[i].block : least;
-        most = met[i].block > most ? met[i].block : most;
-    }
-    if (list->n > 1 && most - least < 4 * list->n) {
-        COLO_AUTOFREE int64_t *count = calloc((size_t)(most - least + 1), sizeof *count);
-        if (!count)
-            return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)list->n);
-        for (int64_t i = 0; i < list->n; i++)
-            count[met[i].block - least] += met[i].count;
-        for (int64_t b = least; b <= most; b++)
-            if (count[b - least] > 0)
-                met[n++] = (met_t){b, count[b - least]};
-        list->n = n;
-        return COLO_OK;
-    }
-    if (list->n > 1)
-        qsort(met, (size_t)list->n, sizeof *met, by_block);
-    for (int64_t i = 0; i < list->n; i++)
-        if (n > 0 && met[n - 1].block == met[i].block)
-            met[n - 1].count += met[i].count;
+    const colo_piece_t *piece = p->pieces.items;
+    int64_t a = p->first[q], z = p->first[q + 1]; /* piece[a].row <= row < piece[z].row */
+    while (z - a > 1) {
+        const int64_t mid = a + (z - a) / 2;
+        if (piece[mid].row <= row)
+            a = mid;
         else
-            met[n++] = met[i];
-    list->n = n;
-    return COLO_OK;
-}
-
-/* The blocks of positions [lo, hi) of sequence @q. */
-static colo_status_t intersect_positions(const colo_side_t *side, int64_t q, int64_t lo, int64_t hi,
-                                         colo_list_t *met)
-{
-    const colo_ragged_t *r = side->table;
-    const int64_t d = r->tables->seq_dp[q];
-    while (lo < hi) {
-        const owner_t o = side->full ? (owner_t){.end = hi} : owner_of(r, q, lo);
-        const int64_t end = o.end < hi ? o.end : hi;
-        met_t *m = colo_list_push(met, sizeof *m);
-        if (!m)
-            return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)met->n);
-        *m = (met_t){(d * r->dst.cp + o.cp) * r->dst.sp + o.sp, end - lo};
-        lo = end;
+            z = mid;
     }
-    return COLO_OK;
+    return a;
 }
 
 static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *mine,
@@ -461,8 +367,12 @@ static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *
                 break;
             const int64_t lo = p.row > r0 ? p.row : r0;
             const int64_t end = p.row + p.count, hi = end < r1 ? end : r1;
-            COLO_TRY(
-                intersect_positions(side, p.seq, p.pos + (lo - p.row), p.pos + (hi - p.row), met));
+            const int64_t first = r->dst.start[p.seq] + p.pos + (lo - p.row);
+            COLO_TRY(side->full
+                         ? colo_packed_count(r->own.seq_dp[p.seq] * r->dst.cp * r->dst.axes.sp,
+                                             hi - lo, met)
+                         : colo_packed_meet(&r->dst, piece_at(&r->dst, p.seq, first), first,
+                                            first + (hi - lo), met));
         }
     }
     return COLO_OK;
@@ -472,62 +382,30 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
                                        colo_list_t *out)
 {
     const colo_ragged_t *r = side->table;
-    colo_list_t list = {0};
-    colo_status_t st = intersect_rows(side, mine, &list);
-    if (st == COLO_OK)
-        st = add_up(&list);
-    const met_t *met = list.items;
-    for (int64_t i = 0; st == COLO_OK && i < list.n; i++) {
-        colo_block_t b;
-        const int64_t cp = met[i].block / r->dst.sp;
-        colo_block_clear(&b);
-        set_part(side->layout, COLO_SAMPLES, -1, cp / r->dst.cp, b.coord);
-        if (!side->full) {
-            set_part(side->layout, COLO_ROWS, 1, cp % r->dst.cp, b.coord);
-            set_part(side->layout, COLO_ROWS, 0, met[i].block % r->dst.sp, b.coord);
-        }
-        st = colo_block_push(out, &b, met[i].count);
+    colo_list_t met = {0};
+    const colo_status_t st = intersect_rows(side, mine, &met);
+    if (st < 0) {
+        free(met.items);
+        return st;
     }
-    free(list.items);
-    return st;
-}
-
-/* All rows of a batch are one sample. */
-static colo_status_t visit_rest(const colo_side_t *side, const colo_bounds_t *bounds,
-                                colo_list_t *met)
-{
-    colo_block_t all;
-    colo_block_clear(&all);
-    COLO_TRY(colo_block_push(&met[COLO_SAMPLES], &all, 1));
-    return colo_blocks_along(&met[COLO_FEATURES], side->layout, COLO_FEATURES,
-                             side->shape->features, bounds->h.lo, bounds->h.hi);
+    return colo_packed_blocks(side, &r->dst, &met, out);
 }
 
 static colo_status_t meet_sources(const colo_side_t *side, const colo_bounds_t *bounds,
                                   colo_list_t *met)
 {
-    COLO_TRY(visit_rest(side, bounds, met));
+    COLO_TRY(colo_packed_visit_rest(side, bounds, met));
     return visit_source(side, &bounds->runs, &met[COLO_ROWS]);
 }
 
 static colo_status_t meet_destinations(const colo_side_t *side, const colo_bounds_t *bounds,
                                        colo_list_t *met)
 {
-    COLO_TRY(visit_rest(side, bounds, met));
+    COLO_TRY(colo_packed_visit_rest(side, bounds, met));
     return visit_destination(side, &bounds->runs, &met[COLO_ROWS]);
 }
 
-static bool box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
-{
-    colo_span_t features[2 * COLO_MAX_SPANS];
-    if (!colo_axis_spans(side->layout, COLO_FEATURES, coords, side->shape->features, features))
-        return false;
-    bounds->b = (colo_span_t){0, 1};
-    bounds->h = features[0];
-    return true;
-}
-
 const colo_ownership_t colo_owns_segments_src = {
-    .rows = source_rows, .visit = meet_sources, .box = box, .ascends = true};
+    .rows = source_rows, .visit = meet_sources, .box = colo_packed_box, .ascends = true};
 const colo_ownership_t colo_owns_segments_dst = {
-    .rows = destination_rows, .visit = meet_destinations, .box = box};
+    .rows = destination_rows, .visit = meet_destinations, .box = colo_packed_box};

@@ -44,8 +44,10 @@ void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t 
     const colo_layout_t *l = side->layout;
     colo_block_clear(b);
     for (int a = 0; a < 3; a++)
-        for (int i = 0; (a != COLO_ROWS || !side->full) && i < l->nsplits[a]; i++)
-            b->coord[l->split[a][i].dim] = coords[l->split[a][i].dim];
+        for (int i = 0; i < l->nsplits[a]; i++)
+            if (a != COLO_ROWS || !side->full ||
+                (side->owns->full_has_parts && !l->split[a][i].context))
+                b->coord[l->split[a][i].dim] = coords[l->split[a][i].dim];
     if (l->stage_dim >= 0)
         b->coord[l->stage_dim] = l->stage;
     for (int i = 0; side->addend_fixed && i < COLO_MAX_DIMS; i++)

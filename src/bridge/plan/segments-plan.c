@@ -25,11 +25,12 @@ static int64_t merged_rows(const colo_ragged_t *r, const colo_side_t *side, cons
                            int64_t *first)
 {
     const colo_layout_t *l = side->layout;
-    int64_t length = r->length[colo_ragged_part(l, COLO_SAMPLES, -1, coords)];
+    const int64_t d = colo_ragged_part(l, COLO_SAMPLES, -1, coords);
     *first = 0;
     if (side->full)
-        return length;
-    length /= r->dst.cp * r->dst.sp;
+        return r->dst.length[d];
+    const int64_t length =
+        r->dst.held[d * r->dst.cp + colo_ragged_part(l, COLO_ROWS, 1, coords)] / r->dst.axes.sp;
     *first = length * colo_ragged_part(l, COLO_ROWS, 0, coords);
     return length;
 }
@@ -144,16 +145,11 @@ static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t
 }
 
 /* Where the rows of this rank's destination tensor are. */
-static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool merged,
-                                 colo_ragged_places_t *places, int64_t *rows)
+static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, colo_side_t dst,
+                                 bool merged, colo_ragged_places_t *places, int64_t *rows)
 {
     const colo_plan_t *p = w->plan;
     const colo_plan_config_t *c = &p->config;
-    colo_side_t dst = {.owns = &colo_owns_segments_dst,
-                       .layout = &p->dst,
-                       .shape = &c->shape,
-                       .table = r,
-                       .full = c->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS];
     colo_runs_t *mine = &w->other;
     const colo_runs_t *whole;
@@ -165,6 +161,15 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     dst.on_rank = merged ? &w->on_rank : NULL;
     COLO_TRY(colo_block_own_rows(w, &dst, coords, &whole));
     dst.on_rank = NULL;
+    if (r->packed) { /* which are where the rows of the block say */
+        *rows = whole->rows;
+        places->n = *rows > 0;
+        places->stored = colo_pool_take(p->pool, sizeof *places->stored);
+        if (!places->stored)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld rows", (long long)*rows);
+        *places->stored = (colo_stored_t){.count = *rows};
+        return COLO_OK;
+    }
     places->n = whole->n;
     COLO_TRY(colo_ragged_stored(r, &dst, coords, whole, merged, w->on_rank.items, p->pool,
                                 &places->stored, rows));
@@ -181,19 +186,29 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
                            bool merged, colo_ragged_places_t *places)
 {
     const colo_plan_config_t *c = &p->config;
-    const colo_side_t src = {
+    colo_side_t src = {
         .owns = &colo_owns_segments_src, .layout = &p->src, .shape = &c->shape, .table = r};
-    const colo_side_t dst = {
-        .owns = &colo_owns_segments_dst, .layout = &p->dst, .shape = &c->shape, .table = r};
+    colo_side_t dst = {.owns = &colo_owns_segments_dst,
+                       .layout = &p->dst,
+                       .shape = &c->shape,
+                       .table = r,
+                       .full = c->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
     const colo_runs_t *mine = NULL;
     colo_builder_begin(w, p, unit, true);
+    if (r->packed) {
+        src.owns = dst.owns = &colo_owns_packed;
+        src.table = &r->src;
+        dst.table = &r->dst;
+        src.full = r->src.whole;
+        w->asked[COLO_FORWARD] = w->asked[COLO_BACKWARD] = false; /* sides may be whole or not */
+    }
     if (colo_layout_holds(&p->src, p->rank)) {
         (void)colo_grid_coords(&p->src.grid, p->rank, coords);
         COLO_TRY(colo_block_own_rows(w, &src, coords, &mine));
     }
     own(&src, p->rank, c->shape.features, mine ? mine->rows : 0, &p->own_src);
-    COLO_TRY(find_places(w, r, merged, places, &rows));
+    COLO_TRY(find_places(w, r, dst, merged, places, &rows));
     own(&dst, p->rank, c->shape.features, rows, &p->own_dst);
     COLO_TRY(colo_plan_route(w, COLO_FORWARD, src, dst));
     if (!c->no_grad)
@@ -234,10 +249,13 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     int64_t bytes;
     if (!colo_mul_ok(r->rows, c.shape.features, &bytes) ||
         !colo_mul_ok(bytes, (int64_t)colo_dtype_size(c.dtype), &bytes) ||
-        !colo_mul_ok(bytes, r->dst.cp, &bytes)) /* addends */
+        !colo_mul_ok(bytes, r->dst.axes.cp, &bytes)) /* addends */
         return colo_fail(COLO_ERR_ARG,
-                         "segments: %lld rows of %lld %s features overflow 63 bits of bytes",
-                         (long long)r->rows, (long long)c.shape.features, colo_dtype_name(c.dtype));
+                         "%s: %lld rows of %lld %s features overflow 63 bits of bytes",
+                         r->packed ? "packing" : "segments", (long long)r->rows,
+                         (long long)c.shape.features, colo_dtype_name(c.dtype));
+    if (r->packed)
+        c.output = r->dst.whole ? COLO_FULL_SEQ : COLO_SHARDED;
     c.shape = (colo_shape_t){.samples = 1, .rows = r->rows, .features = units};
     COLO_TRY(colo_plan_new(&p, &c, rank));
     p->pool = pool;
@@ -264,7 +282,7 @@ colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config
         return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
     COLO_TRY(colo_plan_check_config(config, &own));
     config = &own;
-    colo_status_t st = colo_ragged_init(&r, config->src, config->dst, &config->shape);
+    colo_status_t st = colo_ragged_init(&r, config->src, config->dst, &config->shape, false);
     if (st < 0)
         return colo_fail_prefix(st, "plan");
     st = colo_ragged_load(&r, segments);

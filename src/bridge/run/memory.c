@@ -180,11 +180,11 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
 {
     const colo_ragged_bridge_t *r = b->ragged;
     const colo_plan_t *p = b->now.plan;
-    const int64_t shards = r->axes.src.replicas * r->axes.src.cp * r->axes.src.sp;
+    const int64_t shards = r->axes.src.axes.replicas * r->axes.src.axes.cp * r->axes.src.axes.sp;
     const int64_t sources = ranks_of(b, &b->src), destinations = ranks_of(b, &b->dst);
     const int64_t all = product(r->max_rows, shards, 1), peers = colo_comm_size(b->comm) - 1;
     const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
-    const int64_t out = destinations / r->axes.dst.replicas, back = sources / shards;
+    const int64_t out = destinations / r->axes.dst.axes.replicas, back = sources / shards;
     /* if nodes add up: what this rank collects for others, or others from it, and the sums */
     const int64_t times = colo_plan_sums_nodes(p), wide = sum_elem(b);
     const int64_t forward = staging(src ? product(r->max_rows, out, src_row) : 0,
@@ -221,7 +221,7 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
         return COLO_OK;
     const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
     if (p->addends > 1 && !c->no_grad && (src || (dst && colo_plan_sums_nodes(p)))) {
-        const colo_ragged_axes_t *a = &b->ragged->axes.src;
+        const colo_ragged_axes_t *a = &b->ragged->axes.src.axes;
         int64_t n = p->addends, bytes = product(rows, h[0], elem);
         if (colo_plan_sums_nodes(p)) { /* what arrives, sums of nodes; what is collected */
             const int64_t most = dst ? product(rows, a->replicas * a->cp * a->sp, 1) : rows;

@@ -64,7 +64,7 @@ static colo_status_t place_message(const colo_bridge_t *b, const colo_plan_t *p,
     (void)colo_grid_coords(&p->dst.grid, m->peer, coords);
     int64_t i = colo_ragged_part(&p->dst, COLO_SAMPLES, -1, coords);
     if (!side.full)
-        i = (i * r->dst.cp + colo_ragged_part(&p->dst, COLO_ROWS, 1, coords)) * r->dst.sp +
+        i = (i * r->dst.cp + colo_ragged_part(&p->dst, COLO_ROWS, 1, coords)) * r->dst.axes.sp +
             colo_ragged_part(&p->dst, COLO_ROWS, 0, coords);
     if (!x->stored[i])
         COLO_TRY(rows_of(b, &side, coords, p->pool, &x->stored[i], &x->count[i]));
@@ -79,9 +79,10 @@ colo_status_t colo_ragged_p2p_place(colo_batch_t *batch)
 {
     const colo_bridge_t *b = batch->bridge;
     const colo_plan_t *p = batch->s.plan;
-    const colo_ragged_axes_t *dst = &b->ragged->axes.dst;
+    const colo_ragged_axes_t *dst = &b->ragged->axes.dst.axes;
     const size_t n = (size_t)(dst->replicas * dst->cp * dst->sp);
-    if (!b->p2p || (b->ragged->merged && p->config.output == COLO_FULL_SEQ)) /* row = index */
+    if (!b->p2p || b->ragged->axes.packed ||
+        (b->ragged->merged && p->config.output == COLO_FULL_SEQ)) /* row = index */
         return COLO_OK;
     COLO_AUTOFREE colo_stored_t **stored = calloc(n, sizeof *stored);
     COLO_AUTOFREE int64_t *count = calloc(n, sizeof *count);

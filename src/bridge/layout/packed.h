@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* packed.h (private) - a packing seen along the axes of a layout, while a plan is made. */
+#ifndef COLO_BRIDGE_PACKED_H
+#define COLO_BRIDGE_PACKED_H
+
+#include "bridge/layout/ownership.h"
+
+#include <colobridge/packing.h>
+
+/* How a layout divides rows that are in tables. */
+typedef struct colo_ragged_axes {
+    int64_t replicas; /* ranks along the dims that split samples */
+    int64_t cp;       /* ranks along those that split rows in context; the major index */
+    int64_t sp;       /* ranks along the others that split rows */
+    bool zigzag;      /* of the layout, cp > 1 */
+} colo_ragged_axes_t;
+
+/* Checks that the layout has no position map, and one context split, as its first, at most.
+ * @in_order: any splits that are BLOCK, because rows lie in table order. @what, @side: for error
+ * messages. */
+colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *layout, bool in_order,
+                               const char *what, const char *side);
+/* The index of @coords among the parts of an axis, the first split coarsest. @context: 1 context
+ * splits only, 0 the others only, -1 all. */
+int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
+                         const int64_t *coords);
+/* Sets the coordinates of part @index. */
+void colo_ragged_set_part(const colo_layout_t *l, colo_axis_t axis, int context, int64_t index,
+                          int64_t *coords);
+
+/* Positions of one sequence that follow each other on one context rank. Rows of packings are
+ * numbered sequence by sequence in table order, the same on both sides of a bridge. */
+typedef struct colo_piece {
+    int64_t row, count; /* count > 0 */
+    int64_t local;      /* of the first, on the axis of its owner */
+    int64_t owner;      /* replica * cp + context rank */
+} colo_piece_t;
+
+/* Memory is kept for the next tables. axes and what are set before the first load. */
+typedef struct colo_packed {
+    colo_ragged_axes_t axes;
+    const char *what; /* for error messages */
+    int64_t nseqs;
+    int64_t cp;           /* owners per replica: 1 if every context rank holds all */
+    bool whole;           /* so the tables say */
+    int64_t *start;       /* [nseqs + 1] row of each sequence's first position */
+    int64_t *base;        /* [nseqs] where a sequence begins on its replica's axis */
+    int64_t *first;       /* [nseqs + 1] its first piece */
+    int64_t *length;      /* [replicas] of a replica's axis */
+    int64_t *held;        /* [replicas * cp] rows of each owner */
+    int64_t *lo;          /* [replicas * cp + 1] in by_owner */
+    colo_list_t pieces;   /* colo_piece_t, by row */
+    colo_list_t by_owner; /* int64_t: pieces of one owner after those of another, by row */
+    colo_list_t entries;  /* int64_t: memory of the tables above */
+} colo_packed_t;
+
+/* Checks tables and lays them out; @tables is borrowed for the call. */
+colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *tables);
+void colo_packed_deinit(colo_packed_t *p);
+
+/* Rows that owner @k has of [lo, hi) and its rank @s of sequence parallelism keeps, in pieces from
+ * *next on, an index in by_owner that ascends with the rows of the calls. false: no more. */
+typedef struct colo_cut {
+    int64_t row, count, local; /* local: on the axis of the owner */
+} colo_cut_t;
+bool colo_packed_next(const colo_packed_t *p, int64_t k, int64_t s, int64_t lo, int64_t hi,
+                      int64_t *next, colo_cut_t *cut);
+/* Counts rows [lo, hi) of pieces from @i on, of which the first ends behind lo, by the block that
+ * owns them, in @met. */
+colo_status_t colo_packed_meet(const colo_packed_t *p, int64_t i, int64_t lo, int64_t hi,
+                               colo_list_t *met);
+/* The same of rows of one block: (replica * cp + context rank) * sp + rank of sequence parallelism.
+ */
+colo_status_t colo_packed_count(int64_t block, int64_t rows, colo_list_t *met);
+/* Appends to @out what @met counted, ascending; frees @met. */
+colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p, colo_list_t *met,
+                                 colo_list_t *out);
+/* The other axes of a batch in tables: all its rows are one sample. */
+colo_status_t colo_packed_visit_rest(const colo_side_t *side, const colo_bounds_t *bounds,
+                                     colo_list_t *met);
+bool colo_packed_box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds);
+
+/* What all ranks must have alike of one table, and of it what an error message shows. */
+enum { COLO_SHOWN = 8, COLO_TABLES = 16 };
+typedef struct colo_table {
+    const char *side, *name; /* side: "", "src " or "dst " */
+    int64_t n, first[COLO_SHOWN];
+    uint64_t hash;
+} colo_table_t;
+/* Appends a table; NULL has no entries. */
+void colo_table_keep(colo_table_t *table, int32_t *n, const char *side, const char *name,
+                     const int64_t *v, int64_t entries);
+/* Of tables that were checked; appends 8. */
+void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side, const colo_packing_t *p);
+uint64_t colo_tables_hash(const colo_table_t *table, int32_t n);
+
+#endif

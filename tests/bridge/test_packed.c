@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_packed.c - packings by hand: a worked example, equal lengths as the uniform bridge carries
+ * them, each refusal, ranks that bring other tables.
+ */
+#include "harness/harness.h"
+
+#include "harness/packed_case.h"
+
+enum { FEATURES = 2 };
+
+static colo_status_t bridge_of(colo_bridge_t **b, const char *src, const char *dst,
+                               colo_comm_t *comm)
+{
+    colo_grid_t grid[2];
+    colo_layout_t layout[2];
+    rank_try(colo_grid_parse(&grid[0], src, 0));
+    rank_try(colo_grid_parse(&grid[1], dst, 0));
+    rank_try(colo_layout_init_src(&layout[0], &grid[0]));
+    rank_try(colo_layout_init_dst(&layout[1], &grid[1]));
+    const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT, .src = &layout[0],
+                                    .dst = &layout[1],       .shape = {.features = FEATURES},
+                                    .dtype = COLO_F32,       .packed = true};
+    return colo_bridge_create(b, &c, comm);
+}
+
+static colo_tensor_t rows_of(float *data, int64_t rows)
+{
+    return colo_tensor_host(data, COLO_F32, 2, (int64_t[]){rows, FEATURES});
+}
+
+/* ---- by hand ---- */
+
+/* Sequences of 8 and 3 positions: zigzag over two ranks and whole on rank 1, then contiguous on
+ * both, and 2 + 1 positions. Rank 0 has 0 1 6 7 of the first; then 0 1 2 3, and 0 1 of the second.
+ */
+static colo_status_t run_example(colo_comm_t *comm, void *arg)
+{
+    (void)arg;
+    const int64_t len[] = {8, 3}, cp[] = {2, 1}, first[] = {0, 1}, start[] = {0, 2, 5};
+    const int64_t piece[] = {4, 4, 2, 0, 1}, owner[] = {0, 1, 0, 0, 1};
+    const colo_packing_t src = {COLO_PACKING_INIT,  .nseqs = 2,
+                                .seq_len = len,     .seq_cp = cp,
+                                .seq_first = first, .split = COLO_PACKING_ZIGZAG};
+    const colo_packing_t dst = {
+        COLO_PACKING_INIT,    .nseqs = 2,         .seq_len = len,      .split = COLO_PACKING_TABLE,
+        .piece_start = start, .piece_len = piece, .piece_owner = owner};
+    static const int64_t has[2][2][7] = {{{0, 1, 6, 7}, {2, 3, 4, 5, 10, 11, 12}},
+                                         {{0, 1, 2, 3, 10, 11}, {4, 5, 6, 7, 12}}};
+    static const int64_t n[2][2] = {{4, 7}, {6, 5}};
+    const int32_t me = colo_comm_rank(comm);
+    float x[2 * 7] = {0}, y[2 * 7], d_x[2 * 7];
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    int64_t rows[2];
+    for (int64_t i = 0; i < n[0][me]; i++)
+        for (int64_t h = 0; h < 2; h++)
+            x[2 * i + h] = (float)(has[0][me][i] + 100 * h);
+    rank_try(bridge_of(&b, "cp=2", "cp=2", comm));
+    rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
+    colo_bridge_rows(b, &rows[0], &rows[1]);
+    rank_check(rows[0] == n[0][me] && rows[1] == n[1][me]);
+    colo_tensor_t tx = rows_of(x, rows[0]), ty = rows_of(y, rows[1]), td = rows_of(d_x, rows[0]);
+    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+    for (int64_t i = 0; i < n[1][me]; i++)
+        for (int64_t h = 0; h < 2; h++)
+            rank_check(y[2 * i + h] == (float)(has[1][me][i] + 100 * h));
+    rank_try(colo_batch_backward(batch, &ty, &td, 1, NULL)); /* the way back is the inverse */
+    rank_check(memcmp(d_x, x, (size_t)n[0][me] * 2 * sizeof *x) == 0);
+    colo_run_t run;
+    rank_check(colo_batch_runs(batch, &run, 1) == 1 && run.local == 0 && run.count == rows[1]);
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+T_CASE(the_example_moves_each_row_to_its_rank_and_back)
+{
+    assert_ok(t_run_ranks(2, run_example, NULL, 0));
+}
+
+/* ---- equal lengths ---- */
+
+typedef struct equal {
+    const char *src, *dst;
+    bool zigzag[2], full;
+} equal_t;
+
+static colo_status_t layouts_of(const equal_t *e, colo_layout_t layout[2])
+{
+    for (int k = 0; k < 2; k++) {
+        colo_grid_t grid;
+        rank_try(colo_grid_parse(&grid, k ? e->dst : e->src, 0));
+        rank_try(k ? colo_layout_init_dst(&layout[k], &grid)
+                   : colo_layout_init_src(&layout[k], &grid));
+        if (!e->zigzag[k]) {
+            colo_layout_clear(&layout[k], COLO_ROWS);
+            rank_try(colo_layout_split_context(&layout[k], "cp", COLO_BLOCK));
+        }
+    }
+    return COLO_OK;
+}
+
+enum { SAMPLES = 4, ROWS = 8 };
+
+/* The same calls on a uniform bridge and on one of packings: bits and bytes. */
+static colo_status_t run_equal(colo_comm_t *comm, void *arg)
+{
+    const equal_t *e = arg;
+    colo_layout_t layout[2];
+    colo_bridge_t *b[2] = {NULL, NULL};
+    colo_batch_t *batch[2] = {NULL, NULL};
+    float x[SAMPLES * ROWS * FEATURES], out[3][2][SAMPLES * ROWS * FEATURES];
+    int64_t len[SAMPLES], dp[2][SAMPLES], cp[2][SAMPLES], rows[2];
+    colo_packing_t p[2];
+    rank_try(layouts_of(e, layout));
+    colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,
+                              .src = &layout[0],
+                              .dst = &layout[1],
+                              .shape = {SAMPLES, ROWS, FEATURES, 0},
+                              .dtype = COLO_F32,
+                              .axes = "th",
+                              .output = e->full ? COLO_FULL_SEQ : COLO_SHARDED};
+    rank_try(colo_bridge_create(&b[0], &c, comm));
+    c.output = COLO_FULL_SEQ;
+    c.shape = (colo_shape_t){.features = FEATURES};
+    c.packed = true;
+    rank_try(colo_bridge_create(&b[1], &c, comm));
+    for (int k = 0; k < 2; k++) {
+        const int64_t replicas = colo_grid_extent(&layout[k].grid, "dp");
+        for (int64_t q = 0; q < SAMPLES; q++) {
+            len[q] = ROWS;
+            dp[k][q] = q * replicas / SAMPLES;
+            cp[k][q] = colo_grid_extent(&layout[k].grid, "cp");
+        }
+        p[k] =
+            (colo_packing_t){COLO_PACKING_INIT, .nseqs = SAMPLES, .seq_len = len, .seq_dp = dp[k],
+                             .split = k && e->full   ? COLO_PACKING_WHOLE
+                                      : e->zigzag[k] ? COLO_PACKING_ZIGZAG
+                                                     : COLO_PACKING_BLOCK};
+    }
+    rank_try(colo_bridge_set_packing(b[1], &p[0], &p[1], &batch[0]));
+    p[0].seq_cp = cp[0]; /* what the default is, too */
+    p[1].seq_cp = e->full ? NULL : cp[1];
+    rank_try(colo_bridge_set_packing(b[1], &p[0], &p[1], &batch[1]));
+    colo_bridge_rows(b[1], &rows[0], &rows[1]);
+    for (int i = 0; i < SAMPLES * ROWS * FEATURES; i++)
+        x[i] = (float)((colo_comm_rank(comm) * 100 + i) % 31);
+    const colo_plan_t *u = colo_bridge_plan(b[0]);
+    for (int pass = 0; pass < 2; pass++) {
+        const colo_plan_bytes_t w = colo_plan_bytes(u, (colo_pass_t)pass);
+        memset(out, 0, sizeof out);
+        for (int i = 0; i < 3; i++) {
+            const colo_tensor_t tx = rows_of(x, rows[pass]),
+                                ty = rows_of(out[i][pass], rows[!pass]);
+            if (i == 0)
+                rank_try((pass ? colo_bridge_backward : colo_bridge_forward)(b[0], &tx, &ty, NULL));
+            else
+                rank_try((pass ? colo_batch_backward : colo_batch_forward)(batch[i - 1], &tx, &ty,
+                                                                           1, NULL));
+            const colo_plan_bytes_t v =
+                i ? colo_plan_bytes(colo_batch_plan(batch[i - 1]), (colo_pass_t)pass) : w;
+            rank_check(v.recv == w.recv && v.send == w.send && v.local == w.local);
+            rank_check(memcmp(out[i][pass], out[0][pass], sizeof out[0][0]) == 0);
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        colo_batch_destroy(&batch[i]);
+    for (int i = 0; i < 2; i++)
+        colo_bridge_destroy(&b[i]);
+    return COLO_OK;
+}
+
+T_CASE(equal_lengths_are_carried_as_the_uniform_bridge_carries_them)
+{
+    static const equal_t cases[] = {
+        {"cp=4", "cp=4", {true, false}, false},
+        {"cp=2,dp=2", "cp=4,dp=1", {false, true}, false},
+        {"cp=1,dp=4", "cp=2,dp=2", {false, true}, false},
+        {"cp=2,dp=2", "cp=2,dp=2", {true, true}, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_ok(t_run_ranks(4, run_equal, (void *)&cases[i], 0));
+}
+
+/* ---- refusals ---- */
+
+typedef struct bad {
+    const char *text;
+    colo_status_t status;
+    colo_packing_t src, dst;
+} bad_t;
+
+#define L(...) ((const int64_t[]){__VA_ARGS__})
+#define P(...)                         \
+    {                                  \
+        COLO_PACKING_INIT, __VA_ARGS__ \
+    }
+
+/* All ranks refuse with the same words, and the bridge carries the next batch. */
+static colo_status_t run_refusals(colo_comm_t *comm, void *arg)
+{
+    (void)arg;
+    const colo_packing_t good = P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_BLOCK);
+    const bad_t bad[] = {
+        {"dst packing: sequence 1 has 6 positions, expected a multiple of 2 * cp=2 = 4",
+         COLO_ERR_LAYOUT, P(.nseqs = 2, .seq_len = L(8, 6)),
+         P(.nseqs = 2, .seq_len = L(8, 6), .split = COLO_PACKING_ZIGZAG)},
+        {"src packing: sequence 0 has 7 positions, expected a multiple of cp=2 = 2",
+         COLO_ERR_LAYOUT, P(.nseqs = 1, .seq_len = L(7)), P(.nseqs = 1, .seq_len = L(7))},
+        {"src packing: sequence 0 has -2 positions", COLO_ERR_ARG, P(.nseqs = 1, .seq_len = L(-2)),
+         P(.nseqs = 1, .seq_len = L(2))},
+        {"dst packing: sequence 1: seq_dp is 1, expected 0..0", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .seq_dp = L(0, 1))},
+        {"src packing: sequence 1 lies on 2 context ranks from 1 on, expected >= 1 of the ranks "
+         "0..1",
+         COLO_ERR_ARG, P(.nseqs = 2, .seq_len = L(8, 4), .seq_cp = L(2, 2), .seq_first = L(0, 1)),
+         good},
+        {"src packing: sequence 0 lies on 0 context ranks", COLO_ERR_ARG,
+         P(.nseqs = 2, .seq_len = L(8, 4), .seq_cp = L(0, 1)), good},
+        {"dst packing: sequence 0 lies on 1 context ranks from -1 on", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .seq_cp = L(1, 1), .seq_first = L(-1, 0))},
+        {"packing: src has 2 sequences, dst 1", COLO_ERR_ARG, good, P(.nseqs = 1, .seq_len = L(8))},
+        {"packing: sequence 1 has 4 positions in src and 6 in dst", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 6))},
+        {"src packing: table seq_len is NULL, expected its entries", COLO_ERR_ARG, P(.nseqs = 2),
+         good},
+        {"src packing: -1 sequences", COLO_ERR_ARG, P(.nseqs = -1), good},
+        {"src packing: 0 sequences, split 4", COLO_ERR_ARG, P(.split = (colo_packing_split_t)4),
+         good},
+        {"dst packing: table seq_cp is given, expected NULL with split WHOLE", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .seq_cp = L(2, 2), .split = COLO_PACKING_WHOLE)},
+        {"dst packing: table piece_start is NULL, expected its entries with split TABLE",
+         COLO_ERR_ARG, good, P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_TABLE)},
+        {"dst packing: sequence 1: its pieces have 5 positions, expected 4", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_TABLE, .piece_start = L(0, 1, 2),
+           .piece_len = L(8, 5), .piece_owner = L(0, 1))},
+        {"dst packing: sequence 0: piece 1 has owner 2, expected 0..1", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_TABLE, .piece_start = L(0, 2, 3),
+           .piece_len = L(4, 4, 4), .piece_owner = L(0, 2, 1))},
+        {"dst packing: sequence 0: piece 0 has -4 positions", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_TABLE, .piece_start = L(0, 2, 3),
+           .piece_len = L(-4, 12, 4), .piece_owner = L(0, 0, 1))},
+        {"dst packing: sequence 1 has the pieces 2..0", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_TABLE, .piece_start = L(0, 2, 1),
+           .piece_len = L(4, 4), .piece_owner = L(0, 1))},
+        {"src packing: sequence 1: its 9223372036854775800 positions make the lengths of all "
+         "sequences exceed 63 bits",
+         COLO_ERR_ARG, P(.nseqs = 2, .seq_len = L(8, INT64_MAX - 7), .split = COLO_PACKING_WHOLE),
+         good},
+    };
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    rank_try(bridge_of(&b, "cp=2", "cp=2", comm));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const colo_status_t st = colo_bridge_set_packing(b, &bad[i].src, &bad[i].dst, &batch);
+        if (st != bad[i].status || !strstr(colo_last_error(), bad[i].text))
+            fprintf(stderr, "case %zu: %s: %s\n", i, colo_status_name(st), colo_last_error());
+        rank_check(st == bad[i].status && strstr(colo_last_error(), bad[i].text) && !batch);
+    }
+    rank_check(colo_bridge_set_packing(b, &good, &good, NULL) == COLO_ERR_ARG);
+    rank_check(colo_bridge_set_packing(b, &good, NULL, &batch) == COLO_ERR_ARG);
+    const colo_segments_t none = {COLO_SEGMENTS_INIT};
+    rank_check(colo_bridge_set_segments(b, &none, &batch) == COLO_ERR_ARG &&
+               strstr(colo_last_error(), "segments: the bridge was created for packings"));
+    rank_try(colo_bridge_set_packing(b, &good, &good, &batch));
+    float x[2 * 6] = {1, 2, 3}, y[2 * 6];
+    const colo_tensor_t tx = rows_of(x, 6), ty = rows_of(y, 6);
+    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+    rank_check(memcmp(x, y, sizeof x) == 0);
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+T_CASE(tables_that_do_not_fit_are_refused_with_their_numbers_on_all_ranks)
+{
+    assert_ok(t_run_ranks(2, run_refusals, NULL, 0));
+}
+
+T_CASE(layouts_that_packings_cannot_have_are_refused)
+{
+    colo_grid_t grid;
+    colo_layout_t layout;
+    int64_t rows = 7;
+    const colo_packing_t p = P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_BLOCK);
+    const colo_packing_t odd = P(.nseqs = 2, .seq_len = L(8, 6), .seq_cp = L(2, 1));
+    assert_ok(colo_grid_parse(&grid, "tp=2,cp=2", 0));
+    assert_ok(colo_layout_init_dst(&layout, &grid));
+    assert_ok(colo_packing_rows(&p, &layout, 3, &rows));
+    assert_int_equal(rows, 6);
+    assert_ok(colo_packing_rows(&p, &layout, 4, &rows)); /* no rank of the layout */
+    assert_int_equal(rows, 0);
+    assert_fails(colo_packing_rows(NULL, &layout, 0, &rows), COLO_ERR_ARG, "packing");
+    assert_fails(colo_packing_rows(&p, NULL, 0, &rows), COLO_ERR_ARG, "layout is NULL");
+    assert_fails(colo_packing_rows(&p, &layout, 0, NULL), COLO_ERR_ARG, "rows is NULL");
+    assert_fails(colo_packing_index(&p, &layout, 0, NULL), COLO_ERR_ARG, "index is NULL");
+    assert_ok(colo_layout_split(&layout, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_packing_rows(&odd, &layout, 0, &rows)); /* 4 + 6 rows, and 4 */
+    assert_int_equal(rows, 5);
+    const colo_packing_t three =
+        P(.nseqs = 2, .seq_len = L(8, 3), .seq_cp = L(2, 1), .seq_first = L(0, 1));
+    assert_fails(
+        colo_packing_rows(&three, &layout, 0, &rows), COLO_ERR_LAYOUT,
+        "replica 0, the last of them sequence 1, have 7 positions on a context rank, "
+        "expected a multiple of the 2 ranks of sequence parallelism (context rank 1 of 2)");
+    colo_layout_clear(&layout, COLO_ROWS);
+    assert_ok(colo_layout_split(&layout, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&layout, COLO_ROWS, "cp", COLO_ZIGZAG));
+    assert_fails(colo_packing_rows(&p, &layout, 0, &rows), COLO_ERR_LAYOUT,
+                 "packing: the given layout splits rows in context over 'cp' as split 1");
+    assert_ok(colo_layout_init_dst(&layout, &grid));
+    assert_ok(colo_layout_map_offset(&layout, 1, 20));
+    assert_fails(colo_packing_rows(&p, &layout, 0, &rows), COLO_ERR_LAYOUT, "has a position map");
+}
+
+static colo_status_t run_options(colo_comm_t *comm, void *arg)
+{
+    (void)arg;
+    colo_grid_t grid;
+    colo_layout_t layout;
+    colo_bridge_t *b = NULL;
+    rank_try(colo_grid_parse(&grid, "cp=2", 0));
+    rank_try(colo_layout_init_dst(&layout, &grid));
+    const colo_bridge_config_t good = {COLO_BRIDGE_CONFIG_INIT, .src = &layout, .dst = &layout,
+                                       .shape = {.features = 2}, .packed = true};
+    for (int i = 0; i < 6; i++) {
+        static const char *const text[] = {"packed with ragged",
+                                           "packed with output",
+                                           "packed with grad",
+                                           "packed with placement",
+                                           "0 of each; these are in the tables",
+                                           "expected EXACT"};
+        colo_bridge_config_t c = good;
+        c.ragged = i == 0;
+        c.output = i == 1 ? COLO_SHARDED : COLO_FULL_SEQ;
+        c.grad = i == 2 ? COLO_DISJOINT : COLO_PARTIAL;
+        c.placement = i == 3 ? COLO_MERGED : COLO_PACKED;
+        c.shape.rows = i == 4;
+        c.algo = i == 5 ? COLO_COLLECTIVE : COLO_EXACT;
+        rank_check(colo_bridge_create(&b, &c, comm) == COLO_ERR_ARG);
+        if (!strstr(colo_last_error(), text[i]))
+            fprintf(stderr, "%s\n", colo_last_error());
+        rank_check(strstr(colo_last_error(), text[i]) && !b);
+    }
+    colo_bridge_config_t c = good;
+    c.max_rows = 4;
+    rank_try(colo_bridge_create(&b, &c, comm));
+    colo_batch_t *batch = NULL;
+    const colo_packing_t p = P(.nseqs = 1, .seq_len = L(10)), fits = P(.nseqs = 1, .seq_len = L(8));
+    rank_check(colo_bridge_set_packing(b, &p, &p, &batch) == COLO_ERR_ARG);
+    rank_check(strstr(colo_last_error(), "packing: source replica 0 has 5 rows on a rank, expected "
+                                         "at most max_rows=4"));
+    rank_try(colo_bridge_set_packing(b, &fits, &fits, &batch));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    /* values of integers are not added up */
+    const colo_packing_t whole = P(.nseqs = 1, .seq_len = L(8), .split = COLO_PACKING_WHOLE);
+    c = good;
+    c.dtype = COLO_I64;
+    rank_try(colo_bridge_create(&b, &c, comm));
+    rank_check(colo_bridge_set_packing(b, &fits, &whole, &batch) == COLO_ERR_ARG);
+    rank_try(colo_bridge_set_packing(b, &whole, &fits, &batch));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+T_CASE(options_that_packings_do_not_have_are_refused)
+{
+    assert_ok(t_run_ranks(2, run_options, NULL, 0));
+}
+
+/* ---- several batches ---- */
+
+/* Nodes of two ranks: what a batch does is the same after any other batch. */
+static colo_status_t run_order(colo_comm_t *comm, void *arg)
+{
+    (void)arg;
+    colo_grid_t grid;
+    colo_layout_t layout;
+    rank_try(colo_grid_parse(&grid, "cp=4", 0));
+    rank_try(colo_layout_init_dst(&layout, &grid));
+    const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,  .src = &layout,      .dst = &layout,
+                                    .shape = {.features = 2}, .ranks_per_node = 2, .packed = true};
+    const colo_packing_t cut = P(.nseqs = 1, .seq_len = L(16)),
+                         whole = P(.nseqs = 1, .seq_len = L(16), .split = COLO_PACKING_WHOLE);
+    const colo_packing_t *side[3][2] = {{&cut, &cut}, {&cut, &whole}, {&whole, &cut}};
+    for (int first = 0; first < 3; first++)
+        for (int second = 0; second < 3; second++) {
+            colo_bridge_t *b[2] = {NULL, NULL};
+            colo_batch_t *batch[3] = {NULL, NULL, NULL};
+            for (int i = 0; i < 2; i++)
+                rank_try(colo_bridge_create(&b[i], &c, comm));
+            rank_try(colo_bridge_set_packing(b[0], side[first][0], side[first][1], &batch[0]));
+            for (int i = 0; i < 2; i++)
+                rank_try(
+                    colo_bridge_set_packing(b[i], side[second][0], side[second][1], &batch[1 + i]));
+            for (int pass = 0; pass < 2; pass++) {
+                const colo_plan_t *p = colo_batch_plan(batch[1]), *q = colo_batch_plan(batch[2]);
+                rank_check(colo_plan_node_bytes(p, pass).in == colo_plan_node_bytes(q, pass).in);
+                rank_check(colo_plan_bytes(p, pass).recv == colo_plan_bytes(q, pass).recv);
+                rank_check(colo_plan_bytes(p, pass).send == colo_plan_bytes(q, pass).send);
+            }
+            for (int i = 0; i < 3; i++)
+                colo_batch_destroy(&batch[i]);
+            for (int i = 0; i < 2; i++)
+                colo_bridge_destroy(&b[i]);
+        }
+    return COLO_OK;
+}
+
+T_CASE(a_batch_is_the_same_whichever_came_before)
+{
+    assert_ok(t_run_ranks(4, run_order, NULL, 0));
+}
+
+/* One rank's table of pieces gives a piece to another owner. */
+static colo_status_t run_mismatch(colo_comm_t *comm, void *arg)
+{
+    (void)arg;
+    const int64_t me = colo_comm_rank(comm);
+    const int64_t owner[] = {0, 1, me == 1 ? 0 : 1, me == 1 ? 1 : 0};
+    const colo_packing_t src = P(.nseqs = 1, .seq_len = L(8));
+    const colo_packing_t dst =
+        P(.nseqs = 1, .seq_len = L(8), .split = COLO_PACKING_TABLE, .piece_start = L(0, 4),
+          .piece_len = L(2, 2, 2, 2), .piece_owner = owner);
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    float x[8], y[8];
+    const colo_tensor_t tx = rows_of(x, 4), ty = rows_of(y, 4);
+    rank_try(bridge_of(&b, "cp=2", "cp=2", comm));
+    rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
+    rank_check(colo_batch_forward(batch, &tx, &ty, 1, NULL) == COLO_ERR_MISMATCH);
+    rank_check(strstr(colo_last_error(), "dst piece_owner") && strstr(colo_last_error(), "rank 1"));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+T_CASE(ranks_with_other_tables_learn_which_before_anything_moves)
+{
+    assert_ok(t_run_ranks(2, run_mismatch, NULL, 0));
+}
+
+T_MAIN("bridge/packed")

@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* packed_case.c - see packed_case.h. */
+#include "harness/packed_case.h"
+
+#include "harness/harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- random cases ---- */
+
+static void random_side(ref_packed_t *s, uint64_t *r, int64_t most)
+{
+    static const int orders[][REF_DIMS] = {{REF_TP, REF_CP, REF_DP}, {REF_TP, REF_DP, REF_CP},
+                                           {REF_CP, REF_TP, REF_DP}, {REF_CP, REF_DP, REF_TP},
+                                           {REF_DP, REF_TP, REF_CP}, {REF_DP, REF_CP, REF_TP}};
+    do {
+        s->extent[REF_TP] = 1 + t_below(r, 2);
+        s->extent[REF_CP] = 1 + t_below(r, 8);
+        s->extent[REF_DP] = 1 + t_below(r, 4);
+    } while (ref_packed_size(s) > most);
+    memcpy(s->order, orders[t_below(r, 6)], sizeof s->order);
+    s->sp = s->extent[REF_TP] > 1 && t_below(r, 2);
+    s->features = t_below(r, 4) == 0 ? REF_CP : s->extent[REF_TP] > 1 && !s->sp ? REF_TP : -1;
+    if (t_below(r, 3) == 0 && s->features == REF_TP)
+        s->features = -1;
+    s->p.cut = (ref_cut_t)t_below(r, 4);
+}
+
+static void random_tables(t_packed_t *t, int k, uint64_t *r)
+{
+    ref_packed_t *s = &t->side[k];
+    const int64_t n = s->p.nseq, cp = ref_packed_cp(s);
+    const bool cuts = s->p.cut <= REF_CUT_ZIGZAG;
+    const bool own = cuts && t_below(r, 2); /* context ranks of each sequence */
+    int64_t pieces = 0;
+    s->p.len = t->len;
+    s->p.dp = t_below(r, 4) || s->extent[REF_DP] > 1 ? t->dp[k] : NULL;
+    s->p.cp = own ? t->cp[k] : NULL;
+    s->p.first = own && t_below(r, 4) ? t->first[k] : NULL;
+    s->p.start = s->p.cut == REF_CUT_TABLE ? t->start[k] : NULL;
+    s->p.piece = s->p.start ? t->piece[k] : NULL;
+    s->p.owner = s->p.start ? t->owner[k] : NULL;
+    t->start[k][0] = 0;
+    for (int64_t q = 0; q < n; q++) {
+        t->dp[k][q] = t_below(r, s->extent[REF_DP]);
+        t->first[k][q] = t_below(r, cp);
+        t->cp[k][q] = 1 + t_below(r, s->p.first ? cp - t->first[k][q] : cp);
+        int64_t left = t->len[q];
+        for (int64_t m = t_below(r, 6); m >= 0; m--) { /* some pieces and owners have nothing */
+            t->piece[k][pieces] = m ? t_below(r, left + 1) : left;
+            left -= t->piece[k][pieces];
+            t->owner[k][pieces++] = t_below(r, 1 + t_below(r, cp));
+        }
+        t->start[k][q + 1] = pieces;
+    }
+}
+
+void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F64, COLO_I64, COLO_U8};
+    uint64_t r = seed;
+    do {
+        memset(t, 0, sizeof *t);
+        t->seed = seed;
+        int64_t unit = 1;
+        for (int k = 0; k < 2; k++)
+            random_side(&t->side[k], &r, most);
+        for (int k = 0; k < 2; k++) /* what most lengths are a multiple of */
+            if (t->side[k].p.cut <= REF_CUT_ZIGZAG) {
+                const int64_t cp = ref_packed_cp(&t->side[k]);
+                unit *= t->side[k].p.cut == REF_CUT_ZIGZAG ? 2 * cp : cp;
+            }
+        const int64_t n = t_below(&r, T_PACKED_SEQS + 1);
+        for (int64_t q = 0; q < n; q++)
+            t->len[q] = t_below(&r, 4) == 0 ? 0
+                        : unit > 48         ? unit * t_below(&r, 2)
+                                            : unit * t_below(&r, 1 + 48 / unit);
+        for (int k = 0; k < 2; k++) {
+            t->side[k].p.nseq = n;
+            random_tables(t, k, &r);
+        }
+    } while (!ref_packed_valid(&t->side[0]) || !ref_packed_valid(&t->side[1]));
+    t->h = t->side[0].extent[REF_TP] * t->side[0].extent[REF_CP] * t->side[1].extent[REF_TP] *
+           t->side[1].extent[REF_CP];
+    t->h = t->side[0].features < 0 && t->side[1].features < 0 ? 1 + t_below(&r, 5) : t->h;
+    t->dtype = dtypes[t_below(&r, t_packed_sums(t) ? 3 : 5)];
+    t->ranks_per_node = t_below(&r, 2) ? 0 : 1 + t_below(&r, 4);
+    t->max_rows = t_below(&r, 4) ? 0 : 10000;
+    t->world = (int32_t)ref_packed_size(&t->side[0]);
+    if (ref_packed_size(&t->side[1]) > t->world)
+        t->world = (int32_t)ref_packed_size(&t->side[1]);
+}
+
+const char *t_packed_text(const t_packed_t *t)
+{
+    static _Thread_local char text[1024];
+    size_t n =
+        (size_t)snprintf(text, sizeof text, "seed %llu, %lld features of %s, lengths",
+                         (unsigned long long)t->seed, (long long)t->h, colo_dtype_name(t->dtype));
+    for (int64_t q = 0; q < t->side[0].p.nseq && n < sizeof text; q++)
+        n += (size_t)snprintf(text + n, sizeof text - n, " %lld", (long long)t->len[q]);
+    for (int k = 0; k < 2 && n < sizeof text; k++)
+        n += (size_t)snprintf(
+            text + n, sizeof text - n, "; tp %lld cp %lld dp %lld cut %d sp %d f %d",
+            (long long)t->side[k].extent[0], (long long)t->side[k].extent[1],
+            (long long)t->side[k].extent[2], t->side[k].p.cut, t->side[k].sp, t->side[k].features);
+    return text;
+}
+
+/* ---- the library's ---- */
+
+colo_packing_t t_packing(const ref_packing_t *p)
+{
+    return (colo_packing_t){COLO_PACKING_INIT,
+                            .nseqs = p->nseq,
+                            .seq_len = p->len,
+                            .seq_dp = p->dp,
+                            .seq_cp = p->cp,
+                            .seq_first = p->first,
+                            .split = (colo_packing_split_t)p->cut,
+                            .piece_start = p->start,
+                            .piece_len = p->piece,
+                            .piece_owner = p->owner};
+}
+
+colo_status_t t_packed_layout(colo_layout_t *layout, const ref_packed_t *side, bool is_src)
+{
+    static const char *const names[] = {"tp", "cp", "dp"};
+    colo_grid_t grid;
+    char spec[64];
+    snprintf(spec, sizeof spec, "%s=%lld,%s=%lld,%s=%lld", names[side->order[0]],
+             (long long)side->extent[side->order[0]], names[side->order[1]],
+             (long long)side->extent[side->order[1]], names[side->order[2]],
+             (long long)side->extent[side->order[2]]);
+    rank_try(colo_grid_parse(&grid, spec, 0));
+    rank_try(is_src ? colo_layout_init_src(layout, &grid) : colo_layout_init_dst(layout, &grid));
+    if (side->features == REF_CP)
+        colo_layout_clear(layout, COLO_ROWS);
+    if (side->sp)
+        rank_try(colo_layout_split(layout, COLO_ROWS, "tp", COLO_BLOCK));
+    if (side->features >= 0)
+        rank_try(colo_layout_split(layout, COLO_FEATURES, names[side->features], COLO_BLOCK));
+    return COLO_OK;
+}
+
+bool t_packed_sums(const t_packed_t *t)
+{
+    return t->side[1].p.cut == REF_CUT_WHOLE && ref_packed_cp(&t->side[1]) > 1;
+}
+
+colo_status_t t_packed_bridge(colo_bridge_t **bridge, const t_packed_t *t, colo_comm_t *comm)
+{
+    colo_layout_t src, dst;
+    rank_try(t_packed_layout(&src, &t->side[0], true));
+    rank_try(t_packed_layout(&dst, &t->side[1], false));
+    const colo_bridge_config_t config = {
+        COLO_BRIDGE_CONFIG_INIT,     .src = &src,       .dst = &dst,
+        .shape = {.features = t->h}, .dtype = t->dtype, .ranks_per_node = t->ranks_per_node,
+        .max_rows = t->max_rows,     .packed = true};
+    return colo_bridge_create(bridge, &config, comm);
+}
+
+/* ---- tensors ---- */
+
+/* Bits of an element of dtype @dtype: any, or a small whole number that sums keep exact. */
+static void set(unsigned char *to, colo_dtype_t dtype, uint64_t key, bool number)
+{
+    uint64_t bits = (key ^ key >> 29) * UINT64_C(0x9e3779b97f4a7c15);
+    bits ^= bits >> 32;
+    memcpy(to, &bits, colo_dtype_size(dtype));
+    if (!number)
+        return;
+    const float f = (float)((int)(bits % 9) - 4);
+    const double d = (double)f;
+    if (dtype == COLO_F64)
+        memcpy(to, &d, sizeof d);
+    else if (dtype == COLO_F32)
+        memcpy(to, &f, sizeof f);
+    else
+        memcpy(to, (const char *)&f + 2, 2);
+}
+
+static void add(unsigned char *to, colo_dtype_t dtype, const unsigned char *what)
+{
+    float a[2] = {0, 0};
+    double d[2];
+    if (dtype == COLO_F64) {
+        memcpy(&d[0], to, sizeof *d);
+        memcpy(&d[1], what, sizeof *d);
+        d[0] += d[1];
+        memcpy(to, &d[0], sizeof *d);
+        return;
+    }
+    const size_t skip = dtype == COLO_BF16 ? 2 : 0;
+    memcpy((char *)&a[0] + skip, to, 4 - skip);
+    memcpy((char *)&a[1] + skip, what, 4 - skip);
+    a[0] += a[1];
+    memcpy(to, (char *)&a[0] + skip, 4 - skip);
+}
+
+static uint64_t key_of(const t_packed_t *t, int64_t q, int64_t pos, int64_t h, int64_t addend)
+{
+    return (((uint64_t)q * 4099 + (uint64_t)pos) * 8191 + (uint64_t)h) * 17 + (uint64_t)addend +
+           t->seed;
+}
+
+typedef struct block {
+    unsigned char *data;
+    int64_t rows, lo, hi, *q, *pos;
+    size_t bytes;
+    colo_tensor_t t;
+} block_t;
+
+/* What @rank has on side @k, in forward or backward; @blank: before a call has written it. */
+static colo_status_t make(block_t *b, const t_packed_t *t, int k, int64_t rank, bool backward,
+                          bool blank)
+{
+    const ref_packed_t *side = &t->side[k];
+    const size_t elem = colo_dtype_size(t->dtype);
+    const bool sums = backward && t_packed_sums(t);
+    const int64_t own = ref_packed_coord(side, rank, REF_CP), cp = ref_packed_cp(&t->side[1]);
+    memset(b, 0, sizeof *b);
+    b->rows = ref_packed_rows(side, rank, NULL, NULL);
+    b->q = calloc((size_t)b->rows + 1, sizeof *b->q);
+    b->pos = calloc((size_t)b->rows + 1, sizeof *b->pos);
+    (void)ref_packed_rows(side, rank, b->q, b->pos);
+    ref_packed_features(side, rank, t->h, &b->lo, &b->hi);
+    const int64_t gap = (int64_t)(t->seed % 3), step = b->hi - b->lo + gap;
+    b->bytes = (size_t)(b->rows * step) * elem;
+    b->data = malloc(b->bytes + 1);
+    rank_check(b->q && b->pos && b->data);
+    memset(b->data, 0xA5, b->bytes + 1);
+    for (int64_t i = 0; !blank && i < b->rows; i++)
+        for (int64_t h = b->lo; h < b->hi; h++) {
+            unsigned char *to = b->data + (size_t)(i * step + h - b->lo) * elem, one[8];
+            set(to, t->dtype, key_of(t, b->q[i], b->pos[i], h, sums && k == 1 ? own : 0), sums);
+            for (int64_t c = 1; sums && k == 0 && c < cp; c++) {
+                set(one, t->dtype, key_of(t, b->q[i], b->pos[i], h, c), true);
+                add(to, t->dtype, one);
+            }
+        }
+    b->t = colo_tensor_host(b->data, t->dtype, 2, (int64_t[]){b->rows, b->hi - b->lo});
+    b->t.stride[0] = step;
+    return COLO_OK;
+}
+
+static void drop(block_t *b)
+{
+    free(b->data);
+    free(b->q);
+    free(b->pos);
+}
+
+/* Does @rank have row (q, pos) and feature h on side @k? */
+static bool has(const ref_packed_t *side, const int64_t *q, const int64_t *pos, int64_t n,
+                int64_t rank, int64_t q0, int64_t pos0, int64_t h, int64_t all)
+{
+    int64_t lo, hi;
+    ref_packed_features(side, rank, all, &lo, &hi);
+    for (int64_t i = 0; h >= lo && h < hi && i < n; i++)
+        if (q[i] == q0 && pos[i] == pos0)
+            return true;
+    return false;
+}
+
+int64_t t_packed_receives(const t_packed_t *t, int64_t rank, colo_pass_t pass)
+{
+    block_t part[2];
+    const int to = pass == COLO_FORWARD ? 1 : 0;
+    const int64_t addends =
+        pass == COLO_BACKWARD && t_packed_sums(t) ? ref_packed_cp(&t->side[1]) : 1;
+    int64_t n = 0;
+    for (int k = 0; k < 2; k++)
+        if (make(&part[k], t, k, rank, false, true) < 0)
+            return -1;
+    const block_t *need = &part[to], *hold = &part[1 - to];
+    for (int64_t i = 0; i < need->rows; i++)
+        for (int64_t h = need->lo; h < need->hi; h++)
+            n += addends - has(&t->side[1 - to], hold->q, hold->pos, hold->rows, rank, need->q[i],
+                               need->pos[i], h, t->h);
+    drop(&part[0]);
+    drop(&part[1]);
+    return n;
+}
+
+static colo_status_t one_message_per_peer(const colo_batch_t *batch, colo_pass_t pass)
+{
+    for (int sends = 0; sends < 2; sends++) {
+        int32_t n;
+        const colo_plan_message_t *m = sends ? colo_plan_sends(colo_batch_plan(batch), pass, &n)
+                                             : colo_plan_recvs(colo_batch_plan(batch), pass, &n);
+        for (int32_t i = 0; i < n; i++)
+            rank_check(m[i].bytes > 0 && (i == 0 || m[i - 1].peer < m[i].peer));
+    }
+    return COLO_OK;
+}
+
+colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_t *comm,
+                            colo_pass_t pass)
+{
+    const bool back = pass == COLO_BACKWARD;
+    const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
+    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
+    block_t in, out, want;
+    rank_try(make(&in, t, back, rank, back, false));
+    rank_try(make(&out, t, !back, rank, back, true));
+    rank_try(make(&want, t, !back, rank, back, false));
+    const bool none = t->seed % 2; /* ranks without rows bring nothing */
+    const colo_tensor_t *ti = none && colo_tensor_count(&in.t) == 0 ? NULL : &in.t;
+    const colo_tensor_t *to = none && colo_tensor_count(&out.t) == 0 ? NULL : &out.t;
+    const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(batch), pass);
+    const int64_t least = t_packed_receives(t, rank, pass) * elem;
+    const bool adds = back && t_packed_sums(t) && t->ranks_per_node; /* nodes may add up */
+    rank_check(adds ? b.minimum <= least : b.minimum == least && b.recv == least);
+    rank_try(one_message_per_peer(batch, pass));
+    colo_comm_stats_t before, after;
+    colo_comm_stats(comm, &before);
+    rank_try(back ? colo_batch_backward(batch, ti, to, 1, NULL)
+                  : colo_batch_forward(batch, ti, to, 1, NULL));
+    colo_comm_stats(comm, &after);
+    const int op = COLO_OP_EXCHANGE, owner = COLO_CATEGORY_BRIDGE;
+    rank_check(adds ||
+               after.recv_bytes[op][owner] - before.recv_bytes[op][owner] == (uint64_t)least);
+    if (memcmp(out.data, want.data, out.bytes + 1) != 0)
+        fprintf(stderr, "rank %lld, %s differs: %s\n", (long long)rank,
+                back ? "backward" : "forward", t_packed_text(t));
+    rank_check(memcmp(out.data, want.data, out.bytes + 1) == 0);
+    drop(&in);
+    drop(&out);
+    drop(&want);
+    return COLO_OK;
+}
+
+static colo_status_t check_index(const t_packed_t *t, int k, int64_t rank, bool is_src)
+{
+    colo_layout_t layout;
+    block_t b;
+    int64_t rows, index[2 * 512];
+    const colo_packing_t p = t_packing(&t->side[k].p);
+    rank_try(t_packed_layout(&layout, &t->side[k], is_src));
+    rank_try(make(&b, t, k, rank, false, true));
+    rank_try(colo_packing_rows(&p, &layout, rank, &rows));
+    rank_check(rows == b.rows && rows <= 512);
+    rank_try(colo_packing_index(&p, &layout, rank, index));
+    for (int64_t i = 0; i < rows; i++)
+        rank_check(index[i] == b.pos[i] && index[rows + i] == b.q[i]);
+    drop(&b);
+    return COLO_OK;
+}
+
+static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, const t_packed_t *t,
+                               colo_comm_t *comm)
+{
+    const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
+    const colo_packing_t src = t_packing(&t->side[0].p), dst = t_packing(&t->side[1].p);
+    int64_t rows[2];
+    rank_try(check_index(t, 0, rank, true));
+    rank_try(check_index(t, 1, rank, false));
+    rank_try(colo_bridge_set_packing(bridge, &src, &dst, batch));
+    colo_bridge_rows(bridge, &rows[0], &rows[1]);
+    rank_check(rows[0] == ref_packed_rows(&t->side[0], rank, NULL, NULL) &&
+               rows[1] == ref_packed_rows(&t->side[1], rank, NULL, NULL));
+    rank_try(t_packed_pass(*batch, t, comm, COLO_FORWARD));
+    return t_packed_pass(*batch, t, comm, COLO_BACKWARD);
+}
+
+colo_status_t t_packed_on(const t_packed_t *t, colo_comm_t *comm)
+{
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    colo_status_t st = t_packed_bridge(&bridge, t, comm);
+    if (st == COLO_OK)
+        st = run_batch(bridge, &batch, t, comm);
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&bridge);
+    return st;
+}

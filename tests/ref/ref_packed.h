@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ref_packed.h - packings by brute force: which rank holds a position, what a rank has, what is
+ * refused.
+ *
+ * Every question is answered position by position from the text of docs/packed.md. Shares nothing
+ * with the library.
+ */
+#ifndef TESTS_REF_PACKED_H
+#define TESTS_REF_PACKED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum ref_cut { REF_CUT_BLOCK, REF_CUT_ZIGZAG, REF_CUT_WHOLE, REF_CUT_TABLE } ref_cut_t;
+
+typedef struct ref_packing {
+    int64_t nseq;
+    const int64_t *len, *dp, *cp, *first; /* dp, cp, first: or NULL */
+    ref_cut_t cut;
+    const int64_t *start, *piece, *owner; /* REF_CUT_TABLE */
+} ref_packing_t;
+
+/* A side: ranks 0 .. tp * cp * dp - 1. */
+enum { REF_TP, REF_CP, REF_DP, REF_DIMS };
+typedef struct ref_packed {
+    int64_t extent[REF_DIMS];
+    int order[REF_DIMS]; /* which dim varies fastest, which comes next */
+    bool sp;             /* what a context rank holds is cut over tp, too */
+    int features; /* the dim over which features are cut, -1: none; REF_CP: then rows are not */
+    ref_packing_t p;
+} ref_packed_t;
+
+int64_t ref_packed_size(const ref_packed_t *side);
+int64_t ref_packed_coord(const ref_packed_t *side, int64_t rank, int dim);
+/* Context ranks that cut rows. */
+int64_t ref_packed_cp(const ref_packed_t *side);
+/* Does context rank @c have position @pos of sequence @q? */
+bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos);
+/* The rows of @rank in the order of its tensor; returns how many. @q, @pos: out, NULL: only count.
+ */
+int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q, int64_t *pos);
+/* Features [*lo, *hi) of @h. */
+void ref_packed_features(const ref_packed_t *side, int64_t rank, int64_t h, int64_t *lo,
+                         int64_t *hi);
+/* Would the page accept the tables? */
+bool ref_packed_valid(const ref_packed_t *side);
+
+#endif
