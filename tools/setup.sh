@@ -214,7 +214,7 @@ life_signs() {
 # programs_of_tests DIR - those of tests and benchmarks, which "all" leaves out: targets for build. The
 # mutants in GPU code take minutes of nvcc; `meson test` builds those that it runs.
 programs_of_tests() {
-    linked "$1" tests bench | grep -v '^tests/gpu/\(libmutant-\|gpu-mutant-\)'
+    linked "$1" tests bench | grep -v '^tests/gpu/\(libmutant-\|gpu-mutants\)'
 }
 
 # build DIR TARGETS... - builds what ninja builds by default, or these; quiet unless it fails or

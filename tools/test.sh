@@ -128,7 +128,7 @@ elif [ ${#suites[@]} = 0 ]; then # of suites, `meson test` builds what it runs
     programs=$(programs_of_tests build)
     if [ "$all" = no ]; then
         here=(--no-suite mutants --no-suite slow)
-        programs=$(grep -v '^tests/mutation/' <<<"$programs")
+        programs=$(grep -v '^tests/mutation/\|/mutants\|/libmutant-\|^bench/' <<<"$programs")
         notes=(--note "tools/test.sh --all adds the suites slow and mutants (planted bugs, which a test must notice), ASan+UBSan,"
             --note "TSan, fuzzed inputs, builds without hwloc, MPI, CUDA and CBLAS, GPU code without a GPU, and the Python wheel.")
     fi
