@@ -37,7 +37,7 @@ static void abort_context(struct colo_process_context *f, const char *why)
 {
     char error_message[900];
     snprintf(error_message, sizeof error_message,
-             "world rank %d ended without destroying its communicators%s%s", (int)f->rank,
+             "world rank %d ended without destroying its communicators%s%.800s", (int)f->rank,
              why[0] ? "; its last error: " : "", why);
     colo_process_set_error_all(f, COLO_ERR_ABORTED, -1, error_message);
     colo_process_notify(f);
