@@ -10,6 +10,7 @@
 #define COLO_COMM_COMM_H
 
 #include "core/error.h"
+#include "core/helper.h"
 #include "core/hash.h"
 
 #include <colobridge/comm.h>
@@ -75,9 +76,9 @@ typedef struct colo_comm_ops {
 typedef struct colo_op_desc {
     colo_op_kind_t kind;
     colo_dtype_t dtype;
-    int32_t param;      /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
-                         * all_gather of a check, else 0 */
-    int64_t count;      /* elements as in the call; a bridge's plan; else 0 */
+    int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
+                    * all_gather of a check, else 0 */
+    int64_t count; /* elements as in the call; a bridge's plan; else 0 */
     colo_category_t category; /* for which part of the library; ranks do not compare it */
 } colo_op_desc_t;
 
@@ -122,7 +123,7 @@ struct colo_comm {
     const colo_comm_ops_t *ops;
     void *impl;
     int32_t rank, size;
-    int64_t *world_rank; /* [size]; owned */
+    int64_t *world_rank;   /* [size]; owned */
     int32_t *node, nnodes; /* [size] owned; NULL: one node */
     char name[32];
     int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's watchdog reads it, too */
@@ -144,8 +145,8 @@ struct colo_comm {
      * relatives that are destroyed. */
     colo_comm_t *older;
     uint64_t world, id, ended;
-    bool recorded;      /* a failure of this world, in the file */
-    void *lock;         /* pthread_mutex_t *: statistics, records, seq and name against dump */
+    bool recorded; /* a failure of this world, in the file */
+    void *lock;    /* pthread_mutex_t *: statistics, records, seq and name against dump */
     colo_comm_stats_t stats;
     colo_record_t record[COLO_RECORDS];
 };
@@ -172,8 +173,8 @@ void colo_comm_i_register(colo_comm_t *c);
 void colo_comm_i_unregister(colo_comm_t *c);
 /* @c is made from @parent, as its comm number @tag. */
 COLO_FOR_MODULES void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag);
-/* Writes the file if COLO_FLIGHT_RECORDER asks for it, at the first failure of the world: later some
- * of its comms may be destroyed. Keeps this thread's last error. */
+/* Writes the file if COLO_FLIGHT_RECORDER asks for it, at the first failure of the world: later
+ * some of its comms may be destroyed. Keeps this thread's last error. */
 void colo_comm_i_record_failure(colo_comm_t *c);
 
 /* True in the process that made the comm; else its last error says so. */
@@ -253,7 +254,8 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fi
                                        colo_status_t mine);
 /* The end of making a world: the environment of one rank that is refused (colo_env_check) is an
  * error on all; and each rank learns the nodes of all. The ranks talk in a group of their own, so
- * that the world's operations count from 1. @agreed: false if ranks do not know how others fared. */
+ * that the world's operations count from 1. @agreed: false if ranks do not know how others fared.
+ */
 colo_status_t colo_comm_i_agree_environment(colo_comm_t *world, const char *what, double begin,
                                             bool *agreed);
 /* Two of this process are the same number, two of different ones are not. */
@@ -314,7 +316,5 @@ static inline colo_comm_t *colo_comm_i_control(const colo_comm_t *c)
     __atomic_store_n(&c->control->timeout_ms, colo_comm_i_timeout(c), __ATOMIC_RELAXED);
     return c->control;
 }
-
-COLO_FOR_MODULES double colo_now(void); /* seconds, monotonic */
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * device.h (private) - a device: its memory, streams and events, checks of pointers, and what touches
- * elements.
+ * device.h (private) - a device: its memory, streams and events, checks of pointers, and what
+ * touches elements.
  *
- * One table per kind of memory (device-host.c; cuda/device.c in libcolobridge-cuda.so). What touches
- * elements gets checked arguments; it allocates nothing and does not wait. The oracle of every
- * table is tests/ref/.
+ * One table per kind of memory (device-host.c; cuda/device.c in libcolobridge-cuda.so). What
+ * touches elements gets checked arguments; it allocates nothing and does not wait. The oracle of
+ * every table is tests/ref/.
  */
 #ifndef COLO_CORE_OPS_H
 #define COLO_CORE_OPS_H
@@ -69,7 +69,7 @@ typedef struct colo_ops {
      * the rest does nothing. */
 
     colo_status_t (*stream_create)(int32_t events, void **s);
-    void (*stream_destroy)(void *s); /* takes NULL; waits for the stream */
+    void (*stream_destroy)(void *s); /* takes NULL; waits for the stream, up to COLO_TIMEOUT_MS */
     colo_stream_t (*stream_of)(void *s);
     colo_status_t (*event_record)(void *s, int32_t event, colo_stream_t on);
     colo_status_t (*event_wait)(void *s, int32_t event, colo_stream_t on); /* it was recorded */

@@ -17,7 +17,7 @@ colo_status_t colo_env_i64(const char *name, int64_t *value);
 /* Which of the allowed words, in the order of the table; -1: another value, which is allowed. */
 colo_status_t colo_env_word(const char *name, int32_t *index);
 
-void colo_log(colo_log_level_t level, const char *fmt, ...) COLO_PRINTF(2, 3);
+COLO_FOR_MODULES void colo_log(colo_log_level_t level, const char *fmt, ...) COLO_PRINTF(2, 3);
 bool colo_log_on(colo_log_level_t level);
 
 #endif

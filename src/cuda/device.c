@@ -13,6 +13,7 @@
 #include "cuda/device.h"
 
 #include "capture.h"
+#include "core/helper.h"
 #include "kernels.h"
 #include "load.h"
 
@@ -119,11 +120,27 @@ static colo_status_t gpu_alloc(size_t bytes, void **p)
     return colo_cuda_report(cudaMalloc(p, bytes), what);
 }
 
-static void gpu_free(void *p)
+static int device_now(void)
+{
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess)
+        (void)cudaGetLastError();
+    return device;
+}
+
+/* On a helper thread, whose own state this changes, or on the caller's (colo_end_on()). */
+static void free_on(int device, void *p)
 {
     COLO_CAPTURE_RELAXED;
-    if (p && cudaFree(p) != cudaSuccess)
-        (void)cudaGetLastError();
+    (void)cudaSetDevice(device);
+    cudaFree(p);
+    (void)cudaGetLastError();
+}
+
+static void gpu_free(void *p)
+{
+    if (p)
+        (void)colo_end_on(device_now(), 0, free_on, p);
 }
 
 static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)
@@ -142,11 +159,11 @@ struct aux_stream {
     cudaEvent_t event[];
 };
 
-static void stream_destroy(void *s)
+static void stream_end(int device, void *s)
 {
+    COLO_CAPTURE_RELAXED;
     struct aux_stream *l = s;
-    if (!l)
-        return;
+    (void)cudaSetDevice(device);
     for (int32_t i = 0; i < l->events; i++)
         if (l->event[i])
             cudaEventDestroy(l->event[i]);
@@ -156,6 +173,12 @@ static void stream_destroy(void *s)
     }
     cudaGetLastError();
     free(l);
+}
+
+static void stream_destroy(void *s)
+{
+    if (s)
+        (void)colo_end_on(device_now(), 0, stream_end, s);
 }
 
 static colo_status_t stream_create(int32_t events, void **s)

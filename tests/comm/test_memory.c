@@ -38,14 +38,14 @@ static colo_status_t share(colo_comm_t *c, colo_memory_t *m)
     return COLO_OK;
 }
 
-static void unshare(colo_memory_t *m)
+static void share_ends(colo_memory_t *m)
 {
     __atomic_fetch_sub(&told->shared, 1, __ATOMIC_SEQ_CST);
 }
 
 static colo_status_t on_rank(colo_comm_t *c, void *arg)
 {
-    static const colo_peer_ops_t peers = {.open = print_open, .share = share, .unshare = unshare};
+    static const colo_peer_ops_t peers = {.open = print_open, .share = share, .unshare = share_ends};
     struct told *t = arg;
     const colo_comm_ops_t *was = c->ops;
     colo_comm_ops_t mine = *was;

@@ -433,7 +433,7 @@ static colo_status_t one_row(t_gpu_rank_t *r, void *arg)
         if (mine && w->deed == NCCL_FAILS)
             fake_async_error(r->device, ncclRemoteError);
         if (mine && w->deed == CAPTURES)
-            rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+            rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeGlobal));
         if (mine && w->deed == ABORTS_BORROWED)
             rank_check(ncclCommAbort(theirs) == ncclSuccess);
         if (w->deed == DESTROYS_BORROWED)
@@ -544,6 +544,103 @@ T_CASE(a_borrowed_communicator_that_is_destroyed_first_is_not_used)
 {
     run_row(
         (struct row){.deed = DESTROYS_BORROWED, .own = COLO_OK, .others = {COLO_OK}, .words = ""});
+}
+
+/* ---- work that never ends ---- */
+
+/* Rank 0 destroys a comm, the last one of its context if so, with an operation that no rank joins.
+ * Its stream must go on. */
+static colo_status_t destroys_unjoined(t_gpu_rank_t *r, void *arg)
+{
+    const bool last = *(const bool *)arg;
+    colo_comm_t *pair = NULL, **comm = last ? &r->gpus : &pair;
+    rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
+    rank_try(colo_comm_create_nccl(r->host, -1, &r->gpus));
+    rank_try(colo_comm_set_timeout(r->host, 20 * DEADLINE_MS)); /* what the test itself waits */
+    if (!last)
+        rank_try(colo_comm_split_color(r->gpus, r->rank / 2, r->rank, &pair));
+    rank_try(colo_comm_barrier(*comm, r->stream));
+    rank_try(t_gpu_quiet(r));
+    if (r->rank == 0) {
+        rank_try(colo_comm_barrier(*comm, r->stream));
+        const double since = colo_now();
+        colo_comm_destroy(comm);
+        rank_check(colo_now() - since < DEADLINE_MS * 1e-3 + 1);
+        while (cudaStreamQuery(r->stream) == cudaErrorNotReady && colo_now() - since < 20)
+            usleep(1000);
+        rank_check(cudaStreamQuery(r->stream) == cudaSuccess);
+    }
+    rank_try(colo_comm_barrier(r->host, NULL));
+    colo_comm_destroy(&pair);
+    colo_comm_destroy(&r->gpus);
+    return works(r);
+}
+
+T_CASE(a_communicator_destroyed_with_work_that_never_ends_leaves_no_stream_stuck)
+{
+    for (int last = 0; last < 2; last++) {
+        bool arg = last;
+        assert_ok(t_gpus_run(RANKS, true, destroys_unjoined, &arg));
+    }
+}
+
+static _Atomic bool goes_on;
+
+static void hold(void *arg)
+{
+    for (int i = 0; i < 10000 && !goes_on; i++) /* not for ever: a destroy may wait for it */
+        usleep(1000);
+}
+
+/* A device that ends nothing: all that rank 0 destroys comes back by the deadline, once. */
+static colo_status_t destroys_on_a_hung_device(t_gpu_rank_t *r, void *arg)
+{
+    const bool registered = *(const bool *)arg;
+    const t_case_t c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4);
+    colo_bridge_t *bridge = NULL;
+    cudaStream_t other;
+    rank_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
+    rank_try(colo_comm_create_nccl(r->host, -1, &r->gpus));
+    rank_try(colo_comm_set_timeout(r->host, 20 * DEADLINE_MS));
+    if (registered)
+        rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
+    r->arena = colo_memory_data(r->memory);
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_gpu_pass(r, bridge, &c, 1, false));
+    rank_try(t_gpu_quiet(r));
+    if (r->rank == 0)
+        rank_cuda(cudaLaunchHostFunc(other, hold, NULL));
+    const double since = colo_now();
+    colo_bridge_destroy(&bridge);
+    colo_memory_destroy(&r->memory);
+    colo_comm_destroy(&r->gpus);
+    rank_check(r->rank != 0 || colo_now() - since < 2e-3 * DEADLINE_MS + 1);
+    if (r->rank == 0)
+        goes_on = true;
+    rank_cuda(cudaStreamSynchronize(other));
+    rank_cuda(cudaStreamDestroy(other));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    return works(r);
+}
+
+T_CASE(a_hung_device_keeps_no_destroy_and_its_memory_is_freed_later)
+{
+    char ms[16];
+    int64_t before[FAKE_KINDS];
+    for (int kind = 0; kind < FAKE_KINDS; kind++)
+        before[kind] = fake_live((enum fake_kind)kind);
+    snprintf(ms, sizeof ms, "%d", DEADLINE_MS);
+    setenv("COLO_TIMEOUT_MS", ms, 1);
+    for (int registered = 0; registered < 2; registered++) {
+        bool arg = registered;
+        goes_on = false;
+        setenv("COLO_TRANSPORT", registered ? "auto" : "nccl", 1);
+        assert_ok(t_gpus_run(RANKS, true, destroys_on_a_hung_device, &arg));
+        assert_nothing_left("hung device", before);
+    }
+    setenv("COLO_TRANSPORT", "nccl", 1);
+    unsetenv("COLO_TIMEOUT_MS");
 }
 
 /* ---- two graphs at once ---- */

@@ -400,6 +400,7 @@ colo_status_t work(struct rank *r)
         st = colo_fail(COLO_ERR_CONTRACT, "no send() and no recv() was hindered");
     report(r, "job", st, colo_now());
     (void)strike(r, "destroy");
+    burden_device(r, pair);
 done:
     storm(false);
     sends_fail = sends_fail_once = reads_little = asks = false;

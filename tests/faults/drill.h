@@ -31,7 +31,7 @@ extern const char *folder; /* each rank writes its own file there */
 extern char fault[32], step[32];
 extern int deadline_ms;
 extern _Atomic int sends_to_live; /* this process is killed before its last send(); 0: it is not */
-extern uint32_t next_version; /* 1: this process runs the library after this one */
+extern uint32_t next_version;     /* 1: this process runs the library after this one */
 
 /* Is this the rank at fault, and @name its fault? */
 bool is(const struct rank *r, const char *name);
@@ -52,6 +52,9 @@ colo_status_t place_tensor(struct rank *r, colo_tensor_t *t, size_t bytes);
 colo_status_t sum_ranks(struct rank *r, colo_comm_t *c, float *sum);
 /* @st of a call over r->world, or what became of it on the stream; waits for that. */
 colo_status_t wait_ended(struct rank *r, colo_status_t st);
+/* Before the rank at fault destroys what it has, a communicator of @pair among it: work on its
+ * device that does not end. */
+void burden_device(struct rank *r, colo_comm_t *pair);
 /* Before the first call of another thread of the rank. */
 void enter_thread(struct rank *r);
 

@@ -70,13 +70,6 @@ void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *error_mess
 
 /* ---- comms ---- */
 
-/* The context's deadline is the longest of its comms; under its lock. */
-static void keep_longest(struct colo_nccl_context *f, const colo_comm_t *c)
-{
-    const int64_t ms = colo_comm_i_timeout(c);
-    f->timeout_ms = ms > f->timeout_ms ? ms : f->timeout_ms;
-}
-
 /* Takes @control when it succeeds. */
 static colo_status_t attach(colo_comm_t *c, struct colo_nccl_context *f, struct colo_connection *l,
                             colo_comm_t *control)
@@ -95,7 +88,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nccl_context *f, struct 
     c->impl = x;
     c->control = control;
     pthread_mutex_lock(&f->lock);
-    keep_longest(f, c);
+    f->timeout_ms = colo_comm_i_timeout(c);
     x->id = ++f->ids;
     x->next = f->group;
     f->group = x;
@@ -121,6 +114,13 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
     return st;
 }
 
+/* Under the context's lock. */
+static void leave(const struct colo_nccl_group *x, struct colo_connection *l)
+{
+    l->left_by = x->id;
+    l->left_ms = colo_comm_i_timeout(x->comm);
+}
+
 void colo_nccl_destroy(colo_comm_t *c)
 {
     struct colo_nccl_group *x = c->impl;
@@ -139,10 +139,12 @@ void colo_nccl_destroy(colo_comm_t *c)
     while (*link != x)
         link = &(*link)->next;
     *link = x->next;
+    if (x->connection)
+        leave(x, x->connection);
     while (dead && colo_nccl_abort_next(f, x))
         ;
     bool last = --f->live == 0;
-    keep_longest(f, c);
+    f->timeout_ms = colo_comm_i_timeout(c);
     pthread_mutex_unlock(&f->lock);
     colo_nccl_connection_put(f, x->connection);
     if (last)
@@ -199,7 +201,7 @@ void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subco
     while (*link != subconnection)
         link = &(*link)->next;
     *link = subconnection->next;
-    subconnection->connection->left_by = x->id;
+    leave(x, subconnection->connection);
     pthread_mutex_unlock(&x->context->lock);
     colo_nccl_connection_put(x->context, subconnection->connection);
     free(subconnection->members);
@@ -245,7 +247,7 @@ static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_m
     if (!t)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
     *t = (struct load){{.end = load_abandoned}, f->lib, f->device, f->counts, {0}};
-    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, &t->abandon, t)) {
+    if (!colo_run_for((double)timeout_ms * 1e-3, NULL, NULL, load_main, &t->abandon, t)) {
         f->counts = NULL; /* the helper's */
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: device %d did not run a first kernel within %lld ms",

@@ -16,6 +16,7 @@
 #include "comm/peer/registry.h"
 #include "comm/error-state.h"
 #include "comm/gpu.h"
+#include "core/helper.h"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -56,8 +57,8 @@ struct colo_connection {
     int32_t users;    /* comms and subconnections, and the watchdog while it aborts; under the
                          context's lock */
     uint64_t idle_at; /* when the last user left, in a count of such events */
-    int64_t left_by;  /* the id of the comm whose subconnection of it ended last: its work may still
-                         be enqueued */
+    int64_t left_by;  /* the id of the comm that left it last: its work may still be enqueued */
+    int64_t left_ms;  /* its deadline */
     int32_t n;
     int64_t *world;  /* [n] owned: world ranks in the order of the comm */
     ncclComm_t nccl; /* NULL for one rank */
@@ -118,7 +119,7 @@ struct colo_nccl_context {
     const colo_nccl_lib_t *lib;
     int32_t device;
     bool shared;          /* the device is that of other ranks, too */
-    int64_t timeout_ms;   /* the longest of its comms: for destroy */
+    int64_t timeout_ms;   /* of the comm that was made or destroyed last: for destroy */
     pthread_mutex_t lock; /* the lists */
     pthread_cond_t wake;
     bool stop;
@@ -150,26 +151,16 @@ struct colo_nccl_context {
 extern const colo_comm_ops_t colo_comm_nccl_ops;
 
 /* ---- watchdog.c ---- */
-void colo_nccl_cond_init(pthread_cond_t *c);
-struct timespec colo_nccl_in(double seconds); /* from now, on the clock of cond_init() */
-/* Part of @arg, or NULL: then @arg is kept for good. */
-struct colo_abandon {
-    _Atomic bool is_set; /* the caller has gone */
-    void (*end)(void *arg);
-};
-/* True when @fn came back in time; else @arg is not the caller's any more: @abandon ends it when
- * @fn comes back, or now if there is no thread. @control: NULL, or a comm whose death ends the wait
- * early. */
-bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
-                       struct colo_abandon *abandon, void *arg);
-/* The caller does not wait; false: no thread, @fn has not run. */
-bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
+/* Has a comm died (colo_run_for())? */
+bool colo_nccl_is_dead(const void *control);
 /* Ends what is enqueued on a connection. Once; never a borrowed one. */
 void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connection *l);
 /* Aborts one of the connections that a failed comm uses or has left; false: none is whole. Under
  * the context's lock, which it opens meanwhile. */
 bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x);
 void *colo_nccl_watchdog(void *context);
+/* Is there an operation that has not ended? */
+bool colo_nccl_is_busy(const struct colo_nccl_context *f);
 
 /* ---- context.c ---- */
 /* For comms of up to @ranks ranks. */

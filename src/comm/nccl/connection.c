@@ -92,8 +92,8 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                           .memory = f->memory,
                           .memory_bytes = f->memory_bytes};
     char why[900];
-    if (!colo_nccl_run_for((double)colo_comm_i_timeout(control) * 1e-3, control, connect_main,
-                           &t->abandon, t)) {
+    if (!colo_run_for((double)colo_comm_i_timeout(control) * 1e-3, colo_nccl_is_dead, control,
+                      connect_main, &t->abandon, t)) {
         f->memory = NULL; /* the helper's */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)
@@ -248,7 +248,7 @@ void colo_nccl_connection_put(struct colo_nccl_context *f, struct colo_connectio
     struct leave *t = malloc(sizeof *t);
     if (t)
         *t = (struct leave){f, end};
-    if (!t || !colo_nccl_run_apart(leave_main, t)) {
+    if (!t || !colo_run_apart(leave_main, t)) {
         free(t); /* the ncclComm_t stays until the process ends */
         pthread_mutex_lock(&f->lock);
         f->leaving--;

@@ -2,12 +2,14 @@
 /*
  * context.c - what the comms of one rank and device share, from the first to the last of them.
  *
- * The last comm waits for whatever its connections still do, up to the deadline; what does not end
- * by then is left alone, memory included.
+ * The last comm waits for whatever its connections still do, up to the deadline. Then it aborts
+ * them, or the caller's streams would wait for ranks that never come. What does not end by that
+ * either is left alone, memory included.
  */
 #include "comm/nccl/comm.h"
 
 #include "capture.h"
+#include "core/env.h"
 #include "core/error.h"
 
 #include <errno.h>
@@ -45,6 +47,29 @@ static void close_main(void *p)
     free(f);
 }
 
+static const double REST_SECONDS = 0.5; /* for a device on which everything was aborted */
+
+/* False: operations that do not end had to be aborted. */
+static bool wait_quiet(struct colo_nccl_context *f, double seconds)
+{
+    COLO_CAPTURE_RELAXED;
+    const double end = colo_now() + seconds;
+    while (colo_nccl_is_busy(f)) {
+        if (colo_now() < end) {
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            continue;
+        }
+        colo_log(COLO_LOG_WARN,
+                 "operations of destroyed communicators on device %d have not ended after %lld ms; "
+                 "their connections are aborted",
+                 (int)f->device, (long long)f->timeout_ms);
+        for (struct colo_connection *l = f->connection; l; l = l->next)
+            colo_nccl_abort_connection(f, l);
+        return false;
+    }
+    return true;
+}
+
 void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched)
 {
     double seconds = (double)f->timeout_ms * 1e-3;
@@ -55,14 +80,16 @@ void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched)
         pthread_mutex_unlock(&f->lock);
         pthread_join(f->watchdog, NULL); /* bounded: an abort is */
     }
-    struct timespec until = colo_nccl_in(seconds);
+    struct timespec until = colo_in(seconds);
     pthread_mutex_lock(&f->lock);
     while (f->leaving > 0 && pthread_cond_timedwait(&f->wake, &f->lock, &until) != ETIMEDOUT)
         ;
     bool left = f->leaving == 0;
     pthread_mutex_unlock(&f->lock);
+    if (left && watched && !wait_quiet(f, seconds))
+        seconds = REST_SECONDS;
     if (left)
-        (void)colo_nccl_run_for(seconds, NULL, close_main, NULL, f);
+        (void)colo_run_for(seconds, NULL, NULL, close_main, NULL, f);
 }
 
 colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
@@ -88,7 +115,7 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     f->timeout_ms = 1000;
     f->memory_bytes = COLO_NCCL_WARM_BYTES(ranks);
     pthread_mutex_init(&f->lock, NULL);
-    colo_nccl_cond_init(&f->wake);
+    colo_cond_init(&f->wake);
     if (device != now)
         e = cudaSetDevice(device);
     if (e == cudaSuccess)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * watchdog.c - what keeps a caller from waiting for ever: helper threads with a deadline, and a
- * watchdog thread for each context.
+ * watchdog.c - what keeps a caller from waiting for ever: a watchdog thread for each context, and
+ * helper threads (core/helper.h).
  *
  * NCCL may wait without limit in three places: making a communicator, its first operations, ending
  * it. All three run in a helper thread that the caller waits for up to the deadline; a helper that
@@ -22,6 +22,7 @@
 #include "comm/nccl/comm.h"
 
 #include "capture.h"
+#include "core/env.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -33,117 +34,11 @@ static const double ABORT_SECONDS = 10; /* for NCCL to give up a communicator */
 static const double BUSY_SECONDS = 2;   /* for a call of NCCL to return; abort frees a stuck one */
 enum { WATCHDOG_MS = 20 };
 
-/* ---- helper threads with a deadline ---- */
-
-struct job {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool finished, left;
-    void (*fn)(void *arg);
-    void *arg;
-    struct colo_abandon *abandon;
-};
-
-static void job_free(struct job *j)
+bool colo_nccl_is_dead(const void *control)
 {
-    pthread_cond_destroy(&j->changed);
-    pthread_mutex_destroy(&j->lock);
-    free(j);
-}
-
-static void *job_main(void *p)
-{
-    struct job *j = p;
-    j->fn(j->arg);
-    pthread_mutex_lock(&j->lock);
-    j->finished = true;
-    bool left = j->left;
-    pthread_cond_signal(&j->changed);
-    pthread_mutex_unlock(&j->lock);
-    if (left && j->abandon)
-        j->abandon->end(j->arg);
-    if (left)
-        job_free(j);
-    return NULL;
-}
-
-void colo_nccl_cond_init(pthread_cond_t *c)
-{
-    pthread_condattr_t a;
-    pthread_condattr_init(&a);
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    pthread_cond_init(c, &a);
-    pthread_condattr_destroy(&a);
-}
-
-struct timespec colo_nccl_in(double seconds)
-{
-    double when = colo_now() + seconds;
-    return (struct timespec){.tv_sec = (time_t)when,
-                             .tv_nsec = (long)((when - (double)(time_t)when) * 1e9)};
-}
-
-/* Starts @j, or frees it. */
-static bool job_start(struct job *j)
-{
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, job_main, j) != 0) {
-        job_free(j);
-        return false;
-    }
-    pthread_detach(thread);
-    return true;
-}
-
-static struct job *job_new(void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
-{
-    struct job *j = calloc(1, sizeof *j);
-    if (!j)
-        return NULL;
-    j->fn = fn;
-    j->abandon = abandon;
-    j->arg = arg;
-    pthread_mutex_init(&j->lock, NULL);
-    colo_nccl_cond_init(&j->changed);
-    return j;
-}
-
-bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
-                       struct colo_abandon *abandon, void *arg)
-{
-    struct job *j = job_new(fn, abandon, arg);
-    const double end = colo_now() + seconds;
+    const colo_comm_t *c = control;
     char error_message[900];
-    if (!j || !job_start(j)) {
-        if (abandon)
-            abandon->end(arg);
-        return false;
-    }
-    pthread_mutex_lock(&j->lock);
-    while (!j->finished && colo_now() < end) {
-        double left = end - colo_now(), step = control ? WATCHDOG_MS * 1e-3 : left;
-        struct timespec until = colo_nccl_in(step < left ? step : left);
-        pthread_cond_timedwait(&j->changed, &j->lock, &until);
-        if (control && control->ops->state(control, error_message, sizeof error_message) != COLO_OK)
-            break;
-    }
-    bool finished = j->finished;
-    j->left = !finished;
-    if (!finished && abandon)
-        abandon->is_set = true;
-    pthread_mutex_unlock(&j->lock);
-    if (finished)
-        job_free(j);
-    return finished;
-}
-
-bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg)
-{
-    struct job *j = job_new(fn, NULL, arg);
-    if (!j)
-        return false;
-    j->left = true;
-    return job_start(j);
+    return c->ops->state(c, error_message, sizeof error_message) != COLO_OK;
 }
 
 /* ---- tearing down ---- */
@@ -176,7 +71,7 @@ void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connect
     struct abort_job *t = malloc(sizeof *t);
     if (t) {
         *t = (struct abort_job){{.end = free}, f->lib, f->device, l->nccl};
-        if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, &t->abandon, t))
+        if (colo_run_for(ABORT_SECONDS, NULL, NULL, abort_main, &t->abandon, t))
             free(t);
     }
     atomic_store(&l->phase, COLO_CONNECTION_GONE);
@@ -250,32 +145,34 @@ static bool uses(const struct colo_nccl_group *x, const struct colo_connection *
     return r || x->connection == l;
 }
 
-/* What other comms have enqueued on @x's connection @l ends with it, and must not look complete. */
-static void fail_users(const struct colo_nccl_context *f, const struct colo_nccl_group *x,
-                       const struct colo_connection *l)
+/* Aborts @l because of @why; under the context's lock, which it opens meanwhile. What comms other
+ * than @x have enqueued on it ends with it, and must not look complete. */
+static void abort_used(struct colo_nccl_context *f, const struct colo_nccl_group *x,
+                       struct colo_connection *l, const char *why_ended)
 {
     char why[900], error_message[900];
-    (void)colo_nccl_state(x->comm, why, sizeof why);
     snprintf(error_message, sizeof error_message,
              "the connection was torn down when another comm of the same ranks failed: %.800s",
-             why);
+             why_ended);
     for (struct colo_nccl_group *y = f->group; y; y = y->next)
         if (y != x && uses(y, l) && !colo_error_state_is_set(&y->error) &&
             colo_nccl_control_state(y, why, sizeof why) == COLO_OK)
             colo_nccl_set_error(y, COLO_ERR_PEER, error_message);
-}
-
-bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x)
-{
-    struct colo_connection *l = find_whole(f, x);
-    if (!l)
-        return false;
-    fail_users(f, x, l);
     l->users++; /* its last user may leave meanwhile */
     pthread_mutex_unlock(&f->lock);
     colo_nccl_abort_connection(f, l);
     colo_nccl_connection_put(f, l);
     pthread_mutex_lock(&f->lock);
+}
+
+bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x)
+{
+    char why[900];
+    struct colo_connection *l = find_whole(f, x);
+    if (!l)
+        return false;
+    (void)colo_nccl_state(x->comm, why, sizeof why);
+    abort_used(f, x, l, why);
     return true;
 }
 
@@ -293,6 +190,30 @@ static int64_t count_of(const struct colo_nccl_context *f, int first)
     return most;
 }
 
+bool colo_nccl_is_busy(const struct colo_nccl_context *f)
+{
+    return count_of(f, COLO_PROGRESS_BEGUN) > count_of(f, COLO_PROGRESS_ENDED) ||
+           (f->order->used && cudaEventQuery(f->order->done) == cudaErrorNotReady);
+}
+
+/* The operation that has begun is of a comm that was destroyed: nobody is told, and the stream must
+ * not wait for ever. */
+static void end_left(struct colo_nccl_context *f, int64_t id, double ms, const char *what)
+{
+    char why[300];
+    struct colo_connection *l = f->connection;
+    while (l && !(l->left_by == id && is_whole(l)))
+        l = l->next;
+    if (!l || ms < (double)l->left_ms)
+        return;
+    snprintf(why, sizeof why,
+             "%s of a communicator of %d ranks that was destroyed: has not ended %" PRId64
+             " ms after its turn came on the stream of device %d",
+             what, (int)l->n, l->left_ms, (int)f->device);
+    colo_log(COLO_LOG_WARN, "%s; its connection is aborted", why);
+    abort_used(f, NULL, l, why);
+}
+
 /* Fails the comm whose operation has been on the stream for longer than its deadline. */
 static void read_clock(struct colo_nccl_context *f)
 {
@@ -307,15 +228,19 @@ static void read_clock(struct colo_nccl_context *f)
     struct colo_nccl_group *x = f->group;
     while (x && x->id != word(f, COLO_PROGRESS_COMM))
         x = x->next;
-    if (!x || colo_error_state_is_set(&x->error))
+    if (x && colo_error_state_is_set(&x->error))
         return;
-    const int64_t ms = colo_comm_i_timeout(x->comm);
+    const int64_t ms = x ? colo_comm_i_timeout(x->comm) : 0;
     if ((now - f->since) * 1e3 < (double)ms)
         return;
     char what[96], error_message[400];
     colo_op_desc_t op =
         colo_op_unpack((uint64_t)word(f, COLO_PROGRESS_OP), (uint64_t)word(f, COLO_PROGRESS_COUNT));
     colo_op_describe(what, sizeof what, op, (uint64_t)word(f, COLO_PROGRESS_SEQ));
+    if (!x) {
+        end_left(f, word(f, COLO_PROGRESS_COMM), (now - f->since) * 1e3, what);
+        return;
+    }
     pthread_mutex_lock(x->comm->lock); /* the owner may be naming it */
     snprintf(error_message, sizeof error_message,
              "%s on '%s' of %d ranks, rank %d (world rank %" PRId64 ", device %d): has not ended "
@@ -339,7 +264,7 @@ void *colo_nccl_watchdog(void *p)
         if (x)
             continue;
         read_clock(f);
-        struct timespec until = colo_nccl_in(WATCHDOG_MS * 1e-3);
+        struct timespec until = colo_in(WATCHDOG_MS * 1e-3);
         pthread_cond_timedwait(&f->wake, &f->lock, &until);
     }
     pthread_mutex_unlock(&f->lock);

@@ -26,6 +26,7 @@
 #include "core/env.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/helper.h"
 #include "load.h"
 
 #include <stdio.h>
@@ -167,9 +168,11 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
 
 /* ---- the peer of a comm ---- */
 
-static void peer_free(struct colo_peer *p)
+static void peer_free(int device, void *arg)
 {
     COLO_CAPTURE_RELAXED;
+    struct colo_peer *p = arg;
+    (void)cudaSetDevice(device);
     for (int32_t i = 0; i < p->nretired; i++)
         cudaFree(p->retired[i]);
     free(p->retired);
@@ -200,7 +203,7 @@ void colo_peer_retire(struct colo_peer *p, void *memory)
 void colo_peer_drop(struct colo_peer *p)
 {
     if (p && atomic_fetch_sub(&p->refs, 1) == 1)
-        peer_free(p);
+        (void)colo_end_on(p->device, p->timeout_ms, peer_free, p);
 }
 
 static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer **out)
@@ -214,6 +217,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     p->rank = c->rank;
     p->size = c->size;
     p->device = device;
+    p->timeout_ms = colo_comm_i_timeout(c);
     memcpy(p->name, c->name, sizeof p->name);
     p->world = malloc(sizeof *p->world * (size_t)c->size);
     p->foreign = calloc((size_t)c->size, sizeof *p->foreign);
@@ -241,7 +245,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     else if (!family)
         st = colo_order_new(&p->order);
     if (st < 0) {
-        peer_free(p);
+        peer_free(device, p);
         return st;
     }
     memcpy(p->world, c->world_rank, sizeof *p->world * (size_t)c->size);
@@ -348,14 +352,9 @@ static colo_status_t write_rows(struct colo_peer *p, int32_t id, char *const *ba
 struct shared {
     struct colo_peer *peer; /* a reference */
     colo_share_t share;
+    int32_t id;  /* when the memory is destroyed */
+    void *owned; /* then: what is to be freed */
 };
-
-static void shared_free(struct shared *x)
-{
-    colo_peer_unshare(x->peer, &x->share);
-    colo_peer_drop(x->peer);
-    free(x);
-}
 
 static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_t *m)
 {
@@ -412,21 +411,38 @@ static colo_status_t peer_share(colo_comm_t *c, colo_memory_t *m)
     return st;
 }
 
-static void peer_unshare(colo_memory_t *m)
+static colo_memory_t ending; /* has a number until the device does not know it any more */
+
+static void unshare_on(int device, void *arg)
 {
     COLO_CAPTURE_RELAXED;
-    struct shared *x = m->impl;
+    struct shared *x = arg;
     struct colo_peer *p = x->peer;
+    (void)cudaSetDevice(device);
     if (p->used) /* a kernel of ours may still reach into what is closed below */
         (void)cudaEventSynchronize(p->order->done);
+    (void)write_rows(p, x->id, NULL);
     pthread_mutex_lock(&p->lock);
-    p->memory[m->id] = NULL;
+    p->memory[x->id] = NULL;
     p->memories--;
     pthread_mutex_unlock(&p->lock);
-    (void)write_rows(p, m->id, NULL);
-    shared_free(x);
-    if (m->owned && cudaFree(m->data) != cudaSuccess)
-        (void)cudaGetLastError();
+    colo_peer_unshare(p, &x->share);
+    cudaFree(x->owned);
+    (void)cudaGetLastError();
+    colo_peer_drop(p);
+    free(x);
+}
+
+static void peer_unshare(colo_memory_t *m)
+{
+    struct shared *x = m->impl;
+    struct colo_peer *p = x->peer;
+    x->id = m->id;
+    x->owned = m->owned ? m->data : NULL;
+    pthread_mutex_lock(&p->lock);
+    p->memory[m->id] = &ending;
+    pthread_mutex_unlock(&p->lock);
+    (void)colo_end_on(p->device, p->timeout_ms, unshare_on, x);
 }
 
 static bool peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t *id,

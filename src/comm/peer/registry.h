@@ -47,6 +47,7 @@ struct colo_peer {
     char why[200];   /* of the first rank that this one does not reach */
     int32_t sharers; /* ranks on this device: 1, but in tests */
     int32_t blocks;
+    int64_t timeout_ms;       /* of the comm, when it was last used: a destroy waits so long */
     bool early;               /* kernels may launch while the one before them ends */
     cudaStream_t stream;      /* for tables and lists, never the caller's */
     uint64_t *table;          /* device [size][COLO_K_MEMORIES] */
@@ -161,6 +162,7 @@ struct colo_p2p {
     struct colo_p2p *next;  /* in peer->p2p */
     struct colo_peer *peer; /* a reference */
     colo_comm_t *comm;      /* borrowed: deadline, number of the operation */
+    bool dead;              /* when it was destroyed */
     char *mailboxes;        /* device: [2][size] mailboxes, then [2] controls */
     colo_share_t share;
     colo_k_report_t *report;           /* pinned host [2] */

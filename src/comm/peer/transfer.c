@@ -22,6 +22,7 @@
 
 #include "capture.h"
 #include "core/error.h"
+#include "core/helper.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -332,10 +333,11 @@ static bool is_dead(const struct colo_p2p *d)
 
 /* A kernel of ours may still reach others' mailboxes: the last call is waited for, which its
  * deadline bounds, and replays, as far as cudaFree() waits, before these are closed. */
-static void p2p_free(struct colo_p2p *d)
+static void end_on(int device, void *arg)
 {
     COLO_CAPTURE_RELAXED;
-    const bool dead = d->share.stays || (d->report && is_dead(d));
+    struct colo_p2p *d = arg;
+    (void)cudaSetDevice(device);
     if (d->peer->used)
         (void)cudaEventSynchronize(d->peer->order->done);
     for (struct colo_p2p_list *l = d->lists, *next; l; l = next) {
@@ -343,7 +345,7 @@ static void p2p_free(struct colo_p2p *d)
         list_free(l);
     }
     colo_peer_unshare(d->peer, &d->share);
-    if (!dead) {
+    if (!d->dead) {
         if (d->mailboxes)
             colo_peer_retire(d->peer, d->mailboxes);
         cudaFreeHost(d->report);
@@ -351,6 +353,13 @@ static void p2p_free(struct colo_p2p *d)
     (void)cudaGetLastError();
     colo_peer_drop(d->peer);
     free(d);
+}
+
+static void p2p_free(struct colo_p2p *d)
+{
+    d->peer->timeout_ms = colo_comm_i_timeout(d->comm);
+    d->dead = d->share.stays || (d->report && is_dead(d));
+    (void)colo_end_on(d->peer->device, d->peer->timeout_ms, end_on, d);
 }
 
 static colo_status_t make_mailboxes(struct colo_p2p *d)
@@ -520,9 +529,10 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
                          "%s: the current device is %d, comm '%s' was made on device "
                          "%d",
                          w->name, (int)call->device, p->name, (int)p->device);
-    k->deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
+    p->timeout_ms = colo_comm_i_timeout(d->comm);
+    k->deadline_ns = (uint64_t)p->timeout_ms * 1000000u;
     atomic_store(&w->seq, d->comm->seq);
-    atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
+    atomic_store(&w->deadline_ms, p->timeout_ms);
     atomic_store(&p->used, true);
     cudaError_t e = colo_order_follow(p->order, call->capturing, stream);
     if (e == cudaSuccess && !list->sent && list->bytes > 0)

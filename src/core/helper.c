@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * helper.c - threads for calls that may not come back: the caller waits up to a deadline, and goes
+ * on without the thread then. What the thread works on is its own from that moment.
+ *
+ * To free memory of a device waits for all that the device does. If a kernel never ends there,
+ * destroying an object would hang; so that runs in such a thread, too.
+ */
+#include "core/helper.h"
+
+#include "core/env.h"
+
+#include <stdlib.h>
+
+static const double ASK_SECONDS = 20e-3;
+
+double colo_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+struct job {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool finished, left;
+    void (*fn)(void *arg);
+    void *arg;
+    struct colo_abandon *abandon;
+};
+
+static void job_free(struct job *j)
+{
+    pthread_cond_destroy(&j->changed);
+    pthread_mutex_destroy(&j->lock);
+    free(j);
+}
+
+static void *job_main(void *p)
+{
+    struct job *j = p;
+    j->fn(j->arg);
+    pthread_mutex_lock(&j->lock);
+    j->finished = true;
+    bool left = j->left;
+    pthread_cond_signal(&j->changed);
+    pthread_mutex_unlock(&j->lock);
+    if (left && j->abandon)
+        j->abandon->end(j->arg);
+    if (left)
+        job_free(j);
+    return NULL;
+}
+
+void colo_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t a;
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &a);
+    pthread_condattr_destroy(&a);
+}
+
+struct timespec colo_in(double seconds)
+{
+    double when = colo_now() + seconds;
+    return (struct timespec){.tv_sec = (time_t)when,
+                             .tv_nsec = (long)((when - (double)(time_t)when) * 1e9)};
+}
+
+/* Starts @j, or frees it. */
+static bool job_start(struct job *j)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, job_main, j) != 0) {
+        job_free(j);
+        return false;
+    }
+    pthread_detach(thread);
+    return true;
+}
+
+static struct job *job_new(void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
+{
+    struct job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    j->fn = fn;
+    j->abandon = abandon;
+    j->arg = arg;
+    pthread_mutex_init(&j->lock, NULL);
+    colo_cond_init(&j->changed);
+    return j;
+}
+
+bool colo_run_for(double seconds, bool (*ends)(const void *of), const void *of,
+                  void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
+{
+    struct job *j = job_new(fn, abandon, arg);
+    const double end = colo_now() + seconds;
+    if (!j || !job_start(j)) {
+        if (abandon)
+            abandon->end(arg);
+        return false;
+    }
+    pthread_mutex_lock(&j->lock);
+    while (!j->finished && colo_now() < end) {
+        double left = end - colo_now(), step = ends ? ASK_SECONDS : left;
+        struct timespec until = colo_in(step < left ? step : left);
+        pthread_cond_timedwait(&j->changed, &j->lock, &until);
+        if (ends && ends(of))
+            break;
+    }
+    bool finished = j->finished;
+    j->left = !finished;
+    if (!finished && abandon)
+        abandon->is_set = true;
+    pthread_mutex_unlock(&j->lock);
+    if (finished)
+        job_free(j);
+    return finished;
+}
+
+bool colo_run_apart(void (*fn)(void *arg), void *arg)
+{
+    struct job *j = job_new(fn, NULL, arg);
+    if (!j)
+        return false;
+    j->left = true;
+    return job_start(j);
+}
+
+/* ---- what waits for a device ---- */
+
+enum { DEVICES = 64 };                /* more of them share a counter */
+static _Atomic int32_t late[DEVICES]; /* threads that have not come back */
+
+struct ending {
+    struct colo_abandon abandon;
+    int device;
+    void (*fn)(int device, void *arg);
+    void *arg;
+    bool *is_done; /* the caller's, while it waits */
+};
+
+static void ending_main(void *p)
+{
+    struct ending *e = p;
+    e->fn(e->device, e->arg);
+}
+
+static void ending_abandoned(void *p)
+{
+    struct ending *e = p;
+    if (e->abandon.is_set) {
+        late[(unsigned)e->device % DEVICES]--;
+    } else { /* there is no thread */
+        e->fn(e->device, e->arg);
+        *e->is_done = true;
+    }
+    free(e);
+}
+
+bool colo_end_on(int device, int64_t ms, void (*fn)(int device, void *arg), void *arg)
+{
+    _Atomic int32_t *others = &late[(unsigned)device % DEVICES];
+    const bool waits = *others <= 0;
+    bool is_done = false;
+    struct ending *e = malloc(sizeof *e);
+    if (!e) {
+        fn(device, arg);
+        return true;
+    }
+    if (ms == 0)
+        (void)colo_env_i64("COLO_TIMEOUT_MS", &ms);
+    *e = (struct ending){{.end = ending_abandoned}, device, fn, arg, &is_done};
+    if (colo_run_for(waits ? (double)ms * 1e-3 : 0, NULL, NULL, ending_main, &e->abandon, e)) {
+        free(e);
+        return true;
+    }
+    if (is_done)
+        return true;
+    ++*others;
+    if (waits)
+        colo_log(COLO_LOG_WARN,
+                 "device %d does not end its work within %lld ms; memory is freed when it does",
+                 device, (long long)ms);
+    return false;
+}
