@@ -261,4 +261,14 @@ BRIDGES = {
         'torch/ragged.py', '**host).index_add_', 'dtype=torch.int64).index_add_', 'test_torch_ragged.py', 'default_device'),
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
+    'a ticket that is dropped keeps its place': (
+        'torch/ticket.py', '        if self._ticket:\n            self.end()', '        pass', 'test_torch_ticket.py', 'are_named'),
+    'finish starts no gradient': (
+        'torch/bridge.py', 'shape, back)))', 'shape)))', 'test_torch_ticket.py', 'lies_between'),
+    'finish starts no gradient of a ragged batch': (
+        'torch/ragged.py', 'for i in range(call.n)], back)))', 'for i in range(call.n)])))', 'test_torch_ticket.py', 'lies_between'),
+    'finish returns another tensor than the buffer': (
+        'torch/ragged.py', 'ctx.mark_dirty(*ys)  # so', '# so', 'test_torch_ticket.py', 'oracle'),
+    'a ticket is finished twice': (
+        'torch/ticket.py', 'if finished is None:', 'if False:', 'test_torch_ticket.py', 'are_named'),
 }

@@ -25,6 +25,7 @@ from . import ragged as ragged_batches
 from . import ranks as groups
 from .ready import entry, failed
 from .tensors import checked, eager, once, stream_on, watched
+from .ticket import Flight, Ticket
 
 _KEPT = 64  # shapes whose views are kept
 _FITTING = 1024  # shapes that are known to fit the memory
@@ -157,10 +158,12 @@ class _Ready:
             return raw
         return checked(t, what)
 
-    def carry(self, direction: int, x: Any, y: Any, like: Any = None, shape: Any = None) -> Any:
+    def carry(self, direction: int, x: Any, y: Any, like: Any = None, shape: Any = None,
+              flight: Flight | None = None) -> Any:
         """y from x, forward (0), or x from y, backward (1), where y and x are gradients. Makes and returns a tensor
         of @shape if there is one: the output, one of the arena's where there is one. This is core.Bridge's forward()
-        and backward() without what costs more than they do. Where nothing moves, a gradient is a view."""
+        and backward() without what costs more than they do. Where nothing moves, a gradient is a view. flight: the call
+        is started there, and not finished."""
         try:
             stays = self.stays[direction]
             if stays is False:
@@ -185,8 +188,12 @@ class _Ready:
             if x is not None:
                 of_x = self.view(0, x, 'd_x' if direction else 'x')
             at_y, at_x = c.addressof(of_y), None if of_x is None else c.addressof(of_x)
-            status = self.run[1](self.bridge.handle, at_y, at_x, stream) if direction else self.run[0](
-                self.bridge.handle, at_x, at_y, stream)
+            ends = (at_y, at_x) if direction else (at_x, at_y)
+            if flight is None or own is not None:
+                status = self.run[direction](self.bridge.handle, *ends, stream)
+            else:
+                status = flight.begin(('bridge_forward', 'bridge_backward')[direction], self.bridge.handle, *ends, stream,
+                                      held=(x, y))
             if status < 0:
                 raise failed(status)
             if own is not None and not (direction and arena.sums):
@@ -467,6 +474,17 @@ class Bridge(Unique):
             return ragged_batches.carry(self, x, segments, into, like, add, inplace)
         return _call(self, x, samples, shape, like)
 
+    def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, samples: int | None = None,
+              shape: tuple[int, ...] | None = None, like: Any = None, add: bool = False, inplace: bool = True) -> Ticket:
+        """Begins bridge(x, ...), with its arguments: start(x).finish() is y. On a GPU what is enqueued in between runs
+        while rows move, in backward, too. Until finish() nothing writes x or uses into. All ranks start the same calls in
+        the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach (see
+        buffers) runs in start() as a whole. docs/overlap.md."""
+        self._need_ragged(segments is not None or into is not None)
+        if self.ragged:
+            return ragged_batches.start(self, x, segments, into, like, add, inplace)
+        return _start(self, x, samples, shape, like)
+
     def destroy(self) -> None:
         """Frees workspace; the communicator is kept for others. The second time does nothing."""
         for made in self._cores.values():
@@ -477,8 +495,8 @@ class Bridge(Unique):
         self._comm = self._last = self._again = None
 
 
-@eager
-def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Any:
+def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> tuple[Any, bool]:
+    """x, and does this rank have one. Then self._last[1] is what carries it."""
     import torch
     told = like if x is None else x
     if not isinstance(told, torch.Tensor):
@@ -513,11 +531,26 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
                 groups.refuse(comm, why)
                 raise
         self._last = asked, self._core(comm, shape, x.dtype, device)
+    return x, here
+
+
+@eager
+def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Any:
+    x, here = _ready(self, x, samples, shape, like)
     apply = _function().apply
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
     lasts = here and (self._ranks is None or len(self._ranks) > 1)
-    self._again = (type(x), asked, comm.told, watched, apply, self._last[1]) if lasts else None
+    self._again = (type(x), self._last[0], self._comm.told, watched, apply, self._last[1]) if lasts else None
     return apply(x, self._last[1], here)
+
+
+@eager
+def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Ticket:
+    x, here = _ready(self, x, samples, shape, like)
+    begun, ended = _halves()
+    flight = Flight(x.device)
+    y = begun.apply(x, self._last[1], here, flight)
+    return Ticket(self, flight, lambda: ended.apply(y, flight))
 
 
 @functools.lru_cache(maxsize=None)
@@ -541,6 +574,44 @@ def _function() -> Any:
             return d_y.new_empty(ctx.shape), None, None
 
     return Carry
+
+
+@functools.lru_cache(maxsize=None)
+def _halves() -> Any:
+    import torch
+
+    class Start(torch.autograd.Function):
+        """Carry's forward is begun, its backward ended."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, ready: _Ready, here: bool, flight: Flight) -> Any:
+            ctx.flight, flight.ready, flight.here, flight.shape = flight, ready, here, x.shape
+            return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
+
+        @staticmethod
+        @functools.partial(once, linear=True)
+        def backward(ctx: Any, d_y: Any) -> Any:
+            back, d_x = ctx.flight.back.pop(0)
+            back.end()
+            return d_x if ctx.flight.here else d_y.new_empty(ctx.flight.shape), None, None, None
+
+    class Finish(torch.autograd.Function):
+        """Carry's backward is begun. Of the gradient that it returns, Start knows."""
+
+        @staticmethod
+        def forward(ctx: Any, y: Any, flight: Flight) -> Any:
+            ctx.flight = flight
+            return y
+
+        @staticmethod
+        @functools.partial(once, linear=True)
+        def backward(ctx: Any, d_y: Any) -> Any:
+            flight, back = ctx.flight, Flight(d_y.device)
+            shape = flight.shape if flight.here else None
+            flight.back.append((back, flight.ready.carry(1, None, d_y, d_y, shape, back)))
+            return d_y, None
+
+    return Start, Finish
 
 
 @functools.lru_cache(maxsize=32)

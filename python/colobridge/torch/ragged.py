@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes as c
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import _structs as s
@@ -18,6 +19,7 @@ from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
 from . import ranks as groups
 from .tensors import checked, eager, once, stream_of
+from .ticket import Flight, Ticket
 
 _KEPT = 8  # batches of other tables
 
@@ -191,12 +193,17 @@ class _Call:
         """Is a call on these tensors one of them, so that only what may change without them is left to check."""
         return segments is self.segments and merged is self.merged and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
 
-    def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None) -> None:
-        """One call of the library on tensors [rows, features]."""
+    def run(self, backward: bool, given: Sequence[Any], out: Sequence[Any], stream: int | None,
+            flight: Flight | None = None) -> None:
+        """One call of the library on tensors [rows, features]. flight: it is started there, and not finished."""
         try:
             reached = self._reached(backward, given, out, stream)
             arrays = [views.of(tensors) for views, tensors in zip(self.views[backward], reached)]
-            check(self.entries[backward](self.held.batch.handle, *arrays, len(given), stream))
+            if flight is None or any(a is not b for a, b in zip((*given, *out), (*reached[0], *reached[1]))):
+                check(self.entries[backward](self.held.batch.handle, *arrays, len(given), stream))
+            else:
+                check(flight.begin(('batch_forward', 'batch_backward')[backward], self.held.batch.handle,
+                                   *(c.addressof(array) for array in arrays), len(given), stream, held=(given, out)))
             if reached[1] is not out:
                 for t, here in zip(out, reached[1]):
                     if here is not t:
@@ -204,6 +211,20 @@ class _Call:
         except BaseException as why:
             self.ragged.heard(why)
             raise
+
+    def gradients(self, d_ys: Sequence[Any], flight: Flight | None = None) -> list[Any]:
+        """Of each x, from those of each y; None without one."""
+        d_xs: list[Any] = [None] * self.n
+        if not self.frozen:
+            stream = stream_of(self.ragged.device)
+            for i in self.floating:
+                d_xs[i] = self.empty(d_ys[i], self.shapes[i], stream)
+            self.run(True, [self.flat(i, d_ys) for i in self.floating], [d_xs[i] for i in self.floating], stream, flight)
+        return d_xs
+
+    def flat(self, i: int, d_ys: Sequence[Any]) -> Any:
+        """The gradient of y i as [rows, features]."""
+        return d_ys[i] if d_ys[i].dim() == 2 else d_ys[i].reshape(-1, self.widths[i])
 
     def empty(self, like: Any, shape: Any, stream: int | None) -> Any:
         """A new output, where peers reach it if they write it and there is space."""
@@ -234,40 +255,64 @@ def _function() -> Any:
         gradient of what was there."""
 
         @staticmethod
-        def forward(ctx: Any, call: _Call, _anchor: Any, *tensors: Any) -> Any:
+        def forward(ctx: Any, call: _Call, flight: Flight | None, _anchor: Any, *tensors: Any) -> Any:
             xs, ys = tensors[:call.n], tensors[call.n:]
-            ctx.call, stream = call, stream_of(call.ragged.device)
+            ctx.call, ctx.flight, stream = call, flight, stream_of(call.ragged.device)
             if ys:
                 ctx.mark_dirty(*ys)
                 flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
             else:
                 rows = call.held.batch.rows[1]
                 flat = ys = tuple(call.empty(x, (rows, width), stream) for x, width in zip(xs, call.widths))
-            call.run(False, xs, flat, stream)
+            call.run(False, xs, flat, stream, flight)
             if call.constant:
                 ctx.mark_non_differentiable(*(ys[i] for i in call.constant))
-            if call.merged and any(ctx.needs_input_grad[2 + call.n:]):
+            if call.merged and any(ctx.needs_input_grad[3 + call.n:]):
                 call.held.written(ys[0].device)  # before a CUDA graph is captured, not in it
             return ys
 
         @staticmethod
         @functools.partial(once, linear=True)
         def backward(ctx: Any, *d_ys: Any) -> Any:
-            call, stream = ctx.call, stream_of(ctx.call.ragged.device)
-            flat = {i: d_ys[i] if d_ys[i].dim() == 2 else d_ys[i].reshape(-1, call.widths[i]) for i in call.floating}
-            d_xs: list[Any] = [None] * call.n
-            if not call.frozen:
-                for i in call.floating:
-                    d_xs[i] = call.empty(d_ys[i], call.shapes[i], stream)
-                call.run(True, list(flat.values()), [d_xs[i] for i in call.floating], stream)
+            call, flight = ctx.call, ctx.flight
+            if flight is not None and flight.back:  # finish's backward has begun it
+                back, d_xs = flight.back.pop(0)
+                back.end()
+            else:
+                d_xs = call.gradients(d_ys)
             d_intos: list[Any] = [None] * call.n if call.merged else []
             for i in range(len(d_intos)):
-                if ctx.needs_input_grad[2 + call.n + i]:
-                    index = call.ragged.written(call.held, flat[i].device)
-                    d_intos[i] = flat[i].index_fill(0, index, 0).view(d_ys[i].shape)
-            return (None, None, *d_xs, *d_intos)
+                if ctx.needs_input_grad[3 + call.n + i]:
+                    flat = call.flat(i, d_ys)
+                    d_intos[i] = flat.index_fill(0, call.ragged.written(call.held, flat.device), 0).view(d_ys[i].shape)
+            return (None, None, None, *d_xs, *d_intos)
 
     return CarryRagged
+
+
+@functools.lru_cache(maxsize=None)
+def _finish_function() -> Any:
+    import torch
+
+    class Finish(torch.autograd.Function):
+        """The ys with a gradient, as they are. Backward begins the way of their gradients, which it hands on, because
+        those of into are made of them."""
+
+        @staticmethod
+        def forward(ctx: Any, call: _Call, flight: Flight, *ys: Any) -> Any:
+            ctx.call, ctx.flight = call, flight
+            ctx.mark_dirty(*ys)  # so that a buffer is returned itself, and the caller may go on with it
+            return ys
+
+        @staticmethod
+        @functools.partial(once, linear=True)
+        def backward(ctx: Any, *d_ys: Any) -> Any:
+            call, back = ctx.call, Flight(ctx.call.ragged.device)
+            of = dict(zip((i for i in range(call.n) if i not in call.constant), d_ys))
+            ctx.flight.back.append((back, call.gradients([of.get(i) for i in range(call.n)], back)))
+            return (None, None, *d_ys)
+
+    return Finish
 
 
 def _rows_of(x: Any) -> Any:
@@ -388,8 +433,31 @@ def _placed(ragged: Ragged, batch: _Batch, segments: Segments, into: Any, name: 
 
 @eager
 def carry(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Any:
-    """Bridge.__call__() of a ragged bridge. Rows are merged by the library if all go into buffers that are written
-    in place; else they come packed, and those that have a buffer are placed there."""
+    """Bridge.__call__() of a ragged bridge."""
+    call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
+    return arrived(_function().apply(call, None, *tensors))
+
+
+@eager
+def start(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> Ticket:
+    """Bridge.start() of a ragged bridge."""
+    call, tensors, arrived = _asked(self, given, segments, into, like, add, inplace)
+    flight = Flight(call.ragged.device)
+    ys = list(_function().apply(call, flight, *tensors))
+
+    def finished() -> Any:
+        passed = [i for i in range(call.n) if i not in call.constant]
+        if passed:
+            for i, y in zip(passed, _finish_function().apply(call, flight, *(ys[i] for i in passed))):
+                ys[i] = y
+        return arrived(tuple(ys))
+    return Ticket(self, flight, finished)
+
+
+def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool) -> tuple[
+        _Call, tuple[Any, ...], Callable[[Any], Any]]:
+    """A call, its tensors, and what becomes of its ys. Rows are merged by the library if all go into buffers that are
+    written in place; else they come packed, and those that have a buffer are placed there."""
     import torch
     told = _told(given, into, like)
     device = torch.device('cpu') if told is None else told.device
@@ -425,11 +493,13 @@ def carry(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
     # y has a gradient on every rank, or on none: also on those whose x is without rows
     anchor = torch.empty(0, device=device, requires_grad=True) if grad and not any(
         xs[i].requires_grad for i in call.floating) else None
-    ys = _function().apply(call, anchor, *xs, *(intos if merged else ()))
-    if merged:  # of a buffer without a gradient autograd returns an alias
-        ys = tuple(y if i in call.floating else into for i, (y, into) in enumerate(zip(ys, intos)))
-    elif intos:
-        with ragged.telling():
-            ys = tuple(y if t is None else _placed(ragged, call.held, segments, t, name, y, add, inplace)
-                       for y, t, name in zip(ys, intos, names))
-    return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]
+
+    def arrived(ys: Any) -> Any:
+        if merged:  # of a buffer without a gradient autograd returns an alias
+            ys = tuple(y if i in call.floating else into for i, (y, into) in enumerate(zip(ys, intos)))
+        elif intos:
+            with ragged.telling():
+                ys = tuple(y if t is None else _placed(ragged, call.held, segments, t, name, y, add, inplace)
+                           for y, t, name in zip(ys, intos, names))
+        return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]
+    return call, (anchor, *xs, *(intos if merged else ())), arrived

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a Bridge in two halves: start() begins one, and the Ticket that it returns ends it (docs/overlap.md).
+
+Two autograd functions stand for one call. In backward, that of finish starts the gradient's way, and that of start
+finishes it, so what lies between the two in forward runs at the same time in both passes.
+"""
+from __future__ import annotations
+
+import ctypes as c
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from .._lib import Unique
+from ..errors import FailedError
+from .ready import entry, failed
+from .tensors import eager, stream_of
+
+
+class Flight:
+    """A call of the library that may be under way, and the tensors that it reads and writes. Nothing is under way of a call
+    that copies between tensors and memory that peers reach: it waits for that memory, so it ran as a whole."""
+
+    def __init__(self, device: Any):
+        self.device, self._ticket, self._held = device, c.c_void_p(), ()
+        self.back: list[Any] = []  # flights of gradients, with what they write, from finish's backward to start's
+
+    def begin(self, name: str, *arguments: Any, held: Any) -> int:
+        """The status of colo_@name_start()."""
+        status = entry('colo_%s_start' % name)(*arguments, c.addressof(self._ticket))
+        self._held = held if self._ticket else ()
+        return status
+
+    def end(self) -> None:
+        """The current stream waits for the call."""
+        if self._ticket:
+            status = entry('colo_bridge_finish')(c.addressof(self._ticket), stream_of(self.device))
+            self._held = ()
+            if status < 0:
+                raise failed(status)
+
+    def __del__(self) -> None:  # else the memory of its tensors is given away while the call uses it
+        if self._ticket:
+            self.end()
+
+
+class Ticket(Unique):
+    """What start() of a Bridge returns: finish() gives what the call without a ticket returns."""
+
+    def __init__(self, bridge: Any, flight: Flight, finished: Callable[[], Any]):
+        self._bridge = bridge  # which may not be destroyed before
+        self._flight, self._finished = flight, finished
+
+    def finish(self) -> Any:
+        """y. The current stream waits for the call; the host does not. Once."""
+        return _finish(self)
+
+    def __del__(self) -> None:
+        if getattr(self, '_finished', None) is not None:
+            warnings.warn("colobridge: a ticket is dropped whose call was started and not finished; call finish(), which "
+                          "returns y", ResourceWarning)
+
+
+@eager
+def _finish(ticket: Ticket) -> Any:
+    finished, ticket._finished = ticket._finished, None
+    if finished is None:
+        raise FailedError("bridge: finish() of a ticket that was finished; expected one that start() returned")
+    ticket._flight.end()
+    return finished()

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that are started and finished: the oracle's values, what runs in between in both passes, tickets that are not
+finished, and one encoder batch for several micro-batches."""
+import gc
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from colobridge.torch import ticket  # noqa: E402
+from ragged_case import Case, carried  # noqa: E402
+from world import World  # noqa: E402
+
+LAYOUTS = 'tp=2,dp=2', 'cp=2,dp=2'
+
+
+@pytest.fixture(scope='module')
+def world():
+    four = World(4)
+    yield four
+    four.close()
+
+
+class Halves:
+    """A bridge whose calls are started and finished."""
+
+    def __init__(self, carry):
+        self.carry = carry
+
+    def __call__(self, *args, **kwargs):
+        return self.carry.start(*args, **kwargs).finish()
+
+    def __getattr__(self, name):
+        return getattr(self.carry, name)
+
+
+def ragged(rank, seeds, size, group=None):
+    for seed in seeds:
+        case = Case(seed, size)
+        carry = ct.Bridge(*case.layouts(), group=group or dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+        segments = cb.Segments(**case.tables())
+        for merged in (False, True):
+            carried(rank, case, Halves(carry), segments, merged)
+        carry.destroy()
+
+
+def test_ragged_batches_in_halves_are_those_of_the_oracle(world):
+    world.run(ragged, range(7000, 7015), 4)
+    cb.run_threads(2, lambda world: ragged(world.rank, range(7100, 7110), 2, world))
+
+
+def x_of(rank, seed):
+    x = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(10 * seed + rank // 2), dtype=torch.float64)
+    return x.requires_grad_()
+
+
+def weights(y, seed):
+    return torch.randn(y.shape, generator=torch.Generator().manual_seed(1000 + seed), dtype=y.dtype)
+
+
+def uniform(rank, group=None):
+    """Four under way, finished in another order, against calls without tickets; backward twice."""
+    carry = ct.Bridge(*LAYOUTS, group=group or dist.group.WORLD)
+    sides = []
+    for run in (lambda xs: [carry(x) for x in xs], None):
+        xs = [x_of(rank, i) for i in range(4)]
+        if run:
+            ys = run(xs)
+        else:
+            tickets = [carry.start(x) for x in xs]
+            finished = {i: tickets[i].finish() for i in (2, 0, 3, 1)}
+            ys = [finished[i] for i in range(4)]
+        loss = sum((y * weights(y, i)).sum() for i, y in enumerate(ys))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        sides.append(([y.detach() for y in ys], [x.grad for x in xs]))
+    for side in zip(*sides):
+        assert all(torch.equal(a, b) for a, b in zip(*side))
+    assert carry.start(xs[0].detach()).finish().grad_fn is None
+
+
+def test_uniform_batches_in_halves_have_the_same_bits(world):
+    world.run(uniform)
+    cb.run_threads(4, lambda world: uniform(world.rank, world))
+
+
+def test_gradcheck(world):
+    world.run(gradients)
+
+
+def gradients(rank):
+    carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD, grad='disjoint', output='sharded')
+
+    def call(x):
+        return Halves(carry)(x)
+    x = torch.randn(1, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+    y = call(x)
+    y.backward(weights(y, rank))
+    for preserve in (True, False):  # both kinds of checkpoint run forward again in backward
+        again = x.detach().clone().requires_grad_()
+        y = checkpoint(call, again, use_reentrant=preserve)
+        y.backward(weights(y, rank))
+        assert torch.equal(again.grad, x.grad)
+    with pytest.raises(RuntimeError, match='differentiate twice'):
+        z = x.detach().clone().requires_grad_()
+        d, = torch.autograd.grad(call(z).square().sum(), z, create_graph=True)
+        d.sum().backward()
+
+
+class Between(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, events):
+        ctx.events = events
+        events.append('between')
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, d):
+        ctx.events.append('between')
+        return d, None
+
+
+def order(rank, is_ragged):
+    events = []
+    begin, end = ticket.Flight.begin, ticket.Flight.end
+    ticket.Flight.begin = lambda self, *args, **kwargs: (events.append('start'), begin(self, *args, **kwargs))[1]
+    ticket.Flight.end = lambda self: (events.append('finish') if self._ticket else None, end(self))[1]
+    try:
+        if is_ragged:
+            carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+            segments = cb.Segments([2, 1, 0, 3], src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, 2, 3, 4], seq_len=[8], seq_dp=[0])
+            x, rest = torch.ones(segments.rows[rank], 3, requires_grad=True), (segments,)
+        else:
+            carry, x, rest = ct.Bridge(*LAYOUTS, group=dist.group.WORLD), x_of(rank, 1), ()
+        text = torch.ones(3, requires_grad=True)
+        begun = carry.start(x, *rest)
+        other = Between.apply(text, events)
+        (begun.finish().sum() + other.sum()).backward()
+        assert events == ['start', 'between', 'finish'] * 2, events
+    finally:
+        ticket.Flight.begin, ticket.Flight.end = begin, end
+
+
+@pytest.mark.parametrize('is_ragged', (False, True))
+def test_what_lies_between_runs_between_in_both_passes(world, is_ragged):
+    world.run(order, is_ragged)
+
+
+def written_over(rank):
+    """The caller goes on with its buffer in place of what finish() returned."""
+    carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+    segments = cb.Segments([2, 1, 0, 3], src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, 2, 3, 4], seq_len=[8], seq_dp=[0])
+    results = []
+    for finish in (True, False):
+        x = torch.full((segments.rows[rank], 3), rank + 1., requires_grad=True)
+        text = torch.zeros(8, 3, requires_grad=True)
+        into = text.clone()
+        begun = carry.start(x, segments, into=into)
+        y = begun.finish()
+        (y if finish else into).mul(2).sum().backward()
+        results += [x.grad, text.grad]
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+    assert (results[0] == 8).all() and results[1].eq(2).all(1).sum() == 2  # four context ranks; two rows of text
+
+
+def test_a_buffer_has_the_gradient_of_what_finish_returns(world):
+    world.run(written_over)
+
+
+def unfinished(rank):
+    carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)  # whose forward moves rows
+    begun = carry.start(x_of(rank, 1))
+    begun.finish()
+    with pytest.raises(RuntimeError, match='finish.. of a ticket that was finished'):
+        begun.finish()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        carry.start(x_of(rank, 2))
+        gc.collect()
+    assert any('started and not finished' in str(w.message) for w in said)
+    kept = [carry.start(x_of(rank, 0)) for _ in range(64)]  # the dropped one has freed its place
+    with pytest.raises(RuntimeError, match='64 tickets are not finished, the first is'):
+        carry.start(x_of(rank, 0))
+    for begun in kept:
+        begun.finish()
+    assert carry(x_of(rank, 0)).shape == (4, 8, 3)  # the communicator lives
+
+
+def test_tickets_that_are_not_finished_are_named(world):
+    world.run(unfinished)
+
+
+def page(which):
+    """The first lines of Python of docs/overlap.md, or those behind a mark."""
+    text = (Path(__file__).resolve().parents[2] / 'docs/overlap.md').read_text()
+    code = text[text.index(which):].split('```python\n', 1)[1].split('```', 1)[0]
+    return compile(code, 'overlap.md', 'exec')
+
+
+def micro_batches(rank):
+    """One encoder batch feeds four micro-batches of the LLM: carried once, its gradient carried back once."""
+    carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    pixels = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    grads = []
+    for whole in (False, True):
+        weight = torch.eye(3, dtype=torch.float64).requires_grad_()
+
+        def encoder(x, weight=weight):
+            return x @ weight
+
+        def llm(x):
+            return (x.square() * (1 + rank)).sum()
+        if whole:
+            llm(carry(encoder(pixels))).backward()
+        else:
+            exec(page('<!-- micro-batches -->'), {'carry': carry, 'encoder': encoder, 'llm': llm, 'pixels': pixels})
+        grads.append(weight.grad)
+    assert torch.equal(*grads) and grads[0].any()
+
+
+def test_one_encoder_batch_feeds_several_micro_batches(world):
+    world.run(micro_batches)
+
+
+def first_lines(rank):
+    carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    images = torch.full((1, 2, 3), rank + 1.)
+    names = {'carry': carry, 'images': images, 'encoder': lambda x: 2 * x, 'embed': lambda t: t + 1, 'tokens': torch.ones(2)}
+    exec(page('```python'), names)
+    assert names['y'][:, 0, 0].tolist() == [2. * (rank // 2 * 2 + i) for i in (1, 2)] and names['text'].eq(2).all()
+
+
+def test_the_first_lines_of_the_page_run(world):
+    world.run(first_lines)
