@@ -35,11 +35,6 @@ def _tp(group: Any, what: str) -> Any:
     return _tensor_parallel[0]
 
 
-def _told(error: Exception, device: Any, *groups: Any) -> Exception:
-    from .torch.ranks import told
-    return told(error, device, *groups)
-
-
 def _f32(t: Any) -> Any:
     import torch
     return t.to(torch.float32)
@@ -217,10 +212,8 @@ def _shifted(what: str, source: Any, target: Any, tp_group: Any, cp_group: Any,
     batch, seq = target.shape if target.dim() == 2 else (-1, -1)
     count = source.shape[1] * cp if source.dim() == 3 else -1
     if batch < 0 or source.shape[0] != batch or count < seq or (cp > 1 and count % (2 * cp)):
-        raise _told(ArgumentError("%s: logits are %s and target is %s on "
-                                  "cp=%d, expected [B, S / cp, Vl] and [B, S], S divisible by 2 cp"
-                                  % (what, list(source.shape), list(target.shape), cp)),
-                    source.device, tp_group, cp_group)
+        raise ArgumentError("%s: logits are %s and target is %s on cp=%d, expected [B, S / cp, Vl] and [B, S], S "
+                            "divisible by 2 cp" % (what, list(source.shape), list(target.shape), cp))
     target = target if pre_rolled else target.roll(-1, dims=-1)
     if count > seq:
         target = torch.nn.functional.pad(target, (0, count - seq), value=0)
@@ -297,9 +290,8 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any
     given, device = len(target), source.device
     count = given * cp if pre_rolled and source.shape[1:2] == (given,) else given  # [1, T / cp], or [1, T]
     if source.dim() != 3 or source.shape[0] != 1 or source.shape[1] * cp != count:
-        raise _told(ArgumentError("%s: logits are %s and "
-                                  "target has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
-                                  % (what, list(source.shape), count, cp)), device, group, cp_group)
+        raise ArgumentError("%s: logits are %s and target has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
+                            % (what, list(source.shape), count, cp))
     cu = cu.to(device=device, dtype=torch.int64)
     places = _Places(cu, count, width, attention_mask, sub_seq_lengths)
     rolled = target if pre_rolled else target[places.after]
@@ -376,8 +368,8 @@ def _sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: 
     top_k, top_p = getattr(params, 'top_k', None), getattr(params, 'top_p', None)
     top_k, top_p = 0 if top_k in (None, -1) else int(top_k), 1.0 if top_p is None else float(top_p)
     if top_k < 0 or not 0 < top_p <= 1:
-        raise _told(ArgumentError("%s: sampling_params has top_k %d and top_p %g, expected top_k >= 1 (None, -1 or 0: "
-                                  "all ids) and 0 < top_p <= 1 (None: 1)" % (what, top_k, top_p)), logits.device, group)
+        raise ArgumentError("%s: sampling_params has top_k %d and top_p %g, expected top_k >= 1 (None, -1 or 0: all "
+                            "ids) and 0 < top_p <= 1 (None: 1)" % (what, top_k, top_p))
     if not top_k and top_p == 1:
         return _logp(logits, target, start, end, group, chunk, inference_only, what)
     if target.shape != logits.shape[:-1]:
@@ -467,8 +459,7 @@ def linear_cross_entropy(hidden: Any, weight: Any, labels: Any, temperature: flo
     which the caller sums over tp, as in the original."""
     what = 'linear_cross_entropy'
     if reduction not in ('none', 'sum', 'mean'):
-        raise _told(ArgumentError("%s: reduction is %r, expected 'none', 'sum' or 'mean'" % (what, reduction)),
-                    hidden.device, dist_process_group)
+        raise ArgumentError("%s: reduction is %r, expected 'none', 'sum' or 'mean'" % (what, reduction))
     from .torch.ranks import size_and_rank
     start = size_and_rank(dist_process_group, what)[1] * weight.shape[0]
     logp, entropy = _from_hidden(what, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), start,
@@ -484,18 +475,18 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
     """Entropy [...] of logits [..., Vl], differentiable, in the logits' dtype as in the original;
     colobridge.torch.logprob(entropy=True) returns it in f32. chunk_memory_mb is checked and has no effect:
     nothing of the size of the logits is made."""
-    logits, what = vocab_parallel_logits, 'vocab_parallel_entropy'
-    group = _tp(tp_group, what)
-    if chunk_memory_mb <= 0:
-        raise _told(ArgumentError("%s: chunk_memory_mb is %s, expected a number above 0"
-                                  % (what, chunk_memory_mb)), logits.device, group)
-    return _entropy(logits, group, chunk_size, what).to(logits.dtype)
+    what = 'vocab_parallel_entropy'
+    return _entropy(vocab_parallel_logits, _tp(tp_group, what), chunk_size, what, chunk_memory_mb).to(
+        vocab_parallel_logits.dtype)
 
 
-def _entropy(logits: Any, group: Any, chunk: int | None, what: str) -> Any:
+@_eager
+def _entropy(logits: Any, group: Any, chunk: int | None, what: str, chunk_memory_mb: int = 1) -> Any:
     import torch
 
     from .torch.logprob import outputs
+    if chunk_memory_mb <= 0:
+        raise ArgumentError("%s: chunk_memory_mb is %s, expected a number above 0" % (what, chunk_memory_mb))
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     return outputs(what, logits, target, ('entropy',), tp_group=group, ignore_index=_NONE_IGNORED,
                    chunk_size=int(chunk or 0))[0]
@@ -517,9 +508,11 @@ def vocab_parallel_entropy_packed_sequences(
     """(mean entropy over the actions of all cp ranks, without a gradient; this rank's part of it, with one) of packed
     logits [1, T / cp, Vl]. Actions are the last num_actions columns of [B, unpacked_seqlen - 1], weighted by
     loss_mask [B, num_actions] or 1; other arguments: from_parallel_logits_to_logprobs_packed_sequences()."""
+    tp_group = _tp(tp_group, 'vocab_parallel_entropy_packed_sequences')
     return _entropy_of_actions(
         vocab_parallel_logits, cu_seqlens_padded, unpacked_seqlen, num_actions, attention_mask, loss_mask, cp_group,
-        sub_seq_lengths, lambda: vocab_parallel_entropy(vocab_parallel_logits, chunk_size, chunk_memory_mb, tp_group))
+        sub_seq_lengths, lambda: vocab_parallel_entropy(vocab_parallel_logits, chunk_size, chunk_memory_mb, tp_group),
+        tp_group)
 
 
 @_eager
@@ -539,11 +532,14 @@ def from_parallel_hidden_to_entropy_packed_sequences(
     return _entropy_of_actions(
         hidden, cu_seqlens_padded, unpacked_seqlen, num_actions, attention_mask, loss_mask, cp_group, sub_seq_lengths,
         lambda: _from_hidden(what, hidden, lm_head_weight, target, start, start + lm_head_weight.shape[0], tp_group,
-                             chunk_size, False, temperature, True)[1])
+                             chunk_size, False, temperature, True)[1], tp_group)
 
 
+@_eager
 def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, attention_mask: Any, loss_mask: Any,
-                        cp_group: Any, sub_seq_lengths: Any, entropy: Callable[[], Any]) -> tuple[Any, Any]:
+                        cp_group: Any, sub_seq_lengths: Any, entropy: Callable[[], Any], tp_group: Any
+                        ) -> tuple[Any, Any]:
+    """tp_group: of entropy(), which hears of an error here"""
     import torch
 
     from .torch.ranks import telling
@@ -585,11 +581,15 @@ def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
     local_smoothing: as in the original, each rank smooths over its own n columns: e n / (n - 1), and the
     mean of their log-probabilities. The ranks' losses differ then. ValueError: n < 2.
     """
+    return _cross_entropy(vocab_parallel_logits, target, _tp(tp_group, 'vocab_parallel_cross_entropy'),
+                          label_smoothing, local_smoothing)
+
+
+@_eager
+def _cross_entropy(logits: Any, target: Any, group: Any, smoothing: float, local_smoothing: bool) -> Any:
     from .torch.logprob import outputs
-    return _f32(outputs('vocab_parallel_cross_entropy', vocab_parallel_logits, target, ('loss',),
-                        tp_group=_tp(tp_group, 'vocab_parallel_cross_entropy'),
-                        label_smoothing=float(label_smoothing),
-                        megatron_smoothing=True, local_smoothing=bool(local_smoothing),
+    return _f32(outputs('vocab_parallel_cross_entropy', logits, target, ('loss',), tp_group=group,
+                        label_smoothing=float(smoothing), megatron_smoothing=True, local_smoothing=bool(local_smoothing),
                         lenient_targets=True, ignore_index=_NONE_IGNORED)[0])
 
 

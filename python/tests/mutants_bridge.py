@@ -82,9 +82,6 @@ BRIDGES = {
     'an interrupted allocation is an address that was never written': (
         'torch/arena.py', 'except BaseException:  # the library', 'except RuntimeError:  # the library', 'test_torch_arena.py',
         'test_allocator_that'),
-    'a rank that comes after a mismatch does not say what it would do': (
-        'torch/bridge.py', "groups.heard(getattr(why, 'comm', None), why, _doing(", "print(why, _doing(",
-        'test_torch_bridge.py', 'test_rows_that_differ_are_named_with_their_ranks'),
     'memory that was given away for a call is gone before it': (
         'comm.py', '    return t, count', '    return s.Tensor.from_buffer_copy(t), count', 'test_dlpack.py',
         'test_calls_hold_what_they_were_given'),
@@ -226,9 +223,6 @@ BRIDGES = {
     'indices that a graph reads go with their batch': (
         'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
         'test_what_a_graph_reads'),
-    'a batch that a rank cannot make is told to no rank': (
-        'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
-        'test_bad_input_of_one_rank'),
     'forward writes over a leaf': (
         'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
         'test_torch_ragged.py', 'test_bad_input_of_one_rank'),

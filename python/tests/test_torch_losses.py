@@ -4,7 +4,6 @@ vocabularies and batches: processes, threads, dtypes, strides, masks, special va
 import copy
 import itertools
 import pickle
-import types
 
 import pytest
 
@@ -16,8 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
-from colobridge.errors import FailedError, STATUS  # noqa: E402
-from colobridge.torch import ranks, sequence  # noqa: E402
+from colobridge.torch import sequence  # noqa: E402
 from test_torch_logprob import TOLERANCE, V, shards  # noqa: E402
 from test_torch_saved import brought_back  # noqa: E402
 from world import meet  # noqa: E402
@@ -523,15 +521,6 @@ def orders(world):
 
 def test_ranks_whose_rows_lie_in_other_orders_are_refused():
     cb.run_threads(2, orders)
-
-
-def test_an_error_that_was_heard_waits_for_no_new_communicator(monkeypatch):
-    dead = types.SimpleNamespace(dead=lambda: True, gpu=None, host=None)
-    monkeypatch.setattr(ranks, 'group_ranks', lambda _group: (0, 1))
-    monkeypatch.setitem(ranks._made, (0, 1), dead)
-    monkeypatch.setattr(ranks, 'comm_of', lambda *_: pytest.fail('a new communicator'))
-    error = FailedError('rank 1 failed', STATUS['ERR_PEER'])
-    assert ranks.told(error, torch.device('cpu'), 'group') is error
 
 
 def test_weighted_sum_and_gather_refuse_what_is_no_tensor():

@@ -14,7 +14,7 @@ from .. import _structs as s
 from .. import bridge as core
 from .._lib import Unique
 from ..comm import Comm
-from ..errors import STATUS, ArgumentError, Error, FailedError, MismatchError
+from ..errors import STATUS, ArgumentError, Error, FailedError
 from ..layout import Layout, parts_of
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
 from ..segments import Segments
@@ -303,6 +303,11 @@ class Bridge(Unique):
         """Into how many parts the source layout cuts samples, rows and features."""
         return parts_of(self.src, s.SAMPLES), parts_of(self.src, s.ROWS), parts_of(self.src, s.FEATURES)
 
+    @property
+    def _talks_to(self) -> Any:
+        """World ranks, or a Comm: for groups.tell()"""
+        return self._ranks or self.group
+
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
         if self._ranks is None:
@@ -516,20 +521,11 @@ def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
         if self.axes == 'bh' and len(shape) == 2:
             shape = shape[0], 1, shape[1]
     device = x.device
-    try:
-        comm = self.comm(device)
-    except MismatchError as why:  # killed before this rank came
-        groups.heard(getattr(why, 'comm', None), why, _doing(
-            self.global_shape(x, samples) if shape is None else shape, x.dtype))
-        raise
+    comm = self.comm(device)
     asked = x.shape, x.dtype, device, samples, shape
     if self._last is None or comm is not self._comm or self._last[0] != asked:
         if shape is None:
-            try:
-                shape = self.global_shape(x, samples)
-            except ArgumentError as why:
-                groups.refuse(comm, why)
-                raise
+            shape = self.global_shape(x, samples)
         self._last = asked, self._core(comm, shape, x.dtype, device)
     return x, here
 

@@ -92,15 +92,12 @@ def over_chunks(fn: Callable[[Any, slice], Any], hidden: Any, weight: Any, bias:
     each chunk, in forward and again in backward, both under the autocast of forward. Gradients of weight and bias are
     added up in fp32 (fp64 of fp64).
     """
-    try:
-        if d_hidden not in ('all_reduce', 'partial') or chunk_size < 1:
-            raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
-                                "a number above 0" % (d_hidden, chunk_size))
-        if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
-            raise ArgumentError("over_chunks: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
-                                % (list(hidden.shape), list(weight.shape)))
-    except ArgumentError as why:
-        raise groups.told(why, hidden.device, tp_group)
+    if d_hidden not in ('all_reduce', 'partial') or chunk_size < 1:
+        raise ArgumentError("over_chunks: d_hidden is %r and chunk_size %s, expected 'all_reduce' or 'partial' and "
+                            "a number above 0" % (d_hidden, chunk_size))
+    if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
+        raise ArgumentError("over_chunks: hidden is %s and weight %s, expected [..., H] and [Vl, H]"
+                            % (list(hidden.shape), list(weight.shape)))
     comm = alone() if tp_group is None else groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
     out = _function().apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, fn, int(chunk_size),

@@ -75,8 +75,7 @@ def functions() -> tuple[Any, Any]:
                                    main is not None)
                 out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
             except BaseException as why:
-                groups.heard(comm, why)
-                groups.heard(head_comm, why)
+                groups.heard_over(why, comm, head_comm)
                 raise
             if backward:
                 ctx.ready, ctx.o = ready, o
@@ -98,8 +97,7 @@ def functions() -> tuple[Any, Any]:
             try:
                 d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
             except BaseException as why:
-                groups.heard(comm, why)
-                groups.heard(head_comm, why)
+                groups.heard_over(why, comm, head_comm)
                 raise
             return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
@@ -133,9 +131,7 @@ def functions() -> tuple[Any, Any]:
                 else:
                     out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main)
             except BaseException as why:
-                groups.heard(comm, why)
-                groups.heard(head_comm, why)
-                groups.refuse(group, why)
+                groups.heard_over(why, comm, head_comm)
                 raise
             ctx.of = main, need, early, ready, comm
             ctx.made, ctx.known = made, known
@@ -243,8 +239,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
             ) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
     linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients begin in forward: 'loss' in
-    either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all. What is wrong is told
-    to the other ranks of both groups before it is raised."""
+    either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all."""
     import torch
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
             isinstance(target, torch.Tensor)):
@@ -253,56 +248,48 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
                 raise ArgumentError("%s: %s is a %s, expected a torch.Tensor"
                                     % (what, name, type(t).__name__))
     device = hidden.device
-    try:
-        comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
-    except Exception as why:
-        raise groups.told(why, device, head_group)
+    comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
     head_comm: Comm | None = None
     main = None
-    try:
-        if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):
-            weight, head_group, head_rows, head_partition = partitioned(weight, head_group)
-        if main_grad:
-            main = main_grads(what, weight, bias)
-        plain = ordinary()
-        if (type(weight) not in plain or type(bias) not in plain) and (
-                hasattr(weight, 'placements') or hasattr(bias, 'placements')):
-            weight, bias, group, rows = _sharded(what, weight, bias)
-            if group is not None:
-                head_group, head_rows = group, rows
-        if head_group is not None:
-            head_comm = groups.comm_of(head_group, device, what + ': head_group')
-        product = autocast(device.type)
-        if product is not None and hidden.dtype != torch.float64:
-            hidden, weight = hidden.to(product), weight.to(product)
-            bias = None if bias is None else bias.to(product)
-        kept = table(comm, '_linear_plans')
-        key = (hidden.shape, None if hidden.is_contiguous() else hidden.stride(), hidden.dtype, device,
-               weight.shape, None if weight.is_contiguous() else weight.stride(), weight.dtype,
-               weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
-               target.shape, target.dtype, target.device,
-               None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
-               head_rows, head_partition, linear, values, members, support is None)
-        found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
-        if found is None:
-            found = kept.add(key, _made(what, hidden, weight, bias, target, names, comm, tp_group,
-                                        columns, head_comm, head_rows, head_partition, linear, main,
-                                        dict(zip(members, values)), support))
-        plan, copies_hidden, copies_weight = found
-        if copies_hidden:
-            hidden = hidden.contiguous()
-        if copies_weight:
-            weight = weight.contiguous()
-        if bias is not None and not bias.is_contiguous():
-            bias = bias.contiguous()
-        if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
-            target = targets_for(plan.rows, target, plan.config.ignore_index)
-        if support is not None:
-            target = support.behind(what, target, plan.rows)
-    except Exception as why:
-        groups.refuse(comm, why)
-        groups.refuse(head_comm, why)
-        raise
+    if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):
+        weight, head_group, head_rows, head_partition = partitioned(weight, head_group)
+    if main_grad:
+        main = main_grads(what, weight, bias)
+    plain = ordinary()
+    if (type(weight) not in plain or type(bias) not in plain) and (
+            hasattr(weight, 'placements') or hasattr(bias, 'placements')):
+        weight, bias, group, rows = _sharded(what, weight, bias)
+        if group is not None:
+            head_group, head_rows = group, rows
+    if head_group is not None:
+        head_comm = groups.comm_of(head_group, device, what + ': head_group')
+    product = autocast(device.type)
+    if product is not None and hidden.dtype != torch.float64:
+        hidden, weight = hidden.to(product), weight.to(product)
+        bias = None if bias is None else bias.to(product)
+    kept = table(comm, '_linear_plans')
+    key = (hidden.shape, None if hidden.is_contiguous() else hidden.stride(), hidden.dtype, device,
+           weight.shape, None if weight.is_contiguous() else weight.stride(), weight.dtype,
+           weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
+           target.shape, target.dtype, target.device,
+           None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
+           head_rows, head_partition, linear, values, members, support is None)
+    found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
+    if found is None:
+        found = kept.add(key, _made(what, hidden, weight, bias, target, names, comm, tp_group,
+                                    columns, head_comm, head_rows, head_partition, linear, main,
+                                    dict(zip(members, values)), support))
+    plan, copies_hidden, copies_weight = found
+    if copies_hidden:
+        hidden = hidden.contiguous()
+    if copies_weight:
+        weight = weight.contiguous()
+    if bias is not None and not bias.is_contiguous():
+        bias = bias.contiguous()
+    if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
+        target = targets_for(plan.rows, target, plan.config.ignore_index)
+    if support is not None:
+        target = support.behind(what, target, plan.rows)
     return hidden, weight, bias, target, (plan, comm, head_comm, main, torch.is_grad_enabled())
 
 
@@ -502,36 +489,27 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     if mode == 'loss' and reduction == 'none':
         raise ArgumentError("linear_nll: mode=\"loss\" makes gradients of a mean or a sum, and reduction "
                             "is 'none'; use mode=\"auto\"")
-    known = None if upstream is None else _known(upstream, reduction, mode, hidden, tp_group, head_group, reduce_group)
+    known = None if upstream is None else _known(upstream, reduction, mode, hidden)
     weights = None
     if mask is not None:
         target, weights = masked('linear_nll', mask, target, ignore_index)
     trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, weight, bias))
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
-    group = alone() if reduce_group is None else across(
-        reduce_group, getattr(hidden, 'device', None), 'linear_nll', tp_group, head_group)
-    try:
-        *tensors, o = prepare(
-            'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
-            (vocab_start, vocab_end, vocab_size),
-            ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
-             ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
-            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
-            support=support, head_partition=head_partition)
-        if weights is not None:
-            weights = counted(weights, target, o[0].config, o[0].real)
-        if known is not None:
-            known = known.to(o[0].real)
-    except Exception as why:
-        groups.refuse(group, why)
-        raise
+    group = across(reduce_group, getattr(hidden, 'device', None), 'linear_nll')
+    *tensors, o = prepare(
+        'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
+        (vocab_start, vocab_end, vocab_size),
+        ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
+         ('loss' if known is None else 'known') if mode == 'loss' and trains else None),
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size, invariant),
+        support=support, head_partition=head_partition)
+    if weights is not None:
+        weights = counted(weights, target, o[0].config, o[0].real)
+    if known is not None:
+        known = known.to(o[0].real)
     mean = reduction == 'mean'
     if not (mode == 'loss' and trains):
-        try:
-            out = functions()[0].apply(*tensors, o)
-        except BaseException as why:
-            groups.refuse(group, why)
-            raise
+        out = functions()[0].apply(*tensors, o)
         if reduction == 'none':
             return out[0] if weights is None else out[0] * weights
         return reduced(out[0], out[1], weights, mean, group)
@@ -542,24 +520,20 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     return Loss(value, *side)
 
 
-def _known(upstream: Any, reduction: str, mode: str, hidden: Any, *of: Any) -> Any:
-    """An upstream gradient as an fp64 tensor of one element on hidden's device. ValueError, on all ranks of the groups:
-    what is none."""
+def _known(upstream: Any, reduction: str, mode: str, hidden: Any) -> Any:
+    """An upstream gradient as an fp64 tensor of one element on hidden's device. ValueError: what is none."""
     import torch
     device = getattr(hidden, 'device', None)
-    try:
-        if mode != 'loss' or reduction != 'sum':
-            raise ArgumentError(
-                "linear_nll: upstream is given, mode is %r and reduction %r, expected 'loss' and 'sum'; %s" % (
-                    mode, reduction, "what a mean divides by is known after the last chunk: pass reduction='sum' and "
-                    "upstream=factor / tokens" if mode == 'loss' else "other modes take any gradient: leave it out"))
-        if isinstance(upstream, torch.Tensor):
-            if upstream.numel() != 1 or upstream.device != device:
-                raise ArgumentError("linear_nll: upstream is %s on %s, expected one element on %s, where hidden is; "
-                                    "pass float(upstream)" % (list(upstream.shape), upstream.device, device))
-            return upstream.detach().reshape(1).double().resolve_neg()
-        if not math.isfinite(upstream):
-            raise ArgumentError("linear_nll: upstream is %s, expected a finite number" % upstream)
-        return torch.full((1,), upstream, dtype=torch.float64, device=device)
-    except Exception as why:
-        raise groups.told(why, device, *of)
+    if mode != 'loss' or reduction != 'sum':
+        raise ArgumentError(
+            "linear_nll: upstream is given, mode is %r and reduction %r, expected 'loss' and 'sum'; %s" % (
+                mode, reduction, "what a mean divides by is known after the last chunk: pass reduction='sum' and "
+                "upstream=factor / tokens" if mode == 'loss' else "other modes take any gradient: leave it out"))
+    if isinstance(upstream, torch.Tensor):
+        if upstream.numel() != 1 or upstream.device != device:
+            raise ArgumentError("linear_nll: upstream is %s on %s, expected one element on %s, where hidden is; "
+                                "pass float(upstream)" % (list(upstream.shape), upstream.device, device))
+        return upstream.detach().reshape(1).double().resolve_neg()
+    if not math.isfinite(upstream):
+        raise ArgumentError("linear_nll: upstream is %s, expected a finite number" % upstream)
+    return torch.full((1,), upstream, dtype=torch.float64, device=device)

@@ -333,7 +333,7 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
             values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan,
             support: Support | None = None) -> tuple[Any, Any, tuple[Any, Comm, bool]]:
     """(logits, targets, (a plan of this kind, ..)) as the autograd functions take them. columns:
-    vocab_start, vocab_end, vocab_size. What is wrong is told to the other ranks before it is raised."""
+    vocab_start, vocab_end, vocab_size."""
     import torch
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
@@ -341,24 +341,20 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
     device = logits.device
     comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_logprobs')
-    try:
-        key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
-               target.shape, target.dtype, target.device, names, columns, in_place, values, members, kind,
-               support is None)
-        found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
-        if found is None:
-            found = kept.add(key, _made(what, logits, target, names, comm, tp_group, columns, in_place,
-                                        dict(zip(members, values)), kind, support))
-        plan, copies = found
-        if copies:
-            logits = logits.contiguous()
-        if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
-            target = targets_for(plan.rows, target, plan.config.ignore_index)
-        if support is not None:
-            target = support.behind(what, target, plan.rows)
-    except Exception as why:
-        groups.refuse(comm, why)
-        raise
+    key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
+           target.shape, target.dtype, target.device, names, columns, in_place, values, members, kind,
+           support is None)
+    found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
+    if found is None:
+        found = kept.add(key, _made(what, logits, target, names, comm, tp_group, columns, in_place,
+                                    dict(zip(members, values)), kind, support))
+    plan, copies = found
+    if copies:
+        logits = logits.contiguous()
+    if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
+        target = targets_for(plan.rows, target, plan.config.ignore_index)
+    if support is not None:
+        target = support.behind(what, target, plan.rows)
     return logits, target, (plan, comm, torch.is_grad_enabled())
 
 

@@ -131,7 +131,7 @@ def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...],
          columns: tuple[int | None, int | None, int | None], in_place: bool, kind: type, config: Any,
          options: tuple[Any, ...]) -> Any:
     """The outputs of an operation over logits. second: [..., n] or None; config(start, vocab, *options) makes
-    the C config. What is wrong is told to the other ranks before it is raised."""
+    the C config."""
     import torch
     if not isinstance(logits, torch.Tensor) or mask is not None and not isinstance(mask, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and mask is a %s, expected torch.Tensors, or None as mask"
@@ -139,23 +139,19 @@ def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...],
     device = logits.device
     comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_losses')
-    try:
-        key = (logits.shape, logits.stride(), logits.dtype, device, _meta(second), _meta(mask), names,
-               columns, in_place, kind, options)
-        found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
-        if found is None:
-            found = kept.add(key, _made(what, logits, second, mask, names, comm, tp_group, columns,
-                                        in_place, kind, config, options))
-        op, copies, rows = found
-        if copies:
-            logits = logits.contiguous()
-        if second is not None:
-            second = _as_rows(rows, second, 0)
-        if mask is not None:
-            mask = _as_rows(rows, mask != 0, False).view(torch.uint8)
-    except Exception as why:
-        groups.refuse(comm, why)
-        raise
+    key = (logits.shape, logits.stride(), logits.dtype, device, _meta(second), _meta(mask), names,
+           columns, in_place, kind, options)
+    found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
+    if found is None:
+        found = kept.add(key, _made(what, logits, second, mask, names, comm, tp_group, columns,
+                                    in_place, kind, config, options))
+    op, copies, rows = found
+    if copies:
+        logits = logits.contiguous()
+    if second is not None:
+        second = _as_rows(rows, second, 0)
+    if mask is not None:
+        mask = _as_rows(rows, mask != 0, False).view(torch.uint8)
     return apply()(logits, op, comm, second, mask)
 
 
@@ -241,9 +237,8 @@ def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_gro
     import torch
     if not isinstance(ids, torch.Tensor) or ids.dim() < 1 or ids.dtype.is_floating_point or \
             ids.dtype.is_complex or ids.dtype == torch.bool:
-        raise groups.told(ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % (
-            ids.dtype if isinstance(ids, torch.Tensor) else 'a ' + type(ids).__name__)),
-            getattr(vocab_parallel_logits, 'device', None), tp_group)
+        raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % (
+            ids.dtype if isinstance(ids, torch.Tensor) else 'a ' + type(ids).__name__))
     return _run('logprob_at', vocab_parallel_logits, ids.to(torch.int64), mask, ('logp',), tp_group,
                 (vocab_start, vocab_end, vocab_size), inplace_backward, _Topk, _topk_config,
                 (ids.shape[-1], False, int(ignore_index), float(temperature), float(softcap or 0.0)))[0]
@@ -271,12 +266,11 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     logprob(). Formulas and special values: docs/distill.md.
     """
     import torch
-    device = getattr(vocab_parallel_logits, 'device', None)
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
             targets.shape[-1:] != vocab_parallel_logits.shape[-1:]:
-        raise groups.told(ArgumentError("distill: targets are %s, expected floats of the logits' shape" % (
+        raise ArgumentError("distill: targets are %s, expected floats of the logits' shape" % (
             '%s of %s' % (list(targets.shape), targets.dtype) if isinstance(targets, torch.Tensor)
-            else 'a ' + type(targets).__name__)), device, tp_group)
+            else 'a ' + type(targets).__name__))
     return Distilled(*_run('distill', vocab_parallel_logits, targets.detach(), mask, ('ce', 'kl'), tp_group,
                            (vocab_start, vocab_end, vocab_size), inplace_backward, _Distill,
                            _distill_config, (int(bool(soft_labels)), float(target_temperature),
@@ -363,21 +357,17 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     """
     import torch
     device = getattr(values, 'device', None)
+    for name, t in (('values', values), ('weights', weights), ('mask', mask)):
+        if not isinstance(t, torch.Tensor) and (t is not None or name == 'values') or t is not None and (
+                t.shape != values.shape or t.device != device):
+            raise ArgumentError("weighted_sum: %s is %s, expected a tensor of values' shape and device" % (
+                name, list(t.shape) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__))
+    if not values.dtype.is_floating_point:
+        raise ArgumentError("weighted_sum: values are of %s, expected floats" % values.dtype)
     comm = across(reduce_group, device, 'weighted_sum')
-    try:
-        for name, t in (('values', values), ('weights', weights), ('mask', mask)):
-            if not isinstance(t, torch.Tensor) and (t is not None or name == 'values') or t is not None and (
-                    t.shape != values.shape or t.device != device):
-                raise ArgumentError("weighted_sum: %s is %s, expected a tensor of values' shape and device" % (
-                    name, list(t.shape) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__))
-        if not values.dtype.is_floating_point:
-            raise ArgumentError("weighted_sum: values are of %s, expected floats" % values.dtype)
-        if values.dtype not in (torch.float32, torch.float64):
-            values = values.float()
-        values = values.contiguous()
-        weights = None if weights is None else weights.detach().to(values.dtype).contiguous()
-        mask = None if mask is None else (mask != 0).contiguous().view(torch.uint8)
-    except Exception as why:
-        groups.refuse(comm, why)
-        raise
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.float()
+    values = values.contiguous()
+    weights = None if weights is None else weights.detach().to(values.dtype).contiguous()
+    mask = None if mask is None else (mask != 0).contiguous().view(torch.uint8)
     return Weighted(*apply()(values, _Sum, comm, weights, mask))

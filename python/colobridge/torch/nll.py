@@ -27,15 +27,11 @@ class Loss(NamedTuple):
     den: Any
 
 
-def across(reduce_group: Any, device: Any, what: str, *of: Any) -> Comm:
+def across(reduce_group: Any, device: Any, what: str) -> Comm:
     """The communicator of a reduce_group, for tensors on @device; None: of none, which somebody else
-    refuses. An error of it is told to the groups @of."""
-    if reduce_group is None or device is None:
-        return alone()
-    try:
-        return groups.comm_of(reduce_group, device, what + ': reduce_group')
-    except Exception as why:
-        raise groups.told(why, device, *of)
+    refuses."""
+    return alone() if reduce_group is None or device is None else groups.comm_of(
+        reduce_group, device, what + ': reduce_group')
 
 
 @functools.lru_cache(maxsize=None)
@@ -164,7 +160,6 @@ class NllPlan(LogprobPlan):
                 raise failed(status)
         except BaseException as why:
             groups.heard(comm, why)
-            groups.refuse(group, why)
             raise
         factor = address + 8 * self.saved if keeps else n_valid - 8
         numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, workspace, mean, group)
@@ -221,14 +216,9 @@ def _functions() -> tuple[Any, Any]:
         @staticmethod
         def forward(ctx: Any, loss: Any, valid: Any, mean: bool, comm: Comm,
                     side: list[Any]) -> Any:
-            try:
-                made = _mean(loss.numel(), loss.dtype, loss.device)
-                rows = loss.contiguous()
-                memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64,
-                                   device=loss.device)
-            except BaseException as why:
-                groups.refuse(comm, why)
-                raise
+            made = _mean(loss.numel(), loss.dtype, loss.device)
+            rows = loss.contiguous()
+            memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
             address = memory.data_ptr()
             value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
                                            aligned(address + 8), mean, comm)
@@ -253,12 +243,8 @@ def _functions() -> tuple[Any, Any]:
         @staticmethod
         def forward(ctx: Any, loss: Any, weights: Any, mean: bool, comm: Comm,
                     side: list[Any]) -> Any:
-            try:
-                made = _mean(loss.numel(), loss.dtype, loss.device)
-                rows, weights = loss.contiguous(), weights.contiguous()
-            except BaseException as why:
-                groups.refuse(comm, why)
-                raise
+            made = _mean(loss.numel(), loss.dtype, loss.device)
+            rows, weights = loss.contiguous(), weights.contiguous()
             value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
             ctx.save_for_backward(weights, factor)
             ctx.set_materialize_grads(False)
@@ -316,19 +302,14 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         loss = function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
                                          inplace_backward, numbers, support=support))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
-    comm = alone() if reduce_group is None else across(
-        reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll', tp_group)
-    try:
-        o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
-                    inplace_backward, numbers, kind=NllPlan if weights is None else LogprobPlan,
-                    support=support)
-        if weights is not None:
-            weights = counted(weights, target, o[2][0].config, o[2][0].real)
-            loss, valid = function().apply(*o)
-            return reduced(loss, valid, weights, reduction == 'mean', comm)
-    except Exception as why:
-        groups.refuse(comm, why)
-        raise
+    comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll')
+    o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
+                inplace_backward, numbers, kind=NllPlan if weights is None else LogprobPlan,
+                support=support)
+    if weights is not None:
+        weights = counted(weights, target, o[2][0].config, o[2][0].real)
+        loss, valid = function().apply(*o)
+        return reduced(loss, valid, weights, reduction == 'mean', comm)
     side: list[Any] = []
     value, num = _functions()[0].apply(*o, reduction == 'mean', comm, side)
     return Loss(value, num, side[0])

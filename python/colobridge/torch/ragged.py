@@ -466,19 +466,16 @@ def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool
     xs, intos = _list(given), [] if into is None else _list(into)
     merged = bool(intos) and inplace and not add and not any(t is None for t in intos)
     names = ['into[%d]' % i if len(intos) > 1 else 'into' for i in range(len(intos))]
-    try:
-        if into is None and (add or not inplace):
-            raise ArgumentError("bridge: %s is given without into; expected the tensor that rows go to"
-                                % ('add=True' if add else 'inplace=False'))
-        if call is not None and call.serves(xs, segments, intos, merged):
-            widths = call.widths
-        else:
-            call, (xs, intos, widths) = None, _prepared(self, given, segments, into, like, told)
-        for t, name in zip(intos, names):
-            if inplace and t is not None:
-                _check_leaf(t, name)
-    except Exception as why:
-        raise groups.told(why, device, self.group)
+    if into is None and (add or not inplace):
+        raise ArgumentError("bridge: %s is given without into; expected the tensor that rows go to"
+                            % ('add=True' if add else 'inplace=False'))
+    if call is not None and call.serves(xs, segments, intos, merged):
+        widths = call.widths
+    else:
+        call, (xs, intos, widths) = None, _prepared(self, given, segments, into, like, told)
+    for t, name in zip(intos, names):
+        if inplace and t is not None:
+            _check_leaf(t, name)
     ragged = self._ragged_of(device)
     if call is None or call is not ragged.last:  # another communicator
         with ragged.telling():

@@ -10,6 +10,10 @@ communicator. Communicators are kept for the next call, until shutdown() or the 
 An error kills a communicator for all its ranks. Each of them hears of it once, as the exception of the
 call that it is in or comes to; its next call makes the communicator anew, together with the others. So
 ranks stay in step: no call of one meets a later call of another.
+
+A rank that ends a call with an error says so in each group of the call, and waits for no other rank: it aborts the
+communicator that the others may wait in, or it says at their next meeting that it does not come. So the order of
+groups does not matter, nor how many ranks make the mistake.
 """
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import comm as comms
@@ -30,7 +34,7 @@ from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
 
 _lock = threading.Lock()
-_made: dict[Any, '_Made'] = {}
+_made: dict[tuple[int, ...], '_Ranks'] = {}
 _alone = threading.local()
 _ended: list[Any] = []
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
@@ -50,33 +54,53 @@ class _Thread:
         ended.append(self.comms)
 
 
-class _Made:
-    """Communicators of one set of ranks: host memory, and GPUs."""
+class _Ranks:
+    """A set of ranks and their communicators: of host memory, and of GPUs."""
 
-    def __init__(self, host: Comm, store: Any = None):
+    def __init__(self, ranks: tuple[int, ...], me: int, store: Any, host: Comm | None = None):
         # Not held: as long as somebody has the store, its server answers in the next one's place.
-        self.host, self.store = host, store and weakref.ref(store)
-        self.gpu: Comm | None = None
+        self.ranks, self.me, self.store = ranks, me, store and weakref.ref(store)
+        self.host, self.gpu = host, None
 
-    def dead(self) -> bool:
-        """Did an error kill it, of which this rank has heard? Raises that error where it has not."""
-        for comm in (self.gpu, self.host):
-            if comm is not None and _is_dead(comm):
-                if not self.host.told[0]:
-                    try:
-                        with telling(comm):
-                            comm.check()
-                    except MismatchError as why:
-                        why.comm = comm  # type: ignore[attr-defined] # what this rank does, its call knows
-                        raise
-                return True
-        return False
+    def comm(self, device: Any) -> Comm:
+        """The communicator for tensors on @device; collective the first time, and after an error of which this rank has
+        heard. One that an error has killed of which it has not says so when it is used: a rank that has a mistake of
+        its own hears of that."""
+        if self.host is not None and self.host.told[0]:
+            self.destroy()
+        if self.host is None:
+            self.host = _Meeting(self).comm()
+        if device.type != 'cuda':
+            return self.host
+        if self.gpu is None:
+            self.gpu = self.host.nccl(device.index if device.index is not None else -1)
+            self.gpu._board = getattr(self.host, '_board', None)  # type: ignore[attr-defined]
+            self.gpu.told = self.host.told
+        return self.gpu
+
+    def refuse(self, why: BaseException) -> None:
+        """Tells the other ranks that a call of this one ended with an error, unless they have it from where it came."""
+        reached = _reached(why)
+        if id(self) in reached or self.host is not None and id(self.host.told) in reached:
+            return
+        if self.host is not None and not self.host.told[0]:
+            for comm in (self.host, self.gpu):
+                refuse(comm, why)  # of one that is dead already this rank hears by its own error
+        elif self.store is not None:
+            _Meeting(self).refuse(why)
 
     def destroy(self) -> None:
-        self.host.told[0] = True
+        if self.host is not None:
+            self.host.told[0] = True
         for comm in (self.gpu, self.host):
-            if comm is not None:
+            if comm is not None and comm._owned:
                 comm.destroy()
+        self.host = self.gpu = None
+
+
+def _reached(why: BaseException) -> set[int]:
+    """Ids of what has told other ranks of an error, or this one."""
+    return why.__dict__.setdefault('told_to', set())
 
 
 def _is_dead(comm: Comm) -> bool:
@@ -91,13 +115,26 @@ def heard(comm: Comm | None, why: BaseException, doing: dict[str, Any] | None = 
         return
     if not getattr(why, 'status', 0):
         refuse(comm, why)
-    elif comm._handle and _is_dead(comm):
+        return
+    _reached(why).add(id(comm.told))  # the library told them, whether or not the communicator lives on
+    if comm._handle and _is_dead(comm):
         comm.told[0] = True
         board: _Board | None = getattr(comm, '_board', None)
         if isinstance(why, MismatchError) and doing and board is not None:
             differs = board.compare(doing)
             if differs:
                 why.args = ('%s (%s)' % (differs, why), *why.args[1:])
+
+
+def heard_over(why: BaseException, *comms: Comm | None) -> None:
+    """heard() of what uses several communicators: of those that live on, other ranks may not be in the one that the
+    error came from."""
+    several = [comm for comm in comms if comm is not None and comm.size > 1]
+    for comm in several:
+        if len(several) == 1 or comm._handle and _is_dead(comm):
+            heard(comm, why)
+        else:
+            refuse(comm, why)
 
 
 class _Board:
@@ -197,39 +234,63 @@ def _timeout() -> datetime.timedelta:
     return datetime.timedelta(milliseconds=int(ms))
 
 
-def _meet(ranks: tuple[int, ...]) -> Comm:
-    """A host communicator of @ranks through the default store; collective over them."""
-    import torch.distributed as dist
-    me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
-    name = hashlib.sha1(repr(ranks).encode()).hexdigest()[:16]
-    # How often this rank met those, which the store counts: it may be one that served a torch.distributed
-    # before, and still have what was said then.
-    meeting = store.add('colobridge/%s/%d' % (name, me), 1)
-    index = ranks.index(me)
+class _Meeting:
+    """One meeting of ranks at a store, where each says what the others wait for, or that it does not come."""
 
-    def key(rank: int, step: int) -> str:
-        return 'colobridge/%s/%d/%d/%d' % (name, meeting, step, rank)
+    def __init__(self, of: _Ranks):
+        self.of, self.step, self.store = of, 0, of.store()
+        self.name = 'colobridge/' + hashlib.sha1(repr(of.ranks).encode()).hexdigest()[:16]
+        # How often this rank met those, which the store counts: it may be one that served a torch.distributed
+        # before, and still have what was said then.
+        self.name += '/%d' % self.store.add('%s/%d' % (self.name, of.me), 1)
 
-    steps = [0]
+    def _keys(self, step: int) -> list[str]:
+        return ['%s/%d/%d' % (self.name, step, rank) for rank in self.of.ranks]
 
-    def all_gather(mine: bytes) -> list[bytes]:
-        steps[0] += 1
-        store.set(key(me, steps[0]), mine)  # type: ignore[arg-type]
-        keys = [key(rank, steps[0]) for rank in ranks]
+    def comm(self) -> Comm:
+        """A host communicator of the ranks; collective over them."""
+        of = self.of
         try:
-            store.wait(keys, _timeout())
+            made = Comm.from_all_gather(of.ranks.index(of.me), len(of.ranks), self._all_gather)
+        except BaseException as why:
+            self.refuse(why)
+            raise
+        made.set_world_ranks(of.ranks)
+        made._board = _Board(self.store, self.name, of.ranks, of.me)  # type: ignore[attr-defined]
+        return made
+
+    def _all_gather(self, mine: bytes) -> list[bytes]:
+        self.step += 1
+        keys, limit = self._keys(self.step), _timeout()
+        self.store.set(keys[self.of.ranks.index(self.of.me)], b'+' + mine)
+        try:
+            self.store.wait(keys, limit)
         except Exception as why:
-            there = getattr(store, 'check', lambda _keys: False)  # torch 1.13 has none
-            missing = [rank for rank, k in zip(ranks, keys) if not there([k])]
+            there = getattr(self.store, 'check', lambda _keys: False)  # torch 1.13 has none
+            missing = [rank for rank, key in zip(self.of.ranks, keys) if not there([key])]
             raise DeadlineError(
                 "rank %d waited %s for ranks %s of %s to make a communicator (%s)"
-                % (me, _timeout(), missing, list(ranks), why), STATUS['ERR_TIMEOUT']) from why
-        return [bytes(store.get(k)) for k in keys]
+                % (self.of.me, limit, missing, list(self.of.ranks), why), STATUS['ERR_TIMEOUT']) from why
+        said = [bytes(self.store.get(key)) for key in keys]
+        for words in said:
+            if words[:1] != b'+':
+                raise FailedError(words[1:].decode(), STATUS['ERR_PEER'])
+        return [words[1:] for words in said]
 
-    comm = Comm.from_all_gather(index, len(ranks), all_gather)
-    comm.set_world_ranks(ranks)
-    comm._board = _Board(store, 'colobridge/%s/%d' % (name, meeting), ranks, me)  # type: ignore
-    return comm
+    def refuse(self, why: BaseException) -> None:
+        """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: who has
+        not come either finds that all have answered."""
+        _reached(why).add(id(self.of))
+        words = '-rank %d: %s' % (self.of.me, why)
+        for step in {max(self.step, 1), self.step + 1}:
+            for rank, key in zip(self.of.ranks, self._keys(step)):
+                try:
+                    if rank == self.of.me:
+                        self.store.set(key, words)
+                    else:
+                        self.store.compare_set(key, '', words)
+                except Exception:
+                    pass  # its server has ended, or it cannot compare
 
 
 def alone(world_rank: int | None = None) -> Comm:
@@ -250,24 +311,20 @@ def alone(world_rank: int | None = None) -> Comm:
 def comm_of_ranks(ranks: Sequence[int], device: Any) -> Comm:
     """The communicator of world ranks, for tensors on @device (a torch.device); collective over them
     the first time. The rank that it is called on is one of them."""
-    import torch.distributed as dist
     ranks = tuple(ranks)
-    if len(ranks) == 1:
-        return alone(ranks[0])
+    return alone(ranks[0]) if len(ranks) == 1 else _ranks(ranks).comm(device)
+
+
+def _ranks(ranks: tuple[int, ...]) -> _Ranks:
+    import torch.distributed as dist
     store = dist.distributed_c10d._get_default_store()
     with _lock:
-        made = _made.get(ranks)
-        # dead, or of a torch.distributed that was destroyed and initialised again
-        stale = made is not None and (made.store() is not store or made.dead())
-        if stale:
-            del _made[ranks]
-    if made is not None and stale:
-        made.destroy()
-    if made is None or stale:
-        made = _Made(_meet(ranks), store)
-        with _lock:
-            _made[ranks] = made
-    return _for_device(made, device)
+        made = old = _made.get(ranks)
+        if made is None or made.store() is not store:  # none, or of a torch.distributed that has ended
+            made = _made[ranks] = _Ranks(ranks, dist.get_rank(), store)
+    if old is not None and made is not old:
+        old.destroy()
+    return made
 
 
 def alive(group: Any) -> bool:
@@ -277,13 +334,13 @@ def alive(group: Any) -> bool:
     return group in (c10d._pg_group_ranks if state is None else state.pg_group_ranks)
 
 
-def _for_device(made: Any, device: Any) -> Comm:
-    if device.type != 'cuda':
-        return made.host
-    if made.gpu is None:
-        made.gpu = made.host.nccl(device.index if device.index is not None else -1)
-        made.gpu._board, made.gpu.told = getattr(made.host, '_board', None), made.host.told
-    return made.gpu
+def _ranks_of(group: Comm) -> _Ranks:
+    """Of a communicator of the caller's. Ranks that are threads can make another one after an error."""
+    made = group.__dict__.get('_torch_made')
+    if made is None:
+        made = group._torch_made = _Ranks(  # type: ignore[attr-defined]
+            tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), None, group)
+    return made
 
 
 def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
@@ -293,11 +350,7 @@ def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
     if isinstance(group, Comm):
         if group.size == 1 or device.type != 'cuda' or group.backend == 'nccl':
             return group
-        made = getattr(group, '_torch_made', None)
-        if made is None:
-            made = _Made(group)
-            group._torch_made = made  # type: ignore[attr-defined]
-        return _for_device(made, device)
+        return _ranks_of(group).comm(device)
     return comm_of_ranks(group_ranks(group, what), device)
 
 
@@ -317,35 +370,35 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
     not a timeout. Nothing to tell to a group of one."""
     try:
         if comm is not None and comm.size > 1:
-            error.__dict__.setdefault('told_to', set()).add(id(comm))
+            _reached(error).add(id(comm.told))
             comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
             comm.told[0] = True
     except Error:
         pass  # destroyed
 
 
-def told(error: Exception, device: Any, *of: Any) -> Exception:
-    """@error, of which the other ranks of the groups have heard, so that they do not wait for this one."""
-    for group in of:
+def _group_of(value: Any) -> _Ranks | None:
+    """The ranks of an argument that is a group, or has one; None: it has none, or this rank is alone in it."""
+    if hasattr(value, 'placements') and hasattr(value, 'to_local'):  # a DTensor
+        value = value.device_mesh.get_group() if len(value.placements) == 1 else None
+    value = getattr(value, 'ds_process_group', value)
+    talks = getattr(value, '_talks_to', None)  # a Bridge's
+    value = value if talks is None else talks
+    if isinstance(value, Comm):
+        return _ranks_of(value) if value.size > 1 else None
+    ranks = group_ranks(value) if talks is None else talks
+    return _ranks(ranks) if len(ranks) > 1 else None
+
+
+def tell(error: BaseException, arguments: Iterable[Any]) -> None:
+    """Tells the groups among the arguments of a call of the error that it ended with."""
+    for value in arguments:
         try:
-            made = _Made(group) if isinstance(group, Comm) else _made.get(group_ranks(group))
-            # Of these the others have heard already: comm_of() would wait for them to make a new one.
-            if made is not None and (getattr(error, 'status', 0) and made.dead() or
-                                     {id(made.gpu), id(made.host)} & error.__dict__.get('told_to', set())):
-                continue
-            refuse(comm_of(group, device), error)
-        except Exception:
-            pass  # no group, or a rank did not come
-    return error
-
-
-def tell(error: Exception, arguments: tuple[Any, ...]) -> None:
-    """Tells the groups among the arguments of a call of an error that Python found on this rank."""
-    if getattr(error, 'status', 0):
-        return
-    import torch
-    devices = [value.device for value in arguments if isinstance(value, torch.Tensor)] + [torch.device('cpu')]
-    told(error, devices[0], *(getattr(value, 'cp_group', value) for value in arguments))
+            of = _group_of(value)
+        except Exception:  # no group
+            continue
+        if of is not None:
+            of.refuse(error)
 
 
 def shutdown() -> None:
@@ -353,8 +406,8 @@ def shutdown() -> None:
     with _lock:
         made = list(_made.values())
         _made.clear()
-    for comms in made:
-        comms.destroy()
+    for of in made:
+        of.destroy()
 
 
 def _end() -> None:
@@ -363,8 +416,9 @@ def _end() -> None:
     if why is not None:
         with _lock:
             made = list(_made.values())
-        for comms in made:
-            comms.host.abort('%s: %s' % (type(why).__name__, why))
+        for of in made:
+            if of.host is not None:
+                of.host.abort('%s: %s' % (type(why).__name__, why))
     shutdown()
 
 

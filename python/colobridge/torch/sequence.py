@@ -114,7 +114,6 @@ class Sequence:
              checked(made.view(torch.uint8).view(-1), 'mask'), stream_of(made.device))
         return made
 
-    @eager
     def gather(self, local: Any, adjoint: str = 'slice') -> Any:
         """[B, S - 1] of per-token values of all ranks, f32 or f64, of the shape that targets() has, differentiable:
         column b, c is the value of the token in column c, which predicts the one in c + 1; 0 if there is no target.
@@ -123,15 +122,20 @@ class Sequence:
         adjoint: "slice", if every context rank makes the same loss of it, which counts once: a rank's gradient is
         its own part, and nothing is sent. "sum": each rank's loss is a part of the whole; gradients are added.
         """
-        import torch
-        found = list(local.shape) if isinstance(local, torch.Tensor) else 'a ' + type(local).__name__
-        dtype = getattr(local, 'dtype', None)
-        if dtype not in (torch.float32, torch.float64) or _long(found) != _long(self.shape) or adjoint not in _ADJOINT:
-            raise ArgumentError(
-                "Sequence.gather: values are %s of %s and adjoint is %r, expected a tensor %s of float32 or float64 and "
-                "'slice' or 'sum'" % (found, dtype, adjoint, list(self.shape)))
-        comm = alone() if self.cp_group is None else groups.comm_of(self.cp_group, local.device, 'cp_group')
-        return apply()(local, _Gather, self, comm, adjoint)[0]
+        return _gather(self, local, adjoint, self.cp_group)
+
+
+@eager
+def _gather(seq: Sequence, local: Any, adjoint: str, cp_group: Any) -> Any:
+    import torch
+    found = list(local.shape) if isinstance(local, torch.Tensor) else 'a ' + type(local).__name__
+    dtype = getattr(local, 'dtype', None)
+    if dtype not in (torch.float32, torch.float64) or _long(found) != _long(seq.shape) or adjoint not in _ADJOINT:
+        raise ArgumentError(
+            "Sequence.gather: values are %s of %s and adjoint is %r, expected a tensor %s of float32 or float64 and "
+            "'slice' or 'sum'" % (found, dtype, adjoint, list(seq.shape)))
+    comm = alone() if cp_group is None else groups.comm_of(cp_group, local.device, 'cp_group')
+    return apply()(local, _Gather, seq, comm, adjoint)[0]
 
 
 class _Gather:

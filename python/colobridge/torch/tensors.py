@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _structs as s
-from ..errors import STATUS, ArgumentError, FailedError
+from ..errors import STATUS, ArgumentError, Error, FailedError
 from ..tensor import from_torch
 
-# What Python raises of arguments, but not what checkpoint() ends a recomputation by, which is an Exception itself.
-_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError, c.ArgumentError)
+# What ends a call, but not what checkpoint() ends a recomputation by, which is an Exception itself.
+_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,
+           ValueError, c.ArgumentError, Error, KeyboardInterrupt, SystemExit)
 _NO_MEMORY = ("%s: this %s has no memory of its own; pass to_local() of a DTensor, and call it outside of FakeTensorMode, "
               "torch.export() and transforms of torch.func")
 
@@ -197,13 +198,15 @@ def _run(fn: Any, args: Any, kwargs: Any) -> Any:
         return fn(*args, **kwargs)
     except _ERRORS as why:
         from .ranks import tell
-        tell(why, (*args, *kwargs.values()))
+        unused = 'reduce_group' if kwargs.get('reduction') == 'none' else None
+        tell(why, (*args, *(value for name, value in kwargs.items() if name != unused)))
         raise
 
 
 def eager(fn: Any) -> Any:
-    """Runs @fn outside of torch.compile, as a graph break. An error that it raises on this rank only is told to the
-    groups among its arguments. The exception by which checkpoint() ends a recomputation is none of those errors."""
+    """Runs @fn outside of torch.compile, as a graph break. The other ranks of the groups among its arguments hear of an
+    error that it raises, in these groups and in no other, and wait for this rank no longer. The exception by which
+    checkpoint() ends a recomputation is none of those errors."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:

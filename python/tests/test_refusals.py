@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drill of refusals: a call that Python refuses on some ranks of a mesh tp x cp = 2 x 2 ends on all of them, each
+refusal without a wait for another rank, and the next call works. What waits in vain is a TimeoutError here."""
+import contextlib
+import types
+from concurrent import futures
+
+import pytest
+
+torch = pytest.importorskip('torch')
+dist = pytest.importorskip('torch.distributed')
+if not dist.is_available():
+    pytest.skip('no torch.distributed', allow_module_level=True)
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from colobridge import compat  # noqa: E402
+from colobridge.torch import ranks  # noqa: E402
+from world import meet  # noqa: E402
+
+T, H, V = 8, 4, 12  # tokens of a context rank, features, vocabulary
+CU = torch.tensor([0, 2 * T])
+
+
+def mesh(rank):
+    """Groups and tensors of a rank. tp: pairs (0, 1) and (2, 3); cp, which is dp of the losses: (0, 2) and (1, 3)"""
+    m, draw = types.SimpleNamespace(rank=rank), torch.Generator().manual_seed(1)
+    made = {ranks: dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))}
+    m.tp, m.cp = made[rank // 2 * 2, rank // 2 * 2 + 1], made[rank % 2, rank % 2 + 2]
+    m.lo, m.hi = V // 2 * (rank % 2), V // 2 * (rank % 2) + V // 2
+    m.z, m.h, m.w = (torch.randn(*shape, generator=draw) for shape in ((T, V // 2), (T, H), (V // 2, H)))
+    m.t, m.ids = torch.arange(T) % V, torch.arange(2 * T)[None] % V
+    m.rows = m.w[rank // 2 * 3:rank // 2 * 3 + 3]  # of a head that cp shares
+    m.columns = dict(tp_group=m.tp, vocab_start=m.lo, vocab_size=V)
+    m.mean = dict(m.columns, reduce_group=m.cp)
+    m.head = dict(m.columns, head_group=m.cp, head_rows=V // 2)
+    m.bounds, m.packed = (m.lo, m.hi, m.tp), (CU, 2 * T)
+    m.actions = 4, torch.ones(1, 2 * T), None, m.cp
+    m.seq = ct.Sequence(1, 2 * T, cp_group=m.cp)
+    return m
+
+
+# name: (call of mesh() and a wrong argument, or None, which is right; the wrong argument)
+CALLS = {
+    'nll': (lambda m, no: ct.nll(m.z, m.t if no is None else no, **m.mean).loss, torch.zeros(3, dtype=torch.int64)),
+    'nll of a list': (lambda m, no: ct.nll(m.z, no or m.t, **m.mean).loss, [1, 2]),
+    'nll per token': (lambda m, no: ct.nll(m.z, m.t, **m.mean, reduction='none', chunk_size=no), -1),
+    'nll by another reduction': (lambda m, no: ct.nll(m.z, m.t, reduction=no or 'sum', **m.mean).loss, 'most'),
+    'nll of weights': (lambda m, no: ct.nll(m.z, m.t, mask=torch.full((T,), no or 0.5), **m.mean).loss, float('nan')),
+    'nll over a group': (lambda m, no: ct.nll(m.z, m.t, **dict(m.mean, temperature=no or 1.)).loss, 'hot'),
+    'linear_nll': (lambda m, no: ct.linear_nll(m.h, m.w, target=m.t, mode=no or 'loss', **m.mean).loss, 'fast'),
+    'linear_nll of a mode': (lambda m, no: ct.linear_nll(m.h[:, :no], m.w, target=m.t, mode='keep', **m.mean).loss, 3),
+    'linear_nll that trains': (lambda m, no: ct.linear_nll(m.h.requires_grad_(), m.w, target=m.t[:no], **m.mean).loss, 3),
+    'linear_nll with upstream': (lambda m, no: ct.linear_nll(
+        m.h.requires_grad_(), m.w, target=m.t, reduction='sum', upstream=no or 1., **m.mean).loss, float('inf')),
+    'linear_nll of a head of cp': (lambda m, no: ct.linear_nll(
+        m.h, m.rows[:, :no], target=m.t, reduce_group=m.cp, **m.head).loss, 3),
+    'linear_logprob of a head of other rows': (lambda m, no: ct.linear_logprob(
+        m.h, m.rows, target=m.t, **dict(m.head, head_rows=no or 6)), 4),
+    'linear_logprob of a head of cp': (lambda m, no: ct.linear_logprob(
+        m.h, m.rows, target=m.t if no is None else no, **m.head), 'none'),
+    'weighted_sum': (lambda m, no: ct.weighted_sum(m.z, mask=no, reduce_group=m.cp).value, torch.ones(2)),
+    'gather': (lambda m, no: m.seq.gather(m.z.new_zeros(1, T), no or 'sum'), 'mean'),
+    'topk_logprob': (lambda m, no: ct.topk_logprob(m.z, no or 3, **m.columns).logp, -1),
+    'logprob_at': (lambda m, no: ct.logprob_at(m.z, no or m.t[:, None], **m.columns), [3]),
+    'distill': (lambda m, no: ct.distill(m.z, m.z[:, :no], **m.columns).kl, 2),
+    'entropy': (lambda m, no: ct.entropy(m.z, mask=no, **m.columns), torch.ones(2)),
+    'over_chunks': (lambda m, no: ct.over_chunks(lambda z, rows: ct.entropy(z, **m.columns), m.h, m.w, tp_group=m.tp,
+                                                 chunk_size=no or 4), -1),
+    'a bridge': (lambda m, no: ct.bridge(m.z[None] if no is None else no, 'dp=4', 'cp=4',
+                                         group=dist.group.WORLD), torch.ones(3)),
+    'a ragged bridge': (lambda m, no: carries(m)(m.h, no or cb.Segments(
+        [T] * 4, src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, T, 2 * T, 3 * T], seq_len=[4 * T], seq_dp=[0])), [1]),
+    'vocab_parallel_entropy': (lambda m, no: compat.vocab_parallel_entropy(m.z, None, no or 1, m.tp), -1),
+    'vocab_parallel_cross_entropy': (lambda m, no: compat.vocab_parallel_cross_entropy(
+        m.z, m.t[:no], tp_group=m.tp), 3),
+    'linear_cross_entropy': (lambda m, no: compat.linear_cross_entropy(
+        m.h, m.w, m.t, reduction=no or 'none', dist_process_group=m.tp)[0], 'most'),
+    'logits to logprobs': (lambda m, no: compat.from_parallel_logits_to_logprobs(
+        m.z[None], m.ids if no is None else no, *m.bounds, cp_group=m.cp), torch.ones(2, 2 * T)),
+    'logits to logprobs of top k': (lambda m, no: compat.from_parallel_logits_to_logprobs(
+        m.z[None], m.ids, *m.bounds, cp_group=m.cp, sampling_params=types.SimpleNamespace(top_k=no or 3, top_p=.5)), -3),
+    'logits of packed sequences to logprobs': (lambda m, no: compat.from_parallel_logits_to_logprobs_packed_sequences(
+        m.z[None], m.ids[:, :no], *m.packed, *m.bounds, cp_group=m.cp), 3),
+    'the same with lengths': (lambda m, no: compat.from_parallel_logits_to_logprobs_packed_sequences(
+        m.z[None], m.ids, *m.packed, *m.bounds, cp_group=m.cp, sub_seq_lengths=no), [[1], [2]]),
+    "the same of NeMo-RL's": (lambda m, no: compat.from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
+        m.z[None], m.ids, *m.packed, *m.bounds, cp_group=m.cp, chunk_size=no), -1),
+    'hidden to logprobs': (lambda m, no: compat.from_parallel_hidden_to_logprobs(
+        m.h[None], m.w, m.ids, *m.bounds, cp_group=m.cp, chunk_size=no), -1),
+    'hidden of packed sequences to logprobs': (lambda m, no: compat.from_parallel_hidden_to_logprobs_packed_sequences(
+        m.h[None], m.w[:, :no], m.ids, *m.packed, *m.bounds, cp_group=m.cp), 2),
+    'entropy of packed sequences': (lambda m, no: compat.vocab_parallel_entropy_packed_sequences(
+        m.z[None], *m.packed, *m.actions, chunk_memory_mb=no or 1, tp_group=m.tp)[0], -1),
+    'entropy of lengths': (lambda m, no: compat.vocab_parallel_entropy_packed_sequences(
+        m.z[None], *m.packed, *m.actions, sub_seq_lengths=no, tp_group=m.tp)[0], [[1], [2]]),
+    'entropy of hidden': (lambda m, no: compat.from_parallel_hidden_to_entropy_packed_sequences(
+        m.h[None], m.w, *m.packed, *m.actions, m.tp, temperature=no or 1.)[0], -1.),
+}
+COMPARED = {'linear_logprob of a head of other rows'}  # by the ranks, which wait for each other
+OVER = {1: ('nll per token', 'topk_logprob', 'logprob_at', 'distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy'), 2: ('weighted_sum', 'gather')}  # a rank talks to the rank of this number xor its own, in other calls to all
+WRONG = {'all ranks': {0, 1, 2, 3}, 'one rank': {1}, 'one row': {0, 1}, 'one column': {1, 3}}
+
+
+def carries(m):
+    if not hasattr(m, 'carry'):
+        m.carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+    return m.carry
+
+
+def drill(rank, name):
+    call, wrong = CALLS[name]
+    m, heard = mesh(rank), []
+    for made in (False, True):  # before there are communicators, and after
+        for which, wrongs in WRONG.items():
+            if not made:
+                meet()
+                ct.shutdown()
+                meet()
+            late = made and len(wrongs) == 4 and name not in COMPARED
+            if late and rank == 3:
+                meet()  # the others have refused, while this one had not come
+            others = [rank ^ bit for bit, names in OVER.items() if name in names] or range(4)
+            for _ in range(1 + (which == 'one rank')):  # also of a call after a refusal
+                said = contextlib.nullcontext() if wrongs.isdisjoint({rank, *others}) else pytest.raises(
+                    (ValueError, TypeError, cb.MismatchError) if rank in wrongs else RuntimeError)
+                with said as why:
+                    call(m, wrong if rank in wrongs else None)
+            heard.append((which, why and str(why.value)))
+            if late and rank != 3:
+                meet()
+            meet()
+            assert not torch.isnan(call(m, None)).any()
+            meet()  # or the next refusal ends this call of a rank that is slower
+    return heard
+
+
+@pytest.mark.parametrize('name', list(CALLS))
+def test_a_refusal_ends_the_call_of_all_ranks_at_once(world, name):
+    heard = world.run(drill, name)
+    for i, which in enumerate(said[0] for said in heard[0]):
+        refused = [heard[rank][i][1].split('\n')[0][:60] for rank in WRONG[which]]
+        for rank in {0, 1, 2, 3} - WRONG[which]:  # in the words of one that refused
+            words = heard[rank][i][1]
+            assert words is None or name in COMPARED or any(why in words for why in refused), (which, rank, words)
+
+
+def group_that_is_set(rank):
+    m = mesh(rank)
+    compat.set_tensor_parallel_group(m.tp)
+    right = lambda: compat.vocab_parallel_entropy(m.z)  # noqa: E731
+    right()
+    for hear, call in (
+            ({0, 1}, lambda no: compat.vocab_parallel_entropy(m.z, chunk_memory_mb=no or 1)),
+            ({0, 1}, lambda no: compat.vocab_parallel_cross_entropy(m.z, m.t[:no])),
+            ({0, 1, 2, 3}, lambda no: compat.vocab_parallel_entropy_packed_sequences(
+                m.z[None], *m.packed, *m.actions, sub_seq_lengths=[[no]] * 2 if no else None)[0])):
+        meet()
+        with pytest.raises(ValueError if rank == 1 else RuntimeError) if rank in hear else contextlib.nullcontext():
+            call(-1 if rank == 1 else None)
+        meet()
+        right()
+
+
+def test_a_refusal_reaches_the_tensor_parallel_group_that_is_set(world):
+    world.run(group_that_is_set)
+
+
+# ---- meetings ----
+
+def meeting(store, me):
+    return ranks._Ranks((0, 1, 2), me, store)
+
+
+def test_a_refusal_ends_a_meeting_that_a_third_rank_has_not_come_to(monkeypatch):
+    monkeypatch.setenv('COLO_TIMEOUT_MS', '60000')
+    store, cpu = dist.HashStore(), torch.device('cpu')
+    of = [meeting(store, me) for me in range(3)]
+    with futures.ThreadPoolExecutor(3) as pool:
+        first = pool.submit(of[0].comm, cpu)
+        of[1].refuse(ValueError('no such shape'))
+        with pytest.raises(RuntimeError, match='rank 1: no such shape'):  # rank 2 is not here
+            first.result()
+        with pytest.raises(RuntimeError, match='rank 1: no such shape'):  # all others have left
+            of[2].comm(cpu)
+        assert [made.size for made in pool.map(lambda one: one.comm(cpu), of)] == [3, 3, 3]
+
+
+def test_a_rank_that_gave_up_a_meeting_is_not_waited_for(monkeypatch):
+    monkeypatch.setenv('COLO_TIMEOUT_MS', '1')
+    store, cpu = dist.HashStore(), torch.device('cpu')
+    of = [meeting(store, me) for me in range(3)]
+    with pytest.raises(TimeoutError, match='rank 0 waited'):
+        of[0].comm(cpu)
+    monkeypatch.setenv('COLO_TIMEOUT_MS', '60000')
+    for late in of[1:]:
+        with pytest.raises(RuntimeError, match='rank 0: rank 0 waited'):
+            late.comm(cpu)
+    with futures.ThreadPoolExecutor(3) as pool:
+        assert [made.size for made in pool.map(lambda one: one.comm(cpu), of)] == [3, 3, 3]
