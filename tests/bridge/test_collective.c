@@ -32,12 +32,11 @@ static int64_t batch_of(const t_case_t *c)
 T_CASE(both_ways_are_what_the_oracle_says)
 {
     static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
-    int64_t nth = 0;
     for (size_t i = 0; i < ACCEPTED; i++)
         for (int k = 0; k < 3; k++)
             for (int a = 0; a < 4; a++)
                 for (int stride = 0; stride < T_STRIDE_COUNT; stride++) {
-                    if (t_left_out(nth++))
+                    if (T_LEFT_OUT({(int64_t)i, ACCEPTED}, {k, 3}, {a, 4}, {stride, T_STRIDE_COUNT}))
                         continue;
                     t_case_t c = t_collective(accepted[i][0], accepted[i][1], 0, 24, 2);
                     c.shape.b = batch_of(&c) * (1 + stride % 2);

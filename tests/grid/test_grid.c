@@ -193,14 +193,14 @@ T_CASE(a_million_ranks_in_sixteen_dims_match_counting)
 
 T_CASE(a_million_ranks_in_five_dims_match_counting)
 {
-    static const int64_t extent[5] = {8, 4, 16, 32, 64};
+    static const int64_t extent[5] = {8, 4, 16, 32, 64}, some[5] = {4, 2, 8, 16, 16};
+    const bool all = t_scaled(100) == 100;
     pair p;
-    make(&p, 5, extent, 1000);
-    assert_int_equal(p.ref.size, 1048576);
+    make(&p, 5, all ? extent : some, 1000);
+    assert_int_equal(p.ref.size, all ? 1048576 : 16384);
     check_coords(&p);
     for (unsigned set = 1; set < 32; set += 5)
-        if (!t_left_out(set / 5))
-            check_set(&p, set);
+        check_set(&p, set);
     ref_grid_free(&p.ref);
 }
 

@@ -96,3 +96,61 @@ bool t_left_out(int64_t nth)
     const int64_t percent = percent_of_cases();
     return (nth + 1) * percent / 100 == nth * percent / 100;
 }
+
+enum { LOOPS = 8 };
+
+/* Cases that have all pairs, [count]: first those with the most pairs that no earlier one has. */
+static bool *pairs_of_loops(const t_loop_t *loops, int n, int64_t count)
+{
+    int64_t first[LOOPS], values = 0;
+    for (int i = 0; i < n; i++) {
+        first[i] = values;
+        values += loops[i].places;
+    }
+    bool *kept = calloc((size_t)count, sizeof *kept);
+    bool *met = calloc((size_t)(values * values), sizeof *met);
+    if (!kept || !met)
+        abort();
+    for (int least = n * (n - 1) / 2; least > 0; least--)
+        for (int64_t nth = 0; nth < count; nth++) {
+            int64_t value[LOOPS], rest = nth;
+            int fresh = 0;
+            for (int i = n - 1; i >= 0; rest /= loops[i--].places)
+                value[i] = first[i] + rest % loops[i].places;
+            for (int i = 0; i < n; i++)
+                for (int j = 0; j < i; j++)
+                    fresh += !met[value[i] * values + value[j]];
+            if (fresh < least)
+                continue;
+            kept[nth] = true;
+            for (int i = 0; i < n; i++)
+                for (int j = 0; j < i; j++)
+                    met[value[i] * values + value[j]] = true;
+        }
+    free(met);
+    return kept;
+}
+
+bool t_left_out_of(const t_loop_t *loops, int n)
+{
+    static int64_t places[LOOPS];
+    static bool *kept; /* of loops of so many places */
+    int64_t nth = 0, count = 1;
+    bool same = kept != NULL;
+    if (percent_of_cases() == 100)
+        return false;
+    if (n < 2 || n > LOOPS)
+        abort();
+    for (int i = 0; i < LOOPS; i++) {
+        const int64_t of = i < n ? loops[i].places : 0;
+        same = same && places[i] == of;
+        places[i] = of;
+        count *= i < n ? of : 1;
+        nth = i < n ? nth * of + loops[i].place : nth;
+    }
+    if (!same) {
+        free(kept);
+        kept = pairs_of_loops(loops, n, count);
+    }
+    return !kept[nth] && t_left_out(nth);
+}

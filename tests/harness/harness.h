@@ -134,5 +134,14 @@ bool t_returns(void (*run)(void));
 int64_t t_scaled(int64_t count);
 /* Is case number @nth of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
 bool t_left_out(int64_t nth);
+/* The same of a case of nested loops: {place, places} of each, at most 8. What is left has any place of a loop
+ * together with any place of each other loop, though T_SCALE asks for fewer. */
+typedef struct t_loop {
+    int64_t place, places;
+} t_loop_t;
+#define T_LEFT_OUT(...)                          \
+    t_left_out_of((const t_loop_t[]){__VA_ARGS__}, \
+                  (int)(sizeof((const t_loop_t[]){__VA_ARGS__}) / sizeof(t_loop_t)))
+bool t_left_out_of(const t_loop_t *loops, int n);
 
 #endif

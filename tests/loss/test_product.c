@@ -236,7 +236,7 @@ static void products_are_what_their_formulas_say(void **state)
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int d = 0; d < 4; d++)
             for (int what = 0; what < 3; what++, nth++)
-                if (!t_left_out(nth))
+                if (!T_LEFT_OUT({(int64_t)s, sizeof shapes / sizeof *shapes}, {d, 4}, {what, 3}))
                     check_product(nth, (enum colo_linear_product)what, dtypes[d], shapes[s]);
 }
 
