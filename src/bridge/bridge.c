@@ -2,8 +2,8 @@
 /*
  * bridge.c - the handle: plan, agree, allocate; another shape; destroy. Its calls are calls.c.
  */
-#include "bridge/bridge.h"
 #include "bridge/ragged.h"
+#include "bridge/run/over-peers.h"
 
 #include "comm/comm.h"
 #include "core/env.h"
@@ -56,30 +56,16 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 
 /* ---- what depends on the shape ---- */
 
-void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
-{
-    if (s->subconnection && colo_comm_i_own(comm, "bridge"))
-        comm->ops->subconnection_destroy(comm, s->subconnection);
-    free(s->members);
-    for (int pass = 0; pass < 2; pass++) {
-        colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->messages[pass]);
-        colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->relay[pass]);
-    }
-    colo_messages_deinit(s->plan ? s->plan->pool : NULL, &s->node_sums);
-    colo_plan_destroy(&s->plan);
-    free(s->sum_of);
-    free(s->run);
-    memset(s, 0, sizeof *s);
-}
-
 /* What moves messages must be able to reach the tensors; copies within a rank work anyway. */
-static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state_t *s)
+static colo_status_t check_device(const colo_bridge_t *b, const colo_loaded_t *loaded)
 {
     const bool gpu = b->comm->ops->peer != NULL;
-    int messages = s->node_sums.nsends + s->node_sums.nrecvs;
-    for (int pass = 0; pass < 2; pass++)
-        messages += s->messages[pass].nsends + s->messages[pass].nrecvs;
-    const bool talks = messages > 0 || s->need_sums > 0 ||
+    const colo_over_comm_t *over = &loaded->over_comm;
+    int messages = 0;
+    for (int i = 0; i < 2 * COLO_RELAYS; i++)
+        messages += over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nsends +
+                    over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nrecvs;
+    const bool talks = messages > 0 || over->need_slots > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
         return COLO_OK;
@@ -92,21 +78,13 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state
     return colo_fail(COLO_ERR_UNBUILT,
                      "bridge: CUDA memory, and rank %lld has %d messages; comm '%s' of backend %s "
                      "moves host memory, colo_comm_create_nccl() makes one of GPUs",
-                     (long long)s->plan->rank, messages, colo_comm_name(b->comm),
+                     (long long)loaded->program.plan->rank, messages, colo_comm_name(b->comm),
                      colo_comm_backend(b->comm));
 }
 
-colo_status_t colo_shape_state_load(colo_bridge_t *b, colo_shape_state_t *s)
+static colo_status_t load_plan(colo_bridge_t *b, const colo_plan_config_t *cfg, colo_loaded_t *out)
 {
-    COLO_TRY(colo_messages_create(b, s, COLO_FORWARD));
-    COLO_TRY(colo_messages_create(b, s, COLO_BACKWARD));
-    return colo_partial_sums_create(b, s);
-}
-
-static colo_status_t shape_state_create(colo_bridge_t *b, const colo_plan_config_t *cfg,
-                                        colo_shape_state_t *out)
-{
-    colo_shape_state_t s = {0};
+    colo_loaded_t s = {0};
     colo_status_t st = COLO_OK;
     int64_t rank = colo_comm_world_rank(b->comm, colo_comm_rank(b->comm));
     if (strcmp(b->axes, "bh") == 0 && cfg->shape.rows != 1)
@@ -114,7 +92,7 @@ static colo_status_t shape_state_create(colo_bridge_t *b, const colo_plan_config
                          "bridge: %lld rows with axes 'bh', expected 1; tensors of several rows "
                          "have axes 'th', or 'bsh' in any order",
                          (long long)cfg->shape.rows);
-    COLO_TRY_GOTO(st, colo_plan_create(&s.plan, cfg, rank), fail);
+    COLO_TRY_GOTO(st, colo_plan_create(&s.program.plan, cfg, rank), fail);
     if (b->algo == COLO_COLLECTIVE) {
         COLO_TRY_GOTO(st, colo_plan_collective_check(cfg), fail);
         if (!cfg->no_grad && !colo_dtype_is_float(cfg->dtype) &&
@@ -128,14 +106,14 @@ static colo_status_t shape_state_create(colo_bridge_t *b, const colo_plan_config
         }
         COLO_TRY_GOTO(st, colo_collective_rows(&s), fail);
     } else {
-        COLO_TRY_GOTO(st, colo_shape_state_load(b, &s), fail);
-        COLO_TRY_GOTO(st, colo_messages_stage(b, &s), fail);
+        COLO_TRY_GOTO(st, colo_loaded_create(b, &s, false), fail);
+        COLO_TRY_GOTO(st, colo_over_comm_stage(b, &s), fail);
     }
     COLO_TRY_GOTO(st, check_device(b, &s), fail);
     *out = s;
     return COLO_OK;
 fail:
-    colo_shape_state_deinit(b->comm, &s);
+    colo_loaded_deinit(b->comm, &s);
     return st;
 }
 
@@ -198,7 +176,7 @@ static colo_status_t choose_blocks(colo_bridge_t *b, const colo_bridge_config_t 
     bool from_env;
     COLO_TRY(colo_env_i64(name, &blocks));
     (void)colo_env_value(name, &from_env);
-    b->blocks = from_env ? (int32_t)blocks : c->peer_blocks;
+    b->peers.blocks = from_env ? (int32_t)blocks : c->peer_blocks;
     return COLO_OK;
 }
 
@@ -221,7 +199,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
         b->transport = c->transport;
     COLO_TRY(choose_blocks(b, c));
-    b->lazy = colo_bridge_p2p_likely(b);
+    b->lazy = colo_peers_likely(b);
     b->src = *c->src;
     b->dst = *c->dst;
     colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT,
@@ -239,13 +217,13 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     /* GPUs of one node may all reach each other's memory: then one level is faster */
     plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
                      (c->mem == COLO_CUDA && colo_comm_nodes(b->comm) < 2);
-    COLO_TRY(shape_state_create(b, &plan, &b->now));
+    COLO_TRY(load_plan(b, &plan, &b->now));
     if (tables)
         COLO_TRY(colo_ragged_reserve(b));
     if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || c->packed ||
-                                b->now.plan->addends > 1 || b->allocator.allocate))
+                                b->now.program.plan->addends > 1 || b->allocator.allocate))
         COLO_TRY(b->ops->stream_create(1, &b->order));
-    return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
+    return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.program.plan) : COLO_OK;
 }
 
 /* Do ranks that exchange messages find out by themselves that their calls differ? NCCL compares
@@ -263,8 +241,8 @@ static void log_create(const colo_bridge_t *b)
     colo_grid_print(&b->src.grid, src, sizeof src);
     colo_grid_print(&b->dst.grid, dst, sizeof dst);
     colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
-             colo_direction_name(colo_plan_direction(b->now.plan)),
-             (long long)colo_plan_scale(b->now.plan),
+             colo_direction_name(colo_plan_direction(b->now.program.plan)),
+             (long long)colo_plan_scale(b->now.program.plan),
              b->algo == COLO_EXACT ? "exact" : "collective", (int)colo_comm_size(b->comm));
 }
 
@@ -296,14 +274,14 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     b->tag = ++comm->split_tag;
     comm->bridges++;
     b->compared[0] = b->compared[1] = colo_bridge_exchanges_compare(b);
-    COLO_TRY_GOTO(st, colo_bridge_p2p_create(b), fail);
-    if (!b->p2p || b->now.far || !b->lazy) {
-        b->lazy = b->lazy && b->p2p; /* alike on ranks that are in reach and that are not */
-        st = colo_staged_need(b, &b->now);
+    COLO_TRY_GOTO(st, colo_peers_create(b), fail);
+    if (!b->peers.path || b->now.over_peers.far || !b->lazy) {
+        b->lazy = b->lazy && b->peers.path; /* alike on ranks that are in reach and that are not */
+        st = colo_over_comm_reserve(b, &b->now);
         if (st == COLO_OK)
-            st = b->ragged ? colo_ragged_reserve(b) : colo_bridge_p2p_relays(b, &b->now);
+            st = b->ragged ? colo_ragged_reserve(b) : colo_peers_load_relays(b, &b->now);
         if (st == COLO_OK)
-            st = colo_messages_connect(b, &b->now);
+            st = colo_over_comm_connect(b, &b->now);
     }
     if (st < 0) { /* a peer may be past it */
         colo_comm_i_fail(comm, st);
@@ -311,7 +289,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     }
     if (b->algo == COLO_COLLECTIVE) {
         COLO_TRY_GOTO(st, colo_collective_create(b), fail);
-        st = colo_collective_stage(b, b->now.plan);
+        st = colo_collective_stage(b, b->now.program.plan);
         if (st < 0) { /* peers may be past create and waiting in a forward */
             colo_comm_i_fail(comm, st);
             goto fail;
@@ -343,10 +321,10 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
         return;
     colo_tickets_destroy(*bridge);
     colo_ragged_destroy(*bridge);
-    colo_bridge_p2p_destroy(*bridge);
-    colo_shape_state_deinit((*bridge)->comm, &(*bridge)->now);
+    colo_peers_destroy(*bridge);
+    colo_loaded_deinit((*bridge)->comm, &(*bridge)->now);
     end_calls(*bridge);
-    colo_arena_deinit(*bridge, &(*bridge)->sums);
+    colo_arena_deinit(*bridge, &(*bridge)->slots);
     colo_arena_deinit(*bridge, &(*bridge)->stage);
     colo_collective_destroy(*bridge);
     colo_nodes_destroy(&(*bridge)->nodes);
@@ -364,42 +342,43 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     if (bridge->ragged)
         return colo_fail(COLO_ERR_STATE, "bridge: created for ragged batches, whose shape is in "
                                          "their tables; call colo_bridge_set_segments()");
-    colo_plan_config_t cfg = bridge->now.plan->config;
-    colo_shape_state_t next;
+    colo_plan_config_t cfg = bridge->now.program.plan->config;
+    colo_loaded_t next;
     bridge->reshapes++; /* also where it fails: ranks stay alike */
-    memset(bridge->agreed, 0, sizeof bridge->agreed);
+    memset(bridge->peers.agreed, 0, sizeof bridge->peers.agreed);
     memset(bridge->compared, 0, sizeof bridge->compared); /* also with ranks it shares no message */
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
     cfg.shape = *shape;
-    COLO_TRY(shape_state_create(bridge, &cfg, &next));
+    COLO_TRY(load_plan(bridge, &cfg, &next));
     if (bridge->algo == COLO_COLLECTIVE) {
-        colo_status_t st = colo_collective_stage(bridge, next.plan);
+        colo_status_t st = colo_collective_stage(bridge, next.program.plan);
         if (st < 0) {
-            colo_shape_state_deinit(bridge->comm, &next);
+            colo_loaded_deinit(bridge->comm, &next);
             return st;
         }
     }
-    colo_status_t st = colo_bridge_p2p_load(bridge, &next);
+    colo_status_t st = colo_peers_reshape(bridge, &next);
     if (st < 0) {
-        colo_shape_state_deinit(bridge->comm, &next);
+        colo_loaded_deinit(bridge->comm, &next);
         return st;
     }
-    colo_shape_state_t *now = &bridge->now;
-    if (now->nmembers == next.nmembers &&
-        (next.nmembers == 0 ||
-         memcmp(now->members, next.members, (size_t)next.nmembers * sizeof *next.members) == 0)) {
-        next.subconnection = now->subconnection;
-        now->subconnection = NULL;
+    colo_loaded_t *now = &bridge->now;
+    colo_over_comm_t *was = &now->over_comm, *over = &next.over_comm;
+    if (was->nmembers == over->nmembers &&
+        (over->nmembers == 0 || memcmp(was->members, over->members,
+                                       (size_t)over->nmembers * sizeof *over->members) == 0)) {
+        over->subconnection = was->subconnection;
+        was->subconnection = NULL;
     }
-    colo_shape_state_deinit(bridge->comm, now);
+    colo_loaded_deinit(bridge->comm, now);
     *now = next;
     return COLO_OK;
 }
 
 const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
 {
-    return bridge ? bridge->now.plan : NULL;
+    return bridge ? bridge->now.program.plan : NULL;
 }
 
 size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
@@ -407,6 +386,6 @@ size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
     if (!bridge)
         return 0;
     const colo_collective_t *c = &bridge->coll;
-    return bridge->sums.total + bridge->stage.total + c->stage[0].total + c->stage[1].total +
+    return bridge->slots.total + bridge->stage.total + c->stage[0].total + c->stage[1].total +
            c->sum.total;
 }

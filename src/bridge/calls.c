@@ -4,11 +4,11 @@
  * an algorithm.
  *
  * Decides what is an error, on which ranks, and what happens to the communicator then. Movement is
- * exchange.c (EXACT) or collective.c; declared preconditions are verify.c. The bridge keeps nothing
+ * a program (EXACT) or collective.c; declared preconditions are verify.c. The bridge keeps nothing
  * of a forward, so any number of forwards may be outstanding before their backwards.
  */
-#include "bridge/bridge.h"
 #include "bridge/ragged.h"
+#include "bridge/run/over-peers.h"
 
 #include "comm/comm.h"
 #include "core/device.h"
@@ -37,12 +37,12 @@ static int32_t shape_of(const colo_bridge_t *b, const colo_owned_t *own, int64_t
 
 int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_src, shape) : 0;
+    return bridge && shape ? shape_of(bridge, &bridge->now.program.plan->own_src, shape) : 0;
 }
 
 int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_dst, shape) : 0;
+    return bridge && shape ? shape_of(bridge, &bridge->now.program.plan->own_dst, shape) : 0;
 }
 
 /* ---- tensors of a call ---- */
@@ -62,7 +62,7 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
 {
     int64_t want[3];
     int32_t n = shape_of(b, own, want);
-    long long rank = (long long)b->now.plan->rank;
+    long long rank = (long long)b->now.program.plan->rank;
     bool empty = own->b1 == own->b0 || own->rows == 0 || own->h1 == own->h0;
     char found[160], expected[80];
     if (!t) {
@@ -88,9 +88,10 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
                          what, found, expected, b->axes,
                          empty ? "; this rank owns nothing of it: pass NULL" : "");
     }
-    if (t->dtype != b->now.plan->config.dtype)
+    if (t->dtype != b->now.program.plan->config.dtype)
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,
-                         colo_dtype_name(t->dtype), colo_dtype_name(b->now.plan->config.dtype));
+                         colo_dtype_name(t->dtype),
+                         colo_dtype_name(b->now.program.plan->config.dtype));
     if (t->mem != b->mem)
         return colo_fail(
             COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s", rank,
@@ -119,7 +120,7 @@ static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in
     if (!in || !out || colo_tensors_apart(in, out))
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory",
-                     (long long)b->now.plan->rank, in_name, out_name);
+                     (long long)b->now.program.plan->rank, in_name, out_name);
 }
 
 /* ---- calls ---- */
@@ -137,14 +138,15 @@ static colo_status_t check_places(const colo_bridge_t *b, const colo_tensor_t *i
     for (int i = 0; st == COLO_OK && i < 2; i++)
         if (t[i] && colo_tensor_count(t[i]) > 0)
             st = ops->pointer_check(q, t[i]->data, t[i]->device, name[i]);
-    return st < 0 ? colo_fail_prefix(st, "rank %lld", (long long)b->now.plan->rank) : COLO_OK;
+    return st < 0 ? colo_fail_prefix(st, "rank %lld", (long long)b->now.program.plan->rank)
+                  : COLO_OK;
 }
 
 static colo_status_t check_call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
                                 const colo_tensor_t *out, colo_stream_t stream, colo_queries_t *q,
                                 bool *capturing)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     bool fwd = pass == COLO_FORWARD;
     const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
     if (!fwd && p->config.no_grad)
@@ -167,15 +169,15 @@ static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
     return colo_comm_i_fail(b->comm, st);
 }
 
-static colo_status_t run_staged(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
-                                colo_view_t to, const colo_near_t *near, colo_stream_t stream)
+static colo_status_t run_staged(colo_call_t *call)
 {
-    const bool fwd = pass == COLO_FORWARD;
-    const colo_carried_t t = colo_exchange_tensor(b, from, to);
+    colo_bridge_t *b = call->bridge;
+    const colo_carried_t *t = call->frame.tensor;
     if (b->algo == COLO_EXACT)
-        return colo_exchange_run(b, &b->now, colo_bridge_op(b, pass), pass, &t, 1, near, stream);
-    colo_status_t st = fwd ? colo_collective_forward(b, from, to, stream)
-                           : colo_collective_backward(b, from, to, stream);
+        return colo_run_steps(call);
+    const colo_status_t st = call->frame.pass == COLO_FORWARD
+                                 ? colo_collective_forward(b, t->in, t->out, call->stream)
+                                 : colo_collective_backward(b, t->in, t->out, call->stream);
     return st < 0 ? fail_all(b, st) : st;
 }
 
@@ -202,59 +204,14 @@ colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t
     return led < 0 ? fail_all(b, led) : COLO_OK;
 }
 
-/* Is the rank's own part copied while messages move? Not if a fork and a join take longer, or the
- * copy alone, which is then slower. */
-static bool overlaps(const colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
-                     const colo_carried_t *t, int32_t n)
+static colo_status_t run_in_order(colo_call_t *call)
 {
-    const colo_plan_bytes_t *x = &s->plan->bytes[pass];
-    const int64_t moved = x->send > x->recv ? x->send : x->recv;
-    return b->side && x->local <= moved &&
-           colo_bridge_bytes_of(b, s, x->local, t, n) >= b->ops->overlap_bytes;
+    COLO_TRY(colo_bridge_follow(call->bridge, call->stream));
+    return colo_bridge_lead(call->bridge, run_staged(call), call->stream);
 }
 
-enum { FORK, JOIN };
-
-colo_status_t colo_bridge_fork(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
-                               const colo_carried_t *t, int32_t n, colo_stream_t stream,
-                               colo_stream_t *side)
-{
-    bool follows = false;
-    const colo_status_t st = overlaps(b, s, pass, t, n)
-                                 ? b->ops->stream_follow(b->side, FORK, stream, &follows)
-                                 : COLO_OK;
-    *side = follows ? b->ops->stream_of(b->side) : stream;
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
-}
-
-static colo_status_t join(colo_bridge_t *b, colo_stream_t stream)
-{
-    COLO_TRY(b->ops->event_record(b->side, JOIN, b->ops->stream_of(b->side)));
-    return b->ops->event_wait(b->side, JOIN, stream);
-}
-
-colo_status_t colo_bridge_join(colo_bridge_t *b, colo_status_t st, colo_stream_t stream)
-{
-    const colo_error_t why = colo_error_save();
-    colo_status_t joined = join(b, stream);
-    if (joined < 0) {
-        joined = colo_comm_i_fail(b->comm, joined);
-        const colo_error_t error = colo_error_save();
-        (void)join(b, stream); /* or the messages go on while the caller frees the tensors */
-        (void)colo_error_restore(joined, &error);
-    }
-    return st < 0 ? colo_error_restore(st, &why) : joined;
-}
-
-static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
-                                  colo_view_t to, const colo_near_t *near, colo_stream_t stream)
-{
-    COLO_TRY(colo_bridge_follow(b, stream));
-    return colo_bridge_lead(b, run_staged(b, pass, from, to, near, stream), stream);
-}
-
-static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
-                          const colo_tensor_t *out, colo_stream_t stream)
+static colo_status_t call_bridge(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
+                                 const colo_tensor_t *out, colo_stream_t stream)
 {
     if (!b)
         return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
@@ -268,30 +225,40 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
                       pass == COLO_FORWARD ? "forward" : "backward");
         return colo_ragged_share_refusal(b, refused);
     }
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     bool fwd = pass == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
     colo_queries_t q = {0};
-    bool capturing = false;
-    colo_status_t st = check_call(b, pass, in, out, stream, &q, &capturing);
-    colo_view_t from = {0}, to = {0};
-    colo_reached_t reached = {.p2p = false};
+    colo_carried_t tensor = {0};
+    colo_reached_tensor_t reached[2];
+    colo_call_t call = {.bridge = b,
+                        .loaded = &b->now,
+                        .frame = {.program = &b->now.program,
+                                  .pass = pass,
+                                  .tensor = &tensor,
+                                  .n = 1,
+                                  .slot_bytes = colo_slot_bytes(p, 1, p->config.dtype)},
+                        .op = colo_bridge_op(b, pass),
+                        .reached = {.tensor = reached},
+                        .stream = stream};
+    colo_status_t st = check_call(b, pass, in, out, stream, &q, &call.capturing);
+    const bool capturing = call.capturing;
     if (st == COLO_OK)
-        st = colo_bridge_p2p_find(b, pass, in, out, &reached);
-    if (st == COLO_OK) {
-        from = colo_bridge_view(b, in, fwd ? p->own_src.rows : p->own_dst.rows);
-        to = colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows);
-    }
+        st = colo_peers_find(&call, in, out);
+    if (st == COLO_OK)
+        tensor =
+            colo_bridge_carried(b, colo_bridge_view(b, in, fwd ? p->own_src.rows : p->own_dst.rows),
+                                colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows));
     if (strict) {
         if (capturing) /* a replay runs no check; what is captured must be alike on all ranks */
             colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, "
                                     "what tensors hold is not verified");
         if (st == COLO_OK && !fwd && !capturing)
-            st = colo_contract_zeros(b, from, stream);
+            st = colo_contract_zeros(b, tensor.in, stream);
         /* registered on all ranks or on none */
-        const bool p2p = reached.p2p && !reached.not_agreed;
+        const bool p2p = call.reached.p2p && !call.reached.not_agreed;
         COLO_TRY(colo_bridge_agree_call(b, pass, p2p, capturing, st));
         if (!capturing)
-            COLO_TRY(colo_contract_replicas(b, pass, from, stream));
+            COLO_TRY(colo_contract_replicas(b, pass, tensor.in, stream));
     } else if (st < 0) {
         /* no_grad is the same on every rank: no rank waits, the comm may live */
         return st == COLO_ERR_STATE ? st : fail_all(b, st);
@@ -300,31 +267,25 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     }
     b->compared[pass] = true;
     b->compared[!pass] = b->compared[!pass] || colo_bridge_exchanges_compare(b);
-    if (reached.not_agreed)
-        COLO_TRY(colo_bridge_p2p_agree(b, pass, &reached));
+    if (call.reached.not_agreed)
+        COLO_TRY(colo_peers_agree(&call));
     b->calls++;
-    reached.device = q.device;
-    reached.capturing = capturing;
-    const colo_near_t reach = {&reached, &reached, NULL, !colo_plan_adds(p, pass)};
-    const colo_near_t *near = reached.p2p ? &reach : NULL;
-    const colo_carried_t t = colo_exchange_tensor(b, from, to);
-    colo_near_part_t part = {b, &b->now, pass, &t, 1, near, false};
-    if (near && !b->now.far)
-        return colo_bridge_p2p_run(&part, colo_bridge_op(b, pass), stream);
-    return b->order && !capturing ? run_in_order(b, pass, from, to, near, stream)
-                                  : run_staged(b, pass, from, to, near, stream);
+    call.device = q.device;
+    if (colo_peers_carry(&call))
+        return colo_peers_run(&call);
+    return b->order && !capturing ? run_in_order(&call) : run_staged(&call);
 }
 
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
                                   const colo_tensor_t *y, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call(bridge, COLO_FORWARD, x, y, stream);
+    return call_bridge(bridge, COLO_FORWARD, x, y, stream);
 }
 
 colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
                                    const colo_tensor_t *d_x, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call(bridge, COLO_BACKWARD, d_y, d_x, stream);
+    return call_bridge(bridge, COLO_BACKWARD, d_y, d_x, stream);
 }

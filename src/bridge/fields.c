@@ -6,7 +6,7 @@
  * gathered part is in the order of its rank's axes. A position table is compared as a whole and
  * shown by its first entries.
  */
-#include "bridge/bridge.h"
+#include "bridge/run/run.h"
 #include "bridge/ragged.h"
 
 #include "core/hash.h"
@@ -70,7 +70,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
 {
     static const char *const src[] = {"src", "src splits", "src positions", "src stage"};
     static const char *const dst[] = {"dst", "dst splits", "dst positions", "dst stage"};
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const colo_plan_config_t *c = &p->config;
     const bool sharded = c->output == COLO_SHARDED;
     add_layout(f, src, &p->src);
@@ -105,7 +105,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
 
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     return colo_op_of_bridge(p->config.dtype, b->number, pass, p->hash);
 }
 

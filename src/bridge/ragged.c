@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ragged.c - bridges of ragged batches: set tables, check the tensors of a call, hand over to
- * exchange.c.
+ * the program (run/program.h).
  *
  * A batch is a plan with its lists, so batches with different tables do not disturb each other.
  * Boxes count bytes, so tensors of other dtypes go in the same messages, and all ranks bring the
  * same operation, those without rows among them. Addends of PARTIAL gradients lie in memory of the
  * bridge, which grows to the largest call.
  */
-#include "bridge/bridge.h"
 #include "bridge/ragged.h"
+#include "bridge/run/over-peers.h"
 
 #include "core/env.h"
 #include "core/hash.h"
@@ -143,7 +143,7 @@ static colo_status_t check_rows(const colo_ragged_bridge_t *r)
 static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, colo_batch_t **batch)
 {
     colo_ragged_bridge_t *r = bridge->ragged;
-    colo_plan_config_t cfg = bridge->now.plan->config;
+    colo_plan_config_t cfg = bridge->now.program.plan->config;
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
     colo_batch_t *x = calloc(1, sizeof *x);
@@ -155,16 +155,16 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, c
     COLO_TRY_GOTO(st, check_rows(r), done);
     x->pool = r->spare;
     r->spare.chunk = NULL;
-    x->s.bytes = true;
     COLO_TRY_GOTO(st,
-                  colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, &r->builder,
-                                   r->merged, x->hash, &x->pool, &x->places),
+                  colo_ragged_plan(&x->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
+                                   &r->axes, &r->builder, r->merged, x->hash, &x->pool, &x->places),
                   done);
-    COLO_TRY_GOTO(st, colo_shape_state_load(bridge, &x->s), done);
-    COLO_TRY_GOTO(st, colo_ragged_p2p_place(x), done);
-    COLO_TRY_GOTO(st, colo_ragged_p2p_list(x), done);
-    r->src_rows = x->s.plan->own_src.rows;
-    r->dst_rows = x->s.plan->own_dst.rows;
+    COLO_TRY_GOTO(st, colo_loaded_create(bridge, &x->loaded, true), done);
+    if (bridge->peers.path)
+        COLO_TRY_GOTO(st, colo_ragged_place_peers(&r->builder, &r->axes, r->merged), done);
+    COLO_TRY_GOTO(st, colo_peers_load(bridge, &x->loaded), done);
+    r->src_rows = x->loaded.program.plan->own_src.rows;
+    r->dst_rows = x->loaded.program.plan->own_dst.rows;
     *batch = x;
     x = NULL;
 done:
@@ -221,7 +221,7 @@ colo_status_t colo_bridge_set_packing(colo_bridge_t *bridge, const colo_packing_
 
 const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)
 {
-    return batch ? batch->s.plan : NULL;
+    return batch ? batch->loaded.program.plan : NULL;
 }
 
 int64_t colo_batch_runs(const colo_batch_t *batch, colo_run_t *runs, int64_t cap)
@@ -238,8 +238,8 @@ void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)
         return;
-    colo_ragged_p2p_drop(*batch);
-    colo_shape_state_deinit((*batch)->bridge->comm, &(*batch)->s);
+    colo_peers_unload((*batch)->bridge, &(*batch)->loaded);
+    colo_loaded_deinit((*batch)->bridge->comm, &(*batch)->loaded);
     colo_pool_recycle(&(*batch)->pool, &(*batch)->bridge->ragged->spare);
     free(*batch);
     *batch = NULL;
@@ -248,22 +248,19 @@ void colo_batch_destroy(colo_batch_t **batch)
 /* ---- the tensors of a call ---- */
 
 typedef struct call {
+    colo_call_t run;
     colo_batch_t *batch;
     colo_pass_t pass;
     const colo_tensor_t *in, *out; /* [n] or NULL */
     int32_t n;
-    colo_stream_t stream;
     colo_queries_t queries;
-    bool capturing;
-    colo_carried_t *carried;       /* [n] */
-    colo_reached_t reached, *each; /* [2 n] */
-    size_t sum_size;
+    colo_carried_t *carried; /* [n] */
 } call_t;
 
 /* Does this rank have to have a tensor on this side? */
 static bool must_have(const call_t *c, bool src_side)
 {
-    const colo_plan_t *p = c->batch->s.plan;
+    const colo_plan_t *p = c->batch->loaded.program.plan;
     if (src_side)
         return p->own_src.rows > 0;
     return p->exchange[COLO_FORWARD][COLO_FIRST].recv.nregions + p->local[COLO_FORWARD].nregions +
@@ -275,7 +272,7 @@ static bool must_have(const call_t *c, bool src_side)
 static colo_status_t check_tensor(call_t *c, const colo_tensor_t *t, const char *what, int32_t i,
                                   bool src_side, bool output, int64_t *per)
 {
-    const colo_plan_t *p = c->batch->s.plan;
+    const colo_plan_t *p = c->batch->loaded.program.plan;
     const colo_owned_t *own = src_side ? &p->own_src : &p->own_dst;
     const int64_t units = own->h1 - own->h0;
     const long long rank = (long long)p->rank;
@@ -332,15 +329,16 @@ static colo_status_t check_apart(const call_t *c, const colo_tensor_t *out, int3
         const colo_tensor_t *t = input ? (c->in ? &c->in[k] : NULL) : &c->out[k - c->n];
         if (t && t->data && colo_tensor_count(t) > 0 && !colo_tensors_apart(t, out))
             return colo_fail(COLO_ERR_ARG, "rank %lld: %s[%d] and %s[%d] overlap in memory",
-                             (long long)c->batch->s.plan->rank, input ? in_name : out_name,
-                             (int)(input ? k : k - c->n), out_name, (int)i);
+                             (long long)c->batch->loaded.program.plan->rank,
+                             input ? in_name : out_name, (int)(input ? k : k - c->n), out_name,
+                             (int)i);
     }
     return COLO_OK;
 }
 
 static colo_status_t check_pair(call_t *c, int32_t i)
 {
-    const colo_plan_t *p = c->batch->s.plan;
+    const colo_plan_t *p = c->batch->loaded.program.plan;
     const bool fwd = c->pass == COLO_FORWARD;
     const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
     const colo_tensor_t *in = c->in ? &c->in[i] : NULL, *out = c->out ? &c->out[i] : NULL;
@@ -372,44 +370,45 @@ static colo_status_t check_pair(call_t *c, int32_t i)
                          "are not added up in; leave it out",
                          (long long)p->rank, in_name, (int)i, colo_dtype_name(t->dtype),
                          (long long)p->addends);
-    t->sums = c->sum_size;
-    c->sum_size += colo_ragged_padded(colo_partial_sum_bytes(p, t->per, t->dtype));
+    t->in_slot = c->run.frame.slot_bytes;
+    c->run.frame.slot_bytes += colo_ragged_padded(colo_slot_bytes(p, t->per, t->dtype));
     return COLO_OK;
 }
 
 /* Boxes and addends; a peer-to-peer call needs neither. */
 static colo_status_t prepare_staged(call_t *c)
 {
-    colo_shape_state_t *s = &c->batch->s;
+    colo_loaded_t *loaded = &c->batch->loaded;
     colo_bridge_t *b = c->batch->bridge;
-    COLO_TRY(colo_messages_widen(s, c->pass, c->n));
+    COLO_TRY(colo_over_comm_widen(loaded, c->pass, c->n));
     if (c->pass == COLO_BACKWARD)
-        COLO_TRY(colo_bridge_sums_for(b, c->sum_size * (size_t)s->nsums, c->capturing));
-    s->sums = b->sums.data;
-    s->sum_size = c->sum_size;
+        COLO_TRY(colo_bridge_slots_for(b, c->run.frame.slot_bytes * (size_t)loaded->program.nslots,
+                                       c->run.capturing));
+    c->run.frame.slots = b->slots.data;
     return COLO_OK;
 }
 
 static colo_status_t prepare(call_t *c)
 {
-    colo_shape_state_t *s = &c->batch->s;
     colo_bridge_t *b = c->batch->bridge;
+    const long long rank = (long long)c->batch->loaded.program.plan->rank;
     if (c->n < 1)
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1",
-                         (long long)s->plan->rank, (int)c->n);
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1", rank,
+                         (int)c->n);
     c->carried = colo_list_zeroed(&b->ragged->carried, c->n, sizeof *c->carried);
-    c->each = colo_list_zeroed(&b->ragged->each, 2 * (int64_t)c->n, sizeof *c->each);
-    if (!c->carried || !c->each)
+    c->run.frame.tensor = c->carried;
+    c->run.reached.tensor =
+        colo_list_zeroed(&b->ragged->reached, 2 * (int64_t)c->n, sizeof *c->run.reached.tensor);
+    if (!c->carried || !c->run.reached.tensor)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
-    colo_status_t st = b->ops->stream_check(&c->queries, c->stream, &c->capturing);
+    colo_status_t st = b->ops->stream_check(&c->queries, c->run.stream, &c->run.capturing);
     if (st < 0)
-        return colo_fail_prefix(st, "rank %lld", (long long)s->plan->rank);
+        return colo_fail_prefix(st, "rank %lld", rank);
     for (int32_t i = 0; i < c->n; i++)
         COLO_TRY(check_pair(c, i));
-    COLO_TRY(colo_ragged_p2p_find(c->batch, c->pass, c->in, c->out, c->n, &c->reached, c->each));
-    c->reached.device = c->queries.device;
-    c->reached.capturing = c->capturing;
-    return (c->reached.p2p && !b->now.far) || c->reached.not_agreed ? COLO_OK : prepare_staged(c);
+    COLO_TRY(colo_peers_find(&c->run, c->in, c->out));
+    c->run.device = c->queries.device;
+    return colo_peers_carry(&c->run) || c->run.reached.not_agreed ? COLO_OK : prepare_staged(c);
 }
 
 /* ---- calls ---- */
@@ -425,9 +424,9 @@ static colo_status_t agree(const call_t *c, colo_status_t mine)
     colo_fields_add(&f, "tensors", "%d", (int)c->n);
     if (colo_comm_check_level(b->comm) >= 2) /* registered on all ranks or on none */
         colo_fields_add(&f, "in registered memory", "%s",
-                        c->reached.not_agreed ? "yet unknown"
-                        : c->reached.p2p      ? "yes"
-                                              : "no");
+                        c->run.reached.not_agreed ? "yet unknown"
+                        : c->run.reached.p2p      ? "yes"
+                                                  : "no");
     /* a rank without rows may have no tensors */
     const bool has = must_have(c, true) || must_have(c, false);
     for (int32_t i = 0; mine == COLO_OK && has && i < c->n; i++) {
@@ -435,7 +434,7 @@ static colo_status_t agree(const call_t *c, colo_status_t mine)
         snprintf(name, sizeof name, "tensor %d", (int)i);
         colo_fields_add_optional(
             &f, name, "%lld features of %s",
-            (long long)(c->carried[i].per * c->batch->s.plan->config.shape.features),
+            (long long)(c->carried[i].per * c->batch->loaded.program.plan->config.shape.features),
             colo_dtype_name(c->carried[i].dtype));
     }
     return colo_comm_i_agree_fields(b->comm, RAGGED_BATCH, &f, mine);
@@ -444,31 +443,24 @@ static colo_status_t agree(const call_t *c, colo_status_t mine)
 static colo_op_desc_t operation(const call_t *c)
 {
     const colo_bridge_t *b = c->batch->bridge;
-    uint64_t h = colo_hash_i64(b->now.plan->hash, (int64_t)c->batch->s.plan->hash);
+    uint64_t h =
+        colo_hash_i64(b->now.program.plan->hash, (int64_t)c->batch->loaded.program.plan->hash);
     return colo_op_of_bridge(COLO_U8, b->number, c->pass, colo_hash_i64(h, c->n));
-}
-
-static colo_status_t run_staged(call_t *c, const colo_near_t *near)
-{
-    colo_bridge_t *b = c->batch->bridge;
-    const colo_stream_t stream = c->stream;
-    return colo_exchange_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, near,
-                             stream);
 }
 
 static colo_status_t run(call_t *c)
 {
-    const colo_stream_t stream = c->stream;
+    const colo_stream_t stream = c->run.stream;
     colo_bridge_t *b = c->batch->bridge;
     const int32_t level = colo_comm_check_level(b->comm);
     COLO_TRY(
         colo_comm_i_alive(b->comm, c->pass == COLO_FORWARD ? "bridge forward" : "bridge backward"));
-    if (c->pass == COLO_BACKWARD && b->now.plan->config.no_grad)
+    if (c->pass == COLO_BACKWARD && b->now.program.plan->config.no_grad)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
-                         (long long)b->now.plan->rank);
+                         (long long)b->now.program.plan->rank);
     colo_status_t st = prepare(c);
-    const bool verifies = level >= 2 && !c->capturing;
-    if (level >= 2 && c->capturing)
+    const bool verifies = level >= 2 && !c->run.capturing;
+    if (level >= 2 && c->run.capturing)
         colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, what "
                                 "tensors hold is not verified");
     if (st == COLO_OK && verifies && c->pass == COLO_BACKWARD)
@@ -480,27 +472,23 @@ static colo_status_t run(call_t *c)
     if (verifies)
         COLO_TRY(colo_ragged_verify_replicas(c->batch, c->pass, c->carried, c->n, stream));
     c->batch->compared = true;
-    if (c->reached.not_agreed) {
-        COLO_TRY(colo_bridge_p2p_agree(b, c->pass, &c->reached));
-        st = c->reached.p2p && !b->now.far ? COLO_OK : prepare_staged(c);
+    if (c->run.reached.not_agreed) {
+        COLO_TRY(colo_peers_agree(&c->run));
+        st = colo_peers_carry(&c->run) ? COLO_OK : prepare_staged(c);
         if (st < 0)
             return colo_comm_i_fail(b->comm, st);
     }
     b->calls++;
-    colo_near_t reach = {0}, *near = c->reached.p2p ? &reach : NULL;
-    st = near
-             ? colo_ragged_p2p_near(c->batch, c->pass, &c->reached, c->each, c->carried, c->n, near)
-             : COLO_OK;
+    c->run.op = operation(c);
+    st = c->run.reached.p2p ? colo_peers_begin(&c->run) : COLO_OK;
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
-    colo_near_part_t part = {b, &c->batch->s, c->pass, c->carried, c->n, near, false};
-    if (near && !b->now.far)
-        return colo_bridge_p2p_run(&part, operation(c), stream);
-    const bool ordered = b->order && !c->capturing;
-    if (ordered)
-        COLO_TRY(colo_bridge_follow(b, stream));
-    st = run_staged(c, near);
-    return ordered ? colo_bridge_lead(b, st, stream) : st;
+    if (colo_peers_carry(&c->run))
+        return colo_peers_run(&c->run);
+    if (!b->order || c->run.capturing)
+        return colo_run_steps(&c->run);
+    COLO_TRY(colo_bridge_follow(b, stream));
+    return colo_bridge_lead(b, colo_run_steps(&c->run), stream);
 }
 
 static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tensor_t *in,
@@ -508,7 +496,15 @@ static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tens
 {
     if (!batch)
         return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
-    call_t c = {.batch = batch, .pass = pass, .in = in, .out = out, .n = n, .stream = stream};
+    call_t c = {.run = {.bridge = batch->bridge,
+                        .loaded = &batch->loaded,
+                        .frame = {.program = &batch->loaded.program, .pass = pass, .n = n},
+                        .stream = stream},
+                .batch = batch,
+                .pass = pass,
+                .in = in,
+                .out = out,
+                .n = n};
     return run(&c);
 }
 

@@ -39,7 +39,7 @@ static colo_status_t begin(const started_t *c, colo_stream_t stream, colo_ticket
     bool follows = false;
     if (!ticket)
         return colo_fail(COLO_ERR_ARG, "rank %lld: ticket is NULL, expected a place for one",
-                         (long long)c->bridge->now.plan->rank);
+                         (long long)c->bridge->now.program.plan->rank);
     *ticket = NULL;
     COLO_TRY(colo_tickets_of(c->bridge, all));
     COLO_TRY(colo_ticket_take(*all, c->pass, ticket));

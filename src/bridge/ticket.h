@@ -3,7 +3,7 @@
 #ifndef COLO_BRIDGE_TICKET_H
 #define COLO_BRIDGE_TICKET_H
 
-#include "bridge/bridge.h"
+#include "bridge/run/run.h"
 
 #include <colobridge/ticket.h>
 

@@ -9,7 +9,7 @@
 
 #include "harness/harness.h"
 
-#include "bridge/bridge.h"
+#include "bridge/run/over-peers.h"
 #include "core/error.h"
 #include "harness/bridge_case.h"
 
@@ -126,7 +126,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     comm->control = s->control;
     s->b->mem = COLO_CUDA;
     s->b->transport = transport;
-    return colo_bridge_p2p_create(s->b);
+    return colo_peers_create(s->b);
 }
 
 static void lie_down(struct stand *s)

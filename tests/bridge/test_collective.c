@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#include "bridge/bridge.h" /* private: the groups and their statistics */
+#include "bridge/run/run.h" /* private: the groups and their statistics */
 #include "harness/bridge_case.h"
 
 static const char *const accepted[][2] = {

@@ -6,7 +6,7 @@
  */
 #include "harness/harness.h"
 
-#include "bridge/bridge.h"
+#include "bridge/run/run.h"
 #include "harness/bridge_case.h"
 
 /* Members of rank @r among @world ranks; returns how many. */

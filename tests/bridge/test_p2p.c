@@ -35,7 +35,7 @@ static colo_status_t creates(colo_comm_t *comm, void *arg)
     told[r].create = theirs(k->create, r);
     k->status[r] = stand_up(&s, comm, &c, k->transport);
     snprintf(k->error_message[r], sizeof k->error_message[r], "%.299s", colo_last_error());
-    k->p2p[r] = s.b && s.b->p2p;
+    k->p2p[r] = s.b && s.b->peers.path;
     colo_status_t st = COLO_OK;
     if (k->status[r] == COLO_OK) {
         st = tensors(&s, 0);
@@ -79,14 +79,14 @@ static colo_status_t one_pair(colo_comm_t *comm, void *arg)
     const colo_status_t st = stand_up(&s, comm, &c, transport);
     const bool far = comm->rank >= 2;
     if (transport == COLO_TRANSPORT_PEER) {
-        rank_check(st == COLO_ERR_UNBUILT && !s.b->p2p);
+        rank_check(st == COLO_ERR_UNBUILT && !s.b->peers.path);
         rank_check(strstr(colo_last_error(),
                           far ? "ranks 2 and 3, which exchange, do not reach each other's memory; "
                                 "says the test"
                               : "rank 2 (world rank 2) exchanges with a rank that it does not"));
     } else {
         rank_try(st);
-        rank_check(s.b->now.far == far);
+        rank_check(s.b->now.over_peers.far == far);
         rank_try(tensors(&s, 0));
         s.told->registered[0] = s.t[T_Y].t.data;
         s.told->registrations = 1;
@@ -126,7 +126,7 @@ static colo_status_t blocks(colo_comm_t *comm, void *arg)
         const colo_status_t st = colo_bridge_create(&b, &config, comm);
         rank_check(st == (i < 2 ? COLO_OK : COLO_ERR_ARG));
         if (st == COLO_OK)
-            rank_check(b->blocks == (expected ? expected : given[i]));
+            rank_check(b->peers.blocks == (expected ? expected : given[i]));
         colo_bridge_destroy(&b);
     }
     return COLO_OK;

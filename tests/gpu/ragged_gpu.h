@@ -10,6 +10,7 @@
 
 #include "harness/harness.h"
 
+#include "bridge/run/run.h"
 #include "core/error.h"
 #include "gpu/gpu_ranks.h"
 #include "harness/ragged_run.h"
@@ -357,10 +358,16 @@ static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
     return t_outstanding(r->gpus, &w, *(bool *)arg);
 }
 
+/* Bytes of the bridge's memory for addends. */
+static inline size_t ragged_slots(const colo_bridge_t *bridge)
+{
+    return bridge->slots.size;
+}
+
 static inline colo_status_t t_ragged_large_sums(t_gpu_rank_t *r, void *arg)
 {
     const t_ragged_where_t w = t_where(r);
-    return t_ragged_large(r->gpus, &w);
+    return t_ragged_large(r->gpus, &w, ragged_slots);
 }
 
 static inline colo_status_t t_ragged_captured(t_gpu_rank_t *r, void *arg)

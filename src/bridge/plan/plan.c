@@ -6,7 +6,7 @@
  * source ranks; backward in the other direction, and with PARTIAL gradients once for every
  * addend), sorts what routing.c finds into one message per peer, and counts bytes.
  * routing.c's rule says which rank sends an overlap; what a rank does with its boxes is
- * exchange.c's business.
+ * its program's business.
  */
 #include "bridge/plan/routing.h"
 

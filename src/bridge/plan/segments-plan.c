@@ -130,6 +130,75 @@ static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
         routes->offset[i].dst_row = colo_ragged_find(stored, n, routes->offset[i].dst_row, &hint);
 }
 
+/* ---- where peers have rows ---- */
+
+/* Where destination ranks have the rows of their tensors, by block; made when it is needed. */
+typedef struct blocks {
+    colo_stored_t **stored; /* [dst.replicas * cp * sp] */
+    int64_t *count;
+} blocks_t;
+
+static colo_status_t rows_of(colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
+                             bool merged, colo_stored_t **stored, int64_t *n)
+{
+    colo_side_t own = *side;
+    int64_t rows;
+    w->on_rank.n = 0;
+    own.on_rank = merged ? &w->on_rank : NULL;
+    COLO_TRY(own.owns->rows(&own, coords, NULL, &w->other));
+    *n = w->other.n;
+    return colo_ragged_stored(side->table, side, coords, &w->other, merged, w->on_rank.items,
+                              w->plan->pool, stored, &rows);
+}
+
+/* Rows of the destination ranks' tensors, for indices on their replicas' axes. */
+static colo_status_t place_message(colo_builder_t *w, const colo_side_t *side, bool merged,
+                                   const colo_plan_message_t *m, colo_offset_t *pos, blocks_t *x)
+{
+    const colo_ragged_t *r = side->table;
+    int64_t coords[COLO_MAX_DIMS], hint = 0;
+    (void)colo_grid_coords(&side->layout->grid, m->peer, coords);
+    int64_t i = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
+    if (!side->full)
+        i = (i * r->dst.cp + colo_ragged_part(side->layout, COLO_ROWS, 1, coords)) *
+                r->dst.axes.sp +
+            colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
+    if (!x->stored[i])
+        COLO_TRY(rows_of(w, side, coords, merged, &x->stored[i], &x->count[i]));
+    /* what is for other nodes has its rows: those of this rank's tensor */
+    for (int64_t k = 0; k < m->nregions; k++)
+        if (m->regions[k].addend < w->plan->addends)
+            pos[k].dst_row = colo_ragged_find(x->stored[i], x->count[i], pos[k].dst_row, &hint);
+    return COLO_OK;
+}
+
+colo_status_t colo_ragged_place_peers(colo_builder_t *w, const colo_ragged_t *r, bool merged)
+{
+    const colo_plan_t *p = w->plan;
+    const colo_side_t side = {.owns = &colo_owns_segments_dst,
+                              .layout = &p->dst,
+                              .shape = &p->config.shape,
+                              .table = r,
+                              .full = p->config.output == COLO_FULL_SEQ};
+    const size_t n = (size_t)(r->dst.axes.replicas * r->dst.axes.cp * r->dst.axes.sp);
+    if (r->packed || (merged && side.full)) /* row = index */
+        return COLO_OK;
+    COLO_AUTOFREE colo_stored_t **stored = calloc(n, sizeof *stored);
+    COLO_AUTOFREE int64_t *count = calloc(n, sizeof *count);
+    blocks_t x = {stored, count};
+    if (!stored || !count)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu blocks", n);
+    for (int i = 0; i < (p->config.no_grad || p->addends == 1 ? 1 : 2); i++) {
+        const colo_routes_t *routes = colo_plan_routes(p, (colo_pass_t)i, COLO_FIRST, i == 0);
+        for (int32_t k = 0; k < routes->nmessages; k++) {
+            const colo_plan_message_t *one = &routes->message[k];
+            COLO_TRY(place_message(w, &side, merged, one,
+                                   &routes->offset[one->regions - routes->region], &x));
+        }
+    }
+    return COLO_OK;
+}
+
 /* ---- the plan ---- */
 
 static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t rows,

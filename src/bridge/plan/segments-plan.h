@@ -39,5 +39,9 @@ int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t index, 
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
                                const colo_ragged_t *r, colo_builder_t *w, bool merged,
                                uint64_t hash, colo_pool_t *pool, colo_ragged_places_t *places);
+/* Of the plan that @w made last: in what this rank sends, and in addends that it receives, the rows
+ * of the destination ranks' tensors take the place of indices. Those of a plan without peer memory
+ * are never looked at. */
+colo_status_t colo_ragged_place_peers(colo_builder_t *w, const colo_ragged_t *r, bool merged);
 
 #endif

@@ -7,7 +7,7 @@
  * over cp, narrow), plus what a caller with a SHARDED output does around them (shard copy, scatter
  * into zeros). What it cannot express, plan/config.c refuses before any collective.
  */
-#include "bridge/bridge.h"
+#include "bridge/run/run.h"
 #include "bridge/plan/routing.h"
 
 #include "comm/comm.h"
@@ -49,7 +49,7 @@ colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t 
 
 colo_status_t colo_collective_create(colo_bridge_t *b)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     colo_collective_t *c = &b->coll;
     const colo_grid_t *s = &p->src.grid, *d = &p->dst.grid;
     int64_t color = -1, key = 0, sdp, stp, ddp, dtp, cp;
@@ -103,9 +103,9 @@ static colo_owned_t full_dst(const colo_plan_t *p)
     return o;
 }
 
-colo_status_t colo_collective_rows(colo_shape_state_t *s)
+colo_status_t colo_collective_rows(colo_loaded_t *s)
 {
-    const colo_plan_t *p = s->plan;
+    const colo_plan_t *p = s->program.plan;
     const colo_shape_t *shape = &p->config.shape;
     colo_owned_t own;
     if (p->config.output != COLO_SHARDED)
@@ -170,8 +170,8 @@ static colo_status_t copy_samples(const colo_bridge_t *b, colo_view_t to, int64_
                                   colo_view_t from, int64_t from_b, int64_t nb,
                                   colo_stream_t stream)
 {
-    const colo_shape_t *s = &b->now.plan->config.shape;
-    size_t elem = colo_dtype_size(b->now.plan->config.dtype);
+    const colo_shape_t *s = &b->now.program.plan->config.shape;
+    size_t elem = colo_dtype_size(b->now.program.plan->config.dtype);
     colo_box_t dst = sub_box(to, to_b, nb, 0, s->rows, s->features, elem);
     colo_box_t src = sub_box(from, from_b, nb, 0, s->rows, s->features, elem);
     return b->ops->box_copy(&dst, &src, elem, stream);
@@ -181,10 +181,10 @@ static colo_status_t copy_samples(const colo_bridge_t *b, colo_view_t to, int64_
 static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_view_t part,
                                bool to_part, colo_stream_t stream)
 {
-    const colo_shape_state_t *s = &b->now;
-    const colo_owned_t *own = &s->plan->own_dst;
-    const int64_t nb = own->b1 - own->b0, h = s->plan->config.shape.features;
-    const size_t elem = colo_dtype_size(s->plan->config.dtype);
+    const colo_loaded_t *s = &b->now;
+    const colo_owned_t *own = &s->program.plan->own_dst;
+    const int64_t nb = own->b1 - own->b0, h = s->program.plan->config.shape.features;
+    const size_t elem = colo_dtype_size(s->program.plan->config.dtype);
     for (int64_t i = 0; i < s->nruns; i++) {
         const colo_run_t *run = &s->run[i];
         colo_box_t f = sub_box(full, 0, nb, run->row, run->count, h, elem);
@@ -198,7 +198,7 @@ static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_vi
 static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t nb, void *spare,
                                     colo_view_t to, void *parts, colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const colo_shape_t *s = &p->config.shape;
     const colo_collective_t *c = &b->coll;
     int64_t extent[3] = {nb, s->rows, s->features}, all[3] = {nb * c->k, s->rows, s->features};
@@ -227,7 +227,7 @@ static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t 
 colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
                                       colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const colo_collective_t *c = &b->coll;
     colo_owned_t full = full_dst(p);
     int64_t nd = full.b1 - full.b0, ns = p->own_src.b1 - p->own_src.b0;
@@ -253,7 +253,7 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
 colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
                                        colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const colo_collective_t *c = &b->coll;
     const colo_shape_t *s = &p->config.shape;
     colo_owned_t full = full_dst(p);

@@ -7,7 +7,7 @@
  * until no new rank turns up. Every member finds the same list. Both directions count: a bridge
  * talks backward to the same ranks, and with PARTIAL to more of them.
  */
-#include "bridge/bridge.h"
+#include "bridge/run/run.h"
 
 #include "core/error.h"
 

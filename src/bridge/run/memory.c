@@ -77,18 +77,9 @@ void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
         release(b, a->old[i]);
 }
 
-colo_status_t colo_bridge_sums_for(colo_bridge_t *b, size_t bytes, bool capturing)
+colo_status_t colo_bridge_slots_for(colo_bridge_t *b, size_t bytes, bool capturing)
 {
-    return colo_arena_grow(b, &b->sums, bytes, capturing, "addends of PARTIAL gradients");
-}
-
-colo_status_t colo_ragged_stage(colo_bridge_t *b, const colo_shape_state_t *s, colo_pass_t pass,
-                                bool capturing)
-{
-    if (b->now.nmembers == 0)
-        return COLO_OK;
-    return colo_arena_grow(b, &b->stage, colo_messages_staging(b->comm, s, pass, 1, 1), capturing,
-                           "staging of messages");
+    return colo_arena_grow(b, &b->slots, bytes, capturing, "addends of PARTIAL gradients");
 }
 
 void colo_ragged_destroy(colo_bridge_t *b)
@@ -99,13 +90,7 @@ void colo_ragged_destroy(colo_bridge_t *b)
     colo_builder_deinit(&b->ragged->builder);
     colo_pool_deinit(&b->ragged->spare);
     free(b->ragged->carried.items);
-    free(b->ragged->each.items);
-    free(b->ragged->tensors.items);
-    for (int i = 0; i < 2; i++) {
-        free(b->ragged->steps.step[i].items);
-        free(b->ragged->steps.addend[i].items);
-        free(b->ragged->steps.held[i].items);
-    }
+    free(b->ragged->reached.items);
     free(b->ragged);
 }
 
@@ -127,7 +112,7 @@ static int64_t plus(int64_t a, int64_t b)
 /* How many times as large as an element a sum of a node is. */
 static int64_t sum_elem(const colo_bridge_t *b)
 {
-    const colo_dtype_t dtype = b->now.plan->config.dtype;
+    const colo_dtype_t dtype = b->now.program.plan->config.dtype;
     return (int64_t)(colo_dtype_size(colo_sum_wide(dtype)) / colo_dtype_size(dtype));
 }
 
@@ -161,7 +146,7 @@ static int64_t staging(int64_t send, int64_t recv, int64_t peers)
 static int64_t relayed(const colo_bridge_t *b, colo_pass_t pass, const colo_layout_t *l,
                        int64_t replicas, int64_t rows, int64_t row, int64_t peers)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     int64_t near = 0;
     if (!p->exchange[pass][COLO_RELAYS].all_come || !colo_layout_holds(l, p->rank))
         return 0;
@@ -179,7 +164,7 @@ static int64_t relayed(const colo_bridge_t *b, colo_pass_t pass, const colo_layo
 static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_row)
 {
     const colo_ragged_bridge_t *r = b->ragged;
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const int64_t shards = r->axes.src.axes.replicas * r->axes.src.axes.cp * r->axes.src.axes.sp;
     const int64_t sources = ranks_of(b, &b->src), destinations = ranks_of(b, &b->dst);
     const int64_t all = product(r->max_rows, shards, 1), peers = colo_comm_size(b->comm) - 1;
@@ -212,7 +197,7 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
 
 colo_status_t colo_ragged_reserve(colo_bridge_t *b)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const colo_plan_config_t *c = &p->config;
     const int64_t elem = (int64_t)colo_dtype_size(c->dtype), rows = b->ragged->max_rows;
     const int64_t h[2] = {c->shape.features / colo_layout_parts(&b->src, COLO_FEATURES),
@@ -232,9 +217,9 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
         bytes = product(bytes, n, 1);
         if (bytes < 0)
             return too_many(b, "addends");
-        COLO_TRY(colo_bridge_sums_for(b, (size_t)bytes, false));
+        COLO_TRY(colo_bridge_slots_for(b, (size_t)bytes, false));
     }
-    if (b->now.nmembers == 0)
+    if (b->now.over_comm.nmembers == 0)
         return COLO_OK;
     const int64_t bytes = most_staged(b, h[0] * elem, h[1] * elem);
     return bytes < 0 ? too_many(b, "messages")

@@ -24,7 +24,7 @@ static colo_box_t rows_of(const colo_carried_t *t, const colo_owned_t *own, int6
 colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_carried_t *t,
                                        int32_t n, colo_stream_t stream)
 {
-    const colo_plan_t *p = batch->s.plan;
+    const colo_plan_t *p = batch->loaded.program.plan;
     const colo_ragged_places_t *places = &batch->places;
     for (int32_t k = 0; k < n; k++)
         for (int64_t i = 0; t[k].in.data && t[k].per > 0 && i < places->nforeign; i++) {
@@ -58,7 +58,7 @@ static colo_status_t add_rows(const colo_batch_t *batch, const colo_carried_t *t
 colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_pass_t pass,
                                           const colo_carried_t *t, int32_t n, colo_stream_t stream)
 {
-    const colo_plan_t *p = batch->s.plan;
+    const colo_plan_t *p = batch->loaded.program.plan;
     const colo_ragged_places_t *places = &batch->places;
     uint64_t hash = COLO_HASH_INIT;
     colo_status_t st = COLO_OK;

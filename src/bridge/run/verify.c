@@ -6,7 +6,7 @@
  * of a block hold the same bits. Both are checked before anything moves, and every rank returns the
  * error. The host waits for the stream, so a capture goes without (bridge.c).
  */
-#include "bridge/bridge.h"
+#include "bridge/run/run.h"
 
 #include "comm/comm.h"
 #include "core/box.h"
@@ -18,7 +18,7 @@
 
 colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const colo_owned_t *o = &p->own_dst;
     const colo_shape_t *s = &p->config.shape;
     int64_t elem = (int64_t)colo_dtype_size(p->config.dtype), nruns = 0;
@@ -76,7 +76,7 @@ static int64_t first_replica(const colo_layout_t *l, bool rows_role, bool contex
 /* Of the input that comm rank @i has. */
 static int64_t first_of(const colo_bridge_t *b, colo_pass_t pass, int32_t i)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = b->now.program.plan;
     const bool fwd = pass == COLO_FORWARD;
     const bool partial = p->config.output == COLO_FULL_SEQ && p->config.grad == COLO_PARTIAL;
     return first_replica(fwd ? &p->src : &p->dst, fwd || !partial, true,
@@ -112,8 +112,8 @@ colo_status_t colo_contract_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t
 colo_status_t colo_contract_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
                                      colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
-    const colo_box_t box = colo_bridge_box(in, pass == COLO_FORWARD ? &p->own_src : &p->own_dst);
+    const colo_plan_t *p = b->now.program.plan;
+    const colo_box_t box = colo_view_box(in, pass == COLO_FORWARD ? &p->own_src : &p->own_dst);
     uint64_t mine = 0;
     colo_status_t st = COLO_OK;
     if (colo_box_count(&box) > 0) /* a view of nothing may have a pointer, or none */

@@ -18,7 +18,7 @@
  * device table where kernels look up where rank r's memory n lies (p2p.cu).
  *
  * Left to others: how an allocation is shared (share.c), calls and their deadlines (transfer.c),
- * when to use it (bridge/peer.c).
+ * when to use it (bridge/run/over-peers.c).
  */
 #include "comm/peer/registry.h"
 

@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * over-peers.c - programs between GPUs that reach each other's memory: which calls go this way, and
+ * what the path is told of them. The lists of transfers are transfers.c's.
+ *
+ * A call is peer-to-peer if the tensors that peers reach lie in registered memory, else it is
+ * staged (over-comm.c). That is a rank's own view; the contract in memory.h makes it the same on
+ * all ranks, COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait. A
+ * rank that has nothing of that tensor has no view, though it may have much to send: where there is
+ * such a rank, all agree over the host communicator in the pass's first call. Which ranks have rows
+ * of a batch changes with its tables, so there all agree in the first call of a pass in which any
+ * rank has some: forward always, backward with transport AUTO. The result holds until something
+ * else is registered.
+ */
+#include "bridge/run/over-peers.h"
+
+#include "comm/comm.h"
+#include "core/env.h"
+#include "core/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* How many of these messages are of ranks in reach; @bytes: out, of them. */
+static int32_t count_near(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes)
+{
+    int32_t n = 0;
+    *bytes = 0;
+    for (int32_t i = 0; i < routes->nmessages; i++)
+        if (colo_peers_near(b, colo_comm_find(b->comm, routes->message[i].peer))) {
+            *bytes += routes->message[i].bytes;
+            n++;
+        }
+    return n;
+}
+
+/* ---- the path of a bridge ---- */
+
+/* Is it the destination's tensor that peers reach? */
+static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
+{
+    return pass == COLO_FORWARD || colo_plan_adds(p, pass);
+}
+
+/* Of which passes does some rank of the comm have nothing that peers could reach? The same verdict
+ * on all ranks. */
+static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    const colo_plan_t *p = loaded->program.plan;
+    bool none[2] = {false, false}; /* of src, of dst */
+    for (int dst = 0; dst < 2; dst++)
+        for (int32_t rank = 0; rank < colo_comm_size(b->comm) && !none[dst]; rank++) {
+            colo_owned_t own;
+            COLO_TRY(colo_layout_owned(dst ? &p->dst : &p->src, colo_comm_world_rank(b->comm, rank),
+                                       &p->config.shape, dst && p->config.output == COLO_FULL_SEQ,
+                                       &own, NULL, 0, NULL));
+            none[dst] = own.b1 == own.b0 || own.rows == 0 || own.h1 == own.h0;
+        }
+    for (int pass = 0; pass < 2; pass++)
+        loaded->over_peers.asymmetric[pass] = none[reaches_dst(p, (colo_pass_t)pass)];
+    return COLO_OK;
+}
+
+/* Is any pair of the ranks that the plan ties to this one out of reach, or is there another
+ * exchange? The same verdict on all of these; ranks that it does not tie to this one have their
+ * own. */
+static colo_status_t find_far(const colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    const colo_plan_t *p = loaded->program.plan;
+    bool *far = &loaded->over_peers.far;
+    int32_t *members = NULL, n = 0;
+    const bool whole = peer->reaches(b->comm, -1, -1);
+    *far = p->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
+           p->exchange[COLO_BACKWARD][COLO_RELAYS].all_come || colo_plan_sums_nodes(p);
+    if (whole)
+        return COLO_OK;
+    if (b->ragged) { /* tables may tie any ranks */
+        *far = true;
+        (void)colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
+                        peer->why(b->comm));
+    } else {
+        COLO_TRY(colo_component_find(p, b->comm, &members, &n));
+    }
+    for (int32_t i = 0; i < n && !*far; i++)
+        for (int32_t k = 0; k < i && !*far; k++) {
+            *far = !peer->reaches(b->comm, members[k], members[i]);
+            if (*far)
+                (void)colo_fail(COLO_ERR_UNBUILT,
+                                "ranks %d and %d, which exchange, do not reach each other's "
+                                "memory; %s",
+                                (int)members[k], (int)members[i], peer->why(b->comm));
+        }
+    free(members);
+    if (*far && colo_log_on(COLO_LOG_INFO))
+        colo_log(COLO_LOG_INFO, "bridge: NCCL carries between some ranks: %s", colo_last_error());
+    return COLO_OK;
+}
+
+/* Where peers are asked for, a rank that is far is an error on all. Collective. */
+static colo_status_t none_far(const colo_bridge_t *b)
+{
+    const colo_comm_t *c = b->comm;
+    const uint64_t mine = b->now.over_peers.far;
+    const colo_error_t why = colo_error_save();
+    if (b->transport != COLO_TRANSPORT_PEER || c->ops->peer->reaches(c, -1, -1))
+        return COLO_OK;
+    COLO_AUTOFREE uint64_t *all = malloc((size_t)c->size * sizeof *all);
+    if (!all)
+        return colo_comm_i_fail(b->comm,
+                                colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)c->size));
+    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER,
+                                COLO_CATEGORY_CHECK, &mine, all, 1));
+    int32_t k = 0;
+    while (k < c->size && !all[k])
+        k++;
+    if (k == c->size)
+        return COLO_OK;
+    return mine
+               ? colo_error_restore(COLO_ERR_UNBUILT, &why)
+               : colo_fail(COLO_ERR_UNBUILT,
+                           "rank %d (world rank %lld) exchanges with a rank that it does not reach",
+                           (int)k, (long long)c->world_rank[k]);
+}
+
+bool colo_peers_likely(const colo_bridge_t *b)
+{
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    if (!peer || b->mem != COLO_CUDA || b->algo != COLO_EXACT || b->comm->size == 1)
+        return false;
+    return b->transport == COLO_TRANSPORT_PEER ||
+           (b->transport == COLO_TRANSPORT_AUTO && peer->registrations(b->comm) > 0);
+}
+
+colo_status_t colo_peers_create(colo_bridge_t *b)
+{
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    colo_transfer_lists_t *lists = &b->peers.first;
+    if (b->mem != COLO_CUDA || b->algo != COLO_EXACT)
+        return COLO_OK;
+    if (!peer || b->comm->size == 1 || b->transport == COLO_TRANSPORT_NCCL)
+        return COLO_OK;
+    b->now.over_peers.forward = COLO_PUSH;
+    colo_status_t st = peer->open(b->comm);
+    if (st == COLO_OK) { /* all ranks go on, or none */
+        st = find_far(b, &b->now);
+        if (st == COLO_OK)
+            st = b->ragged ? colo_transfers_any(b, lists)
+                           : colo_transfers_list(b, &b->now, COLO_FIRST, lists);
+        if (st == COLO_OK && !b->ragged)
+            st = find_asymmetric(b, &b->now);
+        st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
+        if (st == COLO_OK)
+            st = none_far(b);
+    }
+    if (st == COLO_OK)
+        st = peer->create(b->comm, lists->pass, &b->peers.path);
+    if (st < 0 && b->transport == COLO_TRANSPORT_PEER)
+        return colo_fail_prefix(st, "bridge: transport peer");
+    if (st != COLO_ERR_UNBUILT || colo_comm_check(b->comm) < 0)
+        return st; /* the same kind on all ranks; what is not "not here" is nothing to hide */
+    if (colo_log_on(COLO_LOG_INFO))
+        colo_log(COLO_LOG_INFO, "bridge: staged through NCCL: %s", colo_last_error());
+    return COLO_OK;
+}
+
+void colo_peers_destroy(colo_bridge_t *b)
+{
+    colo_peers_t *peers = &b->peers;
+    if (peers->path && colo_comm_i_own(b->comm, "bridge"))
+        b->comm->ops->peer->destroy(&peers->path);
+    colo_transfers_deinit(&peers->first);
+    colo_transfers_deinit(&peers->relays);
+    free(peers->held[0].items);
+    free(peers->held[1].items);
+    free(peers->tensors.items);
+}
+
+/* ---- lists ---- */
+
+colo_status_t colo_peers_load_relays(colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    const colo_plan_t *p = loaded->program.plan;
+    if (!b->peers.path || !(p->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
+                            p->exchange[COLO_BACKWARD][COLO_RELAYS].all_come))
+        return COLO_OK;
+    COLO_TRY(colo_transfers_list(b, loaded, COLO_RELAYS, &b->peers.relays));
+    return b->comm->ops->peer->list(b->peers.path, b->peers.relays.pass,
+                                    &loaded->over_peers.relay_list);
+}
+
+void colo_peers_unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    colo_p2p_list_t **const list[] = {&loaded->over_peers.list, &loaded->over_peers.relay_list};
+    for (int i = 0; i < 2; i++)
+        if (*list[i] && colo_comm_i_own(b->comm, "bridge"))
+            b->comm->ops->peer->drop(b->peers.path, list[i]);
+}
+
+colo_status_t colo_peers_reshape(colo_bridge_t *b, colo_loaded_t *next)
+{
+    if (!b->peers.path)
+        return COLO_OK;
+    next->over_peers.forward = COLO_PUSH;
+    colo_status_t st = find_asymmetric(b, next);
+    if (st == COLO_OK)
+        st = find_far(b, next);
+    if (st == COLO_OK)
+        st = colo_transfers_list(b, next, COLO_FIRST, &b->peers.first);
+    if (st == COLO_OK)
+        st = colo_peers_load_relays(b, next);
+    if (st == COLO_OK)
+        st = b->comm->ops->peer->load(b->peers.path, b->peers.first.pass);
+    colo_peers_unload(b, st == COLO_OK ? &b->now : next);
+    return st;
+}
+
+colo_status_t colo_peers_load(colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    colo_over_peers_t *over = &loaded->over_peers;
+    const int32_t agreed = b->peers.agreed[COLO_FORWARD].moves;
+    if (!b->peers.path)
+        return COLO_OK;
+    over->far = b->now.over_peers.far;
+    over->forward = agreed ? (colo_mover_t)agreed : COLO_PUSH;
+    over->unit = (int64_t)colo_peers_unit(b, loaded->program.plan);
+    COLO_TRY(colo_transfers_list(b, loaded, COLO_FIRST, &b->peers.first));
+    COLO_TRY(b->comm->ops->peer->list(b->peers.path, b->peers.first.pass, &over->list));
+    return colo_peers_load_relays(b, loaded);
+}
+
+/* ---- does a call go peer-to-peer? ---- */
+
+/* The moves that a pass can take, colo_mover_t. */
+static int32_t moves_of(const colo_call_t *call)
+{
+    if (call->frame.pass == COLO_FORWARD)
+        return call->bridge->ragged ? COLO_PUSH | COLO_PULL : COLO_PUSH;
+    return colo_plan_adds(call->frame.program->plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
+}
+
+static size_t reach_of(const colo_tensor_t *t)
+{
+    int64_t reach = 1;
+    for (int32_t i = 0; i < t->ndim; i++)
+        reach += (t->shape[i] - 1) * t->stride[i];
+    return (size_t)reach * colo_dtype_size(t->dtype);
+}
+
+/* Do others look at what this rank has to be registered for @move? */
+static bool is_looked_at(const colo_call_t *call, colo_mover_t move)
+{
+    const colo_bridge_t *b = call->bridge;
+    const colo_routes_t *routes = colo_plan_routes(call->frame.program->plan, call->frame.pass,
+                                                   COLO_FIRST, move == COLO_PULL);
+    int64_t bytes;
+    if (b->ragged)
+        return count_near(b, routes, &bytes) > 0;
+    return b->transport != COLO_TRANSPORT_PEER || routes->nmessages > 0;
+}
+
+static colo_reached_tensor_t *reached_by(const colo_call_t *call, colo_mover_t move)
+{
+    return call->reached.tensor + (move == COLO_PULL ? call->frame.n : 0);
+}
+
+/* The first of @t that peers reach by @move and that is not registered, or NULL. */
+static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *t, colo_mover_t move)
+{
+    const colo_bridge_t *b = call->bridge;
+    const bool looked_at = is_looked_at(call, move);
+    const colo_tensor_t *missing = NULL;
+    for (int32_t k = 0; k < call->frame.n; k++) {
+        colo_reached_tensor_t *reached = &reached_by(call, move)[k];
+        *reached = (colo_reached_tensor_t){.id = -1};
+        if (!t || !t[k].data || colo_tensor_count(&t[k]) <= 0)
+            continue;
+        call->reached.nothing = call->reached.nothing && !looked_at;
+        if (!b->comm->ops->peer->find(b->comm, t[k].data, reach_of(&t[k]), &reached->id,
+                                      &reached->offset) &&
+            looked_at && !missing)
+            missing = &t[k];
+    }
+    return missing;
+}
+
+colo_status_t colo_peers_find(colo_call_t *call, const colo_tensor_t *in, const colo_tensor_t *out)
+{
+    const colo_bridge_t *b = call->bridge;
+    const colo_pass_t pass = call->frame.pass;
+    const bool peers = b->transport == COLO_TRANSPORT_PEER;
+    const struct colo_agreed *agreed = &b->peers.agreed[pass];
+    const colo_tensor_t *missing = NULL;
+    bool reads = false;
+    colo_reached_t *reached = &call->reached;
+    reached->p2p = reached->nothing = b->peers.path != NULL;
+    reached->moves = 0;
+    reached->not_agreed = false;
+    if (!b->peers.path)
+        return COLO_OK;
+    const bool agrees = b->ragged ? !peers || pass == COLO_FORWARD
+                                  : !peers && call->loaded->over_peers.asymmetric[pass];
+    reached->not_agreed =
+        agrees &&
+        (!agreed->made || agreed->registrations != b->comm->ops->peer->registrations(b->comm));
+    const int32_t possible = agrees && !reached->not_agreed ? agreed->moves : moves_of(call);
+    for (colo_mover_t move = COLO_PULL; move >= COLO_PUSH; move--) {
+        if (!(possible & move))
+            continue;
+        missing = find_each(call, move == COLO_PULL ? in : out, move);
+        reads = move == COLO_PULL;
+        reached->moves |= missing ? 0 : move;
+    }
+    reached->p2p = reached->moves != 0;
+    if (reached->p2p || !possible || reached->not_agreed || (!agrees && !peers))
+        return COLO_OK;
+    char index[16] = "";
+    if (call->frame.program->bytes)
+        snprintf(index, sizeof index, "[%d]", (int)(missing - (reads ? in : out)));
+    return colo_fail(COLO_ERR_ARG,
+                     "rank %lld: %s%s at %p is not registered over comm '%s', which %s requires; "
+                     "use colo_memory_register()",
+                     (long long)call->frame.program->plan->rank,
+                     pass == COLO_FORWARD ? (reads ? "x" : "y") : (reads ? "d_y" : "d_x"), index,
+                     missing->data, b->comm->name,
+                     peers ? "transport peer (COLO_TRANSPORT, or the bridge's)"
+                           : "the pass's first call, with all ranks' registered,");
+}
+
+colo_status_t colo_peers_agree(colo_call_t *call)
+{
+    enum { NOTHING = 4 };
+    colo_bridge_t *b = call->bridge;
+    colo_reached_t *reached = &call->reached;
+    const int32_t size = b->comm->size;
+    struct colo_agreed *agreed = &b->peers.agreed[call->frame.pass];
+    const uint64_t mine = reached->nothing ? NOTHING : reached->p2p ? (uint64_t)reached->moves : 0;
+    int32_t moves = COLO_PUSH | COLO_PULL, registered = 0, first = -1;
+    COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
+    if (!all)
+        return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
+    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER,
+                                COLO_CATEGORY_CHECK, &mine, all, 1));
+    for (int32_t k = 0; k < size; k++) {
+        if (all[k] == NOTHING)
+            continue;
+        registered += all[k] != 0;
+        moves &= (int32_t)all[k];
+        first = !moves && first < 0 ? k : first; /* leaves no move that all have */
+    }
+    const bool any = registered > 0 || first >= 0;
+    /* if no rank has anything of a ragged batch, another batch has to say */
+    *agreed = (struct colo_agreed){.made = !b->ragged || any,
+                                   .moves = !any                ? 0
+                                            : moves & COLO_PUSH ? COLO_PUSH
+                                                                : moves,
+                                   .registrations = b->comm->ops->peer->registrations(b->comm)};
+    reached->moves = agreed->moves ? agreed->moves : COLO_PUSH;
+    reached->p2p = agreed->moves || (!any && b->transport == COLO_TRANSPORT_PEER);
+    if (!reached->p2p && b->transport == COLO_TRANSPORT_PEER) {
+        agreed->made = false;
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: neither y nor x is registered over comm '%s' on all ranks that "
+                         "have rows, which transport peer (COLO_TRANSPORT, or the bridge's) "
+                         "requires; use colo_memory_register()",
+                         b->comm->name);
+    }
+    if (registered == 0 || reached->p2p)
+        return COLO_OK;
+    colo_log(COLO_LOG_INFO,
+             "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
+             "rank %d of '%s' is not",
+             (int)registered, (int)first, b->comm->name);
+    return COLO_OK;
+}
+
+/* ---- calls ---- */
+
+/* The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
+ * steps were listed for, a tile is too large, so that few blocks have work: a batch lists them
+ * again. */
+colo_status_t colo_peers_begin(colo_call_t *call)
+{
+    colo_bridge_t *b = call->bridge;
+    const colo_over_peers_t *over = &call->loaded->over_peers;
+    int64_t *unit = &b->peers.unit;
+    if (!b->ragged)
+        return COLO_OK;
+    for (int32_t k = 0; k < call->frame.n && !call->capturing; k++) {
+        const colo_carried_t *t = &call->frame.tensor[k];
+        const int64_t own = t->per * (int64_t)colo_dtype_size(t->dtype);
+        *unit = own > *unit ? own : *unit;
+    }
+    const bool wider = *unit > over->unit && !call->capturing;
+    if (!wider &&
+        (call->frame.pass == COLO_BACKWARD || over->forward == (colo_mover_t)call->reached.moves))
+        return COLO_OK;
+    colo_peers_unload(b, call->loaded); /* or the list was made before ranks had agreed */
+    return colo_peers_load(b, call->loaded);
+}
+
+/* A move between ranks in reach, and what stays on the rank. */
+typedef struct part {
+    colo_call_t *call;
+    const colo_move_t *move;
+} part_t;
+
+static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *t,
+                                   const colo_reached_tensor_t *reached)
+{
+    const colo_frame_t *f = &part->call->frame;
+    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
+    const colo_view_t *in = part->move->from == COLO_OUT ? &t->out : &t->in;
+    colo_p2p_tensor_t to = {.per = t->per,
+                            .dtype = t->dtype,
+                            .elem = (size_t)elem,
+                            .in = in->data,
+                            .out = t->out.data,
+                            .id = reached->id,
+                            .offset = reached->offset};
+    for (int i = 0; i < 3; i++) {
+        to.in_step[i] = in->stride[i] * elem;
+        to.out_step[i] = t->out.stride[i] * elem;
+    }
+    if (part->move->to == COLO_SLOT && part->call->loaded->over_peers.far) {
+        int64_t extent[3];
+        colo_slot_extent(f->program->plan, extent);
+        const int64_t row = extent[2] * t->per * elem;
+        to.out = f->slots ? (char *)f->slots + t->in_slot : NULL;
+        to.out_step[0] = f->program->bytes ? (int64_t)f->slot_bytes : extent[1] * row;
+        to.out_step[1] = row;
+        to.out_step[2] = elem;
+    }
+    return to;
+}
+
+/* All tensors in one call of the path. */
+static colo_status_t launch(const part_t *part, colo_stream_t stream)
+{
+    const colo_call_t *call = part->call;
+    const colo_over_peers_t *over = &call->loaded->over_peers;
+    colo_bridge_t *b = call->bridge;
+    colo_p2p_tensor_t one, *tensor = &one;
+    if (call->frame.n > 1)
+        tensor = colo_list_zeroed(&b->peers.tensors, call->frame.n, sizeof *tensor);
+    colo_p2p_call_t p2p = {.list =
+                               part->move->exchange == COLO_RELAYS ? over->relay_list : over->list,
+                           .tensor = tensor,
+                           .device = call->device,
+                           .capturing = call->capturing};
+    if (!tensor)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)call->frame.n);
+    const colo_reached_tensor_t *reached = reached_by(call, (colo_mover_t)call->reached.moves);
+    for (int32_t k = 0; k < call->frame.n; k++)
+        if (call->frame.tensor[k].per > 0)
+            tensor[p2p.n++] = tensor_of(part, &call->frame.tensor[k], &reached[k]);
+    return b->comm->ops->peer->run(b->peers.path, call->frame.pass, &p2p, stream);
+}
+
+static int32_t count_part(const part_t *part, bool sends, int64_t *bytes)
+{
+    const colo_frame_t *f = &part->call->frame;
+    return count_near(part->call->bridge,
+                      colo_plan_routes(f->program->plan, f->pass, part->move->exchange, sends),
+                      bytes);
+}
+
+static colo_status_t move_part(void *arg, colo_stream_t stream)
+{
+    const part_t *part = arg;
+    int64_t bytes;
+    if (part->move->exchange == COLO_RELAYS || count_part(part, true, &bytes) > 0 ||
+        count_part(part, false, &bytes) > 0)
+        return launch(part, stream);
+    /* a plain copy is faster than a kernel without peers */
+    return part->move->to == COLO_SLOT ? COLO_OK
+                                       : colo_over_comm_keep(part->call, part->move, false, stream);
+}
+
+/* As what an exchange moves besides its messages; keeps @part. */
+static colo_exchange_t besides(part_t *part)
+{
+    const colo_frame_t *f = &part->call->frame;
+    int64_t sent, received;
+    const int32_t sends = count_part(part, true, &sent), recvs = count_part(part, false, &received);
+    const colo_bridge_t *b = part->call->bridge;
+    return (colo_exchange_t){
+        .op = part->call->op,
+        .more = move_part,
+        .arg = part,
+        .more_peers = sends > recvs ? sends : recvs,
+        .more_sent = colo_bridge_bytes_of(b, f->program->plan, sent, f->tensor, f->n),
+        .more_received = colo_bridge_bytes_of(b, f->program->plan, received, f->tensor, f->n)};
+}
+
+colo_status_t colo_peers_run(colo_call_t *call)
+{
+    colo_comm_t *c = call->bridge->comm;
+    part_t part = {call, &call->frame.program->pass[call->frame.pass].step[0].move};
+    const colo_exchange_t x = besides(&part);
+    if (!c->ops->peer->reaches(c, -1, -1)) /* others exchange messages, too */
+        return colo_comm_i_exchange_over(c, &x, call->stream);
+    const uint64_t seq = colo_comm_i_begin(c, x.op, x.more_sent, x.more_received, x.more_peers);
+    const colo_status_t st = move_part(&part, call->stream);
+    colo_comm_i_end(c, seq, st);
+    return st < 0 ? colo_comm_i_fail(c, st) : st;
+}
+
+colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
+{
+    part_t part = {call, move};
+    /* what entered a node goes on this way if peers reach the output */
+    if (move->exchange == COLO_NODE_SUMS ||
+        (move->exchange == COLO_RELAYS && call->reached.moves != COLO_PUSH))
+        return colo_over_comm_move(call, move);
+    const colo_exchange_t x = besides(&part);
+    COLO_TRY(colo_over_comm_exchange(call, move, &x, call->stream));
+    const colo_status_t own =
+        move->to == COLO_SLOT ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
+    return own < 0 ? colo_comm_i_fail(call->bridge->comm, own) : COLO_OK;
+}

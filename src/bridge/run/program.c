@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * program.c - which steps a pass takes, which slots it needs, and where a region lies in a buffer.
+ *
+ * Forward: a move, and a second one from output to output if ranks of a node pass on what entered
+ * it. Backward in the other direction. The only addition is the sum of PARTIAL gradients. Receiving
+ * into the output would be simpler, but an addend may come before those that are added up first:
+ * each lands in a slot of its own, and then every element is added up in addend order, which is
+ * rank order, or as the plan says. If nodes add up, what crosses the network is summed up before.
+ */
+#include "bridge/run/program.h"
+
+#include "core/device.h"
+#include "core/error.h"
+
+#include <stdlib.h>
+
+/* ---- slots ---- */
+
+void colo_slot_extent(const colo_plan_t *p, int64_t extent[3])
+{
+    for (int dst = 0; dst < (colo_plan_sums_nodes(p) ? 2 : 1); dst++) {
+        const colo_owned_t *own = dst ? &p->own_dst : &p->own_src;
+        const int64_t of[3] = {own->b1 - own->b0, own->rows, own->h1 - own->h0};
+        for (int i = 0; i < 3; i++)
+            extent[i] = dst && extent[i] > of[i] ? extent[i] : of[i];
+    }
+}
+
+colo_dtype_t colo_sum_wide(colo_dtype_t dtype)
+{
+    return colo_dtype_size(dtype) < sizeof(float) ? COLO_F32 : dtype;
+}
+
+size_t colo_slot_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype)
+{
+    int64_t extent[3];
+    colo_slot_extent(p, extent);
+    return (size_t)(per * extent[0] * extent[1] * extent[2]) *
+           colo_dtype_size(colo_plan_sums_nodes(p) ? colo_sum_wide(dtype) : dtype);
+}
+
+colo_dtype_t colo_slot_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key)
+{
+    const int64_t kind = key / p->addends;
+    return kind == COLO_SLOT_NODE || kind == COLO_SLOT_LEAVES ? colo_sum_wide(t->dtype) : t->dtype;
+}
+
+int64_t colo_move_slot(const colo_plan_t *p, int exchange, bool sends, const colo_region_t *r)
+{
+    if (exchange == COLO_NODE_SUMS)
+        return sends ? colo_slot_key(p, COLO_SLOT_LEAVES, 0)
+                     : colo_slot_key(p, COLO_SLOT_NODE, r->addend);
+    return r->addend < p->addends ? r->addend
+                                  : colo_slot_key(p, COLO_SLOT_COLLECTED, r->addend - p->addends);
+}
+
+static void need_slot(colo_program_t *program, int64_t key)
+{
+    int32_t *slot = &program->slot_of[key];
+    *slot = *slot < 0 ? program->nslots++ : *slot;
+}
+
+static void need_slots(colo_program_t *program, int exchange)
+{
+    const colo_routes_t *recv = colo_plan_routes(program->plan, COLO_BACKWARD, exchange, false);
+    for (int64_t i = 0; i < recv->nregions; i++)
+        need_slot(program, colo_move_slot(program->plan, exchange, false, &recv->region[i]));
+}
+
+/* Of those groups of terms from @x on that are added up here. */
+static void need_groups(colo_program_t *program, const colo_term_t *x)
+{
+    for (; !(x->use & COLO_TERM_LAST); x++)
+        if (x->use == COLO_TERM_FIRST && !(x[1].use & COLO_TERM_FIRST))
+            need_slot(program, colo_slot_key(program->plan, COLO_SLOT_NODE, x->addend));
+}
+
+static colo_status_t find_slots(colo_program_t *program, const colo_add_t *add)
+{
+    const colo_plan_t *p = program->plan;
+    const bool nodes = colo_plan_sums_nodes(p);
+    const int64_t keys = colo_slot_key(p, nodes ? COLO_SLOT_LEAVES : COLO_SLOT_NODE, 0) + 1;
+    program->slot_of = malloc((size_t)keys * sizeof *program->slot_of);
+    if (!program->slot_of)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)p->addends);
+    for (int64_t i = 0; i < keys; i++)
+        program->slot_of[i] = -1;
+    need_slots(program, COLO_FIRST);
+    need_slots(program, COLO_NODE_SUMS);
+    if (p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send.nregions > 0)
+        need_slot(program, colo_slot_key(p, COLO_SLOT_LEAVES, 0));
+    for (int k = 0; nodes && k < 3; k++)
+        for (int64_t i = 0; i < add->list[k]->nregions; i++)
+            if (add->list[k]->region[i].addend == 0)
+                need_groups(program, &p->term[add->list[k]->offset[i].order]);
+    if (!add->own_in && p->local[COLO_BACKWARD].nregions > 0)
+        need_slot(program, p->own_addend);
+    return COLO_OK;
+}
+
+/* ---- steps ---- */
+
+/* If a batch has many small regions, what stays on the rank is copied to the others' addends, in
+ * few launches, and one sum is over all rows. A launch takes as long as that copy of some MiB. */
+static bool sums_at_once(const colo_plan_t *p, int64_t launched)
+{
+    enum { LARGE = 4 << 20 }; /* bytes of a region of the usual tensor, on average */
+    const int64_t n =
+        p->local[COLO_BACKWARD].nregions + p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions;
+    const int64_t units = p->own_src.rows * (p->own_src.h1 - p->own_src.h0);
+    return launched && units * launched < n * LARGE;
+}
+
+static void push_move(colo_steps_t *steps, int exchange, const colo_routes_t *local, int from,
+                      int to)
+{
+    steps->step[steps->n++] = (colo_step_t){.kind = COLO_MOVE, .move = {exchange, local, from, to}};
+}
+
+static void push_add(colo_steps_t *steps, const colo_add_t *add)
+{
+    steps->step[steps->n++] = (colo_step_t){.kind = COLO_ADD, .add = *add};
+}
+
+/* Addends into slots, and how they become the output. */
+static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t launched)
+{
+    const colo_plan_t *p = program->plan;
+    const colo_exchange_plan_t *exchange = p->exchange[COLO_BACKWARD];
+    const colo_routes_t *local = &p->local[COLO_BACKWARD];
+    if (exchange[COLO_NODE_SUMS].wide) {
+        push_move(steps, COLO_FIRST, local, COLO_IN, COLO_SLOT);
+        push_add(steps, &(colo_add_t){.list = {&exchange[COLO_NODE_SUMS].send},
+                                      .addend = -1,
+                                      .by_terms = true,
+                                      .to = COLO_SLOT});
+        if (exchange[COLO_NODE_SUMS].all_come)
+            push_move(steps, COLO_NODE_SUMS, NULL, COLO_SLOT, COLO_SLOT);
+        return (colo_add_t){
+            .list = {&exchange[COLO_FIRST].recv, local, &exchange[COLO_NODE_SUMS].recv},
+            .by_terms = true,
+            .to = COLO_OUT};
+    }
+    /* own addend: held here or received; the two lists together cover each element once */
+    colo_add_t add = {.list = {local, &exchange[COLO_FIRST].recv},
+                      .addend = p->own_addend >= 0 ? p->own_addend : 0,
+                      .own_in = !sums_at_once(p, launched),
+                      .to = COLO_OUT};
+    push_move(steps, COLO_FIRST, add.own_in ? NULL : local, COLO_IN, COLO_SLOT);
+    if (!add.own_in) {
+        const colo_owned_t *own = &p->own_src;
+        struct colo_whole *whole = program->whole;
+        *whole = (struct colo_whole){.region = {.b = {own->b0, own->b1},
+                                                .s = {0, own->rows},
+                                                .h = {own->h0, own->h1},
+                                                .addend = (int32_t)add.addend}};
+        whole->routes = (colo_routes_t){
+            .nregions = own->rows > 0, .region = &whole->region, .offset = &whole->offset};
+        add.list[0] = &whole->routes;
+        add.list[1] = NULL;
+    }
+    return add;
+}
+
+colo_status_t colo_program_create(colo_program_t *program, bool bytes, int64_t launched)
+{
+    const colo_plan_t *p = program->plan;
+    program->bytes = bytes;
+    program->whole = launched ? colo_pool_take(p->pool, sizeof *program->whole) : NULL;
+    if (launched && !program->whole)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *program->whole);
+    for (int pass = 0; pass < (p->config.no_grad ? 1 : 2); pass++) {
+        colo_steps_t *steps = &program->pass[pass];
+        if (!colo_plan_adds(p, (colo_pass_t)pass)) {
+            push_move(steps, COLO_FIRST, &p->local[pass], COLO_IN, COLO_OUT);
+        } else if (!colo_dtype_is_float(p->config.dtype)) {
+            return colo_fail(
+                COLO_ERR_ARG,
+                "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
+                "not made for; use DISJOINT, SHARDED or no_grad",
+                (long long)p->addends, colo_dtype_name(p->config.dtype));
+        } else if (p->addends > COLO_MAX_ADDENDS) {
+            return colo_fail(COLO_ERR_ARG,
+                             "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
+                             "DISJOINT or SHARDED",
+                             (long long)p->addends, COLO_MAX_ADDENDS);
+        } else {
+            const colo_add_t add = add_up(program, steps, launched);
+            COLO_TRY(find_slots(program, &add));
+            push_add(steps, &add);
+        }
+        if (p->exchange[pass][COLO_RELAYS].all_come)
+            push_move(steps, COLO_RELAYS, NULL, COLO_OUT, COLO_OUT);
+    }
+    return COLO_OK;
+}
+
+void colo_program_deinit(colo_program_t *program)
+{
+    if (program->plan)
+        colo_pool_drop(program->plan->pool, program->whole);
+    colo_plan_destroy(&program->plan);
+    free(program->slot_of);
+    *program = (colo_program_t){0};
+}
+
+/* ---- boxes ---- */
+
+colo_box_t colo_view_box(colo_view_t v, const colo_owned_t *own)
+{
+    return (colo_box_t){.data = v.data,
+                        .extent = {own->b1 - own->b0, own->rows, own->h1 - own->h0},
+                        .stride = {v.stride[0], v.stride[1], v.stride[2]}};
+}
+
+/* This rank's part of tensor @t in a slot, contiguous. */
+static colo_view_t slot_view(const colo_frame_t *f, const colo_carried_t *t, int64_t key)
+{
+    int64_t extent[3];
+    colo_slot_extent(f->program->plan, extent);
+    const size_t begin = (size_t)f->program->slot_of[key] * f->slot_bytes + t->in_slot;
+    return (colo_view_t){.data = f->slots ? (char *)f->slots + begin : NULL,
+                         .stride = {extent[1] * extent[2] * t->per, extent[2] * t->per, 1}};
+}
+
+colo_box_t colo_frame_box(const colo_frame_t *f, const colo_carried_t *t, int buffer, int64_t key,
+                          const colo_routes_t *routes, int64_t i, bool bytes)
+{
+    const colo_plan_t *p = f->program->plan;
+    const colo_region_t *r = &routes->region[i];
+    const bool src = buffer == COLO_SLOT ? key < colo_slot_key(p, COLO_SLOT_COLLECTED, 0)
+                                         : (buffer == COLO_IN) == (f->pass == COLO_FORWARD);
+    const colo_owned_t *own = src ? &p->own_src : &p->own_dst;
+    const int64_t row = src ? routes->offset[i].src_row : routes->offset[i].dst_row;
+    const colo_view_t v = buffer == COLO_IN    ? t->in
+                          : buffer == COLO_OUT ? t->out
+                                               : slot_view(f, t, key);
+    const int64_t elem =
+        (int64_t)colo_dtype_size(buffer == COLO_SLOT ? colo_slot_dtype(p, t, key) : t->dtype);
+    const int64_t rows = r->s[1] - r->s[0], cols = (r->h[1] - r->h[0]) * t->per;
+    colo_box_t box = {.extent = {r->b[1] - r->b[0], rows, cols},
+                      .stride = {v.stride[0], v.stride[1], v.stride[2]}};
+    const int64_t first = (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] +
+                          (r->h[0] - own->h0) * t->per * v.stride[2];
+    if (bytes) /* one sample */
+        box = (colo_box_t){.extent = {rows, cols, elem},
+                           .stride = {v.stride[1] * elem, v.stride[2] * elem, 1}};
+    box.data = v.data ? v.data + first * elem : NULL;
+    return box;
+}

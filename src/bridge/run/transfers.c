@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transfers.c - the steps of a program as transfers between GPUs that reach each other.
+ *
+ * Movement is pushed: the sender knows where a box begins in the receiver's part, and is told the
+ * rest, pointer and strides, at each call. The forward of a batch may be pulled, too: links write
+ * faster than they read, but only x may be registered. A move to slots and the addition behind it
+ * become one list: a receiver reads every addend's value where it lies and adds up in addend order,
+ * so there is no slot and no second pass. The regions of one addend need not be those of another;
+ * boxes are cut until each addend comes from one rank. If there are exchanges behind that move, or
+ * ranks out of reach, addends are pulled into slots instead.
+ *
+ * Left to others: moving and waiting (comm/peer), registration (comm/memory.c), which calls go this
+ * way (over-peers.c).
+ */
+#include "bridge/run/over-peers.h"
+
+#include "core/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const names[2] = {"bridge forward", "bridge backward"};
+
+/* One pass while its list is made. */
+typedef struct maker {
+    colo_bridge_t *bridge;
+    const colo_loaded_t *loaded;
+    const colo_plan_t *plan;
+    colo_pass_t pass;
+    const colo_move_t *move;
+    bool pulls, sums;
+    colo_list_t *step, *addend, *exposed; /* of the bridge's lists */
+} maker_t;
+
+static colo_status_t push(const maker_t *m, const colo_transfer_t *transfer)
+{
+    colo_transfer_t *step = colo_list_push(m->step, sizeof *step);
+    if (!step)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)m->step->n);
+    *step = *transfer;
+    return COLO_OK;
+}
+
+/* ---- where a region begins in a rank's part ---- */
+
+static void begins(const colo_owned_t *own, const colo_region_t *r, int64_t row, int64_t begin[3])
+{
+    begin[0] = r->b[0] - own->b0;
+    begin[1] = row;
+    begin[2] = r->h[0] - own->h0;
+}
+
+static void extents(const colo_region_t *r, int64_t extent[3])
+{
+    extent[0] = r->b[1] - r->b[0];
+    extent[1] = r->s[1] - r->s[0];
+    extent[2] = r->h[1] - r->h[0];
+}
+
+/* Is a buffer's part that of the source? */
+static bool is_src(const maker_t *m, int buffer)
+{
+    return (buffer == COLO_IN) == (m->pass == COLO_FORWARD);
+}
+
+/* What a world rank owns. Of a batch: its first feature, because the plan has the rows. */
+static colo_status_t owned_by(const maker_t *m, bool src, int64_t rank, colo_owned_t *own)
+{
+    const colo_plan_t *p = m->plan;
+    const colo_layout_t *layout = src ? &p->src : &p->dst;
+    int64_t coords[COLO_MAX_DIMS];
+    colo_span_t h[2 * COLO_MAX_SPANS] = {{0}};
+    if (!m->loaded->program.bytes)
+        return colo_layout_owned(layout, rank, &p->config.shape,
+                                 !src && p->config.output == COLO_FULL_SEQ, own, NULL, 0, NULL);
+    (void)colo_grid_coords(&layout->grid, rank, coords);
+    (void)colo_axis_spans(layout, COLO_FEATURES, coords, p->config.shape.features, h);
+    *own = (colo_owned_t){.h0 = h[0].lo};
+    return COLO_OK;
+}
+
+static const colo_owned_t *part_of(const maker_t *m, bool src)
+{
+    return src ? &m->plan->own_src : &m->plan->own_dst;
+}
+
+static int64_t row_of(const colo_offset_t *where, bool src)
+{
+    return src ? where->src_row : where->dst_row;
+}
+
+/* ---- movement ---- */
+
+/* Slots are like more samples of one tensor. */
+static void begins_in_slot(const maker_t *m, const colo_region_t *r, const colo_offset_t *where,
+                           int64_t begin[3])
+{
+    const colo_program_t *program = &m->loaded->program;
+    const colo_plan_t *p = m->plan;
+    const int64_t key = colo_move_slot(p, m->move->exchange, false, r);
+    const bool src = key < colo_slot_key(p, COLO_SLOT_COLLECTED, 0);
+    int64_t extent[3], samples = 1; /* of a batch, a slot's size is the call's */
+    colo_slot_extent(p, extent);
+    begins(part_of(m, src), r, row_of(where, src), begin);
+    if (!program->bytes && extent[1] * extent[2] > 0)
+        samples = (int64_t)(colo_slot_bytes(p, 1, p->config.dtype) /
+                            ((size_t)(extent[1] * extent[2]) * colo_dtype_size(p->config.dtype)));
+    begin[0] += program->slot_of[key] * samples;
+}
+
+/* Between this rank and peers in reach; and what stays, if it goes to the output. */
+static colo_status_t list_moves(const maker_t *m)
+{
+    const colo_move_t *move = m->move;
+    const bool from_src = is_src(m, move->from),
+               to_src = is_src(m, move->to == COLO_SLOT ? COLO_OUT : move->to);
+    const colo_routes_t *routes = colo_plan_routes(m->plan, m->pass, move->exchange, !m->pulls);
+    for (int32_t i = 0; i < routes->nmessages; i++) {
+        const colo_plan_message_t *message = &routes->message[i];
+        colo_owned_t theirs = *part_of(m, m->pulls ? from_src : to_src);
+        const colo_owned_t *from = m->pulls ? &theirs : part_of(m, from_src),
+                           *to = m->pulls ? part_of(m, to_src) : &theirs;
+        colo_transfer_t transfer = {.peer = colo_comm_find(m->bridge->comm, message->peer)};
+        if (!colo_peers_near(m->bridge, (int32_t)transfer.peer))
+            continue;
+        if (move->exchange == COLO_FIRST) /* relays: replicas have the same in the same place */
+            COLO_TRY(owned_by(m, m->pulls ? from_src : to_src, message->peer, &theirs));
+        for (int64_t k = 0; k < message->nregions; k++) {
+            const colo_region_t *r = &message->regions[k];
+            const colo_offset_t *where = &routes->offset[r - routes->region];
+            extents(r, transfer.extent);
+            begins(from, r, row_of(where, from_src), transfer.here);
+            if (move->to == COLO_SLOT)
+                begins_in_slot(m, r, where, transfer.there);
+            else
+                begins(to, r, row_of(where, to_src), transfer.there);
+            COLO_TRY(push(m, &transfer));
+        }
+    }
+    for (int64_t i = 0; move->local && move->to == COLO_OUT && i < move->local->nregions; i++) {
+        const colo_region_t *r = &move->local->region[i];
+        colo_transfer_t transfer = {.peer = -1};
+        extents(r, transfer.extent);
+        begins(part_of(m, from_src), r, row_of(&move->local->offset[i], from_src), transfer.here);
+        begins(part_of(m, to_src), r, row_of(&move->local->offset[i], to_src), transfer.there);
+        COLO_TRY(push(m, &transfer));
+    }
+    return COLO_OK;
+}
+
+/* ---- sums ---- */
+
+/* A region of some addend, whose rows are [row, end) of this rank's source part, and where that
+ * rank has it. */
+typedef struct held {
+    const colo_region_t *region;
+    int64_t row, end;
+    int32_t peer, addend;
+    int64_t begin[3];
+} held_t;
+
+static int by_row(const void *a, const void *b)
+{
+    const held_t *x = a, *y = b;
+    return (x->row > y->row) - (x->row < y->row);
+}
+
+static held_t held_of(const colo_owned_t *own, const colo_routes_t *routes, int64_t i, int32_t peer)
+{
+    const colo_region_t *r = &routes->region[i];
+    const int64_t row = routes->offset[i].src_row;
+    held_t held = {
+        .region = r, .row = row, .end = row + r->s[1] - r->s[0], .peer = peer, .addend = r->addend};
+    begins(own, r, routes->offset[i].dst_row, held.begin);
+    return held;
+}
+
+static colo_status_t all_held(const maker_t *m, held_t *held)
+{
+    const colo_plan_t *p = m->plan;
+    const colo_routes_t *recv = &p->exchange[COLO_BACKWARD][COLO_FIRST].recv,
+                        *local = &p->local[COLO_BACKWARD];
+    for (int64_t i = 0; i < local->nregions; i++)
+        *held++ = held_of(&p->own_dst, local, i, -1);
+    for (int32_t i = 0; i < recv->nmessages; i++) {
+        const colo_plan_message_t *message = &recv->message[i];
+        const int32_t peer = colo_comm_find(m->bridge->comm, message->peer);
+        colo_owned_t theirs;
+        COLO_TRY(owned_by(m, false, message->peer, &theirs));
+        for (int64_t k = 0; k < message->nregions; k++)
+            *held++ = held_of(&theirs, recv, message->regions + k - recv->region, peer);
+    }
+    return COLO_OK;
+}
+
+/* Those of each addend, rows ascending. @from, @to: [n]; @first: [addends + 1], out: of each in
+ * @to. */
+static void sort_held(const held_t *from, int64_t n, int64_t addends, held_t *to, int64_t *first)
+{
+    memset(first, 0, (size_t)(addends + 1) * sizeof *first);
+    for (int64_t i = 0; i < n; i++)
+        first[from[i].addend + 1]++;
+    for (int64_t addend = 0; addend < addends; addend++)
+        first[addend + 1] += first[addend];
+    for (int64_t i = 0; i < n; i++)
+        to[first[from[i].addend]++] = from[i];
+    memmove(&first[1], &first[0], (size_t)addends * sizeof *first);
+    first[0] = 0;
+    for (int64_t addend = 0; addend < addends; addend++) {
+        int64_t i = first[addend] + 1;
+        while (i < first[addend + 1] && to[i - 1].row <= to[i].row)
+            i++;
+        if (i < first[addend + 1])
+            qsort(&to[first[addend]], (size_t)(first[addend + 1] - first[addend]), sizeof *to,
+                  by_row);
+    }
+}
+
+/* Boxes of which each addend comes from one rank; the addends before the one at hand are fixed. */
+typedef struct cutter {
+    const maker_t *maker;
+    const held_t *held;             /* by addend and row */
+    const int64_t *first;           /* [addends + 1] of each */
+    int64_t next[COLO_MAX_ADDENDS]; /* of each: those before end above the box */
+    const held_t *chosen[COLO_MAX_ADDENDS];
+} cutter_t;
+
+typedef struct cut {
+    int64_t row, end, b[2], h[2];
+} cut_t;
+
+static bool narrow(int64_t *lo, int64_t *hi, int64_t other_lo, int64_t other_hi)
+{
+    *lo = *lo > other_lo ? *lo : other_lo;
+    *hi = *hi < other_hi ? *hi : other_hi;
+    return *lo < *hi;
+}
+
+static colo_status_t push_sum(const cutter_t *c, const cut_t *box)
+{
+    const maker_t *m = c->maker;
+    const colo_owned_t *own = &m->plan->own_src;
+    for (int64_t i = 0; i < m->plan->addends; i++) {
+        const held_t *held = c->chosen[i];
+        colo_addend_t *addend = colo_list_push(m->addend, sizeof *addend);
+        if (!addend)
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)m->step->n);
+        *addend = (colo_addend_t){held->peer,
+                                  {held->begin[0] + box->b[0] - held->region->b[0],
+                                   held->begin[1] + box->row - held->row,
+                                   held->begin[2] + box->h[0] - held->region->h[0]}};
+    }
+    return push(m,
+                &(colo_transfer_t){
+                    .peer = -1,
+                    .extent = {box->b[1] - box->b[0], box->end - box->row, box->h[1] - box->h[0]},
+                    .there = {box->b[0] - own->b0, box->row, box->h[0] - own->h0}});
+}
+
+/* Cuts @box by the regions of @addend. Boxes of one parent come with rows ascending, so that what
+ * ends above one box ends above the next ones, too. */
+static colo_status_t cut_by_addend(cutter_t *c, int64_t addend, const cut_t *box)
+{
+    if (addend == c->maker->plan->addends)
+        return push_sum(c, box);
+    int64_t *next = &c->next[addend], below = 0;
+    while (*next < c->first[addend + 1] && c->held[*next].end <= box->row)
+        ++*next;
+    if (addend + 1 < c->maker->plan->addends)
+        below = c->next[addend + 1];
+    for (int64_t i = *next; i < c->first[addend + 1] && c->held[i].row < box->end; i++) {
+        const held_t *held = &c->held[i];
+        cut_t part = *box;
+        if (!narrow(&part.row, &part.end, held->row, held->end) ||
+            !narrow(&part.b[0], &part.b[1], held->region->b[0], held->region->b[1]) ||
+            !narrow(&part.h[0], &part.h[1], held->region->h[0], held->region->h[1]))
+            continue;
+        c->chosen[addend] = held;
+        COLO_TRY(cut_by_addend(c, addend + 1, &part));
+    }
+    if (addend + 1 < c->maker->plan->addends)
+        c->next[addend + 1] = below; /* the next box may begin above */
+    return COLO_OK;
+}
+
+static colo_status_t list_sums(const maker_t *m)
+{
+    const colo_plan_t *p = m->plan;
+    const colo_owned_t *own = &p->own_src;
+    const int64_t n =
+        p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions + p->local[COLO_BACKWARD].nregions;
+    colo_list_t *held = m->bridge->peers.held;
+    int64_t first[COLO_MAX_ADDENDS + 1];
+    if (!colo_list_reserve(&held[0], n, sizeof(held_t)) ||
+        !colo_list_reserve(&held[1], n, sizeof(held_t)))
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
+    if (n == 0)
+        return COLO_OK;
+    COLO_TRY(all_held(m, held[0].items));
+    sort_held(held[0].items, n, p->addends, held[1].items, first);
+    cutter_t c = {.maker = m, .held = held[1].items, .first = first};
+    memcpy(c.next, first, (size_t)p->addends * sizeof *first);
+    return cut_by_addend(&c, 0, &(cut_t){0, own->rows, {own->b0, own->b1}, {own->h0, own->h1}});
+}
+
+/* ---- lists of both passes ---- */
+
+void colo_transfers_deinit(colo_transfer_lists_t *lists)
+{
+    for (int pass = 0; pass < 2; pass++) {
+        free(lists->step[pass].items);
+        free(lists->addend[pass].items);
+        free(lists->exposed[pass].items);
+    }
+}
+
+size_t colo_peers_unit(const colo_bridge_t *b, const colo_plan_t *p)
+{
+    const colo_plan_config_t *usual = &b->now.program.plan->config;
+    const size_t elem = colo_dtype_size(usual->dtype);
+    if (!b->ragged)
+        return elem;
+    const size_t unit = (size_t)(usual->shape.features / p->config.shape.features) * elem,
+                 widest = (size_t)b->peers.unit;
+    return unit == 0 && widest == 0 ? elem : unit > widest ? unit : widest;
+}
+
+/* The move of @exchange in a pass, or NULL. */
+static const colo_move_t *move_of(const colo_steps_t *steps, int exchange)
+{
+    for (int32_t i = 0; i < steps->n; i++)
+        if (steps->step[i].kind == COLO_MOVE && steps->step[i].move.exchange == exchange)
+            return &steps->step[i].move;
+    return NULL;
+}
+
+/* Ranks that reach this rank's tensor: they send here, or read what it would send. */
+static colo_status_t find_exposed(const maker_t *m)
+{
+    const colo_routes_t *routes = colo_plan_routes(m->plan, m->pass, m->move->exchange, m->pulls);
+    for (int32_t i = 0; i < routes->nmessages; i++) {
+        const int32_t peer = colo_comm_find(m->bridge->comm, routes->message[i].peer);
+        int32_t *exposed = NULL;
+        if (!colo_peers_near(m->bridge, peer))
+            continue;
+        exposed = colo_list_push(m->exposed, sizeof *exposed);
+        if (!exposed)
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)routes->nmessages);
+        *exposed = peer;
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_transfers_list(colo_bridge_t *b, const colo_loaded_t *loaded, int exchange,
+                                  colo_transfer_lists_t *lists)
+{
+    const colo_plan_t *p = loaded->program.plan;
+    for (int i = 0; i < 2; i++) {
+        const colo_pass_t pass = (colo_pass_t)i;
+        const bool adds = colo_plan_adds(p, pass);
+        colo_transfers_t *out = &lists->pass[i];
+        maker_t m = {.bridge = b,
+                     .loaded = loaded,
+                     .plan = p,
+                     .pass = pass,
+                     .move = move_of(&loaded->program.pass[i], exchange),
+                     .step = &lists->step[i],
+                     .addend = &lists->addend[i],
+                     .exposed = &lists->exposed[i]};
+        *out = (colo_transfers_t){.name = names[i]};
+        if (!m.move || (exchange == COLO_RELAYS && adds))
+            continue;
+        m.pulls = adds || (exchange == COLO_FIRST && pass == COLO_FORWARD &&
+                           loaded->over_peers.forward == COLO_PULL);
+        m.sums = adds && !loaded->over_peers.far;
+        m.step->n = m.addend->n = m.exposed->n = 0;
+        COLO_TRY(find_exposed(&m));
+        COLO_TRY(m.sums ? list_sums(&m) : list_moves(&m));
+        out->elem = colo_peers_unit(b, p);
+        out->nsteps = m.step->n;
+        out->step = m.step->items;
+        out->pulls = m.pulls && !m.sums;
+        out->addends = m.sums ? (int32_t)p->addends : 0;
+        out->addend = m.addend->items;
+        out->blocks = b->peers.blocks;
+        out->nexposed = (int32_t)m.exposed->n;
+        out->exposed = m.exposed->items;
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_transfers_any(const colo_bridge_t *b, colo_transfer_lists_t *lists)
+{
+    const int32_t n = b->comm->size;
+    for (int i = 0; i < 2; i++) {
+        int32_t *exposed = colo_list_zeroed(&lists->exposed[i], n, sizeof *exposed);
+        if (!exposed)
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
+        lists->pass[i] = (colo_transfers_t){
+            .name = names[i], .elem = 1, .blocks = b->peers.blocks, .exposed = exposed};
+        for (int32_t rank = 0; rank < n; rank++)
+            if (rank != b->comm->rank && colo_peers_near(b, rank))
+                exposed[lists->pass[i].nexposed++] = rank;
+    }
+    return COLO_OK;
+}
