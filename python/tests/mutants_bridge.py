@@ -5,7 +5,7 @@ BRIDGES = {
     'what records operations sees a bridge\'s second call': (
         'torch/bridge.py', 'comm.told, watched,', 'comm.told, bool,', 'test_torch_bridge.py', 'not_recorded'),
     'signs of what a bridge carries are those of its memory': (
-        'torch/bridge.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
+        'torch/uniform.py', ' and not t.is_neg():', ':', 'test_torch_bridge.py', 'other_signs'),
     'rows that are added replace what is there': (
         'torch/ragged.py', "('index_add' if add else 'index_copy')", "'index_copy'", 'test_torch_placed.py', 'oracle_places'),
     'a buffer that is not written in place is': (
@@ -47,7 +47,7 @@ BRIDGES = {
         'megatron_shard.py', 'cp_rank=cp_rank, cu_padded=cu)', 'cp_rank=cp_rank)', 'test_megatron_core.py',
         'test_partition_adapter_shards'),
     'the gradient of the encoder is doubled': (
-        'torch/bridge.py', 'if own is not None and not (direction and arena.sums):', 'if direction and x is not None:\n'
+        'torch/uniform.py', 'if own is not None and not (direction and arena.sums):', 'if direction and x is not None:\n'
         '                x.mul_(2)\n            if own is not None and not (direction and arena.sums):', 'test_check.py',
         'test_check_of_processes_passes'),
     'the place of a rank counts from the other side': (
@@ -107,7 +107,7 @@ BRIDGES = {
         'torch/bridge.py', 'allocator=arenas.allocator(device), **options))\n\n        def reach', '**options))\n\n        def reach',
         'test_torch_arena.py', 'test_bridges_own_memory'),
     'peers are sent to an output that the pool had no place for': (
-        'torch/bridge.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',
+        'torch/uniform.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',
         'test_outputs_are_in_the_pool'),
     'what has left the pool takes its space for ever': (
         'torch/arena.py', 'self._used -= one[1]', 'pass', 'test_torch_arena.py', 'test_outputs_are_in_the_pool'),
@@ -125,19 +125,19 @@ BRIDGES = {
     'gradients of other context ranks are forgotten': (
         'torch/moves.py', 'plan.recvs(direction) or', '', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
     'an output is a view of the input': (
-        'torch/bridge.py', 'part if direction and', 'part if', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+        'torch/uniform.py', 'part if direction and', 'part if', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
     'memory of PyTorch is used before earlier work on it has ended': (
         'torch/arena.py', 'stream.synchronize()', 'pass', 'test_torch_blocks.py', 'test_memory_of_pytorch_s_allocator'),
     'each shape makes a bridge of its own': (
         'torch/bridge.py', 'made = self._cores.get((dtype, device))', 'made = None', 'test_torch_arena.py',
         'test_shapes_share'),
     'what is known of shapes grows with each shape': (
-        'torch/bridge.py', 'if len(self._fits) >= _FITTING:', 'if False:', 'test_torch_arena.py', 'test_shapes_share'),
+        'torch/uniform.py', 'if len(self._fits) >= _FITTING:', 'if False:', 'test_torch_arena.py', 'test_shapes_share'),
     'memory grows for shapes that fit': (
         'torch/arena.py', 'return all(map(int.__le__, counts, self.counts)) and', 'return counts == self.counts and',
         'test_torch_arena.py', 'test_shapes_share'),
     'a backward runs in the shape of the last call': (
-        'torch/bridge.py', 'if shape == self.shape:', 'if self.shape is not None and self.shape[2] == shape[2]:',
+        'torch/uniform.py', 'if shape == self.shape:', 'if self.shape is not None and self.shape[2] == shape[2]:',
         'test_torch_arena.py', 'test_shapes_share'),
     'a block is given away twice': (
         'torch/arena.py', 'offset = free.popleft()', 'offset = free[0]', 'test_torch_arena.py',
@@ -194,7 +194,7 @@ BRIDGES = {
         'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])",
         "why.status == STATUS['ERR_PEER']", 'test_torch_arena.py', 'test_an_error_before_the_ranks_met'),
     'text under an image keeps its gradient': (
-        'torch/ragged.py', '.index_fill(0, index, 0)', '', 'test_torch_ragged.py',
+        'torch/ragged.py', '.index_fill(0, call.ragged.written(call.held, flat.device), 0)', '', 'test_torch_ragged.py',
         'test_random_batches_on_two_processes'),
     'rows that lose their gradient are counted from the wrong end of a run': (
         'torch/ragged.py', 'first - (count.cumsum(0) - count)', 'first - count', 'test_torch_ragged.py',
@@ -258,7 +258,7 @@ BRIDGES = {
     'a ticket that is dropped keeps its place': (
         'torch/ticket.py', '        if self._ticket:\n            self.end()', '        pass', 'test_torch_ticket.py', 'are_named'),
     'finish starts no gradient': (
-        'torch/bridge.py', 'shape, back)))', 'shape)))', 'test_torch_ticket.py', 'lies_between'),
+        'torch/uniform.py', 'shape, back)))', 'shape)))', 'test_torch_ticket.py', 'lies_between'),
     'finish starts no gradient of a ragged batch': (
         'torch/ragged.py', 'for i in range(call.n)], back)))', 'for i in range(call.n)])))', 'test_torch_ticket.py', 'lies_between'),
     'finish returns another tensor than the buffer': (

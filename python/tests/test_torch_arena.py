@@ -28,6 +28,7 @@ from test_torch_bridge import PAIRS, carries  # noqa: E402
 from world import meet  # noqa: E402
 
 bridges = sys.modules['colobridge.torch.bridge']  # ct.bridge is a function
+uniform = sys.modules['colobridge.torch.uniform']
 FAN_IN, FAN_OUT = ('dp=4', 'cp=2,dp=2'), ('cp=2,dp=2', 'dp=4')
 MOVES = {'output': 'sharded', 'grad': 'disjoint'}
 
@@ -307,7 +308,7 @@ def shapes(rank):
         return made[-1]
     with reached(buffers=3):
         core.Bridge = counted
-        bridges._FITTING = 3
+        uniform._FITTING = 3
         try:
             carry, has = ct.Bridge(*FAN_IN, group=dist.group.WORLD), []
             for features, rows in ((8, (16, 4, 12, 8, 16)), (9, (20, 4))):
@@ -325,7 +326,7 @@ def shapes(rank):
                     assert torch.equal(x.grad, 2 * x.detach())  # of two context ranks
             assert len(made) == 1 and len(set(has)) == 2 and has[0] is has[4] and has[4].nbytes < has[5].nbytes
         finally:
-            core.Bridge, bridges._FITTING = was, 1024
+            core.Bridge, uniform._FITTING = was, 1024
 
 
 def test_shapes_share_a_bridge_and_its_memory(world):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bridge as an autograd function: encoder activations in the LLM's layout, gradients back."""
+"""The bridge in PyTorch: encoder activations in the LLM's layout, gradients back. What a call does is uniform.py and
+ragged.py."""
 from __future__ import annotations
 
 import collections
-import ctypes as c
 import functools
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,196 +13,20 @@ from .. import _structs as s
 from .. import bridge as core
 from .._lib import Unique
 from ..comm import Comm
-from ..errors import STATUS, ArgumentError, Error, FailedError
+from ..errors import STATUS, ArgumentError, Error
 from ..layout import Layout, parts_of
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
 from ..segments import Segments
-from ..tensor import contiguous, make, torch_dtype
+from ..tensor import torch_dtype
 from . import arena as arenas
 from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
-from .ready import entry, failed
-from .tensors import checked, eager, once, stream_on, watched
+from .tensors import eager, watched
 from .ticket import Flight, Ticket
+from .uniform import Core, Ready, about, function, halves
 
 _KEPT = 64  # shapes whose views are kept
-_FITTING = 1024  # shapes that are known to fit the memory
-
-
-def _doing(shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
-    """What a call is about, for ranks that compare it after a mismatch."""
-    return dict(zip(('samples', 'rows', 'features', 'positions'), shape), dtype=str(dtype))
-
-
-def _grown(need: int, has: int) -> int:
-    """At least what is needed, and a quarter more than there is if that is too little."""
-    return has if need <= has else max(need, has * 5 // 4)
-
-
-class _Core:
-    """The bridge of one dtype on one device, which takes one shape after the other, and the memory that peers
-    write into. make: a core.Bridge of a shape and transport, and did it have to be another transport."""
-
-    def __init__(self, comm: Comm, device: Any, dtype: int, make: Callable[..., tuple[core.Bridge, bool]],
-                 reach: Callable[[tuple[int, ...], int], Any], stays: Callable[[tuple[int, ...], str], Any],
-                 buffers: int | None, shape: tuple[int, ...], transport: str, peers: bool):
-        self.comm, self.device, self.dtype, self.reach, self.stays = comm, device, dtype, reach, stays
-        self.buffers = buffers
-        self.region: arenas.Region | None = None
-        self._needed = transport == 'peer'
-        self._graphs: list[arenas.Region] = []  # regions that a graph has
-        self.arenas: Any = weakref.WeakSet()  # in the region
-        self._fits: dict[tuple[int, ...], tuple[bool, bool]] = {}  # shapes that do: what is reached of this rank
-        if peers and self._fit(shape):
-            transport = 'peer'
-        self.bridge, far = make('nccl' if transport == 'auto' else transport, shape)
-        self.shape = shape
-        if far:
-            self.region = None
-
-    def _fit(self, shape: tuple[int, ...]) -> bool:
-        """Have memory for a shape; what all ranks need is the same everywhere, so all of them come to make it, or
-        none. False on all ranks: there is no such memory."""
-        if shape in self._fits:
-            return True
-        each = [self.reach(shape, self.comm.world_rank(r)) for r in range(self.comm.size)]
-        counts = max(e[2][0] for e in each), max(e[2][1] for e in each)
-        reached = any(e[0][0] for e in each), any(e[0][1] for e in each)
-        old, sums = self.region, any(e[1] for e in each)
-        if old is not None and old.fits(counts, reached):
-            self._fitting(shape, each)
-            return True
-        if old is not None:
-            if old._capturing():
-                raise FailedError("bridge: a capture needs memory that peers reach for %s, and there is less; run one "
-                                  "step of this shape before" % (shape,), STATUS['ERR_STATE'])
-            reached = reached[0] or old.reached[0], reached[1] or old.reached[1]
-            counts = _grown(counts[0], old.counts[0]), _grown(counts[1], old.counts[1])
-        own, nbytes = self.buffers or 0, arenas.nbytes_of(counts, self.dtype, reached, sums, self.buffers or 0)
-        memory = arenas.memory_of(self.comm, nbytes, self._needed or old is not None)
-        if memory is None:
-            return False
-        if old is not None and old.captured:
-            self._graphs.append(old)
-        self.region = arenas.Region(memory, self.device, self.dtype, counts, reached, sums, own)
-        for arena in self.arenas:
-            arena.release()
-        del old  # and its pool
-        outputs = arenas.nbytes_of(counts, self.dtype, reached, sums, 1) - nbytes if self.buffers is None else 0
-        self.region.pool = arenas.Pool(self.comm, self.device, outputs)
-        self._fits.clear()
-        self._fitting(shape, each)
-        return True
-
-    def _fitting(self, shape: tuple[int, ...], each: list[Any]) -> None:
-        if len(self._fits) >= _FITTING:
-            self._fits.clear()
-        self._fits[shape] = each[self.comm.rank][0]
-
-    def reached(self, shape: tuple[int, ...]) -> tuple[bool, bool]:
-        """The tensors of this rank that peers reach in the shape that the bridge has."""
-        return self._fits.get(shape) or self.reach(shape, self.comm.world_rank(self.comm.rank))[0]
-
-    def take(self, shape: tuple[int, ...]) -> None:
-        """Be of this shape; all ranks come to the same."""
-        if shape == self.shape:
-            return
-        try:
-            if self.region is not None:
-                self._fit(shape)
-            self.bridge.reshape(shape)
-        except Error as why:
-            groups.refuse(self.comm, why)
-            raise
-        self.shape = shape
-
-
-class _Ready:
-    """A shape of a bridge, with views that only lack an address: most tensors are contiguous."""
-
-    def __init__(self, core: _Core, shape: tuple[int, ...]):
-        import torch
-        core.take(shape)
-        self.core, self.shape, self.bridge, device = core, shape, core.bridge, core.device
-        self.shapes = core.bridge.src_shape, core.bridge.dst_shape
-        mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
-        self.views = [make(0, core.dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
-        self.stream, self.contiguous = stream_on(device), torch.contiguous_format
-        self.doing: dict[str, Any] = {}  # what its calls are about
-        self._arena: Any = None
-        self.run = entry('colo_bridge_forward'), entry('colo_bridge_backward')
-        # By direction, from the second call on: what stays, None if something moves. False: the first one was there.
-        self.stays: list[Any] = [(), ()]
-
-    @property
-    def arena(self) -> Any:
-        """Memory that peers write into, of this shape; None where they do not."""
-        if self.core.shape != self.shape:
-            self.core.take(self.shape)
-        region = self.core.region
-        if region is not None and (self._arena is None or self._arena.region is not region):
-            copied = 0 if self._arena is None else self._arena.copied
-            self._arena = arenas.Arena(region, self.shapes, self.core.reached(self.shape))
-            self._arena.copied = copied
-            self.core.arenas.add(self._arena)
-        return None if region is None else self._arena
-
-    def view(self, side: int, t: Any, what: str) -> s.Tensor:
-        """Of a tensor on the source's (0) or the destination's side (1)."""
-        address = t.data_ptr()
-        if address and t.is_contiguous() and t.shape == self.shapes[side] and not t.is_neg():
-            raw = self.views[side]
-            raw.data = address
-            return raw
-        return checked(t, what)
-
-    def carry(self, direction: int, x: Any, y: Any, like: Any = None, shape: Any = None,
-              flight: Flight | None = None) -> Any:
-        """y from x, forward (0), or x from y, backward (1), where y and x are gradients. Makes and returns a tensor
-        of @shape if there is one: the output, one of the arena's where there is one. This is core.Bridge's forward()
-        and backward() without what costs more than they do. Where nothing moves, a gradient is a view. flight: the call
-        is started there, and not finished."""
-        try:
-            stays = self.stays[direction]
-            if stays is False:
-                stays = self.stays[direction] = self.core.stays(self.shape, ('forward', 'backward')[direction])
-            given = y if direction else x
-            if (stays and shape is not None and given is not None and given.shape == self.shapes[direction]
-                    and self.bridge.handle):
-                part = given.narrow(*stays)
-                return part if direction and part.is_contiguous() else part.clone(memory_format=self.contiguous)
-            arena, stream, lent, made, own = self.arena, self.stream(), None, None, None
-            if shape is not None:
-                lent = None if arena is None else arena.lend(1 - direction, stream, like, shape)
-                made = like.new_empty(shape) if lent is None else lent
-                x, y = (made, y) if direction else (x, made)
-            if arena is not None and arena.reached[direction]:
-                side = arena.side[direction]
-                there = y if side else x
-                if there is not None and not arena.holds(there, lent is not None):
-                    own, there = there, arena.instead(direction, there, stream)
-                    x, y = (x, there) if side else (there, y)
-            of_y, of_x = self.view(1, y, 'd_y' if direction else 'y'), None
-            if x is not None:
-                of_x = self.view(0, x, 'd_x' if direction else 'x')
-            at_y, at_x = c.addressof(of_y), None if of_x is None else c.addressof(of_x)
-            ends = (at_y, at_x) if direction else (at_x, at_y)
-            if flight is None or own is not None:
-                status = self.run[direction](self.bridge.handle, *ends, stream)
-            else:
-                status = flight.begin(('bridge_forward', 'bridge_backward')[direction], self.bridge.handle, *ends, stream,
-                                      held=(x, y))
-            if status < 0:
-                raise failed(status)
-            if own is not None and not (direction and arena.sums):
-                own.copy_(there)
-            if stays == ():
-                self.stays[direction] = False
-            return made
-        except BaseException as why:
-            groups.heard(self.bridge.comm, why, self.doing)
-            raise
 
 
 class Bridge(Unique):
@@ -279,10 +102,10 @@ class Bridge(Unique):
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | None = None  # tables that fit the layouts
         self._ranks: tuple[int, ...] | None = None
-        self._cores: dict[Any, _Core] = {}  # by dtype and device
-        self._kept: collections.OrderedDict[Any, _Ready] = collections.OrderedDict()
+        self._cores: dict[Any, Core] = {}  # by dtype and device
+        self._kept: collections.OrderedDict[Any, Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
-        self._last: Any = None  # what was asked for the last time, and its _Ready
+        self._last: Any = None  # what was asked for the last time, and its Ready
         self._again: Any = None  # the same for a call like it, which goes without the rest
         if not isinstance(group, Comm):
             self._ranks = self._members()
@@ -336,7 +159,7 @@ class Bridge(Unique):
         rows = 1 if axes == 'bh' else x.shape[axes.index('s')] * parts
         return (x.shape[axes.index('b')] * dp if samples is None else samples), rows, features
 
-    def _core(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
+    def _core(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> Ready:
         if comm is not self._comm:  # the first, or one that an error killed was made anew
             self._kept.clear()
             self._cores.clear()
@@ -344,19 +167,19 @@ class Bridge(Unique):
         key = (shape, dtype, device)
         ready = self._kept.get(key)
         if ready is None:
-            doing = _doing(shape, dtype)
+            doing = about(shape, dtype)
             with groups.telling(comm, doing):
                 made = self._cores.get((dtype, device))
                 if made is None:
                     made = self._cores[dtype, device] = self._make(comm, shape, dtype, device)
-                ready = self._kept[key] = _Ready(made, shape)
+                ready = self._kept[key] = Ready(made, shape)
             ready.doing = doing
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return ready
 
-    def _make(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Core:
+    def _make(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> Core:
         number, options = torch_dtype(dtype), dict(self._options)
         no_grad = self.frozen or not dtype.is_floating_point
         src, dst, reachable = self.src, self.dst, arenas.possible(comm, device)
@@ -374,7 +197,7 @@ class Bridge(Unique):
 
         def stays(shape: tuple[int, ...], direction: str) -> Any:
             return moves.stays(src, dst, options, comm, shape, no_grad, direction)
-        return _Core(comm, device, number, made, reach, stays, buffers, shape, self.transport,
+        return Core(comm, device, number, made, reach, stays, buffers, shape, self.transport,
                      reachable and options['algo'] == 'exact' and self.transport != 'nccl')
 
     def _by_peers(self, transport: str, made: Callable[[str], core.Bridge]) -> tuple[core.Bridge, bool]:
@@ -533,7 +356,7 @@ def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
 @eager
 def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Any:
     x, here = _ready(self, x, samples, shape, like)
-    apply = _function().apply
+    apply = function().apply
     # What a call after this one needs. A group of one belongs to its thread, so it is asked for each time.
     lasts = here and (self._ranks is None or len(self._ranks) > 1)
     self._again = (type(x), self._last[0], self._comm.told, watched, apply, self._last[1]) if lasts else None
@@ -543,71 +366,10 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
 @eager
 def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> Ticket:
     x, here = _ready(self, x, samples, shape, like)
-    begun, ended = _halves()
+    begun, ended = halves()
     flight = Flight(x.device)
     y = begun.apply(x, self._last[1], here, flight)
     return Ticket(self, flight, lambda: ended.apply(y, flight))
-
-
-@functools.lru_cache(maxsize=None)
-def _function() -> Any:
-    import torch
-
-    class Carry(torch.autograd.Function):
-        """y = R x forward, d_x = R^T d_y backward."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Any, ready: _Ready, here: bool) -> Any:
-            ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
-            return ready.carry(0, x if here else None, None, x, ready.shapes[1])
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_y: Any) -> Any:
-            if ctx.here:
-                return ctx.ready.carry(1, None, d_y, d_y, ctx.shape), None, None
-            ctx.ready.carry(1, None, d_y)
-            return d_y.new_empty(ctx.shape), None, None
-
-    return Carry
-
-
-@functools.lru_cache(maxsize=None)
-def _halves() -> Any:
-    import torch
-
-    class Start(torch.autograd.Function):
-        """Carry's forward is begun, its backward ended."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Any, ready: _Ready, here: bool, flight: Flight) -> Any:
-            ctx.flight, flight.ready, flight.here, flight.shape = flight, ready, here, x.shape
-            return ready.carry(0, x if here else None, None, x, ready.shapes[1], flight)
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_y: Any) -> Any:
-            back, d_x = ctx.flight.back.pop(0)
-            back.end()
-            return d_x if ctx.flight.here else d_y.new_empty(ctx.flight.shape), None, None, None
-
-    class Finish(torch.autograd.Function):
-        """Carry's backward is begun. Of the gradient that it returns, Start knows."""
-
-        @staticmethod
-        def forward(ctx: Any, y: Any, flight: Flight) -> Any:
-            ctx.flight = flight
-            return y
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_y: Any) -> Any:
-            flight, back = ctx.flight, Flight(d_y.device)
-            shape = flight.shape if flight.here else None
-            flight.back.append((back, flight.ready.carry(1, None, d_y, d_y, shape, back)))
-            return d_y, None
-
-    return Start, Finish
 
 
 @functools.lru_cache(maxsize=32)
