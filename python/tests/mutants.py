@@ -55,7 +55,7 @@ MUTANTS = {
         'torch/sequence.py', "checked(tokens, 'tokens')", "checked(tokens.clone(), 'tokens')", 'test_torch_losses.py',
         'test_tokens_of_any_strides'),
     'values of any shape are gathered': (
-        'torch/sequence.py', '_long(found) != _long(self.shape) or ', '', 'test_torch_losses.py',
+        'torch/sequence.py', '_long(found) != _long(seq.shape) or ', '', 'test_torch_losses.py',
         'test_values_of_transposed'),
     'rows between those of a slice count': (
         'torch/rows.py', 'out = values.new_full((self.count,) + tail, fill)',
@@ -119,7 +119,7 @@ MUTANTS = {
         'compat.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'entropy is f32 whatever the logits are': (
-        'compat.py', 'what).to(logits.dtype)', 'what).float()', 'test_compat.py',
+        'compat.py', 'what, chunk_memory_mb).to(\n        vocab_parallel_logits.dtype)', 'what, chunk_memory_mb)', 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'no memory for chunks is enough': (
         'compat.py', 'if chunk_memory_mb <= 0:', 'if chunk_memory_mb < 0:', 'test_compat.py',
