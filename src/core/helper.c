@@ -94,16 +94,13 @@ static struct job *job_new(void (*fn)(void *arg), struct colo_abandon *abandon, 
     return j;
 }
 
-bool colo_run_for(double seconds, bool (*ends)(const void *of), const void *of,
-                  void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
+colo_status_t colo_run_for(double seconds, bool (*ends)(const void *of), const void *of,
+                           void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
 {
     struct job *j = job_new(fn, abandon, arg);
     const double end = colo_now() + seconds;
-    if (!j || !job_start(j)) {
-        if (abandon)
-            abandon->end(arg);
-        return false;
-    }
+    if (!j || !job_start(j))
+        return colo_fail(COLO_ERR_NOMEM, "no thread could be started");
     pthread_mutex_lock(&j->lock);
     while (!j->finished && colo_now() < end) {
         double left = end - colo_now(), step = ends ? ASK_SECONDS : left;
@@ -117,9 +114,10 @@ bool colo_run_for(double seconds, bool (*ends)(const void *of), const void *of,
     if (!finished && abandon)
         abandon->is_set = true;
     pthread_mutex_unlock(&j->lock);
-    if (finished)
-        job_free(j);
-    return finished;
+    if (!finished)
+        return COLO_ERR_TIMEOUT;
+    job_free(j);
+    return COLO_OK;
 }
 
 bool colo_run_apart(void (*fn)(void *arg), void *arg)
@@ -141,24 +139,18 @@ struct ending {
     int device;
     void (*fn)(int device, void *arg);
     void *arg;
-    bool *is_done; /* the caller's, while it waits */
 };
 
 static void ending_main(void *p)
 {
-    struct ending *e = p;
+    const struct ending *e = p;
     e->fn(e->device, e->arg);
 }
 
 static void ending_abandoned(void *p)
 {
     struct ending *e = p;
-    if (e->abandon.is_set) {
-        late[(unsigned)e->device % DEVICES]--;
-    } else { /* there is no thread */
-        e->fn(e->device, e->arg);
-        *e->is_done = true;
-    }
+    late[(unsigned)e->device % DEVICES]--;
     free(e);
 }
 
@@ -166,25 +158,26 @@ bool colo_end_on(int device, int64_t ms, void (*fn)(int device, void *arg), void
 {
     _Atomic int32_t *others = &late[(unsigned)device % DEVICES];
     const bool waits = *others <= 0;
-    bool is_done = false;
+    const colo_error_t earlier = colo_error_save();
     struct ending *e = malloc(sizeof *e);
-    if (!e) {
-        fn(device, arg);
-        return true;
-    }
+    colo_status_t st = COLO_ERR_NOMEM;
     if (ms == 0)
         (void)colo_env_i64("COLO_TIMEOUT_MS", &ms);
-    *e = (struct ending){{.end = ending_abandoned}, device, fn, arg, &is_done};
-    if (colo_run_for(waits ? (double)ms * 1e-3 : 0, NULL, NULL, ending_main, &e->abandon, e)) {
-        free(e);
-        return true;
+    if (e) {
+        *e = (struct ending){{.end = ending_abandoned}, device, fn, arg};
+        st = colo_run_for(waits ? (double)ms * 1e-3 : 0, NULL, NULL, ending_main, &e->abandon, e);
     }
-    if (is_done)
-        return true;
-    ++*others;
-    if (waits)
-        colo_log(COLO_LOG_WARN,
-                 "device %d does not end its work within %lld ms; memory is freed when it does",
-                 device, (long long)ms);
-    return false;
+    if (st == COLO_ERR_TIMEOUT) {
+        ++*others;
+        if (waits)
+            colo_log(COLO_LOG_WARN,
+                     "device %d does not end its work within %lld ms; memory is freed when it does",
+                     device, (long long)ms);
+        return false;
+    }
+    if (st == COLO_ERR_NOMEM)
+        fn(device, arg);
+    free(e);
+    (void)colo_error_restore(COLO_OK, &earlier);
+    return true;
 }

@@ -19,11 +19,12 @@ struct colo_abandon {
     _Atomic bool is_set; /* the caller has gone */
     void (*end)(void *arg);
 };
-/* True when @fn came back in time; else @arg is not the caller's any more: @abandon ends it when
- * @fn comes back, or now if there is no thread. The wait ends early when @ends(@of); @ends may be
- * NULL. */
-COLO_FOR_MODULES bool colo_run_for(double seconds, bool (*ends)(const void *of), const void *of,
-                                   void (*fn)(void *arg), struct colo_abandon *abandon, void *arg);
+/* COLO_OK: @fn came back in time. COLO_ERR_TIMEOUT: @arg is not the caller's any more, and @abandon
+ * ends it when @fn comes back; the wait ends early, too, when @ends(@of); @ends may be NULL.
+ * COLO_ERR_NOMEM: there is no thread, and @fn has not run. */
+COLO_FOR_MODULES colo_status_t colo_run_for(double seconds, bool (*ends)(const void *of),
+                                            const void *of, void (*fn)(void *arg),
+                                            struct colo_abandon *abandon, void *arg);
 /* The caller does not wait; false: no thread, @fn has not run. */
 COLO_FOR_MODULES bool colo_run_apart(void (*fn)(void *arg), void *arg);
 

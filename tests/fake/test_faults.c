@@ -156,13 +156,20 @@ static colo_status_t works(t_gpu_rank_t *r)
     return COLO_OK;
 }
 
+/* No rank waits for one that has no memory, so no allocation costs the deadline. */
+static int64_t deadline_of(const struct fault *f)
+{
+    return f->what == ALLOCATION ? 10 * DEADLINE_MS
+           : f->what == CALL     ? DEADLINE_MS
+                                 : DEADLINE_MS / 5;
+}
+
 static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
 {
     struct fault *f = arg;
     colo_bridge_t *bridge = NULL;
     bool any = false;
-    /* Some allocations cost the deadline: the others wait for a rank that has none. */
-    rank_try(colo_comm_set_timeout(r->host, f->what == CALL ? DEADLINE_MS : DEADLINE_MS / 5));
+    rank_try(colo_comm_set_timeout(r->host, deadline_of(f)));
     rank_try(meet(r, COLO_OK, NULL));
     begin(r, f, CREATE);
     double since = colo_now();
@@ -172,6 +179,7 @@ static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
     if (st == COLO_OK)
         st = t_gpu_bridge(r, &f->c, &bridge);
     end(r, f, CREATE);
+    rank_check(f->what != ALLOCATION || st != COLO_ERR_TIMEOUT);
     r->arena = colo_memory_data(r->memory);
     rank_try(all_know(r, st, since, &any));
     rank_try(colo_comm_set_timeout(r->host, 10 * DEADLINE_MS)); /* what the test itself waits */

@@ -70,13 +70,17 @@ void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *error_mess
 
 /* ---- comms ---- */
 
-/* Takes @control when it succeeds. */
-static colo_status_t attach(colo_comm_t *c, struct colo_nccl_context *f, struct colo_connection *l,
-                            colo_comm_t *control)
+/* Before ranks agree: behind that the others would wait for one that has no memory. */
+static colo_status_t group_new(struct colo_nccl_group **x)
 {
-    struct colo_nccl_group *x = calloc(1, sizeof *x);
-    if (!x)
-        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *x);
+    *x = calloc(1, sizeof **x);
+    return *x ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof **x);
+}
+
+/* Takes @x and @control. */
+static void attach(struct colo_nccl_group *x, colo_comm_t *c, struct colo_nccl_context *f,
+                   struct colo_connection *l, colo_comm_t *control)
+{
     colo_error_state_init(&x->error);
     x->base.device = f->device;
     x->base.order = f->order; /* as long as the context */
@@ -94,7 +98,6 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nccl_context *f, struct 
     f->group = x;
     f->live++;
     pthread_mutex_unlock(&f->lock);
-    return COLO_OK;
 }
 
 colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
@@ -103,15 +106,16 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
     struct colo_nccl_context *f = ((struct colo_nccl_group *)parent->impl)->context;
     colo_comm_t *control = NULL;
     struct colo_connection *l = NULL;
+    struct colo_nccl_group *x = NULL;
     COLO_TRY(colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control));
-    colo_status_t st = colo_nccl_connection_get(f, control, NULL, &l);
-    if (st == COLO_OK)
-        st = attach(child, f, l, control);
+    const colo_status_t st = colo_nccl_connection_get(f, control, NULL, group_new(&x), &l);
     if (st < 0) {
-        colo_nccl_connection_put(f, l);
         colo_comm_destroy(&control);
+        free(x);
+        return st;
     }
-    return st;
+    attach(x, child, f, l, control);
+    return COLO_OK;
 }
 
 /* Under the context's lock. */
@@ -158,6 +162,15 @@ void colo_nccl_destroy(colo_comm_t *c)
 
 /* ---- subconnections ---- */
 
+/* A member that fails before it has @control cannot tell the others over it. It fails the comm, and
+ * the watchdogs end the wait over @control. */
+static void be_connecting(struct colo_nccl_group *x, colo_comm_t *control)
+{
+    pthread_mutex_lock(&x->context->lock);
+    x->connecting = control;
+    pthread_mutex_unlock(&x->context->lock);
+}
+
 colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
                                              uint64_t tag, colo_subconnection_t **subconnection)
 {
@@ -176,7 +189,10 @@ colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *memb
     r->n = n;
     COLO_TRY_GOTO(
         st, colo_comm_i_child(colo_comm_i_control(c), members, n, tag, "control", &control), fail);
-    COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, NULL, &r->connection), fail);
+    be_connecting(x, control);
+    st = colo_nccl_connection_get(f, control, NULL, COLO_OK, &r->connection);
+    be_connecting(x, NULL);
+    COLO_TRY_GOTO(st, st, fail);
     colo_comm_destroy(&control);
     pthread_mutex_lock(&f->lock);
     r->next = x->subconnection;
@@ -247,10 +263,10 @@ static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_m
     if (!t)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
     *t = (struct load){{.end = load_abandoned}, f->lib, f->device, f->counts, {0}};
-    if (!colo_run_for((double)timeout_ms * 1e-3, NULL, NULL, load_main, &t->abandon, t)) {
+    st = colo_run_for((double)timeout_ms * 1e-3, NULL, NULL, load_main, &t->abandon, t);
+    if (st == COLO_ERR_TIMEOUT) {
         f->counts = NULL; /* the helper's */
-        return colo_fail(COLO_ERR_TIMEOUT,
-                         "nccl create: device %d did not run a first kernel within %lld ms",
+        return colo_fail(st, "nccl create: device %d did not run a first kernel within %lld ms",
                          (int)f->device, (long long)timeout_ms);
     }
     if (t->why[0])
@@ -291,6 +307,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
     struct colo_nccl_context *f = NULL;
     struct colo_connection *l = NULL;
     colo_comm_t *c = NULL;
+    struct colo_nccl_group *x = NULL;
     colo_status_t st = colo_nccl_context_create(&f, device, control->size);
     if (st == COLO_OK && borrowed)
         st = check_borrowed(f, borrowed, control);
@@ -298,14 +315,16 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
         st = colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
                              control->world_rank);
     if (st == COLO_OK)
+        st = group_new(&x);
+    if (st == COLO_OK)
         st = load_kernels(f, colo_comm_i_timeout(control));
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
     c->timeout_ms = colo_comm_i_timeout(control);
     colo_comm_i_relate(c, control, 0);
     COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
     if (borrowed || control->size == 1)
-        COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, borrowed, &l), fail);
-    COLO_TRY_GOTO(st, attach(c, f, l, control), fail);
+        COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, borrowed, COLO_OK, &l), fail);
+    attach(x, c, f, l, control);
     *comm = c;
     return COLO_OK;
 fail:
@@ -313,6 +332,7 @@ fail:
         colo_nccl_connection_put(f, l);
         colo_nccl_context_destroy(f, true);
     }
+    free(x);
     colo_comm_destroy(&c);
     colo_comm_destroy(&control);
     return st;

@@ -81,6 +81,7 @@ struct colo_nccl_group {   /* colo_comm.impl */
     colo_comm_t *comm;
     struct colo_connection *connection;       /* a reference; NULL: not connected yet */
     struct colo_subconnection *subconnection; /* under the context's lock, as connection */
+    colo_comm_t *connecting; /* the host comm of a subconnection that is being made; likewise */
     colo_error_state_t error;
     int32_t rank;
     int64_t id;              /* of this comm in the context, > 0 */
@@ -174,9 +175,10 @@ void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched);
  * all. Else it knows whether they share. */
 colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control);
 /* A reference to the connection of @control's ranks: the one that is there, if all have it whole,
- * or a new one. Collective over @control. */
+ * or a new one. Collective over @control; @mine: an error of this rank, which all are told. */
 colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
-                                       ncclComm_t borrowed, struct colo_connection **out);
+                                       ncclComm_t borrowed, colo_status_t mine,
+                                       struct colo_connection **out);
 void colo_nccl_connection_put(struct colo_nccl_context *f,
                               struct colo_connection *l);  /* takes NULL */
 void colo_nccl_connection_free(struct colo_connection *l); /* the struct; not the ncclComm_t */

@@ -92,8 +92,9 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                           .memory = f->memory,
                           .memory_bytes = f->memory_bytes};
     char why[900];
-    if (!colo_run_for((double)colo_comm_i_timeout(control) * 1e-3, colo_nccl_is_dead, control,
-                      connect_main, &t->abandon, t)) {
+    colo_status_t st = colo_run_for((double)colo_comm_i_timeout(control) * 1e-3, colo_nccl_is_dead,
+                                    control, connect_main, &t->abandon, t);
+    if (st == COLO_ERR_TIMEOUT) {
         f->memory = NULL; /* the helper's */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)
@@ -105,9 +106,9 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                          (int)control->rank, (long long)control->world_rank[control->rank],
                          (int)f->device);
     }
-    colo_status_t st = t->why[0] ? colo_fail(COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s",
-                                             (int)control->rank, (int)f->device, t->why)
-                                 : COLO_OK;
+    if (t->why[0])
+        st = colo_fail(COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s", (int)control->rank,
+                       (int)f->device, t->why);
     l->nccl = t->nccl;
     free(t);
     return st;
@@ -312,6 +313,8 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
     uint64_t *all = calloc((size_t)control->size, sizeof *all);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
+    if (st < 0) /* the others wait for this rank */
+        control->ops->fail(control, st, colo_last_error());
     if (st == COLO_OK)
         st = colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &word, all, 1, COLO_I64, NULL);
     *all_of_them = true;
@@ -322,14 +325,15 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
 }
 
 colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
-                                       ncclComm_t borrowed, struct colo_connection **out)
+                                       ncclComm_t borrowed, colo_status_t mine,
+                                       struct colo_connection **out)
 {
     COLO_CAPTURE_RELAXED;
     struct colo_connection *fresh = NULL;
     ncclUniqueId id;
     bool cached = false;
     struct colo_connection *l = borrowed ? NULL : find_link(f, control);
-    colo_status_t st = link_new(control, &fresh);
+    colo_status_t st = mine < 0 ? mine : link_new(control, &fresh);
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
     COLO_TRY_GOTO(st, all_have(control, l != NULL, &cached), fail);
     if (cached) {

@@ -85,7 +85,7 @@ static colo_status_t own_link(struct colo_operation *r)
                          "run one before the capture, a barrier will do",
                          colo_operation_text(r, what, sizeof what), r->c->name);
     if (!l) {
-        COLO_TRY(colo_nccl_connection_get(r->f, colo_comm_i_control(r->c), NULL, &l));
+        COLO_TRY(colo_nccl_connection_get(r->f, colo_comm_i_control(r->c), NULL, COLO_OK, &l));
         pthread_mutex_lock(&r->f->lock);
         r->x->connection = l;
         pthread_mutex_unlock(&r->f->lock);

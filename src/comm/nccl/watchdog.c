@@ -71,7 +71,7 @@ void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connect
     struct abort_job *t = malloc(sizeof *t);
     if (t) {
         *t = (struct abort_job){{.end = free}, f->lib, f->device, l->nccl};
-        if (colo_run_for(ABORT_SECONDS, NULL, NULL, abort_main, &t->abandon, t))
+        if (colo_run_for(ABORT_SECONDS, NULL, NULL, abort_main, &t->abandon, t) != COLO_ERR_TIMEOUT)
             free(t);
     }
     atomic_store(&l->phase, COLO_CONNECTION_GONE);
@@ -115,6 +115,10 @@ static bool is_dead(struct colo_nccl_context *f, struct colo_nccl_group *x)
         dead = check_connection(f, x, r->connection);
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
+    if (dead && x->connecting && !colo_nccl_is_dead(x->connecting)) {
+        (void)colo_nccl_state(x->comm, error_message, sizeof error_message);
+        x->connecting->ops->fail(x->connecting, COLO_ERR_PEER, error_message);
+    }
     return dead;
 }
 
