@@ -59,7 +59,9 @@ static colo_status_t start(const started_t *c, colo_stream_t stream, colo_ticket
         *ticket = NULL;
     if (st < 0) /* tickets are as many on all ranks; else peers wait in the call */
         return st == COLO_ERR_STATE ? st : colo_comm_i_fail(c->bridge->comm, st);
+    c->bridge->comm->ticket = t->number;
     st = call(c, on);
+    c->bridge->comm->ticket = 0;
     const colo_error_t why = colo_error_save();
     const int32_t event = colo_ticket_event(t, all);
     const colo_status_t recorded = ops->event_record(all->stream, event, on);

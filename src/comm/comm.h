@@ -115,6 +115,7 @@ typedef struct colo_record {
     int64_t count; /* as in colo_op_desc_t */
     int64_t sent_bytes, recv_bytes;
     int32_t peers;
+    uint64_t ticket;      /* of a bridge's call that was started; 0: none */
     colo_status_t status; /* PENDING while it runs */
     double begin, end;    /* seconds, monotonic clock */
 } colo_record_t;
@@ -149,6 +150,7 @@ struct colo_comm {
     void *lock;    /* pthread_mutex_t *: statistics, records, seq and name against dump */
     colo_comm_stats_t stats;
     colo_record_t record[COLO_RECORDS];
+    uint64_t ticket; /* of operations that begin now; set by the comm's thread */
 };
 
 /* ---- the recorder (stats.c) ----

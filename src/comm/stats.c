@@ -134,6 +134,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
         .sent_bytes = sent_bytes,
         .recv_bytes = recv_bytes,
         .peers = peers,
+        .ticket = c->ticket,
         .status = COLO_PENDING,
         .begin = colo_now(),
     };
@@ -252,12 +253,12 @@ static void put_records(struct out *o, const struct snapshot *c)
         put(o,
             "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"count\":%lld,"
             "\"sent_bytes\":%lld,"
-            "\"recv_bytes\":%lld,\"peers\":%d,\"status\":\"%s\",\"begin\":%s,",
+            "\"recv_bytes\":%lld,\"peers\":%d,\"ticket\":%llu,\"status\":\"%s\",\"begin\":%s,",
             seq == first ? "" : ",", (unsigned long long)e->seq, colo_op_name(e->kind),
             colo_category_name(e->category), colo_dtype_name(e->dtype),
             (long long)(e->kind == COLO_OP_EXCHANGE ? 0 : e->count), (long long)e->sent_bytes,
-            (long long)e->recv_bytes, (int)e->peers, colo_status_name(e->status),
-            colo_comm_i_decimal(begin, e->begin));
+            (long long)e->recv_bytes, (int)e->peers, (unsigned long long)e->ticket,
+            colo_status_name(e->status), colo_comm_i_decimal(begin, e->begin));
         if (e->status == COLO_PENDING)
             put(o, "\"end\":null}");
         else

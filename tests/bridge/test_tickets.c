@@ -72,6 +72,43 @@ T_CASE(calls_finished_in_another_order_give_the_oracle_s_values)
         assert_ok(t_run_ranks(4, several_rank, &check, sizeof check));
 }
 
+/* ---- records ---- */
+
+static int32_t count_of(const char *text, const char *word)
+{
+    int32_t n = 0;
+    for (; (text = strstr(text, word)); text++)
+        n++;
+    return n;
+}
+
+static colo_status_t recorded_rank(colo_comm_t *world, void *arg)
+{
+    static _Thread_local char text[1 << 17];
+    const t_case_t c = the_case();
+    const int64_t rank = colo_comm_rank(world);
+    colo_bridge_t *bridge = NULL;
+    step_t step[2] = {{.ticket = NULL}};
+    rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
+    for (int i = 0; i < 2; i++) {
+        rank_try(start(bridge, &c, rank, true, i, &step[i]));
+        rank_try(t_case_step(bridge, rank, &c, 5));
+    }
+    for (int i = 0; i < 2; i++)
+        rank_try(finish(&c, rank, true, i, &step[i]));
+    rank_check(colo_comm_dump(world, text, sizeof text) < sizeof text);
+    rank_check(count_of(text, "\"ticket\":1,") == 1 && count_of(text, "\"ticket\":2,") == 1);
+    rank_check(count_of(text, "\"op\":\"exchange\"") >= 6 + 1); /* with those of "stats" */
+    colo_bridge_destroy(&bridge);
+    (void)arg;
+    return COLO_OK;
+}
+
+T_CASE(records_name_the_ticket_of_an_operation)
+{
+    assert_ok(t_run_ranks(4, recorded_rank, NULL, 0));
+}
+
 /* ---- batches ---- */
 
 static colo_status_t batch_rank(colo_comm_t *world, void *arg)
