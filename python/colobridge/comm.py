@@ -2,11 +2,13 @@
 """A group of ranks that talk: in-process ranks, processes over sockets, GPUs; docs/comm.md."""
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes as c
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +28,16 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+_alive: weakref.WeakSet[Comm] = weakref.WeakSet()
+
+
+def _end() -> None:
+    """At exit, because later the modules that destroy() needs may be gone."""
+    for comm in list(_alive):
+        comm.destroy()
+
+
+atexit.register(_end)
 
 
 class Comm(Unique):
@@ -42,6 +54,7 @@ class Comm(Unique):
         self.died = False  # had an operation failed when it was destroyed
         self.told = [False]  # has this rank heard of the error that killed it; PyTorch's share that with their GPUs'
         self._users: list[tuple[c.c_void_p, str]] = []
+        _alive.add(self)
         self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
 
     # ---- making ----

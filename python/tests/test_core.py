@@ -395,6 +395,25 @@ def test_a_communicator_ends_bridges_that_live_longer():
     assert not one._users  # nothing is kept for those that end before
 
 
+LATE = '''
+import atexit
+def end():  # as the interpreter ends: variables of modules go before objects that others hold
+    module.c = module.lib = None
+    kept.clear()
+atexit.register(end)
+import colobridge as cb
+import colobridge.comm as module
+world = cb.Comm.self()
+kept = [cb.Bridge(world, cb.Layout.src('dp=1'), cb.Layout.dst('dp=1'), (2, 1, 1)), world]
+del world
+'''
+
+
+def test_what_is_left_at_exit_ends_without_a_word():
+    done = subprocess.run([sys.executable, '-c', LATE], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
 PROCESS = '''
 import array, os, sys, time
 import colobridge as cb
