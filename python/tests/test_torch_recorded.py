@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses under what records, transforms or compiles PyTorch's operations: refused in words, or the same as without."""
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -95,6 +97,21 @@ def test_transforms_of_functions_are_refused(name):
         with pytest.raises((RuntimeError, ValueError), match='transforms'):
             transformed()
     assert torch.isfinite(call(z[0]))
+
+
+EAGER = '''
+import sys, torch
+loaded = 'torch._dynamo' in sys.modules
+import colobridge.torch as ct
+z = torch.randn(4, 29, requires_grad=True)
+ct.nll(z, torch.arange(4)).loss.backward()
+assert z.grad.any() and ('torch._dynamo' in sys.modules) == loaded
+'''
+
+
+def test_a_call_loads_no_compiler():
+    done = subprocess.run([sys.executable, '-c', EAGER], text=True, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(torch, 'compile') or not hasattr(torch, 'compiler'),

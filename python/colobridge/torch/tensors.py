@@ -165,7 +165,8 @@ def _prepare() -> None:
     _tracing, _dispatching, _functions = (getattr(torch._C, name, int) for name in (
         '_is_tracing', '_len_torch_dispatch_stack', '_len_torch_function_stack'))
     if _asked is not bool:
-        _outside = torch.compiler.disable(_run)
+        # compiler.disable() imports torch._dynamo, which takes seconds; this does so when something compiles
+        _outside = getattr(torch, '_disable_dynamo', torch.compiler.disable)(_run)
 
 
 def recorder() -> str | None:
