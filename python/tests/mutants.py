@@ -371,6 +371,11 @@ MUTANTS = {
         'torch/ranks.py', '            self.refuse(why)\n', '            pass\n', 'test_refusals.py', 'gave_up'),
     'the group that is set for entropies hears of no refusal': (
         'compat.py', '@_eager\ndef _entropy(', 'def _entropy(', 'test_refusals.py', 'that_is_set'),
+    'what is left at exit ends when modules are gone': (
+        'comm.py', 'atexit.register(_end)', 'pass', 'test_core.py', 'left_at_exit'),
+    'bridges of all position maps are kept': (
+        'torch/bridge.py', 'functools.lru_cache(maxsize=_LAYOUTS)', 'functools.lru_cache(maxsize=None)',
+        'test_torch_layouts.py', 'by_last_use'),
     'plans are made of tensors without memory': (
         'torch/tensors.py', 'if not raw.data:', 'if False:', 'test_torch_recorded.py', 'without_memory'),
 }

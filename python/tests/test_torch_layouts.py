@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts as other runtimes make them: shards of any length, as DTensor has them."""
+import gc
 import itertools
+import weakref
 
 import pytest
 
@@ -10,6 +12,26 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+
+
+def maps(world):
+    """(Bridges that calls with a position map each have made, how many of them are left at the end)"""
+    made, n = [], 8
+    for i in (*range(40), 0):  # the first one is made again, on all ranks
+        table = torch.randperm(n, generator=torch.Generator().manual_seed(i)).tolist()
+        src = cb.Layout('cp=2').split('rows', 'cp', context=True).map_table(table, n)
+        dst = cb.Layout('cp=2').split('rows', 'cp', context=True)
+        for _ in range(2):
+            ct.bridge(torch.zeros(1, n // 2, 1), src, dst, group=world, output='sharded', shape=(1, n, 1))
+        known = {id(one()) for one in made}
+        made += [weakref.ref(of) for of in gc.get_objects() if isinstance(of, ct.Bridge) and of.group is world
+                 and id(of) not in known]
+    gc.collect()
+    return len(made), sum(one() is not None for one in made)
+
+
+def test_bridges_of_many_position_maps_go_by_last_use():
+    assert cb.run_threads(2, maps) == [(41, 32)] * 2
 
 
 def chunk(t, axis, parts, i):

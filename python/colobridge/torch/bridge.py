@@ -27,6 +27,7 @@ from .ticket import Flight, Ticket
 from .uniform import Core, Ready, about, function, halves
 
 _KEPT = 64  # shapes whose views are kept
+_LAYOUTS = 32  # pairs of layouts and options for which bridge() keeps a Bridge
 
 
 class Bridge(Unique):
@@ -377,18 +378,20 @@ def _bridge_of(src: Layout, dst: Layout, group: Any, options: tuple[Any, ...]) -
     return Bridge(src, dst, group=group, **dict(options))
 
 
+# Ranks make the same calls, so the same ones go on all of them.
+_kept_bridges = functools.lru_cache(maxsize=_LAYOUTS)
+_of_groups = _kept_bridges(_bridge_of)
+
+
 def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples: int | None = None,
            shape: tuple[int, ...] | None = None, like: Any = None, extra: str | Sequence[str] = (),
            **options: Any) -> Any:
     """y = x, carried from layout @src to layout @dst; the arguments are Bridge()'s and its call's. The
-    Bridge is made at the first call and kept."""
+    Bridge is made at the first call and kept until 32 others have been used since."""
     src = Layout.src(src, extra=extra) if isinstance(src, str) else src
     dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
+    of = _of_groups
     if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
-        kept = group.__dict__.setdefault('_bridges', {})
-        key = (src, dst, tuple(sorted(options.items())))
-        if key not in kept:
-            kept[key] = Bridge(src, dst, group=group, **options)
-        return kept[key](x, samples=samples, shape=shape, like=like)
-    made = _bridge_of(src, dst, group, tuple(sorted(options.items())))
+        of = group.__dict__.get('_bridges') or group.__dict__.setdefault('_bridges', _kept_bridges(_bridge_of))
+    made = of(src, dst, group, tuple(sorted(options.items())))
     return made(x, samples=samples, shape=shape, like=like)
