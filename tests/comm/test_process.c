@@ -18,7 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 4, DEADLINE_MS = 3000 };
+/* What is told at once comes within half of that, also on a machine that does much besides. */
+enum { RANKS = 4, DEADLINE_MS = 20000 };
 
 struct letter {
     struct letter *next;

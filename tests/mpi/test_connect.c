@@ -37,7 +37,7 @@ static void few_descriptors(t_forked_t *me)
 T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
 {
     bool failed = false, went = false;
-    setenv("COLO_TIMEOUT_MS", "4000", 1);
+    setenv("COLO_TIMEOUT_MS", "20000", 1);
     for (free_descriptors = 0; free_descriptors <= 40; free_descriptors += went ? 40 : 1) {
         t_page_t *page = t_fork_ranks(RANKS, few_descriptors);
         const bool all = page->status[1] == COLO_OK;
@@ -48,7 +48,7 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
                 t_expect(page, r, COLO_ERR_IO, "rank 1 has too few descriptors for 7 connections");
             else
                 t_expect(page, r, COLO_ERR_PEER, "rank 1 failed: rank 1 has too few descriptors");
-            assert_true(page->seconds[r] < 1);
+            assert_true(page->seconds[r] < 10);
         }
         failed |= !all;
         went |= all;
@@ -120,7 +120,7 @@ static void on_hosts(t_forked_t *me)
 
 T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
 {
-    setenv("COLO_TIMEOUT_MS", "4000", 1);
+    setenv("COLO_TIMEOUT_MS", "20000", 1);
     for (lacking = -1; lacking < 3; lacking += 2) {
         t_page_t *page = t_fork_ranks(3, on_hosts);
         for (int32_t r = 0; r < 3; r++) {
@@ -133,7 +133,7 @@ T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
             if (!strstr(why, "install it (apt install libucx0, or pip install libucx-cu12 or "
                              "libucx-cu13), or use colo_comm_create_mpi()"))
                 fail_msg("rank %d: %s", (int)r, why);
-            assert_true(page->seconds[r] < 3);
+            assert_true(page->seconds[r] < 10);
         }
         munmap(page, sizeof *page);
     }

@@ -45,7 +45,7 @@ T_CASE(rank_that_is_too_late_fails_like_those_that_waited)
     t_expect(page, 1, COLO_ERR_TIMEOUT, "has no connection with 1 ranks after 1000 ms");
     if (page->status[0] != COLO_ERR_TIMEOUT && page->status[0] != COLO_ERR_PEER)
         fail_msg("rank 0: %s", colo_status_name(page->status[0]));
-    assert_true(page->seconds[0] < 3);
+    assert_true(page->seconds[0] < 8);
     munmap(page, sizeof *page);
 }
 
