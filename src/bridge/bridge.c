@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bridge.c - the handle: plan, agree, allocate; another shape; destroy. Its calls are calls.c.
+ * bridge.c - the handle: plan, agree, allocate; another shape; destroy. Its calls are call.c.
  */
 #include "bridge/ragged.h"
 #include "bridge/run/over-peers.h"
@@ -40,18 +40,6 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
     }
     memcpy(b->axes, axes, strlen(axes) + 1);
     return COLO_OK;
-}
-
-colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows)
-{
-    if (!t || !t->data)
-        return (colo_view_t){0};
-    if (b->axis[1] < 0)
-        return (colo_view_t){.data = t->data,
-                             .stride = {rows * t->stride[0], t->stride[0], t->stride[1]}};
-    return (colo_view_t){
-        .data = t->data,
-        .stride = {t->stride[b->axis[0]], t->stride[b->axis[1]], t->stride[b->axis[2]]}};
 }
 
 /* ---- what depends on the shape ---- */
@@ -224,13 +212,6 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
                                 b->now.program.plan->addends > 1 || b->allocator.allocate))
         COLO_TRY(b->ops->stream_create(1, &b->order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.program.plan) : COLO_OK;
-}
-
-/* Do ranks that exchange messages find out by themselves that their calls differ? NCCL compares
- * nothing, and COLLECTIVE runs on comms of its own. */
-bool colo_bridge_exchanges_compare(const colo_bridge_t *b)
-{
-    return !b->comm->ops->peer && b->algo == COLO_EXACT;
 }
 
 static void log_create(const colo_bridge_t *b)

@@ -6,8 +6,7 @@
  * gathered part is in the order of its rank's axes. A position table is compared as a whole and
  * shown by its first entries.
  */
-#include "bridge/run/run.h"
-#include "bridge/ragged.h"
+#include "bridge/call.h"
 
 #include "core/hash.h"
 
@@ -103,21 +102,89 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     f->hash = colo_hash_i64(f->hash, (int64_t)colo_plan_hash(p)); /* also what a value cuts off */
 }
 
+/* Do ranks that exchange messages find out by themselves that their calls differ? NCCL compares
+ * nothing, and COLLECTIVE runs on comms of its own. */
+bool colo_bridge_exchanges_compare(const colo_bridge_t *b)
+{
+    return !b->comm->ops->peer && b->algo == COLO_EXACT;
+}
+
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass)
 {
     const colo_plan_t *p = b->now.program.plan;
     return colo_op_of_bridge(p->config.dtype, b->number, pass, p->hash);
 }
 
-colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool p2p,
-                                     bool capturing, colo_status_t mine)
+colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_t n)
 {
+    const colo_bridge_t *b = batch->bridge;
+    const uint64_t h =
+        colo_hash_i64(b->now.program.plan->hash, (int64_t)batch->loaded.program.plan->hash);
+    return colo_op_of_bridge(COLO_U8, b->number, pass, colo_hash_i64(h, n));
+}
+
+/* ---- calls ---- */
+
+static void add_tables(colo_fields_t *f, const colo_batch_t *b)
+{
+    for (int32_t i = 0; i < b->ntables; i++) {
+        const colo_table_t *t = &b->table[i];
+        char name[32], text[200] = "";
+        int offset = 0;
+        snprintf(name, sizeof name, "%s%s", t->side, t->name);
+        for (int64_t k = 0; k < t->n && k < COLO_SHOWN; k++)
+            offset += snprintf(text + offset, sizeof text - (size_t)offset, " %lld",
+                               (long long)t->first[k]);
+        colo_fields_add(f, name, "%lld:%s%s (%08x)", (long long)t->n, text,
+                        t->n > COLO_SHOWN ? " ..." : "", (unsigned)t->hash);
+    }
+    f->hash = colo_hash_i64(f->hash, (int64_t)b->hash); /* all bits */
+}
+
+static colo_status_t agree_batch(const colo_call_t *call, colo_status_t mine)
+{
+    const colo_bridge_t *b = call->bridge;
+    colo_fields_t f = {COLO_FIELDS_INIT};
+    add_tables(&f, call->batch);
+    colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
+                    call->frame.pass == COLO_FORWARD ? "forward" : "backward");
+    colo_fields_add(&f, "tensors", "%d", (int)call->frame.n);
+    if (colo_comm_check_level(b->comm) >= 2) /* registered on all ranks or on none */
+        colo_fields_add(&f, "in registered memory", "%s",
+                        call->reached.not_agreed ? "yet unknown"
+                        : call->reached.p2p      ? "yes"
+                                                 : "no");
+    /* a rank without rows may have no tensors */
+    const bool has = colo_call_must_have(call, true) || colo_call_must_have(call, false);
+    for (int32_t i = 0; mine == COLO_OK && has && i < call->frame.n; i++) {
+        const colo_carried_t *t = &call->carried[i];
+        char name[32];
+        snprintf(name, sizeof name, "tensor %d", (int)i);
+        colo_fields_add_optional(
+            &f, name, "%lld features of %s",
+            (long long)(t->per * call->frame.program->plan->config.shape.features),
+            colo_dtype_name(t->dtype));
+    }
+    return colo_comm_i_agree_fields(b->comm, COLO_RAGGED_BATCH, &f, mine);
+}
+
+static colo_status_t agree_uniform(const colo_call_t *call, colo_status_t mine)
+{
+    const colo_bridge_t *b = call->bridge;
+    const bool strict = colo_comm_check_level(b->comm) >= 2;
+    /* registered on all ranks or on none */
+    const bool p2p = strict && call->reached.p2p && !call->reached.not_agreed;
     colo_fields_t f = {COLO_FIELDS_INIT};
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
-                    pass == COLO_FORWARD ? "forward" : "backward");
+                    call->frame.pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "calls before", "%llu", (unsigned long long)b->calls);
     colo_fields_add(&f, "in registered memory", "%s", p2p ? "yes" : "no");
-    colo_fields_add(&f, "captured", "%s", capturing ? "yes" : "no");
+    colo_fields_add(&f, "captured", "%s", strict && call->capturing ? "yes" : "no");
     colo_bridge_fields(b, &f);
     return colo_comm_i_agree_fields(b->comm, "bridge call", &f, mine);
+}
+
+colo_status_t colo_call_agree(const colo_call_t *call, colo_status_t mine)
+{
+    return call->batch ? agree_batch(call, mine) : agree_uniform(call, mine);
 }

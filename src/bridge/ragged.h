@@ -47,11 +47,8 @@ struct colo_batch {
     bool compared;
 };
 
-/* ragged-verify.c: COLO_CHECK=2. Local; @t: [n] tensors of backward. */
-colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_carried_t *t,
-                                       int32_t n, colo_stream_t stream);
-/* Collective. */
-colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_pass_t pass,
-                                          const colo_carried_t *t, int32_t n, colo_stream_t stream);
+#define COLO_RAGGED_BATCH "ragged batch" /* what ranks agree on */
+/* fields.c */
+colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_t n);
 
 #endif

@@ -300,12 +300,6 @@ colo_status_t colo_over_comm_begin(colo_call_t *call)
 
 /* ---- what stays on the rank ---- */
 
-colo_carried_t colo_bridge_carried(const colo_bridge_t *b, colo_view_t in, colo_view_t out)
-{
-    return (colo_carried_t){
-        .in = in, .out = out, .per = 1, .dtype = b->now.program.plan->config.dtype};
-}
-
 int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_plan_t *p, int64_t bytes,
                              const colo_carried_t *t, int32_t n)
 {

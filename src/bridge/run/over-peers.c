@@ -446,7 +446,7 @@ static colo_status_t launch(const part_t *part, colo_stream_t stream)
     colo_p2p_call_t p2p = {.list =
                                part->move->exchange == COLO_RELAYS ? over->relay_list : over->list,
                            .tensor = tensor,
-                           .device = call->device,
+                           .device = call->queries.device,
                            .capturing = call->capturing};
     if (!tensor)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)call->frame.n);

@@ -138,26 +138,25 @@ typedef struct colo_reached {
     colo_reached_tensor_t *tensor; /* [2][n]: of what is pushed; of what is pulled */
 } colo_reached_t;
 
-/* One call, its arguments checked. */
+/* One call. */
 typedef struct colo_call {
     colo_bridge_t *bridge;
+    struct colo_batch *batch; /* NULL: of a uniform bridge */
     colo_loaded_t *loaded;
+    const colo_tensor_t *in, *out; /* [n] of a batch, or NULL; else one */
+    colo_carried_t *carried;       /* [n] the same, checked: frame.tensor */
     colo_frame_t frame;
     colo_op_desc_t op;
     colo_reached_t reached;
     colo_stream_t stream;
-    int32_t device; /* the current one */
-    bool capturing;
+    bool capturing;         /* is the stream? */
+    colo_queries_t queries; /* its device is the current one */
 } colo_call_t;
 
 /* ---- run.c ---- */
 
 /* All steps of a call. */
 colo_status_t colo_run_steps(colo_call_t *call);
-/* Before and after a call that leaves memory of the bridge in use: behind the last such call. @st:
- * of the call, returned; one that failed may have begun. */
-colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream);
-colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_status_t st, colo_stream_t stream);
 /* ticket.c: ends the calls that were started, and logs those that were not finished. */
 void colo_tickets_destroy(colo_bridge_t *b);
 
@@ -186,8 +185,6 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
 /* Of @n tensors, if the usual one has @bytes. */
 int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_plan_t *p, int64_t bytes,
                              const colo_carried_t *t, int32_t n);
-/* The tensors of a uniform call. */
-colo_carried_t colo_bridge_carried(const colo_bridge_t *b, colo_view_t in, colo_view_t out);
 
 /* ---- component.c ---- */
 
@@ -200,11 +197,7 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
 
 bool colo_bridge_exchanges_compare(const colo_bridge_t *b);
 void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);
-/* The same about a call. @mine: this rank's verdict on its own arguments. Collective. */
-colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool p2p,
-                                     bool capturing, colo_status_t mine);
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass);
-colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
 
 /* collective.c: the runtimes' all-gather and all-reduce. */
 /* COLO_ERR_MISSING when a rank of this rank's groups is not in b->comm; local. */
@@ -226,12 +219,5 @@ colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t by
 void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a);
 /* The same for addends of one call. */
 colo_status_t colo_bridge_slots_for(colo_bridge_t *b, size_t bytes, bool capturing);
-
-/* verify.c: COLO_CHECK=2; waits for the stream. */
-colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);
-/* @mine: of what this rank holds; replicas must bring the same. Collective. */
-colo_status_t colo_contract_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine);
-colo_status_t colo_contract_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
-                                     colo_stream_t stream);
 
 #endif

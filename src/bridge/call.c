@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * call.c - forward and backward, of a uniform bridge and of a batch: checks, agreement, what
+ * COLO_CHECK=2 verifies, and then the program.
+ *
+ * Decides what is an error, on which ranks, and what happens to the communicator then; the words
+ * are tensors.c's. The bridge keeps nothing of a forward, so any number of forwards may be
+ * outstanding before their backwards.
+ */
+#include "bridge/call.h"
+
+#include "core/env.h"
+#include "core/error.h"
+#include "core/range.h"
+
+/* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose error state is
+ * not that of a comm they were split from. */
+static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
+{
+    if (b->coll.gather)
+        colo_comm_i_fail(b->coll.gather, st);
+    if (b->coll.cp)
+        colo_comm_i_fail(b->coll.cp, st);
+    return colo_comm_i_fail(b->comm, st);
+}
+
+/* ---- running ---- */
+
+static colo_status_t run_staged(colo_call_t *call)
+{
+    colo_bridge_t *b = call->bridge;
+    const colo_carried_t *t = call->carried;
+    if (b->algo == COLO_EXACT)
+        return colo_run_steps(call);
+    const colo_status_t st = call->frame.pass == COLO_FORWARD
+                                 ? colo_collective_forward(b, t->in, t->out, call->stream)
+                                 : colo_collective_backward(b, t->in, t->out, call->stream);
+    return st < 0 ? fail_all(b, st) : st;
+}
+
+/* Slots, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of which the
+ * comm knows nothing: the next call waits for it, on whatever stream, because a handle does not say
+ * which one it is: cudaStreamPerThread is one of each thread. In captures the caller sees to that.
+ */
+static colo_status_t run_in_order(colo_call_t *call)
+{
+    colo_bridge_t *b = call->bridge;
+    const colo_status_t follows = b->ran ? b->ops->event_wait(b->order, 0, call->stream) : COLO_OK;
+    if (follows < 0)
+        return fail_all(b, follows);
+    const colo_status_t st = run_staged(call); /* one that failed may have begun */
+    const colo_error_t why = colo_error_save();
+    b->ran = true;
+    const colo_status_t leads = b->ops->event_record(b->order, 0, call->stream);
+    if (st < 0)
+        return colo_error_restore(st, &why);
+    return leads < 0 ? fail_all(b, leads) : COLO_OK;
+}
+
+static colo_status_t run(colo_call_t *call)
+{
+    colo_bridge_t *b = call->bridge;
+    colo_status_t st = COLO_OK;
+    if (call->reached.not_agreed) {
+        COLO_TRY(colo_peers_agree(call));
+        st = colo_peers_carry(call) ? COLO_OK : colo_call_prepare_staged(call);
+    }
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
+    b->calls++;
+    if (call->reached.p2p)
+        st = colo_peers_begin(call);
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
+    if (colo_peers_carry(call))
+        return colo_peers_run(call);
+    return b->order && !call->capturing ? run_in_order(call) : run_staged(call);
+}
+
+/* ---- both kinds ---- */
+
+/* @st: of this rank's checks. @compared: all ranks were once in this call, by this plan. */
+static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compared)
+{
+    colo_bridge_t *b = call->bridge;
+    const int32_t level = colo_comm_check_level(b->comm);
+    const bool verifies = level >= 2 && !call->capturing;
+    if (level >= 2 && call->capturing) /* a replay runs no check; what is captured must be alike */
+        colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, what "
+                                "tensors hold is not verified");
+    if (st == COLO_OK && verifies && call->frame.pass == COLO_BACKWARD)
+        st = colo_call_verify_zeros(call);
+    if (level >= 2 || (level == 1 && !*compared && (call->batch || st == COLO_OK)))
+        COLO_TRY(colo_call_agree(call, st));
+    else if (st < 0) /* no_grad is the same on every rank: no rank waits, the comm may live */
+        return st == COLO_ERR_STATE && !call->batch ? st : fail_all(b, st);
+    if (verifies)
+        COLO_TRY(colo_call_verify_replicas(call));
+    *compared = true;
+    return COLO_OK;
+}
+
+static colo_status_t alive(const colo_bridge_t *b, colo_pass_t pass)
+{
+    return colo_comm_i_alive(b->comm, pass == COLO_FORWARD ? "bridge forward" : "bridge backward");
+}
+
+static colo_status_t call_bridge(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
+                                 const colo_tensor_t *out, colo_stream_t stream)
+{
+    if (!b)
+        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    COLO_TRY(alive(b, pass));
+    if (b->ragged) {
+        const colo_status_t refused =
+            colo_fail(COLO_ERR_STATE,
+                      "bridge: created for ragged batches; call colo_bridge_set_segments() and "
+                      "colo_batch_%s()",
+                      pass == COLO_FORWARD ? "forward" : "backward");
+        return colo_ragged_share_refusal(b, refused);
+    }
+    const colo_plan_t *p = b->now.program.plan;
+    colo_carried_t tensor = {0};
+    colo_reached_tensor_t reached[2];
+    colo_call_t call = {.bridge = b,
+                        .loaded = &b->now,
+                        .frame = {.program = &b->now.program,
+                                  .pass = pass,
+                                  .tensor = &tensor,
+                                  .n = 1,
+                                  .slot_bytes = colo_slot_bytes(p, 1, p->config.dtype)},
+                        .carried = &tensor,
+                        .in = in,
+                        .out = out,
+                        .op = colo_bridge_op(b, pass),
+                        .reached = {.tensor = reached},
+                        .stream = stream};
+    const colo_status_t st = colo_call_check_uniform(&call);
+    COLO_TRY(call_with(&call, st, &b->compared[pass]));
+    b->compared[!pass] = b->compared[!pass] || colo_bridge_exchanges_compare(b);
+    return run(&call);
+}
+
+static colo_status_t call_batch(colo_batch_t *batch, colo_call_t call)
+{
+    if (!batch)
+        return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
+    colo_bridge_t *b = batch->bridge;
+    const colo_pass_t pass = call.frame.pass;
+    COLO_TRY(alive(b, pass));
+    if (pass == COLO_BACKWARD && b->now.program.plan->config.no_grad)
+        return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
+                         (long long)b->now.program.plan->rank);
+    call.bridge = b;
+    call.batch = batch;
+    call.loaded = &batch->loaded;
+    call.frame.program = &batch->loaded.program;
+    call.op = colo_batch_op(batch, pass, call.frame.n);
+    const colo_status_t st = colo_call_check_batch(&call);
+    COLO_TRY(call_with(&call, st, &batch->compared));
+    return run(&call);
+}
+
+colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
+                                  const colo_tensor_t *y, colo_stream_t stream)
+{
+    COLO_RANGE();
+    return call_bridge(bridge, COLO_FORWARD, x, y, stream);
+}
+
+colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
+                                   const colo_tensor_t *d_x, colo_stream_t stream)
+{
+    COLO_RANGE();
+    return call_bridge(bridge, COLO_BACKWARD, d_y, d_x, stream);
+}
+
+colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,
+                                 const colo_tensor_t *y, int32_t n, colo_stream_t stream)
+{
+    COLO_RANGE();
+    return call_batch(
+        batch, (colo_call_t){
+                   .frame = {.pass = COLO_FORWARD, .n = n}, .in = x, .out = y, .stream = stream});
+}
+
+colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,
+                                  const colo_tensor_t *d_x, int32_t n, colo_stream_t stream)
+{
+    COLO_RANGE();
+    return call_batch(batch, (colo_call_t){.frame = {.pass = COLO_BACKWARD, .n = n},
+                                           .in = d_y,
+                                           .out = d_x,
+                                           .stream = stream});
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tensors.c - the tensors of a call: the shapes that a rank passes, and what is wrong with those
+ * that it passed, in words that name the rank and the tensor. A call of a uniform bridge has one
+ * tensor a side; one of a batch several, of any number of features each.
+ */
+#include "bridge/call.h"
+
+#include "core/error.h"
+#include "core/overlap.h"
+
+#include <stdio.h>
+
+static const char *const axis_words[] = {"samples", "rows", "features"};
+
+static int32_t shape_of(const colo_bridge_t *b, const colo_owned_t *own, int64_t *shape)
+{
+    if (b->axis[1] < 0) {
+        shape[0] = (own->b1 - own->b0) * own->rows;
+        shape[1] = own->h1 - own->h0;
+        return 2;
+    }
+    shape[b->axis[0]] = own->b1 - own->b0;
+    shape[b->axis[1]] = own->rows;
+    shape[b->axis[2]] = own->h1 - own->h0;
+    return 3;
+}
+
+int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape)
+{
+    return bridge && shape ? shape_of(bridge, &bridge->now.program.plan->own_src, shape) : 0;
+}
+
+int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
+{
+    return bridge && shape ? shape_of(bridge, &bridge->now.program.plan->own_dst, shape) : 0;
+}
+
+/* ---- what both kinds have ---- */
+
+static const char *in_name(const colo_call_t *call)
+{
+    return call->frame.pass == COLO_FORWARD ? "x" : "d_y";
+}
+
+static const char *out_name(const colo_call_t *call)
+{
+    return call->frame.pass == COLO_FORWARD ? "y" : "d_x";
+}
+
+static long long rank_of(const colo_call_t *call)
+{
+    return (long long)call->frame.program->plan->rank;
+}
+
+/* Is @t where the bridge is? */
+static colo_status_t check_memory(const colo_call_t *call, const colo_tensor_t *t, const char *what)
+{
+    const colo_mem_t mem = call->bridge->mem;
+    if (t->mem == mem)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s",
+                     rank_of(call), what, t->mem == COLO_HOST ? "host" : "cuda",
+                     mem == COLO_HOST ? "host" : "cuda");
+}
+
+/* May kernels use this memory? Here, because here all ranks can be told. */
+static colo_status_t check_pointer(colo_call_t *call, const colo_tensor_t *t, const char *what)
+{
+    if (!t || colo_tensor_count(t) <= 0)
+        return COLO_OK;
+    const colo_status_t st =
+        call->bridge->ops->pointer_check(&call->queries, t->data, t->device, what);
+    return st < 0 ? colo_fail_prefix(st, "rank %lld", rank_of(call)) : COLO_OK;
+}
+
+static colo_status_t check_stream(colo_call_t *call)
+{
+    const colo_status_t st =
+        call->bridge->ops->stream_check(&call->queries, call->stream, &call->capturing);
+    return st < 0 ? colo_fail_prefix(st, "rank %lld", rank_of(call)) : COLO_OK;
+}
+
+/* ---- of a uniform bridge ---- */
+
+static void shape_text(const int64_t *shape, int32_t n, char *text, size_t cap)
+{
+    size_t pos = 0;
+    text[0] = '\0';
+    for (int32_t i = 0; i < n && pos < cap; i++) {
+        int w = snprintf(text + pos, cap - pos, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        pos += w > 0 ? (size_t)w : 0;
+    }
+}
+
+static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t *t,
+                                   const char *what, const colo_owned_t *own, bool output)
+{
+    const colo_bridge_t *b = call->bridge;
+    int64_t want[3];
+    int32_t n = shape_of(b, own, want);
+    const long long rank = rank_of(call);
+    bool empty = own->b1 == own->b0 || own->rows == 0 || own->h1 == own->h0;
+    char found[160], expected[80];
+    if (!t) {
+        if (empty)
+            return COLO_OK;
+        shape_text(want, n, expected, sizeof expected);
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%s]", rank, what,
+                         expected);
+    }
+    if (colo_tensor_check(t, what) < 0) {
+        colo_status_t st = colo_tensor_check(t, what);
+        return colo_fail_prefix(st, "rank %lld", rank);
+    }
+    if (empty && colo_tensor_count(t) == 0)
+        return COLO_OK;
+    bool same = t->ndim == n;
+    for (int32_t i = 0; same && i < n; i++)
+        same = t->shape[i] == want[i];
+    if (!same) {
+        shape_text(t->shape, t->ndim, found, sizeof found);
+        shape_text(want, n, expected, sizeof expected);
+        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is [%s], expected [%s] (axes %s)%s", rank,
+                         what, found, expected, b->axes,
+                         empty ? "; this rank owns nothing of it: pass NULL" : "");
+    }
+    if (t->dtype != b->now.program.plan->config.dtype)
+        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,
+                         colo_dtype_name(t->dtype),
+                         colo_dtype_name(b->now.program.plan->config.dtype));
+    COLO_TRY(check_memory(call, t, what));
+    for (int32_t i = 0; output && i < n; i++)
+        if (t->shape[i] > 1 && t->stride[i] == 0)
+            return colo_fail(
+                COLO_ERR_SHAPE,
+                "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat elements",
+                rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
+    if (output && colo_tensor_overlaps(t)) {
+        shape_text(t->shape, n, expected, sizeof expected);
+        shape_text(t->stride, n, found, sizeof found);
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s is [%s] with strides [%s], by which elements share an "
+                         "address, expected an output without overlap",
+                         rank, what, expected, found);
+    }
+    return COLO_OK;
+}
+
+static colo_view_t view_in(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows)
+{
+    if (!t || !t->data)
+        return (colo_view_t){0};
+    if (b->axis[1] < 0)
+        return (colo_view_t){.data = t->data,
+                             .stride = {rows * t->stride[0], t->stride[0], t->stride[1]}};
+    return (colo_view_t){
+        .data = t->data,
+        .stride = {t->stride[b->axis[0]], t->stride[b->axis[1]], t->stride[b->axis[2]]}};
+}
+
+colo_status_t colo_call_check_uniform(colo_call_t *call)
+{
+    const colo_bridge_t *b = call->bridge;
+    const colo_plan_t *p = call->frame.program->plan;
+    const bool forward = call->frame.pass == COLO_FORWARD;
+    const colo_owned_t *own[2] = {forward ? &p->own_src : &p->own_dst,
+                                  forward ? &p->own_dst : &p->own_src};
+    const colo_tensor_t *in = call->in, *out = call->out;
+    if (!forward && p->config.no_grad)
+        return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
+                         rank_of(call));
+    COLO_TRY(check_uniform(call, in, in_name(call), own[0], false));
+    COLO_TRY(check_uniform(call, out, out_name(call), own[1], true));
+    if (in && out && !colo_tensors_apart(in, out))
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory", rank_of(call),
+                         in_name(call), out_name(call));
+    COLO_TRY(check_stream(call));
+    COLO_TRY(check_pointer(call, in, in_name(call)));
+    COLO_TRY(check_pointer(call, out, out_name(call)));
+    COLO_TRY(colo_peers_find(call, in, out));
+    call->carried[0] = (colo_carried_t){.in = view_in(b, in, own[0]->rows),
+                                        .out = view_in(b, out, own[1]->rows),
+                                        .per = 1,
+                                        .dtype = p->config.dtype};
+    return COLO_OK;
+}
+
+/* ---- of a batch ---- */
+
+/* Does this rank have to have a tensor on this side? */
+bool colo_call_must_have(const colo_call_t *call, bool src_side)
+{
+    const colo_plan_t *p = call->frame.program->plan;
+    if (src_side)
+        return p->own_src.rows > 0;
+    return p->exchange[COLO_FORWARD][COLO_FIRST].recv.nregions + p->local[COLO_FORWARD].nregions +
+               p->exchange[COLO_FORWARD][COLO_RELAYS].recv.nregions >
+           0;
+}
+
+/* A tensor [rows, k * cols] of this rank; @per: out, k of it, -1 if there is none. */
+static colo_status_t check_ragged(colo_call_t *call, int32_t i, bool output, int64_t *per)
+{
+    const colo_plan_t *p = call->frame.program->plan;
+    const bool src_side = (call->frame.pass == COLO_FORWARD) != output;
+    const colo_tensor_t *all = output ? call->out : call->in, *t = all ? &all[i] : NULL;
+    const colo_owned_t *own = src_side ? &p->own_src : &p->own_dst;
+    const int64_t units = own->h1 - own->h0;
+    const long long rank = rank_of(call);
+    char name[32];
+    snprintf(name, sizeof name, "%s[%d]", output ? out_name(call) : in_name(call), (int)i);
+    *per = -1;
+    const bool none = !t || (!t->data && t->ndim == 0);
+    if (!colo_call_must_have(call, src_side) && (none || (!t->data && colo_tensor_count(t) == 0)))
+        return COLO_OK;
+    if (none)
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%lld, features]", rank,
+                         name, (long long)own->rows);
+    if (colo_tensor_check(t, name) < 0) {
+        colo_status_t st = colo_tensor_check(t, name);
+        return colo_fail_prefix(st, "rank %lld", rank);
+    }
+    if (!colo_call_must_have(call, src_side) && colo_tensor_count(t) == 0)
+        return COLO_OK;
+    if (t->ndim != 2 || t->shape[0] != own->rows || units == 0 || t->shape[1] % units)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s has %d axes, %lld rows and %lld features, expected 2 axes, "
+                         "%lld rows and a multiple of %lld features",
+                         rank, name, (int)t->ndim, (long long)t->shape[0],
+                         t->ndim > 1 ? (long long)t->shape[1] : 0, (long long)own->rows,
+                         (long long)units);
+    COLO_TRY(check_memory(call, t, name));
+    if (output && colo_tensor_overlaps(t))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s has strides [%lld, %lld], by which elements share an "
+                         "address, expected an output without overlap",
+                         rank, name, (long long)t->stride[0], (long long)t->stride[1]);
+    *per = t->shape[1] / units;
+    return check_pointer(call, t, name);
+}
+
+static colo_view_t view_of(const colo_tensor_t *t)
+{
+    return t && t->data ? (colo_view_t){t->data, {0, t->stride[0], t->stride[1]}}
+                        : (colo_view_t){0};
+}
+
+/* Output @i overlaps no input and no output before it. */
+static colo_status_t check_apart(const colo_call_t *call, int32_t i)
+{
+    const int32_t n = call->frame.n;
+    for (int32_t k = 0; k < n + i; k++) {
+        const bool input = k < n;
+        const colo_tensor_t *t = input ? (call->in ? &call->in[k] : NULL) : &call->out[k - n];
+        if (t && t->data && colo_tensor_count(t) > 0 && !colo_tensors_apart(t, &call->out[i]))
+            return colo_fail(COLO_ERR_ARG, "rank %lld: %s[%d] and %s[%d] overlap in memory",
+                             rank_of(call), input ? in_name(call) : out_name(call),
+                             (int)(input ? k : k - n), out_name(call), (int)i);
+    }
+    return COLO_OK;
+}
+
+static colo_status_t check_pair(colo_call_t *call, int32_t i)
+{
+    const colo_plan_t *p = call->frame.program->plan;
+    const colo_tensor_t *in = call->in ? &call->in[i] : NULL,
+                        *out = call->out ? &call->out[i] : NULL;
+    colo_carried_t *t = &call->carried[i];
+    int64_t a, b;
+    COLO_TRY(check_ragged(call, i, false, &a));
+    COLO_TRY(check_ragged(call, i, true, &b));
+    if (a < 0 && b < 0)
+        return COLO_OK; /* this rank carries nothing of it */
+    if (a >= 0 && b >= 0 && (a != b || in->dtype != out->dtype))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s[%d] has %lld features of %s, %s[%d] %lld of %s, expected "
+                         "one number and dtype",
+                         rank_of(call), in_name(call), (int)i,
+                         (long long)(a * p->config.shape.features), colo_dtype_name(in->dtype),
+                         out_name(call), (int)i, (long long)(b * p->config.shape.features),
+                         colo_dtype_name(out->dtype));
+    t->per = a >= 0 ? a : b;
+    t->dtype = a >= 0 ? in->dtype : out->dtype;
+    t->in = a >= 0 ? view_of(in) : (colo_view_t){0};
+    t->out = b >= 0 ? view_of(out) : (colo_view_t){0};
+    if (b >= 0)
+        COLO_TRY(check_apart(call, i));
+    if (!colo_plan_adds(p, call->frame.pass))
+        return COLO_OK;
+    if (!colo_dtype_is_float(t->dtype))
+        return colo_fail(COLO_ERR_ARG,
+                         "rank %lld: %s[%d] is %s, which PARTIAL gradients over %lld context ranks "
+                         "are not added up in; leave it out",
+                         rank_of(call), in_name(call), (int)i, colo_dtype_name(t->dtype),
+                         (long long)p->addends);
+    t->in_slot = call->frame.slot_bytes;
+    call->frame.slot_bytes += colo_ragged_padded(colo_slot_bytes(p, t->per, t->dtype));
+    return COLO_OK;
+}
+
+colo_status_t colo_call_prepare_staged(colo_call_t *call)
+{
+    colo_bridge_t *b = call->bridge;
+    colo_frame_t *f = &call->frame;
+    if (!call->batch) /* memory of the shape */
+        return COLO_OK;
+    COLO_TRY(colo_over_comm_widen(call->loaded, f->pass, f->n));
+    if (f->pass == COLO_BACKWARD)
+        COLO_TRY(
+            colo_bridge_slots_for(b, f->slot_bytes * (size_t)f->program->nslots, call->capturing));
+    f->slots = b->slots.data;
+    return COLO_OK;
+}
+
+colo_status_t colo_call_check_batch(colo_call_t *call)
+{
+    colo_ragged_bridge_t *r = call->bridge->ragged;
+    const int32_t n = call->frame.n;
+    if (n < 1)
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1", rank_of(call),
+                         (int)n);
+    call->carried = colo_list_zeroed(&r->carried, n, sizeof *call->carried);
+    call->frame.tensor = call->carried;
+    call->reached.tensor =
+        colo_list_zeroed(&r->reached, 2 * (int64_t)n, sizeof *call->reached.tensor);
+    if (!call->carried || !call->reached.tensor)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
+    COLO_TRY(check_stream(call));
+    for (int32_t i = 0; i < n; i++)
+        COLO_TRY(check_pair(call, i));
+    COLO_TRY(colo_peers_find(call, call->in, call->out));
+    return colo_peers_carry(call) || call->reached.not_agreed ? COLO_OK
+                                                              : colo_call_prepare_staged(call);
+}
