@@ -13,7 +13,7 @@ PAGE = HERE.parent / 'docs' / 'python-api.md'
 MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments', 'memory', 'partition',
                            'dlpack', 'errors']),
            ('colobridge.torch', ['torch/bridge', 'torch/ticket', 'torch/logprob', 'torch/nll', 'torch/linear',
-                                 'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/ranks']),
+                                 'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/tower', 'torch/ranks']),
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
 INSIDE = {'alive', 'apply', 'Listed', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',

@@ -19,6 +19,7 @@ from .grid import Grid, _joined
 from .tensor import view
 
 _REDUCE = {'sum': s.SUM, 'max': s.MAX}
+_FIRST = 4088  # bytes that gather_bytes() moves beside their number
 _forks: int = 0  # between the process that loaded this and the one that runs
 
 
@@ -242,8 +243,15 @@ class Comm(Unique):
             raise ValueError("send is %s, recv %s" % (s.DTYPES[a[0].dtype], s.DTYPES[b[0].dtype]))
         return a, b
 
-    def gather_bytes(self, mine: bytes) -> list[bytes]:
-        """What every rank brought, by rank; the same length on all."""
+    def gather_bytes(self, mine: bytes, ragged: bool = False) -> list[bytes]:
+        """What every rank brought, by rank; the same length on all. ragged: of any length, by one exchange, two if a rank
+        brings more than 4,088 bytes."""
+        if ragged:
+            first = [(int.from_bytes(part[:8], 'little'), part[8:]) for part in self.gather_bytes(
+                len(mine).to_bytes(8, 'little') + mine[:_FIRST].ljust(_FIRST, b'\0'))]
+            more = max(n for n, _ in first) - _FIRST
+            rest = self.gather_bytes(mine[_FIRST:].ljust(more, b'\0')) if more > 0 else [b''] * self.size
+            return [(part + others)[:n] for (n, part), others in zip(first, rest)]
         n = len(mine)
         send = c.create_string_buffer(mine, max(n, 1))
         recv = c.create_string_buffer(max(n * self.size, 1))

@@ -393,4 +393,5 @@ WAITING = {
     'memory is asked for again of ranks that are elsewhere',
     'pre-rolled targets are those of all ranks',
     'the gradient of padding is what its memory had',
+    'what is wrong on one rank is told to no rank',
 }

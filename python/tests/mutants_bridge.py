@@ -265,4 +265,46 @@ BRIDGES = {
         'torch/ragged.py', 'ctx.mark_dirty(*ys)  # so', '# so', 'test_torch_ticket.py', 'oracle'),
     'a ticket is finished twice': (
         'torch/ticket.py', 'if finished is None:', 'if False:', 'test_torch_ticket.py', 'are_named'),
+    'the gradient of a tower is not multiplied for what averages it': (
+        'torch/tower.py', 'if self.grad_scale != 1 and t.requires_grad:', 'if False:', 'test_torch_tower.py',
+        'do_not_synchronize and ddp'),
+    'a rank without images leaves its tower out of backward': (
+        'torch/tower.py', 'outs = [t[:0] for t in outs]', 'outs = [t[:0].detach() for t in outs]', 'test_torch_tower.py',
+        'a_step_of_text'),
+    'an image that several ranks have is there several times': (
+        'torch/tower.py', 'if key in found:', 'if False:', 'test_torch_tower.py', 'encodes_them_alone'),
+    'pixels come from another rank though there they are': (
+        'torch/tower.py', 'owner = to if to in holders else min', 'owner = min', 'test_torch_tower.py', 'encodes_them_alone'),
+    'images stay with the first rank that has them': (
+        'torch/tower.py', 'key=lambda r: (load[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
+        'encodes_them_alone'),
+    'images move though they are level': (
+        'torch/tower.py', 'if max(load) <= (1 + vision.stick) * max(level):', 'if False:', 'test_torch_bridge.py', 'readme'),
+    'pixels go as they lie, whichever are wanted': (
+        'torch/tower.py', 'if list(own) != sorted(had):', 'if False:', 'test_torch_tower.py', 'random_steps'),
+    'a patch attends to other frames': (
+        'torch/tower.py', 'frames * patches * (patches + self.alpha)', 'frames * patches * (frames * patches + self.alpha)',
+        'test_torch_tower.py', 'alpha_is_fitted'),
+    'alpha is that of each rank\'s own clock': (
+        'torch/tower.py', "struct.pack('dd', *times))[0]", "struct.pack('dd', *times))[comm.rank]", 'test_torch_tower.py',
+        'alpha_is_fitted'),
+    'lengths of one replica need not agree': (
+        'torch/tower.py', 'if said != table.lengths:', 'if False:', 'test_torch_tower.py', 'other-lengths or lengths'),
+    'the grid of an image is that of the first rank that brings it': (
+        'torch/tower.py', 'if self.grid[at] != table.grid[e]:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
+    'a replica is a rank': (
+        'torch/tower.py', 'at = at * grid.shape[dim] + coords[dim]', 'at = rank', 'test_torch_tower.py', 'encodes_them_alone'),
+    'positions of rows are those of their first': (
+        'torch/tower.py', '(at if len(at) == n else', '(range(at[0], at[0] + n) if len(at) == n else', 'test_torch_tower.py',
+        'positions_of_their_own'),
+    'sequences of a part are as long as the part': (
+        'torch/tower.py', "parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1", '1', 'test_torch_tower.py',
+        'random_steps'),
+    'what is wrong on one rank is told to no rank': (
+        'torch/tower.py', '        try:\n            table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))\n'
+        '        except Exception as why:\n            raise self._told(why)\n',
+        '        table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))\n', 'test_torch_tower.py',
+        'bad_input_of_one_rank'),
+    'the rest of what a rank brings comes first': (
+        'comm.py', '(part + others)[:n]', '(others + part)[:n]', 'test_core.py', 'interpreter_lock'),
 }

@@ -349,6 +349,9 @@ def test_threads_wait_for_each_other_without_the_interpreter_lock():
         group = world.split(cb.Grid('tp=2,dp=2'), 'dp')
         assert [group.world_rank(i) for i in range(2)] == [world.rank % 2, world.rank % 2 + 2]
         assert group.gather_bytes(b'%d' % world.rank) == [b'%d' % group.world_rank(i) for i in (0, 1)]
+        for n in 0, 9, 4088, 9000:  # one exchange, or two
+            said = world.gather_bytes(bytes([world.rank]) * (n if world.rank == 2 else 5 * world.rank), ragged=True)
+            assert said == [bytes([r]) * (n if r == 2 else 5 * r) for r in range(4)], n
         part = array.array('d', [0.0])
         world.reduce_scatter(array.array('d', [1.0, 2.0, 3.0, 4.0]), part)
         assert part[0] == 4.0 * (world.rank + 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines that docs/for-*.md begin with, as four ranks run them; what comes out is compared with PyTorch."""
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
 
+import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from linear_case import H, V, case, leaf, near, plain  # noqa: E402
 from test_megatron import with_subgroups  # noqa: E402
+from test_torch_tower import GRIDS, Plain  # noqa: E402
+from tower_case import Lm, Step, by_hand, replica_sum, worst  # noqa: E402
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
 
@@ -132,7 +136,71 @@ def torchrun(rank):
     near(mine.grad, whole.grad[2 * (rank // 2):][:2], torch.float64, 'd_images')
 
 
-PAGES = {'for-megatron.md': megatron, 'for-fsdp2.md': fsdp2, 'for-zero3.md': zero3, 'for-rl.md': trainer,
+class HuggingFace(Plain):
+    """Takes and returns what Hugging Face's towers do."""
+    config = types.SimpleNamespace(spatial_merge_size=2, in_channels=6, patch_size=1, hidden_size=8)
+
+    def forward(self, pixels, grid):
+        out = super().forward(pixels, grid)
+        return types.SimpleNamespace(pooler_output=out[0], deepstack_features=out[1:])
+
+
+def encoded(rank, page, deep):
+    """A page's lines on a random step: the loss, and the tower's gradients, are those of the whole tower."""
+    step = Step(5, 'tp=2,cp=2,dp=1', 4, (6,), GRIDS, 2, most=5)
+    lm, tower, given = Lm(1 + deep), HuggingFace(deep), step.given(rank)
+    layers = [lambda x, layer=layer: torch.tanh(layer(x)) for layer in lm.layers]
+    names = run(page, tower=tower, pixels=given['pixels'], grid_thw=given.get('grid_thw'), seq=given.get('seq', ()),
+                pos=given.get('pos'), embeddings=lm.words(step.part(rank, step.text)), layers=layers)
+    loss = (layers[-1](names['hidden']) * step.part(rank, step.weight)).sum()
+    loss.backward()
+    replica_sum(tower)
+    whole, same = Plain(deep), Lm(1 + deep)
+    total = by_hand(step, whole, lambda tower, pixels, grid: tower(pixels, grid), same)
+    total.backward()
+    assert step.images
+    assert max(worst(tower.named_parameters(), {n: p.grad for n, p in whole.named_parameters()}).values()) < 1e-9
+    both = loss.detach().clone()
+    dist.all_reduce(both)  # each position is on two tp ranks
+    near(both / 2, total.detach(), torch.float64, 'loss')
+
+
+def towers(rank):
+    encoded(rank, 'for-vision.md', 0)
+
+
+def deepstack(rank):
+    encoded(rank, 'for-deepstack.md', 2)
+
+
+def microbatches(rank):
+    """Two micro-batches of a sequence of 8 positions each; ranks 0 and 3 have an image in the first, rank 1 in the second."""
+    make, weight = torch.Generator().manual_seed(7), torch.arange(16, dtype=torch.float64).view(2, 8, 1)
+    images = torch.randn(5, 6, generator=make, dtype=torch.float64)
+    own = {0: images[0:2], 3: images[2:3], 1: images[3:5]}
+    same = dict(seq_len=[8], seq_dp=[0])
+    tables = [cb.Segments([2, 1], src=[0, 3], seq=[0, 0], pos=[1, 4], **same),
+              cb.Segments([2], src=[1], seq=[0], pos=[6], **same)]
+    torch.manual_seed(4)
+    tower, words = torch.nn.Linear(6, 8, dtype=torch.float64), torch.zeros(9, 8, dtype=torch.float64)
+    cut = [[0, 1, 6, 7], [2, 3, 4, 5]][rank // 2]
+    seen = iter((0, 1))
+    run('for-microbatches.md', tower=tower, pixels=own.get(rank, images[:0]),
+        counts={0: [2, 0], 3: [1, 0], 1: [0, 2]}.get(rank, [0, 0]), tables=tables,
+        texts=[torch.arange(4), torch.arange(4, 8)], words=lambda tokens: words[tokens],
+        llm=lambda x: (torch.tanh(x) * weight[next(seen)][cut]).sum())
+    rows = tower.bias.grad.clone(), tower.weight.grad.clone()
+    for g in rows:
+        dist.all_reduce(g)
+    whole = torch.nn.Linear(6, 8, dtype=torch.float64)
+    whole.load_state_dict(tower.state_dict())
+    scale = torch.cat((weight[0, [1, 2, 4]], weight[1, [6, 7]]))
+    (torch.tanh(whole(images)) * scale).sum().backward()
+    near(rows[0], whole.bias.grad, torch.float64, 'bias'), near(rows[1], whole.weight.grad, torch.float64, 'weight')
+
+
+PAGES = {'for-vision.md': towers, 'for-deepstack.md': deepstack, 'for-microbatches.md': microbatches,
+         'for-megatron.md': megatron, 'for-fsdp2.md': fsdp2, 'for-zero3.md': zero3, 'for-rl.md': trainer,
          'for-torchrun.md': torchrun}
 
 

@@ -15,7 +15,8 @@ from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
 from .sequence import Sequence
 from .support import Support
 from .ticket import Ticket
+from .tower import EncoderParallel, TowerPlan
 
-__all__ = ['Bridge', 'Distilled', 'Loss', 'Sequence', 'Support', 'Ticket', 'TopK', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
+__all__ = ['Bridge', 'Distilled', 'EncoderParallel', 'Loss', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
            'distill', 'entropy', 'group_ranks', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
            'next_token', 'nll', 'over_chunks', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An encoder on all ranks of an LLM's grid: each image is encoded once, on the rank that balance() assigns it to, and its
+rows go to their positions among the embeddings. docs/for-vision.md."""
+from __future__ import annotations
+
+import array
+import math
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import _structs as s
+from ..comm import Comm
+from ..errors import STATUS, ArgumentError, MismatchError
+from ..grid import Grid
+from ..layout import Layout, parts_of
+from ..segments import Segments, _table, balance
+from ..tensor import _TORCH, torch_dtype
+from . import ranks as groups
+from .bridge import Bridge
+from .tensors import eager
+
+_HEADER = 7  # images, columns of the grid, sequences, are all positions given, dtype, is it on a GPU, axes of a patch
+
+
+def _mismatch(words: str) -> None:
+    raise MismatchError('tower: %s; expected the same' % words, STATUS['ERR_MISMATCH'])
+
+
+class TowerPlan:
+    """A step's images, and who encodes them; the same on all ranks. EncoderParallel.plan() makes it.
+
+    cost: of each rank's images. rank: the rank, counted in the grid, that encodes each image. patches: how many it has,
+    and grid: what grid_thw says of it. segments: the tables of the rows. Images are in the order in which ranks bring
+    them; one that several ranks of an LLM replica have is there once.
+    """
+
+    def __init__(self, vision: 'EncoderParallel', tables: list[Any]):
+        grid, self._offset = vision.llm.grid, vision.llm.grid.offset
+        found: dict[tuple[int, int, int], int] = {}
+        self.patches, self.grid, self._holders = [], [], []
+        rows: list[int] = []
+        into: list[tuple[int, int, list[int]]] = []  # replica, sequence there, positions of the rows
+        lengths: dict[int, tuple[int, list[int]]] = {}  # by replica: the rank that says so
+        kinds: dict[tuple[Any, ...], int] = {}
+        scattered = any(t.scattered for t in tables)
+        for r, table in enumerate(tables):
+            replica = vision._replica(r)
+            if table.lengths:
+                first, said = lengths.setdefault(replica, (r, table.lengths))
+                if said != table.lengths:
+                    _mismatch("the sequences of ranks %d and %d, which are in one replica of %s, have %s and %s positions"
+                              % (self._offset + first, self._offset + r, grid, said[:8], table.lengths[:8]))
+            if table.kind is not None and table.count:
+                kinds.setdefault(table.kind, r)
+            for e in range(table.count):
+                key = replica, table.seq[e], table.pos[e][0] if table.pos[e] else -1
+                if key in found:
+                    at = found[key]
+                    self._holders[at][r] = e
+                    if self.grid[at] != table.grid[e]:
+                        _mismatch("ranks %d and %d bring an image of sequence %d at position %d, with grids %s and %s" % (
+                            self._offset + next(iter(self._holders[at])), self._offset + r, *key[1:], self.grid[at],
+                            table.grid[e]))
+                    continue
+                found[key] = len(rows)
+                self._holders.append({r: e})  # rank: its own number of the image
+                self.grid.append(table.grid[e]), self.patches.append(math.prod(table.grid[e]))
+                rows.append(vision.rows(table.grid[e]))
+                into.append((replica, table.seq[e], table.pos[e]))
+        if len(kinds) > 1:
+            _mismatch("pixels of ranks %s are %s" % ([self._offset + r for r in kinds.values()], ' and '.join(
+                '%s on a %s with patches of %s' % (s.DTYPES[k[0]], 'GPU' if k[1] else 'CPU', list(k[2:])) for k in kinds)))
+        self._kind = next(iter(kinds), None)
+        self._balance(vision, grid.size)
+        self._tables(rows, into, lengths, scattered, vision, grid.size)
+
+    def _balance(self, vision: 'EncoderParallel', size: int) -> None:
+        """Ranks of the images: as few as possible leave a rank that has them; which of them sends is the least busy one."""
+        costs = [round(vision.cost(grid)) for grid in self.grid]
+        load, sends = [0] * size, [0] * size
+        now: list[int] = []
+        for cost, holders in zip(costs, self._holders):
+            now.append(min(holders, key=lambda r: (load[r], r)))
+            load[now[-1]] += cost
+        self.rank: list[int] = balance(costs, size, current=now, stick=vision.stick)
+        level = [0] * size
+        for cost, to in zip(costs, self.rank):
+            level[to] += cost
+        if max(load) <= (1 + vision.stick) * max(level):  # as they are; balance() moves each image that is more than the mean
+            self.rank = now
+        self._owner: list[int] = []
+        self.cost = [0] * size
+        for cost, n, to, holders in zip(costs, self.patches, self.rank, self._holders):
+            owner = to if to in holders else min(holders, key=lambda r: (sends[r], r))
+            self._owner.append(owner)
+            self.cost[to] += cost
+            sends[owner] += n if owner != to else 0
+
+    def _tables(self, rows: list[int], into: Any, lengths: Any, scattered: bool, vision: 'EncoderParallel', size: int) -> None:
+        at, pos = [0] * size, []
+        for n, to in zip(self.patches, self.rank):
+            pos.append(at[to])
+            at[to] += n
+        self._pixels = Segments(self.patches, src=self._owner, seq=self.rank, pos=pos, seq_len=at, seq_dp=range(size))
+        first, seq_len, seq_dp = {}, [], []
+        for replica in sorted(lengths):
+            first[replica] = len(seq_len)
+            seq_len += lengths[replica][1]
+            seq_dp += [replica] * len(lengths[replica][1])
+        for e, (replica, seq, _) in enumerate(into):
+            if not 0 <= seq < len(lengths.get(replica, (0, []))[1]):
+                raise ArgumentError("tower: an image of rank %d is in sequence %d, expected one of the %d sequences of its "
+                                    "replica" % (self._offset + next(iter(self._holders[e])), seq,
+                                                 len(lengths.get(replica, (0, []))[1])))
+        where: dict[str, list[int]] = {'pos': [at[0] for _, _, at in into]}
+        if scattered:
+            where = {'row_pos': [p for n, (_, _, at) in zip(rows, into)
+                                 for p in (at if len(at) == n else range(at[0], at[0] + n))]}
+        self.segments = Segments(rows, src=self.rank, seq=[first[replica] + seq for replica, seq, _ in into],
+                                 seq_len=seq_len, seq_dp=seq_dp, **where)
+        self._rows = rows
+
+    def of(self, rank: int) -> list[int]:
+        """Images that a rank, counted in the grid, encodes."""
+        return [e for e, to in enumerate(self.rank) if to == rank]
+
+
+class _Table:
+    """What a rank's data loader has, as all ranks hear of it."""
+
+    def __init__(self, words: Any):
+        self.count, columns, nseqs, self.scattered, dtype, cuda, ndim = words[:_HEADER]
+        self.kind = None if dtype < 0 else (dtype, cuda, *words[_HEADER:_HEADER + ndim])
+        at = _HEADER + ndim
+
+        def take(n: int) -> list[int]:
+            nonlocal at
+            at += n
+            return words[at - n:at]
+        self.grid = [tuple(take(columns)) for _ in range(self.count)]
+        self.seq = take(self.count)
+        counts = take(self.count)
+        self.pos = [take(n) for n in counts]
+        self.lengths = take(nseqs)
+
+
+class EncoderParallel:
+    """Encodes each image of a step once, on one rank of an LLM's grid, and carries its rows to their positions.
+
+    tower: the encoder, as it is or in DDP, fully_shard() or ZeRO-3, with the same parameters on all ranks of the grid.
+    group: a torch process group or a colobridge.Comm with exactly the grid's ranks. llm: the spec of the LLM's grid, or
+    its Layout. output, grad: of the rows, as Bridge has them.
+
+    run: run(tower, pixels, grid) -> the rows [rows, H], in the order of the images, or a list of such tensors
+    (DeepStack). None: Hugging Face's towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL (of pixels and grid_thw) and of SigLIP's
+    kind (of pixels [images, channels, height, width], all rows of the last layer).
+    rows: rows(grid) -> how many rows an image has, of its row of grid_thw, () without one. None: patches /
+    spatial_merge_size², or SigLIP's number of patches. smallest: (pixels, grid_thw) of the smallest legal input, None:
+    one image of zeros as the tower's config has it. A rank without images runs it, so that it takes part in all
+    collectives of a sharded tower; its gradient is exactly 0.
+    cost: cost(grid) -> a number per image, or alpha of p (p + alpha) for p patches of a frame; None: alpha is 6 times
+    the tower's width, as the products and the attention of a transformer's layer have it. fit() measures it.
+    stick: as balance() has it, for images that are on a rank already. None moves if the most of any rank would be
+    at most (1 + stick) times what it is after balance().
+    grad_scale: factor of the gradient that reaches the tower. The tower's gradients on the ranks are parts of a sum;
+    a wrapper that averages them over n ranks wants n here. docs/for-vision.md has a table.
+
+    Raises ValueError, RuntimeError, MismatchError, TimeoutError: bad input of one rank is an error on all of them.
+    """
+
+    def __init__(self, tower: Any, *, group: Any, llm: Layout | str,
+                 cost: Callable[[tuple[int, ...]], float] | float | None = None,
+                 run: Callable[[Any, Any, Any], Any] | None = None, rows: Callable[[tuple[int, ...]], int] | None = None,
+                 smallest: tuple[Any, Any] | None = None, stick: float = 0.0, grad_scale: float = 1.0,
+                 output: str = 'full', grad: str = 'partial', extra: str | Sequence[str] = ()):
+        self.tower, self.group, self.stick, self.grad_scale = tower, group, stick, grad_scale
+        self.llm = Layout.dst(llm, extra=extra) if isinstance(llm, str) else llm
+        self._config = getattr(getattr(tower, 'module', tower), 'config', None)
+        self._merge: int | None = getattr(self._config, 'spatial_merge_size', None)
+        self._run, self.output = run or _run, output
+        given = smallest if smallest is not None else self._of_config()
+        self._smallest: tuple[Any, tuple[int, ...]] = given[0].detach(), () if given[1] is None else tuple(
+            _integers(given[1], 'smallest')[0])
+        if rows is not None:
+            self.rows = rows
+        self.alpha = 6.0 * (getattr(self._config, 'embed_dim', None) or getattr(self._config, 'hidden_size', 1024))
+        if callable(cost):
+            self.cost = cost
+        elif cost is not None:
+            self.alpha = float(cost)
+        towers = Layout.src(Grid([('dp', self.llm.grid.size)], offset=self.llm.grid.offset))
+        self._grid = towers.grid
+        self._pixels = Bridge(towers, Layout.dst(towers.grid), group=group, ragged=True, frozen=True)
+        self._carries = [Bridge(towers, self.llm, group=group, ragged=True, output=output, grad=grad, frozen=frozen)
+                         for frozen in (False, True)]
+        self._carry = self._carries[0]
+        self.last: TowerPlan | None = None
+        self._clock: Any = None
+        self._moved: dict[str, int] = {}
+
+    def _of_config(self) -> tuple[Any, Any]:
+        import torch
+        of, m, dtype = self._config, self._merge, next(self.tower.parameters()).dtype
+        if of is not None and hasattr(of, 'patch_size'):
+            channels = getattr(of, 'in_channels', None) or getattr(of, 'in_chans', None) or getattr(of, 'num_channels', 3)
+            if m is not None:
+                return torch.zeros((m * m, channels * getattr(of, 'temporal_patch_size', 1) * of.patch_size ** 2),
+                                   dtype=dtype), [[1, m, m]]
+            if isinstance(getattr(of, 'image_size', None), int):
+                return torch.zeros((1, channels, of.image_size, of.image_size), dtype=dtype), None
+        raise ArgumentError("tower: its config does not say what its smallest input is; pass smallest=(pixels, grid_thw)")
+
+    def rows(self, grid: tuple[int, ...]) -> int:
+        """Rows of an image."""
+        if grid and self._merge is not None:
+            return math.prod(grid) // self._merge ** 2
+        if not grid and hasattr(self._config, 'patch_size'):
+            return math.prod(n // self._config.patch_size for n in self._smallest[0].shape[-2:])
+        raise ArgumentError("tower: its config does not say how many rows an image has; pass rows=")
+
+    def cost(self, grid: tuple[int, ...]) -> float:
+        """Of an image: attention is within a frame."""
+        frames, patches = (grid[0], math.prod(grid[1:])) if grid else (1, 1)
+        return frames * patches * (patches + self.alpha)
+
+    def _replica(self, rank: int) -> int:
+        """The LLM replica of a rank, both counted in the grid."""
+        raw, grid = self.llm._raw, self.llm.grid
+        coords, at = list(grid.coords(grid.offset + rank).values()), 0
+        for i in range(raw.nsplits[s.SAMPLES]):
+            dim = raw.split[s.SAMPLES][i].dim
+            at = at * grid.shape[dim] + coords[dim]
+        return at
+
+    def _comm(self) -> tuple[Comm, int]:
+        """The host's communicator, and this rank in the grid."""
+        import torch
+        comm, grid = groups.comm_of(self.group, torch.device('cpu'), 'tower: group'), self.llm.grid
+        if [comm.world_rank(r) for r in range(comm.size)] != list(grid.ranks()):
+            raise ArgumentError("tower: the group has ranks %s, expected those of the grid %s, %s" % (
+                [comm.world_rank(r) for r in range(comm.size)][:8], grid, list(grid.ranks())[:8]))
+        return comm, comm.rank
+
+    def plan(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
+             packing: Any = None) -> TowerPlan:
+        """Who encodes what, by one host all-gather, which may come a step ahead: vision(pixels, plan=plan, into=...). The
+        arguments are those of the call; packing is needed, as there is no into that tells the lengths."""
+        try:
+            table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))
+        except Exception as why:
+            raise self._told(why)
+        comm, _ = self._comm()
+        tables = []
+        with groups.telling(comm):
+            for said in comm.gather_bytes(table.tobytes(), ragged=True):
+                words = array.array('q')
+                words.frombytes(said)
+                tables.append(_Table(words.tolist()))
+        return TowerPlan(self, tables)
+
+    def _told(self, why: Exception) -> Exception:
+        import torch
+        return groups.told(why, torch.device('cpu'), self.group)
+
+    def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, lengths: Sequence[int]) -> Any:
+        """This rank's _Table, as words."""
+        import torch
+        grids = [] if grid_thw is None else _integers(grid_thw, 'grid_thw')
+        if pixels is None:
+            if grids:
+                raise ArgumentError("tower: grid_thw has %d images, and pixels is None" % len(grids))
+            count, kind = 0, (-1, 0)
+        elif not isinstance(pixels, torch.Tensor):
+            raise ArgumentError("tower: pixels is a %s, expected a torch.Tensor" % type(pixels).__name__)
+        else:
+            count = len(grids) if self._smallest[1] else len(pixels)
+            kind = torch_dtype(pixels.dtype, 'tower: pixels'), int(pixels.device.type == 'cuda')
+            need, columns = sum(map(math.prod, grids)) if self._smallest[1] else count, len(self._smallest[1])
+            if len(pixels) != need or any(len(g) != columns or min(g, default=1) < 1 for g in grids):
+                raise ArgumentError("tower: pixels has %d patches, grid_thw %s says %d; expected grids of %d numbers above 0, "
+                                    "and their patches" % (len(pixels), grids[:4], need, columns))
+        rows = [self.rows(tuple(grid)) for grid in grids] if self._smallest[1] else [self.rows(())] * count
+        seq = _table('seq', seq)
+        if (pos is None) == (row_pos is None) and count:
+            raise ArgumentError("tower: %s pos and row_pos are given; expected one of them"
+                                % ('neither of' if pos is None else 'both'))
+        at, each = _table('pos', () if pos is None else pos), _table('row_pos', () if row_pos is None else row_pos)
+        for name, found, expected in (('seq', len(seq), count), ('pos', len(at), 0 if pos is None else count),
+                                      ('row_pos', len(each), 0 if row_pos is None else sum(rows))):
+            if found != expected:
+                raise ArgumentError("tower: %s has %d entries, expected %d, one for each %s"
+                                    % (name, found, expected, 'row' if name == 'row_pos' else 'image'))
+        counts = rows if row_pos is not None else [1] * count
+        shape = () if pixels is None else pixels.shape[1:]
+        return array.array('q', [count, len(self._smallest[1]), len(lengths), row_pos is not None and count > 0, *kind,
+                                 len(shape), *shape, *(n for grid in grids for n in grid), *seq, *counts,
+                                 *(each if row_pos is not None else at), *lengths])
+
+    @eager
+    def __call__(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
+                 into: Any = None, packing: Any = None, plan: TowerPlan | None = None) -> Any:
+        """into, with the rows of all images at their positions; with a tower of several tensors (DeepStack) a list of it
+        and of the packed rows of the others, which index() places.
+
+        pixels: this rank's patches [patches, ...], image by image, on the host or a GPU, or images [images, ...]; None
+        without any. If ranks of an LLM replica have the same images, each brings them, or one does. grid_thw:
+        [images, 3]. seq: the sequence of each image, counted in the replica's batch, pos: the position of its first row
+        there; row_pos: the position of each row. into: the embeddings [batch, positions, H] of the replica's
+        sequences, or this rank's part of them with output="sharded"; written in place. A rank that holds no
+        sequences (another pipeline stage) passes None, and runs backward through what it gets. A tuple has an entry for
+        each tensor of the tower, None: packed. packing: cumulative lengths of the replica's sequences, padding included, if
+        into is packed.
+        plan: of plan(), instead of grid_thw, seq, pos and packing.
+
+        Every rank calls, also in a step without images, and runs backward through what it gets."""
+        comm, me = self._comm()
+        try:
+            intos = list(into) if isinstance(into, (list, tuple)) else [into]
+            held = self.llm.holds(self.llm.grid.offset + me)
+            if held and into is None:
+                raise ArgumentError("tower: into is None on rank %d, which holds sequences; expected their embeddings"
+                                    % (self.llm.grid.offset + me))
+            if plan is None and packing is None and held:
+                packing = self._cumulative(intos)
+        except Exception as why:
+            raise self._told(why)
+        clock = _Clock(next(self.tower.parameters()).device, self._clock)
+        if plan is None:
+            plan = self.plan(pixels, grid_thw, seq=seq, pos=pos, row_pos=row_pos, packing=packing)
+        try:
+            outs = self._encode(plan, me, pixels)
+            outs += [None] * (len(intos) - len(outs))
+            intos += [None] * (len(outs) - len(intos))
+            if into is None:
+                intos[0] = outs[0].new_empty((0, outs[0].shape[1]))
+            self._carry = self._carries[not any(p.requires_grad for p in self.tower.parameters())]
+            made = self._carry(tuple(outs), plan.segments, into=tuple(intos))
+        except Exception as why:
+            raise self._told(why)
+        self.last, self._clock = plan, clock.stop()
+        self._moved = self._bytes(plan, me, outs)
+        return made[0] if len(made) == 1 else list(made)
+
+    def _cumulative(self, intos: list[Any]) -> list[int]:
+        """The sequences of a batch [batch, positions, H], or one of [positions, H] or [positions, 1, H]."""
+        like = next((t for t in intos if t is not None), None)
+        if like is None or like.dim() < 2:
+            raise ArgumentError("tower: into does not say how long sequences are; pass packing=, their cumulative lengths")
+        batch = like.shape[0] if like.dim() == 3 and like.shape[1] > 1 else 1
+        parts = parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1
+        length = math.prod(like.shape[:-1]) // batch * parts if batch else 0
+        return [length * k for k in range(batch + 1)]
+
+    def _encode(self, plan: TowerPlan, me: int, pixels: Any) -> list[Any]:
+        """The tower's tensors of this rank's images."""
+        import torch
+        device, mine, (small, least) = next(self.tower.parameters()).device, plan.of(me), self._smallest
+        given = small if plan._kind is None else self._bring(plan, me, pixels)
+        if mine:
+            grids = [plan.grid[e] for e in mine]
+        else:
+            given, grids = small.to(given.dtype), [least]
+        grid = torch.tensor(grids, dtype=torch.int64, device=device) if least else None
+        outs = self._run(self.tower, given.to(device, non_blocking=True), grid)
+        outs = list(outs) if isinstance(outs, (list, tuple)) else [outs]
+        rows = sum(plan._rows[e] for e in mine)
+        if not mine:
+            outs = [t[:0] for t in outs]
+        for t in outs:
+            if t.dim() != 2 or len(t) != rows:
+                raise ArgumentError("tower: it returned %s for images of %d rows; expected [rows, features]; pass rows= or run="
+                                    % (list(t.shape), rows))
+            if self.grad_scale != 1 and t.requires_grad:
+                t.register_hook(lambda g: g * self.grad_scale)
+        return outs
+
+    def _bring(self, plan: TowerPlan, me: int, pixels: Any) -> Any:
+        """Pixels of the images that this rank encodes; each comes from one rank that has them."""
+        import torch
+        dtype, cuda, *shape = plan._kind
+        if pixels is None:
+            name = next(name for name, kind in _TORCH.items() if kind == s.DTYPES[dtype])
+            pixels = torch.empty((0, *shape), dtype=getattr(torch, name),
+                                 device=next(self.tower.parameters()).device if cuda else 'cpu')
+        own = {plan._holders[e][me]: plan.patches[e] for e, owner in enumerate(plan._owner) if owner == me}
+        had = {plan._holders[e][me]: plan.patches[e] for e in range(len(plan.patches)) if me in plan._holders[e]}
+        if list(own) != sorted(had):  # not all of them, or in another order
+            first, at = {}, 0
+            for e in sorted(had):
+                first[e], at = at, at + had[e]
+            parts = [pixels.narrow(0, first[e], n) for e, n in own.items()]
+            pixels = torch.cat(parts) if parts else pixels[:0]
+        if plan._owner != plan.rank:
+            pixels = self._pixels(pixels.detach().reshape(len(pixels), math.prod(shape)), plan._pixels)
+        return pixels.reshape(len(pixels), *shape)
+
+    def index(self, device: Any = None) -> Any:
+        """Positions of this rank's rows of the last call in into.view(-1, H), int64 [rows], for the packed tensors:
+        hidden.view(-1, H).index_add(0, vision.index(), deep)."""
+        if self.last is None:
+            raise ArgumentError("tower: index() is that of the last call, and there was none")
+        return self._carry.index(self.last.segments, next(self.tower.parameters()).device if device is None else device)
+
+    def fit(self, small: Any, large: Any) -> float:
+        """Sets and returns alpha of the cost p (p + alpha), from the times of forward on two images of zeros, grids
+        (1, h, w), on the first rank. Every rank calls."""
+        import torch
+        (pixels, _), (comm, _), times = self._smallest, self._comm(), []
+        device = next(self.tower.parameters()).device
+        for grid in (small, large):
+            zeros = torch.zeros((math.prod(grid), *pixels.shape[1:]), dtype=pixels.dtype, device=device)
+            with torch.no_grad():
+                for _ in range(2):  # the first one makes what the second finds
+                    clock = _Clock(device, None)
+                    self._run(self.tower, zeros, torch.tensor([grid], device=device))
+                times.append(clock.stop().seconds())
+        (t, u), (p, q) = struct.unpack('dd', comm.gather_bytes(struct.pack('dd', *times))[0]), map(math.prod, (small, large))
+        curved = u * p - t * q  # 0 if time grows as the number of patches
+        self.alpha = min(max((t * q * q - u * p * p) / curved, 0.0), 1e9) if curved > 0 else 1e9
+        return self.alpha
+
+    def _bytes(self, plan: TowerPlan, me: int, outs: list[Any]) -> dict[str, int]:
+        moves = [(n, owner, to) for n, owner, to in zip(plan.patches, plan._owner, plan.rank) if owner != to]
+        width = 0 if plan._kind is None else math.prod(plan._kind[2:]) * s.DTYPE_SIZE[plan._kind[0]]
+        planned = self._carry._ragged[outs[0].device].last.held.batch.bytes('forward')
+        unit = math.lcm(self._carry._parts[2], self._carry._dst_features) * 4  # of the bridge, in f32
+        row = sum(t.shape[1] * t.element_size() for t in outs)
+        return {'pixels_sent': sum(n for n, owner, _ in moves if owner == me) * width,
+                'pixels_received': sum(n for n, _, to in moves if to == me) * width,
+                'rows_sent': planned.send // unit * row, 'rows_received': planned.recv // unit * row}
+
+    def stats(self) -> dict[str, Any]:
+        """Of the last call. cost: of each rank; balance: the most of any rank over the mean; images and patches: of each
+        rank; pixels_sent, pixels_received, rows_sent, rows_received: bytes of this rank, rows in forward; seconds: of
+        this rank in the call; share: of the time since the call before began, None of the first. If the tower is on
+        a GPU, the host waits for it."""
+        plan = self.last
+        if plan is None:
+            raise ArgumentError("tower: stats() are those of the last call, and there was none")
+        ranks, mean = range(len(plan.cost)), sum(plan.cost) / len(plan.cost)
+        step = self._clock.step()
+        seconds = self._clock.seconds()
+        return {'cost': plan.cost, 'balance': max(plan.cost) / mean if mean else 1.0,
+                'images': [len(plan.of(r)) for r in ranks],
+                'patches': [sum(plan.patches[e] for e in plan.of(r)) for r in ranks], **self._moved,
+                'seconds': seconds, 'share': None if step is None else seconds / step}
+
+
+class _Clock:
+    """From now to stop(), on the current stream of a GPU or on the host; before: the clock of the call before."""
+
+    def __init__(self, device: Any, before: '_Clock | None'):
+        self.device, self.before = device, None if before is None else before.begin
+        self.begin, self.end = self._now(), None
+
+    def _now(self) -> Any:
+        if self.device.type != 'cuda':
+            return time.perf_counter()
+        import torch
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def stop(self) -> '_Clock':
+        self.end = self._now()
+        return self
+
+    def _between(self, a: Any, b: Any) -> float:
+        if self.device.type != 'cuda':
+            return b - a
+        b.synchronize()
+        return a.elapsed_time(b) / 1000
+
+    def seconds(self) -> float:
+        return self._between(self.begin, self.end)
+
+    def step(self) -> float | None:
+        return None if self.before is None else self._between(self.before, self.begin)
+
+
+def _integers(table: Any, name: str) -> list[list[int]]:
+    rows = table.tolist() if hasattr(table, 'tolist') else [list(row) for row in table]
+    if any(not isinstance(row, list) for row in rows):
+        raise ArgumentError("tower: %s is %s, expected [images, columns]" % (name, rows[:4]))
+    return rows
+
+
+def _lengths(packing: Any) -> list[int]:
+    edges = [] if packing is None else _table('packing', packing)
+    return [b - a for a, b in zip(edges, edges[1:])]
+
+
+def _run(tower: Any, pixels: Any, grid: Any) -> Any:
+    """Hugging Face's towers: those of Qwen return merged rows, DeepStack's beside them; SigLIP's all rows of all images."""
+    import torch
+    if grid is None:
+        out = tower(pixels)
+        out = out if isinstance(out, torch.Tensor) else out[0]  # last_hidden_state
+        return out.reshape(-1, out.shape[-1])
+    out = tower(pixels, grid)
+    if isinstance(out, (torch.Tensor, tuple)):  # before transformers 5
+        return out if isinstance(out, torch.Tensor) else [out[0], *out[1]]
+    return [out.pooler_output, *(getattr(out, 'deepstack_features', None) or ())]

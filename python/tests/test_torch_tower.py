@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EncoderParallel on 4 ranks against the whole tower over all images: towers of transformers and one of ours, alone, in DDP,
+sharded by FSDP2, with activation checkpointing, with accumulation; empty ranks, bad input, what moves."""
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+
+try:  # before ranks are forked
+    import transformers
+except ImportError:
+    transformers = None
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+
+import colobridge.torch as ct  # noqa: E402
+from test_torch_mimo import torchrun  # noqa: E402
+from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Step, by_hand, coord, replica_sum, worst  # noqa: E402
+
+SEED = int(os.environ.get('T_SEED', '1'))
+# Sums of some 10^3 products of size 1 in another order, in fp64: 10^3 * 2^-53 = 1e-13 a layer; a wrong factor is 0.25.
+BOUND = 1e-9
+SPECS = 'tp=2,cp=2,dp=1', 'cp=2,dp=2', 'dp=4', 'tp=4,dp=1', 'tp=2,dp=2'
+
+
+class Plain(torch.nn.Module):
+    """Attention within each image, and 2 x 2 patches merged; two tensors, as DeepStack has them."""
+
+    def __init__(self, deep=0):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed, self.qkv = torch.nn.Linear(6, H, dtype=DTYPE), torch.nn.Linear(H, 3 * H, dtype=DTYPE)
+        self.out = torch.nn.ModuleList([torch.nn.Linear(4 * H, H, dtype=DTYPE) for _ in range(1 + deep)])
+
+    def forward(self, pixels, grid):
+        x, parts = self.embed(pixels), []
+        for image in x.split(grid.prod(1).tolist()):
+            q, k, v = self.qkv(image).chunk(3, -1)
+            parts.append(image + torch.softmax(q @ k.t() / H ** 0.5, -1) @ v)
+        x = torch.cat(parts).view(-1, 4 * H)
+        return [torch.tanh(layer(x)) for layer in self.out]
+
+
+def plain_run(tower, pixels, grid):
+    return tower(pixels, grid)
+
+
+def here(world, *job):
+    return world.run(*job, timeout=200)
+
+
+GRIDS = (1, 2, 2), (1, 2, 4), (2, 2, 2), (1, 4, 4), (1, 4, 2)
+
+
+def plain(deep=0, **options):
+    tower = Plain(deep)
+    return tower, plain_run, (6,), dict(run=plain_run, rows=lambda grid: grid[0] * grid[1] * grid[2] // 4,
+                                        smallest=(torch.zeros(4, 6, dtype=DTYPE), [[1, 2, 2]]), cost=8.0, **options)
+
+
+def hugging_face(name):
+    """(tower, how the oracle runs it on one image, shape of a patch, options)"""
+    torch.manual_seed(3)
+    same = dict(depth=2, num_heads=2, patch_size=2, spatial_merge_size=2, temporal_patch_size=2)
+    if name == 'siglip':
+        from transformers.models.siglip import SiglipVisionConfig, SiglipVisionModel
+        tower = SiglipVisionModel(SiglipVisionConfig(
+            hidden_size=H, intermediate_size=16, num_hidden_layers=2, vision_use_head=False, num_attention_heads=2,
+            image_size=4, patch_size=2)).to(DTYPE)
+        return tower, lambda tower, pixels, grid: [tower(pixels).last_hidden_state.view(-1, H)], (3, 4, 4), {}
+    if name == 'qwen2':
+        from transformers.models.qwen2_vl import modeling_qwen2_vl as m
+        from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+        tower = m.Qwen2VisionTransformerPretrainedModel(Qwen2VLVisionConfig(embed_dim=16, hidden_size=H, mlp_ratio=2, **same))
+    elif name == 'qwen2.5':
+        from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as m
+        from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+        tower = m.Qwen2_5_VisionTransformerPretrainedModel(Qwen2_5_VLVisionConfig(
+            hidden_size=16, out_hidden_size=H, intermediate_size=24, window_size=8, fullatt_block_indexes=[1], **same))
+    else:
+        from transformers.models.qwen3_vl import modeling_qwen3_vl as m
+        from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+        tower = m.Qwen3VLVisionModel(Qwen3VLVisionConfig(
+            hidden_size=16, out_hidden_size=H, intermediate_size=24, num_position_embeddings=16,
+            deepstack_visual_indexes=[0, 1], **same))
+
+    def run(tower, pixels, grid):
+        out = tower(pixels, grid)
+        if isinstance(out, (torch.Tensor, tuple)):  # before transformers 5
+            return [out] if isinstance(out, torch.Tensor) else [out[0], *out[1]]
+        return [out.pooler_output, *(getattr(out, 'deepstack_features', None) or ())]
+    return tower.to(DTYPE), run, (3 * 2 * 2 * 2,), {}
+
+
+def made(name, **options):
+    tower, run, patch, more = plain(2 if name == 'deep' else 0) if name in ('plain', 'deep') else hugging_face(name)
+    return tower, run, patch, dict(more, **options)
+
+
+def step_of(seed, spec, name, patch, most=3):
+    if name == 'siglip':
+        step = Step(seed, spec, 4, patch, [(1,)], 1, most=0)
+        rng = torch.Generator().manual_seed(seed)
+        for i in range(int(torch.randint(0, 4, (1,), generator=rng))):
+            d = i % step.replicas
+            step.images.append((d, i % BATCH, list(range(3 + 5 * (i // 2), 7 + 5 * (i // 2))), (1,),
+                                torch.randn(1, *patch, generator=rng, dtype=DTYPE),
+                                [r for r in range(4) if coord(spec, r, 'dp')[0] == d]))
+        return step
+    return Step(seed, spec, 4, patch, GRIDS, 2, most)
+
+
+def carried(step, rank, vision, lm, grids=True, plan=None):
+    """The loss of this rank's part: all ranks' add up to the whole one, if one tp rank of each counts."""
+    embedded = lm.words(step.part(rank, step.text))
+    given = step.given(rank, grids)
+    hidden = vision(given['pixels'], plan=plan, into=embedded) if plan else vision(**given, into=embedded)
+    hidden, deep = (hidden[0], hidden[1:]) if isinstance(hidden, list) else (hidden, [])
+    return lm.loss(hidden, deep, vision.index() if deep else None, step.part(rank, step.weight))
+
+
+def loss_is_whole(step, rank, loss, total):
+    mine = loss.detach().clone() if coord(step.spec, rank, 'tp')[0] == 0 else torch.zeros_like(loss)
+    dist.all_reduce(mine)
+    assert abs(mine - total) <= 1e-9 * max(abs(float(total)), 1), (mine, total)
+
+
+def compare(rank, name, wrap, spec, seeds, steps=1):
+    """Raw gradients of every parameter of the tower, and of the words, against those by hand."""
+    tower, run, patch, options = made(name)
+    lm, oracle = Lm(3 if name in ('deep', 'qwen3') else 1), copy.deepcopy(tower)
+    wrapped, more, sums = wrap(tower)
+    vision = ct.EncoderParallel(wrapped, group=dist.group.WORLD, llm=spec, output='sharded', **dict(options, **more))
+    own = Lm(len(lm.layers))
+    for seed in seeds:
+        wrapped.zero_grad(set_to_none=True), oracle.zero_grad(), lm.zero_grad(), own.zero_grad()
+        for k in range(steps):
+            step = step_of(seed * 10 + k, spec, name, patch)
+            total = by_hand(step, oracle, run, lm)
+            total.backward()
+            last = k == steps - 1
+            with wrapped.no_sync() if not last and hasattr(wrapped, 'no_sync') else torch.enable_grad():
+                if hasattr(wrapped, 'set_requires_gradient_sync'):
+                    wrapped.set_requires_gradient_sync(last)
+                loss = carried(step, rank, vision, own, name != 'siglip')
+                loss.backward()
+            loss_is_whole(step, rank, loss, total.detach())
+        if sums:
+            replica_sum(wrapped)
+        expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in oracle.named_parameters()}
+        named = [(n.removeprefix('module.'), p) for n, p in wrapped.named_parameters()]
+        assert len(named) == len(expected)
+        differ = worst(named, expected)
+        assert max(differ.values()) <= BOUND, (seed, max(differ, key=differ.get), max(differ.values()))
+        if coord(spec, rank, 'tp')[0]:
+            own.zero_grad(set_to_none=False)
+        replica_sum(own)
+        differ = worst(own.named_parameters(), {n: p.grad for n, p in lm.named_parameters()})
+        assert max(differ.values()) <= BOUND, (seed, differ)
+
+
+def alone(tower):
+    return tower, {}, True
+
+
+def ddp(tower):
+    return torch.nn.parallel.DistributedDataParallel(tower), {'grad_scale': 4}, False
+
+
+def sharded(tower):
+    from torch.distributed.fsdp import fully_shard
+    for block in getattr(tower, 'blocks', getattr(getattr(tower, 'encoder', None), 'layers', [])):
+        fully_shard(block)
+    fully_shard(tower)
+    return tower, {'grad_scale': 4}, False
+
+
+def sharded_by_one(tower):
+    """FSDP2 that is told to add."""
+    tower = sharded(tower)[0]
+    for module in tower.modules():
+        if hasattr(module, 'set_gradient_divide_factor'):
+            module.set_gradient_divide_factor(1.0)
+    return tower, {}, False
+
+
+def checkpointing(tower):
+    tower.gradient_checkpointing_enable() if hasattr(tower, 'gradient_checkpointing_enable') else None
+    return tower.train(), {}, True
+
+
+def need(name, wrap=None):
+    if name not in ('plain', 'deep') and transformers is None:
+        pytest.skip('there is no transformers')
+    if wrap in ('sharded', 'sharded_by_one'):
+        try:
+            from torch.distributed.fsdp import fully_shard  # noqa: F401
+        except ImportError:
+            pytest.skip('this PyTorch %s has no fully_shard()' % torch.__version__)
+
+
+WRAPS = {f.__name__: f for f in (alone, ddp, sharded, sharded_by_one, checkpointing)}
+HUGGING_FACE = 'qwen2', 'qwen2.5', 'qwen3', 'siglip'
+
+
+@pytest.mark.parametrize('spec', SPECS)
+@pytest.mark.parametrize('name', ['plain', 'deep'])
+def test_gradients_of_random_steps_are_those_of_the_whole_tower(world, name, spec):
+    here(world, compare, name, alone, spec, range(SEED, SEED + 8))
+
+
+@pytest.mark.parametrize('wrap', list(WRAPS))
+@pytest.mark.parametrize('name', HUGGING_FACE)
+def test_towers_of_hugging_face_have_the_whole_towers_gradients(world, name, wrap):
+    need(name, wrap)
+    here(world, compare, name, WRAPS[wrap], SPECS[0], range(SEED + 20, SEED + 23))
+
+
+@pytest.mark.parametrize('wrap', ['ddp', 'sharded'])
+def test_gradients_add_up_over_steps_that_do_not_synchronize(world, wrap):
+    need('deep', wrap)
+    here(world, compare, 'deep', WRAPS[wrap], SPECS[1], range(SEED + 40, SEED + 43), 3)
+
+
+def text_only(rank):
+    """Steps without images, alone and after steps with them: all parameters have a gradient, and it is 0."""
+    tower, _, patch, options = made('deep')
+    wrapped, more, _ = ddp(tower)
+    vision, lm = ct.EncoderParallel(wrapped, group=dist.group.WORLD, llm=SPECS[0], output='sharded', **options, **more), Lm(3)
+    for most in (0, 3, 0):
+        step = step_of(SEED, SPECS[0], 'deep', patch, most)
+        wrapped.zero_grad()
+        carried(step, rank, vision, lm).backward()
+        zero = [not bool(p.grad.any()) for p in tower.parameters()]
+        assert all(zero) if most == 0 else not any(zero)
+
+
+def test_a_step_of_text_has_a_gradient_of_zero(world):
+    here(world, text_only)
+
+
+def counts(rank):
+    """Of a step: the tables by one all-gather, pixels by one exchange if any move, rows by one, and one in backward."""
+    tower, _, patch, options = made('deep')
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm=SPECS[0], output='sharded', **options)
+    lm, seen = Lm(3), set()
+    comm = vision._comm()[0]
+    for seed in range(SEED, SEED + 6):
+        step = step_of(seed, SPECS[0], 'deep', patch)
+        carried(step, rank, vision, lm).backward()
+        was = comm.stats()
+        carried(step, rank, vision, lm).backward()  # of tables that have been compared
+        moved = any(vision.stats()[way] for way in ('pixels_sent', 'pixels_received'))
+        ops = {(owner, op): n['ops'] - was.get(owner, {}).get(op, {}).get('ops', 0)
+               for owner, by in comm.stats().items() for op, n in by.items()}
+        exchanges = ops[('bridge', 'exchange')]
+        assert {key: n for key, n in ops.items() if n} == {('user', 'all_gather'): 1, ('bridge', 'exchange'): exchanges}, ops
+        assert exchanges in ((3,) if moved else (2, 3))
+        seen.add(exchanges)
+    assert seen == {2, 3}
+
+
+def test_collectives_of_a_step_are_counted(world):
+    here(world, counts)
+
+
+def only_what_is_missing(rank):
+    """Images that all ranks of a replica have do not move; those that one has go to the others, and each rank gets no more
+    than it encodes. The costs are level, and a plan may be made a step ahead."""
+    tower, _, patch, options = made('plain')
+    vision, lm = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=2,dp=2', **options), Lm(1)
+    words = lm.words(torch.zeros(BATCH, LENGTH, dtype=torch.int64)).detach()
+    pixels = [torch.full((4, 6), float(10 * (rank // 2) + k), dtype=DTYPE) for k in range(4)]
+    given = dict(grid_thw=[[1, 2, 2]] * 4, seq=[0, 0, 1, 1], pos=[0, 5, 1, 7])
+    vision(torch.cat(pixels), into=words * 1, **given).sum().backward()
+    stats = vision.stats()
+    assert stats['images'] == [2, 2, 2, 2] and stats['balance'] == 1 and stats['patches'] == [8] * 4
+    assert stats['cost'] == [2 * 4 * (4 + 8)] * 4
+    assert stats['pixels_sent'] == stats['pixels_received'] == 0 and stats['share'] is None
+    here = rank == 2  # which alone has images, of its replica
+    plan = vision.plan(torch.cat(pixels) if here else None, packing=[0, LENGTH, 2 * LENGTH], **(given if here else {}))
+    assert plan.rank == [2, 0, 1, 3] or sorted(plan.rank) == [0, 1, 2, 3] and plan.cost == [48] * 4
+    hidden = vision(torch.cat(pixels) if here else None, plan=plan, into=words * 1)
+    want = words.detach().clone()
+    if rank // 2:
+        for k, (q, at) in enumerate(zip(given['seq'], given['pos'])):
+            want[q, at] = Plain()(pixels[k], torch.tensor([[1, 2, 2]]))[0]
+    assert torch.allclose(hidden, want, rtol=0, atol=1e-12)
+    hidden.sum().backward()
+    stats = vision.stats()
+    one = 4 * 6 * 8  # bytes of an image's pixels
+    assert stats['pixels_sent'] == (3 * one if here else 0) and stats['pixels_received'] == (0 if here else one)
+    # ranks 2 and 3 take 4 rows of H f64 each, of which they made one
+    assert stats['rows_received'] == (3 * H * 8 if rank // 2 else 0)
+    assert 0 < stats['share'] and 0 < stats['seconds']
+
+
+def test_pixels_go_to_the_rank_that_encodes_them_alone(world):
+    here(world, only_what_is_missing)
+
+
+def scattered(rank):
+    """Rows of an image at positions of their own, on one rank; ranks of another pipeline stage hold no text."""
+    tower, _, _, options = made('plain')
+    vision, lm = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=2,pp=2', **options), Lm(1)
+    holds = rank < 2
+    pixels, at = torch.arange(48.0, dtype=DTYPE).view(8, 6) / 40, [9, 3]
+    words = lm.words(torch.zeros(BATCH, LENGTH, dtype=torch.int64)) if holds else None
+    given = dict(pixels=pixels, grid_thw=[[1, 2, 4]], seq=[1], row_pos=at) if rank == 3 else dict(
+        pixels=pixels, grid_thw=[[1, 2, 4]], seq=[0], pos=[4]) if rank == 0 else dict(pixels=None)
+    hidden = vision(**given, into=words * 1 if holds else None)
+    rows = Plain()(pixels, torch.tensor([[1, 2, 4]]))[0]
+    if holds:
+        want = words.detach().clone()
+        where = (1, at) if rank else (0, [4, 5])
+        want[where[0], where[1]] = rows
+        assert torch.allclose(hidden, want, rtol=0, atol=1e-12)
+    else:
+        assert hidden.shape == (0, H)
+    (hidden.sum() if holds else hidden.sum()).backward()
+    replica_sum(tower)
+    twice = Plain()
+    (2 * twice(pixels, torch.tensor([[1, 2, 4]]))[0].sum()).backward()
+    assert max(worst(tower.named_parameters(), {n: p.grad for n, p in twice.named_parameters()
+                                                if p.grad is not None}).values()) <= BOUND
+
+
+def test_rows_at_positions_of_their_own_and_other_stages(world):
+    here(world, scattered)
+
+
+BAD = {
+    'too few pixels': (dict(pixels=torch.zeros(7, 6)), 'pixels has 7 patches, grid_thw [[1, 2, 4]] says 8'),
+    'a grid of two': (dict(grid_thw=[[2, 4]]), 'expected grids of 3 numbers above 0'),
+    'no pixels': (dict(pixels=None), 'grid_thw has 1 images, and pixels is None'),
+    'a sequence too many': (dict(seq=[5]), 'is in sequence 5, expected one of the 2 sequences'),
+    'a position too many': (dict(pos=[1, 2]), 'pos has 2 entries, expected 1, one for each image'),
+    'no position': (dict(pos=None), 'neither of pos and row_pos'),
+    'behind the end': (dict(pos=[15]), 'segment '),
+    'no text': (dict(into=None), 'into is None on rank 1'),
+    'another dtype': (dict(pixels=torch.zeros(8, 6)), 'f64 on a CPU'),
+    'another grid': (dict(grid_thw=[[1, 4, 2]]), 'bring an image of sequence 0 at position 4, with grids'),
+    'other lengths': (dict(into=torch.zeros(BATCH, LENGTH - 4, H, dtype=DTYPE)), 'positions; expected the same'),
+}
+
+
+def bad(rank, change, words):
+    tower, _, _, options = made('plain')
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=2,dp=2', **options)
+
+    def call(wrong):
+        good = dict(pixels=torch.zeros(8, 6, dtype=DTYPE), grid_thw=[[1, 2, 4]], seq=[0], pos=[4],
+                    into=torch.zeros(BATCH, LENGTH, H, dtype=DTYPE))
+        return vision(**dict(good, **(change if wrong else {})))
+    call(False)
+    with pytest.raises((ValueError, RuntimeError)) as why:
+        call(rank == 1)
+    assert words in str(why.value), why.value
+    call(False)
+
+
+@pytest.mark.parametrize('name', list(BAD))
+def test_bad_input_of_one_rank_is_every_ranks_error(world, name):
+    here(world, bad, *BAD[name])
+
+
+def fails(rank):
+    """An exception of one rank's tower reaches the others in their bridge."""
+    tower, run, _, options = made('plain')
+
+    def breaks(tower, pixels, grid):
+        if rank == 1 and not whole:
+            raise ArithmeticError('no memory')
+        return run(tower, pixels, grid)
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=4,dp=1', **dict(options, run=breaks))
+    for whole in (True, False, True):
+        given = dict(pixels=torch.zeros(8, 6, dtype=DTYPE), grid_thw=[[1, 2, 4]], seq=[0], pos=[4 * rank],
+                     into=torch.zeros(BATCH, LENGTH, H, dtype=DTYPE))
+        if whole:
+            vision(**given)
+        else:
+            with pytest.raises((ArithmeticError, RuntimeError), match='no memory'):
+                vision(**given)
+
+
+def test_a_tower_that_fails_on_one_rank_ends_the_others_waits(world):
+    here(world, fails)
+
+
+LOADER = '''
+import torch, torch.distributed as dist, colobridge.torch as ct
+dist.init_process_group('gloo')
+tower = torch.nn.Linear(6, 8)
+vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=2', rows=lambda g: 1, run=lambda t, p, g: t(p),
+                            smallest=(torch.zeros(1, 6), None))
+def loader():
+    yield torch.ones(1, 6)
+    if dist.get_rank() == 1:
+        raise ValueError('the data ran out')
+    yield torch.ones(1, 6)
+try:
+    for pixels in loader():
+        vision(pixels, seq=[0], pos=[1], into=torch.zeros(1, 4, 8)).sum().backward()
+except RuntimeError as why:
+    print(why)
+'''
+
+
+def test_a_data_loader_that_fails_on_one_rank_ends_the_others_waits():
+    if not torchrun():
+        pytest.skip('torchrun does not start here')
+    import socket
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    ranks = [subprocess.Popen([sys.executable, '-c', LOADER], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=dict(os.environ, RANK=str(r), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
+                                       MASTER_PORT=str(port), COLO_TIMEOUT_MS='60000')) for r in range(2)]
+    said = [process.communicate(timeout=200) for process in ranks]
+    assert 'the data ran out' in said[0][0], said
+    assert ranks[1].returncode == 1 and 'ValueError: the data ran out' in said[1][1], said
+
+
+def fitted(rank):
+    tower, run, _, options = made('plain')
+    seen = []
+
+    def timed(tower, pixels, grid):  # as long as p (p + 100), in milliseconds / 1000
+        import time
+        p = len(pixels)
+        time.sleep(p * (p + 100) * 4e-6)
+        seen.append(p)
+        return run(tower, pixels, grid)
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='dp=4', **dict(options, run=timed))
+    alpha = vision.fit((1, 8, 8), (1, 16, 16))
+    assert seen == [64, 64, 256, 256] and 20 < alpha < 1e9 and vision.alpha == alpha
+    assert vision.cost((2, 2, 4)) == 2 * 8 * (8 + alpha)
+    return alpha
+
+
+def test_alpha_is_fitted_from_two_calls_alike_on_all_ranks(world):
+    assert len(set(here(world, fitted))) == 1
+
+
+def test_a_tower_that_does_not_say_what_it_takes_is_refused():
+    with pytest.raises(ValueError, match='pass smallest='):
+        ct.EncoderParallel(torch.nn.Linear(2, 2), group=None, llm='dp=1')
