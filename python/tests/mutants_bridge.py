@@ -223,6 +223,9 @@ BRIDGES = {
     'indices that a graph reads go with their batch': (
         'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
         'test_what_a_graph_reads'),
+    'a batch that a rank cannot make is told to no rank': (
+        'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
+        'test_bad_input_of_one_rank'),
     'forward writes over a leaf': (
         'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
         'test_torch_ragged.py', 'test_bad_input_of_one_rank'),
@@ -301,10 +304,11 @@ BRIDGES = {
         'torch/tower.py', "parts_of(self.llm, s.ROWS) if self.output == 'sharded' else 1", '1', 'test_torch_tower.py',
         'random_steps'),
     'what is wrong on one rank is told to no rank': (
-        'torch/tower.py', '        try:\n            table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))\n'
-        '        except Exception as why:\n            raise self._told(why)\n',
-        '        table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))\n', 'test_torch_tower.py',
-        'bad_input_of_one_rank'),
+        'torch/tower.py', 'return self._carry._talks_to', 'return None', 'test_torch_tower.py', 'bad_input_of_one_rank'),
+    'a communicator of its own is that of all': (
+        'torch/bridge.py', "self._owned = bool(_COMMS[comm])", 'self._owned = False', 'test_torch_own.py', 'an_error_stays'),
+    'a communicator of its own outlives its bridge': (
+        'torch/bridge.py', 'groups.end(self._own)', 'pass', 'test_torch_own.py', 'at_work_at_once'),
     'the rest of what a rank brings comes first': (
         'comm.py', '(part + others)[:n]', '(others + part)[:n]', 'test_core.py', 'interpreter_lock'),
 }

@@ -199,7 +199,16 @@ def microbatches(rank):
     near(rows[0], whole.bias.grad, torch.float64, 'bias'), near(rows[1], whole.weight.grad, torch.float64, 'weight')
 
 
-PAGES = {'for-vision.md': towers, 'for-deepstack.md': deepstack, 'for-microbatches.md': microbatches,
+def threads(rank):
+    names = run('for-threads.md')
+    here, x = torch.device('cpu'), torch.full((2, 3), rank + 1.0)
+    segments = cb.Segments([2] * 4, src=range(4), seq=[0] * 4, pos=[0, 2, 4, 6], seq_len=[8], seq_dp=[0])
+    for carry in names['sound'], names['images']:
+        assert carry(x, segments).sum() == [3 * (2 * 1 + 2 * 4), 3 * (2 * 2 + 2 * 3)][rank // 2]
+    assert len({id(carry.comm(here)) for carry in (names['sound'], names['images'])}) == 2
+
+
+PAGES = {'for-threads.md': threads, 'for-vision.md': towers, 'for-deepstack.md': deepstack, 'for-microbatches.md': microbatches,
          'for-megatron.md': megatron, 'for-fsdp2.md': fsdp2, 'for-zero3.md': zero3, 'for-rl.md': trainer,
          'for-torchrun.md': torchrun}
 

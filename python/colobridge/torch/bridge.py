@@ -26,6 +26,7 @@ from .tensors import eager, watched
 from .ticket import Flight, Ticket
 from .uniform import Core, Ready, about, function, halves
 
+_COMMS = {'shared': 0, 'own': 1}
 _KEPT = 64  # shapes whose views are kept
 _LAYOUTS = 32  # pairs of layouts and options for which bridge() keeps a Bridge
 
@@ -65,6 +66,10 @@ class Bridge(Unique):
     buffers is None or 0. Without into=, y has the rows of the batch in the order of their positions. With it, they are
     written to their positions in the embeddings of the text, and nothing else is.
 
+    comm: "shared": the communicator of these ranks, which all calls of colobridge.torch on them have in common, so
+    ranks make these calls in one order, on one thread. "own": another one, for this bridge alone; two such bridges may be
+    at work at once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones.
+
     Raises ValueError (shape, dtype, device, layouts that do not fit), RuntimeError (a destroyed group,
     another rank failed), TimeoutError, MismatchError (ranks disagree).
     """
@@ -72,14 +77,15 @@ class Bridge(Unique):
     def __init__(self, src: Layout | str, dst: Layout | str, *, group: Any, axes: str = 'bsh',
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
                  frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
-                 buffers: int | None = None, extra: str | Sequence[str] = (), ragged: bool = False):
+                 buffers: int | None = None, extra: str | Sequence[str] = (), ragged: bool = False,
+                 comm: str = 'shared'):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
         self.src = Layout.src(src, extra=extra) if isinstance(src, str) else src
         self.dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)
-        choice('transport', transport, TRANSPORTS)
+        choice('transport', transport, TRANSPORTS), choice('comm', comm, _COMMS)
         if transport == 'peer' and algo == 'collective':
             raise ArgumentError("bridge: transport is 'peer' and algo 'collective', which runs collectives of "
                                 "the communicator; take algo='exact' or transport='auto'")
@@ -94,6 +100,9 @@ class Bridge(Unique):
                                 % (axes, algo, buffers))
         if ragged:
             Segments([], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]).check(self.src, self.dst)
+        self._owned = bool(_COMMS[comm])
+        if self._owned and isinstance(group, Comm):
+            group = group.split_color(0, group.rank)
         self.group, self.axes, self.ragged = group, axes, ragged
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}
@@ -103,6 +112,7 @@ class Bridge(Unique):
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | None = None  # tables that fit the layouts
         self._ranks: tuple[int, ...] | None = None
+        self._own: groups.Own | None = None  # instead of the ranks, if no other object has its communicators
         self._cores: dict[Any, Core] = {}  # by dtype and device
         self._kept: collections.OrderedDict[Any, Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
@@ -110,6 +120,8 @@ class Bridge(Unique):
         self._again: Any = None  # the same for a call like it, which goes without the rest
         if not isinstance(group, Comm):
             self._ranks = self._members()
+        if self._owned and self._ranks is not None:
+            self._own = groups.Own.of(self._ranks)
 
     def _members(self) -> tuple[int, ...]:
         import torch.distributed as dist
@@ -129,15 +141,15 @@ class Bridge(Unique):
 
     @property
     def _talks_to(self) -> Any:
-        """World ranks, or a Comm: for groups.tell()"""
-        return self._ranks or self.group
+        """World ranks, with a number if they have a communicator for this bridge alone, or a Comm: for groups.tell()"""
+        return self._own or self._ranks or self.group
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
         if self._ranks is None:
             return groups.comm_of(self.group, device, 'bridge: group')
         groups.require_alive(self.group, 'bridge: group')
-        return groups.comm_of_ranks(self._ranks, device)
+        return groups.comm_of_ranks(self._talks_to, device)
 
     def global_shape(self, x: Any, samples: int | None = None) -> tuple[int, int, int]:
         """(samples, rows, features) of the whole from this rank's x. ValueError where x alone does not
@@ -315,13 +327,17 @@ class Bridge(Unique):
         return _start(self, x, samples, shape, like)
 
     def destroy(self) -> None:
-        """Frees workspace; the communicator is kept for others. The second time does nothing."""
+        """Frees workspace, and a communicator of its own; a shared one is kept for others. The second time does nothing."""
         for made in self._cores.values():
             made.bridge.destroy()
         for ragged in self._ragged.values():
             ragged.destroy()
         self._kept.clear(), self._cores.clear(), self._ragged.clear()
         self._comm = self._last = self._again = None
+        if self._own is not None:
+            groups.end(self._own)
+        elif self._owned:
+            self.group.destroy()
 
 
 def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None, like: Any) -> tuple[Any, bool]:

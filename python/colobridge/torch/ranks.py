@@ -18,6 +18,7 @@ groups does not matter, nor how many ranks make the mistake.
 from __future__ import annotations
 
 import atexit
+import collections
 import datetime
 import hashlib
 import sys
@@ -26,7 +27,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import comm as comms
 from .._lib import lib
@@ -34,7 +35,8 @@ from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
 
 _lock = threading.Lock()
-_made: dict[tuple[int, ...], '_Ranks'] = {}
+_made: dict[Any, '_Ranks'] = {}  # by ranks, or Own
+_owners: collections.Counter[tuple[int, ...]] = collections.Counter()
 _alone = threading.local()
 _ended: list[Any] = []
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
@@ -54,12 +56,25 @@ class _Thread:
         ended.append(self.comms)
 
 
-class _Ranks:
-    """A set of ranks and their communicators: of host memory, and of GPUs."""
+class Own(NamedTuple):
+    """World ranks with communicators that serve one object alone, the @number-th of these ranks."""
+    ranks: tuple[int, ...]
+    number: int
 
-    def __init__(self, ranks: tuple[int, ...], me: int, store: Any, host: Comm | None = None):
+    @classmethod
+    def of(cls, ranks: tuple[int, ...]) -> 'Own':
+        """The next one; ranks make theirs in one order."""
+        _owners[ranks] += 1
+        return cls(ranks, _owners[ranks])
+
+
+class _Ranks:
+    """A set of ranks and their communicators: of host memory, and of GPUs. key: the ranks, or Own."""
+
+    def __init__(self, key: Any, me: int, store: Any, host: Comm | None = None):
         # Not held: as long as somebody has the store, its server answers in the next one's place.
-        self.ranks, self.me, self.store = ranks, me, store and weakref.ref(store)
+        self.key, self.me, self.store = key, me, store and weakref.ref(store)
+        self.ranks: tuple[int, ...] = key.ranks if isinstance(key, Own) else key
         self.host, self.gpu = host, None
 
     def comm(self, device: Any) -> Comm:
@@ -239,7 +254,7 @@ class _Meeting:
 
     def __init__(self, of: _Ranks):
         self.of, self.step, self.store = of, 0, of.store()
-        self.name = 'colobridge/' + hashlib.sha1(repr(of.ranks).encode()).hexdigest()[:16]
+        self.name = 'colobridge/' + hashlib.sha1(repr(tuple(of.key)).encode()).hexdigest()[:16]
         # How often this rank met those, which the store counts: it may be one that served a torch.distributed
         # before, and still have what was said then.
         self.name += '/%d' % self.store.add('%s/%d' % (self.name, of.me), 1)
@@ -308,20 +323,21 @@ def alone(world_rank: int | None = None) -> Comm:
     return made
 
 
-def comm_of_ranks(ranks: Sequence[int], device: Any) -> Comm:
+def comm_of_ranks(ranks: Sequence[int] | Own, device: Any) -> Comm:
     """The communicator of world ranks, for tensors on @device (a torch.device); collective over them
     the first time. The rank that it is called on is one of them."""
-    ranks = tuple(ranks)
-    return alone(ranks[0]) if len(ranks) == 1 else _ranks(ranks).comm(device)
+    key = ranks if isinstance(ranks, Own) else tuple(ranks)
+    members = key.ranks if isinstance(key, Own) else key
+    return alone(members[0]) if len(members) == 1 else _ranks(key).comm(device)
 
 
-def _ranks(ranks: tuple[int, ...]) -> _Ranks:
+def _ranks(key: Any) -> _Ranks:
     import torch.distributed as dist
     store = dist.distributed_c10d._get_default_store()
     with _lock:
-        made = old = _made.get(ranks)
+        made = old = _made.get(key)
         if made is None or made.store() is not store:  # none, or of a torch.distributed that has ended
-            made = _made[ranks] = _Ranks(ranks, dist.get_rank(), store)
+            made = _made[key] = _Ranks(key, dist.get_rank(), store)
     if old is not None and made is not old:
         old.destroy()
     return made
@@ -386,8 +402,8 @@ def _group_of(value: Any) -> _Ranks | None:
     value = value if talks is None else talks
     if isinstance(value, Comm):
         return _ranks_of(value) if value.size > 1 else None
-    ranks = group_ranks(value) if talks is None else talks
-    return _ranks(ranks) if len(ranks) > 1 else None
+    key = group_ranks(value) if talks is None else talks
+    return _ranks(key) if len(key.ranks if isinstance(key, Own) else key) > 1 else None
 
 
 def tell(error: BaseException, arguments: Iterable[Any]) -> None:
@@ -399,6 +415,14 @@ def tell(error: BaseException, arguments: Iterable[Any]) -> None:
             continue
         if of is not None:
             of.refuse(error)
+
+
+def end(key: Own) -> None:
+    """Destroys communicators whose object is gone; local."""
+    with _lock:
+        made = _made.pop(key, None)
+    if made is not None:
+        made.destroy()
 
 
 def shutdown() -> None:

@@ -243,26 +243,26 @@ class EncoderParallel:
                 [comm.world_rank(r) for r in range(comm.size)][:8], grid, list(grid.ranks())[:8]))
         return comm, comm.rank
 
+    @property
+    def _talks_to(self) -> Any:
+        """For groups.tell()"""
+        return self._carry._talks_to
+
+    @eager
     def plan(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
              packing: Any = None) -> TowerPlan:
         """Who encodes what, by one host all-gather, which may come a step ahead: vision(pixels, plan=plan, into=...). The
         arguments are those of the call; packing is needed, as there is no into that tells the lengths."""
-        try:
-            table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))
-        except Exception as why:
-            raise self._told(why)
+        table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))
         comm, _ = self._comm()
-        tables = []
         with groups.telling(comm):
-            for said in comm.gather_bytes(table.tobytes(), ragged=True):
-                words = array.array('q')
-                words.frombytes(said)
-                tables.append(_Table(words.tolist()))
+            said = comm.gather_bytes(table.tobytes(), ragged=True)
+        tables = []
+        for part in said:
+            words = array.array('q')
+            words.frombytes(part)
+            tables.append(_Table(words.tolist()))
         return TowerPlan(self, tables)
-
-    def _told(self, why: Exception) -> Exception:
-        import torch
-        return groups.told(why, torch.device('cpu'), self.group)
 
     def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, lengths: Sequence[int]) -> Any:
         """This rank's _Table, as words."""
@@ -315,30 +315,24 @@ class EncoderParallel:
         plan: of plan(), instead of grid_thw, seq, pos and packing.
 
         Every rank calls, also in a step without images, and runs backward through what it gets."""
-        comm, me = self._comm()
-        try:
-            intos = list(into) if isinstance(into, (list, tuple)) else [into]
-            held = self.llm.holds(self.llm.grid.offset + me)
-            if held and into is None:
-                raise ArgumentError("tower: into is None on rank %d, which holds sequences; expected their embeddings"
-                                    % (self.llm.grid.offset + me))
-            if plan is None and packing is None and held:
-                packing = self._cumulative(intos)
-        except Exception as why:
-            raise self._told(why)
+        me = self._comm()[1]
+        intos = list(into) if isinstance(into, (list, tuple)) else [into]
+        held = self.llm.holds(self.llm.grid.offset + me)
+        if held and into is None:
+            raise ArgumentError("tower: into is None on rank %d, which holds sequences; expected their embeddings"
+                                % (self.llm.grid.offset + me))
+        if plan is None and packing is None and held:
+            packing = self._cumulative(intos)
         clock = _Clock(next(self.tower.parameters()).device, self._clock)
         if plan is None:
             plan = self.plan(pixels, grid_thw, seq=seq, pos=pos, row_pos=row_pos, packing=packing)
-        try:
-            outs = self._encode(plan, me, pixels)
-            outs += [None] * (len(intos) - len(outs))
-            intos += [None] * (len(outs) - len(intos))
-            if into is None:
-                intos[0] = outs[0].new_empty((0, outs[0].shape[1]))
-            self._carry = self._carries[not any(p.requires_grad for p in self.tower.parameters())]
-            made = self._carry(tuple(outs), plan.segments, into=tuple(intos))
-        except Exception as why:
-            raise self._told(why)
+        outs = self._encode(plan, me, pixels)
+        outs += [None] * (len(intos) - len(outs))
+        intos += [None] * (len(outs) - len(intos))
+        if into is None:
+            intos[0] = outs[0].new_empty((0, outs[0].shape[1]))
+        self._carry = self._carries[not any(p.requires_grad for p in self.tower.parameters())]
+        made = self._carry(tuple(outs), plan.segments, into=tuple(intos))
         self.last, self._clock = plan, clock.stop()
         self._moved = self._bytes(plan, me, outs)
         return made[0] if len(made) == 1 else list(made)
