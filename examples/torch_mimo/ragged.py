@@ -51,7 +51,7 @@ class Batch:
                 pad = -seq_len[-1] % (2 * dst.extent('cp'))
                 axes[d] += [(PAD, 0, -1, -100)] * pad
                 seq_len[-1] += pad
-        self.home, self.rows = home, rows
+        self.images, self.home, self.rows = images, home, rows
         self.made = cb.balance(rows, src.extent('dp'), current=home)
         self.tables = dict(rows=rows, src=self.made, seq=seq, pos=pos, seq_len=seq_len, seq_dp=seq_dp)
         self.segments = cb.Segments(**self.tables)
@@ -131,6 +131,26 @@ class RaggedHidden(RaggedLibrary, Hidden):
     """The same, with the loss straight from hidden states."""
 
 
+class RaggedTowers(RaggedHidden):
+    """The encoder on all ranks, image by image: each rank brings the images of its own samples, whoever encodes them."""
+    vision = None
+
+    def encode(self, run, embedded, batch):
+        if self.vision is None:
+            self.vision = ct.EncoderParallel(
+                run.encoder, group=dist.group.WORLD, llm=run.dst.spec, output='sharded', rows=lambda grid: grid[2],
+                run=lambda encoder, x, grid: encoder(x[:, :-1], x[:, -1].long()),
+                smallest=(run.patches.new_zeros((1, PATCH + 1)), [[1, 1, 1]]))
+        of = [q for q, d in enumerate(batch.tables['seq_dp']) if d == run.dst.coord('dp')]
+        mine = [e for e, q in enumerate(batch.tables['seq']) if q in of]
+        ink = [(batch.images[e], k) for e in mine for k in run.ink[batch.images[e]]]
+        image, patch = torch.tensor(ink, dtype=torch.int64).reshape(-1, 2).to(run.device).unbind(1)
+        pixels = torch.cat((run.patches[image, patch], patch.unsqueeze(1).to(run.dtype)), 1)  # and where each is in its image
+        lengths = torch.tensor([0] + [batch.tables['seq_len'][q] for q in of]).cumsum(0)
+        return self.vision(pixels, [[1, 1, batch.rows[e]] for e in mine], seq=[of.index(batch.tables['seq'][e]) for e in mine],
+                           pos=[batch.tables['pos'][e] for e in mine], into=embedded, packing=lengths)
+
+
 class RaggedPlain(Plain):
     """Rows are padded to the most of any rank, and all are gathered; each rank takes those that it needs."""
 
@@ -179,7 +199,7 @@ class _Gathered(torch.autograd.Function):
         return g[ctx.first:ctx.first + ctx.rows], None, None
 
 
-KINDS = {'library': RaggedLibrary, 'hidden': RaggedHidden, 'plain': RaggedPlain}
+KINDS = {'library': RaggedLibrary, 'hidden': RaggedHidden, 'towers': RaggedTowers, 'plain': RaggedPlain}
 
 
 class RaggedRun(Run):
@@ -208,8 +228,12 @@ class RaggedRun(Run):
 
     def hidden(self, exchange, samples):
         batch = Batch(self, samples)
-        x = self.encoder(self.patches[batch.image, batch.patch], batch.patch)
-        merged = exchange.merge(x, self.lm.embed(batch), batch)
+        embedded = self.lm.embed(batch)
+        if isinstance(exchange, RaggedTowers):
+            merged = exchange.encode(self, embedded, batch)
+        else:
+            x = self.encoder(self.patches[batch.image, batch.patch], batch.patch)
+            merged = exchange.merge(x, embedded, batch)
         self.batch = batch
         return self.lm(merged, batch), batch.target.unsqueeze(0)
 

@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 4 train.py --exchange plain         # bridge and loss on torch.distributed
     torchrun --nproc-per-node 4 train.py --compare --dtype float64 --steps 20
     torchrun --nproc-per-node 4 train.py --ragged                 # images of any size, 0 to 3 per sample
+    torchrun --nproc-per-node 4 train.py --ragged --src dp=4 --exchange towers      # the encoder image by image
 
 Rank 0 prints a JSON line a step and one at the end. --compare computes every step's loss and raw
 gradients through all exchanges, from the same weights, and fails where they differ.
@@ -32,7 +33,7 @@ def options(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument('--src', default='tp=2,dp=2', help="the encoder's grid (default %(default)s)")
     p.add_argument('--dst', default='tp=2,cp=2,dp=1', help="the language model's (default %(default)s)")
-    p.add_argument('--exchange', choices=list(KINDS), default='library')
+    p.add_argument('--exchange', choices=[*KINDS, 'towers'], default='library')
     p.add_argument('--compare', action='store_true', help='all exchanges, at every step')
     p.add_argument('--ragged', action='store_true', help='0 to 3 images per sample, cropped to their ink')
     p.add_argument('--steps', type=int, default=200)
@@ -69,7 +70,10 @@ class Run:
                                  % (name, side.spec, side.grid.size, dist.get_world_size(),
                                     side.extent('dp'), o.batch))
         self.exchanges = {name: self.kinds[name](self.src, self.dst)
-                          for name in (self.kinds if o.compare else [o.exchange])}
+                          for name in (self.kinds if o.compare else [o.exchange]) if name != 'towers' or self.towers()}
+        if not self.exchanges:
+            raise SystemExit('--exchange towers has the whole encoder on every rank: pass --ragged --src dp=%d'
+                             % dist.get_world_size())
         self.patches, self.text = load(self.device, self.dtype)
         test = torch.arange(len(self.text)) % 6 == 5
         self.train, self.test = (~test).nonzero().flatten(), test.nonzero().flatten()
@@ -77,6 +81,10 @@ class Run:
         self.models(o)
         self.parameters = list(self.encoder.parameters()) + list(self.lm.parameters())
         self.adam = torch.optim.Adam(self.parameters, lr=3e-3)
+
+    def towers(self):
+        """Is the whole encoder on every rank?"""
+        return 'towers' in self.kinds and self.src.extent('dp') == dist.get_world_size()
 
     def models(self, o):
         self.encoder = Encoder(Weights(o.seed, self.src, self.dtype, self.device), o.width)

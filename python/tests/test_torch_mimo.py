@@ -65,6 +65,17 @@ def test_ragged_losses_and_gradients_agree_step_by_step(world, src, dst):
     assert all(s == said[0] for s in said)
 
 
+def exchanges(rank, src):
+    return list(train.made(train.options(['--ragged', '--compare', '--src', src, *SMALL])).exchanges)
+
+
+def test_towers_are_compared_where_the_whole_encoder_is_on_every_rank(world):
+    assert world.run(exchanges, 'dp=4')[0] == ['library', 'hidden', 'towers', 'plain']
+    assert world.run(exchanges, 'tp=2,dp=2')[0] == ['library', 'hidden', 'plain']
+    with pytest.raises(AssertionError, match='pass --ragged --src dp=4'):
+        world.run(run, '--ragged', '--exchange', 'towers', *SMALL)
+
+
 @pytest.mark.parametrize('wrong', ['the gradient is halved', 'a segment is one position off'])
 def test_what_is_wrong_with_the_ragged_bridge_is_seen(world, wrong):
     with pytest.raises(AssertionError, match='loss or gradients differ'):
