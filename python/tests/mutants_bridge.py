@@ -223,9 +223,6 @@ BRIDGES = {
     'indices that a graph reads go with their batch': (
         'torch/ragged.py', 'self._graphs[index.data_ptr()] = index', 'pass', 'test_torch_ragged.py',
         'test_what_a_graph_reads'),
-    'a batch that a rank cannot make is told to no rank': (
-        'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
-        'test_bad_input_of_one_rank'),
     'forward writes over a leaf': (
         'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
         'test_torch_ragged.py', 'test_bad_input_of_one_rank'),

@@ -68,7 +68,8 @@ class Bridge(Unique):
 
     comm: "shared": the communicator of these ranks, which all calls of colobridge.torch on them have in common, so
     ranks make these calls in one order, on one thread. "own": another one, for this bridge alone; two such bridges may be
-    at work at once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones.
+    at work at once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones;
+    it connects then.
 
     Raises ValueError (shape, dtype, device, layouts that do not fit), RuntimeError (a destroyed group,
     another rank failed), TimeoutError, MismatchError (ranks disagree).
@@ -121,7 +122,9 @@ class Bridge(Unique):
         if not isinstance(group, Comm):
             self._ranks = self._members()
         if self._owned and self._ranks is not None:
+            import torch
             self._own = groups.Own.of(self._ranks)
+            self.comm(torch.device('cpu'))  # now: ranks whose threads meet at the store in other orders would wait in vain
 
     def _members(self) -> tuple[int, ...]:
         import torch.distributed as dist
