@@ -144,13 +144,15 @@ if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
     [ "$all" = no ] || cases+=(--case "mutants of GPU code=skipped")
 fi
 
-# rerun NAME WHAT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of
-# that name in tests/meson.build. A build that fails is a failed case.
+# rerun NAME WHAT SUITES-LEFT-OUT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of
+# that name in tests/meson.build. A build that fails is a failed case. A suite is a folder: the programs of those
+# that are left out are not built, and of tools and examples what a test runs.
 rerun() {
-    local name=$1 what=$2
-    shift 2
+    local name=$1 what=$2 left_out=$3
+    shift 3
     # shellcheck disable=SC2046 # a list of names
-    judge "it builds $what" build "build-$name" all $([ ${#suites[@]} != 0 ] || programs_of_tests "build-$name") || return 0
+    judge "it builds $what" build "build-$name" $([ ${#suites[@]} != 0 ] ||
+        linked "build-$name" src tests | grep -Ev "^tests/($left_out)/") || return 0
     say "running the tests again $what"
     run_tests "build-$name" --setup "$name" "$@" "${suites[@]}"
 }
@@ -187,7 +189,8 @@ sanitizer_starts() {
 
 # sanitized NAME SANITIZERS SUITES-LEFT-OUT...
 sanitized() {
-    local name=$1 kinds=$2 more=() suite
+    local name=$1 kinds=$2 left_out more=() suite
+    left_out=$(IFS='|' && echo "${*:3}")
     for suite in "${@:3}"; do
         more+=(--no-suite "$suite")
     done
@@ -202,10 +205,10 @@ sanitized() {
     fi
     configure "build-$name" --buildtype=debugoptimized "-Db_sanitize=$kinds" -Db_lundef=false \
         "${everything[@]}" "${options[@]}"
-    rerun "$name" "under $kinds" "${more[@]}"
+    rerun "$name" "under $kinds" "$left_out" "${more[@]}"
 }
 
-# Behind the builds, because they have more to do: each target of tests/fuzz for its 30 s, if clang has libFuzzer,
+# Behind the builds, because they have more to do: each target of tests/fuzz for 10 s, if clang has libFuzzer,
 # in what all else leaves of the processors. Where the kernel groups processes by session, nice counts within
 # one, and Meson gives each test its own: there the session has a niceness, too.
 fuzz() {
@@ -216,7 +219,7 @@ fuzz() {
         # shellcheck disable=SC2016 # it is that bash that expands it
         setsid bash -c '{ echo 19 >/proc/self/autogroup; } 2>/dev/null
             tail -f --pid="$1" /dev/null
-            exec nice -n 19 tools/fuzz.sh' fuzz "$ahead" </dev/null >build/fuzz.log 2>&1 &
+            exec nice -n 19 tools/fuzz.sh --seconds 10' fuzz "$ahead" </dev/null >build/fuzz.log 2>&1 &
         fuzzing=$! behind+=("$!")
     else
         say "clang has no libFuzzer; fuzzing left out"
@@ -253,7 +256,7 @@ reruns() {
     else
         sanitized asan address,undefined api slow ucx-all mpi-all
     fi
-    options=()
+    options=(--optimization=1)
     if [ ${#suites[@]} = 0 ]; then
         # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
         by_clang without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
