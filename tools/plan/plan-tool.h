@@ -60,6 +60,7 @@ typedef struct plan_sums {
     int64_t memory_max; /* input + output + staging of the rank that has most of them */
     int64_t input_max, output_max, staging_max; /* each for itself */
     bool overflow;                              /* a total passed 63 bits */
+    bool no_memory;                             /* to count what staging takes */
     char rejects[192]; /* why COLLECTIVE rejects the pair; "" if it does not */
 } plan_sums_t;
 

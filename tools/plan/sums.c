@@ -62,6 +62,7 @@ void plan_sums_merge(plan_sums_t *s, const plan_sums_t *more)
     s->output_max = max64(s->output_max, more->output_max);
     s->staging_max = max64(s->staging_max, more->staging_max);
     s->overflow |= more->overflow;
+    s->no_memory |= more->no_memory;
 }
 
 static int64_t node_of(const plan_ask_t *ask, int64_t rank)
@@ -126,37 +127,44 @@ static int64_t bytes_of(const plan_ask_t *ask, int64_t rows)
     return rows * ask->config.shape.features * (int64_t)colo_dtype_size(ask->config.dtype);
 }
 
-static int64_t addends_in(const colo_plan_message_t *m, int32_t count, int64_t end)
+/* How many addends below @end these messages have; one pass over their regions, because a rank of
+ * thousands has as many addends as messages. */
+static int64_t addends_in(const colo_plan_message_t *m, int32_t count, int64_t end, bool *no_memory)
 {
     int64_t n = 0;
-    for (int64_t addend = 0; addend < end; addend++) {
-        bool found = false;
-        for (int32_t i = 0; i < count && !found; i++)
-            for (int64_t k = 0; k < m[i].nregions && !found; k++)
-                found = m[i].regions[k].addend == addend;
-        n += found;
-    }
+    bool *seen = calloc((size_t)end + 1, sizeof *seen);
+    *no_memory |= !seen;
+    for (int32_t i = 0; i < count && seen; i++)
+        for (int64_t k = 0; k < m[i].nregions; k++) {
+            const int64_t addend = m[i].regions[k].addend;
+            if (addend < 0 || addend >= end || seen[addend])
+                continue;
+            seen[addend] = true;
+            n++;
+        }
+    free(seen);
     return n;
 }
 
 /* Backward with PARTIAL gradients: one partial sum for every addend of which something arrives, as
  * large as the input (docs/bridge.md); if nodes add up, as the larger part, in fp32. */
 static int64_t partial_sums(const plan_ask_t *ask, const colo_plan_t *plan, int64_t rows[2],
-                            bool *overflow)
+                            plan_sums_t *one)
 {
     const int64_t addends = colo_plan_addends(plan);
     int32_t count[3];
     const colo_plan_message_t *m = colo_plan_recvs(plan, COLO_BACKWARD, &count[0]);
     const colo_plan_message_t *sums = colo_plan_sums(plan, COLO_BACKWARD, false, &count[1]);
     (void)colo_plan_sums(plan, COLO_BACKWARD, true, &count[2]);
-    int64_t n = addends > 1 ? addends_in(m, count[0], 2 * addends) : 0, size = rows[0];
+    int64_t n = addends > 1 ? addends_in(m, count[0], 2 * addends, &one->no_memory) : 0,
+            size = rows[0];
     if (count[1] + count[2] > 0) {
         const int64_t elem = (int64_t)colo_dtype_size(ask->config.dtype);
-        n += addends_in(sums, count[1], addends) + (count[2] > 0);
+        n += addends_in(sums, count[1], addends, &one->no_memory) + (count[2] > 0);
         size = max64(rows[0], rows[1]) * (elem < 4 ? 4 / elem : 1);
     }
     if (__builtin_mul_overflow(n, bytes_of(ask, size), &n))
-        *overflow = true;
+        one->overflow = true;
     return n;
 }
 
@@ -203,7 +211,7 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     colo_plan_rows(plan, &rows[0], &rows[1]);
     one.input_max = bytes_of(ask, rows[0]);
     one.output_max = bytes_of(ask, rows[1]);
-    one.staging_max = partial_sums(ask, plan, rows, &one.overflow);
+    one.staging_max = partial_sums(ask, plan, rows, &one);
     plus(&one.memory_max, one.input_max, &one.overflow);
     plus(&one.memory_max, one.output_max, &one.overflow);
     plus(&one.memory_max, one.staging_max, &one.overflow);

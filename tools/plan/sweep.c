@@ -145,6 +145,8 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
 
     if (s.status < 0)
         return plan_complain(ask, s.status, s.error_message);
+    if (s.sums.no_memory)
+        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the addends of a rank");
     if (s.sums.overflow)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
                              "the bytes of %lld ranks do not fit in 63 bits",
