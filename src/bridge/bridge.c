@@ -53,7 +53,7 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_loaded_t *l
     for (int i = 0; i < 2 * COLO_RELAYS; i++)
         messages += over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nsends +
                     over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nrecvs;
-    const bool talks = messages > 0 || over->need_slots > 0 ||
+    const bool talks = messages > 0 || over->need_partials > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
         return COLO_OK;
@@ -305,7 +305,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_peers_destroy(*bridge);
     colo_loaded_deinit((*bridge)->comm, &(*bridge)->now);
     end_calls(*bridge);
-    colo_arena_deinit(*bridge, &(*bridge)->slots);
+    colo_arena_deinit(*bridge, &(*bridge)->partials);
     colo_arena_deinit(*bridge, &(*bridge)->stage);
     colo_collective_destroy(*bridge);
     colo_nodes_destroy(&(*bridge)->nodes);
@@ -367,6 +367,6 @@ size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
     if (!bridge)
         return 0;
     const colo_collective_t *c = &bridge->coll;
-    return bridge->slots.total + bridge->stage.total + c->stage[0].total + c->stage[1].total +
+    return bridge->partials.total + bridge->stage.total + c->stage[0].total + c->stage[1].total +
            c->sum.total;
 }

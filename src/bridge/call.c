@@ -38,9 +38,10 @@ static colo_status_t run_staged(colo_call_t *call)
     return st < 0 ? fail_all(b, st) : st;
 }
 
-/* Slots, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of which the
- * comm knows nothing: the next call waits for it, on whatever stream, because a handle does not say
- * which one it is: cudaStreamPerThread is one of each thread. In captures the caller sees to that.
+/* Partial sums, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of
+ * which the comm knows nothing: the next call waits for it, on whatever stream, because a handle
+ * does not say which one it is: cudaStreamPerThread is one of each thread. In captures the caller
+ * sees to that.
  */
 static colo_status_t run_in_order(colo_call_t *call)
 {
@@ -128,7 +129,7 @@ static colo_status_t call_bridge(colo_bridge_t *b, colo_pass_t pass, const colo_
                                   .pass = pass,
                                   .tensor = &tensor,
                                   .n = 1,
-                                  .slot_bytes = colo_slot_bytes(p, 1, p->config.dtype)},
+                                  .partial_bytes = colo_partial_bytes(p, 1, p->config.dtype)},
                         .carried = &tensor,
                         .in = in,
                         .out = out,

@@ -10,7 +10,7 @@
  * Checks of the tensors, on this rank: fills in call->carried, reached and capturing. */
 colo_status_t colo_call_check_uniform(colo_call_t *call);
 colo_status_t colo_call_check_batch(colo_call_t *call);
-/* Boxes and slots of a batch; a call that peers carry needs neither. */
+/* Boxes and partial sums of a batch; a call that peers carry needs neither. */
 colo_status_t colo_call_prepare_staged(colo_call_t *call);
 /* Of a batch: does this rank have to have a tensor on this side? */
 bool colo_call_must_have(const colo_call_t *call, bool src_side);

@@ -294,22 +294,22 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
                          "are not added up in; leave it out",
                          rank_of(call), in_name(call), (int)i, colo_dtype_name(t->dtype),
                          (long long)p->addends);
-    t->in_slot = call->frame.slot_bytes;
-    call->frame.slot_bytes += colo_ragged_padded(colo_slot_bytes(p, t->per, t->dtype));
+    t->in_partial = call->frame.partial_bytes;
+    call->frame.partial_bytes += colo_ragged_padded(colo_partial_bytes(p, t->per, t->dtype));
     return COLO_OK;
 }
 
 colo_status_t colo_call_prepare_staged(colo_call_t *call)
 {
     colo_bridge_t *b = call->bridge;
-    colo_frame_t *f = &call->frame;
+    colo_call_frame_t *f = &call->frame;
     if (!call->batch) /* memory of the shape */
         return COLO_OK;
     COLO_TRY(colo_over_comm_widen(call->loaded, f->pass, f->n));
     if (f->pass == COLO_BACKWARD)
-        COLO_TRY(
-            colo_bridge_slots_for(b, f->slot_bytes * (size_t)f->program->nslots, call->capturing));
-    f->slots = b->slots.data;
+        COLO_TRY(colo_partials_reserve(b, f->partial_bytes * (size_t)f->program->npartials,
+                                       call->capturing));
+    f->partials = b->partials.data;
     return COLO_OK;
 }
 

@@ -524,14 +524,14 @@ T_CASE(forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are)
 
 /* ---- memory ---- */
 
-static size_t slots_of(const colo_bridge_t *bridge)
+static size_t partials_of(const colo_bridge_t *bridge)
 {
-    return bridge->slots.size;
+    return bridge->partials.size;
 }
 
 static colo_status_t run_large(colo_comm_t *comm, void *arg)
 {
-    return t_ragged_large(comm, &where, slots_of);
+    return t_ragged_large(comm, &where, partials_of);
 }
 
 static colo_status_t large_batches(colo_comm_t *comm, void *arg)

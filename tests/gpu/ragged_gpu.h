@@ -359,15 +359,15 @@ static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
 }
 
 /* Bytes of the bridge's memory for addends. */
-static inline size_t ragged_slots(const colo_bridge_t *bridge)
+static inline size_t ragged_partials(const colo_bridge_t *bridge)
 {
-    return bridge->slots.size;
+    return bridge->partials.size;
 }
 
 static inline colo_status_t t_ragged_large_sums(t_gpu_rank_t *r, void *arg)
 {
     const t_ragged_where_t w = t_where(r);
-    return t_ragged_large(r->gpus, &w, ragged_slots);
+    return t_ragged_large(r->gpus, &w, ragged_partials);
 }
 
 static inline colo_status_t t_ragged_captured(t_gpu_rank_t *r, void *arg)

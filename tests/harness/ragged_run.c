@@ -359,7 +359,7 @@ colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo
 
 /* A rank's own addend is read where it lies: memory for addends has the other rank's only. */
 colo_status_t t_ragged_large(colo_comm_t *comm, const t_ragged_where_t *w,
-                             size_t (*slots)(const colo_bridge_t *bridge))
+                             size_t (*partials)(const colo_bridge_t *bridge))
 {
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     const t_ragged_options_t o = {.tensors = 1, .where = w};
@@ -374,7 +374,7 @@ colo_status_t t_ragged_large(colo_comm_t *comm, const t_ragged_where_t *w,
     rank_try(colo_bridge_set_segments(bridge, &s, &batch));
     rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
     rank_try(w->quiet(w->arg));
-    rank_check(slots(bridge) == (colo_comm_rank(comm) < 2 ? (size_t)1024 * 1028 * 8 : 0));
+    rank_check(partials(bridge) == (colo_comm_rank(comm) < 2 ? (size_t)1024 * 1028 * 8 : 0));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&bridge);
     t_ragged_free(&t);

@@ -46,8 +46,8 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
 colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm);
 
 /* Backward of a batch whose regions are large, and that a rank's own gradient is not copied then.
- * @slots: bytes of the bridge's memory for addends. */
+ * @partial sums: bytes of the bridge's memory for addends. */
 colo_status_t t_ragged_large(colo_comm_t *comm, const t_ragged_where_t *w,
-                             size_t (*slots)(const colo_bridge_t *bridge));
+                             size_t (*partials)(const colo_bridge_t *bridge));
 
 #endif

@@ -10,7 +10,7 @@
  * reads what another one writes. */
 typedef struct addition {
     const colo_ops_t *ops;
-    const colo_frame_t *frame;
+    const colo_call_frame_t *frame;
     const colo_plan_t *plan;
     const colo_add_t *add;
     const colo_carried_t *tensor;
@@ -25,7 +25,7 @@ typedef struct addition {
 static colo_box_t box_of(const addition_t *a, int buffer, int64_t key, const colo_routes_t *list,
                          int64_t i)
 {
-    return colo_frame_box(a->frame, a->tensor, buffer, key, list, i, false);
+    return colo_call_box(a->frame, a->tensor, buffer, key, list, i, false);
 }
 
 static bool is_mine(const addition_t *a, const colo_routes_t *list, int64_t i)
@@ -43,7 +43,7 @@ static colo_status_t add_region(addition_t *a, const colo_routes_t *list, int64_
     for (int64_t addend = 0; addend < addends; addend++)
         a->term[addend] = own_in && addend == a->plan->own_addend
                               ? box_of(a, COLO_IN, 0, list, i)
-                              : box_of(a, COLO_SLOT, addend, list, i);
+                              : box_of(a, COLO_PARTIALS, addend, list, i);
     return a->ops->box_sum(&to, a->term, (int32_t)addends, a->tensor->dtype, a->stream);
 }
 
@@ -74,10 +74,11 @@ static void add_box(addition_t *a, colo_box_t box, colo_dtype_t dtype)
     a->sum[a->nsums - 1].n++;
 }
 
-static void add_slot(addition_t *a, int kind, int64_t addend, const colo_routes_t *list, int64_t i)
+static void add_partial(addition_t *a, int kind, int64_t addend, const colo_routes_t *list,
+                        int64_t i)
 {
-    const int64_t key = colo_slot_key(a->plan, kind, addend);
-    add_box(a, box_of(a, COLO_SLOT, key, list, i), colo_slot_dtype(a->plan, a->tensor, key));
+    const int64_t key = colo_sum_key(a->plan, kind, addend);
+    add_box(a, box_of(a, COLO_PARTIALS, key, list, i), colo_sum_dtype(a->plan, a->tensor, key));
 }
 
 /* The first term behind the group that begins at @x, or NULL if that group is the last. */
@@ -102,11 +103,11 @@ static colo_status_t add_groups(addition_t *a, const colo_routes_t *list, int64_
         next = next_group(x);
         if (is_single(x))
             continue;
-        const int64_t sum = colo_slot_key(a->plan, COLO_SLOT_NODE, x->addend);
-        COLO_TRY(begin_sum(a, box_of(a, COLO_SLOT, sum, list, i), wide));
+        const int64_t sum = colo_sum_key(a->plan, COLO_SUM_NODE, x->addend);
+        COLO_TRY(begin_sum(a, box_of(a, COLO_PARTIALS, sum, list, i), wide));
         for (bool last = false; !last; x++) {
             last = is_single(x);
-            add_slot(a, COLO_SLOT_ADDEND, x->addend, list, i);
+            add_partial(a, COLO_SUM_ADDEND, x->addend, list, i);
         }
     }
     return COLO_OK;
@@ -118,7 +119,7 @@ static colo_status_t add_total(addition_t *a, const colo_routes_t *list, int64_t
     COLO_TRY(begin_sum(a, box_of(a, COLO_OUT, 0, list, i), a->tensor->dtype));
     for (const colo_term_t *x = &a->plan->term[list->offset[i].order]; x; x = next_group(x)) {
         const bool sum = x->use & COLO_TERM_SUM || !is_single(x);
-        add_slot(a, sum ? COLO_SLOT_NODE : COLO_SLOT_ADDEND, x->addend, list, i);
+        add_partial(a, sum ? COLO_SUM_NODE : COLO_SUM_ADDEND, x->addend, list, i);
     }
     return COLO_OK;
 }
@@ -127,13 +128,14 @@ static colo_status_t add_total(addition_t *a, const colo_routes_t *list, int64_t
 static colo_status_t add_for_others(addition_t *a, const colo_routes_t *list, int64_t i)
 {
     const colo_term_t *x = &a->plan->term[list->offset[i].order];
-    const int64_t leaves = colo_slot_key(a->plan, COLO_SLOT_LEAVES, 0);
-    COLO_TRY(begin_sum(a, box_of(a, COLO_SLOT, leaves, list, i), colo_sum_wide(a->tensor->dtype)));
+    const int64_t leaves = colo_sum_key(a->plan, COLO_SUM_LEAVES, 0);
+    COLO_TRY(
+        begin_sum(a, box_of(a, COLO_PARTIALS, leaves, list, i), colo_sum_wide(a->tensor->dtype)));
     do {
         if (x->addend == a->plan->own_addend)
             add_box(a, box_of(a, COLO_IN, 0, list, i), a->tensor->dtype);
         else
-            add_slot(a, COLO_SLOT_COLLECTED, x->addend, list, i);
+            add_partial(a, COLO_SUM_COLLECTED, x->addend, list, i);
     } while (!(x++->use & COLO_TERM_LAST));
     return COLO_OK;
 }
@@ -151,7 +153,7 @@ static colo_status_t each_region(addition_t *a, add_fn add)
     return COLO_OK;
 }
 
-colo_status_t colo_add_run(const colo_ops_t *ops, const colo_frame_t *f, const colo_add_t *add,
+colo_status_t colo_add_run(const colo_ops_t *ops, const colo_call_frame_t *f, const colo_add_t *add,
                            colo_stream_t stream)
 {
     addition_t a;

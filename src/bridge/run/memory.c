@@ -77,9 +77,9 @@ void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
         release(b, a->old[i]);
 }
 
-colo_status_t colo_bridge_slots_for(colo_bridge_t *b, size_t bytes, bool capturing)
+colo_status_t colo_partials_reserve(colo_bridge_t *b, size_t bytes, bool capturing)
 {
-    return colo_arena_grow(b, &b->slots, bytes, capturing, "addends of PARTIAL gradients");
+    return colo_arena_grow(b, &b->partials, bytes, capturing, "addends of PARTIAL gradients");
 }
 
 void colo_ragged_destroy(colo_bridge_t *b)
@@ -217,7 +217,7 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
         bytes = product(bytes, n, 1);
         if (bytes < 0)
             return too_many(b, "addends");
-        COLO_TRY(colo_bridge_slots_for(b, (size_t)bytes, false));
+        COLO_TRY(colo_partials_reserve(b, (size_t)bytes, false));
     }
     if (b->now.over_comm.nmembers == 0)
         return COLO_OK;

@@ -140,10 +140,10 @@ colo_status_t colo_loaded_create(colo_bridge_t *b, colo_loaded_t *loaded, bool b
             return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes that stay", (long long)locals);
     }
     COLO_TRY(colo_program_create(&loaded->program, bytes, launched_bytes(b, loaded)));
-    if (bytes || loaded->program.nslots == 0) /* of a batch: in memory of the bridge, by call */
+    if (bytes || loaded->program.npartials == 0) /* of a batch: in memory of the bridge, by call */
         return COLO_OK;
-    loaded->over_comm.need_slots =
-        colo_slot_bytes(p, 1, p->config.dtype) * (size_t)loaded->program.nslots;
+    loaded->over_comm.need_partials =
+        colo_partial_bytes(p, 1, p->config.dtype) * (size_t)loaded->program.npartials;
     return b->lazy ? COLO_OK : colo_over_comm_reserve(b, loaded); /* peers add up without one */
 }
 
@@ -167,14 +167,14 @@ void colo_loaded_deinit(colo_comm_t *comm, colo_loaded_t *loaded)
     *loaded = (colo_loaded_t){0};
 }
 
-/* ---- slots, staging, routes ---- */
+/* ---- partial sums, staging, routes ---- */
 
 colo_status_t colo_over_comm_reserve(colo_bridge_t *b, const colo_loaded_t *loaded)
 {
     const colo_over_comm_t *over = &loaded->over_comm;
     if (b->mem == COLO_CUDA && b->algo == COLO_EXACT && !b->side)
         COLO_TRY(b->ops->stream_create(2, &b->side));
-    COLO_TRY(colo_bridge_slots_for(b, over->need_slots, false));
+    COLO_TRY(colo_partials_reserve(b, over->need_partials, false));
     return colo_arena_grow(b, &b->stage, over->need_stage, false, "staging of messages");
 }
 
@@ -191,7 +191,7 @@ static colo_status_t all_members(const colo_bridge_t *b, colo_over_comm_t *over)
 }
 
 /* The boxes of the messages of a move. */
-static void fill(const colo_frame_t *f, const colo_messages_t *l, const colo_move_t *move)
+static void fill(const colo_call_frame_t *f, const colo_messages_t *l, const colo_move_t *move)
 {
     const colo_plan_t *p = f->program->plan;
     for (int sends = 0; sends < 2; sends++) {
@@ -199,20 +199,19 @@ static void fill(const colo_frame_t *f, const colo_messages_t *l, const colo_mov
         colo_box_t *box = sends ? l->send_box : l->recv_box;
         const int buffer = sends ? move->from : move->to;
         for (int64_t i = 0; i < routes->nregions; i++) {
-            const int64_t key = buffer == COLO_SLOT
-                                    ? colo_move_slot(p, move->exchange, sends, &routes->region[i])
+            const int64_t key = buffer == COLO_PARTIALS
+                                    ? colo_move_sum(p, move->exchange, sends, &routes->region[i])
                                     : 0;
             for (int32_t k = 0; k < f->n; k++)
-                *box++ =
-                    colo_frame_box(f, &f->tensor[k], buffer, key, routes, i, f->program->bytes);
+                *box++ = colo_call_box(f, &f->tensor[k], buffer, key, routes, i, f->program->bytes);
         }
     }
 }
 
 /* Fills the boxes of all messages. @stage: in and out, the most staging that these take, of a
  * backend with routes; or NULL. */
-static void fill_all(const colo_bridge_t *b, const colo_loaded_t *loaded, const colo_frame_t *f,
-                     size_t *stage)
+static void fill_all(const colo_bridge_t *b, const colo_loaded_t *loaded,
+                     const colo_call_frame_t *f, size_t *stage)
 {
     const colo_steps_t *steps = &f->program->pass[f->pass];
     const colo_dtype_t dtype = f->program->plan->config.dtype;
@@ -244,7 +243,7 @@ colo_status_t colo_over_comm_stage(colo_bridge_t *b, colo_loaded_t *loaded)
     /* extents are all that counts; each call fills in the rest */
     const colo_carried_t none = {.per = 1, .dtype = p->config.dtype};
     for (int pass = 0; pass < 2; pass++) {
-        const colo_frame_t f = {
+        const colo_call_frame_t f = {
             .program = &loaded->program, .pass = (colo_pass_t)pass, .tensor = &none, .n = 1};
         fill_all(b, loaded, &f, &over->need_stage);
     }
@@ -267,7 +266,7 @@ static colo_status_t make_ready(colo_call_t *call)
     colo_bridge_t *b = call->bridge;
     colo_over_comm_t *over = &b->now.over_comm; /* the route is the bridge's */
     const bool connects = over->nmembers && !over->subconnection;
-    const bool grows = over->need_slots > b->slots.size || over->need_stage > b->stage.size;
+    const bool grows = over->need_partials > b->partials.size || over->need_stage > b->stage.size;
     if (!connects && !grows)
         return COLO_OK;
     if (call->capturing) /* on all ranks or none: no rank waits, the comm lives */
@@ -287,7 +286,7 @@ colo_status_t colo_over_comm_begin(colo_call_t *call)
     colo_bridge_t *b = call->bridge;
     COLO_TRY(make_ready(call));
     if (!call->frame.program->bytes)
-        call->frame.slots = b->slots.data;
+        call->frame.partials = b->partials.data;
     const bool stages = call->frame.program->bytes && b->now.over_comm.nmembers > 0;
     size_t stage = 0;
     fill_all(b, call->loaded, &call->frame, stages ? &stage : NULL);
@@ -318,7 +317,7 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
                                   colo_stream_t stream)
 {
     const colo_ops_t *ops = call->bridge->ops;
-    const colo_frame_t *f = &call->frame;
+    const colo_call_frame_t *f = &call->frame;
     const bool bytes = f->program->bytes;
     const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
     colo_box_t *const *box = call->loaded->over_comm.own_box;
@@ -327,9 +326,9 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
         if (t->per == 0) /* there may be no memory */
             continue;
         for (int64_t i = 0; i < move->local->nregions; i++) {
-            box[0][i] = colo_frame_box(f, t, move->from, 0, move->local, i, bytes);
+            box[0][i] = colo_call_box(f, t, move->from, 0, move->local, i, bytes);
             box[1][i] =
-                colo_frame_box(f, t, move->to, f->program->plan->own_addend, move->local, i, bytes);
+                colo_call_box(f, t, move->to, f->program->plan->own_addend, move->local, i, bytes);
         }
         COLO_TRY(copy(box[1], box[0], move->local->nregions, bytes ? 1 : colo_dtype_size(t->dtype),
                       stream));
@@ -342,7 +341,7 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
 static bool overlaps(const colo_call_t *call)
 {
     const colo_bridge_t *b = call->bridge;
-    const colo_frame_t *f = &call->frame;
+    const colo_call_frame_t *f = &call->frame;
     const colo_plan_bytes_t *x = &f->program->plan->bytes[f->pass];
     const int64_t moved = x->send > x->recv ? x->send : x->recv;
     return b->side && x->local <= moved &&

@@ -376,6 +376,11 @@ colo_status_t colo_peers_agree(colo_call_t *call)
 
 /* ---- calls ---- */
 
+bool colo_peers_carry(const colo_call_t *call)
+{
+    return call->reached.p2p && !call->loaded->over_peers.far;
+}
+
 /* The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
  * steps were listed for, a tile is too large, so that few blocks have work: a batch lists them
  * again. */
@@ -408,7 +413,7 @@ typedef struct part {
 static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *t,
                                    const colo_reached_tensor_t *reached)
 {
-    const colo_frame_t *f = &part->call->frame;
+    const colo_call_frame_t *f = &part->call->frame;
     const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
     const colo_view_t *in = part->move->from == COLO_OUT ? &t->out : &t->in;
     colo_p2p_tensor_t to = {.per = t->per,
@@ -422,12 +427,12 @@ static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *t,
         to.in_step[i] = in->stride[i] * elem;
         to.out_step[i] = t->out.stride[i] * elem;
     }
-    if (part->move->to == COLO_SLOT && part->call->loaded->over_peers.far) {
+    if (part->move->to == COLO_PARTIALS && part->call->loaded->over_peers.far) {
         int64_t extent[3];
-        colo_slot_extent(f->program->plan, extent);
+        colo_partial_extent(f->program->plan, extent);
         const int64_t row = extent[2] * t->per * elem;
-        to.out = f->slots ? (char *)f->slots + t->in_slot : NULL;
-        to.out_step[0] = f->program->bytes ? (int64_t)f->slot_bytes : extent[1] * row;
+        to.out = f->partials ? (char *)f->partials + t->in_partial : NULL;
+        to.out_step[0] = f->program->bytes ? (int64_t)f->partial_bytes : extent[1] * row;
         to.out_step[1] = row;
         to.out_step[2] = elem;
     }
@@ -459,7 +464,7 @@ static colo_status_t launch(const part_t *part, colo_stream_t stream)
 
 static int32_t count_part(const part_t *part, bool sends, int64_t *bytes)
 {
-    const colo_frame_t *f = &part->call->frame;
+    const colo_call_frame_t *f = &part->call->frame;
     return count_near(part->call->bridge,
                       colo_plan_routes(f->program->plan, f->pass, part->move->exchange, sends),
                       bytes);
@@ -473,14 +478,15 @@ static colo_status_t move_part(void *arg, colo_stream_t stream)
         count_part(part, false, &bytes) > 0)
         return launch(part, stream);
     /* a plain copy is faster than a kernel without peers */
-    return part->move->to == COLO_SLOT ? COLO_OK
-                                       : colo_over_comm_keep(part->call, part->move, false, stream);
+    return part->move->to == COLO_PARTIALS
+               ? COLO_OK
+               : colo_over_comm_keep(part->call, part->move, false, stream);
 }
 
 /* As what an exchange moves besides its messages; keeps @part. */
 static colo_exchange_t besides(part_t *part)
 {
-    const colo_frame_t *f = &part->call->frame;
+    const colo_call_frame_t *f = &part->call->frame;
     int64_t sent, received;
     const int32_t sends = count_part(part, true, &sent), recvs = count_part(part, false, &received);
     const colo_bridge_t *b = part->call->bridge;
@@ -516,6 +522,6 @@ colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
     const colo_exchange_t x = besides(&part);
     COLO_TRY(colo_over_comm_exchange(call, move, &x, call->stream));
     const colo_status_t own =
-        move->to == COLO_SLOT ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
+        move->to == COLO_PARTIALS ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
     return own < 0 ? colo_comm_i_fail(call->bridge->comm, own) : COLO_OK;
 }

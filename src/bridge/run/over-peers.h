@@ -33,10 +33,7 @@ colo_status_t colo_peers_agree(colo_call_t *call);
 /* Lists for the move that ranks agreed on and for the tensors of a call; local. */
 colo_status_t colo_peers_begin(colo_call_t *call);
 /* Do peers carry all of the call? */
-static inline bool colo_peers_carry(const colo_call_t *call)
-{
-    return call->reached.p2p && !call->loaded->over_peers.far;
-}
+bool colo_peers_carry(const colo_call_t *call);
 /* A call that they carry. */
 colo_status_t colo_peers_run(colo_call_t *call);
 /* A move of another one: between ranks in reach directly, between others as messages. */
@@ -46,7 +43,8 @@ colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move);
 
 /* Bytes that a feature of @p has in the usual tensor; of a batch: or in the widest one so far. */
 size_t colo_peers_unit(const colo_bridge_t *b, const colo_plan_t *p);
-/* What ranks in reach move in @exchange; addends go to slots, or are added up where they lie. */
+/* What ranks in reach move in @exchange; addends go to partial sums, or are added up where they
+ * lie. */
 colo_status_t colo_transfers_list(colo_bridge_t *b, const colo_loaded_t *loaded, int exchange,
                                   colo_transfer_lists_t *lists);
 /* No steps; any ranks in reach may reach this rank's tensors. */

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * program.c - which steps a pass takes, which slots it needs, and where a region lies in a buffer.
+ * program.c - which steps a pass takes, which partial sums it needs, and where a region lies in a
+ * buffer.
  *
  * Forward: a move, and a second one from output to output if ranks of a node pass on what entered
  * it. Backward in the other direction. The only addition is the sum of PARTIAL gradients. Receiving
  * into the output would be simpler, but an addend may come before those that are added up first:
- * each lands in a slot of its own, and then every element is added up in addend order, which is
- * rank order, or as the plan says. If nodes add up, what crosses the network is summed up before.
+ * each lands in a partial sum of its own, and then every element is added up in addend order, which
+ * is rank order, or as the plan says. If nodes add up, what crosses the network is summed up
+ * before.
  */
 #include "bridge/run/program.h"
 
@@ -15,9 +17,9 @@
 
 #include <stdlib.h>
 
-/* ---- slots ---- */
+/* ---- partial sums ---- */
 
-void colo_slot_extent(const colo_plan_t *p, int64_t extent[3])
+void colo_partial_extent(const colo_plan_t *p, int64_t extent[3])
 {
     for (int dst = 0; dst < (colo_plan_sums_nodes(p) ? 2 : 1); dst++) {
         const colo_owned_t *own = dst ? &p->own_dst : &p->own_src;
@@ -32,40 +34,40 @@ colo_dtype_t colo_sum_wide(colo_dtype_t dtype)
     return colo_dtype_size(dtype) < sizeof(float) ? COLO_F32 : dtype;
 }
 
-size_t colo_slot_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype)
+size_t colo_partial_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype)
 {
     int64_t extent[3];
-    colo_slot_extent(p, extent);
+    colo_partial_extent(p, extent);
     return (size_t)(per * extent[0] * extent[1] * extent[2]) *
            colo_dtype_size(colo_plan_sums_nodes(p) ? colo_sum_wide(dtype) : dtype);
 }
 
-colo_dtype_t colo_slot_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key)
+colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key)
 {
     const int64_t kind = key / p->addends;
-    return kind == COLO_SLOT_NODE || kind == COLO_SLOT_LEAVES ? colo_sum_wide(t->dtype) : t->dtype;
+    return kind == COLO_SUM_NODE || kind == COLO_SUM_LEAVES ? colo_sum_wide(t->dtype) : t->dtype;
 }
 
-int64_t colo_move_slot(const colo_plan_t *p, int exchange, bool sends, const colo_region_t *r)
+int64_t colo_move_sum(const colo_plan_t *p, int exchange, bool sends, const colo_region_t *r)
 {
     if (exchange == COLO_NODE_SUMS)
-        return sends ? colo_slot_key(p, COLO_SLOT_LEAVES, 0)
-                     : colo_slot_key(p, COLO_SLOT_NODE, r->addend);
+        return sends ? colo_sum_key(p, COLO_SUM_LEAVES, 0)
+                     : colo_sum_key(p, COLO_SUM_NODE, r->addend);
     return r->addend < p->addends ? r->addend
-                                  : colo_slot_key(p, COLO_SLOT_COLLECTED, r->addend - p->addends);
+                                  : colo_sum_key(p, COLO_SUM_COLLECTED, r->addend - p->addends);
 }
 
-static void need_slot(colo_program_t *program, int64_t key)
+static void need_partial(colo_program_t *program, int64_t key)
 {
-    int32_t *slot = &program->slot_of[key];
-    *slot = *slot < 0 ? program->nslots++ : *slot;
+    int32_t *partial = &program->partial_of[key];
+    *partial = *partial < 0 ? program->npartials++ : *partial;
 }
 
-static void need_slots(colo_program_t *program, int exchange)
+static void need_partials(colo_program_t *program, int exchange)
 {
     const colo_routes_t *recv = colo_plan_routes(program->plan, COLO_BACKWARD, exchange, false);
     for (int64_t i = 0; i < recv->nregions; i++)
-        need_slot(program, colo_move_slot(program->plan, exchange, false, &recv->region[i]));
+        need_partial(program, colo_move_sum(program->plan, exchange, false, &recv->region[i]));
 }
 
 /* Of those groups of terms from @x on that are added up here. */
@@ -73,29 +75,29 @@ static void need_groups(colo_program_t *program, const colo_term_t *x)
 {
     for (; !(x->use & COLO_TERM_LAST); x++)
         if (x->use == COLO_TERM_FIRST && !(x[1].use & COLO_TERM_FIRST))
-            need_slot(program, colo_slot_key(program->plan, COLO_SLOT_NODE, x->addend));
+            need_partial(program, colo_sum_key(program->plan, COLO_SUM_NODE, x->addend));
 }
 
-static colo_status_t find_slots(colo_program_t *program, const colo_add_t *add)
+static colo_status_t find_partials(colo_program_t *program, const colo_add_t *add)
 {
     const colo_plan_t *p = program->plan;
     const bool nodes = colo_plan_sums_nodes(p);
-    const int64_t keys = colo_slot_key(p, nodes ? COLO_SLOT_LEAVES : COLO_SLOT_NODE, 0) + 1;
-    program->slot_of = malloc((size_t)keys * sizeof *program->slot_of);
-    if (!program->slot_of)
+    const int64_t keys = colo_sum_key(p, nodes ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
+    program->partial_of = malloc((size_t)keys * sizeof *program->partial_of);
+    if (!program->partial_of)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)p->addends);
     for (int64_t i = 0; i < keys; i++)
-        program->slot_of[i] = -1;
-    need_slots(program, COLO_FIRST);
-    need_slots(program, COLO_NODE_SUMS);
+        program->partial_of[i] = -1;
+    need_partials(program, COLO_FIRST);
+    need_partials(program, COLO_NODE_SUMS);
     if (p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send.nregions > 0)
-        need_slot(program, colo_slot_key(p, COLO_SLOT_LEAVES, 0));
+        need_partial(program, colo_sum_key(p, COLO_SUM_LEAVES, 0));
     for (int k = 0; nodes && k < 3; k++)
         for (int64_t i = 0; i < add->list[k]->nregions; i++)
             if (add->list[k]->region[i].addend == 0)
                 need_groups(program, &p->term[add->list[k]->offset[i].order]);
     if (!add->own_in && p->local[COLO_BACKWARD].nregions > 0)
-        need_slot(program, p->own_addend);
+        need_partial(program, p->own_addend);
     return COLO_OK;
 }
 
@@ -123,20 +125,20 @@ static void push_add(colo_steps_t *steps, const colo_add_t *add)
     steps->step[steps->n++] = (colo_step_t){.kind = COLO_ADD, .add = *add};
 }
 
-/* Addends into slots, and how they become the output. */
+/* Addends into partial sums, and how they become the output. */
 static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t launched)
 {
     const colo_plan_t *p = program->plan;
     const colo_exchange_plan_t *exchange = p->exchange[COLO_BACKWARD];
     const colo_routes_t *local = &p->local[COLO_BACKWARD];
     if (exchange[COLO_NODE_SUMS].wide) {
-        push_move(steps, COLO_FIRST, local, COLO_IN, COLO_SLOT);
+        push_move(steps, COLO_FIRST, local, COLO_IN, COLO_PARTIALS);
         push_add(steps, &(colo_add_t){.list = {&exchange[COLO_NODE_SUMS].send},
                                       .addend = -1,
                                       .by_terms = true,
-                                      .to = COLO_SLOT});
+                                      .to = COLO_PARTIALS});
         if (exchange[COLO_NODE_SUMS].all_come)
-            push_move(steps, COLO_NODE_SUMS, NULL, COLO_SLOT, COLO_SLOT);
+            push_move(steps, COLO_NODE_SUMS, NULL, COLO_PARTIALS, COLO_PARTIALS);
         return (colo_add_t){
             .list = {&exchange[COLO_FIRST].recv, local, &exchange[COLO_NODE_SUMS].recv},
             .by_terms = true,
@@ -147,7 +149,7 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t l
                       .addend = p->own_addend >= 0 ? p->own_addend : 0,
                       .own_in = !sums_at_once(p, launched),
                       .to = COLO_OUT};
-    push_move(steps, COLO_FIRST, add.own_in ? NULL : local, COLO_IN, COLO_SLOT);
+    push_move(steps, COLO_FIRST, add.own_in ? NULL : local, COLO_IN, COLO_PARTIALS);
     if (!add.own_in) {
         const colo_owned_t *own = &p->own_src;
         struct colo_whole *whole = program->whole;
@@ -187,7 +189,7 @@ colo_status_t colo_program_create(colo_program_t *program, bool bytes, int64_t l
                              (long long)p->addends, COLO_MAX_ADDENDS);
         } else {
             const colo_add_t add = add_up(program, steps, launched);
-            COLO_TRY(find_slots(program, &add));
+            COLO_TRY(find_partials(program, &add));
             push_add(steps, &add);
         }
         if (p->exchange[pass][COLO_RELAYS].all_come)
@@ -201,7 +203,7 @@ void colo_program_deinit(colo_program_t *program)
     if (program->plan)
         colo_pool_drop(program->plan->pool, program->whole);
     colo_plan_destroy(&program->plan);
-    free(program->slot_of);
+    free(program->partial_of);
     *program = (colo_program_t){0};
 }
 
@@ -214,30 +216,30 @@ colo_box_t colo_view_box(colo_view_t v, const colo_owned_t *own)
                         .stride = {v.stride[0], v.stride[1], v.stride[2]}};
 }
 
-/* This rank's part of tensor @t in a slot, contiguous. */
-static colo_view_t slot_view(const colo_frame_t *f, const colo_carried_t *t, int64_t key)
+/* This rank's part of tensor @t in a partial sum, contiguous. */
+static colo_view_t partial_view(const colo_call_frame_t *f, const colo_carried_t *t, int64_t key)
 {
     int64_t extent[3];
-    colo_slot_extent(f->program->plan, extent);
-    const size_t begin = (size_t)f->program->slot_of[key] * f->slot_bytes + t->in_slot;
-    return (colo_view_t){.data = f->slots ? (char *)f->slots + begin : NULL,
+    colo_partial_extent(f->program->plan, extent);
+    const size_t begin = (size_t)f->program->partial_of[key] * f->partial_bytes + t->in_partial;
+    return (colo_view_t){.data = f->partials ? (char *)f->partials + begin : NULL,
                          .stride = {extent[1] * extent[2] * t->per, extent[2] * t->per, 1}};
 }
 
-colo_box_t colo_frame_box(const colo_frame_t *f, const colo_carried_t *t, int buffer, int64_t key,
-                          const colo_routes_t *routes, int64_t i, bool bytes)
+colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, int buffer,
+                         int64_t key, const colo_routes_t *routes, int64_t i, bool bytes)
 {
     const colo_plan_t *p = f->program->plan;
     const colo_region_t *r = &routes->region[i];
-    const bool src = buffer == COLO_SLOT ? key < colo_slot_key(p, COLO_SLOT_COLLECTED, 0)
-                                         : (buffer == COLO_IN) == (f->pass == COLO_FORWARD);
+    const bool src = buffer == COLO_PARTIALS ? key < colo_sum_key(p, COLO_SUM_COLLECTED, 0)
+                                             : (buffer == COLO_IN) == (f->pass == COLO_FORWARD);
     const colo_owned_t *own = src ? &p->own_src : &p->own_dst;
     const int64_t row = src ? routes->offset[i].src_row : routes->offset[i].dst_row;
     const colo_view_t v = buffer == COLO_IN    ? t->in
                           : buffer == COLO_OUT ? t->out
-                                               : slot_view(f, t, key);
+                                               : partial_view(f, t, key);
     const int64_t elem =
-        (int64_t)colo_dtype_size(buffer == COLO_SLOT ? colo_slot_dtype(p, t, key) : t->dtype);
+        (int64_t)colo_dtype_size(buffer == COLO_PARTIALS ? colo_sum_dtype(p, t, key) : t->dtype);
     const int64_t rows = r->s[1] - r->s[0], cols = (r->h[1] - r->h[0]) * t->per;
     colo_box_t box = {.extent = {r->b[1] - r->b[0], rows, cols},
                       .stride = {v.stride[0], v.stride[1], v.stride[2]}};

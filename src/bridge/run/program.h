@@ -4,8 +4,9 @@
  *
  * A MOVE brings regions from one buffer to another: those of an exchange between ranks, and what
  * stays on this rank. An ADD sums up regions that have arrived. Buffers are the caller's input and
- * output, and the bridge's slots: partial sums, one per addend that arrives, each with the shape of
- * this rank's source part. A program has no region of its own: making one costs a batch nothing.
+ * output, and the bridge's partial sums: partial sums, one per addend that arrives, each with the
+ * shape of this rank's source part. A program has no region of its own: making one costs a batch
+ * nothing.
  */
 #ifndef COLO_BRIDGE_PROGRAM_H
 #define COLO_BRIDGE_PROGRAM_H
@@ -25,10 +26,10 @@ typedef struct colo_carried {
     colo_view_t in, out;
     int64_t per;
     colo_dtype_t dtype;
-    size_t in_slot; /* bytes: where it begins in each slot */
+    size_t in_partial; /* bytes: where it begins in each partial sum */
 } colo_carried_t;
 
-enum { COLO_IN, COLO_OUT, COLO_SLOT };
+enum { COLO_IN, COLO_OUT, COLO_PARTIALS };
 
 typedef struct colo_move {
     int exchange;               /* of the plan, of the pass */
@@ -40,7 +41,7 @@ typedef struct colo_add {
     const colo_routes_t *list[3]; /* NULL: none */
     int64_t addend;               /* each element is in one region of this addend; -1: of any */
     bool by_terms;                /* else by addend, ascending */
-    bool own_in; /* of list[0], this rank's addend is in the input, not in a slot */
+    bool own_in; /* of list[0], this rank's addend is in the input, not in a partial sum */
     int to;
 } colo_add_t;
 
@@ -57,11 +58,11 @@ typedef struct colo_steps {
     int32_t n;
 } colo_steps_t;
 
-/* Slots by what they hold: an addend that arrives; if nodes add up, too: the sum of a node, by its
- * lowest addend, and of a group that is added up here; an addend that this rank collects for other
- * nodes, and the sum of these. The last two lie as its destination part does. */
-enum { COLO_SLOT_ADDEND, COLO_SLOT_NODE, COLO_SLOT_COLLECTED, COLO_SLOT_LEAVES };
-static inline int64_t colo_slot_key(const colo_plan_t *p, int kind, int64_t addend)
+/* Partial sums by what they hold: an addend that arrives; if nodes add up, too: the sum of a node,
+ * by its lowest addend, and of a group that is added up here; an addend that this rank collects for
+ * other nodes, and the sum of these. The last two lie as its destination part does. */
+enum { COLO_SUM_ADDEND, COLO_SUM_NODE, COLO_SUM_COLLECTED, COLO_SUM_LEAVES };
+static inline int64_t colo_sum_key(const colo_plan_t *p, int kind, int64_t addend)
 {
     return kind * p->addends + addend;
 }
@@ -70,9 +71,9 @@ typedef struct colo_program {
     colo_plan_t *plan; /* owned */
     bool bytes;        /* boxes count bytes, because tensors of a call differ in dtype */
     colo_steps_t pass[2];
-    int32_t nslots;
-    int32_t *slot_of;   /* by colo_slot_key(); -1: it has none. NULL: nothing is added up */
-    struct colo_whole { /* all of this rank's source part as one region; NULL: not needed */
+    int32_t npartials;
+    int32_t *partial_of; /* by colo_sum_key(); -1: it has none. NULL: nothing is added up */
+    struct colo_whole {  /* all of this rank's source part as one region; NULL: not needed */
         colo_routes_t routes;
         colo_region_t region;
         colo_offset_t offset;
@@ -80,14 +81,14 @@ typedef struct colo_program {
 } colo_program_t;
 
 /* What one call brings. */
-typedef struct colo_frame {
+typedef struct colo_call_frame {
     const colo_program_t *program;
     colo_pass_t pass;
     const colo_carried_t *tensor; /* [n] */
     int32_t n;
-    void *slots;
-    size_t slot_bytes; /* of all tensors, of one slot */
-} colo_frame_t;
+    void *partials;
+    size_t partial_bytes; /* of all tensors, of one partial sum */
+} colo_call_frame_t;
 
 /* Takes @plan. @launched: bytes of a unit of the plan's features in the usual tensor, where each
  * sum is a launch; else 0. Local; on an error, colo_program_deinit() frees what there is. */
@@ -99,22 +100,23 @@ static inline bool colo_plan_adds(const colo_plan_t *p, colo_pass_t pass)
 {
     return pass == COLO_BACKWARD && p->addends > 1;
 }
-/* Samples, rows and features of a slot: those of the source part. If nodes add up, both parts fit,
- * and have the same strides in it: to peers all slots are one tensor. */
-void colo_slot_extent(const colo_plan_t *p, int64_t extent[3]);
-/* Bytes of a slot, of a tensor that has @per features for each of the plan's. */
-size_t colo_slot_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype);
+/* Samples, rows and features of a partial sum: those of the source part. If nodes add up, both
+ * parts fit, and have the same strides in it: to peers all partial sums are one tensor. */
+void colo_partial_extent(const colo_plan_t *p, int64_t extent[3]);
+/* Bytes of a partial sum, of a tensor that has @per features for each of the plan's. */
+size_t colo_partial_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype);
 /* The dtype of sums of a node: as wide as fp32 at least. */
 colo_dtype_t colo_sum_wide(colo_dtype_t dtype);
-colo_dtype_t colo_slot_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key);
-/* The slot of a region at one end of an exchange. */
-int64_t colo_move_slot(const colo_plan_t *p, int exchange, bool sends, const colo_region_t *r);
+colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key);
+/* The partial sum of a region at one end of an exchange. */
+int64_t colo_move_sum(const colo_plan_t *p, int exchange, bool sends, const colo_region_t *r);
 
 /* A rank's part of a tensor as (samples, rows, features). */
 colo_box_t colo_view_box(colo_view_t v, const colo_owned_t *own);
-/* Region @i of @routes in a buffer, of tensor @t; @key: of its slot. @bytes: the box counts bytes.
+/* Region @i of @routes in a buffer, of tensor @t; @key: of its partial sum. @bytes: the box counts
+ * bytes.
  */
-colo_box_t colo_frame_box(const colo_frame_t *f, const colo_carried_t *t, int buffer, int64_t key,
-                          const colo_routes_t *routes, int64_t i, bool bytes);
+colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, int buffer,
+                         int64_t key, const colo_routes_t *routes, int64_t i, bool bytes);
 
 #endif

@@ -46,7 +46,7 @@ typedef struct colo_over_comm {
     int32_t *members, nmembers;
     colo_subconnection_t
         *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
-    size_t need_slots, need_stage; /* bytes of the bridge's arenas, 0 for a batch */
+    size_t need_partials, need_stage; /* bytes of the bridge's arenas, 0 for a batch */
 } colo_over_comm_t;
 
 /* Peers write into this rank's output, or it reads in their inputs. */
@@ -108,8 +108,8 @@ struct colo_bridge {
     colo_loaded_t now;
     colo_collective_t coll;
     colo_transport_t transport;
-    bool lazy;                 /* partial sums, staging and route are made when a call is staged */
-    colo_arena_t slots, stage; /* of one call: addends; staging of its messages */
+    bool lazy; /* partial sums, staging and route are made when a call is staged */
+    colo_arena_t partials, stage; /* of one call: addends; staging of its messages */
     colo_peers_t peers;
     void *side; /* an auxiliary stream for messages that move while the caller's stream works; NULL:
                    none */
@@ -145,7 +145,7 @@ typedef struct colo_call {
     colo_loaded_t *loaded;
     const colo_tensor_t *in, *out; /* [n] of a batch, or NULL; else one */
     colo_carried_t *carried;       /* [n] the same, checked: frame.tensor */
-    colo_frame_t frame;
+    colo_call_frame_t frame;
     colo_op_desc_t op;
     colo_reached_t reached;
     colo_stream_t stream;
@@ -169,7 +169,7 @@ void colo_loaded_deinit(colo_comm_t *comm, colo_loaded_t *loaded);
 colo_status_t colo_over_comm_stage(colo_bridge_t *b, colo_loaded_t *loaded);
 /* Boxes for @n tensors a call from now on. */
 colo_status_t colo_over_comm_widen(colo_loaded_t *loaded, colo_pass_t pass, int32_t n);
-/* Have the slots and staging that @loaded needs. */
+/* Have the partial sums and staging that @loaded needs. */
 colo_status_t colo_over_comm_reserve(colo_bridge_t *b, const colo_loaded_t *loaded);
 /* Connects the members, if there is a route to make; collective over them. */
 colo_status_t colo_over_comm_connect(colo_bridge_t *b, colo_loaded_t *loaded);
@@ -218,6 +218,6 @@ colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t by
                               const char *what);
 void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a);
 /* The same for addends of one call. */
-colo_status_t colo_bridge_slots_for(colo_bridge_t *b, size_t bytes, bool capturing);
+colo_status_t colo_partials_reserve(colo_bridge_t *b, size_t bytes, bool capturing);
 
 #endif

@@ -4,11 +4,11 @@
  *
  * Movement is pushed: the sender knows where a box begins in the receiver's part, and is told the
  * rest, pointer and strides, at each call. The forward of a batch may be pulled, too: links write
- * faster than they read, but only x may be registered. A move to slots and the addition behind it
- * become one list: a receiver reads every addend's value where it lies and adds up in addend order,
- * so there is no slot and no second pass. The regions of one addend need not be those of another;
- * boxes are cut until each addend comes from one rank. If there are exchanges behind that move, or
- * ranks out of reach, addends are pulled into slots instead.
+ * faster than they read, but only x may be registered. A move to partial sums and the addition
+ * behind it become one list: a receiver reads every addend's value where it lies and adds up in
+ * addend order, so there is no partial sum and no second pass. The regions of one addend need not
+ * be those of another; boxes are cut until each addend comes from one rank. If there are exchanges
+ * behind that move, or ranks out of reach, addends are pulled into partial sums instead.
  *
  * Left to others: moving and waiting (comm/peer), registration (comm/memory.c), which calls go this
  * way (over-peers.c).
@@ -92,21 +92,21 @@ static int64_t row_of(const colo_offset_t *where, bool src)
 
 /* ---- movement ---- */
 
-/* Slots are like more samples of one tensor. */
-static void begins_in_slot(const maker_t *m, const colo_region_t *r, const colo_offset_t *where,
-                           int64_t begin[3])
+/* Partial sums are like more samples of one tensor. */
+static void begins_in_partial(const maker_t *m, const colo_region_t *r, const colo_offset_t *where,
+                              int64_t begin[3])
 {
     const colo_program_t *program = &m->loaded->program;
     const colo_plan_t *p = m->plan;
-    const int64_t key = colo_move_slot(p, m->move->exchange, false, r);
-    const bool src = key < colo_slot_key(p, COLO_SLOT_COLLECTED, 0);
-    int64_t extent[3], samples = 1; /* of a batch, a slot's size is the call's */
-    colo_slot_extent(p, extent);
+    const int64_t key = colo_move_sum(p, m->move->exchange, false, r);
+    const bool src = key < colo_sum_key(p, COLO_SUM_COLLECTED, 0);
+    int64_t extent[3], samples = 1; /* of a batch, a partial sum's size is the call's */
+    colo_partial_extent(p, extent);
     begins(part_of(m, src), r, row_of(where, src), begin);
     if (!program->bytes && extent[1] * extent[2] > 0)
-        samples = (int64_t)(colo_slot_bytes(p, 1, p->config.dtype) /
+        samples = (int64_t)(colo_partial_bytes(p, 1, p->config.dtype) /
                             ((size_t)(extent[1] * extent[2]) * colo_dtype_size(p->config.dtype)));
-    begin[0] += program->slot_of[key] * samples;
+    begin[0] += program->partial_of[key] * samples;
 }
 
 /* Between this rank and peers in reach; and what stays, if it goes to the output. */
@@ -114,7 +114,7 @@ static colo_status_t list_moves(const maker_t *m)
 {
     const colo_move_t *move = m->move;
     const bool from_src = is_src(m, move->from),
-               to_src = is_src(m, move->to == COLO_SLOT ? COLO_OUT : move->to);
+               to_src = is_src(m, move->to == COLO_PARTIALS ? COLO_OUT : move->to);
     const colo_routes_t *routes = colo_plan_routes(m->plan, m->pass, move->exchange, !m->pulls);
     for (int32_t i = 0; i < routes->nmessages; i++) {
         const colo_plan_message_t *message = &routes->message[i];
@@ -131,8 +131,8 @@ static colo_status_t list_moves(const maker_t *m)
             const colo_offset_t *where = &routes->offset[r - routes->region];
             extents(r, transfer.extent);
             begins(from, r, row_of(where, from_src), transfer.here);
-            if (move->to == COLO_SLOT)
-                begins_in_slot(m, r, where, transfer.there);
+            if (move->to == COLO_PARTIALS)
+                begins_in_partial(m, r, where, transfer.there);
             else
                 begins(to, r, row_of(where, to_src), transfer.there);
             COLO_TRY(push(m, &transfer));
