@@ -10,16 +10,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'docs' / 'python-api.md'
-MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments', 'memory', 'partition',
+MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'packing', 'segments', 'memory', 'partition',
                            'dlpack', 'errors']),
-           ('colobridge.torch', ['torch/bridge', 'torch/ticket', 'torch/logprob', 'torch/nll', 'torch/linear',
+           ('colobridge.torch', ['torch/bridge', 'torch/relayout', 'torch/ticket', 'torch/logprob', 'torch/nll', 'torch/linear',
                                  'torch/chunks', 'torch/losses', 'torch/sequence', 'torch/support', 'torch/partition', 'torch/tower', 'torch/ranks']),
            ('colobridge.megatron', ['megatron', 'megatron_shard']), ('colobridge.compat', ['compat'])]
 # Public, but for code that extends the package.
 INSIDE = {'alive', 'apply', 'end', 'Listed', 'Own', 'Support.behind', 'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'Sequence.on', 'planned', 'prepare', 'across', 'factor_of',
           'Mean', 'MeanCall', 'NllPlan', 'size_and_rank', 'tell', 'masked', 'counted', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views',
-          'bytes_of', 'part_lengths', 'parts_of', 'segment_of', 'require_alive', 'Comm.serves', 'Comm.ends', 'Flight'}
+          'bytes_of', 'part_lengths', 'parts_of', 'context_of', 'counted_of', 'Repacking', 'segment_of', 'require_alive', 'Comm.serves', 'Comm.ends', 'Flight'}
 
 
 def head(node, name):

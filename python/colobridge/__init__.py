@@ -14,10 +14,11 @@ from .errors import (ArgumentError, DeadlineError, Error, FailedError, MismatchE
 from .grid import Grid, Group
 from .layout import Layout, Owned
 from .memory import Memory
+from .packing import Packing
 from .partition import Partition, padded
 from .plan import Plan, collective_check
 from .segments import Segments, balance
 
 __all__ = ['ArgumentError', 'Batch', 'Bridge', 'Comm', 'DeadlineError', 'Error', 'FailedError', 'Grid', 'Group',
-           'Layout', 'Memory', 'MismatchError', 'NamingError', 'Owned', 'Partition', 'Plan', 'Segments',
+           'Layout', 'Memory', 'MismatchError', 'NamingError', 'Owned', 'Packing', 'Partition', 'Plan', 'Segments',
            '__version__', 'balance', 'collective_check', 'library_version', 'padded', 'run_threads']

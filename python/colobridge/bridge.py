@@ -11,6 +11,7 @@ from ._lib import Unique, call, lib, text
 from .comm import Comm
 from .errors import STATUS, ArgumentError, FailedError
 from .layout import Layout
+from .packing import Packing
 from .plan import ALGOS, PLACEMENTS, TRANSPORTS, Bytes, choice, config
 from .plan import bytes_of as plan_bytes
 from .segments import Segments
@@ -30,6 +31,8 @@ class Bridge(Unique):
     (features,) then, and axes is "th". placement: y has the rows of the batch only ("packed"), or they go to
     their positions in the caller's buffer ("merged"). max_rows: most rows of a source rank, for which memory
     is allocated at once.
+    packed: batches from one Packing to another, set by set_packing(); shape, axes and max_rows as with ragged, output
+    and grad at their defaults.
     allocator: of the memory that workspace_size counts, as C functions that outlive the bridge; None: the library's.
     ranks_per_node: 0 asks @comm which ranks share a node. one_level: as Plan's; between GPUs of one node always.
     Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
@@ -41,15 +44,15 @@ class Bridge(Unique):
                  grad: str = 'partial', algo: str = 'exact', no_grad: bool = False,
                  ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto',
                  ragged: bool = False, placement: str = 'packed', max_rows: int = 0,
-                 one_level: bool = False, allocator: s.Allocator | None = None):
+                 one_level: bool = False, allocator: s.Allocator | None = None, packed: bool = False):
         self._src, self._dst, self.comm = src, dst, comm
-        if ragged and len(shape) == 1:
+        if (ragged or packed) and len(shape) == 1:
             shape, axes = (0, 0, *shape), 'th' if axes == 'bsh' else axes
         self._tables = src._table, dst._table  # borrowed; a layout may get another one
         with comm._telling():
             raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node,
                          one_level)
-            raw.ragged, raw.max_rows = ragged, max_rows
+            raw.ragged, raw.packed, raw.max_rows = ragged, packed, max_rows
             raw.placement = choice('placement', placement, PLACEMENTS)
             raw.axes = text(axes)
             raw.algo = choice('algo', algo, ALGOS)
@@ -96,7 +99,15 @@ class Bridge(Unique):
         if not isinstance(segments, Segments):  # pyright: ignore[reportUnnecessaryIsInstance]
             with self.comm._telling():
                 raise ArgumentError("bridge: segments is a %s, expected Segments" % type(segments).__name__)
-        return Batch(self, segments)
+        return Batch(self, 'colo_bridge_set_segments', segments)
+
+    def set_packing(self, src: Packing, dst: Packing) -> 'Batch':
+        """A batch that moves the rows of packed sequences from the cut @src to @dst; as set_segments()."""
+        for name, packing in (('src', src), ('dst', dst)):
+            if not isinstance(packing, Packing):  # pyright: ignore[reportUnnecessaryIsInstance]
+                with self.comm._telling():
+                    raise ArgumentError("bridge: %s is a %s, expected Packing" % (name, type(packing).__name__))
+        return Batch(self, 'colo_bridge_set_packing', src, dst)
 
     def reshape(self, shape: tuple[int, ...]) -> None:
         """Another batch, length or width from now on; local, all ranks must do the same."""
@@ -124,13 +135,13 @@ def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:
 
 
 class Batch(Unique):
-    """A ragged batch of a bridge, made by Bridge.set_segments(). Several may be outstanding. rows: those of
+    """A batch of a bridge, made by Bridge.set_segments() or set_packing(). Several may be outstanding. rows: those of
     this rank's x and y."""
 
-    def __init__(self, bridge: Bridge, segments: Segments):
+    def __init__(self, bridge: Bridge, setter: str, *tables: Segments | Packing):
         self._bridge, self._comm = bridge, bridge.comm
         self._handle = c.c_void_p()
-        call('colo_bridge_set_segments', bridge.handle, segments._raw, c.byref(self._handle))
+        call(setter, bridge.handle, *(t._raw for t in tables), c.byref(self._handle))
         self._comm.serves(self._handle, 'colo_batch_destroy')
         bridge._batches[id(self._handle)] = self._handle
         src, dst = s.i64(), s.i64()

@@ -146,3 +146,10 @@ def parts_of(layout: Layout, axis: int) -> int:
     """Into how many parts a layout cuts an axis, s.SAMPLES, ROWS or FEATURES."""
     raw, shape = layout._raw, layout.grid.shape
     return math.prod(shape[raw.split[axis][i].dim] for i in range(raw.nsplits[axis]))
+
+
+def context_of(layout: Layout) -> int:
+    """Over how many context ranks a layout cuts rows."""
+    raw, shape = layout._raw, layout.grid.shape
+    splits = [raw.split[s.ROWS][i] for i in range(raw.nsplits[s.ROWS])]
+    return math.prod(shape[split.dim] for split in splits if split.context)

@@ -10,8 +10,9 @@ from . import _structs as s
 from ._lib import call, lib
 from .comm import Comm
 from .errors import ArgumentError
-from .layout import Layout
-from .tensor import view
+from .layout import Layout, context_of
+from .packing import Packing
+from .tables import lengths, table
 
 _TABLES = ('rows', 'src', 'seq', 'pos', 'row_pos', 'seq_len', 'seq_dp')  # as arguments
 _MEMBERS = ('rows', 'src_dp', 'seq', 'pos', 'row_pos', 'seq_len', 'seq_dp')  # of colo_segments_t
@@ -23,7 +24,8 @@ class Segments:
     A segment is an image or a clip: rows that stay together. rows: how many each has. src: the encoder
     replica that makes it. seq: the sequence that it is part of, and pos: the position of its first row
     there; row_pos instead of pos: the position of every row. seq_len: positions of each sequence, padding
-    included. seq_dp: the LLM replica that holds it.
+    included. seq_dp: the LLM replica that holds it. packing, in their place: a Packing, whose sequences may lie on
+    context ranks of their own.
 
     A table is a list, an array, or an integer tensor, of which the values are copied: a later change of it
     has no effect. If a tensor is in GPU memory, the host waits for it. cu_rows and cu_seqlens are
@@ -34,34 +36,42 @@ class Segments:
     """
 
     def __init__(self, rows: Any = None, *, src: Any, seq: Any, pos: Any = None, seq_len: Any = None,
-                 seq_dp: Any, row_pos: Any = None, cu_rows: Any = None, cu_seqlens: Any = None):
-        rows = _lengths('rows', rows, 'cu_rows', cu_rows)
-        seq_len = _lengths('seq_len', seq_len, 'cu_seqlens', cu_seqlens)
+                 seq_dp: Any = None, row_pos: Any = None, cu_rows: Any = None, cu_seqlens: Any = None,
+                 packing: Packing | None = None):
+        rows = lengths('segments', 'rows', rows, 'cu_rows', cu_rows)
+        if packing is None:
+            seq_len = lengths('segments', 'seq_len', seq_len, 'cu_seqlens', cu_seqlens)
+        elif seq_len is not None or cu_seqlens is not None or seq_dp is not None:
+            raise ArgumentError("segments: packing is given, and seq_len, cu_seqlens or seq_dp, which it has")
         if (pos is None) == (row_pos is None):
             raise ArgumentError("segments: %s pos and row_pos are given; expected one of them"
                                 % ('neither of' if pos is None else 'both'))
         given = {'rows': rows, 'src': src, 'seq': seq, 'pos': pos, 'row_pos': row_pos,
                  'seq_len': seq_len, 'seq_dp': seq_dp}
-        tables = {name: None if table is None else _table(name, table) for name, table in given.items()}
+        tables = {name: None if t is None else table('segments', name, t) for name, t in given.items()}
         held = tables['rows'] or ()
         count, total = len(held), 0 if row_pos is None else sum(n for n in held if n > 0)
-        for name, table in tables.items():
+        for name, t in tables.items():
             need = len(tables['seq_len'] or ()) if name.startswith('seq_') else total if name == 'row_pos' else count
-            if table is not None and len(table) != need:
+            if t is not None and len(t) != need:
                 raise ArgumentError("segments: %s has %d entries, expected %d, one for each %s" % (
-                    name, len(table), need, 'sequence' if name.startswith('seq_') else
+                    name, len(t), need, 'sequence' if name.startswith('seq_') else
                     'row' if name == 'row_pos' else 'segment'))
-        self._set(tables)
+        self._set(tables, packing)
 
-    def _set(self, tables: dict[str, array.array[int] | None]) -> None:
-        self._tables = tables
+    def _set(self, tables: dict[str, array.array[int] | None], packing: Packing | None = None) -> None:
+        self._tables, self.packing = tables, packing
         self._key = b'|'.join(b'-' if t is None else t.tobytes() for t in tables.values())
+        if packing is not None:
+            self._key += packing._key
         self._raw = s.Segments(struct_size=c.sizeof(s.Segments), count=len(tables['rows'] or ()),
                                nseqs=len(tables['seq_len'] or ()))
+        if packing is not None:
+            self._raw.packing = c.pointer(packing._raw)
         for name, member in zip(_TABLES, _MEMBERS):
-            table = tables[name]
-            if table:
-                setattr(self._raw, member, c.cast(table.buffer_info()[0], c.POINTER(s.i64)))
+            t = tables[name]
+            if t:
+                setattr(self._raw, member, c.cast(t.buffer_info()[0], c.POINTER(s.i64)))
 
     @classmethod
     def gather(cls, local: 'Segments | None', group: Any) -> 'Segments':
@@ -89,11 +99,11 @@ class Segments:
             scattered = bool(raw.row_pos)
             tables: dict[str, array.array[int] | None] = {}
             for name, member, n in zip(_TABLES, _MEMBERS, sizes):
-                table = array.array('q')
+                t = array.array('q')
                 if n:
-                    table.frombytes(c.string_at(getattr(raw, member), 8 * n)
+                    t.frombytes(c.string_at(getattr(raw, member), 8 * n)
                                     if getattr(raw, member) else b'')
-                tables[name] = None if name == ('pos' if scattered else 'row_pos') else table
+                tables[name] = None if name == ('pos' if scattered else 'row_pos') else t
             out._set(tables)
         finally:
             lib().colo_segments_free(c.byref(made))
@@ -115,81 +125,36 @@ class Segments:
         return hash(self._key)
 
     def __reduce__(self) -> Any:
-        return _again, tuple(self._tables.values())
+        return _again, (*self._tables.values(), self.packing)
+
+    def _sums(self, options: Any, dst: Layout) -> bool:
+        """Are gradients added up over context ranks."""
+        return (options['output'], options['grad']) == ('full', 'partial') and context_of(dst) > 1
+
+    def _batch(self, bridge: Any) -> Any:
+        return bridge.set_segments(self)
 
     def __repr__(self) -> str:
         return 'Segments(%d segments of %d rows in %d sequences of %d positions)' % (
-            len(self), sum(self._tables['rows'] or ()), self._raw.nseqs, sum(self._tables['seq_len'] or ()))
+            len(self), sum(self._tables['rows'] or ()), *(
+                (self._raw.nseqs, sum(self._tables['seq_len'] or ())) if self.packing is None else
+                (len(self.packing), sum(self.packing.seq_len))))
 
 
 def _property(name: str) -> property:
-    def table(self: Segments) -> list[int] | None:
+    def get(self: Segments) -> list[int] | None:
         held = self._tables[name]
         return None if held is None else held.tolist()
-    return property(table)
+    return property(get)
 
 
 for _name in _TABLES:
     setattr(Segments, _name, _property(_name))
 
 
-def _again(rows: Any, src: Any, seq: Any, pos: Any, row_pos: Any, seq_len: Any, seq_dp: Any) -> Segments:
-    return Segments(rows, src=src, seq=seq, pos=pos, row_pos=row_pos, seq_len=seq_len, seq_dp=seq_dp)
-
-
-def _lengths(name: str, lengths: Any, cu_name: str, cu: Any) -> Any:
-    """One of the two, as lengths."""
-    if (lengths is None) == (cu is None):
-        raise ArgumentError("segments: %s %s and %s are given; expected one of them"
-                            % ('neither of' if cu is None else 'both', name, cu_name))
-    if cu is None:
-        return part_lengths(lengths, name) if getattr(lengths, 'is_nested', False) else lengths
-    edges = _table(cu_name, cu)
-    if not edges or edges[0] != 0:
-        raise ArgumentError("segments: %s begins with %s, expected 0: cumulative lengths"
-                            % (cu_name, edges[0] if edges else 'nothing'))
-    out = array.array('q', (b - a for a, b in zip(edges, edges[1:])))
-    for i, n in enumerate(out):
-        if n < 0:
-            raise ArgumentError("segments: %s[%d] is %d after %d; cumulative lengths do not descend"
-                                % (cu_name, i + 1, edges[i + 1], edges[i]))
-    return out
-
-
-def part_lengths(t: Any, name: str) -> list[int]:
-    """Lengths of the parts of a nested tensor of torch, jagged or strided."""
-    lengths: Any = getattr(t, 'lengths', None)  # of a jagged one with holes
-    held: Any = lengths() if callable(lengths) else None
-    if held is not None:
-        return held.tolist()
-    offsets: Any = getattr(t, 'offsets', None)
-    if callable(offsets):
-        edges: list[int] = cast(Any, offsets()).tolist()
-        return [b - a for a, b in zip(edges, edges[1:])]
-    return [len(part) for part in t.unbind()]
-
-
-def _table(name: str, values: Any) -> array.array[int]:
-    """A copy of integers as i64."""
-    if hasattr(values, 'is_cuda'):
-        values = values.detach().cpu()
-    if hasattr(values, 'data_ptr') or hasattr(values, '__array_interface__'):
-        raw = view(values, 'segments: ' + name)
-        kind = s.DTYPES[cast(int, raw.dtype)]
-        if raw.ndim != 1 or kind[0] not in 'iu' or str(values.dtype).endswith('bool'):
-            raise ArgumentError("segments: %s is a tensor of %d axes of %s, expected 1 axis of integers"
-                                % (name, raw.ndim, values.dtype))
-        n = raw.shape[0]
-        if kind in ('i64', 'i32') and (n < 2 or raw.stride[0] == 1):
-            out = array.array('q' if kind == 'i64' else 'i')
-            out.frombytes(c.string_at(raw.data, n * out.itemsize) if n else b'')
-            return out if kind == 'i64' else array.array('q', out)
-        values = values.tolist()
-    try:
-        return array.array('q', values)
-    except (TypeError, OverflowError) as why:
-        raise ArgumentError("segments: %s is a %s, expected integers of at most 64 bits (%s)"
-                            % (name, type(values).__name__, why)) from None
+def _again(rows: Any, src: Any, seq: Any, pos: Any, row_pos: Any, seq_len: Any, seq_dp: Any,
+           packing: Any) -> Segments:
+    return Segments(rows, src=src, seq=seq, pos=pos, row_pos=row_pos, seq_len=seq_len, seq_dp=seq_dp, packing=packing)
 
 
 def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists: bool = False) -> Any:
@@ -197,8 +162,8 @@ def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0, lists
     Segments go by descending cost to the least loaded replica. current: where each one is; it stays if the
     load there is at most (1 + stick) times the mean. lists: the segments of each replica, ascending, instead of
     the replica of each segment. ValueError: names the segment."""
-    costs = _table('cost', cost)
-    now = None if current is None else _table('current', current)
+    costs = table('segments', 'cost', cost)
+    now = None if current is None else table('segments', 'current', current)
     if now is not None and len(now) != len(costs):
         raise ArgumentError("balance: current has %d entries, expected %d, one for each cost"
                             % (len(now), len(costs)))

@@ -146,7 +146,7 @@ BRIDGES = {
         'torch/arena.py', 'return self._begin <= t.data_ptr() < self._begin + self.nbytes and', 'return', 'test_torch_arena.py',
         'test_outputs_are_in_the_pool'),
     'the pool of ragged batches has space for y alone': (
-        'torch/ragged.py', '+ (0 if owner._sums else back)', '', 'test_torch_arena.py', 'test_outputs_of_ragged'),
+        'torch/ragged.py', '+ (0 if sums else back)', '', 'test_torch_arena.py', 'test_outputs_of_ragged'),
     'a registered tensor is given back under a late peer': (
         'memory.py', '_stays.append(self.owner)', 'pass', 'test_torch_blocks.py', 'test_memory_that_a_failure_left'),
     'a block is used again before the stream that had it is done': (
@@ -231,7 +231,7 @@ BRIDGES = {
     'gradients stay where peers wrote them': (
         'torch/ragged.py', 't.copy_(here)', 'pass', 'test_torch_arena.py', 'test_ragged_batches_go'),
     'gradients that are added up are taken for ones that peers write': (
-        'torch/ragged.py', 'not (self.ragged.owner._sums if backward else self.merged)', 'backward or not self.merged',
+        'torch/ragged.py', 'not (self.sums if backward else self.merged)', 'backward or not self.merged',
         'test_torch_arena.py', 'test_ragged_batches_go'),
     'memory that peers reach stays as small as it was': (
         'torch/arena.py', 'if old is None or nbytes > old.nbytes or stale:', 'if old is None or stale:',
@@ -308,4 +308,18 @@ BRIDGES = {
         'torch/bridge.py', 'groups.end(self._own)', 'pass', 'test_torch_own.py', 'at_work_at_once'),
     'the rest of what a rank brings comes first': (
         'comm.py', '(part + others)[:n]', '(others + part)[:n]', 'test_core.py', 'interpreter_lock'),
+    'a group of packings has the ranks of the world': (
+        'torch/bridge.py', 'range(len(inside)) if self.packed else inside', 'inside', 'test_torch_packed.py',
+        'counts_its_ranks'),
+    'heads are those of the first rank': (
+        'torch/relayout.py', ".split('features', 'cp') if heads", ' if heads', 'test_torch_packed.py', 'on_threads'),
+    'lengths of a tensor stay what they were': (
+        'torch/relayout.py', 'of() is cu and version == cu._version', 'of() is cu', 'test_torch_packed.py', 'written_again'),
+    'context ranks of a sequence begin at the first': (
+        'packing.py', "[first] * n if isinstance(first, int) else first}", 'None}', 'test_torch_packed.py', 'ranks_of_its_own'),
+    'a table of pieces has one owner': (
+        'packing.py', 'piece_owner=[piece[1] for piece in flat]', 'piece_owner=[0 for piece in flat]', 'test_torch_packed.py',
+        'ranks_of_its_own'),
+    'segments of other packings are the same batch': (
+        'segments.py', 'self._key += packing._key', 'pass', 'test_torch_packed.py', 'segments_of_a_packing'),
 }

@@ -12,6 +12,7 @@ from .logprob import logprob
 from .nll import Loss, nll
 from .partition import next_token, shard, unshard
 from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
+from .relayout import relayout
 from .sequence import Sequence
 from .support import Support
 from .ticket import Ticket
@@ -19,4 +20,4 @@ from .tower import EncoderParallel, TowerPlan
 
 __all__ = ['Bridge', 'Distilled', 'EncoderParallel', 'Loss', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
            'distill', 'entropy', 'group_ranks', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
-           'next_token', 'nll', 'over_chunks', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']
+           'next_token', 'nll', 'over_chunks', 'relayout', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

@@ -15,6 +15,7 @@ from .._lib import Unique
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error
 from ..layout import Layout, parts_of
+from ..packing import Packing, Repacking
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice
 from ..segments import Segments
 from ..tensor import torch_dtype
@@ -71,6 +72,9 @@ class Bridge(Unique):
     at work at once, on two threads or streams, in any order. All ranks make the bridge, in one order among such ones;
     it connects then.
 
+    packed: batches of packed sequences, whose cut changes: bridge(x, src=, dst=), two Packings that say what each rank
+    has, so output and grad stay at their defaults, too. The grids count the ranks of @group from 0. docs/packed.md.
+
     Raises ValueError (shape, dtype, device, layouts that do not fit), RuntimeError (a destroyed group,
     another rank failed), TimeoutError, MismatchError (ranks disagree).
     """
@@ -79,7 +83,7 @@ class Bridge(Unique):
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
                  frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
                  buffers: int | None = None, extra: str | Sequence[str] = (), ragged: bool = False,
-                 comm: str = 'shared'):
+                 comm: str = 'shared', packed: bool = False):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
@@ -96,15 +100,18 @@ class Bridge(Unique):
                                 "that peers reach, 0 or more, or None" % (buffers,))
         if sorted(axes) != sorted('bsh') and axes not in ('th', 'bh'):
             raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', 'th' or 'bh'" % axes)
-        if ragged and (axes not in ('bsh', 'th') or algo != 'exact' or buffers):
-            raise ArgumentError("bridge: ragged with axes '%s', algo '%s' and buffers %s; expected the defaults"
-                                % (axes, algo, buffers))
+        if (ragged or packed) and (axes not in ('bsh', 'th') or algo != 'exact' or buffers):
+            raise ArgumentError("bridge: %s with axes '%s', algo '%s' and buffers %s; expected the defaults"
+                                % ('packed' if packed else 'ragged', axes, algo, buffers))
+        if packed and (ragged or output != 'full' or grad != 'partial'):
+            raise ArgumentError("bridge: packed with ragged=%s, output '%s' and grad '%s'; expected the defaults, because "
+                                "packings say what a rank has" % (ragged, output, grad))
         if ragged:
             Segments([], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]).check(self.src, self.dst)
         self._owned = bool(_COMMS[comm])
         if self._owned and isinstance(group, Comm):
             group = group.split_color(0, group.rank)
-        self.group, self.axes, self.ragged = group, axes, ragged
+        self.group, self.axes, self.ragged, self.packed = group, axes, ragged or packed, packed
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}
         self.frozen, self.transport, self.buffers = frozen, transport, buffers
@@ -123,14 +130,15 @@ class Bridge(Unique):
             self._ranks = self._members()
         if self._owned and self._ranks is not None:
             import torch
-            self._own = groups.Own.of(self._ranks)
+            self._own = groups.Own.of(self._ranks, packed)
             self.comm(torch.device('cpu'))  # now: ranks whose threads meet at the store in other orders would wait in vain
 
     def _members(self) -> tuple[int, ...]:
         import torch.distributed as dist
         inside = groups.group_ranks(self.group, 'bridge: group')
         for name, layout in (('src', self.src), ('dst', self.dst)):
-            missing = [r for r in layout.grid.ranks() if r not in inside][:4]
+            have = range(len(inside)) if self.packed else inside
+            missing = [r for r in layout.grid.ranks() if r not in have][:4]
             if missing:
                 raise ArgumentError("bridge: ranks %s of the %s grid %s are not in the group of %d ranks"
                                     % (missing, name, layout.grid, len(inside)))
@@ -145,7 +153,8 @@ class Bridge(Unique):
     @property
     def _talks_to(self) -> Any:
         """World ranks, with a number if they have a communicator for this bridge alone, or a Comm: for groups.tell()"""
-        return self._own or self._ranks or self.group
+        ranks = groups.counted_of(self._ranks) if self.packed and self._ranks else self._ranks
+        return self._own or ranks or self.group
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
@@ -254,21 +263,14 @@ class Bridge(Unique):
         if transport == 'auto':  # as all ranks found, when they asked for memory that peers reach
             transport = 'nccl' if self._ragged[device].workspace is None else 'peer'
         options = {name: self._options[name] for name in ('output', 'grad', 'ranks_per_node')}
+        options['packed' if self.packed else 'ragged'] = True
         bridge, far = self._by_peers(transport, lambda by: core.Bridge(
-            comm, self.src, self.dst, (units,), ragged=True, no_grad=self.frozen,
+            comm, self.src, self.dst, (units,), no_grad=self.frozen,
             placement='merged' if merged else 'packed', device=device.type, transport=by,
             allocator=arenas.allocator(device), **options))
         if far:
             self._ragged[device].workspace = None
         return bridge
-
-    @functools.cached_property
-    def _sums(self) -> bool:
-        """Are gradients of a ragged batch added up over context ranks."""
-        raw, shape = self.dst._raw, self.dst.grid.shape
-        splits = [raw.split[s.ROWS][i] for i in range(raw.nsplits[s.ROWS])]
-        context = math.prod(shape[split.dim] for split in splits if split.context)
-        return (self._options['output'], self._options['grad']) == ('full', 'partial') and context > 1
 
     def rows(self, segments: Segments, device: Any = 'cpu') -> tuple[int, int]:
         """Ragged: rows of this rank's x, and of its y without into=. Collective the first time, unless x was
@@ -289,6 +291,13 @@ class Bridge(Unique):
         with groups.telling(ragged.comm):
             return ragged.batch(segments, True, carried=False).written(device)
 
+    def _tables(self, segments: Any, into: Any, src: Any, dst: Any) -> Any:
+        """The tables of a call, which the bridge has or has not."""
+        if self.packed:
+            return segments if src is None and dst is None else Repacking(src, dst)
+        self._need_ragged(segments is not None or into is not None)
+        return segments
+
     def _need_ragged(self, asked: bool) -> None:
         if asked != self.ragged:
             raise ArgumentError("bridge: segments are %s, and the bridge was made with ragged=%s"
@@ -296,7 +305,8 @@ class Bridge(Unique):
 
     def __call__(self, x: Any, segments: Segments | None = None, *, into: Any = None,
                  samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None,
-                 add: bool = False, inplace: bool = True) -> Any:
+                 add: bool = False, inplace: bool = True, src: Packing | None = None,
+                 dst: Packing | None = None) -> Any:
         """y under the destination's layout. samples: the global batch if dp does not divide it;
         shape: (samples, rows, features[, positions]) if x does not determine it; like: a tensor whose
         dtype and device are used if x is None (then shape is needed).
@@ -307,26 +317,30 @@ class Bridge(Unique):
         with output="sharded"; they are written in place and returned, no leaf that requires grad. x may be a
         tuple of tensors with one routing, of any dtype and number of features, and into, too; a tensor whose entry
         of into is None comes packed. add: rows are added to what is there. inplace=False: into stays as it is, and y
-        is a new tensor. add, inplace and which entries are None are the same on all ranks."""
+        is a new tensor. add, inplace and which entries are None are the same on all ranks.
+
+        Packed: the rows that this rank holds by @src become those that it holds by @dst, both Packings of the same
+        sequences; x as with ragged, without into."""
         again = self._again
         if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
                 into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
                 (self._ranks is None or groups.alive(self.group)):
             return again[4](x, again[5], True)
-        self._need_ragged(segments is not None or into is not None)
+        tables = self._tables(segments, into, src, dst)
         if self.ragged:
-            return ragged_batches.carry(self, x, segments, into, like, add, inplace)
+            return ragged_batches.carry(self, x, tables, into, like, add, inplace)
         return _call(self, x, samples, shape, like)
 
     def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, samples: int | None = None,
-              shape: tuple[int, ...] | None = None, like: Any = None, add: bool = False, inplace: bool = True) -> Ticket:
+              shape: tuple[int, ...] | None = None, like: Any = None, add: bool = False, inplace: bool = True,
+              src: Packing | None = None, dst: Packing | None = None) -> Ticket:
         """Begins bridge(x, ...), with its arguments: start(x).finish() is y. On a GPU what is enqueued in between runs
         while rows move, in backward, too. Until finish() nothing writes x or uses into. All ranks start the same calls in
         the same order; up to 64 may be under way. A call whose tensor must be copied into memory that peers reach (see
         buffers) runs in start() as a whole. docs/overlap.md."""
-        self._need_ragged(segments is not None or into is not None)
+        tables = self._tables(segments, into, src, dst)
         if self.ragged:
-            return ragged_batches.start(self, x, segments, into, like, add, inplace)
+            return ragged_batches.start(self, x, tables, into, like, add, inplace)
         return _start(self, x, samples, shape, like)
 
     def destroy(self) -> None:

@@ -2,18 +2,20 @@
 """Ragged batches as an autograd function: what Bridge(..., ragged=True) does with a call."""
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import ctypes as c
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Union
 
 from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
 from ..errors import STATUS, ArgumentError, FailedError
 from ..layout import Layout, parts_of
+from ..packing import Repacking
 from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
@@ -22,6 +24,7 @@ from .tensors import checked, eager, once, stream_of
 from .ticket import Flight, Ticket
 
 _KEPT = 8  # batches of other tables
+Tables = Union[Segments, Repacking]
 
 
 class _Batch:
@@ -48,15 +51,18 @@ def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool, full:
     """Rows of the fullest x, and of the fullest d_y that is summed (merged), or at most of the fullest y (packed)."""
     import torch
     host: dict[str, Any] = {'dtype': torch.int64, 'device': 'cpu'}  # whatever the default device is
+    tables, packing = segments._tables, segments.packing
+    if packing is not None:
+        tables = dict(tables, seq_len=packing._tables['seq_len'], seq_dp=packing._tables['seq_dp'] or array.array('q', bytes(8 * len(packing))))
     rows, made, seq, seq_len, seq_dp = (torch.frombuffer(t, dtype=torch.int64) if t else torch.zeros(0, **host)
-                                        for t in (segments._tables[n] for n in ('rows', 'src', 'seq', 'seq_len', 'seq_dp')))
+                                        for t in (tables[n] for n in ('rows', 'src', 'seq', 'seq_len', 'seq_dp')))
 
     def most(replicas: int, of: Any, count: Any) -> int:
         return int(torch.zeros(replicas, **host).index_add_(0, of, count).max())
     x = most(parts_of(src, s.SAMPLES), made, rows)
     replicas, axis, y = parts_of(dst, s.SAMPLES), [(seq_dp, seq_len)], [(seq_dp.index_select(0, seq), rows)]
     at_most = [most(replicas, *t) for t in (axis if merged else y)]
-    if not full:  # no more than its part of the sequences
+    if not full and packing is None:  # no more than its part of the sequences
         at_most.append(most(replicas, *axis[0]) // parts_of(dst, s.ROWS))
     return -(-x // parts_of(src, s.ROWS)), min(at_most)
 
@@ -77,21 +83,23 @@ class Ragged:
         if owner.transport != 'nccl' and arenas.possible(comm, device):
             self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer', owner.buffers is None)
 
-    def reserve(self, batch: _Batch, segments: Segments, merged: bool, xs: list[Any], widths: list[int]) -> None:
+    def reserve(self, batch: _Batch, segments: Tables, merged: bool, xs: list[Any], widths: list[int]) -> None:
         """Memory for what peers reach of this call and of its backward; collective where it grows. The same on
         all ranks: tables, widths and dtypes tell how much the fullest of them needs."""
         if self.workspace is None:
             return
         owner, dtypes = self.owner, [torch_dtype(x.dtype) for x in xs]
-        rows = batch.most = batch.most or _most_rows(segments, owner.src, owner.dst, merged, owner._options['output'] == 'full')
+        rows = batch.most = batch.most or (segments.most_rows(owner.src, owner.dst) if isinstance(segments, Repacking) else
+                                           _most_rows(segments, owner.src, owner.dst, merged, owner._options['output'] == 'full'))
+        sums = segments._sums(owner._options, owner.dst)
         x, y = (arenas.nbytes_of_call([(rows[side], t.shape[1] if side == 0 else w, n) for t, w, n in zip(xs, widths, dtypes)])
                 for side in (0, 1))
         # x of a merged call is read, y of a packed one written; d_y is read where it is summed, d_x written elsewhere.
-        there, back = (x if merged else y), 0 if owner.frozen else (y if owner._sums else x)
-        if not self.workspace.reserve(max(there, back), (0 if merged else y) + (0 if owner._sums else back)):
+        there, back = (x if merged else y), 0 if owner.frozen else (y if sums else x)
+        if not self.workspace.reserve(max(there, back), (0 if merged else y) + (0 if sums else back)):
             self.workspace = None
 
-    def batch(self, segments: Segments, merged: bool, carried: bool = True) -> _Batch:
+    def batch(self, segments: Tables, merged: bool, carried: bool = True) -> _Batch:
         """The batch of these tables. Ranks find or make it alike, because content decides: a batch compares
         its tables between the ranks in its first call, to which all of them have to come. So a rank that
         asks alone, not carried, changes nothing of which batches are kept."""
@@ -106,7 +114,7 @@ class Ragged:
                 if self.workspace is not None and not self.workspace.reserve(1):
                     self.workspace = None
                 self._bridges[merged] = self.owner._ragged_bridge(self.comm, self.device, merged)
-            made = _Batch(self._bridges[merged].set_segments(segments))
+            made = _Batch(segments._batch(self._bridges[merged]))
         if not carried:
             if key not in self._batches:
                 self._asked = {key: made}
@@ -172,10 +180,11 @@ class _Views:
 class _Call:
     """Forwards with the tables, shapes and dtypes of one call, and their backwards: all but the addresses."""
 
-    def __init__(self, ragged: Ragged, batch: _Batch, segments: Segments, xs: list[Any], widths: list[int],
+    def __init__(self, ragged: Ragged, batch: _Batch, segments: Tables, xs: list[Any], widths: list[int],
                  intos: list[Any], merged: bool):
         self.ragged, self.held, self.segments, self.merged = ragged, batch, segments, merged
         self.n, self.widths, self.frozen = len(xs), widths, ragged.owner.frozen
+        self.sums = segments._sums(ragged.owner._options, ragged.owner.dst)
         self.kinds = [[_kind(t) for t in side] for side in (xs, intos)]
         self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
         self.constant = [i for i in range(self.n) if i not in self.floating or (self.frozen and not merged)]
@@ -189,7 +198,7 @@ class _Call:
         library = lib()
         self.entries = library.colo_batch_forward, library.colo_batch_backward
 
-    def serves(self, xs: list[Any], segments: Segments, intos: list[Any], merged: bool) -> bool:
+    def serves(self, xs: list[Any], segments: Tables, intos: list[Any], merged: bool) -> bool:
         """Is a call on these tensors one of them, so that only what may change without them is left to check."""
         return segments is self.segments and merged is self.merged and self.kinds == [[_kind(t) for t in side] for side in (xs, intos)]
 
@@ -237,7 +246,7 @@ class _Call:
         workspace = self.ragged.workspace
         if workspace is None:
             return given, out
-        writes = not (self.ragged.owner._sums if backward else self.merged)
+        writes = not (self.sums if backward else self.merged)
         rows = self.held.batch.rows[backward != writes]
         mine = out if writes else given
         if rows == 0 or any(len(t) != rows for t in mine):  # the library says what is wrong
@@ -391,8 +400,10 @@ def _check_leaf(into: Any, what: str) -> None:
 
 def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any) -> Any:
     """(xs, intos, features of each y); all that this rank can know by itself is refused here."""
-    if not isinstance(segments, Segments):
-        raise ArgumentError("bridge: segments is a %s, expected colobridge.Segments" % type(segments).__name__)
+    if not isinstance(segments, Repacking if self.packed else Segments):
+        raise ArgumentError("bridge: %s, expected %s" % (
+            "src is None" if self.packed and segments is None else "segments is a " + type(segments).__name__,
+            "src= and dst=, colobridge.Packing" if self.packed else "colobridge.Segments"))
     if told is None:
         raise ArgumentError("bridge: x is a %s, expected a torch.Tensor, or like= one" % type(x).__name__)
     if self.transport == 'peer' and told.device.type != 'cuda':
@@ -466,6 +477,8 @@ def _asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool
     xs, intos = _list(given), [] if into is None else _list(into)
     merged = bool(intos) and inplace and not add and not any(t is None for t in intos)
     names = ['into[%d]' % i if len(intos) > 1 else 'into' for i in range(len(intos))]
+    if self.packed and into is not None:
+        raise ArgumentError("bridge: into is given to a packed bridge; expected None: y has all rows of this rank")
     if into is None and (add or not inplace):
         raise ArgumentError("bridge: %s is given without into; expected the tensor that rows go to"
                             % ('add=True' if add else 'inplace=False'))

@@ -57,15 +57,22 @@ class _Thread:
 
 
 class Own(NamedTuple):
-    """World ranks with communicators that serve one object alone, the @number-th of these ranks."""
+    """World ranks with communicators that serve one object alone, the @number-th of these ranks; 0: all that are alike.
+    counted: to the communicators the ranks are 0, 1, .."""
     ranks: tuple[int, ...]
     number: int
+    counted: bool = False
 
     @classmethod
-    def of(cls, ranks: tuple[int, ...]) -> 'Own':
+    def of(cls, ranks: tuple[int, ...], counted: bool = False) -> 'Own':
         """The next one; ranks make theirs in one order."""
         _owners[ranks] += 1
-        return cls(ranks, _owners[ranks])
+        return cls(ranks, _owners[ranks], counted)
+
+
+def counted_of(ranks: tuple[int, ...]) -> 'tuple[int, ...] | Own':
+    """The same ranks, which are 0, 1, .. to their communicators."""
+    return ranks if ranks == tuple(range(len(ranks))) else Own(ranks, 0, True)
 
 
 class _Ranks:
@@ -270,7 +277,7 @@ class _Meeting:
         except BaseException as why:
             self.refuse(why)
             raise
-        made.set_world_ranks(of.ranks)
+        made.set_world_ranks(range(len(of.ranks)) if isinstance(of.key, Own) and of.key.counted else of.ranks)
         made._board = _Board(self.store, self.name, of.ranks, of.me)  # type: ignore[attr-defined]
         return made
 
@@ -328,7 +335,9 @@ def comm_of_ranks(ranks: Sequence[int] | Own, device: Any) -> Comm:
     the first time. The rank that it is called on is one of them."""
     key = ranks if isinstance(ranks, Own) else tuple(ranks)
     members = key.ranks if isinstance(key, Own) else key
-    return alone(members[0]) if len(members) == 1 else _ranks(key).comm(device)
+    if len(members) == 1:
+        return alone(0 if isinstance(key, Own) and key.counted else members[0])
+    return _ranks(key).comm(device)
 
 
 def _ranks(key: Any) -> _Ranks:

@@ -15,7 +15,8 @@ from ..comm import Comm
 from ..errors import STATUS, ArgumentError, MismatchError
 from ..grid import Grid
 from ..layout import Layout, parts_of
-from ..segments import Segments, _table, balance
+from ..segments import Segments, balance
+from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
 from . import ranks as groups
 from .bridge import Bridge
@@ -282,11 +283,11 @@ class EncoderParallel:
                 raise ArgumentError("tower: pixels has %d patches, grid_thw %s says %d; expected grids of %d numbers above 0, "
                                     "and their patches" % (len(pixels), grids[:4], need, columns))
         rows = [self.rows(tuple(grid)) for grid in grids] if self._smallest[1] else [self.rows(())] * count
-        seq = _table('seq', seq)
+        seq = as_table('tower', 'seq', seq)
         if (pos is None) == (row_pos is None) and count:
             raise ArgumentError("tower: %s pos and row_pos are given; expected one of them"
                                 % ('neither of' if pos is None else 'both'))
-        at, each = _table('pos', () if pos is None else pos), _table('row_pos', () if row_pos is None else row_pos)
+        at, each = as_table('tower', 'pos', () if pos is None else pos), as_table('tower', 'row_pos', () if row_pos is None else row_pos)
         for name, found, expected in (('seq', len(seq), count), ('pos', len(at), 0 if pos is None else count),
                                       ('row_pos', len(each), 0 if row_pos is None else sum(rows))):
             if found != expected:
@@ -482,7 +483,7 @@ def _integers(table: Any, name: str) -> list[list[int]]:
 
 
 def _lengths(packing: Any) -> list[int]:
-    edges = [] if packing is None else _table('packing', packing)
+    edges = [] if packing is None else as_table('tower', 'packing', packing)
     return [b - a for a, b in zip(edges, edges[1:])]
 
 

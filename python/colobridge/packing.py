@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank holds which positions of packed sequences; docs/packed.md."""
+from __future__ import annotations
+
+import array
+import ctypes as c
+from collections.abc import Sequence
+from typing import Any, cast
+
+from . import _structs as s
+from ._lib import call
+from .errors import ArgumentError
+from .layout import Layout, context_of
+from .plan import choice
+from .tables import lengths, table
+
+SPLITS = {'block': 0, 'zigzag': 1, 'whole': 2, 'table': 3}
+_MEMBERS = ('seq_len', 'seq_dp', 'seq_cp', 'seq_first', 'piece_start', 'piece_len', 'piece_owner')
+
+
+class Packing:
+    """Q packed sequences, and how each of them is cut over context ranks; the same on every rank; immutable.
+
+    cu_seqlens: [0, L0, L0 + L1, ..], or seq_len: positions of each sequence, padding included. split: "block",
+    "zigzag", or "whole" (every context rank holds all). dp: the replica that holds each sequence; None: 0. cp, first:
+    context ranks of each sequence, an integer for all or one for each, and the first of them; None: all, from 0.
+    pieces, instead of split, cp and first: for each sequence a list of (positions, context rank), which cut it into
+    pieces one behind the other. Tables are lists, arrays or integer tensors, of which the values are copied; for a
+    tensor in GPU memory the host waits.
+
+    A rank holds its replica's sequences in the order of the tables, and of each its own pieces in ascending position.
+    Raises ValueError: tables of other kinds or lengths. A bridge, and rows(), check their values.
+    """
+
+    def __init__(self, cu_seqlens: Any = None, *, seq_len: Any = None, split: str = 'zigzag', cp: Any = None,
+                 first: Any = None, dp: Any = None, pieces: Any = None):
+        held = table('packing', 'seq_len', lengths('packing', 'seq_len', seq_len, 'cu_seqlens', cu_seqlens))
+        n = len(held)
+        self.split = 'table' if pieces is not None else split
+        if pieces is not None and (cp is not None or first is not None or split not in ('zigzag', 'table')):
+            raise ArgumentError("packing: pieces are given, and split, cp or first; expected one way to cut sequences")
+        if self.split == 'table' and pieces is None:
+            raise ArgumentError("packing: split is 'table' without pieces; expected [(positions, rank), ..] of each sequence")
+        choice('split', self.split, SPLITS)
+        self._given = {'seq_len': held, 'seq_dp': dp, 'seq_cp': [cp] * n if isinstance(cp, int) else cp,
+                       'seq_first': [first] * n if isinstance(first, int) else first}
+        if pieces is not None:
+            pieces = [list(of) for of in cast(Sequence[Any], pieces)]
+            if len(pieces) != n:
+                raise ArgumentError("packing: pieces of %d sequences, expected %d" % (len(pieces), n))
+            start = [0]
+            for of in pieces:
+                start.append(start[-1] + len(of))
+            flat = [piece for of in pieces for piece in of]
+            if any(len(piece) != 2 for piece in flat):
+                raise ArgumentError("packing: a piece is not (positions, context rank)")
+            self._given.update(piece_start=start, piece_len=[piece[0] for piece in flat],
+                               piece_owner=[piece[1] for piece in flat])
+        self._tables = {name: None if t is None else table('packing', name, t) for name, t in self._given.items()}
+        for name in ('seq_dp', 'seq_cp', 'seq_first'):
+            t = self._tables[name]
+            if t is not None and len(t) != n:
+                raise ArgumentError("packing: %s has %d entries, expected %d, one for each sequence" % (name[4:], len(t), n))
+        del self._given
+        self._key = self.split.encode() + b'|'.join(
+            b'-' if t is None else t.tobytes() for t in (self._tables.get(name) for name in _MEMBERS))
+        self._hash = hash(self._key)
+        self._raw = s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split])
+        for name, t in self._tables.items():
+            if t:
+                setattr(self._raw, name, c.cast(t.buffer_info()[0], c.POINTER(s.i64)))
+
+    seq_len = property(lambda self: self._tables['seq_len'].tolist())
+
+    def with_split(self, split: str, *, cp: Any = None, first: Any = None) -> 'Packing':
+        """The same sequences on the same replicas, cut in another way."""
+        return Packing(seq_len=self._tables['seq_len'], dp=self._tables['seq_dp'], split=split, cp=cp, first=first)
+
+    def _layout(self, layout: Layout | str | None) -> Layout:
+        if isinstance(layout, str):
+            return Layout.dst(layout)
+        if layout is not None:
+            return layout
+        cp, owners = self._tables['seq_cp'], self._tables.get('piece_owner')
+        if owners is None and cp is None and self.split != 'whole':
+            raise ArgumentError("packing: each sequence lies on all context ranks; pass layout= to say how many these are")
+        first = self._tables['seq_first']
+        n = 1 + max(owners) if owners else max((a + b for a, b in zip(cp, first or [0] * len(cp))), default=1) if cp else 1
+        return Layout.dst('cp=%d' % n)
+
+    def rows(self, rank: int, layout: Layout | str | None = None) -> int:
+        """How many rows @rank of @layout holds. None: the context ranks that cp, or pieces, tell. ValueError: the tables
+        do not fit the layout."""
+        out = s.i64()
+        call('colo_packing_rows', self._raw, self._layout(layout)._raw, rank, c.byref(out))
+        return out.value
+
+    def _index(self, rank: int, layout: Layout | str | None) -> tuple[array.array[int], array.array[int]]:
+        layout = self._layout(layout)
+        n = self.rows(rank, layout)
+        out = array.array('q', bytes(16 * n))
+        call('colo_packing_index', self._raw, layout._raw, rank, c.cast(out.buffer_info()[0], c.POINTER(s.i64)))
+        return out[:n], out[n:]
+
+    def positions(self, rank: int, layout: Layout | str | None = None) -> list[int]:
+        """Of each row of @rank, its position in its sequence: position ids."""
+        return self._index(rank, layout)[0].tolist()
+
+    def sequence_ids(self, rank: int, layout: Layout | str | None = None) -> list[int]:
+        """Of each row of @rank, the number of its sequence."""
+        return self._index(rank, layout)[1].tolist()
+
+    def cu_seqlens(self, rank: int, layout: Layout | str | None = None) -> list[int]:
+        """[0, n0, n0 + n1, ..]: where the sequences begin in the tensor of @rank; those without a row there are left
+        out."""
+        ids = self._index(rank, layout)[1]
+        return [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]] + [len(ids)]
+
+    def __len__(self) -> int:
+        """Sequences."""
+        return self._raw.nseqs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packing) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> Any:
+        return _again, (dict(self._tables), self.split)
+
+    def __repr__(self) -> str:
+        return 'Packing(%d sequences of %d positions, %s)' % (len(self), sum(self.seq_len), self.split)
+
+
+def _again(tables: dict[str, Any], split: str) -> Packing:
+    start = tables.get('piece_start')
+    pieces = None if start is None else [
+        list(zip(tables['piece_len'][a:b], tables['piece_owner'][a:b])) for a, b in zip(start, start[1:])]
+    return Packing(seq_len=tables['seq_len'], dp=tables['seq_dp'], cp=tables['seq_cp'], first=tables['seq_first'],
+                   split=split, pieces=pieces)
+
+
+class Repacking:
+    """The tables of a batch from one packing to another; what Segments are to a ragged batch."""
+
+    def __init__(self, src: Packing, dst: Packing):
+        for name, packing in (('src', src), ('dst', dst)):
+            if not isinstance(packing, Packing):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ArgumentError("bridge: %s is a %s, expected colobridge.Packing" % (name, type(packing).__name__))
+        self.src, self.dst = src, dst
+
+    def check(self, src: Layout, dst: Layout) -> None:
+        """ValueError when they do not fit a bridge from @src to @dst."""
+        self.src.rows(0, src), self.dst.rows(0, dst)
+
+    def _sums(self, options: Any, dst: Layout) -> bool:
+        """Are gradients added up over context ranks."""
+        return self.dst.split == 'whole' and context_of(dst) > 1
+
+    def most_rows(self, src: Layout, dst: Layout) -> tuple[int, int]:
+        """Rows of the fullest x, and of the fullest y."""
+        return cast(tuple[int, int], tuple(max(packing.rows(rank, layout) for rank in layout.grid.ranks())
+                                           for packing, layout in ((self.src, src), (self.dst, dst))))
+
+    def _batch(self, bridge: Any) -> Any:
+        return bridge.set_packing(self.src, self.dst)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Repacking) and (self.src, self.dst) == (other.src, other.dst)
+
+    def __hash__(self) -> int:
+        return hash((self.src, self.dst))
+
+    def __repr__(self) -> str:
+        return 'src=%r, dst=%r' % (self.src, self.dst)
+

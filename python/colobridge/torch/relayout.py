@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another cut of packed or dense sequences inside a model, in one line; docs/packed.md."""
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from typing import Any
+
+from ..comm import Comm
+from ..errors import ArgumentError
+from ..layout import Layout
+from ..packing import Packing
+from . import ranks as groups
+from .bridge import Bridge
+from .tensors import eager
+
+_KEPT = 8
+_CUTS = ('zigzag', 'block', 'whole', 'heads')
+_tables: list[tuple[Any, int, Packing]] = []  # the last tensors of lengths, by identity and version
+
+
+def _packing(cu: Any) -> Packing:
+    """Of cumulative lengths; those of a tensor are read once, as long as it is the same."""
+    if not hasattr(cu, '_version'):
+        return _of_lengths(tuple(cu))
+    for i, (of, version, packing) in enumerate(_tables):
+        if of() is cu and version == cu._version:
+            _tables.append(_tables.pop(i))
+            return packing
+    made = Packing(cu, split='block')
+    _tables.append((weakref.ref(cu), cu._version, made))
+    del _tables[:-_KEPT]
+    return made
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _of_lengths(cu: tuple[int, ...]) -> Packing:
+    return Packing(cu, split='block')
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _dense(samples: int, length: int) -> Packing:
+    return Packing(seq_len=[length] * samples, split='block')
+
+
+@functools.lru_cache(maxsize=2 * _KEPT)
+def _cut(packing: Packing, split: str) -> Packing:
+    return packing.with_split('whole' if split == 'heads' else split)
+
+
+@functools.lru_cache(maxsize=32)
+def _layout(size: int, heads: bool) -> Layout:
+    layout = Layout.dst('cp=%d' % size)
+    return layout.clear('rows').split('features', 'cp') if heads else layout
+
+
+@functools.lru_cache(maxsize=32)
+def _bridge(size: int, src: bool, dst: bool, group: Any) -> Bridge:
+    return Bridge(_layout(size, src), _layout(size, dst), group=group, packed=True)
+
+
+def _bridge_of(size: int, src: bool, dst: bool, group: Any) -> Bridge:
+    if not isinstance(group, Comm):
+        return _bridge(size, src, dst, group)
+    kept = group.__dict__.setdefault('_relayouts', {})  # ranks that are threads: one each, which lives with its Comm
+    if (src, dst) not in kept:
+        kept[src, dst] = Bridge(_layout(size, src), _layout(size, dst), group=group, packed=True)
+    return kept[src, dst]
+
+
+def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: int = 0) -> Any:
+    """x of sequences that the ranks of @group hold by the cut @src, as they hold them by @dst. With gradients.
+
+    x: [.., rows, ..], its rows along axis @dim. cu_seqlens: [0, L0, L0 + L1, ..], the whole lengths of packed sequences, the
+    same on all ranks, in the order in which rows lie; axes before @dim have size 1. A list, or an integer tensor; one
+    on a GPU is read once. None: x is dense, and axes before @dim count samples of one length. The eight last tables are
+    kept.
+    src, dst: "zigzag", "block", "whole" (each rank has all rows; the gradients of a "whole" dst are summed over the
+    ranks), or "heads": each rank has all rows, of its part of the axis behind @dim, which the ranks divide.
+    group: a torch process group, or a colobridge.Comm. All its ranks call.
+
+    Raises ValueError (a length that the ranks do not divide, by number of the sequence; shapes), RuntimeError (another
+    rank failed), TimeoutError, MismatchError (ranks brought other tables).
+    """
+    return _relayout(x, cu_seqlens, src, dst, _At(group), dim)
+
+
+class _At:
+    """A group, as groups.tell() finds it."""
+
+    def __init__(self, group: Any):
+        self.group = group
+
+    @property
+    def _talks_to(self) -> Any:
+        return self.group if isinstance(self.group, Comm) else groups.counted_of(groups.group_ranks(self.group))
+
+
+@eager
+def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) -> Any:
+    import torch
+    group = at.group
+    size, _ = groups.size_and_rank(group, 'relayout: group')
+    for name, cut in (('src', src), ('dst', dst)):
+        if cut not in _CUTS:
+            raise ArgumentError("relayout: %s is %r, expected one of %s" % (name, cut, ', '.join(_CUTS)))
+    if not isinstance(x, torch.Tensor) or not -x.dim() <= dim < x.dim():
+        raise ArgumentError("relayout: x is %s, expected a torch.Tensor with an axis %d" % (
+            list(x.shape) if isinstance(x, torch.Tensor) else 'a ' + type(x).__name__, dim))
+    dim %= x.dim()
+    heads = src == 'heads', dst == 'heads'
+    if any(heads) and x.dim() < dim + 2:
+        raise ArgumentError("relayout: x is %s, expected an axis of heads behind axis %d" % (list(x.shape), dim))
+    if heads[1] and not heads[0] and x.shape[dim + 1] % size:
+        raise ArgumentError("relayout: %d heads, expected a multiple of the %d ranks" % (x.shape[dim + 1], size))
+    samples = math.prod(x.shape[:dim])
+    rows = x.shape[dim] * (size if src in ('zigzag', 'block') else 1)  # of the whole, if it is dense
+    if cu_seqlens is not None and samples != 1:
+        raise ArgumentError("relayout: x is %s with cu_seqlens, expected axes of size 1 before axis %d"
+                            % (list(x.shape), dim))
+    packing = _dense(samples, rows) if cu_seqlens is None else _packing(cu_seqlens)
+    tables = _cut(packing, src), _cut(packing, dst)
+    carry = _bridge_of(size, *heads, group)
+    y = carry(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), src=tables[0], dst=tables[1])
+    shape = list(x.shape)
+    shape[dim] = y.shape[0] // samples if samples else rows // (size if dst in ('zigzag', 'block') else 1)
+    if heads[0] != heads[1]:
+        shape[dim + 1] = shape[dim + 1] // size if heads[1] else shape[dim + 1] * size
+    return y.view(shape)

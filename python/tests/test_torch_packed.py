@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed sequences whose cut changes, as an autograd function, against owners of positions by hand: processes over
+gloo, ranks that are threads, checkpointing, gradients that are None, two batches outstanding, bad input."""
+import os
+import pickle
+import random
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from world import World, meet  # noqa: E402
+
+SEED = int(os.environ.get('T_SEED', '1'))
+
+
+@pytest.fixture(scope='module')
+def four():
+    ranks = World(4)
+    yield ranks
+    ranks.close()
+
+
+# ---- by hand: which rank has a position ----
+
+def owner(cut, length, n, p, first=0):
+    """The context rank of position p, or None: all."""
+    if cut in ('whole', 'heads'):
+        return None
+    pieces = 2 * n if cut == 'zigzag' and n > 1 else n
+    k = p // (length // pieces)
+    return first + (k if k < n else 2 * n - 1 - k)
+
+
+def rows_of(lengths, cut, size, rank):
+    """Indices, among all rows, of those that a rank has."""
+    out, start = [], 0
+    for length in lengths:
+        out += [start + p for p in range(length) if owner(cut, length, size, p) in (None, rank)]
+        start += length
+    return out
+
+
+def part(whole, lengths, cut, size, rank):
+    mine = whole[rows_of(lengths, cut, size, rank)]
+    if cut != 'heads':
+        return mine
+    heads = whole.shape[1] // size
+    return mine[:, rank * heads:(rank + 1) * heads]
+
+
+def gradient(whole_d_y, lengths, src, dst, size, rank):
+    """Of a rank's x; @whole_d_y: [size, rows, ..], of each rank's y, if all have all rows, else its own part counts."""
+    if dst == 'whole':
+        return part(whole_d_y.sum(0), lengths, src, size, rank)
+    return part(whole_d_y[0], lengths, src, size, rank)
+
+
+def cu_of(lengths):
+    out = [0]
+    for n in lengths:
+        out.append(out[-1] + n)
+    return out
+
+
+def relayouts(rank, size, group, seeds):
+    """Each pair of cuts on random lengths: bits, and gradients of small integers."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        src, dst = rng.choice(('zigzag', 'block', 'whole', 'heads')), rng.choice(('zigzag', 'block', 'whole', 'heads'))
+        lengths = [2 * size * rng.randrange(0, 4) for _ in range(rng.randrange(0, 5))]
+        g = torch.Generator().manual_seed(seed)
+        shape = (sum(lengths), 2 * size, 3)
+        dtype = rng.choice((torch.float32, torch.bfloat16, torch.float64))
+        whole = torch.randn(shape, generator=g).to(dtype)
+        d_y = torch.randint(-4, 5, (size, *shape), generator=g).to(dtype)
+        d_y = d_y if dst == 'whole' else d_y[:1].expand(size, *shape)
+        x = part(whole, lengths, src, size, rank).clone().requires_grad_()
+        tables = cu_of(lengths)
+        cu = rng.choice((tables, torch.tensor(tables), torch.tensor(tables, dtype=torch.int32)))
+        y = ct.relayout(x, cu, src, dst, group=group)
+        want = part(whole, lengths, dst, size, rank)
+        assert y.shape == want.shape and torch.equal(y, want), (seed, src, dst, lengths)
+        y.backward(part(d_y[rank], lengths, dst, size, rank))
+        want = gradient(d_y, lengths, src, dst, size, rank)
+        assert torch.equal(x.grad, want), (seed, src, dst, lengths, 'gradient')
+
+
+@pytest.mark.parametrize('size', [1, 2, 3, 4])
+def test_relayouts_on_threads_are_those_by_hand(size):
+    def one_rank(world):
+        world.set_check(seed % 3)
+        relayouts(world.rank, size, world, [seed])
+    for seed in range(SEED, SEED + 40):
+        cb.run_threads(size, one_rank)
+
+
+def on_processes(rank, seeds):
+    relayouts(rank, 4, dist.group.WORLD, seeds)
+
+
+def test_relayouts_on_processes_are_those_by_hand(four):
+    four.run(on_processes, range(SEED + 100, SEED + 140))
+
+
+# ---- groups, dense tensors ----
+
+def pairs_of_ranks(rank):
+    """Two groups of ranks that do not follow each other, each with sequences of its own."""
+    groups = [dist.new_group([0, 2]), dist.new_group([3, 1])]
+    for which, ranks in enumerate(([0, 2], [3, 1])):
+        if rank in ranks:
+            relayouts(sorted(ranks).index(rank), 2, groups[which], range(SEED + 200 + which, SEED + 210 + which))
+
+
+def test_a_group_counts_its_ranks_from_zero(four):
+    four.run(pairs_of_ranks)
+
+
+def dense(rank):
+    whole = torch.arange(3 * 16 * 4 * 2, dtype=torch.float32).view(3, 16, 4, 2)
+
+    def mine(cut):
+        rows = rows_of([16], cut, 4, rank)
+        return whole[:, rows] if cut != 'heads' else whole[:, :, rank:rank + 1]
+    for src, dst in (('zigzag', 'block'), ('block', 'zigzag'), ('zigzag', 'heads'), ('heads', 'zigzag'), ('block', 'whole')):
+        x = mine(src).clone().requires_grad_()
+        y = ct.relayout(x, None, src, dst, group=dist.group.WORLD, dim=1)
+        assert torch.equal(y, mine(dst)), (src, dst)
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.full_like(x, 4 if dst == 'whole' else 1)), (src, dst)
+        first = mine(src).transpose(0, 1)  # [rows, samples, ..]: not contiguous
+        if 'heads' not in (src, dst):
+            assert torch.equal(ct.relayout(first, None, src, dst, group=dist.group.WORLD), mine(dst).transpose(0, 1))
+    none = whole[:0, :4]
+    assert ct.relayout(none, None, 'zigzag', 'whole', group=dist.group.WORLD, dim=1).shape == (0, 16, 4, 2)
+    one = whole[:1, rows_of([8, 8], 'zigzag', 4, rank)]  # packed, [1, rows, ..]
+    assert torch.equal(ct.relayout(one, [0, 8, 16], 'zigzag', 'block', group=dist.group.WORLD, dim=1),
+                       whole[:1, rows_of([8, 8], 'block', 4, rank)])
+
+
+def test_dense_tensors_are_samples_of_one_length(four):
+    four.run(dense)
+
+
+def written_again(rank):
+    """A tensor of lengths is read again if it was written; of the last eight tensors, any comes again."""
+    cu = torch.tensor([0, 16, 24])
+    whole = torch.arange(24.).view(-1, 1)
+    for lengths in ([16, 8], [8, 16]):
+        cu.copy_(torch.tensor(cu_of(lengths)))
+        y = ct.relayout(part(whole, lengths, 'zigzag', 4, rank), cu, 'zigzag', 'block', group=dist.group.WORLD)
+        assert torch.equal(y, part(whole, lengths, 'block', 4, rank)), lengths
+    tables = [torch.tensor([0, 8 * i, 24]) for i in range(3)] * 4
+    for t in tables:
+        lengths = t.diff().tolist()
+        y = ct.relayout(part(whole, lengths, 'zigzag', 4, rank), t, 'zigzag', 'block', group=dist.group.WORLD)
+        assert torch.equal(y, part(whole, lengths, 'block', 4, rank)), lengths
+
+
+def test_lengths_that_are_written_again_are_read_again(four):
+    four.run(written_again)
+
+
+# ---- packings ----
+
+def dealt(rank):
+    """Sequences on context ranks of their own, then pieces from a table."""
+    lengths, cp, first = [8, 6, 0, 5], [4, 1, 2, 1], [0, 3, 1, 1]
+    src = cb.Packing(seq_len=lengths, split='zigzag', cp=cp, first=first)
+    pieces = [[(3, 2), (0, 0), (5, 1)], [(6, 2)], [], [(1, 0), (4, 3)]]
+    dst = cb.Packing(cu_of(lengths), pieces=pieces)
+    carry = ct.Bridge('cp=4', 'cp=4', group=dist.group.WORLD, packed=True)
+    whole = torch.arange(19., dtype=torch.float64).view(-1, 1) + torch.tensor([0., 100.])
+
+    def mine(of):
+        at, start = [], cu_of(lengths)
+        for q, length in enumerate(lengths):
+            if of is src:
+                at += [start[q] + p for p in range(length) if owner('zigzag', length, cp[q], p, first[q]) == rank]
+            else:
+                has = [rank_of for n, rank_of in pieces[q] for _ in range(n)]
+                at += [start[q] + p for p in range(length) if has[p] == rank]
+        return at
+    for p in (src, dst):
+        assert p.rows(rank) == len(mine(p))
+        assert [cu_of(lengths)[q] + at for q, at in zip(p.sequence_ids(rank), p.positions(rank))] == mine(p)
+        ids, cu = p.sequence_ids(rank), p.cu_seqlens(rank)
+        assert cu[0] == 0 and cu[-1] == len(ids) and len(cu) - 1 == len(set(ids))
+        assert all(len(set(ids[a:b])) == 1 for a, b in zip(cu, cu[1:]))
+        assert pickle.loads(pickle.dumps(p)) == p and hash(p) == hash(pickle.loads(pickle.dumps(p)))
+    x = whole[mine(src)].requires_grad_()
+    y = carry(x, src=src, dst=dst)
+    assert torch.equal(y, whole[mine(dst)])
+    y.backward(y.detach() * 3)
+    assert torch.equal(x.grad, x.detach() * 3)
+    ticket = carry.start(x, src=src, dst=dst)
+    assert torch.equal(ticket.finish(), y)
+    two = carry((x.detach(), torch.tensor(mine(src)).view(-1, 1)), src=src, dst=dst)  # of any dtype, in one message
+    assert torch.equal(two[0], y) and two[1].flatten().tolist() == mine(dst)
+    carry.destroy()
+
+
+def test_each_sequence_may_have_ranks_of_its_own(four):
+    four.run(dealt)
+
+
+def replicas(rank):
+    """Sequences move between replicas."""
+    carry = ct.Bridge('cp=2,dp=2', 'dp=4', group=dist.group.WORLD, packed=True)
+    src, dst = cb.Packing([0, 4, 8], dp=[1, 0]), cb.Packing([0, 4, 8], dp=[3, 0], split='whole')
+    whole = torch.arange(8.).view(-1, 1)
+    at = [] if rank // 2 not in (0, 1) else [4 * (1 - rank // 2) + p for p in ((0, 3) if rank % 2 == 0 else (1, 2))]
+    y = carry(whole[at], src=src, dst=dst)
+    assert y.flatten().tolist() == {0: [4., 5., 6., 7.], 3: [0., 1., 2., 3.]}.get(rank, [])
+    carry.destroy()
+
+
+def test_sequences_move_between_replicas(four):
+    four.run(replicas)
+
+
+# ---- segments ----
+
+def images(rank):
+    """Images among text, of sequences on context ranks of their own."""
+    lengths = [8, 4, 6]
+    carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True, output='sharded')
+    made, at = [0, 1, 2, 3], [(0, 1), (0, 5), (1, 0), (2, 2)]  # by image: its rank; sequence and first position
+    for cp, first in (([4, 1, 1], [0, 2, 3]), ([1, 2, 3], [3, 0, 1])):
+        packing = cb.Packing(seq_len=lengths, split='zigzag', cp=cp, first=first)
+        segments = cb.Segments([3] * 4, src=made, seq=[q for q, _ in at], pos=[p for _, p in at], packing=packing)
+        text = torch.full((packing.rows(rank, 'cp=4'), 2), -1., requires_grad=True)
+        x = (torch.arange(6.).view(3, 2) + 10 * rank).requires_grad_()
+        y = carry(x, segments, into=text * 1)
+        want = torch.full_like(text, -1)
+        for i, (q, p) in enumerate(zip(packing.sequence_ids(rank, 'cp=4'), packing.positions(rank, 'cp=4'))):
+            for e, (of, start) in enumerate(at):
+                if of == q and start <= p < start + 3:
+                    want[i] = torch.arange(6.).view(3, 2)[p - start] + 10 * e
+        assert torch.equal(y, want)
+        y.pow(2).sum().backward()
+        assert torch.equal(x.grad, 2 * x.detach()) and torch.equal(text.grad, torch.where(want == -1, -2., 0.))
+        assert pickle.loads(pickle.dumps(segments)) == segments
+    with pytest.raises(ValueError, match='packing is given, and seq_len'):
+        cb.Segments([3], src=[0], seq=[0], pos=[0], seq_len=[4], packing=packing)
+    carry.destroy()
+
+
+def test_segments_of_a_packing_arrive_on_its_ranks(four):
+    four.run(images)
+
+
+# ---- autograd ----
+
+LENGTHS = [16, 8]
+
+
+def swap(t, src='zigzag', dst='block'):
+    return ct.relayout(t, cu_of(LENGTHS), src, dst, group=dist.group.WORLD)
+
+
+def autograd(rank):
+    whole = torch.randn(24, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    mine = part(whole, LENGTHS, 'zigzag', 4, rank)
+
+    def layer(t):
+        return swap(swap(t.sin()).cos(), 'block', 'zigzag')
+    x = mine.clone().requires_grad_()
+    layer(x).pow(2).sum().backward()
+    want = mine.clone().requires_grad_()
+    want.sin().cos().pow(2).sum().backward()
+    assert torch.equal(x.grad, want.grad)
+    for again in range(2):  # the same bits twice, and twice through one graph
+        z = mine.clone().requires_grad_()
+        loss = layer(z).pow(2).sum()
+        loss.backward(retain_graph=True)
+        assert torch.equal(z.grad, want.grad)
+        loss.backward()
+        assert torch.equal(z.grad, 2 * want.grad)
+    for reentrant in (False, True):
+        z = mine.clone().requires_grad_()
+        checkpoint(layer, z, use_reentrant=reentrant).pow(2).sum().backward()
+        assert torch.equal(z.grad, want.grad), reentrant
+    # a gradient that is None: of a tensor that nothing used; and an x without one on this rank
+    a, b = mine.clone().requires_grad_(), mine.clone().requires_grad_()
+    carry = ct.Bridge('cp=4', 'cp=4', group=dist.group.WORLD, packed=True)
+    p = cb.Packing(cu_of(LENGTHS))
+    ya, _ = carry((a, b), src=p, dst=p.with_split('block'))
+    ya.sum().backward()
+    assert torch.equal(a.grad, torch.ones_like(a)) and (b.grad is None or not b.grad.any())
+    constant = mine.clone().requires_grad_(rank != 1)
+    swap(constant).sum().backward()
+    assert (constant.grad is None) == (rank == 1)
+    # two batches outstanding, the first backward first
+    q = cb.Packing([0, 8], split='block')
+    c = torch.full((2, 3), float(rank), dtype=torch.float64, requires_grad=True)
+    d = mine.clone().requires_grad_()
+    first, second = carry(d, src=p, dst=p.with_split('block')), carry(c, src=q, dst=q.with_split('zigzag'))
+    (2 * first).sum().backward()
+    (3 * second).sum().backward()
+    assert torch.equal(d.grad, torch.full_like(d, 2)) and torch.equal(c.grad, torch.full_like(c, 3))
+    carry.destroy()
+
+
+def test_gradients_return_by_the_same_path(four):
+    four.run(autograd)
+
+
+class Gathered(torch.autograd.Function):
+    """All ranks' rows, for a loss that all ranks have alike: each brings its own part of the gradient."""
+
+    @staticmethod
+    def forward(ctx, y):
+        out = [torch.empty_like(y) for _ in range(4)]
+        dist.all_gather(out, y.contiguous())
+        return torch.cat(out)
+
+    @staticmethod
+    def backward(ctx, d):
+        n = len(d) // 4
+        return d[n * dist.get_rank():n * (dist.get_rank() + 1)]
+
+
+class Spread(torch.autograd.Function):
+    """A rank's rows of what all ranks have; the gradients of all ranks are brought together."""
+
+    @staticmethod
+    def forward(ctx, whole, index):
+        ctx.index, ctx.shape = index, whole.shape
+        return whole[index]
+
+    @staticmethod
+    def backward(ctx, d):
+        whole = d.new_zeros(ctx.shape)
+        whole[ctx.index] = d
+        dist.all_reduce(whole)
+        return whole, None
+
+
+def checked(rank, dst):
+    lengths = [8, 0, 8]
+    index = torch.tensor(rows_of(lengths, 'zigzag', 4, rank))
+    whole = torch.randn(16, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+
+    def fn(t):
+        y = ct.relayout(Spread.apply(t, index), cu_of(lengths), 'zigzag', dst, group=dist.group.WORLD)
+        weight = torch.arange(y.numel(), dtype=torch.float64).view(y.shape).sin() * (1 + rank)
+        return Gathered.apply((y.exp() * weight).flatten(1))
+    assert torch.autograd.gradcheck(fn, (whole,))
+
+
+@pytest.mark.parametrize('dst', ['block', 'whole', 'heads'])
+def test_gradients_are_those_of_finite_differences(four, dst):
+    four.run(checked, dst)
+
+
+# ---- bad input ----
+
+def refused(rank):
+    good = cu_of(LENGTHS)
+    x = torch.zeros(6, 4)
+    for words, kind, call in (
+            ("sequence 1 has 6 positions, expected a multiple of 2 \\* cp=4 = 8", ValueError,
+             lambda: ct.relayout(x, [0, 16, 22], 'zigzag', 'block', group=dist.group.WORLD)),
+            ("src is 'thd', expected one of zigzag, block, whole, heads", ValueError,
+             lambda: ct.relayout(x, good, 'thd', 'block', group=dist.group.WORLD)),
+            ("6 heads, expected a multiple of the 4 ranks", ValueError,
+             lambda: ct.relayout(torch.zeros(6, 6, 2), good, 'zigzag', 'heads', group=dist.group.WORLD)),
+            ("expected an axis of heads behind axis 0", ValueError,
+             lambda: ct.relayout(torch.zeros(6), good, 'zigzag', 'heads', group=dist.group.WORLD)),
+            ("expected axes of size 1 before axis 1", ValueError,
+             lambda: ct.relayout(torch.zeros(2, 6, 4), good, 'zigzag', 'block', group=dist.group.WORLD, dim=1)),
+            ("cu_seqlens begins with 1, expected 0", ValueError,
+             lambda: ct.relayout(x, [1, 9], 'zigzag', 'block', group=dist.group.WORLD)),
+            ("has 2 axes, 6 rows and 4 features, expected 2 axes, 4 rows", ValueError,
+             lambda: ct.relayout(x, [0, 16], 'zigzag', 'block', group=dist.group.WORLD))):
+        meet()
+        with pytest.raises(kind, match=words):
+            call()
+        meet()
+        assert swap(part(torch.zeros(24, 1), LENGTHS, 'zigzag', 4, rank)).shape == (6, 1)
+    carry = ct.Bridge('cp=4', 'cp=4', group=dist.group.WORLD, packed=True)
+    p = cb.Packing(good)
+    for words, call in (("src is None, expected src= and dst=, colobridge.Packing", lambda: carry(x)),
+                        ("dst is a NoneType, expected colobridge.Packing", lambda: carry(x, src=p)),
+                        ("into is given to a packed bridge", lambda: carry(x, src=p, dst=p, into=x))):
+        with pytest.raises(ValueError, match=words):
+            call()
+        meet()
+    carry.destroy()
+    for words, options in (("packed with ragged=True", dict(ragged=True)), ("output 'sharded'", dict(output='sharded')),
+                           ("axes 'sbh'", dict(axes='sbh')), ("ranks \\[4, 5, 6, 7\\] of the src grid", {})):
+        with pytest.raises(ValueError, match=words):
+            ct.Bridge('cp=8' if not options else 'cp=4', 'cp=4', group=dist.group.WORLD, packed=True, **options)
+    with pytest.raises(ValueError, match='expected one way to cut sequences'):
+        cb.Packing([0, 4], cp=2, pieces=[[(4, 0)]])
+    with pytest.raises(ValueError, match='pass layout= to say how many these are'):
+        cb.Packing([0, 4]).rows(0)
+    with pytest.raises(ValueError, match='cp has 2 entries, expected 1'):
+        cb.Packing([0, 4], cp=[1, 2])
+
+
+def test_bad_input_is_refused_on_all_ranks(four):
+    four.run(refused)
+
+
+def other_lengths(rank):
+    meet()
+    with pytest.raises(cb.MismatchError, match='src seq_len'):  # and the communicator lives on
+        ct.relayout(torch.zeros(4, 1), [0, 16] if rank else [0, 8, 16], 'zigzag', 'block', group=dist.group.WORLD)
+    assert swap(part(torch.zeros(24, 1), LENGTHS, 'zigzag', 4, rank)).shape == (6, 1)
+
+
+def test_ranks_with_other_lengths_hear_of_the_table(four):
+    four.run(other_lengths)
