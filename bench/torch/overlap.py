@@ -5,17 +5,22 @@
 usage: torchrun --nproc-per-node N bench/torch/overlap.py [options]
        (COLOBRIDGE_LIBRARY=build/src)
 
-dp=N -> cp=2, .., sharded output, B 16, S 8192, H 4096, bf16. For each transport the size of the product is set so that it takes
-about as long as the bridge. In each repetition all ways run, one after the other, so that ratios are of one run:
+dp=N -> cp=2, .., sharded output, B 16, S 8192, H 4096, bf16. For each transport the size of the product is set so that it
+takes about as long as the bridge. In each repetition all ways run, one after the other, so that ratios are of one run:
 
   bridge    carry(x), and its gradient
   product   the product alone
   in order  both, one after the other
   halves    start, the product, finish; backward likewise
+  spared    the same, and the product leaves --spare multiprocessors free
 
-Times are medians over repetitions of the slowest rank, of calls back to back. halves / longest is what the step takes by the
-longer of both: 1 is full overlap. Values are compared with those of the calls without tickets. On CPU (gloo) it is a smoke test
-in f32: start does the work there. Give it small sizes by options.
+cuBLAS gives each multiprocessor of a Hopper GPU a fixed part of a product. If the bridge holds some of them, their parts come
+after the others, and the product takes twice as long. So *spared* tells cuBLASLt how many it may use, by PyTorch's
+experimental setting; it should be as many as the bridge's kernel holds (COLO_PEER_BLOCKS, NCCL_MAX_CTAS).
+
+Times are medians over repetitions of the slowest rank, of calls back to back. halves / longest and spared / longest are what
+the step takes by the longer of bridge and product: 1 is full overlap. Values are compared with those of the calls without
+tickets. On CPU (gloo) it is a smoke test in f32: start does the work there. Give it small sizes by options.
 """
 import argparse
 import os
@@ -60,12 +65,19 @@ def medians(o, ways):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def ways_of(carry, x, a, b, c, backward):
+def ways_of(carry, x, a, b, c, backward, spare):
     """What each way does, forward or backward. Backward of y alone: a graph that is kept."""
     state = {}
 
     def product():
         torch.mm(a, b, out=c)
+
+    def spared(fn):
+        def call():
+            torch._C._set_sm_carveout_experimental(spare)
+            fn()
+            torch._C._set_sm_carveout_experimental(None)
+        return call
     if not backward:
         def bridge():
             with torch.no_grad():
@@ -105,7 +117,8 @@ def ways_of(carry, x, a, b, c, backward):
     def in_order():
         bridge()
         product()
-    return state, {'bridge': bridge, 'product': product, 'in order': in_order, 'halves': halves}
+    ways = {'bridge': bridge, 'product': product, 'in order': in_order, 'halves': halves}
+    return state, dict(ways, spared=spared(halves)) if spare else ways
 
 
 def main():
@@ -113,6 +126,7 @@ def main():
     p.add_argument('--shape', type=int, nargs=3, default=(16, 8192, 4096), metavar=('B', 'S', 'H'))
     p.add_argument('--transports', nargs='+', default=['nccl', 'auto'])
     p.add_argument('--product', type=int, default=8192, help='rows and columns of the product, before its length is set')
+    p.add_argument('--spare', type=int, default=32 if torch.cuda.is_available() else 0)
     p.add_argument('--repetitions', type=int, default=7)
     p.add_argument('--calls', type=int, default=10)
     o = p.parse_args()
@@ -120,14 +134,16 @@ def main():
     o.device = torch.device('cuda', int(os.environ['LOCAL_RANK'])) if gpu else torch.device('cpu')
     if gpu:
         torch.cuda.set_device(o.device)
+        torch.backends.cuda.preferred_blas_library('cublaslt')
     dist.init_process_group('nccl' if gpu else 'gloo')
     n, rank, dtype = dist.get_world_size(), dist.get_rank(), torch.bfloat16 if gpu else torch.float32
     dst = 'cp=2,dp=%d' % (n // 2) if n > 1 else 'dp=1'
     if rank == 0:
         print('%s, %d ranks, dp=%d -> %s, B %d S %d H %d, %s; us' % (
             torch.cuda.get_device_name() if gpu else 'CPU', n, n, dst, *o.shape, dtype))
-        print('| transport | pass | bridge | product | in order | halves | halves / longest | same bits |')
-        print('|---|---|---:|---:|---:|---:|---:|---|')
+        names = ['bridge', 'product', 'in order', 'halves'] + ['spared'] * bool(o.spare)
+        print('| transport | pass | %s | %s | same bits |' % (' | '.join(names), ' | '.join(n + ' / longest' for n in names[3:])))
+        print('|---|---|' + '---:|' * (2 * len(names) - 3) + '---|')
     torch.manual_seed(rank)
     x = torch.randn(o.shape[0] // n, *o.shape[1:], device=o.device).to(dtype)
     for transport in o.transports if gpu else ['nccl']:
@@ -137,7 +153,8 @@ def main():
             length = 1024 if gpu else 64
             for _ in range(2):
                 a, b = (torch.randn(*s, device=o.device).to(dtype) for s in ((o.product, length), (length, o.product)))
-                state, ways = ways_of(carry, x, a, b, torch.empty(o.product, o.product, device=o.device, dtype=dtype), backward)
+                state, ways = ways_of(carry, x, a, b, torch.empty(o.product, o.product, device=o.device, dtype=dtype), backward,
+                                      o.spare)
                 t = medians(o, {name: ways[name] for name in ('bridge', 'product')})
                 length = max(64, int(length * t['bridge'] / t['product']) // 64 * 64)
             ways['bridge']()
@@ -147,9 +164,10 @@ def main():
             dist.all_reduce(same, op=dist.ReduceOp.MIN)
             t = medians(o, ways)
             if rank == 0:
-                print('| %s | %s | %s | %.2f | %s |' % (
+                shares = [t[name] / max(t['bridge'], t['product']) for name in list(ways)[3:]]
+                print('| %s | %s | %s | %s | %s |' % (
                     transport, ('forward', 'backward')[backward], ' | '.join('%.0f' % t[name] for name in ways),
-                    t['halves'] / max(t['bridge'], t['product']), ('no', 'yes')[same.item()]), flush=True)
+                    ' | '.join('%.2f' % share for share in shares), ('no', 'yes')[same.item()]), flush=True)
         carry.destroy()
     dist.destroy_process_group()
 
