@@ -10,6 +10,7 @@
  */
 #include "comm/comm.h"
 #include "core/env.h"
+#include "core/fork.h"
 
 #include <colobridge/version.h>
 
@@ -24,6 +25,7 @@
 /* ---- the comms of this process ---- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+COLO_LOCK(writing); /* one file at a time: threads of a process write to one name first */
 static colo_comm_t *newest;
 static uint64_t worlds;
 
@@ -274,6 +276,25 @@ static void put_file(FILE *f, const colo_comm_t *c, const struct entry *entries,
     fprintf(f, "Vmonotonic_to_epoch_s\nF%s\nss.", colo_comm_i_decimal(text, epoch));
 }
 
+/* The file's text, made in memory: a file system may hang, and who makes or destroys a comm wants
+ * the lock meanwhile. */
+static colo_status_t make_text(const colo_comm_t *c, char **text, size_t *bytes)
+{
+    COLO_AUTOFREE struct entry *entries = NULL;
+    int32_t n = 0;
+    uint64_t number = 0;
+    FILE *f = open_memstream(text, bytes);
+    if (!f)
+        return colo_fail(COLO_ERR_NOMEM, "flight_record");
+    pthread_mutex_lock(&lock);
+    colo_status_t st = collect(c, &entries, &n, &number);
+    if (st == COLO_OK)
+        put_file(f, c, entries, n, number);
+    pthread_mutex_unlock(&lock);
+    const bool whole = !ferror(f), closed = fclose(f) == 0;
+    return st < 0 || (whole && closed) ? st : colo_fail(COLO_ERR_NOMEM, "flight_record");
+}
+
 colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)
 {
     if (!comm || !prefix || !*prefix)
@@ -289,25 +310,21 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
         return colo_fail(COLO_ERR_ARG, "flight_record: the prefix has %zu bytes, expected < 4000",
                          strlen(prefix));
     snprintf(part, sizeof part, "%s.%d.part", path, (int)getpid());
-    pthread_mutex_lock(&lock);
-    COLO_AUTOFREE struct entry *entries = NULL;
-    int32_t n = 0;
-    uint64_t number = 0;
-    colo_status_t st = collect(comm, &entries, &n, &number);
+    COLO_AUTOFREE char *text = NULL;
+    size_t bytes = 0;
+    COLO_TRY(make_text(comm, &text, &bytes));
+    pthread_mutex_lock(&writing);
     /* Left by a process that ended; in a folder of all users, perhaps a link. */
     (void)unlink(part);
     errno = 0;
-    FILE *f = st == COLO_OK ? fopen(part, "wxe") : NULL;
-    if (f)
-        put_file(f, comm, entries, n, number);
-    const bool written = f && !ferror(f), closed = f && fclose(f) == 0;
+    FILE *f = fopen(part, "wxe");
+    const bool written = f && fwrite(text, 1, bytes, f) == bytes, closed = f && fclose(f) == 0;
     const bool whole = written && closed && rename(part, path) == 0;
-    pthread_mutex_unlock(&lock);
-    if (st == COLO_OK && !whole) {
-        st = colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(errno));
+    const int error = errno;
+    if (!whole)
         (void)unlink(part);
-    }
-    return st;
+    pthread_mutex_unlock(&writing);
+    return whole ? COLO_OK : colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(error));
 }
 
 void colo_comm_i_record_failure(colo_comm_t *c)

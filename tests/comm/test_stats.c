@@ -8,6 +8,7 @@
 #include "comm/comm.h"
 #include "core/error.h"
 
+#include <fcntl.h>
 #include <jansson.h>
 #include <locale.h>
 #include <pthread.h>
@@ -413,6 +414,56 @@ T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
     assert_int_equal(after, before);
     assert_int_equal(rmdir(prefix), 0);
     colo_comm_destroy(&c);
+}
+
+/* A file system that hangs, for ten seconds at most: then what waits for it shows. */
+static atomic_bool hangs, goes_on;
+
+int rename(const char *from, const char *to)
+{
+    for (int ms = 0; hangs && !goes_on && ms < 10000; ms++)
+        usleep(1000);
+    hangs = false;
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+struct recorder {
+    colo_comm_t *comm;
+    char prefix[64];
+    colo_status_t status;
+};
+
+static void *record(void *arg)
+{
+    struct recorder *r = arg;
+    r->status = colo_comm_flight_record(r->comm, r->prefix);
+    return NULL;
+}
+
+T_CASE(a_file_system_that_hangs_keeps_no_communicator_from_being_made)
+{
+    struct recorder r = {.status = COLO_ERR_STATE};
+    pthread_t thread;
+    colo_comm_t *other;
+    char path[80];
+    snprintf(r.prefix, sizeof r.prefix, "/tmp/colo-flight-%d-", (int)getpid());
+    assert_ok(colo_comm_create_self(&r.comm));
+    hangs = true;
+    goes_on = false;
+    assert_int_equal(pthread_create(&thread, NULL, record, &r), 0);
+    snprintf(path, sizeof path, "%s0.%d.part", r.prefix, (int)getpid());
+    while (access(path, F_OK) != 0)
+        usleep(100);
+    assert_ok(colo_comm_create_self(&other));
+    colo_comm_destroy(&other);
+    const bool still = hangs;
+    goes_on = true;
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(still);
+    assert_ok(r.status);
+    colo_comm_destroy(&r.comm);
+    snprintf(path, sizeof path, "%s0", r.prefix);
+    assert_int_equal(unlink(path), 0);
 }
 
 /* A locale of glibc whose decimal point is a comma, and nothing else. */
