@@ -13,9 +13,7 @@
 #include "core/error.h"
 #include "core/range.h"
 
-/* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose error state is
- * not that of a comm they were split from. */
-static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
+colo_status_t colo_bridge_fail(colo_bridge_t *b, colo_status_t st)
 {
     if (b->coll.gather)
         colo_comm_i_fail(b->coll.gather, st);
@@ -35,7 +33,7 @@ static colo_status_t run_staged(colo_call_t *call)
     const colo_status_t st = call->frame.pass == COLO_FORWARD
                                  ? colo_collective_forward(b, t->in, t->out, call->stream)
                                  : colo_collective_backward(b, t->in, t->out, call->stream);
-    return st < 0 ? fail_all(b, st) : st;
+    return st < 0 ? colo_bridge_fail(b, st) : st;
 }
 
 /* Partial sums, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of
@@ -48,14 +46,14 @@ static colo_status_t run_in_order(colo_call_t *call)
     colo_bridge_t *b = call->bridge;
     const colo_status_t follows = b->ran ? b->ops->event_wait(b->order, 0, call->stream) : COLO_OK;
     if (follows < 0)
-        return fail_all(b, follows);
+        return colo_bridge_fail(b, follows);
     const colo_status_t st = run_staged(call); /* one that failed may have begun */
     const colo_error_t why = colo_error_save();
     b->ran = true;
     const colo_status_t leads = b->ops->event_record(b->order, 0, call->stream);
     if (st < 0)
         return colo_error_restore(st, &why);
-    return leads < 0 ? fail_all(b, leads) : COLO_OK;
+    return leads < 0 ? colo_bridge_fail(b, leads) : COLO_OK;
 }
 
 static colo_status_t run(colo_call_t *call)
@@ -94,7 +92,7 @@ static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compar
     if (level >= 2 || (level == 1 && !*compared && (call->batch || st == COLO_OK)))
         COLO_TRY(colo_call_agree(call, st));
     else if (st < 0) /* no_grad is the same on every rank: no rank waits, the comm may live */
-        return st == COLO_ERR_STATE && !call->batch ? st : fail_all(b, st);
+        return st == COLO_ERR_STATE && !call->batch ? st : colo_bridge_fail(b, st);
     if (verifies)
         COLO_TRY(colo_call_verify_replicas(call));
     *compared = true;

@@ -6,6 +6,10 @@
 #include "bridge/ragged.h"
 #include "bridge/run/over-peers.h"
 
+/* call.c: a failure that peers do not share; returns @st. With COLLECTIVE they wait in the groups,
+ * whose error state is not that of a comm they were split from. */
+colo_status_t colo_bridge_fail(colo_bridge_t *b, colo_status_t st);
+
 /* ---- tensors.c ----
  * Checks of the tensors, on this rank: fills in call->carried, reached and capturing. */
 colo_status_t colo_call_check_uniform(colo_call_t *call);

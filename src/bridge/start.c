@@ -6,7 +6,7 @@
  * Decides which stream a call runs on, and nothing about the call, which is forward or backward as
  * it is.
  */
-#include "bridge/ragged.h"
+#include "bridge/call.h"
 #include "bridge/ticket.h"
 
 #include "core/error.h"
@@ -58,7 +58,7 @@ static colo_status_t start(const started_t *c, colo_stream_t stream, colo_ticket
     if (ticket)
         *ticket = NULL;
     if (st < 0) /* tickets are as many on all ranks; else peers wait in the call */
-        return st == COLO_ERR_STATE ? st : colo_comm_i_fail(c->bridge->comm, st);
+        return st == COLO_ERR_STATE ? st : colo_bridge_fail(c->bridge, st);
     c->bridge->comm->ticket = t->number;
     st = call(c, on);
     c->bridge->comm->ticket = 0;
@@ -71,7 +71,7 @@ static colo_status_t start(const started_t *c, colo_stream_t stream, colo_ticket
         return colo_error_restore(st, &why);
     }
     if (recorded < 0)
-        return colo_comm_i_fail(c->bridge->comm, recorded);
+        return colo_bridge_fail(c->bridge, recorded);
     t->of = all;
     all->started++;
     *ticket = t;

@@ -4,8 +4,8 @@
  *
  * A MOVE brings regions from one buffer to another: those of an exchange between ranks, and what
  * stays on this rank. An ADD sums up regions that have arrived. Buffers are the caller's input and
- * output, and the bridge's partial sums: partial sums, one per addend that arrives, each with the
- * shape of this rank's source part. A program has no region of its own: making one costs a batch
+ * output, and the bridge's partial sums, one per addend that arrives, each with the shape of this
+ * rank's source part. A program has no region of its own: making one costs a batch
  * nothing.
  */
 #ifndef COLO_BRIDGE_PROGRAM_H
