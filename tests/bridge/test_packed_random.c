@@ -59,7 +59,7 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
         t_run_later(j->t.world, on_rank, j, 0, after);
     }
     t_run_rest();
-    for (int a = 0; a < 16; a++)
+    for (int a = 0; a < 16 && n >= 300; a++) /* of fewer, chance leaves some pair out */
         assert_true(64 * pair[a / 4][a % 4] > n);
     assert_true(32 * sums > n && 16 * parts > n && 8 * own > n && 8 * heads > n && 2 * moved > n);
 }
