@@ -7,7 +7,8 @@ usage: bench/torch/head.py [--tables head logits cases] [--tokens T --hidden H -
                            [--only WORD ..] [--json FILE]
 
 Each line: the median of N repetitions of a forward and backward, in which all lines take turns, so that the
-clock of a warm GPU is the same for all; its ratio to the limit; what the caching allocator had at most beyond
+clock of a warm GPU is the same for all; its ratio to the limit; the median of when the calls had come back, which
+a GPU that has nothing to do waits for; what the caching allocator had at most beyond
 inputs, gradients included, counted from a moment when no gradient exists; the loss and the relative error of
 the gradients (Frobenius) against fp64 sums of a part of the rows. Limits: three or four bare bf16 products
 one after another; for logits one read and one write. Libraries that are not installed are left out.
@@ -18,6 +19,7 @@ import gc
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -30,13 +32,16 @@ GIB = 2.0 ** 30
 
 
 def event_ms(fn):
+    """(ms of the GPU, ms until fn() has come back)"""
     a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     a.record()
+    begin = time.perf_counter()
     fn()
+    host = 1e3 * (time.perf_counter() - begin)
     b.record()
     torch.cuda.synchronize()
-    return a.elapsed_time(b)
+    return a.elapsed_time(b), host
 
 
 class Line:
@@ -123,14 +128,15 @@ def show(lines, limits, repetitions):
         for line in kept:
             line.ms.append(event_ms(line.once))
             line.forget()
-    ms = {line.name: statistics.median(line.ms) for line in kept}
+    ms = {line.name: statistics.median(ms for ms, _ in line.ms) for line in kept}
     rows = []
     for line in kept:
         limit = ms.get(line.limit)
-        rows.append({'op': line.name, 'ms': ms[line.name], 'limit': line.limit, 'gib': line.peak,
+        host = statistics.median(host for _, host in line.ms)
+        rows.append({'op': line.name, 'ms': ms[line.name], 'host_ms': host, 'limit': line.limit, 'gib': line.peak,
                      'times': limit and ms[line.name] / limit, 'loss': line.value, 'error': line.error})
-        print('%-50s %8.3f ms  %s  %6.2f GiB  %s' % (
-            line.name, ms[line.name], '%.3f' % rows[-1]['times'] if limit else '     ', line.peak,
+        print('%-50s %8.3f ms  %s  host %6.3f ms  %6.2f GiB  %s' % (
+            line.name, ms[line.name], '%.3f' % rows[-1]['times'] if limit else '     ', host, line.peak,
             '' if line.value is None else 'loss %.6f errors %s' % (
                 line.value, ' '.join('%.1e' % e for e in line.error or []))), flush=True)
     return rows
@@ -247,7 +253,8 @@ def logits(o):
         lines = [Line('a read', lambda zd=zd: read(zd), (), None),
                  Line('a read and a copy', lambda: (zd.view(torch.float32).sum(), d.copy_(zd)) and None, (), None),
                  Line('nll, forward', forward, (), 'a read'),
-                 Line('nll', lambda: ct.nll(z, t).loss, (z,), 'a read and a copy')]
+                 Line('nll', lambda: ct.nll(z, t).loss, (z,), 'a read and a copy'),
+                 Line('F.cross_entropy', lambda: F.cross_entropy(z, t), (z,), 'a read and a copy')]
         if tokens == o.tokens:
             lines += [Line(name, fn, (z,), 'a read and a copy') for name, fn in logit_peers(z, t)]
         for row in show(lines, {'want': lambda line: ((z.grad[:32], want_z),)}, o.repetitions):
