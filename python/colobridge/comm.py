@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes as c
+import itertools
 import json
 import os
 import threading
@@ -13,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _structs as s
-from ._lib import Unique, call, check, lib, text
-from .errors import STATUS, Error, FailedError
+from ._lib import Unique, call, check, error_message, lib, text
+from .errors import STATUS, Error, FailedError, exception
 from .grid import Grid, _joined
 from .tensor import view
 
@@ -41,6 +42,27 @@ def _end() -> None:
 atexit.register(_end)
 
 
+class _Run:
+    """One call of run_threads(). anew: by rank, communicators that took the place of ones that an error killed, which
+    the library's run does not know of; store: where ranks meet to make them."""
+
+    def __init__(self) -> None:
+        self.worlds: dict[int, Comm] = {}
+        self.anew: dict[int, list[Comm]] = {}
+        self.store: Any = None
+
+    def end(self, rank: int, why: BaseException | None) -> None:
+        for comm in self.anew.pop(rank, []):
+            if why is not None:
+                comm.abort('rank %d: %s: %s' % (rank, type(why).__name__, why))
+            comm.destroy()
+
+    def interrupt(self) -> None:
+        """Ends the waits of all ranks."""
+        for comm in [*self.worlds.values(), *itertools.chain.from_iterable(self.anew.values())]:
+            comm.abort('interrupted')
+
+
 class Comm(Unique):
     """A communicator. One thread at a time uses it. Exception: any thread may call abort() and dump().
 
@@ -48,12 +70,14 @@ class Comm(Unique):
     collective and raise TimeoutError, MismatchError or RuntimeError as the library's error message says.
     """
 
-    def __init__(self, handle: c.c_void_p, *, owned: bool = True):
+    def __init__(self, handle: c.c_void_p, *, owned: bool = True, parent: Comm | None = None):
         self._handle = handle
         self._owned = owned
         self._forks = _forks
         self.died = False  # had an operation failed when it was destroyed
-        self.told = [False]  # has this rank heard of the error that killed it; PyTorch's share that with their GPUs'
+        # Has this rank heard of the error that killed it? Of those made from each other an error kills all.
+        self.told = [False] if parent is None else parent.told
+        self._run: _Run | None = None if parent is None else parent._run
         self._users: list[tuple[c.c_void_p, str]] = []
         _alive.add(self)
         self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
@@ -99,7 +123,7 @@ class Comm(Unique):
         """GPUs, one per rank of this communicator, which is kept for control; collective."""
         handle = c.c_void_p()
         call('colo_comm_create_nccl', self.handle, device, c.byref(handle))
-        return Comm(handle)
+        return Comm(handle, parent=self)
 
     def split(self, grid: Grid | str, dims: Any) -> 'Comm | None':
         """This rank's group of @dims; collective. None on ranks outside the grid. grid: a Grid, or its
@@ -107,13 +131,13 @@ class Comm(Unique):
         grid = Grid(grid) if isinstance(grid, str) else grid
         handle = c.c_void_p()
         call('colo_comm_split', self.handle, grid._raw, text(_joined(dims)), c.byref(handle))
-        return Comm(handle) if handle else None
+        return Comm(handle, parent=self) if handle else None
 
     def split_color(self, color: int, key: int = 0) -> 'Comm | None':
         """Ranks of one color, ordered by (key, rank); collective. None if color < 0."""
         handle = c.c_void_p()
         call('colo_comm_split_color', self.handle, color, key, c.byref(handle))
-        return Comm(handle) if handle else None
+        return Comm(handle, parent=self) if handle else None
 
     def destroy(self) -> None:
         """Local; the second time does nothing. Bridges made from it are destroyed with it. The last communicator
@@ -332,26 +356,48 @@ def _counts(what: str, send: int, recv: int) -> None:
 
 def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
     """fn(world) on @nranks threads of this process, each with its communicator; what they returned, by
-    rank. If a rank raises, the waits of the others end, and the first rank's own exception is raised."""
+    rank. If a rank raises, the waits of the others end, and the first rank's own exception is raised. Ctrl-C ends the
+    waits of all."""
     results: list[Any] = [None] * nranks
+    run = _Run()
     raised: list[tuple[int, BaseException]] = []
     lock = threading.Lock()
 
     def rank(world: int, _arg: int) -> int:
         comm = Comm(c.c_void_p(world), owned=False)
-        me = comm.rank
+        me, failed = comm.rank, None
+        comm._run, run.worlds[me] = run, comm
         try:
             results[me] = fn(comm)
             return 0
         except BaseException as why:  # nothing may pass through C
+            failed = why
             with lock:
                 raised.append((me, why))
             status = why.status if isinstance(why, Error) else 0
             return status or STATUS['ERR_STATE']
         finally:
+            run.end(me, failed)
+            del run.worlds[me], failed
             comm.destroy()  # what it serves; itself is the library's
 
-    status = lib().colo_comm_threads_run(nranks, s.RankFn(rank), None)
+    ended: list[tuple[int, str]] = []
+    end = threading.Event()  # join() of an interrupted thread takes it for one that has ended
+
+    def start() -> None:
+        try:
+            ended.append((lib().colo_comm_threads_run(nranks, s.RankFn(rank), None), error_message()))
+        finally:
+            end.set()
+
+    # The main thread, which alone runs handlers of signals, does not wait in C.
+    threading.Thread(target=start).start()
+    try:
+        end.wait()
+    except BaseException:
+        run.interrupt()
+        end.wait()
+        raise
     if raised:
         peer = STATUS['ERR_PEER']
         own = [pair for pair in raised if getattr(pair[1], 'status', 0) != peer]
@@ -359,5 +405,7 @@ def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
         if hasattr(why, 'add_note'):
             why.add_note('on rank %d of %d' % (me, nranks))
         raise why
-    check(status)
+    status, message = ended[0]
+    if status < 0:
+        raise exception(status, message)
     return results

@@ -376,12 +376,20 @@ MUTANTS = {
     'bridges of all position maps are kept': (
         'torch/bridge.py', 'functools.lru_cache(maxsize=_LAYOUTS)', 'functools.lru_cache(maxsize=None)',
         'test_torch_layouts.py', 'by_last_use'),
+    'ranks that are threads have one communicator for ever': (
+        'torch/ranks.py', 'again = group.told[0] and', 'again = False and', 'test_refusals.py', 'threads and list'),
+    'ranks that are threads are left behind by one that fails': (
+        'comm.py', 'run.end(me, failed)', 'run.end(me, None)', 'test_refusals.py', 'made_anew'),
+    'ctrl-c waits for the ranks': (
+        'comm.py', '        run.interrupt()', '        pass', 'test_core.py', 'ctrl_c'),
     'plans are made of tensors without memory': (
         'torch/tensors.py', 'if not raw.data:', 'if False:', 'test_torch_recorded.py', 'without_memory'),
 }
 
 # Those that stop one rank, for which the others wait until their deadline.
 WAITING = {
+    'ctrl-c waits for the ranks',
+    'ranks that are threads are left behind by one that fails',
     'a refusal of this rank alone is one that it has heard of',
     'a refusal stays on its rank if it has no group of its own',
     'a refusal waits for a meeting',

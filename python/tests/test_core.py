@@ -398,6 +398,31 @@ def test_a_communicator_ends_bridges_that_live_longer():
     assert not one._users  # nothing is kept for those that end before
 
 
+INTERRUPTED = '''
+import os, signal
+import colobridge as cb
+def one_rank(world):
+    groups = world.split_color(0, 0), world.split_color(1, 0)
+    world.barrier()
+    if world.rank == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    try:  # each waits where the other one does not come
+        groups[world.rank].barrier()
+    except RuntimeError as why:
+        heard.append('interrupted' in str(why))
+heard = []
+try:
+    cb.run_threads(2, one_rank)
+except KeyboardInterrupt:
+    print(heard)
+'''
+
+
+def test_ctrl_c_ends_the_waits_of_all_ranks():
+    done = subprocess.run([sys.executable, '-c', INTERRUPTED], text=True, capture_output=True, check=False)
+    assert (done.stdout, done.returncode) == ('[True, True]\n', 0), done.stderr
+
+
 LATE = '''
 import atexit
 def end():  # as the interpreter ends: variables of modules go before objects that others hold

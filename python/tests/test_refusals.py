@@ -2,6 +2,7 @@
 """The drill of refusals: a call that Python refuses on some ranks of a mesh tp x cp = 2 x 2 ends on all of them, each
 refusal without a wait for another rank, and the next call works. What waits in vain is a TimeoutError here."""
 import contextlib
+import threading
 import types
 from concurrent import futures
 
@@ -22,11 +23,15 @@ T, H, V = 8, 4, 12  # tokens of a context rank, features, vocabulary
 CU = torch.tensor([0, 2 * T])
 
 
-def mesh(rank):
-    """Groups and tensors of a rank. tp: pairs (0, 1) and (2, 3); cp, which is dp of the losses: (0, 2) and (1, 3)"""
-    m, draw = types.SimpleNamespace(rank=rank), torch.Generator().manual_seed(1)
-    made = {ranks: dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))}
-    m.tp, m.cp = made[rank // 2 * 2, rank // 2 * 2 + 1], made[rank % 2, rank % 2 + 2]
+def mesh(rank, world=None):
+    """Groups and tensors of a rank. tp: pairs (0, 1) and (2, 3); cp, which is dp of the losses: (0, 2) and (1, 3).
+    world: of ranks that are threads."""
+    m, draw = types.SimpleNamespace(rank=rank, world=world or dist.group.WORLD), torch.Generator().manual_seed(1)
+    if world is None:
+        made = {ranks: dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))}
+        m.tp, m.cp = made[rank // 2 * 2, rank // 2 * 2 + 1], made[rank % 2, rank % 2 + 2]
+    else:
+        m.tp, m.cp = world.split_color(rank // 2, rank), world.split_color(rank % 2, rank)
     m.lo, m.hi = V // 2 * (rank % 2), V // 2 * (rank % 2) + V // 2
     m.z, m.h, m.w = (torch.randn(*shape, generator=draw) for shape in ((T, V // 2), (T, H), (V // 2, H)))
     m.t, m.ids = torch.arange(T) % V, torch.arange(2 * T)[None] % V
@@ -68,7 +73,7 @@ CALLS = {
     'over_chunks': (lambda m, no: ct.over_chunks(lambda z, rows: ct.entropy(z, **m.columns), m.h, m.w, tp_group=m.tp,
                                                  chunk_size=no or 4), -1),
     'a bridge': (lambda m, no: ct.bridge(m.z[None] if no is None else no, 'dp=4', 'cp=4',
-                                         group=dist.group.WORLD), torch.ones(3)),
+                                         group=m.world), torch.ones(3)),
     'a ragged bridge': (lambda m, no: carries(m)(m.h, no or cb.Segments(
         [T] * 4, src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, T, 2 * T, 3 * T], seq_len=[4 * T], seq_dp=[0])), [1]),
     'vocab_parallel_entropy': (lambda m, no: compat.vocab_parallel_entropy(m.z, None, no or 1, m.tp), -1),
@@ -104,7 +109,7 @@ WRONG = {'all ranks': {0, 1, 2, 3}, 'one rank': {1}, 'one row': {0, 1}, 'one col
 
 def carries(m):
     if not hasattr(m, 'carry'):
-        m.carry = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True)
+        m.carry = ct.Bridge('dp=4', 'cp=4', group=m.world, ragged=True)
     return m.carry
 
 
@@ -143,6 +148,50 @@ def test_a_refusal_ends_the_call_of_all_ranks_at_once(world, name):
         for rank in {0, 1, 2, 3} - WRONG[which]:  # in the words of one that refused
             words = heard[rank][i][1]
             assert words is None or name in COMPARED or any(why in words for why in refused), (which, rank, words)
+
+
+@pytest.mark.parametrize('name', list(CALLS))
+def test_ranks_that_are_threads_go_on_after_a_refusal(name):
+    call, wrong = CALLS[name]
+    barrier = threading.Barrier(4)
+
+    def one_rank(world):
+        m = mesh(world.rank, world)
+        for wrongs in ({0, 1, 2, 3}, {1}):
+            for _ in range(2):
+                barrier.wait(60)
+                # An abort reaches all that were made from one world, so also ranks of no group with the wrong one, if
+                # they are still at their call.
+                said = pytest.raises((ValueError, TypeError, RuntimeError)) if world.rank in wrongs else \
+                    contextlib.suppress(RuntimeError)
+                with said:
+                    call(m, wrong if world.rank in wrongs else None)
+                barrier.wait(60)
+                with contextlib.suppress(RuntimeError):  # of which such a rank may hear only now
+                    call(m, None)
+            barrier.wait(60)
+            assert not torch.isnan(call(m, None)).any()
+
+    cb.run_threads(4, one_rank)
+
+
+def test_an_exception_of_a_rank_reaches_communicators_that_were_made_anew():
+    heard = []
+
+    def fails_later(world):
+        z = mesh(world.rank, world).z
+        with pytest.raises(ValueError):
+            ct.entropy(z, mask=torch.ones(2), tp_group=world)
+        assert ct.entropy(z, tp_group=world).isfinite().all()
+        if world.rank == 2:
+            raise KeyError('no such row')
+        with pytest.raises(RuntimeError) as why:
+            ct.entropy(z, tp_group=world)
+        heard.append('no such row' in str(why.value))
+
+    with pytest.raises(KeyError, match='no such row'):
+        cb.run_threads(4, fails_later)
+    assert heard == [True] * 3
 
 
 def group_that_is_set(rank):

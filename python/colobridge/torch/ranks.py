@@ -82,16 +82,19 @@ class _Ranks:
         # Not held: as long as somebody has the store, its server answers in the next one's place.
         self.key, self.me, self.store = key, me, store and weakref.ref(store)
         self.ranks: tuple[int, ...] = key.ranks if isinstance(key, Own) else key
-        self.host, self.gpu = host, None
+        self.host, self.gpu, self.given = host, None, host
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time, and after an error of which this rank has
         heard. One that an error has killed of which it has not says so when it is used: a rank that has a mistake of
         its own hears of that."""
-        if self.host is not None and self.host.told[0]:
+        if self.host is not None and self.host.told[0] and self.store is not None:
             self.destroy()
         if self.host is None:
             self.host = _Meeting(self).comm()
+            run = self.given and self.given._run
+            if run:
+                run.anew.setdefault(self.me, []).append(self.host)
         if device.type != 'cuda':
             return self.host
         if self.gpu is None:
@@ -115,7 +118,7 @@ class _Ranks:
         if self.host is not None:
             self.host.told[0] = True
         for comm in (self.gpu, self.host):
-            if comm is not None and comm._owned:
+            if comm is not None and comm is not self.given:
                 comm.destroy()
         self.host = self.gpu = None
 
@@ -360,11 +363,16 @@ def alive(group: Any) -> bool:
 
 
 def _ranks_of(group: Comm) -> _Ranks:
-    """Of a communicator of the caller's. Ranks that are threads can make another one after an error."""
+    """Of a communicator of the caller's. Ranks of run_threads() can make another one after an error."""
     made = group.__dict__.get('_torch_made')
     if made is None:
+        import torch.distributed as dist
+        run = group._run
+        if run is not None and dist.is_available():
+            with _lock:
+                run.store = run.store or dist.HashStore()
         made = group._torch_made = _Ranks(  # type: ignore[attr-defined]
-            tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), None, group)
+            tuple(map(group.world_rank, range(group.size))), group.world_rank(group.rank), run and run.store, group)
     return made
 
 
@@ -373,7 +381,8 @@ def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
     if group is None:
         return alone()
     if isinstance(group, Comm):
-        if group.size == 1 or device.type != 'cuda' or group.backend == 'nccl':
+        again = group.told[0] and group._run is not None  # an error killed it
+        if group.size == 1 or not again and (device.type != 'cuda' or group.backend == 'nccl'):
             return group
         return _ranks_of(group).comm(device)
     return comm_of_ranks(group_ranks(group, what), device)
