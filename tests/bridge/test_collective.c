@@ -36,7 +36,8 @@ T_CASE(both_ways_are_what_the_oracle_says)
         for (int k = 0; k < 3; k++)
             for (int a = 0; a < 4; a++)
                 for (int stride = 0; stride < T_STRIDE_COUNT; stride++) {
-                    if (T_LEFT_OUT({(int64_t)i, ACCEPTED}, {k, 3}, {a, 4}, {stride, T_STRIDE_COUNT}))
+                    if (T_LEFT_OUT({(int64_t)i, ACCEPTED}, {k, 3}, {a, 4},
+                                   {stride, T_STRIDE_COUNT}))
                         continue;
                     t_case_t c = t_collective(accepted[i][0], accepted[i][1], 0, 24, 2);
                     c.shape.b = batch_of(&c) * (1 + stride % 2);

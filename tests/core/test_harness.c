@@ -29,7 +29,8 @@ T_CASE(nested_loops_keep_all_pairs_of_their_places)
                 for (at[1] = 0; at[1] < of[1]; at[1]++)
                     for (at[2] = 0; at[2] < of[2]; at[2]++)
                         for (at[3] = 0; at[3] < of[3]; at[3]++) {
-                            if (T_LEFT_OUT({at[0], of[0]}, {at[1], of[1]}, {at[2], of[2]}, {at[3], of[3]}))
+                            if (T_LEFT_OUT({at[0], of[0]}, {at[1], of[1]}, {at[2], of[2]},
+                                           {at[3], of[3]}))
                                 continue;
                             left++;
                             for (int a = 0; a < 4; a++)

@@ -23,7 +23,8 @@
 #define T_EXIT_SKIP 77
 
 /* T_CASE(name) { ... } is a test case. T_MAIN, or t_main() where there is more to do, runs those of
- * the file in their order, or those whose names match the pattern T_CASES (*, ?) of the environment;
+ * the file in their order, or those whose names match the pattern T_CASES (*, ?) of the
+ * environment;
  * @name is that of the suite and of the program. */
 #define T_CASE(name)                                                \
     static void name(void **state);                                 \
@@ -134,12 +135,12 @@ bool t_returns(void (*run)(void));
 int64_t t_scaled(int64_t count);
 /* Is case number @nth of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
 bool t_left_out(int64_t nth);
-/* The same of a case of nested loops: {place, places} of each, at most 8. What is left has any place of a loop
- * together with any place of each other loop, though T_SCALE asks for fewer. */
+/* The same of a case of nested loops: {place, places} of each, at most 8. What is left has any
+ * place of a loop together with any place of each other loop, though T_SCALE asks for fewer. */
 typedef struct t_loop {
     int64_t place, places;
 } t_loop_t;
-#define T_LEFT_OUT(...)                          \
+#define T_LEFT_OUT(...)                            \
     t_left_out_of((const t_loop_t[]){__VA_ARGS__}, \
                   (int)(sizeof((const t_loop_t[]){__VA_ARGS__}) / sizeof(t_loop_t)))
 bool t_left_out_of(const t_loop_t *loops, int n);

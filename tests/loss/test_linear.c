@@ -74,7 +74,8 @@ T_CASE(all_options_at_once_agree_on_every_world)
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
             for (int mode = 0; mode < MODES; mode++)
-                if (!T_LEFT_OUT({(int64_t)w, sizeof worlds / sizeof *worlds}, {kind, SHARD_KINDS}, {mode, MODES}))
+                if (!T_LEFT_OUT({(int64_t)w, sizeof worlds / sizeof *worlds}, {kind, SHARD_KINDS},
+                                {mode, MODES}))
                     one((1u << LINEAR_OPTIONS) - 1, mode, worlds[w][0], worlds[w][1], COLO_F32,
                         kind, 2, &rng);
 }
@@ -88,7 +89,8 @@ T_CASE(every_dtype_agrees_in_every_mode)
         for (int bits = 0; bits < 8; bits++)
             for (int mode = 0; mode < MODES; mode++) {
                 linear_case_t c;
-                if (T_LEFT_OUT({d, 4}, {bits & 1, 2}, {bits >> 1 & 1, 2}, {bits >> 2, 2}, {mode, MODES}))
+                if (T_LEFT_OUT({d, 4}, {bits & 1, 2}, {bits >> 1 & 1, 2}, {bits >> 2, 2},
+                               {mode, MODES}))
                     continue;
                 linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, dtypes[d], &rng);
                 linear_case_shard(&c, bits % SHARD_KINDS);

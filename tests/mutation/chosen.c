@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chosen.c - a program with mutants of which one is chosen when it runs: test_mutants.py plants them. */
+/* chosen.c - a program with mutants of which one is chosen when it runs: test_mutants.py plants
+ * them. */
 #include <stdio.h>
 
 static const int table[] = {7};
