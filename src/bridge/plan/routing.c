@@ -108,6 +108,8 @@ static bool other_rows(const colo_list_t met[3], int64_t i)
 typedef struct intersection {
     colo_bounds_t me, other;
     bool me_is_src;
+    int64_t pos[COLO_MAX_DIMS]; /* of the other block */
+    colo_extent_t extent;       /* of what both share */
 } intersection_t;
 
 static bool keeps_meetings(const colo_builder_t *w)
@@ -126,21 +128,20 @@ static colo_status_t intersect_blocks(colo_builder_t *w, const colo_side_t *side
     return colo_blocks_meet(side, &x->me, m->met);
 }
 
-/* Choice @i of them: w->overlaps, and where it is. Choices come in their order. */
+/* Choice @i of them: w->overlaps, x->pos and x->extent. Choices come in their order. */
 static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64_t i,
-                               int32_t addend, intersection_t *x, int64_t *pos,
-                               colo_extent_t *extent)
+                               int32_t addend, intersection_t *x)
 {
     colo_intersections_t *m = &w->intersections[x->me_is_src];
     int64_t *first = m->first.items, from = 0, end;
-    colo_blocks_nth(m->met, i, pos, extent);
+    colo_blocks_nth(m->met, i, x->pos, &x->extent);
     if (!m->complete) {
         const bool others = other_rows(m->met, i);
         if (others && !keeps_meetings(w))
             m->overlap.n = 0;
         from = others ? m->overlap.n : 0;
         if (others) {
-            COLO_TRY(side->owns->rows(side, pos, &x->me.runs, &x->other.runs));
+            COLO_TRY(side->owns->rows(side, x->pos, &x->me.runs, &x->other.runs));
             COLO_TRY(x->me_is_src ? share_rows(&m->overlap, addend, &x->me.runs, &x->other.runs)
                                   : share_rows(&m->overlap, addend, &x->other.runs, &x->me.runs));
         } else if (keeps_meetings(w)) {
@@ -152,7 +153,7 @@ static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64
                 *e = ((const colo_entry_t *)m->overlap.items)[k];
             }
         }
-        (void)side->owns->box(side, pos, &x->other);
+        (void)side->owns->box(side, x->pos, &x->other);
         w->overlaps =
             (colo_list_t){(colo_entry_t *)m->overlap.items + from, m->overlap.n - from, 0};
         set_box(w, &x->me, &x->other);
@@ -170,18 +171,19 @@ static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64
     return COLO_OK;
 }
 
-/* Passes the turns of a held block on up to the overlap of needed block @mine, whose rows end
- * before @end. */
+/* Passes the turns of a held block on up to the overlap of needed block @mine. */
 static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
                                       const colo_side_t *need, const colo_side_t *hold,
-                                      const int64_t *coords, colo_bounds_t *held,
-                                      const colo_block_t *mine, int64_t end)
+                                      intersection_t *m, const colo_block_t *mine)
 {
-    colo_run_t first = {.count = end};
+    const colo_runs_t *own = &m->me.runs;
+    colo_bounds_t *held = &m->other;
+    colo_run_t first = {.count =
+                            own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0};
     const colo_runs_t within = {.run = &first, .n = 1};
     /* an intersection may have been kept, or has only the rows that this rank shares */
-    (void)hold->owns->box(hold, coords, held);
-    COLO_TRY(hold->owns->rows(hold, coords, need->owns->ascends ? &within : NULL, &held->runs));
+    (void)hold->owns->box(hold, m->pos, held);
+    COLO_TRY(hold->owns->rows(hold, m->pos, need->owns->ascends ? &within : NULL, &held->runs));
     w->plan->work += w->by_table ? held->runs.n : 0;
     COLO_TRY(colo_blocks_meet(need, held, w->fed));
     for (int64_t i = 0; i < choices(w->fed); i++) {
@@ -220,7 +222,6 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     intersection_t m = {.other.runs = w->other, .me_is_src = need_is_src};
     int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, b;
-    colo_extent_t x;
     colo_status_t st = COLO_OK;
     if (!find_block(w, need, w->plan->rank, pos, &mine, &m.me))
         return COLO_OK;
@@ -228,11 +229,10 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     const colo_runs_t *own;
     COLO_TRY(colo_block_own_rows(w, need, pos, &own));
     m.me.runs = *own;
-    const int64_t end = own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0;
     COLO_TRY(intersect_blocks(w, hold, &m));
     for (int64_t i = 0, n = choices(w->intersections[need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, intersect(w, hold, i, addend, &m, pos, &x), done);
-        colo_block_of(hold, pos, &b);
+        COLO_TRY_GOTO(st, intersect(w, hold, i, addend, &m), done);
+        colo_block_of(hold, m.pos, &b);
         COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
         if (!colo_node_sums_reach(w, w->plan->rank) || (w->sums && !colo_node_sums_lead(w)))
             continue;
@@ -246,19 +246,19 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         colo_schedule_t t[4] = {0};
         t[g.tier] = (colo_schedule_t){.group = g, .m = 1};
         if (g.tier > 0 && g.n > 1) /* else one candidate serves all */
-            COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine, &x), done);
+            COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine, &m.extent), done);
         else if (w->several_nodes)
             COLO_TRY_GOTO(st, colo_sender_list(w, need, &mine), done);
         const colo_destinations_t node = colo_gateways_of(w, w->plan->rank);
         colo_gateway_share_t share;
-        const int64_t count = x.of[0] * x.of[1] * x.of[2];
-        const bool gets = colo_gateways_share(w, &node, node.mine, &x, &share);
+        const int64_t count = m.extent.of[0] * m.extent.of[1] * m.extent.of[2];
+        const bool gets = colo_gateways_share(w, &node, node.mine, &m.extent, &share);
         if (w->several_nodes && g.tier > 1) /* evenly over those that need it */
             w->minimum += (colo_part_lo(count, node.n, node.mine + 1, 0) -
                            colo_part_lo(count, node.n, node.mine, 0)) *
                           (int64_t)(w->sums ? w->sum_elem : w->elem);
         if (addend == 0)
-            COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &x), done);
+            COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &m.extent), done);
         if (w->sums)
             w->left_out += count * colo_node_sums_saving(w);
         if (g.tier == 0)
@@ -273,10 +273,11 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
             continue;
         }
         if (g.n > 1 && t[g.tier].m % g.n)
-            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, pos, &m.other, &mine, end), done);
-        COLO_TRY_GOTO(
-            st, colo_sender_assign(w, &t[g.tier], &x, &share, t[g.tier].mine, w->plan->rank, false),
-            done);
+            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, &m, &mine), done);
+        COLO_TRY_GOTO(st,
+                      colo_sender_assign(w, &t[g.tier], &m.extent, &share,
+                                         &(colo_served_t){t[g.tier].mine, w->plan->rank, false}),
+                      done);
     }
 done:
     w->other = m.other.runs;
@@ -290,7 +291,6 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     intersection_t m = {.other.runs = w->other, .me_is_src = !need_is_src};
     int64_t pos[COLO_MAX_DIMS];
     colo_block_t mine, b;
-    colo_extent_t x;
     colo_schedule_t t[4] = {0};
     colo_status_t st = COLO_OK;
     if (!find_block(w, hold, w->self, pos, &mine, &m.me))
@@ -304,9 +304,9 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     for (int tier = 1; tier <= 3; tier++)
         t[tier].group = colo_sender_candidates(w, tier, w->self);
     for (int64_t i = 0, n = choices(w->intersections[!need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, intersect(w, need, i, addend, &m, pos, &x), done);
-        colo_block_of(need, pos, &b);
-        COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &x), done);
+        COLO_TRY_GOTO(st, intersect(w, need, i, addend, &m), done);
+        colo_block_of(need, m.pos, &b);
+        COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &m.extent), done);
         const int64_t *destination = w->destinations.items;
         int64_t served[4] = {0};
         for (int64_t o = 0; o < w->destinations.n; o++) {
@@ -315,13 +315,14 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
             if (!colo_sender_watched(t, &g))
                 continue;
             const colo_destinations_t node = colo_gateways_of(w, destination[o]);
-            if (colo_gateways_share(w, &node, node.mine, &x, &share))
-                COLO_TRY_GOTO(st,
-                              colo_sender_assign(w, &t[g.tier], &x, &share, served[g.tier]++,
-                                                 destination[o], true),
-                              done);
+            if (colo_gateways_share(w, &node, node.mine, &m.extent, &share))
+                COLO_TRY_GOTO(
+                    st,
+                    colo_sender_assign(w, &t[g.tier], &m.extent, &share,
+                                       &(colo_served_t){served[g.tier]++, destination[o], true}),
+                    done);
         }
-        colo_sender_pass(w, t, &x);
+        colo_sender_pass(w, t, &m.extent);
     }
 done:
     w->other = m.other.runs;

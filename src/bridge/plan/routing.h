@@ -207,11 +207,15 @@ colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const col
                                 const colo_block_t *b, const colo_extent_t *x);
 /* Passes the turns on by the destinations of an overlap that has gone by. */
 void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x);
-/* Pushes what @destination, the @i-th of a group, gets of its @share of the current overlap: what
- * this rank sends if @sends (peer is the destination), else everything (peer is the sender). */
+/* A destination, the @i-th of its group. */
+typedef struct colo_served {
+    int64_t i, rank;
+    bool sends; /* what this rank sends it is asked for, else everything */
+} colo_served_t;
+/* Pushes what @to gets of its @share of the current overlap; peer is the destination if it sends,
+ * else the sender. */
 colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                                 const colo_gateway_share_t *share, int64_t i, int64_t destination,
-                                 bool sends);
+                                 const colo_gateway_share_t *share, const colo_served_t *to);
 
 /* ---- plan.c ---- */
 

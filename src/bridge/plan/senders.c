@@ -175,40 +175,40 @@ static int64_t dealt_to(colo_schedule_t *t, const colo_extent_t *x, int64_t i)
 }
 
 static colo_status_t assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                            const colo_extent_t *part, int64_t i, int64_t destination, bool sends)
+                            const colo_extent_t *part, const colo_served_t *to)
 {
     const colo_source_t *c = t->group.items;
     int64_t n = t->group.n;
     bool even = t->m % n == 0;
     if (even || colo_is_small(w, part)) {
-        const int64_t k = even                  ? t->first + i
-                          : deals_by_size(w, t) ? dealt_to(t, x, i)
-                                                : t->whole + i;
+        const int64_t k = even                  ? t->first + to->i
+                          : deals_by_size(w, t) ? dealt_to(t, x, to->i)
+                                                : t->whole + to->i;
         const int64_t sender = c[k % n].rank;
-        return sends && sender != w->self ? COLO_OK
-                                          : colo_overlaps_push(w, sends ? destination : sender);
+        return to->sends && sender != w->self
+                   ? COLO_OK
+                   : colo_overlaps_push(w, to->sends ? to->rank : sender);
     }
     int axis = colo_cut_axis(part, n);
-    int64_t length = part->of[axis], rotation = (t->slice + i % n * (length % n)) % n;
+    int64_t length = part->of[axis], rotation = (t->slice + to->i % n * (length % n)) % n;
     for (int64_t k = 0; k < n; k++)
-        if (!sends || c[k].rank == w->self)
+        if (!to->sends || c[k].rank == w->self)
             COLO_TRY(colo_overlaps_cut(w, w->out, axis, colo_part_lo(length, n, k, rotation),
                                        colo_part_lo(length, n, k + 1, rotation),
-                                       sends ? destination : c[k].rank));
+                                       to->sends ? to->rank : c[k].rank));
     return COLO_OK;
 }
 
 colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                                 const colo_gateway_share_t *share, int64_t i, int64_t destination,
-                                 bool sends)
+                                 const colo_gateway_share_t *share, const colo_served_t *to)
 {
     const colo_list_t all = w->overlaps;
     if (share->whole)
-        return assign(w, t, x, x, i, destination, sends);
+        return assign(w, t, x, x, to);
     w->share.n = 0;
-    COLO_TRY(colo_gateway_cut(w, share, &w->share, destination));
+    COLO_TRY(colo_gateway_cut(w, share, &w->share, to->rank));
     w->overlaps = w->share; /* as far as this destination is concerned */
-    const colo_status_t st = assign(w, t, x, &share->extent, i, destination, sends);
+    const colo_status_t st = assign(w, t, x, &share->extent, to);
     w->share = w->overlaps;
     w->overlaps = all;
     return st;

@@ -25,7 +25,7 @@ typedef struct addition {
 static colo_box_t box_of(const addition_t *a, int buffer, int64_t key, const colo_routes_t *list,
                          int64_t i)
 {
-    return colo_call_box(a->frame, a->tensor, buffer, key, list, i, false);
+    return colo_call_box(a->frame, a->tensor, (colo_end_t){buffer, key}, list, i, false);
 }
 
 static bool is_mine(const addition_t *a, const colo_routes_t *list, int64_t i)

@@ -157,24 +157,30 @@ static bool same_strides(colo_view_t a, colo_view_t b, const int64_t *extent)
     return true;
 }
 
-static colo_box_t sub_box(colo_view_t v, int64_t b0, int64_t nb, int64_t r0, int64_t rows,
-                          int64_t h, size_t elem)
+/* Samples from @first on of a view. */
+typedef struct samples {
+    colo_view_t view;
+    int64_t first;
+} samples_t;
+
+/* Of @n samples, rows [row, row + rows). */
+static colo_box_t box_of(const colo_bridge_t *b, samples_t s, int64_t n, int64_t row, int64_t rows)
 {
-    int64_t pos = b0 * v.stride[0] + r0 * v.stride[1];
-    return (colo_box_t){.data = v.data ? v.data + pos * (int64_t)elem : NULL,
-                        .extent = {nb, rows, h},
-                        .stride = {v.stride[0], v.stride[1], v.stride[2]}};
+    const colo_plan_config_t *c = &b->now.program.plan->config;
+    const int64_t pos = s.first * s.view.stride[0] + row * s.view.stride[1];
+    return (colo_box_t){.data = s.view.data ? s.view.data + pos * (int64_t)colo_dtype_size(c->dtype)
+                                            : NULL,
+                        .extent = {n, rows, c->shape.features},
+                        .stride = {s.view.stride[0], s.view.stride[1], s.view.stride[2]}};
 }
 
-static colo_status_t copy_samples(const colo_bridge_t *b, colo_view_t to, int64_t to_b,
-                                  colo_view_t from, int64_t from_b, int64_t nb,
+static colo_status_t copy_samples(const colo_bridge_t *b, samples_t to, samples_t from, int64_t n,
                                   colo_stream_t stream)
 {
-    const colo_shape_t *s = &b->now.program.plan->config.shape;
-    size_t elem = colo_dtype_size(b->now.program.plan->config.dtype);
-    colo_box_t dst = sub_box(to, to_b, nb, 0, s->rows, s->features, elem);
-    colo_box_t src = sub_box(from, from_b, nb, 0, s->rows, s->features, elem);
-    return b->ops->box_copy(&dst, &src, elem, stream);
+    const colo_plan_config_t *c = &b->now.program.plan->config;
+    const colo_box_t dst = box_of(b, to, n, 0, c->shape.rows),
+                     src = box_of(b, from, n, 0, c->shape.rows);
+    return b->ops->box_copy(&dst, &src, colo_dtype_size(c->dtype), stream);
 }
 
 /* Copies own rows between a full-length view and a sharded one, either way round. */
@@ -183,20 +189,21 @@ static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_vi
 {
     const colo_loaded_t *s = &b->now;
     const colo_owned_t *own = &s->program.plan->own_dst;
-    const int64_t nb = own->b1 - own->b0, h = s->program.plan->config.shape.features;
+    const int64_t nb = own->b1 - own->b0;
     const size_t elem = colo_dtype_size(s->program.plan->config.dtype);
     for (int64_t i = 0; i < s->nruns; i++) {
         const colo_run_t *run = &s->run[i];
-        colo_box_t f = sub_box(full, 0, nb, run->row, run->count, h, elem);
-        colo_box_t q = sub_box(part, 0, nb, run->local, run->count, h, elem);
+        colo_box_t f = box_of(b, (samples_t){.view = full}, nb, run->row, run->count);
+        colo_box_t q = box_of(b, (samples_t){.view = part}, nb, run->local, run->count);
         COLO_TRY(b->ops->box_copy(to_part ? &q : &f, to_part ? &f : &q, elem, stream));
     }
     return COLO_OK;
 }
 
-/* all-gather of the siblings' parts of @nb samples, concatenated along samples into @to. */
-static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t nb, void *spare,
-                                    colo_view_t to, void *parts, colo_stream_t stream)
+/* all-gather of the siblings' parts of @nb samples, concatenated along samples into @to. @stage: of
+ * this rank's part; of all parts. */
+static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t nb, colo_view_t to,
+                                    void *const stage[2], colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.program.plan;
     const colo_shape_t *s = &p->config.shape;
@@ -204,22 +211,24 @@ static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t 
     int64_t extent[3] = {nb, s->rows, s->features}, all[3] = {nb * c->k, s->rows, s->features};
     int64_t count = nb * s->rows * s->features;
     size_t elem = colo_dtype_size(p->config.dtype);
-    colo_view_t packed = contiguous(b, spare, nb, s->rows, s->features);
+    colo_view_t packed = contiguous(b, stage[0], nb, s->rows, s->features);
     if (!c->gather)
         return COLO_OK;
     if (!same_strides(from, packed, extent)) {
-        COLO_TRY(copy_samples(b, packed, 0, from, 0, nb, stream));
+        COLO_TRY(
+            copy_samples(b, (samples_t){.view = packed}, (samples_t){.view = from}, nb, stream));
         from = packed;
     }
     colo_view_t joined = contiguous(b, NULL, nb * c->k, s->rows, s->features);
     /* samples outermost and no gaps: the gathered parts are the concatenation already */
-    bool p2p = (b->axis[1] < 0 || b->axis[0] == 0) && same_strides(to, joined, all);
+    const bool in_place = (b->axis[1] < 0 || b->axis[0] == 0) && same_strides(to, joined, all);
     COLO_TRY(colo_comm_i_all_gather(c->gather, COLO_CATEGORY_BRIDGE, from.data,
-                                    p2p ? (void *)to.data : parts, count, p->config.dtype, stream));
-    for (int64_t i = 0; !p2p && count && i < c->k; i++) {
+                                    in_place ? (void *)to.data : stage[1], count, p->config.dtype,
+                                    stream));
+    for (int64_t i = 0; !in_place && count && i < c->k; i++) {
         colo_view_t part =
-            contiguous(b, (char *)parts + (size_t)(i * count) * elem, nb, s->rows, s->features);
-        COLO_TRY(copy_samples(b, to, i * nb, part, 0, nb, stream));
+            contiguous(b, (char *)stage[1] + (size_t)(i * count) * elem, nb, s->rows, s->features);
+        COLO_TRY(copy_samples(b, (samples_t){to, i * nb}, (samples_t){.view = part}, nb, stream));
     }
     return COLO_OK;
 }
@@ -241,11 +250,12 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
     if (c->direction == COLO_FAN_IN) {
         /* sharded and samples outermost: parts land in stage 0 at once, so pack x in stage 1 */
         bool outer = b->axis[1] < 0 || b->axis[0] == 0;
-        void *spare = c->stage[sharded && outer ? 1 : 0].data;
-        COLO_TRY(gather_samples(b, x, ns, spare, to, c->stage[1].data, stream));
+        void *const stage[2] = {c->stage[sharded && outer ? 1 : 0].data, c->stage[1].data};
+        COLO_TRY(gather_samples(b, x, ns, to, stage, stream));
     } else {
-        COLO_TRY(copy_samples(b, to, 0, x, c->direction == COLO_FAN_OUT ? c->sibling * nd : 0, nd,
-                              stream));
+        COLO_TRY(copy_samples(b, (samples_t){.view = to},
+                              (samples_t){x, c->direction == COLO_FAN_OUT ? c->sibling * nd : 0},
+                              nd, stream));
     }
     return sharded ? copy_rows(b, whole, y, true, stream) : COLO_OK;
 }
@@ -267,7 +277,8 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
         COLO_TRY(colo_mem_zero(b->mem, c->stage[0].data, (size_t)part_count(&full) * elem, stream));
         COLO_TRY(copy_rows(b, g, d_y, false, stream));
     } else if (c->cp) {
-        COLO_TRY(copy_samples(b, g, 0, d_y, 0, nd, stream)); /* clone: d_y is never written */
+        COLO_TRY(copy_samples(b, (samples_t){.view = g}, (samples_t){.view = d_y}, nd,
+                              stream)); /* clone: d_y is never written */
     } else {
         g = d_y;
     }
@@ -279,8 +290,11 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
         colo_comm_i_set_stage(c->cp, NULL, 0);
         COLO_TRY(st);
     }
-    if (c->direction == COLO_FAN_OUT)
-        return gather_samples(b, g, nd, c->stage[0].data, d_x, c->stage[1].data, stream);
-    return copy_samples(b, d_x, 0, g, c->direction == COLO_FAN_IN ? c->sibling * ns : 0, ns,
+    if (c->direction == COLO_FAN_OUT) {
+        void *const stage[2] = {c->stage[0].data, c->stage[1].data};
+        return gather_samples(b, g, nd, d_x, stage, stream);
+    }
+    return copy_samples(b, (samples_t){.view = d_x},
+                        (samples_t){g, c->direction == COLO_FAN_IN ? c->sibling * ns : 0}, ns,
                         stream);
 }

@@ -144,9 +144,10 @@ static int64_t staging(int64_t send, int64_t recv, int64_t peers)
 /* Of the second exchange: this rank passes on all of @rows to the others of its node among
  * @replicas ranks that need the same, or gets them so. */
 static int64_t relayed(const colo_bridge_t *b, colo_pass_t pass, const colo_layout_t *l,
-                       int64_t replicas, int64_t rows, int64_t row, int64_t peers)
+                       int64_t replicas, int64_t rows, int64_t row)
 {
     const colo_plan_t *p = b->now.program.plan;
+    const int64_t peers = colo_comm_size(b->comm) - 1;
     int64_t near = 0;
     if (!p->exchange[pass][COLO_RELAYS].all_come || !colo_layout_holds(l, p->rank))
         return 0;
@@ -187,8 +188,8 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
                       src ? product(r->max_rows, p->addends * wide, src_row) : 0, peers)
             : 0;
     const int64_t need[] = {forward, backward, sums,
-                            relayed(b, COLO_FORWARD, &b->dst, out, all, dst_row, peers),
-                            relayed(b, COLO_BACKWARD, &b->src, back, r->max_rows, src_row, peers)};
+                            relayed(b, COLO_FORWARD, &b->dst, out, all, dst_row),
+                            relayed(b, COLO_BACKWARD, &b->src, back, r->max_rows, src_row)};
     int64_t most = 0;
     for (int i = 0; i < 5 && most >= 0; i++)
         most = need[i] < 0 ? -1 : need[i] > most ? need[i] : most;

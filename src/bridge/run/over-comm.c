@@ -199,11 +199,12 @@ static void fill(const colo_call_frame_t *f, const colo_messages_t *l, const col
         colo_box_t *box = sends ? l->send_box : l->recv_box;
         const int buffer = sends ? move->from : move->to;
         for (int64_t i = 0; i < routes->nregions; i++) {
-            const int64_t key = buffer == COLO_PARTIALS
-                                    ? colo_move_sum(p, move->exchange, sends, &routes->region[i])
-                                    : 0;
+            const colo_end_t end = {
+                buffer, buffer == COLO_PARTIALS
+                            ? colo_move_sum(p, move->exchange, sends, &routes->region[i])
+                            : 0};
             for (int32_t k = 0; k < f->n; k++)
-                *box++ = colo_call_box(f, &f->tensor[k], buffer, key, routes, i, f->program->bytes);
+                *box++ = colo_call_box(f, &f->tensor[k], end, routes, i, f->program->bytes);
         }
     }
 }
@@ -320,15 +321,16 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
     const colo_call_frame_t *f = &call->frame;
     const bool bytes = f->program->bytes;
     const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
+    const colo_end_t to = {move->to, f->program->plan->own_addend};
     colo_box_t *const *box = call->loaded->over_comm.own_box;
     for (int32_t k = 0; move->local && k < f->n; k++) {
         const colo_carried_t *t = &f->tensor[k];
         if (t->per == 0) /* there may be no memory */
             continue;
         for (int64_t i = 0; i < move->local->nregions; i++) {
-            box[0][i] = colo_call_box(f, t, move->from, 0, move->local, i, bytes);
-            box[1][i] =
-                colo_call_box(f, t, move->to, f->program->plan->own_addend, move->local, i, bytes);
+            box[0][i] =
+                colo_call_box(f, t, (colo_end_t){.buffer = move->from}, move->local, i, bytes);
+            box[1][i] = colo_call_box(f, t, to, move->local, i, bytes);
         }
         COLO_TRY(copy(box[1], box[0], move->local->nregions, bytes ? 1 : colo_dtype_size(t->dtype),
                       stream));

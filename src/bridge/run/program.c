@@ -226,20 +226,21 @@ static colo_view_t partial_view(const colo_call_frame_t *f, const colo_carried_t
                          .stride = {extent[1] * extent[2] * t->per, extent[2] * t->per, 1}};
 }
 
-colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, int buffer,
-                         int64_t key, const colo_routes_t *routes, int64_t i, bool bytes)
+colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, colo_end_t end,
+                         const colo_routes_t *routes, int64_t i, bool bytes)
 {
     const colo_plan_t *p = f->program->plan;
     const colo_region_t *r = &routes->region[i];
-    const bool src = buffer == COLO_PARTIALS ? key < colo_sum_key(p, COLO_SUM_COLLECTED, 0)
-                                             : (buffer == COLO_IN) == (f->pass == COLO_FORWARD);
+    const bool src = end.buffer == COLO_PARTIALS
+                         ? end.key < colo_sum_key(p, COLO_SUM_COLLECTED, 0)
+                         : (end.buffer == COLO_IN) == (f->pass == COLO_FORWARD);
     const colo_owned_t *own = src ? &p->own_src : &p->own_dst;
     const int64_t row = src ? routes->offset[i].src_row : routes->offset[i].dst_row;
-    const colo_view_t v = buffer == COLO_IN    ? t->in
-                          : buffer == COLO_OUT ? t->out
-                                               : partial_view(f, t, key);
-    const int64_t elem =
-        (int64_t)colo_dtype_size(buffer == COLO_PARTIALS ? colo_sum_dtype(p, t, key) : t->dtype);
+    const colo_view_t v = end.buffer == COLO_IN    ? t->in
+                          : end.buffer == COLO_OUT ? t->out
+                                                   : partial_view(f, t, end.key);
+    const int64_t elem = (int64_t)colo_dtype_size(
+        end.buffer == COLO_PARTIALS ? colo_sum_dtype(p, t, end.key) : t->dtype);
     const int64_t rows = r->s[1] - r->s[0], cols = (r->h[1] - r->h[0]) * t->per;
     colo_box_t box = {.extent = {r->b[1] - r->b[0], rows, cols},
                       .stride = {v.stride[0], v.stride[1], v.stride[2]}};

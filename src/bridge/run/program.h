@@ -31,6 +31,12 @@ typedef struct colo_carried {
 
 enum { COLO_IN, COLO_OUT, COLO_PARTIALS };
 
+/* A buffer, of partial sums the one of @key. */
+typedef struct colo_end {
+    int buffer;
+    int64_t key; /* colo_sum_key() */
+} colo_end_t;
+
 typedef struct colo_move {
     int exchange;               /* of the plan, of the pass */
     const colo_routes_t *local; /* NULL: only messages */
@@ -113,10 +119,8 @@ int64_t colo_move_sum(const colo_plan_t *p, int exchange, bool sends, const colo
 
 /* A rank's part of a tensor as (samples, rows, features). */
 colo_box_t colo_view_box(colo_view_t v, const colo_owned_t *own);
-/* Region @i of @routes in a buffer, of tensor @t; @key: of its partial sum. @bytes: the box counts
- * bytes.
- */
-colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, int buffer,
-                         int64_t key, const colo_routes_t *routes, int64_t i, bool bytes);
+/* Region @i of @routes at @end, of tensor @t. @bytes: the box counts bytes. */
+colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, colo_end_t end,
+                         const colo_routes_t *routes, int64_t i, bool bytes);
 
 #endif
