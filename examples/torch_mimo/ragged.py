@@ -132,7 +132,7 @@ class RaggedHidden(RaggedLibrary, Hidden):
 
 
 class RaggedTowers(RaggedHidden):
-    """The encoder on all ranks, image by image: each rank brings the images of its own samples, whoever encodes them."""
+    """The encoder on all ranks, image by image: each rank brings the images of its own samples, whichever rank encodes them."""
     vision = None
 
     def encode(self, run, embedded, batch):

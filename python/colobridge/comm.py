@@ -20,7 +20,7 @@ from .grid import Grid, _joined
 from .tensor import view
 
 _REDUCE = {'sum': s.SUM, 'max': s.MAX}
-_FIRST = 4088  # bytes that gather_bytes() moves beside their number
+_FIRST = 4088  # bytes that gather_bytes() moves with their number
 _forks: int = 0  # between the process that loaded this and the one that runs
 
 

@@ -368,7 +368,7 @@ MUTANTS = {
     'those that a refusal finds at a meeting wait for the rest': (
         'torch/ranks.py', "self.store.compare_set(key, '', words)", 'pass', 'test_refusals.py', 'third_rank'),
     'a rank that gave up a meeting says nothing': (
-        'torch/ranks.py', '            self.refuse(why)\n', '            pass\n', 'test_refusals.py', 'gave_up'),
+        'torch/ranks.py', '            self.refuse(why)\n', '            pass\n', 'test_refusals.py', 'leaves_a_meeting'),
     'the group that is set for entropies hears of no refusal': (
         'compat.py', '@_eager\ndef _entropy(', 'def _entropy(', 'test_refusals.py', 'that_is_set'),
     'what is left at exit ends when modules are gone': (

@@ -235,7 +235,7 @@ def test_a_refusal_ends_a_meeting_that_a_third_rank_has_not_come_to(monkeypatch)
         assert [made.size for made in pool.map(lambda one: one.comm(cpu), of)] == [3, 3, 3]
 
 
-def test_a_rank_that_gave_up_a_meeting_is_not_waited_for(monkeypatch):
+def test_a_rank_that_leaves_a_meeting_is_not_waited_for(monkeypatch):
     monkeypatch.setenv('COLO_TIMEOUT_MS', '1')
     store, cpu = dist.HashStore(), torch.device('cpu')
     of = [meeting(store, me) for me in range(3)]

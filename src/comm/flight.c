@@ -276,8 +276,8 @@ static void put_file(FILE *f, const colo_comm_t *c, const struct entry *entries,
     fprintf(f, "Vmonotonic_to_epoch_s\nF%s\nss.", colo_comm_i_decimal(text, epoch));
 }
 
-/* The file's text, made in memory: a file system may hang, and who makes or destroys a comm wants
- * the lock meanwhile. */
+/* The file's text, made in memory: a file system may hang, and a thread that makes or destroys a
+ * comm wants the lock meanwhile. */
 static colo_status_t make_text(const colo_comm_t *c, char **text, size_t *bytes)
 {
     COLO_AUTOFREE struct entry *entries = NULL;

@@ -132,7 +132,7 @@ bool colo_run_apart(void (*fn)(void *arg), void *arg)
 /* ---- what waits for a device ---- */
 
 enum { DEVICES = 64 };                /* more of them share a counter */
-static _Atomic int32_t late[DEVICES]; /* threads that have not come back */
+static _Atomic int32_t away[DEVICES]; /* threads that have not come back */
 
 struct ending {
     struct colo_abandon abandon;
@@ -150,13 +150,13 @@ static void ending_main(void *p)
 static void ending_abandoned(void *p)
 {
     struct ending *e = p;
-    late[(unsigned)e->device % DEVICES]--;
+    away[(unsigned)e->device % DEVICES]--;
     free(e);
 }
 
 bool colo_end_on(int device, int64_t ms, void (*fn)(int device, void *arg), void *arg)
 {
-    _Atomic int32_t *others = &late[(unsigned)device % DEVICES];
+    _Atomic int32_t *others = &away[(unsigned)device % DEVICES];
     const bool waits = *others <= 0;
     const colo_error_t earlier = colo_error_save();
     struct ending *e = malloc(sizeof *e);

@@ -303,8 +303,8 @@ class _Meeting:
         return [words[1:] for words in said]
 
     def refuse(self, why: BaseException) -> None:
-        """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: who has
-        not come either finds that all have answered."""
+        """This rank does not come, or no further. Nothing waits, neither here nor, from now on, at the meeting: a rank that
+        has not come either finds that all have answered."""
         _reached(why).add(id(self.of))
         words = '-rank %d: %s' % (self.of.me, why)
         for step in {max(self.step, 1), self.step + 1}:

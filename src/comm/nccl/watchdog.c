@@ -200,8 +200,8 @@ bool colo_nccl_is_busy(const struct colo_nccl_context *f)
            (f->order->used && cudaEventQuery(f->order->done) == cudaErrorNotReady);
 }
 
-/* The operation that has begun is of a comm that was destroyed: nobody is told, and the stream must
- * not wait for ever. */
+/* The operation that has begun is of a comm that was destroyed: no caller is told, and the stream
+ * must not wait for ever. */
 static void end_left(struct colo_nccl_context *f, int64_t id, double ms, const char *what)
 {
     char why[300];
