@@ -84,8 +84,8 @@ with tempfile.TemporaryDirectory() as name:
     expect('a source with all of its mutants', choose(folder, [
         ('one', 'x == 1', 'x == 2'), ('two', 'return 10;', 'return 20;'), ('label', 'r += 100;\nout:', 'r += 200;\nout:'),
         ('across', '    return r;\n}\n\nint main(void)', '    return r + 1000;\n}\n\nint main(void)')]),
-        {'': '10 0 100 line 26', 'one': '0 10 100 line 26', 'two': '20 0 100 line 26',
-         'label': '10 0 200 line 26', 'across': '1010 1000 1100 line 26'})
+        {'': '10 0 100 line 27', 'one': '0 10 100 line 27', 'two': '20 0 100 line 27',
+         'label': '10 0 200 line 27', 'across': '1010 1000 1100 line 27'})
     expect('text outside of functions', choose(folder, [('table', '{7}', '{8}')]), None)
     expect('two mutants of a name', choose(folder, [('one', 'x == 1', 'x == 2'), ('one', 'return 10;', '')]), None)
 
