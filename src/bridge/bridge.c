@@ -47,7 +47,7 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
 /* What moves messages must be able to reach the tensors; copies within a rank work anyway. */
 static colo_status_t check_device(const colo_bridge_t *b, const colo_loaded_t *loaded)
 {
-    const bool gpu = b->comm->ops->peer != NULL;
+    const bool gpu = colo_comm_i_mem(b->comm) == COLO_CUDA;
     const colo_over_comm_t *over = &loaded->over_comm;
     int messages = 0;
     for (int i = 0; i < 2 * COLO_RELAYS; i++)

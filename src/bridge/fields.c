@@ -106,7 +106,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
  * nothing, and COLLECTIVE runs on comms of its own. */
 bool colo_bridge_exchanges_compare(const colo_bridge_t *b)
 {
-    return !b->comm->ops->peer && b->algo == COLO_EXACT;
+    return colo_comm_i_mem(b->comm) == COLO_HOST && b->algo == COLO_EXACT;
 }
 
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass)

@@ -27,7 +27,7 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
 {
     if (c->algo != COLO_EXACT)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with COLLECTIVE, expected EXACT");
-    const bool gpus = b->comm->ops->peer != NULL;
+    const bool gpus = colo_comm_i_mem(b->comm) == COLO_CUDA;
     if (colo_comm_size(b->comm) > 1 && gpus != (c->mem == COLO_CUDA))
         return colo_fail(
             COLO_ERR_UNBUILT,

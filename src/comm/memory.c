@@ -80,7 +80,7 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
     m->data = ptr;
     m->bytes = owned ? (bytes + MULTIPLE - 1) / MULTIPLE * MULTIPLE : bytes;
     m->owned = owned;
-    m->mem = c->ops->peer ? COLO_CUDA : COLO_HOST;
+    m->mem = colo_comm_i_mem(c);
     COLO_TRY_GOTO(st, share(c, transport, m), fail);
     if (!m->p2p && owned)
         COLO_TRY_GOTO(st, alloc_alone(c, m), fail);

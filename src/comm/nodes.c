@@ -10,25 +10,10 @@
 #include "comm/comm.h"
 #include "core/env.h"
 #include "core/error.h"
+#include "core/host.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-static uint64_t host_id(void)
-{
-    char text[2][128] = {"", ""};
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f) {
-        if (!fgets(text[0], sizeof text[0], f))
-            text[0][0] = '\0';
-        fclose(f);
-    }
-    if (gethostname(text[1], sizeof text[1] - 1) != 0)
-        text[1][0] = '\0';
-    return colo_hash_str(colo_hash_str(COLO_HASH_INIT, text[0]), text[1]);
-}
 
 colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id)
 {
@@ -37,7 +22,7 @@ colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id)
     *id = 0;
     COLO_TRY(colo_env_text("COLO_NODE", &text));
     if (!text[0]) {
-        *id = host_id();
+        *id = colo_host_node();
         return COLO_OK;
     }
     for (const char *c = text; *c; c++)

@@ -215,7 +215,7 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                                       const char *what)
 {
     if (colo_comm_size(group) == 1 ||
-        (logits->mem == COLO_CUDA) == (strcmp(colo_comm_backend(group), "nccl") == 0))
+        (logits->mem == COLO_CUDA) == (colo_comm_i_mem(group) == COLO_CUDA))
         return COLO_OK;
     if (logits->mem == COLO_CUDA)
         return colo_fail(COLO_ERR_UNBUILT,

@@ -6,6 +6,7 @@
 #include "harness/harness.h"
 
 #include "comm/comm.h"
+#include "comm/peer.h"
 #include "loss/linear/head.h"
 #include "loss/linear/workspace.h"
 #include "loss/validate.h"
@@ -48,7 +49,8 @@ T_CASE(memory_that_the_group_does_not_move_is_refused)
     const colo_tensor_t host = colo_tensor_host(z, COLO_F32, 2, shape),
                         gpu = colo_tensor_cuda(z, COLO_F32, 0, 2, shape),
                         other = colo_tensor_cuda(z, COLO_F32, 1, 2, shape);
-    const colo_comm_ops_t threads = {.name = "threads"}, nccl = {.name = "nccl"};
+    static const colo_peer_ops_t reaches; /* a backend that has them moves memory of GPUs */
+    const colo_comm_ops_t threads = {.name = "threads"}, nccl = {.name = "nccl", .peer = &reaches};
     const colo_comm_t on_host = group_of(&threads, 2), on_gpus = group_of(&nccl, 2),
                       alone = group_of(&threads, 1);
     assert_ok(colo_loss_i_check_place(&host, &on_host, "x"));
@@ -66,7 +68,8 @@ T_CASE(memory_that_the_group_does_not_move_is_refused)
 
 static colo_status_t check_segments(char *data, int64_t rows, int64_t apart)
 {
-    static const colo_comm_ops_t nccl = {.name = "nccl"};
+    static const colo_peer_ops_t reaches;
+    static const colo_comm_ops_t nccl = {.name = "nccl", .peer = &reaches};
     static int64_t target[TOKENS];
     const colo_comm_t alone = group_of(&nccl, 1);
     const colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = COLUMNS,

@@ -16,6 +16,7 @@
 #include "capture.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/host.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,7 +150,7 @@ static colo_status_t same_device(const struct colo_nccl_context *f, const colo_c
 colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control)
 {
     char bus[32] = "";
-    struct seat mine = {.host = colo_host_hash(), .shares = may_share(f)};
+    struct seat mine = {.host = colo_host_machine(), .shares = may_share(f)};
     struct seat *all = calloc((size_t)control->size, sizeof mine);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);

@@ -27,6 +27,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/helper.h"
+#include "core/host.h"
 #include "load.h"
 
 #include <stdio.h>
@@ -40,20 +41,6 @@ colo_status_t colo_cuda_error(const char *what, cudaError_t e)
 {
     (void)cudaGetLastError(); /* or the next launch reports it again */
     return colo_fail(COLO_ERR_CUDA, "%s: CUDA says: %s", what, cudaGetErrorString(e));
-}
-
-uint64_t colo_host_hash(void)
-{
-    char text[128] = "";
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re"); /* containers share names */
-    if (file) {
-        if (!fgets(text, sizeof text, file))
-            text[0] = '\0';
-        fclose(file);
-    }
-    if (!text[0])
-        gethostname(text, sizeof text - 1);
-    return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
 }
 
 /* ---- the order of a family ---- */
@@ -112,7 +99,7 @@ static colo_status_t where_am_i(const colo_comm_t *c, int32_t device, struct whe
     if (e != cudaSuccess)
         return colo_cuda_error("peer memory", e);
     w->process = colo_comm_i_process();
-    w->host = colo_host_hash();
+    w->host = colo_host_machine();
     COLO_TRY(colo_env_text("COLO_NODE", &names));
     if (names[0]) /* one machine plays several */
         w->host = colo_hash_i64(w->host, colo_comm_node(c, c->rank));

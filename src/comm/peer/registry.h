@@ -91,7 +91,6 @@ void colo_peer_stop(struct colo_peer *p);
 colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t cap);
 
 colo_status_t colo_cuda_error(const char *what, cudaError_t e);
-uint64_t colo_host_hash(void); /* differs when ranks are on different hosts */
 
 /* reach.c: which ranks reach each other, found out by trying. Collective; COLO_ERR_UNBUILT, on all:
  * no two of them. */

@@ -10,8 +10,8 @@
 #include "comm/comm.h"
 #include "comm/process/transport-unix.h"
 #include "core/env.h"
-#include "core/hash.h"
 #include "core/error.h"
+#include "core/host.h"
 
 #include <colobridge/version.h>
 
@@ -21,7 +21,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 static const char CALL[] = "create_bootstrap: "; /* begins every error message here */
 enum { SPARE = 2 }; /* descriptors beyond a connection for each peer: callers not known yet */
@@ -43,31 +42,6 @@ colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error)
 
 /* ---- this rank's endpoint ---- */
 
-/* @error where this process lacks descriptors or memory; 0 where there is no such thing here. */
-static int shortage(int error)
-{
-    return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ? error : 0;
-}
-
-/* The functions that follow return a shortage, or 0. */
-
-/* @host: 0 when unknown */
-static int find_host(uint64_t *host)
-{
-    char id[64] = "";
-    struct stat net;
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    *host = 0;
-    if (!f)
-        return shortage(errno);
-    if (!fgets(id, sizeof id, f))
-        id[0] = '\0';
-    fclose(f);
-    if (id[0] && stat("/proc/self/ns/net", &net) == 0)
-        *host = colo_hash_i64(colo_hash_str(COLO_HASH_INIT, id), (int64_t)net.st_ino);
-    return 0;
-}
-
 socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *a)
 {
     size_t n = strnlen(to->name, sizeof to->name);
@@ -77,7 +51,7 @@ socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *a
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
-/* Without Unix sockets the name stays empty. */
+/* Returns a shortage, or 0. Without Unix sockets the name stays empty. */
 static int bind_door(colo_endpoint_t *endpoint, int *door)
 {
     struct sockaddr_un a;
@@ -91,7 +65,7 @@ static int bind_door(colo_endpoint_t *endpoint, int *door)
     if (*door >= 0 && bind(*door, (struct sockaddr *)&a, size) == 0)
         return 0;
     endpoint->name[0] = '\0';
-    return shortage(errno);
+    return colo_host_shortage(errno);
 }
 
 static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, int *door, int *fd)
@@ -105,7 +79,7 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, 
         (void)colo_node_id(b->rank, b->size, &endpoint->node);
     if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "create_bootstrap: getrandom: %s", strerror(errno));
-    int error = find_host(&endpoint->host);
+    int error = colo_host_sockets(&endpoint->host);
     if (!error)
         error = bind_door(endpoint, door);
     if (error)
