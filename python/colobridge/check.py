@@ -29,6 +29,7 @@ from .bridge import Bridge
 from .comm import Comm, run_threads
 from .errors import Error
 from .layout import Layout
+from .segments import Segments
 from .tensor import view
 
 EXAMPLE = """example:
@@ -43,6 +44,7 @@ TOLERANCE = 1e-5  # logits are below 4 and sums have 32 addends: f32 is at least
 
 Values = list[float]
 Carry = Callable[[Values, Values], tuple[Values, Values]]  # (x, gradient of y) -> (y, gradient of x)
+Ragged = Callable[[Segments, Values, Values], tuple[Values, Values]]  # (tables, x, gradient of y) -> as Carry
 Loss = Callable[[Values, list[int]], tuple[Values, Values, Values]]  # -> loss, entropy, gradient of the logits
 
 
@@ -119,6 +121,27 @@ def check_bridge(pair: Pair, rank: int, ranks: int, carry: Carry) -> str:
         'gradient of x', d_x, [sum(gradient(e, k, ranks) for k in givers[e[1]]) for e in mine], 0)
 
 
+def check_ragged(rank: int, ranks: int, carry: Ragged) -> str:
+    """Segment i, of dp rank i, has ranks + i rows from position 2 ranks i on of one sequence, which is cut over cp."""
+    tables = Segments([ranks + i for i in range(ranks)], src=list(range(ranks)), seq=[0] * ranks,
+                      pos=[2 * ranks * i for i in range(ranks)], seq_len=[2 * ranks * ranks], seq_dp=[0])
+
+    def rows(part: int) -> list[tuple[int, int]]:
+        """(segment, row) of a context rank, by position"""
+        places = (divmod(position, 2 * ranks) for position in rows_of(ranks, part, 2 * ranks * ranks))
+        return [(i, row) for i, row in places if row < ranks + i]
+
+    def numbers(of: list[tuple[int, int]], part: int | None) -> Values:
+        elements = [(i, row, h) for i, row in of for h in range(FEATURES)]
+        return [value(e, ranks) if part is None else gradient(e, part, ranks) for e in elements]
+
+    mine, theirs = [(rank, row) for row in range(ranks + rank)], rows(rank)
+    y, d_x = carry(tables, numbers(mine, None), numbers(theirs, rank))
+    owner = {row: part for part in range(ranks) for row in rows(part)}
+    return differ('y', y, numbers(theirs, None), 0) or differ(
+        'gradient of x', d_x, [v for row in mine for v in numbers([row], owner[row])], 0)
+
+
 def check_loss(rank: int, ranks: int, run: Loss) -> str:
     """Cross entropy and entropy of logits [TOKENS, COLUMNS ranks], and the gradient of this rank's columns of
     mean(loss) + sum(entropy) / 8."""
@@ -151,11 +174,17 @@ def differ(what: str, have: Values, want: Values, tolerance: float) -> str:
     return ''
 
 
-def checks(rank: int, ranks: int, carry: Callable[[Pair], Carry], loss: Loss) -> dict[str, str]:
+def names(ranks: int) -> list[str]:
+    """What is checked."""
+    return [*map(str, pairs(ranks)), 'ragged batch, dp=%d -> cp=%d' % (ranks, ranks),
+            'cross entropy and entropy, vocabulary over %d ranks' % ranks]
+
+
+def checks(rank: int, ranks: int, carry: Callable[[Pair], Carry], ragged: Ragged, loss: Loss) -> dict[str, str]:
     """What every kind of ranks does, with the means of that kind."""
-    found = {str(pair): check_bridge(pair, rank, ranks, carry(pair)) for pair in pairs(ranks)}
-    found['cross entropy and entropy, vocabulary over %d ranks' % ranks] = check_loss(rank, ranks, loss)
-    return found
+    return dict(zip(names(ranks), [
+        *(check_bridge(pair, rank, ranks, carry(pair)) for pair in pairs(ranks)),
+        check_ragged(rank, ranks, ragged), check_loss(rank, ranks, loss)]))
 
 
 # ---- ranks that are threads: the C library by itself ----
@@ -177,12 +206,23 @@ def with_threads(world: Comm) -> dict[str, str]:
             return list(y), list(d_x)
         return run
 
-    return checks(world.rank, ranks, carry, lambda logits, targets: core_loss(world, logits, targets))
+    def ragged(tables: Segments, x: Values, d_y: Values) -> tuple[Values, Values]:
+        bridge = Bridge(world, Layout.src('dp=%d' % ranks), Layout.dst('cp=%d' % ranks), (FEATURES,), ragged=True,
+                        output='sharded')
+        batch = bridge.set_segments(tables)
+        y, d_x = array.array('f', bytes(4 * len(d_y))), array.array('f', bytes(4 * len(x)))
+        batch.forward(shaped(x, (-1, FEATURES)), shaped(y, (-1, FEATURES)))
+        batch.backward(shaped(d_y, (-1, FEATURES)), shaped(d_x, (-1, FEATURES)))
+        bridge.destroy()
+        return list(y), list(d_x)
+
+    return checks(world.rank, ranks, carry, ragged, lambda logits, targets: core_loss(world, logits, targets))
 
 
 def shaped(values: Values | array.array[float], shape: tuple[int, ...]) -> Any:
     """A view of f32 values as a tensor; of the array itself if it is one."""
     held = values if isinstance(values, array.array) else array.array('f', values)
+    shape = tuple(len(held) // FEATURES if n < 0 else n for n in shape)
     return view(memoryview(held).cast('B').cast('f', list(shape)))
 
 
@@ -241,6 +281,12 @@ def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -
                 return y.flatten().tolist(), given.grad.flatten().tolist()
             return run
 
+        def ragged(tables: Segments, x: Values, d_y: Values) -> tuple[Values, Values]:
+            given = tensor(x, (-1, FEATURES), True)
+            y = ct.Bridge('dp=%d' % ranks, 'cp=%d' % ranks, group=world, output='sharded', ragged=True)(given, tables)
+            y.backward(tensor(d_y, tuple(y.shape)))
+            return y.flatten().tolist(), given.grad.flatten().tolist()
+
         def loss(logits: Values, targets: list[int]) -> tuple[Values, Values, Values]:
             x = tensor(logits, (TOKENS, COLUMNS), True)
             _, entropy, per_token = ct.logprob(x, torch.tensor(targets, device=device), tp_group=world,
@@ -248,7 +294,7 @@ def with_torch(rank: int, ranks: int, store: str, gpu: bool, pipe: Connection) -
             (per_token.mean() + entropy.sum() / 8).backward()
             return per_token.tolist(), entropy.tolist(), x.grad.flatten().tolist()
 
-        pipe.send((checks(rank, ranks, carry, loss), any(p2p)))
+        pipe.send((checks(rank, ranks, carry, ragged, loss), any(p2p)))
         dist.barrier()
     except BaseException as why:
         pipe.send(('%s: %s' % (type(why).__name__, why), False))
@@ -284,7 +330,7 @@ def processes(ranks: int, gpu: bool, until: float) -> list[Any]:
 
 def summary(said: list[Any], ranks: int) -> dict[str, str]:
     """{what is checked: '' or 'rank r: what is wrong'} of all ranks. A rank that raised failed everything."""
-    found = dict.fromkeys([*map(str, pairs(ranks)), 'cross entropy and entropy, vocabulary over %d ranks' % ranks], '')
+    found = dict.fromkeys(names(ranks), '')
     for rank, answer in enumerate(said):
         for name in found:
             wrong = answer if isinstance(answer, str) else answer[name]

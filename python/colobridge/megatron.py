@@ -478,7 +478,7 @@ class ColocatedBridgeCommunicator:
         self._destroyed = True
 
 
-# Where megatron-core (0.16 to 0.19) defines the classes that ours replace.
+# Where megatron-core (0.18, 0.19) defines the classes that ours replace.
 _UPSTREAM = {'HyperCommGrid': 'megatron.core.hyper_comm_grid',
              'ColocatedBridgeCommunicator': 'megatron.core.models.mimo.comm.colocated_communicator'}
 _replaced: list[tuple[Any, str, Any]] = []  # module, name, what it was
