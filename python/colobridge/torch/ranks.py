@@ -20,9 +20,13 @@ from __future__ import annotations
 import atexit
 import collections
 import datetime
+import functools
 import hashlib
 import sys
 import json
+import multiprocessing.process
+import multiprocessing.util
+import os
 import threading
 import time
 import weakref
@@ -92,6 +96,7 @@ class _Ranks:
             self.destroy()
         if self.host is None:
             self.host = _Meeting(self).comm()
+            _end_child(os.getpid())
             run = self.given and self.given._run
             if run:
                 run.anew.setdefault(self.me, []).append(self.host)
@@ -453,8 +458,11 @@ def shutdown() -> None:
 
 
 def _end() -> None:
-    """At exit. After an exception that nothing caught, the other ranks hear which one it was."""
-    why = getattr(sys, 'last_value', None)
+    """At exit. After an exception that nothing caught, or that ends a process of multiprocessing, which catches it, the
+    other ranks hear which one it was."""
+    why = sys.exc_info()[1] or getattr(sys, 'last_value', None)
+    if isinstance(why, SystemExit):  # by which torch.multiprocessing ends after an exception
+        why = why.__context__
     if why is not None:
         with _lock:
             made = list(_made.values())
@@ -462,6 +470,13 @@ def _end() -> None:
             if of.host is not None:
                 of.host.abort('%s: %s' % (type(why).__name__, why))
     shutdown()
+
+
+@functools.lru_cache(maxsize=None)
+def _end_child(_pid: int) -> None:
+    """Lets a process of multiprocessing, which knows no atexit if it is a fork, end as others do."""
+    if multiprocessing.process.parent_process() is not None:
+        multiprocessing.util.Finalize(None, _end, exitpriority=0)
 
 
 atexit.register(_end)
