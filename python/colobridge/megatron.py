@@ -351,6 +351,7 @@ class ColocatedBridgeCommunicator:
         self._options: dict[str, Any] = {'algo': algo or 'exact', 'output': output, 'grad': grad,
                                          'transport': transport, 'buffers': buffers}
         self._bridge: Any = None
+        self._ragged: Any = None  # of batches with segments
         self._destroyed = False
 
     # ---- where each rank is ----
@@ -427,15 +428,24 @@ class ColocatedBridgeCommunicator:
 
     # ---- data ----
 
-    def communicate(self, tensor: Any, *, samples: int | None = None) -> Any:
+    def communicate(self, tensor: Any, *, samples: int | None = None, segments: Any = None, into: Any = None) -> Any:
         """The tensor under the destination's layout; differentiable. samples: the global batch if dp
-        does not divide it (algo="exact"). A rank outside of the grids gets its tensor back.
+        does not divide it (algo="exact"). A rank outside of the grids gets its tensor back. If the LLM has several
+        pipeline stages (algo="exact"), ranks of the others get an empty tensor, and run backward through it: the
+        encoder's gradient comes from stage 0.
+
+        segments: the tables of a ragged batch (algo="exact"), the same on all ranks: a segment is an image, clip or
+        sound, src the encoder replica that has its rows. The tensor is [rows, H], or a tuple of tensors with one routing;
+        of several modalities, each has a call. Returned are the rows of this rank's sequences, or into, the
+        embeddings that they are written into; as colobridge.torch.Bridge(ragged=True) has it.
 
         Raises ValueError (axes, batch), RuntimeError (after destroy(); another rank failed),
         TimeoutError, MismatchError.
         """
         if self._destroyed:
             raise RuntimeError('communicate: this communicator was destroyed')
+        if segments is not None or into is not None:
+            return self._communicate_ragged(tensor, segments, into)
         axes = [name for name, _ in sorted(self.dim_mapping.items(), key=lambda item: item[1])]
         if tensor.dim() != len(axes):
             raise ValueError("communicate: the tensor is %s, expected %d axes (%s)"
@@ -465,6 +475,17 @@ class ColocatedBridgeCommunicator:
         out = self._bridge(tensor, shape=shape)
         return out.squeeze(1) if flat else out
 
+    def _communicate_ragged(self, tensor: Any, segments: Any, into: Any) -> Any:
+        if not self._exact:
+            raise ValueError("communicate: segments are given; only algo='exact' carries ragged batches")
+        if self.current_rank not in self.rank_to_src_pos and self.current_rank not in self.rank_to_dest_coords:
+            return tensor if into is None else into
+        if self._ragged is None:
+            from .torch import Bridge
+            options = {name: value for name, value in self._options.items() if name != 'algo'}
+            self._ragged = Bridge(self._src, self._dst, group=_dist().group.WORLD, ragged=True, **options)
+        return self._ragged(tensor, segments, into=into)
+
     def destroy(self) -> None:
         """Destroys the process groups made here; the second time does nothing."""
         dist = _dist()
@@ -473,8 +494,9 @@ class ColocatedBridgeCommunicator:
                 dist.destroy_process_group(group)
         self._own_pgs = []
         self.gather_pg = None
-        if self._bridge is not None:
-            self._bridge.destroy()
+        for bridge in self._bridge, self._ragged:
+            if bridge is not None:
+                bridge.destroy()
         self._destroyed = True
 
 

@@ -5,6 +5,11 @@ from mutants_bridge import BRIDGES
 
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
+    'rows of a modality come beside the text': (
+        'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
+    'segments are given to collectives': (
+        'megatron.py', "if not self._exact:\n            raise ValueError(\"communicate: seg", "if False:\n            raise "
+        "ValueError(\"communicate: seg", 'test_megatron_ragged.py', 'without_exact'),
     **BRIDGES,
     'what records operations sees the library\'s': (
         'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        return fn',
