@@ -8,18 +8,14 @@
  * deadline. Then the comm can be destroyed, a new one works, and nothing is left of both. So it is
  * if a call of NCCL does not come back in time.
  */
-#include "fake.h"
-#include "gpu/gpu_ranks.h"
-#include "harness/allocations.h"
+#include "judge.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "harness/allocations.h"
 
-#include <dirent.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
-enum { RANKS = 4, VICTIM = 2, DEADLINE_MS = 1500 };
 enum stage { CREATE, FORWARD, BACKWARD, DESTROY, STAGES };
 static const char *const stage_names[] = {"create", "forward", "backward", "destroy"};
 static const char *const what_names[] = {"call", "allocation", "thread"};
@@ -138,24 +134,6 @@ static colo_status_t pass(t_gpu_rank_t *r, colo_bridge_t *bridge, struct fault *
     return st;
 }
 
-static colo_status_t works(t_gpu_rank_t *r)
-{
-    colo_comm_t *fresh = NULL;
-    int32_t *d, all[RANKS] = {0};
-    rank_cuda(cudaMalloc((void **)&d, (RANKS + 1) * sizeof *d));
-    rank_cuda(t_to_device(d + RANKS, &r->rank, sizeof *d));
-    rank_try(colo_comm_create_nccl(r->host, -1, &fresh));
-    rank_try(colo_comm_all_gather(fresh, d + RANKS, d, 1, COLO_I32, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
-    rank_cuda(cudaMemcpyAsync(all, d, sizeof all, cudaMemcpyDeviceToHost, r->stream));
-    for (int32_t k = 0; k < RANKS; k++)
-        rank_check(all[k] == k);
-    rank_try(colo_comm_barrier(r->host, NULL));
-    colo_comm_destroy(&fresh);
-    rank_cuda(cudaFree(d));
-    return COLO_OK;
-}
-
 /* No rank waits for one that has no memory, so no allocation costs the deadline. */
 static int64_t deadline_of(const struct fault *f)
 {
@@ -205,20 +183,6 @@ static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
 static colo_status_t on_a_new_world(t_gpu_rank_t *r, void *arg)
 {
     return works(r);
-}
-
-/* Helper threads may still be on their way out. */
-static void assert_nothing_left(const char *what, const int64_t *before)
-{
-    for (int kind = 0; kind < FAKE_KINDS; kind++) {
-        for (int i = 0; i < 500 && fake_live((enum fake_kind)kind) != before[kind]; i++) {
-            fake_end_inits();
-            usleep(10000);
-        }
-        if (fake_live((enum fake_kind)kind) != before[kind])
-            fail_msg("%s: %lld of kind %d are left, expected %lld", what,
-                     (long long)fake_live((enum fake_kind)kind), kind, (long long)before[kind]);
-    }
 }
 
 static void run(struct fault *f)
@@ -552,197 +516,6 @@ T_CASE(a_borrowed_communicator_that_is_destroyed_first_is_not_used)
 {
     run_row(
         (struct row){.deed = DESTROYS_BORROWED, .own = COLO_OK, .others = {COLO_OK}, .words = ""});
-}
-
-/* ---- work that never ends ---- */
-
-/* Rank 0 destroys a comm, the last one of its context if so, with an operation that no rank joins.
- * Its stream must go on. */
-static colo_status_t destroys_unjoined(t_gpu_rank_t *r, void *arg)
-{
-    const bool last = *(const bool *)arg;
-    colo_comm_t *pair = NULL, **comm = last ? &r->gpus : &pair;
-    rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
-    rank_try(colo_comm_create_nccl(r->host, -1, &r->gpus));
-    rank_try(colo_comm_set_timeout(r->host, 20 * DEADLINE_MS)); /* what the test itself waits */
-    if (!last)
-        rank_try(colo_comm_split_color(r->gpus, r->rank / 2, r->rank, &pair));
-    rank_try(colo_comm_barrier(*comm, r->stream));
-    rank_try(t_gpu_quiet(r));
-    if (r->rank == 0) {
-        rank_try(colo_comm_barrier(*comm, r->stream));
-        const double since = colo_now();
-        colo_comm_destroy(comm);
-        rank_check(colo_now() - since < DEADLINE_MS * 1e-3 + 1);
-        while (cudaStreamQuery(r->stream) == cudaErrorNotReady && colo_now() - since < 20)
-            usleep(1000);
-        rank_check(cudaStreamQuery(r->stream) == cudaSuccess);
-    }
-    rank_try(colo_comm_barrier(r->host, NULL));
-    colo_comm_destroy(&pair);
-    colo_comm_destroy(&r->gpus);
-    return works(r);
-}
-
-T_CASE(a_communicator_destroyed_with_work_that_never_ends_leaves_no_stream_stuck)
-{
-    for (int last = 0; last < 2; last++) {
-        bool arg = last;
-        assert_ok(t_gpus_run(RANKS, true, destroys_unjoined, &arg));
-    }
-}
-
-static _Atomic bool goes_on;
-
-static void hold(void *arg)
-{
-    for (int i = 0; i < 10000 && !goes_on; i++) /* not for ever: a destroy may wait for it */
-        usleep(1000);
-}
-
-/* A device that ends nothing: all that rank 0 destroys comes back by the deadline, once. */
-static colo_status_t destroys_on_a_hung_device(t_gpu_rank_t *r, void *arg)
-{
-    const bool registered = *(const bool *)arg;
-    const t_case_t c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4);
-    colo_bridge_t *bridge = NULL;
-    cudaStream_t other;
-    rank_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-    rank_try(colo_comm_set_timeout(r->host, DEADLINE_MS));
-    rank_try(colo_comm_create_nccl(r->host, -1, &r->gpus));
-    rank_try(colo_comm_set_timeout(r->host, 20 * DEADLINE_MS));
-    if (registered)
-        rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
-    r->arena = colo_memory_data(r->memory);
-    rank_try(t_gpu_bridge(r, &c, &bridge));
-    rank_try(t_gpu_pass(r, bridge, &c, 1, false));
-    rank_try(t_gpu_quiet(r));
-    if (r->rank == 0)
-        rank_cuda(cudaLaunchHostFunc(other, hold, NULL));
-    const double since = colo_now();
-    colo_bridge_destroy(&bridge);
-    colo_memory_destroy(&r->memory);
-    colo_comm_destroy(&r->gpus);
-    rank_check(r->rank != 0 || colo_now() - since < 2e-3 * DEADLINE_MS + 1);
-    if (r->rank == 0)
-        goes_on = true;
-    rank_cuda(cudaStreamSynchronize(other));
-    rank_cuda(cudaStreamDestroy(other));
-    rank_try(colo_comm_barrier(r->host, NULL));
-    return works(r);
-}
-
-T_CASE(a_hung_device_keeps_no_destroy_and_its_memory_is_freed_later)
-{
-    char ms[16];
-    int64_t before[FAKE_KINDS];
-    for (int kind = 0; kind < FAKE_KINDS; kind++)
-        before[kind] = fake_live((enum fake_kind)kind);
-    snprintf(ms, sizeof ms, "%d", DEADLINE_MS);
-    setenv("COLO_TIMEOUT_MS", ms, 1);
-    for (int registered = 0; registered < 2; registered++) {
-        bool arg = registered;
-        goes_on = false;
-        setenv("COLO_TRANSPORT", registered ? "auto" : "nccl", 1);
-        assert_ok(t_gpus_run(RANKS, true, destroys_on_a_hung_device, &arg));
-        assert_nothing_left("hung device", before);
-    }
-    setenv("COLO_TRANSPORT", "nccl", 1);
-    unsetenv("COLO_TIMEOUT_MS");
-}
-
-/* ---- two graphs at once ---- */
-
-static colo_status_t captured_barrier(t_gpu_rank_t *r, cudaStream_t stream, cudaGraphExec_t *exec)
-{
-    cudaGraph_t graph;
-    rank_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const colo_status_t st = colo_comm_barrier(r->gpus, stream);
-    rank_cuda(cudaStreamEndCapture(stream, &graph));
-    rank_try(st);
-    rank_cuda(cudaGraphInstantiate(exec, graph, 0));
-    rank_cuda(cudaGraphDestroy(graph));
-    return COLO_OK;
-}
-
-/* The end of the first graph's operation is counted first and told last. */
-static colo_status_t cross(t_gpu_rank_t *r, void *arg)
-{
-    cudaStream_t stream[2] = {r->stream};
-    cudaGraphExec_t exec[2];
-    rank_cuda(cudaStreamCreateWithFlags(&stream[1], cudaStreamNonBlocking));
-    rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
-    for (int i = 0; i < 2; i++)
-        rank_try(captured_barrier(r, stream[i], &exec[i]));
-    rank_try(t_gpu_quiet(r));
-    if (r->rank == 0)
-        fake_hold_count(r->device, 2);
-    rank_try(colo_comm_barrier(r->host, NULL));
-    rank_cuda(cudaGraphLaunch(exec[0], stream[0]));
-    while (r->rank == 0 && !fake_holds_count())
-        usleep(100);
-    rank_try(colo_comm_barrier(r->host, NULL));
-    rank_cuda(cudaGraphLaunch(exec[1], stream[1]));
-    rank_cuda(cudaStreamSynchronize(stream[1]));
-    fake_release_count();
-    rank_cuda(cudaStreamSynchronize(stream[0]));
-    rank_try(colo_comm_set_timeout(r->gpus, 50));
-    for (int i = 0; i < 50; i++) { /* the watchdog comes by many times */
-        usleep(20000);
-        rank_try(colo_comm_check(r->gpus));
-    }
-    for (int i = 0; i < 2; i++)
-        rank_cuda(cudaGraphExecDestroy(exec[i]));
-    rank_cuda(cudaStreamDestroy(stream[1]));
-    return colo_comm_barrier(r->host, NULL);
-}
-
-T_CASE(two_graphs_that_replay_at_once_are_both_counted)
-{
-    assert_ok(t_gpus_run(2, false, cross, NULL));
-}
-
-/* ---- again and again ---- */
-
-static colo_status_t aborts(t_gpu_rank_t *r, void *arg)
-{
-    const t_case_t *c = arg;
-    colo_bridge_t *bridge = NULL;
-    rank_try(t_gpu_bridge(r, c, &bridge));
-    const colo_status_t st = t_gpu_pass(r, bridge, c, 1, false);
-    if (r->rank == VICTIM)
-        colo_comm_abort(r->gpus, "the test says so");
-    colo_bridge_destroy(&bridge);
-    colo_comm_destroy(&r->gpus);
-    return st == COLO_ERR_ABORTED && r->rank != VICTIM ? COLO_OK : st; /* it is faster */
-}
-
-static int threads(void)
-{
-    DIR *tasks = opendir("/proc/self/task");
-    int n = 0;
-    while (tasks && readdir(tasks))
-        n++;
-    if (tasks)
-        closedir(tasks);
-    return n;
-}
-
-T_CASE(hundred_worlds_that_are_aborted_leave_no_object_and_no_thread)
-{
-    t_case_t c = t_between("tp=1,dp=4", "tp=2,cp=2,dp=1", 4, 8, 4);
-    int64_t before[FAKE_KINDS];
-    assert_ok(t_gpus_run(RANKS, false, aborts, &c)); /* what a device keeps is there */
-    usleep(100000);
-    for (int kind = 0; kind < FAKE_KINDS; kind++)
-        before[kind] = fake_live((enum fake_kind)kind);
-    const int threads_before = threads();
-    for (int64_t i = 0; i < t_scaled(100); i++)
-        assert_ok(t_gpus_run(RANKS, false, aborts, &c));
-    assert_nothing_left("aborted worlds", before);
-    for (int i = 0; i < 500 && threads() > threads_before; i++)
-        usleep(10000);
-    assert_true(threads() <= threads_before);
 }
 
 T_MAIN("fake/faults")

@@ -2,8 +2,7 @@
 /*
  * test_peers.c - peer memory where a GPU does not say: a device that others do not reach, as many
  * registrations as there are numbers, memory of lists that serves again, what a warm call asks the
- * runtime and the allocator, a launch that fails, memory of a caller's allocator behind a call that
- * fails, an answer that CUDA owes.
+ * runtime and the allocator, a launch that fails, an answer that CUDA owes.
  */
 #include "fake.h"
 #include "gpu/gpu_ranks.h"
@@ -472,115 +471,6 @@ T_CASE(a_launch_between_peers_that_fails_is_recorded_as_failed)
         assert_ok(t_gpus_run(RANKS, false, cannot_launch, &far));
     }
     fake_lose_device(-1, false);
-}
-
-/* ---- a caller's allocator ---- */
-
-struct owner {
-    _Atomic bool past; /* what the stream had to do before the call */
-    bool early;        /* memory came back before that */
-    bool refuses;
-    int live; /* blocks */
-};
-
-static void *owner_allocate(void *user, size_t bytes)
-{
-    struct owner *o = user;
-    void *p = NULL;
-    if (o->refuses || cudaMalloc(&p, bytes) != cudaSuccess)
-        return NULL;
-    o->live++;
-    return p;
-}
-
-static void owner_release(void *user, void *data)
-{
-    struct owner *o = user;
-    o->early = o->early || !o->past;
-    o->live--;
-    cudaFree(data);
-}
-
-static colo_status_t owned_bridge(t_gpu_rank_t *r, const t_case_t *c, struct owner *o,
-                                  colo_transport_t transport, colo_bridge_t **bridge)
-{
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
-    rank_try(t_case_config(c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    config.transport = transport;
-    config.allocator = (colo_allocator_t){owner_allocate, owner_release, o};
-    return colo_bridge_create(bridge, &config, r->gpus);
-}
-
-static void be_late(void *user)
-{
-    usleep(50000);
-    ((struct owner *)user)->past = true;
-}
-
-static colo_status_t fails_amid_backward(t_gpu_rank_t *r, void *arg)
-{
-    const t_case_t c = the_case();
-    struct owner o = {.early = false};
-    colo_bridge_t *bridge = NULL;
-    t_placed_t dy, dx;
-    rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_NCCL, &bridge));
-    rank_try(t_gpu_pass(r, bridge, &c, 0, true));
-    rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-    rank_try(t_place(r, &c, T_DX, 0, false, &dx));
-    rank_try(t_gpu_quiet(r));
-    rank_cuda(cudaLaunchHostFunc(r->stream, be_late, &o));
-    if (r->rank == 1)
-        fake_fail_name(r->device, "colo_k_box_sum");
-    const colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
-    rank_check(r->rank != 1 || (st < 0 && strstr(colo_last_error(), "sum")));
-    colo_bridge_destroy(&bridge);
-    rank_cuda(cudaStreamSynchronize(r->stream));
-    rank_check(r->rank != 1 || !o.early); /* others may have heard of it before their call */
-    t_placed_free(&dy);
-    t_placed_free(&dx);
-    return COLO_OK;
-}
-
-T_CASE(a_failed_call_uses_no_memory_of_an_allocator_that_has_it_back)
-{
-    assert_ok(t_gpus_run(RANKS, false, fails_amid_backward, NULL));
-}
-
-/* The comm has peers, so that a bridge without registered tensors allocates in its first call. */
-static colo_status_t refused_in_a_call(t_gpu_rank_t *r, void *arg)
-{
-    const t_case_t c = the_case();
-    struct owner o = {.past = true};
-    colo_bridge_t *bridge = NULL;
-    t_placed_t dy, dx;
-    rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
-    rank_try(owned_bridge(r, &c, &o, COLO_TRANSPORT_AUTO, &bridge));
-    rank_check(o.live == 0);
-    o.refuses = r->rank == 1;
-    rank_try(colo_comm_set_timeout(r->gpus, 3000));
-    rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-    rank_try(t_place(r, &c, T_DX, 0, false, &dx));
-    rank_try(t_gpu_quiet(r));
-    colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
-    for (int i = 0; st == COLO_OK && i < 1000; i++) {
-        usleep(1000);
-        st = colo_comm_check(r->gpus);
-    }
-    rank_check(st == (r->rank == 1 ? COLO_ERR_NOMEM : COLO_ERR_PEER));
-    rank_check(strstr(colo_last_error(), "config.allocator returned NULL, expected "));
-    rank_cuda(cudaStreamSynchronize(r->stream));
-    colo_bridge_destroy(&bridge);
-    rank_check(o.live == 0);
-    t_placed_free(&dy);
-    t_placed_free(&dx);
-    return COLO_OK;
-}
-
-T_CASE(an_allocator_without_memory_in_a_call_is_an_error_on_all_ranks)
-{
-    assert_ok(t_gpus_run(RANKS, false, refused_in_a_call, NULL));
 }
 
 /* ---- an answer that CUDA owes ---- */
