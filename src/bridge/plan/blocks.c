@@ -59,12 +59,12 @@ colo_status_t colo_block_own_rows(colo_builder_t *w, const colo_side_t *side, co
                                   const colo_runs_t **runs)
 {
     const int which = side->layout == &w->plan->src ? 0 : side->full ? 2 : 1;
-    *runs = &w->own[which];
-    if (w->has_own[which])
+    *runs = &w->own.runs[which];
+    if (w->own.known[which])
         return COLO_OK;
-    w->has_own[which] = true;
-    COLO_TRY(side->owns->rows(side, coords, NULL, &w->own[which]));
-    w->plan->work += w->own[which].n;
+    w->own.known[which] = true;
+    COLO_TRY(side->owns->rows(side, coords, NULL, &w->own.runs[which]));
+    w->plan->work += w->own.runs[which].n;
     return COLO_OK;
 }
 

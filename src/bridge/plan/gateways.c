@@ -28,9 +28,9 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
     for (int64_t i = 0; i < w->ranks.n; i++) {
         const int64_t rank = ((int64_t *)w->ranks.items)[i];
         const int64_t node = colo_location_of(w->cfg, rank).node;
-        colo_source_t *entry = colo_list_push(&w->source_nodes, sizeof *entry);
+        colo_source_t *entry = colo_list_push(&w->held.nodes, sizeof *entry);
         colo_addend_source_t *of_addend =
-            w->summing ? colo_list_push(&w->addend_sources, sizeof *of_addend) : NULL;
+            w->summing ? colo_list_push(&w->held.addends, sizeof *of_addend) : NULL;
         if (!entry || (w->summing && !of_addend))
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
         *entry = (colo_source_t){node, addend};
@@ -43,16 +43,16 @@ static colo_status_t add_sources(colo_builder_t *w, const colo_side_t *hold, con
 colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
 {
     colo_block_t block = *b;
-    w->source_nodes.n = w->addend_sources.n = w->rotation = 0;
-    w->naddends = 1;
-    if (!w->several_nodes)
+    w->held.nodes.n = w->held.addends.n = w->held.rotation = 0;
+    w->held.naddends = 1;
+    if (!w->held.several_nodes)
         return COLO_OK;
     for (int i = 0; i < COLO_MAX_DIMS; i++)
         if (hold->addend_fixed && hold->fixed[i] >= 0)
-            w->naddends *= hold->layout->grid.extent[i];
+            w->held.naddends *= hold->layout->grid.extent[i];
         else
-            w->rotation += b->coord[i] > 0 ? b->coord[i] : 0;
-    for (int64_t addend = 0; addend < w->naddends; addend++) {
+            w->held.rotation += b->coord[i] > 0 ? b->coord[i] : 0;
+    for (int64_t addend = 0; addend < w->held.naddends; addend++) {
         int64_t left = addend;
         for (int i = 0; i < COLO_MAX_DIMS; i++)
             if (hold->addend_fixed && hold->fixed[i] >= 0) {
@@ -61,22 +61,22 @@ colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, con
             }
         COLO_TRY(add_sources(w, hold, &block, addend));
     }
-    colo_source_t *s = w->source_nodes.items;
+    colo_source_t *s = w->held.nodes.items;
     int64_t n = 0;
-    qsort(s, (size_t)w->source_nodes.n, sizeof *s, colo_source_cmp);
-    for (int64_t i = 0; i < w->source_nodes.n; i++)
+    qsort(s, (size_t)w->held.nodes.n, sizeof *s, colo_source_cmp);
+    for (int64_t i = 0; i < w->held.nodes.n; i++)
         if (n == 0 || colo_source_cmp(&s[n - 1], &s[i]) != 0)
             s[n++] = s[i];
-    w->source_nodes.n = n;
+    w->held.nodes.n = n;
     return w->summing ? colo_node_sums_group(w) : COLO_OK;
 }
 
 /* How many addends of the held block @node has. */
 static int64_t held_on(colo_builder_t *w, int64_t node)
 {
-    const colo_source_t *held = w->source_nodes.items;
-    return colo_source_find(w, held, w->source_nodes.n, node + 1, -1) -
-           colo_source_find(w, held, w->source_nodes.n, node, -1);
+    const colo_source_t *held = w->held.nodes.items;
+    return colo_source_find(w, held, w->held.nodes.n, node + 1, -1) -
+           colo_source_find(w, held, w->held.nodes.n, node, -1);
 }
 
 static int by_node_and_block(const void *a, const void *b)
@@ -91,7 +91,7 @@ static int by_node_and_block(const void *a, const void *b)
 /* Does @rank need a sum of the held block from another node? */
 static bool gets_sums(colo_builder_t *w, int64_t rank)
 {
-    for (w->addend = 0; w->addend < w->naddends; w->addend++)
+    for (w->held.addend = 0; w->held.addend < w->held.naddends; w->held.addend++)
         if (colo_node_sums_reach(w, rank))
             return true;
     return false;
@@ -118,7 +118,7 @@ static colo_status_t is_lacking(colo_builder_t *w, const colo_side_t *need, cons
         colo_blocks_nth(w->fed, i, coords, &extent);
         colo_block_of(hold, coords, &b);
         COLO_TRY_GOTO(st, colo_gateways_hold(w, hold, &b), done);
-        *lacks = w->sums ? gets_sums(w, rank) : held_on(w, node) < w->naddends;
+        *lacks = w->sums ? gets_sums(w, rank) : held_on(w, node) < w->held.naddends;
     }
 done:
     colo_runs_deinit(&x.runs);
@@ -175,16 +175,16 @@ colo_status_t colo_gateways_share_node(colo_builder_t *w, const colo_side_t *sid
 colo_status_t colo_gateways_need(colo_builder_t *w)
 {
     const int64_t *rank = w->destinations.items;
-    w->node_destinations.n = 0;
-    for (int64_t i = 0; w->several_nodes && i < w->destinations.n; i++) {
-        colo_source_t *entry = colo_list_push(&w->node_destinations, sizeof *entry);
+    w->held.needed_by.n = 0;
+    for (int64_t i = 0; w->held.several_nodes && i < w->destinations.n; i++) {
+        colo_source_t *entry = colo_list_push(&w->held.needed_by, sizeof *entry);
         if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld destinations",
                              (long long)w->destinations.n);
         *entry = (colo_source_t){colo_location_of(w->cfg, rank[i]).node, rank[i]};
     }
-    if (w->cfg->nodes && w->node_destinations.n > 1) /* else ascending as they came */
-        qsort(w->node_destinations.items, (size_t)w->node_destinations.n, sizeof(colo_source_t),
+    if (w->cfg->nodes && w->held.needed_by.n > 1) /* else ascending as they came */
+        qsort(w->held.needed_by.items, (size_t)w->held.needed_by.n, sizeof(colo_source_t),
               colo_source_cmp);
     return COLO_OK;
 }
@@ -192,15 +192,15 @@ colo_status_t colo_gateways_need(colo_builder_t *w)
 colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination)
 {
     const int64_t node = colo_location_of(w->cfg, destination).node;
-    const colo_source_t *all = w->node_destinations.items;
+    const colo_source_t *all = w->held.needed_by.items;
     colo_destinations_t g = {0};
-    if (!w->several_nodes)
+    if (!w->held.several_nodes)
         return g;
-    const int64_t lo = colo_source_find(w, all, w->node_destinations.n, node, -1);
-    g.n = colo_source_find(w, all, w->node_destinations.n, node + 1, -1) - lo;
+    const int64_t lo = colo_source_find(w, all, w->held.needed_by.n, node, -1);
+    g.n = colo_source_find(w, all, w->held.needed_by.n, node + 1, -1) - lo;
     g.items = all + lo;
     g.mine = colo_source_find(w, g.items, g.n, node, destination);
-    g.enters = !w->cfg->one_level && g.n > 1 && held_on(w, node) < w->naddends;
+    g.enters = !w->cfg->one_level && g.n > 1 && held_on(w, node) < w->held.naddends;
     return g;
 }
 
@@ -212,7 +212,7 @@ bool colo_gateways_share(const colo_builder_t *w, const colo_destinations_t *g, 
         return true;
     colo_extent_t part = *x;
     const int axis = colo_cut_axis(x, g->n);
-    const int64_t length = x->of[axis], rotation = w->rotation % g->n;
+    const int64_t length = x->of[axis], rotation = w->held.rotation % g->n;
     part.of[axis] = length / g->n;
     if (colo_is_small(w, &part))
         return i == rotation;

@@ -22,17 +22,17 @@
 
 static const colo_sum_group_t *groups_of(const colo_builder_t *w)
 {
-    return w->groups.items;
+    return w->held.groups.items;
 }
 
 /* How many addends of the group that @lead leads @node lacks. */
 static int64_t lacks(colo_builder_t *w, int64_t node, int64_t lead)
 {
-    const colo_source_t *s = w->source_nodes.items;
+    const colo_source_t *s = w->held.nodes.items;
     const colo_sum_group_t *g = groups_of(w);
     int64_t n = g[lead].n;
-    for (int64_t i = colo_source_find(w, s, w->source_nodes.n, node, -1);
-         i < w->source_nodes.n && s[i].key == node; i++)
+    for (int64_t i = colo_source_find(w, s, w->held.nodes.n, node, -1);
+         i < w->held.nodes.n && s[i].key == node; i++)
         n -= g[s[i].rank].lead == lead;
     return n;
 }
@@ -45,10 +45,10 @@ static bool sum_is_smaller(const colo_builder_t *w, int64_t addends)
 /* The node with most addends that are in no group yet; @most: how many. */
 static int64_t next_home(const colo_builder_t *w, int64_t *most)
 {
-    const colo_source_t *s = w->source_nodes.items;
+    const colo_source_t *s = w->held.nodes.items;
     int64_t home = -1, n = 0;
     *most = 0;
-    for (int64_t i = 0; i < w->source_nodes.n; i++) {
+    for (int64_t i = 0; i < w->held.nodes.n; i++) {
         n = (i > 0 && s[i].key == s[i - 1].key ? n : 0) + (groups_of(w)[s[i].rank].n == 0);
         if (n > *most) {
             *most = n;
@@ -60,21 +60,21 @@ static int64_t next_home(const colo_builder_t *w, int64_t *most)
 
 colo_status_t colo_node_sums_group(colo_builder_t *w)
 {
-    const colo_source_t *s = w->source_nodes.items;
-    w->groups.n = 0;
-    for (int64_t a = 0; a < w->naddends; a++) {
-        colo_sum_group_t *g = colo_list_push(&w->groups, sizeof *g);
+    const colo_source_t *s = w->held.nodes.items;
+    w->held.groups.n = 0;
+    for (int64_t a = 0; a < w->held.naddends; a++) {
+        colo_sum_group_t *g = colo_list_push(&w->held.groups, sizeof *g);
         if (!g)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)w->naddends);
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)w->held.naddends);
         *g = (colo_sum_group_t){0};
     }
-    colo_sum_group_t *g = w->groups.items;
-    for (int64_t left = w->naddends, most; left > 0; left -= most) {
+    colo_sum_group_t *g = w->held.groups.items;
+    for (int64_t left = w->held.naddends, most; left > 0; left -= most) {
         const int64_t home = next_home(w, &most);
         const bool sums = sum_is_smaller(w, most);
         int64_t lead = -1;
-        for (int64_t i = colo_source_find(w, s, w->source_nodes.n, home, -1);
-             i < w->source_nodes.n && s[i].key == home; i++) {
+        for (int64_t i = colo_source_find(w, s, w->held.nodes.n, home, -1);
+             i < w->held.nodes.n && s[i].key == home; i++) {
             const int64_t a = s[i].rank;
             if (g[a].n)
                 continue;
@@ -89,18 +89,18 @@ bool colo_node_sums_reach(colo_builder_t *w, int64_t rank)
 {
     if (!w->summing)
         return true;
-    const int64_t lead = groups_of(w)[w->addend].lead;
+    const int64_t lead = groups_of(w)[w->held.addend].lead;
     return w->sums == sum_is_smaller(w, lacks(w, colo_location_of(w->cfg, rank).node, lead));
 }
 
 bool colo_node_sums_lead(const colo_builder_t *w)
 {
-    return groups_of(w)[w->addend].lead == w->addend;
+    return groups_of(w)[w->held.addend].lead == w->held.addend;
 }
 
 int64_t colo_node_sums_saving(const colo_builder_t *w)
 {
-    return groups_of(w)[w->addend].n * (int64_t)w->elem - (int64_t)w->sum_elem;
+    return groups_of(w)[w->held.addend].n * (int64_t)w->elem - (int64_t)w->sum_elem;
 }
 
 static int by_value(const void *a, const void *b)
@@ -111,15 +111,15 @@ static int by_value(const void *a, const void *b)
 
 colo_status_t colo_node_sums_sources(colo_builder_t *w)
 {
-    const colo_addend_source_t *h = w->addend_sources.items;
-    const int64_t lead = groups_of(w)[w->addend].lead;
+    const colo_addend_source_t *h = w->held.addends.items;
+    const int64_t lead = groups_of(w)[w->held.addend].lead;
     w->ranks.n = 0;
-    for (int64_t i = 0; i < w->addend_sources.n; i++) {
+    for (int64_t i = 0; i < w->held.addends.n; i++) {
         if (groups_of(w)[h[i].addend].lead != lead || lacks(w, h[i].node, lead) > 0)
             continue;
         int64_t *rank = colo_list_push(&w->ranks, sizeof *rank);
         if (!rank)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->addend_sources.n);
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->held.addends.n);
         *rank = h[i].rank;
     }
     qsort(w->ranks.items, (size_t)w->ranks.n, sizeof(int64_t), by_value);
@@ -157,16 +157,16 @@ static bool is_known(const colo_list_t *terms, int64_t n, int32_t *first)
 
 colo_status_t colo_node_sums_order(colo_builder_t *w, int64_t node, bool one_group, int32_t *first)
 {
-    const colo_sum_group_t *g = groups_of(w), *mine = &g[w->addend];
+    const colo_sum_group_t *g = groups_of(w), *mine = &g[w->held.addend];
     const int64_t begin = w->terms.n;
-    COLO_AUTOFREE const colo_sum_group_t **by = malloc((size_t)w->naddends * sizeof *by);
+    COLO_AUTOFREE const colo_sum_group_t **by = malloc((size_t)w->held.naddends * sizeof *by);
     if (!by)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)w->naddends);
-    for (int64_t a = 0; a < w->naddends; a++)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)w->held.naddends);
+    for (int64_t a = 0; a < w->held.naddends; a++)
         by[a] = &g[a];
-    qsort(by, (size_t)w->naddends, sizeof *by, by_home);
+    qsort(by, (size_t)w->held.naddends, sizeof *by, by_home);
     colo_term_t *t = NULL;
-    for (int64_t i = 0; i < w->naddends; i++) {
+    for (int64_t i = 0; i < w->held.naddends; i++) {
         const int64_t a = by[i] - g;
         const bool sum = !one_group && sum_is_smaller(w, lacks(w, node, g[a].lead));
         if ((one_group && g[a].lead != mine->lead) || (sum && g[a].lead != a))
@@ -189,11 +189,11 @@ colo_status_t colo_node_sums_order(colo_builder_t *w, int64_t node, bool one_gro
 
 int64_t colo_node_sums_helper(const colo_builder_t *w, int64_t collector, int64_t addend)
 {
-    const colo_addend_source_t *h = w->addend_sources.items, *c = h;
+    const colo_addend_source_t *h = w->held.addends.items, *c = h;
     int64_t before = 0, n = 0, first = -1;
     while (c->rank != collector)
         c++;
-    for (int64_t i = 0; i < w->addend_sources.n; i++) {
+    for (int64_t i = 0; i < w->held.addends.n; i++) {
         before += h[i].node == c->node && h[i].addend == c->addend && &h[i] < c;
         if (h[i].node != c->node || h[i].addend != addend)
             continue;

@@ -96,12 +96,12 @@ static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
     colo_entry_t *e = list->items;
     sorted_t *run = NULL;
     bool sorted = true, apart = true;
-    w->runs.n = 0;
+    w->sorting.runs.n = 0;
     for (int64_t i = 0; i < n; i++) {
         const bool follows = i > 0 && ascends(&e[i - 1], &e[i]);
         sorted = sorted && (follows || i == 0);
         if (!follows || e[i - 1].peer != e[i].peer) {
-            run = colo_list_push(&w->runs, sizeof *run);
+            run = colo_list_push(&w->sorting.runs, sizeof *run);
             if (!run)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
             *run = (sorted_t){.items = &e[i], .peer = e[i].peer};
@@ -110,21 +110,21 @@ static colo_status_t sort_entries(colo_builder_t *w, colo_list_t *list)
     }
     if (sorted)
         return COLO_OK;
-    if (!colo_list_reserve(&w->sorted, n, sizeof *e))
+    if (!colo_list_reserve(&w->sorting.sorted, n, sizeof *e))
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
-    run = w->runs.items;
-    colo_entry_t *to = w->sorted.items;
-    qsort(run, (size_t)w->runs.n, sizeof *run, by_first_entry);
-    for (int64_t k = 0, index = 0; k < w->runs.n; index += run[k++].n) {
+    run = w->sorting.runs.items;
+    colo_entry_t *to = w->sorting.sorted.items;
+    qsort(run, (size_t)w->sorting.runs.n, sizeof *run, by_first_entry);
+    for (int64_t k = 0, index = 0; k < w->sorting.runs.n; index += run[k++].n) {
         memcpy(to + index, run[k].items, (size_t)run[k].n * sizeof *to);
         apart = apart && (k == 0 || colo_entry_cmp(&to[index - 1], &to[index]) < 0);
     }
     if (!apart)
         qsort(to, (size_t)n, sizeof *to, colo_entry_cmp);
-    w->sorted.n = n;
+    w->sorting.sorted.n = n;
     const colo_list_t other = *list;
-    *list = w->sorted;
-    w->sorted = other;
+    *list = w->sorting.sorted;
+    w->sorting.sorted = other;
     return COLO_OK;
 }
 
@@ -134,9 +134,9 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, size_t e
 {
     COLO_TRY(sort_entries(w, list));
     const colo_entry_t *e = list->items;
-    const sorted_t *run = w->runs.items;
-    int64_t n = list->n, peers = w->runs.n, lo = 0, hi = 0; /* a run has one peer */
-    for (int64_t k = 0; k < w->runs.n; k++) {
+    const sorted_t *run = w->sorting.runs.items;
+    int64_t n = list->n, peers = w->sorting.runs.n, lo = 0, hi = 0; /* a run has one peer */
+    for (int64_t k = 0; k < w->sorting.runs.n; k++) {
         lo += run[k].peer < w->plan->rank ? run[k].n : 0;
         hi += run[k].peer <= w->plan->rank ? run[k].n : 0;
     }
@@ -192,21 +192,21 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
                   elem = (int64_t)colo_dtype_size(cfg->dtype),
                   wide = elem < 4 ? 4 / elem : 1; /* a sum is of fp32 at least */
     pin(plan, &dst, 0);
-    w->several_nodes = colo_nodes_several(cfg);
+    w->held.several_nodes = colo_nodes_several(cfg);
     w->sum_elem = w->elem * (size_t)wide;
-    if (w->several_nodes && !cfg->one_level && !w->asked[pass]) {
-        w->asked[pass] = true;
-        COLO_TRY(colo_gateways_share_node(w, need, hold, false, 2, &w->relays[pass]));
+    if (w->held.several_nodes && !cfg->one_level && !w->answers.asked[pass]) {
+        w->answers.asked[pass] = true;
+        COLO_TRY(colo_gateways_share_node(w, need, hold, false, 2, &w->answers.relays[pass]));
         if (addends > 1 && colo_dtype_is_float(cfg->dtype))
-            COLO_TRY(colo_gateways_share_node(w, hold, NULL, true, wide + 1, &w->adds_up));
-        if (w->adds_up) /* unless no node lacks anything */
-            COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->adds_up));
-        w->summing = w->sums = w->adds_up;
-        if (w->adds_up)
-            COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->sums_cross));
+            COLO_TRY(colo_gateways_share_node(w, hold, NULL, true, wide + 1, &w->answers.adds_up));
+        if (w->answers.adds_up) /* unless no node lacks anything */
+            COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->answers.adds_up));
+        w->summing = w->sums = w->answers.adds_up;
+        if (w->answers.adds_up)
+            COLO_TRY(colo_gateways_share_node(w, need, hold, false, 1, &w->answers.sums_cross));
         w->sums = false;
     }
-    w->summing = addends > 1 && w->adds_up;
+    w->summing = addends > 1 && w->answers.adds_up;
     for (int sums = 0; sums < (w->summing ? 2 : 1); sums++)
         for (int64_t addend = 0; addend < addends; addend++) {
             w->sums = sums;
@@ -218,8 +218,8 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
         colo_exchange_plan_t *exchange = &plan->exchange[pass][i];
         colo_routes_t none = {0}; /* a rank sends nothing to itself: intersect() keeps a local */
         exchange->wide = i == COLO_NODE_SUMS && w->summing;
-        exchange->all_come = i == COLO_FIRST || (i == COLO_RELAYS && w->relays[pass]) ||
-                             (exchange->wide && w->sums_cross);
+        exchange->all_come = i == COLO_FIRST || (i == COLO_RELAYS && w->answers.relays[pass]) ||
+                             (exchange->wide && w->answers.sums_cross);
         const size_t bytes = exchange->wide ? w->sum_elem : w->elem;
         COLO_TRY(store_sorted(w, &w->found[i].recvs, bytes, &exchange->recv,
                               i == COLO_FIRST ? &plan->local[pass] : &none));
@@ -229,9 +229,9 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
         plan->term = w->terms.items;
         w->terms = (colo_list_t){0};
     }
-    plan->entering[pass] = w->minimum;
-    plan->left_out[pass] = w->left_out;
-    w->minimum = w->left_out = 0;
+    plan->entering[pass] = w->counted.minimum;
+    plan->left_out[pass] = w->counted.left_out;
+    w->counted.minimum = w->counted.left_out = 0;
     return COLO_OK;
 }
 
@@ -314,22 +314,18 @@ void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool 
         w->found[i].recvs.n = w->found[i].sends.n = 0;
     w->terms.n = 0;
     w->summing = w->sums = false;
-    w->left_out = w->minimum = 0;
+    w->counted.left_out = w->counted.minimum = 0;
     w->intersections[0].complete = w->intersections[1].complete = false;
-    memset(w->has_own, 0, sizeof w->has_own);
+    memset(w->own.known, 0, sizeof w->own.known);
 }
 
 void colo_builder_deinit(colo_builder_t *w)
 {
-    colo_list_t *lists[] = {&w->source_nodes, &w->node_destinations,
-                            &w->share,        &w->sorted,
-                            &w->ranks,        &w->destinations,
-                            &w->by_node,      &w->by_rail,
-                            &w->runs,         &w->on_rank,
-                            &w->groups,       &w->addend_sources,
-                            &w->terms,        &w->given,
-                            &w->fed[0],       &w->fed[1],
-                            &w->fed[2]};
+    colo_list_t *lists[] = {
+        &w->held.nodes,   &w->held.needed_by, &w->share,        &w->sorting.sorted, &w->ranks,
+        &w->destinations, &w->held.by_node,   &w->held.by_rail, &w->sorting.runs,   &w->on_rank,
+        &w->held.groups,  &w->held.addends,   &w->terms,        &w->given,          &w->fed[0],
+        &w->fed[1],       &w->fed[2]};
     for (int i = 0; i < COLO_EXCHANGES; i++) {
         free(w->found[i].sends.items);
         free(w->found[i].recvs.items);
@@ -343,8 +339,8 @@ void colo_builder_deinit(colo_builder_t *w)
         free(m->first.items);
         free(m->overlap.items);
     }
-    for (size_t i = 0; i < sizeof w->own / sizeof w->own[0]; i++)
-        colo_runs_deinit(&w->own[i]);
+    for (size_t i = 0; i < sizeof w->own.runs / sizeof w->own.runs[0]; i++)
+        colo_runs_deinit(&w->own.runs[i]);
     colo_runs_deinit(&w->other);
 }
 

@@ -247,25 +247,25 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         t[g.tier] = (colo_schedule_t){.group = g, .m = 1};
         if (g.tier > 0 && g.n > 1) /* else one candidate serves all */
             COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine, &m.extent), done);
-        else if (w->several_nodes)
+        else if (w->held.several_nodes)
             COLO_TRY_GOTO(st, colo_sender_list(w, need, &mine), done);
         const colo_destinations_t node = colo_gateways_of(w, w->plan->rank);
         colo_gateway_share_t share;
         const int64_t count = m.extent.of[0] * m.extent.of[1] * m.extent.of[2];
         const bool gets = colo_gateways_share(w, &node, node.mine, &m.extent, &share);
-        if (w->several_nodes && g.tier > 1) /* evenly over those that need it */
-            w->minimum += (colo_part_lo(count, node.n, node.mine + 1, 0) -
-                           colo_part_lo(count, node.n, node.mine, 0)) *
-                          (int64_t)(w->sums ? w->sum_elem : w->elem);
+        if (w->held.several_nodes && g.tier > 1) /* evenly over those that need it */
+            w->counted.minimum += (colo_part_lo(count, node.n, node.mine + 1, 0) -
+                                   colo_part_lo(count, node.n, node.mine, 0)) *
+                                  (int64_t)(w->sums ? w->sum_elem : w->elem);
         if (addend == 0)
             COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &m.extent), done);
         if (w->sums)
-            w->left_out += count * colo_node_sums_saving(w);
+            w->counted.left_out += count * colo_node_sums_saving(w);
         if (g.tier == 0)
-            w->left_out += (!gets         ? count
-                            : share.whole ? 0
-                                          : count - share_count(&share)) *
-                           (int64_t)w->elem;
+            w->counted.left_out += (!gets         ? count
+                                    : share.whole ? 0
+                                                  : count - share_count(&share)) *
+                                   (int64_t)w->elem;
         if (!gets)
             continue;
         if (g.tier == 0) {
@@ -356,7 +356,7 @@ static colo_status_t collect(colo_builder_t *w, const colo_side_t *hold, const c
     COLO_TRY(st);
     if (w->given.n == 0)
         return COLO_OK;
-    const colo_sum_group_t *g = w->groups.items;
+    const colo_sum_group_t *g = w->held.groups.items;
     if (collector == p->rank)
         COLO_TRY(colo_node_sums_order(w, colo_location_of(w->cfg, p->rank).node, true, &order));
     for (int64_t i = 0; i < w->given.n; i++) {
@@ -388,12 +388,11 @@ static colo_status_t give_sums(colo_builder_t *w, const colo_side_t *hold, const
     (void)colo_grid_coords(&hold->layout->grid, rank, coords);
     colo_block_of(hold, coords, &b);
     COLO_TRY(colo_sender_sources(w, hold, &b));
-    const colo_sum_group_t *g = w->groups.items;
+    const colo_sum_group_t *g = w->held.groups.items;
     if (g[addend].lead != g[own].lead || g[own].n == 1)
         return COLO_OK;
-    for (int64_t i = 0, n = w->addend_sources.n; i < n;
-         i++) { /* give() lists the same ones again */
-        const colo_addend_source_t c = ((const colo_addend_source_t *)w->addend_sources.items)[i];
+    for (int64_t i = 0, n = w->held.addends.n; i < n; i++) { /* give() lists the same ones again */
+        const colo_addend_source_t c = ((const colo_addend_source_t *)w->held.addends.items)[i];
         if (c.addend == addend && c.node == node &&
             (c.rank == rank || (addend != own && colo_node_sums_helper(w, c.rank, own) == rank)))
             COLO_TRY(collect(w, hold, need, c.rank, addend, need_is_src));
@@ -404,7 +403,7 @@ static colo_status_t give_sums(colo_builder_t *w, const colo_side_t *hold, const
 colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
                                  const colo_side_t *hold, int32_t addend, bool need_is_src)
 {
-    w->addend = addend;
+    w->held.addend = addend;
     w->self = w->plan->rank;
     COLO_TRY(take(w, need, hold, addend, need_is_src));
     return w->sums ? give_sums(w, hold, need, addend, need_is_src)

@@ -17,44 +17,69 @@ typedef struct colo_intersections {
     bool complete;       /* every one is there */
 } colo_intersections_t;
 
+/* The regions of one exchange, as they are found: colo_entry_t. */
+typedef struct colo_found {
+    colo_list_t sends, recvs;
+} colo_found_t;
+
+/* Answers that hold for all plans of a bridge. */
+typedef struct colo_answers {
+    bool asked[2], relays[2]; /* by pass */
+    bool adds_up, sums_cross; /* of backward */
+} colo_answers_t;
+
+/* The held block that overlaps are sent of: its sources, and those that need it. */
+typedef struct colo_held {
+    colo_list_t by_node, by_rail; /* colo_source_t */
+    colo_list_t nodes;            /* colo_source_t: nodes by addend (gateways.c) */
+    colo_list_t addends, groups;  /* colo_addend_source_t; colo_sum_group_t by addend */
+    colo_list_t needed_by;        /* colo_source_t: destinations by node */
+    int64_t naddends, rotation;   /* where small overlaps begin */
+    int64_t addend;               /* the one that is planned now */
+    bool several_nodes;           /* then nodes and needed_by are known */
+} colo_held_t;
+
+/* This rank's rows, kept until the plan is made: source, destination, all of the destination. */
+typedef struct colo_own_rows {
+    colo_runs_t runs[3];
+    bool known[3];
+} colo_own_rows_t;
+
+/* Bytes that are counted while a pass is planned. */
+typedef struct colo_counted {
+    int64_t left_out; /* that this rank holds and another rank adds up for it */
+    int64_t minimum;  /* this rank's part of those that must enter its node */
+} colo_counted_t;
+
+/* Of the list that is being sorted. */
+typedef struct colo_sorting {
+    colo_list_t sorted, runs;
+} colo_sorting_t;
+
 typedef struct colo_builder {
     const colo_plan_config_t *cfg;
     colo_plan_t *plan;
-    size_t elem;
+    size_t elem, sum_elem; /* bytes of an element, and of a sum's */
     bool by_table; /* what a rank holds is in tables, not in its coordinates: overlaps differ in
                       size, and what one batch needs another may not */
-    struct {
-        colo_list_t sends, recvs; /* colo_entry_t */
-    } found[COLO_EXCHANGES];
+    colo_found_t found[COLO_EXCHANGES];
     colo_list_t *out;                      /* of these: the one that is being made */
-    colo_list_t fed[3];                    /* blocks by axis that a held block feeds */
     colo_intersections_t intersections[2]; /* of this rank's destination and source block */
-    colo_list_t overlaps;                  /* colo_entry_t: regions of one overlap; a view */
-    colo_list_t sorted, runs;              /* of the list that is being sorted */
-    colo_runs_t other;                     /* rows of the block that is met */
-    colo_list_t on_rank;                   /* of this rank's rows of a ragged batch */
-    colo_list_t ranks, destinations;       /* int64_t, ascending */
-    colo_list_t by_node, by_rail;          /* sources of one block */
-    bool several_nodes; /* then source_nodes and node_destinations are known (gateways.c) */
-    colo_list_t source_nodes,
-        node_destinations;      /* of one block: nodes by addend; destinations by node */
-    int64_t naddends, rotation; /* of the held block: addends; where small overlaps begin */
-    colo_list_t share;          /* colo_entry_t: what one gateway gets of an overlap */
-    int64_t left_out;           /* bytes that this rank holds and another rank adds up for it */
-    int64_t minimum;            /* this rank's part of the bytes that must enter its node */
-    bool asked[2], relays[2];   /* by pass: answers that hold for all plans of a bridge */
-    bool adds_up, sums_cross;   /* of backward */
-    bool summing;               /* nodes add up addends of PARTIAL gradients (node-sums.c) */
-    bool sums;                  /* these sums are planned now, else the single addends */
-    size_t sum_elem;            /* of a sum */
-    int64_t addend;             /* of the held block */
-    int64_t self;               /* the rank that sends: this one, or one that it helps */
-    colo_list_t addend_sources,
-        groups;         /* of one held block: colo_addend_source_t; colo_sum_group_t by addend */
-    colo_list_t terms;  /* colo_term_t */
-    colo_list_t given;  /* colo_entry_t: by self */
-    colo_runs_t own[3]; /* this rank's rows: source, destination, all of the destination */
-    bool has_own[3];
+    colo_held_t held;
+    colo_own_rows_t own;
+    colo_answers_t answers;
+    colo_counted_t counted;
+    colo_list_t fed[3];       /* blocks by axis that a held block feeds */
+    colo_list_t overlaps;     /* colo_entry_t: regions of one overlap; a view */
+    colo_list_t share, given; /* colo_entry_t: what one gateway gets of it; by self */
+    colo_sorting_t sorting;
+    colo_list_t ranks, destinations; /* int64_t, ascending */
+    colo_list_t terms;               /* colo_term_t */
+    colo_list_t on_rank;             /* of this rank's rows of a ragged batch */
+    colo_runs_t other;               /* rows of the block that is met */
+    bool summing;                    /* nodes add up addends of PARTIAL gradients (node-sums.c) */
+    bool sums;                       /* these sums are planned now, else the single addends */
+    int64_t self;                    /* the rank that sends: this one, or one that it helps */
 } colo_builder_t;
 
 /* ---- blocks.c ---- */
@@ -154,15 +179,15 @@ typedef struct colo_sum_group {
 
 /* Of the held block whose addend_sources and source_nodes are known. */
 colo_status_t colo_node_sums_group(colo_builder_t *w);
-/* Does @rank, which needs the block, get the addend w->addend, or a sum with it if w->sums? */
+/* Does @rank, which needs the block, get the addend w->held.addend, or a sum with it if w->sums? */
 bool colo_node_sums_reach(colo_builder_t *w, int64_t rank);
-/* Is w->addend the lowest of its group? */
+/* Is w->held.addend the lowest of its group? */
 bool colo_node_sums_lead(const colo_builder_t *w);
-/* Bytes of an element that a sum with w->addend is less than its addends. */
+/* Bytes of an element that a sum with w->held.addend is less than its addends. */
 int64_t colo_node_sums_saving(const colo_builder_t *w);
-/* w->ranks: those that can send the sum with w->addend, ascending. */
+/* w->ranks: those that can send the sum with w->held.addend, ascending. */
 colo_status_t colo_node_sums_sources(colo_builder_t *w);
-/* The terms that a rank of @node adds up: of the group of w->addend, else of all.
+/* The terms that a rank of @node adds up: of the group of w->held.addend, else of all.
  * @first: out, in w->terms. */
 colo_status_t colo_node_sums_order(colo_builder_t *w, int64_t node, bool one_group, int32_t *first);
 /* The rank that sends @addend to @collector, of its node. */

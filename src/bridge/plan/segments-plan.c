@@ -270,7 +270,8 @@ static colo_status_t build(colo_builder_t *w, colo_plan_t *p, const colo_ragged_
         src.table = &r->src;
         dst.table = &r->dst;
         src.full = r->src.whole;
-        w->asked[COLO_FORWARD] = w->asked[COLO_BACKWARD] = false; /* sides may be whole or not */
+        w->answers.asked[COLO_FORWARD] = w->answers.asked[COLO_BACKWARD] =
+            false; /* sides may be whole or not */
     }
     if (colo_layout_holds(&p->src, p->rank)) {
         (void)colo_grid_coords(&p->src.grid, p->rank, coords);

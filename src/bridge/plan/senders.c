@@ -40,11 +40,11 @@ colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, co
                      : colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
     const int64_t *rank = w->ranks.items;
     const bool known = colo_nodes_known(w->cfg);
-    w->by_node.n = w->by_rail.n = 0;
+    w->held.by_node.n = w->held.by_rail.n = 0;
     for (int64_t i = 0; i < w->ranks.n; i++) {
         const colo_location_t where = colo_location_of(w->cfg, rank[i]);
-        colo_source_t *node = colo_list_push(&w->by_node, sizeof *node);
-        colo_source_t *rail = node && known ? colo_list_push(&w->by_rail, sizeof *rail) : NULL;
+        colo_source_t *node = colo_list_push(&w->held.by_node, sizeof *node);
+        colo_source_t *rail = node && known ? colo_list_push(&w->held.by_rail, sizeof *rail) : NULL;
         if (!node || (known && !rail))
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
         *node = (colo_source_t){where.node, rank[i]};
@@ -52,15 +52,17 @@ colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, co
             *rail = (colo_source_t){where.rail, rank[i]};
     }
     if (w->cfg->nodes) /* else ascending as they came */
-        qsort(w->by_node.items, (size_t)w->by_node.n, sizeof(colo_source_t), colo_source_cmp);
-    if (w->by_rail.n > 1)
-        qsort(w->by_rail.items, (size_t)w->by_rail.n, sizeof(colo_source_t), colo_source_cmp);
+        qsort(w->held.by_node.items, (size_t)w->held.by_node.n, sizeof(colo_source_t),
+              colo_source_cmp);
+    if (w->held.by_rail.n > 1)
+        qsort(w->held.by_rail.items, (size_t)w->held.by_rail.n, sizeof(colo_source_t),
+              colo_source_cmp);
     return COLO_OK;
 }
 
 colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
 {
-    const colo_list_t *l = tier == 2 ? &w->by_rail : &w->by_node;
+    const colo_list_t *l = tier == 2 ? &w->held.by_rail : &w->held.by_node;
     colo_sharers_t g = {.tier = tier, .n = l->n, .items = l->items};
     if (tier == 3 || l->n == 0)
         return g;
