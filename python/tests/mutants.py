@@ -10,6 +10,20 @@ MUTANTS = {
     'segments are given to collectives': (
         'megatron.py', "if not self._exact:\n            raise ValueError(\"communicate: seg", "if False:\n            raise "
         "ValueError(\"communicate: seg", 'test_megatron_ragged.py', 'without_exact'),
+    'a graph drops what its backward needs': (
+        'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',
+        'losses_in_a_graph'),
+    'a graph keeps what its backward needed': (
+        'torch/compiled.py', 'weakref.finalize(token.untyped_storage(), _held.pop, at, None)', 'pass', 'test_torch_compiled.py',
+        'opcheck'),
+    'a graph\'s gradient is a part of another\'s memory': (
+        'torch/compiled.py', 'g.clone() if g.untyped_storage().data_ptr() in others else g', 'g', 'test_torch_compiled.py',
+        'a_bridge_in_a_graph'),
+    'graphs of losses have outputs of the logits\' dtype': (
+        'torch/logprob.py', 'return torch.float64 if dtype == torch.float64 else torch.float32', 'return torch.float32',
+        'test_torch_compiled.py', 'opcheck'),
+    'what writes over its logits goes into a graph': (
+        'torch/compiled.py', "if given.get('inplace_backward') or", 'if', 'test_torch_compiled.py', 'writes_its_arguments'),
     **BRIDGES,
     'what records operations sees the library\'s': (
         'torch/tensors.py', '        if _tracing() or _dispatching() or _functions():\n            _unrecorded()\n        return fn',

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,13 +25,21 @@ from . import arena as arenas
 from . import moves
 from . import ragged as ragged_batches
 from . import ranks as groups
+from . import tensors
 from .tensors import eager, watched
 from .ticket import Flight, Ticket
 from .uniform import Core, Ready, about, function, halves
 
+_BRIDGES: Any = weakref.WeakValueDictionary()  # by number
+_numbers = itertools.count()
 _COMMS = {'shared': 0, 'own': 1}
 _KEPT = 64  # shapes whose views are kept
 _LAYOUTS = 32  # pairs of layouts and options for which bridge() keeps a Bridge
+
+
+def _me() -> int:
+    import torch.distributed as dist
+    return dist.get_rank()
 
 
 class Bridge(Unique):
@@ -126,8 +136,12 @@ class Bridge(Unique):
         self._comm: Comm | None = None
         self._last: Any = None  # what was asked for the last time, and its Ready
         self._again: Any = None  # the same for a call like it, which goes without the rest
+        # By which a graph knows it. Of a number that is another one for each bridge torch.compile() makes a variable.
+        self._number = str(next(_numbers))
+        _BRIDGES[self._number] = self
         if not isinstance(group, Comm):
             self._ranks = self._members()
+        self._traceable = self._ranks is not None and not self.ragged and self.src.holds(_me()) and self.dst.holds(_me())
         if self._owned and self._ranks is not None:
             import torch
             self._own = groups.Own.of(self._ranks, packed)
@@ -321,15 +335,30 @@ class Bridge(Unique):
 
         Packed: the rows that this rank holds by @src become those that it holds by @dst, both Packings of the same
         sequences; x as with ragged, without into."""
+        if tensors._asked and tensors._asked():  # before what is kept of the last call, on which no graph depends
+            return _in_graph(self, x, segments, into, samples, shape, like, add, inplace, src, dst)
         again = self._again
         if again is not None and type(x) is again[0] and not again[3]() and not again[2][0] and segments is None and \
                 into is None and again[1] == (x.shape, x.dtype, x.device, samples, shape) and \
                 (self._ranks is None or groups.alive(self.group)):
             return again[4](x, again[5], True)
+        return self._carry(x, segments, into, samples, shape, like, add, inplace, src, dst)
+
+    def _carry(self, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool, inplace: bool,
+               src: Any, dst: Any) -> Any:
         tables = self._tables(segments, into, src, dst)
         if self.ragged:
             return ragged_batches.carry(self, x, tables, into, like, add, inplace)
         return _call(self, x, samples, shape, like)
+
+    def _shape_of_y(self, x: Any, samples: int | None, shape: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Of this rank, by the layouts alone."""
+        whole = self.global_shape(x, samples) if shape is None else shape
+        if shape is not None and self.axes == 'bh' and len(shape) == 2:
+            whole = shape[0], 1, shape[1]
+        owned = self.dst.owned(_me(), *(int(n) for n in whole[:3]), full_rows=self._options['output'] == 'full')
+        n = {'b': owned.samples[1] - owned.samples[0], 's': len(owned.rows), 'h': owned.features[1] - owned.features[0]}
+        return (n['b'] * n['s'], n['h']) if self.axes == 'th' else tuple(n[axis] for axis in self.axes)
 
     def start(self, x: Any, segments: Segments | None = None, *, into: Any = None, samples: int | None = None,
               shape: tuple[int, ...] | None = None, like: Any = None, add: bool = False, inplace: bool = True,
@@ -385,6 +414,25 @@ def _ready(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
             shape = self.global_shape(x, samples)
         self._last = asked, self._core(comm, shape, x.dtype, device)
     return x, here
+
+
+def _in_graph(self: Bridge, x: Any, segments: Any, into: Any, samples: Any, shape: Any, like: Any, add: bool,
+              inplace: bool, src: Any, dst: Any) -> Any:
+    """The call as torch.compile() sees it: an operator of a tensor that goes from one uniform layout to another, on ranks
+    of torch's that hold it; else a graph break."""
+    given = {'x': x, 'bridge': self._number, 'samples': samples, 'shape': shape}
+    graphs = tensors._compiled
+    if graphs is not None and self._traceable and segments is None and x is not None and graphs.fits(given):
+        return graphs.traced('bridge', given, None)
+    return self._carry(x, segments, into, samples, shape, like, add, inplace, src, dst)
+
+
+def _carried(x: Any, bridge: str, samples: Any, shape: Any) -> Any:
+    return _BRIDGES[bridge](x, samples=samples, shape=shape)
+
+
+tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge']]._shape_of_y(
+    given['x'], given['samples'], given['shape']), given['x'].dtype)], lambda fn, args, kwargs: fn(*args, **kwargs)
 
 
 @eager

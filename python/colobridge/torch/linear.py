@@ -21,13 +21,13 @@ from ..tensor import torch_dtype
 from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary, partitioned
 from .linear_plan import LinearPlan
-from .logprob import MEMBERS, NAMES, _config, _control, segment_of, shard, targets_for
-from .nll import Loss, across, counted, masked, reduced
+from .logprob import MEMBERS, NAMES, _config, _control, per_token, segment_of, shard, targets_for
+from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ranks import alone
 from .ready import scalars, table
 from .rows import rows_of, whole
 from .support import Support
-from .tensors import anchor, eager, once, saved_tensors
+from .tensors import anchor, once, operator, saved_tensors
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
 _runs = itertools.count()  # of forwards that added to main_grad
@@ -400,7 +400,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     return plan, read is not hidden, copies_weight
 
 
-@eager
+@operator(per_token)
 def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, tp_group: Any = None,
                    vocab_start: int | None = None, vocab_end: int | None = None,
                    vocab_size: int | None = None, entropy: bool = False, loss: bool = False,
@@ -446,7 +446,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     return out if len(names) > 1 else out[0]
 
 
-@eager
+@operator(loss_of, Loss)
 def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduction: str = 'mean',
                mask: Any = None, reduce_group: Any = None, tp_group: Any = None,
                vocab_start: int | None = None, vocab_end: int | None = None,

@@ -20,7 +20,7 @@ from .ranks import alone
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
 from .support import Listed, Support
-from .tensors import eager, once, saved_tensors, stream_of, written
+from .tensors import once, operator, saved_tensors, stream_of, written
 
 _SIZE = c.c_size_t
 DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
@@ -407,7 +407,18 @@ def _control(group: Any, comm: Comm) -> Comm | None:
     return groups.comm_of(group, torch.device('cpu'))
 
 
-@eager
+def real_of(dtype: Any) -> Any:
+    """Of outputs per token, of logits or hidden states of a dtype."""
+    import torch
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def per_token(given: dict[str, Any]) -> list[tuple[Any, Any]]:
+    one = given['target'].shape, real_of(given['vocab_parallel_logits' if 'hidden' not in given else 'hidden'].dtype)
+    return [one] * (1 + bool(given.get('entropy')) + bool(given.get('loss')))
+
+
+@operator(per_token)
 def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
             vocab_start: int | None = None, vocab_end: int | None = None,
             vocab_size: int | None = None, entropy: bool = False, loss: bool = False,

@@ -15,12 +15,12 @@ from .. import _structs as s
 from .._lib import call, lib
 from ..errors import ArgumentError
 from . import ranks as groups
-from .logprob import LogprobPlan, NAMES, _control, function, planned, shard
+from .logprob import LogprobPlan, NAMES, _control, function, planned, real_of, shard
 from .nll import across
 from .ranks import alone
 from .ready import SLACK, View, aligned, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
-from .tensors import checked, eager, once, stream_of
+from .tensors import checked, eager, once, operator, stream_of
 
 _NONE_IGNORED = -2**63  # no id has this number
 
@@ -277,7 +277,7 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
                                              float(temperature), float(softcap or 0.0))))
 
 
-@eager
+@operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])
 def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = None,
             vocab_start: int | None = None, vocab_end: int | None = None,
             vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,

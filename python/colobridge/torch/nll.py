@@ -12,11 +12,11 @@ from ..comm import Comm
 from ..errors import ArgumentError
 from ..tensor import make, torch_dtype
 from . import ranks as groups
-from .logprob import LogprobPlan, _Call, function, planned
+from .logprob import LogprobPlan, _Call, function, planned, real_of
 from .ranks import alone
 from .ready import SLACK, SMALL, aligned, entry, failed, like, scalars
 from .support import Support
-from .tensors import eager, once, stream_of
+from .tensors import once, operator, stream_of
 
 
 class Loss(NamedTuple):
@@ -271,7 +271,16 @@ def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss
     return Loss(value, num, side[0])
 
 
-@eager
+def loss_of(given: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Shapes and dtypes of nll() and linear_nll()."""
+    import torch
+    real = real_of(given['vocab_parallel_logits' if 'hidden' not in given else 'hidden'].dtype)
+    if given.get('reduction') == 'none':
+        return [(given['target'].shape, real)]
+    return [((), real), ((), torch.float64), ((), torch.float64)]
+
+
+@operator(loss_of, Loss)
 def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mask: Any = None,
         tp_group: Any = None, reduce_group: Any = None, vocab_start: int | None = None,
         vocab_end: int | None = None, vocab_size: int | None = None, temperature: float = 1.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,8 @@ def compiling() -> Callable[[], bool]:
 # writes may be another one's.
 _asked: Any = None  # compiling(), from the first call on
 _outside: Any = None  # _run() outside of torch.compile
+_compiled: Any = None  # the module of that name, if this PyTorch can have it
+_OPERATORS: dict[str, Any] = {}
 _tracing: Any = None  # Is torch.jit.trace() at work?
 _dispatching: Any = None  # how many modes see torch's operations
 _functions: Any = None  # and its functions
@@ -159,8 +162,12 @@ _RECORDERS = {'ProxyTorchDispatchMode': 'make_fx()', 'PreDispatchTorchFunctionMo
 
 
 def _prepare() -> None:
-    global _asked, _outside, _tracing, _dispatching, _functions
+    global _asked, _outside, _compiled, _tracing, _dispatching, _functions
     import torch
+    if _compiled is None and tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 14):
+        from . import compiled
+        compiled.functions = _OPERATORS
+        _compiled = compiled
     _asked = compiling()
     _tracing, _dispatching, _functions = (getattr(torch._C, name, int) for name in (
         '_is_tracing', '_len_torch_dispatch_stack', '_len_torch_function_stack'))
@@ -215,3 +222,26 @@ def eager(fn: Any) -> Any:
             _prepare()
         return (_outside if _asked() else _run)(fn, args, kwargs)
     return call
+
+
+def operator(outputs: Callable[[dict[str, Any]], list[tuple[Any, Any]]], kind: Any = None) -> Any:
+    """As eager(); but with PyTorch 2.14 or later torch.compile() puts the call into its graph, as an operator (compiled.py).
+    outputs: of the arguments by name, the shape and dtype of each output; kind: what several make, if no tuple."""
+
+    def made(fn: Any) -> Any:
+        names = tuple(inspect.signature(fn).parameters)
+        _OPERATORS[fn.__name__] = fn, outputs, _run
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not _asked:
+                _prepare()
+            if not _asked():
+                return _run(fn, args, kwargs)
+            if _compiled is not None:
+                given = dict(zip(names, args), **kwargs)
+                if _compiled.fits(given):
+                    return _compiled.traced(fn.__name__, given, kind)
+            return _outside(fn, args, kwargs)
+        return call
+    return made

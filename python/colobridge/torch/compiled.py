@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses and uniform bridges in graphs of torch.compile(): one operator of torch.library for all of them. docs/python.md.
+
+A graph has tensors and numbers. Which function it is, its groups and its other options are a number here, which stands
+for them in this process. The operator runs the function as it runs without a graph, and keeps what autograd recorded
+of it until the token that it returns is freed: that is what backward needs, and the only thing that refers to it."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..comm import Comm
+from ..errors import STATUS, FailedError
+from .support import Support
+
+functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any]]] = {}
+
+
+class _Asked(NamedTuple):
+    """A function by its name, the names of the arguments that are tensors, and the other arguments."""
+    name: str
+    tensors: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...]
+
+
+_asked: list[_Asked] = []
+_numbers: dict[_Asked, int] = {}
+_held: dict[int, tuple[list[Any], list[Any]]] = {}  # by address of the token: inputs and outputs of a call
+_BELOW = ('AutogradFunctionality', 'AutogradCPU', 'AutogradCUDA', 'AutogradOther', 'ADInplaceOrView')
+
+
+def _number(name: str, tensors: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> int:
+    """The number of a call. torch.compile() asks for it when it makes a graph."""
+    options = tuple((key, getattr(value, 'real_obj', value)) for key, value in options)  # of a group
+    asked = _Asked(name, tensors, options)
+    if asked not in _numbers:
+        _asked.append(asked)
+        _numbers[asked] = len(_asked) - 1
+    return _numbers[asked]
+
+
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined] # assume_constant_result(), which imports a compiler
+
+
+def _likes(asked: _Asked, tensors: list[Any]) -> list[Any]:
+    """(shape, dtype) of each output."""
+    given = dict(asked.options, **dict(zip(asked.tensors, tensors)))
+    return functions[asked.name][1](given)
+
+
+def _recorded() -> Any:
+    """A context in which autograd records, as it does not inside of an operator."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in _BELOW:
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+@torch.library.custom_op('colobridge::run', mutates_args=())
+def _run(tensors: list[torch.Tensor], number: int, wanted: list[bool]) -> list[torch.Tensor]:
+    asked, token = _asked[number], torch.zeros(1, dtype=torch.uint8, device='cpu')
+    fn, _, run = functions[asked.name]
+    with _recorded(), torch.set_grad_enabled(any(wanted)):
+        ins = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)]
+        made = run(fn, (), dict(asked.options, **dict(zip(asked.tensors, ins))))
+    outs = list(made) if isinstance(made, tuple) else [made]
+    if any(wanted):
+        at = token.data_ptr()
+        _held[at] = ins, outs
+        weakref.finalize(token.untyped_storage(), _held.pop, at, None)
+    return [t.detach() for t in outs] + [token]
+
+
+@_run.register_fake
+def _(tensors: Any, number: Any, wanted: Any) -> Any:
+    return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in _likes(_asked[number], tensors)] + [
+        torch.empty(1, dtype=torch.uint8, device='cpu')]
+
+
+@torch.library.custom_op('colobridge::run_backward', mutates_args=())
+def _backward(token: torch.Tensor, grads: list[torch.Tensor], tensors: list[torch.Tensor],
+              wanted: list[bool]) -> list[torch.Tensor]:
+    held = _held.get(token.data_ptr())
+    if held is None:
+        raise FailedError("colobridge: a compiled call's backward comes with another token than forward returned; do not move "
+                          "or copy saved tensors (save_on_cpu) of a graph that has one", STATUS['ERR_STATE'])
+    ins, outs = held
+    pairs = [(out, g) for out, g in zip(outs, grads) if out.requires_grad]
+    with _recorded():
+        made = torch.autograd.grad([out for out, _ in pairs], [t for t in ins if t.requires_grad], [g for _, g in pairs],
+                                   retain_graph=True, allow_unused=True)
+    given = iter(made)
+    found = [next(given) for want in wanted if want]
+    others = {x.untyped_storage().data_ptr() for x in grads}  # of which a bridge's gradient may be a part
+    return [torch.zeros_like(t) if g is None else g.clone() if g.untyped_storage().data_ptr() in others else g
+            for g, t in zip(found, (t for t, want in zip(tensors, wanted) if want))]
+
+
+@_backward.register_fake
+def _(token: Any, grads: Any, tensors: Any, wanted: Any) -> Any:
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, want in zip(tensors, wanted) if want]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, _, ctx.wanted = inputs
+    ctx.save_for_backward(output[-1], *tensors)
+
+
+def _derive(ctx: Any, grads: Any) -> Any:
+    token, *tensors = ctx.saved_tensors
+    made = iter(torch.ops.colobridge.run_backward(token, list(grads[:-1]), tensors, ctx.wanted))
+    return [next(made) if want else None for want in ctx.wanted], None, None
+
+
+_run.register_autograd(_derive, setup_context=_setup)
+
+
+def _no_vmap(*_: Any) -> Any:
+    raise FailedError("torch.func.vmap() of a call of colobridge.torch: ranks that exchange cannot do it once per sample; "
+                      "call it on the whole batch", STATUS['ERR_STATE'])
+
+
+_run.register_vmap(_no_vmap)
+
+
+def fits(given: dict[str, Any]) -> bool:
+    """Is a call one that the operator makes: it writes no argument, its groups are torch's, its tensors plain."""
+    if given.get('inplace_backward') or given.get('main_grad') or torch.is_autocast_enabled():
+        return False
+    for value in given.values():
+        if isinstance(value, (Comm, Support)) or isinstance(value, torch.Tensor) and (
+                type(value) not in (torch.Tensor, torch.nn.Parameter) or hasattr(value, 'ds_tensor')):
+            return False
+    return True
+
+
+def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
+    """The call as torch.compile() sees it."""
+    if torch.compiler.is_exporting():
+        raise FailedError("torch.export() of %s(): its groups are of this process and go into no file; export the model "
+                          "without its loss" % name, STATUS['ERR_STATE'])
+    names, tensors, options = [], [], []
+    for key, value in given.items():
+        if isinstance(value, torch.Tensor):
+            names.append(key), tensors.append(value)
+        else:
+            options.append((key, value))
+    number = _number(name, tuple(names), tuple(options))
+    grad = torch.is_grad_enabled()
+    outs = torch.ops.colobridge.run(tensors, number, [grad and t.requires_grad for t in tensors])
+    if len(outs) == 2:
+        return outs[0]
+    return tuple(outs[:-1]) if kind is None else kind(*outs[:-1])

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses and uniform bridges under torch.compile(fullgraph=True): the bits of eager calls, opcheck, what is refused."""
+import gc
+import os
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+
+import colobridge.torch as ct  # noqa: E402
+
+if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 14):
+    pytest.skip('this PyTorch %s is before 2.14' % torch.__version__, allow_module_level=True)
+
+import torch._dynamo  # noqa: E402 # before ranks are forked
+from colobridge.torch import compiled  # noqa: E402
+from world import World  # noqa: E402
+
+BACKEND = os.environ.get('COLO_TEST_BACKEND', 'aot_eager')  # inductor compiles C++, which takes a minute a case
+V, H = 8, 4
+
+
+@pytest.fixture(scope='module')
+def world():
+    """Ranks compile one after the other on a busy machine, and wait for each other meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('COLO_TIMEOUT_MS', '300000')
+        four = World(4)
+        yield four
+        four.close()
+
+
+def drawn(seed, dtype=torch.float64):
+    make = torch.Generator().manual_seed(seed)
+    return {'z': torch.randn(2, 3, V, generator=make, dtype=dtype), 'h': torch.randn(2, 3, H, generator=make, dtype=dtype),
+            'w': torch.randn(V, H, generator=make, dtype=dtype), 't': torch.randint(0, 4 * V, (2, 3), generator=make),
+            'm': torch.rand(2, 3, generator=make)}
+
+
+def cases(tp, dp):
+    """Functions of drawn tensors; targets are those of all ranks' columns."""
+    return {
+        'logprob': lambda z, t: (lambda a: (a[0] * 2 + a[1] * 3 + a[2]).sum())(ct.logprob(
+            z * 1.5, t, tp_group=tp, entropy=True, loss=True, temperature=1.3, label_smoothing=0.1)),
+        'logprob alone': lambda z, t: ct.logprob(z * 1.5, t, tp_group=tp).pow(2).sum(),
+        'entropy': lambda z: ct.entropy(z * 1.5, tp_group=tp).pow(2).sum(),
+        'nll': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduce_group=dp).loss * 3,
+        'nll of weights': lambda z, t, m: ct.nll(z * 1.5, t, mask=m, tp_group=tp, reduce_group=dp).num * 3,
+        'nll per token': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduction='none').pow(2).sum(),
+        'linear_logprob': lambda h, w, t: ct.linear_logprob(h * 2, w * 1, target=t, tp_group=tp).pow(2).sum(),
+        'linear_nll': lambda h, w, t: ct.linear_nll(h * 2, w * 1, target=t, tp_group=tp, reduce_group=dp).loss * 2}
+
+
+def alike(fn, given, backend=BACKEND):
+    """Loss and gradients of two calls are the bits of eager's, and nothing is kept when they are over."""
+    graph = torch.compile(fn, fullgraph=True, backend=backend)
+    trains = [t.is_floating_point() and t.shape != (2, 3) for t in given]  # that is a mask
+    for k in range(2):
+        sides = [[(t * (1 + k) if want else t).clone().requires_grad_(want) for t, want in zip(given, trains)]
+                 for _ in range(2)]
+        made = []
+        for call, side in zip((fn, graph), sides):
+            made.append(call(*side))
+            made[-1].backward()
+        assert torch.equal(*made)
+        for a, b in zip(*sides):
+            assert (a.grad is None) == (b.grad is None) and (a.grad is None or torch.equal(a.grad, b.grad))
+    with torch.no_grad():
+        assert torch.equal(fn(*given), graph(*given))
+    del made
+    gc.collect()
+    assert not compiled._held
+
+
+def losses(rank):
+    tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    dp = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    given = drawn(1)
+    given['t'] = given['t'] % (2 * V)
+    for name, fn in cases(tp, dp).items():
+        alike(fn, [given[arg] for arg in fn.__code__.co_varnames[:fn.__code__.co_argcount]])
+
+
+def test_losses_in_a_graph_have_the_bits_of_eager_ones(world):
+    world.run(losses, timeout=500)
+
+
+def bridges(rank):
+    for src, dst, options, shape in (('dp=4', 'tp=2,cp=2,dp=1', dict(output='sharded'), (1, 8, 3)),
+                                     ('tp=2,dp=2', 'cp=2,dp=2', {}, (2, 4, 3)),
+                                     ('dp=2,tp=2', 'tp=4,dp=1', dict(axes='sbh'), (4, 2, 3)),
+                                     ('dp=4', 'tp=4,dp=1', {}, (1, 4, 3))):
+        carry = ct.Bridge(src, dst, group=dist.group.WORLD, **options)
+        x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank if src == 'dp=4' else 1))
+        alike(lambda x: (carry(x * 2) ** 2).sum(), [x])
+    for _ in range(3):  # eager backward of a fan-in returns a part of what it is given, an operator must not
+        y, token = torch.ops.colobridge.run([x], len(compiled._asked) - 1, [True])
+        d_y = torch.ones_like(y)
+        d_x, = torch.ops.colobridge.run_backward(token, [d_y], [x], [True])
+        assert d_x.untyped_storage().data_ptr() != d_y.untyped_storage().data_ptr()
+
+
+def test_a_bridge_in_a_graph_has_the_bits_of_an_eager_one(world):
+    world.run(bridges, timeout=500)
+
+
+def test_torchs_opcheck_passes():
+    given = drawn(2)
+    given['t'] = given['t'] % V
+    names = {'vocab_parallel_logits': 'z', 'hidden': 'h', 'weight': 'w', 'target': 't', 'mask': 'm'}
+    before = len(compiled._asked)
+    for fn in cases(None, None).values():
+        alike(fn, [given[arg] for arg in fn.__code__.co_varnames[:fn.__code__.co_argcount]])
+    assert len(compiled._asked) >= before + 8
+    for number, asked in list(enumerate(compiled._asked))[before:]:
+        for wanted in (True, False):
+            tensors = [given[names[key]].clone().requires_grad_(wanted and given[names[key]].is_floating_point())
+                       for key in asked.tensors]
+            result = torch.library.opcheck(torch.ops.colobridge.run.default, (
+                tensors, number, [t.requires_grad for t in tensors]))
+            assert set(result.values()) == {'SUCCESS'}, (asked, result)
+
+
+def test_a_graph_serves_other_shapes():
+    fn = cases(None, None)['nll']
+    graph = torch.compile(fn, fullgraph=True, backend=BACKEND, dynamic=True)
+    for rows in (2, 3, 5):
+        z, t = torch.randn(rows, 3, V), torch.randint(V, (rows, 3))
+        assert torch.equal(fn(z, t), graph(z, t))
+
+
+def test_an_error_in_a_graph_is_eagers():
+    graph = torch.compile(cases(None, None)['logprob alone'], fullgraph=True, backend=BACKEND)
+    with pytest.raises(ValueError, match=r'target is \[2, 4\], expected \[2, 3\]'):
+        graph(torch.randn(2, 3, V), torch.zeros(2, 4, dtype=torch.int64))
+
+
+def test_what_writes_its_arguments_leaves_the_graph():
+    z, t = torch.randn(2, 3, V, requires_grad=True), torch.randint(V, (2, 3))
+
+    def fn(z):
+        return ct.logprob(z * 1, t, inplace_backward=True).sum()
+    with pytest.raises(Exception, match='(?i)disable|graph break|skip'):
+        torch.compile(fn, fullgraph=True, backend=BACKEND)(z)
+    torch._dynamo.reset()
+    torch.compile(fn, backend=BACKEND)(z).backward()
+    got, z.grad = z.grad, None
+    fn(z).backward()
+    assert torch.equal(got, z.grad)
+
+
+def test_export_and_vmap_are_refused_in_a_sentence():
+    class Model(torch.nn.Module):
+        def forward(self, z, t):
+            return ct.logprob(z, t)
+    z, t = torch.randn(2, 3, V), torch.randint(V, (2, 3))
+    with pytest.raises(Exception, match='FakeTensorMode sees torch\'s operations alone'):
+        torch.export.export(Model(), (z, t))
+    with pytest.raises(Exception, match=r'torch.export\(\) of logprob\(\): its groups are of this process'):
+        torch.export.export(Model(), (z, t), strict=True)
+    with pytest.raises(RuntimeError, match='vmap.* ranks that exchange cannot do it once per sample|no memory of its own'):
+        torch.func.vmap(lambda z: torch.ops.colobridge.run([z, t[0]], 0, [False, False])[0])(z)
+
+
+def test_a_token_that_was_copied_is_an_error():
+    graph = torch.compile(cases(None, None)['logprob alone'], fullgraph=True, backend=BACKEND)
+    z = torch.randn(2, 3, V, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        loss = graph(z, torch.randint(V, (2, 3)))
+        with pytest.raises(RuntimeError, match='another token than forward returned'):
+            loss.backward()
