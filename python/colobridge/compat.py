@@ -10,11 +10,11 @@ no rank holds (-100 included) gives logp 0 and the gradient -p, unless a functio
 """
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from .compat_packed import Places, context_of, own_index, with_context
 from .errors import ArgumentError, FailedError
 
 _NONE_IGNORED = -2**63  # no token has this number
@@ -140,75 +140,12 @@ class ChunkedDistributedLogprobWithSampling:
 
 # ---- context parallelism ----
 
-def _own_index(cu: Any, cp: int, rank: int, count: int) -> Any:
-    """Global positions [count / cp] of a cp rank: zigzag in each padded segment cu[j] .. cu[j + 1]."""
-    import torch
-    local = cu // cp
-    i = torch.arange(count // cp, device=cu.device)
-    j = torch.searchsorted(local[1:].contiguous(), i, right=True).clamp(max=len(cu) - 2)
-    half = (local[j + 1] - local[j]) // 2
-    x = i - local[j]
-    off = torch.where(x < half, rank, 2 * (cp - 1) - rank) if cp > 1 else torch.zeros_like(x)
-    return x + local[j] * cp + half * off
-
-
-@functools.lru_cache(maxsize=None)
-def _gather_function() -> Any:
-    import torch
-
-    from .torch.ranks import telling
-    from .torch.tensors import once, stream_of
-
-    class GatherContext(torch.autograd.Function):
-        """[n / cp] of every cp rank -> [n] in global order. Backward takes this rank's part of the
-        gradient, added over cp first where @add."""
-
-        @staticmethod
-        def forward(ctx: Any, part: Any, order: Any, comm: Any, add: bool) -> Any:
-            ctx.order, ctx.comm, ctx.add, ctx.count = order, comm, add, len(part)
-            parts = torch.empty(len(part) * comm.size, dtype=part.dtype, device=part.device)
-            with telling(comm):
-                comm.all_gather(part.contiguous(), parts, stream=stream_of(part.device))
-            whole = torch.empty_like(parts)
-            whole[order] = parts
-            return whole
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, d_whole: Any) -> Any:
-            d_whole = d_whole.contiguous()
-            if ctx.add:
-                d_whole = d_whole.clone()
-                with telling(ctx.comm):
-                    ctx.comm.all_reduce(d_whole, stream=stream_of(d_whole.device))
-            mine = ctx.order[ctx.comm.rank * ctx.count:(ctx.comm.rank + 1) * ctx.count]
-            return d_whole[mine], None, None, None
-
-    return GatherContext
-
-
-def _cp(group: Any, device: Any) -> tuple[int, int, Any]:
-    """(size, rank, communicator) of a context-parallel group; None: no such parallelism."""
-    if group is None:
-        return 1, 0, None
-    from .torch.ranks import comm_of
-    comm = comm_of(group, device, 'cp_group')
-    return comm.size, comm.rank, comm
-
-
-def _with_context(logp: Any, cu: Any, count: int, comm: Any, add: bool) -> Any:
-    """[count] in global order from this rank's [count / cp]."""
-    import torch
-    order = torch.cat([_own_index(cu, comm.size, rank, count) for rank in range(comm.size)])
-    return _gather_function().apply(logp, order, comm, add)
-
-
 def _shifted(what: str, source: Any, target: Any, tp_group: Any, cp_group: Any,
              logp_of: Callable[[Any], Any], pre_rolled: bool = False) -> Any:
     """logp [B, S - 1] of a dense batch. source: logits or hidden [B, S' / cp, ..]; logp_of(targets of its
     elements) are theirs."""
     import torch
-    cp, rank, comm = _cp(cp_group, source.device)
+    cp, rank, comm = context_of(cp_group, source.device)
     batch, seq = target.shape if target.dim() == 2 else (-1, -1)
     count = source.shape[1] * cp if source.dim() == 3 else -1
     if batch < 0 or source.shape[0] != batch or count < seq or (cp > 1 and count % (2 * cp)):
@@ -219,65 +156,12 @@ def _shifted(what: str, source: Any, target: Any, tp_group: Any, cp_group: Any,
         target = torch.nn.functional.pad(target, (0, count - seq), value=0)
     cu = torch.tensor([0, count], device=target.device)
     if cp > 1:
-        target = target[:, _own_index(cu, cp, rank, count)]
+        target = target[:, own_index(cu, cp, rank, count)]
     logp = logp_of(target)
     if cp > 1:  # one gather for the batch: sequence after sequence
         starts = torch.arange(batch + 1, device=target.device) * count
-        logp = _with_context(logp.reshape(-1), starts, batch * count, comm, True)
+        logp = with_context(logp.reshape(-1), starts, batch * count, comm, True)
     return logp.reshape(batch, count)[:, :seq - 1]
-
-
-class _Places:
-    """Where the tokens of packed sequences go in [rows, width + 1], and width where they have no target."""
-
-    def __init__(self, cu: Any, count: int, width: int, attention_mask: Any,
-                 sub_seq_lengths: Sequence[Sequence[int]] | None):
-        import torch
-        device = cu.device
-        t = torch.arange(count, device=device)
-        found = torch.searchsorted(cu[1:].contiguous(), t, right=True)
-        j = found.clamp(max=len(cu) - 2)  # beyond the last sequence: padding, dropped below
-        self.after = torch.where(t + 1 < cu[j + 1], t + 1, cu[j]).clamp(max=count - 1)  # the next token
-        x, length = t - cu[j], cu[j + 1] - cu[j]
-        row, first, rows = j, torch.zeros_like(j), len(cu) - 1
-        if sub_seq_lengths is not None:
-            attention_mask = None  # the original does not read it
-            flat: list[tuple[int, int, int]] = []  # its row, the row's first sequence, its tokens
-            for r, lengths in enumerate(sub_seq_lengths):
-                opening = len(flat)
-                flat += [(r, opening, n) for n in lengths]
-            if len(flat) != len(cu) - 1:
-                raise ArgumentError("sub_seq_lengths names %d sequences, cu_seqlens_padded %d"
-                                    % (len(flat), len(cu) - 1))
-            table = torch.tensor(flat, device=device)
-            row, opened, length = table[j].unbind(1)
-            first = cu[j] - cu[opened]
-            rows = len(sub_seq_lengths)
-        column = first + x
-        if attention_mask is not None:
-            mask = attention_mask.to(device=device, dtype=torch.bool)
-            if tuple(mask.shape) != (rows, width):
-                raise ArgumentError("attention_mask is %s, expected [%d, %d]"
-                                    % (list(mask.shape), rows, width))
-            order = torch.where(mask, mask.cumsum(1) - 1, width)
-            place = torch.full((rows, width + 1), width, device=device)
-            place.scatter_(1, order, torch.arange(width, device=device).expand(rows, width))
-            if sub_seq_lengths is None:
-                length = mask.sum(1)[row]
-            column = place[row, column.clamp(max=width)]
-        wanted = (found < len(cu) - 1) & (x < length - 1) & (column < width - 1)
-        self.rows, self.width, self.index = rows, width, row * (width + 1) + torch.where(wanted, column, width)
-
-    def scatter(self, logp: Any) -> Any:
-        """[rows, width - 1] of [count]; 0 where there is nothing"""
-        import torch
-        out = torch.zeros(self.rows * (self.width + 1), dtype=logp.dtype, device=logp.device)
-        return out.index_add(0, self.index, logp).reshape(self.rows, -1)[:, :self.width - 1]
-
-    def gather(self, values: Any) -> Any:
-        """[count] of [rows, width - 1]; 0 where there is nothing"""
-        import torch
-        return torch.nn.functional.pad(values, (0, 2)).reshape(-1)[self.index]
 
 
 def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any, cp_group: Any,
@@ -285,7 +169,7 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any
             pre_rolled: bool = False) -> Any:
     """logp [rows, width - 1] of packed sequences; add: gradients over cp. Otherwise as _shifted()."""
     import torch
-    cp, rank, comm = _cp(cp_group, source.device)
+    cp, rank, comm = context_of(cp_group, source.device)
     target = target.reshape(-1)
     given, device = len(target), source.device
     count = given * cp if pre_rolled and source.shape[1:2] == (given,) else given  # [1, T / cp], or [1, T]
@@ -293,12 +177,12 @@ def _packed(what: str, source: Any, target: Any, cu: Any, width: int, group: Any
         raise ArgumentError("%s: logits are %s and target has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
                             % (what, list(source.shape), count, cp))
     cu = cu.to(device=device, dtype=torch.int64)
-    places = _Places(cu, count, width, attention_mask, sub_seq_lengths)
+    places = Places(cu, count, width, attention_mask, sub_seq_lengths)
     rolled = target if pre_rolled else target[places.after]
     if given != source.shape[1]:
-        rolled = rolled[_own_index(cu, cp, rank, count)]
+        rolled = rolled[own_index(cu, cp, rank, count)]
     logp = logp_of(rolled.unsqueeze(0)).reshape(-1)
-    return places.scatter(_with_context(logp, cu, count, comm, add) if cp > 1 else logp)
+    return places.scatter(with_context(logp, cu, count, comm, add) if cp > 1 else logp)
 
 
 @_eager
@@ -544,15 +428,15 @@ def _entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, atte
 
     from .torch.ranks import telling
     from .torch.tensors import stream_of
-    cp, rank, comm = _cp(cp_group, source.device)
+    cp, rank, comm = context_of(cp_group, source.device)
     count, device = source.shape[-2] * cp, source.device
     cu = cu.to(device=device, dtype=torch.int64)
-    places = _Places(cu, count, width, attention_mask, sub_seq_lengths)
+    places = Places(cu, count, width, attention_mask, sub_seq_lengths)
     actions = torch.zeros(places.rows, width - 1, dtype=torch.float64, device=device)
     actions[:, -num_actions:] = 1 if loss_mask is None else loss_mask.to(actions)
     weights = places.gather(actions)
     if cp > 1:
-        weights = weights[_own_index(cu, cp, rank, count)]
+        weights = weights[own_index(cu, cp, rank, count)]
     h = entropy().reshape(-1)
     mine = (h * weights).sum()
     sums = torch.stack([mine.detach(), weights.sum()])

@@ -86,7 +86,7 @@ MUTANTS = {
         'torch/rows.py', '+ tail).contiguous()  # a sum', '+ tail)  # a sum',
         'test_torch_logprob.py', 'test_gradient_in_place'),
     'the dense gather does not add over cp': (
-        'compat.py', 'if ctx.add:', 'if False:', 'test_compat.py',
+        'compat_packed.py', 'if ctx.add:', 'if False:', 'test_compat.py',
         'test_dense_batches_over_context_parallel_ranks'),
     'a target that was not kept has a log-probability': (
         'compat.py', "logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py',
@@ -128,13 +128,13 @@ MUTANTS = {
         'compat.py', 'comm.all_reduce(sums, stream=stream_of(device))', 'pass', 'test_compat_names.py',
         'test_packed_sequences_over'),
     'actions are read from the end of a packed row': (
-        'compat.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
+        'compat_packed.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
         'test_compat_names.py', 'test_packed_sequences_over'),
     'the gradient of hidden states is added over tp': (
         'compat.py', "('logprob', 'partial', 0, None, None, False)", "('logprob', 'all_reduce', 0, None, None, False)",
         'test_compat_names.py', 'test_verls_functions'),
     'the packed gather adds over cp': (
-        'compat.py', 'if ctx.add:', 'if True:', 'test_compat.py',
+        'compat_packed.py', 'if ctx.add:', 'if True:', 'test_compat.py',
         'test_packed_sequences_over_context_parallel_ranks'),
     'the gradient of logp is written over logits that entropy reads': (
         'compat.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
@@ -150,9 +150,9 @@ MUTANTS = {
         "            setattr(now.upstream, name, None if name == 'd_entropy' else g)", 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'sub-sequences follow each other without their padding': (
-        'compat.py', 'first = cu[j] - cu[opened]', 'first = 0 * cu[j]', 'test_compat.py', 'test_sub_sequences_start'),
+        'compat_packed.py', 'first = cu[j] - cu[opened]', 'first = 0 * cu[j]', 'test_compat.py', 'test_sub_sequences_start'),
     'sub-sequences find their place in a mask': (
-        'compat.py', 'attention_mask = None  # the original', 'pass  # the original', 'test_compat.py',
+        'compat_packed.py', 'attention_mask = None  # the original', 'pass  # the original', 'test_compat.py',
         'test_sub_sequences_are_where'),
     'targets that no rank holds are ignored, gradient and all': (
         'compat.py', "lenient_targets=True,\n                            ignore_index=_NONE_IGNORED, chunk_size",
