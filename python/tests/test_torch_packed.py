@@ -4,6 +4,9 @@ gloo, ranks that are threads, checkpointing, gradients that are None, two batche
 import os
 import pickle
 import random
+import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from world import World, meet  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get('T_SEED', '1'))
 
 
@@ -358,6 +362,46 @@ def checked(rank, dst):
 @pytest.mark.parametrize('dst', ['block', 'whole', 'heads'])
 def test_gradients_are_those_of_finite_differences(four, dst):
     four.run(checked, dst)
+
+
+# ---- the example, the page ----
+
+def hybrid(rank):
+    return [example().compared(dist.group.WORLD, lengths, 8, 4) for lengths in ([16, 8, 32], [8], [8, 0, 24])]
+
+
+def example():
+    sys.path.insert(0, str(ROOT / 'examples/torch_hybrid'))
+    import hybrid as made
+    return made
+
+
+def test_a_hybrid_layer_has_the_gradients_of_one_rank(four):
+    # fp64, and sums of at most a few hundred terms in another order: some 1e-14 of the largest
+    assert all(worst < 1e-12 for of_rank in four.run(hybrid) for worst in of_rank)
+
+
+def page(rank):
+    """Its first lines, with a scan that needs rows in order."""
+    code = re.search(r'```python\n(.*?)```', (ROOT / 'docs/for-hybrid.md').read_text(), re.S).group(1)
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    cp, lengths = rank // 2, [8, 4]
+    whole = torch.arange(12., dtype=torch.float64).view(12, 1)
+    hidden = part(whole, lengths, 'zigzag', 2, cp).requires_grad_()
+    before = part(torch.arange(12.).view(12, 1).double(), lengths, 'block', 2, cp)
+
+    def scan(rows):
+        assert torch.equal(rows, before)
+        return rows * 2
+    names = {'hidden': hidden, 'cu_seqlens': torch.tensor(cu_of(lengths)), 'cp_group': groups[rank % 2], 'scan': scan}
+    exec(compile(code, 'for-hybrid.md', 'exec'), names)
+    assert torch.equal(names['hidden'], 3 * hidden)
+    names['hidden'].sum().backward()
+    assert torch.equal(hidden.grad, torch.full_like(hidden, 3))
+
+
+def test_the_lines_of_the_page_run_as_they_stand(four):
+    four.run(page)
 
 
 # ---- bad input ----

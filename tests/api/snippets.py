@@ -42,6 +42,7 @@ NAMES = {
     'lm_head': '''extern colo_lm_head_t *head; extern colo_memory_t *memory; extern colo_lm_head_grads_t grads;
         extern colo_tensor_t d_bias;''',
     'logprob': LOSS + 'extern colo_tensor_t ids, cu_first_T, cu_last_T;',
+    'packed': 'extern colo_batch_t *batch; extern colo_layout_t layout; extern int64_t lengths[2];',
     'memory': 'extern colo_bridge_config_t config; extern void *arena; extern size_t arena_bytes;',
     'partition': 'extern colo_tensor_t my_targets;',
     'ragged': '''extern colo_layout_t encoder, llm; extern colo_segments_t *tables, mine; extern colo_comm_t *data_parallel;
