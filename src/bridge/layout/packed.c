@@ -193,22 +193,21 @@ static colo_status_t no_memory(const colo_packed_t *p)
                      (long long)p->nseqs, (long long)p->axes.cp);
 }
 
-/* Appends the pieces of sequence @q. */
-static colo_status_t add_pieces(colo_packed_t *p, const colo_packing_t *t, int64_t q, int64_t dp)
+/* Appends the pieces of sequence @q, cut as @d says. */
+static colo_status_t add_pieces(colo_packed_t *p, const colo_packing_t *t, int64_t q, int64_t dp,
+                                const division_t *d)
 {
-    division_t d = {0};
     int64_t row = p->start[q], n;
-    COLO_TRY(divide(p, t, q, &d));
-    if (!colo_add_ok(p->pieces.n, d.n, &n) || n == INT64_MAX ||
+    if (!colo_add_ok(p->pieces.n, d->n, &n) || n == INT64_MAX ||
         !colo_list_reserve(&p->pieces, n + 1, sizeof(colo_piece_t))) /* also if there is none */
         return no_memory(p);
     colo_piece_t *to = (colo_piece_t *)p->pieces.items + p->pieces.n;
     const bool table = t->split == COLO_PACKING_TABLE, zigzag = t->split == COLO_PACKING_ZIGZAG;
-    for (int64_t k = 0; k < d.n; k++) {
+    for (int64_t k = 0; k < d->n; k++) {
         const int64_t i = table ? t->piece_start[q] + k : 0;
-        const int64_t count = table ? t->piece_len[i] : d.unit;
-        const int64_t mirror = zigzag && 2 * k >= d.n ? d.n - 1 - k : k;
-        const int64_t owner = dp * p->cp + (table ? t->piece_owner[i] : d.first + mirror);
+        const int64_t count = table ? t->piece_len[i] : d->unit;
+        const int64_t mirror = zigzag && 2 * k >= d->n ? d->n - 1 - k : k;
+        const int64_t owner = dp * p->cp + (table ? t->piece_owner[i] : d->first + mirror);
         if (count == 0)
             continue;
         *to++ = (colo_piece_t){row, count, p->held[owner], owner};
@@ -258,19 +257,21 @@ static colo_status_t sort_pieces(colo_packed_t *p)
 
 static colo_status_t lay_tables(colo_packed_t *p, int64_t nseqs)
 {
-    int64_t **const table[] = {&p->start, &p->base, &p->first, &p->length, &p->held, &p->lo};
+    int64_t **const table[] = {&p->start,       &p->base,   &p->first, &p->chunk, &p->local,
+                               &p->first_owner, &p->length, &p->held,  &p->lo};
     int64_t owners, all = 0;
     p->nseqs = nseqs;
     if (!colo_mul_ok(p->axes.replicas, p->cp, &owners))
         return no_memory(p);
-    const int64_t entries[] = {nseqs, nseqs, nseqs, p->axes.replicas, owners, owners};
-    for (int i = 0; i < 6; i++)
+    const int64_t entries[] = {nseqs,  nseqs, nseqs, nseqs, nseqs, nseqs, p->axes.replicas,
+                               owners, owners};
+    for (int i = 0; i < 9; i++)
         if (!colo_add_ok(all, entries[i], &all) || !colo_add_ok(all, 1, &all))
             return no_memory(p);
     if (!colo_list_reserve(&p->entries, all, sizeof **table[0]))
         return no_memory(p);
     int64_t *next = p->entries.items;
-    for (int i = 0; i < 6; next += entries[i++] + 1)
+    for (int i = 0; i < 9; next += entries[i++] + 1)
         *table[i] = next;
     memset(p->length, 0, (size_t)(p->axes.replicas + 1) * sizeof *p->length);
     memset(p->held, 0, (size_t)(owners + 1) * sizeof *p->held);
@@ -278,11 +279,12 @@ static colo_status_t lay_tables(colo_packed_t *p, int64_t nseqs)
     return COLO_OK;
 }
 
-colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *t)
+colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *t, bool listed)
 {
     COLO_TRY(check_present(p, t));
     p->whole = t->split == COLO_PACKING_WHOLE;
     p->cp = p->whole ? 1 : p->axes.cp;
+    p->listed = listed;
     COLO_TRY(lay_tables(p, t->nseqs));
     p->pieces.n = p->start[0] = 0;
     for (int64_t q = 0; q < t->nseqs; q++) {
@@ -298,12 +300,20 @@ colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *t)
                              p->what, (long long)q, (long long)length);
         p->base[q] = p->length[d];
         p->length[d] += length;
+        division_t cut = {0};
+        COLO_TRY(divide(p, t, q, &cut));
         p->first[q] = p->pieces.n;
-        COLO_TRY(add_pieces(p, t, q, d));
+        p->chunk[q] = cut.unit;
+        p->local[q] = times(p->base[q], (uint64_t)p->cp);
+        p->first_owner[q] = d * p->cp;
+        if (listed)
+            COLO_TRY(add_pieces(p, t, q, d, &cut));
     }
     p->first[t->nseqs] = p->pieces.n;
+    for (int64_t k = 0; !listed && k < p->axes.replicas * p->cp; k++)
+        p->held[k] = p->length[k / p->cp] / p->cp;
     COLO_TRY(check_sp(p, t));
-    return sort_pieces(p);
+    return listed ? sort_pieces(p) : COLO_OK;
 }
 
 void colo_packed_deinit(colo_packed_t *p)
@@ -332,31 +342,10 @@ static int64_t first_piece(const colo_packed_t *p, const int64_t *by_owner, int6
     return a;
 }
 
-bool colo_packed_next(const colo_packed_t *p, int64_t k, int64_t s, int64_t lo, int64_t hi,
-                      int64_t *next, colo_cut_t *cut)
+int64_t colo_packed_find(const colo_packed_t *p, int64_t q, int64_t row)
 {
-    const int64_t *by_owner = p->by_owner.items, end = p->lo[k + 1];
-    const colo_piece_t *piece = p->pieces.items;
-    const int64_t block = p->held[k] / p->axes.sp, local_end = (s + 1) * block;
-    int64_t i = *next;
-    if (i < p->lo[k] ||
-        (i > p->lo[k] && piece[by_owner[i - 1]].row + piece[by_owner[i - 1]].count > lo))
-        i = first_piece(p, by_owner, p->lo[k], end, lo);
-    for (; i < end && piece[by_owner[i]].row < hi; i++) {
-        const colo_piece_t *x = &piece[by_owner[i]];
-        int64_t a = x->row > lo ? x->row : lo, z = x->row + x->count;
-        if (x->local + (a - x->row) < s * block)
-            a = x->row + (s * block - x->local);
-        z = z < hi ? z : hi;
-        if (x->local + (z - x->row) > local_end)
-            z = x->row + (local_end - x->local);
-        *cut = (colo_cut_t){a, z - a, x->local + (a - x->row)};
-        *next = i;
-        if (a < z)
-            return true;
-    }
-    *next = i;
-    return false;
+    return p->listed ? first_piece(p, NULL, p->first[q], p->first[q + 1], row) - p->first[q]
+                     : times(row - p->start[q], (uint64_t)p->chunk[q]);
 }
 
 static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
@@ -366,18 +355,23 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
     const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t c = p->whole ? 0 : colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t s = colo_ragged_part(side->layout, COLO_ROWS, 0, coords), k = d * p->cp + c;
-    int64_t lo = 0, hi = INT64_MAX, next = -1;
-    colo_cut_t cut;
+    const int64_t *by_owner = p->by_owner.items, block = p->held[k] / p->axes.sp;
+    const colo_piece_t *piece = p->pieces.items;
+    int64_t first = 0, behind = INT64_MAX;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
-        lo = within->run[0].row;
-        hi = last->row + last->count;
+        first = within->run[0].row;
+        behind = last->row + last->count;
     }
     runs->n = runs->rows = 0;
-    while (colo_packed_next(p, k, s, lo, hi, &next, &cut)) {
-        COLO_TRY(
-            colo_runs_push(runs, cut.row, cut.count, cut.local - s * (p->held[k] / p->axes.sp)));
-        lo = cut.row + cut.count;
+    for (int64_t i = first_piece(p, by_owner, p->lo[k], p->lo[k + 1], first); i < p->lo[k + 1];
+         i++) {
+        const colo_piece_t *x = &piece[by_owner[i]];
+        int64_t lo = first, hi = behind;
+        if (x->row >= behind)
+            break;
+        if (colo_packed_cut(p, x, s, &lo, &hi))
+            COLO_TRY(colo_runs_push(runs, lo, hi - lo, x->local + (lo - x->row) - s * block));
     }
     return COLO_OK;
 }
@@ -436,24 +430,14 @@ colo_status_t colo_packed_count(int64_t block, int64_t rows_of_it, colo_list_t *
     return COLO_OK;
 }
 
-colo_status_t colo_packed_meet(const colo_packed_t *p, int64_t i, int64_t lo, int64_t hi,
-                               colo_list_t *met)
+colo_status_t colo_packed_meet(const colo_packed_t *p, const colo_piece_t *x, int64_t lo,
+                               int64_t hi, colo_list_t *met)
 {
-    const colo_piece_t *piece = p->pieces.items;
-    const int64_t sp = p->axes.sp;
-    for (; lo < hi; i++) {
-        const colo_piece_t *x = &piece[i];
-        const int64_t behind = x->row + x->count, end = behind < hi ? behind : hi;
-        for (int64_t stop; lo < end; lo = stop) {
-            int64_t s = 0;
-            stop = end;
-            if (sp > 1) {
-                const int64_t local = x->local + (lo - x->row), block = p->held[x->owner] / sp;
-                s = local / block;
-                stop = end - lo > (s + 1) * block - local ? lo + (s + 1) * block - local : end;
-            }
-            COLO_TRY(colo_packed_count(x->owner * sp + s, stop - lo, met));
-        }
+    const int64_t sp = p->axes.sp, block = p->held[x->owner] / sp;
+    for (int64_t stop; lo < hi; lo = stop) {
+        const int64_t local = x->local + (lo - x->row), s = sp > 1 ? local / block : 0;
+        stop = sp > 1 && hi - lo > (s + 1) * block - local ? lo + (s + 1) * block - local : hi;
+        COLO_TRY(colo_packed_count(x->owner * sp + s, stop - lo, met));
     }
     return COLO_OK;
 }
@@ -498,8 +482,15 @@ static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds,
     colo_list_t list = {0};
     colo_status_t st = colo_packed_visit_rest(side, bounds, met);
     for (int64_t k = 0, i = 0; st == COLO_OK && k < mine->n; k++) {
-        i = first_piece(p, NULL, i, p->pieces.n, mine->run[k].row);
-        st = colo_packed_meet(p, i, mine->run[k].row, mine->run[k].row + mine->run[k].count, &list);
+        int64_t lo = mine->run[k].row;
+        const int64_t hi = lo + mine->run[k].count;
+        for (i = first_piece(p, NULL, i, p->pieces.n, lo); st == COLO_OK && lo < hi; i++) {
+            const colo_piece_t *x = (const colo_piece_t *)p->pieces.items + i;
+            const int64_t behind = x->row + x->count, end = behind < hi ? behind : hi;
+            st = colo_packed_meet(p, x, lo, end, &list);
+            lo = end;
+        }
+        i--; /* the next rows may begin in the same piece */
     }
     if (st < 0) {
         free(list.items);
@@ -536,7 +527,7 @@ static colo_status_t rows_of(colo_packed_t *p, const colo_packing_t *given,
     COLO_TRY(colo_layout_check_fields(layout));
     p->what = "packing";
     COLO_TRY(colo_ragged_axes(&p->axes, layout, false, p->what, "given"));
-    COLO_TRY(colo_packed_load(p, &own));
+    COLO_TRY(colo_packed_load(p, &own, true));
     if (!colo_layout_holds(layout, rank))
         return COLO_OK;
     (void)colo_grid_coords(&layout->grid, rank, coords);

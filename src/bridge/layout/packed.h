@@ -41,34 +41,63 @@ typedef struct colo_packed {
     colo_ragged_axes_t axes;
     const char *what; /* for error messages */
     int64_t nseqs;
-    int64_t cp;           /* owners per replica: 1 if every context rank holds all */
-    bool whole;           /* so the tables say */
-    int64_t *start;       /* [nseqs + 1] row of each sequence's first position */
-    int64_t *base;        /* [nseqs] where a sequence begins on its replica's axis */
-    int64_t *first;       /* [nseqs + 1] its first piece */
-    int64_t *length;      /* [replicas] of a replica's axis */
-    int64_t *held;        /* [replicas * cp] rows of each owner */
-    int64_t *lo;          /* [replicas * cp + 1] in by_owner */
+    int64_t cp;      /* owners per replica: 1 if every context rank holds all */
+    bool whole;      /* so the tables say */
+    int64_t *start;  /* [nseqs + 1] row of each sequence's first position */
+    int64_t *base;   /* [nseqs] where a sequence begins on its replica's axis */
+    int64_t *first;  /* [nseqs + 1] its first piece */
+    int64_t *length; /* [replicas] of a replica's axis */
+    int64_t *held;   /* [replicas * cp] rows of each owner */
+    int64_t *lo;     /* [replicas * cp + 1] in by_owner */
+    /* Or, if each sequence lies on all context ranks and @listed was false, there is no list: */
+    bool listed;
+    int64_t *chunk;       /* [nseqs] rows of a piece */
+    int64_t *local;       /* [nseqs] of the first piece of each rank */
+    int64_t *first_owner; /* [nseqs] */
     colo_list_t pieces;   /* colo_piece_t, by row */
     colo_list_t by_owner; /* int64_t: pieces of one owner after those of another, by row */
     colo_list_t entries;  /* int64_t: memory of the tables above */
 } colo_packed_t;
 
-/* Checks tables and lays them out; @tables is borrowed for the call. */
-colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *tables);
+/* Checks tables and lays them out; @tables is borrowed for the call. @listed: blocks will be asked
+ * for their rows. A list costs as much as many batches of segments. */
+colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *tables, bool listed);
 void colo_packed_deinit(colo_packed_t *p);
 
-/* Rows that owner @k has of [lo, hi) and its rank @s of sequence parallelism keeps, in pieces from
- * *next on, an index in by_owner that ascends with the rows of the calls. false: no more. */
-typedef struct colo_cut {
-    int64_t row, count, local; /* local: on the axis of the owner */
-} colo_cut_t;
-bool colo_packed_next(const colo_packed_t *p, int64_t k, int64_t s, int64_t lo, int64_t hi,
-                      int64_t *next, colo_cut_t *cut);
-/* Counts rows [lo, hi) of pieces from @i on, of which the first ends behind lo, by the block that
- * owns them, in @met. */
-colo_status_t colo_packed_meet(const colo_packed_t *p, int64_t i, int64_t lo, int64_t hi,
-                               colo_list_t *met);
+/* Piece @j of sequence @q. */
+static inline colo_piece_t colo_packed_piece(const colo_packed_t *p, int64_t q, int64_t j)
+{
+    if (p->listed)
+        return ((const colo_piece_t *)p->pieces.items)[p->first[q] + j];
+    const int64_t unit = p->chunk[q];
+    const bool mirrored = p->axes.zigzag && j >= p->cp;
+    return (colo_piece_t){p->start[q] + j * unit, unit, p->local[q] + (mirrored ? unit : 0),
+                          p->first_owner[q] + (mirrored ? 2 * p->cp - 1 - j : j)};
+}
+
+/* The piece of sequence @q that has @row. */
+int64_t colo_packed_find(const colo_packed_t *p, int64_t q, int64_t row);
+
+/* The rows [*lo, *hi) of piece @x that rank @s of sequence parallelism has; false: none. */
+static inline bool colo_packed_cut(const colo_packed_t *p, const colo_piece_t *x, int64_t s,
+                                   int64_t *lo, int64_t *hi)
+{
+    int64_t a = x->row, z = x->row + x->count;
+    if (p->axes.sp > 1) {
+        const int64_t block = p->held[x->owner] / p->axes.sp, local_end = (s + 1) * block;
+        if (x->local < s * block)
+            a = x->row + (s * block - x->local);
+        if (x->local + x->count > local_end)
+            z = x->row + (local_end - x->local);
+    }
+    *lo = a > *lo ? a : *lo;
+    *hi = z < *hi ? z : *hi;
+    return *lo < *hi;
+}
+
+/* Counts rows [lo, hi) of piece @x by the block that owns them, in @met. */
+colo_status_t colo_packed_meet(const colo_packed_t *p, const colo_piece_t *x, int64_t lo,
+                               int64_t hi, colo_list_t *met);
 /* The same of rows of one block: (replica * cp + context rank) * sp + rank of sequence parallelism.
  */
 colo_status_t colo_packed_count(int64_t block, int64_t rows, colo_list_t *met);

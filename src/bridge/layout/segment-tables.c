@@ -73,14 +73,14 @@ static colo_status_t lay_sequences(colo_ragged_t *r)
         packing.seq_len = s->seq_len;
         packing.seq_dp = s->seq_dp;
         packing.split = r->dst.axes.zigzag ? COLO_PACKING_ZIGZAG : COLO_PACKING_BLOCK;
-        return colo_packed_load(&r->dst, &packing);
+        return colo_packed_load(&r->dst, &packing, false);
     }
     COLO_TRY(
         COLO_SIZED_READ(&packing, s->packing, seq_dp, "segments: packing", "COLO_PACKING_INIT"));
     if (packing.split == COLO_PACKING_WHOLE)
         return colo_fail(COLO_ERR_ARG, "segments: packing has split WHOLE, expected another one: "
                                        "with output FULL_SEQ a rank gets all rows");
-    COLO_TRY(colo_packed_load(&r->dst, &packing));
+    COLO_TRY(colo_packed_load(&r->dst, &packing, true));
     s->nseqs = packing.nseqs;
     s->seq_len = packing.seq_len;
     s->seq_dp = packing.seq_dp;

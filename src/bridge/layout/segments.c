@@ -119,7 +119,7 @@ colo_status_t colo_ragged_load_packings(colo_ragged_t *r, const colo_packing_t *
     for (int side = 0; side < 2; side++) {
         COLO_TRY(COLO_SIZED_READ(&own[side], side ? dst : src, seq_dp,
                                  side ? "dst packing" : "src packing", "COLO_PACKING_INIT"));
-        COLO_TRY(colo_packed_load(side ? &r->dst : &r->src, &own[side]));
+        COLO_TRY(colo_packed_load(side ? &r->dst : &r->src, &own[side], true));
     }
     if (own[0].nseqs != own[1].nseqs)
         return colo_fail(COLO_ERR_ARG,
@@ -249,22 +249,46 @@ static int64_t first_part(parts_t parts, int64_t a, int64_t z, int64_t row)
     return a;
 }
 
-/* Rows of @part that owner @k has, cut to its block @sp of sequence parallelism. */
-static colo_status_t push_part(const colo_side_t *side, const colo_part_t *part, int64_t k,
-                               int64_t sp, int64_t *next, colo_runs_t *runs)
+/* Rows of @part in piece @x, cut to block @sp of sequence parallelism. */
+static colo_status_t push_piece(const colo_side_t *side, const colo_part_t *part,
+                                const colo_piece_t *x, int64_t sp, colo_runs_t *runs)
 {
     const colo_ragged_t *r = side->table;
     const int64_t start = r->dst.start[part->seq], first = start + part->pos;
-    colo_cut_t cut;
-    for (int64_t lo = first, hi = first + part->count;
-         colo_packed_next(&r->dst, k, sp, lo, hi, next, &cut); lo = cut.row + cut.count) {
-        int64_t *entry = side->on_rank ? colo_list_push(side->on_rank, sizeof *entry) : NULL;
-        if (side->on_rank && !entry)
+    int64_t lo = first, hi = first + part->count;
+    if (!colo_packed_cut(&r->dst, x, sp, &lo, &hi))
+        return COLO_OK;
+    if (side->on_rank) {
+        int64_t *entry = colo_list_push(side->on_rank, sizeof *entry);
+        if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
-        if (entry)
-            *entry = cut.local;
-        COLO_TRY(colo_runs_push(runs, part->row + (cut.row - first), cut.count,
-                                r->dst.base[part->seq] + (cut.row - start)));
+        *entry = x->local + (lo - x->row);
+    }
+    return colo_runs_push(runs, part->row + (lo - first), hi - lo,
+                          r->dst.base[part->seq] + (lo - start));
+}
+
+/* Rows of @part that context rank @c, owner @k, has. */
+static colo_status_t push_part(const colo_side_t *side, const colo_part_t *part, int64_t c,
+                               int64_t k, int64_t sp, colo_runs_t *runs)
+{
+    const colo_packed_t *p = &((const colo_ragged_t *)side->table)->dst;
+    const int64_t q = part->seq, first = p->start[q] + part->pos, behind = first + part->count;
+    if (!p->listed) { /* two pieces at most, and seldom */
+        const int64_t unit = p->chunk[q], last = part->pos + part->count;
+        const int64_t two[] = {c, 2 * p->cp - 1 - c};
+        for (int i = 0; i < 1 + p->axes.zigzag; i++)
+            if (part->pos < (two[i] + 1) * unit && last > two[i] * unit) {
+                const colo_piece_t x = colo_packed_piece(p, q, two[i]);
+                COLO_TRY(push_piece(side, part, &x, sp, runs));
+            }
+        return COLO_OK;
+    }
+    for (int64_t j = colo_packed_find(p, q, first), end = first; end < behind; j++) {
+        const colo_piece_t x = colo_packed_piece(p, q, j);
+        end = x.row + x.count;
+        if (x.owner == k)
+            COLO_TRY(push_piece(side, part, &x, sp, runs));
     }
     return COLO_OK;
 }
@@ -278,7 +302,7 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
     const int64_t c = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
     const parts_t parts = parts_in_order(r, true);
-    int64_t i = r->dst_lo[d], end = r->dst_lo[d + 1], behind = INT64_MAX, next = -1;
+    int64_t i = r->dst_lo[d], end = r->dst_lo[d + 1], behind = INT64_MAX;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
         i = first_part(parts, i, end, within->run[0].row);
@@ -289,7 +313,7 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
         if (p.row >= behind)
             break;
         COLO_TRY(side->full ? colo_runs_push(runs, p.row, p.count, r->dst.base[p.seq] + p.pos)
-                            : push_part(side, &p, d * r->dst.cp + c, sp, &next, runs));
+                            : push_part(side, &p, c, d * r->dst.cp + c, sp, runs));
     }
     return COLO_OK;
 }
@@ -339,19 +363,17 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
     return COLO_OK;
 }
 
-/* The piece of sequence @q that holds @row. */
-static int64_t piece_at(const colo_packed_t *p, int64_t q, int64_t row)
+/* Counts rows [lo, hi) of sequence @q by the block that owns them. */
+static colo_status_t intersect_pieces(const colo_packed_t *p, int64_t q, int64_t lo, int64_t hi,
+                                      colo_list_t *met)
 {
-    const colo_piece_t *piece = p->pieces.items;
-    int64_t a = p->first[q], z = p->first[q + 1]; /* piece[a].row <= row < piece[z].row */
-    while (z - a > 1) {
-        const int64_t mid = a + (z - a) / 2;
-        if (piece[mid].row <= row)
-            a = mid;
-        else
-            z = mid;
+    for (int64_t j = colo_packed_find(p, q, lo); lo < hi; j++) {
+        const colo_piece_t x = colo_packed_piece(p, q, j);
+        const int64_t end = x.row + x.count < hi ? x.row + x.count : hi;
+        COLO_TRY(colo_packed_meet(p, &x, lo, end, met));
+        lo = end;
     }
-    return a;
+    return COLO_OK;
 }
 
 static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *mine,
@@ -371,8 +393,7 @@ static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *
             COLO_TRY(side->full
                          ? colo_packed_count(r->own.seq_dp[p.seq] * r->dst.cp * r->dst.axes.sp,
                                              hi - lo, met)
-                         : colo_packed_meet(&r->dst, piece_at(&r->dst, p.seq, first), first,
-                                            first + (hi - lo), met));
+                         : intersect_pieces(&r->dst, p.seq, first, first + (hi - lo), met));
         }
     }
     return COLO_OK;
