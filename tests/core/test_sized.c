@@ -268,7 +268,7 @@ static const struct sized {
     SIZED(distill, UP_TO(distill, targets), use_distill),
     SIZED(linear, UP_TO(linear, mode), use_linear),
     SIZED(sequence, UP_TO(sequence, padded), use_sequence),
-    SIZED(segments, sizeof segments, use_segments),
+    SIZED(segments, UP_TO(segments, packing), use_segments),
 };
 enum { STRUCTS = sizeof table / sizeof table[0] };
 
