@@ -21,15 +21,15 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
 {
     axes = axes ? axes : "bsh";
     if (strcmp(axes, "th") == 0 || strcmp(axes, "bh") == 0) {
-        b->axis[0] = 0;
-        b->axis[1] = -1;
-        b->axis[2] = 1;
+        b->axes.of[0] = 0;
+        b->axes.of[1] = -1;
+        b->axes.of[2] = 1;
     } else {
         int seen = 0;
         for (int i = 0; strlen(axes) == 3 && i < 3; i++) {
             const char *pos = strchr("bsh", axes[i]);
             if (pos) {
-                b->axis[pos - "bsh"] = i;
+                b->axes.of[pos - "bsh"] = i;
                 seen |= 1 << (pos - "bsh");
             }
         }
@@ -38,7 +38,7 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
                              "bridge: axes '%.16s', expected a permutation of 'bsh', 'th' or 'bh'",
                              axes);
     }
-    memcpy(b->axes, axes, strlen(axes) + 1);
+    memcpy(b->axes.name, axes, strlen(axes) + 1);
     return COLO_OK;
 }
 
@@ -75,7 +75,7 @@ static colo_status_t load_plan(colo_bridge_t *b, const colo_plan_config_t *cfg, 
     colo_loaded_t s = {0};
     colo_status_t st = COLO_OK;
     int64_t rank = colo_comm_world_rank(b->comm, colo_comm_rank(b->comm));
-    if (strcmp(b->axes, "bh") == 0 && cfg->shape.rows != 1)
+    if (strcmp(b->axes.name, "bh") == 0 && cfg->shape.rows != 1)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: %lld rows with axes 'bh', expected 1; tensors of several rows "
                          "have axes 'th', or 'bsh' in any order",
@@ -84,11 +84,11 @@ static colo_status_t load_plan(colo_bridge_t *b, const colo_plan_config_t *cfg, 
     if (b->algo == COLO_COLLECTIVE) {
         COLO_TRY_GOTO(st, colo_plan_collective_check(cfg), fail);
         if (!cfg->no_grad && !colo_dtype_is_float(cfg->dtype) &&
-            colo_grid_extent(&b->dst.grid, "cp") > 1) {
+            colo_grid_extent(&b->sides.dst.grid, "cp") > 1) {
             st = colo_fail(COLO_ERR_ARG,
                            "bridge: COLLECTIVE sums gradients over cp=%lld, which %s "
                            "is not made for; use EXACT or no_grad",
-                           (long long)colo_grid_extent(&b->dst.grid, "cp"),
+                           (long long)colo_grid_extent(&b->sides.dst.grid, "cp"),
                            colo_dtype_name(cfg->dtype));
             goto fail;
         }
@@ -135,12 +135,12 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
 static colo_status_t find_nodes(colo_bridge_t *b)
 {
     const colo_comm_t *c = b->comm;
-    const colo_grid_t *g[2] = {&b->src.grid, &b->dst.grid};
+    const colo_grid_t *g[2] = {&b->sides.src.grid, &b->sides.dst.grid};
     int64_t ranks = 0;
     if (colo_comm_nodes(c) < 2)
         return COLO_OK;
-    COLO_TRY(colo_layout_check_fields(&b->src));
-    COLO_TRY(colo_layout_check_fields(&b->dst));
+    COLO_TRY(colo_layout_check_fields(&b->sides.src));
+    COLO_TRY(colo_layout_check_fields(&b->sides.dst));
     for (int i = 0; i < 2; i++)
         ranks = g[i]->offset + g[i]->size > ranks ? g[i]->offset + g[i]->size : ranks;
     for (int32_t r = 0; r < c->size; r++)
@@ -153,7 +153,7 @@ static colo_status_t find_nodes(colo_bridge_t *b)
         node[r] = -1; /* a rank outside the comm, which no plan of this bridge may name */
     for (int32_t r = 0; r < c->size; r++)
         node[c->world_rank[r]] = colo_comm_node(c, r);
-    return colo_nodes_create(&b->nodes, node, ranks);
+    return colo_nodes_create(&b->sides.nodes, node, ranks);
 }
 
 /* The environment's, else the caller's. */
@@ -188,11 +188,11 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         b->transport = c->transport;
     COLO_TRY(choose_blocks(b, c));
     b->lazy = colo_peers_likely(b);
-    b->src = *c->src;
-    b->dst = *c->dst;
+    b->sides.src = *c->src;
+    b->sides.dst = *c->dst;
     colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT,
-                               .src = &b->src,
-                               .dst = &b->dst,
+                               .src = &b->sides.src,
+                               .dst = &b->sides.dst,
                                .shape = c->shape,
                                .dtype = c->dtype,
                                .output = c->packed ? COLO_SHARDED : c->output, /* batches differ */
@@ -201,7 +201,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
                                .ranks_per_node = c->ranks_per_node};
     if (c->ranks_per_node == 0)
         COLO_TRY(find_nodes(b));
-    plan.nodes = b->nodes;
+    plan.nodes = b->sides.nodes;
     /* GPUs of one node may all reach each other's memory: then one level is faster */
     plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
                      (c->mem == COLO_CUDA && colo_comm_nodes(b->comm) < 2);
@@ -210,7 +210,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_TRY(colo_ragged_reserve(b));
     if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || c->packed ||
                                 b->now.program.plan->addends > 1 || b->allocator.allocate))
-        COLO_TRY(b->ops->stream_create(1, &b->order));
+        COLO_TRY(b->ops->stream_create(1, &b->streams.order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.program.plan) : COLO_OK;
 }
 
@@ -219,8 +219,8 @@ static void log_create(const colo_bridge_t *b)
     char src[COLO_KEY_MAX], dst[COLO_KEY_MAX];
     if (colo_comm_rank(b->comm) != 0 || !colo_log_on(COLO_LOG_INFO))
         return;
-    colo_grid_print(&b->src.grid, src, sizeof src);
-    colo_grid_print(&b->dst.grid, dst, sizeof dst);
+    colo_grid_print(&b->sides.src.grid, src, sizeof src);
+    colo_grid_print(&b->sides.dst.grid, dst, sizeof dst);
     colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
              colo_direction_name(colo_plan_direction(b->now.program.plan)),
              (long long)colo_plan_scale(b->now.program.plan),
@@ -238,7 +238,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     colo_bridge_t *b = calloc(1, sizeof *b);
     if (b) {
         b->comm = comm;
-        b->number = comm->bridges + 1;
+        b->id.number = comm->bridges + 1;
     }
     st = !bridge ? colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL")
          : !b    ? colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b)
@@ -252,7 +252,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
         st = colo_comm_i_fail(comm, st);
     }
     COLO_TRY_GOTO(st, st, fail);
-    b->tag = ++comm->split_tag;
+    b->id.tag = ++comm->split_tag;
     comm->bridges++;
     b->compared[0] = b->compared[1] = colo_bridge_exchanges_compare(b);
     COLO_TRY_GOTO(st, colo_peers_create(b), fail);
@@ -287,13 +287,13 @@ fail:
 /* A caller's allocator gets memory back that no call uses; cudaFree() waits by itself. */
 static void end_calls(colo_bridge_t *b)
 {
-    if (b->side)
-        b->ops->stream_destroy(b->side); /* waits */
-    if (!b->order)
+    if (b->streams.side)
+        b->ops->stream_destroy(b->streams.side); /* waits */
+    if (!b->streams.order)
         return;
-    if (b->ran && b->allocator.release)
-        (void)b->ops->event_wait(b->order, 0, b->ops->stream_of(b->order));
-    b->ops->stream_destroy(b->order); /* waits */
+    if (b->streams.ran && b->allocator.release)
+        (void)b->ops->event_wait(b->streams.order, 0, b->ops->stream_of(b->streams.order));
+    b->ops->stream_destroy(b->streams.order); /* waits */
 }
 
 void colo_bridge_destroy(colo_bridge_t **bridge)
@@ -305,10 +305,10 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_peers_destroy(*bridge);
     colo_loaded_deinit((*bridge)->comm, &(*bridge)->now);
     end_calls(*bridge);
-    colo_arena_deinit(*bridge, &(*bridge)->partials);
-    colo_arena_deinit(*bridge, &(*bridge)->stage);
+    colo_arena_deinit(*bridge, &(*bridge)->memory.partials);
+    colo_arena_deinit(*bridge, &(*bridge)->memory.stage);
     colo_collective_destroy(*bridge);
-    colo_nodes_destroy(&(*bridge)->nodes);
+    colo_nodes_destroy(&(*bridge)->sides.nodes);
     free(*bridge);
     *bridge = NULL;
 }
@@ -325,11 +325,11 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
                                          "their tables; call colo_bridge_set_segments()");
     colo_plan_config_t cfg = bridge->now.program.plan->config;
     colo_loaded_t next;
-    bridge->reshapes++; /* also where it fails: ranks stay alike */
+    bridge->id.reshapes++; /* also where it fails: ranks stay alike */
     memset(bridge->peers.agreed, 0, sizeof bridge->peers.agreed);
     memset(bridge->compared, 0, sizeof bridge->compared); /* also with ranks it shares no message */
-    cfg.src = &bridge->src;
-    cfg.dst = &bridge->dst;
+    cfg.src = &bridge->sides.src;
+    cfg.dst = &bridge->sides.dst;
     cfg.shape = *shape;
     COLO_TRY(load_plan(bridge, &cfg, &next));
     if (bridge->algo == COLO_COLLECTIVE) {
@@ -367,6 +367,6 @@ size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
     if (!bridge)
         return 0;
     const colo_collective_t *c = &bridge->coll;
-    return bridge->partials.total + bridge->stage.total + c->stage[0].total + c->stage[1].total +
-           c->sum.total;
+    return bridge->memory.partials.total + bridge->memory.stage.total + c->stage[0].total +
+           c->stage[1].total + c->sum.total;
 }

@@ -44,13 +44,14 @@ static colo_status_t run_staged(colo_call_t *call)
 static colo_status_t run_in_order(colo_call_t *call)
 {
     colo_bridge_t *b = call->bridge;
-    const colo_status_t follows = b->ran ? b->ops->event_wait(b->order, 0, call->stream) : COLO_OK;
+    const colo_status_t follows =
+        b->streams.ran ? b->ops->event_wait(b->streams.order, 0, call->stream) : COLO_OK;
     if (follows < 0)
         return colo_bridge_fail(b, follows);
     const colo_status_t st = run_staged(call); /* one that failed may have begun */
     const colo_error_t why = colo_error_save();
-    b->ran = true;
-    const colo_status_t leads = b->ops->event_record(b->order, 0, call->stream);
+    b->streams.ran = true;
+    const colo_status_t leads = b->ops->event_record(b->streams.order, 0, call->stream);
     if (st < 0)
         return colo_error_restore(st, &why);
     return leads < 0 ? colo_bridge_fail(b, leads) : COLO_OK;
@@ -66,14 +67,14 @@ static colo_status_t run(colo_call_t *call)
     }
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
-    b->calls++;
+    b->id.calls++;
     if (call->reached.p2p)
         st = colo_peers_begin(call);
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     if (colo_peers_carry(call))
         return colo_peers_run(call);
-    return b->order && !call->capturing ? run_in_order(call) : run_staged(call);
+    return b->streams.order && !call->capturing ? run_in_order(call) : run_staged(call);
 }
 
 /* ---- both kinds ---- */

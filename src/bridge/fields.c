@@ -87,7 +87,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     colo_fields_add(f, "ranks_per_node", "%lld", (long long)c->ranks_per_node);
     colo_fields_add(f, "nodes", "%lld", (long long)colo_nodes_count(c->nodes));
     colo_fields_add(f, "algo", "%s", b->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE");
-    colo_fields_add(f, "axes", "%s", b->algo == COLO_COLLECTIVE ? b->axes : "any");
+    colo_fields_add(f, "axes", "%s", b->algo == COLO_COLLECTIVE ? b->axes.name : "any");
     colo_fields_add(f, "transport", "%s", colo_transport_name(b->transport));
     colo_fields_add(f, "one_level", "%s", c->one_level ? "yes" : "no");
     if (b->ragged)
@@ -98,7 +98,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
                         (long long)b->ragged->max_rows);
     /* else some would connect now and others not */
     colo_fields_add(f, "registered memory", "%s", b->lazy ? "yes" : "no");
-    colo_fields_add(f, "bridge of this comm", "%llu", (unsigned long long)b->number);
+    colo_fields_add(f, "bridge of this comm", "%llu", (unsigned long long)b->id.number);
     f->hash = colo_hash_i64(f->hash, (int64_t)colo_plan_hash(p)); /* also what a value cuts off */
 }
 
@@ -112,7 +112,7 @@ bool colo_bridge_exchanges_compare(const colo_bridge_t *b)
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass)
 {
     const colo_plan_t *p = b->now.program.plan;
-    return colo_op_of_bridge(p->config.dtype, b->number, pass, p->hash);
+    return colo_op_of_bridge(p->config.dtype, b->id.number, pass, p->hash);
 }
 
 colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_t n)
@@ -120,7 +120,7 @@ colo_op_desc_t colo_batch_op(const colo_batch_t *batch, colo_pass_t pass, int32_
     const colo_bridge_t *b = batch->bridge;
     const uint64_t h =
         colo_hash_i64(b->now.program.plan->hash, (int64_t)batch->loaded.program.plan->hash);
-    return colo_op_of_bridge(COLO_U8, b->number, pass, colo_hash_i64(h, n));
+    return colo_op_of_bridge(COLO_U8, b->id.number, pass, colo_hash_i64(h, n));
 }
 
 /* ---- calls ---- */
@@ -146,7 +146,7 @@ static colo_status_t agree_batch(const colo_call_t *call, colo_status_t mine)
     const colo_bridge_t *b = call->bridge;
     colo_fields_t f = {COLO_FIELDS_INIT};
     add_tables(&f, call->batch);
-    colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
+    colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->id.number,
                     call->frame.pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "tensors", "%d", (int)call->frame.n);
     if (colo_comm_check_level(b->comm) >= 2) /* registered on all ranks or on none */
@@ -175,9 +175,9 @@ static colo_status_t agree_uniform(const colo_call_t *call, colo_status_t mine)
     /* registered on all ranks or on none */
     const bool p2p = strict && call->reached.p2p && !call->reached.not_agreed;
     colo_fields_t f = {COLO_FIELDS_INIT};
-    colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
+    colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->id.number,
                     call->frame.pass == COLO_FORWARD ? "forward" : "backward");
-    colo_fields_add(&f, "calls before", "%llu", (unsigned long long)b->calls);
+    colo_fields_add(&f, "calls before", "%llu", (unsigned long long)b->id.calls);
     colo_fields_add(&f, "in registered memory", "%s", p2p ? "yes" : "no");
     colo_fields_add(&f, "captured", "%s", strict && call->capturing ? "yes" : "no");
     colo_bridge_fields(b, &f);

@@ -37,9 +37,9 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
             gpus ? "CUDA" : "host",
             gpus ? "set mem to COLO_CUDA, or use a host communicator"
                  : "colo_comm_create_nccl() makes a communicator of GPUs");
-    if (strcmp(b->axes, "th") != 0)
+    if (strcmp(b->axes.name, "th") != 0)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
-                         b->axes);
+                         b->axes.name);
     if ((unsigned)c->placement > COLO_MERGED || c->max_rows < 0)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: placement %d, max_rows %lld; expected 0 (PACKED) or 1 (MERGED), "
@@ -126,8 +126,8 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, c
 {
     colo_ragged_bridge_t *r = bridge->ragged;
     colo_plan_config_t cfg = bridge->now.program.plan->config;
-    cfg.src = &bridge->src;
-    cfg.dst = &bridge->dst;
+    cfg.src = &bridge->sides.src;
+    cfg.dst = &bridge->sides.dst;
     colo_batch_t *x = calloc(1, sizeof *x);
     if (!x)
         return colo_fail(COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *x);

@@ -15,14 +15,14 @@ static const char *const axis_words[] = {"samples", "rows", "features"};
 
 static int32_t shape_of(const colo_bridge_t *b, const colo_owned_t *own, int64_t *shape)
 {
-    if (b->axis[1] < 0) {
+    if (b->axes.of[1] < 0) {
         shape[0] = (own->b1 - own->b0) * own->rows;
         shape[1] = own->h1 - own->h0;
         return 2;
     }
-    shape[b->axis[0]] = own->b1 - own->b0;
-    shape[b->axis[1]] = own->rows;
-    shape[b->axis[2]] = own->h1 - own->h0;
+    shape[b->axes.of[0]] = own->b1 - own->b0;
+    shape[b->axes.of[1]] = own->rows;
+    shape[b->axes.of[2]] = own->h1 - own->h0;
     return 3;
 }
 
@@ -122,7 +122,7 @@ static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t 
         shape_text(t->shape, t->ndim, found, sizeof found);
         shape_text(want, n, expected, sizeof expected);
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is [%s], expected [%s] (axes %s)%s", rank,
-                         what, found, expected, b->axes,
+                         what, found, expected, b->axes.name,
                          empty ? "; this rank owns nothing of it: pass NULL" : "");
     }
     if (t->dtype != b->now.program.plan->config.dtype)
@@ -151,12 +151,12 @@ static colo_view_t view_in(const colo_bridge_t *b, const colo_tensor_t *t, int64
 {
     if (!t || !t->data)
         return (colo_view_t){0};
-    if (b->axis[1] < 0)
+    if (b->axes.of[1] < 0)
         return (colo_view_t){.data = t->data,
                              .stride = {rows * t->stride[0], t->stride[0], t->stride[1]}};
     return (colo_view_t){
         .data = t->data,
-        .stride = {t->stride[b->axis[0]], t->stride[b->axis[1]], t->stride[b->axis[2]]}};
+        .stride = {t->stride[b->axes.of[0]], t->stride[b->axes.of[1]], t->stride[b->axes.of[2]]}};
 }
 
 colo_status_t colo_call_check_uniform(colo_call_t *call)
@@ -309,7 +309,7 @@ colo_status_t colo_call_prepare_staged(colo_call_t *call)
     if (f->pass == COLO_BACKWARD)
         COLO_TRY(colo_partials_reserve(b, f->partial_bytes * (size_t)f->program->npartials,
                                        call->capturing));
-    f->partials = b->partials.data;
+    f->partials = b->memory.partials.data;
     return COLO_OK;
 }
 

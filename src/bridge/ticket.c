@@ -53,14 +53,14 @@ colo_status_t colo_ticket_take(colo_tickets_t *all, colo_pass_t pass, colo_ticke
         return colo_fail(COLO_ERR_TIMEOUT,
                          "rank %lld: bridge %llu: ticket %llu (%s) was started %.1f s ago and is "
                          "not finished, the deadline is %.1f s; call colo_bridge_finish()",
-                         (long long)b->now.program.plan->rank, (unsigned long long)b->number,
+                         (long long)b->now.program.plan->rank, (unsigned long long)b->id.number,
                          (unsigned long long)oldest->number, pass_name(oldest->pass),
                          now - oldest->since, deadline);
     if (!*ticket)
         return colo_fail(COLO_ERR_STATE,
                          "rank %lld: bridge %llu: %d tickets are not finished, the first is %llu "
                          "(%s), expected at most %d; call colo_bridge_finish()",
-                         (long long)b->now.program.plan->rank, (unsigned long long)b->number,
+                         (long long)b->now.program.plan->rank, (unsigned long long)b->id.number,
                          COLO_TICKETS_MAX, (unsigned long long)oldest->number,
                          pass_name(oldest->pass), COLO_TICKETS_MAX);
     **ticket = (colo_ticket_t){NULL, all->started + 1, pass, now};
@@ -90,7 +90,7 @@ void colo_tickets_destroy(colo_bridge_t *b)
             colo_log(COLO_LOG_ERROR,
                      "rank %lld: bridge %llu is destroyed while ticket %llu (%s) is not finished; "
                      "call colo_bridge_finish() before",
-                     (long long)b->now.program.plan->rank, (unsigned long long)b->number,
+                     (long long)b->now.program.plan->rank, (unsigned long long)b->id.number,
                      (unsigned long long)all->ticket[i].number, pass_name(all->ticket[i].pass));
     b->ops->stream_destroy(all->stream); /* waits */
     free(all);

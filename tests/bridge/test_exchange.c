@@ -394,14 +394,14 @@ static colo_status_t fits_rank(colo_comm_t *world, void *arg)
     rank_try(t_case_step(bridge, rank, &c, 99));
     bridge->lazy = false;
     const size_t bytes = colo_bridge_workspace_size(bridge);
-    const void *sums = bridge->partials.data;
+    const void *sums = bridge->memory.partials.data;
     for (int i = 0; i < t_scaled(12); i++) {
         c.shape =
             (ref_shape_t){t_below(&seed, most.samples + 1), 4 + 4 * t_below(&seed, most.rows / 4),
                           1 + t_below(&seed, most.features)};
         rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
         rank_try(t_case_step(bridge, rank, &c, i));
-        rank_check(colo_bridge_workspace_size(bridge) == bytes && bridge->partials.data == sums);
+        rank_check(colo_bridge_workspace_size(bridge) == bytes && bridge->memory.partials.data == sums);
     }
     colo_bridge_destroy(&bridge);
     return COLO_OK;

@@ -526,7 +526,7 @@ T_CASE(forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are)
 
 static size_t partials_of(const colo_bridge_t *bridge)
 {
-    return bridge->partials.size;
+    return bridge->memory.partials.size;
 }
 
 static colo_status_t run_large(colo_comm_t *comm, void *arg)

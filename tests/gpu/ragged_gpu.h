@@ -361,7 +361,7 @@ static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
 /* Bytes of the bridge's memory for addends. */
 static inline size_t ragged_partials(const colo_bridge_t *bridge)
 {
-    return bridge->partials.size;
+    return bridge->memory.partials.size;
 }
 
 static inline colo_status_t t_ragged_large_sums(t_gpu_rank_t *r, void *arg)

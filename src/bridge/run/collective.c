@@ -140,8 +140,8 @@ static colo_view_t contiguous(const colo_bridge_t *b, void *data, int64_t nb, in
 {
     int64_t extent[3] = {nb, rows, h}, stride[3], step = 1;
     int order[3] = {0, 1, 2}; /* order[i]: which of b, s, h is tensor axis i */
-    for (int i = 0; b->axis[1] >= 0 && i < 3; i++)
-        order[b->axis[i]] = i;
+    for (int i = 0; b->axes.of[1] >= 0 && i < 3; i++)
+        order[b->axes.of[i]] = i;
     for (int i = 2; i >= 0; i--) {
         stride[order[i]] = step;
         step *= extent[order[i]];
@@ -221,7 +221,8 @@ static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t 
     }
     colo_view_t joined = contiguous(b, NULL, nb * c->k, s->rows, s->features);
     /* samples outermost and no gaps: the gathered parts are the concatenation already */
-    const bool in_place = (b->axis[1] < 0 || b->axis[0] == 0) && same_strides(to, joined, all);
+    const bool in_place =
+        (b->axes.of[1] < 0 || b->axes.of[0] == 0) && same_strides(to, joined, all);
     COLO_TRY(colo_comm_i_all_gather(c->gather, COLO_CATEGORY_BRIDGE, from.data,
                                     in_place ? (void *)to.data : stage[1], count, p->config.dtype,
                                     stream));
@@ -249,7 +250,7 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
     colo_view_t to = sharded ? whole : y;
     if (c->direction == COLO_FAN_IN) {
         /* sharded and samples outermost: parts land in stage 0 at once, so pack x in stage 1 */
-        bool outer = b->axis[1] < 0 || b->axis[0] == 0;
+        bool outer = b->axes.of[1] < 0 || b->axes.of[0] == 0;
         void *const stage[2] = {c->stage[sharded && outer ? 1 : 0].data, c->stage[1].data};
         COLO_TRY(gather_samples(b, x, ns, to, stage, stream));
     } else {

@@ -79,7 +79,8 @@ void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
 
 colo_status_t colo_partials_reserve(colo_bridge_t *b, size_t bytes, bool capturing)
 {
-    return colo_arena_grow(b, &b->partials, bytes, capturing, "addends of PARTIAL gradients");
+    return colo_arena_grow(b, &b->memory.partials, bytes, capturing,
+                           "addends of PARTIAL gradients");
 }
 
 void colo_ragged_destroy(colo_bridge_t *b)
@@ -167,9 +168,10 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
     const colo_ragged_bridge_t *r = b->ragged;
     const colo_plan_t *p = b->now.program.plan;
     const int64_t shards = r->axes.src.axes.replicas * r->axes.src.axes.cp * r->axes.src.axes.sp;
-    const int64_t sources = ranks_of(b, &b->src), destinations = ranks_of(b, &b->dst);
+    const int64_t sources = ranks_of(b, &b->sides.src), destinations = ranks_of(b, &b->sides.dst);
     const int64_t all = product(r->max_rows, shards, 1), peers = colo_comm_size(b->comm) - 1;
-    const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
+    const bool src = colo_layout_holds(&b->sides.src, p->rank),
+               dst = colo_layout_holds(&b->sides.dst, p->rank);
     const int64_t out = destinations / r->axes.dst.axes.replicas, back = sources / shards;
     /* if nodes add up: what this rank collects for others, or others from it, and the sums */
     const int64_t times = colo_plan_sums_nodes(p), wide = sum_elem(b);
@@ -188,8 +190,8 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
                       src ? product(r->max_rows, p->addends * wide, src_row) : 0, peers)
             : 0;
     const int64_t need[] = {forward, backward, sums,
-                            relayed(b, COLO_FORWARD, &b->dst, out, all, dst_row),
-                            relayed(b, COLO_BACKWARD, &b->src, back, r->max_rows, src_row)};
+                            relayed(b, COLO_FORWARD, &b->sides.dst, out, all, dst_row),
+                            relayed(b, COLO_BACKWARD, &b->sides.src, back, r->max_rows, src_row)};
     int64_t most = 0;
     for (int i = 0; i < 5 && most >= 0; i++)
         most = need[i] < 0 ? -1 : need[i] > most ? need[i] : most;
@@ -201,11 +203,12 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
     const colo_plan_t *p = b->now.program.plan;
     const colo_plan_config_t *c = &p->config;
     const int64_t elem = (int64_t)colo_dtype_size(c->dtype), rows = b->ragged->max_rows;
-    const int64_t h[2] = {c->shape.features / colo_layout_parts(&b->src, COLO_FEATURES),
-                          c->shape.features / colo_layout_parts(&b->dst, COLO_FEATURES)};
+    const int64_t h[2] = {c->shape.features / colo_layout_parts(&b->sides.src, COLO_FEATURES),
+                          c->shape.features / colo_layout_parts(&b->sides.dst, COLO_FEATURES)};
     if (rows == 0 || b->lazy) /* for staged calls, if there will be any */
         return COLO_OK;
-    const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
+    const bool src = colo_layout_holds(&b->sides.src, p->rank),
+               dst = colo_layout_holds(&b->sides.dst, p->rank);
     if (p->addends > 1 && !c->no_grad && (src || (dst && colo_plan_sums_nodes(p)))) {
         const colo_ragged_axes_t *a = &b->ragged->axes.src.axes;
         int64_t n = p->addends, bytes = product(rows, h[0], elem);
@@ -223,6 +226,7 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
     if (b->now.over_comm.nmembers == 0)
         return COLO_OK;
     const int64_t bytes = most_staged(b, h[0] * elem, h[1] * elem);
-    return bytes < 0 ? too_many(b, "messages")
-                     : colo_arena_grow(b, &b->stage, (size_t)bytes, false, "staging of messages");
+    return bytes < 0
+               ? too_many(b, "messages")
+               : colo_arena_grow(b, &b->memory.stage, (size_t)bytes, false, "staging of messages");
 }

@@ -172,10 +172,10 @@ void colo_loaded_deinit(colo_comm_t *comm, colo_loaded_t *loaded)
 colo_status_t colo_over_comm_reserve(colo_bridge_t *b, const colo_loaded_t *loaded)
 {
     const colo_over_comm_t *over = &loaded->over_comm;
-    if (b->mem == COLO_CUDA && b->algo == COLO_EXACT && !b->side)
-        COLO_TRY(b->ops->stream_create(2, &b->side));
+    if (b->mem == COLO_CUDA && b->algo == COLO_EXACT && !b->streams.side)
+        COLO_TRY(b->ops->stream_create(2, &b->streams.side));
     COLO_TRY(colo_partials_reserve(b, over->need_partials, false));
-    return colo_arena_grow(b, &b->stage, over->need_stage, false, "staging of messages");
+    return colo_arena_grow(b, &b->memory.stage, over->need_stage, false, "staging of messages");
 }
 
 static colo_status_t all_members(const colo_bridge_t *b, colo_over_comm_t *over)
@@ -257,7 +257,7 @@ colo_status_t colo_over_comm_connect(colo_bridge_t *b, colo_loaded_t *loaded)
     if (over->subconnection || over->nmembers == 0)
         return COLO_OK;
     return b->comm->ops->subconnection_create(b->comm, over->members, over->nmembers,
-                                              colo_hash_i64(b->tag, (int64_t)b->reshapes),
+                                              colo_hash_i64(b->id.tag, (int64_t)b->id.reshapes),
                                               &over->subconnection);
 }
 
@@ -267,7 +267,8 @@ static colo_status_t make_ready(colo_call_t *call)
     colo_bridge_t *b = call->bridge;
     colo_over_comm_t *over = &b->now.over_comm; /* the route is the bridge's */
     const bool connects = over->nmembers && !over->subconnection;
-    const bool grows = over->need_partials > b->partials.size || over->need_stage > b->stage.size;
+    const bool grows =
+        over->need_partials > b->memory.partials.size || over->need_stage > b->memory.stage.size;
     if (!connects && !grows)
         return COLO_OK;
     if (call->capturing) /* on all ranks or none: no rank waits, the comm lives */
@@ -287,14 +288,14 @@ colo_status_t colo_over_comm_begin(colo_call_t *call)
     colo_bridge_t *b = call->bridge;
     COLO_TRY(make_ready(call));
     if (!call->frame.program->bytes)
-        call->frame.partials = b->partials.data;
+        call->frame.partials = b->memory.partials.data;
     const bool stages = call->frame.program->bytes && b->now.over_comm.nmembers > 0;
     size_t stage = 0;
     fill_all(b, call->loaded, &call->frame, stages ? &stage : NULL);
     if (!stages)
         return COLO_OK;
     const colo_status_t st =
-        colo_arena_grow(b, &b->stage, stage, call->capturing, "staging of messages");
+        colo_arena_grow(b, &b->memory.stage, stage, call->capturing, "staging of messages");
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
@@ -346,7 +347,7 @@ static bool overlaps(const colo_call_t *call)
     const colo_call_frame_t *f = &call->frame;
     const colo_plan_bytes_t *x = &f->program->plan->bytes[f->pass];
     const int64_t moved = x->send > x->recv ? x->send : x->recv;
-    return b->side && x->local <= moved &&
+    return b->streams.side && x->local <= moved &&
            colo_bridge_bytes_of(b, f->program->plan, x->local, f->tensor, f->n) >=
                b->ops->overlap_bytes;
 }
@@ -361,16 +362,17 @@ static colo_status_t fork_side(const colo_call_t *call, colo_stream_t *side)
     const colo_bridge_t *b = call->bridge;
     bool follows = false;
     const colo_status_t st =
-        overlaps(call) ? b->ops->stream_follow(b->side, FORK, call->stream, &follows) : COLO_OK;
-    *side = follows ? b->ops->stream_of(b->side) : call->stream;
+        overlaps(call) ? b->ops->stream_follow(b->streams.side, FORK, call->stream, &follows)
+                       : COLO_OK;
+    *side = follows ? b->ops->stream_of(b->streams.side) : call->stream;
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
 static colo_status_t wait_side(const colo_call_t *call)
 {
     const colo_bridge_t *b = call->bridge;
-    COLO_TRY(b->ops->event_record(b->side, JOIN, b->ops->stream_of(b->side)));
-    return b->ops->event_wait(b->side, JOIN, call->stream);
+    COLO_TRY(b->ops->event_record(b->streams.side, JOIN, b->ops->stream_of(b->streams.side)));
+    return b->ops->event_wait(b->streams.side, JOIN, call->stream);
 }
 
 /* @st: of the call so far, returned. */
@@ -410,8 +412,8 @@ colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move
         !call->frame.program->bytes)
         x.op.dtype = colo_sum_wide(x.op.dtype);
     x.subconnection = b->now.over_comm.subconnection;
-    x.stage = b->stage.data;
-    x.stage_bytes = b->stage.size;
+    x.stage = b->memory.stage.data;
+    x.stage_bytes = b->memory.stage.size;
     x.send = more ? l->send + l->nsends : l->send;
     x.recv = more ? l->recv + l->nrecvs : l->recv;
     x.nsends = more ? far_of(b, l->send, l->nsends) : l->nsends;

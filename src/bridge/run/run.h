@@ -95,29 +95,53 @@ typedef struct colo_loaded {
 
 typedef struct colo_tickets colo_tickets_t;
 
+/* The order of a tensor's axes: as the caller said it; of samples, rows, features. Flat: 0, -1, 1.
+ */
+typedef struct colo_axes {
+    char name[8];
+    int of[3];
+} colo_axes_t;
+
+typedef struct colo_sides {
+    colo_layout_t src, dst;
+    colo_nodes_t *nodes; /* of the comm, if the caller did not name any; NULL: one */
+} colo_sides_t;
+
+/* Auxiliary streams; NULL: none. */
+typedef struct colo_streams {
+    void *side;  /* for messages that move while the caller's stream works */
+    void *order; /* where calls leave memory of the bridge in use */
+    bool ran;    /* there was such a call */
+} colo_streams_t;
+
+/* Numbers that are the same on all ranks. */
+typedef struct colo_bridge_id {
+    uint64_t number;        /* of the bridges of this comm, from 1 */
+    uint64_t tag, reshapes; /* name a route */
+    uint64_t calls;
+} colo_bridge_id_t;
+
+/* Memory of one call. */
+typedef struct colo_bridge_memory {
+    colo_arena_t partials, stage; /* addends; staging of messages */
+} colo_bridge_memory_t;
+
 struct colo_bridge {
     colo_comm_t *comm; /* borrowed */
     const colo_ops_t *ops;
     colo_algo_t algo;
     colo_mem_t mem;
     colo_allocator_t allocator; /* of the arenas */
-    char axes[8];
-    int axis[3]; /* tensor axis of samples, rows, features; flat: 0, -1, 1 */
-    colo_layout_t src, dst;
-    colo_nodes_t *nodes; /* of the comm, if the caller did not name any; NULL: one */
+    colo_axes_t axes;
+    colo_sides_t sides;
     colo_loaded_t now;
     colo_collective_t coll;
     colo_transport_t transport;
     bool lazy; /* partial sums, staging and route are made when a call is staged */
-    colo_arena_t partials, stage; /* of one call: addends; staging of its messages */
+    colo_bridge_memory_t memory;
     colo_peers_t peers;
-    void *side; /* an auxiliary stream for messages that move while the caller's stream works; NULL:
-                   none */
-    void *order; /* an auxiliary stream, where calls leave memory of the bridge in use; else NULL */
-    bool ran;    /* there was such a call */
-    uint64_t calls;
-    uint64_t tag, reshapes; /* name a route, the same on all ranks */
-    uint64_t number;        /* of the bridges of this comm, from 1; the same on all ranks */
+    colo_streams_t streams;
+    colo_bridge_id_t id;
     struct colo_ragged_bridge *ragged; /* ragged.h; NULL: of uniform batches */
     bool compared[2];        /* by pass: all ranks were once in this call, by the plan of now */
     colo_tickets_t *tickets; /* ticket.c; NULL: no call was started */
