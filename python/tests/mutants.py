@@ -51,9 +51,9 @@ MUTANTS = {
         'torch/linear.py', "if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):", 'if False:',
         'test_torch_head.py', 'test_flat_parts_of_zero3'),
     'an exception that a launcher caught stays in its process': (
-        'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_bridge.py', 'launcher and fork'),
+        'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and fork'),
     'an uncaught exception is kept to itself': (
-        'torch/ranks.py', 'if why is not None:', 'if False:', 'test_torch_bridge.py',
+        'torch/ranks.py', 'if why is not None:', 'if False:', 'test_torch_ended.py',
         'test_uncaught_exception_of_one_rank_is_told_to_the_others'),
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',

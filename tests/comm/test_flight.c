@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_flight.c - flight records: whose operations they number, what is said of a file that cannot
+ * be written, a file system that hangs.
+ */
+#include "harness/harness.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static int count(const char *text, const char *what)
+{
+    int n = 0;
+    for (const char *found = strstr(text, what); found; found = strstr(found + 1, what))
+        n++;
+    return n;
+}
+
+struct flight {
+    char prefix[64], text[2][1 << 16];
+};
+
+static colo_status_t fly(colo_comm_t *c, void *arg)
+{
+    struct flight *f = arg;
+    const int32_t me = colo_comm_rank(c);
+    colo_comm_t *child = NULL;
+    double x[4] = {0}, y[8];
+    char path[80];
+    rank_try(colo_comm_split_color(c, 0, me, &child)); /* an all_gather of the world */
+    for (int i = 0; i < 5; i++)
+        rank_try(colo_comm_all_gather(child, x, y, 4, COLO_F64, NULL));
+    rank_try(colo_comm_barrier(c, NULL));
+    for (int k = 0; k < 2; k++) {
+        rank_try(colo_comm_flight_record(c, f->prefix));
+        if (me == 0) {
+            snprintf(path, sizeof path, "%s0", f->prefix);
+            FILE *file = fopen(path, "r");
+            rank_check(file && fread(f->text[k], 1, sizeof f->text[k] - 1, file) > 0);
+            fclose(file);
+        }
+        colo_comm_destroy(&child);
+    }
+    snprintf(path, sizeof path, "%s%d", f->prefix, (int)me);
+    rank_check(unlink(path) == 0);
+    return COLO_OK;
+}
+
+T_CASE(the_flight_record_numbers_operations_of_all_comms)
+{
+    static struct flight f;
+    snprintf(f.prefix, sizeof f.prefix, "/tmp/colo-flight-%d-", (int)getpid());
+    assert_ok(colo_comm_threads_run(2, fly, &f));
+    const int before = count(f.text[0], "Vrecord_id\nI"); /* agreements of the split among them */
+    assert_int_equal(count(f.text[0], "Vranks\nV[0, 1]\n"), 2);
+    assert_int_equal(count(f.text[0], "Vinput_sizes\n((I4\nll"), 5);
+    assert_int_equal(count(f.text[0], "Voutput_sizes\n((I8\nll"), 5);
+    assert_int_equal(count(f.text[0], "Vrecord_id\nI1\ns"), 1);
+    /* the child's five are gone, but still counted */
+    assert_int_equal(count(f.text[1], "Vranks\nV[0, 1]\n"), 1);
+    assert_int_equal(count(f.text[1], "Vrecord_id\nI"), before - 5);
+    assert_int_equal(count(f.text[1], "Vrecord_id\nI1\ns"), 0);
+    assert_int_equal(count(f.text[1], "Vrecord_id\nI6\ns"), 1);
+}
+
+T_CASE(a_flight_record_that_cannot_be_written_says_why)
+{
+    colo_comm_t *c = NULL;
+    assert_ok(colo_comm_create_self(&c));
+    assert_fails(colo_comm_flight_record(c, "/nowhere/at/all/rank"), COLO_ERR_IO,
+                 "/nowhere/at/all/rank0");
+    assert_fails(colo_comm_flight_record(c, ""), COLO_ERR_ARG, "no prefix");
+    colo_comm_destroy(&c);
+}
+
+/* Another user can leave a link in a folder of all, and know the name beforehand. */
+T_CASE(flight_record_follows_no_link_where_it_is_written)
+{
+    char folder[] = "/tmp/colo-flight-XXXXXX", prefix[64], other[64], part[128], record[80],
+         word[8] = "";
+    colo_comm_t *c = NULL;
+    assert_non_null(mkdtemp(folder));
+    snprintf(prefix, sizeof prefix, "%s/rank", folder);
+    snprintf(other, sizeof other, "%s/other", folder);
+    snprintf(record, sizeof record, "%s0", prefix);
+    snprintf(part, sizeof part, "%s.%d.part", record, (int)getpid());
+    FILE *f = fopen(other, "w");
+    assert_true(f && fputs("theirs", f) >= 0 && fclose(f) == 0);
+    assert_int_equal(symlink(other, part), 0);
+    assert_ok(colo_comm_create_self(&c));
+    assert_ok(colo_comm_flight_record(c, prefix));
+    colo_comm_destroy(&c);
+    f = fopen(other, "r");
+    assert_true(f && fgets(word, sizeof word, f) && fclose(f) == 0);
+    assert_string_equal(word, "theirs");
+    assert_true(unlink(record) == 0 && unlink(other) == 0 && rmdir(folder) == 0);
+}
+
+T_CASE(a_flight_record_that_finds_a_full_disk_leaves_no_descriptor_open)
+{
+    const int before = dup(2); /* the lowest number that is free */
+    char prefix[] = "/tmp/colo-flight-XXXXXX";
+    struct rlimit was;
+    colo_comm_t *c;
+    close(before);
+    assert_non_null(mkdtemp(prefix));
+    assert_ok(colo_comm_create_self(&c));
+    for (int i = 0; i < 64; i++) /* more than stdio's buffer holds */
+        assert_ok(colo_comm_barrier(c, NULL));
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){100, was.rlim_max}), 0);
+    const colo_status_t st = colo_comm_flight_record(c, prefix);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(st, COLO_ERR_IO);
+    const int after = dup(2);
+    close(after);
+    assert_int_equal(after, before);
+    assert_int_equal(rmdir(prefix), 0);
+    colo_comm_destroy(&c);
+}
+
+/* A file system that hangs, for ten seconds at most: then what waits for it shows. */
+static atomic_bool hangs, goes_on;
+
+int rename(const char *from, const char *to)
+{
+    for (int ms = 0; hangs && !goes_on && ms < 10000; ms++)
+        usleep(1000);
+    hangs = false;
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+struct recorder {
+    colo_comm_t *comm;
+    char prefix[64];
+    colo_status_t status;
+};
+
+static void *record(void *arg)
+{
+    struct recorder *r = arg;
+    r->status = colo_comm_flight_record(r->comm, r->prefix);
+    return NULL;
+}
+
+T_CASE(a_file_system_that_hangs_keeps_no_communicator_from_being_made)
+{
+    struct recorder r = {.status = COLO_ERR_STATE};
+    pthread_t thread;
+    colo_comm_t *other;
+    char path[80];
+    snprintf(r.prefix, sizeof r.prefix, "/tmp/colo-flight-%d-", (int)getpid());
+    assert_ok(colo_comm_create_self(&r.comm));
+    hangs = true;
+    goes_on = false;
+    assert_int_equal(pthread_create(&thread, NULL, record, &r), 0);
+    snprintf(path, sizeof path, "%s0.%d.part", r.prefix, (int)getpid());
+    while (access(path, F_OK) != 0)
+        usleep(100);
+    assert_ok(colo_comm_create_self(&other));
+    colo_comm_destroy(&other);
+    const bool still = hangs;
+    goes_on = true;
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(still);
+    assert_ok(r.status);
+    colo_comm_destroy(&r.comm);
+    snprintf(path, sizeof path, "%s0", r.prefix);
+    assert_int_equal(unlink(path), 0);
+}
+
+T_MAIN("comm/flight")
