@@ -377,7 +377,7 @@ MUTANTS = {
         'torch/ranks.py', "getattr(value, '_talks_to', None)", 'None', 'test_refusals.py', 'bridge'),
     'a refusal waits for a meeting': (
         'torch/ranks.py', '            _Meeting(self).refuse(why)', '            refuse(_Meeting(self).comm(), why)',
-        'test_refusals.py', 'nll and list'),
+        'test_refusals.py', 'third_rank'),
     'an error that the others have is told again': (
         'torch/ranks.py', '_reached(why).add(id(comm.told))  # the library', 'pass  #', 'test_torch_losses.py',
         'test_ranks_whose_rows'),
