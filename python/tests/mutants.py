@@ -5,7 +5,7 @@ from mutants_bridge import BRIDGES
 
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
-    'rows of a modality come beside the text': (
+    'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
     'segments are given to collectives': (
         'megatron.py', "if not self._exact:\n            raise ValueError(\"communicate: seg", "if False:\n            raise "

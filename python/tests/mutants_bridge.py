@@ -274,7 +274,7 @@ BRIDGES = {
     'an image that several ranks have is there several times': (
         'torch/tower.py', 'if key in found:', 'if False:', 'test_torch_tower.py', 'encodes_them_alone'),
     'pixels come from another rank though there they are': (
-        'torch/tower.py', 'owner = to if to in holders else min', 'owner = min', 'test_torch_tower.py', 'encodes_them_alone'),
+        'torch/tower.py', 'owner = to if to in brought_by else min', 'owner = min', 'test_torch_tower.py', 'encodes_them_alone'),
     'images stay with the first rank that has them': (
         'torch/tower.py', 'key=lambda r: (load[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
         'encodes_them_alone'),
@@ -303,7 +303,7 @@ BRIDGES = {
     'what is wrong on one rank is told to no rank': (
         'torch/tower.py', 'return self._carry._talks_to', 'return None', 'test_torch_tower.py', 'bad_input_of_one_rank'),
     'a communicator of its own is that of all': (
-        'torch/bridge.py', "self._owned = bool(_COMMS[comm])", 'self._owned = False', 'test_torch_own.py', 'an_error_stays'),
+        'torch/bridge.py', "self._owned = bool(_COMMS[comm])", 'self._owned = False', 'test_torch_own.py', 'bridges_of_threads'),
     'a communicator of its own outlives its bridge': (
         'torch/bridge.py', 'groups.end(self._own)', 'pass', 'test_torch_own.py', 'at_work_at_once'),
     'the rest of what a rank brings comes first': (

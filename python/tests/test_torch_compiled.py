@@ -151,7 +151,7 @@ def test_what_writes_its_arguments_leaves_the_graph():
     assert torch.equal(got, z.grad)
 
 
-def test_export_and_vmap_are_refused_in_a_sentence():
+def test_export_and_vmap_are_refused_by_name():
     class Model(torch.nn.Module):
         def forward(self, z, t):
             return ct.logprob(z, t)

@@ -445,6 +445,6 @@ def test_alpha_is_fitted_from_two_calls_alike_on_all_ranks(world):
     assert len(set(here(world, fitted))) == 1
 
 
-def test_a_tower_that_does_not_say_what_it_takes_is_refused():
+def test_a_tower_without_a_smallest_input_is_refused():
     with pytest.raises(ValueError, match='pass smallest='):
         ct.EncoderParallel(torch.nn.Linear(2, 2), group=None, llm='dp=1')

@@ -35,8 +35,8 @@ class Step:
                     if at + n > LENGTH:
                         break
                     pixels = torch.randn(math.prod(grid), *patch, generator=make, dtype=DTYPE)
-                    who = {'all': members, 'first': members[:1], 'each': [rng.choice(members)]}[how]
-                    self.images.append((d, b, list(range(at, at + n)), grid, pixels, who))
+                    have = {'all': members, 'first': members[:1], 'each': [rng.choice(members)]}[how]
+                    self.images.append((d, b, list(range(at, at + n)), grid, pixels, have))
                     at += n
 
     def mine(self, rank):

@@ -30,7 +30,7 @@ def _mismatch(words: str) -> None:
 
 
 class TowerPlan:
-    """A step's images, and who encodes them; the same on all ranks. EncoderParallel.plan() makes it.
+    """A step's images, and the rank that encodes each; the same on all ranks. EncoderParallel.plan() makes it.
 
     cost: of each rank's images. rank: the rank, counted in the grid, that encodes each image. patches: how many it has,
     and grid: what grid_thw says of it. segments: the tables of the rows. Images are in the order in which ranks bring
@@ -40,7 +40,7 @@ class TowerPlan:
     def __init__(self, vision: 'EncoderParallel', tables: list[Any]):
         grid, self._offset = vision.llm.grid, vision.llm.grid.offset
         found: dict[tuple[int, int, int], int] = {}
-        self.patches, self.grid, self._holders = [], [], []
+        self.patches, self.grid, self._brought = [], [], []
         rows: list[int] = []
         into: list[tuple[int, int, list[int]]] = []  # replica, sequence there, positions of the rows
         lengths: dict[int, tuple[int, list[int]]] = {}  # by replica: the rank that says so
@@ -59,14 +59,14 @@ class TowerPlan:
                 key = replica, table.seq[e], table.pos[e][0] if table.pos[e] else -1
                 if key in found:
                     at = found[key]
-                    self._holders[at][r] = e
+                    self._brought[at][r] = e
                     if self.grid[at] != table.grid[e]:
                         _mismatch("ranks %d and %d bring an image of sequence %d at position %d, with grids %s and %s" % (
-                            self._offset + next(iter(self._holders[at])), self._offset + r, *key[1:], self.grid[at],
+                            self._offset + next(iter(self._brought[at])), self._offset + r, *key[1:], self.grid[at],
                             table.grid[e]))
                     continue
                 found[key] = len(rows)
-                self._holders.append({r: e})  # rank: its own number of the image
+                self._brought.append({r: e})  # rank: its own number of the image
                 self.grid.append(table.grid[e]), self.patches.append(math.prod(table.grid[e]))
                 rows.append(vision.rows(table.grid[e]))
                 into.append((replica, table.seq[e], table.pos[e]))
@@ -82,8 +82,8 @@ class TowerPlan:
         costs = [round(vision.cost(grid)) for grid in self.grid]
         load, sends = [0] * size, [0] * size
         now: list[int] = []
-        for cost, holders in zip(costs, self._holders):
-            now.append(min(holders, key=lambda r: (load[r], r)))
+        for cost, brought_by in zip(costs, self._brought):
+            now.append(min(brought_by, key=lambda r: (load[r], r)))
             load[now[-1]] += cost
         self.rank: list[int] = balance(costs, size, current=now, stick=vision.stick)
         level = [0] * size
@@ -93,8 +93,8 @@ class TowerPlan:
             self.rank = now
         self._owner: list[int] = []
         self.cost = [0] * size
-        for cost, n, to, holders in zip(costs, self.patches, self.rank, self._holders):
-            owner = to if to in holders else min(holders, key=lambda r: (sends[r], r))
+        for cost, n, to, brought_by in zip(costs, self.patches, self.rank, self._brought):
+            owner = to if to in brought_by else min(brought_by, key=lambda r: (sends[r], r))
             self._owner.append(owner)
             self.cost[to] += cost
             sends[owner] += n if owner != to else 0
@@ -113,7 +113,7 @@ class TowerPlan:
         for e, (replica, seq, _) in enumerate(into):
             if not 0 <= seq < len(lengths.get(replica, (0, []))[1]):
                 raise ArgumentError("tower: an image of rank %d is in sequence %d, expected one of the %d sequences of its "
-                                    "replica" % (self._offset + next(iter(self._holders[e])), seq,
+                                    "replica" % (self._offset + next(iter(self._brought[e])), seq,
                                                  len(lengths.get(replica, (0, []))[1])))
         where: dict[str, list[int]] = {'pos': [at[0] for _, _, at in into]}
         if scattered:
@@ -252,7 +252,7 @@ class EncoderParallel:
     @eager
     def plan(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
              packing: Any = None) -> TowerPlan:
-        """Who encodes what, by one host all-gather, which may come a step ahead: vision(pixels, plan=plan, into=...). The
+        """Which rank encodes which image, by one host all-gather, which may come a step ahead: vision(pixels, plan=plan, into=...). The
         arguments are those of the call; packing is needed, as there is no into that tells the lengths."""
         table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))
         comm, _ = self._comm()
@@ -287,7 +287,8 @@ class EncoderParallel:
         if (pos is None) == (row_pos is None) and count:
             raise ArgumentError("tower: %s pos and row_pos are given; expected one of them"
                                 % ('neither of' if pos is None else 'both'))
-        at, each = as_table('tower', 'pos', () if pos is None else pos), as_table('tower', 'row_pos', () if row_pos is None else row_pos)
+        at = as_table('tower', 'pos', () if pos is None else pos)
+        each = as_table('tower', 'row_pos', () if row_pos is None else row_pos)
         for name, found, expected in (('seq', len(seq), count), ('pos', len(at), 0 if pos is None else count),
                                       ('row_pos', len(each), 0 if row_pos is None else sum(rows))):
             if found != expected:
@@ -379,8 +380,8 @@ class EncoderParallel:
             name = next(name for name, kind in _TORCH.items() if kind == s.DTYPES[dtype])
             pixels = torch.empty((0, *shape), dtype=getattr(torch, name),
                                  device=next(self.tower.parameters()).device if cuda else 'cpu')
-        own = {plan._holders[e][me]: plan.patches[e] for e, owner in enumerate(plan._owner) if owner == me}
-        had = {plan._holders[e][me]: plan.patches[e] for e in range(len(plan.patches)) if me in plan._holders[e]}
+        own = {plan._brought[e][me]: plan.patches[e] for e, owner in enumerate(plan._owner) if owner == me}
+        had = {plan._brought[e][me]: plan.patches[e] for e in range(len(plan.patches)) if me in plan._brought[e]}
         if list(own) != sorted(had):  # not all of them, or in another order
             first, at = {}, 0
             for e in sorted(had):
@@ -488,7 +489,7 @@ def _lengths(packing: Any) -> list[int]:
 
 
 def _run(tower: Any, pixels: Any, grid: Any) -> Any:
-    """Hugging Face's towers: those of Qwen return merged rows, DeepStack's beside them; SigLIP's all rows of all images."""
+    """Hugging Face's towers: those of Qwen return merged rows, and DeepStack's; SigLIP's all rows of all images."""
     import torch
     if grid is None:
         out = tower(pixels)
