@@ -360,12 +360,14 @@ T_CASE(each_refusal_names_its_place_and_numbers)
     const int64_t half = INT64_MAX / 2 + 1;
     c.table.seq_len = (const int64_t[]){half, half};
     expect_refusal(&c, (ref_refusal_t){REF_REFUSE_SUM, -1, -1, 0, -1, -1, 0, 0});
-    c.dst = t_side("cp=2,dp=2", false); /* each replica has one */
+    c.dst = t_side("cp=2,dp=2", false); /* each replica has one: positions are counted over all */
     c.table.seq_dp = (const int64_t[]){0, 1};
+    expect_refusal(&c, (ref_refusal_t){REF_REFUSE_SUM, -1, -1, 0, -1, -1, 0, 0});
+    c.table.seq_len = (const int64_t[]){half, half - 16};
     assert_int_equal(ref_ragged_refusals(&c, NULL, 0), 0);
-    c.table.rows = (const int64_t[]){half - 16, 0, half - 16};
+    c.table.rows = (const int64_t[]){half - 32, 0, half - 32};
     assert_int_equal(ref_ragged_refusals(&c, NULL, 0), 0);
-    c.table.rows = (const int64_t[]){half - 2, 31, half - 1};
+    c.table.rows = (const int64_t[]){half - 2, 31, half - 17};
     c.table.pos = (const int64_t[]){2, 0, 1};
     c.table.seq = (const int64_t[]){0, 1, 1};
     ref_refusal_t got[4];
