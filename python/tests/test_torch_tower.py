@@ -18,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge.torch as ct  # noqa: E402
 from test_torch_mimo import torchrun  # noqa: E402
+from world import meet  # noqa: E402
 from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Step, by_hand, coord, replica_sum, worst  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
@@ -356,6 +357,7 @@ def bad(rank, change, words):
                     into=torch.zeros(BATCH, LENGTH, H, dtype=DTYPE))
         return vision(**dict(good, **(change if wrong else {})))
     call(False)
+    meet()
     with pytest.raises((ValueError, RuntimeError)) as why:
         call(rank == 1)
     assert words in str(why.value), why.value
@@ -381,6 +383,7 @@ def fails(rank):
                      into=torch.zeros(BATCH, LENGTH, H, dtype=DTYPE))
         if whole:
             vision(**given)
+            meet()
         else:
             with pytest.raises((ArithmeticError, RuntimeError), match='no memory'):
                 vision(**given)
