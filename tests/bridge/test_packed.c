@@ -249,6 +249,7 @@ static colo_status_t run_refusals(colo_comm_t *comm, void *arg)
          COLO_ERR_ARG, P(.nseqs = 2, .seq_len = L(8, INT64_MAX - 7), .split = COLO_PACKING_WHOLE),
          good},
     };
+    int failed = 0;
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     rank_try(bridge_of(&b, "cp=2", "cp=2", comm));
@@ -256,8 +257,12 @@ static colo_status_t run_refusals(colo_comm_t *comm, void *arg)
         const colo_status_t st = colo_bridge_set_packing(b, &bad[i].src, &bad[i].dst, &batch);
         if (st != bad[i].status || !strstr(colo_last_error(), bad[i].text))
             fprintf(stderr, "case %zu: %s: %s\n", i, colo_status_name(st), colo_last_error());
-        rank_check(st == bad[i].status && strstr(colo_last_error(), bad[i].text) && !batch);
+        failed += st != bad[i].status || !strstr(colo_last_error(), bad[i].text) || batch;
+        colo_batch_destroy(&batch);
     }
+    if (failed)
+        colo_bridge_destroy(&b);
+    rank_check(!failed);
     rank_check(colo_bridge_set_packing(b, &good, &good, NULL) == COLO_ERR_ARG);
     rank_check(colo_bridge_set_packing(b, &good, NULL, &batch) == COLO_ERR_ARG);
     const colo_segments_t none = {COLO_SEGMENTS_INIT};
