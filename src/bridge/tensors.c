@@ -223,13 +223,16 @@ static colo_status_t check_ragged(colo_call_t *call, int32_t i, bool output, int
     }
     if (!colo_call_must_have(call, src_side) && colo_tensor_count(t) == 0)
         return COLO_OK;
-    if (t->ndim != 2 || t->shape[0] != own->rows || units == 0 || t->shape[1] % units)
+    if (t->ndim != 2)
+        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s has %d axes, expected 2: rows and features",
+                         rank, name, (int)t->ndim);
+    if (t->shape[0] != own->rows)
+        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s has %lld rows, expected %lld", rank, name,
+                         (long long)t->shape[0], (long long)own->rows);
+    if (units == 0 || t->shape[1] % units)
         return colo_fail(COLO_ERR_SHAPE,
-                         "rank %lld: %s has %d axes, %lld rows and %lld features, expected 2 axes, "
-                         "%lld rows and a multiple of %lld features",
-                         rank, name, (int)t->ndim, (long long)t->shape[0],
-                         t->ndim > 1 ? (long long)t->shape[1] : 0, (long long)own->rows,
-                         (long long)units);
+                         "rank %lld: %s has %lld features, expected a multiple of %lld", rank, name,
+                         (long long)t->shape[1], (long long)units);
     COLO_TRY(check_memory(call, t, name));
     if (output && colo_tensor_overlaps(t))
         return colo_fail(COLO_ERR_SHAPE,

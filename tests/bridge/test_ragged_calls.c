@@ -31,10 +31,8 @@ static const struct {
     [DIFFERENT_POS] = {COLO_ERR_MISMATCH, "pos: rank 1 of"},
     [DIFFERENT_LENGTH] = {COLO_ERR_MISMATCH, "seq_len: rank 1 of"},
     [DIFFERENT_COUNT] = {COLO_ERR_MISMATCH, "rows: rank 1 of 'world' has 3: 3 0 4 ("},
-    [SHORT_Y] = {COLO_ERR_SHAPE, "rank 1: y[0] has 2 axes, 9 rows and 2 features, expected 2 axes, "
-                                 "10 rows"},
-    [SHORT_X] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 axes, 4 rows and 2 features, expected 2 axes, "
-                                 "5 rows"},
+    [SHORT_Y] = {COLO_ERR_SHAPE, "rank 1: y[0] has 9 rows, expected 10"},
+    [SHORT_X] = {COLO_ERR_SHAPE, "rank 1: x[0] has 4 rows, expected 5"},
     [DTYPE_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 2 of i32"},
     [FEATURES_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 1 of f32"},
     [OTHER_DTYPE] = {COLO_ERR_MISMATCH, "tensor 0: rank 1 of 'world' has 2 features of i32, rank 0 "
