@@ -118,10 +118,12 @@ static const char *same_field(const char *text, const char *line)
 
 /* "dst: rank 3 of 'world' has A, rank 0 B; ..." from the texts of rank @odd and of rank @than;
  * false if they are alike. */
-static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *theirs, int32_t than,
-                                const char *first, char *out, size_t cap)
+enum { NAMED = 3 };
+
+/* How many fields differ; @out has the first of them. */
+static int describe_difference(const colo_comm_t *c, int32_t odd, const char *theirs, int32_t than,
+                               const char *first, char *out, size_t cap)
 {
-    enum { NAMED = 3 };
     int differ = 0;
     size_t offset = 0;
     for (const char *line = theirs; *line; line += strcspn(line, "\n") + 1) {
@@ -139,7 +141,7 @@ static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *t
     }
     if (differ > NAMED && offset < cap)
         snprintf(out + offset, cap - offset, "; %d more differ", differ - NAMED);
-    return differ > 0;
+    return differ;
 }
 
 /* Rank @odd brings another hash than rank @than: their fields travel, and the error message is the
@@ -153,7 +155,13 @@ static colo_status_t name_difference(colo_comm_t *c, const char *what, const col
         COLO_TRY(broadcast_text(c, text[i], sizeof text[i], i ? odd : than));
         text[i][sizeof text[i] - 1] = '\0';
     }
-    if (!describe_difference(c, odd, text[1], than, text[0], out, sizeof out))
+    const int differ = describe_difference(c, odd, text[1], than, text[0], out, sizeof out);
+    if (differ > NAMED)
+        return colo_fail(COLO_ERR_MISMATCH,
+                         "%s: rank %d of '%s' brings another one than rank %d, as if the calls of "
+                         "ranks came in different orders: %s",
+                         what, (int)odd, c->name, (int)than, out);
+    if (!differ)
         snprintf(out, sizeof out,
                  "rank %d of '%s' differs from rank %d in what is too long to send", (int)odd,
                  c->name, (int)than);

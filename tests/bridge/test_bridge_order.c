@@ -67,6 +67,27 @@ T_CASE(two_bridges_of_one_shape_in_another_order_are_a_mismatch)
     }
 }
 
+static colo_status_t created_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t c[2] = {
+        {.src = t_side("dp=4", true), .dst = t_side("tp=4", false), .shape = {4, 8, 2}},
+        {.src = t_side("tp=2,dp=2", true), .dst = t_side("cp=2,dp=2", false), .shape = {6, 8, 3}}};
+    const bool odd = colo_comm_rank(world) == 2;
+    colo_bridge_t *bridge = NULL;
+    rank_check(make(&c[odd], world, &bridge) == COLO_ERR_MISMATCH);
+    rank_check(says("bridge create: rank 2 of 'world' brings another one than rank 0, as if the "
+                    "calls of ranks came in different orders: src: rank 2 of 'world' has "
+                    "tp=2,dp=2, rank 0 dp=4"));
+    (void)arg;
+    return make(&c[0], world, &bridge) == COLO_OK ? (colo_bridge_destroy(&bridge), COLO_OK)
+                                                  : t_rank_fail(__FILE__, __LINE__, "dead");
+}
+
+T_CASE(two_bridges_created_in_another_order_are_told_as_such)
+{
+    assert_ok(t_run_ranks(4, created_rank, NULL, 0));
+}
+
 /* ---- one way against the other ---- */
 
 static colo_status_t two_ways_rank(colo_comm_t *world, void *arg)
