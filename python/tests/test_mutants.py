@@ -3,6 +3,7 @@
 import compileall
 import gc
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from forked import pytest_in_fork
 from mutants import MUTANTS, WAITING
 
 HERE = Path(__file__).resolve().parent
+PART, PARTS = map(int, os.environ.get('T_PART', '1 of 1').split(' of '))
 
 
 @pytest.fixture(scope='module')
@@ -28,7 +30,7 @@ def package(tmp_path_factory):
     gc.unfreeze()
 
 
-@pytest.mark.parametrize('name', list(MUTANTS))
+@pytest.mark.parametrize('name', list(MUTANTS)[PART - 1::PARTS])
 def test_a_mutated_bug_is_seen(name, package, tmp_path):
     path, old, new, file, test = MUTANTS[name]
     shutil.copytree(package, tmp_path / 'colobridge')
