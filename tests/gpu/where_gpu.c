@@ -2,7 +2,7 @@
 /*
  * where_gpu.c - see loss/where.h: ranks are threads that share one GPU. Their communicator moves
  * device memory by copies between barriers of the threads: a backend of a few lines, made so that W
- * ranks need no W GPUs. It passes for "nccl", the backend whose groups move GPU memory.
+ * ranks need no W GPUs.
  *
  * Tolerances: a thread adds in the precision of the row, some 64 u in all for rows of these sizes
  * (loss_gpu.c derives it), where the host adds in fp64 and rounds once: 32 times the host's 4 u.
@@ -11,6 +11,7 @@
 #include "loss/where.h"
 
 #include "comm/comm.h"
+#include "comm/peer.h"
 
 enum { MOST = 8 };
 
@@ -80,8 +81,11 @@ static void destroy(colo_comm_t *c)
     c->impl = NULL; /* the threads' own */
 }
 
+static const colo_peer_ops_t reaches; /* a backend that has them moves memory of GPUs */
+
 static const colo_comm_ops_t ops = {
     .name = "nccl",
+    .peer = &reaches,
     .abi = COLO_COMM_ABI,
     .all_gather = gather,
     .reduce_scatter = scatter,
