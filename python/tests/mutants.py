@@ -409,6 +409,7 @@ MUTANTS = {
 
 # Those that stop one rank, for which the others wait until their deadline.
 WAITING = {
+    'an error that the others have is told again',
     'ctrl-c waits for the ranks',
     'ranks that are threads are left behind by one that fails',
     'a refusal of this rank alone is one that it has heard of',

@@ -480,9 +480,10 @@ static colo_status_t fields_rank(colo_comm_t *c, void *arg)
         rank_check(st == COLO_ERR_MISMATCH);
         if (strcmp(colo_last_error(),
                    last ? "tea: rank 2 of 'world' differs from rank 0 in what is too long to send"
-                        : "tea: milk: rank 2 of 'world' has 0, rank 0 9; sugar: rank 2 of 'world' "
-                          "has 1, rank 0 9; lemon: rank 2 of 'world' has 2, rank 0 9; 2 more "
-                          "differ") != 0)
+                        : "tea: rank 2 of 'world' brings another one than rank 0, as if the calls "
+                          "of ranks came in different orders: milk: rank 2 of 'world' has 0, rank "
+                          "0 9; sugar: rank 2 of 'world' has 1, rank 0 9; lemon: rank 2 of 'world' "
+                          "has 2, rank 0 9; 2 more differ") != 0)
             return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     }
     return colo_comm_barrier(c, NULL);
