@@ -218,7 +218,7 @@ def carries_ragged(rank, size, seeds):
             there = [n > 0 for n in (len(case.arrivals(rank)), rows)]
             back = [n > 0 for n in (len(case.arrivals(rank)), case.axis(rank))] if own else [rows > 0] * 2
             assert workspace.copied == 2 * sum(there) + sum(back), (seed, workspace.copied)
-            assert carry._sums == own
+            assert segments._sums(carry._options, carry.dst) == own
             carry.destroy()
 
 
