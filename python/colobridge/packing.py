@@ -152,7 +152,8 @@ class Repacking:
 
     def check(self, src: Layout, dst: Layout) -> None:
         """ValueError when they do not fit a bridge from @src to @dst."""
-        self.src.rows(0, src), self.dst.rows(0, dst)
+        self.src.rows(0, src)
+        self.dst.rows(0, dst)
 
     def _sums(self, options: Any, dst: Layout) -> bool:
         """Are gradients added up over context ranks."""

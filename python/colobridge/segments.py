@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes as c
-from typing import Any, cast
+from typing import Any
 
 from . import _structs as s
 from ._lib import call, lib

@@ -353,7 +353,7 @@ class EncoderParallel:
         """The tower's tensors of this rank's images."""
         import torch
         device, mine, (small, least) = next(self.tower.parameters()).device, plan.of(me), self._smallest
-        given = small if plan._kind is None else self._bring(plan, me, pixels)
+        given = small if plan._kind is None else self._bring(plan, plan._kind, me, pixels)
         if mine:
             grids = [plan.grid[e] for e in mine]
         else:
@@ -372,10 +372,10 @@ class EncoderParallel:
                 t.register_hook(lambda g: g * self.grad_scale)
         return outs
 
-    def _bring(self, plan: TowerPlan, me: int, pixels: Any) -> Any:
+    def _bring(self, plan: TowerPlan, kind: tuple[Any, ...], me: int, pixels: Any) -> Any:
         """Pixels of the images that this rank encodes; each comes from one rank that has them."""
         import torch
-        dtype, cuda, *shape = plan._kind
+        dtype, cuda, *shape = kind
         if pixels is None:
             name = next(name for name, kind in _TORCH.items() if kind == s.DTYPES[dtype])
             pixels = torch.empty((0, *shape), dtype=getattr(torch, name),
