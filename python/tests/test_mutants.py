@@ -41,7 +41,7 @@ def test_a_mutated_bug_is_seen(name, package, tmp_path):
     bugged.write_text(text.replace(old, new))
     # Where ranks wait in vain for one that the bug stopped, the wait is no longer than it need be.
     status = pytest_in_fork(tmp_path / 'log', tmp_path, ['-x', str(HERE / file), '-k', test],
-                            COLO_TIMEOUT_MS='2000' if name in WAITING else '60000')
+                            COLO_TIMEOUT_MS='2000' if name in WAITING else '20000')
     said = (tmp_path / 'log').read_text()
     if status in (0, 5) and ' skipped' in said and ' passed' not in said:  # 5: a module was
         pytest.skip('%s -k %s is skipped here' % (file, test))
