@@ -52,6 +52,8 @@ def steps(n):
         'torch_mimo': (CORRECT, 90, mimo, 'torch'),
         'torch_mimo-ragged': (CORRECT, 90, [*mimo, '--ragged'], 'torch'),
         'ragged': (MEASURED, 120, [*torchrun, 'bench/ragged_table.py'], 'torch'),
+        'relayout': (MEASURED, 90, [*torchrun, 'bench/torch/relayout.py', '--device', 'cuda', '--rows', '65536', '--sequences', '16',
+                                    '--features', '4096'], 'torch'),
         'overlap': (MEASURED, 90, [*torchrun, 'bench/torch/overlap.py'], 'torch'), # a product between start and finish
         'mutants': (CORRECT, 300, meson('--suite', 'gpu-mutants', '--no-suite', 'gpu-one'), None),
         'captioner-ragged': (CORRECT, 400, meson('gpu/captioner on %d, ragged' % n), None),
