@@ -256,7 +256,7 @@ BRIDGES = {
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
     'a ticket that is dropped keeps its place': (
-        'torch/ticket.py', '        if self._ticket:\n            self.end()', '        pass', 'test_torch_ticket.py', 'are_named'),
+        'torch/ticket.py', 'the call uses it\n        self.end()', 'the call uses it\n        pass', 'test_torch_ticket.py', 'are_named'),
     'finish starts no gradient': (
         'torch/uniform.py', 'shape, back)))', 'shape)))', 'test_torch_ticket.py', 'lies_between'),
     'finish starts no gradient of a ragged batch': (

@@ -40,8 +40,7 @@ class Flight:
                 raise failed(status)
 
     def __del__(self) -> None:  # else the memory of its tensors is given away while the call uses it
-        if self._ticket:
-            self.end()
+        self.end()
 
 
 class Ticket(Unique):
