@@ -113,6 +113,20 @@ COLO_API const colo_plan_t *colo_batch_plan(const colo_batch_t *batch);
  */
 COLO_API colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
                                                const colo_segments_t *segments, int64_t rank);
+/**
+ * colo_plan_create_packed() - the plan of world rank @rank for a batch that moves packed sequences
+ * from one cut to another; local, no bridge. It is the plan of a batch of
+ * colo_bridge_set_packing() on that rank.
+ * @config:    of its shape only features count; output and grad are 0, because the packings say
+ *             what a rank has
+ * @src, @dst: borrowed for the call: the same sequences
+ * @plan:      out: owned by the caller; destroy with colo_plan_destroy(). Rows of regions are
+ *             numbered sequence by sequence in table order
+ * Errors:     those of colo_plan_create() and colo_packing_rows(); COLO_ERR_ARG: the lengths differ
+ */
+COLO_API colo_status_t colo_plan_create_packed(colo_plan_t **plan, const colo_plan_config_t *config,
+                                               const colo_packing_t *src, const colo_packing_t *dst,
+                                               int64_t rank);
 /** colo_batch_runs() - which rows of y forward writes; with COLO_MERGED the other rows are the
  * text. Of packings it is one run: all rows
  * @runs:    out [@cap], may be NULL: rows local .. local + count - 1 of y are at positions row ..

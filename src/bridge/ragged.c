@@ -84,8 +84,7 @@ static colo_status_t load(colo_batch_t *b, colo_ragged_t *axes, const tables_t *
 {
     if (axes->packed) {
         COLO_TRY(colo_ragged_load_packings(axes, t->src, t->dst));
-        colo_packing_keep(b->table, &b->ntables, "src ", t->src);
-        colo_packing_keep(b->table, &b->ntables, "dst ", t->dst);
+        b->ntables = colo_packings_keep(b->table, t->src, t->dst);
     } else {
         COLO_TRY(colo_ragged_load(axes, t->segments));
         b->ntables = colo_segments_keep(b->table, &axes->given);

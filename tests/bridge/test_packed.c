@@ -319,6 +319,35 @@ T_CASE(layouts_that_packings_cannot_have_are_refused)
     assert_fails(colo_packing_rows(&p, &layout, 0, &rows), COLO_ERR_LAYOUT, "has a position map");
 }
 
+T_CASE(a_plan_without_a_bridge_refuses_what_the_bridge_refuses)
+{
+    const colo_packing_t p = P(.nseqs = 1, .seq_len = L(8)), other = P(.nseqs = 1, .seq_len = L(4));
+    colo_grid_t grid;
+    colo_layout_t layout;
+    colo_plan_t *plan = NULL;
+    assert_ok(colo_grid_parse(&grid, "cp=2", 0));
+    assert_ok(colo_layout_init_dst(&layout, &grid));
+    colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &layout, .dst = &layout,
+                            .shape = {.features = 2}};
+    assert_fails(colo_plan_create_packed(NULL, &c, &p, &p, 0), COLO_ERR_ARG, "plan is NULL");
+    assert_fails(colo_plan_create_packed(&plan, &c, &p, &p, -1), COLO_ERR_ARG, "rank -1");
+    assert_fails(colo_plan_create_packed(&plan, &c, NULL, &p, 0), COLO_ERR_ARG, "src packing");
+    assert_fails(colo_plan_create_packed(&plan, &c, &p, &other, 0), COLO_ERR_ARG,
+                 "packing: sequence 0 has 8 positions in src and 4 in dst");
+    c.output = COLO_SHARDED;
+    assert_fails(colo_plan_create_packed(&plan, &c, &p, &p, 0), COLO_ERR_ARG,
+                 "plan: packed with output, expected 0");
+    c.output = COLO_FULL_SEQ;
+    c.grad = COLO_DISJOINT;
+    assert_fails(colo_plan_create_packed(&plan, &c, &p, &p, 0), COLO_ERR_ARG,
+                 "plan: packed with grad, expected 0");
+    c.grad = COLO_PARTIAL;
+    c.shape.rows = 1;
+    assert_fails(colo_plan_create_packed(&plan, &c, &p, &p, 0), COLO_ERR_ARG,
+                 "these are in the tables");
+    assert_null(plan);
+}
+
 static colo_status_t run_options(colo_comm_t *comm, void *arg)
 {
     (void)arg;

@@ -54,6 +54,16 @@ static colo_status_t use_ragged(const void *config, int64_t *result)
     return st;
 }
 
+static colo_status_t use_packed(const void *config, int64_t *result)
+{
+    const colo_packing_t none = {COLO_PACKING_INIT};
+    colo_plan_t *plan = NULL;
+    colo_status_t st = colo_plan_create_packed(&plan, config, &none, &none, 0);
+    *result = st == COLO_OK ? (int64_t)colo_plan_hash(plan) : 0;
+    colo_plan_destroy(&plan);
+    return st;
+}
+
 static colo_status_t use_bridge(const void *config, int64_t *result)
 {
     colo_bridge_t *bridge = NULL;
@@ -258,6 +268,7 @@ static const struct sized {
     SIZED(plan, UP_TO(plan, output), use_plan),
     SIZED(plan, UP_TO(plan, output), use_collective),
     SIZED(ragged, UP_TO(ragged, output), use_ragged),
+    SIZED(ragged, UP_TO(ragged, output), use_packed),
     SIZED(bridge, UP_TO(bridge, axes), use_bridge),
     SIZED(place, UP_TO(place, ranks_per_node), use_place),
     SIZED(lm_head, UP_TO(lm_head, mem), use_lm_head),

@@ -150,6 +150,44 @@ bool t_packed_sums(const t_packed_t *t)
     return t->side[1].p.cut == REF_CUT_WHOLE && ref_packed_cp(&t->side[1]) > 1;
 }
 
+/* The plan that colo-plan shows is the one of the batch. */
+static colo_status_t same_plan(const colo_batch_t *batch, const t_packed_t *t, int64_t rank)
+{
+    const colo_packing_t p[2] = {t_packing(&t->side[0].p), t_packing(&t->side[1].p)};
+    const colo_plan_t *a = colo_batch_plan(batch);
+    colo_layout_t src, dst;
+    colo_plan_t *b = NULL;
+    int64_t rows[2][2];
+    rank_try(t_packed_layout(&src, &t->side[0], true));
+    rank_try(t_packed_layout(&dst, &t->side[1], false));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src,
+                                  .dst = &dst,           .shape = {.features = t->h},
+                                  .dtype = t->dtype,     .ranks_per_node = t->ranks_per_node};
+    rank_try(colo_plan_create_packed(&b, &c, &p[0], &p[1], rank));
+    colo_plan_rows(a, &rows[0][0], &rows[0][1]);
+    colo_plan_rows(b, &rows[1][0], &rows[1][1]);
+    bool same = colo_plan_hash(a) == colo_plan_hash(b) && memcmp(rows[0], rows[1], 16) == 0;
+    for (int i = 0; i < 4 && same; i++) {
+        const colo_pass_t pass = (colo_pass_t)(i / 2);
+        int32_t n[2];
+        const colo_plan_message_t *m = (i % 2 ? colo_plan_sends : colo_plan_recvs)(a, pass, &n[0]);
+        const colo_plan_message_t *w = (i % 2 ? colo_plan_sends : colo_plan_recvs)(b, pass, &n[1]);
+        same = n[0] == n[1] && colo_plan_bytes(a, pass).local == colo_plan_bytes(b, pass).local &&
+               colo_plan_bytes(a, pass).recv == colo_plan_bytes(b, pass).recv;
+        for (int32_t k = 0; k < n[0] && same; k++) {
+            same = m[k].peer == w[k].peer && m[k].bytes == w[k].bytes &&
+                   m[k].nregions == w[k].nregions;
+            for (int64_t g = 0; g < m[k].nregions && same; g++)
+                same = memcmp(&m[k].regions[g], &w[k].regions[g],
+                              offsetof(colo_region_t, addend)) == 0 &&
+                       m[k].regions[g].addend == w[k].regions[g].addend;
+        }
+    }
+    colo_plan_destroy(&b);
+    rank_check(same);
+    return COLO_OK;
+}
+
 colo_status_t t_packed_bridge(colo_bridge_t **bridge, const t_packed_t *t, colo_comm_t *comm)
 {
     colo_layout_t src, dst;
@@ -362,6 +400,7 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
     colo_bridge_rows(bridge, &rows[0], &rows[1]);
     rank_check(rows[0] == ref_packed_rows(&t->side[0], rank, NULL, NULL) &&
                rows[1] == ref_packed_rows(&t->side[1], rank, NULL, NULL));
+    rank_try(same_plan(*batch, t, rank));
     rank_try(t_packed_pass(*batch, t, comm, COLO_FORWARD));
     return t_packed_pass(*batch, t, comm, COLO_BACKWARD);
 }

@@ -121,6 +121,9 @@ void colo_table_keep(colo_table_t *table, int32_t *n, const char *side, const ch
                      const int64_t *v, int64_t entries);
 /* Of tables that were checked; appends 8. */
 void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side, const colo_packing_t *p);
+/* Those of both sides; returns how many. */
+int32_t colo_packings_keep(colo_table_t *table, const colo_packing_t *src,
+                           const colo_packing_t *dst);
 uint64_t colo_tables_hash(const colo_table_t *table, int32_t n);
 
 #endif

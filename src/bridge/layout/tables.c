@@ -77,6 +77,15 @@ void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side,
     colo_table_keep(table, n, side, "piece_owner", p->piece_owner, pieces);
 }
 
+int32_t colo_packings_keep(colo_table_t *table, const colo_packing_t *src,
+                           const colo_packing_t *dst)
+{
+    int32_t n = 0;
+    colo_packing_keep(table, &n, "src ", src);
+    colo_packing_keep(table, &n, "dst ", dst);
+    return n;
+}
+
 uint64_t colo_tables_hash(const colo_table_t *table, int32_t n)
 {
     uint64_t h = COLO_HASH_INIT;

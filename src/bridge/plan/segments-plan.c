@@ -339,28 +339,49 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     return COLO_OK;
 }
 
-colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
-                                      const colo_segments_t *segments, int64_t rank)
+/* The plan for the tables of one kind; those of the other are NULL. */
+static colo_status_t create(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
+                            bool packed, const colo_segments_t *segments, const colo_packing_t *src,
+                            const colo_packing_t *dst)
 {
     colo_plan_config_t own;
     colo_ragged_t r = {0};
     colo_builder_t w = {0};
     colo_ragged_places_t places = {0};
+    colo_table_t table[COLO_TABLES];
     if (!plan)
         return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
     if (rank < 0)
         return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
     COLO_TRY(colo_plan_check_config(config, &own));
-    config = &own;
-    colo_status_t st = colo_ragged_init(&r, config->src, config->dst, &config->shape, false);
+    if (packed && (own.output || own.grad))
+        return colo_fail(COLO_ERR_ARG,
+                         "plan: packed with %s, expected 0: the packings say what a rank has",
+                         own.output ? "output" : "grad");
+    colo_status_t st = colo_ragged_init(&r, own.src, own.dst, &own.shape, packed);
     if (st < 0)
         return colo_fail_prefix(st, "plan");
-    st = colo_ragged_load(&r, segments);
+    st = packed ? colo_ragged_load_packings(&r, src, dst) : colo_ragged_load(&r, segments);
     if (st == COLO_OK)
-        st = colo_ragged_plan(plan, config, rank, &r, &w, false, colo_segments_hash(segments), NULL,
-                              &places);
+        st = colo_ragged_plan(plan, &own, rank, &r, &w, false,
+                              packed ? colo_tables_hash(table, colo_packings_keep(table, src, dst))
+                                     : colo_segments_hash(segments),
+                              NULL, &places);
     colo_ragged_deinit(&r);
     colo_builder_deinit(&w);
     colo_ragged_places_deinit(NULL, &places);
     return st;
+}
+
+colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
+                                      const colo_segments_t *segments, int64_t rank)
+{
+    return create(plan, config, rank, false, segments, NULL, NULL);
+}
+
+colo_status_t colo_plan_create_packed(colo_plan_t **plan, const colo_plan_config_t *config,
+                                      const colo_packing_t *src, const colo_packing_t *dst,
+                                      int64_t rank)
+{
+    return create(plan, config, rank, true, NULL, src, dst);
 }
