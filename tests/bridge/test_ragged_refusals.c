@@ -56,7 +56,7 @@ static bool names_one(const ref_refusal_t *f, int64_t n, const char *error_messa
 T_CASE(random_tables_are_refused_if_the_oracle_refuses_them)
 {
     const uint64_t seed = t_seed();
-    int64_t refused = 0;
+    int64_t refused = 0, kinds[REF_REFUSE_SUM + 1] = {0};
     for (int64_t i = 0; i < CASES; i++) {
         t_ragged_t t;
         colo_layout_t src, dst;
@@ -73,6 +73,8 @@ T_CASE(random_tables_are_refused_if_the_oracle_refuses_them)
         const int64_t n = ref_ragged_refusals(&t.c, found, MOST);
         const colo_status_t st = colo_segments_check(&s, &src, &dst);
         refused += st < 0;
+        for (int64_t k = 0; k < n && k < MOST; k++)
+            kinds[found[k].kind]++;
         if ((n > 0) != (st < 0))
             fail_msg("case %d: %s: %s, the oracle has %d refusals: %s", (int)i,
                      colo_status_name(st), st < 0 ? colo_last_error() : "", (int)n,
@@ -83,6 +85,8 @@ T_CASE(random_tables_are_refused_if_the_oracle_refuses_them)
         t_ragged_free(&t);
     }
     assert_true(4 * refused > CASES && 4 * refused < 3 * CASES);
+    for (int kind = REF_REFUSE_ROWS; kind <= REF_REFUSE_SUM; kind++)
+        assert_true(kinds[kind] > 0);
 }
 
 T_MAIN("bridge/ragged_refusals")
