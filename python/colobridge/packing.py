@@ -116,6 +116,36 @@ class Packing:
         ids = self._index(rank, layout)[1]
         return [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]] + [len(ids)]
 
+    def _of(self, replica: int, n: int) -> 'Packing':
+        """The sequences of one of @n replicas; all of them, if there is no dp."""
+        dp = self._tables['seq_dp']
+        if dp is None:
+            return self
+        for q, of in enumerate(dp):
+            if not 0 <= of < n:
+                raise ArgumentError("packing: sequence %d is on replica %d, expected one of the %d replicas" % (q, of, n))
+
+        def mine(t: Any) -> Any:
+            return None if t is None else [t[q] for q, of in enumerate(dp) if of == replica]
+        return Packing(seq_len=mine(self._tables['seq_len']), cp=mine(self._tables['seq_cp']),
+                       first=mine(self._tables['seq_first']), split=self.split, pieces=mine(_pieces(self._tables)))
+
+    def _words(self) -> list[int]:
+        """The tables as numbers, for _read() on other ranks."""
+        out = [SPLITS[self.split]]
+        for t in map(self._tables.get, _MEMBERS):
+            out += [-1] if t is None else [len(t), *t]
+        return out
+
+    @staticmethod
+    def _read(words: list[int]) -> 'Packing':
+        at, tables = 1, dict[str, Any]()
+        for name in _MEMBERS:
+            n = words[at]
+            tables[name] = None if n < 0 else words[at + 1:at + 1 + n]
+            at += 1 + max(n, 0)
+        return _again(tables, next(name for name, split in SPLITS.items() if split == words[0]))
+
     def __len__(self) -> int:
         """Sequences."""
         return self._raw.nseqs
@@ -130,15 +160,33 @@ class Packing:
         return _again, (dict(self._tables), self.split)
 
     def __repr__(self) -> str:
-        return 'Packing(%d sequences of %d positions, %s)' % (len(self), sum(self.seq_len), self.split)
+        tables = ((name, self._tables.get(name)) for name in ('seq_dp', 'seq_cp', 'seq_first', 'piece_len', 'piece_owner'))
+        more = ''.join(', %s=%s' % (name.partition('_')[2], list(t[:8])) for name, t in tables if t)
+        return 'Packing(%d sequences of %d positions, %s%s)' % (len(self), sum(self.seq_len), self.split, more)
+
+
+def _pieces(tables: dict[str, Any]) -> list[list[tuple[int, int]]] | None:
+    start = tables.get('piece_start')
+    return None if start is None else [
+        list(zip(tables['piece_len'][a:b], tables['piece_owner'][a:b])) for a, b in zip(start, start[1:])]
 
 
 def _again(tables: dict[str, Any], split: str) -> Packing:
-    start = tables.get('piece_start')
-    pieces = None if start is None else [
-        list(zip(tables['piece_len'][a:b], tables['piece_owner'][a:b])) for a, b in zip(start, start[1:])]
     return Packing(seq_len=tables['seq_len'], dp=tables['seq_dp'], cp=tables['seq_cp'], first=tables['seq_first'],
-                   split=split, pieces=pieces)
+                   split=split, pieces=_pieces(tables))
+
+
+def joined(parts: dict[int, Packing], cp: int) -> Packing:
+    """One packing of the sequences of all replicas, which are cut by one split. cp: context ranks of those that lie on all."""
+    def of(name: str, missing: int) -> list[int]:
+        return [n for p in parts.values() for n in p._tables[name] or [missing] * len(p)]
+    split, replicas = next(p.split for p in parts.values()), [replica for replica, p in parts.items() for _ in range(len(p))]
+    if split == 'table':
+        return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split,
+                       pieces=[pieces for p in parts.values() for pieces in _pieces(p._tables) or ()])
+    cut = split != 'whole'
+    return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, cp=of('seq_cp', cp) if cut else None,
+                   first=of('seq_first', 0) if cut else None)
 
 
 class Repacking:

@@ -289,7 +289,15 @@ BRIDGES = {
         'torch/tower.py', "struct.pack('dd', *times))[0]", "struct.pack('dd', *times))[comm.rank]", 'test_torch_tower.py',
         'alpha_is_fitted'),
     'lengths of one replica need not agree': (
-        'torch/tower.py', 'if said != table.lengths:', 'if False:', 'test_torch_tower.py', 'other-lengths or lengths'),
+        'torch/tower.py', 'if said != table.text:', 'if False:', 'test_torch_tower.py', 'other-lengths or lengths'),
+    'splits of replicas need not agree': (
+        'torch/tower.py', "if len({getattr(text, 'split', None) for _, text in texts.values()}) > 1:", 'if False:',
+        'test_torch_tower.py', 'another-split or split'),
+    'a replica has the sequences of all': (
+        'packing.py', 'for q, of in enumerate(dp) if of == replica]', 'for q in range(len(dp))]', 'test_torch_tower.py',
+        'cut_by_themselves'),
+    'sequences on all context ranks are on one, among others': (
+        'packing.py', "cp=of('seq_cp', cp) if cut", "cp=of('seq_cp', 1) if cut", 'test_torch_tower.py', 'cut_by_themselves'),
     'the grid of an image is that of the first rank that brings it': (
         'torch/tower.py', 'if self.grid[at] != table.grid[e]:', 'if False:', 'test_torch_tower.py', 'another-grid or grid'),
     'a replica is a rank': (

@@ -16,10 +16,11 @@ torch = pytest.importorskip('torch')
 
 import torch.distributed as dist  # noqa: E402
 
+import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from test_torch_mimo import torchrun  # noqa: E402
 from world import meet  # noqa: E402
-from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Step, by_hand, coord, replica_sum, worst  # noqa: E402
+from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Packed, Step, by_hand, coord, replica_sum, worst  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
 # Sums of some 10^3 products of size 1 in another order, in fp64: 10^3 * 2^-53 = 1e-13 a layer; a wrong factor is 0.25.
@@ -101,7 +102,7 @@ def made(name, **options):
     return tower, run, patch, dict(more, **options)
 
 
-def step_of(seed, spec, name, patch, most=3):
+def step_of(seed, spec, name, patch, most=3, kind=Step):
     if name == 'siglip':
         step = Step(seed, spec, 4, patch, [(1,)], 1, most=0)
         rng = torch.Generator().manual_seed(seed)
@@ -111,7 +112,7 @@ def step_of(seed, spec, name, patch, most=3):
                                 torch.randn(1, *patch, generator=rng, dtype=DTYPE),
                                 [r for r in range(4) if coord(spec, r, 'dp')[0] == d]))
         return step
-    return Step(seed, spec, 4, patch, GRIDS, 2, most)
+    return kind(seed, spec, 4, patch, GRIDS, 2, most)
 
 
 def carried(step, rank, vision, lm, grids=True, plan=None):
@@ -129,7 +130,7 @@ def loss_is_whole(step, rank, loss, total):
     assert abs(mine - total) <= 1e-9 * max(abs(float(total)), 1), (mine, total)
 
 
-def compare(rank, name, wrap, spec, seeds, steps=1):
+def compare(rank, name, wrap, spec, seeds, steps=1, kind=Step):
     """Raw gradients of every parameter of the tower, and of the words, against those by hand."""
     tower, run, patch, options = made(name)
     lm, oracle = Lm(3 if name in ('deep', 'qwen3') else 1), copy.deepcopy(tower)
@@ -139,7 +140,7 @@ def compare(rank, name, wrap, spec, seeds, steps=1):
     for seed in seeds:
         wrapped.zero_grad(set_to_none=True), oracle.zero_grad(), lm.zero_grad(), own.zero_grad()
         for k in range(steps):
-            step = step_of(seed * 10 + k, spec, name, patch)
+            step = step_of(seed * 10 + k, spec, name, patch, kind=kind)
             total = by_hand(step, oracle, run, lm)
             total.backward()
             last = k == steps - 1
@@ -211,6 +212,12 @@ HUGGING_FACE = 'qwen2', 'qwen2.5', 'qwen3', 'siglip'
 @pytest.mark.parametrize('name', ['plain', 'deep'])
 def test_gradients_of_random_steps_are_those_of_the_whole_tower(world, name, spec):
     here(world, compare, name, alone, spec, range(SEED, SEED + 8))
+
+
+@pytest.mark.parametrize('spec', ['tp=2,cp=2,dp=1', 'cp=2,dp=2', 'cp=4,dp=1', 'dp=4'])
+@pytest.mark.parametrize('name', ['plain', 'deep'])
+def test_sequences_that_are_cut_by_themselves_get_their_rows(world, name, spec):
+    here(world, compare, name, alone, spec, range(SEED + 60, SEED + 68), 1, Packed)
 
 
 @pytest.mark.parametrize('wrap', list(WRAPS))
@@ -333,6 +340,7 @@ def test_rows_at_positions_of_their_own_and_other_stages(world):
     here(world, scattered)
 
 
+PACKED = torch.zeros(BATCH * LENGTH, H, dtype=DTYPE)
 BAD = {
     'too few pixels': (dict(pixels=torch.zeros(7, 6)), 'pixels has 7 patches, grid_thw [[1, 2, 4]] says 8'),
     'a grid of two': (dict(grid_thw=[[2, 4]]), 'expected grids of 3 numbers above 0'),
@@ -345,12 +353,18 @@ BAD = {
     'another dtype': (dict(pixels=torch.zeros(8, 6)), 'f64 on a CPU'),
     'another grid': (dict(grid_thw=[[1, 4, 2]]), 'bring an image of sequence 0 at position 4, with grids'),
     'other lengths': (dict(into=torch.zeros(BATCH, LENGTH - 4, H, dtype=DTYPE)), 'positions; expected the same'),
+    'another cut': (dict(into=PACKED, packing=cb.Packing(seq_len=[LENGTH] * 2, split='block')),
+                    'have [16, 16] and Packing(2 sequences of 32 positions, block) positions; expected the same'),
+    'another split': (dict(into=PACKED, packing=cb.Packing(seq_len=[LENGTH] * 2)),
+                      'ranks [0, 1, 2, 3] have [16, 16] and Packing(2 sequences of 32 positions, zigzag) and [16, 16]', 'dp=4'),
+    'a replica too many': (dict(into=PACKED, packing=cb.Packing(seq_len=[LENGTH] * 2, dp=[0, 2])),
+                           'packing: sequence 1 is on replica 2, expected one of the 2 replicas'),
 }
 
 
-def bad(rank, change, words):
+def bad(rank, change, words, llm='tp=2,dp=2'):
     tower, _, _, options = made('plain')
-    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=2,dp=2', **options)
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm=llm, **options)
 
     def call(wrong):
         good = dict(pixels=torch.zeros(8, 6, dtype=DTYPE), grid_thw=[[1, 2, 4]], seq=[0], pos=[4],

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random steps of a vision-language model whose towers lie on all ranks, and the same steps by hand: the whole tower over
-all images, index_copy into the whole text. Of the library this uses nothing."""
+all images, index_copy into the whole text. Of the library this uses the tables of a Packing alone."""
 import math
 import random
 
 import torch
 import torch.distributed as dist
 
+import colobridge as cb
 from ragged_case import coord
 
 H, LENGTH, BATCH, WORDS = 8, 16, 2, 11
@@ -55,6 +56,47 @@ class Step:
         (d, _), (c, cp) = coord(self.spec, rank, 'dp'), coord(self.spec, rank, 'cp')
         chunks = whole[d].chunk(2 * cp, 1)
         return whole[d] if cp == 1 else torch.cat((chunks[c], chunks[2 * cp - 1 - c]), 1)
+
+
+class Packed(Step):
+    """The same text as packed sequences, each cut by itself: over context ranks of its own, or into pieces of any size."""
+
+    def __init__(self, seed, *args):
+        super().__init__(seed, *args)
+        rng, cp = random.Random(seed), coord(self.spec, 0, 'cp')[1]
+        self.split, self.cut = rng.choice(('zigzag', 'block', 'table')), []  # cut: of each replica and sequence
+        self.alone = rng.random() < 0.5  # a replica says only how its own sequences are cut
+        self.silent = [rng.random() < 0.5 for _ in range(self.replicas)]  # its sequences lie on all, which it does not say
+        for q in range(self.replicas * BATCH):
+            n = cp if self.silent[q // BATCH] else rng.choice([n for n in (1, 2, 4) if n <= cp])
+            first, pieces = rng.randrange(cp - n + 1), []
+            while sum(length for length, _ in pieces) < LENGTH:
+                pieces.append((rng.randrange(0, LENGTH - sum(length for length, _ in pieces) + 1), rng.randrange(cp)))
+            self.cut.append({'cp': n, 'first': first, 'pieces': pieces})
+
+    def owners(self, q):
+        """The context rank of each position."""
+        n, first, pieces = self.cut[q]['cp'], self.cut[q]['first'], self.cut[q]['pieces']
+        if self.split == 'table':
+            return [c for length, c in pieces for _ in range(length)]
+        each = LENGTH // (2 * n if self.split == 'zigzag' else n)
+        return [first + (p // each if p // each < n else 2 * n - 1 - p // each) for p in range(LENGTH)]
+
+    def packing(self, rank):
+        d = coord(self.spec, rank, 'dp')[0]
+        cut = self.cut[d * BATCH:(d + 1) * BATCH] if self.alone else self.cut
+        dp = None if self.alone else [d for d in range(self.replicas) for _ in range(BATCH)]
+        names = ('pieces',) if self.split == 'table' else () if self.alone and self.silent[d] else ('cp', 'first')
+        return cb.Packing(seq_len=[LENGTH] * len(cut), dp=dp, split=self.split,
+                          **{name: [of[name] for of in cut] for name in names})
+
+    def part(self, rank, whole):
+        """[rows, ..]"""
+        d, c = coord(self.spec, rank, 'dp')[0], coord(self.spec, rank, 'cp')[0]
+        return torch.cat([whole[d][b][[p for p, of in enumerate(self.owners(d * BATCH + b)) if of == c]] for b in range(BATCH)])
+
+    def given(self, rank, grids=True):
+        return dict(super().given(rank, grids), packing=self.packing(rank))
 
 
 class Lm(torch.nn.Module):

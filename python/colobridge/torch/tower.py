@@ -8,13 +8,14 @@ import math
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Union, cast
 
 from .. import _structs as s
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, MismatchError
 from ..grid import Grid
-from ..layout import Layout, parts_of
+from ..layout import Layout, context_of, parts_of
+from ..packing import Packing, joined
 from ..segments import Segments, balance
 from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
@@ -22,7 +23,8 @@ from . import ranks as groups
 from .bridge import Bridge
 from .tensors import eager
 
-_HEADER = 7  # images, columns of the grid, sequences, are all positions given, dtype, is it on a GPU, axes of a patch
+_HEADER = 6  # images, columns of the grid, are all positions given, dtype, is it on a GPU, axes of a patch
+_Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
 
 
 def _mismatch(words: str) -> None:
@@ -43,16 +45,16 @@ class TowerPlan:
         self.patches, self.grid, self._brought = [], [], []
         rows: list[int] = []
         into: list[tuple[int, int, list[int]]] = []  # replica, sequence there, positions of the rows
-        lengths: dict[int, tuple[int, list[int]]] = {}  # by replica: the rank that says so
+        texts: dict[int, tuple[int, _Text]] = {}  # by replica: the rank that says so
         kinds: dict[tuple[Any, ...], int] = {}
         scattered = any(t.scattered for t in tables)
         for r, table in enumerate(tables):
             replica = vision._replica(r)
-            if table.lengths:
-                first, said = lengths.setdefault(replica, (r, table.lengths))
-                if said != table.lengths:
+            if table.text:
+                first, said = texts.setdefault(replica, (r, table.text))
+                if said != table.text:
                     _mismatch("the sequences of ranks %d and %d, which are in one replica of %s, have %s and %s positions"
-                              % (self._offset + first, self._offset + r, grid, said[:8], table.lengths[:8]))
+                              % (self._offset + first, self._offset + r, grid, _shown(said), _shown(table.text)))
             if table.kind is not None and table.count:
                 kinds.setdefault(table.kind, r)
             for e in range(table.count):
@@ -73,9 +75,12 @@ class TowerPlan:
         if len(kinds) > 1:
             _mismatch("pixels of ranks %s are %s" % ([self._offset + r for r in kinds.values()], ' and '.join(
                 '%s on a %s with patches of %s' % (s.DTYPES[k[0]], 'GPU' if k[1] else 'CPU', list(k[2:])) for k in kinds)))
+        if len({getattr(text, 'split', None) for _, text in texts.values()}) > 1:
+            _mismatch("the sequences of ranks %s have %s positions" % (
+                [self._offset + r for r, _ in texts.values()], ' and '.join(_shown(text) for _, text in texts.values())))
         self._kind = next(iter(kinds), None)
         self._balance(vision, grid.size)
-        self._tables(rows, into, lengths, scattered, vision, grid.size)
+        self._tables(rows, into, {replica: texts[replica][1] for replica in sorted(texts)}, scattered, vision, grid.size)
 
     def _balance(self, vision: 'EncoderParallel', size: int) -> None:
         """Ranks of the images: as few as possible leave a rank that has them; which of them sends is the least busy one."""
@@ -99,28 +104,29 @@ class TowerPlan:
             self.cost[to] += cost
             sends[owner] += n if owner != to else 0
 
-    def _tables(self, rows: list[int], into: Any, lengths: Any, scattered: bool, vision: 'EncoderParallel', size: int) -> None:
+    def _tables(self, rows: list[int], into: Any, texts: dict[int, _Text], scattered: bool, vision: 'EncoderParallel',
+                size: int) -> None:
         at, pos = [0] * size, []
         for n, to in zip(self.patches, self.rank):
             pos.append(at[to])
             at[to] += n
         self._pixels = Segments(self.patches, src=self._owner, seq=self.rank, pos=pos, seq_len=at, seq_dp=range(size))
-        first, seq_len, seq_dp = {}, [], []
-        for replica in sorted(lengths):
-            first[replica] = len(seq_len)
-            seq_len += lengths[replica][1]
-            seq_dp += [replica] * len(lengths[replica][1])
+        first, nseqs = {}, 0
+        for replica, text in texts.items():
+            first[replica], nseqs = nseqs, nseqs + len(text)
         for e, (replica, seq, _) in enumerate(into):
-            if not 0 <= seq < len(lengths.get(replica, (0, []))[1]):
+            if not 0 <= seq < len(texts.get(replica, [])):
                 raise ArgumentError("tower: an image of rank %d is in sequence %d, expected one of the %d sequences of its "
-                                    "replica" % (self._offset + next(iter(self._brought[e])), seq,
-                                                 len(lengths.get(replica, (0, []))[1])))
+                                    "replica" % (self._offset + next(iter(self._brought[e])), seq, len(texts.get(replica, []))))
         where: dict[str, list[int]] = {'pos': [at[0] for _, _, at in into]}
         if scattered:
             where = {'row_pos': [p for n, (_, _, at) in zip(rows, into)
                                  for p in (at if len(at) == n else range(at[0], at[0] + n))]}
-        self.segments = Segments(rows, src=self.rank, seq=[first[replica] + seq for replica, seq, _ in into],
-                                 seq_len=seq_len, seq_dp=seq_dp, **where)
+        packed = {replica: text for replica, text in texts.items() if isinstance(text, Packing)}
+        held: dict[str, Any] = {'packing': joined(packed, context_of(vision.llm))} if packed else {
+            'seq_len': [n for text in texts.values() for n in cast(list[int], text)],
+            'seq_dp': [replica for replica, text in texts.items() for _ in range(len(text))]}
+        self.segments = Segments(rows, src=self.rank, seq=[first[replica] + seq for replica, seq, _ in into], **held, **where)
         self._rows = rows
 
     def of(self, rank: int) -> list[int]:
@@ -132,7 +138,7 @@ class _Table:
     """What a rank's data loader has, as all ranks hear of it."""
 
     def __init__(self, words: Any):
-        self.count, columns, nseqs, self.scattered, dtype, cuda, ndim = words[:_HEADER]
+        self.count, columns, self.scattered, dtype, cuda, ndim = words[:_HEADER]
         self.kind = None if dtype < 0 else (dtype, cuda, *words[_HEADER:_HEADER + ndim])
         at = _HEADER + ndim
 
@@ -144,7 +150,7 @@ class _Table:
         self.seq = take(self.count)
         counts = take(self.count)
         self.pos = [take(n) for n in counts]
-        self.lengths = take(nseqs)
+        self.text: _Text = Packing._read(words[at + 1:]) if words[at] else words[at + 1:]
 
 
 class EncoderParallel:
@@ -254,7 +260,7 @@ class EncoderParallel:
              packing: Any = None) -> TowerPlan:
         """Which rank encodes which image, by one host all-gather, which may come a step ahead: vision(pixels, plan=plan, into=...). The
         arguments are those of the call; packing is needed, as there is no into that tells the lengths."""
-        table = self._local(pixels, grid_thw, seq, pos, row_pos, _lengths(packing))
+        table = self._local(pixels, grid_thw, seq, pos, row_pos, packing)
         comm, _ = self._comm()
         with groups.telling(comm):
             said = comm.gather_bytes(table.tobytes(), ragged=True)
@@ -265,7 +271,7 @@ class EncoderParallel:
             tables.append(_Table(words.tolist()))
         return TowerPlan(self, tables)
 
-    def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, lengths: Sequence[int]) -> Any:
+    def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, packing: Any) -> Any:
         """This rank's _Table, as words."""
         import torch
         grids = [] if grid_thw is None else _integers(grid_thw, 'grid_thw')
@@ -296,9 +302,16 @@ class EncoderParallel:
                                     % (name, found, expected, 'row' if name == 'row_pos' else 'image'))
         counts = rows if row_pos is not None else [1] * count
         shape = () if pixels is None else pixels.shape[1:]
-        return array.array('q', [count, len(self._smallest[1]), len(lengths), row_pos is not None and count > 0, *kind,
+        return array.array('q', [count, len(self._smallest[1]), row_pos is not None and count > 0, *kind,
                                  len(shape), *shape, *(n for grid in grids for n in grid), *seq, *counts,
-                                 *(each if row_pos is not None else at), *lengths])
+                                 *(each if row_pos is not None else at), *self._text(packing)])
+
+    def _text(self, packing: Any) -> list[int]:
+        """The sequences of this rank's replica: are they cut by themselves, and their tables."""
+        if isinstance(packing, Packing):
+            return [1, *packing._of(self._replica(self._comm()[1]), parts_of(self.llm, s.SAMPLES))._words()]
+        edges = [] if packing is None else as_table('tower', 'packing', packing)
+        return [0, *(b - a for a, b in zip(edges, edges[1:]))]
 
     @eager
     def __call__(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
@@ -313,7 +326,8 @@ class EncoderParallel:
         sequences, or this rank's part of them with output="sharded"; written in place. A rank that holds no
         sequences (another pipeline stage) passes None, and runs backward through what it gets. A tuple has an entry for
         each tensor of the tower, None: packed. packing: cumulative lengths of the replica's sequences, padding included, if
-        into is packed.
+        into is packed, [rows, H]; or a colobridge.Packing of them, or one that says by dp which replicas have them, if
+        they are cut by themselves.
         plan: of plan(), instead of grid_thw, seq, pos and packing.
 
         Every rank calls, also in a step without images, and runs backward through what it gets."""
@@ -483,9 +497,8 @@ def _integers(table: Any, name: str) -> list[list[int]]:
     return rows
 
 
-def _lengths(packing: Any) -> list[int]:
-    edges = [] if packing is None else as_table('tower', 'packing', packing)
-    return [b - a for a, b in zip(edges, edges[1:])]
+def _shown(text: _Text) -> str:
+    return repr(text) if isinstance(text, Packing) else str(text[:8])
 
 
 def _run(tower: Any, pixels: Any, grid: Any) -> Any:
