@@ -34,6 +34,9 @@ _BELOW = ('AutogradFunctionality', 'AutogradCPU', 'AutogradCUDA', 'AutogradOther
 
 def _number(name: str, tensors: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> int:
     """The number of a call. torch.compile() asks for it when it makes a graph."""
+    if torch.compiler.is_exporting():
+        raise FailedError("torch.export() of %s(): its groups are of this process and go into no file; export the model "
+                          "without its loss" % name, STATUS['ERR_STATE'])
     options = tuple((key, getattr(value, 'real_obj', value)) for key, value in options)  # of a group
     asked = _Asked(name, tensors, options)
     if asked not in _numbers:
@@ -139,9 +142,6 @@ def fits(given: dict[str, Any]) -> bool:
 
 def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
     """The call as torch.compile() sees it."""
-    if torch.compiler.is_exporting():
-        raise FailedError("torch.export() of %s(): its groups are of this process and go into no file; export the model "
-                          "without its loss" % name, STATUS['ERR_STATE'])
     names, tensors, options = [], [], []
     for key, value in given.items():
         if isinstance(value, torch.Tensor):
