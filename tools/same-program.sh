@@ -70,7 +70,7 @@ recorder() {
     cp tests/guard/*.[ch] "$at/recorder"
     [ ! -f "$source/tests/guard/adapt.h" ] || cp "$source/tests/guard/adapt.h" "$at/recorder"
     say "building $at/record"
-    "${CC:-cc}" -std=gnu11 -O1 -g -D_GNU_SOURCE -DT_MPI_MODULE='""' -DT_BACKENDS='""' -w -pthread \
+    "${CC:-cc}" -std=gnu11 -O1 -g -D_GNU_SOURCE -DT_BACKENDS='""' -w -pthread \
         -I"$source/include" -I"$source/src" -Itests "$at"/recorder/*.c "${harness[@]}" \
         "$at/lib/src/libcolo-core.a" "${wrapped[@]/#/-Wl,--wrap=}" -lcmocka -lm -ldl -o "$at/record" \
         >"$at/record.log" 2>&1 || {

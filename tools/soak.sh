@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# soak.sh - runs random bridges and ragged batches for long, on eight threads, eight processes over
-# sockets, and eight MPI ranks: random layouts, tables and sizes, aborts, worlds made anew. Each value is
-# compared with the integer oracle; descriptors, threads, heap and memory of GPUs may not grow.
+# soak.sh - runs random bridges and ragged batches for long, on eight threads and on eight processes over
+# sockets: random layouts, tables and sizes, aborts, worlds made anew. Each value is compared with the integer
+# oracle; descriptors, threads, heap and memory of GPUs may not grow.
 #
 #   tools/soak.sh                    10 minutes each
 #   tools/soak.sh --gpu              on GPUs, 100 seconds each: threads and processes with a GPU each, over NCCL
 #                                    and peer memory; eight threads over peer memory on the GPUs that there are
 #   tools/soak.sh --minutes 1        1 minute each, as --seconds 60
-#   tools/soak.sh --ranks sockets    one kind: threads, sockets, mpi, gpu, gpu-sockets or gpu-peers; repeat for more
+#   tools/soak.sh --ranks sockets    one kind: threads, sockets, gpu, gpu-sockets or gpu-peers; repeat for more
 #   tools/soak.sh --seed 1234        the same worlds again; the default is the time
 #   tools/soak.sh --seed 1234 --worlds 1    repeats one world, as a failure says
 #
@@ -17,11 +17,11 @@ set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-seconds='' kinds=() default=(threads sockets mpi) seed=$(date +%s) worlds=0
+seconds='' kinds=() default=(threads sockets) seed=$(date +%s) worlds=0
 while [ $# -gt 0 ]; do
     case $1 in
     --help)
-        sed -n '3,15s/^# \{0,1\}//p' "$root/tools/soak.sh"
+        sed -n '3,16s/^# \{0,1\}//p' "$root/tools/soak.sh"
         exit 0
         ;;
     --gpu)
@@ -49,11 +49,9 @@ if [[ " ${kinds[*]} " = *" gpu"* ]]; then
     configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled -Dexamples=auto
     build build-gpu tests/gpu/soak.run
 fi
-if [[ " ${kinds[*]} " =~ " "(threads|sockets|mpi)" " ]]; then
+if [[ " ${kinds[*]} " =~ " "(threads|sockets)" " ]]; then
     configure build --buildtype=release -Dtests=enabled -Dtools=enabled -Dexamples=enabled
-    targets=(tests/soak/soak)
-    ! has mpirun || targets+=(src/libcolobridge-mpi.so tests/harness/libt-mpi.so)
-    build build "${targets[@]}"
+    build build tests/soak/soak
 fi
 
 # malloc()'s caches per thread would count as memory in use.
@@ -62,7 +60,6 @@ table=() failed=no
 for kind in "${kinds[@]}"; do
     of=build ranks=$kind command=(tests/soak/soak "$seconds" "$seed" "$worlds") rc=0
     case $kind in
-    mpi) command=(python3 -B "$root/tests/mpi/mpirun.py" 8 "${command[@]}") ;;
     gpu*)
         of=build-gpu ranks=threads command=(env CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_NVLS_ENABLE=0
             "COLO_BACKEND_DIR=$root/build-gpu/tests/gpu/backends" "${command[@]/soak\//gpu/}")

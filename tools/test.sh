@@ -7,7 +7,7 @@
 # but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  the release build, without the suites mutants and slow
-#   tools/test.sh --all            all of it, except the suites ucx-all and mpi-all
+#   tools/test.sh --all            all of it, except the suite ucx-all
 #   tools/test.sh --suite NAME     one suite (repeat for more); with --all under the sanitizers, too
 #   tools/test.sh --torch          suite python with the current PyTorch of the package index, in build-torch
 #   tools/test.sh --list           names of the suites
@@ -65,7 +65,7 @@ if [ "$coverage" = yes ]; then
     find build-coverage -name '*.gcda' -delete
     say "running the tests that have no time of their own"
     meson test -C build-coverage --num-processes $((2 * jobs)) --no-suite slow --no-suite python --no-suite api \
-        --no-suite ucx-all --no-suite mpi-all --timeout-multiplier 4 </dev/null >build-coverage/test.log || tail -n 12 build-coverage/test.log
+        --no-suite ucx-all --timeout-multiplier 4 </dev/null >build-coverage/test.log || tail -n 12 build-coverage/test.log
     # gcov derives some counts from others, and one may come out below zero: it is left out, and told.
     gcovr --root . --object-directory build-coverage --filter src/ --gcov-ignore-parse-errors \
         --json build-coverage/all.json build-coverage/src/libcolo-core.a.p
@@ -136,9 +136,7 @@ fi
 # shellcheck disable=SC2086 # a list of names
 build build all $programs
 judge "it builds without a warning" no_warnings build || true
-for long in ucx-all mpi-all; do
-    [[ " ${suites[*]} " == *" $long "* ]] || here+=(--no-suite "$long")
-done
+[[ " ${suites[*]} " == *" ucx-all "* ]] || here+=(--no-suite ucx-all)
 if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
     here+=(--no-suite gpu-mutants)
     [ "$all" = no ] || cases+=(--case "mutants of GPU code=skipped")
@@ -252,9 +250,9 @@ reruns() {
     }
     # Clang that lacks ASan's library compiles what is below.
     if [ ${#options[@]} != 0 ]; then
-        by_clang sanitized asan address,undefined api slow ucx-all mpi-all
+        by_clang sanitized asan address,undefined api slow ucx-all
     else
-        sanitized asan address,undefined api slow ucx-all mpi-all
+        sanitized asan address,undefined api slow ucx-all
     fi
     options=(--optimization=1)
     if [ ${#suites[@]} = 0 ]; then

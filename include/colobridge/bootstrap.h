@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bootstrap.h - communicators between processes: from the caller's all-gather, or from a backend
- * library.
+ * bootstrap.h - communicators between processes, from the caller's all-gather.
  *
  * A program that can give every rank the same few bytes of every other rank can make a
  * communicator: with a launcher's key-value store, a pipe to a parent process, a file, or another
@@ -20,7 +19,8 @@ extern "C" {
 typedef struct colo_bootstrap {
     int32_t rank, size;
     /* Every rank brings @bytes, the same number on all, and gets those of rank r at
-     * recv + r * bytes. COLO_OK or a status < 0, which is handed up. It keeps its own deadline. */
+     * recv + r * bytes. COLO_OK or a status < 0, which is handed up; colo_bootstrap_fail() gives it
+     * an error message. It keeps its own deadline. */
     colo_status_t (*all_gather)(void *user, const void *send, void *recv, size_t bytes);
     void *user;
 } colo_bootstrap_t;
@@ -52,16 +52,10 @@ COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootst
 COLO_API colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap);
 
 /**
- * colo_comm_create_backend() - a world comm of a backend library, from that backend's own handle;
- * collective
- * @backend:  name of the library, "mpi" for example. Programs use the typed calls of the opt-in
- *            headers instead: <colobridge/mpi.h> for "mpi"
- * @handle:   @bytes bytes that the backend understands, borrowed for the call
- * @comm:     out, owned by the caller
- * Errors:    COLO_ERR_UNBUILT (no such library), COLO_ERR_ARG, and the errors of the backend
+ * colo_bootstrap_fail() - for all-gather callbacks: returns @status, and @error_message becomes
+ * colo_last_error() of this thread
  */
-COLO_API colo_status_t colo_comm_create_backend(const char *backend, const void *handle,
-                                                size_t bytes, colo_comm_t **comm);
+COLO_API colo_status_t colo_bootstrap_fail(colo_status_t status, const char *error_message);
 
 #ifdef __cplusplus
 }

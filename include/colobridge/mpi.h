@@ -2,56 +2,108 @@
 /*
  * mpi.h - ranks that are MPI processes. Opt-in: not part of colobridge.h, needs <mpi.h>.
  *
- * libcolobridge.so does not link MPI; libcolobridge-mpi.so next to it does and is loaded on first
- * use. The program initialises and finalises MPI. MPI_THREAD_SINGLE is enough when one thread
- * makes, uses and destroys the communicators; if they move between threads, MPI_THREAD_SERIALIZED.
- * With MPI_THREAD_MULTIPLE an abort from another thread reaches the other processes at once,
- * otherwise at the next step of the thread that uses the communicators.
+ * MPI carries the addresses of the ranks while a communicator is made, and nothing after that:
+ * ranks of one host talk over Unix sockets, the others over UCX (bootstrap.h). No library here
+ * links MPI; the functions below are compiled into the program, with its MPI. The program
+ * initialises and finalises MPI. MPI_THREAD_SINGLE is enough if one thread makes communicators.
  */
 #ifndef COLOBRIDGE_MPI_H
 #define COLOBRIDGE_MPI_H
 
 #include <mpi.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <colobridge/bootstrap.h>
+#include <colobridge/log.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#if defined(OMPI_MAJOR_VERSION)
-#define COLO_MPI_FLAVOR "Open MPI"
-#elif defined(MPICH_VERSION) || defined(MPICH_NAME) || defined(I_MPI_VERSION)
-#define COLO_MPI_FLAVOR "MPICH"
-#else
-#define COLO_MPI_FLAVOR "another MPI"
-#endif
-
-/* What colo_comm_create_backend("mpi", ...) wants: an MPI_Comm, and which MPI's. */
-typedef struct colo_mpi_handle {
-    size_t struct_size;
-    const char *flavor; /* COLO_MPI_FLAVOR */
-    size_t comm_size;   /* sizeof(MPI_Comm) */
-    const void *comm;   /* borrowed for the call */
-} colo_mpi_handle_t;
+/* Not for programs: an all-gather for colo_bootstrap_t, under the deadline. @user: an MPI_Comm. If
+ * it is over, MPI may still read and write @memory later, so that is never freed. */
+static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, void *recv,
+                                                 size_t bytes)
+{
+    MPI_Comm mpi = *(MPI_Comm *)user;
+    MPI_Request request;
+    int size = 0, done = 0, error, length = 0;
+    char why[MPI_MAX_ERROR_STRING + 128] = "create_mpi: MPI_Iallgather: ", *memory;
+    const long long set = strtoll(colo_env_value("COLO_TIMEOUT_MS", NULL), NULL, 10);
+    /* what is no number is refused on all ranks once they are connected */
+    const double timeout = set > 0 ? (double)set / 1e3 : 600, begin = MPI_Wtime();
+    MPI_Comm_size(mpi, &size);
+    memory = (char *)malloc(((size_t)size + 1) * bytes);
+    if (!memory)
+        return colo_bootstrap_fail(COLO_ERR_NOMEM, "create_mpi: no memory for an all-gather");
+    memcpy(memory, send, bytes);
+    error = MPI_Iallgather(memory, (int)bytes, MPI_BYTE, memory + bytes, (int)bytes, MPI_BYTE, mpi,
+                           &request);
+    while (error == MPI_SUCCESS && !done) {
+        error = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (error != MPI_SUCCESS || done)
+            break;
+        if (MPI_Wtime() - begin > timeout) {
+            snprintf(why, sizeof why,
+                     "create_mpi: not all ranks of the communicator made the same call within %.0f "
+                     "ms",
+                     timeout * 1e3);
+            return colo_bootstrap_fail(COLO_ERR_TIMEOUT, why);
+        }
+        poll(NULL, 0, MPI_Wtime() - begin < 0.002 ? 0 : 1);
+    }
+    if (error != MPI_SUCCESS) {
+        MPI_Error_string(error, why + strlen(why), &length);
+        return colo_bootstrap_fail(COLO_ERR_MPI, why);
+    }
+    memcpy(recv, memory + bytes, (size_t)size * bytes);
+    free(memory);
+    return COLO_OK;
+}
 
 /**
  * colo_comm_create_mpi() - the world comm of the ranks of @mpi; collective over them
- * @mpi:    borrowed for the call; duplicated once, so traffic of the program cannot meet ours
- * @comm:   out, owned by the caller; destroy it before MPI_Finalize()
+ * @mpi:    borrowed for the call, and independent of it afterwards
+ * @comm:   out, owned by the caller; needs MPI no more, also after MPI_Finalize()
  * Ranks:   comm rank and world rank are the rank in @mpi; smaller groups by colo_comm_split()
  * Errors:  COLO_ERR_STATE (MPI not initialised, or finalised), COLO_ERR_ARG (MPI_COMM_NULL, an
- *          inter-communicator), COLO_ERR_UNBUILT (no libcolobridge-mpi.so, or of another MPI),
- *          COLO_ERR_TIMEOUT (not all ranks came within COLO_TIMEOUT_MS), COLO_ERR_MPI, _NOMEM
+ *          inter-communicator), COLO_ERR_TIMEOUT (not all ranks came within COLO_TIMEOUT_MS: then
+ *          MPI's all-gather stays pending, and @mpi cannot be used again), COLO_ERR_MPI, and those
+ *          of colo_comm_create_bootstrap()
  */
 static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, colo_comm_t **comm)
 {
-    colo_mpi_handle_t handle;
-    handle.struct_size = sizeof handle;
-    handle.flavor = COLO_MPI_FLAVOR;
-    handle.comm_size = sizeof mpi;
-    handle.comm = &mpi;
-    return colo_comm_create_backend("mpi", &handle, sizeof handle, comm);
+    colo_bootstrap_t bootstrap;
+    int rank = 0, size = 0, initialized = 0, finalized = 0, inter = 0;
+    if (!comm)
+        return colo_bootstrap_fail(COLO_ERR_ARG, "create_mpi: comm is NULL");
+    MPI_Finalized(&finalized);
+    if (finalized)
+        return colo_bootstrap_fail(COLO_ERR_STATE,
+                                   "create_mpi: MPI has been finalized; make communicators between "
+                                   "MPI_Init() and MPI_Finalize()");
+    MPI_Initialized(&initialized);
+    if (!initialized)
+        return colo_bootstrap_fail(COLO_ERR_STATE,
+                                   "create_mpi: MPI is not initialised; call MPI_Init() or "
+                                   "MPI_Init_thread() first");
+    if (mpi == MPI_COMM_NULL)
+        return colo_bootstrap_fail(COLO_ERR_ARG, "create_mpi: the communicator is MPI_COMM_NULL");
+    MPI_Comm_test_inter(mpi, &inter);
+    if (inter)
+        return colo_bootstrap_fail(COLO_ERR_ARG,
+                                   "create_mpi: the communicator is an inter-communicator; merge "
+                                   "it with MPI_Intercomm_merge() first");
+    MPI_Comm_rank(mpi, &rank);
+    MPI_Comm_size(mpi, &size);
+    bootstrap.rank = rank;
+    bootstrap.size = size;
+    bootstrap.all_gather = colo_mpi_all_gather_;
+    bootstrap.user = &mpi;
+    return colo_comm_create_bootstrap(&bootstrap, comm);
 }
 
 #ifdef __cplusplus

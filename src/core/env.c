@@ -70,8 +70,8 @@ static const struct row {
     {.variable =
          {"COLO_TRANSPORT", "auto",
           "bridges between GPUs: auto is peers' memory where it is registered and reachable, "
-          "else NCCL; nccl and peer insist; ucx: processes without MPI use UCX, also on one host "
-          "unless COLO_NODE puts them on one node"},
+          "else NCCL; nccl and peer insist; ucx: processes use UCX, also on one host unless "
+          "COLO_NODE puts them on one node"},
      .words = {"auto", "nccl", "peer", "ucx"}},
     {.variable =
          {"COLO_PEER_BLOCKS", "0",

@@ -17,8 +17,8 @@ CONVERSION = r'%[-+ 0#]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXc
 def error_messages():
     """The texts of all C strings and shell lines, one a line, with … where a value goes."""
     found = []
-    for folder in ('src', 'tools', 'examples/captioner'):
-        for path in sorted((ROOT / folder).rglob('*.c')):
+    for folder in ('src', 'include', 'tools', 'examples/captioner'):
+        for path in sorted((ROOT / folder).rglob('*.h' if folder == 'include' else '*.c')):
             text = re.sub(r'/\*.*?\*/', ' ', path.read_text(), flags=re.S)
             for run in re.findall(r'%s(?:\s*(?:PRI\w+|[A-Z_]{4,}|%s))*' % (LITERAL, LITERAL), text):
                 parts = re.findall(r'%s|\w+' % LITERAL, run)

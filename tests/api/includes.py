@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 LEVEL = {'core': 0, 'grid': 1, 'comm': 2, 'process': 2, 'threads': 2, 'kernels': 2, 'bridge': 3, 'loss': 3,
-         'mpi': 3, 'nccl': 3, 'peer': 3, 'cuda': 4, 'tools': 5}
+         'nccl': 3, 'peer': 3, 'cuda': 4, 'tools': 5}
 # Known ones, each with the reason why it is still there. Nothing may be added.
 ALLOWED = {
     ('src/core/backend.h', 'src/comm/comm.h'): 'the loader compares the version of the table of a communicator',
@@ -30,7 +30,7 @@ ALLOWED = {
 }
 # What no file of src/ may have, and why.
 NOT_NAMED = {
-    r'\b(?:AF|PF)_INET6?\b|<netinet/': 'UCX and MPI talk between hosts',
+    r'\b(?:AF|PF)_INET6?\b|<netinet/': 'UCX talks between hosts',
     r'\b(?:pthread_\w+_timed(?:rd|wr)?lock|sem_timedwait|mtx_timedlock)\b':
         'a wait by the wall clock ends late if that is set back',
     r'\bfopen\([^;]*"[^"e]*"\)': 'a program that another thread starts inherits the file; add e to the mode',

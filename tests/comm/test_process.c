@@ -152,7 +152,7 @@ static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **mutan
         d->post = post;
         d->rank = r;
         world[r] = mutant[r] = NULL;
-        assert_ok(colo_process_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, true, &world[r]));
+        assert_ok(colo_process_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, &world[r]));
         assert_ok(colo_comm_set_check(world[r], 0)); /* or groups would talk when they are made */
         assert_ok(colo_comm_split(world[r], &grid, "dp", &mutant[r]));
         assert_ok(colo_comm_set_timeout(world[r], DEADLINE_MS));

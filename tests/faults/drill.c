@@ -5,8 +5,8 @@
  *
  * The job: split, create a bridge, three forwards and backwards, two sums. A row is a fault, "@"
  * and the step before which it happens. Afterwards the live ranks destroy everything and sum once
- * more on a fresh communicator. TRANSPORT: threads; sockets or ucx, processes that fork; mpi, under
- * mpirun (drill_host.c). Or nccl or peer, threads with GPUs (drill_gpu.c, another program).
+ * more on a fresh communicator. TRANSPORT: threads; sockets or ucx, processes that fork
+ * (drill_host.c). Or nccl or peer, threads with GPUs (drill_gpu.c, another program).
  */
 #include "faults/drill.h"
 

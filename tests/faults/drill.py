@@ -28,12 +28,11 @@ TIMEOUT = "COLO_ERR_TIMEOUT"
 PEER = "COLO_ERR_PEER"
 NOMEM = "COLO_ERR_NOMEM"
 OK = "COLO_OK"
-HOST = ("threads", "sockets", "ucx", "mpi")
+HOST = ("threads", "sockets", "ucx")
 GPUS = ("nccl", "peer")  # threads with memory of a GPU: drill_gpu.c
 ALL = HOST + GPUS
 SOCKETS = ("sockets",)
-PROCESSES = ("sockets", "ucx", "mpi")
-OWN = ("sockets", "ucx")  # over MPI the launcher ends the job if a process dies
+PROCESSES = ("sockets", "ucx")
 
 # fault@step: (what happens to rank 2, statuses of the other ranks, of rank 2 if it lives, transports)
 ROWS = {
@@ -51,30 +50,30 @@ ROWS = {
     "leaves@forward": ("destroys what it has instead of a forward", {TIMEOUT}, set(), ALL),
     "killed@gather": ("is killed before it brings its address", {TIMEOUT}, None, PROCESSES),
     "killed@workers": ("is killed before it brings UCX's address", {TIMEOUT}, None, ("ucx",)),
-    "killed@split": ("is killed before split", {PEER}, None, OWN),
-    "killed@create": ("is killed before it creates the bridge", {PEER}, None, OWN),
+    "killed@split": ("is killed before split", {PEER}, None, PROCESSES),
+    "killed@create": ("is killed before it creates the bridge", {PEER}, None, PROCESSES),
     "killed@forward": ("is killed before a forward", {PEER}, None, PROCESSES),
-    "killed@backward": ("is killed before a backward", {PEER}, None, OWN),
-    "killed@destroy": ("is killed when its own job is done, before destroy", {OK, PEER}, None, OWN),
-    "killed@leave": ("is killed in the middle of its destroys", {OK, PEER}, None, OWN),
+    "killed@backward": ("is killed before a backward", {PEER}, None, PROCESSES),
+    "killed@destroy": ("is killed when its own job is done, before destroy", {OK, PEER}, None, PROCESSES),
+    "killed@leave": ("is killed in the middle of its destroys", {OK, PEER}, None, PROCESSES),
     # UCX 1.13 may then end other processes, too (an assertion in its tcp_ep.c); 1.22 does not.
     "killed@connect": ("is killed after the all-gather of addresses", {PEER}, None, SOCKETS),
     "killed@mid-connect": ("is killed when it has called one rank and not the next", {PEER}, None, SOCKETS),
-    "killed@environment": ("is killed when all are connected, in the rest of create", {PEER}, None, OWN),
-    "killed-at-work": ("is killed at any moment of the work", {PEER}, None, OWN),
-    "exits@forward": ("calls exit(0) before a forward, without destroy", {PEER, "COLO_ERR_ABORTED"}, None, OWN),
-    "exits@destroy": ("calls exit(0) without destroy, when its own job is done", {OK, "COLO_ERR_ABORTED"}, None, OWN),
-    "stopped-briefly@forward": ("is stopped (SIGSTOP) for less than the deadline", {OK}, {OK}, OWN),
-    "stopped@forward": ("is stopped (SIGSTOP) for longer than the deadline", {TIMEOUT}, {TIMEOUT}, OWN),
-    "descriptors@world": ("has no descriptors left", {PEER}, {"COLO_ERR_IO"}, OWN),
+    "killed@environment": ("is killed when all are connected, in the rest of create", {PEER}, None, PROCESSES),
+    "killed-at-work": ("is killed at any moment of the work", {PEER}, None, PROCESSES),
+    "exits@forward": ("calls exit(0) before a forward, without destroy", {PEER, "COLO_ERR_ABORTED"}, None, PROCESSES),
+    "exits@destroy": ("calls exit(0) without destroy, when its own job is done", {OK, "COLO_ERR_ABORTED"}, None, PROCESSES),
+    "stopped-briefly@forward": ("is stopped (SIGSTOP) for less than the deadline", {OK}, {OK}, PROCESSES),
+    "stopped@forward": ("is stopped (SIGSTOP) for longer than the deadline", {TIMEOUT}, {TIMEOUT}, PROCESSES),
+    "descriptors@world": ("has no descriptors left", {PEER}, {"COLO_ERR_IO"}, PROCESSES),
     # Of threads the whole process has none; tests/faults/test_no_memory.c takes it from one.
     "memory@run": ("has no address space left, and the others are threads of its process", {NOMEM}, {NOMEM}, ("threads",)),
-    "memory@world": ("has no address space left", {PEER}, {NOMEM}, ("sockets", "mpi")),
+    "memory@world": ("has no address space left", {PEER}, {NOMEM}, SOCKETS),
     "memory@split": ("has no memory left before split", {PEER}, {NOMEM}, PROCESSES),
     "memory@create": ("has no memory left before it creates the bridge", {PEER}, {NOMEM}, PROCESSES),
     "environment@world": ("has COLO_CHECK=3", {PEER}, {"COLO_ERR_ARG"}, PROCESSES),
     "version@world": ("runs another version of the library", {MISMATCH}, {MISMATCH}, PROCESSES),
-    "forks": ("forks, and the child uses the communicator", {OK}, {OK}, OWN),
+    "forks": ("forks, and the child uses the communicator", {OK}, {OK}, PROCESSES),
     "dims@split": ("splits by another dim", {MISMATCH}, {MISMATCH}, ALL),
     "shape@create": ("creates the bridge with another shape", {MISMATCH}, {MISMATCH}, ALL),
     "dtype@create": ("creates it with another dtype", {MISMATCH}, {MISMATCH}, ALL),
@@ -106,13 +105,11 @@ ROWS = {
 }
 
 
-def run(drill, transport, row, mpirun, **more):
-    """{rank: [what it said]}, when the fault happened, the exit status of the job and when that was"""
+def run(drill, transport, row, **more):
+    """{rank: [what it said]}, when the fault happened, and the exit status of the job"""
     with tempfile.TemporaryDirectory() as folder:
         command = [drill, transport, row, folder]
-        env = dict(os.environ, T_RANKS=transport if transport == "mpi" else "threads", **more)
-        if transport == "mpi":
-            command = [sys.executable, "-B", mpirun, "4", *command]
+        env = dict(os.environ, T_RANKS="threads", **more)
         done = subprocess.run(command, env=env, timeout=60, check=False, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         if done.returncode == 77:
@@ -120,16 +117,7 @@ def run(drill, transport, row, mpirun, **more):
         at = pathlib.Path(folder, "fault")
         said = {int(p.name): [json.loads(line) for line in p.read_text().splitlines()]
                 for p in pathlib.Path(folder).iterdir() if p.name.isdigit()}
-        return said, float(at.read_text()) if at.exists() and at.read_text() else None, done.returncode, time.monotonic()
-
-
-def judge_ended(said, fault, status, end):
-    """The same as judge() where the launcher ends the job: no rank may have got anything but the deadline before."""
-    wrong = [f"rank {rank}: {s['call']}: {s['status']} ({s['error']})" for rank, lines in said.items() for s in lines
-             if s["call"] != "destroy" and s["status"] != TIMEOUT]
-    if not fault or status == 0:
-        wrong.append(f"exit status {status}, expected that the launcher ends the job")
-    return wrong, end - (fault or end)
+        return said, float(at.read_text()) if at.exists() and at.read_text() else None, done.returncode
 
 
 def judge(row, said, fault, transport):
@@ -169,7 +157,7 @@ def judge(row, said, fault, transport):
     return wrong, slowest
 
 
-NAMES = {"threads": "threads", "sockets": "processes, Unix sockets", "ucx": "processes, two nodes: UCX between", "mpi": "processes, MPI",
+NAMES = {"threads": "threads", "sockets": "processes, Unix sockets", "ucx": "processes, two nodes: UCX between",
          "nccl": "threads, GPU memory: NCCL", "peer": "threads, GPU memory: peers"}
 
 
@@ -185,9 +173,8 @@ def page(results):
              "live rank must get one of the stated statuses within the deadline and 1 s. Then it destroys all its objects",
              "and sums with the other live ranks on a new communicator. A row that fails fails the test suite. The times",
              "are the longest from the fault to the status, in ms. Where no status is an error, there is no time.", "",
-             "Over MPI the launcher ends the job if a rank is killed: MPI tells the live ranks nothing, and a new communicator",
-             "would have to be made of one that has the dead rank. Until the end a live rank gets `TIMEOUT` at the deadline, and",
-             "no other status. The time of MPI in these rows is until the end of the job, by Open MPI's `mpirun`.", "",
+             "Ranks of `mpirun` are such processes ([mpi.md](mpi.md)). Most launchers end the whole job if a rank is killed; a",
+             "rank that they let live gets the status of the table.", "",
              "The last two columns are of threads with memory of a GPU each: over NCCL, and over registered memory of",
              "peers. Their times were measured on a stand-in for CUDA and NCCL on the processor (`tests/fake`), and are not",
              "those of GPUs; `tools/gpu-test.sh` runs the same rows on GPUs. Their calls are asynchronous: a rank gets a",
@@ -220,13 +207,11 @@ def one_row(args, transport, row):
     if args.gpus and transport in GPUS:
         drill, env = args.gpus, {"COLO_BACKEND_DIR": str(pathlib.Path(args.gpus).parent)}
     try:
-        said, fault, status, end = run(drill, transport, row, args.mpirun, **env)
+        said, fault, status = run(drill, transport, row, **env)
     except subprocess.TimeoutExpired:
         return {}, ["it hangs: ended after 60 s"], 60.0
-    if transport == "mpi" and ROWS[row][2] is None:
-        return said, *judge_ended(said, fault, status, end)
     wrong, seconds = judge(row, said, fault, transport)
-    return said, wrong + [f"exit status {status}"] * (transport != "mpi" and status != 0), seconds
+    return said, wrong + [f"exit status {status}"] * (status != 0), seconds
 
 
 def rows_of(text):
@@ -238,7 +223,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("drill")
     parser.add_argument("transports", nargs="+", choices=ALL)
-    parser.add_argument("--mpirun", metavar="FILE", help="tests/mpi/mpirun.py, for mpi")
     parser.add_argument("--gpus", metavar="DRILL", help="the program for nccl and peer, if another; next to its backends")
     parser.add_argument("--jobs", type=int, default=1, help="rows to run at a time; 1")
     parser.add_argument("--row", action="append", help="this one only; repeat for more")

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * drill_host.c - ranks of a drill that are threads or processes, with tensors in host memory: over
- * shared memory; Unix sockets or UCX, in processes that fork; MPI, under mpirun. See drill.h.
+ * shared memory; Unix sockets or UCX, in processes that fork. See drill.h.
  */
 #include "faults/drill.h"
 
 #include "faults/culprit.h"
-#include "harness/mpi_module.h"
 
 #include <colobridge/bootstrap.h>
 
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -18,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-const char transports[] = "threads|sockets|ucx|mpi";
+const char transports[] = "threads|sockets|ucx";
 
 /* ---- host memory ---- */
 
@@ -155,19 +153,12 @@ static bool culprit_dies(void)
     return strncmp(fault, "killed", 6) == 0 || strcmp(fault, "exits") == 0;
 }
 
-/* @page NULL: MPI */
 static colo_status_t make_world(struct page *page, int32_t which, int32_t me, int32_t size,
                                 colo_comm_t **world)
 {
     struct caller caller = {page, which, me, size, 0};
     const colo_bootstrap_t b = {me, size, gather, &caller};
-    const t_mpi_t *mpi = page ? NULL : dlsym(RTLD_DEFAULT, T_MPI_SYMBOL);
-    size_t bytes = 0;
-    const void *handle = mpi ? mpi->handle((int)size, &bytes) : NULL;
-    if (mpi)
-        die_in_create(&caller, "gather");
-    return page ? colo_comm_create_bootstrap(&b, world)
-                : colo_comm_create_backend("mpi", handle, bytes, world);
+    return colo_comm_create_bootstrap(&b, world);
 }
 
 static int process(struct page *page, int32_t me)
@@ -177,8 +168,7 @@ static int process(struct page *page, int32_t me)
     colo_comm_t *world = NULL, *fresh = NULL;
     if (!open_rank(&r, me))
         return 1;
-    if (page) /* the transport matters with UCX */
-        setenv("COLO_NODE", me < RANKS / 2 ? "0" : "1", 1);
+    setenv("COLO_NODE", me < RANKS / 2 ? "0" : "1", 1); /* matters with UCX */
     const bool descriptors = is(&r, "descriptors");
     if (r.me == CULPRIT && strcmp(step, "world") == 0)
         report_fault();
@@ -238,8 +228,6 @@ int run_worlds(const char *transport)
         run_processes();
         return 0;
     }
-    if (!t_ranks_are_threads()) /* the harness has started MPI */
-        return process(NULL, ((const t_mpi_t *)dlsym(RTLD_DEFAULT, T_MPI_SYMBOL))->rank);
     run_threads();
     return 0;
 }

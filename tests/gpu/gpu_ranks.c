@@ -32,9 +32,8 @@ int t_device_count(void)
 
 int t_gpu_count(void)
 {
-    int n = t_device_count();
-    n = n > MOST || (n > 0 && t_gpus_shared()) ? MOST : n;
-    return n < t_ranks_most() ? n : t_ranks_most();
+    const int n = t_device_count();
+    return n > MOST || (n > 0 && t_gpus_shared()) ? MOST : n;
 }
 
 int32_t t_gpu_ranks(void)

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ranks.h - the same rank functions on threads, on forked processes, or on MPI ranks.
+ * ranks.h - the same rank functions on threads or on forked processes.
  *
  * T_RANKS says which: threads (default); sockets; ucx; mixed, which is two nodes with Unix sockets
- * inside and UCX between; mpi (then the program runs under mpirun, every
- * process goes through the same tests, and only rank 0 prints). Rank functions write what they saw
- * into @arg, each rank its own part; on processes those bytes are brought together afterwards, so
- * that the judge sees what it would have seen on threads. What @arg points to is not brought
- * along unless it was named by t_share().
+ * inside and UCX between. Rank functions write what they saw into @arg, each rank its own part; on
+ * processes those bytes are brought together afterwards, so that the judge sees what it would have
+ * seen on threads. What @arg points to is not brought along unless it was named by t_share().
  */
 #ifndef TESTS_HARNESS_RANKS_H
 #define TESTS_HARNESS_RANKS_H
@@ -39,9 +37,6 @@ void t_share(void *data, size_t bytes);
 void t_unshare(void *data);
 
 bool t_ranks_are_threads(void);
-bool t_ranks_are_forked(void); /* anew in each run */
-/* How many ranks there can be: 4096, or the processes that mpirun started. */
-int32_t t_ranks_most(void);
 
 /* In a CMocka test that needs shared memory or threads. */
 #define T_THREADS_ONLY()            \

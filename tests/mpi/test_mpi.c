@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_mpi.c - what is special about ranks of MPI: when a communicator may be made, from what,
- * during the program's own messages, and what happens around MPI_Finalize. Runs on 4 ranks of
- * mpirun; what all backends do alike is in tests/comm/, which runs on MPI as well.
+ * during the program's own messages, what happens around MPI_Finalize, and when a rank dies. Runs
+ * on 4 ranks of mpirun. What all processes do alike is in tests/comm/, which runs on forked ones.
  */
 #include "harness/harness.h"
 
@@ -10,7 +10,7 @@
 
 #include "comm/comm.h"
 
-#include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 static int me, n;
@@ -25,7 +25,8 @@ T_CASE(a_world_has_the_ranks_of_its_communicator)
     MPI_Comm_free(&reversed); /* borrowed for the call only */
     assert_int_equal(colo_comm_rank(c), n - 1 - me);
     assert_int_equal(colo_comm_size(c), n);
-    assert_string_equal(colo_comm_backend(c), "mpi");
+    /* half of the ranks may be on another host */
+    assert_true(strcmp(colo_comm_backend(c), getenv("T_BACKEND") ? "ucx" : "sockets") == 0);
     int32_t x = me, all[64];
     assert_ok(colo_comm_all_gather(c, &x, all, 1, COLO_I32, NULL));
     for (int r = 0; r < n; r++)
@@ -44,16 +45,6 @@ T_CASE(what_is_no_communicator_of_ours_is_refused)
     assert_fails(colo_comm_create_mpi(inter, &c), COLO_ERR_ARG, "MPI_Intercomm_merge");
     MPI_Comm_free(&inter);
     MPI_Comm_free(&half);
-    MPI_Comm world = MPI_COMM_WORLD;
-    colo_mpi_handle_t h = {sizeof h, "Another MPI", sizeof world, &world};
-    assert_fails(colo_comm_create_backend("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT,
-                 "compiled with Another MPI");
-    h.flavor = COLO_MPI_FLAVOR;
-    h.comm_size = 3;
-    assert_fails(colo_comm_create_backend("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT,
-                 "MPI_Comm of 3 bytes");
-    assert_fails(colo_comm_create_backend("mpi", &h, 8, &c), COLO_ERR_ARG, "8 bytes");
-    assert_fails(colo_comm_create_backend("mpi", NULL, 0, &c), COLO_ERR_ARG, "0 bytes");
     assert_fails(colo_comm_create_mpi(MPI_COMM_WORLD, NULL), COLO_ERR_ARG, "comm is NULL");
     assert_null(c);
 }
@@ -78,25 +69,6 @@ T_CASE(messages_of_the_program_stay_its_own)
     MPI_Wait(&mine, MPI_STATUS_IGNORE);
     assert_int_equal(got, 1000 + left);
     colo_comm_destroy(&c);
-}
-
-T_CASE(large_messages_go_in_pieces)
-{
-    enum { COUNT = 1000 * 1000 + 3 };
-    colo_comm_t *c = NULL;
-    uint64_t *x = malloc(COUNT * sizeof *x), *all = malloc((size_t)n * COUNT * sizeof *all);
-    for (int64_t i = 0; i < COUNT; i++)
-        x[i] = (uint64_t)me << 32 | (uint64_t)i;
-    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &c));
-    assert_ok(colo_comm_all_gather(c, x, all, COUNT, COLO_I64, NULL));
-    for (int r = 0; r < n; r++)
-        for (int64_t i = 0; i < COUNT; i++)
-            if (all[(int64_t)r * COUNT + i] != ((uint64_t)r << 32 | (uint64_t)i))
-                fail_msg("element %lld of rank %d is %llx", (long long)i, r,
-                         (unsigned long long)all[(int64_t)r * COUNT + i]);
-    colo_comm_destroy(&c);
-    free(x);
-    free(all);
 }
 
 T_CASE(worlds_come_and_go_concurrently)
@@ -133,7 +105,6 @@ T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
     assert_null(c);
 }
 
-/* The others stop waiting; MPI itself could not. */
 /* Rank 0 calls @late_ms after the others, the deadline being @deadline_ms. */
 static colo_status_t come_late(const char *deadline_ms, int late_ms, MPI_Comm comm, colo_comm_t **c)
 {
@@ -159,8 +130,11 @@ T_CASE(rank_that_is_too_late_fails_like_those_that_waited)
     colo_comm_t *c = NULL;
     MPI_Comm copy;
     MPI_Comm_dup(MPI_COMM_WORLD, &copy); /* what is pending there stays there */
-    /* "within 1000 ms", or what is left of them if MPI still pairs the duplications */
-    assert_fails(come_late("1000", 1500, copy, &c), COLO_ERR_TIMEOUT, " within ");
+    const colo_status_t st = come_late("1000", 1500, copy, &c);
+    if (me == 0) /* MPI may still bring it the addresses of ranks that gave up */
+        assert_true(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
+    else
+        assert_fails(st, COLO_ERR_TIMEOUT, "within 1000 ms");
     assert_null(c);
     MPI_Barrier(MPI_COMM_WORLD);
 }
@@ -169,7 +143,7 @@ T_CASE(a_rank_that_does_not_call_is_a_timeout)
 {
     colo_comm_t *c = NULL;
     MPI_Comm copy;
-    MPI_Comm_dup(MPI_COMM_WORLD, &copy); /* its duplication stays pending: never used again */
+    MPI_Comm_dup(MPI_COMM_WORLD, &copy); /* its all-gather stays pending: never used again */
     if (me == 1)
         return;
     setenv("COLO_TIMEOUT_MS", "300", 1);
@@ -178,31 +152,6 @@ T_CASE(a_rank_that_does_not_call_is_a_timeout)
     assert_int_equal(st, COLO_ERR_TIMEOUT);
     assert_non_null(strstr(colo_last_error(), "made the same call within 300 ms"));
     assert_null(c);
-}
-
-static void *abort_it(void *arg)
-{
-    colo_comm_abort(arg, "from a thread that may not call MPI");
-    return NULL;
-}
-
-T_CASE(an_abort_from_another_thread_is_told_by_the_one_that_may_talk)
-{
-    colo_comm_t *c = NULL;
-    pthread_t thread;
-    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &c));
-    assert_ok(colo_comm_set_timeout(c, 30000));
-    assert_ok(colo_comm_barrier(c, NULL));
-    if (me == 0) {
-        assert_int_equal(pthread_create(&thread, NULL, abort_it, c), 0);
-        pthread_join(thread, NULL);
-        assert_int_equal(colo_comm_check(c), COLO_ERR_ABORTED); /* and the others hear of it */
-    } else {
-        double begin = colo_now();
-        assert_fails(colo_comm_barrier(c, NULL), COLO_ERR_ABORTED, "may not call MPI");
-        assert_true(colo_now() - begin < 10);
-    }
-    colo_comm_destroy(&c);
 }
 
 static int before_init(void)
@@ -215,18 +164,18 @@ static int before_init(void)
     return 1;
 }
 
+/* It needs MPI no more. */
 static int after_finalize(void)
 {
     colo_comm_t *c = NULL;
+    int64_t x = 1, sum = 0;
     int wrong = 0;
-    colo_status_t st = colo_comm_barrier(kept, NULL);
-    if (st != COLO_ERR_STATE || !strstr(colo_last_error(), "MPI has been finalized")) {
-        fprintf(stderr, "barrier after MPI_Finalize: %s: %s\n", colo_status_name(st),
-                colo_last_error());
+    if (colo_comm_all_reduce(kept, &x, &sum, 1, COLO_I64, COLO_SUM, NULL) < 0 || sum != n) {
+        fprintf(stderr, "after MPI_Finalize the sum is %d: %s\n", (int)sum, colo_last_error());
         wrong++;
     }
     colo_comm_destroy(&kept);
-    st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
+    const colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
     if (st != COLO_ERR_STATE || !strstr(colo_last_error(), "MPI has been finalized")) {
         fprintf(stderr, "create_mpi after MPI_Finalize: %s: %s\n", colo_status_name(st),
                 colo_last_error());
@@ -235,12 +184,33 @@ static int after_finalize(void)
     return wrong;
 }
 
+/* Rank 1 is killed while the others wait for it: those that the launcher lets live say so. */
+static int lose_one(void)
+{
+    colo_comm_t *c = NULL;
+    colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
+    if (st == COLO_OK)
+        st = colo_comm_set_timeout(c, 60000);
+    if (st == COLO_OK && me == 1)
+        raise(SIGKILL);
+    const double begin = colo_now();
+    if (st == COLO_OK)
+        st = colo_comm_barrier(c, NULL);
+    const bool at_once = st == COLO_ERR_PEER && colo_now() - begin < 30;
+    printf("rank %d: %s: %s\n", me, at_once ? "told at once" : colo_status_name(st),
+           colo_last_error());
+    fflush(stdout);
+    _exit(0); /* MPI_Finalize would wait for rank 1 */
+}
+
 int main(int argc, char **argv)
 {
     int wrong = before_init(), level;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &me);
     MPI_Comm_size(MPI_COMM_WORLD, &n);
+    if (argc > 1)
+        return lose_one();
     if (me != 0 && !freopen("/dev/null", "w", stdout))
         return 1;
     wrong += t_main("mpi/mpi");

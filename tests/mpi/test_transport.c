@@ -255,6 +255,22 @@ T_CASE(callback_that_fails_silently_is_named)
     assert_null(c);
 }
 
+static colo_status_t gather_and_explain(void *user, const void *send, void *recv, size_t bytes)
+{
+    return colo_bootstrap_fail(COLO_ERR_IO, user);
+}
+
+T_CASE(callback_that_fails_says_why)
+{
+    char why[] = "the store is full: 100%";
+    colo_bootstrap_t b = {1, 2, gather_and_explain, why};
+    colo_comm_t *c = NULL;
+    assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_IO, why);
+    b.user = NULL; /* no message: it is named as one that fails silently */
+    assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_IO, "callback of rank 1 returned");
+    assert_null(c);
+}
+
 T_CASE(senseless_bootstraps_are_refused)
 {
     struct wrong w = {NULL, 0};
@@ -269,7 +285,6 @@ T_CASE(senseless_bootstraps_are_refused)
     b.all_gather = NULL;
     assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_ARG, "callback is NULL");
     assert_fails(colo_bootstrap_from_comm(NULL, &b), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_create_backend("pigeon", NULL, 0, &c), COLO_ERR_UNBUILT, "pigeon");
     assert_null(c);
 }
 

@@ -28,7 +28,7 @@ static void *open_ucx(t_forked_t *me)
 {
     const colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
     colo_transport_open_t open = {.transport = NULL};
-    colo_status_t st = UCX->open(&b, sizeof b, t_long_wait(), &open);
+    colo_status_t st = UCX->open(&b, &open);
     if (st < 0) {
         fprintf(stderr, "rank %d: %s\n", (int)me->rank, open.why);
         _exit(1);
@@ -47,7 +47,7 @@ static void open_alone(t_forked_t *me)
 {
     const colo_bootstrap_t b = {0, 2, without_others, NULL};
     colo_transport_open_t open = {.transport = NULL};
-    const colo_status_t st = UCX->open(&b, sizeof b, t_long_wait(), &open);
+    const colo_status_t st = UCX->open(&b, &open);
     t_note(me, colo_fail(st, "%s", open.why));
 }
 

@@ -202,7 +202,7 @@ def over_mpi(folder, n, words):
     os.chmod(rank, 0o755)
     command = ['mpirun', *options_of_mpirun(agent), '--map-by', 'node', '--host',
                ','.join('%s:%d' % (NET % (i + 1), n // 2) for i in range(2))]
-    for name in ('T_RANKS', 'COLO_BACKEND_DIR', 'COLO_TIMEOUT_MS', 'OPENBLAS_NUM_THREADS',
+    for name in ('T_BACKEND', 'COLO_BACKEND_DIR', 'COLO_TIMEOUT_MS', 'OPENBLAS_NUM_THREADS',
                  'OMP_NUM_THREADS'):
         if name in os.environ:
             command += ['-x', name]

@@ -13,12 +13,11 @@ int32_t soak_ranks(void)
     return RANKS;
 }
 
-/* Other sizes alone make it grow a little, buffers of sockets to seven peers by up to 120 KiB, and
- * Open MPI's lists of buffers if many messages wait; a leak of 64 bytes in each world passes it in
- * minutes. */
+/* Other sizes alone make it grow a little, buffers of sockets to seven peers by up to 120 KiB; a
+ * leak of 64 bytes in each world passes it in minutes. */
 int64_t soak_heap_slack(void)
 {
-    return t_ranks_are_threads() ? 64 << 10 : t_ranks_are_forked() ? 256 << 10 : 1 << 20;
+    return t_ranks_are_threads() ? 64 << 10 : 256 << 10;
 }
 
 int64_t soak_device_bytes(void)

@@ -146,8 +146,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: soak SECONDS SEED [WORLDS]; tools/soak.sh runs it\n");
         return 2;
     }
-    soak_t s = {.seed = strtoull(argv[2], NULL, 0), .most = argc > 3 ? atoll(argv[3]) : 0,
-                .held = {.heap_slack = soak_heap_slack(), .device_slack = soak_device_slack,
+    soak_t s = {.seed = strtoull(argv[2], NULL, 0),
+                .most = argc > 3 ? atoll(argv[3]) : 0,
+                .held = {.heap_slack = soak_heap_slack(),
+                         .device_slack = soak_device_slack,
                          .device_bytes = soak_device_bytes}};
     s.until = colo_now() + atof(argv[1]);
     const char *kind = getenv("T_RANKS");
@@ -155,9 +157,7 @@ int main(int argc, char **argv)
     const int32_t ranks = soak_ranks();
     if (ranks == 0)
         return T_EXIT_SKIP;
-    if (t_ranks_most() < ranks)
-        return fprintf(stderr, "soak: %d ranks, expected %d\n", (int)t_ranks_most(), (int)ranks), 2;
-    if (t_ranks_are_forked()) {
+    if (!t_ranks_are_threads()) {
         st = t_run_ranks(ranks, one_process, &s, sizeof s);
     } else {
         while (st == COLO_OK && !s.stop) {

@@ -65,7 +65,7 @@ T_CASE(a_variable_shows_its_value_and_where_it_comes_from)
 /* Ranks as threads and over sockets need nothing; what needs a library may not be there. */
 T_CASE(every_backend_is_listed)
 {
-    static const char *const names[] = {"threads", "sockets", "ucx", "mpi", "nccl", "cuda", "hwloc"};
+    static const char *const names[] = {"threads", "sockets", "ucx", "nccl", "cuda", "hwloc"};
     const char *args[] = {NULL};
     json_t *doc = info(), *list = json_object_get(doc, "backends");
     tool_output_t s = tool_run(args);

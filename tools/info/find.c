@@ -18,7 +18,6 @@ const info_backend_t *info_backends(void)
         {"threads", true, "ranks in one process"},
         {"sockets", true, "ranks of many processes of a host, from any all-gather"},
         {"ucx", INFO_UCX, "the same between hosts"},
-        {"mpi", INFO_MPI, "ranks of many processes or hosts"},
         {"nccl", INFO_NCCL, "ranks with a GPU each"},
         {"cuda", INFO_CUDA, "tensors in GPU memory"},
         {"hwloc", false, "placement and binding"},

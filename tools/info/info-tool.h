@@ -60,7 +60,7 @@ typedef struct info_backend {
     bool built;
     const char *what;
 } info_backend_t;
-#define INFO_BACKENDS 7
+#define INFO_BACKENDS 6
 const info_backend_t *info_backends(void);
 /* why CUDA is not asked for its devices */
 const char *info_cuda(void);

@@ -232,11 +232,10 @@ static void print_world(const colo_comm_t *world, const fact_t *fact, const char
            (int)nodes, nodes > 1 ? "s" : "", names && *names ? ", as COLO_NODE says" : "");
     for (int32_t k = 0; k < nodes; k++)
         print_node(world, fact, k);
-    printf("\nHost memory and control, without MPI\n");
+    printf("\nHost memory and control\n");
     for (int k = 0; k < KINDS; k++)
         print_pairs(world, kinds[k], k, kind_of, fact);
-    printf("  With MPI (colo_comm_create_mpi) MPI carries all pairs.\n"
-           "No rank reaches another's host memory: they are processes.\n\n"
+    printf("No rank reaches another's host memory: they are processes.\n\n"
            "GPU memory that is registered; other GPU memory goes by NCCL\n");
     for (int k = 0; k < GPU_KINDS && memory; k++)
         print_pairs(world, gpu_kinds[k], k, gpu_kind_of, memory);

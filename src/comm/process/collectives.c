@@ -143,6 +143,5 @@ static colo_status_t process_exchange(colo_comm_t *c, const colo_message_t *send
         .destroy = colo_process_destroy,                                                          \
     }
 
-const colo_comm_ops_t colo_comm_mpi_ops = TABLE("mpi");
 const colo_comm_ops_t colo_comm_sockets_ops = TABLE("sockets");
 const colo_comm_ops_t colo_comm_ucx_ops = TABLE("ucx");

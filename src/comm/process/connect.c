@@ -427,10 +427,9 @@ static colo_status_t open_ucx(struct meeting *m, colo_endpoint_t *mine, struct c
         st = colo_fail(
             st,
             "create_bootstrap: rank %d has no UCX, which carries between hosts; install it "
-            "(apt install libucx0, or pip install libucx-cu12 or libucx-cu13), or use "
-            "colo_comm_create_mpi(): %.300s",
+            "(apt install libucx0, or pip install libucx-cu12 or libucx-cu13): %.300s",
             (int)b.rank, colo_last_error());
-    else if ((st = ucx->transport->open(&b, sizeof b, m->timeout_ms, &open)) < 0)
+    else if ((st = ucx->transport->open(&b, &open)) < 0)
         st = colo_fail(st, "%s", open.why);
     if (st < 0 && !w.told) {
         colo_endpoint_set_error(mine, st);
@@ -512,7 +511,7 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t 
     int64_t timeout_ms;
     (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
     COLO_TRY(connect_all(b, timeout_ms, fd, &carrier));
-    COLO_TRY(colo_process_comm(carrier.table, carrier.ops, carrier.transport, b->rank, b->size,
-                               true, &world));
+    COLO_TRY(
+        colo_process_comm(carrier.table, carrier.ops, carrier.transport, b->rank, b->size, &world));
     return colo_process_agree(world, "create_bootstrap", carrier.begin, comm);
 }

@@ -56,8 +56,7 @@ static void at_exit(void)
     for (struct colo_process_context *f = first; f; f = f->next) {
         if (f->process != (int32_t)getpid() || !try_lock(&f->lock))
             continue;
-        if (colo_process_may_talk(f))
-            abort_context(f, why.text);
+        abort_context(f, why.text);
         pthread_mutex_unlock(&f->lock);
     }
     pthread_mutex_unlock(&lock);

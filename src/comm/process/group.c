@@ -14,9 +14,6 @@
  * find two faults at the same time and then keep different error messages, never one dead and one
  * alive.
  *
- * A transport that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by
- * others: an abort from another thread is set here at once and told by the owner's next step.
- *
  * Left to others: what arrives (arrive.c), operations (step.c, process/collectives.c), bytes (the
  * transport), error messages of arguments and the statistics (comm/collectives.c).
  */
@@ -30,19 +27,6 @@
 #include <string.h>
 
 static const double LINGER_SECONDS = 1.0; /* at most, for the others to leave as well */
-
-/* ---- threads ---- */
-
-void colo_process_own(struct colo_process_context *f)
-{
-    atomic_store_explicit(&f->thread, colo_comm_i_thread(), memory_order_relaxed);
-}
-
-bool colo_process_may_talk(const struct colo_process_context *f)
-{
-    return f->any_thread ||
-           atomic_load_explicit(&f->thread, memory_order_relaxed) == colo_comm_i_thread();
-}
 
 /* ---- telling ---- */
 
@@ -263,7 +247,6 @@ colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, i
     for (int32_t i = 0; i < n; i++)
         world[i] = above->world[members[i]];
     COLO_TRY(group_new(child, above->context, child_key(above, tag, members, n), world, &x));
-    colo_process_own(above->context);
     group_live(child, x);
     return COLO_OK;
 }
@@ -288,8 +271,7 @@ static void context_free(struct colo_process_context *f, bool clean)
 }
 
 colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
-                                void *transport, int32_t rank, int32_t size, bool any_thread,
-                                colo_comm_t **comm)
+                                void *transport, int32_t rank, int32_t size, colo_comm_t **comm)
 {
     struct colo_process_context *f = calloc(1, sizeof *f);
     bool *closed = calloc((size_t)size, sizeof *closed);
@@ -305,14 +287,12 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
     f->transport = transport;
     f->rank = rank;
     f->size = size;
-    f->any_thread = any_thread;
     f->closed = closed;
     f->unexpected_bytes = unexpected_bytes;
     f->closed[rank] = true;
     f->nclosed = 1;
     pthread_mutex_init(&f->lock, NULL);
     colo_error_state_init(&f->error);
-    colo_process_own(f);
 
     colo_comm_t *c = NULL;
     struct colo_process_group *x = NULL;
@@ -366,7 +346,7 @@ void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_m
             atomic_store(&x->to_notify, true);
         pthread_mutex_unlock(&f->lock);
     }
-    if (is_new && colo_process_may_talk(f)) {
+    if (is_new) {
         pthread_mutex_lock(&f->lock);
         colo_process_notify(f);
         pthread_mutex_unlock(&f->lock);
@@ -377,11 +357,9 @@ colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size
 {
     struct colo_process_group *x = c->impl;
     struct colo_process_context *f = x->context;
-    if (colo_process_may_talk(f)) {
-        pthread_mutex_lock(&f->lock);
-        colo_process_progress(f);
-        pthread_mutex_unlock(&f->lock);
-    }
+    pthread_mutex_lock(&f->lock);
+    colo_process_progress(f);
+    pthread_mutex_unlock(&f->lock);
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
     if (st != COLO_OK)
         return st;
@@ -443,7 +421,6 @@ void colo_process_destroy(colo_comm_t *c)
     struct colo_process_context *f = x->context;
     c->impl = NULL;
     pthread_mutex_lock(&f->lock);
-    colo_process_own(f);
     colo_process_notify(f);
     send_bye(x);
     for (link = &f->group; *link != x; link = &(*link)->next)

@@ -60,8 +60,8 @@ struct colo_process_group { /* colo_comm.impl */
     int32_t *world;       /* [size] owned; ranks on the transport */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_error_state_t error;
-    uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
-    _Atomic bool to_notify; /* set by a thread that may not talk */
+    uint64_t dead_from; /* operations before this one may still end well on ranks that are late */
+    _Atomic bool to_notify; /* the members, at the next colo_process_notify() */
 
     struct colo_remote *peer; /* [size] */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
@@ -74,7 +74,7 @@ struct colo_process_group { /* colo_comm.impl */
     colo_op_desc_t op;
     double begin;
     struct colo_process_step *peer_step; /* [size] */
-    int32_t *active;             /* [nactive] peers */
+    int32_t *active;                     /* [nactive] peers */
     int32_t nactive, nmet;
 
     void *workspace; /* of reductions, grown on demand */
@@ -84,14 +84,12 @@ struct colo_process_group { /* colo_comm.impl */
 
 struct colo_process_context {
     struct colo_process_context *next; /* in exit.c's list */
-    int32_t process;          /* that made it */
+    int32_t process;                   /* that made it */
     const colo_transport_ops_t *ops;
     void *transport;
     int32_t rank, size;
-    bool any_thread;
-    _Atomic uintptr_t thread;      /* that used a comm last */
-    pthread_mutex_t lock;          /* all below, the groups' peers and steps, the transport */
-    int32_t live;                  /* groups that a comm uses */
+    pthread_mutex_t lock; /* all below, the groups' peers and steps, the transport */
+    int32_t live;         /* groups that a comm uses */
     struct colo_process_group *group,
         *draining; /* draining groups: left by this rank, not yet by all others */
     struct colo_unexpected *unexpected, **unexpected_end;
@@ -108,10 +106,9 @@ struct colo_process_context {
 
 /* Takes the transport, also when it fails. */
 colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
-                                void *transport, int32_t rank, int32_t size, bool any_thread,
-                                colo_comm_t **comm);
-/* The end of creating @world: it is @comm now if all ranks agree (colo_comm_i_agree_environment), and
- * destroyed if not. */
+                                void *transport, int32_t rank, int32_t size, colo_comm_t **comm);
+/* The end of creating @world: it is @comm now if all ranks agree (colo_comm_i_agree_environment),
+ * and destroyed if not. */
 colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double begin,
                                  colo_comm_t **comm);
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
@@ -120,17 +117,12 @@ void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_m
 colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size_t cap);
 void colo_process_destroy(colo_comm_t *c);
 
-/* May this thread use the transport? */
-bool colo_process_may_talk(const struct colo_process_context *f);
-
 /* ---- exit.c ---- */
 void colo_process_exit_add(struct colo_process_context *f);
 void colo_process_exit_remove(struct colo_process_context *f); /* takes one that was not added */
 
 /* ---- group.c: the rest is called with the context's lock held ---- */
 bool colo_process_flushed(const struct colo_process_context *f); /* nothing waits in this process */
-void colo_process_own(
-    struct colo_process_context *f); /* this thread uses the context from here on */
 void colo_process_notify(
     struct colo_process_context *f); /* the others, what they were not told yet */
 void colo_process_reap(
@@ -180,6 +172,6 @@ void colo_step_ready(struct colo_process_group *x, const colo_frame_t *frame);
 bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload);
 
 /* ---- process/collectives.c ---- */
-extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops, colo_comm_ucx_ops;
+extern const colo_comm_ops_t colo_comm_sockets_ops, colo_comm_ucx_ops;
 
 #endif

@@ -101,7 +101,6 @@ void colo_step_begin(colo_comm_t *c, uint8_t step)
 {
     struct colo_process_group *x = c->impl;
     pthread_mutex_lock(&x->context->lock);
-    colo_process_own(x->context);
     if (step == 0) {
         x->begin = colo_now();
         snprintf(x->name, sizeof x->name, "%s", c->name);

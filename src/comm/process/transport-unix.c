@@ -7,7 +7,7 @@
  * frames that must go always fit (the buffer grows), pieces of large messages wait when enough is
  * queued. Nothing blocks but wait(), which is poll().
  *
- * End of stream without a goodbye means that the process died: the one thing MPI cannot tell.
+ * End of stream without a goodbye means that the process died.
  *
  * Ranks without a socket are another transport's, which this one holds: UCX's, between hosts.
  */

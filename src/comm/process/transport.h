@@ -8,23 +8,23 @@
  * any time. A transport never waits except in wait(), open() and close(); it does not know what a
  * frame means.
  *
- * transport-mpi.c and transport-ucx.c are two (in libraries of their own, which need no symbol of
- * this one), the sockets of transport-unix.c are the third, and hold UCX if it is needed, too.
+ * The sockets of transport-unix.c are one. transport-ucx.c, in a library of its own, is the other;
+ * the sockets hold it if both are needed.
  * Communicators over a transport: group.h.
  */
 #ifndef COLO_COMM_PROCESS_TRANSPORT_H
 #define COLO_COMM_PROCESS_TRANSPORT_H
 
-#include <colobridge/status.h>
+#include <colobridge/bootstrap.h>
 
-#define COLO_TRANSPORT_ABI 3u
+#define COLO_TRANSPORT_ABI 4u
 
 enum {
     COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a header */
     COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
 };
 
-typedef struct colo_worker { /* what the all-gather of UCX's open() carries of each rank */
+typedef struct colo_worker { /* what the all-gather of open() carries of each rank */
     uint32_t bytes;
     uint32_t near; /* the all-gather sets it: this rank is reached by other means */
     unsigned char address[3064];
@@ -63,17 +63,14 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
 
 typedef struct colo_transport_open { /* what open() fills in */
     void *transport;
-    int32_t rank, size;
-    bool any_thread; /* false: only the thread that uses the communicators may call */
-    char why[600];   /* when it failed */
+    char why[600]; /* when it failed */
 } colo_transport_open_t;
 
 typedef struct colo_transport_ops {
     uint32_t abi;
     const char *name;
-    /* Collective; NULL where a transport is made otherwise. */
-    colo_status_t (*open)(const void *handle, size_t bytes, int64_t timeout_ms,
-                          colo_transport_open_t *out);
+    /* Collective: one all-gather, of a colo_worker_t. NULL where a transport is made otherwise. */
+    colo_status_t (*open)(const colo_bootstrap_t *b, colo_transport_open_t *out);
     /* So much is under way to @peer that pieces of large messages should wait. */
     bool (*full)(void *transport, int32_t peer);
     /* Room for a frame of @bytes to @peer, full or not; commit() sends it. NULL: no memory. */

@@ -384,13 +384,13 @@ static void ucx_close(void *transport, bool clean)
         snprintf((out)->why, sizeof(out)->why, __VA_ARGS__); \
         return (status);                                     \
     } while (0)
-#define TRY_UCX(out, call)                                                              \
-    do {                                                                                \
-        const ucs_status_t st_ = (call);                                                \
-        if (st_ != UCS_OK)                                                              \
-            REFUSE(out, st_ == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,        \
-                   "create_bootstrap: rank %d of %d: UCX: %.40s: %s", (int)(out)->rank, \
-                   (int)(out)->size, #call, ucs_status_string(st_));                    \
+#define TRY_UCX(out, call)                                                                        \
+    do {                                                                                          \
+        const ucs_status_t st_ = (call);                                                          \
+        if (st_ != UCS_OK)                                                                        \
+            REFUSE(out, st_ == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,                  \
+                   "create_bootstrap: rank %d of %d: UCX: %.40s: %s", (int)w->rank, (int)w->size, \
+                   #call, ucs_status_string(st_));                                                \
     } while (0)
 
 static colo_status_t make_worker(struct transport *w, colo_transport_open_t *out)
@@ -470,17 +470,8 @@ static colo_status_t connect_all(struct transport *w, const colo_worker_t *all,
     return COLO_OK;
 }
 
-/* @handle: a colo_bootstrap_t, whose all-gather is called once, with a colo_worker_t */
-static colo_status_t ucx_open(const void *handle, size_t bytes, int64_t timeout_ms,
-                              colo_transport_open_t *out)
+static colo_status_t ucx_open(const colo_bootstrap_t *b, colo_transport_open_t *out)
 {
-    const colo_bootstrap_t *b = handle;
-    if (!b || bytes != sizeof *b || !b->all_gather)
-        REFUSE(out, COLO_ERR_ARG, "create_bootstrap: the handle has %zu bytes, expected %zu", bytes,
-               sizeof *b);
-    out->rank = b->rank;
-    out->size = b->size;
-    out->any_thread = true;
     struct transport *w = calloc(1, sizeof *w);
     colo_worker_t *mine = calloc(1, sizeof *mine), *all = calloc((size_t)b->size, sizeof *all);
     bool enough = w && mine && all && (w->peer = calloc((size_t)b->size, sizeof *w->peer));
