@@ -32,27 +32,15 @@
 #include "loss/passes.h"
 
 #include "comm/comm.h"
-#include "core/hash.h"
 #include "core/error.h"
 #include "core/range.h"
 #include "core/sized.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 /* Tokens, where the caller lets us choose: some 200 to 500 KiB of block, and on a GPU passes that
  * are long enough to fill it. */
 enum { CHUNK = 16384 };
-
-static double smoothing_of(const colo_logprob_config_t *c)
-{
-    if (!c->want_loss)
-        return 0;
-    double v = (double)c->logits.vocab;
-    return c->megatron_smoothing && !c->local_smoothing && c->logits.vocab > 1
-               ? c->label_smoothing * v / (v - 1)
-               : c->label_smoothing;
-}
 
 /* ---- sizes ---- */
 
@@ -60,32 +48,6 @@ static int64_t chunk_of(const colo_logprob_config_t *c, int64_t tokens)
 {
     int64_t chunk = c->chunk_size ? c->chunk_size : CHUNK;
     return chunk < tokens ? chunk : tokens;
-}
-
-bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted,
-                           int64_t *offset)
-{
-    int64_t size;
-    *offset = -1;
-    if (!wanted)
-        return true;
-    *offset = b->bytes;
-    if (!colo_mul_ok(n, elem, &size) || !colo_add_ok(size, 7, &size))
-        return false;
-    return colo_add_ok(b->bytes, size & ~INT64_C(7), &b->bytes);
-}
-
-bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
-                                 colo_logprob_block_t *b)
-{
-    int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
-    b->bytes = (int64_t)sizeof(colo_logprob_header_t);
-    return colo_logprob_i_append(b, n, elem, true, &b->m) &&
-           colo_logprob_i_append(b, n, elem, true, &b->s) &&
-           colo_logprob_i_append(b, n, elem, true, &b->xt) &&
-           colo_logprob_i_append(b, n, elem, c->want_entropy, &b->u) &&
-           colo_logprob_i_append(b, n, elem, smoothing_of(c) > 0, &b->d) &&
-           colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->want_correct, &b->arg);
 }
 
 colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
@@ -115,92 +77,37 @@ colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, c
 
 /* ---- forward ---- */
 
-static uint64_t hash_f64(uint64_t h, double v)
+static colo_status_t check_forward(const colo_logprob_config_t *config, const colo_tensor_t *logits,
+                                   const colo_tensor_t *targets, const colo_comm_t *group,
+                                   const colo_logprob_out_t *out, const colo_logprob_saved_t *saved,
+                                   const void *saved_memory, const void *workspace)
 {
-    int64_t bits;
-    memcpy(&bits, &v, sizeof bits);
-    return colo_hash_i64(h, bits);
-}
-
-uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype)
-{
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, c->logits.vocab);
-    h = hash_f64(h, c->logits.scale / c->logits.temperature);
-    h = hash_f64(h, c->logits.softcap);
-    h = hash_f64(h, smoothing_of(c));
-    h = hash_f64(h, c->z_loss);
-    h = colo_hash_i64(h, c->ignore_index);
-    h = colo_hash_i64(h, c->order);
-    h = colo_hash_i64(h, dtype);
-    return colo_hash_i64(h, c->want_entropy | c->want_loss << 1 | c->want_correct << 2 |
-                                c->lenient_targets << 3 | c->local_smoothing << 4);
-}
-
-/* One multiplication a target: the rows are read anyway, this must not show. */
-uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p)
-{
-    uint64_t h = COLO_HASH_INIT;
-    for (int64_t t = 0; t < p->tokens; t++)
-        h = (h ^ (h >> 29) ^ (uint64_t)p->targets[t * p->target_stride]) *
-            UINT64_C(0x9e3779b97f4a7c15);
-    return colo_loss_i_hash_support(p, h);
-}
-
-struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
-                                             const colo_tensor_t *logits,
-                                             const colo_tensor_t *targets)
-{
-    int64_t in_vocab = config->logits.vocab - config->logits.vocab_start;
-    in_vocab = in_vocab < 0 ? 0 : in_vocab;
-    const int64_t columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab;
-    double e = smoothing_of(config);
-    const int64_t own = config->local_smoothing && e > 0 ? columns : 0;
-    e *= own > 1 ? (double)own / (double)(own - 1) : 1;
-    return (struct colo_logprob_pass){
-        .config = *config,
-        .dtype = logits->dtype,
-        .d_dtype = logits->dtype,
-        .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
-        .factor = config->logits.scale / config->logits.temperature,
-        .smoothing = e,
-        .own = own,
-        .segments = 1,
-        .tokens = logits->shape[0],
-        .logits = logits->data,
-        .row_stride = logits->stride[0],
-        .targets = targets ? targets->data : NULL,
-        .target_stride = targets ? targets->stride[0] : 1,
-        .columns = logits->shape[1],
-        .true_columns = columns,
-    };
-}
-
-void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets)
-{
-    p->header = (colo_logprob_header_t){
-        .magic = COLO_LOGPROB_MAGIC,
-        .start = p->config.logits.vocab_start,
-        .columns = p->true_columns,
-        .tokens = p->tokens,
-        .config = config,
-        .targets = targets,
-    };
-}
-
-int32_t colo_logprob_i_segments(const colo_logprob_config_t *c, int32_t ranks)
-{
-    const int64_t segments = c->segment > 0 ? (c->logits.vocab - 1) / c->segment + 1 : 1;
-    int32_t n = 1;
-    while (n * (int64_t)ranks < segments)
-        n *= 2;
-    return n;
-}
-
-void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group)
-{
-    p->segments = colo_logprob_i_segments(&p->config, colo_comm_size(group));
-    p->rank = colo_comm_rank(group) * p->segments;
-    p->ranks = colo_comm_size(group) * p->segments;
+    COLO_TRY(colo_logprob_config_check(config));
+    COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
+    COLO_TRY(colo_tensor_check(targets, "targets"));
+    if (targets->dtype != COLO_I64)
+        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected i64",
+                         colo_dtype_name(targets->dtype));
+    if (targets->ndim != 1 || targets->shape[0] != logits->shape[0])
+        return colo_fail(COLO_ERR_SHAPE,
+                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
+                         "] as the logits' rows",
+                         (int)targets->ndim, colo_tensor_count(targets), logits->shape[0]);
+    COLO_TRY(colo_loss_i_check_memory(targets, logits, "targets"));
+    COLO_TRY(colo_loss_i_check_shard(config, logits, group));
+    COLO_TRY(colo_loss_i_check_words(config, logits));
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
+    if (out->entropy && !config->want_entropy)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: out.entropy is given, config.want_entropy is false");
+    if (out->loss && !config->want_loss)
+        return colo_fail(COLO_ERR_ARG, "logprob: out.loss is given, config.want_loss is false");
+    if (out->correct && !config->want_correct)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: out.correct is given, config.want_correct is false");
+    return colo_loss_i_check_buffers("logprob", saved != NULL, saved_memory,
+                                     logits->shape[0] * 3 * (int64_t)sizeof(double), workspace);
 }
 
 colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host,
@@ -273,8 +180,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
     const size_t size = st == COLO_OK ? config->struct_size : 0;
     config = &own;
     if (st == COLO_OK)
-        st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, saved_memory,
-                                          workspace);
+        st = check_forward(config, logits, targets, group, out, saved, saved_memory, workspace);
     if (st == COLO_OK)
         st = colo_loss_i_check_support(given->support, config, targets, logits);
     const colo_loss_ops_t *loss;
@@ -308,6 +214,28 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
 
 /* ---- backward ---- */
 
+static colo_status_t check_backward(const colo_logprob_saved_t *saved,
+                                    const colo_logprob_upstream_t *up,
+                                    const colo_tensor_t *d_logits, colo_logprob_config_t *config,
+                                    bool *in_place)
+{
+    COLO_TRY(colo_loss_i_check_saved("logprob", saved != NULL, saved && saved->valid));
+    COLO_TRY(colo_logprob_i_read(&saved->config, config));
+    if (!up)
+        return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
+    if (up->d_entropy && !config->want_entropy)
+        return colo_fail(COLO_ERR_ARG, "logprob: d_entropy is given, forward ran with want_entropy "
+                                       "false");
+    if (up->d_loss && !config->want_loss)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: d_loss is given, forward ran with want_loss false");
+    const colo_tensor_t *z = &saved->logits;
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", z, in_place));
+    COLO_TRY(colo_loss_i_check_version(z, saved->logits_version, "logits"));
+    COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
+    return colo_loss_i_check_support_version(&saved->support);
+}
+
 colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                     const colo_logprob_upstream_t *upstream,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
@@ -316,7 +244,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     bool in_place = false;
     const colo_loss_ops_t *loss;
     colo_logprob_config_t config;
-    COLO_TRY(colo_logprob_i_check_backward(saved, upstream, d_logits, &config, &in_place));
+    COLO_TRY(check_backward(saved, upstream, d_logits, &config, &in_place));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     struct colo_logprob_pass p = colo_logprob_i_pass(&config, &saved->logits, &saved->targets);
     p.support = colo_loss_i_support(&saved->support);

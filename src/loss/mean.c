@@ -14,18 +14,6 @@
 #include "core/range.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
-#include "loss/scalar.h"
-
-colo_status_t colo_host_mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream)
-{
-    (void)stream;
-    double g = p->d_num ? *p->d_num : 0;
-    if (p->d_value)
-        g += colo_scalar_get(p->dtype, p->d_value, 0) * *p->factor;
-    for (int64_t i = 0; i < p->count; i++)
-        colo_scalar_put(p->dtype, p->d_values, i, g);
-    return COLO_OK;
-}
 
 static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
                            const colo_loss_mean_t *out)

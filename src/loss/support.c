@@ -119,17 +119,3 @@ colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *save
                          "it was; keep its tensors until the last backward");
     return COLO_OK;
 }
-
-uint64_t colo_loss_i_hash_support(const struct colo_logprob_pass *p, uint64_t h)
-{
-    const struct colo_support_pass *s = &p->support;
-    for (int64_t row = 0; row < p->tokens && s->begin; row++) {
-        if (p->targets[row * p->target_stride] == p->config.ignore_index)
-            continue;
-        const int64_t t = s->token_of ? s->token_of[row] : row, end = s->end[t * s->end_stride];
-        for (int64_t i = s->begin[t * s->begin_stride]; i < end; i++)
-            h = (h ^ (h >> 29) ^ (uint64_t)s->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
-        h = (h ^ (h >> 29) ^ (uint64_t)row) * UINT64_C(0x9e3779b97f4a7c15);
-    }
-    return h;
-}

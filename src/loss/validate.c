@@ -253,7 +253,7 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
 
 /* A kernel cuts a row at the 16-byte words of memory. With segments the cuts may not depend on
  * where the row is. */
-static colo_status_t check_words(const colo_logprob_config_t *c, const colo_tensor_t *logits)
+colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *c, const colo_tensor_t *logits)
 {
     enum { WORD = 16 };
     const int64_t elem = (int64_t)colo_dtype_size(logits->dtype);
@@ -265,41 +265,6 @@ static colo_status_t check_words(const colo_logprob_config_t *c, const colo_tens
                      "logits: the first row is %d bytes past a multiple of %d and rows are %" PRId64
                      " bytes apart, expected multiples of %d with segments; pad the rows",
                      (int)((uintptr_t)logits->data % WORD), WORD, logits->stride[0] * elem, WORD);
-}
-
-colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
-                                           const colo_tensor_t *logits,
-                                           const colo_tensor_t *targets, const colo_comm_t *group,
-                                           const colo_logprob_out_t *out,
-                                           const colo_logprob_saved_t *saved,
-                                           const void *saved_memory, const void *workspace)
-{
-    COLO_TRY(colo_logprob_config_check(config));
-    COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
-    COLO_TRY(colo_tensor_check(targets, "targets"));
-    if (targets->dtype != COLO_I64)
-        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected i64",
-                         colo_dtype_name(targets->dtype));
-    if (targets->ndim != 1 || targets->shape[0] != logits->shape[0])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
-                         "] as the logits' rows",
-                         (int)targets->ndim, colo_tensor_count(targets), logits->shape[0]);
-    COLO_TRY(colo_loss_i_check_memory(targets, logits, "targets"));
-    COLO_TRY(colo_loss_i_check_shard(config, logits, group));
-    COLO_TRY(check_words(config, logits));
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
-    if (out->entropy && !config->want_entropy)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: out.entropy is given, config.want_entropy is false");
-    if (out->loss && !config->want_loss)
-        return colo_fail(COLO_ERR_ARG, "logprob: out.loss is given, config.want_loss is false");
-    if (out->correct && !config->want_correct)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: out.correct is given, config.want_correct is false");
-    return colo_loss_i_check_buffers("logprob", saved != NULL, saved_memory,
-                                     logits->shape[0] * 3 * (int64_t)sizeof(double), workspace);
 }
 
 colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *saved_memory,
@@ -469,33 +434,10 @@ colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *wha
     *in_place = d->data == z->data && colo_tensor_count(z) > 0 &&
                 (z->shape[0] == 1 || d->stride[0] == z->stride[0]);
     if (!*in_place && overlap(d, z))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: overlaps the logits without being them (%+" PRId64
-                         " bytes, row strides %" PRId64 " and %" PRId64
-                         "); in place needs the same data and strides",
-                         what, (int64_t)((intptr_t)d->data - (intptr_t)z->data), d->stride[0],
-                         z->stride[0]);
+        return colo_fail(
+            COLO_ERR_ARG,
+            "%s: overlaps the logits without being them (%+" PRId64 " bytes, row strides %" PRId64
+            " and %" PRId64 "); in place needs the same data and strides",
+            what, (int64_t)((intptr_t)d->data - (intptr_t)z->data), d->stride[0], z->stride[0]);
     return COLO_OK;
-}
-
-colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
-                                            const colo_logprob_upstream_t *up,
-                                            const colo_tensor_t *d_logits,
-                                            colo_logprob_config_t *config, bool *in_place)
-{
-    COLO_TRY(colo_loss_i_check_saved("logprob", saved != NULL, saved && saved->valid));
-    COLO_TRY(colo_logprob_i_read(&saved->config, config));
-    if (!up)
-        return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
-    if (up->d_entropy && !config->want_entropy)
-        return colo_fail(COLO_ERR_ARG, "logprob: d_entropy is given, forward ran with want_entropy "
-                                       "false");
-    if (up->d_loss && !config->want_loss)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: d_loss is given, forward ran with want_loss false");
-    const colo_tensor_t *z = &saved->logits;
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", z, in_place));
-    COLO_TRY(colo_loss_i_check_version(z, saved->logits_version, "logits"));
-    COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
-    return colo_loss_i_check_support_version(&saved->support);
 }

@@ -10,14 +10,6 @@
 /* The caller's config, its missing members filled in; values are not checked. */
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own);
 
-/* All arguments of forward but the group, which is not NULL. */
-colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
-                                           const colo_tensor_t *logits,
-                                           const colo_tensor_t *targets, const colo_comm_t *group,
-                                           const colo_logprob_out_t *out,
-                                           const colo_logprob_saved_t *saved,
-                                           const void *saved_memory, const void *workspace);
-
 /* What the forwards and backwards of logprob, topk and distill refuse alike; @what names them. */
 colo_status_t colo_loss_i_check_group(const char *what, const colo_comm_t *group);
 colo_status_t colo_loss_i_check_saved(const char *what, bool given, bool valid);
@@ -51,6 +43,8 @@ colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void
 /* Columns end below 2^63, and are the whole vocabulary on a group of one. */
 colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                                       const colo_tensor_t *logits, const colo_comm_t *group);
+/* With segments rows of a GPU begin at 16-byte words. */
+colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *c, const colo_tensor_t *logits);
 /* Does @group move the memory that the logits are in? */
 colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
                                       const char *what);
@@ -87,11 +81,5 @@ colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host
 
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);
-
-/* Out: @config, that of forward; @in_place, whether @d_logits is the logits */
-colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
-                                            const colo_logprob_upstream_t *upstream,
-                                            const colo_tensor_t *d_logits,
-                                            colo_logprob_config_t *config, bool *in_place);
 
 #endif

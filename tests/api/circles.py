@@ -21,8 +21,6 @@ CIRCLES = (
     ('comm/comm.c', 'comm/flight.c', 'comm/stats.c'),
     ('comm/process/arrive.c', 'comm/process/exit.c', 'comm/process/group.c', 'comm/process/step.c'),
     ('comm/threads/launch.c', 'comm/threads/threads.c'),
-    ('loss/host/gemm-cblas.c', 'loss/host/gemm-loops.c', 'loss/host/gemm.c'),
-    ('loss/logprob.c', 'loss/loss.c', 'loss/mean.c', 'loss/support.c', 'loss/validate.c', 'loss/weighted.c'),
 )
 LEVELS = {'layout': 0, 'plan': 1, 'run': 2}
 # Uses that run up inside src/bridge. Nothing may be added.

@@ -68,19 +68,11 @@ T_CASE(memory_that_the_group_does_not_move_is_refused)
 
 static colo_status_t check_segments(char *data, int64_t rows, int64_t apart)
 {
-    static const colo_peer_ops_t reaches;
-    static const colo_comm_ops_t nccl = {.name = "nccl", .peer = &reaches};
-    static int64_t target[TOKENS];
-    const colo_comm_t alone = group_of(&nccl, 1);
     const colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = COLUMNS,
                                           .segment = COLUMNS};
     colo_tensor_t z = colo_tensor_cuda(data, COLO_F32, 0, 2, (int64_t[]){rows, COLUMNS});
-    const colo_tensor_t t = colo_tensor_cuda(target, COLO_I64, 0, 1, (int64_t[]){rows});
-    float logp[TOKENS];
     z.stride[0] = apart;
-    return colo_logprob_i_check_forward(&config, &z, &t, &alone,
-                                        &(colo_logprob_out_t){.logp = logp}, NULL, NULL,
-                                        (void *)(uintptr_t)COLO_ALIGNMENT);
+    return colo_loss_i_check_words(&config, &z);
 }
 
 T_CASE(rows_of_a_gpu_with_segments_begin_at_words)
@@ -180,11 +172,8 @@ T_CASE(gradient_is_the_logits_or_shares_nothing_with_them)
 
 T_CASE(saved_config_that_was_overwritten_is_refused)
 {
-    const colo_logprob_saved_t saved = {.valid = true};
-    colo_logprob_config_t config;
-    bool in_place;
-    assert_fails(colo_logprob_i_check_backward(&saved, NULL, NULL, &config, &in_place),
-                 COLO_ERR_ARG, "struct_size is 0");
+    colo_logprob_saved_t saved = {.valid = true};
+    assert_fails(colo_logprob_backward(&saved, NULL, NULL, NULL), COLO_ERR_ARG, "struct_size is 0");
 }
 
 /* ---- the lm_head ---- */

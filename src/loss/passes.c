@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* passes.c - what a pass of passes.h is told: its block, its hashes, its shard of the vocabulary.
+ */
+#include "loss/passes.h"
+
+#include "core/error.h"
+#include "core/hash.h"
+
+#include <string.h>
+
+static double smoothing_of(const colo_logprob_config_t *c)
+{
+    if (!c->want_loss)
+        return 0;
+    double v = (double)c->logits.vocab;
+    return c->megatron_smoothing && !c->local_smoothing && c->logits.vocab > 1
+               ? c->label_smoothing * v / (v - 1)
+               : c->label_smoothing;
+}
+
+bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted,
+                           int64_t *offset)
+{
+    int64_t size;
+    *offset = -1;
+    if (!wanted)
+        return true;
+    *offset = b->bytes;
+    if (!colo_mul_ok(n, elem, &size) || !colo_add_ok(size, 7, &size))
+        return false;
+    return colo_add_ok(b->bytes, size & ~INT64_C(7), &b->bytes);
+}
+
+bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
+                                 colo_logprob_block_t *b)
+{
+    int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
+    b->bytes = (int64_t)sizeof(colo_logprob_header_t);
+    return colo_logprob_i_append(b, n, elem, true, &b->m) &&
+           colo_logprob_i_append(b, n, elem, true, &b->s) &&
+           colo_logprob_i_append(b, n, elem, true, &b->xt) &&
+           colo_logprob_i_append(b, n, elem, c->want_entropy, &b->u) &&
+           colo_logprob_i_append(b, n, elem, smoothing_of(c) > 0, &b->d) &&
+           colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->want_correct, &b->arg);
+}
+
+static uint64_t hash_f64(uint64_t h, double v)
+{
+    int64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return colo_hash_i64(h, bits);
+}
+
+uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, c->logits.vocab);
+    h = hash_f64(h, c->logits.scale / c->logits.temperature);
+    h = hash_f64(h, c->logits.softcap);
+    h = hash_f64(h, smoothing_of(c));
+    h = hash_f64(h, c->z_loss);
+    h = colo_hash_i64(h, c->ignore_index);
+    h = colo_hash_i64(h, c->order);
+    h = colo_hash_i64(h, dtype);
+    return colo_hash_i64(h, c->want_entropy | c->want_loss << 1 | c->want_correct << 2 |
+                                c->lenient_targets << 3 | c->local_smoothing << 4);
+}
+
+/* Of a support in host memory, and of its tokens that are not ignored. */
+static uint64_t hash_support(const struct colo_logprob_pass *p, uint64_t h)
+{
+    const struct colo_support_pass *s = &p->support;
+    for (int64_t row = 0; row < p->tokens && s->begin; row++) {
+        if (p->targets[row * p->target_stride] == p->config.ignore_index)
+            continue;
+        const int64_t t = s->token_of ? s->token_of[row] : row, end = s->end[t * s->end_stride];
+        for (int64_t i = s->begin[t * s->begin_stride]; i < end; i++)
+            h = (h ^ (h >> 29) ^ (uint64_t)s->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
+        h = (h ^ (h >> 29) ^ (uint64_t)row) * UINT64_C(0x9e3779b97f4a7c15);
+    }
+    return h;
+}
+
+/* One multiplication a target: the rows are read anyway, this must not show. */
+uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p)
+{
+    uint64_t h = COLO_HASH_INIT;
+    for (int64_t t = 0; t < p->tokens; t++)
+        h = (h ^ (h >> 29) ^ (uint64_t)p->targets[t * p->target_stride]) *
+            UINT64_C(0x9e3779b97f4a7c15);
+    return hash_support(p, h);
+}
+
+struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
+                                             const colo_tensor_t *logits,
+                                             const colo_tensor_t *targets)
+{
+    int64_t in_vocab = config->logits.vocab - config->logits.vocab_start;
+    in_vocab = in_vocab < 0 ? 0 : in_vocab;
+    const int64_t columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab;
+    double e = smoothing_of(config);
+    const int64_t own = config->local_smoothing && e > 0 ? columns : 0;
+    e *= own > 1 ? (double)own / (double)(own - 1) : 1;
+    return (struct colo_logprob_pass){
+        .config = *config,
+        .dtype = logits->dtype,
+        .d_dtype = logits->dtype,
+        .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
+        .factor = config->logits.scale / config->logits.temperature,
+        .smoothing = e,
+        .own = own,
+        .segments = 1,
+        .tokens = logits->shape[0],
+        .logits = logits->data,
+        .row_stride = logits->stride[0],
+        .targets = targets ? targets->data : NULL,
+        .target_stride = targets ? targets->stride[0] : 1,
+        .columns = logits->shape[1],
+        .true_columns = columns,
+    };
+}
+
+void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets)
+{
+    p->header = (colo_logprob_header_t){
+        .magic = COLO_LOGPROB_MAGIC,
+        .start = p->config.logits.vocab_start,
+        .columns = p->true_columns,
+        .tokens = p->tokens,
+        .config = config,
+        .targets = targets,
+    };
+}
+
+int32_t colo_logprob_i_segments(const colo_logprob_config_t *c, int32_t ranks)
+{
+    const int64_t segments = c->segment > 0 ? (c->logits.vocab - 1) / c->segment + 1 : 1;
+    int32_t n = 1;
+    while (n * (int64_t)ranks < segments)
+        n *= 2;
+    return n;
+}
+
+void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group)
+{
+    p->segments = colo_logprob_i_segments(&p->config, colo_comm_size(group));
+    p->rank = colo_comm_rank(group) * p->segments;
+    p->ranks = colo_comm_size(group) * p->segments;
+}
