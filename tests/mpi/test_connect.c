@@ -131,7 +131,7 @@ T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
                 t_expect(page, r, COLO_ERR_PEER,
                          "rank 1 failed: rank 1 has no UCX, which carries ");
             if (!strstr(why, "install it (apt install libucx0, or pip install libucx-cu12 or "
-                             "libucx-cu13), or use colo_comm_create_mpi()"))
+                             "libucx-cu13): backend 'ucx'"))
                 fail_msg("rank %d: %s", (int)r, why);
             assert_true(page->seconds[r] < 10);
         }
