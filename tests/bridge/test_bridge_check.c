@@ -198,9 +198,10 @@ T_CASE(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang)
         }
 }
 
-static colo_status_t crossed_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(8, at_check_2_ranks_in_different_calls_all_get_mismatch)
 {
-    const t_case_t *c = arg;
+    t_case_t given = usual();
+    const t_case_t *c = &given;
     colo_bridge_t *bridge = NULL;
     t_buffer_t in, out;
     int64_t rank = colo_comm_rank(world);
@@ -236,17 +237,12 @@ static colo_status_t crossed_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(at_check_2_ranks_in_different_calls_all_get_mismatch)
-{
-    t_case_t c = usual();
-    assert_ok(t_run_ranks(8, crossed_rank, &c, sizeof c));
-}
-
 /* ---- staying away ---- */
 
-static colo_status_t absent_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(8, a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers)
 {
-    const t_case_t *c = arg;
+    t_case_t given = usual();
+    const t_case_t *c = &given;
     colo_bridge_t *bridge = NULL;
     t_buffer_t x, y;
     int64_t rank = colo_comm_rank(world);
@@ -274,12 +270,6 @@ static colo_status_t absent_rank(colo_comm_t *world, void *arg)
     t_buffer_free(&y);
     colo_bridge_destroy(&bridge);
     return COLO_OK;
-}
-
-T_CASE(a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers)
-{
-    t_case_t c = usual();
-    assert_ok(t_run_ranks(8, absent_rank, &c, sizeof c));
 }
 
 /* ---- communicators that are not the world ---- */
@@ -404,7 +394,7 @@ T_CASE(each_direction_is_one_exchange_of_the_plans_bytes)
             }
 }
 
-static colo_status_t workspace_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(8, only_partial_sums_need_workspace)
 {
     t_case_t c = usual();
     for (int kind = 0; kind < 3; kind++) {
@@ -416,11 +406,6 @@ static colo_status_t workspace_rank(colo_comm_t *world, void *arg)
         colo_bridge_destroy(&bridge);
     }
     return COLO_OK;
-}
-
-T_CASE(only_partial_sums_need_workspace)
-{
-    assert_ok(t_run_ranks(8, workspace_rank, NULL, 0));
 }
 
 T_MAIN("bridge/check")

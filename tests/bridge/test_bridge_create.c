@@ -18,81 +18,75 @@ static t_case_t usual(void)
 
 #define ODD_RANK 2
 
+typedef void change_fn(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst);
+
+/* What the odd rank brings: a member of another value, or what a function makes of it all. */
 typedef struct disagreement {
-    t_case_t c;
-    int32_t check;
-    void (*change)(colo_bridge_config_t *config, colo_layout_t *src, colo_layout_t *dst);
-    colo_status_t own, others;
-    const char *error_message; /* of a mismatch, the same on all ranks */
+    size_t offset, size;
+    int64_t value;
+    change_fn *change;
+    colo_status_t status;
+    const char *error_message; /* of a mismatch, the same on all ranks; of others: NULL */
 } disagreement_t;
+
+static int32_t check_level;
+
+#define OFFSET(member) offsetof(colo_bridge_config_t, member)
+#define SIZE(member) sizeof(((colo_bridge_config_t *)0)->member)
+#define SET(member, v) OFFSET(member), SIZE(member), (int64_t)(v), NULL
+#define BY(function) 0, 0, 0, function
 
 static colo_status_t disagree_rank(colo_comm_t *world, void *arg)
 {
     const disagreement_t *d = arg;
+    const t_case_t usually = usual();
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     colo_bridge_t *sentinel = (colo_bridge_t *)(uintptr_t)0x40, *bridge = sentinel;
-    int32_t rank = colo_comm_rank(world);
-    rank_try(colo_comm_set_check(world, d->check));
-    rank_try(t_case_config(&d->c, &src, &dst, &config));
-    if (rank == ODD_RANK)
+    const bool odd = colo_comm_rank(world) == ODD_RANK;
+    rank_try(colo_comm_set_check(world, check_level));
+    rank_try(t_case_config(&usually, &src, &dst, &config));
+    if (odd && d->change)
         d->change(&config, &src, &dst);
+    else if (odd)
+        memcpy((char *)&config + d->offset, &d->value, d->size); /* the low bytes */
     colo_status_t st = colo_bridge_create(&bridge, config.struct_size == 1 ? NULL : &config, world);
-    if (st != (rank == ODD_RANK ? d->own : d->others))
+    if (st != (odd || d->error_message ? d->status : COLO_ERR_PEER))
         return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
     rank_check(bridge == sentinel);
-    if (d->own == COLO_ERR_MISMATCH && !says(d->error_message))
+    if (d->error_message && !says(d->error_message))
         return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     rank_check(colo_comm_check(world) == COLO_OK);
-    return t_case_on(world, &d->c); /* an agreement that failed leaves the comm alive */
+    return t_case_on(world, &usually); /* an agreement that failed leaves the comm alive */
 }
 
-static void other_batch(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+static void disagree(const disagreement_t *list, size_t n, int32_t check)
 {
-    c->shape.samples = 12;
+    check_level = check;
+    for (size_t i = 0; i < n; i++) {
+        disagreement_t d = list[i];
+        if (t_run_ranks(8, disagree_rank, &d, sizeof d) < 0)
+            fail_msg("change %zu at COLO_CHECK=%d: %s", i, check, colo_last_error());
+    }
 }
-static void other_rows(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->shape.rows = 12;
-}
-static void other_width(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->shape.features++;
-}
+
 static void other_dtype(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     c->dtype = COLO_I32;
     c->grad = COLO_DISJOINT;
 }
-static void other_output(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->output = COLO_SHARDED;
-}
-static void other_grad(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->grad = COLO_DISJOINT;
-}
-static void other_no_grad(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->no_grad = true;
-}
-static void other_nodes(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->ranks_per_node = 4;
-}
-static void other_algo(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->algo = COLO_COLLECTIVE;
-}
+
 static void other_grid(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     ref_side_t side = t_side("dp=4,tp=2", true);
     (void)t_layout(src, &side);
 }
+
 static void other_split(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     (void)colo_layout_split(dst, COLO_ROWS, "tp", COLO_BLOCK);
 }
+
 static void other_map(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     (void)colo_layout_map_offset(dst, 4, 16);
@@ -103,6 +97,7 @@ static void other_table(colo_bridge_config_t *c, colo_layout_t *src, colo_layout
     static const int64_t swapped[] = {1, 0, 2, 3, 4, 5, 6, 7};
     (void)colo_layout_map_table(dst, swapped, 8, 8);
 }
+
 static void other_stage(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     colo_layout_clear(dst, COLO_ROWS);
@@ -111,44 +106,45 @@ static void other_stage(colo_bridge_config_t *c, colo_layout_t *src, colo_layout
 
 T_CASE(create_names_the_field_and_both_values_on_every_rank)
 {
-    static const struct {
-        void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
-        const char *error_message;
-    } list[] = {
-        {other_batch, "bridge create: samples: rank 2 of 'world' has 12, rank 0 8"},
-        {other_rows, "bridge create: rows: rank 2 of 'world' has 12, rank 0 8"},
-        {other_width, "bridge create: features: rank 2 of 'world' has 4, rank 0 3"},
-        {other_dtype, "bridge create: dtype: rank 2 of 'world' has i32, rank 0 f32; grad: rank 2"},
-        {other_output, "bridge create: output: rank 2 of 'world' has SHARDED, rank 0 FULL_SEQ"},
-        {other_grad, "bridge create: grad: rank 2 of 'world' has DISJOINT, rank 0 PARTIAL"},
-        {other_no_grad, "bridge create: grad: rank 2 of 'world' has no_grad, rank 0 PARTIAL"},
-        {other_nodes, "bridge create: ranks_per_node: rank 2 of 'world' has 4, rank 0 0"},
-        {other_algo, "bridge create: algo: rank 2 of 'world' has COLLECTIVE, rank 0 EXACT"},
-        {other_grid, "bridge create: src: rank 2 of 'world' has dp=4,tp=2, rank 0 tp=2,dp=4"},
-        {other_split, "bridge create: dst splits: rank 2 of 'world' has samples over dp, rows over "
-                      "cp zigzag, rows over tp, rank 0 samples over dp, rows over cp zigzag"},
-        {other_map, "bridge create: dst positions: rank 2 of 'world' has rows from 4 of 16, rank 0 "
-                    "rows from 0"},
-        {other_table, "bridge create: dst positions: rank 2 of 'world' has a table of 8 rows in 8: "
-                      "1 0 2 3 4 5 6 7 ("},
-        {other_stage, "cp zigzag; dst stage: rank 2 of 'world' has cp 0, rank 0 any"},
+    const disagreement_t list[] = {
+        {SET(shape.samples, 12), COLO_ERR_MISMATCH,
+         "bridge create: samples: rank 2 of 'world' has 12, rank 0 8"},
+        {SET(shape.rows, 12), COLO_ERR_MISMATCH,
+         "bridge create: rows: rank 2 of 'world' has 12, rank 0 8"},
+        {SET(shape.features, 4), COLO_ERR_MISMATCH,
+         "bridge create: features: rank 2 of 'world' has 4, rank 0 3"},
+        {BY(other_dtype), COLO_ERR_MISMATCH,
+         "bridge create: dtype: rank 2 of 'world' has i32, rank 0 f32; grad: rank 2"},
+        {SET(output, COLO_SHARDED), COLO_ERR_MISMATCH,
+         "bridge create: output: rank 2 of 'world' has SHARDED, rank 0 FULL_SEQ"},
+        {SET(grad, COLO_DISJOINT), COLO_ERR_MISMATCH,
+         "bridge create: grad: rank 2 of 'world' has DISJOINT, rank 0 PARTIAL"},
+        {SET(no_grad, true), COLO_ERR_MISMATCH,
+         "bridge create: grad: rank 2 of 'world' has no_grad, rank 0 PARTIAL"},
+        {SET(ranks_per_node, 4), COLO_ERR_MISMATCH,
+         "bridge create: ranks_per_node: rank 2 of 'world' has 4, rank 0 0"},
+        {SET(algo, COLO_COLLECTIVE), COLO_ERR_MISMATCH,
+         "bridge create: algo: rank 2 of 'world' has COLLECTIVE, rank 0 EXACT"},
+        {BY(other_grid), COLO_ERR_MISMATCH,
+         "bridge create: src: rank 2 of 'world' has dp=4,tp=2, rank 0 tp=2,dp=4"},
+        {BY(other_split), COLO_ERR_MISMATCH,
+         "bridge create: dst splits: rank 2 of 'world' has samples over dp, rows over "
+         "cp zigzag, rows over tp, rank 0 samples over dp, rows over cp zigzag"},
+        {BY(other_map), COLO_ERR_MISMATCH,
+         "bridge create: dst positions: rank 2 of 'world' has rows from 4 of 16, rank 0 "
+         "rows from 0"},
+        {BY(other_table), COLO_ERR_MISMATCH,
+         "bridge create: dst positions: rank 2 of 'world' has a table of 8 rows in 8: "
+         "1 0 2 3 4 5 6 7 ("},
+        {BY(other_stage), COLO_ERR_MISMATCH,
+         "cp zigzag; dst stage: rank 2 of 'world' has cp 0, rank 0 any"},
     };
-    for (int check = 1; check <= 2; check++)
-        for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-            disagreement_t d = {.c = usual(),
-                                .check = check,
-                                .change = list[i].change,
-                                .own = COLO_ERR_MISMATCH,
-                                .others = COLO_ERR_MISMATCH,
-                                .error_message = list[i].error_message};
-            colo_status_t st = t_run_ranks(8, disagree_rank, &d, sizeof d);
-            if (st < 0)
-                fail_msg("change %zu at COLO_CHECK=%d: %s", i, check, colo_last_error());
-        }
+    for (int32_t check = 1; check <= 2; check++)
+        disagree(list, sizeof list / sizeof list[0], check);
 }
 
 /* Grids of many dims with long names, whose text a field cuts off before they differ. */
-static colo_status_t long_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(4, create_compares_what_a_field_does_not_show)
 {
     char spec[600] = "dp=2";
     const bool odd = colo_comm_rank(world) == ODD_RANK;
@@ -169,67 +165,6 @@ static colo_status_t long_rank(colo_comm_t *world, void *arg)
     return colo_comm_barrier(world, NULL);
 }
 
-T_CASE(create_compares_what_a_field_does_not_show)
-{
-    assert_ok(t_run_ranks(4, long_rank, NULL, 0));
-}
-
-static void bad_axes(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->axes = "bss";
-}
-static void rows_without_an_axis(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->axes = "bh";
-}
-static void bad_size(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->struct_size = 12;
-}
-static void no_config(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->struct_size = 1; /* disagree_rank() passes NULL then */
-}
-static void no_src(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->src = NULL;
-}
-static void bad_dtype(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->dtype = (colo_dtype_t)99;
-}
-static void bad_batch(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->shape.samples = -8;
-}
-static void bad_algo(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->algo = (colo_algo_t)5;
-}
-static void int_sums(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->dtype = COLO_I32;
-}
-static void odd_rows(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->output = COLO_SHARDED;
-    c->shape.rows = 7;
-}
-static void cuda_memory(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->mem = COLO_CUDA;
-}
-
-static void unknown_memory(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->mem = (colo_mem_t)7;
-}
-
-static void unknown_transport(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
-{
-    c->transport = (colo_transport_t)3;
-}
-
 static void forgotten_layout(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
     memset(src, 0, sizeof *src);
@@ -242,35 +177,27 @@ static void edited_layout(colo_bridge_config_t *c, colo_layout_t *src, colo_layo
     dst->offset = -5;
 }
 
-T_CASE(one_ranks_error_is_its_own_and_peer_elsewhere)
+static void odd_rows(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
 {
-    static const struct {
-        void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
-        colo_status_t status;
-    } list[] = {{bad_axes, COLO_ERR_ARG},
-                {bad_size, COLO_ERR_ARG},
-                {no_config, COLO_ERR_ARG},
-                {no_src, COLO_ERR_ARG},
-                {bad_dtype, COLO_ERR_ARG},
-                {bad_batch, COLO_ERR_ARG},
-                {bad_algo, COLO_ERR_ARG},
-                {int_sums, COLO_ERR_ARG},
-                {odd_rows, COLO_ERR_LAYOUT},
-                {cuda_memory, COLO_ERR_UNBUILT},
-                {unknown_memory, COLO_ERR_ARG},
-                {unknown_transport, COLO_ERR_ARG},
-                {rows_without_an_axis, COLO_ERR_ARG},
-                {forgotten_layout, COLO_ERR_ARG},
-                {edited_layout, COLO_ERR_ARG}};
-    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        disagreement_t d = {usual(), 1, list[i].change, list[i].status, COLO_ERR_PEER, NULL};
-        colo_status_t st = t_run_ranks(8, disagree_rank, &d, sizeof d);
-        if (st < 0)
-            fail_msg("change %zu: %s", i, colo_last_error());
-    }
+    c->output = COLO_SHARDED;
+    c->shape.rows = 7;
 }
 
-static colo_status_t bad_create_rank(colo_comm_t *world, void *arg)
+T_CASE(one_ranks_error_is_its_own_and_peer_elsewhere)
+{
+    const disagreement_t list[] = {
+        {SET(axes, "bss"), COLO_ERR_ARG, NULL},        {SET(struct_size, 12), COLO_ERR_ARG, NULL},
+        {SET(struct_size, 1), COLO_ERR_ARG, NULL}, /* no config at all */
+        {SET(src, NULL), COLO_ERR_ARG, NULL},          {SET(dtype, 99), COLO_ERR_ARG, NULL},
+        {SET(shape.samples, -8), COLO_ERR_ARG, NULL},  {SET(algo, 5), COLO_ERR_ARG, NULL},
+        {SET(dtype, COLO_I32), COLO_ERR_ARG, NULL},    {BY(odd_rows), COLO_ERR_LAYOUT, NULL},
+        {SET(mem, COLO_CUDA), COLO_ERR_UNBUILT, NULL}, {SET(mem, 7), COLO_ERR_ARG, NULL},
+        {SET(transport, 3), COLO_ERR_ARG, NULL},       {SET(axes, "bh"), COLO_ERR_ARG, NULL},
+        {BY(forgotten_layout), COLO_ERR_ARG, NULL},    {BY(edited_layout), COLO_ERR_ARG, NULL}};
+    disagree(list, sizeof list / sizeof list[0], 1);
+}
+
+T_CASE_ON(2, missing_objects_are_errors_without_talking)
 {
     colo_bridge_t *bridge = NULL;
     t_case_t c = usual();
@@ -289,13 +216,8 @@ static colo_status_t bad_create_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(missing_objects_are_errors_without_talking)
-{
-    assert_ok(t_run_ranks(2, bad_create_rank, NULL, 0));
-}
-
 /* A forgotten output is an argument like any other: the others must not wait for that rank. */
-static colo_status_t forgetful_rank(colo_comm_t *world, void *arg)
+T_CASE_ON_THREADS(8, a_rank_without_an_output_is_told_and_the_others_are)
 {
     t_case_t c = usual();
     colo_bridge_t *bridge = NULL;
@@ -305,11 +227,6 @@ static colo_status_t forgetful_rank(colo_comm_t *world, void *arg)
     rank_check(st == (odd ? COLO_ERR_ARG : COLO_ERR_PEER) && says("bridge is NULL"));
     rank_check(!bridge && colo_comm_check(world) == COLO_OK);
     return t_case_on(world, &c);
-}
-
-T_CASE(a_rank_without_an_output_is_told_and_the_others_are)
-{
-    assert_ok(colo_comm_threads_run(8, forgetful_rank, NULL));
 }
 
 T_MAIN("bridge/bridge_create")

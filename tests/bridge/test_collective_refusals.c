@@ -225,21 +225,15 @@ T_CASE(samples_that_dp_does_not_split_are_refused)
     }
 }
 
-static colo_status_t int_sums_rank(colo_comm_t *world, void *arg)
+T_CASE_ON_THREADS(8, integers_are_not_summed_over_cp)
 {
-    t_case_t c = *(const t_case_t *)arg;
+    t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    c.dtype = COLO_I32;
     colo_bridge_t *b = NULL;
     rank_check(t_case_bridge(&b, &c, world, COLO_HOST) == COLO_ERR_ARG && !b);
     rank_check(strstr(colo_last_error(), "cp=2, which i32 is not made for"));
     c.no_grad = true;
     return t_case_on(world, &c);
-}
-
-T_CASE(integers_are_not_summed_over_cp)
-{
-    t_case_t c = t_collective("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
-    c.dtype = COLO_I32;
-    assert_ok(colo_comm_threads_run(8, int_sums_rank, &c));
 }
 
 T_MAIN("bridge/collective_refusals")

@@ -106,9 +106,11 @@ T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
     run_contract(&(contract_t){c, true, 0, 0, 2, 0, {"rank 0", "row 2", "DISJOINT"}, false});
 }
 
-static colo_status_t unchecked_rank(colo_comm_t *world, void *arg)
+T_CASE_ON_THREADS(8, without_the_check_only_owned_rows_of_a_disjoint_gradient_move)
 {
-    const t_case_t *c = arg;
+    t_case_t given = usual();
+    given.grad = COLO_DISJOINT;
+    const t_case_t *c = &given;
     colo_bridge_t *bridge = NULL;
     t_buffer_t dy, dx;
     int64_t rank = colo_comm_rank(world);
@@ -127,15 +129,8 @@ static colo_status_t unchecked_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(without_the_check_only_owned_rows_of_a_disjoint_gradient_move)
-{
-    t_case_t c = usual();
-    c.grad = COLO_DISJOINT;
-    assert_ok(colo_comm_threads_run(8, unchecked_rank, &c));
-}
-
 /* Replicas that own nothing: one passes NULL, the other a view of no element that has a pointer. */
-static colo_status_t empty_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(4, replicas_that_own_nothing_agree_whatever_they_pass)
 {
     const int64_t rank = colo_comm_rank(world), mine = rank / 2;
     colo_grid_t grid;
@@ -165,15 +160,9 @@ static colo_status_t empty_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(replicas_that_own_nothing_agree_whatever_they_pass)
-{
-    assert_ok(t_run_ranks(4, empty_rank, NULL, 0));
-}
-
 /* A comm of ranks 1 and 2 of tp=3, between which nothing moves. */
-static colo_status_t few_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(3, replicas_whose_first_is_not_in_the_comm_are_compared)
 {
-    (void)arg;
     const int32_t rank = colo_comm_rank(world);
     colo_grid_t grid;
     colo_layout_t layout;
@@ -196,11 +185,6 @@ static colo_status_t few_rank(colo_comm_t *world, void *arg)
     colo_bridge_destroy(&bridge);
     colo_comm_destroy(&comm);
     return COLO_OK;
-}
-
-T_CASE(replicas_whose_first_is_not_in_the_comm_are_compared)
-{
-    assert_ok(t_run_ranks(3, few_rank, NULL, 0));
 }
 
 T_MAIN("bridge/contract")

@@ -294,9 +294,12 @@ T_CASE(several_forwards_may_be_outstanding)
     }
 }
 
-static colo_status_t two_bridges(colo_comm_t *world, void *arg)
+T_CASE_ON(8, two_bridges_share_a_communicator)
 {
-    const t_case_t *c = arg;
+    t_case_t c[2] = {t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
+                     t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
+    c[1].output = COLO_SHARDED;
+    c[1].dtype = COLO_BF16;
     colo_bridge_t *bridge[2] = {NULL, NULL};
     int64_t rank = colo_comm_rank(world);
     for (int i = 0; i < 2; i++) {
@@ -308,15 +311,6 @@ static colo_status_t two_bridges(colo_comm_t *world, void *arg)
     rank_try(t_case_step(bridge[1], rank, &c[1], 7));
     colo_bridge_destroy(&bridge[1]);
     return COLO_OK;
-}
-
-T_CASE(two_bridges_share_a_communicator)
-{
-    t_case_t c[2] = {t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
-                     t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
-    c[1].output = COLO_SHARDED;
-    c[1].dtype = COLO_BF16;
-    assert_ok(t_run_ranks(8, two_bridges, c, sizeof *c));
 }
 
 typedef struct reshapes {
@@ -417,9 +411,11 @@ T_CASE(a_shape_that_fits_takes_the_memory_that_is_there)
     }
 }
 
-static colo_status_t frozen_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(8, a_frozen_source_has_no_backward)
 {
-    const t_case_t *c = arg;
+    t_case_t given = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+    given.no_grad = true;
+    const t_case_t *c = &given;
     colo_bridge_t *bridge = NULL;
     t_buffer_t dy, dx;
     int64_t rank = colo_comm_rank(world);
@@ -436,13 +432,6 @@ static colo_status_t frozen_rank(colo_comm_t *world, void *arg)
     t_buffer_free(&dx);
     colo_bridge_destroy(&bridge);
     return COLO_OK;
-}
-
-T_CASE(a_frozen_source_has_no_backward)
-{
-    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-    c.no_grad = true;
-    assert_ok(t_run_ranks(8, frozen_rank, &c, sizeof c));
 }
 
 /* ---- what == hides ---- */

@@ -34,9 +34,8 @@ static colo_tensor_t rows_of(float *data, int64_t rows)
 /* Sequences of 8 and 3 positions: zigzag over two ranks and whole on rank 1, then contiguous on
  * both, and 2 + 1 positions. Rank 0 has 0 1 6 7 of the first; then 0 1 2 3, and 0 1 of the second.
  */
-static colo_status_t run_example(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, the_example_moves_each_row_to_its_rank_and_back)
 {
-    (void)arg;
     const int64_t len[] = {8, 3}, cp[] = {2, 1}, first[] = {0, 1}, start[] = {0, 2, 5};
     const int64_t piece[] = {4, 4, 2, 0, 1}, owner[] = {0, 1, 0, 0, 1};
     const colo_packing_t src = {COLO_PACKING_INIT,  .nseqs = 2,
@@ -48,7 +47,7 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     static const int64_t has[2][2][7] = {{{0, 1, 6, 7}, {2, 3, 4, 5, 10, 11, 12}},
                                          {{0, 1, 2, 3, 10, 11}, {4, 5, 6, 7, 12}}};
     static const int64_t n[2][2] = {{4, 7}, {6, 5}};
-    const int32_t me = colo_comm_rank(comm);
+    const int32_t me = colo_comm_rank(world);
     float x[2 * 7] = {0}, y[2 * 7], d_x[2 * 7];
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
@@ -56,7 +55,7 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     for (int64_t i = 0; i < n[0][me]; i++)
         for (int64_t h = 0; h < 2; h++)
             x[2 * i + h] = (float)(has[0][me][i] + 100 * h);
-    rank_try(bridge_of(&b, "cp=2", "cp=2", comm));
+    rank_try(bridge_of(&b, "cp=2", "cp=2", world));
     rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
     colo_bridge_rows(b, &rows[0], &rows[1]);
     rank_check(rows[0] == n[0][me] && rows[1] == n[1][me]);
@@ -72,11 +71,6 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
     return COLO_OK;
-}
-
-T_CASE(the_example_moves_each_row_to_its_rank_and_back)
-{
-    assert_ok(t_run_ranks(2, run_example, NULL, 0));
 }
 
 /* ---- equal lengths ---- */
@@ -198,9 +192,8 @@ typedef struct bad {
     }
 
 /* All ranks refuse with the same words, and the bridge carries the next batch. */
-static colo_status_t run_refusals(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, tables_that_do_not_fit_are_refused_with_their_numbers_on_all_ranks)
 {
-    (void)arg;
     const colo_packing_t good = P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_BLOCK);
     const bad_t bad[] = {
         {"dst packing: sequence 1 has 6 positions, expected a multiple of 2 * cp=2 = 4",
@@ -252,7 +245,7 @@ static colo_status_t run_refusals(colo_comm_t *comm, void *arg)
     int failed = 0;
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
-    rank_try(bridge_of(&b, "cp=2", "cp=2", comm));
+    rank_try(bridge_of(&b, "cp=2", "cp=2", world));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const colo_status_t st = colo_bridge_set_packing(b, &bad[i].src, &bad[i].dst, &batch);
         if (st != bad[i].status || !strstr(colo_last_error(), bad[i].text))
@@ -276,11 +269,6 @@ static colo_status_t run_refusals(colo_comm_t *comm, void *arg)
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
     return COLO_OK;
-}
-
-T_CASE(tables_that_do_not_fit_are_refused_with_their_numbers_on_all_ranks)
-{
-    assert_ok(t_run_ranks(2, run_refusals, NULL, 0));
 }
 
 T_CASE(layouts_that_packings_cannot_have_are_refused)
@@ -348,9 +336,8 @@ T_CASE(a_plan_without_a_bridge_refuses_what_the_bridge_refuses)
     assert_null(plan);
 }
 
-static colo_status_t run_options(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
 {
-    (void)arg;
     colo_grid_t grid;
     colo_layout_t layout;
     colo_bridge_t *b = NULL;
@@ -372,14 +359,14 @@ static colo_status_t run_options(colo_comm_t *comm, void *arg)
         c.placement = i == 3 ? COLO_MERGED : COLO_PACKED;
         c.shape.rows = i == 4;
         c.algo = i == 5 ? COLO_COLLECTIVE : COLO_EXACT;
-        rank_check(colo_bridge_create(&b, &c, comm) == COLO_ERR_ARG);
+        rank_check(colo_bridge_create(&b, &c, world) == COLO_ERR_ARG);
         if (!strstr(colo_last_error(), text[i]))
             fprintf(stderr, "%s\n", colo_last_error());
         rank_check(strstr(colo_last_error(), text[i]) && !b);
     }
     colo_bridge_config_t c = good;
     c.max_rows = 4;
-    rank_try(colo_bridge_create(&b, &c, comm));
+    rank_try(colo_bridge_create(&b, &c, world));
     colo_batch_t *batch = NULL;
     const colo_packing_t p = P(.nseqs = 1, .seq_len = L(10)), fits = P(.nseqs = 1, .seq_len = L(8));
     rank_check(colo_bridge_set_packing(b, &p, &p, &batch) == COLO_ERR_ARG);
@@ -392,7 +379,7 @@ static colo_status_t run_options(colo_comm_t *comm, void *arg)
     const colo_packing_t whole = P(.nseqs = 1, .seq_len = L(8), .split = COLO_PACKING_WHOLE);
     c = good;
     c.dtype = COLO_I64;
-    rank_try(colo_bridge_create(&b, &c, comm));
+    rank_try(colo_bridge_create(&b, &c, world));
     rank_check(colo_bridge_set_packing(b, &fits, &whole, &batch) == COLO_ERR_ARG);
     rank_try(colo_bridge_set_packing(b, &whole, &fits, &batch));
     colo_batch_destroy(&batch);
@@ -400,17 +387,11 @@ static colo_status_t run_options(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-T_CASE(options_that_packings_do_not_have_are_refused)
-{
-    assert_ok(t_run_ranks(2, run_options, NULL, 0));
-}
-
 /* ---- several batches ---- */
 
 /* Nodes of two ranks: what a batch does is the same after any other batch. */
-static colo_status_t run_order(colo_comm_t *comm, void *arg)
+T_CASE_ON(4, a_batch_is_the_same_whichever_came_before)
 {
-    (void)arg;
     colo_grid_t grid;
     colo_layout_t layout;
     rank_try(colo_grid_parse(&grid, "cp=4", 0));
@@ -425,7 +406,7 @@ static colo_status_t run_order(colo_comm_t *comm, void *arg)
             colo_bridge_t *b[2] = {NULL, NULL};
             colo_batch_t *batch[3] = {NULL, NULL, NULL};
             for (int i = 0; i < 2; i++)
-                rank_try(colo_bridge_create(&b[i], &c, comm));
+                rank_try(colo_bridge_create(&b[i], &c, world));
             rank_try(colo_bridge_set_packing(b[0], side[first][0], side[first][1], &batch[0]));
             for (int i = 0; i < 2; i++)
                 rank_try(
@@ -444,16 +425,10 @@ static colo_status_t run_order(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_batch_is_the_same_whichever_came_before)
-{
-    assert_ok(t_run_ranks(4, run_order, NULL, 0));
-}
-
 /* One rank's table of pieces gives a piece to another owner. */
-static colo_status_t run_mismatch(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, ranks_with_other_tables_learn_which_before_anything_moves)
 {
-    (void)arg;
-    const int64_t me = colo_comm_rank(comm);
+    const int64_t me = colo_comm_rank(world);
     const int64_t owner[] = {0, 1, me == 1 ? 0 : 1, me == 1 ? 1 : 0};
     const colo_packing_t src = P(.nseqs = 1, .seq_len = L(8));
     const colo_packing_t dst =
@@ -463,18 +438,13 @@ static colo_status_t run_mismatch(colo_comm_t *comm, void *arg)
     colo_batch_t *batch = NULL;
     float x[8], y[8];
     const colo_tensor_t tx = rows_of(x, 4), ty = rows_of(y, 4);
-    rank_try(bridge_of(&b, "cp=2", "cp=2", comm));
+    rank_try(bridge_of(&b, "cp=2", "cp=2", world));
     rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
     rank_check(colo_batch_forward(batch, &tx, &ty, 1, NULL) == COLO_ERR_MISMATCH);
     rank_check(strstr(colo_last_error(), "dst piece_owner") && strstr(colo_last_error(), "rank 1"));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
     return COLO_OK;
-}
-
-T_CASE(ranks_with_other_tables_learn_which_before_anything_moves)
-{
-    assert_ok(t_run_ranks(2, run_mismatch, NULL, 0));
 }
 
 T_MAIN("bridge/packed")

@@ -399,7 +399,7 @@ static const refused_config_t refused_configs[] = {
      "7 features in 2 blocks"},
     {"cp=2", "cp=2", false, {.mem = COLO_HOST}, COLO_ERR_LAYOUT, "splits rows ZIGZAG over 'cp'"}};
 
-static colo_status_t run_configs(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
 {
     colo_grid_t sg, dg;
     colo_layout_t src, dst;
@@ -418,36 +418,26 @@ static colo_status_t run_configs(colo_comm_t *comm, void *arg)
         c.dst = &dst;
         c.ragged = true;
         c.shape.features = c.shape.features ? c.shape.features : H;
-        rank_check(colo_bridge_create(&b, &c, comm) == r->status && !b);
+        rank_check(colo_bridge_create(&b, &c, world) == r->status && !b);
         if (!strstr(colo_last_error(), r->text))
             fprintf(stderr, "config %d: %s\n", (int)i, colo_last_error());
         rank_check(strstr(colo_last_error(), r->text));
     }
-    return colo_comm_check(comm); /* it lives on */
-}
-
-T_CASE(configs_that_ragged_bridges_cannot_have_are_refused)
-{
-    assert_ok(t_run_ranks(2, run_configs, NULL, 0));
+    return colo_comm_check(world); /* it lives on */
 }
 
 /* Other placements or max_rows on a rank: all learn it at create. */
-static colo_status_t run_differing(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, placements_that_differ_are_a_mismatch_at_create)
 {
     colo_bridge_t *b = NULL;
     const options_t o = {.output = COLO_SHARDED,
-                         .placement = colo_comm_rank(comm) ? COLO_MERGED : COLO_PACKED};
-    rank_check(make(&b, &o, comm) == COLO_ERR_MISMATCH && !b);
+                         .placement = colo_comm_rank(world) ? COLO_MERGED : COLO_PACKED};
+    rank_check(make(&b, &o, world) == COLO_ERR_MISMATCH && !b);
     rank_check(strstr(colo_last_error(), "ragged: rank 1 of"));
-    return colo_comm_check(comm);
+    return colo_comm_check(world);
 }
 
-T_CASE(placements_that_differ_are_a_mismatch_at_create)
-{
-    assert_ok(t_run_ranks(2, run_differing, NULL, 0));
-}
-
-static colo_status_t run_uses(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
 {
     float x[5 * H];
     colo_bridge_t *b = NULL;
@@ -457,7 +447,7 @@ static colo_status_t run_uses(colo_comm_t *comm, void *arg)
     colo_segments_t s = segments_of(&t);
     const colo_shape_t shape = {1, 1, 1, 0};
     const colo_tensor_t tx = tensor(x, 5);
-    rank_try(make(&b, &o, comm));
+    rank_try(make(&b, &o, world));
     rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
     rank_check(strstr(colo_last_error(), "source replica 1 has 5 rows on a rank, expected at "
                                          "most max_rows=4"));
@@ -480,25 +470,20 @@ static colo_status_t run_uses(colo_comm_t *comm, void *arg)
     rank_check(colo_batch_plan(NULL) == NULL);
     colo_bridge_rows(NULL, NULL, NULL);
     colo_bridge_destroy(&b);
-    return colo_comm_check(comm);
-}
-
-T_CASE(wrong_uses_are_refused_and_the_bridge_lives)
-{
-    assert_ok(t_run_ranks(2, run_uses, NULL, 0));
+    return colo_comm_check(world);
 }
 
 /* Masks travel in forward, and have no sum. */
-static colo_status_t run_mask(colo_comm_t *comm, void *arg)
+T_CASE_ON(2, integers_travel_but_are_not_added_up)
 {
-    const int32_t rank = colo_comm_rank(comm);
+    const int32_t rank = colo_comm_rank(world);
     const int64_t n = rank ? 5 : 3;
     int32_t x[5] = {1, 2, 3, 4, 5}, y[8] = {0}, dx[5] = {-7};
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     const options_t o = {.output = COLO_FULL_SEQ};
     const colo_segments_t s = segments_of(&worked);
-    rank_try(make(&b, &o, comm));
+    rank_try(make(&b, &o, world));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     const colo_tensor_t tx = colo_tensor_host(x, COLO_I32, 2, (int64_t[]){n, 1}),
                         ty = colo_tensor_host(y, COLO_I32, 2, (int64_t[]){8, 1}),
@@ -513,11 +498,6 @@ static colo_status_t run_mask(colo_comm_t *comm, void *arg)
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
     return COLO_OK;
-}
-
-T_CASE(integers_travel_but_are_not_added_up)
-{
-    assert_ok(t_run_ranks(2, run_mask, NULL, 0));
 }
 
 T_MAIN("bridge/ragged_calls")

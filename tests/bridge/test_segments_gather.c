@@ -106,28 +106,23 @@ T_CASE(random_tables_are_joined_in_rank_order)
 }
 
 /* Rank 1 has a segment of one row, the others have one without rows and no table of positions. */
-static colo_status_t gather_no_positions(colo_comm_t *comm, void *arg)
+T_CASE_ON(RANKS, segments_without_rows_are_gathered_without_row_pos)
 {
     static const int64_t zero[1], one[1] = {1}, length[1] = {8};
-    const bool has = colo_comm_rank(comm) == 1;
+    const bool has = colo_comm_rank(world) == 1;
     colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
     s.count = s.nseqs = 1;
     s.rows = has ? one : zero;
     s.row_pos = has ? one : NULL;
     s.src_dp = s.seq = s.seq_dp = zero;
     s.seq_len = length;
-    rank_try(colo_segments_gather(&got, &s, comm));
+    rank_try(colo_segments_gather(&got, &s, world));
     const bool all = got->count == RANKS && got->nseqs == RANKS && !got->pos;
     const bool same = all && got->rows[0] == 0 && got->rows[1] == 1 && got->row_pos[0] == 1 &&
                       got->seq[3] == 3 && got->seq_len[3] == 8;
     colo_segments_free(&got);
     rank_check(same);
     return COLO_OK;
-}
-
-T_CASE(segments_without_rows_are_gathered_without_row_pos)
-{
-    assert_ok(t_run_ranks(RANKS, gather_no_positions, NULL, 0));
 }
 
 /* The tables of one rank are bad; positions of the last rank come row by row. */

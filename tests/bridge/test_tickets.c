@@ -82,7 +82,7 @@ static int32_t count_of(const char *text, const char *word)
     return n;
 }
 
-static colo_status_t recorded_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(4, records_name_the_ticket_of_an_operation)
 {
     static _Thread_local char text[1 << 17];
     const t_case_t c = the_case();
@@ -100,18 +100,12 @@ static colo_status_t recorded_rank(colo_comm_t *world, void *arg)
     rank_check(count_of(text, "\"ticket\":1,") == 1 && count_of(text, "\"ticket\":2,") == 1);
     rank_check(count_of(text, "\"op\":\"exchange\"") >= 6 + 1); /* with those of "stats" */
     colo_bridge_destroy(&bridge);
-    (void)arg;
     return COLO_OK;
-}
-
-T_CASE(records_name_the_ticket_of_an_operation)
-{
-    assert_ok(t_run_ranks(4, recorded_rank, NULL, 0));
 }
 
 /* ---- batches ---- */
 
-static colo_status_t batch_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(2, batches_are_started_and_finished)
 {
     const int64_t rows[3] = {3, 0, 2}, src[3] = {0, 1, 1}, seq[3] = {0, 0, 0}, pos[3] = {1, 0, 5},
                   seq_len[1] = {8}, seq_dp[1] = {0};
@@ -155,18 +149,12 @@ static colo_status_t batch_rank(colo_comm_t *world, void *arg)
     rank_check(colo_batch_forward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG &&
                colo_batch_backward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG);
     colo_bridge_destroy(&bridge);
-    (void)arg;
     return COLO_OK;
-}
-
-T_CASE(batches_are_started_and_finished)
-{
-    assert_ok(t_run_ranks(2, batch_rank, NULL, 0));
 }
 
 /* ---- refusals ---- */
 
-static colo_status_t limit_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(4, more_tickets_than_there_can_be_are_refused)
 {
     const t_case_t c = the_case();
     const int64_t rank = colo_comm_rank(world);
@@ -185,16 +173,10 @@ static colo_status_t limit_rank(colo_comm_t *world, void *arg)
     for (int i = first; i < COLO_TICKETS_MAX; i++)
         rank_try(finish(&c, rank, true, 0, &step[i]));
     colo_bridge_destroy(&bridge);
-    (void)arg;
     return COLO_OK;
 }
 
-T_CASE(more_tickets_than_there_can_be_are_refused)
-{
-    assert_ok(t_run_ranks(4, limit_rank, NULL, 0));
-}
-
-static colo_status_t forgotten_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(4, a_ticket_that_is_not_finished_by_the_deadline_is_named)
 {
     const t_case_t c = the_case();
     const int64_t rank = colo_comm_rank(world);
@@ -212,13 +194,7 @@ static colo_status_t forgotten_rank(colo_comm_t *world, void *arg)
     t_buffer_free(&step.in);
     t_buffer_free(&step.out);
     colo_bridge_destroy(&bridge);
-    (void)arg;
     return COLO_OK;
-}
-
-T_CASE(a_ticket_that_is_not_finished_by_the_deadline_is_named)
-{
-    assert_ok(t_run_ranks(4, forgotten_rank, NULL, 0));
 }
 
 static void collect(colo_log_level_t level, const char *message, void *user)
@@ -253,7 +229,7 @@ T_CASE(a_bridge_that_is_destroyed_names_its_tickets)
     assert_non_null(strstr(said, "ticket 2 (backward) is not finished"));
 }
 
-static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
+T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
@@ -279,13 +255,7 @@ static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
         t_buffer_free(&y);
     }
     colo_bridge_destroy(&bridge);
-    (void)arg;
     return COLO_OK;
-}
-
-T_CASE(one_rank_s_wrong_argument_reaches_the_others)
-{
-    assert_ok(t_run_ranks(4, wrong_rank, NULL, 0));
 }
 
 T_MAIN("bridge/tickets")

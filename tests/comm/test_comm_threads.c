@@ -444,17 +444,12 @@ T_CASE(a_run_refuses_senseless_sizes)
     assert_int_equal(calls, 1);
 }
 
-static colo_status_t sum_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_THREADS(200, two_hundred_ranks_meet)
 {
     int64_t one = 1, all = 0;
-    rank_try(colo_comm_all_reduce(c, &one, &all, 1, COLO_I64, COLO_SUM, NULL));
-    rank_check(all == colo_comm_size(c));
+    rank_try(colo_comm_all_reduce(world, &one, &all, 1, COLO_I64, COLO_SUM, NULL));
+    rank_check(all == colo_comm_size(world));
     return COLO_OK;
-}
-
-T_CASE(two_hundred_ranks_meet)
-{
-    assert_ok(colo_comm_threads_run(200, sum_rank, NULL));
 }
 
 /* A comm of world ranks 4..7 and one of 9, 2, 5, 3: groups of a grid follow the names. */

@@ -460,10 +460,10 @@ static colo_status_t agree_rank(colo_comm_t *c, void *arg)
 }
 
 /* Rank 2 brings other values: of five fields, of one that no longer fits, of a long one. */
-static colo_status_t fields_rank(colo_comm_t *c, void *arg)
+T_CASE_ON(4, agreement_on_fields_names_those_that_differ)
 {
     static const char *const names[] = {"milk", "sugar", "lemon", "cup", "spoon"};
-    const bool odd = colo_comm_rank(c) == 2;
+    const bool odd = colo_comm_rank(world) == 2;
     for (int last = 0; last < 3; last++) {
         colo_fields_t f = {COLO_FIELDS_INIT};
         for (int i = 0; last == 0 && i < 5; i++)
@@ -472,7 +472,7 @@ static colo_status_t fields_rank(colo_comm_t *c, void *arg)
             colo_fields_add(&f, names[i % 5], "%0100d", odd && i == 39);
         if (last == 2)
             colo_fields_add(&f, "pot", "%0300d", odd);
-        colo_status_t st = colo_comm_i_agree_fields(c, "tea", &f, COLO_OK);
+        colo_status_t st = colo_comm_i_agree_fields(world, "tea", &f, COLO_OK);
         if (last == 2) {
             rank_try(st); /* what is past the end of a value is not compared */
             continue;
@@ -486,37 +486,27 @@ static colo_status_t fields_rank(colo_comm_t *c, void *arg)
                           "has 2, rank 0 9; 2 more differ") != 0)
             return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     }
-    return colo_comm_barrier(c, NULL);
-}
-
-T_CASE(agreement_on_fields_names_those_that_differ)
-{
-    assert_ok(t_run_ranks(4, fields_rank, NULL, 0));
+    return colo_comm_barrier(world, NULL);
 }
 
 /* Ranks 0 and 2 have no milk; then rank 3 has another one than rank 1, then another cup. */
-static colo_status_t optional_rank(colo_comm_t *c, void *arg)
+T_CASE_ON(4, agreement_on_optional_fields_leaves_out_ranks_without_them)
 {
     static const char *const expected[] = {NULL,
                                            "tea: milk: rank 3 of 'world' has oats, rank 1 cow",
                                            "tea: cup: rank 3 of 'world' has 3, rank 0 0"};
-    const int me = colo_comm_rank(c);
+    const int me = colo_comm_rank(world);
     for (int i = 0; i < 3; i++) {
         colo_fields_t f = {COLO_FIELDS_INIT};
         colo_fields_add(&f, "cup", "%d", i == 2 && me == 3 ? 3 : 0);
         if (me % 2)
             colo_fields_add_optional(&f, "milk", "%s", i == 1 && me == 3 ? "oats" : "cow");
-        const colo_status_t st = colo_comm_i_agree_fields(c, "tea", &f, COLO_OK);
+        const colo_status_t st = colo_comm_i_agree_fields(world, "tea", &f, COLO_OK);
         rank_check(st == (expected[i] ? COLO_ERR_MISMATCH : COLO_OK));
         if (expected[i] && strcmp(colo_last_error(), expected[i]) != 0)
             return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     }
-    return colo_comm_barrier(c, NULL);
-}
-
-T_CASE(agreement_on_optional_fields_leaves_out_ranks_without_them)
-{
-    assert_ok(t_run_ranks(4, optional_rank, NULL, 0));
+    return colo_comm_barrier(world, NULL);
 }
 
 T_CASE(agreement_hands_each_rank_the_right_status)
@@ -572,17 +562,12 @@ T_CASE(threads_meet_before_anybody_goes_on)
     assert_ok(colo_comm_threads_run(4, meeting_rank, &arrived));
 }
 
-static colo_status_t sharing_rank(colo_comm_t *c, void *arg)
+T_CASE_ON(4, ranks_know_whether_they_share_a_process)
 {
     bool shared = !t_ranks_are_threads();
-    rank_try(colo_comm_i_find_shared_process(c, &shared));
+    rank_try(colo_comm_i_find_shared_process(world, &shared));
     rank_check(shared == t_ranks_are_threads());
     return COLO_OK;
-}
-
-T_CASE(ranks_know_whether_they_share_a_process)
-{
-    assert_ok(t_run_ranks(4, sharing_rank, NULL, 0));
 }
 
 T_MAIN("comm/failure")

@@ -51,23 +51,23 @@ static int use_all(colo_comm_t *c)
     return made || stats.ops[0][0] != 77 || x[1] != 2 ? 16 : 0;
 }
 
-static colo_status_t fork_and_sum(colo_comm_t *c, void *arg)
+T_CASE_ON(RANKS, child_is_refused_and_its_parent_goes_on)
 {
     colo_comm_t *half = NULL, *copy = NULL;
     float x = 1;
-    rank_try(colo_comm_split_color(c, 0, 0, &half));
-    rank_try(colo_comm_all_reduce(c, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_split_color(world, 0, 0, &half));
+    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
-        int wrong = use_all(c);
+        int wrong = use_all(world);
         if (!wrong && use_all(half))
             wrong = 50;
         copy = half;
         colo_comm_destroy(&copy);
         if (!wrong && copy)
             wrong = 60;
-        copy = c;
+        copy = world;
         colo_comm_destroy(&copy);
         _exit(wrong);
     }
@@ -76,19 +76,14 @@ static colo_status_t fork_and_sum(colo_comm_t *c, void *arg)
     if (status != 0)
         return colo_fail(COLO_ERR_STATE, "the child ended with 0x%x", (unsigned)status);
     x = 1;
-    rank_try(colo_comm_all_reduce(c, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_try(colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
     rank_check(x == RANKS);
     rank_try(colo_comm_all_reduce(half, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
     rank_check(x == RANKS * RANKS);
-    rank_check(strcmp(colo_comm_name(c), "child") != 0);
-    rank_check(colo_comm_world_rank(c, 0) == 0);
+    rank_check(strcmp(colo_comm_name(world), "child") != 0);
+    rank_check(colo_comm_world_rank(world, 0) == 0);
     colo_comm_destroy(&half);
     return COLO_OK;
-}
-
-T_CASE(child_is_refused_and_its_parent_goes_on)
-{
-    assert_ok(t_run_ranks(RANKS, fork_and_sum, NULL, 0));
 }
 
 T_CASE(child_of_a_rank_alone_is_refused)

@@ -144,26 +144,21 @@ T_CASE(an_unknown_transport_is_refused_before_anybody_waits)
 
 /* ---- what the library makes ---- */
 
-static colo_status_t made_here(colo_comm_t *c, void *arg)
+T_CASE_ON_THREADS(RANKS, what_is_made_begins_and_ends_at_a_multiple_of_256)
 {
     static const size_t sizes[] = {1, 255, 256, 257, 100000};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         colo_memory_t *m = NULL;
-        rank_try(colo_memory_alloc(c, c->rank ? sizes[i] : 0, &m));
+        rank_try(colo_memory_alloc(world, world->rank ? sizes[i] : 0, &m));
         const size_t bytes = colo_memory_bytes(m);
         rank_check(!colo_memory_is_p2p(m) && bytes % 256 == 0);
-        rank_check(c->rank ? bytes >= sizes[i] && bytes < sizes[i] + 256 : bytes == 0);
+        rank_check(world->rank ? bytes >= sizes[i] && bytes < sizes[i] + 256 : bytes == 0);
         rank_check((uintptr_t)colo_memory_data(m) % 256 == 0);
         if (bytes)
             memset(colo_memory_data(m), 1, bytes);
         colo_memory_destroy(&m);
     }
     return COLO_OK;
-}
-
-T_CASE(what_is_made_begins_and_ends_at_a_multiple_of_256)
-{
-    assert_ok(colo_comm_threads_run(RANKS, made_here, NULL));
 }
 
 int main(void)

@@ -117,24 +117,18 @@ T_CASE(split_by_dims_follows_the_grid)
 }
 
 /* Ranks 1 and 3 make no comm, so that of their partners is never met in full. */
-static colo_status_t lonely_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_THREADS(4, split_that_some_ranks_leave_out_is_freed)
 {
     static const char *const dims[] = {"tp", "dp-tp"};
     colo_grid_t grid;
     rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
-    rank_try(colo_comm_set_check(c, 0));
-    for (int i = 0; i < 2 && colo_comm_rank(c) % 2 == 0; i++) {
+    rank_try(colo_comm_set_check(world, 0));
+    for (int i = 0; i < 2 && colo_comm_rank(world) % 2 == 0; i++) {
         colo_comm_t *g = NULL;
-        rank_try(colo_comm_split(c, &grid, dims[i], &g));
+        rank_try(colo_comm_split(world, &grid, dims[i], &g));
         colo_comm_destroy(&g);
     }
     return COLO_OK;
-}
-
-T_CASE(split_that_some_ranks_leave_out_is_freed)
-{
-    T_THREADS_ONLY();
-    assert_ok(t_run_ranks(4, lonely_rank, NULL, 0));
 }
 
 struct keep {

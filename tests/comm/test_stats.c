@@ -103,33 +103,28 @@ T_CASE(counters_are_exactly_what_was_called)
             assert_ok(colo_comm_threads_run(n, count_rank, &check));
 }
 
-static colo_status_t split_counts(colo_comm_t *c, void *arg)
+T_CASE_ON_THREADS(4, a_split_by_dims_moves_nothing_but_its_agreement)
 {
     colo_comm_stats_t l;
     colo_grid_t grid;
     rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
     for (int32_t check = 0; check <= 2; check++) {
-        rank_try(colo_comm_set_check(c, check));
-        rank_try(colo_comm_barrier(c, NULL));
-        colo_comm_stats_reset(c);
+        rank_try(colo_comm_set_check(world, check));
+        rank_try(colo_comm_barrier(world, NULL));
+        colo_comm_stats_reset(world);
         colo_comm_t *child = NULL;
-        rank_try(colo_comm_split(c, &grid, "tp", &child));
+        rank_try(colo_comm_split(world, &grid, "tp", &child));
         const uint64_t id = child->id; /* by which flight records tell comms apart */
         colo_comm_destroy(&child);
-        colo_comm_stats(c, &l);
+        colo_comm_stats(world, &l);
         rank_check(has(&l, COLO_OP_SPLIT, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
         rank_check(total(&l, COLO_CATEGORY_CHECK) == (check > 0));
         rank_check(total(&l, -1) == 1u + (check > 0));
         uint64_t ids[4];
-        rank_try(colo_comm_all_gather(c, &id, ids, 1, COLO_I64, NULL));
+        rank_try(colo_comm_all_gather(world, &id, ids, 1, COLO_I64, NULL));
         rank_check(ids[0] == ids[1] && ids[2] == ids[3] && ids[0] != ids[2]);
     }
     return COLO_OK;
-}
-
-T_CASE(a_split_by_dims_moves_nothing_but_its_agreement)
-{
-    assert_ok(colo_comm_threads_run(4, split_counts, NULL));
 }
 
 T_CASE(a_comm_of_one_counts_operations_without_bytes)
@@ -408,29 +403,24 @@ static void *watcher(void *arg)
     return NULL;
 }
 
-static colo_status_t watched_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_THREADS(3, other_threads_may_dump_at_any_time)
 {
-    struct watch w = {.comm = c};
+    struct watch w = {.comm = world};
     pthread_t thread;
     rank_check(pthread_create(&thread, NULL, watcher, &w) == 0);
     colo_status_t st = COLO_OK;
     int64_t x = 0;
     for (int i = 0; i < 1500 && st == COLO_OK; i++) {
         x = 1;
-        st = colo_comm_all_reduce(c, &x, &x, 1, COLO_I64, COLO_SUM, NULL);
+        st = colo_comm_all_reduce(world, &x, &x, 1, COLO_I64, COLO_SUM, NULL);
         if (i % 100 == 0)
-            colo_comm_set_name(c, i % 200 ? "odd" : "even");
+            colo_comm_set_name(world, i % 200 ? "odd" : "even");
     }
     atomic_store(&w.stop, 1);
     pthread_join(thread, NULL);
     rank_try(st);
-    rank_check(x == colo_comm_size(c) && w.bad == 0 && w.dumps > 0);
+    rank_check(x == colo_comm_size(world) && w.bad == 0 && w.dumps > 0);
     return COLO_OK;
-}
-
-T_CASE(other_threads_may_dump_at_any_time)
-{
-    assert_ok(colo_comm_threads_run(3, watched_rank, NULL));
 }
 
 static void *dump_hung(void *arg)
@@ -450,25 +440,20 @@ static void *dump_hung(void *arg)
     return NULL;
 }
 
-static colo_status_t hung_rank(colo_comm_t *c, void *arg)
+T_CASE_ON_THREADS(2, an_operation_that_hangs_is_in_the_dump_as_pending)
 {
-    if (colo_comm_rank(c) == 1) {
-        while (colo_comm_check(c) == COLO_OK)
+    if (colo_comm_rank(world) == 1) {
+        while (colo_comm_check(world) == COLO_OK)
             usleep(500);
         return COLO_OK;
     }
-    struct watch w = {.comm = c, .bad = 1};
+    struct watch w = {.comm = world, .bad = 1};
     pthread_t thread;
     rank_check(pthread_create(&thread, NULL, dump_hung, &w) == 0);
-    colo_status_t st = colo_comm_barrier(c, NULL);
+    colo_status_t st = colo_comm_barrier(world, NULL);
     pthread_join(thread, NULL);
     rank_check(st == COLO_ERR_ABORTED && w.bad == 0);
     return COLO_OK;
-}
-
-T_CASE(an_operation_that_hangs_is_in_the_dump_as_pending)
-{
-    assert_ok(colo_comm_threads_run(2, hung_rank, NULL));
 }
 
 T_MAIN("comm/stats")

@@ -338,7 +338,7 @@ static colo_status_t members_are(const colo_comm_t *comm, int32_t n, const int64
     return COLO_OK;
 }
 
-static colo_status_t made_once_found_by_both_names(colo_comm_t *world, void *arg)
+T_CASE_ON(8, a_comm_is_made_once_and_found_under_each_of_its_names)
 {
     const int64_t me = colo_comm_rank(world);
     colo_grid_t base, moe;
@@ -382,12 +382,7 @@ static colo_status_t made_once_found_by_both_names(colo_comm_t *world, void *arg
     return COLO_OK;
 }
 
-T_CASE(a_comm_is_made_once_and_found_under_each_of_its_names)
-{
-    assert_ok(t_run_ranks(8, made_once_found_by_both_names, NULL, 0));
-}
-
-static colo_status_t outside_stores_null(colo_comm_t *world, void *arg)
+T_CASE_ON(6, a_rank_outside_the_grid_takes_part_and_stores_no_comm)
 {
     const int32_t me = colo_comm_rank(world);
     colo_grid_t base;
@@ -406,11 +401,6 @@ static colo_status_t outside_stores_null(colo_comm_t *world, void *arg)
                "has already been created");
     colo_hypergrid_destroy(&h);
     return COLO_OK;
-}
-
-T_CASE(a_rank_outside_the_grid_takes_part_and_stores_no_comm)
-{
-    assert_ok(t_run_ranks(6, outside_stores_null, NULL, 0));
 }
 
 T_CASE(a_failed_split_stores_nothing)

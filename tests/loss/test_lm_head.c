@@ -433,7 +433,7 @@ T_CASE(misuse_is_told_with_its_numbers)
 }
 
 /* 4 rows of 3 and a bias on two ranks: rows of 4 elements there, two of each rank. */
-static colo_status_t astray(colo_comm_t *world, void *arg)
+T_CASE_ON(2, a_shard_lies_in_its_place_or_apart)
 {
     static _Alignas(256) float shared[2][256];
     const int me = colo_comm_rank(world);
@@ -468,11 +468,6 @@ static colo_status_t astray(colo_comm_t *world, void *arg)
     rank_check(colo_lm_head_bind(head, &w, &bias, memory + 128) == COLO_OK);
     colo_lm_head_destroy(&head);
     return COLO_OK;
-}
-
-T_CASE(a_shard_lies_in_its_place_or_apart)
-{
-    assert_ok(t_run_ranks(2, astray, NULL, 0));
 }
 
 static colo_status_t other_width(colo_comm_t *world, void *arg)

@@ -190,7 +190,7 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     colo_comm_destroy(&self);
 }
 
-static colo_status_t one_is_wrong(colo_comm_t *world, void *arg)
+T_CASE_ON(4, one_rank_s_mistake_is_every_rank_s_error)
 {
     double x = 1, value = 7, n[3];
     _Alignas(COLO_ALIGNMENT) double workspace[16];
@@ -203,11 +203,6 @@ static colo_status_t one_is_wrong(colo_comm_t *world, void *arg)
     rank_check(st == (r == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(strstr(colo_last_error(), "n_valid is NULL") && value == 7);
     return COLO_OK;
-}
-
-T_CASE(one_rank_s_mistake_is_every_rank_s_error)
-{
-    assert_ok(t_run_ranks(4, one_is_wrong, NULL, 0));
 }
 
 T_MAIN_IF(where.need(), "loss/mean")

@@ -183,7 +183,7 @@ T_CASE(bad_arguments_are_refused_and_wake_the_peers)
 }
 
 /* Rank 2 weighs the values that the others count. */
-static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
+T_CASE_ON_THREADS(3, ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
 {
     static const char said[] =
         "found a weighted sum on rank 2 and a mean or sum by count on rank 0";
@@ -203,11 +203,6 @@ static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
     rank_try(colo_comm_all_reduce(world, v, &again, 1, COLO_F64, COLO_SUM, NULL)); /* it lives on */
     rank_check(again == 3);
     return COLO_OK;
-}
-
-T_CASE(ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
-{
-    assert_ok(colo_comm_threads_run(3, one_rank_weighs, NULL));
 }
 
 T_MAIN("loss/reduce")

@@ -139,7 +139,9 @@ def default_program(folder, name):
 def cases_in(source):
     """The cases of a CMocka program that T_CASES can choose; None if this is no such program."""
     content = (ROOT / source).read_text()
-    return re.findall(r'^T_CASE\((\w+)\)', content, re.M) if re.search('T_CASE|cmocka_unit_test', content) else None
+    if not re.search('T_CASE|cmocka_unit_test', content):
+        return None
+    return re.findall(r'^T_CASE(?:_ON\w*\(\w+, |\()(\w+)\)', content, re.M)
 
 
 def split_run(mutant, args, program):
