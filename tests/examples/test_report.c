@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "report.h"
+#include "tools/markup.h"
 
 static const char hostile[] = "colo-captioner --src tp=2,dp=4 --report '<a&b>\"' \x01\xff\xc3\xa9";
 
@@ -29,72 +30,75 @@ struct run {
     char dir[64], path[96];
 };
 
+static struct run r; /* of the case that runs, and its page */
+static char *text;
+
 /* 48 samples x 16 rows x 96 floats = 294,912 bytes: V/8 is 36,864 */
-static void invent(struct run *r, const char *src, const char *dst)
+static void invent(const char *src, const char *dst)
 {
-    memset(r, 0, sizeof *r);
-    assert_ok(colo_grid_parse(&r->src_grid, src, 0));
-    assert_ok(colo_grid_parse(&r->dst_grid, dst, 0));
-    assert_ok(colo_layout_init_src(&r->src, &r->src_grid));
-    assert_ok(colo_layout_init_dst(&r->dst, &r->dst_grid));
-    assert_ok(colo_layout_map_offset(&r->dst, 0, 24));
+    memset(&r, 0, sizeof r);
+    assert_ok(colo_grid_parse(&r.src_grid, src, 0));
+    assert_ok(colo_grid_parse(&r.dst_grid, dst, 0));
+    assert_ok(colo_layout_init_src(&r.src, &r.src_grid));
+    assert_ok(colo_layout_init_dst(&r.dst, &r.dst_grid));
+    assert_ok(colo_layout_map_offset(&r.dst, 0, 24));
     for (int i = 0; i < 301; i++)
-        r->loss[i] = (cap_point_t){.step = i, .value = 5.4 * exp(-i / 60.0) + 0.02 * sin(i)};
+        r.loss[i] = (cap_point_t){.step = i, .value = 5.4 * exp(-i / 60.0) + 0.02 * sin(i)};
     for (int i = 0; i < 7; i++)
-        r->accuracy[i] = (cap_point_t){.step = 50 * i, .value = 1.0 - exp(-i / 1.7)};
+        r.accuracy[i] = (cap_point_t){.step = 50 * i, .value = 1.0 - exp(-i / 1.7)};
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < CAP_PIXELS; i++)
-            r->pixels[k][i] = (uint8_t)((i * (k + 3) + i / 8) % 17);
-        r->samples[k] = (cap_sample_t){.row = 5 + 6 * k, .images = 1, .pixels = {r->pixels[k]}};
-        strcpy(r->samples[k].want, cap_caption(k + 5));
+            r.pixels[k][i] = (uint8_t)((i * (k + 3) + i / 8) % 17);
+        r.samples[k] = (cap_sample_t){.row = 5 + 6 * k, .images = 1, .pixels = {r.pixels[k]}};
+        strcpy(r.samples[k].want, cap_caption(k + 5));
     }
-    strcpy(r->samples[0].caption, "five");
-    strcpy(r->samples[1].caption, "<b>&\x07");
-    r->stats[0] = (cap_stats_row_t){.where = "world",
-                                    .op = COLO_OP_EXCHANGE,
-                                    .category = COLO_CATEGORY_BRIDGE,
-                                    .ops = 8 * 2 * 300,
-                                    .bytes = 300 * 589824,
-                                    .plan_bytes = 300 * 589824};
-    r->stats[1] = (cap_stats_row_t){.where = "dst.tp",
-                                    .op = COLO_OP_ALL_GATHER,
-                                    .category = COLO_CATEGORY_LOSS,
-                                    .ops = 8 * 300,
-                                    .bytes = 300 * 12345 + 150,
-                                    .plan_bytes = -1};
-    r->stats[2] = (cap_stats_row_t){.where = "dst.<tp>",
-                                    .op = COLO_OP_ALL_REDUCE,
-                                    .category = COLO_CATEGORY_USER,
-                                    .ops = 8 * 8 * 300,
-                                    .bytes = 300 * 1000 + 1,
-                                    .plan_bytes = 300 * 1000};
-    r->report = (cap_report_t){.command = hostile,
-                               .model = CAP_MODEL_DEFAULT,
-                               .parameters = 298656,
-                               .batch = 48,
-                               .steps = 300,
-                               .seed = 7,
-                               .seconds = 12.5,
-                               .tokens_per_second = 6543.2,
-                               .backend = "threads",
-                               .plan = {COLO_PLAN_CONFIG_INIT, .src = &r->src, .dst = &r->dst,
-                                        .shape = {.samples = 48, .rows = 16, .features = 96},
-                                        .dtype = COLO_F32, .output = COLO_SHARDED},
-                               .world = (int32_t)r->src_grid.size,
-                               .loss = r->loss,
-                               .nloss = 301,
-                               .accuracy = r->accuracy,
-                               .naccuracy = 7,
-                               .samples = r->samples,
-                               .nsamples = 3,
-                               .held = 359,
-                               .mistakes = 5,
-                               .stats = r->stats,
-                               .nstats = 3,
-                               .stats_steps = 300};
-    strcpy(r->dir, "/tmp/colo-report-XXXXXX");
-    assert_non_null(mkdtemp(r->dir));
-    snprintf(r->path, sizeof r->path, "%s/report.html", r->dir);
+    strcpy(r.samples[0].caption, "five");
+    strcpy(r.samples[1].caption, "<b>&\x07");
+    r.stats[0] = (cap_stats_row_t){.where = "world",
+                                   .op = COLO_OP_EXCHANGE,
+                                   .category = COLO_CATEGORY_BRIDGE,
+                                   .ops = 8 * 2 * 300,
+                                   .bytes = 300 * 589824,
+                                   .plan_bytes = 300 * 589824};
+    r.stats[1] = (cap_stats_row_t){.where = "dst.tp",
+                                   .op = COLO_OP_ALL_GATHER,
+                                   .category = COLO_CATEGORY_LOSS,
+                                   .ops = 8 * 300,
+                                   .bytes = 300 * 12345 + 150,
+                                   .plan_bytes = -1};
+    r.stats[2] = (cap_stats_row_t){.where = "dst.<tp>",
+                                   .op = COLO_OP_ALL_REDUCE,
+                                   .category = COLO_CATEGORY_USER,
+                                   .ops = 8 * 8 * 300,
+                                   .bytes = 300 * 1000 + 1,
+                                   .plan_bytes = 300 * 1000};
+    r.report = (cap_report_t){.command = hostile,
+                              .model = CAP_MODEL_DEFAULT,
+                              .parameters = 298656,
+                              .batch = 48,
+                              .steps = 300,
+                              .seed = 7,
+                              .seconds = 12.5,
+                              .tokens_per_second = 6543.2,
+                              .backend = "threads",
+                              .plan = {COLO_PLAN_CONFIG_INIT, .src = &r.src, .dst = &r.dst,
+                                       .shape = {.samples = 48, .rows = 16, .features = 96},
+                                       .dtype = COLO_F32, .output = COLO_SHARDED},
+                              .world = (int32_t)r.src_grid.size,
+                              .loss = r.loss,
+                              .nloss = 301,
+                              .accuracy = r.accuracy,
+                              .naccuracy = 7,
+                              .samples = r.samples,
+                              .nsamples = 3,
+                              .held = 359,
+                              .mistakes = 5,
+                              .stats = r.stats,
+                              .nstats = 3,
+                              .stats_steps = 300};
+    strcpy(r.dir, "/tmp/colo-report-XXXXXX");
+    assert_non_null(mkdtemp(r.dir));
+    snprintf(r.path, sizeof r.path, "%s/report.html", r.dir);
 }
 
 static int files_in(const char *dir)
@@ -108,184 +112,144 @@ static int files_in(const char *dir)
     return n;
 }
 
-static void discard(struct run *r)
+static char *slurp(void)
 {
-    unlink(r->path);
-    assert_int_equal(files_in(r->dir), 0);
-    rmdir(r->dir);
-}
-
-static char *slurp(const char *path)
-{
-    FILE *f = fopen(path, "rb");
+    FILE *f = fopen(r.path, "rb");
     assert_non_null(f);
-    char *text = calloc(1, 1 << 22);
-    size_t n = fread(text, 1, (1 << 22) - 1, f);
-    assert_int_equal(n, strlen(text));
+    char *all = calloc(1, 1 << 22);
+    size_t n = fread(all, 1, (1 << 22) - 1, f);
+    assert_int_equal(n, strlen(all));
     fclose(f);
-    return text;
+    return all;
 }
 
-static char *page(struct run *r)
+/* The page is well-formed, whatever is in it. */
+static void draw(void)
 {
-    const char *why = cap_report_write(&r->report, r->path);
+    static const char begin[] = "<!DOCTYPE html>", end[] = "</html>\n";
+    const char *why = cap_report_write(&r.report, r.path);
     if (why)
         fail_msg("%s", why);
-    return slurp(r->path);
+    free(text);
+    text = slurp();
+    assert_int_equal(strncmp(text, begin, strlen(begin)), 0);
+    assert_string_equal(text + strlen(text) - strlen(end), end);
+    why = markup_check(text + strlen(begin));
+    if (why)
+        fail_msg("%s", why);
 }
 
-static int count(const char *text, const char *what)
+static int start(void **state)
 {
-    int n = 0;
-    for (; (text = strstr(text, what)); text += strlen(what))
-        n++;
-    return n;
+    invent("tp=2,dp=4", "tp=2,cp=2,dp=2");
+    return 0;
 }
 
-static void assert_has(const char *text, const char *what)
+static int finish(void **state)
+{
+    free(text);
+    text = NULL;
+    unlink(r.path);
+    return rmdir(r.dir); /* nothing else is in it */
+}
+
+static void invent_again(const char *src, const char *dst)
+{
+    assert_int_equal(finish(NULL), 0);
+    invent(src, dst);
+}
+
+static void has(const char *what)
 {
     if (!strstr(text, what))
         fail_msg("the page lacks \"%s\"", what);
 }
 
-/* Every tag closes the one that was opened last; attributes are quoted; no bare '&' or '<'. */
-static void assert_balanced(const char *text)
+static void has_times(const char *what, int times)
 {
-    char stack[64][24];
-    int depth = 0;
-    const char *p = text;
+    int n = markup_count(text, what);
+    if (n != times)
+        fail_msg("\"%s\" is there %d times, expected %d", what, n, times);
+}
 
-    assert_int_equal(strncmp(p, "<!DOCTYPE html>", 15), 0);
-    for (p += 15; *p; p++) {
-        if (*p == '&' && strncmp(p, "&amp;", 5) && strncmp(p, "&lt;", 4) && strncmp(p, "&gt;", 4) &&
-            strncmp(p, "&quot;", 6) && strncmp(p, "&#39;", 5))
-            fail_msg("a bare & at: %.40s", p);
-        if (*p != '<')
-            continue;
-        bool closing = p[1] == '/';
-        char name[24] = "";
-        size_t len = strcspn(p + 1 + closing, " />\n");
-        assert_in_range(len, 1, 23);
-        memcpy(name, p + 1 + closing, len);
-        for (const char *q = name; *q; q++)
-            if (!strchr("abcdefghijklmnopqrstuvwxyzV123456", *q) && *q != 'B')
-                fail_msg("no tag at: %.40s", p);
-        int quotes = 0;
-        while (*p && (*p != '>' || quotes % 2)) {
-            quotes += *p == '"';
-            p++;
-        }
-        assert_int_equal(*p, '>');
-        if (p[-1] == '/')
-            continue;
-        if (!closing) {
-            assert_true(depth < 64);
-            strcpy(stack[depth++], name);
-        } else {
-            if (!depth || strcmp(stack[depth - 1], name))
-                fail_msg("</%s> closes <%s> near: %.40s", name, depth ? stack[depth - 1] : "", p);
-            depth--;
-        }
-    }
-    assert_int_equal(depth, 0);
-    assert_int_equal(strcmp(p - 8, "</html>\n"), 0);
+static void has_message(int from, int to, int times)
+{
+    char what[64];
+    snprintf(what, sizeof what, ">rank %d to rank %d: 36864 bytes<", from, to);
+    has_times(what, times);
 }
 
 T_CASE(the_page_is_well_formed_and_needs_nothing_from_outside)
 {
-    struct run r;
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
-    char *text = page(&r);
-
-    assert_balanced(text);
-    assert_null(strstr(text, "http"));
-    assert_null(strstr(text, "src="));
-    assert_null(strstr(text, "<script"));
-    assert_null(strstr(text, "url("));
-    assert_null(strstr(text, "@import"));
-    assert_has(text, "prefers-color-scheme:dark");
-    assert_has(text, "width=device-width");
+    draw();
+    has_times("http", 0);
+    has_times("src=", 0);
+    has_times("<script", 0);
+    has_times("url(", 0);
+    has_times("@import", 0);
+    has("prefers-color-scheme:dark");
+    has("width=device-width");
     if (getenv("T_KEEP_REPORT"))
         cap_report_write(&r.report, getenv("T_KEEP_REPORT"));
-    free(text);
-    discard(&r);
 }
 
 T_CASE(curves_samples_and_facts_are_on_the_page)
 {
-    struct run r;
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
-    char *text = page(&r);
-
-    assert_int_equal(count(text, "<path class=\"curve\" d=\"M"), 2);
+    draw();
+    has_times("<path class=\"curve\" d=\"M", 2);
     const char *loss = strstr(text, "<path class=\"curve\" d=\"M");
     const char *second = strstr(loss + 1, "<path class=\"curve\" d=\"M");
     char line[16384] = "";
     strncat(line, loss, (size_t)(strchr(loss, '>') - loss));
-    assert_int_equal(count(line, " L"), 300);
+    assert_int_equal(markup_count(line, " L"), 300);
     line[0] = 0;
     strncat(line, second, (size_t)(strchr(second, '>') - second));
-    assert_int_equal(count(line, " L"), 6);
-    assert_has(text, "at step 300");
-    assert_int_equal(count(text, "<div class=\"sample right\">"), 1);
-    assert_int_equal(count(text, "<div class=\"sample wrong\">"), 2);
-    assert_has(text, "Mistakes come first: 2 of its 5 mistakes in 359 images, then 1 other.<");
-    assert_has(text, "<b>five</b>");
-    assert_has(text, "(nothing)");
-    assert_has(text, "is six");
-    assert_has(text, "row 17");
+    assert_int_equal(markup_count(line, " L"), 6);
+    has("at step 300");
+    has_times("<div class=\"sample right\">", 1);
+    has_times("<div class=\"sample wrong\">", 2);
+    has("Mistakes come first: 2 of its 5 mistakes in 359 images, then 1 other.<");
+    has("<b>five</b>");
+    has("(nothing)");
+    has("is six");
+    has("row 17");
     int lit = 0;
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < CAP_PIXELS; i++)
             lit += r.pixels[k][i] > 0;
-    assert_int_equal(count(text, "fill-opacity"), lit);
-    assert_has(text, ">298,656<");
-    assert_has(text, ">6,543<");
-    assert_has(text, ">12.5 s<");
-    free(text);
-    discard(&r);
+    has_times("fill-opacity", lit);
+    has(">298,656<");
+    has(">6,543<");
+    has(">12.5 s<");
 }
 
 T_CASE(foreign_text_is_escaped)
 {
-    struct run r;
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
-    char *text = page(&r);
-
-    assert_has(text, "&#39;&lt;a&amp;b&gt;&quot;&#39; \\x01\\xff\xc3\xa9");
-    assert_has(text, "&lt;b&gt;&amp;\\x07");
-    assert_has(text, "dst.&lt;tp&gt;");
-    free(text);
+    draw();
+    has("&#39;&lt;a&amp;b&gt;&quot;&#39; \\x01\\xff\xc3\xa9");
+    has("&lt;b&gt;&amp;\\x07");
+    has("dst.&lt;tp&gt;");
 
     /* overlong, surrogate, too large, cut off: none of them is UTF-8 */
     r.report.command = "\xc0\xaf|\xed\xa0\x80|\xf5\x80\x80\x80|\xe2\x82";
-    text = page(&r);
-    assert_has(text, "\\xc0\\xaf|\\xed\\xa0\\x80|\\xf5\\x80\\x80\\x80|\\xe2\\x82");
-    free(text);
-    discard(&r);
+    draw();
+    has("\\xc0\\xaf|\\xed\\xa0\\x80|\\xf5\\x80\\x80\\x80|\\xe2\\x82");
 }
 
 /* Worked by hand (TP2/DP4 to TP2/DP2/CP2): pairs 0-2 1-3 4-6 5-7, V/8 = 36 KiB each way. */
 T_CASE(the_layout_pictures_show_every_message_with_its_bytes)
 {
-    struct run r;
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
     assert_ok(colo_layout_map_offset(&r.dst, 0, 16)); /* a zigzag of the image rows alone */
-    char *text = page(&r), want[64];
-
-    for (int a = 0; a < 8; a++) {
-        snprintf(want, sizeof want, ">rank %d to rank %d: 36864 bytes<", a, a ^ 2);
-        assert_int_equal(count(text, want), 2); /* forward and backward */
-    }
-    assert_int_equal(count(text, " to rank "), 16);
-    assert_has(text, "<b>Forward, activations</b> 8 messages, 288 KiB in all, "
-                     "at most 36 KiB into one rank. Each receiver gets only what it lacks");
-    assert_int_equal(count(text, "<text class=\"rank\""), 2 * 2 * 8);
-    assert_has(text, ">tp 1  dp 3<");
-    assert_has(text, ">tp 1  cp 1<");
-    assert_has(text, "samples 24 to 47, rows 0 to 3, 12 to 15");
-    free(text);
-    discard(&r);
+    draw();
+    for (int a = 0; a < 8; a++)
+        has_message(a, a ^ 2, 2); /* forward and backward */
+    has_times(" to rank ", 16);
+    has("<b>Forward, activations</b> 8 messages, 288 KiB in all, "
+        "at most 36 KiB into one rank. Each receiver gets only what it lacks");
+    has_times("<text class=\"rank\"", 2 * 2 * 8);
+    has(">tp 1  dp 3<");
+    has(">tp 1  cp 1<");
+    has("samples 24 to 47, rows 0 to 3, 12 to 15");
 
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), 294912);
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 294912);
@@ -293,8 +257,7 @@ T_CASE(the_layout_pictures_show_every_message_with_its_bytes)
 
 T_CASE(a_ragged_page_has_several_images_a_sample_and_rows_per_rank)
 {
-    struct run r;
-    invent(&r, "tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2");
+    invent_again("tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2");
     const int64_t before[] = {70, 1, 2, 3}, after[] = {19, 20, 21, 1016};
     cap_balance_t balance = {.replicas = 4,
                              .before = before,
@@ -315,138 +278,105 @@ T_CASE(a_ragged_page_has_several_images_a_sample_and_rows_per_rank)
     strcpy(r.samples[2].want, "five six seven");
     r.samples[0].images = 0;
     strcpy(r.samples[0].want, "none");
-    char *text = page(&r), want[64];
-
-    assert_balanced(text);
-    assert_has(text, "is five six seven");
-    assert_int_equal(count(text, "viewBox=\"0 0 8 8\""), 4);
-    assert_has(text, "2.50 times the mean before and has 1.05 times after");
-    assert_has(text,
-               "moves 2 KiB of pixels to the replicas that encode them, 1.5 KiB of embeddings to "
-               "the language model, and 96 B of gradients back.");
+    draw();
+    has("is five six seven");
+    has_times("viewBox=\"0 0 8 8\"", 4);
+    has("2.50 times the mean before and has 1.05 times after");
+    has("moves 2 KiB of pixels to the replicas that encode them, 1.5 KiB of embeddings to "
+        "the language model, and 96 B of gradients back.");
     /* tp varies fastest, then cp: ranks 2d and 2d + 1 are replica d, with dp as its high digit */
     for (int rank = 0; rank < 8; rank++) {
+        char want[64];
         snprintf(want, sizeof want, "\"rank\">%d</td><td data-name=\"replica\">%d<", rank,
                  rank / 2);
-        assert_has(text, want);
+        has(want);
     }
-    assert_int_equal(count(text, "\"rows before\">70 <"), 2);
-    assert_int_equal(count(text, "\"rows after\">1,016 <"), 2);
+    has_times("\"rows before\">70 <", 2);
+    has_times("\"rows after\">1,016 <", 2);
     assert_null(strstr(text, "Forward, activations"));
-    free(text);
-    discard(&r);
 }
 
 /* TP4/DP2 to TP1/CP2/DP4: nothing forward; backward V/8 from each rank to the others of its four */
 T_CASE(a_way_without_messages_says_so)
 {
-    struct run r;
-    invent(&r, "tp=4,dp=2", "tp=1,cp=2,dp=4");
+    invent_again("tp=4,dp=2", "tp=1,cp=2,dp=4");
     assert_ok(colo_layout_map_offset(&r.dst, 0, 16));
-    char *text = page(&r), want[64];
-
-    assert_has(text, "<b>Forward, activations</b> no messages: every rank already has its part");
-    assert_has(text, "<b>Backward, gradients</b> 24 messages, 864 KiB in all");
-    assert_int_equal(count(text, " to rank "), 24);
+    draw();
+    has("<b>Forward, activations</b> no messages: every rank already has its part");
+    has("<b>Backward, gradients</b> 24 messages, 864 KiB in all");
+    has_times(" to rank ", 24);
     for (int a = 0; a < 8; a++)
-        for (int b = a / 4 * 4; b < a / 4 * 4 + 4; b++) {
-            snprintf(want, sizeof want, ">rank %d to rank %d: 36864 bytes<", a, b);
-            assert_int_equal(count(text, want), a != b);
-        }
-    assert_int_equal(count(text, " keeps 36864 bytes"), 16);
+        for (int b = a / 4 * 4; b < a / 4 * 4 + 4; b++)
+            has_message(a, b, a != b);
+    has_times(" keeps 36864 bytes", 16);
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), 0);
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 24 * 36864);
-    free(text);
-    discard(&r);
 }
 
 T_CASE(the_stats_stand_next_to_the_plan)
 {
-    struct run r;
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
-    char *text = page(&r);
-
-    assert_has(text, "<td data-name=\"operation\">exchange</td>");
-    assert_has(text, "data-name=\"bytes per step\">589,824<");
-    assert_has(text, "data-name=\"plan\">589,824<");
-    assert_has(text, "data-name=\"calls per step\">16<");
-    assert_has(text, "data-name=\"bytes per step\">12345.50<");
-    assert_int_equal(count(text, "\xe2\x9c\x93 yes"), 1);
-    assert_has(text, "\xe2\x9c\x97 no, +1 in all"); /* one byte in 300 steps too many */
-    assert_has(text, "1 of 2 planned rows moved something else");
-    free(text);
+    draw();
+    has("<td data-name=\"operation\">exchange</td>");
+    has("data-name=\"bytes per step\">589,824<");
+    has("data-name=\"plan\">589,824<");
+    has("data-name=\"calls per step\">16<");
+    has("data-name=\"bytes per step\">12345.50<");
+    has_times("\xe2\x9c\x93 yes", 1);
+    has("\xe2\x9c\x97 no, +1 in all"); /* one byte in 300 steps too many */
+    has("1 of 2 planned rows moved something else");
     r.stats[2].bytes--;
-    text = page(&r);
-    assert_int_equal(count(text, "\xe2\x9c\x93 yes"), 2);
-    assert_has(text, "Every planned row moved exactly what was planned");
-    free(text);
-    discard(&r);
+    draw();
+    has_times("\xe2\x9c\x93 yes", 2);
+    has("Every planned row moved exactly what was planned");
 }
 
 T_CASE(empty_and_broken_runs_still_make_a_page)
 {
-    struct run r;
-    invent(&r, "dp=1", "tp=1");
+    invent_again("dp=1", "tp=1");
     r.report.nloss = r.report.naccuracy = r.report.nsamples = r.report.nstats = 0;
     r.report.plan.no_grad = true;
-    char *text = page(&r);
-    assert_balanced(text);
-    assert_has(text, "was not recorded");
-    assert_has(text, "No samples were recorded");
-    assert_has(text, "the source side is frozen");
-    free(text);
+    draw();
+    has("was not recorded");
+    has("No samples were recorded");
+    has("the source side is frozen");
 
     r.report.nloss = 3; /* good, not a number, good: two strokes, no "nan" in a path */
     r.report.naccuracy = 1;
     r.loss[1].value = NAN;
-    text = page(&r);
-    assert_balanced(text);
+    draw();
     const char *d = strstr(text, "class=\"curve\" d=\"");
     assert_non_null(d);
     char line[256] = "";
     strncat(line, d + 17, strcspn(d + 17, "\""));
-    assert_int_equal(count(line, "M"), 2);
-    assert_int_equal(count(line, "L"), 0);
+    assert_int_equal(markup_count(line, "M"), 2);
+    assert_int_equal(markup_count(line, "L"), 0);
     assert_null(strstr(text, "nan"));
     assert_null(strstr(text, "inf"));
-    free(text);
 
     r.loss[0].value = r.loss[2].value = INFINITY;
-    text = page(&r);
-    assert_balanced(text);
+    draw();
     assert_null(strstr(text, "inf"));
-    assert_has(text, "not a number");
-    free(text);
-    discard(&r);
+    has("not a number");
 }
 
 T_CASE(large_and_staged_worlds_are_handled)
 {
-    struct run r;
-    invent(&r, "cp=1,tp=2,dp=4", "tp=2,pp=2,dp=2");
-    char *text = page(&r);
-    assert_balanced(text);
-    assert_has(text, "<h1>Captioner: tp=2,dp=4 \xe2\x86\x92 tp=2,pp=2,dp=2</h1>");
-    assert_int_equal(count(text, "<g class=\"cell none\">"), 2 * 4); /* pp 1, both pictures */
-    free(text);
-    discard(&r);
+    invent_again("cp=1,tp=2,dp=4", "tp=2,pp=2,dp=2");
+    draw();
+    has("<h1>Captioner: tp=2,dp=4 \xe2\x86\x92 tp=2,pp=2,dp=2</h1>");
+    has_times("<g class=\"cell none\">", 2 * 4); /* pp 1, both pictures */
 
-    invent(&r, "tp=8,dp=16", "tp=4,dp=32");
-    text = page(&r);
-    assert_balanced(text);
-    assert_has(text, "Pictures are drawn up to 64 ranks");
-    assert_int_equal(count(text, "<text class=\"rank\""), 0);
-    free(text);
-    discard(&r);
+    invent_again("tp=8,dp=16", "tp=4,dp=32");
+    draw();
+    has("Pictures are drawn up to 64 ranks");
+    has_times("<text class=\"rank\"", 0);
 }
 
 T_CASE(a_page_that_cannot_be_written_leaves_nothing)
 {
-    struct run r;
     char path[160];
     const char *why;
 
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
     snprintf(path, sizeof path, "%s/no/report.html", r.dir);
     why = cap_report_write(&r.report, path);
     assert_non_null(why);
@@ -469,19 +399,18 @@ T_CASE(a_page_that_cannot_be_written_leaves_nothing)
     assert_non_null(why);
     assert_non_null(strstr(why, "File too large"));
     assert_int_equal(files_in(r.dir), 0);
-    discard(&r);
 }
 
 static void *drain(void *arg)
 {
     static char last[16];
-    char text[4096];
+    char part[4096];
     int fd = open(arg, O_RDONLY);
     size_t end = 0;
 
-    for (ssize_t n; (n = read(fd, text, sizeof text)) > 0;)
+    for (ssize_t n; (n = read(fd, part, sizeof part)) > 0;)
         for (ssize_t i = 0; i < n; i++)
-            last[end++ % 8] = text[i];
+            last[end++ % 8] = part[i];
     close(fd);
     char tail[9] = "";
     for (size_t i = 0; i < 8 && end >= 8; i++)
@@ -493,12 +422,10 @@ static void *drain(void *arg)
 /* Renaming over a pipe or a device would replace it. */
 T_CASE(a_pipe_is_written_in_place)
 {
-    struct run r;
     struct stat st;
     pthread_t reader;
     void *last = NULL;
 
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
     assert_int_equal(mkfifo(r.path, 0600), 0);
     assert_int_equal(pthread_create(&reader, NULL, drain, r.path), 0);
     const char *why = cap_report_write(&r.report, r.path);
@@ -510,23 +437,18 @@ T_CASE(a_pipe_is_written_in_place)
     pthread_join(reader, &last);
     assert_null(why);
     assert_string_equal(last, "</html>\n");
-    discard(&r);
 }
 
 T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
 {
-    struct run r;
-    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
-    char *before = page(&r);
-
+    draw();
     assert_ok(colo_layout_map_offset(&r.dst, 0, 18)); /* 2 cp does not divide 18 */
     const char *why = cap_report_write(&r.report, r.path);
     assert_non_null(why);
     assert_non_null(strstr(why, "18"));
     assert_int_equal(files_in(r.dir), 1);
-    char *after = slurp(r.path);
-    assert_string_equal(before, after);
-    free(before);
+    char *after = slurp();
+    assert_string_equal(text, after);
     free(after);
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), -1);
 
@@ -535,7 +457,9 @@ T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
     r.report.world = 8;
     r.report.stats_steps = 0;
     assert_non_null(strstr(cap_report_write(&r.report, r.path), "over 0 steps"));
-    discard(&r);
 }
 
-T_MAIN("examples/report")
+int main(void)
+{
+    return t_main_each("examples/report", start, finish);
+}
