@@ -8,35 +8,27 @@ Each rank is a process of the timeline, each of its communicators a thread. An o
 up to the end of the record and is marked "unfinished"."""
 import argparse
 import json
-import pickle
-import re
 import sys
 
 
-class Plain(pickle.Unpickler):
-    """Numbers, texts, lists and dicts only: a file cannot name code to run."""
-
-    def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"names {module}.{name}; a flight record has plain data only")
-
-
-def events(rank, record):
+def events(record):
+    rank, last = record["comms"][0]["world_rank"], 0.0
+    for comm in record["comms"]:
+        for op in comm["ring"]:
+            last = max(last, op["end"] or op["begin"])
     yield {"ph": "M", "name": "process_name", "pid": rank,
-           "args": {"name": f"rank {rank}, process {record['colobridge']['pid']} on {record['colobridge']['host']}"}}
-    threads = {group: i for i, group in enumerate(sorted(record["pg_config"]))}
-    for group, i in threads.items():
-        config = record["pg_config"][group]
+           "args": {"name": f"rank {rank}, process {record['comms'][0]['pid']} on {record['comms'][0]['host']}"}}
+    for i, comm in enumerate(sorted(record["comms"], key=lambda comm: comm["id"])):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": i,
-               "args": {"name": f"{config['name'] or group} {config['ranks']}"}}
-    entries = record["entries"]
-    last = max((e["time_discovered_completed_ns"] or e["time_created_ns"] for e in entries), default=0)
-    for e in entries:
-        begin, end = e["time_created_ns"], e["time_discovered_completed_ns"]
-        yield {"ph": "X", "pid": rank, "tid": threads[e["process_group"][0]], "ts": begin / 1e3,
-               "dur": ((end or last) - begin) / 1e3, "cat": e["category"],
-               "name": e["profiling_name"].split(":")[1] + ("" if end else " (unfinished)"),
-               "args": {"number": e["collective_seq_id"], "in": e["input_sizes"], "out": e["output_sizes"],
-                        "dtype": e["input_dtypes"], "status": e["status"]}}
+               "args": {"name": f"{comm['name'] or comm['id']} {comm['members']}"}}
+        epoch = comm["wall"] - comm["now"]
+        for op in comm["ring"]:
+            ended = op["status"] == "COLO_OK"
+            yield {"ph": "X", "pid": rank, "tid": i, "ts": (epoch + op["begin"]) * 1e6,
+                   "dur": ((op["end"] if ended else last) - op["begin"]) * 1e6, "cat": op["category"],
+                   "name": op["op"] + ("" if ended else " (unfinished)"),
+                   "args": {"number": op["seq"], "count": op["count"], "dtype": op["dtype"], "sent": op["sent_bytes"],
+                            "received": op["recv_bytes"], "status": op["status"]}}
 
 
 def main():
@@ -44,13 +36,11 @@ def main():
     parser.add_argument("files", nargs="+", help="the files that COLO_FLIGHT_RECORDER named, one per rank")
     all_events = []
     for path in parser.parse_args().files:
-        rank = re.search(r"(\d+)$", path)
         try:
             with open(path, "rb") as f:
-                record = Plain(f).load()
-            all_events += events(int(rank.group(1)), record)
-        except Exception as e:  # whatever a broken pickle makes of itself
-            sys.exit(f"timeline: {path}: {e}; expected a flight record whose name ends in the rank's number")
+                all_events += events(json.load(f))
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as e:
+            sys.exit(f"timeline: {path}: {type(e).__name__}: {e}; expected a flight record")
     json.dump({"traceEvents": all_events, "displayTimeUnit": "ms"}, sys.stdout)
 
 

@@ -271,14 +271,14 @@ COLO_API const char *colo_category_name(colo_category_t category);
  */
 COLO_API size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap);
 /**
- * colo_comm_flight_record() - write this rank's last 256 operations, those of the other comms of
- *                             its world among them, for the analyzer of PyTorch's Flight Recorder
+ * colo_comm_flight_record() - write what colo_comm_dump() says of this comm and of the other comms
+ *                             of its world, as one JSON object
  * @prefix:  the file is @prefix and the rank's number in the world: "trace/rank" gives
  *           "trace/rank0"; a file of that name is replaced
  * Errors:   COLO_ERR_ARG, COLO_ERR_STATE (a child of fork()), COLO_ERR_NOMEM, COLO_ERR_IO; the file
  *           is then as before
  * Local, any thread, also while an operation hangs. With COLO_FLIGHT_RECORDER=prefix each rank does
- * this by itself after a failure. docs/comm.md shows how to read the files.
+ * this by itself after a failure. `python -m colobridge flight` reads the files, docs/comm.md.
  */
 COLO_API colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix);
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m colobridge check: does this installation work on this machine? See check.py."""
+"""python -m colobridge check: does this installation work on this machine? See check.py.
+python -m colobridge flight: what do the flight records of ranks say? See flight.py."""
 import sys
 
 from .check import main

@@ -24,6 +24,7 @@ from typing import Any
 
 from . import _lib
 from . import _structs as s
+from . import flight
 from ._version import VERSION
 from .bridge import Bridge
 from .comm import Comm, run_threads
@@ -404,14 +405,19 @@ def members(count: int, kind: str = 'ranks') -> str:
 
 def main(arguments: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser('python -m colobridge', description='Checks this installation.')
-    command = parser.add_subparsers(dest='command', required=True).add_parser(
+    parser = argparse.ArgumentParser('python -m colobridge', description='Checks this installation; reads flight records.')
+    commands = parser.add_subparsers(dest='command', required=True)
+    command = commands.add_parser(
         'check', help='versions, devices, transports, then bridges, a loss and their gradients',
         description='Versions, devices, transports; then bridges, a loss and their gradients, compared with '
         'formulas in plain Python.', epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument('--ranks', type=int, default=4, choices=range(2, 9), help='how many ranks (default: 4)')
     command.add_argument('--threads', action='store_true', help='ranks are threads only, even if PyTorch is there')
-    ranks, only_threads = (o := parser.parse_args(arguments)).ranks, o.threads
+    flight.add(commands)
+    o = parser.parse_args(arguments)
+    if o.command == 'flight':
+        return flight.run(o.files, o.out)
+    ranks, only_threads = o.ranks, o.threads
     until = time.monotonic() + SECONDS
 
     try:

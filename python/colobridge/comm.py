@@ -328,8 +328,8 @@ class Comm(Unique):
         return json.loads(raw.value)
 
     def flight_record(self, prefix: str) -> None:
-        """Writes this rank's last 256 operations to the file of that prefix and the rank's number,
-        which `python -m torch.distributed.flight_recorder.fr_trace` reads."""
+        """Writes this rank's last 256 operations, and those of the other communicators of its world, as JSON to the
+        file of that prefix and the rank's number, which `python -m colobridge flight` reads."""
         call('colo_comm_flight_record', self.handle, text(prefix))
 
 

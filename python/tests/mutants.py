@@ -5,6 +5,16 @@ from mutants_bridge import BRIDGES
 
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
+    'a rank without a record is not missed': (
+        'flight.py', 'if rank not in records]', 'if False]', 'test_flight.py', 'left_no_record'),
+    'what left the ring differs': (
+        'flight.py', 'range(max(begun, default=1)', 'range(min(begun, default=1)', 'test_flight.py', 'from_where_all'),
+    'operations of destroyed communicators are not numbered': (
+        'flight.py', "int(record['ended'])", '0', 'test_flight.py', 'numbers_and_times'),
+    'a record is written over what it is made of': (
+        'flight.py', 'if any(os.path.exists(path) and', 'if any(False and', 'test_flight.py', 'write_over'),
+    'the analyzer gets the first operations': (
+        'flight.py', '[-LAST:]', '[:LAST]', 'test_flight.py', 'last_256'),
     'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
     'segments are given to collectives': (

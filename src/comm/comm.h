@@ -167,8 +167,10 @@ uintptr_t colo_comm_i_thread(void); /* of the caller; never 0 */
 uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
                            int64_t recv_bytes, int32_t peers);
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
-/* @number for a program to read, "12.345678901" in each locale. Returns @text. */
-const char *colo_comm_i_decimal(char text[32], double number);
+/* colo_comm_dump(); @state: NULL, and the object says neither "status" nor "error", which a comm
+ * that is being made has not. */
+size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
+                        const char *error_message, char *text, size_t cap);
 
 /* ---- flight.c ---- */
 void colo_comm_i_register(colo_comm_t *c);

@@ -210,7 +210,8 @@ static void put_string(struct out *o, const char *s)
     put(o, "\"");
 }
 
-const char *colo_comm_i_decimal(char text[32], double number)
+/* @number for a program to read, "12.345678901" in each locale. Returns @text. */
+static const char *decimal(char text[32], double number)
 {
     const int64_t billionths = llround((number < 0 ? -number : number) * 1e9);
     snprintf(text, 32, "%s%" PRId64 ".%09" PRId64, number < 0 ? "-" : "", billionths / 1000000000,
@@ -258,27 +259,21 @@ static void put_records(struct out *o, const struct snapshot *c)
             colo_category_name(e->category), colo_dtype_name(e->dtype),
             (long long)(e->kind == COLO_OP_EXCHANGE ? 0 : e->count), (long long)e->sent_bytes,
             (long long)e->recv_bytes, (int)e->peers, (unsigned long long)e->ticket,
-            colo_status_name(e->status), colo_comm_i_decimal(begin, e->begin));
+            colo_status_name(e->status), decimal(begin, e->begin));
         if (e->status == COLO_PENDING)
             put(o, "\"end\":null}");
         else
-            put(o, "\"end\":%s}", colo_comm_i_decimal(end, e->end));
+            put(o, "\"end\":%s}", decimal(end, e->end));
     }
 }
 
-size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
+size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
+                        const char *error_message, char *text, size_t cap)
 {
     struct out o = {.text = text, .cap = text ? cap : 0};
-    if (o.cap)
-        text[0] = '\0';
-    if (!comm || !colo_comm_i_own(comm, "comm_dump")) {
-        put(&o, "null");
-        return o.len;
-    }
-    char error_message[1000] = "", host[256] = "", text_of[2][32];
+    char host[256] = "", text_of[2][32];
     struct snapshot now;
     struct timespec wall;
-    colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
     pthread_mutex_lock(comm->lock);
     memcpy(now.name, comm->name, sizeof now.name);
     now.world_rank = comm->world_rank[comm->rank];
@@ -298,13 +293,26 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
     put(&o, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
         comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
         (unsigned long long)now.seq);
-    put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
-    put_string(&o, error_message);
-    put(&o, ",\"now\":%s,\"wall\":%s,\"stats\":[", colo_comm_i_decimal(text_of[0], colo_now()),
-        colo_comm_i_decimal(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
+    if (state) {
+        put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(*state));
+        put_string(&o, error_message);
+        put(&o, ",");
+    }
+    put(&o, "\"timeout_ms\":%lld,\"now\":%s,\"wall\":%s,\"stats\":[",
+        (long long)colo_comm_i_timeout(comm), decimal(text_of[0], colo_now()),
+        decimal(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
     put_counters(&o, &now.stats);
     put(&o, "],\"ring\":[");
     put_records(&o, &now);
     put(&o, "]}");
     return o.len;
+}
+
+size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
+{
+    if (!comm || !colo_comm_i_own(comm, "comm_dump"))
+        return (size_t)snprintf(text, text ? cap : 0, "null");
+    char error_message[1000] = "";
+    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
+    return colo_comm_i_dump(comm, &state, error_message, text, cap);
 }

@@ -57,8 +57,8 @@ static const struct row {
      .part = ""},
     {.variable =
          {"COLO_FLIGHT_RECORDER", "",
-          "after a failure each rank writes its last operations into the file of this name and its "
-          "number, for the analyzer of PyTorch's Flight Recorder; empty: no file"},
+          "after a failure each rank writes its last operations as JSON into the file of this name "
+          "and its number, for `python -m colobridge flight`; empty: no file"},
      .open = "the beginning of a path, in a folder to which this process can write",
      .part = "",
      .is_path = true},

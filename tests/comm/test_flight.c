@@ -6,18 +6,16 @@
 #include "harness/harness.h"
 
 #include <fcntl.h>
+#include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-static int count(const char *text, const char *what)
+static json_int_t integer(const json_t *object, const char *key)
 {
-    int n = 0;
-    for (const char *found = strstr(text, what); found; found = strstr(found + 1, what))
-        n++;
-    return n;
+    return json_integer_value(json_object_get(object, key));
 }
 
 struct flight {
@@ -55,16 +53,28 @@ T_CASE(the_flight_record_numbers_operations_of_all_comms)
     static struct flight f;
     snprintf(f.prefix, sizeof f.prefix, "/tmp/colo-flight-%d-", (int)getpid());
     assert_ok(colo_comm_threads_run(2, fly, &f));
-    const int before = count(f.text[0], "Vrecord_id\nI"); /* agreements of the split among them */
-    assert_int_equal(count(f.text[0], "Vranks\nV[0, 1]\n"), 2);
-    assert_int_equal(count(f.text[0], "Vinput_sizes\n((I4\nll"), 5);
-    assert_int_equal(count(f.text[0], "Voutput_sizes\n((I8\nll"), 5);
-    assert_int_equal(count(f.text[0], "Vrecord_id\nI1\ns"), 1);
+    json_t *record[2], *comms[2], *ring;
+    for (int k = 0; k < 2; k++) {
+        record[k] = json_loads(f.text[k], JSON_REJECT_DUPLICATES, NULL);
+        comms[k] = json_object_get(record[k], "comms");
+        assert_int_equal(json_array_size(comms[k]), 2 - k);
+    }
+    assert_int_equal(integer(record[0], "ended"), 0);
+    json_t *world = json_array_get(comms[0], 0), *child = json_array_get(comms[0], 1);
+    assert_string_equal(json_string_value(json_object_get(world, "status")), "COLO_OK");
+    assert_null(json_object_get(child, "status")); /* asked of the comm of the call only */
+    assert_string_not_equal(json_string_value(json_object_get(world, "id")),
+                            json_string_value(json_object_get(child, "id")));
+    assert_int_equal(json_array_size(json_object_get(child, "members")), 2);
+    ring = json_object_get(child, "ring");
+    assert_int_equal(integer(child, "seq"), 5);
+    assert_int_equal(json_array_size(ring), 5);
+    assert_int_equal(integer(json_array_get(ring, 4), "count"), 4);
     /* the child's five are gone, but still counted */
-    assert_int_equal(count(f.text[1], "Vranks\nV[0, 1]\n"), 1);
-    assert_int_equal(count(f.text[1], "Vrecord_id\nI"), before - 5);
-    assert_int_equal(count(f.text[1], "Vrecord_id\nI1\ns"), 0);
-    assert_int_equal(count(f.text[1], "Vrecord_id\nI6\ns"), 1);
+    assert_int_equal(integer(record[1], "ended"), 5);
+    assert_int_equal(integer(json_array_get(comms[1], 0), "seq"), integer(world, "seq"));
+    json_decref(record[0]);
+    json_decref(record[1]);
 }
 
 T_CASE(a_flight_record_that_cannot_be_written_says_why)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flight.py PROGRAM TIMELINE [--analyzer]: runs each row of flight_rows.c and judges the files that the ranks wrote.
+"""flight.py PROGRAM TIMELINE PACKAGE [--analyzer]: runs each row of flight_rows.c and judges the files that ranks wrote,
+as `python -m colobridge flight` of the folder PACKAGE makes them for PyTorch, and what that says by itself.
 
 Without --analyzer the judge is this file: it compares the entries of the ranks of each group, number by number.
 With --analyzer it is PyTorch's own; exit 77 where the installed torch has none (2.9 and later do)."""
@@ -36,7 +37,28 @@ def run(program, row, transport, folder):
     env = dict(os.environ, COLO_FLIGHT_RECORDER=f"{folder}/rank", T_RANKS=transport)
     subprocess.run([program, row], env=env, timeout=60, check=False, stdout=subprocess.DEVNULL,
                    stderr=subprocess.DEVNULL)
-    return {int(p.name[4:]): pickle.loads(p.read_bytes()) for p in pathlib.Path(folder).iterdir()}
+
+
+def convert(package, *arguments):
+    """Status and output of python -m colobridge flight."""
+    sys.path.insert(0, package)
+    from colobridge.check import main as command
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        status = command(["flight", *map(str, arguments)])
+    return status, said.getvalue()
+
+
+def check_summary(package, files, dumps, expected):
+    """The command names the operation and its number, and the ranks at fault as those that differ from the most."""
+    (bad, op, seq), (status, said) = expected, convert(package, *files)
+    assert status == bool(bad), said
+    for rank in dumps:
+        assert f"rank {rank}, process {dumps[rank]['comms'][0]['pid']} on " in said, said
+    if bad and bad.isdisjoint(dumps):
+        assert f"no record of rank {min(bad)}\n" in said and f"{op} of 16 f32 #{seq} did not end well" in said, said
+    elif bad:
+        line, = (line for line in said.splitlines() if "differs" in line)
+        assert f": operation {seq} differs: {op} of " in line and line.endswith(f" on rank {min(bad)}"), said
 
 
 def judge(dumps, row):
@@ -46,7 +68,6 @@ def judge(dumps, row):
     groups = {}
     for rank, dump in dumps.items():
         assert dump["version"] == "2.10"
-        assert dump["colobridge"]["pid"] > 0 and dump["colobridge"]["host"]
         ids = [e["record_id"] for e in dump["entries"]]
         assert ids == list(range(ids[0], ids[0] + len(ids))) and len(ids) <= 256
         assert (len(ids) == 256) == (row == "wrapped")
@@ -76,25 +97,30 @@ def judge(dumps, row):
     return set(), None, None
 
 
-def check_timeline(tool, dumps, folder):
+def check_timeline(tool, dumps, files):
     """Each operation is drawn once, and those without an end are marked."""
-    files = sorted(str(p) for p in pathlib.Path(folder).iterdir())
     drawn = json.loads(subprocess.run([sys.executable, tool, *files], check=True, capture_output=True).stdout)
     bars = [e for e in drawn["traceEvents"] if e["ph"] == "X"]
-    entries = [e for d in dumps.values() for e in d["entries"]]
-    assert len(bars) == len(entries) and all(b["dur"] >= 0 for b in bars)
-    assert sum("unfinished" in b["name"] for b in bars) == sum(e["state"] != "completed" for e in entries)
+    ops = [op for d in dumps.values() for comm in d["comms"] for op in comm["ring"]]
+    assert len(bars) == len(ops) and all(b["dur"] >= 0 for b in bars)
+    assert sum("unfinished" in b["name"] for b in bars) == sum(op["status"] != "COLO_OK" for op in ops)
 
 
-def refuse_broken_files(tool):
-    """What is no flight record is refused in one line, and runs nothing."""
+def refuse_broken_files(tool, package):
+    """What is no flight record is refused in one line, and nothing is written."""
     with tempfile.TemporaryDirectory() as folder:
-        path, proof = pathlib.Path(folder, "rank0"), pathlib.Path(folder, "proof")
-        for content in b"", b".", b"(d.", b"I1\n.", b"cos\nmkdir\n(S'%s'\ntR." % bytes(proof):
+        path, out = pathlib.Path(folder, "rank0"), pathlib.Path(folder, "out")
+        for content in b"", b"\x80\x02}.", b"null", b"[]", b"{}", b'{"ended":0,"comms":[]}', b'{"ended":0,"comms":[{}]}':
             path.write_bytes(content)
             done = subprocess.run([sys.executable, tool, str(path)], capture_output=True, text=True)
             assert done.returncode == 1 and done.stderr.startswith("timeline: "), (content, done.stderr)
-            assert done.stderr.count("\n") == 1 and not proof.exists(), (content, done.stderr)
+            assert done.stderr.count("\n") == 1, (content, done.stderr)
+            status, said = convert(package, path, "-o", out)
+            assert status == 2 and said.startswith(f"flight: {path}: ") and said.count("\n") == 1, (content, said)
+            assert not out.exists()
+        done = subprocess.run([sys.executable, "-B", "-m", "colobridge", "flight", str(path)], capture_output=True,
+                              text=True, env=dict(os.environ, PYTHONPATH=package))
+        assert (done.returncode, done.stdout) == convert(package, path) and not done.stderr
 
 
 def analyze(folder, row):
@@ -134,18 +160,25 @@ def main():
         except ImportError as e:
             print(f"no analyzer: {e}")
             return 77
-    refuse_broken_files(sys.argv[2])
+    timeline, package = sys.argv[2:4]
+    refuse_broken_files(timeline, package)
     failed = 0
     for row, (bad, op, seq, transports) in ROWS.items():
         for transport in transports:
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    dumps = run(program, row, transport, folder)
-                    said = judge(dumps, row)
+                    run(program, row, transport, folder)
+                    files, out = sorted(pathlib.Path(folder).iterdir()), pathlib.Path(folder, "torch")
+                    dumps = {int(p.name[4:]): json.loads(p.read_bytes()) for p in files}
+                    assert convert(package, *files, "-o", out) == (0, "")
+                    said = judge({int(p.name[4:]): pickle.loads(p.read_bytes()) for p in out.iterdir()}, row)
                     ok = said == (bad, op, seq)
-                    check_timeline(sys.argv[2], dumps, folder)
+                    check_timeline(timeline, dumps, files)
+                    check_summary(package, files, dumps, (bad, op, seq))
+                    assert convert(package, *files, "-o", folder)[0] == 2  # over what it reads
+                    assert convert(package, files[0], files[0])[0] == 2  # one rank twice
                     if with_analyzer:
-                        said = analyze(folder, row)
+                        said = analyze(out, row)
                         ok = ok and all(part in said for part in ANALYZER_SAYS[row])
                         ok = ok and (bool(bad) or "sequence number" not in said)
                 except Exception as e:  # a file that cannot be read is a failure of its row
