@@ -35,7 +35,7 @@ static struct bench set_up(void)
     assert_ok(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, NULL, NULL, &transport));
     setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
     assert_ok(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, 0, 2,
-                                true, &b.comm));
+                                &b.comm));
     unsetenv("COLO_TIMEOUT_MS");
     assert_ok(colo_comm_set_timeout(b.comm, DEADLINE_MS));
     return b;

@@ -89,7 +89,7 @@ static void run_both(struct rank *rank, const colo_transport_ops_t *ops, int64_t
         fd[1 - r] = pair[r];
         assert_ok(colo_transport_sockets_new(r, 2, fd, NULL, NULL, &transport));
         assert_ok(colo_process_comm(&colo_comm_sockets_ops, r == 1 ? ops : &colo_transport_sockets,
-                                    transport, r, 2, true, &rank[r].comm));
+                                    transport, r, 2, &rank[r].comm));
         assert_ok(colo_comm_set_timeout(rank[r].comm, fail_at == ALWAYS ? 500 : DEADLINE_MS));
     }
     unsetenv("COLO_TIMEOUT_MS");

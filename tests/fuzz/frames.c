@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                    COLO_OK,
                "%s", colo_last_error());
     FUZZ_CHECK(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, 0, 2,
-                                 true, &c) == COLO_OK,
+                                 &c) == COLO_OK,
                "%s", colo_last_error());
     for (int64_t n = fuzz_range(&f, 1, 4); n > 0; n--)
         write_frame(&f, pair[1]);
