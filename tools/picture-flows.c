@@ -13,8 +13,6 @@
  */
 #include "picture.h"
 
-#include <colobridge/ragged.h>
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -159,8 +157,17 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
     return true;
 }
 
-colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config,
-                          const colo_segments_t *segments, const int64_t *ranks, int32_t n)
+colo_status_t pic_plan(colo_plan_t **plan, const colo_plan_config_t *config,
+                       const pic_batch_t *batch, int64_t rank)
+{
+    const colo_packing_t *packing = batch->packing;
+    return packing           ? colo_plan_create_packed(plan, config, &packing[0], &packing[1], rank)
+           : batch->segments ? colo_plan_create_ragged(plan, config, batch->segments, rank)
+                             : colo_plan_create(plan, config, rank);
+}
+
+colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const pic_batch_t *batch,
+                          const int64_t *ranks, int32_t n)
 {
     *pic = (pic_t){.src = config->src, .dst = config->dst, .nrows = n};
     pic->row = calloc((size_t)n + 1, sizeof *pic->row);
@@ -168,8 +175,7 @@ colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config,
     for (int32_t i = 0; i < n && st >= 0; i++) {
         colo_plan_t *plan = NULL;
         pic->row[i].rank = ranks[i];
-        st = segments ? colo_plan_create_ragged(&plan, config, segments, ranks[i])
-                      : colo_plan_create(&plan, config, ranks[i]);
+        st = pic_plan(&plan, config, batch, ranks[i]);
         if (st < 0)
             break;
         for (int w = 0; w < 2; w++)

@@ -9,7 +9,7 @@
 #define TOOLS_PICTURE_H
 
 #include <colobridge/plan.h>
-#include <colobridge/segments.h>
+#include <colobridge/ragged.h>
 
 #include "svg.h"
 
@@ -43,14 +43,23 @@ typedef struct pic {
     int32_t nrows;
     int32_t nparts;
     pic_flows_t pass[2]; /* by colo_pass_t */
-    int64_t outside;    /* messages with an end that is not drawn */
-    bool passes_on; /* ranks of a node send each other what entered it for several of them */
+    int64_t outside;     /* messages with an end that is not drawn */
+    bool passes_on;      /* ranks of a node send each other what entered it for several of them */
 } pic_t;
 
-/* The plans of @ranks ([n], ascending), a row each, ordered by part. @segments: of a ragged batch,
- * or NULL. On failure nothing is kept. */
-colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config,
-                          const colo_segments_t *segments, const int64_t *ranks, int32_t n);
+/* What is planned: the batch of the config's shape; or one of segments; or packing[0] to
+ * packing[1]. */
+typedef struct pic_batch {
+    const colo_segments_t *segments;
+    const colo_packing_t *packing;
+} pic_batch_t;
+
+/* The plan of world rank @rank. */
+colo_status_t pic_plan(colo_plan_t **plan, const colo_plan_config_t *config,
+                       const pic_batch_t *batch, int64_t rank);
+/* The plans of @ranks ([n], ascending), a row each, ordered by part. On failure nothing is kept. */
+colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const pic_batch_t *batch,
+                          const int64_t *ranks, int32_t n);
 /* Ranks that play the same role become one row. What the ranks' own bytes and coordinates are makes
  * no difference, only how much they exchange with which ranks. False: no memory, nothing
  * changed. */

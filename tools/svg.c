@@ -11,6 +11,7 @@
 #include "svg.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 
 /* ---- text ---- */
@@ -63,6 +64,30 @@ void svg_text(FILE *f, const char *text)
         }
         s += n;
     }
+}
+
+void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ...)
+{
+    char text[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    fprintf(f, "<text class=\"%s\" x=\"%.1f\" y=\"%.1f\">", class, x, y);
+    svg_text(f, text);
+    fputs("</text>\n", f);
+}
+
+void svg_rect(FILE *f, const char *class, double x, double y, double width, double height)
+{
+    fprintf(f, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n", class,
+            x, y, width, height);
+}
+
+void svg_line(FILE *f, const char *class, double x1, double y1, double x2, double y2)
+{
+    fprintf(f, "<line class=\"%s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", class, x1,
+            y1, x2, y2);
 }
 
 void svg_grid(FILE *f, const colo_grid_t *grid)

@@ -40,6 +40,12 @@ typedef struct svg_page {
     int npanels;
 } svg_page_t;
 
+/* What pictures are made of; numbers with one decimal. @class is of the page's styles. */
+void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+void svg_rect(FILE *f, const char *class, double x, double y, double width, double height);
+void svg_line(FILE *f, const char *class, double x1, double y1, double x2, double y2);
+
 /* @text in lines of at most @columns characters from @y on; @f NULL: only measures. Returns the y
  * of the last line. */
 int svg_lines(FILE *f, const char *text, const char *class, size_t columns, int y);

@@ -126,7 +126,7 @@ colo_status_t cap_put_layout(FILE *f, const cap_report_t *r)
 
     for (int32_t rank = 0; ranks && rank < r->world; rank++)
         ranks[rank] = rank;
-    colo_status_t st = ranks ? pic_collect(&pic, &r->plan, NULL, ranks, r->world) : COLO_ERR_NOMEM;
+    colo_status_t st = ranks ? pic_collect(&pic, &r->plan, &(pic_batch_t){0}, ranks, r->world) : COLO_ERR_NOMEM;
     free(ranks);
     if (st < 0)
         return st;

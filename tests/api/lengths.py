@@ -20,7 +20,7 @@ ROWS = (
     (('src/loss',), 7200, 8168),
     (('src/core', 'src/cuda', 'src/grid'), 6300, 7331),
     (('python/colobridge',), 8300, 11400),
-    (('tools',), 10200, 11478),
+    (('tools',), 10200, 11913),
     (('tests',), 57000, 70469),
 )
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_plan_segments.c - colo-plan --segments: the worked example of docs/ragged.md as a whole JSON
- * document, a whole table and a picture, written down by hand from that page; and every file that
- * is no table of segments.
+ * test_plan_segments.c - colo-plan --segments and --packing: the worked examples of docs/ragged.md
+ * and docs/packed.md as whole JSON documents, whole tables and pictures, written down by hand from
+ * these pages; and every file that is no such table.
  */
 #include "harness/harness.h"
 
@@ -45,9 +45,15 @@ static void write_file(const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
+/* Only packings say how they are split. */
+static const char *kind_of(const char *text)
+{
+    return strstr(text, "split") ? "--packing" : "--segments";
+}
+
 static json_t *planned(const char *text, const char *const *args)
 {
-    const char *all[40] = {"--segments", file, "--json"};
+    const char *all[40] = {kind_of(text), file, "--json"};
     int n = 3;
     write_file(text);
     while ((all[n++] = *args++))
@@ -209,7 +215,7 @@ T_CASE(balance_lowers_the_load_of_the_busiest_replica)
 
 static char *drawn(const char *text, const char *const *args)
 {
-    const char *all[40] = {"--segments", file, "--svg", picture};
+    const char *all[40] = {kind_of(text), file, "--svg", picture};
     int n = 4;
     write_file(text);
     while ((all[n++] = *args++))
@@ -300,6 +306,147 @@ T_CASE(a_picture_of_a_million_million_rows_is_drawn_at_once)
     free(svg);
 }
 
+/* ---- packings ---- */
+
+/* docs/packed.md: rank 0 sends q0 6 7 and q1 3, and gets q0 2 3 and q1 1. 16 bytes a row. */
+#define PACKED \
+    "{\"seq_len\": [8, 4], \"src\": {\"split\": \"zigzag\"}, \"dst\": {\"split\": \"block\"}}"
+#define CP2 "--src cp=2 --dst cp=2 --hidden 4 --dtype f32"
+#define TO_1                                                                                     \
+    "[{'peer': 1, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [6, 8]}, {'sequence':" \
+    " 1, 'positions': [3, 4]}]}]"
+#define TO_0                                                                                     \
+    "[{'peer': 0, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [2, 4]}, {'sequence':" \
+    " 1, 'positions': [1, 2]}]}]"
+#define FROM_0                                                                                   \
+    "[{'peer': 0, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [6, 8]}, {'sequence':" \
+    " 1, 'positions': [3, 4]}]}]"
+#define FROM_1                                                                                   \
+    "[{'peer': 1, 'bytes': 48, 'sequences': [{'sequence': 0, 'positions': [2, 4]}, {'sequence':" \
+    " 1, 'positions': [1, 2]}]}]"
+#define TOTALS                                                                  \
+    "{'recv_bytes_max': 48, 'recv_bytes_total': 96, 'minimum_bytes_total': 96," \
+    " 'messages_total': 2, 'send_bytes_max': 48, 'local_bytes_max': 48,"        \
+    " 'collective_recv_bytes_max': null}"
+
+T_CASE(a_packed_batch_is_planned_as_written_down)
+{
+    json_t *doc = planned(PACKED, words(CP2));
+    assert_json(doc,
+                "{'world': 2, 'direction': 'equal', 'scale': 1, 'output': 'sharded',"
+                " 'batch': {'sequences': 2, 'positions': 12, 'src': 'zigzag', 'dst': 'block'},"
+                " 'ranks': [{'rank': 0, 'src': {'cp': 0}, 'dst': {'cp': 0}, 'src_rows': 6,"
+                "  'dst_rows': 6, 'forward': {'recv': " FROM_1 ", 'send': " TO_1 "},"
+                "  'backward': {'recv': " TO_1 ", 'send': " FROM_1 "}},"
+                " {'rank': 1, 'src': {'cp': 1}, 'dst': {'cp': 1}, 'src_rows': 6, 'dst_rows': 6,"
+                "  'forward': {'recv': " FROM_0 ", 'send': " TO_0 "},"
+                "  'backward': {'recv': " TO_0 ", 'send': " FROM_0 "}}],"
+                " 'forward': " TOTALS ", 'backward': " TOTALS "}");
+    json_decref(doc);
+}
+
+T_CASE(a_packed_batch_reads_as_written_down)
+{
+    write_file(PACKED);
+    tool_output_t a = tool_run(words(CP2 " --packing %s", file)),
+                  o = tool_run(words(CP2 " --packing %s --rank 0", file));
+    assert_string_equal(a.err, "");
+    assert_non_null(strstr(a.out, "cp=2 -> cp=2\n2 sequences of 12 positions, zigzag to block, 4 "
+                                  "features, f32: 192 B\ngradients: each rank returns those of the "
+                                  "rows and features that it has\n"));
+    assert_non_null(strstr(a.out, "   0      0      0      6    6        48 B  1      48 B  1   "));
+    assert_null(strstr(a.out, "colo_balance"));
+    assert_non_null(strstr(o.out, "src: cp 0, 6 rows\ndst: cp 0, 6 rows\n"));
+    assert_non_null(strstr(o.out,
+                           "  receives 48 B from rank 1: sequence 0 positions 2..3, sequence "
+                           "1 positions 1..1\n"));
+    tool_output_free(&a);
+    tool_output_free(&o);
+}
+
+/* Heads: rank 1 lacks features 2 and 3 of rank 0's rows. Whole: gradients come from both ranks. */
+T_CASE(a_side_may_have_all_rows_of_its_features_or_of_all)
+{
+    json_t *doc = planned("{\"seq_len\": [4], \"src\": {\"split\": \"block\"}, \"dst\": "
+                          "{\"split\": \"heads\"}}",
+                          words(CP2 " --rank 1"));
+    json_t *rank = json_array_get(json_object_get(doc, "ranks"), 0);
+    assert_json(json_object_get(json_object_get(rank, "forward"), "recv"),
+                "[{'peer': 0, 'bytes': 16, 'sequences': [{'sequence': 0, 'positions': [0, 2], 'h': "
+                "[2, 4]}]}]");
+    json_decref(doc);
+    write_file("{\"seq_len\": [4], \"src\": {\"split\": \"heads\"}, \"dst\": {\"split\": "
+               "\"block\"}}");
+    tool_output_t a = tool_run(words(CP2 " --packing %s --rank 1", file));
+    assert_non_null(strstr(a.out, "receives 16 B from rank 0: sequence 0 positions 2..3 features "
+                                  "0..1\n"));
+    tool_output_free(&a);
+    write_file("{\"seq_len\": [4], \"src\": {\"split\": \"block\"}, \"dst\": {\"split\": "
+               "\"whole\"}}");
+    a = tool_run(words(CP2 " --packing %s --rank 1", file));
+    assert_non_null(strstr(a.out, "gradients partial: each context rank returns all rows"));
+    assert_non_null(strstr(a.out, "backward: the rank keeps 32 B of its own\n  receives 32 B"));
+    tool_output_free(&a);
+}
+
+/* Sequence 1 begins behind the rows of sequence 0 on either side; its 344 units are 8 positions. */
+T_CASE(a_picture_shows_both_cuts_and_the_path_of_one_sequence)
+{
+    static const char *const texts[] = {"Both cuts of the packed sequences",
+                                        "Above the source",
+                                        "(zigzag), below",
+                                        "(table)",
+                                        "sequence 0: 4 positions",
+                                        "sequence 1: 8 positions",
+                                        "<rect class=\"seg h0\" x=\"0.0\"",
+                                        "<rect class=\"seg h1\" x=\"86.0\"",
+                                        "<rect class=\"seg h1\" x=\"172.0\"",
+                                        "<rect class=\"seg h0\" x=\"258.0\"",
+                                        "<rect class=\"seg h1\" x=\"0.0\"",
+                                        "<rect class=\"seg h0\" x=\"215.0\"",
+                                        "Path of sequence 1",
+                                        "source rank 0: its 6 rows",
+                                        "source rank 1: its 6 rows",
+                                        "destination rank 1: its 5 rows",
+                                        "destination rank 0: its 7 rows",
+                                        "sequence 1: 8 positions",
+                                        "positions 0..1: rank 0, row 2 \xe2\x86\x92 rank 1, row 0",
+                                        "positions 2..3: rank 1, row 2 \xe2\x86\x92 rank 1, row 2",
+                                        "positions 4..4: rank 1, row 4 \xe2\x86\x92 rank 1, row 4",
+                                        "positions 5..5: rank 1, row 5 \xe2\x86\x92 rank 0, row 4",
+                                        "positions 6..7: rank 0, row 4 \xe2\x86\x92 rank 0, row 5",
+                                        "Forward: activations",
+                                        NULL};
+    char *svg = drawn("{\"seq_len\": [4, 8], \"src\": {\"split\": \"zigzag\"}, \"dst\": "
+                      "{\"split\": \"table\", \"piece_start\": [0, 1, 4], \"piece_len\": "
+                      "[4, 5, 0, 3], \"piece_owner\": [0, 1, 0, 0]}}",
+                      words(CP2 " --sequence 1"));
+    assert_in_order(svg, texts);
+    free(svg);
+}
+
+T_CASE(a_picture_of_a_whole_side_and_other_replicas_names_their_ranks)
+{
+    static const char *const texts[] = {
+        "sequence 0: 4000000000000 positions, replica 0 \xe2\x86\x92 1", "class=\"seg grey\"",
+        ">2,3</text>",
+        "positions 0..1999999999999: rank 0, row 0 \xe2\x86\x92 rank 2,3, "
+        "row 0",
+        NULL};
+    char text[400], zeros[100] = "";
+    for (int i = 0; i < 13; i++)
+        strcat(zeros, ", 0");
+    snprintf(text, sizeof text,
+             "{\"seq_len\": [4000000000000%s], \"src\": {\"split\": \"block\"}, \"dst\": "
+             "{\"split\": \"whole\", \"seq_dp\": [1%s]}}",
+             zeros, zeros);
+    char *svg =
+        drawn(text, words("--src cp=2,dp=2 --dst cp=2,dp=2 --hidden 1 --dtype u8 --sequence 0"));
+    assert_in_order(svg, texts);
+    assert_non_null(strstr(svg, "2 more sequences are not drawn."));
+    free(svg);
+}
+
 /* ---- refusals ---- */
 
 #define SEGMENTS_OF(rows, pos) \
@@ -347,6 +494,54 @@ T_CASE(a_file_that_is_no_batch_is_refused_with_key_and_index)
     }
 }
 
+#define SIDES(len, src, dst) "{\"seq_len\":" len ",\"src\":" src ",\"dst\":" dst "}"
+#define BLOCK "{\"split\":\"block\"}"
+
+T_CASE(a_file_that_is_no_packing_is_refused_with_side_and_key)
+{
+    static const struct {
+        const char *file;
+        int exit;
+        const char *text;
+    } cases[] = {
+        {"[1]", 2, "found a list, expected an object with seq_len, src, dst"},
+        {"{\"seq_len\": [8]}", 2, "key src is missing, expected seq_len, src, dst"},
+        {SIDES("[8]", "3", BLOCK), 2,
+         "src: found an integer, expected an object with split, seq_dp"},
+        {SIDES("[8]", BLOCK, "{}"), 2,
+         "dst.split: found no string, expected \"block\", \"zigzag\""},
+        {SIDES("[8]", BLOCK, "{\"split\":\"blocks\"}"), 2, "dst.split: found \"blocks\", expected"},
+        {SIDES("[8]", "{\"split\":\"block\",\"cp\":[2]}", BLOCK), 2, "src.unknown key \"cp\""},
+        {SIDES("8", BLOCK, BLOCK), 2, "seq_len: found an integer, expected a list"},
+        {SIDES("[8]", "{\"split\":\"block\",\"seq_cp\":[1.5]}", BLOCK), 2,
+         "src.seq_cp[0]: found a number with a fraction"},
+        {SIDES("[8]", "{\"split\":\"block\",\"seq_dp\":[0,0]}", BLOCK), 2,
+         "src.seq_dp: found 2 entries, expected 1, as many as in seq_len"},
+        {SIDES("[8]", BLOCK, "{\"split\":\"table\",\"piece_start\":[0]}"), 2,
+         "dst.piece_start: found 1 entries, expected 2, one more than in seq_len"},
+        {SIDES("[8]", BLOCK, "{\"split\":\"table\",\"piece_start\":[0,2],\"piece_len\":[8]}"), 2,
+         "dst.piece_len: found 1 entries, expected 2, the last of piece_start"},
+        {SIDES("[8]", BLOCK, "{\"split\":\"table\",\"piece_start\":[0,-1],\"piece_len\":[8]}"), 2,
+         "dst.piece_len: found 1 entries, expected -1"},
+        {SIDES("[7]", BLOCK, BLOCK), 1,
+         "--packing: src packing: sequence 0 has 7 positions, expected a multiple of cp=2"},
+        {SIDES("[8]", BLOCK, "{\"split\":\"zigzag\",\"seq_dp\":[1]}"), 2,
+         "--packing: dst packing: sequence 0: seq_dp is 1, expected 0..0"},
+        {SIDES("[8]", BLOCK, "{\"split\":\"table\"}"), 2,
+         "--packing: dst packing: table piece_start is NULL"},
+    };
+    const char *const *args = words(CP2 " --packing %s", file);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_file(cases[i].file);
+        tool_refuses("colo-plan", args, cases[i].exit, cases[i].text);
+    }
+    write_file(SIDES("[8]", BLOCK, "{\"split\":\"heads\"}"));
+    tool_refuses("colo-plan", words("--src dp=2 --dst dp=2 --packing %s", file), 2,
+                 "--packing: dst.split: heads:");
+    tool_refuses("colo-plan", words("--src tp=2,cp=2 --dst tp=2,cp=2 --sp dst --packing %s", file),
+                 2, "--sp: ranks of tp share the rows of dst, whose split is heads");
+}
+
 T_CASE(options_that_do_not_go_with_segments_are_refused)
 {
     static const struct {
@@ -362,6 +557,13 @@ T_CASE(options_that_do_not_go_with_segments_are_refused)
         {GRIDS " --svg batch.svg --segment 1", "--segment: only with --segments and --svg"},
         {GRIDS " --segments %s --svg %s --segment 3", "\"3\" is outside 0..2"},
         {"--compare dp=2->dp=1 --segments %s", "--segments: not with --compare"},
+        {"--compare dp=2->dp=1 --packing %s", "--packing: not with --compare"},
+        {GRIDS " --packing %s --segments %s", "--segments: not with --packing"},
+        {GRIDS " --packing %s --output full", "--output: not with --packing"},
+        {GRIDS " --packing %s --grad partial", "--grad: not with --packing"},
+        {GRIDS " --packing %s --seq 4", "--seq: not with --packing"},
+        {GRIDS " --packing %s --svg %s --segment 0", "--segment: only with --segments and --svg"},
+        {GRIDS " --segments %s --svg %s --sequence 0", "--sequence: only with --packing and --svg"},
     };
     write_file(WORKED);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)

@@ -17,7 +17,7 @@
 
 static const char help[] =
     "usage: colo-plan --src SPEC --dst SPEC [--batch B --seq N --hidden H] [options]\n"
-    "       colo-plan --src SPEC --dst SPEC --segments F [--hidden H] [options]\n"
+    "       colo-plan --src SPEC --dst SPEC --segments F | --packing F [--hidden H] [options]\n"
     "       colo-plan [--src SPEC] --compare ENTRY... [--batch B --seq N --hidden H] [options]\n"
     "\n"
     "colo-plan shows what a bridge moves between two layouts of the same ranks, forward and\n"
@@ -67,6 +67,10 @@ static const char help[] =
     "                       object of lists of integers, see the example; shows rows per rank and\n"
     "                       the load of each source replica, as it is and after colo_balance()\n"
     "  --segment E          with --segments and --svg: also draws the path of segment E\n"
+    "  --packing F          plans packed sequences, which change their cut, in the same way; the "
+    "file\n"
+    "                       has their lengths and the cut of either side, see the example\n"
+    "  --sequence Q         with --packing and --svg: also draws the path of sequence Q\n"
     "  --alpha A[,B]        microseconds that a message costs inside a node[, between nodes]\n"
     "                       (default 8,12); one number stands for both\n"
     "  --beta A[,B]         GB/s of a link inside a node[, between nodes] (default 285,45)\n"
@@ -92,6 +96,15 @@ static const char examples[] =
     "         \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}' >batch.json\n"
     "  colo-plan --src dp=2 --dst cp=2,dp=1 --segments batch.json --hidden 4 --output sharded \\\n"
     "            --svg batch.svg --segment 2\n"
+    "\n"
+    "Example: 2 packed sequences change their cut inside the LLM. seq_dp, seq_cp, seq_first and "
+    "the\n"
+    "pieces of a table are optional, as in docs/packed.md; heads divides the features over cp\n"
+    "  echo '{\"seq_len\": [8, 4], \"src\": {\"split\": \"zigzag\"},\n"
+    "         \"dst\": {\"split\": \"block\", \"seq_cp\": [2, 1], \"seq_first\": [0, 1]}}' "
+    ">packing.json\n"
+    "  colo-plan --src cp=2 --dst cp=2 --packing packing.json --hidden 4 --svg packing.svg "
+    "--sequence 0\n"
     "\n"
     "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
@@ -120,6 +133,8 @@ static const char examples[] =
     X(COMPARE, .name = "--compare", .list = true)                                   \
     X(SEGMENTS, .name = "--segments")                                               \
     X(SEGMENT, .name = "--segment")                                                 \
+    X(PACKING, .name = "--packing")                                                 \
+    X(SEQUENCE, .name = "--sequence")                                               \
     X(ALPHA, .name = "--alpha")                                                     \
     X(BETA, .name = "--beta")                                                       \
     X(JSON, .name = "--json", .flag = true)                                         \
@@ -140,8 +155,9 @@ static int read_stage(const tool_option_t *o, const char *grid_option, colo_layo
     else if (strcmp(o->value, "any") != 0)
         TOOL_TRY(tool_i64(PLAN_TOOL, o, 0, INT64_MAX, &stage));
     if (stage >= stages)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: stage %lld is outside 0..%lld, the pp of %s",
-                             o->name, (long long)stage, (long long)stages - 1, grid_option);
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: stage %lld is outside 0..%lld, the pp of %s", o->name,
+                             (long long)stage, (long long)stages - 1, grid_option);
     if (stage != COLO_STAGE_ANY && colo_grid_dim(&layout->grid, "pp") < 0)
         return TOOL_OK; /* one stage, and every rank is on it */
     const char *dim = stage == COLO_STAGE_ANY ? NULL : "pp";
@@ -279,7 +295,7 @@ static int read_common(plan_ask_t *ask, int *sp)
                               .grad = COLO_PARTIAL, .shape = {PLAN_SIZES, 0}};
     for (int i = 0; i < 3; i++)
         ask->assumed[i] = !options[OPT_BATCH + i].given;
-    ask->segment = -1;
+    ask->item = -1;
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
@@ -310,28 +326,50 @@ static int need(const int *which, size_t n)
     return TOOL_OK;
 }
 
-/* The tables are the batch. */
-static int read_batch(plan_ask_t *ask, plan_segments_t *batch)
+/* Ranks that divide the features hold all rows. */
+static int divide_features(colo_layout_t *layout, const char *side)
 {
-    static const int other[] = {OPT_BATCH, OPT_SEQ, OPT_AXES, OPT_LLM_SEQ, OPT_OFFSET};
-    if (options[OPT_SEGMENT].given && !(options[OPT_SEGMENTS].given && options[OPT_SVG].given))
+    if (layout->nsplits[COLO_ROWS] > (colo_grid_dim(&layout->grid, "cp") >= 0))
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "--segment: only with --segments and --svg");
-    if (!options[OPT_SEGMENTS].given)
-        return read_positions(ask);
-    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
-        if (options[other[i]].given)
-            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with --segments",
-                                 options[other[i]].name);
-    ask->config.shape = (colo_shape_t){.features = ask->config.shape.features};
-    ask->assumed[0] = ask->assumed[1] = false;
-    TOOL_TRY(plan_segments_read(batch, options[OPT_SEGMENTS].value));
-    ask->batch = batch;
-    TOOL_TRY(plan_segments_place(batch, &ask->src, &ask->dst));
-    return tool_i64(PLAN_TOOL, &options[OPT_SEGMENT], 0, batch->tables.count - 1, &ask->segment);
+                             "--sp: ranks of tp share the rows of %s, whose split is heads", side);
+    colo_layout_clear(layout, COLO_ROWS);
+    if (colo_layout_split(layout, COLO_FEATURES, "cp", COLO_BLOCK) < 0)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--packing: %s.split: heads: %s", side,
+                             colo_last_error());
+    return TOOL_OK;
 }
 
-static int read_ask(plan_ask_t *ask, plan_segments_t *batch)
+/* The tables are the batch. */
+static int read_batch(plan_ask_t *ask, plan_batch_t *batch)
+{
+    static const int other[] = {OPT_BATCH,  OPT_SEQ,    OPT_AXES, OPT_LLM_SEQ,
+                                OPT_OFFSET, OPT_OUTPUT, OPT_GRAD, OPT_SEGMENTS};
+    const bool packed = options[OPT_PACKING].given;
+    const tool_option_t *file = &options[packed ? OPT_PACKING : OPT_SEGMENTS];
+    const tool_option_t *const path[] = {&options[OPT_SEGMENT], &options[OPT_SEQUENCE]};
+    for (int i = 0; i < 2; i++)
+        if (path[i]->given && !(file->given && packed == (i == 1) && options[OPT_SVG].given))
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with %s and --svg",
+                                 path[i]->name, i ? "--packing" : "--segments");
+    if (!file->given)
+        return read_positions(ask);
+    for (size_t i = 0; i < sizeof other / sizeof other[0] - (packed ? 0 : 3); i++)
+        if (options[other[i]].given)
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with %s",
+                                 options[other[i]].name, file->name);
+    ask->config.shape = (colo_shape_t){.features = ask->config.shape.features};
+    ask->assumed[0] = ask->assumed[1] = false;
+    TOOL_TRY(plan_batch_read(batch, file->value, packed));
+    ask->batch = batch;
+    if (batch->heads[0])
+        TOOL_TRY(divide_features(&ask->src, "src"));
+    if (batch->heads[1])
+        TOOL_TRY(divide_features(&ask->dst, "dst"));
+    TOOL_TRY(plan_batch_place(batch, &ask->config));
+    return tool_i64(PLAN_TOOL, path[packed], 0, batch->count - 1, &ask->item);
+}
+
+static int read_ask(plan_ask_t *ask, plan_batch_t *batch)
 {
     static const int required[] = {OPT_SRC, OPT_DST};
     int sp = 0;
@@ -417,7 +455,8 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
 
 static int compare(void)
 {
-    static const int other[] = {OPT_DST, OPT_RANK, OPT_MAX_RANKS, OPT_SEGMENTS, OPT_SEGMENT};
+    static const int other[] = {OPT_DST,     OPT_RANK,    OPT_MAX_RANKS, OPT_SEGMENTS,
+                                OPT_SEGMENT, OPT_PACKING, OPT_SEQUENCE};
     static plan_entry_t entries[PLAN_ENTRIES_MAX];
     const plan_ask_t *asks[PLAN_ENTRIES_MAX];
     int n = options[OPT_COMPARE].count;
@@ -477,7 +516,7 @@ static int show_all(const plan_ask_t *ask)
 int main(int argc, char **argv)
 {
     static plan_ask_t ask;
-    static plan_segments_t batch;
+    static plan_batch_t batch;
     int rc = tool_start(PLAN_TOOL, options, OPT_COUNT, argc, argv, help, examples);
     if (rc != TOOL_GO_ON)
         return rc;
@@ -489,6 +528,6 @@ int main(int argc, char **argv)
     rc = read_ask(&ask, &batch);
     if (rc == TOOL_OK)
         rc = ask.rank >= 0 ? show_rank(&ask) : show_all(&ask);
-    plan_segments_free(&batch);
+    plan_batch_free(&batch);
     return tool_finish(rc, PLAN_TOOL);
 }

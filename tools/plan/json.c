@@ -11,93 +11,77 @@
 
 #include <jansson.h>
 
-/* json_object_set_new() takes the value and fails on NULL, so one check at the end is enough. */
+/* json_pack() takes the values given as o, and is NULL if one of them is; o* may be left out. */
 static json_t *range(const int64_t x[2])
 {
-    json_t *a = json_array();
-    if (json_array_append_new(a, json_integer(x[0])) ||
-        json_array_append_new(a, json_integer(x[1]))) {
-        json_decref(a);
-        return NULL;
-    }
-    return a;
+    return json_pack("[I,I]", (json_int_t)x[0], (json_int_t)x[1]);
 }
 
 /* A region of all features is a (b, s) box; only a cut through the features needs "h". */
 static json_t *box(const colo_region_t *g, int64_t features)
 {
-    json_t *o = json_object();
-    int bad = json_object_set_new(o, "b", range(g->b)) | json_object_set_new(o, "s", range(g->s));
-    if (g->h[0] != 0 || g->h[1] != features)
-        bad |= json_object_set_new(o, "h", range(g->h));
-    if (bad) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    return json_pack("{s:o,s:o,s:o*}", "b", range(g->b), "s", range(g->s), "h",
+                     g->h[0] != 0 || g->h[1] != features ? range(g->h) : NULL);
 }
 
-/* The rows of a region by segment; adds to @list. */
-static int add_segments(json_t *list, const plan_segments_t *batch, const colo_region_t *g)
+/* The rows of a region by segment or sequence; adds to @list. */
+static int add_items(json_t *list, const plan_ask_t *ask, const colo_region_t *g)
 {
+    const bool packed = ask->batch->packed;
+    const int64_t unit = plan_unit(ask), features[2] = {g->h[0] * unit, g->h[1] * unit};
+    const bool cut = features[1] - features[0] < ask->config.shape.features;
     int bad = 0;
     for (int64_t index = g->s[0]; index < g->s[1] && !bad;) {
-        const plan_rows_t part = plan_segments_next(batch, &index, g->s[1]);
-        const int64_t rows[2] = {part.lo, part.hi};
-        json_t *o = json_object();
-        bad = json_object_set_new(o, "segment", json_integer(part.segment)) |
-              json_object_set_new(o, "rows", range(rows)) | json_array_append(list, o);
-        json_decref(o);
+        const plan_rows_t part = plan_batch_next(ask->batch, &index, g->s[1]);
+        bad = json_array_append_new(list,
+                                    json_pack("{s:I,s:[I,I],s:o*}", packed ? "sequence" : "segment",
+                                              (json_int_t)part.item, packed ? "positions" : "rows",
+                                              (json_int_t)part.lo, (json_int_t)part.hi, "h",
+                                              cut ? range(features) : NULL));
     }
     return bad;
 }
 
+/* @list, or NULL after a failure. */
+static json_t *checked(json_t *list, int bad)
+{
+    if (!bad)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
 static json_t *messages(const colo_plan_message_t *m, int32_t count, const plan_ask_t *ask)
 {
+    const char *what = !ask->batch ? "boxes" : ask->batch->packed ? "sequences" : "segments";
     json_t *list = json_array();
     int bad = !list;
     for (int32_t i = 0; i < count && !bad; i++) {
-        json_t *boxes = json_array(), *o = json_object();
+        json_t *boxes = json_array();
         for (int64_t k = 0; k < m[i].nregions; k++)
-            bad |= ask->batch ? add_segments(boxes, ask->batch, &m[i].regions[k])
+            bad |= ask->batch ? add_items(boxes, ask, &m[i].regions[k])
                               : json_array_append_new(
                                     boxes, box(&m[i].regions[k], ask->config.shape.features));
-        bad |= json_object_set_new(o, "peer", json_integer(m[i].peer));
-        bad |= json_object_set_new(o, "bytes", json_integer(m[i].bytes));
-        bad |= json_object_set_new(o, ask->batch ? "segments" : "boxes", boxes);
-        bad |= json_array_append_new(list, o);
+        bad |= json_array_append_new(list, json_pack("{s:I,s:I,s:o}", "peer", (json_int_t)m[i].peer,
+                                                     "bytes", (json_int_t)m[i].bytes, what, boxes));
     }
-    if (bad) {
-        json_decref(list);
-        return NULL;
-    }
-    return list;
+    return checked(list, bad);
 }
 
 static json_t *pass(const colo_plan_t *plan, colo_pass_t w, const plan_ask_t *ask)
 {
-    int32_t nrecvs, nsends;
-    const colo_plan_message_t *recvs = colo_plan_recvs(plan, w, &nrecvs);
-    const colo_plan_message_t *sends = colo_plan_sends(plan, w, &nsends);
+    int32_t n[6];
+    const colo_plan_message_t *const m[6] = {
+        colo_plan_relays(plan, w, false, &n[0]), colo_plan_relays(plan, w, true, &n[1]),
+        colo_plan_sums(plan, w, false, &n[2]),   colo_plan_sums(plan, w, true, &n[3]),
+        colo_plan_recvs(plan, w, &n[4]),         colo_plan_sends(plan, w, &n[5])};
+    static const char *const names[6] = {"relay_recv", "relay_send", "sum_recv",
+                                         "sum_send",   "recv",       "send"};
     json_t *o = json_object();
     int bad = 0;
-    if (plan_several_nodes(ask)) {
-        int32_t n[4];
-        const colo_plan_message_t *in = colo_plan_relays(plan, w, false, &n[0]);
-        const colo_plan_message_t *out = colo_plan_relays(plan, w, true, &n[1]);
-        const colo_plan_message_t *sums = colo_plan_sums(plan, w, false, &n[2]);
-        const colo_plan_message_t *sent = colo_plan_sums(plan, w, true, &n[3]);
-        bad = json_object_set_new(o, "relay_recv", messages(in, n[0], ask)) |
-              json_object_set_new(o, "relay_send", messages(out, n[1], ask)) |
-              json_object_set_new(o, "sum_recv", messages(sums, n[2], ask)) |
-              json_object_set_new(o, "sum_send", messages(sent, n[3], ask));
-    }
-    if (bad | json_object_set_new(o, "recv", messages(recvs, nrecvs, ask)) |
-        json_object_set_new(o, "send", messages(sends, nsends, ask))) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    for (int i = plan_several_nodes(ask) ? 0 : 4; i < 6; i++)
+        bad |= json_object_set_new(o, names[i], messages(m[i], n[i], ask));
+    return checked(o, bad);
 }
 
 /* {dim: coord}; a rank outside the grid has none */
@@ -109,30 +93,18 @@ static json_t *coords(const colo_grid_t *grid, int64_t rank)
     if (colo_grid_has_rank(grid, rank) && colo_grid_coords(grid, rank, c) == COLO_OK)
         for (int32_t i = 0; i < grid->ndims; i++)
             bad |= json_object_set_new(o, grid->name[i], json_integer(c[i]));
-    if (bad) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    return checked(o, bad);
 }
 
 static json_t *rank_entry(const plan_ask_t *ask, const colo_plan_t *plan)
 {
     int64_t rank = colo_plan_rank(plan), src_rows, dst_rows;
-    json_t *o = json_object();
-    int bad = json_object_set_new(o, "rank", json_integer(rank));
     colo_plan_rows(plan, &src_rows, &dst_rows);
-    if (ask->batch)
-        bad |= json_object_set_new(o, "src_rows", json_integer(src_rows)) |
-               json_object_set_new(o, "dst_rows", json_integer(dst_rows));
-    if (bad | json_object_set_new(o, "src", coords(&ask->src.grid, rank)) |
-        json_object_set_new(o, "dst", coords(&ask->dst.grid, rank)) |
-        json_object_set_new(o, "forward", pass(plan, COLO_FORWARD, ask)) |
-        json_object_set_new(o, "backward", pass(plan, COLO_BACKWARD, ask))) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    return json_pack("{s:I,s:o*,s:o*,s:o,s:o,s:o,s:o}", "rank", (json_int_t)rank, "src_rows",
+                     ask->batch ? json_integer(src_rows) : NULL, "dst_rows",
+                     ask->batch ? json_integer(dst_rows) : NULL, "src",
+                     coords(&ask->src.grid, rank), "dst", coords(&ask->dst.grid, rank), "forward",
+                     pass(plan, COLO_FORWARD, ask), "backward", pass(plan, COLO_BACKWARD, ask));
 }
 
 static json_t *totals(const plan_ask_t *ask, const plan_totals_t *t)
@@ -141,23 +113,21 @@ static json_t *totals(const plan_ask_t *ask, const plan_totals_t *t)
     int bad = 0;
     json_t *collective = t->collective_max < 0 ? json_null() : json_integer(t->collective_max);
     if (ask->batch)
-        bad = json_object_set_new(o, "minimum_bytes_total", json_integer(t->minimum_total)) |
-              json_object_set_new(o, "messages_total", json_integer(t->messages_total));
+        bad = json_object_update_new(o, json_pack("{s:I,s:I}", "minimum_bytes_total",
+                                                  (json_int_t)t->minimum_total, "messages_total",
+                                                  (json_int_t)t->messages_total));
     if (plan_several_nodes(ask))
-        bad |= json_object_set_new(o, "slow_bytes_total", json_integer(t->slow_total)) |
-               json_object_set_new(o, "slow_bytes_minimum", json_integer(t->slow_minimum)) |
-               json_object_set_new(o, "slow_bytes_one_level", json_integer(t->slow_one_level)) |
-               json_object_set_new(o, "seconds", json_real(t->seconds)) |
-               json_object_set_new(o, "seconds_one_level", json_real(t->seconds_one_level));
-    if (bad | json_object_set_new(o, "recv_bytes_max", json_integer(t->recv_max)) |
-        json_object_set_new(o, "recv_bytes_total", json_integer(t->recv_total)) |
-        json_object_set_new(o, "send_bytes_max", json_integer(t->send_max)) |
-        json_object_set_new(o, "local_bytes_max", json_integer(t->local_max)) |
-        json_object_set_new(o, "collective_recv_bytes_max", collective)) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+        bad |= json_object_update_new(
+            o, json_pack("{s:I,s:I,s:I,s:f,s:f}", "slow_bytes_total", (json_int_t)t->slow_total,
+                         "slow_bytes_minimum", (json_int_t)t->slow_minimum, "slow_bytes_one_level",
+                         (json_int_t)t->slow_one_level, "seconds", t->seconds, "seconds_one_level",
+                         t->seconds_one_level));
+    bad |= json_object_update_new(
+        o, json_pack("{s:I,s:I,s:I,s:I,s:o}", "recv_bytes_max", (json_int_t)t->recv_max,
+                     "recv_bytes_total", (json_int_t)t->recv_total, "send_bytes_max",
+                     (json_int_t)t->send_max, "local_bytes_max", (json_int_t)t->local_max,
+                     "collective_recv_bytes_max", collective));
+    return checked(o, bad);
 }
 
 static json_t *list(const int64_t *v, int64_t n)
@@ -166,42 +136,27 @@ static json_t *list(const int64_t *v, int64_t n)
     int bad = !a;
     for (int64_t i = 0; i < n && !bad; i++)
         bad = json_array_append_new(a, json_integer(v[i]));
-    if (bad) {
-        json_decref(a);
-        return NULL;
-    }
-    return a;
+    return checked(a, bad);
 }
 
-static json_t *loads(const plan_segments_t *b, int which)
+static json_t *loads(const plan_batch_t *b, int which)
 {
     const plan_loads_t *l = &b->loads;
-    json_t *o = json_object();
-    const double over = l->mean > 0 ? (double)l->most[which] / l->mean : 1;
-    if (json_object_set_new(o, "src_dp",
-                            list(which ? b->assign : b->tables.src_dp, b->tables.count)) |
-        json_object_set_new(o, "rows", list(l->load[which], b->replicas)) |
-        json_object_set_new(o, "rows_max", json_integer(l->most[which])) |
-        json_object_set_new(o, "max_over_mean", json_real(over))) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    return json_pack("{s:o,s:o,s:I,s:f}", "src_dp",
+                     list(which ? b->assign : b->tables.src_dp, b->tables.count), "rows",
+                     list(l->load[which], b->replicas), "rows_max", (json_int_t)l->most[which],
+                     "max_over_mean", l->mean > 0 ? (double)l->most[which] / l->mean : 1);
 }
 
-static json_t *batch(const plan_segments_t *b)
+static json_t *batch(const plan_batch_t *b)
 {
-    json_t *o = json_object();
-    if (json_object_set_new(o, "segments", json_integer(b->tables.count)) |
-        json_object_set_new(o, "sequences", json_integer(b->tables.nseqs)) |
-        json_object_set_new(o, "rows", json_integer(b->rows)) |
-        json_object_set_new(o, "positions", json_integer(b->positions)) |
-        json_object_set_new(o, "load", loads(b, 0)) |
-        json_object_set_new(o, "balanced", loads(b, 1))) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
+    if (b->packed)
+        return json_pack("{s:I,s:I,s:s,s:s}", "sequences", (json_int_t)b->count, "positions",
+                         (json_int_t)b->positions, "src", plan_batch_cut(b, 0), "dst",
+                         plan_batch_cut(b, 1));
+    return json_pack("{s:I,s:I,s:I,s:I,s:o,s:o}", "segments", (json_int_t)b->count, "sequences",
+                     (json_int_t)b->tables.nseqs, "rows", (json_int_t)b->rows, "positions",
+                     (json_int_t)b->positions, "load", loads(b, 0), "balanced", loads(b, 1));
 }
 
 /* Bytes into each node that has a rank. */
@@ -225,11 +180,7 @@ static json_t *nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t n
         bad |= json_array_append_new(a, o);
     }
     free(node);
-    if (bad) {
-        json_decref(a);
-        return NULL;
-    }
-    return a;
+    return checked(a, bad);
 }
 
 /* Prints and releases. */
@@ -286,8 +237,7 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         printf("\"scale\": %lld,\n", (long long)sums->scale);
     else
         printf("\"scale\": null,\n");
-    printf("\"output\": \"%s\",\n\"ranks\": [",
-           ask->config.output == COLO_SHARDED ? "sharded" : "full");
+    printf("\"output\": \"%s\",\n\"ranks\": [", plan_sharded(ask) ? "sharded" : "full");
     for (int64_t i = 0; i < used; i++) {
         printf("\n");
         put(ranks[i], i + 1 < used ? "," : "\n");

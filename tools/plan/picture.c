@@ -7,7 +7,7 @@
  * more than 64 ranks, or more than 400 arrows one way, is folded to one row per role. If there are
  * more than 64 roles, too, the first 64 rows are drawn and the page says how many messages are not.
  */
-#include "plan-tool.h"
+#include "bars.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -125,13 +125,12 @@ static void print_ask(drawing_t *d)
         !__builtin_mul_overflow(bytes, (int64_t)colo_dtype_size(c->dtype), &bytes))
         tool_bytes(b, bytes);
     if (d->ask->batch) {
-        snprintf(next_line(d), sizeof d->line[0],
-                 "%lld segments of %lld rows in %lld sequences of %lld positions; %lld features, "
-                 "%s. Output %s%s. %s ranks.",
-                 (long long)d->ask->batch->tables.count, (long long)d->ask->batch->rows,
-                 (long long)d->ask->batch->tables.nseqs, (long long)d->ask->batch->positions,
-                 (long long)c->shape.features, colo_dtype_name(c->dtype), output, grad,
-                 svg_count(d->ask->world - d->ask->first, n));
+        char kept[100] = "";
+        if (!d->ask->batch->packed)
+            snprintf(kept, sizeof kept, " Output %s%s.", output, grad);
+        snprintf(next_line(d), sizeof d->line[0], "%s; %lld features, %s.%s %s ranks.",
+                 plan_batch_size(more, d->ask), (long long)c->shape.features,
+                 colo_dtype_name(c->dtype), kept, svg_count(d->ask->world - d->ask->first, n));
     } else {
         snprintf(next_line(d), sizeof d->line[0],
                  "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s "
@@ -251,8 +250,8 @@ static int prepare(drawing_t *d)
     print_ask(d);
     if (!all)
         print_part(d, &part, &kinds);
-    colo_status_t st = pic_collect(&d->pic, &ask->config, ask->batch ? &ask->batch->tables : NULL,
-                                   part.rank, (int32_t)part.n);
+    const pic_batch_t batch = plan_tables(ask);
+    colo_status_t st = pic_collect(&d->pic, &ask->config, &batch, part.rank, (int32_t)part.n);
     plan_part_free(&part);
     if (st < 0)
         return plan_complain(ask, st, colo_last_error());
@@ -293,15 +292,20 @@ int plan_draw(const plan_ask_t *ask)
     snprintf(title, sizeof title, "%s \xe2\x86\x92 %s", src, dst);
     panel_t panel[2] = {{&d, COLO_FORWARD}, {&d, COLO_BACKWARD}};
     svg_page_t page = {.title = title,
-                       .style = ask->batch ? plan_segments_style : NULL,
-                       .label = ask->batch ? "the rows of a ragged batch, its packed sequences, "
-                                             "and the messages forward and backward"
-                                           : "which rank sends what to which between two layouts, "
-                                             "forward and backward"};
+                       .style = ask->batch ? bars_style : NULL,
+                       .label = ask->batch && ask->batch->packed
+                                    ? "how packed sequences are cut in the source and in the "
+                                      "destination, and the messages forward and backward"
+                                : ask->batch
+                                    ? "the rows of a ragged batch, its packed sequences, "
+                                      "and the messages forward and backward"
+                                    : "which rank sends what to which between two layouts, "
+                                      "forward and backward"};
     for (int i = 0; i < d.nlines; i++)
         page.text[i] = d.line[i];
     if (ask->batch)
-        page.npanels = plan_segments_panels(page.panel, ask);
+        page.npanels = ask->batch->packed ? plan_packing_panels(page.panel, ask)
+                                          : plan_segments_panels(page.panel, ask);
     for (int w = 0; w < 2; w++)
         page.panel[page.npanels++] =
             (svg_panel_t){CAPTION + pic_height(&d.pic, (colo_pass_t)w), draw_panel, &panel[w]};

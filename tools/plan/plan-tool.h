@@ -6,8 +6,8 @@
 #include <colobridge/plan.h>
 
 #include "options.h"
-#include "segments.h"
-#include "svg.h"
+#include "batch.h"
+#include "picture.h"
 
 #define PLAN_TOOL "colo-plan"
 #define PLAN_WORLD_MAX ((int64_t)1 << 24) /* ranks that a run counts one by one */
@@ -27,13 +27,13 @@ typedef struct plan_model {
 typedef struct plan_ask {
     colo_layout_t src, dst;
     colo_plan_config_t config;
-    const plan_segments_t *batch; /* --segments; NULL: a uniform batch */
-    int64_t segment;              /* the one whose way is drawn, or -1 */
-    const char *axes;             /* "bsh" */
-    int64_t world;                /* ranks 0 .. world - 1 */
-    int64_t first;                /* below it no grid has a rank */
-    int64_t max_ranks;            /* per-rank lists only up to this many ranks */
-    int64_t rank;                 /* the only one to print, or -1: all */
+    const plan_batch_t *batch; /* --segments, --packing; NULL: a uniform batch */
+    int64_t item;              /* the segment or sequence whose path is drawn, or -1 */
+    const char *axes;          /* "bsh" */
+    int64_t world;             /* ranks 0 .. world - 1 */
+    int64_t first;             /* below it no grid has a rank */
+    int64_t max_ranks;         /* per-rank lists only up to this many ranks */
+    int64_t rank;              /* the only one to print, or -1: all */
     bool json;
     char where[32];  /* "--compare entry 2", "" when there is only one ask */
     const char *svg; /* path of the picture, or NULL */
@@ -144,6 +144,11 @@ void plan_model_print(const plan_ask_t *ask, char line[3][200]);
  * where @plans is given ([world], NULL entries). On failure: complains, returns the exit code. */
 int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums);
 
+pic_batch_t plan_tables(const plan_ask_t *ask);
+/* Does each rank get only rows that it owns? */
+bool plan_sharded(const plan_ask_t *ask);
+/* Features that a region counts as one. */
+int64_t plan_unit(const plan_ask_t *ask);
 /* The plan of world rank @rank. */
 colo_status_t plan_make(colo_plan_t **plan, const plan_ask_t *ask, int64_t rank);
 
@@ -155,14 +160,16 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                     const plan_sums_t *sums);
 int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                     const plan_sums_t *sums);
-/* segments-text.c: the lines about a ragged batch */
-void plan_segments_print_sizes(const plan_ask_t *ask);
-void plan_segments_print_rows(const plan_ask_t *ask, const colo_region_t *g);
-void plan_segments_print_minimum(const plan_totals_t *t);
-int plan_segments_print_balance(const plan_ask_t *ask, const char *bold, const char *plain);
-/* segments-svg.c: the panels of a ragged batch, [4] at most; returns how many */
+/* batch-text.c: the lines about a batch in tables */
+void plan_batch_print_sizes(const plan_ask_t *ask);
+void plan_batch_print_rows(const plan_ask_t *ask, const colo_region_t *g);
+void plan_batch_print_minimum(const plan_totals_t *t);
+void plan_batch_print_balance(const plan_ask_t *ask, const char *bold, const char *plain);
+/* "3 segments of 8 rows in 2 sequences of 20 positions"; returns @out */
+const char *plan_batch_size(char out[200], const plan_ask_t *ask);
+/* segments-svg.c, packing-svg.c: the panels of a batch, [4] at most; returns how many */
 int plan_segments_panels(svg_panel_t *panel, const plan_ask_t *ask);
-extern const char plan_segments_style[];
+int plan_packing_panels(svg_panel_t *panel, const plan_ask_t *ask);
 /* ask->svg: all ranks, or the part of ask->rank */
 int plan_draw(const plan_ask_t *ask);
 /* complains about a path that cannot be written */

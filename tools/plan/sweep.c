@@ -9,8 +9,6 @@
  */
 #include "plan-tool.h"
 
-#include <colobridge/ragged.h>
-
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
@@ -32,10 +30,33 @@ typedef struct sweep {
     plan_sums_t sums;
 } sweep_t;
 
+pic_batch_t plan_tables(const plan_ask_t *ask)
+{
+    const plan_batch_t *b = ask->batch;
+    return (pic_batch_t){b && !b->packed ? &b->tables : NULL, b && b->packed ? b->side : NULL};
+}
+
+bool plan_sharded(const plan_ask_t *ask)
+{
+    return ask->batch && ask->batch->packed ? ask->batch->side[1].split != COLO_PACKING_WHOLE
+                                            : ask->config.output == COLO_SHARDED;
+}
+
+int64_t plan_unit(const plan_ask_t *ask)
+{
+    int64_t parts[2] = {1, 1}, n;
+    for (int side = 0; side < 2; side++)
+        if (ask->batch && ask->batch->heads[side])
+            parts[side] = colo_grid_extent(side ? &ask->dst.grid : &ask->src.grid, "cp");
+    for (n = parts[0]; n % parts[1]; n += parts[0])
+        ;
+    return ask->config.shape.features / n;
+}
+
 colo_status_t plan_make(colo_plan_t **plan, const plan_ask_t *ask, int64_t rank)
 {
-    return ask->batch ? colo_plan_create_ragged(plan, &ask->config, &ask->batch->tables, rank)
-                      : colo_plan_create(plan, &ask->config, rank);
+    const pic_batch_t batch = plan_tables(ask);
+    return pic_plan(plan, &ask->config, &batch, rank);
 }
 
 static void *worker(void *arg)

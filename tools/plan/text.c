@@ -271,7 +271,7 @@ static void print_ask(const plan_ask_t *ask)
         printf("%s\n", line);
     printf("%s%s -> %s%s\n", bold, src, dst, plain);
     if (ask->batch)
-        plan_segments_print_sizes(ask);
+        plan_batch_print_sizes(ask);
     else
         printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n",
                (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
@@ -281,7 +281,13 @@ static void print_ask(const plan_ask_t *ask)
         printf("%s\n", line);
     if (*plan_positions(line, ask))
         printf("%s\n", line);
-    if (c->output == COLO_SHARDED)
+    if (ask->batch && ask->batch->packed)
+        printf("%s\n",
+               plan_sharded(ask) || ask->batch->heads[1]
+                   ? "gradients: each rank returns those of the rows and features that it has"
+                   : "gradients partial: each context rank returns all rows, the bridge "
+                     "sums them");
+    else if (c->output == COLO_SHARDED)
         printf("output sharded: each rank gets the rows that it owns and returns their gradient\n");
     else
         printf("output full: each rank gets all rows of its samples\n%s\n",
@@ -388,11 +394,13 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         if (plan_several_nodes(ask))
             print_nodes_meaning(&sums->pass[w]);
         if (ask->batch)
-            plan_segments_print_minimum(&sums->pass[w]);
+            plan_batch_print_minimum(&sums->pass[w]);
     }
     if (sums->rejects[0])
         printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
-    return ask->batch ? plan_segments_print_balance(ask, bold, plain) : TOOL_OK;
+    if (ask->batch && !ask->batch->packed)
+        plan_batch_print_balance(ask, bold, plain);
+    return TOOL_OK;
 }
 
 static void print_box(const colo_region_t *g, int64_t features)
@@ -413,7 +421,7 @@ static void print_messages(const char *verb, const char *to, const colo_plan_mes
             const colo_region_t *g = &m[i].regions[k];
             printf("%s", k ? "," : "");
             if (ask->batch)
-                plan_segments_print_rows(ask, g);
+                plan_batch_print_rows(ask, g);
             else
                 print_box(g, ask->config.shape.features);
         }

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bars.h - rows of an axis as a bar, as wide as the panel: boxes on it, and ribbons to other bars.
+ */
+#ifndef TOOLS_PLAN_BARS_H
+#define TOOLS_PLAN_BARS_H
+
+#include "plan-tool.h"
+
+enum {
+    BARS_MAX = 12,    /* bars of one kind in a panel */
+    RECTS_MAX = 2000, /* boxes of a bar */
+    PARTS_MAX = 64,   /* of the segment or sequence whose path is drawn */
+    LINES_MAX = 12,   /* that list them */
+    BAR = 18,         /* height */
+    TOP = 72,         /* of what is below a caption */
+    STRIP = 14        /* height of the owners below a bar */
+};
+
+extern const char bars_style[];
+
+/* Rows @offset .. @offset + @count - 1 of a bar: where they begin, and how wide they are. */
+typedef struct bars_span {
+    double x, width;
+} bars_span_t;
+/* @length: of the bar's axis */
+bars_span_t bars_span(int64_t length, int64_t offset, int64_t count);
+
+/* What the boxes lie on. */
+void bars_track(FILE *f, bars_span_t at, double y);
+/* A box of colour @hue (any number; below 0: grey), with its name if there is space. */
+void bars_box(FILE *f, int64_t hue, bool faded, bars_span_t at, double y, double height,
+              const char *fmt, ...) __attribute__((format(printf, 7, 8)));
+/* A grey box below a bar, with the name of its owners. */
+void bars_owner(FILE *f, double shade, bars_span_t at, double y, const char *name);
+/* A line across the bar before row @offset. */
+void bars_cut(FILE *f, int64_t length, int64_t offset, double y);
+/* From @from, whose lower edge is @y0, to @to, whose upper edge is @y1. */
+void bars_ribbon(FILE *f, int64_t hue, bars_span_t from, double y0, bars_span_t to, double y1);
+/* "3 more sequences are not drawn."; returns the y below. */
+double bars_left_out(FILE *f, double y, int64_t n, const char *what);
+/* "0,1" or, if there are many, "cp 3": the ranks of @layout that own what context rank @cp of
+ * replica @dp owns; @cp -1: all of the replica. @first: out, may be NULL: the first of them, or @cp
+ * if the world has too many. Returns @out. */
+const char *bars_ranks(char out[48], int64_t *first, const plan_ask_t *ask,
+                       const colo_layout_t *layout, int64_t dp, int64_t cp);
+int64_t bars_at_most(int64_t n, int64_t most);
+int64_t bars_longest(const int64_t *length, int64_t n);
+
+#endif

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * packing-svg.c - the panels of a packed batch: how both sides cut each sequence, and the path of
+ * one.
+ *
+ * Pieces are those of docs/packed.md, found here again from the tables. A box has the colour of the
+ * first rank that holds it, so what has one colour on both sides stays where it is. What is drawn
+ * is bounded; the panels say what they leave out.
+ */
+#include "bars.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROW = 44, PAIR = 2 * BAR + 2, NOBODY = -1 }; /* heights of a rank's bar, of both cuts */
+
+/* Positions of a sequence that follow each other on one context rank, or on all. */
+typedef struct piece {
+    int64_t pos, count, owner; /* NOBODY in particular: all context ranks hold it */
+    int64_t local;             /* on the axis of its owner */
+} piece_t;
+
+/* One side of the batch. */
+typedef struct side {
+    const plan_ask_t *ask;
+    const colo_packing_t *packing;
+    const colo_layout_t *layout;
+    int64_t cp, sp;
+} side_t;
+
+static side_t side_of(const plan_ask_t *ask, int k)
+{
+    const colo_layout_t *layout = k ? &ask->dst : &ask->src;
+    side_t s = {ask, &ask->batch->side[k], layout, colo_grid_extent(&layout->grid, "cp"), 1};
+    for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++)
+        if (!layout->split[COLO_ROWS][i].context)
+            s.sp *= layout->grid.extent[layout->split[COLO_ROWS][i].dim];
+    return s;
+}
+
+static int64_t replica_of(const side_t *s, int64_t q)
+{
+    return s->packing->seq_dp ? s->packing->seq_dp[q] : 0;
+}
+
+static int64_t pieces_of(const side_t *s, int64_t q)
+{
+    const colo_packing_t *p = s->packing;
+    const int64_t ranks = p->seq_cp ? p->seq_cp[q] : s->cp;
+    return p->split == COLO_PACKING_WHOLE   ? 1
+           : p->split == COLO_PACKING_TABLE ? p->piece_start[q + 1] - p->piece_start[q]
+           : p->split == COLO_PACKING_ZIGZAG && ranks > 1 ? 2 * ranks
+                                                          : ranks;
+}
+
+/* Piece @k of sequence @q, which begins at @pos. */
+static piece_t piece_at(const side_t *s, int64_t q, int64_t k, int64_t pos)
+{
+    const colo_packing_t *p = s->packing;
+    const int64_t n = pieces_of(s, q), first = p->seq_first ? p->seq_first[q] : 0;
+    if (p->split == COLO_PACKING_WHOLE)
+        return (piece_t){0, p->seq_len[q], NOBODY, 0};
+    if (p->split == COLO_PACKING_TABLE)
+        return (piece_t){pos, p->piece_len[p->piece_start[q] + k],
+                         p->piece_owner[p->piece_start[q] + k], 0};
+    const bool mirrored = p->split == COLO_PACKING_ZIGZAG && n > 1 && k >= n / 2;
+    return (piece_t){pos, p->seq_len[q] / n, first + (mirrored ? n - 1 - k : k), 0};
+}
+
+/* A box with its ranks' names. */
+static void draw_piece(FILE *f, const side_t *s, int64_t q, int64_t owner, bars_span_t at, double y,
+                       bool faded)
+{
+    char ranks[48];
+    int64_t rank;
+    bars_ranks(ranks, &rank, s->ask, s->layout, replica_of(s, q), owner);
+    bars_box(f, owner < 0 ? NOBODY : rank, faded, at, y, BAR, "%s", ranks);
+}
+
+static void draw_cut(FILE *f, const side_t *s, int64_t q, int64_t axis, double y)
+{
+    const int64_t n = bars_at_most(pieces_of(s, q), RECTS_MAX);
+    bars_track(f, bars_span(axis, 0, s->packing->seq_len[q]), y);
+    for (int64_t k = 0, pos = 0; k < n; k++) {
+        const piece_t x = piece_at(s, q, k, pos);
+        if (x.count > 0)
+            draw_piece(f, s, q, x.owner, bars_span(axis, pos, x.count), y, false);
+        pos += x.count;
+    }
+}
+
+static void draw_pair(FILE *f, const plan_ask_t *ask, int64_t q, int64_t axis, double y)
+{
+    for (int k = 0; k < 2; k++) {
+        const side_t s = side_of(ask, k);
+        draw_cut(f, &s, q, axis, y + k * (PAIR - BAR));
+    }
+}
+
+/* ---- both cuts ---- */
+
+static int cuts_height(const plan_batch_t *b)
+{
+    const int64_t n = bars_at_most(b->count, BARS_MAX);
+    return (int)(TOP + n * (PAIR + 28) + (b->count > n ? SVG_LINE : 0));
+}
+
+static void draw_cuts(FILE *f, const void *what)
+{
+    const plan_ask_t *ask = what;
+    const plan_batch_t *b = ask->batch;
+    const side_t src = side_of(ask, 0), dst = side_of(ask, 1);
+    const int64_t n = bars_at_most(b->count, BARS_MAX), axis = bars_longest(b->length, n);
+    char line[300], from[48] = "";
+    double y = TOP;
+    svg_say(f, "head2", 0, 14, "Both cuts of the packed sequences");
+    snprintf(line, sizeof line,
+             "Above the source's (%s), below the destination's (%s), with the ranks that hold each "
+             "piece. Positions of one colour in both stay.",
+             plan_batch_cut(b, 0), plan_batch_cut(b, 1));
+    svg_lines(f, line, "text", SVG_COLUMNS, 15);
+    for (int64_t q = 0; q < n; q++, y += PAIR + 28) {
+        if (b->side[0].seq_dp || b->side[1].seq_dp)
+            snprintf(from, sizeof from, ", replica %lld \xe2\x86\x92 %lld",
+                     (long long)replica_of(&src, q), (long long)replica_of(&dst, q));
+        svg_say(f, "text", 0, y + 12, "sequence %lld: %lld positions%s", (long long)q,
+                (long long)b->length[q], from);
+        draw_pair(f, ask, q, axis, y + 17);
+    }
+    bars_left_out(f, y, b->count - n, "sequences");
+}
+
+/* ---- the path of one sequence ---- */
+
+/* The pieces of the sequence on one side, and the axes of the context ranks that hold some. */
+typedef struct end {
+    side_t side;
+    int64_t n, more; /* pieces; those that are not drawn */
+    piece_t piece[PARTS_MAX];
+    int64_t nranks, owner[BARS_MAX], length[BARS_MAX];
+} end_t;
+
+typedef struct path {
+    int64_t q;
+    end_t end[2];
+} path_t;
+
+static int64_t rank_index(const end_t *e, int64_t owner)
+{
+    int64_t k = 0;
+    while (k < e->nranks && e->owner[k] != owner)
+        k++;
+    return k;
+}
+
+/* Walks over the sequences of the replica in table order; what each rank has grows. */
+static void find_end(end_t *e, const plan_ask_t *ask, int k, int64_t q)
+{
+    *e = (end_t){.side = side_of(ask, k)};
+    const side_t *s = &e->side;
+    for (int pass = 0; pass < 2; pass++) /* which ranks; then their axes */
+        for (int64_t r = pass ? 0 : q; r < (pass ? ask->batch->count : q + 1); r++) {
+            const int64_t n = replica_of(s, r) == replica_of(s, q) ? pieces_of(s, r) : 0;
+            for (int64_t j = 0, pos = 0, drawn = 0; j < n; j++) {
+                piece_t x = piece_at(s, r, j, pos);
+                const int64_t i = rank_index(e, x.owner);
+                pos += x.count;
+                if (x.count == 0)
+                    continue;
+                if (!pass && i < BARS_MAX && e->n < PARTS_MAX) {
+                    e->owner[i] = x.owner;
+                    e->nranks = i == e->nranks ? i + 1 : e->nranks;
+                    e->piece[e->n++] = x;
+                } else if (!pass) {
+                    e->more++;
+                } else if (i < e->nranks) {
+                    if (r == q && drawn < e->n && e->piece[drawn].pos == x.pos)
+                        e->piece[drawn++].local = e->length[i];
+                    e->length[i] += x.count;
+                }
+            }
+        }
+}
+
+static void find_path(path_t *w, const plan_ask_t *ask)
+{
+    w->q = ask->item;
+    for (int k = 0; k < 2; k++)
+        find_end(&w->end[k], ask, k, w->q);
+}
+
+/* The part that begins at @pos, of one piece on either side: how long it is, 0 behind the last. */
+static int64_t part_at(const path_t *w, int64_t pos, const piece_t *piece[2])
+{
+    int64_t end = INT64_MAX;
+    for (int k = 0; k < 2; k++) {
+        int64_t i = 0;
+        while (i < w->end[k].n && w->end[k].piece[i].pos + w->end[k].piece[i].count <= pos)
+            i++;
+        if (i == w->end[k].n || w->end[k].piece[i].pos > pos)
+            return 0;
+        piece[k] = &w->end[k].piece[i];
+        end = bars_at_most(end, piece[k]->pos + piece[k]->count);
+    }
+    return end - pos;
+}
+
+/* The lines that list the parts; NULL: only measures. Returns the y below. */
+static double list_parts(FILE *f, const path_t *w, double y)
+{
+    const piece_t *x[2];
+    char ranks[2][48];
+    int64_t n = 0, pos = 0;
+    for (int64_t count; (count = part_at(w, pos, x)) > 0; pos += count) {
+        if (n++ >= LINES_MAX)
+            continue;
+        for (int k = 0; k < 2; k++) {
+            const side_t *s = &w->end[k].side;
+            bars_ranks(ranks[k], NULL, s->ask, s->layout, replica_of(s, w->q), x[k]->owner);
+        }
+        if (f)
+            svg_say(f, "text strong", 0, y + 12,
+                    "positions %lld..%lld: rank %s, row %lld \xe2\x86\x92 rank %s, row %lld",
+                    (long long)pos, (long long)(pos + count - 1), ranks[0],
+                    (long long)(x[0]->local + pos - x[0]->pos), ranks[1],
+                    (long long)(x[1]->local + pos - x[1]->pos));
+        y += SVG_LINE;
+    }
+    n -= LINES_MAX;
+    if (f)
+        return bars_left_out(f, y, n, "parts");
+    return n > 0 ? y + SVG_LINE : y;
+}
+
+static int path_height(const path_t *w)
+{
+    return (int)list_parts(NULL, w,
+                           36 + (double)(w->end[0].nranks + w->end[1].nranks) * ROW + PAIR + 40);
+}
+
+/* The axis of context rank @i of one end, at @y, and ribbons to the sequence, whose edge is at
+ * @sequence_y. @ribbons: only these, which lie below all bars. */
+static void draw_rank(FILE *f, const path_t *w, int k, int64_t i, bool ribbons, double sequence_y,
+                      double y)
+{
+    const end_t *e = &w->end[k];
+    const side_t *s = &e->side;
+    char ranks[48];
+    int64_t rank;
+    bars_ranks(ranks, &rank, s->ask, s->layout, replica_of(s, w->q), e->owner[i]);
+    if (!ribbons) {
+        svg_say(f, "text", 0, y + 12, "%s rank %s: its %lld rows", k ? "destination" : "source",
+                ranks, (long long)e->length[i]);
+        bars_track(f, bars_span(1, 0, 1), y + 17);
+    }
+    for (int64_t j = 0; j < e->n; j++) {
+        const piece_t *x = &e->piece[j];
+        const bars_span_t row = bars_span(e->length[i], x->local, x->count);
+        const bars_span_t of = bars_span(s->packing->seq_len[w->q], x->pos, x->count);
+        const int64_t hue = x->owner < 0 ? NOBODY : rank;
+        if (x->owner != e->owner[i])
+            continue;
+        if (!ribbons)
+            draw_piece(f, s, w->q, x->owner, row, y + 17, false);
+        else if (k)
+            bars_ribbon(f, hue, of, sequence_y, row, y + 17);
+        else
+            bars_ribbon(f, hue, row, y + 17 + BAR, of, sequence_y);
+    }
+    for (int64_t j = 1; j < s->sp && !ribbons; j++) /* of sequence parallelism */
+        bars_cut(f, e->length[i], j * (e->length[i] / s->sp), y + 17);
+}
+
+static void draw_path(FILE *f, const void *what)
+{
+    const path_t *w = what;
+    const plan_ask_t *ask = w->end[0].side.ask;
+    const int64_t length = ask->batch->length[w->q];
+    const double y = 36 + (double)w->end[0].nranks * ROW + 17;
+    svg_say(f, "head2", 0, 14, "Path of sequence %lld", (long long)w->q);
+    svg_say(f, "text", 0, 31,
+            length ? "Source ranks, its positions, destination ranks."
+                   : "It has no positions: nothing moves.");
+    for (int i = 0; i < 4; i++) /* ribbons of both ends, then their bars */
+        for (int64_t k = 0; k < w->end[i % 2].nranks; k++)
+            draw_rank(f, w, i % 2, k, i < 2, i % 2 ? y + PAIR : y,
+                      (i % 2 ? y + PAIR + 6 : 36) + (double)k * ROW);
+    svg_say(f, "text", 0, y - 5, "sequence %lld: %lld positions", (long long)w->q,
+            (long long)length);
+    draw_pair(f, ask, w->q, length, y);
+    list_parts(f, w, y + PAIR + 6 + (double)w->end[1].nranks * ROW);
+}
+
+int plan_packing_panels(svg_panel_t *panel, const plan_ask_t *ask)
+{
+    static path_t w;
+    int n = 0;
+    panel[n++] = (svg_panel_t){cuts_height(ask->batch), draw_cuts, ask};
+    if (ask->item >= 0) {
+        find_path(&w, ask);
+        panel[n++] = (svg_panel_t){path_height(&w), draw_path, &w};
+    }
+    return n;
+}
