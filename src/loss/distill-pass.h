@@ -41,8 +41,4 @@ struct colo_distill_pass {
     colo_distill_upstream_t upstream;
 };
 
-colo_status_t colo_host_distill_stats(const struct colo_distill_pass *p, colo_stream_t stream);
-colo_status_t colo_host_distill_merge(const struct colo_distill_pass *p, colo_stream_t stream);
-colo_status_t colo_host_distill_grad(const struct colo_distill_pass *p, colo_stream_t stream);
-
 #endif

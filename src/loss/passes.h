@@ -173,8 +173,4 @@ void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uin
 /* of p->targets, in host memory */
 uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p);
 
-colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream);
-colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream);
-colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream);
-
 #endif

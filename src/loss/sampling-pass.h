@@ -42,9 +42,4 @@ struct colo_sampling_pass {
     int64_t out_stride;
 };
 
-colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *p, colo_stream_t stream);
-colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *p, colo_stream_t stream);
-colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *p, colo_stream_t stream);
-colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *p, colo_stream_t stream);
-
 #endif

@@ -39,9 +39,4 @@ struct colo_sequence_pass {
     int64_t from, to; /* context ranks of collect */
 };
 
-colo_status_t colo_host_sequence_targets(const struct colo_sequence_pass *p, colo_stream_t stream);
-colo_status_t colo_host_sequence_mask(const struct colo_sequence_pass *p, colo_stream_t stream);
-colo_status_t colo_host_sequence_scatter(const struct colo_sequence_pass *p, colo_stream_t stream);
-colo_status_t colo_host_sequence_gather(const struct colo_sequence_pass *p, colo_stream_t stream);
-
 #endif

@@ -54,10 +54,4 @@ struct colo_topk_pass {
     const void *d_logp; /* [T, k] stat dtype */
 };
 
-colo_status_t colo_host_topk_rows(const struct colo_topk_pass *p, colo_stream_t stream);
-colo_status_t colo_host_topk_local(const struct colo_topk_pass *p, colo_stream_t stream);
-colo_status_t colo_host_topk_merge(const struct colo_topk_pass *p, colo_stream_t stream);
-colo_status_t colo_host_topk_sum(const struct colo_topk_pass *p, colo_stream_t stream);
-colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t stream);
-
 #endif

@@ -38,10 +38,6 @@ struct colo_mean_grad_pass {
     void *d_values;
 };
 
-colo_status_t colo_host_weighted_local(const struct colo_weighted_pass *p, colo_stream_t stream);
-colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *p, colo_stream_t stream);
-colo_status_t colo_host_mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream);
-
 /* [T], f32 or f64, contiguous */
 colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const char *what);
 /* The passes and the all-gather between them. Of @p the caller sets what is its own: @values and

@@ -7,6 +7,7 @@
  */
 #include "loss/distill-pass.h"
 
+#include "loss/loss.h"
 #include "loss/scalar.h"
 
 static double x_of(const struct colo_distill_pass *p, int64_t t, int64_t j)

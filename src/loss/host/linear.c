@@ -4,6 +4,7 @@
  */
 #include "loss/linear/linear.h"
 
+#include "loss/loss.h"
 #include "loss/scalar.h"
 
 #include <float.h>

@@ -18,6 +18,7 @@
 #include "loss/passes.h"
 
 #include "core/half.h"
+#include "loss/loss.h"
 #include "loss/scalar.h"
 
 #include <math.h>

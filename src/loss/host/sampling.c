@@ -5,6 +5,7 @@
  */
 #include "loss/sampling-pass.h"
 
+#include "loss/loss.h"
 #include "loss/scalar.h"
 
 #include <string.h>

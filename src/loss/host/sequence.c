@@ -4,6 +4,7 @@
  * partition.h, so that a target lands where the partition puts its embedding.
  */
 #include "loss/sequence-pass.h"
+#include "loss/loss.h"
 
 #include <colobridge/partition.h>
 

@@ -13,6 +13,7 @@
  */
 #include "loss/topk-pass.h"
 
+#include "loss/loss.h"
 #include "loss/scalar.h"
 
 #include <math.h>

@@ -2,6 +2,7 @@
 /* weighted.c - the passes of weighted.h in plain C. */
 #include "loss/weighted.h"
 
+#include "loss/loss.h"
 #include "loss/scalar.h"
 
 #include <math.h>

@@ -94,29 +94,6 @@ typedef struct colo_gemm_ops {
 
 extern const colo_gemm_ops_t colo_gemm_host; /* host/gemm.c */
 
-/* ---- what colo_loss_ops_t (loss.h) says of the functions of these names ---- */
-
-colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stream_t stream);
-colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
-                                      colo_stream_t stream);
-colo_status_t colo_host_rows_factor(float *to, const float *from, double factor, const float *by,
-                                    colo_stream_t stream);
-colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream);
-colo_status_t colo_host_rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                    int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                                    colo_stream_t stream);
-colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                     int64_t hidden, const struct colo_linear_matrix *to,
-                                     const void *from, colo_stream_t stream);
-colo_status_t colo_host_rows_clear(const struct colo_linear_rows *r, int64_t hidden,
-                                   const struct colo_linear_matrix *to, colo_stream_t stream);
-colo_status_t colo_host_rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                                 const float *scale, void *to, int64_t to_step, double beta,
-                                 colo_stream_t stream);
-colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
-                                     const struct colo_linear_matrix *from, int64_t rows,
-                                     int64_t columns, colo_stream_t stream);
-
 /* ---- lm_head.c's, for pipeline.c ---- */
 
 /* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet.
