@@ -14,116 +14,157 @@
 
 #include "losses-launch.h"
 
+#include <string.h>
+
 #define TRY COLO_TRY
 
 _Static_assert(sizeof(struct colo_weighted_part) == 32 && sizeof(colo_weighted_t) == 32,
                "the kernels have the same structs");
 
+/* ---- the pointers of a pass ---- */
+
+/* When a pointer is checked: bits of what a pass has. */
+enum { ALWAYS = 1, TOKENS = 2, COLUMNS = 4, LISTS = 8, IDS = 16 };
+/* Dtypes of elements that are no member of the pass */
+enum { BYTES = -1, I64 = -2, F64 = -3 };
+struct pointer {
+    size_t offset; /* in the pass */
+    int64_t dtype; /* where the pass has it, or one of those above */
+    unsigned when;
+    const char *name; /* the caller's */
+};
+
+static colo_status_t check_pointers(const void *pass, const struct pointer *list, size_t n,
+                                    unsigned has)
+{
+    static const colo_dtype_t fixed[] = {[-I64] = COLO_I64, [-F64] = COLO_F64};
+    colo_queries_t q = {0};
+    for (const struct pointer *p = list; p < list + n; p++) {
+        if (!(p->when & has))
+            continue;
+        const void *data;
+        memcpy(&data, (const char *)pass + p->offset, sizeof data);
+        if (p->dtype == BYTES)
+            TRY(colo_cuda_pointer(&q, data, p->name));
+        else
+            TRY(colo_cuda_typed(&q, data,
+                                p->dtype < 0
+                                    ? fixed[-p->dtype]
+                                    : *(const colo_dtype_t *)((const char *)pass + p->dtype),
+                                p->name));
+    }
+    return COLO_OK;
+}
+
+static unsigned has_of(const struct colo_logprob_pass *p)
+{
+    unsigned has = ALWAYS;
+    if (p->tokens > 0)
+        has |= TOKENS | (p->columns > 0 ? COLUMNS : 0);
+    if (p->tokens > 0 && p->support.begin)
+        has |= LISTS | (p->support.count > 0 ? IDS : 0);
+    return has;
+}
+
+/* A pass that checks its pointers, and one whose pointers another pass has checked. */
+#define PASS(name, type, has, what)                                                       \
+    static colo_status_t name(const struct type *p, colo_stream_t stream)                 \
+    {                                                                                     \
+        TRY(check_pointers(p, of_##name, sizeof of_##name / sizeof of_##name[0], (has))); \
+        return colo_cuda_report(colo_k_##name(p, stream), what);                          \
+    }
+#define LAUNCH(name, type, what)                                          \
+    static colo_status_t name(const struct type *p, colo_stream_t stream) \
+    {                                                                     \
+        return colo_cuda_report(colo_k_##name(p, stream), what);          \
+    }
+
 /* ---- log-probabilities ---- */
 
-static colo_status_t check_support(colo_queries_t *q, const struct colo_logprob_pass *p)
-{
-    const struct colo_support_pass *s = &p->support;
-    if (p->tokens == 0 || !s->begin)
-        return COLO_OK;
-    if (s->count > 0)
-        TRY(colo_cuda_typed(q, s->ids, COLO_I64, "support: ids"));
-    TRY(colo_cuda_typed(q, s->begin, COLO_I64, "support: begin"));
-    return colo_cuda_typed(q, s->end, COLO_I64, "support: end");
-}
-
-/* Each pass looks at its pointers once, before its first chunk. */
-static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    if (p->lo == 0) {
-        if (p->tokens > 0 && p->columns > 0)
-            TRY(colo_cuda_typed(&q, p->logits, p->dtype, "logits"));
-        if (p->tokens > 0)
-            TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
-        TRY(check_support(&q, p));
-        TRY(colo_cuda_pointer(&q, p->blocks, "workspace"));
-        /* merge's, too: a wrong output must be known before anything is written */
-        TRY(colo_cuda_typed(&q, p->out.logp, p->stat_dtype, "out.logp"));
-        TRY(colo_cuda_typed(&q, p->out.entropy, p->stat_dtype, "out.entropy"));
-        TRY(colo_cuda_typed(&q, p->out.loss, p->stat_dtype, "out.loss"));
-        TRY(colo_cuda_pointer(&q, p->out.correct, "out.correct"));
-        TRY(colo_cuda_typed(&q, p->out.n_valid, COLO_I64, "out.n_valid"));
-        TRY(colo_cuda_typed(&q, p->out.n_invalid, COLO_I64, "out.n_invalid"));
-        TRY(colo_cuda_pointer(&q, p->saved, "stats"));
-    }
-    return colo_cuda_report(colo_k_logprob_stats(p, stream), "logprob forward");
-}
-
-static colo_status_t logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_logprob_merge(p, stream), "logprob forward, merging");
-}
-
-static colo_status_t logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    if (p->lo == 0 && p->tokens > 0 && p->columns > 0) {
-        TRY(colo_cuda_typed(&q, p->logits, p->dtype, "logits"));
-        TRY(colo_cuda_typed(&q, p->d_logits, p->dtype, "d_logits"));
-        TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
-        TRY(check_support(&q, p));
-        TRY(colo_cuda_pointer(&q, p->saved, "stats"));
-        TRY(colo_cuda_typed(&q, p->upstream.d_logp, p->stat_dtype, "d_logp"));
-        TRY(colo_cuda_typed(&q, p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
-        TRY(colo_cuda_typed(&q, p->upstream.d_loss, p->stat_dtype, "d_loss"));
-    }
-    return colo_cuda_report(colo_k_logprob_grad(p, stream), "logprob backward");
-}
+#define AT(member) offsetof(struct colo_logprob_pass, member)
+static const struct pointer of_logprob_stats[] = {
+    {AT(logits), AT(dtype), COLUMNS, "logits"},
+    {AT(targets), I64, TOKENS, "targets"},
+    {AT(support.ids), I64, IDS, "support: ids"},
+    {AT(support.begin), I64, LISTS, "support: begin"},
+    {AT(support.end), I64, LISTS, "support: end"},
+    {AT(blocks), BYTES, ALWAYS, "workspace"},
+    /* merge's, too: a wrong output must be known before anything is written */
+    {AT(out.logp), AT(stat_dtype), ALWAYS, "out.logp"},
+    {AT(out.entropy), AT(stat_dtype), ALWAYS, "out.entropy"},
+    {AT(out.loss), AT(stat_dtype), ALWAYS, "out.loss"},
+    {AT(out.correct), BYTES, ALWAYS, "out.correct"},
+    {AT(out.n_valid), I64, ALWAYS, "out.n_valid"},
+    {AT(out.n_invalid), I64, ALWAYS, "out.n_invalid"},
+    {AT(saved), BYTES, ALWAYS, "stats"},
+};
+static const struct pointer of_logprob_grad[] = {
+    {AT(logits), AT(dtype), COLUMNS, "logits"},
+    {AT(d_logits), AT(dtype), COLUMNS, "d_logits"},
+    {AT(targets), I64, COLUMNS, "targets"},
+    {AT(support.ids), I64, IDS, "support: ids"},
+    {AT(support.begin), I64, LISTS, "support: begin"},
+    {AT(support.end), I64, LISTS, "support: end"},
+    {AT(saved), BYTES, COLUMNS, "stats"},
+    {AT(upstream.d_logp), AT(stat_dtype), COLUMNS, "d_logp"},
+    {AT(upstream.d_entropy), AT(stat_dtype), COLUMNS, "d_entropy"},
+    {AT(upstream.d_loss), AT(stat_dtype), COLUMNS, "d_loss"},
+};
+#undef AT
+/* before its first chunk */
+PASS(logprob_stats, colo_logprob_pass, p->lo == 0 ? has_of(p) : 0, "logprob forward")
+LAUNCH(logprob_merge, colo_logprob_pass, "logprob forward, merging")
+PASS(logprob_grad, colo_logprob_pass, p->lo == 0 && p->columns > 0 ? has_of(p) : 0,
+     "logprob backward")
 
 /* ---- rows of the lm_head path: each pointer of the caller's is checked by the first pass that
  * touches it ---- */
 
-static colo_status_t rows_compact(const struct colo_linear_rows *r, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    if (r->tokens > 0)
-        TRY(colo_cuda_typed(&q, r->targets, COLO_I64, "targets"));
-    TRY(colo_cuda_pointer(&q, r->counts, "workspace"));
-    return colo_cuda_report(colo_k_rows_compact(r, stream), "lm_head: packing");
-}
+static const struct pointer of_rows_compact[] = {
+    {offsetof(struct colo_linear_rows, targets), I64, TOKENS, "targets"},
+    {offsetof(struct colo_linear_rows, counts), BYTES, ALWAYS, "workspace"},
+};
+PASS(rows_compact, colo_linear_rows, p->tokens > 0 ? ALWAYS | TOKENS : ALWAYS, "lm_head: packing")
 
-static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, colo_stream_t stream)
+#define AT(member) offsetof(struct colo_linear_upstream_rows, member)
+static const struct pointer of_rows_upstream[] = {
+    {AT(from[0]), AT(dtype), ALWAYS, "d_logp"},
+    {AT(from[1]), AT(dtype), ALWAYS, "d_entropy"},
+    {AT(from[2]), AT(dtype), ALWAYS, "d_loss"},
+};
+#undef AT
+PASS(rows_upstream, colo_linear_upstream_rows, ALWAYS, "lm_head: upstream gradients")
+
+#define AT(member) offsetof(struct colo_linear_scatter, member)
+static const struct pointer of_rows_scatter[] = {
+    {AT(to.logp), AT(dtype), ALWAYS, "out.logp"},
+    {AT(to.entropy), AT(dtype), ALWAYS, "out.entropy"},
+    {AT(to.loss), AT(dtype), ALWAYS, "out.loss"},
+    {AT(to.correct), BYTES, ALWAYS, "out.correct"},
+    {AT(to.n_valid), I64, ALWAYS, "out.n_valid"},
+    {AT(to.n_invalid), I64, ALWAYS, "out.n_invalid"},
+};
+#undef AT
+PASS(rows_scatter, colo_linear_scatter, ALWAYS, "lm_head: outputs")
+
+static colo_status_t check_typed(bool first, const void *p, colo_dtype_t dtype, const char *name)
 {
     colo_queries_t q = {0};
-    static const char *const names[] = {"d_logp", "d_entropy", "d_loss"};
-    for (int i = 0; i < 3; i++)
-        TRY(colo_cuda_typed(&q, u->from[i], u->dtype, names[i]));
-    return colo_cuda_report(colo_k_rows_upstream(u, stream), "lm_head: upstream gradients");
+    return first ? colo_cuda_typed(&q, p, dtype, name) : COLO_OK;
 }
 
 static colo_status_t rows_factor(float *to, const float *from, double factor, const float *by,
                                  colo_stream_t stream)
 {
-    colo_queries_t q = {0};
-    TRY(colo_cuda_typed(&q, by, COLO_F32, "d_loss"));
+    TRY(check_typed(true, by, COLO_F32, "d_loss"));
     return colo_cuda_report(colo_k_rows_factor(to, from, factor, by, stream), "lm_head: factor");
-}
-
-static colo_status_t rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(colo_cuda_typed(&q, s->to.logp, s->dtype, "out.logp"));
-    TRY(colo_cuda_typed(&q, s->to.entropy, s->dtype, "out.entropy"));
-    TRY(colo_cuda_typed(&q, s->to.loss, s->dtype, "out.loss"));
-    TRY(colo_cuda_pointer(&q, s->to.correct, "out.correct"));
-    TRY(colo_cuda_typed(&q, s->to.n_valid, COLO_I64, "out.n_valid"));
-    TRY(colo_cuda_typed(&q, s->to.n_invalid, COLO_I64, "out.n_invalid"));
-    return colo_cuda_report(colo_k_rows_scatter(s, stream), "lm_head: outputs");
 }
 
 static colo_status_t rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
                                  int64_t hidden, void *to, const struct colo_linear_matrix *from,
                                  colo_stream_t stream)
 {
-    colo_queries_t q = {0};
-    if (lo == 0)
-        TRY(colo_cuda_typed(&q, from->data, from->dtype, "hidden"));
+    TRY(check_typed(lo == 0, from->data, from->dtype, "hidden"));
     return colo_cuda_report(
         colo_k_rows_gather(r, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
         "lm_head: hidden rows");
@@ -133,9 +174,7 @@ static colo_status_t rows_restore(const struct colo_linear_rows *r, int64_t lo, 
                                   int64_t hidden, const struct colo_linear_matrix *to,
                                   const void *from, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
-    if (lo == 0)
-        TRY(colo_cuda_typed(&q, to->data, to->dtype, "d_hidden"));
+    TRY(check_typed(lo == 0, to->data, to->dtype, "d_hidden"));
     return colo_cuda_report(
         colo_k_rows_restore(r, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
         "lm_head: d_hidden rows");
@@ -144,9 +183,7 @@ static colo_status_t rows_restore(const struct colo_linear_rows *r, int64_t lo, 
 static colo_status_t rows_clear(const struct colo_linear_rows *r, int64_t hidden,
                                 const struct colo_linear_matrix *to, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
-    if (r->tokens > 0)
-        TRY(colo_cuda_typed(&q, to->data, to->dtype, "d_hidden"));
+    TRY(check_typed(r->tokens > 0, to->data, to->dtype, "d_hidden"));
     return colo_cuda_report(colo_k_rows_clear(r, hidden, to->data, to->stride, to->dtype, stream),
                             "lm_head: d_hidden rows");
 }
@@ -171,22 +208,28 @@ static colo_status_t rows_convert(const struct colo_linear_matrix *to,
 
 /* ---- picks ---- */
 
-static colo_status_t topk_rows(const struct colo_topk_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    if (!p->count) { /* the first of the call */
-        if (p->base.tokens > 0 && p->base.columns > 0)
-            TRY(colo_cuda_typed(&q, p->base.logits, p->base.dtype, "logits"));
-        TRY(colo_cuda_typed(&q, p->ids, COLO_I64, "ids"));
-        TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-        TRY(colo_cuda_pointer(&q, p->base.blocks, "workspace"));
-        TRY(colo_cuda_pointer(&q, p->base.saved, "stats"));
-        TRY(colo_cuda_typed(&q, p->out.logp, p->base.stat_dtype, "out.logp"));
-        TRY(colo_cuda_typed(&q, p->out.ids, COLO_I64, "out.ids"));
-        TRY(colo_cuda_typed(&q, p->out.n_invalid, COLO_I64, "out.n_invalid"));
-    }
-    return colo_cuda_report(colo_k_topk_rows(p, stream), "topk forward");
-}
+#define AT(member) offsetof(struct colo_topk_pass, member)
+static const struct pointer of_topk_rows[] = {
+    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
+    {AT(ids), I64, ALWAYS, "ids"},
+    {AT(mask), BYTES, ALWAYS, "mask"},
+    {AT(base.blocks), BYTES, ALWAYS, "workspace"},
+    {AT(base.saved), BYTES, ALWAYS, "stats"},
+    {AT(out.logp), AT(base.stat_dtype), ALWAYS, "out.logp"},
+    {AT(out.ids), I64, ALWAYS, "out.ids"},
+    {AT(out.n_invalid), I64, ALWAYS, "out.n_invalid"},
+};
+static const struct pointer of_topk_sum[] = {
+    {AT(d_logp), AT(base.stat_dtype), TOKENS, "d_logp"},
+    {AT(base.saved), BYTES, TOKENS, "stats"},
+    {AT(base.d_logits), AT(base.dtype), COLUMNS, "d_logits"},
+};
+#undef AT
+/* the first of the call */
+PASS(topk_rows, colo_topk_pass, p->count ? 0 : has_of(&p->base), "topk forward")
+LAUNCH(topk_merge, colo_topk_pass, "topk forward, merging")
+PASS(topk_sum, colo_topk_pass, has_of(&p->base), "topk backward")
+LAUNCH(topk_fix, colo_topk_pass, "topk backward, picked columns")
 
 static colo_status_t topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
 {
@@ -196,202 +239,105 @@ static colo_status_t topk_local(const struct colo_topk_pass *p, colo_stream_t st
     return colo_cuda_report(colo_k_topk_given(p, stream), "topk forward, given columns");
 }
 
-static colo_status_t topk_merge(const struct colo_topk_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_topk_merge(p, stream), "topk forward, merging");
-}
-
-static colo_status_t topk_sum(const struct colo_topk_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    if (p->base.tokens > 0) {
-        TRY(colo_cuda_typed(&q, p->d_logp, p->base.stat_dtype, "d_logp"));
-        TRY(colo_cuda_pointer(&q, p->base.saved, "stats"));
-        if (p->base.columns > 0)
-            TRY(colo_cuda_typed(&q, p->base.d_logits, p->base.dtype, "d_logits"));
-    }
-    return colo_cuda_report(colo_k_topk_sum(p, stream), "topk backward");
-}
-
-static colo_status_t topk_fix(const struct colo_topk_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_topk_fix(p, stream), "topk backward, picked columns");
-}
-
 /* ---- what a sampler keeps ---- */
 
-static colo_status_t sampling_largest(const struct colo_sampling_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    if (p->base.tokens > 0 && p->base.columns > 0) {
-        TRY(colo_cuda_typed(&q, p->base.logits, p->base.dtype, "logits"));
-        TRY(colo_cuda_typed(&q, p->out, p->base.dtype, "out"));
-    }
-    TRY(colo_cuda_pointer(&q, p->base.blocks, "workspace"));
-    return colo_cuda_report(colo_k_sampling_largest(p, stream), "sampling, the largest");
-}
-
-static colo_status_t sampling_sums(const struct colo_sampling_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_sampling_sums(p, stream), "sampling, sums");
-}
-
-static colo_status_t sampling_find(const struct colo_sampling_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_sampling_find(p, stream), "sampling, the last logit");
-}
-
-static colo_status_t sampling_keep(const struct colo_sampling_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_sampling_keep(p, stream), "sampling, writing");
-}
+#define AT(member) offsetof(struct colo_sampling_pass, member)
+static const struct pointer of_sampling_largest[] = {
+    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
+    {AT(out), AT(base.dtype), COLUMNS, "out"},
+    {AT(base.blocks), BYTES, ALWAYS, "workspace"},
+};
+#undef AT
+PASS(sampling_largest, colo_sampling_pass, has_of(&p->base), "sampling, the largest")
+LAUNCH(sampling_sums, colo_sampling_pass, "sampling, sums")
+LAUNCH(sampling_find, colo_sampling_pass, "sampling, the last logit")
+LAUNCH(sampling_keep, colo_sampling_pass, "sampling, writing")
 
 /* ---- target distributions ---- */
 
-static colo_status_t distill_inputs(colo_queries_t *q, const struct colo_distill_pass *p)
-{
-    if (p->base.tokens > 0 && p->base.columns > 0) {
-        TRY(colo_cuda_typed(q, p->base.logits, p->base.dtype, "logits"));
-        TRY(colo_cuda_typed(q, p->targets, p->target_dtype, "targets"));
-    }
-    return colo_cuda_pointer(q, p->saved, "stats");
-}
-
-static colo_status_t distill_stats(const struct colo_distill_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(distill_inputs(&q, p));
-    TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-    TRY(colo_cuda_pointer(&q, p->base.blocks, "workspace"));
-    TRY(colo_cuda_typed(&q, p->out.ce, p->base.stat_dtype, "out.ce"));
-    TRY(colo_cuda_typed(&q, p->out.kl, p->base.stat_dtype, "out.kl"));
-    return colo_cuda_report(colo_k_distill_stats(p, stream), "distill forward");
-}
-
-static colo_status_t distill_merge(const struct colo_distill_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_distill_merge(p, stream), "distill forward, merging");
-}
-
-static colo_status_t distill_grad(const struct colo_distill_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(distill_inputs(&q, p));
-    TRY(colo_cuda_typed(&q, p->upstream.d_ce, p->base.stat_dtype, "d_ce"));
-    TRY(colo_cuda_typed(&q, p->upstream.d_kl, p->base.stat_dtype, "d_kl"));
-    if (p->base.tokens > 0 && p->base.columns > 0)
-        TRY(colo_cuda_typed(&q, p->base.d_logits, p->base.dtype, "d_logits"));
-    return colo_cuda_report(colo_k_distill_grad(p, stream), "distill backward");
-}
+#define AT(member) offsetof(struct colo_distill_pass, member)
+static const struct pointer of_distill_stats[] = {
+    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
+    {AT(targets), AT(target_dtype), COLUMNS, "targets"},
+    {AT(saved), BYTES, ALWAYS, "stats"},
+    {AT(mask), BYTES, ALWAYS, "mask"},
+    {AT(base.blocks), BYTES, ALWAYS, "workspace"},
+    {AT(out.ce), AT(base.stat_dtype), ALWAYS, "out.ce"},
+    {AT(out.kl), AT(base.stat_dtype), ALWAYS, "out.kl"},
+};
+static const struct pointer of_distill_grad[] = {
+    {AT(base.logits), AT(base.dtype), COLUMNS, "logits"},
+    {AT(targets), AT(target_dtype), COLUMNS, "targets"},
+    {AT(saved), BYTES, ALWAYS, "stats"},
+    {AT(upstream.d_ce), AT(base.stat_dtype), ALWAYS, "d_ce"},
+    {AT(upstream.d_kl), AT(base.stat_dtype), ALWAYS, "d_kl"},
+    {AT(base.d_logits), AT(base.dtype), COLUMNS, "d_logits"},
+};
+#undef AT
+PASS(distill_stats, colo_distill_pass, has_of(&p->base), "distill forward")
+LAUNCH(distill_merge, colo_distill_pass, "distill forward, merging")
+PASS(distill_grad, colo_distill_pass, has_of(&p->base), "distill backward")
 
 /* ---- sequences ---- */
 
-static colo_status_t sequence_inputs(colo_queries_t *q, const struct colo_sequence_pass *p)
-{
-    TRY(colo_cuda_typed(q, p->lengths, COLO_I64, "device_lengths"));
-    return colo_cuda_typed(q, p->cu_padded, COLO_I64, "device_cu_padded");
-}
-
-static colo_status_t sequence_targets(const struct colo_sequence_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(sequence_inputs(&q, p));
-    TRY(colo_cuda_typed(&q, p->tokens, COLO_I64, "tokens"));
-    TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
-    return colo_cuda_report(colo_k_sequence_targets(p, stream), "sequence targets");
-}
-
-static colo_status_t sequence_mask(const struct colo_sequence_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(sequence_inputs(&q, p));
-    TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-    return colo_cuda_report(colo_k_sequence_mask(p, stream), "sequence mask");
-}
-
-static colo_status_t sequence_scatter(const struct colo_sequence_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(sequence_inputs(&q, p));
-    TRY(colo_cuda_typed(&q, p->elements, p->dtype, "local"));
-    TRY(colo_cuda_typed(&q, p->table, p->dtype, "out"));
-    return colo_cuda_report(colo_k_sequence_scatter(p, stream), "sequence gather");
-}
-
-static colo_status_t sequence_gather(const struct colo_sequence_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(sequence_inputs(&q, p));
-    TRY(colo_cuda_typed(&q, p->elements, p->dtype, "d_local"));
-    TRY(colo_cuda_typed(&q, p->table, p->dtype, "d_out"));
-    return colo_cuda_report(colo_k_sequence_gather(p, stream), "sequence gather backward");
-}
+#define AT(member) offsetof(struct colo_sequence_pass, member)
+static const struct pointer of_sequence_targets[] = {
+    {AT(lengths), I64, ALWAYS, "device_lengths"},
+    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
+    {AT(tokens), I64, ALWAYS, "tokens"},
+    {AT(targets), I64, ALWAYS, "targets"},
+};
+static const struct pointer of_sequence_mask[] = {
+    {AT(lengths), I64, ALWAYS, "device_lengths"},
+    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
+    {AT(mask), BYTES, ALWAYS, "mask"},
+};
+static const struct pointer of_sequence_scatter[] = {
+    {AT(lengths), I64, ALWAYS, "device_lengths"},
+    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
+    {AT(elements), AT(dtype), ALWAYS, "local"},
+    {AT(table), AT(dtype), ALWAYS, "out"},
+};
+static const struct pointer of_sequence_gather[] = {
+    {AT(lengths), I64, ALWAYS, "device_lengths"},
+    {AT(cu_padded), I64, ALWAYS, "device_cu_padded"},
+    {AT(elements), AT(dtype), ALWAYS, "d_local"},
+    {AT(table), AT(dtype), ALWAYS, "d_out"},
+};
+#undef AT
+PASS(sequence_targets, colo_sequence_pass, ALWAYS, "sequence targets")
+PASS(sequence_mask, colo_sequence_pass, ALWAYS, "sequence mask")
+PASS(sequence_scatter, colo_sequence_pass, ALWAYS, "sequence gather")
+PASS(sequence_gather, colo_sequence_pass, ALWAYS, "sequence gather backward")
 
 /* ---- weighted sums ---- */
 
-static colo_status_t weighted_local(const struct colo_weighted_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(colo_cuda_typed(&q, p->values, p->dtype, "values"));
-    TRY(colo_cuda_typed(&q, p->weights, p->dtype, "weights"));
-    TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-    TRY(colo_cuda_pointer(&q, p->parts, "workspace"));
-    TRY(colo_cuda_typed(&q, p->out, COLO_I64, "out"));
-    TRY(colo_cuda_typed(&q, p->d_values, p->dtype, "d_values"));
-    TRY(colo_cuda_typed(&q, p->counted, COLO_I64, "n_valid"));
-    TRY(colo_cuda_typed(&q, p->mean.value, p->dtype, "value"));
-    TRY(colo_cuda_typed(&q, p->mean.num, COLO_F64, "num"));
-    TRY(colo_cuda_typed(&q, p->mean.den, COLO_F64, "den"));
-    TRY(colo_cuda_typed(&q, p->mean.factor, COLO_F64, "factor"));
-    return colo_cuda_report(colo_k_weighted_local(p, stream), "weighted sum");
-}
-
-static colo_status_t weighted_finish(const struct colo_weighted_pass *p, colo_stream_t stream)
-{
-    return colo_cuda_report(colo_k_weighted_finish(p, stream), "weighted sum over ranks");
-}
-
-static colo_status_t mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream)
-{
-    colo_queries_t q = {0};
-    TRY(colo_cuda_typed(&q, p->factor, COLO_F64, "factor"));
-    TRY(colo_cuda_typed(&q, p->d_value, p->dtype, "d_value"));
-    TRY(colo_cuda_typed(&q, p->d_num, COLO_F64, "d_num"));
-    TRY(colo_cuda_typed(&q, p->d_values, p->dtype, "d_losses"));
-    return colo_cuda_report(colo_k_mean_grad(p, stream), "gradient of a loss's mean");
-}
-
-const colo_loss_ops_t colo_loss_cuda = {
-    .logprob_stats = logprob_stats,
-    .logprob_merge = logprob_merge,
-    .logprob_grad = logprob_grad,
-    .gemm = &colo_gemm_cuda,
-    .rows_compact = rows_compact,
-    .rows_upstream = rows_upstream,
-    .rows_factor = rows_factor,
-    .rows_scatter = rows_scatter,
-    .rows_gather = rows_gather,
-    .rows_restore = rows_restore,
-    .rows_clear = rows_clear,
-    .rows_sum = rows_sum,
-    .rows_convert = rows_convert,
-    .topk_rows = topk_rows,
-    .topk_local = topk_local,
-    .topk_merge = topk_merge,
-    .topk_sum = topk_sum,
-    .topk_fix = topk_fix,
-    .sampling_largest = sampling_largest,
-    .sampling_sums = sampling_sums,
-    .sampling_find = sampling_find,
-    .sampling_keep = sampling_keep,
-    .distill_stats = distill_stats,
-    .distill_merge = distill_merge,
-    .distill_grad = distill_grad,
-    .sequence_targets = sequence_targets,
-    .sequence_mask = sequence_mask,
-    .sequence_scatter = sequence_scatter,
-    .sequence_gather = sequence_gather,
-    .weighted_local = weighted_local,
-    .weighted_finish = weighted_finish,
-    .mean_grad = mean_grad,
+#define AT(member) offsetof(struct colo_weighted_pass, member)
+static const struct pointer of_weighted_local[] = {
+    {AT(values), AT(dtype), ALWAYS, "values"},
+    {AT(weights), AT(dtype), ALWAYS, "weights"},
+    {AT(mask), BYTES, ALWAYS, "mask"},
+    {AT(parts), BYTES, ALWAYS, "workspace"},
+    {AT(out), I64, ALWAYS, "out"},
+    {AT(d_values), AT(dtype), ALWAYS, "d_values"},
+    {AT(counted), I64, ALWAYS, "n_valid"},
+    {AT(mean.value), AT(dtype), ALWAYS, "value"},
+    {AT(mean.num), F64, ALWAYS, "num"},
+    {AT(mean.den), F64, ALWAYS, "den"},
+    {AT(mean.factor), F64, ALWAYS, "factor"},
 };
+#undef AT
+#define AT(member) offsetof(struct colo_mean_grad_pass, member)
+static const struct pointer of_mean_grad[] = {
+    {AT(factor), F64, ALWAYS, "factor"},
+    {AT(d_value), AT(dtype), ALWAYS, "d_value"},
+    {AT(d_num), F64, ALWAYS, "d_num"},
+    {AT(d_values), AT(dtype), ALWAYS, "d_losses"},
+};
+#undef AT
+PASS(weighted_local, colo_weighted_pass, ALWAYS, "weighted sum")
+LAUNCH(weighted_finish, colo_weighted_pass, "weighted sum over ranks")
+PASS(mean_grad, colo_mean_grad_pass, ALWAYS, "gradient of a loss's mean")
+
+#define ENTRY(name, parameters) .name = name,
+const colo_loss_ops_t colo_loss_cuda = {.gemm = &colo_gemm_cuda, COLO_LOSS_PASSES(ENTRY)};
