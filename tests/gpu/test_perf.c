@@ -18,7 +18,6 @@ static json_t *rows_of(const char *const *args, const char *key, const char *inn
         fail_msg("exit %d: %s", s.exit, s.err);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    tool_output_free(&s);
     json_t *rows = json_object_get(doc, key);
     rows = json_incref(inner ? json_object_get(rows, inner) : rows);
     json_decref(doc);

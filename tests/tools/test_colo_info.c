@@ -17,7 +17,6 @@ static json_t *info_exit(int expected)
     assert_int_equal(s.err_size == 0, expected == 0);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    tool_output_free(&s);
     return doc;
 }
 
@@ -79,7 +78,6 @@ T_CASE(every_backend_is_listed)
         assert_non_null(strstr(s.out, line));
     }
     json_decref(doc);
-    tool_output_free(&s);
 }
 
 T_CASE(value_that_is_not_allowed_is_found_and_exit_1)
@@ -91,7 +89,6 @@ T_CASE(value_that_is_not_allowed_is_found_and_exit_1)
         assert_int_equal(s.exit, 1);
         assert_string_equal(s.err, "colo-info: COLO_CHECK is '3', expected a number from 0 to 2\n");
         assert_non_null(strstr(s.out, i ? "\"allowed\": false" : "not allowed"));
-        tool_output_free(&s);
     }
     unsetenv("COLO_CHECK");
 }
@@ -107,7 +104,6 @@ T_CASE(the_text_has_a_line_for_every_variable)
     json_array_foreach(json_object_get(doc, "environment_variables"), i, k)
         assert_non_null(strstr(s.out, json_string_value(json_object_get(k, "name"))));
     json_decref(doc);
-    tool_output_free(&s);
 }
 
 T_CASE(wrong_use_is_one_line_and_exit_2)
@@ -119,7 +115,6 @@ T_CASE(wrong_use_is_one_line_and_exit_2)
         assert_int_equal(s.out_size, 0);
         assert_int_equal(strncmp(s.err, "colo-info: ", 11), 0);
         assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
-        tool_output_free(&s);
     }
 }
 
@@ -147,7 +142,6 @@ T_CASE(world_that_waits_says_for_which_rank)
     assert_int_equal(s.exit, 1);
     assert_non_null(strstr(s.err, "rank 0 of 2 waits for the file of rank 1, 100 ms at most\n"));
     assert_non_null(strstr(s.err, "rank 1 has left no file after 100 ms\n"));
-    tool_output_free(&s);
     snprintf(path, sizeof path, "%s/colo-info-rank-0", folder);
     assert_true(unlink(path) == 0 && rmdir(folder) == 0);
 }
@@ -165,7 +159,6 @@ T_CASE(world_follows_no_link)
     tool_output_t s = world(folder, "1");
     assert_int_equal(s.exit, 1);
     assert_non_null(strstr(s.err, "expected a new folder for each run"));
-    tool_output_free(&s);
     assert_true(stat(other, &was) == 0 && was.st_size == 0);
     assert_true(unlink(part) == 0 && unlink(other) == 0 && rmdir(folder) == 0);
 }
@@ -179,7 +172,6 @@ T_CASE(world_refuses_a_folder_whose_name_is_empty_or_too_long)
         tool_output_t s = world(i ? name : "", "1");
         assert_int_equal(s.exit, 2);
         assert_non_null(strstr(s.err, "--world: the name of the folder has "));
-        tool_output_free(&s);
     }
 }
 

@@ -40,7 +40,6 @@ static void expect(const char *const *args, int code, const char *text)
         fail_msg("exit %d, expected %d and \"%s\": %s%s", s.exit, code, text, s.out, s.err);
     if (code && (s.out_size > 0 || !end || end[1]))
         fail_msg("expected one line on stderr and nothing on stdout: %s%s", s.out, s.err);
-    tool_output_free(&s);
 }
 
 #define EXPECT(code, text, ...) expect((const char *[]){__VA_ARGS__, NULL}, code, text)
@@ -127,7 +126,6 @@ static char *drawn(const char *record)
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
     assert_string_equal(s.out, "");
-    tool_output_free(&s);
     FILE *f = fopen(path, "r");
     char *text = calloc(1, 1 << 20);
     assert_true(f && text);

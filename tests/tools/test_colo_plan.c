@@ -197,7 +197,6 @@ T_CASE(the_worked_examples_are_planned_as_written_down)
         }
         json_decref(found);
         json_decref(want);
-        tool_output_free(&s);
     }
 }
 
@@ -276,7 +275,6 @@ static void assert_prints(const char *const *args, const char *text)
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, text);
     assert_int_equal(s.exit, 0);
-    tool_output_free(&s);
 }
 
 T_CASE(the_table_reads_as_written_down)
@@ -304,7 +302,6 @@ T_CASE(grids_of_different_size_are_warned_of)
         assert_string_equal(s.err, "");
         if (strncmp(s.out, warning, strlen(warning)) != 0)
             fail_msg("it begins \"%.80s\"", s.out);
-        tool_output_free(&s);
     }
 }
 
@@ -348,8 +345,6 @@ T_CASE(one_rank_as_json_keeps_the_totals_of_all)
     assert_true(json_equal(a, o));
     json_decref(a);
     json_decref(o);
-    tool_output_free(&sa);
-    tool_output_free(&so);
 }
 
 /* The adjoint of a full-length output: every source rank gets its rows from all C siblings. */
@@ -366,7 +361,6 @@ static void check_partial(const char *const *args)
         json_decref(want);
     }
     json_decref(doc);
-    tool_output_free(&s);
 }
 
 T_CASE(partial_gradients_come_from_every_context_rank)
@@ -400,11 +394,6 @@ T_CASE(sizes_that_are_not_given_are_assumed_and_named)
     assert_true(json_equal(given, assumed));
     json_decref(given);
     json_decref(assumed);
-    tool_output_free(&a);
-    tool_output_free(&o);
-    tool_output_free(&n);
-    tool_output_free(&j);
-    tool_output_free(&c);
 }
 
 /* One row of one sample and three candidates: only the features are left to cut. 3 does not divide
@@ -429,7 +418,6 @@ T_CASE(a_box_names_features_only_where_they_are_cut)
     assert_null(json_object_get(box, "h"));
     json_decref(doc);
     json_decref(want);
-    tool_output_free(&s);
 }
 
 T_CASE(help_shows_an_example_and_version_a_number)
@@ -438,7 +426,6 @@ T_CASE(help_shows_an_example_and_version_a_number)
     assert_int_equal(s.exit, 0);
     assert_string_equal(s.err, "");
     assert_non_null(strstr(s.out, "colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2"));
-    tool_output_free(&s);
     assert_prints(words("--version"), "colo-plan 0.1.0\n");
 }
 
@@ -449,7 +436,6 @@ T_CASE(output_that_is_no_terminal_has_no_colour)
     tool_output_t s = tool_run(SMALL);
     assert_non_null(strstr(s.out, "What this means"));
     assert_null(strchr(s.out, '\033'));
-    tool_output_free(&s);
 }
 
 T_CASE(output_on_a_terminal_has_colour_unless_no_color_is_set)
@@ -461,8 +447,6 @@ T_CASE(output_on_a_terminal_has_colour_unless_no_color_is_set)
     assert_non_null(strchr(tty.out, '\033'));
     assert_non_null(strstr(plain.out, "What this means"));
     assert_null(strchr(plain.out, '\033'));
-    tool_output_free(&tty);
-    tool_output_free(&plain);
 }
 
 T_CASE(a_system_without_terminals_is_no_crash_of_the_test)
@@ -476,7 +460,6 @@ T_CASE(a_system_without_terminals_is_no_crash_of_the_test)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_null(s.out);
     assert_int_equal(s.exit, -1);
-    tool_output_free(&s);
 }
 
 T_TOOL_MAIN("COLO_PLAN", "tools/colo_plan")

@@ -56,7 +56,6 @@ static void text_is_as_written(void **state)
         assert_string_equal(s.err, "");
         assert_int_equal(s.exit, 0);
         assert_string_equal(s.out, page(cases[i].page));
-        tool_output_free(&s);
     }
 }
 
@@ -84,7 +83,6 @@ static void json_is_as_written(void **state)
             fail_msg("%s: found %s", cases[i].page, s.out);
         json_decref(got);
         json_decref(want);
-        tool_output_free(&s);
     }
 }
 
@@ -108,7 +106,6 @@ static void the_machine_is_in_the_plain_page(void **state)
         json_string_value(json_object_get(json_object_get(doc, "libraries"), "hwloc")),
         colo_topology_version());
     json_decref(doc);
-    tool_output_free(&s);
 }
 
 /* ---- refused ---- */
@@ -157,13 +154,11 @@ static void what_cannot_be_is_one_line_and_exit_2(void **state)
     for (size_t i = 0; i + 1 < sizeof cases / sizeof cases[0]; i++) {
         tool_output_t s = tool_run(words(cases[i].line, cases[i].topology));
         assert_one_line(&s, 2, cases[i].error_message);
-        tool_output_free(&s);
     }
     /* layouts that do not fit are found, not misused */
     tool_output_t s =
         tool_run(words(cases[sizeof cases / sizeof cases[0] - 1].line, "core:8 pu:1"));
     assert_one_line(&s, 1, "3");
-    tool_output_free(&s);
 }
 
 static void a_stdout_that_is_full_is_a_problem(void **state)
@@ -172,10 +167,8 @@ static void a_stdout_that_is_full_is_a_problem(void **state)
     const char *json[] = {"--topology", "core:8 pu:1", "--grid", "tp=2", "--json", NULL};
     tool_output_t s = tool_run_closed(args);
     assert_one_line(&s, 1, "standard output");
-    tool_output_free(&s);
     s = tool_run_closed(json);
     assert_int_equal(s.exit, 1);
-    tool_output_free(&s);
 }
 
 static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
@@ -184,7 +177,6 @@ static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
                *plain[] = {"--json", NULL};
     tool_output_t s = tool_run(grid);
     assert_one_line(&s, 1, "configure with -Dhwloc=enabled");
-    tool_output_free(&s);
     s = tool_run(plain); /* the rest is there all the same */
     assert_int_equal(s.exit, 0);
     json_t *doc = json_loads(s.out, 0, NULL);
@@ -193,7 +185,6 @@ static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
     assert_true(json_is_null(json_object_get(json_object_get(doc, "libraries"), "hwloc")));
     assert_true(json_is_false(json_object_get(json_object_get(doc, "backends"), "hwloc")));
     json_decref(doc);
-    tool_output_free(&s);
 }
 
 /* A folder with the good file, a broken one and a huge one, to be in while the tool runs. */

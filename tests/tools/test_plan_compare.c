@@ -27,7 +27,6 @@ static json_t *compared(const char *const *args)
         fail_msg("exit %d: %s", s.exit, s.err);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    tool_output_free(&s);
     return doc;
 }
 
@@ -272,7 +271,6 @@ T_CASE(the_table_and_bars_read_as_written_down)
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, table);
     assert_int_equal(s.exit, 0);
-    tool_output_free(&s);
 }
 
 /* The first lines say what was asked: the shape, and where the rows sit in the LLM's sequence. */
@@ -286,7 +284,6 @@ T_CASE(a_comparison_says_where_the_rows_sit)
                                "*  1  dp=4 -> cp=2,dp=2, sharded: 4 ranks\n";
     if (strncmp(s.out, head, strlen(head)) != 0)
         fail_msg("found %.300s", s.out);
-    tool_output_free(&s);
 }
 
 /* 8 ranks against 16, in one entry or between two: neither is better than the other. */
@@ -313,7 +310,6 @@ T_CASE(worlds_of_different_size_have_no_best)
             fail_msg("case %zu begins \"%.80s\"", i, s.out);
         assert_null(strchr(s.out, '*'));
         assert_null(strstr(s.out, "least bridge time"));
-        tool_output_free(&s);
 
         args[n] = "--json";
         s = tool_run(args);
@@ -326,14 +322,12 @@ T_CASE(worlds_of_different_size_have_no_best)
         for (size_t k = 0; k < json_array_size(json_object_get(doc, "entries")); k++)
             assert_true(json_is_false(json_object_get(entry(doc, k), "best")));
         json_decref(doc);
-        tool_output_free(&s);
     }
     /* as many ranks elsewhere are not another size */
     tool_output_t s =
         tool_run(words("--batch 16 --seq 8 --hidden 4 --compare dp=8@8->tp=8@8 dp=8->tp=8"));
     assert_null(strstr(s.out, "warning"));
     assert_non_null(strstr(s.out, "least bridge time"));
-    tool_output_free(&s);
 }
 
 T_CASE(entries_stay_in_order_and_the_first_of_equals_is_best)

@@ -141,7 +141,6 @@ static json_t *plan_of(const world_t *w, const char *max_ranks)
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, &e);
     if (!doc)
         fail_msg("%s: %s at byte %d of: %s", w->what, e.text, e.position, s.out);
-    tool_output_free(&s);
     return doc;
 }
 

@@ -63,7 +63,6 @@ static json_t *planned(const char *text, const char *const *args)
     assert_int_equal(s.exit, 0);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
-    tool_output_free(&s);
     return doc;
 }
 
@@ -192,8 +191,6 @@ T_CASE(the_worked_example_reads_as_written_down)
     assert_non_null(strstr(o.out, "forward: the rank keeps 16 B of its own\n"
                                   "  receives 16 B from rank 1: segment 2 rows 0..0\n"
                                   "  sends 32 B to rank 1: segment 0 rows 1..2\n"));
-    tool_output_free(&a);
-    tool_output_free(&o);
 }
 
 /* Loads 9, 1, 2 of 12 rows: the mean is 4. Balanced 5, 4, 3. */
@@ -223,7 +220,6 @@ static char *drawn(const char *text, const char *const *args)
     tool_output_t s = tool_run(all);
     assert_string_equal(s.err, "");
     assert_int_equal(s.exit, 0);
-    tool_output_free(&s);
     FILE *f = fopen(picture, "r");
     assert_non_null(f);
     char *svg = calloc(1, 1 << 22);

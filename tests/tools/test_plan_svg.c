@@ -77,8 +77,6 @@ static void draw(const char *const *args)
     if (s.exit != 0)
         fail_msg("exit %d: %s", s.exit, s.err);
     assert_string_equal(s.out, without.out); /* the picture comes on top */
-    tool_output_free(&s);
-    tool_output_free(&without);
     slurp();
     const char *why = markup_check(text);
     if (why)
@@ -210,7 +208,6 @@ T_CASE(of_a_million_ranks_one_part_is_drawn)
                        "64 --hidden 16 --output sharded --rank 1048575 --svg %s",
                        path)); /* one rank: no sweep of all */
     assert_int_equal(s.exit, 0);
-    tool_output_free(&s);
     slurp();
     assert_null(markup_check(text));
     has_message(1048567, 1048575, 1024, 2);
@@ -225,7 +222,6 @@ T_CASE(of_a_world_too_large_to_walk_parts_are_drawn_by_lot)
                        "--hidden 16 --output sharded --svg %s",
                        path));
     assert_int_equal(s.exit, 0);
-    tool_output_free(&s);
     slurp();
     assert_null(markup_check(text));
     has("Shown: one of 33,792 parts", 1);
@@ -295,7 +291,6 @@ T_CASE(a_path_that_cannot_be_written_is_one_line)
             assert_non_null(strstr(s.err, "colo-plan: --svg: \""));
             assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
             assert_int_equal(files(), 0);
-            tool_output_free(&s);
         }
 }
 
@@ -323,7 +318,6 @@ T_CASE(half_a_picture_is_no_picture)
     slurp();
     assert_string_equal(text, "old");
     assert_int_equal(files(), 1);
-    tool_output_free(&s);
 }
 
 T_CASE(layouts_without_a_plan_keep_the_old_picture)
@@ -339,7 +333,6 @@ T_CASE(layouts_without_a_plan_keep_the_old_picture)
     slurp();
     assert_string_equal(text, "old");
     assert_int_equal(files(), 1);
-    tool_output_free(&s);
 }
 
 /* The check that the others rest on. */

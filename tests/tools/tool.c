@@ -20,6 +20,16 @@
 
 static const char *program;
 
+/* What the last runs wrote; the oldest goes. */
+static char *keep(char *text)
+{
+    static char *kept[24];
+    static size_t n;
+    char **place = &kept[n++ % (sizeof kept / sizeof kept[0])];
+    free(*place);
+    return *place = text;
+}
+
 bool tool_path(int argc, char **argv, const char *env)
 {
     program = argc > 1 ? argv[1] : getenv(env);
@@ -75,7 +85,7 @@ static char *slurp(int fd, size_t *size)
     }
     text[n] = '\0';
     *size = n;
-    return text;
+    return keep(text);
 }
 
 static tool_output_t run(const char *const *args, int out, bool no_color)
@@ -149,15 +159,8 @@ tool_output_t tool_run_closed(const char *const *args)
         abort();
     tool_output_t s = run(args, fd, false);
     close(fd);
-    s.out = calloc(1, 1);
+    s.out = "";
     return s;
-}
-
-void tool_output_free(tool_output_t *s)
-{
-    free(s->out);
-    free(s->err);
-    *s = (tool_output_t){.exit = -1};
 }
 
 void tool_refuses(const char *name, const char *const *args, int exit, const char *text)
@@ -168,11 +171,10 @@ void tool_refuses(const char *name, const char *const *args, int exit, const cha
         fail_msg("%s %s ...: exit %d (expected %d), %zu bytes on stdout, stderr (%zu bytes): %s",
                  args[0] ? args[0] : "", args[0] && args[1] ? args[1] : "", s.exit, exit,
                  s.out_size, s.err_size, s.err);
-    for (char *c = s.err; c < newline; c++)
+    for (const char *c = s.err; c < newline; c++)
         if (*c < 0x20 || *c > 0x7e)
             fail_msg("byte 0x%02x on stderr: %s", (unsigned char)*c, s.err);
     if (strncmp(s.err, name, strlen(name)) != 0 || strncmp(s.err + strlen(name), ": ", 2) != 0 ||
         !strstr(s.err, text))
         fail_msg("\"%s\" lacks \"%s\"", s.err, text);
-    tool_output_free(&s);
 }

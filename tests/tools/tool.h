@@ -7,9 +7,9 @@
 #include <stddef.h>
 
 typedef struct tool_output {
-    int exit;  /* code, or -1 when a signal ended it */
-    char *out; /* NUL-terminated; a NUL that the tool wrote would end it early */
-    char *err;
+    int exit;        /* code, or -1 when a signal ended it */
+    const char *out; /* NUL-terminated; a NUL that the tool wrote would end it early */
+    const char *err;
     size_t out_size, err_size;
 } tool_output_t;
 
@@ -25,14 +25,13 @@ bool tool_path(int argc, char **argv, const char *env);
  * for a dozen calls. */
 const char *const *words(const char *line, ...) __attribute__((format(printf, 1, 2)));
 
-/* @args: NULL-terminated, without the program's name. */
+/* @args: NULL-terminated, without the program's name. What it wrote is kept for a dozen runs. */
 tool_output_t tool_run(const char *const *args);
 /* The same with stdout on a new terminal, and with NO_COLOR set or unset. If the system has no
  * pseudo-terminals, as a chroot without /dev/pts, nothing runs and out is NULL. */
 tool_output_t tool_run_tty(const char *const *args, bool no_color);
 /* The same with a stdout that no program can write to. */
 tool_output_t tool_run_closed(const char *const *args);
-void tool_output_free(tool_output_t *s);
 
 /* Fails the test case unless the tool ends with @exit, writes nothing to stdout, and to stderr one
  * line that begins with its name and contains @text. */
