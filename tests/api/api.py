@@ -39,23 +39,43 @@ def declared():
     return marked('COLO_API', [INCLUDE / header for header in headers()])
 
 
+def split(arguments):
+    """Types and names, as declared, of what a function takes; of functions only that they are some."""
+    arguments = re.sub(r'\((\*\w+)\)\s*\([^()]*\)', r'(\1)', arguments)
+    return [a.strip() for a in arguments.split(',') if a.strip() != 'void']
+
+
+def declarations():
+    """(what it returns, its name, the types of its arguments) of all that the public headers declare."""
+    for statement in statements('COLO_API', [INCLUDE / header for header in headers()]):
+        returned, name, arguments = re.match(
+            r'(.*?)\s*\b(colo_\w+)\s*\(((?:[^()]|\((?:[^()]|\(.*?\))*\))*)\)', statement).groups()
+        yield returned, name, [re.sub(r'(?<=[ *])\w+$', '', a).strip() for a in split(arguments)]
+
+
 def for_modules():
     """Names of all functions that private headers declare with COLO_FOR_MODULES."""
     return marked('COLO_FOR_MODULES', (ROOT / 'src').rglob('*.h'))
 
 
-def marked(mark, paths):
-    names = set()
+def statements(mark, paths):
+    """What stands between @mark and a semicolon, in one line each."""
     for path in paths:
         text = path.read_text()
         text = re.sub(r'/\*.*?\*/', ' ', text, flags=re.S)
         text = re.sub(r'^\s*#(?:[^\n\\]|\\.|\\\n)*', '', text, flags=re.M | re.S)
         for statement in re.findall(r'\b%s\b([^;]*);' % mark, text):
-            # The first name before a parenthesis that is not an attribute's.
-            found = re.search(r'\b(colo_\w+)\s*\(', statement)
-            if not found:
-                sys.exit('%s: no function in "%s%s"' % (path, mark, statement))
-            names.add(found.group(1))
+            yield ' '.join(statement.split())
+
+
+def marked(mark, paths):
+    names = set()
+    for statement in statements(mark, paths):
+        # The first name before a parenthesis that is not an attribute's.
+        found = re.search(r'\b(colo_\w+)\s*\(', statement)
+        if not found:
+            sys.exit('no function in "%s %s"' % (mark, statement))
+        names.add(found.group(1))
     return sorted(names)
 
 

@@ -59,6 +59,27 @@ T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
     }
 }
 
+T_CASE(a_pass_that_is_none_has_no_messages)
+{
+    const t_case_t c = t_between("dp=2", "cp=2", 2, 4, 1);
+    colo_layout_t src, dst;
+    colo_plan_t *plan = NULL;
+    int32_t n = 9;
+    assert_ok(t_layout(&src, &c.src));
+    assert_ok(t_layout(&dst, &c.dst));
+    const colo_plan_config_t config = {
+        COLO_PLAN_CONFIG_INIT, .src = &src,       .dst = &dst,
+        .shape = {2, 4, 1, 0}, .dtype = COLO_F32, .output = COLO_SHARDED};
+    assert_ok(colo_plan_create(&plan, &config, 0));
+    assert_non_null(colo_plan_sends(plan, COLO_FORWARD, NULL));
+    assert_non_null(colo_plan_recvs(plan, COLO_FORWARD, NULL));
+    assert_non_null(colo_plan_locals(plan, COLO_FORWARD, NULL));
+    assert_null(colo_plan_sends(plan, (colo_pass_t)2, &n));
+    assert_int_equal(n, 0);
+    assert_int_equal(colo_plan_bytes(plan, (colo_pass_t)2).recv, 0);
+    colo_plan_destroy(&plan);
+}
+
 /* The ranks that planning looks at, for ranks of both sides; destinations are behind the sources.
  */
 static int64_t work_of(int64_t sources, int64_t destinations, int64_t per_node, int64_t features)

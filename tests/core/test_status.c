@@ -147,4 +147,23 @@ T_CASE(products_and_sums_notice_overflow)
     assert_false(colo_add_ok(INT64_MAX, 1, &v));
 }
 
+T_CASE(what_is_unknown_or_not_set_has_an_answer)
+{
+    float x = 0;
+    const colo_sequence_t unset = {.batch = 3, .positions = 4}; /* cp is 0 */
+    assert_string_equal(colo_op_name((colo_op_kind_t)99), "?");
+    assert_string_equal(colo_category_name((colo_category_t)99), "?");
+    assert_string_equal(colo_direction_name((colo_direction_t)99), "?");
+    assert_non_null(colo_bind_name((colo_bind_t)99));
+    assert_non_null(colo_dtype_name((colo_dtype_t)99));
+    assert_non_null(colo_status_name((colo_status_t)-99));
+    assert_non_null(colo_status_string((colo_status_t)-99));
+    assert_int_equal(colo_dtype_size((colo_dtype_t)99), 0);
+    assert_null(colo_env_variable(-1));
+    assert_null(colo_tensor_host(&x, COLO_F32, 1, NULL).data);
+    assert_null(colo_tensor_cuda(&x, COLO_F32, 0, 1, NULL).data);
+    assert_int_equal(colo_sequence_count(&unset), 0);
+    assert_int_equal(colo_loss_weighted_workspace_size(-1), colo_loss_weighted_workspace_size(1));
+}
+
 T_MAIN("core/status")
