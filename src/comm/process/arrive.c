@@ -111,9 +111,7 @@ static void take_header(struct colo_process_group *x, const colo_frame_t *frame,
                         const void *payload)
 {
     struct colo_remote *p = &x->peer[frame->from];
-    p->seq = frame->seq;
-    p->desc = frame->desc;
-    p->count = frame->count;
+    p->last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
     struct colo_early *e = &p->early[p->first];
     if (e->full)
         e = &p->early[p->first ^ 1];
@@ -161,9 +159,7 @@ static void take_close(struct colo_process_context *f, int32_t peer)
 static void take_bye(struct colo_remote *p, const colo_frame_t *frame)
 {
     p->gone = true;
-    p->seq = frame->seq;
-    p->desc = frame->desc;
-    p->count = frame->count;
+    p->last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
 }
 
 /* @bytes: of frame and payload */

@@ -20,6 +20,7 @@
 #include "comm/error-state.h"
 #include "comm/process/pack.h"
 #include "comm/process/transport.h"
+#include "comm/wait.h"
 
 struct colo_early { /* a header that is here, with the first bytes of its message */
     bool full;
@@ -28,7 +29,7 @@ struct colo_early { /* a header that is here, with the first bytes of its messag
 };
 
 struct colo_remote {
-    uint64_t seq, desc, count; /* of its last operation that this rank knows of; seq 0: none */
+    colo_last_op_t last; /* that this rank knows of */
     bool gone;
     uint8_t first; /* which of the two came first */
     struct colo_early early[2];

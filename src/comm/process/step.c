@@ -10,62 +10,38 @@
  * Small messages end after 2 and 3: one frame each way. A rank that is in another operation, went
  * past this one or left is found by its header or its goodbye; one that does not come, by the
  * deadline.
- *
- * Waiting is as in threads.c: spin a little, yield for a while, then sleep an eighth of the
- * time waited so far, 1 ms at most; a transport that can be woken by data wakes earlier.
  */
 #include "comm/process/group.h"
 
 #include "core/hash.h"
 #include "core/error.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { SPINS = 64 };
-static const double YIELD_SECONDS = 200e-6;
-
 /* ---- error messages ---- */
 
-/* "'cp' (world ranks 0 2 4 6)" */
-static const char *describe_group(char *text, size_t cap, const struct colo_process_group *x)
+static colo_waiter_t waiter(const struct colo_process_group *x, int32_t peer)
 {
-    int n = snprintf(text, cap, "'%s' (world ranks", x->name);
-    for (int32_t r = 0; r < x->size && r < 9 && n > 0 && (size_t)n < cap; r++)
-        n += r < 8 ? snprintf(text + n, cap - (size_t)n, " %lld", (long long)x->label[r])
-                   : snprintf(text + n, cap - (size_t)n, " ...");
-    if (n > 0 && (size_t)n < cap)
-        snprintf(text + n, cap - (size_t)n, ")");
-    return text;
+    return (colo_waiter_t){x->name, x->label,           x->rank, x->size, x->op, x->seq,
+                           peer,    x->peer[peer].last, true};
 }
 
-static const char *describe_last(char *text, size_t cap, const struct colo_remote *p)
-{
-    if (p->seq == 0)
-        return "none";
-    return colo_op_describe(text, cap, colo_op_unpack(p->desc, p->count), p->seq);
-}
-
+/* @found: NULL: it went on without this rank */
 static void mismatch(struct colo_process_group *x, int32_t peer, const char *found)
 {
-    char mine[96], group[160], error_message[700];
-    snprintf(error_message, sizeof error_message, "on %s rank %d is in %s, but rank %d %s",
-             describe_group(group, sizeof group, x), (int)x->rank,
-             colo_op_describe(mine, sizeof mine, x->op, x->seq), (int)peer, found);
+    char error_message[COLO_BLAME];
+    const colo_waiter_t me = waiter(x, peer);
+    colo_blame_mismatch(error_message, &me, found, x->peer[peer].gone);
     colo_process_set_error(x, COLO_ERR_MISMATCH, -1, error_message);
 }
 
-static void missing(struct colo_process_group *x, int32_t peer, const char *how)
+/* @timeout_ms: 0: it left */
+static void missing(struct colo_process_group *x, int32_t peer, int64_t timeout_ms)
 {
-    char mine[96], last[96], group[160], error_message[700];
-    snprintf(error_message, sizeof error_message,
-             "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
-             "of rank %d is %s, as far as rank %d knows",
-             colo_op_describe(mine, sizeof mine, x->op, x->seq),
-             describe_group(group, sizeof group, x), (int)x->rank, (int)peer,
-             (long long)x->label[peer], how, (int)peer,
-             describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
+    char error_message[COLO_BLAME];
+    const colo_waiter_t me = waiter(x, peer);
+    colo_blame_missing(error_message, &me, timeout_ms, x->peer_step[peer].met);
     colo_process_set_error(x, COLO_ERR_TIMEOUT, -1, error_message);
 }
 
@@ -278,9 +254,7 @@ void colo_step_poll(struct colo_process_group *x, int32_t peer)
                  (int)x->rank);
         mismatch(x, peer, found);
     } else if (x->running && l->active) {
-        snprintf(found, sizeof found, "went past #%llu without it; its last operation is %s",
-                 (unsigned long long)x->seq, describe_last(what, sizeof what, p));
-        mismatch(x, peer, found);
+        mismatch(x, peer, NULL);
     }
 }
 
@@ -384,26 +358,17 @@ static void judge(struct colo_process_group *x, int32_t peer, double waited, int
     for (int32_t i = 0; i < x->nactive; i++) {
         int32_t r = x->active[i];
         const struct colo_process_step *l = &x->peer_step[r];
-        if (x->peer[r].gone && !l->met && x->peer[r].seq >= x->seq) {
-            char what[96], found[200];
-            snprintf(found, sizeof found,
-                     "went past #%llu without it and left; its last operation is %s",
-                     (unsigned long long)x->seq, describe_last(what, sizeof what, &x->peer[r]));
-            mismatch(x, r, found);
+        if (x->peer[r].gone && !l->met && x->peer[r].last.seq >= x->seq) {
+            mismatch(x, r, NULL);
             return;
         }
         if (x->peer[r].gone && (!l->met || (x->moving && l->in_left > 0) || l->out_left > 0)) {
-            missing(x, r, "has left the communicator");
+            missing(x, r, 0);
             return;
         }
     }
-    if (waited * 1e3 > (double)timeout_ms) {
-        char how[64];
-        snprintf(how, sizeof how, "%s within %lld ms",
-                 x->peer_step[peer].met ? "did not finish" : "did not arrive",
-                 (long long)timeout_ms);
-        missing(x, peer, how);
-    }
+    if (waited * 1e3 > (double)timeout_ms)
+        missing(x, peer, timeout_ms);
 }
 
 enum { DONE = -1, FAILED = -2 };
@@ -422,21 +387,6 @@ static int32_t poll_once(struct colo_process_group *x, const colo_comm_t *c, boo
     return peer;
 }
 
-static void rest(const struct colo_process_group *x, uint32_t polls)
-{
-    if (polls < SPINS) {
-#if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-#endif
-        return;
-    }
-    double waited = colo_now() - x->begin;
-    if (waited < YIELD_SECONDS)
-        sched_yield();
-    else
-        x->context->ops->wait(x->context->transport, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
-}
-
 colo_status_t colo_step_run(colo_comm_t *c)
 {
     struct colo_process_group *x = c->impl;
@@ -452,12 +402,16 @@ colo_status_t colo_step_run(colo_comm_t *c)
     for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
         if (r != x->rank)
             colo_step_poll(x, r);
+    colo_wait_t wait = {.begin = x->begin};
     int32_t peer = poll_once(x, c, false);
-    for (uint32_t polls = 1; peer >= 0; polls++) {
+    while (peer >= 0) {
         pthread_mutex_unlock(lock);
-        rest(x, polls);
+        const bool spins = colo_wait_spin(&wait);
+        const double nap = spins ? 0 : colo_wait_nap(colo_now() - wait.begin);
+        if (nap > 0)
+            x->context->ops->wait(x->context->transport, nap);
         pthread_mutex_lock(lock);
-        peer = poll_once(x, c, polls >= SPINS);
+        peer = poll_once(x, c, !spins);
     }
     x->running = false;
     for (int32_t i = 0; i < x->nactive; i++)

@@ -17,9 +17,7 @@
  *                 shared states of one run); every wait checks both. A rank checks for a slot that
  *                 is closed early after the error state.
  *
- * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
- * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
- * once workspace has grown to the largest one.
+ * Nothing is allocated per operation once workspace has grown to the largest one.
  *
  * Left to comm.c: arguments, statistics, the comparison of COLO_CHECK=2, which ranks are dead.
  */
@@ -27,6 +25,7 @@
 
 #include "comm/reduce.h"
 #include "comm/threads/threads.h"
+#include "comm/wait.h"
 #include "core/box.h"
 #include "core/error.h"
 
@@ -35,17 +34,10 @@
 #include <time.h>
 
 enum {
-    SPINS = 64,             /* polls before the first yield */
     SMALL_REDUCE = 8 << 10, /* bytes up to which every rank reduces everything: one wait less */
 };
-static const double YIELD_SECONDS = 200e-6; /* of yielding before the first sleep */
 
 /* ---- waiting ---- */
-
-struct wait {
-    uint32_t polls;
-    double begin; /* of the operation */
-};
 
 static void sets(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *error_message)
 {
@@ -77,84 +69,67 @@ static colo_status_t verdict(colo_comm_t *c)
     return colo_fail(st, "%s", error_message);
 }
 
-static const char *describe_slot(char *text, size_t cap, const struct colo_slot *s)
-{
-    uint64_t seq = atomic_load_explicit(&s->seq, memory_order_acquire);
-    if (seq == 0)
-        return "none";
-    return colo_op_describe(text, cap,
-                            colo_op_unpack(atomic_load(&s->desc), atomic_load(&s->count)), seq);
-}
-
-/* "'cp' (world ranks 0 2 4 6)" */
-static const char *describe_group(char *text, size_t cap, const colo_comm_t *c)
-{
-    int n = snprintf(text, cap, "'%s' (world ranks", c->name);
-    for (int32_t r = 0; r < c->size && r < 9 && n > 0 && (size_t)n < cap; r++)
-        n += r < 8 ? snprintf(text + n, cap - (size_t)n, " %lld", (long long)c->world_rank[r])
-                   : snprintf(text + n, cap - (size_t)n, " ...");
-    if (n > 0 && (size_t)n < cap)
-        snprintf(text + n, cap - (size_t)n, ")");
-    return text;
-}
-
 static uint64_t slot_seq(const struct colo_slot *s)
 {
     return atomic_load_explicit(&s->seq, memory_order_acquire);
 }
 
-/* Rank @peer did not come: by the deadline, or it never will because it left. */
-static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
+static colo_waiter_t waiter(const colo_comm_t *c, int32_t peer)
 {
-    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
-    char mine[96], last[96], group[160], error_message[700];
-    snprintf(error_message, sizeof error_message,
-             "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
-             "of rank %d is %s",
-             colo_op_describe(mine, sizeof mine, c->op, c->seq),
-             describe_group(group, sizeof group, c), (int)c->rank, (int)peer,
-             (long long)c->world_rank[peer], how, (int)peer,
-             describe_slot(last, sizeof last, &shared->slot[peer]));
+    const struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
+    return (colo_waiter_t){c->name, c->world_rank,
+                           c->rank, c->size,
+                           c->op,   c->seq,
+                           peer,    {slot_seq(s), atomic_load(&s->desc), atomic_load(&s->count)},
+                           false};
+}
+
+/* @timeout_ms: 0: it left */
+static colo_status_t missing(colo_comm_t *c, int32_t peer, int64_t timeout_ms)
+{
+    char error_message[COLO_BLAME];
+    const colo_waiter_t me = waiter(c, peer);
+    colo_blame_missing(error_message, &me, timeout_ms, me.last.seq >= c->seq);
     sets(c, COLO_ERR_TIMEOUT, -1, error_message);
     return verdict(c);
 }
 
+/* @found: NULL: it went on without this rank */
+static colo_status_t mismatch(colo_comm_t *c, int32_t peer, const char *found)
+{
+    char error_message[COLO_BLAME];
+    const colo_waiter_t me = waiter(c, peer);
+    if (failed(c->impl)) /* a slot closed early is the effect, not the cause */
+        return verdict(c);
+    colo_blame_mismatch(error_message, &me, found, false);
+    sets(c, COLO_ERR_MISMATCH, -1, error_message);
+    return verdict(c);
+}
+
 /* Polls once for @peer. */
-static colo_status_t poll_once(colo_comm_t *c, struct wait *w, int32_t peer)
+static colo_status_t poll_once(colo_comm_t *c, colo_wait_t *w, int32_t peer)
 {
     struct colo_threads *t = c->impl;
-    struct colo_slot *s = &t->shared->slot[peer];
+    const struct colo_slot *s = &t->shared->slot[peer];
     const bool left =
         colo_threads_has_left(t->shared, peer); /* looked at first: why it left was set before */
     if (failed(t))
         return verdict(c);
-    if (++w->polls < SPINS) {
-#if defined(__x86_64__) || defined(__i386__)
-        __builtin_ia32_pause();
-#endif
+    if (colo_wait_spin(w))
         return COLO_OK;
-    }
-    double waited = colo_now() - w->begin;
+    const double waited = colo_now() - w->begin;
     if (left && slot_seq(s) < c->seq)
-        return missing(c, peer, "has left the communicator");
-    if (waited * 1e3 > (double)colo_comm_i_timeout(c)) {
-        char how[64];
-        snprintf(how, sizeof how, "%s within %lld ms",
-                 slot_seq(s) < c->seq ? "did not arrive" : "did not finish",
-                 (long long)colo_comm_i_timeout(c));
-        return missing(c, peer, how);
-    }
-    if (waited < YIELD_SECONDS) {
-        sched_yield();
-        return COLO_OK;
-    }
-    double nap = waited / 8 < 1e-3 ? waited / 8 : 1e-3;
-    nanosleep(&(struct timespec){.tv_nsec = (long)(nap * 1e9)}, NULL);
+        return missing(c, peer, 0);
+    if (waited * 1e3 > (double)colo_comm_i_timeout(c))
+        return missing(c, peer, colo_comm_i_timeout(c));
+    const double nap = colo_wait_nap(waited);
+    if (nap > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(nap * 1e9)}, NULL);
     return COLO_OK;
 }
 
 /* Waits until @word, which rank @peer writes, has reached this operation. */
-static colo_status_t await(colo_comm_t *c, struct wait *w, int32_t peer,
+static colo_status_t await(colo_comm_t *c, colo_wait_t *w, int32_t peer,
                            const _Atomic uint64_t *word)
 {
     while (atomic_load_explicit(word, memory_order_acquire) < c->seq) {
@@ -169,14 +144,14 @@ static colo_status_t await(colo_comm_t *c, struct wait *w, int32_t peer,
 /* ---- slots ---- */
 
 /* Publishes what the caller put into the slot's plain fields; from here on peers may read it. */
-static struct wait open_slot(colo_comm_t *c)
+static colo_wait_t open_slot(colo_comm_t *c)
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[c->rank];
     atomic_store_explicit(&s->desc, colo_op_pack(&c->op), memory_order_release);
     atomic_store_explicit(&s->count, (uint64_t)c->op.count, memory_order_release);
     atomic_store(&s->open, c->seq);
     atomic_store_explicit(&s->seq, c->seq, memory_order_release);
-    return (struct wait){.begin = colo_now()};
+    return (colo_wait_t){.begin = colo_now()};
 }
 
 static colo_status_t close_slot(colo_comm_t *c, colo_status_t st)
@@ -203,31 +178,10 @@ static bool reference(struct colo_slot *s, uint64_t seq)
     return false;
 }
 
-static colo_status_t mismatch(colo_comm_t *c, int32_t peer, const char *found)
-{
-    if (failed(c->impl)) /* a slot closed early is the effect, not the cause */
-        return verdict(c);
-    char mine[96], group[160], error_message[700];
-    snprintf(error_message, sizeof error_message, "on %s rank %d is in %s, but rank %d %s",
-             describe_group(group, sizeof group, c), (int)c->rank,
-             colo_op_describe(mine, sizeof mine, c->op, c->seq), (int)peer, found);
-    sets(c, COLO_ERR_MISMATCH, -1, error_message);
-    return verdict(c);
-}
-
-static colo_status_t passed_by(colo_comm_t *c, int32_t peer)
-{
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
-    char found[160], what[96];
-    snprintf(found, sizeof found, "went past #%llu without it; its last operation is %s",
-             (unsigned long long)c->seq, describe_slot(what, sizeof what, s));
-    return mismatch(c, peer, found);
-}
-
 static colo_status_t reference_peer(colo_comm_t *c, int32_t peer)
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
-    return reference(s, c->seq) ? COLO_OK : passed_by(c, peer);
+    return reference(s, c->seq) ? COLO_OK : mismatch(c, peer, NULL);
 }
 
 static colo_status_t same_words(colo_comm_t *c, int32_t peer, uint64_t desc, uint64_t count)
@@ -247,11 +201,11 @@ static colo_status_t same_operation(colo_comm_t *c, int32_t peer)
     uint64_t desc = atomic_load_explicit(&s->desc, memory_order_acquire);
     uint64_t count = atomic_load_explicit(&s->count, memory_order_acquire);
     if (atomic_load(&s->open) != c->seq)
-        return passed_by(c, peer);
+        return mismatch(c, peer, NULL);
     return same_words(c, peer, desc, count);
 }
 
-static colo_status_t await_all(colo_comm_t *c, struct wait *w)
+static colo_status_t await_all(colo_comm_t *c, colo_wait_t *w)
 {
     struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     for (int32_t k = 1; k < c->size; k++) {
@@ -263,7 +217,7 @@ static colo_status_t await_all(colo_comm_t *c, struct wait *w)
 }
 
 /* I have read all that I need of the others; wait until they have, too. */
-static colo_status_t finish_all(colo_comm_t *c, struct wait *w)
+static colo_status_t finish_all(colo_comm_t *c, colo_wait_t *w)
 {
     struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     atomic_store_explicit(&shared->slot[c->rank].done, c->seq, memory_order_release);
@@ -279,7 +233,7 @@ static colo_status_t finish_all(colo_comm_t *c, struct wait *w)
 static colo_status_t threads_barrier(colo_comm_t *c, colo_stream_t stream)
 {
     colo_status_t st;
-    struct wait w = open_slot(c);
+    colo_wait_t w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     st = finish_all(c, &w);
 out:
@@ -292,7 +246,7 @@ static colo_status_t threads_all_gather(colo_comm_t *c, const void *send, void *
     struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     shared->slot[c->rank].send = send;
     colo_status_t st;
-    struct wait w = open_slot(c);
+    colo_wait_t w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     if (bytes && (char *)recv + (size_t)c->rank * bytes != send)
         memcpy((char *)recv + (size_t)c->rank * bytes, send, bytes);
@@ -313,7 +267,7 @@ static colo_status_t threads_broadcast(colo_comm_t *c, void *buffer, size_t byte
     struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     shared->slot[c->rank].send = buffer;
     colo_status_t st;
-    struct wait w = open_slot(c);
+    colo_wait_t w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     if (bytes && root != c->rank) {
         COLO_TRY_GOTO(st, reference_peer(c, root), out);
@@ -352,7 +306,7 @@ static colo_status_t all_reduce_small(colo_comm_t *c, void *recv, int64_t count,
 {
     struct colo_threads *t = c->impl;
     colo_status_t st;
-    struct wait w = open_slot(c);
+    colo_wait_t w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     COLO_TRY_GOTO(st, reduce_slices(c, t->workspace, 0, count), out);
     COLO_TRY_GOTO(st, finish_all(c, &w), out);
@@ -380,7 +334,7 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
         return all_reduce_small(c, recv, count, elem);
 
     colo_status_t st;
-    struct wait w = open_slot(c);
+    colo_wait_t w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     COLO_TRY_GOTO(st, reduce_slices(c, t->workspace, lo, hi), out);
     atomic_store_explicit(&me->reduced, c->seq, memory_order_release);
@@ -412,7 +366,7 @@ static colo_status_t threads_reduce_scatter(colo_comm_t *c, const void *send, vo
     struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     shared->slot[c->rank].send = send;
     colo_status_t st;
-    struct wait w = open_slot(c);
+    colo_wait_t w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     if (count)
         COLO_TRY_GOTO(st, reduce_slices(c, recv, c->rank * count, (c->rank + 1) * count), out);
@@ -459,7 +413,7 @@ static colo_status_t same_boxes(colo_comm_t *c, const colo_message_t *recv,
 }
 
 /* Waits for the sender of @recv and checks its message; nothing is copied yet. */
-static colo_status_t visit_sender(colo_comm_t *c, struct wait *w, const colo_message_t *recv)
+static colo_status_t visit_sender(colo_comm_t *c, colo_wait_t *w, const colo_message_t *recv)
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[recv->peer];
     COLO_TRY(await(c, w, recv->peer, &s->seq));
@@ -473,7 +427,7 @@ static colo_status_t visit_sender(colo_comm_t *c, struct wait *w, const colo_mes
 }
 
 /* Waits for the receiver of send @i, which may already have taken it and gone on. */
-static colo_status_t visit_receiver(colo_comm_t *c, struct wait *w, int32_t peer, int32_t i)
+static colo_status_t visit_receiver(colo_comm_t *c, colo_wait_t *w, int32_t peer, int32_t i)
 {
     struct colo_threads *t = c->impl;
     struct colo_slot *s = &t->shared->slot[peer];
@@ -487,7 +441,7 @@ static colo_status_t visit_receiver(colo_comm_t *c, struct wait *w, int32_t peer
             st = mismatch(c, peer, "expects no message from it where it sends one");
         unpin(s);
     } else if (atomic_load_explicit(&t->ack[i], memory_order_acquire) < c->seq) {
-        st = passed_by(c, peer);
+        st = mismatch(c, peer, NULL);
     }
     return st;
 }
@@ -531,7 +485,7 @@ static colo_status_t threads_exchange(colo_comm_t *c, const colo_message_t *send
     me->nrecvs = nrecvs;
     me->ack = t->ack;
     colo_status_t st = COLO_OK;
-    struct wait w = open_slot(c);
+    colo_wait_t w = open_slot(c);
     for (int32_t i = 0; i < nrecvs; i++)
         COLO_TRY_GOTO(st, visit_sender(c, &w, &recvs[i]), out);
     for (int32_t i = 0; i < nsends; i++)
