@@ -41,6 +41,9 @@ typedef struct colo_comm_ops {
      * Fills child->impl; every member calls with the same list and the same @tag. */
     colo_status_t (*subset)(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                             colo_comm_t *child);
+    /* What the members of a split do together once each of them has what it allocated; NULL:
+     * nothing. */
+    colo_status_t (*connect)(colo_comm_t *child);
     void (*fail)(colo_comm_t *c, colo_status_t status,
                  const char *error_message); /* tell the peers */
     colo_status_t (*state)(const colo_comm_t *c, char *error_message,
@@ -68,7 +71,7 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 11u
+#define COLO_COMM_ABI 12u
 #define COLO_RECORDS 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the

@@ -54,15 +54,24 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
     return COLO_OK;
 }
 
+static colo_status_t agree(colo_comm_t *parent, const char *what, colo_fields_t *fields,
+                           colo_status_t st)
+{
+    if (parent->check >= 1)
+        return colo_comm_i_agree_fields(parent, what, fields, st);
+    return st < 0 ? colo_comm_i_fail(parent, st) : COLO_OK;
+}
+
 /* @st: how this rank fared. @child, if any, is freed if another rank has none: its members would
- * wait for that rank until their deadline. */
+ * wait for that rank until their deadline. So they connect only when all have theirs. */
 static colo_status_t agree_on_child(colo_comm_t *parent, const char *what, colo_fields_t *fields,
                                     colo_status_t st, colo_comm_t **child)
 {
-    if (parent->check >= 1)
-        st = colo_comm_i_agree_fields(parent, what, fields, st);
-    else if (st < 0)
-        st = colo_comm_i_fail(parent, st);
+    st = agree(parent, what, fields, st);
+    if (st == COLO_OK && parent->ops->connect) {
+        st = *child ? parent->ops->connect(*child) : COLO_OK;
+        st = agree(parent, what, fields, st);
+    }
     if (st < 0)
         colo_comm_destroy(child);
     return st;
@@ -129,8 +138,6 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
             fields.hash = colo_hash_i64(fields.hash, (int64_t)colo_grid_hash(grid));
         }
     }
-    if (parent->control && parent->check >= 1) /* a child between GPUs connects its members */
-        COLO_TRY(colo_comm_i_agree_fields(parent, "split", &fields, st));
     const uint64_t tag = ++parent->split_tag;
     colo_comm_t *child = NULL;
     if (st == COLO_OK && n > 0)

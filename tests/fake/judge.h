@@ -29,16 +29,16 @@ static inline colo_status_t works(t_gpu_rank_t *r)
     return COLO_OK;
 }
 
-/* Helper threads may still be on their way out. */
+/* Helper threads may still be on their way out, also some that @before has counted. */
 static inline void assert_nothing_left(const char *what, const int64_t *before)
 {
     for (int kind = 0; kind < FAKE_KINDS; kind++) {
-        for (int i = 0; i < 500 && fake_live((enum fake_kind)kind) != before[kind]; i++) {
+        for (int i = 0; i < 500 && fake_live((enum fake_kind)kind) > before[kind]; i++) {
             fake_end_inits();
             usleep(10000);
         }
-        if (fake_live((enum fake_kind)kind) != before[kind])
-            fail_msg("%s: %lld of kind %d are left, expected %lld", what,
+        if (fake_live((enum fake_kind)kind) > before[kind])
+            fail_msg("%s: %lld of kind %d are left, expected at most %lld", what,
                      (long long)fake_live((enum fake_kind)kind), kind, (long long)before[kind]);
     }
 }

@@ -146,6 +146,7 @@ static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
 {
     struct fault *f = arg;
     colo_bridge_t *bridge = NULL;
+    colo_comm_t *pair = NULL;
     bool any = false;
     rank_try(colo_comm_set_timeout(r->host, deadline_of(f)));
     rank_try(meet(r, COLO_OK, NULL));
@@ -156,6 +157,8 @@ static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
         st = colo_memory_alloc(r->gpus, 1 << 16, &r->memory);
     if (st == COLO_OK)
         st = t_gpu_bridge(r, &f->c, &bridge);
+    if (st == COLO_OK)
+        st = colo_comm_split_color(r->gpus, r->rank / 2, 0, &pair);
     end(r, f, CREATE);
     rank_check(f->what != ALLOCATION || st != COLO_ERR_TIMEOUT);
     r->arena = colo_memory_data(r->memory);
@@ -169,6 +172,7 @@ static colo_status_t with_fault(t_gpu_rank_t *r, void *arg)
     rank_try(meet(r, COLO_OK, NULL));
     begin(r, f, DESTROY);
     since = colo_now();
+    colo_comm_destroy(&pair);
     colo_bridge_destroy(&bridge);
     colo_memory_destroy(&r->memory);
     colo_comm_destroy(&r->gpus);

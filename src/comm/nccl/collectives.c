@@ -333,6 +333,7 @@ const colo_comm_ops_t colo_comm_nccl_ops = {
     .barrier = nccl_barrier,
     .exchange = colo_nccl_exchange,
     .subset = colo_nccl_subset,
+    .connect = colo_nccl_connect,
     .fail = colo_nccl_fail,
     .state = colo_nccl_state,
     .destroy = colo_nccl_destroy,

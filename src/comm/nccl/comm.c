@@ -105,16 +105,26 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
 {
     struct colo_nccl_context *f = ((struct colo_nccl_group *)parent->impl)->context;
     colo_comm_t *control = NULL;
-    struct colo_connection *l = NULL;
     struct colo_nccl_group *x = NULL;
-    COLO_TRY(colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control));
-    const colo_status_t st = colo_nccl_connection_get(f, control, NULL, group_new(&x), &l);
+    COLO_TRY(group_new(&x));
+    const colo_status_t st =
+        colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control);
     if (st < 0) {
-        colo_comm_destroy(&control);
         free(x);
         return st;
     }
-    attach(x, child, f, l, control);
+    attach(x, child, f, NULL, control);
+    return COLO_OK;
+}
+
+colo_status_t colo_nccl_connect(colo_comm_t *c)
+{
+    struct colo_nccl_group *x = c->impl;
+    struct colo_connection *l = NULL;
+    COLO_TRY(colo_nccl_connection_get(x->context, colo_comm_i_control(c), NULL, &l));
+    pthread_mutex_lock(&x->context->lock);
+    x->connection = l;
+    pthread_mutex_unlock(&x->context->lock);
     return COLO_OK;
 }
 
@@ -190,7 +200,7 @@ colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *memb
     COLO_TRY_GOTO(
         st, colo_comm_i_child(colo_comm_i_control(c), members, n, tag, "control", &control), fail);
     be_connecting(x, control);
-    st = colo_nccl_connection_get(f, control, NULL, COLO_OK, &r->connection);
+    st = colo_nccl_connection_get(f, control, NULL, &r->connection);
     be_connecting(x, NULL);
     COLO_TRY_GOTO(st, st, fail);
     colo_comm_destroy(&control);
@@ -323,7 +333,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
     colo_comm_i_relate(c, control, 0);
     COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
     if (borrowed || control->size == 1)
-        COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, borrowed, COLO_OK, &l), fail);
+        COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, borrowed, &l), fail);
     attach(x, c, f, l, control);
     *comm = c;
     return COLO_OK;

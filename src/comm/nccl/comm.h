@@ -175,10 +175,9 @@ void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched);
  * all. Else it knows whether they share. */
 colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control);
 /* A reference to the connection of @control's ranks: the one that is there, if all have it whole,
- * or a new one. Collective over @control; @mine: an error of this rank, which all are told. */
+ * or a new one. Collective over @control, which tells all an error of one. */
 colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
-                                       ncclComm_t borrowed, colo_status_t mine,
-                                       struct colo_connection **out);
+                                       ncclComm_t borrowed, struct colo_connection **out);
 void colo_nccl_connection_put(struct colo_nccl_context *f,
                               struct colo_connection *l);  /* takes NULL */
 void colo_nccl_connection_free(struct colo_connection *l); /* the struct; not the ncclComm_t */
@@ -188,6 +187,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
                                colo_comm_t **comm);
 colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                                colo_comm_t *child);
+colo_status_t colo_nccl_connect(colo_comm_t *c); /* collective, once */
 void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *error_message);
 colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t cap);
 void colo_nccl_destroy(colo_comm_t *c);

@@ -326,15 +326,14 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
 }
 
 colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
-                                       ncclComm_t borrowed, colo_status_t mine,
-                                       struct colo_connection **out)
+                                       ncclComm_t borrowed, struct colo_connection **out)
 {
     COLO_CAPTURE_RELAXED;
     struct colo_connection *fresh = NULL;
     ncclUniqueId id;
     bool cached = false;
     struct colo_connection *l = borrowed ? NULL : find_link(f, control);
-    colo_status_t st = mine < 0 ? mine : link_new(control, &fresh);
+    colo_status_t st = link_new(control, &fresh);
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
     COLO_TRY_GOTO(st, all_have(control, l != NULL, &cached), fail);
     if (cached) {

@@ -78,19 +78,14 @@ static colo_status_t check_place(struct colo_operation *r)
 static colo_status_t own_link(struct colo_operation *r)
 {
     char what[96];
-    struct colo_connection *l = r->x->connection;
-    if (!l && r->capturing)
+    if (!r->x->connection && r->capturing)
         return colo_fail(COLO_ERR_STATE,
                          "%s: comm '%s' connects at its first operation, which cannot be captured; "
                          "run one before the capture, a barrier will do",
                          colo_operation_text(r, what, sizeof what), r->c->name);
-    if (!l) {
-        COLO_TRY(colo_nccl_connection_get(r->f, colo_comm_i_control(r->c), NULL, COLO_OK, &l));
-        pthread_mutex_lock(&r->f->lock);
-        r->x->connection = l;
-        pthread_mutex_unlock(&r->f->lock);
-    }
-    r->connection = l;
+    if (!r->x->connection)
+        COLO_TRY(colo_nccl_connect(r->c));
+    r->connection = r->x->connection;
     return COLO_OK;
 }
 
