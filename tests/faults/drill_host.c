@@ -130,8 +130,9 @@ static colo_status_t gather(void *user, const void *send, void *recv, size_t byt
     unsigned char(*card)[4096] = c->page->card[c->which][c->calls++ % 2];
     memcpy(card[c->rank], send, bytes);
     atomic_fetch_add(&c->page->arrived[c->which], 1);
-    for (int ms = 0; atomic_load(&c->page->arrived[c->which]) < c->size * c->calls; ms++) {
-        if (ms > most)
+    const double end = colo_now() + most / 1e3;
+    while (atomic_load(&c->page->arrived[c->which]) < c->size * c->calls) {
+        if (colo_now() > end)
             return colo_fail(COLO_ERR_TIMEOUT, "the drill's all-gather: a rank did not come");
         usleep(1000);
     }
