@@ -23,6 +23,11 @@ MUTANTS = {
     'a graph drops what its backward needs': (
         'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',
         'losses_in_a_graph'),
+    'tables of a graph are others in each call': (
+        'torch/compiled.py', 'requires_grad_(want) if t.is_floating_point() else t for', 'requires_grad_(want) for',
+        'test_torch_compiled.py', 'relayout'),
+    'lengths in a list are numbers of a graph': (
+        'torch/compiled.py', 'if isinstance(value, list):', 'if False:', 'test_torch_compiled.py', 'relayout'),
     'a graph keeps what its backward needed': (
         'torch/compiled.py', 'weakref.finalize(token.untyped_storage(), _held.pop, at, None)', 'pass', 'test_torch_compiled.py',
         'opcheck'),

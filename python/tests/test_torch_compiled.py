@@ -2,6 +2,7 @@
 """Losses and uniform bridges under torch.compile(fullgraph=True): the bits of eager calls, opcheck, what is refused."""
 import gc
 import os
+import sys
 
 import pytest
 
@@ -104,6 +105,55 @@ def bridges(rank):
 
 def test_a_bridge_in_a_graph_has_the_bits_of_an_eager_one(world):
     world.run(bridges, timeout=500)
+
+
+def relayouts(rank):
+    """Packed rows by a table on the host and by a list, of lengths that change; dense ones; heads; a table before x."""
+    group, make = dist.group.WORLD, torch.Generator().manual_seed(rank)
+    cu = torch.tensor([0, 16, 24])
+
+    def fn(a, b, c, d):
+        made = (ct.relayout(a * 2, cu, 'zigzag', 'block', group=group), ct.relayout(b * 2, cu, 'zigzag', 'heads', group=group),
+                ct.relayout(group=group, src='block', dst='whole', cu_seqlens=cu, x=a * 3),
+                ct.relayout(c * 2, [0, 16, 24], 'heads', 'block', group=group),
+                ct.relayout(d * 2, None, 'zigzag', 'block', group=group, dim=-2))
+        return sum((t ** 2).sum() for t in made)
+    alike(fn, [torch.randn(shape, dtype=torch.float64, generator=make) for shape in ((6, 3), (6, 8, 3), (24, 2, 3), (2, 4, 3))])
+    graph = torch.compile(lambda x, cu: ct.relayout(x, cu, 'zigzag', 'block', group=group), fullgraph=True, backend=BACKEND)
+    for lengths in ([8, 16], [16, 8], [8, 8, 8]):
+        edges = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
+        x, table = torch.randn(6, 3, generator=make), torch.tensor(edges)
+        want = ct.relayout(x, edges, 'zigzag', 'block', group=group)
+        assert torch.equal(graph(x, edges), want)
+        for _ in range(2):
+            assert torch.equal(graph(x, table), want)
+        kept = sys.modules['colobridge.torch.relayout']._tables  # so that one on a GPU is read once
+        assert [of() is table for of, _, _ in kept].count(True) == 1
+    x = torch.randn(6, 8, generator=make, requires_grad=True)
+    for number, asked in enumerate(compiled._asked):
+        if asked.name == 'relayout' and ('dst', 'heads') in asked.options and len(asked.tensors) == 2:
+            result = torch.library.opcheck(torch.ops.colobridge.run.default, ([x, cu], number, [True, False]))
+            assert set(result.values()) == {'SUCCESS'}, (asked, result)
+            break
+    else:
+        raise AssertionError(compiled._asked)
+
+
+def test_a_relayout_in_a_graph_has_the_bits_of_an_eager_one(world):
+    world.run(relayouts, timeout=500)
+
+
+def refused(rank):
+    """One rank's wrong argument is the others' error, in a graph, too."""
+    group = dist.group.WORLD
+    graph = torch.compile(lambda x: ct.relayout(x, None, 'zigzag', 'heads' if rank == 1 else 'block', group=group, dim=1),
+                          fullgraph=True, backend=BACKEND)
+    with pytest.raises((ValueError, RuntimeError), match='expected an axis of heads behind axis 1'):
+        graph(torch.zeros(2, 4))
+
+
+def test_a_relayout_that_is_refused_in_a_graph_is_every_ranks_error(world):
+    world.run(refused, timeout=500)
 
 
 def test_torchs_opcheck_passes():

@@ -432,7 +432,7 @@ def _carried(x: Any, bridge: str, samples: Any, shape: Any) -> Any:
 
 
 tensors._OPERATORS['bridge'] = _carried, lambda given: [(_BRIDGES[given['bridge']]._shape_of_y(
-    given['x'], given['samples'], given['shape']), given['x'].dtype)], lambda fn, args, kwargs: fn(*args, **kwargs)
+    given['x'], given['samples'], given['shape']), given['x'].dtype)], tensors.called
 
 
 @eager

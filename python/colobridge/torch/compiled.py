@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses and uniform bridges in graphs of torch.compile(): one operator of torch.library for all of them. docs/python.md.
+"""Losses, uniform bridges and relayout() in graphs of torch.compile(): one operator of torch.library for all of them. docs/python.md.
 
 A graph has tensors and numbers. Which function it is, its groups and its other options are a number here, which stands
 for them in this process. The operator runs the function as it runs without a graph, and keeps what autograd recorded
@@ -67,7 +67,8 @@ def _run(tensors: list[torch.Tensor], number: int, wanted: list[bool]) -> list[t
     asked, token = _asked[number], torch.zeros(1, dtype=torch.uint8, device='cpu')
     fn, _, run = functions[asked.name]
     with _recorded(), torch.set_grad_enabled(any(wanted)):
-        ins = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted)]
+        # tables as they are, which relayout() knows again
+        ins = [t.detach().requires_grad_(want) if t.is_floating_point() else t for t, want in zip(tensors, wanted)]
         made = run(fn, (), dict(asked.options, **dict(zip(asked.tensors, ins))))
     outs = list(made) if isinstance(made, tuple) else [made]
     if any(wanted):
@@ -144,6 +145,8 @@ def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
     """The call as torch.compile() sees it."""
     names, tensors, options = [], [], []
     for key, value in given.items():
+        if isinstance(value, list):  # a table, whose numbers may be others in the next call
+            value = torch.tensor(value, dtype=torch.int64, device='cpu')
         if isinstance(value, torch.Tensor):
             names.append(key), tensors.append(value)
         else:

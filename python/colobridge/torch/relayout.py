@@ -13,7 +13,7 @@ from ..layout import Layout
 from ..packing import Packing
 from . import ranks as groups
 from .bridge import Bridge
-from .tensors import eager
+from .tensors import called, eager, operator
 
 _KEPT = 8
 _CUTS = ('zigzag', 'block', 'whole', 'heads')
@@ -69,6 +69,20 @@ def _bridge_of(size: int, src: bool, dst: bool, group: Any) -> Bridge:
     return kept[src, dst]
 
 
+def _shape(given: dict[str, Any]) -> list[Any]:
+    """Of y."""
+    x, src, dst, dim = given['x'], given['src'], given['dst'], given.get('dim', 0)
+    size, shape = groups.size_and_rank(given['group'], 'relayout: group')[0], list(x.shape)
+    if -x.dim() <= dim < x.dim():  # else the call says what is wrong
+        cut = ('zigzag', 'block')
+        shape[dim] = shape[dim] * (size if src in cut else 1) // (size if dst in cut else 1)
+        if (src == 'heads') != (dst == 'heads') and dim % x.dim() + 1 < x.dim():
+            at = dim % x.dim() + 1
+            shape[at] = shape[at] // size if dst == 'heads' else shape[at] * size
+    return shape
+
+
+@operator(lambda given: [(_shape(given), given['x'].dtype)], run=called)
 def relayout(x: Any, cu_seqlens: Any, src: str, dst: str, *, group: Any, dim: int = 0) -> Any:
     """x of sequences that the ranks of @group hold by the cut @src, as they hold them by @dst. With gradients.
 
@@ -123,8 +137,4 @@ def _relayout(x: Any, cu_seqlens: Any, src: str, dst: str, at: _At, dim: int) ->
     tables = _cut(packing, src), _cut(packing, dst)
     carry = _bridge_of(size, *heads, group)
     y = carry(x.reshape(samples * x.shape[dim], math.prod(x.shape[dim + 1:])), src=tables[0], dst=tables[1])
-    shape = list(x.shape)
-    shape[dim] = y.shape[0] // samples if samples else rows // (size if dst in ('zigzag', 'block') else 1)
-    if heads[0] != heads[1]:
-        shape[dim + 1] = shape[dim + 1] // size if heads[1] else shape[dim + 1] * size
-    return y.view(shape)
+    return y.view(_shape({'x': x, 'src': src, 'dst': dst, 'group': group, 'dim': dim}))

@@ -224,24 +224,31 @@ def eager(fn: Any) -> Any:
     return call
 
 
-def operator(outputs: Callable[[dict[str, Any]], list[tuple[Any, Any]]], kind: Any = None) -> Any:
+def called(fn: Any, args: Any, kwargs: Any) -> Any:
+    """operator()'s run of a function that calls one that eager() made."""
+    return fn(*args, **kwargs)
+
+
+def operator(outputs: Callable[[dict[str, Any]], list[tuple[Any, Any]]], kind: Any = None, run: Any = _run) -> Any:
     """As eager(); but with PyTorch 2.14 or later torch.compile() puts the call into its graph, as an operator (compiled.py).
-    outputs: of the arguments by name, the shape and dtype of each output; kind: what several make, if no tuple."""
+    outputs: of the arguments by name, the shape and dtype of each output; kind: what several make, if no tuple; run: how
+    the function is called."""
 
     def made(fn: Any) -> Any:
         names = tuple(inspect.signature(fn).parameters)
-        _OPERATORS[fn.__name__] = fn, outputs, _run
+        _OPERATORS[fn.__name__] = fn, outputs, run
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not _asked:
                 _prepare()
             if not _asked():
-                return _run(fn, args, kwargs)
+                return run(fn, args, kwargs)
             if _compiled is not None:
                 given = dict(zip(names, args), **kwargs)
+                given = {**{name: given[name] for name in names if name in given}, **given}  # the first tensor is the input
                 if _compiled.fits(given):
                     return _compiled.traced(fn.__name__, given, kind)
-            return _outside(fn, args, kwargs)
+            return (_outside if run is _run else run)(fn, args, kwargs)
         return call
     return made
