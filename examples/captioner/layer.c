@@ -19,7 +19,7 @@ colo_status_t cap_layer_forward(cap_layer_t *l, const float *x)
     o->norm(o, T, D, x, w[L_LN1G], w[L_LN1B], l->x1_hat, l->r1, l->a);
     o->linear(o, T, D, Dl, l->a, w[L_WQ], w[L_BQ], l->q);
     o->linear(o, T, D, Dl, l->a, w[L_WK], w[L_BK], l->kv);
-    o->linear(o, T, D, Dl, l->a, w[L_WV], w[L_BV], l->kv + T * Dl);
+    o->linear(o, T, D, Dl, l->a, w[L_WV], w[L_BV], l->kv + cap_kv_rows(r) * Dl);
     CAP_TRY(cap_attention(l));
     o->linear(o, T, Dl, D, l->o, w[L_WO], NULL, l->mid);
     CAP_TRY(cap_sum(r->dst.tp_comm, l->mid, T * D, o->stream));
@@ -60,7 +60,7 @@ colo_status_t cap_layer_backward(const colo_tensor_t *d_out, int32_t nout,
     o->linear_d_weight(o, T, Dl, D, l->o, d_mid, g[L_WO]);
     o->linear_d_input(o, T, Dl, D, d_mid, w[L_WO], 0.0f, r->d_f); /* d_o */
     CAP_TRY(cap_attention_backward(l, r->d_f));
-    const float *d_part[] = {r->d_q, r->d_kv, r->d_kv + T * Dl};
+    const float *d_part[] = {r->d_q, r->d_kv, r->d_kv + cap_kv_rows(r) * Dl};
     static const int weight[] = {L_WQ, L_WK, L_WV};
     for (int k = 0; k < 3; k++) {
         o->linear_d_bias(o, T, Dl, d_part[k], g[weight[k] + 1]);

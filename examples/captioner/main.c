@@ -39,6 +39,8 @@ static const char usage[] =
     "  --ragged          images cut to their ink, several per sample or none, samples packed;\n"
     "                    their encoder's work balanced over the ranks\n"
     "  --images N-M      with --ragged: images per sample, 0 to 3       (0-3)\n"
+    "  --dynamic-cp      with --ragged: no packing; a sample lies on as many context ranks as it\n"
+    "                    is long, from one to all\n"
     "  --grad KIND       with full: partial | disjoint                  (partial)\n"
     "  --algo KIND       exact | collective                             (exact)\n"
     "  --head KIND       resident | sharded: its rows over dp x cp      (resident)\n"
@@ -243,6 +245,9 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
         } else if (!strcmp(argv[i], "--ragged")) {
             c->task.ragged = true;
             continue;
+        } else if (!strcmp(argv[i], "--dynamic-cp")) {
+            c->dynamic_cp = true;
+            continue;
         } else if (!strcmp(argv[i], "--check-gradients")) {
             c->check_gradients = true;
             continue;
@@ -266,6 +271,8 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
 /* What ragged samples are, and what they do not go together with. */
 static int check_ragged(cap_config_t *c, const char *images)
 {
+    if (!c->task.ragged && c->dynamic_cp)
+        return wrong("--dynamic-cp", "--ragged with it", "none");
     if (!c->task.ragged)
         return images ? wrong("--images", "--ragged with it", images) : 0;
     if (!range(images ? images : "0-3", &c->task))

@@ -133,7 +133,7 @@ static void place_llm(cap_rank_t *r)
 
     if (!r->dst.in)
         return;
-    r->n = r->S / r->dst.cp;
+    r->n = r->seq.block = r->cfg->dynamic_cp ? r->S : r->S / r->dst.cp; /* at most */
     r->T = r->seq.b * r->n;
     r->first_layer = r->dst.p * layers / r->dst.pp;
     r->end_layer = (r->dst.p + 1) * layers / r->dst.pp;
@@ -253,18 +253,25 @@ colo_status_t cap_place(cap_rank_t *r)
     colo_partition_t part = r->part;
     int64_t own_row = 0; /* with SHARDED output, y has only this rank's rows, by position */
 
-    s->n = r->n;
     s->S = r->S;
-    for (part.cp_rank = 0; r->S && part.cp_rank < part.cp; part.cp_rank++) {
-        CAP_TRY(colo_partition_check(&part));
-        for (int64_t i = 0; i < r->n; i++) {
-            int64_t p = colo_partition_index(&part, i);
-            r->part_of[p] = part.cp_rank;
+    r->n = s->block = 0;
+    for (int64_t c = 0; r->S && c < r->dst.cp; c++) {
+        int64_t n = r->S / r->dst.cp;
+        part.cp_rank = c;
+        CAP_TRY(r->cfg->dynamic_cp ? cap_ragged_positions(r, c, r->held, &n)
+                                   : colo_partition_check(&part));
+        for (int64_t i = 0; i < n; i++) {
+            int64_t p = r->cfg->dynamic_cp ? r->held[i] : colo_partition_index(&part, i);
+            r->part_of[p] = c;
             r->local_of[p] = i;
-            if (part.cp_rank == r->dst.c)
+            if (c == r->dst.c)
                 r->pos[i] = p;
         }
+        r->n = c == r->dst.c ? n : r->n;
+        s->block = n > s->block ? n : s->block;
     }
+    s->n = r->n;
+    r->T = s->b * r->n;
     for (int64_t i = 0; i < r->n; i++) {
         r->row[i] = r->image_row[r->pos[i]];
         if (r->row[i] >= 0 && r->cfg->output == COLO_SHARDED)
@@ -285,6 +292,8 @@ static colo_status_t take_sequence(cap_rank_t *r)
     cap_sequence_t *s = &r->seq;
 
     r->part = (colo_partition_t){.cp = r->dst.cp, .cp_rank = r->dst.c, .tp = 1, .positions = r->S};
+    if (r->cfg->dynamic_cp) /* packings say where positions are */
+        r->part.cp = 1, r->part.cp_rank = 0;
     s->h = r->cfg->model.heads / r->dst.tp;
     s->e = r->cfg->model.width / r->cfg->model.heads;
     s->n = r->n;
@@ -293,6 +302,7 @@ static colo_status_t take_sequence(cap_rank_t *r)
     s->row = take_table(r, &r->row, r->n);
     s->part_of = take_table(r, &r->part_of, r->S);
     s->local_of = take_table(r, &r->local_of, r->S);
+    r->held = cap_take(a, r->S, sizeof *r->held);
     s->first = take_table(r, &r->first, r->S);
     s->table_row = take_table(r, &r->table_row, r->S);
     s->tokens = r->tokens_seen = (int64_t *)take_table(r, &r->tokens, s->b * r->S);

@@ -45,17 +45,17 @@ static struct tile tile_from(const struct tile *t, int64_t s, int64_t hd)
     return from;
 }
 
-/* Where position s of sample i, head h lies in a [cp, 2, T, Dl] buffer: keys; values: + T Dl. */
+/* Where position s of sample i, head h lies in kv: keys; values are b block Dl further. */
 static int64_t kv_index(const cap_sequence_t *s, int64_t i, int64_t h, int64_t p)
 {
-    int64_t dl = s->h * s->e;
-    return s->part_of[p] * 2 * s->b * s->n * dl + (i * s->n + s->local_of[p]) * dl + h * s->e;
+    int64_t dl = s->h * s->e, b = s->block;
+    return s->part_of[p] * 2 * s->b * b * dl + (i * b + s->local_of[p]) * dl + h * s->e;
 }
 
 static void load_tile(const cap_sequence_t *s, struct tile *t, const float *kv, int64_t i,
                       int64_t h)
 {
-    int64_t hd = s->e, values = s->b * s->n * s->h * hd, S = s->S;
+    int64_t hd = s->e, values = s->b * s->block * s->h * hd, S = s->S;
 
     for (int64_t p = 0; p < S; p++) {
         const float *k = kv + kv_index(s, i, h, p), *v = k + values;
@@ -142,7 +142,7 @@ static void attend_backward(const cap_ops_t *o, const cap_sequence_t *s, const f
                             float *d_kv, float *work)
 {
     struct tile t = tile_at(s, work);
-    int64_t hd = s->e, dl = s->h * hd, S = s->S, values = s->b * s->n * dl;
+    int64_t hd = s->e, dl = s->h * hd, S = s->S, values = s->b * s->block * dl;
 
     for (int64_t i = 0; i < s->b; i++)
         for (int64_t h = 0; h < s->h; h++) {

@@ -22,9 +22,10 @@
  * behind the other on one axis of positions: b = 1. */
 typedef struct cap_sequence {
     int64_t b, n, S, h, e;
-    int64_t window;                    /* no position attends to more */
-    const int64_t *pos;                /* [n] global position of a local one */
-    const int64_t *row;                /* [n] row of y that goes there, -1: a byte of the text */
+    int64_t block;      /* rows of a cp rank in kv: the most that any has, n or more */
+    int64_t window;     /* no position attends to more */
+    const int64_t *pos; /* [n] global position of a local one */
+    const int64_t *row; /* [n] row of y that goes there, -1: a byte of the text */
     const int64_t *part_of, *local_of; /* [S] cp rank and local index of a position */
     const int64_t *first;              /* [S] first position that a position attends to */
     const int64_t *table_row;          /* [S] its row of the position table */
@@ -72,7 +73,7 @@ struct cap_ops {
                           const float *d_skip, float *d_x, float *d_gain, float *d_bias);
 
     /* causal attention of own queries over positions first[pos] .. pos: q, out [T, h e];
-     * kv [cp, 2, T, h e]; prob [b, h, n, window]; work: floats of attend_work() */
+     * kv [cp, 2, b block, h e]; prob [b, h, n, window]; work: floats of attend_work() */
     int64_t (*attend_work)(const cap_sequence_t *s);
     void (*attend)(const cap_ops_t *o, const cap_sequence_t *s, const float *q, const float *kv,
                    float *prob, float *out, float *work);

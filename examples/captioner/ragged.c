@@ -12,12 +12,16 @@
  * All ranks make the same tables from the same list of samples, so no message is needed for them.
  * Samples share a sequence as long as it has at most CAP_PACKED positions. Nothing but pixels moves
  * before the step: the bridges run where the uniform one does.
+ *
+ * --dynamic-cp: a sample is a sequence of its own, on as many context ranks as it has CAP_PER_RANK
+ * positions, and on those that have the fewest so far. A packing says so to the bridge and to
+ * attention. Ranks of a step have different numbers of rows, or none.
  */
 #include <string.h>
 
 #include "rank.h"
 
-enum { CAP_PACKED = 128 };
+enum { CAP_PACKED = 128, CAP_PER_RANK = 16 };
 #define STICK 0.05 /* a replica keeps its images up to this much above the mean */
 
 struct cap_ragged {
@@ -29,7 +33,9 @@ struct cap_ragged {
     int64_t *rows, *reader, *encoder; /* [nsegments] */
     int64_t *encoder_pos;             /* first row of a segment on the replica that encodes it */
     int64_t *seq, *pos;
-    int64_t *seq_len, *seq_dp;                    /* [nseqs] */
+    int64_t *seq_len, *seq_dp;                  /* [nseqs] */
+    int64_t *seq_cp, *seq_first, *load, *index; /* --dynamic-cp; rows of a cp rank [cp]; [2][S] */
+    colo_packing_t packing;
     int64_t nreplicas, *before, *after, *replica; /* [nreplicas] rows; 0, 1, 2 ... */
     int64_t *shown_before, *shown_after;          /* of the last training step */
     int64_t *cu;                                  /* own sequences' begins */
@@ -89,6 +95,9 @@ colo_status_t cap_ragged_create(cap_rank_t *r)
     g->seq_len = cap_take(a, cfg->batch, sizeof *g->seq_len);
     g->seq_dp = cap_take(a, cfg->batch, sizeof *g->seq_dp);
     g->cu = cap_take(a, r->dst.b + 1, sizeof *g->cu);
+    g->seq_cp = cap_take(a, cfg->batch, sizeof *g->seq_cp);
+    g->seq_first = cap_take(a, cfg->batch, sizeof *g->seq_first);
+    g->load = cap_take(a, colo_grid_extent(&cfg->dst, "cp"), sizeof *g->load);
     if (a->failed)
         return COLO_ERR_NOMEM;
     for (int64_t d = 0; d < g->nreplicas; d++)
@@ -106,6 +115,9 @@ colo_status_t cap_ragged_create(cap_rank_t *r)
     CAP_TRY(colo_partition_padded(CAP_LONGEST, colo_grid_extent(&cfg->dst, "tp"),
                                   colo_grid_extent(&cfg->dst, "cp"), false, &length));
     r->S = r->dst.b * length;
+    g->index = cap_take(a, 2 * r->S, sizeof *g->index);
+    if (!g->index)
+        return COLO_ERR_NOMEM;
 
     CAP_TRY(colo_layout_init(&r->src_layout, &cfg->src));
     CAP_TRY(colo_layout_split(&r->src_layout, COLO_SAMPLES, "dp", COLO_BLOCK));
@@ -143,6 +155,36 @@ static void put_positions(cap_rank_t *r, int64_t p, int64_t count, int64_t first
     }
 }
 
+/* The most that any of @n context ranks has that begin with @first. */
+static int64_t most_loaded(const cap_ragged_t *g, int64_t first, int64_t n)
+{
+    int64_t most = 0;
+    for (int64_t c = first; c < first + n; c++)
+        most = g->load[c] > most ? g->load[c] : most;
+    return most;
+}
+
+/* Sequence @q on some context ranks, or on all. */
+static colo_status_t pad_sequence(cap_rank_t *r, int64_t q)
+{
+    cap_ragged_t *g = r->ragged;
+    const int64_t cp = colo_grid_extent(&r->cfg->dst, "cp");
+    int64_t n = (g->used + CAP_PER_RANK - 1) / CAP_PER_RANK, first = 0;
+
+    n = n < cp && r->cfg->dynamic_cp ? n : cp;
+    if (q == 0 || g->seq_dp[q] != g->seq_dp[q - 1])
+        memset(g->load, 0, (size_t)cp * sizeof *g->load);
+    for (int64_t c = 1; c + n <= cp; c++)
+        first = most_loaded(g, c, n) < most_loaded(g, first, n) ? c : first;
+    CAP_TRY(colo_partition_padded(g->used, colo_grid_extent(&r->cfg->dst, "tp"), n, false,
+                                  &g->seq_len[q]));
+    for (int64_t c = first; c < first + n; c++)
+        g->load[c] += g->seq_len[q] / n;
+    g->seq_cp[q] = n;
+    g->seq_first[q] = first;
+    return COLO_OK;
+}
+
 static colo_status_t close_sequence(cap_rank_t *r)
 {
     cap_ragged_t *g = r->ragged;
@@ -150,8 +192,7 @@ static colo_status_t close_sequence(cap_rank_t *r)
 
     if (!g->used)
         return COLO_OK;
-    CAP_TRY(colo_partition_padded(g->used, colo_grid_extent(&r->cfg->dst, "tp"),
-                                  colo_grid_extent(&r->cfg->dst, "cp"), false, &g->seq_len[q]));
+    CAP_TRY(pad_sequence(r, q));
     if (r->dst.in && g->seq_dp[q] == r->dst.d) {
         for (int64_t k = g->used; k < g->seq_len[q]; k++) /* padding sees itself alone */
             put_positions(r, begin + k, 1, begin + k, NULL, 0, false);
@@ -188,7 +229,8 @@ static colo_status_t add_sample(cap_rank_t *r, int64_t i, const int64_t *rows, b
 
     length += text;
     r->filled += length;
-    if (g->used && (g->seq_dp[g->nseqs - 1] != d || g->used + length > CAP_PACKED))
+    if (g->used &&
+        (g->seq_dp[g->nseqs - 1] != d || g->used + length > CAP_PACKED || cfg->dynamic_cp))
         CAP_TRY(close_sequence(r));
     if (!g->used)
         g->seq_dp[g->nseqs++] = d;
@@ -245,15 +287,44 @@ static colo_status_t set_tables(cap_rank_t *r)
         COLO_SEGMENTS_INIT,    .count = g->nsegments, .rows = g->rows,
         .src_dp = g->reader,   .seq = g->encoder,     .pos = g->encoder_pos,
         .nseqs = g->nreplicas, .seq_len = g->after,   .seq_dp = g->replica};
-    const colo_segments_t embeddings = {
-        COLO_SEGMENTS_INIT,   .count = g->nsegments, .rows = g->rows,
-        .src_dp = g->encoder, .seq = g->seq,         .pos = g->pos,
-        .nseqs = g->nseqs,    .seq_len = g->seq_len, .seq_dp = g->seq_dp};
+    colo_segments_t embeddings = {COLO_SEGMENTS_INIT,   .count = g->nsegments, .rows = g->rows,
+                                  .src_dp = g->encoder, .seq = g->seq,         .pos = g->pos,
+                                  .nseqs = g->nseqs,    .seq_len = g->seq_len, .seq_dp = g->seq_dp};
+    if (r->cfg->dynamic_cp) {
+        g->packing = (colo_packing_t){COLO_PACKING_INIT,           .nseqs = g->nseqs,
+                                      .seq_len = g->seq_len,       .seq_dp = g->seq_dp,
+                                      .seq_cp = g->seq_cp,         .seq_first = g->seq_first,
+                                      .split = COLO_PACKING_ZIGZAG};
+        embeddings.packing = &g->packing;
+        embeddings.nseqs = 0;
+        embeddings.seq_len = embeddings.seq_dp = NULL;
+    }
 
     colo_batch_destroy(&g->batch);
     colo_batch_destroy(&g->pixel_batch);
     CAP_TRY(colo_bridge_set_segments(g->pixels, &pixels, &g->pixel_batch));
     CAP_TRY(colo_bridge_set_segments(r->bridge, &embeddings, &g->batch));
+    return COLO_OK;
+}
+
+colo_status_t cap_ragged_positions(const cap_rank_t *r, int64_t c, int64_t *pos, int64_t *n)
+{
+    const cap_ragged_t *g = r->ragged;
+    const colo_grid_t *grid = &r->cfg->dst;
+    int64_t coords[COLO_MAX_DIMS], rank, own = 0;
+
+    CAP_TRY(
+        colo_grid_coords(grid, colo_comm_world_rank(r->world, colo_comm_rank(r->world)), coords));
+    coords[colo_grid_dim(grid, "cp")] = c;
+    /* the layout has positions on the first stage only, and all stages have the same */
+    coords[colo_grid_dim(grid, "pp")] = 0;
+    CAP_TRY(colo_grid_rank(grid, coords, &rank));
+    CAP_TRY(colo_packing_rows(&g->packing, &r->dst_layout, rank, n));
+    CAP_TRY(colo_packing_index(&g->packing, &r->dst_layout, rank, g->index));
+    while (g->seq_dp[own] != r->dst.d) /* the replica's first sequence */
+        own++;
+    for (int64_t i = 0; i < *n; i++)
+        pos[i] = g->cu[g->index[*n + i] - own] + g->index[i];
     return COLO_OK;
 }
 
@@ -287,8 +358,6 @@ colo_status_t cap_ragged_load(cap_rank_t *r, const int64_t *rows, bool captions)
 
     if (r->dst.in) {
         r->S = g->cu[g->nown];
-        r->n = r->S / r->dst.cp;
-        r->T = r->n;
         r->part.positions = r->S;
         r->part.segments = g->nown;
         r->part.cu_padded = g->cu;

@@ -57,6 +57,7 @@ typedef struct cap_config {
     const char *report, *command;
     bool check_gradients, json;
     bool head_sharded, loss_linear;
+    bool dynamic_cp; /* each ragged sequence lies on context ranks of its own */
     cap_model_t model;
     cap_task_t task;
     const cap_data_t *data;
@@ -85,7 +86,7 @@ typedef struct cap_layer {
     struct cap_rank *rank;
     int64_t offset;         /* place of its first parameter */
     float *x1_hat, *r1, *a; /* LN1: normalised input, 1 / deviation, output */
-    float *q, *kv, *kv_all; /* [T, Dl], [2, T, Dl], [cp, 2, T, Dl] */
+    float *q, *kv, *kv_all; /* [T, Dl], [2, kv rows, Dl], [cp, 2, kv rows, Dl] */
     float *prob, *o;        /* [b, heads, n, S], [T, Dl] */
     float *mid;             /* x after attention */
     float *x2_hat, *r2, *m;
@@ -125,12 +126,13 @@ typedef struct cap_rank {
     float *y;                       /* [b, yn, D] */
     int64_t yn;
     cap_ragged_t *ragged; /* NULL when uniform */
-    float *no_seed; /* a gradient for ranks on which no node consumed y */
+    float *no_seed;       /* a gradient for ranks on which no node consumed y */
 
     /* LLM. Ragged samples lie on one axis: b is 1 for S, and S, n and T change with the batch */
     int64_t S, n, T, *pos;           /* [n] global position of a local one */
     int64_t *row;                    /* [n] row of y that goes there, or -1 */
     int64_t *part_of, *local_of;     /* [S] cp rank and local index of a position */
+    int64_t *held;                   /* [S] positions of one cp rank */
     int64_t *image_row;              /* [S] row of the images at a position, or -1 */
     int64_t *first, *table_row;      /* [S] see cap_sequence_t */
     int64_t *text_at;                /* [dst.b] index in tokens of a caption's first byte */
@@ -185,6 +187,11 @@ void cap_arena_free(cap_arena_t *arena);
 
 /* ---- attention.c ---- */
 
+/* Rows of keys, and of values, that each cp rank brings */
+static inline int64_t cap_kv_rows(const cap_rank_t *r)
+{
+    return r->seq.b * r->seq.block;
+}
 /* o and prob from q and kv; gathers kv over cp */
 colo_status_t cap_attention(cap_layer_t *l);
 /* d_q and d_kv of the rank from d_o; scatters over cp */
@@ -239,8 +246,9 @@ colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, const cap_ops_t 
                               colo_comm_t *world, colo_comm_t *host);
 void cap_rank_destroy(cap_rank_t *r);
 
-/* Where the positions of r->part are: pos, row, part_of, local_of; all tables to where the ops see
- * them */
+/* Where the S positions are: n, T, pos, row, part_of, local_of; all tables to where the ops see
+ * them
+ */
 colo_status_t cap_place(cap_rank_t *r);
 /* r->ops.take(); a failure shows in r->arena */
 void *cap_take_there(cap_rank_t *r, int64_t count, int64_t size);
@@ -253,6 +261,8 @@ void cap_ragged_destroy(cap_rank_t *r);
 /* The tables of a batch; pixels go to the replicas that encode them. Without captions there is
  * space for any */
 colo_status_t cap_ragged_load(cap_rank_t *r, const int64_t *rows, bool captions);
+/* --dynamic-cp: @pos [S]: the positions of cp rank @c, of which there are *@n */
+colo_status_t cap_ragged_positions(const cap_rank_t *r, int64_t c, int64_t *pos, int64_t *n);
 colo_status_t cap_ragged_forward(cap_rank_t *r, const colo_tensor_t *x, const colo_tensor_t *y);
 colo_status_t cap_ragged_backward(cap_rank_t *r, const colo_tensor_t *d_y,
                                   const colo_tensor_t *d_x);

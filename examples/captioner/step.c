@@ -58,7 +58,11 @@ static colo_status_t load_targets(cap_rank_t *r, const int64_t *rows)
     if (!r->dst.b)
         return COLO_OK;
     CAP_TRY(colo_partition_next_token(&r->part, &all, ignore, &all, NULL));
-    CAP_TRY(colo_partition_shard(&r->part, &all, 1, &mine, NULL));
+    if (cfg->dynamic_cp)
+        for (int64_t k = 0; k < r->n; k++)
+            r->targets_host[k] = r->targets_all[r->pos[k]];
+    else
+        CAP_TRY(colo_partition_shard(&r->part, &all, 1, &mine, NULL));
     r->ops.put(&r->ops, r->targets, r->targets_host, r->T * (int64_t)sizeof *r->targets);
     return COLO_OK;
 }

@@ -14,6 +14,7 @@ REFUSED = {
     '--ragged --images=-1': "--images: expected N-M with 0 <= N <= M <= 3, found '-1'",
     '--ragged --images many': "--images: expected N-M with 0 <= N <= M <= 3, found 'many'",
     '--ragged --algo collective': "--ragged: expected --algo exact, found 'collective'",
+    '--dynamic-cp': "--dynamic-cp: expected --ragged with it, found 'none'",
     '--ragged=yes': "command line: expected an option of --help, found '--ragged=yes'",
 }
 

@@ -108,6 +108,7 @@ static void make_sequence(bool packed)
         tokens[i] = i % 3 ? 0 : i;
     here = (cap_sequence_t){.b = packed ? 1 : B,
                             .n = n[0],
+                            .block = n[0] > n[1] ? n[0] : n[1],
                             .S = S_,
                             .h = HEADS,
                             .e = E,

@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROW = 44, PAIR = 2 * BAR + 2, NOBODY = -1 }; /* heights of a rank's bar, of both cuts */
+enum { ROW = 44, PAIR = 2 * BAR + 2, EVERY = -1 }; /* heights of a rank's bar, of both cuts */
 
 /* Positions of a sequence that follow each other on one context rank, or on all. */
 typedef struct piece {
-    int64_t pos, count, owner; /* NOBODY in particular: all context ranks hold it */
+    int64_t pos, count, owner; /* EVERY: all context ranks hold it */
     int64_t local;             /* on the axis of its owner */
 } piece_t;
 
@@ -59,7 +59,7 @@ static piece_t piece_at(const side_t *s, int64_t q, int64_t k, int64_t pos)
     const colo_packing_t *p = s->packing;
     const int64_t n = pieces_of(s, q), first = p->seq_first ? p->seq_first[q] : 0;
     if (p->split == COLO_PACKING_WHOLE)
-        return (piece_t){0, p->seq_len[q], NOBODY, 0};
+        return (piece_t){0, p->seq_len[q], EVERY, 0};
     if (p->split == COLO_PACKING_TABLE)
         return (piece_t){pos, p->piece_len[p->piece_start[q] + k],
                          p->piece_owner[p->piece_start[q] + k], 0};
@@ -74,7 +74,7 @@ static void draw_piece(FILE *f, const side_t *s, int64_t q, int64_t owner, bars_
     char ranks[48];
     int64_t rank;
     bars_ranks(ranks, &rank, s->ask, s->layout, replica_of(s, q), owner);
-    bars_box(f, owner < 0 ? NOBODY : rank, faded, at, y, BAR, "%s", ranks);
+    bars_box(f, owner < 0 ? EVERY : rank, faded, at, y, BAR, "%s", ranks);
 }
 
 static void draw_cut(FILE *f, const side_t *s, int64_t q, int64_t axis, double y)
@@ -257,7 +257,7 @@ static void draw_rank(FILE *f, const path_t *w, int k, int64_t i, bool ribbons, 
         const piece_t *x = &e->piece[j];
         const bars_span_t row = bars_span(e->length[i], x->local, x->count);
         const bars_span_t of = bars_span(s->packing->seq_len[w->q], x->pos, x->count);
-        const int64_t hue = x->owner < 0 ? NOBODY : rank;
+        const int64_t hue = x->owner < 0 ? EVERY : rank;
         if (x->owner != e->owner[i])
             continue;
         if (!ribbons)

@@ -11,7 +11,7 @@ enum { THREADS = 128, FEATURES = 64 /* of a head, at most */ };
 static __device__ int64_t kv_index(const cap_sequence_t &s, int64_t i, int64_t h, int64_t p)
 {
     int64_t dl = s.h * s.e;
-    return s.part_of[p] * 2 * s.b * s.n * dl + (i * s.n + s.local_of[p]) * dl + h * s.e;
+    return s.part_of[p] * 2 * s.b * s.block * dl + (i * s.block + s.local_of[p]) * dl + h * s.e;
 }
 
 struct query {
@@ -32,7 +32,7 @@ static __device__ query my_query(const cap_sequence_t &s, int64_t k)
 static __global__ void attend(cap_sequence_t s, const float *q, const float *kv, float *prob,
                               float *out)
 {
-    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.n * s.h * s.e;
+    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.block * s.h * s.e;
     float scale = 1.0f / sqrtf((float)s.e), max = -INFINITY, sum = 0, o[FEATURES] = {0};
 
     if (k >= s.b * s.h * s.n)
@@ -66,7 +66,7 @@ static __global__ void attend(cap_sequence_t s, const float *q, const float *kv,
 static __global__ void queries(cap_sequence_t s, const float *kv, const float *prob,
                                const float *d_out, float *d_q, float *d_score)
 {
-    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.n * s.h * s.e;
+    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.block * s.h * s.e;
     float scale = 1.0f / sqrtf((float)s.e), g[FEATURES] = {0};
     double dot = 0, sum = 0;
 
@@ -97,7 +97,7 @@ static __global__ void queries(cap_sequence_t s, const float *kv, const float *p
 static __global__ void keys_and_values(cap_sequence_t s, const float *q, const float *prob,
                                        const float *d_out, const float *d_score, float *d_kv)
 {
-    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.n * s.h * s.e;
+    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.block * s.h * s.e;
     int64_t e = k % s.e, h = k / s.e % s.h, p = k / s.e / s.h % s.S, i = k / s.e / s.h / s.S;
     double dk = 0, dv = 0;
 
@@ -137,13 +137,12 @@ cudaError_t cap_k_attend_backward(const cap_sequence_t *s, const float *q, const
                                   const float *prob, const float *d_out, float *d_q, float *d_kv,
                                   float *work, cudaStream_t stream)
 {
-    int64_t count = s->b * s->h * s->n;
-    if (!count)
-        return cudaSuccess;
+    int64_t count = s->b * s->h * s->n, keys = s->b * s->S * s->h * s->e;
     if (s->e > FEATURES)
         return cudaErrorInvalidValue;
-    queries<<<blocks(count), THREADS, 0, stream>>>(*s, kv, prob, d_out, d_q, work);
-    keys_and_values<<<blocks(s->b * s->S * s->h * s->e), THREADS, 0, stream>>>(*s, q, prob, d_out,
-                                                                               work, d_kv);
+    if (count)
+        queries<<<blocks(count), THREADS, 0, stream>>>(*s, kv, prob, d_out, d_q, work);
+    if (keys) /* 0 from a rank without queries */
+        keys_and_values<<<blocks(keys), THREADS, 0, stream>>>(*s, q, prob, d_out, work, d_kv);
     return cudaGetLastError();
 }
