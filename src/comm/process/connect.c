@@ -416,7 +416,7 @@ static colo_status_t open_ucx(struct meeting *m, colo_endpoint_t *mine, struct c
     struct workers w = {.m = m, .mine = mine};
     const colo_bootstrap_t b = {m->b->rank, m->b->size, gather_workers, &w};
     const colo_backend_t *ucx = NULL;
-    colo_transport_open_t open = {.transport = NULL};
+    void *transport = NULL;
     colo_status_t st = colo_backend_load("ucx", &ucx);
     if (st == COLO_OK && (!ucx->transport || ucx->transport->abi != COLO_TRANSPORT_ABI))
         st =
@@ -429,13 +429,13 @@ static colo_status_t open_ucx(struct meeting *m, colo_endpoint_t *mine, struct c
             "create_bootstrap: rank %d has no UCX, which carries between hosts; install it "
             "(apt install libucx0, or pip install libucx-cu12 or libucx-cu13): %.300s",
             (int)b.rank, colo_last_error());
-    else if ((st = ucx->transport->open(&b, &open)) < 0)
-        st = colo_fail(st, "%s", open.why);
+    else
+        st = ucx->transport->open(&b, &transport);
     if (st < 0 && !w.told) {
         colo_endpoint_set_error(mine, st);
         return gather(m, mine);
     }
-    *carrier = (struct carrier){ucx->transport, &colo_comm_ucx_ops, open.transport, 0};
+    *carrier = (struct carrier){ucx->transport, &colo_comm_ucx_ops, transport, 0};
     return st;
 }
 

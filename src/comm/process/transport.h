@@ -61,16 +61,11 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
 
 #define COLO_FRAME_MAX ((size_t)COLO_FRAME_CHUNK + sizeof(colo_frame_t))
 
-typedef struct colo_transport_open { /* what open() fills in */
-    void *transport;
-    char why[600]; /* when it failed */
-} colo_transport_open_t;
-
 typedef struct colo_transport_ops {
     uint32_t abi;
     const char *name;
     /* Collective: one all-gather, of a colo_worker_t. NULL where a transport is made otherwise. */
-    colo_status_t (*open)(const colo_bootstrap_t *b, colo_transport_open_t *out);
+    colo_status_t (*open)(const colo_bootstrap_t *b, void **transport);
     /* So much is under way to @peer that pieces of large messages should wait. */
     bool (*full)(void *transport, int32_t peer);
     /* Room for a frame of @bytes to @peer, full or not; commit() sends it. NULL: no memory. */

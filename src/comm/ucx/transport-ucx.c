@@ -379,21 +379,16 @@ static void ucx_close(void *transport, bool clean)
 
 /* ---- setting up ---- */
 
-#define REFUSE(out, status, ...)                             \
-    do {                                                     \
-        snprintf((out)->why, sizeof(out)->why, __VA_ARGS__); \
-        return (status);                                     \
-    } while (0)
-#define TRY_UCX(out, call)                                                                        \
-    do {                                                                                          \
-        const ucs_status_t st_ = (call);                                                          \
-        if (st_ != UCS_OK)                                                                        \
-            REFUSE(out, st_ == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,                  \
-                   "create_bootstrap: rank %d of %d: UCX: %.40s: %s", (int)w->rank, (int)w->size, \
-                   #call, ucs_status_string(st_));                                                \
+#define TRY_UCX(w, call)                                                                        \
+    do {                                                                                        \
+        const ucs_status_t st_ = (call);                                                        \
+        if (st_ != UCS_OK)                                                                      \
+            return colo_fail(st_ == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,           \
+                             "create_bootstrap: rank %d of %d: UCX: %.40s: %s", (int)(w)->rank, \
+                             (int)(w)->size, #call, ucs_status_string(st_));                    \
     } while (0)
 
-static colo_status_t make_worker(struct transport *w, colo_transport_open_t *out)
+static colo_status_t make_worker(struct transport *w)
 {
     ucp_config_t *config = NULL;
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
@@ -408,42 +403,41 @@ static colo_status_t make_worker(struct transport *w, colo_transport_open_t *out
                                                         UCP_AM_HANDLER_PARAM_FIELD_CB,
                                           .id = EMPTY,
                                           .cb = on_empty};
-    TRY_UCX(out, ucp_config_read(NULL, NULL, &config));
+    TRY_UCX(w, ucp_config_read(NULL, NULL, &config));
     const ucs_status_t st = ucp_init(&params, config, &w->context);
     ucp_config_release(config);
-    TRY_UCX(out, st);
-    TRY_UCX(out, ucp_worker_create(w->context, &serialized, &w->worker));
-    TRY_UCX(out, ucp_worker_get_efd(w->worker, &w->event));
-    TRY_UCX(out, ucp_worker_set_am_recv_handler(w->worker, &empty));
+    TRY_UCX(w, st);
+    TRY_UCX(w, ucp_worker_create(w->context, &serialized, &w->worker));
+    TRY_UCX(w, ucp_worker_get_efd(w->worker, &w->event));
+    TRY_UCX(w, ucp_worker_set_am_recv_handler(w->worker, &empty));
     return COLO_OK;
 }
 
-static colo_status_t write_address(struct transport *w, colo_worker_t *mine,
-                                   colo_transport_open_t *out)
+static colo_status_t write_address(struct transport *w, colo_worker_t *mine)
 {
     ucp_address_t *address = NULL;
     size_t bytes = 0;
-    TRY_UCX(out, ucp_worker_get_address(w->worker, &address, &bytes));
+    TRY_UCX(w, ucp_worker_get_address(w->worker, &address, &bytes));
     mine->bytes = (uint32_t)bytes;
     memcpy(mine->address, address, bytes < sizeof mine->address ? bytes : sizeof mine->address);
     ucp_worker_release_address(w->worker, address);
     if (bytes > sizeof mine->address)
-        REFUSE(
-            out, COLO_ERR_IO,
+        return colo_fail(
+            COLO_ERR_IO,
             "create_bootstrap: rank %d of %d: UCX's address has %zu bytes, expected at most %zu; "
             "name fewer devices in UCX_NET_DEVICES",
             (int)w->rank, (int)w->size, bytes, sizeof mine->address);
     return COLO_OK;
 }
 
-static colo_status_t connect_all(struct transport *w, const colo_worker_t *all,
-                                 colo_transport_open_t *out)
+static colo_status_t connect_all(struct transport *w, const colo_worker_t *all)
 {
     w->token = COLO_HASH_INIT;
     for (int32_t r = 0; r < w->size; r++) {
         if (all[r].bytes > sizeof all[r].address)
-            REFUSE(out, COLO_ERR_MISMATCH,
-                   "create_bootstrap: the all-gather changed the UCX address of rank %d", (int)r);
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "create_bootstrap: the all-gather changed the UCX address of rank %d",
+                             (int)r);
         w->token = colo_hash_bytes(w->token, all[r].address, all[r].bytes);
     }
     w->token &= UINT64_MAX >> RANK_BITS;
@@ -458,19 +452,19 @@ static colo_status_t connect_all(struct transport *w, const colo_worker_t *all,
                                     ? UCS_OK
                                     : ucp_ep_create(w->worker, &params, &w->peer[r].ep);
         if (st != UCS_OK)
-            REFUSE(
-                out, st == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_PEER,
+            return colo_fail(
+                st == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_PEER,
                 "create_bootstrap: rank %d of %d cannot reach rank %d by UCX: %s; either that "
                 "process has ended, or UCX_NET_DEVICES and UCX_TLS leave no network that both have",
                 (int)w->rank, (int)w->size, (int)r, ucs_status_string(st));
     }
     for (int i = 0; i < RING; i++)
         if (!post(w, &w->in[i]))
-            REFUSE(out, COLO_ERR_IO, "create_bootstrap: %s", w->why);
+            return colo_fail(COLO_ERR_IO, "create_bootstrap: %s", w->why);
     return COLO_OK;
 }
 
-static colo_status_t ucx_open(const colo_bootstrap_t *b, colo_transport_open_t *out)
+static colo_status_t ucx_open(const colo_bootstrap_t *b, void **transport)
 {
     struct transport *w = calloc(1, sizeof *w);
     colo_worker_t *mine = calloc(1, sizeof *mine), *all = calloc((size_t)b->size, sizeof *all);
@@ -479,24 +473,25 @@ static colo_status_t ucx_open(const colo_bootstrap_t *b, colo_transport_open_t *
         enough = (w->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64)) != NULL;
     colo_status_t st = enough ? COLO_OK : COLO_ERR_NOMEM;
     if (!enough)
-        snprintf(out->why, sizeof out->why, "create_bootstrap: rank %d has no memory for %d peers",
-                 (int)b->rank, (int)b->size - 1);
+        (void)colo_fail(st, "create_bootstrap: rank %d has no memory for %d peers", (int)b->rank,
+                        (int)b->size - 1);
     if (enough) {
         w->rank = b->rank;
         w->size = b->size;
         pthread_mutex_init(&w->lock, NULL);
-        st = make_worker(w, out);
+        st = make_worker(w);
         if (st == COLO_OK)
-            st = write_address(w, mine, out);
-        if (st == COLO_OK && (st = b->all_gather(b->user, mine, all, sizeof *mine)) < 0)
-            snprintf(out->why, sizeof out->why, "%s", colo_last_error());
+            st = write_address(w, mine);
         if (st == COLO_OK)
-            st = connect_all(w, all, out);
+            st = b->all_gather(b->user, mine, all, sizeof *mine);
+        if (st == COLO_OK)
+            st = connect_all(w, all);
     }
     free(mine);
     free(all);
-    out->transport = w;
-    if (st < 0 && w)
+    if (st == COLO_OK)
+        *transport = w;
+    else if (w)
         ucx_close(w, false);
     return st;
 }
