@@ -3,7 +3,7 @@
  * bridge.c - the handle: plan, agree, allocate; another shape; destroy. Its calls are call.c.
  */
 #include "bridge/ragged.h"
-#include "bridge/run/over-peers.h"
+#include "bridge/run/run.h"
 
 #include "comm/comm.h"
 #include "core/env.h"
@@ -44,35 +44,9 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
 
 /* ---- what depends on the shape ---- */
 
-/* What moves messages must be able to reach the tensors; copies within a rank work anyway. */
-static colo_status_t check_device(const colo_bridge_t *b, const colo_loaded_t *loaded)
-{
-    const bool gpu = colo_comm_i_mem(b->comm) == COLO_CUDA;
-    const colo_over_comm_t *over = &loaded->over_comm;
-    int messages = 0;
-    for (int i = 0; i < 2 * COLO_RELAYS; i++)
-        messages += over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nsends +
-                    over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nrecvs;
-    const bool talks = messages > 0 || over->need_partials > 0 ||
-                       (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
-    if (!talks || gpu == (b->mem == COLO_CUDA))
-        return COLO_OK;
-    if (gpu)
-        return colo_fail(
-            COLO_ERR_ARG,
-            "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_CUDA, or use "
-            "a host communicator",
-            colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
-    return colo_fail(COLO_ERR_UNBUILT,
-                     "bridge: CUDA memory, and rank %lld has %d messages; comm '%s' of backend %s "
-                     "moves host memory, colo_comm_create_nccl() makes one of GPUs",
-                     (long long)loaded->program.plan->rank, messages, colo_comm_name(b->comm),
-                     colo_comm_backend(b->comm));
-}
-
 static colo_status_t load_plan(colo_bridge_t *b, const colo_plan_config_t *cfg, colo_loaded_t *out)
 {
-    colo_loaded_t s = {0};
+    colo_loaded_t s = {.any_ranks = b->now.any_ranks};
     colo_status_t st = COLO_OK;
     int64_t rank = colo_comm_world_rank(b->comm, colo_comm_rank(b->comm));
     if (strcmp(b->axes.name, "bh") == 0 && cfg->shape.rows != 1)
@@ -81,27 +55,11 @@ static colo_status_t load_plan(colo_bridge_t *b, const colo_plan_config_t *cfg, 
                          "have axes 'th', or 'bsh' in any order",
                          (long long)cfg->shape.rows);
     COLO_TRY_GOTO(st, colo_plan_create(&s.program.plan, cfg, rank), fail);
-    if (b->algo == COLO_COLLECTIVE) {
-        COLO_TRY_GOTO(st, colo_plan_collective_check(cfg), fail);
-        if (!cfg->no_grad && !colo_dtype_is_float(cfg->dtype) &&
-            colo_grid_extent(&b->sides.dst.grid, "cp") > 1) {
-            st = colo_fail(COLO_ERR_ARG,
-                           "bridge: COLLECTIVE sums gradients over cp=%lld, which %s "
-                           "is not made for; use EXACT or no_grad",
-                           (long long)colo_grid_extent(&b->sides.dst.grid, "cp"),
-                           colo_dtype_name(cfg->dtype));
-            goto fail;
-        }
-        COLO_TRY_GOTO(st, colo_collective_rows(&s), fail);
-    } else {
-        COLO_TRY_GOTO(st, colo_loaded_create(b, &s, false), fail);
-        COLO_TRY_GOTO(st, colo_over_comm_stage(b, &s), fail);
-    }
-    COLO_TRY_GOTO(st, check_device(b, &s), fail);
+    COLO_TRY_GOTO(st, colo_run_load(b, &s), fail);
     *out = s;
     return COLO_OK;
 fail:
-    colo_loaded_deinit(b->comm, &s);
+    colo_run_unload(b, &s);
     return st;
 }
 
@@ -111,7 +69,7 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
 {
     if (!c->src || !c->dst)
         return colo_fail(COLO_ERR_ARG, "bridge: config.%s is NULL", c->src ? "dst" : "src");
-    if ((unsigned)c->algo > COLO_COLLECTIVE)
+    if (!colo_algorithm_of(c->algo))
         return colo_fail(COLO_ERR_ARG, "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)",
                          (int)c->algo);
     if ((unsigned)c->transport > COLO_TRANSPORT_PEER)
@@ -174,12 +132,10 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     const colo_bridge_config_t *c = &own;
     COLO_TRY(COLO_SIZED_READ(&own, config, axes, "bridge: config", "COLO_BRIDGE_CONFIG_INIT"));
     COLO_TRY(check_config(c));
-    const bool tables = c->ragged || c->packed;
-    COLO_TRY(parse_axes(b, tables && !c->axes ? "th" : c->axes));
-    if (tables) /* the plan of the bridge itself has no rows; those of batches have */
-        COLO_TRY(colo_ragged_create(b, c));
+    b->algorithm = colo_algorithm_of(c->algo);
+    COLO_TRY(parse_axes(b, !c->axes && colo_ragged_wanted(c) ? "th" : c->axes));
+    COLO_TRY(colo_ragged_create(b, c));
     COLO_TRY(colo_ops_for(c->mem, &b->ops));
-    b->algo = c->algo;
     b->mem = c->mem;
     b->allocator = c->allocator;
     if (c->mem == COLO_CUDA)
@@ -187,7 +143,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
         b->transport = c->transport;
     COLO_TRY(choose_blocks(b, c));
-    b->lazy = colo_peers_likely(b);
+    b->lazy = colo_run_likely(b);
     b->sides.src = *c->src;
     b->sides.dst = *c->dst;
     colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT,
@@ -203,15 +159,14 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_TRY(find_nodes(b));
     plan.nodes = b->sides.nodes;
     /* GPUs of one node may all reach each other's memory: then one level is faster */
-    plan.one_level = c->one_level || c->algo == COLO_COLLECTIVE ||
+    plan.one_level = c->one_level || b->algorithm->one_level ||
                      (c->mem == COLO_CUDA && colo_comm_nodes(b->comm) < 2);
     COLO_TRY(load_plan(b, &plan, &b->now));
-    if (tables)
-        COLO_TRY(colo_ragged_reserve(b));
-    if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || c->packed ||
-                                b->now.program.plan->addends > 1 || b->allocator.allocate))
+    COLO_TRY(colo_ragged_reserve(b));
+    if (b->mem == COLO_CUDA && !b->streams.order &&
+        (c->packed || b->now.program.plan->addends > 1 || b->allocator.allocate))
         COLO_TRY(b->ops->stream_create(1, &b->streams.order));
-    return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.program.plan) : COLO_OK;
+    return COLO_OK;
 }
 
 static void log_create(const colo_bridge_t *b)
@@ -223,8 +178,8 @@ static void log_create(const colo_bridge_t *b)
     colo_grid_print(&b->sides.dst.grid, dst, sizeof dst);
     colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
              colo_direction_name(colo_plan_direction(b->now.program.plan)),
-             (long long)colo_plan_scale(b->now.program.plan),
-             b->algo == COLO_EXACT ? "exact" : "collective", (int)colo_comm_size(b->comm));
+             (long long)colo_plan_scale(b->now.program.plan), b->algorithm->name,
+             (int)colo_comm_size(b->comm));
 }
 
 colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_config_t *config,
@@ -255,26 +210,11 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     b->id.tag = ++comm->split_tag;
     comm->bridges++;
     b->compared[0] = b->compared[1] = colo_bridge_exchanges_compare(b);
-    COLO_TRY_GOTO(st, colo_peers_create(b), fail);
-    if (!b->peers.path || b->now.over_peers.far || !b->lazy) {
-        b->lazy = b->lazy && b->peers.path; /* alike on ranks that are in reach and that are not */
-        st = colo_over_comm_reserve(b, &b->now);
-        if (st == COLO_OK)
-            st = b->ragged ? colo_ragged_reserve(b) : colo_peers_load_relays(b, &b->now);
-        if (st == COLO_OK)
-            st = colo_over_comm_connect(b, &b->now);
-    }
+    COLO_TRY_GOTO(st, colo_run_create(b), fail);
+    st = colo_ragged_reserve(b);
     if (st < 0) { /* a peer may be past it */
         colo_comm_i_fail(comm, st);
         goto fail;
-    }
-    if (b->algo == COLO_COLLECTIVE) {
-        COLO_TRY_GOTO(st, colo_collective_create(b), fail);
-        st = colo_collective_stage(b, b->now.program.plan);
-        if (st < 0) { /* peers may be past create and waiting in a forward */
-            colo_comm_i_fail(comm, st);
-            goto fail;
-        }
     }
     log_create(b);
     *bridge = b;
@@ -300,16 +240,15 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
 {
     if (!bridge || !*bridge)
         return;
-    colo_tickets_destroy(*bridge);
-    colo_ragged_destroy(*bridge);
-    colo_peers_destroy(*bridge);
-    colo_loaded_deinit((*bridge)->comm, &(*bridge)->now);
-    end_calls(*bridge);
-    colo_arena_deinit(*bridge, &(*bridge)->memory.partials);
-    colo_arena_deinit(*bridge, &(*bridge)->memory.stage);
-    colo_collective_destroy(*bridge);
-    colo_nodes_destroy(&(*bridge)->sides.nodes);
-    free(*bridge);
+    colo_bridge_t *b = *bridge;
+    colo_tickets_destroy(b);
+    colo_ragged_destroy(b);
+    colo_run_unload(b, &b->now);
+    end_calls(b);
+    colo_run_destroy(b);
+    colo_memory_deinit(b);
+    colo_nodes_destroy(&b->sides.nodes);
+    free(b);
     *bridge = NULL;
 }
 
@@ -320,9 +259,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     COLO_RANGE();
     if (!bridge || !shape)
         return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "shape" : "bridge");
-    if (bridge->ragged)
-        return colo_fail(COLO_ERR_STATE, "bridge: created for ragged batches, whose shape is in "
-                                         "their tables; call colo_bridge_set_segments()");
+    COLO_TRY(colo_ragged_refuse_shape(bridge));
     colo_plan_config_t cfg = bridge->now.program.plan->config;
     colo_loaded_t next;
     bridge->id.reshapes++; /* also where it fails: ranks stay alike */
@@ -332,29 +269,10 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     cfg.dst = &bridge->sides.dst;
     cfg.shape = *shape;
     COLO_TRY(load_plan(bridge, &cfg, &next));
-    if (bridge->algo == COLO_COLLECTIVE) {
-        colo_status_t st = colo_collective_stage(bridge, next.program.plan);
-        if (st < 0) {
-            colo_loaded_deinit(bridge->comm, &next);
-            return st;
-        }
-    }
-    colo_status_t st = colo_peers_reshape(bridge, &next);
-    if (st < 0) {
-        colo_loaded_deinit(bridge->comm, &next);
-        return st;
-    }
-    colo_loaded_t *now = &bridge->now;
-    colo_over_comm_t *was = &now->over_comm, *over = &next.over_comm;
-    if (was->nmembers == over->nmembers &&
-        (over->nmembers == 0 || memcmp(was->members, over->members,
-                                       (size_t)over->nmembers * sizeof *over->members) == 0)) {
-        over->subconnection = was->subconnection;
-        was->subconnection = NULL;
-    }
-    colo_loaded_deinit(bridge->comm, now);
-    *now = next;
-    return COLO_OK;
+    const colo_status_t st = colo_run_reshape(bridge, &next);
+    if (st < 0)
+        colo_run_unload(bridge, &next);
+    return st;
 }
 
 const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)

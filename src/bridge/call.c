@@ -13,72 +13,6 @@
 #include "core/error.h"
 #include "core/range.h"
 
-colo_status_t colo_bridge_fail(colo_bridge_t *b, colo_status_t st)
-{
-    if (b->coll.gather)
-        colo_comm_i_fail(b->coll.gather, st);
-    if (b->coll.cp)
-        colo_comm_i_fail(b->coll.cp, st);
-    return colo_comm_i_fail(b->comm, st);
-}
-
-/* ---- running ---- */
-
-static colo_status_t run_staged(colo_call_t *call)
-{
-    colo_bridge_t *b = call->bridge;
-    const colo_carried_t *t = call->carried;
-    if (b->algo == COLO_EXACT)
-        return colo_run_steps(call);
-    const colo_status_t st = call->frame.pass == COLO_FORWARD
-                                 ? colo_collective_forward(b, t->in, t->out, call->stream)
-                                 : colo_collective_backward(b, t->in, t->out, call->stream);
-    return st < 0 ? colo_bridge_fail(b, st) : st;
-}
-
-/* Partial sums, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of
- * which the comm knows nothing: the next call waits for it, on whatever stream, because a handle
- * does not say which one it is: cudaStreamPerThread is one of each thread. In captures the caller
- * sees to that.
- */
-static colo_status_t run_in_order(colo_call_t *call)
-{
-    colo_bridge_t *b = call->bridge;
-    const colo_status_t follows =
-        b->streams.ran ? b->ops->event_wait(b->streams.order, 0, call->stream) : COLO_OK;
-    if (follows < 0)
-        return colo_bridge_fail(b, follows);
-    const colo_status_t st = run_staged(call); /* one that failed may have begun */
-    const colo_error_t why = colo_error_save();
-    b->streams.ran = true;
-    const colo_status_t leads = b->ops->event_record(b->streams.order, 0, call->stream);
-    if (st < 0)
-        return colo_error_restore(st, &why);
-    return leads < 0 ? colo_bridge_fail(b, leads) : COLO_OK;
-}
-
-static colo_status_t run(colo_call_t *call)
-{
-    colo_bridge_t *b = call->bridge;
-    colo_status_t st = COLO_OK;
-    if (call->reached.not_agreed) {
-        COLO_TRY(colo_peers_agree(call));
-        st = colo_peers_carry(call) ? COLO_OK : colo_call_prepare_staged(call);
-    }
-    if (st < 0)
-        return colo_comm_i_fail(b->comm, st);
-    b->id.calls++;
-    if (call->reached.p2p)
-        st = colo_peers_begin(call);
-    if (st < 0)
-        return colo_comm_i_fail(b->comm, st);
-    if (colo_peers_carry(call))
-        return colo_peers_run(call);
-    return b->streams.order && !call->capturing ? run_in_order(call) : run_staged(call);
-}
-
-/* ---- both kinds ---- */
-
 /* @st: of this rank's checks. @compared: all ranks were once in this call, by this plan. */
 static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compared)
 {
@@ -111,18 +45,12 @@ static colo_status_t call_bridge(colo_bridge_t *b, colo_pass_t pass, const colo_
     if (!b)
         return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
     COLO_TRY(alive(b, pass));
-    if (b->ragged) {
-        const colo_status_t refused =
-            colo_fail(COLO_ERR_STATE,
-                      "bridge: created for ragged batches; call colo_bridge_set_segments() and "
-                      "colo_batch_%s()",
-                      pass == COLO_FORWARD ? "forward" : "backward");
-        return colo_ragged_share_refusal(b, refused);
-    }
+    COLO_TRY(colo_ragged_refuse_call(b, pass));
     const colo_plan_t *p = b->now.program.plan;
     colo_carried_t tensor = {0};
     colo_reached_tensor_t reached[2];
     colo_call_t call = {.bridge = b,
+                        .executor = b->algorithm->executor[0],
                         .loaded = &b->now,
                         .frame = {.program = &b->now.program,
                                   .pass = pass,
@@ -138,7 +66,7 @@ static colo_status_t call_bridge(colo_bridge_t *b, colo_pass_t pass, const colo_
     const colo_status_t st = colo_call_check_uniform(&call);
     COLO_TRY(call_with(&call, st, &b->compared[pass]));
     b->compared[!pass] = b->compared[!pass] || colo_bridge_exchanges_compare(b);
-    return run(&call);
+    return colo_run_call(&call);
 }
 
 static colo_status_t call_batch(colo_batch_t *batch, colo_call_t call)
@@ -152,13 +80,14 @@ static colo_status_t call_batch(colo_batch_t *batch, colo_call_t call)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
                          (long long)b->now.program.plan->rank);
     call.bridge = b;
+    call.executor = b->algorithm->executor[0];
     call.batch = batch;
     call.loaded = &batch->loaded;
     call.frame.program = &batch->loaded.program;
     call.op = colo_batch_op(batch, pass, call.frame.n);
     const colo_status_t st = colo_call_check_batch(&call);
     COLO_TRY(call_with(&call, st, &batch->compared));
-    return run(&call);
+    return colo_run_call(&call);
 }
 
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,

@@ -4,18 +4,12 @@
 #define COLO_BRIDGE_CALL_H
 
 #include "bridge/ragged.h"
-#include "bridge/run/over-peers.h"
-
-/* call.c: a failure that peers do not share; returns @st. With COLLECTIVE they wait in the groups,
- * whose error state is not that of a comm they were split from. */
-colo_status_t colo_bridge_fail(colo_bridge_t *b, colo_status_t st);
 
 /* ---- tensors.c ----
- * Checks of the tensors, on this rank: fills in call->carried, reached and capturing. */
+ * Checks of the tensors, on this rank: fills in call->carried and capturing, and chooses the
+ * executor. */
 colo_status_t colo_call_check_uniform(colo_call_t *call);
 colo_status_t colo_call_check_batch(colo_call_t *call);
-/* Boxes and partial sums of a batch; a call that peers carry needs neither. */
-colo_status_t colo_call_prepare_staged(colo_call_t *call);
 /* Of a batch: does this rank have to have a tensor on this side? */
 bool colo_call_must_have(const colo_call_t *call, bool src_side);
 

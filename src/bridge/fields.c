@@ -86,16 +86,11 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
                                                : "PARTIAL");
     colo_fields_add(f, "ranks_per_node", "%lld", (long long)c->ranks_per_node);
     colo_fields_add(f, "nodes", "%lld", (long long)colo_nodes_count(c->nodes));
-    colo_fields_add(f, "algo", "%s", b->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE");
-    colo_fields_add(f, "axes", "%s", b->algo == COLO_COLLECTIVE ? b->axes.name : "any");
+    colo_fields_add(f, "algo", "%s", b->algorithm->name);
+    colo_fields_add(f, "axes", "%s", b->algorithm->same_axes ? b->axes.name : "any");
     colo_fields_add(f, "transport", "%s", colo_transport_name(b->transport));
     colo_fields_add(f, "one_level", "%s", c->one_level ? "yes" : "no");
-    if (b->ragged)
-        colo_fields_add(f, "ragged", "%s, at most %lld rows",
-                        b->ragged->axes.packed ? "packings"
-                        : b->ragged->merged    ? "MERGED"
-                                               : "PACKED",
-                        (long long)b->ragged->max_rows);
+    colo_ragged_fields(b, f);
     /* else some would connect now and others not */
     colo_fields_add(f, "registered memory", "%s", b->lazy ? "yes" : "no");
     colo_fields_add(f, "bridge of this comm", "%llu", (unsigned long long)b->id.number);
@@ -106,7 +101,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
  * nothing, and COLLECTIVE runs on comms of its own. */
 bool colo_bridge_exchanges_compare(const colo_bridge_t *b)
 {
-    return colo_comm_i_mem(b->comm) == COLO_HOST && b->algo == COLO_EXACT;
+    return colo_comm_i_mem(b->comm) == COLO_HOST && b->algorithm->compares;
 }
 
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass)
@@ -151,9 +146,9 @@ static colo_status_t agree_batch(const colo_call_t *call, colo_status_t mine)
     colo_fields_add(&f, "tensors", "%d", (int)call->frame.n);
     if (colo_comm_check_level(b->comm) >= 2) /* registered on all ranks or on none */
         colo_fields_add(&f, "in registered memory", "%s",
-                        call->reached.not_agreed ? "yet unknown"
-                        : call->reached.p2p      ? "yes"
-                                                 : "no");
+                        call->asks                   ? "yet unknown"
+                        : call->executor->registered ? "yes"
+                                                     : "no");
     /* a rank without rows may have no tensors */
     const bool has = colo_call_must_have(call, true) || colo_call_must_have(call, false);
     for (int32_t i = 0; mine == COLO_OK && has && i < call->frame.n; i++) {
@@ -173,12 +168,12 @@ static colo_status_t agree_uniform(const colo_call_t *call, colo_status_t mine)
     const colo_bridge_t *b = call->bridge;
     const bool strict = colo_comm_check_level(b->comm) >= 2;
     /* registered on all ranks or on none */
-    const bool p2p = strict && call->reached.p2p && !call->reached.not_agreed;
+    const bool registered = strict && !call->asks && call->executor->registered;
     colo_fields_t f = {COLO_FIELDS_INIT};
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->id.number,
                     call->frame.pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "calls before", "%llu", (unsigned long long)b->id.calls);
-    colo_fields_add(&f, "in registered memory", "%s", p2p ? "yes" : "no");
+    colo_fields_add(&f, "in registered memory", "%s", registered ? "yes" : "no");
     colo_fields_add(&f, "captured", "%s", strict && call->capturing ? "yes" : "no");
     colo_bridge_fields(b, &f);
     return colo_comm_i_agree_fields(b->comm, "bridge call", &f, mine);

@@ -9,7 +9,6 @@
  * bridge, which grows to the largest call.
  */
 #include "bridge/ragged.h"
-#include "bridge/run/over-peers.h"
 
 #include "core/env.h"
 #include "core/hash.h"
@@ -23,10 +22,18 @@
 
 /* ---- the bridge ---- */
 
+bool colo_ragged_wanted(const colo_bridge_config_t *c)
+{
+    return c->ragged || c->packed;
+}
+
 colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c)
 {
-    if (c->algo != COLO_EXACT)
-        return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with COLLECTIVE, expected EXACT");
+    if (!colo_ragged_wanted(c))
+        return COLO_OK;
+    if (!b->algorithm->tables)
+        return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with %s, expected EXACT",
+                         b->algorithm->name);
     const bool gpus = colo_comm_i_mem(b->comm) == COLO_CUDA;
     if (colo_comm_size(b->comm) > 1 && gpus != (c->mem == COLO_CUDA))
         return colo_fail(
@@ -48,6 +55,7 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
     colo_ragged_bridge_t *r = b->ragged = calloc(1, sizeof *r);
     if (!r)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *r);
+    b->now.any_ranks = true;
     r->merged = c->placement == COLO_MERGED;
     r->max_rows = c->max_rows;
     if (c->packed && (c->ragged || r->merged || c->output != COLO_FULL_SEQ || c->grad))
@@ -60,6 +68,27 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
                                      : "output");
     const colo_status_t st = colo_ragged_init(&r->axes, c->src, c->dst, &c->shape, c->packed);
     return st < 0 ? colo_fail_prefix(st, "bridge") : COLO_OK;
+}
+
+void colo_ragged_destroy(colo_bridge_t *b)
+{
+    if (!b->ragged)
+        return;
+    colo_ragged_deinit(&b->ragged->axes);
+    colo_builder_deinit(&b->ragged->builder);
+    colo_pool_deinit(&b->ragged->spare);
+    free(b->ragged);
+}
+
+void colo_ragged_fields(const colo_bridge_t *b, colo_fields_t *f)
+{
+    const colo_ragged_bridge_t *r = b->ragged;
+    if (r)
+        colo_fields_add(f, "ragged", "%s, at most %lld rows",
+                        r->axes.packed ? "packings"
+                        : r->merged    ? "MERGED"
+                                       : "PACKED",
+                        (long long)r->max_rows);
 }
 
 void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *dst_rows)
@@ -140,10 +169,10 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, c
                   colo_ragged_plan(&x->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
                                    &r->axes, &r->builder, r->merged, x->hash, &x->pool, &x->places),
                   done);
-    COLO_TRY_GOTO(st, colo_loaded_create(bridge, &x->loaded, true), done);
     if (bridge->peers.path)
         COLO_TRY_GOTO(st, colo_ragged_place_peers(&r->builder, &r->axes, r->merged), done);
-    COLO_TRY_GOTO(st, colo_peers_load(bridge, &x->loaded), done);
+    x->loaded.program.bytes = true;
+    COLO_TRY_GOTO(st, colo_run_load(bridge, &x->loaded), done);
     r->src_rows = x->loaded.program.plan->own_src.rows;
     r->dst_rows = x->loaded.program.plan->own_dst.rows;
     *batch = x;
@@ -163,6 +192,26 @@ colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mi
     const colo_error_t earlier = colo_error_save();
     const colo_status_t st = colo_comm_i_agree_fields(b->comm, COLO_RAGGED_BATCH, &f, mine);
     return st == mine ? st : colo_fail_prefix(st, "%.511s", earlier.text);
+}
+
+colo_status_t colo_ragged_refuse_call(const colo_bridge_t *b, colo_pass_t pass)
+{
+    if (!b->ragged)
+        return COLO_OK;
+    const colo_status_t refused =
+        colo_fail(COLO_ERR_STATE,
+                  "bridge: created for ragged batches; call colo_bridge_set_segments() and "
+                  "colo_batch_%s()",
+                  pass == COLO_FORWARD ? "forward" : "backward");
+    return colo_ragged_share_refusal(b, refused);
+}
+
+colo_status_t colo_ragged_refuse_shape(const colo_bridge_t *b)
+{
+    if (!b->ragged)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_STATE, "bridge: created for ragged batches, whose shape is in "
+                                     "their tables; call colo_bridge_set_segments()");
 }
 
 static colo_status_t set(colo_bridge_t *bridge, const tables_t *tables, bool packed,
@@ -219,8 +268,7 @@ void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)
         return;
-    colo_peers_unload((*batch)->bridge, &(*batch)->loaded);
-    colo_loaded_deinit((*batch)->bridge->comm, &(*batch)->loaded);
+    colo_run_unload((*batch)->bridge, &(*batch)->loaded);
     colo_pool_recycle(&(*batch)->pool, &(*batch)->bridge->ragged->spare);
     free(*batch);
     *batch = NULL;

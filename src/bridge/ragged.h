@@ -11,20 +11,27 @@
 typedef struct colo_ragged_bridge {
     colo_ragged_t axes; /* of the last tables */
     colo_builder_t builder;
-    colo_pool_t spare;            /* of a batch that was destroyed */
-    colo_list_t carried, reached; /* of the call that is under way */
+    colo_pool_t spare; /* of a batch that was destroyed */
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
 } colo_ragged_bridge_t;
 
-/* Local. COLO_ERR_UNBUILT: the comm moves memory of the other kind. */
+/* Is a bridge to be one of batches whose rows are in tables? */
+bool colo_ragged_wanted(const colo_bridge_config_t *config);
+/* Makes it one, if it is to be; local. COLO_ERR_UNBUILT: the comm moves memory of the other kind.
+ */
 colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *config);
 
-/* run/memory.c */
-/* All that one tensor of max_rows takes; the bridge has its plan. */
-colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 void colo_ragged_destroy(colo_bridge_t *b);
+/* What all ranks must have alike. */
+void colo_ragged_fields(const colo_bridge_t *b, colo_fields_t *f);
+/* COLO_OK of a uniform bridge; else refuse another shape, and a call without a batch. The latter is
+ * collective, as colo_ragged_share_refusal(). */
+colo_status_t colo_ragged_refuse_shape(const colo_bridge_t *b);
+colo_status_t colo_ragged_refuse_call(const colo_bridge_t *b, colo_pass_t pass);
+/* ragged-memory.c: all that one tensor of max_rows takes; the bridge has its plan. */
+colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 static inline size_t colo_ragged_padded(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;

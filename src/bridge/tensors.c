@@ -178,12 +178,11 @@ colo_status_t colo_call_check_uniform(colo_call_t *call)
     COLO_TRY(check_stream(call));
     COLO_TRY(check_pointer(call, in, in_name(call)));
     COLO_TRY(check_pointer(call, out, out_name(call)));
-    COLO_TRY(colo_peers_find(call, in, out));
     call->carried[0] = (colo_carried_t){.in = view_in(b, in, own[0]->rows),
                                         .out = view_in(b, out, own[1]->rows),
                                         .per = 1,
                                         .dtype = p->config.dtype};
-    return COLO_OK;
+    return colo_run_find(call);
 }
 
 /* ---- of a batch ---- */
@@ -302,37 +301,21 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
     return COLO_OK;
 }
 
-colo_status_t colo_call_prepare_staged(colo_call_t *call)
-{
-    colo_bridge_t *b = call->bridge;
-    colo_call_frame_t *f = &call->frame;
-    if (!call->batch) /* memory of the shape */
-        return COLO_OK;
-    COLO_TRY(colo_over_comm_widen(call->loaded, f->pass, f->n));
-    if (f->pass == COLO_BACKWARD)
-        COLO_TRY(colo_partials_reserve(b, f->partial_bytes * (size_t)f->program->npartials,
-                                       call->capturing));
-    f->partials = b->memory.partials.data;
-    return COLO_OK;
-}
-
 colo_status_t colo_call_check_batch(colo_call_t *call)
 {
-    colo_ragged_bridge_t *r = call->bridge->ragged;
+    colo_bridge_memory_t *memory = &call->bridge->memory;
     const int32_t n = call->frame.n;
     if (n < 1)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1", rank_of(call),
                          (int)n);
-    call->carried = colo_list_zeroed(&r->carried, n, sizeof *call->carried);
+    call->carried = colo_list_zeroed(&memory->carried, n, sizeof *call->carried);
     call->frame.tensor = call->carried;
     call->reached.tensor =
-        colo_list_zeroed(&r->reached, 2 * (int64_t)n, sizeof *call->reached.tensor);
+        colo_list_zeroed(&memory->reached, 2 * (int64_t)n, sizeof *call->reached.tensor);
     if (!call->carried || !call->reached.tensor)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)n);
     COLO_TRY(check_stream(call));
     for (int32_t i = 0; i < n; i++)
         COLO_TRY(check_pair(call, i));
-    COLO_TRY(colo_peers_find(call, call->in, call->out));
-    return colo_peers_carry(call) || call->reached.not_agreed ? COLO_OK
-                                                              : colo_call_prepare_staged(call);
+    return colo_run_find(call);
 }

@@ -126,7 +126,8 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     comm->control = s->control;
     s->b->mem = COLO_CUDA;
     s->b->transport = transport;
-    return colo_peers_create(s->b);
+    bool whole;
+    return colo_over_peers.create(s->b, &whole);
 }
 
 static void lie_down(struct stand *s)

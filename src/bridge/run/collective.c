@@ -28,7 +28,8 @@ static colo_status_t is_member(const colo_bridge_t *b, int64_t rank)
                      (long long)rank, colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
 }
 
-colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t *p)
+/* COLO_ERR_MISSING if a rank of this rank's groups is not in b->comm. */
+static colo_status_t find_members(const colo_bridge_t *b, const colo_plan_t *p)
 {
     bool in = colo_plan_direction(p) == COLO_FAN_IN;
     const colo_grid_t *fine = in ? &p->src.grid : &p->dst.grid;
@@ -47,7 +48,7 @@ colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t 
     return COLO_OK;
 }
 
-colo_status_t colo_collective_create(colo_bridge_t *b)
+static colo_status_t make_groups(colo_bridge_t *b)
 {
     const colo_plan_t *p = b->now.program.plan;
     colo_collective_t *c = &b->coll;
@@ -80,7 +81,7 @@ colo_status_t colo_collective_create(colo_bridge_t *b)
     return COLO_OK;
 }
 
-void colo_collective_destroy(colo_bridge_t *b)
+static void destroy(colo_bridge_t *b)
 {
     colo_collective_t *c = &b->coll;
     colo_comm_destroy(&c->gather);
@@ -103,7 +104,8 @@ static colo_owned_t full_dst(const colo_plan_t *p)
     return o;
 }
 
-colo_status_t colo_collective_rows(colo_loaded_t *s)
+/* The rows that a SHARDED output takes out of the whole sequence. */
+static colo_status_t find_rows(colo_loaded_t *s)
 {
     const colo_plan_t *p = s->program.plan;
     const colo_shape_t *shape = &p->config.shape;
@@ -117,7 +119,8 @@ colo_status_t colo_collective_rows(colo_loaded_t *s)
     return colo_layout_owned(&p->dst, p->rank, shape, false, &own, s->run, s->nruns, &s->nruns);
 }
 
-colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p)
+/* Have staging for a plan. */
+static colo_status_t reserve(colo_bridge_t *b, const colo_plan_t *p)
 {
     colo_collective_t *c = &b->coll;
     size_t elem = colo_dtype_size(p->config.dtype);
@@ -234,8 +237,7 @@ static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t 
     return COLO_OK;
 }
 
-colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
-                                      colo_stream_t stream)
+static colo_status_t forward(colo_bridge_t *b, colo_view_t x, colo_view_t y, colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.program.plan;
     const colo_collective_t *c = &b->coll;
@@ -261,8 +263,8 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
     return sharded ? copy_rows(b, whole, y, true, stream) : COLO_OK;
 }
 
-colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
-                                       colo_stream_t stream)
+static colo_status_t backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
+                              colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.program.plan;
     const colo_collective_t *c = &b->coll;
@@ -299,3 +301,74 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
                         (samples_t){g, c->direction == COLO_FAN_IN ? c->sibling * ns : 0}, ns,
                         stream);
 }
+
+/* ---- the executor ---- */
+
+static colo_status_t load(colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    const colo_plan_t *p = loaded->program.plan;
+    const colo_plan_config_t *c = &p->config;
+    const int64_t cp = colo_grid_extent(&p->dst.grid, "cp");
+    COLO_TRY(colo_plan_collective_check(c));
+    if (!c->no_grad && !colo_dtype_is_float(c->dtype) && cp > 1)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: COLLECTIVE sums gradients over cp=%lld, which %s is not made "
+                         "for; use EXACT or no_grad",
+                         (long long)cp, colo_dtype_name(c->dtype));
+    COLO_TRY(find_rows(loaded));
+    COLO_TRY(colo_memory_check(b, colo_comm_size(b->comm) > 1, 0));
+    if (b->mem == COLO_CUDA && !b->streams.order)
+        COLO_TRY(b->ops->stream_create(1, &b->streams.order));
+    return find_members(b, p);
+}
+
+static void unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    (void)b;
+    free(loaded->run);
+}
+
+static colo_status_t create(colo_bridge_t *b, bool *whole)
+{
+    *whole = true;
+    COLO_TRY(make_groups(b));
+    const colo_status_t st = reserve(b, b->now.program.plan);
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : st; /* peers may wait in a forward */
+}
+
+static colo_status_t reshape(colo_bridge_t *b, colo_loaded_t *next)
+{
+    return reserve(b, next->program.plan);
+}
+
+static colo_status_t run_pass(colo_call_t *call)
+{
+    colo_bridge_t *b = call->bridge;
+    const colo_carried_t *t = call->carried;
+    const colo_status_t st = call->frame.pass == COLO_FORWARD
+                                 ? forward(b, t->in, t->out, call->stream)
+                                 : backward(b, t->in, t->out, call->stream);
+    return st < 0 ? colo_bridge_fail(b, st) : st;
+}
+
+static colo_status_t run(colo_call_t *call)
+{
+    return colo_memory_in_order(call, run_pass);
+}
+
+/* Peers wait in the groups, whose error state is not that of the comm they were split from. */
+static void fail(colo_bridge_t *b, colo_status_t st)
+{
+    if (b->coll.gather)
+        colo_comm_i_fail(b->coll.gather, st);
+    if (b->coll.cp)
+        colo_comm_i_fail(b->coll.cp, st);
+}
+
+const colo_executor_t colo_over_groups = {.load = load,
+                                          .unload = unload,
+                                          .create = create,
+                                          .destroy = destroy,
+                                          .reshape = reshape,
+                                          .run = run,
+                                          .fail = fail};

@@ -68,3 +68,17 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
     *members = list;
     return COLO_OK;
 }
+
+colo_status_t colo_members_find(const colo_bridge_t *b, const colo_loaded_t *loaded,
+                                int32_t **members, int32_t *n)
+{
+    if (!loaded->any_ranks)
+        return colo_component_find(loaded->program.plan, b->comm, members, n);
+    *n = colo_comm_size(b->comm);
+    *members = malloc((size_t)*n * sizeof **members);
+    if (!*members)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)*n);
+    for (int32_t k = 0; k < *n; k++)
+        (*members)[k] = k;
+    return COLO_OK;
+}

@@ -7,12 +7,14 @@
  * If a peer is missing only in a later exchange, the output is partly written. Which boxes, from
  * whom, is the plan's decision; how they travel, the comm's.
  */
+#include "bridge/run/add.h"
 #include "bridge/run/run.h"
 
 #include "core/error.h"
 #include "core/hash.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- messages: allocated once, filled by each call ---- */
 
@@ -62,7 +64,8 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *l, const colo_exc
     return COLO_OK;
 }
 
-colo_status_t colo_over_comm_widen(colo_loaded_t *loaded, colo_pass_t pass, int32_t n)
+/* Boxes for @n tensors a call from now on. */
+static colo_status_t widen_all(colo_loaded_t *loaded, colo_pass_t pass, int32_t n)
 {
     const colo_plan_t *p = loaded->program.plan;
     for (int i = 0; i < COLO_EXCHANGES; i++) {
@@ -115,79 +118,15 @@ static colo_status_t load_messages(const colo_bridge_t *b, colo_loaded_t *loaded
     return COLO_OK;
 }
 
-/* If a program of batches has many small regions, sums are made at once: bytes of a unit of its
- * features in the usual tensor. */
-static int64_t launched_bytes(const colo_bridge_t *b, const colo_loaded_t *loaded)
-{
-    const colo_plan_config_t *c = &loaded->program.plan->config, *usual;
-    if (!loaded->program.bytes || b->mem != COLO_CUDA)
-        return 0;
-    usual = &b->now.program.plan->config;
-    return usual->shape.features / c->shape.features * (int64_t)colo_dtype_size(c->dtype);
-}
-
-colo_status_t colo_loaded_create(colo_bridge_t *b, colo_loaded_t *loaded, bool bytes)
-{
-    const colo_plan_t *p = loaded->program.plan;
-    const int64_t locals =
-        p->local[0].nregions > p->local[1].nregions ? p->local[0].nregions : p->local[1].nregions;
-    loaded->program.bytes = bytes;
-    COLO_TRY(load_messages(b, loaded, COLO_FORWARD));
-    COLO_TRY(load_messages(b, loaded, COLO_BACKWARD));
-    for (int i = 0; i < 2; i++) {
-        loaded->over_comm.own_box[i] = boxes_of(p->pool, locals);
-        if (!loaded->over_comm.own_box[i])
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes that stay", (long long)locals);
-    }
-    COLO_TRY(colo_program_create(&loaded->program, bytes, launched_bytes(b, loaded)));
-    if (bytes || loaded->program.npartials == 0) /* of a batch: in memory of the bridge, by call */
-        return COLO_OK;
-    loaded->over_comm.need_partials =
-        colo_partial_bytes(p, 1, p->config.dtype) * (size_t)loaded->program.npartials;
-    return b->lazy ? COLO_OK : colo_over_comm_reserve(b, loaded); /* peers add up without one */
-}
-
-void colo_loaded_deinit(colo_comm_t *comm, colo_loaded_t *loaded)
-{
-    colo_over_comm_t *over = &loaded->over_comm;
-    const colo_pool_t *pool = loaded->program.plan ? loaded->program.plan->pool : NULL;
-    if (over->subconnection && colo_comm_i_own(comm, "bridge"))
-        comm->ops->subconnection_destroy(comm, over->subconnection);
-    for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
-        colo_messages_t *l = &over->messages[i / COLO_EXCHANGES][i % COLO_EXCHANGES];
-        void *const lists[] = {l->send, l->recv, l->send_box, l->recv_box};
-        for (int k = 0; k < 4; k++)
-            colo_pool_drop(pool, lists[k]);
-    }
-    colo_pool_drop(pool, over->own_box[0]);
-    colo_pool_drop(pool, over->own_box[1]);
-    free(over->members);
-    free(loaded->run);
-    colo_program_deinit(&loaded->program);
-    *loaded = (colo_loaded_t){0};
-}
-
 /* ---- partial sums, staging, routes ---- */
 
-colo_status_t colo_over_comm_reserve(colo_bridge_t *b, const colo_loaded_t *loaded)
+static colo_status_t reserve(colo_bridge_t *b, const colo_loaded_t *loaded)
 {
     const colo_over_comm_t *over = &loaded->over_comm;
-    if (b->mem == COLO_CUDA && b->algo == COLO_EXACT && !b->streams.side)
+    if (b->mem == COLO_CUDA && !b->streams.side)
         COLO_TRY(b->ops->stream_create(2, &b->streams.side));
     COLO_TRY(colo_partials_reserve(b, over->need_partials, false));
     return colo_arena_grow(b, &b->memory.stage, over->need_stage, false, "staging of messages");
-}
-
-static colo_status_t all_members(const colo_bridge_t *b, colo_over_comm_t *over)
-{
-    const int32_t n = colo_comm_size(b->comm);
-    over->members = malloc((size_t)n * sizeof *over->members);
-    if (!over->members)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
-    for (int32_t k = 0; k < n; k++)
-        over->members[k] = k;
-    over->nmembers = n;
-    return COLO_OK;
 }
 
 /* The boxes of the messages of a move. */
@@ -232,15 +171,14 @@ static void fill_all(const colo_bridge_t *b, const colo_loaded_t *loaded,
     }
 }
 
-colo_status_t colo_over_comm_stage(colo_bridge_t *b, colo_loaded_t *loaded)
+/* The members of the route and staging for its messages. */
+static colo_status_t find_route(colo_bridge_t *b, colo_loaded_t *loaded)
 {
     const colo_plan_t *p = loaded->program.plan;
     colo_over_comm_t *over = &loaded->over_comm;
     if (!b->comm->ops->subconnection_create || b->mem != COLO_CUDA)
         return COLO_OK;
-    if (b->ragged) /* tables may tie any ranks; staging is theirs, too */
-        return all_members(b, over);
-    COLO_TRY(colo_component_find(p, b->comm, &over->members, &over->nmembers));
+    COLO_TRY(colo_members_find(b, loaded, &over->members, &over->nmembers));
     /* extents are all that counts; each call fills in the rest */
     const colo_carried_t none = {.per = 1, .dtype = p->config.dtype};
     for (int pass = 0; pass < 2; pass++) {
@@ -248,10 +186,68 @@ colo_status_t colo_over_comm_stage(colo_bridge_t *b, colo_loaded_t *loaded)
             .program = &loaded->program, .pass = (colo_pass_t)pass, .tensor = &none, .n = 1};
         fill_all(b, loaded, &f, &over->need_stage);
     }
-    return b->lazy ? COLO_OK : colo_over_comm_reserve(b, loaded);
+    return COLO_OK;
 }
 
-colo_status_t colo_over_comm_connect(colo_bridge_t *b, colo_loaded_t *loaded)
+/* If a program of batches has many small regions, sums are made at once: bytes of a unit of its
+ * features in the usual tensor. */
+static int64_t launched_bytes(const colo_bridge_t *b, const colo_loaded_t *loaded)
+{
+    const colo_plan_config_t *c = &loaded->program.plan->config, *usual;
+    if (!loaded->program.bytes || b->mem != COLO_CUDA)
+        return 0;
+    usual = &b->now.program.plan->config;
+    return usual->shape.features / c->shape.features * (int64_t)colo_dtype_size(c->dtype);
+}
+
+static colo_status_t load(colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    const colo_plan_t *p = loaded->program.plan;
+    const int64_t locals =
+        p->local[0].nregions > p->local[1].nregions ? p->local[0].nregions : p->local[1].nregions;
+    colo_over_comm_t *over = &loaded->over_comm;
+    int32_t messages = 0;
+    COLO_TRY(load_messages(b, loaded, COLO_FORWARD));
+    COLO_TRY(load_messages(b, loaded, COLO_BACKWARD));
+    for (int i = 0; i < 2; i++) {
+        over->own_box[i] = boxes_of(p->pool, locals);
+        if (!over->own_box[i])
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes that stay", (long long)locals);
+    }
+    COLO_TRY(colo_program_create(&loaded->program, launched_bytes(b, loaded)));
+    if (loaded->program.bytes) /* of a batch: in memory of the bridge, by call */
+        return COLO_OK;
+    if (loaded->program.npartials > 0)
+        over->need_partials =
+            colo_partial_bytes(p, 1, p->config.dtype) * (size_t)loaded->program.npartials;
+    COLO_TRY(find_route(b, loaded));
+    if (!b->lazy && (over->need_partials > 0 || over->nmembers > 0))
+        COLO_TRY(reserve(b, loaded)); /* else peers add up without one */
+    for (int i = 0; i < 2 * COLO_RELAYS; i++)
+        messages += over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nsends +
+                    over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nrecvs;
+    return colo_memory_check(b, messages > 0 || over->need_partials > 0, messages);
+}
+
+static void unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    colo_over_comm_t *over = &loaded->over_comm;
+    const colo_pool_t *pool = loaded->program.plan ? loaded->program.plan->pool : NULL;
+    if (over->subconnection && colo_comm_i_own(b->comm, "bridge"))
+        b->comm->ops->subconnection_destroy(b->comm, over->subconnection);
+    for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
+        colo_messages_t *l = &over->messages[i / COLO_EXCHANGES][i % COLO_EXCHANGES];
+        void *const lists[] = {l->send, l->recv, l->send_box, l->recv_box};
+        for (int k = 0; k < 4; k++)
+            colo_pool_drop(pool, lists[k]);
+    }
+    colo_pool_drop(pool, over->own_box[0]);
+    colo_pool_drop(pool, over->own_box[1]);
+    free(over->members);
+}
+
+/* Connects the members, if there is a route to make; collective over them. */
+static colo_status_t connect_members(colo_bridge_t *b, colo_loaded_t *loaded)
 {
     colo_over_comm_t *over = &loaded->over_comm;
     if (over->subconnection || over->nmembers == 0)
@@ -260,6 +256,29 @@ colo_status_t colo_over_comm_connect(colo_bridge_t *b, colo_loaded_t *loaded)
                                               colo_hash_i64(b->id.tag, (int64_t)b->id.reshapes),
                                               &over->subconnection);
 }
+
+static colo_status_t create(colo_bridge_t *b, bool *whole)
+{
+    colo_status_t st = reserve(b, &b->now);
+    if (st == COLO_OK)
+        st = connect_members(b, &b->now);
+    *whole = true;
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK; /* a peer may be past it */
+}
+
+static colo_status_t reshape(colo_bridge_t *b, colo_loaded_t *next)
+{
+    colo_over_comm_t *was = &b->now.over_comm, *over = &next->over_comm;
+    if (was->nmembers == over->nmembers &&
+        (over->nmembers == 0 || memcmp(was->members, over->members,
+                                       (size_t)over->nmembers * sizeof *over->members) == 0)) {
+        over->subconnection = was->subconnection;
+        was->subconnection = NULL;
+    }
+    return COLO_OK;
+}
+
+/* ---- calls ---- */
 
 /* What create or reshape left for the first call that is staged, which cannot be captured. */
 static colo_status_t make_ready(colo_call_t *call)
@@ -277,18 +296,30 @@ static colo_status_t make_ready(colo_call_t *call)
                          "cannot be captured; run one before the capture, or register the memory");
     colo_status_t st = COLO_OK;
     if (connects) /* with the others, which would not hear in there of what fails here alone */
-        st = colo_over_comm_connect(b, &b->now);
+        st = connect_members(b, &b->now);
     if (st == COLO_OK)
-        st = colo_over_comm_reserve(b, &b->now);
+        st = reserve(b, &b->now);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
-colo_status_t colo_over_comm_begin(colo_call_t *call)
+colo_status_t colo_over_comm_prepare(colo_call_t *call)
+{
+    const colo_call_frame_t *f = &call->frame;
+    if (!f->program->bytes) /* memory of the shape */
+        return COLO_OK;
+    COLO_TRY(widen_all(call->loaded, f->pass, f->n));
+    if (f->pass == COLO_FORWARD)
+        return COLO_OK;
+    return colo_partials_reserve(call->bridge, f->partial_bytes * (size_t)f->program->npartials,
+                                 call->capturing);
+}
+
+/* Before the first step: connections, boxes, staging. */
+static colo_status_t begin(colo_call_t *call)
 {
     colo_bridge_t *b = call->bridge;
     COLO_TRY(make_ready(call));
-    if (!call->frame.program->bytes)
-        call->frame.partials = b->memory.partials.data;
+    call->frame.partials = b->memory.partials.data;
     const bool stages = call->frame.program->bytes && b->now.over_comm.nmembers > 0;
     size_t stage = 0;
     fill_all(b, call->loaded, &call->frame, stages ? &stage : NULL);
@@ -391,46 +422,69 @@ static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
 
 /* ---- moves ---- */
 
-/* Those of ranks out of reach, put behind all of them. */
-static int32_t far_of(const colo_bridge_t *b, colo_message_t *m, int32_t n)
+colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move, colo_exchange_t x,
+                                      colo_stream_t stream)
 {
-    const colo_comm_t *c = b->comm;
-    int32_t far = 0;
-    for (int32_t i = 0; i < n; i++)
-        if (!c->ops->peer->reaches(c, c->rank, m[i].peer))
-            m[n + far++] = m[i];
-    return far;
-}
-
-colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move,
-                                      const colo_exchange_t *more, colo_stream_t stream)
-{
-    colo_bridge_t *b = call->bridge;
-    const colo_messages_t *l = &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
-    colo_exchange_t x = more ? *more : (colo_exchange_t){.op = call->op};
+    const colo_bridge_t *b = call->bridge;
     if (call->frame.program->plan->exchange[call->frame.pass][move->exchange].wide &&
         !call->frame.program->bytes)
         x.op.dtype = colo_sum_wide(x.op.dtype);
     x.subconnection = b->now.over_comm.subconnection;
     x.stage = b->memory.stage.data;
     x.stage_bytes = b->memory.stage.size;
-    x.send = more ? l->send + l->nsends : l->send;
-    x.recv = more ? l->recv + l->nrecvs : l->recv;
-    x.nsends = more ? far_of(b, l->send, l->nsends) : l->nsends;
-    x.nrecvs = more ? far_of(b, l->recv, l->nrecvs) : l->nrecvs;
     return colo_comm_i_exchange_over(b->comm, &x, stream);
 }
 
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move)
 {
+    const colo_messages_t *l = &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
+    const colo_exchange_t all = {
+        .op = call->op, .send = l->send, .recv = l->recv, .nsends = l->nsends, .nrecvs = l->nrecvs};
     const colo_stream_t stream = call->stream;
     colo_stream_t side = stream;
     if (move->local && move->to == COLO_OUT)
         COLO_TRY(fork_side(call, &side));
-    colo_status_t st = colo_over_comm_exchange(call, move, NULL, side), own = COLO_OK;
+    colo_status_t st = colo_over_comm_exchange(call, move, all, side), own = COLO_OK;
     if (st == COLO_OK)
         own = colo_over_comm_keep(call, move, side != stream, stream);
     if (own < 0) /* the others have all they need, and would go on */
         st = colo_comm_i_fail(call->bridge->comm, own);
     return side == stream ? st : join_side(call, st);
 }
+
+/* ---- steps ---- */
+
+colo_status_t colo_over_comm_steps(colo_call_t *call, colo_move_fn move)
+{
+    const colo_steps_t *steps = &call->frame.program->pass[call->frame.pass];
+    COLO_TRY(begin(call));
+    for (int32_t i = 0; i < steps->n; i++) {
+        const colo_step_t *step = &steps->step[i];
+        if (step->kind == COLO_MOVE) {
+            COLO_TRY(move(call, &step->move));
+            continue;
+        }
+        const colo_status_t st =
+            colo_add_run(call->bridge->ops, &call->frame, &step->add, call->stream);
+        if (st < 0)
+            return colo_comm_i_fail(call->bridge->comm, st);
+    }
+    return COLO_OK;
+}
+
+static colo_status_t run_steps(colo_call_t *call)
+{
+    return colo_over_comm_steps(call, colo_over_comm_move);
+}
+
+static colo_status_t run(colo_call_t *call)
+{
+    return colo_memory_in_order(call, run_steps);
+}
+
+const colo_executor_t colo_over_comm = {.load = load,
+                                        .unload = unload,
+                                        .create = create,
+                                        .reshape = reshape,
+                                        .prepare = colo_over_comm_prepare,
+                                        .run = run};

@@ -20,6 +20,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* How many of these messages are of ranks in reach; @bytes: out, of them. */
 static int32_t count_near(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes)
@@ -75,7 +76,7 @@ static colo_status_t find_far(const colo_bridge_t *b, colo_loaded_t *loaded)
            p->exchange[COLO_BACKWARD][COLO_RELAYS].all_come || colo_plan_sums_nodes(p);
     if (whole)
         return COLO_OK;
-    if (b->ragged) { /* tables may tie any ranks */
+    if (loaded->any_ranks) {
         *far = true;
         (void)colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
                         peer->why(b->comm));
@@ -123,32 +124,46 @@ static colo_status_t none_far(const colo_bridge_t *b)
                            (int)k, (long long)c->world_rank[k]);
 }
 
-bool colo_peers_likely(const colo_bridge_t *b)
+static bool likely(const colo_bridge_t *b)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
-    if (!peer || b->mem != COLO_CUDA || b->algo != COLO_EXACT || b->comm->size == 1)
+    if (!peer || b->mem != COLO_CUDA || b->comm->size == 1)
         return false;
     return b->transport == COLO_TRANSPORT_PEER ||
            (b->transport == COLO_TRANSPORT_AUTO && peer->registrations(b->comm) > 0);
 }
 
-colo_status_t colo_peers_create(colo_bridge_t *b)
+static void find_moves(colo_loaded_t *loaded)
+{
+    int32_t *moves = loaded->over_peers.moves;
+    moves[COLO_FORWARD] = loaded->program.bytes ? COLO_PUSH | COLO_PULL : COLO_PUSH;
+    moves[COLO_BACKWARD] =
+        colo_plan_adds(loaded->program.plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
+}
+
+/* What ranks find out about a plan of the bridge by themselves. */
+static colo_status_t find_all(const colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    colo_over_peers_t *over = &loaded->over_peers;
+    find_moves(loaded);
+    over->one_view = b->transport != COLO_TRANSPORT_PEER;
+    over->forward = COLO_PUSH;
+    over->unit = (int64_t)colo_peers_unit(b, loaded);
+    COLO_TRY(find_asymmetric(b, loaded));
+    return find_far(b, loaded);
+}
+
+static colo_status_t create_path(colo_bridge_t *b)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     colo_transfer_lists_t *lists = &b->peers.first;
-    if (b->mem != COLO_CUDA || b->algo != COLO_EXACT)
+    if (!peer || b->mem != COLO_CUDA || b->comm->size == 1 || b->transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
-    if (!peer || b->comm->size == 1 || b->transport == COLO_TRANSPORT_NCCL)
-        return COLO_OK;
-    b->now.over_peers.forward = COLO_PUSH;
     colo_status_t st = peer->open(b->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
-        st = find_far(b, &b->now);
+        st = find_all(b, &b->now);
         if (st == COLO_OK)
-            st = b->ragged ? colo_transfers_any(b, lists)
-                           : colo_transfers_list(b, &b->now, COLO_FIRST, lists);
-        if (st == COLO_OK && !b->ragged)
-            st = find_asymmetric(b, &b->now);
+            st = colo_transfers_list(b, &b->now, COLO_FIRST, lists);
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
         if (st == COLO_OK)
             st = none_far(b);
@@ -164,7 +179,7 @@ colo_status_t colo_peers_create(colo_bridge_t *b)
     return COLO_OK;
 }
 
-void colo_peers_destroy(colo_bridge_t *b)
+static void destroy(colo_bridge_t *b)
 {
     colo_peers_t *peers = &b->peers;
     if (peers->path && colo_comm_i_own(b->comm, "bridge"))
@@ -178,18 +193,20 @@ void colo_peers_destroy(colo_bridge_t *b)
 
 /* ---- lists ---- */
 
-colo_status_t colo_peers_load_relays(colo_bridge_t *b, colo_loaded_t *loaded)
+/* What relays move, if there are any; local. */
+static colo_status_t load_relays(colo_bridge_t *b, colo_loaded_t *loaded)
 {
     const colo_plan_t *p = loaded->program.plan;
-    if (!b->peers.path || !(p->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
-                            p->exchange[COLO_BACKWARD][COLO_RELAYS].all_come))
+    if (!b->peers.path || loaded->any_ranks ||
+        !(p->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
+          p->exchange[COLO_BACKWARD][COLO_RELAYS].all_come))
         return COLO_OK;
     COLO_TRY(colo_transfers_list(b, loaded, COLO_RELAYS, &b->peers.relays));
     return b->comm->ops->peer->list(b->peers.path, b->peers.relays.pass,
                                     &loaded->over_peers.relay_list);
 }
 
-void colo_peers_unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+static void unload(const colo_bridge_t *b, colo_loaded_t *loaded)
 {
     colo_p2p_list_t **const list[] = {&loaded->over_peers.list, &loaded->over_peers.relay_list};
     for (int i = 0; i < 2; i++)
@@ -197,47 +214,45 @@ void colo_peers_unload(const colo_bridge_t *b, colo_loaded_t *loaded)
             b->comm->ops->peer->drop(b->peers.path, list[i]);
 }
 
-colo_status_t colo_peers_reshape(colo_bridge_t *b, colo_loaded_t *next)
+/* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
+static colo_status_t create(colo_bridge_t *b, bool *whole)
 {
-    if (!b->peers.path)
-        return COLO_OK;
-    next->over_peers.forward = COLO_PUSH;
-    colo_status_t st = find_asymmetric(b, next);
-    if (st == COLO_OK)
-        st = find_far(b, next);
-    if (st == COLO_OK)
-        st = colo_transfers_list(b, next, COLO_FIRST, &b->peers.first);
-    if (st == COLO_OK)
-        st = colo_peers_load_relays(b, next);
-    if (st == COLO_OK)
-        st = b->comm->ops->peer->load(b->peers.path, b->peers.first.pass);
-    colo_peers_unload(b, st == COLO_OK ? &b->now : next);
-    return st;
+    COLO_TRY(create_path(b));
+    *whole = b->peers.path && !b->now.over_peers.far && b->lazy;
+    b->lazy = b->lazy && b->peers.path; /* alike on ranks that are in reach and that are not */
+    const colo_status_t st = load_relays(b, &b->now);
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-colo_status_t colo_peers_load(colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t reshape(colo_bridge_t *b, colo_loaded_t *next)
 {
-    colo_over_peers_t *over = &loaded->over_peers;
-    const int32_t agreed = b->peers.agreed[COLO_FORWARD].moves;
     if (!b->peers.path)
         return COLO_OK;
-    over->far = b->now.over_peers.far;
+    COLO_TRY(find_all(b, next));
+    COLO_TRY(colo_transfers_list(b, next, COLO_FIRST, &b->peers.first));
+    COLO_TRY(load_relays(b, next));
+    return b->comm->ops->peer->load(b->peers.path, b->peers.first.pass);
+}
+
+/* Lists of a batch, by the move that ranks agreed on last. */
+static colo_status_t load(colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    colo_over_peers_t *over = &loaded->over_peers;
+    const colo_over_peers_t *all = &b->now.over_peers;
+    const int32_t agreed = b->peers.agreed[COLO_FORWARD].moves;
+    if (!b->peers.path || !loaded->program.bytes)
+        return COLO_OK;
+    find_moves(loaded);
+    memcpy(over->asymmetric, all->asymmetric, sizeof over->asymmetric);
+    over->far = all->far;
     over->forward = agreed ? (colo_mover_t)agreed : COLO_PUSH;
-    over->unit = (int64_t)colo_peers_unit(b, loaded->program.plan);
+    over->unit = (int64_t)colo_peers_unit(b, loaded);
     COLO_TRY(colo_transfers_list(b, loaded, COLO_FIRST, &b->peers.first));
     COLO_TRY(b->comm->ops->peer->list(b->peers.path, b->peers.first.pass, &over->list));
-    return colo_peers_load_relays(b, loaded);
+    return load_relays(b, loaded);
 }
 
 /* ---- does a call go peer-to-peer? ---- */
-
-/* The moves that a pass can take, colo_mover_t. */
-static int32_t moves_of(const colo_call_t *call)
-{
-    if (call->frame.pass == COLO_FORWARD)
-        return call->bridge->ragged ? COLO_PUSH | COLO_PULL : COLO_PUSH;
-    return colo_plan_adds(call->frame.program->plan, COLO_BACKWARD) ? COLO_PULL : COLO_PUSH;
-}
 
 static size_t reach_of(const colo_tensor_t *t)
 {
@@ -254,9 +269,7 @@ static bool is_looked_at(const colo_call_t *call, colo_mover_t move)
     const colo_routes_t *routes = colo_plan_routes(call->frame.program->plan, call->frame.pass,
                                                    COLO_FIRST, move == COLO_PULL);
     int64_t bytes;
-    if (b->ragged)
-        return count_near(b, routes, &bytes) > 0;
-    return b->transport != COLO_TRANSPORT_PEER || routes->nmessages > 0;
+    return call->loaded->over_peers.one_view || count_near(b, routes, &bytes) > 0;
 }
 
 static colo_reached_tensor_t *reached_by(const colo_call_t *call, colo_mover_t move)
@@ -284,39 +297,41 @@ static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *t,
     return missing;
 }
 
-colo_status_t colo_peers_find(colo_call_t *call, const colo_tensor_t *in, const colo_tensor_t *out)
+static colo_status_t find(colo_call_t *call)
 {
     const colo_bridge_t *b = call->bridge;
     const colo_pass_t pass = call->frame.pass;
+    const colo_over_peers_t *over = &call->loaded->over_peers;
     const bool peers = b->transport == COLO_TRANSPORT_PEER;
     const struct colo_agreed *agreed = &b->peers.agreed[pass];
     const colo_tensor_t *missing = NULL;
     bool reads = false;
     colo_reached_t *reached = &call->reached;
-    reached->p2p = reached->nothing = b->peers.path != NULL;
+    reached->nothing = true;
     reached->moves = 0;
-    reached->not_agreed = false;
     if (!b->peers.path)
         return COLO_OK;
-    const bool agrees = b->ragged ? !peers || pass == COLO_FORWARD
-                                  : !peers && call->loaded->over_peers.asymmetric[pass];
-    reached->not_agreed =
-        agrees &&
-        (!agreed->made || agreed->registrations != b->comm->ops->peer->registrations(b->comm));
-    const int32_t possible = agrees && !reached->not_agreed ? agreed->moves : moves_of(call);
+    /* on one of two moves, or on a tensor of which a rank has nothing */
+    const bool agrees =
+        over->moves[pass] == (COLO_PUSH | COLO_PULL) || (!peers && over->asymmetric[pass]);
+    if (agrees &&
+        (!agreed->made || agreed->registrations != b->comm->ops->peer->registrations(b->comm)))
+        call->asks = &colo_over_peers;
+    const int32_t possible = agrees && !call->asks ? agreed->moves : over->moves[pass];
     for (colo_mover_t move = COLO_PULL; move >= COLO_PUSH; move--) {
         if (!(possible & move))
             continue;
-        missing = find_each(call, move == COLO_PULL ? in : out, move);
+        missing = find_each(call, move == COLO_PULL ? call->in : call->out, move);
         reads = move == COLO_PULL;
         reached->moves |= missing ? 0 : move;
     }
-    reached->p2p = reached->moves != 0;
-    if (reached->p2p || !possible || reached->not_agreed || (!agrees && !peers))
+    if (reached->moves)
+        call->executor = &colo_over_peers;
+    if (reached->moves || !possible || call->asks || (!agrees && !peers))
         return COLO_OK;
     char index[16] = "";
     if (call->frame.program->bytes)
-        snprintf(index, sizeof index, "[%d]", (int)(missing - (reads ? in : out)));
+        snprintf(index, sizeof index, "[%d]", (int)(missing - (reads ? call->in : call->out)));
     return colo_fail(COLO_ERR_ARG,
                      "rank %lld: %s%s at %p is not registered over comm '%s', which %s requires; "
                      "use colo_memory_register()",
@@ -327,14 +342,14 @@ colo_status_t colo_peers_find(colo_call_t *call, const colo_tensor_t *in, const 
                            : "the pass's first call, with all ranks' registered,");
 }
 
-colo_status_t colo_peers_agree(colo_call_t *call)
+static colo_status_t agree(colo_call_t *call)
 {
     enum { NOTHING = 4 };
     colo_bridge_t *b = call->bridge;
     colo_reached_t *reached = &call->reached;
     const int32_t size = b->comm->size;
     struct colo_agreed *agreed = &b->peers.agreed[call->frame.pass];
-    const uint64_t mine = reached->nothing ? NOTHING : reached->p2p ? (uint64_t)reached->moves : 0;
+    const uint64_t mine = reached->nothing ? NOTHING : (uint64_t)reached->moves;
     int32_t moves = COLO_PUSH | COLO_PULL, registered = 0, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
@@ -349,15 +364,15 @@ colo_status_t colo_peers_agree(colo_call_t *call)
         first = !moves && first < 0 ? k : first; /* leaves no move that all have */
     }
     const bool any = registered > 0 || first >= 0;
-    /* if no rank has anything of a ragged batch, another batch has to say */
-    *agreed = (struct colo_agreed){.made = !b->ragged || any,
+    *agreed = (struct colo_agreed){.made = any,
                                    .moves = !any                ? 0
                                             : moves & COLO_PUSH ? COLO_PUSH
                                                                 : moves,
                                    .registrations = b->comm->ops->peer->registrations(b->comm)};
     reached->moves = agreed->moves ? agreed->moves : COLO_PUSH;
-    reached->p2p = agreed->moves || (!any && b->transport == COLO_TRANSPORT_PEER);
-    if (!reached->p2p && b->transport == COLO_TRANSPORT_PEER) {
+    const bool p2p = agreed->moves || (!any && b->transport == COLO_TRANSPORT_PEER);
+    call->executor = p2p ? &colo_over_peers : b->algorithm->executor[0];
+    if (!p2p && b->transport == COLO_TRANSPORT_PEER) {
         agreed->made = false;
         return colo_fail(COLO_ERR_ARG,
                          "bridge: neither y nor x is registered over comm '%s' on all ranks that "
@@ -365,7 +380,7 @@ colo_status_t colo_peers_agree(colo_call_t *call)
                          "requires; use colo_memory_register()",
                          b->comm->name);
     }
-    if (registered == 0 || reached->p2p)
+    if (registered == 0 || p2p)
         return COLO_OK;
     colo_log(COLO_LOG_INFO,
              "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
@@ -376,21 +391,19 @@ colo_status_t colo_peers_agree(colo_call_t *call)
 
 /* ---- calls ---- */
 
-bool colo_peers_carry(const colo_call_t *call)
+static colo_status_t prepare(colo_call_t *call)
 {
-    return call->reached.p2p && !call->loaded->over_peers.far;
+    return call->loaded->over_peers.far ? colo_over_comm_prepare(call) : COLO_OK;
 }
 
-/* The kernel cuts steps into tiles of so many rows. Of rows that are wider than those that the
- * steps were listed for, a tile is too large, so that few blocks have work: a batch lists them
- * again. */
-colo_status_t colo_peers_begin(colo_call_t *call)
+/* Lists for the move that ranks agreed on and for the tensors of a call. The kernel cuts steps into
+ * tiles of so many rows. Of rows that are wider than those that the steps were listed for, a tile
+ * is too large, so that few blocks have work: a batch lists them again. */
+static colo_status_t begin(colo_call_t *call)
 {
     colo_bridge_t *b = call->bridge;
     const colo_over_peers_t *over = &call->loaded->over_peers;
     int64_t *unit = &b->peers.unit;
-    if (!b->ragged)
-        return COLO_OK;
     for (int32_t k = 0; k < call->frame.n && !call->capturing; k++) {
         const colo_carried_t *t = &call->frame.tensor[k];
         const int64_t own = t->per * (int64_t)colo_dtype_size(t->dtype);
@@ -400,8 +413,8 @@ colo_status_t colo_peers_begin(colo_call_t *call)
     if (!wider &&
         (call->frame.pass == COLO_BACKWARD || over->forward == (colo_mover_t)call->reached.moves))
         return COLO_OK;
-    colo_peers_unload(b, call->loaded); /* or the list was made before ranks had agreed */
-    return colo_peers_load(b, call->loaded);
+    unload(b, call->loaded); /* or the list was made before ranks had agreed */
+    return load(b, call->loaded);
 }
 
 /* A move between ranks in reach, and what stays on the rank. */
@@ -499,7 +512,8 @@ static colo_exchange_t besides(part_t *part)
         .more_received = colo_bridge_bytes_of(b, f->program->plan, received, f->tensor, f->n)};
 }
 
-colo_status_t colo_peers_run(colo_call_t *call)
+/* A call that peers carry alone. */
+static colo_status_t run_alone(colo_call_t *call)
 {
     colo_comm_t *c = call->bridge->comm;
     part_t part = {call, &call->frame.program->pass[call->frame.pass].step[0].move};
@@ -512,16 +526,58 @@ colo_status_t colo_peers_run(colo_call_t *call)
     return st < 0 ? colo_comm_i_fail(c, st) : st;
 }
 
-colo_status_t colo_over_peers_move(colo_call_t *call, const colo_move_t *move)
+/* Those of ranks out of reach, put behind all of them. */
+static int32_t far_of(const colo_bridge_t *b, colo_message_t *m, int32_t n)
 {
+    int32_t far = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (!colo_peers_near(b, m[i].peer))
+            m[n + far++] = m[i];
+    return far;
+}
+
+/* Between ranks in reach directly, between others as messages. */
+static colo_status_t move_mixed(colo_call_t *call, const colo_move_t *move)
+{
+    const colo_bridge_t *b = call->bridge;
+    const colo_messages_t *l = &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
     part_t part = {call, move};
     /* what entered a node goes on this way if peers reach the output */
     if (move->exchange == COLO_NODE_SUMS ||
         (move->exchange == COLO_RELAYS && call->reached.moves != COLO_PUSH))
         return colo_over_comm_move(call, move);
-    const colo_exchange_t x = besides(&part);
-    COLO_TRY(colo_over_comm_exchange(call, move, &x, call->stream));
+    colo_exchange_t x = besides(&part);
+    x.send = l->send + l->nsends;
+    x.recv = l->recv + l->nrecvs;
+    x.nsends = far_of(b, l->send, l->nsends);
+    x.nrecvs = far_of(b, l->recv, l->nrecvs);
+    COLO_TRY(colo_over_comm_exchange(call, move, x, call->stream));
     const colo_status_t own =
         move->to == COLO_PARTIALS ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
     return own < 0 ? colo_comm_i_fail(call->bridge->comm, own) : COLO_OK;
 }
+
+static colo_status_t run_mixed(colo_call_t *call)
+{
+    return colo_over_comm_steps(call, move_mixed);
+}
+
+static colo_status_t run(colo_call_t *call)
+{
+    const colo_status_t st = begin(call);
+    if (st < 0)
+        return colo_comm_i_fail(call->bridge->comm, st);
+    return call->loaded->over_peers.far ? colo_memory_in_order(call, run_mixed) : run_alone(call);
+}
+
+const colo_executor_t colo_over_peers = {.registered = true,
+                                         .likely = likely,
+                                         .load = load,
+                                         .unload = unload,
+                                         .create = create,
+                                         .destroy = destroy,
+                                         .reshape = reshape,
+                                         .find = find,
+                                         .agree = agree,
+                                         .prepare = prepare,
+                                         .run = run};

@@ -165,10 +165,9 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t l
     return add;
 }
 
-colo_status_t colo_program_create(colo_program_t *program, bool bytes, int64_t launched)
+colo_status_t colo_program_create(colo_program_t *program, int64_t launched)
 {
     const colo_plan_t *p = program->plan;
-    program->bytes = bytes;
     program->whole = launched ? colo_pool_take(p->pool, sizeof *program->whole) : NULL;
     if (launched && !program->whole)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *program->whole);

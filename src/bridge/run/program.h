@@ -98,7 +98,7 @@ typedef struct colo_call_frame {
 
 /* Takes @plan. @launched: bytes of a unit of the plan's features in the usual tensor, where each
  * sum is a launch; else 0. Local; on an error, colo_program_deinit() frees what there is. */
-colo_status_t colo_program_create(colo_program_t *program, bool bytes, int64_t launched);
+colo_status_t colo_program_create(colo_program_t *program, int64_t launched);
 void colo_program_deinit(colo_program_t *program);
 
 /* Does backward add up addends that ranks bring? */

@@ -1,30 +1,111 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * run.c - runs the steps of a call, one after the other, each by the executor that the call goes
- * over; calls of one bridge in order, as far as they share its memory.
+ * run.c - which executors a bridge has, and which of them carries a call. A new one is an entry
+ * here.
  */
-#include "bridge/run/add.h"
-#include "bridge/run/over-peers.h"
+#include "bridge/run/run.h"
 
 #include "core/error.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 
-colo_status_t colo_run_steps(colo_call_t *call)
+const colo_algorithm_t *colo_algorithm_of(colo_algo_t algo)
 {
-    const colo_steps_t *steps = &call->frame.program->pass[call->frame.pass];
-    COLO_TRY(colo_over_comm_begin(call));
-    for (int32_t i = 0; i < steps->n; i++) {
-        const colo_step_t *step = &steps->step[i];
-        if (step->kind == COLO_MOVE) {
-            COLO_TRY(call->reached.p2p ? colo_over_peers_move(call, &step->move)
-                                       : colo_over_comm_move(call, &step->move));
-            continue;
-        }
-        const colo_status_t st =
-            colo_add_run(call->bridge->ops, &call->frame, &step->add, call->stream);
-        if (st < 0)
-            return colo_comm_i_fail(call->bridge->comm, st);
-    }
+    static const colo_algorithm_t all[] = {
+        [COLO_EXACT] = {.name = "EXACT",
+                        .tables = true,
+                        .compares = true,
+                        .executor = {&colo_over_comm, &colo_over_peers}},
+        [COLO_COLLECTIVE] = {.name = "COLLECTIVE",
+                             .one_level = true,
+                             .same_axes = true,
+                             .executor = {&colo_over_groups}},
+    };
+    return (unsigned)algo < sizeof all / sizeof all[0] ? &all[algo] : NULL;
+}
+
+/* Executor @i of a bridge, which may have fewer, or none yet. */
+static const colo_executor_t *executor_of(const colo_bridge_t *b, int i)
+{
+    static const colo_executor_t none = {.run = NULL};
+    return b->algorithm && b->algorithm->executor[i] ? b->algorithm->executor[i] : &none;
+}
+
+bool colo_run_likely(const colo_bridge_t *b)
+{
+    bool likely = false;
+    for (int i = 0; i < COLO_EXECUTORS; i++)
+        likely = likely || (executor_of(b, i)->likely && executor_of(b, i)->likely(b));
+    return likely;
+}
+
+colo_status_t colo_run_load(colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    for (int i = 0; i < COLO_EXECUTORS; i++)
+        if (executor_of(b, i)->load)
+            COLO_TRY(executor_of(b, i)->load(b, loaded));
     return COLO_OK;
+}
+
+void colo_run_unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+{
+    for (int i = COLO_EXECUTORS - 1; i >= 0; i--)
+        if (executor_of(b, i)->unload)
+            executor_of(b, i)->unload(b, loaded);
+    colo_program_deinit(&loaded->program);
+    *loaded = (colo_loaded_t){0};
+}
+
+colo_status_t colo_run_create(colo_bridge_t *b)
+{
+    bool whole = false;
+    for (int i = COLO_EXECUTORS - 1; i >= 0 && !whole; i--)
+        if (executor_of(b, i)->create)
+            COLO_TRY(executor_of(b, i)->create(b, &whole));
+    return COLO_OK;
+}
+
+void colo_run_destroy(colo_bridge_t *b)
+{
+    for (int i = COLO_EXECUTORS - 1; i >= 0; i--)
+        if (executor_of(b, i)->destroy)
+            executor_of(b, i)->destroy(b);
+}
+
+colo_status_t colo_run_reshape(colo_bridge_t *b, colo_loaded_t *next)
+{
+    for (int i = COLO_EXECUTORS - 1; i >= 0; i--)
+        if (executor_of(b, i)->reshape)
+            COLO_TRY(executor_of(b, i)->reshape(b, next));
+    colo_run_unload(b, &b->now);
+    b->now = *next;
+    return COLO_OK;
+}
+
+static colo_status_t prepare(colo_call_t *call)
+{
+    return call->executor->prepare ? call->executor->prepare(call) : COLO_OK;
+}
+
+colo_status_t colo_run_find(colo_call_t *call)
+{
+    const colo_bridge_t *b = call->bridge;
+    call->executor = executor_of(b, 0);
+    for (int i = COLO_EXECUTORS - 1; i > 0 && call->executor == executor_of(b, 0); i--)
+        if (executor_of(b, i)->find)
+            COLO_TRY(executor_of(b, i)->find(call));
+    return call->asks ? COLO_OK : prepare(call);
+}
+
+colo_status_t colo_run_call(colo_call_t *call)
+{
+    colo_status_t st = COLO_OK;
+    if (call->asks) {
+        COLO_TRY(call->asks->agree(call));
+        st = prepare(call);
+    }
+    if (st < 0)
+        return colo_comm_i_fail(call->bridge->comm, st);
+    call->bridge->id.calls++;
+    return call->executor->run(call);
 }

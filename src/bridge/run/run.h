@@ -3,9 +3,9 @@
 #ifndef COLO_BRIDGE_RUN_H
 #define COLO_BRIDGE_RUN_H
 
+#include "bridge/run/peers.h"
 #include "bridge/run/program.h"
 #include "comm/comm.h"
-#include "comm/peer.h"
 #include "core/device.h"
 #include "core/memory.h"
 
@@ -19,6 +19,54 @@ typedef struct colo_arena {
     void *old[64];
     int32_t nold;
 } colo_arena_t;
+
+typedef struct colo_call colo_call_t;
+typedef struct colo_loaded colo_loaded_t;
+
+/* What carries calls. Functions that are NULL have nothing to do. */
+typedef struct colo_executor {
+    bool registered; /* carries calls whose tensors lie in registered memory */
+    /* Will it carry calls, as far as this rank can see before ranks compare notes? The same on all.
+     */
+    bool (*likely)(const colo_bridge_t *b);
+    /* Local: a plan, or that of a batch, whose program those below have made. */
+    colo_status_t (*load)(colo_bridge_t *b, colo_loaded_t *loaded);
+    void (*unload)(const colo_bridge_t *b, colo_loaded_t *loaded);
+    /* Collective, when all ranks have agreed on the bridge. @whole: out, it carries every call
+     * whose tensors allow it, so that what those below need is made when a call is theirs. */
+    colo_status_t (*create)(colo_bridge_t *b, bool *whole);
+    void (*destroy)(colo_bridge_t *b);
+    /* @next takes the place of b->now; local. Keeps the old one on error. */
+    colo_status_t (*reshape)(colo_bridge_t *b, colo_loaded_t *next);
+    /* Does a call go this way? Local: sets call->executor, or call->asks if ranks have to agree,
+     * which is the same on all of them. NULL: if it goes no other one. */
+    colo_status_t (*find)(colo_call_t *call);
+    /* Of a call that asks: sets call->executor. Collective. */
+    colo_status_t (*agree)(colo_call_t *call);
+    /* What a call needs, local: before ranks agree on it, or right after they chose the executor.
+     */
+    colo_status_t (*prepare)(colo_call_t *call);
+    colo_status_t (*run)(colo_call_t *call);
+    /* A failure of this rank, for peers that wait elsewhere than on the bridge's comm. */
+    void (*fail)(colo_bridge_t *b, colo_status_t st);
+} colo_executor_t;
+
+extern const colo_executor_t colo_over_comm, colo_over_peers, colo_over_groups;
+
+enum { COLO_EXECUTORS = 2 };
+
+/* How a bridge does what its plan says. run.c has one for each colo_algo_t; no other file asks
+ * which one it is. */
+typedef struct colo_algorithm {
+    const char *name;
+    bool tables;    /* it can carry batches whose rows are in tables */
+    bool one_level; /* it knows no others */
+    bool same_axes; /* ranks' tensors have one order of axes */
+    bool compares;  /* on the host, ranks that exchange see for themselves that calls differ */
+    /* Each needs those before it, which are there if it is. The last that takes a call carries it;
+     * the first takes all. */
+    const colo_executor_t *executor[COLO_EXECUTORS];
+} colo_algorithm_t;
 
 /* The reference's algorithm: groups made once, staging for the passes. */
 typedef struct colo_collective {
@@ -49,49 +97,15 @@ typedef struct colo_over_comm {
     size_t need_partials, need_stage; /* bytes of the bridge's arenas, 0 for a batch */
 } colo_over_comm_t;
 
-/* Peers write into this rank's output, or it reads in their inputs. */
-typedef enum colo_mover { COLO_PUSH = 1, COLO_PULL = 2 } colo_mover_t;
-
-/* A program as peers move it, that reach each other's memory. */
-typedef struct colo_over_peers {
-    bool asymmetric[2]; /* of a pass, some rank has nothing that peers could reach */
-    bool far; /* ranks that the plan ties to this one do not reach each other: between these, calls
-                 are staged. Or there is another exchange */
-    colo_mover_t forward;
-    colo_p2p_list_t *list, *relay_list; /* of a batch, else the path's own; what relays move */
-    int64_t unit;                       /* bytes of a feature of the plan that list is for */
-} colo_over_peers_t;
-
-/* Transfers of both passes, which say where ranks have what they move. */
-typedef struct colo_transfer_lists {
-    colo_list_t step[2];               /* colo_transfer_t */
-    colo_list_t addend[2], exposed[2]; /* colo_addend_t, addends of each step; int32_t */
-    colo_transfers_t pass[2];
-} colo_transfer_lists_t;
-
-/* The peer-to-peer path of a bridge; lists keep their memory for the next batch. */
-typedef struct colo_peers {
-    colo_p2p_t *path; /* NULL: every call is staged */
-    int32_t blocks;   /* of its kernel, at most; 0: as few as keep the links busy */
-    struct colo_agreed {
-        bool made;
-        int32_t moves;          /* colo_mover_t that is taken; 0: staged */
-        uint64_t registrations; /* how often memory had been registered */
-    } agreed[2];                /* what ranks agreed on for passes that need it */
-    int64_t unit;               /* bytes of a feature of the plan in the widest tensor so far */
-    colo_transfer_lists_t first, relays;
-    colo_list_t held[2]; /* of sums, as they come; by addend */
-    colo_list_t tensors; /* colo_p2p_tensor_t of a call */
-} colo_peers_t;
-
 /* A plan, ready to run; colo_bridge_reshape() makes another and swaps. */
-typedef struct colo_loaded {
+struct colo_loaded {
+    bool any_ranks; /* the plan has no rows, those of batches may tie any ranks */
     colo_program_t program;
     colo_over_comm_t over_comm;
     colo_over_peers_t over_peers;
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
     int64_t nruns;
-} colo_loaded_t;
+};
 
 typedef struct colo_tickets colo_tickets_t;
 
@@ -124,12 +138,13 @@ typedef struct colo_bridge_id {
 /* Memory of one call. */
 typedef struct colo_bridge_memory {
     colo_arena_t partials, stage; /* addends; staging of messages */
+    colo_list_t carried, reached; /* of a batch: what a call has of each tensor */
 } colo_bridge_memory_t;
 
 struct colo_bridge {
     colo_comm_t *comm; /* borrowed */
     const colo_ops_t *ops;
-    colo_algo_t algo;
+    const colo_algorithm_t *algorithm; /* NULL: create failed early */
     colo_mem_t mem;
     colo_allocator_t allocator; /* of the arenas */
     colo_axes_t axes;
@@ -147,25 +162,12 @@ struct colo_bridge {
     colo_tickets_t *tickets; /* ticket.c; NULL: no call was started */
 };
 
-/* Of a call that peers take part in: what they reach of each tensor. */
-typedef struct colo_reached_tensor {
-    int32_t id; /* of the memory; -1: nothing */
-    uint64_t offset;
-} colo_reached_tensor_t;
-
-/* May a call be peer-to-peer, and how? */
-typedef struct colo_reached {
-    bool p2p;
-    int32_t moves;   /* colo_mover_t by which this rank can take part, if p2p */
-    bool nothing;    /* this rank has nothing that peers could reach */
-    bool not_agreed; /* p2p is this rank's view, and ranks have yet to agree; the same on all */
-    colo_reached_tensor_t *tensor; /* [2][n]: of what is pushed; of what is pulled */
-} colo_reached_t;
-
 /* One call. */
-typedef struct colo_call {
+struct colo_call {
     colo_bridge_t *bridge;
-    struct colo_batch *batch; /* NULL: of a uniform bridge */
+    const colo_executor_t *executor;
+    const colo_executor_t *asks; /* if not NULL, ranks have yet to agree on the executor */
+    struct colo_batch *batch;    /* NULL: of a uniform bridge */
     colo_loaded_t *loaded;
     const colo_tensor_t *in, *out; /* [n] of a batch, or NULL; else one */
     colo_carried_t *carried;       /* [n] the same, checked: frame.tensor */
@@ -175,34 +177,40 @@ typedef struct colo_call {
     colo_stream_t stream;
     bool capturing;         /* is the stream? */
     colo_queries_t queries; /* its device is the current one */
-} colo_call_t;
+};
 
-/* ---- run.c ---- */
+/* ---- run.c: the executors of a bridge, from last to first; the way back for load ---- */
 
-/* All steps of a call. */
-colo_status_t colo_run_steps(colo_call_t *call);
+/* NULL: no such algorithm. */
+const colo_algorithm_t *colo_algorithm_of(colo_algo_t algo);
+bool colo_run_likely(const colo_bridge_t *b);
+/* loaded->program.plan is there, and bytes is set; local. */
+colo_status_t colo_run_load(colo_bridge_t *b, colo_loaded_t *loaded);
+/* Ends what is there of it, its plan included. */
+void colo_run_unload(const colo_bridge_t *b, colo_loaded_t *loaded);
+colo_status_t colo_run_create(colo_bridge_t *b);
+void colo_run_destroy(colo_bridge_t *b);
+/* Takes @next, unless it fails. */
+colo_status_t colo_run_reshape(colo_bridge_t *b, colo_loaded_t *next);
+/* Chooses the executor of a call and prepares it. */
+colo_status_t colo_run_find(colo_call_t *call);
+colo_status_t colo_run_call(colo_call_t *call);
+
 /* ticket.c: ends the calls that were started, and logs those that were not finished. */
 void colo_tickets_destroy(colo_bridge_t *b);
 
 /* ---- over-comm.c ---- */
 
-/* Messages of a plan, local; and its program. @launched: as colo_program_create(). */
-colo_status_t colo_loaded_create(colo_bridge_t *b, colo_loaded_t *loaded, bool bytes);
-void colo_loaded_deinit(colo_comm_t *comm, colo_loaded_t *loaded);
-/* The members of the route and staging for its messages; local. */
-colo_status_t colo_over_comm_stage(colo_bridge_t *b, colo_loaded_t *loaded);
-/* Boxes for @n tensors a call from now on. */
-colo_status_t colo_over_comm_widen(colo_loaded_t *loaded, colo_pass_t pass, int32_t n);
-/* Have the partial sums and staging that @loaded needs. */
-colo_status_t colo_over_comm_reserve(colo_bridge_t *b, const colo_loaded_t *loaded);
-/* Connects the members, if there is a route to make; collective over them. */
-colo_status_t colo_over_comm_connect(colo_bridge_t *b, colo_loaded_t *loaded);
-/* Before the first step: connections, boxes, staging. */
-colo_status_t colo_over_comm_begin(colo_call_t *call);
+/* Boxes and partial sums of a batch. */
+colo_status_t colo_over_comm_prepare(colo_call_t *call);
+/* All steps of a call, in order with those before it. */
+typedef colo_status_t (*colo_move_fn)(colo_call_t *call, const colo_move_t *move);
+colo_status_t colo_over_comm_steps(colo_call_t *call, colo_move_fn move);
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move);
-/* The messages of a move. @more: NULL: all; else what ranks in reach move otherwise. */
-colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move,
-                                      const colo_exchange_t *more, colo_stream_t stream);
+/* The messages of a move. @x: its op, what else it moves, and messages that are not all of them if
+ * it has lists. */
+colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move, colo_exchange_t x,
+                                      colo_stream_t stream);
 /* What stays on the rank, of all tensors. @narrow: messages move at the same time. */
 colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bool narrow,
                                   colo_stream_t stream);
@@ -212,6 +220,9 @@ int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_plan_t *p, int64
 
 /* ---- component.c ---- */
 
+/* Comm ranks that calls of this plan tie to this rank; as colo_component_find(). */
+colo_status_t colo_members_find(const colo_bridge_t *b, const colo_loaded_t *loaded,
+                                int32_t **members, int32_t *n);
 /* Ranks of @comm that are tied to this rank by messages, itself included, ascending; the same list
  * on all of them. Local. @members: out, owned by the caller. */
 colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *comm,
@@ -223,25 +234,22 @@ bool colo_bridge_exchanges_compare(const colo_bridge_t *b);
 void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass);
 
-/* collective.c: the runtimes' all-gather and all-reduce. */
-/* COLO_ERR_MISSING when a rank of this rank's groups is not in b->comm; local. */
-colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t *plan);
-colo_status_t colo_collective_create(colo_bridge_t *b); /* collective over b->comm */
-void colo_collective_destroy(colo_bridge_t *b);
-/* The rows that a SHARDED output takes out of the whole sequence. */
-colo_status_t colo_collective_rows(colo_loaded_t *loaded);
-/* Have staging for a plan. */
-colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *plan);
-colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
-                                      colo_stream_t stream);
-colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
-                                       colo_stream_t stream);
+/* ---- memory.c ---- */
 
-/* run/memory.c: have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
+/* If this rank exchanges, can the comm reach the bridge's memory? Copies within a rank work anyway.
+ */
+colo_status_t colo_memory_check(const colo_bridge_t *b, bool exchanges, int32_t messages);
+/* A failure that peers do not share, which may wait in groups of an executor; returns @st. */
+colo_status_t colo_bridge_fail(colo_bridge_t *b, colo_status_t st);
+/* Runs @fn, whose work uses memory of the bridge, behind that of the calls before. */
+colo_status_t colo_memory_in_order(colo_call_t *call, colo_status_t (*fn)(colo_call_t *call));
+/* Have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
 colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
                               const char *what);
 void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a);
-/* The same for addends of one call. */
+/* What all executors use. */
+void colo_memory_deinit(colo_bridge_t *b);
+/* As colo_arena_grow() for addends of one call. */
 colo_status_t colo_partials_reserve(colo_bridge_t *b, size_t bytes, bool capturing);
 
 #endif

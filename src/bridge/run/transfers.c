@@ -315,11 +315,12 @@ void colo_transfers_deinit(colo_transfer_lists_t *lists)
     }
 }
 
-size_t colo_peers_unit(const colo_bridge_t *b, const colo_plan_t *p)
+size_t colo_peers_unit(const colo_bridge_t *b, const colo_loaded_t *loaded)
 {
+    const colo_plan_t *p = loaded->program.plan;
     const colo_plan_config_t *usual = &b->now.program.plan->config;
     const size_t elem = colo_dtype_size(usual->dtype);
-    if (!b->ragged)
+    if (!loaded->program.bytes)
         return elem;
     const size_t unit = (size_t)(usual->shape.features / p->config.shape.features) * elem,
                  widest = (size_t)b->peers.unit;
@@ -352,10 +353,29 @@ static colo_status_t find_exposed(const maker_t *m)
     return COLO_OK;
 }
 
+/* No steps; any ranks in reach may reach this rank's tensors. */
+static colo_status_t list_any(const colo_bridge_t *b, colo_transfer_lists_t *lists)
+{
+    const int32_t n = b->comm->size;
+    for (int i = 0; i < 2; i++) {
+        int32_t *exposed = colo_list_zeroed(&lists->exposed[i], n, sizeof *exposed);
+        if (!exposed)
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
+        lists->pass[i] = (colo_transfers_t){
+            .name = names[i], .elem = 1, .blocks = b->peers.blocks, .exposed = exposed};
+        for (int32_t rank = 0; rank < n; rank++)
+            if (rank != b->comm->rank && colo_peers_near(b, rank))
+                exposed[lists->pass[i].nexposed++] = rank;
+    }
+    return COLO_OK;
+}
+
 colo_status_t colo_transfers_list(colo_bridge_t *b, const colo_loaded_t *loaded, int exchange,
                                   colo_transfer_lists_t *lists)
 {
     const colo_plan_t *p = loaded->program.plan;
+    if (loaded->any_ranks)
+        return list_any(b, lists);
     for (int i = 0; i < 2; i++) {
         const colo_pass_t pass = (colo_pass_t)i;
         const bool adds = colo_plan_adds(p, pass);
@@ -377,7 +397,7 @@ colo_status_t colo_transfers_list(colo_bridge_t *b, const colo_loaded_t *loaded,
         m.step->n = m.addend->n = m.exposed->n = 0;
         COLO_TRY(find_exposed(&m));
         COLO_TRY(m.sums ? list_sums(&m) : list_moves(&m));
-        out->elem = colo_peers_unit(b, p);
+        out->elem = colo_peers_unit(b, loaded);
         out->nsteps = m.step->n;
         out->step = m.step->items;
         out->pulls = m.pulls && !m.sums;
@@ -386,22 +406,6 @@ colo_status_t colo_transfers_list(colo_bridge_t *b, const colo_loaded_t *loaded,
         out->blocks = b->peers.blocks;
         out->nexposed = (int32_t)m.exposed->n;
         out->exposed = m.exposed->items;
-    }
-    return COLO_OK;
-}
-
-colo_status_t colo_transfers_any(const colo_bridge_t *b, colo_transfer_lists_t *lists)
-{
-    const int32_t n = b->comm->size;
-    for (int i = 0; i < 2; i++) {
-        int32_t *exposed = colo_list_zeroed(&lists->exposed[i], n, sizeof *exposed);
-        if (!exposed)
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
-        lists->pass[i] = (colo_transfers_t){
-            .name = names[i], .elem = 1, .blocks = b->peers.blocks, .exposed = exposed};
-        for (int32_t rank = 0; rank < n; rank++)
-            if (rank != b->comm->rank && colo_peers_near(b, rank))
-                exposed[lists->pass[i].nexposed++] = rank;
     }
     return COLO_OK;
 }
