@@ -53,26 +53,26 @@ def kind(declared):
     return STRUCTS.get(declared) or NUMBERS.get(declared) or ctypes.c_int  # an enum
 
 
-def given(declared, room):
-    """An argument: NULL or 0; with @room, memory if the function writes numbers, a text or a pointer there."""
+def given(declared, memory):
+    """An argument: NULL or 0; with @memory, memory if the function writes numbers, a text or a pointer there."""
     what = kind(declared)
     if what in (ctypes.c_void_p, ctypes.c_char_p):
         base = declared.rstrip(' *')
-        if not room or declared.startswith('const') or '(' in declared:
+        if not memory or declared.startswith('const') or '(' in declared:
             return None
         if declared.endswith('**'):
             return ctypes.create_string_buffer(BYTES)
         return ctypes.create_string_buffer(BEFORE, BYTES) if base in NUMBERS or base == 'char' else None
-    return what() if declared in STRUCTS else what(SIZE if room and declared == 'size_t' else 0)
+    return what() if declared in STRUCTS else what(SIZE if memory and declared == 'size_t' else 0)
 
 
 def wrong_after(name, returned, value, written, error):
     """What is wrong with what a call returned and wrote; nothing: it is right."""
-    for declared, memory in written:
+    for declared, buffer in written:
         before = bytes(BYTES) if declared.endswith('**') else BEFORE
-        changed = memory.raw != before
-        if changed and (returned == 'colo_status_t' or memory.raw.rstrip(b'\x07').strip(b'\0') not in (b'', b'null')):
-            return 'it writes %r' % memory.raw
+        changed = buffer.raw != before
+        if changed and (returned == 'colo_status_t' or buffer.raw.rstrip(b'\x07').strip(b'\0') not in (b'', b'null')):
+            return 'it writes %r' % buffer.raw
     if returned == 'colo_status_t':
         if name in FINE:
             return None if value == 0 else 'status %d' % value
@@ -86,18 +86,18 @@ def wrong_after(name, returned, value, written, error):
     return None if good else 'it answers %r' % (value,)
 
 
-def call_all(library, room):
+def call_all(library, memory):
     so = ctypes.CDLL(library)
     so.colo_last_error.restype = ctypes.c_char_p
     for returned, name, arguments in declarations():
         call = getattr(so, name, None)
         if call is None:
             continue  # of a module
-        if room and name in MAKE:
+        if memory and name in MAKE:
             continue
         call.restype = None if returned == 'void' else kind(returned)
         call.argtypes = [kind(a) for a in arguments]
-        values = [given(a, room) for a in arguments]
+        values = [given(a, memory) for a in arguments]
         written = [(a, v) for a, v in zip(arguments, values) if isinstance(v, ctypes.Array)]
         print(name, flush=True)
         value = call(*[ctypes.cast(v, ctypes.c_void_p) if isinstance(v, ctypes.Array) else v for v in values])
@@ -115,15 +115,15 @@ def finds_what_is_planted():
 
 def main(library):
     ended = not finds_what_is_planted()
-    for room in (False, True):
-        done = subprocess.run([sys.executable, '-B', __file__, library, '1' if room else ''], text=True,
+    for memory in (False, True):
+        done = subprocess.run([sys.executable, '-B', __file__, library, '1' if memory else ''], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         lines = done.stdout.splitlines()
         wrong = [line for line in lines if line.startswith('wrong: ')]
         if done.returncode:
             wrong.append('%s() ends the program: exit status %d' % (lines[-1] if lines else '', done.returncode))
         print('\n'.join(wrong) or '%d functions take NULL %s memory for what they write'
-              % (len(lines), 'with' if room else 'without'))
+              % (len(lines), 'with' if memory else 'without'))
         ended |= bool(wrong) or len(lines) < 200
     return ended
 
