@@ -524,6 +524,7 @@ def readme(what, page='README.md'):
 
 
 def test_the_example_of_the_readme_prints_what_it_says(capsys):
+    assert len(re.findall(r'^.*\S', readme('python'), re.M)) <= 12
     exec(compile(readme('python'), 'README.md', 'exec'), {'__name__': 'readme'})
     assert capsys.readouterr().out == readme('python prints')
 

@@ -2,6 +2,7 @@
 """EncoderParallel on 4 ranks against the whole tower over all images: towers of transformers and one of ours, alone, in DDP,
 sharded by FSDP2, with activation checkpointing, with accumulation; empty ranks, bad input, what moves."""
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -304,6 +305,20 @@ def only_what_is_missing(rank):
     # ranks 2 and 3 take 4 rows of H f64 each, of which they made one
     assert stats['rows_received'] == (3 * H * 8 if rank // 2 else 0)
     assert 0 < stats['share'] and 0 < stats['seconds']
+
+
+def level(rank):
+    """Of two images on two ranks each is more than the mean of four, and no other rank would be less busy with it."""
+    tower, _, _, options = made('plain')
+    vision = ct.EncoderParallel(tower, group=dist.group.WORLD, llm='tp=4,dp=1', **options)
+    here = {1: [[1, 2, 4]], 3: [[1, 2, 2]]}.get(rank, [])
+    pixels = torch.zeros(math.prod(here[0]), 6, dtype=DTYPE) if here else None
+    plan = vision.plan(pixels, here or None, seq=[0] * len(here), pos=[3 * rank] * len(here), packing=[0, LENGTH])
+    assert plan.rank == [1, 3] and plan.patches == [8, 4]
+
+
+def test_images_on_level_ranks_stay(world):
+    here(world, level)
 
 
 def test_pixels_go_to_the_rank_that_encodes_them_alone(world):
