@@ -365,28 +365,6 @@ static void sub_destroy(colo_comm_t *c, colo_subconnection_t *s)
     free(s);
 }
 
-static size_t sub_stage(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
-                        int32_t nrecvs, size_t elem)
-{
-    size_t bytes = 0;
-    for (int32_t i = 0; i < nsends + nrecvs; i++) {
-        const colo_message_t *m = i < nsends ? &sends[i] : &recvs[i - nsends];
-        for (int32_t k = 0; k < m->nboxes; k++)
-            bytes +=
-                (size_t)(m->boxes[k].extent[0] * m->boxes[k].extent[1] * m->boxes[k].extent[2]) *
-                elem;
-    }
-    return bytes;
-}
-
-static colo_status_t sub_exchange(colo_comm_t *c, colo_subconnection_t *s, void *stage,
-                                  size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
-                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                  colo_stream_t stream)
-{
-    return c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, NULL);
-}
-
 /* ---- a comm of GPUs ---- */
 
 static const colo_comm_ops_t *was[GUARD_RANKS];
@@ -403,8 +381,7 @@ colo_status_t peers_join(colo_comm_t *comm)
     now[r].peer = &peers;
     now[r].subconnection_create = sub_create;
     now[r].subconnection_destroy = sub_destroy;
-    now[r].subconnection_stage = sub_stage;
-    now[r].subconnection_exchange = sub_exchange;
+    guard_subconnections(&now[r]);
     comm->ops = &now[r];
     comm->control = control[r];
     return COLO_OK;
