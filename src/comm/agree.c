@@ -319,9 +319,7 @@ static uint64_t message_print(const colo_message_t *m)
     return h ? h : 1;
 }
 
-colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_message_t *sends,
-                                           int32_t nsends, const colo_message_t *recvs,
-                                           int32_t nrecvs)
+colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_exchange_t *exchange)
 {
     const size_t n = (size_t)c->size;
     if (n == 1)
@@ -331,10 +329,10 @@ colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_message_t 
     if (!mine || !all)
         return colo_comm_i_fail(c,
                                 colo_fail(COLO_ERR_NOMEM, "exchange: comparison of %zu ranks", n));
-    for (int32_t i = 0; i < nsends; i++)
-        mine[sends[i].peer] = message_print(&sends[i]);
-    for (int32_t i = 0; i < nrecvs; i++)
-        mine[n + (size_t)recvs[i].peer] = message_print(&recvs[i]);
+    for (int32_t i = 0; i < exchange->nsends; i++)
+        mine[exchange->send[i].peer] = message_print(&exchange->send[i]);
+    for (int32_t i = 0; i < exchange->nrecvs; i++)
+        mine[n + (size_t)exchange->recv[i].peer] = message_print(&exchange->recv[i]);
     COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine, all,
                                 (int64_t)(2 * n)));
     for (size_t from = 0; from < n; from++)

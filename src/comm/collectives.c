@@ -189,8 +189,8 @@ static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const 
         return COLO_OK;
     if (!box->data)
         return colo_fail(COLO_ERR_ARG,
-                         "exchange: %s of rank %d, box %d: data is NULL for %lld elements",
-                         side, (int)peer, (int)k, (long long)n);
+                         "exchange: %s of rank %d, box %d: data is NULL for %lld elements", side,
+                         (int)peer, (int)k, (long long)n);
     for (int i = 0; i < 3; i++)
         if (box->stride[i] < 0)
             return colo_fail(COLO_ERR_ARG,
@@ -248,31 +248,15 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x
         st = check_messages(c, "message from", x->recv, x->nrecvs, dtype, &received);
     COLO_TRY(check_call(c, x->op, st));
     if (c->check >= 2)
-        COLO_TRY(colo_comm_i_compare_messages(c, x->send, x->nsends, x->recv, x->nrecvs));
+        COLO_TRY(colo_comm_i_compare_messages(c, x));
     const int32_t peers = (x->nsends > x->nrecvs ? x->nsends : x->nrecvs) + x->more_peers;
     uint64_t seq =
         colo_comm_i_begin(c, x->op, sent + x->more_sent, received + x->more_received, peers);
-    if (x->subconnection)
-        st = c->ops->subconnection_exchange(c, x->subconnection, x->stage, x->stage_bytes, x->send,
-                                            x->nsends, x->recv, x->nrecvs, dtype, stream);
-    else if (!x->more || x->nsends + x->nrecvs > 0)
-        st = c->ops->exchange(c, x->send, x->nsends, x->recv, x->nrecvs, dtype, stream);
+    if (!x->more || x->nsends + x->nrecvs > 0)
+        st = c->ops->exchange(c, x, stream);
     if (st == COLO_OK && x->more)
         st = x->more(x->arg, stream);
     return finish(c, seq, st);
-}
-
-colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
-                                   const colo_message_t *sends, int32_t nsends,
-                                   const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                   colo_stream_t stream)
-{
-    const colo_exchange_t x = {.op = {COLO_OP_EXCHANGE, dtype, 0, 0, category},
-                               .send = sends,
-                               .recv = recvs,
-                               .nsends = nsends,
-                               .nrecvs = nrecvs};
-    return colo_comm_i_exchange_over(c, &x, stream);
 }
 
 /* ---- the public names, counted for the user ---- */
@@ -305,6 +289,10 @@ colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends,
                                  colo_stream_t stream)
 {
     COLO_RANGE();
-    return colo_comm_i_exchange(comm, COLO_CATEGORY_USER, sends, nsends, recvs, nrecvs, dtype,
-                                stream);
+    const colo_exchange_t exchange = {.op = {COLO_OP_EXCHANGE, dtype, 0, 0, COLO_CATEGORY_USER},
+                                      .send = sends,
+                                      .recv = recvs,
+                                      .nsends = nsends,
+                                      .nrecvs = nrecvs};
+    return colo_comm_i_exchange_over(comm, &exchange, stream);
 }

@@ -19,6 +19,35 @@
 typedef struct colo_subconnection colo_subconnection_t;
 struct ncclComm;
 
+/* What every rank must bring alike to one operation. The front fills it before it calls the
+ * backend, which compares it where that costs nothing and puts it in its error messages. */
+typedef struct colo_op_desc {
+    colo_op_kind_t kind;
+    colo_dtype_t dtype;
+    int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
+                    * all_gather of a check, else 0 */
+    int64_t count; /* elements as in the call; a bridge's plan; else 0 */
+    colo_category_t category; /* for which part of the library; ranks do not compare it */
+} colo_op_desc_t;
+
+/* Messages on @subconnection with the caller's staging, where all sends lie in one allocation, and
+ * all receives in one: of each one box is checked. NULL: an exchange of the whole comm. Peers are
+ * ranks of the comm, either way. */
+typedef struct colo_exchange {
+    colo_op_desc_t op; /* with the dtype of the boxes */
+    colo_subconnection_t *subconnection;
+    void *stage;
+    size_t stage_bytes;
+    const colo_message_t *send, *recv;
+    int32_t nsends, nrecvs;
+    /* What the caller moves besides these messages, after them in the same operation, which counts
+     * it; NULL: nothing. */
+    colo_status_t (*more)(void *arg, colo_stream_t stream);
+    void *arg;
+    int32_t more_peers;
+    int64_t more_sent, more_received;
+} colo_exchange_t;
+
 typedef struct colo_comm_ops {
     const char *name;
     uint32_t abi; /* COLO_COMM_ABI; a backend library of another one is refused */
@@ -34,8 +63,8 @@ typedef struct colo_comm_ops {
     colo_status_t (*broadcast)(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
                                colo_stream_t stream);
     colo_status_t (*barrier)(colo_comm_t *c, colo_stream_t stream);
-    colo_status_t (*exchange)(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                              const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+    /* Of @exchange the messages alone; on its subconnection, if it has one. */
+    colo_status_t (*exchange)(colo_comm_t *c, const colo_exchange_t *exchange,
                               colo_stream_t stream);
     /* @members: parent ranks of the new comm, ascending by new rank, this rank among them.
      * Fills child->impl; every member calls with the same list and the same @tag. */
@@ -49,21 +78,14 @@ typedef struct colo_comm_ops {
     colo_status_t (*state)(const colo_comm_t *c, char *error_message,
                            size_t cap); /* OK, or what killed it */
     void (*destroy)(colo_comm_t *c);    /* frees impl */
-    /* All four or none: backends whose messages need neither connection nor staging have none.
+    /* All three or none: backends whose messages need neither connection nor staging have none.
      * @members: ranks of the comm, ascending, this one among them; every member calls with the same
-     * list and @tag, and waits for the others. Peers of subconnection_exchange() are ranks of the
-     * comm. */
+     * list and @tag, and waits for the others. */
     colo_status_t (*subconnection_create)(colo_comm_t *c, const int32_t *members, int32_t n,
                                           uint64_t tag, colo_subconnection_t **subconnection);
     void (*subconnection_destroy)(colo_comm_t *c, colo_subconnection_t *subconnection);
-    /* Staging that such messages take at most, wherever their boxes will lie. Local. */
-    size_t (*subconnection_stage)(const colo_message_t *sends, int32_t nsends,
-                                  const colo_message_t *recvs, int32_t nrecvs, size_t elem);
-    colo_status_t (*subconnection_exchange)(colo_comm_t *c, colo_subconnection_t *subconnection,
-                                            void *stage, size_t stage_bytes,
-                                            const colo_message_t *sends, int32_t nsends,
-                                            const colo_message_t *recvs, int32_t nrecvs,
-                                            colo_dtype_t dtype, colo_stream_t stream);
+    /* Staging that these messages take there at most, wherever their boxes will lie. Local. */
+    size_t (*subconnection_stage)(const colo_exchange_t *exchange);
     const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
     /* Of GPUs, else NULL: a comm on @device over @control, which is taken, also on error.
      * @borrowed: NULL, or the caller's ncclComm_t. */
@@ -73,17 +95,6 @@ typedef struct colo_comm_ops {
 
 #define COLO_COMM_ABI 12u
 #define COLO_RECORDS 256
-
-/* What every rank must bring alike to one operation. The front fills it before it calls the
- * backend, which compares it where that costs nothing and puts it in its error messages. */
-typedef struct colo_op_desc {
-    colo_op_kind_t kind;
-    colo_dtype_t dtype;
-    int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
-                    * all_gather of a check, else 0 */
-    int64_t count; /* elements as in the call; a bridge's plan; else 0 */
-    colo_category_t category; /* for which part of the library; ranks do not compare it */
-} colo_op_desc_t;
 
 /* The exchange of bridge @number of its comm, of @pass, by the plan of that hash: two bridges of
  * one shape move the same boxes, and so may the two passes of one. */
@@ -206,26 +217,6 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t categor
  * for it: from now until NULL the reductions of @c use that instead of memory of the backend. */
 size_t colo_comm_i_reduction_stage(const colo_comm_t *c, int64_t bytes);
 void colo_comm_i_set_stage(colo_comm_t *c, void *stage, size_t bytes);
-colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
-                                   const colo_message_t *sends, int32_t nsends,
-                                   const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                   colo_stream_t stream);
-/* The same on a route and the caller's staging; route NULL: an exchange of the whole comm. On a
- * route all sends lie in one allocation, and all receives in one: of each one box is checked. */
-typedef struct colo_exchange {
-    colo_op_desc_t op;
-    colo_subconnection_t *subconnection;
-    void *stage;
-    size_t stage_bytes;
-    const colo_message_t *send, *recv;
-    int32_t nsends, nrecvs;
-    /* What the caller moves besides these messages, after them in the same operation, which counts
-     * it; NULL: nothing. */
-    colo_status_t (*more)(void *arg, colo_stream_t stream);
-    void *arg;
-    int32_t more_peers;
-    int64_t more_sent, more_received;
-} colo_exchange_t;
 colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
                                         colo_stream_t stream);
 colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
@@ -283,9 +274,7 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_categ
  * status back and the others COLO_ERR_PEER; nothing has moved and the comm lives. */
 colo_status_t colo_comm_i_compare(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine);
 /* The same for the messages of an exchange, after colo_comm_i_compare(). */
-colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_message_t *sends,
-                                           int32_t nsends, const colo_message_t *recvs,
-                                           int32_t nrecvs);
+colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_exchange_t *exchange);
 
 /* Marks the comm failed with this thread's last error, so that peers wake with COLO_ERR_PEER;
  * returns @status unchanged. For local errors inside an operation that peers take part in. */

@@ -47,8 +47,7 @@ static colo_status_t self_barrier(colo_comm_t *c, colo_stream_t stream)
 }
 
 /* comm.c refuses messages to self and to ranks >= size: the lists are empty */
-static colo_status_t self_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                                   const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+static colo_status_t self_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
                                    colo_stream_t stream)
 {
     return COLO_OK;

@@ -5,6 +5,8 @@
  */
 #include "p2p_stand.h"
 
+#include "comm/threads/threads.h"
+
 /* ---- routes that count how often ranks connect ---- */
 
 static int connected[RANKS], disconnected[RANKS];
@@ -29,8 +31,7 @@ static void disconnect(colo_comm_t *c, colo_subconnection_t *route)
     disconnected[c->rank]++;
 }
 
-static size_t no_stage(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
-                       int32_t nrecvs, size_t elem)
+static size_t no_stage(const colo_exchange_t *x)
 {
     return 0;
 }
@@ -47,13 +48,11 @@ static bool is_on(const colo_subconnection_t *route, const colo_message_t *m, in
     return true;
 }
 
-static colo_status_t over_route(colo_comm_t *c, colo_subconnection_t *route, void *stage,
-                                size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
-                                const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                colo_stream_t stream)
+static colo_status_t over_route(colo_comm_t *c, const colo_exchange_t *x, colo_stream_t stream)
 {
-    rank_check(is_on(route, sends, nsends) && is_on(route, recvs, nrecvs));
-    return c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+    const colo_subconnection_t *route = x->subconnection;
+    rank_check(route && is_on(route, x->send, x->nsends) && is_on(route, x->recv, x->nrecvs));
+    return colo_comm_threads_ops.exchange(c, x, stream);
 }
 
 /* ---- calls: backends whose exchanges compare nothing ---- */
@@ -132,7 +131,7 @@ static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
     s.ops->subconnection_create = connect;
     s.ops->subconnection_destroy = disconnect;
     s.ops->subconnection_stage = no_stage;
-    s.ops->subconnection_exchange = over_route;
+    s.ops->exchange = over_route;
     colo_status_t st = reshape_in_turn(&s, &c);
     lie_down(&s);
     return st;

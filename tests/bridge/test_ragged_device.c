@@ -9,6 +9,7 @@
 #include "harness/harness.h"
 
 #include "bridge/run/run.h"
+#include "comm/threads/threads.h"
 #include "core/error.h"
 #include "harness/bridge_case.h"
 #include "harness/ragged_run.h"
@@ -306,22 +307,18 @@ static int64_t bytes_of(const colo_message_t *m, int32_t n, size_t elem)
 }
 
 /* Of messages below the size that is halved: all of them. */
-static size_t subconnection_stage(const colo_message_t *sends, int32_t nsends,
-                                  const colo_message_t *recvs, int32_t nrecvs, size_t elem)
+static size_t subconnection_stage(const colo_exchange_t *x)
 {
-    return (size_t)(bytes_of(sends, nsends, elem) + bytes_of(recvs, nrecvs, elem));
+    const size_t elem = colo_dtype_size(x->op.dtype);
+    return (size_t)(bytes_of(x->send, x->nsends, elem) + bytes_of(x->recv, x->nrecvs, elem));
 }
 
-static colo_status_t subconnection_exchange(colo_comm_t *c, colo_subconnection_t *route,
-                                            void *stage, size_t stage_bytes,
-                                            const colo_message_t *sends, int32_t nsends,
-                                            const colo_message_t *recvs, int32_t nrecvs,
-                                            colo_dtype_t dtype, colo_stream_t stream)
+static colo_status_t exchange(colo_comm_t *c, const colo_exchange_t *x, colo_stream_t stream)
 {
-    const size_t need = subconnection_stage(sends, nsends, recvs, nrecvs, colo_dtype_size(dtype));
-    rank_check(route && stage_bytes >= need && (stage || need == 0));
-    memset(stage ? stage : &(char){0}, 0x5a, stage ? need : 0);
-    return c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+    const size_t need = subconnection_stage(x);
+    rank_check(x->subconnection && x->stage_bytes >= need && (x->stage || need == 0));
+    memset(x->stage ? x->stage : &(char){0}, 0x5a, x->stage ? need : 0);
+    return colo_comm_threads_ops.exchange(c, x, stream);
 }
 
 static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
@@ -333,7 +330,7 @@ static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
     ops.subconnection_create = subconnection_create;
     ops.subconnection_destroy = subconnection_destroy;
     ops.subconnection_stage = subconnection_stage;
-    ops.subconnection_exchange = subconnection_exchange;
+    ops.exchange = exchange;
     rank_try(colo_comm_i_split_color(comm, COLO_CATEGORY_USER, 0, comm->rank, &control));
     comm->ops = &ops;
     comm->control = control;

@@ -320,15 +320,11 @@ T_CASE(workspace_with_max_rows_holds_what_is_passed_on)
 
 /* ---- peers inside, NCCL between ---- */
 
-static colo_status_t watched(colo_comm_t *c, colo_subconnection_t *subconnection, void *stage,
-                             size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
-                             const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                             colo_stream_t stream)
+static colo_status_t watched(colo_comm_t *c, const colo_exchange_t *x, colo_stream_t stream)
 {
-    for (int32_t i = 0; i < nsends; i++)
-        inside += colo_comm_node(c, sends[i].peer) == colo_comm_node(c, c->rank);
-    return nccl->subconnection_exchange(c, subconnection, stage, stage_bytes, sends, nsends, recvs,
-                                        nrecvs, dtype, stream);
+    for (int32_t i = 0; x->subconnection && i < x->nsends; i++)
+        inside += colo_comm_node(c, x->send[i].peer) == colo_comm_node(c, c->rank);
+    return nccl->exchange(c, x, stream);
 }
 
 struct mixed {
@@ -343,7 +339,7 @@ static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
     colo_comm_ops_t ops = *r->gpus->ops;
     nccl = r->gpus->ops;
     inside = 0;
-    ops.subconnection_exchange = watched;
+    ops.exchange = watched;
     rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
     rank_check(colo_memory_is_p2p(r->memory));
     r->arena = colo_memory_data(r->memory);

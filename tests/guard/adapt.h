@@ -47,7 +47,7 @@ colo_status_t __wrap_colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchan
     return __real_colo_comm_i_exchange_over(c, x, stream);
 }
 
-/* Of a comm's table: staging for all boxes, and messages that move as those of the comm do. */
+/* Of a comm's table: staging for all boxes; messages move as those of the comm do. */
 static size_t guard_bytes(const colo_message_t *m, int32_t n, size_t elem)
 {
     size_t bytes = 0;
@@ -59,24 +59,15 @@ static size_t guard_bytes(const colo_message_t *m, int32_t n, size_t elem)
     return bytes;
 }
 
-static size_t sub_stage(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
-                        int32_t nrecvs, size_t elem)
+static size_t sub_stage(const colo_exchange_t *x)
 {
-    return guard_bytes(sends, nsends, elem) + guard_bytes(recvs, nrecvs, elem);
-}
-
-static colo_status_t sub_exchange(colo_comm_t *c, colo_subconnection_t *s, void *stage,
-                                  size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
-                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                  colo_stream_t stream)
-{
-    return c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, NULL);
+    const size_t elem = colo_dtype_size(x->op.dtype);
+    return guard_bytes(x->send, x->nsends, elem) + guard_bytes(x->recv, x->nrecvs, elem);
 }
 
 void guard_subconnections(colo_comm_ops_t *ops)
 {
     ops->subconnection_stage = sub_stage;
-    ops->subconnection_exchange = sub_exchange;
 }
 
 colo_status_t __real_colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,

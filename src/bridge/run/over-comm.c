@@ -164,9 +164,14 @@ static void fill_all(const colo_bridge_t *b, const colo_loaded_t *loaded,
         fill(f, l, move);
         if (!stage)
             continue;
-        const size_t n = b->comm->ops->subconnection_stage(
-            l->send, l->nsends, l->recv, l->nrecvs,
-            f->program->bytes ? 1 : colo_dtype_size(wide ? colo_sum_wide(dtype) : dtype));
+        const colo_exchange_t exchange = {.op.dtype = f->program->bytes ? COLO_U8
+                                                      : wide            ? colo_sum_wide(dtype)
+                                                                        : dtype,
+                                          .send = l->send,
+                                          .recv = l->recv,
+                                          .nsends = l->nsends,
+                                          .nrecvs = l->nrecvs};
+        const size_t n = b->comm->ops->subconnection_stage(&exchange);
         *stage = n > *stage ? n : *stage;
     }
 }

@@ -340,7 +340,6 @@ const colo_comm_ops_t colo_comm_nccl_ops = {
     .subconnection_create = colo_nccl_subconnection_create,
     .subconnection_destroy = colo_nccl_subconnection_destroy,
     .subconnection_stage = colo_nccl_subconnection_stage,
-    .subconnection_exchange = colo_nccl_subconnection_exchange,
     .peer = &colo_peer_table,
     .create = colo_nccl_create,
 };

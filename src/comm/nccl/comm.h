@@ -240,16 +240,9 @@ static inline size_t colo_stage_padded(size_t bytes)
 }
 
 /* ---- nccl/exchange.c ---- */
-colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                                 const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
                                  colo_stream_t stream);
-size_t colo_nccl_subconnection_stage(const colo_message_t *sends, int32_t nsends,
-                                     const colo_message_t *recvs, int32_t nrecvs, size_t elem);
-colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnection_t *subconnection,
-                                               void *stage, size_t stage_bytes,
-                                               const colo_message_t *sends, int32_t nsends,
-                                               const colo_message_t *recvs, int32_t nrecvs,
-                                               colo_dtype_t dtype, colo_stream_t stream);
+size_t colo_nccl_subconnection_stage(const colo_exchange_t *exchange);
 
 /* ---- nccl/collectives.c ---- */
 /* Every kind of operation once, on a stream of its own; for the helper thread of create. NULL or an

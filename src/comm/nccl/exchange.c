@@ -30,8 +30,14 @@ struct exchange {
     const colo_message_t *m[2]; /* sends, receives */
     int32_t n[2];
     size_t elem;
-    bool halves;
+    const colo_subconnection_t *subconnection; /* NULL: none, and no halves */
 };
+
+static struct exchange both_sides(const colo_exchange_t *x)
+{
+    return (struct exchange){
+        {x->send, x->recv}, {x->nsends, x->nrecvs}, colo_dtype_size(x->op.dtype), x->subconnection};
+}
 
 /* ---- halves ---- */
 
@@ -178,13 +184,12 @@ static colo_status_t need_lists(struct colo_operation *r, const struct exchange 
     return COLO_OK;
 }
 
-/* One box of each message; @one: of each side, which is one tensor's. */
-static colo_status_t check_memory(const struct colo_operation *r, const struct exchange *x,
-                                  bool one)
+/* One box of each message; on a subconnection of each side, which is one tensor's. */
+static colo_status_t check_memory(const struct colo_operation *r, const struct exchange *x)
 {
     for (int side = 0; side < 2; side++) {
         bool known = false;
-        for (int32_t i = 0; i < x->n[side] && !(one && known); i++) {
+        for (int32_t i = 0; i < x->n[side] && !(x->subconnection && known); i++) {
             const colo_message_t *m = &x->m[side][i];
             int32_t k = 0;
             while (k < m->nboxes && colo_box_count(&m->boxes[k]) == 0)
@@ -216,7 +221,7 @@ static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int
         for (int32_t i = 0; i < x->n[side] * (end - k); i++, part++) {
             const colo_message_t *m = &x->m[side][i / (end - k)];
             const int32_t n =
-                cut(m, k + i % (end - k), x->halves, x->elem, f->from + pairs, &bytes);
+                cut(m, k + i % (end - k), x->subconnection, x->elem, f->from + pairs, &bytes);
             *part =
                 (struct colo_packet){in_place(f->from + pairs, n, x->elem), (size_t)bytes, m->peer};
             if (part->data || bytes == 0)
@@ -256,8 +261,7 @@ static int32_t link_rank(const colo_subconnection_t *subconnection, int32_t peer
     return member ? (int32_t)(member - subconnection->members) : -1;
 }
 
-static colo_status_t group(struct colo_operation *r, const struct exchange *x,
-                           const colo_subconnection_t *subconnection, int steps)
+static colo_status_t group(struct colo_operation *r, const struct exchange *x, int steps)
 {
     const struct colo_packet *part = r->f->part;
     ncclComm_t nccl = r->connection->nccl;
@@ -267,7 +271,7 @@ static colo_status_t group(struct colo_operation *r, const struct exchange *x,
         for (int32_t i = 0; i < x->n[side] * steps; i++, part++) {
             if (part->bytes == 0 || e != ncclSuccess)
                 continue;
-            const int32_t peer = link_rank(subconnection, part->peer);
+            const int32_t peer = link_rank(x->subconnection, part->peer);
             e = side ? r->lib->recv(part->data, part->bytes, ncclInt8, peer, nccl, r->stream)
                      : r->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, r->stream);
         }
@@ -275,15 +279,14 @@ static colo_status_t group(struct colo_operation *r, const struct exchange *x,
     return colo_operation_nccl(r, e != ncclSuccess ? e : closed);
 }
 
-static colo_status_t run_step(struct colo_operation *r, const struct exchange *x,
-                              const colo_subconnection_t *subconnection, int k, int end,
+static colo_status_t run_step(struct colo_operation *r, const struct exchange *x, int k, int end,
                               char *stage)
 {
     struct colo_nccl_context *f = r->f;
     int64_t packs[2];
     lay_out(f, x, k, end, stage, packs);
     COLO_OPERATION_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, 0, r->stream));
-    COLO_TRY(group(r, x, subconnection, end - k));
+    COLO_TRY(group(r, x, end - k));
     return colo_operation_cuda(r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1],
                                                     x->elem, 0, r->stream));
 }
@@ -293,34 +296,32 @@ static int steps_needed(const struct exchange *x)
     int steps = 0;
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++) {
-            int n = steps_of(message_bytes(&x->m[side][i], x->elem), x->halves);
+            int n = steps_of(message_bytes(&x->m[side][i], x->elem), x->subconnection);
             steps = n > steps ? n : steps;
         }
     return steps;
 }
 
-/* @stage NULL: the context's. */
-static colo_status_t exchange_on(struct colo_operation *r, const struct exchange *x,
-                                 const colo_subconnection_t *subconnection, char *stage,
-                                 size_t stage_bytes)
+static colo_status_t run(struct colo_operation *r, const struct exchange *x, char *stage,
+                         size_t stage_bytes)
 {
     char what[96];
     int64_t packs[2];
     size_t need = 0;
     const int steps = steps_needed(x);
-    for (int side = 0; subconnection && side < 2; side++)
+    for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++)
-            if (link_rank(subconnection, x->m[side][i].peer) < 0)
+            if (link_rank(x->subconnection, x->m[side][i].peer) < 0)
                 return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
                                  colo_operation_text(r, what, sizeof what),
                                  (int)x->m[side][i].peer);
-    COLO_TRY(check_memory(r, x, subconnection != NULL));
+    COLO_TRY(check_memory(r, x));
     COLO_TRY(need_lists(r, x));
     for (int k = 0; k < steps; k++) {
         size_t n = lay_out(r->f, x, k, k + 1, stage, packs);
         need = n > need ? n : need;
     }
-    if (!subconnection) {
+    if (!x->subconnection) {
         COLO_TRY(colo_operation_stage(r, need));
         stage = r->stage;
     } else if (need > stage_bytes) {
@@ -328,51 +329,39 @@ static colo_status_t exchange_on(struct colo_operation *r, const struct exchange
                          colo_operation_text(r, what, sizeof what), need, stage_bytes);
     }
     /* two ranks need not take equal steps: what one sends to the other has one order */
-    const bool at_once = subconnection && subconnection->n == 2 && need == 0;
+    const bool at_once = x->subconnection && x->subconnection->n == 2 && need == 0;
     for (int k = 0, end; k < steps; k = end) {
         end = at_once ? steps : k + 1;
-        COLO_TRY(run_step(r, x, subconnection, k, end, stage));
+        COLO_TRY(run_step(r, x, k, end, stage));
     }
     return COLO_OK;
 }
 
 /* ---- entries ---- */
 
-colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                                 const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
                                  colo_stream_t stream)
 {
-    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), false};
+    const struct exchange x = both_sides(exchange);
     struct colo_operation r;
-    if (nsends == 0 && nrecvs == 0 && ((struct colo_nccl_group *)c->impl)->connection)
-        return COLO_OK; /* without a connection yet, the others wait for this rank to connect */
-    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
-    return colo_operation_end(&r, exchange_on(&r, &x, NULL, NULL, 0));
-}
-
-colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnection_t *subconnection,
-                                               void *stage, size_t stage_bytes,
-                                               const colo_message_t *sends, int32_t nsends,
-                                               const colo_message_t *recvs, int32_t nrecvs,
-                                               colo_dtype_t dtype, colo_stream_t stream)
-{
-    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), true};
-    struct colo_operation r;
-    if (nsends == 0 && nrecvs == 0)
+    /* A rank that brings nothing is waited for where the comm is not connected yet. */
+    if (x.n[0] + x.n[1] == 0 &&
+        (x.subconnection || ((struct colo_nccl_group *)c->impl)->connection))
         return COLO_OK;
-    COLO_TRY(colo_operation_begin(&r, c, subconnection, stream));
-    return colo_operation_end(&r, exchange_on(&r, &x, subconnection, stage, stage_bytes));
+    COLO_TRY(colo_operation_begin(&r, c, exchange->subconnection, stream));
+    return colo_operation_end(
+        &r, run(&r, &x, x.subconnection ? exchange->stage : NULL, exchange->stage_bytes));
 }
 
-size_t colo_nccl_subconnection_stage(const colo_message_t *sends, int32_t nsends,
-                                     const colo_message_t *recvs, int32_t nrecvs, size_t elem)
+size_t colo_nccl_subconnection_stage(const colo_exchange_t *exchange)
 {
+    const struct exchange x = both_sides(exchange);
     size_t most = 0;
     for (int k = 0; k < HALVES; k++) {
         size_t n = 0;
-        for (int32_t i = 0; i < nsends + nrecvs; i++)
-            n += colo_stage_padded(
-                (size_t)step_bytes(i < nsends ? &sends[i] : &recvs[i - nsends], k, elem));
+        for (int side = 0; side < 2; side++)
+            for (int32_t i = 0; i < x.n[side]; i++)
+                n += colo_stage_padded((size_t)step_bytes(&x.m[side][i], k, x.elem));
         most = n > most ? n : most;
     }
     return most;

@@ -121,16 +121,15 @@ static colo_status_t process_reduce_scatter(colo_comm_t *c, const void *send, vo
 
 /* ---- exchange ---- */
 
-static colo_status_t process_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                                      const colo_message_t *recvs, int32_t nrecvs,
-                                      colo_dtype_t dtype, colo_stream_t stream)
+static colo_status_t process_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
+                                      colo_stream_t stream)
 {
-    const size_t elem = colo_dtype_size(dtype);
+    const size_t elem = colo_dtype_size(exchange->op.dtype);
     colo_step_begin(c, 0);
-    for (int32_t i = 0; i < nsends; i++)
-        colo_step_add(c, sends[i].peer, &sends[i], NULL, elem);
-    for (int32_t i = 0; i < nrecvs; i++)
-        colo_step_add(c, recvs[i].peer, NULL, &recvs[i], elem);
+    for (int32_t i = 0; i < exchange->nsends; i++)
+        colo_step_add(c, exchange->send[i].peer, &exchange->send[i], NULL, elem);
+    for (int32_t i = 0; i < exchange->nrecvs; i++)
+        colo_step_add(c, exchange->recv[i].peer, NULL, &exchange->recv[i], elem);
     return colo_step_run(c);
 }
 

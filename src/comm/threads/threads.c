@@ -419,9 +419,9 @@ static colo_status_t visit_sender(colo_comm_t *c, colo_wait_t *w, const colo_mes
     COLO_TRY(await(c, w, recv->peer, &s->seq));
     COLO_TRY(same_operation(c, recv->peer));
     COLO_TRY(reference_peer(c, recv->peer));
-    int32_t i = find_message(s->sends, s->nsends, c->rank);
+    int32_t i = find_message(s->exchange->send, s->exchange->nsends, c->rank);
     colo_status_t st = i < 0 ? mismatch(c, recv->peer, "sends it no message where one is expected")
-                             : same_boxes(c, recv, &s->sends[i]);
+                             : same_boxes(c, recv, &s->exchange->send[i]);
     unpin(s);
     return st;
 }
@@ -437,7 +437,7 @@ static colo_status_t visit_receiver(colo_comm_t *c, colo_wait_t *w, int32_t peer
         /* it may close its slot meanwhile, having taken the message; the read reference keeps the
          * words */
         st = same_words(c, peer, atomic_load(&s->desc), atomic_load(&s->count));
-        if (st == COLO_OK && find_message(s->recvs, s->nrecvs, c->rank) < 0)
+        if (st == COLO_OK && find_message(s->exchange->recv, s->exchange->nrecvs, c->rank) < 0)
             st = mismatch(c, peer, "expects no message from it where it sends one");
         unpin(s);
     } else if (atomic_load_explicit(&t->ack[i], memory_order_acquire) < c->seq) {
@@ -450,9 +450,9 @@ static colo_status_t take_message(colo_comm_t *c, const colo_message_t *recv, si
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[recv->peer];
     COLO_TRY(reference_peer(c, recv->peer));
-    int32_t i = find_message(s->sends, s->nsends, c->rank);
+    int32_t i = find_message(s->exchange->send, s->exchange->nsends, c->rank);
     for (int32_t k = 0; k < recv->nboxes; k++)
-        colo_box_copy_host(&recv->boxes[k], &s->sends[i].boxes[k], elem);
+        colo_box_copy_host(&recv->boxes[k], &s->exchange->send[i].boxes[k], elem);
     atomic_store_explicit(&s->ack[i], c->seq, memory_order_release);
     unpin(s);
     return COLO_OK;
@@ -471,29 +471,26 @@ static colo_status_t grow_acks(struct colo_threads *t, int32_t n)
     return COLO_OK;
 }
 
-static colo_status_t threads_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                                      const colo_message_t *recvs, int32_t nrecvs,
-                                      colo_dtype_t dtype, colo_stream_t stream)
+static colo_status_t threads_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
+                                      colo_stream_t stream)
 {
     struct colo_threads *t = c->impl;
     struct colo_slot *me = &t->shared->slot[c->rank];
-    const size_t elem = colo_dtype_size(dtype);
+    const size_t elem = colo_dtype_size(exchange->op.dtype);
+    const int32_t nsends = exchange->nsends, nrecvs = exchange->nrecvs;
     COLO_TRY(grow_acks(t, nsends));
-    me->sends = sends;
-    me->nsends = nsends;
-    me->recvs = recvs;
-    me->nrecvs = nrecvs;
+    me->exchange = exchange;
     me->ack = t->ack;
     colo_status_t st = COLO_OK;
     colo_wait_t w = open_slot(c);
     for (int32_t i = 0; i < nrecvs; i++)
-        COLO_TRY_GOTO(st, visit_sender(c, &w, &recvs[i]), out);
+        COLO_TRY_GOTO(st, visit_sender(c, &w, &exchange->recv[i]), out);
     for (int32_t i = 0; i < nsends; i++)
-        COLO_TRY_GOTO(st, visit_receiver(c, &w, sends[i].peer, i), out);
+        COLO_TRY_GOTO(st, visit_receiver(c, &w, exchange->send[i].peer, i), out);
     for (int32_t i = 0; i < nrecvs; i++)
-        COLO_TRY_GOTO(st, take_message(c, &recvs[i], elem), out);
+        COLO_TRY_GOTO(st, take_message(c, &exchange->recv[i], elem), out);
     for (int32_t i = 0; i < nsends; i++)
-        COLO_TRY_GOTO(st, await(c, &w, sends[i].peer, &t->ack[i]), out);
+        COLO_TRY_GOTO(st, await(c, &w, exchange->send[i].peer, &t->ack[i]), out);
 out:
     return close_slot(c, st);
 }

@@ -24,8 +24,7 @@ struct colo_slot {
     int32_t origin;                     /* rank in the run; never written again */
     const void *send;
     const void *workspace;
-    const colo_message_t *sends, *recvs;
-    int32_t nsends, nrecvs;
+    const colo_exchange_t *exchange;
     _Atomic uint64_t *ack;                  /* [nsends]: receiver i took it in operation ack[i] */
     _Alignas(
         128) _Atomic uint32_t readers; /* read references; on a line of its own, peers write it */

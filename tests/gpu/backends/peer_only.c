@@ -52,11 +52,10 @@ static colo_status_t peer_only_barrier(colo_comm_t *c, colo_stream_t stream)
     return refuse(c);
 }
 
-static colo_status_t peer_only_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                                        const colo_message_t *recvs, int32_t nrecvs,
-                                        colo_dtype_t dtype, colo_stream_t stream)
+static colo_status_t peer_only_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
+                                        colo_stream_t stream)
 {
-    return nsends || nrecvs ? refuse(c) : COLO_OK;
+    return exchange->nsends || exchange->nrecvs ? refuse(c) : COLO_OK;
 }
 
 static colo_status_t peer_only_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
