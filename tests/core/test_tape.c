@@ -57,15 +57,22 @@ static colo_tensor_t vec(double *data)
     return colo_tensor_host(data, COLO_F64, 1, (int64_t[]){N});
 }
 
-static void start(colo_tape_t **tape)
+static colo_tape_t *tape; /* of the case that runs */
+
+static int start(void **state)
 {
     memset(ran, 0, sizeof ran);
     memset(freed, 0, sizeof freed);
-    *tape = NULL;
-    assert_ok(colo_tape_create(tape));
+    return colo_tape_create(&tape);
 }
 
-static colo_value_t leaf(colo_tape_t *tape)
+static int finish(void **state)
+{
+    colo_tape_destroy(&tape);
+    return 0;
+}
+
+static colo_value_t leaf(void)
 {
     colo_tensor_t t = vec(some);
     colo_value_t v = -7;
@@ -73,7 +80,7 @@ static colo_value_t leaf(colo_tape_t *tape)
     return v;
 }
 
-static colo_value_t node(colo_tape_t *tape, linear_t *l, colo_value_t a, colo_value_t b)
+static colo_value_t node(linear_t *l, colo_value_t a, colo_value_t b)
 {
     colo_tensor_t t = vec(some);
     colo_value_t in[2] = {a, b}, out = -7;
@@ -81,13 +88,13 @@ static colo_value_t node(colo_tape_t *tape, linear_t *l, colo_value_t a, colo_va
     return out;
 }
 
-static void retain(colo_tape_t *tape, const colo_value_t *v, int n)
+static void retain(const colo_value_t *v, int n)
 {
     for (int i = 0; i < n; i++)
         assert_ok(colo_tape_retain_gradient(tape, v[i]));
 }
 
-static void gradient_is(const colo_tape_t *tape, colo_value_t v, double want)
+static void gradient_is(colo_value_t v, double want)
 {
     colo_tensor_t g;
     assert_ok(colo_tape_gradient(tape, v, &g));
@@ -101,22 +108,20 @@ static void gradient_is(const colo_tape_t *tape, colo_value_t v, double want)
 
 T_CASE(gradients_of_several_consumers_add_up)
 {
-    colo_tape_t *tape;
-    start(&tape);
-    colo_value_t x = leaf(tape), y = leaf(tape);
-    colo_value_t a = node(tape, linear(0, 'a', 2, 3, 0), x, y);   /* a = 2x + 3y */
-    colo_value_t b = node(tape, linear(1, 'b', 5, 7, 0), a, x);   /* b = 5a + 7x */
-    colo_value_t c = node(tape, linear(2, 'c', 11, 13, 0), a, b); /* c = 11a + 13b */
-    colo_value_t d = node(tape, linear(3, 'd', 1, 1, 0), c, x);   /* d = c + x */
-    retain(tape, (colo_value_t[]){a, b, c, d}, 4);
+    colo_value_t x = leaf(), y = leaf();
+    colo_value_t a = node(linear(0, 'a', 2, 3, 0), x, y);   /* a = 2x + 3y */
+    colo_value_t b = node(linear(1, 'b', 5, 7, 0), a, x);   /* b = 5a + 7x */
+    colo_value_t c = node(linear(2, 'c', 11, 13, 0), a, b); /* c = 11a + 13b */
+    colo_value_t d = node(linear(3, 'd', 1, 1, 0), c, x);   /* d = c + x */
+    retain((colo_value_t[]){a, b, c, d}, 4);
     assert_ok(colo_tape_backward(tape, d, NULL));
     assert_string_equal(ran, "dcba");
-    gradient_is(tape, d, 1);
-    gradient_is(tape, c, 1);
-    gradient_is(tape, b, 13);
-    gradient_is(tape, a, 11 + 13 * 5);
-    gradient_is(tape, x, 1 + 13 * 7 + (11 + 13 * 5) * 2);
-    gradient_is(tape, y, (11 + 13 * 5) * 3);
+    gradient_is(d, 1);
+    gradient_is(c, 1);
+    gradient_is(b, 13);
+    gradient_is(a, 11 + 13 * 5);
+    gradient_is(x, 1 + 13 * 7 + (11 + 13 * 5) * 2);
+    gradient_is(y, (11 + 13 * 5) * 3);
     colo_tape_destroy(&tape);
     assert_null(tape);
     for (int i = 0; i < 4; i++)
@@ -125,91 +130,72 @@ T_CASE(gradients_of_several_consumers_add_up)
 
 T_CASE(a_value_used_twice_by_one_node_gets_both)
 {
-    colo_tape_t *tape;
-    start(&tape);
-    colo_value_t x = leaf(tape);
-    colo_value_t a = node(tape, linear(0, 'a', 2, 5, 0), x, x);
-    colo_value_t b = node(tape, linear(1, 'b', 3, 4, 0), a, a);
-    retain(tape, &a, 1);
+    colo_value_t x = leaf();
+    colo_value_t a = node(linear(0, 'a', 2, 5, 0), x, x);
+    colo_value_t b = node(linear(1, 'b', 3, 4, 0), a, a);
+    retain(&a, 1);
     assert_ok(colo_tape_backward(tape, b, NULL));
-    gradient_is(tape, a, 7);
-    gradient_is(tape, x, 49);
-    colo_tape_destroy(&tape);
+    gradient_is(a, 7);
+    gradient_is(x, 49);
 }
 
 T_CASE(nodes_that_no_node_needs_are_skipped)
 {
-    colo_tape_t *tape;
     colo_tensor_t g;
-    start(&tape);
-    colo_value_t x = leaf(tape), unused = leaf(tape);
-    colo_value_t a = node(tape, linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
-    colo_value_t side = node(tape, linear(1, 's', 100, 100, 0), a, unused);
-    colo_value_t b = node(tape, linear(2, 'b', 3, 0, 0), a, COLO_NO_VALUE);
-    colo_value_t later = node(tape, linear(3, 'l', 100, 0, 0), b, COLO_NO_VALUE);
+    colo_value_t x = leaf(), unused = leaf();
+    colo_value_t a = node(linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
+    colo_value_t side = node(linear(1, 's', 100, 100, 0), a, unused);
+    colo_value_t b = node(linear(2, 'b', 3, 0, 0), a, COLO_NO_VALUE);
+    colo_value_t later = node(linear(3, 'l', 100, 0, 0), b, COLO_NO_VALUE);
     assert_fails(colo_tape_gradient(tape, x, &g), COLO_ERR_MISSING, "backward has not run");
     assert_ok(colo_tape_backward(tape, b, NULL));
     assert_string_equal(ran, "ba");
-    gradient_is(tape, x, 6);
+    gradient_is(x, 6);
     assert_fails(colo_tape_gradient(tape, side, &g), COLO_ERR_MISSING, "none reached value 3");
     assert_fails(colo_tape_gradient(tape, unused, &g), COLO_ERR_MISSING, "none reached value 1");
     assert_fails(colo_tape_gradient(tape, later, &g), COLO_ERR_MISSING, "none reached value 5");
-    colo_tape_destroy(&tape);
 }
 
 T_CASE(the_gradient_of_an_output_is_released_unless_it_is_retained)
 {
-    colo_tape_t *tape;
     colo_tensor_t g;
-    start(&tape);
-    colo_value_t x = leaf(tape);
-    colo_value_t a = node(tape, linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
-    colo_value_t b = node(tape, linear(1, 'b', 3, 0, 0), a, COLO_NO_VALUE);
-    colo_value_t c = node(tape, linear(2, 'c', 5, 0, 0), b, COLO_NO_VALUE);
-    retain(tape, &b, 1);
+    colo_value_t x = leaf();
+    colo_value_t a = node(linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
+    colo_value_t b = node(linear(1, 'b', 3, 0, 0), a, COLO_NO_VALUE);
+    colo_value_t c = node(linear(2, 'c', 5, 0, 0), b, COLO_NO_VALUE);
+    retain(&b, 1);
     assert_fails(colo_tape_retain_gradient(tape, 9), COLO_ERR_ARG,
                  "retain_gradient: value 9, the tape has 4");
     assert_fails(colo_tape_retain_gradient(NULL, a), COLO_ERR_ARG, "tape is NULL");
     assert_ok(colo_tape_backward(tape, c, NULL));
-    gradient_is(tape, x, 30);
-    gradient_is(tape, b, 5);
+    gradient_is(x, 30);
+    gradient_is(b, 5);
     assert_fails(colo_tape_gradient(tape, a, &g), COLO_ERR_MISSING,
                  "that of value 1 was released when node 0 'linear' had run");
     assert_fails(colo_tape_gradient(tape, c, &g), COLO_ERR_MISSING, "that of value 3 was released");
     assert_fails(colo_tape_retain_gradient(tape, a), COLO_ERR_STATE, "backward has run");
-    colo_tape_destroy(&tape);
 }
 
 T_CASE(an_output_that_no_node_consumed_brings_zeros)
 {
     colo_tensor_t two[2] = {vec(some), vec(some)};
-    colo_tape_t *tape;
     for (int which = 0; which < 2; which++) {
         colo_value_t out[2], x;
         colo_tensor_t g;
-        start(&tape);
         for (int step = 0; step < 2; step++) { /* second step: buffers hold old numbers */
-            x = leaf(tape);
-            assert_ok(
-                colo_tape_record(tape, &(colo_tape_record_t){.name = "two",
-                                                             .in = &x,
-                                                             .nin = 1,
-                                                             .out = two,
-                                                             .nout = 2,
-                                                             .out_values = out,
-                                                             .backward = linear_backward,
-                                                             .state = linear(step, 't', 3, 0, 0),
-                                                             .free_state = free_linear}));
-            colo_value_t b = node(tape, linear(step + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
-            retain(tape, out, 2);
+            x = leaf();
+            assert_ok(colo_tape_record(
+                tape, &(colo_tape_record_t){"two", &x, 1, two, 2, out, NULL, 0, linear_backward,
+                                            linear(step, 't', 3, 0, 0), free_linear}));
+            colo_value_t b = node(linear(step + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
+            retain(out, 2);
             assert_ok(colo_tape_backward(tape, b, NULL));
-            gradient_is(tape, x, which ? -15 : 15); /* 3 (d_out[0] - d_out[1]) */
-            gradient_is(tape, out[which], 5);
+            gradient_is(x, which ? -15 : 15); /* 3 (d_out[0] - d_out[1]) */
+            gradient_is(out[which], 5);
             assert_fails(colo_tape_gradient(tape, out[!which], &g), COLO_ERR_MISSING,
                          "none reached");
             colo_tape_reset(tape);
         }
-        colo_tape_destroy(&tape);
     }
 }
 
@@ -217,34 +203,29 @@ T_CASE(a_seed_scales_and_a_leaf_may_be_where_it_starts)
 {
     double seed[N] = {2, 2, 2, 2};
     colo_tensor_t s = vec(seed);
-    colo_tape_t *tape;
-    start(&tape);
-    colo_value_t x = leaf(tape);
-    colo_value_t a = node(tape, linear(0, 'a', 3, 0, 0), x, COLO_NO_VALUE);
+    colo_value_t x = leaf();
+    colo_value_t a = node(linear(0, 'a', 3, 0, 0), x, COLO_NO_VALUE);
     assert_ok(colo_tape_backward(tape, a, &s));
-    gradient_is(tape, x, 6);
+    gradient_is(x, 6);
     colo_tape_reset(tape);
-    x = leaf(tape);
+    x = leaf();
     assert_ok(colo_tape_backward(tape, x, &s));
-    gradient_is(tape, x, 2);
-    colo_tape_destroy(&tape);
+    gradient_is(x, 2);
 }
 
 T_CASE(a_callers_gradient_is_added_to)
 {
     double mine[N] = {10, 10, 10, 10};
     colo_tensor_t t = vec(some), d = vec(mine), g;
-    colo_tape_t *tape;
-    start(&tape);
     for (int step = 1; step <= 3; step++) {
         colo_value_t x = -1;
         assert_ok(colo_tape_leaf(tape, &t, &d, &x));
-        colo_value_t a = node(tape, linear(0, 'a', 2, 3, 0), x, x);
-        colo_value_t b = node(tape, linear(0, 'b', 1, 1, 0), a, x);
+        colo_value_t a = node(linear(0, 'a', 2, 3, 0), x, x);
+        colo_value_t b = node(linear(0, 'b', 1, 1, 0), a, x);
         assert_ok(colo_tape_backward(tape, b, NULL));
         assert_ok(colo_tape_gradient(tape, x, &g));
         assert_ptr_equal(g.data, mine);
-        gradient_is(tape, x, 10 + step * 6);
+        gradient_is(x, 10 + step * 6);
         colo_tape_reset(tape);
     }
     colo_tape_destroy(&tape);
@@ -259,34 +240,23 @@ T_CASE(half_precision_gradients_add_in_fp32)
         uint16_t mine[N] = {one[d], one[d], one[d], one[d]};
         colo_tensor_t t = colo_tensor_host(some, dtypes[d], 1, (int64_t[]){N});
         colo_tensor_t g = colo_tensor_host(mine, dtypes[d], 1, (int64_t[]){N});
-        colo_tape_t *tape;
         colo_value_t x;
-        start(&tape);
         assert_ok(colo_tape_leaf(tape, &t, &g, &x));
         assert_ok(colo_tape_backward(tape, x, NULL)); /* ones */
         assert_memory_equal(mine, ((uint16_t[]){two[d], two[d], two[d], two[d]}), sizeof mine);
-        colo_tape_destroy(&tape);
+        colo_tape_reset(tape);
     }
 }
 
 /* ---- versions and failure ---- */
 
 /* A node that saves two tensors. */
-static colo_value_t gelu(colo_tape_t *tape, linear_t *l, colo_value_t x, const colo_tensor_t *saved)
+static colo_value_t gelu(linear_t *l, colo_value_t x, const colo_tensor_t *saved)
 {
     colo_tensor_t t = vec(some);
     colo_value_t out;
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "gelu",
-                                                           .in = &x,
-                                                           .nin = 1,
-                                                           .out = &t,
-                                                           .nout = 1,
-                                                           .out_values = &out,
-                                                           .saved = saved,
-                                                           .nsaved = 2,
-                                                           .backward = linear_backward,
-                                                           .state = l,
-                                                           .free_state = free_linear}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){"gelu", &x, 1, &t, 1, &out, saved, 2,
+                                                           linear_backward, l, free_linear}));
     return out;
 }
 
@@ -296,14 +266,12 @@ T_CASE(every_version_is_checked_before_any_node_runs)
     colo_tensor_t t = vec(some), saved[2] = {vec(some), vec(some)};
     double mine[N] = {0};
     colo_tensor_t d = vec(mine);
-    colo_tape_t *tape;
     colo_value_t x, a, b, side;
-    start(&tape);
     saved[1].version = &version;
     assert_ok(colo_tape_leaf(tape, &t, &d, &x));
-    a = gelu(tape, linear(0, 'g', 2, 0, 0), x, saved);
-    b = node(tape, linear(1, 'b', 3, 0, 0), a, COLO_NO_VALUE);
-    side = node(tape, linear(2, 's', 3, 0, 0), x, COLO_NO_VALUE);
+    a = gelu(linear(0, 'g', 2, 0, 0), x, saved);
+    b = node(linear(1, 'b', 3, 0, 0), a, COLO_NO_VALUE);
+    side = node(linear(2, 's', 3, 0, 0), x, COLO_NO_VALUE);
     version = 3;
     assert_fails(
         colo_tape_backward(tape, b, NULL), COLO_ERR_MODIFIED,
@@ -317,43 +285,37 @@ T_CASE(every_version_is_checked_before_any_node_runs)
 
     /* what a skipped node saved may change */
     assert_ok(colo_tape_leaf(tape, &t, &d, &x));
-    a = gelu(tape, linear(3, 'g', 2, 0, 0), x, saved);
-    side = node(tape, linear(4, 's', 3, 0, 0), x, COLO_NO_VALUE);
+    a = gelu(linear(3, 'g', 2, 0, 0), x, saved);
+    side = node(linear(4, 's', 3, 0, 0), x, COLO_NO_VALUE);
     version = 9;
     assert_ok(colo_tape_backward(tape, side, NULL));
-    colo_tape_destroy(&tape);
 }
 
 T_CASE(a_node_that_fails_is_named_and_leaves_the_callers_gradients)
 {
     double mine[2][N] = {{4, 4, 4, 4}, {4, 4, 4, 4}};
     colo_tensor_t t = vec(some), d[2] = {vec(mine[0]), vec(mine[1])}, g;
-    colo_tape_t *tape;
     colo_value_t x, y;
     linear_t *bad = linear(0, 'a', 1, 0, 0);
-    start(&tape);
     bad->fails = COLO_ERR_PEER;
     assert_ok(colo_tape_leaf(tape, &t, &d[0], &x));
     assert_ok(colo_tape_leaf(tape, &t, &d[1], &y));
-    colo_value_t a = node(tape, bad, x, COLO_NO_VALUE);
-    colo_value_t b = node(tape, linear(1, 'b', 1, 1, 0), a, y);
+    colo_value_t a = node(bad, x, COLO_NO_VALUE);
+    colo_value_t b = node(linear(1, 'b', 1, 1, 0), a, y);
     assert_fails(colo_tape_backward(tape, b, NULL), COLO_ERR_PEER, "node 0 'linear': ");
     assert_string_equal(ran, "ba");
     for (int k = 0; k < N; k++)
         assert_true(mine[0][k] == 4 && mine[1][k] == 4);
     assert_fails(colo_tape_gradient(tape, a, &g), COLO_ERR_MISSING, "none reached");
     assert_fails(colo_tape_backward(tape, b, NULL), COLO_ERR_STATE, "reset it and record anew");
-    colo_tape_destroy(&tape);
 }
 
 T_CASE(after_backward_only_reset_helps)
 {
-    colo_tape_t *tape;
     colo_tensor_t t = vec(some);
     colo_value_t v = 77;
-    start(&tape);
-    colo_value_t x = leaf(tape);
-    colo_value_t a = node(tape, linear(0, 'a', 1, 0, 0), x, COLO_NO_VALUE);
+    colo_value_t x = leaf();
+    colo_value_t a = node(linear(0, 'a', 1, 0, 0), x, COLO_NO_VALUE);
     assert_ok(colo_tape_backward(tape, a, NULL));
     assert_fails(colo_tape_backward(tape, a, NULL), COLO_ERR_STATE,
                  "backward has run on this tape of 1 nodes");
@@ -374,11 +336,9 @@ T_CASE(after_backward_only_reset_helps)
 
 T_CASE(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing)
 {
-    colo_tape_t *tape;
     colo_tensor_t t = vec(some), ints = t, gone = t, device = t;
     colo_value_t out = 77, far = 5, x;
-    start(&tape);
-    x = leaf(tape);
+    x = leaf();
     ints.dtype = COLO_I64;
     gone.data = NULL;
     device.mem = (colo_mem_t)7;
@@ -416,21 +376,18 @@ T_CASE(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing)
         COLO_ERR_ARG, "tape is NULL");
     assert_int_equal(freed[14], 1);
     assert_fails(colo_tape_record(tape, NULL), COLO_ERR_ARG, "record is NULL");
-    assert_int_equal(leaf(tape), 1); /* nothing was appended in between */
-    colo_tape_destroy(&tape);
+    assert_int_equal(leaf(), 1); /* nothing was appended in between */
 }
 
 T_CASE(borrowed_state_is_not_freed)
 {
     linear_t mine = {.letter = 'm', .factor = {2}};
     colo_tensor_t t = vec(some);
-    colo_tape_t *tape;
     colo_value_t out;
-    start(&tape);
-    colo_value_t x = leaf(tape);
+    colo_value_t x = leaf();
     assert_ok(t_node(tape, "mine", &x, 1, &t, &out, linear_backward, &mine, NULL));
     assert_ok(colo_tape_backward(tape, out, NULL));
-    gradient_is(tape, x, 2);
+    gradient_is(x, 2);
     colo_tape_destroy(&tape);
     colo_tape_destroy(&tape); /* takes NULL */
     colo_tape_destroy(NULL);
@@ -440,12 +397,10 @@ T_CASE(borrowed_state_is_not_freed)
 /* What needs no device to be refused. */
 T_CASE(a_gradient_lives_where_its_value_does)
 {
-    colo_tape_t *tape;
     colo_tensor_t host = vec(some);
     colo_tensor_t there = colo_tensor_cuda(some, COLO_F64, 2, 1, (int64_t[]){N}), other = there;
     colo_value_t v = 0;
     other.device = 1;
-    assert_ok(colo_tape_create(&tape));
     assert_fails(colo_tape_leaf(tape, &there, &host, &v), COLO_ERR_ARG,
                  "d_t of a leaf: in host memory (device -1), its value is in CUDA memory (device "
                  "2)");
@@ -455,16 +410,13 @@ T_CASE(a_gradient_lives_where_its_value_does)
     assert_fails(colo_tape_backward(tape, v, NULL), COLO_ERR_ARG,
                  "seed is NULL, which stands for ones on the host");
     assert_fails(colo_tape_backward(tape, v, &host), COLO_ERR_ARG, "seed: in host memory");
-    colo_tape_destroy(&tape);
 }
 
 T_CASE(bad_leaves_and_seeds_are_refused)
 {
     double data[2 * N];
     colo_tensor_t t = vec(some), bad = vec(data), g = vec(data);
-    colo_tape_t *tape;
     colo_value_t v = 77;
-    start(&tape);
     assert_fails(colo_tape_create(NULL), COLO_ERR_ARG, "NULL");
     assert_fails(colo_tape_leaf(NULL, &t, NULL, &v), COLO_ERR_ARG, "tape is NULL");
     assert_fails(colo_tape_leaf(tape, NULL, NULL, &v), COLO_ERR_ARG, "leaf: tensor is NULL");
@@ -479,7 +431,7 @@ T_CASE(bad_leaves_and_seeds_are_refused)
     bad.stride[0] = 2;
     assert_fails(colo_tape_leaf(tape, &t, &bad, &v), COLO_ERR_SHAPE, "not contiguous");
     assert_int_equal(v, 77);
-    v = leaf(tape);
+    v = leaf();
     assert_fails(colo_tape_backward(tape, v, &bad), COLO_ERR_SHAPE, "seed: not contiguous");
     bad = vec(data);
     bad.ndim = 0;
@@ -492,7 +444,6 @@ T_CASE(bad_leaves_and_seeds_are_refused)
     assert_fails(colo_tape_gradient(tape, v, NULL), COLO_ERR_ARG, "d_value is NULL");
     assert_ptr_equal(g.data, data);
     assert_ok(colo_tape_backward(tape, v, NULL)); /* none of that used the tape up */
-    colo_tape_destroy(&tape);
 }
 
 T_CASE(a_tape_of_ten_thousand_nodes_is_no_trouble)
@@ -500,15 +451,15 @@ T_CASE(a_tape_of_ten_thousand_nodes_is_no_trouble)
     enum { NODES = 10000 };
     static linear_t same = {.letter = 0, .factor = {1, 1}};
     colo_tensor_t t = vec(some);
-    colo_tape_t *tape;
-    start(&tape);
-    colo_value_t x = leaf(tape), v = x;
+    colo_value_t x = leaf(), v = x;
     for (int i = 0; i < NODES; i++)
         assert_ok(t_node(tape, "same", &v, 1, &t, &v, linear_backward, &same, NULL));
     assert_int_equal(v, NODES);
     assert_ok(colo_tape_backward(tape, v, NULL));
-    gradient_is(tape, x, 1);
-    colo_tape_destroy(&tape);
+    gradient_is(x, 1);
 }
 
-T_MAIN("core/tape")
+int main(void)
+{
+    return t_main_each("core/tape", start, finish);
+}

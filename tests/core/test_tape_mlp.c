@@ -110,39 +110,15 @@ static void mlp_record(colo_tape_t *tape, mlp_t *m, colo_value_t *values)
     assert_ok(colo_tape_leaf(tape, &w2, NULL, &v[2]));
     assert_ok(t_node(tape, "x W1", (colo_value_t[]){v[0], v[1]}, 2, &h, &v[3], matmul_backward,
                      first, free));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "tanh",
-                                                           .in = &v[3],
-                                                           .nin = 1,
-                                                           .out = &h,
-                                                           .nout = 1,
-                                                           .out_values = &v[4],
-                                                           .saved = &h,
-                                                           .nsaved = 1,
-                                                           .backward = tanh_backward,
-                                                           .state = m->h}));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "h W2",
-                                                           .in = (colo_value_t[]){v[4], v[2]},
-                                                           .nin = 2,
-                                                           .out = &y,
-                                                           .nout = 1,
-                                                           .out_values = &v[5],
-                                                           .saved = &h,
-                                                           .nsaved = 1,
-                                                           .backward = matmul_backward,
-                                                           .state = second,
-                                                           .free_state = free}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){"tanh", &v[3], 1, &h, 1, &v[4], &h, 1,
+                                                           tanh_backward, m->h, NULL}));
+    assert_ok(
+        colo_tape_record(tape, &(colo_tape_record_t){"h W2", (colo_value_t[]){v[4], v[2]}, 2, &y, 1,
+                                                     &v[5], &h, 1, matmul_backward, second, free}));
     assert_ok(t_node(tape, "residual", (colo_value_t[]){v[5], v[0]}, 2, &y, &v[6], sum_backward,
                      NULL, NULL));
-    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "square",
-                                                           .in = &v[6],
-                                                           .nin = 1,
-                                                           .out = &loss,
-                                                           .nout = 1,
-                                                           .out_values = &v[7],
-                                                           .saved = &y,
-                                                           .nsaved = 1,
-                                                           .backward = square_backward,
-                                                           .state = m->y}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){"square", &v[6], 1, &loss, 1, &v[7], &y,
+                                                           1, square_backward, m->y, NULL}));
 }
 
 static void compare_differences(mlp_t *m, double *weights, int n, const double *grad, double scale)
