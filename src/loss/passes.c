@@ -18,30 +18,50 @@ static double smoothing_of(const colo_logprob_config_t *c)
                : c->label_smoothing;
 }
 
-bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted,
-                           int64_t *offset)
+/* Appends an array of @n elements. */
+static bool append(colo_logprob_block_t *b, int64_t n, int64_t elem, int64_t *offset)
 {
     int64_t size;
-    *offset = -1;
-    if (!wanted)
-        return true;
     *offset = b->bytes;
-    if (!colo_mul_ok(n, elem, &size) || !colo_add_ok(size, 7, &size))
-        return false;
-    return colo_add_ok(b->bytes, size & ~INT64_C(7), &b->bytes);
+    return colo_mul_ok(n, elem, &size) && colo_add_ok(size, 7, &size) &&
+           colo_add_ok(b->bytes, size & ~INT64_C(7), &b->bytes);
+}
+
+bool colo_loss_i_lay_out(struct colo_logprob_pass *p, const colo_block_array_t *arrays, int32_t n,
+                         uint32_t wanted, int64_t tokens)
+{
+    const int64_t stat = (int64_t)colo_dtype_size(p->stat_dtype);
+    char *pass = (char *)p;
+    bool fits = true;
+    p->block.bytes = (int64_t)sizeof(colo_logprob_header_t);
+    for (int32_t i = 0; i < n; i++) {
+        const colo_block_array_t *a = &arrays[i];
+        int64_t *offset = (int64_t *)(void *)(pass + a->offset), count = tokens;
+        *offset = -1;
+        if (!(wanted >> i & 1))
+            continue;
+        if (a->count)
+            fits = fits && colo_mul_ok(tokens, *(int64_t *)(void *)(pass + a->count), &count);
+        fits = fits && append(&p->block, count, a->elem ? a->elem : stat, offset);
+    }
+    return fits;
+}
+
+uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *p)
+{
+    return 7 | (uint32_t)p->config.want_entropy << 3 | (uint32_t)(p->smoothing > 0) << 4 |
+           (uint32_t)p->config.want_correct << 5;
 }
 
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *b)
 {
-    int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
-    b->bytes = (int64_t)sizeof(colo_logprob_header_t);
-    return colo_logprob_i_append(b, n, elem, true, &b->m) &&
-           colo_logprob_i_append(b, n, elem, true, &b->s) &&
-           colo_logprob_i_append(b, n, elem, true, &b->xt) &&
-           colo_logprob_i_append(b, n, elem, c->want_entropy, &b->u) &&
-           colo_logprob_i_append(b, n, elem, smoothing_of(c) > 0, &b->d) &&
-           colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->want_correct, &b->arg);
+    static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
+    struct colo_logprob_pass p = {
+        .config = *c, .stat_dtype = colo_logprob_stat_dtype(dtype), .smoothing = smoothing_of(c)};
+    const bool fits = colo_loss_i_lay_out(&p, arrays, 6, colo_logprob_i_wanted(&p), n);
+    *b = p.block;
+    return fits;
 }
 
 static uint64_t hash_f64(uint64_t h, double v)

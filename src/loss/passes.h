@@ -128,12 +128,25 @@ static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
     return logits == COLO_F64 ? COLO_F64 : COLO_F32;
 }
 
-/* The block of @n tokens; false when it passes 2^63 bytes. Appending adds an array of @n elements
- * of @elem bytes, or nothing (@offset -1) when it is not @wanted. */
+/* An array of a block. */
+typedef struct colo_block_array {
+    size_t offset; /* in a pass: where its int64_t is that becomes the array's byte offset */
+    size_t count;  /* in a pass: of the int64_t elements per token; 0: one */
+    int64_t elem;  /* bytes of an element; 0: of the stat dtype */
+} colo_block_array_t;
+#define COLO_LOGPROB_ARRAY(member) offsetof(struct colo_logprob_pass, block.member), 0
+#define COLO_LOGPROB_ARRAYS                                                              \
+    {COLO_LOGPROB_ARRAY(m), 0}, {COLO_LOGPROB_ARRAY(s), 0}, {COLO_LOGPROB_ARRAY(xt), 0}, \
+    {COLO_LOGPROB_ARRAY(u), 0}, {COLO_LOGPROB_ARRAY(d), 0}, {COLO_LOGPROB_ARRAY(arg), 8}
+
+/* Lays out the block of @tokens in the pass that begins with @p: a header, and the arrays whose
+ * bit is set in @wanted; the others get -1. False when it passes 2^63 bytes. */
+bool colo_loss_i_lay_out(struct colo_logprob_pass *p, const colo_block_array_t *arrays, int32_t n,
+                         uint32_t wanted, int64_t tokens);
+/* of COLO_LOGPROB_ARRAYS */
+uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *p);
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *b);
-bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted,
-                           int64_t *offset);
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
 uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype);
 

@@ -11,45 +11,19 @@
  * To the logits path a token's target is some id that was picked. That column's gradient comes out
  * of it with all of the row's upstream in it, and is among those that are written anew.
  */
-#include "loss/topk-pass.h"
+#include "loss/call.h"
 
-#include "comm/comm.h"
-#include "core/hash.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/range.h"
 #include "core/sized.h"
-#include "loss/loss.h"
 #include "loss/validate.h"
 
 #include <inttypes.h>
-#include <string.h>
 
-/* The same as the logits path has it; no row is ignored by the caller's index, but by its mask. */
-static colo_logprob_config_t base_config(const colo_topk_config_t *c)
+static colo_status_t check_config(const union colo_loss_config *own)
 {
-    return (colo_logprob_config_t){
-        .struct_size = sizeof(colo_logprob_config_t),
-        .logits = c->logits,
-        .ignore_index = COLO_TOPK_SKIP,
-        .order = c->order,
-    };
-}
-
-static colo_status_t read_config(const colo_topk_config_t *given, colo_topk_config_t *own)
-{
-    *own = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT};
-    return COLO_SIZED_READ(own, given, topk, "topk: config", "COLO_TOPK_CONFIG_INIT");
-}
-
-colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
-{
-    colo_topk_config_t own;
-    const colo_topk_config_t *c = &own;
-    COLO_TRY(read_config(config, &own));
-    colo_logprob_config_t base = base_config(c);
-    colo_status_t st = colo_logprob_config_check(&base);
-    if (st < 0)
-        return colo_fail_prefix(st, "topk");
+    const colo_topk_config_t *c = &own->topk;
     if (c->k < 1 || c->k > COLO_TOPK_MAX)
         return colo_fail(COLO_ERR_ARG, "topk: k is %" PRId64 ", expected 1..%d", c->k,
                          COLO_TOPK_MAX);
@@ -58,43 +32,6 @@ colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
                          "topk: k is %" PRId64 ", expected at most %" PRId64 ", the vocabulary",
                          c->k, c->logits.vocab);
     return COLO_OK;
-}
-
-/* ---- sizes ---- */
-
-colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens, size_t *bytes)
-{
-    colo_topk_config_t own;
-    COLO_TRY(read_config(config, &own));
-    COLO_TRY(colo_topk_config_check(&own));
-    return colo_loss_i_saved_size("topk", tokens, 40 + 16 * own.k, bytes);
-}
-
-static bool block_of(const colo_topk_config_t *c, colo_dtype_t dtype, int64_t tokens,
-                     struct colo_topk_pass *p)
-{
-    const colo_logprob_config_t base = base_config(c);
-    const int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
-    colo_logprob_block_t *b = &p->base.block;
-    int64_t n;
-    return colo_mul_ok(tokens, c->k, &n) && colo_logprob_i_block_layout(&base, dtype, tokens, b) &&
-           colo_logprob_i_append(b, n, elem, true, &p->pz) &&
-           colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->topk, &p->pid);
-}
-
-colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dtype_t dtype,
-                                       int64_t tokens, int32_t ranks, size_t *bytes)
-{
-    struct colo_topk_pass p;
-    colo_topk_config_t own;
-    size_t saved; /* without it, its buffer is in the workspace, too */
-    COLO_TRY(read_config(config, &own));
-    COLO_TRY(colo_topk_saved_size(&own, tokens, bytes ? &saved : NULL));
-    COLO_TRY(colo_loss_i_check_logits("topk", dtype));
-    COLO_TRY(colo_loss_i_check_ranks("topk", ranks));
-    const bool ok = block_of(&own, dtype, tokens, &p);
-    return colo_loss_i_workspace_size("topk", ok, p.base.block.bytes, (int64_t)saved, tokens, ranks,
-                                      bytes);
 }
 
 /* ---- checks ---- */
@@ -120,54 +57,50 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
     return colo_loss_i_check_memory(ids, logits, "ids");
 }
 
-static colo_status_t check_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,
-                                   const colo_tensor_t *ids, const colo_tensor_t *mask,
-                                   const colo_comm_t *group, const colo_topk_out_t *out,
-                                   const colo_topk_saved_t *saved, const void *saved_memory,
-                                   const void *workspace)
+static colo_status_t check_inputs(const struct colo_loss_call *call)
 {
-    COLO_TRY(colo_topk_config_check(config));
-    const colo_logprob_config_t base = base_config(config);
-    COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
-    COLO_TRY(check_ids(config, logits, ids));
-    COLO_TRY(colo_loss_i_check_mask(mask, logits));
-    COLO_TRY(colo_loss_i_check_shard(&base, logits, group));
+    const colo_topk_batch_t *batch = call->batch;
+    COLO_TRY(check_ids(&call->config.topk, call->logits, batch->ids));
+    return colo_loss_i_check_mask(batch->mask, call->logits);
+}
+
+static colo_status_t check_outputs(const struct colo_loss_call *call)
+{
+    const colo_topk_out_t *out = call->out;
     if (!out)
         return colo_fail(COLO_ERR_ARG, "topk: out is NULL");
-    if (out->ids && !config->topk)
+    if (out->ids && !call->config.topk.topk)
         return colo_fail(COLO_ERR_ARG, "topk: out.ids is given, config.topk is false");
-    return colo_loss_i_check_buffers("topk", saved != NULL, saved_memory,
-                                     logits->shape[0] * (40 + 16 * config->k), workspace);
+    return colo_loss_i_check_call_memory(call);
 }
 
 /* ---- forward ---- */
 
-/* @base: where the derived config lives */
-static struct colo_topk_pass pass_of(const colo_topk_config_t *c, const colo_tensor_t *logits,
-                                     const colo_logprob_config_t *base, void *saved_memory)
+static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    const int64_t tokens = logits->shape[0];
-    double *memory = saved_memory;
-    struct colo_topk_pass p = {
-        .base = colo_logprob_i_pass(base, logits, NULL),
-        .k = c->k,
-        .topk = c->topk,
-        .ignore_index = c->ignore_index,
-    };
-    p.base.hi = tokens;
-    p.base.saved = memory;
-    if (memory) {
-        p.rows = (int64_t *)(memory + 3 * tokens);
-        p.sum = memory + 4 * tokens;
-        p.down = memory + 5 * tokens;
-        p.saved_ids = (int64_t *)(memory + (5 + c->k) * tokens);
-    }
-    p.base.targets = p.rows;
-    return p;
+    struct colo_topk_pass *p = (struct colo_topk_pass *)base;
+    const colo_topk_config_t *c = &call->config.topk;
+    *p = (struct colo_topk_pass){
+        .base = *base, .k = c->k, .topk = c->topk, .ignore_index = c->ignore_index};
 }
 
-static uint64_t hash_inputs(const struct colo_topk_pass *p)
+/* Where the saved buffer has what. */
+static void place(struct colo_topk_pass *p, double *memory)
 {
+    const int64_t tokens = p->base.tokens;
+    p->base.saved = memory;
+    if (memory) {
+        p->rows = (int64_t *)(memory + 3 * tokens);
+        p->sum = memory + 4 * tokens;
+        p->down = memory + 5 * tokens;
+        p->saved_ids = (int64_t *)(memory + (5 + p->k) * tokens);
+    }
+    p->base.targets = p->rows;
+}
+
+static uint64_t hash_inputs(const struct colo_logprob_pass *base)
+{
+    const struct colo_topk_pass *p = (const struct colo_topk_pass *)base;
     uint64_t h = colo_hash_i64(COLO_HASH_INIT, p->mask != NULL);
     for (int64_t t = 0; t < p->base.tokens; t++) {
         h = colo_hash_i64(h, p->mask ? p->mask[t * p->mask_stride] != 0 : 1);
@@ -177,32 +110,80 @@ static uint64_t hash_inputs(const struct colo_topk_pass *p)
     return h;
 }
 
-static uint64_t hash_config(const struct colo_topk_pass *p)
+static uint64_t hash_config(const struct colo_logprob_pass *base)
 {
+    const struct colo_topk_pass *p = (const struct colo_topk_pass *)base;
     uint64_t h = colo_logprob_i_hash_config(&p->base.config, p->base.dtype);
     h = colo_hash_i64(h, p->k);
     h = colo_hash_i64(h, p->topk);
     return colo_hash_i64(h, p->ignore_index);
 }
 
-static colo_status_t forward(struct colo_topk_pass *p, int64_t *early_rows,
-                             const colo_loss_ops_t *loss, bool on_host, colo_comm_t *group,
-                             colo_stream_t stream)
+static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    colo_logprob_i_set_header(&p->base, hash_config(p),
-                              on_host && p->base.ranks > 1 ? hash_inputs(p) : 0);
-    int64_t *rows = p->rows; /* in the caller's saved memory, which a mismatch leaves alone */
-    p->rows = early_rows;
-    p->base.targets = early_rows;
-    COLO_TRY(colo_loss_i_step(group, loss->topk_rows(p, stream)));
-    COLO_TRY(colo_loss_i_step(group, loss->topk_local(p, stream)));
-    COLO_TRY(colo_loss_i_gather(&p->base, on_host, group, stream));
-    p->rows = rows;
-    p->base.targets = rows;
+    struct colo_topk_pass *p = (struct colo_topk_pass *)base;
+    /* rows are in the caller's saved memory, which a mismatch leaves alone */
+    int64_t *rows = p->rows;
+    p->rows = (int64_t *)(p->base.blocks + p->base.ranks * p->base.block.bytes) + 3 * base->tokens;
+    base->targets = p->rows;
+    COLO_TRY(call->loss->topk_rows(p, call->stream));
+    COLO_TRY(call->loss->topk_local(p, call->stream));
+    base->targets = p->rows = rows;
+    return COLO_OK;
+}
+
+static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_pass *base)
+{
+    struct colo_topk_pass *p = (struct colo_topk_pass *)base;
     p->count = true;
-    COLO_TRY(loss->topk_rows(p, stream));
-    COLO_TRY(loss->logprob_merge(&p->base, stream));
-    return loss->topk_merge(p, stream);
+    COLO_TRY(call->loss->topk_rows(p, call->stream));
+    COLO_TRY(call->loss->logprob_merge(base, call->stream));
+    return call->loss->topk_merge(p, call->stream);
+}
+
+static uint32_t wanted(const struct colo_logprob_pass *base)
+{
+    const struct colo_topk_pass *p = (const struct colo_topk_pass *)base;
+    return colo_logprob_i_wanted(base) | 1u << 6 | (uint32_t)p->topk << 7;
+}
+
+#define PER_K offsetof(struct colo_topk_pass, k)
+static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS,
+                                            {offsetof(struct colo_topk_pass, pz), PER_K, 0},
+                                            {offsetof(struct colo_topk_pass, pid), PER_K, 8}};
+static const struct colo_loss_kind kind = {
+    COLO_LOSS_CONFIG("topk", colo_topk_config_t, topk, COLO_TOPK_CONFIG_INIT),
+    .order = offsetof(colo_topk_config_t, order),
+    .ignore_index = COLO_TOPK_SKIP, /* no row is ignored by the caller's index, but by its mask */
+    .check_config = check_config,
+    .saved = 40,
+    .saved_by_k = 16,
+    .k = offsetof(colo_topk_config_t, k),
+    .behind = true,
+    COLO_LOSS_ARRAYS(arrays),
+    .wanted = wanted,
+    .check_inputs = check_inputs,
+    .check_outputs = check_outputs,
+    .fill = fill,
+    .hash_config = hash_config,
+    .hash_inputs = hash_inputs,
+    .local = local,
+    .merge = merge};
+
+colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
+{
+    return colo_loss_i_check_config(&kind, config);
+}
+
+colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens, size_t *bytes)
+{
+    return colo_loss_i_saved_size(&kind, config, tokens, bytes);
+}
+
+colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dtype_t dtype,
+                                       int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
 }
 
 colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_topk_batch_t *batch,
@@ -211,49 +192,32 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
                                 colo_stream_t stream)
 {
     COLO_RANGE();
-    const colo_topk_batch_t none = {.logits = NULL}, *given = batch ? batch : &none;
-    const colo_tensor_t *logits = given->logits, *ids = given->ids, *mask = given->mask;
-    COLO_TRY(colo_loss_i_check_group("topk", group));
-    const colo_loss_ops_t *loss;
-    struct colo_topk_pass sizes;
-    colo_topk_config_t own;
-    colo_status_t st = read_config(config, &own);
-    const size_t size = st == COLO_OK ? config->struct_size : 0;
-    config = &own;
-    if (st == COLO_OK)
-        st = check_forward(config, logits, ids, mask, group, out, saved, saved_memory, workspace);
-    if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &sizes))
-        st = colo_fail(COLO_ERR_ARG, "topk: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
-                       logits->shape[0]);
-    COLO_TRY(colo_loss_i_begin("topk", st, logits, group, &loss));
-    const uint64_t version = colo_loss_i_version(logits);
-    const colo_logprob_config_t base = base_config(config);
-    unsigned char *behind =
-        (unsigned char *)workspace + colo_comm_size(group) * sizes.base.block.bytes;
-    struct colo_topk_pass p = pass_of(config, logits, &base, saved ? saved_memory : behind);
-    p.base.rank = colo_comm_rank(group);
-    p.base.ranks = colo_comm_size(group);
-    p.base.blocks = workspace;
-    p.base.block = sizes.base.block;
-    p.pz = sizes.pz;
-    p.pid = sizes.pid;
-    p.ids = ids ? ids->data : NULL;
-    p.id_stride = ids ? ids->stride[0] : 0;
-    p.mask = mask ? mask->data : NULL;
-    p.mask_stride = mask ? mask->stride[0] : 0;
+    struct colo_topk_pass p;
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = config,
+                                  .batch = batch,
+                                  .out = out,
+                                  .group = group,
+                                  .saves = saved != NULL,
+                                  .saved_memory = saved_memory,
+                                  .workspace = workspace,
+                                  .stream = stream};
+    COLO_TRY(colo_loss_i_open(&call, &p.base));
+    const colo_topk_saved_t all = {.logits = *call.logits,
+                                   .logits_version = colo_loss_i_version(call.logits),
+                                   .memory = saved_memory,
+                                   .valid = true,
+                                   .config = call.config.topk};
+    p.ids = batch->ids ? batch->ids->data : NULL;
+    p.id_stride = batch->ids ? batch->ids->stride[0] : 0;
+    p.mask = batch->mask ? batch->mask->data : NULL;
+    p.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
     p.out = *out;
-    COLO_TRY(forward(&p, (int64_t *)(behind + 24 * p.base.tokens), loss, logits->mem == COLO_HOST,
-                     group, stream));
-    if (saved) {
-        const colo_topk_saved_t all = {
-            .logits = *logits,
-            .logits_version = version,
-            .memory = saved_memory,
-            .valid = true,
-            .config = own,
-        };
-        COLO_SIZED_SAVE(saved, &all, config, size);
-    }
+    place(&p, saved ? saved_memory
+                    : (double *)(void *)(p.base.blocks + p.base.ranks * p.base.block.bytes));
+    COLO_TRY(colo_loss_i_run(&call, &p.base));
+    if (saved)
+        COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
 }
 
@@ -264,24 +228,23 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
 {
     COLO_RANGE();
     bool in_place = false;
-    const colo_loss_ops_t *loss;
-    colo_topk_config_t config;
-    COLO_TRY(colo_loss_i_check_saved("topk", saved != NULL, saved && saved->valid));
-    COLO_TRY(read_config(&saved->config, &config));
-    if (!upstream || (!upstream->d_logp && saved->logits.shape[0] > 0))
+    struct colo_topk_pass p;
+    struct colo_loss_call call = {.kind = &kind,
+                                  .given = saved ? &saved->config : NULL,
+                                  .logits = saved ? &saved->logits : NULL,
+                                  .stream = stream};
+    COLO_TRY(colo_loss_i_reopen(&call, saved && saved->valid));
+    if (!upstream || (!upstream->d_logp && call.logits->shape[0] > 0))
         return colo_fail(COLO_ERR_ARG, "topk: %s is NULL", upstream ? "d_logp" : "upstream");
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", &saved->logits, &in_place));
-    COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
-    COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
-    const colo_logprob_config_t base = base_config(&config);
-    struct colo_topk_pass p = pass_of(&config, &saved->logits, &base, saved->memory);
-    p.base.d_logits = d_logits->data;
-    p.base.d_row_stride = d_logits->stride[0];
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call.logits, &in_place));
+    COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
+    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &p.base));
+    place(&p, saved->memory);
     p.base.upstream.d_logp = p.sum;
     p.d_logp = upstream->d_logp;
-    COLO_TRY(loss->topk_sum(&p, stream));
-    COLO_TRY(loss->logprob_grad(&p.base, stream));
-    COLO_TRY(loss->topk_fix(&p, stream));
+    COLO_TRY(call.loss->topk_sum(&p, stream));
+    COLO_TRY(call.loss->logprob_grad(&p.base, stream));
+    COLO_TRY(call.loss->topk_fix(&p, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

@@ -16,7 +16,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { SEGMENTS = 64, SEGMENT_GRAIN = 16 };
@@ -78,68 +77,6 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
                          "logprob: local_smoothing with segment %" PRId64
                          ": it depends on the number of ranks; switch one off",
                          c->segment);
-    return COLO_OK;
-}
-
-colo_status_t colo_loss_i_check_group(const char *what, const colo_comm_t *group)
-{
-    return group ? COLO_OK
-                 : colo_fail(COLO_ERR_ARG,
-                             "%s: group is NULL; colo_comm_create_self() makes one of one rank",
-                             what);
-}
-
-colo_status_t colo_loss_i_check_saved(const char *what, bool given, bool valid)
-{
-    if (!given)
-        return colo_fail(COLO_ERR_ARG, "%s: saved is NULL", what);
-    if (!valid)
-        return colo_fail(COLO_ERR_STATE,
-                         "%s: the saved state is not valid: no forward filled it, or a backward in "
-                         "place ended it",
-                         what);
-    return COLO_OK;
-}
-
-colo_status_t colo_loss_i_saved_size(const char *what, int64_t tokens, int64_t each, size_t *bytes)
-{
-    int64_t n;
-    if (tokens < 0)
-        return colo_fail(COLO_ERR_ARG, "%s: tokens is %" PRId64 ", expected >= 0", what, tokens);
-    if (!bytes)
-        return colo_fail(COLO_ERR_ARG, "%s: bytes is NULL", what);
-    if (!colo_mul_ok(tokens, each, &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", what,
-                         tokens);
-    *bytes = (size_t)n;
-    return COLO_OK;
-}
-
-colo_status_t colo_loss_i_check_logits(const char *what, colo_dtype_t dtype)
-{
-    return colo_dtype_is_float(dtype)
-               ? COLO_OK
-               : colo_fail(COLO_ERR_ARG, "%s: logits of dtype %s, expected f32, f64, bf16 or f16",
-                           what, colo_dtype_name(dtype));
-}
-
-colo_status_t colo_loss_i_check_ranks(const char *what, int32_t ranks)
-{
-    return ranks >= 1 ? COLO_OK
-                      : colo_fail(COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", what, (int)ranks);
-}
-
-colo_status_t colo_loss_i_workspace_size(const char *what, bool ok, int64_t block, int64_t more,
-                                         int64_t tokens, int32_t ranks, size_t *bytes)
-{
-    int64_t n = 0;
-    if (!ok || !colo_mul_ok(block, ranks, &n) || !colo_add_ok(n, more, &n) ||
-        !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes", what,
-                         tokens, (int)ranks);
-    *bytes = (size_t)n;
     return COLO_OK;
 }
 
@@ -293,18 +230,6 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
     if (colo_comm_check_level(group) >= 2)
         return colo_comm_i_agree(group, what, 0, mine);
     return mine < 0 ? colo_comm_i_fail(group, mine) : COLO_OK;
-}
-
-colo_status_t colo_loss_i_begin(const char *what, colo_status_t mine, const colo_tensor_t *logits,
-                                colo_comm_t *group, const colo_loss_ops_t **loss)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%s forward", what);
-    if (mine == COLO_OK)
-        mine = colo_loss_ops_for(logits->mem, loss);
-    if (mine == COLO_OK)
-        mine = colo_loss_i_check_place(logits, group, what);
-    return colo_loss_i_ready(group, text, mine);
 }
 
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st)

@@ -10,17 +10,6 @@
 /* The caller's config, its missing members filled in; values are not checked. */
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own);
 
-/* What the forwards and backwards of logprob, topk and distill refuse alike; @what names them. */
-colo_status_t colo_loss_i_check_group(const char *what, const colo_comm_t *group);
-colo_status_t colo_loss_i_check_saved(const char *what, bool given, bool valid);
-/* *bytes: @each per token */
-colo_status_t colo_loss_i_saved_size(const char *what, int64_t tokens, int64_t each, size_t *bytes);
-colo_status_t colo_loss_i_check_logits(const char *what, colo_dtype_t dtype);
-/* *bytes: @ranks blocks of @block bytes, and @more; @ok: did the block fit 2^63 bytes? */
-colo_status_t colo_loss_i_workspace_size(const char *what, bool ok, int64_t block, int64_t more,
-                                         int64_t tokens, int32_t ranks, size_t *bytes);
-colo_status_t colo_loss_i_check_ranks(const char *what, int32_t ranks);
-
 /* [T, Vl] of a float dtype with contiguous columns; @written: rows may not overlap. */
 colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written);
 /* @support may be NULL; @like is in the memory that it has to be in. */
@@ -65,19 +54,9 @@ colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *wha
  * hear of an error and @group lives on, below that the error marks @group failed. */
 colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine);
 
-/* The end of a forward's checks, @mine the verdict so far: finds the passes for the logits' memory
- * and the group that moves it, then colo_loss_i_ready(). */
-colo_status_t colo_loss_i_begin(const char *what, colo_status_t mine, const colo_tensor_t *logits,
-                                colo_comm_t *group, const colo_loss_ops_t **loss);
-
 /* What came of a step between that and the collective. An error (on a GPU: a pointer that no kernel
  * can use, a launch) marks @group failed, for the others are on their way into the collective. */
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
-
-/* The one gather of @p's blocks, none on a group of one; and on the host a look at their headers.
- */
-colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host,
-                                 colo_comm_t *group, colo_stream_t stream);
 
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);

@@ -22,24 +22,28 @@ static colo_comm_t group_of(const colo_comm_ops_t *ops, int32_t ranks)
 T_CASE(sizes_beyond_63_bits_are_refused)
 {
     size_t bytes;
-    assert_fails(colo_loss_i_saved_size("x", -1, 24, &bytes), COLO_ERR_ARG, "tokens is -1");
-    assert_fails(colo_loss_i_saved_size("x", 1, 24, NULL), COLO_ERR_ARG, "bytes is NULL");
-    assert_fails(colo_loss_i_saved_size("x", INT64_MAX, 24, &bytes), COLO_ERR_ARG, "exceed 2^63");
-    assert_fails(colo_loss_i_saved_size("x", INT64_MAX, 1, &bytes), COLO_ERR_ARG, "exceed 2^63");
-    static const struct {
-        bool ok;
-        int64_t block, more;
+    const colo_topk_config_t topk = {COLO_TOPK_CONFIG_INIT, .logits.vocab = COLUMNS, .k = 1};
+    const colo_sampling_config_t sampling = {COLO_SAMPLING_CONFIG_INIT, .logits.vocab = COLUMNS};
+    const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = COLUMNS};
+    assert_fails(colo_topk_saved_size(&topk, -1, &bytes), COLO_ERR_ARG, "tokens is -1");
+    assert_fails(colo_topk_saved_size(&topk, 1, NULL), COLO_ERR_ARG, "bytes is NULL");
+    assert_fails(colo_topk_saved_size(&topk, INT64_MAX, &bytes), COLO_ERR_ARG, "exceed 2^63");
+    /* of a token 2056 bytes for each rank and 24: a rank's, those of all ranks, the sum of both */
+    const struct {
+        int64_t tokens;
         int32_t ranks;
-    } table[] = {{false, 1, 0, 1},
-                 {true, INT64_MAX / 2, 0, 3},
-                 {true, INT64_MAX, 1, 1},
-                 {true, INT64_MAX, 0, 1}};
+    } table[] = {{INT64_MAX / 2000, 1}, {INT64_MAX / 2100, 3}, {INT64_MAX / 2060, 1}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-        assert_fails(colo_loss_i_workspace_size("x", table[i].ok, table[i].block, table[i].more, 5,
-                                                table[i].ranks, &bytes),
+        assert_fails(colo_sampling_workspace_size(&sampling, COLO_F32, table[i].tokens,
+                                                  table[i].ranks, &bytes),
                      COLO_ERR_ARG, "exceeds 2^63 bytes");
-    assert_ok(colo_loss_i_workspace_size("x", true, 256, 1, 5, 2, &bytes));
-    assert_int_equal(bytes, 768);
+    /* 2 (64 + 12 T), a few bytes below 2^63, do not round to 256 */
+    const int64_t most = (INT64_MAX / 2 - 64) / 24 * 2;
+    assert_fails(colo_logprob_workspace_size(&logprob, COLO_F32, most, 2, &bytes), COLO_ERR_ARG,
+                 "exceeds 2^63 bytes");
+    assert_ok(colo_logprob_workspace_size(&logprob, COLO_F32, most - 11, 2, &bytes));
+    assert_ok(colo_sampling_workspace_size(&sampling, COLO_F32, 5, 2, &bytes));
+    assert_int_equal(bytes, (2 * (64 + 5 * 2056) + 5 * 24 + 255) / 256 * 256);
 }
 
 T_CASE(memory_that_the_group_does_not_move_is_refused)

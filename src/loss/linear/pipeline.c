@@ -163,15 +163,9 @@ void colo_linear_i_make_header(struct colo_linear_call *k)
 {
     const colo_logprob_config_t *c = &k->l->config.logprob;
     bool on_host = colo_lm_head_config(k->l->head)->mem == COLO_HOST;
-    k->pass.header = (colo_logprob_header_t){
-        .magic = COLO_LOGPROB_MAGIC,
-        .start = c->logits.vocab_start,
-        .columns = k->pass.true_columns,
-        .tokens = k->s.rows,
-        .config = colo_logprob_i_hash_config(c, k->pass.dtype),
-        .targets =
-            on_host && !colo_logprob_i_alone(&k->pass) ? colo_logprob_i_hash_targets(&k->pass) : 0,
-    };
+    colo_logprob_i_set_header(
+        &k->pass, colo_logprob_i_hash_config(c, k->pass.dtype),
+        on_host && !colo_logprob_i_alone(&k->pass) ? colo_logprob_i_hash_targets(&k->pass) : 0);
 }
 
 static colo_status_t take_weight(struct colo_linear_call *k)

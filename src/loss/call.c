@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * call.c - a call of the logits path or of one of its relatives: sizes, checks, the passes in
+ * order, the one gather.
+ *
+ * Forward: every argument is checked before anything is written; then the local passes over the
+ * tokens, chunk by chunk, fill this rank's block; one all-gather brings all blocks to all ranks;
+ * the merge passes, the same on every rank, write outputs and saved statistics. On a group of one
+ * there is nothing to gather, and both alternate over a block of one chunk: that is where
+ * chunk_size bounds the workspace. With more ranks the workspace is one block of T tokens a rank,
+ * because there is one gather for all tokens, however they are chunked.
+ *
+ * The block's header costs nothing on the transport and tells ranks apart that were configured
+ * differently: other targets, another temperature, shards that leave a hole in the vocabulary.
+ * All ranks see the same headers, so all return the same COLO_ERR_MISMATCH, the group lives on, and
+ * nothing has been written. (Only host memory can be looked at without waiting for a stream.) Ranks
+ * whose blocks differ in size (other token counts, other want_ members) do not get as far: the
+ * gather itself refuses, and below COLO_CHECK=2 the group is dead.
+ *
+ * A rank that finds its own arguments wrong does not join the gather: it marks the group failed
+ * (COLO_CHECK=2: agrees with the others, and the group lives on), so that they return COLO_ERR_PEER
+ * at once instead of at the deadline.
+ */
+#include "loss/call.h"
+
+#include "comm/comm.h"
+#include "core/error.h"
+#include "core/sized.h"
+#include "loss/validate.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Tokens, where the caller lets us choose: some 200 to 500 KiB of block, and on a GPU passes that
+ * are long enough to fill it. */
+enum { CHUNK = 16384 };
+
+/* ---- the config ---- */
+
+static colo_status_t read_config(const struct colo_loss_kind *kind, const void *given,
+                                 union colo_loss_config *own)
+{
+    memcpy(own, kind->defaults, kind->size);
+    return colo_sized_read(own, kind->size, given, kind->least, kind->what, kind->init);
+}
+
+/* The same as the logits path has it. */
+static colo_logprob_config_t base_of(const struct colo_loss_kind *kind,
+                                     const union colo_loss_config *own)
+{
+    colo_logprob_config_t base = {.struct_size = sizeof base,
+                                  .logits = own->logprob.logits,
+                                  .ignore_index = kind->ignore_index};
+    if (kind->order)
+        memcpy(&base.order, (const char *)own + kind->order, sizeof base.order);
+    return kind->is_base ? own->logprob : base;
+}
+
+static colo_status_t check_values(const struct colo_loss_kind *kind,
+                                  const union colo_loss_config *own)
+{
+    const colo_logprob_config_t base = base_of(kind, own);
+    const colo_status_t st = colo_logprob_config_check(&base);
+    if (st < 0)
+        return kind->is_base ? st : colo_fail_prefix(st, "%s", kind->name);
+    return kind->check_config ? kind->check_config(own) : COLO_OK;
+}
+
+colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given)
+{
+    union colo_loss_config own;
+    COLO_TRY(read_config(kind, given, &own));
+    return check_values(kind, &own);
+}
+
+/* ---- sizes ---- */
+
+static int64_t chunk_of(const struct colo_loss_kind *kind, const colo_logprob_config_t *base,
+                        int64_t tokens)
+{
+    const int64_t chunk = base->chunk_size ? base->chunk_size : CHUNK;
+    return kind->chunked && chunk < tokens ? chunk : tokens;
+}
+
+static bool lay_out(const struct colo_loss_kind *kind, struct colo_logprob_pass *p, int64_t tokens)
+{
+    const uint32_t wanted = kind->wanted ? kind->wanted(p) : UINT32_MAX;
+    return colo_loss_i_lay_out(p, kind->arrays, kind->narrays, wanted, tokens);
+}
+
+/* Per token */
+static int64_t saved_bytes(const struct colo_loss_kind *kind, const union colo_loss_config *own)
+{
+    int64_t k = 0;
+    if (kind->k)
+        memcpy(&k, (const char *)own + kind->k, sizeof k);
+    return kind->saved + kind->saved_by_k * k;
+}
+
+/* *bytes: @each per token */
+static colo_status_t size_of(const char *name, int64_t tokens, int64_t each, size_t *bytes)
+{
+    int64_t n;
+    if (tokens < 0)
+        return colo_fail(COLO_ERR_ARG, "%s: tokens is %" PRId64 ", expected >= 0", name, tokens);
+    if (!bytes)
+        return colo_fail(COLO_ERR_ARG, "%s: bytes is NULL", name);
+    if (!colo_mul_ok(tokens, each, &n) || !colo_mem_round_ok(n, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", name,
+                         tokens);
+    *bytes = (size_t)n;
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_saved_size(const struct colo_loss_kind *kind, const void *given,
+                                     int64_t tokens, size_t *bytes)
+{
+    union colo_loss_config own;
+    COLO_TRY(read_config(kind, given, &own));
+    COLO_TRY(check_values(kind, &own));
+    return size_of(kind->name, tokens, saved_bytes(kind, &own), bytes);
+}
+
+colo_status_t colo_loss_i_check_dtype(const char *name, colo_dtype_t logits)
+{
+    return colo_dtype_is_float(logits)
+               ? COLO_OK
+               : colo_fail(COLO_ERR_ARG, "%s: logits of dtype %s, expected f32, f64, bf16 or f16",
+                           name, colo_dtype_name(logits));
+}
+
+colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, const void *given,
+                                         colo_dtype_t dtype, int64_t tokens, int32_t ranks,
+                                         size_t *bytes)
+{
+    struct colo_loss_call call = {.kind = kind};
+    size_t behind = 0;
+    int64_t each = 0, sums, n = 0;
+    COLO_TRY(read_config(kind, given, &call.config));
+    COLO_TRY(check_values(kind, &call.config));
+    if (kind->is_base)
+        COLO_TRY(colo_loss_i_check_dtype(kind->name, dtype));
+    COLO_TRY(size_of(kind->name, tokens, kind->is_base ? 0 : saved_bytes(kind, &call.config),
+                     bytes ? &behind : NULL));
+    COLO_TRY(colo_loss_i_check_dtype(kind->name, dtype));
+    if (ranks < 1)
+        return colo_fail(COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", kind->name, (int)ranks);
+    union colo_loss_pass all;
+    struct colo_logprob_pass *p = &all.base;
+    const colo_tensor_t like = {.dtype = dtype, .ndim = 2};
+    call.base = base_of(kind, &call.config);
+    *p = colo_logprob_i_pass(&call.base, &like, NULL);
+    if (kind->fill)
+        kind->fill(&call, p);
+    const bool ok =
+        lay_out(kind, p, ranks == 1 ? chunk_of(kind, &call.base, tokens) : tokens) &&
+        colo_mul_ok(tokens, kind->per_rank, &sums) &&
+        colo_mul_ok(p->block.bytes, colo_logprob_i_segments(&call.base, ranks), &each) &&
+        colo_add_ok(each, sums, &each);
+    if (!ok || !colo_mul_ok(each, ranks, &n) ||
+        !colo_add_ok(n, kind->behind ? (int64_t)behind : 0, &n) || !colo_mem_round_ok(n, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                         kind->name, tokens, (int)ranks);
+    *bytes = (size_t)n;
+    return COLO_OK;
+}
+
+/* ---- forward ---- */
+
+colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call)
+{
+    return colo_loss_i_check_buffers(
+        call->kind->name, call->saves, call->saved_memory,
+        call->logits->shape[0] * saved_bytes(call->kind, &call->config), call->workspace);
+}
+
+static colo_status_t check(struct colo_loss_call *call)
+{
+    const struct colo_loss_kind *kind = call->kind;
+    COLO_TRY(check_values(kind, &call->config));
+    call->base = base_of(kind, &call->config);
+    COLO_TRY(colo_loss_i_check_matrix(call->logits, "logits", false));
+    if (kind->check_inputs)
+        COLO_TRY(kind->check_inputs(call));
+    COLO_TRY(colo_loss_i_check_shard(&call->base, call->logits, call->group));
+    return kind->check_outputs(call);
+}
+
+static colo_status_t make_pass(const struct colo_loss_call *call, struct colo_logprob_pass *p)
+{
+    const struct colo_loss_kind *kind = call->kind;
+    const int64_t tokens = call->logits->shape[0];
+    *p = colo_logprob_i_pass(&call->base, call->logits, call->targets);
+    colo_logprob_i_set_ranks(p, call->group);
+    p->hi = tokens;
+    if (kind->fill)
+        kind->fill(call, p);
+    if (!lay_out(kind, p, colo_logprob_i_alone(p) ? chunk_of(kind, &call->base, tokens) : tokens))
+        return colo_fail(COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
+                         kind->name, tokens);
+    p->blocks = call->workspace;
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *p)
+{
+    const char *name = call->kind->name;
+    char text[32];
+    if (!call->group)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: group is NULL; colo_comm_create_self() makes one of one rank", name);
+    if (call->batch) /* its first member, whatever the kind */
+        memcpy(&call->logits, call->batch, sizeof call->logits);
+    colo_status_t st = read_config(call->kind, call->given, &call->config);
+    if (st == COLO_OK) {
+        memcpy(&call->size, call->given, sizeof call->size);
+        st = check(call);
+    }
+    if (st == COLO_OK)
+        st = make_pass(call, p);
+    if (st == COLO_OK)
+        st = colo_loss_ops_for(call->logits->mem, &call->loss);
+    if (st == COLO_OK)
+        st = colo_loss_i_check_place(call->logits, call->group, name);
+    snprintf(text, sizeof text, "%s forward", name);
+    return colo_loss_i_ready(call->group, text, st);
+}
+
+/* The one gather of the blocks; on the host a look at their headers. */
+static colo_status_t gather(const struct colo_loss_call *call, const struct colo_logprob_pass *p)
+{
+    COLO_TRY(colo_comm_i_all_gather(call->group, COLO_CATEGORY_LOSS,
+                                    p->blocks + p->rank * p->block.bytes, p->blocks,
+                                    p->segments * p->block.bytes, COLO_U8, call->stream));
+    return call->logits->mem == COLO_HOST ? colo_logprob_i_check_headers(p) : COLO_OK;
+}
+
+/* Runs passes over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
+static colo_status_t over_chunks(const struct colo_loss_call *call, struct colo_logprob_pass *p,
+                                 bool local, bool merge)
+{
+    const int64_t chunk = chunk_of(call->kind, &call->base, p->tokens);
+    p->lo = 0;
+    do {
+        p->hi = p->tokens - p->lo < chunk ? p->tokens : p->lo + chunk;
+        p->block_lo = local && merge ? p->lo : 0;
+        if (local)
+            COLO_TRY(call->kind->local(call, p));
+        if (merge)
+            COLO_TRY(call->kind->merge(call, p));
+        p->lo = p->hi;
+    } while (p->lo < p->tokens);
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *p)
+{
+    const struct colo_loss_kind *kind = call->kind;
+    const bool alone = colo_logprob_i_alone(p), compares = !alone && call->logits->mem == COLO_HOST;
+    colo_logprob_i_set_header(p, kind->hash_config(p),
+                              compares && kind->hash_inputs ? kind->hash_inputs(p) : 0);
+    if (alone)
+        return over_chunks(call, p, true, true);
+    COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, p, true, false)));
+    COLO_TRY(gather(call, p));
+    return over_chunks(call, p, false, true);
+}
+
+/* ---- backward ---- */
+
+colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, bool valid)
+{
+    const char *name = call->kind->name;
+    if (!call->given)
+        return colo_fail(COLO_ERR_ARG, "%s: saved is NULL", name);
+    if (!valid)
+        return colo_fail(COLO_ERR_STATE,
+                         "%s: the saved state is not valid: no forward filled it, or a backward in "
+                         "place ended it",
+                         name);
+    COLO_TRY(read_config(call->kind, call->given, &call->config));
+    call->base = base_of(call->kind, &call->config);
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_open_grad(struct colo_loss_call *call, const colo_tensor_t *d_logits,
+                                    struct colo_logprob_pass *p)
+{
+    COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
+    *p = colo_logprob_i_pass(&call->base, call->logits, call->targets);
+    p->hi = p->tokens; /* no workspace, so nothing for chunk_size to bound */
+    if (call->kind->fill)
+        call->kind->fill(call, p);
+    p->d_logits = d_logits->data;
+    p->d_row_stride = d_logits->stride[0];
+    return COLO_OK;
+}

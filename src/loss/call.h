@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * call.h (private) - what logprob, topk, distill and sampling do alike: they read a config, tell
+ * how much memory they need, check a call, and run passes around one gather. A kind says what
+ * differs.
+ */
+#ifndef COLO_LOSS_CALL_H
+#define COLO_LOSS_CALL_H
+
+#include "loss/distill-pass.h"
+#include "loss/loss.h"
+#include "loss/sampling-pass.h"
+#include "loss/topk-pass.h"
+
+/* Each begins with struct_size and the options of logits. */
+union colo_loss_config {
+    size_t struct_size;
+    colo_logprob_config_t logprob;
+    colo_topk_config_t topk;
+    colo_distill_config_t distill;
+    colo_sampling_config_t sampling;
+};
+union colo_loss_pass {
+    struct colo_logprob_pass base;
+    struct colo_topk_pass topk;
+    struct colo_distill_pass distill;
+    struct colo_sampling_pass sampling;
+};
+
+struct colo_loss_call;
+struct colo_loss_kind {
+    const char *name; /* in error messages */
+
+    /* ---- the config, as core/sized.h reads it ---- */
+    const void *defaults;
+    size_t size, least;
+    const char *what, *init;
+    bool is_base; /* it is the logits path's own; else that has only logits and these: */
+    size_t order; /* where the config has it; 0: nowhere */
+    int64_t ignore_index;
+    colo_status_t (*check_config)(const union colo_loss_config *c); /* beyond the base's; or NULL */
+
+    /* ---- memory: bytes per token ---- */
+    int64_t saved, saved_by_k; /* from forward to backward; times config's k */
+    size_t k;                  /* where the config has it; 0: nowhere */
+    bool behind;      /* without a backward the same lies in the workspace, behind the blocks */
+    int64_t per_rank; /* in the workspace, in addition to a block */
+    bool chunked;     /* on a group of one a block is of one chunk */
+    const colo_block_array_t *arrays; /* [narrays] of a block */
+    int32_t narrays;
+    uint32_t (*wanted)(const struct colo_logprob_pass *p); /* bit i: array i; NULL: all */
+
+    /* ---- a call; @p begins a pass of the kind ---- */
+    colo_status_t (*check_inputs)(
+        const struct colo_loss_call *call); /* beyond the logits; or NULL */
+    colo_status_t (*check_outputs)(const struct colo_loss_call *call);
+    /* Members behind the base, from config and batch (NULL in backward), or NULL */
+    void (*fill)(const struct colo_loss_call *call, struct colo_logprob_pass *p);
+    uint64_t (*hash_config)(const struct colo_logprob_pass *p);
+    uint64_t (*hash_inputs)(const struct colo_logprob_pass *p); /* in host memory; or NULL */
+    /* before the gather, and after it */
+    colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_pass *p);
+    colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_pass *p);
+};
+#define COLO_LOSS_CONFIG(noun, type, optional, macro)                                              \
+    .name = noun, .what = noun ": config", .defaults = &(const type){macro}, .size = sizeof(type), \
+    .least = offsetof(type, optional), .init = #macro
+#define COLO_LOSS_ARRAYS(list) .arrays = list, .narrays = sizeof list / sizeof *list
+
+struct colo_loss_call {
+    const struct colo_loss_kind *kind;
+    const void *given;                     /* the caller's config */
+    const void *batch, *out;               /* of the kind */
+    const colo_tensor_t *logits, *targets; /* the latter only of the logits path */
+    colo_comm_t *group;
+    bool saves;
+    void *saved_memory, *workspace;
+    colo_stream_t stream;
+
+    /* made by open and reopen */
+    union colo_loss_config config;
+    colo_logprob_config_t base;
+    size_t size; /* of the caller's config */
+    const colo_loss_ops_t *loss;
+};
+
+colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given);
+colo_status_t colo_loss_i_saved_size(const struct colo_loss_kind *kind, const void *given,
+                                     int64_t tokens, size_t *bytes);
+colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, const void *given,
+                                         colo_dtype_t dtype, int64_t tokens, int32_t ranks,
+                                         size_t *bytes);
+colo_status_t colo_loss_i_check_dtype(const char *name, colo_dtype_t logits);
+/* Saved memory and workspace of @call: the last check of outputs */
+colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call);
+
+/* Checks a forward, tells the other ranks, and makes the pass. Nothing is written. */
+colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *p);
+/* Passes and gather */
+colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *p);
+
+/* Backward: is there a saved state, of which config? @valid: its member */
+colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, bool valid);
+/* Then, once the tensors are checked, the pass that writes @d_logits. */
+colo_status_t colo_loss_i_open_grad(struct colo_loss_call *call, const colo_tensor_t *d_logits,
+                                    struct colo_logprob_pass *p);
+
+#endif
