@@ -12,11 +12,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t len[MOST], dp[MOST], cp[MOST], first[MOST], start[MOST + 1], piece[PIECES],
         owner[PIECES], rows;
     ref_packed_t s = {.order = {REF_TP, REF_CP, REF_DP}, .features = -1};
-    for (int i = 0; i < REF_DIMS; i++)
+    for (int i = 0; i < REF_PACKED_DIMS; i++)
         s.extent[i] = fuzz_range(&f, 1, 3);
     s.sp = s.extent[REF_TP] > 1 && fuzz_range(&f, 0, 1);
     s.p = (ref_packing_t){.nseq = fuzz_range(&f, 0, MOST), .len = len};
-    s.p.cut = (ref_cut_t)fuzz_range(&f, 0, 3);
+    s.p.cut = (ref_packed_cut_t)fuzz_range(&f, 0, 3);
     const uint8_t given = fuzz_u8(&f);
     for (int64_t q = 0; q < MOST; q++) {
         len[q] = fuzz_i64(&f);

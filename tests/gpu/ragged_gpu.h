@@ -200,32 +200,24 @@ static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where
 
 /* ---- graphs ---- */
 
-/* Forward and backward of a batch, launched, then captured: two replays give the same bits. */
-static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t *w)
+/* Forward and backward of a batch of @bridge, launched, then captured: two replays give the same
+ * bits. @h: features of either side. Ends both. */
+static inline colo_status_t t_replayed(colo_bridge_t *bridge, colo_batch_t *batch, const int64_t *h,
+                                       const t_ragged_where_t *w)
 {
-    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
-    const t_ragged_options_t o = {.tensors = 1, .where = w};
     cudaStream_t stream = w->stream;
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
     colo_tensor_t t[T_FOUR], again[T_FOUR];
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     int64_t rows[2];
-    t_ragged_t c;
-    t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
-    c.c.full = c.c.partial = true;
-    rank_try(t_ragged_bridge(&bridge, &c, &o, comm));
-    const colo_segments_t s = t_ragged_segments(&c);
-    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
     colo_bridge_rows(bridge, &rows[0], &rows[1]);
     for (int i = 0; i < T_FOUR; i++) {
         const bool is_dst = i == T_Y2 || i == T_DY2, in = i == T_X2 || i == T_DY2;
-        rank_try(t_random_rows(w, rows[is_dst], c.c.h, is_dst ? 100 + (uint64_t)i : 1, &t[i]));
+        rank_try(t_random_rows(w, rows[is_dst], h[is_dst], is_dst ? 100 + (uint64_t)i : 1, &t[i]));
         if (in)
             again[i] = t[i];
         else
-            rank_try(t_random_rows(w, rows[is_dst], c.c.h, 8, &again[i]));
+            rank_try(t_random_rows(w, rows[is_dst], h[is_dst], 8, &again[i]));
     }
     rank_try(w->quiet(w->arg));
     rank_try(colo_batch_forward(batch, &t[T_X2], &t[T_Y2], 1, w->stream));
@@ -254,6 +246,22 @@ static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t
     rank_try(w->quiet(w->arg));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t *w)
+{
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    const t_ragged_options_t o = {.tensors = 1, .where = w};
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    t_ragged_t c;
+    t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
+    c.c.full = c.c.partial = true;
+    rank_try(t_ragged_bridge(&bridge, &c, &o, comm));
+    const colo_segments_t s = t_ragged_segments(&c);
+    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+    rank_try(t_replayed(bridge, batch, (const int64_t[]){c.c.h, c.c.h}, w));
     t_ragged_free(&c);
     return COLO_OK;
 }

@@ -12,9 +12,9 @@
 
 static void random_side(ref_packed_t *s, uint64_t *r, int64_t most)
 {
-    static const int orders[][REF_DIMS] = {{REF_TP, REF_CP, REF_DP}, {REF_TP, REF_DP, REF_CP},
-                                           {REF_CP, REF_TP, REF_DP}, {REF_CP, REF_DP, REF_TP},
-                                           {REF_DP, REF_TP, REF_CP}, {REF_DP, REF_CP, REF_TP}};
+    static const int orders[][REF_PACKED_DIMS] = {
+        {REF_TP, REF_CP, REF_DP}, {REF_TP, REF_DP, REF_CP}, {REF_CP, REF_TP, REF_DP},
+        {REF_CP, REF_DP, REF_TP}, {REF_DP, REF_TP, REF_CP}, {REF_DP, REF_CP, REF_TP}};
     do {
         s->extent[REF_TP] = 1 + t_below(r, 2);
         s->extent[REF_CP] = 1 + t_below(r, 8);
@@ -25,7 +25,7 @@ static void random_side(ref_packed_t *s, uint64_t *r, int64_t most)
     s->features = t_below(r, 4) == 0 ? REF_CP : s->extent[REF_TP] > 1 && !s->sp ? REF_TP : -1;
     if (t_below(r, 3) == 0 && s->features == REF_TP)
         s->features = -1;
-    s->p.cut = (ref_cut_t)t_below(r, 4);
+    s->p.cut = (ref_packed_cut_t)t_below(r, 4);
 }
 
 static void random_tables(t_packed_t *t, int k, uint64_t *r)
@@ -160,9 +160,11 @@ static colo_status_t same_plan(const colo_batch_t *batch, const t_packed_t *t, i
     int64_t rows[2][2];
     rank_try(t_packed_layout(&src, &t->side[0], true));
     rank_try(t_packed_layout(&dst, &t->side[1], false));
+    const colo_plan_config_t *own = colo_plan_config(a); /* a bridge finds the nodes by itself */
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src,
                                   .dst = &dst,           .shape = {.features = t->h},
-                                  .dtype = t->dtype,     .ranks_per_node = t->ranks_per_node};
+                                  .dtype = t->dtype,     .ranks_per_node = own->ranks_per_node,
+                                  .nodes = own->nodes,   .one_level = own->one_level};
     rank_try(colo_plan_create_packed(&b, &c, &p[0], &p[1], rank));
     colo_plan_rows(a, &rows[0][0], &rows[0][1]);
     colo_plan_rows(b, &rows[1][0], &rows[1][1]);
@@ -193,10 +195,15 @@ colo_status_t t_packed_bridge(colo_bridge_t **bridge, const t_packed_t *t, colo_
     colo_layout_t src, dst;
     rank_try(t_packed_layout(&src, &t->side[0], true));
     rank_try(t_packed_layout(&dst, &t->side[1], false));
-    const colo_bridge_config_t config = {
-        COLO_BRIDGE_CONFIG_INIT,     .src = &src,       .dst = &dst,
-        .shape = {.features = t->h}, .dtype = t->dtype, .ranks_per_node = t->ranks_per_node,
-        .max_rows = t->max_rows,     .packed = true};
+    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
+                                         .src = &src,
+                                         .dst = &dst,
+                                         .shape = {.features = t->h},
+                                         .dtype = t->dtype,
+                                         .ranks_per_node = t->ranks_per_node,
+                                         .max_rows = t->max_rows,
+                                         .mem = t->where ? COLO_CUDA : COLO_HOST,
+                                         .packed = true};
     return colo_bridge_create(bridge, &config, comm);
 }
 
@@ -246,6 +253,7 @@ static uint64_t key_of(const t_packed_t *t, int64_t q, int64_t pos, int64_t h, i
 
 typedef struct block {
     unsigned char *data;
+    void *there; /* the same bytes where the call finds them */
     int64_t rows, lo, hi, *q, *pos;
     size_t bytes;
     colo_tensor_t t;
@@ -282,6 +290,32 @@ static colo_status_t make(block_t *b, const t_packed_t *t, int k, int64_t rank, 
     b->t = colo_tensor_host(b->data, t->dtype, 2, (int64_t[]){b->rows, b->hi - b->lo});
     b->t.stride[0] = step;
     return COLO_OK;
+}
+
+/* The tensor of @b where the call finds it. */
+static colo_status_t put(const t_ragged_where_t *w, block_t *b)
+{
+    const int64_t step = b->t.stride[0];
+    if (!w)
+        return COLO_OK;
+    rank_try(w->put(w->arg, b->data, b->bytes + 1, &b->there));
+    b->t = colo_tensor_cuda(b->there, b->t.dtype, w->device, 2, b->t.shape);
+    b->t.stride[0] = step;
+    return COLO_OK;
+}
+
+static colo_status_t get(const t_ragged_where_t *w, block_t *b)
+{
+    if (!w)
+        return COLO_OK;
+    rank_try(w->get(w->arg, b->data, b->there, b->bytes + 1));
+    w->drop(w->arg, b->there);
+    return COLO_OK;
+}
+
+static colo_status_t quiet(const t_ragged_where_t *w)
+{
+    return w ? w->quiet(w->arg) : COLO_OK;
 }
 
 static void drop(block_t *b)
@@ -345,6 +379,9 @@ colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_
     rank_try(make(&in, t, back, rank, back, false));
     rank_try(make(&out, t, !back, rank, back, true));
     rank_try(make(&want, t, !back, rank, back, false));
+    const colo_stream_t stream = t->where ? t->where->stream : NULL;
+    rank_try(put(t->where, &in));
+    rank_try(put(t->where, &out));
     const bool none = t->seed % 2; /* ranks without rows bring nothing */
     const colo_tensor_t *ti = none && colo_tensor_count(&in.t) == 0 ? NULL : &in.t;
     const colo_tensor_t *to = none && colo_tensor_count(&out.t) == 0 ? NULL : &out.t;
@@ -355,9 +392,13 @@ colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_
     rank_try(one_message_per_peer(batch, pass));
     colo_comm_stats_t before, after;
     colo_comm_stats(comm, &before);
-    rank_try(back ? colo_batch_backward(batch, ti, to, 1, NULL)
-                  : colo_batch_forward(batch, ti, to, 1, NULL));
+    rank_try(quiet(t->where));
+    rank_try(back ? colo_batch_backward(batch, ti, to, 1, stream)
+                  : colo_batch_forward(batch, ti, to, 1, stream));
     colo_comm_stats(comm, &after);
+    rank_try(quiet(t->where));
+    rank_try(get(t->where, &in));
+    rank_try(get(t->where, &out));
     const int op = COLO_OP_EXCHANGE, owner = COLO_CATEGORY_BRIDGE;
     rank_check(adds ||
                after.recv_bytes[op][owner] - before.recv_bytes[op][owner] == (uint64_t)least);
@@ -412,6 +453,8 @@ colo_status_t t_packed_on(const t_packed_t *t, colo_comm_t *comm)
     colo_status_t st = t_packed_bridge(&bridge, t, comm);
     if (st == COLO_OK)
         st = run_batch(bridge, &batch, t, comm);
+    if (st == COLO_OK)
+        st = quiet(t->where);
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&bridge);
     return st;

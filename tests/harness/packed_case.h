@@ -10,6 +10,7 @@
 
 #include <colobridge.h>
 
+#include "harness/ragged_run.h"
 #include "ref/ref_packed.h"
 
 enum { T_PACKED_SEQS = 6, T_PACKED_PIECES = 40 };
@@ -20,6 +21,7 @@ typedef struct t_packed {
     int64_t h, ranks_per_node, max_rows;
     colo_dtype_t dtype;
     int32_t world;
+    const t_ragged_where_t *where; /* where tensors of calls are; NULL: host memory */
     int64_t len[T_PACKED_SEQS], dp[2][T_PACKED_SEQS], cp[2][T_PACKED_SEQS], first[2][T_PACKED_SEQS],
         start[2][T_PACKED_SEQS + 1], piece[2][T_PACKED_PIECES], owner[2][T_PACKED_PIECES];
 } t_packed_t;

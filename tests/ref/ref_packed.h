@@ -12,21 +12,26 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum ref_cut { REF_CUT_BLOCK, REF_CUT_ZIGZAG, REF_CUT_WHOLE, REF_CUT_TABLE } ref_cut_t;
+typedef enum ref_packed_cut {
+    REF_CUT_BLOCK,
+    REF_CUT_ZIGZAG,
+    REF_CUT_WHOLE,
+    REF_CUT_TABLE
+} ref_packed_cut_t;
 
 typedef struct ref_packing {
     int64_t nseq;
     const int64_t *len, *dp, *cp, *first; /* dp, cp, first: or NULL */
-    ref_cut_t cut;
+    ref_packed_cut_t cut;
     const int64_t *start, *piece, *owner; /* REF_CUT_TABLE */
 } ref_packing_t;
 
 /* A side: ranks 0 .. tp * cp * dp - 1. */
-enum { REF_TP, REF_CP, REF_DP, REF_DIMS };
+enum { REF_TP, REF_CP, REF_DP, REF_PACKED_DIMS };
 typedef struct ref_packed {
-    int64_t extent[REF_DIMS];
-    int order[REF_DIMS]; /* which dim varies fastest, which comes next */
-    bool sp;             /* what a context rank holds is cut over tp, too */
+    int64_t extent[REF_PACKED_DIMS];
+    int order[REF_PACKED_DIMS]; /* which dim varies fastest, which comes next */
+    bool sp;                    /* what a context rank holds is cut over tp, too */
     int features; /* the dim over which features are cut, -1: none; REF_CP: then rows are not */
     ref_packing_t p;
 } ref_packed_t;
