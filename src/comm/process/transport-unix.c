@@ -316,51 +316,43 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
                                          void **transport)
 {
     struct transport *w = calloc(1, sizeof *w);
-    struct sock *sock = calloc((size_t)size, sizeof *sock);
-    struct pollfd *fds = calloc((size_t)size, sizeof *fds);
-    struct pollfd *seen = calloc((size_t)size, sizeof *seen);
-    struct pollfd *waiting = calloc((size_t)size, sizeof *waiting);
-    bool enough = w && sock && fds && seen && waiting;
-    for (int32_t r = 0; r < size && enough; r++) {
-        fds[r] = (struct pollfd){.fd = fd[r], .events = POLLIN};
+    bool enough = w && (w->sock = calloc((size_t)size, sizeof *w->sock)) &&
+                  (w->fds = calloc((size_t)size, sizeof *w->fds)) &&
+                  (w->seen = calloc((size_t)size, sizeof *w->seen)) &&
+                  (w->waiting = calloc((size_t)size, sizeof *w->waiting));
+    for (int32_t r = 0; r < size; r++) {
+        if (!enough) {
+            colo_socket_close(fd[r]);
+            if (w && w->fds)
+                w->fds[r].fd = -1;
+            continue;
+        }
+        w->fds[r] = w->seen[r] = (struct pollfd){.fd = fd[r], .events = POLLIN};
         if (fd[r] < 0)
             continue;
-        sock[r].in = malloc(IN_CAPACITY);
-        sock[r].out = malloc(OUT_CAPACITY);
-        sock[r].out_capacity = OUT_CAPACITY;
-        enough = sock[r].in && sock[r].out;
+        struct sock *s = &w->sock[r];
+        s->in = malloc(IN_CAPACITY);
+        s->out = malloc(OUT_CAPACITY);
+        s->out_capacity = OUT_CAPACITY;
+        enough = s->in && s->out;
     }
-    if (!enough) {
-        if (far)
-            far->close(far_transport, false);
-        for (int32_t r = 0; r < size; r++) {
-            colo_socket_close(fd[r]);
-            if (sock) {
-                free(sock[r].in);
-                free(sock[r].out);
-            }
-        }
-        free(w);
-        free(sock);
-        free(fds);
-        free(seen);
-        free(waiting);
-        return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for %d connections",
-                         (int)size);
+    if (w) {
+        w->rank = rank;
+        w->size = size;
+        w->held = -1;
+        w->far = far;
+        w->far_transport = far_transport;
+        pthread_mutex_init(&w->lock, NULL);
     }
-    memcpy(seen, fds, (size_t)size * sizeof *fds);
-    *w = (struct transport){.rank = rank,
-                            .size = size,
-                            .sock = sock,
-                            .fds = fds,
-                            .seen = seen,
-                            .waiting = waiting,
-                            .held = -1,
-                            .far = far,
-                            .far_transport = far_transport};
-    pthread_mutex_init(&w->lock, NULL);
-    *transport = w;
-    return COLO_OK;
+    if (enough) {
+        *transport = w;
+        return COLO_OK;
+    }
+    if (w)
+        sockets_close(w, false);
+    else if (far)
+        far->close(far_transport, false);
+    return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for %d connections", (int)size);
 }
 
 const colo_transport_ops_t colo_transport_sockets = {
