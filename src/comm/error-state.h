@@ -24,69 +24,69 @@ typedef struct colo_error_state {
     char error_message[900];
 } colo_error_state_t;
 
-static inline void colo_error_state_init(colo_error_state_t *f)
+static inline void colo_error_state_init(colo_error_state_t *state)
 {
-    atomic_init(&f->status, COLO_OK);
-    f->culprit = -1;
-    f->culprit_name[0] = f->error_message[0] = '\0';
-    pthread_mutex_init(&f->lock, NULL);
+    atomic_init(&state->status, COLO_OK);
+    state->culprit = -1;
+    state->culprit_name[0] = state->error_message[0] = '\0';
+    pthread_mutex_init(&state->lock, NULL);
 }
 
-static inline void colo_error_state_fini(colo_error_state_t *f)
+static inline void colo_error_state_fini(colo_error_state_t *state)
 {
-    pthread_mutex_destroy(&f->lock);
+    pthread_mutex_destroy(&state->lock);
 }
 
-static inline bool colo_error_state_is_set(const colo_error_state_t *f)
+static inline bool colo_error_state_is_set(const colo_error_state_t *state)
 {
-    return atomic_load_explicit(&f->status, memory_order_acquire) != COLO_OK;
+    return atomic_load_explicit(&state->status, memory_order_acquire) != COLO_OK;
 }
 
-static inline void colo_error_state_write(colo_error_state_t *f, bool replace, colo_status_t status,
-                                          int32_t culprit, int64_t world_rank,
+static inline void colo_error_state_write(colo_error_state_t *state, bool replace,
+                                          colo_status_t status, int32_t culprit, int64_t world_rank,
                                           const char *error_message)
 {
-    pthread_mutex_lock(&f->lock);
-    if (replace || !colo_error_state_is_set(f)) {
-        f->culprit = culprit;
+    pthread_mutex_lock(&state->lock);
+    if (replace || !colo_error_state_is_set(state)) {
+        state->culprit = culprit;
         if (world_rank == culprit)
-            snprintf(f->culprit_name, sizeof f->culprit_name, "rank %d", (int)culprit);
+            snprintf(state->culprit_name, sizeof state->culprit_name, "rank %d", (int)culprit);
         else
-            snprintf(f->culprit_name, sizeof f->culprit_name, "rank %d (world rank %lld)",
+            snprintf(state->culprit_name, sizeof state->culprit_name, "rank %d (world rank %lld)",
                      (int)culprit, (long long)world_rank);
-        snprintf(f->error_message, sizeof f->error_message, "%s", error_message);
-        atomic_store_explicit(&f->status, status, memory_order_release);
+        snprintf(state->error_message, sizeof state->error_message, "%s", error_message);
+        atomic_store_explicit(&state->status, status, memory_order_release);
     }
-    pthread_mutex_unlock(&f->lock);
+    pthread_mutex_unlock(&state->lock);
 }
 
-static inline void colo_error_state_set(colo_error_state_t *f, colo_status_t status,
+static inline void colo_error_state_set(colo_error_state_t *state, colo_status_t status,
                                         int32_t culprit, int64_t world_rank,
                                         const char *error_message)
 {
-    colo_error_state_write(f, false, status, culprit, world_rank, error_message);
+    colo_error_state_write(state, false, status, culprit, world_rank, error_message);
 }
 
-static inline void colo_error_state_replace(colo_error_state_t *f, colo_status_t status,
+static inline void colo_error_state_replace(colo_error_state_t *state, colo_status_t status,
                                             int32_t culprit, int64_t world_rank,
                                             const char *error_message)
 {
-    colo_error_state_write(f, true, status, culprit, world_rank, error_message);
+    colo_error_state_write(state, true, status, culprit, world_rank, error_message);
 }
 
 /* What @rank is told: COLO_OK, or a status with its error message. */
-static inline colo_status_t colo_error_state_notify(const colo_error_state_t *f, int32_t rank,
+static inline colo_status_t colo_error_state_notify(const colo_error_state_t *state, int32_t rank,
                                                     char *error_message, size_t cap)
 {
-    if (!colo_error_state_is_set(f))
+    if (!colo_error_state_is_set(state))
         return COLO_OK;
-    pthread_mutex_t *lock = (pthread_mutex_t *)&f->lock;
+    pthread_mutex_t *lock = (pthread_mutex_t *)&state->lock;
     pthread_mutex_lock(lock);
-    colo_status_t status = (colo_status_t)atomic_load(&f->status);
-    if (f->culprit < 0 || f->culprit == rank) {
-        snprintf(error_message, cap, "%s", f->error_message);
+    colo_status_t status = (colo_status_t)atomic_load(&state->status);
+    if (state->culprit < 0 || state->culprit == rank) {
+        snprintf(error_message, cap, "%s", state->error_message);
     } else {
-        snprintf(error_message, cap, "%s failed: %s", f->culprit_name, f->error_message);
+        snprintf(error_message, cap, "%s failed: %s", state->culprit_name, state->error_message);
         status = COLO_ERR_PEER;
     }
     pthread_mutex_unlock(lock);

@@ -25,50 +25,51 @@
 static const char CALL[] = "create_bootstrap: "; /* begins every error message here */
 enum { SPARE = 2 }; /* descriptors beyond a connection for each peer: callers not known yet */
 
-colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error)
+colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *boot, int error)
 {
     struct rlimit limit = {0, 0};
     if (error != EMFILE && error != ENFILE)
         return colo_fail(error == ENOMEM || error == ENOBUFS ? COLO_ERR_NOMEM : COLO_ERR_IO,
-                         "create_bootstrap: rank %d of %d cannot open a socket: %s", (int)b->rank,
-                         (int)b->size, strerror(error));
+                         "create_bootstrap: rank %d of %d cannot open a socket: %s",
+                         (int)boot->rank, (int)boot->size, strerror(error));
     getrlimit(RLIMIT_NOFILE, &limit);
     return colo_fail(
         COLO_ERR_IO,
         "create_bootstrap: rank %d has too few descriptors for %d connections: %s; its "
         "limit is %lld, raise it (ulimit -n) or close files",
-        (int)b->rank, (int)b->size - 1, strerror(error), (long long)limit.rlim_cur);
+        (int)boot->rank, (int)boot->size - 1, strerror(error), (long long)limit.rlim_cur);
 }
 
 /* ---- this rank's endpoint ---- */
 
-socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *a)
+socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *address)
 {
     size_t n = strnlen(to->name, sizeof to->name);
-    memset(a, 0, sizeof *a);
-    a->sun_family = AF_UNIX;
-    memcpy(a->sun_path + 1, to->name, n);
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    memcpy(address->sun_path + 1, to->name, n);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
 /* Returns a shortage, or 0. Without Unix sockets the name stays empty. */
 static int bind_door(colo_endpoint_t *endpoint, int *door)
 {
-    struct sockaddr_un a;
+    struct sockaddr_un address;
     uint64_t random[2] = {0, 0}; /* not the token: names are no secret */
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         return 0;
     snprintf(endpoint->name, sizeof endpoint->name, "colobridge-%016llx%016llx",
              (unsigned long long)random[0], (unsigned long long)random[1]);
-    socklen_t size = colo_endpoint_address(endpoint, &a);
+    socklen_t size = colo_endpoint_address(endpoint, &address);
     *door = colo_socket_open();
-    if (*door >= 0 && bind(*door, (struct sockaddr *)&a, size) == 0)
+    if (*door >= 0 && bind(*door, (struct sockaddr *)&address, size) == 0)
         return 0;
     endpoint->name[0] = '\0';
     return colo_host_shortage(errno);
 }
 
-static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, int *door, int *fd)
+static colo_status_t make(const colo_bootstrap_t *boot, colo_endpoint_t *endpoint, int *door,
+                          int *fd)
 {
     int32_t transport; /* 3: ucx. What is refused is refused once all are connected */
     const char *names = "";
@@ -76,43 +77,43 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, 
     endpoint->insists = transport == 3;
     (void)colo_env_text("COLO_NODE", &names);
     if (names[0])
-        (void)colo_node_id(b->rank, b->size, &endpoint->node);
+        (void)colo_node_id(boot->rank, boot->size, &endpoint->node);
     if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "create_bootstrap: getrandom: %s", strerror(errno));
     int error = colo_host_sockets(&endpoint->host);
     if (!error)
         error = bind_door(endpoint, door);
     if (error)
-        return colo_endpoint_no_socket(b, error);
+        return colo_endpoint_no_socket(boot, error);
     int spare[SPARE];
     for (int i = 0; i < SPARE; i++)
         spare[i] = -1;
-    for (int32_t r = 0; r < b->size + SPARE && !error; r++) {
-        int *place = r < b->size ? &fd[r] : &spare[r - b->size];
-        if (r != b->rank && (*place = colo_socket_open()) < 0)
+    for (int32_t r = 0; r < boot->size + SPARE && !error; r++) {
+        int *place = r < boot->size ? &fd[r] : &spare[r - boot->size];
+        if (r != boot->rank && (*place = colo_socket_open()) < 0)
             error = errno;
     }
     for (int i = 0; i < SPARE; i++)
         colo_socket_close(spare[i]);
-    return error ? colo_endpoint_no_socket(b, error) : COLO_OK;
+    return error ? colo_endpoint_no_socket(boot, error) : COLO_OK;
 }
 
-void colo_endpoint_make(const colo_bootstrap_t *b, bool enough, colo_endpoint_t *endpoint,
+void colo_endpoint_make(const colo_bootstrap_t *boot, bool enough, colo_endpoint_t *endpoint,
                         int *door, int *fd)
 {
     memset(endpoint, 0, sizeof *endpoint);
     *endpoint = (colo_endpoint_t){.magic = COLO_ENDPOINT_MAGIC,
                                   .version = colo_version_number(),
-                                  .rank = b->rank,
-                                  .size = b->size};
+                                  .rank = boot->rank,
+                                  .size = boot->size};
     *door = -1;
-    for (int32_t r = 0; fd && r < b->size; r++)
+    for (int32_t r = 0; fd && r < boot->size; r++)
         fd[r] = -1;
-    colo_status_t st = enough && fd ? make(b, endpoint, door, fd)
+    colo_status_t st = enough && fd ? make(boot, endpoint, door, fd)
                                     : colo_fail(COLO_ERR_NOMEM,
                                                 "create_bootstrap: rank %d has no memory for %d "
                                                 "connections",
-                                                (int)b->rank, (int)b->size - 1);
+                                                (int)boot->rank, (int)boot->size - 1);
     if (st < 0)
         colo_endpoint_set_error(endpoint, st);
 }
@@ -125,36 +126,36 @@ void colo_endpoint_set_error(colo_endpoint_t *endpoint, colo_status_t status)
 
 /* ---- all endpoints ---- */
 
-colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint)
+colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot, const colo_endpoint_t *endpoint)
 {
-    for (int32_t r = 0; r < b->size; r++) {
-        const colo_endpoint_t *k = &endpoint[r];
-        if (k->magic != COLO_ENDPOINT_MAGIC)
+    for (int32_t r = 0; r < boot->size; r++) {
+        const colo_endpoint_t *other = &endpoint[r];
+        if (other->magic != COLO_ENDPOINT_MAGIC)
             return colo_fail(
                 COLO_ERR_MISMATCH,
                 "create_bootstrap: entry %d of the all-gather does not hold what rank %d "
                 "brought; rank r's bytes belong at recv + r * bytes",
                 (int)r, (int)r);
-        if (k->rank != r || k->size != b->size)
+        if (other->rank != r || other->size != boot->size)
             return colo_fail(
                 COLO_ERR_MISMATCH,
                 "create_bootstrap: entry %d of the all-gather comes from rank %d of %d, "
                 "expected rank %d of %d",
-                (int)r, (int)k->rank, (int)k->size, (int)r, (int)b->size);
-        if (k->version != endpoint[0].version)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "create_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
-                             "%u.%u.%u",
-                             (int)r, (unsigned)(k->version >> 16),
-                             (unsigned)(k->version >> 8 & 0xff), (unsigned)(k->version & 0xff),
-                             (unsigned)(endpoint[0].version >> 16),
-                             (unsigned)(endpoint[0].version >> 8 & 0xff),
-                             (unsigned)(endpoint[0].version & 0xff));
+                (int)r, (int)other->rank, (int)other->size, (int)r, (int)boot->size);
+        if (other->version != endpoint[0].version)
+            return colo_fail(
+                COLO_ERR_MISMATCH,
+                "create_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
+                "%u.%u.%u",
+                (int)r, (unsigned)(other->version >> 16), (unsigned)(other->version >> 8 & 0xff),
+                (unsigned)(other->version & 0xff), (unsigned)(endpoint[0].version >> 16),
+                (unsigned)(endpoint[0].version >> 8 & 0xff),
+                (unsigned)(endpoint[0].version & 0xff));
     }
-    if (endpoint[b->rank].status < 0) /* its own error before that of any other */
-        return colo_fail((colo_status_t)endpoint[b->rank].status, "%s%.*s", CALL,
-                         (int)sizeof endpoint[b->rank].why, endpoint[b->rank].why);
-    for (int32_t r = 0; r < b->size; r++)
+    if (endpoint[boot->rank].status < 0) /* its own error before that of any other */
+        return colo_fail((colo_status_t)endpoint[boot->rank].status, "%s%.*s", CALL,
+                         (int)sizeof endpoint[boot->rank].why, endpoint[boot->rank].why);
+    for (int32_t r = 0; r < boot->size; r++)
         if (endpoint[r].status < 0)
             return colo_fail(COLO_ERR_PEER, "create_bootstrap: rank %d failed: %.*s", (int)r,
                              (int)sizeof endpoint[r].why, endpoint[r].why);

@@ -34,16 +34,17 @@ typedef struct colo_endpoint {
  * wait for it, and the endpoint tells them. @door is bound and does not listen yet: nothing can
  * reach this rank before it waits for callers. @door, or -1, and @fd are to be closed in any case.
  */
-void colo_endpoint_make(const colo_bootstrap_t *b, bool enough, colo_endpoint_t *endpoint,
+void colo_endpoint_make(const colo_bootstrap_t *boot, bool enough, colo_endpoint_t *endpoint,
                         int *door, int *fd);
 /* The calling thread's error as this rank's, for all. */
 void colo_endpoint_set_error(colo_endpoint_t *endpoint, colo_status_t status);
 /* Do Unix sockets connect these two ranks? Else UCX does. @insists: a rank of the job does. */
 bool colo_endpoint_near(const colo_endpoint_t *a, const colo_endpoint_t *b, bool insists);
 /* Do all endpoints belong together, and did no rank fail? */
-colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint);
+colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot,
+                                      const colo_endpoint_t *endpoint);
 socklen_t colo_endpoint_address(const colo_endpoint_t *to, struct sockaddr_un *address);
 /* No descriptor left? errno of the call that failed; names what to do about it. */
-colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error);
+colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *boot, int error);
 
 #endif

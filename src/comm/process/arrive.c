@@ -2,7 +2,7 @@
 /*
  * arrive.c - what arrives from peers, checked and sorted to the groups.
  *
- * A frame of a group that this rank has not made yet is kept; one of a group that it has left is
+ * A frame of a group that this rank has not made yet is saved; one of a group that it has left is
  * dropped. A peer may be broken or hostile: every length, index and kind is checked before it is
  * used, what is kept of a peer is bounded, and the first frame that makes no sense is an error on
  * all ranks, because nothing after it can be trusted.
@@ -27,72 +27,73 @@ static struct colo_process_group *find_group(struct colo_process_group *list, ui
     return list;
 }
 
-static void nonsense(struct colo_process_context *f, int32_t peer)
+static void nonsense(struct colo_process_context *context, int32_t peer)
 {
     char error_message[200];
     snprintf(error_message, sizeof error_message,
              "world rank %d sends frames that world rank %d does not understand; run the same "
              "version on all ranks",
-             (int)peer, (int)f->rank);
-    colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, error_message);
+             (int)peer, (int)context->rank);
+    colo_process_set_error_all(context, COLO_ERR_MISMATCH, -1, error_message);
 }
 
 /* ---- frames of groups that are not here ---- */
 
-static void unexpected(struct colo_process_context *f, int32_t peer, const colo_frame_t *frame,
-                       size_t bytes)
+static void unexpected(struct colo_process_context *context, int32_t peer,
+                       const colo_frame_t *frame, size_t bytes)
 {
     /* The rest of a message is sent only to ranks that asked for it. */
     if (frame->kind != COLO_FRAME_HEADER && frame->kind != COLO_FRAME_FAIL &&
         frame->kind != COLO_FRAME_BYE) {
-        nonsense(f, peer);
+        nonsense(context, peer);
         return;
     }
-    if (f->unexpected_bytes[peer] + bytes > UNEXPECTED_MAX) {
+    if (context->unexpected_bytes[peer] + bytes > UNEXPECTED_MAX) {
         char error_message[200];
         snprintf(error_message, sizeof error_message,
                  "world rank %d sent more than %d bytes to groups that world rank %d did not make; "
                  "split communicators in the same order on all ranks",
-                 (int)peer, (int)UNEXPECTED_MAX, (int)f->rank);
-        colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, error_message);
+                 (int)peer, (int)UNEXPECTED_MAX, (int)context->rank);
+        colo_process_set_error_all(context, COLO_ERR_MISMATCH, -1, error_message);
         return;
     }
-    struct colo_unexpected *s = malloc(sizeof *s + bytes);
-    if (!s) {
-        colo_process_set_error_all(f, COLO_ERR_NOMEM, f->rank,
+    struct colo_unexpected *saved = malloc(sizeof *saved + bytes);
+    if (!saved) {
+        colo_process_set_error_all(context, COLO_ERR_NOMEM, context->rank,
                                    "no memory for a frame that came before its group was made");
         return;
     }
-    *s = (struct colo_unexpected){.peer = peer, .bytes = bytes};
-    memcpy(s->frame, frame, bytes);
-    if (!f->unexpected)
-        f->unexpected_end = &f->unexpected;
-    *f->unexpected_end = s;
-    f->unexpected_end = &s->next;
-    f->unexpected_bytes[peer] += bytes;
+    *saved = (struct colo_unexpected){.peer = peer, .bytes = bytes};
+    memcpy(saved->frame, frame, bytes);
+    if (!context->unexpected)
+        context->unexpected_end = &context->unexpected;
+    *context->unexpected_end = saved;
+    context->unexpected_end = &saved->next;
+    context->unexpected_bytes[peer] += bytes;
 }
 
-static void dispatch(struct colo_process_context *f, int32_t peer, const colo_frame_t *frame,
+static void dispatch(struct colo_process_context *context, int32_t peer, const colo_frame_t *frame,
                      size_t bytes);
 
-void colo_process_take_unexpected(struct colo_process_group *x)
+void colo_process_take_unexpected(struct colo_process_group *group)
 {
-    struct colo_process_context *f = x->context;
-    struct colo_unexpected *s = f->unexpected;
-    f->unexpected = NULL;
-    while (s) {
-        struct colo_unexpected *next = s->next;
-        f->unexpected_bytes[s->peer] -= s->bytes;
-        dispatch(f, s->peer, (const colo_frame_t *)s->frame, s->bytes); /* back, or to the group */
-        free(s);
-        s = next;
+    struct colo_process_context *context = group->context;
+    struct colo_unexpected *saved = context->unexpected;
+    context->unexpected = NULL;
+    while (saved) {
+        struct colo_unexpected *next = saved->next;
+        context->unexpected_bytes[saved->peer] -= saved->bytes;
+        dispatch(context, saved->peer, (const colo_frame_t *)saved->frame,
+                 saved->bytes); /* back, or to the group */
+        free(saved);
+        saved = next;
     }
 }
 
 /* ---- sorting ---- */
 
-/* @x: NULL for the error state of all */
-static void take_fail(struct colo_process_context *f, struct colo_process_group *x,
+/* @group: NULL for the error state of all */
+static void take_fail(struct colo_process_context *context, struct colo_process_group *group,
                       const colo_frame_t *frame, const void *payload)
 {
     char error_message[COLO_FAIL_TEXT + 1];
@@ -100,34 +101,35 @@ static void take_fail(struct colo_process_context *f, struct colo_process_group 
     const colo_status_t said = (colo_status_t)(int64_t)frame->desc;
     const colo_status_t status = said < 0 ? said : COLO_ERR_PEER;
     const int64_t culprit = (int64_t)frame->count;
-    const int32_t named = culprit >= 0 && culprit < (x ? x->size : f->size) ? (int32_t)culprit : -1;
-    if (!x)
-        colo_error_state_set(&f->error, status, named, named, error_message);
-    else if (colo_process_take_fault(x, frame->seq, status, named, error_message))
-        colo_process_begin_no_more(x);
+    const int32_t named =
+        culprit >= 0 && culprit < (group ? group->size : context->size) ? (int32_t)culprit : -1;
+    if (!group)
+        colo_error_state_set(&context->error, status, named, named, error_message);
+    else if (colo_process_take_fault(group, frame->seq, status, named, error_message))
+        colo_process_begin_no_more(group);
 }
 
-static void take_header(struct colo_process_group *x, const colo_frame_t *frame,
+static void take_header(struct colo_process_group *group, const colo_frame_t *frame,
                         const void *payload)
 {
-    struct colo_remote *p = &x->peer[frame->from];
-    p->last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
-    struct colo_early *e = &p->early[p->first];
-    if (e->full)
-        e = &p->early[p->first ^ 1];
-    if (e->full) { /* it cannot be two operations ahead of what it needs me for */
+    struct colo_remote *remote = &group->peer[frame->from];
+    remote->last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
+    struct colo_early *early = &remote->early[remote->first];
+    if (early->full)
+        early = &remote->early[remote->first ^ 1];
+    if (early->full) { /* it cannot be two operations ahead of what it needs me for */
         char error_message[160];
         snprintf(error_message, sizeof error_message,
                  "rank %d of '%s' is three operations ahead of rank %d: its frames make no sense",
-                 (int)frame->from, x->name, (int)x->rank);
-        colo_process_set_error(x, COLO_ERR_MISMATCH, -1, error_message);
+                 (int)frame->from, group->name, (int)group->rank);
+        colo_process_set_error(group, COLO_ERR_MISMATCH, -1, error_message);
         return;
     }
-    e->full = true;
-    e->header = *frame;
+    early->full = true;
+    early->header = *frame;
     size_t n = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
-    memcpy(e->eager, payload, n);
-    colo_step_poll(x, frame->from);
+    memcpy(early->eager, payload, n);
+    colo_step_poll(group, frame->from);
 }
 
 /* Does a frame of @bytes hold together by itself? */
@@ -145,111 +147,113 @@ static bool is_whole(const colo_frame_t *frame, size_t bytes)
 }
 
 /* @peer closed its end: it is gone from all groups. */
-static void take_close(struct colo_process_context *f, int32_t peer)
+static void take_close(struct colo_process_context *context, int32_t peer)
 {
-    f->nclosed += !f->closed[peer];
-    f->closed[peer] = true;
-    for (struct colo_process_group *x = f->group; x; x = x->next)
-        for (int32_t r = 0; r < x->size; r++)
-            if (x->world[r] == peer)
-                x->peer[r].gone = true;
-    colo_process_reap(f);
+    context->nclosed += !context->closed[peer];
+    context->closed[peer] = true;
+    for (struct colo_process_group *group = context->group; group; group = group->next)
+        for (int32_t r = 0; r < group->size; r++)
+            if (group->world[r] == peer)
+                group->peer[r].gone = true;
+    colo_process_reap(context);
 }
 
-static void take_bye(struct colo_remote *p, const colo_frame_t *frame)
+static void take_bye(struct colo_remote *remote, const colo_frame_t *frame)
 {
-    p->gone = true;
-    p->last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
+    remote->gone = true;
+    remote->last = (colo_last_op_t){frame->seq, frame->desc, frame->count};
 }
 
 /* @bytes: of frame and payload */
-static void dispatch(struct colo_process_context *f, int32_t peer, const colo_frame_t *frame,
+static void dispatch(struct colo_process_context *context, int32_t peer, const colo_frame_t *frame,
                      size_t bytes)
 {
     if (!is_whole(frame, bytes)) {
-        nonsense(f, peer);
+        nonsense(context, peer);
         return;
     }
     const void *payload = frame + 1;
     if (frame->kind == COLO_FRAME_CLOSE) {
-        take_close(f, peer);
+        take_close(context, peer);
         return;
     }
     if (frame->group == 0) {
         if (frame->kind == COLO_FRAME_FAIL)
-            take_fail(f, NULL, frame, payload);
+            take_fail(context, NULL, frame, payload);
         else
-            nonsense(f, peer);
+            nonsense(context, peer);
         return;
     }
-    struct colo_process_group *x = find_group(f->group, frame->group);
-    const bool left = !x && (x = find_group(f->draining, frame->group)) != NULL;
-    if (!x) {
-        unexpected(f, peer, frame, bytes);
+    struct colo_process_group *group = find_group(context->group, frame->group);
+    const bool left = !group && (group = find_group(context->draining, frame->group)) != NULL;
+    if (!group) {
+        unexpected(context, peer, frame, bytes);
         return;
     }
-    if (frame->from < 0 || frame->from >= x->size || x->world[frame->from] != peer) {
-        nonsense(f, peer);
+    if (frame->from < 0 || frame->from >= group->size || group->world[frame->from] != peer) {
+        nonsense(context, peer);
         return;
     }
     if (left) {
         if (frame->kind == COLO_FRAME_BYE) {
-            x->peer[frame->from].gone = true;
-            colo_process_reap(f);
+            group->peer[frame->from].gone = true;
+            colo_process_reap(context);
         }
         return;
     }
     switch ((colo_frame_kind_t)frame->kind) {
     case COLO_FRAME_HEADER:
-        take_header(x, frame, payload);
+        take_header(group, frame, payload);
         break;
     case COLO_FRAME_READY:
-        colo_step_ready(x, frame);
+        colo_step_ready(group, frame);
         break;
     case COLO_FRAME_DATA:
-        if (!colo_step_data(x, frame, payload))
-            nonsense(f, peer);
+        if (!colo_step_data(group, frame, payload))
+            nonsense(context, peer);
         break;
     case COLO_FRAME_FAIL:
-        take_fail(f, x, frame, payload);
+        take_fail(context, group, frame, payload);
         break;
     case COLO_FRAME_BYE:
-        take_bye(&x->peer[frame->from], frame);
+        take_bye(&group->peer[frame->from], frame);
         break;
     default:
-        nonsense(f, peer);
+        nonsense(context, peer);
     }
 }
 
-static void peer_lost(struct colo_process_context *f, int32_t peer)
+static void peer_lost(struct colo_process_context *context, int32_t peer)
 {
     char error_message[700];
-    if (f->closed[peer])
+    if (context->closed[peer])
         return; /* it said so */
-    f->nclosed++;
-    f->closed[peer] = true;
+    context->nclosed++;
+    context->closed[peer] = true;
     snprintf(error_message, sizeof error_message,
              "world rank %d ended without destroying its communicators, or was killed: %s",
-             (int)peer, f->ops->why(f->transport));
-    colo_error_state_set(&f->error, COLO_ERR_PEER, -1, -1, error_message);
-    colo_process_reap(f);
+             (int)peer, context->ops->why(context->transport));
+    colo_error_state_set(&context->error, COLO_ERR_PEER, -1, -1, error_message);
+    colo_process_reap(context);
 }
 
-void colo_process_progress(struct colo_process_context *f)
+void colo_process_progress(struct colo_process_context *context)
 {
     const void *frame = NULL;
     size_t bytes = 0;
     int32_t peer = 0;
     int got;
-    colo_process_notify(f);
-    for (int n = 0; n < AT_ONCE && (got = f->ops->recv(f->transport, &peer, &frame, &bytes)) != 0;
+    colo_process_notify(context);
+    for (int n = 0;
+         n < AT_ONCE && (got = context->ops->recv(context->transport, &peer, &frame, &bytes)) != 0;
          n++) {
         if (got == 1) {
-            dispatch(f, peer, frame, bytes);
+            dispatch(context, peer, frame, bytes);
         } else if (got == -1) {
-            peer_lost(f, peer);
+            peer_lost(context, peer);
         } else { /* -2: the transport is broken */
-            colo_error_state_set(&f->error, COLO_ERR_STATE, -1, -1, f->ops->why(f->transport));
+            colo_error_state_set(&context->error, COLO_ERR_STATE, -1, -1,
+                                 context->ops->why(context->transport));
             return;
         }
     }

@@ -33,18 +33,18 @@ static bool try_lock(pthread_mutex_t *m)
     return false;
 }
 
-static void abort_context(struct colo_process_context *f, const char *why)
+static void abort_context(struct colo_process_context *context, const char *why)
 {
     char error_message[900];
     snprintf(error_message, sizeof error_message,
-             "world rank %d ended without destroying its communicators%s%.800s", (int)f->rank,
+             "world rank %d ended without destroying its communicators%s%.800s", (int)context->rank,
              why[0] ? "; its last error: " : "", why);
-    colo_process_set_error_all(f, COLO_ERR_ABORTED, -1, error_message);
-    colo_process_notify(f);
+    colo_process_set_error_all(context, COLO_ERR_ABORTED, -1, error_message);
+    colo_process_notify(context);
     const double end = colo_now() + FLUSH_SECONDS;
-    while (!colo_process_flushed(f) && colo_now() < end) {
-        colo_process_progress(f);
-        f->ops->wait(f->transport, 1e-3);
+    while (!colo_process_flushed(context) && colo_now() < end) {
+        colo_process_progress(context);
+        context->ops->wait(context->transport, 1e-3);
     }
 }
 
@@ -53,33 +53,33 @@ static void at_exit(void)
     const colo_error_t why = colo_error_save();
     if (!try_lock(&lock))
         return;
-    for (struct colo_process_context *f = first; f; f = f->next) {
-        if (f->process != (int32_t)getpid() || !try_lock(&f->lock))
+    for (struct colo_process_context *context = first; context; context = context->next) {
+        if (context->process != (int32_t)getpid() || !try_lock(&context->lock))
             continue;
-        abort_context(f, why.text);
-        pthread_mutex_unlock(&f->lock);
+        abort_context(context, why.text);
+        pthread_mutex_unlock(&context->lock);
     }
     pthread_mutex_unlock(&lock);
 }
 
-void colo_process_exit_add(struct colo_process_context *f)
+void colo_process_exit_add(struct colo_process_context *context)
 {
-    f->process = (int32_t)getpid();
+    context->process = (int32_t)getpid();
     pthread_mutex_lock(&lock);
     if (!registered)
         registered = atexit(at_exit) == 0;
-    f->next = first;
-    first = f;
+    context->next = first;
+    first = context;
     pthread_mutex_unlock(&lock);
 }
 
-void colo_process_exit_remove(struct colo_process_context *f)
+void colo_process_exit_remove(struct colo_process_context *context)
 {
     pthread_mutex_lock(&lock);
     struct colo_process_context **link = &first;
-    while (*link && *link != f)
+    while (*link && *link != context)
         link = &(*link)->next;
     if (*link)
-        *link = f->next;
+        *link = context->next;
     pthread_mutex_unlock(&lock);
 }

@@ -30,34 +30,35 @@ static const double LINGER_SECONDS = 1.0; /* at most, for the others to leave as
 
 /* ---- telling ---- */
 
-static void send_frame(struct colo_process_context *f, int32_t peer, colo_frame_t *frame,
+static void send_frame(struct colo_process_context *context, int32_t peer, colo_frame_t *frame,
                        const void *payload)
 {
     /* a peer that closed waits for one thing more: that this rank closes, too */
-    if (peer == f->rank || (f->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
+    if (peer == context->rank || (context->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
         return;
-    unsigned char *p = f->ops->reserve(f->transport, peer, sizeof *frame + frame->bytes);
-    if (!p) {
+    unsigned char *place =
+        context->ops->reserve(context->transport, peer, sizeof *frame + frame->bytes);
+    if (!place) {
         char error_message[200];
         snprintf(error_message, sizeof error_message,
                  "no memory for a frame of %zu bytes to world rank %d",
                  sizeof *frame + (size_t)frame->bytes, (int)peer);
-        colo_process_set_error_all(f, COLO_ERR_NOMEM, f->rank, error_message);
+        colo_process_set_error_all(context, COLO_ERR_NOMEM, context->rank, error_message);
         return;
     }
     frame->magic = COLO_FRAME_MAGIC;
-    memcpy(p, frame, sizeof *frame);
+    memcpy(place, frame, sizeof *frame);
     if (frame->bytes)
-        memcpy(p + sizeof *frame, payload, frame->bytes);
-    f->ops->commit(f->transport);
+        memcpy(place + sizeof *frame, payload, frame->bytes);
+    context->ops->commit(context->transport);
 }
 
-void colo_process_frame(struct colo_process_group *x, int32_t to, colo_frame_t *frame,
+void colo_process_frame(struct colo_process_group *group, int32_t to, colo_frame_t *frame,
                         const void *payload)
 {
-    frame->group = x->key;
-    frame->from = x->rank;
-    send_frame(x->context, x->world[to], frame, payload);
+    frame->group = group->key;
+    frame->from = group->rank;
+    send_frame(group->context, group->world[to], frame, payload);
 }
 
 static void fill_fail(colo_frame_t *frame, const colo_error_state_t *error, uint64_t dead_from)
@@ -71,103 +72,103 @@ static void fill_fail(colo_frame_t *frame, const colo_error_state_t *error, uint
     };
 }
 
-static void notify_members(struct colo_process_group *x)
+static void notify_members(struct colo_process_group *group)
 {
     colo_frame_t frame;
-    fill_fail(&frame, &x->error, x->dead_from);
-    for (int32_t r = 0; r < x->size; r++)
-        if (r != x->rank && !x->peer[r].gone)
-            colo_process_frame(x, r, &frame, x->error.error_message);
+    fill_fail(&frame, &group->error, group->dead_from);
+    for (int32_t r = 0; r < group->size; r++)
+        if (r != group->rank && !group->peer[r].gone)
+            colo_process_frame(group, r, &frame, group->error.error_message);
 }
 
-static void notify_all(struct colo_process_context *f)
+static void notify_all(struct colo_process_context *context)
 {
     colo_frame_t frame;
-    fill_fail(&frame, &f->error, 0);
-    frame.from = f->rank;
-    for (int32_t r = 0; r < f->size; r++)
-        send_frame(f, r, &frame, f->error.error_message);
+    fill_fail(&frame, &context->error, 0);
+    frame.from = context->rank;
+    for (int32_t r = 0; r < context->size; r++)
+        send_frame(context, r, &frame, context->error.error_message);
 }
 
-void colo_process_notify(struct colo_process_context *f)
+void colo_process_notify(struct colo_process_context *context)
 {
-    if (atomic_load_explicit(&f->to_notify, memory_order_relaxed) &&
-        atomic_exchange(&f->to_notify, false))
-        notify_all(f);
-    for (struct colo_process_group *x = f->group; x; x = x->next)
-        if (atomic_load_explicit(&x->to_notify, memory_order_relaxed) &&
-            atomic_exchange(&x->to_notify, false))
-            notify_members(x);
+    if (atomic_load_explicit(&context->to_notify, memory_order_relaxed) &&
+        atomic_exchange(&context->to_notify, false))
+        notify_all(context);
+    for (struct colo_process_group *group = context->group; group; group = group->next)
+        if (atomic_load_explicit(&group->to_notify, memory_order_relaxed) &&
+            atomic_exchange(&group->to_notify, false))
+            notify_members(group);
 }
 
-bool colo_process_must_fail(const struct colo_process_group *x)
+bool colo_process_must_fail(const struct colo_process_group *group)
 {
-    return (colo_error_state_is_set(&x->error) && x->seq >= x->dead_from) ||
-           colo_error_state_is_set(&x->context->error);
+    return (colo_error_state_is_set(&group->error) && group->seq >= group->dead_from) ||
+           colo_error_state_is_set(&group->context->error);
 }
 
-bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_status_t status,
+bool colo_process_take_fault(struct colo_process_group *group, uint64_t seq, colo_status_t status,
                              int32_t culprit, const char *error_message)
 {
-    if (colo_error_state_is_set(&x->context->error) ||
-        (colo_error_state_is_set(&x->error) && seq >= x->dead_from))
+    if (colo_error_state_is_set(&group->context->error) ||
+        (colo_error_state_is_set(&group->error) && seq >= group->dead_from))
         return false;
-    x->dead_from = seq;
-    colo_error_state_replace(&x->error, status, culprit, culprit < 0 ? -1 : x->world[culprit],
-                             error_message);
+    group->dead_from = seq;
+    colo_error_state_replace(&group->error, status, culprit,
+                             culprit < 0 ? -1 : group->world[culprit], error_message);
     return true;
 }
 
-void colo_process_set_error(struct colo_process_group *x, colo_status_t status, int32_t culprit,
+void colo_process_set_error(struct colo_process_group *group, colo_status_t status, int32_t culprit,
                             const char *error_message)
 {
-    if (colo_process_take_fault(x, x->seq, status, culprit, error_message))
-        notify_members(x);
+    if (colo_process_take_fault(group, group->seq, status, culprit, error_message))
+        notify_members(group);
 }
 
-void colo_process_begin_no_more(struct colo_process_group *x)
+void colo_process_begin_no_more(struct colo_process_group *group)
 {
-    if (x->seq + 1 >= x->dead_from)
+    if (group->seq + 1 >= group->dead_from)
         return;
-    x->dead_from = x->seq + 1;
-    notify_members(x);
+    group->dead_from = group->seq + 1;
+    notify_members(group);
 }
 
-void colo_process_set_error_all(struct colo_process_context *f, colo_status_t status,
+void colo_process_set_error_all(struct colo_process_context *context, colo_status_t status,
                                 int32_t culprit, const char *error_message)
 {
-    if (colo_error_state_is_set(&f->error))
+    if (colo_error_state_is_set(&context->error))
         return;
-    colo_error_state_set(&f->error, status, culprit, culprit, error_message);
-    atomic_store(&f->to_notify, true);
+    colo_error_state_set(&context->error, status, culprit, culprit, error_message);
+    atomic_store(&context->to_notify, true);
 }
 
 /* ---- groups that all have left ---- */
 
-static bool all_gone(const struct colo_process_group *x)
+static bool all_gone(const struct colo_process_group *group)
 {
-    for (int32_t r = 0; r < x->size; r++)
-        if (r != x->rank && !x->peer[r].gone && !x->context->closed[x->world[r]])
+    for (int32_t r = 0; r < group->size; r++)
+        if (r != group->rank && !group->peer[r].gone && !group->context->closed[group->world[r]])
             return false;
     return true;
 }
 
-static void group_free(struct colo_process_group *x)
+static void group_free(struct colo_process_group *group)
 {
-    colo_error_state_fini(&x->error);
-    free(x->world);
-    free(x->peer);
-    free(x->eager);
-    free(x->peer_step);
-    free(x->active);
-    free(x->workspace);
-    free(x->src);
-    free(x);
+    colo_error_state_fini(&group->error);
+    free(group->world);
+    free(group->peer);
+    free(group->eager);
+    free(group->peer_step);
+    free(group->active);
+    free(group->workspace);
+    free(group->src);
+    free(group);
 }
 
-void colo_process_reap(struct colo_process_context *f)
+void colo_process_reap(struct colo_process_context *context)
 {
-    for (struct colo_process_group **link = &f->draining, *x; (x = *link);) {
+    for (struct colo_process_group **link = &context->draining, *x; (x = *link);) {
         if (all_gone(x)) {
             *link = x->next;
             group_free(x);
@@ -179,52 +180,53 @@ void colo_process_reap(struct colo_process_context *f)
 
 /* ---- making groups ---- */
 
-static colo_status_t group_new(colo_comm_t *c, struct colo_process_context *f, uint64_t key,
-                               const int32_t *world, struct colo_process_group **out)
+static colo_status_t group_new(colo_comm_t *comm, struct colo_process_context *context,
+                               uint64_t key, const int32_t *world, struct colo_process_group **out)
 {
-    const size_t n = (size_t)c->size;
-    struct colo_process_group *x = calloc(1, sizeof *x);
-    if (!x)
-        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
-    colo_error_state_init(&x->error);
-    x->context = f;
-    x->key = key ? key : 1;
-    x->rank = c->rank;
-    x->size = c->size;
-    x->label = c->world_rank;
-    x->world = malloc(n * sizeof *x->world);
-    x->peer = calloc(n, sizeof *x->peer);
-    x->eager = calloc(n, 2 * COLO_FRAME_EAGER);
-    x->peer_step = calloc(n, sizeof *x->peer_step);
-    x->active = malloc(n * sizeof *x->active);
-    x->src = calloc(n, sizeof *x->src);
-    if (!x->world || !x->peer || !x->eager || !x->peer_step || !x->active || !x->src) {
-        group_free(x);
-        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
+    const size_t n = (size_t)comm->size;
+    struct colo_process_group *group = calloc(1, sizeof *group);
+    if (!group)
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)comm->size);
+    colo_error_state_init(&group->error);
+    group->context = context;
+    group->key = key ? key : 1;
+    group->rank = comm->rank;
+    group->size = comm->size;
+    group->label = comm->world_rank;
+    group->world = malloc(n * sizeof *group->world);
+    group->peer = calloc(n, sizeof *group->peer);
+    group->eager = calloc(n, 2 * COLO_FRAME_EAGER);
+    group->peer_step = calloc(n, sizeof *group->peer_step);
+    group->active = malloc(n * sizeof *group->active);
+    group->src = calloc(n, sizeof *group->src);
+    if (!group->world || !group->peer || !group->eager || !group->peer_step || !group->active ||
+        !group->src) {
+        group_free(group);
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)comm->size);
     }
     for (size_t r = 0; r < n; r++) {
-        x->world[r] = world ? world[r] : (int32_t)r;
-        x->peer[r].gone = f->closed[x->world[r]];
+        group->world[r] = world ? world[r] : (int32_t)r;
+        group->peer[r].gone = context->closed[group->world[r]];
         for (size_t k = 0; k < 2; k++)
-            x->peer[r].early[k].eager = x->eager + (2 * r + k) * COLO_FRAME_EAGER;
+            group->peer[r].early[k].eager = group->eager + (2 * r + k) * COLO_FRAME_EAGER;
     }
-    snprintf(x->name, sizeof x->name, "%s", c->name);
-    *out = x;
+    snprintf(group->name, sizeof group->name, "%s", comm->name);
+    *out = group;
     return COLO_OK;
 }
 
-static void group_live(struct colo_comm *c, struct colo_process_group *x)
+static void group_live(struct colo_comm *comm, struct colo_process_group *group)
 {
-    struct colo_process_context *f = x->context;
-    pthread_mutex_lock(&f->lock);
-    x->next = f->group;
-    f->group = x;
-    f->live++;
-    if (colo_comm_i_timeout(c) > f->timeout_ms)
-        f->timeout_ms = colo_comm_i_timeout(c);
-    colo_process_take_unexpected(x);
-    pthread_mutex_unlock(&f->lock);
-    c->impl = x;
+    struct colo_process_context *context = group->context;
+    pthread_mutex_lock(&context->lock);
+    group->next = context->group;
+    context->group = group;
+    context->live++;
+    if (colo_comm_i_timeout(comm) > context->timeout_ms)
+        context->timeout_ms = colo_comm_i_timeout(comm);
+    colo_process_take_unexpected(group);
+    pthread_mutex_unlock(&context->lock);
+    comm->impl = group;
 }
 
 static uint64_t child_key(const struct colo_process_group *parent, uint64_t tag,
@@ -251,63 +253,63 @@ colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, i
     return COLO_OK;
 }
 
-static void context_free(struct colo_process_context *f, bool clean)
+static void context_free(struct colo_process_context *context, bool clean)
 {
-    colo_process_exit_remove(f);
-    f->ops->close(f->transport, clean);
-    for (struct colo_process_group *x = f->draining, *next; x; x = next) {
-        next = x->next;
-        group_free(x);
+    colo_process_exit_remove(context);
+    context->ops->close(context->transport, clean);
+    for (struct colo_process_group *group = context->draining, *next; group; group = next) {
+        next = group->next;
+        group_free(group);
     }
-    for (struct colo_unexpected *s = f->unexpected, *next; s; s = next) {
-        next = s->next;
-        free(s);
+    for (struct colo_unexpected *saved = context->unexpected, *next; saved; saved = next) {
+        next = saved->next;
+        free(saved);
     }
-    pthread_mutex_destroy(&f->lock);
-    colo_error_state_fini(&f->error);
-    free(f->closed);
-    free(f->unexpected_bytes);
-    free(f);
+    pthread_mutex_destroy(&context->lock);
+    colo_error_state_fini(&context->error);
+    free(context->closed);
+    free(context->unexpected_bytes);
+    free(context);
 }
 
 colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
                                 void *transport, int32_t rank, int32_t size, colo_comm_t **comm)
 {
-    struct colo_process_context *f = calloc(1, sizeof *f);
+    struct colo_process_context *context = calloc(1, sizeof *context);
     bool *closed = calloc((size_t)size, sizeof *closed);
     size_t *unexpected_bytes = calloc((size_t)size, sizeof *unexpected_bytes);
-    if (!f || !closed || !unexpected_bytes) {
-        free(f);
+    if (!context || !closed || !unexpected_bytes) {
+        free(context);
         free(closed);
         free(unexpected_bytes);
         ops->close(transport, false);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     }
-    f->ops = ops;
-    f->transport = transport;
-    f->rank = rank;
-    f->size = size;
-    f->closed = closed;
-    f->unexpected_bytes = unexpected_bytes;
-    f->closed[rank] = true;
-    f->nclosed = 1;
-    pthread_mutex_init(&f->lock, NULL);
-    colo_error_state_init(&f->error);
+    context->ops = ops;
+    context->transport = transport;
+    context->rank = rank;
+    context->size = size;
+    context->closed = closed;
+    context->unexpected_bytes = unexpected_bytes;
+    context->closed[rank] = true;
+    context->nclosed = 1;
+    pthread_mutex_init(&context->lock, NULL);
+    colo_error_state_init(&context->error);
 
     colo_comm_t *c = NULL;
-    struct colo_process_group *x = NULL;
+    struct colo_process_group *group = NULL;
     colo_status_t st = colo_comm_i_new(&c, table, rank, size, NULL);
     if (st == COLO_OK) {
         colo_comm_set_name(c, "world");
-        st = group_new(c, f, 1, NULL, &x);
+        st = group_new(c, context, 1, NULL, &group);
     }
     if (st < 0) {
         colo_comm_destroy(&c);
-        context_free(f, false);
+        context_free(context, false);
         return st;
     }
-    group_live(c, x);
-    colo_process_exit_add(f);
+    group_live(c, group);
+    colo_process_exit_add(context);
     *comm = c;
     return COLO_OK;
 }
@@ -328,66 +330,67 @@ colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double be
 
 /* ---- failing ---- */
 
-void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
+void colo_process_fail(colo_comm_t *comm, colo_status_t status, const char *error_message)
 {
-    struct colo_process_group *x = c->impl;
-    struct colo_process_context *f = x->context;
+    struct colo_process_group *group = comm->impl;
+    struct colo_process_context *context = group->context;
     bool is_new;
     if (status == COLO_ERR_ABORTED) {
-        is_new = !colo_error_state_is_set(&f->error);
-        colo_error_state_set(&f->error, status, -1, -1, error_message);
+        is_new = !colo_error_state_is_set(&context->error);
+        colo_error_state_set(&context->error, status, -1, -1, error_message);
         if (is_new)
-            atomic_store(&f->to_notify, true);
+            atomic_store(&context->to_notify, true);
     } else { /* only the thread that uses the group fails so, and a watchdog of GPUs for it */
-        pthread_mutex_lock(&f->lock);
-        is_new = colo_process_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status,
-                                         x->rank, error_message);
+        pthread_mutex_lock(&context->lock);
+        is_new = colo_process_take_fault(
+            group, group->begun || group->running ? group->seq : group->seq + 1, status,
+            group->rank, error_message);
         if (is_new)
-            atomic_store(&x->to_notify, true);
-        pthread_mutex_unlock(&f->lock);
+            atomic_store(&group->to_notify, true);
+        pthread_mutex_unlock(&context->lock);
     }
     if (is_new) {
-        pthread_mutex_lock(&f->lock);
-        colo_process_notify(f);
-        pthread_mutex_unlock(&f->lock);
+        pthread_mutex_lock(&context->lock);
+        colo_process_notify(context);
+        pthread_mutex_unlock(&context->lock);
     }
 }
 
-colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size_t cap)
+colo_status_t colo_process_state(const colo_comm_t *comm, char *error_message, size_t cap)
 {
-    struct colo_process_group *x = c->impl;
-    struct colo_process_context *f = x->context;
-    pthread_mutex_lock(&f->lock);
-    colo_process_progress(f);
-    pthread_mutex_unlock(&f->lock);
-    colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
+    struct colo_process_group *group = comm->impl;
+    struct colo_process_context *context = group->context;
+    pthread_mutex_lock(&context->lock);
+    colo_process_progress(context);
+    pthread_mutex_unlock(&context->lock);
+    colo_status_t st = colo_error_state_notify(&group->error, group->rank, error_message, cap);
     if (st != COLO_OK)
         return st;
-    return colo_error_state_notify(&f->error, f->rank, error_message, cap);
+    return colo_error_state_notify(&context->error, context->rank, error_message, cap);
 }
 
 /* ---- leaving ---- */
 
 /* Tells every rank that hears of the leave why, even if the news of this rank's death is late. */
-static void send_bye(struct colo_process_group *x)
+static void send_bye(struct colo_process_group *group)
 {
-    if (colo_error_state_is_set(&x->context->error))
-        notify_all(x->context);
-    if (colo_error_state_is_set(&x->error))
-        notify_members(x);
+    if (colo_error_state_is_set(&group->context->error))
+        notify_all(group->context);
+    if (colo_error_state_is_set(&group->error))
+        notify_members(group);
     colo_frame_t bye = {.kind = COLO_FRAME_BYE,
-                        .seq = x->seq,
-                        .desc = colo_op_pack(&x->op),
-                        .count = (uint64_t)x->op.count};
-    for (int32_t r = 0; r < x->size; r++)
-        if (r != x->rank)
-            colo_process_frame(x, r, &bye, NULL);
+                        .seq = group->seq,
+                        .desc = colo_op_pack(&group->op),
+                        .count = (uint64_t)group->op.count};
+    for (int32_t r = 0; r < group->size; r++)
+        if (r != group->rank)
+            colo_process_frame(group, r, &bye, NULL);
 }
 
-bool colo_process_flushed(const struct colo_process_context *f)
+bool colo_process_flushed(const struct colo_process_context *context)
 {
-    for (int32_t r = 0; r < f->size; r++)
-        if (r != f->rank && !f->ops->flushed(f->transport, r))
+    for (int32_t r = 0; r < context->size; r++)
+        if (r != context->rank && !context->ops->flushed(context->transport, r))
             return false;
     return true;
 }
@@ -395,48 +398,48 @@ bool colo_process_flushed(const struct colo_process_context *f)
 /* The last comm of this transport: say so, and give the others a moment to say it, too, so that
  * nothing is under way when the transport is taken down. If its creation failed, others may wait
  * for a connection and see only that this rank hangs up. */
-static void context_leave(struct colo_process_context *f)
+static void context_leave(struct colo_process_context *context)
 {
-    colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = f->rank};
-    for (int32_t r = 0; r < f->size; r++)
-        send_frame(f, r, &close, NULL);
+    colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = context->rank};
+    for (int32_t r = 0; r < context->size; r++)
+        send_frame(context, r, &close, NULL);
     double begin = colo_now(), linger = LINGER_SECONDS;
-    if ((double)f->timeout_ms < linger * 1e3)
-        linger = (double)f->timeout_ms / 1e3;
-    bool flushed = colo_process_flushed(f);
-    while (!flushed || (f->nclosed < f->size && !f->alone)) {
-        colo_process_progress(f);
-        flushed = colo_process_flushed(f);
+    if ((double)context->timeout_ms < linger * 1e3)
+        linger = (double)context->timeout_ms / 1e3;
+    bool flushed = colo_process_flushed(context);
+    while (!flushed || (context->nclosed < context->size && !context->alone)) {
+        colo_process_progress(context);
+        flushed = colo_process_flushed(context);
         double waited = colo_now() - begin;
         if (waited > linger)
             break;
-        f->ops->wait(f->transport, waited < 1e-3 ? 0 : 1e-3);
+        context->ops->wait(context->transport, waited < 1e-3 ? 0 : 1e-3);
     }
-    context_free(f, flushed && f->nclosed == f->size);
+    context_free(context, flushed && context->nclosed == context->size);
 }
 
-void colo_process_destroy(colo_comm_t *c)
+void colo_process_destroy(colo_comm_t *comm)
 {
-    struct colo_process_group *x = c->impl, **link;
-    struct colo_process_context *f = x->context;
-    c->impl = NULL;
-    pthread_mutex_lock(&f->lock);
-    colo_process_notify(f);
-    send_bye(x);
-    for (link = &f->group; *link != x; link = &(*link)->next)
+    struct colo_process_group *group = comm->impl, **link;
+    struct colo_process_context *context = group->context;
+    comm->impl = NULL;
+    pthread_mutex_lock(&context->lock);
+    colo_process_notify(context);
+    send_bye(group);
+    for (link = &context->group; *link != group; link = &(*link)->next)
         ;
-    *link = x->next;
-    free(x->eager); /* a draining group only counts the ranks that left */
-    free(x->peer_step);
-    free(x->workspace);
-    x->eager = NULL;
-    x->peer_step = NULL;
-    x->workspace = NULL;
-    x->next = f->draining;
-    f->draining = x;
-    colo_process_reap(f);
-    bool last = --f->live == 0;
-    pthread_mutex_unlock(&f->lock);
+    *link = group->next;
+    free(group->eager); /* a draining group only counts the ranks that left */
+    free(group->peer_step);
+    free(group->workspace);
+    group->eager = NULL;
+    group->peer_step = NULL;
+    group->workspace = NULL;
+    group->next = context->draining;
+    context->draining = group;
+    colo_process_reap(context);
+    bool last = --context->live == 0;
+    pthread_mutex_unlock(&context->lock);
     if (last)
-        context_leave(f);
+        context_leave(context);
 }

@@ -115,62 +115,65 @@ colo_status_t colo_process_agree(colo_comm_t *world, const char *what, double be
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child);
 void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_message);
-colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size_t cap);
-void colo_process_destroy(colo_comm_t *c);
+colo_status_t colo_process_state(const colo_comm_t *comm, char *error_message, size_t cap);
+void colo_process_destroy(colo_comm_t *comm);
 
 /* ---- exit.c ---- */
-void colo_process_exit_add(struct colo_process_context *f);
-void colo_process_exit_remove(struct colo_process_context *f); /* takes one that was not added */
+void colo_process_exit_add(struct colo_process_context *context);
+/* Takes one that was not added, too. */
+void colo_process_exit_remove(struct colo_process_context *context);
 
 /* ---- group.c: the rest is called with the context's lock held ---- */
-bool colo_process_flushed(const struct colo_process_context *f); /* nothing waits in this process */
-void colo_process_notify(
-    struct colo_process_context *f); /* the others, what they were not told yet */
-void colo_process_reap(
-    struct colo_process_context *f); /* frees the groups that all members have left */
+/* Nothing waits in this process. */
+bool colo_process_flushed(const struct colo_process_context *context);
+/* Tells the others what they were not told yet. */
+void colo_process_notify(struct colo_process_context *context);
+/* Frees the groups that all members have left. */
+void colo_process_reap(struct colo_process_context *context);
 /* Will the operation that runs here not end well? */
-bool colo_process_must_fail(const struct colo_process_group *x);
+bool colo_process_must_fail(const struct colo_process_group *group);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 if all ranks are. */
-void colo_process_set_error(struct colo_process_group *x, colo_status_t status, int32_t culprit,
+void colo_process_set_error(struct colo_process_group *group, colo_status_t status, int32_t culprit,
                             const char *error_message);
 /* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
  * is known. */
-bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_status_t status,
+bool colo_process_take_fault(struct colo_process_group *group, uint64_t seq, colo_status_t status,
                              int32_t culprit, const char *error_message);
 /* The group is dead, so this rank refuses its next operation: tells the ranks that wait for it
  * there. */
-void colo_process_begin_no_more(struct colo_process_group *x);
-void colo_process_frame(struct colo_process_group *x, int32_t to, colo_frame_t *frame,
+void colo_process_begin_no_more(struct colo_process_group *group);
+void colo_process_frame(struct colo_process_group *group, int32_t to, colo_frame_t *frame,
                         const void *payload);
 /* Kills all groups of the context, once, and tells all ranks; @culprit: rank on the transport, or
  * -1.
  */
-void colo_process_set_error_all(struct colo_process_context *f, colo_status_t status,
+void colo_process_set_error_all(struct colo_process_context *context, colo_status_t status,
                                 int32_t culprit, const char *error_message);
 enum { COLO_FAIL_TEXT = 880 }; /* bytes of an error message that travel */
 
 /* ---- arrive.c ---- */
 
 /* Moves sends on and sorts what has arrived; a peer that talks without pause does not hold it. */
-void colo_process_progress(struct colo_process_context *f);
-/* @x is live from now on: what came before it was made. */
-void colo_process_take_unexpected(struct colo_process_group *x);
+void colo_process_progress(struct colo_process_context *context);
+/* @group is live from now on: what came before it was made. */
+void colo_process_take_unexpected(struct colo_process_group *group);
 
 /* ---- step.c ---- */
 
 /* Begins step @step of the operation in c->op; then add a message for each peer, then run. */
-void colo_step_begin(colo_comm_t *c, uint8_t step);
-void colo_step_add(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+void colo_step_begin(colo_comm_t *comm, uint8_t step);
+void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
                    const colo_message_t *recv, size_t elem);
 /* Contiguous: @out NULL or @in NULL when there is no such message. */
-void colo_step_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
+void colo_step_plain(colo_comm_t *comm, int32_t peer, const void *out, size_t out_bytes, void *in,
                      size_t in_bytes);
-colo_status_t colo_step_run(colo_comm_t *c);
+colo_status_t colo_step_run(colo_comm_t *comm);
 /* Called by dispatch, lock held */
-void colo_step_poll(struct colo_process_group *x, int32_t peer);
-void colo_step_ready(struct colo_process_group *x, const colo_frame_t *frame);
+void colo_step_poll(struct colo_process_group *group, int32_t peer);
+void colo_step_ready(struct colo_process_group *group, const colo_frame_t *frame);
 /* False: a peer that keeps to the protocol does not send this. */
-bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload);
+bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
+                    const void *payload);
 
 /* ---- process/collectives.c ---- */
 extern const colo_comm_ops_t colo_comm_sockets_ops, colo_comm_ucx_ops;

@@ -22,16 +22,16 @@ typedef struct colo_cursor {
 } colo_cursor_t;
 
 /* Loads the next box that has elements; false at the end. */
-static inline bool colo_cursor_load_(colo_cursor_t *c)
+static inline bool colo_cursor_load_(colo_cursor_t *cursor)
 {
-    for (; c->box < c->end; c->box++) {
-        const colo_box_t *b = c->box;
+    for (; cursor->box < cursor->end; cursor->box++) {
+        const colo_box_t *b = cursor->box;
         if (b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0)
             continue;
-        int64_t extent[3] = {1, 1, 1}, step[3] = {0, 0, c->elem}; /* outermost first */
+        int64_t extent[3] = {1, 1, 1}, step[3] = {0, 0, cursor->elem}; /* outermost first */
         int index = 3;
         for (int i = 2; i >= 0; i--) {
-            int64_t s = b->stride[i] * c->elem;
+            int64_t s = b->stride[i] * cursor->elem;
             if (b->extent[i] == 1)
                 continue;
             if (index < 3 && s == step[index] * extent[index]) {
@@ -42,64 +42,65 @@ static inline bool colo_cursor_load_(colo_cursor_t *c)
             extent[index] = b->extent[i];
             step[index] = s;
         }
-        c->data = b->data;
-        memcpy(c->extent, extent, sizeof extent);
-        memcpy(c->step, step, sizeof step);
-        memset(c->index, 0, sizeof c->index);
+        cursor->data = b->data;
+        memcpy(cursor->extent, extent, sizeof extent);
+        memcpy(cursor->step, step, sizeof step);
+        memset(cursor->index, 0, sizeof cursor->index);
         return true;
     }
     return false;
 }
 
-static inline void colo_cursor_init(colo_cursor_t *c, const colo_box_t *boxes, int32_t n,
+static inline void colo_cursor_init(colo_cursor_t *cursor, const colo_box_t *boxes, int32_t n,
                                     size_t elem)
 {
-    memset(c, 0, sizeof *c);
-    c->box = boxes;
-    c->end = boxes + n;
-    c->elem = (int64_t)elem;
-    colo_cursor_load_(c);
+    memset(cursor, 0, sizeof *cursor);
+    cursor->box = boxes;
+    cursor->end = boxes + n;
+    cursor->elem = (int64_t)elem;
+    colo_cursor_load_(cursor);
 }
 
 /* The next @bytes of the stream to @to (pack) or from @from (unpack); the other one is NULL. Ends
  * whatever @bytes is: what does not fill an element, or passes the last box, is left. */
-static inline void colo_cursor_move(colo_cursor_t *c, char *to, const char *from, int64_t bytes)
+static inline void colo_cursor_move(colo_cursor_t *cursor, char *to, const char *from,
+                                    int64_t bytes)
 {
-    const int64_t elem = c->elem;
-    while (bytes >= elem && c->box < c->end) {
-        char *p = c->data + c->index[0] * c->step[0] + c->index[1] * c->step[1] +
-                  c->index[2] * c->step[2];
-        int64_t n = c->extent[2] - c->index[2];
+    const int64_t elem = cursor->elem;
+    while (bytes >= elem && cursor->box < cursor->end) {
+        char *element = cursor->data + cursor->index[0] * cursor->step[0] +
+                        cursor->index[1] * cursor->step[1] + cursor->index[2] * cursor->step[2];
+        int64_t n = cursor->extent[2] - cursor->index[2];
         if (n > bytes / elem)
             n = bytes / elem;
-        if (c->step[2] == elem) {
+        if (cursor->step[2] == elem) {
             if (to)
-                memcpy(to, p, (size_t)(n * elem));
+                memcpy(to, element, (size_t)(n * elem));
             else
-                memcpy(p, from, (size_t)(n * elem));
+                memcpy(element, from, (size_t)(n * elem));
         } else {
             for (int64_t i = 0; i < n; i++)
                 if (to)
-                    memcpy(to + i * elem, p + i * c->step[2], (size_t)elem);
+                    memcpy(to + i * elem, element + i * cursor->step[2], (size_t)elem);
                 else
-                    memcpy(p + i * c->step[2], from + i * elem, (size_t)elem);
+                    memcpy(element + i * cursor->step[2], from + i * elem, (size_t)elem);
         }
         bytes -= n * elem;
         if (to)
             to += n * elem;
         else
             from += n * elem;
-        c->index[2] += n;
-        if (c->index[2] < c->extent[2])
+        cursor->index[2] += n;
+        if (cursor->index[2] < cursor->extent[2])
             continue;
-        c->index[2] = 0;
-        if (++c->index[1] < c->extent[1])
+        cursor->index[2] = 0;
+        if (++cursor->index[1] < cursor->extent[1])
             continue;
-        c->index[1] = 0;
-        if (++c->index[0] < c->extent[0])
+        cursor->index[1] = 0;
+        if (++cursor->index[0] < cursor->extent[0])
             continue;
-        c->box++;
-        if (!colo_cursor_load_(c))
+        cursor->box++;
+        if (!colo_cursor_load_(cursor))
             return;
     }
 }

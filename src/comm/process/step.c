@@ -21,48 +21,49 @@
 
 /* ---- error messages ---- */
 
-static colo_waiter_t waiter(const struct colo_process_group *x, int32_t peer)
+static colo_waiter_t waiter(const struct colo_process_group *group, int32_t peer)
 {
-    return (colo_waiter_t){x->name, x->label,           x->rank, x->size, x->op, x->seq,
-                           peer,    x->peer[peer].last, true};
+    return (colo_waiter_t){group->name, group->label, group->rank, group->size,
+                           group->op,   group->seq,   peer,        group->peer[peer].last,
+                           true};
 }
 
 /* @found: NULL: it went on without this rank */
-static void mismatch(struct colo_process_group *x, int32_t peer, const char *found)
+static void mismatch(struct colo_process_group *group, int32_t peer, const char *found)
 {
     char error_message[COLO_BLAME];
-    const colo_waiter_t me = waiter(x, peer);
-    colo_blame_mismatch(error_message, &me, found, x->peer[peer].gone);
-    colo_process_set_error(x, COLO_ERR_MISMATCH, -1, error_message);
+    const colo_waiter_t me = waiter(group, peer);
+    colo_blame_mismatch(error_message, &me, found, group->peer[peer].gone);
+    colo_process_set_error(group, COLO_ERR_MISMATCH, -1, error_message);
 }
 
 /* @timeout_ms: 0: it left */
-static void missing(struct colo_process_group *x, int32_t peer, int64_t timeout_ms)
+static void missing(struct colo_process_group *group, int32_t peer, int64_t timeout_ms)
 {
     char error_message[COLO_BLAME];
-    const colo_waiter_t me = waiter(x, peer);
-    colo_blame_missing(error_message, &me, timeout_ms, x->peer_step[peer].met);
-    colo_process_set_error(x, COLO_ERR_TIMEOUT, -1, error_message);
+    const colo_waiter_t me = waiter(group, peer);
+    colo_blame_missing(error_message, &me, timeout_ms, group->peer_step[peer].met);
+    colo_process_set_error(group, COLO_ERR_TIMEOUT, -1, error_message);
 }
 
-static colo_status_t verdict(const struct colo_process_group *x)
+static colo_status_t verdict(const struct colo_process_group *group)
 {
     char error_message[1000];
     colo_status_t st =
-        colo_error_state_notify(&x->error, x->rank, error_message, sizeof error_message);
+        colo_error_state_notify(&group->error, group->rank, error_message, sizeof error_message);
     if (st == COLO_OK)
-        st = colo_error_state_notify(&x->context->error, x->context->rank, error_message,
+        st = colo_error_state_notify(&group->context->error, group->context->rank, error_message,
                                      sizeof error_message);
     return colo_fail(st, "%s", error_message);
 }
 
 /* ---- beginning ---- */
 
-static struct colo_shape_ shape_of(const colo_message_t *m, size_t elem)
+static struct colo_shape_ shape_of(const colo_message_t *message, size_t elem)
 {
-    struct colo_shape_ s = {.print = COLO_HASH_INIT, .nboxes = m->nboxes};
-    for (int32_t k = 0; k < m->nboxes; k++) {
-        const int64_t *e = m->boxes[k].extent;
+    struct colo_shape_ s = {.print = COLO_HASH_INIT, .nboxes = message->nboxes};
+    for (int32_t k = 0; k < message->nboxes; k++) {
+        const int64_t *e = message->boxes[k].extent;
         for (int i = 0; i < 3; i++) {
             s.print = colo_hash_i64(s.print, e[i]);
             s.first[i] = k == 0 ? e[i] : s.first[i];
@@ -73,102 +74,102 @@ static struct colo_shape_ shape_of(const colo_message_t *m, size_t elem)
     return s;
 }
 
-void colo_step_begin(colo_comm_t *c, uint8_t step)
+void colo_step_begin(colo_comm_t *comm, uint8_t step)
 {
-    struct colo_process_group *x = c->impl;
-    pthread_mutex_lock(&x->context->lock);
+    struct colo_process_group *group = comm->impl;
+    pthread_mutex_lock(&group->context->lock);
     if (step == 0) {
-        x->begin = colo_now();
-        snprintf(x->name, sizeof x->name, "%s", c->name);
+        group->begin = colo_now();
+        snprintf(group->name, sizeof group->name, "%s", comm->name);
     }
-    x->seq = c->seq;
-    x->step = step;
-    x->op = c->op;
-    x->nactive = x->nmet = 0;
-    x->moving = false;
-    x->begun = true;
-    pthread_mutex_unlock(&x->context->lock);
+    group->seq = comm->seq;
+    group->step = step;
+    group->op = comm->op;
+    group->nactive = group->nmet = 0;
+    group->moving = false;
+    group->begun = true;
+    pthread_mutex_unlock(&group->context->lock);
 }
 
 /* Until colo_step_run() no other thread reads the peer steps. */
-void colo_step_add(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
                    const colo_message_t *recv, size_t elem)
 {
-    struct colo_process_group *x = c->impl;
-    struct colo_process_step *l = &x->peer_step[peer];
-    if (!l->active) {
-        memset(l, 0, sizeof *l);
-        l->active = true;
-        x->active[x->nactive++] = peer;
+    struct colo_process_group *group = comm->impl;
+    struct colo_process_step *step = &group->peer_step[peer];
+    if (!step->active) {
+        memset(step, 0, sizeof *step);
+        step->active = true;
+        group->active[group->nactive++] = peer;
     }
     if (send) {
-        l->sends = true;
-        l->sent = shape_of(send, elem);
-        l->out_left = l->sent.bytes;
-        colo_cursor_init(&l->out, send->boxes, send->nboxes, elem);
+        step->sends = true;
+        step->sent = shape_of(send, elem);
+        step->out_left = step->sent.bytes;
+        colo_cursor_init(&step->out, send->boxes, send->nboxes, elem);
     }
     if (recv) {
-        l->expects = true;
-        l->expected = shape_of(recv, elem);
-        l->in_left = l->expected.bytes;
-        colo_cursor_init(&l->in, recv->boxes, recv->nboxes, elem);
+        step->expects = true;
+        step->expected = shape_of(recv, elem);
+        step->in_left = step->expected.bytes;
+        colo_cursor_init(&step->in, recv->boxes, recv->nboxes, elem);
     }
 }
 
-void colo_step_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
+void colo_step_plain(colo_comm_t *comm, int32_t peer, const void *out, size_t out_bytes, void *in,
                      size_t in_bytes)
 {
-    struct colo_process_step *l = &((struct colo_process_group *)c->impl)->peer_step[peer];
-    colo_step_add(c, peer, NULL, NULL, 1);
-    l->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
-    l->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
-    colo_message_t send = {peer, 1, &l->out_box}, recv = {peer, 1, &l->in_box};
-    colo_step_add(c, peer, out ? &send : NULL, in ? &recv : NULL, 1);
+    struct colo_process_step *step = &((struct colo_process_group *)comm->impl)->peer_step[peer];
+    colo_step_add(comm, peer, NULL, NULL, 1);
+    step->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
+    step->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
+    colo_message_t send = {peer, 1, &step->out_box}, recv = {peer, 1, &step->in_box};
+    colo_step_add(comm, peer, out ? &send : NULL, in ? &recv : NULL, 1);
 }
 
 /* Room for a frame of this step; NULL: the group is dead. */
-static char *reserve(struct colo_process_group *x, int32_t peer, size_t bytes)
+static char *reserve(struct colo_process_group *group, int32_t peer, size_t bytes)
 {
-    struct colo_process_context *f = x->context;
-    char *p = f->ops->reserve(f->transport, x->world[peer], bytes);
-    if (!p) {
+    struct colo_process_context *context = group->context;
+    char *place = context->ops->reserve(context->transport, group->world[peer], bytes);
+    if (!place) {
         char error_message[120];
         snprintf(error_message, sizeof error_message, "no memory to send %zu bytes to rank %d",
                  bytes, (int)peer);
-        colo_process_set_error(x, COLO_ERR_NOMEM, x->rank, error_message);
+        colo_process_set_error(group, COLO_ERR_NOMEM, group->rank, error_message);
     }
-    return p;
+    return place;
 }
 
-static void send_header(struct colo_process_group *x, int32_t peer)
+static void send_header(struct colo_process_group *group, int32_t peer)
 {
-    struct colo_process_step *l = &x->peer_step[peer];
-    struct colo_process_context *f = x->context;
+    struct colo_process_step *step = &group->peer_step[peer];
+    struct colo_process_context *context = group->context;
     colo_frame_t header = {
         .magic = COLO_FRAME_MAGIC,
         .kind = COLO_FRAME_HEADER,
-        .step = x->step,
-        .flags =
-            (uint8_t)((l->sends ? COLO_FRAME_SENDS : 0) | (l->expects ? COLO_FRAME_EXPECTS : 0)),
-        .from = x->rank,
-        .group = x->key,
-        .seq = x->seq,
-        .desc = colo_op_pack(&x->op),
-        .count = (uint64_t)x->op.count,
-        .bytes = (uint64_t)l->sent.bytes,
-        .sent = l->sent,
-        .expected = l->expected,
+        .step = group->step,
+        .flags = (uint8_t)((step->sends ? COLO_FRAME_SENDS : 0) |
+                           (step->expects ? COLO_FRAME_EXPECTS : 0)),
+        .from = group->rank,
+        .group = group->key,
+        .seq = group->seq,
+        .desc = colo_op_pack(&group->op),
+        .count = (uint64_t)group->op.count,
+        .bytes = (uint64_t)step->sent.bytes,
+        .sent = step->sent,
+        .expected = step->expected,
     };
-    int64_t eager = l->sent.bytes < COLO_FRAME_EAGER ? l->sent.bytes : COLO_FRAME_EAGER;
-    if (f->closed[x->world[peer]])
+    int64_t eager = step->sent.bytes < COLO_FRAME_EAGER ? step->sent.bytes : COLO_FRAME_EAGER;
+    if (context->closed[group->world[peer]])
         return;
-    char *p = reserve(x, peer, sizeof header + (size_t)eager);
-    if (!p)
+    char *place = reserve(group, peer, sizeof header + (size_t)eager);
+    if (!place)
         return;
-    memcpy(p, &header, sizeof header);
-    colo_cursor_move(&l->out, p + sizeof header, NULL, eager);
-    l->out_left -= eager;
-    f->ops->commit(f->transport);
+    memcpy(place, &header, sizeof header);
+    colo_cursor_move(&step->out, place + sizeof header, NULL, eager);
+    step->out_left -= eager;
+    context->ops->commit(context->transport);
 }
 
 /* ---- meeting ---- */
@@ -196,226 +197,236 @@ static const char *shapes_differ(char *text, size_t cap, const struct colo_shape
 }
 
 /* The header of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
-static bool agrees(struct colo_process_group *x, int32_t peer, const colo_frame_t *h)
+static bool agrees(struct colo_process_group *group, int32_t peer, const colo_frame_t *header)
 {
-    const struct colo_process_step *l = &x->peer_step[peer];
-    const bool sends = h->flags & COLO_FRAME_SENDS, expects = h->flags & COLO_FRAME_EXPECTS;
+    const struct colo_process_step *step = &group->peer_step[peer];
+    const bool sends = header->flags & COLO_FRAME_SENDS,
+               expects = header->flags & COLO_FRAME_EXPECTS;
     char what[200], found[240];
-    if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
-        colo_op_found(found, sizeof found, x->op, colo_op_unpack(h->desc, h->count), h->seq);
-    else if (l->expects && !sends)
+    if (header->desc != colo_op_pack(&group->op) || header->count != (uint64_t)group->op.count)
+        colo_op_found(found, sizeof found, group->op, colo_op_unpack(header->desc, header->count),
+                      header->seq);
+    else if (step->expects && !sends)
         snprintf(found, sizeof found, "sends it no message where one is expected");
-    else if (sends && !l->expects)
+    else if (sends && !step->expects)
         snprintf(found, sizeof found, "sends it a message where none is expected");
-    else if (l->sends && !expects)
+    else if (step->sends && !expects)
         snprintf(found, sizeof found, "expects no message from it where it sends one");
-    else if (expects && !l->sends)
+    else if (expects && !step->sends)
         snprintf(found, sizeof found, "expects a message from it where it sends none");
-    else if (sends && shapes_differ(what, sizeof what, &h->sent, &l->expected))
+    else if (sends && shapes_differ(what, sizeof what, &header->sent, &step->expected))
         snprintf(found, sizeof found, "sends it %s", what);
-    else if (expects && shapes_differ(what, sizeof what, &l->sent, &h->expected))
+    else if (expects && shapes_differ(what, sizeof what, &step->sent, &header->expected))
         snprintf(found, sizeof found, "is sent %s", what);
     else
         return true;
-    mismatch(x, peer, found);
+    mismatch(group, peer, found);
     return false;
 }
 
 /* @peer has a header here: for now, for later, or for something that will not come to pass? */
-void colo_step_poll(struct colo_process_group *x, int32_t peer)
+void colo_step_poll(struct colo_process_group *group, int32_t peer)
 {
-    struct colo_remote *p = &x->peer[peer];
-    struct colo_process_step *l = &x->peer_step[peer];
-    const struct colo_early *e = &p->early[p->first];
+    struct colo_remote *remote = &group->peer[peer];
+    struct colo_process_step *step = &group->peer_step[peer];
+    const struct colo_early *early = &remote->early[remote->first];
     char what[96], found[200];
-    if (!e->full || x->begun || (x->running && l->active && l->met))
+    if (!early->full || group->begun || (group->running && step->active && step->met))
         return; /* begun: another thread takes in what arrives, the step looks when it runs */
-    const colo_frame_t *h = &e->header;
-    const bool same = h->seq == x->seq && h->step == x->step;
-    const bool before = h->seq < x->seq || (h->seq == x->seq && h->step < x->step);
-    if (same && x->running && l->active) {
-        if (agrees(x, peer, h)) {
-            l->met = true;
-            x->nmet++;
+    const colo_frame_t *header = &early->header;
+    const bool same = header->seq == group->seq && header->step == group->step;
+    const bool before =
+        header->seq < group->seq || (header->seq == group->seq && header->step < group->step);
+    if (same && group->running && step->active) {
+        if (agrees(group, peer, header)) {
+            step->met = true;
+            group->nmet++;
         }
-    } else if (same && x->running) {
-        if (h->flags & COLO_FRAME_SENDS)
+    } else if (same && group->running) {
+        if (header->flags & COLO_FRAME_SENDS)
             snprintf(found, sizeof found,
                      "sends it one: rank %d expects no message from it where it sends one",
-                     (int)x->rank);
+                     (int)group->rank);
         else
             snprintf(found, sizeof found, "expects a message from it where it sends none");
-        if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
-            colo_op_found(found, sizeof found, x->op, colo_op_unpack(h->desc, h->count), h->seq);
-        mismatch(x, peer, found);
+        if (header->desc != colo_op_pack(&group->op) || header->count != (uint64_t)group->op.count)
+            colo_op_found(found, sizeof found, group->op,
+                          colo_op_unpack(header->desc, header->count), header->seq);
+        mismatch(group, peer, found);
     } else if (same || before) {
         snprintf(found, sizeof found, "is in %s only now: rank %d went past it without that rank",
-                 colo_op_describe(what, sizeof what, colo_op_unpack(h->desc, h->count), h->seq),
-                 (int)x->rank);
-        mismatch(x, peer, found);
-    } else if (x->running && l->active) {
-        mismatch(x, peer, NULL);
+                 colo_op_describe(what, sizeof what, colo_op_unpack(header->desc, header->count),
+                                  header->seq),
+                 (int)group->rank);
+        mismatch(group, peer, found);
+    } else if (group->running && step->active) {
+        mismatch(group, peer, NULL);
     }
 }
 
 /* ---- moving ---- */
 
 /* All agree: take what came with the headers, ask for what did not. */
-static void take_eager(struct colo_process_group *x)
+static void take_eager(struct colo_process_group *group)
 {
-    colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = x->step, .seq = x->seq};
-    for (int32_t i = 0; i < x->nactive; i++) {
-        int32_t peer = x->active[i];
-        struct colo_process_step *l = &x->peer_step[peer];
-        struct colo_remote *p = &x->peer[peer];
-        struct colo_early *e = &p->early[p->first];
-        int64_t n = l->expected.bytes < COLO_FRAME_EAGER ? l->expected.bytes : COLO_FRAME_EAGER;
-        colo_cursor_move(&l->in, NULL, (const char *)e->eager, n);
-        l->in_left -= n;
-        e->full = false;
-        p->first ^= 1;
-        if (l->in_left > 0)
-            colo_process_frame(x, peer, &ready, NULL);
+    colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = group->step, .seq = group->seq};
+    for (int32_t i = 0; i < group->nactive; i++) {
+        int32_t peer = group->active[i];
+        struct colo_process_step *step = &group->peer_step[peer];
+        struct colo_remote *remote = &group->peer[peer];
+        struct colo_early *early = &remote->early[remote->first];
+        int64_t n =
+            step->expected.bytes < COLO_FRAME_EAGER ? step->expected.bytes : COLO_FRAME_EAGER;
+        colo_cursor_move(&step->in, NULL, (const char *)early->eager, n);
+        step->in_left -= n;
+        early->full = false;
+        remote->first ^= 1;
+        if (step->in_left > 0)
+            colo_process_frame(group, peer, &ready, NULL);
     }
-    x->moving = true;
+    group->moving = true;
 }
 
-void colo_step_ready(struct colo_process_group *x, const colo_frame_t *frame)
+void colo_step_ready(struct colo_process_group *group, const colo_frame_t *frame)
 {
-    struct colo_process_step *l = &x->peer_step[frame->from];
-    if (x->running && l->active && frame->seq == x->seq && frame->step == x->step)
-        l->ready = true; /* otherwise the group is dead, and this is what was under way */
+    struct colo_process_step *step = &group->peer_step[frame->from];
+    if (group->running && step->active && frame->seq == group->seq && frame->step == group->step)
+        step->ready = true; /* otherwise the group is dead, and this is what was under way */
 }
 
-bool colo_step_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload)
+bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
+                    const void *payload)
 {
-    struct colo_process_step *l = &x->peer_step[frame->from];
-    if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
-        return colo_error_state_is_set(&x->error) ||
-               colo_error_state_is_set(&x->context->error); /* under way */
+    struct colo_process_step *step = &group->peer_step[frame->from];
+    if (!group->running || !group->moving || !step->active || frame->seq != group->seq ||
+        frame->step != group->step)
+        return colo_error_state_is_set(&group->error) ||
+               colo_error_state_is_set(&group->context->error); /* under way */
     const int64_t bytes = (int64_t)frame->bytes;
-    if (bytes <= 0 || bytes > l->in_left || bytes % l->in.elem != 0)
+    if (bytes <= 0 || bytes > step->in_left || bytes % step->in.elem != 0)
         return false;
-    colo_cursor_move(&l->in, NULL, payload, bytes);
-    l->in_left -= bytes;
+    colo_cursor_move(&step->in, NULL, payload, bytes);
+    step->in_left -= bytes;
     return true;
 }
 
-static void send_data(struct colo_process_group *x, int32_t peer)
+static void send_data(struct colo_process_group *group, int32_t peer)
 {
-    struct colo_process_step *l = &x->peer_step[peer];
-    struct colo_process_context *f = x->context;
-    while (l->out_left > 0) {
-        int64_t n = l->out_left < COLO_FRAME_CHUNK ? l->out_left : COLO_FRAME_CHUNK;
+    struct colo_process_step *step = &group->peer_step[peer];
+    struct colo_process_context *context = group->context;
+    while (step->out_left > 0) {
+        int64_t n = step->out_left < COLO_FRAME_CHUNK ? step->out_left : COLO_FRAME_CHUNK;
         colo_frame_t data = {.magic = COLO_FRAME_MAGIC,
                              .kind = COLO_FRAME_DATA,
-                             .step = x->step,
-                             .from = x->rank,
-                             .group = x->key,
-                             .seq = x->seq,
+                             .step = group->step,
+                             .from = group->rank,
+                             .group = group->key,
+                             .seq = group->seq,
                              .bytes = (uint64_t)n};
-        if (f->closed[x->world[peer]] || f->ops->full(f->transport, x->world[peer]))
+        if (context->closed[group->world[peer]] ||
+            context->ops->full(context->transport, group->world[peer]))
             return;
-        char *p = reserve(x, peer, sizeof data + (size_t)n);
-        if (!p)
+        char *place = reserve(group, peer, sizeof data + (size_t)n);
+        if (!place)
             return;
-        memcpy(p, &data, sizeof data);
-        colo_cursor_move(&l->out, p + sizeof data, NULL, n);
-        l->out_left -= n;
-        f->ops->commit(f->transport);
+        memcpy(place, &data, sizeof data);
+        colo_cursor_move(&step->out, place + sizeof data, NULL, n);
+        step->out_left -= n;
+        context->ops->commit(context->transport);
     }
 }
 
 /* Sends what can be sent; -1 (DONE) or a peer that is not done. */
-static int32_t pump(struct colo_process_group *x)
+static int32_t pump(struct colo_process_group *group)
 {
     int32_t undone = -1;
-    for (int32_t k = 1; k < x->size; k++) {
-        int32_t peer = (x->rank + k) % x->size; /* not all ranks to rank 0 first */
-        struct colo_process_step *l = &x->peer_step[peer];
-        if (!l->active)
+    for (int32_t k = 1; k < group->size; k++) {
+        int32_t peer = (group->rank + k) % group->size; /* not all ranks to rank 0 first */
+        struct colo_process_step *step = &group->peer_step[peer];
+        if (!step->active)
             continue;
-        if (l->ready && l->out_left > 0)
-            send_data(x, peer);
-        if (l->out_left > 0 || l->in_left > 0 ||
-            !x->context->ops->flushed(x->context->transport, x->world[peer]))
+        if (step->ready && step->out_left > 0)
+            send_data(group, peer);
+        if (step->out_left > 0 || step->in_left > 0 ||
+            !group->context->ops->flushed(group->context->transport, group->world[peer]))
             undone = peer;
     }
     return undone;
 }
 
-static int32_t unmet(const struct colo_process_group *x)
+static int32_t unmet(const struct colo_process_group *group)
 {
-    for (int32_t i = 0; i < x->nactive; i++)
-        if (!x->peer_step[x->active[i]].met)
-            return x->active[i];
+    for (int32_t i = 0; i < group->nactive; i++)
+        if (!group->peer_step[group->active[i]].met)
+            return group->active[i];
     return -1;
 }
 
 /* Sets the error state: a rank will not come any more, or @peer did not come in time. */
-static void judge(struct colo_process_group *x, int32_t peer, double waited, int64_t timeout_ms)
+static void judge(struct colo_process_group *group, int32_t peer, double waited, int64_t timeout_ms)
 {
-    for (int32_t i = 0; i < x->nactive; i++) {
-        int32_t r = x->active[i];
-        const struct colo_process_step *l = &x->peer_step[r];
-        if (x->peer[r].gone && !l->met && x->peer[r].last.seq >= x->seq) {
-            mismatch(x, r, NULL);
+    for (int32_t i = 0; i < group->nactive; i++) {
+        int32_t r = group->active[i];
+        const struct colo_process_step *step = &group->peer_step[r];
+        if (group->peer[r].gone && !step->met && group->peer[r].last.seq >= group->seq) {
+            mismatch(group, r, NULL);
             return;
         }
-        if (x->peer[r].gone && (!l->met || (x->moving && l->in_left > 0) || l->out_left > 0)) {
-            missing(x, r, 0);
+        if (group->peer[r].gone &&
+            (!step->met || (group->moving && step->in_left > 0) || step->out_left > 0)) {
+            missing(group, r, 0);
             return;
         }
     }
     if (waited * 1e3 > (double)timeout_ms)
-        missing(x, peer, timeout_ms);
+        missing(group, peer, timeout_ms);
 }
 
 enum { DONE = -1, FAILED = -2 };
 
 /* Polls once; DONE, FAILED, or the peer it waits for. */
-static int32_t poll_once(struct colo_process_group *x, const colo_comm_t *c, bool read_clock)
+static int32_t poll_once(struct colo_process_group *group, const colo_comm_t *comm, bool read_clock)
 {
-    colo_process_progress(x->context);
-    if (!x->moving && x->nmet == x->nactive)
-        take_eager(x);
-    int32_t peer = x->moving ? pump(x) : unmet(x);
-    if (peer >= 0 && colo_process_must_fail(x)) /* what all agreed on is brought to its end */
+    colo_process_progress(group->context);
+    if (!group->moving && group->nmet == group->nactive)
+        take_eager(group);
+    int32_t peer = group->moving ? pump(group) : unmet(group);
+    if (peer >= 0 && colo_process_must_fail(group)) /* what all agreed on is brought to its end */
         return FAILED;
     if (peer >= 0 && read_clock)
-        judge(x, peer, colo_now() - x->begin, colo_comm_i_timeout(c));
+        judge(group, peer, colo_now() - group->begin, colo_comm_i_timeout(comm));
     return peer;
 }
 
-colo_status_t colo_step_run(colo_comm_t *c)
+colo_status_t colo_step_run(colo_comm_t *comm)
 {
-    struct colo_process_group *x = c->impl;
-    pthread_mutex_t *lock = &x->context->lock;
+    struct colo_process_group *group = comm->impl;
+    pthread_mutex_t *lock = &group->context->lock;
     pthread_mutex_lock(lock);
-    x->begun = false;
-    x->running = true;
-    for (int32_t k = 1; k < x->size; k++) {
-        int32_t peer = (x->rank + k) % x->size;
-        if (x->peer_step[peer].active)
-            send_header(x, peer);
+    group->begun = false;
+    group->running = true;
+    for (int32_t k = 1; k < group->size; k++) {
+        int32_t peer = (group->rank + k) % group->size;
+        if (group->peer_step[peer].active)
+            send_header(group, peer);
     }
-    for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
-        if (r != x->rank)
-            colo_step_poll(x, r);
-    colo_wait_t wait = {.begin = x->begin};
-    int32_t peer = poll_once(x, c, false);
+    for (int32_t r = 0; r < group->size; r++) /* also those with whom nothing is due */
+        if (r != group->rank)
+            colo_step_poll(group, r);
+    colo_wait_t wait = {.begin = group->begin};
+    int32_t peer = poll_once(group, comm, false);
     while (peer >= 0) {
         pthread_mutex_unlock(lock);
         const bool spins = colo_wait_spin(&wait);
         const double nap = spins ? 0 : colo_wait_nap(colo_now() - wait.begin);
         if (nap > 0)
-            x->context->ops->wait(x->context->transport, nap);
+            group->context->ops->wait(group->context->transport, nap);
         pthread_mutex_lock(lock);
-        peer = poll_once(x, c, !spins);
+        peer = poll_once(group, comm, !spins);
     }
-    x->running = false;
-    for (int32_t i = 0; i < x->nactive; i++)
-        x->peer_step[x->active[i]].active = false;
+    group->running = false;
+    for (int32_t i = 0; i < group->nactive; i++)
+        group->peer_step[group->active[i]].active = false;
     pthread_mutex_unlock(lock);
-    return peer == FAILED ? verdict(x) : COLO_OK;
+    return peer == FAILED ? verdict(group) : COLO_OK;
 }

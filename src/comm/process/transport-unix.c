@@ -57,9 +57,9 @@ struct transport {
     char why[200];
 };
 
-static bool is_far(const struct transport *w, int32_t peer)
+static bool is_far(const struct transport *self, int32_t peer)
 {
-    return w->far && !w->sock[peer].in;
+    return self->far && !self->sock[peer].in;
 }
 
 static size_t padded(size_t bytes)
@@ -67,289 +67,293 @@ static size_t padded(size_t bytes)
     return 8 + (bytes + 7) / 8 * 8;
 }
 
-static void set_polled(struct transport *w, int32_t r, int fd, short events)
+static void set_polled(struct transport *self, int32_t r, int fd, short events)
 {
-    struct pollfd *p = &w->fds[r];
-    if (p->fd == fd && p->events == events)
+    struct pollfd *polled = &self->fds[r];
+    if (polled->fd == fd && polled->events == events)
         return;
-    p->fd = fd;
-    p->events = events;
-    pthread_mutex_lock(&w->lock);
-    w->seen[r] = *p;
-    pthread_mutex_unlock(&w->lock);
+    polled->fd = fd;
+    polled->events = events;
+    pthread_mutex_lock(&self->lock);
+    self->seen[r] = *polled;
+    pthread_mutex_unlock(&self->lock);
 }
 
 /* Writes what the socket takes. Output that could not go is kept, because the peer waits for every
  * byte of a frame that began; it is dropped only when the stream is at its end. */
-static void flush_out(struct transport *w, int32_t r)
+static void flush_out(struct transport *self, int32_t r)
 {
-    struct sock *s = &w->sock[r];
-    s->starved = false;
-    while (s->out_at < s->out_end) {
-        ssize_t n = send(w->fds[r].fd, s->out + s->out_at, s->out_end - s->out_at,
+    struct sock *sock = &self->sock[r];
+    sock->starved = false;
+    while (sock->out_at < sock->out_end) {
+        ssize_t n = send(self->fds[r].fd, sock->out + sock->out_at, sock->out_end - sock->out_at,
                          MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n > 0) {
-            s->out_at += (size_t)n;
+            sock->out_at += (size_t)n;
         } else if (n < 0 && errno == EINTR) {
             continue;
         } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             break;
         } else if (n < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
-            s->starved = true; /* not a matter of this socket: poll() would say that it is ready */
+            sock->starved =
+                true; /* not a matter of this socket: poll() would say that it is ready */
             break;
         } else { /* the stream is cut; what the peer said before is still to be read */
-            s->error = errno;
-            s->out_at = s->out_end;
-            shutdown(w->fds[r].fd, SHUT_RDWR);
+            sock->error = errno;
+            sock->out_at = sock->out_end;
+            shutdown(self->fds[r].fd, SHUT_RDWR);
         }
     }
-    if (s->out_at == s->out_end)
-        s->out_at = s->out_end = 0;
-    set_polled(w, r, w->fds[r].fd, (short)(POLLIN | (s->out_end && !s->starved ? POLLOUT : 0)));
+    if (sock->out_at == sock->out_end)
+        sock->out_at = sock->out_end = 0;
+    set_polled(self, r, self->fds[r].fd,
+               (short)(POLLIN | (sock->out_end && !sock->starved ? POLLOUT : 0)));
 }
 
 static bool sockets_full(void *transport, int32_t peer)
 {
-    struct transport *w = transport;
-    const struct sock *s = &w->sock[peer];
-    if (is_far(w, peer))
-        return w->far->full(w->far_transport, peer);
-    return s->out_end - s->out_at > OUT_MAX;
+    struct transport *self = transport;
+    const struct sock *sock = &self->sock[peer];
+    if (is_far(self, peer))
+        return self->far->full(self->far_transport, peer);
+    return sock->out_end - sock->out_at > OUT_MAX;
 }
 
 static void *sockets_reserve(void *transport, int32_t peer, size_t bytes)
 {
-    struct transport *w = transport;
-    struct sock *s = &w->sock[peer];
+    struct transport *self = transport;
+    struct sock *sock = &self->sock[peer];
     const size_t need = padded(bytes);
-    w->to = peer;
-    w->to_bytes = bytes;
-    if (is_far(w, peer))
-        return w->far->reserve(w->far_transport, peer, bytes);
-    if (s->out_at > 0 && s->out_end + need > s->out_capacity) {
-        memmove(s->out, s->out + s->out_at, s->out_end - s->out_at);
-        s->out_end -= s->out_at;
-        s->out_at = 0;
+    self->to = peer;
+    self->to_bytes = bytes;
+    if (is_far(self, peer))
+        return self->far->reserve(self->far_transport, peer, bytes);
+    if (sock->out_at > 0 && sock->out_end + need > sock->out_capacity) {
+        memmove(sock->out, sock->out + sock->out_at, sock->out_end - sock->out_at);
+        sock->out_end -= sock->out_at;
+        sock->out_at = 0;
     }
-    if (s->out_end + need > s->out_capacity) {
-        size_t capacity = 2 * (s->out_end + need);
-        unsigned char *p = realloc(s->out, capacity);
-        if (!p)
+    if (sock->out_end + need > sock->out_capacity) {
+        size_t capacity = 2 * (sock->out_end + need);
+        unsigned char *grown = realloc(sock->out, capacity);
+        if (!grown)
             return NULL;
-        s->out = p;
-        s->out_capacity = capacity;
+        sock->out = grown;
+        sock->out_capacity = capacity;
     }
-    return s->out + s->out_end + 8;
+    return sock->out + sock->out_end + 8;
 }
 
 static void sockets_commit(void *transport)
 {
-    struct transport *w = transport;
-    struct sock *s = &w->sock[w->to];
-    uint64_t bytes = w->to_bytes;
-    size_t whole = padded(w->to_bytes);
-    if (is_far(w, w->to)) {
-        w->far->commit(w->far_transport);
+    struct transport *self = transport;
+    struct sock *sock = &self->sock[self->to];
+    uint64_t bytes = self->to_bytes;
+    size_t whole = padded(self->to_bytes);
+    if (is_far(self, self->to)) {
+        self->far->commit(self->far_transport);
         return;
     }
-    memcpy(s->out + s->out_end, &bytes, sizeof bytes);
-    memset(s->out + s->out_end + 8 + bytes, 0, whole - 8 - bytes);
-    s->out_end += whole;
-    if (w->fds[w->to].fd < 0)
-        s->out_at = s->out_end = 0;
+    memcpy(sock->out + sock->out_end, &bytes, sizeof bytes);
+    memset(sock->out + sock->out_end + 8 + bytes, 0, whole - 8 - bytes);
+    sock->out_end += whole;
+    if (self->fds[self->to].fd < 0)
+        sock->out_at = sock->out_end = 0;
     else
-        flush_out(w, w->to);
+        flush_out(self, self->to);
 }
 
 /* True when a whole frame is in the buffer. */
-static bool has_frame(struct sock *s, size_t *bytes)
+static bool has_frame(struct sock *sock, size_t *bytes)
 {
     uint64_t n;
-    if (s->in_end - s->in_at < 8)
+    if (sock->in_end - sock->in_at < 8)
         return false;
-    memcpy(&n, s->in + s->in_at, sizeof n);
+    memcpy(&n, sock->in + sock->in_at, sizeof n);
     if (n > COLO_FRAME_MAX) { /* not ours */
-        s->ended = true;
-        s->error = EPROTO;
-        s->in_at = s->in_end;
+        sock->ended = true;
+        sock->error = EPROTO;
+        sock->in_at = sock->in_end;
         return false;
     }
     *bytes = (size_t)n;
-    return s->in_end - s->in_at >= padded((size_t)n);
+    return sock->in_end - sock->in_at >= padded((size_t)n);
 }
 
-static void read_in(struct transport *w, int32_t r)
+static void read_in(struct transport *self, int32_t r)
 {
-    struct sock *s = &w->sock[r];
-    if (s->in_at > 0) {
-        memmove(s->in, s->in + s->in_at, s->in_end - s->in_at);
-        s->in_end -= s->in_at;
-        s->in_at = 0;
+    struct sock *sock = &self->sock[r];
+    if (sock->in_at > 0) {
+        memmove(sock->in, sock->in + sock->in_at, sock->in_end - sock->in_at);
+        sock->in_end -= sock->in_at;
+        sock->in_at = 0;
     }
-    ssize_t n = recv(w->fds[r].fd, s->in + s->in_end, IN_CAPACITY - s->in_end, MSG_DONTWAIT);
+    ssize_t n =
+        recv(self->fds[r].fd, sock->in + sock->in_end, IN_CAPACITY - sock->in_end, MSG_DONTWAIT);
     if (n > 0) {
-        s->in_end += (size_t)n;
+        sock->in_end += (size_t)n;
     } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR &&
                           errno != ENOBUFS && errno != ENOMEM)) {
-        s->ended = true;
+        sock->ended = true;
         if (n < 0)
-            s->error = errno;
+            sock->error = errno;
     }
 }
 
-static int hand_out(struct transport *w, int32_t *peer, const void **frame, size_t *bytes)
+static int hand_out(struct transport *self, int32_t *peer, const void **frame, size_t *bytes)
 {
-    for (int32_t k = 0; k < w->size; k++) {
-        int32_t r = (w->first + k) % w->size;
-        struct sock *s = &w->sock[r];
-        if (w->fds[r].fd < 0)
+    for (int32_t k = 0; k < self->size; k++) {
+        int32_t r = (self->first + k) % self->size;
+        struct sock *sock = &self->sock[r];
+        if (self->fds[r].fd < 0)
             continue;
-        if (has_frame(s, bytes)) {
+        if (has_frame(sock, bytes)) {
             *peer = r;
-            *frame = s->in + s->in_at + 8;
-            w->held = r;
-            w->first = r;
+            *frame = sock->in + sock->in_at + 8;
+            self->held = r;
+            self->first = r;
             return 1;
         }
-        if (!s->ended)
+        if (!sock->ended)
             continue;
-        snprintf(w->why, sizeof w->why, "its connection ended%s%s", s->error ? ": " : "",
-                 s->error ? strerror(s->error) : "");
-        colo_socket_close(w->fds[r].fd);
-        set_polled(w, r, -1, 0);
-        s->out_at = s->out_end = 0;
+        snprintf(self->why, sizeof self->why, "its connection ended%s%s", sock->error ? ": " : "",
+                 sock->error ? strerror(sock->error) : "");
+        colo_socket_close(self->fds[r].fd);
+        set_polled(self, r, -1, 0);
+        sock->out_at = sock->out_end = 0;
         *peer = r;
         return -1;
     }
     return 0;
 }
 
-static int recv_near(struct transport *w, int32_t *peer, const void **frame, size_t *bytes)
+static int recv_near(struct transport *self, int32_t *peer, const void **frame, size_t *bytes)
 {
-    if (w->held >= 0) {
-        struct sock *s = &w->sock[w->held];
+    if (self->held >= 0) {
+        struct sock *sock = &self->sock[self->held];
         uint64_t n;
-        memcpy(&n, s->in + s->in_at, sizeof n);
-        s->in_at += padded((size_t)n);
-        w->held = -1;
+        memcpy(&n, sock->in + sock->in_at, sizeof n);
+        sock->in_at += padded((size_t)n);
+        self->held = -1;
     }
-    for (int32_t r = 0; r < w->size; r++)
-        if (w->sock[r].starved && w->fds[r].fd >= 0)
-            flush_out(w, r);
-    int got = hand_out(w, peer, frame, bytes);
-    if (got || poll(w->fds, (nfds_t)w->size, 0) <= 0)
+    for (int32_t r = 0; r < self->size; r++)
+        if (self->sock[r].starved && self->fds[r].fd >= 0)
+            flush_out(self, r);
+    int got = hand_out(self, peer, frame, bytes);
+    if (got || poll(self->fds, (nfds_t)self->size, 0) <= 0)
         return got;
-    for (int32_t r = 0; r < w->size; r++) {
-        if (w->fds[r].fd < 0)
+    for (int32_t r = 0; r < self->size; r++) {
+        if (self->fds[r].fd < 0)
             continue;
-        if (w->fds[r].revents & POLLOUT)
-            flush_out(w, r);
-        if (w->fds[r].revents & (POLLIN | POLLHUP | POLLERR))
-            read_in(w, r);
+        if (self->fds[r].revents & POLLOUT)
+            flush_out(self, r);
+        if (self->fds[r].revents & (POLLIN | POLLHUP | POLLERR))
+            read_in(self, r);
     }
-    w->first = (w->first + 1) % w->size;
-    return hand_out(w, peer, frame, bytes);
+    self->first = (self->first + 1) % self->size;
+    return hand_out(self, peer, frame, bytes);
 }
 
 static int sockets_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct transport *w = transport;
+    struct transport *self = transport;
     int got = 0;
-    w->far_first = w->far && !w->far_first;
-    for (int i = 0; i < (w->far ? 2 : 1) && got == 0; i++) {
-        w->far_spoke = w->far_first == (i == 0);
-        got = w->far_spoke ? w->far->recv(w->far_transport, peer, frame, bytes)
-                           : recv_near(w, peer, frame, bytes);
+    self->far_first = self->far && !self->far_first;
+    for (int i = 0; i < (self->far ? 2 : 1) && got == 0; i++) {
+        self->far_spoke = self->far_first == (i == 0);
+        got = self->far_spoke ? self->far->recv(self->far_transport, peer, frame, bytes)
+                              : recv_near(self, peer, frame, bytes);
     }
     return got;
 }
 
 static const char *sockets_why(void *transport)
 {
-    struct transport *w = transport;
-    return w->far_spoke ? w->far->why(w->far_transport) : w->why;
+    struct transport *self = transport;
+    return self->far_spoke ? self->far->why(self->far_transport) : self->why;
 }
 
 static bool sockets_flushed(void *transport, int32_t peer)
 {
-    struct transport *w = transport;
-    return is_far(w, peer) ? w->far->flushed(w->far_transport, peer) : w->sock[peer].out_end == 0;
+    struct transport *self = transport;
+    return is_far(self, peer) ? self->far->flushed(self->far_transport, peer)
+                              : self->sock[peer].out_end == 0;
 }
 
 static void sockets_wait(void *transport, double seconds)
 {
-    struct transport *w = transport;
-    struct timespec t = {.tv_sec = (time_t)seconds};
-    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
-    pthread_mutex_lock(&w->lock);
-    memcpy(w->waiting, w->seen, (size_t)w->size * sizeof *w->seen);
-    pthread_mutex_unlock(&w->lock);
-    if (w->far) /* in the place of this rank's own */
-        w->waiting[w->rank] = (struct pollfd){w->far->arm(w->far_transport), POLLIN, 0};
-    if (!w->far || w->waiting[w->rank].fd >= 0)
-        ppoll(w->waiting, (nfds_t)w->size, &t, NULL);
+    struct transport *self = transport;
+    struct timespec span = {.tv_sec = (time_t)seconds};
+    span.tv_nsec = (long)((seconds - (double)span.tv_sec) * 1e9);
+    pthread_mutex_lock(&self->lock);
+    memcpy(self->waiting, self->seen, (size_t)self->size * sizeof *self->seen);
+    pthread_mutex_unlock(&self->lock);
+    if (self->far) /* in the place of this rank's own */
+        self->waiting[self->rank] = (struct pollfd){self->far->arm(self->far_transport), POLLIN, 0};
+    if (!self->far || self->waiting[self->rank].fd >= 0)
+        ppoll(self->waiting, (nfds_t)self->size, &span, NULL);
 }
 
 static void sockets_close(void *transport, bool clean)
 {
-    struct transport *w = transport;
-    if (w->far)
-        w->far->close(w->far_transport, clean);
-    for (int32_t r = 0; r < w->size; r++) {
-        if (w->fds)
-            colo_socket_close(w->fds[r].fd);
-        if (w->sock) {
-            free(w->sock[r].out);
-            free(w->sock[r].in);
+    struct transport *self = transport;
+    if (self->far)
+        self->far->close(self->far_transport, clean);
+    for (int32_t r = 0; r < self->size; r++) {
+        if (self->fds)
+            colo_socket_close(self->fds[r].fd);
+        if (self->sock) {
+            free(self->sock[r].out);
+            free(self->sock[r].in);
         }
     }
-    pthread_mutex_destroy(&w->lock);
-    free(w->sock);
-    free(w->fds);
-    free(w->seen);
-    free(w->waiting);
-    free(w);
+    pthread_mutex_destroy(&self->lock);
+    free(self->sock);
+    free(self->fds);
+    free(self->seen);
+    free(self->waiting);
+    free(self);
 }
 
 colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
                                          const colo_transport_ops_t *far, void *far_transport,
                                          void **transport)
 {
-    struct transport *w = calloc(1, sizeof *w);
-    bool enough = w && (w->sock = calloc((size_t)size, sizeof *w->sock)) &&
-                  (w->fds = calloc((size_t)size, sizeof *w->fds)) &&
-                  (w->seen = calloc((size_t)size, sizeof *w->seen)) &&
-                  (w->waiting = calloc((size_t)size, sizeof *w->waiting));
+    struct transport *self = calloc(1, sizeof *self);
+    bool enough = self && (self->sock = calloc((size_t)size, sizeof *self->sock)) &&
+                  (self->fds = calloc((size_t)size, sizeof *self->fds)) &&
+                  (self->seen = calloc((size_t)size, sizeof *self->seen)) &&
+                  (self->waiting = calloc((size_t)size, sizeof *self->waiting));
     for (int32_t r = 0; r < size; r++) {
         if (!enough) {
             colo_socket_close(fd[r]);
-            if (w && w->fds)
-                w->fds[r].fd = -1;
+            if (self && self->fds)
+                self->fds[r].fd = -1;
             continue;
         }
-        w->fds[r] = w->seen[r] = (struct pollfd){.fd = fd[r], .events = POLLIN};
+        self->fds[r] = self->seen[r] = (struct pollfd){.fd = fd[r], .events = POLLIN};
         if (fd[r] < 0)
             continue;
-        struct sock *s = &w->sock[r];
-        s->in = malloc(IN_CAPACITY);
-        s->out = malloc(OUT_CAPACITY);
-        s->out_capacity = OUT_CAPACITY;
-        enough = s->in && s->out;
+        struct sock *sock = &self->sock[r];
+        sock->in = malloc(IN_CAPACITY);
+        sock->out = malloc(OUT_CAPACITY);
+        sock->out_capacity = OUT_CAPACITY;
+        enough = sock->in && sock->out;
     }
-    if (w) {
-        w->rank = rank;
-        w->size = size;
-        w->held = -1;
-        w->far = far;
-        w->far_transport = far_transport;
-        pthread_mutex_init(&w->lock, NULL);
+    if (self) {
+        self->rank = rank;
+        self->size = size;
+        self->held = -1;
+        self->far = far;
+        self->far_transport = far_transport;
+        pthread_mutex_init(&self->lock, NULL);
     }
     if (enough) {
-        *transport = w;
+        *transport = self;
         return COLO_OK;
     }
-    if (w)
-        sockets_close(w, false);
+    if (self)
+        sockets_close(self, false);
     else if (far)
         far->close(far_transport, false);
     return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for %d connections", (int)size);

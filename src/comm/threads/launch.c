@@ -73,10 +73,11 @@ void colo_shared_release(struct colo_shared *shared)
 {
     if (atomic_fetch_sub(&shared->refs, 1) != 1)
         return;
-    for (struct colo_child *e = shared->children, *next; e; e = next) { /* never met in full */
-        next = e->next;
-        colo_shared_release(e->shared);
-        free(e);
+    for (struct colo_child *child = shared->children, *next; child;
+         child = next) { /* never met in full */
+        next = child->next;
+        colo_shared_release(child->shared);
+        free(child);
     }
     root_release(shared->root);
     pthread_mutex_destroy(&shared->lock);
@@ -85,20 +86,20 @@ void colo_shared_release(struct colo_shared *shared)
 }
 
 /* Takes the reference to @shared, also when it fails. */
-static colo_status_t attach(colo_comm_t *c, struct colo_shared *shared)
+static colo_status_t attach(colo_comm_t *comm, struct colo_shared *shared)
 {
-    struct colo_threads *t = calloc(1, sizeof *t);
-    const void **src = calloc((size_t)c->size, sizeof *src);
-    if (!t || !src) {
-        free(t);
+    struct colo_threads *self = calloc(1, sizeof *self);
+    const void **src = calloc((size_t)comm->size, sizeof *src);
+    if (!self || !src) {
+        free(self);
         free(src);
         colo_shared_release(shared);
-        return colo_fail(COLO_ERR_NOMEM, "rank %d of %d: no memory for its comm", (int)c->rank,
-                         (int)c->size);
+        return colo_fail(COLO_ERR_NOMEM, "rank %d of %d: no memory for its comm", (int)comm->rank,
+                         (int)comm->size);
     }
-    t->shared = shared;
-    t->src = src;
-    c->impl = t;
+    self->shared = shared;
+    self->src = src;
+    comm->impl = self;
     return COLO_OK;
 }
 
@@ -107,21 +108,21 @@ static colo_status_t attach(colo_comm_t *c, struct colo_shared *shared)
 static struct colo_child *child_new(struct colo_shared *parent, const int32_t *members, int32_t n,
                                     uint64_t tag)
 {
-    struct colo_child *e = malloc(sizeof *e + (size_t)n * sizeof e->members[0]);
+    struct colo_child *child = malloc(sizeof *child + (size_t)n * sizeof child->members[0]);
     struct colo_shared *shared = shared_new(parent->root, n);
-    if (!e || !shared) {
-        free(e);
+    if (!child || !shared) {
+        free(child);
         if (shared)
             colo_shared_release(shared);
         return NULL;
     }
     for (int32_t i = 0; i < n; i++)
         shared->slot[i].origin = parent->slot[members[i]].origin;
-    *e = (struct colo_child){
+    *child = (struct colo_child){
         .next = parent->children, .shared = shared, .tag = tag, .left = n, .n = n};
-    memcpy(e->members, members, (size_t)n * sizeof e->members[0]);
-    parent->children = e;
-    return e;
+    memcpy(child->members, members, (size_t)n * sizeof child->members[0]);
+    parent->children = child;
+    return child;
 }
 
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
@@ -134,16 +135,16 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
         if ((*link)->tag == tag && (*link)->n == n &&
             memcmp((*link)->members, members, (size_t)n * sizeof *members) == 0)
             break;
-    struct colo_child *e = *link;
-    if (!e) {
+    struct colo_child *entry = *link;
+    if (!entry) {
         link = &above->children;
-        e = child_new(above, members, n, tag); /* becomes the first */
+        entry = child_new(above, members, n, tag); /* becomes the first */
     }
-    if (e) {
-        shared = e->shared;
-        if (--e->left == 0) { /* the entry's reference becomes this rank's */
-            *link = e->next;
-            free(e);
+    if (entry) {
+        shared = entry->shared;
+        if (--entry->left == 0) { /* the entry's reference becomes this rank's */
+            *link = entry->next;
+            free(entry);
         } else {
             atomic_fetch_add(&shared->refs, 1);
         }

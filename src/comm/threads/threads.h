@@ -25,7 +25,7 @@ struct colo_slot {
     const void *send;
     const void *workspace;
     const colo_exchange_t *exchange;
-    _Atomic uint64_t *ack;                  /* [nsends]: receiver i took it in operation ack[i] */
+    _Atomic uint64_t *ack; /* [nsends]: receiver i took it in operation ack[i] */
     _Alignas(
         128) _Atomic uint32_t readers; /* read references; on a line of its own, peers write it */
 };
@@ -51,12 +51,12 @@ struct colo_shared {
 /* Rank @peer destroyed this comm, or returned from the run without. */
 static inline bool colo_threads_has_left(const struct colo_shared *shared, int32_t peer)
 {
-    const struct colo_slot *s = &shared->slot[peer];
-    return atomic_load_explicit(&s->gone, memory_order_acquire) ||
-           atomic_load_explicit(&shared->root->left[s->origin], memory_order_acquire);
+    const struct colo_slot *slot = &shared->slot[peer];
+    return atomic_load_explicit(&slot->gone, memory_order_acquire) ||
+           atomic_load_explicit(&shared->root->left[slot->origin], memory_order_acquire);
 }
 
-struct colo_threads {     /* colo_comm.impl; of one rank */
+struct colo_threads {           /* colo_comm.impl; of one rank */
     struct colo_shared *shared; /* a reference */
     void *workspace;            /* owned, grown on demand; peers read it under a read reference */
     size_t workspace_bytes;
@@ -70,6 +70,6 @@ extern const colo_comm_ops_t colo_comm_threads_ops;
 void colo_shared_release(struct colo_shared *shared);
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child);
-colo_status_t colo_threads_state(const colo_comm_t *c, char *error_message, size_t cap);
+colo_status_t colo_threads_state(const colo_comm_t *comm, char *error_message, size_t cap);
 
 #endif

@@ -88,17 +88,17 @@ struct transport {
 
 /* ---- what UCX calls, with the lock held ---- */
 
-static void recycle(struct out *o)
+static void recycle(struct out *out)
 {
-    struct out **list = &o->w->unused[o->large];
-    o->next = *list;
-    *list = o;
+    struct out **list = &out->w->unused[out->large];
+    out->next = *list;
+    *list = out;
 }
 
-static void fail(struct peer *p, ucs_status_t status)
+static void fail(struct peer *to, ucs_status_t status)
 {
-    if (p->failed == UCS_OK)
-        p->failed = status;
+    if (to->failed == UCS_OK)
+        to->failed = status;
 }
 
 static void on_failed(void *arg, ucp_ep_h ep, ucs_status_t status)
@@ -108,12 +108,12 @@ static void on_failed(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 static void on_sent(void *request, ucs_status_t status, void *user)
 {
-    struct out *o = user;
-    o->peer->pending--;
-    o->peer->queued -= o->bytes;
+    struct out *out = user;
+    out->peer->pending--;
+    out->peer->queued -= out->bytes;
     if (status != UCS_OK)
-        fail(o->peer, status);
-    recycle(o);
+        fail(out->peer, status);
+    recycle(out);
     ucp_request_free(request);
 }
 
@@ -148,86 +148,86 @@ static bool ucx_full(void *transport, int32_t peer)
 
 static void *ucx_reserve(void *transport, int32_t peer, size_t bytes)
 {
-    struct transport *w = transport;
+    struct transport *self = transport;
     const bool large = bytes > SMALL;
-    struct out *o = w->unused[large];
-    if (o)
-        w->unused[large] = o->next;
+    struct out *out = self->unused[large];
+    if (out)
+        self->unused[large] = out->next;
     else
-        o = aligned_alloc(64, (sizeof *o + (large ? COLO_FRAME_MAX : SMALL) + 63) / 64 * 64);
-    if (!o)
+        out = aligned_alloc(64, (sizeof *out + (large ? COLO_FRAME_MAX : SMALL) + 63) / 64 * 64);
+    if (!out)
         return NULL;
-    o->w = w;
-    o->large = large;
-    o->peer = &w->peer[peer];
-    o->bytes = bytes;
-    w->reserved = o;
-    return o->frame;
+    out->w = self;
+    out->large = large;
+    out->peer = &self->peer[peer];
+    out->bytes = bytes;
+    self->reserved = out;
+    return out->frame;
 }
 
 static void ucx_commit(void *transport)
 {
-    struct transport *w = transport;
-    struct out *o = w->reserved;
-    struct peer *p = o->peer;
+    struct transport *self = transport;
+    struct out *out = self->reserved;
+    struct peer *to = out->peer;
     const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                        UCP_OP_ATTR_FIELD_USER_DATA |
                                                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
                                        .cb = {.send = on_sent},
-                                       .user_data = o,
+                                       .user_data = out,
                                        .memory_type = UCS_MEMORY_TYPE_HOST};
     void *request = NULL;
-    pthread_mutex_lock(&w->lock);
-    if (p->ep && p->failed == UCS_OK) {
-        p->pending++;
-        p->queued += o->bytes;
-        p->dirty = true;
-        request = ucp_tag_send_nbx(p->ep, o->frame, o->bytes,
-                                   w->token << RANK_BITS | (uint64_t)w->rank, &param);
+    pthread_mutex_lock(&self->lock);
+    if (to->ep && to->failed == UCS_OK) {
+        to->pending++;
+        to->queued += out->bytes;
+        to->dirty = true;
+        request = ucp_tag_send_nbx(to->ep, out->frame, out->bytes,
+                                   self->token << RANK_BITS | (uint64_t)self->rank, &param);
         if (!UCS_PTR_IS_PTR(request)) {
-            p->pending--;
-            p->queued -= o->bytes;
+            to->pending--;
+            to->queued -= out->bytes;
         }
         if (UCS_PTR_IS_ERR(request))
-            fail(p, UCS_PTR_STATUS(request));
+            fail(to, UCS_PTR_STATUS(request));
     }
     if (!UCS_PTR_IS_PTR(request))
-        recycle(o);
-    pthread_mutex_unlock(&w->lock);
+        recycle(out);
+    pthread_mutex_unlock(&self->lock);
 }
 
 static bool ucx_flushed(void *transport, int32_t peer)
 {
-    struct transport *w = transport;
-    struct peer *p = &w->peer[peer];
-    pthread_mutex_lock(&w->lock);
-    const bool alive = p->ep && p->failed == UCS_OK;
-    if (alive && p->dirty && !p->pending && !p->flushing) {
+    struct transport *self = transport;
+    struct peer *to = &self->peer[peer];
+    pthread_mutex_lock(&self->lock);
+    const bool alive = to->ep && to->failed == UCS_OK;
+    if (alive && to->dirty && !to->pending && !to->flushing) {
         const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                            UCP_OP_ATTR_FIELD_USER_DATA,
                                            .cb = {.send = on_flushed},
-                                           .user_data = p};
-        void *request = ucp_am_send_nbx(p->ep, EMPTY, NULL, 0, NULL, 0, &param);
-        p->dirty = false;
-        p->flushing = UCS_PTR_IS_PTR(request);
+                                           .user_data = to};
+        void *request = ucp_am_send_nbx(to->ep, EMPTY, NULL, 0, NULL, 0, &param);
+        to->dirty = false;
+        to->flushing = UCS_PTR_IS_PTR(request);
         if (UCS_PTR_IS_ERR(request))
-            fail(p, UCS_PTR_STATUS(request));
+            fail(to, UCS_PTR_STATUS(request));
     }
-    const bool flushed = !alive || (!p->pending && !p->dirty && !p->flushing);
-    pthread_mutex_unlock(&w->lock);
+    const bool flushed = !alive || (!to->pending && !to->dirty && !to->flushing);
+    pthread_mutex_unlock(&self->lock);
     return flushed;
 }
 
 /* ---- receiving ---- */
 
-static int break_down(struct transport *w, const char *call, ucs_status_t status)
+static int break_down(struct transport *self, const char *call, ucs_status_t status)
 {
-    snprintf(w->why, sizeof w->why, "%s: %s", call, ucs_status_string(status));
-    w->broken = true;
+    snprintf(self->why, sizeof self->why, "%s: %s", call, ucs_status_string(status));
+    self->broken = true;
     return -2;
 }
 
-static bool post(struct transport *w, struct in *in)
+static bool post(struct transport *self, struct in *in)
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -238,67 +238,68 @@ static bool post(struct transport *w, struct in *in)
     if (in->request)
         ucp_request_free(in->request);
     in->done = false;
-    in->request = ucp_tag_recv_nbx(w->worker, in->frame, COLO_FRAME_MAX, w->token << RANK_BITS,
-                                   ~RANK_MASK, &param);
+    in->request = ucp_tag_recv_nbx(self->worker, in->frame, COLO_FRAME_MAX,
+                                   self->token << RANK_BITS, ~RANK_MASK, &param);
     if (!UCS_PTR_IS_ERR(in->request))
         return true;
-    break_down(w, "ucp_tag_recv_nbx", UCS_PTR_STATUS(in->request));
+    break_down(self, "ucp_tag_recv_nbx", UCS_PTR_STATUS(in->request));
     in->request = NULL;
     return false;
 }
 
 /* Nothing of a peer that failed is waiting any more: says so, once for each. */
-static int report_gone(struct transport *w, int32_t *peer)
+static int report_gone(struct transport *self, int32_t *peer)
 {
-    for (int32_t r = 0; r < w->size; r++) {
-        struct peer *p = &w->peer[r];
-        if (p->failed == UCS_OK || p->gone)
+    for (int32_t r = 0; r < self->size; r++) {
+        struct peer *to = &self->peer[r];
+        if (to->failed == UCS_OK || to->gone)
             continue;
-        snprintf(w->why, sizeof w->why, "its connection ended: %s", ucs_status_string(p->failed));
-        p->gone = true; /* closed with the others: UCX 1.13 may end the process otherwise */
+        snprintf(self->why, sizeof self->why, "its connection ended: %s",
+                 ucs_status_string(to->failed));
+        to->gone = true; /* closed with the others: UCX 1.13 may end the process otherwise */
         *peer = r;
         return -1;
     }
     return 0;
 }
 
-static int receive(struct transport *w, int32_t *peer, const void **frame, size_t *bytes)
+static int receive(struct transport *self, int32_t *peer, const void **frame, size_t *bytes)
 {
-    if (w->held) {
-        w->held = false;
-        if (!post(w, &w->in[w->next]))
+    if (self->held) {
+        self->held = false;
+        if (!post(self, &self->in[self->next]))
             return -2;
-        w->next = (w->next + 1) % RING;
+        self->next = (self->next + 1) % RING;
     }
-    ucp_worker_progress(w->worker);
+    ucp_worker_progress(self->worker);
     for (int i = 0; i < RING; i++) {
-        struct in *in = &w->in[w->next];
+        struct in *in = &self->in[self->next];
         if (!in->done)
-            return report_gone(w, peer);
+            return report_gone(self, peer);
         const uint64_t from = in->tag & RANK_MASK;
-        if (in->status == UCS_OK && from < (uint64_t)w->size) {
-            w->held = true;
+        if (in->status == UCS_OK && from < (uint64_t)self->size) {
+            self->held = true;
             *peer = (int32_t)from;
             *frame = in->frame;
             *bytes = in->bytes;
             return 1;
         }
         if (in->status == UCS_ERR_MESSAGE_TRUNCATED || in->status == UCS_OK)
-            return break_down(w, "a frame that no rank sends",
+            return break_down(self, "a frame that no rank sends",
                               in->status ? in->status : UCS_ERR_INVALID_PARAM);
-        if (!post(w, in)) /* the rest will not come: its sender died */
+        if (!post(self, in)) /* the rest will not come: its sender died */
             return -2;
-        w->next = (w->next + 1) % RING;
+        self->next = (self->next + 1) % RING;
     }
     return 0;
 }
 
 static int ucx_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct transport *w = transport;
-    pthread_mutex_lock(&w->lock);
-    int got = w->broken ? -2 : receive(w, peer, frame, bytes);
-    pthread_mutex_unlock(&w->lock);
+    struct transport *self = transport;
+    pthread_mutex_lock(&self->lock);
+    int got = self->broken ? -2 : receive(self, peer, frame, bytes);
+    pthread_mutex_unlock(&self->lock);
     return got;
 }
 
@@ -309,93 +310,93 @@ static const char *ucx_why(void *transport)
 
 static int ucx_arm(void *transport)
 {
-    struct transport *w = transport;
-    pthread_mutex_lock(&w->lock);
-    const ucs_status_t armed = ucp_worker_arm(w->worker);
-    pthread_mutex_unlock(&w->lock);
-    return armed == UCS_ERR_BUSY ? -1 : w->event;
+    struct transport *self = transport;
+    pthread_mutex_lock(&self->lock);
+    const ucs_status_t armed = ucp_worker_arm(self->worker);
+    pthread_mutex_unlock(&self->lock);
+    return armed == UCS_ERR_BUSY ? -1 : self->event;
 }
 
 static void ucx_wait(void *transport, double seconds)
 {
-    struct timespec t = {.tv_sec = (time_t)seconds};
-    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    struct timespec span = {.tv_sec = (time_t)seconds};
+    span.tv_nsec = (long)((seconds - (double)span.tv_sec) * 1e9);
     const int event = ucx_arm(transport);
     if (event >= 0)
-        ppoll(&(struct pollfd){.fd = event, .events = POLLIN}, 1, &t, NULL);
+        ppoll(&(struct pollfd){.fd = event, .events = POLLIN}, 1, &span, NULL);
 }
 
 /* ---- taking down ---- */
 
 /* UCX has given everything back that it holds of ours. */
-static bool all_done(struct transport *w)
+static bool all_done(struct transport *self)
 {
-    for (int32_t r = 0; r < w->size; r++)
-        if (w->peer[r].pending || w->peer[r].flushing ||
-            (UCS_PTR_IS_PTR(w->peer[r].closing) &&
-             ucp_request_check_status(w->peer[r].closing) == UCS_INPROGRESS))
+    for (int32_t r = 0; r < self->size; r++)
+        if (self->peer[r].pending || self->peer[r].flushing ||
+            (UCS_PTR_IS_PTR(self->peer[r].closing) &&
+             ucp_request_check_status(self->peer[r].closing) == UCS_INPROGRESS))
             return false;
     for (int i = 0; i < RING; i++)
-        if (w->in[i].request && !w->in[i].done)
+        if (self->in[i].request && !self->in[i].done)
             return false;
     return true;
 }
 
 static void ucx_close(void *transport, bool clean)
 {
-    struct transport *w = transport;
+    struct transport *self = transport;
     const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
                                        .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    for (int32_t r = 0; w->peer && r < w->size; r++)
-        if (w->peer[r].ep)
-            w->peer[r].closing = ucp_ep_close_nbx(w->peer[r].ep, &param);
+    for (int32_t r = 0; self->peer && r < self->size; r++)
+        if (self->peer[r].ep)
+            self->peer[r].closing = ucp_ep_close_nbx(self->peer[r].ep, &param);
     for (int i = 0; i < RING; i++)
-        if (w->in[i].request && !w->in[i].done)
-            ucp_request_cancel(w->worker, w->in[i].request);
+        if (self->in[i].request && !self->in[i].done)
+            ucp_request_cancel(self->worker, self->in[i].request);
     const double end = colo_now() + CLOSE_SECONDS;
-    while (w->peer && !all_done(w) && colo_now() < end)
-        ucp_worker_progress(w->worker);
-    for (int32_t r = 0; w->peer && r < w->size; r++)
-        if (UCS_PTR_IS_PTR(w->peer[r].closing))
-            ucp_request_free(w->peer[r].closing);
+    while (self->peer && !all_done(self) && colo_now() < end)
+        ucp_worker_progress(self->worker);
+    for (int32_t r = 0; self->peer && r < self->size; r++)
+        if (UCS_PTR_IS_PTR(self->peer[r].closing))
+            ucp_request_free(self->peer[r].closing);
     for (int i = 0; i < RING; i++)
-        if (w->in[i].request)
-            ucp_request_free(w->in[i].request);
-    if (w->worker)
-        ucp_worker_destroy(w->worker);
-    if (w->context)
-        ucp_cleanup(w->context);
+        if (self->in[i].request)
+            ucp_request_free(self->in[i].request);
+    if (self->worker)
+        ucp_worker_destroy(self->worker);
+    if (self->context)
+        ucp_cleanup(self->context);
     for (int i = 0; i < RING; i++) /* UCX is at nothing any more */
-        free(w->in[i].frame);
+        free(self->in[i].frame);
     for (int large = 0; large < 2; large++)
-        for (struct out *o = w->unused[large], *next; o; o = next) {
-            next = o->next;
-            free(o);
+        for (struct out *out = self->unused[large], *next; out; out = next) {
+            next = out->next;
+            free(out);
         }
-    pthread_mutex_destroy(&w->lock);
-    free(w->peer);
-    free(w);
+    pthread_mutex_destroy(&self->lock);
+    free(self->peer);
+    free(self);
 }
 
 /* ---- setting up ---- */
 
-#define TRY_UCX(w, call)                                                                        \
-    do {                                                                                        \
-        const ucs_status_t st_ = (call);                                                        \
-        if (st_ != UCS_OK)                                                                      \
-            return colo_fail(st_ == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,           \
-                             "create_bootstrap: rank %d of %d: UCX: %.40s: %s", (int)(w)->rank, \
-                             (int)(w)->size, #call, ucs_status_string(st_));                    \
+#define TRY_UCX(self, call)                                                                        \
+    do {                                                                                           \
+        const ucs_status_t st_ = (call);                                                           \
+        if (st_ != UCS_OK)                                                                         \
+            return colo_fail(st_ == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_IO,              \
+                             "create_bootstrap: rank %d of %d: UCX: %.40s: %s", (int)(self)->rank, \
+                             (int)(self)->size, #call, ucs_status_string(st_));                    \
     } while (0)
 
-static colo_status_t make_worker(struct transport *w)
+static colo_status_t make_worker(struct transport *self)
 {
     ucp_config_t *config = NULL;
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
                                                UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
                                                UCP_PARAM_FIELD_NAME,
                                  .features = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-                                 .estimated_num_eps = (size_t)w->size,
+                                 .estimated_num_eps = (size_t)self->size,
                                  .name = "colobridge"};
     const ucp_worker_params_t serialized = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                             .thread_mode = UCS_THREAD_MODE_SERIALIZED};
@@ -403,96 +404,97 @@ static colo_status_t make_worker(struct transport *w)
                                                         UCP_AM_HANDLER_PARAM_FIELD_CB,
                                           .id = EMPTY,
                                           .cb = on_empty};
-    TRY_UCX(w, ucp_config_read(NULL, NULL, &config));
-    const ucs_status_t st = ucp_init(&params, config, &w->context);
+    TRY_UCX(self, ucp_config_read(NULL, NULL, &config));
+    const ucs_status_t st = ucp_init(&params, config, &self->context);
     ucp_config_release(config);
-    TRY_UCX(w, st);
-    TRY_UCX(w, ucp_worker_create(w->context, &serialized, &w->worker));
-    TRY_UCX(w, ucp_worker_get_efd(w->worker, &w->event));
-    TRY_UCX(w, ucp_worker_set_am_recv_handler(w->worker, &empty));
+    TRY_UCX(self, st);
+    TRY_UCX(self, ucp_worker_create(self->context, &serialized, &self->worker));
+    TRY_UCX(self, ucp_worker_get_efd(self->worker, &self->event));
+    TRY_UCX(self, ucp_worker_set_am_recv_handler(self->worker, &empty));
     return COLO_OK;
 }
 
-static colo_status_t write_address(struct transport *w, colo_worker_t *mine)
+static colo_status_t write_address(struct transport *self, colo_worker_t *mine)
 {
     ucp_address_t *address = NULL;
     size_t bytes = 0;
-    TRY_UCX(w, ucp_worker_get_address(w->worker, &address, &bytes));
+    TRY_UCX(self, ucp_worker_get_address(self->worker, &address, &bytes));
     mine->bytes = (uint32_t)bytes;
     memcpy(mine->address, address, bytes < sizeof mine->address ? bytes : sizeof mine->address);
-    ucp_worker_release_address(w->worker, address);
+    ucp_worker_release_address(self->worker, address);
     if (bytes > sizeof mine->address)
         return colo_fail(
             COLO_ERR_IO,
             "create_bootstrap: rank %d of %d: UCX's address has %zu bytes, expected at most %zu; "
             "name fewer devices in UCX_NET_DEVICES",
-            (int)w->rank, (int)w->size, bytes, sizeof mine->address);
+            (int)self->rank, (int)self->size, bytes, sizeof mine->address);
     return COLO_OK;
 }
 
-static colo_status_t connect_all(struct transport *w, const colo_worker_t *all)
+static colo_status_t connect_all(struct transport *self, const colo_worker_t *all)
 {
-    w->token = COLO_HASH_INIT;
-    for (int32_t r = 0; r < w->size; r++) {
+    self->token = COLO_HASH_INIT;
+    for (int32_t r = 0; r < self->size; r++) {
         if (all[r].bytes > sizeof all[r].address)
             return colo_fail(COLO_ERR_MISMATCH,
                              "create_bootstrap: the all-gather changed the UCX address of rank %d",
                              (int)r);
-        w->token = colo_hash_bytes(w->token, all[r].address, all[r].bytes);
+        self->token = colo_hash_bytes(self->token, all[r].address, all[r].bytes);
     }
-    w->token &= UINT64_MAX >> RANK_BITS;
-    for (int32_t r = 0; r < w->size; r++) {
+    self->token &= UINT64_MAX >> RANK_BITS;
+    for (int32_t r = 0; r < self->size; r++) {
         const ucp_ep_params_t params = {
             .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                           UCP_EP_PARAM_FIELD_ERR_HANDLER,
             .address = (const ucp_address_t *)(const void *)all[r].address,
             .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-            .err_handler = {on_failed, &w->peer[r]}};
-        const ucs_status_t st = r == w->rank || all[r].near
+            .err_handler = {on_failed, &self->peer[r]}};
+        const ucs_status_t st = r == self->rank || all[r].near
                                     ? UCS_OK
-                                    : ucp_ep_create(w->worker, &params, &w->peer[r].ep);
+                                    : ucp_ep_create(self->worker, &params, &self->peer[r].ep);
         if (st != UCS_OK)
             return colo_fail(
                 st == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_PEER,
                 "create_bootstrap: rank %d of %d cannot reach rank %d by UCX: %s; either that "
                 "process has ended, or UCX_NET_DEVICES and UCX_TLS leave no network that both have",
-                (int)w->rank, (int)w->size, (int)r, ucs_status_string(st));
+                (int)self->rank, (int)self->size, (int)r, ucs_status_string(st));
     }
     for (int i = 0; i < RING; i++)
-        if (!post(w, &w->in[i]))
-            return colo_fail(COLO_ERR_IO, "create_bootstrap: %s", w->why);
+        if (!post(self, &self->in[i]))
+            return colo_fail(COLO_ERR_IO, "create_bootstrap: %s", self->why);
     return COLO_OK;
 }
 
-static colo_status_t ucx_open(const colo_bootstrap_t *b, void **transport)
+static colo_status_t ucx_open(const colo_bootstrap_t *boot, void **transport)
 {
-    struct transport *w = calloc(1, sizeof *w);
-    colo_worker_t *mine = calloc(1, sizeof *mine), *all = calloc((size_t)b->size, sizeof *all);
-    bool enough = w && mine && all && (w->peer = calloc((size_t)b->size, sizeof *w->peer));
+    struct transport *self = calloc(1, sizeof *self);
+    colo_worker_t *mine = calloc(1, sizeof *mine), *all = calloc((size_t)boot->size, sizeof *all);
+    bool enough =
+        self && mine && all && (self->peer = calloc((size_t)boot->size, sizeof *self->peer));
     for (int i = 0; i < RING && enough; i++)
-        enough = (w->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64)) != NULL;
+        enough = (self->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64)) != NULL;
     colo_status_t st = enough ? COLO_OK : COLO_ERR_NOMEM;
     if (!enough)
-        (void)colo_fail(st, "create_bootstrap: rank %d has no memory for %d peers", (int)b->rank,
-                        (int)b->size - 1);
+        (void)colo_fail(st, "create_bootstrap: rank %d has no memory for %d peers", (int)boot->rank,
+                        (int)boot->size - 1);
     if (enough) {
-        w->rank = b->rank;
-        w->size = b->size;
-        pthread_mutex_init(&w->lock, NULL);
-        st = make_worker(w);
+        self->rank = boot->rank;
+        self->size = boot->size;
+        pthread_mutex_init(&self->lock, NULL);
+        st = make_worker(self);
         if (st == COLO_OK)
-            st = write_address(w, mine);
+            st = write_address(self, mine);
         if (st == COLO_OK)
-            st = b->all_gather(b->user, mine, all, sizeof *mine);
+            st = boot->all_gather(boot->user, mine, all, sizeof *mine);
         if (st == COLO_OK)
-            st = connect_all(w, all);
+            st = connect_all(self, all);
     }
     free(mine);
     free(all);
     if (st == COLO_OK)
-        *transport = w;
-    else if (w)
-        ucx_close(w, false);
+        *transport = self;
+    else if (self)
+        ucx_close(self, false);
     return st;
 }
 
