@@ -431,6 +431,7 @@ def refused(rank):
         assert swap(part(torch.zeros(24, 1), LENGTHS, 'zigzag', 4, rank)).shape == (6, 1)
     carry = ct.Bridge('cp=4', 'cp=4', group=dist.group.WORLD, packed=True)
     p = cb.Packing(good)
+    meet()
     for words, call in (("src is None, expected src= and dst=, colobridge.Packing", lambda: carry(x)),
                         ("dst is a NoneType, expected colobridge.Packing", lambda: carry(x, src=p)),
                         ("into is given to a packed bridge", lambda: carry(x, src=p, dst=p, into=x))):
