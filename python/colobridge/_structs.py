@@ -1,368 +1,438 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public C structs and enums, member by member. tests/test_abi.py compiles a C program that
-prints their sizes and offsets and compares."""
+"""The public C structs, enumerators and functions that the package uses; python/generate.py makes this file."""
 from __future__ import annotations
 
 import ctypes as c
+from typing import Any
 
-MAX_NDIM = 8
+P, BOOL, INT, DOUBLE, CHARS, _p = c.c_void_p, c.c_bool, c.c_int, c.c_double, c.c_char_p, c.POINTER
+i32, i64, u64, size_t = c.c_int32, c.c_int64, c.c_uint64, c.c_size_t
+
 MAX_DIMS = 16
 DIM_NAME_MAX = 16
 KEY_MAX = MAX_DIMS * DIM_NAME_MAX
 MAX_SPLITS = 4
-
-DTYPES = ('f32', 'f64', 'bf16', 'f16', 'i8', 'u8', 'i16', 'i32', 'i64')
-DTYPE = {name: i for i, name in enumerate(DTYPES)}
-DTYPE_SIZE = (4, 8, 2, 2, 1, 1, 2, 4, 8)
-HOST, CUDA = 0, 1
-FULL_SEQ, SHARDED = 0, 1
-PARTIAL, DISJOINT = 0, 1
+STAGE_ANY = -1
+STAGE_LAST = -2
+MAX_NDIM = 8
 EXACT, COLLECTIVE = 0, 1
-AUTO, NCCL, PEER = 0, 1, 2
 PACKED, MERGED = 0, 1
-EQUAL, FAN_IN, FAN_OUT = 0, 1, 2
-FORWARD, BACKWARD = 0, 1
+SUM, MAX = 0, 1
+TRANSPORT_AUTO, TRANSPORT_NCCL, TRANSPORT_PEER = 0, 1, 2
+OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
+OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
 SAMPLES, ROWS, FEATURES = 0, 1, 2
 REPLICATE, BLOCK, ZIGZAG, CEIL = 0, 1, 2, 3
-SUM, MAX = 0, 1
-STAGE_ANY, STAGE_LAST = -1, -2
-LINEAR_FORWARD, LINEAR_BACKWARD, LINEAR_LOSS, LINEAR_INFERENCE = 0, 1, 2, 3
 LINEAR_AUTO, LINEAR_LOGPROB, LINEAR_KEEP, LINEAR_EARLY = 0, 1, 2, 3
-OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
-OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
+LINEAR_FORWARD, LINEAR_BACKWARD, LINEAR_LOSS, LINEAR_INFERENCE = 0, 1, 2, 3
+FULL_SEQ, SHARDED = 0, 1
+PARTIAL, DISJOINT = 0, 1
+EQUAL, FAN_IN, FAN_OUT = 0, 1, 2
+FORWARD, BACKWARD = 0, 1
+DTYPES = ('f32', 'f64', 'bf16', 'f16', 'i8', 'u8', 'i16', 'i32', 'i64')
+HOST, CUDA = 0, 1
 
-i32, i64, u64, size_t = c.c_int32, c.c_int64, c.c_uint64, c.c_size_t
+DTYPE = {name: i for i, name in enumerate(DTYPES)}
+DTYPE_SIZE = tuple(int(''.join(filter(str.isdigit, name))) // 8 for name in DTYPES)
 
 
 class Tensor(c.Structure):
-    """colo_tensor_t"""
-    _fields_ = [('data', c.c_void_p), ('dtype', c.c_int), ('mem', c.c_int), ('device', i32),
-                ('ndim', i32), ('shape', i64 * MAX_NDIM), ('stride', i64 * MAX_NDIM),
-                ('version', c.POINTER(u64))]
-
-
-class Dim(c.Structure):
-    """colo_dim_t"""
-    _fields_ = [('name', c.c_char_p), ('extent', i64)]
-
-
-class Grid(c.Structure):
-    """colo_grid_t"""
-    _fields_ = [('ndims', i32), ('name', (c.c_char * DIM_NAME_MAX) * MAX_DIMS),
-                ('extent', i64 * MAX_DIMS), ('stride', i64 * MAX_DIMS), ('offset', i64),
-                ('size', i64)]
-
-
-class Group(c.Structure):
-    """colo_group_t"""
-    _fields_ = [('base', i64), ('size', i64), ('index', i64), ('ordinal', i64), ('count', i64),
-                ('nd', i32), ('extent', i64 * MAX_DIMS), ('stride', i64 * MAX_DIMS)]
-
-
-class Split(c.Structure):
-    """colo_split_t"""
-    _fields_ = [('dim', i32), ('kind', c.c_int), ('context', c.c_bool)]
-
-
-class Layout(c.Structure):
-    """colo_layout_t"""
-    _fields_ = [('grid', Grid), ('nsplits', i32 * 3), ('split', (Split * MAX_SPLITS) * 3),
-                ('map', c.c_int), ('offset', i64), ('table', c.POINTER(i64)), ('table_rows', i64),
-                ('positions', i64), ('stage_dim', i32), ('stage', i64)]
+    _fields_ = [('data', P), ('dtype', INT), ('mem', INT), ('device', i32), ('ndim', i32), ('shape', i64 * MAX_NDIM),
+                ('stride', i64 * MAX_NDIM), ('version', P)]
 
 
 class Run(c.Structure):
-    """colo_run_t"""
     _fields_ = [('row', i64), ('count', i64), ('local', i64)]
 
 
-class Owned(c.Structure):
-    """colo_owned_t"""
-    _fields_ = [('b0', i64), ('b1', i64), ('h0', i64), ('h1', i64), ('rows', i64)]
+class Grid(c.Structure):
+    _fields_ = [('ndims', i32), ('name', (c.c_char * DIM_NAME_MAX) * MAX_DIMS), ('extent', i64 * MAX_DIMS),
+                ('stride', i64 * MAX_DIMS), ('offset', i64), ('size', i64)]
+
+
+class Split(c.Structure):
+    _fields_ = [('dim', i32), ('kind', INT), ('context', BOOL)]
+
+
+class Layout(c.Structure):
+    _fields_ = [('grid', Grid), ('nsplits', i32 * 3), ('split', (Split * MAX_SPLITS) * 3), ('map', INT),
+                ('offset', i64), ('table', P), ('table_rows', i64), ('positions', i64), ('stage_dim', i32),
+                ('stage', i64)]
 
 
 class Shape(c.Structure):
-    """colo_shape_t"""
     _fields_ = [('samples', i64), ('rows', i64), ('features', i64), ('positions', i64)]
 
 
+AllocateFn = c.CFUNCTYPE(P, P, size_t)
+ReleaseFn = c.CFUNCTYPE(None, P, P)
+
+
+class Allocator(c.Structure):
+    _fields_ = [('allocate', AllocateFn), ('release', ReleaseFn), ('user', P)]
+
+
+class BridgeConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('src', _p(Layout)), ('dst', _p(Layout)), ('shape', Shape), ('dtype', INT),
+                ('axes', CHARS), ('output', INT), ('grad', INT), ('algo', INT), ('no_grad', BOOL),
+                ('ranks_per_node', i64), ('mem', INT), ('transport', INT), ('ragged', BOOL), ('placement', INT),
+                ('max_rows', i64), ('one_level', BOOL), ('peer_blocks', i32), ('allocator', Allocator),
+                ('packed', BOOL)]
+
+
+class Packing(c.Structure):
+    _fields_ = [('struct_size', size_t), ('nseqs', i64), ('seq_len', P), ('seq_dp', P), ('seq_cp', P),
+                ('seq_first', P), ('split', INT), ('piece_start', P), ('piece_len', P), ('piece_owner', P)]
+
+
+class Segments(c.Structure):
+    _fields_ = [('struct_size', size_t), ('count', i64), ('rows', P), ('src_dp', P), ('seq', P), ('pos', P),
+                ('row_pos', P), ('nseqs', i64), ('seq_len', P), ('seq_dp', P), ('packing', _p(Packing))]
+
+
+AllGatherFn = c.CFUNCTYPE(INT, P, P, P, size_t)
+
+
+class Bootstrap(c.Structure):
+    _fields_ = [('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', P)]
+
+
+class CommStats(c.Structure):
+    _fields_ = [('ops', (u64 * len(OWNERS)) * len(OPS)), ('sent_bytes', (u64 * len(OWNERS)) * len(OPS)),
+                ('recv_bytes', (u64 * len(OWNERS)) * len(OPS))]
+
+
+RankFn = c.CFUNCTYPE(INT, P, P)
+
+
+class LogitsOptions(c.Structure):
+    _fields_ = [('vocab', i64), ('vocab_start', i64), ('temperature', DOUBLE), ('scale', DOUBLE), ('softcap', DOUBLE)]
+
+
+class DistillConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', INT), ('target_temperature', DOUBLE),
+                ('target_scale', DOUBLE), ('order', i64)]
+
+
+class DistillSaved(c.Structure):
+    _fields_ = [('logits', Tensor), ('targets', Tensor), ('logits_version', u64), ('targets_version', u64),
+                ('memory', P), ('valid', BOOL), ('config', DistillConfig)]
+
+
+class DistillUpstream(c.Structure):
+    _fields_ = [('d_ce', P), ('d_kl', P)]
+
+
+class DistillBatch(c.Structure):
+    _fields_ = [('logits', _p(Tensor)), ('targets', _p(Tensor)), ('mask', _p(Tensor))]
+
+
+class DistillOut(c.Structure):
+    _fields_ = [('ce', P), ('kl', P)]
+
+
+class Group(c.Structure):
+    _fields_ = [('base', i64), ('size', i64), ('index', i64), ('ordinal', i64), ('count', i64), ('nd', i32),
+                ('extent', i64 * MAX_DIMS), ('stride', i64 * MAX_DIMS)]
+
+
+class Dim(c.Structure):
+    _fields_ = [('name', CHARS), ('extent', i64)]
+
+
+class Owned(c.Structure):
+    _fields_ = [('b0', i64), ('b1', i64), ('h0', i64), ('h1', i64), ('rows', i64)]
+
+
+class SupportSaved(c.Structure):
+    _fields_ = [('ids', Tensor), ('begin', Tensor), ('end', Tensor), ('version', u64)]
+
+
+class LinearLogprobSaved(c.Structure):
+    _fields_ = [('of', P), ('hidden', Tensor), ('targets', Tensor), ('support', SupportSaved),
+                ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64), ('max_valid', i64),
+                ('memory', P), ('d_weight', P), ('valid', BOOL)]
+
+
+class LinearUpstream(c.Structure):
+    _fields_ = [('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE), ('d_logp', P), ('d_entropy', P),
+                ('d_loss', P), ('mean', BOOL)]
+
+
+class LinearGrads(c.Structure):
+    _fields_ = [('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor))]
+
+
+class LogprobConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', DOUBLE),
+                ('megatron_smoothing', BOOL), ('z_loss', DOUBLE), ('ignore_index', i64), ('chunk_size', i64),
+                ('want_entropy', BOOL), ('want_loss', BOOL), ('want_correct', BOOL), ('lenient_targets', BOOL),
+                ('local_smoothing', BOOL), ('segment', i64), ('order', i64)]
+
+
+class LinearLogprobConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('logprob', LogprobConfig), ('mode', INT), ('logits_dtype', INT),
+                ('budget', size_t), ('d_hidden', INT), ('frozen_hidden', BOOL), ('frozen_weight', BOOL),
+                ('d_weight_dtype', INT), ('d_weight_add', BOOL), ('keep_in_place', BOOL), ('share_d_weight', BOOL)]
+
+
+class Support(c.Structure):
+    _fields_ = [('ids', _p(Tensor)), ('begin', _p(Tensor)), ('end', _p(Tensor))]
+
+
+class LinearBatch(c.Structure):
+    _fields_ = [('hidden', _p(Tensor)), ('targets', _p(Tensor)), ('max_valid', i64), ('support', _p(Support))]
+
+
+class LogprobOut(c.Structure):
+    _fields_ = [('logp', P), ('entropy', P), ('loss', P), ('correct', P), ('n_valid', P), ('n_invalid', P)]
+
+
+class LmHeadConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('rows', i64), ('hidden', i64), ('dtype', INT), ('mem', INT),
+                ('device', i32), ('has_bias', BOOL), ('partition', INT)]
+
+
+class LogprobSaved(c.Structure):
+    _fields_ = [('logits', Tensor), ('targets', Tensor), ('support', SupportSaved), ('logits_version', u64),
+                ('targets_version', u64), ('memory', P), ('valid', BOOL), ('config', LogprobConfig)]
+
+
+class LogprobUpstream(c.Structure):
+    _fields_ = [('d_logp', P), ('d_entropy', P), ('d_loss', P)]
+
+
+class LogprobBatch(c.Structure):
+    _fields_ = [('logits', _p(Tensor)), ('targets', _p(Tensor)), ('support', _p(Support))]
+
+
+class LossMeanUpstream(c.Structure):
+    _fields_ = [('d_value', P), ('d_num', P)]
+
+
+class LossMean(c.Structure):
+    _fields_ = [('value', P), ('num', P), ('den', P), ('factor', P)]
+
+
+class Weighted(c.Structure):
+    _fields_ = [('num', DOUBLE), ('weight', DOUBLE), ('den', i64), ('value', DOUBLE)]
+
+
+class Partition(c.Structure):
+    _fields_ = [('cp', i64), ('cp_rank', i64), ('tp', i64), ('tp_rank', i64), ('positions', i64), ('segments', i64),
+                ('cu_padded', P)]
+
+
+class PlanBytes(c.Structure):
+    _fields_ = [('recv', i64), ('send', i64), ('local', i64), ('minimum', i64), ('collective_recv', i64)]
+
+
 class PlanConfig(c.Structure):
-    """colo_plan_config_t"""
-    _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
-                ('shape', Shape), ('dtype', c.c_int), ('output', c.c_int), ('grad', c.c_int),
-                ('no_grad', c.c_bool), ('ranks_per_node', i64), ('nodes', c.c_void_p),
-                ('one_level', c.c_bool)]
+    _fields_ = [('struct_size', size_t), ('src', _p(Layout)), ('dst', _p(Layout)), ('shape', Shape), ('dtype', INT),
+                ('output', INT), ('grad', INT), ('no_grad', BOOL), ('ranks_per_node', i64), ('nodes', P),
+                ('one_level', BOOL)]
 
 
 class Region(c.Structure):
-    """colo_region_t"""
     _fields_ = [('b', i64 * 2), ('s', i64 * 2), ('h', i64 * 2), ('addend', i32)]
 
 
 class PlanMessage(c.Structure):
-    """colo_plan_message_t"""
-    _fields_ = [('peer', i64), ('bytes', i64), ('nregions', i64), ('regions', c.POINTER(Region))]
-
-
-class PlanBytes(c.Structure):
-    """colo_plan_bytes_t"""
-    _fields_ = [('recv', i64), ('send', i64), ('local', i64), ('minimum', i64),
-                ('collective_recv', i64)]
-
-
-# void *(*)(void *user, size_t bytes); void (*)(void *user, void *data)
-AllocateFn = c.CFUNCTYPE(c.c_void_p, c.c_void_p, size_t)
-ReleaseFn = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)
-
-
-class Allocator(c.Structure):
-    """colo_allocator_t"""
-    _fields_ = [('allocate', AllocateFn), ('release', ReleaseFn), ('user', c.c_void_p)]
-
-
-class BridgeConfig(c.Structure):
-    """colo_bridge_config_t"""
-    _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
-                ('shape', Shape), ('dtype', c.c_int), ('axes', c.c_char_p), ('output', c.c_int),
-                ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
-                ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int), ('ragged', c.c_bool),
-                ('placement', c.c_int), ('max_rows', i64), ('one_level', c.c_bool),
-                ('peer_blocks', c.c_int32), ('allocator', Allocator), ('packed', c.c_bool)]
-
-
-class Packing(c.Structure):
-    """colo_packing_t"""
-    _fields_ = [('struct_size', size_t), ('nseqs', i64), ('seq_len', c.POINTER(i64)),
-                ('seq_dp', c.POINTER(i64)), ('seq_cp', c.POINTER(i64)), ('seq_first', c.POINTER(i64)),
-                ('split', c.c_int), ('piece_start', c.POINTER(i64)), ('piece_len', c.POINTER(i64)),
-                ('piece_owner', c.POINTER(i64))]
-
-
-class Segments(c.Structure):
-    """colo_segments_t"""
-    _fields_ = [('struct_size', size_t), ('count', i64), ('rows', c.POINTER(i64)),
-                ('src_dp', c.POINTER(i64)), ('seq', c.POINTER(i64)), ('pos', c.POINTER(i64)),
-                ('row_pos', c.POINTER(i64)), ('nseqs', i64), ('seq_len', c.POINTER(i64)),
-                ('seq_dp', c.POINTER(i64)), ('packing', c.POINTER(Packing))]
-
-
-# colo_status_t (*)(void *user, const void *send, void *recv, size_t bytes)
-AllGatherFn = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, size_t)
-# colo_status_t (*)(colo_comm_t *world, void *arg)
-RankFn = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
-
-
-class Bootstrap(c.Structure):
-    """colo_bootstrap_t"""
-    _fields_ = [('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', c.c_void_p)]
-
-
-class Stats(c.Structure):
-    """colo_comm_stats_t"""
-    _fields_ = [('ops', (u64 * len(OWNERS)) * len(OPS)),
-                ('sent_bytes', (u64 * len(OWNERS)) * len(OPS)),
-                ('recv_bytes', (u64 * len(OWNERS)) * len(OPS))]
-
-
-class Partition(c.Structure):
-    """colo_partition_t"""
-    _fields_ = [('cp', i64), ('cp_rank', i64), ('tp', i64), ('tp_rank', i64), ('positions', i64),
-                ('segments', i64), ('cu_padded', c.POINTER(i64))]
-
-
-class LogitsOptions(c.Structure):
-    """colo_logits_options_t"""
-    _fields_ = [('vocab', i64), ('vocab_start', i64), ('temperature', c.c_double),
-                ('scale', c.c_double), ('softcap', c.c_double)]
-
-
-class LogprobConfig(c.Structure):
-    """colo_logprob_config_t"""
-    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', c.c_double), ('megatron_smoothing', c.c_bool),
-                ('z_loss', c.c_double), ('ignore_index', i64), ('chunk_size', i64),
-                ('want_entropy', c.c_bool), ('want_loss', c.c_bool), ('want_correct', c.c_bool),
-                ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool), ('segment', i64), ('order', i64)]
-
-
-class Support(c.Structure):
-    """colo_support_t"""
-    _fields_ = [('ids', c.POINTER(Tensor)), ('begin', c.POINTER(Tensor)), ('end', c.POINTER(Tensor))]
-
-
-class SupportSaved(c.Structure):
-    """colo_support_saved_t"""
-    _fields_ = [('ids', Tensor), ('begin', Tensor), ('end', Tensor), ('version', u64)]
-
-
-class LogprobBatch(c.Structure):
-    """colo_logprob_batch_t"""
-    _fields_ = [('logits', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)),
-                ('support', c.POINTER(Support))]
-
-
-class LogprobOut(c.Structure):
-    """colo_logprob_out_t"""
-    _fields_ = [('logp', c.c_void_p), ('entropy', c.c_void_p), ('loss', c.c_void_p),
-                ('correct', c.c_void_p), ('n_valid', c.c_void_p), ('n_invalid', c.c_void_p)]
-
-
-class LogprobUpstream(c.Structure):
-    """colo_logprob_upstream_t"""
-    _fields_ = [('d_logp', c.c_void_p), ('d_entropy', c.c_void_p), ('d_loss', c.c_void_p)]
-
-
-class LogprobSaved(c.Structure):
-    """colo_logprob_saved_t"""
-    _fields_ = [('logits', Tensor), ('targets', Tensor), ('support', SupportSaved),
-                ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
-                ('valid', c.c_bool), ('config', LogprobConfig)]
-
-
-class TopkConfig(c.Structure):
-    """colo_topk_config_t"""
-    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', c.c_bool),
-                ('ignore_index', i64), ('order', i64)]
-
-
-class TopkBatch(c.Structure):
-    """colo_topk_batch_t"""
-    _fields_ = [('logits', c.POINTER(Tensor)), ('ids', c.POINTER(Tensor)), ('mask', c.POINTER(Tensor))]
-
-
-class TopkOut(c.Structure):
-    """colo_topk_out_t"""
-    _fields_ = [('logp', c.c_void_p), ('ids', c.c_void_p), ('n_invalid', c.c_void_p)]
-
-
-class TopkUpstream(c.Structure):
-    """colo_topk_upstream_t"""
-    _fields_ = [('d_logp', c.c_void_p)]
-
-
-class TopkSaved(c.Structure):
-    """colo_topk_saved_t"""
-    _fields_ = [('logits', Tensor), ('logits_version', u64),
-                ('memory', c.c_void_p), ('valid', c.c_bool), ('config', TopkConfig)]
+    _fields_ = [('peer', i64), ('bytes', i64), ('nregions', i64), ('regions', _p(Region))]
 
 
 class SamplingConfig(c.Structure):
-    """colo_sampling_config_t"""
-    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('top_k', i64), ('top_p', c.c_double)]
-
-
-class DistillConfig(c.Structure):
-    """colo_distill_config_t"""
-    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', c.c_int),
-                ('target_temperature', c.c_double), ('target_scale', c.c_double), ('order', i64)]
-
-
-class DistillBatch(c.Structure):
-    """colo_distill_batch_t"""
-    _fields_ = [('logits', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)), ('mask', c.POINTER(Tensor))]
-
-
-class DistillOut(c.Structure):
-    """colo_distill_out_t"""
-    _fields_ = [('ce', c.c_void_p), ('kl', c.c_void_p)]
-
-
-class DistillUpstream(c.Structure):
-    """colo_distill_upstream_t"""
-    _fields_ = [('d_ce', c.c_void_p), ('d_kl', c.c_void_p)]
-
-
-class DistillSaved(c.Structure):
-    """colo_distill_saved_t"""
-    _fields_ = [('logits', Tensor), ('targets', Tensor),
-                ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
-                ('valid', c.c_bool), ('config', DistillConfig)]
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('top_k', i64), ('top_p', DOUBLE)]
 
 
 class Sequence(c.Structure):
-    """colo_sequence_t"""
-    _fields_ = [('struct_size', size_t), ('batch', i64), ('positions', i64), ('padded', i64),
-                ('lengths', c.c_void_p), ('cu_padded', c.c_void_p), ('left_padded', c.c_bool),
-                ('cp', i64), ('cp_rank', i64), ('device_lengths', c.c_void_p),
-                ('device_cu_padded', c.c_void_p)]
+    _fields_ = [('struct_size', size_t), ('batch', i64), ('positions', i64), ('padded', i64), ('lengths', P),
+                ('cu_padded', P), ('left_padded', BOOL), ('cp', i64), ('cp_rank', i64), ('device_lengths', P),
+                ('device_cu_padded', P)]
 
 
-class Reduced(c.Structure):
-    """colo_reduced_t"""
-    _fields_ = [('num', c.c_double), ('den', i64), ('value', c.c_double)]
+class TopkConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', BOOL), ('ignore_index', i64),
+                ('order', i64)]
 
 
-class LossMean(c.Structure):
-    """colo_loss_mean_t"""
-    _fields_ = [('value', c.c_void_p), ('num', c.c_void_p), ('den', c.c_void_p),
-                ('factor', c.c_void_p)]
+class TopkSaved(c.Structure):
+    _fields_ = [('logits', Tensor), ('logits_version', u64), ('memory', P), ('valid', BOOL), ('config', TopkConfig)]
 
 
-class LossMeanUpstream(c.Structure):
-    """colo_loss_mean_upstream_t"""
-    _fields_ = [('d_value', c.c_void_p), ('d_num', c.c_void_p)]
+class TopkUpstream(c.Structure):
+    _fields_ = [('d_logp', P)]
 
 
-class LmHeadConfig(c.Structure):
-    """colo_lm_head_config_t"""
-    _fields_ = [('struct_size', size_t), ('rows', i64), ('hidden', i64), ('dtype', c.c_int),
-                ('mem', c.c_int), ('device', i32), ('has_bias', c.c_bool), ('partition', c.c_int)]
+class TopkBatch(c.Structure):
+    _fields_ = [('logits', _p(Tensor)), ('ids', _p(Tensor)), ('mask', _p(Tensor))]
 
 
-class LinearConfig(c.Structure):
-    """colo_linear_logprob_config_t"""
-    _fields_ = [('struct_size', size_t), ('logprob', LogprobConfig), ('mode', c.c_int),
-                ('logits_dtype', c.c_int), ('budget', size_t), ('d_hidden', c.c_int),
-                ('frozen_hidden', c.c_bool), ('frozen_weight', c.c_bool),
-                ('d_weight_dtype', c.c_int), ('d_weight_add', c.c_bool),
-                ('keep_in_place', c.c_bool), ('share_d_weight', c.c_bool)]
+class TopkOut(c.Structure):
+    _fields_ = [('logp', P), ('ids', P), ('n_invalid', P)]
 
 
-class LinearBatch(c.Structure):
-    """colo_linear_batch_t"""
-    _fields_ = [('hidden', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)), ('max_valid', i64),
-                ('support', c.POINTER(Support))]
-
-
-class LinearUpstream(c.Structure):
-    """colo_linear_upstream_t"""
-    _fields_ = [('logp', c.c_double), ('entropy', c.c_double), ('loss', c.c_double),
-                ('d_logp', c.c_void_p), ('d_entropy', c.c_void_p), ('d_loss', c.c_void_p),
-                ('mean', c.c_bool)]
-
-
-class LinearGrads(c.Structure):
-    """colo_linear_grads_t"""
-    _fields_ = [('d_hidden', c.POINTER(Tensor)), ('d_weight', c.POINTER(Tensor)),
-                ('d_bias', c.POINTER(Tensor))]
-
-
-class LinearSaved(c.Structure):
-    """colo_linear_logprob_saved_t"""
-    _fields_ = [('of', c.c_void_p), ('hidden', Tensor), ('targets', Tensor),
-                ('support', SupportSaved), ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
-                ('max_valid', i64), ('memory', c.c_void_p), ('d_weight', c.c_void_p), ('valid', c.c_bool)]
-
-
-# C name of each, for the test that compares them with the headers.
-C_NAMES = {
-    'colo_tensor_t': Tensor, 'colo_dim_t': Dim, 'colo_grid_t': Grid, 'colo_group_t': Group,
-    'colo_packing_t': Packing, 'colo_split_t': Split, 'colo_layout_t': Layout, 'colo_run_t': Run, 'colo_owned_t': Owned,
-    'colo_shape_t': Shape, 'colo_plan_config_t': PlanConfig, 'colo_region_t': Region,
-    'colo_plan_message_t': PlanMessage, 'colo_plan_bytes_t': PlanBytes,
-    'colo_allocator_t': Allocator, 'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,
-    'colo_partition_t': Partition, 'colo_logits_options_t': LogitsOptions,
-    'colo_logprob_config_t': LogprobConfig,
-    'colo_support_t': Support, 'colo_support_saved_t': SupportSaved, 'colo_logprob_batch_t': LogprobBatch,
-    'colo_logprob_out_t': LogprobOut, 'colo_logprob_upstream_t': LogprobUpstream,
-    'colo_lm_head_config_t': LmHeadConfig, 'colo_linear_logprob_config_t': LinearConfig,
-    'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,
-    'colo_linear_grads_t': LinearGrads, 'colo_linear_logprob_saved_t': LinearSaved,
-    'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
-    'colo_topk_config_t': TopkConfig, 'colo_topk_batch_t': TopkBatch, 'colo_topk_out_t': TopkOut,
-    'colo_topk_upstream_t': TopkUpstream, 'colo_topk_saved_t': TopkSaved, 'colo_distill_config_t': DistillConfig,
-    'colo_sampling_config_t': SamplingConfig,
-    'colo_distill_batch_t': DistillBatch, 'colo_distill_out_t': DistillOut,
-    'colo_distill_upstream_t': DistillUpstream, 'colo_distill_saved_t': DistillSaved,
-    'colo_sequence_t': Sequence, 'colo_loss_mean_t': LossMean,
-    'colo_loss_mean_upstream_t': LossMeanUpstream, 'colo_segments_t': Segments,
+# name: (returns, arguments). Structs that have no members in a header, and addresses of numbers, are void pointers.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    'colo_balance': (INT, [P, P, i64, i64, P, DOUBLE]),
+    'colo_batch_backward': (INT, [P, _p(Tensor), _p(Tensor), i32, P]),
+    'colo_batch_backward_start': (INT, [P, _p(Tensor), _p(Tensor), i32, P, _p(P)]),
+    'colo_batch_destroy': (None, [_p(P)]),
+    'colo_batch_forward': (INT, [P, _p(Tensor), _p(Tensor), i32, P]),
+    'colo_batch_forward_start': (INT, [P, _p(Tensor), _p(Tensor), i32, P, _p(P)]),
+    'colo_batch_plan': (P, [P]),
+    'colo_batch_runs': (i64, [P, _p(Run), i64]),
+    'colo_bridge_backward': (INT, [P, _p(Tensor), _p(Tensor), P]),
+    'colo_bridge_backward_start': (INT, [P, _p(Tensor), _p(Tensor), P, _p(P)]),
+    'colo_bridge_create': (INT, [_p(P), _p(BridgeConfig), P]),
+    'colo_bridge_destroy': (None, [_p(P)]),
+    'colo_bridge_dst_shape': (i32, [P, P]),
+    'colo_bridge_finish': (INT, [_p(P), P]),
+    'colo_bridge_forward': (INT, [P, _p(Tensor), _p(Tensor), P]),
+    'colo_bridge_forward_start': (INT, [P, _p(Tensor), _p(Tensor), P, _p(P)]),
+    'colo_bridge_reshape': (INT, [P, _p(Shape)]),
+    'colo_bridge_rows': (None, [P, P, P]),
+    'colo_bridge_set_packing': (INT, [P, _p(Packing), _p(Packing), _p(P)]),
+    'colo_bridge_set_segments': (INT, [P, _p(Segments), _p(P)]),
+    'colo_bridge_src_shape': (i32, [P, P]),
+    'colo_bridge_workspace_size': (size_t, [P]),
+    'colo_comm_abort': (None, [P, CHARS]),
+    'colo_comm_all_gather': (INT, [P, P, P, i64, INT, P]),
+    'colo_comm_all_reduce': (INT, [P, P, P, i64, INT, INT, P]),
+    'colo_comm_backend': (CHARS, [P]),
+    'colo_comm_barrier': (INT, [P, P]),
+    'colo_comm_broadcast': (INT, [P, P, i64, INT, i32, P]),
+    'colo_comm_check': (INT, [P]),
+    'colo_comm_check_level': (i32, [P]),
+    'colo_comm_create_bootstrap': (INT, [_p(Bootstrap), _p(P)]),
+    'colo_comm_create_nccl': (INT, [P, i32, _p(P)]),
+    'colo_comm_create_self': (INT, [_p(P)]),
+    'colo_comm_destroy': (None, [_p(P)]),
+    'colo_comm_dump': (size_t, [P, CHARS, size_t]),
+    'colo_comm_find': (i32, [P, i64]),
+    'colo_comm_flight_record': (INT, [P, CHARS]),
+    'colo_comm_name': (CHARS, [P]),
+    'colo_comm_node': (i32, [P, i32]),
+    'colo_comm_nodes': (i32, [P]),
+    'colo_comm_rank': (i32, [P]),
+    'colo_comm_reduce_scatter': (INT, [P, P, P, i64, INT, INT, P]),
+    'colo_comm_set_check': (INT, [P, i32]),
+    'colo_comm_set_name': (None, [P, CHARS]),
+    'colo_comm_set_timeout': (INT, [P, i64]),
+    'colo_comm_set_world_ranks': (INT, [P, P]),
+    'colo_comm_size': (i32, [P]),
+    'colo_comm_split': (INT, [P, _p(Grid), CHARS, _p(P)]),
+    'colo_comm_split_color': (INT, [P, i64, i64, _p(P)]),
+    'colo_comm_stats': (None, [P, _p(CommStats)]),
+    'colo_comm_stats_reset': (None, [P]),
+    'colo_comm_threads_run': (INT, [i32, RankFn, P]),
+    'colo_comm_world_rank': (i64, [P, i32]),
+    'colo_distill_backward': (INT, [_p(DistillSaved), _p(DistillUpstream), _p(Tensor), P]),
+    'colo_distill_config_check': (INT, [_p(DistillConfig)]),
+    'colo_distill_forward': (INT, [_p(DistillConfig), _p(DistillBatch), P, _p(DistillOut), _p(DistillSaved), P, P,
+        P]),
+    'colo_distill_saved_size': (INT, [_p(DistillConfig), i64, P]),
+    'colo_distill_workspace_size': (INT, [_p(DistillConfig), INT, i64, i32, P]),
+    'colo_env_check': (INT, [CHARS]),
+    'colo_env_value': (CHARS, [CHARS, P]),
+    'colo_grid_coords': (INT, [_p(Grid), i64, P]),
+    'colo_grid_equal': (BOOL, [_p(Grid), _p(Grid)]),
+    'colo_grid_group': (INT, [_p(Grid), CHARS, i64, _p(Group)]),
+    'colo_grid_group_as_given': (INT, [_p(Grid), CHARS, i64, _p(Group)]),
+    'colo_grid_group_at': (INT, [_p(Grid), CHARS, i64, _p(Group)]),
+    'colo_grid_hash': (u64, [_p(Grid)]),
+    'colo_grid_init': (INT, [_p(Grid), _p(Dim), i32, i64, i64]),
+    'colo_grid_key': (INT, [_p(Grid), CHARS, CHARS]),
+    'colo_grid_parse_n': (INT, [_p(Grid), CHARS, size_t, i64]),
+    'colo_grid_print': (size_t, [_p(Grid), CHARS, size_t]),
+    'colo_grid_rank': (INT, [_p(Grid), P, P]),
+    'colo_group_member': (i64, [_p(Group), i64]),
+    'colo_last_error': (CHARS, []),
+    'colo_layout_check': (INT, [_p(Layout), i64, i64, i64]),
+    'colo_layout_clear': (None, [_p(Layout), INT]),
+    'colo_layout_hash': (u64, [_p(Layout)]),
+    'colo_layout_holds': (BOOL, [_p(Layout), i64]),
+    'colo_layout_init': (INT, [_p(Layout), _p(Grid)]),
+    'colo_layout_init_dst_extra': (INT, [_p(Layout), _p(Grid), CHARS]),
+    'colo_layout_init_src_extra': (INT, [_p(Layout), _p(Grid), CHARS]),
+    'colo_layout_map_offset': (INT, [_p(Layout), i64, i64]),
+    'colo_layout_map_table': (INT, [_p(Layout), P, i64, i64]),
+    'colo_layout_owned': (INT, [_p(Layout), i64, _p(Shape), BOOL, _p(Owned), _p(Run), i64, P]),
+    'colo_layout_split': (INT, [_p(Layout), INT, CHARS, INT]),
+    'colo_layout_split_context': (INT, [_p(Layout), CHARS, INT]),
+    'colo_layout_stage': (INT, [_p(Layout), CHARS, i64]),
+    'colo_linear_logprob_backward': (INT, [P, _p(LinearLogprobSaved), _p(LinearUpstream), _p(LinearGrads), P, P]),
+    'colo_linear_logprob_create': (INT, [_p(P), _p(LinearLogprobConfig), P, P]),
+    'colo_linear_logprob_destroy': (None, [_p(P)]),
+    'colo_linear_logprob_early': (INT, [P, _p(LinearBatch), _p(LinearUpstream), _p(LogprobOut),
+        _p(LinearLogprobSaved), P, P, P]),
+    'colo_linear_logprob_forward': (INT, [P, _p(LinearBatch), _p(LogprobOut), _p(LinearLogprobSaved), P, P, P]),
+    'colo_linear_logprob_loss': (INT, [P, _p(LinearBatch), _p(LinearUpstream), _p(LogprobOut), _p(LinearGrads), P,
+        P]),
+    'colo_linear_logprob_saved_size': (INT, [P, i64, i64, P]),
+    'colo_linear_logprob_workspace_size': (INT, [P, INT, i64, i64, P]),
+    'colo_lm_head_bind': (INT, [P, _p(Tensor), _p(Tensor), P]),
+    'colo_lm_head_create': (INT, [_p(P), _p(LmHeadConfig), P]),
+    'colo_lm_head_destroy': (None, [_p(P)]),
+    'colo_lm_head_gathered_size': (size_t, [P]),
+    'colo_logprob_backward': (INT, [_p(LogprobSaved), _p(LogprobUpstream), _p(Tensor), P]),
+    'colo_logprob_config_check': (INT, [_p(LogprobConfig)]),
+    'colo_logprob_forward': (INT, [_p(LogprobConfig), _p(LogprobBatch), P, _p(LogprobOut), _p(LogprobSaved), P, P,
+        P]),
+    'colo_logprob_saved_size': (INT, [_p(LogprobConfig), INT, i64, P]),
+    'colo_logprob_workspace_size': (INT, [_p(LogprobConfig), INT, i64, i32, P]),
+    'colo_loss_mean_backward': (INT, [P, _p(LossMeanUpstream), _p(Tensor), P]),
+    'colo_loss_mean_forward': (INT, [_p(Tensor), P, BOOL, P, _p(LossMean), P, P]),
+    'colo_loss_weighted_sum': (INT, [_p(Tensor), _p(Tensor), _p(Tensor), P, _p(Weighted), _p(Tensor), P, P]),
+    'colo_loss_weighted_workspace_size': (size_t, [i32]),
+    'colo_memory_alloc': (INT, [P, size_t, _p(P)]),
+    'colo_memory_bytes': (size_t, [P]),
+    'colo_memory_data': (P, [P]),
+    'colo_memory_destroy': (None, [_p(P)]),
+    'colo_memory_is_p2p': (BOOL, [P]),
+    'colo_memory_register': (INT, [P, P, size_t, _p(P)]),
+    'colo_nodes_create': (INT, [_p(P), P, i64]),
+    'colo_nodes_destroy': (None, [_p(P)]),
+    'colo_packing_index': (INT, [_p(Packing), _p(Layout), i64, P]),
+    'colo_packing_rows': (INT, [_p(Packing), _p(Layout), i64, P]),
+    'colo_partition_check': (INT, [_p(Partition)]),
+    'colo_partition_count': (i64, [_p(Partition)]),
+    'colo_partition_index': (i64, [_p(Partition), i64]),
+    'colo_partition_next_token': (INT, [_p(Partition), _p(Tensor), i64, _p(Tensor), P]),
+    'colo_partition_padded': (INT, [i64, i64, i64, BOOL, P]),
+    'colo_partition_shard': (INT, [_p(Partition), _p(Tensor), i32, _p(Tensor), P]),
+    'colo_partition_unshard': (INT, [_p(Partition), _p(Tensor), i32, _p(Tensor), P]),
+    'colo_plan_addends': (i64, [P]),
+    'colo_plan_bytes': (PlanBytes, [P, INT]),
+    'colo_plan_collective_check': (INT, [_p(PlanConfig)]),
+    'colo_plan_create': (INT, [_p(P), _p(PlanConfig), i64]),
+    'colo_plan_destroy': (None, [_p(P)]),
+    'colo_plan_direction': (INT, [P]),
+    'colo_plan_hash': (u64, [P]),
+    'colo_plan_locals': (_p(Region), [P, INT, P]),
+    'colo_plan_rank': (i64, [P]),
+    'colo_plan_recvs': (_p(PlanMessage), [P, INT, P]),
+    'colo_plan_scale': (i64, [P]),
+    'colo_plan_sends': (_p(PlanMessage), [P, INT, P]),
+    'colo_sampling_config_check': (INT, [_p(SamplingConfig)]),
+    'colo_sampling_keep': (INT, [_p(SamplingConfig), _p(Tensor), _p(Tensor), P, P, P]),
+    'colo_sampling_workspace_size': (INT, [_p(SamplingConfig), INT, i64, i32, P]),
+    'colo_segments_check': (INT, [_p(Segments), _p(Layout), _p(Layout)]),
+    'colo_segments_free': (None, [_p(_p(Segments))]),
+    'colo_segments_gather': (INT, [_p(_p(Segments)), _p(Segments), P]),
+    'colo_sequence_check': (INT, [_p(Sequence)]),
+    'colo_sequence_count': (i64, [_p(Sequence)]),
+    'colo_sequence_gather': (INT, [_p(Sequence), _p(Tensor), _p(Tensor), P, P, P]),
+    'colo_sequence_gather_backward': (INT, [_p(Sequence), INT, _p(Tensor), _p(Tensor), P, P, P]),
+    'colo_sequence_mask': (INT, [_p(Sequence), INT, _p(Tensor), P]),
+    'colo_sequence_pack': (INT, [P, i64, i64, i64, BOOL, P]),
+    'colo_sequence_targets': (INT, [_p(Sequence), _p(Tensor), i64, _p(Tensor), P]),
+    'colo_sequence_workspace_size': (INT, [_p(Sequence), INT, P]),
+    'colo_topk_backward': (INT, [_p(TopkSaved), _p(TopkUpstream), _p(Tensor), P]),
+    'colo_topk_config_check': (INT, [_p(TopkConfig)]),
+    'colo_topk_forward': (INT, [_p(TopkConfig), _p(TopkBatch), P, _p(TopkOut), _p(TopkSaved), P, P, P]),
+    'colo_topk_saved_size': (INT, [_p(TopkConfig), i64, P]),
+    'colo_topk_workspace_size': (INT, [_p(TopkConfig), INT, i64, i32, P]),
+    'colo_version': (CHARS, []),
+    'colo_version_number': (c.c_uint32, []),
 }

@@ -305,7 +305,7 @@ class Comm(Unique):
 
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
         """{category: {operation: {"ops", "sent", "recv"}}} so far, bytes of this rank; zeros are left out."""
-        raw = s.Stats()
+        raw = s.CommStats()
         lib().colo_comm_stats(self.handle, raw)
         out: dict[str, dict[str, dict[str, int]]] = {}
         for k, op in enumerate(s.OPS):

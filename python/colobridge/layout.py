@@ -138,7 +138,7 @@ def _again(grid: Grid, raw: bytes, table: list[int] | None) -> Layout:
     layout._raw = s.Layout.from_buffer_copy(raw)
     if table is not None:
         layout._table = (s.i64 * max(len(table), 1))(*table)
-        layout._raw.table = c.cast(layout._table, c.POINTER(s.i64)) if layout._raw.table else None
+        layout._raw.table = c.addressof(layout._table) if layout._raw.table else None
     return layout
 
 

@@ -68,7 +68,7 @@ class Packing:
         self._raw = s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split])
         for name, t in self._tables.items():
             if t:
-                setattr(self._raw, name, c.cast(t.buffer_info()[0], c.POINTER(s.i64)))
+                setattr(self._raw, name, t.buffer_info()[0])
 
     seq_len = property(lambda self: self._tables['seq_len'].tolist())
 
@@ -99,7 +99,7 @@ class Packing:
         layout = self._layout(layout)
         n = self.rows(rank, layout)
         out = array.array('q', bytes(16 * n))
-        call('colo_packing_index', self._raw, layout._raw, rank, c.cast(out.buffer_info()[0], c.POINTER(s.i64)))
+        call('colo_packing_index', self._raw, layout._raw, rank, out.buffer_info()[0])
         return out[:n], out[n:]
 
     def positions(self, rank: int, layout: Layout | str | None = None) -> list[int]:

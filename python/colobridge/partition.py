@@ -24,7 +24,7 @@ class Partition:
         if cu_padded is not None:
             self._cu = (s.i64 * len(cu_padded))(*(int(n) for n in cu_padded))
             self._raw.segments = len(cu_padded) - 1
-            self._raw.cu_padded = c.cast(self._cu, c.POINTER(s.i64))
+            self._raw.cu_padded = c.addressof(self._cu)
         call('colo_partition_check', self._raw)
 
     def __reduce__(self) -> Any:

@@ -14,7 +14,7 @@ from .layout import Layout
 OUTPUTS = {'full': s.FULL_SEQ, 'sharded': s.SHARDED}
 GRADS = {'partial': s.PARTIAL, 'disjoint': s.DISJOINT}
 ALGOS = {'exact': s.EXACT, 'collective': s.COLLECTIVE}
-TRANSPORTS = {'auto': s.AUTO, 'nccl': s.NCCL, 'peer': s.PEER}
+TRANSPORTS = {'auto': s.TRANSPORT_AUTO, 'nccl': s.TRANSPORT_NCCL, 'peer': s.TRANSPORT_PEER}
 PLACEMENTS = {'packed': s.PACKED, 'merged': s.MERGED}
 DIRECTIONS = {s.EQUAL: 'equal', s.FAN_IN: 'fan_in', s.FAN_OUT: 'fan_out'}
 _DIRECTIONS = {'forward': s.FORWARD, 'backward': s.BACKWARD}

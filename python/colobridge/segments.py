@@ -71,7 +71,7 @@ class Segments:
         for name, member in zip(_TABLES, _MEMBERS):
             t = tables[name]
             if t:
-                setattr(self._raw, member, c.cast(t.buffer_info()[0], c.POINTER(s.i64)))
+                setattr(self._raw, member, t.buffer_info()[0])
 
     @classmethod
     def gather(cls, local: 'Segments | None', group: Any) -> 'Segments':
@@ -94,7 +94,7 @@ class Segments:
         call('colo_segments_gather', c.byref(made), None if local is None else local._raw, group.handle)
         try:
             raw, out = made.contents, cls.__new__(cls)
-            total = sum(raw.rows[:raw.count])
+            total = sum((s.i64 * raw.count).from_address(raw.rows)) if raw.count else 0
             sizes = (raw.count,) * 4 + (total,) + (raw.nseqs,) * 2
             scattered = bool(raw.row_pos)
             tables: dict[str, array.array[int] | None] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python declarations say what the C headers say: structs, enums, functions."""
+"""The Python declarations, which python/generate.py makes, say what a C compiler says: structs, enums, functions."""
 import ctypes
 import importlib
 import operator
@@ -14,37 +14,17 @@ import pytest
 
 from colobridge import _lib, _structs, _version, errors
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import generate  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / 'include'
-ENUMS = {
-    'COLO_F32': _structs.DTYPE['f32'], 'COLO_F64': _structs.DTYPE['f64'],
-    'COLO_BF16': _structs.DTYPE['bf16'], 'COLO_F16': _structs.DTYPE['f16'],
-    'COLO_I8': _structs.DTYPE['i8'], 'COLO_U8': _structs.DTYPE['u8'],
-    'COLO_I16': _structs.DTYPE['i16'], 'COLO_I32': _structs.DTYPE['i32'],
-    'COLO_I64': _structs.DTYPE['i64'], 'COLO_DTYPE_COUNT': len(_structs.DTYPES),
-    'COLO_HOST': _structs.HOST, 'COLO_CUDA': _structs.CUDA,
-    'COLO_FULL_SEQ': _structs.FULL_SEQ, 'COLO_SHARDED': _structs.SHARDED,
-    'COLO_PARTIAL': _structs.PARTIAL, 'COLO_DISJOINT': _structs.DISJOINT,
-    'COLO_EXACT': _structs.EXACT, 'COLO_COLLECTIVE': _structs.COLLECTIVE,
-    'COLO_TRANSPORT_AUTO': _structs.AUTO, 'COLO_TRANSPORT_NCCL': _structs.NCCL,
-    'COLO_TRANSPORT_PEER': _structs.PEER, 'COLO_PACKED': _structs.PACKED, 'COLO_MERGED': _structs.MERGED,
-    'COLO_EQUAL': _structs.EQUAL, 'COLO_FAN_IN': _structs.FAN_IN,
-    'COLO_FAN_OUT': _structs.FAN_OUT, 'COLO_FORWARD': _structs.FORWARD,
-    'COLO_BACKWARD': _structs.BACKWARD, 'COLO_SAMPLES': _structs.SAMPLES,
-    'COLO_ROWS': _structs.ROWS, 'COLO_FEATURES': _structs.FEATURES,
-    'COLO_REPLICATE': _structs.REPLICATE, 'COLO_BLOCK': _structs.BLOCK,
-    'COLO_ZIGZAG': _structs.ZIGZAG, 'COLO_SUM': _structs.SUM, 'COLO_MAX': _structs.MAX,
-    'COLO_STAGE_ANY': _structs.STAGE_ANY, 'COLO_STAGE_LAST': _structs.STAGE_LAST,
-    'COLO_MAX_NDIM': _structs.MAX_NDIM, 'COLO_MAX_DIMS': _structs.MAX_DIMS,
-    'COLO_DIM_NAME_MAX': _structs.DIM_NAME_MAX, 'COLO_KEY_MAX': _structs.KEY_MAX,
-    'COLO_MAX_SPLITS': _structs.MAX_SPLITS, 'COLO_OP_COUNT': len(_structs.OPS),
-    'COLO_CATEGORY_COUNT': len(_structs.OWNERS),
-    'COLO_LINEAR_FORWARD': _structs.LINEAR_FORWARD, 'COLO_LINEAR_BACKWARD': _structs.LINEAR_BACKWARD,
-    'COLO_LINEAR_LOSS': _structs.LINEAR_LOSS, 'COLO_LINEAR_INFERENCE': _structs.LINEAR_INFERENCE,
-    'COLO_LINEAR_AUTO': _structs.LINEAR_AUTO, 'COLO_LINEAR_LOGPROB': _structs.LINEAR_LOGPROB,
-    'COLO_LINEAR_KEEP': _structs.LINEAR_KEEP, 'COLO_LINEAR_EARLY': _structs.LINEAR_EARLY,
-}
+ENUMS = {'COLO_' + name: value for name, value in vars(_structs).items() if name.isupper() and isinstance(value, int)}
+ENUMS.update(('COLO_' + name.upper(), value) for name, value in _structs.DTYPE.items())
+ENUMS.update(COLO_DTYPE_COUNT=len(_structs.DTYPES), COLO_OP_COUNT=len(_structs.OPS), COLO_CATEGORY_COUNT=len(_structs.OWNERS))
 ENUMS.update(('COLO_' + name, value) for name, value in errors.STATUS.items())
+STRUCTS = {name: getattr(_structs, generate.camel(name)) for name in generate.Headers().structs
+           if hasattr(_structs, generate.camel(name))}
 
 
 def texts():
@@ -60,7 +40,7 @@ def compiled(tmp_path_factory):
     if not compiler:
         pytest.skip('no C compiler')
     lines = []
-    for name, kind in _structs.C_NAMES.items():
+    for name, kind in STRUCTS.items():
         lines.append('    printf("%s . 0 %%zu\\n", sizeof(%s));' % (name, name))
         for field in kind._fields_:
             lines.append('    printf("%s %s %%zu %%zu\\n", offsetof(%s, %s), sizeof((%s *)0)->%s);'
@@ -79,7 +59,7 @@ def compiled(tmp_path_factory):
 
 def test_structs_are_laid_out_as_in_c(compiled):
     wrong = []
-    for name, kind in _structs.C_NAMES.items():
+    for name, kind in STRUCTS.items():
         if ctypes.sizeof(kind) != compiled[name, '.'][1]:
             wrong.append((name, ctypes.sizeof(kind), compiled[name, '.'][1]))
         for field in kind._fields_:
@@ -89,22 +69,8 @@ def test_structs_are_laid_out_as_in_c(compiled):
     assert not wrong
 
 
-def members(name):
-    """Of a struct, as the header names them, of each union the first; None when no header has it."""
-    for text in texts().values():
-        text = re.sub(r'union \{([^;]*;)[^{}]*\};', r'\1', text)
-        found = re.search(r'typedef struct \w+ \{([^{}]*)\} %s;' % name, text)
-        if found:
-            body = re.sub(r'\(\*(\w+)\)\([^)]*\)', r'\1', found.group(1))  # pointers to functions
-            return [re.sub(r'\[.*', '', word).strip(' *') for line in body.split(';') if line.strip()
-                    for word in re.sub(r'^\s*(?:const\s+)?\w+\s+(?:\*\s*)?', '', line).split(',')]
-    return None
-
-
-def test_structs_have_the_members_of_the_headers_in_order():
-    wrong = {name: members(name) for name, kind in _structs.C_NAMES.items()
-             if members(name) != [field[0] for field in kind._fields_]}
-    assert not wrong
+def test_structs_and_functions_are_what_the_generator_makes():
+    assert len(STRUCTS) > 40 and generate.FILE.read_text() == generate.made(), 'run python/generate.py --write'
 
 
 def test_enums_have_the_values_of_the_header(compiled):
@@ -130,7 +96,7 @@ def declaration(name):
 
 
 def test_functions_take_as_many_arguments_as_in_the_headers():
-    wrong = {name: declaration(name) for name, (returns, arguments) in _lib.FUNCTIONS.items()
+    wrong = {name: declaration(name) for name, (returns, arguments) in _structs.FUNCTIONS.items()
              if declaration(name) != (returns is None, len(arguments))}
     assert not wrong
 

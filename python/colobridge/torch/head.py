@@ -19,7 +19,7 @@ class Core:
     """A colo_linear_logprob_t with its head: for one size, dtype, device and set of options."""
 
     def __init__(self, comm: Comm, head_comm: Comm | None, head: s.LmHeadConfig,
-                 config: s.LinearConfig):
+                 config: s.LinearLogprobConfig):
         self.comms = tuple(group for group in (comm, head_comm) if group is not None)  # live as long
         self.head, self.linear = c.c_void_p(), c.c_void_p()
         call('colo_lm_head_create', c.byref(self.head), head,

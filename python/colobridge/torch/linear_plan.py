@@ -116,7 +116,7 @@ class LinearPlan:
         if core is None:
             core = cores[key] = Core(
                 comm, head_comm, s.LmHeadConfig(struct_size=c.sizeof(s.LmHeadConfig), **head),
-                s.LinearConfig(struct_size=c.sizeof(s.LinearConfig), logprob=self.config,
+                s.LinearLogprobConfig(struct_size=c.sizeof(s.LinearLogprobConfig), logprob=self.config,
                                **members))
             if len(cores) > _CORES:  # the one used last longest ago goes, on all ranks the same
                 old = min((k for k in cores if k != key), key=lambda k: cores[k].used)
@@ -143,14 +143,14 @@ class _Ready:
         self.run_early = entry('colo_linear_logprob_early')
         self.weight = plan.weight.copy()
         self.bias = None if plan.bias is None else plan.bias.copy()
-        self.saved = s.LinearSaved(of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
+        self.saved = s.LinearLogprobSaved(of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
                                    max_valid=plan.max_valid, valid=True)
         self.hidden, self.targets = self.saved.hidden, self.saved.targets  # views into it
         self.batch = s.LinearBatch(c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
         if isinstance(plan.targets, Listed):
             self.support = plan.targets.attach(self.targets, self.saved.support)
             self.batch.support = c.pointer(self.support)
-        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearSaved(), s.LinearUpstream()
+        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearLogprobSaved(), s.LinearUpstream()
         copy = s.Tensor.from_buffer_copy
         self.d_hidden = copy(plan.d_hidden) if d_hidden else None
         d_raw = plan.main if add and plan.main is not None else None

@@ -16,7 +16,7 @@ import functools
 from typing import Any
 
 from .. import _structs as s
-from .._lib import FUNCTIONS, lib, error_message
+from .._lib import lib, error_message
 from ..errors import ArgumentError, exception
 from .tensors import checked
 
@@ -28,7 +28,7 @@ SMALL = 1 << 16  # bytes of workspace that are kept, or lie in one allocation wi
 def entry(name: str) -> Any:
     """A C function that returns a status, to be called with addresses only; check() what it returns."""
     fn = lib()[name]
-    fn.restype, fn.argtypes = c.c_int, [c.c_void_p] * len(FUNCTIONS[name][1])
+    fn.restype, fn.argtypes = c.c_int, [c.c_void_p] * len(s.FUNCTIONS[name][1])
     return fn
 
 
