@@ -17,19 +17,19 @@
 
 /* ---- axes ---- */
 
-static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
+static colo_status_t parse_axes(colo_bridge_t *bridge, const char *axes)
 {
     axes = axes ? axes : "bsh";
     if (strcmp(axes, "th") == 0 || strcmp(axes, "bh") == 0) {
-        b->axes.of[0] = 0;
-        b->axes.of[1] = -1;
-        b->axes.of[2] = 1;
+        bridge->axes.of[0] = 0;
+        bridge->axes.of[1] = -1;
+        bridge->axes.of[2] = 1;
     } else {
         int seen = 0;
         for (int i = 0; strlen(axes) == 3 && i < 3; i++) {
             const char *pos = strchr("bsh", axes[i]);
             if (pos) {
-                b->axes.of[pos - "bsh"] = i;
+                bridge->axes.of[pos - "bsh"] = i;
                 seen |= 1 << (pos - "bsh");
             }
         }
@@ -38,148 +38,151 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
                              "bridge: axes '%.16s', expected a permutation of 'bsh', 'th' or 'bh'",
                              axes);
     }
-    memcpy(b->axes.name, axes, strlen(axes) + 1);
+    memcpy(bridge->axes.name, axes, strlen(axes) + 1);
     return COLO_OK;
 }
 
 /* ---- what depends on the shape ---- */
 
-static colo_status_t load_plan(colo_bridge_t *b, const colo_plan_config_t *cfg, colo_loaded_t *out)
+static colo_status_t load_plan(colo_bridge_t *bridge, const colo_plan_config_t *cfg,
+                               colo_loaded_t *out)
 {
-    colo_loaded_t s = {.any_ranks = b->now.any_ranks};
+    colo_loaded_t loaded = {.any_ranks = bridge->now.any_ranks};
     colo_status_t st = COLO_OK;
-    int64_t rank = colo_comm_world_rank(b->comm, colo_comm_rank(b->comm));
-    if (strcmp(b->axes.name, "bh") == 0 && cfg->shape.rows != 1)
+    int64_t rank = colo_comm_world_rank(bridge->comm, colo_comm_rank(bridge->comm));
+    if (strcmp(bridge->axes.name, "bh") == 0 && cfg->shape.rows != 1)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: %lld rows with axes 'bh', expected 1; tensors of several rows "
                          "have axes 'th', or 'bsh' in any order",
                          (long long)cfg->shape.rows);
-    COLO_TRY_GOTO(st, colo_plan_create(&s.program.plan, cfg, rank), fail);
-    COLO_TRY_GOTO(st, colo_run_load(b, &s), fail);
-    *out = s;
+    COLO_TRY_GOTO(st, colo_plan_create(&loaded.program.plan, cfg, rank), fail);
+    COLO_TRY_GOTO(st, colo_run_load(bridge, &loaded), fail);
+    *out = loaded;
     return COLO_OK;
 fail:
-    colo_run_unload(b, &s);
+    colo_run_unload(bridge, &loaded);
     return st;
 }
 
 /* ---- create ---- */
 
-static colo_status_t check_config(const colo_bridge_config_t *c)
+static colo_status_t check_config(const colo_bridge_config_t *config)
 {
-    if (!c->src || !c->dst)
-        return colo_fail(COLO_ERR_ARG, "bridge: config.%s is NULL", c->src ? "dst" : "src");
-    if (!colo_algorithm_of(c->algo))
+    if (!config->src || !config->dst)
+        return colo_fail(COLO_ERR_ARG, "bridge: config.%s is NULL", config->src ? "dst" : "src");
+    if (!colo_algorithm_of(config->algo))
         return colo_fail(COLO_ERR_ARG, "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)",
-                         (int)c->algo);
-    if ((unsigned)c->transport > COLO_TRANSPORT_PEER)
+                         (int)config->algo);
+    if ((unsigned)config->transport > COLO_TRANSPORT_PEER)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: transport %d, expected 0 (AUTO), 1 (NCCL) or 2 (PEER)",
-                         (int)c->transport);
-    if (c->peer_blocks < 0 || c->peer_blocks > COLO_PEER_BLOCKS_MAX)
+                         (int)config->transport);
+    if (config->peer_blocks < 0 || config->peer_blocks > COLO_PEER_BLOCKS_MAX)
         return colo_fail(COLO_ERR_ARG, "bridge: peer_blocks %d, expected 0 to %d",
-                         (int)c->peer_blocks, COLO_PEER_BLOCKS_MAX);
-    if (!c->allocator.allocate != !c->allocator.release)
+                         (int)config->peer_blocks, COLO_PEER_BLOCKS_MAX);
+    if (!config->allocator.allocate != !config->allocator.release)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: config.allocator: %s is NULL, expected both functions or none",
-                         c->allocator.allocate ? "release" : "allocate");
-    if ((unsigned)c->mem > COLO_CUDA)
+                         config->allocator.allocate ? "release" : "allocate");
+    if ((unsigned)config->mem > COLO_CUDA)
         return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)",
-                         (int)c->mem);
+                         (int)config->mem);
     return COLO_OK;
 }
 
 /* The nodes of the comm, by world rank; none if they are one. */
-static colo_status_t find_nodes(colo_bridge_t *b)
+static colo_status_t find_nodes(colo_bridge_t *bridge)
 {
-    const colo_comm_t *c = b->comm;
-    const colo_grid_t *g[2] = {&b->sides.src.grid, &b->sides.dst.grid};
+    const colo_comm_t *comm = bridge->comm;
+    const colo_grid_t *grids[2] = {&bridge->sides.src.grid, &bridge->sides.dst.grid};
     int64_t ranks = 0;
-    if (colo_comm_nodes(c) < 2)
+    if (colo_comm_nodes(comm) < 2)
         return COLO_OK;
-    COLO_TRY(colo_layout_check_fields(&b->sides.src));
-    COLO_TRY(colo_layout_check_fields(&b->sides.dst));
+    COLO_TRY(colo_layout_check_fields(&bridge->sides.src));
+    COLO_TRY(colo_layout_check_fields(&bridge->sides.dst));
     for (int i = 0; i < 2; i++)
-        ranks = g[i]->offset + g[i]->size > ranks ? g[i]->offset + g[i]->size : ranks;
-    for (int32_t r = 0; r < c->size; r++)
-        ranks = c->world_rank[r] >= ranks ? c->world_rank[r] + 1 : ranks;
+        ranks =
+            grids[i]->offset + grids[i]->size > ranks ? grids[i]->offset + grids[i]->size : ranks;
+    for (int32_t rank = 0; rank < comm->size; rank++)
+        ranks = comm->world_rank[rank] >= ranks ? comm->world_rank[rank] + 1 : ranks;
     COLO_AUTOFREE int32_t *node =
         ranks <= INT64_MAX / 64 ? malloc((size_t)ranks * sizeof *node) : NULL;
     if (!node)
         return colo_fail(COLO_ERR_NOMEM, "bridge: nodes of %lld ranks", (long long)ranks);
-    for (int64_t r = 0; r < ranks; r++)
-        node[r] = -1; /* a rank outside the comm, which no plan of this bridge may name */
-    for (int32_t r = 0; r < c->size; r++)
-        node[c->world_rank[r]] = colo_comm_node(c, r);
-    return colo_nodes_create(&b->sides.nodes, node, ranks);
+    for (int64_t rank = 0; rank < ranks; rank++)
+        node[rank] = -1; /* a rank outside the comm, which no plan of this bridge may name */
+    for (int32_t rank = 0; rank < comm->size; rank++)
+        node[comm->world_rank[rank]] = colo_comm_node(comm, rank);
+    return colo_nodes_create(&bridge->sides.nodes, node, ranks);
 }
 
 /* The environment's, else the caller's. */
-static colo_status_t choose_blocks(colo_bridge_t *b, const colo_bridge_config_t *c)
+static colo_status_t choose_blocks(colo_bridge_t *bridge, const colo_bridge_config_t *config)
 {
     static const char name[] = "COLO_PEER_BLOCKS";
     int64_t blocks;
     bool from_env;
     COLO_TRY(colo_env_i64(name, &blocks));
     (void)colo_env_value(name, &from_env);
-    b->peers.blocks = from_env ? (int32_t)blocks : c->peer_blocks;
+    bridge->peers.blocks = from_env ? (int32_t)blocks : config->peer_blocks;
     return COLO_OK;
 }
 
-static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *config)
+static colo_status_t create_local(colo_bridge_t *bridge, const colo_bridge_config_t *config)
 {
     colo_bridge_config_t own = {COLO_BRIDGE_CONFIG_INIT};
-    const colo_bridge_config_t *c = &own;
+    const colo_bridge_config_t *given = &own;
     COLO_TRY(COLO_SIZED_READ(&own, config, axes, "bridge: config", "COLO_BRIDGE_CONFIG_INIT"));
-    COLO_TRY(check_config(c));
-    b->algorithm = colo_algorithm_of(c->algo);
-    COLO_TRY(parse_axes(b, !c->axes && colo_ragged_wanted(c) ? "th" : c->axes));
-    COLO_TRY(colo_ragged_create(b, c));
-    COLO_TRY(colo_ops_for(c->mem, &b->ops));
-    b->mem = c->mem;
-    b->allocator = c->allocator;
-    if (c->mem == COLO_CUDA)
-        COLO_TRY(colo_transport_wanted(&b->transport));
-    if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
-        b->transport = c->transport;
-    COLO_TRY(choose_blocks(b, c));
-    b->lazy = colo_run_likely(b);
-    b->sides.src = *c->src;
-    b->sides.dst = *c->dst;
+    COLO_TRY(check_config(given));
+    bridge->algorithm = colo_algorithm_of(given->algo);
+    COLO_TRY(parse_axes(bridge, !given->axes && colo_ragged_wanted(given) ? "th" : given->axes));
+    COLO_TRY(colo_ragged_create(bridge, given));
+    COLO_TRY(colo_ops_for(given->mem, &bridge->ops));
+    bridge->mem = given->mem;
+    bridge->allocator = given->allocator;
+    if (given->mem == COLO_CUDA)
+        COLO_TRY(colo_transport_wanted(&bridge->transport));
+    if (given->mem == COLO_CUDA && bridge->transport == COLO_TRANSPORT_AUTO)
+        bridge->transport = given->transport;
+    COLO_TRY(choose_blocks(bridge, given));
+    bridge->lazy = colo_run_likely(bridge);
+    bridge->sides.src = *given->src;
+    bridge->sides.dst = *given->dst;
     colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT,
-                               .src = &b->sides.src,
-                               .dst = &b->sides.dst,
-                               .shape = c->shape,
-                               .dtype = c->dtype,
-                               .output = c->packed ? COLO_SHARDED : c->output, /* batches differ */
-                               .grad = c->grad,
-                               .no_grad = c->no_grad,
-                               .ranks_per_node = c->ranks_per_node};
-    if (c->ranks_per_node == 0)
-        COLO_TRY(find_nodes(b));
-    plan.nodes = b->sides.nodes;
+                               .src = &bridge->sides.src,
+                               .dst = &bridge->sides.dst,
+                               .shape = given->shape,
+                               .dtype = given->dtype,
+                               .output = given->packed ? COLO_SHARDED
+                                                       : given->output, /* batches differ */
+                               .grad = given->grad,
+                               .no_grad = given->no_grad,
+                               .ranks_per_node = given->ranks_per_node};
+    if (given->ranks_per_node == 0)
+        COLO_TRY(find_nodes(bridge));
+    plan.nodes = bridge->sides.nodes;
     /* GPUs of one node may all reach each other's memory: then one level is faster */
-    plan.one_level = c->one_level || b->algorithm->one_level ||
-                     (c->mem == COLO_CUDA && colo_comm_nodes(b->comm) < 2);
-    COLO_TRY(load_plan(b, &plan, &b->now));
-    COLO_TRY(colo_ragged_reserve(b));
-    if (b->mem == COLO_CUDA && !b->streams.order &&
-        (c->packed || b->now.program.plan->addends > 1 || b->allocator.allocate))
-        COLO_TRY(b->ops->stream_create(1, &b->streams.order));
+    plan.one_level = given->one_level || bridge->algorithm->one_level ||
+                     (given->mem == COLO_CUDA && colo_comm_nodes(bridge->comm) < 2);
+    COLO_TRY(load_plan(bridge, &plan, &bridge->now));
+    COLO_TRY(colo_ragged_reserve(bridge));
+    if (bridge->mem == COLO_CUDA && !bridge->streams.order &&
+        (given->packed || bridge->now.program.plan->addends > 1 || bridge->allocator.allocate))
+        COLO_TRY(bridge->ops->stream_create(1, &bridge->streams.order));
     return COLO_OK;
 }
 
-static void log_create(const colo_bridge_t *b)
+static void log_create(const colo_bridge_t *bridge)
 {
     char src[COLO_KEY_MAX], dst[COLO_KEY_MAX];
-    if (colo_comm_rank(b->comm) != 0 || !colo_log_on(COLO_LOG_INFO))
+    if (colo_comm_rank(bridge->comm) != 0 || !colo_log_on(COLO_LOG_INFO))
         return;
-    colo_grid_print(&b->sides.src.grid, src, sizeof src);
-    colo_grid_print(&b->sides.dst.grid, dst, sizeof dst);
+    colo_grid_print(&bridge->sides.src.grid, src, sizeof src);
+    colo_grid_print(&bridge->sides.dst.grid, dst, sizeof dst);
     colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
-             colo_direction_name(colo_plan_direction(b->now.program.plan)),
-             (long long)colo_plan_scale(b->now.program.plan), b->algorithm->name,
-             (int)colo_comm_size(b->comm));
+             colo_direction_name(colo_plan_direction(bridge->now.program.plan)),
+             (long long)colo_plan_scale(bridge->now.program.plan), bridge->algorithm->name,
+             (int)colo_comm_size(bridge->comm));
 }
 
 colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_config_t *config,
@@ -190,65 +193,66 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
         return colo_fail(COLO_ERR_ARG, "bridge: comm is NULL");
     COLO_TRY(colo_comm_i_alive(comm, "bridge create"));
     colo_status_t st = COLO_OK;
-    colo_bridge_t *b = calloc(1, sizeof *b);
-    if (b) {
-        b->comm = comm;
-        b->id.number = comm->bridges + 1;
+    colo_bridge_t *made = calloc(1, sizeof *made);
+    if (made) {
+        made->comm = comm;
+        made->id.number = comm->bridges + 1;
     }
     st = !bridge ? colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL")
-         : !b    ? colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b)
-                 : create_local(b, config);
+         : !made ? colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *made)
+                 : create_local(made, config);
     if (colo_comm_check_level(comm) >= 1) {
         colo_fields_t fields = {COLO_FIELDS_INIT};
         if (st == COLO_OK)
-            colo_bridge_fields(b, &fields);
+            colo_bridge_fields(made, &fields);
         st = colo_comm_i_agree_fields(comm, "bridge create", &fields, st);
     } else if (st < 0) {
         st = colo_comm_i_fail(comm, st);
     }
     COLO_TRY_GOTO(st, st, fail);
-    b->id.tag = ++comm->split_tag;
+    made->id.tag = ++comm->split_tag;
     comm->bridges++;
-    b->compared[0] = b->compared[1] = colo_bridge_exchanges_compare(b);
-    COLO_TRY_GOTO(st, colo_run_create(b), fail);
-    st = colo_ragged_reserve(b);
+    made->compared[0] = made->compared[1] = colo_bridge_exchanges_compare(made);
+    COLO_TRY_GOTO(st, colo_run_create(made), fail);
+    st = colo_ragged_reserve(made);
     if (st < 0) { /* a peer may be past it */
         colo_comm_i_fail(comm, st);
         goto fail;
     }
-    log_create(b);
-    *bridge = b;
+    log_create(made);
+    *bridge = made;
     return COLO_OK;
 fail:
-    colo_bridge_destroy(&b);
+    colo_bridge_destroy(&made);
     return st;
 }
 
 /* A caller's allocator gets memory back that no call uses; cudaFree() waits by itself. */
-static void end_calls(colo_bridge_t *b)
+static void end_calls(colo_bridge_t *bridge)
 {
-    if (b->streams.side)
-        b->ops->stream_destroy(b->streams.side); /* waits */
-    if (!b->streams.order)
+    if (bridge->streams.side)
+        bridge->ops->stream_destroy(bridge->streams.side); /* waits */
+    if (!bridge->streams.order)
         return;
-    if (b->streams.ran && b->allocator.release)
-        (void)b->ops->event_wait(b->streams.order, 0, b->ops->stream_of(b->streams.order));
-    b->ops->stream_destroy(b->streams.order); /* waits */
+    if (bridge->streams.ran && bridge->allocator.release)
+        (void)bridge->ops->event_wait(bridge->streams.order, 0,
+                                      bridge->ops->stream_of(bridge->streams.order));
+    bridge->ops->stream_destroy(bridge->streams.order); /* waits */
 }
 
 void colo_bridge_destroy(colo_bridge_t **bridge)
 {
     if (!bridge || !*bridge)
         return;
-    colo_bridge_t *b = *bridge;
-    colo_tickets_destroy(b);
-    colo_ragged_destroy(b);
-    colo_run_unload(b, &b->now);
-    end_calls(b);
-    colo_run_destroy(b);
-    colo_memory_deinit(b);
-    colo_nodes_destroy(&b->sides.nodes);
-    free(b);
+    colo_bridge_t *made = *bridge;
+    colo_tickets_destroy(made);
+    colo_ragged_destroy(made);
+    colo_run_unload(made, &made->now);
+    end_calls(made);
+    colo_run_destroy(made);
+    colo_memory_deinit(made);
+    colo_nodes_destroy(&made->sides.nodes);
+    free(made);
     *bridge = NULL;
 }
 
@@ -284,7 +288,7 @@ size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
 {
     if (!bridge)
         return 0;
-    const colo_collective_t *c = &bridge->coll;
-    return bridge->memory.partials.total + bridge->memory.stage.total + c->stage[0].total +
-           c->stage[1].total + c->sum.total;
+    const colo_collective_t *collective = &bridge->coll;
+    return bridge->memory.partials.total + bridge->memory.stage.total + collective->stage[0].total +
+           collective->stage[1].total + collective->sum.total;
 }

@@ -16,8 +16,8 @@
 /* @st: of this rank's checks. @compared: all ranks were once in this call, by this plan. */
 static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compared)
 {
-    colo_bridge_t *b = call->bridge;
-    const int32_t level = colo_comm_check_level(b->comm);
+    colo_bridge_t *bridge = call->bridge;
+    const int32_t level = colo_comm_check_level(bridge->comm);
     const bool verifies = level >= 2 && !call->capturing;
     if (level >= 2 && call->capturing) /* a replay runs no check; what is captured must be alike */
         colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, what "
@@ -27,45 +27,46 @@ static colo_status_t call_with(colo_call_t *call, colo_status_t st, bool *compar
     if (level >= 2 || (level == 1 && !*compared && (call->batch || st == COLO_OK)))
         COLO_TRY(colo_call_agree(call, st));
     else if (st < 0) /* no_grad is the same on every rank: no rank waits, the comm may live */
-        return st == COLO_ERR_STATE && !call->batch ? st : colo_bridge_fail(b, st);
+        return st == COLO_ERR_STATE && !call->batch ? st : colo_bridge_fail(bridge, st);
     if (verifies)
         COLO_TRY(colo_call_verify_replicas(call));
     *compared = true;
     return COLO_OK;
 }
 
-static colo_status_t alive(const colo_bridge_t *b, colo_pass_t pass)
+static colo_status_t alive(const colo_bridge_t *bridge, colo_pass_t pass)
 {
-    return colo_comm_i_alive(b->comm, pass == COLO_FORWARD ? "bridge forward" : "bridge backward");
+    return colo_comm_i_alive(bridge->comm,
+                             pass == COLO_FORWARD ? "bridge forward" : "bridge backward");
 }
 
-static colo_status_t call_bridge(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
+static colo_status_t call_bridge(colo_bridge_t *bridge, colo_pass_t pass, const colo_tensor_t *in,
                                  const colo_tensor_t *out, colo_stream_t stream)
 {
-    if (!b)
+    if (!bridge)
         return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
-    COLO_TRY(alive(b, pass));
-    COLO_TRY(colo_ragged_refuse_call(b, pass));
-    const colo_plan_t *p = b->now.program.plan;
+    COLO_TRY(alive(bridge, pass));
+    COLO_TRY(colo_ragged_refuse_call(bridge, pass));
+    const colo_plan_t *plan = bridge->now.program.plan;
     colo_carried_t tensor = {0};
     colo_reached_tensor_t reached[2];
-    colo_call_t call = {.bridge = b,
-                        .executor = b->algorithm->executor[0],
-                        .loaded = &b->now,
-                        .frame = {.program = &b->now.program,
+    colo_call_t call = {.bridge = bridge,
+                        .executor = bridge->algorithm->executor[0],
+                        .loaded = &bridge->now,
+                        .frame = {.program = &bridge->now.program,
                                   .pass = pass,
                                   .tensor = &tensor,
                                   .n = 1,
-                                  .partial_bytes = colo_partial_bytes(p, 1, p->config.dtype)},
+                                  .partial_bytes = colo_partial_bytes(plan, 1, plan->config.dtype)},
                         .carried = &tensor,
                         .in = in,
                         .out = out,
-                        .op = colo_bridge_op(b, pass),
+                        .op = colo_bridge_op(bridge, pass),
                         .reached = {.tensor = reached},
                         .stream = stream};
     const colo_status_t st = colo_call_check_uniform(&call);
-    COLO_TRY(call_with(&call, st, &b->compared[pass]));
-    b->compared[!pass] = b->compared[!pass] || colo_bridge_exchanges_compare(b);
+    COLO_TRY(call_with(&call, st, &bridge->compared[pass]));
+    bridge->compared[!pass] = bridge->compared[!pass] || colo_bridge_exchanges_compare(bridge);
     return colo_run_call(&call);
 }
 
@@ -73,14 +74,14 @@ static colo_status_t call_batch(colo_batch_t *batch, colo_call_t call)
 {
     if (!batch)
         return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
-    colo_bridge_t *b = batch->bridge;
+    colo_bridge_t *bridge = batch->bridge;
     const colo_pass_t pass = call.frame.pass;
-    COLO_TRY(alive(b, pass));
-    if (pass == COLO_BACKWARD && b->now.program.plan->config.no_grad)
+    COLO_TRY(alive(bridge, pass));
+    if (pass == COLO_BACKWARD && bridge->now.program.plan->config.no_grad)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
-                         (long long)b->now.program.plan->rank);
-    call.bridge = b;
-    call.executor = b->algorithm->executor[0];
+                         (long long)bridge->now.program.plan->rank);
+    call.bridge = bridge;
+    call.executor = bridge->algorithm->executor[0];
     call.batch = batch;
     call.loaded = &batch->loaded;
     call.frame.program = &batch->loaded.program;
@@ -90,11 +91,11 @@ static colo_status_t call_batch(colo_batch_t *batch, colo_call_t call)
     return colo_run_call(&call);
 }
 
-colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
-                                  const colo_tensor_t *y, colo_stream_t stream)
+colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *in,
+                                  const colo_tensor_t *out, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_bridge(bridge, COLO_FORWARD, x, y, stream);
+    return call_bridge(bridge, COLO_FORWARD, in, out, stream);
 }
 
 colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
@@ -104,13 +105,14 @@ colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d
     return call_bridge(bridge, COLO_BACKWARD, d_y, d_x, stream);
 }
 
-colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,
-                                 const colo_tensor_t *y, int32_t n, colo_stream_t stream)
+colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *in,
+                                 const colo_tensor_t *out, int32_t n, colo_stream_t stream)
 {
     COLO_RANGE();
-    return call_batch(
-        batch, (colo_call_t){
-                   .frame = {.pass = COLO_FORWARD, .n = n}, .in = x, .out = y, .stream = stream});
+    return call_batch(batch, (colo_call_t){.frame = {.pass = COLO_FORWARD, .n = n},
+                                           .in = in,
+                                           .out = out,
+                                           .stream = stream});
 }
 
 colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,

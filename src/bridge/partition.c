@@ -20,33 +20,33 @@
 
 /* ---- checks ---- */
 
-static colo_status_t check_segments(const colo_partition_t *p)
+static colo_status_t check_segments(const colo_partition_t *partition)
 {
-    const int64_t *cu = p->cu_padded;
+    const int64_t *cu = partition->cu_padded;
     if (!cu)
         return colo_fail(COLO_ERR_ARG, "partition: cu_padded is NULL for %lld segments",
-                         (long long)p->segments);
+                         (long long)partition->segments);
     if (cu[0] != 0)
         return colo_fail(COLO_ERR_LAYOUT, "partition: cu_padded[0] is %lld, expected 0",
                          (long long)cu[0]);
-    for (int64_t j = 0; j < p->segments; j++) {
+    for (int64_t j = 0; j < partition->segments; j++) {
         if (cu[j + 1] < cu[j])
             return colo_fail(COLO_ERR_LAYOUT,
                              "partition: cu_padded is not ascending at segment %lld: from %lld to "
                              "%lld",
                              (long long)j, (long long)cu[j], (long long)cu[j + 1]);
         /* unsigned: 2 * cp always fits */
-        if (p->cp > 1 && (uint64_t)(cu[j + 1] - cu[j]) % (2 * (uint64_t)p->cp) != 0)
+        if (partition->cp > 1 && (uint64_t)(cu[j + 1] - cu[j]) % (2 * (uint64_t)partition->cp) != 0)
             return colo_fail(COLO_ERR_LAYOUT,
                              "partition: segment %lld has padded length %lld, which does not "
                              "divide by 2 * cp = %llu",
                              (long long)j, (long long)(cu[j + 1] - cu[j]),
-                             2 * (unsigned long long)p->cp);
+                             2 * (unsigned long long)partition->cp);
     }
-    if (cu[p->segments] != p->positions)
+    if (cu[partition->segments] != partition->positions)
         return colo_fail(COLO_ERR_LAYOUT,
                          "partition: cu_padded ends at %lld, expected %lld positions",
-                         (long long)cu[p->segments], (long long)p->positions);
+                         (long long)cu[partition->segments], (long long)partition->positions);
     return COLO_OK;
 }
 
@@ -94,12 +94,12 @@ int64_t colo_partition_count(const colo_partition_t *part)
 
 /* The segment that holds index @i of a cp rank's shard: the last that begins at or before it, which
  * passes over empty ones. Segment j begins at cu[j] / cp there. */
-static int64_t segment_of(const colo_partition_t *p, int64_t i)
+static int64_t segment_of(const colo_partition_t *partition, int64_t i)
 {
-    int64_t lo = 0, hi = p->segments - 1;
+    int64_t lo = 0, hi = partition->segments - 1;
     while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
-        if (p->cu_padded[mid] / p->cp <= i)
+        if (partition->cu_padded[mid] / partition->cp <= i)
             lo = mid;
         else
             hi = mid - 1;
@@ -108,22 +108,22 @@ static int64_t segment_of(const colo_partition_t *p, int64_t i)
 }
 
 /* Global position of index @i of the cp rank's shard; *run: how many follow it as neighbours. */
-static int64_t locate(const colo_partition_t *p, int64_t i, int64_t *run)
+static int64_t locate(const colo_partition_t *partition, int64_t i, int64_t *run)
 {
-    int64_t begin = 0, length = p->positions;
-    if (p->cp == 1) {
+    int64_t begin = 0, length = partition->positions;
+    if (partition->cp == 1) {
         *run = length - i;
         return i;
     }
-    if (p->segments > 0) {
-        int64_t j = segment_of(p, i);
-        begin = p->cu_padded[j];
-        length = p->cu_padded[j + 1] - begin;
-        i -= begin / p->cp;
+    if (partition->segments > 0) {
+        int64_t j = segment_of(partition, i);
+        begin = partition->cu_padded[j];
+        length = partition->cu_padded[j + 1] - begin;
+        i -= begin / partition->cp;
     }
-    int64_t q = length / p->cp / 2;
-    *run = i < q ? q - i : 2 * q - i;
-    return begin + colo_zigzag_index(q, p->cp, p->cp_rank, i);
+    int64_t chunk = length / partition->cp / 2;
+    *run = i < chunk ? chunk - i : 2 * chunk - i;
+    return begin + colo_zigzag_index(chunk, partition->cp, partition->cp_rank, i);
 }
 
 int64_t colo_partition_index(const colo_partition_t *part, int64_t i)
@@ -137,13 +137,13 @@ int64_t colo_partition_index(const colo_partition_t *part, int64_t i)
 /* ---- what may be moved ---- */
 
 /* Two elements in one place would leave the result to the order of writes. */
-static colo_status_t check_written(const colo_tensor_t *t, const char *what)
+static colo_status_t check_written(const colo_tensor_t *tensor, const char *what)
 {
-    for (int32_t a = 0; a < t->ndim; a++)
-        if (t->shape[a] > 1 && t->stride[a] == 0)
+    for (int32_t axis = 0; axis < tensor->ndim; axis++)
+        if (tensor->shape[axis] > 1 && tensor->stride[axis] == 0)
             return colo_fail(COLO_ERR_SHAPE, "partition: %s is written, but axis %d has stride 0",
-                             what, (int)a);
-    if (colo_tensor_overlaps(t))
+                             what, (int)axis);
+    if (colo_tensor_overlaps(tensor))
         return colo_fail(COLO_ERR_SHAPE,
                          "partition: %s is written, but by its strides elements share an address, "
                          "expected a view without overlap",
@@ -152,47 +152,48 @@ static colo_status_t check_written(const colo_tensor_t *t, const char *what)
 }
 
 /* Both in one memory, which this build, the current device and the stream can reach. */
-static colo_status_t check_places(const colo_tensor_t *a, const char *a_name,
-                                  const colo_tensor_t *b, const char *b_name, colo_stream_t stream,
-                                  const colo_ops_t **ops)
+static colo_status_t check_places(const colo_tensor_t *tensor, const char *a_name,
+                                  const colo_tensor_t *other, const char *b_name,
+                                  colo_stream_t stream, const colo_ops_t **ops)
 {
-    colo_queries_t q = {0};
+    colo_queries_t queries = {0};
     bool capturing;
-    if (a->mem != b->mem || (a->mem == COLO_CUDA && a->device != b->device))
+    if (tensor->mem != other->mem || (tensor->mem == COLO_CUDA && tensor->device != other->device))
         return colo_fail(COLO_ERR_ARG,
                          "partition: %s: memory kind %d on device %d, %s is kind %d on device %d",
-                         b_name, (int)b->mem, (int)b->device, a_name, (int)a->mem, (int)a->device);
-    colo_status_t st = colo_ops_for(a->mem, ops);
+                         b_name, (int)other->mem, (int)other->device, a_name, (int)tensor->mem,
+                         (int)tensor->device);
+    colo_status_t st = colo_ops_for(tensor->mem, ops);
     if (st == COLO_OK)
-        st = (*ops)->stream_check(&q, stream, &capturing);
-    if (st == COLO_OK && colo_tensor_count(a) > 0)
-        st = (*ops)->pointer_check(&q, a->data, a->device, a_name);
-    if (st == COLO_OK && colo_tensor_count(b) > 0)
-        st = (*ops)->pointer_check(&q, b->data, b->device, b_name);
+        st = (*ops)->stream_check(&queries, stream, &capturing);
+    if (st == COLO_OK && colo_tensor_count(tensor) > 0)
+        st = (*ops)->pointer_check(&queries, tensor->data, tensor->device, a_name);
+    if (st == COLO_OK && colo_tensor_count(other) > 0)
+        st = (*ops)->pointer_check(&queries, other->data, other->device, b_name);
     return st < 0 ? colo_fail_prefix(st, "partition") : COLO_OK;
 }
 
 /* Two views of one memory. */
-static colo_status_t check_apart(const colo_tensor_t *a, const char *a_name, const colo_tensor_t *b,
-                                 const char *b_name)
+static colo_status_t check_apart(const colo_tensor_t *tensor, const char *a_name,
+                                 const colo_tensor_t *other, const char *b_name)
 {
-    if (colo_tensors_apart(a, b))
+    if (colo_tensors_apart(tensor, other))
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG, "partition: %s and %s overlap in memory", a_name, b_name);
 }
 
-static bool is_same_view(const colo_tensor_t *a, const colo_tensor_t *b)
+static bool is_same_view(const colo_tensor_t *tensor, const colo_tensor_t *other)
 {
-    bool same = a->data == b->data;
-    for (int32_t i = 0; i < a->ndim; i++)
-        same = same && (a->shape[i] == 1 || a->stride[i] == b->stride[i]);
+    bool same = tensor->data == other->data;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        same = same && (tensor->shape[i] == 1 || tensor->stride[i] == other->stride[i]);
     return same;
 }
 
-static colo_status_t check_pair(const colo_partition_t *p, const colo_tensor_t *global,
+static colo_status_t check_pair(const colo_partition_t *partition, const colo_tensor_t *global,
                                 const colo_tensor_t *local, int32_t axis)
 {
-    COLO_TRY(colo_partition_check(p));
+    COLO_TRY(colo_partition_check(partition));
     COLO_TRY(colo_tensor_check(global, "global"));
     COLO_TRY(colo_tensor_check(local, "local"));
     if (global->dtype != local->dtype)
@@ -204,16 +205,16 @@ static colo_status_t check_pair(const colo_partition_t *p, const colo_tensor_t *
     if (axis < 0 || axis >= global->ndim)
         return colo_fail(COLO_ERR_ARG, "partition: axis %d is outside [0, %d)", (int)axis,
                          (int)global->ndim);
-    if (global->shape[axis] != p->positions)
+    if (global->shape[axis] != partition->positions)
         return colo_fail(COLO_ERR_SHAPE,
                          "partition: global axis %d has %lld positions, expected %lld", (int)axis,
-                         (long long)global->shape[axis], (long long)p->positions);
-    for (int32_t a = 0; a < global->ndim; a++) {
-        int64_t want = a == axis ? colo_partition_count(p) : global->shape[a];
-        if (local->shape[a] != want)
+                         (long long)global->shape[axis], (long long)partition->positions);
+    for (int32_t i = 0; i < global->ndim; i++) {
+        int64_t want = i == axis ? colo_partition_count(partition) : global->shape[i];
+        if (local->shape[i] != want)
             return colo_fail(COLO_ERR_SHAPE,
-                             "partition: local axis %d has extent %lld, expected %lld", (int)a,
-                             (long long)local->shape[a], (long long)want);
+                             "partition: local axis %d has extent %lld, expected %lld", (int)i,
+                             (long long)local->shape[i], (long long)want);
     }
     return COLO_OK;
 }
@@ -232,23 +233,23 @@ typedef struct list {
     colo_box_t dst[256], src[256];
 } list_t;
 
-/* @l has its table; it is large, so the rest is not set to zero. */
-static void begin(list_t *l, size_t elem, colo_stream_t stream)
+/* @list has its table; it is large, so the rest is not set to zero. */
+static void begin(list_t *list, size_t elem, colo_stream_t stream)
 {
-    l->stream = stream;
-    l->elem = elem;
-    l->shifts = false;
-    l->n = 0;
+    list->stream = stream;
+    list->elem = elem;
+    list->shifts = false;
+    list->n = 0;
 }
 
-static colo_status_t flush(list_t *l)
+static colo_status_t flush(list_t *list)
 {
-    int64_t n = l->n;
-    l->n = 0;
+    int64_t n = list->n;
+    list->n = 0;
     if (n == 0)
         return COLO_OK;
-    return l->shifts ? l->ops->box_shift(l->dst, l->src, n, l->last, l->stream)
-                     : l->ops->box_list(l->dst, l->src, n, l->elem, l->stream);
+    return list->shifts ? list->ops->box_shift(list->dst, list->src, n, list->last, list->stream)
+                        : list->ops->box_list(list->dst, list->src, n, list->elem, list->stream);
 }
 
 /* Does an axis of that stride lie right around one of @extent and @stride? Unsigned: the product of
@@ -261,91 +262,95 @@ static bool coalesces(int64_t around, int64_t extent, int64_t stride)
 /* dst = src for views of equal shape; src NULL: zeros. Axes that lie back to back on both sides are
  * one, but for the last of a shift. What remains is a box of the last three axes for each index of
  * the others. */
-static colo_status_t add(list_t *l, const colo_tensor_t *dst, const colo_tensor_t *src)
+static colo_status_t add(list_t *list, const colo_tensor_t *dst, const colo_tensor_t *src)
 {
     int64_t extent[COLO_MAX_NDIM], to[COLO_MAX_NDIM], from[COLO_MAX_NDIM];
     int64_t index[COLO_MAX_NDIM] = {0};
     int32_t n = 0;
-    for (int32_t a = 0; a < dst->ndim; a++) {
-        int64_t e = dst->shape[a], t = dst->stride[a], f = src ? src->stride[a] : t;
-        bool row = l->shifts && a == dst->ndim - 1;
-        if (e == 0)
+    for (int32_t axis = 0; axis < dst->ndim; axis++) {
+        int64_t length = dst->shape[axis], step_to = dst->stride[axis],
+                step_from = src ? src->stride[axis] : step_to;
+        bool row = list->shifts && axis == dst->ndim - 1;
+        if (length == 0)
             return COLO_OK;
-        if (e == 1 && !row)
+        if (length == 1 && !row)
             continue;
-        if (n > 0 && !row && coalesces(to[n - 1], e, t) && coalesces(from[n - 1], e, f)) {
-            extent[n - 1] *= e;
+        if (n > 0 && !row && coalesces(to[n - 1], length, step_to) &&
+            coalesces(from[n - 1], length, step_from)) {
+            extent[n - 1] *= length;
         } else {
-            extent[n++] = e;
+            extent[n++] = length;
         }
-        to[n - 1] = t;
-        from[n - 1] = f;
+        to[n - 1] = step_to;
+        from[n - 1] = step_from;
     }
     int32_t outer = n > 3 ? n - 3 : 0;
     for (;;) {
-        int64_t t = 0, f = 0;
-        int32_t a;
-        for (a = 0; a < outer; a++) {
-            t += index[a] * to[a];
-            f += index[a] * from[a];
+        int64_t step_to = 0, step_from = 0;
+        int32_t axis;
+        for (axis = 0; axis < outer; axis++) {
+            step_to += index[axis] * to[axis];
+            step_from += index[axis] * from[axis];
         }
-        if (l->n == (int64_t)(sizeof l->dst / sizeof *l->dst))
-            COLO_TRY(flush(l));
-        colo_box_t *d = &l->dst[l->n], *s = &l->src[l->n];
-        *d = (colo_box_t){(char *)dst->data + t * (int64_t)l->elem, {1, 1, 1}, {0}};
-        *s = (colo_box_t){src ? (char *)src->data + f * (int64_t)l->elem : NULL, {1, 1, 1}, {0}};
+        if (list->n == (int64_t)(sizeof list->dst / sizeof *list->dst))
+            COLO_TRY(flush(list));
+        colo_box_t *into = &list->dst[list->n], *out_of = &list->src[list->n];
+        *into = (colo_box_t){(char *)dst->data + step_to * (int64_t)list->elem, {1, 1, 1}, {0}};
+        *out_of = (colo_box_t){
+            src ? (char *)src->data + step_from * (int64_t)list->elem : NULL, {1, 1, 1}, {0}};
         for (int32_t k = outer; k < n; k++) { /* the last axis is the box's last */
-            d->extent[3 - n + k] = s->extent[3 - n + k] = extent[k];
-            d->stride[3 - n + k] = to[k];
-            s->stride[3 - n + k] = from[k];
+            into->extent[3 - n + k] = out_of->extent[3 - n + k] = extent[k];
+            into->stride[3 - n + k] = to[k];
+            out_of->stride[3 - n + k] = from[k];
         }
-        l->n++;
-        for (a = outer - 1; a >= 0 && ++index[a] == extent[a]; a--)
-            index[a] = 0;
-        if (a < 0)
+        list->n++;
+        for (axis = outer - 1; axis >= 0 && ++index[axis] == extent[axis]; axis--)
+            index[axis] = 0;
+        if (axis < 0)
             return COLO_OK;
     }
 }
 
 /* Run by run; @gather: local = global, else global = local with zeros in between: a rank's
  * positions ascend, so no other code writes what lies between two runs. */
-static colo_status_t move_runs(const colo_partition_t *p, const colo_tensor_t *global,
-                               const colo_tensor_t *local, int32_t axis, bool gather, list_t *l)
+static colo_status_t move_runs(const colo_partition_t *partition, const colo_tensor_t *global,
+                               const colo_tensor_t *local, int32_t axis, bool gather, list_t *list)
 {
-    int64_t count = colo_partition_count(p), first = count * p->tp_rank, run, done = 0;
+    int64_t count = colo_partition_count(partition), first = count * partition->tp_rank, run,
+            done = 0;
     for (int64_t i = 0; i < count; i += run) {
-        int64_t from = locate(p, first + i, &run);
+        int64_t from = locate(partition, first + i, &run);
         if (run > count - i)
             run = count - i;
         colo_tensor_t here = colo_tensor_narrow(*global, axis, from, run);
         colo_tensor_t mine = colo_tensor_narrow(*local, axis, i, run);
         if (gather) {
-            COLO_TRY(add(l, &mine, &here));
+            COLO_TRY(add(list, &mine, &here));
             continue;
         }
         colo_tensor_t between = colo_tensor_narrow(*global, axis, done, from - done);
-        COLO_TRY(add(l, &between, NULL));
-        COLO_TRY(add(l, &here, &mine));
+        COLO_TRY(add(list, &between, NULL));
+        COLO_TRY(add(list, &here, &mine));
         done = from + run;
     }
     if (!gather) {
-        colo_tensor_t rest = colo_tensor_narrow(*global, axis, done, p->positions - done);
-        COLO_TRY(add(l, &rest, NULL));
+        colo_tensor_t rest = colo_tensor_narrow(*global, axis, done, partition->positions - done);
+        COLO_TRY(add(list, &rest, NULL));
     }
-    return flush(l);
+    return flush(list);
 }
 
 static colo_status_t move(const colo_partition_t *part, const colo_tensor_t *global,
                           const colo_tensor_t *local, int32_t axis, bool shard,
                           colo_stream_t stream)
 {
-    list_t l;
+    list_t list;
     COLO_TRY(check_pair(part, global, local, axis));
     COLO_TRY(shard ? check_written(local, "local") : check_written(global, "global"));
     COLO_TRY(check_apart(global, "global", local, "local"));
-    COLO_TRY(check_places(global, "global", local, "local", stream, &l.ops));
-    begin(&l, colo_dtype_size(global->dtype), stream);
-    return move_runs(part, global, local, axis, shard, &l);
+    COLO_TRY(check_places(global, "global", local, "local", stream, &list.ops));
+    begin(&list, colo_dtype_size(global->dtype), stream);
+    return move_runs(part, global, local, axis, shard, &list);
 }
 
 colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
@@ -363,19 +368,20 @@ colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_te
 
 /* ---- targets ---- */
 
-static colo_status_t check_tokens(const colo_partition_t *p, const colo_tensor_t *t,
+static colo_status_t check_tokens(const colo_partition_t *partition, const colo_tensor_t *tensor,
                                   const char *what)
 {
-    COLO_TRY(colo_tensor_check(t, what));
-    if (t->dtype != COLO_I64)
+    COLO_TRY(colo_tensor_check(tensor, what));
+    if (tensor->dtype != COLO_I64)
         return colo_fail(COLO_ERR_SHAPE, "partition: %s is %s, expected i64", what,
-                         colo_dtype_name(t->dtype));
-    if (t->ndim < 1)
+                         colo_dtype_name(tensor->dtype));
+    if (tensor->ndim < 1)
         return colo_fail(COLO_ERR_SHAPE, "partition: %s has no axis, expected [..., %lld]", what,
-                         (long long)p->positions);
-    if (t->shape[t->ndim - 1] != p->positions)
+                         (long long)partition->positions);
+    if (tensor->shape[tensor->ndim - 1] != partition->positions)
         return colo_fail(COLO_ERR_SHAPE, "partition: %s has %lld positions, expected %lld", what,
-                         (long long)t->shape[t->ndim - 1], (long long)p->positions);
+                         (long long)tensor->shape[tensor->ndim - 1],
+                         (long long)partition->positions);
     return COLO_OK;
 }
 
@@ -383,7 +389,7 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
                                         int64_t last, const colo_tensor_t *targets,
                                         colo_stream_t stream)
 {
-    list_t l;
+    list_t list;
     COLO_TRY(colo_partition_check(part));
     COLO_TRY(check_tokens(part, tokens, "tokens"));
     COLO_TRY(check_tokens(part, targets, "targets"));
@@ -392,26 +398,26 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
         return colo_fail(COLO_ERR_SHAPE, "partition: tokens has %d axes, targets has %d",
                          (int)tokens->ndim, (int)targets->ndim);
     int32_t axis = tokens->ndim - 1;
-    for (int32_t a = 0; a < axis; a++)
-        if (tokens->shape[a] != targets->shape[a])
+    for (int32_t i = 0; i < axis; i++)
+        if (tokens->shape[i] != targets->shape[i])
             return colo_fail(COLO_ERR_SHAPE,
-                             "partition: targets axis %d has extent %lld, expected %lld", (int)a,
-                             (long long)targets->shape[a], (long long)tokens->shape[a]);
+                             "partition: targets axis %d has extent %lld, expected %lld", (int)i,
+                             (long long)targets->shape[i], (long long)tokens->shape[i]);
     if (!is_same_view(tokens, targets)) /* in place each position is read before it is written */
         COLO_TRY(check_apart(tokens, "tokens", targets, "targets"));
-    COLO_TRY(check_places(tokens, "tokens", targets, "targets", stream, &l.ops));
-    begin(&l, sizeof(int64_t), stream);
-    l.shifts = true;
-    l.last = last;
+    COLO_TRY(check_places(tokens, "tokens", targets, "targets", stream, &list.ops));
+    begin(&list, sizeof(int64_t), stream);
+    list.shifts = true;
+    list.last = last;
     int64_t segments = part->segments ? part->segments : 1;
     for (int64_t j = 0; j < segments; j++) {
         int64_t lo = part->segments ? part->cu_padded[j] : 0;
         int64_t hi = part->segments ? part->cu_padded[j + 1] : part->positions;
         colo_tensor_t from = colo_tensor_narrow(*tokens, axis, lo, hi - lo);
         colo_tensor_t to = colo_tensor_narrow(*targets, axis, lo, hi - lo);
-        COLO_TRY(add(&l, &to, &from));
+        COLO_TRY(add(&list, &to, &from));
     }
-    return flush(&l);
+    return flush(&list);
 }
 
 /* ---- padding ---- */

@@ -22,82 +22,84 @@
 
 /* ---- the bridge ---- */
 
-bool colo_ragged_wanted(const colo_bridge_config_t *c)
+bool colo_ragged_wanted(const colo_bridge_config_t *config)
 {
-    return c->ragged || c->packed;
+    return config->ragged || config->packed;
 }
 
-colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c)
+colo_status_t colo_ragged_create(colo_bridge_t *bridge, const colo_bridge_config_t *config)
 {
-    if (!colo_ragged_wanted(c))
+    if (!colo_ragged_wanted(config))
         return COLO_OK;
-    if (!b->algorithm->tables)
+    if (!bridge->algorithm->tables)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with %s, expected EXACT",
-                         b->algorithm->name);
-    const bool gpus = colo_comm_i_mem(b->comm) == COLO_CUDA;
-    if (colo_comm_size(b->comm) > 1 && gpus != (c->mem == COLO_CUDA))
+                         bridge->algorithm->name);
+    const bool gpus = colo_comm_i_mem(bridge->comm) == COLO_CUDA;
+    if (colo_comm_size(bridge->comm) > 1 && gpus != (config->mem == COLO_CUDA))
         return colo_fail(
             COLO_ERR_UNBUILT,
             "bridge: ragged batches in %s memory on comm '%s' of backend %s, which moves %s "
             "memory; %s",
-            gpus ? "host" : "CUDA", colo_comm_name(b->comm), colo_comm_backend(b->comm),
+            gpus ? "host" : "CUDA", colo_comm_name(bridge->comm), colo_comm_backend(bridge->comm),
             gpus ? "CUDA" : "host",
             gpus ? "set mem to COLO_CUDA, or use a host communicator"
                  : "colo_comm_create_nccl() makes a communicator of GPUs");
-    if (strcmp(b->axes.name, "th") != 0)
+    if (strcmp(bridge->axes.name, "th") != 0)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
-                         b->axes.name);
-    if ((unsigned)c->placement > COLO_MERGED || c->max_rows < 0)
+                         bridge->axes.name);
+    if ((unsigned)config->placement > COLO_MERGED || config->max_rows < 0)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: placement %d, max_rows %lld; expected 0 (PACKED) or 1 (MERGED), "
                          "and >= 0",
-                         (int)c->placement, (long long)c->max_rows);
-    colo_ragged_bridge_t *r = b->ragged = calloc(1, sizeof *r);
-    if (!r)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *r);
-    b->now.any_ranks = true;
-    r->merged = c->placement == COLO_MERGED;
-    r->max_rows = c->max_rows;
-    if (c->packed && (c->ragged || r->merged || c->output != COLO_FULL_SEQ || c->grad))
+                         (int)config->placement, (long long)config->max_rows);
+    colo_ragged_bridge_t *ragged = bridge->ragged = calloc(1, sizeof *ragged);
+    if (!ragged)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *ragged);
+    bridge->now.any_ranks = true;
+    ragged->merged = config->placement == COLO_MERGED;
+    ragged->max_rows = config->max_rows;
+    if (config->packed &&
+        (config->ragged || ragged->merged || config->output != COLO_FULL_SEQ || config->grad))
         return colo_fail(COLO_ERR_ARG,
                          "bridge: packed with %s, expected 0: the packings say what "
                          "a rank has",
-                         c->ragged   ? "ragged"
-                         : r->merged ? "placement"
-                         : c->grad   ? "grad"
-                                     : "output");
-    const colo_status_t st = colo_ragged_init(&r->axes, c->src, c->dst, &c->shape, c->packed);
+                         config->ragged   ? "ragged"
+                         : ragged->merged ? "placement"
+                         : config->grad   ? "grad"
+                                          : "output");
+    const colo_status_t st =
+        colo_ragged_init(&ragged->axes, config->src, config->dst, &config->shape, config->packed);
     return st < 0 ? colo_fail_prefix(st, "bridge") : COLO_OK;
 }
 
-void colo_ragged_destroy(colo_bridge_t *b)
+void colo_ragged_destroy(colo_bridge_t *bridge)
 {
-    if (!b->ragged)
+    if (!bridge->ragged)
         return;
-    colo_ragged_deinit(&b->ragged->axes);
-    colo_builder_deinit(&b->ragged->builder);
-    colo_pool_deinit(&b->ragged->spare);
-    free(b->ragged);
+    colo_ragged_deinit(&bridge->ragged->axes);
+    colo_builder_deinit(&bridge->ragged->builder);
+    colo_pool_deinit(&bridge->ragged->spare);
+    free(bridge->ragged);
 }
 
-void colo_ragged_fields(const colo_bridge_t *b, colo_fields_t *f)
+void colo_ragged_fields(const colo_bridge_t *bridge, colo_fields_t *fields)
 {
-    const colo_ragged_bridge_t *r = b->ragged;
-    if (r)
-        colo_fields_add(f, "ragged", "%s, at most %lld rows",
-                        r->axes.packed ? "packings"
-                        : r->merged    ? "MERGED"
-                                       : "PACKED",
-                        (long long)r->max_rows);
+    const colo_ragged_bridge_t *ragged = bridge->ragged;
+    if (ragged)
+        colo_fields_add(fields, "ragged", "%s, at most %lld rows",
+                        ragged->axes.packed ? "packings"
+                        : ragged->merged    ? "MERGED"
+                                            : "PACKED",
+                        (long long)ragged->max_rows);
 }
 
 void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *dst_rows)
 {
-    const colo_ragged_bridge_t *r = bridge ? bridge->ragged : NULL;
+    const colo_ragged_bridge_t *ragged = bridge ? bridge->ragged : NULL;
     if (src_rows)
-        *src_rows = r ? r->src_rows : 0;
+        *src_rows = ragged ? ragged->src_rows : 0;
     if (dst_rows)
-        *dst_rows = r ? r->dst_rows : 0;
+        *dst_rows = ragged ? ragged->dst_rows : 0;
 }
 
 /* ---- batches ---- */
@@ -109,106 +111,109 @@ typedef struct tables {
 } tables_t;
 
 /* Checks them, lays them out, and keeps what ranks compare of them. */
-static colo_status_t load(colo_batch_t *b, colo_ragged_t *axes, const tables_t *t)
+static colo_status_t load(colo_batch_t *batch, colo_ragged_t *axes, const tables_t *tables)
 {
     if (axes->packed) {
-        COLO_TRY(colo_ragged_load_packings(axes, t->src, t->dst));
-        b->ntables = colo_packings_keep(b->table, t->src, t->dst);
+        COLO_TRY(colo_ragged_load_packings(axes, tables->src, tables->dst));
+        batch->ntables = colo_packings_keep(batch->table, tables->src, tables->dst);
     } else {
-        COLO_TRY(colo_ragged_load(axes, t->segments));
-        b->ntables = colo_segments_keep(b->table, &axes->given);
+        COLO_TRY(colo_ragged_load(axes, tables->segments));
+        batch->ntables = colo_segments_keep(batch->table, &axes->given);
     }
-    b->hash = colo_tables_hash(b->table, b->ntables);
+    batch->hash = colo_tables_hash(batch->table, batch->ntables);
     return COLO_OK;
 }
 
-/* The most rows that a rank has of source replica @d. */
-static int64_t most_rows(const colo_ragged_t *a, int64_t d)
+/* The most rows that a rank has of source replica @replica. */
+static int64_t most_rows(const colo_ragged_t *ragged, int64_t replica)
 {
-    int64_t n, parts = a->src.axes.cp * a->src.axes.sp, most = 0;
-    if (a->packed) {
-        for (int64_t k = d * a->src.cp; k < (d + 1) * a->src.cp; k++)
-            most = a->src.held[k] > most ? a->src.held[k] : most;
-        return most / a->src.axes.sp;
+    int64_t n, parts = ragged->src.axes.cp * ragged->src.axes.sp, most = 0;
+    if (ragged->packed) {
+        for (int64_t k = replica * ragged->src.cp; k < (replica + 1) * ragged->src.cp; k++)
+            most = ragged->src.held[k] > most ? ragged->src.held[k] : most;
+        return most / ragged->src.axes.sp;
     }
-    n = a->src_lo[d + 1] - a->src_lo[d];
+    n = ragged->src_lo[replica + 1] - ragged->src_lo[replica];
     return n / parts + (n % parts > 0);
 }
 
-static colo_status_t check_rows(const colo_ragged_bridge_t *r)
+static colo_status_t check_rows(const colo_ragged_bridge_t *ragged)
 {
-    const colo_ragged_t *a = &r->axes;
-    for (int64_t d = 0; r->max_rows && d < a->src.axes.replicas; d++) {
-        const int64_t most = most_rows(a, d);
-        if (most > r->max_rows)
+    const colo_ragged_t *tables = &ragged->axes;
+    for (int64_t replica = 0; ragged->max_rows && replica < tables->src.axes.replicas; replica++) {
+        const int64_t most = most_rows(tables, replica);
+        if (most > ragged->max_rows)
             return colo_fail(COLO_ERR_ARG,
                              "%s: source replica %lld has %lld rows on a rank, expected at most "
                              "max_rows=%lld",
-                             a->packed ? "packing" : "segments", (long long)d, (long long)most,
-                             (long long)r->max_rows);
+                             tables->packed ? "packing" : "segments", (long long)replica,
+                             (long long)most, (long long)ragged->max_rows);
     }
     return COLO_OK;
 }
 
 static colo_status_t plan_batch(colo_bridge_t *bridge, const tables_t *tables, colo_batch_t **batch)
 {
-    colo_ragged_bridge_t *r = bridge->ragged;
+    colo_ragged_bridge_t *ragged = bridge->ragged;
     colo_plan_config_t cfg = bridge->now.program.plan->config;
     cfg.src = &bridge->sides.src;
     cfg.dst = &bridge->sides.dst;
-    colo_batch_t *x = calloc(1, sizeof *x);
-    if (!x)
-        return colo_fail(COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *x);
+    colo_batch_t *made = calloc(1, sizeof *made);
+    if (!made)
+        return colo_fail(COLO_ERR_NOMEM, "batch: %zu bytes", sizeof *made);
     colo_status_t st = COLO_OK;
-    x->bridge = bridge;
-    COLO_TRY_GOTO(st, load(x, &r->axes, tables), done);
-    COLO_TRY_GOTO(st, check_rows(r), done);
-    x->pool = r->spare;
-    r->spare.chunk = NULL;
+    made->bridge = bridge;
+    COLO_TRY_GOTO(st, load(made, &ragged->axes, tables), done);
+    COLO_TRY_GOTO(st, check_rows(ragged), done);
+    made->pool = ragged->spare;
+    ragged->spare.chunk = NULL;
     COLO_TRY_GOTO(st,
-                  colo_ragged_plan(&x->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
-                                   &r->axes, &r->builder, r->merged, x->hash, &x->pool, &x->places),
+                  colo_ragged_plan(&made->loaded.program.plan, &cfg, bridge->now.program.plan->rank,
+                                   &ragged->axes, &ragged->builder, ragged->merged, made->hash,
+                                   &made->pool, &made->places),
                   done);
     if (bridge->peers.path)
-        COLO_TRY_GOTO(st, colo_ragged_place_peers(&r->builder, &r->axes, r->merged), done);
-    x->loaded.program.bytes = true;
-    COLO_TRY_GOTO(st, colo_run_load(bridge, &x->loaded), done);
-    r->src_rows = x->loaded.program.plan->own_src.rows;
-    r->dst_rows = x->loaded.program.plan->own_dst.rows;
-    *batch = x;
-    x = NULL;
+        COLO_TRY_GOTO(st, colo_ragged_place_peers(&ragged->builder, &ragged->axes, ragged->merged),
+                      done);
+    made->loaded.program.bytes = true;
+    COLO_TRY_GOTO(st, colo_run_load(bridge, &made->loaded), done);
+    ragged->src_rows = made->loaded.program.plan->own_src.rows;
+    ragged->dst_rows = made->loaded.program.plan->own_dst.rows;
+    *batch = made;
+    made = NULL;
 done:
-    colo_batch_destroy(&x);
+    colo_batch_destroy(&made);
     return st;
 }
 
 /* Ranks whose arguments are right wait in the first call on their batch. This one brings its error
  * to that call, so that they return, too. Ranks that all refuse meet here. */
-colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mine)
+colo_status_t colo_ragged_share_refusal(const colo_bridge_t *bridge, colo_status_t mine)
 {
-    colo_fields_t f = {COLO_FIELDS_INIT};
-    if (colo_comm_check_level(b->comm) < 1)
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    if (colo_comm_check_level(bridge->comm) < 1)
         return mine;
     const colo_error_t earlier = colo_error_save();
-    const colo_status_t st = colo_comm_i_agree_fields(b->comm, COLO_RAGGED_BATCH, &f, mine);
+    const colo_status_t st =
+        colo_comm_i_agree_fields(bridge->comm, COLO_RAGGED_BATCH, &fields, mine);
     return st == mine ? st : colo_fail_prefix(st, "%.511s", earlier.text);
 }
 
-colo_status_t colo_ragged_refuse_call(const colo_bridge_t *b, colo_pass_t pass)
+colo_status_t colo_ragged_refuse_call(const colo_bridge_t *bridge, colo_pass_t pass)
 {
-    if (!b->ragged)
+    if (!bridge->ragged)
         return COLO_OK;
     const colo_status_t refused =
         colo_fail(COLO_ERR_STATE,
                   "bridge: created for ragged batches; call colo_bridge_set_segments() and "
                   "colo_batch_%s()",
                   pass == COLO_FORWARD ? "forward" : "backward");
-    return colo_ragged_share_refusal(b, refused);
+    return colo_ragged_share_refusal(bridge, refused);
 }
 
-colo_status_t colo_ragged_refuse_shape(const colo_bridge_t *b)
+colo_status_t colo_ragged_refuse_shape(const colo_bridge_t *bridge)
 {
-    if (!b->ragged)
+    if (!bridge->ragged)
         return COLO_OK;
     return colo_fail(COLO_ERR_STATE, "bridge: created for ragged batches, whose shape is in "
                                      "their tables; call colo_bridge_set_segments()");
@@ -258,8 +263,8 @@ int64_t colo_batch_runs(const colo_batch_t *batch, colo_run_t *runs, int64_t cap
 {
     const colo_ragged_places_t *places = batch ? &batch->places : NULL;
     for (int64_t i = 0; runs && places && i < places->n && i < cap; i++) {
-        const colo_stored_t *s = &places->stored[i];
-        runs[i] = (colo_run_t){.row = s->first, .count = s->count, .local = s->row};
+        const colo_stored_t *stored = &places->stored[i];
+        runs[i] = (colo_run_t){.row = stored->first, .count = stored->count, .local = stored->row};
     }
     return places ? places->n : 0;
 }

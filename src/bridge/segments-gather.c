@@ -22,44 +22,48 @@ enum { STATUS, SEGMENTS, ROWS, SCATTERED, SEQUENCES, HEADER }; /* its first word
 static colo_status_t local_sizes(const colo_segments_t *local, int64_t *head)
 {
     colo_segments_t own;
-    const colo_segments_t *s = &own;
+    const colo_segments_t *segments = &own;
     memset(head, 0, HEADER * sizeof *head);
     if (!local)
         return COLO_OK;
     COLO_TRY(colo_segments_read(&own, local));
-    if (s->packing)
+    if (segments->packing)
         return colo_fail(COLO_ERR_ARG, "segments: local tables with a packing, expected NULL; set "
                                        "it in the global tables");
-    for (int64_t e = 0; e < s->count; e++) {
-        if (s->rows[e] < 0 || !colo_add_ok(head[ROWS], s->rows[e], &head[ROWS]))
+    for (int64_t segment = 0; segment < segments->count; segment++) {
+        if (segments->rows[segment] < 0 ||
+            !colo_add_ok(head[ROWS], segments->rows[segment], &head[ROWS]))
             return colo_fail(COLO_ERR_ARG,
                              "segments: local segment %lld has %lld rows, expected %s",
-                             (long long)e, (long long)s->rows[e],
-                             s->rows[e] < 0 ? ">= 0" : "a sum of at most 63 bits");
-        if (s->seq[e] < 0 || s->seq[e] >= s->nseqs)
+                             (long long)segment, (long long)segments->rows[segment],
+                             segments->rows[segment] < 0 ? ">= 0" : "a sum of at most 63 bits");
+        if (segments->seq[segment] < 0 || segments->seq[segment] >= segments->nseqs)
             return colo_fail(COLO_ERR_ARG,
                              "segments: local segment %lld: seq is %lld, expected 0..%lld, counted "
                              "among the sequences of this rank",
-                             (long long)e, (long long)s->seq[e], (long long)s->nseqs - 1);
+                             (long long)segment, (long long)segments->seq[segment],
+                             (long long)segments->nseqs - 1);
         /* if another rank has row_pos, all ranks get the position of each row */
-        if (s->pos && s->pos[e] > INT64_MAX - s->rows[e])
+        if (segments->pos && segments->pos[segment] > INT64_MAX - segments->rows[segment])
             return colo_fail(COLO_ERR_ARG,
                              "segments: local segment %lld: its %lld rows are at positions from "
                              "%lld on, expected positions of at most 63 bits",
-                             (long long)e, (long long)s->rows[e], (long long)s->pos[e]);
+                             (long long)segment, (long long)segments->rows[segment],
+                             (long long)segments->pos[segment]);
     }
-    head[SEGMENTS] = s->count;
-    head[SCATTERED] = s->count && !s->pos; /* row_pos may be NULL if there are no rows */
-    head[SEQUENCES] = s->nseqs;
+    head[SEGMENTS] = segments->count;
+    head[SCATTERED] =
+        segments->count && !segments->pos; /* row_pos may be NULL if there are no rows */
+    head[SEQUENCES] = segments->nseqs;
     return COLO_OK;
 }
 
 /* Words of a whole message; -1: beyond 63 bits. */
 static int64_t message_words(const int64_t *head)
 {
-    int64_t n, m;
+    int64_t n, more;
     if (!colo_mul_ok(head[SEGMENTS], head[SCATTERED] ? 3 : 4, &n) ||
-        !colo_mul_ok(head[SEQUENCES], 2, &m) || !colo_add_ok(n, m, &n) ||
+        !colo_mul_ok(head[SEQUENCES], 2, &more) || !colo_add_ok(n, more, &n) ||
         !colo_add_ok(n, head[SCATTERED] ? head[ROWS] : 0, &n) || !colo_add_ok(n, HEADER, &n))
         return -1;
     return n;
@@ -72,17 +76,18 @@ static int64_t *put(int64_t *offset, const int64_t *table, int64_t n)
     return offset + n;
 }
 
-static void write_message(int64_t *to, const int64_t *head, const colo_segments_t *s)
+static void write_message(int64_t *to, const int64_t *head, const colo_segments_t *segments)
 {
     to = put(to, head, HEADER);
-    if (!s)
+    if (!segments)
         return;
-    to = put(to, s->rows, s->count);
-    to = put(to, s->src_dp, s->count);
-    to = put(to, s->seq, s->count);
-    to = head[SCATTERED] ? put(to, s->row_pos, head[ROWS]) : put(to, s->pos, s->count);
-    to = put(to, s->seq_len, s->nseqs);
-    (void)put(to, s->seq_dp, s->nseqs);
+    to = put(to, segments->rows, segments->count);
+    to = put(to, segments->src_dp, segments->count);
+    to = put(to, segments->seq, segments->count);
+    to = head[SCATTERED] ? put(to, segments->row_pos, head[ROWS])
+                         : put(to, segments->pos, segments->count);
+    to = put(to, segments->seq_len, segments->nseqs);
+    (void)put(to, segments->seq_dp, segments->nseqs);
 }
 
 /* The tables of @n messages of @words each, one after the other. */
@@ -90,83 +95,83 @@ static colo_status_t join(const int64_t *all, int32_t n, int64_t words, colo_seg
 {
     int64_t count = 0, rows = 0, nseqs = 0;
     bool scattered = false;
-    for (int32_t r = 0; r < n; r++) {
-        const int64_t *head = all + r * words;
+    for (int32_t rank = 0; rank < n; rank++) {
+        const int64_t *head = all + rank * words;
         count += head[SEGMENTS];
         nseqs += head[SEQUENCES];
         scattered = scattered || head[SCATTERED];
         if (!colo_add_ok(rows, head[ROWS], &rows))
             return colo_fail(
                 COLO_ERR_ARG,
-                "segments: the rows of rank %d make the sum of all rows exceed 63 bits", (int)r);
+                "segments: the rows of rank %d make the sum of all rows exceed 63 bits", (int)rank);
     }
     /* tables have entries, so a rank that sends positions row by row has as many of them */
     const int64_t places = scattered ? rows : count;
     int64_t size = 0;
-    colo_segments_t *s = NULL;
+    colo_segments_t *segments = NULL;
     if (colo_mul_ok(3 * count + 2 * nseqs, sizeof *all, &size) && places <= INT64_MAX / 16 &&
         colo_add_ok(size, places * (int64_t)sizeof *all, &size) &&
-        colo_add_ok(size, sizeof *s, &size))
-        s = malloc((size_t)size);
-    if (!s)
+        colo_add_ok(size, sizeof *segments, &size))
+        segments = malloc((size_t)size);
+    if (!segments)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
                          (long long)count, (long long)nseqs);
-    int64_t *offset = (int64_t *)(s + 1);
+    int64_t *offset = (int64_t *)(segments + 1);
     int64_t *t_rows = offset, *t_src = offset + count, *t_seq = offset + 2 * count,
             *t_pos = offset + 3 * count, *t_len = t_pos + places, *t_dp = t_len + nseqs;
-    *s = (colo_segments_t){.struct_size = sizeof *s,
-                           .count = count,
-                           .rows = t_rows,
-                           .src_dp = t_src,
-                           .seq = t_seq,
-                           .pos = scattered ? NULL : t_pos,
-                           .row_pos = scattered ? t_pos : NULL,
-                           .nseqs = nseqs,
-                           .seq_len = t_len,
-                           .seq_dp = t_dp};
-    for (int32_t r = 0; r < n; r++) {
-        const int64_t *head = all + r * words, *from = head + HEADER, e = head[SEGMENTS],
-                      q = head[SEQUENCES], before = t_len - s->seq_len;
-        t_rows = put(t_rows, from, e);
-        t_src = put(t_src, from + e, e);
-        for (int64_t i = 0; i < e; i++)
-            *t_seq++ = from[2 * e + i] + before;
-        const int64_t *pos = from + 3 * e;
+    *segments = (colo_segments_t){.struct_size = sizeof *segments,
+                                  .count = count,
+                                  .rows = t_rows,
+                                  .src_dp = t_src,
+                                  .seq = t_seq,
+                                  .pos = scattered ? NULL : t_pos,
+                                  .row_pos = scattered ? t_pos : NULL,
+                                  .nseqs = nseqs,
+                                  .seq_len = t_len,
+                                  .seq_dp = t_dp};
+    for (int32_t rank = 0; rank < n; rank++) {
+        const int64_t *head = all + rank * words, *from = head + HEADER, nsegments = head[SEGMENTS],
+                      sequences = head[SEQUENCES], before = t_len - segments->seq_len;
+        t_rows = put(t_rows, from, nsegments);
+        t_src = put(t_src, from + nsegments, nsegments);
+        for (int64_t i = 0; i < nsegments; i++)
+            *t_seq++ = from[2 * nsegments + i] + before;
+        const int64_t *pos = from + 3 * nsegments;
         if (head[SCATTERED] || !scattered) {
-            const int64_t m = head[SCATTERED] ? head[ROWS] : e;
-            t_pos = put(t_pos, pos, m);
-            pos += m;
+            const int64_t positions = head[SCATTERED] ? head[ROWS] : nsegments;
+            t_pos = put(t_pos, pos, positions);
+            pos += positions;
         } else {
-            for (int64_t i = 0; i < e; i++)
+            for (int64_t i = 0; i < nsegments; i++)
                 for (int64_t k = 0; k < from[i]; k++)
                     *t_pos++ = pos[i] + k;
-            pos += e;
+            pos += nsegments;
         }
-        t_len = put(t_len, pos, q);
-        t_dp = put(t_dp, pos + q, q);
+        t_len = put(t_len, pos, sequences);
+        t_dp = put(t_dp, pos + sequences, sequences);
     }
-    *out = s;
+    *out = segments;
     return COLO_OK;
 }
 
 /* All ranks' messages of @words each; the caller frees. Collective. */
-static colo_status_t gather(colo_comm_t *c, const int64_t *head, const colo_segments_t *s,
+static colo_status_t gather(colo_comm_t *comm, const int64_t *head, const colo_segments_t *segments,
                             int64_t words, int64_t **all)
 {
     int64_t size;
     int64_t *mine = NULL;
     *all = NULL;
-    if (colo_mul_ok(words, (int64_t)c->size, &size) && size <= INT64_MAX / 8) {
+    if (colo_mul_ok(words, (int64_t)comm->size, &size) && size <= INT64_MAX / 8) {
         mine = calloc((size_t)words, sizeof *mine);
         *all = malloc((size_t)size * sizeof **all);
     }
     if (!mine || !*all) {
         free(mine);
         return colo_comm_i_fail(
-            c, colo_fail(COLO_ERR_NOMEM, "segments: tables of %d ranks", (int)c->size));
+            comm, colo_fail(COLO_ERR_NOMEM, "segments: tables of %d ranks", (int)comm->size));
     }
-    write_message(mine, head, message_words(head) <= words ? s : NULL);
-    colo_status_t st = colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_BRIDGE,
+    write_message(mine, head, message_words(head) <= words ? segments : NULL);
+    colo_status_t st = colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_BRIDGE,
                                           (uint64_t *)mine, (uint64_t *)*all, words);
     free(mine);
     return st;
@@ -189,10 +194,10 @@ colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments
     head[STATUS] = mine;
     colo_status_t st = gather(comm, head, mine < 0 ? NULL : local, words, &all);
     bool failed = false;
-    for (int32_t r = 0; st == COLO_OK && r < comm->size; r++) {
-        const int64_t n = message_words(all + r * words);
+    for (int32_t rank = 0; st == COLO_OK && rank < comm->size; rank++) {
+        const int64_t n = message_words(all + rank * words);
         largest = n > largest ? n : largest;
-        failed = failed || all[r * words + STATUS] < 0;
+        failed = failed || all[rank * words + STATUS] < 0;
     }
     if (st == COLO_OK && failed) /* on all ranks: each learns the error message */
         st = colo_comm_i_agree(comm, "segments gather", 0, mine);

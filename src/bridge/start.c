@@ -21,49 +21,52 @@ typedef struct started {
     int32_t n;
 } started_t;
 
-static colo_status_t call(const started_t *c, colo_stream_t stream)
+static colo_status_t call(const started_t *started, colo_stream_t stream)
 {
-    const bool forward = c->pass == COLO_FORWARD;
-    if (c->batch)
-        return forward ? colo_batch_forward(c->batch, c->in, c->out, c->n, stream)
-                       : colo_batch_backward(c->batch, c->in, c->out, c->n, stream);
-    return forward ? colo_bridge_forward(c->bridge, c->in, c->out, stream)
-                   : colo_bridge_backward(c->bridge, c->in, c->out, stream);
+    const bool forward = started->pass == COLO_FORWARD;
+    if (started->batch)
+        return forward ? colo_batch_forward(started->batch, started->in, started->out, started->n,
+                                            stream)
+                       : colo_batch_backward(started->batch, started->in, started->out, started->n,
+                                             stream);
+    return forward ? colo_bridge_forward(started->bridge, started->in, started->out, stream)
+                   : colo_bridge_backward(started->bridge, started->in, started->out, stream);
 }
 
 /* A ticket, and the stream that its call runs on: @stream itself on the host, and if a capture has
  * only one of the two streams. */
-static colo_status_t begin(const started_t *c, colo_stream_t stream, colo_ticket_t **ticket,
+static colo_status_t begin(const started_t *started, colo_stream_t stream, colo_ticket_t **ticket,
                            colo_tickets_t **all, colo_stream_t *on)
 {
     bool follows = false;
     if (!ticket)
         return colo_fail(COLO_ERR_ARG, "rank %lld: ticket is NULL, expected a place for one",
-                         (long long)c->bridge->now.program.plan->rank);
+                         (long long)started->bridge->now.program.plan->rank);
     *ticket = NULL;
-    COLO_TRY(colo_tickets_of(c->bridge, all));
-    COLO_TRY(colo_ticket_take(*all, c->pass, ticket));
-    COLO_TRY(c->bridge->ops->stream_follow((*all)->stream, COLO_TICKETS_FOLLOW, stream, &follows));
-    *on = follows ? c->bridge->ops->stream_of((*all)->stream) : stream;
+    COLO_TRY(colo_tickets_of(started->bridge, all));
+    COLO_TRY(colo_ticket_take(*all, started->pass, ticket));
+    COLO_TRY(
+        started->bridge->ops->stream_follow((*all)->stream, COLO_TICKETS_FOLLOW, stream, &follows));
+    *on = follows ? started->bridge->ops->stream_of((*all)->stream) : stream;
     return COLO_OK;
 }
 
-static colo_status_t start(const started_t *c, colo_stream_t stream, colo_ticket_t **ticket)
+static colo_status_t start(const started_t *started, colo_stream_t stream, colo_ticket_t **ticket)
 {
-    const colo_ops_t *ops = c->bridge->ops;
+    const colo_ops_t *ops = started->bridge->ops;
     colo_tickets_t *all = NULL;
-    colo_ticket_t *t = NULL;
+    colo_ticket_t *taken = NULL;
     colo_stream_t on = stream;
-    colo_status_t st = begin(c, stream, ticket ? &t : NULL, &all, &on);
+    colo_status_t st = begin(started, stream, ticket ? &taken : NULL, &all, &on);
     if (ticket)
         *ticket = NULL;
     if (st < 0) /* tickets are as many on all ranks; else peers wait in the call */
-        return st == COLO_ERR_STATE ? st : colo_bridge_fail(c->bridge, st);
-    c->bridge->comm->ticket = t->number;
-    st = call(c, on);
-    c->bridge->comm->ticket = 0;
+        return st == COLO_ERR_STATE ? st : colo_bridge_fail(started->bridge, st);
+    started->bridge->comm->ticket = taken->number;
+    st = call(started, on);
+    started->bridge->comm->ticket = 0;
     const colo_error_t why = colo_error_save();
-    const int32_t event = colo_ticket_event(t, all);
+    const int32_t event = colo_ticket_event(taken, all);
     const colo_status_t recorded = ops->event_record(all->stream, event, on);
     if (st < 0) { /* what began ends before the caller frees the tensors; a capture is joined */
         if (recorded == COLO_OK && on != stream)
@@ -71,21 +74,21 @@ static colo_status_t start(const started_t *c, colo_stream_t stream, colo_ticket
         return colo_error_restore(st, &why);
     }
     if (recorded < 0)
-        return colo_bridge_fail(c->bridge, recorded);
-    t->of = all;
+        return colo_bridge_fail(started->bridge, recorded);
+    taken->of = all;
     all->started++;
-    *ticket = t;
+    *ticket = taken;
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_forward_start(colo_bridge_t *bridge, const colo_tensor_t *x,
-                                        const colo_tensor_t *y, colo_stream_t stream,
+colo_status_t colo_bridge_forward_start(colo_bridge_t *bridge, const colo_tensor_t *in,
+                                        const colo_tensor_t *out, colo_stream_t stream,
                                         colo_ticket_t **ticket)
 {
     COLO_RANGE();
     if (!bridge)
         return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
-    return start(&(started_t){bridge, NULL, COLO_FORWARD, x, y, 1}, stream, ticket);
+    return start(&(started_t){bridge, NULL, COLO_FORWARD, in, out, 1}, stream, ticket);
 }
 
 colo_status_t colo_bridge_backward_start(colo_bridge_t *bridge, const colo_tensor_t *d_y,
@@ -98,14 +101,14 @@ colo_status_t colo_bridge_backward_start(colo_bridge_t *bridge, const colo_tenso
     return start(&(started_t){bridge, NULL, COLO_BACKWARD, d_y, d_x, 1}, stream, ticket);
 }
 
-colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_tensor_t *x,
-                                       const colo_tensor_t *y, int32_t n, colo_stream_t stream,
+colo_status_t colo_batch_forward_start(colo_batch_t *batch, const colo_tensor_t *in,
+                                       const colo_tensor_t *out, int32_t n, colo_stream_t stream,
                                        colo_ticket_t **ticket)
 {
     COLO_RANGE();
     if (!batch)
         return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
-    return start(&(started_t){batch->bridge, batch, COLO_FORWARD, x, y, n}, stream, ticket);
+    return start(&(started_t){batch->bridge, batch, COLO_FORWARD, in, out, n}, stream, ticket);
 }
 
 colo_status_t colo_batch_backward_start(colo_batch_t *batch, const colo_tensor_t *d_y,

@@ -13,16 +13,16 @@
 
 static const char *const axis_words[] = {"samples", "rows", "features"};
 
-static int32_t shape_of(const colo_bridge_t *b, const colo_owned_t *own, int64_t *shape)
+static int32_t shape_of(const colo_bridge_t *bridge, const colo_owned_t *own, int64_t *shape)
 {
-    if (b->axes.of[1] < 0) {
+    if (bridge->axes.of[1] < 0) {
         shape[0] = (own->b1 - own->b0) * own->rows;
         shape[1] = own->h1 - own->h0;
         return 2;
     }
-    shape[b->axes.of[0]] = own->b1 - own->b0;
-    shape[b->axes.of[1]] = own->rows;
-    shape[b->axes.of[2]] = own->h1 - own->h0;
+    shape[bridge->axes.of[0]] = own->b1 - own->b0;
+    shape[bridge->axes.of[1]] = own->rows;
+    shape[bridge->axes.of[2]] = own->h1 - own->h0;
     return 3;
 }
 
@@ -53,24 +53,25 @@ static long long rank_of(const colo_call_t *call)
     return (long long)call->frame.program->plan->rank;
 }
 
-/* Is @t where the bridge is? */
-static colo_status_t check_memory(const colo_call_t *call, const colo_tensor_t *t, const char *what)
+/* Is @tensor where the bridge is? */
+static colo_status_t check_memory(const colo_call_t *call, const colo_tensor_t *tensor,
+                                  const char *what)
 {
     const colo_mem_t mem = call->bridge->mem;
-    if (t->mem == mem)
+    if (tensor->mem == mem)
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s",
-                     rank_of(call), what, t->mem == COLO_HOST ? "host" : "cuda",
+                     rank_of(call), what, tensor->mem == COLO_HOST ? "host" : "cuda",
                      mem == COLO_HOST ? "host" : "cuda");
 }
 
 /* May kernels use this memory? Here, because here all ranks can be told. */
-static colo_status_t check_pointer(colo_call_t *call, const colo_tensor_t *t, const char *what)
+static colo_status_t check_pointer(colo_call_t *call, const colo_tensor_t *tensor, const char *what)
 {
-    if (!t || colo_tensor_count(t) <= 0)
+    if (!tensor || colo_tensor_count(tensor) <= 0)
         return COLO_OK;
     const colo_status_t st =
-        call->bridge->ops->pointer_check(&call->queries, t->data, t->device, what);
+        call->bridge->ops->pointer_check(&call->queries, tensor->data, tensor->device, what);
     return st < 0 ? colo_fail_prefix(st, "rank %lld", rank_of(call)) : COLO_OK;
 }
 
@@ -88,57 +89,57 @@ static void shape_text(const int64_t *shape, int32_t n, char *text, size_t cap)
     size_t pos = 0;
     text[0] = '\0';
     for (int32_t i = 0; i < n && pos < cap; i++) {
-        int w = snprintf(text + pos, cap - pos, "%s%lld", i ? ", " : "", (long long)shape[i]);
-        pos += w > 0 ? (size_t)w : 0;
+        int width = snprintf(text + pos, cap - pos, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        pos += width > 0 ? (size_t)width : 0;
     }
 }
 
-static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t *t,
+static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t *tensor,
                                    const char *what, const colo_owned_t *own, bool output)
 {
-    const colo_bridge_t *b = call->bridge;
+    const colo_bridge_t *bridge = call->bridge;
     int64_t want[3];
-    int32_t n = shape_of(b, own, want);
+    int32_t n = shape_of(bridge, own, want);
     const long long rank = rank_of(call);
     bool empty = own->b1 == own->b0 || own->rows == 0 || own->h1 == own->h0;
     char found[160], expected[80];
-    if (!t) {
+    if (!tensor) {
         if (empty)
             return COLO_OK;
         shape_text(want, n, expected, sizeof expected);
         return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%s]", rank, what,
                          expected);
     }
-    if (colo_tensor_check(t, what) < 0) {
-        colo_status_t st = colo_tensor_check(t, what);
+    if (colo_tensor_check(tensor, what) < 0) {
+        colo_status_t st = colo_tensor_check(tensor, what);
         return colo_fail_prefix(st, "rank %lld", rank);
     }
-    if (empty && colo_tensor_count(t) == 0)
+    if (empty && colo_tensor_count(tensor) == 0)
         return COLO_OK;
-    bool same = t->ndim == n;
+    bool same = tensor->ndim == n;
     for (int32_t i = 0; same && i < n; i++)
-        same = t->shape[i] == want[i];
+        same = tensor->shape[i] == want[i];
     if (!same) {
-        shape_text(t->shape, t->ndim, found, sizeof found);
+        shape_text(tensor->shape, tensor->ndim, found, sizeof found);
         shape_text(want, n, expected, sizeof expected);
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is [%s], expected [%s] (axes %s)%s", rank,
-                         what, found, expected, b->axes.name,
+                         what, found, expected, bridge->axes.name,
                          empty ? "; this rank owns nothing of it: pass NULL" : "");
     }
-    if (t->dtype != b->now.program.plan->config.dtype)
+    if (tensor->dtype != bridge->now.program.plan->config.dtype)
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,
-                         colo_dtype_name(t->dtype),
-                         colo_dtype_name(b->now.program.plan->config.dtype));
-    COLO_TRY(check_memory(call, t, what));
+                         colo_dtype_name(tensor->dtype),
+                         colo_dtype_name(bridge->now.program.plan->config.dtype));
+    COLO_TRY(check_memory(call, tensor, what));
     for (int32_t i = 0; output && i < n; i++)
-        if (t->shape[i] > 1 && t->stride[i] == 0)
+        if (tensor->shape[i] > 1 && tensor->stride[i] == 0)
             return colo_fail(
                 COLO_ERR_SHAPE,
                 "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat elements",
                 rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
-    if (output && colo_tensor_overlaps(t)) {
-        shape_text(t->shape, n, expected, sizeof expected);
-        shape_text(t->stride, n, found, sizeof found);
+    if (output && colo_tensor_overlaps(tensor)) {
+        shape_text(tensor->shape, n, expected, sizeof expected);
+        shape_text(tensor->stride, n, found, sizeof found);
         return colo_fail(COLO_ERR_SHAPE,
                          "rank %lld: %s is [%s] with strides [%s], by which elements share an "
                          "address, expected an output without overlap",
@@ -147,27 +148,29 @@ static colo_status_t check_uniform(const colo_call_t *call, const colo_tensor_t 
     return COLO_OK;
 }
 
-static colo_view_t view_in(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows)
+static colo_view_t view_in(const colo_bridge_t *bridge, const colo_tensor_t *tensor, int64_t rows)
 {
-    if (!t || !t->data)
+    if (!tensor || !tensor->data)
         return (colo_view_t){0};
-    if (b->axes.of[1] < 0)
-        return (colo_view_t){.data = t->data,
-                             .stride = {rows * t->stride[0], t->stride[0], t->stride[1]}};
-    return (colo_view_t){
-        .data = t->data,
-        .stride = {t->stride[b->axes.of[0]], t->stride[b->axes.of[1]], t->stride[b->axes.of[2]]}};
+    if (bridge->axes.of[1] < 0)
+        return (colo_view_t){
+            .data = tensor->data,
+            .stride = {rows * tensor->stride[0], tensor->stride[0], tensor->stride[1]}};
+    return (colo_view_t){.data = tensor->data,
+                         .stride = {tensor->stride[bridge->axes.of[0]],
+                                    tensor->stride[bridge->axes.of[1]],
+                                    tensor->stride[bridge->axes.of[2]]}};
 }
 
 colo_status_t colo_call_check_uniform(colo_call_t *call)
 {
-    const colo_bridge_t *b = call->bridge;
-    const colo_plan_t *p = call->frame.program->plan;
+    const colo_bridge_t *bridge = call->bridge;
+    const colo_plan_t *plan = call->frame.program->plan;
     const bool forward = call->frame.pass == COLO_FORWARD;
-    const colo_owned_t *own[2] = {forward ? &p->own_src : &p->own_dst,
-                                  forward ? &p->own_dst : &p->own_src};
+    const colo_owned_t *own[2] = {forward ? &plan->own_src : &plan->own_dst,
+                                  forward ? &plan->own_dst : &plan->own_src};
     const colo_tensor_t *in = call->in, *out = call->out;
-    if (!forward && p->config.no_grad)
+    if (!forward && plan->config.no_grad)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
                          rank_of(call));
     COLO_TRY(check_uniform(call, in, in_name(call), own[0], false));
@@ -178,10 +181,10 @@ colo_status_t colo_call_check_uniform(colo_call_t *call)
     COLO_TRY(check_stream(call));
     COLO_TRY(check_pointer(call, in, in_name(call)));
     COLO_TRY(check_pointer(call, out, out_name(call)));
-    call->carried[0] = (colo_carried_t){.in = view_in(b, in, own[0]->rows),
-                                        .out = view_in(b, out, own[1]->rows),
+    call->carried[0] = (colo_carried_t){.in = view_in(bridge, in, own[0]->rows),
+                                        .out = view_in(bridge, out, own[1]->rows),
                                         .per = 1,
-                                        .dtype = p->config.dtype};
+                                        .dtype = plan->config.dtype};
     return colo_run_find(call);
 }
 
@@ -190,62 +193,65 @@ colo_status_t colo_call_check_uniform(colo_call_t *call)
 /* Does this rank have to have a tensor on this side? */
 bool colo_call_must_have(const colo_call_t *call, bool src_side)
 {
-    const colo_plan_t *p = call->frame.program->plan;
+    const colo_plan_t *plan = call->frame.program->plan;
     if (src_side)
-        return p->own_src.rows > 0;
-    return p->exchange[COLO_FORWARD][COLO_FIRST].recv.nregions + p->local[COLO_FORWARD].nregions +
-               p->exchange[COLO_FORWARD][COLO_RELAYS].recv.nregions >
+        return plan->own_src.rows > 0;
+    return plan->exchange[COLO_FORWARD][COLO_FIRST].recv.nregions +
+               plan->local[COLO_FORWARD].nregions +
+               plan->exchange[COLO_FORWARD][COLO_RELAYS].recv.nregions >
            0;
 }
 
 /* A tensor [rows, k * cols] of this rank; @per: out, k of it, -1 if there is none. */
 static colo_status_t check_ragged(colo_call_t *call, int32_t i, bool output, int64_t *per)
 {
-    const colo_plan_t *p = call->frame.program->plan;
+    const colo_plan_t *plan = call->frame.program->plan;
     const bool src_side = (call->frame.pass == COLO_FORWARD) != output;
-    const colo_tensor_t *all = output ? call->out : call->in, *t = all ? &all[i] : NULL;
-    const colo_owned_t *own = src_side ? &p->own_src : &p->own_dst;
+    const colo_tensor_t *all = output ? call->out : call->in, *tensor = all ? &all[i] : NULL;
+    const colo_owned_t *own = src_side ? &plan->own_src : &plan->own_dst;
     const int64_t units = own->h1 - own->h0;
     const long long rank = rank_of(call);
     char name[32];
     snprintf(name, sizeof name, "%s[%d]", output ? out_name(call) : in_name(call), (int)i);
     *per = -1;
-    const bool none = !t || (!t->data && t->ndim == 0);
-    if (!colo_call_must_have(call, src_side) && (none || (!t->data && colo_tensor_count(t) == 0)))
+    const bool none = !tensor || (!tensor->data && tensor->ndim == 0);
+    if (!colo_call_must_have(call, src_side) &&
+        (none || (!tensor->data && colo_tensor_count(tensor) == 0)))
         return COLO_OK;
     if (none)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%lld, features]", rank,
                          name, (long long)own->rows);
-    if (colo_tensor_check(t, name) < 0) {
-        colo_status_t st = colo_tensor_check(t, name);
+    if (colo_tensor_check(tensor, name) < 0) {
+        colo_status_t st = colo_tensor_check(tensor, name);
         return colo_fail_prefix(st, "rank %lld", rank);
     }
-    if (!colo_call_must_have(call, src_side) && colo_tensor_count(t) == 0)
+    if (!colo_call_must_have(call, src_side) && colo_tensor_count(tensor) == 0)
         return COLO_OK;
-    if (t->ndim != 2)
+    if (tensor->ndim != 2)
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s has %d axes, expected 2: rows and features",
-                         rank, name, (int)t->ndim);
-    if (t->shape[0] != own->rows)
+                         rank, name, (int)tensor->ndim);
+    if (tensor->shape[0] != own->rows)
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s has %lld rows, expected %lld", rank, name,
-                         (long long)t->shape[0], (long long)own->rows);
-    if (units == 0 || t->shape[1] % units)
+                         (long long)tensor->shape[0], (long long)own->rows);
+    if (units == 0 || tensor->shape[1] % units)
         return colo_fail(COLO_ERR_SHAPE,
                          "rank %lld: %s has %lld features, expected a multiple of %lld", rank, name,
-                         (long long)t->shape[1], (long long)units);
-    COLO_TRY(check_memory(call, t, name));
-    if (output && colo_tensor_overlaps(t))
+                         (long long)tensor->shape[1], (long long)units);
+    COLO_TRY(check_memory(call, tensor, name));
+    if (output && colo_tensor_overlaps(tensor))
         return colo_fail(COLO_ERR_SHAPE,
                          "rank %lld: %s has strides [%lld, %lld], by which elements share an "
                          "address, expected an output without overlap",
-                         rank, name, (long long)t->stride[0], (long long)t->stride[1]);
-    *per = t->shape[1] / units;
-    return check_pointer(call, t, name);
+                         rank, name, (long long)tensor->stride[0], (long long)tensor->stride[1]);
+    *per = tensor->shape[1] / units;
+    return check_pointer(call, tensor, name);
 }
 
-static colo_view_t view_of(const colo_tensor_t *t)
+static colo_view_t view_of(const colo_tensor_t *tensor)
 {
-    return t && t->data ? (colo_view_t){t->data, {0, t->stride[0], t->stride[1]}}
-                        : (colo_view_t){0};
+    return tensor && tensor->data
+               ? (colo_view_t){tensor->data, {0, tensor->stride[0], tensor->stride[1]}}
+               : (colo_view_t){0};
 }
 
 /* Output @i overlaps no input and no output before it. */
@@ -254,8 +260,9 @@ static colo_status_t check_apart(const colo_call_t *call, int32_t i)
     const int32_t n = call->frame.n;
     for (int32_t k = 0; k < n + i; k++) {
         const bool input = k < n;
-        const colo_tensor_t *t = input ? (call->in ? &call->in[k] : NULL) : &call->out[k - n];
-        if (t && t->data && colo_tensor_count(t) > 0 && !colo_tensors_apart(t, &call->out[i]))
+        const colo_tensor_t *tensor = input ? (call->in ? &call->in[k] : NULL) : &call->out[k - n];
+        if (tensor && tensor->data && colo_tensor_count(tensor) > 0 &&
+            !colo_tensors_apart(tensor, &call->out[i]))
             return colo_fail(COLO_ERR_ARG, "rank %lld: %s[%d] and %s[%d] overlap in memory",
                              rank_of(call), input ? in_name(call) : out_name(call),
                              (int)(input ? k : k - n), out_name(call), (int)i);
@@ -265,39 +272,40 @@ static colo_status_t check_apart(const colo_call_t *call, int32_t i)
 
 static colo_status_t check_pair(colo_call_t *call, int32_t i)
 {
-    const colo_plan_t *p = call->frame.program->plan;
+    const colo_plan_t *plan = call->frame.program->plan;
     const colo_tensor_t *in = call->in ? &call->in[i] : NULL,
                         *out = call->out ? &call->out[i] : NULL;
-    colo_carried_t *t = &call->carried[i];
-    int64_t a, b;
-    COLO_TRY(check_ragged(call, i, false, &a));
-    COLO_TRY(check_ragged(call, i, true, &b));
-    if (a < 0 && b < 0)
+    colo_carried_t *tensor = &call->carried[i];
+    int64_t in_per, out_per;
+    COLO_TRY(check_ragged(call, i, false, &in_per));
+    COLO_TRY(check_ragged(call, i, true, &out_per));
+    if (in_per < 0 && out_per < 0)
         return COLO_OK; /* this rank carries nothing of it */
-    if (a >= 0 && b >= 0 && (a != b || in->dtype != out->dtype))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "rank %lld: %s[%d] has %lld features of %s, %s[%d] %lld of %s, expected "
-                         "one number and dtype",
-                         rank_of(call), in_name(call), (int)i,
-                         (long long)(a * p->config.shape.features), colo_dtype_name(in->dtype),
-                         out_name(call), (int)i, (long long)(b * p->config.shape.features),
-                         colo_dtype_name(out->dtype));
-    t->per = a >= 0 ? a : b;
-    t->dtype = a >= 0 ? in->dtype : out->dtype;
-    t->in = a >= 0 ? view_of(in) : (colo_view_t){0};
-    t->out = b >= 0 ? view_of(out) : (colo_view_t){0};
-    if (b >= 0)
+    if (in_per >= 0 && out_per >= 0 && (in_per != out_per || in->dtype != out->dtype))
+        return colo_fail(
+            COLO_ERR_SHAPE,
+            "rank %lld: %s[%d] has %lld features of %s, %s[%d] %lld of %s, expected "
+            "one number and dtype",
+            rank_of(call), in_name(call), (int)i, (long long)(in_per * plan->config.shape.features),
+            colo_dtype_name(in->dtype), out_name(call), (int)i,
+            (long long)(out_per * plan->config.shape.features), colo_dtype_name(out->dtype));
+    tensor->per = in_per >= 0 ? in_per : out_per;
+    tensor->dtype = in_per >= 0 ? in->dtype : out->dtype;
+    tensor->in = in_per >= 0 ? view_of(in) : (colo_view_t){0};
+    tensor->out = out_per >= 0 ? view_of(out) : (colo_view_t){0};
+    if (out_per >= 0)
         COLO_TRY(check_apart(call, i));
-    if (!colo_plan_adds(p, call->frame.pass))
+    if (!colo_plan_adds(plan, call->frame.pass))
         return COLO_OK;
-    if (!colo_dtype_is_float(t->dtype))
+    if (!colo_dtype_is_float(tensor->dtype))
         return colo_fail(COLO_ERR_ARG,
                          "rank %lld: %s[%d] is %s, which PARTIAL gradients over %lld context ranks "
                          "are not added up in; leave it out",
-                         rank_of(call), in_name(call), (int)i, colo_dtype_name(t->dtype),
-                         (long long)p->addends);
-    t->in_partial = call->frame.partial_bytes;
-    call->frame.partial_bytes += colo_ragged_padded(colo_partial_bytes(p, t->per, t->dtype));
+                         rank_of(call), in_name(call), (int)i, colo_dtype_name(tensor->dtype),
+                         (long long)plan->addends);
+    tensor->in_partial = call->frame.partial_bytes;
+    call->frame.partial_bytes +=
+        colo_ragged_padded(colo_partial_bytes(plan, tensor->per, tensor->dtype));
     return COLO_OK;
 }
 

@@ -18,51 +18,52 @@ static const char *pass_name(colo_pass_t pass)
     return pass == COLO_FORWARD ? "forward" : "backward";
 }
 
-colo_status_t colo_tickets_of(colo_bridge_t *b, colo_tickets_t **tickets)
+colo_status_t colo_tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets)
 {
-    if (!b->tickets) {
+    if (!bridge->tickets) {
         colo_tickets_t *made = calloc(1, sizeof *made);
         if (!made)
             return colo_fail(COLO_ERR_NOMEM, "bridge start: %zu bytes", sizeof *made);
-        made->bridge = b;
-        const colo_status_t st = b->ops->stream_create(COLO_TICKETS_MAX + 1, &made->stream);
+        made->bridge = bridge;
+        const colo_status_t st = bridge->ops->stream_create(COLO_TICKETS_MAX + 1, &made->stream);
         if (st < 0) {
             free(made);
             return st;
         }
-        b->tickets = made;
+        bridge->tickets = made;
     }
-    *tickets = b->tickets;
+    *tickets = bridge->tickets;
     return COLO_OK;
 }
 
 colo_status_t colo_ticket_take(colo_tickets_t *all, colo_pass_t pass, colo_ticket_t **ticket)
 {
-    const colo_bridge_t *b = all->bridge;
-    const double now = colo_now(), deadline = (double)colo_comm_i_timeout(b->comm) * 1e-3;
+    const colo_bridge_t *bridge = all->bridge;
+    const double now = colo_now(), deadline = (double)colo_comm_i_timeout(bridge->comm) * 1e-3;
     const colo_ticket_t *oldest = NULL;
     *ticket = NULL;
     for (int32_t i = 0; i < COLO_TICKETS_MAX; i++) {
-        colo_ticket_t *t = &all->ticket[i];
-        if (!t->of)
-            *ticket = *ticket ? *ticket : t;
-        else if (!oldest || t->number < oldest->number)
-            oldest = t;
+        colo_ticket_t *other = &all->ticket[i];
+        if (!other->of)
+            *ticket = *ticket ? *ticket : other;
+        else if (!oldest || other->number < oldest->number)
+            oldest = other;
     }
     if (oldest && now - oldest->since > deadline)
         return colo_fail(COLO_ERR_TIMEOUT,
                          "rank %lld: bridge %llu: ticket %llu (%s) was started %.1f s ago and is "
                          "not finished, the deadline is %.1f s; call colo_bridge_finish()",
-                         (long long)b->now.program.plan->rank, (unsigned long long)b->id.number,
-                         (unsigned long long)oldest->number, pass_name(oldest->pass),
-                         now - oldest->since, deadline);
+                         (long long)bridge->now.program.plan->rank,
+                         (unsigned long long)bridge->id.number, (unsigned long long)oldest->number,
+                         pass_name(oldest->pass), now - oldest->since, deadline);
     if (!*ticket)
         return colo_fail(COLO_ERR_STATE,
                          "rank %lld: bridge %llu: %d tickets are not finished, the first is %llu "
                          "(%s), expected at most %d; call colo_bridge_finish()",
-                         (long long)b->now.program.plan->rank, (unsigned long long)b->id.number,
-                         COLO_TICKETS_MAX, (unsigned long long)oldest->number,
-                         pass_name(oldest->pass), COLO_TICKETS_MAX);
+                         (long long)bridge->now.program.plan->rank,
+                         (unsigned long long)bridge->id.number, COLO_TICKETS_MAX,
+                         (unsigned long long)oldest->number, pass_name(oldest->pass),
+                         COLO_TICKETS_MAX);
     **ticket = (colo_ticket_t){NULL, all->started + 1, pass, now};
     return COLO_OK;
 }
@@ -73,16 +74,16 @@ colo_status_t colo_bridge_finish(colo_ticket_t **ticket, colo_stream_t stream)
     if (!ticket || !*ticket)
         return colo_fail(COLO_ERR_ARG, "bridge finish: ticket is NULL, expected one that a start "
                                        "returned and that is not finished");
-    colo_ticket_t *t = *ticket;
-    colo_tickets_t *all = t->of;
+    colo_ticket_t *finished = *ticket;
+    colo_tickets_t *all = finished->of;
     *ticket = NULL;
-    t->of = NULL;
-    return all->bridge->ops->event_wait(all->stream, colo_ticket_event(t, all), stream);
+    finished->of = NULL;
+    return all->bridge->ops->event_wait(all->stream, colo_ticket_event(finished, all), stream);
 }
 
-void colo_tickets_destroy(colo_bridge_t *b)
+void colo_tickets_destroy(colo_bridge_t *bridge)
 {
-    colo_tickets_t *all = b->tickets;
+    colo_tickets_t *all = bridge->tickets;
     if (!all)
         return;
     for (int32_t i = 0; i < COLO_TICKETS_MAX; i++)
@@ -90,9 +91,10 @@ void colo_tickets_destroy(colo_bridge_t *b)
             colo_log(COLO_LOG_ERROR,
                      "rank %lld: bridge %llu is destroyed while ticket %llu (%s) is not finished; "
                      "call colo_bridge_finish() before",
-                     (long long)b->now.program.plan->rank, (unsigned long long)b->id.number,
+                     (long long)bridge->now.program.plan->rank,
+                     (unsigned long long)bridge->id.number,
                      (unsigned long long)all->ticket[i].number, pass_name(all->ticket[i].pass));
-    b->ops->stream_destroy(all->stream); /* waits */
+    bridge->ops->stream_destroy(all->stream); /* waits */
     free(all);
-    b->tickets = NULL;
+    bridge->tickets = NULL;
 }

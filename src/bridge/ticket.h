@@ -23,13 +23,13 @@ struct colo_tickets {
 
 enum { COLO_TICKETS_FOLLOW = COLO_TICKETS_MAX }; /* the event of what calls follow */
 
-static inline int32_t colo_ticket_event(const colo_ticket_t *t, const colo_tickets_t *all)
+static inline int32_t colo_ticket_event(const colo_ticket_t *ticket, const colo_tickets_t *all)
 {
-    return (int32_t)(t - all->ticket);
+    return (int32_t)(ticket - all->ticket);
 }
 
-/* Those of @b, made at the first start. */
-colo_status_t colo_tickets_of(colo_bridge_t *b, colo_tickets_t **tickets);
+/* Those of @bridge, made at the first start. */
+colo_status_t colo_tickets_of(colo_bridge_t *bridge, colo_tickets_t **tickets);
 /* One that is free: it is taken once its of is set. COLO_ERR_STATE: none is; COLO_ERR_TIMEOUT: one
  * was not finished by the deadline. */
 colo_status_t colo_ticket_take(colo_tickets_t *all, colo_pass_t pass, colo_ticket_t **ticket);

@@ -22,35 +22,35 @@ typedef struct heap {
     int64_t *load;  /* [n] */
 } heap_t;
 
-static int by_cost(const void *a, const void *b)
+static int by_cost(const void *first, const void *second)
 {
-    const item_t *x = a, *y = b;
-    if (x->cost != y->cost)
-        return x->cost > y->cost ? -1 : 1;
-    return (x->index > y->index) - (x->index < y->index);
+    const item_t *one = first, *other = second;
+    if (one->cost != other->cost)
+        return one->cost > other->cost ? -1 : 1;
+    return (one->index > other->index) - (one->index < other->index);
 }
 
-static bool lighter(const heap_t *h, int64_t a, int64_t b)
+static bool lighter(const heap_t *heap, int64_t bin, int64_t other)
 {
-    return h->load[a] != h->load[b] ? h->load[a] < h->load[b] : a < b;
+    return heap->load[bin] != heap->load[other] ? heap->load[bin] < heap->load[other] : bin < other;
 }
 
 /* The load of @bin has grown: it sinks. */
-static void sink(heap_t *h, int64_t bin)
+static void sink(heap_t *heap, int64_t bin)
 {
-    int64_t i = h->where[bin];
+    int64_t i = heap->where[bin];
     for (;;) {
         int64_t child = 2 * i + 1;
-        if (child + 1 < h->n && lighter(h, h->bin[child + 1], h->bin[child]))
+        if (child + 1 < heap->n && lighter(heap, heap->bin[child + 1], heap->bin[child]))
             child++;
-        if (child >= h->n || !lighter(h, h->bin[child], bin))
+        if (child >= heap->n || !lighter(heap, heap->bin[child], bin))
             break;
-        h->bin[i] = h->bin[child];
-        h->where[h->bin[i]] = i;
+        heap->bin[i] = heap->bin[child];
+        heap->where[heap->bin[i]] = i;
         i = child;
     }
-    h->bin[i] = bin;
-    h->where[bin] = i;
+    heap->bin[i] = bin;
+    heap->where[bin] = i;
 }
 
 static colo_status_t check(const int64_t *assign, const int64_t *cost, int64_t count, int64_t n,
@@ -64,17 +64,17 @@ static colo_status_t check(const int64_t *assign, const int64_t *cost, int64_t c
         return colo_fail(COLO_ERR_ARG, "balance: %s is NULL", assign ? "cost" : "assign");
     if (current && !(stick >= 0))
         return colo_fail(COLO_ERR_ARG, "balance: stick is %g, expected at least 0", stick);
-    for (int64_t e = 0; e < count; e++) {
-        if (cost[e] < 0)
+    for (int64_t segment = 0; segment < count; segment++) {
+        if (cost[segment] < 0)
             return colo_fail(COLO_ERR_ARG, "balance: segment %lld costs %lld, expected at least 0",
-                             (long long)e, (long long)cost[e]);
-        if (!colo_add_ok(*total, cost[e], total))
+                             (long long)segment, (long long)cost[segment]);
+        if (!colo_add_ok(*total, cost[segment], total))
             return colo_fail(COLO_ERR_ARG, "balance: the costs up to segment %lld exceed 63 bits",
-                             (long long)e);
-        if (current && (current[e] < 0 || current[e] >= n))
+                             (long long)segment);
+        if (current && (current[segment] < 0 || current[segment] >= n))
             return colo_fail(COLO_ERR_ARG,
                              "balance: segment %lld is on replica %lld, expected 0..%lld",
-                             (long long)e, (long long)current[e], (long long)n - 1);
+                             (long long)segment, (long long)current[segment], (long long)n - 1);
     }
     return COLO_OK;
 }
@@ -89,22 +89,22 @@ colo_status_t colo_balance(int64_t *assign, const int64_t *cost, int64_t count, 
     if (!item || !of_bins)
         return colo_fail(COLO_ERR_NOMEM, "balance: %lld segments over %lld replicas",
                          (long long)count, (long long)n);
-    heap_t h = {.n = n, .bin = of_bins, .where = of_bins + n, .load = of_bins + 2 * n};
+    heap_t heap = {.n = n, .bin = of_bins, .where = of_bins + n, .load = of_bins + 2 * n};
     for (int64_t i = 0; i < n; i++)
-        h.bin[i] = h.where[i] = i;
-    for (int64_t e = 0; e < count; e++)
-        item[e] = (item_t){cost[e], e};
+        heap.bin[i] = heap.where[i] = i;
+    for (int64_t segment = 0; segment < count; segment++)
+        item[segment] = (item_t){cost[segment], segment};
     qsort(item, (size_t)count, sizeof *item, by_cost);
     const double most = (1.0 + stick) * ((double)total / (double)n);
     for (int64_t i = 0; i < count; i++) {
-        const int64_t e = item[i].index;
-        int64_t to = h.bin[0];
+        const int64_t segment = item[i].index;
+        int64_t to = heap.bin[0];
         /* not <=: if all costs are 0 and stick is infinite, most is NaN, and all segments stay */
-        if (current && !((double)(h.load[current[e]] + cost[e]) > most))
-            to = current[e];
-        assign[e] = to;
-        h.load[to] += cost[e];
-        sink(&h, to);
+        if (current && !((double)(heap.load[current[segment]] + cost[segment]) > most))
+            to = current[segment];
+        assign[segment] = to;
+        heap.load[to] += cost[segment];
+        sink(&heap, to);
     }
     return COLO_OK;
 }

@@ -14,9 +14,9 @@
 
 __extension__ typedef __int128 colo_i128_t; /* products of two lengths */
 
-static inline int64_t colo_block_lo(int64_t length, int64_t parts, int64_t d)
+static inline int64_t colo_block_lo(int64_t length, int64_t parts, int64_t part)
 {
-    return (int64_t)((colo_i128_t)d * length / parts);
+    return (int64_t)((colo_i128_t)part * length / parts);
 }
 
 /* The part that holds index @i (0 <= i < length): the largest d with floor(d L / D) <= i. */
@@ -25,27 +25,27 @@ static inline int64_t colo_block_part(int64_t length, int64_t parts, int64_t i)
     return (int64_t)((((colo_i128_t)i + 1) * parts - 1) / length);
 }
 
-static inline int64_t colo_ceil_lo(int64_t length, int64_t parts, int64_t d)
+static inline int64_t colo_ceil_lo(int64_t length, int64_t parts, int64_t part)
 {
-    const colo_i128_t lo = (colo_i128_t)d * (length / parts + (length % parts > 0));
+    const colo_i128_t lo = (colo_i128_t)part * (length / parts + (length % parts > 0));
     return lo < length ? (int64_t)lo : length;
 }
 
-/* Global index of local @i on part @c of @parts; q = length / (2 * parts) */
-static inline int64_t colo_zigzag_index(int64_t q, int64_t parts, int64_t c, int64_t i)
+/* Global index of local @i on part @part of @parts; @chunk = length / (2 * parts) */
+static inline int64_t colo_zigzag_index(int64_t chunk, int64_t parts, int64_t part, int64_t i)
 {
-    return i < q ? c * q + i : (2 * parts - 1 - c) * q + (i - q);
+    return i < chunk ? part * chunk + i : (2 * parts - 1 - part) * chunk + (i - chunk);
 }
 
 /* The part that owns global index @i, and the local index there */
-static inline int64_t colo_zigzag_part(int64_t q, int64_t parts, int64_t i, int64_t *local)
+static inline int64_t colo_zigzag_part(int64_t length, int64_t parts, int64_t i, int64_t *local)
 {
-    int64_t chunk = i / q;
+    int64_t chunk = i / length;
     if (chunk < parts) {
-        *local = i - chunk * q;
+        *local = i - chunk * length;
         return chunk;
     }
-    *local = i - chunk * q + q;
+    *local = i - chunk * length + length;
     return 2 * parts - 1 - chunk;
 }
 

@@ -75,18 +75,18 @@ static colo_status_t check_roles(const colo_grid_t *grid, const char *extra)
 static colo_status_t init_usual(colo_layout_t *layout, const colo_grid_t *grid, const char *extra,
                                 int64_t stage)
 {
-    colo_layout_t l;
+    colo_layout_t usual;
     if (!layout)
         return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
-    COLO_TRY(colo_layout_init(&l, grid));
+    COLO_TRY(colo_layout_init(&usual, grid));
     COLO_TRY(check_roles(grid, extra));
     if (colo_grid_dim(grid, "dp") >= 0)
-        COLO_TRY(colo_layout_split(&l, COLO_SAMPLES, "dp", COLO_BLOCK));
+        COLO_TRY(colo_layout_split(&usual, COLO_SAMPLES, "dp", COLO_BLOCK));
     if (colo_grid_dim(grid, "cp") >= 0)
-        COLO_TRY(colo_layout_split(&l, COLO_ROWS, "cp", COLO_ZIGZAG));
+        COLO_TRY(colo_layout_split(&usual, COLO_ROWS, "cp", COLO_ZIGZAG));
     if (colo_grid_dim(grid, "pp") >= 0)
-        COLO_TRY(colo_layout_stage(&l, "pp", stage));
-    *layout = l;
+        COLO_TRY(colo_layout_stage(&usual, "pp", stage));
+    *layout = usual;
     return COLO_OK;
 }
 
@@ -112,49 +112,50 @@ colo_status_t colo_layout_init_dst_extra(colo_layout_t *layout, const colo_grid_
     return init_usual(layout, grid, extra, 0);
 }
 
-static colo_status_t find_dim(const colo_layout_t *l, const char *dim, int32_t *index)
+static colo_status_t find_dim(const colo_layout_t *layout, const char *dim, int32_t *index)
 {
     char text[COLO_KEY_MAX + 1];
     if (!dim)
         return colo_fail(COLO_ERR_ARG, "layout: dim is NULL");
-    *index = colo_grid_dim(&l->grid, dim);
+    *index = colo_grid_dim(&layout->grid, dim);
     if (*index >= 0)
         return COLO_OK;
-    colo_grid_print(&l->grid, text, sizeof text);
+    colo_grid_print(&layout->grid, text, sizeof text);
     return colo_fail(COLO_ERR_ARG, "layout: the grid %s has no dim '%.40s'", text, dim);
 }
 
-static bool dim_used(const colo_layout_t *l, int32_t dim)
+static bool dim_used(const colo_layout_t *layout, int32_t dim)
 {
-    for (int a = 0; a < 3; a++)
-        for (int i = 0; i < l->nsplits[a]; i++)
-            if (l->split[a][i].dim == dim)
+    for (int axis = 0; axis < 3; axis++)
+        for (int i = 0; i < layout->nsplits[axis]; i++)
+            if (layout->split[axis][i].dim == dim)
                 return true;
     return false;
 }
 
-static colo_status_t add_split(colo_layout_t *l, colo_axis_t axis, const char *dim,
+static colo_status_t add_split(colo_layout_t *layout, colo_axis_t axis, const char *dim,
                                colo_split_kind_t kind, bool context)
 {
-    int32_t d;
-    COLO_TRY(colo_layout_check_fields(l));
+    int32_t found;
+    COLO_TRY(colo_layout_check_fields(layout));
     if ((unsigned)axis > COLO_FEATURES)
         return colo_fail(COLO_ERR_ARG, "layout: axis %d, expected 0..2", (int)axis);
     if ((unsigned)kind > COLO_CEIL)
         return colo_fail(COLO_ERR_ARG, "layout: split kind %d, expected 0..3", (int)kind);
-    COLO_TRY(find_dim(l, dim, &d));
+    COLO_TRY(find_dim(layout, dim, &found));
     if (kind == COLO_ZIGZAG && axis != COLO_ROWS)
         return colo_fail(COLO_ERR_ARG, "layout: ZIGZAG splits rows only, not %s",
                          colo_axis_names[axis]);
     if (kind == COLO_REPLICATE)
         return COLO_OK;
-    if (dim_used(l, d) || d == l->stage_dim)
+    if (dim_used(layout, found) || found == layout->stage_dim)
         return colo_fail(COLO_ERR_ARG, "layout: dim '%s' already has a role (a split or the stage)",
-                         l->grid.name[d]);
-    if (l->nsplits[axis] == COLO_MAX_SPLITS)
+                         layout->grid.name[found]);
+    if (layout->nsplits[axis] == COLO_MAX_SPLITS)
         return colo_fail(COLO_ERR_ARG, "layout: %s are split %d times already, the most there is",
                          colo_axis_names[axis], COLO_MAX_SPLITS);
-    l->split[axis][l->nsplits[axis]++] = (colo_split_t){.dim = d, .kind = kind, .context = context};
+    layout->split[axis][layout->nsplits[axis]++] =
+        (colo_split_t){.dim = found, .kind = kind, .context = context};
     return COLO_OK;
 }
 
@@ -215,24 +216,24 @@ colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table,
 
 colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim, int64_t stage)
 {
-    int32_t d;
+    int32_t found;
     COLO_TRY(colo_layout_check_fields(layout));
     if (stage == COLO_STAGE_ANY) {
         layout->stage_dim = -1;
         layout->stage = 0;
         return COLO_OK;
     }
-    COLO_TRY(find_dim(layout, dim, &d));
-    int64_t n = layout->grid.extent[d];
+    COLO_TRY(find_dim(layout, dim, &found));
+    int64_t n = layout->grid.extent[found];
     if (stage == COLO_STAGE_LAST)
         stage = n - 1;
     if (stage < 0 || stage >= n)
         return colo_fail(COLO_ERR_ARG, "layout: stage %lld of dim '%s', expected 0..%lld",
-                         (long long)stage, layout->grid.name[d], (long long)(n - 1));
-    if (dim_used(layout, d))
+                         (long long)stage, layout->grid.name[found], (long long)(n - 1));
+    if (dim_used(layout, found))
         return colo_fail(COLO_ERR_ARG, "layout: dim '%s' already splits an axis",
-                         layout->grid.name[d]);
-    layout->stage_dim = d;
+                         layout->grid.name[found]);
+    layout->stage_dim = found;
     layout->stage = stage;
     return COLO_OK;
 }
@@ -247,43 +248,44 @@ int64_t colo_layout_parts(const colo_layout_t *layout, colo_axis_t axis)
 
 /* ---- position maps ---- */
 
-static int64_t positions_of(const colo_layout_t *l, int64_t rows)
+static int64_t positions_of(const colo_layout_t *layout, int64_t rows)
 {
-    return l->positions ? l->positions : rows;
+    return layout->positions ? layout->positions : rows;
 }
 
-static int by_pos(const void *a, const void *b)
+static int by_pos(const void *first, const void *second)
 {
-    int64_t x = ((const colo_map_run_t *)a)->pos, y = ((const colo_map_run_t *)b)->pos;
-    return (x > y) - (x < y);
+    int64_t pos = ((const colo_map_run_t *)first)->pos,
+            other = ((const colo_map_run_t *)second)->pos;
+    return (pos > other) - (pos < other);
 }
 
-colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *l, int64_t rows)
+colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, int64_t rows)
 {
-    int64_t s = positions_of(l, rows);
+    int64_t positions = positions_of(layout, rows);
     memset(map, 0, sizeof *map);
     map->rows = rows;
-    map->positions = s;
-    if (l->map != COLO_MAP_TABLE) {
+    map->positions = positions;
+    if (layout->map != COLO_MAP_TABLE) {
         int64_t end;
-        if (!colo_add_ok(l->offset, rows, &end) || end > s)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "rows 0..%lld at offset %lld reach past the LLM's %lld positions",
-                             (long long)(rows - 1), (long long)l->offset, (long long)s);
-        map->one = (colo_map_run_t){.row = 0, .count = rows, .pos = l->offset};
+        if (!colo_add_ok(layout->offset, rows, &end) || end > positions)
+            return colo_fail(
+                COLO_ERR_LAYOUT, "rows 0..%lld at offset %lld reach past the LLM's %lld positions",
+                (long long)(rows - 1), (long long)layout->offset, (long long)positions);
+        map->one = (colo_map_run_t){.row = 0, .count = rows, .pos = layout->offset};
         map->by_pos = map->by_row = &map->one;
         map->n = rows > 0;
         return COLO_OK;
     }
-    if (l->table_rows != rows)
+    if (layout->table_rows != rows)
         return colo_fail(COLO_ERR_LAYOUT, "the position table has %lld rows, the tensor has %lld",
-                         (long long)l->table_rows, (long long)rows);
+                         (long long)layout->table_rows, (long long)rows);
     int64_t n = 0;
     for (int64_t i = 0; i < rows; i++) {
-        if (l->table[i] < 0 || l->table[i] >= s)
+        if (layout->table[i] < 0 || layout->table[i] >= positions)
             return colo_fail(COLO_ERR_LAYOUT, "row %lld sits at position %lld, expected 0..%lld",
-                             (long long)i, (long long)l->table[i], (long long)(s - 1));
-        n += i == 0 || l->table[i] != l->table[i - 1] + 1;
+                             (long long)i, (long long)layout->table[i], (long long)(positions - 1));
+        n += i == 0 || layout->table[i] != layout->table[i - 1] + 1;
     }
     if (n == 0)
         return COLO_OK;
@@ -294,16 +296,16 @@ colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *l, int64
         return colo_fail(COLO_ERR_NOMEM, "position map: %lld runs", (long long)n);
     }
     for (int64_t i = 0; i < rows; i++) {
-        if (i == 0 || l->table[i] != l->table[i - 1] + 1)
-            map->by_row[map->n++] = (colo_map_run_t){.row = i, .count = 0, .pos = l->table[i]};
+        if (i == 0 || layout->table[i] != layout->table[i - 1] + 1)
+            map->by_row[map->n++] = (colo_map_run_t){.row = i, .count = 0, .pos = layout->table[i]};
         map->by_row[map->n - 1].count++;
     }
     memcpy(map->by_pos, map->by_row, (size_t)n * sizeof *map->by_pos);
     qsort(map->by_pos, (size_t)n, sizeof *map->by_pos, by_pos);
     for (int64_t i = 1; i < n; i++) {
-        const colo_map_run_t *p = &map->by_pos[i - 1], *q = &map->by_pos[i];
-        if (p->pos + p->count > q->pos) {
-            int64_t other = p->row + (q->pos - p->pos), row = q->row, pos = q->pos;
+        const colo_map_run_t *run = &map->by_pos[i - 1], *next = &map->by_pos[i];
+        if (run->pos + run->count > next->pos) {
+            int64_t other = run->row + (next->pos - run->pos), row = next->row, pos = next->pos;
             colo_posmap_deinit(map);
             return colo_fail(COLO_ERR_LAYOUT, "rows %lld and %lld both sit at position %lld",
                              (long long)(other < row ? other : row),
@@ -330,9 +332,9 @@ static int slice(const colo_span_t *in, int n, int64_t lo, int64_t hi, colo_span
     int64_t begin = 0;
     for (int i = 0; i < n; i++) {
         int64_t len = in[i].hi - in[i].lo;
-        int64_t a = lo > begin ? lo - begin : 0, b = hi - begin < len ? hi - begin : len;
-        if (a < b)
-            out[nout++] = (colo_span_t){in[i].lo + a, in[i].lo + b};
+        int64_t first = lo > begin ? lo - begin : 0, last = hi - begin < len ? hi - begin : len;
+        if (first < last)
+            out[nout++] = (colo_span_t){in[i].lo + first, in[i].lo + last};
         begin += len;
     }
     return nout;
@@ -346,24 +348,24 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
     int n = length > 0;
     spans[0] = (colo_span_t){0, length};
     for (int i = 0; i < layout->nsplits[axis]; i++) {
-        const colo_split_t *s = &layout->split[axis][i];
-        int64_t parts = layout->grid.extent[s->dim], c = coords[s->dim];
+        const colo_split_t *split = &layout->split[axis][i];
+        int64_t parts = layout->grid.extent[split->dim], part = coords[split->dim];
         if (parts == 1 || length == 0) /* 2 * parts fits where it divides a length */
             continue;
-        int m = 0;
-        if (s->kind != COLO_ZIGZAG) {
-            const int64_t lo = colo_split_lo(s->kind, length, parts, c),
-                          hi = colo_split_lo(s->kind, length, parts, c + 1);
-            m = slice(spans, n, lo, hi, tmp, m);
+        int cuts = 0;
+        if (split->kind != COLO_ZIGZAG) {
+            const int64_t lo = colo_split_lo(split->kind, length, parts, part),
+                          hi = colo_split_lo(split->kind, length, parts, part + 1);
+            cuts = slice(spans, n, lo, hi, tmp, cuts);
             length = hi - lo;
         } else {
-            int64_t q = length / (2 * parts), k = 2 * parts - 1 - c;
-            m = slice(spans, n, c * q, (c + 1) * q, tmp, m);
-            m = slice(spans, n, k * q, (k + 1) * q, tmp, m);
-            length = 2 * q;
+            int64_t chunk = length / (2 * parts), k = 2 * parts - 1 - part;
+            cuts = slice(spans, n, part * chunk, (part + 1) * chunk, tmp, cuts);
+            cuts = slice(spans, n, k * chunk, (k + 1) * chunk, tmp, cuts);
+            length = 2 * chunk;
         }
-        memcpy(spans, tmp, (size_t)m * sizeof *spans);
-        n = m;
+        memcpy(spans, tmp, (size_t)cuts * sizeof *spans);
+        n = cuts;
     }
     return n;
 }
@@ -392,19 +394,19 @@ colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t 
     int n = colo_axis_spans(layout, COLO_ROWS, coords, map->positions, spans);
     for (int i = 0; i < n; i++) {
         /* first map run that ends past spans[i].lo */
-        int64_t a = 0, b = map->n;
-        while (a < b) {
-            int64_t mid = a + (b - a) / 2;
+        int64_t low = 0, high = map->n;
+        while (low < high) {
+            int64_t mid = low + (high - low) / 2;
             if (map->by_pos[mid].pos + map->by_pos[mid].count <= spans[i].lo)
-                a = mid + 1;
+                low = mid + 1;
             else
-                b = mid;
+                high = mid;
         }
-        for (; a < map->n && map->by_pos[a].pos < spans[i].hi; a++) {
-            const colo_map_run_t *m = &map->by_pos[a];
-            int64_t lo = m->pos > spans[i].lo ? m->pos : spans[i].lo;
-            int64_t hi = m->pos + m->count < spans[i].hi ? m->pos + m->count : spans[i].hi;
-            COLO_TRY(colo_runs_push(runs, m->row + (lo - m->pos), hi - lo, runs->rows));
+        for (; low < map->n && map->by_pos[low].pos < spans[i].hi; low++) {
+            const colo_map_run_t *run = &map->by_pos[low];
+            int64_t lo = run->pos > spans[i].lo ? run->pos : spans[i].lo;
+            int64_t hi = run->pos + run->count < spans[i].hi ? run->pos + run->count : spans[i].hi;
+            COLO_TRY(colo_runs_push(runs, run->row + (lo - run->pos), hi - lo, runs->rows));
         }
     }
     return COLO_OK;
@@ -419,17 +421,18 @@ void colo_runs_deinit(colo_runs_t *runs)
 /* ---- checks and queries ---- */
 
 /* Row splits from @i on, of a part of @left of the @positions. */
-static colo_status_t check_splits(const colo_layout_t *l, int i, int64_t left, int64_t positions)
+static colo_status_t check_splits(const colo_layout_t *layout, int i, int64_t left,
+                                  int64_t positions)
 {
-    for (; left > 0 && i < l->nsplits[COLO_ROWS]; i++) {
-        const colo_split_t *s = &l->split[COLO_ROWS][i];
-        int64_t c = l->grid.extent[s->dim];
-        uint64_t by = s->kind == COLO_ZIGZAG ? 2 * (uint64_t)c : (uint64_t)c;
-        if (c == 1)
+    for (; left > 0 && i < layout->nsplits[COLO_ROWS]; i++) {
+        const colo_split_t *split = &layout->split[COLO_ROWS][i];
+        int64_t parts = layout->grid.extent[split->dim];
+        uint64_t by = split->kind == COLO_ZIGZAG ? 2 * (uint64_t)parts : (uint64_t)parts;
+        if (parts == 1)
             continue;
-        if (s->kind == COLO_CEIL) { /* full parts, then a shorter one */
-            const int64_t full = colo_ceil_lo(left, c, 1);
-            COLO_TRY(check_splits(l, i + 1, left % full, positions));
+        if (split->kind == COLO_CEIL) { /* full parts, then a shorter one */
+            const int64_t full = colo_ceil_lo(left, parts, 1);
+            COLO_TRY(check_splits(layout, i + 1, left % full, positions));
             left = full;
             continue;
         }
@@ -439,17 +442,17 @@ static colo_status_t check_splits(const colo_layout_t *l, int i, int64_t left, i
                 "%lld positions do not split into %llu equal parts (%s over %s=%lld of "
                 "a sequence of %lld); pad the sequence (colo_partition_padded)",
                 (long long)left, (unsigned long long)by,
-                s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks", l->grid.name[s->dim],
-                (long long)c, (long long)positions);
-        left /= c;
+                split->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
+                layout->grid.name[split->dim], (long long)parts, (long long)positions);
+        left /= parts;
     }
     return COLO_OK;
 }
 
-colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
+colo_status_t colo_layout_check_rows(const colo_layout_t *layout, int64_t rows)
 {
-    const int64_t positions = positions_of(l, rows);
-    return check_splits(l, 0, positions, positions);
+    const int64_t positions = positions_of(layout, rows);
+    return check_splits(layout, 0, positions, positions);
 }
 
 static colo_status_t check_sizes(const colo_layout_t *layout, int64_t samples, int64_t rows,
@@ -530,21 +533,21 @@ uint64_t colo_layout_hash(const colo_layout_t *layout)
 {
     if (colo_layout_check_fields(layout) < 0)
         return COLO_HASH_INIT;
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, (int64_t)colo_grid_hash(&layout->grid));
-    for (int a = 0; a < 3; a++) {
-        h = colo_hash_i64(h, layout->nsplits[a]);
-        for (int i = 0; i < layout->nsplits[a]; i++) {
-            const colo_split_t *s = &layout->split[a][i];
-            h = colo_hash_i64(h, s->dim);
-            h = colo_hash_i64(h, (int64_t)s->kind * 2 + s->context);
+    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, (int64_t)colo_grid_hash(&layout->grid));
+    for (int axis = 0; axis < 3; axis++) {
+        hash = colo_hash_i64(hash, layout->nsplits[axis]);
+        for (int i = 0; i < layout->nsplits[axis]; i++) {
+            const colo_split_t *split = &layout->split[axis][i];
+            hash = colo_hash_i64(hash, split->dim);
+            hash = colo_hash_i64(hash, (int64_t)split->kind * 2 + split->context);
         }
     }
-    h = colo_hash_i64(h, layout->map);
-    h = colo_hash_i64(h, layout->offset);
-    h = colo_hash_i64(h, layout->positions);
-    h = colo_hash_i64(h, layout->table_rows);
+    hash = colo_hash_i64(hash, layout->map);
+    hash = colo_hash_i64(hash, layout->offset);
+    hash = colo_hash_i64(hash, layout->positions);
+    hash = colo_hash_i64(hash, layout->table_rows);
     for (int64_t i = 0; i < layout->table_rows; i++)
-        h = colo_hash_i64(h, layout->table[i]);
-    h = colo_hash_i64(h, layout->stage_dim);
-    return colo_hash_i64(h, layout->stage);
+        hash = colo_hash_i64(hash, layout->table[i]);
+    hash = colo_hash_i64(hash, layout->stage_dim);
+    return colo_hash_i64(hash, layout->stage);
 }

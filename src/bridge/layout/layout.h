@@ -60,11 +60,12 @@ colo_status_t colo_layout_check_rows(const colo_layout_t *layout, int64_t rows);
 /* Extents of the dims that split an axis, multiplied; 1 without splits. */
 int64_t colo_layout_parts(const colo_layout_t *layout, colo_axis_t axis);
 
-/* Where part @d of @length begins (BLOCK or CEIL), and the part that holds index @i < length */
+/* Where part @part of @length begins (BLOCK or CEIL), and the part that holds index @i < length */
 static inline int64_t colo_split_lo(colo_split_kind_t kind, int64_t length, int64_t parts,
-                                    int64_t d)
+                                    int64_t part)
 {
-    return kind == COLO_CEIL ? colo_ceil_lo(length, parts, d) : colo_block_lo(length, parts, d);
+    return kind == COLO_CEIL ? colo_ceil_lo(length, parts, part)
+                             : colo_block_lo(length, parts, part);
 }
 
 static inline int64_t colo_split_part(colo_split_kind_t kind, int64_t length, int64_t parts,

@@ -60,7 +60,7 @@ struct colo_side {
 };
 
 void colo_block_clear(colo_block_t *block);
-int colo_block_cmp(const void *a, const void *b); /* by coordinates */
+int colo_block_cmp(const void *first, const void *second); /* by coordinates */
 /* Appends @block, of which @count elements are shared. */
 colo_status_t colo_block_push(colo_list_t *out, const colo_block_t *block, int64_t count);
 /* Appends the blocks of @axis, of @length, that meet its indices [lo, hi). */

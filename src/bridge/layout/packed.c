@@ -18,96 +18,98 @@
 
 /* ---- what a layout means here ---- */
 
-colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *l, bool in_order,
+colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *layout, bool in_order,
                                const char *what, const char *side)
 {
-    *axes = (colo_ragged_axes_t){.replicas = colo_layout_parts(l, COLO_SAMPLES), .cp = 1, .sp = 1};
-    if (l->map != COLO_MAP_IDENTITY)
+    *axes =
+        (colo_ragged_axes_t){.replicas = colo_layout_parts(layout, COLO_SAMPLES), .cp = 1, .sp = 1};
+    if (layout->map != COLO_MAP_IDENTITY)
         return colo_fail(COLO_ERR_LAYOUT,
                          "%s: the %s layout has a position map, expected none; the positions "
                          "of a ragged batch are in its tables",
                          what, side);
-    for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
-        const colo_split_t *s = &l->split[COLO_ROWS][i];
-        if (in_order && s->kind != COLO_BLOCK && l->grid.extent[s->dim] > 1)
+    for (int i = 0; i < layout->nsplits[COLO_ROWS]; i++) {
+        const colo_split_t *split = &layout->split[COLO_ROWS][i];
+        if (in_order && split->kind != COLO_BLOCK && layout->grid.extent[split->dim] > 1)
             return colo_fail(COLO_ERR_LAYOUT,
                              "%s: the %s layout splits rows %s over '%s', expected "
                              "BLOCK: ranks hold the rows of a batch in table order; clear the "
                              "split of rows and make it with colo_layout_split_context()",
-                             what, side, s->kind == COLO_ZIGZAG ? "ZIGZAG" : "CEIL",
-                             l->grid.name[s->dim]);
-        if (in_order || !s->context) {
-            *(s->context ? &axes->cp : &axes->sp) *= l->grid.extent[s->dim];
+                             what, side, split->kind == COLO_ZIGZAG ? "ZIGZAG" : "CEIL",
+                             layout->grid.name[split->dim]);
+        if (in_order || !split->context) {
+            *(split->context ? &axes->cp : &axes->sp) *= layout->grid.extent[split->dim];
             continue;
         }
         if (i > 0)
             return colo_fail(COLO_ERR_LAYOUT,
                              "%s: the %s layout splits rows in context over '%s' as "
                              "split %d, expected as its first and only context split",
-                             what, side, l->grid.name[s->dim], i);
-        axes->cp = l->grid.extent[s->dim];
-        axes->zigzag = s->kind == COLO_ZIGZAG && axes->cp > 1;
+                             what, side, layout->grid.name[split->dim], i);
+        axes->cp = layout->grid.extent[split->dim];
+        axes->zigzag = split->kind == COLO_ZIGZAG && axes->cp > 1;
     }
     return COLO_OK;
 }
 
-static bool counts(const colo_layout_t *l, colo_axis_t axis, int i, int context)
+static bool counts(const colo_layout_t *layout, colo_axis_t axis, int i, int context)
 {
-    return context < 0 || l->split[axis][i].context == (context == 1);
+    return context < 0 || layout->split[axis][i].context == (context == 1);
 }
 
-int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
+int64_t colo_ragged_part(const colo_layout_t *layout, colo_axis_t axis, int context,
                          const int64_t *coords)
 {
     int64_t index = 0;
-    for (int i = 0; i < l->nsplits[axis]; i++)
-        if (counts(l, axis, i, context))
-            index = index * l->grid.extent[l->split[axis][i].dim] + coords[l->split[axis][i].dim];
+    for (int i = 0; i < layout->nsplits[axis]; i++)
+        if (counts(layout, axis, i, context))
+            index = index * layout->grid.extent[layout->split[axis][i].dim] +
+                    coords[layout->split[axis][i].dim];
     return index;
 }
 
-void colo_ragged_set_part(const colo_layout_t *l, colo_axis_t axis, int context, int64_t index,
+void colo_ragged_set_part(const colo_layout_t *layout, colo_axis_t axis, int context, int64_t index,
                           int64_t *coords)
 {
-    for (int i = l->nsplits[axis] - 1; i >= 0; i--)
-        if (counts(l, axis, i, context)) {
-            const int32_t dim = l->split[axis][i].dim;
-            coords[dim] = index % l->grid.extent[dim];
-            index /= l->grid.extent[dim];
+    for (int i = layout->nsplits[axis] - 1; i >= 0; i--)
+        if (counts(layout, axis, i, context)) {
+            const int32_t dim = layout->split[axis][i].dim;
+            coords[dim] = index % layout->grid.extent[dim];
+            index /= layout->grid.extent[dim];
         }
 }
 
 /* ---- checks ---- */
 
-static colo_status_t check_present(const colo_packed_t *p, const colo_packing_t *t)
+static colo_status_t check_present(const colo_packed_t *packed, const colo_packing_t *packing)
 {
-    const bool table = t->split == COLO_PACKING_TABLE;
-    const bool cuts = t->split == COLO_PACKING_BLOCK || t->split == COLO_PACKING_ZIGZAG;
-    if (t->nseqs < 0 || (unsigned)t->split > COLO_PACKING_TABLE)
+    const bool table = packing->split == COLO_PACKING_TABLE;
+    const bool cuts = packing->split == COLO_PACKING_BLOCK || packing->split == COLO_PACKING_ZIGZAG;
+    if (packing->nseqs < 0 || (unsigned)packing->split > COLO_PACKING_TABLE)
         return colo_fail(COLO_ERR_ARG,
                          "%s: %lld sequences, split %d; expected >= 0 sequences and a split of 0 "
                          "(BLOCK), 1 (ZIGZAG), 2 (WHOLE) or 3 (TABLE)",
-                         p->what, (long long)t->nseqs, (int)t->split);
-    const int64_t pieces = table && t->piece_start ? t->piece_start[t->nseqs] : 0;
+                         packed->what, (long long)packing->nseqs, (int)packing->split);
+    const int64_t pieces = table && packing->piece_start ? packing->piece_start[packing->nseqs] : 0;
     const struct {
         const char *name;
         const int64_t *given;
         bool needed, allowed;
-    } one[] = {{"seq_len", t->seq_len, t->nseqs > 0, true},
-               {"seq_cp", t->seq_cp, false, cuts},
-               {"seq_first", t->seq_first, false, cuts},
-               {"piece_start", t->piece_start, table, table},
-               {"piece_len", t->piece_len, pieces > 0, table},
-               {"piece_owner", t->piece_owner, pieces > 0, table}};
+    } one[] = {{"seq_len", packing->seq_len, packing->nseqs > 0, true},
+               {"seq_cp", packing->seq_cp, false, cuts},
+               {"seq_first", packing->seq_first, false, cuts},
+               {"piece_start", packing->piece_start, table, table},
+               {"piece_len", packing->piece_len, pieces > 0, table},
+               {"piece_owner", packing->piece_owner, pieces > 0, table}};
     for (size_t i = 0; i < sizeof one / sizeof one[0]; i++)
         if (one[i].given ? !one[i].allowed : one[i].needed)
-            return colo_fail(COLO_ERR_ARG, "%s: table %s is %s, expected %s with split %s", p->what,
-                             one[i].name, one[i].given ? "given" : "NULL",
+            return colo_fail(COLO_ERR_ARG, "%s: table %s is %s, expected %s with split %s",
+                             packed->what, one[i].name, one[i].given ? "given" : "NULL",
                              one[i].given ? "NULL" : "its entries",
-                             t->split == COLO_PACKING_BLOCK    ? "BLOCK"
-                             : t->split == COLO_PACKING_ZIGZAG ? "ZIGZAG"
-                             : table                           ? "TABLE"
-                                                               : "WHOLE");
+                             packing->split == COLO_PACKING_BLOCK    ? "BLOCK"
+                             : packing->split == COLO_PACKING_ZIGZAG ? "ZIGZAG"
+                             : table                                 ? "TABLE"
+                                                                     : "WHOLE");
     return COLO_OK;
 }
 
@@ -128,235 +130,245 @@ typedef struct division {
     int64_t n, first, unit;
 } division_t;
 
-static colo_status_t check_pieces(const colo_packed_t *p, const colo_packing_t *t, int64_t q,
-                                  division_t *d)
+static colo_status_t check_pieces(const colo_packed_t *packed, const colo_packing_t *packing,
+                                  int64_t seq, division_t *replica)
 {
-    const int64_t from = t->piece_start[q], to = t->piece_start[q + 1];
+    const int64_t from = packing->piece_start[seq], to = packing->piece_start[seq + 1];
     int64_t sum = 0;
-    if ((q == 0 && from != 0) || to < from)
+    if ((seq == 0 && from != 0) || to < from)
         return colo_fail(COLO_ERR_ARG,
                          "%s: sequence %lld has the pieces %lld..%lld, expected a piece_start that "
                          "begins with 0 and ascends",
-                         p->what, (long long)q, (long long)from, (long long)to - 1);
+                         packed->what, (long long)seq, (long long)from, (long long)to - 1);
     for (int64_t i = from; i < to; i++) {
-        if (t->piece_len[i] < 0 || !colo_add_ok(sum, t->piece_len[i], &sum))
+        if (packing->piece_len[i] < 0 || !colo_add_ok(sum, packing->piece_len[i], &sum))
             return colo_fail(
                 COLO_ERR_ARG,
                 "%s: sequence %lld: piece %lld has %lld positions, expected >= 0 and a "
                 "sum of %lld",
-                p->what, (long long)q, (long long)(i - from), (long long)t->piece_len[i],
-                (long long)t->seq_len[q]);
-        if ((uint64_t)t->piece_owner[i] >= (uint64_t)p->axes.cp)
+                packed->what, (long long)seq, (long long)(i - from),
+                (long long)packing->piece_len[i], (long long)packing->seq_len[seq]);
+        if ((uint64_t)packing->piece_owner[i] >= (uint64_t)packed->axes.cp)
             return colo_fail(COLO_ERR_ARG,
                              "%s: sequence %lld: piece %lld has owner %lld, expected 0..%lld",
-                             p->what, (long long)q, (long long)(i - from),
-                             (long long)t->piece_owner[i], (long long)p->axes.cp - 1);
+                             packed->what, (long long)seq, (long long)(i - from),
+                             (long long)packing->piece_owner[i], (long long)packed->axes.cp - 1);
     }
-    if (sum != t->seq_len[q])
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: sequence %lld: its pieces have %lld positions, expected %lld",
-                         p->what, (long long)q, (long long)sum, (long long)t->seq_len[q]);
-    *d = (division_t){.n = to - from};
+    if (sum != packing->seq_len[seq])
+        return colo_fail(
+            COLO_ERR_ARG, "%s: sequence %lld: its pieces have %lld positions, expected %lld",
+            packed->what, (long long)seq, (long long)sum, (long long)packing->seq_len[seq]);
+    *replica = (division_t){.n = to - from};
     return COLO_OK;
 }
 
-static colo_status_t divide(const colo_packed_t *p, const colo_packing_t *t, int64_t q,
-                            division_t *d)
+static colo_status_t divide(const colo_packed_t *packed, const colo_packing_t *packing, int64_t seq,
+                            division_t *division)
 {
-    const int64_t length = t->seq_len[q];
-    if (t->split == COLO_PACKING_TABLE)
-        return check_pieces(p, t, q, d);
-    const int64_t cp = p->whole ? 1 : t->seq_cp ? t->seq_cp[q] : p->cp;
-    const int64_t first = t->seq_first ? t->seq_first[q] : 0;
-    if (cp < 1 || first < 0 || first >= p->cp || cp > p->cp - first)
+    const int64_t length = packing->seq_len[seq];
+    if (packing->split == COLO_PACKING_TABLE)
+        return check_pieces(packed, packing, seq, division);
+    const int64_t cp = packed->whole ? 1 : packing->seq_cp ? packing->seq_cp[seq] : packed->cp;
+    const int64_t first = packing->seq_first ? packing->seq_first[seq] : 0;
+    if (cp < 1 || first < 0 || first >= packed->cp || cp > packed->cp - first)
         return colo_fail(COLO_ERR_ARG,
                          "%s: sequence %lld lies on %lld context ranks from %lld on, expected >= 1 "
                          "of the ranks 0..%lld",
-                         p->what, (long long)q, (long long)cp, (long long)first,
-                         (long long)p->cp - 1);
-    const bool zigzag = t->split == COLO_PACKING_ZIGZAG && cp > 1;
+                         packed->what, (long long)seq, (long long)cp, (long long)first,
+                         (long long)packed->cp - 1);
+    const bool zigzag = packing->split == COLO_PACKING_ZIGZAG && cp > 1;
     const uint64_t unit = (zigzag ? 2 : 1) * (uint64_t)cp; /* at most 2^64 - 2 */
     if (rest((uint64_t)length, unit))
         return colo_fail(COLO_ERR_LAYOUT,
                          "%s: sequence %lld has %lld positions, expected a multiple of "
                          "%s%lld = %llu; pad it",
-                         p->what, (long long)q, (long long)length,
+                         packed->what, (long long)seq, (long long)length,
                          zigzag ? "2 * cp=" : "cp=", (long long)cp, (unsigned long long)unit);
     /* each piece has a position, so there are no more than positions */
-    *d = (division_t){length ? (int64_t)unit : 0, first, times(length, unit)};
+    *division = (division_t){length ? (int64_t)unit : 0, first, times(length, unit)};
     return COLO_OK;
 }
 
-static colo_status_t no_memory(const colo_packed_t *p)
+static colo_status_t no_memory(const colo_packed_t *packed)
 {
-    return colo_fail(COLO_ERR_NOMEM, "%s: pieces of %lld sequences on %lld context ranks", p->what,
-                     (long long)p->nseqs, (long long)p->axes.cp);
+    return colo_fail(COLO_ERR_NOMEM, "%s: pieces of %lld sequences on %lld context ranks",
+                     packed->what, (long long)packed->nseqs, (long long)packed->axes.cp);
 }
 
-/* Appends the pieces of sequence @q, cut as @d says. */
-static colo_status_t add_pieces(colo_packed_t *p, const colo_packing_t *t, int64_t q, int64_t dp,
-                                const division_t *d)
+/* Appends the pieces of sequence @seq, cut as @replica says. */
+static colo_status_t add_pieces(colo_packed_t *packed, const colo_packing_t *packing, int64_t seq,
+                                int64_t dp, const division_t *replica)
 {
-    int64_t row = p->start[q], n;
-    if (!colo_add_ok(p->pieces.n, d->n, &n) || n == INT64_MAX ||
-        !colo_list_reserve(&p->pieces, n + 1, sizeof(colo_piece_t))) /* also if there is none */
-        return no_memory(p);
-    colo_piece_t *to = (colo_piece_t *)p->pieces.items + p->pieces.n;
-    const bool table = t->split == COLO_PACKING_TABLE, zigzag = t->split == COLO_PACKING_ZIGZAG;
-    for (int64_t k = 0; k < d->n; k++) {
-        const int64_t i = table ? t->piece_start[q] + k : 0;
-        const int64_t count = table ? t->piece_len[i] : d->unit;
-        const int64_t mirror = zigzag && 2 * k >= d->n ? d->n - 1 - k : k;
-        const int64_t owner = dp * p->cp + (table ? t->piece_owner[i] : d->first + mirror);
+    int64_t row = packed->start[seq], n;
+    if (!colo_add_ok(packed->pieces.n, replica->n, &n) || n == INT64_MAX ||
+        !colo_list_reserve(&packed->pieces, n + 1,
+                           sizeof(colo_piece_t))) /* also if there is none */
+        return no_memory(packed);
+    colo_piece_t *to = (colo_piece_t *)packed->pieces.items + packed->pieces.n;
+    const bool table = packing->split == COLO_PACKING_TABLE,
+               zigzag = packing->split == COLO_PACKING_ZIGZAG;
+    for (int64_t k = 0; k < replica->n; k++) {
+        const int64_t i = table ? packing->piece_start[seq] + k : 0;
+        const int64_t count = table ? packing->piece_len[i] : replica->unit;
+        const int64_t mirror = zigzag && 2 * k >= replica->n ? replica->n - 1 - k : k;
+        const int64_t owner =
+            dp * packed->cp + (table ? packing->piece_owner[i] : replica->first + mirror);
         if (count == 0)
             continue;
-        *to++ = (colo_piece_t){row, count, p->held[owner], owner};
-        p->held[owner] += count;
-        p->lo[owner + 1]++;
-        p->pieces.n++;
+        *to++ = (colo_piece_t){row, count, packed->held[owner], owner};
+        packed->held[owner] += count;
+        packed->lo[owner + 1]++;
+        packed->pieces.n++;
         row += count;
     }
     return COLO_OK;
 }
 
-static colo_status_t check_sp(const colo_packed_t *p, const colo_packing_t *t)
+static colo_status_t check_sp(const colo_packed_t *packed, const colo_packing_t *packing)
 {
-    for (int64_t k = 0; p->axes.sp > 1 && k < p->axes.replicas * p->cp; k++)
-        if (p->held[k] % p->axes.sp) {
-            int64_t last = p->nseqs - 1;
-            while ((t->seq_dp ? t->seq_dp[last] : 0) != k / p->cp)
+    for (int64_t k = 0; packed->axes.sp > 1 && k < packed->axes.replicas * packed->cp; k++)
+        if (packed->held[k] % packed->axes.sp) {
+            int64_t last = packed->nseqs - 1;
+            while ((packing->seq_dp ? packing->seq_dp[last] : 0) != k / packed->cp)
                 last--;
             return colo_fail(COLO_ERR_LAYOUT,
                              "%s: the sequences of replica %lld, the last of them sequence "
                              "%lld, have %lld positions on a context rank, expected a multiple of "
                              "the %lld ranks of sequence parallelism (context rank %lld of %lld); "
                              "pad one",
-                             p->what, (long long)(k / p->cp), (long long)last,
-                             (long long)p->held[k], (long long)p->axes.sp, (long long)(k % p->cp),
-                             (long long)p->cp);
+                             packed->what, (long long)(k / packed->cp), (long long)last,
+                             (long long)packed->held[k], (long long)packed->axes.sp,
+                             (long long)(k % packed->cp), (long long)packed->cp);
         }
     return COLO_OK;
 }
 
 /* Lists pieces by owner; lo[k + 1] is how many owner k has. */
-static colo_status_t sort_pieces(colo_packed_t *p)
+static colo_status_t sort_pieces(colo_packed_t *packed)
 {
-    const colo_piece_t *piece = p->pieces.items;
-    const int64_t owners = p->axes.replicas * p->cp;
-    if (!colo_list_reserve(&p->by_owner, p->pieces.n + 1, sizeof(int64_t)))
-        return no_memory(p);
-    int64_t *by_owner = p->by_owner.items;
+    const colo_piece_t *piece = packed->pieces.items;
+    const int64_t owners = packed->axes.replicas * packed->cp;
+    if (!colo_list_reserve(&packed->by_owner, packed->pieces.n + 1, sizeof(int64_t)))
+        return no_memory(packed);
+    int64_t *by_owner = packed->by_owner.items;
     for (int64_t k = 0; k < owners; k++)
-        p->lo[k + 1] += p->lo[k];
-    for (int64_t i = 0; i < p->pieces.n; i++)
-        by_owner[p->lo[piece[i].owner]++] = i;
-    memmove(&p->lo[1], &p->lo[0], (size_t)owners * sizeof *p->lo);
-    p->lo[0] = 0;
+        packed->lo[k + 1] += packed->lo[k];
+    for (int64_t i = 0; i < packed->pieces.n; i++)
+        by_owner[packed->lo[piece[i].owner]++] = i;
+    memmove(&packed->lo[1], &packed->lo[0], (size_t)owners * sizeof *packed->lo);
+    packed->lo[0] = 0;
     return COLO_OK;
 }
 
-static colo_status_t lay_tables(colo_packed_t *p, int64_t nseqs)
+static colo_status_t lay_tables(colo_packed_t *packed, int64_t nseqs)
 {
-    int64_t **const table[] = {&p->start,       &p->base,   &p->first, &p->chunk, &p->local,
-                               &p->first_owner, &p->length, &p->held,  &p->lo};
+    int64_t **const table[] = {&packed->start,  &packed->base,  &packed->first,
+                               &packed->chunk,  &packed->local, &packed->first_owner,
+                               &packed->length, &packed->held,  &packed->lo};
     int64_t owners, all = 0;
-    p->nseqs = nseqs;
-    if (!colo_mul_ok(p->axes.replicas, p->cp, &owners))
-        return no_memory(p);
-    const int64_t entries[] = {nseqs,  nseqs, nseqs, nseqs, nseqs, nseqs, p->axes.replicas,
+    packed->nseqs = nseqs;
+    if (!colo_mul_ok(packed->axes.replicas, packed->cp, &owners))
+        return no_memory(packed);
+    const int64_t entries[] = {nseqs,  nseqs, nseqs, nseqs, nseqs, nseqs, packed->axes.replicas,
                                owners, owners};
     for (int i = 0; i < 9; i++)
         if (!colo_add_ok(all, entries[i], &all) || !colo_add_ok(all, 1, &all))
-            return no_memory(p);
-    if (!colo_list_reserve(&p->entries, all, sizeof **table[0]))
-        return no_memory(p);
-    int64_t *next = p->entries.items;
+            return no_memory(packed);
+    if (!colo_list_reserve(&packed->entries, all, sizeof **table[0]))
+        return no_memory(packed);
+    int64_t *next = packed->entries.items;
     for (int i = 0; i < 9; next += entries[i++] + 1)
         *table[i] = next;
-    memset(p->length, 0, (size_t)(p->axes.replicas + 1) * sizeof *p->length);
-    memset(p->held, 0, (size_t)(owners + 1) * sizeof *p->held);
-    memset(p->lo, 0, (size_t)(owners + 1) * sizeof *p->lo);
+    memset(packed->length, 0, (size_t)(packed->axes.replicas + 1) * sizeof *packed->length);
+    memset(packed->held, 0, (size_t)(owners + 1) * sizeof *packed->held);
+    memset(packed->lo, 0, (size_t)(owners + 1) * sizeof *packed->lo);
     return COLO_OK;
 }
 
-colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *t, bool listed)
+colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *packing, bool listed)
 {
-    COLO_TRY(check_present(p, t));
-    p->whole = t->split == COLO_PACKING_WHOLE;
-    p->cp = p->whole ? 1 : p->axes.cp;
-    p->listed = listed;
-    COLO_TRY(lay_tables(p, t->nseqs));
-    p->pieces.n = p->start[0] = 0;
-    for (int64_t q = 0; q < t->nseqs; q++) {
-        const int64_t length = t->seq_len[q], d = t->seq_dp ? t->seq_dp[q] : 0;
-        if ((uint64_t)d >= (uint64_t)p->axes.replicas)
+    COLO_TRY(check_present(packed, packing));
+    packed->whole = packing->split == COLO_PACKING_WHOLE;
+    packed->cp = packed->whole ? 1 : packed->axes.cp;
+    packed->listed = listed;
+    COLO_TRY(lay_tables(packed, packing->nseqs));
+    packed->pieces.n = packed->start[0] = 0;
+    for (int64_t seq = 0; seq < packing->nseqs; seq++) {
+        const int64_t length = packing->seq_len[seq],
+                      replica = packing->seq_dp ? packing->seq_dp[seq] : 0;
+        if ((uint64_t)replica >= (uint64_t)packed->axes.replicas)
             return colo_fail(COLO_ERR_ARG, "%s: sequence %lld: seq_dp is %lld, expected 0..%lld",
-                             p->what, (long long)q, (long long)d, (long long)p->axes.replicas - 1);
-        if (length < 0 || !colo_add_ok(p->start[q], length, &p->start[q + 1]))
+                             packed->what, (long long)seq, (long long)replica,
+                             (long long)packed->axes.replicas - 1);
+        if (length < 0 || !colo_add_ok(packed->start[seq], length, &packed->start[seq + 1]))
             return colo_fail(COLO_ERR_ARG,
                              length < 0 ? "%s: sequence %lld has %lld positions, expected >= 0"
                                         : "%s: sequence %lld: its %lld positions make the lengths "
                                           "of all sequences exceed 63 bits",
-                             p->what, (long long)q, (long long)length);
-        p->base[q] = p->length[d];
-        p->length[d] += length;
+                             packed->what, (long long)seq, (long long)length);
+        packed->base[seq] = packed->length[replica];
+        packed->length[replica] += length;
         division_t cut = {0};
-        COLO_TRY(divide(p, t, q, &cut));
-        p->first[q] = p->pieces.n;
-        p->chunk[q] = cut.unit;
-        p->local[q] = times(p->base[q], (uint64_t)p->cp);
-        p->first_owner[q] = d * p->cp;
+        COLO_TRY(divide(packed, packing, seq, &cut));
+        packed->first[seq] = packed->pieces.n;
+        packed->chunk[seq] = cut.unit;
+        packed->local[seq] = times(packed->base[seq], (uint64_t)packed->cp);
+        packed->first_owner[seq] = replica * packed->cp;
         if (listed)
-            COLO_TRY(add_pieces(p, t, q, d, &cut));
+            COLO_TRY(add_pieces(packed, packing, seq, replica, &cut));
     }
-    p->first[t->nseqs] = p->pieces.n;
-    for (int64_t k = 0; !listed && k < p->axes.replicas * p->cp; k++)
-        p->held[k] = p->length[k / p->cp] / p->cp;
-    COLO_TRY(check_sp(p, t));
-    return listed ? sort_pieces(p) : COLO_OK;
+    packed->first[packing->nseqs] = packed->pieces.n;
+    for (int64_t k = 0; !listed && k < packed->axes.replicas * packed->cp; k++)
+        packed->held[k] = packed->length[k / packed->cp] / packed->cp;
+    COLO_TRY(check_sp(packed, packing));
+    return listed ? sort_pieces(packed) : COLO_OK;
 }
 
-void colo_packed_deinit(colo_packed_t *p)
+void colo_packed_deinit(colo_packed_t *packed)
 {
-    free(p->pieces.items);
-    free(p->by_owner.items);
-    free(p->entries.items);
-    memset(p, 0, sizeof *p);
+    free(packed->pieces.items);
+    free(packed->by_owner.items);
+    free(packed->entries.items);
+    memset(packed, 0, sizeof *packed);
 }
 
 /* ---- rows of a block ---- */
 
-/* The first of pieces [a, z) that ends behind @row; in their order, or by owner. */
-static int64_t first_piece(const colo_packed_t *p, const int64_t *by_owner, int64_t a, int64_t z,
-                           int64_t row)
+/* The first of pieces [@low, @high) that ends behind @row; in their order, or by owner. */
+static int64_t first_piece(const colo_packed_t *packed, const int64_t *by_owner, int64_t low,
+                           int64_t high, int64_t row)
 {
-    const colo_piece_t *piece = p->pieces.items;
-    while (a < z) {
-        const int64_t mid = a + (z - a) / 2;
-        const colo_piece_t *x = &piece[by_owner ? by_owner[mid] : mid];
-        if (x->row + x->count <= row)
-            a = mid + 1;
+    const colo_piece_t *piece = packed->pieces.items;
+    while (low < high) {
+        const int64_t mid = low + (high - low) / 2;
+        const colo_piece_t *middle = &piece[by_owner ? by_owner[mid] : mid];
+        if (middle->row + middle->count <= row)
+            low = mid + 1;
         else
-            z = mid;
+            high = mid;
     }
-    return a;
+    return low;
 }
 
-int64_t colo_packed_find(const colo_packed_t *p, int64_t q, int64_t row)
+int64_t colo_packed_find(const colo_packed_t *packed, int64_t seq, int64_t row)
 {
-    return p->listed ? first_piece(p, NULL, p->first[q], p->first[q + 1], row) - p->first[q]
-                     : times(row - p->start[q], (uint64_t)p->chunk[q]);
+    return packed->listed
+               ? first_piece(packed, NULL, packed->first[seq], packed->first[seq + 1], row) -
+                     packed->first[seq]
+               : times(row - packed->start[seq], (uint64_t)packed->chunk[seq]);
 }
 
 static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const colo_runs_t *within,
                           colo_runs_t *runs)
 {
-    const colo_packed_t *p = side->table;
-    const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
-    const int64_t c = p->whole ? 0 : colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
-    const int64_t s = colo_ragged_part(side->layout, COLO_ROWS, 0, coords), k = d * p->cp + c;
-    const int64_t *by_owner = p->by_owner.items, block = p->held[k] / p->axes.sp;
-    const colo_piece_t *piece = p->pieces.items;
+    const colo_packed_t *packed = side->table;
+    const int64_t replica = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
+    const int64_t context =
+        packed->whole ? 0 : colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
+    const int64_t part = colo_ragged_part(side->layout, COLO_ROWS, 0, coords),
+                  k = replica * packed->cp + context;
+    const int64_t *by_owner = packed->by_owner.items, block = packed->held[k] / packed->axes.sp;
+    const colo_piece_t *piece = packed->pieces.items;
     int64_t first = 0, behind = INT64_MAX;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
@@ -364,14 +376,15 @@ static colo_status_t rows(const colo_side_t *side, const int64_t *coords, const 
         behind = last->row + last->count;
     }
     runs->n = runs->rows = 0;
-    for (int64_t i = first_piece(p, by_owner, p->lo[k], p->lo[k + 1], first); i < p->lo[k + 1];
-         i++) {
-        const colo_piece_t *x = &piece[by_owner[i]];
+    for (int64_t i = first_piece(packed, by_owner, packed->lo[k], packed->lo[k + 1], first);
+         i < packed->lo[k + 1]; i++) {
+        const colo_piece_t *held = &piece[by_owner[i]];
         int64_t lo = first, hi = behind;
-        if (x->row >= behind)
+        if (held->row >= behind)
             break;
-        if (colo_packed_cut(p, x, s, &lo, &hi))
-            COLO_TRY(colo_runs_push(runs, lo, hi - lo, x->local + (lo - x->row) - s * block));
+        if (colo_packed_cut(packed, held, part, &lo, &hi))
+            COLO_TRY(
+                colo_runs_push(runs, lo, hi - lo, held->local + (lo - held->row) - part * block));
     }
     return COLO_OK;
 }
@@ -382,10 +395,10 @@ typedef struct met {
     int64_t block, count;
 } met_t;
 
-static int by_block(const void *a, const void *b)
+static int by_block(const void *first, const void *second)
 {
-    const int64_t x = ((const met_t *)a)->block, y = ((const met_t *)b)->block;
-    return (x > y) - (x < y);
+    const int64_t block = ((const met_t *)first)->block, other = ((const met_t *)second)->block;
+    return (block > other) - (block < other);
 }
 
 /* Adds up @list by block, ascending. Blocks that lie close together, as they usually do, are
@@ -404,9 +417,9 @@ static colo_status_t add_up(colo_list_t *list)
             return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)list->n);
         for (int64_t i = 0; i < list->n; i++)
             count[met[i].block - least] += met[i].count;
-        for (int64_t b = least; b <= most; b++)
-            if (count[b - least] > 0)
-                met[n++] = (met_t){b, count[b - least]};
+        for (int64_t block = least; block <= most; block++)
+            if (count[block - least] > 0)
+                met[n++] = (met_t){block, count[block - least]};
         list->n = n;
         return COLO_OK;
     }
@@ -423,42 +436,43 @@ static colo_status_t add_up(colo_list_t *list)
 
 colo_status_t colo_packed_count(int64_t block, int64_t rows_of_it, colo_list_t *met)
 {
-    met_t *m = colo_list_push(met, sizeof *m);
-    if (!m)
+    met_t *last = colo_list_push(met, sizeof *last);
+    if (!last)
         return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)met->n);
-    *m = (met_t){block, rows_of_it};
+    *last = (met_t){block, rows_of_it};
     return COLO_OK;
 }
 
-colo_status_t colo_packed_meet(const colo_packed_t *p, const colo_piece_t *x, int64_t lo,
+colo_status_t colo_packed_meet(const colo_packed_t *packed, const colo_piece_t *piece, int64_t lo,
                                int64_t hi, colo_list_t *met)
 {
-    const int64_t sp = p->axes.sp, block = p->held[x->owner] / sp;
+    const int64_t sp = packed->axes.sp, block = packed->held[piece->owner] / sp;
     for (int64_t stop; lo < hi; lo = stop) {
-        const int64_t local = x->local + (lo - x->row), s = sp > 1 ? local / block : 0;
-        stop = sp > 1 && hi - lo > (s + 1) * block - local ? lo + (s + 1) * block - local : hi;
-        COLO_TRY(colo_packed_count(x->owner * sp + s, stop - lo, met));
+        const int64_t local = piece->local + (lo - piece->row), part = sp > 1 ? local / block : 0;
+        stop =
+            sp > 1 && hi - lo > (part + 1) * block - local ? lo + (part + 1) * block - local : hi;
+        COLO_TRY(colo_packed_count(piece->owner * sp + part, stop - lo, met));
     }
     return COLO_OK;
 }
 
-colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p, colo_list_t *list,
-                                 colo_list_t *out)
+colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *packed,
+                                 colo_list_t *list, colo_list_t *out)
 {
-    const colo_layout_t *l = side->layout;
-    const int64_t sp = p->axes.sp;
+    const colo_layout_t *layout = side->layout;
+    const int64_t sp = packed->axes.sp;
     colo_status_t st = add_up(list);
     const met_t *met = list->items;
     for (int64_t i = 0; st == COLO_OK && i < list->n; i++) {
-        colo_block_t b;
+        colo_block_t block;
         const int64_t owner = met[i].block / sp;
-        colo_block_clear(&b);
-        colo_ragged_set_part(l, COLO_SAMPLES, -1, owner / p->cp, b.coord);
+        colo_block_clear(&block);
+        colo_ragged_set_part(layout, COLO_SAMPLES, -1, owner / packed->cp, block.coord);
         if (!side->full)
-            colo_ragged_set_part(l, COLO_ROWS, 1, owner % p->cp, b.coord);
+            colo_ragged_set_part(layout, COLO_ROWS, 1, owner % packed->cp, block.coord);
         if (!side->full || side->owns->full_has_parts)
-            colo_ragged_set_part(l, COLO_ROWS, 0, met[i].block % sp, b.coord);
-        st = colo_block_push(out, &b, met[i].count);
+            colo_ragged_set_part(layout, COLO_ROWS, 0, met[i].block % sp, block.coord);
+        st = colo_block_push(out, &block, met[i].count);
     }
     free(list->items);
     *list = (colo_list_t){0};
@@ -477,17 +491,18 @@ colo_status_t colo_packed_visit_rest(const colo_side_t *side, const colo_bounds_
 
 static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds, colo_list_t *met)
 {
-    const colo_packed_t *p = side->table;
+    const colo_packed_t *packed = side->table;
     const colo_runs_t *mine = &bounds->runs;
     colo_list_t list = {0};
     colo_status_t st = colo_packed_visit_rest(side, bounds, met);
     for (int64_t k = 0, i = 0; st == COLO_OK && k < mine->n; k++) {
         int64_t lo = mine->run[k].row;
         const int64_t hi = lo + mine->run[k].count;
-        for (i = first_piece(p, NULL, i, p->pieces.n, lo); st == COLO_OK && lo < hi; i++) {
-            const colo_piece_t *x = (const colo_piece_t *)p->pieces.items + i;
-            const int64_t behind = x->row + x->count, end = behind < hi ? behind : hi;
-            st = colo_packed_meet(p, x, lo, end, &list);
+        for (i = first_piece(packed, NULL, i, packed->pieces.n, lo); st == COLO_OK && lo < hi;
+             i++) {
+            const colo_piece_t *piece = (const colo_piece_t *)packed->pieces.items + i;
+            const int64_t behind = piece->row + piece->count, end = behind < hi ? behind : hi;
+            st = colo_packed_meet(packed, piece, lo, end, &list);
             lo = end;
         }
         i--; /* the next rows may begin in the same piece */
@@ -496,7 +511,7 @@ static colo_status_t visit(const colo_side_t *side, const colo_bounds_t *bounds,
         free(list.items);
         return st;
     }
-    return colo_packed_blocks(side, p, &list, &met[COLO_ROWS]);
+    return colo_packed_blocks(side, packed, &list, &met[COLO_ROWS]);
 }
 
 bool colo_packed_box(const colo_side_t *side, const int64_t *coords, colo_bounds_t *bounds)
@@ -515,19 +530,19 @@ const colo_ownership_t colo_owns_packed = {
 /* ---- what a rank holds ---- */
 
 /* The rows of @rank in @runs, ascending. */
-static colo_status_t rows_of(colo_packed_t *p, const colo_packing_t *given,
+static colo_status_t rows_of(colo_packed_t *packed, const colo_packing_t *given,
                              const colo_layout_t *layout, int64_t rank, colo_runs_t *runs)
 {
     int64_t coords[COLO_MAX_DIMS];
     colo_packing_t own = {COLO_PACKING_INIT};
-    const colo_side_t side = {.layout = layout, .table = p};
+    const colo_side_t side = {.layout = layout, .table = packed};
     if (!layout)
         return colo_fail(COLO_ERR_ARG, "packing: layout is NULL");
     COLO_TRY(COLO_SIZED_READ(&own, given, seq_dp, "packing", "COLO_PACKING_INIT"));
     COLO_TRY(colo_layout_check_fields(layout));
-    p->what = "packing";
-    COLO_TRY(colo_ragged_axes(&p->axes, layout, false, p->what, "given"));
-    COLO_TRY(colo_packed_load(p, &own, true));
+    packed->what = "packing";
+    COLO_TRY(colo_ragged_axes(&packed->axes, layout, false, packed->what, "given"));
+    COLO_TRY(colo_packed_load(packed, &own, true));
     if (!colo_layout_holds(layout, rank))
         return COLO_OK;
     (void)colo_grid_coords(&layout->grid, rank, coords);
@@ -537,38 +552,38 @@ static colo_status_t rows_of(colo_packed_t *p, const colo_packing_t *given,
 colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout_t *layout,
                                 int64_t rank, int64_t *out)
 {
-    colo_packed_t p = {0};
+    colo_packed_t packed = {0};
     colo_runs_t runs = {0};
     if (!out)
         return colo_fail(COLO_ERR_ARG, "packing: rows is NULL");
-    const colo_status_t st = rows_of(&p, packing, layout, rank, &runs);
+    const colo_status_t st = rows_of(&packed, packing, layout, rank, &runs);
     if (st == COLO_OK)
         *out = runs.rows;
     colo_runs_deinit(&runs);
-    colo_packed_deinit(&p);
+    colo_packed_deinit(&packed);
     return st;
 }
 
 colo_status_t colo_packing_index(const colo_packing_t *packing, const colo_layout_t *layout,
                                  int64_t rank, int64_t *index)
 {
-    colo_packed_t p = {0};
+    colo_packed_t packed = {0};
     colo_runs_t runs = {0};
-    const colo_status_t st = rows_of(&p, packing, layout, rank, &runs);
+    const colo_status_t st = rows_of(&packed, packing, layout, rank, &runs);
     if (st == COLO_OK && runs.rows && !index) {
         colo_runs_deinit(&runs);
-        colo_packed_deinit(&p);
+        colo_packed_deinit(&packed);
         return colo_fail(COLO_ERR_ARG, "packing: index is NULL");
     }
-    int64_t q = 0, at = 0;
+    int64_t seq = 0, at = 0;
     for (int64_t i = 0; st == COLO_OK && i < runs.n; i++)
         for (int64_t row = runs.run[i].row; row < runs.run[i].row + runs.run[i].count; row++) {
-            while (row >= p.start[q + 1])
-                q++;
-            index[at] = row - p.start[q];
-            index[runs.rows + at++] = q;
+            while (row >= packed.start[seq + 1])
+                seq++;
+            index[at] = row - packed.start[seq];
+            index[runs.rows + at++] = seq;
         }
     colo_runs_deinit(&runs);
-    colo_packed_deinit(&p);
+    colo_packed_deinit(&packed);
     return st;
 }

@@ -22,10 +22,10 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *la
                                const char *what, const char *side);
 /* The index of @coords among the parts of an axis, the first split coarsest. @context: 1 context
  * splits only, 0 the others only, -1 all. */
-int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
+int64_t colo_ragged_part(const colo_layout_t *layout, colo_axis_t axis, int context,
                          const int64_t *coords);
 /* Sets the coordinates of part @index. */
-void colo_ragged_set_part(const colo_layout_t *l, colo_axis_t axis, int context, int64_t index,
+void colo_ragged_set_part(const colo_layout_t *layout, colo_axis_t axis, int context, int64_t index,
                           int64_t *coords);
 
 /* Positions of one sequence that follow each other on one context rank. Rows of packings are
@@ -61,49 +61,51 @@ typedef struct colo_packed {
 
 /* Checks tables and lays them out; @tables is borrowed for the call. @listed: blocks will be asked
  * for their rows. A list costs as much as many batches of segments. */
-colo_status_t colo_packed_load(colo_packed_t *p, const colo_packing_t *tables, bool listed);
-void colo_packed_deinit(colo_packed_t *p);
+colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *tables, bool listed);
+void colo_packed_deinit(colo_packed_t *packed);
 
-/* Piece @j of sequence @q. */
-static inline colo_piece_t colo_packed_piece(const colo_packed_t *p, int64_t q, int64_t j)
+/* Piece @j of sequence @seq. */
+static inline colo_piece_t colo_packed_piece(const colo_packed_t *packed, int64_t seq, int64_t j)
 {
-    if (p->listed)
-        return ((const colo_piece_t *)p->pieces.items)[p->first[q] + j];
-    const int64_t unit = p->chunk[q];
-    const bool mirrored = p->axes.zigzag && j >= p->cp;
-    return (colo_piece_t){p->start[q] + j * unit, unit, p->local[q] + (mirrored ? unit : 0),
-                          p->first_owner[q] + (mirrored ? 2 * p->cp - 1 - j : j)};
+    if (packed->listed)
+        return ((const colo_piece_t *)packed->pieces.items)[packed->first[seq] + j];
+    const int64_t unit = packed->chunk[seq];
+    const bool mirrored = packed->axes.zigzag && j >= packed->cp;
+    return (colo_piece_t){packed->start[seq] + j * unit, unit,
+                          packed->local[seq] + (mirrored ? unit : 0),
+                          packed->first_owner[seq] + (mirrored ? 2 * packed->cp - 1 - j : j)};
 }
 
-/* The piece of sequence @q that has @row. */
-int64_t colo_packed_find(const colo_packed_t *p, int64_t q, int64_t row);
+/* The piece of sequence @seq that has @row. */
+int64_t colo_packed_find(const colo_packed_t *packed, int64_t seq, int64_t row);
 
-/* The rows [*lo, *hi) of piece @x that rank @s of sequence parallelism has; false: none. */
-static inline bool colo_packed_cut(const colo_packed_t *p, const colo_piece_t *x, int64_t s,
-                                   int64_t *lo, int64_t *hi)
+/* The rows [*lo, *hi) of piece @piece that rank @part of sequence parallelism has; false: none. */
+static inline bool colo_packed_cut(const colo_packed_t *packed, const colo_piece_t *piece,
+                                   int64_t part, int64_t *lo, int64_t *hi)
 {
-    int64_t a = x->row, z = x->row + x->count;
-    if (p->axes.sp > 1) {
-        const int64_t block = p->held[x->owner] / p->axes.sp, local_end = (s + 1) * block;
-        if (x->local < s * block)
-            a = x->row + (s * block - x->local);
-        if (x->local + x->count > local_end)
-            z = x->row + (local_end - x->local);
+    int64_t first = piece->row, last = piece->row + piece->count;
+    if (packed->axes.sp > 1) {
+        const int64_t block = packed->held[piece->owner] / packed->axes.sp,
+                      local_end = (part + 1) * block;
+        if (piece->local < part * block)
+            first = piece->row + (part * block - piece->local);
+        if (piece->local + piece->count > local_end)
+            last = piece->row + (local_end - piece->local);
     }
-    *lo = a > *lo ? a : *lo;
-    *hi = z < *hi ? z : *hi;
+    *lo = first > *lo ? first : *lo;
+    *hi = last < *hi ? last : *hi;
     return *lo < *hi;
 }
 
-/* Counts rows [lo, hi) of piece @x by the block that owns them, in @met. */
-colo_status_t colo_packed_meet(const colo_packed_t *p, const colo_piece_t *x, int64_t lo,
+/* Counts rows [lo, hi) of piece @piece by the block that owns them, in @met. */
+colo_status_t colo_packed_meet(const colo_packed_t *packed, const colo_piece_t *piece, int64_t lo,
                                int64_t hi, colo_list_t *met);
 /* The same of rows of one block: (replica * cp + context rank) * sp + rank of sequence parallelism.
  */
 colo_status_t colo_packed_count(int64_t block, int64_t rows, colo_list_t *met);
 /* Appends to @out what @met counted, ascending; frees @met. */
-colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p, colo_list_t *met,
-                                 colo_list_t *out);
+colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *packed,
+                                 colo_list_t *met, colo_list_t *out);
 /* The other axes of a batch in tables: all its rows are one sample. */
 colo_status_t colo_packed_visit_rest(const colo_side_t *side, const colo_bounds_t *bounds,
                                      colo_list_t *met);
@@ -118,9 +120,10 @@ typedef struct colo_table {
 } colo_table_t;
 /* Appends a table; NULL has no entries. */
 void colo_table_keep(colo_table_t *table, int32_t *n, const char *side, const char *name,
-                     const int64_t *v, int64_t entries);
+                     const int64_t *values, int64_t entries);
 /* Of tables that were checked; appends 8. */
-void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side, const colo_packing_t *p);
+void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side,
+                       const colo_packing_t *packing);
 /* Those of both sides; returns how many. */
 int32_t colo_packings_keep(colo_table_t *table, const colo_packing_t *src,
                            const colo_packing_t *dst);

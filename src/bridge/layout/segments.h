@@ -48,15 +48,15 @@ typedef struct colo_ragged {
 } colo_ragged_t;
 
 /* Takes layouts and shape, as ragged batches must have them. @packed: of two packings. */
-colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const colo_layout_t *dst,
-                               const colo_shape_t *shape, bool packed);
+colo_status_t colo_ragged_init(colo_ragged_t *ragged, const colo_layout_t *src,
+                               const colo_layout_t *dst, const colo_shape_t *shape, bool packed);
 /* segment-tables.c: all checks of colo_segments_check() but those of colo_segments_read(). Lists
  * parts in table order, if r->sorted their row, src_lo and dst_lo. dst is laid out. */
-colo_status_t colo_ragged_parts(colo_ragged_t *r);
+colo_status_t colo_ragged_parts(colo_ragged_t *ragged);
 /* Checks tables and lays them out. */
-colo_status_t colo_ragged_load_packings(colo_ragged_t *r, const colo_packing_t *src,
+colo_status_t colo_ragged_load_packings(colo_ragged_t *ragged, const colo_packing_t *src,
                                         const colo_packing_t *dst);
-colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *segments);
-void colo_ragged_deinit(colo_ragged_t *r);
+colo_status_t colo_ragged_load(colo_ragged_t *ragged, const colo_segments_t *segments);
+void colo_ragged_deinit(colo_ragged_t *ragged);
 
 #endif

@@ -9,9 +9,10 @@
 
 #include <stdlib.h>
 
-static int by_row(const void *a, const void *b)
+static int by_row(const void *first, const void *second)
 {
-    const int64_t left = ((const colo_run_t *)a)->row, right = ((const colo_run_t *)b)->row;
+    const int64_t left = ((const colo_run_t *)first)->row,
+                  right = ((const colo_run_t *)second)->row;
     return (left > right) - (left < right);
 }
 

@@ -23,49 +23,51 @@ colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_c
     return COLO_OK;
 }
 
-static colo_status_t check_config(const colo_plan_config_t *c)
+static colo_status_t check_config(const colo_plan_config_t *config)
 {
-    const colo_shape_t *s = &c->shape;
-    if (s->samples < 0 || s->rows < 0 || s->features < 0 || s->positions < 0)
+    const colo_shape_t *shape = &config->shape;
+    if (shape->samples < 0 || shape->rows < 0 || shape->features < 0 || shape->positions < 0)
         return colo_fail(COLO_ERR_ARG,
                          "plan: shape of %lld samples, %lld rows, %lld features, %lld positions; "
                          "expected >= 0",
-                         (long long)s->samples, (long long)s->rows, (long long)s->features,
-                         (long long)s->positions);
+                         (long long)shape->samples, (long long)shape->rows,
+                         (long long)shape->features, (long long)shape->positions);
     for (int i = 0; i < 2; i++) {
-        colo_status_t st = colo_layout_check_fields(i ? c->dst : c->src);
+        colo_status_t st = colo_layout_check_fields(i ? config->dst : config->src);
         if (st < 0)
             return colo_fail_prefix(st, "plan: config.%s", i ? "dst" : "src");
     }
-    if (!colo_dtype_size(c->dtype))
-        return colo_fail(COLO_ERR_ARG, "plan: dtype %d is unknown", (int)c->dtype);
-    if ((unsigned)c->output > COLO_SHARDED || (unsigned)c->grad > COLO_DISJOINT)
+    if (!colo_dtype_size(config->dtype))
+        return colo_fail(COLO_ERR_ARG, "plan: dtype %d is unknown", (int)config->dtype);
+    if ((unsigned)config->output > COLO_SHARDED || (unsigned)config->grad > COLO_DISJOINT)
         return colo_fail(COLO_ERR_ARG, "plan: output %d (0..1) or grad %d (0..1) is unknown",
-                         (int)c->output, (int)c->grad);
-    if (c->ranks_per_node < 0)
+                         (int)config->output, (int)config->grad);
+    if (config->ranks_per_node < 0)
         return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld, expected >= 0 (0: one node)",
-                         (long long)c->ranks_per_node);
-    if (c->nodes && c->ranks_per_node)
+                         (long long)config->ranks_per_node);
+    if (config->nodes && config->ranks_per_node)
         return colo_fail(COLO_ERR_ARG,
                          "plan: ranks_per_node is %lld and nodes is given, expected one of them",
-                         (long long)c->ranks_per_node);
-    for (int i = 0; c->nodes && i < 2; i++) {
-        const colo_grid_t *g = i ? &c->dst->grid : &c->src->grid;
-        if (g->offset + g->size > c->nodes->ranks)
+                         (long long)config->ranks_per_node);
+    for (int i = 0; config->nodes && i < 2; i++) {
+        const colo_grid_t *grid = i ? &config->dst->grid : &config->src->grid;
+        if (grid->offset + grid->size > config->nodes->ranks)
             return colo_fail(COLO_ERR_ARG,
                              "plan: nodes of %lld ranks, expected at least %lld: config.%s names "
                              "rank %lld",
-                             (long long)c->nodes->ranks, (long long)(g->offset + g->size),
-                             i ? "dst" : "src", (long long)(g->offset + g->size - 1));
+                             (long long)config->nodes->ranks,
+                             (long long)(grid->offset + grid->size), i ? "dst" : "src",
+                             (long long)(grid->offset + grid->size - 1));
     }
-    int64_t v;
-    if (!colo_mul_ok(s->samples, s->rows, &v) || !colo_mul_ok(v, s->features, &v) ||
-        !colo_mul_ok(v, (int64_t)colo_dtype_size(c->dtype), &v) ||
-        !colo_mul_ok(v, colo_layout_parts(c->dst, COLO_ROWS), &v))
+    int64_t volume;
+    if (!colo_mul_ok(shape->samples, shape->rows, &volume) ||
+        !colo_mul_ok(volume, shape->features, &volume) ||
+        !colo_mul_ok(volume, (int64_t)colo_dtype_size(config->dtype), &volume) ||
+        !colo_mul_ok(volume, colo_layout_parts(config->dst, COLO_ROWS), &volume))
         return colo_fail(COLO_ERR_ARG,
                          "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
-                         (long long)s->samples, (long long)s->rows, (long long)s->features,
-                         colo_dtype_name(c->dtype));
+                         (long long)shape->samples, (long long)shape->rows,
+                         (long long)shape->features, colo_dtype_name(config->dtype));
     return COLO_OK;
 }
 
@@ -77,58 +79,59 @@ colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_
 
 /* ---- what COLLECTIVE takes ---- */
 
-static colo_status_t has_dims(const colo_grid_t *g, const char *side)
+static colo_status_t has_dims(const colo_grid_t *grid, const char *side)
 {
     static const char *const dims[] = {"tp", "dp"};
     for (int i = 0; i < 2; i++)
-        if (colo_grid_dim(g, dims[i]) < 0)
+        if (colo_grid_dim(grid, dims[i]) < 0)
             return colo_fail(COLO_ERR_LAYOUT, "%s grid must have '%s' dimension", side, dims[i]);
     return COLO_OK;
 }
 
-static colo_status_t no_extra(const colo_layout_t *l, const char *side)
+static colo_status_t no_extra(const colo_layout_t *layout, const char *side)
 {
     static const char *const known[] = {"tp", "cp", "pp", "dp"};
-    for (int d = 0; d < l->grid.ndims; d++) {
-        bool hit = l->grid.extent[d] == 1;
+    for (int dim = 0; dim < layout->grid.ndims; dim++) {
+        bool hit = layout->grid.extent[dim] == 1;
         for (int i = 0; i < 4; i++)
-            hit = hit || strcmp(l->grid.name[d], known[i]) == 0;
+            hit = hit || strcmp(layout->grid.name[dim], known[i]) == 0;
         if (!hit)
             return colo_fail(
                 COLO_ERR_LAYOUT,
                 "%s grid: dim '%s' has extent %lld; COLLECTIVE knows tp, cp, pp and dp "
                 "only, use EXACT",
-                side, l->grid.name[d], (long long)l->grid.extent[d]);
+                side, layout->grid.name[dim], (long long)layout->grid.extent[dim]);
     }
-    for (int a = 0; a < 3; a++)
-        for (int i = 0; i < l->nsplits[a]; i++) {
-            const char *name = l->grid.name[l->split[a][i].dim];
-            bool usual = (a == COLO_SAMPLES && strcmp(name, "dp") == 0) ||
-                         (a == COLO_ROWS && strcmp(name, "cp") == 0);
-            if (l->split[a][i].kind == COLO_CEIL && l->grid.extent[l->split[a][i].dim] > 1)
+    for (int axis = 0; axis < 3; axis++)
+        for (int i = 0; i < layout->nsplits[axis]; i++) {
+            const char *name = layout->grid.name[layout->split[axis][i].dim];
+            bool usual = (axis == COLO_SAMPLES && strcmp(name, "dp") == 0) ||
+                         (axis == COLO_ROWS && strcmp(name, "cp") == 0);
+            if (layout->split[axis][i].kind == COLO_CEIL &&
+                layout->grid.extent[layout->split[axis][i].dim] > 1)
                 return colo_fail(COLO_ERR_LAYOUT,
                                  "%s layout: %s are split CEIL over '%s'; COLLECTIVE knows BLOCK "
                                  "and ZIGZAG only, use EXACT",
-                                 side, colo_axis_names[a], name);
-            if (!usual && l->grid.extent[l->split[a][i].dim] > 1)
+                                 side, colo_axis_names[axis], name);
+            if (!usual && layout->grid.extent[layout->split[axis][i].dim] > 1)
                 return colo_fail(
                     COLO_ERR_LAYOUT,
                     "%s layout: %s are split over '%s'; COLLECTIVE knows samples over dp "
                     "and rows over cp only, use EXACT",
                     side,
-                    a == 0   ? "samples"
-                    : a == 1 ? "rows"
-                             : "features",
+                    axis == 0   ? "samples"
+                    : axis == 1 ? "rows"
+                                : "features",
                     name);
         }
-    if (colo_layout_parts(l, COLO_SAMPLES) != colo_grid_extent(&l->grid, "dp"))
+    if (colo_layout_parts(layout, COLO_SAMPLES) != colo_grid_extent(&layout->grid, "dp"))
         return colo_fail(COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT",
                          side);
-    if (l->stage_dim >= 0 && l->grid.extent[l->stage_dim] > 1)
+    if (layout->stage_dim >= 0 && layout->grid.extent[layout->stage_dim] > 1)
         return colo_fail(COLO_ERR_LAYOUT,
                          "%s layout: only ranks at %lld of '%s' hold it; COLLECTIVE knows no such "
                          "stages, use EXACT",
-                         side, (long long)l->stage, l->grid.name[l->stage_dim]);
+                         side, (long long)layout->stage, layout->grid.name[layout->stage_dim]);
     return COLO_OK;
 }
 
@@ -152,8 +155,8 @@ static colo_status_t sums_over_cp(const colo_layout_t *dst)
 {
     bool context = colo_grid_extent(&dst->grid, "cp") == 1;
     for (int i = 0; i < dst->nsplits[COLO_ROWS]; i++) {
-        const colo_split_t *s = &dst->split[COLO_ROWS][i];
-        context = context || (s->context && strcmp(dst->grid.name[s->dim], "cp") == 0);
+        const colo_split_t *split = &dst->split[COLO_ROWS][i];
+        context = context || (split->context && strcmp(dst->grid.name[split->dim], "cp") == 0);
     }
     if (!context)
         return colo_fail(COLO_ERR_LAYOUT,
@@ -163,9 +166,9 @@ static colo_status_t sums_over_cp(const colo_layout_t *dst)
     return COLO_OK;
 }
 
-static int64_t dp_stride(const colo_grid_t *g)
+static int64_t dp_stride(const colo_grid_t *grid)
 {
-    return g->stride[colo_grid_dim(g, "dp")];
+    return grid->stride[colo_grid_dim(grid, "dp")];
 }
 
 /*
@@ -176,72 +179,73 @@ static int64_t dp_stride(const colo_grid_t *g)
 static colo_status_t aligned(const colo_grid_t *fine, const colo_grid_t *coarse, int64_t k,
                              const char *rule)
 {
-    int64_t n = colo_grid_extent(coarse, "dp"), a = k * dp_stride(fine), b = dp_stride(coarse), x,
-            y;
-    if (n == 1 || a == b)
+    int64_t n = colo_grid_extent(coarse, "dp"), fine_step = k * dp_stride(fine),
+            coarse_step = dp_stride(coarse), fine_dp, coarse_dp;
+    if (n == 1 || fine_step == coarse_step)
         return COLO_OK;
-    int64_t rank = fine->offset + (a < b ? a : b);
-    (void)colo_grid_coord(fine, rank, "dp", &x);
-    (void)colo_grid_coord(coarse, rank, "dp", &y);
+    int64_t rank = fine->offset + (fine_step < coarse_step ? fine_step : coarse_step);
+    (void)colo_grid_coord(fine, rank, "dp", &fine_dp);
+    (void)colo_grid_coord(coarse, rank, "dp", &coarse_dp);
     return colo_fail(COLO_ERR_LAYOUT,
                      "rank %lld: %s, but %lld / %lld != %lld; COLLECTIVE would give it another "
                      "rank's samples, use EXACT",
-                     (long long)rank, rule, (long long)x, (long long)k, (long long)y);
+                     (long long)rank, rule, (long long)fine_dp, (long long)k, (long long)coarse_dp);
 }
 
 colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
 {
     colo_plan_config_t own;
     COLO_TRY(colo_plan_read_config(config, &own));
-    const colo_plan_config_t *c = &own;
-    const colo_grid_t *s = &c->src->grid, *d = &c->dst->grid;
-    COLO_TRY(colo_layout_check_fields(c->src));
-    COLO_TRY(colo_layout_check_fields(c->dst));
-    COLO_TRY(has_dims(s, "src"));
-    COLO_TRY(has_dims(d, "dest"));
-    if (s->size != d->size)
+    const colo_plan_config_t *given = &own;
+    const colo_grid_t *src_grid = &given->src->grid, *dst_grid = &given->dst->grid;
+    COLO_TRY(colo_layout_check_fields(given->src));
+    COLO_TRY(colo_layout_check_fields(given->dst));
+    COLO_TRY(has_dims(src_grid, "src"));
+    COLO_TRY(has_dims(dst_grid, "dest"));
+    if (src_grid->size != dst_grid->size)
         return colo_fail(COLO_ERR_LAYOUT,
                          "Grids must span same number of ranks: src %lld, dest %lld",
-                         (long long)s->size, (long long)d->size);
-    if (s->offset != d->offset)
+                         (long long)src_grid->size, (long long)dst_grid->size);
+    if (src_grid->offset != dst_grid->offset)
         return colo_fail(COLO_ERR_LAYOUT, "Grids must have same rank offset: src %lld, dest %lld",
-                         (long long)s->offset, (long long)d->offset);
-    if (colo_grid_extent(s, "pp") != 1)
+                         (long long)src_grid->offset, (long long)dst_grid->offset);
+    if (colo_grid_extent(src_grid, "pp") != 1)
         return colo_fail(COLO_ERR_LAYOUT, "src PP must be 1, got %lld",
-                         (long long)colo_grid_extent(s, "pp"));
-    if (colo_grid_extent(d, "pp") != 1)
+                         (long long)colo_grid_extent(src_grid, "pp"));
+    if (colo_grid_extent(dst_grid, "pp") != 1)
         return colo_fail(COLO_ERR_LAYOUT, "dest PP must be 1, got %lld",
-                         (long long)colo_grid_extent(d, "pp"));
-    if (colo_grid_extent(s, "cp") != 1)
+                         (long long)colo_grid_extent(dst_grid, "pp"));
+    if (colo_grid_extent(src_grid, "cp") != 1)
         return colo_fail(COLO_ERR_LAYOUT, "Source CP must be 1, got %lld",
-                         (long long)colo_grid_extent(s, "cp"));
-    if (colo_grid_extent(d, "cp") > 1 && colo_grid_dim(d, "cp") > colo_grid_dim(d, "dp"))
+                         (long long)colo_grid_extent(src_grid, "cp"));
+    if (colo_grid_extent(dst_grid, "cp") > 1 &&
+        colo_grid_dim(dst_grid, "cp") > colo_grid_dim(dst_grid, "dp"))
         return colo_fail(COLO_ERR_LAYOUT,
                          "dest_grid dim_names must have 'cp' before 'dp', found them at %d and %d",
-                         (int)colo_grid_dim(d, "cp"), (int)colo_grid_dim(d, "dp"));
-    int64_t ds = colo_grid_extent(s, "dp"), dd = colo_grid_extent(d, "dp");
+                         (int)colo_grid_dim(dst_grid, "cp"), (int)colo_grid_dim(dst_grid, "dp"));
+    int64_t ds = colo_grid_extent(src_grid, "dp"), dd = colo_grid_extent(dst_grid, "dp");
     int64_t lo = ds < dd ? ds : dd, k = (ds < dd ? dd : ds) / lo;
     if (ds % lo || dd % lo)
         return colo_fail(COLO_ERR_LAYOUT, "DP sizes must be evenly divisible: src %lld, dest %lld",
                          (long long)ds, (long long)dd);
-    COLO_TRY(no_extra(c->src, "src"));
-    COLO_TRY(rows_in_order(c->src));
-    COLO_TRY(no_extra(c->dst, "dest"));
-    COLO_TRY(sums_over_cp(c->dst));
+    COLO_TRY(no_extra(given->src, "src"));
+    COLO_TRY(rows_in_order(given->src));
+    COLO_TRY(no_extra(given->dst, "dest"));
+    COLO_TRY(sums_over_cp(given->dst));
     if (ds > dd)
-        COLO_TRY(aligned(s, d, k, "src dp / scale must be dest dp"));
+        COLO_TRY(aligned(src_grid, dst_grid, k, "src dp / scale must be dest dp"));
     else if (dd > ds)
-        COLO_TRY(aligned(d, s, k, "dest dp / scale must be src dp"));
+        COLO_TRY(aligned(dst_grid, src_grid, k, "dest dp / scale must be src dp"));
     else
-        COLO_TRY(aligned(s, d, 1, "src dp must be dest dp"));
-    int64_t batch = c->shape.samples / lo;
-    if (c->shape.samples % lo)
+        COLO_TRY(aligned(src_grid, dst_grid, 1, "src dp must be dest dp"));
+    int64_t batch = given->shape.samples / lo;
+    if (given->shape.samples % lo)
         return colo_fail(COLO_ERR_SHAPE, "batch %lld is not divisible by dp=%lld",
-                         (long long)c->shape.samples, (long long)lo);
+                         (long long)given->shape.samples, (long long)lo);
     if (batch % k)
         return colo_fail(COLO_ERR_SHAPE, "batch dim size %lld is not divisible by %s scale=%lld.",
                          (long long)batch, ds > dd ? "fan_in" : "fan_out", (long long)k);
-    if (c->output == COLO_SHARDED)
-        COLO_TRY(colo_layout_check_rows(c->dst, c->shape.rows));
+    if (given->output == COLO_SHARDED)
+        COLO_TRY(colo_layout_check_rows(given->dst, given->shape.rows));
     return COLO_OK;
 }

@@ -20,134 +20,140 @@
 
 #include <stdlib.h>
 
-static const colo_sum_group_t *groups_of(const colo_builder_t *w)
+static const colo_sum_group_t *groups_of(const colo_builder_t *builder)
 {
-    return w->held.groups.items;
+    return builder->held.groups.items;
 }
 
 /* How many addends of the group that @lead leads @node lacks. */
-static int64_t lacks(colo_builder_t *w, int64_t node, int64_t lead)
+static int64_t lacks(colo_builder_t *builder, int64_t node, int64_t lead)
 {
-    const colo_source_t *s = w->held.nodes.items;
-    const colo_sum_group_t *g = groups_of(w);
-    int64_t n = g[lead].n;
-    for (int64_t i = colo_source_find(w, s, w->held.nodes.n, node, -1);
-         i < w->held.nodes.n && s[i].key == node; i++)
-        n -= g[s[i].rank].lead == lead;
+    const colo_source_t *source = builder->held.nodes.items;
+    const colo_sum_group_t *group = groups_of(builder);
+    int64_t n = group[lead].n;
+    for (int64_t i = colo_source_find(builder, source, builder->held.nodes.n, node, -1);
+         i < builder->held.nodes.n && source[i].key == node; i++)
+        n -= group[source[i].rank].lead == lead;
     return n;
 }
 
-static bool sum_is_smaller(const colo_builder_t *w, int64_t addends)
+static bool sum_is_smaller(const colo_builder_t *builder, int64_t addends)
 {
-    return addends * (int64_t)w->elem > (int64_t)w->sum_elem;
+    return addends * (int64_t)builder->elem > (int64_t)builder->sum_elem;
 }
 
 /* The node with most addends that are in no group yet; @most: how many. */
-static int64_t next_home(const colo_builder_t *w, int64_t *most)
+static int64_t next_home(const colo_builder_t *builder, int64_t *most)
 {
-    const colo_source_t *s = w->held.nodes.items;
+    const colo_source_t *source = builder->held.nodes.items;
     int64_t home = -1, n = 0;
     *most = 0;
-    for (int64_t i = 0; i < w->held.nodes.n; i++) {
-        n = (i > 0 && s[i].key == s[i - 1].key ? n : 0) + (groups_of(w)[s[i].rank].n == 0);
+    for (int64_t i = 0; i < builder->held.nodes.n; i++) {
+        n = (i > 0 && source[i].key == source[i - 1].key ? n : 0) +
+            (groups_of(builder)[source[i].rank].n == 0);
         if (n > *most) {
             *most = n;
-            home = s[i].key;
+            home = source[i].key;
         }
     }
     return home;
 }
 
-colo_status_t colo_node_sums_group(colo_builder_t *w)
+colo_status_t colo_node_sums_group(colo_builder_t *builder)
 {
-    const colo_source_t *s = w->held.nodes.items;
-    w->held.groups.n = 0;
-    for (int64_t a = 0; a < w->held.naddends; a++) {
-        colo_sum_group_t *g = colo_list_push(&w->held.groups, sizeof *g);
-        if (!g)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)w->held.naddends);
-        *g = (colo_sum_group_t){0};
+    const colo_source_t *source = builder->held.nodes.items;
+    builder->held.groups.n = 0;
+    for (int64_t addend = 0; addend < builder->held.naddends; addend++) {
+        colo_sum_group_t *group = colo_list_push(&builder->held.groups, sizeof *group);
+        if (!group)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends",
+                             (long long)builder->held.naddends);
+        *group = (colo_sum_group_t){0};
     }
-    colo_sum_group_t *g = w->held.groups.items;
-    for (int64_t left = w->held.naddends, most; left > 0; left -= most) {
-        const int64_t home = next_home(w, &most);
-        const bool sums = sum_is_smaller(w, most);
+    colo_sum_group_t *group = builder->held.groups.items;
+    for (int64_t left = builder->held.naddends, most; left > 0; left -= most) {
+        const int64_t home = next_home(builder, &most);
+        const bool sums = sum_is_smaller(builder, most);
         int64_t lead = -1;
-        for (int64_t i = colo_source_find(w, s, w->held.nodes.n, home, -1);
-             i < w->held.nodes.n && s[i].key == home; i++) {
-            const int64_t a = s[i].rank;
-            if (g[a].n)
+        for (int64_t i = colo_source_find(builder, source, builder->held.nodes.n, home, -1);
+             i < builder->held.nodes.n && source[i].key == home; i++) {
+            const int64_t addend = source[i].rank;
+            if (group[addend].n)
                 continue;
-            lead = lead < 0 || !sums ? a : lead;
-            g[a] = (colo_sum_group_t){.home = home, .lead = lead, .n = sums ? most : 1};
+            lead = lead < 0 || !sums ? addend : lead;
+            group[addend] = (colo_sum_group_t){.home = home, .lead = lead, .n = sums ? most : 1};
         }
     }
     return COLO_OK;
 }
 
-bool colo_node_sums_reach(colo_builder_t *w, int64_t rank)
+bool colo_node_sums_reach(colo_builder_t *builder, int64_t rank)
 {
-    if (!w->summing)
+    if (!builder->summing)
         return true;
-    const int64_t lead = groups_of(w)[w->held.addend].lead;
-    return w->sums == sum_is_smaller(w, lacks(w, colo_location_of(w->cfg, rank).node, lead));
+    const int64_t lead = groups_of(builder)[builder->held.addend].lead;
+    return builder->sums ==
+           sum_is_smaller(builder, lacks(builder, colo_location_of(builder->cfg, rank).node, lead));
 }
 
-bool colo_node_sums_lead(const colo_builder_t *w)
+bool colo_node_sums_lead(const colo_builder_t *builder)
 {
-    return groups_of(w)[w->held.addend].lead == w->held.addend;
+    return groups_of(builder)[builder->held.addend].lead == builder->held.addend;
 }
 
-int64_t colo_node_sums_saving(const colo_builder_t *w)
+int64_t colo_node_sums_saving(const colo_builder_t *builder)
 {
-    return groups_of(w)[w->held.addend].n * (int64_t)w->elem - (int64_t)w->sum_elem;
+    return groups_of(builder)[builder->held.addend].n * (int64_t)builder->elem -
+           (int64_t)builder->sum_elem;
 }
 
-static int by_value(const void *a, const void *b)
+static int by_value(const void *first, const void *second)
 {
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
+    const int64_t value = *(const int64_t *)first, other = *(const int64_t *)second;
+    return (value > other) - (value < other);
 }
 
-colo_status_t colo_node_sums_sources(colo_builder_t *w)
+colo_status_t colo_node_sums_sources(colo_builder_t *builder)
 {
-    const colo_addend_source_t *h = w->held.addends.items;
-    const int64_t lead = groups_of(w)[w->held.addend].lead;
-    w->ranks.n = 0;
-    for (int64_t i = 0; i < w->held.addends.n; i++) {
-        if (groups_of(w)[h[i].addend].lead != lead || lacks(w, h[i].node, lead) > 0)
+    const colo_addend_source_t *source = builder->held.addends.items;
+    const int64_t lead = groups_of(builder)[builder->held.addend].lead;
+    builder->ranks.n = 0;
+    for (int64_t i = 0; i < builder->held.addends.n; i++) {
+        if (groups_of(builder)[source[i].addend].lead != lead ||
+            lacks(builder, source[i].node, lead) > 0)
             continue;
-        int64_t *rank = colo_list_push(&w->ranks, sizeof *rank);
+        int64_t *rank = colo_list_push(&builder->ranks, sizeof *rank);
         if (!rank)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->held.addends.n);
-        *rank = h[i].rank;
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources",
+                             (long long)builder->held.addends.n);
+        *rank = source[i].rank;
     }
-    qsort(w->ranks.items, (size_t)w->ranks.n, sizeof(int64_t), by_value);
+    qsort(builder->ranks.items, (size_t)builder->ranks.n, sizeof(int64_t), by_value);
     return COLO_OK;
 }
 
 /* ---- the order of addition ---- */
 
-static int by_home(const void *a, const void *b)
+static int by_home(const void *first, const void *second)
 {
-    const colo_sum_group_t *const x = *(const colo_sum_group_t *const *)a,
-                                  *const y = *(const colo_sum_group_t *const *)b;
-    if (x->home != y->home)
-        return x->home < y->home ? -1 : 1;
-    if (x->lead != y->lead)
-        return x->lead < y->lead ? -1 : 1;
-    return (x > y) - (x < y); /* by addend */
+    const colo_sum_group_t *const one = *(const colo_sum_group_t *const *)first,
+                                  *const other = *(const colo_sum_group_t *const *)second;
+    if (one->home != other->home)
+        return one->home < other->home ? -1 : 1;
+    if (one->lead != other->lead)
+        return one->lead < other->lead ? -1 : 1;
+    return (one > other) - (one < other); /* by addend */
 }
 
 /* Does what the last order of @terms says, @n of them, stand there before? Then at *first. */
 static bool is_known(const colo_list_t *terms, int64_t n, int32_t *first)
 {
-    const colo_term_t *t = terms->items, *mine = t + terms->n - n;
-    for (int64_t i = 0; t + i < mine; i++) {
+    const colo_term_t *term = terms->items, *mine = term + terms->n - n;
+    for (int64_t i = 0; term + i < mine; i++) {
         int64_t k = 0;
-        while (k < n && t[i + k].addend == mine[k].addend && t[i + k].use == mine[k].use)
+        while (k < n && term[i + k].addend == mine[k].addend && term[i + k].use == mine[k].use)
             k++;
-        if (k == n && (i == 0 || t[i - 1].use & COLO_TERM_LAST)) {
+        if (k == n && (i == 0 || term[i - 1].use & COLO_TERM_LAST)) {
             *first = (int32_t)i;
             return true;
         }
@@ -155,51 +161,57 @@ static bool is_known(const colo_list_t *terms, int64_t n, int32_t *first)
     return false;
 }
 
-colo_status_t colo_node_sums_order(colo_builder_t *w, int64_t node, bool one_group, int32_t *first)
+colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, bool one_group,
+                                   int32_t *first)
 {
-    const colo_sum_group_t *g = groups_of(w), *mine = &g[w->held.addend];
-    const int64_t begin = w->terms.n;
-    COLO_AUTOFREE const colo_sum_group_t **by = malloc((size_t)w->held.naddends * sizeof *by);
+    const colo_sum_group_t *group = groups_of(builder), *mine = &group[builder->held.addend];
+    const int64_t begin = builder->terms.n;
+    COLO_AUTOFREE const colo_sum_group_t **by = malloc((size_t)builder->held.naddends * sizeof *by);
     if (!by)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)w->held.naddends);
-    for (int64_t a = 0; a < w->held.naddends; a++)
-        by[a] = &g[a];
-    qsort(by, (size_t)w->held.naddends, sizeof *by, by_home);
-    colo_term_t *t = NULL;
-    for (int64_t i = 0; i < w->held.naddends; i++) {
-        const int64_t a = by[i] - g;
-        const bool sum = !one_group && sum_is_smaller(w, lacks(w, node, g[a].lead));
-        if ((one_group && g[a].lead != mine->lead) || (sum && g[a].lead != a))
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld addends", (long long)builder->held.naddends);
+    for (int64_t addend = 0; addend < builder->held.naddends; addend++)
+        by[addend] = &group[addend];
+    qsort(by, (size_t)builder->held.naddends, sizeof *by, by_home);
+    colo_term_t *term = NULL;
+    for (int64_t i = 0; i < builder->held.naddends; i++) {
+        const int64_t addend = by[i] - group;
+        const bool sum =
+            !one_group && sum_is_smaller(builder, lacks(builder, node, group[addend].lead));
+        if ((one_group && group[addend].lead != mine->lead) ||
+            (sum && group[addend].lead != addend))
             continue;
-        t = colo_list_push(&w->terms, sizeof *t);
-        if (!t || w->terms.n > INT32_MAX)
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld terms of sums", (long long)w->terms.n);
-        *t = (colo_term_t){(int32_t)a,
-                           (sum ? COLO_TERM_SUM : 0) | (g[a].lead == a ? COLO_TERM_FIRST : 0)};
+        term = colo_list_push(&builder->terms, sizeof *term);
+        if (!term || builder->terms.n > INT32_MAX)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld terms of sums",
+                             (long long)builder->terms.n);
+        *term = (colo_term_t){(int32_t)addend,
+                              (sum ? COLO_TERM_SUM : 0) |
+                                  (group[addend].lead == addend ? COLO_TERM_FIRST : 0)};
     }
-    if (t) /* always: there are addends */
-        t->use |= COLO_TERM_LAST;
+    if (term) /* always: there are addends */
+        term->use |= COLO_TERM_LAST;
     *first = (int32_t)begin;
-    if (is_known(&w->terms, w->terms.n - begin, first))
-        w->terms.n = begin;
+    if (is_known(&builder->terms, builder->terms.n - begin, first))
+        builder->terms.n = begin;
     return COLO_OK;
 }
 
 /* ---- which ranks bring addends together ---- */
 
-int64_t colo_node_sums_helper(const colo_builder_t *w, int64_t collector, int64_t addend)
+int64_t colo_node_sums_helper(const colo_builder_t *builder, int64_t collector, int64_t addend)
 {
-    const colo_addend_source_t *h = w->held.addends.items, *c = h;
+    const colo_addend_source_t *source = builder->held.addends.items, *helper = source;
     int64_t before = 0, n = 0, first = -1;
-    while (c->rank != collector)
-        c++;
-    for (int64_t i = 0; i < w->held.addends.n; i++) {
-        before += h[i].node == c->node && h[i].addend == c->addend && &h[i] < c;
-        if (h[i].node != c->node || h[i].addend != addend)
+    while (helper->rank != collector)
+        helper++;
+    for (int64_t i = 0; i < builder->held.addends.n; i++) {
+        before += source[i].node == helper->node && source[i].addend == helper->addend &&
+                  &source[i] < helper;
+        if (source[i].node != helper->node || source[i].addend != addend)
             continue;
         first = n++ ? first : i;
     }
     for (int64_t i = first, k = before % n;; i++)
-        if (h[i].node == c->node && h[i].addend == addend && k-- == 0)
-            return h[i].rank;
+        if (source[i].node == helper->node && source[i].addend == addend && k-- == 0)
+            return source[i].rank;
 }

@@ -16,12 +16,12 @@ struct named { /* a rank, to be sorted by the caller's name of its node */
     int64_t rank;
 };
 
-static int by_name(const void *a, const void *b)
+static int by_name(const void *first, const void *second)
 {
-    const struct named *x = a, *y = b;
-    if (x->name != y->name)
-        return x->name < y->name ? -1 : 1;
-    return (x->rank > y->rank) - (x->rank < y->rank);
+    const struct named *one = first, *other = second;
+    if (one->name != other->name)
+        return one->name < other->name ? -1 : 1;
+    return (one->rank > other->rank) - (one->rank < other->rank);
 }
 
 colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64_t ranks)
@@ -42,8 +42,8 @@ colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64
         colo_nodes_destroy(&n);
         return colo_fail(COLO_ERR_NOMEM, "nodes: %lld ranks", (long long)ranks);
     }
-    for (int64_t r = 0; r < ranks; r++)
-        all[r] = (struct named){node[r], r};
+    for (int64_t rank = 0; rank < ranks; rank++)
+        all[rank] = (struct named){node[rank], rank};
     qsort(all, (size_t)ranks, sizeof *all, by_name);
     n->ranks = ranks;
     for (int64_t i = 0, first = 0; i < ranks; i++) {
@@ -53,9 +53,10 @@ colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64
         n->items[all[i].rank] = (colo_location_t){all[first].rank, i - first};
     }
     n->hash = COLO_HASH_INIT;
-    for (int64_t r = 0, next = 0; r < ranks; r++) {
-        n->items[r].node = n->items[r].node == r ? next++ : n->items[n->items[r].node].node;
-        n->hash = colo_hash_i64(n->hash, n->items[r].node);
+    for (int64_t rank = 0, next = 0; rank < ranks; rank++) {
+        n->items[rank].node =
+            n->items[rank].node == rank ? next++ : n->items[n->items[rank].node].node;
+        n->hash = colo_hash_i64(n->hash, n->items[rank].node);
     }
     *nodes = n;
     return COLO_OK;

@@ -15,27 +15,27 @@ struct colo_nodes {
     colo_location_t *items; /* [ranks] */
 };
 
-static inline colo_location_t colo_location_of(const colo_plan_config_t *c, int64_t rank)
+static inline colo_location_t colo_location_of(const colo_plan_config_t *config, int64_t rank)
 {
-    const int64_t n = c->ranks_per_node;
-    if (c->nodes)
-        return c->nodes->items[rank];
+    const int64_t n = config->ranks_per_node;
+    if (config->nodes)
+        return config->nodes->items[rank];
     return n ? (colo_location_t){rank / n, rank % n} : (colo_location_t){0, rank};
 }
 
 /* Is there more than one? */
-static inline bool colo_nodes_several(const colo_plan_config_t *c)
+static inline bool colo_nodes_several(const colo_plan_config_t *config)
 {
-    const colo_grid_t *a = &c->src->grid, *b = &c->dst->grid;
-    const int64_t m = a->offset + a->size, n = b->offset + b->size;
-    return c->nodes ? c->nodes->count > 1
-                    : c->ranks_per_node && c->ranks_per_node < (m > n ? m : n);
+    const colo_grid_t *src = &config->src->grid, *dst = &config->dst->grid;
+    const int64_t most = src->offset + src->size, n = dst->offset + dst->size;
+    return config->nodes ? config->nodes->count > 1
+                         : config->ranks_per_node && config->ranks_per_node < (most > n ? most : n);
 }
 
 /* Is anything known about nodes? If not, all ranks share one, and rails mean nothing. */
-static inline bool colo_nodes_known(const colo_plan_config_t *c)
+static inline bool colo_nodes_known(const colo_plan_config_t *config)
 {
-    return c->nodes || c->ranks_per_node;
+    return config->nodes || config->ranks_per_node;
 }
 
 #endif

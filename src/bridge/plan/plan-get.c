@@ -64,28 +64,28 @@ const colo_plan_message_t *colo_plan_sums(const colo_plan_t *plan, colo_pass_t p
 
 colo_plan_node_bytes_t colo_plan_node_bytes(const colo_plan_t *plan, colo_pass_t pass)
 {
-    colo_plan_node_bytes_t b = {0};
+    colo_plan_node_bytes_t bytes = {0};
     if (!known(plan, pass))
-        return b;
-    const colo_plan_config_t *c = &plan->config;
-    const int64_t node = colo_nodes_known(c) ? colo_location_of(c, plan->rank).node : 0;
-    b.minimum = plan->entering[pass];
+        return bytes;
+    const colo_plan_config_t *config = &plan->config;
+    const int64_t node = colo_nodes_known(config) ? colo_location_of(config, plan->rank).node : 0;
+    bytes.minimum = plan->entering[pass];
     for (int i = COLO_FIRST; i <= COLO_NODE_SUMS; i++) {
         const colo_routes_t *routes = colo_plan_routes(plan, pass, i, false);
         for (int32_t k = 0; k < routes->nmessages; k++)
-            b.in += colo_location_of(c, routes->message[k].peer).node != node
-                        ? routes->message[k].bytes
-                        : 0;
+            bytes.in += colo_location_of(config, routes->message[k].peer).node != node
+                            ? routes->message[k].bytes
+                            : 0;
     }
-    return b;
+    return bytes;
 }
 
 const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass, int64_t *count)
 {
-    const colo_routes_t *r = known(plan, pass) ? &plan->local[pass] : NULL;
+    const colo_routes_t *routes = known(plan, pass) ? &plan->local[pass] : NULL;
     if (count)
-        *count = r ? r->nregions : 0;
-    return r ? r->region : NULL;
+        *count = routes ? routes->nregions : 0;
+    return routes ? routes->region : NULL;
 }
 
 colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass)
@@ -102,18 +102,18 @@ colo_direction_t colo_plan_direction(const colo_plan_t *plan)
 {
     if (!plan)
         return COLO_EQUAL;
-    int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
-    int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
-    return s > d ? COLO_FAN_IN : s < d ? COLO_FAN_OUT : COLO_EQUAL;
+    int64_t src_dp = colo_layout_parts(&plan->src, COLO_SAMPLES);
+    int64_t dst_dp = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    return src_dp > dst_dp ? COLO_FAN_IN : src_dp < dst_dp ? COLO_FAN_OUT : COLO_EQUAL;
 }
 
 int64_t colo_plan_scale(const colo_plan_t *plan)
 {
     if (!plan)
         return 0;
-    int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
-    int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
-    int64_t hi = s > d ? s : d, lo = s > d ? d : s;
+    int64_t src_dp = colo_layout_parts(&plan->src, COLO_SAMPLES);
+    int64_t dst_dp = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    int64_t hi = src_dp > dst_dp ? src_dp : dst_dp, lo = src_dp > dst_dp ? dst_dp : src_dp;
     return hi % lo ? 0 : hi / lo;
 }
 

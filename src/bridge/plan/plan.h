@@ -67,16 +67,16 @@ struct colo_plan {
 };
 
 /* Do nodes add up addends of PARTIAL gradients? The same on all ranks. */
-static inline bool colo_plan_sums_nodes(const colo_plan_t *p)
+static inline bool colo_plan_sums_nodes(const colo_plan_t *plan)
 {
-    return p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].wide;
+    return plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].wide;
 }
 
 /* Exchange @i of a pass: what this rank sends, or receives. */
-static inline const colo_routes_t *colo_plan_routes(const colo_plan_t *p, colo_pass_t pass, int i,
-                                                    bool sends)
+static inline const colo_routes_t *colo_plan_routes(const colo_plan_t *plan, colo_pass_t pass,
+                                                    int i, bool sends)
 {
-    const colo_exchange_plan_t *exchange = &p->exchange[pass][i];
+    const colo_exchange_plan_t *exchange = &plan->exchange[pass][i];
     return sends ? &exchange->send : &exchange->recv;
 }
 

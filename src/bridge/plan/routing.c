@@ -20,15 +20,15 @@
 /* The first run that ends behind @row. */
 static int64_t first_behind(const colo_runs_t *runs, int64_t row)
 {
-    int64_t a = 0, z = runs->n;
-    while (a < z) {
-        const int64_t mid = a + (z - a) / 2;
+    int64_t low = 0, high = runs->n;
+    while (low < high) {
+        const int64_t mid = low + (high - low) / 2;
         if (runs->run[mid].row + runs->run[mid].count <= row)
-            a = mid + 1;
+            low = mid + 1;
         else
-            z = mid;
+            high = mid;
     }
-    return a;
+    return low;
 }
 
 /* Appends to @out the rows that a needed and a held block share, as runs that are contiguous in
@@ -42,46 +42,47 @@ static colo_status_t share_rows(colo_list_t *out, int32_t addend, const colo_run
         return COLO_OK;
     int64_t i = first_behind(src, dst->run[0].row), j = first_behind(dst, src->run[0].row);
     while (i < src->n && j < dst->n) {
-        const colo_run_t *x = &src->run[i], *y = &dst->run[j];
-        int64_t x1 = x->row + x->count, y1 = y->row + y->count;
-        int64_t lo = x->row > y->row ? x->row : y->row, hi = x1 < y1 ? x1 : y1;
-        int64_t a = x->local + (lo - x->row), z = y->local + (lo - y->row);
+        const colo_run_t *from = &src->run[i], *to = &dst->run[j];
+        int64_t x1 = from->row + from->count, y1 = to->row + to->count;
+        int64_t lo = from->row > to->row ? from->row : to->row, hi = x1 < y1 ? x1 : y1;
+        int64_t src_row = from->local + (lo - from->row), dst_row = to->local + (lo - to->row);
         i += x1 == hi;
         j += y1 == hi;
         if (lo >= hi)
             continue;
-        colo_entry_t *p = out->items;
-        if (out->n > first && p[out->n - 1].region.s[1] == lo && last_src == a && last_dst == z)
-            p[out->n - 1].region.s[1] = hi;
+        colo_entry_t *entry = out->items;
+        if (out->n > first && entry[out->n - 1].region.s[1] == lo && last_src == src_row &&
+            last_dst == dst_row)
+            entry[out->n - 1].region.s[1] = hi;
         else {
-            p = colo_list_push(out, sizeof *p);
-            if (!p)
+            entry = colo_list_push(out, sizeof *entry);
+            if (!entry)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
-            *p = (colo_entry_t){.region = {.s = {lo, hi}, .addend = addend},
-                                .offset = {.src_row = a, .dst_row = z}};
+            *entry = (colo_entry_t){.region = {.s = {lo, hi}, .addend = addend},
+                                    .offset = {.src_row = src_row, .dst_row = dst_row}};
         }
-        last_src = a + (hi - lo);
-        last_dst = z + (hi - lo);
+        last_src = src_row + (hi - lo);
+        last_dst = dst_row + (hi - lo);
     }
     return COLO_OK;
 }
 
 /* The overlap of a needed and a held block: rows by share_rows(), one range of the other axes. */
-static void set_box(colo_builder_t *w, const colo_bounds_t *x, const colo_bounds_t *y)
+static void set_box(colo_builder_t *builder, const colo_bounds_t *one, const colo_bounds_t *other)
 {
-    colo_entry_t *p = w->overlaps.items;
-    for (int64_t i = 0; i < w->overlaps.n; i++) {
-        colo_region_t *r = &p[i].region;
-        r->b[0] = x->b.lo > y->b.lo ? x->b.lo : y->b.lo;
-        r->b[1] = x->b.hi < y->b.hi ? x->b.hi : y->b.hi;
-        r->h[0] = x->h.lo > y->h.lo ? x->h.lo : y->h.lo;
-        r->h[1] = x->h.hi < y->h.hi ? x->h.hi : y->h.hi;
+    colo_entry_t *entry = builder->overlaps.items;
+    for (int64_t i = 0; i < builder->overlaps.n; i++) {
+        colo_region_t *region = &entry[i].region;
+        region->b[0] = one->b.lo > other->b.lo ? one->b.lo : other->b.lo;
+        region->b[1] = one->b.hi < other->b.hi ? one->b.hi : other->b.hi;
+        region->h[0] = one->h.lo > other->h.lo ? one->h.lo : other->h.lo;
+        region->h[1] = one->h.hi < other->h.hi ? one->h.hi : other->h.hi;
     }
 }
 
 /* The block of @rank on @side. false: it has none there, or not at this addend. */
-static bool find_block(const colo_builder_t *w, const colo_side_t *side, int64_t rank,
-                       int64_t *coords, colo_block_t *block, colo_bounds_t *x)
+static bool find_block(const colo_builder_t *builder, const colo_side_t *side, int64_t rank,
+                       int64_t *coords, colo_block_t *block, colo_bounds_t *bounds)
 {
     if (!colo_layout_holds(side->layout, rank))
         return false;
@@ -90,7 +91,7 @@ static bool find_block(const colo_builder_t *w, const colo_side_t *side, int64_t
         if (side->fixed[i] >= 0 && side->fixed[i] != coords[i])
             return false;
     colo_block_of(side, coords, block);
-    return side->owns->box(side, coords, x);
+    return side->owns->box(side, coords, bounds);
 }
 
 static int64_t choices(const colo_list_t met[3])
@@ -112,90 +113,96 @@ typedef struct intersection {
     colo_extent_t extent;       /* of what both share */
 } intersection_t;
 
-static bool keeps_meetings(const colo_builder_t *w)
+static bool keeps_meetings(const colo_builder_t *builder)
 {
-    return w->cfg->output == COLO_SHARDED;
+    return builder->cfg->output == COLO_SHARDED;
 }
 
 /* Lists the blocks of @side that meet mine. */
-static colo_status_t intersect_blocks(colo_builder_t *w, const colo_side_t *side,
-                                      const intersection_t *x)
+static colo_status_t intersect_blocks(colo_builder_t *builder, const colo_side_t *side,
+                                      const intersection_t *intersection)
 {
-    colo_intersections_t *m = &w->intersections[x->me_is_src];
-    if (m->complete)
+    colo_intersections_t *intersections = &builder->intersections[intersection->me_is_src];
+    if (intersections->complete)
         return COLO_OK;
-    m->first.n = m->overlap.n = 0;
-    return colo_blocks_meet(side, &x->me, m->met);
+    intersections->first.n = intersections->overlap.n = 0;
+    return colo_blocks_meet(side, &intersection->me, intersections->met);
 }
 
-/* Choice @i of them: w->overlaps, x->pos and x->extent. Choices come in their order. */
-static colo_status_t intersect(colo_builder_t *w, const colo_side_t *side, int64_t i,
-                               int32_t addend, intersection_t *x)
+/* Choice @i of them: builder->overlaps, pos and extent. Choices come in their order. */
+static colo_status_t intersect(colo_builder_t *builder, const colo_side_t *side, int64_t i,
+                               int32_t addend, intersection_t *intersection)
 {
-    colo_intersections_t *m = &w->intersections[x->me_is_src];
-    int64_t *first = m->first.items, from = 0, end;
-    colo_blocks_nth(m->met, i, x->pos, &x->extent);
-    if (!m->complete) {
-        const bool others = other_rows(m->met, i);
-        if (others && !keeps_meetings(w))
-            m->overlap.n = 0;
-        from = others ? m->overlap.n : 0;
+    colo_intersections_t *intersections = &builder->intersections[intersection->me_is_src];
+    int64_t *first = intersections->first.items, from = 0, end;
+    colo_blocks_nth(intersections->met, i, intersection->pos, &intersection->extent);
+    if (!intersections->complete) {
+        const bool others = other_rows(intersections->met, i);
+        if (others && !keeps_meetings(builder))
+            intersections->overlap.n = 0;
+        from = others ? intersections->overlap.n : 0;
         if (others) {
-            COLO_TRY(side->owns->rows(side, x->pos, &x->me.runs, &x->other.runs));
-            COLO_TRY(x->me_is_src ? share_rows(&m->overlap, addend, &x->me.runs, &x->other.runs)
-                                  : share_rows(&m->overlap, addend, &x->other.runs, &x->me.runs));
-        } else if (keeps_meetings(w)) {
-            from = m->overlap.n;
+            COLO_TRY(side->owns->rows(side, intersection->pos, &intersection->me.runs,
+                                      &intersection->other.runs));
+            COLO_TRY(intersection->me_is_src
+                         ? share_rows(&intersections->overlap, addend, &intersection->me.runs,
+                                      &intersection->other.runs)
+                         : share_rows(&intersections->overlap, addend, &intersection->other.runs,
+                                      &intersection->me.runs));
+        } else if (keeps_meetings(builder)) {
+            from = intersections->overlap.n;
             for (int64_t k = first[i - 1]; k < from; k++) {
-                colo_entry_t *e = colo_list_push(&m->overlap, sizeof *e);
-                if (!e)
+                colo_entry_t *cut = colo_list_push(&intersections->overlap, sizeof *cut);
+                if (!cut)
                     return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)from);
-                *e = ((const colo_entry_t *)m->overlap.items)[k];
+                *cut = ((const colo_entry_t *)intersections->overlap.items)[k];
             }
         }
-        (void)side->owns->box(side, x->pos, &x->other);
-        w->overlaps =
-            (colo_list_t){(colo_entry_t *)m->overlap.items + from, m->overlap.n - from, 0};
-        set_box(w, &x->me, &x->other);
-        if (!keeps_meetings(w))
+        (void)side->owns->box(side, intersection->pos, &intersection->other);
+        builder->overlaps = (colo_list_t){(colo_entry_t *)intersections->overlap.items + from,
+                                          intersections->overlap.n - from, 0};
+        set_box(builder, &intersection->me, &intersection->other);
+        if (!keeps_meetings(builder))
             return COLO_OK;
-        int64_t *entry = colo_list_push(&m->first, sizeof *entry);
+        int64_t *entry = colo_list_push(&intersections->first, sizeof *entry);
         if (!entry)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld blocks", (long long)i);
         *entry = from;
-        m->complete = i + 1 == choices(m->met);
+        intersections->complete = i + 1 == choices(intersections->met);
         return COLO_OK;
     }
-    end = i + 1 < m->first.n ? first[i + 1] : m->overlap.n;
-    w->overlaps = (colo_list_t){(colo_entry_t *)m->overlap.items + first[i], end - first[i], 0};
+    end = i + 1 < intersections->first.n ? first[i + 1] : intersections->overlap.n;
+    builder->overlaps =
+        (colo_list_t){(colo_entry_t *)intersections->overlap.items + first[i], end - first[i], 0};
     return COLO_OK;
 }
 
 /* Passes the turns of a held block on up to the overlap of needed block @mine. */
-static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
+static colo_status_t schedule_overlap(colo_builder_t *builder, colo_schedule_t *schedule,
                                       const colo_side_t *need, const colo_side_t *hold,
-                                      intersection_t *m, const colo_block_t *mine)
+                                      intersection_t *intersection, const colo_block_t *mine)
 {
-    const colo_runs_t *own = &m->me.runs;
-    colo_bounds_t *held = &m->other;
+    const colo_runs_t *own = &intersection->me.runs;
+    colo_bounds_t *held = &intersection->other;
     colo_run_t first = {.count =
                             own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0};
     const colo_runs_t within = {.run = &first, .n = 1};
     /* an intersection may have been kept, or has only the rows that this rank shares */
-    (void)hold->owns->box(hold, m->pos, held);
-    COLO_TRY(hold->owns->rows(hold, m->pos, need->owns->ascends ? &within : NULL, &held->runs));
-    w->plan->work += w->by_table ? held->runs.n : 0;
-    COLO_TRY(colo_blocks_meet(need, held, w->fed));
-    for (int64_t i = 0; i < choices(w->fed); i++) {
+    (void)hold->owns->box(hold, intersection->pos, held);
+    COLO_TRY(hold->owns->rows(hold, intersection->pos, need->owns->ascends ? &within : NULL,
+                              &held->runs));
+    builder->plan->work += builder->by_table ? held->runs.n : 0;
+    COLO_TRY(colo_blocks_meet(need, held, builder->fed));
+    for (int64_t i = 0; i < choices(builder->fed); i++) {
         int64_t pos[COLO_MAX_DIMS];
-        colo_extent_t x;
-        colo_block_t b;
-        colo_blocks_nth(w->fed, i, pos, &x);
-        colo_block_of(need, pos, &b);
-        COLO_TRY(colo_sender_count(w, t, need, &b, &x));
-        if (colo_block_cmp(&b, mine) == 0)
+        colo_extent_t extent;
+        colo_block_t block;
+        colo_blocks_nth(builder->fed, i, pos, &extent);
+        colo_block_of(need, pos, &block);
+        COLO_TRY(colo_sender_count(builder, schedule, need, &block, &extent));
+        if (colo_block_cmp(&block, mine) == 0)
             break;
-        colo_sender_pass(w, t, &x);
+        colo_sender_pass(builder, schedule, &extent);
     }
     return COLO_OK;
 }
@@ -205,207 +212,225 @@ static int64_t share_count(const colo_gateway_share_t *share)
     return share->extent.of[0] * share->extent.of[1] * share->extent.of[2];
 }
 
-/* Says of w->overlaps which addend they are of, and how they are added up. */
-static void stamp(colo_builder_t *w, int64_t addend, int32_t order)
+/* Says of builder->overlaps which addend they are of, and how they are added up. */
+static void stamp(colo_builder_t *builder, int64_t addend, int32_t order)
 {
-    colo_entry_t *e = w->overlaps.items;
-    for (int64_t i = 0; i < w->overlaps.n; i++) {
-        e[i].region.addend = (int32_t)addend;
-        e[i].offset.order = order;
+    colo_entry_t *entry = builder->overlaps.items;
+    for (int64_t i = 0; i < builder->overlaps.n; i++) {
+        entry[i].region.addend = (int32_t)addend;
+        entry[i].offset.order = order;
     }
 }
 
 /* What this rank receives of the held blocks that meet its needed block. */
-static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
+static colo_status_t take(colo_builder_t *builder, const colo_side_t *need, const colo_side_t *hold,
                           int32_t addend, bool need_is_src)
 {
-    intersection_t m = {.other.runs = w->other, .me_is_src = need_is_src};
+    intersection_t intersection = {.other.runs = builder->other, .me_is_src = need_is_src};
     int64_t pos[COLO_MAX_DIMS];
-    colo_block_t mine, b;
+    colo_block_t mine, block;
     colo_status_t st = COLO_OK;
-    if (!find_block(w, need, w->plan->rank, pos, &mine, &m.me))
+    if (!find_block(builder, need, builder->plan->rank, pos, &mine, &intersection.me))
         return COLO_OK;
-    w->out = w->sums ? &w->found[COLO_NODE_SUMS].recvs : &w->found[COLO_FIRST].recvs;
+    builder->out =
+        builder->sums ? &builder->found[COLO_NODE_SUMS].recvs : &builder->found[COLO_FIRST].recvs;
     const colo_runs_t *own;
-    COLO_TRY(colo_block_own_rows(w, need, pos, &own));
-    m.me.runs = *own;
-    COLO_TRY(intersect_blocks(w, hold, &m));
-    for (int64_t i = 0, n = choices(w->intersections[need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, intersect(w, hold, i, addend, &m), done);
-        colo_block_of(hold, m.pos, &b);
-        COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
-        if (!colo_node_sums_reach(w, w->plan->rank) || (w->sums && !colo_node_sums_lead(w)))
+    COLO_TRY(colo_block_own_rows(builder, need, pos, &own));
+    intersection.me.runs = *own;
+    COLO_TRY(intersect_blocks(builder, hold, &intersection));
+    for (int64_t i = 0, n = choices(builder->intersections[need_is_src].met); i < n; i++) {
+        COLO_TRY_GOTO(st, intersect(builder, hold, i, addend, &intersection), done);
+        colo_block_of(hold, intersection.pos, &block);
+        COLO_TRY_GOTO(st, colo_sender_sources(builder, hold, &block), done);
+        if (!colo_node_sums_reach(builder, builder->plan->rank) ||
+            (builder->sums && !colo_node_sums_lead(builder)))
             continue;
-        if (w->summing && addend == 0) {
+        if (builder->summing && addend == 0) {
             int32_t order;
-            const int64_t node = colo_location_of(w->cfg, w->plan->rank).node;
-            COLO_TRY_GOTO(st, colo_node_sums_order(w, node, false, &order), done);
-            stamp(w, addend, order);
+            const int64_t node = colo_location_of(builder->cfg, builder->plan->rank).node;
+            COLO_TRY_GOTO(st, colo_node_sums_order(builder, node, false, &order), done);
+            stamp(builder, addend, order);
         }
-        colo_sharers_t g = colo_sender_group(w, w->plan->rank);
-        colo_schedule_t t[4] = {0};
-        t[g.tier] = (colo_schedule_t){.group = g, .m = 1};
-        if (g.tier > 0 && g.n > 1) /* else one candidate serves all */
-            COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine, &m.extent), done);
-        else if (w->held.several_nodes)
-            COLO_TRY_GOTO(st, colo_sender_list(w, need, &mine), done);
-        const colo_destinations_t node = colo_gateways_of(w, w->plan->rank);
+        colo_sharers_t sharers = colo_sender_group(builder, builder->plan->rank);
+        colo_schedule_t schedule[4] = {0};
+        schedule[sharers.tier] = (colo_schedule_t){.group = sharers, .m = 1};
+        if (sharers.tier > 0 && sharers.n > 1) /* else one candidate serves all */
+            COLO_TRY_GOTO(
+                st, colo_sender_count(builder, schedule, need, &mine, &intersection.extent), done);
+        else if (builder->held.several_nodes)
+            COLO_TRY_GOTO(st, colo_sender_list(builder, need, &mine), done);
+        const colo_destinations_t node = colo_gateways_of(builder, builder->plan->rank);
         colo_gateway_share_t share;
-        const int64_t count = m.extent.of[0] * m.extent.of[1] * m.extent.of[2];
-        const bool gets = colo_gateways_share(w, &node, node.mine, &m.extent, &share);
-        if (w->held.several_nodes && g.tier > 1) /* evenly over those that need it */
-            w->counted.minimum += (colo_part_lo(count, node.n, node.mine + 1, 0) -
-                                   colo_part_lo(count, node.n, node.mine, 0)) *
-                                  (int64_t)(w->sums ? w->sum_elem : w->elem);
+        const int64_t count =
+            intersection.extent.of[0] * intersection.extent.of[1] * intersection.extent.of[2];
+        const bool gets =
+            colo_gateways_share(builder, &node, node.mine, &intersection.extent, &share);
+        if (builder->held.several_nodes && sharers.tier > 1) /* evenly over those that need it */
+            builder->counted.minimum +=
+                (colo_part_lo(count, node.n, node.mine + 1, 0) -
+                 colo_part_lo(count, node.n, node.mine, 0)) *
+                (int64_t)(builder->sums ? builder->sum_elem : builder->elem);
         if (addend == 0)
-            COLO_TRY_GOTO(st, colo_gateways_pass_on(w, &node, &m.extent), done);
-        if (w->sums)
-            w->counted.left_out += count * colo_node_sums_saving(w);
-        if (g.tier == 0)
-            w->counted.left_out += (!gets         ? count
-                                    : share.whole ? 0
-                                                  : count - share_count(&share)) *
-                                   (int64_t)w->elem;
+            COLO_TRY_GOTO(st, colo_gateways_pass_on(builder, &node, &intersection.extent), done);
+        if (builder->sums)
+            builder->counted.left_out += count * colo_node_sums_saving(builder);
+        if (sharers.tier == 0)
+            builder->counted.left_out += (!gets         ? count
+                                          : share.whole ? 0
+                                                        : count - share_count(&share)) *
+                                         (int64_t)builder->elem;
         if (!gets)
             continue;
-        if (g.tier == 0) {
-            COLO_TRY_GOTO(st, colo_gateway_cut(w, &share, w->out, w->plan->rank), done);
+        if (sharers.tier == 0) {
+            COLO_TRY_GOTO(st, colo_gateway_cut(builder, &share, builder->out, builder->plan->rank),
+                          done);
             continue;
         }
-        if (g.n > 1 && t[g.tier].m % g.n)
-            COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, &m, &mine), done);
+        if (sharers.n > 1 && schedule[sharers.tier].m % sharers.n)
+            COLO_TRY_GOTO(st, schedule_overlap(builder, schedule, need, hold, &intersection, &mine),
+                          done);
         COLO_TRY_GOTO(st,
-                      colo_sender_assign(w, &t[g.tier], &m.extent, &share,
-                                         &(colo_served_t){t[g.tier].mine, w->plan->rank, false}),
+                      colo_sender_assign(builder, &schedule[sharers.tier], &intersection.extent,
+                                         &share,
+                                         &(colo_served_t){schedule[sharers.tier].mine,
+                                                          builder->plan->rank, false}),
                       done);
     }
 done:
-    w->other = m.other.runs;
+    builder->other = intersection.other.runs;
     return st;
 }
 
-/* What w->self sends of its held block. */
-static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
+/* What builder->self sends of its held block. */
+static colo_status_t give(colo_builder_t *builder, const colo_side_t *hold, const colo_side_t *need,
                           int32_t addend, bool need_is_src)
 {
-    intersection_t m = {.other.runs = w->other, .me_is_src = !need_is_src};
+    intersection_t intersection = {.other.runs = builder->other, .me_is_src = !need_is_src};
     int64_t pos[COLO_MAX_DIMS];
-    colo_block_t mine, b;
-    colo_schedule_t t[4] = {0};
+    colo_block_t mine, block;
+    colo_schedule_t schedule[4] = {0};
     colo_status_t st = COLO_OK;
-    if (!find_block(w, hold, w->self, pos, &mine, &m.me))
+    if (!find_block(builder, hold, builder->self, pos, &mine, &intersection.me))
         return COLO_OK;
-    w->out = w->sums ? &w->given : &w->found[COLO_FIRST].sends;
+    builder->out = builder->sums ? &builder->given : &builder->found[COLO_FIRST].sends;
     const colo_runs_t *own;
-    COLO_TRY(colo_block_own_rows(w, hold, pos, &own));
-    m.me.runs = *own;
-    COLO_TRY(intersect_blocks(w, need, &m));
-    COLO_TRY(colo_sender_sources(w, hold, &mine));
+    COLO_TRY(colo_block_own_rows(builder, hold, pos, &own));
+    intersection.me.runs = *own;
+    COLO_TRY(intersect_blocks(builder, need, &intersection));
+    COLO_TRY(colo_sender_sources(builder, hold, &mine));
     for (int tier = 1; tier <= 3; tier++)
-        t[tier].group = colo_sender_candidates(w, tier, w->self);
-    for (int64_t i = 0, n = choices(w->intersections[!need_is_src].met); i < n; i++) {
-        COLO_TRY_GOTO(st, intersect(w, need, i, addend, &m), done);
-        colo_block_of(need, m.pos, &b);
-        COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b, &m.extent), done);
-        const int64_t *destination = w->destinations.items;
+        schedule[tier].group = colo_sender_candidates(builder, tier, builder->self);
+    for (int64_t i = 0, n = choices(builder->intersections[!need_is_src].met); i < n; i++) {
+        COLO_TRY_GOTO(st, intersect(builder, need, i, addend, &intersection), done);
+        colo_block_of(need, intersection.pos, &block);
+        COLO_TRY_GOTO(st, colo_sender_count(builder, schedule, need, &block, &intersection.extent),
+                      done);
+        const int64_t *destination = builder->destinations.items;
         int64_t served[4] = {0};
-        for (int64_t o = 0; o < w->destinations.n; o++) {
-            colo_sharers_t g = colo_sender_group(w, destination[o]);
+        for (int64_t j = 0; j < builder->destinations.n; j++) {
+            colo_sharers_t sharers = colo_sender_group(builder, destination[j]);
             colo_gateway_share_t share;
-            if (!colo_sender_watched(t, &g))
+            if (!colo_sender_watched(schedule, &sharers))
                 continue;
-            const colo_destinations_t node = colo_gateways_of(w, destination[o]);
-            if (colo_gateways_share(w, &node, node.mine, &m.extent, &share))
-                COLO_TRY_GOTO(
-                    st,
-                    colo_sender_assign(w, &t[g.tier], &m.extent, &share,
-                                       &(colo_served_t){served[g.tier]++, destination[o], true}),
-                    done);
+            const colo_destinations_t node = colo_gateways_of(builder, destination[j]);
+            if (colo_gateways_share(builder, &node, node.mine, &intersection.extent, &share))
+                COLO_TRY_GOTO(st,
+                              colo_sender_assign(
+                                  builder, &schedule[sharers.tier], &intersection.extent, &share,
+                                  &(colo_served_t){served[sharers.tier]++, destination[j], true}),
+                              done);
         }
-        colo_sender_pass(w, t, &m.extent);
+        colo_sender_pass(builder, schedule, &intersection.extent);
     }
 done:
-    w->other = m.other.runs;
+    builder->other = intersection.other.runs;
     return st;
 }
 
 static colo_status_t push_given(colo_list_t *out, const colo_entry_t *given, int64_t peer,
                                 int64_t addend, int32_t order)
 {
-    colo_entry_t *e = colo_list_push(out, sizeof *e);
-    if (!e)
+    colo_entry_t *entry = colo_list_push(out, sizeof *entry);
+    if (!entry)
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)out->n);
-    *e = *given;
-    e->peer = peer;
-    e->region.addend = (int32_t)addend;
-    e->offset.order = order;
+    *entry = *given;
+    entry->peer = peer;
+    entry->region.addend = (int32_t)addend;
+    entry->offset.order = order;
     return COLO_OK;
 }
 
 /* What @collector sends of sums with its own addend @addend: the sums if it is this rank, and the
  * other addends, which it receives; else this rank's addend, which it sends to @collector. */
-static colo_status_t collect(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
-                             int64_t collector, int32_t addend, bool need_is_src)
+static colo_status_t collect(colo_builder_t *builder, const colo_side_t *hold,
+                             const colo_side_t *need, int64_t collector, int32_t addend,
+                             bool need_is_src)
 {
-    const colo_plan_t *p = w->plan;
+    const colo_plan_t *plan = builder->plan;
     int32_t order = 0;
-    w->given.n = 0;
-    w->self = collector;
-    const colo_status_t st = give(w, hold, need, addend, need_is_src);
-    w->self = p->rank;
+    builder->given.n = 0;
+    builder->self = collector;
+    const colo_status_t st = give(builder, hold, need, addend, need_is_src);
+    builder->self = plan->rank;
     COLO_TRY(st);
-    if (w->given.n == 0)
+    if (builder->given.n == 0)
         return COLO_OK;
-    const colo_sum_group_t *g = w->held.groups.items;
-    if (collector == p->rank)
-        COLO_TRY(colo_node_sums_order(w, colo_location_of(w->cfg, p->rank).node, true, &order));
-    for (int64_t i = 0; i < w->given.n; i++) {
-        const colo_entry_t e = ((const colo_entry_t *)w->given.items)[i];
-        if (collector != p->rank) {
-            COLO_TRY(push_given(&w->found[COLO_FIRST].sends, &e, collector,
-                                p->addends + p->own_addend, 0));
+    const colo_sum_group_t *group = builder->held.groups.items;
+    if (collector == plan->rank)
+        COLO_TRY(colo_node_sums_order(builder, colo_location_of(builder->cfg, plan->rank).node,
+                                      true, &order));
+    for (int64_t i = 0; i < builder->given.n; i++) {
+        const colo_entry_t entry = ((const colo_entry_t *)builder->given.items)[i];
+        if (collector != plan->rank) {
+            COLO_TRY(push_given(&builder->found[COLO_FIRST].sends, &entry, collector,
+                                plan->addends + plan->own_addend, 0));
             continue;
         }
-        COLO_TRY(push_given(&w->found[COLO_NODE_SUMS].sends, &e, e.peer, g[addend].lead, order));
-        for (int64_t a = 0; a < p->addends; a++)
-            if (a != addend && g[a].lead == g[addend].lead)
-                COLO_TRY(push_given(&w->found[COLO_FIRST].recvs, &e,
-                                    colo_node_sums_helper(w, collector, a), p->addends + a, 0));
+        COLO_TRY(push_given(&builder->found[COLO_NODE_SUMS].sends, &entry, entry.peer,
+                            group[addend].lead, order));
+        for (int64_t other = 0; other < plan->addends; other++)
+            if (other != addend && group[other].lead == group[addend].lead)
+                COLO_TRY(push_given(&builder->found[COLO_FIRST].recvs, &entry,
+                                    colo_node_sums_helper(builder, collector, other),
+                                    plan->addends + other, 0));
     }
     return COLO_OK;
 }
 
 /* The sums with @addend of this rank's block that ranks of its node send, where it takes part. */
-static colo_status_t give_sums(colo_builder_t *w, const colo_side_t *hold, const colo_side_t *need,
-                               int32_t addend, bool need_is_src)
+static colo_status_t give_sums(colo_builder_t *builder, const colo_side_t *hold,
+                               const colo_side_t *need, int32_t addend, bool need_is_src)
 {
-    const int64_t rank = w->plan->rank, own = w->plan->own_addend;
-    const int64_t node = colo_location_of(w->cfg, rank).node;
+    const int64_t rank = builder->plan->rank, own = builder->plan->own_addend;
+    const int64_t node = colo_location_of(builder->cfg, rank).node;
     int64_t coords[COLO_MAX_DIMS];
-    colo_block_t b;
+    colo_block_t block;
     if (!colo_layout_holds(hold->layout, rank))
         return COLO_OK;
     (void)colo_grid_coords(&hold->layout->grid, rank, coords);
-    colo_block_of(hold, coords, &b);
-    COLO_TRY(colo_sender_sources(w, hold, &b));
-    const colo_sum_group_t *g = w->held.groups.items;
-    if (g[addend].lead != g[own].lead || g[own].n == 1)
+    colo_block_of(hold, coords, &block);
+    COLO_TRY(colo_sender_sources(builder, hold, &block));
+    const colo_sum_group_t *group = builder->held.groups.items;
+    if (group[addend].lead != group[own].lead || group[own].n == 1)
         return COLO_OK;
-    for (int64_t i = 0, n = w->held.addends.n; i < n; i++) { /* give() lists the same ones again */
-        const colo_addend_source_t c = ((const colo_addend_source_t *)w->held.addends.items)[i];
-        if (c.addend == addend && c.node == node &&
-            (c.rank == rank || (addend != own && colo_node_sums_helper(w, c.rank, own) == rank)))
-            COLO_TRY(collect(w, hold, need, c.rank, addend, need_is_src));
+    for (int64_t i = 0, n = builder->held.addends.n; i < n;
+         i++) { /* give() lists the same ones again */
+        const colo_addend_source_t source =
+            ((const colo_addend_source_t *)builder->held.addends.items)[i];
+        if (source.addend == addend && source.node == node &&
+            (source.rank == rank ||
+             (addend != own && colo_node_sums_helper(builder, source.rank, own) == rank)))
+            COLO_TRY(collect(builder, hold, need, source.rank, addend, need_is_src));
     }
     return COLO_OK;
 }
 
-colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
+colo_status_t colo_overlaps_find(colo_builder_t *builder, const colo_side_t *need,
                                  const colo_side_t *hold, int32_t addend, bool need_is_src)
 {
-    w->held.addend = addend;
-    w->self = w->plan->rank;
-    COLO_TRY(take(w, need, hold, addend, need_is_src));
-    return w->sums ? give_sums(w, hold, need, addend, need_is_src)
-                   : give(w, hold, need, addend, need_is_src);
+    builder->held.addend = addend;
+    builder->self = builder->plan->rank;
+    COLO_TRY(take(builder, need, hold, addend, need_is_src));
+    return builder->sums ? give_sums(builder, hold, need, addend, need_is_src)
+                         : give(builder, hold, need, addend, need_is_src);
 }

@@ -90,19 +90,19 @@ typedef struct colo_extent {
 } colo_extent_t;
 
 /* The coordinates that make @coords' block on a side; the stage counts as chosen. */
-void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *b);
+void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *block);
 /* The replicas of a block, ascending. */
-colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_grid_t *g,
-                               const colo_block_t *b);
+colo_status_t colo_block_ranks(colo_builder_t *builder, colo_list_t *out, const colo_grid_t *grid,
+                               const colo_block_t *block);
 /* All rows of this rank on @side; kept until the plan is made. */
-colo_status_t colo_block_own_rows(colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
-                                  const colo_runs_t **runs);
+colo_status_t colo_block_own_rows(colo_builder_t *builder, const colo_side_t *side,
+                                  const int64_t *coords, const colo_runs_t **runs);
 /* The blocks of @side that meet @bounds, as one list of choices for each axis. */
 colo_status_t colo_blocks_meet(const colo_side_t *side, const colo_bounds_t *bounds,
                                colo_list_t met[3]);
 /* Coordinates and extents of choice @i of what colo_blocks_meet() found: by sample block, then
  * row block, then feature block. */
-void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *x);
+void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *extent);
 
 /* ---- overlaps.c ---- */
 
@@ -110,23 +110,23 @@ void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_
 typedef struct colo_source {
     int64_t key, rank;
 } colo_source_t;
-int colo_source_cmp(const void *a, const void *b);
+int colo_source_cmp(const void *first, const void *second);
 /* First of @n sources that does not sort before (key, rank). */
-int64_t colo_source_find(colo_builder_t *w, const colo_source_t *h, int64_t n, int64_t key,
-                         int64_t rank);
-/* Is an overlap of @x not cut? */
-bool colo_is_small(const colo_builder_t *w, const colo_extent_t *x);
+int64_t colo_source_find(colo_builder_t *builder, const colo_source_t *source, int64_t n,
+                         int64_t key, int64_t rank);
+/* Is an overlap of @extent not cut? */
+bool colo_is_small(const colo_builder_t *builder, const colo_extent_t *extent);
 /* Along which axis it is cut in @n. */
-int colo_cut_axis(const colo_extent_t *x, int64_t n);
+int colo_cut_axis(const colo_extent_t *extent, int64_t n);
 /* Where part @k of @n begins; the longer parts are from @rotation on. */
 int64_t colo_part_lo(int64_t length, int64_t n, int64_t k, int64_t rotation);
 /* Pushes all of w->overlaps to w->out. */
-colo_status_t colo_overlaps_push(colo_builder_t *w, int64_t peer);
+colo_status_t colo_overlaps_push(colo_builder_t *builder, int64_t peer);
 /* Pushes elements [lo, hi) along @axis of w->overlaps to @out; rows count over its regions. */
-colo_status_t colo_overlaps_cut(colo_builder_t *w, colo_list_t *out, int axis, int64_t lo,
+colo_status_t colo_overlaps_cut(colo_builder_t *builder, colo_list_t *out, int axis, int64_t lo,
                                 int64_t hi, int64_t peer);
 /* By peer, addend, samples, rows, features: the order of regions on both ends of a message. */
-int colo_entry_cmp(const void *a, const void *b);
+int colo_entry_cmp(const void *first, const void *second);
 
 /* ---- gateways.c ---- */
 
@@ -145,26 +145,28 @@ typedef struct colo_gateway_share {
     colo_extent_t extent;
 } colo_gateway_share_t;
 
-/* Which nodes hold @b, with all its addends. */
-colo_status_t colo_gateways_hold(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b);
+/* Which nodes hold @block, with all its addends. */
+colo_status_t colo_gateways_hold(colo_builder_t *builder, const colo_side_t *hold,
+                                 const colo_block_t *block);
 /* Has any node @least ranks that need the same; with @addends, @least addends of a block? If @hold
  * is not NULL, the node must also lack something of it that they need; if w->sums is set too, a sum
  * of another node. In large worlds the answer is yes. The same on all ranks. */
-colo_status_t colo_gateways_share_node(colo_builder_t *w, const colo_side_t *side,
+colo_status_t colo_gateways_share_node(colo_builder_t *builder, const colo_side_t *side,
                                        const colo_side_t *hold, bool addends, int64_t least,
                                        bool *share);
 /* Sorts w->destinations by node. */
-colo_status_t colo_gateways_need(colo_builder_t *w);
-colo_destinations_t colo_gateways_of(colo_builder_t *w, int64_t destination);
+colo_status_t colo_gateways_need(colo_builder_t *builder);
+colo_destinations_t colo_gateways_of(colo_builder_t *builder, int64_t destination);
 /* The share of the @i-th; false: nothing. */
-bool colo_gateways_share(const colo_builder_t *w, const colo_destinations_t *g, int64_t i,
-                         const colo_extent_t *x, colo_gateway_share_t *share);
+bool colo_gateways_share(const colo_builder_t *builder, const colo_destinations_t *destinations,
+                         int64_t i, const colo_extent_t *extent, colo_gateway_share_t *share);
 /* Pushes that share of w->overlaps to @out. */
-colo_status_t colo_gateway_cut(colo_builder_t *w, const colo_gateway_share_t *share,
+colo_status_t colo_gateway_cut(colo_builder_t *builder, const colo_gateway_share_t *share,
                                colo_list_t *out, int64_t peer);
 /* What this rank passes on of w->overlaps, and gets passed. */
-colo_status_t colo_gateways_pass_on(colo_builder_t *w, const colo_destinations_t *g,
-                                    const colo_extent_t *x);
+colo_status_t colo_gateways_pass_on(colo_builder_t *builder,
+                                    const colo_destinations_t *destinations,
+                                    const colo_extent_t *extent);
 
 /* ---- node-sums.c ---- */
 
@@ -178,20 +180,21 @@ typedef struct colo_sum_group {
 } colo_sum_group_t;
 
 /* Of the held block whose addend_sources and source_nodes are known. */
-colo_status_t colo_node_sums_group(colo_builder_t *w);
+colo_status_t colo_node_sums_group(colo_builder_t *builder);
 /* Does @rank, which needs the block, get the addend w->held.addend, or a sum with it if w->sums? */
-bool colo_node_sums_reach(colo_builder_t *w, int64_t rank);
+bool colo_node_sums_reach(colo_builder_t *builder, int64_t rank);
 /* Is w->held.addend the lowest of its group? */
-bool colo_node_sums_lead(const colo_builder_t *w);
+bool colo_node_sums_lead(const colo_builder_t *builder);
 /* Bytes of an element that a sum with w->held.addend is less than its addends. */
-int64_t colo_node_sums_saving(const colo_builder_t *w);
+int64_t colo_node_sums_saving(const colo_builder_t *builder);
 /* w->ranks: those that can send the sum with w->held.addend, ascending. */
-colo_status_t colo_node_sums_sources(colo_builder_t *w);
+colo_status_t colo_node_sums_sources(colo_builder_t *builder);
 /* The terms that a rank of @node adds up: of the group of w->held.addend, else of all.
  * @first: out, in w->terms. */
-colo_status_t colo_node_sums_order(colo_builder_t *w, int64_t node, bool one_group, int32_t *first);
+colo_status_t colo_node_sums_order(colo_builder_t *builder, int64_t node, bool one_group,
+                                   int32_t *first);
 /* The rank that sends @addend to @collector, of its node. */
-int64_t colo_node_sums_helper(const colo_builder_t *w, int64_t collector, int64_t addend);
+int64_t colo_node_sums_helper(const colo_builder_t *builder, int64_t collector, int64_t addend);
 
 /* ---- senders.c ---- */
 
@@ -217,21 +220,24 @@ typedef struct colo_schedule {
     int64_t dealt[COLO_DEALT]; /* elements that each candidate sends in small overlaps */
 } colo_schedule_t;
 
-/* The replicas of the held block @b, by node and by rail. */
-colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold,
-                                  const colo_block_t *b);
+/* The replicas of the held block @block, by node and by rail. */
+colo_status_t colo_sender_sources(colo_builder_t *builder, const colo_side_t *hold,
+                                  const colo_block_t *block);
 /* The candidates of @rank in one tier; its group. */
-colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank);
-colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination);
-/* @t: [4] by tier. Is @g one of the groups watched? */
-bool colo_sender_watched(const colo_schedule_t *t, const colo_sharers_t *g);
+colo_sharers_t colo_sender_candidates(colo_builder_t *builder, int tier, int64_t rank);
+colo_sharers_t colo_sender_group(colo_builder_t *builder, int64_t destination);
+/* @schedule: [4] by tier. Is @sharers one of the groups watched? */
+bool colo_sender_watched(const colo_schedule_t *schedule, const colo_sharers_t *sharers);
 /* Lists the destinations of an overlap. */
-colo_status_t colo_sender_list(colo_builder_t *w, const colo_side_t *need, const colo_block_t *b);
+colo_status_t colo_sender_list(colo_builder_t *builder, const colo_side_t *need,
+                               const colo_block_t *block);
 /* The same, and counts those of watched groups that get a share. */
-colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const colo_side_t *need,
-                                const colo_block_t *b, const colo_extent_t *x);
+colo_status_t colo_sender_count(colo_builder_t *builder, colo_schedule_t *schedule,
+                                const colo_side_t *need, const colo_block_t *block,
+                                const colo_extent_t *extent);
 /* Passes the turns on by the destinations of an overlap that has gone by. */
-void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x);
+void colo_sender_pass(const colo_builder_t *builder, colo_schedule_t *schedule,
+                      const colo_extent_t *extent);
 /* A destination, the @i-th of its group. */
 typedef struct colo_served {
     int64_t i, rank;
@@ -239,8 +245,9 @@ typedef struct colo_served {
 } colo_served_t;
 /* Pushes what @to gets of its @share of the current overlap; peer is the destination if it sends,
  * else the sender. */
-colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                                 const colo_gateway_share_t *share, const colo_served_t *to);
+colo_status_t colo_sender_assign(colo_builder_t *builder, colo_schedule_t *schedule,
+                                 const colo_extent_t *extent, const colo_gateway_share_t *share,
+                                 const colo_served_t *to);
 
 /* ---- plan.c ---- */
 
@@ -251,19 +258,19 @@ colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_
 /* A plan without lists; @config is checked. Its addends, and which of them is this rank's. */
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
 /* The lists of one pass between two sides, of which full, addend_fixed and fixed are set here. */
-colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src,
+colo_status_t colo_plan_route(colo_builder_t *builder, colo_pass_t pass, colo_side_t src,
                               colo_side_t dst);
 /* COLO_ERR_ARG: more than 63 bits. */
 colo_status_t colo_plan_count_bytes(colo_plan_t *plan, size_t elem, bool by_table);
 /* Begins a plan; lists keep their memory. */
-void colo_builder_begin(colo_builder_t *w, colo_plan_t *plan, size_t elem, bool by_table);
-void colo_builder_deinit(colo_builder_t *w);
+void colo_builder_begin(colo_builder_t *builder, colo_plan_t *plan, size_t elem, bool by_table);
+void colo_builder_deinit(colo_builder_t *builder);
 
 /* ---- routing.c ---- */
 
 /* Every overlap of @need that this rank receives from @hold, or sends: entries of recvs, own ones
  * with peer == this rank, and of sends. */
-colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
+colo_status_t colo_overlaps_find(colo_builder_t *builder, const colo_side_t *need,
                                  const colo_side_t *hold, int32_t addend, bool need_is_src);
 
 #endif

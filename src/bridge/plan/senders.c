@@ -33,185 +33,195 @@
 
 /* ---- candidates ---- */
 
-colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
+colo_status_t colo_sender_sources(colo_builder_t *builder, const colo_side_t *hold,
+                                  const colo_block_t *block)
 {
-    COLO_TRY(colo_gateways_hold(w, hold, b));
-    COLO_TRY(w->sums ? colo_node_sums_sources(w)
-                     : colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
-    const int64_t *rank = w->ranks.items;
-    const bool known = colo_nodes_known(w->cfg);
-    w->held.by_node.n = w->held.by_rail.n = 0;
-    for (int64_t i = 0; i < w->ranks.n; i++) {
-        const colo_location_t where = colo_location_of(w->cfg, rank[i]);
-        colo_source_t *node = colo_list_push(&w->held.by_node, sizeof *node);
-        colo_source_t *rail = node && known ? colo_list_push(&w->held.by_rail, sizeof *rail) : NULL;
+    COLO_TRY(colo_gateways_hold(builder, hold, block));
+    COLO_TRY(builder->sums
+                 ? colo_node_sums_sources(builder)
+                 : colo_block_ranks(builder, &builder->ranks, &hold->layout->grid, block));
+    const int64_t *rank = builder->ranks.items;
+    const bool known = colo_nodes_known(builder->cfg);
+    builder->held.by_node.n = builder->held.by_rail.n = 0;
+    for (int64_t i = 0; i < builder->ranks.n; i++) {
+        const colo_location_t where = colo_location_of(builder->cfg, rank[i]);
+        colo_source_t *node = colo_list_push(&builder->held.by_node, sizeof *node);
+        colo_source_t *rail =
+            node && known ? colo_list_push(&builder->held.by_rail, sizeof *rail) : NULL;
         if (!node || (known && !rail))
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)builder->ranks.n);
         *node = (colo_source_t){where.node, rank[i]};
         if (rail)
             *rail = (colo_source_t){where.rail, rank[i]};
     }
-    if (w->cfg->nodes) /* else ascending as they came */
-        qsort(w->held.by_node.items, (size_t)w->held.by_node.n, sizeof(colo_source_t),
+    if (builder->cfg->nodes) /* else ascending as they came */
+        qsort(builder->held.by_node.items, (size_t)builder->held.by_node.n, sizeof(colo_source_t),
               colo_source_cmp);
-    if (w->held.by_rail.n > 1)
-        qsort(w->held.by_rail.items, (size_t)w->held.by_rail.n, sizeof(colo_source_t),
+    if (builder->held.by_rail.n > 1)
+        qsort(builder->held.by_rail.items, (size_t)builder->held.by_rail.n, sizeof(colo_source_t),
               colo_source_cmp);
     return COLO_OK;
 }
 
-colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
+colo_sharers_t colo_sender_candidates(colo_builder_t *builder, int tier, int64_t rank)
 {
-    const colo_list_t *l = tier == 2 ? &w->held.by_rail : &w->held.by_node;
-    colo_sharers_t g = {.tier = tier, .n = l->n, .items = l->items};
-    if (tier == 3 || l->n == 0)
-        return g;
-    const colo_location_t where = colo_location_of(w->cfg, rank);
-    g.key = tier == 1 ? where.node : where.rail;
-    int64_t lo = colo_source_find(w, g.items, g.n, g.key, -1);
-    g.n = colo_source_find(w, g.items, g.n, g.key + 1, -1) - lo;
-    g.items += lo;
-    return g;
+    const colo_list_t *list = tier == 2 ? &builder->held.by_rail : &builder->held.by_node;
+    colo_sharers_t sharers = {.tier = tier, .n = list->n, .items = list->items};
+    if (tier == 3 || list->n == 0)
+        return sharers;
+    const colo_location_t where = colo_location_of(builder->cfg, rank);
+    sharers.key = tier == 1 ? where.node : where.rail;
+    int64_t lo = colo_source_find(builder, sharers.items, sharers.n, sharers.key, -1);
+    sharers.n = colo_source_find(builder, sharers.items, sharers.n, sharers.key + 1, -1) - lo;
+    sharers.items += lo;
+    return sharers;
 }
 
-colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination)
+colo_sharers_t colo_sender_group(colo_builder_t *builder, int64_t destination)
 {
-    colo_sharers_t g = colo_sender_candidates(w, 1, destination);
-    int64_t i = colo_source_find(w, g.items, g.n, g.key, destination);
-    if (i < g.n && g.items[i].rank == destination)
+    colo_sharers_t sharers = colo_sender_candidates(builder, 1, destination);
+    int64_t i = colo_source_find(builder, sharers.items, sharers.n, sharers.key, destination);
+    if (i < sharers.n && sharers.items[i].rank == destination)
         return (colo_sharers_t){.tier = 0};
-    for (int tier = 2; g.n == 0; tier++)
-        g = colo_sender_candidates(w, tier, destination);
-    return g;
+    for (int tier = 2; sharers.n == 0; tier++)
+        sharers = colo_sender_candidates(builder, tier, destination);
+    return sharers;
 }
 
-bool colo_sender_watched(const colo_schedule_t *t, const colo_sharers_t *g)
+bool colo_sender_watched(const colo_schedule_t *schedule, const colo_sharers_t *sharers)
 {
-    return g->tier > 0 && t[g->tier].group.n > 0 && t[g->tier].group.key == g->key;
+    return sharers->tier > 0 && schedule[sharers->tier].group.n > 0 &&
+           schedule[sharers->tier].group.key == sharers->key;
 }
 
-colo_status_t colo_sender_list(colo_builder_t *w, const colo_side_t *need, const colo_block_t *b)
+colo_status_t colo_sender_list(colo_builder_t *builder, const colo_side_t *need,
+                               const colo_block_t *block)
 {
-    COLO_TRY(colo_block_ranks(w, &w->destinations, &need->layout->grid, b));
-    int64_t *rank = w->destinations.items, n = 0;
-    for (int64_t i = 0; i < w->destinations.n; i++)
-        if (colo_node_sums_reach(w, rank[i]))
+    COLO_TRY(colo_block_ranks(builder, &builder->destinations, &need->layout->grid, block));
+    int64_t *rank = builder->destinations.items, n = 0;
+    for (int64_t i = 0; i < builder->destinations.n; i++)
+        if (colo_node_sums_reach(builder, rank[i]))
             rank[n++] = rank[i];
-    w->destinations.n = n;
-    return colo_gateways_need(w);
+    builder->destinations.n = n;
+    return colo_gateways_need(builder);
 }
 
-colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const colo_side_t *need,
-                                const colo_block_t *b, const colo_extent_t *x)
+colo_status_t colo_sender_count(colo_builder_t *builder, colo_schedule_t *schedule,
+                                const colo_side_t *need, const colo_block_t *block,
+                                const colo_extent_t *extent)
 {
-    COLO_TRY(colo_sender_list(w, need, b));
-    const int64_t *rank = w->destinations.items;
+    COLO_TRY(colo_sender_list(builder, need, block));
+    const int64_t *rank = builder->destinations.items;
     for (int tier = 1; tier <= 3; tier++)
-        t[tier].m = 0;
-    for (int64_t i = 0; i < w->destinations.n; i++) {
-        colo_sharers_t g = colo_sender_group(w, rank[i]);
-        colo_schedule_t *s = &t[g.tier];
+        schedule[tier].m = 0;
+    for (int64_t i = 0; i < builder->destinations.n; i++) {
+        colo_sharers_t sharers = colo_sender_group(builder, rank[i]);
+        colo_schedule_t *dealt = &schedule[sharers.tier];
         colo_gateway_share_t share;
-        if (!colo_sender_watched(t, &g))
+        if (!colo_sender_watched(schedule, &sharers))
             continue;
-        const colo_destinations_t node = colo_gateways_of(w, rank[i]);
-        if (!colo_gateways_share(w, &node, node.mine, x, &share))
+        const colo_destinations_t node = colo_gateways_of(builder, rank[i]);
+        if (!colo_gateways_share(builder, &node, node.mine, extent, &share))
             continue;
-        if (s->m == 0)
-            s->first = i;
-        if (rank[i] == w->plan->rank)
-            s->mine = s->m;
-        s->m++;
+        if (dealt->m == 0)
+            dealt->first = i;
+        if (rank[i] == builder->plan->rank)
+            dealt->mine = dealt->m;
+        dealt->m++;
     }
     return COLO_OK;
 }
 
 /* ---- dealing ---- */
 
-static bool deals_by_size(const colo_builder_t *w, const colo_schedule_t *t)
+static bool deals_by_size(const colo_builder_t *builder, const colo_schedule_t *schedule)
 {
-    return w->by_table && t->group.n <= COLO_DEALT;
+    return builder->by_table && schedule->group.n <= COLO_DEALT;
 }
 
 /* A small overlap for one destination: the candidate that has the least, ties by turn. */
-static int64_t deal(colo_schedule_t *t, const colo_extent_t *x)
+static int64_t deal(colo_schedule_t *schedule, const colo_extent_t *extent)
 {
-    const int64_t n = t->group.n;
-    int64_t least = t->whole;
+    const int64_t n = schedule->group.n;
+    int64_t least = schedule->whole;
     for (int64_t i = 1; i < n; i++) {
-        const int64_t k = (t->whole + i) % n;
-        least = t->dealt[k] < t->dealt[least] ? k : least;
+        const int64_t k = (schedule->whole + i) % n;
+        least = schedule->dealt[k] < schedule->dealt[least] ? k : least;
     }
-    t->dealt[least] += x->of[0] * x->of[1] * x->of[2];
-    t->whole = (least + 1) % n;
-    t->done++;
-    return t->last = least;
+    schedule->dealt[least] += extent->of[0] * extent->of[1] * extent->of[2];
+    schedule->whole = (least + 1) % n;
+    schedule->done++;
+    return schedule->last = least;
 }
 
-void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x)
+void colo_sender_pass(const colo_builder_t *builder, colo_schedule_t *schedule,
+                      const colo_extent_t *extent)
 {
     for (int tier = 1; tier <= 3; tier++) {
-        int64_t n = t[tier].group.n, m = t[tier].m;
-        if (n < 2 || (m % n == 0 && t[tier].started))
+        int64_t n = schedule[tier].group.n, count = schedule[tier].m;
+        if (n < 2 || (count % n == 0 && schedule[tier].started))
             continue;
-        if (m % n == 0)
-            t[tier].whole = t[tier].slice = (t[tier].whole + 1) % n;
-        else if (colo_is_small(w, x) && deals_by_size(w, &t[tier]))
-            while (t[tier].done < m)
-                (void)deal(&t[tier], x);
-        else if (colo_is_small(w, x))
-            t[tier].whole = (t[tier].whole + m) % n;
+        if (count % n == 0)
+            schedule[tier].whole = schedule[tier].slice = (schedule[tier].whole + 1) % n;
+        else if (colo_is_small(builder, extent) && deals_by_size(builder, &schedule[tier]))
+            while (schedule[tier].done < count)
+                (void)deal(&schedule[tier], extent);
+        else if (colo_is_small(builder, extent))
+            schedule[tier].whole = (schedule[tier].whole + count) % n;
         else
-            t[tier].slice = (t[tier].slice + m % n * (x->of[colo_cut_axis(x, n)] % n)) % n;
-        t[tier].started |= m % n != 0;
-        t[tier].done = 0;
+            schedule[tier].slice =
+                (schedule[tier].slice + count % n * (extent->of[colo_cut_axis(extent, n)] % n)) % n;
+        schedule[tier].started |= count % n != 0;
+        schedule[tier].done = 0;
     }
 }
 
 /* The candidate that sends a small overlap to the @i-th destination; i ascends. */
-static int64_t dealt_to(colo_schedule_t *t, const colo_extent_t *x, int64_t i)
+static int64_t dealt_to(colo_schedule_t *schedule, const colo_extent_t *extent, int64_t i)
 {
-    while (t->done <= i)
-        (void)deal(t, x);
-    return t->last;
+    while (schedule->done <= i)
+        (void)deal(schedule, extent);
+    return schedule->last;
 }
 
-static colo_status_t assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                            const colo_extent_t *part, const colo_served_t *to)
+static colo_status_t assign(colo_builder_t *builder, colo_schedule_t *schedule,
+                            const colo_extent_t *extent, const colo_extent_t *part,
+                            const colo_served_t *to)
 {
-    const colo_source_t *c = t->group.items;
-    int64_t n = t->group.n;
-    bool even = t->m % n == 0;
-    if (even || colo_is_small(w, part)) {
-        const int64_t k = even                  ? t->first + to->i
-                          : deals_by_size(w, t) ? dealt_to(t, x, to->i)
-                                                : t->whole + to->i;
-        const int64_t sender = c[k % n].rank;
-        return to->sends && sender != w->self
+    const colo_source_t *source = schedule->group.items;
+    int64_t n = schedule->group.n;
+    bool even = schedule->m % n == 0;
+    if (even || colo_is_small(builder, part)) {
+        const int64_t k = even                               ? schedule->first + to->i
+                          : deals_by_size(builder, schedule) ? dealt_to(schedule, extent, to->i)
+                                                             : schedule->whole + to->i;
+        const int64_t sender = source[k % n].rank;
+        return to->sends && sender != builder->self
                    ? COLO_OK
-                   : colo_overlaps_push(w, to->sends ? to->rank : sender);
+                   : colo_overlaps_push(builder, to->sends ? to->rank : sender);
     }
     int axis = colo_cut_axis(part, n);
-    int64_t length = part->of[axis], rotation = (t->slice + to->i % n * (length % n)) % n;
+    int64_t length = part->of[axis], rotation = (schedule->slice + to->i % n * (length % n)) % n;
     for (int64_t k = 0; k < n; k++)
-        if (!to->sends || c[k].rank == w->self)
-            COLO_TRY(colo_overlaps_cut(w, w->out, axis, colo_part_lo(length, n, k, rotation),
-                                       colo_part_lo(length, n, k + 1, rotation),
-                                       to->sends ? to->rank : c[k].rank));
+        if (!to->sends || source[k].rank == builder->self)
+            COLO_TRY(colo_overlaps_cut(
+                builder, builder->out, axis, colo_part_lo(length, n, k, rotation),
+                colo_part_lo(length, n, k + 1, rotation), to->sends ? to->rank : source[k].rank));
     return COLO_OK;
 }
 
-colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
-                                 const colo_gateway_share_t *share, const colo_served_t *to)
+colo_status_t colo_sender_assign(colo_builder_t *builder, colo_schedule_t *schedule,
+                                 const colo_extent_t *extent, const colo_gateway_share_t *share,
+                                 const colo_served_t *to)
 {
-    const colo_list_t all = w->overlaps;
+    const colo_list_t all = builder->overlaps;
     if (share->whole)
-        return assign(w, t, x, x, to);
-    w->share.n = 0;
-    COLO_TRY(colo_gateway_cut(w, share, &w->share, to->rank));
-    w->overlaps = w->share; /* as far as this destination is concerned */
-    const colo_status_t st = assign(w, t, x, &share->extent, to);
-    w->share = w->overlaps;
-    w->overlaps = all;
+        return assign(builder, schedule, extent, extent, to);
+    builder->share.n = 0;
+    COLO_TRY(colo_gateway_cut(builder, share, &builder->share, to->rank));
+    builder->overlaps = builder->share; /* as far as this destination is concerned */
+    const colo_status_t st = assign(builder, schedule, extent, &share->extent, to);
+    builder->share = builder->overlaps;
+    builder->overlaps = all;
     return st;
 }

@@ -22,24 +22,25 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
     int64_t rank = colo_plan_rank(plan);
     for (int k = 0; k < 2 * COLO_EXCHANGES; k++) {
         const colo_pass_t pass = (colo_pass_t)(k % 2);
-        colo_topology_traffic_t *t = &sum[pass];
+        colo_topology_traffic_t *counted = &sum[pass];
         const colo_routes_t *sent = colo_plan_routes(plan, pass, k / 2, true);
-        const colo_plan_message_t *m = sent->message;
+        const colo_plan_message_t *message = sent->message;
         const int32_t n = sent->nmessages;
         for (int32_t i = 0; i < n; i++) {
-            int64_t most = rank > m[i].peer ? rank : m[i].peer;
+            int64_t most = rank > message[i].peer ? rank : message[i].peer;
             if (most >= topology->world)
                 return colo_fail(
                     COLO_ERR_ARG,
                     "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
                     (long long)most, (long long)topology->world);
-            int c = colo_topology_i_cross(topology->spot, topology->per_host, rank, m[i].peer);
-            if (!colo_add_ok(t->total, m[i].bytes, &t->total))
+            int crossed =
+                colo_topology_i_cross(topology->spot, topology->per_host, rank, message[i].peer);
+            if (!colo_add_ok(counted->total, message[i].bytes, &counted->total))
                 return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
                                  (long long)rank);
-            t->numa += c & CROSS_NUMA ? m[i].bytes : 0;
-            t->package += c & CROSS_PACKAGE ? m[i].bytes : 0;
-            t->host += c & CROSS_HOST ? m[i].bytes : 0;
+            counted->numa += crossed & CROSS_NUMA ? message[i].bytes : 0;
+            counted->package += crossed & CROSS_PACKAGE ? message[i].bytes : 0;
+            counted->host += crossed & CROSS_HOST ? message[i].bytes : 0;
         }
     }
     traffic[0] = sum[0];

@@ -14,20 +14,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-static colo_status_t add_peers(const colo_comm_t *comm, const colo_plan_t *p, bool *in,
+static colo_status_t add_peers(const colo_comm_t *comm, const colo_plan_t *plan, bool *in,
                                int32_t *queue, int32_t *n)
 {
     for (int pass = 0; pass < 2; pass++)
         for (int list = 0; list < 2 * COLO_EXCHANGES; list++) {
-            const colo_routes_t *r =
-                colo_plan_routes(p, (colo_pass_t)pass, list / 2, list % 2 == 0);
-            for (int32_t i = 0; i < r->nmessages; i++) {
-                int32_t k = colo_comm_find(comm, r->message[i].peer);
+            const colo_routes_t *routes =
+                colo_plan_routes(plan, (colo_pass_t)pass, list / 2, list % 2 == 0);
+            for (int32_t i = 0; i < routes->nmessages; i++) {
+                int32_t k = colo_comm_find(comm, routes->message[i].peer);
                 if (k < 0)
                     return colo_fail(COLO_ERR_MISSING,
                                      "bridge: the plan of rank %lld names rank %lld, which is not "
                                      "in the communicator '%s' of %d ranks",
-                                     (long long)p->rank, (long long)r->message[i].peer,
+                                     (long long)plan->rank, (long long)routes->message[i].peer,
                                      colo_comm_name(comm), (int)colo_comm_size(comm));
                 if (!in[k]) {
                     in[k] = true;
@@ -69,12 +69,12 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
     return COLO_OK;
 }
 
-colo_status_t colo_members_find(const colo_bridge_t *b, const colo_loaded_t *loaded,
+colo_status_t colo_members_find(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
                                 int32_t **members, int32_t *n)
 {
     if (!loaded->any_ranks)
-        return colo_component_find(loaded->program.plan, b->comm, members, n);
-    *n = colo_comm_size(b->comm);
+        return colo_component_find(loaded->program.plan, bridge->comm, members, n);
+    *n = colo_comm_size(bridge->comm);
     *members = malloc((size_t)*n * sizeof **members);
     if (!*members)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)*n);

@@ -18,10 +18,11 @@
 
 /* ---- messages: allocated once, filled by each call ---- */
 
-static int by_peer(const void *a, const void *b)
+static int by_peer(const void *first, const void *second)
 {
-    int32_t x = ((const colo_message_t *)a)->peer, y = ((const colo_message_t *)b)->peer;
-    return (x > y) - (x < y);
+    int32_t peer = ((const colo_message_t *)first)->peer,
+            other = ((const colo_message_t *)second)->peer;
+    return (peer > other) - (peer < other);
 }
 
 /* @n boxes, filled in by each call. */
@@ -31,17 +32,17 @@ static colo_box_t *boxes_of(colo_pool_t *pool, int64_t n)
 }
 
 /* Messages whose boxes move to @next, @n for each region instead of @was. */
-static void rebase(colo_message_t *m, int32_t count, const colo_box_t *boxes, colo_box_t *next,
-                   int32_t was, int32_t n)
+static void rebase(colo_message_t *message, int32_t count, const colo_box_t *boxes,
+                   colo_box_t *next, int32_t was, int32_t n)
 {
     for (int32_t i = 0; i < count; i++) {
-        m[i].boxes = next + (m[i].boxes - boxes) / was * n;
-        m[i].nboxes = m[i].nboxes / was * n;
+        message[i].boxes = next + (message[i].boxes - boxes) / was * n;
+        message[i].nboxes = message[i].nboxes / was * n;
     }
 }
 
-static colo_status_t widen(colo_pool_t *pool, colo_messages_t *l, const colo_exchange_plan_t *plan,
-                           int32_t n)
+static colo_status_t widen(colo_pool_t *pool, colo_messages_t *messages,
+                           const colo_exchange_plan_t *plan, int32_t n)
 {
     const int64_t sends = plan->send.nregions, recvs = plan->recv.nregions;
     if (sends > INT32_MAX / n || recvs > INT32_MAX / n)
@@ -54,50 +55,51 @@ static colo_status_t widen(colo_pool_t *pool, colo_messages_t *l, const colo_exc
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes of %d tensors",
                          (long long)(sends + recvs), (int)n);
     }
-    rebase(l->send, l->nsends, l->send_box, send, l->tensors, n);
-    rebase(l->recv, l->nrecvs, l->recv_box, recv, l->tensors, n);
-    colo_pool_drop(pool, l->send_box);
-    colo_pool_drop(pool, l->recv_box);
-    l->send_box = send;
-    l->recv_box = recv;
-    l->tensors = n;
+    rebase(messages->send, messages->nsends, messages->send_box, send, messages->tensors, n);
+    rebase(messages->recv, messages->nrecvs, messages->recv_box, recv, messages->tensors, n);
+    colo_pool_drop(pool, messages->send_box);
+    colo_pool_drop(pool, messages->recv_box);
+    messages->send_box = send;
+    messages->recv_box = recv;
+    messages->tensors = n;
     return COLO_OK;
 }
 
 /* Boxes for @n tensors a call from now on. */
 static colo_status_t widen_all(colo_loaded_t *loaded, colo_pass_t pass, int32_t n)
 {
-    const colo_plan_t *p = loaded->program.plan;
+    const colo_plan_t *plan = loaded->program.plan;
     for (int i = 0; i < COLO_EXCHANGES; i++) {
-        colo_messages_t *l = &loaded->over_comm.messages[pass][i];
-        if (l->tensors != n)
-            COLO_TRY(widen(p->pool, l, &p->exchange[pass][i], n));
+        colo_messages_t *messages = &loaded->over_comm.messages[pass][i];
+        if (messages->tensors != n)
+            COLO_TRY(widen(plan->pool, messages, &plan->exchange[pass][i], n));
     }
     return COLO_OK;
 }
 
-static colo_status_t make(const colo_bridge_t *b, colo_pool_t *pool, const colo_routes_t *routes,
-                          colo_message_t **out, colo_box_t **boxes, int32_t *count)
+static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
+                          const colo_routes_t *routes, colo_message_t **out, colo_box_t **boxes,
+                          int32_t *count)
 {
     *boxes = boxes_of(pool, routes->nregions);
     *out = colo_pool_take(pool, (2 * (size_t)routes->nmessages + 1) * sizeof **out); /* far_of() */
     if (!*boxes || !*out)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)routes->nregions);
     for (int32_t i = 0; i < routes->nmessages; i++) {
-        const colo_plan_message_t *m = &routes->message[i];
-        int32_t peer = colo_comm_find(b->comm, m->peer);
+        const colo_plan_message_t *message = &routes->message[i];
+        int32_t peer = colo_comm_find(bridge->comm, message->peer);
         if (peer < 0)
             return colo_fail(COLO_ERR_MISSING,
                              "bridge: the plan names rank %lld, which is not in the communicator "
                              "'%s' of %d ranks",
-                             (long long)m->peer, colo_comm_name(b->comm),
-                             (int)colo_comm_size(b->comm));
-        if (m->nregions > INT32_MAX)
+                             (long long)message->peer, colo_comm_name(bridge->comm),
+                             (int)colo_comm_size(bridge->comm));
+        if (message->nregions > INT32_MAX)
             return colo_fail(COLO_ERR_ARG, "bridge: %lld boxes for rank %lld, at most 2^31 - 1",
-                             (long long)m->nregions, (long long)m->peer);
+                             (long long)message->nregions, (long long)message->peer);
         (*out)[i] = (colo_message_t){.peer = peer,
-                                     .nboxes = (int32_t)m->nregions,
-                                     .boxes = *boxes + (m->regions - routes->region)};
+                                     .nboxes = (int32_t)message->nregions,
+                                     .boxes = *boxes + (message->regions - routes->region)};
     }
     /* the plan's peers ascend as world ranks, which a comm may hold in another order */
     qsort(*out, (size_t)routes->nmessages, sizeof **out, by_peer);
@@ -105,144 +107,152 @@ static colo_status_t make(const colo_bridge_t *b, colo_pool_t *pool, const colo_
     return COLO_OK;
 }
 
-static colo_status_t load_messages(const colo_bridge_t *b, colo_loaded_t *loaded, colo_pass_t pass)
+static colo_status_t load_messages(const colo_bridge_t *bridge, colo_loaded_t *loaded,
+                                   colo_pass_t pass)
 {
-    const colo_plan_t *p = loaded->program.plan;
+    const colo_plan_t *plan = loaded->program.plan;
     for (int i = 0; i < COLO_EXCHANGES; i++) {
-        const colo_exchange_plan_t *exchange = &p->exchange[pass][i];
-        colo_messages_t *l = &loaded->over_comm.messages[pass][i];
-        l->tensors = 1;
-        COLO_TRY(make(b, p->pool, &exchange->send, &l->send, &l->send_box, &l->nsends));
-        COLO_TRY(make(b, p->pool, &exchange->recv, &l->recv, &l->recv_box, &l->nrecvs));
+        const colo_exchange_plan_t *exchange = &plan->exchange[pass][i];
+        colo_messages_t *messages = &loaded->over_comm.messages[pass][i];
+        messages->tensors = 1;
+        COLO_TRY(make(bridge, plan->pool, &exchange->send, &messages->send, &messages->send_box,
+                      &messages->nsends));
+        COLO_TRY(make(bridge, plan->pool, &exchange->recv, &messages->recv, &messages->recv_box,
+                      &messages->nrecvs));
     }
     return COLO_OK;
 }
 
 /* ---- partial sums, staging, routes ---- */
 
-static colo_status_t reserve(colo_bridge_t *b, const colo_loaded_t *loaded)
+static colo_status_t reserve(colo_bridge_t *bridge, const colo_loaded_t *loaded)
 {
     const colo_over_comm_t *over = &loaded->over_comm;
-    if (b->mem == COLO_CUDA && !b->streams.side)
-        COLO_TRY(b->ops->stream_create(2, &b->streams.side));
-    COLO_TRY(colo_partials_reserve(b, over->need_partials, false));
-    return colo_arena_grow(b, &b->memory.stage, over->need_stage, false, "staging of messages");
+    if (bridge->mem == COLO_CUDA && !bridge->streams.side)
+        COLO_TRY(bridge->ops->stream_create(2, &bridge->streams.side));
+    COLO_TRY(colo_partials_reserve(bridge, over->need_partials, false));
+    return colo_arena_grow(bridge, &bridge->memory.stage, over->need_stage, false,
+                           "staging of messages");
 }
 
 /* The boxes of the messages of a move. */
-static void fill(const colo_call_frame_t *f, const colo_messages_t *l, const colo_move_t *move)
+static void fill(const colo_call_frame_t *frame, const colo_messages_t *messages,
+                 const colo_move_t *move)
 {
-    const colo_plan_t *p = f->program->plan;
+    const colo_plan_t *plan = frame->program->plan;
     for (int sends = 0; sends < 2; sends++) {
-        const colo_routes_t *routes = colo_plan_routes(p, f->pass, move->exchange, sends);
-        colo_box_t *box = sends ? l->send_box : l->recv_box;
+        const colo_routes_t *routes = colo_plan_routes(plan, frame->pass, move->exchange, sends);
+        colo_box_t *box = sends ? messages->send_box : messages->recv_box;
         const int buffer = sends ? move->from : move->to;
         for (int64_t i = 0; i < routes->nregions; i++) {
             const colo_end_t end = {
                 buffer, buffer == COLO_PARTIALS
-                            ? colo_move_sum(p, move->exchange, sends, &routes->region[i])
+                            ? colo_move_sum(plan, move->exchange, sends, &routes->region[i])
                             : 0};
-            for (int32_t k = 0; k < f->n; k++)
-                *box++ = colo_call_box(f, &f->tensor[k], end, routes, i, f->program->bytes);
+            for (int32_t k = 0; k < frame->n; k++)
+                *box++ =
+                    colo_call_box(frame, &frame->tensor[k], end, routes, i, frame->program->bytes);
         }
     }
 }
 
 /* Fills the boxes of all messages. @stage: in and out, the most staging that these take, of a
  * backend with routes; or NULL. */
-static void fill_all(const colo_bridge_t *b, const colo_loaded_t *loaded,
-                     const colo_call_frame_t *f, size_t *stage)
+static void fill_all(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
+                     const colo_call_frame_t *frame, size_t *stage)
 {
-    const colo_steps_t *steps = &f->program->pass[f->pass];
-    const colo_dtype_t dtype = f->program->plan->config.dtype;
+    const colo_steps_t *steps = &frame->program->pass[frame->pass];
+    const colo_dtype_t dtype = frame->program->plan->config.dtype;
     for (int32_t i = 0; i < steps->n; i++) {
         const colo_move_t *move = &steps->step[i].move;
         if (steps->step[i].kind != COLO_MOVE)
             continue;
-        const colo_messages_t *l = &loaded->over_comm.messages[f->pass][move->exchange];
-        const bool wide = f->program->plan->exchange[f->pass][move->exchange].wide;
-        fill(f, l, move);
+        const colo_messages_t *messages = &loaded->over_comm.messages[frame->pass][move->exchange];
+        const bool wide = frame->program->plan->exchange[frame->pass][move->exchange].wide;
+        fill(frame, messages, move);
         if (!stage)
             continue;
-        const colo_exchange_t exchange = {.op.dtype = f->program->bytes ? COLO_U8
-                                                      : wide            ? colo_sum_wide(dtype)
-                                                                        : dtype,
-                                          .send = l->send,
-                                          .recv = l->recv,
-                                          .nsends = l->nsends,
-                                          .nrecvs = l->nrecvs};
-        const size_t n = b->comm->ops->subconnection_stage(&exchange);
+        const colo_exchange_t exchange = {.op.dtype = frame->program->bytes ? COLO_U8
+                                                      : wide                ? colo_sum_wide(dtype)
+                                                                            : dtype,
+                                          .send = messages->send,
+                                          .recv = messages->recv,
+                                          .nsends = messages->nsends,
+                                          .nrecvs = messages->nrecvs};
+        const size_t n = bridge->comm->ops->subconnection_stage(&exchange);
         *stage = n > *stage ? n : *stage;
     }
 }
 
 /* The members of the route and staging for its messages. */
-static colo_status_t find_route(colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t find_route(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    const colo_plan_t *p = loaded->program.plan;
+    const colo_plan_t *plan = loaded->program.plan;
     colo_over_comm_t *over = &loaded->over_comm;
-    if (!b->comm->ops->subconnection_create || b->mem != COLO_CUDA)
+    if (!bridge->comm->ops->subconnection_create || bridge->mem != COLO_CUDA)
         return COLO_OK;
-    COLO_TRY(colo_members_find(b, loaded, &over->members, &over->nmembers));
+    COLO_TRY(colo_members_find(bridge, loaded, &over->members, &over->nmembers));
     /* extents are all that counts; each call fills in the rest */
-    const colo_carried_t none = {.per = 1, .dtype = p->config.dtype};
+    const colo_carried_t none = {.per = 1, .dtype = plan->config.dtype};
     for (int pass = 0; pass < 2; pass++) {
-        const colo_call_frame_t f = {
+        const colo_call_frame_t frame = {
             .program = &loaded->program, .pass = (colo_pass_t)pass, .tensor = &none, .n = 1};
-        fill_all(b, loaded, &f, &over->need_stage);
+        fill_all(bridge, loaded, &frame, &over->need_stage);
     }
     return COLO_OK;
 }
 
 /* If a program of batches has many small regions, sums are made at once: bytes of a unit of its
  * features in the usual tensor. */
-static int64_t launched_bytes(const colo_bridge_t *b, const colo_loaded_t *loaded)
+static int64_t launched_bytes(const colo_bridge_t *bridge, const colo_loaded_t *loaded)
 {
-    const colo_plan_config_t *c = &loaded->program.plan->config, *usual;
-    if (!loaded->program.bytes || b->mem != COLO_CUDA)
+    const colo_plan_config_t *config = &loaded->program.plan->config, *usual;
+    if (!loaded->program.bytes || bridge->mem != COLO_CUDA)
         return 0;
-    usual = &b->now.program.plan->config;
-    return usual->shape.features / c->shape.features * (int64_t)colo_dtype_size(c->dtype);
+    usual = &bridge->now.program.plan->config;
+    return usual->shape.features / config->shape.features * (int64_t)colo_dtype_size(config->dtype);
 }
 
-static colo_status_t load(colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    const colo_plan_t *p = loaded->program.plan;
-    const int64_t locals =
-        p->local[0].nregions > p->local[1].nregions ? p->local[0].nregions : p->local[1].nregions;
+    const colo_plan_t *plan = loaded->program.plan;
+    const int64_t locals = plan->local[0].nregions > plan->local[1].nregions
+                               ? plan->local[0].nregions
+                               : plan->local[1].nregions;
     colo_over_comm_t *over = &loaded->over_comm;
     int32_t messages = 0;
-    COLO_TRY(load_messages(b, loaded, COLO_FORWARD));
-    COLO_TRY(load_messages(b, loaded, COLO_BACKWARD));
+    COLO_TRY(load_messages(bridge, loaded, COLO_FORWARD));
+    COLO_TRY(load_messages(bridge, loaded, COLO_BACKWARD));
     for (int i = 0; i < 2; i++) {
-        over->own_box[i] = boxes_of(p->pool, locals);
+        over->own_box[i] = boxes_of(plan->pool, locals);
         if (!over->own_box[i])
             return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes that stay", (long long)locals);
     }
-    COLO_TRY(colo_program_create(&loaded->program, launched_bytes(b, loaded)));
+    COLO_TRY(colo_program_create(&loaded->program, launched_bytes(bridge, loaded)));
     if (loaded->program.bytes) /* of a batch: in memory of the bridge, by call */
         return COLO_OK;
     if (loaded->program.npartials > 0)
         over->need_partials =
-            colo_partial_bytes(p, 1, p->config.dtype) * (size_t)loaded->program.npartials;
-    COLO_TRY(find_route(b, loaded));
-    if (!b->lazy && (over->need_partials > 0 || over->nmembers > 0))
-        COLO_TRY(reserve(b, loaded)); /* else peers add up without one */
+            colo_partial_bytes(plan, 1, plan->config.dtype) * (size_t)loaded->program.npartials;
+    COLO_TRY(find_route(bridge, loaded));
+    if (!bridge->lazy && (over->need_partials > 0 || over->nmembers > 0))
+        COLO_TRY(reserve(bridge, loaded)); /* else peers add up without one */
     for (int i = 0; i < 2 * COLO_RELAYS; i++)
         messages += over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nsends +
                     over->messages[i / COLO_RELAYS][i % COLO_RELAYS].nrecvs;
-    return colo_memory_check(b, messages > 0 || over->need_partials > 0, messages);
+    return colo_memory_check(bridge, messages > 0 || over->need_partials > 0, messages);
 }
 
-static void unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_comm_t *over = &loaded->over_comm;
     const colo_pool_t *pool = loaded->program.plan ? loaded->program.plan->pool : NULL;
-    if (over->subconnection && colo_comm_i_own(b->comm, "bridge"))
-        b->comm->ops->subconnection_destroy(b->comm, over->subconnection);
+    if (over->subconnection && colo_comm_i_own(bridge->comm, "bridge"))
+        bridge->comm->ops->subconnection_destroy(bridge->comm, over->subconnection);
     for (int i = 0; i < 2 * COLO_EXCHANGES; i++) {
-        colo_messages_t *l = &over->messages[i / COLO_EXCHANGES][i % COLO_EXCHANGES];
-        void *const lists[] = {l->send, l->recv, l->send_box, l->recv_box};
+        colo_messages_t *messages = &over->messages[i / COLO_EXCHANGES][i % COLO_EXCHANGES];
+        void *const lists[] = {messages->send, messages->recv, messages->send_box,
+                               messages->recv_box};
         for (int k = 0; k < 4; k++)
             colo_pool_drop(pool, lists[k]);
     }
@@ -252,28 +262,28 @@ static void unload(const colo_bridge_t *b, colo_loaded_t *loaded)
 }
 
 /* Connects the members, if there is a route to make; collective over them. */
-static colo_status_t connect_members(colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t connect_members(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_comm_t *over = &loaded->over_comm;
     if (over->subconnection || over->nmembers == 0)
         return COLO_OK;
-    return b->comm->ops->subconnection_create(b->comm, over->members, over->nmembers,
-                                              colo_hash_i64(b->id.tag, (int64_t)b->id.reshapes),
-                                              &over->subconnection);
+    return bridge->comm->ops->subconnection_create(
+        bridge->comm, over->members, over->nmembers,
+        colo_hash_i64(bridge->id.tag, (int64_t)bridge->id.reshapes), &over->subconnection);
 }
 
-static colo_status_t create(colo_bridge_t *b, bool *whole)
+static colo_status_t create(colo_bridge_t *bridge, bool *whole)
 {
-    colo_status_t st = reserve(b, &b->now);
+    colo_status_t st = reserve(bridge, &bridge->now);
     if (st == COLO_OK)
-        st = connect_members(b, &b->now);
+        st = connect_members(bridge, &bridge->now);
     *whole = true;
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK; /* a peer may be past it */
+    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-static colo_status_t reshape(colo_bridge_t *b, colo_loaded_t *next)
+static colo_status_t reshape(colo_bridge_t *bridge, colo_loaded_t *next)
 {
-    colo_over_comm_t *was = &b->now.over_comm, *over = &next->over_comm;
+    colo_over_comm_t *was = &bridge->now.over_comm, *over = &next->over_comm;
     if (was->nmembers == over->nmembers &&
         (over->nmembers == 0 || memcmp(was->members, over->members,
                                        (size_t)over->nmembers * sizeof *over->members) == 0)) {
@@ -288,11 +298,11 @@ static colo_status_t reshape(colo_bridge_t *b, colo_loaded_t *next)
 /* What create or reshape left for the first call that is staged, which cannot be captured. */
 static colo_status_t make_ready(colo_call_t *call)
 {
-    colo_bridge_t *b = call->bridge;
-    colo_over_comm_t *over = &b->now.over_comm; /* the route is the bridge's */
+    colo_bridge_t *bridge = call->bridge;
+    colo_over_comm_t *over = &bridge->now.over_comm; /* the route is the bridge's */
     const bool connects = over->nmembers && !over->subconnection;
-    const bool grows =
-        over->need_partials > b->memory.partials.size || over->need_stage > b->memory.stage.size;
+    const bool grows = over->need_partials > bridge->memory.partials.size ||
+                       over->need_stage > bridge->memory.stage.size;
     if (!connects && !grows)
         return COLO_OK;
     if (call->capturing) /* on all ranks or none: no rank waits, the comm lives */
@@ -301,53 +311,53 @@ static colo_status_t make_ready(colo_call_t *call)
                          "cannot be captured; run one before the capture, or register the memory");
     colo_status_t st = COLO_OK;
     if (connects) /* with the others, which would not hear in there of what fails here alone */
-        st = connect_members(b, &b->now);
+        st = connect_members(bridge, &bridge->now);
     if (st == COLO_OK)
-        st = reserve(b, &b->now);
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
+        st = reserve(bridge, &bridge->now);
+    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
 }
 
 colo_status_t colo_over_comm_prepare(colo_call_t *call)
 {
-    const colo_call_frame_t *f = &call->frame;
-    if (!f->program->bytes) /* memory of the shape */
+    const colo_call_frame_t *frame = &call->frame;
+    if (!frame->program->bytes) /* memory of the shape */
         return COLO_OK;
-    COLO_TRY(widen_all(call->loaded, f->pass, f->n));
-    if (f->pass == COLO_FORWARD)
+    COLO_TRY(widen_all(call->loaded, frame->pass, frame->n));
+    if (frame->pass == COLO_FORWARD)
         return COLO_OK;
-    return colo_partials_reserve(call->bridge, f->partial_bytes * (size_t)f->program->npartials,
-                                 call->capturing);
+    return colo_partials_reserve(
+        call->bridge, frame->partial_bytes * (size_t)frame->program->npartials, call->capturing);
 }
 
 /* Before the first step: connections, boxes, staging. */
 static colo_status_t begin(colo_call_t *call)
 {
-    colo_bridge_t *b = call->bridge;
+    colo_bridge_t *bridge = call->bridge;
     COLO_TRY(make_ready(call));
-    call->frame.partials = b->memory.partials.data;
-    const bool stages = call->frame.program->bytes && b->now.over_comm.nmembers > 0;
+    call->frame.partials = bridge->memory.partials.data;
+    const bool stages = call->frame.program->bytes && bridge->now.over_comm.nmembers > 0;
     size_t stage = 0;
-    fill_all(b, call->loaded, &call->frame, stages ? &stage : NULL);
+    fill_all(bridge, call->loaded, &call->frame, stages ? &stage : NULL);
     if (!stages)
         return COLO_OK;
-    const colo_status_t st =
-        colo_arena_grow(b, &b->memory.stage, stage, call->capturing, "staging of messages");
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
+    const colo_status_t st = colo_arena_grow(bridge, &bridge->memory.stage, stage, call->capturing,
+                                             "staging of messages");
+    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
 }
 
 /* ---- what stays on the rank ---- */
 
-int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_plan_t *p, int64_t bytes,
-                             const colo_carried_t *t, int32_t n)
+int64_t colo_bridge_bytes_of(const colo_bridge_t *bridge, const colo_plan_t *plan, int64_t bytes,
+                             const colo_carried_t *tensor, int32_t n)
 {
-    const colo_plan_config_t *usual = &b->now.program.plan->config;
+    const colo_plan_config_t *usual = &bridge->now.program.plan->config;
     if (bytes == 0) /* there may be no features */
         return 0;
-    const int64_t unit =
-        usual->shape.features / p->config.shape.features * (int64_t)colo_dtype_size(usual->dtype);
+    const int64_t unit = usual->shape.features / plan->config.shape.features *
+                         (int64_t)colo_dtype_size(usual->dtype);
     int64_t all = 0;
     for (int32_t k = 0; k < n; k++)
-        all += bytes / unit * t[k].per * (int64_t)colo_dtype_size(t[k].dtype);
+        all += bytes / unit * tensor[k].per * (int64_t)colo_dtype_size(tensor[k].dtype);
     return all;
 }
 
@@ -355,22 +365,22 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
                                   colo_stream_t stream)
 {
     const colo_ops_t *ops = call->bridge->ops;
-    const colo_call_frame_t *f = &call->frame;
-    const bool bytes = f->program->bytes;
+    const colo_call_frame_t *frame = &call->frame;
+    const bool bytes = frame->program->bytes;
     const colo_box_list_fn copy = narrow ? ops->box_list_narrow : ops->box_list;
-    const colo_end_t to = {move->to, f->program->plan->own_addend};
+    const colo_end_t to = {move->to, frame->program->plan->own_addend};
     colo_box_t *const *box = call->loaded->over_comm.own_box;
-    for (int32_t k = 0; move->local && k < f->n; k++) {
-        const colo_carried_t *t = &f->tensor[k];
-        if (t->per == 0) /* there may be no memory */
+    for (int32_t k = 0; move->local && k < frame->n; k++) {
+        const colo_carried_t *tensor = &frame->tensor[k];
+        if (tensor->per == 0) /* there may be no memory */
             continue;
         for (int64_t i = 0; i < move->local->nregions; i++) {
-            box[0][i] =
-                colo_call_box(f, t, (colo_end_t){.buffer = move->from}, move->local, i, bytes);
-            box[1][i] = colo_call_box(f, t, to, move->local, i, bytes);
+            box[0][i] = colo_call_box(frame, tensor, (colo_end_t){.buffer = move->from},
+                                      move->local, i, bytes);
+            box[1][i] = colo_call_box(frame, tensor, to, move->local, i, bytes);
         }
-        COLO_TRY(copy(box[1], box[0], move->local->nregions, bytes ? 1 : colo_dtype_size(t->dtype),
-                      stream));
+        COLO_TRY(copy(box[1], box[0], move->local->nregions,
+                      bytes ? 1 : colo_dtype_size(tensor->dtype), stream));
     }
     return COLO_OK;
 }
@@ -379,13 +389,13 @@ colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bo
  * copy alone, which is then slower. */
 static bool overlaps(const colo_call_t *call)
 {
-    const colo_bridge_t *b = call->bridge;
-    const colo_call_frame_t *f = &call->frame;
-    const colo_plan_bytes_t *x = &f->program->plan->bytes[f->pass];
-    const int64_t moved = x->send > x->recv ? x->send : x->recv;
-    return b->streams.side && x->local <= moved &&
-           colo_bridge_bytes_of(b, f->program->plan, x->local, f->tensor, f->n) >=
-               b->ops->overlap_bytes;
+    const colo_bridge_t *bridge = call->bridge;
+    const colo_call_frame_t *frame = &call->frame;
+    const colo_plan_bytes_t *bytes = &frame->program->plan->bytes[frame->pass];
+    const int64_t moved = bytes->send > bytes->recv ? bytes->send : bytes->recv;
+    return bridge->streams.side && bytes->local <= moved &&
+           colo_bridge_bytes_of(bridge, frame->program->plan, bytes->local, frame->tensor,
+                                frame->n) >= bridge->ops->overlap_bytes;
 }
 
 enum { FORK, JOIN };
@@ -395,20 +405,21 @@ enum { FORK, JOIN };
  * the call's stream waits for it. */
 static colo_status_t fork_side(const colo_call_t *call, colo_stream_t *side)
 {
-    const colo_bridge_t *b = call->bridge;
+    const colo_bridge_t *bridge = call->bridge;
     bool follows = false;
-    const colo_status_t st =
-        overlaps(call) ? b->ops->stream_follow(b->streams.side, FORK, call->stream, &follows)
-                       : COLO_OK;
-    *side = follows ? b->ops->stream_of(b->streams.side) : call->stream;
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
+    const colo_status_t st = overlaps(call) ? bridge->ops->stream_follow(bridge->streams.side, FORK,
+                                                                         call->stream, &follows)
+                                            : COLO_OK;
+    *side = follows ? bridge->ops->stream_of(bridge->streams.side) : call->stream;
+    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK;
 }
 
 static colo_status_t wait_side(const colo_call_t *call)
 {
-    const colo_bridge_t *b = call->bridge;
-    COLO_TRY(b->ops->event_record(b->streams.side, JOIN, b->ops->stream_of(b->streams.side)));
-    return b->ops->event_wait(b->streams.side, JOIN, call->stream);
+    const colo_bridge_t *bridge = call->bridge;
+    COLO_TRY(bridge->ops->event_record(bridge->streams.side, JOIN,
+                                       bridge->ops->stream_of(bridge->streams.side)));
+    return bridge->ops->event_wait(bridge->streams.side, JOIN, call->stream);
 }
 
 /* @st: of the call so far, returned. */
@@ -427,24 +438,28 @@ static colo_status_t join_side(const colo_call_t *call, colo_status_t st)
 
 /* ---- moves ---- */
 
-colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move, colo_exchange_t x,
-                                      colo_stream_t stream)
+colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move,
+                                      colo_exchange_t exchange, colo_stream_t stream)
 {
-    const colo_bridge_t *b = call->bridge;
+    const colo_bridge_t *bridge = call->bridge;
     if (call->frame.program->plan->exchange[call->frame.pass][move->exchange].wide &&
         !call->frame.program->bytes)
-        x.op.dtype = colo_sum_wide(x.op.dtype);
-    x.subconnection = b->now.over_comm.subconnection;
-    x.stage = b->memory.stage.data;
-    x.stage_bytes = b->memory.stage.size;
-    return colo_comm_i_exchange_over(b->comm, &x, stream);
+        exchange.op.dtype = colo_sum_wide(exchange.op.dtype);
+    exchange.subconnection = bridge->now.over_comm.subconnection;
+    exchange.stage = bridge->memory.stage.data;
+    exchange.stage_bytes = bridge->memory.stage.size;
+    return colo_comm_i_exchange_over(bridge->comm, &exchange, stream);
 }
 
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move)
 {
-    const colo_messages_t *l = &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
-    const colo_exchange_t all = {
-        .op = call->op, .send = l->send, .recv = l->recv, .nsends = l->nsends, .nrecvs = l->nrecvs};
+    const colo_messages_t *messages =
+        &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
+    const colo_exchange_t all = {.op = call->op,
+                                 .send = messages->send,
+                                 .recv = messages->recv,
+                                 .nsends = messages->nsends,
+                                 .nrecvs = messages->nrecvs};
     const colo_stream_t stream = call->stream;
     colo_stream_t side = stream;
     if (move->local && move->to == COLO_OUT)

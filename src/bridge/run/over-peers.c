@@ -23,12 +23,12 @@
 #include <string.h>
 
 /* How many of these messages are of ranks in reach; @bytes: out, of them. */
-static int32_t count_near(const colo_bridge_t *b, const colo_routes_t *routes, int64_t *bytes)
+static int32_t count_near(const colo_bridge_t *bridge, const colo_routes_t *routes, int64_t *bytes)
 {
     int32_t n = 0;
     *bytes = 0;
     for (int32_t i = 0; i < routes->nmessages; i++)
-        if (colo_peers_near(b, colo_comm_find(b->comm, routes->message[i].peer))) {
+        if (colo_peers_near(bridge, colo_comm_find(bridge->comm, routes->message[i].peer))) {
             *bytes += routes->message[i].bytes;
             n++;
         }
@@ -38,59 +38,60 @@ static int32_t count_near(const colo_bridge_t *b, const colo_routes_t *routes, i
 /* ---- the path of a bridge ---- */
 
 /* Is it the destination's tensor that peers reach? */
-static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
+static bool reaches_dst(const colo_plan_t *plan, colo_pass_t pass)
 {
-    return pass == COLO_FORWARD || colo_plan_adds(p, pass);
+    return pass == COLO_FORWARD || colo_plan_adds(plan, pass);
 }
 
 /* Of which passes does some rank of the comm have nothing that peers could reach? The same verdict
  * on all ranks. */
-static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t find_asymmetric(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    const colo_plan_t *p = loaded->program.plan;
+    const colo_plan_t *plan = loaded->program.plan;
     bool none[2] = {false, false}; /* of src, of dst */
     for (int dst = 0; dst < 2; dst++)
-        for (int32_t rank = 0; rank < colo_comm_size(b->comm) && !none[dst]; rank++) {
+        for (int32_t rank = 0; rank < colo_comm_size(bridge->comm) && !none[dst]; rank++) {
             colo_owned_t own;
-            COLO_TRY(colo_layout_owned(dst ? &p->dst : &p->src, colo_comm_world_rank(b->comm, rank),
-                                       &p->config.shape, dst && p->config.output == COLO_FULL_SEQ,
-                                       &own, NULL, 0, NULL));
+            COLO_TRY(colo_layout_owned(
+                dst ? &plan->dst : &plan->src, colo_comm_world_rank(bridge->comm, rank),
+                &plan->config.shape, dst && plan->config.output == COLO_FULL_SEQ, &own, NULL, 0,
+                NULL));
             none[dst] = own.b1 == own.b0 || own.rows == 0 || own.h1 == own.h0;
         }
     for (int pass = 0; pass < 2; pass++)
-        loaded->over_peers.asymmetric[pass] = none[reaches_dst(p, (colo_pass_t)pass)];
+        loaded->over_peers.asymmetric[pass] = none[reaches_dst(plan, (colo_pass_t)pass)];
     return COLO_OK;
 }
 
 /* Is any pair of the ranks that the plan ties to this one out of reach, or is there another
  * exchange? The same verdict on all of these; ranks that it does not tie to this one have their
  * own. */
-static colo_status_t find_far(const colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t find_far(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    const colo_peer_ops_t *peer = b->comm->ops->peer;
-    const colo_plan_t *p = loaded->program.plan;
+    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    const colo_plan_t *plan = loaded->program.plan;
     bool *far = &loaded->over_peers.far;
     int32_t *members = NULL, n = 0;
-    const bool whole = peer->reaches(b->comm, -1, -1);
-    *far = p->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
-           p->exchange[COLO_BACKWARD][COLO_RELAYS].all_come || colo_plan_sums_nodes(p);
+    const bool whole = peer->reaches(bridge->comm, -1, -1);
+    *far = plan->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
+           plan->exchange[COLO_BACKWARD][COLO_RELAYS].all_come || colo_plan_sums_nodes(plan);
     if (whole)
         return COLO_OK;
     if (loaded->any_ranks) {
         *far = true;
         (void)colo_fail(COLO_ERR_UNBUILT, "some ranks do not reach each other's memory; %s",
-                        peer->why(b->comm));
+                        peer->why(bridge->comm));
     } else {
-        COLO_TRY(colo_component_find(p, b->comm, &members, &n));
+        COLO_TRY(colo_component_find(plan, bridge->comm, &members, &n));
     }
     for (int32_t i = 0; i < n && !*far; i++)
         for (int32_t k = 0; k < i && !*far; k++) {
-            *far = !peer->reaches(b->comm, members[k], members[i]);
+            *far = !peer->reaches(bridge->comm, members[k], members[i]);
             if (*far)
                 (void)colo_fail(COLO_ERR_UNBUILT,
                                 "ranks %d and %d, which exchange, do not reach each other's "
                                 "memory; %s",
-                                (int)members[k], (int)members[i], peer->why(b->comm));
+                                (int)members[k], (int)members[i], peer->why(bridge->comm));
         }
     free(members);
     if (*far && colo_log_on(COLO_LOG_INFO))
@@ -99,38 +100,38 @@ static colo_status_t find_far(const colo_bridge_t *b, colo_loaded_t *loaded)
 }
 
 /* Where peers are asked for, a rank that is far is an error on all. Collective. */
-static colo_status_t none_far(const colo_bridge_t *b)
+static colo_status_t none_far(const colo_bridge_t *bridge)
 {
-    const colo_comm_t *c = b->comm;
-    const uint64_t mine = b->now.over_peers.far;
+    const colo_comm_t *comm = bridge->comm;
+    const uint64_t mine = bridge->now.over_peers.far;
     const colo_error_t why = colo_error_save();
-    if (b->transport != COLO_TRANSPORT_PEER || c->ops->peer->reaches(c, -1, -1))
+    if (bridge->transport != COLO_TRANSPORT_PEER || comm->ops->peer->reaches(comm, -1, -1))
         return COLO_OK;
-    COLO_AUTOFREE uint64_t *all = malloc((size_t)c->size * sizeof *all);
+    COLO_AUTOFREE uint64_t *all = malloc((size_t)comm->size * sizeof *all);
     if (!all)
-        return colo_comm_i_fail(b->comm,
-                                colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)c->size));
-    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER,
+        return colo_comm_i_fail(bridge->comm,
+                                colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)comm->size));
+    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(bridge->comm), COLO_OP_ALL_GATHER,
                                 COLO_CATEGORY_CHECK, &mine, all, 1));
     int32_t k = 0;
-    while (k < c->size && !all[k])
+    while (k < comm->size && !all[k])
         k++;
-    if (k == c->size)
+    if (k == comm->size)
         return COLO_OK;
     return mine
                ? colo_error_restore(COLO_ERR_UNBUILT, &why)
                : colo_fail(COLO_ERR_UNBUILT,
                            "rank %d (world rank %lld) exchanges with a rank that it does not reach",
-                           (int)k, (long long)c->world_rank[k]);
+                           (int)k, (long long)comm->world_rank[k]);
 }
 
-static bool likely(const colo_bridge_t *b)
+static bool likely(const colo_bridge_t *bridge)
 {
-    const colo_peer_ops_t *peer = b->comm->ops->peer;
-    if (!peer || b->mem != COLO_CUDA || b->comm->size == 1)
+    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1)
         return false;
-    return b->transport == COLO_TRANSPORT_PEER ||
-           (b->transport == COLO_TRANSPORT_AUTO && peer->registrations(b->comm) > 0);
+    return bridge->transport == COLO_TRANSPORT_PEER ||
+           (bridge->transport == COLO_TRANSPORT_AUTO && peer->registrations(bridge->comm) > 0);
 }
 
 static void find_moves(colo_loaded_t *loaded)
@@ -142,48 +143,49 @@ static void find_moves(colo_loaded_t *loaded)
 }
 
 /* What ranks find out about a plan of the bridge by themselves. */
-static colo_status_t find_all(const colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t find_all(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_peers_t *over = &loaded->over_peers;
     find_moves(loaded);
-    over->one_view = b->transport != COLO_TRANSPORT_PEER;
+    over->one_view = bridge->transport != COLO_TRANSPORT_PEER;
     over->forward = COLO_PUSH;
-    over->unit = (int64_t)colo_peers_unit(b, loaded);
-    COLO_TRY(find_asymmetric(b, loaded));
-    return find_far(b, loaded);
+    over->unit = (int64_t)colo_peers_unit(bridge, loaded);
+    COLO_TRY(find_asymmetric(bridge, loaded));
+    return find_far(bridge, loaded);
 }
 
-static colo_status_t create_path(colo_bridge_t *b)
+static colo_status_t create_path(colo_bridge_t *bridge)
 {
-    const colo_peer_ops_t *peer = b->comm->ops->peer;
-    colo_transfer_lists_t *lists = &b->peers.first;
-    if (!peer || b->mem != COLO_CUDA || b->comm->size == 1 || b->transport == COLO_TRANSPORT_NCCL)
+    const colo_peer_ops_t *peer = bridge->comm->ops->peer;
+    colo_transfer_lists_t *lists = &bridge->peers.first;
+    if (!peer || bridge->mem != COLO_CUDA || bridge->comm->size == 1 ||
+        bridge->transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
-    colo_status_t st = peer->open(b->comm);
+    colo_status_t st = peer->open(bridge->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
-        st = find_all(b, &b->now);
+        st = find_all(bridge, &bridge->now);
         if (st == COLO_OK)
-            st = colo_transfers_list(b, &b->now, COLO_FIRST, lists);
-        st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
+            st = colo_transfers_list(bridge, &bridge->now, COLO_FIRST, lists);
+        st = colo_comm_i_agree(colo_comm_i_control(bridge->comm), "bridge create", 4, st);
         if (st == COLO_OK)
-            st = none_far(b);
+            st = none_far(bridge);
     }
     if (st == COLO_OK)
-        st = peer->create(b->comm, lists->pass, &b->peers.path);
-    if (st < 0 && b->transport == COLO_TRANSPORT_PEER)
+        st = peer->create(bridge->comm, lists->pass, &bridge->peers.path);
+    if (st < 0 && bridge->transport == COLO_TRANSPORT_PEER)
         return colo_fail_prefix(st, "bridge: transport peer");
-    if (st != COLO_ERR_UNBUILT || colo_comm_check(b->comm) < 0)
+    if (st != COLO_ERR_UNBUILT || colo_comm_check(bridge->comm) < 0)
         return st; /* the same kind on all ranks; what is not "not here" is nothing to hide */
     if (colo_log_on(COLO_LOG_INFO))
         colo_log(COLO_LOG_INFO, "bridge: staged through NCCL: %s", colo_last_error());
     return COLO_OK;
 }
 
-static void destroy(colo_bridge_t *b)
+static void destroy(colo_bridge_t *bridge)
 {
-    colo_peers_t *peers = &b->peers;
-    if (peers->path && colo_comm_i_own(b->comm, "bridge"))
-        b->comm->ops->peer->destroy(&peers->path);
+    colo_peers_t *peers = &bridge->peers;
+    if (peers->path && colo_comm_i_own(bridge->comm, "bridge"))
+        bridge->comm->ops->peer->destroy(&peers->path);
     colo_transfers_deinit(&peers->first);
     colo_transfers_deinit(&peers->relays);
     free(peers->held[0].items);
@@ -194,82 +196,84 @@ static void destroy(colo_bridge_t *b)
 /* ---- lists ---- */
 
 /* What relays move, if there are any; local. */
-static colo_status_t load_relays(colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t load_relays(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
-    const colo_plan_t *p = loaded->program.plan;
-    if (!b->peers.path || loaded->any_ranks ||
-        !(p->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
-          p->exchange[COLO_BACKWARD][COLO_RELAYS].all_come))
+    const colo_plan_t *plan = loaded->program.plan;
+    if (!bridge->peers.path || loaded->any_ranks ||
+        !(plan->exchange[COLO_FORWARD][COLO_RELAYS].all_come ||
+          plan->exchange[COLO_BACKWARD][COLO_RELAYS].all_come))
         return COLO_OK;
-    COLO_TRY(colo_transfers_list(b, loaded, COLO_RELAYS, &b->peers.relays));
-    return b->comm->ops->peer->list(b->peers.path, b->peers.relays.pass,
-                                    &loaded->over_peers.relay_list);
+    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_RELAYS, &bridge->peers.relays));
+    return bridge->comm->ops->peer->list(bridge->peers.path, bridge->peers.relays.pass,
+                                         &loaded->over_peers.relay_list);
 }
 
-static void unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+static void unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_p2p_list_t **const list[] = {&loaded->over_peers.list, &loaded->over_peers.relay_list};
     for (int i = 0; i < 2; i++)
-        if (*list[i] && colo_comm_i_own(b->comm, "bridge"))
-            b->comm->ops->peer->drop(b->peers.path, list[i]);
+        if (*list[i] && colo_comm_i_own(bridge->comm, "bridge"))
+            bridge->comm->ops->peer->drop(bridge->peers.path, list[i]);
 }
 
 /* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
-static colo_status_t create(colo_bridge_t *b, bool *whole)
+static colo_status_t create(colo_bridge_t *bridge, bool *whole)
 {
-    COLO_TRY(create_path(b));
-    *whole = b->peers.path && !b->now.over_peers.far && b->lazy;
-    b->lazy = b->lazy && b->peers.path; /* alike on ranks that are in reach and that are not */
-    const colo_status_t st = load_relays(b, &b->now);
-    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK; /* a peer may be past it */
+    COLO_TRY(create_path(bridge));
+    *whole = bridge->peers.path && !bridge->now.over_peers.far && bridge->lazy;
+    bridge->lazy =
+        bridge->lazy && bridge->peers.path; /* alike on ranks that are in reach and that are not */
+    const colo_status_t st = load_relays(bridge, &bridge->now);
+    return st < 0 ? colo_comm_i_fail(bridge->comm, st) : COLO_OK; /* a peer may be past it */
 }
 
-static colo_status_t reshape(colo_bridge_t *b, colo_loaded_t *next)
+static colo_status_t reshape(colo_bridge_t *bridge, colo_loaded_t *next)
 {
-    if (!b->peers.path)
+    if (!bridge->peers.path)
         return COLO_OK;
-    COLO_TRY(find_all(b, next));
-    COLO_TRY(colo_transfers_list(b, next, COLO_FIRST, &b->peers.first));
-    COLO_TRY(load_relays(b, next));
-    return b->comm->ops->peer->load(b->peers.path, b->peers.first.pass);
+    COLO_TRY(find_all(bridge, next));
+    COLO_TRY(colo_transfers_list(bridge, next, COLO_FIRST, &bridge->peers.first));
+    COLO_TRY(load_relays(bridge, next));
+    return bridge->comm->ops->peer->load(bridge->peers.path, bridge->peers.first.pass);
 }
 
 /* Lists of a batch, by the move that ranks agreed on last. */
-static colo_status_t load(colo_bridge_t *b, colo_loaded_t *loaded)
+static colo_status_t load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     colo_over_peers_t *over = &loaded->over_peers;
-    const colo_over_peers_t *all = &b->now.over_peers;
-    const int32_t agreed = b->peers.agreed[COLO_FORWARD].moves;
-    if (!b->peers.path || !loaded->program.bytes)
+    const colo_over_peers_t *all = &bridge->now.over_peers;
+    const int32_t agreed = bridge->peers.agreed[COLO_FORWARD].moves;
+    if (!bridge->peers.path || !loaded->program.bytes)
         return COLO_OK;
     find_moves(loaded);
     memcpy(over->asymmetric, all->asymmetric, sizeof over->asymmetric);
     over->far = all->far;
     over->forward = agreed ? (colo_mover_t)agreed : COLO_PUSH;
-    over->unit = (int64_t)colo_peers_unit(b, loaded);
-    COLO_TRY(colo_transfers_list(b, loaded, COLO_FIRST, &b->peers.first));
-    COLO_TRY(b->comm->ops->peer->list(b->peers.path, b->peers.first.pass, &over->list));
-    return load_relays(b, loaded);
+    over->unit = (int64_t)colo_peers_unit(bridge, loaded);
+    COLO_TRY(colo_transfers_list(bridge, loaded, COLO_FIRST, &bridge->peers.first));
+    COLO_TRY(
+        bridge->comm->ops->peer->list(bridge->peers.path, bridge->peers.first.pass, &over->list));
+    return load_relays(bridge, loaded);
 }
 
 /* ---- does a call go peer-to-peer? ---- */
 
-static size_t reach_of(const colo_tensor_t *t)
+static size_t reach_of(const colo_tensor_t *tensor)
 {
     int64_t reach = 1;
-    for (int32_t i = 0; i < t->ndim; i++)
-        reach += (t->shape[i] - 1) * t->stride[i];
-    return (size_t)reach * colo_dtype_size(t->dtype);
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        reach += (tensor->shape[i] - 1) * tensor->stride[i];
+    return (size_t)reach * colo_dtype_size(tensor->dtype);
 }
 
 /* Do others look at what this rank has to be registered for @move? */
 static bool is_looked_at(const colo_call_t *call, colo_mover_t move)
 {
-    const colo_bridge_t *b = call->bridge;
+    const colo_bridge_t *bridge = call->bridge;
     const colo_routes_t *routes = colo_plan_routes(call->frame.program->plan, call->frame.pass,
                                                    COLO_FIRST, move == COLO_PULL);
     int64_t bytes;
-    return call->loaded->over_peers.one_view || count_near(b, routes, &bytes) > 0;
+    return call->loaded->over_peers.one_view || count_near(bridge, routes, &bytes) > 0;
 }
 
 static colo_reached_tensor_t *reached_by(const colo_call_t *call, colo_mover_t move)
@@ -277,45 +281,46 @@ static colo_reached_tensor_t *reached_by(const colo_call_t *call, colo_mover_t m
     return call->reached.tensor + (move == COLO_PULL ? call->frame.n : 0);
 }
 
-/* The first of @t that peers reach by @move and that is not registered, or NULL. */
-static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *t, colo_mover_t move)
+/* The first of @tensor that peers reach by @move and that is not registered, or NULL. */
+static const colo_tensor_t *find_each(colo_call_t *call, const colo_tensor_t *tensor,
+                                      colo_mover_t move)
 {
-    const colo_bridge_t *b = call->bridge;
+    const colo_bridge_t *bridge = call->bridge;
     const bool looked_at = is_looked_at(call, move);
     const colo_tensor_t *missing = NULL;
     for (int32_t k = 0; k < call->frame.n; k++) {
         colo_reached_tensor_t *reached = &reached_by(call, move)[k];
         *reached = (colo_reached_tensor_t){.id = -1};
-        if (!t || !t[k].data || colo_tensor_count(&t[k]) <= 0)
+        if (!tensor || !tensor[k].data || colo_tensor_count(&tensor[k]) <= 0)
             continue;
         call->reached.nothing = call->reached.nothing && !looked_at;
-        if (!b->comm->ops->peer->find(b->comm, t[k].data, reach_of(&t[k]), &reached->id,
-                                      &reached->offset) &&
+        if (!bridge->comm->ops->peer->find(bridge->comm, tensor[k].data, reach_of(&tensor[k]),
+                                           &reached->id, &reached->offset) &&
             looked_at && !missing)
-            missing = &t[k];
+            missing = &tensor[k];
     }
     return missing;
 }
 
 static colo_status_t find(colo_call_t *call)
 {
-    const colo_bridge_t *b = call->bridge;
+    const colo_bridge_t *bridge = call->bridge;
     const colo_pass_t pass = call->frame.pass;
     const colo_over_peers_t *over = &call->loaded->over_peers;
-    const bool peers = b->transport == COLO_TRANSPORT_PEER;
-    const struct colo_agreed *agreed = &b->peers.agreed[pass];
+    const bool peers = bridge->transport == COLO_TRANSPORT_PEER;
+    const struct colo_agreed *agreed = &bridge->peers.agreed[pass];
     const colo_tensor_t *missing = NULL;
     bool reads = false;
     colo_reached_t *reached = &call->reached;
     reached->nothing = true;
     reached->moves = 0;
-    if (!b->peers.path)
+    if (!bridge->peers.path)
         return COLO_OK;
     /* on one of two moves, or on a tensor of which a rank has nothing */
     const bool agrees =
         over->moves[pass] == (COLO_PUSH | COLO_PULL) || (!peers && over->asymmetric[pass]);
-    if (agrees &&
-        (!agreed->made || agreed->registrations != b->comm->ops->peer->registrations(b->comm)))
+    if (agrees && (!agreed->made ||
+                   agreed->registrations != bridge->comm->ops->peer->registrations(bridge->comm)))
         call->asks = &colo_over_peers;
     const int32_t possible = agrees && !call->asks ? agreed->moves : over->moves[pass];
     for (colo_mover_t move = COLO_PULL; move >= COLO_PUSH; move--) {
@@ -337,7 +342,7 @@ static colo_status_t find(colo_call_t *call)
                      "use colo_memory_register()",
                      (long long)call->frame.program->plan->rank,
                      pass == COLO_FORWARD ? (reads ? "x" : "y") : (reads ? "d_y" : "d_x"), index,
-                     missing->data, b->comm->name,
+                     missing->data, bridge->comm->name,
                      peers ? "transport peer (COLO_TRANSPORT, or the bridge's)"
                            : "the pass's first call, with all ranks' registered,");
 }
@@ -345,16 +350,17 @@ static colo_status_t find(colo_call_t *call)
 static colo_status_t agree(colo_call_t *call)
 {
     enum { NOTHING = 4 };
-    colo_bridge_t *b = call->bridge;
+    colo_bridge_t *bridge = call->bridge;
     colo_reached_t *reached = &call->reached;
-    const int32_t size = b->comm->size;
-    struct colo_agreed *agreed = &b->peers.agreed[call->frame.pass];
+    const int32_t size = bridge->comm->size;
+    struct colo_agreed *agreed = &bridge->peers.agreed[call->frame.pass];
     const uint64_t mine = reached->nothing ? NOTHING : (uint64_t)reached->moves;
     int32_t moves = COLO_PUSH | COLO_PULL, registered = 0, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
-        return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
-    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER,
+        return colo_comm_i_fail(bridge->comm,
+                                colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
+    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(bridge->comm), COLO_OP_ALL_GATHER,
                                 COLO_CATEGORY_CHECK, &mine, all, 1));
     for (int32_t k = 0; k < size; k++) {
         if (all[k] == NOTHING)
@@ -364,28 +370,29 @@ static colo_status_t agree(colo_call_t *call)
         first = !moves && first < 0 ? k : first; /* leaves no move that all have */
     }
     const bool any = registered > 0 || first >= 0;
-    *agreed = (struct colo_agreed){.made = any,
-                                   .moves = !any                ? 0
-                                            : moves & COLO_PUSH ? COLO_PUSH
-                                                                : moves,
-                                   .registrations = b->comm->ops->peer->registrations(b->comm)};
+    *agreed =
+        (struct colo_agreed){.made = any,
+                             .moves = !any                ? 0
+                                      : moves & COLO_PUSH ? COLO_PUSH
+                                                          : moves,
+                             .registrations = bridge->comm->ops->peer->registrations(bridge->comm)};
     reached->moves = agreed->moves ? agreed->moves : COLO_PUSH;
-    const bool p2p = agreed->moves || (!any && b->transport == COLO_TRANSPORT_PEER);
-    call->executor = p2p ? &colo_over_peers : b->algorithm->executor[0];
-    if (!p2p && b->transport == COLO_TRANSPORT_PEER) {
+    const bool p2p = agreed->moves || (!any && bridge->transport == COLO_TRANSPORT_PEER);
+    call->executor = p2p ? &colo_over_peers : bridge->algorithm->executor[0];
+    if (!p2p && bridge->transport == COLO_TRANSPORT_PEER) {
         agreed->made = false;
         return colo_fail(COLO_ERR_ARG,
                          "bridge: neither y nor x is registered over comm '%s' on all ranks that "
                          "have rows, which transport peer (COLO_TRANSPORT, or the bridge's) "
                          "requires; use colo_memory_register()",
-                         b->comm->name);
+                         bridge->comm->name);
     }
     if (registered == 0 || p2p)
         return COLO_OK;
     colo_log(COLO_LOG_INFO,
              "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
              "rank %d of '%s' is not",
-             (int)registered, (int)first, b->comm->name);
+             (int)registered, (int)first, bridge->comm->name);
     return COLO_OK;
 }
 
@@ -401,20 +408,20 @@ static colo_status_t prepare(colo_call_t *call)
  * is too large, so that few blocks have work: a batch lists them again. */
 static colo_status_t begin(colo_call_t *call)
 {
-    colo_bridge_t *b = call->bridge;
+    colo_bridge_t *bridge = call->bridge;
     const colo_over_peers_t *over = &call->loaded->over_peers;
-    int64_t *unit = &b->peers.unit;
+    int64_t *unit = &bridge->peers.unit;
     for (int32_t k = 0; k < call->frame.n && !call->capturing; k++) {
-        const colo_carried_t *t = &call->frame.tensor[k];
-        const int64_t own = t->per * (int64_t)colo_dtype_size(t->dtype);
+        const colo_carried_t *tensor = &call->frame.tensor[k];
+        const int64_t own = tensor->per * (int64_t)colo_dtype_size(tensor->dtype);
         *unit = own > *unit ? own : *unit;
     }
     const bool wider = *unit > over->unit && !call->capturing;
     if (!wider &&
         (call->frame.pass == COLO_BACKWARD || over->forward == (colo_mover_t)call->reached.moves))
         return COLO_OK;
-    unload(b, call->loaded); /* or the list was made before ranks had agreed */
-    return load(b, call->loaded);
+    unload(bridge, call->loaded); /* or the list was made before ranks had agreed */
+    return load(bridge, call->loaded);
 }
 
 /* A move between ranks in reach, and what stays on the rank. */
@@ -423,29 +430,29 @@ typedef struct part {
     const colo_move_t *move;
 } part_t;
 
-static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *t,
+static colo_p2p_tensor_t tensor_of(const part_t *part, const colo_carried_t *tensor,
                                    const colo_reached_tensor_t *reached)
 {
-    const colo_call_frame_t *f = &part->call->frame;
-    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
-    const colo_view_t *in = part->move->from == COLO_OUT ? &t->out : &t->in;
-    colo_p2p_tensor_t to = {.per = t->per,
-                            .dtype = t->dtype,
+    const colo_call_frame_t *frame = &part->call->frame;
+    const int64_t elem = (int64_t)colo_dtype_size(tensor->dtype);
+    const colo_view_t *in = part->move->from == COLO_OUT ? &tensor->out : &tensor->in;
+    colo_p2p_tensor_t to = {.per = tensor->per,
+                            .dtype = tensor->dtype,
                             .elem = (size_t)elem,
                             .in = in->data,
-                            .out = t->out.data,
+                            .out = tensor->out.data,
                             .id = reached->id,
                             .offset = reached->offset};
     for (int i = 0; i < 3; i++) {
         to.in_step[i] = in->stride[i] * elem;
-        to.out_step[i] = t->out.stride[i] * elem;
+        to.out_step[i] = tensor->out.stride[i] * elem;
     }
     if (part->move->to == COLO_PARTIALS && part->call->loaded->over_peers.far) {
         int64_t extent[3];
-        colo_partial_extent(f->program->plan, extent);
-        const int64_t row = extent[2] * t->per * elem;
-        to.out = f->partials ? (char *)f->partials + t->in_partial : NULL;
-        to.out_step[0] = f->program->bytes ? (int64_t)f->partial_bytes : extent[1] * row;
+        colo_partial_extent(frame->program->plan, extent);
+        const int64_t row = extent[2] * tensor->per * elem;
+        to.out = frame->partials ? (char *)frame->partials + tensor->in_partial : NULL;
+        to.out_step[0] = frame->program->bytes ? (int64_t)frame->partial_bytes : extent[1] * row;
         to.out_step[1] = row;
         to.out_step[2] = elem;
     }
@@ -457,10 +464,10 @@ static colo_status_t launch(const part_t *part, colo_stream_t stream)
 {
     const colo_call_t *call = part->call;
     const colo_over_peers_t *over = &call->loaded->over_peers;
-    colo_bridge_t *b = call->bridge;
+    colo_bridge_t *bridge = call->bridge;
     colo_p2p_tensor_t one, *tensor = &one;
     if (call->frame.n > 1)
-        tensor = colo_list_zeroed(&b->peers.tensors, call->frame.n, sizeof *tensor);
+        tensor = colo_list_zeroed(&bridge->peers.tensors, call->frame.n, sizeof *tensor);
     colo_p2p_call_t p2p = {.list =
                                part->move->exchange == COLO_RELAYS ? over->relay_list : over->list,
                            .tensor = tensor,
@@ -472,15 +479,15 @@ static colo_status_t launch(const part_t *part, colo_stream_t stream)
     for (int32_t k = 0; k < call->frame.n; k++)
         if (call->frame.tensor[k].per > 0)
             tensor[p2p.n++] = tensor_of(part, &call->frame.tensor[k], &reached[k]);
-    return b->comm->ops->peer->run(b->peers.path, call->frame.pass, &p2p, stream);
+    return bridge->comm->ops->peer->run(bridge->peers.path, call->frame.pass, &p2p, stream);
 }
 
 static int32_t count_part(const part_t *part, bool sends, int64_t *bytes)
 {
-    const colo_call_frame_t *f = &part->call->frame;
-    return count_near(part->call->bridge,
-                      colo_plan_routes(f->program->plan, f->pass, part->move->exchange, sends),
-                      bytes);
+    const colo_call_frame_t *frame = &part->call->frame;
+    return count_near(
+        part->call->bridge,
+        colo_plan_routes(frame->program->plan, frame->pass, part->move->exchange, sends), bytes);
 }
 
 static colo_status_t move_part(void *arg, colo_stream_t stream)
@@ -499,59 +506,62 @@ static colo_status_t move_part(void *arg, colo_stream_t stream)
 /* As what an exchange moves besides its messages; keeps @part. */
 static colo_exchange_t besides(part_t *part)
 {
-    const colo_call_frame_t *f = &part->call->frame;
+    const colo_call_frame_t *frame = &part->call->frame;
     int64_t sent, received;
     const int32_t sends = count_part(part, true, &sent), recvs = count_part(part, false, &received);
-    const colo_bridge_t *b = part->call->bridge;
-    return (colo_exchange_t){
-        .op = part->call->op,
-        .more = move_part,
-        .arg = part,
-        .more_peers = sends > recvs ? sends : recvs,
-        .more_sent = colo_bridge_bytes_of(b, f->program->plan, sent, f->tensor, f->n),
-        .more_received = colo_bridge_bytes_of(b, f->program->plan, received, f->tensor, f->n)};
+    const colo_bridge_t *bridge = part->call->bridge;
+    return (colo_exchange_t){.op = part->call->op,
+                             .more = move_part,
+                             .arg = part,
+                             .more_peers = sends > recvs ? sends : recvs,
+                             .more_sent = colo_bridge_bytes_of(bridge, frame->program->plan, sent,
+                                                               frame->tensor, frame->n),
+                             .more_received = colo_bridge_bytes_of(
+                                 bridge, frame->program->plan, received, frame->tensor, frame->n)};
 }
 
 /* A call that peers carry alone. */
 static colo_status_t run_alone(colo_call_t *call)
 {
-    colo_comm_t *c = call->bridge->comm;
+    colo_comm_t *comm = call->bridge->comm;
     part_t part = {call, &call->frame.program->pass[call->frame.pass].step[0].move};
-    const colo_exchange_t x = besides(&part);
-    if (!c->ops->peer->reaches(c, -1, -1)) /* others exchange messages, too */
-        return colo_comm_i_exchange_over(c, &x, call->stream);
-    const uint64_t seq = colo_comm_i_begin(c, x.op, x.more_sent, x.more_received, x.more_peers);
+    const colo_exchange_t exchange = besides(&part);
+    if (!comm->ops->peer->reaches(comm, -1, -1)) /* others exchange messages, too */
+        return colo_comm_i_exchange_over(comm, &exchange, call->stream);
+    const uint64_t seq = colo_comm_i_begin(comm, exchange.op, exchange.more_sent,
+                                           exchange.more_received, exchange.more_peers);
     const colo_status_t st = move_part(&part, call->stream);
-    colo_comm_i_end(c, seq, st);
-    return st < 0 ? colo_comm_i_fail(c, st) : st;
+    colo_comm_i_end(comm, seq, st);
+    return st < 0 ? colo_comm_i_fail(comm, st) : st;
 }
 
 /* Those of ranks out of reach, put behind all of them. */
-static int32_t far_of(const colo_bridge_t *b, colo_message_t *m, int32_t n)
+static int32_t far_of(const colo_bridge_t *bridge, colo_message_t *message, int32_t n)
 {
     int32_t far = 0;
     for (int32_t i = 0; i < n; i++)
-        if (!colo_peers_near(b, m[i].peer))
-            m[n + far++] = m[i];
+        if (!colo_peers_near(bridge, message[i].peer))
+            message[n + far++] = message[i];
     return far;
 }
 
 /* Between ranks in reach directly, between others as messages. */
 static colo_status_t move_mixed(colo_call_t *call, const colo_move_t *move)
 {
-    const colo_bridge_t *b = call->bridge;
-    const colo_messages_t *l = &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
+    const colo_bridge_t *bridge = call->bridge;
+    const colo_messages_t *messages =
+        &call->loaded->over_comm.messages[call->frame.pass][move->exchange];
     part_t part = {call, move};
     /* what entered a node goes on this way if peers reach the output */
     if (move->exchange == COLO_NODE_SUMS ||
         (move->exchange == COLO_RELAYS && call->reached.moves != COLO_PUSH))
         return colo_over_comm_move(call, move);
-    colo_exchange_t x = besides(&part);
-    x.send = l->send + l->nsends;
-    x.recv = l->recv + l->nrecvs;
-    x.nsends = far_of(b, l->send, l->nsends);
-    x.nrecvs = far_of(b, l->recv, l->nrecvs);
-    COLO_TRY(colo_over_comm_exchange(call, move, x, call->stream));
+    colo_exchange_t exchange = besides(&part);
+    exchange.send = messages->send + messages->nsends;
+    exchange.recv = messages->recv + messages->nrecvs;
+    exchange.nsends = far_of(bridge, messages->send, messages->nsends);
+    exchange.nrecvs = far_of(bridge, messages->recv, messages->nrecvs);
+    COLO_TRY(colo_over_comm_exchange(call, move, exchange, call->stream));
     const colo_status_t own =
         move->to == COLO_PARTIALS ? colo_over_comm_keep(call, move, false, call->stream) : COLO_OK;
     return own < 0 ? colo_comm_i_fail(call->bridge->comm, own) : COLO_OK;

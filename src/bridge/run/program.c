@@ -19,10 +19,10 @@
 
 /* ---- partial sums ---- */
 
-void colo_partial_extent(const colo_plan_t *p, int64_t extent[3])
+void colo_partial_extent(const colo_plan_t *plan, int64_t extent[3])
 {
-    for (int dst = 0; dst < (colo_plan_sums_nodes(p) ? 2 : 1); dst++) {
-        const colo_owned_t *own = dst ? &p->own_dst : &p->own_src;
+    for (int dst = 0; dst < (colo_plan_sums_nodes(plan) ? 2 : 1); dst++) {
+        const colo_owned_t *own = dst ? &plan->own_dst : &plan->own_src;
         const int64_t of[3] = {own->b1 - own->b0, own->rows, own->h1 - own->h0};
         for (int i = 0; i < 3; i++)
             extent[i] = dst && extent[i] > of[i] ? extent[i] : of[i];
@@ -34,27 +34,30 @@ colo_dtype_t colo_sum_wide(colo_dtype_t dtype)
     return colo_dtype_size(dtype) < sizeof(float) ? COLO_F32 : dtype;
 }
 
-size_t colo_partial_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype)
+size_t colo_partial_bytes(const colo_plan_t *plan, int64_t per, colo_dtype_t dtype)
 {
     int64_t extent[3];
-    colo_partial_extent(p, extent);
+    colo_partial_extent(plan, extent);
     return (size_t)(per * extent[0] * extent[1] * extent[2]) *
-           colo_dtype_size(colo_plan_sums_nodes(p) ? colo_sum_wide(dtype) : dtype);
+           colo_dtype_size(colo_plan_sums_nodes(plan) ? colo_sum_wide(dtype) : dtype);
 }
 
-colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key)
+colo_dtype_t colo_sum_dtype(const colo_plan_t *plan, const colo_carried_t *tensor, int64_t key)
 {
-    const int64_t kind = key / p->addends;
-    return kind == COLO_SUM_NODE || kind == COLO_SUM_LEAVES ? colo_sum_wide(t->dtype) : t->dtype;
+    const int64_t kind = key / plan->addends;
+    return kind == COLO_SUM_NODE || kind == COLO_SUM_LEAVES ? colo_sum_wide(tensor->dtype)
+                                                            : tensor->dtype;
 }
 
-int64_t colo_move_sum(const colo_plan_t *p, int exchange, bool sends, const colo_region_t *r)
+int64_t colo_move_sum(const colo_plan_t *plan, int exchange, bool sends,
+                      const colo_region_t *region)
 {
     if (exchange == COLO_NODE_SUMS)
-        return sends ? colo_sum_key(p, COLO_SUM_LEAVES, 0)
-                     : colo_sum_key(p, COLO_SUM_NODE, r->addend);
-    return r->addend < p->addends ? r->addend
-                                  : colo_sum_key(p, COLO_SUM_COLLECTED, r->addend - p->addends);
+        return sends ? colo_sum_key(plan, COLO_SUM_LEAVES, 0)
+                     : colo_sum_key(plan, COLO_SUM_NODE, region->addend);
+    return region->addend < plan->addends
+               ? region->addend
+               : colo_sum_key(plan, COLO_SUM_COLLECTED, region->addend - plan->addends);
 }
 
 static void need_partial(colo_program_t *program, int64_t key)
@@ -70,34 +73,34 @@ static void need_partials(colo_program_t *program, int exchange)
         need_partial(program, colo_move_sum(program->plan, exchange, false, &recv->region[i]));
 }
 
-/* Of those groups of terms from @x on that are added up here. */
-static void need_groups(colo_program_t *program, const colo_term_t *x)
+/* Of those groups of terms from @term on that are added up here. */
+static void need_groups(colo_program_t *program, const colo_term_t *term)
 {
-    for (; !(x->use & COLO_TERM_LAST); x++)
-        if (x->use == COLO_TERM_FIRST && !(x[1].use & COLO_TERM_FIRST))
-            need_partial(program, colo_sum_key(program->plan, COLO_SUM_NODE, x->addend));
+    for (; !(term->use & COLO_TERM_LAST); term++)
+        if (term->use == COLO_TERM_FIRST && !(term[1].use & COLO_TERM_FIRST))
+            need_partial(program, colo_sum_key(program->plan, COLO_SUM_NODE, term->addend));
 }
 
 static colo_status_t find_partials(colo_program_t *program, const colo_add_t *add)
 {
-    const colo_plan_t *p = program->plan;
-    const bool nodes = colo_plan_sums_nodes(p);
-    const int64_t keys = colo_sum_key(p, nodes ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
+    const colo_plan_t *plan = program->plan;
+    const bool nodes = colo_plan_sums_nodes(plan);
+    const int64_t keys = colo_sum_key(plan, nodes ? COLO_SUM_LEAVES : COLO_SUM_NODE, 0) + 1;
     program->partial_of = malloc((size_t)keys * sizeof *program->partial_of);
     if (!program->partial_of)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)p->addends);
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld addends", (long long)plan->addends);
     for (int64_t i = 0; i < keys; i++)
         program->partial_of[i] = -1;
     need_partials(program, COLO_FIRST);
     need_partials(program, COLO_NODE_SUMS);
-    if (p->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send.nregions > 0)
-        need_partial(program, colo_sum_key(p, COLO_SUM_LEAVES, 0));
+    if (plan->exchange[COLO_BACKWARD][COLO_NODE_SUMS].send.nregions > 0)
+        need_partial(program, colo_sum_key(plan, COLO_SUM_LEAVES, 0));
     for (int k = 0; nodes && k < 3; k++)
         for (int64_t i = 0; i < add->list[k]->nregions; i++)
             if (add->list[k]->region[i].addend == 0)
-                need_groups(program, &p->term[add->list[k]->offset[i].order]);
-    if (!add->own_in && p->local[COLO_BACKWARD].nregions > 0)
-        need_partial(program, p->own_addend);
+                need_groups(program, &plan->term[add->list[k]->offset[i].order]);
+    if (!add->own_in && plan->local[COLO_BACKWARD].nregions > 0)
+        need_partial(program, plan->own_addend);
     return COLO_OK;
 }
 
@@ -105,12 +108,12 @@ static colo_status_t find_partials(colo_program_t *program, const colo_add_t *ad
 
 /* If a batch has many small regions, what stays on the rank is copied to the others' addends, in
  * few launches, and one sum is over all rows. A launch takes as long as that copy of some MiB. */
-static bool sums_at_once(const colo_plan_t *p, int64_t launched)
+static bool sums_at_once(const colo_plan_t *plan, int64_t launched)
 {
     enum { LARGE = 4 << 20 }; /* bytes of a region of the usual tensor, on average */
-    const int64_t n =
-        p->local[COLO_BACKWARD].nregions + p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions;
-    const int64_t units = p->own_src.rows * (p->own_src.h1 - p->own_src.h0);
+    const int64_t n = plan->local[COLO_BACKWARD].nregions +
+                      plan->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions;
+    const int64_t units = plan->own_src.rows * (plan->own_src.h1 - plan->own_src.h0);
     return launched && units * launched < n * LARGE;
 }
 
@@ -128,9 +131,9 @@ static void push_add(colo_steps_t *steps, const colo_add_t *add)
 /* Addends into partial sums, and how they become the output. */
 static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t launched)
 {
-    const colo_plan_t *p = program->plan;
-    const colo_exchange_plan_t *exchange = p->exchange[COLO_BACKWARD];
-    const colo_routes_t *local = &p->local[COLO_BACKWARD];
+    const colo_plan_t *plan = program->plan;
+    const colo_exchange_plan_t *exchange = plan->exchange[COLO_BACKWARD];
+    const colo_routes_t *local = &plan->local[COLO_BACKWARD];
     if (exchange[COLO_NODE_SUMS].wide) {
         push_move(steps, COLO_FIRST, local, COLO_IN, COLO_PARTIALS);
         push_add(steps, &(colo_add_t){.list = {&exchange[COLO_NODE_SUMS].send},
@@ -146,12 +149,12 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t l
     }
     /* own addend: held here or received; the two lists together cover each element once */
     colo_add_t add = {.list = {local, &exchange[COLO_FIRST].recv},
-                      .addend = p->own_addend >= 0 ? p->own_addend : 0,
-                      .own_in = !sums_at_once(p, launched),
+                      .addend = plan->own_addend >= 0 ? plan->own_addend : 0,
+                      .own_in = !sums_at_once(plan, launched),
                       .to = COLO_OUT};
     push_move(steps, COLO_FIRST, add.own_in ? NULL : local, COLO_IN, COLO_PARTIALS);
     if (!add.own_in) {
-        const colo_owned_t *own = &p->own_src;
+        const colo_owned_t *own = &plan->own_src;
         struct colo_whole *whole = program->whole;
         *whole = (struct colo_whole){.region = {.b = {own->b0, own->b1},
                                                 .s = {0, own->rows},
@@ -167,31 +170,31 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, int64_t l
 
 colo_status_t colo_program_create(colo_program_t *program, int64_t launched)
 {
-    const colo_plan_t *p = program->plan;
-    program->whole = launched ? colo_pool_take(p->pool, sizeof *program->whole) : NULL;
+    const colo_plan_t *plan = program->plan;
+    program->whole = launched ? colo_pool_take(plan->pool, sizeof *program->whole) : NULL;
     if (launched && !program->whole)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *program->whole);
-    for (int pass = 0; pass < (p->config.no_grad ? 1 : 2); pass++) {
+    for (int pass = 0; pass < (plan->config.no_grad ? 1 : 2); pass++) {
         colo_steps_t *steps = &program->pass[pass];
-        if (!colo_plan_adds(p, (colo_pass_t)pass)) {
-            push_move(steps, COLO_FIRST, &p->local[pass], COLO_IN, COLO_OUT);
-        } else if (!colo_dtype_is_float(p->config.dtype)) {
+        if (!colo_plan_adds(plan, (colo_pass_t)pass)) {
+            push_move(steps, COLO_FIRST, &plan->local[pass], COLO_IN, COLO_OUT);
+        } else if (!colo_dtype_is_float(plan->config.dtype)) {
             return colo_fail(
                 COLO_ERR_ARG,
                 "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
                 "not made for; use DISJOINT, SHARDED or no_grad",
-                (long long)p->addends, colo_dtype_name(p->config.dtype));
-        } else if (p->addends > COLO_MAX_ADDENDS) {
+                (long long)plan->addends, colo_dtype_name(plan->config.dtype));
+        } else if (plan->addends > COLO_MAX_ADDENDS) {
             return colo_fail(COLO_ERR_ARG,
                              "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
                              "DISJOINT or SHARDED",
-                             (long long)p->addends, COLO_MAX_ADDENDS);
+                             (long long)plan->addends, COLO_MAX_ADDENDS);
         } else {
             const colo_add_t add = add_up(program, steps, launched);
             COLO_TRY(find_partials(program, &add));
             push_add(steps, &add);
         }
-        if (p->exchange[pass][COLO_RELAYS].all_come)
+        if (plan->exchange[pass][COLO_RELAYS].all_come)
             push_move(steps, COLO_RELAYS, NULL, COLO_OUT, COLO_OUT);
     }
     return COLO_OK;
@@ -208,46 +211,50 @@ void colo_program_deinit(colo_program_t *program)
 
 /* ---- boxes ---- */
 
-colo_box_t colo_view_box(colo_view_t v, const colo_owned_t *own)
+colo_box_t colo_view_box(colo_view_t view, const colo_owned_t *own)
 {
-    return (colo_box_t){.data = v.data,
+    return (colo_box_t){.data = view.data,
                         .extent = {own->b1 - own->b0, own->rows, own->h1 - own->h0},
-                        .stride = {v.stride[0], v.stride[1], v.stride[2]}};
+                        .stride = {view.stride[0], view.stride[1], view.stride[2]}};
 }
 
-/* This rank's part of tensor @t in a partial sum, contiguous. */
-static colo_view_t partial_view(const colo_call_frame_t *f, const colo_carried_t *t, int64_t key)
+/* This rank's part of tensor @tensor in a partial sum, contiguous. */
+static colo_view_t partial_view(const colo_call_frame_t *frame, const colo_carried_t *tensor,
+                                int64_t key)
 {
     int64_t extent[3];
-    colo_partial_extent(f->program->plan, extent);
-    const size_t begin = (size_t)f->program->partial_of[key] * f->partial_bytes + t->in_partial;
-    return (colo_view_t){.data = f->partials ? (char *)f->partials + begin : NULL,
-                         .stride = {extent[1] * extent[2] * t->per, extent[2] * t->per, 1}};
+    colo_partial_extent(frame->program->plan, extent);
+    const size_t begin =
+        (size_t)frame->program->partial_of[key] * frame->partial_bytes + tensor->in_partial;
+    return (colo_view_t){
+        .data = frame->partials ? (char *)frame->partials + begin : NULL,
+        .stride = {extent[1] * extent[2] * tensor->per, extent[2] * tensor->per, 1}};
 }
 
-colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, colo_end_t end,
-                         const colo_routes_t *routes, int64_t i, bool bytes)
+colo_box_t colo_call_box(const colo_call_frame_t *frame, const colo_carried_t *tensor,
+                         colo_end_t end, const colo_routes_t *routes, int64_t i, bool bytes)
 {
-    const colo_plan_t *p = f->program->plan;
-    const colo_region_t *r = &routes->region[i];
+    const colo_plan_t *plan = frame->program->plan;
+    const colo_region_t *region = &routes->region[i];
     const bool src = end.buffer == COLO_PARTIALS
-                         ? end.key < colo_sum_key(p, COLO_SUM_COLLECTED, 0)
-                         : (end.buffer == COLO_IN) == (f->pass == COLO_FORWARD);
-    const colo_owned_t *own = src ? &p->own_src : &p->own_dst;
+                         ? end.key < colo_sum_key(plan, COLO_SUM_COLLECTED, 0)
+                         : (end.buffer == COLO_IN) == (frame->pass == COLO_FORWARD);
+    const colo_owned_t *own = src ? &plan->own_src : &plan->own_dst;
     const int64_t row = src ? routes->offset[i].src_row : routes->offset[i].dst_row;
-    const colo_view_t v = end.buffer == COLO_IN    ? t->in
-                          : end.buffer == COLO_OUT ? t->out
-                                                   : partial_view(f, t, end.key);
+    const colo_view_t view = end.buffer == COLO_IN    ? tensor->in
+                             : end.buffer == COLO_OUT ? tensor->out
+                                                      : partial_view(frame, tensor, end.key);
     const int64_t elem = (int64_t)colo_dtype_size(
-        end.buffer == COLO_PARTIALS ? colo_sum_dtype(p, t, end.key) : t->dtype);
-    const int64_t rows = r->s[1] - r->s[0], cols = (r->h[1] - r->h[0]) * t->per;
-    colo_box_t box = {.extent = {r->b[1] - r->b[0], rows, cols},
-                      .stride = {v.stride[0], v.stride[1], v.stride[2]}};
-    const int64_t first = (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] +
-                          (r->h[0] - own->h0) * t->per * v.stride[2];
+        end.buffer == COLO_PARTIALS ? colo_sum_dtype(plan, tensor, end.key) : tensor->dtype);
+    const int64_t rows = region->s[1] - region->s[0],
+                  cols = (region->h[1] - region->h[0]) * tensor->per;
+    colo_box_t box = {.extent = {region->b[1] - region->b[0], rows, cols},
+                      .stride = {view.stride[0], view.stride[1], view.stride[2]}};
+    const int64_t first = (region->b[0] - own->b0) * view.stride[0] + row * view.stride[1] +
+                          (region->h[0] - own->h0) * tensor->per * view.stride[2];
     if (bytes) /* one sample */
         box = (colo_box_t){.extent = {rows, cols, elem},
-                           .stride = {v.stride[1] * elem, v.stride[2] * elem, 1}};
-    box.data = v.data ? v.data + first * elem : NULL;
+                           .stride = {view.stride[1] * elem, view.stride[2] * elem, 1}};
+    box.data = view.data ? view.data + first * elem : NULL;
     return box;
 }

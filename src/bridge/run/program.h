@@ -68,9 +68,9 @@ typedef struct colo_steps {
  * by its lowest addend, and of a group that is added up here; an addend that this rank collects for
  * other nodes, and the sum of these. The last two lie as its destination part does. */
 enum { COLO_SUM_ADDEND, COLO_SUM_NODE, COLO_SUM_COLLECTED, COLO_SUM_LEAVES };
-static inline int64_t colo_sum_key(const colo_plan_t *p, int kind, int64_t addend)
+static inline int64_t colo_sum_key(const colo_plan_t *plan, int kind, int64_t addend)
 {
-    return kind * p->addends + addend;
+    return kind * plan->addends + addend;
 }
 
 typedef struct colo_program {
@@ -102,25 +102,26 @@ colo_status_t colo_program_create(colo_program_t *program, int64_t launched);
 void colo_program_deinit(colo_program_t *program);
 
 /* Does backward add up addends that ranks bring? */
-static inline bool colo_plan_adds(const colo_plan_t *p, colo_pass_t pass)
+static inline bool colo_plan_adds(const colo_plan_t *plan, colo_pass_t pass)
 {
-    return pass == COLO_BACKWARD && p->addends > 1;
+    return pass == COLO_BACKWARD && plan->addends > 1;
 }
 /* Samples, rows and features of a partial sum: those of the source part. If nodes add up, both
  * parts fit, and have the same strides in it: to peers all partial sums are one tensor. */
-void colo_partial_extent(const colo_plan_t *p, int64_t extent[3]);
+void colo_partial_extent(const colo_plan_t *plan, int64_t extent[3]);
 /* Bytes of a partial sum, of a tensor that has @per features for each of the plan's. */
-size_t colo_partial_bytes(const colo_plan_t *p, int64_t per, colo_dtype_t dtype);
+size_t colo_partial_bytes(const colo_plan_t *plan, int64_t per, colo_dtype_t dtype);
 /* The dtype of sums of a node: as wide as fp32 at least. */
 colo_dtype_t colo_sum_wide(colo_dtype_t dtype);
-colo_dtype_t colo_sum_dtype(const colo_plan_t *p, const colo_carried_t *t, int64_t key);
+colo_dtype_t colo_sum_dtype(const colo_plan_t *plan, const colo_carried_t *tensor, int64_t key);
 /* The partial sum of a region at one end of an exchange. */
-int64_t colo_move_sum(const colo_plan_t *p, int exchange, bool sends, const colo_region_t *r);
+int64_t colo_move_sum(const colo_plan_t *plan, int exchange, bool sends,
+                      const colo_region_t *region);
 
 /* A rank's part of a tensor as (samples, rows, features). */
-colo_box_t colo_view_box(colo_view_t v, const colo_owned_t *own);
-/* Region @i of @routes at @end, of tensor @t. @bytes: the box counts bytes. */
-colo_box_t colo_call_box(const colo_call_frame_t *f, const colo_carried_t *t, colo_end_t end,
-                         const colo_routes_t *routes, int64_t i, bool bytes);
+colo_box_t colo_view_box(colo_view_t view, const colo_owned_t *own);
+/* Region @i of @routes at @end, of tensor @tensor. @bytes: the box counts bytes. */
+colo_box_t colo_call_box(const colo_call_frame_t *frame, const colo_carried_t *tensor,
+                         colo_end_t end, const colo_routes_t *routes, int64_t i, bool bytes);
 
 #endif

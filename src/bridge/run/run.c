@@ -25,60 +25,62 @@ const colo_algorithm_t *colo_algorithm_of(colo_algo_t algo)
 }
 
 /* Executor @i of a bridge, which may have fewer, or none yet. */
-static const colo_executor_t *executor_of(const colo_bridge_t *b, int i)
+static const colo_executor_t *executor_of(const colo_bridge_t *bridge, int i)
 {
     static const colo_executor_t none = {.run = NULL};
-    return b->algorithm && b->algorithm->executor[i] ? b->algorithm->executor[i] : &none;
+    return bridge->algorithm && bridge->algorithm->executor[i] ? bridge->algorithm->executor[i]
+                                                               : &none;
 }
 
-bool colo_run_likely(const colo_bridge_t *b)
+bool colo_run_likely(const colo_bridge_t *bridge)
 {
     bool likely = false;
     for (int i = 0; i < COLO_EXECUTORS; i++)
-        likely = likely || (executor_of(b, i)->likely && executor_of(b, i)->likely(b));
+        likely =
+            likely || (executor_of(bridge, i)->likely && executor_of(bridge, i)->likely(bridge));
     return likely;
 }
 
-colo_status_t colo_run_load(colo_bridge_t *b, colo_loaded_t *loaded)
+colo_status_t colo_run_load(colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     for (int i = 0; i < COLO_EXECUTORS; i++)
-        if (executor_of(b, i)->load)
-            COLO_TRY(executor_of(b, i)->load(b, loaded));
+        if (executor_of(bridge, i)->load)
+            COLO_TRY(executor_of(bridge, i)->load(bridge, loaded));
     return COLO_OK;
 }
 
-void colo_run_unload(const colo_bridge_t *b, colo_loaded_t *loaded)
+void colo_run_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded)
 {
     for (int i = COLO_EXECUTORS - 1; i >= 0; i--)
-        if (executor_of(b, i)->unload)
-            executor_of(b, i)->unload(b, loaded);
+        if (executor_of(bridge, i)->unload)
+            executor_of(bridge, i)->unload(bridge, loaded);
     colo_program_deinit(&loaded->program);
     *loaded = (colo_loaded_t){0};
 }
 
-colo_status_t colo_run_create(colo_bridge_t *b)
+colo_status_t colo_run_create(colo_bridge_t *bridge)
 {
     bool whole = false;
     for (int i = COLO_EXECUTORS - 1; i >= 0 && !whole; i--)
-        if (executor_of(b, i)->create)
-            COLO_TRY(executor_of(b, i)->create(b, &whole));
+        if (executor_of(bridge, i)->create)
+            COLO_TRY(executor_of(bridge, i)->create(bridge, &whole));
     return COLO_OK;
 }
 
-void colo_run_destroy(colo_bridge_t *b)
+void colo_run_destroy(colo_bridge_t *bridge)
 {
     for (int i = COLO_EXECUTORS - 1; i >= 0; i--)
-        if (executor_of(b, i)->destroy)
-            executor_of(b, i)->destroy(b);
+        if (executor_of(bridge, i)->destroy)
+            executor_of(bridge, i)->destroy(bridge);
 }
 
-colo_status_t colo_run_reshape(colo_bridge_t *b, colo_loaded_t *next)
+colo_status_t colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next)
 {
     for (int i = COLO_EXECUTORS - 1; i >= 0; i--)
-        if (executor_of(b, i)->reshape)
-            COLO_TRY(executor_of(b, i)->reshape(b, next));
-    colo_run_unload(b, &b->now);
-    b->now = *next;
+        if (executor_of(bridge, i)->reshape)
+            COLO_TRY(executor_of(bridge, i)->reshape(bridge, next));
+    colo_run_unload(bridge, &bridge->now);
+    bridge->now = *next;
     return COLO_OK;
 }
 
@@ -89,11 +91,11 @@ static colo_status_t prepare(colo_call_t *call)
 
 colo_status_t colo_run_find(colo_call_t *call)
 {
-    const colo_bridge_t *b = call->bridge;
-    call->executor = executor_of(b, 0);
-    for (int i = COLO_EXECUTORS - 1; i > 0 && call->executor == executor_of(b, 0); i--)
-        if (executor_of(b, i)->find)
-            COLO_TRY(executor_of(b, i)->find(call));
+    const colo_bridge_t *bridge = call->bridge;
+    call->executor = executor_of(bridge, 0);
+    for (int i = COLO_EXECUTORS - 1; i > 0 && call->executor == executor_of(bridge, 0); i--)
+        if (executor_of(bridge, i)->find)
+            COLO_TRY(executor_of(bridge, i)->find(call));
     return call->asks ? COLO_OK : prepare(call);
 }
 

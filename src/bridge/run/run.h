@@ -183,21 +183,21 @@ struct colo_call {
 
 /* NULL: no such algorithm. */
 const colo_algorithm_t *colo_algorithm_of(colo_algo_t algo);
-bool colo_run_likely(const colo_bridge_t *b);
+bool colo_run_likely(const colo_bridge_t *bridge);
 /* loaded->program.plan is there, and bytes is set; local. */
-colo_status_t colo_run_load(colo_bridge_t *b, colo_loaded_t *loaded);
+colo_status_t colo_run_load(colo_bridge_t *bridge, colo_loaded_t *loaded);
 /* Ends what is there of it, its plan included. */
-void colo_run_unload(const colo_bridge_t *b, colo_loaded_t *loaded);
-colo_status_t colo_run_create(colo_bridge_t *b);
-void colo_run_destroy(colo_bridge_t *b);
+void colo_run_unload(const colo_bridge_t *bridge, colo_loaded_t *loaded);
+colo_status_t colo_run_create(colo_bridge_t *bridge);
+void colo_run_destroy(colo_bridge_t *bridge);
 /* Takes @next, unless it fails. */
-colo_status_t colo_run_reshape(colo_bridge_t *b, colo_loaded_t *next);
+colo_status_t colo_run_reshape(colo_bridge_t *bridge, colo_loaded_t *next);
 /* Chooses the executor of a call and prepares it. */
 colo_status_t colo_run_find(colo_call_t *call);
 colo_status_t colo_run_call(colo_call_t *call);
 
 /* ticket.c: ends the calls that were started, and logs those that were not finished. */
-void colo_tickets_destroy(colo_bridge_t *b);
+void colo_tickets_destroy(colo_bridge_t *bridge);
 
 /* ---- over-comm.c ---- */
 
@@ -207,21 +207,21 @@ colo_status_t colo_over_comm_prepare(colo_call_t *call);
 typedef colo_status_t (*colo_move_fn)(colo_call_t *call, const colo_move_t *move);
 colo_status_t colo_over_comm_steps(colo_call_t *call, colo_move_fn move);
 colo_status_t colo_over_comm_move(colo_call_t *call, const colo_move_t *move);
-/* The messages of a move. @x: its op, what else it moves, and messages that are not all of them if
- * it has lists. */
-colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move, colo_exchange_t x,
-                                      colo_stream_t stream);
+/* The messages of a move. @exchange: its op, what else it moves, and messages that are not all of
+ * them if it has lists. */
+colo_status_t colo_over_comm_exchange(colo_call_t *call, const colo_move_t *move,
+                                      colo_exchange_t exchange, colo_stream_t stream);
 /* What stays on the rank, of all tensors. @narrow: messages move at the same time. */
 colo_status_t colo_over_comm_keep(colo_call_t *call, const colo_move_t *move, bool narrow,
                                   colo_stream_t stream);
 /* Of @n tensors, if the usual one has @bytes. */
-int64_t colo_bridge_bytes_of(const colo_bridge_t *b, const colo_plan_t *p, int64_t bytes,
-                             const colo_carried_t *t, int32_t n);
+int64_t colo_bridge_bytes_of(const colo_bridge_t *bridge, const colo_plan_t *plan, int64_t bytes,
+                             const colo_carried_t *tensor, int32_t n);
 
 /* ---- component.c ---- */
 
 /* Comm ranks that calls of this plan tie to this rank; as colo_component_find(). */
-colo_status_t colo_members_find(const colo_bridge_t *b, const colo_loaded_t *loaded,
+colo_status_t colo_members_find(const colo_bridge_t *bridge, const colo_loaded_t *loaded,
                                 int32_t **members, int32_t *n);
 /* Ranks of @comm that are tied to this rank by messages, itself included, ascending; the same list
  * on all of them. Local. @members: out, owned by the caller. */
@@ -230,26 +230,26 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
 
 /* ---- fields.c: what all ranks must have alike ---- */
 
-bool colo_bridge_exchanges_compare(const colo_bridge_t *b);
-void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);
-colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass);
+bool colo_bridge_exchanges_compare(const colo_bridge_t *bridge);
+void colo_bridge_fields(const colo_bridge_t *bridge, colo_fields_t *fields);
+colo_op_desc_t colo_bridge_op(const colo_bridge_t *bridge, colo_pass_t pass);
 
 /* ---- memory.c ---- */
 
 /* If this rank exchanges, can the comm reach the bridge's memory? Copies within a rank work anyway.
  */
-colo_status_t colo_memory_check(const colo_bridge_t *b, bool exchanges, int32_t messages);
+colo_status_t colo_memory_check(const colo_bridge_t *bridge, bool exchanges, int32_t messages);
 /* A failure that peers do not share, which may wait in groups of an executor; returns @st. */
-colo_status_t colo_bridge_fail(colo_bridge_t *b, colo_status_t st);
+colo_status_t colo_bridge_fail(colo_bridge_t *bridge, colo_status_t st);
 /* Runs @fn, whose work uses memory of the bridge, behind that of the calls before. */
 colo_status_t colo_memory_in_order(colo_call_t *call, colo_status_t (*fn)(colo_call_t *call));
 /* Have @bytes. COLO_ERR_STATE: a capture needs more than there is. */
-colo_status_t colo_arena_grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
-                              const char *what);
-void colo_arena_deinit(const colo_bridge_t *b, colo_arena_t *a);
+colo_status_t colo_arena_grow(const colo_bridge_t *bridge, colo_arena_t *arena, size_t bytes,
+                              bool capturing, const char *what);
+void colo_arena_deinit(const colo_bridge_t *bridge, colo_arena_t *arena);
 /* What all executors use. */
-void colo_memory_deinit(colo_bridge_t *b);
+void colo_memory_deinit(colo_bridge_t *bridge);
 /* As colo_arena_grow() for addends of one call. */
-colo_status_t colo_partials_reserve(colo_bridge_t *b, size_t bytes, bool capturing);
+colo_status_t colo_partials_reserve(colo_bridge_t *bridge, size_t bytes, bool capturing);
 
 #endif

@@ -33,56 +33,57 @@ typedef struct maker {
     colo_list_t *step, *addend, *exposed; /* of the bridge's lists */
 } maker_t;
 
-static colo_status_t push(const maker_t *m, const colo_transfer_t *transfer)
+static colo_status_t push(const maker_t *maker, const colo_transfer_t *transfer)
 {
-    colo_transfer_t *step = colo_list_push(m->step, sizeof *step);
+    colo_transfer_t *step = colo_list_push(maker->step, sizeof *step);
     if (!step)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)m->step->n);
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
     *step = *transfer;
     return COLO_OK;
 }
 
 /* ---- where a region begins in a rank's part ---- */
 
-static void begins(const colo_owned_t *own, const colo_region_t *r, int64_t row, int64_t begin[3])
+static void begins(const colo_owned_t *own, const colo_region_t *region, int64_t row,
+                   int64_t begin[3])
 {
-    begin[0] = r->b[0] - own->b0;
+    begin[0] = region->b[0] - own->b0;
     begin[1] = row;
-    begin[2] = r->h[0] - own->h0;
+    begin[2] = region->h[0] - own->h0;
 }
 
-static void extents(const colo_region_t *r, int64_t extent[3])
+static void extents(const colo_region_t *region, int64_t extent[3])
 {
-    extent[0] = r->b[1] - r->b[0];
-    extent[1] = r->s[1] - r->s[0];
-    extent[2] = r->h[1] - r->h[0];
+    extent[0] = region->b[1] - region->b[0];
+    extent[1] = region->s[1] - region->s[0];
+    extent[2] = region->h[1] - region->h[0];
 }
 
 /* Is a buffer's part that of the source? */
-static bool is_src(const maker_t *m, int buffer)
+static bool is_src(const maker_t *maker, int buffer)
 {
-    return (buffer == COLO_IN) == (m->pass == COLO_FORWARD);
+    return (buffer == COLO_IN) == (maker->pass == COLO_FORWARD);
 }
 
 /* What a world rank owns. Of a batch: its first feature, because the plan has the rows. */
-static colo_status_t owned_by(const maker_t *m, bool src, int64_t rank, colo_owned_t *own)
+static colo_status_t owned_by(const maker_t *maker, bool src, int64_t rank, colo_owned_t *own)
 {
-    const colo_plan_t *p = m->plan;
-    const colo_layout_t *layout = src ? &p->src : &p->dst;
+    const colo_plan_t *plan = maker->plan;
+    const colo_layout_t *layout = src ? &plan->src : &plan->dst;
     int64_t coords[COLO_MAX_DIMS];
-    colo_span_t h[2 * COLO_MAX_SPANS] = {{0}};
-    if (!m->loaded->program.bytes)
-        return colo_layout_owned(layout, rank, &p->config.shape,
-                                 !src && p->config.output == COLO_FULL_SEQ, own, NULL, 0, NULL);
+    colo_span_t spans[2 * COLO_MAX_SPANS] = {{0}};
+    if (!maker->loaded->program.bytes)
+        return colo_layout_owned(layout, rank, &plan->config.shape,
+                                 !src && plan->config.output == COLO_FULL_SEQ, own, NULL, 0, NULL);
     (void)colo_grid_coords(&layout->grid, rank, coords);
-    (void)colo_axis_spans(layout, COLO_FEATURES, coords, p->config.shape.features, h);
-    *own = (colo_owned_t){.h0 = h[0].lo};
+    (void)colo_axis_spans(layout, COLO_FEATURES, coords, plan->config.shape.features, spans);
+    *own = (colo_owned_t){.h0 = spans[0].lo};
     return COLO_OK;
 }
 
-static const colo_owned_t *part_of(const maker_t *m, bool src)
+static const colo_owned_t *part_of(const maker_t *maker, bool src)
 {
-    return src ? &m->plan->own_src : &m->plan->own_dst;
+    return src ? &maker->plan->own_src : &maker->plan->own_dst;
 }
 
 static int64_t row_of(const colo_offset_t *where, bool src)
@@ -93,58 +94,62 @@ static int64_t row_of(const colo_offset_t *where, bool src)
 /* ---- movement ---- */
 
 /* Partial sums are like more samples of one tensor. */
-static void begins_in_partial(const maker_t *m, const colo_region_t *r, const colo_offset_t *where,
-                              int64_t begin[3])
+static void begins_in_partial(const maker_t *maker, const colo_region_t *region,
+                              const colo_offset_t *where, int64_t begin[3])
 {
-    const colo_program_t *program = &m->loaded->program;
-    const colo_plan_t *p = m->plan;
-    const int64_t key = colo_move_sum(p, m->move->exchange, false, r);
-    const bool src = key < colo_sum_key(p, COLO_SUM_COLLECTED, 0);
+    const colo_program_t *program = &maker->loaded->program;
+    const colo_plan_t *plan = maker->plan;
+    const int64_t key = colo_move_sum(plan, maker->move->exchange, false, region);
+    const bool src = key < colo_sum_key(plan, COLO_SUM_COLLECTED, 0);
     int64_t extent[3], samples = 1; /* of a batch, a partial sum's size is the call's */
-    colo_partial_extent(p, extent);
-    begins(part_of(m, src), r, row_of(where, src), begin);
+    colo_partial_extent(plan, extent);
+    begins(part_of(maker, src), region, row_of(where, src), begin);
     if (!program->bytes && extent[1] * extent[2] > 0)
-        samples = (int64_t)(colo_partial_bytes(p, 1, p->config.dtype) /
-                            ((size_t)(extent[1] * extent[2]) * colo_dtype_size(p->config.dtype)));
+        samples =
+            (int64_t)(colo_partial_bytes(plan, 1, plan->config.dtype) /
+                      ((size_t)(extent[1] * extent[2]) * colo_dtype_size(plan->config.dtype)));
     begin[0] += program->partial_of[key] * samples;
 }
 
 /* Between this rank and peers in reach; and what stays, if it goes to the output. */
-static colo_status_t list_moves(const maker_t *m)
+static colo_status_t list_moves(const maker_t *maker)
 {
-    const colo_move_t *move = m->move;
-    const bool from_src = is_src(m, move->from),
-               to_src = is_src(m, move->to == COLO_PARTIALS ? COLO_OUT : move->to);
-    const colo_routes_t *routes = colo_plan_routes(m->plan, m->pass, move->exchange, !m->pulls);
+    const colo_move_t *move = maker->move;
+    const bool from_src = is_src(maker, move->from),
+               to_src = is_src(maker, move->to == COLO_PARTIALS ? COLO_OUT : move->to);
+    const colo_routes_t *routes =
+        colo_plan_routes(maker->plan, maker->pass, move->exchange, !maker->pulls);
     for (int32_t i = 0; i < routes->nmessages; i++) {
         const colo_plan_message_t *message = &routes->message[i];
-        colo_owned_t theirs = *part_of(m, m->pulls ? from_src : to_src);
-        const colo_owned_t *from = m->pulls ? &theirs : part_of(m, from_src),
-                           *to = m->pulls ? part_of(m, to_src) : &theirs;
-        colo_transfer_t transfer = {.peer = colo_comm_find(m->bridge->comm, message->peer)};
-        if (!colo_peers_near(m->bridge, (int32_t)transfer.peer))
+        colo_owned_t theirs = *part_of(maker, maker->pulls ? from_src : to_src);
+        const colo_owned_t *from = maker->pulls ? &theirs : part_of(maker, from_src),
+                           *to = maker->pulls ? part_of(maker, to_src) : &theirs;
+        colo_transfer_t transfer = {.peer = colo_comm_find(maker->bridge->comm, message->peer)};
+        if (!colo_peers_near(maker->bridge, (int32_t)transfer.peer))
             continue;
         if (move->exchange == COLO_FIRST) /* relays: replicas have the same in the same place */
-            COLO_TRY(owned_by(m, m->pulls ? from_src : to_src, message->peer, &theirs));
+            COLO_TRY(owned_by(maker, maker->pulls ? from_src : to_src, message->peer, &theirs));
         for (int64_t k = 0; k < message->nregions; k++) {
-            const colo_region_t *r = &message->regions[k];
-            const colo_offset_t *where = &routes->offset[r - routes->region];
-            extents(r, transfer.extent);
-            begins(from, r, row_of(where, from_src), transfer.here);
+            const colo_region_t *region = &message->regions[k];
+            const colo_offset_t *where = &routes->offset[region - routes->region];
+            extents(region, transfer.extent);
+            begins(from, region, row_of(where, from_src), transfer.here);
             if (move->to == COLO_PARTIALS)
-                begins_in_partial(m, r, where, transfer.there);
+                begins_in_partial(maker, region, where, transfer.there);
             else
-                begins(to, r, row_of(where, to_src), transfer.there);
-            COLO_TRY(push(m, &transfer));
+                begins(to, region, row_of(where, to_src), transfer.there);
+            COLO_TRY(push(maker, &transfer));
         }
     }
     for (int64_t i = 0; move->local && move->to == COLO_OUT && i < move->local->nregions; i++) {
-        const colo_region_t *r = &move->local->region[i];
+        const colo_region_t *region = &move->local->region[i];
         colo_transfer_t transfer = {.peer = -1};
-        extents(r, transfer.extent);
-        begins(part_of(m, from_src), r, row_of(&move->local->offset[i], from_src), transfer.here);
-        begins(part_of(m, to_src), r, row_of(&move->local->offset[i], to_src), transfer.there);
-        COLO_TRY(push(m, &transfer));
+        extents(region, transfer.extent);
+        begins(part_of(maker, from_src), region, row_of(&move->local->offset[i], from_src),
+               transfer.here);
+        begins(part_of(maker, to_src), region, row_of(&move->local->offset[i], to_src),
+               transfer.there);
+        COLO_TRY(push(maker, &transfer));
     }
     return COLO_OK;
 }
@@ -160,34 +165,37 @@ typedef struct held {
     int64_t begin[3];
 } held_t;
 
-static int by_row(const void *a, const void *b)
+static int by_row(const void *first, const void *second)
 {
-    const held_t *x = a, *y = b;
-    return (x->row > y->row) - (x->row < y->row);
+    const held_t *one = first, *other = second;
+    return (one->row > other->row) - (one->row < other->row);
 }
 
 static held_t held_of(const colo_owned_t *own, const colo_routes_t *routes, int64_t i, int32_t peer)
 {
-    const colo_region_t *r = &routes->region[i];
+    const colo_region_t *region = &routes->region[i];
     const int64_t row = routes->offset[i].src_row;
-    held_t held = {
-        .region = r, .row = row, .end = row + r->s[1] - r->s[0], .peer = peer, .addend = r->addend};
-    begins(own, r, routes->offset[i].dst_row, held.begin);
+    held_t held = {.region = region,
+                   .row = row,
+                   .end = row + region->s[1] - region->s[0],
+                   .peer = peer,
+                   .addend = region->addend};
+    begins(own, region, routes->offset[i].dst_row, held.begin);
     return held;
 }
 
-static colo_status_t all_held(const maker_t *m, held_t *held)
+static colo_status_t all_held(const maker_t *maker, held_t *held)
 {
-    const colo_plan_t *p = m->plan;
-    const colo_routes_t *recv = &p->exchange[COLO_BACKWARD][COLO_FIRST].recv,
-                        *local = &p->local[COLO_BACKWARD];
+    const colo_plan_t *plan = maker->plan;
+    const colo_routes_t *recv = &plan->exchange[COLO_BACKWARD][COLO_FIRST].recv,
+                        *local = &plan->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++)
-        *held++ = held_of(&p->own_dst, local, i, -1);
+        *held++ = held_of(&plan->own_dst, local, i, -1);
     for (int32_t i = 0; i < recv->nmessages; i++) {
         const colo_plan_message_t *message = &recv->message[i];
-        const int32_t peer = colo_comm_find(m->bridge->comm, message->peer);
+        const int32_t peer = colo_comm_find(maker->bridge->comm, message->peer);
         colo_owned_t theirs;
-        COLO_TRY(owned_by(m, false, message->peer, &theirs));
+        COLO_TRY(owned_by(maker, false, message->peer, &theirs));
         for (int64_t k = 0; k < message->nregions; k++)
             *held++ = held_of(&theirs, recv, message->regions + k - recv->region, peer);
     }
@@ -237,21 +245,21 @@ static bool narrow(int64_t *lo, int64_t *hi, int64_t other_lo, int64_t other_hi)
     return *lo < *hi;
 }
 
-static colo_status_t push_sum(const cutter_t *c, const cut_t *box)
+static colo_status_t push_sum(const cutter_t *cutter, const cut_t *box)
 {
-    const maker_t *m = c->maker;
-    const colo_owned_t *own = &m->plan->own_src;
-    for (int64_t i = 0; i < m->plan->addends; i++) {
-        const held_t *held = c->chosen[i];
-        colo_addend_t *addend = colo_list_push(m->addend, sizeof *addend);
+    const maker_t *maker = cutter->maker;
+    const colo_owned_t *own = &maker->plan->own_src;
+    for (int64_t i = 0; i < maker->plan->addends; i++) {
+        const held_t *held = cutter->chosen[i];
+        colo_addend_t *addend = colo_list_push(maker->addend, sizeof *addend);
         if (!addend)
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)m->step->n);
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)maker->step->n);
         *addend = (colo_addend_t){held->peer,
                                   {held->begin[0] + box->b[0] - held->region->b[0],
                                    held->begin[1] + box->row - held->row,
                                    held->begin[2] + box->h[0] - held->region->h[0]}};
     }
-    return push(m,
+    return push(maker,
                 &(colo_transfer_t){
                     .peer = -1,
                     .extent = {box->b[1] - box->b[0], box->end - box->row, box->h[1] - box->h[0]},
@@ -260,48 +268,49 @@ static colo_status_t push_sum(const cutter_t *c, const cut_t *box)
 
 /* Cuts @box by the regions of @addend. Boxes of one parent come with rows ascending, so that what
  * ends above one box ends above the next ones, too. */
-static colo_status_t cut_by_addend(cutter_t *c, int64_t addend, const cut_t *box)
+static colo_status_t cut_by_addend(cutter_t *cutter, int64_t addend, const cut_t *box)
 {
-    if (addend == c->maker->plan->addends)
-        return push_sum(c, box);
-    int64_t *next = &c->next[addend], below = 0;
-    while (*next < c->first[addend + 1] && c->held[*next].end <= box->row)
+    if (addend == cutter->maker->plan->addends)
+        return push_sum(cutter, box);
+    int64_t *next = &cutter->next[addend], below = 0;
+    while (*next < cutter->first[addend + 1] && cutter->held[*next].end <= box->row)
         ++*next;
-    if (addend + 1 < c->maker->plan->addends)
-        below = c->next[addend + 1];
-    for (int64_t i = *next; i < c->first[addend + 1] && c->held[i].row < box->end; i++) {
-        const held_t *held = &c->held[i];
+    if (addend + 1 < cutter->maker->plan->addends)
+        below = cutter->next[addend + 1];
+    for (int64_t i = *next; i < cutter->first[addend + 1] && cutter->held[i].row < box->end; i++) {
+        const held_t *held = &cutter->held[i];
         cut_t part = *box;
         if (!narrow(&part.row, &part.end, held->row, held->end) ||
             !narrow(&part.b[0], &part.b[1], held->region->b[0], held->region->b[1]) ||
             !narrow(&part.h[0], &part.h[1], held->region->h[0], held->region->h[1]))
             continue;
-        c->chosen[addend] = held;
-        COLO_TRY(cut_by_addend(c, addend + 1, &part));
+        cutter->chosen[addend] = held;
+        COLO_TRY(cut_by_addend(cutter, addend + 1, &part));
     }
-    if (addend + 1 < c->maker->plan->addends)
-        c->next[addend + 1] = below; /* the next box may begin above */
+    if (addend + 1 < cutter->maker->plan->addends)
+        cutter->next[addend + 1] = below; /* the next box may begin above */
     return COLO_OK;
 }
 
-static colo_status_t list_sums(const maker_t *m)
+static colo_status_t list_sums(const maker_t *maker)
 {
-    const colo_plan_t *p = m->plan;
-    const colo_owned_t *own = &p->own_src;
-    const int64_t n =
-        p->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions + p->local[COLO_BACKWARD].nregions;
-    colo_list_t *held = m->bridge->peers.held;
+    const colo_plan_t *plan = maker->plan;
+    const colo_owned_t *own = &plan->own_src;
+    const int64_t n = plan->exchange[COLO_BACKWARD][COLO_FIRST].recv.nregions +
+                      plan->local[COLO_BACKWARD].nregions;
+    colo_list_t *held = maker->bridge->peers.held;
     int64_t first[COLO_MAX_ADDENDS + 1];
     if (!colo_list_reserve(&held[0], n, sizeof(held_t)) ||
         !colo_list_reserve(&held[1], n, sizeof(held_t)))
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
     if (n == 0)
         return COLO_OK;
-    COLO_TRY(all_held(m, held[0].items));
-    sort_held(held[0].items, n, p->addends, held[1].items, first);
-    cutter_t c = {.maker = m, .held = held[1].items, .first = first};
-    memcpy(c.next, first, (size_t)p->addends * sizeof *first);
-    return cut_by_addend(&c, 0, &(cut_t){0, own->rows, {own->b0, own->b1}, {own->h0, own->h1}});
+    COLO_TRY(all_held(maker, held[0].items));
+    sort_held(held[0].items, n, plan->addends, held[1].items, first);
+    cutter_t cutter = {.maker = maker, .held = held[1].items, .first = first};
+    memcpy(cutter.next, first, (size_t)plan->addends * sizeof *first);
+    return cut_by_addend(&cutter, 0,
+                         &(cut_t){0, own->rows, {own->b0, own->b1}, {own->h0, own->h1}});
 }
 
 /* ---- lists of both passes ---- */
@@ -315,15 +324,15 @@ void colo_transfers_deinit(colo_transfer_lists_t *lists)
     }
 }
 
-size_t colo_peers_unit(const colo_bridge_t *b, const colo_loaded_t *loaded)
+size_t colo_peers_unit(const colo_bridge_t *bridge, const colo_loaded_t *loaded)
 {
-    const colo_plan_t *p = loaded->program.plan;
-    const colo_plan_config_t *usual = &b->now.program.plan->config;
+    const colo_plan_t *plan = loaded->program.plan;
+    const colo_plan_config_t *usual = &bridge->now.program.plan->config;
     const size_t elem = colo_dtype_size(usual->dtype);
     if (!loaded->program.bytes)
         return elem;
-    const size_t unit = (size_t)(usual->shape.features / p->config.shape.features) * elem,
-                 widest = (size_t)b->peers.unit;
+    const size_t unit = (size_t)(usual->shape.features / plan->config.shape.features) * elem,
+                 widest = (size_t)bridge->peers.unit;
     return unit == 0 && widest == 0 ? elem : unit > widest ? unit : widest;
 }
 
@@ -337,15 +346,16 @@ static const colo_move_t *move_of(const colo_steps_t *steps, int exchange)
 }
 
 /* Ranks that reach this rank's tensor: they send here, or read what it would send. */
-static colo_status_t find_exposed(const maker_t *m)
+static colo_status_t find_exposed(const maker_t *maker)
 {
-    const colo_routes_t *routes = colo_plan_routes(m->plan, m->pass, m->move->exchange, m->pulls);
+    const colo_routes_t *routes =
+        colo_plan_routes(maker->plan, maker->pass, maker->move->exchange, maker->pulls);
     for (int32_t i = 0; i < routes->nmessages; i++) {
-        const int32_t peer = colo_comm_find(m->bridge->comm, routes->message[i].peer);
+        const int32_t peer = colo_comm_find(maker->bridge->comm, routes->message[i].peer);
         int32_t *exposed = NULL;
-        if (!colo_peers_near(m->bridge, peer))
+        if (!colo_peers_near(maker->bridge, peer))
             continue;
-        exposed = colo_list_push(m->exposed, sizeof *exposed);
+        exposed = colo_list_push(maker->exposed, sizeof *exposed);
         if (!exposed)
             return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)routes->nmessages);
         *exposed = peer;
@@ -354,58 +364,58 @@ static colo_status_t find_exposed(const maker_t *m)
 }
 
 /* No steps; any ranks in reach may reach this rank's tensors. */
-static colo_status_t list_any(const colo_bridge_t *b, colo_transfer_lists_t *lists)
+static colo_status_t list_any(const colo_bridge_t *bridge, colo_transfer_lists_t *lists)
 {
-    const int32_t n = b->comm->size;
+    const int32_t n = bridge->comm->size;
     for (int i = 0; i < 2; i++) {
         int32_t *exposed = colo_list_zeroed(&lists->exposed[i], n, sizeof *exposed);
         if (!exposed)
             return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
         lists->pass[i] = (colo_transfers_t){
-            .name = names[i], .elem = 1, .blocks = b->peers.blocks, .exposed = exposed};
+            .name = names[i], .elem = 1, .blocks = bridge->peers.blocks, .exposed = exposed};
         for (int32_t rank = 0; rank < n; rank++)
-            if (rank != b->comm->rank && colo_peers_near(b, rank))
+            if (rank != bridge->comm->rank && colo_peers_near(bridge, rank))
                 exposed[lists->pass[i].nexposed++] = rank;
     }
     return COLO_OK;
 }
 
-colo_status_t colo_transfers_list(colo_bridge_t *b, const colo_loaded_t *loaded, int exchange,
+colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_loaded_t *loaded, int exchange,
                                   colo_transfer_lists_t *lists)
 {
-    const colo_plan_t *p = loaded->program.plan;
+    const colo_plan_t *plan = loaded->program.plan;
     if (loaded->any_ranks)
-        return list_any(b, lists);
+        return list_any(bridge, lists);
     for (int i = 0; i < 2; i++) {
         const colo_pass_t pass = (colo_pass_t)i;
-        const bool adds = colo_plan_adds(p, pass);
+        const bool adds = colo_plan_adds(plan, pass);
         colo_transfers_t *out = &lists->pass[i];
-        maker_t m = {.bridge = b,
-                     .loaded = loaded,
-                     .plan = p,
-                     .pass = pass,
-                     .move = move_of(&loaded->program.pass[i], exchange),
-                     .step = &lists->step[i],
-                     .addend = &lists->addend[i],
-                     .exposed = &lists->exposed[i]};
+        maker_t maker = {.bridge = bridge,
+                         .loaded = loaded,
+                         .plan = plan,
+                         .pass = pass,
+                         .move = move_of(&loaded->program.pass[i], exchange),
+                         .step = &lists->step[i],
+                         .addend = &lists->addend[i],
+                         .exposed = &lists->exposed[i]};
         *out = (colo_transfers_t){.name = names[i]};
-        if (!m.move || (exchange == COLO_RELAYS && adds))
+        if (!maker.move || (exchange == COLO_RELAYS && adds))
             continue;
-        m.pulls = adds || (exchange == COLO_FIRST && pass == COLO_FORWARD &&
-                           loaded->over_peers.forward == COLO_PULL);
-        m.sums = adds && !loaded->over_peers.far;
-        m.step->n = m.addend->n = m.exposed->n = 0;
-        COLO_TRY(find_exposed(&m));
-        COLO_TRY(m.sums ? list_sums(&m) : list_moves(&m));
-        out->elem = colo_peers_unit(b, loaded);
-        out->nsteps = m.step->n;
-        out->step = m.step->items;
-        out->pulls = m.pulls && !m.sums;
-        out->addends = m.sums ? (int32_t)p->addends : 0;
-        out->addend = m.addend->items;
-        out->blocks = b->peers.blocks;
-        out->nexposed = (int32_t)m.exposed->n;
-        out->exposed = m.exposed->items;
+        maker.pulls = adds || (exchange == COLO_FIRST && pass == COLO_FORWARD &&
+                               loaded->over_peers.forward == COLO_PULL);
+        maker.sums = adds && !loaded->over_peers.far;
+        maker.step->n = maker.addend->n = maker.exposed->n = 0;
+        COLO_TRY(find_exposed(&maker));
+        COLO_TRY(maker.sums ? list_sums(&maker) : list_moves(&maker));
+        out->elem = colo_peers_unit(bridge, loaded);
+        out->nsteps = maker.step->n;
+        out->step = maker.step->items;
+        out->pulls = maker.pulls && !maker.sums;
+        out->addends = maker.sums ? (int32_t)plan->addends : 0;
+        out->addend = maker.addend->items;
+        out->blocks = bridge->peers.blocks;
+        out->nexposed = (int32_t)maker.exposed->n;
+        out->exposed = maker.exposed->items;
     }
     return COLO_OK;
 }
