@@ -82,10 +82,10 @@ void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_
 {
     static const int order[3] = {COLO_FEATURES, COLO_ROWS, COLO_SAMPLES}; /* fastest first */
     memset(coords, 0, COLO_MAX_DIMS * sizeof *coords);
-    for (int turn = 0; turn < 3; turn++) {
-        const colo_list_t *list = &met[order[turn]];
+    for (int digit = 0; digit < 3; digit++) {
+        const colo_list_t *list = &met[order[digit]];
         const colo_block_t *block = (const colo_block_t *)list->items + i % list->n;
-        extent->of[order[turn]] = block->count;
+        extent->of[order[digit]] = block->count;
         for (int dim = 0; dim < COLO_MAX_DIMS; dim++)
             coords[dim] = block->coord[dim] > 0 ? block->coord[dim] : coords[dim];
         i /= list->n;
