@@ -3,7 +3,7 @@
  * error-state.h (private) - what killed a group, once and for all.
  *
  * The first error wins. Between processes an error of an older operation takes its place
- * (colo_error_state_replace), because ranks that are late go on with what all had agreed on before.
+ * (@replace), because ranks that are late go on with what all had agreed on before.
  * The rank whose own mistake it was keeps its own status, the others see COLO_ERR_PEER with its
  * error message; a culprit of -1 means the error is of all ranks (a timeout, a mismatch, an abort).
  */
@@ -65,13 +65,6 @@ static inline void colo_error_state_set(colo_error_state_t *state, colo_status_t
                                         const char *error_message)
 {
     colo_error_state_write(state, false, status, culprit, world_rank, error_message);
-}
-
-static inline void colo_error_state_replace(colo_error_state_t *state, colo_status_t status,
-                                            int32_t culprit, int64_t world_rank,
-                                            const char *error_message)
-{
-    colo_error_state_write(state, true, status, culprit, world_rank, error_message);
 }
 
 /* What @rank is told: COLO_OK, or a status with its error message. */

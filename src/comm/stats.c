@@ -20,44 +20,26 @@
 
 const char *colo_op_name(colo_op_kind_t kind)
 {
-    switch (kind) {
-    case COLO_OP_ALL_GATHER:
-        return "all_gather";
-    case COLO_OP_ALL_REDUCE:
-        return "all_reduce";
-    case COLO_OP_REDUCE_SCATTER:
-        return "reduce_scatter";
-    case COLO_OP_BROADCAST:
-        return "broadcast";
-    case COLO_OP_BARRIER:
-        return "barrier";
-    case COLO_OP_EXCHANGE:
-        return "exchange";
-    case COLO_OP_SPLIT:
-        return "split";
-    case COLO_OP_COUNT:
-        break;
-    }
-    return "?";
+    static const char *const names[COLO_OP_COUNT] = {
+        [COLO_OP_ALL_GATHER] = "all_gather",
+        [COLO_OP_ALL_REDUCE] = "all_reduce",
+        [COLO_OP_REDUCE_SCATTER] = "reduce_scatter",
+        [COLO_OP_BROADCAST] = "broadcast",
+        [COLO_OP_BARRIER] = "barrier",
+        [COLO_OP_EXCHANGE] = "exchange",
+        [COLO_OP_SPLIT] = "split",
+    };
+    return (unsigned)kind < COLO_OP_COUNT ? names[kind] : "?";
 }
 
 const char *colo_category_name(colo_category_t category)
 {
-    switch (category) {
-    case COLO_CATEGORY_USER:
-        return "user";
-    case COLO_CATEGORY_BRIDGE:
-        return "bridge";
-    case COLO_CATEGORY_LOSS:
-        return "loss";
-    case COLO_CATEGORY_HEAD:
-        return "head";
-    case COLO_CATEGORY_CHECK:
-        return "check";
-    case COLO_CATEGORY_COUNT:
-        break;
-    }
-    return "?";
+    static const char *const names[COLO_CATEGORY_COUNT] = {
+        [COLO_CATEGORY_USER] = "user",   [COLO_CATEGORY_BRIDGE] = "bridge",
+        [COLO_CATEGORY_LOSS] = "loss",   [COLO_CATEGORY_HEAD] = "head",
+        [COLO_CATEGORY_CHECK] = "check",
+    };
+    return (unsigned)category < COLO_CATEGORY_COUNT ? names[category] : "?";
 }
 
 const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq)

@@ -114,8 +114,8 @@ bool colo_process_take_fault(struct colo_process_group *group, uint64_t seq, col
         (colo_error_state_is_set(&group->error) && seq >= group->dead_from))
         return false;
     group->dead_from = seq;
-    colo_error_state_replace(&group->error, status, culprit,
-                             culprit < 0 ? -1 : group->world[culprit], error_message);
+    colo_error_state_write(&group->error, true, status, culprit,
+                           culprit < 0 ? -1 : group->world[culprit], error_message);
     return true;
 }
 
@@ -276,30 +276,27 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
                                 void *transport, int32_t rank, int32_t size, colo_comm_t **comm)
 {
     struct colo_process_context *context = calloc(1, sizeof *context);
-    bool *closed = calloc((size_t)size, sizeof *closed);
-    size_t *unexpected_bytes = calloc((size_t)size, sizeof *unexpected_bytes);
-    if (!context || !closed || !unexpected_bytes) {
-        free(context);
-        free(closed);
-        free(unexpected_bytes);
+    if (!context) {
         ops->close(transport, false);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     }
-    context->ops = ops;
-    context->transport = transport;
-    context->rank = rank;
-    context->size = size;
-    context->closed = closed;
-    context->unexpected_bytes = unexpected_bytes;
-    context->closed[rank] = true;
-    context->nclosed = 1;
+    *context =
+        (struct colo_process_context){.ops = ops,
+                                      .transport = transport,
+                                      .rank = rank,
+                                      .size = size,
+                                      .closed = calloc((size_t)size, sizeof(bool)),
+                                      .unexpected_bytes = calloc((size_t)size, sizeof(size_t)),
+                                      .nclosed = 1};
     pthread_mutex_init(&context->lock, NULL);
     colo_error_state_init(&context->error);
-
     colo_comm_t *c = NULL;
     struct colo_process_group *group = NULL;
-    colo_status_t st = colo_comm_i_new(&c, table, rank, size, NULL);
+    colo_status_t st = context->closed && context->unexpected_bytes
+                           ? colo_comm_i_new(&c, table, rank, size, NULL)
+                           : colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     if (st == COLO_OK) {
+        context->closed[rank] = true;
         colo_comm_set_name(c, "world");
         st = group_new(c, context, 1, NULL, &group);
     }
