@@ -23,7 +23,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_category_t category,
+colo_status_t colo_comm_i_gather(colo_comm_t *comm, colo_op_kind_t kind, colo_category_t category,
                                  const uint64_t *mine, uint64_t *all, int64_t n)
 {
     const int64_t bytes = n * (int64_t)sizeof *mine;
@@ -32,39 +32,40 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_categ
                          .param = kind == COLO_OP_ALL_GATHER && category == COLO_CATEGORY_CHECK,
                          .count = n,
                          .category = category};
-    if (!colo_comm_i_own(c, colo_op_name(kind)))
+    if (!colo_comm_i_own(comm, colo_op_name(kind)))
         return COLO_ERR_STATE;
-    uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
-    colo_status_t st = c->control
-                           ? colo_comm_i_all_gather(colo_comm_i_control(c), COLO_CATEGORY_CHECK,
+    uint64_t seq = colo_comm_i_begin(comm, op, bytes, (comm->size - 1) * bytes, comm->size - 1);
+    colo_status_t st = comm->control
+                           ? colo_comm_i_all_gather(colo_comm_i_control(comm), COLO_CATEGORY_CHECK,
                                                     mine, all, n, COLO_I64, NULL)
-                           : c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
-    colo_comm_i_end(c, seq, st);
-    return st < 0 ? colo_comm_i_fail(c, st) : st;
+                           : comm->ops->all_gather(comm, mine, all, (size_t)bytes, NULL);
+    colo_comm_i_end(comm, seq, st);
+    return st < 0 ? colo_comm_i_fail(comm, st) : st;
 }
 
 /* @text of rank @from to all. */
-static colo_status_t broadcast_text(colo_comm_t *c, char *text, int64_t bytes, int32_t from)
+static colo_status_t broadcast_text(colo_comm_t *comm, char *text, int64_t bytes, int32_t from)
 {
     colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_CATEGORY_CHECK};
-    const bool sends = c->rank == from;
-    uint64_t seq = colo_comm_i_begin(c, op, sends ? bytes : 0, sends ? 0 : bytes, c->size - 1);
-    colo_status_t st =
-        c->control ? colo_comm_broadcast(colo_comm_i_control(c), text, bytes, COLO_U8, from, NULL)
-                   : c->ops->broadcast(c, text, (size_t)bytes, from, NULL);
-    colo_comm_i_end(c, seq, st);
-    return st < 0 ? colo_comm_i_fail(c, st) : COLO_OK;
+    const bool sends = comm->rank == from;
+    uint64_t seq =
+        colo_comm_i_begin(comm, op, sends ? bytes : 0, sends ? 0 : bytes, comm->size - 1);
+    colo_status_t st = comm->control ? colo_comm_broadcast(colo_comm_i_control(comm), text, bytes,
+                                                           COLO_U8, from, NULL)
+                                     : comm->ops->broadcast(comm, text, (size_t)bytes, from, NULL);
+    colo_comm_i_end(comm, seq, st);
+    return st < 0 ? colo_comm_i_fail(comm, st) : COLO_OK;
 }
 
 /* Rank @from brings an error: all others learn its error message. Collective. */
-static colo_status_t broadcast_error(colo_comm_t *c, const char *what, int32_t from,
+static colo_status_t broadcast_error(colo_comm_t *comm, const char *what, int32_t from,
                                      colo_status_t mine)
 {
     const colo_error_t earlier = colo_error_save(); /* a failing broadcast would overwrite it */
     char error_message[512];
     memset(error_message, 0, sizeof error_message);
     snprintf(error_message, sizeof error_message, "%.511s", earlier.text);
-    COLO_TRY(broadcast_text(c, error_message, sizeof error_message, from));
+    COLO_TRY(broadcast_text(comm, error_message, sizeof error_message, from));
     if (mine < 0)
         return colo_error_restore(mine, &earlier);
     return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, error_message);
@@ -74,35 +75,35 @@ static colo_status_t broadcast_error(colo_comm_t *c, const char *what, int32_t f
 
 enum { OPTIONAL = '?' }; /* begins the line of a field that a rank may lack */
 
-static void add_field(colo_fields_t *f, bool optional, const char *name, const char *fmt,
+static void add_field(colo_fields_t *fields, bool optional, const char *name, const char *fmt,
                       va_list ap)
 {
     char value[256];
-    uint64_t *hash = optional ? &f->optional : &f->hash;
+    uint64_t *hash = optional ? &fields->optional : &fields->hash;
     vsnprintf(value, sizeof value, fmt, ap);
     *hash = colo_hash_str(colo_hash_str(*hash ? *hash : COLO_HASH_INIT, name), value);
-    const size_t left = sizeof f->text - f->length;
-    const int n =
-        snprintf(f->text + f->length, left, "%s%s\t%s\n", optional ? "?" : "", name, value);
+    const size_t left = sizeof fields->text - fields->length;
+    const int n = snprintf(fields->text + fields->length, left, "%s%s\t%s\n", optional ? "?" : "",
+                           name, value);
     if (n > 0 && (size_t)n < left)
-        f->length += (size_t)n;
+        fields->length += (size_t)n;
     else
-        f->text[f->length] = '\0'; /* a field is there as a whole, or not */
+        fields->text[fields->length] = '\0'; /* a field is there as a whole, or not */
 }
 
-void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...)
+void colo_fields_add(colo_fields_t *fields, const char *name, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    add_field(f, false, name, fmt, ap);
+    add_field(fields, false, name, fmt, ap);
     va_end(ap);
 }
 
-void colo_fields_add_optional(colo_fields_t *f, const char *name, const char *fmt, ...)
+void colo_fields_add_optional(colo_fields_t *fields, const char *name, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    add_field(f, true, name, fmt, ap);
+    add_field(fields, true, name, fmt, ap);
     va_end(ap);
 }
 
@@ -121,8 +122,8 @@ static const char *same_field(const char *text, const char *line)
 enum { NAMED = 3 };
 
 /* How many fields differ; @out has the first of them. */
-static int describe_difference(const colo_comm_t *c, int32_t odd, const char *theirs, int32_t than,
-                               const char *first, char *out, size_t cap)
+static int describe_difference(const colo_comm_t *comm, int32_t odd, const char *theirs,
+                               int32_t than, const char *first, char *out, size_t cap)
 {
     int differ = 0;
     size_t offset = 0;
@@ -135,7 +136,7 @@ static int describe_difference(const colo_comm_t *c, int32_t odd, const char *th
             continue;
         int n =
             snprintf(out + offset, cap - offset, "%s%.*s: rank %d of '%s' has %.*s, rank %d %.*s",
-                     offset ? "; " : "", (int)(a - name - 1), name, (int)odd, c->name, na, a,
+                     offset ? "; " : "", (int)(a - name - 1), name, (int)odd, comm->name, na, a,
                      (int)than, b ? nb : 4, b ? b : "none");
         offset += n > 0 ? (size_t)n : 0;
     }
@@ -146,66 +147,66 @@ static int describe_difference(const colo_comm_t *c, int32_t odd, const char *th
 
 /* Rank @odd brings another hash than rank @than: their fields travel, and the error message is the
  * same on all ranks. Collective. */
-static colo_status_t name_difference(colo_comm_t *c, const char *what, const colo_fields_t *f,
-                                     int32_t odd, int32_t than)
+static colo_status_t name_difference(colo_comm_t *comm, const char *what,
+                                     const colo_fields_t *fields, int32_t odd, int32_t than)
 {
-    char text[2][sizeof f->text], out[640] = "";
+    char text[2][sizeof fields->text], out[640] = "";
     for (int i = 0; i < 2; i++) {
-        memcpy(text[i], f->text, sizeof f->text);
-        COLO_TRY(broadcast_text(c, text[i], sizeof text[i], i ? odd : than));
+        memcpy(text[i], fields->text, sizeof fields->text);
+        COLO_TRY(broadcast_text(comm, text[i], sizeof text[i], i ? odd : than));
         text[i][sizeof text[i] - 1] = '\0';
     }
-    const int differ = describe_difference(c, odd, text[1], than, text[0], out, sizeof out);
+    const int differ = describe_difference(comm, odd, text[1], than, text[0], out, sizeof out);
     if (differ > NAMED)
         return colo_fail(COLO_ERR_MISMATCH,
                          "%s: rank %d of '%s' brings another one than rank %d, as if the calls of "
                          "ranks came in different orders: %s",
-                         what, (int)odd, c->name, (int)than, out);
+                         what, (int)odd, comm->name, (int)than, out);
     if (!differ)
         snprintf(out, sizeof out,
                  "rank %d of '%s' differs from rank %d in what is too long to send", (int)odd,
-                 c->name, (int)than);
+                 comm->name, (int)than);
     return colo_fail(COLO_ERR_MISMATCH, "%s: %s", what, out);
 }
 
-colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
+colo_status_t colo_comm_i_agree_fields(colo_comm_t *comm, const char *what, colo_fields_t *fields,
                                        colo_status_t mine)
 {
-    COLO_TRY(colo_comm_i_alive(c, what));
-    if (c->size == 1)
+    COLO_TRY(colo_comm_i_alive(comm, what));
+    if (comm->size == 1)
         return mine;
     struct words {
         uint64_t hash, optional;
         int64_t status;
     } own, *first = NULL;
-    COLO_AUTOFREE struct words *all = malloc(sizeof *all * (size_t)c->size);
+    COLO_AUTOFREE struct words *all = malloc(sizeof *all * (size_t)comm->size);
     if (!all)
         return colo_comm_i_fail(
-            c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)c->size));
-    colo_fields_add(f, "call", "%s", what); /* two kinds of agreement may meet */
-    own = (struct words){f->hash, f->optional, mine};
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &own.hash, &all->hash,
-                                sizeof own / sizeof own.hash));
-    for (int32_t r = 0; r < c->size; r++)
+            comm, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)comm->size));
+    colo_fields_add(fields, "call", "%s", what); /* two kinds of agreement may meet */
+    own = (struct words){fields->hash, fields->optional, mine};
+    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &own.hash,
+                                &all->hash, sizeof own / sizeof own.hash));
+    for (int32_t r = 0; r < comm->size; r++)
         if (all[r].status < 0)
-            return broadcast_error(c, what, r, mine);
-    for (int32_t r = 1; r < c->size; r++)
+            return broadcast_error(comm, what, r, mine);
+    for (int32_t r = 1; r < comm->size; r++)
         if (all[r].hash != all[0].hash)
-            return name_difference(c, what, f, r, 0);
-    for (int32_t r = 0; r < c->size; r++) {
+            return name_difference(comm, what, fields, r, 0);
+    for (int32_t r = 0; r < comm->size; r++) {
         first = !first && all[r].optional ? &all[r] : first;
         if (all[r].optional && all[r].optional != first->optional)
-            return name_difference(c, what, f, r, (int32_t)(first - all));
+            return name_difference(comm, what, fields, r, (int32_t)(first - all));
     }
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
+colo_status_t colo_comm_i_agree(colo_comm_t *comm, const char *what, uint64_t fingerprint,
                                 colo_status_t mine)
 {
-    colo_fields_t f = {COLO_FIELDS_INIT};
-    colo_fields_add(&f, "fingerprint", "%016llx", (unsigned long long)fingerprint);
-    return colo_comm_i_agree_fields(c, what, &f, mine);
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    colo_fields_add(&fields, "fingerprint", "%016llx", (unsigned long long)fingerprint);
+    return colo_comm_i_agree_fields(comm, what, &fields, mine);
 }
 
 colo_status_t colo_comm_i_agree_environment(colo_comm_t *world, const char *what, double begin,
@@ -256,53 +257,53 @@ uint64_t colo_comm_i_process(void)
     return colo_hash_i64(atomic_load(&nonce), getpid()); /* fork() copies the nonce */
 }
 
-colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared)
+colo_status_t colo_comm_i_find_shared_process(colo_comm_t *comm, bool *shared)
 {
-    const size_t n = (size_t)c->size;
+    const size_t n = (size_t)comm->size;
     const uint64_t mine = colo_comm_i_process();
     *shared = false;
     COLO_AUTOFREE uint64_t *all = malloc(n * sizeof *all);
     if (!all)
-        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "processes of %zu ranks", n));
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
+        return colo_comm_i_fail(comm, colo_fail(COLO_ERR_NOMEM, "processes of %zu ranks", n));
+    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
     for (size_t x = 0; x < n; x++)
         for (size_t y = x + 1; y < n; y++)
             *shared = *shared || all[x] == all[y];
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what)
+colo_status_t colo_comm_i_host_barrier(colo_comm_t *comm, const char *what)
 {
-    if (!c || c->size == 1 || !c->share_process)
+    if (!comm || comm->size == 1 || !comm->share_process)
         return COLO_OK;
-    return colo_comm_i_agree(colo_comm_i_control(c), what, 0, COLO_OK);
+    return colo_comm_i_agree(colo_comm_i_control(comm), what, 0, COLO_OK);
 }
 
 /* ---- before an operation ---- */
 
-colo_status_t colo_comm_i_compare(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
+colo_status_t colo_comm_i_compare(colo_comm_t *comm, colo_op_desc_t op, colo_status_t mine)
 {
     const char *what = colo_op_name(op.kind);
-    if (c->size == 1)
+    if (comm->size == 1)
         return mine;
-    COLO_AUTOFREE uint64_t *all = malloc(3 * sizeof *all * (size_t)c->size);
+    COLO_AUTOFREE uint64_t *all = malloc(3 * sizeof *all * (size_t)comm->size);
     if (!all)
         return colo_comm_i_fail(
-            c, colo_fail(COLO_ERR_NOMEM, "%s: comparison of %d ranks", what, (int)c->size));
+            comm, colo_fail(COLO_ERR_NOMEM, "%s: comparison of %d ranks", what, (int)comm->size));
     if (mine < 0) /* its numbers may be nonsense; the verdict is the error anyway */
         op.count = 0;
     uint64_t words[3] = {colo_op_pack(&op), (uint64_t)op.count, (uint64_t)(int64_t)mine};
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, words, all, 3));
-    for (int32_t r = 0; r < c->size; r++)
+    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, words, all, 3));
+    for (int32_t r = 0; r < comm->size; r++)
         if ((int64_t)all[3 * r + 2] < 0)
-            return broadcast_error(c, what, r, mine);
-    for (int32_t r = 1; r < c->size; r++) {
+            return broadcast_error(comm, what, r, mine);
+    for (int32_t r = 1; r < comm->size; r++) {
         if (all[3 * r] == all[0] && all[3 * r + 1] == all[1])
             continue;
         char a[96], b[96];
         return colo_fail(
             COLO_ERR_MISMATCH, "before #%llu on '%s' rank 0 is about to run %s, rank %d %s",
-            (unsigned long long)c->seq + 1, c->name,
+            (unsigned long long)comm->seq + 1, comm->name,
             colo_op_describe(a, sizeof a, colo_op_unpack(all[0], all[1]), 0), (int)r,
             colo_op_describe(b, sizeof b, colo_op_unpack(all[3 * r], all[3 * r + 1]), 0));
     }
@@ -310,30 +311,30 @@ colo_status_t colo_comm_i_compare(colo_comm_t *c, colo_op_desc_t op, colo_status
 }
 
 /* 0: no message; else a hash of its boxes' extents, never 0 */
-static uint64_t message_print(const colo_message_t *m)
+static uint64_t message_print(const colo_message_t *message)
 {
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, m->nboxes);
-    for (int32_t k = 0; k < m->nboxes; k++)
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, message->nboxes);
+    for (int32_t k = 0; k < message->nboxes; k++)
         for (int i = 0; i < 3; i++)
-            h = colo_hash_i64(h, m->boxes[k].extent[i]);
+            h = colo_hash_i64(h, message->boxes[k].extent[i]);
     return h ? h : 1;
 }
 
-colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_exchange_t *exchange)
+colo_status_t colo_comm_i_compare_messages(colo_comm_t *comm, const colo_exchange_t *exchange)
 {
-    const size_t n = (size_t)c->size;
+    const size_t n = (size_t)comm->size;
     if (n == 1)
         return COLO_OK;
     COLO_AUTOFREE uint64_t *mine = calloc(2 * n, sizeof *mine);
     COLO_AUTOFREE uint64_t *all = malloc(2 * n * n * sizeof *all);
     if (!mine || !all)
-        return colo_comm_i_fail(c,
+        return colo_comm_i_fail(comm,
                                 colo_fail(COLO_ERR_NOMEM, "exchange: comparison of %zu ranks", n));
     for (int32_t i = 0; i < exchange->nsends; i++)
         mine[exchange->send[i].peer] = message_print(&exchange->send[i]);
     for (int32_t i = 0; i < exchange->nrecvs; i++)
         mine[n + (size_t)exchange->recv[i].peer] = message_print(&exchange->recv[i]);
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine, all,
+    COLO_TRY(colo_comm_i_gather(comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine, all,
                                 (int64_t)(2 * n)));
     for (size_t from = 0; from < n; from++)
         for (size_t to = 0; to < n; to++) {
@@ -342,7 +343,7 @@ colo_status_t colo_comm_i_compare_messages(colo_comm_t *c, const colo_exchange_t
                 continue;
             return colo_fail(COLO_ERR_MISMATCH,
                              "before #%llu on '%s': rank %zu sends rank %zu %s, which expects %s",
-                             (unsigned long long)c->seq + 1, c->name, from, to,
+                             (unsigned long long)comm->seq + 1, comm->name, from, to,
                              sent ? wanted ? "other boxes than it expects" : "a message"
                                   : "no message",
                              wanted ? sent ? "boxes of other extents" : "one" : "none");

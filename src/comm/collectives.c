@@ -17,17 +17,17 @@
 #include "core/range.h"
 
 /* @mine: the verdict on this rank's own arguments */
-static colo_status_t check_call(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
+static colo_status_t check_call(colo_comm_t *comm, colo_op_desc_t op, colo_status_t mine)
 {
-    if (c->check >= 2)
-        return colo_comm_i_compare(c, op, mine);
-    return mine < 0 ? colo_comm_i_fail(c, mine) : COLO_OK;
+    if (comm->check >= 2)
+        return colo_comm_i_compare(comm, op, mine);
+    return mine < 0 ? colo_comm_i_fail(comm, mine) : COLO_OK;
 }
 
-static colo_status_t finish(colo_comm_t *c, uint64_t seq, colo_status_t st)
+static colo_status_t finish(colo_comm_t *comm, uint64_t seq, colo_status_t st)
 {
-    colo_comm_i_end(c, seq, st);
-    return st < 0 ? colo_comm_i_fail(c, st) : st;
+    colo_comm_i_end(comm, seq, st);
+    return st < 0 ? colo_comm_i_fail(comm, st) : st;
 }
 
 /* ---- arguments ---- */
@@ -80,99 +80,102 @@ static colo_status_t buffers(const char *what, const void *send, const void *rec
 
 /* ---- collectives ---- */
 
-colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category, const void *send,
+colo_status_t colo_comm_i_all_gather(colo_comm_t *comm, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream)
 {
     static const char what[] = "all_gather";
     colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, category};
-    COLO_TRY(colo_comm_i_ready(c, op));
+    COLO_TRY(colo_comm_i_ready(comm, op));
     int64_t bytes = 0;
-    colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
+    colo_status_t st = count_bytes(what, count, dtype, comm->size, &bytes);
     if (st == COLO_OK)
-        st = buffers(what, send, recv, send, bytes, recv, c->size * bytes, c->rank * bytes);
-    COLO_TRY(check_call(c, op, st));
-    uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
-    return finish(c, seq, c->ops->all_gather(c, send, recv, (size_t)bytes, stream));
+        st = buffers(what, send, recv, send, bytes, recv, comm->size * bytes, comm->rank * bytes);
+    COLO_TRY(check_call(comm, op, st));
+    uint64_t seq = colo_comm_i_begin(comm, op, bytes, (comm->size - 1) * bytes, comm->size - 1);
+    return finish(comm, seq, comm->ops->all_gather(comm, send, recv, (size_t)bytes, stream));
 }
 
-colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, const void *send,
+colo_status_t colo_comm_i_all_reduce(colo_comm_t *comm, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_redop_t redop, colo_stream_t stream)
 {
     static const char what[] = "all_reduce";
     colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, category};
-    COLO_TRY(colo_comm_i_ready(c, op));
+    COLO_TRY(colo_comm_i_ready(comm, op));
     int64_t bytes = 0;
-    colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)c->size, &bytes);
+    colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)comm->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
     if (st == COLO_OK)
         st = buffers(what, send, recv, send, bytes, recv, bytes, 0);
-    COLO_TRY(check_call(c, op, st));
-    int64_t ring = bytes * 2 * (c->size - 1) / c->size;
-    uint64_t seq = colo_comm_i_begin(c, op, ring, ring, c->size - 1);
-    return finish(c, seq, c->ops->all_reduce(c, send, recv, count, dtype, redop, stream));
+    COLO_TRY(check_call(comm, op, st));
+    int64_t ring = bytes * 2 * (comm->size - 1) / comm->size;
+    uint64_t seq = colo_comm_i_begin(comm, op, ring, ring, comm->size - 1);
+    return finish(comm, seq, comm->ops->all_reduce(comm, send, recv, count, dtype, redop, stream));
 }
 
-colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category, const void *send,
-                                         void *recv, int64_t count, colo_dtype_t dtype,
-                                         colo_redop_t redop, colo_stream_t stream)
+colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *comm, colo_category_t category,
+                                         const void *send, void *recv, int64_t count,
+                                         colo_dtype_t dtype, colo_redop_t redop,
+                                         colo_stream_t stream)
 {
     static const char what[] = "reduce_scatter";
     colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, category};
-    COLO_TRY(colo_comm_i_ready(c, op));
+    COLO_TRY(colo_comm_i_ready(comm, op));
     int64_t bytes = 0;
-    colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
+    colo_status_t st = count_bytes(what, count, dtype, comm->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
     if (st == COLO_OK)
-        st = buffers(what, send, recv, recv, bytes, send, c->size * bytes, c->rank * bytes);
-    COLO_TRY(check_call(c, op, st));
-    int64_t moved = (c->size - 1) * bytes;
-    uint64_t seq = colo_comm_i_begin(c, op, moved, moved, c->size - 1);
-    return finish(c, seq, c->ops->reduce_scatter(c, send, recv, count, dtype, redop, stream));
+        st = buffers(what, send, recv, recv, bytes, send, comm->size * bytes, comm->rank * bytes);
+    COLO_TRY(check_call(comm, op, st));
+    int64_t moved = (comm->size - 1) * bytes;
+    uint64_t seq = colo_comm_i_begin(comm, op, moved, moved, comm->size - 1);
+    return finish(comm, seq,
+                  comm->ops->reduce_scatter(comm, send, recv, count, dtype, redop, stream));
 }
 
-size_t colo_comm_i_reduction_stage(const colo_comm_t *c, int64_t bytes)
+size_t colo_comm_i_reduction_stage(const colo_comm_t *comm, int64_t bytes)
 {
-    return c->ops->reduction_stage ? c->ops->reduction_stage(c, (size_t)bytes) : 0;
+    return comm->ops->reduction_stage ? comm->ops->reduction_stage(comm, (size_t)bytes) : 0;
 }
 
-void colo_comm_i_set_stage(colo_comm_t *c, void *stage, size_t bytes)
+void colo_comm_i_set_stage(colo_comm_t *comm, void *stage, size_t bytes)
 {
-    c->stage = stage;
-    c->stage_bytes = stage ? bytes : 0;
+    comm->stage = stage;
+    comm->stage_bytes = stage ? bytes : 0;
 }
 
-colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,
-                                  int32_t root, colo_stream_t stream)
+colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int64_t count,
+                                  colo_dtype_t dtype, int32_t root, colo_stream_t stream)
 {
     COLO_RANGE();
     static const char what[] = "broadcast";
     colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_CATEGORY_USER};
-    COLO_TRY(colo_comm_i_ready(c, op));
+    COLO_TRY(colo_comm_i_ready(comm, op));
     int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, 1, &bytes);
-    if (st == COLO_OK && (root < 0 || root >= c->size))
+    if (st == COLO_OK && (root < 0 || root >= comm->size))
         st = colo_fail(COLO_ERR_ARG, "broadcast: root %d, expected 0..%d", (int)root,
-                       (int)c->size - 1);
+                       (int)comm->size - 1);
     if (st == COLO_OK && bytes > 0 && !buffer)
         st = colo_fail(COLO_ERR_ARG, "broadcast: buffer is NULL for %lld bytes", (long long)bytes);
-    COLO_TRY(check_call(c, op, st));
-    bool sender = root == c->rank;
-    uint64_t seq = colo_comm_i_begin(c, op, sender ? bytes : 0, sender ? 0 : bytes, c->size - 1);
-    return finish(c, seq, c->ops->broadcast(c, buffer, (size_t)bytes, root, stream));
+    COLO_TRY(check_call(comm, op, st));
+    bool sender = root == comm->rank;
+    uint64_t seq =
+        colo_comm_i_begin(comm, op, sender ? bytes : 0, sender ? 0 : bytes, comm->size - 1);
+    return finish(comm, seq, comm->ops->broadcast(comm, buffer, (size_t)bytes, root, stream));
 }
 
-colo_status_t colo_comm_barrier(colo_comm_t *c, colo_stream_t stream)
+colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream)
 {
     COLO_RANGE();
     colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .category = COLO_CATEGORY_USER};
-    COLO_TRY(colo_comm_i_ready(c, op));
-    COLO_TRY(check_call(c, op, COLO_OK));
-    uint64_t seq = colo_comm_i_begin(c, op, 0, 0, c->size - 1);
-    return finish(c, seq, c->ops->barrier(c, stream));
+    COLO_TRY(colo_comm_i_ready(comm, op));
+    COLO_TRY(check_call(comm, op, COLO_OK));
+    uint64_t seq = colo_comm_i_begin(comm, op, 0, 0, comm->size - 1);
+    return finish(comm, seq, comm->ops->barrier(comm, stream));
 }
 
 /* ---- exchange ---- */
@@ -206,7 +209,7 @@ static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const 
 }
 
 /* @side: "message to", "message from" */
-static colo_status_t check_messages(const colo_comm_t *c, const char *side,
+static colo_status_t check_messages(const colo_comm_t *comm, const char *side,
                                     const colo_message_t *list, int32_t n, colo_dtype_t dtype,
                                     int64_t *bytes)
 {
@@ -218,45 +221,51 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
         return colo_fail(COLO_ERR_ARG, "exchange: %d entries of '%s a rank'%s", (int)n, side,
                          list ? ", expected >= 0" : ", but the list is NULL");
     for (int32_t i = 0; i < n; i++) {
-        const colo_message_t *m = &list[i];
-        if (m->peer < 0 || m->peer >= c->size || m->peer == c->rank)
+        const colo_message_t *message = &list[i];
+        if (message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank)
             return colo_fail(COLO_ERR_ARG,
                              "exchange: entry %d is a %s rank %d, expected 0..%d without self (%d)",
-                             (int)i, side, (int)m->peer, (int)c->size - 1, (int)c->rank);
-        if (i > 0 && m->peer <= list[i - 1].peer)
+                             (int)i, side, (int)message->peer, (int)comm->size - 1,
+                             (int)comm->rank);
+        if (i > 0 && message->peer <= list[i - 1].peer)
             return colo_fail(COLO_ERR_ARG,
                              "exchange: %s rank %d follows that of rank %d, expected "
                              "peers ascending, each once",
-                             side, (int)m->peer, (int)list[i - 1].peer);
-        if (m->nboxes < 0 || (m->nboxes > 0 && !m->boxes))
-            return colo_fail(COLO_ERR_ARG, "exchange: %s rank %d: %d boxes%s", side, (int)m->peer,
-                             (int)m->nboxes, m->boxes ? "" : " at NULL");
-        for (int32_t k = 0; k < m->nboxes; k++)
-            COLO_TRY(check_box(side, m->peer, k, &m->boxes[k], elem, bytes));
+                             side, (int)message->peer, (int)list[i - 1].peer);
+        if (message->nboxes < 0 || (message->nboxes > 0 && !message->boxes))
+            return colo_fail(COLO_ERR_ARG, "exchange: %s rank %d: %d boxes%s", side,
+                             (int)message->peer, (int)message->nboxes,
+                             message->boxes ? "" : " at NULL");
+        for (int32_t k = 0; k < message->nboxes; k++)
+            COLO_TRY(check_box(side, message->peer, k, &message->boxes[k], elem, bytes));
     }
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, const colo_exchange_t *x,
+colo_status_t colo_comm_i_exchange_over(colo_comm_t *comm, const colo_exchange_t *exchange,
                                         colo_stream_t stream)
 {
-    COLO_TRY(colo_comm_i_ready(c, x->op));
-    const colo_dtype_t dtype = x->op.dtype;
+    COLO_TRY(colo_comm_i_ready(comm, exchange->op));
+    const colo_dtype_t dtype = exchange->op.dtype;
     int64_t sent = 0, received = 0;
-    colo_status_t st = check_messages(c, "message to", x->send, x->nsends, dtype, &sent);
+    colo_status_t st =
+        check_messages(comm, "message to", exchange->send, exchange->nsends, dtype, &sent);
     if (st == COLO_OK)
-        st = check_messages(c, "message from", x->recv, x->nrecvs, dtype, &received);
-    COLO_TRY(check_call(c, x->op, st));
-    if (c->check >= 2)
-        COLO_TRY(colo_comm_i_compare_messages(c, x));
-    const int32_t peers = (x->nsends > x->nrecvs ? x->nsends : x->nrecvs) + x->more_peers;
-    uint64_t seq =
-        colo_comm_i_begin(c, x->op, sent + x->more_sent, received + x->more_received, peers);
-    if (!x->more || x->nsends + x->nrecvs > 0)
-        st = c->ops->exchange(c, x, stream);
-    if (st == COLO_OK && x->more)
-        st = x->more(x->arg, stream);
-    return finish(c, seq, st);
+        st = check_messages(comm, "message from", exchange->recv, exchange->nrecvs, dtype,
+                            &received);
+    COLO_TRY(check_call(comm, exchange->op, st));
+    if (comm->check >= 2)
+        COLO_TRY(colo_comm_i_compare_messages(comm, exchange));
+    const int32_t peers =
+        (exchange->nsends > exchange->nrecvs ? exchange->nsends : exchange->nrecvs) +
+        exchange->more_peers;
+    uint64_t seq = colo_comm_i_begin(comm, exchange->op, sent + exchange->more_sent,
+                                     received + exchange->more_received, peers);
+    if (!exchange->more || exchange->nsends + exchange->nrecvs > 0)
+        st = comm->ops->exchange(comm, exchange, stream);
+    if (st == COLO_OK && exchange->more)
+        st = exchange->more(exchange->arg, stream);
+    return finish(comm, seq, st);
 }
 
 /* ---- the public names, counted for the user ---- */

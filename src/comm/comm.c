@@ -29,12 +29,12 @@ bool colo_ranges;
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
                               int32_t size, const int64_t *world_rank)
 {
-    colo_comm_t *c = calloc(1, sizeof *c);
+    colo_comm_t *made = calloc(1, sizeof *made);
     int64_t *world = malloc(sizeof *world * (size_t)size);
     pthread_mutex_t *lock = malloc(sizeof *lock);
     int64_t check, ranges;
-    if (!c || !world || !lock) {
-        free(c);
+    if (!made || !world || !lock) {
+        free(made);
         free(world);
         free(lock);
         return colo_fail(COLO_ERR_NOMEM, "comm: no memory for %d ranks", (int)size);
@@ -42,21 +42,22 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     for (int32_t r = 0; r < size; r++)
         world[r] = world_rank ? world_rank[r] : r;
     pthread_mutex_init(lock, NULL);
-    c->ops = ops;
-    c->process = (int32_t)getpid();
-    c->rank = rank;
-    c->size = size;
-    c->world_rank = world;
-    c->lock = lock;
-    (void)colo_env_i64("COLO_TIMEOUT_MS", &c->timeout_ms); /* refused where a first comm is made */
+    made->ops = ops;
+    made->process = (int32_t)getpid();
+    made->rank = rank;
+    made->size = size;
+    made->world_rank = world;
+    made->lock = lock;
+    (void)colo_env_i64("COLO_TIMEOUT_MS",
+                       &made->timeout_ms); /* refused where a first comm is made */
     (void)colo_env_i64("COLO_CHECK", &check);
-    c->check = (int32_t)check;
+    made->check = (int32_t)check;
     (void)colo_env_i64("COLO_NVTX", &ranges);
     if (ranges == 1)
         colo_range_init();
     __atomic_store_n(&colo_ranges, ranges == 1, __ATOMIC_RELEASE);
-    colo_comm_i_register(c);
-    *comm = c;
+    colo_comm_i_register(made);
+    *comm = made;
     return COLO_OK;
 }
 
@@ -64,18 +65,18 @@ void colo_comm_destroy(colo_comm_t **comm)
 {
     if (!comm || !*comm)
         return;
-    colo_comm_t *c = *comm;
+    colo_comm_t *made = *comm;
     *comm = NULL;
-    if (!colo_comm_i_own(c, "comm_destroy"))
+    if (!colo_comm_i_own(made, "comm_destroy"))
         return; /* a thread that fork() did not copy may hold its locks: the copy stays */
-    colo_comm_i_unregister(c);
-    if (c->impl)
-        c->ops->destroy(c);
-    pthread_mutex_destroy(c->lock);
-    free(c->lock);
-    free(c->world_rank);
-    free(c->node);
-    free(c);
+    colo_comm_i_unregister(made);
+    if (made->impl)
+        made->ops->destroy(made);
+    pthread_mutex_destroy(made->lock);
+    free(made->lock);
+    free(made->world_rank);
+    free(made->node);
+    free(made);
 }
 
 int32_t colo_comm_rank(const colo_comm_t *comm)
@@ -175,63 +176,63 @@ int32_t colo_comm_check_level(const colo_comm_t *comm)
 
 /* ---- failure ---- */
 
-bool colo_comm_i_own(const colo_comm_t *c, const char *what)
+bool colo_comm_i_own(const colo_comm_t *comm, const char *what)
 {
     const int32_t here = (int32_t)getpid();
-    if (here == c->process)
+    if (here == comm->process)
         return true;
     colo_fail(COLO_ERR_STATE,
               "%s: comm '%s' belongs to process %d, and process %d is a child with a copy of it; "
               "use it in process %d only, or make a communicator in the child",
-              what, c->name, (int)c->process, (int)here, (int)c->process);
+              what, comm->name, (int)comm->process, (int)here, (int)comm->process);
     return false;
 }
 
 /* @refused: NULL, or the operation that a dead comm refuses; the first of them is recorded, so that
  * the flight record says what this rank would have done. */
-static colo_status_t check_alive(colo_comm_t *c, const char *what, const colo_op_desc_t *refused)
+static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo_op_desc_t *refused)
 {
-    if (!c)
+    if (!comm)
         return colo_fail(COLO_ERR_ARG, "%s: comm is NULL", what);
-    if (!colo_comm_i_own(c, what))
+    if (!colo_comm_i_own(comm, what))
         return COLO_ERR_STATE;
     char error_message[1000];
-    pthread_mutex_lock(c->lock);
-    const bool elsewhere = c->thread && c->thread != colo_comm_i_thread();
+    pthread_mutex_lock(comm->lock);
+    const bool elsewhere = comm->thread && comm->thread != colo_comm_i_thread();
     if (elsewhere)
-        colo_op_describe(error_message, sizeof error_message, c->op, c->seq);
-    pthread_mutex_unlock(c->lock);
+        colo_op_describe(error_message, sizeof error_message, comm->op, comm->seq);
+    pthread_mutex_unlock(comm->lock);
     if (elsewhere)
         return colo_fail(COLO_ERR_STATE,
                          "%s: comm '%s': another thread is in %s; call from one thread at a time, "
                          "or give each thread a communicator of its own",
-                         what, c->name, error_message);
-    colo_status_t st = c->ops->state(c, error_message, sizeof error_message);
+                         what, comm->name, error_message);
+    colo_status_t st = comm->ops->state(comm, error_message, sizeof error_message);
     if (st == COLO_OK)
         return COLO_OK;
-    if (refused && (!c->seq || c->record[c->seq % COLO_RECORDS].status == COLO_OK))
-        colo_comm_i_end(c, colo_comm_i_begin(c, *refused, 0, 0, c->size - 1), st);
-    colo_comm_i_record_failure(c);
-    return colo_fail(st, "%s: comm '%s' is dead: %s", what, c->name, error_message);
+    if (refused && (!comm->seq || comm->record[comm->seq % COLO_RECORDS].status == COLO_OK))
+        colo_comm_i_end(comm, colo_comm_i_begin(comm, *refused, 0, 0, comm->size - 1), st);
+    colo_comm_i_record_failure(comm);
+    return colo_fail(st, "%s: comm '%s' is dead: %s", what, comm->name, error_message);
 }
 
-colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
+colo_status_t colo_comm_i_alive(const colo_comm_t *comm, const char *what)
 {
-    return check_alive((colo_comm_t *)c, what, NULL);
+    return check_alive((colo_comm_t *)comm, what, NULL);
 }
 
-colo_status_t colo_comm_i_ready(colo_comm_t *c, colo_op_desc_t op)
+colo_status_t colo_comm_i_ready(colo_comm_t *comm, colo_op_desc_t op)
 {
-    return check_alive(c, colo_op_name(op.kind), &op);
+    return check_alive(comm, colo_op_name(op.kind), &op);
 }
 
-colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
+colo_status_t colo_comm_i_fail(colo_comm_t *comm, colo_status_t status)
 {
-    if (!colo_comm_i_own(c, "comm"))
+    if (!colo_comm_i_own(comm, "comm"))
         return COLO_ERR_STATE;
     const colo_error_t earlier = colo_error_save(); /* the backend may say something of its own */
-    c->ops->fail(c, status, earlier.text);
-    colo_comm_i_record_failure(c);
+    comm->ops->fail(comm, status, earlier.text);
+    colo_comm_i_record_failure(comm);
     return colo_error_restore(status, &earlier);
 }
 

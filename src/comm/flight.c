@@ -36,41 +36,41 @@ static void watch_fork(void)
     (void)pthread_atfork(NULL, NULL, forget_all);
 }
 
-void colo_comm_i_register(colo_comm_t *c)
+void colo_comm_i_register(colo_comm_t *comm)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_fork);
     pthread_mutex_lock(&lock);
-    c->world = ++worlds;
-    c->older = newest;
-    newest = c;
+    comm->world = ++worlds;
+    comm->older = newest;
+    newest = comm;
     pthread_mutex_unlock(&lock);
 }
 
-void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag)
+void colo_comm_i_relate(colo_comm_t *comm, const colo_comm_t *parent, uint64_t tag)
 {
     uint64_t id = colo_hash_i64(colo_hash_i64(COLO_HASH_INIT, (int64_t)parent->id), (int64_t)tag);
-    for (int32_t r = 0; r < c->size; r++)
-        id = colo_hash_i64(id, c->world_rank[r]);
+    for (int32_t r = 0; r < comm->size; r++)
+        id = colo_hash_i64(id, comm->world_rank[r]);
     pthread_mutex_lock(&lock);
-    c->world = parent->world;
-    c->id = id;
+    comm->world = parent->world;
+    comm->id = id;
     pthread_mutex_unlock(&lock);
 }
 
-void colo_comm_i_unregister(colo_comm_t *c)
+void colo_comm_i_unregister(colo_comm_t *comm)
 {
     colo_comm_t *relative = NULL;
     pthread_mutex_lock(&lock);
     for (colo_comm_t **link = &newest; *link;)
-        if (*link == c) {
-            *link = c->older;
+        if (*link == comm) {
+            *link = comm->older;
         } else {
-            relative = (*link)->world == c->world ? *link : relative;
+            relative = (*link)->world == comm->world ? *link : relative;
             link = &(*link)->older;
         }
     if (relative)
-        relative->ended += c->ended + c->seq;
+        relative->ended += comm->ended + comm->seq;
     pthread_mutex_unlock(&lock);
 }
 
@@ -81,14 +81,14 @@ struct text {
     size_t length, cap;
 };
 
-/* What colo_comm_dump() says of @c, at the end of @text. */
-static bool add_comm(struct text *text, const colo_comm_t *c, const colo_status_t *state,
+/* What colo_comm_dump() says of @comm, at the end of @text. */
+static bool add_comm(struct text *text, const colo_comm_t *comm, const colo_status_t *state,
                      const char *error_message)
 {
     for (;;) {
         const size_t left = text->cap - text->length;
         const size_t n =
-            colo_comm_i_dump(c, state, error_message, text->bytes + text->length, left);
+            colo_comm_i_dump(comm, state, error_message, text->bytes + text->length, left);
         if (n + 3 <= left) { /* "]}" or ",", and NUL */
             text->length += n;
             return true;
@@ -104,25 +104,25 @@ static bool add_comm(struct text *text, const colo_comm_t *c, const colo_status_
 
 /* Made in memory: a file system may hang, and a thread that makes or destroys a comm wants the lock
  * meanwhile. */
-static colo_status_t make_text(const colo_comm_t *c, struct text *text)
+static colo_status_t make_text(const colo_comm_t *comm, struct text *text)
 {
     char error_message[1000] = "";
     text->cap = 1 << 16;
     text->bytes = malloc(text->cap);
     bool ok = text->bytes != NULL;
     pthread_mutex_lock(&lock);
-    const colo_status_t state = c->ops->state(c, error_message, sizeof error_message);
+    const colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
     uint64_t ended = 0;
-    for (const colo_comm_t *o = newest; o; o = o->older)
-        ended += o->world == c->world ? o->ended : 0;
+    for (const colo_comm_t *other = newest; other; other = other->older)
+        ended += other->world == comm->world ? other->ended : 0;
     if (ok)
         text->length = (size_t)snprintf(text->bytes, text->cap, "{\"ended\":%llu,\"comms\":[",
                                         (unsigned long long)ended);
-    ok = ok && add_comm(text, c, &state, error_message);
-    for (const colo_comm_t *o = newest; ok && o; o = o->older)
-        if (o != c && o->world == c->world) {
+    ok = ok && add_comm(text, comm, &state, error_message);
+    for (const colo_comm_t *other = newest; ok && other; other = other->older)
+        if (other != comm && other->world == comm->world) {
             text->bytes[text->length++] = ',';
-            ok = add_comm(text, o, NULL, NULL);
+            ok = add_comm(text, other, NULL, NULL);
         }
     pthread_mutex_unlock(&lock);
     if (!ok)
@@ -166,19 +166,19 @@ colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefi
     return whole ? COLO_OK : colo_fail(COLO_ERR_IO, "flight_record: %s: %s", path, strerror(error));
 }
 
-void colo_comm_i_record_failure(colo_comm_t *c)
+void colo_comm_i_record_failure(colo_comm_t *comm)
 {
     const char *prefix = NULL;
     pthread_mutex_lock(&lock);
-    const bool again = c->recorded;
-    for (colo_comm_t *o = newest; o; o = o->older)
-        o->recorded |= o->world == c->world;
+    const bool again = comm->recorded;
+    for (colo_comm_t *other = newest; other; other = other->older)
+        other->recorded |= other->world == comm->world;
     pthread_mutex_unlock(&lock);
     if (again)
         return;
     const colo_error_t earlier = colo_error_save();
     if (colo_env_text("COLO_FLIGHT_RECORDER", &prefix) == COLO_OK && *prefix &&
-        colo_comm_flight_record(c, prefix) < 0)
+        colo_comm_flight_record(comm, prefix) < 0)
         colo_log(COLO_LOG_WARN, "%s", colo_last_error());
     (void)colo_error_restore(COLO_OK, &earlier);
 }

@@ -25,41 +25,42 @@ enum { MULTIPLE = 256 };
 /* Shares it, when peers are to reach it. Collective. COLO_OK and not peer-to-peer where ranks do
  * not reach each other or cannot open what another one offers, the same on all of them; what else
  * goes wrong is an error on all. */
-static colo_status_t share(colo_comm_t *c, colo_transport_t transport, colo_memory_t *m)
+static colo_status_t share(colo_comm_t *comm, colo_transport_t transport, colo_memory_t *memory)
 {
-    const colo_peer_ops_t *peer = c->ops->peer;
-    if (!peer || c->size == 1 || transport == COLO_TRANSPORT_NCCL)
+    const colo_peer_ops_t *peer = comm->ops->peer;
+    if (!peer || comm->size == 1 || transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
-    colo_status_t st = peer->open(c);
+    colo_status_t st = peer->open(comm);
     if (st == COLO_OK)
-        st = peer->share(c, m);
+        st = peer->share(comm, memory);
     if (st == COLO_OK) {
-        m->ops = peer;
-        m->p2p = true;
+        memory->ops = peer;
+        memory->p2p = true;
     }
-    if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(c) < 0)
+    if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(comm) < 0)
         return st;
     colo_log(COLO_LOG_INFO, "memory: not peer-to-peer: %s", colo_last_error());
     return COLO_OK;
 }
 
 /* Memory that no other rank reaches; all ranks get theirs, or none. */
-static colo_status_t alloc_alone(colo_comm_t *c, colo_memory_t *m)
+static colo_status_t alloc_alone(colo_comm_t *comm, colo_memory_t *memory)
 {
-    colo_status_t st = colo_mem_alloc(m->mem, m->bytes, &m->data);
-    return c->size > 1 ? colo_comm_i_agree(c, "memory", 0, st) : st;
+    colo_status_t st = colo_mem_alloc(memory->mem, memory->bytes, &memory->data);
+    return comm->size > 1 ? colo_comm_i_agree(comm, "memory", 0, st) : st;
 }
 
-static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, colo_memory_t **out)
+static colo_status_t make(colo_comm_t *comm, void *ptr, size_t bytes, bool owned,
+                          colo_memory_t **out)
 {
-    if (!c)
+    if (!comm)
         return colo_fail(COLO_ERR_ARG, "memory: comm is NULL");
-    COLO_TRY(colo_comm_i_alive(c, "memory"));
-    colo_memory_t *m = calloc(1, sizeof *m);
+    COLO_TRY(colo_comm_i_alive(comm, "memory"));
+    colo_memory_t *memory = calloc(1, sizeof *memory);
     colo_status_t st = COLO_OK;
     colo_transport_t transport = COLO_TRANSPORT_AUTO;
-    if (!m)
-        st = colo_fail(COLO_ERR_NOMEM, "memory: %zu bytes", sizeof *m);
+    if (!memory)
+        st = colo_fail(COLO_ERR_NOMEM, "memory: %zu bytes", sizeof *memory);
     else if (!out)
         st = colo_fail(COLO_ERR_ARG, "memory: memory is NULL");
     else if (!owned && !ptr && bytes > 0)
@@ -72,24 +73,24 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "memory", "%s", owned ? "allocated" : "registered");
     colo_fields_add(&fields, "COLO_TRANSPORT", "%s", colo_transport_name(transport));
-    if (c->size > 1)
-        st = colo_comm_i_agree_fields(c, "memory create", &fields, st);
+    if (comm->size > 1)
+        st = colo_comm_i_agree_fields(comm, "memory create", &fields, st);
     COLO_TRY_GOTO(st, st, fail);
-    m->comm = c;
-    m->process = c->process;
-    m->data = ptr;
-    m->bytes = owned ? (bytes + MULTIPLE - 1) / MULTIPLE * MULTIPLE : bytes;
-    m->owned = owned;
-    m->mem = colo_comm_i_mem(c);
-    COLO_TRY_GOTO(st, share(c, transport, m), fail);
-    if (!m->p2p && owned)
-        COLO_TRY_GOTO(st, alloc_alone(c, m), fail);
-    *out = m;
+    memory->comm = comm;
+    memory->process = comm->process;
+    memory->data = ptr;
+    memory->bytes = owned ? (bytes + MULTIPLE - 1) / MULTIPLE * MULTIPLE : bytes;
+    memory->owned = owned;
+    memory->mem = colo_comm_i_mem(comm);
+    COLO_TRY_GOTO(st, share(comm, transport, memory), fail);
+    if (!memory->p2p && owned)
+        COLO_TRY_GOTO(st, alloc_alone(comm, memory), fail);
+    *out = memory;
     return COLO_OK;
 fail:
-    if (m && owned)
-        colo_mem_free(m->mem, m->data);
-    free(m);
+    if (memory && owned)
+        colo_mem_free(memory->mem, memory->data);
+    free(memory);
     return st;
 }
 
@@ -108,15 +109,15 @@ void colo_memory_destroy(colo_memory_t **memory)
 {
     if (!memory || !*memory)
         return;
-    colo_memory_t *m = *memory;
+    colo_memory_t *made = *memory;
     *memory = NULL;
-    if (m->ops && m->process != (int32_t)getpid())
+    if (made->ops && made->process != (int32_t)getpid())
         return; /* the device is the parent's, too */
-    if (m->ops)
-        m->ops->unshare(m);
-    else if (m->owned)
-        colo_mem_free(m->mem, m->data);
-    free(m);
+    if (made->ops)
+        made->ops->unshare(made);
+    else if (made->owned)
+        colo_mem_free(made->mem, made->data);
+    free(made);
 }
 
 void *colo_memory_data(const colo_memory_t *memory)
@@ -136,8 +137,9 @@ bool colo_memory_is_p2p(const colo_memory_t *memory)
 
 bool colo_memory_reaches(const colo_memory_t *memory, int32_t a, int32_t b)
 {
-    const colo_comm_t *c = memory && memory->p2p ? memory->comm : NULL;
-    return c && a >= 0 && a < c->size && b >= 0 && b < c->size && c->ops->peer->reaches(c, a, b);
+    const colo_comm_t *comm = memory && memory->p2p ? memory->comm : NULL;
+    return comm && a >= 0 && a < comm->size && b >= 0 && b < comm->size &&
+           comm->ops->peer->reaches(comm, a, b);
 }
 
 bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes)

@@ -38,24 +38,24 @@ colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id)
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_set_nodes(colo_comm_t *c, const uint64_t *id)
+colo_status_t colo_comm_i_set_nodes(colo_comm_t *comm, const uint64_t *id)
 {
-    int32_t *node = malloc((size_t)c->size * sizeof *node), n = 0;
-    COLO_AUTOFREE int32_t *first = malloc((size_t)c->size * sizeof *first);
+    int32_t *node = malloc((size_t)comm->size * sizeof *node), n = 0;
+    COLO_AUTOFREE int32_t *first = malloc((size_t)comm->size * sizeof *first);
     if (!node || !first) {
         free(node);
-        return colo_fail(COLO_ERR_NOMEM, "comm: nodes of %d ranks", (int)c->size);
+        return colo_fail(COLO_ERR_NOMEM, "comm: nodes of %d ranks", (int)comm->size);
     }
-    for (int32_t r = 0; r < c->size; r++) {
+    for (int32_t r = 0; r < comm->size; r++) {
         node[r] = 0;
         while (node[r] < n && id[first[node[r]]] != id[r])
             node[r]++;
         if (node[r] == n)
             first[n++] = r;
     }
-    free(c->node);
-    c->node = node;
-    c->nnodes = n;
+    free(comm->node);
+    comm->node = node;
+    comm->nnodes = n;
     return COLO_OK;
 }
 
@@ -63,12 +63,12 @@ int32_t colo_comm_node(const colo_comm_t *comm, int32_t rank)
 {
     if (!comm || rank < 0 || rank >= comm->size)
         return -1;
-    const colo_comm_t *c = comm->control ? comm->control : comm;
-    return c->node ? c->node[rank] : 0;
+    const colo_comm_t *made = comm->control ? comm->control : comm;
+    return made->node ? made->node[rank] : 0;
 }
 
 int32_t colo_comm_nodes(const colo_comm_t *comm)
 {
-    const colo_comm_t *c = comm && comm->control ? comm->control : comm;
-    return !c ? 0 : c->node ? c->nnodes : 1;
+    const colo_comm_t *made = comm && comm->control ? comm->control : comm;
+    return !made ? 0 : made->node ? made->nnodes : 1;
 }

@@ -20,7 +20,7 @@ static void copy(void *recv, const void *send, size_t bytes)
         memmove(recv, send, bytes);
 }
 
-static colo_status_t self_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
+static colo_status_t self_all_gather(colo_comm_t *comm, const void *send, void *recv, size_t bytes,
                                      colo_stream_t stream)
 {
     copy(recv, send, bytes);
@@ -28,38 +28,38 @@ static colo_status_t self_all_gather(colo_comm_t *c, const void *send, void *rec
 }
 
 /* serves all_reduce and reduce_scatter: the reduction over one rank is its value */
-static colo_status_t self_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+static colo_status_t self_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                  colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
     copy(recv, send, (size_t)count * colo_dtype_size(dtype));
     return COLO_OK;
 }
 
-static colo_status_t self_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
+static colo_status_t self_broadcast(colo_comm_t *comm, void *buffer, size_t bytes, int32_t root,
                                     colo_stream_t stream)
 {
     return COLO_OK;
 }
 
-static colo_status_t self_barrier(colo_comm_t *c, colo_stream_t stream)
+static colo_status_t self_barrier(colo_comm_t *comm, colo_stream_t stream)
 {
     return COLO_OK;
 }
 
 /* comm.c refuses messages to self and to ranks >= size: the lists are empty */
-static colo_status_t self_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
+static colo_status_t self_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
                                    colo_stream_t stream)
 {
     return COLO_OK;
 }
 
-static colo_status_t attach(colo_comm_t *c)
+static colo_status_t attach(colo_comm_t *comm)
 {
     colo_error_state_t *error = malloc(sizeof *error);
     if (!error)
         return colo_fail(COLO_ERR_NOMEM, "comm of one rank: %zu bytes", sizeof *error);
     colo_error_state_init(error);
-    c->impl = error;
+    comm->impl = error;
     return COLO_OK;
 }
 
@@ -69,21 +69,21 @@ static colo_status_t self_subset(colo_comm_t *parent, const int32_t *members, in
     return attach(child);
 }
 
-static void self_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
+static void self_fail(colo_comm_t *comm, colo_status_t status, const char *error_message)
 {
-    colo_error_state_set(c->impl, status, -1, -1, error_message);
+    colo_error_state_set(comm->impl, status, -1, -1, error_message);
 }
 
-static colo_status_t self_state(const colo_comm_t *c, char *error_message, size_t cap)
+static colo_status_t self_state(const colo_comm_t *comm, char *error_message, size_t cap)
 {
-    return colo_error_state_notify(c->impl, 0, error_message, cap);
+    return colo_error_state_notify(comm->impl, 0, error_message, cap);
 }
 
-static void self_destroy(colo_comm_t *c)
+static void self_destroy(colo_comm_t *comm)
 {
-    colo_error_state_fini(c->impl);
-    free(c->impl);
-    c->impl = NULL;
+    colo_error_state_fini(comm->impl);
+    free(comm->impl);
+    comm->impl = NULL;
 }
 
 const colo_comm_ops_t colo_comm_self_ops = {
@@ -105,15 +105,15 @@ colo_status_t colo_comm_create_self(colo_comm_t **comm)
 {
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "create_self: comm is NULL");
-    colo_comm_t *c = NULL;
+    colo_comm_t *made = NULL;
     COLO_TRY(colo_env_check(NULL));
-    COLO_TRY(colo_comm_i_new(&c, &colo_comm_self_ops, 0, 1, NULL));
-    colo_status_t st = attach(c);
+    COLO_TRY(colo_comm_i_new(&made, &colo_comm_self_ops, 0, 1, NULL));
+    colo_status_t st = attach(made);
     if (st < 0) {
-        colo_comm_destroy(&c);
+        colo_comm_destroy(&made);
         return st;
     }
-    colo_comm_set_name(c, "self");
-    *comm = c;
+    colo_comm_set_name(made, "self");
+    *comm = made;
     return COLO_OK;
 }

@@ -95,14 +95,14 @@ static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *
                          "%d ranks",
                          dims, (long long)me, (long long)group.size, parent->name,
                          (int)parent->size);
-    int32_t *m = malloc(sizeof *m * (size_t)group.size);
-    if (!m)
+    int32_t *list = malloc(sizeof *list * (size_t)group.size);
+    if (!list)
         return colo_fail(COLO_ERR_NOMEM, "split '%s': %lld members", dims, (long long)group.size);
     for (int64_t i = 0; i < group.size; i++) {
         int64_t world = colo_group_member(&group, i);
-        m[i] = colo_comm_find(parent, world);
-        if (m[i] < 0) {
-            free(m);
+        list[i] = colo_comm_find(parent, world);
+        if (list[i] < 0) {
+            free(list);
             return colo_fail(
                 COLO_ERR_MISSING,
                 "split '%s': world rank %lld of the group of world rank %lld is not in "
@@ -110,7 +110,7 @@ static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *
                 dims, (long long)world, (long long)me, parent->name, (int)parent->size);
         }
     }
-    *members = m;
+    *members = list;
     *n = (int32_t)group.size;
     return COLO_OK;
 }

@@ -98,16 +98,16 @@ uintptr_t colo_comm_i_thread(void)
     return (uintptr_t)&here;
 }
 
-uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
+uint64_t colo_comm_i_begin(colo_comm_t *comm, colo_op_desc_t op, int64_t sent_bytes,
                            int64_t recv_bytes, int32_t peers)
 {
-    if (c->size == 1)
+    if (comm->size == 1)
         sent_bytes = recv_bytes = 0;
-    pthread_mutex_lock(c->lock);
-    uint64_t seq = ++c->seq;
-    c->op = op;
-    c->thread = colo_comm_i_thread();
-    c->record[seq % COLO_RECORDS] = (colo_record_t){
+    pthread_mutex_lock(comm->lock);
+    uint64_t seq = ++comm->seq;
+    comm->op = op;
+    comm->thread = colo_comm_i_thread();
+    comm->record[seq % COLO_RECORDS] = (colo_record_t){
         .seq = seq,
         .kind = op.kind,
         .category = op.category,
@@ -116,27 +116,27 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
         .sent_bytes = sent_bytes,
         .recv_bytes = recv_bytes,
         .peers = peers,
-        .ticket = c->ticket,
+        .ticket = comm->ticket,
         .status = COLO_PENDING,
         .begin = colo_now(),
     };
-    pthread_mutex_unlock(c->lock);
+    pthread_mutex_unlock(comm->lock);
     return seq;
 }
 
-void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status)
+void colo_comm_i_end(colo_comm_t *comm, uint64_t seq, colo_status_t status)
 {
-    pthread_mutex_lock(c->lock);
-    colo_record_t *e = &c->record[seq % COLO_RECORDS];
-    e->status = status;
-    e->end = colo_now();
-    c->thread = 0;
+    pthread_mutex_lock(comm->lock);
+    colo_record_t *record = &comm->record[seq % COLO_RECORDS];
+    record->status = status;
+    record->end = colo_now();
+    comm->thread = 0;
     if (status == COLO_OK) {
-        c->stats.ops[e->kind][e->category]++;
-        c->stats.sent_bytes[e->kind][e->category] += (uint64_t)e->sent_bytes;
-        c->stats.recv_bytes[e->kind][e->category] += (uint64_t)e->recv_bytes;
+        comm->stats.ops[record->kind][record->category]++;
+        comm->stats.sent_bytes[record->kind][record->category] += (uint64_t)record->sent_bytes;
+        comm->stats.recv_bytes[record->kind][record->category] += (uint64_t)record->recv_bytes;
     }
-    pthread_mutex_unlock(c->lock);
+    pthread_mutex_unlock(comm->lock);
 }
 
 void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
@@ -164,32 +164,32 @@ struct out {
     size_t cap, len; /* len: what it would be */
 };
 
-static void put(struct out *o, const char *fmt, ...) COLO_PRINTF(2, 3);
-static void put(struct out *o, const char *fmt, ...)
+static void put(struct out *out, const char *fmt, ...) COLO_PRINTF(2, 3);
+static void put(struct out *out, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    bool fits = o->len < o->cap;
-    int n = vsnprintf(fits ? o->text + o->len : NULL, fits ? o->cap - o->len : 0, fmt, ap);
+    bool fits = out->len < out->cap;
+    int n = vsnprintf(fits ? out->text + out->len : NULL, fits ? out->cap - out->len : 0, fmt, ap);
     va_end(ap);
     if (n > 0)
-        o->len += (size_t)n;
+        out->len += (size_t)n;
 }
 
 /* Bytes outside ASCII become \u00XX, so that any name gives valid JSON. */
-static void put_string(struct out *o, const char *s)
+static void put_string(struct out *out, const char *s)
 {
-    put(o, "\"");
+    put(out, "\"");
     for (; *s; s++) {
         unsigned char ch = (unsigned char)*s;
         if (ch == '"' || ch == '\\')
-            put(o, "\\%c", ch);
+            put(out, "\\%c", ch);
         else if (ch < 0x20 || ch >= 0x7f)
-            put(o, "\\u%04x", ch);
+            put(out, "\\u%04x", ch);
         else
-            put(o, "%c", ch);
+            put(out, "%c", ch);
     }
-    put(o, "\"");
+    put(out, "\"");
 }
 
 /* @number for a program to read, "12.345678901" in each locale. Returns @text. */
@@ -201,18 +201,19 @@ static const char *decimal(char text[32], double number)
     return text;
 }
 
-static void put_counters(struct out *o, const colo_comm_stats_t *l)
+static void put_counters(struct out *out, const colo_comm_stats_t *stats)
 {
     const char *sep = "";
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int w = 0; w < COLO_CATEGORY_COUNT; w++)
-            if (l->ops[k][w]) {
-                put(o,
+            if (stats->ops[k][w]) {
+                put(out,
                     "%s{\"op\":\"%s\",\"category\":\"%s\",\"ops\":%llu,\"sent_bytes\":%llu,"
                     "\"recv_bytes\":%llu}",
                     sep, colo_op_name((colo_op_kind_t)k), colo_category_name((colo_category_t)w),
-                    (unsigned long long)l->ops[k][w], (unsigned long long)l->sent_bytes[k][w],
-                    (unsigned long long)l->recv_bytes[k][w]);
+                    (unsigned long long)stats->ops[k][w],
+                    (unsigned long long)stats->sent_bytes[k][w],
+                    (unsigned long long)stats->recv_bytes[k][w]);
                 sep = ",";
             }
 }
@@ -227,67 +228,68 @@ struct snapshot {
     colo_record_t record[COLO_RECORDS];
 };
 
-static void put_records(struct out *o, const struct snapshot *c)
+static void put_records(struct out *out, const struct snapshot *snapshot)
 {
-    uint64_t first = c->seq > COLO_RECORDS ? c->seq - COLO_RECORDS + 1 : 1;
+    uint64_t first = snapshot->seq > COLO_RECORDS ? snapshot->seq - COLO_RECORDS + 1 : 1;
     char begin[32], end[32];
-    for (uint64_t seq = first; seq <= c->seq; seq++) {
-        const colo_record_t *e = &c->record[seq % COLO_RECORDS];
-        put(o,
+    for (uint64_t seq = first; seq <= snapshot->seq; seq++) {
+        const colo_record_t *record = &snapshot->record[seq % COLO_RECORDS];
+        put(out,
             "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"count\":%lld,"
             "\"sent_bytes\":%lld,"
             "\"recv_bytes\":%lld,\"peers\":%d,\"ticket\":%llu,\"status\":\"%s\",\"begin\":%s,",
-            seq == first ? "" : ",", (unsigned long long)e->seq, colo_op_name(e->kind),
-            colo_category_name(e->category), colo_dtype_name(e->dtype),
-            (long long)(e->kind == COLO_OP_EXCHANGE ? 0 : e->count), (long long)e->sent_bytes,
-            (long long)e->recv_bytes, (int)e->peers, (unsigned long long)e->ticket,
-            colo_status_name(e->status), decimal(begin, e->begin));
-        if (e->status == COLO_PENDING)
-            put(o, "\"end\":null}");
+            seq == first ? "" : ",", (unsigned long long)record->seq, colo_op_name(record->kind),
+            colo_category_name(record->category), colo_dtype_name(record->dtype),
+            (long long)(record->kind == COLO_OP_EXCHANGE ? 0 : record->count),
+            (long long)record->sent_bytes, (long long)record->recv_bytes, (int)record->peers,
+            (unsigned long long)record->ticket, colo_status_name(record->status),
+            decimal(begin, record->begin));
+        if (record->status == COLO_PENDING)
+            put(out, "\"end\":null}");
         else
-            put(o, "\"end\":%s}", decimal(end, e->end));
+            put(out, "\"end\":%s}", decimal(end, record->end));
     }
 }
 
 size_t colo_comm_i_dump(const colo_comm_t *comm, const colo_status_t *state,
                         const char *error_message, char *text, size_t cap)
 {
-    struct out o = {.text = text, .cap = text ? cap : 0};
+    struct out out = {.text = text, .cap = text ? cap : 0};
     char host[256] = "", text_of[2][32];
     struct snapshot now;
     struct timespec wall;
     pthread_mutex_lock(comm->lock);
     memcpy(now.name, comm->name, sizeof now.name);
     now.world_rank = comm->world_rank[comm->rank];
-    put(&o, "{\"id\":\"%016llx\",\"members\":[", (unsigned long long)comm->id);
+    put(&out, "{\"id\":\"%016llx\",\"members\":[", (unsigned long long)comm->id);
     for (int32_t r = 0; r < comm->size; r++)
-        put(&o, "%s%lld", r ? "," : "", (long long)comm->world_rank[r]);
+        put(&out, "%s%lld", r ? "," : "", (long long)comm->world_rank[r]);
     now.seq = comm->seq;
     now.stats = comm->stats;
     memcpy(now.record, comm->record, sizeof now.record);
     pthread_mutex_unlock(comm->lock);
     (void)gethostname(host, sizeof host - 1);
     clock_gettime(CLOCK_REALTIME, &wall);
-    put(&o, "],\"pid\":%d,\"host\":", (int)getpid());
-    put_string(&o, host);
-    put(&o, ",\"name\":");
-    put_string(&o, now.name);
-    put(&o, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
+    put(&out, "],\"pid\":%d,\"host\":", (int)getpid());
+    put_string(&out, host);
+    put(&out, ",\"name\":");
+    put_string(&out, now.name);
+    put(&out, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
         comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
         (unsigned long long)now.seq);
     if (state) {
-        put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(*state));
-        put_string(&o, error_message);
-        put(&o, ",");
+        put(&out, "\"status\":\"%s\",\"error\":", colo_status_name(*state));
+        put_string(&out, error_message);
+        put(&out, ",");
     }
-    put(&o, "\"timeout_ms\":%lld,\"now\":%s,\"wall\":%s,\"stats\":[",
+    put(&out, "\"timeout_ms\":%lld,\"now\":%s,\"wall\":%s,\"stats\":[",
         (long long)colo_comm_i_timeout(comm), decimal(text_of[0], colo_now()),
         decimal(text_of[1], (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9));
-    put_counters(&o, &now.stats);
-    put(&o, "],\"ring\":[");
-    put_records(&o, &now);
-    put(&o, "]}");
-    return o.len;
+    put_counters(&out, &now.stats);
+    put(&out, "],\"ring\":[");
+    put_records(&out, &now);
+    put(&out, "]}");
+    return out.len;
 }
 
 size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)

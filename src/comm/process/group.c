@@ -290,24 +290,24 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
                                       .nclosed = 1};
     pthread_mutex_init(&context->lock, NULL);
     colo_error_state_init(&context->error);
-    colo_comm_t *c = NULL;
+    colo_comm_t *made = NULL;
     struct colo_process_group *group = NULL;
     colo_status_t st = context->closed && context->unexpected_bytes
-                           ? colo_comm_i_new(&c, table, rank, size, NULL)
+                           ? colo_comm_i_new(&made, table, rank, size, NULL)
                            : colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     if (st == COLO_OK) {
         context->closed[rank] = true;
-        colo_comm_set_name(c, "world");
-        st = group_new(c, context, 1, NULL, &group);
+        colo_comm_set_name(made, "world");
+        st = group_new(made, context, 1, NULL, &group);
     }
     if (st < 0) {
-        colo_comm_destroy(&c);
+        colo_comm_destroy(&made);
         context_free(context, false);
         return st;
     }
-    group_live(c, group);
+    group_live(made, group);
     colo_process_exit_add(context);
-    *comm = c;
+    *comm = made;
     return COLO_OK;
 }
 
