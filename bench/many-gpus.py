@@ -55,6 +55,7 @@ def steps(n):
         'relayout': (MEASURED, 90, [*torchrun, 'bench/torch/relayout.py', '--device', 'cuda', '--rows', '65536', '--sequences', '16',
                                     '--features', '4096'], 'torch'),
         'overlap': (MEASURED, 90, [*torchrun, 'bench/torch/overlap.py'], 'torch'), # a product between start and finish
+        'tower': (MEASURED, 120, [*torchrun, 'bench/torch/tower.py', '--device', 'cuda'], 'torch'), # replicated, or on all ranks
         'mutants': (CORRECT, 300, meson('--suite', 'gpu-mutants', '--no-suite', 'gpu-one'), None),
         'captioner-ragged': (CORRECT, 400, meson('gpu/captioner on %d, ragged' % n), None),
         'others': (CORRECT, 300, meson('gpu/captioner heads', 'gpu/captioner by collectives'), None),
