@@ -40,12 +40,8 @@ typedef struct options {
 
 static inline colo_status_t make_of(colo_bridge_t **b, colo_bridge_config_t c, colo_comm_t *comm)
 {
-    colo_grid_t sg, dg;
     colo_layout_t src, dst;
-    rank_try(colo_grid_parse(&sg, "dp=2", 0));
-    rank_try(colo_grid_parse(&dg, "cp=2,dp=1", 0));
-    rank_try(colo_layout_init_src(&src, &sg));
-    rank_try(colo_layout_init_dst(&dst, &dg));
+    rank_try(t_layouts("dp=2", "cp=2,dp=1", &src, &dst));
     c.src = &src;
     c.dst = &dst;
     return colo_bridge_create(b, &c, comm);

@@ -24,15 +24,11 @@ static colo_status_t calling_rank(colo_comm_t *world, void *arg)
 {
     memory_case_t *m = arg;
     const int32_t rank = colo_comm_rank(world);
-    colo_grid_t from, to;
     colo_layout_t src, dst;
     colo_bridge_t *bridge = NULL;
     float x[SAMPLES * ROWS * FEATURES];
     int64_t xs[3], ys[3];
-    rank_try(colo_grid_parse(&from, m->src, RANKS));
-    rank_try(colo_grid_parse(&to, m->dst, RANKS));
-    rank_try(colo_layout_init_src(&src, &from));
-    rank_try(colo_layout_init_dst(&dst, &to));
+    rank_try(t_layouts(m->src, m->dst, &src, &dst));
     rank_try(colo_layout_map_table(&dst, table, ROWS, ROWS));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
                                    .src = &src,

@@ -133,14 +133,11 @@ T_CASE_ON_THREADS(8, without_the_check_only_owned_rows_of_a_disjoint_gradient_mo
 T_CASE_ON(4, replicas_that_own_nothing_agree_whatever_they_pass)
 {
     const int64_t rank = colo_comm_rank(world), mine = rank / 2;
-    colo_grid_t grid;
     colo_layout_t src, dst;
     colo_bridge_t *bridge = NULL;
     float x[8], y[8], d_x[8];
     rank_try(colo_comm_set_check(world, 2));
-    rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
-    rank_try(colo_layout_init_src(&src, &grid));
-    rank_try(colo_layout_init_dst(&dst, &grid));
+    rank_try(t_layouts("tp=2,dp=2", "tp=2,dp=2", &src, &dst));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
                                    .shape = {1, 4, 2, 0}, /* dp 1 has the only sample */
                                    .dtype = COLO_F32};

@@ -55,11 +55,7 @@ T_CASE(table_of_equal_nodes_gives_the_plan_of_ranks_per_node)
 
 static void config_of(colo_plan_config_t *p, colo_layout_t l[2])
 {
-    colo_grid_t src, dst;
-    assert_ok(colo_grid_parse(&src, "tp=2,dp=4", 8));
-    assert_ok(colo_grid_parse(&dst, "tp=2,cp=2,dp=2", 8));
-    assert_ok(colo_layout_init_src(&l[0], &src));
-    assert_ok(colo_layout_init_dst(&l[1], &dst));
+    assert_ok(t_layouts("tp=2,dp=4", "tp=2,cp=2,dp=2", &l[0], &l[1]));
     *p = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &l[0], .dst = &l[1],
                               .shape = {8, 16, 4, 0}};
 }
@@ -180,7 +176,7 @@ T_CASE(pass_has_no_exchange_that_can_carry_nothing)
         const char *src, *dst;
         int exchanges[2][2]; /* PARTIAL, SHARDED; by pass */
         bool adds_up;        /* PARTIAL */
-    } row[] = {/* nothing crosses, though ranks of a node need the same */
+    } row[] = {              /* nothing crosses, though ranks of a node need the same */
                {"tp=1,dp=8", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}, false},
                {"tp=2,dp=4", "tp=1,cp=2,dp=4", {{1, 1}, {1, 1}}, false},
                /* nor forward */

@@ -12,12 +12,8 @@ enum { FEATURES = 2 };
 static colo_status_t bridge_of(colo_bridge_t **b, const char *src, const char *dst,
                                colo_comm_t *comm)
 {
-    colo_grid_t grid[2];
     colo_layout_t layout[2];
-    rank_try(colo_grid_parse(&grid[0], src, 0));
-    rank_try(colo_grid_parse(&grid[1], dst, 0));
-    rank_try(colo_layout_init_src(&layout[0], &grid[0]));
-    rank_try(colo_layout_init_dst(&layout[1], &grid[1]));
+    rank_try(t_layouts(src, dst, &layout[0], &layout[1]));
     const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT, .src = &layout[0],
                                     .dst = &layout[1],       .shape = {.features = FEATURES},
                                     .dtype = COLO_F32,       .packed = true};

@@ -20,10 +20,8 @@ static int64_t message_bytes(const colo_plan_message_t *m, int32_t n, int64_t pe
 
 T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
 {
-    ref_side_t src = t_side("tp=8,dp=131072", true), dst = t_side("tp=8,cp=4,dp=32768", false);
     colo_layout_t ls, ld;
-    assert_ok(t_layout(&ls, &src));
-    assert_ok(t_layout(&ld, &dst));
+    assert_ok(t_layouts("tp=8,dp=131072", "tp=8,cp=4,dp=32768", &ls, &ld));
     colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT,
                              .src = &ls,
                              .dst = &ld,
@@ -67,9 +65,9 @@ T_CASE(a_pass_that_is_none_has_no_messages)
     int32_t n = 9;
     assert_ok(t_layout(&src, &c.src));
     assert_ok(t_layout(&dst, &c.dst));
-    const colo_plan_config_t config = {
-        COLO_PLAN_CONFIG_INIT, .src = &src,       .dst = &dst,
-        .shape = {2, 4, 1, 0}, .dtype = COLO_F32, .output = COLO_SHARDED};
+    const colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT, .src = &src,
+                                       .dst = &dst,           .shape = {2, 4, 1, 0},
+                                       .dtype = COLO_F32,     .output = COLO_SHARDED};
     assert_ok(colo_plan_create(&plan, &config, 0));
     assert_non_null(colo_plan_sends(plan, COLO_FORWARD, NULL));
     assert_non_null(colo_plan_recvs(plan, COLO_FORWARD, NULL));
@@ -87,10 +85,8 @@ static int64_t work_of(int64_t sources, int64_t destinations, int64_t per_node, 
     char text[2][64];
     snprintf(text[0], sizeof text[0], "tp=%lld", (long long)sources);
     snprintf(text[1], sizeof text[1], "tp=%lld@%lld", (long long)destinations, (long long)sources);
-    ref_side_t src = t_side(text[0], true), dst = t_side(text[1], false);
     colo_layout_t ls, ld;
-    assert_ok(t_layout(&ls, &src));
-    assert_ok(t_layout(&ld, &dst));
+    assert_ok(t_layouts(text[0], text[1], &ls, &ld));
     colo_plan_config_t pc = {
         COLO_PLAN_CONFIG_INIT,         .src = &ls,         .dst = &ld,
         .shape = {4, 64, features, 0}, .dtype = COLO_BF16, .ranks_per_node = per_node};
@@ -131,10 +127,8 @@ T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
         char text[2][64];
         snprintf(text[0], sizeof text[0], "tp=1,dp=%lld", (long long)n);
         snprintf(text[1], sizeof text[1], "cp=2,tp=%lld,dp=1", (long long)n / 2);
-        ref_side_t src = t_side(text[0], true), dst = t_side(text[1], false);
         colo_layout_t ls, ld;
-        assert_ok(t_layout(&ls, &src));
-        assert_ok(t_layout(&ld, &dst));
+        assert_ok(t_layouts(text[0], text[1], &ls, &ld));
         colo_plan_config_t pc = {
             COLO_PLAN_CONFIG_INIT,   .src = &ls,         .dst = &ld,
             .shape = {n, 20, 64, 0}, .dtype = COLO_BF16, .output = COLO_SHARDED};
@@ -159,10 +153,8 @@ static void cost_on_nodes(int64_t nodes, int64_t *work, int64_t *kept)
         char text[2][64];
         snprintf(text[0], sizeof text[0], specs[pair][0], (long long)(16 * nodes / (pair ? 1 : 8)));
         snprintf(text[1], sizeof text[1], specs[pair][1], (long long)nodes);
-        ref_side_t src = t_side(text[0], true), dst = t_side(text[1], false);
         colo_layout_t ls, ld;
-        assert_ok(t_layout(&ls, &src));
-        assert_ok(t_layout(&ld, &dst));
+        assert_ok(t_layouts(text[0], text[1], &ls, &ld));
         const colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT,
                                        .src = &ls,
                                        .dst = &ld,
@@ -226,11 +218,9 @@ T_CASE(planning_passes_over_ranks_without_samples)
 
 T_CASE(messages_whose_sum_overflows_are_refused)
 {
-    ref_side_t src = t_side("dp=1", true), dst = t_side("tp=8", false);
     colo_layout_t ls, ld;
     colo_plan_t *p = NULL;
-    assert_ok(t_layout(&ls, &src));
-    assert_ok(t_layout(&ld, &dst));
+    assert_ok(t_layouts("dp=1", "tp=8", &ls, &ld));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
                                   .shape = {1 << 20, 1 << 20, 1 << 20, 0}}; /* 2^62 bytes */
     assert_ok(colo_plan_create(&p, &c, 1));
@@ -351,11 +341,9 @@ T_CASE(bad_arguments_are_refused_and_write_nothing)
 
 T_CASE(a_plan_that_is_made_leaves_the_last_error_alone)
 {
-    ref_side_t src = t_side("tp=2,dp=3", true), dst = t_side("tp=3,dp=2", false);
     colo_layout_t ls, ld;
     colo_plan_t *p = NULL;
-    assert_ok(t_layout(&ls, &src));
-    assert_ok(t_layout(&ld, &dst));
+    assert_ok(t_layouts("tp=2,dp=3", "tp=3,dp=2", &ls, &ld));
     colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld, .shape = {6, 8, 2, 0}};
     assert_fails(colo_plan_create(&p, &c, -7), COLO_ERR_ARG, "rank -7");
     assert_ok(colo_plan_create(&p, &c, 0)); /* asks itself whether COLLECTIVE would take the pair */

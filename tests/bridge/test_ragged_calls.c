@@ -324,16 +324,13 @@ static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
     declared_t *d = arg;
     const int32_t rank = colo_comm_rank(comm);
     float x[8 * H] = {0}, y[20 * H] = {0};
-    colo_grid_t grid;
     colo_layout_t src, dst;
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     tables_t t = worked;
     memset(t.src_dp, 0, sizeof t.src_dp);
     const colo_segments_t s = segments_of(&t);
-    rank_try(colo_grid_parse(&grid, "tp=2,dp=1", 0));
-    rank_try(colo_layout_init_src(&src, &grid));
-    rank_try(colo_layout_init_dst(&dst, &grid));
+    rank_try(t_layouts("tp=2,dp=1", "tp=2,dp=1", &src, &dst));
     const colo_bridge_config_t c = {
         COLO_BRIDGE_CONFIG_INIT,  .src = &src,    .dst = &dst,
         .shape = {.features = H}, .ragged = true, .placement = COLO_MERGED};
@@ -401,16 +398,12 @@ static const refused_config_t refused_configs[] = {
 
 T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
 {
-    colo_grid_t sg, dg;
     colo_layout_t src, dst;
     for (size_t i = 0; i < sizeof refused_configs / sizeof refused_configs[0]; i++) {
         const refused_config_t *r = &refused_configs[i];
         colo_bridge_config_t c = r->c;
         colo_bridge_t *b = NULL;
-        rank_try(colo_grid_parse(&sg, r->src, 0));
-        rank_try(colo_layout_init_src(&src, &sg));
-        rank_try(colo_grid_parse(&dg, r->dst, 0));
-        rank_try(colo_layout_init_dst(&dst, &dg));
+        rank_try(t_layouts(r->src, r->dst, &src, &dst));
         if (r->split_features)
             rank_try(colo_layout_split(&dst, COLO_FEATURES, "tp", COLO_BLOCK));
         c.struct_size = sizeof c;

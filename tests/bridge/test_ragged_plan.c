@@ -135,12 +135,8 @@ T_CASE(plans_without_a_bridge_have_the_oracles_rows_and_bytes)
 /* 8 samples of 6 rows: dp=4 has 2 samples each, dp=2 has 4. Rank 4 is in no grid. */
 T_CASE(rows_of_a_uniform_plan_are_those_of_all_its_samples)
 {
-    colo_grid_t grid[2];
     colo_layout_t src, dst;
-    assert_ok(colo_grid_parse(&grid[0], "dp=4", 0));
-    assert_ok(colo_grid_parse(&grid[1], "tp=2,dp=2", 0));
-    assert_ok(colo_layout_init_src(&src, &grid[0]));
-    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    assert_ok(t_layouts("dp=4", "tp=2,dp=2", &src, &dst));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
                                   .shape = {.samples = 8, .rows = 6, .features = 1},
                                   .dtype = COLO_F32};
@@ -157,14 +153,10 @@ T_CASE(rows_of_a_uniform_plan_are_those_of_all_its_samples)
 
 static void plan_without_features(void)
 {
-    colo_grid_t grid[2];
     colo_layout_t src, dst;
     const int64_t rows[] = {3}, zero[] = {0}, len[] = {8};
     const colo_segments_t s = {sizeof s, 1, rows, zero, zero, zero, NULL, 1, len, zero, NULL};
-    assert_ok(colo_grid_parse(&grid[0], "dp=1", 0));
-    assert_ok(colo_grid_parse(&grid[1], "cp=4", 0));
-    assert_ok(colo_layout_init_src(&src, &grid[0]));
-    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    assert_ok(t_layouts("dp=1", "cp=4", &src, &dst));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
                                   .dtype = COLO_BF16, .ranks_per_node = 2};
     for (int64_t rank = 0; rank < 4; rank++) {
@@ -347,7 +339,6 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
 {
     enum { N = 8 };
     int64_t rows[N], zero[N] = {0}, seq[N], len[N], most = 0;
-    colo_grid_t grid[2];
     colo_layout_t src, dst;
     for (int64_t e = 0; e < N; e++) {
         rows[e] = e % 2 ? 1 : 100;
@@ -355,10 +346,7 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
         len[e] = 100;
     }
     const colo_segments_t s = {sizeof s, N, rows, zero, seq, zero, NULL, N, len, seq, NULL};
-    assert_ok(colo_grid_parse(&grid[0], "tp=2,dp=1", 0));
-    assert_ok(colo_grid_parse(&grid[1], "dp=8", 0));
-    assert_ok(colo_layout_init_src(&src, &grid[0]));
-    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    assert_ok(t_layouts("tp=2,dp=1", "dp=8", &src, &dst));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
                                   .shape = {.features = 1}, .dtype = COLO_U8};
     for (int64_t rank = 0; rank < 2; rank++) {
@@ -375,14 +363,10 @@ T_CASE(segments_that_touch_on_both_sides_are_one_region)
 {
     const int64_t rows[] = {10, 10}, zero[2] = {0}, pos[] = {0, 10}, len = 20;
     const colo_segments_t s = {sizeof s, 2, rows, zero, zero, pos, NULL, 1, &len, zero, NULL};
-    colo_grid_t grid[2];
     colo_layout_t src, dst;
     colo_plan_t *p = NULL;
     int32_t n;
-    assert_ok(colo_grid_parse(&grid[0], "dp=1", 0));
-    assert_ok(colo_grid_parse(&grid[1], "dp=1@1", 0));
-    assert_ok(colo_layout_init_src(&src, &grid[0]));
-    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    assert_ok(t_layouts("dp=1", "dp=1@1", &src, &dst));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
                                   .shape = {.features = 1}, .dtype = COLO_U8};
     assert_ok(colo_plan_create_ragged(&p, &c, &s, 0));
@@ -423,11 +407,8 @@ static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t ro
                                .nseqs = 1,
                                .seq_len = &rows,
                                .seq_dp = &zero};
-    colo_grid_t grid;
     colo_layout_t src, dst;
-    assert_ok(colo_grid_parse(&grid, "dp=2", 0));
-    assert_ok(colo_layout_init_src(&src, &grid));
-    assert_ok(colo_layout_init_dst(&dst, &grid));
+    assert_ok(t_layouts("dp=2", "dp=2", &src, &dst));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst, .shape = shape,
                                   .dtype = COLO_F32};
     return colo_plan_create_ragged(plan, &c, &s, rank);

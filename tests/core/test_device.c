@@ -81,12 +81,9 @@ static void tape_without_nccl_adds_gradients_in_device_memory(void **state)
 static void bridge_without_nccl_carries_device_memory(void **state)
 {
     float x[24], y[24], d_x[24]; /* [2, 3, 4] */
-    colo_grid_t grid;
     colo_layout_t src, dst;
     colo_comm_t *self = NULL;
-    assert_ok(colo_grid_parse(&grid, "tp=1,dp=1", 1));
-    assert_ok(colo_layout_init_src(&src, &grid));
-    assert_ok(colo_layout_init_dst(&dst, &grid));
+    assert_ok(t_layouts("tp=1,dp=1", "tp=1,dp=1", &src, &dst));
     assert_ok(colo_comm_create_self(&self));
     for (int algo = 0; algo < 2; algo++) {
         const colo_bridge_config_t config = {

@@ -161,12 +161,8 @@ static colo_status_t check_tables(const int64_t *pos, const int64_t *row_pos)
     const colo_segments_t s = {
         COLO_SEGMENTS_INIT, .count = 2,         .rows = rows, .src_dp = zero,    .seq = zero,
         .pos = pos,         .row_pos = row_pos, .nseqs = 1,   .seq_len = length, .seq_dp = zero};
-    colo_grid_t from, to;
     colo_layout_t src, dst;
-    rank_try(colo_grid_parse(&from, "dp=2", 2));
-    rank_try(colo_grid_parse(&to, "cp=2", 2));
-    rank_try(colo_layout_init_src(&src, &from));
-    rank_try(colo_layout_init_dst(&dst, &to));
+    rank_try(t_layouts("dp=2", "cp=2", &src, &dst));
     return colo_segments_check(&s, &src, &dst);
 }
 

@@ -354,12 +354,8 @@ T_CASE(a_bridge_pays_for_the_links_it_crosses)
         {"package:1 numa:1 core:4 pu:1", COLO_BIND_CORE, 3, 384, 384, 384, 3},
         {"package:2 numa:2 core:2 pu:1", COLO_BIND_PACKAGE, 8, 1024, 0, 0, 0},
     };
-    colo_grid_t g;
     colo_layout_t src, dst;
-    assert_ok(colo_grid_parse(&g, "tp=2,dp=4", 8));
-    assert_ok(colo_layout_init_src(&src, &g));
-    assert_ok(colo_grid_parse(&g, "tp=2,cp=2,dp=2", 8));
-    assert_ok(colo_layout_init_dst(&dst, &g));
+    assert_ok(t_layouts("tp=2,dp=4", "tp=2,cp=2,dp=2", &src, &dst));
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT,
                                 .src = &src,

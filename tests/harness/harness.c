@@ -44,6 +44,15 @@ colo_status_t t_rank_fail(const char *file, int line, const char *what)
     return colo_fail(COLO_ERR_STATE, "%s:%d: %s is false", file, line, what);
 }
 
+colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst)
+{
+    colo_grid_t grid;
+    rank_try(colo_grid_parse(&grid, from, 0));
+    rank_try(colo_layout_init_src(src, &grid));
+    rank_try(colo_grid_parse(&grid, to, 0));
+    return colo_layout_init_dst(dst, &grid);
+}
+
 uint64_t t_seed(void)
 {
     static uint64_t seed;
