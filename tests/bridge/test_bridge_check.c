@@ -156,12 +156,11 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
 T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
 {
     float value[4] = {0};
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_grid_t grid;
     colo_layout_t layout;
     colo_bridge_t *bridge = NULL;
     const colo_tensor_t x = colo_tensor_host(value, COLO_F32, 3, (int64_t[]){1, 2, 2});
-    assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_grid_parse(&grid, "dp=1@1", 2));
     assert_ok(colo_layout_init_src(&layout, &grid));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &layout, .dst = &layout,
@@ -170,7 +169,6 @@ T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
     assert_fails(colo_bridge_forward(bridge, &x, NULL, NULL), COLO_ERR_SHAPE,
                  "x is [1, 2, 2], expected [0, 0, 0] (axes bsh); this rank owns nothing of it");
     colo_bridge_destroy(&bridge);
-    colo_comm_destroy(&self);
 }
 
 T_CASE(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves)

@@ -20,10 +20,8 @@ T_CASE(ranks_of_one_host_share_one_node)
     setenv("COLO_NODE", "a name for all", 1);
     assert_ok(t_run_ranks(4, one_node_rank, NULL, 0));
     unsetenv("COLO_NODE");
-    colo_comm_t *self = NULL;
-    assert_ok(colo_comm_create_self(&self));
+    colo_comm_t *self = t_self();
     assert_int_equal(colo_comm_nodes(self), 1);
-    colo_comm_destroy(&self);
     assert_int_equal(colo_comm_nodes(NULL), 0);
     assert_int_equal(colo_comm_node(NULL, 0), -1);
 }

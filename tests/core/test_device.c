@@ -82,9 +82,8 @@ static void bridge_without_nccl_carries_device_memory(void **state)
 {
     float x[24], y[24], d_x[24]; /* [2, 3, 4] */
     colo_layout_t src, dst;
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     assert_ok(t_layouts("tp=1,dp=1", "tp=1,dp=1", &src, &dst));
-    assert_ok(colo_comm_create_self(&self));
     for (int algo = 0; algo < 2; algo++) {
         const colo_bridge_config_t config = {
             COLO_BRIDGE_CONFIG_INIT, .src = &src,      .dst = &dst,
@@ -102,7 +101,6 @@ static void bridge_without_nccl_carries_device_memory(void **state)
         assert_memory_equal(d_x, x, sizeof x);
         colo_bridge_destroy(&bridge);
     }
-    colo_comm_destroy(&self);
 }
 
 /* Equal logits: each of V words has the probability 1 / V. */

@@ -44,6 +44,14 @@ colo_status_t t_rank_fail(const char *file, int line, const char *what)
     return colo_fail(COLO_ERR_STATE, "%s:%d: %s is false", file, line, what);
 }
 
+colo_comm_t *t_self(void)
+{
+    static colo_comm_t *self;
+    if (!self)
+        assert_ok(colo_comm_create_self(&self));
+    return self;
+}
+
 colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst)
 {
     colo_grid_t grid;

@@ -104,6 +104,9 @@ static inline bool says(const char *word)
 colo_status_t t_rank_fail(const char *file, int line,
                           const char *what); /* COLO_ERR_STATE with the place */
 
+/* A comm of one rank, which the program keeps: for calls that leave it as it is */
+colo_comm_t *t_self(void);
+
 /* The usual layouts on grids as colo_grid_parse() reads them, in a world of any size */
 colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst);
 

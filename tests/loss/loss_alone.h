@@ -11,7 +11,6 @@
 enum { T = 4, V = 6, MARGIN = COLO_ALIGNMENT };
 
 typedef struct alone {
-    colo_comm_t *self;
     colo_logprob_config_t cfg;
     float z[T * V], dz[T * V], logp[T], entropy[T], loss[T], up[T];
     uint8_t correct[T];
@@ -36,10 +35,8 @@ static inline void alone_init(alone_t *a)
 {
     uint64_t rng = 5;
     memset(a, CANARY, sizeof *a);
-    a->self = NULL;
-    assert_ok(colo_comm_create_self(&a->self));
-    a->cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V, .want_entropy = true,
-                                     .want_loss = true, .want_correct = true};
+    a->cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,
+                                     .want_entropy = true, .want_loss = true, .want_correct = true};
     for (int i = 0; i < T * V; i++)
         a->z[i] = (float)t_uniform(&rng);
     for (int t = 0; t < T; t++) {
@@ -60,7 +57,7 @@ static inline void alone_init(alone_t *a)
                                   .n_invalid = &a->n_invalid};
     a->saved = (colo_logprob_saved_t){.valid = false};
     a->upstream = (colo_logprob_upstream_t){.d_logp = a->up};
-    a->arg.group = a->self;
+    a->arg.group = t_self();
     a->arg.logits = &a->logits;
     a->arg.targets = &a->target;
     a->arg.out = &a->out;

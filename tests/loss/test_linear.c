@@ -336,7 +336,7 @@ T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
 T_CASE(auto_keeps_logits_that_fit_the_budget)
 {
     uint64_t rng = t_seed() + 8;
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
     size_t bytes = 0;
@@ -344,7 +344,6 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .budget = 100 * 4096};
     linear_case_t c;
     lc.logprob.logits.vocab = 1000; /* 4096 bytes a row */
-    assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
     assert_int_equal(colo_linear_logprob_mode(linear, 100), COLO_LINEAR_KEEP);
@@ -367,7 +366,6 @@ T_CASE(auto_keeps_logits_that_fit_the_budget)
                      COLO_ERR_ARG, "passes 2^63 bytes");
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
     linear_case_init(&c, 2, 1, 7, 19, 5, COLO_F32, &rng);
     c.config.mode = COLO_LINEAR_AUTO;
     run_and_compare(&c, "auto");
@@ -425,11 +423,10 @@ T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
     enum { V = 50000, H = 64, T = 8 };
     static const colo_linear_mode_t kinds[] = {COLO_LINEAR_LOGPROB, COLO_LINEAR_KEEP,
                                                COLO_LINEAR_EARLY};
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16};
-    assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     for (int i = 0; i < 3; i++) {
         colo_linear_logprob_t *linear = NULL;
@@ -444,7 +441,6 @@ T_CASE(a_narrow_d_weight_needs_no_sums_of_its_size)
         colo_linear_logprob_destroy(&linear);
     }
     colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
 }
 
 T_CASE(no_tokens_and_no_valid_token_are_legal)

@@ -24,7 +24,7 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     enum { WORDS = 3000, ROWS = 16, H = 3 };
     static float h[ROWS * H], w[(WORDS + 1) * H], d_h[ROWS * H], loss[ROWS];
     static int64_t targets[ROWS];
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = WORDS, .hidden = H};
@@ -34,7 +34,6 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     lc.logprob.logits.vocab = WORDS;
     lc.logprob.want_loss = true;
     lc.d_weight_add = false;
-    assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
     assert_ok(colo_linear_logprob_saved_size(linear, ROWS, -1, &whole));
@@ -71,7 +70,6 @@ T_CASE(shared_d_weight_is_where_forward_left_it_and_read_once)
     free(d_w);
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
 }
 
 enum { V = 152064, H = 4096, T = 8192 };

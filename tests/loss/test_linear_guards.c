@@ -227,7 +227,7 @@ T_CASE(reductions_have_staging_in_the_workspace)
 
 static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pass_t pass)
 {
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = vocab, .hidden = H};
@@ -237,13 +237,11 @@ static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pa
     lc.logprob.logits.vocab = vocab;
     lc.logprob.chunk_size = chunk;
     lc.logprob.want_entropy = lc.logprob.want_loss = lc.logprob.want_correct = true;
-    assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
     assert_ok(colo_linear_logprob_workspace_size(linear, pass, tokens, -1, &bytes));
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
     return bytes;
 }
 

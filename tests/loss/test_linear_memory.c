@@ -17,7 +17,7 @@ static int64_t targets_at[T];
 /* Bytes that one training step allocates. */
 static size_t step(colo_linear_mode_t mode, bool loss_mode)
 {
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H};
@@ -25,7 +25,6 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = CHUNK;
     lc.logprob.want_entropy = true;
-    assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, self)); /* of a group of one: gathers to itself */
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
     size_t bytes[3], kept, capacity = 0;
@@ -65,7 +64,6 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     free(gathered);
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
     return atomic_load(&allocated);
 }
 

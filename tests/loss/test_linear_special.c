@@ -313,9 +313,8 @@ T_CASE(every_wrong_config_is_named)
 {
     colo_linear_logprob_t *none = NULL;
     colo_lm_head_t *wide = NULL, *half = NULL, *sharded = NULL;
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H};
-    assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&sharded, &hc, self));
     hc.dtype = COLO_F64;
     assert_ok(colo_lm_head_create(&wide, &hc, NULL));
@@ -348,7 +347,6 @@ T_CASE(every_wrong_config_is_named)
     colo_lm_head_destroy(&wide);
     colo_lm_head_destroy(&half);
     colo_lm_head_destroy(&sharded);
-    colo_comm_destroy(&self);
 }
 
 T_CASE(every_wrong_batch_is_named)

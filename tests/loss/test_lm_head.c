@@ -294,14 +294,13 @@ T_CASE(flat_parts_of_any_size_gather_and_reduce)
 
 T_CASE(a_flat_part_of_another_size_is_refused)
 {
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3,
                                     .partition = COLO_LM_HEAD_FLAT};
     static _Alignas(256) unsigned char memory[256];
     float w[12] = {0};
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 1, (int64_t[]){11});
-    assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_lm_head_create(&head, &config, NULL), COLO_ERR_ARG,
                  "a flat partition with no group, expected one");
     config.has_bias = true;
@@ -320,7 +319,6 @@ T_CASE(a_flat_part_of_another_size_is_refused)
     weight.data = memory;
     assert_ok(colo_lm_head_bind(head, &weight, NULL, memory));
     colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
 }
 
 T_CASE(a_resident_head_is_always_there_and_moves_nothing)
@@ -385,13 +383,12 @@ T_CASE(half_gradients_are_summed_in_f32)
 
 T_CASE(misuse_is_told_with_its_numbers)
 {
-    colo_comm_t *self = NULL;
+    colo_comm_t *self = t_self();
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 0};
     float w[12] = {0};
     static _Alignas(256) unsigned char memory[256];
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){4, 3});
-    assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "hidden is 0");
     config.hidden = 3;
     config.dtype = COLO_I32;
@@ -429,7 +426,6 @@ T_CASE(misuse_is_told_with_its_numbers)
     assert_ok(colo_lm_head_finish(head, NULL, NULL, NULL));
     assert_ok(colo_lm_head_release(head, NULL));
     colo_lm_head_destroy(&head);
-    colo_comm_destroy(&self);
 }
 
 /* 4 rows of 3 and a bias on two ranks: rows of 4 elements there, two of each rank. */

@@ -130,7 +130,6 @@ T_CASE(backward_twice_gives_the_same_bits)
     memset(a.dz, CANARY, sizeof a.dz);
     assert_ok(alone_backward(&a));
     assert_memory_equal(first, a.dz, sizeof first);
-    colo_comm_destroy(&a.self);
 }
 
 T_CASE(logits_written_after_they_were_saved_are_refused)
@@ -152,7 +151,6 @@ T_CASE(logits_written_after_they_were_saved_are_refused)
     a.d_logits = a.logits;
     assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "version 3, saved at 1");
     assert_true(a.saved.valid);
-    colo_comm_destroy(&a.self);
 }
 
 T_CASE(in_place_ends_the_saved_state)
@@ -170,7 +168,6 @@ T_CASE(in_place_ends_the_saved_state)
     memset(a.dz, CANARY, sizeof a.dz);
     assert_fails(alone_backward(&a), COLO_ERR_STATE, "in place ended it");
     assert_true(painted(a.dz, sizeof a.dz));
-    colo_comm_destroy(&a.self);
 }
 
 T_CASE(any_other_overlap_with_the_logits_is_refused)
@@ -208,7 +205,6 @@ T_CASE(any_other_overlap_with_the_logits_is_refused)
     assert_fails(alone_backward(&a), COLO_ERR_ARG, "overlaps");
     a.d_logits.data = wide + V + 1; /* and too far right: meets the next row */
     assert_fails(alone_backward(&a), COLO_ERR_ARG, "overlaps");
-    colo_comm_destroy(&a.self);
 }
 
 /* stats and workspace of exactly the queried size between canaries, all chunk sizes and dtypes */
@@ -250,7 +246,6 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 assert_false(painted(workspace + workspace_bytes, MARGIN));
                 free(stats);
                 free(workspace);
-                colo_comm_destroy(&a.self);
             }
 }
 
@@ -268,12 +263,11 @@ T_CASE(a_support_written_before_backward_is_refused)
     assert_ok(colo_logprob_forward(
         &a.cfg,
         &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target, .support = &support},
-        a.self, &a.out, &a.saved, a.stats, a.workspace, NULL));
+        t_self(), &a.out, &a.saved, a.stats, a.workspace, NULL));
     version++;
     assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "support: found it written");
     version--;
     assert_ok(alone_backward(&a));
-    colo_comm_destroy(&a.self);
 }
 
 /* The whole first page is ignored rows and cannot be read or written. */
@@ -313,7 +307,6 @@ T_CASE(ignored_rows_are_not_read)
     free(dz);
     free(stats);
     free(workspace);
-    colo_comm_destroy(&a.self);
 }
 
 T_CASE(forward_without_saved_needs_no_stats)
@@ -327,8 +320,6 @@ T_CASE(forward_without_saved_needs_no_stats)
     assert_ok(alone_forward(&b));
     assert_memory_equal(a.logp, b.logp, sizeof a.logp);
     assert_true(painted(b.stats, sizeof b.stats));
-    colo_comm_destroy(&a.self);
-    colo_comm_destroy(&b.self);
 }
 
 T_CASE(outputs_that_are_null_are_not_written)
@@ -342,7 +333,6 @@ T_CASE(outputs_that_are_null_are_not_written)
     assert_true(a.entropy[0] > 1);
     a.upstream.d_loss = a.up; /* the loss itself was not asked for, its gradient may be */
     assert_ok(alone_backward(&a));
-    colo_comm_destroy(&a.self);
 }
 
 T_MAIN("loss/logprob_guards")

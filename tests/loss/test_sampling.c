@@ -220,7 +220,7 @@ T_CASE(no_tokens_still_join_the_gathers)
 enum { AT = 3, AV = 6, WORKSPACE = 6656 /* 3 x 2080 + 64, rounded up */ };
 
 typedef struct alone {
-    colo_comm_t *self, *group;
+    colo_comm_t *group;
     colo_sampling_config_t cfg;
     float z[AT * AV], to[AT * AV];
     _Alignas(COLO_ALIGNMENT) unsigned char workspace[WORKSPACE + COLO_ALIGNMENT];
@@ -231,8 +231,7 @@ typedef struct alone {
 static void alone_init(alone_t *a)
 {
     memset(a, CANARY, sizeof *a);
-    assert_ok(colo_comm_create_self(&a->self));
-    a->group = a->self;
+    a->group = t_self();
     a->cfg = (colo_sampling_config_t){COLO_SAMPLING_CONFIG_INIT, .logits.vocab = AV, .top_k = 2,
                                       .top_p = 0.9};
     for (int i = 0; i < AT * AV; i++)
@@ -254,7 +253,6 @@ static colo_status_t keep(alone_t *a)
         change;                                                                              \
         assert_fails(keep(&a), status, error_message);                                       \
         assert_true(painted(a.to, sizeof a.to) && painted(a.workspace, sizeof a.workspace)); \
-        colo_comm_destroy(&a.self);                                                          \
     } while (0)
 
 T_CASE(bad_arguments_are_refused_and_nothing_is_written)
@@ -310,30 +308,31 @@ T_CASE(workspace_is_as_large_as_it_says_for_any_vocabulary)
     assert_ok(keep(&a));
     assert_true(painted(a.workspace + WORKSPACE, COLO_ALIGNMENT));
     assert_true(a.to[5] == 5 && a.to[4] == 4 && isinf(a.to[3]));
-    colo_comm_destroy(&a.self);
 }
 
 /* ---- ranks that disagree ---- */
 
+/* Each rank has half of 8 columns. */
 static colo_status_t disagree(colo_comm_t *world, void *arg)
 {
     disagreement_t *d = arg;
-    const int r = colo_comm_rank(world);
-    const int kind = r == 1 ? d->kind : -1;
-    colo_sampling_config_t cfg = {COLO_SAMPLING_CONFIG_INIT, .logits.vocab = 8,
-                                  .top_k = kind == 0 ? 3 : 2, .top_p = kind == 1 ? 0.5 : 0.9};
-    cfg.logits.vocab_start = kind == 3 ? 5 : 4 * r;
-    cfg.logits.temperature = kind == 2 ? 2 : 1;
-    float z[2 * 4] = {0}, to[2 * 4];
+    const int r = colo_comm_rank(world), kind = r == 1 ? d->kind : -1;
     size_t bytes;
-    rank_try(colo_sampling_workspace_size(&cfg, COLO_F32, 2, 2, &bytes));
-    void *workspace = t_aligned(bytes);
-    memset(to, CANARY, sizeof to);
-    colo_tensor_t zt = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 4});
-    colo_tensor_t out = colo_tensor_host(to, COLO_F32, 2, (int64_t[]){2, 4});
-    disagreement_note(d, r, colo_sampling_keep(&cfg, &zt, &out, world, workspace, NULL));
-    free(workspace);
-    rank_check(painted(to, sizeof to));
+    alone_t a;
+    alone_init(&a);
+    a.cfg.logits.vocab = 8;
+    a.cfg.logits.vocab_start = kind == 3 ? 5 : 4 * r;
+    a.cfg.logits.temperature = kind == 2 ? 2 : 1;
+    a.cfg.top_k = kind == 0 ? 3 : 2;
+    a.cfg.top_p = kind == 1 ? 0.5 : 0.9;
+    a.logits = colo_tensor_host(a.z, COLO_F32, 2, (int64_t[]){AT, 4});
+    a.out = colo_tensor_host(a.to, COLO_F32, 2, (int64_t[]){AT, 4});
+    a.group = world;
+    rank_try(colo_sampling_workspace_size(&a.cfg, COLO_F32, AT, 2, &bytes));
+    a.given = t_aligned(bytes);
+    disagreement_note(d, r, keep(&a));
+    free(a.given);
+    rank_check(painted(a.to, sizeof a.to));
     return colo_comm_barrier(world, NULL); /* the group lives on */
 }
 
