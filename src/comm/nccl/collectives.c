@@ -33,129 +33,132 @@ enum {
 
 /* ---- collectives ---- */
 
-static cudaError_t copy(const struct colo_operation *r, void *to, const void *from, size_t bytes)
+static cudaError_t copy(const struct colo_operation *call, void *to, const void *from, size_t bytes)
 {
     return to == from || bytes == 0
                ? cudaSuccess
-               : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, r->stream);
+               : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, call->stream);
 }
 
-static colo_status_t gather_on(struct colo_operation *r, const void *send, void *recv, size_t bytes,
-                               const struct colo_gather *g)
+static colo_status_t gather_on(struct colo_operation *call, const void *send, void *recv,
+                               size_t bytes, const struct colo_gather *gather)
 {
-    COLO_TRY(colo_operation_on_device(r, "send", send));
-    COLO_TRY(colo_operation_on_device(r, "recv", recv));
-    if (!r->connection->nccl)
-        return colo_operation_cuda(r, copy(r, recv, send, bytes));
-    if (g->id >= 0)
-        return colo_operation_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->stream));
-    COLO_NCCL(r->lib->all_gather(send, recv, bytes, ncclInt8, r->connection->nccl, r->stream));
+    COLO_TRY(colo_operation_on_device(call, "send", send));
+    COLO_TRY(colo_operation_on_device(call, "recv", recv));
+    if (!call->connection->nccl)
+        return colo_operation_cuda(call, copy(call, recv, send, bytes));
+    if (gather->id >= 0)
+        return colo_operation_cuda(call,
+                                   colo_gather_copy(call->c, gather, recv, bytes, call->stream));
+    COLO_NCCL(
+        call->lib->all_gather(send, recv, bytes, ncclInt8, call->connection->nccl, call->stream));
     return COLO_OK;
 }
 
-static colo_status_t nccl_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
+static colo_status_t nccl_all_gather(colo_comm_t *comm, const void *send, void *recv, size_t bytes,
                                      colo_stream_t stream)
 {
-    struct colo_operation r;
-    struct colo_gather g;
+    struct colo_operation call;
+    struct colo_gather gather;
     if (bytes == 0)
         return COLO_OK;
-    COLO_TRY(colo_gather_plan(c, send, recv, bytes, stream, &g));
-    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
-    return colo_operation_end(&r, gather_on(&r, send, recv, bytes, &g));
+    COLO_TRY(colo_gather_plan(comm, send, recv, bytes, stream, &gather));
+    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
+    return colo_operation_end(&call, gather_on(&call, send, recv, bytes, &gather));
 }
 
-static colo_status_t broadcast_on(struct colo_operation *r, void *buffer, size_t bytes,
+static colo_status_t broadcast_on(struct colo_operation *call, void *buffer, size_t bytes,
                                   int32_t root)
 {
-    COLO_TRY(colo_operation_on_device(r, "buffer", buffer));
-    if (r->connection->nccl)
-        COLO_NCCL(r->lib->broadcast(buffer, buffer, bytes, ncclInt8, root, r->connection->nccl,
-                                    r->stream));
+    COLO_TRY(colo_operation_on_device(call, "buffer", buffer));
+    if (call->connection->nccl)
+        COLO_NCCL(call->lib->broadcast(buffer, buffer, bytes, ncclInt8, root,
+                                       call->connection->nccl, call->stream));
     return COLO_OK;
 }
 
-static colo_status_t nccl_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
+static colo_status_t nccl_broadcast(colo_comm_t *comm, void *buffer, size_t bytes, int32_t root,
                                     colo_stream_t stream)
 {
-    struct colo_operation r;
+    struct colo_operation call;
     if (bytes == 0)
         return COLO_OK;
-    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
-    return colo_operation_end(&r, broadcast_on(&r, buffer, bytes, root));
+    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
+    return colo_operation_end(&call, broadcast_on(&call, buffer, bytes, root));
 }
 
-static colo_status_t barrier_on(struct colo_operation *r)
+static colo_status_t barrier_on(struct colo_operation *call)
 {
-    int64_t *word = &r->f->counts[COLO_COUNT_BARRIER];
-    if (r->connection->nccl)
-        COLO_NCCL(
-            r->lib->all_reduce(word, word, 1, ncclInt32, ncclSum, r->connection->nccl, r->stream));
+    int64_t *word = &call->f->counts[COLO_COUNT_BARRIER];
+    if (call->connection->nccl)
+        COLO_NCCL(call->lib->all_reduce(word, word, 1, ncclInt32, ncclSum, call->connection->nccl,
+                                        call->stream));
     return COLO_OK;
 }
 
-static colo_status_t nccl_barrier(colo_comm_t *c, colo_stream_t stream)
+static colo_status_t nccl_barrier(colo_comm_t *comm, colo_stream_t stream)
 {
-    struct colo_operation r;
-    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
-    return colo_operation_end(&r, barrier_on(&r));
+    struct colo_operation call;
+    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
+    return colo_operation_end(&call, barrier_on(&call));
 }
 
 /* ---- reductions ---- */
 
 /* Part [at, at + step) of each slice: of the own one, all ranks' @send are combined into @dst. */
-static colo_status_t combine_window(struct colo_operation *r, const char *send, char *dst,
+static colo_status_t combine_window(struct colo_operation *call, const char *send, char *dst,
                                     int64_t count, int64_t offset, int64_t step, colo_dtype_t dtype,
                                     colo_redop_t op)
 {
-    const int32_t n = r->c->size, me = r->c->rank;
+    const int32_t n = call->c->size, me = call->c->rank;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
     const size_t part = colo_stage_padded((size_t)(step * elem));
     int64_t own = 0, mine = 0;
-    ncclResult_t e = ncclSuccess;
-    COLO_TRY(colo_operation_stage(r, part * (size_t)n));
-    COLO_NCCL(r->lib->group_start());
+    ncclResult_t error = ncclSuccess;
+    COLO_TRY(colo_operation_stage(call, part * (size_t)n));
+    COLO_NCCL(call->lib->group_start());
     for (int32_t k = 0; k < n; k++) {
         const int64_t from = colo_reduce_slice(count, n, k) + offset;
         const int64_t left = colo_reduce_slice(count, n, k + 1) - from;
         if (k == me) {
             own = from;
             mine = left < step ? left : step;
-        } else if (left > 0 && e == ncclSuccess) {
-            e = r->lib->send(send + from * elem, (size_t)((left < step ? left : step) * elem),
-                             ncclInt8, k, r->connection->nccl, r->stream);
+        } else if (left > 0 && error == ncclSuccess) {
+            error =
+                call->lib->send(send + from * elem, (size_t)((left < step ? left : step) * elem),
+                                ncclInt8, k, call->connection->nccl, call->stream);
         }
     }
-    for (int32_t k = 0; k < n && mine > 0 && e == ncclSuccess; k++)
+    for (int32_t k = 0; k < n && mine > 0 && error == ncclSuccess; k++)
         if (k != me)
-            e = r->lib->recv(r->stage + (size_t)k * part, (size_t)(mine * elem), ncclInt8, k,
-                             r->connection->nccl, r->stream);
-    ncclResult_t closed = r->lib->group_end();
-    COLO_NCCL(e != ncclSuccess ? e : closed);
+            error = call->lib->recv(call->stage + (size_t)k * part, (size_t)(mine * elem), ncclInt8,
+                                    k, call->connection->nccl, call->stream);
+    ncclResult_t closed = call->lib->group_end();
+    COLO_NCCL(error != ncclSuccess ? error : closed);
     if (mine <= 0)
         return COLO_OK;
-    return colo_operation_cuda(r, colo_k_combine(dst + offset * elem, r->stage, (int64_t)part,
-                                                 send + own * elem, me, n, mine, dtype, op,
-                                                 r->stream));
+    return colo_operation_cuda(call, colo_k_combine(dst + offset * elem, call->stage, (int64_t)part,
+                                                    send + own * elem, me, n, mine, dtype, op,
+                                                    call->stream));
 }
 
 /* Own slice of all ranks' @send, combined into @dst; slices as colo_reduce_slice() cuts them. */
-static colo_status_t combine_slice(struct colo_operation *r, const char *send, char *dst,
+static colo_status_t combine_slice(struct colo_operation *call, const char *send, char *dst,
                                    int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {
-    const int32_t n = r->c->size;
+    const int32_t n = call->c->size;
     const int64_t longest = count / n + (count % n > 0);
     const int64_t bytes_each = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN;
     const int64_t most = bytes_each / (int64_t)colo_dtype_size(dtype);
     const int64_t step = longest < most ? longest : most;
     for (int64_t offset = 0; offset < longest; offset += step)
-        COLO_TRY(combine_window(r, send, dst, count, offset, step, dtype, op));
+        COLO_TRY(combine_window(call, send, dst, count, offset, step, dtype, op));
     return COLO_OK;
 }
 
-static size_t nccl_reduction_stage(const colo_comm_t *c, size_t bytes)
+static size_t nccl_reduction_stage(const colo_comm_t *comm, size_t bytes)
 {
-    const size_t n = (size_t)c->size, longest = bytes / n + sizeof(double),
+    const size_t n = (size_t)comm->size, longest = bytes / n + sizeof(double),
                  most = WINDOW / n / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN,
                  slices = colo_stage_padded(longest < most ? longest : most) * n,
                  whole = bytes <= SMALL_REDUCE / n ? bytes * n : 0;
@@ -163,86 +166,88 @@ static size_t nccl_reduction_stage(const colo_comm_t *c, size_t bytes)
 }
 
 /* Each rank's slice of @data to all ranks, in place. */
-static colo_status_t broadcast_slices(struct colo_operation *r, char *data, int64_t count,
+static colo_status_t broadcast_slices(struct colo_operation *call, char *data, int64_t count,
                                       int64_t elem)
 {
-    const int32_t n = r->c->size, me = r->c->rank;
+    const int32_t n = call->c->size, me = call->c->rank;
     const int64_t lo = colo_reduce_slice(count, n, me),
                   mine = colo_reduce_slice(count, n, me + 1) - lo;
-    ncclComm_t nccl = r->connection->nccl;
+    ncclComm_t nccl = call->connection->nccl;
     if (count % n == 0)
-        return colo_operation_nccl(r,
-                                   r->lib->all_gather(data + lo * elem, data, (size_t)(mine * elem),
-                                                      ncclInt8, nccl, r->stream));
-    COLO_NCCL(r->lib->group_start());
-    ncclResult_t e = ncclSuccess;
-    for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
+        return colo_operation_nccl(call, call->lib->all_gather(data + lo * elem, data,
+                                                               (size_t)(mine * elem), ncclInt8,
+                                                               nccl, call->stream));
+    COLO_NCCL(call->lib->group_start());
+    ncclResult_t error = ncclSuccess;
+    for (int32_t k = 0; k < n && error == ncclSuccess; k++) {
         int64_t from = colo_reduce_slice(count, n, k), to = colo_reduce_slice(count, n, k + 1);
         if (k == me)
             continue;
         if (mine > 0)
-            e = r->lib->send(data + lo * elem, (size_t)(mine * elem), ncclInt8, k, nccl, r->stream);
-        if (to > from && e == ncclSuccess)
-            e = r->lib->recv(data + from * elem, (size_t)((to - from) * elem), ncclInt8, k, nccl,
-                             r->stream);
+            error = call->lib->send(data + lo * elem, (size_t)(mine * elem), ncclInt8, k, nccl,
+                                    call->stream);
+        if (to > from && error == ncclSuccess)
+            error = call->lib->recv(data + from * elem, (size_t)((to - from) * elem), ncclInt8, k,
+                                    nccl, call->stream);
     }
-    ncclResult_t closed = r->lib->group_end();
-    COLO_NCCL(e != ncclSuccess ? e : closed);
+    ncclResult_t closed = call->lib->group_end();
+    COLO_NCCL(error != ncclSuccess ? error : closed);
     return COLO_OK;
 }
 
-static colo_status_t all_reduce_on(struct colo_operation *r, const void *send, void *recv,
+static colo_status_t all_reduce_on(struct colo_operation *call, const void *send, void *recv,
                                    int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {
-    const int32_t n = r->c->size;
+    const int32_t n = call->c->size;
     const int64_t elem = (int64_t)colo_dtype_size(dtype), bytes = count * elem;
-    COLO_TRY(colo_operation_on_device(r, "send", send));
-    COLO_TRY(colo_operation_on_device(r, "recv", recv));
-    if (!r->connection->nccl)
-        return colo_operation_cuda(r, copy(r, recv, send, (size_t)bytes));
+    COLO_TRY(colo_operation_on_device(call, "send", send));
+    COLO_TRY(colo_operation_on_device(call, "recv", recv));
+    if (!call->connection->nccl)
+        return colo_operation_cuda(call, copy(call, recv, send, (size_t)bytes));
     if (bytes > SMALL_REDUCE / n) {
         char *out = recv;
-        COLO_TRY(combine_slice(r, send, out + colo_reduce_slice(count, n, r->c->rank) * elem, count,
-                               dtype, op));
-        return broadcast_slices(r, out, count, elem);
+        COLO_TRY(combine_slice(call, send, out + colo_reduce_slice(count, n, call->c->rank) * elem,
+                               count, dtype, op));
+        return broadcast_slices(call, out, count, elem);
     }
-    COLO_TRY(colo_operation_stage(r, (size_t)bytes * (size_t)n));
-    COLO_NCCL(r->lib->all_gather(send, r->stage, (size_t)bytes, ncclInt8, r->connection->nccl,
-                                 r->stream));
-    return colo_operation_cuda(r,
-                               colo_k_combine(recv, r->stage, bytes, r->stage + r->c->rank * bytes,
-                                              r->c->rank, n, count, dtype, op, r->stream));
+    COLO_TRY(colo_operation_stage(call, (size_t)bytes * (size_t)n));
+    COLO_NCCL(call->lib->all_gather(send, call->stage, (size_t)bytes, ncclInt8,
+                                    call->connection->nccl, call->stream));
+    return colo_operation_cuda(
+        call, colo_k_combine(recv, call->stage, bytes, call->stage + call->c->rank * bytes,
+                             call->c->rank, n, count, dtype, op, call->stream));
 }
 
-static colo_status_t nccl_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+static colo_status_t nccl_all_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                      colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
-    struct colo_operation r;
+    struct colo_operation call;
     if (count == 0)
         return COLO_OK;
-    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
-    return colo_operation_end(&r, all_reduce_on(&r, send, recv, count, dtype, op));
+    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
+    return colo_operation_end(&call, all_reduce_on(&call, send, recv, count, dtype, op));
 }
 
-static colo_status_t reduce_scatter_on(struct colo_operation *r, const void *send, void *recv,
+static colo_status_t reduce_scatter_on(struct colo_operation *call, const void *send, void *recv,
                                        int64_t count, colo_dtype_t dtype, colo_redop_t op)
 {
-    COLO_TRY(colo_operation_on_device(r, "send", send));
-    COLO_TRY(colo_operation_on_device(r, "recv", recv));
-    if (!r->connection->nccl)
-        return colo_operation_cuda(r, copy(r, recv, send, (size_t)count * colo_dtype_size(dtype)));
-    return combine_slice(r, send, recv, count * r->c->size, dtype, op);
+    COLO_TRY(colo_operation_on_device(call, "send", send));
+    COLO_TRY(colo_operation_on_device(call, "recv", recv));
+    if (!call->connection->nccl)
+        return colo_operation_cuda(call,
+                                   copy(call, recv, send, (size_t)count * colo_dtype_size(dtype)));
+    return combine_slice(call, send, recv, count * call->c->size, dtype, op);
 }
 
-static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void *recv,
+static colo_status_t nccl_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
                                          int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                          colo_stream_t stream)
 {
-    struct colo_operation r;
+    struct colo_operation call;
     if (count == 0)
         return COLO_OK;
-    COLO_TRY(colo_operation_begin(&r, c, NULL, stream));
-    return colo_operation_end(&r, reduce_scatter_on(&r, send, recv, count, dtype, op));
+    COLO_TRY(colo_operation_begin(&call, comm, NULL, stream));
+    return colo_operation_end(&call, reduce_scatter_on(&call, send, recv, count, dtype, op));
 }
 
 /* ---- warming up ---- */
@@ -250,37 +255,38 @@ static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void 
 /* Until the stream is empty, or the caller has gone: what the stream waits for may never come. */
 static cudaError_t wait_for(cudaStream_t stream, const struct colo_abandon *abandon)
 {
-    cudaError_t e;
-    while ((e = cudaStreamQuery(stream)) == cudaErrorNotReady && !abandon->is_set) {
+    cudaError_t error;
+    while ((error = cudaStreamQuery(stream)) == cudaErrorNotReady && !abandon->is_set) {
         (void)cudaGetLastError();
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     }
-    return e;
+    return error;
 }
 
 /* The first launch of a kernel may wait for the whole device (memory for its stack), so nothing of
  * ours should still be waiting there for a rank that shares it. */
-static ncclResult_t finish(ncclResult_t e, cudaStream_t stream, const struct colo_abandon *abandon)
+static ncclResult_t finish(ncclResult_t error, cudaStream_t stream,
+                           const struct colo_abandon *abandon)
 {
-    if (e == ncclSuccess)
+    if (error == ncclSuccess)
         (void)wait_for(stream, abandon); /* its error comes back with what is next */
-    return e == ncclSuccess && abandon->is_set ? ncclInternalError : e;
+    return error == ncclSuccess && abandon->is_set ? ncclInternalError : error;
 }
 
 static ncclResult_t warm_messages(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank,
                                   int32_t n, cudaStream_t stream, char *memory, char *half)
 {
-    ncclResult_t e = lib->group_start();
-    if (e != ncclSuccess)
-        return e;
-    for (int32_t k = 0; k < n && e == ncclSuccess; k++)
+    ncclResult_t error = lib->group_start();
+    if (error != ncclSuccess)
+        return error;
+    for (int32_t k = 0; k < n && error == ncclSuccess; k++)
         if (k != rank) {
-            e = lib->send(memory, 16, ncclInt8, k, nccl, stream);
-            if (e == ncclSuccess)
-                e = lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream);
+            error = lib->send(memory, 16, ncclInt8, k, nccl, stream);
+            if (error == ncclSuccess)
+                error = lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream);
         }
     ncclResult_t closed = lib->group_end();
-    return e != ncclSuccess ? e : closed;
+    return error != ncclSuccess ? error : closed;
 }
 
 static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, ncclComm_t nccl,
@@ -289,7 +295,7 @@ static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, nccl
 {
     const colo_ops_t *ops = NULL;
     char *half = memory + memory_bytes / 2;
-    ncclResult_t e = ncclSuccess;
+    ncclResult_t error = ncclSuccess;
     if (cudaMemsetAsync(memory, 0, memory_bytes, stream) != cudaSuccess ||
         colo_k_load() != cudaSuccess)
         return cudaGetErrorString(cudaGetLastError());
@@ -297,27 +303,28 @@ static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, nccl
         return colo_last_error();
     if (!nccl)
         return NULL;
-    e = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream, abandon);
-    if (e == ncclSuccess)
-        e = finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream), stream,
-                   abandon);
-    if (e == ncclSuccess)
-        e = finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream, abandon);
-    if (e == ncclSuccess)
-        e = warm_messages(lib, nccl, rank, n, stream, memory, half);
-    return e == ncclSuccess ? NULL : lib->error_string(e);
+    error = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream, abandon);
+    if (error == ncclSuccess)
+        error = finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream), stream,
+                       abandon);
+    if (error == ncclSuccess)
+        error =
+            finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream, abandon);
+    if (error == ncclSuccess)
+        error = warm_messages(lib, nccl, rank, n, stream, memory, half);
+    return error == ncclSuccess ? NULL : lib->error_string(error);
 }
 
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
                            char *memory, size_t memory_bytes, const struct colo_abandon *abandon)
 {
     cudaStream_t stream;
-    cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (e != cudaSuccess)
-        return cudaGetErrorString(e);
+    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess)
+        return cudaGetErrorString(error);
     const char *why = warm_on(stream, lib, nccl, rank, n, memory, memory_bytes, abandon);
-    if (!why && (e = wait_for(stream, abandon)) != cudaSuccess)
-        why = cudaGetErrorString(e);
+    if (!why && (error = wait_for(stream, abandon)) != cudaSuccess)
+        why = cudaGetErrorString(error);
     cudaStreamDestroy(stream);
     return why;
 }

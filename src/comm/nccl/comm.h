@@ -224,8 +224,8 @@ colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st);
 colo_status_t colo_operation_nccl(const struct colo_operation *r,
                                   ncclResult_t e); /* named status */
 colo_status_t colo_operation_cuda(const struct colo_operation *r, cudaError_t e);
-#define COLO_NCCL(expr) COLO_TRY(colo_operation_nccl(r, (expr)))
-#define COLO_OPERATION_CUDA(expr) COLO_TRY(colo_operation_cuda(r, (expr)))
+#define COLO_NCCL(expr) COLO_TRY(colo_operation_nccl(call, (expr)))
+#define COLO_OPERATION_CUDA(expr) COLO_TRY(colo_operation_cuda(call, (expr)))
 /* Memory of the comm's device? Host memory in a kernel is a fault that ends the process. */
 colo_status_t colo_operation_on_device(const struct colo_operation *r, const char *name,
                                        const void *p);

@@ -38,65 +38,68 @@ struct connect {
     char why[400];
 };
 
-static void connect_main(void *p)
+static void connect_main(void *memory)
 {
-    struct connect *t = p;
+    struct connect *task = memory;
     (void)colo_capture_relax(); /* somebody may be capturing */
-    cudaSetDevice(t->device);
-    if (t->n > 1 && !t->borrowed) {
-        ncclResult_t r = t->lib->init_rank(&t->nccl, t->n, t->id, t->rank);
-        if (r != ncclSuccess) {
-            const char *more = t->lib->last_error(NULL);
-            snprintf(t->why, sizeof t->why, "%s; %.300s", t->lib->error_string(r),
+    cudaSetDevice(task->device);
+    if (task->n > 1 && !task->borrowed) {
+        ncclResult_t error = task->lib->init_rank(&task->nccl, task->n, task->id, task->rank);
+        if (error != ncclSuccess) {
+            const char *more = task->lib->last_error(NULL);
+            snprintf(task->why, sizeof task->why, "%s; %.300s", task->lib->error_string(error),
                      more ? more : "");
-            t->nccl = NULL;
+            task->nccl = NULL;
             return;
         }
     }
-    const char *why =
-        colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, t->memory, t->memory_bytes, &t->abandon);
+    const char *why = colo_nccl_warm(task->lib, task->nccl, task->rank, task->n, task->memory,
+                                     task->memory_bytes, &task->abandon);
     if (why)
-        snprintf(t->why, sizeof t->why, "first operations: %.350s", why);
+        snprintf(task->why, sizeof task->why, "first operations: %.350s", why);
 }
 
 /* Operations of other ranks' threads may have been enqueued that this rank will never come to:
  * until the abort, the device would be busy, and whatever waits for it would hang. */
-static void connect_abandoned(void *p)
+static void connect_abandoned(void *memory)
 {
-    struct connect *t = p;
-    if (t->nccl && !t->borrowed)
-        (void)t->lib->abort(t->nccl);
-    cudaFree(t->memory);
-    free(t);
+    struct connect *task = memory;
+    if (task->nccl && !task->borrowed)
+        (void)task->lib->abort(task->nccl);
+    cudaFree(task->memory);
+    free(task);
 }
 
 /* Connects the ranks of @control; all or none succeed. */
-static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *control,
+static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t *control,
                                   ncclComm_t borrowed, const ncclUniqueId *id,
-                                  struct colo_connection *l)
+                                  struct colo_connection *connection)
 {
-    cudaError_t e = f->memory ? cudaSuccess : cudaMalloc((void **)&f->memory, f->memory_bytes);
-    struct connect *t = calloc(1, sizeof *t);
-    if (!t || e != cudaSuccess) {
-        free(t);
-        return e != cudaSuccess ? colo_cuda_error("nccl create", e)
-                                : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
+    cudaError_t error = context->memory
+                            ? cudaSuccess
+                            : cudaMalloc((void **)&context->memory, context->memory_bytes);
+    struct connect *task = calloc(1, sizeof *task);
+    if (!task || error != cudaSuccess) {
+        free(task);
+        return error != cudaSuccess
+                   ? colo_cuda_error("nccl create", error)
+                   : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *task);
     }
-    *t = (struct connect){.abandon = {.end = connect_abandoned},
-                          .lib = f->lib,
-                          .device = f->device,
-                          .rank = control->rank,
-                          .n = control->size,
-                          .id = *id,
-                          .borrowed = borrowed != NULL,
-                          .nccl = borrowed,
-                          .memory = f->memory,
-                          .memory_bytes = f->memory_bytes};
+    *task = (struct connect){.abandon = {.end = connect_abandoned},
+                             .lib = context->lib,
+                             .device = context->device,
+                             .rank = control->rank,
+                             .n = control->size,
+                             .id = *id,
+                             .borrowed = borrowed != NULL,
+                             .nccl = borrowed,
+                             .memory = context->memory,
+                             .memory_bytes = context->memory_bytes};
     char why[900];
     colo_status_t st = colo_run_for((double)colo_comm_i_timeout(control) * 1e-3, colo_nccl_is_dead,
-                                    control, connect_main, &t->abandon, t);
+                                    control, connect_main, &task->abandon, task);
     if (st == COLO_ERR_TIMEOUT) {
-        f->memory = NULL; /* the helper's */
+        context->memory = NULL; /* the helper's */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)
             return colo_fail(dead, "nccl create: %s", why);
@@ -105,13 +108,13 @@ static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *cont
                          "world rank %lld, device %d)",
                          (int)control->size, (long long)colo_comm_i_timeout(control),
                          (int)control->rank, (long long)control->world_rank[control->rank],
-                         (int)f->device);
+                         (int)context->device);
     }
-    if (t->why[0])
+    if (task->why[0])
         st = colo_fail(COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s", (int)control->rank,
-                       (int)f->device, t->why);
-    l->nccl = t->nccl;
-    free(t);
+                       (int)context->device, task->why);
+    connection->nccl = task->nccl;
+    free(task);
     return st;
 }
 
@@ -128,16 +131,16 @@ struct seat {
 enum { SEAT_WORDS = sizeof(struct seat) / sizeof(uint64_t) };
 
 /* NCCL's own variable; it reads it when it connects, as a number. */
-static bool may_share(const struct colo_nccl_context *f)
+static bool may_share(const struct colo_nccl_context *context)
 {
     const char *text = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-    return text && strtol(text, NULL, 0) != 0 && f->lib->version >= NCCL_VERSION(2, 30, 0);
+    return text && strtol(text, NULL, 0) != 0 && context->lib->version >= NCCL_VERSION(2, 30, 0);
 }
 
-static colo_status_t same_device(const struct colo_nccl_context *f, const colo_comm_t *control,
-                                 int32_t x, int32_t y)
+static colo_status_t same_device(const struct colo_nccl_context *context,
+                                 const colo_comm_t *control, int32_t x, int32_t y)
 {
-    const int v = f->lib->version;
+    const int v = context->lib->version;
     return colo_fail(COLO_ERR_MISMATCH,
                      "nccl create: ranks %d and %d (world ranks %lld and %lld) are on the same "
                      "device; one rank per device is expected (NCCL 2.30 or later lets ranks share "
@@ -147,27 +150,27 @@ static colo_status_t same_device(const struct colo_nccl_context *f, const colo_c
                      (long long)control->world_rank[y], v / 10000, v / 100 % 100, v % 100);
 }
 
-colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control)
+colo_status_t colo_nccl_apart(struct colo_nccl_context *context, colo_comm_t *control)
 {
     char bus[32] = "";
-    struct seat mine = {.host = colo_host_machine(), .shares = may_share(f)};
+    struct seat mine = {.host = colo_host_machine(), .shares = may_share(context)};
     struct seat *all = calloc((size_t)control->size, sizeof mine);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
-    cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, f->device);
-    if (st == COLO_OK && e != cudaSuccess)
-        st = colo_cuda_error("nccl create", e);
+    cudaError_t error = cudaDeviceGetPCIBusId(bus, sizeof bus, context->device);
+    if (st == COLO_OK && error != cudaSuccess)
+        st = colo_cuda_error("nccl create", error);
     mine.device = hash_text(bus);
-    st = colo_comm_i_agree(control, "nccl create", (uint64_t)f->lib->version, st);
+    st = colo_comm_i_agree(control, "nccl create", (uint64_t)context->lib->version, st);
     if (st == COLO_OK)
         st = colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS, COLO_I64,
                                     NULL);
     for (int32_t x = 0; st == COLO_OK && x < control->size; x++)
         for (int32_t y = x + 1; st == COLO_OK && y < control->size; y++)
             if (all[x].host == all[y].host && all[x].device == all[y].device) {
-                f->shared = true;
+                context->shared = true;
                 if (!(all[x].shares && all[y].shares))
-                    st = same_device(f, control, x, y);
+                    st = same_device(context, control, x, y);
             }
     free(all);
     return st;
@@ -175,11 +178,11 @@ colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control)
 
 /* ---- connections that are there ---- */
 
-void colo_nccl_connection_free(struct colo_connection *l)
+void colo_nccl_connection_free(struct colo_connection *connection)
 {
-    pthread_mutex_destroy(&l->busy);
-    free(l->world);
-    free(l);
+    pthread_mutex_destroy(&connection->busy);
+    free(connection->world);
+    free(connection);
 }
 
 struct leave {
@@ -187,89 +190,94 @@ struct leave {
     struct colo_connection *l;
 };
 
-static void leave_main(void *p)
+static void leave_main(void *memory)
 {
-    struct leave *t = p;
-    struct colo_nccl_context *f = t->f;
+    struct leave *task = memory;
+    struct colo_nccl_context *context = task->f;
     (void)colo_capture_relax(); /* somebody may be capturing */
-    cudaSetDevice(f->device);
-    (void)f->lib->destroy(t->l->nccl);
-    colo_nccl_connection_free(t->l);
-    free(t);
-    pthread_mutex_lock(&f->lock);
-    f->leaving--;
-    pthread_cond_broadcast(&f->wake);
-    pthread_mutex_unlock(&f->lock);
+    cudaSetDevice(context->device);
+    (void)context->lib->destroy(task->l->nccl);
+    colo_nccl_connection_free(task->l);
+    free(task);
+    pthread_mutex_lock(&context->lock);
+    context->leaving--;
+    pthread_cond_broadcast(&context->wake);
+    pthread_mutex_unlock(&context->lock);
 }
 
-static void unlist(struct colo_nccl_context *f, struct colo_connection *l)
+static void unlist(struct colo_nccl_context *context, struct colo_connection *connection)
 {
-    struct colo_connection **link = &f->connection;
-    while (*link != l)
+    struct colo_connection **link = &context->connection;
+    while (*link != connection)
         link = &(*link)->next;
-    *link = l->next;
+    *link = connection->next;
 }
 
 /* The unused connection to end now, if there are too many of them; out of the list. */
-static struct colo_connection *oldest_beyond(struct colo_nccl_context *f, int32_t most)
+static struct colo_connection *oldest_beyond(struct colo_nccl_context *context, int32_t most)
 {
     struct colo_connection *oldest = NULL;
     int32_t idle = 0;
-    for (struct colo_connection *l = f->connection; l; l = l->next)
-        if (l->users == 0) {
+    for (struct colo_connection *connection = context->connection; connection;
+         connection = connection->next)
+        if (connection->users == 0) {
             idle++;
-            oldest = !oldest || l->idle_at < oldest->idle_at ? l : oldest;
+            oldest = !oldest || connection->idle_at < oldest->idle_at ? connection : oldest;
         }
     if (idle <= most)
         return NULL;
-    unlist(f, oldest);
+    unlist(context, oldest);
     return oldest;
 }
 
-void colo_nccl_connection_put(struct colo_nccl_context *f, struct colo_connection *l)
+void colo_nccl_connection_put(struct colo_nccl_context *context, struct colo_connection *connection)
 {
     struct colo_connection *end = NULL;
-    if (!l)
+    if (!connection)
         return;
-    pthread_mutex_lock(&f->lock);
-    if (--l->users == 0) {
-        l->idle_at = ++f->idle_count;
-        if (!l->nccl || l->borrowed || atomic_load(&l->phase) != COLO_CONNECTION_OK) {
-            unlist(f, l);
-            colo_nccl_connection_free(l);
+    pthread_mutex_lock(&context->lock);
+    if (--connection->users == 0) {
+        connection->idle_at = ++context->idle_count;
+        if (!connection->nccl || connection->borrowed ||
+            atomic_load(&connection->phase) != COLO_CONNECTION_OK) {
+            unlist(context, connection);
+            colo_nccl_connection_free(connection);
         } else {
             /* ending one frees memory, which waits for a device that others may use meanwhile */
-            end = oldest_beyond(f, f->shared ? INT32_MAX : IDLE_CONNECTIONS);
+            end = oldest_beyond(context, context->shared ? INT32_MAX : IDLE_CONNECTIONS);
         }
     }
-    f->leaving += end != NULL;
-    pthread_mutex_unlock(&f->lock);
+    context->leaving += end != NULL;
+    pthread_mutex_unlock(&context->lock);
     if (!end)
         return;
     /* its ranks may end it at different times, and ncclCommDestroy() may wait for them */
-    struct leave *t = malloc(sizeof *t);
-    if (t)
-        *t = (struct leave){f, end};
-    if (!t || !colo_run_apart(leave_main, t)) {
-        free(t); /* the ncclComm_t stays until the process ends */
-        pthread_mutex_lock(&f->lock);
-        f->leaving--;
-        pthread_mutex_unlock(&f->lock);
+    struct leave *task = malloc(sizeof *task);
+    if (task)
+        *task = (struct leave){context, end};
+    if (!task || !colo_run_apart(leave_main, task)) {
+        free(task); /* the ncclComm_t stays until the process ends */
+        pthread_mutex_lock(&context->lock);
+        context->leaving--;
+        pthread_mutex_unlock(&context->lock);
     }
 }
 
 /* With a reference. */
-static struct colo_connection *find_link(struct colo_nccl_context *f, const colo_comm_t *control)
+static struct colo_connection *find_link(struct colo_nccl_context *context,
+                                         const colo_comm_t *control)
 {
-    pthread_mutex_lock(&f->lock);
-    struct colo_connection *l = f->connection;
-    while (l && (l->n != control->size || atomic_load(&l->phase) != COLO_CONNECTION_OK ||
-                 memcmp(l->world, control->world_rank, sizeof *l->world * (size_t)l->n) != 0))
-        l = l->next;
-    if (l)
-        l->users++;
-    pthread_mutex_unlock(&f->lock);
-    return l;
+    pthread_mutex_lock(&context->lock);
+    struct colo_connection *connection = context->connection;
+    while (connection && (connection->n != control->size ||
+                          atomic_load(&connection->phase) != COLO_CONNECTION_OK ||
+                          memcmp(connection->world, control->world_rank,
+                                 sizeof *connection->world * (size_t)connection->n) != 0))
+        connection = connection->next;
+    if (connection)
+        connection->users++;
+    pthread_mutex_unlock(&context->lock);
+    return connection;
 }
 
 /* ---- making one ---- */
@@ -277,31 +285,32 @@ static struct colo_connection *find_link(struct colo_nccl_context *f, const colo
 static colo_status_t link_new(const colo_comm_t *control, struct colo_connection **out)
 {
     size_t n = (size_t)control->size;
-    struct colo_connection *l = calloc(1, sizeof *l);
+    struct colo_connection *connection = calloc(1, sizeof *connection);
     int64_t *world = malloc(sizeof *world * n);
-    if (!l || !world) {
-        free(l);
+    if (!connection || !world) {
+        free(connection);
         free(world);
         return colo_fail(COLO_ERR_NOMEM, "nccl create: connection of %zu ranks", n);
     }
     memcpy(world, control->world_rank, sizeof *world * n);
-    l->world = world;
-    l->n = control->size;
-    l->users = 1;
-    pthread_mutex_init(&l->busy, NULL);
-    *out = l;
+    connection->world = world;
+    connection->n = control->size;
+    connection->users = 1;
+    pthread_mutex_init(&connection->busy, NULL);
+    *out = connection;
     return COLO_OK;
 }
 
 /* The first rank makes an id, all get it. */
-static colo_status_t share_id(struct colo_nccl_context *f, colo_comm_t *control, ncclUniqueId *id)
+static colo_status_t share_id(struct colo_nccl_context *context, colo_comm_t *control,
+                              ncclUniqueId *id)
 {
     colo_status_t st = COLO_OK;
     memset(id, 0, sizeof *id);
     if (control->rank == 0) {
-        ncclResult_t r = f->lib->get_unique_id(id);
-        if (r != ncclSuccess)
-            st = colo_nccl_error(f->lib, "nccl create: unique id", r);
+        ncclResult_t error = context->lib->get_unique_id(id);
+        if (error != ncclSuccess)
+            st = colo_nccl_error(context->lib, "nccl create: unique id", error);
     }
     COLO_TRY(colo_comm_i_agree(control, "nccl create (unique id)", 0, st));
     return colo_comm_broadcast(control, id, sizeof *id, COLO_U8, 0, NULL);
@@ -325,44 +334,44 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
     return st;
 }
 
-colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
+colo_status_t colo_nccl_connection_get(struct colo_nccl_context *context, colo_comm_t *control,
                                        ncclComm_t borrowed, struct colo_connection **out)
 {
     COLO_CAPTURE_RELAXED;
     struct colo_connection *fresh = NULL;
     ncclUniqueId id;
     bool cached = false;
-    struct colo_connection *l = borrowed ? NULL : find_link(f, control);
+    struct colo_connection *connection = borrowed ? NULL : find_link(context, control);
     colo_status_t st = link_new(control, &fresh);
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
-    COLO_TRY_GOTO(st, all_have(control, l != NULL, &cached), fail);
+    COLO_TRY_GOTO(st, all_have(control, connection != NULL, &cached), fail);
     if (cached) {
         colo_nccl_connection_free(fresh);
-        *out = l;
+        *out = connection;
         return COLO_OK;
     }
     memset(&id, 0, sizeof id);
     if (control->size > 1 && !borrowed)
-        COLO_TRY_GOTO(st, share_id(f, control, &id), fail);
+        COLO_TRY_GOTO(st, share_id(context, control, &id), fail);
     if (control->size > 1 || borrowed)
-        st = link_connect(f, control, borrowed, &id, fresh);
+        st = link_connect(context, control, borrowed, &id, fresh);
     if (st < 0) /* the others wait in NCCL for this rank */
         control->ops->fail(control, st, colo_last_error());
     fresh->borrowed = borrowed != NULL;
     st = colo_comm_i_agree(control, "nccl create (connect)", 0, st);
     if (st < 0) {
-        colo_nccl_abort_connection(f, fresh);
+        colo_nccl_abort_connection(context, fresh);
         goto fail;
     }
-    colo_nccl_connection_put(f, l);
-    pthread_mutex_lock(&f->lock);
-    fresh->next = f->connection;
-    f->connection = fresh;
-    pthread_mutex_unlock(&f->lock);
+    colo_nccl_connection_put(context, connection);
+    pthread_mutex_lock(&context->lock);
+    fresh->next = context->connection;
+    context->connection = fresh;
+    pthread_mutex_unlock(&context->lock);
     *out = fresh;
     return COLO_OK;
 fail:
-    colo_nccl_connection_put(f, l);
+    colo_nccl_connection_put(context, connection);
     if (fresh)
         colo_nccl_connection_free(fresh);
     return st;

@@ -16,45 +16,48 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void close_main(void *p)
+static void close_main(void *memory)
 {
-    struct colo_nccl_context *f = p;
+    struct colo_nccl_context *context = memory;
     COLO_CAPTURE_RELAXED;
-    int now = f->device; /* if create fails, this is the caller's thread, which keeps its state */
+    int now =
+        context->device; /* if create fails, this is the caller's thread, which keeps its state */
     cudaGetDevice(&now);
-    cudaSetDevice(f->device);
+    cudaSetDevice(context->device);
     cudaDeviceSynchronize();
-    for (struct colo_connection *l = f->connection, *next; l; l = next) {
-        next = l->next;
-        if (l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_CONNECTION_OK)
-            (void)f->lib->destroy(l->nccl);
-        colo_nccl_connection_free(l);
+    for (struct colo_connection *connection = context->connection, *next; connection;
+         connection = next) {
+        next = connection->next;
+        if (connection->nccl && !connection->borrowed &&
+            atomic_load(&connection->phase) == COLO_CONNECTION_OK)
+            (void)context->lib->destroy(connection->nccl);
+        colo_nccl_connection_free(connection);
     }
-    for (int32_t i = 0; i < f->nold; i++)
-        cudaFree(f->old[i]);
-    cudaFree(f->stage);
-    cudaFree(f->memory);
-    cudaFree(f->counts);
-    cudaFreeHost(f->progress);
-    colo_order_drop(f->order);
+    for (int32_t i = 0; i < context->nold; i++)
+        cudaFree(context->old[i]);
+    cudaFree(context->stage);
+    cudaFree(context->memory);
+    cudaFree(context->counts);
+    cudaFreeHost(context->progress);
+    colo_order_drop(context->order);
     cudaSetDevice(now);
     (void)cudaGetLastError();
-    free(f->from);
-    free(f->to);
-    free(f->part);
-    pthread_cond_destroy(&f->wake);
-    pthread_mutex_destroy(&f->lock);
-    free(f);
+    free(context->from);
+    free(context->to);
+    free(context->part);
+    pthread_cond_destroy(&context->wake);
+    pthread_mutex_destroy(&context->lock);
+    free(context);
 }
 
 static const double REST_SECONDS = 0.5; /* for a device on which everything was aborted */
 
 /* False: operations that do not end had to be aborted. */
-static bool wait_quiet(struct colo_nccl_context *f, double seconds)
+static bool wait_quiet(struct colo_nccl_context *context, double seconds)
 {
     COLO_CAPTURE_RELAXED;
     const double end = colo_now() + seconds;
-    while (colo_nccl_is_busy(f)) {
+    while (colo_nccl_is_busy(context)) {
         if (colo_now() < end) {
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
             continue;
@@ -62,34 +65,36 @@ static bool wait_quiet(struct colo_nccl_context *f, double seconds)
         colo_log(COLO_LOG_WARN,
                  "operations of destroyed communicators on device %d have not ended after %lld ms; "
                  "their connections are aborted",
-                 (int)f->device, (long long)f->timeout_ms);
-        for (struct colo_connection *l = f->connection; l; l = l->next)
-            colo_nccl_abort_connection(f, l);
+                 (int)context->device, (long long)context->timeout_ms);
+        for (struct colo_connection *connection = context->connection; connection;
+             connection = connection->next)
+            colo_nccl_abort_connection(context, connection);
         return false;
     }
     return true;
 }
 
-void colo_nccl_context_destroy(struct colo_nccl_context *f, bool watched)
+void colo_nccl_context_destroy(struct colo_nccl_context *context, bool watched)
 {
-    double seconds = (double)f->timeout_ms * 1e-3;
+    double seconds = (double)context->timeout_ms * 1e-3;
     if (watched) {
-        pthread_mutex_lock(&f->lock);
-        f->stop = true;
-        pthread_cond_signal(&f->wake);
-        pthread_mutex_unlock(&f->lock);
-        pthread_join(f->watchdog, NULL); /* bounded: an abort is */
+        pthread_mutex_lock(&context->lock);
+        context->stop = true;
+        pthread_cond_signal(&context->wake);
+        pthread_mutex_unlock(&context->lock);
+        pthread_join(context->watchdog, NULL); /* bounded: an abort is */
     }
     struct timespec until = colo_in(seconds);
-    pthread_mutex_lock(&f->lock);
-    while (f->leaving > 0 && pthread_cond_timedwait(&f->wake, &f->lock, &until) != ETIMEDOUT)
+    pthread_mutex_lock(&context->lock);
+    while (context->leaving > 0 &&
+           pthread_cond_timedwait(&context->wake, &context->lock, &until) != ETIMEDOUT)
         ;
-    bool left = f->leaving == 0;
-    pthread_mutex_unlock(&f->lock);
-    if (left && watched && !wait_quiet(f, seconds))
+    bool left = context->leaving == 0;
+    pthread_mutex_unlock(&context->lock);
+    if (left && watched && !wait_quiet(context, seconds))
         seconds = REST_SECONDS;
     if (left)
-        (void)colo_run_for(seconds, NULL, NULL, close_main, NULL, f);
+        (void)colo_run_for(seconds, NULL, NULL, close_main, NULL, context);
 }
 
 colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
@@ -98,45 +103,46 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     const colo_nccl_lib_t *lib = NULL;
     int now = 0, count = 0;
     COLO_TRY(colo_nccl_find(&lib));
-    cudaError_t e = cudaGetDeviceCount(&count);
-    if (e == cudaSuccess)
-        e = cudaGetDevice(&now);
-    if (e != cudaSuccess)
-        return colo_cuda_error("nccl create", e);
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess)
+        error = cudaGetDevice(&now);
+    if (error != cudaSuccess)
+        return colo_cuda_error("nccl create", error);
     device = device < 0 ? now : device;
     if (device >= count)
         return colo_fail(COLO_ERR_ARG, "nccl create: device %d, %d devices are visible",
                          (int)device, count);
-    struct colo_nccl_context *f = calloc(1, sizeof *f);
-    if (!f)
-        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *f);
-    f->lib = lib;
-    f->device = device;
-    f->timeout_ms = 1000;
-    f->memory_bytes = COLO_NCCL_WARM_BYTES(ranks);
-    pthread_mutex_init(&f->lock, NULL);
-    colo_cond_init(&f->wake);
+    struct colo_nccl_context *context = calloc(1, sizeof *context);
+    if (!context)
+        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *context);
+    context->lib = lib;
+    context->device = device;
+    context->timeout_ms = 1000;
+    context->memory_bytes = COLO_NCCL_WARM_BYTES(ranks);
+    pthread_mutex_init(&context->lock, NULL);
+    colo_cond_init(&context->wake);
     if (device != now)
-        e = cudaSetDevice(device);
-    if (e == cudaSuccess)
-        e = cudaMalloc((void **)&f->memory, f->memory_bytes);
-    if (e == cudaSuccess)
-        e = cudaMalloc((void **)&f->counts, COLO_COUNTS * sizeof *f->counts);
-    if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&f->progress, COLO_PROGRESS_COUNTERS * sizeof *f->progress,
-                          cudaHostAllocPortable | cudaHostAllocMapped);
-    if (e == cudaSuccess)
-        memset(f->progress, 0, COLO_PROGRESS_COUNTERS * sizeof *f->progress);
-    colo_status_t st =
-        e == cudaSuccess ? colo_order_new(&f->order) : colo_cuda_error("nccl create", e);
+        error = cudaSetDevice(device);
+    if (error == cudaSuccess)
+        error = cudaMalloc((void **)&context->memory, context->memory_bytes);
+    if (error == cudaSuccess)
+        error = cudaMalloc((void **)&context->counts, COLO_COUNTS * sizeof *context->counts);
+    if (error == cudaSuccess)
+        error = cudaHostAlloc((void **)&context->progress,
+                              COLO_PROGRESS_COUNTERS * sizeof *context->progress,
+                              cudaHostAllocPortable | cudaHostAllocMapped);
+    if (error == cudaSuccess)
+        memset(context->progress, 0, COLO_PROGRESS_COUNTERS * sizeof *context->progress);
+    colo_status_t st = error == cudaSuccess ? colo_order_new(&context->order)
+                                            : colo_cuda_error("nccl create", error);
     if (device != now)
         cudaSetDevice(now);
-    if (st == COLO_OK && pthread_create(&f->watchdog, NULL, colo_nccl_watchdog, f) != 0)
+    if (st == COLO_OK && pthread_create(&context->watchdog, NULL, colo_nccl_watchdog, context) != 0)
         st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to watchdog the connections");
     if (st < 0) {
-        close_main(f);
+        close_main(context);
         return st;
     }
-    *out = f;
+    *out = context;
     return COLO_OK;
 }

@@ -33,19 +33,21 @@ struct exchange {
     const colo_subconnection_t *subconnection; /* NULL: none, and no halves */
 };
 
-static struct exchange both_sides(const colo_exchange_t *x)
+static struct exchange both_sides(const colo_exchange_t *exchange)
 {
-    return (struct exchange){
-        {x->send, x->recv}, {x->nsends, x->nrecvs}, colo_dtype_size(x->op.dtype), x->subconnection};
+    return (struct exchange){{exchange->send, exchange->recv},
+                             {exchange->nsends, exchange->nrecvs},
+                             colo_dtype_size(exchange->op.dtype),
+                             exchange->subconnection};
 }
 
 /* ---- halves ---- */
 
-static int64_t message_bytes(const colo_message_t *m, size_t elem)
+static int64_t message_bytes(const colo_message_t *message, size_t elem)
 {
     int64_t n = 0;
-    for (int32_t k = 0; k < m->nboxes; k++)
-        n += colo_box_count(&m->boxes[k]) * (int64_t)elem;
+    for (int32_t k = 0; k < message->nboxes; k++)
+        n += colo_box_count(&message->boxes[k]) * (int64_t)elem;
     return n;
 }
 
@@ -54,37 +56,37 @@ static int steps_of(int64_t bytes, bool halves)
     return halves && bytes >= SPLIT_BYTES ? HALVES : 1;
 }
 
-static colo_box_t sub_box(const colo_box_t *b, int64_t i, int64_t j, int64_t k, int64_t ni,
+static colo_box_t sub_box(const colo_box_t *box, int64_t i, int64_t j, int64_t k, int64_t ni,
                           int64_t nj, int64_t nk, size_t elem)
 {
-    int64_t offset = i * b->stride[0] + j * b->stride[1] + k * b->stride[2];
-    return (colo_box_t){.data = b->data ? (char *)b->data + offset * (int64_t)elem : NULL,
+    int64_t offset = i * box->stride[0] + j * box->stride[1] + k * box->stride[2];
+    return (colo_box_t){.data = box->data ? (char *)box->data + offset * (int64_t)elem : NULL,
                         .extent = {ni, nj, nk},
-                        .stride = {b->stride[0], b->stride[1], b->stride[2]}};
+                        .stride = {box->stride[0], box->stride[1], box->stride[2]}};
 }
 
 /* Lines [lo, hi) of a box as at most three boxes. One line by itself is cut into elements. */
-static int32_t lines_of(const colo_box_t *b, int64_t lo, int64_t hi, size_t elem, colo_box_t *out)
+static int32_t lines_of(const colo_box_t *box, int64_t lo, int64_t hi, size_t elem, colo_box_t *out)
 {
-    const int64_t rows = b->extent[1], h = b->extent[2];
+    const int64_t rows = box->extent[1], h = box->extent[2];
     int32_t n = 0;
     if (lo >= hi)
         return 0;
-    if (b->extent[0] * rows == 1) {
-        out[0] = sub_box(b, 0, 0, lo, 1, 1, hi - lo, elem);
+    if (box->extent[0] * rows == 1) {
+        out[0] = sub_box(box, 0, 0, lo, 1, 1, hi - lo, elem);
         return 1;
     }
     int64_t plane = lo / rows, last = hi / rows, row = lo % rows, rest = hi % rows;
     if (plane == last) {
-        out[0] = sub_box(b, plane, row, 0, 1, rest - row, h, elem);
+        out[0] = sub_box(box, plane, row, 0, 1, rest - row, h, elem);
         return 1;
     }
     if (row > 0)
-        out[n++] = sub_box(b, plane++, row, 0, 1, rows - row, h, elem);
+        out[n++] = sub_box(box, plane++, row, 0, 1, rows - row, h, elem);
     if (plane < last)
-        out[n++] = sub_box(b, plane, 0, 0, last - plane, rows, h, elem);
+        out[n++] = sub_box(box, plane, 0, 0, last - plane, rows, h, elem);
     if (rest > 0)
-        out[n++] = sub_box(b, last, 0, 0, 1, rest, h, elem);
+        out[n++] = sub_box(box, last, 0, 0, 1, rest, h, elem);
     return n;
 }
 
@@ -96,36 +98,36 @@ static int64_t clamped_up(int64_t bytes, int64_t line, int64_t lines)
 
 /* The boxes of step @k of a message, at most nboxes + 4, and their bytes; @out may be NULL. Empty
  * ones are left out. */
-static int32_t cut(const colo_message_t *m, int k, bool halves, size_t elem, colo_box_t *out,
+static int32_t cut(const colo_message_t *message, int k, bool halves, size_t elem, colo_box_t *out,
                    int64_t *bytes)
 {
-    const int64_t all = message_bytes(m, elem);
+    const int64_t all = message_bytes(message, elem);
     const int steps = steps_of(all, halves);
     const int64_t lo = all * k / steps, hi = all * (k + 1) / steps;
     int64_t offset = 0;
     int32_t n = 0;
     *bytes = 0;
-    for (int32_t i = 0; k < steps && i < m->nboxes; i++) {
-        const colo_box_t *b = &m->boxes[i];
-        const int64_t count = colo_box_count(b);
+    for (int32_t i = 0; k < steps && i < message->nboxes; i++) {
+        const colo_box_t *box = &message->boxes[i];
+        const int64_t count = colo_box_count(box);
         if (count == 0)
             continue;
-        int64_t lines = b->extent[0] * b->extent[1];
-        lines = lines == 1 ? b->extent[2] : lines;
+        int64_t lines = box->extent[0] * box->extent[1];
+        lines = lines == 1 ? box->extent[2] : lines;
         const int64_t line = count / lines * (int64_t)elem;
         const int64_t l0 = clamped_up(lo - offset, line, lines),
                       l1 = clamped_up(hi - offset, line, lines);
-        n += out ? lines_of(b, l0, l1, elem, out + n) : 0;
+        n += out ? lines_of(box, l0, l1, elem, out + n) : 0;
         *bytes += (l1 - l0) * line;
         offset += count * (int64_t)elem;
     }
     return n;
 }
 
-static int64_t step_bytes(const colo_message_t *m, int k, size_t elem)
+static int64_t step_bytes(const colo_message_t *message, int k, size_t elem)
 {
     int64_t bytes;
-    cut(m, k, true, elem, NULL, &bytes);
+    cut(message, k, true, elem, NULL, &bytes);
     return bytes;
 }
 
@@ -154,15 +156,15 @@ static void *in_place(const colo_box_t *boxes, int32_t n, size_t elem)
     return n > 0 ? boxes[0].data : NULL;
 }
 
-static colo_status_t need_lists(struct colo_operation *r, const struct exchange *x)
+static colo_status_t need_lists(struct colo_operation *call, const struct exchange *exchange)
 {
-    struct colo_nccl_context *f = r->f;
+    struct colo_nccl_context *context = call->f;
     char what[96];
     int64_t boxes = 0;
     for (int side = 0; side < 2; side++)
-        for (int32_t i = 0; i < x->n[side]; i++)
-            boxes += x->m[side][i].nboxes + 2 * 4; /* as many parts are enough, too */
-    if (boxes <= f->boxes)
+        for (int32_t i = 0; i < exchange->n[side]; i++)
+            boxes += exchange->m[side][i].nboxes + 2 * 4; /* as many parts are enough, too */
+    if (boxes <= context->boxes)
         return COLO_OK;
     colo_box_t *from = malloc((size_t)boxes * sizeof *from);
     colo_box_t *to = malloc((size_t)boxes * sizeof *to);
@@ -172,31 +174,32 @@ static colo_status_t need_lists(struct colo_operation *r, const struct exchange 
         free(to);
         free(part);
         return colo_fail(COLO_ERR_NOMEM, "%s: lists of %lld boxes",
-                         colo_operation_text(r, what, sizeof what), (long long)boxes);
+                         colo_operation_text(call, what, sizeof what), (long long)boxes);
     }
-    free(f->from);
-    free(f->to);
-    free(f->part);
-    f->from = from;
-    f->to = to;
-    f->part = part;
-    f->boxes = boxes;
+    free(context->from);
+    free(context->to);
+    free(context->part);
+    context->from = from;
+    context->to = to;
+    context->part = part;
+    context->boxes = boxes;
     return COLO_OK;
 }
 
 /* One box of each message; on a subconnection of each side, which is one tensor's. */
-static colo_status_t check_memory(const struct colo_operation *r, const struct exchange *x)
+static colo_status_t check_memory(const struct colo_operation *call,
+                                  const struct exchange *exchange)
 {
     for (int side = 0; side < 2; side++) {
         bool known = false;
-        for (int32_t i = 0; i < x->n[side] && !(x->subconnection && known); i++) {
-            const colo_message_t *m = &x->m[side][i];
+        for (int32_t i = 0; i < exchange->n[side] && !(exchange->subconnection && known); i++) {
+            const colo_message_t *message = &exchange->m[side][i];
             int32_t k = 0;
-            while (k < m->nboxes && colo_box_count(&m->boxes[k]) == 0)
+            while (k < message->nboxes && colo_box_count(&message->boxes[k]) == 0)
                 k++;
-            if (k == m->nboxes)
+            if (k == message->nboxes)
                 continue;
-            COLO_TRY(colo_operation_on_device(r, "a box", m->boxes[k].data));
+            COLO_TRY(colo_operation_on_device(call, "a box", message->boxes[k].data));
             known = true;
         }
     }
@@ -211,29 +214,29 @@ static char *staged_at(char *stage, size_t offset)
 /* Steps [@k, @end): f->part[] for every message and step, sends first; f->from (the caller's boxes)
  * and f->to (their places in @stage) for those that are packed, packs[0] pairs of sends, then
  * packs[1] of receives. Returns the staging taken, which is all that holds if @stage is NULL. */
-static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int k, int end,
-                      char *stage, int64_t *packs)
+static size_t lay_out(struct colo_nccl_context *context, const struct exchange *exchange, int k,
+                      int end, char *stage, int64_t *packs)
 {
     size_t offset = 0;
     int64_t pairs = 0, bytes;
-    struct colo_packet *part = f->part;
+    struct colo_packet *part = context->part;
     for (int side = 0; side < 2; side++) {
-        for (int32_t i = 0; i < x->n[side] * (end - k); i++, part++) {
-            const colo_message_t *m = &x->m[side][i / (end - k)];
-            const int32_t n =
-                cut(m, k + i % (end - k), x->subconnection, x->elem, f->from + pairs, &bytes);
-            *part =
-                (struct colo_packet){in_place(f->from + pairs, n, x->elem), (size_t)bytes, m->peer};
+        for (int32_t i = 0; i < exchange->n[side] * (end - k); i++, part++) {
+            const colo_message_t *message = &exchange->m[side][i / (end - k)];
+            const int32_t n = cut(message, k + i % (end - k), exchange->subconnection,
+                                  exchange->elem, context->from + pairs, &bytes);
+            *part = (struct colo_packet){in_place(context->from + pairs, n, exchange->elem),
+                                         (size_t)bytes, message->peer};
             if (part->data || bytes == 0)
                 continue;
             part->data = staged_at(stage, offset);
             size_t to = offset;
             for (const int64_t last = pairs + n; pairs < last; pairs++) {
-                const int64_t *e = f->from[pairs].extent;
-                f->to[pairs] = (colo_box_t){.data = staged_at(stage, to),
-                                            .extent = {e[0], e[1], e[2]},
-                                            .stride = {e[1] * e[2], e[2], 1}};
-                to += (size_t)colo_box_count(&f->from[pairs]) * x->elem;
+                const int64_t *extent = context->from[pairs].extent;
+                context->to[pairs] = (colo_box_t){.data = staged_at(stage, to),
+                                                  .extent = {extent[0], extent[1], extent[2]},
+                                                  .stride = {extent[1] * extent[2], extent[2], 1}};
+                to += (size_t)colo_box_count(&context->from[pairs]) * exchange->elem;
             }
             offset += colo_stage_padded((size_t)bytes);
         }
@@ -261,96 +264,101 @@ static int32_t link_rank(const colo_subconnection_t *subconnection, int32_t peer
     return member ? (int32_t)(member - subconnection->members) : -1;
 }
 
-static colo_status_t group(struct colo_operation *r, const struct exchange *x, int steps)
+static colo_status_t group(struct colo_operation *call, const struct exchange *exchange, int steps)
 {
-    const struct colo_packet *part = r->f->part;
-    ncclComm_t nccl = r->connection->nccl;
-    ncclResult_t e = ncclSuccess;
-    COLO_NCCL(r->lib->group_start());
+    const struct colo_packet *part = call->f->part;
+    ncclComm_t nccl = call->connection->nccl;
+    ncclResult_t error = ncclSuccess;
+    COLO_NCCL(call->lib->group_start());
     for (int side = 0; side < 2; side++)
-        for (int32_t i = 0; i < x->n[side] * steps; i++, part++) {
-            if (part->bytes == 0 || e != ncclSuccess)
+        for (int32_t i = 0; i < exchange->n[side] * steps; i++, part++) {
+            if (part->bytes == 0 || error != ncclSuccess)
                 continue;
-            const int32_t peer = link_rank(x->subconnection, part->peer);
-            e = side ? r->lib->recv(part->data, part->bytes, ncclInt8, peer, nccl, r->stream)
-                     : r->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, r->stream);
+            const int32_t peer = link_rank(exchange->subconnection, part->peer);
+            error =
+                side ? call->lib->recv(part->data, part->bytes, ncclInt8, peer, nccl, call->stream)
+                     : call->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, call->stream);
         }
-    ncclResult_t closed = r->lib->group_end(); /* also after an error: the depth must be 0 again */
-    return colo_operation_nccl(r, e != ncclSuccess ? e : closed);
+    ncclResult_t closed =
+        call->lib->group_end(); /* also after an error: the depth must be 0 again */
+    return colo_operation_nccl(call, error != ncclSuccess ? error : closed);
 }
 
-static colo_status_t run_step(struct colo_operation *r, const struct exchange *x, int k, int end,
-                              char *stage)
+static colo_status_t run_step(struct colo_operation *call, const struct exchange *exchange, int k,
+                              int end, char *stage)
 {
-    struct colo_nccl_context *f = r->f;
+    struct colo_nccl_context *context = call->f;
     int64_t packs[2];
-    lay_out(f, x, k, end, stage, packs);
-    COLO_OPERATION_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, 0, r->stream));
-    COLO_TRY(group(r, x, end - k));
-    return colo_operation_cuda(r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1],
-                                                    x->elem, 0, r->stream));
+    lay_out(context, exchange, k, end, stage, packs);
+    COLO_OPERATION_CUDA(
+        colo_k_boxes_copy(context->to, context->from, packs[0], exchange->elem, 0, call->stream));
+    COLO_TRY(group(call, exchange, end - k));
+    return colo_operation_cuda(call,
+                               colo_k_boxes_copy(context->from + packs[0], context->to + packs[0],
+                                                 packs[1], exchange->elem, 0, call->stream));
 }
 
-static int steps_needed(const struct exchange *x)
+static int steps_needed(const struct exchange *exchange)
 {
     int steps = 0;
     for (int side = 0; side < 2; side++)
-        for (int32_t i = 0; i < x->n[side]; i++) {
-            int n = steps_of(message_bytes(&x->m[side][i], x->elem), x->subconnection);
+        for (int32_t i = 0; i < exchange->n[side]; i++) {
+            int n = steps_of(message_bytes(&exchange->m[side][i], exchange->elem),
+                             exchange->subconnection);
             steps = n > steps ? n : steps;
         }
     return steps;
 }
 
-static colo_status_t run(struct colo_operation *r, const struct exchange *x, char *stage,
+static colo_status_t run(struct colo_operation *call, const struct exchange *exchange, char *stage,
                          size_t stage_bytes)
 {
     char what[96];
     int64_t packs[2];
     size_t need = 0;
-    const int steps = steps_needed(x);
+    const int steps = steps_needed(exchange);
     for (int side = 0; side < 2; side++)
-        for (int32_t i = 0; i < x->n[side]; i++)
-            if (link_rank(x->subconnection, x->m[side][i].peer) < 0)
+        for (int32_t i = 0; i < exchange->n[side]; i++)
+            if (link_rank(exchange->subconnection, exchange->m[side][i].peer) < 0)
                 return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
-                                 colo_operation_text(r, what, sizeof what),
-                                 (int)x->m[side][i].peer);
-    COLO_TRY(check_memory(r, x));
-    COLO_TRY(need_lists(r, x));
+                                 colo_operation_text(call, what, sizeof what),
+                                 (int)exchange->m[side][i].peer);
+    COLO_TRY(check_memory(call, exchange));
+    COLO_TRY(need_lists(call, exchange));
     for (int k = 0; k < steps; k++) {
-        size_t n = lay_out(r->f, x, k, k + 1, stage, packs);
+        size_t n = lay_out(call->f, exchange, k, k + 1, stage, packs);
         need = n > need ? n : need;
     }
-    if (!x->subconnection) {
-        COLO_TRY(colo_operation_stage(r, need));
-        stage = r->stage;
+    if (!exchange->subconnection) {
+        COLO_TRY(colo_operation_stage(call, need));
+        stage = call->stage;
     } else if (need > stage_bytes) {
         return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
-                         colo_operation_text(r, what, sizeof what), need, stage_bytes);
+                         colo_operation_text(call, what, sizeof what), need, stage_bytes);
     }
     /* two ranks need not take equal steps: what one sends to the other has one order */
-    const bool at_once = x->subconnection && x->subconnection->n == 2 && need == 0;
+    const bool at_once = exchange->subconnection && exchange->subconnection->n == 2 && need == 0;
     for (int k = 0, end; k < steps; k = end) {
         end = at_once ? steps : k + 1;
-        COLO_TRY(run_step(r, x, k, end, stage));
+        COLO_TRY(run_step(call, exchange, k, end, stage));
     }
     return COLO_OK;
 }
 
 /* ---- entries ---- */
 
-colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_exchange_t *exchange,
+colo_status_t colo_nccl_exchange(colo_comm_t *comm, const colo_exchange_t *exchange,
                                  colo_stream_t stream)
 {
     const struct exchange x = both_sides(exchange);
-    struct colo_operation r;
+    struct colo_operation call;
     /* A rank that brings nothing is waited for where the comm is not connected yet. */
     if (x.n[0] + x.n[1] == 0 &&
-        (x.subconnection || ((struct colo_nccl_group *)c->impl)->connection))
+        (x.subconnection || ((struct colo_nccl_group *)comm->impl)->connection))
         return COLO_OK;
-    COLO_TRY(colo_operation_begin(&r, c, exchange->subconnection, stream));
+    COLO_TRY(colo_operation_begin(&call, comm, exchange->subconnection, stream));
     return colo_operation_end(
-        &r, run(&r, &x, x.subconnection ? exchange->stage : NULL, exchange->stage_bytes));
+        &call, run(&call, &x, x.subconnection ? exchange->stage : NULL, exchange->stage_bytes));
 }
 
 size_t colo_nccl_subconnection_stage(const colo_exchange_t *exchange)

@@ -29,184 +29,191 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-const char *colo_operation_text(const struct colo_operation *r, char *text, size_t cap)
+const char *colo_operation_text(const struct colo_operation *call, char *text, size_t cap)
 {
-    return colo_op_describe(text, cap, r->c->op, r->c->seq);
+    return colo_op_describe(text, cap, call->c->op, call->c->seq);
 }
 
-colo_status_t colo_operation_nccl(const struct colo_operation *r, ncclResult_t e)
+colo_status_t colo_operation_nccl(const struct colo_operation *call, ncclResult_t error)
 {
     char what[96];
-    return e == ncclSuccess ? COLO_OK
-                            : colo_nccl_error(r->lib, colo_operation_text(r, what, sizeof what), e);
+    return error == ncclSuccess
+               ? COLO_OK
+               : colo_nccl_error(call->lib, colo_operation_text(call, what, sizeof what), error);
 }
 
-colo_status_t colo_operation_cuda(const struct colo_operation *r, cudaError_t e)
+colo_status_t colo_operation_cuda(const struct colo_operation *call, cudaError_t error)
 {
     char what[96];
-    return e == cudaSuccess ? COLO_OK
-                            : colo_cuda_error(colo_operation_text(r, what, sizeof what), e);
+    return error == cudaSuccess
+               ? COLO_OK
+               : colo_cuda_error(colo_operation_text(call, what, sizeof what), error);
 }
 
 /* ---- begin and end ---- */
 
-static colo_status_t check_place(struct colo_operation *r)
+static colo_status_t check_place(struct colo_operation *call)
 {
     char what[96];
     int now = -1;
     COLO_OPERATION_CUDA(cudaGetDevice(&now));
-    if (now != r->f->device)
+    if (now != call->f->device)
         return colo_fail(
             COLO_ERR_ARG, "%s: the current device is %d, comm '%s' was made on device %d",
-            colo_operation_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
+            colo_operation_text(call, what, sizeof what), now, call->c->name, (int)call->f->device);
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    COLO_OPERATION_CUDA(cudaStreamIsCapturing(r->stream, &capture));
-    r->capturing = capture != cudaStreamCaptureStatusNone;
+    COLO_OPERATION_CUDA(cudaStreamIsCapturing(call->stream, &capture));
+    call->capturing = capture != cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 12080
-    if (r->stream && !r->capturing) { /* the default stream is the current device's */
-        COLO_OPERATION_CUDA(cudaStreamGetDevice(r->stream, &now));
-        if (now != r->f->device)
-            return colo_fail(
-                COLO_ERR_ARG, "%s: the stream is of device %d, comm '%s' was made on device %d",
-                colo_operation_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
+    if (call->stream && !call->capturing) { /* the default stream is the current device's */
+        COLO_OPERATION_CUDA(cudaStreamGetDevice(call->stream, &now));
+        if (now != call->f->device)
+            return colo_fail(COLO_ERR_ARG,
+                             "%s: the stream is of device %d, comm '%s' was made on device %d",
+                             colo_operation_text(call, what, sizeof what), now, call->c->name,
+                             (int)call->f->device);
     }
 #endif
     return COLO_OK;
 }
 
 /* The comm's own connection, made now if no operation has needed it yet. */
-static colo_status_t own_link(struct colo_operation *r)
+static colo_status_t own_link(struct colo_operation *call)
 {
     char what[96];
-    if (!r->x->connection && r->capturing)
+    if (!call->x->connection && call->capturing)
         return colo_fail(COLO_ERR_STATE,
                          "%s: comm '%s' connects at its first operation, which cannot be captured; "
                          "run one before the capture, a barrier will do",
-                         colo_operation_text(r, what, sizeof what), r->c->name);
-    if (!r->x->connection)
-        COLO_TRY(colo_nccl_connect(r->c));
-    r->connection = r->x->connection;
+                         colo_operation_text(call, what, sizeof what), call->c->name);
+    if (!call->x->connection)
+        COLO_TRY(colo_nccl_connect(call->c));
+    call->connection = call->x->connection;
     return COLO_OK;
 }
 
-static cudaError_t count_progress(struct colo_operation *r, bool begin)
+static cudaError_t count_progress(struct colo_operation *call, bool begin)
 {
-    const colo_op_desc_t *op = &r->c->op;
-    struct colo_nccl_context *f = r->f;
-    const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
-    if (!r->connection->nccl)
+    const colo_op_desc_t *op = &call->c->op;
+    struct colo_nccl_context *context = call->f;
+    const int64_t what[4] = {call->x->id, (int64_t)colo_op_pack(op), op->count,
+                             (int64_t)call->c->seq};
+    if (!call->connection->nccl)
         return cudaSuccess;
-    return colo_k_progress(&f->progress[begin ? COLO_PROGRESS_BEGUN : COLO_PROGRESS_ENDED],
-                           COLO_PROGRESS_WORDS,
-                           &f->counts[begin ? COLO_COUNT_BEGUN : COLO_COUNT_ENDED],
-                           begin ? &f->progress[COLO_PROGRESS_COMM] : NULL, what, r->stream);
+    return colo_k_progress(
+        &context->progress[begin ? COLO_PROGRESS_BEGUN : COLO_PROGRESS_ENDED], COLO_PROGRESS_WORDS,
+        &context->counts[begin ? COLO_COUNT_BEGUN : COLO_COUNT_ENDED],
+        begin ? &context->progress[COLO_PROGRESS_COMM] : NULL, what, call->stream);
 }
 
-static colo_status_t host_barrier(const struct colo_operation *r, colo_status_t st)
+static colo_status_t host_barrier(const struct colo_operation *call, colo_status_t st)
 {
-    const colo_category_t category = r->c->op.category;
+    const colo_category_t category = call->c->op.category;
     if ((category != COLO_CATEGORY_LOSS && category != COLO_CATEGORY_HEAD) ||
-        !r->connection->nccl || !r->c->share_process)
+        !call->connection->nccl || !call->c->share_process)
         return st;
     const colo_error_t why = colo_error_save(); /* a dead control would have its own */
-    const uint64_t same = colo_op_pack(&r->c->op) ^ (uint64_t)r->c->op.count * COLO_HASH_INIT;
+    const uint64_t same = colo_op_pack(&call->c->op) ^ (uint64_t)call->c->op.count * COLO_HASH_INIT;
     colo_status_t together =
-        colo_comm_i_agree(colo_comm_i_control(r->c), "an operation of the loss", same, st);
+        colo_comm_i_agree(colo_comm_i_control(call->c), "an operation of the loss", same, st);
     return st < 0 ? colo_error_restore(st, &why) : together;
 }
 
-colo_status_t colo_operation_begin(struct colo_operation *r, colo_comm_t *c,
+colo_status_t colo_operation_begin(struct colo_operation *call, colo_comm_t *comm,
                                    const colo_subconnection_t *subconnection, colo_stream_t stream)
 {
-    struct colo_nccl_group *x = c->impl;
-    struct colo_nccl_context *f = x->context;
+    struct colo_nccl_group *group = comm->impl;
+    struct colo_nccl_context *context = group->context;
     char what[96], why[900];
-    *r = (struct colo_operation){.c = c, .x = x, .f = f, .lib = f->lib, .stream = stream};
-    COLO_TRY(check_place(r));
+    *call = (struct colo_operation){
+        .c = comm, .x = group, .f = context, .lib = context->lib, .stream = stream};
+    COLO_TRY(check_place(call));
     if (subconnection)
-        r->connection = subconnection->connection;
+        call->connection = subconnection->connection;
     else
-        COLO_TRY(own_link(r));
-    COLO_TRY(host_barrier(r, COLO_OK));
-    COLO_OPERATION_CUDA(colo_order_follow(f->order, r->capturing, stream));
-    pthread_mutex_lock(&r->connection->busy);
+        COLO_TRY(own_link(call));
+    COLO_TRY(host_barrier(call, COLO_OK));
+    COLO_OPERATION_CUDA(colo_order_follow(context->order, call->capturing, stream));
+    pthread_mutex_lock(&call->connection->busy);
     colo_status_t st = COLO_OK;
-    if (atomic_load(&r->connection->phase) != COLO_CONNECTION_OK) {
-        st = colo_nccl_state(c, why, sizeof why);
+    if (atomic_load(&call->connection->phase) != COLO_CONNECTION_OK) {
+        st = colo_nccl_state(comm, why, sizeof why);
         st = st < 0 ? colo_fail(st, "%s", why)
                     : colo_fail(
                           COLO_ERR_PEER,
                           "%s: the connection of comm '%s' was torn down when another comm of the "
                           "same ranks failed",
-                          colo_operation_text(r, what, sizeof what), c->name);
+                          colo_operation_text(call, what, sizeof what), comm->name);
     }
     if (st == COLO_OK)
-        st = colo_operation_cuda(r, count_progress(r, true));
+        st = colo_operation_cuda(call, count_progress(call, true));
     if (st < 0)
-        pthread_mutex_unlock(&r->connection->busy);
+        pthread_mutex_unlock(&call->connection->busy);
     return st;
 }
 
-colo_status_t colo_operation_end(struct colo_operation *r, colo_status_t st)
+colo_status_t colo_operation_end(struct colo_operation *call, colo_status_t st)
 {
-    const cudaError_t counted = count_progress(r, false);
-    pthread_mutex_unlock(&r->connection->busy);
+    const cudaError_t counted = count_progress(call, false);
+    pthread_mutex_unlock(&call->connection->busy);
     if (st == COLO_OK) /* else it keeps its error message */
-        st = colo_operation_cuda(r, counted);
+        st = colo_operation_cuda(call, counted);
     if (st == COLO_OK)
-        st = colo_operation_cuda(r, colo_order_lead(r->f->order, r->capturing, r->stream));
-    return host_barrier(r, st);
+        st = colo_operation_cuda(call,
+                                 colo_order_lead(call->f->order, call->capturing, call->stream));
+    return host_barrier(call, st);
 }
 
 /* ---- memory ---- */
 
-colo_status_t colo_operation_on_device(const struct colo_operation *r, const char *name,
-                                       const void *p)
+colo_status_t colo_operation_on_device(const struct colo_operation *call, const char *name,
+                                       const void *memory)
 {
-    struct cudaPointerAttributes a;
+    struct cudaPointerAttributes attributes;
     char what[96];
-    COLO_OPERATION_CUDA(cudaPointerGetAttributes(&a, p));
-    if (a.type != cudaMemoryTypeDevice && a.type != cudaMemoryTypeManaged)
-        return colo_fail(
-            COLO_ERR_ARG, "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
-            colo_operation_text(r, what, sizeof what), name, r->c->name, (int)r->f->device);
-    if (a.type == cudaMemoryTypeDevice && a.device != r->f->device)
+    COLO_OPERATION_CUDA(cudaPointerGetAttributes(&attributes, memory));
+    if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
+                         colo_operation_text(call, what, sizeof what), name, call->c->name,
+                         (int)call->f->device);
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != call->f->device)
         return colo_fail(COLO_ERR_ARG, "%s: %s is memory of device %d, comm '%s' is on device %d",
-                         colo_operation_text(r, what, sizeof what), name, a.device, r->c->name,
-                         (int)r->f->device);
+                         colo_operation_text(call, what, sizeof what), name, attributes.device,
+                         call->c->name, (int)call->f->device);
     return COLO_OK;
 }
 
-colo_status_t colo_operation_stage(struct colo_operation *r, size_t bytes)
+colo_status_t colo_operation_stage(struct colo_operation *call, size_t bytes)
 {
     COLO_CAPTURE_RELAXED;
-    struct colo_nccl_context *f = r->f;
+    struct colo_nccl_context *context = call->f;
     char what[96];
-    const bool lent = r->c->stage_bytes > 0 && bytes <= r->c->stage_bytes;
-    r->stage = lent ? r->c->stage : f->stage;
-    if (lent || bytes <= f->stage_bytes)
+    const bool lent = call->c->stage_bytes > 0 && bytes <= call->c->stage_bytes;
+    call->stage = lent ? call->c->stage : context->stage;
+    if (lent || bytes <= context->stage_bytes)
         return COLO_OK;
-    if (r->capturing)
+    if (call->capturing)
         return colo_fail(COLO_ERR_STATE,
                          "%s: needs %zu bytes of staging, %zu are there; run it once before the "
                          "capture",
-                         colo_operation_text(r, what, sizeof what), bytes, f->stage_bytes);
+                         colo_operation_text(call, what, sizeof what), bytes, context->stage_bytes);
     size_t grown = COLO_STAGE_ALIGN; /* powers of two: with those before, at most twice as much */
     while (grown < bytes)
         grown *= 2;
-    void *p = NULL;
-    cudaError_t e = f->nold < (int32_t)(sizeof f->old / sizeof f->old[0])
-                        ? cudaMalloc(&p, grown)
-                        : cudaErrorMemoryAllocation;
-    if (e != cudaSuccess) {
+    void *memory = NULL;
+    cudaError_t error = context->nold < (int32_t)(sizeof context->old / sizeof context->old[0])
+                            ? cudaMalloc(&memory, grown)
+                            : cudaErrorMemoryAllocation;
+    if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of staging on device %d: %s",
-                         colo_operation_text(r, what, sizeof what), grown, (int)f->device,
-                         cudaGetErrorString(e));
+                         colo_operation_text(call, what, sizeof what), grown, (int)context->device,
+                         cudaGetErrorString(error));
     }
-    if (f->stage)
-        f->old[f->nold++] = f->stage;
-    r->stage = f->stage = p;
-    f->stage_bytes = grown;
+    if (context->stage)
+        context->old[context->nold++] = context->stage;
+    call->stage = context->stage = memory;
+    context->stage_bytes = grown;
     return COLO_OK;
 }

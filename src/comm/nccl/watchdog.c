@@ -36,9 +36,9 @@ enum { WATCHDOG_MS = 20 };
 
 bool colo_nccl_is_dead(const void *control)
 {
-    const colo_comm_t *c = control;
+    const colo_comm_t *comm = control;
     char error_message[900];
-    return c->ops->state(c, error_message, sizeof error_message) != COLO_OK;
+    return comm->ops->state(comm, error_message, sizeof error_message) != COLO_OK;
 }
 
 /* ---- tearing down ---- */
@@ -50,227 +50,233 @@ struct abort_job {
     ncclComm_t nccl;
 };
 
-static void abort_main(void *p)
+static void abort_main(void *memory)
 {
-    struct abort_job *t = p;
+    struct abort_job *job = memory;
     (void)colo_capture_relax(); /* somebody may be capturing */
-    cudaSetDevice(t->device);
-    (void)t->lib->abort(t->nccl);
+    cudaSetDevice(job->device);
+    (void)job->lib->abort(job->nccl);
 }
 
-void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connection *l)
+void colo_nccl_abort_connection(struct colo_nccl_context *context,
+                                struct colo_connection *connection)
 {
     int32_t ok = COLO_CONNECTION_OK;
-    if (!l->nccl || l->borrowed ||
-        !atomic_compare_exchange_strong(&l->phase, &ok, COLO_CONNECTION_ENDING))
+    if (!connection->nccl || connection->borrowed ||
+        !atomic_compare_exchange_strong(&connection->phase, &ok, COLO_CONNECTION_ENDING))
         return;
     const double end = colo_now() + BUSY_SECONDS;
     bool held;
-    while (!(held = pthread_mutex_trylock(&l->busy) == 0) && colo_now() < end)
+    while (!(held = pthread_mutex_trylock(&connection->busy) == 0) && colo_now() < end)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    struct abort_job *t = malloc(sizeof *t);
-    if (t) {
-        *t = (struct abort_job){{.end = free}, f->lib, f->device, l->nccl};
-        if (colo_run_for(ABORT_SECONDS, NULL, NULL, abort_main, &t->abandon, t) != COLO_ERR_TIMEOUT)
-            free(t);
+    struct abort_job *job = malloc(sizeof *job);
+    if (job) {
+        *job = (struct abort_job){{.end = free}, context->lib, context->device, connection->nccl};
+        if (colo_run_for(ABORT_SECONDS, NULL, NULL, abort_main, &job->abandon, job) !=
+            COLO_ERR_TIMEOUT)
+            free(job);
     }
-    atomic_store(&l->phase, COLO_CONNECTION_GONE);
+    atomic_store(&connection->phase, COLO_CONNECTION_GONE);
     if (held)
-        pthread_mutex_unlock(&l->busy);
+        pthread_mutex_unlock(&connection->busy);
 }
 
 /* ---- the watchdog ---- */
 
 /* Does NCCL itself report an error on this connection? A borrowed one is not asked, because its
  * owner may end it at any time. */
-static bool check_connection(struct colo_nccl_context *f, struct colo_nccl_group *x,
-                             struct colo_connection *l)
+static bool check_connection(struct colo_nccl_context *context, struct colo_nccl_group *group,
+                             struct colo_connection *connection)
 {
-    ncclResult_t r = ncclSuccess;
-    if (!l->nccl || l->borrowed || pthread_mutex_trylock(&l->busy) != 0)
+    ncclResult_t error = ncclSuccess;
+    if (!connection->nccl || connection->borrowed || pthread_mutex_trylock(&connection->busy) != 0)
         return false;
-    if (atomic_load(&l->phase) == COLO_CONNECTION_OK &&
-        f->lib->async_error(l->nccl, &r) != ncclSuccess)
-        r = ncclSuccess;
-    pthread_mutex_unlock(&l->busy);
-    if (r == ncclSuccess || r == ncclInProgress)
+    if (atomic_load(&connection->phase) == COLO_CONNECTION_OK &&
+        context->lib->async_error(connection->nccl, &error) != ncclSuccess)
+        error = ncclSuccess;
+    pthread_mutex_unlock(&connection->busy);
+    if (error == ncclSuccess || error == ncclInProgress)
         return false;
     char error_message[600];
-    const char *more = f->lib->last_error(NULL);
+    const char *more = context->lib->last_error(NULL);
     snprintf(error_message, sizeof error_message,
-             "NCCL reports on the connection of %d ranks: %s; %.400s", (int)l->n,
-             f->lib->error_string(r), more ? more : "");
-    colo_nccl_set_error(x, COLO_ERR_NCCL, error_message);
+             "NCCL reports on the connection of %d ranks: %s; %.400s", (int)connection->n,
+             context->lib->error_string(error), more ? more : "");
+    colo_nccl_set_error(group, COLO_ERR_NCCL, error_message);
     return true;
 }
 
-static bool is_dead(struct colo_nccl_context *f, struct colo_nccl_group *x)
+static bool is_dead(struct colo_nccl_context *context, struct colo_nccl_group *group)
 {
     char error_message[900];
-    bool dead = colo_error_state_is_set(&x->error) ||
-                colo_nccl_check_peer(x, error_message, sizeof error_message) != COLO_OK ||
-                colo_nccl_control_state(x, error_message, sizeof error_message) != COLO_OK ||
-                (x->connection && check_connection(f, x, x->connection));
-    for (struct colo_subconnection *r = x->subconnection; r && !dead; r = r->next)
-        dead = check_connection(f, x, r->connection);
+    bool dead = colo_error_state_is_set(&group->error) ||
+                colo_nccl_check_peer(group, error_message, sizeof error_message) != COLO_OK ||
+                colo_nccl_control_state(group, error_message, sizeof error_message) != COLO_OK ||
+                (group->connection && check_connection(context, group, group->connection));
+    for (struct colo_subconnection *subconnection = group->subconnection; subconnection && !dead;
+         subconnection = subconnection->next)
+        dead = check_connection(context, group, subconnection->connection);
     if (dead)
-        colo_peer_stop(atomic_load(&x->base.peer));
-    if (dead && x->connecting && !colo_nccl_is_dead(x->connecting)) {
-        (void)colo_nccl_state(x->comm, error_message, sizeof error_message);
-        x->connecting->ops->fail(x->connecting, COLO_ERR_PEER, error_message);
+        colo_peer_stop(atomic_load(&group->base.peer));
+    if (dead && group->connecting && !colo_nccl_is_dead(group->connecting)) {
+        (void)colo_nccl_state(group->comm, error_message, sizeof error_message);
+        group->connecting->ops->fail(group->connecting, COLO_ERR_PEER, error_message);
     }
     return dead;
 }
 
-static bool is_whole(const struct colo_connection *l)
+static bool is_whole(const struct colo_connection *connection)
 {
-    return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_CONNECTION_OK;
+    return connection && connection->nccl && !connection->borrowed &&
+           atomic_load(&connection->phase) == COLO_CONNECTION_OK;
 }
 
-static struct colo_connection *find_whole(const struct colo_nccl_context *f,
-                                          const struct colo_nccl_group *x)
+static struct colo_connection *find_whole(const struct colo_nccl_context *context,
+                                          const struct colo_nccl_group *group)
 {
-    if (is_whole(x->connection))
-        return x->connection;
-    for (struct colo_subconnection *r = x->subconnection; r; r = r->next)
-        if (is_whole(r->connection))
-            return r->connection;
-    for (struct colo_connection *l = f->connection; l; l = l->next)
-        if (l->left_by == x->id && is_whole(l))
-            return l;
+    if (is_whole(group->connection))
+        return group->connection;
+    for (struct colo_subconnection *subconnection = group->subconnection; subconnection;
+         subconnection = subconnection->next)
+        if (is_whole(subconnection->connection))
+            return subconnection->connection;
+    for (struct colo_connection *connection = context->connection; connection;
+         connection = connection->next)
+        if (connection->left_by == group->id && is_whole(connection))
+            return connection;
     return NULL;
 }
 
-static bool uses(const struct colo_nccl_group *x, const struct colo_connection *l)
+static bool uses(const struct colo_nccl_group *group, const struct colo_connection *connection)
 {
-    const struct colo_subconnection *r = x->subconnection;
-    while (r && r->connection != l)
-        r = r->next;
-    return r || x->connection == l;
+    const struct colo_subconnection *subconnection = group->subconnection;
+    while (subconnection && subconnection->connection != connection)
+        subconnection = subconnection->next;
+    return subconnection || group->connection == connection;
 }
 
-/* Aborts @l because of @why; under the context's lock, which it opens meanwhile. What comms other
- * than @x have enqueued on it ends with it, and must not look complete. */
-static void abort_used(struct colo_nccl_context *f, const struct colo_nccl_group *x,
-                       struct colo_connection *l, const char *why_ended)
+/* Aborts @connection because of @why; under the context's lock, which it opens meanwhile. What
+ * comms other than @group have enqueued on it ends with it, and must not look complete. */
+static void abort_used(struct colo_nccl_context *context, const struct colo_nccl_group *group,
+                       struct colo_connection *connection, const char *why_ended)
 {
     char why[900], error_message[900];
     snprintf(error_message, sizeof error_message,
              "the connection was torn down when another comm of the same ranks failed: %.800s",
              why_ended);
-    for (struct colo_nccl_group *y = f->group; y; y = y->next)
-        if (y != x && uses(y, l) && !colo_error_state_is_set(&y->error) &&
-            colo_nccl_control_state(y, why, sizeof why) == COLO_OK)
-            colo_nccl_set_error(y, COLO_ERR_PEER, error_message);
-    l->users++; /* its last user may leave meanwhile */
-    pthread_mutex_unlock(&f->lock);
-    colo_nccl_abort_connection(f, l);
-    colo_nccl_connection_put(f, l);
-    pthread_mutex_lock(&f->lock);
+    for (struct colo_nccl_group *other = context->group; other; other = other->next)
+        if (other != group && uses(other, connection) && !colo_error_state_is_set(&other->error) &&
+            colo_nccl_control_state(other, why, sizeof why) == COLO_OK)
+            colo_nccl_set_error(other, COLO_ERR_PEER, error_message);
+    connection->users++; /* its last user may leave meanwhile */
+    pthread_mutex_unlock(&context->lock);
+    colo_nccl_abort_connection(context, connection);
+    colo_nccl_connection_put(context, connection);
+    pthread_mutex_lock(&context->lock);
 }
 
-bool colo_nccl_abort_next(struct colo_nccl_context *f, const struct colo_nccl_group *x)
+bool colo_nccl_abort_next(struct colo_nccl_context *context, const struct colo_nccl_group *group)
 {
     char why[900];
-    struct colo_connection *l = find_whole(f, x);
-    if (!l)
+    struct colo_connection *connection = find_whole(context, group);
+    if (!connection)
         return false;
-    (void)colo_nccl_state(x->comm, why, sizeof why);
-    abort_used(f, x, l, why);
+    (void)colo_nccl_state(group->comm, why, sizeof why);
+    abort_used(context, group, connection, why);
     return true;
 }
 
-static int64_t word(const struct colo_nccl_context *f, int i)
+static int64_t word(const struct colo_nccl_context *context, int i)
 {
-    return __atomic_load_n(&f->progress[i], __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&context->progress[i], __ATOMIC_ACQUIRE);
 }
 
 /* How far the stream has counted, from @first on. */
-static int64_t count_of(const struct colo_nccl_context *f, int first)
+static int64_t count_of(const struct colo_nccl_context *context, int first)
 {
     int64_t most = 0;
     for (int i = 0; i < COLO_PROGRESS_WORDS; i++)
-        most = word(f, first + i) > most ? word(f, first + i) : most;
+        most = word(context, first + i) > most ? word(context, first + i) : most;
     return most;
 }
 
-bool colo_nccl_is_busy(const struct colo_nccl_context *f)
+bool colo_nccl_is_busy(const struct colo_nccl_context *context)
 {
-    return count_of(f, COLO_PROGRESS_BEGUN) > count_of(f, COLO_PROGRESS_ENDED) ||
-           (f->order->used && cudaEventQuery(f->order->done) == cudaErrorNotReady);
+    return count_of(context, COLO_PROGRESS_BEGUN) > count_of(context, COLO_PROGRESS_ENDED) ||
+           (context->order->used && cudaEventQuery(context->order->done) == cudaErrorNotReady);
 }
 
 /* The operation that has begun is of a comm that was destroyed: no caller is told, and the stream
  * must not wait for ever. */
-static void end_left(struct colo_nccl_context *f, int64_t id, double ms, const char *what)
+static void end_left(struct colo_nccl_context *context, int64_t id, double ms, const char *what)
 {
     char why[300];
-    struct colo_connection *l = f->connection;
-    while (l && !(l->left_by == id && is_whole(l)))
-        l = l->next;
-    if (!l || ms < (double)l->left_ms)
+    struct colo_connection *connection = context->connection;
+    while (connection && !(connection->left_by == id && is_whole(connection)))
+        connection = connection->next;
+    if (!connection || ms < (double)connection->left_ms)
         return;
     snprintf(why, sizeof why,
              "%s of a communicator of %d ranks that was destroyed: has not ended %" PRId64
              " ms after its turn came on the stream of device %d",
-             what, (int)l->n, l->left_ms, (int)f->device);
+             what, (int)connection->n, connection->left_ms, (int)context->device);
     colo_log(COLO_LOG_WARN, "%s; its connection is aborted", why);
-    abort_used(f, NULL, l, why);
+    abort_used(context, NULL, connection, why);
 }
 
 /* Fails the comm whose operation has been on the stream for longer than its deadline. */
-static void read_clock(struct colo_nccl_context *f)
+static void read_clock(struct colo_nccl_context *context)
 {
-    const int64_t ended = count_of(f, COLO_PROGRESS_ENDED);
-    const int64_t begun = count_of(f, COLO_PROGRESS_BEGUN);
+    const int64_t ended = count_of(context, COLO_PROGRESS_ENDED);
+    const int64_t begun = count_of(context, COLO_PROGRESS_BEGUN);
     const double now = colo_now();
-    if (begun <= ended || begun != f->seen_begun) {
-        f->seen_begun = begun;
-        f->since = now;
+    if (begun <= ended || begun != context->seen_begun) {
+        context->seen_begun = begun;
+        context->since = now;
         return;
     }
-    struct colo_nccl_group *x = f->group;
-    while (x && x->id != word(f, COLO_PROGRESS_COMM))
-        x = x->next;
-    if (x && colo_error_state_is_set(&x->error))
+    struct colo_nccl_group *group = context->group;
+    while (group && group->id != word(context, COLO_PROGRESS_COMM))
+        group = group->next;
+    if (group && colo_error_state_is_set(&group->error))
         return;
-    const int64_t ms = x ? colo_comm_i_timeout(x->comm) : 0;
-    if ((now - f->since) * 1e3 < (double)ms)
+    const int64_t ms = group ? colo_comm_i_timeout(group->comm) : 0;
+    if ((now - context->since) * 1e3 < (double)ms)
         return;
     char what[96], error_message[400];
-    colo_op_desc_t op =
-        colo_op_unpack((uint64_t)word(f, COLO_PROGRESS_OP), (uint64_t)word(f, COLO_PROGRESS_COUNT));
-    colo_op_describe(what, sizeof what, op, (uint64_t)word(f, COLO_PROGRESS_SEQ));
-    if (!x) {
-        end_left(f, word(f, COLO_PROGRESS_COMM), (now - f->since) * 1e3, what);
+    colo_op_desc_t op = colo_op_unpack((uint64_t)word(context, COLO_PROGRESS_OP),
+                                       (uint64_t)word(context, COLO_PROGRESS_COUNT));
+    colo_op_describe(what, sizeof what, op, (uint64_t)word(context, COLO_PROGRESS_SEQ));
+    if (!group) {
+        end_left(context, word(context, COLO_PROGRESS_COMM), (now - context->since) * 1e3, what);
         return;
     }
-    pthread_mutex_lock(x->comm->lock); /* the owner may be naming it */
+    pthread_mutex_lock(group->comm->lock); /* the owner may be naming it */
     snprintf(error_message, sizeof error_message,
              "%s on '%s' of %d ranks, rank %d (world rank %" PRId64 ", device %d): has not ended "
              "%" PRId64 " ms after its turn came on the stream; a rank did not come, or its stream "
              "did not",
-             what, x->comm->name, (int)x->comm->size, (int)x->rank,
-             x->comm->world_rank[x->comm->rank], (int)f->device, ms);
-    pthread_mutex_unlock(x->comm->lock);
-    colo_nccl_set_error(x, COLO_ERR_TIMEOUT, error_message);
+             what, group->comm->name, (int)group->comm->size, (int)group->rank,
+             group->comm->world_rank[group->comm->rank], (int)context->device, ms);
+    pthread_mutex_unlock(group->comm->lock);
+    colo_nccl_set_error(group, COLO_ERR_TIMEOUT, error_message);
 }
 
-void *colo_nccl_watchdog(void *p)
+void *colo_nccl_watchdog(void *memory)
 {
-    struct colo_nccl_context *f = p;
+    struct colo_nccl_context *context = memory;
     (void)colo_capture_relax();
-    pthread_mutex_lock(&f->lock);
-    while (!f->stop) {
-        struct colo_nccl_group *x = f->group;
-        while (x && !(is_dead(f, x) && colo_nccl_abort_next(f, x)))
-            x = x->next;
-        if (x)
+    pthread_mutex_lock(&context->lock);
+    while (!context->stop) {
+        struct colo_nccl_group *group = context->group;
+        while (group && !(is_dead(context, group) && colo_nccl_abort_next(context, group)))
+            group = group->next;
+        if (group)
             continue;
-        read_clock(f);
+        read_clock(context);
         struct timespec until = colo_in(WATCHDOG_MS * 1e-3);
-        pthread_cond_timedwait(&f->wake, &f->lock, &until);
+        pthread_cond_timedwait(&context->wake, &context->lock, &until);
     }
-    pthread_mutex_unlock(&f->lock);
+    pthread_mutex_unlock(&context->lock);
     return NULL;
 }
