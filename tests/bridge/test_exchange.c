@@ -19,75 +19,63 @@ static void run_kinds(t_case_t c)
     t_run_rest();
 }
 
-/* ---- the worked maps ---- */
+/* ---- layouts ---- */
 
-T_CASE(map_a_fans_in_with_context_ranks)
+T_CASE(maps_carry_what_the_oracle_says)
 {
-    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3));
-    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 1));
-}
-
-T_CASE(map_b_fans_out_with_context_ranks)
-{
-    run_kinds(t_between("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 3));
-}
-
-T_CASE(plain_fan_out_and_fan_in)
-{
-    run_kinds(t_between("tp=4,dp=2", "tp=2,dp=4", 8, 5, 3));
-    run_kinds(t_between("tp=2,dp=4", "tp=4,dp=2", 8, 5, 3));
-    run_kinds(t_between("dp=8", "tp=8,dp=1", 8, 3, 2));
-    run_kinds(t_between("tp=8,dp=1", "dp=8", 8, 3, 2));
-}
-
-T_CASE(maps_with_an_offset_start_at_rank_4)
-{
-    run_kinds(t_between("tp=2,dp=2@4", "tp=1,dp=4@4", 8, 5, 3));
-    run_kinds(t_between("tp=2,dp=2@4", "cp=2,dp=2@4", 4, 4, 3));
-}
-
-T_CASE(equal_batches_sum_over_context_only)
-{
-    run_kinds(t_between("tp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 3));
-    run_kinds(t_between("tp=3,dp=2", "tp=1,cp=3,dp=2", 4, 6, 3));
-    run_kinds(t_between("tp=2,dp=2", "tp=2,dp=2", 4, 3, 2));
-    run_kinds(t_between("tp=4", "cp=4", 2, 8, 2));
-}
-
-T_CASE(dp_that_does_not_divide)
-{
-    run_kinds(t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2));
-    run_kinds(t_between("tp=2,dp=3", "tp=3,dp=2", 7, 4, 2));
-    run_kinds(t_between("tp=2,cp=1,dp=6", "cp=3,dp=4", 11, 6, 2));
-}
-
-T_CASE(context_ranks_on_the_source_side)
-{
-    run_kinds(t_between("tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 2));
-    run_kinds(t_between("cp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 2));
-    run_kinds(t_between("cp=3,dp=2", "cp=2,dp=3", 5, 12, 2));
-}
-
-T_CASE(pipeline_stages_hold_at_the_last_and_the_first)
-{
-    run_kinds(t_between("tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 4, 2));
-    run_kinds(t_between("tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 4, 4, 2));
-    run_kinds(t_between("pp=4,dp=2", "dp=2,pp=4", 4, 4, 2));
-}
-
-T_CASE(any_dim_order_and_extra_dims)
-{
-    run_kinds(t_between("dp=4,tp=2", "dp=2,tp=2,cp=2", 8, 8, 2));
-    run_kinds(t_between("dp=2,tp=4", "cp=2,dp=4,tp=1", 8, 8, 2));
-    run_kinds(t_between("tp=2,ep=2,dp=2", "xp=2,cp=2,dp=2", 4, 8, 2));
-    run_kinds(t_between("ep=8", "xp=4,cp=2", 4, 8, 2));
-}
-
-T_CASE(grids_of_other_sizes_and_places)
-{
-    run_kinds(t_between("tp=2,dp=2", "tp=2,cp=2,dp=2@4", 4, 4, 2)); /* no rank in common */
-    run_kinds(t_between("tp=2,cp=2,dp=2", "dp=3@2", 5, 4, 2));
-    run_kinds(t_between("dp=1", "dp=5@1", 5, 4, 2));
+    static const struct {
+        const char *src, *dst;
+        int64_t b, n, h;
+    } maps[] = {
+        /* map a fans in with context ranks */
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3},
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 1},
+        /* map b fans out with context ranks */
+        {"tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 3},
+        /* plain fan out and fan in */
+        {"tp=4,dp=2", "tp=2,dp=4", 8, 5, 3},
+        {"tp=2,dp=4", "tp=4,dp=2", 8, 5, 3},
+        {"dp=8", "tp=8,dp=1", 8, 3, 2},
+        {"tp=8,dp=1", "dp=8", 8, 3, 2},
+        /* maps with an offset start at rank 4 */
+        {"tp=2,dp=2@4", "tp=1,dp=4@4", 8, 5, 3},
+        {"tp=2,dp=2@4", "cp=2,dp=2@4", 4, 4, 3},
+        /* equal batches sum over context only */
+        {"tp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 3},
+        {"tp=3,dp=2", "tp=1,cp=3,dp=2", 4, 6, 3},
+        {"tp=2,dp=2", "tp=2,dp=2", 4, 3, 2},
+        {"tp=4", "cp=4", 2, 8, 2},
+        /* dp that does not divide */
+        {"tp=2,dp=3", "tp=3,dp=2", 6, 4, 2},
+        {"tp=2,dp=3", "tp=3,dp=2", 7, 4, 2},
+        {"tp=2,cp=1,dp=6", "cp=3,dp=4", 11, 6, 2},
+        /* context ranks on the source side */
+        {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 2},
+        {"cp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 2},
+        {"cp=3,dp=2", "cp=2,dp=3", 5, 12, 2},
+        /* pipeline stages hold at the last and the first */
+        {"tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 4, 2},
+        {"tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 4, 4, 2},
+        {"pp=4,dp=2", "dp=2,pp=4", 4, 4, 2},
+        /* any dim order and extra dims */
+        {"dp=4,tp=2", "dp=2,tp=2,cp=2", 8, 8, 2},
+        {"dp=2,tp=4", "cp=2,dp=4,tp=1", 8, 8, 2},
+        {"tp=2,ep=2,dp=2", "xp=2,cp=2,dp=2", 4, 8, 2},
+        {"ep=8", "xp=4,cp=2", 4, 8, 2},
+        /* grids of other sizes and places */
+        {"tp=2,dp=2", "tp=2,cp=2,dp=2@4", 4, 4, 2}, /* no rank in common */
+        {"tp=2,cp=2,dp=2", "dp=3@2", 5, 4, 2},
+        {"dp=1", "dp=5@1", 5, 4, 2},
+        /* ranks without samples take part */
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 3, 4, 2},
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 1, 4, 2},
+        {"dp=8", "cp=2,dp=4", 2, 4, 2},
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 0, 4, 2},
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 0, 2},
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 0},
+    };
+    for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++)
+        run_kinds(t_between(maps[i].src, maps[i].dst, maps[i].b, maps[i].n, maps[i].h));
 }
 
 /* ---- rows ---- */
@@ -227,16 +215,6 @@ T_CASE(integer_dtypes_move)
 }
 
 /* ---- empty and outside ---- */
-
-T_CASE(ranks_without_samples_take_part)
-{
-    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 3, 4, 2));
-    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 1, 4, 2));
-    run_kinds(t_between("dp=8", "cp=2,dp=4", 2, 4, 2));
-    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 0, 4, 2));
-    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 0, 2));
-    run_kinds(t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 0));
-}
 
 T_CASE(a_rank_outside_both_grids_constructs_and_does_nothing)
 {
@@ -395,7 +373,8 @@ static colo_status_t fits_rank(colo_comm_t *world, void *arg)
                           1 + t_below(&seed, most.features)};
         rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
         rank_try(t_case_step(bridge, rank, &c, i));
-        rank_check(colo_bridge_workspace_size(bridge) == bytes && bridge->memory.partials.data == sums);
+        rank_check(colo_bridge_workspace_size(bridge) == bytes &&
+                   bridge->memory.partials.data == sums);
     }
     colo_bridge_destroy(&bridge);
     return COLO_OK;
