@@ -141,15 +141,18 @@ static const colo_transport_ops_t desks = {.abi = COLO_TRANSPORT_ABI,
                                            .close = desk_close};
 
 /* A world and, so that the transport outlives it, a second group of the same ranks. */
-static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **mutant)
+static struct post post; /* of the case that runs */
+static colo_comm_t *world[RANKS], *mutant[RANKS];
+
+static int open_all(void **state)
 {
     colo_grid_t grid;
-    memset(post, 0, sizeof *post);
+    memset(&post, 0, sizeof post);
     assert_ok(colo_grid_parse(&grid, "dp=4", RANKS));
     setenv("COLO_TIMEOUT_MS", "50", 1); /* leaving waits as long for the others */
     for (int32_t r = 0; r < RANKS; r++) {
         struct desk *d = calloc(1, sizeof *d);
-        d->post = post;
+        d->post = &post;
         d->rank = r;
         world[r] = mutant[r] = NULL;
         assert_ok(colo_process_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, &world[r]));
@@ -159,27 +162,26 @@ static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **mutan
         assert_ok(colo_comm_set_timeout(mutant[r], DEADLINE_MS));
     }
     unsetenv("COLO_TIMEOUT_MS");
+    return 0;
 }
 
-static void close_all(struct post *post, colo_comm_t **world, colo_comm_t **mutant)
+static int close_all(void **state)
 {
-    memset(post->held, 0, sizeof post->held);
+    memset(post.held, 0, sizeof post.held);
     for (int32_t r = 0; r < RANKS; r++) {
         colo_comm_destroy(&world[r]);
         colo_comm_destroy(&mutant[r]);
     }
     for (int32_t i = 0; i < RANKS * RANKS; i++)
-        for (struct letter *l = post->link[i / RANKS][i % RANKS], *next; l; l = next) {
+        for (struct letter *l = post.link[i / RANKS][i % RANKS], *next; l; l = next) {
             next = l->next;
             free(l);
         }
+    return 0;
 }
 
 T_CASE(a_rank_that_left_one_group_is_named_at_once)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     colo_comm_destroy(&world[1]); /* it still has the other group, so its process is there */
     double begin = colo_now();
     assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_TIMEOUT,
@@ -187,28 +189,20 @@ T_CASE(a_rank_that_left_one_group_is_named_at_once)
                  "last operation of rank 1 is none");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
     assert_ok(colo_comm_check(mutant[0]));
-    close_all(&post, world, mutant);
 }
 
 T_CASE(why_all_is_over_comes_before_the_goodbye_of_a_rank_that_heard_it)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     post.held[0][2] = true; /* rank 2 does not hear rank 0 itself */
     colo_comm_abort(world[0], "the loss is not a number");
     assert_int_equal(colo_comm_check(world[1]), COLO_ERR_ABORTED);
     colo_comm_destroy(&world[1]);
     assert_fails(colo_comm_barrier(world[2], NULL), COLO_ERR_ABORTED, "the loss is not a number");
-    close_all(&post, world, mutant);
 }
 
 T_CASE(why_a_group_is_over_comes_before_the_goodbye_of_a_rank_that_heard_it)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
     float x[RANKS] = {0};
-    open_all(&post, world, mutant);
     post.held[0][2] = true;
     assert_fails(colo_comm_all_gather(world[0], NULL, x, 1, COLO_F32, NULL), COLO_ERR_ARG, "NULL");
     assert_int_equal(colo_comm_check(world[1]), COLO_ERR_PEER);
@@ -216,15 +210,14 @@ T_CASE(why_a_group_is_over_comes_before_the_goodbye_of_a_rank_that_heard_it)
     assert_fails(colo_comm_all_gather(world[2], x, x, 1, COLO_F32, NULL), COLO_ERR_PEER,
                  "rank 0 failed: all_gather: send is NULL");
     assert_ok(colo_comm_check(mutant[2]));
-    close_all(&post, world, mutant);
 }
 
 /* The head of @rank's barrier, to rank 1 and without what @rank says when no rank comes. */
-static void send_head_only(struct post *post, colo_comm_t *comm, int32_t rank)
+static void send_head_only(colo_comm_t *comm, int32_t rank)
 {
     assert_ok(colo_comm_set_timeout(comm, 20));
     assert_fails(colo_comm_barrier(comm, NULL), COLO_ERR_TIMEOUT, "barrier #");
-    struct letter *head = post->link[rank][1];
+    struct letter *head = post.link[rank][1];
     assert_non_null(head);
     for (struct letter *l = head->next, *next; l; l = next) {
         next = l->next;
@@ -236,16 +229,13 @@ static void send_head_only(struct post *post, colo_comm_t *comm, int32_t rank)
 /* Another thread may ask for the state at any time, and takes in what has arrived. */
 T_CASE(header_that_arrives_before_its_step_runs_is_no_mismatch)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS], *c;
-    open_all(&post, world, mutant);
-    c = mutant[1];
+    colo_comm_t *c = mutant[1];
     for (int32_t r = 0; r < RANKS; r++)
         for (int32_t to = r + 1; r != 1 && to < RANKS; to++)
             post.held[r][to] = to != 1; /* these do not hear that rank r gave up */
     for (int32_t r = 0; r < RANKS; r++)
         if (r != 1)
-            send_head_only(&post, mutant[r], r);
+            send_head_only(mutant[r], r);
     uint64_t seq = colo_comm_i_begin(c, (colo_op_desc_t){.kind = COLO_OP_BARRIER}, 0, 0, 2);
     colo_step_begin(c, 0);
     assert_ok(colo_comm_check(c));
@@ -258,57 +248,41 @@ T_CASE(header_that_arrives_before_its_step_runs_is_no_mismatch)
     assert_ok(colo_step_run(c));
     colo_comm_i_end(c, seq, COLO_OK);
     assert_ok(colo_comm_check(c));
-    close_all(&post, world, mutant);
 }
 
 T_CASE(no_memory_for_a_head_is_an_error_at_once_and_told)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     post.poor = true;
     assert_fails(colo_comm_barrier(world[1], NULL), COLO_ERR_NOMEM, "no memory to send");
     post.poor = false;
     assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_PEER,
                  "rank 1 failed: no memory to send");
     assert_ok(colo_comm_check(mutant[0]));
-    close_all(&post, world, mutant);
 }
 
 T_CASE(no_memory_for_a_goodbye_is_told_to_all_groups)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     post.poor = true;
     colo_comm_destroy(&world[1]);
     post.poor = false;
     assert_fails(colo_comm_check(mutant[1]), COLO_ERR_NOMEM, "no memory for a frame");
     assert_fails(colo_comm_barrier(mutant[0], NULL), COLO_ERR_PEER,
                  "rank 1 failed: no memory for a frame");
-    close_all(&post, world, mutant);
 }
 
 T_CASE(peer_that_talks_without_pause_does_not_hold_a_call)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     assert_ok(colo_comm_set_timeout(world[0], 100));
     post.chatter_until = colo_now() + 10;
     assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_TIMEOUT, "within 100 ms");
     assert_true(colo_now() < post.chatter_until);
     post.chatter_until = 0;
-    close_all(&post, world, mutant);
 }
 
 /* The others may not have a connection with all ranks yet, and then wait for this one, too. */
 T_CASE(create_that_fails_since_a_process_died_waits_for_no_goodbye)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
     colo_comm_t *made = NULL;
-    open_all(&post, world, mutant);
     colo_comm_destroy(&mutant[0]);
     post.died = true;
     post.waits = 0;
@@ -317,16 +291,12 @@ T_CASE(create_that_fails_since_a_process_died_waits_for_no_goodbye)
     world[0] = NULL;
     assert_null(made);
     assert_int_equal(post.waits, 0);
-    close_all(&post, world, mutant);
 }
 
 /* What a transport's library does in a child of fork() is undefined. */
 T_CASE(child_that_exits_sends_nothing)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
     int status = 1;
-    open_all(&post, world, mutant);
     frames = mmap(NULL, sizeof *frames, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(frames != MAP_FAILED);
     fflush(NULL);
@@ -338,7 +308,6 @@ T_CASE(child_that_exits_sends_nothing)
     assert_int_equal(atomic_load(frames), 0);
     munmap((void *)frames, sizeof *frames);
     frames = NULL;
-    close_all(&post, world, mutant);
 }
 
 /* ---- a fault after which older operations go on ---- */
@@ -364,9 +333,6 @@ static void pass(colo_comm_t *comm, int operations)
 /* Rank 0 fails in #3, then rank 1 in #1; rank 2 waits for rank 1 in #2. */
 T_CASE(fault_in_an_older_operation_is_told_and_named)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     pass(mutant[0], 2);
     assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
     post.polls_left[0][1] = 3; /* the news come when #1 has begun */
@@ -378,15 +344,11 @@ T_CASE(fault_in_an_older_operation_is_told_and_named)
     double begin = colo_now();
     assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 1 waited for rank 3");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
-    close_all(&post, world, mutant);
 }
 
 /* Rank 0 fails in #3, and rank 1 has not begun #1, for which rank 2 waits. */
 T_CASE(rank_that_will_not_begin_an_older_operation_says_so)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     pass(mutant[0], 2);
     assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
     assert_fails(colo_comm_check(mutant[1]), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
@@ -395,15 +357,11 @@ T_CASE(rank_that_will_not_begin_an_older_operation_says_so)
     double begin = colo_now();
     assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
-    close_all(&post, world, mutant);
 }
 
 /* Rank 0 fails in #3, and rank 1 brings wrong arguments to #1, for which rank 2 waits. */
 T_CASE(wrong_arguments_of_an_older_operation_are_told_and_named)
 {
-    static struct post post;
-    colo_comm_t *world[RANKS], *mutant[RANKS];
-    open_all(&post, world, mutant);
     pass(mutant[0], 2);
     assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
     post.polls_left[0][1] = 1; /* when it has looked whether the group lives */
@@ -416,7 +374,9 @@ T_CASE(wrong_arguments_of_an_older_operation_are_told_and_named)
     assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_PEER,
                  "rank 1 failed: rank 1 is wrong");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
-    close_all(&post, world, mutant);
 }
 
-T_MAIN("comm/process")
+int main(void)
+{
+    return t_main_each("comm/process", open_all, close_all);
+}

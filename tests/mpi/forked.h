@@ -81,11 +81,13 @@ static inline void t_live(t_forked_t *me)
     colo_comm_destroy(&world);
 }
 
-/* Runs @fn on @n ranks; the page is to be unmapped. */
+/* Runs @fn on @n ranks; the page is there until the next run. */
 static t_page_t *t_fork_ranks(int32_t n, void (*fn)(t_forked_t *me))
 {
-    t_page_t *page =
-        mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    static t_page_t *page;
+    if (page)
+        munmap(page, sizeof *page);
+    page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pid[T_FORKED_MAX];
     assert_true(page != MAP_FAILED);
     page->size = n;
@@ -115,6 +117,14 @@ static void t_expect(const t_page_t *page, int32_t r, colo_status_t status, cons
         fail_msg("rank %d: %s: \"%s\", expected %s: \"%s\"", (int)r,
                  colo_status_name(page->status[r]), page->error_message[r],
                  colo_status_name(status), text);
+}
+
+/* Each of @n ranks notes COLO_OK. */
+static inline void t_all_well(int32_t n, void (*fn)(t_forked_t *me))
+{
+    const t_page_t *page = t_fork_ranks(n, fn);
+    for (int32_t r = 0; r < n; r++)
+        t_expect(page, r, COLO_OK, "");
 }
 
 #endif

@@ -52,8 +52,7 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
         }
         failed |= !all;
         went |= all;
-        munmap(page, sizeof *page);
-    }
+        }
     unsetenv("COLO_TIMEOUT_MS");
     assert_true(failed && went);
 }
@@ -77,10 +76,7 @@ static void without_streams(t_forked_t *me)
 
 T_CASE(connections_of_a_rank_without_standard_streams_do_not_take_their_numbers)
 {
-    t_page_t *page = t_fork_ranks(3, without_streams);
-    for (int32_t r = 0; r < 3; r++)
-        t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
+    t_all_well(3, without_streams);
 }
 
 /* ---- endpoints ---- */
@@ -135,8 +131,7 @@ T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
                 fail_msg("rank %d: %s", (int)r, why);
             assert_true(page->seconds[r] < 10);
         }
-        munmap(page, sizeof *page);
-    }
+        }
     unsetenv("COLO_TIMEOUT_MS");
 }
 
@@ -194,7 +189,6 @@ T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)
     unsetenv("COLO_TIMEOUT_MS");
     for (int32_t r = 0; r < 3; r++)
         t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
 }
 
 struct hello { /* as connect.c has it */
@@ -267,7 +261,6 @@ T_CASE(strangers_are_not_answered_and_keep_no_rank_out)
     unsetenv("COLO_TIMEOUT_MS");
     for (int32_t r = 0; r < 2; r++)
         t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
 }
 
 /* ---- another version of the library ---- */
@@ -297,7 +290,6 @@ T_CASE(rank_of_another_version_is_a_mismatch_on_all_at_create)
     for (int32_t r = 0; r < 3; r++)
         t_expect(page, r, COLO_ERR_MISMATCH,
                  "library version: rank 1 of 'create_bootstrap' has 0.1.1, rank 0 0.1.0");
-    munmap(page, sizeof *page);
 }
 
 /* ---- ranks that this test plays ---- */
@@ -379,7 +371,6 @@ T_CASE(rank_that_leaves_before_all_have_met_is_an_error_at_once)
     t_expect(page, 0, COLO_OK, "");
     t_expect(page, 1, COLO_ERR_PEER, "rank 0 left before all ranks were connected");
     assert_true(page->seconds[1] < 10);
-    munmap(page, sizeof *page);
 }
 
 static void come_later(t_forked_t *me, void *endpoints, size_t bytes)
@@ -411,7 +402,6 @@ T_CASE(ranks_that_met_and_miss_another_all_name_it)
     for (int32_t r = 0; r < 2; r++)
         t_expect(page, r, COLO_ERR_TIMEOUT,
                  "has no connection with 1 ranks after 1000 ms; the first is rank 2");
-    munmap(page, sizeof *page);
 }
 
 static int32_t ending;
@@ -441,8 +431,7 @@ T_CASE(rank_that_ends_before_it_has_met_any_is_an_error_at_once)
         for (int32_t r = 0; r < 3; r++)
             if (r != ending)
                 t_expect(page, r, COLO_ERR_PEER, why);
-        munmap(page, sizeof *page);
-    }
+        }
     unsetenv("COLO_TIMEOUT_MS");
 }
 
@@ -493,7 +482,6 @@ T_CASE(rank_that_shut_its_door_after_its_last_answer_has_been_met)
     t_page_t *page = t_fork_ranks(2, answer_and_shut);
     t_expect(page, 0, COLO_OK, "");
     t_expect(page, 1, COLO_ERR_PEER, "world rank 0 ended without destroying its communicators");
-    munmap(page, sizeof *page);
 }
 
 T_MAIN("sockets/connect")

@@ -23,7 +23,6 @@ T_CASE(rank_may_be_late_by_more_than_half_of_its_deadline)
     unsetenv("COLO_TIMEOUT_MS");
     for (int32_t r = 0; r < 3; r++)
         t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
 }
 
 static void come_too_late(t_forked_t *me, void *endpoints, size_t bytes)
@@ -46,7 +45,6 @@ T_CASE(rank_that_is_too_late_fails_like_those_that_waited)
     if (page->status[0] != COLO_ERR_TIMEOUT && page->status[0] != COLO_ERR_PEER)
         fail_msg("rank 0: %s", colo_status_name(page->status[0]));
     assert_true(page->seconds[0] < 8);
-    munmap(page, sizeof *page);
 }
 
 T_MAIN("sockets/late")

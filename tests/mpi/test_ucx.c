@@ -54,7 +54,6 @@ T_CASE(all_gather_that_a_rank_misses_is_the_error_of_open)
 {
     t_page_t *page = t_fork_ranks(1, open_alone);
     t_expect(page, 0, COLO_ERR_TIMEOUT, "rank 1 did not come");
-    munmap(page, sizeof *page);
 }
 
 static size_t bytes_of(int i)
@@ -121,10 +120,7 @@ static void in_order(t_forked_t *me)
 
 T_CASE(frames_of_all_sizes_arrive_in_the_order_in_which_they_were_sent)
 {
-    t_page_t *page = t_fork_ranks(2, in_order);
-    for (int32_t r = 0; r < 2; r++)
-        t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
+    t_all_well(2, in_order);
 }
 
 /* What each rank says; waits for it without a call of the transport. */
@@ -156,10 +152,7 @@ static void without_the_peer(t_forked_t *me)
 
 T_CASE(frame_is_flushed_without_a_further_call_of_its_receiver)
 {
-    t_page_t *page = t_fork_ranks(2, without_the_peer);
-    for (int32_t r = 0; r < 2; r++)
-        t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
+    t_all_well(2, without_the_peer);
 }
 
 /* Rank 0 sends until the system takes no more. Then rank 1 reads, and rank 0 makes no call. */
@@ -191,10 +184,7 @@ static void without_the_sender(t_forked_t *me)
 
 T_CASE(flushed_frame_arrives_without_a_further_call_of_its_sender)
 {
-    t_page_t *page = t_fork_ranks(2, without_the_sender);
-    for (int32_t r = 0; r < 2; r++)
-        t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
+    t_all_well(2, without_the_sender);
 }
 
 static void too_long(t_forked_t *me)
@@ -220,7 +210,6 @@ T_CASE(frame_that_is_cut_is_none_and_the_transport_unusable)
 {
     t_page_t *page = t_fork_ranks(2, too_long);
     t_expect(page, 1, COLO_ERR_MISMATCH, "a frame that no rank sends: ");
-    munmap(page, sizeof *page);
 }
 
 static void one_ends(t_forked_t *me)
@@ -246,7 +235,6 @@ T_CASE(process_that_ends_is_told_once_after_its_last_frame)
 {
     t_page_t *page = t_fork_ranks(2, one_ends);
     t_expect(page, 1, COLO_ERR_PEER, "its connection ended: ");
-    munmap(page, sizeof *page);
 }
 
 /* What wait() asks the system for, and what the system answers. */
@@ -288,10 +276,7 @@ static void idle(t_forked_t *me)
 
 T_CASE(wait_asks_for_no_more_than_its_time)
 {
-    t_page_t *page = t_fork_ranks(2, idle);
-    for (int32_t r = 0; r < 2; r++)
-        t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
+    t_all_well(2, idle);
 }
 
 /* ---- two nodes ---- */
@@ -341,10 +326,7 @@ static void on_two_nodes(t_forked_t *me)
 
 T_CASE(pairs_of_one_node_have_a_socket_and_the_others_ucx)
 {
-    t_page_t *page = t_fork_ranks(4, on_two_nodes);
-    for (int32_t r = 0; r < 4; r++)
-        t_expect(page, r, COLO_OK, "");
-    munmap(page, sizeof *page);
+    t_all_well(4, on_two_nodes);
 }
 
 T_MAIN("ucx/ucx")
