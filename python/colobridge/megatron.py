@@ -444,42 +444,51 @@ class ColocatedBridgeCommunicator:
         """
         if self._destroyed:
             raise RuntimeError('communicate: this communicator was destroyed')
-        if segments is not None or into is not None:
-            return self._communicate_ragged(tensor, segments, into)
-        axes = [name for name, _ in sorted(self.dim_mapping.items(), key=lambda item: item[1])]
-        if tensor.dim() != len(axes):
-            raise ValueError("communicate: the tensor is %s, expected %d axes (%s)"
-                             % (list(tensor.shape), len(axes), self.dim_mapping))
-        if self.current_rank not in self.rank_to_src_pos and \
-                self.current_rank not in self.rank_to_dest_coords:
-            return tensor
-        batch = tensor.shape[self.dim_mapping['b']]
-        if self.is_fan_out() and not self._exact:
-            self._divides(batch)
-        flat = len(axes) == 2
-        if flat:  # a token is a sample of one row
-            tensor = tensor.unsqueeze(1)
-            axes.insert(1, 's')
-        if self._bridge is None:
-            from .torch import Bridge
-            if self._position_offset or self._positions:
-                self._dst.map_offset(self._position_offset, self._positions or 0)
-            self._bridge = Bridge(self._src, self._dst, group=_dist().group.WORLD,
-                                  axes=''.join(axes), **self._options)
-        shape = self._bridge.global_shape(tensor, samples)
+        inside = self.current_rank in self.rank_to_src_pos or self.current_rank in self.rank_to_dest_coords
+        given = segments is not None or into is not None
+        if given and self._exact:
+            return self._communicate_ragged(tensor, segments, into) if inside else tensor if into is None else into
+        bridge = self._uniform() if inside else None
+        try:
+            if given:
+                raise ValueError("communicate: segments are given; only algo='exact' carries ragged batches")
+            if tensor.dim() != len(self.dim_mapping):
+                raise ValueError("communicate: the tensor is %s, expected %d axes (%s)"
+                                 % (list(tensor.shape), len(self.dim_mapping), self.dim_mapping))
+            if bridge is None:
+                return tensor
+            if self.is_fan_out() and not self._exact:
+                self._divides(tensor.shape[self.dim_mapping['b']])
+            flat = len(self.dim_mapping) == 2
+            if flat:  # a token is a sample of one row
+                tensor = tensor.unsqueeze(1)
+            shape = bridge.global_shape(tensor, samples)
+        except Exception as why:
+            if bridge is not None:
+                from .torch.ranks import tell
+                tell(why, (bridge,))  # in which the others wait for this rank
+            raise
         if self._positions is None and self._options['output'] == 'full' and \
                 self._options['grad'] == 'partial':
             # No rank's rows are cut: any length will do, and the library wants one that would divide.
             unit = 2 * self.dest_cp_size
             shape += (-(-shape[1] // unit) * unit,)
-        out = self._bridge(tensor, shape=shape)
+        out = bridge(tensor, shape=shape)
         return out.squeeze(1) if flat else out
 
+    def _uniform(self) -> Any:
+        if self._bridge is None:
+            from .torch import Bridge
+            axes = [name for name, _ in sorted(self.dim_mapping.items(), key=lambda item: item[1])]
+            if len(axes) == 2:
+                axes.insert(1, 's')
+            if self._position_offset or self._positions:
+                self._dst.map_offset(self._position_offset, self._positions or 0)
+            self._bridge = Bridge(self._src, self._dst, group=_dist().group.WORLD,
+                                  axes=''.join(axes), **self._options)
+        return self._bridge
+
     def _communicate_ragged(self, tensor: Any, segments: Any, into: Any) -> Any:
-        if not self._exact:
-            raise ValueError("communicate: segments are given; only algo='exact' carries ragged batches")
-        if self.current_rank not in self.rank_to_src_pos and self.current_rank not in self.rank_to_dest_coords:
-            return tensor if into is None else into
         if self._ragged is None:
             from .torch import Bridge
             options = {name: value for name, value in self._options.items() if name != 'algo'}

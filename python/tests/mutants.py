@@ -18,8 +18,15 @@ MUTANTS = {
     'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
     'segments are given to collectives': (
-        'megatron.py', "if not self._exact:\n            raise ValueError(\"communicate: seg", "if False:\n            raise "
-        "ValueError(\"communicate: seg", 'test_megatron_ragged.py', 'without_exact'),
+        'megatron.py', 'if given and self._exact:', 'if given:', 'test_megatron_ragged.py', 'without_exact'),
+    'what one rank finds wrong in communicate() stays there': (
+        'megatron.py', 'tell(why, (bridge,))', 'pass', 'test_refusals.py', 'communicate'),
+    'a bridge that one rank cannot make is waited for': (
+        'torch/bridge.py', 'self._refuse(why, comm)', 'pass', 'test_refusals.py', 'new_bridge or new and bridge'),
+    'a bridge of its own that one rank cannot make is waited for': (
+        'torch/bridge.py', "if comm == 'own' and self._own is None:", 'if False:', 'test_refusals.py', 'of_its_own or own'),
+    'a rank that knows no layout tells nobody': (
+        'torch/bridge.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
     'a graph drops what its backward needs': (
         'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',
         'losses_in_a_graph'),

@@ -18,6 +18,8 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge import compat  # noqa: E402
 from colobridge.torch import ranks  # noqa: E402
+from colobridge.megatron import ColocatedBridgeCommunicator  # noqa: E402
+from test_megatron import with_subgroups  # noqa: E402
 from world import meet  # noqa: E402
 
 T, H, V = 8, 4, 12  # tokens of a context rank, features, vocabulary
@@ -75,6 +77,9 @@ CALLS = {
                                                  chunk_size=no or 4), -1),
     'a bridge': (lambda m, no: ct.bridge(m.z[None] if no is None else no, 'dp=4', 'cp=4',
                                          group=m.world), torch.ones(3)),
+    'a new bridge': (lambda m, no: ct.Bridge('dp=4', 'cp=4', group=m.world, output=no or 'full')(m.z[None]), 'most'),
+    'a new bridge of a spec': (lambda m, no: ct.bridge(m.z[None], 'dp=4', no or 'cp=4', group=m.world), 'cp='),
+    'a new bridge of its own': (lambda m, no: in_own(m, no or 'bsh'), 'bhs!'),
     'a ragged bridge': (lambda m, no: carries(m)(m.h, no or cb.Segments(
         [T] * 4, src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, T, 2 * T, 3 * T], seq_len=[4 * T], seq_dp=[0])), [1]),
     'vocab_parallel_entropy': (lambda m, no: compat.vocab_parallel_entropy(m.z, None, no or 1, m.tp), -1),
@@ -106,6 +111,14 @@ CALLS = {
 COMPARED = {'linear_logprob of a head of other rows'}  # by the ranks, which wait for each other
 OVER = {1: ('nll per token', 'topk_logprob', 'logprob_at', 'distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy'), 2: ('weighted_sum', 'gather')}  # a rank talks to the rank of this number xor its own, in other calls to all
 WRONG = {'all ranks': {0, 1, 2, 3}, 'one rank': {1}, 'one row': {0, 1}, 'one column': {1, 3}}
+
+
+def in_own(m, axes):
+    carry = ct.Bridge('dp=4', 'cp=4', group=m.world, comm='own', axes=axes)
+    try:
+        return carry(m.z[None])
+    finally:
+        carry.destroy()
 
 
 def carries(m):
@@ -193,6 +206,38 @@ def test_an_exception_of_a_rank_reaches_communicators_that_were_made_anew():
     with pytest.raises(KeyError, match='no such row'):
         cb.run_threads(4, fails_later)
     assert heard == [True] * 3
+
+
+def step(carry, tensor):
+    """Forward, in which nothing may move between ranks, and backward, in which it does then."""
+    carry.communicate(tensor).sum().backward()
+
+
+def communicates(rank):
+    """communicate() on four ranks; what is wrong on one of them before its bridge is called."""
+    full = [types.SimpleNamespace(shape=[tp, dp], dim_names=['tp', 'dp'], rank_offset=0) for tp, dp in ((1, 4), (4, 1))]
+    ways = [ColocatedBridgeCommunicator(*full), ColocatedBridgeCommunicator(*full[::-1])]
+    for carry, wrong in ((ways[0], torch.zeros(2, 3)), (ways[0], None), (ways[1], torch.zeros(2, 3, 4))):
+        right = torch.ones(4, 3, 4, requires_grad=True)
+        for wrongs in ({0, 1, 2, 3}, {2}):
+            meet()
+            with pytest.raises((ValueError, AttributeError) if rank in wrongs else RuntimeError) as why:
+                step(carry, wrong if rank in wrongs else right)
+            assert not isinstance(why.value, TimeoutError), why.value
+            meet()
+            step(carry, right)
+            meet()
+    meet()
+    with pytest.raises(ValueError if rank == 3 else RuntimeError, match='only algo=\'exact\' carries ragged'):
+        ways[0].communicate(right, segments=[1] if rank == 3 else None)
+
+
+def run_communicates(rank):
+    with_subgroups(communicates, rank)
+
+
+def test_what_communicate_refuses_on_one_rank_is_every_ranks_error(world):
+    world.run(run_communicates)
 
 
 def group_that_is_set(rank):

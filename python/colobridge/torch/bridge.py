@@ -97,6 +97,20 @@ class Bridge(Unique):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
+        self.group, self.ragged, self.packed = group, ragged or packed, packed
+        self._ranks: tuple[int, ...] | None = None
+        self._own: groups.Own | None = None  # instead of the ranks, if no other object has its communicators
+        self._owned = False
+        try:
+            self._create(src, dst, axes, output, grad, algo, frozen, ranks_per_node, transport, buffers, extra, ragged, comm)
+        except BaseException as why:
+            self._refuse(why, comm)
+            raise
+
+    def _create(self, src: Layout | str, dst: Layout | str, axes: str, output: str, grad: str, algo: str, frozen: bool,
+                ranks_per_node: int, transport: str, buffers: int | None, extra: str | Sequence[str], ragged: bool,
+                comm: str) -> None:
+        group, packed = self.group, self.packed
         self.src = Layout.src(src, extra=extra) if isinstance(src, str) else src
         self.dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)
@@ -120,8 +134,9 @@ class Bridge(Unique):
             Segments([], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]).check(self.src, self.dst)
         self._owned = bool(_COMMS[comm])
         if self._owned and isinstance(group, Comm):
-            group = group.split_color(0, group.rank)
-        self.group, self.axes, self.ragged, self.packed = group, axes, ragged or packed, packed
+            import torch
+            self.group = group = groups.comm_of(group, torch.device('cpu')).split_color(0, group.rank)
+        self.axes = axes
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}
         self.frozen, self.transport, self.buffers = frozen, transport, buffers
@@ -129,8 +144,6 @@ class Bridge(Unique):
         self._dst_features = parts_of(self.dst, s.FEATURES)
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | None = None  # tables that fit the layouts
-        self._ranks: tuple[int, ...] | None = None
-        self._own: groups.Own | None = None  # instead of the ranks, if no other object has its communicators
         self._cores: dict[Any, Core] = {}  # by dtype and device
         self._kept: collections.OrderedDict[Any, Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
@@ -146,6 +159,21 @@ class Bridge(Unique):
             import torch
             self._own = groups.Own.of(self._ranks, packed)
             self.comm(torch.device('cpu'))  # now: ranks whose threads meet at the store in other orders would wait in vain
+
+    def _refuse(self, why: BaseException, comm: str) -> None:
+        """Tells the ranks that come to this bridge, which they have made, that this one has none. If the layouts do not tell
+        who they are: all of the group."""
+        if not isinstance(self.group, Comm):
+            try:
+                self._ranks = self._ranks or self._members()
+            except Exception:
+                try:
+                    self._ranks = groups.group_ranks(self.group)
+                except Exception:  # no group: nobody to tell
+                    return
+            if comm == 'own' and self._own is None:
+                self._own = groups.Own.of(self._ranks, self.packed)
+        groups.tell(why, (self,))
 
     def _members(self) -> tuple[int, ...]:
         import torch.distributed as dist
@@ -454,8 +482,7 @@ def _start(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | N
     return Ticket(self, flight, lambda: ended.apply(y, flight))
 
 
-@functools.lru_cache(maxsize=32)
-def _bridge_of(src: Layout, dst: Layout, group: Any, options: tuple[Any, ...]) -> Bridge:
+def _bridge_of(src: Layout | str, dst: Layout | str, group: Any, options: tuple[Any, ...]) -> Bridge:
     return Bridge(src, dst, group=group, **dict(options))
 
 
@@ -469,8 +496,8 @@ def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples:
            **options: Any) -> Any:
     """y = x, carried from layout @src to layout @dst; the arguments are Bridge()'s and its call's. The
     Bridge is made at the first call and kept until 32 others have been used since."""
-    src = Layout.src(src, extra=extra) if isinstance(src, str) else src
-    dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
+    if isinstance(src, str) or isinstance(dst, str):
+        options['extra'] = extra if isinstance(extra, str) else tuple(extra)
     of = _of_groups
     if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
         of = group.__dict__.get('_bridges') or group.__dict__.setdefault('_bridges', _kept_bridges(_bridge_of))
