@@ -127,49 +127,51 @@ void colo_step_plain(colo_comm_t *comm, int32_t peer, const void *out, size_t ou
     colo_step_add(comm, peer, out ? &send : NULL, in ? &recv : NULL, 1);
 }
 
-/* Room for a frame of this step; NULL: the group is dead. */
-static char *reserve(struct colo_process_group *group, int32_t peer, size_t bytes)
+/* Sends @frame with the next @bytes of the message to @peer. False: the peer is gone, or the group
+ * is dead. */
+static bool send_part(struct colo_process_group *group, int32_t peer, colo_frame_t *frame,
+                      int64_t bytes)
 {
+    struct colo_process_step *step = &group->peer_step[peer];
     struct colo_process_context *context = group->context;
-    char *place = context->ops->reserve(context->transport, group->world[peer], bytes);
+    if (context->closed[group->world[peer]])
+        return false;
+    const size_t all = sizeof *frame + (size_t)bytes;
+    char *place = context->ops->reserve(context->transport, group->world[peer], all);
     if (!place) {
         char error_message[120];
-        snprintf(error_message, sizeof error_message, "no memory to send %zu bytes to rank %d",
-                 bytes, (int)peer);
+        snprintf(error_message, sizeof error_message, "no memory to send %zu bytes to rank %d", all,
+                 (int)peer);
         colo_process_set_error(group, COLO_ERR_NOMEM, group->rank, error_message);
+        return false;
     }
-    return place;
+    frame->magic = COLO_FRAME_MAGIC;
+    frame->step = group->step;
+    frame->from = group->rank;
+    frame->group = group->key;
+    frame->seq = group->seq;
+    memcpy(place, frame, sizeof *frame);
+    colo_cursor_move(&step->out, place + sizeof *frame, NULL, bytes);
+    step->out_left -= bytes;
+    context->ops->commit(context->transport);
+    return true;
 }
 
 static void send_header(struct colo_process_group *group, int32_t peer)
 {
-    struct colo_process_step *step = &group->peer_step[peer];
-    struct colo_process_context *context = group->context;
+    const struct colo_process_step *step = &group->peer_step[peer];
+    const int64_t bytes = step->sent.bytes;
     colo_frame_t header = {
-        .magic = COLO_FRAME_MAGIC,
         .kind = COLO_FRAME_HEADER,
-        .step = group->step,
         .flags = (uint8_t)((step->sends ? COLO_FRAME_SENDS : 0) |
                            (step->expects ? COLO_FRAME_EXPECTS : 0)),
-        .from = group->rank,
-        .group = group->key,
-        .seq = group->seq,
         .desc = colo_op_pack(&group->op),
         .count = (uint64_t)group->op.count,
-        .bytes = (uint64_t)step->sent.bytes,
+        .bytes = (uint64_t)bytes,
         .sent = step->sent,
         .expected = step->expected,
     };
-    int64_t eager = step->sent.bytes < COLO_FRAME_EAGER ? step->sent.bytes : COLO_FRAME_EAGER;
-    if (context->closed[group->world[peer]])
-        return;
-    char *place = reserve(group, peer, sizeof header + (size_t)eager);
-    if (!place)
-        return;
-    memcpy(place, &header, sizeof header);
-    colo_cursor_move(&step->out, place + sizeof header, NULL, eager);
-    step->out_left -= eager;
-    context->ops->commit(context->transport);
+    (void)send_part(group, peer, &header, bytes < COLO_FRAME_EAGER ? bytes : COLO_FRAME_EAGER);
 }
 
 /* ---- meeting ---- */
@@ -312,27 +314,13 @@ bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
 
 static void send_data(struct colo_process_group *group, int32_t peer)
 {
-    struct colo_process_step *step = &group->peer_step[peer];
-    struct colo_process_context *context = group->context;
-    while (step->out_left > 0) {
-        int64_t n = step->out_left < COLO_FRAME_CHUNK ? step->out_left : COLO_FRAME_CHUNK;
-        colo_frame_t data = {.magic = COLO_FRAME_MAGIC,
-                             .kind = COLO_FRAME_DATA,
-                             .step = group->step,
-                             .from = group->rank,
-                             .group = group->key,
-                             .seq = group->seq,
-                             .bytes = (uint64_t)n};
-        if (context->closed[group->world[peer]] ||
-            context->ops->full(context->transport, group->world[peer]))
+    const struct colo_process_step *step = &group->peer_step[peer];
+    const struct colo_process_context *context = group->context;
+    while (step->out_left > 0 && !context->ops->full(context->transport, group->world[peer])) {
+        const int64_t bytes = step->out_left < COLO_FRAME_CHUNK ? step->out_left : COLO_FRAME_CHUNK;
+        colo_frame_t data = {.kind = COLO_FRAME_DATA, .bytes = (uint64_t)bytes};
+        if (!send_part(group, peer, &data, bytes))
             return;
-        char *place = reserve(group, peer, sizeof data + (size_t)n);
-        if (!place)
-            return;
-        memcpy(place, &data, sizeof data);
-        colo_cursor_move(&step->out, place + sizeof data, NULL, n);
-        step->out_left -= n;
-        context->ops->commit(context->transport);
     }
 }
 
