@@ -179,11 +179,12 @@ class Batch(Unique):
     def _run(self, name: str, given: Any, given_name: str, out: Any, out_name: str, stream: int | None) -> None:
         n, (a, b) = 1, (given, out)
         if isinstance(given, (list, tuple)) or isinstance(out, (list, tuple)):
-            sizes = {len(cast(list[Any], t)) if isinstance(t, (list, tuple)) else -1
-                     for t in cast(list[Any], (given, out)) if t is not None}
-            if len(sizes) > 1:
-                raise ArgumentError("bridge: %s and %s have different numbers of tensors" % (given_name, out_name))
-            n = sizes.pop()
+            sizes = [len(cast(list[Any], t)) if isinstance(t, (list, tuple)) else -1
+                     for t in cast(list[Any], (given, out)) if t is not None]
+            if sizes[0] != sizes[-1]:
+                raise ArgumentError("bridge: %s and %s are %s; expected as many tensors in both" % (
+                    given_name, out_name, ' and '.join('a list of %d' % n if n >= 0 else 'one tensor' for n in sizes)))
+            n = sizes[0]
         else:
             a, b = None if given is None else [given], None if out is None else [out]
         self._carry(name, n, _args(a, given_name), _args(b, out_name, True), stream)

@@ -38,7 +38,8 @@ class Packing:
         n = len(held)
         self.split = 'table' if pieces is not None else split
         if pieces is not None and (cp is not None or first is not None or split not in ('zigzag', 'table')):
-            raise ArgumentError("packing: pieces are given, and split, cp or first; expected one way to cut sequences")
+            raise ArgumentError("packing: pieces are given, and split %r, cp %s and first %s; expected one way to cut sequences"
+                                % (split, cp, first))
         if self.split == 'table' and pieces is None:
             raise ArgumentError("packing: split is 'table' without pieces; expected [(positions, rank), ..] of each sequence")
         choice('split', self.split, SPLITS)
@@ -47,13 +48,14 @@ class Packing:
         if pieces is not None:
             pieces = [list(of) for of in cast(Sequence[Any], pieces)]
             if len(pieces) != n:
-                raise ArgumentError("packing: pieces of %d sequences, expected %d" % (len(pieces), n))
+                raise ArgumentError("packing: pieces has %d entries, expected %d, one for each sequence" % (len(pieces), n))
             start = [0]
             for of in pieces:
                 start.append(start[-1] + len(of))
             flat = [piece for of in pieces for piece in of]
-            if any(len(piece) != 2 for piece in flat):
-                raise ArgumentError("packing: a piece is not (positions, context rank)")
+            for q, piece in ((q, piece) for q, of in enumerate(pieces) for piece in of):
+                if len(piece) != 2:
+                    raise ArgumentError("packing: sequence %d has the piece %r, expected (positions, context rank)" % (q, piece))
             self._given.update(piece_start=start, piece_len=[piece[0] for piece in flat],
                                piece_owner=[piece[1] for piece in flat])
         self._tables = {name: None if t is None else table('packing', name, t) for name, t in self._given.items()}

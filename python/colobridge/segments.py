@@ -42,7 +42,8 @@ class Segments:
         if packing is None:
             seq_len = lengths('segments', 'seq_len', seq_len, 'cu_seqlens', cu_seqlens)
         elif seq_len is not None or cu_seqlens is not None or seq_dp is not None:
-            raise ArgumentError("segments: packing is given, and seq_len, cu_seqlens or seq_dp, which it has")
+            raise ArgumentError("segments: packing is given, and %s, which it has" % next(
+                name for name, t in (('seq_len', seq_len), ('cu_seqlens', cu_seqlens), ('seq_dp', seq_dp)) if t is not None))
         if (pos is None) == (row_pos is None):
             raise ArgumentError("segments: %s pos and row_pos are given; expected one of them"
                                 % ('neither of' if pos is None else 'both'))

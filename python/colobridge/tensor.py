@@ -119,10 +119,11 @@ def view(obj: Any, what: str = 'tensor', *, dtype: str | None = None,
         raise ArgumentError("%s is a %s, expected a torch tensor, an array or a buffer"
                             % (what, type(obj).__name__)) from None
     if not memory.c_contiguous or memory.readonly:
-        raise ArgumentError("%s: expected a contiguous, writable buffer" % what)
+        raise ArgumentError("%s is a %s buffer, expected a contiguous one that can be written"
+                            % (what, 'read-only' if memory.readonly else 'strided'))
     name = dtype or _FORMAT.get(memory.format.lstrip('@=<') if memory.format else 'B')
     if name not in s.DTYPE:
-        raise ArgumentError("%s: a buffer of format '%s'" % (what, memory.format))
+        raise ArgumentError("%s is a buffer of format '%s', expected one of %s" % (what, dtype or memory.format, ' '.join(_FORMAT)))
     shape = memory.shape
     if dtype:
         shape = (memory.nbytes // s.DTYPE_SIZE[s.DTYPE[dtype]],)

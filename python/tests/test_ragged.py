@@ -71,7 +71,7 @@ def test_several_tensors_go_together_and_ranks_without_rows_bring_none():
         batch.forward(xs, ys)
         if ys:
             return [list(y.memory) for y in ys]
-        with pytest.raises(ValueError, match='different numbers of tensors'):
+        with pytest.raises(ValueError, match='expected as many tensors in both'):
             batch.forward(xs, [None])
 
     assert cb.run_threads(2, one_rank) == [[[1, 2], [3, 4]], None]
@@ -266,7 +266,7 @@ def test_batches_of_a_collected_cycle_end_before_their_bridge(monkeypatch):
 
 @pytest.mark.parametrize('wrong, words', [
     (lambda bridge, batch, x, y: bridge.set_segments(WORKED), 'segments is a dict, expected Segments'),
-    (lambda bridge, batch, x, y: batch.forward([x], [y, y]), 'x and y have different numbers of tensors'),
+    (lambda bridge, batch, x, y: batch.forward([x], [y, y]), 'x and y are a list of 1 and a list of 2; expected as many tensors in both'),
     (lambda bridge, batch, x, y: batch.forward(3, y), 'int'),
     (lambda bridge, batch, x, y: batch.backward(y, 3), 'int'),
     (lambda bridge, batch, x, y: bridge.forward(3, y), 'int'),

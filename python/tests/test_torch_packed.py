@@ -443,8 +443,12 @@ def refused(rank):
                            ("axes 'sbh'", dict(axes='sbh')), ("ranks \\[4, 5, 6, 7\\] of the src grid", {})):
         with pytest.raises(ValueError, match=words):
             ct.Bridge('cp=8' if not options else 'cp=4', 'cp=4', group=dist.group.WORLD, packed=True, **options)
-    with pytest.raises(ValueError, match='expected one way to cut sequences'):
+    with pytest.raises(ValueError, match="pieces are given, and split 'zigzag', cp 2 and first None; expected one way"):
         cb.Packing([0, 4], cp=2, pieces=[[(4, 0)]])
+    with pytest.raises(ValueError, match='pieces has 2 entries, expected 1, one for each sequence'):
+        cb.Packing([0, 4], pieces=[[(4, 0)], []])
+    with pytest.raises(ValueError, match=r'sequence 1 has the piece \(4,\), expected \(positions, context rank\)'):
+        cb.Packing([0, 4, 8], pieces=[[(4, 0)], [(4,)]])
     with pytest.raises(ValueError, match='pass layout= to say how many these are'):
         cb.Packing([0, 4]).rows(0)
     with pytest.raises(ValueError, match='cp has 2 entries, expected 1'):

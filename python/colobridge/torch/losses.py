@@ -268,9 +268,9 @@ def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = Fal
     import torch
     if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
             targets.shape[-1:] != vocab_parallel_logits.shape[-1:]:
-        raise ArgumentError("distill: targets are %s, expected floats of the logits' shape" % (
+        raise ArgumentError("distill: targets are %s, expected floats of the logits' shape %s" % (
             '%s of %s' % (list(targets.shape), targets.dtype) if isinstance(targets, torch.Tensor)
-            else 'a ' + type(targets).__name__))
+            else 'a ' + type(targets).__name__, list(vocab_parallel_logits.shape)))
     return Distilled(*_run('distill', vocab_parallel_logits, targets.detach(), mask, ('ce', 'kl'), tp_group,
                            (vocab_start, vocab_end, vocab_size), inplace_backward, _Distill,
                            _distill_config, (int(bool(soft_labels)), float(target_temperature),
@@ -360,8 +360,10 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     for name, t in (('values', values), ('weights', weights), ('mask', mask)):
         if not isinstance(t, torch.Tensor) and (t is not None or name == 'values') or t is not None and (
                 t.shape != values.shape or t.device != device):
-            raise ArgumentError("weighted_sum: %s is %s, expected a tensor of values' shape and device" % (
-                name, list(t.shape) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__))
+            found, expected = ('%s on %s' % (list(of.shape), of.device) if isinstance(of, torch.Tensor) else
+                               'a ' + type(of).__name__ for of in (t, values))
+            raise ArgumentError("weighted_sum: %s is %s, expected a tensor as values, which is %s" % (name, found, expected)
+                                if name != 'values' else "weighted_sum: values is %s, expected a torch.Tensor" % found)
     if not values.dtype.is_floating_point:
         raise ArgumentError("weighted_sum: values are of %s, expected floats" % values.dtype)
     comm = across(reduce_group, device, 'weighted_sum')
