@@ -2,8 +2,9 @@
 /*
  * peer.h (private) - memory that ranks reach in each other, and a bridge's passes through it.
  *
- * colo_comm_ops_t.peer is the table of a backend that can (registry.c in libcolobridge-nccl.so);
- * NULL elsewhere. memory.c and bridge/run/over-peers.c use it.
+ * colo_comm_ops_t.peer is the table of a backend that can (bridge/peer/launch.c and
+ * comm/peer/ in libcolobridge-nccl.so); NULL elsewhere. memory.c and bridge/run/over-peers.c use
+ * it.
  */
 #ifndef COLO_COMM_PEER_H
 #define COLO_COMM_PEER_H
@@ -42,7 +43,7 @@ typedef struct colo_addend {
     int64_t peer, begin[3];
 } colo_addend_t;
 
-/* All that a rank does in one pass; borrowed for colo_p2p_load(). */
+/* All that a rank does in one pass; borrowed for load(). */
 typedef struct colo_transfers {
     const char *name; /* "bridge forward"; static */
     size_t elem;      /* of a feature of the steps, usually */

@@ -144,7 +144,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
     /* This may wait for the stream: as long as the watchdog knows of what the stream waits for. */
-    colo_p2p_destroy(&x->gather);
+    colo_gathers_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));

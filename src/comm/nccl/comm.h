@@ -84,11 +84,11 @@ struct colo_nccl_group {   /* colo_comm.impl */
     colo_comm_t *connecting; /* the host comm of a subconnection that is being made; likewise */
     colo_error_state_t error;
     int32_t rank;
-    int64_t id;              /* of this comm in the context, > 0 */
-    colo_comm_t *control;    /* owned */
-    struct colo_p2p *gather; /* allgather.c's, owned; likewise */
-    uint64_t gather_agreed;  /* registrations when all ranks last compared a gather */
-    bool gather_none;        /* there is no such path, on all ranks */
+    int64_t id;                  /* of this comm in the context, > 0 */
+    colo_comm_t *control;        /* owned */
+    struct colo_gathers *gather; /* allgather.c's, owned; likewise */
+    uint64_t gather_agreed;      /* registrations when all ranks last compared a gather */
+    bool gather_none;            /* there is no such path, on all ranks */
 };
 
 /* Pinned host memory, 64-bit words: the stream writes, the watchdog reads. A captured operation

@@ -9,29 +9,54 @@
  * found by the others' kernels (gather.cu), at the deadline at the latest. Other all-gathers stay
  * with NCCL: what runs alone is as fast there.
  *
- * Left to others: mailboxes, deadlines and what became of it (transfer.c), the order among
+ * Left to others: mailboxes, deadlines and what became of it (path.c), the order among
  * operations (operation.c).
  */
 #include "comm/nccl/comm.h"
 
+#include "capture.h"
 #include "core/hash.h"
 #include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The mailboxes of this comm's gathers. Collective; COLO_ERR_UNBUILT: not here, on all ranks. */
-static colo_status_t make(colo_comm_t *c, struct colo_p2p **out)
+struct colo_gathers {
+    colo_path_t path; /* first */
+    colo_k_p2p_t k;   /* all but the call */
+};
+
+static void wait_for_replays(colo_path_t *path)
 {
-    COLO_AUTOFREE int32_t *others = malloc((size_t)c->size * sizeof *others);
-    if (!others)
-        return colo_fail(COLO_ERR_NOMEM, "all_gather: %d ranks", (int)c->size);
-    for (int32_t k = 1; k < c->size; k++)
-        others[k - 1] = (c->rank + k) % c->size;
-    const colo_transfers_t pass[2] = {
-        {.name = "all_gather of a head", .elem = 1, .nexposed = c->size - 1, .exposed = others},
-        {.name = "nothing"}};
-    return colo_p2p_make(c, pass, out);
+    (void)cudaDeviceSynchronize();
+}
+
+/* The mailboxes of this comm's gathers. Collective; COLO_ERR_UNBUILT: not here, on all ranks. */
+static colo_status_t make(colo_comm_t *c, struct colo_gathers **out)
+{
+    COLO_CAPTURE_RELAXED;
+    static const char name[] = "all_gather of a head";
+    struct colo_gathers *d = calloc(1, sizeof *d);
+    colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes", name, sizeof *d);
+    if (d) {
+        d->path.end = wait_for_replays;
+        d->path.pass[0].name = d->path.pass[1].name = name;
+    }
+    COLO_TRY(colo_path_open(c, d ? &d->path : NULL, st));
+    colo_path_fill(&d->path, 0, &d->k);
+    for (int32_t i = 1; i < c->size && st == COLO_OK; i++)
+        if (colo_path_partner(&d->path, 0, &d->k, (c->rank + i) % c->size, 1) < 0)
+            st = colo_path_too_many(&d->path, name);
+    COLO_TRY(colo_path_enter(&d->path, st));
+    *out = d;
+    return COLO_OK;
+}
+
+void colo_gathers_destroy(struct colo_gathers **gathers)
+{
+    if (*gathers)
+        colo_path_destroy(&(*gathers)->path);
+    *gathers = NULL;
 }
 
 /* Does the gather fit what every rank has registered? */
@@ -53,13 +78,13 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 {
     struct colo_nccl_group *x = c->impl;
     struct colo_peer *p = colo_peer_of(c);
-    const uint64_t registered = p ? colo_peer_table.registrations(c) : 0;
+    const uint64_t registered = colo_peer_registrations(c);
     *g = (struct colo_gather){.id = -1};
     if (registered == 0 || !p->whole || x->gather_none || c->size == 1 ||
         c->op.category != COLO_CATEGORY_HEAD)
         return COLO_OK;
     if (send != (const char *)recv + (size_t)c->rank * bytes ||
-        !colo_peer_table.find(c, recv, bytes * (size_t)c->size, &g->id, &g->offset))
+        !colo_peer_find(c, recv, bytes * (size_t)c->size, &g->id, &g->offset))
         g->id = -1;
     colo_status_t st = g->id < 0 ? COLO_OK : check_memory(p, colo_peer_memory(p, g->id), g, bytes);
     if (x->gather_agreed != registered || c->check >= 2) {
@@ -96,17 +121,12 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
                              cudaStream_t stream)
 {
-    struct colo_p2p *d = ((struct colo_nccl_group *)c->impl)->gather;
-    struct colo_peer *p = d->peer;
-    struct colo_p2p_pass *w = &d->pass[0];
-    const colo_share_t *from = colo_peer_memory(p, g->id);
-    colo_k_p2p_t k = d->own->k[0];
+    struct colo_gathers *d = ((struct colo_nccl_group *)c->impl)->gather;
+    const colo_share_t *from = colo_peer_memory(d->path.peer, g->id);
+    colo_k_p2p_t k = d->k;
     k.tensor[0].memory = (uint32_t)g->id;
     k.tensor[0].offset = g->offset;
-    k.deadline_ns = (uint64_t)colo_comm_i_timeout(c) * 1000000u;
-    atomic_store(&w->seq, c->seq);
-    atomic_store(&w->deadline_ms, colo_comm_i_timeout(c));
-    atomic_store(&p->used, true);
+    colo_path_call(&d->path, 0, &k);
     cudaError_t e = colo_k_gather_begin(&k, stream);
     for (int32_t i = 1; i < c->size && e == cudaSuccess; i++) { /* each begins with another one */
         const int32_t r = (c->rank + i) % c->size;

@@ -17,8 +17,8 @@
  * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
  * device table where kernels look up where rank r's memory n lies (p2p.cu).
  *
- * Left to others: how an allocation is shared (share.c), calls and their deadlines (transfer.c),
- * when to use it (bridge/run/over-peers.c).
+ * Left to others: how an allocation is shared (share.c), waits of kernels and their deadlines
+ * (path.c), calls (bridge/peer/launch.c), when to use it (bridge/run/over-peers.c).
  */
 #include "comm/peer/registry.h"
 
@@ -34,54 +34,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* ---- CUDA and the host ---- */
-
-colo_status_t colo_cuda_error(const char *what, cudaError_t e)
-{
-    (void)cudaGetLastError(); /* or the next launch reports it again */
-    return colo_fail(COLO_ERR_CUDA, "%s: CUDA says: %s", what, cudaGetErrorString(e));
-}
-
-/* ---- the order of a family ---- */
-
-colo_status_t colo_order_new(struct colo_order **out)
-{
-    struct colo_order *o = calloc(1, sizeof *o);
-    if (!o)
-        return colo_fail(COLO_ERR_NOMEM, "order of operations: %zu bytes", sizeof *o);
-    atomic_init(&o->refs, 1);
-    cudaError_t e = cudaEventCreateWithFlags(&o->done, cudaEventDisableTiming);
-    if (e != cudaSuccess) {
-        free(o);
-        return colo_cuda_error("order of operations", e);
-    }
-    *out = o;
-    return COLO_OK;
-}
-
-void colo_order_drop(struct colo_order *o)
-{
-    if (!o || atomic_fetch_sub(&o->refs, 1) != 1)
-        return;
-    cudaEventDestroy(o->done);
-    free(o);
-}
-
-cudaError_t colo_order_follow(const struct colo_order *o, bool capturing, cudaStream_t stream)
-{
-    const bool same = o->last == stream && stream != cudaStreamPerThread; /* one of each thread */
-    return o->used && !same && !capturing ? cudaStreamWaitEvent(stream, o->done, 0) : cudaSuccess;
-}
-
-cudaError_t colo_order_lead(struct colo_order *o, bool capturing, cudaStream_t stream)
-{
-    if (capturing)
-        return cudaSuccess;
-    o->last = stream;
-    o->used = true;
-    return cudaEventRecord(o->done, stream);
-}
 
 /* ---- where each rank is ---- */
 
@@ -262,7 +214,7 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
                : st; /* PEER of a dead comm: a rank failed or left meanwhile */
 }
 
-static colo_status_t peer_open(colo_comm_t *c)
+colo_status_t colo_peer_open(colo_comm_t *c)
 {
     COLO_CAPTURE_RELAXED;
     colo_peer_base_t *base = c->impl;
@@ -302,8 +254,8 @@ void colo_peer_stop(struct colo_peer *p)
     if (!p || atomic_exchange(&p->stopped, true))
         return;
     pthread_mutex_lock(&p->lock);
-    for (struct colo_p2p *d = p->p2p; d; d = d->next)
-        colo_p2p_stop(d);
+    for (colo_path_t *path = p->paths; path; path = path->next)
+        colo_path_stop(path);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -313,8 +265,8 @@ colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t c
     if (!p)
         return COLO_OK;
     pthread_mutex_lock(&p->lock);
-    for (struct colo_p2p *d = p->p2p; d && st == COLO_OK; d = d->next)
-        st = colo_p2p_poll(d, error_message, cap);
+    for (colo_path_t *path = p->paths; path && st == COLO_OK; path = path->next)
+        st = colo_path_poll(path, error_message, cap);
     pthread_mutex_unlock(&p->lock);
     return st;
 }
@@ -386,7 +338,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
     return COLO_OK;
 }
 
-static colo_status_t peer_share(colo_comm_t *c, colo_memory_t *m)
+colo_status_t colo_peer_register(colo_comm_t *c, colo_memory_t *m)
 {
     COLO_CAPTURE_RELAXED;
     struct colo_peer *p = colo_peer_of(c);
@@ -420,7 +372,7 @@ static void unshare_on(int device, void *arg)
     free(x);
 }
 
-static void peer_unshare(colo_memory_t *m)
+void colo_peer_unregister(colo_memory_t *m)
 {
     struct shared *x = m->impl;
     struct colo_peer *p = x->peer;
@@ -432,8 +384,8 @@ static void peer_unshare(colo_memory_t *m)
     (void)colo_end_on(p->device, p->timeout_ms, unshare_on, x);
 }
 
-static bool peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t *id,
-                      uint64_t *offset)
+bool colo_peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t *id,
+                    uint64_t *offset)
 {
     struct colo_peer *p = colo_peer_of(c);
     const uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
@@ -463,7 +415,7 @@ const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id)
     return x ? &x->share : NULL;
 }
 
-static uint64_t peer_registrations(const colo_comm_t *c)
+uint64_t colo_peer_registrations(const colo_comm_t *c)
 {
     struct colo_peer *p = colo_peer_of(c);
     if (!p)
@@ -473,19 +425,3 @@ static uint64_t peer_registrations(const colo_comm_t *c)
     pthread_mutex_unlock(&p->lock);
     return n;
 }
-
-const colo_peer_ops_t colo_peer_table = {
-    .open = peer_open,
-    .reaches = colo_peer_reaches,
-    .why = colo_peer_why,
-    .share = peer_share,
-    .unshare = peer_unshare,
-    .find = peer_find,
-    .registrations = peer_registrations,
-    .create = colo_p2p_make,
-    .load = colo_p2p_load,
-    .run = colo_p2p_run,
-    .list = colo_p2p_list,
-    .drop = colo_p2p_drop,
-    .destroy = colo_p2p_destroy,
-};

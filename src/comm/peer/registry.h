@@ -4,7 +4,8 @@
  *
  * peer   of one comm: which ranks it reaches, what is registered, the table that kernels read
  * share  an allocation of each rank, as every rank sees it
- * p2p    the path of one bridge: mailboxes, reports, and two passes
+ * path   the mailboxes and reports of kernels that wait for peers: those of a bridge, or the
+ *        gathers of a head
  */
 #ifndef COLO_COMM_COMM_PEER_H
 #define COLO_COMM_COMM_PEER_H
@@ -12,26 +13,10 @@
 #include "comm/peer.h"
 
 #include "comm/comm.h"
+#include "comm/peer/order.h"
 #include "p2p.h"
 
-#include <cuda_runtime_api.h>
-
 #include <pthread.h>
-#include <stdatomic.h>
-
-/* What all comms of a family enqueue on a device: one operation behind the other, whatever stream
- * they are on. */
-struct colo_order {
-    _Atomic int32_t refs;
-    cudaEvent_t done; /* after the last operation */
-    cudaStream_t last;
-    bool used;
-};
-colo_status_t colo_order_new(struct colo_order **out);
-void colo_order_drop(struct colo_order *o); /* takes NULL */
-/* Before and after what an operation enqueues. A capture is ordered by its graph alone. */
-cudaError_t colo_order_follow(const struct colo_order *o, bool capturing, cudaStream_t stream);
-cudaError_t colo_order_lead(struct colo_order *o, bool capturing, cudaStream_t stream);
 
 struct colo_peer {
     _Atomic int32_t refs;
@@ -54,7 +39,7 @@ struct colo_peer {
     struct colo_order *order; /* a reference */
     _Atomic bool used;        /* there was a call */
     pthread_mutex_t lock;     /* what follows */
-    struct colo_p2p *p2p;
+    struct colo_path *paths;
     colo_memory_t *memory[COLO_K_MEMORIES];
     int32_t memories;
     uint64_t registrations; /* so far */
@@ -70,7 +55,14 @@ typedef struct colo_share {
     bool stays;      /* another rank may still have this one's open: it is never freed */
 } colo_share_t;
 
+/* peer.h's table, whose calls are bridge/peer/launch.c's, and what it has of registry.c. */
 extern const colo_peer_ops_t colo_peer_table;
+colo_status_t colo_peer_open(colo_comm_t *c);
+colo_status_t colo_peer_register(colo_comm_t *c, colo_memory_t *m);
+void colo_peer_unregister(colo_memory_t *m);
+bool colo_peer_find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id,
+                    uint64_t *offset);
+uint64_t colo_peer_registrations(const colo_comm_t *c);
 
 /* The context (colo_comm.impl) of every comm whose backend has that table begins with this. */
 typedef struct colo_peer_base {
@@ -89,8 +81,6 @@ void colo_peer_drop(struct colo_peer *p);
 void colo_peer_stop(struct colo_peer *p);
 /* COLO_OK, or what a kernel gave up for, as an error message; any thread. */
 colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t cap);
-
-colo_status_t colo_cuda_error(const char *what, cudaError_t e);
 
 /* reach.c: which ranks reach each other, found out by trying. Collective; COLO_ERR_UNBUILT, on all:
  * no two of them. */
@@ -123,19 +113,48 @@ void colo_peer_retire(struct colo_peer *p, void *memory);
 /* Memory @id of every rank; a view, as long as it is registered. */
 const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id);
 
-/* transfer.c */
-colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
-colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2]);
-colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
-                           colo_stream_t stream);
-/* peer.h's list and drop. */
-colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list);
-void colo_p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list);
-void colo_p2p_destroy(colo_p2p_t **d);
-colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_t cap);
-void colo_p2p_stop(struct colo_p2p *d);
+/* ---- path.c ---- */
+
+typedef struct colo_path {
+    struct colo_path *next; /* in peer->paths */
+    struct colo_peer *peer; /* a reference */
+    colo_comm_t *comm;      /* borrowed: deadline, number of the operation */
+    bool dead;              /* when it was destroyed */
+    char *mailboxes;        /* device: [2][size] mailboxes, then [2] controls */
+    colo_share_t share;
+    colo_k_report_t *report; /* pinned host [2] */
+    struct colo_path_pass {
+        const char *name;
+        _Atomic uint64_t seq; /* the comm's number of the last call */
+        _Atomic int64_t deadline_ms;
+    } pass[2];
+    /* Waits until graphs are through with it, and frees what is behind this struct; on its device.
+     */
+    void (*end)(struct colo_path *path);
+} colo_path_t;
+
+/* Collective: gives @path mailboxes. NULL: this rank has no memory for it, and @st says so; else 0
+ * but for end(), and allocated: an error of these two frees it. */
+colo_status_t colo_path_open(colo_comm_t *c, colo_path_t *path, colo_status_t st);
+/* Collective: the path is used from now on, if @st is COLO_OK on all ranks. */
+colo_status_t colo_path_enter(colo_path_t *path, colo_status_t st);
+void colo_path_destroy(colo_path_t *path); /* takes NULL */
+/* What kernels of a pass need of the path itself. */
+void colo_path_fill(const colo_path_t *path, int pass, colo_k_p2p_t *k);
+/* Index of @rank among the partners of @k, made when it is new; COLO_PATH_FULL: there are too many.
+ * @role: bits of colo_k_partner_t.exposes. */
+enum { COLO_PATH_FULL = -2 };
+int32_t colo_path_partner(const colo_path_t *path, int pass, colo_k_p2p_t *k, int32_t rank,
+                          int32_t role);
+colo_status_t colo_path_too_many(const colo_path_t *path, const char *what);
+/* Before a launch of @k. */
+void colo_path_call(colo_path_t *path, int pass, colo_k_p2p_t *k);
+/* Waits of its kernels end; COLO_OK, or what one gave up for. */
+void colo_path_stop(colo_path_t *path);
+colo_status_t colo_path_poll(const colo_path_t *path, char *error_message, size_t cap);
 
 /* allgather.c */
+struct colo_gathers; /* a comm's: the path of all of them */
 struct colo_gather { /* where one gather finds what others bring */
     int32_t id;      /* registered memory; -1: not this way */
     uint64_t offset;
@@ -143,34 +162,8 @@ struct colo_gather { /* where one gather finds what others bring */
 /* Is it for copies? Before colo_operation_begin(); the same answer on all ranks. */
 colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *recv, size_t bytes,
                                colo_stream_t stream, struct colo_gather *g);
+void colo_gathers_destroy(struct colo_gathers **gathers);
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
                              cudaStream_t stream);
-
-struct colo_p2p_list {          /* of a shape or a ragged batch */
-    struct colo_p2p_list *next; /* in p2p->lists */
-    colo_k_p2p_t k[2];          /* by pass, all but the call */
-    char *host, *device;        /* of capacity bytes: segments and addends of both passes */
-    size_t capacity, bytes;
-    cudaEvent_t done; /* after the last call; recorded when it is dropped */
-    bool used, sent;  /* by a call; to the device */
-    bool taken;       /* by a shape or a batch */
-    bool captured;    /* by a graph, which may be replayed at any time */
-};
-
-struct colo_p2p {
-    struct colo_p2p *next;  /* in peer->p2p */
-    struct colo_peer *peer; /* a reference */
-    colo_comm_t *comm;      /* borrowed: deadline, number of the operation */
-    bool dead;              /* when it was destroyed */
-    char *mailboxes;        /* device: [2][size] mailboxes, then [2] controls */
-    colo_share_t share;
-    colo_k_report_t *report;           /* pinned host [2] */
-    struct colo_p2p_list *lists, *own; /* all; that of the shape */
-    struct colo_p2p_pass {
-        const char *name;
-        _Atomic uint64_t seq; /* the comm's number of the last call */
-        _Atomic int64_t deadline_ms;
-    } pass[2];
-};
 
 #endif

@@ -1,32 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transfer.c - the peer-to-peer path of one bridge: mailboxes for the handshake, lists of boxes on
- * the device, one launch for all tensors of a call.
+ * launch.c - what over-peers.c has a GPU do: lists of boxes on the device, one launch for
+ * all tensors of a call.
  *
  * What a kernel needs and does not change from call to call is made here, at create and when a
  * bridge takes another shape: the partners, which boxes go where, cut into tiles. A call
  * adds pointers, strides and the registration of what peers reach, and costs one launch. It
- * follows the family's operation before it on the device (registry.h).
- *
- * A kernel that gives up says so in pinned memory, and colo_peer_check() makes an error message of
- * it. Mailboxes outlive their bridge, as long as the comm, and those of a path that died the
- * process: a peer that comes late may write there.
+ * follows the family's operation before it on the device (order.h).
  *
  * Lists are filled in pinned memory when a shape or the tables of a ragged batch are set, and sent
  * by the first call, on its stream. Blocks of memory serve one shape or batch after the other, once
  * the device is past the last call of the one before; those that a graph has are kept to the end.
  *
- * Left to others: the handshake itself (kernels/p2p.cu), what is registered (registry.c).
+ * Left to others: the handshake itself (kernels/p2p.cu), its mailboxes and what became of it
+ * (comm/peer/path.c), what is registered (comm/peer/registry.c).
  */
 #include "comm/peer/registry.h"
 
 #include "capture.h"
 #include "core/error.h"
-#include "core/helper.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct colo_p2p_list {          /* of a shape or a ragged batch */
+    struct colo_p2p_list *next; /* in p2p->lists */
+    colo_k_p2p_t k[2];          /* by pass, all but the call */
+    char *host, *device;        /* of capacity bytes: segments and addends of both passes */
+    size_t capacity, bytes;
+    cudaEvent_t done; /* after the last call; recorded when it is dropped */
+    bool used, sent;  /* by a call; to the device */
+    bool taken;       /* by a shape or a batch */
+    bool captured;    /* by a graph, which may be replayed at any time */
+};
+
+struct colo_p2p {
+    colo_path_t path;                  /* first */
+    struct colo_p2p_list *lists, *own; /* all; that of the shape */
+};
 
 /* Bytes. A call whose boxes fit takes a tile a block, others several, so that blocks end together.
  */
@@ -36,39 +48,7 @@ enum { LEAST = COLO_K_THREADS * 16, ONE_EACH = 16 * LEAST, MOST = 32 * LEAST, EA
  * writes into peers' memory; that reads there, which takes longer; sums take all that there are. */
 enum { WRITE_BLOCKS = 24, READ_BLOCKS = 48 };
 
-static size_t mailboxes_bytes(const struct colo_peer *p)
-{
-    return (size_t)p->size * COLO_K_MAILBOX * 2 + 2 * COLO_K_MAILBOX;
-}
-
-static uint64_t *mailbox_of(char *mailboxes, const struct colo_peer *p, int pass, int32_t rank)
-{
-    return (uint64_t *)(void *)(mailboxes +
-                                ((size_t)pass * (size_t)p->size + (size_t)rank) * COLO_K_MAILBOX);
-}
-
 /* ---- lists ---- */
-
-enum { TOO_MANY = -2 };
-
-/* Index of @rank among the partners, made when it is new; or TOO_MANY. */
-static int32_t partner_of(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, int32_t rank,
-                          int32_t role)
-{
-    const struct colo_peer *p = d->peer;
-    int32_t i = 0;
-    while (i < k->npartners && k->partner[i].rank != rank)
-        i++;
-    if (i == COLO_K_PARTNERS)
-        return TOO_MANY;
-    if (i == k->npartners)
-        k->partner[k->npartners++] =
-            (colo_k_partner_t){.mine = mailbox_of(d->mailboxes, p, pass, rank),
-                               .remote = mailbox_of(d->share.base[rank], p, pass, p->rank),
-                               .rank = rank};
-    k->partner[i].exposes |= role;
-    return i;
-}
 
 static int64_t elements(const colo_transfer_t *s)
 {
@@ -107,29 +87,23 @@ static int64_t *order_of(const struct colo_peer *p, const colo_transfers_t *w)
     return link;
 }
 
-static colo_status_t too_many(const struct colo_p2p *d, const colo_transfers_t *w)
-{
-    return colo_fail(COLO_ERR_UNBUILT, "%s: more than %d ranks to exchange with on comm '%s'",
-                     w->name, COLO_K_PARTNERS, d->peer->name);
-}
-
 /* @peer of a box or an addend, as the kernel wants it. */
 static bool be_partner(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, int64_t *peer)
 {
-    *peer = *peer < 0 ? -1 : partner_of(d, pass, k, (int32_t)*peer, 2);
-    return *peer != TOO_MANY;
+    *peer = *peer < 0 ? -1 : colo_path_partner(&d->path, pass, k, (int32_t)*peer, 2);
+    return *peer != COLO_PATH_FULL;
 }
 
 /* Boxes, then addends, as the kernel wants them, in host memory. */
 static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_transfers_t *w,
                               colo_k_p2p_t *k, colo_transfer_t *segment, colo_addend_t *addend)
 {
-    COLO_AUTOFREE int64_t *link = order_of(d->peer, w);
+    COLO_AUTOFREE int64_t *link = order_of(d->path.peer, w);
     if (!link)
         return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
     for (int32_t i = 0; i < w->nexposed; i++)
-        if (partner_of(d, pass, k, w->exposed[i], 1) < 0)
-            return too_many(d, w);
+        if (colo_path_partner(&d->path, pass, k, w->exposed[i], 1) < 0)
+            return colo_path_too_many(&d->path, w->name);
     for (int64_t i = 0; i < w->nsteps; i++) {
         colo_transfer_t *s = &segment[link[i]];
         *s = w->step[i];
@@ -144,7 +118,7 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
             fits = fits && be_partner(d, pass, k, &a->peer);
         }
         if (!fits)
-            return too_many(d, w);
+            return colo_path_too_many(&d->path, w->name);
         k->segments[is_remote(w, i) ? 0 : 1]++;
     }
     for (int q = 0, i = 0; q < 2; q++)
@@ -203,7 +177,7 @@ static size_t lists_bytes(const colo_transfers_t *w)
 static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfers_t *w, char *host,
                                char *device, colo_k_p2p_t *k)
 {
-    struct colo_peer *p = d->peer;
+    struct colo_peer *p = d->path.peer;
     const size_t n = (size_t)w->nsteps;
     memset(k, 0, sizeof *k);
     if (w->nsteps == 0 && w->nexposed == 0)
@@ -211,11 +185,8 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     k->pull = w->pulls;
     k->addends = w->addends;
     k->blocks = blocks_of(p, w);
-    k->early = p->early;
     k->tile = tile_of(w, k->blocks);
-    k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
-    k->table = p->table;
-    k->report = &d->report[pass];
+    colo_path_fill(&d->path, pass, k);
     colo_transfer_t *segment = (colo_transfer_t *)(void *)host;
     COLO_TRY(lists_of(d, pass, w, k, segment, (colo_addend_t *)(void *)(segment + n)));
     k->segment[0] = (const colo_transfer_t *)(const void *)device;
@@ -274,7 +245,7 @@ static bool list_idle(const struct colo_p2p_list *l)
     return e == cudaSuccess;
 }
 
-colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list)
+static colo_status_t p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list)
 {
     COLO_CAPTURE_RELAXED;
     const size_t first = lists_bytes(&pass[0]), bytes = first + lists_bytes(&pass[1]);
@@ -294,9 +265,9 @@ colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_
 
 /* All calls of the family follow each other, so its last one stands for the list's. A list of
  * which that is not known stays taken. */
-void colo_p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list)
+static void p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list)
 {
-    struct colo_peer *p = d->peer;
+    struct colo_peer *p = d->path.peer;
     struct colo_p2p_list *l = *list;
     cudaError_t e = cudaSuccess;
     *list = NULL;
@@ -307,77 +278,19 @@ void colo_p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list)
     l->taken = e != cudaSuccess;
 }
 
-colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
+static colo_status_t p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
 {
     struct colo_p2p_list *next = NULL;
-    COLO_TRY(colo_p2p_list(d, pass, &next));
+    COLO_TRY(p2p_list(d, pass, &next));
     if (d->own)
-        colo_p2p_drop(d, &d->own);
+        p2p_drop(d, &d->own);
     d->own = next;
     for (int i = 0; i < 2; i++)
-        d->pass[i].name = pass[i].name;
+        d->path.pass[i].name = pass[i].name;
     return COLO_OK;
 }
 
 /* ---- create ---- */
-
-static bool is_dead(const struct colo_p2p *d)
-{
-    char why[900];
-    bool dead =
-        atomic_load(&d->peer->stopped) || d->comm->ops->state(d->comm, why, sizeof why) != COLO_OK;
-    for (int w = 0; w < 2; w++)
-        dead = dead || __atomic_load_n(&d->report[w].code, __ATOMIC_ACQUIRE) != COLO_K_FINE;
-    return dead;
-}
-
-/* A kernel of ours may still reach others' mailboxes: the last call is waited for, which its
- * deadline bounds, and replays, as far as cudaFree() waits, before these are closed. */
-static void end_on(int device, void *arg)
-{
-    COLO_CAPTURE_RELAXED;
-    struct colo_p2p *d = arg;
-    (void)cudaSetDevice(device);
-    if (d->peer->used)
-        (void)cudaEventSynchronize(d->peer->order->done);
-    for (struct colo_p2p_list *l = d->lists, *next; l; l = next) {
-        next = l->next;
-        list_free(l);
-    }
-    colo_peer_unshare(d->peer, &d->share);
-    if (!d->dead) {
-        if (d->mailboxes)
-            colo_peer_retire(d->peer, d->mailboxes);
-        cudaFreeHost(d->report);
-    }
-    (void)cudaGetLastError();
-    colo_peer_drop(d->peer);
-    free(d);
-}
-
-static void p2p_free(struct colo_p2p *d)
-{
-    d->peer->timeout_ms = colo_comm_i_timeout(d->comm);
-    d->dead = d->share.stays || (d->report && is_dead(d));
-    (void)colo_end_on(d->peer->device, d->peer->timeout_ms, end_on, d);
-}
-
-static colo_status_t make_mailboxes(struct colo_p2p *d)
-{
-    const size_t bytes = mailboxes_bytes(d->peer);
-    cudaError_t e = cudaMalloc((void **)&d->mailboxes, bytes);
-    if (e == cudaSuccess)
-        e = cudaMemsetAsync(d->mailboxes, 0, bytes, d->peer->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(d->peer->stream);
-    if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&d->report, 2 * sizeof *d->report,
-                          cudaHostAllocMapped | cudaHostAllocPortable);
-    if (e != cudaSuccess)
-        return colo_cuda_error("bridge", e);
-    memset(d->report, 0, 2 * sizeof *d->report);
-    return COLO_OK;
-}
 
 /* Those of create are on the device already, so that its first call may be captured without. */
 static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[2])
@@ -385,110 +298,44 @@ static colo_status_t lists_make(struct colo_p2p *d, const colo_transfers_t pass[
     struct colo_p2p_list *l;
     for (int i = 0; i < LISTS; i++)
         COLO_TRY(list_new(d, LIST_BYTES, &l));
-    COLO_TRY(colo_p2p_load(d, pass));
+    COLO_TRY(p2p_load(d, pass));
     l = d->own;
     cudaError_t e =
-        cudaMemcpyAsync(l->device, l->host, l->bytes, cudaMemcpyHostToDevice, d->peer->stream);
+        cudaMemcpyAsync(l->device, l->host, l->bytes, cudaMemcpyHostToDevice, d->path.peer->stream);
     if (e == cudaSuccess)
-        e = cudaStreamSynchronize(d->peer->stream);
+        e = cudaStreamSynchronize(d->path.peer->stream);
     l->sent = e == cudaSuccess;
     return e == cudaSuccess ? COLO_OK : colo_cuda_error("bridge: lists of boxes", e);
 }
 
-colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **out)
+/* Freeing waits for the device, with the replays that are on it. */
+static void end_lists(colo_path_t *path)
+{
+    for (struct colo_p2p_list *l = ((struct colo_p2p *)path)->lists, *next; l; l = next) {
+        next = l->next;
+        list_free(l);
+    }
+}
+
+static colo_status_t p2p_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **out)
 {
     COLO_CAPTURE_RELAXED;
-    struct colo_peer *p = colo_peer_of(c);
     struct colo_p2p *d = calloc(1, sizeof *d);
     colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *d);
-    if (d) {
-        d->peer = p;
-        atomic_fetch_add(&p->refs, 1);
-        d->comm = c;
-        st = make_mailboxes(d);
-    }
-    st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
-    if (st == COLO_OK)
-        st = colo_peer_share(c, p, d->mailboxes, mailboxes_bytes(p), NULL, &d->share);
-    if (st == COLO_OK) {
-        st = colo_peer_agree(c, lists_make(d, pass));
-        st = st < 0 ? colo_peer_close(c, p, &d->share, st) : COLO_OK;
-    }
-    if (st < 0) {
-        if (d)
-            p2p_free(d);
-        return st;
-    }
-    pthread_mutex_lock(&p->lock);
-    d->next = p->p2p;
-    p->p2p = d;
-    pthread_mutex_unlock(&p->lock);
-    if (atomic_load(&p->stopped))
-        colo_p2p_stop(d);
+    if (d)
+        d->path.end = end_lists;
+    COLO_TRY(colo_path_open(c, d ? &d->path : NULL, st));
+    COLO_TRY(colo_path_enter(&d->path, lists_make(d, pass)));
     *out = d;
     return COLO_OK;
 }
 
-void colo_p2p_destroy(colo_p2p_t **p2p)
+static void p2p_destroy(colo_p2p_t **p2p)
 {
     if (!p2p || !*p2p)
         return;
-    struct colo_p2p *d = *p2p, **link = &d->peer->p2p;
+    colo_path_destroy(&(*p2p)->path);
     *p2p = NULL;
-    pthread_mutex_lock(&d->peer->lock);
-    while (*link != d)
-        link = &(*link)->next;
-    *link = d->next;
-    pthread_mutex_unlock(&d->peer->lock);
-    p2p_free(d);
-}
-
-/* ---- what became of it ---- */
-
-void colo_p2p_stop(struct colo_p2p *d)
-{
-    for (int w = 0; w < 2; w++)
-        __atomic_store_n(&d->report[w].stop, 1, __ATOMIC_RELEASE);
-}
-
-colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_t cap)
-{
-    const struct colo_peer *p = d->peer;
-    for (int i = 0; i < 2; i++) {
-        const struct colo_p2p_pass *w = &d->pass[i];
-        const colo_k_report_t *r = &d->report[i];
-        const uint64_t code = __atomic_load_n(&r->code, __ATOMIC_ACQUIRE);
-        char which[200];
-        if (code == COLO_K_FINE || code == COLO_K_STOPPED)
-            continue;
-        const int32_t peer = (int32_t)r->peer < p->size ? (int32_t)r->peer : 0;
-        snprintf(which, sizeof which,
-                 "rank %d (world rank %lld) of '%s', call %llu of the pair, exchange #%llu here",
-                 (int)peer, (long long)p->world[peer], p->name, (unsigned long long)r->call,
-                 (unsigned long long)atomic_load(&w->seq));
-        if (code == COLO_K_TIMEOUT) {
-            snprintf(error_message, cap,
-                     "%s: waited %lld ms for %s: it did not come, or took the staged path (the "
-                     "tensors of one call are registered on all ranks or on none)",
-                     w->name, (long long)atomic_load(&w->deadline_ms), which);
-            return COLO_ERR_TIMEOUT;
-        }
-        if (code == COLO_K_PEER_FAILED) {
-            snprintf(error_message, cap, "%s: gave up after %s did", w->name, which);
-            return COLO_ERR_PEER;
-        }
-        if (code == COLO_K_ELSEWHERE) {
-            snprintf(error_message, cap,
-                     "%s: it goes to another place in registered memory than here (of memory %llu, "
-                     "or at another offset) on %s",
-                     w->name, (unsigned long long)r->memory, which);
-            return COLO_ERR_MISMATCH;
-        }
-        snprintf(error_message, cap, "%s: memory %llu is not known here; from %s", w->name,
-                 (unsigned long long)r->memory, which);
-        return COLO_ERR_STATE;
-    }
-    return COLO_OK;
 }
 
 /* ---- a call ---- */
@@ -515,11 +362,11 @@ static int32_t tensors_of(colo_k_p2p_t *k, const colo_p2p_tensor_t *next, int32_
     return k->tensors;
 }
 
-colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
-                           colo_stream_t stream)
+static colo_status_t p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
+                             colo_stream_t stream)
 {
-    struct colo_p2p_pass *w = &d->pass[pass];
-    struct colo_peer *p = d->peer;
+    const char *name = d->path.pass[pass].name;
+    struct colo_peer *p = d->path.peer;
     struct colo_p2p_list *list = call->list ? call->list : d->own;
     colo_k_p2p_t *k = &list->k[pass]; /* 4 KiB, which a launch copies */
     if (k->npartners == 0 && k->tiles[0] + k->tiles[1] == 0)
@@ -528,12 +375,8 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
         return colo_fail(COLO_ERR_ARG,
                          "%s: the current device is %d, comm '%s' was made on device "
                          "%d",
-                         w->name, (int)call->device, p->name, (int)p->device);
-    p->timeout_ms = colo_comm_i_timeout(d->comm);
-    k->deadline_ns = (uint64_t)p->timeout_ms * 1000000u;
-    atomic_store(&w->seq, d->comm->seq);
-    atomic_store(&w->deadline_ms, p->timeout_ms);
-    atomic_store(&p->used, true);
+                         name, (int)call->device, p->name, (int)p->device);
+    colo_path_call(&d->path, pass, k);
     cudaError_t e = colo_order_follow(p->order, call->capturing, stream);
     if (e == cudaSuccess && !list->sent && list->bytes > 0)
         e = cudaMemcpyAsync(list->device, list->host, list->bytes, cudaMemcpyHostToDevice, stream);
@@ -547,5 +390,21 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     list->used = list->used || !call->capturing;
     if (!call->capturing) /* what a capture sends, its replays send */
         list->sent = e == cudaSuccess;
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
+    return e == cudaSuccess ? COLO_OK : colo_cuda_error(name, e);
 }
+
+const colo_peer_ops_t colo_peer_table = {
+    .open = colo_peer_open,
+    .reaches = colo_peer_reaches,
+    .why = colo_peer_why,
+    .share = colo_peer_register,
+    .unshare = colo_peer_unregister,
+    .find = colo_peer_find,
+    .registrations = colo_peer_registrations,
+    .create = p2p_create,
+    .load = p2p_load,
+    .run = p2p_run,
+    .list = p2p_list,
+    .drop = p2p_drop,
+    .destroy = p2p_destroy,
+};
