@@ -43,10 +43,10 @@ static int cell_lines(const colo_layout_t *l, const pic_row_t *row)
 
 static void put_line(FILE *f, int y, const char *class, const char *text)
 {
-    fprintf(f, "<text class=\"%s\" x=\"%d\" y=\"%d\"%s>", class, CELL / 2, y,
-            strlen(text) > 15 ? " textLength=\"92\" lengthAdjust=\"spacingAndGlyphs\"" : "");
-    svg_text(f, text);
-    fputs("</text>", f);
+    svg_put(f, "<text class='%s' x='%d' y='%d'", class, CELL / 2, y);
+    if (strlen(text) > 15)
+        svg_put(f, " textLength='92' lengthAdjust='spacingAndGlyphs'");
+    svg_put(f, ">%s</text>", text);
 }
 
 static void put_cell(FILE *f, const colo_layout_t *l, const pic_row_t *row, int x, int y,
@@ -55,9 +55,8 @@ static void put_cell(FILE *f, const colo_layout_t *l, const pic_row_t *row, int 
     char text[64], n[32];
     int lines = cell_lines(l, row), top = (height - 14 * (lines + 1)) / 2 + 11;
 
-    fprintf(f,
-            "<g transform=\"translate(%d %d)\"><g class=\"%s\"><rect width=\"%d\" height=\"%d\" "
-            "rx=\"6\"/>",
+    svg_put(f,
+            "<g transform='translate(%d %d)'><g class='%s'><rect width='%d' height='%d' rx='6'/>",
             x, y, colo_layout_holds(l, row->rank) ? "cell" : "cell none", CELL, height);
     snprintf(text, sizeof text, "rank %lld", (long long)row->rank);
     put_line(f, top, "rank", text);
@@ -83,7 +82,7 @@ typedef struct place {
 
 static void put_label(FILE *f, int x, int y, int dir, const char *text)
 {
-    fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">%s", x - dir * 9, y - 4,
+    svg_put(f, "<text x='%d' y='%d' text-anchor='%s'>%s", x - dir * 9, y - 4,
             dir > 0 ? "end" : "start", text);
 }
 
@@ -116,14 +115,14 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *pl
 
     b->in++;
     /* the last stretch is level, with the bytes above it */
-    fprintf(f, "<g class=\"%s%s h%d\"><path d=\"M%d %d C%d %d %d %d %d %d H%d\"/>",
+    svg_put(f, "<g class='%s%s h%d'><path d='M%d %d C%d %d %d %d %d %d H%d'/>",
             own    ? "own"
             : thin ? "flow thin"
                    : "flow",
             w->far ? " far" : "", w->from % 6, x1, y1, mid, y1, mid - dir * 40, y2, x2 - dir * 52,
             y2, x2 - dir * 6);
     if (!own)
-        fprintf(f, "<path class=\"head\" d=\"M%d %d l%d -4 v8 z\"/>", x2, y2, -dir * 7);
+        svg_put(f, "<path class='head' d='M%d %d l%d -4 v8 z'/>", x2, y2, -dir * 7);
     label(text, each, w->bytes, w->bytes, w->bytes * each);
     put_label(f, x2, y2, dir, b->ins > MANY ? "" : text);
     if (own)
@@ -142,7 +141,7 @@ static void put_sum(FILE *f, const place_t *p, colo_pass_t pass)
     if (p->ins <= MANY || p->times == 0)
         return;
     label(text, p->times, p->least, p->most, p->sum);
-    fputs("<g class=\"flow\">", f);
+    svg_put(f, "<g class='flow'>");
     put_label(f, pass == COLO_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir, text);
     fputs("</text></g>\n", f);
 }
@@ -218,15 +217,17 @@ void pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass)
     const pic_flows_t *s = &pic->pass[pass];
     place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
 
-    fprintf(f, "<g class=\"side\"><text x=\"%d\" y=\"13\">source</text>", CELL / 2);
-    fprintf(f, "<text x=\"%d\" y=\"13\">destination</text></g>\n", SVG_PANEL - CELL / 2);
+    svg_put(f,
+            "<g class='side'><text x='%d' y='13'>source</text>"
+            "<text x='%d' y='13'>destination</text></g>\n",
+            CELL / 2, SVG_PANEL - CELL / 2);
     if (!place)
         return;
     arrange(pic, pass, place);
     for (int32_t r = 0; r < pic->nrows; r++) {
         const place_t *p = &place[r];
         if (r > 0 && p->y - p[-1].y - p[-1].height == PART_GAP)
-            fprintf(f, "<path class=\"part\" d=\"M0 %d H%d\"/>\n", p->y - PART_GAP / 2, SVG_PANEL);
+            svg_put(f, "<path class='part' d='M0 %d H%d'/>\n", p->y - PART_GAP / 2, SVG_PANEL);
         put_cell(f, pic->src, &pic->row[r], 0, p->y, p->height);
         put_cell(f, pic->dst, &pic->row[r], SVG_PANEL - CELL, p->y, p->height);
     }

@@ -66,6 +66,43 @@ void svg_text(FILE *f, const char *text)
     }
 }
 
+/* One conversion of @fmt; returns what follows it. */
+static const char *put_value(FILE *f, const char *fmt, va_list *args)
+{
+    char one[16];
+    size_t n = 1 + strspn(fmt + 1, "+-.*0123456789");
+    const bool wide = fmt[n] == 'l';
+    n += wide ? 3 : 1;
+    snprintf(one, sizeof one, "%.*s", (int)n, fmt);
+    const int places = strchr(one, '*') ? va_arg(*args, int) : 0;
+    const char kind = one[n - 1];
+    if (kind == 's')
+        svg_text(f, va_arg(*args, const char *));
+    else if (kind == '%')
+        fputc('%', f);
+    else if (wide)
+        fprintf(f, one, va_arg(*args, long long));
+    else if (kind == 'd')
+        fprintf(f, one, va_arg(*args, int));
+    else if (strchr(one, '*'))
+        fprintf(f, one, places, va_arg(*args, double));
+    else
+        fprintf(f, one, va_arg(*args, double));
+    return fmt + n;
+}
+
+void svg_put(FILE *f, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    while (*fmt)
+        if (*fmt == '%')
+            fmt = put_value(f, fmt, &args);
+        else
+            fputc(*fmt == '\'' ? '"' : *fmt, f), fmt++;
+    va_end(args);
+}
+
 void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ...)
 {
     char text[400];
@@ -73,21 +110,35 @@ void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ..
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    fprintf(f, "<text class=\"%s\" x=\"%.1f\" y=\"%.1f\">", class, x, y);
-    svg_text(f, text);
-    fputs("</text>\n", f);
+    svg_put(f, "<text class='%s' x='%.1f' y='%.1f'>%s</text>\n", class, x, y, text);
 }
 
 void svg_rect(FILE *f, const char *class, double x, double y, double width, double height)
 {
-    fprintf(f, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n", class,
-            x, y, width, height);
+    svg_put(f, "<rect class='%s' x='%.1f' y='%.1f' width='%.1f' height='%.1f'/>\n", class, x, y,
+            width, height);
 }
 
 void svg_line(FILE *f, const char *class, double x1, double y1, double x2, double y2)
 {
-    fprintf(f, "<line class=\"%s\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", class, x1,
-            y1, x2, y2);
+    svg_put(f, "<line class='%s' x1='%.1f' y1='%.1f' x2='%.1f' y2='%.1f'/>\n", class, x1, y1, x2,
+            y2);
+}
+
+void svg_fit(FILE *f, const char *class, size_t most, int width, const char *text)
+{
+    svg_put(f, "<text class='%s' x='0' y='14'", class);
+    if (strlen(text) > most)
+        svg_put(f, " textLength='%d' lengthAdjust='spacingAndGlyphs'", width);
+    svg_put(f, ">%s</text>", text);
+}
+
+void svg_bar(FILE *f, int x, int y, int widest, double width, bool best)
+{
+    svg_put(f,
+            "<rect class='track' x='%d' y='%d' width='%d' height='14' rx='3'/>"
+            "<rect class='bar%s' x='%d' y='%d' width='%.1f' height='14' rx='3'/>",
+            x, y, widest, best ? " best" : "", x, y, width);
 }
 
 void svg_grid(FILE *f, const colo_grid_t *grid)
@@ -192,11 +243,8 @@ int svg_lines(FILE *f, const char *text, const char *class, size_t columns, int 
         char line[512];
         snprintf(line, sizeof line, "%.*s", (int)n, text);
         y += SVG_LINE;
-        if (f) {
-            fprintf(f, "<text class=\"%s\" x=\"0\" y=\"%d\">", class, y);
-            svg_text(f, line);
-            fputs("</text>\n", f);
-        }
+        if (f)
+            svg_put(f, "<text class='%s' x='0' y='%d'>%s</text>\n", class, y, line);
         for (text += n; *text == ' '; text++)
             ;
     }
@@ -228,14 +276,11 @@ void svg_page(FILE *f, const svg_page_t *p)
         }
     }
     int width = SVG_PANEL + 2 * SVG_MARGIN, both = 2 * SVG_PANEL + ACROSS + 2 * SVG_MARGIN;
-    fprintf(f,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" role=\"img\" "
-            "aria-label=\"",
-            width, narrow);
-    svg_text(f, p->label);
-    fprintf(f, "\">\n<title>");
-    svg_text(f, p->title);
-    fprintf(f, "</title>\n<style>\n%s%s%s", page_style, svg_layout_style, p->style ? p->style : "");
+    svg_put(f,
+            "<svg xmlns='http://www.w3.org/2000/svg' width='%d' height='%d' role='img' "
+            "aria-label='%s'>\n<title>%s</title>\n",
+            width, narrow, p->label, p->title);
+    fprintf(f, "<style>\n%s%s%s", page_style, svg_layout_style, p->style ? p->style : "");
     fprintf(f, "@media(min-width:%dpx){:root{width:%dpx;height:%dpx}\n", both, both, wide);
     for (int i = 0; i < p->npanels; i++)
         fprintf(f, "#p%d{transform:translate(%dpx,%dpx)}", i, i % 2 ? SVG_PANEL + ACROSS : 0,
@@ -244,11 +289,11 @@ void svg_page(FILE *f, const svg_page_t *p)
             "}\n@media(min-width:%dpx){:root{width:%dpx;height:%dpx}"
             "#page{transform:translate(%dpx,%dpx) scale(1.5)}}\n</style>\n",
             both * 3 / 2, both * 3 / 2, wide * 3 / 2, SVG_MARGIN * 3 / 2, SVG_MARGIN * 3 / 2);
-    fputs("<rect width=\"100%\" height=\"100%\" style=\"fill:var(--bg)\"/>\n", f);
-    fprintf(f, "<g id=\"page\" transform=\"translate(%d %d)\">\n", SVG_MARGIN, SVG_MARGIN);
+    svg_put(f, "<rect width='100%%' height='100%%' style='fill:var(--bg)'/>\n");
+    svg_put(f, "<g id='page' transform='translate(%d %d)'>\n", SVG_MARGIN, SVG_MARGIN);
     put_top(f, p);
     for (int i = 0; i < p->npanels; i++) {
-        fprintf(f, "<g id=\"p%d\" transform=\"translate(0 %d)\">\n", i, index[i]);
+        svg_put(f, "<g id='p%d' transform='translate(0 %d)'>\n", i, index[i]);
         p->panel[i].draw(f, p->panel[i].what);
         fputs("</g>\n", f);
     }

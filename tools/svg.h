@@ -40,11 +40,19 @@ typedef struct svg_page {
     int npanels;
 } svg_page_t;
 
+/* Markup: printf(), in whose @fmt ' stands for ", and what %s brings is text, as svg_text() writes
+ * it. Takes %s without a width, %d, %lld, %g, %f, %%. */
+void svg_put(FILE *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* What pictures are made of; numbers with one decimal. @class is of the page's styles. */
 void svg_say(FILE *f, const char *class, double x, double y, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 void svg_rect(FILE *f, const char *class, double x, double y, double width, double height);
 void svg_line(FILE *f, const char *class, double x1, double y1, double x2, double y2);
+
+/* @text as a line at 0, 14, narrowed to @width if it has more than @most bytes */
+void svg_fit(FILE *f, const char *class, size_t most, int width, const char *text);
+/* A bar of a chart, @width of @widest; @best: in another colour */
+void svg_bar(FILE *f, int x, int y, int widest, double width, bool best);
 
 /* @text in lines of at most @columns characters from @y on; @f NULL: only measures. Returns the y
  * of the last line. */

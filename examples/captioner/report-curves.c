@@ -48,25 +48,25 @@ static void put_axes(FILE *f, const struct chart *c, const struct scale *s)
 
     if (xs < 1.0)
         xs = 1.0; /* steps are whole */
-    fputs("<g class=\"axis\">\n", f);
+    svg_put(f, "<g class='axis'>\n");
     for (int k = 0; k * ys <= s->y1 * 1.0001; k++) {
         double y = py(s, k * ys);
-        fprintf(f, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>", LEFT,
-                WIDTH - RIGHT, y, y);
-        fprintf(f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g%s</text>\n", LEFT - 6,
-                y + 4.0, c->percent ? 100.0 * k * ys : k * ys, c->percent ? "%" : "");
+        svg_put(f, "<line class='grid' x1='%d' x2='%d' y1='%.1f' y2='%.1f'/>", LEFT, WIDTH - RIGHT,
+                y, y);
+        svg_put(f, "<text x='%d' y='%.1f' text-anchor='end'>%.4g%s</text>\n", LEFT - 6, y + 4.0,
+                c->percent ? 100.0 * k * ys : k * ys, c->percent ? "%" : "");
     }
     for (double x = ceil(s->x0 / xs) * xs; x <= s->x1 * 1.0001; x += xs)
-        fprintf(f,
-                "<line class=\"tick\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/>"
-                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
+        svg_put(f,
+                "<line class='tick' x1='%.1f' x2='%.1f' y1='%d' y2='%d'/>"
+                "<text x='%.1f' y='%d' text-anchor='middle'>%s</text>\n",
                 px(s, x), px(s, x), HEIGHT - BOTTOM, HEIGHT - BOTTOM + 4, px(s, x),
                 HEIGHT - BOTTOM + 17, svg_count((int64_t)x, text));
-    fprintf(f, "<line class=\"tick\" x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\"/>", LEFT,
-            WIDTH - RIGHT, HEIGHT - BOTTOM, HEIGHT - BOTTOM);
-    fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>",
-            (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5);
-    fprintf(f, "<text transform=\"translate(12 %d) rotate(-90)\" text-anchor=\"middle\">",
+    svg_put(f, "<line class='tick' x1='%d' x2='%d' y1='%d' y2='%d'/>", LEFT, WIDTH - RIGHT,
+            HEIGHT - BOTTOM, HEIGHT - BOTTOM);
+    svg_put(f, "<text x='%d' y='%d' text-anchor='middle'>step</text>", (LEFT + WIDTH - RIGHT) / 2,
+            HEIGHT - 5);
+    svg_put(f, "<text transform='translate(12 %d) rotate(-90)' text-anchor='middle'>",
             (TOP + HEIGHT - BOTTOM) / 2);
     fprintf(f, "%s</text>\n", c->y_label);
     fputs("</g>\n", f);
@@ -87,7 +87,7 @@ static void put_line(FILE *f, const struct chart *c, const struct scale *s)
             continue;
         }
         if (!open)
-            fputs("<path class=\"curve\" d=\"", f);
+            svg_put(f, "<path class='curve' d='");
         fprintf(f, "%s%.1f %.1f",
                 pen    ? " L"
                 : open ? " M"
@@ -98,9 +98,9 @@ static void put_line(FILE *f, const struct chart *c, const struct scale *s)
     }
     if (!open)
         return;
-    fputs("\"/>\n", f);
-    fprintf(f, "<circle class=\"dot\" r=\"3.5\" cx=\"%.1f\" cy=\"%.1f\"/>\n",
-            px(s, (double)last->step), py(s, last->value));
+    svg_put(f, "'/>\n");
+    svg_put(f, "<circle class='dot' r='3.5' cx='%.1f' cy='%.1f'/>\n", px(s, (double)last->step),
+            py(s, last->value));
 }
 
 static void put_value(FILE *f, const struct chart *c, double v)
@@ -116,7 +116,7 @@ static void put_chart(FILE *f, const struct chart *c)
     char text[32];
     struct scale s = {.y1 = c->percent ? 1.0 : 0.0};
 
-    fprintf(f, "<figure class=\"chart\">\n<figcaption><b>%s</b> ", c->title);
+    svg_put(f, "<figure class='chart'>\n<figcaption><b>%s</b> ", c->title);
     if (!c->n) {
         fprintf(f, "%s</figcaption>\n</figure>\n", c->empty);
         return;
@@ -142,8 +142,8 @@ static void put_chart(FILE *f, const struct chart *c)
         double step = nice_step(s.y1, 5);
         s.y1 = ceil(s.y1 / step) * step;
     }
-    fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s over steps\">\n", WIDTH,
-            HEIGHT, c->title);
+    svg_put(f, "<svg viewBox='0 0 %d %d' role='img' aria-label='%s over steps'>\n", WIDTH, HEIGHT,
+            c->title);
     put_axes(f, c, &s);
     put_line(f, c, &s);
     fputs("</svg>\n</figure>\n", f);
@@ -163,7 +163,7 @@ void cap_put_curves(FILE *f, const cap_report_t *r)
                                    .n = r->naccuracy,
                                    .percent = true};
 
-    fputs("<section id=\"curves\">\n<h2>Curves</h2>\n<div class=\"pair\">\n", f);
+    svg_put(f, "<section id='curves'>\n<h2>Curves</h2>\n<div class='pair'>\n");
     put_chart(f, &loss);
     put_chart(f, &accuracy);
     fputs("</div>\n</section>\n", f);

@@ -18,7 +18,7 @@ static void put_pass(FILE *f, const cap_report_t *r, const pic_t *pic, colo_pass
     const pic_flows_t *s = &pic->pass[pass];
     char a[32], b[32], c[32];
 
-    fprintf(f, "<figure class=\"layout\">\n<figcaption><b>%s</b> ",
+    svg_put(f, "<figure class='layout'>\n<figcaption><b>%s</b> ",
             pass == COLO_FORWARD ? "Forward, activations" : "Backward, gradients");
     if (pass == COLO_BACKWARD && r->plan.no_grad) {
         fputs("none: the source side is frozen</figcaption>\n</figure>\n", f);
@@ -40,8 +40,8 @@ static void put_pass(FILE *f, const cap_report_t *r, const pic_t *pic, colo_pass
                 svg_bytes((double)s->collective, b));
     fputs(".</figcaption>\n", f);
     if (r->world <= PIC_ROWS_MAX) {
-        fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" ", SVG_PANEL, pic_height(pic, pass));
-        fprintf(f, "aria-label=\"%s messages between ranks\">\n",
+        svg_put(f, "<svg viewBox='0 0 %d %d' role='img' ", SVG_PANEL, pic_height(pic, pass));
+        svg_put(f, "aria-label='%s messages between ranks'>\n",
                 pass == COLO_FORWARD ? "forward" : "backward");
         pic_draw(f, pic, pass);
         fputs("</svg>\n", f);
@@ -87,9 +87,9 @@ static void put_holdings(FILE *f, const cap_report_t *r)
           "<th>source holds</th><th>destination gets</th></tr></thead>\n<tbody>\n",
           f);
     for (int32_t rank = 0; rank < r->world; rank++) {
-        fprintf(f, "<tr><td data-name=\"rank\">%d</td><td data-name=\"source holds\">", rank);
+        svg_put(f, "<tr><td data-name='rank'>%d</td><td data-name='source holds'>", rank);
         put_owned(f, r, r->plan.src, rank, false);
-        fputs("</td><td data-name=\"destination gets\">", f);
+        svg_put(f, "</td><td data-name='destination gets'>");
         put_owned(f, r, r->plan.dst, rank, full);
         fputs("</td></tr>\n", f);
     }
@@ -101,7 +101,7 @@ static void put_intro(FILE *f, const cap_report_t *r)
     const colo_shape_t *s = &r->plan.shape;
     bool sharded = r->plan.output == COLO_SHARDED;
 
-    fputs("<section id=\"layout\">\n<h2>Layout</h2>\n<p>Encoder on <code>", f);
+    svg_put(f, "<section id='layout'>\n<h2>Layout</h2>\n<p>Encoder on <code>");
     svg_grid(f, &r->plan.src->grid);
     fputs("</code>, language model on <code>", f);
     svg_grid(f, &r->plan.dst->grid);
@@ -126,12 +126,13 @@ colo_status_t cap_put_layout(FILE *f, const cap_report_t *r)
 
     for (int32_t rank = 0; ranks && rank < r->world; rank++)
         ranks[rank] = rank;
-    colo_status_t st = ranks ? pic_collect(&pic, &r->plan, &(pic_batch_t){0}, ranks, r->world) : COLO_ERR_NOMEM;
+    colo_status_t st =
+        ranks ? pic_collect(&pic, &r->plan, &(pic_batch_t){0}, ranks, r->world) : COLO_ERR_NOMEM;
     free(ranks);
     if (st < 0)
         return st;
     put_intro(f, r);
-    fputs("<div class=\"pair\">\n", f);
+    svg_put(f, "<div class='pair'>\n");
     put_pass(f, r, &pic, COLO_FORWARD);
     put_pass(f, r, &pic, COLO_BACKWARD);
     fputs("</div>\n", f);

@@ -4,8 +4,8 @@
  * the file gets its name.
  *
  * The page needs nothing from outside and no script, so that it can be mailed or kept next to a
- * log. Every string that is not ours goes through svg_text(). The markup is closed as XML would
- * want it, which is what the test can check.
+ * log. Every string that is not ours goes through svg_put() or svg_grid(). The markup is closed as
+ * XML would want it, which is what the test can check.
  *
  * How it is written is tools/out-file.c: a new file next to the target, then rename().
  */
@@ -102,10 +102,9 @@ static void put_head(FILE *f, const cap_report_t *r)
     const colo_grid_t *src = &r->plan.src->grid, *dst = &r->plan.dst->grid;
     char text[32];
 
-    fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
-          "<title>Captioner: ",
-          f);
+    svg_put(f, "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'/>\n"
+               "<meta name='viewport' content='width=device-width, initial-scale=1'/>\n"
+               "<title>Captioner: ");
     svg_grid(f, src);
     fputs(" to ", f);
     svg_grid(f, dst);
@@ -115,9 +114,8 @@ static void put_head(FILE *f, const cap_report_t *r)
     svg_grid(f, src);
     fputs(" \xe2\x86\x92 ", f); /* arrow */
     svg_grid(f, dst);
-    fputs("</h1>\n<pre><code>", f);
-    svg_text(f, r->command ? r->command : "");
-    fputs("</code></pre>\n<dl class=\"facts\">\n", f);
+    svg_put(f, "</h1>\n<pre><code>%s</code></pre>\n<dl class='facts'>\n",
+            r->command ? r->command : "");
     if (r->naccuracy)
         put_fact(f, "accuracy", "%.1f%%", 100.0 * r->accuracy[r->naccuracy - 1].value);
     if (r->nloss && isfinite(r->loss[r->nloss - 1].value))
@@ -134,11 +132,11 @@ static void put_head(FILE *f, const cap_report_t *r)
     if (r->parameters)
         put_fact(f, "parameters", "%s", svg_count(r->parameters, text));
     put_fact(f, "seed", "%llu", (unsigned long long)r->seed);
-    fprintf(f, "</dl>\n<p>Width %lld, %lld heads, encoder hidden %lld, %lld layers; ranks are ",
+    svg_put(f,
+            "</dl>\n<p>Width %lld, %lld heads, encoder hidden %lld, %lld layers; ranks are "
+            "%s.</p>\n</header>\n",
             (long long)r->model.width, (long long)r->model.heads, (long long)r->model.hidden,
-            (long long)r->model.layers);
-    svg_text(f, r->backend ? r->backend : "not named");
-    fputs(".</p>\n</header>\n", f);
+            (long long)r->model.layers, r->backend ? r->backend : "not named");
 }
 
 /* ---- samples ---- */
@@ -147,26 +145,21 @@ static void put_sample(FILE *f, const cap_sample_t *s)
 {
     bool right = !strcmp(s->caption, s->want);
 
-    fprintf(f, "<div class=\"sample %s\">\n", right ? "right" : "wrong");
+    svg_put(f, "<div class='sample %s'>\n", right ? "right" : "wrong");
     for (int64_t k = 0; k < s->images; k++) {
-        fprintf(f,
-                "<svg viewBox=\"0 0 8 8\" shape-rendering=\"crispEdges\" role=\"img\" "
-                "aria-label=\"image %lld\">",
+        svg_put(f,
+                "<svg viewBox='0 0 8 8' shape-rendering='crispEdges' role='img' "
+                "aria-label='image %lld'>",
                 (long long)(s->images > 1 ? k + 1 : s->row));
         for (int i = 0; i < CAP_PIXELS; i++)
             if (s->pixels[k][i])
-                fprintf(f,
-                        "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" "
-                        "fill-opacity=\"%.3g\"/>",
+                svg_put(f,
+                        "<rect x='%d' y='%d' width='1' height='1' "
+                        "fill-opacity='%.3g'/>",
                         i % 8, i / 8, s->pixels[k][i] / 16.0);
         fputs("</svg>\n", f);
     }
-    fputs("<b>", f);
-    if (*s->caption)
-        svg_text(f, s->caption);
-    else
-        fputs("(nothing)", f);
-    fputs("</b>\n<span class=\"mark\">", f);
+    svg_put(f, "<b>%s</b>\n<span class='mark'>", *s->caption ? s->caption : "(nothing)");
     if (right) /* check mark, cross */
         fputs("\xe2\x9c\x93 right", f);
     else
@@ -183,7 +176,7 @@ static void put_samples(FILE *f, const cap_report_t *r)
 
     for (int64_t i = 0; i < r->nsamples; i++)
         right += !strcmp(r->samples[i].caption, r->samples[i].want);
-    fputs("<section id=\"samples\">\n<h2>Held-out images</h2>\n", f);
+    svg_put(f, "<section id='samples'>\n<h2>Held-out images</h2>\n");
     if (!r->nsamples) {
         fputs("<p>No samples were recorded.</p>\n</section>\n", f);
         return;
@@ -195,7 +188,7 @@ static void put_samples(FILE *f, const cap_report_t *r)
                 svg_count(r->mistakes, b), r->mistakes == 1 ? "mistake" : "mistakes");
     else
         fputs("It made no mistake", f);
-    fprintf(f, " in %s images%s %s %s.</p>\n<div class=\"samples\">\n", svg_count(r->held, a),
+    svg_put(f, " in %s images%s %s %s.</p>\n<div class='samples'>\n", svg_count(r->held, a),
             r->mistakes ? ", then" : "; here are", svg_count(right, b),
             r->mistakes && right == 1 ? "other"
             : r->mistakes             ? "others"
@@ -217,34 +210,32 @@ static void put_number(FILE *f, const char *name, double v)
 {
     char text[32];
     if (v == floor(v) && fabs(v) < 1e15)
-        fprintf(f, "<td class=\"num\" data-name=\"%s\">%s</td>", name, svg_count((int64_t)v, text));
+        svg_put(f, "<td class='num' data-name='%s'>%s</td>", name, svg_count((int64_t)v, text));
     else
-        fprintf(f, "<td class=\"num\" data-name=\"%s\">%.2f</td>", name, v);
+        svg_put(f, "<td class='num' data-name='%s'>%.2f</td>", name, v);
 }
 
 static void put_stats_row(FILE *f, const cap_report_t *r, const cap_stats_row_t *w)
 {
     double steps = (double)r->stats_steps;
 
-    fputs("<tr><td data-name=\"where\">", f);
-    svg_text(f, w->where);
-    fprintf(f, "</td><td data-name=\"operation\">%s</td><td data-name=\"for\">%s</td>",
-            colo_op_name(w->op), colo_category_name(w->category));
+    svg_put(f,
+            "<tr><td data-name='where'>%s</td><td data-name='operation'>%s</td>"
+            "<td data-name='for'>%s</td>",
+            w->where, colo_op_name(w->op), colo_category_name(w->category));
     put_number(f, "calls per step", (double)w->ops / steps);
     put_number(f, "bytes per step", (double)w->bytes / steps);
     if (w->plan_bytes < 0) {
-        fputs("<td class=\"num\" data-name=\"plan\">\xe2\x80\x93</td>"
-              "<td data-name=\"equal\">\xe2\x80\x93</td></tr>\n",
-              f);
+        svg_put(f, "<td class='num' data-name='plan'>\xe2\x80\x93</td>"
+                   "<td data-name='equal'>\xe2\x80\x93</td></tr>\n");
         return;
     }
     put_number(f, "plan", (double)w->plan_bytes / steps);
     if (as_planned(w))
-        fputs("<td data-name=\"equal\"><span class=\"right\">\xe2\x9c\x93 yes</span></td></tr>\n",
-              f);
+        svg_put(f, "<td data-name='equal'><span class='right'>\xe2\x9c\x93 yes</span></td></tr>\n");
     else
-        fprintf(f,
-                "<td data-name=\"equal\"><span class=\"wrong\">\xe2\x9c\x97 no, %+lld in all"
+        svg_put(f,
+                "<td data-name='equal'><span class='wrong'>\xe2\x9c\x97 no, %+lld in all"
                 "</span></td></tr>\n",
                 (long long)(w->bytes - (uint64_t)w->plan_bytes));
 }
@@ -259,7 +250,7 @@ static void put_stats(FILE *f, const cap_report_t *r)
             planned++;
             equal += as_planned(&r->stats[i]);
         }
-    fputs("<section id=\"collectives\">\n<h2>Collectives</h2>\n", f);
+    svg_put(f, "<section id='collectives'>\n<h2>Collectives</h2>\n");
     if (!r->nstats) {
         fputs("<p>No operations were recorded.</p>\n</section>\n", f);
         return;
@@ -271,18 +262,17 @@ static void put_stats(FILE *f, const cap_report_t *r)
     if (!planned)
         fputs("No row has a plan.</p>\n", f);
     else if (equal == planned)
-        fputs("<span class=\"right\">\xe2\x9c\x93 Every planned row moved exactly what was planned."
-              "</span></p>\n",
-              f);
+        svg_put(f,
+                "<span class='right'>\xe2\x9c\x93 Every planned row moved exactly what was planned."
+                "</span></p>\n");
     else
-        fprintf(f,
-                "<span class=\"wrong\">\xe2\x9c\x97 %lld of %lld planned rows moved something "
+        svg_put(f,
+                "<span class='wrong'>\xe2\x9c\x97 %lld of %lld planned rows moved something "
                 "else.</span></p>\n",
                 (long long)(planned - equal), (long long)planned);
-    fputs("<table>\n<thead><tr><th>where</th><th>operation</th><th>for</th>"
-          "<th class=\"num\">calls per step</th><th class=\"num\">bytes per step</th>"
-          "<th class=\"num\">plan</th><th>equal</th></tr></thead>\n<tbody>\n",
-          f);
+    svg_put(f, "<table>\n<thead><tr><th>where</th><th>operation</th><th>for</th>"
+               "<th class='num'>calls per step</th><th class='num'>bytes per step</th>"
+               "<th class='num'>plan</th><th>equal</th></tr></thead>\n<tbody>\n");
     for (int64_t i = 0; i < r->nstats; i++)
         put_stats_row(f, r, &r->stats[i]);
     fputs("</tbody>\n</table>\n</section>\n", f);

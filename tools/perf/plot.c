@@ -210,13 +210,12 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
     const double octaves = log2(x[1] / x[0]), every = fmax(1, ceil(octaves / 5));
     const bool few = y[1] / y[0] < 30; /* then 2 and 5 are labelled, too */
     char text[32];
-    fprintf(f, "<rect class=\"track\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>\n", LEFT, TOP,
-            WIDTH, HEIGHT);
+    svg_rect(f, "track", LEFT, TOP, WIDTH, HEIGHT);
     for (double e = 0; e <= octaves + 0.01; e += every) {
         const double offset = LEFT + WIDTH * e / octaves;
-        fprintf(f,
-                "<path d=\"M%.1f %dv%d\" style=\"stroke:var(--line);stroke-width:.5\"/>"
-                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%s</text>\n",
+        svg_put(f,
+                "<path d='M%.1f %dv%d' style='stroke:var(--line);stroke-width:.5'/>"
+                "<text x='%.1f' y='%d' text-anchor='%s'>%s</text>\n",
                 offset, TOP, HEIGHT, offset, TOP + HEIGHT + 14,
                 offset > LEFT + WIDTH - 16 ? "end" : "middle", short_bytes(x[0] * exp2(e), text));
     }
@@ -226,26 +225,36 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
                          offset = TOP + HEIGHT * (1 - along(v, y[0], y[1]));
             if (v < y[0] || v > y[1] || (s > 0 && !few))
                 continue;
-            fprintf(f,
-                    "<path d=\"M%d %.1fh%d\" style=\"stroke:var(--line);stroke-width:.5\"/>"
-                    "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
+            svg_put(f,
+                    "<path d='M%d %.1fh%d' style='stroke:var(--line);stroke-width:.5'/>"
+                    "<text x='%d' y='%.1f' text-anchor='end'>%g</text>\n",
                     LEFT, offset, WIDTH, LEFT - 4, offset + 4, v);
         }
 }
 
+/* A curve in its colour, up to where its path begins. */
+static void begin_curve(FILE *f, const series_t *s)
+{
+    svg_put(f, "<g class='flow h%d'><path", s->hue < 0 ? 0 : s->hue);
+    if (s->hue < 0)
+        svg_put(f, " style='stroke:var(--fg);stroke-width:2.6'");
+    if (s->dashed)
+        svg_put(f, " stroke-dasharray='4 3'");
+    svg_put(f, " d='");
+}
+
 static void put_line(FILE *f, const series_t *s, const double x[2], const double y[2])
 {
-    fprintf(f, "<g class=\"flow h%d\"><path%s%s d=\"", s->hue < 0 ? 0 : s->hue,
-            s->hue < 0 ? " style=\"stroke:var(--fg);stroke-width:2.6\"" : "",
-            s->dashed ? " stroke-dasharray=\"4 3\"" : "");
-    for (int i = 0; i < s->n; i++)
-        fprintf(f, "%s%.1f %.1f", i ? "L" : "M", LEFT + WIDTH * along(s->x[i], x[0], x[1]),
-                TOP + HEIGHT * (1 - along(s->y[i], y[0], y[1])));
-    fputs("\"/>", f);
+    double px[POINTS], py[POINTS];
+    begin_curve(f, s);
+    for (int i = 0; i < s->n; i++) {
+        px[i] = LEFT + WIDTH * along(s->x[i], x[0], x[1]);
+        py[i] = TOP + HEIGHT * (1 - along(s->y[i], y[0], y[1]));
+        svg_put(f, "%s%.1f %.1f", i ? "L" : "M", px[i], py[i]);
+    }
+    svg_put(f, "'/>");
     for (int i = 0; i < s->n && s->hue >= 0; i++)
-        fprintf(f, "<circle class=\"head\" cx=\"%.1f\" cy=\"%.1f\" r=\"2.4\"/>",
-                LEFT + WIDTH * along(s->x[i], x[0], x[1]),
-                TOP + HEIGHT * (1 - along(s->y[i], y[0], y[1])));
+        svg_put(f, "<circle class='head' cx='%.1f' cy='%.1f' r='2.4'/>", px[i], py[i]);
     fputs("</g>\n", f);
 }
 
@@ -257,15 +266,10 @@ static void put_legend(FILE *f, const chart_t *c)
         double best = 0;
         for (int k = 0; k < s->n; k++)
             best = fmax(best, s->y[k]);
-        fprintf(
-            f,
-            "<g class=\"flow h%d\"><path d=\"M%d %dh16\"%s%s/></g><text class=\"strong\" x=\"%d\" "
-            "y=\"%d\">",
-            s->hue < 0 ? 0 : s->hue, offset, y - 4,
-            s->hue < 0 ? " style=\"stroke:var(--fg);stroke-width:2.6\"" : "",
-            s->dashed ? " stroke-dasharray=\"4 3\"" : "", offset + 22, y);
-        svg_text(f, s->name);
-        fprintf(f, "%s: %.*f</text>\n", s->dashed ? ", graph" : "", best < 10 ? 1 : 0, best);
+        begin_curve(f, s);
+        svg_put(f, "M%d %dh16'/></g><text class='strong' x='%d' y='%d'>%s%s: %.*f</text>\n", offset,
+                y - 4, offset + 22, y, s->name, s->dashed ? ", graph" : "", best < 10 ? 1 : 0,
+                best);
     }
 }
 
@@ -282,15 +286,11 @@ static void put_bars(FILE *f, const chart_t *c)
         char percent[32] = "";
         if (limit > 0 && s->hue >= 0)
             snprintf(percent, sizeof percent, ", %.0f %%", 100 * s->y[0] / limit);
-        fprintf(f, "<text class=\"strong\" x=\"0\" y=\"%d\">", y + 11);
-        svg_text(f, s->name);
-        fprintf(f,
-                "%s</text><rect class=\"track\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"14\" "
-                "rx=\"3\"/><rect class=\"bar%s\" x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"14\" "
-                "rx=\"3\"/><text class=\"strong\" x=\"%d\" y=\"%d\">%.*f%s</text>\n",
-                s->dashed ? " (g)" : "", BAR_LEFT, y, BAR, s->hue < 0 ? " best" : "", BAR_LEFT, y,
-                BAR * s->y[0] / most, BAR_LEFT + BAR + 6, y + 11, s->y[0] < 10 ? 1 : 0, s->y[0],
-                percent);
+        svg_put(f, "<text class='strong' x='0' y='%d'>%s%s</text>", y + 11, s->name,
+                s->dashed ? " (g)" : "");
+        svg_bar(f, BAR_LEFT, y, BAR, BAR * s->y[0] / most, s->hue < 0);
+        svg_put(f, "<text class='strong' x='%d' y='%d'>%.*f%s</text>\n", BAR_LEFT + BAR + 6, y + 11,
+                s->y[0] < 10 ? 1 : 0, s->y[0], percent);
     }
 }
 
@@ -298,14 +298,9 @@ static void draw(FILE *f, const void *what)
 {
     const chart_t *c = what;
     double x[2], y[2];
-    fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\"%s>",
-            strlen(c->title) > 50 ? " textLength=\"342\" lengthAdjust=\"spacingAndGlyphs\"" : "");
-    svg_text(f, c->title);
-    fputs("</text><text x=\"0\" y=\"32\">", f);
-    svg_text(f, c->unit);
-    if (!c->bars)
-        fputs("; the most of each below", f);
-    fputs("</text>\n", f);
+    svg_fit(f, "head2", 50, 342, c->title);
+    svg_put(f, "<text x='0' y='32'>%s%s</text>\n", c->unit,
+            c->bars ? "" : "; the most of each below");
     if (c->bars) {
         put_bars(f, c);
         return;

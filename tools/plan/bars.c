@@ -26,7 +26,7 @@ void bars_track(FILE *f, bars_span_t at, double y)
 
 void bars_owner(FILE *f, double shade, bars_span_t at, double y, const char *name)
 {
-    fprintf(f, "<g fill-opacity=\"%.2f\">", shade);
+    svg_put(f, "<g fill-opacity='%.2f'>", shade);
     svg_rect(f, "chunk", at.x, y, at.width, STRIP);
     fputs("</g>", f);
     if (at.width > 6 * (double)strlen(name) + 2)
@@ -58,7 +58,7 @@ void bars_cut(FILE *f, int64_t length, int64_t offset, double y)
 
 void bars_ribbon(FILE *f, int64_t hue, bars_span_t from, double y0, bars_span_t to, double y1)
 {
-    fprintf(f, "<path class=\"ribbon %s%d\" d=\"M%.1f %.1fL%.1f %.1fL%.1f %.1fL%.1f %.1fZ\"/>\n",
+    svg_put(f, "<path class='ribbon %s%d' d='M%.1f %.1fL%.1f %.1fL%.1f %.1fL%.1f %.1fZ'/>\n",
             hue < 0 ? "grey h" : "h", (int)(hue < 0 ? 0 : hue % 6), from.x, y0, from.x + from.width,
             y0, to.x + to.width, y1, to.x, y1);
 }

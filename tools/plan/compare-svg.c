@@ -56,10 +56,7 @@ static void put_name(FILE *f, const chart_t *c, int i)
                  arrow + 4);
     else
         snprintf(text, sizeof text, "%d  %s", i + 1, name);
-    fprintf(f, "<text class=\"strong\" x=\"0\" y=\"14\"%s>",
-            strlen(text) > 52 ? " textLength=\"340\" lengthAdjust=\"spacingAndGlyphs\"" : "");
-    svg_text(f, text);
-    fputs("</text>", f);
+    svg_fit(f, "strong", 52, 340, text);
 }
 
 static double largest(const chart_t *c)
@@ -74,9 +71,9 @@ static void draw(FILE *f, const void *what)
 {
     const chart_t *c = what;
     double most = largest(c);
-    fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\">%s</text>\n", title[c->what]);
+    svg_put(f, "<text class='head2' x='0' y='14'>%s</text>\n", title[c->what]);
     if (most == 0)
-        fputs("<text x=\"0\" y=\"34\">None in any of them.</text>\n", f);
+        svg_put(f, "<text x='0' y='34'>None in any of them.</text>\n");
     for (int i = 0; i < c->n && most > 0; i++) {
         int widest = c->what == TIME ? TIME_BAR_MAX : BAR_MAX;
         double v = value(&c->entries[i], c->what), width = widest * v / most;
@@ -88,14 +85,11 @@ static void draw(FILE *f, const void *what)
             svg_count((int64_t)v, text);
         else
             svg_bytes(v, text);
-        fprintf(f, "<g transform=\"translate(0 %d)\">", TOP + i * ROW);
+        svg_put(f, "<g transform='translate(0 %d)'>", TOP + i * ROW);
         put_name(f, c, i);
-        fprintf(f,
-                "<rect class=\"track\" y=\"20\" width=\"%d\" height=\"14\" rx=\"3\"/>"
-                "<rect class=\"bar%s\" y=\"20\" width=\"%.1f\" height=\"14\" rx=\"3\"/>"
-                "<text class=\"%s\" x=\"%d\" y=\"31\">%s%s</text></g>\n",
-                widest, best ? " best" : "", width, best ? "good" : "strong", widest + 8, text,
-                best ? " least bridge time" : "");
+        svg_bar(f, 0, 20, widest, width, best);
+        svg_put(f, "<text class='%s' x='%d' y='31'>%s%s</text></g>\n", best ? "good" : "strong",
+                widest + 8, text, best ? " least bridge time" : "");
     }
 }
 

@@ -208,7 +208,7 @@ static void draw_panel(FILE *f, const void *what)
     const panel_t *p = what;
     const pic_flows_t *s = &p->d->pic.pass[p->pass];
     char a[32], b[32], c[32], text[200];
-    fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\">%s</text>\n",
+    svg_put(f, "<text class='head2' x='0' y='14'>%s</text>\n",
             p->pass == COLO_FORWARD ? "Forward: activations" : "Backward: gradients");
     if (s->messages == 0)
         snprintf(text, sizeof text, "No messages: every rank already has its part.");
@@ -221,7 +221,7 @@ static void draw_panel(FILE *f, const void *what)
                  p->pass == COLO_FORWARD ? "all-gather" : "all-reduce",
                  svg_bytes((double)s->collective, a));
     svg_lines(f, text, "text", SVG_COLUMNS, 15);
-    fprintf(f, "<g transform=\"translate(0 %d)\">\n", CAPTION);
+    svg_put(f, "<g transform='translate(0 %d)'>\n", CAPTION);
     pic_draw(f, &p->d->pic, p->pass);
     fputs("</g>\n", f);
 }
