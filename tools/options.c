@@ -39,7 +39,7 @@ static size_t escape(char *out, size_t cap, const char *text)
     return n;
 }
 
-int tool_complain(int code, const char *tool, const char *fmt, ...)
+int tool_complain(int code, const char *fmt, ...)
 {
     char error_message[4096], safe[4 * sizeof error_message];
     va_list ap;
@@ -47,13 +47,13 @@ int tool_complain(int code, const char *tool, const char *fmt, ...)
     vsnprintf(error_message, sizeof error_message, fmt, ap);
     va_end(ap);
     size_t n = escape(safe, sizeof safe, error_message);
-    size_t left = LINE_MAX_BYTES - strlen(tool) - 3; /* ": " and the newline */
+    size_t left = LINE_MAX_BYTES - strlen(tool_name) - 3; /* ": " and the newline */
     if (n > left) { /* both ends say something: the option is in front, the limit at the back */
         size_t tail = left / 4, head = left - tail - 3;
         memmove(safe + head + 3, safe + n - tail, tail + 1);
         memcpy(safe + head, "...", 3);
     }
-    fprintf(stderr, "%s: %s\n", tool, safe);
+    fprintf(stderr, "%s: %s\n", tool_name, safe);
     return code;
 }
 
@@ -84,7 +84,7 @@ static bool is_name(const char *arg)
     return arg[0] == '-' && (arg[1] == '-' || (arg[1] >= 'a' && arg[1] <= 'z'));
 }
 
-int tool_parse(const char *tool, tool_option_t *options, int count, int argc, char **argv)
+int tool_parse(tool_option_t *options, int count, int argc, char **argv)
 {
     char q[TOOL_QUOTE_MAX];
     for (int i = 1; i < argc; i++) {
@@ -95,16 +95,13 @@ int tool_parse(const char *tool, tool_option_t *options, int count, int argc, ch
             if (strlen(options[k].name) == len && memcmp(options[k].name, arg, len) == 0)
                 o = &options[k];
         if (!o)
-            return tool_complain(TOOL_WRONG_USE, tool, "argument %d: unknown option %s; see --help",
-                                 i, tool_quote(q, arg));
+            return tool_refuse("argument %d: unknown option %s; see --help", i, tool_quote(q, arg));
         if (o->given)
-            return tool_complain(TOOL_WRONG_USE, tool, "%s: given twice, again as argument %d",
-                                 o->name, i);
+            return tool_refuse("%s: given twice, again as argument %d", o->name, i);
         o->given = true;
         if (o->flag) {
             if (eq)
-                return tool_complain(TOOL_WRONG_USE, tool, "%s: takes no value, found %s", o->name,
-                                     tool_quote(q, eq + 1));
+                return tool_refuse("%s: takes no value, found %s", o->name, tool_quote(q, eq + 1));
             if (strcmp(o->name, "--help") == 0 || strcmp(o->name, "--version") == 0)
                 return TOOL_OK;
             continue;
@@ -116,38 +113,35 @@ int tool_parse(const char *tool, tool_option_t *options, int count, int argc, ch
                 i++;
             }
             if (o->count == 0)
-                return tool_complain(TOOL_WRONG_USE, tool,
-                                     "%s: a value is missing after argument %d", o->name, i);
+                return tool_refuse("%s: a value is missing after argument %d", o->name, i);
             continue;
         }
         if (o->list)
-            return tool_complain(TOOL_WRONG_USE, tool, "%s: its values are arguments of their own",
-                                 o->name);
+            return tool_refuse("%s: its values are arguments of their own", o->name);
         if (eq)
             o->value = eq + 1;
         else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
             o->value = argv[++i];
         else
-            return tool_complain(TOOL_WRONG_USE, tool, "%s: a value is missing after argument %d",
-                                 o->name, i);
+            return tool_refuse("%s: a value is missing after argument %d", o->name, i);
     }
     return TOOL_OK;
 }
 
-int tool_start(const char *tool, tool_option_t *options, int count, int argc, char **argv,
-               const char *help, const char *examples)
+int tool_start(tool_option_t *options, int count, int argc, char **argv, const char *help,
+               const char *examples)
 {
-    TOOL_TRY(tool_parse(tool, options, count, argc, argv));
+    TOOL_TRY(tool_parse(options, count, argc, argv));
     if (tool_find(options, count, "--help")->given)
         printf("%s%s", help, examples);
     else if (tool_find(options, count, "--version")->given)
-        printf("%s %s\n", tool, colo_version());
+        printf("%s %s\n", tool_name, colo_version());
     else
         return TOOL_GO_ON;
-    return tool_finish(TOOL_OK, tool);
+    return tool_finish(TOOL_OK);
 }
 
-int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value)
+int tool_i64(const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value)
 {
     if (!option->given)
         return TOOL_OK;
@@ -155,18 +149,18 @@ int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t 
     const char *s = option->value;
     size_t digits = strspn(s, "0123456789");
     if (s[digits] || digits == 0)
-        return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is no whole number (byte %zu)",
-                             option->name, tool_quote(q, s), digits);
+        return tool_refuse("%s: %s is no whole number (byte %zu)", option->name, tool_quote(q, s),
+                           digits);
     errno = 0;
     long long v = strtoll(s, NULL, 10);
     if (errno || v < lo || v > hi)
-        return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is outside %lld..%lld", option->name,
-                             tool_quote(q, s), (long long)lo, (long long)hi);
+        return tool_refuse("%s: %s is outside %lld..%lld", option->name, tool_quote(q, s),
+                           (long long)lo, (long long)hi);
     *value = v;
     return TOOL_OK;
 }
 
-int tool_pair(const char *tool, const tool_option_t *option, double lo, double hi, double v[2])
+int tool_pair(const tool_option_t *option, double lo, double hi, double v[2])
 {
     if (!option->given)
         return TOOL_OK;
@@ -182,21 +176,19 @@ int tool_pair(const char *tool, const tool_option_t *option, double lo, double h
             break;
         found[n] = strtod(s, NULL); /* the C locale: no tool sets another */
         if (found[n] < lo || found[n] > hi)
-            return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is outside %g..%g", option->name,
-                                 tool_quote(q, s), lo, hi);
+            return tool_refuse("%s: %s is outside %g..%g", option->name, tool_quote(q, s), lo, hi);
         n++;
         s += whole + part;
     } while (n < 2 && *s == ',' && *++s);
     if (n == 0 || *s || s[-1] == ',')
-        return tool_complain(TOOL_WRONG_USE, tool,
-                             "%s: %s is not one or two numbers like 8 or 7.5,12 (byte %d)",
-                             option->name, tool_quote(q, option->value), (int)(s - option->value));
+        return tool_refuse("%s: %s is not one or two numbers like 8 or 7.5,12 (byte %d)",
+                           option->name, tool_quote(q, option->value), (int)(s - option->value));
     v[0] = found[0];
     v[1] = found[n - 1];
     return TOOL_OK;
 }
 
-int tool_word(const char *tool, const tool_option_t *option, const char *const *words, int *index)
+int tool_word(const tool_option_t *option, const char *const *words, int *index)
 {
     if (!option->given)
         return TOOL_OK;
@@ -209,50 +201,49 @@ int tool_word(const char *tool, const tool_option_t *option, const char *const *
         size_t n = strlen(all);
         snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", words[i]);
     }
-    return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is none of %s", option->name,
-                         tool_quote(q, option->value), all);
+    return tool_refuse("%s: %s is none of %s", option->name, tool_quote(q, option->value), all);
 }
 
-int tool_wrong(const char *tool, const tool_option_t *option)
+int tool_wrong(const tool_option_t *option)
 {
-    return tool_complain(TOOL_WRONG_USE, tool, "%s: %s", option->name, colo_last_error());
+    return tool_refuse("%s: %s", option->name, colo_last_error());
 }
 
-int tool_grid(const char *tool, const tool_option_t *option, int64_t most, colo_grid_t *grid)
+int tool_grid(const tool_option_t *option, int64_t most, colo_grid_t *grid)
 {
     if (colo_grid_parse(grid, option->value, 0) < 0)
-        return tool_wrong(tool, option);
+        return tool_wrong(option);
     if (grid->size > most || grid->offset > most - grid->size)
-        return tool_complain(
-            TOOL_WRONG_USE, tool, "%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
-            option->name, (long long)grid->size, (long long)grid->offset, (long long)most);
+        return tool_refuse("%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
+                           option->name, (long long)grid->size, (long long)grid->offset,
+                           (long long)most);
     return TOOL_OK;
 }
 
-int tool_dtype(const char *tool, const tool_option_t *option, colo_dtype_t *dtype)
+int tool_dtype(const tool_option_t *option, colo_dtype_t *dtype)
 {
     char q[TOOL_QUOTE_MAX];
     if (!option->given || colo_dtype_parse(option->value, dtype) == COLO_OK)
         return TOOL_OK;
-    return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is no dtype; see --help", option->name,
-                         tool_quote(q, option->value));
+    return tool_refuse("%s: %s is no dtype; see --help", option->name,
+                       tool_quote(q, option->value));
 }
 
-int tool_output(const char *tool, const tool_option_t *option, colo_output_t *output)
+int tool_output(const tool_option_t *option, colo_output_t *output)
 {
     static const char *const words[] = {[COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
     int index = (int)*output;
-    TOOL_TRY(tool_word(tool, option, words, &index));
+    TOOL_TRY(tool_word(option, words, &index));
     *output = (colo_output_t)index;
     return TOOL_OK;
 }
 
-int tool_grad(const char *tool, const tool_option_t *option, colo_grad_t *grad)
+int tool_grad(const tool_option_t *option, colo_grad_t *grad)
 {
     static const char *const words[] = {
         [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
     int index = (int)*grad;
-    TOOL_TRY(tool_word(tool, option, words, &index));
+    TOOL_TRY(tool_word(option, words, &index));
     *grad = (colo_grad_t)index;
     return TOOL_OK;
 }
@@ -276,9 +267,9 @@ bool tool_colour(FILE *f)
     return isatty(fileno(f)) && !(no && *no) && !(term && strcmp(term, "dumb") == 0);
 }
 
-int tool_finish(int code, const char *tool)
+int tool_finish(int code)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return code;
-    return tool_complain(TOOL_PROBLEM, tool, "standard output: %s", strerror(errno));
+    return tool_problem("standard output: %s", strerror(errno));
 }

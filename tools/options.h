@@ -47,44 +47,48 @@ typedef struct tool_option {
 #define TOOL_OPTION_ID(id, ...) OPT_##id,
 #define TOOL_OPTION_ROW(id, ...) [OPT_##id] = {__VA_ARGS__},
 
+/* "colo-plan": each tool defines its own. */
+extern const char tool_name[];
+
 /* One line on stderr, "TOOL: error message": printable ASCII, at most 200 bytes; returns @code. */
-int tool_complain(int code, const char *tool, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+int tool_complain(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+#define tool_refuse(...) tool_complain(TOOL_WRONG_USE, __VA_ARGS__)
+#define tool_problem(...) tool_complain(TOOL_PROBLEM, __VA_ARGS__)
 
 /* Fills given and value. Returns TOOL_OK or, after the complaint, TOOL_WRONG_USE. Stops at --help
  * or --version, whatever follows. */
-int tool_parse(const char *tool, tool_option_t *options, int count, int argc, char **argv);
+int tool_parse(tool_option_t *options, int count, int argc, char **argv);
 
 /* The same, and does what --help, two texts, and --version ask for. Returns TOOL_GO_ON, or what the
  * tool ends with. */
-int tool_start(const char *tool, tool_option_t *options, int count, int argc, char **argv,
-               const char *help, const char *examples);
+int tool_start(tool_option_t *options, int count, int argc, char **argv, const char *help,
+               const char *examples);
 
 /* The row of that name; the table is the tool's own, so it is there. */
 tool_option_t *tool_find(tool_option_t *options, int count, const char *name);
 
 /* Decimal digits only, lo <= *value <= hi. Leaves *value alone when the option was not given. */
-int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value);
+int tool_i64(const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value);
 
 /* "8" or "7.5,12": one or two decimal numbers, lo <= v <= hi; one stands for both. Leaves v alone
  * when the option was not given. */
-int tool_pair(const char *tool, const tool_option_t *option, double lo, double hi, double v[2]);
+int tool_pair(const tool_option_t *option, double lo, double hi, double v[2]);
 
 /* Index in @words (NULL-terminated) of the option's value, left alone when not given. */
-int tool_word(const char *tool, const tool_option_t *option, const char *const *words, int *index);
+int tool_word(const tool_option_t *option, const char *const *words, int *index);
 
 /* The option's name and the library's error message about its value; returns TOOL_WRONG_USE. */
-int tool_wrong(const char *tool, const tool_option_t *option);
+int tool_wrong(const tool_option_t *option);
 
 /* The grid of a spec string, all of whose ranks are below @most. */
-int tool_grid(const char *tool, const tool_option_t *option, int64_t most, colo_grid_t *grid);
+int tool_grid(const tool_option_t *option, int64_t most, colo_grid_t *grid);
 
 /* A dtype that the library knows. */
-int tool_dtype(const char *tool, const tool_option_t *option, colo_dtype_t *dtype);
+int tool_dtype(const tool_option_t *option, colo_dtype_t *dtype);
 
 /* "full" or "sharded", "partial" or "disjoint"; left alone when not given. */
-int tool_output(const char *tool, const tool_option_t *option, colo_output_t *output);
-int tool_grad(const char *tool, const tool_option_t *option, colo_grad_t *grad);
+int tool_output(const tool_option_t *option, colo_output_t *output);
+int tool_grad(const tool_option_t *option, colo_grad_t *grad);
 
 /* "text" in quotes, non-printable bytes as \xNN, cut with ... to fit TOOL_QUOTE_MAX; returns @out
  */
@@ -97,6 +101,6 @@ const char *tool_bytes(char out[24], int64_t bytes);
 bool tool_colour(FILE *f);
 
 /* Flushes stdout; a full disk or closed pipe is TOOL_PROBLEM with a complaint, else @code. */
-int tool_finish(int code, const char *tool);
+int tool_finish(int code);
 
 #endif

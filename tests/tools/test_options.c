@@ -6,6 +6,8 @@
 
 #include <unistd.h>
 
+const char tool_name[] = "colo-x";
+
 /* What a complaint leaves on stderr. */
 static void complaint(char *line, size_t cap, const char *text)
 {
@@ -14,7 +16,7 @@ static void complaint(char *line, size_t cap, const char *text)
     fflush(stderr);
     int keep = dup(STDERR_FILENO);
     dup2(fileno(file), STDERR_FILENO);
-    int code = tool_complain(TOOL_WRONG_USE, "colo-x", "%s", text);
+    int code = tool_refuse("%s", text);
     fflush(stderr);
     dup2(keep, STDERR_FILENO);
     close(keep);

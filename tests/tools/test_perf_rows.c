@@ -7,6 +7,8 @@
 
 #include <unistd.h>
 
+const char tool_name[] = "colo-perf";
+
 static const perf_pair_t pair = {.src_name = "tp=1,dp=4", .dst_name = "tp=1,cp=2,dp=2"};
 
 static perf_t asked(bool json)

@@ -17,6 +17,8 @@
 #include <colobridge/log.h>
 #include <colobridge/version.h>
 
+const char tool_name[] = "colo-info";
+
 static const char help[] =
     "usage: colo-info [--topology T] [--json]\n"
     "       colo-info --grid SPEC [--bind] [options]\n"
@@ -39,8 +41,10 @@ static const char help[] =
     "  --src, --dst SPEC, --batch B, --seq N, --hidden H, --dtype T (default bf16),\n"
     "  --output full|sharded (default full), --grad partial|disjoint (default partial)\n"
     "                       a bridge as colo-plan takes it: its bytes across slow links\n"
-    "  --world FOLDER       run by each rank of a job (torchrun, mpirun, srun): which ranks share a\n"
-    "                       node, what carries each pair and why. The folder is new, and on all hosts\n"
+    "  --world FOLDER       run by each rank of a job (torchrun, mpirun, srun): which ranks share "
+    "a\n"
+    "                       node, what carries each pair and why. The folder is new, and on all "
+    "hosts\n"
     "  --json               for programs; the keys are in docs/topology.md\n"
     "  --version, --help\n"
     "\n"
@@ -73,7 +77,7 @@ static tool_option_t options[OPT_COUNT] = {OPTIONS(TOOL_OPTION_ROW)};
 
 static int read_grid(const tool_option_t *o, int64_t most, colo_grid_t *grid, int64_t *world)
 {
-    TOOL_TRY(tool_grid(INFO_TOOL, o, most, grid));
+    TOOL_TRY(tool_grid(o, most, grid));
     if (*world < grid->offset + grid->size)
         *world = grid->offset + grid->size;
     return TOOL_OK;
@@ -94,27 +98,25 @@ static int read_bridge(info_ask_t *ask)
         return TOOL_OK;
     for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
         if (!options[required[i]].given)
-            return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                                 "%s is missing; %s needs it; see --help",
-                                 options[required[i]].name, given->name);
+            return tool_refuse("%s is missing; %s needs it; see --help", options[required[i]].name,
+                               given->name);
 
     colo_grid_t src, dst;
     colo_plan_config_t *c = &ask->config;
-    *c =
-        (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src,        .dst = &ask->dst,
-                             .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src,        .dst = &ask->dst,
+                              .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
     TOOL_TRY(read_grid(&options[OPT_SRC], INFO_PLANS_MAX, &src, &ask->world));
     TOOL_TRY(read_grid(&options[OPT_DST], INFO_PLANS_MAX, &dst, &ask->world));
     if (colo_layout_init_src(&ask->src, &src) < 0)
-        return tool_wrong(INFO_TOOL, &options[OPT_SRC]);
+        return tool_wrong(&options[OPT_SRC]);
     if (colo_layout_init_dst(&ask->dst, &dst) < 0)
-        return tool_wrong(INFO_TOOL, &options[OPT_DST]);
-    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
-    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
-    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
-    TOOL_TRY(tool_dtype(INFO_TOOL, &options[OPT_DTYPE], &c->dtype));
-    TOOL_TRY(tool_output(INFO_TOOL, &options[OPT_OUTPUT], &c->output));
-    TOOL_TRY(tool_grad(INFO_TOOL, &options[OPT_GRAD], &c->grad));
+        return tool_wrong(&options[OPT_DST]);
+    TOOL_TRY(tool_i64(&options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TOOL_TRY(tool_i64(&options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TOOL_TRY(tool_i64(&options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+    TOOL_TRY(tool_dtype(&options[OPT_DTYPE], &c->dtype));
+    TOOL_TRY(tool_output(&options[OPT_OUTPUT], &c->output));
+    TOOL_TRY(tool_grad(&options[OPT_GRAD], &c->grad));
     ask->bridge = true;
     return TOOL_OK;
 }
@@ -125,32 +127,29 @@ static int read_ask(info_ask_t *ask)
     ask->topology = options[OPT_TOPOLOGY].value;
     ask->bind = options[OPT_BIND].given;
     ask->policy = COLO_BIND_CORE;
-    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_TOPOLOGY_PU_MAX,
-                      &ask->ranks_per_node));
+    TOOL_TRY(tool_i64(&options[OPT_RANKS_PER_NODE], 0, COLO_TOPOLOGY_PU_MAX, &ask->ranks_per_node));
     if (options[OPT_POLICY].given && colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
-        return tool_wrong(INFO_TOOL, &options[OPT_POLICY]);
+        return tool_wrong(&options[OPT_POLICY]);
     if (options[OPT_GRID].given) {
         TOOL_TRY(read_grid(&options[OPT_GRID], COLO_TOPOLOGY_WORLD_MAX, &ask->grid, &ask->world));
         ask->audit = true;
     }
     TOOL_TRY(read_bridge(ask));
     if (ask->world > INFO_PLANS_MAX && ask->bridge)
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "--grid: %lld ranks; bridges of worlds up to %lld are counted",
-                             (long long)ask->world, (long long)INFO_PLANS_MAX);
+        return tool_refuse("--grid: %lld ranks; bridges of worlds up to %lld are counted",
+                           (long long)ask->world, (long long)INFO_PLANS_MAX);
     ask->config.ranks_per_node = ask->ranks_per_node;
     if (ask->world == 0)
         ask->world = ask->ranks_per_node;
     if (info_is_plain(ask) && (options[OPT_RANKS_PER_NODE].given || options[OPT_POLICY].given))
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "%s: no ranks are named; give --grid, --bind or --src and --dst",
-                             options[OPT_POLICY].given ? "--policy" : "--ranks-per-node");
+        return tool_refuse("%s: no ranks are named; give --grid, --bind or --src and --dst",
+                           options[OPT_POLICY].given ? "--policy" : "--ranks-per-node");
     if (ask->bind && ask->world == 0)
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "--bind: the number of ranks is missing; give --grid or --ranks-per-node");
+        return tool_refuse(
+            "--bind: the number of ranks is missing; give --grid or --ranks-per-node");
     if (ask->bind && ask->world > INFO_RANKS_MAX)
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "--bind: %lld ranks; up to %d are listed",
-                             (long long)ask->world, INFO_RANKS_MAX);
+        return tool_refuse("--bind: %lld ranks; up to %d are listed", (long long)ask->world,
+                           INFO_RANKS_MAX);
     return TOOL_OK;
 }
 
@@ -158,18 +157,18 @@ int main(int argc, char **argv)
 {
     static info_ask_t ask;
     static info_found_t found;
-    int rc = tool_start(INFO_TOOL, options, OPT_COUNT, argc, argv, help, "");
+    int rc = tool_start(options, OPT_COUNT, argc, argv, help, "");
     if (rc != TOOL_GO_ON)
         return rc;
     if (options[OPT_WORLD].given)
-        return tool_finish(info_world(options[OPT_WORLD].value), INFO_TOOL);
+        return tool_finish(info_world(options[OPT_WORLD].value));
     TOOL_TRY(read_ask(&ask));
     setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what it has to say about a file is our one line */
     rc = info_find(&ask, &found);
     if (rc == TOOL_OK)
         rc = ask.json ? info_print_json(&ask, &found) : info_print_text(&ask, &found);
     if (rc == TOOL_OK && info_is_plain(&ask) && colo_env_check(NULL) < 0)
-        rc = tool_complain(TOOL_PROBLEM, INFO_TOOL, "%s", colo_last_error());
+        rc = tool_problem("%s", colo_last_error());
     info_forget(&found);
-    return tool_finish(rc, INFO_TOOL);
+    return tool_finish(rc);
 }

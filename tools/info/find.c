@@ -44,7 +44,7 @@ const char *info_header_version(void)
 static int fail(colo_status_t st)
 {
     bool use = st == COLO_ERR_ARG || st == COLO_ERR_IO;
-    return tool_complain(use ? TOOL_WRONG_USE : TOOL_PROBLEM, INFO_TOOL, "%s", colo_last_error());
+    return tool_complain(use ? TOOL_WRONG_USE : TOOL_PROBLEM, "%s", colo_last_error());
 }
 
 static int add_row(const colo_topology_t *topology, info_table_t *t, int32_t a, int32_t b)
@@ -71,7 +71,7 @@ static int fill_table(const colo_topology_t *topology, const colo_grid_t *named,
             dim[n++] = colo_grid_dim(grid, named->name[d]);
     t->row = calloc((size_t)(n + n * n / 2 + 1), sizeof *t->row);
     if (!t->row)
-        return tool_complain(TOOL_PROBLEM, INFO_TOOL, "no memory for %d dims", (int)n);
+        return tool_problem("no memory for %d dims", (int)n);
     for (int32_t i = 0; i < n; i++) {
         int rc = add_row(topology, t, dim[i], -1);
         if (rc != TOOL_OK)

@@ -8,7 +8,6 @@
 
 #include "options.h"
 
-#define INFO_TOOL "colo-info"
 #define INFO_RANKS_MAX 4096               /* ranks that --bind lists */
 #define INFO_PLANS_MAX ((int64_t)1 << 20) /* ranks whose plans are counted */
 

@@ -175,8 +175,7 @@ int info_print_json(const info_ask_t *ask, const info_found_t *f)
     }
     if (bad || !doc || json_dumpf(doc, stdout, JSON_INDENT(2)) != 0) {
         json_decref(doc);
-        return tool_complain(TOOL_PROBLEM, INFO_TOOL,
-                             "no memory for the JSON, or nowhere to write it");
+        return tool_problem("no memory for the JSON, or nowhere to write it");
     }
     printf("\n");
     json_decref(doc);

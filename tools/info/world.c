@@ -59,7 +59,7 @@ static void path_of(const folder_t *f, int32_t rank, const char *part, char out[
 
 static colo_status_t bad(const folder_t *f, const char *what)
 {
-    fprintf(stderr, "%s: rank %d of %d: %s/colo-info-rank-...: %s\n", INFO_TOOL, (int)f->rank,
+    fprintf(stderr, "%s: rank %d of %d: %s/colo-info-rank-...: %s\n", tool_name, (int)f->rank,
             (int)f->size, f->path, what);
     return COLO_ERR_IO;
 }
@@ -116,7 +116,7 @@ static colo_status_t over_folder(void *user, const void *send, void *recv, size_
             if (waited_ms > told_ms && f->rank == (r == 0)) { /* one rank says so, for all */
                 fprintf(stderr,
                         "%s: rank %d of %d waits for the file of rank %d, %lld ms at most\n",
-                        INFO_TOOL, (int)f->rank, (int)f->size, (int)r, (long long)limit_ms);
+                        tool_name, (int)f->rank, (int)f->size, (int)r, (long long)limit_ms);
                 told_ms = INT64_MAX;
             }
         }
@@ -289,20 +289,17 @@ int info_world(const char *path)
     while (l < end && (!getenv(l->rank) || !getenv(l->size)))
         l++;
     if (l == end)
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "--world: neither torchrun, mpirun, mpiexec nor srun has started this "
-                             "process; see docs/hosts.md");
+        return tool_refuse("--world: neither torchrun, mpirun, mpiexec nor srun has started this "
+                           "process; see docs/hosts.md");
     const char *rank = getenv(l->rank), *size = getenv(l->size);
     folder_t f = {.path = path, .rank = number(rank), .size = number(size)};
     if (f.size < 1 || f.size > RANKS_MAX || f.rank < 0 || f.rank >= f.size)
-        return tool_complain(
-            TOOL_WRONG_USE, INFO_TOOL,
+        return tool_refuse(
             "--world: %s is '%.20s' and %s '%.20s', expected a rank below a size of 1..%d", l->rank,
             rank, l->size, size, RANKS_MAX);
     if (!*path || strlen(path) > FOLDER_MAX)
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "--world: the name of the folder has %zu bytes, expected 1..%d",
-                             strlen(path), FOLDER_MAX);
+        return tool_refuse("--world: the name of the folder has %zu bytes, expected 1..%d",
+                           strlen(path), FOLDER_MAX);
     (void)mkdir(path, 0700);
     colo_comm_t *world = NULL, *gpus = NULL;
     colo_memory_t *page = NULL;
@@ -314,7 +311,7 @@ int info_world(const char *path)
     if (st == COLO_OK)
         st = colo_comm_all_gather(world, &mine, all, (int64_t)sizeof mine, COLO_U8, NULL);
     if (st < 0)
-        (void)tool_complain(TOOL_PROBLEM, INFO_TOOL, "--world: %s", colo_last_error());
+        (void)tool_problem("--world: %s", colo_last_error());
     if (st == COLO_OK)
         register_page(world, all, &gpus, &page, why);
     if (st == COLO_OK && f.rank == 0)

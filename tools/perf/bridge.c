@@ -231,8 +231,7 @@ int perf_bridge(perf_t *p)
             ranks = g[k]->offset + g[k]->size > ranks ? g[k]->offset + g[k]->size : ranks;
     }
     if (ranks > p->gpus || ranks > PERF_GPUS_MAX)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%lld ranks, but %lld GPUs",
-                             (long long)ranks, (long long)p->gpus);
+        return tool_refuse("%lld ranks, but %lld GPUs", (long long)ranks, (long long)p->gpus);
     setenv("COLO_TRANSPORT", "auto", 1); /* both are measured; which, registration decides */
     return perf_gpus_run(p, (int32_t)ranks, on_rank, NULL);
 }

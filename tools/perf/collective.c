@@ -2,9 +2,9 @@
 /*
  * collective.c - COLLECTIVE for comparison: two methods to build a bridge from collectives.
  *
- * The library has its own (src/bridge/run/collective.c), whose sums are in rank order. This one is what
- * runtimes run today: NCCL's sums, and PyTorch's passes, of which a narrow along the outermost axis
- * is a view and costs nothing. Whether the pair can be done so at all is
+ * The library has its own (src/bridge/run/collective.c), whose sums are in rank order. This one is
+ * what runtimes run today: NCCL's sums, and PyTorch's passes, of which a narrow along the outermost
+ * axis is a view and costs nothing. Whether the pair can be done so at all is
  * colo_plan_collective_check()'s business.
  */
 #include "collective.h"

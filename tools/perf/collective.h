@@ -43,8 +43,8 @@ typedef struct perf_coll {
     const void *out;         /* where the last pass left its result: y or d_x, or a view */
 
     int64_t k, sibling, cp, addend; /* scale, which of the siblings, context ranks and which */
-    int direction;              /* 1 fan-in, 0 equal, -1 fan-out */
-    int64_t nsrc, ndst;         /* samples of x and of y */
+    int direction;                  /* 1 fan-in, 0 equal, -1 fan-out */
+    int64_t nsrc, ndst;             /* samples of x and of y */
 } perf_coll_t;
 
 void perf_coll_init(perf_coll_t *c);

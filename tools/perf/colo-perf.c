@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char tool_name[] = "colo-perf";
+
 static const char help[] =
     "usage: colo-perf link|bridge|logprob [options]\n"
     "       colo-perf plot FILE --svg F\n"
@@ -115,9 +117,8 @@ static int size_of(const tool_option_t *o, int64_t *bytes)
     const int shift = unit ? 10 * (int)(unit - units + 1) : 0;
     bool ok = o->value[0] >= '0' && o->value[0] <= '9' && !errno && (!*end || (unit && !end[1]));
     if (!ok || v < 16 >> (shift < 4 ? shift : 4) || v > INT64_C(1) << 40 >> shift)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL,
-                             "%s: %s is no size from 16 bytes to 1024G (8M, 64K)", o->name,
-                             tool_quote(q, o->value));
+        return tool_refuse("%s: %s is no size from 16 bytes to 1024G (8M, 64K)", o->name,
+                           tool_quote(q, o->value));
     *bytes = (int64_t)v << shift;
     return TOOL_OK;
 }
@@ -125,16 +126,15 @@ static int size_of(const tool_option_t *o, int64_t *bytes)
 static int read_pair(perf_t *p, const tool_option_t *src, const tool_option_t *dst)
 {
     if (p->npairs == PERF_PAIRS_MAX)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: more than %d pairs", src->name,
-                             PERF_PAIRS_MAX);
+        return tool_refuse("%s: more than %d pairs", src->name, PERF_PAIRS_MAX);
     perf_pair_t *pair = &p->pair[p->npairs++];
     colo_layout_t layout;
-    TOOL_TRY(tool_grid(PERF_TOOL, src, 1024, &pair->src));
-    TOOL_TRY(tool_grid(PERF_TOOL, dst, 1024, &pair->dst));
+    TOOL_TRY(tool_grid(src, 1024, &pair->src));
+    TOOL_TRY(tool_grid(dst, 1024, &pair->dst));
     if (colo_layout_init_src(&layout, &pair->src) < 0)
-        return tool_wrong(PERF_TOOL, src);
+        return tool_wrong(src);
     if (colo_layout_init_dst(&layout, &pair->dst) < 0)
-        return tool_wrong(PERF_TOOL, dst);
+        return tool_wrong(dst);
     colo_grid_print(&pair->src, pair->src_name, sizeof pair->src_name);
     colo_grid_print(&pair->dst, pair->dst_name, sizeof pair->dst_name);
     return TOOL_OK;
@@ -146,21 +146,19 @@ static int read_pairs(perf_t *p, const tool_option_t *o)
     if (!o[OPT_LAYOUTS].given) {
         for (int i = OPT_SRC; i <= OPT_DST; i++)
             if (!o[i].given)
-                return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s is missing; see --help",
-                                     o[i].name);
+                return tool_refuse("%s is missing; see --help", o[i].name);
         return read_pair(p, &o[OPT_SRC], &o[OPT_DST]);
     }
     if (o[OPT_SRC].given || o[OPT_DST].given)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: not with --layouts",
-                             o[OPT_SRC].given ? "--src" : "--dst");
+        return tool_refuse("%s: not with --layouts", o[OPT_SRC].given ? "--src" : "--dst");
     for (int i = 0; i < o[OPT_LAYOUTS].count; i++) {
         char copy[512];
         snprintf(where, sizeof where, "--layouts entry %d", i + 1);
         const int len = snprintf(copy, sizeof copy, "%s", o[OPT_LAYOUTS].values[i]);
         char *arrow = strstr(copy, "->");
         if (len >= (int)sizeof copy || !arrow)
-            return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: %s is not SRC->DST", where,
-                                 tool_quote(q, o[OPT_LAYOUTS].values[i]));
+            return tool_refuse("%s: %s is not SRC->DST", where,
+                               tool_quote(q, o[OPT_LAYOUTS].values[i]));
         *arrow = '\0';
         const tool_option_t src = {.name = where, .value = copy},
                             dst = {.name = where, .value = arrow + 2};
@@ -178,18 +176,18 @@ static int read_bridge(perf_t *p, const tool_option_t *o)
     p->shape = (colo_shape_t){16, 8192, 4096, 0};
     p->output = COLO_SHARDED;
     p->grad = COLO_PARTIAL;
-    TOOL_TRY(tool_i64(PERF_TOOL, &o[OPT_BATCH], 1, INT64_C(1) << 30, &p->shape.samples));
-    TOOL_TRY(tool_i64(PERF_TOOL, &o[OPT_SEQ], 1, INT64_C(1) << 40, &p->shape.rows));
-    TOOL_TRY(tool_i64(PERF_TOOL, &o[OPT_HIDDEN], 1, INT64_C(1) << 30, &p->shape.features));
-    TOOL_TRY(tool_word(PERF_TOOL, &o[OPT_AXES], axes, &axis));
-    TOOL_TRY(tool_word(PERF_TOOL, &o[OPT_DTYPE], dtypes, &type));
-    TOOL_TRY(tool_output(PERF_TOOL, &o[OPT_OUTPUT], &p->output));
-    TOOL_TRY(tool_grad(PERF_TOOL, &o[OPT_GRAD], &p->grad));
+    TOOL_TRY(tool_i64(&o[OPT_BATCH], 1, INT64_C(1) << 30, &p->shape.samples));
+    TOOL_TRY(tool_i64(&o[OPT_SEQ], 1, INT64_C(1) << 40, &p->shape.rows));
+    TOOL_TRY(tool_i64(&o[OPT_HIDDEN], 1, INT64_C(1) << 30, &p->shape.features));
+    TOOL_TRY(tool_word(&o[OPT_AXES], axes, &axis));
+    TOOL_TRY(tool_word(&o[OPT_DTYPE], dtypes, &type));
+    TOOL_TRY(tool_output(&o[OPT_OUTPUT], &p->output));
+    TOOL_TRY(tool_grad(&o[OPT_GRAD], &p->grad));
     p->dtype = dtype[type];
     p->axes[0] = axis == 3 ? "bsh" : axes[axis];
     p->axes[1] = axis == 3 ? "sbh" : NULL;
     if (p->sizes && o[OPT_SEQ].given)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "--seq: -b and -e choose it");
+        return tool_refuse("--seq: -b and -e choose it");
     return read_pairs(p, o);
 }
 
@@ -204,25 +202,22 @@ static int read_options(perf_t *p, tool_option_t *o, unsigned what)
         {OPT_TOKENS, 1, INT64_C(1) << 30, &p->tokens}, {OPT_VOCAB, 2, INT64_C(1) << 30, &p->vocab}};
     for (int i = 0; i < OPT_COUNT; i++)
         if (o[i].given && !(o[i].uses & 1u << what))
-            return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: not with %s", o[i].name,
-                                 commands[what]);
+            return tool_refuse("%s: not with %s", o[i].name, commands[what]);
     TOOL_TRY(size_of(&o[OPT_BEGIN], &p->begin));
     TOOL_TRY(size_of(&o[OPT_END], &p->end));
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        TOOL_TRY(tool_i64(PERF_TOOL, &o[numbers[i].index], numbers[i].lo, numbers[i].hi,
-                          numbers[i].value));
+        TOOL_TRY(tool_i64(&o[numbers[i].index], numbers[i].lo, numbers[i].hi, numbers[i].value));
     p->sizes = o[OPT_BEGIN].given || o[OPT_END].given;
     p->entropy = o[OPT_ENTROPY].given;
     p->json = o[OPT_JSON].given;
     p->svg = o[OPT_SVG].value;
     if (p->begin > p->end)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-b %lld is larger than -e %lld",
-                             (long long)p->begin, (long long)p->end);
+        return tool_refuse("-b %lld is larger than -e %lld", (long long)p->begin,
+                           (long long)p->end);
     if (1u << what == LOGPROB && p->gpus > 1)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-g %lld: logprob measures one GPU",
-                             (long long)p->gpus);
+        return tool_refuse("-g %lld: logprob measures one GPU", (long long)p->gpus);
     if (1u << what == PLOT && !p->svg)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "--svg is missing; see --help");
+        return tool_refuse("--svg is missing; see --help");
     return 1u << what == BRIDGE ? read_bridge(p, o) : TOOL_OK;
 }
 
@@ -246,7 +241,7 @@ static int measure(perf_t *p, unsigned what, int argc, char **argv)
     rc = rc ? rc : perf_doc_finish(p);
     json_decref(p->doc);
     if (rc == TOOL_OK && p->wrong)
-        rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "%lld results are wrong", p->wrong);
+        rc = tool_problem("%lld results are wrong", p->wrong);
     return rc;
 }
 
@@ -270,16 +265,15 @@ int main(int argc, char **argv)
         p.file = argv[2];
         skip++;
     }
-    const int rc = tool_start(PERF_TOOL, o, OPT_COUNT, argc - skip, argv + skip, help, "");
+    const int rc = tool_start(o, OPT_COUNT, argc - skip, argv + skip, help, "");
     if (rc != TOOL_GO_ON)
         return rc;
     if (!name || !commands[what])
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL,
-                             "%s%s, expected link, bridge, logprob or plot; see --help",
-                             name ? tool_quote(q, name) : "a subcommand",
-                             name ? " is no subcommand" : " is missing");
+        return tool_refuse("%s%s, expected link, bridge, logprob or plot; see --help",
+                           name ? tool_quote(q, name) : "a subcommand",
+                           name ? " is no subcommand" : " is missing");
     if (1u << what == PLOT && !p.file)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "plot: which file? see --help");
+        return tool_refuse("plot: which file? see --help");
     TOOL_TRY(read_options(&p, o, what));
-    return tool_finish(measure(&p, what, argc, argv), PERF_TOOL);
+    return tool_finish(measure(&p, what, argc, argv));
 }

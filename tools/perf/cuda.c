@@ -21,10 +21,10 @@ int perf_time(const perf_t *p, perf_fn fn, void *arg, double *median, double *be
     const size_t n = (size_t)p->iters;
     cudaEvent_t *event = calloc(n + 1, sizeof(cudaEvent_t));
     float *ms = calloc(n, sizeof *ms);
-    int rc = event && ms ? TOOL_OK : tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    int rc = event && ms ? TOOL_OK : tool_problem("no memory");
     for (size_t i = 0; rc == TOOL_OK && i <= n; i++)
         if (cudaEventCreate(&event[i]) != cudaSuccess)
-            rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "no event could be made");
+            rc = tool_problem("no event could be made");
     for (int64_t i = 0; rc == TOOL_OK && i < p->warmup; i++)
         rc = fn(arg, NULL);
     if (rc == TOOL_OK)
@@ -37,7 +37,7 @@ int perf_time(const perf_t *p, perf_fn fn, void *arg, double *median, double *be
     for (size_t i = 0; rc == TOOL_OK && e == cudaSuccess && i < n; i++)
         e = cudaEventElapsedTime(&ms[i], event[i], event[i + 1]);
     if (rc == TOOL_OK && e != cudaSuccess)
-        rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "timing: %s", cudaGetErrorString(e));
+        rc = tool_problem("timing: %s", cudaGetErrorString(e));
     if (rc == TOOL_OK) {
         *median = 1e3 * perf_median(ms, n);
         if (best)
@@ -58,11 +58,10 @@ int perf_describe(perf_t *p, int argc, char **argv)
     char cuda[32];
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n < 1)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "no CUDA device: %s",
-                             e == cudaSuccess ? "none found" : cudaGetErrorString(e));
+        return tool_refuse("no CUDA device: %s",
+                           e == cudaSuccess ? "none found" : cudaGetErrorString(e));
     if (p->gpus > n)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-g %lld: there are %d GPUs",
-                             (long long)p->gpus, n);
+        return tool_refuse("-g %lld: there are %d GPUs", (long long)p->gpus, n);
     p->gpus = p->gpus ? p->gpus : n;
     PERF_CUDA(cudaGetDeviceProperties(&prop, 0));
     PERF_CUDA(cudaDriverGetVersion(&driver));

@@ -13,17 +13,17 @@
 #include <cuda_runtime_api.h>
 
 /* Complains once and makes the caller return TOOL_PROBLEM. */
-#define PERF_CUDA(expr)                                                         \
-    do {                                                                        \
-        cudaError_t e_ = (expr);                                                \
-        if (e_ != cudaSuccess)                                                  \
-            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s: %s (%s)", #expr, \
-                                 cudaGetErrorName(e_), cudaGetErrorString(e_)); \
+#define PERF_CUDA(expr)                                                     \
+    do {                                                                    \
+        cudaError_t e_ = (expr);                                            \
+        if (e_ != cudaSuccess)                                              \
+            return tool_problem("%s: %s (%s)", #expr, cudaGetErrorName(e_), \
+                                cudaGetErrorString(e_));                    \
     } while (0)
-#define PERF_TRY(expr)                                                              \
-    do {                                                                            \
-        if ((expr) < 0)                                                             \
-            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s", colo_last_error()); \
+#define PERF_TRY(expr)                                    \
+    do {                                                  \
+        if ((expr) < 0)                                   \
+            return tool_problem("%s", colo_last_error()); \
     } while (0)
 
 typedef int (*perf_fn)(void *arg, cudaStream_t stream); /* enqueues one launch; TOOL_OK or not */

@@ -39,16 +39,15 @@ static int find_nccl(perf_nccl_t *lib)
     };
     void *so = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL); /* the library's, too */
     if (!so)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "no NCCL: %s", dlerror());
+        return tool_refuse("no NCCL: %s", dlerror());
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         void *f = dlsym(so, want[i].name);
         if (!f)
-            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "libnccl.so.2 has no %s", want[i].name);
+            return tool_problem("libnccl.so.2 has no %s", want[i].name);
         *(void **)want[i].function = f;
     }
-    return lib->get_version(&lib->version) == ncclSuccess
-               ? TOOL_OK
-               : tool_complain(TOOL_PROBLEM, PERF_TOOL, "ncclGetVersion failed");
+    return lib->get_version(&lib->version) == ncclSuccess ? TOOL_OK
+                                                          : tool_problem("ncclGetVersion failed");
 }
 
 int perf_rank_comm(perf_rank_t *r, const perf_split_t *split, ncclComm_t *comm)
@@ -97,7 +96,7 @@ int perf_rank_complain(perf_rank_t *r, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     if (atomic_fetch_add(&r->all->said, 1) == 0)
-        tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s", text);
+        tool_problem("%s", text);
     return TOOL_PROBLEM;
 }
 
@@ -271,10 +270,10 @@ int perf_gpus_run(perf_t *p, int32_t n, int (*fn)(perf_rank_t *r, void *arg), vo
 {
     perf_gpus_t *all = calloc(1, sizeof *all);
     if (n > PERF_GPUS_MAX)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%d GPUs, at most %d", n, PERF_GPUS_MAX);
+        return tool_refuse("%d GPUs, at most %d", n, PERF_GPUS_MAX);
     if (!all || !(all->ms = calloc((size_t)(p->iters * n), sizeof *all->ms)) ||
         !(all->comms = calloc(PERF_COMMS_MAX, sizeof *all->comms)))
-        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+        return tool_problem("no memory");
     all->p = p;
     all->n = n;
     all->reach = true;
@@ -291,7 +290,7 @@ int perf_gpus_run(perf_t *p, int32_t n, int (*fn)(perf_rank_t *r, void *arg), vo
     struct job j = {all, fn, arg};
     if (colo_comm_threads_run(n, on_rank, &j) < 0) {
         if (!all->said)
-            tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s", colo_last_error());
+            tool_problem("%s", colo_last_error());
         fflush(NULL);
         _exit(TOOL_PROBLEM);
     }

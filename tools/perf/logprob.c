@@ -92,7 +92,7 @@ static int make(const perf_t *p, loss_args_t *a)
     a->host_targets = malloc(t * sizeof *a->host_targets);
     a->host_up = malloc(t * sizeof *a->host_up);
     if (!a->host_targets || !a->host_up)
-        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+        return tool_problem("no memory");
     for (size_t i = 0; i < t; i++) {
         a->host_targets[i] = (int64_t)((i * 7919 + 13) % (size_t)p->vocab);
         a->host_up[i] = 0.25f * (float)(i % 7 + 1);
@@ -209,13 +209,13 @@ static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
                 rows, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:s,s:I}", "op", t[i].op, "bytes", moved,
                                 "time_us", t[i].us, "best_us", t[i].best, "gbs", bw, "percent",
                                 percent, "of", t[i].of, "wrong", (json_int_t)t[i].wrong)) != 0)
-            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+            return tool_problem("no memory");
     }
     if (json_object_set_new(p->doc, "logprob",
                             json_pack("{s:I,s:I,s:s,s:b,s:o}", "tokens", (json_int_t)p->tokens,
                                       "vocab", (json_int_t)p->vocab, "dtype", "bf16", "entropy",
                                       p->entropy, "rows", rows)) != 0)
-        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+        return tool_problem("no memory");
     return TOOL_OK;
 }
 
@@ -250,7 +250,7 @@ int perf_logprob(perf_t *p)
     loss_args_t a = {.self = NULL};
     const size_t v = (size_t)p->vocab;
     uint16_t *rows = malloc(ROWS * v * 2);
-    int rc = rows ? make(p, &a) : tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    int rc = rows ? make(p, &a) : tool_problem("no memory");
     for (int i = 0; rc == TOOL_OK && i < ROWS; i++) {
         const int64_t t = (p->tokens - 1) * i / (ROWS - 1);
         PERF_CUDA(cudaMemcpy(rows + (size_t)i * v, (uint16_t *)a.logits.data + t * p->vocab, v * 2,

@@ -4,10 +4,10 @@
 
 int perf_links(perf_t *p)
 {
-    return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "this build has no NCCL: link takes -g 1 only");
+    return tool_refuse("this build has no NCCL: link takes -g 1 only");
 }
 
 int perf_bridge(perf_t *p)
 {
-    return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "this build has no NCCL, which bridge needs");
+    return tool_refuse("this build has no NCCL, which bridge needs");
 }

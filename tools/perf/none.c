@@ -4,8 +4,7 @@
 
 int perf_describe(perf_t *p, int argc, char **argv)
 {
-    return tool_complain(TOOL_WRONG_USE, PERF_TOOL,
-                         "no CUDA device: this build has no CUDA; only plot works without");
+    return tool_refuse("no CUDA device: this build has no CUDA; only plot works without");
 }
 
 int perf_link(perf_t *p)

@@ -12,7 +12,6 @@
 
 #include "options.h"
 
-#define PERF_TOOL "colo-perf"
 #define PERF_PAIRS_MAX 32
 
 typedef struct perf_pair {

@@ -363,7 +363,7 @@ int perf_plot(const json_t *doc, const char *path)
     svg_page_t page;
     out_file_t out;
     if (!all)
-        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+        return tool_problem("no memory");
     collect_bridge(all, json_object_get(doc, "bridge"));
     collect_link(all, json_object_get(doc, "link"));
     collect_logprob(all, json_object_get(doc, "logprob"));
@@ -378,8 +378,7 @@ int perf_plot(const json_t *doc, const char *path)
     }
     int rc = TOOL_OK;
     if (page.npanels == 0) {
-        rc = tool_complain(TOOL_PROBLEM, PERF_TOOL,
-                           "nothing to draw: no rows of bridge, link or logprob");
+        rc = tool_problem("nothing to draw: no rows of bridge, link or logprob");
     } else {
         int error = out_file_open(&out, path);
         if (!error) {
@@ -387,7 +386,7 @@ int perf_plot(const json_t *doc, const char *path)
             error = out_file_commit(&out);
         }
         if (error)
-            rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "--svg: %s: %s", path, strerror(error));
+            rc = tool_problem("--svg: %s: %s", path, strerror(error));
     }
     free(all);
     return rc;
@@ -399,12 +398,10 @@ int perf_plot_file(perf_t *p)
     char q[TOOL_QUOTE_MAX];
     json_t *doc = json_load_file(p->file, JSON_REJECT_DUPLICATES, &e);
     if (!doc)
-        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "plot: %s: line %d: %s",
-                             tool_quote(q, p->file), e.line, e.text);
-    int rc = strcmp(text_of(doc, "tool"), PERF_TOOL) == 0
+        return tool_refuse("plot: %s: line %d: %s", tool_quote(q, p->file), e.line, e.text);
+    int rc = strcmp(text_of(doc, "tool"), tool_name) == 0
                  ? perf_plot(doc, p->svg)
-                 : tool_complain(TOOL_WRONG_USE, PERF_TOOL, "plot: %s is not what --json prints",
-                                 tool_quote(q, p->file));
+                 : tool_refuse("plot: %s is not what --json prints", tool_quote(q, p->file));
     json_decref(doc);
     return rc;
 }

@@ -7,12 +7,12 @@
 
 static int no_memory(void)
 {
-    return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    return tool_problem("no memory");
 }
 
 int perf_doc(perf_t *p, const char *device, int gpus, const char *cuda, int argc, char **argv)
 {
-    char command[2048] = PERF_TOOL;
+    char command[2048] = "colo-perf";
     for (int i = 1; i < argc; i++) {
         const size_t len = strlen(command);
         const bool quote = strpbrk(argv[i], " ><*?") != NULL;
@@ -23,12 +23,11 @@ int perf_doc(perf_t *p, const char *device, int gpus, const char *cuda, int argc
     struct tm day;
     if (gmtime_r(&now, &day))
         strftime(date, sizeof date, "%Y-%m-%d", &day);
-    p->doc = json_pack("{s:s,s:s,s:s,s:s,s:i,s:s,s:s,s:I,s:I}", "tool", PERF_TOOL, "version",
+    p->doc = json_pack("{s:s,s:s,s:s,s:s,s:i,s:s,s:s,s:I,s:I}", "tool", tool_name, "version",
                        colo_version(), "date", date, "device", device, "gpus", gpus, "cuda", cuda,
                        "command", command, "warmup", (json_int_t)p->warmup, "iters",
                        (json_int_t)p->iters);
-    return p->doc ? TOOL_OK
-                  : tool_complain(TOOL_WRONG_USE, PERF_TOOL, "the command line is no UTF-8");
+    return p->doc ? TOOL_OK : tool_refuse("the command line is no UTF-8");
 }
 
 int perf_doc_add(perf_t *p, const char *list, json_t *row)
@@ -99,7 +98,7 @@ int perf_doc_finish(perf_t *p)
     int rc = TOOL_OK;
     if (p->json) {
         if (json_dumpf(p->doc, stdout, JSON_INDENT(2)) != 0)
-            rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "nowhere to write the JSON");
+            rc = tool_problem("nowhere to write the JSON");
         printf("\n");
     }
     if (rc == TOOL_OK && p->svg)

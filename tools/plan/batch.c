@@ -42,8 +42,7 @@ typedef struct reader {
     int ntables;
 } reader_t;
 
-#define REFUSE(r, fmt, ...) \
-    tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: %s: " fmt, (r)->option, (r)->file, __VA_ARGS__)
+#define REFUSE(r, fmt, ...) tool_refuse("%s: %s: " fmt, (r)->option, (r)->file, __VA_ARGS__)
 
 static const char *kind_of(const json_t *v)
 {
@@ -116,8 +115,7 @@ static int read_table(reader_t *r, const json_t *object, const char *of, const c
     *n = (int64_t)json_array_size(list);
     int64_t *to = calloc((size_t)*n + 1, sizeof *to);
     if (!to)
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld entries of %s",
-                             (long long)*n, name);
+        return tool_problem("no memory for %lld entries of %s", (long long)*n, name);
     r->batch->table[r->ntables++] = to;
     json_array_foreach(list, i, v)
     {
@@ -354,16 +352,15 @@ int plan_batch_place(plan_batch_t *b, const colo_plan_config_t *c)
     b->assign = calloc((size_t)b->count + 1, sizeof *b->assign);
     b->loads.load[0] = calloc((size_t)b->replicas + 1, 2 * sizeof *b->loads.load[0]);
     if (!b->order || !b->first || !b->assign || !b->loads.load[0])
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld %s", (long long)b->count,
-                             b->packed ? "sequences" : "segments");
+        return tool_problem("no memory for %lld %s", (long long)b->count,
+                            b->packed ? "sequences" : "segments");
     b->loads.load[1] = b->loads.load[0] + b->replicas;
     order(b, b->loads.load[0]);
     memset(b->loads.load[0], 0, (size_t)(b->replicas + 1) * sizeof *b->loads.load[0]);
     for (int64_t q = 0; q < (b->packed ? b->count : t->nseqs); q++)
         if (__builtin_add_overflow(b->positions, length[q], &b->positions))
-            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                                 "--segments: the positions up to sequence %lld exceed 63 bits",
-                                 (long long)q);
+            return tool_refuse("--segments: the positions up to sequence %lld exceed 63 bits",
+                               (long long)q);
     if (b->packed) {
         b->rows = b->positions;
         return TOOL_OK;

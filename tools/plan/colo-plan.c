@@ -15,6 +15,8 @@
 
 #include <colobridge/version.h>
 
+const char tool_name[] = "colo-plan";
+
 static const char help[] =
     "usage: colo-plan --src SPEC --dst SPEC [--batch B --seq N --hidden H] [options]\n"
     "       colo-plan --src SPEC --dst SPEC --segments F | --packing F [--hidden H] [options]\n"
@@ -153,21 +155,20 @@ static int read_stage(const tool_option_t *o, const char *grid_option, colo_layo
     if (strcmp(o->value, "last") == 0)
         stage = COLO_STAGE_LAST;
     else if (strcmp(o->value, "any") != 0)
-        TOOL_TRY(tool_i64(PLAN_TOOL, o, 0, INT64_MAX, &stage));
+        TOOL_TRY(tool_i64(o, 0, INT64_MAX, &stage));
     if (stage >= stages)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "%s: stage %lld is outside 0..%lld, the pp of %s", o->name,
-                             (long long)stage, (long long)stages - 1, grid_option);
+        return tool_refuse("%s: stage %lld is outside 0..%lld, the pp of %s", o->name,
+                           (long long)stage, (long long)stages - 1, grid_option);
     if (stage != COLO_STAGE_ANY && colo_grid_dim(&layout->grid, "pp") < 0)
         return TOOL_OK; /* one stage, and every rank is on it */
     const char *dim = stage == COLO_STAGE_ANY ? NULL : "pp";
-    return colo_layout_stage(layout, dim, stage) < 0 ? tool_wrong(PLAN_TOOL, o) : TOOL_OK;
+    return colo_layout_stage(layout, dim, stage) < 0 ? tool_wrong(o) : TOOL_OK;
 }
 
 static int split_tp(const tool_option_t *o, colo_layout_t *layout)
 {
     if (colo_layout_split(layout, COLO_ROWS, "tp", COLO_BLOCK) < 0)
-        return tool_wrong(PLAN_TOOL, o);
+        return tool_wrong(o);
     return TOOL_OK;
 }
 
@@ -178,12 +179,12 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
                         const tool_option_t *dst_spec, int sp)
 {
     colo_grid_t src, dst;
-    TOOL_TRY(tool_grid(PLAN_TOOL, src_spec, PLAN_WORLD_MAX, &src));
-    TOOL_TRY(tool_grid(PLAN_TOOL, dst_spec, PLAN_WORLD_MAX, &dst));
+    TOOL_TRY(tool_grid(src_spec, PLAN_WORLD_MAX, &src));
+    TOOL_TRY(tool_grid(dst_spec, PLAN_WORLD_MAX, &dst));
     if (colo_layout_init_src_extra(&ask->src, &src, options[OPT_EXTRA].value) < 0)
-        return tool_wrong(PLAN_TOOL, src_spec);
+        return tool_wrong(src_spec);
     if (colo_layout_init_dst_extra(&ask->dst, &dst, options[OPT_EXTRA].value) < 0)
-        return tool_wrong(PLAN_TOOL, dst_spec);
+        return tool_wrong(dst_spec);
     TOOL_TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
     TOOL_TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
 
@@ -196,9 +197,8 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
     ask->world = src_end > dst_end ? src_end : dst_end;
     ask->first = src.offset < dst.offset ? src.offset : dst.offset;
     if (ask->config.nodes && colo_nodes_find(ask->config.nodes, ask->world - 1) < 0)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "--nodes: rank %lld has no node; give %lld numbers, one per rank",
-                             (long long)ask->world - 1, (long long)ask->world);
+        return tool_refuse("--nodes: rank %lld has no node; give %lld numbers, one per rank",
+                           (long long)ask->world - 1, (long long)ask->world);
     return TOOL_OK;
 }
 
@@ -215,9 +215,9 @@ static int check_extra(const plan_ask_t *const *asks, int n)
             found = colo_grid_dim(&asks[i]->src.grid, name) >= 0 ||
                     colo_grid_dim(&asks[i]->dst.grid, name) >= 0;
         if (!found)
-            return tool_complain(
-                TOOL_WRONG_USE, PLAN_TOOL, "--extra: %s names a dim that no grid has (byte %zu)",
-                tool_quote(q, options[OPT_EXTRA].value), (size_t)(list - options[OPT_EXTRA].value));
+            return tool_refuse("--extra: %s names a dim that no grid has (byte %zu)",
+                               tool_quote(q, options[OPT_EXTRA].value),
+                               (size_t)(list - options[OPT_EXTRA].value));
     }
     return TOOL_OK;
 }
@@ -227,25 +227,24 @@ static int check_extra(const plan_ask_t *const *asks, int n)
 static int read_positions(plan_ask_t *ask)
 {
     int64_t rows = ask->config.shape.rows, offset = 0, positions;
-    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_OFFSET], 0, INT64_MAX - rows, &offset));
+    TOOL_TRY(tool_i64(&options[OPT_OFFSET], 0, INT64_MAX - rows, &offset));
     positions = offset + rows;
-    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_LLM_SEQ], 1, INT64_MAX, &positions));
+    TOOL_TRY(tool_i64(&options[OPT_LLM_SEQ], 1, INT64_MAX, &positions));
     if (positions - rows < offset)
-        return tool_complain(
-            TOOL_WRONG_USE, PLAN_TOOL,
+        return tool_refuse(
             "--llm-seq: %lld positions cannot hold --offset %lld and --seq %lld rows",
             (long long)positions, (long long)offset, (long long)rows);
     if (options[OPT_OFFSET].given || options[OPT_LLM_SEQ].given)
         if (colo_layout_map_offset(&ask->dst, offset, positions) < 0)
-            return tool_wrong(PLAN_TOOL, &options[OPT_LLM_SEQ]);
+            return tool_wrong(&options[OPT_LLM_SEQ]);
     return TOOL_OK;
 }
 
 static int read_model(plan_ask_t *ask)
 {
     double alpha[2] = PLAN_ALPHA_US, beta[2] = PLAN_BETA_GB_S;
-    TOOL_TRY(tool_pair(PLAN_TOOL, &options[OPT_ALPHA], 0, 1e9, alpha));
-    TOOL_TRY(tool_pair(PLAN_TOOL, &options[OPT_BETA], 1e-6, 1e9, beta));
+    TOOL_TRY(tool_pair(&options[OPT_ALPHA], 0, 1e9, alpha));
+    TOOL_TRY(tool_pair(&options[OPT_BETA], 1e-6, 1e9, beta));
     for (int i = 0; i < 2; i++) {
         ask->model.alpha[i] = 1e-6 * alpha[i];
         ask->model.beta[i] = 1e9 * beta[i];
@@ -265,7 +264,7 @@ static int read_nodes(colo_plan_config_t *c)
     if (!options[OPT_NODES].given)
         return TOOL_OK;
     if (options[OPT_RANKS_PER_NODE].given)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--nodes: not with --ranks-per-node");
+        return tool_refuse("--nodes: not with --ranks-per-node");
     do {
         const size_t digits = strspn(s, "0123456789");
         if (digits == 0 || digits > 9 || n == PLAN_EXACT_MAX)
@@ -274,13 +273,11 @@ static int read_nodes(colo_plan_config_t *c)
         s += digits;
     } while (*s == ',' && *++s);
     if (n == 0 || *s || s[-1] == ',')
-        return tool_complain(
-            TOOL_WRONG_USE, PLAN_TOOL,
-            "--nodes: %s is not a list of at most %d numbers like 0,0,1,1 (byte %d)",
-            tool_quote(q, options[OPT_NODES].value), PLAN_EXACT_MAX,
-            (int)(s - options[OPT_NODES].value));
+        return tool_refuse("--nodes: %s is not a list of at most %d numbers like 0,0,1,1 (byte %d)",
+                           tool_quote(q, options[OPT_NODES].value), PLAN_EXACT_MAX,
+                           (int)(s - options[OPT_NODES].value));
     if (colo_nodes_create(&nodes, node, n) < 0)
-        return tool_wrong(PLAN_TOOL, &options[OPT_NODES]);
+        return tool_wrong(&options[OPT_NODES]);
     c->nodes = nodes;
     return TOOL_OK;
 }
@@ -296,19 +293,19 @@ static int read_common(plan_ask_t *ask, int *sp)
     for (int i = 0; i < 3; i++)
         ask->assumed[i] = !options[OPT_BATCH + i].given;
     ask->item = -1;
-    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
-    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
-    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
-    TOOL_TRY(tool_dtype(PLAN_TOOL, &options[OPT_DTYPE], &c->dtype));
-    TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_AXES], axes, &axis));
-    TOOL_TRY(tool_output(PLAN_TOOL, &options[OPT_OUTPUT], &c->output));
-    TOOL_TRY(tool_grad(PLAN_TOOL, &options[OPT_GRAD], &c->grad));
-    TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sp_sides, sp));
-    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
+    TOOL_TRY(tool_i64(&options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TOOL_TRY(tool_i64(&options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TOOL_TRY(tool_i64(&options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+    TOOL_TRY(tool_dtype(&options[OPT_DTYPE], &c->dtype));
+    TOOL_TRY(tool_word(&options[OPT_AXES], axes, &axis));
+    TOOL_TRY(tool_output(&options[OPT_OUTPUT], &c->output));
+    TOOL_TRY(tool_grad(&options[OPT_GRAD], &c->grad));
+    TOOL_TRY(tool_word(&options[OPT_SP], sp_sides, sp));
+    TOOL_TRY(tool_i64(&options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
     TOOL_TRY(read_nodes(c));
     c->one_level = options[OPT_ONE_LEVEL].given;
     ask->max_ranks = 64;
-    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
+    TOOL_TRY(tool_i64(&options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
     TOOL_TRY(read_model(ask));
     ask->rank = -1;
     ask->axes = axes[axis];
@@ -321,8 +318,7 @@ static int need(const int *which, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (!options[which[i]].given)
-            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s is missing; see --help",
-                                 options[which[i]].name);
+            return tool_refuse("%s is missing; see --help", options[which[i]].name);
     return TOOL_OK;
 }
 
@@ -330,12 +326,10 @@ static int need(const int *which, size_t n)
 static int divide_features(colo_layout_t *layout, const char *side)
 {
     if (layout->nsplits[COLO_ROWS] > (colo_grid_dim(&layout->grid, "cp") >= 0))
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "--sp: ranks of tp share the rows of %s, whose split is heads", side);
+        return tool_refuse("--sp: ranks of tp share the rows of %s, whose split is heads", side);
     colo_layout_clear(layout, COLO_ROWS);
     if (colo_layout_split(layout, COLO_FEATURES, "cp", COLO_BLOCK) < 0)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--packing: %s.split: heads: %s", side,
-                             colo_last_error());
+        return tool_refuse("--packing: %s.split: heads: %s", side, colo_last_error());
     return TOOL_OK;
 }
 
@@ -349,14 +343,13 @@ static int read_batch(plan_ask_t *ask, plan_batch_t *batch)
     const tool_option_t *const path[] = {&options[OPT_SEGMENT], &options[OPT_SEQUENCE]};
     for (int i = 0; i < 2; i++)
         if (path[i]->given && !(file->given && packed == (i == 1) && options[OPT_SVG].given))
-            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with %s and --svg",
-                                 path[i]->name, i ? "--packing" : "--segments");
+            return tool_refuse("%s: only with %s and --svg", path[i]->name,
+                               i ? "--packing" : "--segments");
     if (!file->given)
         return read_positions(ask);
     for (size_t i = 0; i < sizeof other / sizeof other[0] - (packed ? 0 : 3); i++)
         if (options[other[i]].given)
-            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with %s",
-                                 options[other[i]].name, file->name);
+            return tool_refuse("%s: not with %s", options[other[i]].name, file->name);
     ask->config.shape = (colo_shape_t){.features = ask->config.shape.features};
     ask->assumed[0] = ask->assumed[1] = false;
     TOOL_TRY(plan_batch_read(batch, file->value, packed));
@@ -366,7 +359,7 @@ static int read_batch(plan_ask_t *ask, plan_batch_t *batch)
     if (batch->heads[1])
         TOOL_TRY(divide_features(&ask->dst, "dst"));
     TOOL_TRY(plan_batch_place(batch, &ask->config));
-    return tool_i64(PLAN_TOOL, path[packed], 0, batch->count - 1, &ask->item);
+    return tool_i64(path[packed], 0, batch->count - 1, &ask->item);
 }
 
 static int read_ask(plan_ask_t *ask, plan_batch_t *batch)
@@ -380,7 +373,7 @@ static int read_ask(plan_ask_t *ask, plan_batch_t *batch)
     ask->config.src = &ask->src;
     ask->config.dst = &ask->dst;
     TOOL_TRY(read_batch(ask, batch));
-    return tool_i64(PLAN_TOOL, &options[OPT_RANK], 0, ask->world - 1, &ask->rank);
+    return tool_i64(&options[OPT_RANK], 0, ask->world - 1, &ask->rank);
 }
 
 /* ---- --compare ---- */
@@ -404,9 +397,8 @@ static int read_entry_word(const char *where, const char *word, plan_entry_t *e)
     else if (strcmp(word, "disjoint") == 0)
         c->grad = COLO_DISJOINT;
     else
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "%s: %s is none of full, sharded, partial, disjoint, sp=SIDE", where,
-                             tool_quote(q, word));
+        return tool_refuse("%s: %s is none of full, sharded, partial, disjoint, sp=SIDE", where,
+                           tool_quote(q, word));
     return TOOL_OK;
 }
 
@@ -417,8 +409,7 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
     snprintf(where, sizeof e->ask.where, "--compare entry %d", i + 1);
     size_t n = strlen(text);
     if (n >= sizeof copy)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: %zu bytes, at most %zu", where, n,
-                             sizeof copy - 1);
+        return tool_refuse("%s: %zu bytes, at most %zu", where, n, sizeof copy - 1);
     memcpy(copy, text, n + 1);
     e->sp = sp;
     for (char *next = strchr(copy, ':'); next;) {
@@ -437,15 +428,13 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
         *arrow = '\0';
         dst.value = arrow + 2;
     } else if (n > 0 && copy[strlen(copy) - 1] == '-') {
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "%s: %s ends in -; put SRC->DST in quotes, or the shell takes the >",
-                             where, tool_quote(q, copy));
+        return tool_refuse("%s: %s ends in -; put SRC->DST in quotes, or the shell takes the >",
+                           where, tool_quote(q, copy));
     } else if (options[OPT_SRC].given) {
         src = options[OPT_SRC];
     } else {
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "%s: %s names no source; give --src or SRC->DST", where,
-                             tool_quote(q, text));
+        return tool_refuse("%s: %s names no source; give --src or SRC->DST", where,
+                           tool_quote(q, text));
     }
     TOOL_TRY(read_layouts(&e->ask, &src, &dst, e->sp));
     e->ask.config.src = &e->ask.src;
@@ -462,11 +451,9 @@ static int compare(void)
     int n = options[OPT_COMPARE].count;
     for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
         if (options[other[i]].given)
-            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with --compare",
-                                 options[other[i]].name);
+            return tool_refuse("%s: not with --compare", options[other[i]].name);
     if (n > PLAN_ENTRIES_MAX)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--compare: %d entries, at most %d", n,
-                             PLAN_ENTRIES_MAX);
+        return tool_refuse("--compare: %d entries, at most %d", n, PLAN_ENTRIES_MAX);
     for (int i = 0; i < n; i++) {
         int sp = 0;
         TOOL_TRY(read_common(&entries[i].ask, &sp));
@@ -500,7 +487,7 @@ static int show_all(const plan_ask_t *ask)
     colo_plan_t **plans = NULL;
     int64_t n = ask->world <= ask->max_ranks ? ask->world : 0;
     if (n > 0 && !(plans = calloc((size_t)n, sizeof(colo_plan_t *))))
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld plans", (long long)n);
+        return tool_problem("no memory for %lld plans", (long long)n);
     int rc = plan_sweep(ask, plans, &sums);
     if (rc == TOOL_OK && ask->svg)
         rc = plan_draw(ask);
@@ -517,17 +504,17 @@ int main(int argc, char **argv)
 {
     static plan_ask_t ask;
     static plan_batch_t batch;
-    int rc = tool_start(PLAN_TOOL, options, OPT_COUNT, argc, argv, help, examples);
+    int rc = tool_start(options, OPT_COUNT, argc, argv, help, examples);
     if (rc != TOOL_GO_ON)
         return rc;
     if (options[OPT_COMPARE].given)
-        return tool_finish(compare(), PLAN_TOOL);
+        return tool_finish(compare());
     if (options[OPT_ALPHA].given || options[OPT_BETA].given)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with --compare",
-                             options[OPT_ALPHA].given ? "--alpha" : "--beta");
+        return tool_refuse("%s: only with --compare",
+                           options[OPT_ALPHA].given ? "--alpha" : "--beta");
     rc = read_ask(&ask, &batch);
     if (rc == TOOL_OK)
         rc = ask.rank >= 0 ? show_rank(&ask) : show_all(&ask);
     plan_batch_free(&batch);
-    return tool_finish(rc, PLAN_TOOL);
+    return tool_finish(rc);
 }

@@ -77,6 +77,5 @@ int plan_compare_json(const plan_entry_t *entries, int n, int best)
     }
     for (int i = 0; i <= n; i++)
         free(text[i]);
-    return ok ? TOOL_OK
-              : tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the JSON of %d entries", n);
+    return ok ? TOOL_OK : tool_problem("no memory for the JSON of %d entries", n);
 }

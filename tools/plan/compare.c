@@ -70,8 +70,7 @@ static int count_sample(plan_entry_t *e)
     }
     plan_part_free(&first);
     if (rc == TOOL_OK && e->sums.overflow)
-        rc = tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                           "the bytes of %lld ranks do not fit in 63 bits", (long long)ask->world);
+        rc = tool_refuse("the bytes of %lld ranks do not fit in 63 bits", (long long)ask->world);
     if (colo_plan_collective_check(&ask->config) < 0)
         e->sums.pass[0].collective_max = e->sums.pass[1].collective_max = -1;
     return rc;

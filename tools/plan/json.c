@@ -221,8 +221,7 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         free(pass_line[1]);
         free(batch_line);
         free(node_line);
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the JSON of %lld ranks",
-                             (long long)nplans);
+        return tool_problem("no memory for the JSON of %lld ranks", (long long)nplans);
     }
     printf("{\n");
     if (*plan_assumed(assumed, ask))

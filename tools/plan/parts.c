@@ -71,8 +71,7 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
     if (!seen.bucket || !part->rank) {
         free(seen.bucket);
         plan_part_free(part);
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the peers of rank %lld",
-                             (long long)seed);
+        return tool_problem("no memory for the peers of rank %lld", (long long)seed);
     }
     memset(seen.bucket, 0xff, 4 * PLAN_PART_MAX * sizeof *seen.bucket);
     part->rank[part->n++] = seed;

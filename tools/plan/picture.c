@@ -60,9 +60,7 @@ static void consider(plan_part_t *shown, plan_part_t *part, kinds_t *k, double w
 static int walk(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
 {
     bool *seen = calloc((size_t)ask->world, sizeof *seen);
-    int rc = seen ? TOOL_OK
-                  : tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks",
-                                  (long long)ask->world);
+    int rc = seen ? TOOL_OK : tool_problem("no memory for %lld ranks", (long long)ask->world);
     k->exact = true;
     for (int64_t r = ask->first; rc == TOOL_OK && r < ask->world; r++) {
         plan_part_t part;
@@ -238,7 +236,7 @@ static int prepare(drawing_t *d)
         for (; part.rank && part.n < n; part.n++)
             part.rank[part.n] = ask->first + part.n;
         if (!part.rank)
-            return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks", (long long)n);
+            return tool_problem("no memory for %lld ranks", (long long)n);
     } else {
         int rc = choose(ask, &part, &kinds);
         if (rc != TOOL_OK) {
@@ -258,8 +256,7 @@ static int prepare(drawing_t *d)
     bool many = d->pic.nrows > PIC_ROWS_MAX || d->pic.pass[0].n > PIC_FLOWS_MAX ||
                 d->pic.pass[1].n > PIC_FLOWS_MAX;
     if (many && d->pic.outside == 0 && !pic_fold(&d->pic))
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks",
-                             (long long)d->ranks);
+        return tool_problem("no memory for %lld ranks", (long long)d->ranks);
     pic_cut(&d->pic, PIC_ROWS_MAX);
     print_rows(d);
     return TOOL_OK;
@@ -268,8 +265,7 @@ static int prepare(drawing_t *d)
 int plan_svg_failed(const char *path, int error)
 {
     char q[TOOL_QUOTE_MAX];
-    return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--svg: %s: %s", tool_quote(q, path),
-                         strerror(error));
+    return tool_refuse("--svg: %s: %s", tool_quote(q, path), strerror(error));
 }
 
 int plan_draw(const plan_ask_t *ask)

@@ -9,7 +9,6 @@
 #include "batch.h"
 #include "picture.h"
 
-#define PLAN_TOOL "colo-plan"
 #define PLAN_WORLD_MAX ((int64_t)1 << 24) /* ranks that a run counts one by one */
 #define PLAN_EXACT_MAX 65536 /* --compare and --svg count every rank of worlds up to this, */
 #define PLAN_SAMPLE 256      /* and of larger ones the parts of so many ranks */

@@ -244,7 +244,6 @@ plan_node_t *plan_nodes(const plan_ask_t *ask, colo_plan_t *const *plans, int64_
     if (ok)
         return node;
     free(node);
-    (void)tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the bytes into %lld nodes",
-                        (long long)*n);
+    (void)tool_problem("no memory for the bytes into %lld nodes", (long long)*n);
     return NULL;
 }

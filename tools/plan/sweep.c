@@ -119,7 +119,7 @@ static void watch(sweep_t *s)
             continue;
         int64_t total = s->ask->world - s->ask->first;
         fprintf(stderr, "%s%s: planned %lld of %lld ranks (%lld %%), %.0f s%s", tty ? "\r" : "",
-                PLAN_TOOL, (long long)s->done, (long long)total,
+                tool_name, (long long)s->done, (long long)total,
                 (long long)(total ? s->done * 100 / total : 100), t - begin, tty ? "" : "\n");
         fflush(stderr);
         shown = true;
@@ -131,8 +131,8 @@ static void watch(sweep_t *s)
 
 int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *error_message)
 {
-    return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, PLAN_TOOL,
-                         "%s%s%s", ask->where, *ask->where ? ": " : "",
+    return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, "%s%s%s",
+                         ask->where, *ask->where ? ": " : "",
                          *error_message ? error_message : colo_status_string(status));
 }
 
@@ -167,11 +167,9 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
     if (s.status < 0)
         return plan_complain(ask, s.status, s.error_message);
     if (s.sums.no_memory)
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the addends of a rank");
+        return tool_problem("no memory for the addends of a rank");
     if (s.sums.overflow)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "the bytes of %lld ranks do not fit in 63 bits",
-                             (long long)ask->world);
+        return tool_refuse("the bytes of %lld ranks do not fit in 63 bits", (long long)ask->world);
     if (!ask->batch && colo_plan_collective_check(&ask->config) < 0) {
         snprintf(s.sums.rejects, sizeof s.sums.rejects, "%s", colo_last_error());
         s.sums.pass[0].collective_max = s.sums.pass[1].collective_max = -1;

@@ -184,8 +184,7 @@ static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
     int n = t.ncols;
     t.cell = calloc((size_t)(rows * n), sizeof *t.cell);
     if (!t.cell)
-        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for a table of %lld ranks",
-                             (long long)rows);
+        return tool_problem("no memory for a table of %lld ranks", (long long)rows);
     for (int64_t r = 0; r < rows; r++)
         fill_row(ask, plans[r], t.cell + r * n);
     for (int64_t r = 0; r < rows; r++)
