@@ -84,6 +84,21 @@ struct colo_loss_call {
     const colo_loss_ops_t *loss;
 };
 
+/* Of a forward, whose parameters have these names in every kind */
+#define COLO_LOSS_FORWARD(its)                                                        \
+    {                                                                                 \
+        .kind = its, .given = config, .batch = batch, .out = out, .group = group,     \
+        .saves = saved != NULL, .saved_memory = saved_memory, .workspace = workspace, \
+        .stream = stream                                                              \
+    }
+
+/* A step of a kind that is one pass */
+#define COLO_LOSS_STEP(name, pass, type)                                                      \
+    static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_pass *p) \
+    {                                                                                         \
+        return call->loss->pass((struct type *)p, call->stream);                              \
+    }
+
 colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given);
 colo_status_t colo_loss_i_saved_size(const struct colo_loss_kind *kind, const void *given,
                                      int64_t tokens, size_t *bytes);

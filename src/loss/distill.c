@@ -101,15 +101,8 @@ static uint64_t hash_mask(const struct colo_logprob_pass *base)
     return h;
 }
 
-static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *p)
-{
-    return call->loss->distill_stats((struct colo_distill_pass *)p, call->stream);
-}
-
-static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_pass *p)
-{
-    return call->loss->distill_merge((struct colo_distill_pass *)p, call->stream);
-}
+COLO_LOSS_STEP(local, distill_stats, colo_distill_pass)
+COLO_LOSS_STEP(merge, distill_merge, colo_distill_pass)
 
 #define ARRAY(member) offsetof(struct colo_distill_pass, member), 0, 0
 static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)},
@@ -152,15 +145,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
 {
     COLO_RANGE();
     struct colo_distill_pass p;
-    struct colo_loss_call call = {.kind = &kind,
-                                  .given = config,
-                                  .batch = batch,
-                                  .out = out,
-                                  .group = group,
-                                  .saves = saved != NULL,
-                                  .saved_memory = saved_memory,
-                                  .workspace = workspace,
-                                  .stream = stream};
+    struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
     COLO_TRY(colo_loss_i_open(&call, &p.base));
     const colo_distill_saved_t all = {.logits = *call.logits,
                                       .targets = *batch->targets,

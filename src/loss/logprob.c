@@ -21,34 +21,16 @@
 static colo_status_t check_inputs(const struct colo_loss_call *call)
 {
     const colo_tensor_t *logits = call->logits, *targets = call->targets;
-    COLO_TRY(colo_tensor_check(targets, "targets"));
-    if (targets->dtype != COLO_I64)
-        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected i64",
-                         colo_dtype_name(targets->dtype));
-    if (targets->ndim != 1 || targets->shape[0] != logits->shape[0])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
-                         "] as the logits' rows",
-                         (int)targets->ndim, colo_tensor_count(targets), logits->shape[0]);
+    COLO_TRY(colo_loss_i_check_targets(targets, logits->shape[0], "the logits' rows"));
     return colo_loss_i_check_memory(targets, logits, "targets");
 }
 
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
     const colo_logprob_config_t *config = &call->base;
-    const colo_logprob_out_t *out = call->out;
     const colo_logprob_batch_t *batch = call->batch;
     COLO_TRY(colo_loss_i_check_words(config, call->logits));
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
-    if (out->entropy && !config->want_entropy)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: out.entropy is given, config.want_entropy is false");
-    if (out->loss && !config->want_loss)
-        return colo_fail(COLO_ERR_ARG, "logprob: out.loss is given, config.want_loss is false");
-    if (out->correct && !config->want_correct)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: out.correct is given, config.want_correct is false");
+    COLO_TRY(colo_logprob_i_check_out(config, call->out, "logprob"));
     COLO_TRY(colo_loss_i_check_call_memory(call));
     return colo_loss_i_check_support(batch->support, config, call->targets, call->logits);
 }
@@ -58,15 +40,8 @@ static uint64_t hash_config(const struct colo_logprob_pass *p)
     return colo_logprob_i_hash_config(&p->config, p->dtype);
 }
 
-static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *p)
-{
-    return call->loss->logprob_stats(p, call->stream);
-}
-
-static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_pass *p)
-{
-    return call->loss->logprob_merge(p, call->stream);
-}
+COLO_LOSS_STEP(local, logprob_stats, colo_logprob_pass)
+COLO_LOSS_STEP(merge, logprob_merge, colo_logprob_pass)
 
 static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
 static const struct colo_loss_kind kind = {
@@ -104,16 +79,8 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
 {
     COLO_RANGE();
     struct colo_logprob_pass p;
-    struct colo_loss_call call = {.kind = &kind,
-                                  .given = config,
-                                  .batch = batch,
-                                  .targets = batch ? batch->targets : NULL,
-                                  .out = out,
-                                  .group = group,
-                                  .saves = saved != NULL,
-                                  .saved_memory = saved_memory,
-                                  .workspace = workspace,
-                                  .stream = stream};
+    struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
+    call.targets = batch ? batch->targets : NULL;
     COLO_TRY(colo_loss_i_open(&call, &p));
     const colo_logprob_saved_t all = {
         .logits = *call.logits,

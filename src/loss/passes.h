@@ -160,6 +160,10 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
 int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ranks);
 /* Sets rank, ranks and segments. */
 void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group);
+static inline unsigned char *colo_logprob_i_block(const struct colo_logprob_pass *p, int32_t rank)
+{
+    return p->blocks + rank * p->block.bytes;
+}
 /* Is there nothing to gather? */
 static inline bool colo_logprob_i_alone(const struct colo_logprob_pass *p)
 {

@@ -64,10 +64,7 @@ static uint64_t hash_config(const struct colo_logprob_pass *base)
     return colo_hash_bytes(colo_hash_i64(h, p->top_k), &p->top_p, sizeof p->top_p);
 }
 
-static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *p)
-{
-    return call->loss->sampling_largest((struct colo_sampling_pass *)p, call->stream);
-}
+COLO_LOSS_STEP(local, sampling_largest, colo_sampling_pass)
 
 static colo_status_t step(const struct colo_loss_call *call, struct colo_sampling_pass *p,
                           bool weigh)

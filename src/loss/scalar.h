@@ -40,6 +40,25 @@ static inline void colo_scalar_put(colo_dtype_t dtype, void *base, int64_t i, do
     }
 }
 
+/* base[first .. first + n) = v; a loop for each dtype, because a compiler makes vectors of it */
+static inline void colo_scalar_put_row(colo_dtype_t dtype, void *base, int64_t first,
+                                       const double *v, int64_t n)
+{
+    switch (dtype) {
+    case COLO_F64:
+        for (int64_t i = 0; i < n; i++)
+            ((double *)base)[first + i] = v[i];
+        break;
+    case COLO_F32:
+        for (int64_t i = 0; i < n; i++)
+            ((float *)base)[first + i] = (float)v[i];
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++)
+            colo_scalar_put(dtype, base, first + i, v[i]);
+    }
+}
+
 /* x of a logit; what the stat dtype (f32 unless the logits are f64) cannot hold is infinite. */
 static inline double colo_scalar_x(colo_dtype_t dtype, double z, double factor, double cap)
 {

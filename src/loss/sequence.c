@@ -137,14 +137,6 @@ static colo_status_t check_elements(const colo_sequence_t *s, const colo_tensor_
     return COLO_OK;
 }
 
-static colo_status_t check_dtype(const colo_tensor_t *t, colo_dtype_t want, const char *what)
-{
-    if (t->dtype != want)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected %s", what, colo_dtype_name(t->dtype),
-                         colo_dtype_name(want));
-    return COLO_OK;
-}
-
 static colo_status_t check_values(const colo_sequence_t *s, const colo_tensor_t *t,
                                   const char *what)
 {
@@ -159,7 +151,7 @@ static colo_status_t check_table(const colo_sequence_t *s, const colo_tensor_t *
                                  const colo_tensor_t *local, const char *what)
 {
     COLO_TRY(colo_tensor_check(t, what));
-    COLO_TRY(check_dtype(t, local->dtype, what));
+    COLO_TRY(colo_loss_i_check_is(t, local->dtype, what));
     const int64_t cols = s->positions - 1;
     if (t->ndim != 2 || t->shape[0] != s->batch || t->shape[1] != cols ||
         (cols > 1 && t->stride[1] != 1) || (s->batch > 1 && t->stride[0] < cols))
@@ -167,11 +159,7 @@ static colo_status_t check_table(const colo_sequence_t *s, const colo_tensor_t *
                          "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
                          "] with contiguous columns",
                          what, (int)t->ndim, colo_tensor_count(t), s->batch, cols);
-    if (t->mem != local->mem || t->device != local->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: memory kind %d on device %d, the elements are kind %d on device %d",
-                         what, (int)t->mem, (int)t->device, (int)local->mem, (int)local->device);
-    return COLO_OK;
+    return colo_loss_i_check_like(t, local, what, "elements are");
 }
 
 static colo_status_t check_device(const colo_sequence_t *s, colo_mem_t mem)
@@ -210,7 +198,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     COLO_TRY(open_sequence(seq, &own));
     seq = &own;
     COLO_TRY(colo_tensor_check(tokens, "tokens"));
-    COLO_TRY(check_dtype(tokens, COLO_I64, "tokens"));
+    COLO_TRY(colo_loss_i_check_is(tokens, COLO_I64, "tokens"));
     const bool stream_of = tokens->ndim == 1 && seq->cu_padded;
     const int64_t columns = stream_of ? partition_of(seq).positions : seq->positions;
     if (!stream_of && (tokens->ndim != 2 || tokens->shape[0] != seq->batch))
@@ -224,7 +212,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
             "tokens: %" PRId64 " columns, %" PRId64 " apart, expected %" PRId64 " contiguous ones",
             tokens->shape[tokens->ndim - 1], tokens->stride[tokens->ndim - 1], columns);
     COLO_TRY(check_elements(seq, targets, "targets"));
-    COLO_TRY(check_dtype(targets, COLO_I64, "targets"));
+    COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
     COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
     COLO_TRY(check_device(seq, tokens->mem));
     COLO_TRY(colo_loss_ops_for(tokens->mem, &loss));
@@ -247,7 +235,7 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
         return colo_fail(COLO_ERR_ARG, "sequence: mask %d, expected tokens (0) or targets (1)",
                          (int)what);
     COLO_TRY(check_elements(seq, mask, "mask"));
-    COLO_TRY(check_dtype(mask, COLO_U8, "mask"));
+    COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
     COLO_TRY(check_device(seq, mask->mem));
     COLO_TRY(colo_loss_ops_for(mask->mem, &loss));
     struct colo_sequence_pass p = pass_of(seq, mask->mem);
@@ -293,13 +281,16 @@ static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *
     return colo_loss_i_check_place(local, group, "sequence");
 }
 
+/* @group: NULL if the call has no collective; @d: "d_" of gradients, or "" */
 static colo_status_t check_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
                                   const colo_tensor_t *out, const colo_comm_t *group,
-                                  const void *workspace, const colo_loss_ops_t **loss)
+                                  const void *workspace, const char *d,
+                                  const colo_loss_ops_t **loss)
 {
-    COLO_TRY(check_values(seq, local, "local"));
-    COLO_TRY(check_table(seq, out, local, "out"));
-    COLO_TRY(check_group(seq, local, group, workspace));
+    COLO_TRY(check_values(seq, local, *d ? "d_local" : "local"));
+    COLO_TRY(check_table(seq, out, local, *d ? "d_out" : "out"));
+    if (group)
+        COLO_TRY(check_group(seq, local, group, workspace));
     COLO_TRY(check_device(seq, local->mem));
     return colo_loss_ops_for(local->mem, loss);
 }
@@ -317,7 +308,7 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     colo_status_t st = open_sequence(seq, &own);
     seq = &own;
     if (st == COLO_OK)
-        st = check_gather(seq, local, out, group, workspace, &loss);
+        st = check_gather(seq, local, out, group, workspace, "", &loss);
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
     struct colo_sequence_pass p = pass_of(seq, local->mem);
     p.dtype = local->dtype;
@@ -350,15 +341,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     colo_status_t st = open_sequence(seq, &own);
     seq = &own;
     if (st == COLO_OK)
-        st = check_values(seq, d_local, "d_local");
-    if (st == COLO_OK)
-        st = check_table(seq, d_out, d_local, "d_out");
-    if (st == COLO_OK && sum)
-        st = check_group(seq, d_local, group, workspace);
-    if (st == COLO_OK)
-        st = check_device(seq, d_local->mem);
-    if (st == COLO_OK)
-        st = colo_loss_ops_for(d_local->mem, &loss);
+        st = check_gather(seq, d_local, d_out, sum ? group : NULL, workspace, "d_", &loss);
     if (sum)
         st = colo_loss_i_ready(group, "sequence gather backward", st);
     COLO_TRY(st);

@@ -16,9 +16,7 @@ static colo_status_t check_one(const colo_tensor_t *t, const char *what, int64_t
                                const colo_tensor_t *like)
 {
     COLO_TRY(colo_tensor_check(t, what));
-    if (t->dtype != COLO_I64)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected i64", what,
-                         colo_dtype_name(t->dtype));
+    COLO_TRY(colo_loss_i_check_is(t, COLO_I64, what));
     if (t->ndim != 1 || (count >= 0 && t->shape[0] != count))
         return colo_fail(
             COLO_ERR_SHAPE, "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", what,

@@ -44,8 +44,7 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
     if (c->topk)
         return COLO_OK;
     COLO_TRY(colo_tensor_check(ids, "ids"));
-    if (ids->dtype != COLO_I64)
-        return colo_fail(COLO_ERR_ARG, "ids: dtype %s, expected i64", colo_dtype_name(ids->dtype));
+    COLO_TRY(colo_loss_i_check_is(ids, COLO_I64, "ids"));
     if (ids->ndim != 2 || ids->shape[0] != logits->shape[0] || ids->shape[1] != c->k)
         return colo_fail(COLO_ERR_SHAPE,
                          "ids: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]",
@@ -193,15 +192,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
 {
     COLO_RANGE();
     struct colo_topk_pass p;
-    struct colo_loss_call call = {.kind = &kind,
-                                  .given = config,
-                                  .batch = batch,
-                                  .out = out,
-                                  .group = group,
-                                  .saves = saved != NULL,
-                                  .saved_memory = saved_memory,
-                                  .workspace = workspace,
-                                  .stream = stream};
+    struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
     COLO_TRY(colo_loss_i_open(&call, &p.base));
     const colo_topk_saved_t all = {.logits = *call.logits,
                                    .logits_version = colo_loss_i_version(call.logits),

@@ -164,14 +164,62 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                      (int)colo_comm_size(group));
 }
 
+colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *t, colo_mem_t mem, int32_t device,
+                                    const char *what, const char *other)
+{
+    return colo_fail(COLO_ERR_ARG, "%s: memory kind %d on device %d, the %s kind %d on device %d",
+                     what, (int)t->mem, (int)t->device, other, (int)mem, (int)device);
+}
+
+colo_status_t colo_loss_i_check_is(const colo_tensor_t *t, colo_dtype_t dtype, const char *what)
+{
+    return t->dtype == dtype ? COLO_OK
+                             : colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected %s", what,
+                                         colo_dtype_name(t->dtype), colo_dtype_name(dtype));
+}
+
+colo_status_t colo_loss_i_check_targets(const colo_tensor_t *targets, int64_t tokens,
+                                        const char *rows)
+{
+    COLO_TRY(colo_tensor_check(targets, "targets"));
+    COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
+    if (targets->ndim != 1 || targets->shape[0] != tokens)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64 "] as %s",
+                         (int)targets->ndim, colo_tensor_count(targets), tokens, rows);
+    return COLO_OK;
+}
+
+colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
+                                       const colo_logprob_out_t *out, const char *name)
+{
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "%s: out is NULL", name);
+    const struct {
+        bool given, wanted;
+        const char *what;
+    } all[] = {{out->entropy, c->want_entropy, "entropy"},
+               {out->loss, c->want_loss, "loss"},
+               {out->correct, c->want_correct, "correct"}};
+    for (int i = 0; i < 3; i++)
+        if (all[i].given && !all[i].wanted)
+            return colo_fail(COLO_ERR_ARG, "%s: out.%s is given, config.want_%s is false", name,
+                             all[i].what, all[i].what);
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_check_like(const colo_tensor_t *t, const colo_tensor_t *like,
+                                     const char *what, const char *other)
+{
+    return t->mem == like->mem && t->device == like->device
+               ? COLO_OK
+               : colo_loss_i_elsewhere(t, like->mem, like->device, what, other);
+}
+
 colo_status_t colo_loss_i_check_memory(const colo_tensor_t *t, const colo_tensor_t *logits,
                                        const char *what)
 {
-    if (t->mem == logits->mem && t->device == logits->device)
-        return COLO_OK;
-    return colo_fail(COLO_ERR_ARG,
-                     "%s: memory kind %d on device %d, the logits are kind %d on device %d", what,
-                     (int)t->mem, (int)t->device, (int)logits->mem, (int)logits->device);
+    return colo_loss_i_check_like(t, logits, what, "logits are");
 }
 
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits)
@@ -179,8 +227,7 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
     if (!mask)
         return COLO_OK;
     COLO_TRY(colo_tensor_check(mask, "mask"));
-    if (mask->dtype != COLO_U8)
-        return colo_fail(COLO_ERR_ARG, "mask: dtype %s, expected u8", colo_dtype_name(mask->dtype));
+    COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
     if (mask->ndim != 1 || mask->shape[0] != logits->shape[0])
         return colo_fail(COLO_ERR_SHAPE,
                          "mask: %d axes, %" PRId64 " elements, expected [%" PRId64 "]",

@@ -23,6 +23,19 @@ colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *save
 /* In the same memory as the logits */
 colo_status_t colo_loss_i_check_memory(const colo_tensor_t *t, const colo_tensor_t *logits,
                                        const char *what);
+/* As check_memory, of another tensor: "the @other kind" */
+colo_status_t colo_loss_i_check_like(const colo_tensor_t *t, const colo_tensor_t *like,
+                                     const char *what, const char *other);
+/* The error of that */
+colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *t, colo_mem_t mem, int32_t device,
+                                    const char *what, const char *other);
+colo_status_t colo_loss_i_check_is(const colo_tensor_t *t, colo_dtype_t dtype, const char *what);
+/* i64 [@tokens] as @rows */
+colo_status_t colo_loss_i_check_targets(const colo_tensor_t *targets, int64_t tokens,
+                                        const char *rows);
+/* Only outputs that are wanted are given. */
+colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
+                                       const colo_logprob_out_t *out, const char *name);
 /* u8, one for each row of the logits; NULL is fine. */
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
 /* What a forward fills and uses: @saved_memory, of @bytes, iff there is a @saved, and @workspace.
@@ -46,7 +59,8 @@ static inline uint64_t colo_loss_i_version(const colo_tensor_t *t)
 /* COLO_ERR_MODIFIED when the version counter of @t is no longer @saved_at */
 colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at,
                                         const char *what);
-/* @d, named @what, is as the logits @z, and is them (@in_place: out) or shares nothing with them. */
+/* @d, named @what, is as the logits @z, and is them (@in_place: out) or shares nothing with them.
+ */
 colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *what,
                                          const colo_tensor_t *z, bool *in_place);
 

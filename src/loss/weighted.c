@@ -49,11 +49,7 @@ static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *val
         return colo_fail(COLO_ERR_SHAPE,
                          "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous",
                          what, (int)t->ndim, colo_tensor_count(t), values->shape[0]);
-    if (t->mem != values->mem || t->device != values->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: memory kind %d on device %d, the values are kind %d on device %d",
-                         what, (int)t->mem, (int)t->device, (int)values->mem, (int)values->device);
-    return COLO_OK;
+    return colo_loss_i_check_like(t, values, what, "values are");
 }
 
 static colo_status_t check_like(const colo_tensor_t *t, const colo_tensor_t *values,
@@ -88,9 +84,7 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
         COLO_TRY(check_like(d_values, values, "d_values"));
     if (mask) {
         COLO_TRY(check_line(mask, values, "mask"));
-        if (mask->dtype != COLO_U8)
-            return colo_fail(COLO_ERR_ARG, "mask: dtype %s, expected u8",
-                             colo_dtype_name(mask->dtype));
+        COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
     }
     if (!out)
         return colo_fail(COLO_ERR_ARG, "weighted sum: out is NULL");

@@ -74,7 +74,7 @@ static struct row row_stats(const struct colo_distill_pass *p, int64_t t)
 
 colo_status_t colo_host_distill_stats(const struct colo_distill_pass *p, colo_stream_t stream)
 {
-    unsigned char *block = p->base.blocks + p->base.rank * p->base.block.bytes;
+    unsigned char *block = colo_logprob_i_block(&p->base, p->base.rank);
     const colo_dtype_t stat = p->base.stat_dtype;
     (void)stream;
     *(colo_logprob_header_t *)block = p->base.header;
@@ -94,7 +94,7 @@ colo_status_t colo_host_distill_stats(const struct colo_distill_pass *p, colo_st
 
 static struct row row_of(const struct colo_distill_pass *p, int32_t r, int64_t t)
 {
-    const unsigned char *b = p->base.blocks + r * p->base.block.bytes;
+    const unsigned char *b = colo_logprob_i_block(&p->base, r);
     const colo_dtype_t stat = p->base.stat_dtype;
     return (struct row){
         colo_scalar_get(stat, b + p->mx, t), colo_scalar_get(stat, b + p->sx, t),
@@ -113,7 +113,7 @@ static struct merged merge_row(const struct colo_distill_pass *p, int64_t t)
     double m = -INFINITY, mv = -INFINITY, sum = 0, sum_v = 0, c = 0, d = 0;
     for (int32_t i = 0; i < p->base.ranks; i++) {
         struct row r = row_of(p, i, t);
-        const unsigned char *block = p->base.blocks + i * p->base.block.bytes;
+        const unsigned char *block = colo_logprob_i_block(&p->base, i);
         if (isnan(r.mx) ||
             !colo_logprob_i_alike((const colo_logprob_header_t *)block, &p->base.header))
             return lost;

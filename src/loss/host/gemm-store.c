@@ -5,25 +5,6 @@
 
 #include "loss/scalar.h"
 
-/* to[0..n) = v, rounded to to's dtype */
-static void store_row(const struct colo_linear_matrix *to, int64_t offset, const double *v,
-                      int64_t n)
-{
-    switch (to->dtype) {
-    case COLO_F64:
-        for (int64_t j = 0; j < n; j++)
-            ((double *)to->data)[offset + j] = v[j];
-        break;
-    case COLO_F32:
-        for (int64_t j = 0; j < n; j++)
-            ((float *)to->data)[offset + j] = (float)v[j];
-        break;
-    default:
-        for (int64_t j = 0; j < n; j++)
-            colo_scalar_put(to->dtype, to->data, offset + j, v[j]);
-    }
-}
-
 void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int64_t m, int64_t j0,
                              int64_t n, double *sum, int64_t pitch)
 {
@@ -36,6 +17,6 @@ void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int6
             row[j] += colo_scalar_get(p->bias_dtype, p->bias, j0 + j);
         for (int64_t j = 0; p->add && j < n; j++)
             row[j] += colo_scalar_get(p->c->dtype, p->c->data, offset + j);
-        store_row(p->c, offset, row, n);
+        colo_scalar_put_row(p->c->dtype, p->c->data, offset, row, n);
     }
 }

@@ -31,19 +31,6 @@ static double round_stat(colo_dtype_t stat, double v)
     return stat == COLO_F64 ? v : (double)(float)v;
 }
 
-static void put(void *base, colo_dtype_t dtype, int64_t i, double v)
-{
-    if (dtype == COLO_F64)
-        ((double *)base)[i] = v;
-    else
-        ((float *)base)[i] = (float)v;
-}
-
-static double get(const void *base, colo_dtype_t dtype, int64_t i)
-{
-    return dtype == COLO_F64 ? ((const double *)base)[i] : (double)((const float *)base)[i];
-}
-
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
 static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n, double *x)
 {
@@ -218,13 +205,13 @@ static void shard_stats(const struct colo_logprob_pass *p)
             bool legal = target >= p->config.logits.vocab_start && target < p->config.logits.vocab;
             r = row_stats(p, t, legal ? target - p->config.logits.vocab_start : -1);
         }
-        put(block + b->m, p->stat_dtype, k, r.m);
-        put(block + b->s, p->stat_dtype, k, r.s);
-        put(block + b->xt, p->stat_dtype, k, r.xt);
+        colo_scalar_put(p->stat_dtype, block + b->m, k, r.m);
+        colo_scalar_put(p->stat_dtype, block + b->s, k, r.s);
+        colo_scalar_put(p->stat_dtype, block + b->xt, k, r.xt);
         if (b->u >= 0)
-            put(block + b->u, p->stat_dtype, k, r.u);
+            colo_scalar_put(p->stat_dtype, block + b->u, k, r.u);
         if (b->d >= 0)
-            put(block + b->d, p->stat_dtype, k, r.d);
+            colo_scalar_put(p->stat_dtype, block + b->d, k, r.d);
         if (b->arg >= 0)
             ((int64_t *)(block + b->arg))[k] = r.arg;
     }
@@ -249,19 +236,15 @@ struct merged {
     int64_t arg;
 };
 
-static const unsigned char *block_of(const struct colo_logprob_pass *p, int32_t r)
-{
-    return p->blocks + r * p->block.bytes;
-}
-
 static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int64_t target)
 {
     const colo_logprob_block_t *b = &p->block;
     const colo_dtype_t stat = p->stat_dtype;
     struct merged g = {.m = -INFINITY, .xt = -INFINITY, .arg = INT64_MAX};
     for (int32_t r = 0; r < p->ranks; r++) {
-        const colo_logprob_header_t *head = (const colo_logprob_header_t *)block_of(p, r);
-        double m = get(block_of(p, r) + b->m, stat, k);
+        const colo_logprob_header_t *head =
+            (const colo_logprob_header_t *)colo_logprob_i_block(p, r);
+        double m = colo_scalar_get(stat, colo_logprob_i_block(p, r) + b->m, k);
         if (isnan(m) || !colo_logprob_i_alike(head, &p->header)) {
             g.m = NAN;
             break;
@@ -274,22 +257,22 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
 
     double sum = 0, u = 0, d = 0;
     for (int32_t r = 0; r < p->ranks; r++) {
-        const unsigned char *block = block_of(p, r);
+        const unsigned char *block = colo_logprob_i_block(p, r);
         const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
-        double m = get(block + b->m, stat, k), down = m - g.m;
+        double m = colo_scalar_get(stat, block + b->m, k), down = m - g.m;
         const bool own_d = b->d >= 0 && (p->own == 0 || r == p->rank);
         if (m == -INFINITY) { /* empty: nothing; all -inf: d is -inf */
-            d += own_d ? get(block + b->d, stat, k) : 0;
+            d += own_d ? colo_scalar_get(stat, block + b->d, k) : 0;
             continue;
         }
-        double c = exp(down), s = get(block + b->s, stat, k);
+        double c = exp(down), s = colo_scalar_get(stat, block + b->s, k);
         sum += c * s;
         if (b->u >= 0 && c > 0)
-            u += c * (get(block + b->u, stat, k) + down * s);
+            u += c * (colo_scalar_get(stat, block + b->u, k) + down * s);
         if (own_d)
-            d += get(block + b->d, stat, k) + (double)head->columns * down;
+            d += colo_scalar_get(stat, block + b->d, k) + (double)head->columns * down;
         if (target >= head->start && target - head->start < head->columns)
-            g.xt = get(block + b->xt, stat, k) + down;
+            g.xt = colo_scalar_get(stat, block + b->xt, k) + down;
         if (b->arg >= 0 && m == g.m) {
             int64_t arg = ((const int64_t *)(block + b->arg))[k];
             g.arg = arg < g.arg ? arg : g.arg;
@@ -330,11 +313,11 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
             }
         }
         if (p->out.logp)
-            put(p->out.logp, p->stat_dtype, t, logp);
+            colo_scalar_put(p->stat_dtype, p->out.logp, t, logp);
         if (p->out.entropy)
-            put(p->out.entropy, p->stat_dtype, t, g.h);
+            colo_scalar_put(p->stat_dtype, p->out.entropy, t, g.h);
         if (p->out.loss)
-            put(p->out.loss, p->stat_dtype, t, loss);
+            colo_scalar_put(p->stat_dtype, p->out.loss, t, loss);
         if (p->out.correct)
             p->out.correct[t] = counts && g.arg == target;
         if (p->saved) {
@@ -353,24 +336,7 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
 static void store_dz(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n,
                      const double *dz)
 {
-    int64_t index = (t - p->row_lo) * p->d_row_stride + j;
-    switch (p->d_dtype) {
-    case COLO_F64:
-        for (int i = 0; i < n; i++)
-            ((double *)p->d_logits)[index + i] = dz[i];
-        break;
-    case COLO_BF16:
-        for (int i = 0; i < n; i++)
-            ((uint16_t *)p->d_logits)[index + i] = colo_f32_to_bf16((float)dz[i]);
-        break;
-    case COLO_F16:
-        for (int i = 0; i < n; i++)
-            ((uint16_t *)p->d_logits)[index + i] = colo_f32_to_f16((float)dz[i]);
-        break;
-    default:
-        for (int i = 0; i < n; i++)
-            ((float *)p->d_logits)[index + i] = (float)dz[i];
-    }
+    colo_scalar_put_row(p->d_dtype, p->d_logits, (t - p->row_lo) * p->d_row_stride + j, dz, n);
 }
 
 /* Columns [lo, hi) of a row all get @value: padding, ignored tokens, NaN rows. */
@@ -386,7 +352,7 @@ static void fill_dz(const struct colo_logprob_pass *p, int64_t t, int64_t lo, in
 
 static double upstream(const struct colo_logprob_pass *p, const void *g, int64_t t)
 {
-    return g ? get(g, p->stat_dtype, t) : 0;
+    return g ? colo_scalar_get(p->stat_dtype, g, t) : 0;
 }
 
 /* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature; of

@@ -102,17 +102,12 @@ static const void *row_of(const struct colo_sampling_pass *p, int64_t t)
     return (const char *)p->base.logits + t * p->base.row_stride * size_of(p->base.dtype);
 }
 
-static unsigned char *block_of(const struct colo_sampling_pass *p, int32_t r)
-{
-    return p->base.blocks + r * p->base.block.bytes;
-}
-
 /* M of a token; not finite: the row is copied. */
 static double largest(const struct colo_sampling_pass *p, int64_t t)
 {
     double m = -INFINITY;
     for (int32_t r = 0; r < p->base.ranks; r++) {
-        const double z = ((const double *)(block_of(p, r) + p->base.block.m))[t];
+        const double z = ((const double *)(colo_logprob_i_block(&p->base, r) + p->base.block.m))[t];
         m = z > m || isnan(z) ? z : m;
     }
     return p->base.factor * m;
@@ -142,7 +137,7 @@ INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_pass *p, c
 
 colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *p, colo_stream_t stream)
 {
-    unsigned char *block = block_of(p, p->base.rank);
+    unsigned char *block = colo_logprob_i_block(&p->base, p->base.rank);
     (void)stream;
     memcpy(block, &p->base.header, sizeof p->base.header);
     for (int64_t t = 0; t < p->base.tokens; t++) {
@@ -222,7 +217,7 @@ static void find(const struct colo_sampling_pass *p, int64_t t)
         return;
     p->wanted[t] -= before;
     for (int32_t r = 0; r < p->base.ranks; r++) /* equal logits of lower ids come first */
-        if (((const colo_logprob_header_t *)block_of(p, r))->start < start)
+        if (((const colo_logprob_header_t *)colo_logprob_i_block(&p->base, r))->start < start)
             p->wanted[t] -= sums[r * rows + d];
 }
 

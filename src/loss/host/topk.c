@@ -85,7 +85,7 @@ static void shard_topk(const struct colo_topk_pass *p, int64_t t, void *pz, int6
 colo_status_t colo_host_topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     const int64_t start = p->base.config.logits.vocab_start;
-    unsigned char *block = p->base.blocks + p->base.rank * p->base.block.bytes;
+    unsigned char *block = colo_logprob_i_block(&p->base, p->base.rank);
     colo_status_t st = colo_host_logprob_stats(&p->base, stream);
     if (st < 0)
         return st;
@@ -107,21 +107,17 @@ colo_status_t colo_host_topk_local(const struct colo_topk_pass *p, colo_stream_t
     return COLO_OK;
 }
 
-static const unsigned char *block_of(const struct colo_topk_pass *p, int32_t r)
-{
-    return p->base.blocks + r * p->base.block.bytes;
-}
-
 static double candidate(const struct colo_topk_pass *p, int32_t r, int64_t index)
 {
-    return colo_scalar_get(p->base.stat_dtype, block_of(p, r) + p->pz, index);
+    return colo_scalar_get(p->base.stat_dtype, colo_logprob_i_block(&p->base, r) + p->pz, index);
 }
 
 /* The rank whose block owns a legal @id. */
 static int32_t rank_of(const struct colo_topk_pass *p, int64_t id)
 {
     for (int32_t r = 0; r < p->base.ranks; r++) {
-        const colo_logprob_header_t *h = (const colo_logprob_header_t *)block_of(p, r);
+        const colo_logprob_header_t *h =
+            (const colo_logprob_header_t *)colo_logprob_i_block(&p->base, r);
         if (id >= h->start && id - h->start < h->columns)
             return r;
     }
@@ -132,7 +128,7 @@ static int32_t rank_of(const struct colo_topk_pass *p, int64_t id)
 static int64_t count_before(const struct colo_topk_pass *p, int32_t r, int64_t t, double key,
                             int64_t id)
 {
-    const int64_t *ids = (const int64_t *)(block_of(p, r) + p->pid) + t * p->k;
+    const int64_t *ids = (const int64_t *)(colo_logprob_i_block(&p->base, r) + p->pid) + t * p->k;
     int64_t lo = 0, hi = p->k;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
@@ -168,7 +164,8 @@ static void emit(const struct colo_topk_pass *p, int64_t t, int64_t i, int64_t i
 static void merge_topk(const struct colo_topk_pass *p, int64_t t)
 {
     for (int32_t r = 0; r < p->base.ranks; r++) {
-        const int64_t *ids = (const int64_t *)(block_of(p, r) + p->pid) + t * p->k;
+        const int64_t *ids =
+            (const int64_t *)(colo_logprob_i_block(&p->base, r) + p->pid) + t * p->k;
         for (int64_t i = 0; i < p->k && ids[i] >= 0; i++) {
             const double z = candidate(p, r, t * p->k + i);
             int64_t before = 0;
