@@ -33,6 +33,13 @@ COLO_FOR_MODULES colo_status_t colo_error_restore(colo_status_t status, const co
             return s_;             \
     } while (0)
 
+/* A refusal: a status, and its message as printf has it. */
+#define COLO_FAIL_IF(condition, ...)       \
+    do {                                   \
+        if (condition)                     \
+            return colo_fail(__VA_ARGS__); \
+    } while (0)
+
 #define COLO_TRY_GOTO(st, expr, label) \
     do {                               \
         (st) = (expr);                 \

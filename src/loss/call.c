@@ -102,14 +102,11 @@ static int64_t saved_bytes(const struct colo_loss_kind *kind, const union colo_l
 static colo_status_t size_of(const char *name, int64_t tokens, int64_t each, size_t *bytes)
 {
     int64_t n;
-    if (tokens < 0)
-        return colo_fail(COLO_ERR_ARG, "%s: tokens is %" PRId64 ", expected >= 0", name, tokens);
-    if (!bytes)
-        return colo_fail(COLO_ERR_ARG, "%s: bytes is NULL", name);
-    if (!colo_mul_ok(tokens, each, &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", name,
-                         tokens);
+    COLO_FAIL_IF(tokens < 0, COLO_ERR_ARG, "%s: tokens is %" PRId64 ", expected >= 0", name,
+                 tokens);
+    COLO_FAIL_IF(!bytes, COLO_ERR_ARG, "%s: bytes is NULL", name);
+    COLO_FAIL_IF(!colo_mul_ok(tokens, each, &n) || !colo_mem_round_ok(n, &n), COLO_ERR_ARG,
+                 "%s: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", name, tokens);
     *bytes = (size_t)n;
     return COLO_OK;
 }
@@ -145,8 +142,7 @@ colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, cons
     COLO_TRY(size_of(kind->name, tokens, kind->is_base ? 0 : saved_bytes(kind, &call.config),
                      bytes ? &behind : NULL));
     COLO_TRY(colo_loss_i_check_dtype(kind->name, dtype));
-    if (ranks < 1)
-        return colo_fail(COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", kind->name, (int)ranks);
+    COLO_FAIL_IF(ranks < 1, COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", kind->name, (int)ranks);
     union colo_loss_pass all;
     struct colo_logprob_pass *p = &all.base;
     const colo_tensor_t like = {.dtype = dtype, .ndim = 2};
@@ -159,11 +155,11 @@ colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, cons
         colo_mul_ok(tokens, kind->per_rank, &sums) &&
         colo_mul_ok(p->block.bytes, colo_logprob_i_segments(&call.base, ranks), &each) &&
         colo_add_ok(each, sums, &each);
-    if (!ok || !colo_mul_ok(each, ranks, &n) ||
-        !colo_add_ok(n, kind->behind ? (int64_t)behind : 0, &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
-                         kind->name, tokens, (int)ranks);
+    COLO_FAIL_IF(!ok || !colo_mul_ok(each, ranks, &n) ||
+                     !colo_add_ok(n, kind->behind ? (int64_t)behind : 0, &n) ||
+                     !colo_mem_round_ok(n, &n),
+                 COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                 kind->name, tokens, (int)ranks);
     *bytes = (size_t)n;
     return COLO_OK;
 }
@@ -198,9 +194,9 @@ static colo_status_t make_pass(const struct colo_loss_call *call, struct colo_lo
     p->hi = tokens;
     if (kind->fill)
         kind->fill(call, p);
-    if (!lay_out(kind, p, colo_logprob_i_alone(p) ? chunk_of(kind, &call->base, tokens) : tokens))
-        return colo_fail(COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
-                         kind->name, tokens);
+    COLO_FAIL_IF(
+        !lay_out(kind, p, colo_logprob_i_alone(p) ? chunk_of(kind, &call->base, tokens) : tokens),
+        COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens exceeds 2^63 bytes", kind->name, tokens);
     p->blocks = call->workspace;
     return COLO_OK;
 }
@@ -209,9 +205,8 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
 {
     const char *name = call->kind->name;
     char text[32];
-    if (!call->group)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: group is NULL; colo_comm_create_self() makes one of one rank", name);
+    COLO_FAIL_IF(!call->group, COLO_ERR_ARG,
+                 "%s: group is NULL; colo_comm_create_self() makes one of one rank", name);
     if (call->batch) /* its first member, whatever the kind */
         memcpy(&call->logits, call->batch, sizeof call->logits);
     colo_status_t st = read_config(call->kind, call->given, &call->config);
@@ -274,13 +269,11 @@ colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_log
 colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, bool valid)
 {
     const char *name = call->kind->name;
-    if (!call->given)
-        return colo_fail(COLO_ERR_ARG, "%s: saved is NULL", name);
-    if (!valid)
-        return colo_fail(COLO_ERR_STATE,
-                         "%s: the saved state is not valid: no forward filled it, or a backward in "
-                         "place ended it",
-                         name);
+    COLO_FAIL_IF(!call->given, COLO_ERR_ARG, "%s: saved is NULL", name);
+    COLO_FAIL_IF(!valid, COLO_ERR_STATE,
+                 "%s: the saved state is not valid: no forward filled it, or a backward in "
+                 "place ended it",
+                 name);
     COLO_TRY(read_config(call->kind, call->given, &call->config));
     call->base = base_of(call->kind, &call->config);
     return COLO_OK;

@@ -21,16 +21,15 @@
 static colo_status_t check_config(const union colo_loss_config *own)
 {
     const colo_distill_config_t *c = &own->distill;
-    if (c->targets != COLO_DISTILL_LOGITS && c->targets != COLO_DISTILL_PROBS)
-        return colo_fail(COLO_ERR_ARG, "distill: targets is %d, expected logits (0) or probs (1)",
-                         (int)c->targets);
-    if (!(c->target_temperature > 0) || isinf(c->target_temperature))
-        return colo_fail(COLO_ERR_ARG, "distill: target_temperature is %g, expected finite and > 0",
-                         c->target_temperature);
-    if (!isfinite(c->target_scale) || !isfinite(c->target_scale / c->target_temperature))
-        return colo_fail(COLO_ERR_ARG,
-                         "distill: target_scale / target_temperature = %g / %g is not finite",
-                         c->target_scale, c->target_temperature);
+    COLO_FAIL_IF(c->targets != COLO_DISTILL_LOGITS && c->targets != COLO_DISTILL_PROBS,
+                 COLO_ERR_ARG, "distill: targets is %d, expected logits (0) or probs (1)",
+                 (int)c->targets);
+    COLO_FAIL_IF(!(c->target_temperature > 0) || isinf(c->target_temperature), COLO_ERR_ARG,
+                 "distill: target_temperature is %g, expected finite and > 0",
+                 c->target_temperature);
+    COLO_FAIL_IF(!isfinite(c->target_scale) || !isfinite(c->target_scale / c->target_temperature),
+                 COLO_ERR_ARG, "distill: target_scale / target_temperature = %g / %g is not finite",
+                 c->target_scale, c->target_temperature);
     return COLO_OK;
 }
 
@@ -39,14 +38,14 @@ static colo_status_t check_config(const union colo_loss_config *own)
 static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tensor_t *targets)
 {
     COLO_TRY(colo_loss_i_check_matrix(targets, "targets", false));
-    if (targets->dtype != logits->dtype && targets->dtype != COLO_F32)
-        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected f32 or the logits' %s",
-                         colo_dtype_name(targets->dtype), colo_dtype_name(logits->dtype));
-    if (targets->shape[0] != logits->shape[0] || targets->shape[1] != logits->shape[1])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "targets: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
-                         "] as the logits",
-                         targets->shape[0], targets->shape[1], logits->shape[0], logits->shape[1]);
+    COLO_FAIL_IF(targets->dtype != logits->dtype && targets->dtype != COLO_F32, COLO_ERR_ARG,
+                 "targets: dtype %s, expected f32 or the logits' %s",
+                 colo_dtype_name(targets->dtype), colo_dtype_name(logits->dtype));
+    COLO_FAIL_IF(targets->shape[0] != logits->shape[0] || targets->shape[1] != logits->shape[1],
+                 COLO_ERR_SHAPE,
+                 "targets: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
+                 "] as the logits",
+                 targets->shape[0], targets->shape[1], logits->shape[0], logits->shape[1]);
     return colo_loss_i_check_memory(targets, logits, "targets");
 }
 
@@ -59,8 +58,7 @@ static colo_status_t check_inputs(const struct colo_loss_call *call)
 
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
-    if (!call->out)
-        return colo_fail(COLO_ERR_ARG, "distill: out is NULL");
+    COLO_FAIL_IF(!call->out, COLO_ERR_ARG, "distill: out is NULL");
     return colo_loss_i_check_call_memory(call);
 }
 
@@ -179,13 +177,12 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                   .logits = saved ? &saved->logits : NULL,
                                   .stream = stream};
     COLO_TRY(colo_loss_i_reopen(&call, saved && saved->valid));
-    if (!upstream)
-        return colo_fail(COLO_ERR_ARG, "distill: upstream is NULL");
+    COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "distill: upstream is NULL");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call.logits, &in_place));
     /* the targets are read row by row with the logits: nothing written may be among them */
-    if (colo_loss_i_ranges_overlap(d_logits, &saved->targets))
-        return colo_fail(COLO_ERR_ARG, "d_logits: overlaps the targets (%+" PRId64 " bytes)",
-                         (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
+    COLO_FAIL_IF(colo_loss_i_ranges_overlap(d_logits, &saved->targets), COLO_ERR_ARG,
+                 "d_logits: overlaps the targets (%+" PRId64 " bytes)",
+                 (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
     COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &p.base));

@@ -103,14 +103,12 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
 static colo_status_t check_upstream(const colo_logprob_config_t *config,
                                     const colo_logprob_upstream_t *up)
 {
-    if (!up)
-        return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
-    if (up->d_entropy && !config->want_entropy)
-        return colo_fail(COLO_ERR_ARG, "logprob: d_entropy is given, forward ran with want_entropy "
-                                       "false");
-    if (up->d_loss && !config->want_loss)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: d_loss is given, forward ran with want_loss false");
+    COLO_FAIL_IF(!up, COLO_ERR_ARG, "logprob: upstream is NULL");
+    COLO_FAIL_IF(up->d_entropy && !config->want_entropy, COLO_ERR_ARG,
+                 "logprob: d_entropy is given, forward ran with want_entropy "
+                 "false");
+    COLO_FAIL_IF(up->d_loss && !config->want_loss, COLO_ERR_ARG,
+                 "logprob: d_loss is given, forward ran with want_loss false");
     return COLO_OK;
 }
 

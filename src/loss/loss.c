@@ -16,8 +16,7 @@ colo_status_t colo_loss_ops_for(colo_mem_t mem, const colo_loss_ops_t **loss)
         return COLO_OK;
     }
     COLO_TRY(colo_backend_load("cuda", &b));
-    if (!b->loss)
-        return colo_fail(COLO_ERR_UNBUILT, "backend 'cuda' offers no losses");
+    COLO_FAIL_IF(!b->loss, COLO_ERR_UNBUILT, "backend 'cuda' offers no losses");
     *loss = b->loss;
     return COLO_OK;
 }

@@ -19,12 +19,11 @@ static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
                            const colo_loss_mean_t *out)
 {
     COLO_TRY(colo_weighted_i_check_values(losses, "losses"));
-    if (!n_valid)
-        return colo_fail(COLO_ERR_ARG, "loss mean: n_valid is NULL, expected the count of tokens");
-    if (!out || !out->value || !out->num || !out->den || !out->factor)
-        return colo_fail(COLO_ERR_ARG,
-                         "loss mean: out or a member of it is NULL, expected memory for "
-                         "value, num, den and factor");
+    COLO_FAIL_IF(!n_valid, COLO_ERR_ARG,
+                 "loss mean: n_valid is NULL, expected the count of tokens");
+    COLO_FAIL_IF(!out || !out->value || !out->num || !out->den || !out->factor, COLO_ERR_ARG,
+                 "loss mean: out or a member of it is NULL, expected memory for "
+                 "value, num, den and factor");
     return COLO_OK;
 }
 
@@ -47,10 +46,8 @@ colo_status_t colo_loss_mean_backward(const double *factor,
     COLO_RANGE();
     const colo_loss_ops_t *loss;
     COLO_TRY(colo_weighted_i_check_values(d_losses, "d_losses"));
-    if (!factor)
-        return colo_fail(COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
-    if (!upstream)
-        return colo_fail(COLO_ERR_ARG, "loss mean: upstream is NULL");
+    COLO_FAIL_IF(!factor, COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
+    COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "loss mean: upstream is NULL");
     COLO_TRY(colo_loss_ops_for(d_losses->mem, &loss));
     const struct colo_mean_grad_pass p = {
         .dtype = d_losses->dtype,

@@ -29,15 +29,12 @@ enum { ON_STACK = 256 }; /* ranks; more are allocated for */
 static colo_status_t check(const void *values, colo_dtype_t dtype, int64_t count,
                            const colo_reduced_t *out)
 {
-    if (dtype != COLO_F32 && dtype != COLO_F64)
-        return colo_fail(COLO_ERR_ARG, "reduce: values of dtype %s, expected f32 or f64",
-                         colo_dtype_name(dtype));
-    if (count < 0)
-        return colo_fail(COLO_ERR_ARG, "reduce: count is %" PRId64 ", expected >= 0", count);
-    if (count > 0 && !values)
-        return colo_fail(COLO_ERR_ARG, "reduce: values is NULL for %" PRId64 " tokens", count);
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "reduce: out is NULL");
+    COLO_FAIL_IF(dtype != COLO_F32 && dtype != COLO_F64, COLO_ERR_ARG,
+                 "reduce: values of dtype %s, expected f32 or f64", colo_dtype_name(dtype));
+    COLO_FAIL_IF(count < 0, COLO_ERR_ARG, "reduce: count is %" PRId64 ", expected >= 0", count);
+    COLO_FAIL_IF(count > 0 && !values, COLO_ERR_ARG,
+                 "reduce: values is NULL for %" PRId64 " tokens", count);
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "reduce: out is NULL");
     return COLO_OK;
 }
 
@@ -55,8 +52,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
                                colo_stream_t stream)
 {
     COLO_RANGE();
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "reduce: group is NULL, expected the dp x cp group");
+    COLO_FAIL_IF(!group, COLO_ERR_ARG, "reduce: group is NULL, expected the dp x cp group");
     const int32_t ranks = colo_comm_size(group);
     struct part few[ON_STACK], *all = few;
     COLO_AUTOFREE void *many = NULL;

@@ -17,17 +17,14 @@
 static colo_status_t check_config(const union colo_loss_config *own)
 {
     const colo_sampling_config_t *c = &own->sampling;
-    if (c->logits.scale <= 0 || c->logits.softcap > 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "sampling: scale is %g and softcap is %g, expected > 0 and 0: a logit of "
-                         "-inf has no x of -inf",
-                         c->logits.scale, c->logits.softcap);
-    if (c->top_k < 0)
-        return colo_fail(COLO_ERR_ARG, "sampling: top_k is %" PRId64 ", expected >= 0 (0: all ids)",
-                         c->top_k);
-    if (!(c->top_p >= 0 && c->top_p <= 1))
-        return colo_fail(COLO_ERR_ARG, "sampling: top_p is %g, expected in [0, 1] (0: off)",
-                         c->top_p);
+    COLO_FAIL_IF(c->logits.scale <= 0 || c->logits.softcap > 0, COLO_ERR_ARG,
+                 "sampling: scale is %g and softcap is %g, expected > 0 and 0: a logit of "
+                 "-inf has no x of -inf",
+                 c->logits.scale, c->logits.softcap);
+    COLO_FAIL_IF(c->top_k < 0, COLO_ERR_ARG,
+                 "sampling: top_k is %" PRId64 ", expected >= 0 (0: all ids)", c->top_k);
+    COLO_FAIL_IF(!(c->top_p >= 0 && c->top_p <= 1), COLO_ERR_ARG,
+                 "sampling: top_p is %g, expected in [0, 1] (0: off)", c->top_p);
     return COLO_OK;
 }
 

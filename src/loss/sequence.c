@@ -28,22 +28,19 @@
 static colo_status_t check_segment(const colo_sequence_t *s, int64_t b)
 {
     const int64_t padded = s->cu_padded[b + 1] - s->cu_padded[b];
-    if (padded < 0)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "sequence: cu_padded is not ascending at segment %" PRId64
-                         ": from %" PRId64 " to %" PRId64,
-                         b, s->cu_padded[b], s->cu_padded[b + 1]);
-    if (s->cp > 1 && padded > 0 && padded / 2 < s->cp)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "sequence: segment %" PRId64 " has %" PRId64
-                         " positions, shorter than 2 * cp = %" PRIu64
-                         "; pad it, colo_sequence_pack() says to what",
-                         b, padded, 2 * (uint64_t)s->cp);
-    if (s->lengths && s->lengths[b] > padded)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "sequence: row %" PRId64 " has %" PRId64
-                         " tokens, its segment has %" PRId64 " positions",
-                         b, s->lengths[b], padded);
+    COLO_FAIL_IF(padded < 0, COLO_ERR_LAYOUT,
+                 "sequence: cu_padded is not ascending at segment %" PRId64 ": from %" PRId64
+                 " to %" PRId64,
+                 b, s->cu_padded[b], s->cu_padded[b + 1]);
+    COLO_FAIL_IF(s->cp > 1 && padded > 0 && padded / 2 < s->cp, COLO_ERR_LAYOUT,
+                 "sequence: segment %" PRId64 " has %" PRId64
+                 " positions, shorter than 2 * cp = %" PRIu64
+                 "; pad it, colo_sequence_pack() says to what",
+                 b, padded, 2 * (uint64_t)s->cp);
+    COLO_FAIL_IF(s->lengths && s->lengths[b] > padded, COLO_ERR_LAYOUT,
+                 "sequence: row %" PRId64 " has %" PRId64 " tokens, its segment has %" PRId64
+                 " positions",
+                 b, s->lengths[b], padded);
     return COLO_OK;
 }
 
@@ -74,25 +71,20 @@ static colo_status_t open_sequence(const colo_sequence_t *given, colo_sequence_t
 {
     int64_t n;
     COLO_TRY(read_sequence(given, s));
-    if (s->batch < 0 || s->positions < 1)
-        return colo_fail(COLO_ERR_ARG,
-                         "sequence: %" PRId64 " rows of %" PRId64
-                         " columns, expected 0 or more of at least 1",
-                         s->batch, s->positions);
-    if (!s->cu_padded && s->padded && s->padded < s->positions)
-        return colo_fail(COLO_ERR_ARG,
-                         "sequence: padded is %" PRId64 ", expected 0 or at least the %" PRId64
-                         " columns",
-                         s->padded, s->positions);
-    if (s->cp < 1 || s->cp_rank < 0 || s->cp_rank >= s->cp)
-        return colo_fail(COLO_ERR_ARG, "sequence: cp_rank %" PRId64 " is outside [0, %" PRId64 ")",
-                         s->cp_rank, s->cp);
+    COLO_FAIL_IF(s->batch < 0 || s->positions < 1, COLO_ERR_ARG,
+                 "sequence: %" PRId64 " rows of %" PRId64
+                 " columns, expected 0 or more of at least 1",
+                 s->batch, s->positions);
+    COLO_FAIL_IF(!s->cu_padded && s->padded && s->padded < s->positions, COLO_ERR_ARG,
+                 "sequence: padded is %" PRId64 ", expected 0 or at least the %" PRId64 " columns",
+                 s->padded, s->positions);
+    COLO_FAIL_IF(s->cp < 1 || s->cp_rank < 0 || s->cp_rank >= s->cp, COLO_ERR_ARG,
+                 "sequence: cp_rank %" PRId64 " is outside [0, %" PRId64 ")", s->cp_rank, s->cp);
     for (int64_t b = 0; b < s->batch && (s->lengths || s->cu_padded); b++) {
-        if (s->lengths && (s->lengths[b] < 0 || s->lengths[b] > s->positions))
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "sequence: row %" PRId64 " has %" PRId64
-                             " tokens, expected 0..%" PRId64,
-                             b, s->lengths[b], s->positions);
+        COLO_FAIL_IF(s->lengths && (s->lengths[b] < 0 || s->lengths[b] > s->positions),
+                     COLO_ERR_LAYOUT,
+                     "sequence: row %" PRId64 " has %" PRId64 " tokens, expected 0..%" PRId64, b,
+                     s->lengths[b], s->positions);
         if (s->cu_padded)
             COLO_TRY(check_segment(s, b));
     }
@@ -100,11 +92,11 @@ static colo_status_t open_sequence(const colo_sequence_t *given, colo_sequence_t
     colo_status_t st = colo_partition_check(&part);
     if (st < 0)
         return colo_fail_prefix(st, "sequence");
-    if (!colo_mul_ok(s->batch, part.positions, &n) || !colo_mul_ok(n, 8, &n) ||
-        !colo_mul_ok(s->batch, s->positions, &n) || !colo_mul_ok(n, 8, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "sequence: %" PRId64 " rows of %" PRId64 " columns exceed 2^63 bytes",
-                         s->batch, s->positions);
+    COLO_FAIL_IF(!colo_mul_ok(s->batch, part.positions, &n) || !colo_mul_ok(n, 8, &n) ||
+                     !colo_mul_ok(s->batch, s->positions, &n) || !colo_mul_ok(n, 8, &n),
+                 COLO_ERR_ARG,
+                 "sequence: %" PRId64 " rows of %" PRId64 " columns exceed 2^63 bytes", s->batch,
+                 s->positions);
     return COLO_OK;
 }
 
@@ -129,11 +121,10 @@ static colo_status_t check_elements(const colo_sequence_t *s, const colo_tensor_
                                     const char *what)
 {
     COLO_TRY(colo_tensor_check(t, what));
-    if (colo_tensor_count(t) != count_of(s) || !colo_tensor_is_contiguous(t))
-        return colo_fail(
-            COLO_ERR_SHAPE, "%s: %" PRId64 " elements%s, expected %" PRId64 " contiguous ones",
-            what, colo_tensor_count(t),
-            colo_tensor_is_contiguous(t) ? "" : " that are not contiguous", count_of(s));
+    COLO_FAIL_IF(colo_tensor_count(t) != count_of(s) || !colo_tensor_is_contiguous(t),
+                 COLO_ERR_SHAPE, "%s: %" PRId64 " elements%s, expected %" PRId64 " contiguous ones",
+                 what, colo_tensor_count(t),
+                 colo_tensor_is_contiguous(t) ? "" : " that are not contiguous", count_of(s));
     return COLO_OK;
 }
 
@@ -141,9 +132,8 @@ static colo_status_t check_values(const colo_sequence_t *s, const colo_tensor_t 
                                   const char *what)
 {
     COLO_TRY(check_elements(s, t, what));
-    if (t->dtype != COLO_F32 && t->dtype != COLO_F64)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected f32 or f64", what,
-                         colo_dtype_name(t->dtype));
+    COLO_FAIL_IF(t->dtype != COLO_F32 && t->dtype != COLO_F64, COLO_ERR_ARG,
+                 "%s: dtype %s, expected f32 or f64", what, colo_dtype_name(t->dtype));
     return COLO_OK;
 }
 
@@ -153,21 +143,22 @@ static colo_status_t check_table(const colo_sequence_t *s, const colo_tensor_t *
     COLO_TRY(colo_tensor_check(t, what));
     COLO_TRY(colo_loss_i_check_is(t, local->dtype, what));
     const int64_t cols = s->positions - 1;
-    if (t->ndim != 2 || t->shape[0] != s->batch || t->shape[1] != cols ||
-        (cols > 1 && t->stride[1] != 1) || (s->batch > 1 && t->stride[0] < cols))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
-                         "] with contiguous columns",
-                         what, (int)t->ndim, colo_tensor_count(t), s->batch, cols);
+    COLO_FAIL_IF(t->ndim != 2 || t->shape[0] != s->batch || t->shape[1] != cols ||
+                     (cols > 1 && t->stride[1] != 1) || (s->batch > 1 && t->stride[0] < cols),
+                 COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
+                 "] with contiguous columns",
+                 what, (int)t->ndim, colo_tensor_count(t), s->batch, cols);
     return colo_loss_i_check_like(t, local, what, "elements are");
 }
 
 static colo_status_t check_device(const colo_sequence_t *s, colo_mem_t mem)
 {
-    if (mem == COLO_CUDA &&
-        (!s->device_lengths != !s->lengths || !s->device_cu_padded != !s->cu_padded))
-        return colo_fail(COLO_ERR_ARG, "sequence: tensors on a GPU need device_lengths and "
-                                       "device_cu_padded, copies of lengths and cu_padded");
+    COLO_FAIL_IF(mem == COLO_CUDA &&
+                     (!s->device_lengths != !s->lengths || !s->device_cu_padded != !s->cu_padded),
+                 COLO_ERR_ARG,
+                 "sequence: tensors on a GPU need device_lengths and "
+                 "device_cu_padded, copies of lengths and cu_padded");
     return COLO_OK;
 }
 
@@ -201,16 +192,16 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     COLO_TRY(colo_loss_i_check_is(tokens, COLO_I64, "tokens"));
     const bool stream_of = tokens->ndim == 1 && seq->cu_padded;
     const int64_t columns = stream_of ? partition_of(seq).positions : seq->positions;
-    if (!stream_of && (tokens->ndim != 2 || tokens->shape[0] != seq->batch))
-        return colo_fail(COLO_ERR_SHAPE, "tokens: %d axes, expected [%" PRId64 ", %" PRId64 "]%s",
-                         (int)tokens->ndim, seq->batch, columns,
-                         seq->cu_padded ? " or the packed stream" : "");
-    if (tokens->shape[tokens->ndim - 1] != columns ||
-        (columns > 1 && tokens->stride[tokens->ndim - 1] != 1))
-        return colo_fail(
-            COLO_ERR_SHAPE,
-            "tokens: %" PRId64 " columns, %" PRId64 " apart, expected %" PRId64 " contiguous ones",
-            tokens->shape[tokens->ndim - 1], tokens->stride[tokens->ndim - 1], columns);
+    COLO_FAIL_IF(!stream_of && (tokens->ndim != 2 || tokens->shape[0] != seq->batch),
+                 COLO_ERR_SHAPE, "tokens: %d axes, expected [%" PRId64 ", %" PRId64 "]%s",
+                 (int)tokens->ndim, seq->batch, columns,
+                 seq->cu_padded ? " or the packed stream" : "");
+    COLO_FAIL_IF(tokens->shape[tokens->ndim - 1] != columns ||
+                     (columns > 1 && tokens->stride[tokens->ndim - 1] != 1),
+                 COLO_ERR_SHAPE,
+                 "tokens: %" PRId64 " columns, %" PRId64 " apart, expected %" PRId64
+                 " contiguous ones",
+                 tokens->shape[tokens->ndim - 1], tokens->stride[tokens->ndim - 1], columns);
     COLO_TRY(check_elements(seq, targets, "targets"));
     COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
     COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
@@ -231,9 +222,8 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
     colo_sequence_t own;
     COLO_TRY(open_sequence(seq, &own));
     seq = &own;
-    if (what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS)
-        return colo_fail(COLO_ERR_ARG, "sequence: mask %d, expected tokens (0) or targets (1)",
-                         (int)what);
+    COLO_FAIL_IF(what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS, COLO_ERR_ARG,
+                 "sequence: mask %d, expected tokens (0) or targets (1)", (int)what);
     COLO_TRY(check_elements(seq, mask, "mask"));
     COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
     COLO_TRY(check_device(seq, mask->mem));
@@ -253,14 +243,13 @@ colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, colo_dtyp
     int64_t n;
     COLO_TRY(open_sequence(seq, &own));
     seq = &own;
-    if (dtype != COLO_F32 && dtype != COLO_F64)
-        return colo_fail(COLO_ERR_ARG, "sequence: values of dtype %s, expected f32 or f64",
-                         colo_dtype_name(dtype));
-    if (!bytes)
-        return colo_fail(COLO_ERR_ARG, "sequence: bytes is NULL");
-    if (!colo_mul_ok(count_of(seq), seq->cp, &n) ||
-        !colo_mul_ok(n, (int64_t)colo_dtype_size(dtype), &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG, "sequence: workspace exceeds 2^63 bytes");
+    COLO_FAIL_IF(dtype != COLO_F32 && dtype != COLO_F64, COLO_ERR_ARG,
+                 "sequence: values of dtype %s, expected f32 or f64", colo_dtype_name(dtype));
+    COLO_FAIL_IF(!bytes, COLO_ERR_ARG, "sequence: bytes is NULL");
+    COLO_FAIL_IF(!colo_mul_ok(count_of(seq), seq->cp, &n) ||
+                     !colo_mul_ok(n, (int64_t)colo_dtype_size(dtype), &n) ||
+                     !colo_mem_round_ok(n, &n),
+                 COLO_ERR_ARG, "sequence: workspace exceeds 2^63 bytes");
     *bytes = (size_t)n;
     return COLO_OK;
 }
@@ -268,15 +257,13 @@ colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, colo_dtyp
 static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *local,
                                  const colo_comm_t *group, const void *workspace)
 {
-    if (colo_comm_size(group) != s->cp || colo_comm_rank(group) != s->cp_rank)
-        return colo_fail(COLO_ERR_ARG,
-                         "sequence: rank %d of a group of %d, expected the cp group: rank %" PRId64
-                         " of %" PRId64,
-                         (int)colo_comm_rank(group), (int)colo_comm_size(group), s->cp_rank, s->cp);
-    if (s->cp > 1 && !workspace && count_of(s) > 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "sequence: workspace is NULL; colo_sequence_workspace_size() "
-                         "tells how many bytes it needs");
+    COLO_FAIL_IF(
+        colo_comm_size(group) != s->cp || colo_comm_rank(group) != s->cp_rank, COLO_ERR_ARG,
+        "sequence: rank %d of a group of %d, expected the cp group: rank %" PRId64 " of %" PRId64,
+        (int)colo_comm_rank(group), (int)colo_comm_size(group), s->cp_rank, s->cp);
+    COLO_FAIL_IF(s->cp > 1 && !workspace && count_of(s) > 0, COLO_ERR_ARG,
+                 "sequence: workspace is NULL; colo_sequence_workspace_size() "
+                 "tells how many bytes it needs");
     COLO_TRY(colo_mem_check_aligned(workspace, "sequence", "workspace"));
     return colo_loss_i_check_place(local, group, "sequence");
 }
@@ -301,9 +288,9 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
 {
     COLO_RANGE();
     const colo_loss_ops_t *loss;
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group; "
-                                       "colo_comm_create_self() makes one of one rank");
+    COLO_FAIL_IF(!group, COLO_ERR_ARG,
+                 "sequence: group is NULL, expected the cp group; "
+                 "colo_comm_create_self() makes one of one rank");
     colo_sequence_t own;
     colo_status_t st = open_sequence(seq, &own);
     seq = &own;
@@ -332,11 +319,9 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     COLO_RANGE();
     const colo_loss_ops_t *loss;
     const bool sum = adjoint == COLO_SEQUENCE_SUM;
-    if (!sum && adjoint != COLO_SEQUENCE_SLICE)
-        return colo_fail(COLO_ERR_ARG, "sequence: adjoint %d, expected slice (0) or sum (1)",
-                         (int)adjoint);
-    if (sum && !group)
-        return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group");
+    COLO_FAIL_IF(!sum && adjoint != COLO_SEQUENCE_SLICE, COLO_ERR_ARG,
+                 "sequence: adjoint %d, expected slice (0) or sum (1)", (int)adjoint);
+    COLO_FAIL_IF(sum && !group, COLO_ERR_ARG, "sequence: group is NULL, expected the cp group");
     colo_sequence_t own;
     colo_status_t st = open_sequence(seq, &own);
     seq = &own;
@@ -376,8 +361,8 @@ static colo_status_t pack(const int64_t *lengths, int64_t batch, int64_t tp, int
             return colo_fail_prefix(st, "sequence: row %" PRId64, b);
         if (cu_padded)
             cu_padded[b] = offset;
-        if (!colo_add_ok(offset, padded, &offset))
-            return colo_fail(COLO_ERR_ARG, "sequence: the rows up to %" PRId64 " exceed 2^63", b);
+        COLO_FAIL_IF(!colo_add_ok(offset, padded, &offset), COLO_ERR_ARG,
+                     "sequence: the rows up to %" PRId64 " exceed 2^63", b);
     }
     if (cu_padded)
         cu_padded[batch] = offset;
@@ -387,10 +372,9 @@ static colo_status_t pack(const int64_t *lengths, int64_t batch, int64_t tp, int
 colo_status_t colo_sequence_pack(const int64_t *lengths, int64_t batch, int64_t tp, int64_t cp,
                                  bool fp8, int64_t *cu_padded)
 {
-    if (batch < 0)
-        return colo_fail(COLO_ERR_ARG, "sequence: %" PRId64 " rows, expected 0 or more", batch);
-    if ((!lengths && batch > 0) || !cu_padded)
-        return colo_fail(COLO_ERR_ARG, "sequence: %s is NULL", cu_padded ? "lengths" : "cu_padded");
+    COLO_FAIL_IF(batch < 0, COLO_ERR_ARG, "sequence: %" PRId64 " rows, expected 0 or more", batch);
+    COLO_FAIL_IF((!lengths && batch > 0) || !cu_padded, COLO_ERR_ARG, "sequence: %s is NULL",
+                 cu_padded ? "lengths" : "cu_padded");
     COLO_TRY(pack(lengths, batch, tp, cp, fp8, NULL));
     return pack(lengths, batch, tp, cp, fp8, cu_padded);
 }

@@ -17,36 +17,31 @@ static colo_status_t check_one(const colo_tensor_t *t, const char *what, int64_t
 {
     COLO_TRY(colo_tensor_check(t, what));
     COLO_TRY(colo_loss_i_check_is(t, COLO_I64, what));
-    if (t->ndim != 1 || (count >= 0 && t->shape[0] != count))
-        return colo_fail(
-            COLO_ERR_SHAPE, "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", what,
-            (int)t->ndim, colo_tensor_count(t), count >= 0 ? count : colo_tensor_count(t));
-    if (count < 0 && t->shape[0] > 1 && t->stride[0] != 1)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: elements are %" PRId64 " apart, expected contiguous ones", what,
-                         t->stride[0]);
+    COLO_FAIL_IF(t->ndim != 1 || (count >= 0 && t->shape[0] != count), COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", what, (int)t->ndim,
+                 colo_tensor_count(t), count >= 0 ? count : colo_tensor_count(t));
+    COLO_FAIL_IF(count < 0 && t->shape[0] > 1 && t->stride[0] != 1, COLO_ERR_SHAPE,
+                 "%s: elements are %" PRId64 " apart, expected contiguous ones", what,
+                 t->stride[0]);
     return colo_loss_i_check_memory(t, like, what);
 }
 
 static colo_status_t check_list(const struct colo_support_pass *s, int64_t vocab, int64_t t)
 {
     const int64_t begin = s->begin[t * s->begin_stride], end = s->end[t * s->end_stride];
-    if (begin < 0 || begin > end || end > s->count)
-        return colo_fail(COLO_ERR_ARG,
-                         "support: token %" PRId64 " has ids [%" PRId64 ", %" PRId64
-                         "), expected a range of [0, %" PRId64 ")",
-                         t, begin, end, s->count);
+    COLO_FAIL_IF(begin < 0 || begin > end || end > s->count, COLO_ERR_ARG,
+                 "support: token %" PRId64 " has ids [%" PRId64 ", %" PRId64
+                 "), expected a range of [0, %" PRId64 ")",
+                 t, begin, end, s->count);
     for (int64_t i = begin; i < end; i++) {
-        if (s->ids[i] < 0 || s->ids[i] >= vocab)
-            return colo_fail(COLO_ERR_ARG,
-                             "support: token %" PRId64 " has id %" PRId64
-                             ", expected one of [0, %" PRId64 ")",
-                             t, s->ids[i], vocab);
-        if (i > begin && s->ids[i] < s->ids[i - 1])
-            return colo_fail(COLO_ERR_ARG,
-                             "support: token %" PRId64 " has id %" PRId64 " behind id %" PRId64
-                             ", expected ascending ids; sort each list",
-                             t, s->ids[i], s->ids[i - 1]);
+        COLO_FAIL_IF(s->ids[i] < 0 || s->ids[i] >= vocab, COLO_ERR_ARG,
+                     "support: token %" PRId64 " has id %" PRId64 ", expected one of [0, %" PRId64
+                     ")",
+                     t, s->ids[i], vocab);
+        COLO_FAIL_IF(i > begin && s->ids[i] < s->ids[i - 1], COLO_ERR_ARG,
+                     "support: token %" PRId64 " has id %" PRId64 " behind id %" PRId64
+                     ", expected ascending ids; sort each list",
+                     t, s->ids[i], s->ids[i - 1]);
     }
     return COLO_OK;
 }
@@ -57,10 +52,9 @@ colo_status_t colo_loss_i_check_support(const colo_support_t *support,
 {
     if (!support)
         return COLO_OK;
-    if (config->want_loss && config->label_smoothing > 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "support: label_smoothing is %g, expected 0: it is over the vocabulary",
-                         config->label_smoothing);
+    COLO_FAIL_IF(config->want_loss && config->label_smoothing > 0, COLO_ERR_ARG,
+                 "support: label_smoothing is %g, expected 0: it is over the vocabulary",
+                 config->label_smoothing);
     const int64_t tokens = targets->shape[0];
     COLO_TRY(check_one(support->ids, "support: ids", -1, like));
     COLO_TRY(check_one(support->begin, "support: begin", tokens, like));
@@ -111,9 +105,8 @@ struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved)
 
 colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved)
 {
-    if (version_of(saved) != saved->version)
-        return colo_fail(COLO_ERR_MODIFIED,
-                         "support: found it written between forward and backward, expected it as "
-                         "it was; keep its tensors until the last backward");
+    COLO_FAIL_IF(version_of(saved) != saved->version, COLO_ERR_MODIFIED,
+                 "support: found it written between forward and backward, expected it as "
+                 "it was; keep its tensors until the last backward");
     return COLO_OK;
 }

@@ -24,13 +24,11 @@
 static colo_status_t check_config(const union colo_loss_config *own)
 {
     const colo_topk_config_t *c = &own->topk;
-    if (c->k < 1 || c->k > COLO_TOPK_MAX)
-        return colo_fail(COLO_ERR_ARG, "topk: k is %" PRId64 ", expected 1..%d", c->k,
-                         COLO_TOPK_MAX);
-    if (c->topk && c->k > c->logits.vocab)
-        return colo_fail(COLO_ERR_ARG,
-                         "topk: k is %" PRId64 ", expected at most %" PRId64 ", the vocabulary",
-                         c->k, c->logits.vocab);
+    COLO_FAIL_IF(c->k < 1 || c->k > COLO_TOPK_MAX, COLO_ERR_ARG,
+                 "topk: k is %" PRId64 ", expected 1..%d", c->k, COLO_TOPK_MAX);
+    COLO_FAIL_IF(c->topk && c->k > c->logits.vocab, COLO_ERR_ARG,
+                 "topk: k is %" PRId64 ", expected at most %" PRId64 ", the vocabulary", c->k,
+                 c->logits.vocab);
     return COLO_OK;
 }
 
@@ -39,20 +37,18 @@ static colo_status_t check_config(const union colo_loss_config *own)
 static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t *logits,
                                const colo_tensor_t *ids)
 {
-    if (c->topk && ids)
-        return colo_fail(COLO_ERR_ARG, "topk: ids are given, config.topk chooses them");
+    COLO_FAIL_IF(c->topk && ids, COLO_ERR_ARG, "topk: ids are given, config.topk chooses them");
     if (c->topk)
         return COLO_OK;
     COLO_TRY(colo_tensor_check(ids, "ids"));
     COLO_TRY(colo_loss_i_check_is(ids, COLO_I64, "ids"));
-    if (ids->ndim != 2 || ids->shape[0] != logits->shape[0] || ids->shape[1] != c->k)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "ids: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]",
-                         (int)ids->ndim, colo_tensor_count(ids), logits->shape[0], c->k);
-    if (c->k > 1 && ids->stride[1] != 1)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "ids: columns are %" PRId64 " elements apart, expected contiguous columns",
-                         ids->stride[1]);
+    COLO_FAIL_IF(ids->ndim != 2 || ids->shape[0] != logits->shape[0] || ids->shape[1] != c->k,
+                 COLO_ERR_SHAPE,
+                 "ids: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]",
+                 (int)ids->ndim, colo_tensor_count(ids), logits->shape[0], c->k);
+    COLO_FAIL_IF(c->k > 1 && ids->stride[1] != 1, COLO_ERR_SHAPE,
+                 "ids: columns are %" PRId64 " elements apart, expected contiguous columns",
+                 ids->stride[1]);
     return colo_loss_i_check_memory(ids, logits, "ids");
 }
 
@@ -66,10 +62,9 @@ static colo_status_t check_inputs(const struct colo_loss_call *call)
 static colo_status_t check_outputs(const struct colo_loss_call *call)
 {
     const colo_topk_out_t *out = call->out;
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "topk: out is NULL");
-    if (out->ids && !call->config.topk.topk)
-        return colo_fail(COLO_ERR_ARG, "topk: out.ids is given, config.topk is false");
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "topk: out is NULL");
+    COLO_FAIL_IF(out->ids && !call->config.topk.topk, COLO_ERR_ARG,
+                 "topk: out.ids is given, config.topk is false");
     return colo_loss_i_check_call_memory(call);
 }
 
@@ -225,8 +220,8 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                                   .logits = saved ? &saved->logits : NULL,
                                   .stream = stream};
     COLO_TRY(colo_loss_i_reopen(&call, saved && saved->valid));
-    if (!upstream || (!upstream->d_logp && call.logits->shape[0] > 0))
-        return colo_fail(COLO_ERR_ARG, "topk: %s is NULL", upstream ? "d_logp" : "upstream");
+    COLO_FAIL_IF(!upstream || (!upstream->d_logp && call.logits->shape[0] > 0), COLO_ERR_ARG,
+                 "topk: %s is NULL", upstream ? "d_logp" : "upstream");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call.logits, &in_place));
     COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &p.base));

@@ -33,70 +33,56 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
     colo_logprob_config_t own;
     const colo_logprob_config_t *c = &own;
     COLO_TRY(colo_logprob_i_read(config, &own));
-    if (c->logits.vocab <= 0)
-        return colo_fail(COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0",
-                         c->logits.vocab);
-    if (c->logits.vocab_start < 0)
-        return colo_fail(COLO_ERR_ARG, "logprob: vocab_start is %" PRId64 ", expected >= 0",
-                         c->logits.vocab_start);
-    if (!(c->logits.temperature > 0) || isinf(c->logits.temperature))
-        return colo_fail(COLO_ERR_ARG, "logprob: temperature is %g, expected finite and > 0",
-                         c->logits.temperature);
-    if (!isfinite(c->logits.scale))
-        return colo_fail(COLO_ERR_ARG, "logprob: scale is %g, expected finite", c->logits.scale);
-    if (!isfinite(c->logits.scale / c->logits.temperature))
-        return colo_fail(COLO_ERR_ARG, "logprob: scale / temperature = %g / %g is not finite",
-                         c->logits.scale, c->logits.temperature);
-    if (!(c->logits.softcap >= 0) || isinf(c->logits.softcap))
-        return colo_fail(COLO_ERR_ARG, "logprob: softcap is %g, expected finite and >= 0 (0 = off)",
-                         c->logits.softcap);
-    if (!(c->label_smoothing >= 0 && c->label_smoothing < 1))
-        return colo_fail(COLO_ERR_ARG, "logprob: label_smoothing is %g, expected in [0, 1)",
-                         c->label_smoothing);
-    if (c->megatron_smoothing && c->label_smoothing > 0 && c->logits.vocab == 1)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: megatron_smoothing divides by vocab - 1, and vocab is 1");
-    if (!(c->z_loss >= 0) || isinf(c->z_loss))
-        return colo_fail(COLO_ERR_ARG, "logprob: z_loss is %g, expected finite and >= 0",
-                         c->z_loss);
-    if (c->chunk_size < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: chunk_size is %" PRId64 ", expected >= 0 (0 = chosen)",
-                         c->chunk_size);
-    if (c->segment < 0 || c->segment > SEGMENT_MOST || c->segment % SEGMENT_GRAIN ||
-        (c->segment > 0 && (c->logits.vocab - 1) / c->segment >= SEGMENTS))
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: segment is %" PRId64
-                         ", expected 0 (off) or a multiple of %d of at least %" PRId64
-                         ", for a vocabulary of %" PRId64 " has %d segments at most",
-                         c->segment, SEGMENT_GRAIN,
-                         ((c->logits.vocab - 1) / (SEGMENTS * SEGMENT_GRAIN) + 1) * SEGMENT_GRAIN,
-                         c->logits.vocab, SEGMENTS);
-    if (c->segment > 0 && c->local_smoothing)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: local_smoothing with segment %" PRId64
-                         ": it depends on the number of ranks; switch one off",
-                         c->segment);
+    COLO_FAIL_IF(c->logits.vocab <= 0, COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0",
+                 c->logits.vocab);
+    COLO_FAIL_IF(c->logits.vocab_start < 0, COLO_ERR_ARG,
+                 "logprob: vocab_start is %" PRId64 ", expected >= 0", c->logits.vocab_start);
+    COLO_FAIL_IF(!(c->logits.temperature > 0) || isinf(c->logits.temperature), COLO_ERR_ARG,
+                 "logprob: temperature is %g, expected finite and > 0", c->logits.temperature);
+    COLO_FAIL_IF(!isfinite(c->logits.scale), COLO_ERR_ARG, "logprob: scale is %g, expected finite",
+                 c->logits.scale);
+    COLO_FAIL_IF(!isfinite(c->logits.scale / c->logits.temperature), COLO_ERR_ARG,
+                 "logprob: scale / temperature = %g / %g is not finite", c->logits.scale,
+                 c->logits.temperature);
+    COLO_FAIL_IF(!(c->logits.softcap >= 0) || isinf(c->logits.softcap), COLO_ERR_ARG,
+                 "logprob: softcap is %g, expected finite and >= 0 (0 = off)", c->logits.softcap);
+    COLO_FAIL_IF(!(c->label_smoothing >= 0 && c->label_smoothing < 1), COLO_ERR_ARG,
+                 "logprob: label_smoothing is %g, expected in [0, 1)", c->label_smoothing);
+    COLO_FAIL_IF(c->megatron_smoothing && c->label_smoothing > 0 && c->logits.vocab == 1,
+                 COLO_ERR_ARG, "logprob: megatron_smoothing divides by vocab - 1, and vocab is 1");
+    COLO_FAIL_IF(!(c->z_loss >= 0) || isinf(c->z_loss), COLO_ERR_ARG,
+                 "logprob: z_loss is %g, expected finite and >= 0", c->z_loss);
+    COLO_FAIL_IF(c->chunk_size < 0, COLO_ERR_ARG,
+                 "logprob: chunk_size is %" PRId64 ", expected >= 0 (0 = chosen)", c->chunk_size);
+    COLO_FAIL_IF(c->segment < 0 || c->segment > SEGMENT_MOST || c->segment % SEGMENT_GRAIN ||
+                     (c->segment > 0 && (c->logits.vocab - 1) / c->segment >= SEGMENTS),
+                 COLO_ERR_ARG,
+                 "logprob: segment is %" PRId64
+                 ", expected 0 (off) or a multiple of %d of at least %" PRId64
+                 ", for a vocabulary of %" PRId64 " has %d segments at most",
+                 c->segment, SEGMENT_GRAIN,
+                 ((c->logits.vocab - 1) / (SEGMENTS * SEGMENT_GRAIN) + 1) * SEGMENT_GRAIN,
+                 c->logits.vocab, SEGMENTS);
+    COLO_FAIL_IF(c->segment > 0 && c->local_smoothing, COLO_ERR_ARG,
+                 "logprob: local_smoothing with segment %" PRId64
+                 ": it depends on the number of ranks; switch one off",
+                 c->segment);
     return COLO_OK;
 }
 
 colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written)
 {
     COLO_TRY(colo_tensor_check(x, what));
-    if (!colo_dtype_is_float(x->dtype))
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected f32, f64, bf16 or f16", what,
-                         colo_dtype_name(x->dtype));
-    if (x->ndim != 2)
-        return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, expected 2: [T, Vl]", what, (int)x->ndim);
-    if (x->shape[1] > 1 && x->stride[1] != 1)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: columns are %" PRId64 " elements apart, expected contiguous columns",
-                         what, x->stride[1]);
-    if (written && x->shape[0] > 1 && x->stride[0] < x->shape[1])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: rows of %" PRId64 " columns are %" PRId64
-                         " elements apart and overlap",
-                         what, x->shape[1], x->stride[0]);
+    COLO_FAIL_IF(!colo_dtype_is_float(x->dtype), COLO_ERR_ARG,
+                 "%s: dtype %s, expected f32, f64, bf16 or f16", what, colo_dtype_name(x->dtype));
+    COLO_FAIL_IF(x->ndim != 2, COLO_ERR_SHAPE, "%s: %d axes, expected 2: [T, Vl]", what,
+                 (int)x->ndim);
+    COLO_FAIL_IF(x->shape[1] > 1 && x->stride[1] != 1, COLO_ERR_SHAPE,
+                 "%s: columns are %" PRId64 " elements apart, expected contiguous columns", what,
+                 x->stride[1]);
+    COLO_FAIL_IF(written && x->shape[0] > 1 && x->stride[0] < x->shape[1], COLO_ERR_SHAPE,
+                 "%s: rows of %" PRId64 " columns are %" PRId64 " elements apart and overlap", what,
+                 x->shape[1], x->stride[0]);
     return COLO_OK;
 }
 
@@ -127,23 +113,21 @@ colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                                       const colo_tensor_t *logits, const colo_comm_t *group)
 {
     int64_t end;
-    if (!colo_add_ok(config->logits.vocab_start, logits->shape[1], &end))
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: vocab_start %" PRId64 " + %" PRId64 " columns passes 2^63",
-                         config->logits.vocab_start, logits->shape[1]);
-    if (colo_comm_size(group) == 1 &&
-        (config->logits.vocab_start > 0 || end < config->logits.vocab))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "logits: columns [%" PRId64 ", %" PRId64
-                         ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
-                         config->logits.vocab_start, end, config->logits.vocab);
+    COLO_FAIL_IF(!colo_add_ok(config->logits.vocab_start, logits->shape[1], &end), COLO_ERR_ARG,
+                 "logprob: vocab_start %" PRId64 " + %" PRId64 " columns passes 2^63",
+                 config->logits.vocab_start, logits->shape[1]);
+    COLO_FAIL_IF(colo_comm_size(group) == 1 &&
+                     (config->logits.vocab_start > 0 || end < config->logits.vocab),
+                 COLO_ERR_SHAPE,
+                 "logits: columns [%" PRId64 ", %" PRId64
+                 ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
+                 config->logits.vocab_start, end, config->logits.vocab);
     const int64_t own =
         (end < config->logits.vocab ? end : config->logits.vocab) - config->logits.vocab_start;
-    if (config->local_smoothing && config->label_smoothing > 0 && own < 2)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: local_smoothing divides by this rank's columns - 1: found "
-                         "%" PRId64 " columns, expected 2 or more",
-                         own < 0 ? 0 : own);
+    COLO_FAIL_IF(config->local_smoothing && config->label_smoothing > 0 && own < 2, COLO_ERR_ARG,
+                 "logprob: local_smoothing divides by this rank's columns - 1: found "
+                 "%" PRId64 " columns, expected 2 or more",
+                 own < 0 ? 0 : own);
     return check_segments(config, config->logits.vocab_start,
                           end < config->logits.vocab ? end : config->logits.vocab, group);
 }
@@ -154,12 +138,10 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
     if (colo_comm_size(group) == 1 ||
         (logits->mem == COLO_CUDA) == (colo_comm_i_mem(group) == COLO_CUDA))
         return COLO_OK;
-    if (logits->mem == COLO_CUDA)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "%s: logits on CUDA device %d and a group of %d ranks of backend '%s', "
-                         "which moves host memory; colo_comm_create_nccl() makes one of GPUs",
-                         what, (int)logits->device, (int)colo_comm_size(group),
-                         colo_comm_backend(group));
+    COLO_FAIL_IF(logits->mem == COLO_CUDA, COLO_ERR_UNBUILT,
+                 "%s: logits on CUDA device %d and a group of %d ranks of backend '%s', "
+                 "which moves host memory; colo_comm_create_nccl() makes one of GPUs",
+                 what, (int)logits->device, (int)colo_comm_size(group), colo_comm_backend(group));
     return colo_fail(COLO_ERR_ARG, "%s: logits in host memory and a group of %d GPUs", what,
                      (int)colo_comm_size(group));
 }
@@ -183,18 +165,16 @@ colo_status_t colo_loss_i_check_targets(const colo_tensor_t *targets, int64_t to
 {
     COLO_TRY(colo_tensor_check(targets, "targets"));
     COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
-    if (targets->ndim != 1 || targets->shape[0] != tokens)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64 "] as %s",
-                         (int)targets->ndim, colo_tensor_count(targets), tokens, rows);
+    COLO_FAIL_IF(targets->ndim != 1 || targets->shape[0] != tokens, COLO_ERR_SHAPE,
+                 "targets: %d axes, %" PRId64 " elements, expected [%" PRId64 "] as %s",
+                 (int)targets->ndim, colo_tensor_count(targets), tokens, rows);
     return COLO_OK;
 }
 
 colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
                                        const colo_logprob_out_t *out, const char *name)
 {
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "%s: out is NULL", name);
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "%s: out is NULL", name);
     const struct {
         bool given, wanted;
         const char *what;
@@ -202,9 +182,9 @@ colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
                {out->loss, c->want_loss, "loss"},
                {out->correct, c->want_correct, "correct"}};
     for (int i = 0; i < 3; i++)
-        if (all[i].given && !all[i].wanted)
-            return colo_fail(COLO_ERR_ARG, "%s: out.%s is given, config.want_%s is false", name,
-                             all[i].what, all[i].what);
+        COLO_FAIL_IF(all[i].given && !all[i].wanted, COLO_ERR_ARG,
+                     "%s: out.%s is given, config.want_%s is false", name, all[i].what,
+                     all[i].what);
     return COLO_OK;
 }
 
@@ -228,10 +208,9 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
         return COLO_OK;
     COLO_TRY(colo_tensor_check(mask, "mask"));
     COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
-    if (mask->ndim != 1 || mask->shape[0] != logits->shape[0])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "mask: %d axes, %" PRId64 " elements, expected [%" PRId64 "]",
-                         (int)mask->ndim, colo_tensor_count(mask), logits->shape[0]);
+    COLO_FAIL_IF(mask->ndim != 1 || mask->shape[0] != logits->shape[0], COLO_ERR_SHAPE,
+                 "mask: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", (int)mask->ndim,
+                 colo_tensor_count(mask), logits->shape[0]);
     return colo_loss_i_check_memory(mask, logits, "mask");
 }
 
@@ -255,17 +234,14 @@ colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void
                                         int64_t bytes, const void *workspace)
 {
     (void)colo_mem_round_ok(bytes, &bytes);
-    if (!saved && saved_memory)
-        return colo_fail(COLO_ERR_ARG, "%s: saved memory is given, saved is NULL", what);
-    if (saved && !saved_memory && bytes > 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: saved is given, saved memory is NULL; it needs %" PRId64 " bytes",
-                         what, bytes);
-    if (!workspace)
-        return colo_fail(
-            COLO_ERR_ARG,
-            "%s: workspace is NULL; colo_%s_workspace_size() tells how many bytes it needs", what,
-            what);
+    COLO_FAIL_IF(!saved && saved_memory, COLO_ERR_ARG, "%s: saved memory is given, saved is NULL",
+                 what);
+    COLO_FAIL_IF(saved && !saved_memory && bytes > 0, COLO_ERR_ARG,
+                 "%s: saved is given, saved memory is NULL; it needs %" PRId64 " bytes", what,
+                 bytes);
+    COLO_FAIL_IF(!workspace, COLO_ERR_ARG,
+                 "%s: workspace is NULL; colo_%s_workspace_size() tells how many bytes it needs",
+                 what, what);
     COLO_TRY(colo_mem_check_aligned(saved_memory, what, "saved memory"));
     return colo_mem_check_aligned(workspace, what, "workspace");
 }
@@ -303,20 +279,18 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *p)
             if (h->start <= offset && offset - h->start < h->columns)
                 end = h->start + h->columns;
         }
-        if (end == offset)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "logprob: no rank of %d holds column %" PRId64
-                             " of the vocabulary of %" PRId64,
-                             (int)(p->ranks / p->segments), offset, vocab);
+        COLO_FAIL_IF(end == offset, COLO_ERR_MISMATCH,
+                     "logprob: no rank of %d holds column %" PRId64
+                     " of the vocabulary of %" PRId64,
+                     (int)(p->ranks / p->segments), offset, vocab);
         offset = end;
     }
     for (int32_t r = 0; r < p->ranks; r++)
         total += header_of(p, r)->columns;
-    if (total != vocab)
-        return colo_fail(COLO_ERR_MISMATCH,
-                         "logprob: the shards of %d ranks hold %" PRId64
-                         " columns, the vocabulary has %" PRId64 ": some are on two ranks",
-                         (int)(p->ranks / p->segments), total, vocab);
+    COLO_FAIL_IF(total != vocab, COLO_ERR_MISMATCH,
+                 "logprob: the shards of %d ranks hold %" PRId64
+                 " columns, the vocabulary has %" PRId64 ": some are on two ranks",
+                 (int)(p->ranks / p->segments), total, vocab);
     return COLO_OK;
 }
 
@@ -325,23 +299,19 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
     const colo_logprob_header_t *first = header_of(p, 0);
     for (int32_t r = 0; r < p->ranks; r++) {
         const colo_logprob_header_t *h = header_of(p, r);
-        if (h->magic != COLO_LOGPROB_MAGIC)
-            return colo_fail(COLO_ERR_MISMATCH, "logprob: rank %d brings no statistics",
-                             (int)(r / p->segments));
-        if (h->tokens != first->tokens)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
-                             (int)(r / p->segments), h->tokens, first->tokens);
-        if (h->config != first->config)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "logprob: rank %d has another config, dtype or order of rows than "
-                             "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
-                             (int)(r / p->segments), h->config, first->config);
-        if (h->targets != first->targets)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "logprob: rank %d has other targets than rank 0 "
-                             "(%016" PRIx64 ", %016" PRIx64 ")",
-                             (int)(r / p->segments), h->targets, first->targets);
+        COLO_FAIL_IF(h->magic != COLO_LOGPROB_MAGIC, COLO_ERR_MISMATCH,
+                     "logprob: rank %d brings no statistics", (int)(r / p->segments));
+        COLO_FAIL_IF(h->tokens != first->tokens, COLO_ERR_MISMATCH,
+                     "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
+                     (int)(r / p->segments), h->tokens, first->tokens);
+        COLO_FAIL_IF(h->config != first->config, COLO_ERR_MISMATCH,
+                     "logprob: rank %d has another config, dtype or order of rows than "
+                     "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
+                     (int)(r / p->segments), h->config, first->config);
+        COLO_FAIL_IF(h->targets != first->targets, COLO_ERR_MISMATCH,
+                     "logprob: rank %d has other targets than rank 0 "
+                     "(%016" PRIx64 ", %016" PRIx64 ")",
+                     (int)(r / p->segments), h->targets, first->targets);
     }
     return check_tiling(p);
 }
@@ -350,11 +320,9 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
 
 colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at, const char *what)
 {
-    if (t->version && *t->version != saved_at)
-        return colo_fail(COLO_ERR_MODIFIED,
-                         "%s were written after they were saved: version %" PRIu64
-                         ", saved at %" PRIu64,
-                         what, *t->version, saved_at);
+    COLO_FAIL_IF(t->version && *t->version != saved_at, COLO_ERR_MODIFIED,
+                 "%s were written after they were saved: version %" PRIu64 ", saved at %" PRIu64,
+                 what, *t->version, saved_at);
     return COLO_OK;
 }
 
@@ -395,21 +363,18 @@ colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *wha
                                          const colo_tensor_t *z, bool *in_place)
 {
     COLO_TRY(colo_loss_i_check_matrix(d, what, true));
-    if (d->dtype != z->dtype)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the logits are %s", what,
-                         colo_dtype_name(d->dtype), colo_dtype_name(z->dtype));
-    if (d->shape[0] != z->shape[0] || d->shape[1] != z->shape[1])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]",
-                         what, d->shape[0], d->shape[1], z->shape[0], z->shape[1]);
+    COLO_FAIL_IF(d->dtype != z->dtype, COLO_ERR_ARG, "%s: dtype %s, the logits are %s", what,
+                 colo_dtype_name(d->dtype), colo_dtype_name(z->dtype));
+    COLO_FAIL_IF(d->shape[0] != z->shape[0] || d->shape[1] != z->shape[1], COLO_ERR_SHAPE,
+                 "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
+                 d->shape[0], d->shape[1], z->shape[0], z->shape[1]);
     COLO_TRY(colo_loss_i_check_memory(d, z, what));
     *in_place = d->data == z->data && colo_tensor_count(z) > 0 &&
                 (z->shape[0] == 1 || d->stride[0] == z->stride[0]);
-    if (!*in_place && overlap(d, z))
-        return colo_fail(
-            COLO_ERR_ARG,
-            "%s: overlaps the logits without being them (%+" PRId64 " bytes, row strides %" PRId64
-            " and %" PRId64 "); in place needs the same data and strides",
-            what, (int64_t)((intptr_t)d->data - (intptr_t)z->data), d->stride[0], z->stride[0]);
+    COLO_FAIL_IF(
+        !*in_place && overlap(d, z), COLO_ERR_ARG,
+        "%s: overlaps the logits without being them (%+" PRId64 " bytes, row strides %" PRId64
+        " and %" PRId64 "); in place needs the same data and strides",
+        what, (int64_t)((intptr_t)d->data - (intptr_t)z->data), d->stride[0], z->stride[0]);
     return COLO_OK;
 }

@@ -22,13 +22,11 @@
 static colo_status_t check_parts(const struct colo_weighted_pass *p, const char *what)
 {
     for (int32_t r = 1; r < p->ranks; r++)
-        if (p->parts[r].weighs != p->parts[0].weighs)
-            return colo_fail(
-                COLO_ERR_MISMATCH,
-                "%s: found a weighted sum on rank %d and a mean or sum by count on rank "
-                "%d of the group, expected one of them; give weights on all ranks or on "
-                "none",
-                what, p->parts[r].weighs ? (int)r : 0, p->parts[r].weighs ? 0 : (int)r);
+        COLO_FAIL_IF(p->parts[r].weighs != p->parts[0].weighs, COLO_ERR_MISMATCH,
+                     "%s: found a weighted sum on rank %d and a mean or sum by count on rank "
+                     "%d of the group, expected one of them; give weights on all ranks or on "
+                     "none",
+                     what, p->parts[r].weighs ? (int)r : 0, p->parts[r].weighs ? 0 : (int)r);
     return COLO_OK;
 }
 
@@ -45,10 +43,10 @@ static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *val
                                 const char *what)
 {
     COLO_TRY(colo_tensor_check(t, what));
-    if (t->ndim != 1 || t->shape[0] != values->shape[0] || !colo_tensor_is_contiguous(t))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous",
-                         what, (int)t->ndim, colo_tensor_count(t), values->shape[0]);
+    COLO_FAIL_IF(t->ndim != 1 || t->shape[0] != values->shape[0] || !colo_tensor_is_contiguous(t),
+                 COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous", what,
+                 (int)t->ndim, colo_tensor_count(t), values->shape[0]);
     return colo_loss_i_check_like(t, values, what, "values are");
 }
 
@@ -56,20 +54,18 @@ static colo_status_t check_like(const colo_tensor_t *t, const colo_tensor_t *val
                                 const char *what)
 {
     COLO_TRY(check_line(t, values, what));
-    if (t->dtype != values->dtype)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the values are %s", what,
-                         colo_dtype_name(t->dtype), colo_dtype_name(values->dtype));
+    COLO_FAIL_IF(t->dtype != values->dtype, COLO_ERR_ARG, "%s: dtype %s, the values are %s", what,
+                 colo_dtype_name(t->dtype), colo_dtype_name(values->dtype));
     return COLO_OK;
 }
 
 colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const char *what)
 {
     COLO_TRY(colo_tensor_check(values, what));
-    if (values->dtype != COLO_F32 && values->dtype != COLO_F64)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected f32 or f64", what,
-                         colo_dtype_name(values->dtype));
-    if (values->ndim != 1)
-        return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, expected [T]", what, (int)values->ndim);
+    COLO_FAIL_IF(values->dtype != COLO_F32 && values->dtype != COLO_F64, COLO_ERR_ARG,
+                 "%s: dtype %s, expected f32 or f64", what, colo_dtype_name(values->dtype));
+    COLO_FAIL_IF(values->ndim != 1, COLO_ERR_SHAPE, "%s: %d axes, expected [T]", what,
+                 (int)values->ndim);
     return check_line(values, values, what);
 }
 
@@ -86,18 +82,16 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
         COLO_TRY(check_line(mask, values, "mask"));
         COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
     }
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "weighted sum: out is NULL");
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "weighted sum: out is NULL");
     return COLO_OK;
 }
 
 static colo_status_t check_workspace(const void *workspace, const char *what)
 {
-    if (!workspace)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: workspace is NULL; colo_loss_weighted_workspace_size() tells how "
-                         "many bytes",
-                         what);
+    COLO_FAIL_IF(!workspace, COLO_ERR_ARG,
+                 "%s: workspace is NULL; colo_loss_weighted_workspace_size() tells how "
+                 "many bytes",
+                 what);
     return colo_mem_check_aligned(workspace, what, "workspace");
 }
 
@@ -106,8 +100,7 @@ colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, const colo_tenso
                                   colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
+    COLO_FAIL_IF(!group, COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
     if (st == COLO_OK)
         st = check_workspace(p->parts, what);
     if (st == COLO_OK)

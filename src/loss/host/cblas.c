@@ -73,17 +73,15 @@ static colo_status_t find_functions(void *so, const char *name, colo_cblas_t *li
         return colo_fail(COLO_ERR_UNBUILT, "lm_head: no CBLAS is used in 32-bit programs");
     for (int i = 0; i < 2; i++) {
         function[i] = dlsym(so, names[i]);
-        if (!function[i])
-            return colo_fail(COLO_ERR_UNBUILT, "lm_head: %.200s has no %s, it is no CBLAS", name,
-                             names[i]);
+        COLO_FAIL_IF(!function[i], COLO_ERR_UNBUILT, "lm_head: %.200s has no %s, it is no CBLAS",
+                     name, names[i]);
     }
     *(void **)&lib->sgemm = function[0];
     *(void **)&lib->dgemm = function[1];
-    if (!works(lib))
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "lm_head: %.200s has a cblas_sgemm or cblas_dgemm that gives wrong "
-                         "products; name another with COLO_GEMM, or loops",
-                         name);
+    COLO_FAIL_IF(!works(lib), COLO_ERR_UNBUILT,
+                 "lm_head: %.200s has a cblas_sgemm or cblas_dgemm that gives wrong "
+                 "products; name another with COLO_GEMM, or loops",
+                 name);
     return COLO_OK;
 }
 

@@ -73,8 +73,7 @@ static colo_status_t create(const struct colo_linear_shape *shape, void **made)
     blas.columns =
         colo_host_cblas_columns(shape->columns > shape->hidden ? shape->columns : shape->hidden);
     struct blas *b = malloc(sizeof *b);
-    if (!b)
-        return colo_fail(COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *b);
+    COLO_FAIL_IF(!b, COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *b);
     *b = blas;
     *made = b;
     return COLO_OK;
