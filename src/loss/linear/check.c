@@ -31,16 +31,16 @@ static colo_status_t check_segments(const colo_linear_logprob_config_t *c,
 {
     const int32_t ranks = colo_comm_size(group);
     const int64_t each = colo_logprob_i_segments(&c->logprob, ranks) * c->logprob.segment;
-    if (c->logprob.segment > 0 && h->rows != each)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "linear: the head has %" PRId64 " rows here, expected %" PRId64
-                         " with segments of %" PRId64 " on %d ranks; pad it",
-                         h->rows, each, c->logprob.segment, (int)ranks);
-    if (c->logprob.segment > 0 && ranks > 1 && !c->frozen_hidden &&
-        c->d_hidden == COLO_D_HIDDEN_PARTIAL)
-        return colo_fail(COLO_ERR_ARG, "linear: d_hidden is partial with segments, expected "
-                                       "all-reduce or reduce-scatter: the caller's sum over ranks "
-                                       "has another order on other numbers of ranks");
+    COLO_FAIL_IF(c->logprob.segment > 0 && h->rows != each, COLO_ERR_SHAPE,
+                 "linear: the head has %" PRId64 " rows here, expected %" PRId64
+                 " with segments of %" PRId64 " on %d ranks; pad it",
+                 h->rows, each, c->logprob.segment, (int)ranks);
+    COLO_FAIL_IF(c->logprob.segment > 0 && ranks > 1 && !c->frozen_hidden &&
+                     c->d_hidden == COLO_D_HIDDEN_PARTIAL,
+                 COLO_ERR_ARG,
+                 "linear: d_hidden is partial with segments, expected "
+                 "all-reduce or reduce-scatter: the caller's sum over ranks "
+                 "has another order on other numbers of ranks");
     return COLO_OK;
 }
 
@@ -53,8 +53,7 @@ static colo_status_t read_config(const colo_linear_logprob_config_t *given,
                  head = offsetof(colo_linear_logprob_config_t, logprob);
     const char *what = "linear: config", *init = "COLO_LINEAR_LOGPROB_CONFIG_INIT";
     *own = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    if (!given)
-        return colo_fail(COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
+    COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     COLO_TRY(colo_sized_check(given->struct_size, sizeof *own, head + sizeof(size_t), what, init));
     const size_t found = given->logprob.struct_size;
     /* All of it must be there before it is read. A longer one is refused unread. */
@@ -75,49 +74,45 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
 {
     COLO_TRY(read_config(config, c));
     COLO_TRY(colo_logprob_config_check(&c->logprob));
-    if (!head)
-        return colo_fail(COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
+    COLO_FAIL_IF(!head, COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
     const colo_lm_head_config_t *h = colo_lm_head_config(head);
     const colo_dtype_t sums = h->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    if ((unsigned)c->mode > COLO_LINEAR_EARLY)
-        return colo_fail(COLO_ERR_ARG, "linear: mode %d is unknown", (int)c->mode);
-    if (c->mode == COLO_LINEAR_EARLY && h->dtype == COLO_F64)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: mode early, but the head is f64, expected f32, bf16 "
-                         "or f16; colo_linear_logprob_loss() takes it");
-    if ((unsigned)c->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER)
-        return colo_fail(COLO_ERR_ARG, "linear: d_hidden %d is unknown", (int)c->d_hidden);
-    if (c->logits_dtype != h->dtype && c->logits_dtype != sums)
-        return colo_fail(COLO_ERR_ARG, "linear: logits_dtype %s, expected %s or the head's %s",
-                         colo_dtype_name(c->logits_dtype), colo_dtype_name(sums),
-                         colo_dtype_name(h->dtype));
-    if (c->d_weight_dtype != h->dtype && c->d_weight_dtype != sums)
-        return colo_fail(COLO_ERR_ARG, "linear: d_weight_dtype %s, expected %s or the head's %s",
-                         colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums),
-                         colo_dtype_name(h->dtype));
-    if (c->d_weight_add && c->d_weight_dtype != sums)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: d_weight_add to %s would lose digits, expected d_weight_dtype %s",
-                         colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums));
-    if (c->keep_in_place && c->logits_dtype != h->dtype)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: keep_in_place with logits of %s and gradients of %s, expected "
-                         "the same dtype",
-                         colo_dtype_name(c->logits_dtype), colo_dtype_name(h->dtype));
-    if (c->share_d_weight &&
-        (c->mode != COLO_LINEAR_EARLY || c->frozen_weight || c->d_weight_add ||
-         c->d_weight_dtype != h->dtype || colo_lm_head_group(head) || c->logprob.segment > 0))
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: share_d_weight with mode %d, d_weight %s of %s, %s head and "
-                         "segments of %" PRId64 ", expected mode %d, d_weight written of %s, a "
-                         "resident head and no segments",
-                         (int)c->mode,
-                         c->frozen_weight  ? "frozen"
-                         : c->d_weight_add ? "added"
-                                           : "written",
-                         colo_dtype_name(c->d_weight_dtype),
-                         colo_lm_head_group(head) ? "a sharded" : "a resident", c->logprob.segment,
-                         (int)COLO_LINEAR_EARLY, colo_dtype_name(h->dtype));
+    COLO_FAIL_IF((unsigned)c->mode > COLO_LINEAR_EARLY, COLO_ERR_ARG, "linear: mode %d is unknown",
+                 (int)c->mode);
+    COLO_FAIL_IF(c->mode == COLO_LINEAR_EARLY && h->dtype == COLO_F64, COLO_ERR_ARG,
+                 "linear: mode early, but the head is f64, expected f32, bf16 "
+                 "or f16; colo_linear_logprob_loss() takes it");
+    COLO_FAIL_IF((unsigned)c->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER, COLO_ERR_ARG,
+                 "linear: d_hidden %d is unknown", (int)c->d_hidden);
+    COLO_FAIL_IF(c->logits_dtype != h->dtype && c->logits_dtype != sums, COLO_ERR_ARG,
+                 "linear: logits_dtype %s, expected %s or the head's %s",
+                 colo_dtype_name(c->logits_dtype), colo_dtype_name(sums),
+                 colo_dtype_name(h->dtype));
+    COLO_FAIL_IF(c->d_weight_dtype != h->dtype && c->d_weight_dtype != sums, COLO_ERR_ARG,
+                 "linear: d_weight_dtype %s, expected %s or the head's %s",
+                 colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums),
+                 colo_dtype_name(h->dtype));
+    COLO_FAIL_IF(c->d_weight_add && c->d_weight_dtype != sums, COLO_ERR_ARG,
+                 "linear: d_weight_add to %s would lose digits, expected d_weight_dtype %s",
+                 colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums));
+    COLO_FAIL_IF(c->keep_in_place && c->logits_dtype != h->dtype, COLO_ERR_ARG,
+                 "linear: keep_in_place with logits of %s and gradients of %s, expected "
+                 "the same dtype",
+                 colo_dtype_name(c->logits_dtype), colo_dtype_name(h->dtype));
+    COLO_FAIL_IF(c->share_d_weight && (c->mode != COLO_LINEAR_EARLY || c->frozen_weight ||
+                                       c->d_weight_add || c->d_weight_dtype != h->dtype ||
+                                       colo_lm_head_group(head) || c->logprob.segment > 0),
+                 COLO_ERR_ARG,
+                 "linear: share_d_weight with mode %d, d_weight %s of %s, %s head and "
+                 "segments of %" PRId64 ", expected mode %d, d_weight written of %s, a "
+                 "resident head and no segments",
+                 (int)c->mode,
+                 c->frozen_weight  ? "frozen"
+                 : c->d_weight_add ? "added"
+                                   : "written",
+                 colo_dtype_name(c->d_weight_dtype),
+                 colo_lm_head_group(head) ? "a sharded" : "a resident", c->logprob.segment,
+                 (int)COLO_LINEAR_EARLY, colo_dtype_name(h->dtype));
     COLO_TRY(check_shard(&c->logprob, h, group));
     return check_segments(c, h, group);
 }
@@ -129,9 +124,7 @@ static colo_status_t check_place(const colo_linear_logprob_t *l, const colo_tens
 {
     const colo_lm_head_config_t *h = colo_lm_head_config(l->head);
     if (x->mem != h->mem || (x->mem == COLO_CUDA && x->device != h->device))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: memory kind %d on device %d, the head is kind %d on device %d", what,
-                         (int)x->mem, (int)x->device, (int)h->mem, (int)h->device);
+        return colo_loss_i_elsewhere(x, h->mem, h->device, what, "head is");
     return COLO_OK;
 }
 
@@ -140,13 +133,11 @@ static colo_status_t check_states(const colo_linear_logprob_t *l, const colo_ten
                                   const char *what, int64_t rows, bool written)
 {
     COLO_TRY(colo_loss_i_check_matrix(x, what, written));
-    if (x->dtype != l->dtype)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
-                         colo_dtype_name(x->dtype), colo_dtype_name(l->dtype));
-    if (x->shape[1] != l->hidden || (rows >= 0 && x->shape[0] != rows))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]",
-                         what, x->shape[0], x->shape[1], rows >= 0 ? rows : x->shape[0], l->hidden);
+    COLO_FAIL_IF(x->dtype != l->dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
+                 colo_dtype_name(x->dtype), colo_dtype_name(l->dtype));
+    COLO_FAIL_IF(x->shape[1] != l->hidden || (rows >= 0 && x->shape[0] != rows), COLO_ERR_SHAPE,
+                 "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
+                 x->shape[0], x->shape[1], rows >= 0 ? rows : x->shape[0], l->hidden);
     return check_place(l, x, what);
 }
 
@@ -158,70 +149,39 @@ static colo_status_t check_count(const colo_linear_logprob_t *l, const colo_line
         return COLO_OK;
     for (int64_t t = 0; t < T; t++)
         n += ((const int64_t *)b->targets->data)[t * b->targets->stride[0]] != ignore;
-    if (n > b->max_valid)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: max_valid is %" PRId64 ", but %" PRId64 " of %" PRId64
-                         " targets are not ignore_index",
-                         b->max_valid, n, T);
+    COLO_FAIL_IF(n > b->max_valid, COLO_ERR_ARG,
+                 "linear: max_valid is %" PRId64 ", but %" PRId64 " of %" PRId64
+                 " targets are not ignore_index",
+                 b->max_valid, n, T);
     return COLO_OK;
 }
 
 colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
                                         const colo_linear_batch_t *b)
 {
-    if (!b || !b->hidden || !b->targets)
-        return colo_fail(COLO_ERR_ARG, "linear: %s is NULL",
-                         !b           ? "batch"
-                         : !b->hidden ? "hidden"
-                                      : "targets");
+    COLO_FAIL_IF(!b || !b->hidden || !b->targets, COLO_ERR_ARG, "linear: %s is NULL",
+                 !b           ? "batch"
+                 : !b->hidden ? "hidden"
+                              : "targets");
     COLO_TRY(check_states(l, b->hidden, "hidden", -1, false));
-    COLO_TRY(colo_tensor_check(b->targets, "targets"));
-    if (b->targets->dtype != COLO_I64)
-        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected i64",
-                         colo_dtype_name(b->targets->dtype));
-    if (b->targets->ndim != 1 || b->targets->shape[0] != b->hidden->shape[0])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
-                         "] as the rows of hidden",
-                         (int)b->targets->ndim, colo_tensor_count(b->targets), b->hidden->shape[0]);
+    COLO_TRY(colo_loss_i_check_targets(b->targets, b->hidden->shape[0], "the rows of hidden"));
     COLO_TRY(check_place(l, b->targets, "targets"));
     COLO_TRY(colo_loss_i_check_support(b->support, &l->config.logprob, b->targets, b->hidden));
     return check_count(l, b);
 }
 
-colo_status_t colo_linear_i_check_out(const colo_linear_logprob_t *l, const colo_logprob_out_t *out)
-{
-    const colo_logprob_config_t *c = &l->config.logprob;
-    if (!out)
-        return colo_fail(COLO_ERR_ARG, "linear: out is NULL");
-    if (out->entropy && !c->want_entropy)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: out.entropy is given, config.want_entropy is false");
-    if (out->loss && !c->want_loss)
-        return colo_fail(COLO_ERR_ARG, "linear: out.loss is given, config.want_loss is false");
-    if (out->correct && !c->want_correct)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: out.correct is given, config.want_correct is false");
-    return COLO_OK;
-}
-
 colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
                                            const colo_linear_upstream_t *up, bool factor)
 {
-    if (!up)
-        return colo_fail(COLO_ERR_ARG, "linear: upstream is NULL");
-    if (factor && (up->logp != 0 || up->entropy != 0 || up->mean))
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: upstream has logp %g, entropy %g, mean %d, expected loss and "
-                         "d_loss[0] only in backward of mode early",
-                         up->logp, up->entropy, up->mean);
-    if (up->entropy != 0 && !l->config.logprob.want_entropy)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: upstream.entropy is %g, config.want_entropy is false",
-                         up->entropy);
-    if (up->loss != 0 && !l->config.logprob.want_loss && !factor)
-        return colo_fail(COLO_ERR_ARG, "linear: upstream.loss is %g, config.want_loss is false",
-                         up->loss);
+    COLO_FAIL_IF(!up, COLO_ERR_ARG, "linear: upstream is NULL");
+    COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->mean), COLO_ERR_ARG,
+                 "linear: upstream has logp %g, entropy %g, mean %d, expected loss and "
+                 "d_loss[0] only in backward of mode early",
+                 up->logp, up->entropy, up->mean);
+    COLO_FAIL_IF(up->entropy != 0 && !l->config.logprob.want_entropy, COLO_ERR_ARG,
+                 "linear: upstream.entropy is %g, config.want_entropy is false", up->entropy);
+    COLO_FAIL_IF(up->loss != 0 && !l->config.logprob.want_loss && !factor, COLO_ERR_ARG,
+                 "linear: upstream.loss is %g, config.want_loss is false", up->loss);
     return COLO_OK;
 }
 
@@ -230,18 +190,15 @@ static colo_status_t check_d_hidden(const colo_linear_logprob_t *l, const colo_t
 {
     const int64_t T = hidden->shape[0], ranks = colo_comm_size(l->group);
     const bool scatter = l->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
-    if (scatter && T % ranks)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "d_hidden: %" PRId64 " tokens do not split over %" PRId64 " ranks", T,
-                         ranks);
+    COLO_FAIL_IF(scatter && T % ranks, COLO_ERR_SHAPE,
+                 "d_hidden: %" PRId64 " tokens do not split over %" PRId64 " ranks", T, ranks);
     COLO_TRY(check_states(l, d, "d_hidden", scatter ? T / ranks : T, true));
-    if (l->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !colo_tensor_is_contiguous(d))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "d_hidden: rows are %" PRId64
-                         " elements apart, a collective over it needs contiguous rows of %" PRId64,
-                         d->stride[0], d->shape[1]);
-    if (colo_loss_i_ranges_overlap(d, hidden))
-        return colo_fail(COLO_ERR_ARG, "d_hidden: overlaps hidden");
+    COLO_FAIL_IF(l->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !colo_tensor_is_contiguous(d),
+                 COLO_ERR_SHAPE,
+                 "d_hidden: rows are %" PRId64
+                 " elements apart, a collective over it needs contiguous rows of %" PRId64,
+                 d->stride[0], d->shape[1]);
+    COLO_FAIL_IF(colo_loss_i_ranges_overlap(d, hidden), COLO_ERR_ARG, "d_hidden: overlaps hidden");
     return COLO_OK;
 }
 
@@ -249,19 +206,18 @@ colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
                                         const colo_linear_grads_t *g, const colo_tensor_t *hidden)
 {
     const colo_linear_logprob_config_t *c = &l->config;
-    if (!g)
-        return colo_fail(COLO_ERR_ARG, "linear: grads is NULL");
-    if (c->frozen_hidden != !g->d_hidden)
-        return colo_fail(COLO_ERR_ARG, "linear: d_hidden is %s, config.frozen_hidden is %s",
-                         g->d_hidden ? "given" : "NULL", c->frozen_hidden ? "true" : "false");
-    if (c->frozen_weight != !g->d_weight)
-        return colo_fail(COLO_ERR_ARG, "linear: d_weight is %s, config.frozen_weight is %s",
-                         g->d_weight ? "given" : "NULL", c->frozen_weight ? "true" : "false");
-    if (c->frozen_weight && g->d_bias)
-        return colo_fail(COLO_ERR_ARG, "linear: d_bias is given, config.frozen_weight is true");
-    if (g->d_weight && g->d_weight->dtype != c->d_weight_dtype)
-        return colo_fail(COLO_ERR_ARG, "d_weight: dtype %s, config.d_weight_dtype is %s",
-                         colo_dtype_name(g->d_weight->dtype), colo_dtype_name(c->d_weight_dtype));
+    COLO_FAIL_IF(!g, COLO_ERR_ARG, "linear: grads is NULL");
+    COLO_FAIL_IF(c->frozen_hidden != !g->d_hidden, COLO_ERR_ARG,
+                 "linear: d_hidden is %s, config.frozen_hidden is %s",
+                 g->d_hidden ? "given" : "NULL", c->frozen_hidden ? "true" : "false");
+    COLO_FAIL_IF(c->frozen_weight != !g->d_weight, COLO_ERR_ARG,
+                 "linear: d_weight is %s, config.frozen_weight is %s",
+                 g->d_weight ? "given" : "NULL", c->frozen_weight ? "true" : "false");
+    COLO_FAIL_IF(c->frozen_weight && g->d_bias, COLO_ERR_ARG,
+                 "linear: d_bias is given, config.frozen_weight is true");
+    COLO_FAIL_IF(g->d_weight && g->d_weight->dtype != c->d_weight_dtype, COLO_ERR_ARG,
+                 "d_weight: dtype %s, config.d_weight_dtype is %s",
+                 colo_dtype_name(g->d_weight->dtype), colo_dtype_name(c->d_weight_dtype));
     return g->d_hidden ? check_d_hidden(l, g->d_hidden, hidden) : COLO_OK;
 }
 
@@ -269,29 +225,25 @@ colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
                                         const colo_linear_logprob_saved_t *s)
 {
     uint64_t weight = 0;
-    if (!s)
-        return colo_fail(COLO_ERR_ARG, "linear: saved is NULL");
-    if (!s->valid)
-        return colo_fail(COLO_ERR_STATE, "linear: the saved state is not valid: no forward filled "
-                                         "it, or a backward in place ended it");
-    if (s->of != l)
-        return colo_fail(COLO_ERR_ARG, "linear: the saved state is of another object");
+    COLO_FAIL_IF(!s, COLO_ERR_ARG, "linear: saved is NULL");
+    COLO_FAIL_IF(!s->valid, COLO_ERR_STATE,
+                 "linear: the saved state is not valid: no forward filled "
+                 "it, or a backward in place ended it");
+    COLO_FAIL_IF(s->of != l, COLO_ERR_ARG, "linear: the saved state is of another object");
     COLO_TRY(colo_loss_i_check_version(&s->hidden, s->hidden_version, "hidden states"));
     COLO_TRY(colo_loss_i_check_version(&s->targets, s->targets_version, "targets"));
     COLO_TRY(colo_loss_i_check_support_version(&s->support));
     COLO_TRY(colo_lm_head_i_bound(l->head, &weight));
-    if (weight != s->weight_version)
-        return colo_fail(COLO_ERR_MODIFIED,
-                         "the head was written between forward and backward: version %" PRIu64
-                         ", saved at %" PRIu64,
-                         weight, s->weight_version);
+    COLO_FAIL_IF(weight != s->weight_version, COLO_ERR_MODIFIED,
+                 "the head was written between forward and backward: version %" PRIu64
+                 ", saved at %" PRIu64,
+                 weight, s->weight_version);
     return COLO_OK;
 }
 
 colo_status_t colo_linear_i_check_memory(const void *p, const char *what, int64_t bytes)
 {
-    if (!p && bytes > 0)
-        return colo_fail(COLO_ERR_ARG, "linear: %s is NULL, expected %" PRId64 " bytes", what,
-                         bytes);
+    COLO_FAIL_IF(!p && bytes > 0, COLO_ERR_ARG, "linear: %s is NULL, expected %" PRId64 " bytes",
+                 what, bytes);
     return colo_mem_check_aligned(p, "linear", what);
 }

@@ -54,27 +54,24 @@ size_t colo_lm_head_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grad
 static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_grads_t *g, bool once,
                                  const void *workspace)
 {
-    if (!g || !g->d_weight)
-        return colo_fail(COLO_ERR_ARG, "lm_head: d_weight is NULL");
+    COLO_FAIL_IF(!g || !g->d_weight, COLO_ERR_ARG, "lm_head: d_weight is NULL");
     COLO_TRY(colo_head_check_param(h, g->d_weight, 2, "d_weight"));
     COLO_TRY(colo_head_check_has_bias(h, g->d_bias, "d_bias"));
     if (g->d_bias)
         COLO_TRY(colo_head_check_param(h, g->d_bias, 1, "d_bias"));
     const colo_dtype_t dtype = g->d_weight->dtype;
-    if (dtype != colo_head_sum_dtype(h) && dtype != h->config.dtype)
-        return colo_fail(COLO_ERR_ARG, "d_weight: dtype %s, expected %s or the head's %s",
-                         colo_dtype_name(dtype), colo_dtype_name(colo_head_sum_dtype(h)),
-                         colo_dtype_name(h->config.dtype));
-    if (g->d_bias && g->d_bias->dtype != dtype)
-        return colo_fail(COLO_ERR_ARG, "d_bias: dtype %s, d_weight is %s",
-                         colo_dtype_name(g->d_bias->dtype), colo_dtype_name(dtype));
-    if (g->add && dtype != colo_head_sum_dtype(h))
-        return colo_fail(COLO_ERR_ARG,
-                         "d_weight: dtype %s cannot be added to without losing digits, expected %s",
-                         colo_dtype_name(dtype), colo_dtype_name(colo_head_sum_dtype(h)));
+    COLO_FAIL_IF(dtype != colo_head_sum_dtype(h) && dtype != h->config.dtype, COLO_ERR_ARG,
+                 "d_weight: dtype %s, expected %s or the head's %s", colo_dtype_name(dtype),
+                 colo_dtype_name(colo_head_sum_dtype(h)), colo_dtype_name(h->config.dtype));
+    COLO_FAIL_IF(g->d_bias && g->d_bias->dtype != dtype, COLO_ERR_ARG,
+                 "d_bias: dtype %s, d_weight is %s", colo_dtype_name(g->d_bias->dtype),
+                 colo_dtype_name(dtype));
+    COLO_FAIL_IF(g->add && dtype != colo_head_sum_dtype(h), COLO_ERR_ARG,
+                 "d_weight: dtype %s cannot be added to without losing digits, expected %s",
+                 colo_dtype_name(dtype), colo_dtype_name(colo_head_sum_dtype(h)));
     size_t bytes = colo_lm_head_i_reduce_size(h, g, once);
-    if (bytes > 0 && !workspace)
-        return colo_fail(COLO_ERR_ARG, "lm_head: workspace is NULL, expected %zu bytes", bytes);
+    COLO_FAIL_IF(bytes > 0 && !workspace, COLO_ERR_ARG,
+                 "lm_head: workspace is NULL, expected %zu bytes", bytes);
     return colo_mem_check_aligned(workspace, "lm_head", "workspace");
 }
 
@@ -94,8 +91,7 @@ colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grad
                                       bool once, void *workspace, colo_tensor_t *d_weight,
                                       colo_tensor_t *d_bias, bool *fresh)
 {
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
     COLO_TRY(check_grads(h, grads, once, workspace));
     const colo_dtype_t sums = colo_head_sum_dtype(h);
     const int64_t step = colo_head_pitch(h, sums);
@@ -107,7 +103,7 @@ colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grad
     else if (straight)
         *d_bias = bias_apart(h, grads) ? view_of(h, workspace, 1, 1) : *grads->d_bias;
     else
-        *d_bias = view_of(h, colo_head_element(workspace, sums, h->config.hidden), 1, step);
+        *d_bias = view_of(h, colo_linear_element(workspace, sums, h->config.hidden), 1, step);
     return COLO_OK;
 }
 
@@ -120,7 +116,7 @@ static colo_status_t clear(const colo_lm_head_t *h, const colo_tensor_t *d, colo
                              (size_t)(d->shape[0] * width) * colo_dtype_size(d->dtype), stream);
     for (int64_t i = 0; d->data && i < d->shape[0]; i++)
         COLO_TRY(colo_mem_zero(h->config.mem,
-                               colo_head_element(d->data, d->dtype, i * d->stride[0]),
+                               colo_linear_element(d->data, d->dtype, i * d->stride[0]),
                                (size_t)width * colo_dtype_size(d->dtype), stream));
     return COLO_OK;
 }
@@ -167,8 +163,7 @@ static colo_status_t deliver(const colo_lm_head_t *h, const colo_tensor_t *to, v
 colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t *grads, bool once,
                                     void *workspace, colo_stream_t stream)
 {
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
     const int64_t step = colo_head_pitch(h, colo_head_sum_dtype(h));
     colo_status_t st = check_grads(h, grads, once, workspace);
     if (!h->group) {
@@ -181,7 +176,8 @@ colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_
     void *own = workspace;
     if (h->group) {
         COLO_TRY(colo_loss_i_ready(h->group, "lm_head reduce", st));
-        own = colo_head_element(workspace, colo_head_sum_dtype(h), colo_comm_rank(h->group) * each);
+        own =
+            colo_linear_element(workspace, colo_head_sum_dtype(h), colo_comm_rank(h->group) * each);
         colo_comm_i_set_stage(
             h->group,
             workspace ? (char *)workspace + colo_head_bytes_of(h, colo_head_sum_dtype(h)) : NULL,
@@ -195,7 +191,7 @@ colo_status_t colo_lm_head_i_reduce(colo_lm_head_t *h, const colo_lm_head_grads_
     if (!h->config.has_bias)
         return COLO_OK;
     return deliver(h, grads->d_bias,
-                   colo_head_element(own, colo_head_sum_dtype(h), h->config.hidden), step, 1,
+                   colo_linear_element(own, colo_head_sum_dtype(h), h->config.hidden), step, 1,
                    grads->add, stream);
 }
 

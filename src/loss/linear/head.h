@@ -55,11 +55,6 @@ static inline size_t colo_head_bytes_of(const colo_lm_head_t *h, colo_dtype_t dt
     return (size_t)bytes;
 }
 
-static inline void *colo_head_element(void *data, colo_dtype_t dtype, int64_t i)
-{
-    return data ? (char *)data + i * (int64_t)colo_dtype_size(dtype) : NULL;
-}
-
 /* Rows and columns of the weight that is here: a flat part is one row. */
 static inline int64_t colo_head_rows_of(const colo_lm_head_t *h)
 {

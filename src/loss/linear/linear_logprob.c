@@ -28,16 +28,14 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
     COLO_RANGE();
     colo_status_t st;
     colo_linear_logprob_config_t own;
-    if (!linear)
-        return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "linear: group is NULL; colo_comm_create_self() makes one "
-                                       "of one rank");
+    COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
+    COLO_FAIL_IF(!group, COLO_ERR_ARG,
+                 "linear: group is NULL; colo_comm_create_self() makes one "
+                 "of one rank");
     COLO_TRY(colo_linear_i_check_config(config, head, group, &own));
     const colo_lm_head_config_t *h = colo_lm_head_config(head);
     colo_linear_logprob_t *l = calloc(1, sizeof *l);
-    if (!l)
-        return colo_fail(COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *l);
+    COLO_FAIL_IF(!l, COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *l);
     *l = (colo_linear_logprob_t){
         .config = own,
         .head = head,
@@ -85,7 +83,7 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
 /* Which groups a pass has collectives with. */
 static colo_comm_t *head_group(const colo_linear_logprob_t *l, const struct colo_linear_size *s)
 {
-    return s->needs_weight || (s->makes_grads && !l->config.frozen_weight)
+    return colo_linear_has(s, COLO_STEP_TAKE_HEAD) || colo_linear_has(s, COLO_STEP_D_WEIGHT)
                ? colo_lm_head_group(l->head)
                : NULL;
 }
@@ -93,7 +91,7 @@ static colo_comm_t *head_group(const colo_linear_logprob_t *l, const struct colo
 static colo_comm_t *vocab_group(const colo_linear_logprob_t *l, const struct colo_linear_size *s)
 {
     bool sums =
-        s->makes_grads && !l->config.frozen_hidden && l->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
+        colo_linear_has(s, COLO_STEP_D_HIDDEN) && l->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
     return s->pass != COLO_LINEAR_BACKWARD || sums ? l->group : NULL;
 }
 
@@ -129,11 +127,6 @@ static colo_status_t end_call(const struct colo_linear_call *k, colo_status_t st
     return colo_error_restore(st, &why);
 }
 
-static void *in_memory(void *memory, int64_t offset)
-{
-    return offset < 0 ? NULL : (char *)memory + offset;
-}
-
 /* What the largest upstream value becomes, for d_logits that hold it times scale / temperature and
  * times coefficients of the formula: far from the ends of fp16. A power of 2. */
 static double lift_of(const struct colo_linear_call *k)
@@ -151,12 +144,12 @@ static colo_status_t make_upstream(struct colo_linear_call *k, const colo_linear
         .from = {up->d_logp, up->d_entropy, up->d_loss},
         .factor = {up->logp, up->entropy, up->loss},
         .mean = up->mean,
-        .scale = k->scale ? k->scale : in_memory(k->workspace, k->m.scale),
+        .scale = k->scale ? k->scale : colo_linear_place(k->workspace, k->m.scale),
         .lift = lift_of(k),
         .exact = k->s.segment > 0,
     };
     for (int i = 0; i < 3; i++)
-        u.to[i] = wanted[i] ? in_memory(k->workspace, k->m.up[i]) : NULL;
+        u.to[i] = wanted[i] ? colo_linear_place(k->workspace, k->m.up[i]) : NULL;
     k->scale = u.scale;
     k->pass.upstream =
         (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
@@ -167,7 +160,7 @@ static colo_status_t make_upstream(struct colo_linear_call *k, const colo_linear
 static colo_status_t make_factor(struct colo_linear_call *k, const float *saved_scale,
                                  const colo_linear_upstream_t *up)
 {
-    k->scale = in_memory(k->workspace, k->m.scale);
+    k->scale = colo_linear_place(k->workspace, k->m.scale);
     return k->l->loss->rows_factor(k->scale, saved_scale, up->loss, up->d_loss, k->main);
 }
 
@@ -180,15 +173,15 @@ static colo_status_t place_grads(struct colo_linear_call *k, const colo_linear_g
         k->d_hidden_out = d;
         k->d_hidden = (struct colo_linear_matrix){d->data, d->stride[0], d->dtype};
         if (c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
-            k->d_hidden = (struct colo_linear_matrix){in_memory(k->workspace, k->m.d_hidden),
-                                                      k->l->hidden, d->dtype};
+            k->d_hidden = (struct colo_linear_matrix){
+                colo_linear_place(k->workspace, k->m.d_hidden), k->l->hidden, d->dtype};
     }
     if (c->frozen_weight)
         return COLO_OK;
     k->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
     return colo_lm_head_i_gradient(k->l->head, &k->head_grads, k->s.once,
-                                   in_memory(k->workspace, k->m.reduce), &k->d_weight, &k->d_bias,
-                                   &k->fresh);
+                                   colo_linear_place(k->workspace, k->m.reduce), &k->d_weight,
+                                   &k->d_bias, &k->fresh);
 }
 
 /* Does d_weight's memory hold d_logits? */
@@ -205,11 +198,33 @@ static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_li
 {
     uint64_t version;
     COLO_TRY(colo_linear_i_check_batch(l, batch));
-    COLO_TRY(colo_linear_i_check_out(l, out));
+    COLO_TRY(colo_logprob_i_check_out(&l->config.logprob, out, "linear"));
     COLO_TRY(colo_lm_head_i_bound(l->head, &version));
     COLO_TRY(colo_linear_i_size(l, pass, batch->hidden->shape[0], batch->max_valid, &k->s));
     COLO_TRY(colo_linear_i_memory(l, &k->s, &k->m));
     return colo_linear_i_check_memory(workspace, "workspace", k->m.bytes);
+}
+
+static colo_status_t check_saving(const colo_linear_logprob_t *l, bool early,
+                                  const colo_linear_upstream_t *upstream,
+                                  const colo_linear_logprob_saved_t *saved,
+                                  const void *saved_memory, const struct colo_linear_size *s,
+                                  struct colo_linear_saved *offsets)
+{
+    COLO_FAIL_IF(s->early != early, COLO_ERR_ARG,
+                 "linear: %s, but mode is %d and saved is %s; a forward that saves in mode early "
+                 "(%d) is colo_linear_logprob_early(), others are colo_linear_logprob_forward()",
+                 early ? "early" : "forward", (int)l->config.mode, saved ? "given" : "NULL",
+                 (int)COLO_LINEAR_EARLY);
+    if (early)
+        COLO_TRY(colo_linear_i_check_upstream(l, upstream, false));
+    if (!saved)
+        return saved_memory
+                   ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
+                   : COLO_OK;
+    COLO_TRY(colo_linear_i_saved(l, s, offsets));
+    COLO_TRY(colo_linear_i_check_memory(saved_memory, "saved memory", offsets->bytes));
+    return shares(s) ? colo_linear_i_check_memory(saved->d_weight, "saved.d_weight", 1) : COLO_OK;
 }
 
 /* @upstream: of mode early */
@@ -219,29 +234,13 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
                              void *saved_memory, void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
-    struct colo_linear_call k = {.workspace = NULL};
+    struct colo_linear_call k = {.out = out};
     struct colo_linear_saved offsets = {-1, -1, -1, -1, 0};
-    if (!l)
-        return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
+    COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, pass, 0, 0, &k.s);
     colo_status_t st = check_forward(l, batch, out, &k, pass, workspace);
-    if (st == COLO_OK && k.s.early != early)
-        st = colo_fail(
-            COLO_ERR_ARG,
-            "linear: %s, but mode is %d and saved is %s; a forward that saves in mode early "
-            "(%d) is colo_linear_logprob_early(), others are colo_linear_logprob_forward()",
-            early ? "early" : "forward", (int)l->config.mode, saved ? "given" : "NULL",
-            (int)COLO_LINEAR_EARLY);
-    if (st == COLO_OK && early)
-        st = colo_linear_i_check_upstream(l, upstream, false);
-    if (st == COLO_OK && !saved && saved_memory)
-        st = colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL");
-    if (st == COLO_OK && saved)
-        st = colo_linear_i_saved(l, &k.s, &offsets);
-    if (st == COLO_OK && saved)
-        st = colo_linear_i_check_memory(saved_memory, "saved memory", offsets.bytes);
-    if (st == COLO_OK && shares(&k.s))
-        st = colo_linear_i_check_memory(saved->d_weight, "saved.d_weight", 1);
+    if (st == COLO_OK)
+        st = check_saving(l, early, upstream, saved, saved_memory, &k.s, &offsets);
     COLO_TRY(ready(l, &k.s, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = l,
@@ -259,17 +258,17 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
     st =
         colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &made.support, workspace, stream);
     if (st == COLO_OK) {
-        colo_linear_i_make_header(&k);
         k.pass.saved = k.s.early ? (double *)(k.workspace + k.m.stats)
-                                 : in_memory(saved_memory, offsets.stats);
-        k.saved_logits = in_memory(saved_memory, k.s.early ? offsets.d_logits : offsets.logits);
+                                 : colo_linear_place(saved_memory, offsets.stats);
+        k.saved_logits =
+            colo_linear_place(saved_memory, k.s.early ? offsets.d_logits : offsets.logits);
         k.shared = made.d_weight;
-        k.scale = in_memory(saved_memory, offsets.scale);
-        if (k.s.makes_d_logits)
+        k.scale = colo_linear_place(saved_memory, offsets.scale);
+        if (colo_linear_has(&k.s, COLO_STEP_D_LOGITS))
             st = make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&k, out);
+        st = colo_linear_i_pipeline(&k);
     COLO_TRY(end_call(&k, st));
     if (saved)
         *saved = made;
@@ -315,13 +314,12 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
     k->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
     COLO_TRY(place_grads(k, grads));
     COLO_TRY(colo_linear_i_saved(l, &k->s, offsets));
-    if (shares(&k->s) &&
-        (grads->d_weight->data != saved->d_weight || !colo_tensor_is_contiguous(grads->d_weight)))
-        return colo_fail(COLO_ERR_ARG,
-                         "d_weight: at %p, rows %" PRId64
-                         " elements apart, expected saved.d_weight, "
-                         "%p, without gaps: it holds gradients of logits",
-                         grads->d_weight->data, grads->d_weight->stride[0], saved->d_weight);
+    COLO_FAIL_IF(shares(&k->s) && (grads->d_weight->data != saved->d_weight ||
+                                   !colo_tensor_is_contiguous(grads->d_weight)),
+                 COLO_ERR_ARG,
+                 "d_weight: at %p, rows %" PRId64 " elements apart, expected saved.d_weight, "
+                 "%p, without gaps: it holds gradients of logits",
+                 grads->d_weight->data, grads->d_weight->stride[0], saved->d_weight);
     return colo_linear_i_check_memory(saved->memory, "saved memory", offsets->bytes);
 }
 
@@ -332,26 +330,26 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
                                            colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call k = {.workspace = NULL};
+    struct colo_linear_call k = {.out = NULL};
     struct colo_linear_saved offsets;
-    if (!l)
-        return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
+    COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, COLO_LINEAR_BACKWARD, 0, 0, &k.s);
     colo_status_t st = check_backward(l, saved, upstream, grads, workspace, &k, &offsets);
     COLO_TRY(ready(l, &k.s, "linear logprob backward", st));
-    if (!k.s.makes_grads)
+    if (!colo_linear_makes_grads(&k.s))
         return COLO_OK;
     st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, &saved->support, workspace,
                              stream);
     if (st == COLO_OK) {
-        k.pass.saved = in_memory(saved->memory, offsets.stats);
-        k.saved_logits = in_memory(saved->memory, k.s.early ? offsets.d_logits : offsets.logits);
+        k.pass.saved = colo_linear_place(saved->memory, offsets.stats);
+        k.saved_logits =
+            colo_linear_place(saved->memory, k.s.early ? offsets.d_logits : offsets.logits);
         k.shared = saved->d_weight;
-        st = k.s.early ? make_factor(&k, in_memory(saved->memory, offsets.scale), upstream)
+        st = k.s.early ? make_factor(&k, colo_linear_place(saved->memory, offsets.scale), upstream)
                        : make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&k, NULL);
+        st = colo_linear_i_pipeline(&k);
     COLO_TRY(end_call(&k, st));
     if ((k.s.keeps && k.s.in_place) || shares(&k.s))
         saved->valid = false;
@@ -367,9 +365,8 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
                                        colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call k = {.workspace = NULL};
-    if (!l)
-        return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
+    struct colo_linear_call k = {.out = out};
+    COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, COLO_LINEAR_LOSS, 0, 0, &k.s);
     colo_status_t st = check_forward(l, batch, out, &k, COLO_LINEAR_LOSS, workspace);
     if (st == COLO_OK)
@@ -385,11 +382,10 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
     const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
     st = colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &support, workspace, stream);
     if (st == COLO_OK) {
-        colo_linear_i_make_header(&k);
         k.pass.saved = (double *)(k.workspace + k.m.stats);
         st = make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&k, out);
+        st = colo_linear_i_pipeline(&k);
     return end_call(&k, st);
 }

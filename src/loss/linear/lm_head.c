@@ -14,7 +14,7 @@
  * The gather runs on an auxiliary stream, the head's own: between start and finish the caller's
  * stream is free. A state machine of three states fixes the order of calls; every rank of the group
  * comes through it alike, with or without rows, with or without tokens, because nothing here looks
- * at either. Leaves to pipeline.c which passes need the weight at all.
+ * at either. Leaves to workspace.c which passes need the weight at all.
  */
 #include "loss/linear/head.h"
 
@@ -41,20 +41,18 @@ size_t colo_lm_head_gathered_size(const colo_lm_head_t *h)
 static colo_status_t check_config(const colo_lm_head_config_t *c)
 {
     int64_t bytes;
-    if (!colo_dtype_is_float(c->dtype))
-        return colo_fail(COLO_ERR_ARG, "lm_head: dtype %s, expected f32, f64, bf16 or f16",
-                         colo_dtype_name(c->dtype));
-    if (c->rows < 0)
-        return colo_fail(COLO_ERR_ARG, "lm_head: rows is %" PRId64 ", expected >= 0", c->rows);
-    if (c->hidden <= 0)
-        return colo_fail(COLO_ERR_ARG, "lm_head: hidden is %" PRId64 ", expected > 0", c->hidden);
+    COLO_FAIL_IF(!colo_dtype_is_float(c->dtype), COLO_ERR_ARG,
+                 "lm_head: dtype %s, expected f32, f64, bf16 or f16", colo_dtype_name(c->dtype));
+    COLO_FAIL_IF(c->rows < 0, COLO_ERR_ARG, "lm_head: rows is %" PRId64 ", expected >= 0", c->rows);
+    COLO_FAIL_IF(c->hidden <= 0, COLO_ERR_ARG, "lm_head: hidden is %" PRId64 ", expected > 0",
+                 c->hidden);
     /* room for padding of up to 4096 ranks and of a bias */
-    if (c->rows > INT64_MAX - 8192 || c->hidden > INT64_MAX - 64 ||
-        !colo_mul_ok(c->rows + 8192, (c->hidden + 16) * 8, &bytes))
-        return colo_fail(COLO_ERR_ARG, "lm_head: %" PRId64 " x %" PRId64 " passes 2^63 bytes",
-                         c->rows, c->hidden);
-    if (c->mem != COLO_HOST && c->mem != COLO_CUDA)
-        return colo_fail(COLO_ERR_ARG, "lm_head: memory kind %d is unknown", (int)c->mem);
+    COLO_FAIL_IF(c->rows > INT64_MAX - 8192 || c->hidden > INT64_MAX - 64 ||
+                     !colo_mul_ok(c->rows + 8192, (c->hidden + 16) * 8, &bytes),
+                 COLO_ERR_ARG, "lm_head: %" PRId64 " x %" PRId64 " passes 2^63 bytes", c->rows,
+                 c->hidden);
+    COLO_FAIL_IF(c->mem != COLO_HOST && c->mem != COLO_CUDA, COLO_ERR_ARG,
+                 "lm_head: memory kind %d is unknown", (int)c->mem);
     return COLO_OK;
 }
 
@@ -80,12 +78,11 @@ static colo_status_t open_ops(const colo_lm_head_config_t *given, colo_lm_head_c
 static colo_status_t check_group(const colo_lm_head_config_t *c, const colo_comm_t *group)
 {
     colo_tensor_t like = {.mem = c->mem, .device = c->device};
-    if ((unsigned)c->partition > COLO_LM_HEAD_FLAT)
-        return colo_fail(COLO_ERR_ARG, "lm_head: partition %d is unknown", (int)c->partition);
-    if (c->partition == COLO_LM_HEAD_FLAT && (c->has_bias || !group))
-        return colo_fail(COLO_ERR_ARG,
-                         "lm_head: a flat partition with %s, expected %s; take COLO_LM_HEAD_ROWS",
-                         c->has_bias ? "a bias" : "no group", c->has_bias ? "none" : "one");
+    COLO_FAIL_IF((unsigned)c->partition > COLO_LM_HEAD_FLAT, COLO_ERR_ARG,
+                 "lm_head: partition %d is unknown", (int)c->partition);
+    COLO_FAIL_IF(c->partition == COLO_LM_HEAD_FLAT && (c->has_bias || !group), COLO_ERR_ARG,
+                 "lm_head: a flat partition with %s, expected %s; take COLO_LM_HEAD_ROWS",
+                 c->has_bias ? "a bias" : "no group", c->has_bias ? "none" : "one");
     return group ? colo_loss_i_check_place(&like, group, "lm_head") : COLO_OK;
 }
 
@@ -205,27 +202,23 @@ colo_status_t colo_head_check_param(const colo_lm_head_t *h, const colo_tensor_t
                          what, (int)x->ndim, x->shape[0], axes == 2 ? x->shape[1] : 1, (int)axes,
                          h->count, axes == 2 ? h->config.hidden : 1, h->first, h->first + h->count,
                          h->config.rows);
-    if (x->shape[axes - 1] > 1 && x->stride[axes - 1] != 1)
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: its last axis has stride %" PRId64 ", expected contiguous elements",
-                         what, x->stride[axes - 1]);
-    if (axes == 2 && x->shape[0] > 1 && x->stride[0] < x->shape[1])
-        return colo_fail(COLO_ERR_SHAPE,
-                         "%s: rows of %" PRId64 " elements are %" PRId64 " apart and overlap", what,
-                         x->shape[1], x->stride[0]);
+    COLO_FAIL_IF(x->shape[axes - 1] > 1 && x->stride[axes - 1] != 1, COLO_ERR_SHAPE,
+                 "%s: its last axis has stride %" PRId64 ", expected contiguous elements", what,
+                 x->stride[axes - 1]);
+    COLO_FAIL_IF(axes == 2 && x->shape[0] > 1 && x->stride[0] < x->shape[1], COLO_ERR_SHAPE,
+                 "%s: rows of %" PRId64 " elements are %" PRId64 " apart and overlap", what,
+                 x->shape[1], x->stride[0]);
     if (x->mem != h->config.mem || (x->mem == COLO_CUDA && x->device != h->config.device))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: memory kind %d on device %d, the head is kind %d on device %d", what,
-                         (int)x->mem, (int)x->device, (int)h->config.mem, (int)h->config.device);
+        return colo_loss_i_elsewhere(x, h->config.mem, h->config.device, what, "head is");
     return COLO_OK;
 }
 
 colo_status_t colo_head_check_has_bias(const colo_lm_head_t *h, const colo_tensor_t *bias,
                                        const char *what)
 {
-    if (h->config.has_bias != (bias != NULL))
-        return colo_fail(COLO_ERR_ARG, "%s is %s, the head has %s bias", what,
-                         bias ? "given" : "NULL", h->config.has_bias ? "a" : "no");
+    COLO_FAIL_IF(h->config.has_bias != (bias != NULL), COLO_ERR_ARG,
+                 "%s is %s, the head has %s bias", what, bias ? "given" : "NULL",
+                 h->config.has_bias ? "a" : "no");
     return COLO_OK;
 }
 
@@ -233,7 +226,8 @@ colo_status_t colo_head_check_has_bias(const colo_lm_head_t *h, const colo_tenso
 static void *place_in(const colo_lm_head_t *h, void *gathered)
 {
     const colo_dtype_t dtype = h->config.dtype;
-    return colo_head_element(gathered, dtype, colo_comm_rank(h->group) * colo_head_slab(h, dtype));
+    return colo_linear_element(gathered, dtype,
+                               colo_comm_rank(h->group) * colo_head_slab(h, dtype));
 }
 
 static bool is_in_place(const colo_lm_head_t *h, const colo_tensor_t *x, const void *place)
@@ -250,9 +244,9 @@ static colo_status_t check_apart(const colo_lm_head_t *h, const colo_tensor_t *x
     const int64_t hidden = h->config.hidden, width = x->ndim == 2 ? hidden : 1;
     const int64_t end = (h->count - 1) * x->stride[0] + width;
     const bool is_bias = x->ndim == 1 && !colo_head_is_flat(h);
-    const void *place = colo_head_element(place_in(h, gathered), dtype, is_bias ? hidden : 0);
+    const void *place = colo_linear_element(place_in(h, gathered), dtype, is_bias ? hidden : 0);
     if (h->count == 0 || is_in_place(h, x, place) ||
-        (uintptr_t)colo_head_element(x->data, dtype, end) <= (uintptr_t)gathered ||
+        (uintptr_t)colo_linear_element(x->data, dtype, end) <= (uintptr_t)gathered ||
         (uintptr_t)x->data >= (uintptr_t)gathered + colo_lm_head_gathered_size(h))
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
@@ -264,28 +258,26 @@ static colo_status_t check_apart(const colo_lm_head_t *h, const colo_tensor_t *x
 colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
                                 const colo_tensor_t *bias, void *gathered)
 {
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
     COLO_TRY(colo_head_check_param(h, weight, 2, "weight"));
     COLO_TRY(colo_head_check_has_bias(h, bias, "bias"));
     if (bias)
         COLO_TRY(colo_head_check_param(h, bias, 1, "bias"));
     for (int i = 0; i < 2; i++) {
         const colo_tensor_t *x = i ? bias : weight;
-        if (x && x->dtype != h->config.dtype)
-            return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the head is %s", i ? "bias" : "weight",
-                             colo_dtype_name(x->dtype), colo_dtype_name(h->config.dtype));
+        COLO_FAIL_IF(x && x->dtype != h->config.dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s",
+                     i ? "bias" : "weight", colo_dtype_name(x->dtype),
+                     colo_dtype_name(h->config.dtype));
         if (x && h->group && gathered)
             COLO_TRY(check_apart(h, x, gathered, i ? "bias" : "weight"));
     }
-    if (h->group && !gathered && colo_lm_head_gathered_size(h) > 0)
-        return colo_fail(COLO_ERR_ARG, "lm_head: gathered is NULL; a sharded head needs %zu bytes",
-                         colo_lm_head_gathered_size(h));
+    COLO_FAIL_IF(h->group && !gathered && colo_lm_head_gathered_size(h) > 0, COLO_ERR_ARG,
+                 "lm_head: gathered is NULL; a sharded head needs %zu bytes",
+                 colo_lm_head_gathered_size(h));
     COLO_TRY(colo_mem_check_aligned(gathered, "lm_head", "gathered"));
-    if (h->group && h->state != COLO_LM_HEAD_NOT_AVAILABLE)
-        return colo_fail(COLO_ERR_STATE,
-                         "lm_head: bind while a gather is %s; colo_lm_head_release() first",
-                         h->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "in use");
+    COLO_FAIL_IF(h->group && h->state != COLO_LM_HEAD_NOT_AVAILABLE, COLO_ERR_STATE,
+                 "lm_head: bind while a gather is %s; colo_lm_head_release() first",
+                 h->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "in use");
     h->weight = *weight;
     h->bias = bias ? *bias : (colo_tensor_t){.data = NULL};
     h->gathered = gathered;
@@ -295,9 +287,8 @@ colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
 
 colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *h, uint64_t *version)
 {
-    if (!h->bound)
-        return colo_fail(COLO_ERR_STATE,
-                         "lm_head: no weight is bound; call colo_lm_head_bind() first");
+    COLO_FAIL_IF(!h->bound, COLO_ERR_STATE,
+                 "lm_head: no weight is bound; call colo_lm_head_bind() first");
     *version = colo_loss_i_version(&h->weight) + (h->bias.data ? colo_loss_i_version(&h->bias) : 0);
     return COLO_OK;
 }
@@ -319,7 +310,8 @@ static colo_status_t gather(colo_lm_head_t *h, colo_stream_t stream)
         COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));
     }
     if (h->count > 0 && h->config.has_bias) {
-        colo_box_t to = colo_head_box_of(colo_head_element(own, dtype, hidden), h->count, 1, step),
+        colo_box_t to =
+                       colo_head_box_of(colo_linear_element(own, dtype, hidden), h->count, 1, step),
                    from = colo_head_box_of(h->bias.data, h->count, 1, 1);
         COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));
     }
@@ -331,8 +323,7 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
 {
     COLO_RANGE();
     uint64_t version;
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
     colo_status_t st = colo_lm_head_i_bound(h, &version);
     if (!h->group)
         return st;
@@ -372,7 +363,7 @@ static void views(const colo_lm_head_t *h, colo_tensor_t *weight, colo_tensor_t 
         w.stride[1] = 1;
         w.version = NULL;
         if (h->config.has_bias) {
-            b.data = colo_head_element(h->gathered, h->config.dtype, h->config.hidden);
+            b.data = colo_linear_element(h->gathered, h->config.dtype, h->config.hidden);
             b.shape[0] = h->config.rows;
             b.stride[0] = w.stride[0];
             b.version = NULL;
@@ -389,13 +380,11 @@ colo_status_t colo_lm_head_finish(colo_lm_head_t *h, colo_stream_t stream, colo_
 {
     COLO_RANGE();
     uint64_t version;
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
     COLO_TRY(colo_lm_head_i_bound(h, &version));
-    if (h->group && h->state != COLO_LM_HEAD_IN_FLIGHT)
-        return colo_fail(COLO_ERR_STATE, "lm_head: finish, but %s",
-                         h->state == COLO_LM_HEAD_AVAILABLE ? "it is available already"
-                                                            : "no gather was started");
+    COLO_FAIL_IF(
+        h->group && h->state != COLO_LM_HEAD_IN_FLIGHT, COLO_ERR_STATE, "lm_head: finish, but %s",
+        h->state == COLO_LM_HEAD_AVAILABLE ? "it is available already" : "no gather was started");
     if (h->group)
         COLO_TRY(h->ops->event_wait(h->aux, GATHERED, stream));
     h->state = COLO_LM_HEAD_AVAILABLE;
@@ -407,8 +396,7 @@ colo_status_t colo_lm_head_acquire(colo_lm_head_t *h, colo_stream_t stream, colo
                                    colo_tensor_t *bias)
 {
     COLO_RANGE();
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
     if (h->state == COLO_LM_HEAD_NOT_AVAILABLE)
         COLO_TRY(colo_lm_head_start(h, stream));
     if (!h->group || h->state == COLO_LM_HEAD_IN_FLIGHT)
@@ -421,15 +409,13 @@ colo_status_t colo_lm_head_release(colo_lm_head_t *h, colo_stream_t stream)
 {
     COLO_RANGE();
     (void)stream; /* what comes next on it comes after what read the views */
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
     if (!h->group)
         return COLO_OK;
-    if (h->state != COLO_LM_HEAD_AVAILABLE)
-        return colo_fail(COLO_ERR_STATE, "lm_head: release, but %s",
-                         h->state == COLO_LM_HEAD_IN_FLIGHT
-                             ? "its gather is in flight; colo_lm_head_finish() first"
-                             : "it is not available");
+    COLO_FAIL_IF(h->state != COLO_LM_HEAD_AVAILABLE, COLO_ERR_STATE, "lm_head: release, but %s",
+                 h->state == COLO_LM_HEAD_IN_FLIGHT
+                     ? "its gather is in flight; colo_lm_head_finish() first"
+                     : "it is not available");
     h->state = COLO_LM_HEAD_NOT_AVAILABLE;
     return COLO_OK;
 }

@@ -1,39 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pipeline.c - one pass of the lm_head path: in which order products, passes and collectives run.
+ * pipeline.c - one pass of the lm_head path: the steps of its program, in order.
  *
- * Every pass is one pipeline over chunks of rows. On the caller's stream: rows are taken, the
- * product makes logits in one of two buffers; then, a chunk later, the products of the gradients
- * read what the auxiliary stream has made of them. On the auxiliary stream: statistics, merge,
- * gather, gradient of a chunk, while the caller's stream is at the next product. The passes differ
- * in what that stream does:
- *
- *   forward   statistics; after the last chunk one gather for all rows, and the merge
- *   backward  the gradient, from the saved statistics, of a chunk's blocks of columns
- *   loss      statistics, a gather (several ranks), merge and gradient of the chunk
- *   early     forward as loss, but the gradient stays in saved memory; backward nothing
- *
- * so there is one loop, over units, which are the blocks of the chunks, and work() says which.
- * Rows, chunks and memory are workspace.c's, formulas the passes' (passes.h), products and packing
- * the table's (linear.h), shards the head's.
- *
- * The head is acquired once before the loop and released after it, whatever the loop does and
- * whether or not this rank has a token: the other ranks of its group are in the same pass. d_W is
- * reduced once after it.
+ * Rows, chunks and memory are workspace.c's, the order of steps program.c's, formulas the passes'
+ * (passes.h), products and packing the table's (linear.h), shards the head's. An error ends the
+ * pass where it is; linear_logprob.c then releases what is held.
  */
 #include "loss/validate.h"
 #include "loss/linear/workspace.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
-
-enum { LOGITS0 = 0, LOGITS1 = 1, WORK0 = 2, WORK1 = 3, MAIN = 4, AUX = 5, USED = 6 };
-_Static_assert((int)USED == (int)COLO_LINEAR_EVENTS, "create makes what is used");
-
-static void *in_workspace(const struct colo_linear_call *k, int64_t offset)
-{
-    return offset < 0 ? NULL : k->workspace + offset;
-}
 
 /* ---- order between the two streams ---- */
 
@@ -69,27 +46,23 @@ static int64_t column_of(const struct colo_linear_call *k, int64_t u)
                                        : k->s.body;
 }
 
-static void *element(void *data, colo_dtype_t dtype, int64_t i)
-{
-    return data ? (char *)data + i * (int64_t)colo_dtype_size(dtype) : NULL;
-}
-
 /* The first of a part's d_logits, of a unit's chunk. */
 static void *part_at(const struct colo_linear_call *k, int64_t part, int64_t u)
 {
     const struct colo_linear_part *p = &k->s.part[part];
     void *from = part < k->s.inside ? k->shared : k->saved_logits;
-    return element(from, k->l->dtype,
-                   p->ahead * (k->s.shared ? k->s.rows : 1) +
-                       chunk_of(k, u) * k->s.chunk * p->stride);
+    return colo_linear_element(from, k->l->dtype,
+                               p->ahead * (k->s.shared ? k->s.rows : 1) +
+                                   chunk_of(k, u) * k->s.chunk * p->stride);
 }
 
 /* The first row of a unit, or of a chunk, in what the workspace has of the joined ones. */
 static void *joined_at(const struct colo_linear_call *k, const int64_t offset[2], int64_t u,
                        colo_dtype_t dtype, int64_t stride)
 {
-    return element(in_workspace(k, offset[offset[1] < 0 ? 0 : u / k->s.joined % 2]), dtype,
-                   u % k->s.joined * k->s.chunk * stride);
+    return colo_linear_element(
+        colo_linear_place(k->workspace, offset[offset[1] < 0 ? 0 : u / k->s.joined % 2]), dtype,
+        u % k->s.joined * k->s.chunk * stride);
 }
 
 static void *d_logits_at(const struct colo_linear_call *k, int64_t u);
@@ -99,10 +72,11 @@ static void *logits_at(const struct colo_linear_call *k, int64_t u)
 {
     if (k->s.early && k->s.in_place)
         return d_logits_at(k, u);
-    return k->s.keeps      ? element(k->saved_logits, k->l->config.logits_dtype,
+    return k->s.keeps
+               ? colo_linear_element(k->saved_logits, k->l->config.logits_dtype,
                                      chunk_of(k, u) * k->s.chunk * k->s.z_stride + column_of(k, u))
            : k->s.in_place ? joined_at(k, k->m.z, u, k->l->dtype, k->s.z_stride)
-                           : in_workspace(k, k->m.z[u % 2]);
+                           : colo_linear_place(k->workspace, k->m.z[u % 2]);
 }
 
 /* The first of a unit's d_logits. */
@@ -110,8 +84,19 @@ static void *d_logits_at(const struct colo_linear_call *k, int64_t u)
 {
     const int64_t part = part_of(k, u);
     if (k->s.early)
-        return element(part_at(k, part, u), k->l->dtype, column_of(k, u) - k->s.part[part].first);
+        return colo_linear_element(part_at(k, part, u), k->l->dtype,
+                                   column_of(k, u) - k->s.part[part].first);
     return k->s.in_place ? logits_at(k, u) : joined_at(k, k->m.dz, u, k->l->dtype, k->s.d_stride);
+}
+
+/* What the gather tells of this rank; after pack. */
+static void make_header(struct colo_linear_call *k)
+{
+    const colo_logprob_config_t *c = &k->l->config.logprob;
+    bool on_host = colo_lm_head_config(k->l->head)->mem == COLO_HOST;
+    colo_logprob_i_set_header(
+        &k->pass, colo_logprob_i_hash_config(c, k->pass.dtype),
+        on_host && !colo_logprob_i_alone(&k->pass) ? colo_logprob_i_hash_targets(&k->pass) : 0);
 }
 
 colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
@@ -132,10 +117,10 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
         .target_stride = targets->stride[0],
         .ignore_index = c->ignore_index,
         .vocab = c->logits.vocab,
-        .row_of = in_workspace(k, k->m.row_of),
-        .token_of = in_workspace(k, k->m.token_of),
-        .row_targets = in_workspace(k, k->m.row_targets),
-        .counts = in_workspace(k, k->m.counts),
+        .row_of = colo_linear_place(k->workspace, k->m.row_of),
+        .token_of = colo_linear_place(k->workspace, k->m.token_of),
+        .row_targets = colo_linear_place(k->workspace, k->m.row_targets),
+        .counts = colo_linear_place(k->workspace, k->m.counts),
     };
     const int64_t shape[2] = {k->s.rows, l->columns};
     colo_tensor_t z = colo_tensor_host(NULL, l->config.logits_dtype, 2, shape);
@@ -147,35 +132,30 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     k->pass.d_dtype = l->dtype;
     k->true_columns = k->pass.true_columns;
     colo_logprob_i_set_ranks(&k->pass, l->group);
-    k->pass.blocks = in_workspace(k, k->m.blocks);
+    k->pass.blocks = colo_linear_place(k->workspace, k->m.blocks);
     k->pass.block = k->s.block;
     k->pass.out = (colo_logprob_out_t){
-        .logp = in_workspace(k, k->m.logp),
-        .entropy = in_workspace(k, k->m.entropy),
-        .loss = in_workspace(k, k->m.loss),
-        .correct = in_workspace(k, k->m.correct),
+        .logp = colo_linear_place(k->workspace, k->m.logp),
+        .entropy = colo_linear_place(k->workspace, k->m.entropy),
+        .loss = colo_linear_place(k->workspace, k->m.loss),
+        .correct = colo_linear_place(k->workspace, k->m.correct),
     };
-    return l->loss->rows_compact(&k->rows, stream);
+    COLO_TRY(l->loss->rows_compact(&k->rows, stream));
+    if (k->s.pass != COLO_LINEAR_BACKWARD)
+        make_header(k);
+    return COLO_OK;
 }
 
-/* What the gather tells of this rank; after pack. */
-void colo_linear_i_make_header(struct colo_linear_call *k)
-{
-    const colo_logprob_config_t *c = &k->l->config.logprob;
-    bool on_host = colo_lm_head_config(k->l->head)->mem == COLO_HOST;
-    colo_logprob_i_set_header(
-        &k->pass, colo_logprob_i_hash_config(c, k->pass.dtype),
-        on_host && !colo_logprob_i_alone(&k->pass) ? colo_logprob_i_hash_targets(&k->pass) : 0);
-}
-
-static colo_status_t take_weight(struct colo_linear_call *k)
+static colo_status_t take_head(struct colo_linear_call *k)
 {
     colo_tensor_t w, b;
     COLO_TRY(colo_lm_head_acquire(k->l->head, k->main, &w, &b));
     k->weight = (struct colo_linear_matrix){w.data, w.stride[0], w.dtype};
     k->bias = k->l->has_bias ? b.data : NULL;
     if (k->m.bias >= 0) { /* a gathered bias is a column of the gathered head */
-        colo_box_t to = {in_workspace(k, k->m.bias), {1, 1, k->l->columns}, {0, 0, 1}},
+        colo_box_t to = {colo_linear_place(k->workspace, k->m.bias),
+                         {1, 1, k->l->columns},
+                         {0, 0, 1}},
                    from = {b.data, {1, 1, k->l->columns}, {0, 0, b.stride[0]}};
         k->bias = to.data;
         if (k->l->columns > 0)
@@ -200,7 +180,7 @@ static void set_unit(struct colo_linear_call *k, int64_t u)
     k->pass.hi = k->s.rows - k->pass.lo < k->s.chunk ? k->s.rows : k->pass.lo + k->s.chunk;
     set_columns(k, column_of(k, u), (u + 1) % k->s.blocks ? column_of(k, u + 1) : k->l->columns);
     k->pass.logits = logits_at(k, u);
-    k->pass.d_logits = k->s.makes_d_logits ? d_logits_at(k, u) : NULL;
+    k->pass.d_logits = colo_linear_has(&k->s, COLO_STEP_D_LOGITS) ? d_logits_at(k, u) : NULL;
     k->pass.d_row_stride = k->s.early      ? k->s.part[part_of(k, u)].stride
                            : k->s.in_place ? k->s.z_stride
                                            : k->s.d_stride;
@@ -224,7 +204,7 @@ static colo_status_t multiply(const struct colo_linear_call *k, struct colo_line
     g->columns = width_of(k);
     g->pinned = k->s.segment > 0;
     g->hidden = k->l->hidden;
-    g->workspace = in_workspace(k, k->m.gemm);
+    g->workspace = colo_linear_place(k->workspace, k->m.gemm);
     return k->l->loss->gemm->run(k->l->gemm, g, k->main);
 }
 
@@ -234,56 +214,65 @@ static struct colo_linear_matrix rows_of(const struct colo_linear_call *k,
                                          int64_t from)
 {
     return (struct colo_linear_matrix){
-        element(w->data, w->dtype, (column_of(k, u) + from) * w->stride), w->stride, w->dtype};
+        colo_linear_element(w->data, w->dtype, (column_of(k, u) + from) * w->stride), w->stride,
+        w->dtype};
 }
 
 /* The columns of @z from @from on. */
 static struct colo_linear_matrix columns_from(const struct colo_linear_matrix *z, int64_t from)
 {
-    return (struct colo_linear_matrix){element(z->data, z->dtype, from), z->stride, z->dtype};
+    return (struct colo_linear_matrix){colo_linear_element(z->data, z->dtype, from), z->stride,
+                                       z->dtype};
 }
 
-/* On the caller's stream: the unit's logits, and before the first of a chunk its rows of hidden. */
-static colo_status_t make_logits(struct colo_linear_call *k, int64_t u)
+static colo_status_t take_rows(struct colo_linear_call *k, int64_t u)
 {
-    const colo_loss_ops_t *ops = k->l->loss;
     const struct colo_linear_matrix hidden = {k->hidden.data, k->hidden.stride[0], k->l->dtype};
-    const int64_t c = chunk_of(k, u);
-    set_unit(k, u);
-    if (u >= 2) /* the auxiliary stream has read what was in this buffer */
-        COLO_TRY(wait_for(k, WORK0 + (int32_t)(u % 2), k->main));
-    if (k->m.h[0] >= 0 && u % k->s.blocks == 0)
-        COLO_TRY(ops->rows_gather(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
-                                  &hidden, k->main));
-    const struct colo_linear_matrix z = {logits_at(k, u), k->s.z_stride, k->l->config.logits_dtype};
+    return k->m.h[0] < 0 ? COLO_OK
+                         : k->l->loss->rows_gather(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden,
+                                                   rows_at(k, chunk_of(k, u)), &hidden, k->main);
+}
+
+/* A product of the unit, one for each of its segments: the rows of @w and columns of @z are its. */
+static colo_status_t multiply_all(const struct colo_linear_call *k, struct colo_linear_gemm g,
+                                  int64_t u)
+{
+    const struct colo_linear_matrix w = g.w, z = g.z;
+    const char *bias = g.bias;
     int64_t from = 0;
     do {
-        struct colo_linear_gemm g = {
-            .product = COLO_LINEAR_LOGITS,
-            .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
-            .w = rows_of(k, &k->weight, u, from),
-            .z = columns_from(&z, from),
-            .bias = element(k->bias, k->l->dtype, column_of(k, u) + from),
-        };
-        if (k->s.makes_logits)
-            COLO_TRY(multiply(k, &g));
+        g.w = rows_of(k, &w, u, from);
+        g.z = columns_from(&z, from);
+        g.bias = bias ? bias + from * (int64_t)colo_dtype_size(k->l->dtype) : NULL;
+        COLO_TRY(multiply(k, &g));
         from += width_of(k);
     } while (from < k->pass.columns);
-    return record(k, LOGITS0 + (int32_t)(u % 2), k->main);
+    return COLO_OK;
 }
 
-static colo_status_t gather_blocks(struct colo_linear_call *k, bool check)
+static colo_status_t make_logits(struct colo_linear_call *k, int64_t u)
+{
+    const struct colo_linear_gemm g = {
+        .product = COLO_LINEAR_LOGITS,
+        .h = {rows_at(k, chunk_of(k, u)), k->l->hidden, k->l->dtype},
+        .w = k->weight,
+        .z = {logits_at(k, u), k->s.z_stride, k->l->config.logits_dtype},
+        .bias = colo_linear_element(k->bias, k->l->dtype, column_of(k, u))};
+    return multiply_all(k, g, u);
+}
+
+static colo_status_t gather_blocks(struct colo_linear_call *k, int64_t u)
 {
     struct colo_logprob_pass *p = &k->pass;
     COLO_TRY(colo_comm_i_all_gather(k->l->group, COLO_CATEGORY_LOSS,
                                     p->blocks + p->rank * p->block.bytes, p->blocks,
                                     p->segments * p->block.bytes, COLO_U8, k->aux));
-    return check && colo_lm_head_config(k->l->head)->mem == COLO_HOST
+    return u == 0 && colo_lm_head_config(k->l->head)->mem == COLO_HOST
                ? colo_logprob_i_check_headers(p)
                : COLO_OK;
 }
 
-/* On the auxiliary stream: the unit's d_logits; shared ones part by part. */
+/* The unit's d_logits; shared ones part by part. */
 static colo_status_t make_d_logits(struct colo_linear_call *k, int64_t u)
 {
     if (!k->s.shared)
@@ -291,36 +280,12 @@ static colo_status_t make_d_logits(struct colo_linear_call *k, int64_t u)
     for (int32_t i = 0; i < k->s.parts; i++) {
         const struct colo_linear_part *p = &k->s.part[i];
         set_columns(k, p->first, p[1].first);
-        k->pass.logits = element(logits_at(k, u), k->l->config.logits_dtype, p->first);
+        k->pass.logits = colo_linear_element(logits_at(k, u), k->l->config.logits_dtype, p->first);
         k->pass.d_logits = part_at(k, i, u);
         k->pass.d_row_stride = p->stride;
         COLO_TRY(k->l->loss->logprob_grad(&k->pass, k->aux));
     }
     return COLO_OK;
-}
-
-/* On the auxiliary stream: what the pass makes of a unit's logits. */
-static colo_status_t work(struct colo_linear_call *k, int64_t u)
-{
-    const colo_loss_ops_t *ops = k->l->loss;
-    const bool piecewise = k->s.piecewise, alone = colo_logprob_i_alone(&k->pass);
-    set_unit(k, u);
-    COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(u % 2), k->aux));
-    if (k->s.pass != COLO_LINEAR_BACKWARD) {
-        k->pass.block_lo = piecewise || alone ? k->pass.lo : 0;
-        COLO_TRY(ops->logprob_stats(&k->pass, k->aux));
-        if (piecewise && !alone)
-            COLO_TRY(gather_blocks(k, u == 0));
-        if (piecewise || alone)
-            COLO_TRY(ops->logprob_merge(&k->pass, k->aux));
-    }
-    if (k->s.joined > 1 && u % k->s.joined == 0) { /* products have read what was there before */
-        COLO_TRY(record(k, MAIN, k->main));
-        COLO_TRY(wait_for(k, MAIN, k->aux));
-    }
-    if (k->s.makes_d_logits)
-        COLO_TRY(make_d_logits(k, u));
-    return record(k, WORK0 + (int32_t)(u % 2), k->aux);
 }
 
 /* On the auxiliary stream, once d_hidden is whole: the sum over the vocabulary group. */
@@ -334,17 +299,18 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
         const int64_t each = k->s.tokens / colo_comm_size(l->group);
         const colo_tensor_t *d = k->d_hidden_out;
         const colo_box_t to = {d->data, {1, each, l->hidden}, {0, d->stride[0], 1}},
-                         from = {element(k->d_hidden.data, l->dtype,
-                                         each * colo_comm_rank(l->group) * l->hidden),
+                         from = {colo_linear_element(k->d_hidden.data, l->dtype,
+                                                     each * colo_comm_rank(l->group) * l->hidden),
                                  {1, each, l->hidden},
                                  {0, l->hidden, 1}};
         return l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE || each == 0
                    ? COLO_OK
                    : l->ops->box_copy(&to, &from, colo_dtype_size(l->dtype), k->main);
     }
-    COLO_TRY(record(k, MAIN, k->main));
-    COLO_TRY(wait_for(k, MAIN, k->aux));
-    colo_comm_i_set_stage(l->group, in_workspace(k, k->m.d_h_stage), (size_t)k->m.d_h_stage_bytes);
+    COLO_TRY(record(k, COLO_EVENT_MAIN, k->main));
+    COLO_TRY(wait_for(k, COLO_EVENT_MAIN, k->aux));
+    colo_comm_i_set_stage(l->group, colo_linear_place(k->workspace, k->m.d_h_stage),
+                          (size_t)k->m.d_h_stage_bytes);
     const colo_status_t st =
         l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
             ? colo_comm_i_all_reduce(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
@@ -372,8 +338,9 @@ static struct colo_linear_matrix sum_at(const struct colo_linear_call *k, int64_
 {
     const colo_dtype_t dtype = k->l->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     const int64_t hidden = k->l->hidden;
-    return (struct colo_linear_matrix){element(in_workspace(k, offset), dtype, i * rows * hidden),
-                                       hidden, dtype};
+    return (struct colo_linear_matrix){
+        colo_linear_element(colo_linear_place(k->workspace, offset), dtype, i * rows * hidden),
+        hidden, dtype};
 }
 
 /* With segments: d_hidden is a sum over a tree whose leaves are segments. A rank's are a subtree;
@@ -407,11 +374,11 @@ static colo_status_t sum_segments(struct colo_linear_call *k, int64_t u,
     }
     if ((u + 1) % k->s.blocks != 0 || ranks == 1)
         return COLO_OK;
-    COLO_TRY(record(k, MAIN, k->main));
-    COLO_TRY(wait_for(k, MAIN, k->aux));
+    COLO_TRY(record(k, COLO_EVENT_MAIN, k->main));
+    COLO_TRY(wait_for(k, COLO_EVENT_MAIN, k->aux));
     COLO_TRY(colo_comm_i_all_gather(l->group, COLO_CATEGORY_LOSS, sum->data,
-                                    in_workspace(k, k->m.d_h_all), rows * l->hidden, sum->dtype,
-                                    k->aux));
+                                    colo_linear_place(k->workspace, k->m.d_h_all), rows * l->hidden,
+                                    sum->dtype, k->aux));
     COLO_TRY(colo_linear_i_join(k));
     for (int32_t step = 1; step < ranks; step *= 2)
         for (int32_t r = 0; r + step < ranks; r += 2 * step) {
@@ -423,24 +390,31 @@ static colo_status_t sum_segments(struct colo_linear_call *k, int64_t u,
     return COLO_OK;
 }
 
-/* On the caller's stream: what a unit adds to d_hidden of its chunk; the last one puts it there. */
-static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
-                                   const struct colo_linear_matrix *z)
+static struct colo_linear_matrix gradient_of(const struct colo_linear_call *k, int64_t u)
+{
+    return (struct colo_linear_matrix){d_logits_at(k, u), k->pass.d_row_stride, k->l->dtype};
+}
+
+/* What a unit adds to d_hidden of its chunk; the last one puts it there. */
+static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u)
 {
     const colo_loss_ops_t *ops = k->l->loss;
     const int64_t c = chunk_of(k, u), hidden = k->l->hidden;
-    struct colo_linear_matrix sum = {in_workspace(k, k->m.d_h_sum), hidden, COLO_F32},
-                              d_h = {k->s.d_hidden_last ? rows_at(k, c) : in_workspace(k, k->m.d_h),
+    const struct colo_linear_matrix z = gradient_of(k, u);
+    struct colo_linear_matrix sum = {colo_linear_place(k->workspace, k->m.d_h_sum), hidden,
+                                     COLO_F32},
+                              d_h = {k->s.d_hidden_last ? rows_at(k, c)
+                                                        : colo_linear_place(k->workspace, k->m.d_h),
                                      hidden, k->l->dtype};
     struct colo_linear_gemm g = {
         .product = COLO_LINEAR_D_HIDDEN,
         .h = sum.data ? sum : d_h,
         .w = rows_of(k, &k->weight, u, 0),
-        .z = *z,
+        .z = z,
         .beta = u % k->s.blocks > 0,
         .scale = k->scale,
     };
-    COLO_TRY(k->s.segment ? sum_segments(k, u, z, &sum) : multiply(k, &g));
+    COLO_TRY(k->s.segment ? sum_segments(k, u, &z, &sum) : multiply(k, &g));
     if ((u + 1) % k->s.blocks != 0)
         return COLO_OK;
     if (sum.data && sum.dtype == d_h.dtype)
@@ -455,104 +429,132 @@ static colo_status_t make_d_hidden(struct colo_linear_call *k, int64_t u,
 }
 
 /* From its stage to d_weight, when nothing reads the first part's d_logits any more. */
-static colo_status_t place_first_part(const struct colo_linear_call *k)
+static colo_status_t unstage(struct colo_linear_call *k)
 {
     const int64_t count = k->s.part[1].first * k->l->hidden;
     const colo_box_t to = {k->d_weight.data, {1, 1, count}, {0, 0, 1}},
-                     from = {in_workspace(k, k->m.stage), {1, 1, count}, {0, 0, 1}};
+                     from = {colo_linear_place(k->workspace, k->m.stage), {1, 1, count}, {0, 0, 1}};
     return k->l->ops->box_copy(&to, &from, colo_dtype_size(k->l->dtype), k->main);
 }
 
-/* On the caller's stream: gradients of the unit @last and those that are joined with it, when the
- * auxiliary stream has made d_logits. */
-static colo_status_t make_grads(struct colo_linear_call *k, int64_t last)
+static colo_status_t make_d_weight(struct colo_linear_call *k, int64_t u)
 {
-    const int64_t u = last - last % k->s.joined, c = chunk_of(k, u);
+    const int64_t c = chunk_of(k, u);
     const bool staged = u == 0 && k->m.stage >= 0;
-    set_unit(k, last);
-    const int64_t hi = k->pass.hi;
-    set_unit(k, u);
-    k->pass.hi = hi;
-    const struct colo_linear_matrix z = {d_logits_at(k, u), k->pass.d_row_stride, k->l->dtype},
-                                    w = {staged ? in_workspace(k, k->m.stage) : k->d_weight.data,
-                                         k->d_weight.stride[0], k->d_weight.dtype};
-    COLO_TRY(wait_for(k, WORK0 + (int32_t)(last % 2), k->main));
-    if (!k->l->config.frozen_hidden && !k->s.d_hidden_last)
-        COLO_TRY(make_d_hidden(k, u, &z));
-    if (k->l->config.frozen_weight)
-        return COLO_OK;
-    const double beta = k->fresh && c == 0 ? 0 : 1;
-    int64_t from = 0;
-    do {
-        struct colo_linear_gemm g = {
-            .product = COLO_LINEAR_D_WEIGHT,
-            .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
-            .w = rows_of(k, &w, u, from),
-            .z = columns_from(&z, from),
-            .beta = beta,
-            .scale = k->scale,
-        };
-        COLO_TRY(multiply(k, &g));
-        from += width_of(k);
-    } while (from < k->pass.columns);
+    const struct colo_linear_matrix z = gradient_of(k, u);
+    const struct colo_linear_gemm g = {
+        .product = COLO_LINEAR_D_WEIGHT,
+        .h = {rows_at(k, c), k->l->hidden, k->l->dtype},
+        .w = {staged ? colo_linear_place(k->workspace, k->m.stage) : k->d_weight.data,
+              k->d_weight.stride[0], k->d_weight.dtype},
+        .z = z,
+        .beta = k->fresh && c == 0 ? 0 : 1,
+        .scale = k->scale};
+    COLO_TRY(multiply_all(k, g, u));
     const colo_tensor_t *b = &k->d_bias;
-    if (k->l->has_bias)
-        COLO_TRY(k->l->loss->rows_sum(&z, k->pass.hi - k->pass.lo, k->pass.columns, k->scale,
-                                      element(b->data, b->dtype, column_of(k, u) * b->stride[0]),
-                                      b->stride[0], beta, k->main));
-    if (k->s.d_hidden_last && !k->l->config.frozen_hidden)
-        COLO_TRY(make_d_hidden(k, u, &z));
-    return staged ? place_first_part(k) : COLO_OK;
+    return k->l->has_bias
+               ? k->l->loss->rows_sum(
+                     &z, k->pass.hi - k->pass.lo, k->pass.columns, k->scale,
+                     colo_linear_element(b->data, b->dtype, column_of(k, u) * b->stride[0]),
+                     b->stride[0], g.beta, k->main)
+               : COLO_OK;
 }
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k)
 {
-    COLO_TRY(record(k, AUX, k->aux));
-    return wait_for(k, AUX, k->main);
+    COLO_TRY(record(k, COLO_EVENT_AUX, k->aux));
+    return wait_for(k, COLO_EVENT_AUX, k->main);
 }
 
-/* After the last chunk: what is left for the auxiliary stream, then the caller's stream waits for
- * it. */
-static colo_status_t finish(struct colo_linear_call *k, const colo_logprob_out_t *out)
-{
-    if (!k->s.piecewise && out && !colo_logprob_i_alone(&k->pass)) {
-        k->pass.lo = k->pass.block_lo = 0;
-        k->pass.hi = k->s.rows;
-        COLO_TRY(gather_blocks(k, true));
-        COLO_TRY(k->l->loss->logprob_merge(&k->pass, k->aux));
-    }
-    if (out) {
-        struct colo_linear_scatter s = {
-            .rows = &k->rows, .dtype = k->l->stat_dtype, .from = k->pass.out, .to = *out};
-        COLO_TRY(k->l->loss->rows_scatter(&s, k->aux));
-    }
-    return colo_linear_i_join(k);
-}
+/* ---- the pass ---- */
 
-colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logprob_out_t *out)
+/* @parity: of the unit that an event of a pair belongs to */
+static colo_status_t run_step(struct colo_linear_call *k, const struct colo_linear_step *step,
+                              int64_t u, int64_t parity)
 {
-    if (k->s.needs_weight)
-        COLO_TRY(take_weight(k));
-    const int64_t units = k->s.chunks * k->s.blocks;
-    const bool over = k->s.joined > 1 && k->s.in_place; /* logits come where d_logits are */
-    for (int64_t u = 0; u <= units; u++) {
-        const bool due = k->s.makes_grads && u > 0 && (u % k->s.joined == 0 || u == units);
-        if (due && over)
-            COLO_TRY(make_grads(k, u - 1));
-        if (u < units)
-            COLO_TRY(make_logits(k, u));
-        if (due && !over)
-            COLO_TRY(make_grads(k, u - 1));
-        if (u < units)
-            COLO_TRY(work(k, u));
-    }
-    COLO_TRY(finish(k, out));
-    COLO_TRY(colo_comm_i_host_barrier(k->l->group,
-                                      "lm_head")); /* the last product, too, is behind all */
-    if (k->s.needs_weight)
-        COLO_TRY(colo_lm_head_release(k->l->head, k->main));
-    if (k->s.makes_grads && !k->l->config.frozen_weight)
+    const colo_loss_ops_t *ops = k->l->loss;
+    const int32_t event = step->event + (step->event < COLO_EVENT_MAIN ? (int32_t)parity : 0);
+    const colo_stream_t on = step->aux ? k->aux : k->main;
+    switch ((enum colo_linear_step_kind)step->kind) {
+    case COLO_STEP_TAKE_HEAD:
+        return take_head(k);
+    case COLO_STEP_TAKE_ROWS:
+        return take_rows(k, u);
+    case COLO_STEP_LOGITS:
+        return make_logits(k, u);
+    case COLO_STEP_STATISTICS:
+        k->pass.block_lo = k->s.piecewise || colo_logprob_i_alone(&k->pass) ? k->pass.lo : 0;
+        return ops->logprob_stats(&k->pass, on);
+    case COLO_STEP_GATHER:
+        return gather_blocks(k, u);
+    case COLO_STEP_MERGE:
+        return ops->logprob_merge(&k->pass, on);
+    case COLO_STEP_D_LOGITS:
+        return make_d_logits(k, u);
+    case COLO_STEP_D_HIDDEN:
+        return make_d_hidden(k, u);
+    case COLO_STEP_D_WEIGHT:
+        return make_d_weight(k, u);
+    case COLO_STEP_UNSTAGE:
+        return u == 0 ? unstage(k) : COLO_OK;
+    case COLO_STEP_OUTPUTS:
+        return ops->rows_scatter(
+            &(struct colo_linear_scatter){&k->rows, k->l->stat_dtype, k->pass.out, *k->out}, on);
+    case COLO_STEP_BARRIER:
+        return colo_comm_i_host_barrier(k->l->group, "lm_head");
+    case COLO_STEP_RELEASE_HEAD:
+        return colo_lm_head_release(k->l->head, on);
+    case COLO_STEP_REDUCE:
         return colo_lm_head_i_reduce(k->l->head, &k->head_grads, k->s.once,
-                                     in_workspace(k, k->m.reduce), k->main);
+                                     colo_linear_place(k->workspace, k->m.reduce), on);
+    case COLO_STEP_RECORD:
+        return record(k, event, on);
+    case COLO_STEP_WAIT:
+        return u < 2 && step->when == COLO_WHEN_UNIT && step->event == COLO_EVENT_WORK
+                   ? COLO_OK /* no unit had this buffer before */
+                   : wait_for(k, event, on);
+    }
     return COLO_OK;
+}
+
+/* The steps of unit @u, and of the past: the unit before it and those that are joined with it. */
+static colo_status_t run_unit(struct colo_linear_call *k, int64_t u, int64_t units)
+{
+    const struct colo_linear_program *p = &k->s.program;
+    const bool past = u > 0 && (u % k->s.joined == 0 || u == units), now = u < units;
+    for (const struct colo_linear_step *step = p->step; step < p->step + p->n; step++)
+        if (step->when == COLO_WHEN_PAST && past) {
+            const int64_t last = u - 1, first = last - last % k->s.joined;
+            set_unit(k, last);
+            const int64_t hi = k->pass.hi;
+            set_unit(k, first);
+            k->pass.hi = hi;
+            COLO_TRY(run_step(k, step, first, last % 2));
+        } else if (now && (step->when == COLO_WHEN_UNIT ||
+                           (step->when == COLO_WHEN_CHUNK && u % k->s.blocks == 0) ||
+                           (step->when == COLO_WHEN_JOINED && u % k->s.joined == 0))) {
+            set_unit(k, u);
+            COLO_TRY(run_step(k, step, u, u % 2));
+        }
+    return COLO_OK;
+}
+
+static colo_status_t run_once(struct colo_linear_call *k, enum colo_linear_when when)
+{
+    const struct colo_linear_program *p = &k->s.program;
+    for (const struct colo_linear_step *step = p->step; step < p->step + p->n; step++)
+        if (step->when == when)
+            COLO_TRY(run_step(k, step, 0, 0));
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k)
+{
+    const int64_t units = k->s.chunks * k->s.blocks;
+    COLO_TRY(run_once(k, COLO_WHEN_BEFORE));
+    for (int64_t u = 0; u <= units; u++)
+        COLO_TRY(run_unit(k, u, units));
+    k->pass.lo = k->pass.block_lo = 0; /* of all rows */
+    k->pass.hi = k->s.rows;
+    return run_once(k, COLO_WHEN_AFTER);
 }

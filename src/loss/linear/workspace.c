@@ -203,10 +203,9 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
                                  int64_t tokens, int64_t max_valid, struct colo_linear_size *s)
 {
     const colo_linear_logprob_config_t *c = &l->config;
-    if (tokens < 0)
-        return colo_fail(COLO_ERR_ARG, "linear: tokens is %" PRId64 ", expected >= 0", tokens);
-    if ((unsigned)pass > COLO_LINEAR_INFERENCE)
-        return colo_fail(COLO_ERR_ARG, "linear: pass %d is unknown", (int)pass);
+    COLO_FAIL_IF(tokens < 0, COLO_ERR_ARG, "linear: tokens is %" PRId64 ", expected >= 0", tokens);
+    COLO_FAIL_IF((unsigned)pass > COLO_LINEAR_INFERENCE, COLO_ERR_ARG, "linear: pass %d is unknown",
+                 (int)pass);
     *s = (struct colo_linear_size){.pass = pass, .tokens = tokens};
     s->rows = max_valid < 0 || max_valid > tokens ? tokens : max_valid;
     const bool back = pass == COLO_LINEAR_BACKWARD, fore = pass == COLO_LINEAR_FORWARD,
@@ -234,16 +233,14 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->chunks = s->rows > 0 ? s->rows / s->chunk + (s->rows % s->chunk > 0) : 1;
     s->joined = loss ? joined_of(l, s) : 1;
     s->once = s->chunks <= s->joined && !c->d_weight_add;
-    s->makes_grads = (back || loss) && trains;
-    s->makes_d_logits = trains && (s->early ? fore : back || loss);
-    s->makes_logits = !back || (s->makes_grads && !s->keeps && !s->early);
+    const bool makes_grads = (back || loss) && trains,
+               makes_logits = !back || (makes_grads && !s->keeps && !s->early);
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
-    bool others =
-        back && s->makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
-    s->needs_weight = s->makes_logits || (s->makes_grads && !c->frozen_hidden) || others;
+    bool others = back && makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
+    const bool takes_head = makes_logits || (makes_grads && !c->frozen_hidden) || others;
     s->d_hidden_last = loss && !c->frozen_weight && colo_comm_size(l->group) == 1;
-    s->buffers = stays || !s->makes_logits      ? 0
+    s->buffers = stays || !makes_logits         ? 0
                  : s->chunks * s->blocks == 1   ? 1
                  : s->in_place && s->joined > 1 ? 1
                                                 : 2;
@@ -255,10 +252,10 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
         s->blocks = s->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool whole = !s->piecewise && colo_comm_size(l->group) > 1;
-    if (!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype, whole ? s->rows : s->chunk,
-                                     &s->block))
-        return colo_fail(COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes",
-                         s->rows);
+    COLO_FAIL_IF(!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype,
+                                              whole ? s->rows : s->chunk, &s->block),
+                 COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes", s->rows);
+    colo_linear_i_program(l, makes_logits, takes_head, s);
     return COLO_OK;
 }
 
@@ -285,8 +282,9 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
                                    struct colo_linear_memory *m)
 {
     const colo_linear_logprob_config_t *c = &l->config;
-    const bool outputs = s->pass != COLO_LINEAR_BACKWARD, grads = s->makes_grads;
-    const bool d_weight = grads && !c->frozen_weight, d_z = s->makes_d_logits;
+    const bool outputs = s->pass != COLO_LINEAR_BACKWARD, grads = colo_linear_makes_grads(s);
+    const bool d_weight = grads && !c->frozen_weight, d_z = colo_linear_has(s, COLO_STEP_D_LOGITS),
+               makes_logits = colo_linear_has(s, COLO_STEP_LOGITS);
     const bool joins = s->joined > 1, second = s->chunks > s->joined && !(joins && s->in_place),
                other = s->chunks * s->blocks > 1 && !joins;
     const int64_t stat = elem_of(l->stat_dtype), elem = elem_of(l->dtype);
@@ -316,8 +314,8 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
         m->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), J,
                        s->d_stride, elem);
         /* d_W's product of a chunk comes after the next chunk's rows were taken */
-        m->h[i] = put(&n, &ok, i == 0 ? s->makes_logits || d_weight : d_weight && second, J,
-                      l->hidden, elem);
+        m->h[i] = put(&n, &ok, i == 0 ? makes_logits || d_weight : d_weight && second, J, l->hidden,
+                      elem);
     }
     m->d_h = put(&n, &ok, grads && !c->frozen_hidden && !s->d_hidden_last, J, l->hidden, elem);
     const bool d_h = grads && !c->frozen_hidden;
@@ -340,8 +338,8 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
     m->d_h_stage_bytes = summed;
     m->stage =
         put(&n, &ok, d_weight && s->early && s->inside > 0, s->part[1].first, l->hidden, elem);
-    m->bias = put(&n, &ok, s->makes_logits && l->has_bias && colo_lm_head_group(l->head),
-                  l->columns, elem, 1);
+    m->bias = put(&n, &ok, makes_logits && l->has_bias && colo_lm_head_group(l->head), l->columns,
+                  elem, 1);
     m->reduce =
         put(&n, &ok, d_weight && reduce_bytes(l, s->once) > 0, reduce_bytes(l, s->once), 1, 1);
     m->gemm = put(&n, &ok, true, l->loss->gemm->workspace(l->gemm), 1, 1);
@@ -375,8 +373,7 @@ colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *l, int
 {
     struct colo_linear_size s;
     struct colo_linear_saved k;
-    if (!l || !bytes)
-        return colo_fail(COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
+    COLO_FAIL_IF(!l || !bytes, COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
     COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_FORWARD, tokens, max_valid, &s));
     COLO_TRY(colo_linear_i_saved(l, &s, &k));
     *bytes = (size_t)k.bytes;
@@ -389,8 +386,7 @@ colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *l,
 {
     struct colo_linear_size s;
     struct colo_linear_memory m;
-    if (!l || !bytes)
-        return colo_fail(COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
+    COLO_FAIL_IF(!l || !bytes, COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
     COLO_TRY(colo_linear_i_size(l, pass, tokens, max_valid, &s));
     COLO_TRY(colo_linear_i_memory(l, &s, &m));
     *bytes = (size_t)m.bytes;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* workspace.h (private) - the object of the lm_head path, and where a call's memory lies. */
+/* workspace.h (private) - the object of the lm_head path, the steps of a pass, and where a call's
+ * memory lies. */
 #ifndef COLO_LOSS_LINEAR_PLAN_H
 #define COLO_LOSS_LINEAR_PLAN_H
 
@@ -27,6 +28,52 @@ struct colo_linear_part {
 };
 enum { COLO_LINEAR_PARTS = 12 };
 
+/* What a pass does, program.c. The steps of a unit, which is a block of columns of a chunk of rows,
+ * run unit by unit; those of the past run when the units that are joined are all made. */
+enum colo_linear_step_kind {
+    COLO_STEP_TAKE_HEAD,
+    COLO_STEP_TAKE_ROWS,
+    COLO_STEP_LOGITS,
+    COLO_STEP_STATISTICS,
+    COLO_STEP_GATHER,
+    COLO_STEP_MERGE,
+    COLO_STEP_D_LOGITS,
+    COLO_STEP_D_HIDDEN,
+    COLO_STEP_D_WEIGHT,
+    COLO_STEP_UNSTAGE, /* the first part of d_weight, which had a stage */
+    COLO_STEP_OUTPUTS,
+    COLO_STEP_BARRIER,
+    COLO_STEP_RELEASE_HEAD,
+    COLO_STEP_REDUCE,
+    COLO_STEP_RECORD,
+    COLO_STEP_WAIT
+};
+enum colo_linear_when {
+    COLO_WHEN_BEFORE, /* once */
+    COLO_WHEN_UNIT,
+    COLO_WHEN_CHUNK,  /* the first unit of a chunk */
+    COLO_WHEN_JOINED, /* the first of those that are joined */
+    COLO_WHEN_PAST,
+    COLO_WHEN_AFTER /* once */
+};
+/* Pairs: a unit has the one of its parity. */
+enum colo_linear_event {
+    COLO_EVENT_LOGITS = 0,
+    COLO_EVENT_WORK = 2,
+    COLO_EVENT_MAIN = 4,
+    COLO_EVENT_AUX = 5,
+    COLO_LINEAR_EVENTS = 6
+};
+struct colo_linear_step {
+    uint8_t kind, when, event; /* the latter of RECORD and WAIT */
+    bool aux;                  /* on the auxiliary stream */
+};
+struct colo_linear_program {
+    struct colo_linear_step step[32];
+    int32_t n;
+    uint32_t kinds; /* bits */
+};
+
 /* One pass over T tokens and R rows, as numbers. */
 struct colo_linear_size {
     colo_linear_pass_t pass;
@@ -41,15 +88,30 @@ struct colo_linear_size {
     bool shared;           /* the first `inside` parts are in d_weight */
     int32_t parts, inside;
     struct colo_linear_part part[COLO_LINEAR_PARTS + 1]; /* the one behind the last: its end */
-    bool piecewise; /* statistics are gathered and merged chunk by chunk */
-    bool makes_logits, makes_d_logits, makes_grads, in_place; /* in place: d_logits over logits */
-    bool once;                                                /* d_weight is written once */
+    bool piecewise;             /* statistics are gathered and merged chunk by chunk */
+    bool in_place;              /* d_logits over logits */
+    bool once;                  /* d_weight is written once */
     int64_t segment;            /* columns a product; 0: all of a block */
-    bool needs_weight;          /* multiplies by W: gathers a sharded head */
     int64_t buffers;            /* logits buffers in the workspace: 0, 1, 2 */
     int64_t z_stride, d_stride; /* elements from a row to the next */
     colo_logprob_block_t block;
+    struct colo_linear_program program;
 };
+
+static inline bool colo_linear_has(const struct colo_linear_size *s,
+                                   enum colo_linear_step_kind kind)
+{
+    return s->program.kinds >> kind & 1;
+}
+
+static inline bool colo_linear_makes_grads(const struct colo_linear_size *s)
+{
+    return colo_linear_has(s, COLO_STEP_D_HIDDEN) || colo_linear_has(s, COLO_STEP_D_WEIGHT);
+}
+
+/* The steps of a pass whose numbers are known: the last part of colo_linear_i_size(). */
+void colo_linear_i_program(const colo_linear_logprob_t *l, bool makes_logits, bool takes_head,
+                           struct colo_linear_size *s);
 
 /* Byte offsets in a workspace; -1: not there. */
 struct colo_linear_memory {
@@ -66,6 +128,12 @@ struct colo_linear_memory {
     int64_t bytes;
 };
 
+/* NULL of -1 */
+static inline void *colo_linear_place(void *memory, int64_t offset)
+{
+    return offset < 0 ? NULL : (char *)memory + offset;
+}
+
 /* Offsets in the buffer from forward to backward. */
 struct colo_linear_saved {
     int64_t stats, logits, d_logits, scale; /* -1: not there */
@@ -81,8 +149,6 @@ colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *l, const struct c
                                   struct colo_linear_saved *offsets);
 
 /* ---- pipeline.c ---- */
-
-enum { COLO_LINEAR_EVENTS = 6 };
 
 /* One call. */
 struct colo_linear_call {
@@ -105,6 +171,7 @@ struct colo_linear_call {
     bool fresh;                     /* d_weight holds nothing yet */
     struct colo_linear_matrix d_hidden;
     const colo_tensor_t *d_hidden_out;
+    const colo_logprob_out_t *out; /* NULL in backward */
 };
 
 /* k->s, k->m and k->workspace are set; packs the tokens */
@@ -112,12 +179,9 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
                                   const colo_tensor_t *hidden, const colo_tensor_t *targets,
                                   const colo_support_saved_t *support, void *workspace,
                                   colo_stream_t stream);
-/* What the gather tells of this rank; after begin */
-void colo_linear_i_make_header(struct colo_linear_call *k);
 /* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k);
-/* @out: NULL in backward */
-colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logprob_out_t *out);
+colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k);
 
 /* ---- check.c ---- */
 
@@ -126,8 +190,6 @@ colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *con
                                          colo_linear_logprob_config_t *own);
 colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
                                         const colo_linear_batch_t *batch);
-colo_status_t colo_linear_i_check_out(const colo_linear_logprob_t *l,
-                                      const colo_logprob_out_t *out);
 colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
                                            const colo_linear_upstream_t *up, bool factor);
 colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
