@@ -21,6 +21,8 @@ MUTANTS = {
         'megatron.py', 'if given and self._exact:', 'if given:', 'test_megatron_ragged.py', 'without_exact'),
     'what one rank finds wrong in communicate() stays there': (
         'megatron.py', 'tell(why, (bridge,))', 'pass', 'test_refusals.py', 'communicate'),
+    'a tower that one rank cannot make is waited for': (
+        'torch/tower.py', '    @eager  # so that the others hear of an error\n', '', 'test_refusals.py', 'tower'),
     'a bridge that one rank cannot make is waited for': (
         'torch/bridge.py', 'self._refuse(why, comm)', 'pass', 'test_refusals.py', 'new_bridge or new and bridge'),
     'a bridge of its own that one rank cannot make is waited for': (

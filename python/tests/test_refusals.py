@@ -80,6 +80,7 @@ CALLS = {
     'a new bridge': (lambda m, no: ct.Bridge('dp=4', 'cp=4', group=m.world, output=no or 'full')(m.z[None]), 'most'),
     'a new bridge of a spec': (lambda m, no: ct.bridge(m.z[None], 'dp=4', no or 'cp=4', group=m.world), 'cp='),
     'a new bridge of its own': (lambda m, no: in_own(m, no or 'bsh'), 'bhs!'),
+    'a new tower': (lambda m, no: encodes(m, no or 'dp=4'), 'dp='),
     'a ragged bridge': (lambda m, no: carries(m)(m.h, no or cb.Segments(
         [T] * 4, src=[0, 1, 2, 3], seq=[0] * 4, pos=[0, T, 2 * T, 3 * T], seq_len=[4 * T], seq_dp=[0])), [1]),
     'vocab_parallel_entropy': (lambda m, no: compat.vocab_parallel_entropy(m.z, None, no or 1, m.tp), -1),
@@ -119,6 +120,12 @@ def in_own(m, axes):
         return carry(m.z[None])
     finally:
         carry.destroy()
+
+
+def encodes(m, llm):
+    vision = ct.EncoderParallel(torch.nn.Linear(6, 8), group=m.world, llm=llm, rows=lambda grid: 1,
+                                run=lambda tower, pixels, grid: tower(pixels), smallest=(torch.zeros(1, 6), None))
+    return vision(None, into=torch.zeros(1, 4, 8))
 
 
 def carries(m):

@@ -177,6 +177,7 @@ class EncoderParallel:
     Raises ValueError, RuntimeError, MismatchError, TimeoutError: bad input of one rank is an error on all of them.
     """
 
+    @eager  # so that the others hear of an error
     def __init__(self, tower: Any, *, group: Any, llm: Layout | str,
                  cost: Callable[[tuple[int, ...]], float] | float | None = None,
                  run: Callable[[Any, Any, Any], Any] | None = None, rows: Callable[[tuple[int, ...]], int] | None = None,
