@@ -57,50 +57,21 @@ typedef struct faulty {
 
 static void plant(const faulty_t *f, colo_tensor_t *in, colo_tensor_t *out)
 {
-    switch (f->fault) {
-    case WRONG_SHAPE:
-        in->shape[0]--;
-        break;
-    case WRONG_NDIM:
-        in->ndim = 2;
-        break;
-    case WRONG_DTYPE:
-        in->dtype = COLO_I32;
-        break;
-    case INPUT_NULL:
-        in->data = NULL;
-        break;
-    case OUTPUT_NULL:
-        out->data = NULL;
-        break;
-    case OVERLAP:
-        out->data = in->data;
-        break;
-    case OUTPUT_STRIDE_0:
-        out->stride[1] = 0;
-        break;
-    case INPUT_NEGATIVE:
-        in->stride[1] = -3;
-        break;
-    case OUTPUT_OVER_ITSELF:
-        for (int32_t i = 0; i < out->ndim; i++)
-            out->stride[i] = 1;
-        break;
-    case INPUT_MISALIGNED:
-        in->data = (char *)in->data + 2;
-        break;
-    case OUTPUT_MISALIGNED:
-        out->data = (char *)out->data + 1;
-        break;
-    case WIDEST_SHAPE: /* more digits than the error message has room for */
-        in->ndim = COLO_MAX_NDIM;
-        for (int32_t i = 0; i < COLO_MAX_NDIM; i++) {
-            in->shape[i] = i ? INT64_MAX : 0;
-            in->stride[i] = 0;
-        }
-        break;
-    case FAULT_COUNT:
-        break;
+    const fault_t fault = f->fault;
+    in->shape[0] -= fault == WRONG_SHAPE;
+    in->ndim = fault == WRONG_NDIM ? 2 : fault == WIDEST_SHAPE ? COLO_MAX_NDIM : in->ndim;
+    in->dtype = fault == WRONG_DTYPE ? COLO_I32 : in->dtype;
+    in->data = fault == INPUT_NULL ? NULL : (char *)in->data + 2 * (fault == INPUT_MISALIGNED);
+    out->data = fault == OUTPUT_NULL ? NULL
+                : fault == OVERLAP   ? in->data
+                                     : (char *)out->data + (fault == OUTPUT_MISALIGNED);
+    out->stride[1] = fault == OUTPUT_STRIDE_0 ? 0 : out->stride[1];
+    in->stride[1] = fault == INPUT_NEGATIVE ? -3 : in->stride[1];
+    for (int32_t i = 0; i < out->ndim && fault == OUTPUT_OVER_ITSELF; i++)
+        out->stride[i] = 1;
+    for (int32_t i = 0; i < COLO_MAX_NDIM && fault == WIDEST_SHAPE; i++) {
+        in->shape[i] = i ? INT64_MAX : 0; /* more digits than the error message has room for */
+        in->stride[i] = 0;
     }
 }
 

@@ -49,13 +49,11 @@ static const struct {
 typedef struct refusal {
     fault_t fault;
     bool later; /* after a call that was right */
-    colo_status_t status[2], alive[2];
-    bool named[2], untouched[2];
 } refusal_t;
 
 static colo_status_t run_fault(colo_comm_t *comm, void *arg)
 {
-    refusal_t *f = arg;
+    const refusal_t *f = arg;
     const int32_t rank = colo_comm_rank(comm);
     float x[5 * H], y[12 * H]; /* DIFFERENT_LENGTH has the most rows */
     colo_bridge_t *b = NULL;
@@ -79,55 +77,28 @@ static colo_status_t run_fault(colo_comm_t *comm, void *arg)
     int32_t n = 1;
     if (f->later)
         rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
-    if (rank == 1)
-        switch (f->fault) {
-        case SHORT_Y:
-            ty.shape[0]--;
-            break;
-        case SHORT_X:
-            tx.shape[0]--;
-            break;
-        case DTYPE_Y:
-            ty.dtype = COLO_I32;
-            break;
-        case FEATURES_Y:
-            ty.shape[1]--;
-            break;
-        case OTHER_DTYPE:
-            tx.dtype = ty.dtype = COLO_I32;
-            break;
-        case OTHER_FEATURES:
-            tx.shape[1] = ty.shape[1] = H - 1;
-            break;
-        case CUDA_Y:
-            ty.mem = COLO_CUDA;
-            ty.device = 0;
-            break;
-        case X_NULL:
-            px = NULL;
-            break;
-        case Y_NULL:
-            py = NULL;
-            break;
-        case OVERLAP:
-            ty.data = x;
-            break;
-        case Y_STRIDE_0:
-            ty.stride[0] = 0;
-            break;
-        case NO_TENSORS:
-            n = 0;
-            break;
-        default:
-            break;
-        }
+    const fault_t odd = rank == 1 ? f->fault : FAULTS;
+    tx.shape[0] -= odd == SHORT_X;
+    ty.shape[0] -= odd == SHORT_Y;
+    tx.shape[1] -= odd == OTHER_FEATURES;
+    ty.shape[1] -= odd == OTHER_FEATURES || odd == FEATURES_Y;
+    tx.dtype = odd == OTHER_DTYPE ? COLO_I32 : COLO_F32;
+    ty.dtype = odd == OTHER_DTYPE || odd == DTYPE_Y ? COLO_I32 : COLO_F32;
+    ty.mem = odd == CUDA_Y ? COLO_CUDA : COLO_HOST;
+    ty.device = odd == CUDA_Y ? 0 : ty.device;
+    ty.data = odd == OVERLAP ? x : y;
+    ty.stride[0] = odd == Y_STRIDE_0 ? 0 : ty.stride[0];
+    px = odd == X_NULL ? NULL : px;
+    py = odd == Y_NULL ? NULL : py;
+    n = odd != NO_TENSORS;
     blank(y, 10);
-    f->status[rank] = colo_batch_forward(batch, px, py, n, NULL);
-    f->named[rank] = strstr(colo_last_error(), verdict[f->fault].text) != NULL;
-    if (!f->named[rank])
-        fprintf(stderr, "rank %d: %s\n", (int)rank, colo_last_error());
-    f->untouched[rank] = has_only(y, 10, NULL, 0);
-    f->alive[rank] = colo_comm_check(comm);
+    const colo_status_t st = colo_batch_forward(batch, px, py, n, NULL);
+    const colo_status_t want = verdict[f->fault].status;
+    if (!says(verdict[f->fault].text))
+        return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+    rank_check(st == (rank == 1 || want == COLO_ERR_MISMATCH ? want : COLO_ERR_PEER));
+    rank_check(has_only(y, 10, NULL, 0));
+    rank_check(f->later || colo_comm_check(comm) == COLO_OK);
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
     return COLO_OK;
@@ -137,16 +108,8 @@ T_CASE(a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing)
 {
     for (int i = 0; i < FAULTS; i++) {
         refusal_t f = {.fault = (fault_t)i};
-        assert_ok(t_run_ranks(2, run_fault, &f, sizeof f));
-        const colo_status_t other =
-            verdict[i].status == COLO_ERR_MISMATCH ? COLO_ERR_MISMATCH : COLO_ERR_PEER;
-        assert_int_equal(f.status[0], other);
-        assert_int_equal(f.status[1], verdict[i].status);
-        for (int rank = 0; rank < 2; rank++) {
-            assert_true(f.named[rank]);
-            assert_true(f.untouched[rank]);
-            assert_int_equal(f.alive[rank], COLO_OK);
-        }
+        if (t_run_ranks(2, run_fault, &f, sizeof f) < 0)
+            fail_msg("fault %d: %s", i, colo_last_error());
     }
 }
 
@@ -154,9 +117,6 @@ T_CASE(a_bad_later_call_wakes_the_ranks_that_wait)
 {
     refusal_t f = {.fault = SHORT_X, .later = true};
     assert_ok(t_run_ranks(2, run_fault, &f, sizeof f));
-    assert_int_equal(f.status[0], COLO_ERR_PEER);
-    assert_int_equal(f.status[1], COLO_ERR_SHAPE);
-    assert_true(f.named[0] && f.named[1] && f.untouched[0] && f.untouched[1]);
 }
 
 /* The second tensor of a call has rows without features, which are in no memory. */
@@ -206,14 +166,12 @@ static const struct {
 typedef struct refused_tables {
     int what;
     bool on_both;
-    colo_status_t status[2], alive[2], next[2];
-    bool named[2], untouched[2];
 } refused_tables_t;
 
 /* Rank 1, or both, set a batch in a way that is refused. Then a step that is right. */
 static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
 {
-    refused_tables_t *f = arg;
+    const refused_tables_t *f = arg;
     const int32_t rank = colo_comm_rank(comm);
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
     tables_t t = worked;
@@ -227,21 +185,21 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     rank_try(make_uniform(&uniform, comm));
     t.src_dp[2] = what == BAD_TABLES ? 5 : 1;
     blank(y, 10);
-    f->status[rank] = what == UNIFORM_CALL
-                          ? colo_bridge_forward(b, &tx, &ty, NULL)
-                          : colo_bridge_set_segments(what == UNIFORM_BRIDGE ? uniform : b,
-                                                     what == NO_TABLES ? NULL : &s,
-                                                     what == NO_BATCH ? NULL : &batch);
-    if (f->status[rank] == COLO_OK)
-        f->status[rank] = colo_batch_forward(batch, &tx, &ty, 1, NULL);
-    f->named[rank] = strstr(colo_last_error(), refused[f->what].text) != NULL;
-    f->untouched[rank] = has_only(y, 10, NULL, 0);
-    f->alive[rank] = colo_comm_check(comm);
+    colo_status_t st = what == UNIFORM_CALL
+                           ? colo_bridge_forward(b, &tx, &ty, NULL)
+                           : colo_bridge_set_segments(what == UNIFORM_BRIDGE ? uniform : b,
+                                                      what == NO_TABLES ? NULL : &s,
+                                                      what == NO_BATCH ? NULL : &batch);
+    if (st == COLO_OK)
+        st = colo_batch_forward(batch, &tx, &ty, 1, NULL);
+    if (!says(refused[f->what].text))
+        return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+    rank_check(st == (what == f->what ? refused[f->what].status : COLO_ERR_PEER));
+    rank_check(has_only(y, 10, NULL, 0) && colo_comm_check(comm) == COLO_OK);
     colo_batch_destroy(&batch);
     t = worked;
-    f->next[rank] = colo_bridge_set_segments(b, &s, &batch);
-    if (f->next[rank] == COLO_OK)
-        f->next[rank] = colo_batch_forward(batch, &tx, &ty, 1, NULL);
+    rank_try(colo_bridge_set_segments(b, &s, &batch));
+    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&uniform);
     colo_bridge_destroy(&b);
@@ -251,31 +209,17 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
 T_CASE(a_batch_that_one_rank_refuses_is_an_error_on_all_ranks)
 {
     for (int i = 0; i < 2 * REFUSED; i++) {
-        const bool both = i % 2;
-        refused_tables_t f = {.what = i / 2, .on_both = both};
-        assert_ok(t_run_ranks(2, run_refused_tables, &f, sizeof f));
-        assert_int_equal(f.status[0], both ? refused[f.what].status : COLO_ERR_PEER);
-        assert_int_equal(f.status[1], refused[f.what].status);
-        for (int rank = 0; rank < 2; rank++) {
-            assert_true(f.named[rank]);
-            assert_true(f.untouched[rank]);
-            assert_int_equal(f.alive[rank], COLO_OK);
-            assert_int_equal(f.next[rank], COLO_OK);
-        }
+        refused_tables_t f = {.what = i / 2, .on_both = i % 2};
+        if (t_run_ranks(2, run_refused_tables, &f, sizeof f) < 0)
+            fail_msg("%d on %d ranks: %s", f.what, 1 + f.on_both, colo_last_error());
     }
 }
 
 /* ---- COLO_CHECK=2 ---- */
 
-typedef struct declared {
-    bool foreign; /* the gradient is not zero in a row of the other rank */
-    colo_status_t status[2];
-    bool named[2];
-} declared_t;
-
 static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
 {
-    declared_t *d = arg;
+    const bool foreign = *(const bool *)arg; /* not zero in a row of the other rank */
     const int32_t rank = colo_comm_rank(comm);
     float dy[20 * H], dx[5 * H];
     colo_bridge_t *b = NULL;
@@ -292,16 +236,16 @@ static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
     for (int i = 0; i < 8; i++)
         for (int64_t k = 0; k < H; k++)
             dy[index[i] * H + k] = owner[i] == rank ? (float)i : 0;
-    if (d->foreign && rank == 0)
+    if (foreign && rank == 0)
         dy[17 * H + 1] = 1;
     const colo_tensor_t tdy = tensor(dy, 20), tdx = tensor(dx, rank ? 5 : 3);
     blank(dx, 5);
-    d->status[rank] = colo_batch_backward(batch, &tdy, &tdx, 1, NULL);
-    d->named[rank] =
-        strstr(colo_last_error(), "rank 0: d_y[0] was declared DISJOINT, but row 17") != NULL;
-    for (int64_t i = 0; !d->foreign && i < (rank ? 5 : 3); i++)
+    const colo_status_t st = colo_batch_backward(batch, &tdy, &tdx, 1, NULL);
+    rank_check(st == (!foreign ? COLO_OK : rank ? COLO_ERR_PEER : COLO_ERR_CONTRACT));
+    rank_check(!foreign || says("rank 0: d_y[0] was declared DISJOINT, but row 17"));
+    for (int64_t i = 0; !foreign && i < (rank ? 5 : 3); i++)
         rank_check(dx[i * H] == (float)(rank ? i + 3 : i));
-    rank_check(!d->foreign || has_only(dx, 5, NULL, 0));
+    rank_check(!foreign || has_only(dx, 5, NULL, 0));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
     return colo_comm_check(comm);
@@ -310,18 +254,15 @@ static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
 T_CASE(a_disjoint_gradient_is_verified_in_rows_of_other_ranks)
 {
     for (int i = 0; i < 2; i++) {
-        declared_t d = {.foreign = i};
-        assert_ok(t_run_ranks(2, run_disjoint, &d, sizeof d));
-        assert_int_equal(d.status[0], i ? COLO_ERR_CONTRACT : COLO_OK);
-        assert_int_equal(d.status[1], i ? COLO_ERR_PEER : COLO_OK);
-        assert_true(d.named[0] == i && d.named[1] == i);
+        bool foreign = i;
+        assert_ok(t_run_ranks(2, run_disjoint, &foreign, sizeof foreign));
     }
 }
 
 /* dp=1: both ranks hold the same x along tp, and the same d_y along tp of the LLM. */
 static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
 {
-    declared_t *d = arg;
+    const bool x_differs = *(const bool *)arg; /* else d_y */
     const int32_t rank = colo_comm_rank(comm);
     float x[8 * H] = {0}, y[20 * H] = {0};
     colo_layout_t src, dst;
@@ -341,11 +282,10 @@ static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
     const colo_tensor_t tx = tensor(x, 8), ty = tensor(y, 20);
     rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
     rank_try(colo_batch_backward(batch, &ty, &tx, 1, NULL));
-    *(d->foreign ? &x[3] : &y[13 * H]) = (float)rank;
-    d->status[rank] = d->foreign ? colo_batch_forward(batch, &tx, &ty, 1, NULL)
-                                 : colo_batch_backward(batch, &ty, &tx, 1, NULL);
-    d->named[rank] = strstr(colo_last_error(),
-                            d->foreign ? "the same block of x" : "the same block of d_y") != NULL;
+    *(x_differs ? &x[3] : &y[13 * H]) = (float)rank;
+    rank_check((x_differs ? colo_batch_forward(batch, &tx, &ty, 1, NULL)
+                          : colo_batch_backward(batch, &ty, &tx, 1, NULL)) == COLO_ERR_CONTRACT);
+    rank_check(says(x_differs ? "the same block of x" : "the same block of d_y"));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
     return colo_comm_check(comm);
@@ -354,12 +294,8 @@ static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
 T_CASE(replicas_that_differ_in_rows_of_the_batch_are_refused)
 {
     for (int i = 0; i < 2; i++) {
-        declared_t d = {.foreign = i};
-        assert_ok(t_run_ranks(2, run_replicas, &d, sizeof d));
-        for (int rank = 0; rank < 2; rank++) {
-            assert_int_equal(d.status[rank], COLO_ERR_CONTRACT);
-            assert_true(d.named[rank]);
-        }
+        bool x_differs = i;
+        assert_ok(t_run_ranks(2, run_replicas, &x_differs, sizeof x_differs));
     }
 }
 
@@ -412,9 +348,9 @@ T_CASE_ON(2, configs_that_ragged_bridges_cannot_have_are_refused)
         c.ragged = true;
         c.shape.features = c.shape.features ? c.shape.features : H;
         rank_check(colo_bridge_create(&b, &c, world) == r->status && !b);
-        if (!strstr(colo_last_error(), r->text))
+        if (!says(r->text))
             fprintf(stderr, "config %d: %s\n", (int)i, colo_last_error());
-        rank_check(strstr(colo_last_error(), r->text));
+        rank_check(says(r->text));
     }
     return colo_comm_check(world); /* it lives on */
 }
@@ -426,7 +362,7 @@ T_CASE_ON(2, placements_that_differ_are_a_mismatch_at_create)
     const options_t o = {.output = COLO_SHARDED,
                          .placement = colo_comm_rank(world) ? COLO_MERGED : COLO_PACKED};
     rank_check(make(&b, &o, world) == COLO_ERR_MISMATCH && !b);
-    rank_check(strstr(colo_last_error(), "ragged: rank 1 of"));
+    rank_check(says("ragged: rank 1 of"));
     return colo_comm_check(world);
 }
 
@@ -442,11 +378,11 @@ T_CASE_ON(2, wrong_uses_are_refused_and_the_bridge_lives)
     const colo_tensor_t tx = tensor(x, 5);
     rank_try(make(&b, &o, world));
     rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
-    rank_check(strstr(colo_last_error(), "source replica 1 has 5 rows on a rank, expected at "
-                                         "most max_rows=4"));
+    rank_check(says("source replica 1 has 5 rows on a rank, expected at "
+                    "most max_rows=4"));
     t.pos[0] = 11;
     rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
-    rank_check(strstr(colo_last_error(), "segment 0: row 1 of 3 is at position 12"));
+    rank_check(says("segment 0: row 1 of 3 is at position 12"));
     rank_check(!batch);
     t.pos[0] = 2;
     t.rows[2] = 4;
@@ -486,7 +422,7 @@ T_CASE_ON(2, integers_travel_but_are_not_added_up)
         rank_check(y[i] == (i < 3 ? i + 1 : i - 2));
     const colo_status_t st = colo_batch_backward(batch, &ty, &tdx, 1, NULL);
     rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER); /* the other rank failed first */
-    rank_check(strstr(colo_last_error(), "d_y[0] is i32"));
+    rank_check(says("d_y[0] is i32"));
     rank_check(dx[0] == -7);
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
