@@ -180,4 +180,7 @@ static colo_status_t on_all(colo_rank_fn fn, const void *arg)
     return colo_comm_threads_run(RANKS, fn, (void *)(uintptr_t)arg);
 }
 
+/* A case whose body runs on all ranks. */
+#define T_CASE_ON_ALL(name) T_CASE_BY(on_all(t_ranks_of_##name, NULL), name, colo_comm_t *comm)
+
 #endif

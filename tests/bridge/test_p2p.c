@@ -272,7 +272,7 @@ static colo_status_t stand_up_p2p(struct stand *s, colo_comm_t *comm, const t_ca
     return expect(s, COLO_BACKWARD, 0, true);
 }
 
-static colo_status_t later_not(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL(a_tensor_that_is_registered_no_more_is_refused)
 {
     const t_case_t c = asymmetric(2);
     struct stand s;
@@ -289,14 +289,9 @@ static colo_status_t later_not(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_tensor_that_is_registered_no_more_is_refused)
-{
-    assert_ok(on_all(later_not, NULL));
-}
-
 /* Ranks with a part each need not agree; with one sample only rank 3 has some of d_x, and rank 2
  * half of its gradient. */
-static colo_status_t fewer_samples(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
 {
     t_case_t c = t_between("dp=4", "cp=2,dp=2", 8, 8, 2);
     c.grad = COLO_DISJOINT;
@@ -323,13 +318,8 @@ static colo_status_t fewer_samples(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-T_CASE(another_shape_may_leave_ranks_without)
-{
-    assert_ok(on_all(fewer_samples, NULL));
-}
-
 /* What ranks agreed on is of a shape: after a reshape they agree anew, here on the staged way. */
-static colo_status_t reshaped(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL(another_shape_is_agreed_on_anew)
 {
     const t_case_t c = asymmetric(1);
     struct stand s;
@@ -342,13 +332,8 @@ static colo_status_t reshaped(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-T_CASE(another_shape_is_agreed_on_anew)
-{
-    assert_ok(on_all(reshaped, NULL));
-}
-
 /* Of tp=4 -> dp=4 every rank has its samples already; in backward it sends them to three others. */
-static colo_status_t fan_out(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL(what_others_do_not_reach_may_lie_anywhere)
 {
     const t_case_t c = {.src = t_side("tp=4", true),
                         .dst = t_side("dp=4", false),
@@ -366,11 +351,6 @@ static colo_status_t fan_out(colo_comm_t *comm, void *arg)
     rank_try(expect(&s, COLO_BACKWARD, 0, true));
     lie_down(&s);
     return COLO_OK;
-}
-
-T_CASE(what_others_do_not_reach_may_lie_anywhere)
-{
-    assert_ok(on_all(fan_out, NULL));
 }
 
 T_MAIN("bridge/p2p")

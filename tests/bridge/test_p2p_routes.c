@@ -83,7 +83,7 @@ static colo_status_t call_in_turn(struct stand *s)
     return COLO_OK;
 }
 
-static colo_status_t first_calls(colo_comm_t *comm, void *arg)
+T_CASE_ON_ALL(first_calls_of_a_shape_are_compared_way_by_way)
 {
     const t_case_t c = {.src = t_side("dp=4", true),
                         .dst = t_side("cp=2,dp=2", false),
@@ -95,11 +95,6 @@ static colo_status_t first_calls(colo_comm_t *comm, void *arg)
     colo_status_t st = call_in_turn(&s);
     lie_down(&s);
     return st;
-}
-
-T_CASE(first_calls_of_a_shape_are_compared_way_by_way)
-{
-    assert_ok(on_all(first_calls, NULL));
 }
 
 /* Of dp=4 to dp=3: 12 samples tie all ranks together, 2 only ranks 2 and 3. */

@@ -65,7 +65,7 @@ static void be_late(void *user)
     ((struct owner *)user)->past = true;
 }
 
-static colo_status_t fails_amid_backward(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, a_failed_call_uses_no_memory_of_an_allocator_that_has_it_back)
 {
     const t_case_t c = the_case();
     struct owner o = {.early = false};
@@ -89,13 +89,8 @@ static colo_status_t fails_amid_backward(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_failed_call_uses_no_memory_of_an_allocator_that_has_it_back)
-{
-    assert_ok(t_gpus_run(RANKS, false, fails_amid_backward, NULL));
-}
-
 /* The comm has peers, so that a bridge without registered tensors allocates in its first call. */
-static colo_status_t refused_in_a_call(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, an_allocator_without_memory_in_a_call_is_an_error_on_all_ranks)
 {
     const t_case_t c = the_case();
     struct owner o = {.past = true};
@@ -122,11 +117,6 @@ static colo_status_t refused_in_a_call(t_gpu_rank_t *r, void *arg)
     t_placed_free(&dy);
     t_placed_free(&dx);
     return COLO_OK;
-}
-
-T_CASE(an_allocator_without_memory_in_a_call_is_an_error_on_all_ranks)
-{
-    assert_ok(t_gpus_run(RANKS, false, refused_in_a_call, NULL));
 }
 
 T_MAIN("fake/allocator")

@@ -123,7 +123,7 @@ static colo_status_t captured_barrier(t_gpu_rank_t *r, cudaStream_t stream, cuda
 }
 
 /* The end of the first graph's operation is counted first and told last. */
-static colo_status_t cross(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(2, two_graphs_that_replay_at_once_are_both_counted)
 {
     cudaStream_t stream[2] = {r->stream};
     cudaGraphExec_t exec[2];
@@ -152,11 +152,6 @@ static colo_status_t cross(t_gpu_rank_t *r, void *arg)
         rank_cuda(cudaGraphExecDestroy(exec[i]));
     rank_cuda(cudaStreamDestroy(stream[1]));
     return colo_comm_barrier(r->host, NULL);
-}
-
-T_CASE(two_graphs_that_replay_at_once_are_both_counted)
-{
-    assert_ok(t_gpus_run(2, false, cross, NULL));
 }
 
 /* ---- again and again ---- */

@@ -55,7 +55,7 @@ static colo_status_t compare(t_gpu_rank_t *r, const t_case_t *c, bool backward, 
 
 /* ---- one rank comes later ---- */
 
-static colo_status_t waits_for_nothing(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, a_rank_copies_its_own_part_while_a_peer_does_not_come)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
@@ -80,11 +80,6 @@ static colo_status_t waits_for_nothing(t_gpu_rank_t *r, void *arg)
     rank_try(t_gpu_end(r, &bridge));
     rank_check(!waits);
     return COLO_OK;
-}
-
-T_CASE(a_rank_copies_its_own_part_while_a_peer_does_not_come)
-{
-    assert_ok(t_gpus_run(RANKS, false, waits_for_nothing, NULL));
 }
 
 /* ---- captures ---- */
@@ -121,7 +116,7 @@ T_CASE(captured_calls_join_the_stream_of_the_capture)
 }
 
 /* The capture is still open when another stream runs the bridge, and the other way round. */
-static colo_status_t in_a_capture_and_not(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, a_call_outside_an_open_capture_keeps_its_values)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
@@ -147,11 +142,6 @@ static colo_status_t in_a_capture_and_not(t_gpu_rank_t *r, void *arg)
     t_placed_free(&captured.in);
     t_placed_free(&captured.out);
     return t_gpu_end(r, &bridge);
-}
-
-T_CASE(a_call_outside_an_open_capture_keeps_its_values)
-{
-    assert_ok(t_gpus_run(RANKS, false, in_a_capture_and_not, NULL));
 }
 
 /* ---- calls that fail in between ---- */

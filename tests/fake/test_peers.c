@@ -151,7 +151,7 @@ T_CASE(memory_that_others_have_open_is_not_freed_behind_an_error)
 
 /* ---- another device is current ---- */
 
-static colo_status_t elsewhere(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, memory_on_a_device_that_is_not_the_comm_s_is_refused)
 {
     for (int i = 0; i < 2; i++) { /* before and after the comm knows whom it reaches */
         colo_memory_t *none = NULL;
@@ -168,14 +168,9 @@ static colo_status_t elsewhere(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(memory_on_a_device_that_is_not_the_comm_s_is_refused)
-{
-    assert_ok(t_gpus_run(RANKS, false, elsewhere, NULL));
-}
-
 /* ---- numbers of registrations ---- */
 
-static colo_status_t too_many(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, a_comm_registers_256_memories_and_refuses_one_more)
 {
     colo_memory_t *m[MOST] = {NULL}, *more = NULL;
     const t_case_t c = the_case();
@@ -198,11 +193,6 @@ static colo_status_t too_many(t_gpu_rank_t *r, void *arg)
     rank_try(colo_comm_barrier(r->host, NULL));
     rank_cuda(cudaFree(block));
     return COLO_OK;
-}
-
-T_CASE(a_comm_registers_256_memories_and_refuses_one_more)
-{
-    assert_ok(t_gpus_run(RANKS, false, too_many, NULL));
 }
 
 /* ---- memory behind its comm ---- */
@@ -233,7 +223,7 @@ T_CASE(memory_whose_comm_was_destroyed_is_given_back)
 
 /* ---- lists of boxes ---- */
 
-static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, memory_of_a_shape_s_lists_serves_the_next_shapes)
 {
     t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
@@ -255,11 +245,6 @@ static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
         rank_check(i < 5 || now == first);
     }
     return t_gpu_end(r, &bridge);
-}
-
-T_CASE(memory_of_a_shape_s_lists_serves_the_next_shapes)
-{
-    assert_ok(t_gpus_run(RANKS, false, reshapes, NULL));
 }
 
 /* ---- calls of the runtime ---- */
@@ -388,7 +373,7 @@ static void *own_thread(void *arg)
 }
 
 /* A call behind one on another stream waits for it; whether the handle is another one or not. */
-static colo_status_t one_after_another(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, calls_of_a_bridge_by_two_threads_on_their_own_streams_follow_each_other)
 {
     enum { CALLERS = 5 };
     const t_case_t c = the_case();
@@ -412,11 +397,6 @@ static colo_status_t one_after_another(t_gpu_rank_t *r, void *arg)
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaStreamDestroy(other));
     return t_gpu_end(r, &bridge);
-}
-
-T_CASE(calls_of_a_bridge_by_two_threads_on_their_own_streams_follow_each_other)
-{
-    assert_ok(t_gpus_run(RANKS, false, one_after_another, NULL));
 }
 
 /* ---- a launch that fails ---- */
@@ -475,7 +455,7 @@ T_CASE(a_launch_between_peers_that_fails_is_recorded_as_failed)
 
 /* ---- an answer that CUDA owes ---- */
 
-static colo_status_t one_gets_no_answer(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, a_gather_without_an_answer_leaves_no_error_to_the_next_launch)
 {
     rank_try(colo_memory_alloc(r->gpus, 256 * RANKS, &r->memory));
     char *all = colo_memory_data(r->memory);
@@ -487,11 +467,6 @@ static colo_status_t one_gets_no_answer(t_gpu_rank_t *r, void *arg)
     rank_check(r->rank == LOST ? st == COLO_ERR_CUDA : st == COLO_ERR_PEER);
     rank_check(cudaGetLastError() == cudaSuccess); /* of the caller's next launch */
     return COLO_OK;
-}
-
-T_CASE(a_gather_without_an_answer_leaves_no_error_to_the_next_launch)
-{
-    assert_ok(t_gpus_run(RANKS, false, one_gets_no_answer, NULL));
 }
 
 T_MAIN("fake/peers")

@@ -53,6 +53,16 @@ colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg);
 #define T_ARENA ((size_t)48 << 20)
 colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t bytes);
 
+/* A case whose body runs on each of @n ranks @r, bare or not. */
+#define T_CASE_ON_GPUS(n, name) \
+    T_CASE_BY(t_gpus_run(n, false, t_ranks_of_##name, NULL), name, t_gpu_rank_t *r)
+#define T_CASE_ON_BARE_GPUS(n, name) \
+    T_CASE_BY(t_gpus_run(n, true, t_ranks_of_##name, NULL), name, t_gpu_rank_t *r)
+#define T_CASE_ON_PEERS(n, name) \
+    T_CASE_BY(t_peers_run(n, false, t_ranks_of_##name, NULL, 0), name, t_gpu_rank_t *r)
+#define T_CASE_ON_BARE_PEERS(n, name) \
+    T_CASE_BY(t_peers_run(n, true, t_ranks_of_##name, NULL, 0), name, t_gpu_rank_t *r)
+
 /* The same on one rank, in a world that there is. */
 colo_status_t t_gpu_on(colo_comm_t *world, bool peers, t_gpu_fn fn, void *arg);
 

@@ -24,7 +24,7 @@ static colo_status_t first_kernels(t_gpu_rank_t *r, int pass, char *data, cudaSt
                          stream);
 }
 
-static colo_status_t load_while_waiting(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(RANKS, a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
 {
     t_case_t c = {.src = t_side("tp=1,dp=2", true),
                   .dst = t_side("tp=1,cp=2,dp=1", false),
@@ -74,11 +74,6 @@ static colo_status_t load_while_waiting(t_gpu_rank_t *r, void *arg)
     t_placed_free(&dy);
     t_placed_free(&dx);
     return COLO_OK;
-}
-
-T_CASE(a_kernel_loads_at_its_first_launch_while_a_bridge_waits)
-{
-    assert_ok(t_gpus_run(RANKS, false, load_while_waiting, NULL));
 }
 
 T_MAIN_AFTER(t_gpus_enough(RANKS) ? 0 : T_EXIT_SKIP, setenv("CUDA_MODULE_LOADING", "LAZY", 1),

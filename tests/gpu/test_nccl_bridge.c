@@ -56,7 +56,7 @@ T_CASE(unit_cases_arrive_on_gpus)
 
 /* ---- messages of several MiB ---- */
 
-static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, boxes_of_several_mebibytes_arrive)
 {
     for (int k = 0; k < 6; k++) { /* each goes in two halves */
         t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
@@ -72,24 +72,14 @@ static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(boxes_of_several_mebibytes_arrive)
-{
-    assert_ok(t_gpus_run(gpus, false, large_cases, NULL));
-}
-
 /* Two ranks exchange 2 MiB each way. Rank 0 packs what it sends and what it gets, for which it has
  * staging in halves; rank 1 needs none. */
-static colo_status_t one_packs(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(2, a_rank_that_packs_exchanges_with_one_that_does_not)
 {
     t_case_t c = t_between("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 256, 1024);
     c.world = 2;
     c.stride = r->rank == 0 ? T_PADDED : T_TIGHT;
     return t_gpu_case(r, &c);
-}
-
-T_CASE(a_rank_that_packs_exchanges_with_one_that_does_not)
-{
-    assert_ok(t_gpus_run(2, false, one_packs, NULL));
 }
 
 /* ---- seeded layouts ---- */
@@ -153,7 +143,7 @@ T_CASE(collective_way_gives_the_same)
 
 /* ---- reshape ---- */
 
-static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_bridge_takes_other_batches)
 {
     /* 1 and 3 samples do not divide: other ranks are tied together, some have nothing */
     static const int64_t samples[] = {4, 8, 1, 3, 4, 2, 7};
@@ -173,14 +163,9 @@ static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_bridge_takes_other_batches)
-{
-    assert_ok(t_gpus_run(gpus, false, reshapes, NULL));
-}
-
 /* ---- the wrong memory ---- */
 
-static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_bridge_of_the_other_memory_is_refused_and_the_comm_lives)
 {
     t_case_t c = t_between("dp=2", "tp=2,dp=1", 4, 3, 2);
     colo_layout_t src, dst;
@@ -192,11 +177,6 @@ static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
     config.mem = COLO_CUDA;
     rank_check(colo_bridge_create(&bridge, &config, r->host) < 0 && !bridge);
     return colo_comm_check(r->host);
-}
-
-T_CASE(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives)
-{
-    assert_ok(t_gpus_run(gpus, false, host_bridge, NULL));
 }
 
 /* ---- a caller's allocator ---- */
@@ -244,7 +224,7 @@ static colo_status_t device_bytes(t_gpu_rank_t *r, size_t *bytes)
     return COLO_OK;
 }
 
-static colo_status_t with_allocator(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_back_to_it)
 {
     /* GPUs take something by themselves, and 2 MiB at a time */
     const size_t seen = getenv("FAKE_DEVICES") ? 0 : 16 << 20;
@@ -292,12 +272,7 @@ static colo_status_t with_allocator(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(what_a_bridge_owns_is_from_the_caller_s_allocator_and_goes_back_to_it)
-{
-    assert_ok(t_gpus_run(gpus, false, with_allocator, NULL));
-}
-
-static colo_status_t without_memory(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, an_allocator_without_memory_is_an_error_on_all_ranks)
 {
     static const char *const words[] = {
         "config.allocator returned NULL, expected ",
@@ -326,11 +301,6 @@ static colo_status_t without_memory(t_gpu_rank_t *r, void *arg)
         rank_try(colo_comm_check(r->gpus));
     }
     return COLO_OK;
-}
-
-T_CASE(an_allocator_without_memory_is_an_error_on_all_ranks)
-{
-    assert_ok(t_gpus_run(gpus, false, without_memory, NULL));
 }
 
 T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_bridge")

@@ -241,7 +241,7 @@ T_CASE(below_level_2_the_comm_is_dead_and_no_rank_waits)
 
 /* ---- views that begin anywhere ---- */
 
-static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_misaligned_view_is_carried_exactly)
 {
     t_case_t c = t_between("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
     colo_bridge_t *bridge = NULL;
@@ -276,11 +276,6 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_misaligned_view_is_carried_exactly)
-{
-    assert_ok(t_gpus_run(gpus, false, odd_rank, NULL));
-}
-
 /* ---- the mean of a loss ---- */
 
 enum { TOKENS = 5000 };
@@ -295,7 +290,7 @@ static bool counts(int32_t rank, int i)
     return (i + rank) % (rank + 2) == 0;
 }
 
-static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, the_mean_over_ranks_of_values_on_devices_is_the_serial_one)
 {
     double num = 0;
     int64_t den = 0;
@@ -342,11 +337,6 @@ static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
     rank_check(st == (r->rank == 0 ? COLO_ERR_ARG : COLO_ERR_PEER));
     cudaFree(d);
     return colo_comm_check(r->gpus);
-}
-
-T_CASE(the_mean_over_ranks_of_values_on_devices_is_the_serial_one)
-{
-    assert_ok(t_gpus_run(gpus, false, reduce_rank, NULL));
 }
 
 /* ---- losses of ranks that differ: the host does not look at memory of a device ---- */
@@ -396,7 +386,7 @@ static colo_status_t look(struct loss_call *k, t_gpu_rank_t *r, int n, bool nan)
     return COLO_OK;
 }
 
-static colo_status_t losses_that_differ(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_loss_of_ranks_with_other_configs_is_nan_on_devices)
 {
     struct loss_call k;
     rank_try(loss_make(&k, r));
@@ -433,13 +423,8 @@ static colo_status_t losses_that_differ(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_loss_of_ranks_with_other_configs_is_nan_on_devices)
-{
-    assert_ok(t_gpus_run(gpus, false, losses_that_differ, NULL));
-}
-
 /* Sums: rank 1 weighs its values while rank 0 counts them, or both do the same. */
-static colo_status_t sums_that_differ(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_devices)
 {
     struct loss_call k;
     double mean[4], sum[4];
@@ -471,11 +456,6 @@ static colo_status_t sums_that_differ(t_gpu_rank_t *r, void *arg)
     }
     rank_cuda(cudaFree(k.memory));
     return COLO_OK;
-}
-
-T_CASE(a_sum_of_ranks_that_weigh_and_ranks_that_count_is_nan_on_devices)
-{
-    assert_ok(t_gpus_run(gpus, false, sums_that_differ, NULL));
 }
 
 int main(void)

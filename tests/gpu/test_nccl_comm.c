@@ -79,7 +79,7 @@ static colo_status_t one_op(t_gpu_rank_t *r, int kind, int64_t n, colo_dtype_t d
                             r->rank, kind, (long long)n, colo_dtype_name(dtype), (int)op);
 }
 
-static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, collectives_have_the_bits_of_the_host)
 {
     static const int64_t counts[] = {0, 1, 3, 1000, 65537, 400000};
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16,
@@ -106,13 +106,8 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(collectives_have_the_bits_of_the_host)
-{
-    assert_ok(t_gpus_run(gpus, false, all_ops, NULL));
-}
-
 /* Staging that the caller lends is what reductions use, and no byte more of it than they said. */
-static colo_status_t lent_staging(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_reduction_uses_the_staging_that_it_is_lent)
 {
     enum { GUARD = 256, BYTE = 0x5a };
     static const int64_t counts[] = {3, 65537};
@@ -140,12 +135,7 @@ static colo_status_t lent_staging(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_reduction_uses_the_staging_that_it_is_lent)
-{
-    assert_ok(t_gpus_run(gpus, false, lent_staging, NULL));
-}
-
-static colo_status_t max_of_nan(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_maximum_keeps_a_nan)
 {
     float v[3] = {r->rank == 1 ? NAN : 1.0f, (float)r->rank, -1.0f}, *d;
     rank_cuda(cudaMalloc((void **)&d, sizeof v));
@@ -157,11 +147,6 @@ static colo_status_t max_of_nan(t_gpu_rank_t *r, void *arg)
     cudaFree(d);
     rank_check(isnan(v[0]) && v[1] == (float)(r->size - 1) && v[2] == -1.0f);
     return COLO_OK;
-}
-
-T_CASE(a_maximum_keeps_a_nan)
-{
-    assert_ok(t_gpus_run(gpus, false, max_of_nan, NULL));
 }
 
 /* ---- splits ---- */
@@ -204,7 +189,7 @@ T_CASE(splits_are_groups_of_gpus)
 enum { ROWS = 4, COLUMNS = 6, SENT = 2 };
 
 /* The first columns of each rank's matrix become the last ones of the next rank's. */
-static colo_status_t pass_on(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, messages_of_columns_go_to_the_next_rank)
 {
     int32_t *d, host[ROWS * COLUMNS];
     const int32_t before = (r->rank + r->size - 1) % r->size;
@@ -227,14 +212,9 @@ static colo_status_t pass_on(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(messages_of_columns_go_to_the_next_rank)
-{
-    assert_ok(t_gpus_run(gpus, false, pass_on, NULL));
-}
-
 /* ---- a communicator that exists ---- */
 
-static colo_status_t borrow(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_BARE_GPUS(gpus, a_borrowed_communicator_works_and_stays_whole)
 {
     void *so = dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL);
     rank_check(so != NULL);
@@ -264,11 +244,6 @@ static colo_status_t borrow(t_gpu_rank_t *r, void *arg)
     colo_comm_destroy(&r->gpus);
     rank_check(destroy(theirs) == ncclSuccess);
     return COLO_OK;
-}
-
-T_CASE(a_borrowed_communicator_works_and_stays_whole)
-{
-    assert_ok(t_gpus_run(gpus, true, borrow, NULL));
 }
 
 /* ---- loss ---- */

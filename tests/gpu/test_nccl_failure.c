@@ -309,7 +309,7 @@ static void host_sleep(void *arg)
 
 /* The caller's own work in front of an operation is not the operation's. One sleep for all streams:
  * host functions of a context run one after the other. */
-static colo_status_t busy_stream(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, work_queued_in_front_is_not_late)
 {
     static cudaEvent_t slept;
     float *d;
@@ -332,11 +332,6 @@ static colo_status_t busy_stream(t_gpu_rank_t *r, void *arg)
     if (r->rank == 0)
         rank_cuda(cudaEventDestroy(slept));
     return colo_comm_check(r->gpus);
-}
-
-T_CASE(work_queued_in_front_is_not_late)
-{
-    assert_ok(t_gpus_run(gpus, false, busy_stream, NULL));
 }
 
 T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, gpus = t_gpu_ranks(), "gpu/nccl_failure")

@@ -218,7 +218,7 @@ static colo_status_t free_bytes(t_gpu_rank_t *r, size_t *bytes)
     return colo_comm_barrier(r->host, NULL);
 }
 
-static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, staging_is_what_must_arrive_and_calls_take_nothing)
 {
     t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
                   .dst = t_side_ordered(0, 1, gpus, 1, false),
@@ -284,11 +284,6 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(staging_is_what_must_arrive_and_calls_take_nothing)
-{
-    assert_ok(t_gpus_run(gpus, false, footprint, NULL));
-}
-
 /* ---- reductions larger than their staging ---- */
 
 enum { STAGING = 64 << 20 };
@@ -299,7 +294,7 @@ static float term(int64_t i, int32_t rank)
     return (float)((i * 7 + rank) % 1000);
 }
 
-static colo_status_t in_windows(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_reduction_larger_than_its_staging_sums_in_windows)
 {
     const int64_t part = (5 * (int64_t)STAGING / 2 / 4 / r->size) | 1, n = part * r->size;
     const size_t bytes = (size_t)n * sizeof(float);
@@ -342,11 +337,6 @@ static colo_status_t in_windows(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_reduction_larger_than_its_staging_sums_in_windows)
-{
-    assert_ok(t_gpus_run(gpus, false, in_windows, NULL));
-}
-
 /* ---- two streams with one handle ---- */
 
 struct twice {
@@ -383,7 +373,7 @@ static void *second_thread(void *arg)
     return NULL;
 }
 
-static colo_status_t on_own_streams(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, calls_of_two_threads_on_streams_of_their_own_follow_each_other)
 {
     struct twice t = {.r = r};
     pthread_t thread;
@@ -403,11 +393,6 @@ static colo_status_t on_own_streams(t_gpu_rank_t *r, void *arg)
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaFree(t.data));
     return COLO_OK;
-}
-
-T_CASE(calls_of_two_threads_on_streams_of_their_own_follow_each_other)
-{
-    assert_ok(t_gpus_run(gpus, false, on_own_streams, NULL));
 }
 
 /* ---- a capture that would connect ---- */

@@ -55,7 +55,7 @@ T_CASE(unit_layouts_of_eight_ranks_arrive)
 
 /* ---- several tiles, more tiles than blocks ---- */
 
-static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, boxes_of_many_tiles_arrive)
 {
     const int64_t rows = t_scaled(100) < 100 ? 64 : 512;
     for (int k = 0; k < 10; k++) {
@@ -71,11 +71,6 @@ static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
         rank_try(run_one(r, &c));
     }
     return COLO_OK;
-}
-
-T_CASE(boxes_of_many_tiles_arrive)
-{
-    assert_ok(t_peers_run(RANKS, false, large_cases, NULL, 0));
 }
 
 static colo_status_t two_ranks(t_gpu_rank_t *r, void *arg)
@@ -140,7 +135,7 @@ T_CASE(seeded_layouts_of_eight_ranks_arrive)
 
 /* ---- tensors that begin at any element ---- */
 
-static colo_status_t shifted_cases(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, tensors_that_begin_at_any_element_arrive)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     for (int k = 0; k < 12; k++) {
@@ -154,11 +149,6 @@ static colo_status_t shifted_cases(t_gpu_rank_t *r, void *arg)
         rank_try(run_one(r, &c));
     }
     return COLO_OK;
-}
-
-T_CASE(tensors_that_begin_at_any_element_arrive)
-{
-    assert_ok(t_peers_run(RANKS, false, shifted_cases, NULL, 0));
 }
 
 /* ---- another shape ---- */
@@ -203,7 +193,7 @@ T_CASE(a_bridge_takes_other_shapes)
 
 /* Each rank keeps another memory while new memory is made, which CUDA likes to put where the old
  * was: what a rank has open of a peer's that is gone must not be taken for it. */
-static colo_status_t any_order(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_BARE_PEERS(RANKS, ranks_destroy_memory_in_orders_of_their_own)
 {
     enum { STEPS = 4, MADE = 3 };
     const t_case_t c = {.src = t_side("tp=1,dp=4", true),
@@ -233,11 +223,6 @@ static colo_status_t any_order(t_gpu_rank_t *r, void *arg)
             colo_memory_destroy(&m[r->rank % 2 ? k : MADE - k]);
     }
     return COLO_OK;
-}
-
-T_CASE(ranks_destroy_memory_in_orders_of_their_own)
-{
-    assert_ok(t_peers_run(RANKS, true, any_order, NULL, 0));
 }
 
 T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer")

@@ -18,7 +18,7 @@ static t_case_t a_case(void)
                       .world = RANKS};
 }
 
-static colo_status_t closed(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, ranks_tied_to_one_that_opens_nothing_stage_and_others_do_not)
 {
     const t_case_t c = a_case();
     colo_bridge_t *bridge = NULL;
@@ -43,11 +43,6 @@ static colo_status_t closed(t_gpu_rank_t *r, void *arg)
     t_placed_free(&x);
     t_placed_free(&y);
     return COLO_OK;
-}
-
-T_CASE(ranks_tied_to_one_that_opens_nothing_stage_and_others_do_not)
-{
-    assert_ok(t_peers_run(RANKS, false, closed, NULL, 0));
 }
 
 static colo_status_t insisted(t_gpu_rank_t *r, void *arg)

@@ -124,7 +124,7 @@ T_CASE(a_captured_step_replays_a_thousand_times)
 
 /* Nothing but the stream's order: inputs change right after a call, outputs are read right after
  * and written again, two take turns, and every rank is late by some other time. */
-static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, late_ranks_and_reused_tensors_do_no_harm)
 {
     enum { DEEP = 12 };
     const int64_t steps = t_scaled(40);
@@ -173,11 +173,6 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
         rank_try(t_gpu_end(r, &bridge));
     }
     return COLO_OK;
-}
-
-T_CASE(late_ranks_and_reused_tensors_do_no_harm)
-{
-    assert_ok(t_peers_run(RANKS, false, in_a_row, NULL, 0));
 }
 
 /* ---- a rank that does not come ---- */
@@ -362,7 +357,7 @@ T_CASE(an_abort_ends_waits)
 
 /* ---- what is registered ---- */
 
-static colo_status_t registering(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_BARE_PEERS(RANKS, memory_is_registered_found_and_refused)
 {
     colo_memory_t *a = NULL, *b = NULL;
     char *block = NULL, host[64];
@@ -397,13 +392,8 @@ static colo_status_t registering(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(memory_is_registered_found_and_refused)
-{
-    assert_ok(t_peers_run(RANKS, true, registering, NULL, 0));
-}
-
 /* Rank 0 captures its stream, in the mode that forbids all threads to allocate and free. */
-static colo_status_t during_a_capture(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_BARE_PEERS(RANKS, memory_and_bridges_come_and_go_while_a_stream_is_captured)
 {
     t_case_t c = the_case(0);
     colo_memory_t *memory = NULL;
@@ -425,13 +415,8 @@ static colo_status_t during_a_capture(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-T_CASE(memory_and_bridges_come_and_go_while_a_stream_is_captured)
-{
-    assert_ok(t_peers_run(RANKS, true, during_a_capture, NULL, 0));
-}
-
 /* Registered parts of one block, several of them, in use by turns; then unregistered. */
-static colo_status_t parts_of_a_block(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_BARE_PEERS(RANKS, parts_of_one_block_may_be_registered)
 {
     enum { PARTS = 3, PART = 1 << 16 };
     colo_memory_t *m[PARTS] = {NULL};
@@ -451,11 +436,6 @@ static colo_status_t parts_of_a_block(t_gpu_rank_t *r, void *arg)
     rank_try(colo_comm_barrier(r->host, NULL));
     rank_cuda(cudaFree(block));
     return COLO_OK;
-}
-
-T_CASE(parts_of_one_block_may_be_registered)
-{
-    assert_ok(t_peers_run(RANKS, true, parts_of_a_block, NULL, 0));
 }
 
 /* ---- COLO_TRANSPORT and tensors that are not registered ---- */
@@ -504,7 +484,7 @@ T_CASE(a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for)
     assert_ok(st);
 }
 
-static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, registered_on_some_ranks_only_is_a_mismatch_at_check_2)
 {
     t_case_t c = the_case(0);
     colo_bridge_t *bridge = NULL;
@@ -527,11 +507,6 @@ static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
     t_placed_free(&x);
     t_placed_free(&y);
     return COLO_OK;
-}
-
-T_CASE(registered_on_some_ranks_only_is_a_mismatch_at_check_2)
-{
-    assert_ok(t_peers_run(RANKS, false, mixed, NULL, 0));
 }
 
 static colo_status_t wrong_word(t_gpu_rank_t *r, void *arg)

@@ -49,7 +49,7 @@ T_CASE(random_packings_of_eight_ranks_arrive_as_the_oracle_says)
 }
 
 /* Zigzag to contiguous, to whole, whose gradients are sums, and to heads. */
-static colo_status_t replays(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, replays_of_a_packed_batch_over_peers_give_its_bits)
 {
     static const int64_t len[] = {64, 16, 32}, cp[] = {4, 2, 1}, first[] = {0, 2, 1};
     static const colo_packing_split_t split[] = {COLO_PACKING_BLOCK, COLO_PACKING_WHOLE,
@@ -58,7 +58,6 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
                                 .seq_len = len,     .seq_cp = cp,
                                 .seq_first = first, .split = COLO_PACKING_ZIGZAG};
     const t_ragged_where_t w = t_where(r);
-    (void)arg;
     for (int i = 0; i < 3; i++) {
         const colo_packing_t dst = {COLO_PACKING_INIT, .nseqs = 3, .seq_len = len,
                                     .split = split[i]};
@@ -83,11 +82,6 @@ static colo_status_t replays(t_gpu_rank_t *r, void *arg)
         rank_try(t_replayed(bridge, batch, h, &w));
     }
     return COLO_OK;
-}
-
-T_CASE(replays_of_a_packed_batch_over_peers_give_its_bits)
-{
-    assert_ok(t_peers_run(RANKS, false, replays, NULL, 0));
 }
 
 T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_packed")

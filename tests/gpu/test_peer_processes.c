@@ -93,12 +93,11 @@ static void lie_down(struct carried *s)
     ((size_t)150 << 20) /* apart from what is registered; a context takes 500 MiB \
                          */
 
-static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_GPUS(gpus, a_bridge_takes_no_context_on_the_gpu_of_a_peer)
 {
     const t_case_t c = the_case(512);
     struct carried s;
     size_t before, behind, all;
-    (void)arg;
     rank_try(t_gpu_quiet(r));
     rank_cuda(cudaMemGetInfo(&before, &all)); /* of the device, whichever process took it */
     rank_try(colo_comm_barrier(r->host, NULL));
@@ -114,11 +113,6 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
     rank_try(look(r, &s));
     lie_down(&s);
     return COLO_OK;
-}
-
-T_CASE(a_bridge_takes_no_context_on_the_gpu_of_a_peer)
-{
-    assert_ok(t_gpus_run(gpus, false, footprint, NULL));
 }
 
 /* ---- order ---- */

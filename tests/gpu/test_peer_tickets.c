@@ -140,7 +140,7 @@ static colo_status_t refill(t_gpu_rank_t *r, const t_case_t *c, int64_t salt, pa
     return t_upload(r, &p->in);
 }
 
-static colo_status_t captured(t_gpu_rank_t *r, void *arg)
+T_CASE_ON_PEERS(RANKS, graphs_take_calls_in_two_halves)
 {
     const t_case_t c = the_case();
     colo_bridge_t *bridge = NULL;
@@ -172,16 +172,10 @@ static colo_status_t captured(t_gpu_rank_t *r, void *arg)
     }
     for (int i = 0; i < 2; i++)
         free_part(&part[i]);
-    (void)arg;
     rank_try(t_gpu_end(r, &bridge));
     rank_cuda(cudaGraphExecDestroy(exec));
     rank_cuda(cudaGraphDestroy(graph));
     return COLO_OK;
-}
-
-T_CASE(graphs_take_calls_in_two_halves)
-{
-    assert_ok(t_peers_run(RANKS, false, captured, NULL, 0));
 }
 
 T_MAIN_IF(t_peers_enough(RANKS) ? 0 : T_EXIT_SKIP, "gpu/peer_tickets")

@@ -35,16 +35,17 @@
     static void name(void **state __attribute__((unused)))
 /* A case whose body runs on each of @n ranks, of comm @world; it returns COLO_OK or its error. On
  * threads alone: ranks that share what the file has. */
-#define T_CASE_ON(n, name) T_CASE_BY(t_run_ranks(n, t_ranks_of_##name, NULL, 0), name)
+#define T_CASE_ON(n, name) \
+    T_CASE_BY(t_run_ranks(n, t_ranks_of_##name, NULL, 0), name, colo_comm_t *world)
 #define T_CASE_ON_THREADS(n, name) \
-    T_CASE_BY(colo_comm_threads_run(n, t_ranks_of_##name, NULL), name)
-#define T_CASE_BY(run, name)                                              \
-    static colo_status_t t_ranks_of_##name(colo_comm_t *world, void *arg); \
-    T_CASE(name)                                                          \
-    {                                                                     \
-        assert_ok(run);                                                   \
-    }                                                                     \
-    static colo_status_t t_ranks_of_##name(colo_comm_t *world, void *arg)
+    T_CASE_BY(colo_comm_threads_run(n, t_ranks_of_##name, NULL), name, colo_comm_t *world)
+#define T_CASE_BY(run, name, rank)                            \
+    static colo_status_t t_ranks_of_##name(rank, void *arg); \
+    T_CASE(name)                                              \
+    {                                                         \
+        assert_ok(run);                                       \
+    }                                                         \
+    static colo_status_t t_ranks_of_##name(rank, void *arg)
 #define T_MAIN(name) T_MAIN_IF(0, name)
 /* @need is 0, or what main() returns at once; T_MAIN_AFTER: else @first comes first. */
 #define T_MAIN_IF(need, name) T_MAIN_AFTER(need, (void)0, name)
