@@ -27,7 +27,7 @@ MUTANTS = {
         'torch/bridge.py', 'self._refuse(why, comm)', 'pass', 'test_refusals.py', 'new_bridge or new and bridge'),
     'a bridge of its own that one rank cannot make is waited for': (
         'torch/bridge.py', "if comm == 'own' and self._own is None:", 'if False:', 'test_refusals.py', 'of_its_own or own'),
-    'a rank that knows no layout tells nobody': (
+    'a rank that knows no layout tells no rank': (
         'torch/bridge.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
     'a graph drops what its backward needs': (
         'torch/compiled.py', '_held[at] = ins, outs', '_held[at] = ins, [t.detach() for t in outs]', 'test_torch_compiled.py',

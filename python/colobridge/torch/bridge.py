@@ -162,14 +162,14 @@ class Bridge(Unique):
 
     def _refuse(self, why: BaseException, comm: str) -> None:
         """Tells the ranks that come to this bridge, which they have made, that this one has none. If the layouts do not tell
-        who they are: all of the group."""
+        which ranks these are: all of the group."""
         if not isinstance(self.group, Comm):
             try:
                 self._ranks = self._ranks or self._members()
             except Exception:
                 try:
                     self._ranks = groups.group_ranks(self.group)
-                except Exception:  # no group: nobody to tell
+                except Exception:  # no group: no rank to tell
                     return
             if comm == 'own' and self._own is None:
                 self._own = groups.Own.of(self._ranks, self.packed)
