@@ -101,7 +101,7 @@ class _Call:
                  'forward', 'backward', 'at_out', 'at_made', 'mean', 'of')
 
     def __init__(self, plan: 'LogprobPlan'):
-        batch, out, saved, upstream = plan.STRUCTS
+        batch, out, saved, upstream = (getattr(s, plan.NAME.capitalize() + part) for part in ('Batch', 'Out', 'Saved', 'Upstream'))
         self.saved = saved(config=plan.config, logits=plan.logits.raw, valid=True)
         self.logits = self.saved.logits  # a view into it
         self.targets = plan.targets and plan.targets.copy()
@@ -129,8 +129,8 @@ class LogprobPlan:
                  'targets', 'mask', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
                  'empty', 'empty_like', 'f64', 'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward in addition to the library's
-    NAME, KEEPS, INPUTS = 'logprob', True, 2  # of C functions; does backward read targets; tensors of a batch
-    STRUCTS: tuple[Any, ...] = s.LogprobBatch, s.LogprobOut, s.LogprobSaved, s.LogprobUpstream
+    NAME, KEEPS = 'logprob', True  # of C functions and structs; does backward read targets
+    INPUTS: int = 2  # tensors of a batch; with 3 targets are [T, n], and a mask tells which tokens count
 
     def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
                  in_place: bool, ranks: int, targets: View | None = None, mask: View | None = None):
@@ -151,7 +151,8 @@ class LogprobPlan:
         self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
         workspace, saved = _SIZE(), _SIZE()
         call('colo_%s_workspace_size' % self.NAME, config, dtype, rows.count, ranks, c.byref(workspace))
-        call('colo_%s_saved_size' % self.NAME, config, *self.saved_of(dtype), c.byref(saved))
+        given_dtype = (dtype,) if self.INPUTS == 2 else ()
+        call('colo_%s_saved_size' % self.NAME, config, *given_dtype, rows.count, c.byref(saved))
         self.workspace, self.saved = workspace.value, saved.value // 8
         kept = self.saved + self.EXTRA
         self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * (kept + SLACK)
@@ -162,13 +163,10 @@ class LogprobPlan:
 
     def second(self, given: View | None) -> View | None:
         """What comes with the logits"""
-        return given or targets_of(self.rows, self.device)
+        return given if given or self.INPUTS == 3 else targets_of(self.rows, self.device)
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         return outputs_of(self.rows, names, self.real, self.device)
-
-    def saved_of(self, dtype: int) -> tuple[int, ...]:
-        return dtype, self.rows.count
 
     def memory(self, now: _Call, keeps: bool, size_of_workspace: int) -> tuple[Any, Any, Any, int]:
         """(what is kept for backward, its address; what holds workspace, its address). On the host what is

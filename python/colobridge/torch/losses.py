@@ -84,30 +84,16 @@ class _Over:
 class _Topk(LogprobPlan):
     __slots__ = ()
     NAME, KEEPS, INPUTS = 'topk', False, 3
-    STRUCTS = s.TopkBatch, s.TopkOut, s.TopkSaved, s.TopkUpstream
-
-    def second(self, given: View | None) -> View | None:
-        return given
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         per_token = (self.rows.shape if self.plain else (self.rows.count,)) + (self.config.k,)
         return [(name, like(per_token, self.i64 if name == 'ids' else self.real, self.device))
                 for name in names]
 
-    def saved_of(self, dtype: int) -> tuple[int, ...]:
-        return self.rows.count,
-
 
 class _Distill(LogprobPlan):
     __slots__ = ()
     NAME, INPUTS = 'distill', 3
-    STRUCTS = s.DistillBatch, s.DistillOut, s.DistillSaved, s.DistillUpstream
-
-    def second(self, given: View | None) -> View | None:
-        return given
-
-    def saved_of(self, dtype: int) -> tuple[int, ...]:
-        return self.rows.count,
 
 
 def _config(kind: Any, name: str, start: int, vocab: int, temperature: Any, softcap: Any, **members: Any) -> Any:
