@@ -46,7 +46,8 @@ static void expect(const char *const *args, int code, const char *text)
 
 T_CASE(wrong_use_is_exit_2_with_the_option)
 {
-    expect((const char *[]){NULL}, 2, "a subcommand is missing, expected link, bridge, logprob or plot; see");
+    expect((const char *[]){NULL}, 2,
+           "a subcommand is missing, expected link, bridge, logprob or plot; see");
     EXPECT(2, "\"lnk\" is no subcommand, expected link, bridge, logprob or plot; see", "lnk");
     EXPECT(2, "-b: \"8X\" is no size", "link", "-b", "8X");
     EXPECT(2, "-b: \"3\" is no size", "link", "-b", "3");
@@ -182,7 +183,7 @@ T_CASE(every_series_has_its_best_figure)
     static const char *const ways[] = {"forward", "backward"};
     static const char *const ops[] = {"exact-nccl", "collective", "reference", "tuned"};
     char *text = drawn(GOLDEN "/perf-sizes.json");
-    json_t *doc = json_load_file(GOLDEN "/perf-sizes.json", 0, NULL);
+    json_auto_t *doc = json_load_file(GOLDEN "/perf-sizes.json", 0, NULL);
     const json_t *rows = json_object_get(doc, "bridge");
     for (int w = 0; w < 2; w++) {
         char title[128];
@@ -208,14 +209,13 @@ T_CASE(every_series_has_its_best_figure)
         free(p);
     }
     assert_int_equal(markup_count(text, "<g id=\"p"), 3); /* the page and two panels */
-    json_decref(doc);
     free(text);
 }
 
 T_CASE(one_size_is_bars_without_what_moved_nothing)
 {
     char *text = drawn(GOLDEN "/perf-one-size.json");
-    json_t *doc = json_load_file(GOLDEN "/perf-one-size.json", 0, NULL);
+    json_auto_t *doc = json_load_file(GOLDEN "/perf-one-size.json", 0, NULL);
     const json_t *rows = json_object_get(doc, "bridge");
     char *p = panel(text, "bsh, backward</text>"), what[64];
     const double limit = best_of(rows, "backward", "copy", false),
@@ -230,7 +230,6 @@ T_CASE(one_size_is_bars_without_what_moved_nothing)
     assert_int_equal(markup_count(p, ">reference</text>"), 1);
     assert_int_equal(markup_count(p, "class=\"bar best\""), 1); /* the limit */
     free(p);
-    json_decref(doc);
     free(text);
 }
 

@@ -11,8 +11,8 @@
  *                  it is {4 j .. 4 j + 3}. Scattered, odd ranks are on the other package.
  *   hosts:         012 345 67. tp pairs 01 23 45 67: one is split. cp pairs 02 13 46 57: three. dp
  *                  pairs 04 15 26 37: all. The bridge (docs/plan.md): 0 and 1 get theirs from 2, 2
- *                  from 0 or 1, on their host; 3 to 7 have no source there. 4 and 5 need the same, and so
- *                  do 6 and 7: 3 of 8 eighths of 1024 cross hosts, and two are passed on.
+ *                  from 0 or 1, on their host; 3 to 7 have no source there. 4 and 5 need the same,
+ * and so do 6 and 7: 3 of 8 eighths of 1024 cross hosts, and two are passed on.
  */
 #include "harness/harness.h"
 
@@ -75,14 +75,12 @@ static void json_is_as_written(void **state)
         tool_output_t s = tool_run(words(cases[i].line, cases[i].topology));
         assert_string_equal(s.err, "");
         assert_int_equal(s.exit, 0);
-        json_t *got = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
-        json_t *want = json_loads(page(cases[i].page), JSON_REJECT_DUPLICATES, NULL);
+        json_auto_t *got = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+        json_auto_t *want = json_loads(page(cases[i].page), JSON_REJECT_DUPLICATES, NULL);
         assert_non_null(got);
         assert_non_null(want);
         if (!json_equal(got, want))
             fail_msg("%s: found %s", cases[i].page, s.out);
-        json_decref(got);
-        json_decref(want);
     }
 }
 
@@ -179,12 +177,11 @@ static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
     assert_one_line(&s, 1, "configure with -Dhwloc=enabled");
     s = tool_run(plain); /* the rest is there all the same */
     assert_int_equal(s.exit, 0);
-    json_t *doc = json_loads(s.out, 0, NULL);
+    json_auto_t *doc = json_loads(s.out, 0, NULL);
     assert_true(json_is_null(json_object_get(doc, "topology")));
     assert_non_null(strstr(json_string_value(json_object_get(doc, "topology_error")), "no hwloc"));
     assert_true(json_is_null(json_object_get(json_object_get(doc, "libraries"), "hwloc")));
     assert_true(json_is_false(json_object_get(json_object_get(doc, "backends"), "hwloc")));
-    json_decref(doc);
 }
 
 /* A folder with the good file, a broken one and a huge one, to be in while the tool runs. */

@@ -54,7 +54,7 @@ static void assert_seconds(const json_t *e, const char *group, double value)
 
 T_CASE(fan_in_and_fan_out_are_their_closed_forms)
 {
-    json_t *doc = compared(words(
+    json_auto_t *doc = compared(words(
         "--compare tp=2,dp=4->tp=2,cp=2,dp=2:sharded tp=4,dp=2->tp=1,cp=2,dp=4:sharded --batch 16 "
         "--seq 8192 --hidden 4096 --ranks-per-node 2 --one-level "
         "--alpha 10,20 --beta 100,50 --json"));
@@ -99,26 +99,24 @@ T_CASE(fan_in_and_fan_out_are_their_closed_forms)
     assert_int(out, "memory", "bytes_max", 5 * V / 8);
     assert_true(json_is_false(json_object_get(out, "best")));
 
-    json_t *model = json_pack("{s:[f,f],s:[f,f],s:b}", "alpha_us", 10.0, 20.0, "beta_gb_s", 100.0,
-                              50.0, "default", 0);
+    json_auto_t *model = json_pack("{s:[f,f],s:[f,f],s:b}", "alpha_us", 10.0, 20.0, "beta_gb_s",
+                                   100.0, 50.0, "default", 0);
     assert_true(json_equal(json_object_get(doc, "model"), model));
-    json_t *same = json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:n,s:s,s:i}", "src", "tp=2,dp=4", "dst",
-                             "tp=2,cp=2,dp=2", "output", "sharded", "grad", "disjoint", "sp",
-                             "none", "world", 8, "sampled", "direction", "fan_in", "scale", 2);
+    json_auto_t *same =
+        json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:n,s:s,s:i}", "src", "tp=2,dp=4", "dst",
+                  "tp=2,cp=2,dp=2", "output", "sharded", "grad", "disjoint", "sp", "none", "world",
+                  8, "sampled", "direction", "fan_in", "scale", 2);
     const char *key;
     json_t *value;
     json_object_foreach(same, key, value) if (!json_equal(json_object_get(in, key), value))
         fail_msg("key %s", key);
-    json_decref(same);
-    json_decref(model);
-    json_decref(doc);
 }
 
 /* V = 128 bytes, CP2 of one sample block: full output V, input V/2, and one partial sum as large as
  * the input for the sibling's addend. Forward each lacks V/2, backward the sibling's V/2. */
 T_CASE(partial_gradients_need_staging)
 {
-    json_t *doc =
+    json_auto_t *doc =
         compared(words("--src tp=1,dp=2 --compare tp=1,cp=2,dp=1:full:partial "
                        "tp=1,cp=2,dp=1:disjoint --batch 4 --seq 8 --hidden 1 --dtype f32 --json"));
     const json_t *partial = entry(doc, 0), *disjoint = entry(doc, 1);
@@ -136,28 +134,27 @@ T_CASE(partial_gradients_need_staging)
     assert_string_equal(json_string_value(json_object_get(disjoint, "output")), "full");
     assert_true(json_is_true(json_object_get(json_object_get(doc, "model"), "default")));
     assert_int(doc, NULL, "best", 1);
-    json_decref(doc);
 }
 
 /* TP2/DP3 -> TP3/DP2, 6 samples of 128 bytes: no rank receives more than one message forward, but
  * rank 2 sends a sample to 0 and one to 5, and rank 3 to 1 and 4. Its sends take longest. */
 T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
 {
-    json_t *doc = compared(words("--src tp=2,dp=3 --compare tp=3,dp=2 --batch 6 --seq 8 --hidden 4 "
-                                 "--dtype f32 --alpha 10 --beta 1 --json"));
+    json_auto_t *doc =
+        compared(words("--src tp=2,dp=3 --compare tp=3,dp=2 --batch 6 --seq 8 --hidden 4 "
+                       "--dtype f32 --alpha 10 --beta 1 --json"));
     assert_int(entry(doc, 0), "forward", "recv_bytes_max", 256);
     assert_int(entry(doc, 0), "forward", "messages_max", 2);
     assert_int(entry(doc, 0), "forward", "messages_total", 6);
     assert_seconds(entry(doc, 0), "forward", 2 * 10e-6 + 256 / 1e9);
-    json_decref(doc);
 }
 
 /* Each node of 8 holds a quarter of the batch and lacks another: on one level each rank brings it
  * from its rail; on two levels each brings an eighth of it and sends that to 7 others. */
 T_CASE(two_levels_are_their_closed_form)
 {
-    json_t *doc = compared(words("--compare tp=8,dp=4->tp=4,cp=4,dp=2:full:disjoint " SIZES
-                                 " --ranks-per-node 8 --alpha 10,20 --beta 100,50 --json"));
+    json_auto_t *doc = compared(words("--compare tp=8,dp=4->tp=4,cp=4,dp=2:full:disjoint " SIZES
+                                      " --ranks-per-node 8 --alpha 10,20 --beta 100,50 --json"));
     const json_t *forward = json_object_get(entry(doc, 0), "forward");
     assert_int(forward, NULL, "slow_bytes_total", V);
     assert_int(forward, NULL, "slow_bytes_minimum", V);
@@ -166,7 +163,6 @@ T_CASE(two_levels_are_their_closed_form)
     assert_seconds(forward, NULL, 20e-6 + V / 32 / 50e9 + 7 * (10e-6 + V / 32 / 100e9));
     assert_true(fabs(json_real_value(json_object_get(forward, "seconds_one_level")) -
                      (20e-6 + V / 4 / 50e9)) < 1e-12);
-    json_decref(doc);
 }
 
 /* Each node of 4 needs a quarter of the batch, V/4, and has 4 of its 8 addends. Each rank adds up a
@@ -174,8 +170,8 @@ T_CASE(two_levels_are_their_closed_form)
  * rail, to which it sends one sum in fp32. Then it passes its part on to 3 others. */
 T_CASE(nodes_that_add_up_are_their_closed_form)
 {
-    json_t *doc = compared(words("--compare tp=4,dp=4->tp=1,cp=8,dp=2:full:partial " SIZES
-                                 " --ranks-per-node 4 --alpha 10,20 --beta 100,50 --json"));
+    json_auto_t *doc = compared(words("--compare tp=4,dp=4->tp=1,cp=8,dp=2:full:partial " SIZES
+                                      " --ranks-per-node 4 --alpha 10,20 --beta 100,50 --json"));
     const json_t *backward = json_object_get(entry(doc, 0), "backward");
     assert_int(backward, NULL, "slow_bytes_total", 2 * V);
     assert_int(backward, NULL, "slow_bytes_minimum", 2 * V);
@@ -185,16 +181,16 @@ T_CASE(nodes_that_add_up_are_their_closed_form)
     assert_seconds(backward, NULL,
                    3 * (10e-6 + V / 8 / 100e9) + 20e-6 + V / 8 / 50e9 +
                        3 * (10e-6 + V / 16 / 100e9));
-    json_decref(doc);
 }
 
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 2^28: k = 2, C = 2, Dd = 2^16, V/(4 Dd) = 2^10 a rank and
  * way. The partner is 8 ranks away, on the next node of 8. */
 T_CASE(a_million_ranks_are_estimated_from_their_parts)
 {
-    json_t *doc = compared(words("--src tp=8,dp=131072 --compare tp=8,cp=2,dp=65536:sharded "
-                                 "--batch 131072 --seq 64 --hidden 16 --ranks-per-node 8 --one-level "
-                                 "--json"));
+    json_auto_t *doc =
+        compared(words("--src tp=8,dp=131072 --compare tp=8,cp=2,dp=65536:sharded "
+                       "--batch 131072 --seq 64 --hidden 16 --ranks-per-node 8 --one-level "
+                       "--json"));
     const json_t *e = entry(doc, 0);
     assert_int(e, NULL, "world", 1048576);
     assert_int(e, "sampled", "parts", 256);
@@ -207,15 +203,15 @@ T_CASE(a_million_ranks_are_estimated_from_their_parts)
     assert_int(e, "backward", "slow_bytes_minimum", 134217728); /* 8 replicas of a node need it */
     assert_int(e, "backward", "slow_bytes_one_level", 1073741824);
     assert_int(e, "memory", "bytes_max", 4096);
-    json_decref(doc);
 }
 
 /* Half of the ranks of each pp world hold nothing; the estimate of what the others move comes from
  * ranks drawn by lot: 256 of them, so within 4 standard deviations of a fair coin, 4 x 1/16. */
 T_CASE(unlike_parts_are_estimated_and_said_to_be)
 {
-    json_t *doc = compared(words("--src dp=65536,pp=2 --compare dp=32768,cp=2,pp=2:sharded --batch "
-                                 "65536 --seq 64 --hidden 16 --src-stage 0 --json"));
+    json_auto_t *doc =
+        compared(words("--src dp=65536,pp=2 --compare dp=32768,cp=2,pp=2:sharded --batch "
+                       "65536 --seq 64 --hidden 16 --src-stage 0 --json"));
     const json_t *e = entry(doc, 0);
     assert_true(json_is_false(json_object_get(json_object_get(e, "sampled"), "alike")));
     /* V = 2^27; each of 65536 ranks with output gets 2 of 4 quarters of a sample's rows, half
@@ -223,45 +219,45 @@ T_CASE(unlike_parts_are_estimated_and_said_to_be)
     double total = (double)json_integer_value(
         json_object_get(json_object_get(e, "forward"), "recv_bytes_total"));
     assert_true(total > 0.5 * 0.75 * 134217728 && total < 134217728 * 1.25);
-    json_decref(doc);
 }
 
-static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ranks per node\n"
-                            "*  1  tp=2,dp=4 -> tp=2,cp=2,dp=2, sharded: 8 ranks\n"
-                            "   2  tp=4,dp=2 -> tp=1,cp=2,dp=4, sharded: 8 ranks\n"
-                            "\n"
-                            "             forward                 backward             messages        "
-                            "    between       memory       time\n"
-                            "        max per rank   in all    max per rank   in all    per rank  in "
-                            "all      nodes     per rank\n"
-                            "*  1       128.0 MiB  1.0 GiB       128.0 MiB  1.0 GiB           1      "
-                            "16    2.0 GiB    512.0 MiB    5.41 ms\n"
-                            "   2             0 B      0 B       384.0 MiB  3.0 GiB           3      "
-                            "24    2.0 GiB    640.0 MiB    6.76 ms\n"
-                            "\n"
-                            "Estimated time, forward + backward\n"
-                            "   1  ################################ 5.41 ms  least bridge time\n"
-                            "   2  ######################################## 6.76 ms\n"
-                            "\n"
-                            "Bytes into the busiest rank, forward + backward\n"
-                            "   1  ########################### 256.0 MiB\n"
-                            "   2  ######################################## 384.0 MiB\n"
-                            "\n"
-                            "Bytes between nodes, forward + backward\n"
-                            "   1  ######################################## 2.0 GiB\n"
-                            "   2  ######################################## 2.0 GiB\n"
-                            "\n"
-                            "Memory per rank: input, output, staging\n"
-                            "   1  ################################ 512.0 MiB\n"
-                            "   2  ######################################## 640.0 MiB\n"
-                            "\n"
-                            "* least bridge time; on a tie the fewest bytes, then the least memory\n"
-                            "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
-                            "node, 20 us and 50 GB/s between nodes.\n"
-                            "Both come from the command line (--alpha, --beta).\n"
-                            "Each rank sends its messages one after another and receives "
-                            "meanwhile. The slowest rank sets the time. Copies inside a rank cost "
-                            "nothing.\n";
+static const char table[] =
+    "16 samples x 8192 rows x 4096 features, bf16; 2 ranks per node\n"
+    "*  1  tp=2,dp=4 -> tp=2,cp=2,dp=2, sharded: 8 ranks\n"
+    "   2  tp=4,dp=2 -> tp=1,cp=2,dp=4, sharded: 8 ranks\n"
+    "\n"
+    "             forward                 backward             messages        "
+    "    between       memory       time\n"
+    "        max per rank   in all    max per rank   in all    per rank  in "
+    "all      nodes     per rank\n"
+    "*  1       128.0 MiB  1.0 GiB       128.0 MiB  1.0 GiB           1      "
+    "16    2.0 GiB    512.0 MiB    5.41 ms\n"
+    "   2             0 B      0 B       384.0 MiB  3.0 GiB           3      "
+    "24    2.0 GiB    640.0 MiB    6.76 ms\n"
+    "\n"
+    "Estimated time, forward + backward\n"
+    "   1  ################################ 5.41 ms  least bridge time\n"
+    "   2  ######################################## 6.76 ms\n"
+    "\n"
+    "Bytes into the busiest rank, forward + backward\n"
+    "   1  ########################### 256.0 MiB\n"
+    "   2  ######################################## 384.0 MiB\n"
+    "\n"
+    "Bytes between nodes, forward + backward\n"
+    "   1  ######################################## 2.0 GiB\n"
+    "   2  ######################################## 2.0 GiB\n"
+    "\n"
+    "Memory per rank: input, output, staging\n"
+    "   1  ################################ 512.0 MiB\n"
+    "   2  ######################################## 640.0 MiB\n"
+    "\n"
+    "* least bridge time; on a tie the fewest bytes, then the least memory\n"
+    "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
+    "node, 20 us and 50 GB/s between nodes.\n"
+    "Both come from the command line (--alpha, --beta).\n"
+    "Each rank sends its messages one after another and receives "
+    "meanwhile. The slowest rank sets the time. Copies inside a rank cost "
+    "nothing.\n";
 
 T_CASE(the_table_and_bars_read_as_written_down)
 {
@@ -313,7 +309,7 @@ T_CASE(worlds_of_different_size_have_no_best)
 
         args[n] = "--json";
         s = tool_run(args);
-        json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+        json_auto_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
         assert_non_null(doc);
         assert_string_equal(s.err, "");
         const char *output = json_string_value(json_object_get(doc, "warning"));
@@ -321,7 +317,6 @@ T_CASE(worlds_of_different_size_have_no_best)
         assert_true(json_is_null(json_object_get(doc, "best")));
         for (size_t k = 0; k < json_array_size(json_object_get(doc, "entries")); k++)
             assert_true(json_is_false(json_object_get(entry(doc, k), "best")));
-        json_decref(doc);
     }
     /* as many ranks elsewhere are not another size */
     tool_output_t s =
@@ -338,7 +333,7 @@ T_CASE(entries_stay_in_order_and_the_first_of_equals_is_best)
     static const char *const dst[] = {"tp=4,dp=2", "tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2",
                                       "tp=2,cp=2,dp=2"};
     static const char *const sp[] = {"none", "none", "src", "none"};
-    json_t *doc = compared(args);
+    json_auto_t *doc = compared(args);
     int best = 0;
     for (size_t i = 0; i < 4; i++) {
         assert_string_equal(json_string_value(json_object_get(entry(doc, i), "dst")), dst[i]);
@@ -347,7 +342,6 @@ T_CASE(entries_stay_in_order_and_the_first_of_equals_is_best)
     }
     assert_int_equal(best, 1);
     assert_true(json_integer_value(json_object_get(doc, "best")) != 3);
-    json_decref(doc);
 }
 
 T_CASE(wrong_use_is_named_in_one_line)

@@ -54,7 +54,8 @@ T_CASE(a_wrong_option_is_named_in_one_line)
         {"--src dp=8 --dst dp=8 " GOOD_SIZES " --sp src", "--sp: "},
         {GOOD " --src-stage 1", "--src-stage: stage 1 is outside 0..0, the pp of --src"},
         {GOOD " --dst-stage first", "--dst-stage: \"first\""},
-        {"--src pp=2,dp=4 --dst dp=8 " GOOD_SIZES " --src-stage 2", "stage 2 is outside 0..1, the pp of --src"},
+        {"--src pp=2,dp=4 --dst dp=8 " GOOD_SIZES " --src-stage 2",
+         "stage 2 is outside 0..1, the pp of --src"},
         {GOOD " --offset -1", "--offset: \"-1\""},
         {GOOD " --offset 9223372036854775807", "--offset: "},
         {GOOD " --llm-seq 7", "--llm-seq: 7 positions cannot hold --offset 0 and --seq 8"},
@@ -146,12 +147,10 @@ T_CASE(a_dim_without_a_role_is_refused_unless_declared)
     tool_output_t a = tool_run(words("--src tp=2,dp=4 --dst ep=2,cp=2,dp=2 " GOOD_SIZES " --json")),
                   b = tool_run(words("--src tp=2,dp=4 --dst xp=2,cp=2,dp=2 " GOOD_SIZES
                                      " --json --extra xp"));
-    json_t *replicas = json_loads(a.out, 0, NULL), *declared = json_loads(b.out, 0, NULL);
+    json_auto_t *replicas = json_loads(a.out, 0, NULL), *declared = json_loads(b.out, 0, NULL);
     assert_non_null(declared);
     assert_true(
         json_equal(json_object_get(replicas, "forward"), json_object_get(declared, "forward")));
-    json_decref(replicas);
-    json_decref(declared);
 }
 
 T_CASE(a_spec_of_100_kb_gives_one_short_line)

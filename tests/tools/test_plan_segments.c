@@ -103,7 +103,7 @@ static void assert_json(json_t *found, const char *expected)
     char *text = strdup(expected);
     for (char *c = text; *c; c++)
         *c = *c == '\'' ? '"' : *c;
-    json_t *want = json_loads(text, 0, NULL);
+    json_auto_t *want = json_loads(text, 0, NULL);
     assert_non_null(want);
     char *a = json_dumps(want, JSON_COMPACT | JSON_SORT_KEYS);
     char *b = json_dumps(found, JSON_COMPACT | JSON_SORT_KEYS);
@@ -111,31 +111,28 @@ static void assert_json(json_t *found, const char *expected)
     free(a);
     free(b);
     free(text);
-    json_decref(want);
 }
 
 T_CASE(the_worked_example_is_planned_as_written_down)
 {
-    json_t *doc = planned(WORKED, words(GRIDS " --output sharded"));
+    json_auto_t *doc = planned(WORKED, words(GRIDS " --output sharded"));
     assert_json(doc, worked_json);
-    json_decref(doc);
 }
 
 T_CASE(positions_of_each_row_give_the_same_plan)
 {
-    json_t *doc =
+    json_auto_t *doc =
         planned("{\"rows\": [3, 0, 5], \"src_dp\": [0, 1, 1], \"seq\": [0, 0, 1], \"row_pos\": "
                 "[2, 3, 4, 1, 2, 3, 4, 5], \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}",
                 words(GRIDS " --output sharded"));
     assert_json(doc, worked_json);
-    json_decref(doc);
 }
 
 /* A message with rows of two segments and a hole: replica 0 has e1, then e2; rank 1 owns, of its
  * chunks 1 and 2 (positions 2..5), e1's row 1 and e2's row 0. */
 T_CASE(a_message_names_its_rows_by_segment)
 {
-    json_t *doc =
+    json_auto_t *doc =
         planned("{\"rows\": [2, 2, 3], \"src_dp\": [1, 0, 0], \"seq\": [0, 1, 1], \"pos\": "
                 "[0, 1, 5], \"seq_len\": [8, 8], \"seq_dp\": [0, 0]}",
                 words(GRIDS " --output sharded --rank 1"));
@@ -143,17 +140,15 @@ T_CASE(a_message_names_its_rows_by_segment)
     assert_json(json_object_get(json_object_get(rank, "forward"), "recv"),
                 "[{'peer': 0, 'bytes': 32, 'segments': [{'segment': 1, 'rows': [1, 2]},"
                 " {'segment': 2, 'rows': [0, 1]}]}]");
-    json_decref(doc);
 }
 
 T_CASE(no_segments_at_all_are_a_plan_without_messages)
 {
-    json_t *doc = planned("{\"rows\": [], \"src_dp\": [], \"seq\": [], \"pos\": [], "
-                          "\"seq_len\": [], \"seq_dp\": []}",
-                          words(GRIDS));
+    json_auto_t *doc = planned("{\"rows\": [], \"src_dp\": [], \"seq\": [], \"pos\": [], "
+                               "\"seq_len\": [], \"seq_dp\": []}",
+                               words(GRIDS));
     json_t *forward = json_object_get(doc, "forward");
     assert_int_equal(json_integer_value(json_object_get(forward, "messages_total")), 0);
-    json_decref(doc);
 }
 
 static const char worked_text[] =
@@ -196,7 +191,7 @@ T_CASE(the_worked_example_reads_as_written_down)
 /* Loads 9, 1, 2 of 12 rows: the mean is 4. Balanced 5, 4, 3. */
 T_CASE(balance_lowers_the_load_of_the_busiest_replica)
 {
-    json_t *doc =
+    json_auto_t *doc =
         planned("{\"rows\": [5, 4, 1, 2], \"src_dp\": [0, 0, 1, 2], \"seq\": [0, 0, 0, 0], "
                 "\"pos\": [0, 5, 9, 10], \"seq_len\": [12], \"seq_dp\": [2]}",
                 words("--src dp=3 --dst dp=3 --hidden 1"));
@@ -205,7 +200,6 @@ T_CASE(balance_lowers_the_load_of_the_busiest_replica)
                                                 " 'rows_max': 9, 'max_over_mean': 2.25}");
     assert_json(json_object_get(batch, "balanced"), "{'src_dp': [0, 1, 2, 2], 'rows': [5, 4, 3],"
                                                     " 'rows_max': 5, 'max_over_mean': 1.25}");
-    json_decref(doc);
 }
 
 /* ---- pictures ---- */
@@ -327,7 +321,7 @@ T_CASE(a_picture_of_a_million_million_rows_is_drawn_at_once)
 
 T_CASE(a_packed_batch_is_planned_as_written_down)
 {
-    json_t *doc = planned(PACKED, words(CP2));
+    json_auto_t *doc = planned(PACKED, words(CP2));
     assert_json(doc,
                 "{'world': 2, 'direction': 'equal', 'scale': 1, 'output': 'sharded',"
                 " 'batch': {'sequences': 2, 'positions': 12, 'src': 'zigzag', 'dst': 'block'},"
@@ -338,7 +332,6 @@ T_CASE(a_packed_batch_is_planned_as_written_down)
                 "  'forward': {'recv': " FROM_0 ", 'send': " TO_0 "},"
                 "  'backward': {'recv': " TO_0 ", 'send': " FROM_0 "}}],"
                 " 'forward': " TOTALS ", 'backward': " TOTALS "}");
-    json_decref(doc);
 }
 
 T_CASE(a_packed_batch_reads_as_written_down)
@@ -361,14 +354,13 @@ T_CASE(a_packed_batch_reads_as_written_down)
 /* Heads: rank 1 lacks features 2 and 3 of rank 0's rows. Whole: gradients come from both ranks. */
 T_CASE(a_side_may_have_all_rows_of_its_features_or_of_all)
 {
-    json_t *doc = planned("{\"seq_len\": [4], \"src\": {\"split\": \"block\"}, \"dst\": "
-                          "{\"split\": \"heads\"}}",
-                          words(CP2 " --rank 1"));
+    json_auto_t *doc = planned("{\"seq_len\": [4], \"src\": {\"split\": \"block\"}, \"dst\": "
+                               "{\"split\": \"heads\"}}",
+                               words(CP2 " --rank 1"));
     json_t *rank = json_array_get(json_object_get(doc, "ranks"), 0);
     assert_json(json_object_get(json_object_get(rank, "forward"), "recv"),
                 "[{'peer': 0, 'bytes': 16, 'sequences': [{'sequence': 0, 'positions': [0, 2], 'h': "
                 "[2, 4]}]}]");
-    json_decref(doc);
     write_file("{\"seq_len\": [4], \"src\": {\"split\": \"heads\"}, \"dst\": {\"split\": "
                "\"block\"}}");
     tool_output_t a = tool_run(words(CP2 " --packing %s --rank 1", file));
