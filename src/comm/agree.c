@@ -9,11 +9,8 @@
  * here is counted for COLO_CATEGORY_CHECK.
  */
 #include "comm/comm.h"
-#include "core/env.h"
 #include "core/hash.h"
 #include "core/error.h"
-
-#include <colobridge/version.h>
 
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -35,10 +32,12 @@ colo_status_t colo_comm_i_gather(colo_comm_t *comm, colo_op_kind_t kind, colo_ca
     if (!colo_comm_i_own(comm, colo_op_name(kind)))
         return COLO_ERR_STATE;
     uint64_t seq = colo_comm_i_begin(comm, op, bytes, (comm->size - 1) * bytes, comm->size - 1);
-    colo_status_t st = comm->control
-                           ? colo_comm_i_all_gather(colo_comm_i_control(comm), COLO_CATEGORY_CHECK,
-                                                    mine, all, n, COLO_I64, NULL)
-                           : comm->ops->all_gather(comm, mine, all, (size_t)bytes, NULL);
+    colo_comm_t *control = comm->control ? colo_comm_i_control(comm) : NULL;
+    colo_status_t st = control ? colo_comm_i_ready(control, op) : COLO_OK;
+    if (st == COLO_OK)
+        st = control ? colo_comm_i_gather(control, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine,
+                                          all, n)
+                     : comm->ops->all_gather(comm, mine, all, (size_t)bytes, NULL);
     colo_comm_i_end(comm, seq, st);
     return st < 0 ? colo_comm_i_fail(comm, st) : st;
 }
@@ -50,9 +49,11 @@ static colo_status_t broadcast_text(colo_comm_t *comm, char *text, int64_t bytes
     const bool sends = comm->rank == from;
     uint64_t seq =
         colo_comm_i_begin(comm, op, sends ? bytes : 0, sends ? 0 : bytes, comm->size - 1);
-    colo_status_t st = comm->control ? colo_comm_broadcast(colo_comm_i_control(comm), text, bytes,
-                                                           COLO_U8, from, NULL)
-                                     : comm->ops->broadcast(comm, text, (size_t)bytes, from, NULL);
+    colo_comm_t *control = comm->control ? colo_comm_i_control(comm) : NULL;
+    colo_status_t st = control ? colo_comm_i_ready(control, op) : COLO_OK;
+    if (st == COLO_OK)
+        st = control ? broadcast_text(control, text, bytes, from)
+                     : comm->ops->broadcast(comm, text, (size_t)bytes, from, NULL);
     colo_comm_i_end(comm, seq, st);
     return st < 0 ? colo_comm_i_fail(comm, st) : COLO_OK;
 }
@@ -207,40 +208,6 @@ colo_status_t colo_comm_i_agree(colo_comm_t *comm, const char *what, uint64_t fi
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "fingerprint", "%016llx", (unsigned long long)fingerprint);
     return colo_comm_i_agree_fields(comm, what, &fields, mine);
-}
-
-colo_status_t colo_comm_i_agree_environment(colo_comm_t *world, const char *what, double begin,
-                                            bool *agreed)
-{
-    const int64_t left_ms = world->timeout_ms - (int64_t)((colo_now() - begin) * 1e3);
-    const int32_t n = world->size;
-    colo_comm_t *all = NULL;
-    uint64_t mine;
-    colo_fields_t fields = {COLO_FIELDS_INIT};
-    COLO_AUTOFREE int32_t *members = malloc((size_t)n * sizeof *members);
-    COLO_AUTOFREE uint64_t *id = malloc((size_t)n * sizeof *id);
-    for (int32_t r = 0; members && r < n; r++)
-        members[r] = r;
-    colo_status_t st =
-        members && id ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
-    if (st == COLO_OK)
-        st = colo_comm_i_child(world, members, n, 0, what, &all); /* splits count from 1 */
-    if (st == COLO_OK)
-        all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
-    if (st == COLO_OK) {
-        st = colo_env_check(NULL);
-        if (st == COLO_OK)
-            st = colo_node_id(world->rank, n, &mine);
-        colo_fields_add(&fields, "library version", "%s", colo_version());
-        st = colo_comm_i_agree_fields(all, what, &fields, st);
-    }
-    if (st == COLO_OK)
-        st = colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1);
-    if (st == COLO_OK)
-        st = colo_comm_i_set_nodes(world, id);
-    *agreed = st == COLO_OK || (all && colo_comm_check(all) == COLO_OK);
-    colo_comm_destroy(&all);
-    return st;
 }
 
 /* ---- threads of one process ---- */

@@ -176,18 +176,6 @@ int32_t colo_comm_check_level(const colo_comm_t *comm)
 
 /* ---- failure ---- */
 
-bool colo_comm_i_own(const colo_comm_t *comm, const char *what)
-{
-    const int32_t here = (int32_t)getpid();
-    if (here == comm->process)
-        return true;
-    colo_fail(COLO_ERR_STATE,
-              "%s: comm '%s' belongs to process %d, and process %d is a child with a copy of it; "
-              "use it in process %d only, or make a communicator in the child",
-              what, comm->name, (int)comm->process, (int)here, (int)comm->process);
-    return false;
-}
-
 /* @refused: NULL, or the operation that a dead comm refuses; the first of them is recorded, so that
  * the flight record says what this rank would have done. */
 static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo_op_desc_t *refused)

@@ -8,6 +8,7 @@
  * record buffer shows the others, too, with their status.
  */
 #include "comm/comm.h"
+#include "core/error.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -90,6 +91,18 @@ const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_d
                  ? ": in a loss they have other numbers of tokens, or ask for other outputs"
                  : "");
     return text;
+}
+
+bool colo_comm_i_own(const colo_comm_t *comm, const char *what)
+{
+    const int32_t here = (int32_t)getpid();
+    if (here == comm->process)
+        return true;
+    colo_fail(COLO_ERR_STATE,
+              "%s: comm '%s' belongs to process %d, and process %d is a child with a copy of it; "
+              "use it in process %d only, or make a communicator in the child",
+              what, comm->name, (int)comm->process, (int)here, (int)comm->process);
+    return false;
 }
 
 uintptr_t colo_comm_i_thread(void)

@@ -17,10 +17,7 @@ from api import ROOT
 
 # Objects that use each other, directly or through others. Nothing may be added.
 CIRCLES = (
-    ('comm/agree.c', 'comm/collectives.c', 'comm/split.c'),
-    ('comm/comm.c', 'comm/flight.c', 'comm/stats.c'),
     ('comm/process/arrive.c', 'comm/process/exit.c', 'comm/process/group.c', 'comm/process/step.c'),
-    ('comm/threads/launch.c', 'comm/threads/threads.c'),
 )
 LEVELS = {'layout': 0, 'plan': 1, 'run': 2}
 # Uses that run up inside src/bridge. Nothing may be added.

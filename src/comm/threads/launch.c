@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launch.c - the life of in-process groups: starting ranks, meeting in a subset, leaving.
+ * launch.c - a run of a function on ranks that are threads: starting, failing, leaving.
  *
  * A run makes a root and a world shared state and starts the threads behind a start barrier, so
- * that no rank function runs when not all threads could be had. Subsets meet through a registry in
- * the parent's shared state, keyed by tag and members: the first member makes the shared state, the
- * last one takes the entry away; no rank waits. Shared states hold a reference to the root, comms
- * and registry entries one to their shared state, so ranks may destroy in any order, after the run
- * as well.
+ * that no rank function runs when not all threads could be had.
  *
  * A rank that has returned, or has ended its thread, has left all comms of the run, also those that
  * it did not destroy: no rank waits for it there.
@@ -22,140 +18,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-struct colo_child {
-    struct colo_child *next;
-    struct colo_shared *shared; /* a reference */
-    uint64_t tag;
-    int32_t left; /* members that did not ask yet */
-    int32_t n;
-    int32_t members[];
-};
-
-/* ---- roots and shared states ---- */
-
-static void root_release(struct colo_root *root)
-{
-    if (atomic_fetch_sub(&root->refs, 1) != 1)
-        return;
-    colo_error_state_fini(&root->error);
-    free(root);
-}
-
-static struct colo_root *root_new(int32_t ranks)
-{
-    struct colo_root *root = calloc(1, sizeof *root + (size_t)ranks * sizeof root->left[0]);
-    if (!root)
-        return NULL;
-    atomic_init(&root->refs, 1);
-    colo_error_state_init(&root->error);
-    return root;
-}
-
-static struct colo_shared *shared_new(struct colo_root *root, int32_t size)
-{
-    struct colo_shared *shared;
-    size_t bytes = sizeof *shared + (size_t)size * sizeof shared->slot[0];
-    shared = aligned_alloc(_Alignof(struct colo_shared), bytes);
-    if (!shared)
-        return NULL;
-    memset(shared, 0, bytes);
-    atomic_init(&shared->refs, 1);
-    atomic_fetch_add(&root->refs, 1);
-    shared->root = root;
-    shared->size = size;
-    colo_error_state_init(&shared->error);
-    pthread_mutex_init(&shared->lock, NULL);
-    return shared;
-}
-
-void colo_shared_release(struct colo_shared *shared)
-{
-    if (atomic_fetch_sub(&shared->refs, 1) != 1)
-        return;
-    for (struct colo_child *child = shared->children, *next; child;
-         child = next) { /* never met in full */
-        next = child->next;
-        colo_shared_release(child->shared);
-        free(child);
-    }
-    root_release(shared->root);
-    pthread_mutex_destroy(&shared->lock);
-    colo_error_state_fini(&shared->error);
-    free(shared);
-}
-
-/* Takes the reference to @shared, also when it fails. */
-static colo_status_t attach(colo_comm_t *comm, struct colo_shared *shared)
-{
-    struct colo_threads *self = calloc(1, sizeof *self);
-    const void **src = calloc((size_t)comm->size, sizeof *src);
-    if (!self || !src) {
-        free(self);
-        free(src);
-        colo_shared_release(shared);
-        return colo_fail(COLO_ERR_NOMEM, "rank %d of %d: no memory for its comm", (int)comm->rank,
-                         (int)comm->size);
-    }
-    self->shared = shared;
-    self->src = src;
-    comm->impl = self;
-    return COLO_OK;
-}
-
-/* ---- subsets ---- */
-
-static struct colo_child *child_new(struct colo_shared *parent, const int32_t *members, int32_t n,
-                                    uint64_t tag)
-{
-    struct colo_child *child = malloc(sizeof *child + (size_t)n * sizeof child->members[0]);
-    struct colo_shared *shared = shared_new(parent->root, n);
-    if (!child || !shared) {
-        free(child);
-        if (shared)
-            colo_shared_release(shared);
-        return NULL;
-    }
-    for (int32_t i = 0; i < n; i++)
-        shared->slot[i].origin = parent->slot[members[i]].origin;
-    *child = (struct colo_child){
-        .next = parent->children, .shared = shared, .tag = tag, .left = n, .n = n};
-    memcpy(child->members, members, (size_t)n * sizeof child->members[0]);
-    parent->children = child;
-    return child;
-}
-
-colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
-                                  uint64_t tag, colo_comm_t *child)
-{
-    struct colo_shared *above = ((struct colo_threads *)parent->impl)->shared, *shared = NULL;
-    pthread_mutex_lock(&above->lock);
-    struct colo_child **link = &above->children;
-    for (; *link; link = &(*link)->next)
-        if ((*link)->tag == tag && (*link)->n == n &&
-            memcmp((*link)->members, members, (size_t)n * sizeof *members) == 0)
-            break;
-    struct colo_child *entry = *link;
-    if (!entry) {
-        link = &above->children;
-        entry = child_new(above, members, n, tag); /* becomes the first */
-    }
-    if (entry) {
-        shared = entry->shared;
-        if (--entry->left == 0) { /* the entry's reference becomes this rank's */
-            *link = entry->next;
-            free(entry);
-        } else {
-            atomic_fetch_add(&shared->refs, 1);
-        }
-    }
-    pthread_mutex_unlock(&above->lock);
-    if (!shared)
-        return colo_fail(COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
-    return attach(child, shared);
-}
-
-/* ---- a run ---- */
 
 struct launch {
     colo_rank_fn fn;
@@ -257,7 +119,7 @@ static colo_status_t start(struct launch *launch, struct runner *ranks, int32_t 
         colo_comm_set_name(ranks[r].comm, "world");
         COLO_TRY(colo_comm_i_set_nodes(ranks[r].comm, node));
         atomic_fetch_add(&launch->shared->refs, 1);
-        COLO_TRY(attach(ranks[r].comm, launch->shared));
+        COLO_TRY(colo_shared_attach(ranks[r].comm, launch->shared));
         int e = pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]);
         if (e)
             return colo_fail(COLO_ERR_NOMEM, "thread %d of %d could not be started: %s", (int)r,
@@ -276,12 +138,12 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     COLO_TRY(colo_env_check(NULL));
     struct launch launch = {.fn = fn, .arg = arg};
     struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);
-    struct colo_root *root = root_new(nranks);
-    launch.shared = root ? shared_new(root, nranks) : NULL;
+    struct colo_root *root = colo_root_new(nranks);
+    launch.shared = root ? colo_shared_new(root, nranks) : NULL;
     for (int32_t r = 0; launch.shared && r < nranks; r++)
         launch.shared->slot[r].origin = r;
     if (root)
-        root_release(root); /* the shared state holds it */
+        colo_root_release(root); /* the shared state holds it */
     if (!ranks || !launch.shared) {
         if (launch.shared)
             colo_shared_release(launch.shared);

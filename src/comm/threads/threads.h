@@ -2,8 +2,8 @@
 /*
  * threads.h (private) - what the ranks of one in-process group share.
  *
- * threads.c runs operations over it, launch.c makes and frees it: shared states, the registry
- * through which children are met, the run of @fn on many threads.
+ * shared.c makes and frees it, with the registry through which children are met; threads.c runs
+ * operations over it, launch.c a function on many threads.
  */
 #ifndef COLO_COMM_THREADS_H
 #define COLO_COMM_THREADS_H
@@ -67,7 +67,12 @@ struct colo_threads {           /* colo_comm.impl; of one rank */
 
 extern const colo_comm_ops_t colo_comm_threads_ops;
 
+struct colo_root *colo_root_new(int32_t ranks);
+void colo_root_release(struct colo_root *root);
+struct colo_shared *colo_shared_new(struct colo_root *root, int32_t size);
 void colo_shared_release(struct colo_shared *shared);
+/* Gives @comm its impl. Takes the reference to @shared, also when it fails. */
+colo_status_t colo_shared_attach(colo_comm_t *comm, struct colo_shared *shared);
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child);
 colo_status_t colo_threads_state(const colo_comm_t *comm, char *error_message, size_t cap);
