@@ -46,8 +46,7 @@ static void expect(const char *const *args, int code, const char *text)
 
 T_CASE(wrong_use_is_exit_2_with_the_option)
 {
-    expect((const char *[]){NULL}, 2,
-           "a subcommand is missing, expected link, bridge, logprob or plot; see");
+    expect((const char *[]){NULL}, 2, "a subcommand is missing, expected link, bridge, logprob or plot; see");
     EXPECT(2, "\"lnk\" is no subcommand, expected link, bridge, logprob or plot; see", "lnk");
     EXPECT(2, "-b: \"8X\" is no size", "link", "-b", "8X");
     EXPECT(2, "-b: \"3\" is no size", "link", "-b", "3");

@@ -26,7 +26,7 @@ typedef struct example {
     int src[8][3], dst[8][3]; /* coordinates in the order of the dims */
     int row_bytes;            /* of one row of one sample: bytes = rows of the boxes x this */
     const move_t *forward, *backward; /* by receiver, then sender; from == to ends the list */
-    int totals[2][5]; /* recv max, recv total, send max, local max, collective (-1) */
+    int totals[2][5];                 /* recv max, recv total, send max, local max, collective (-1) */
 } example_t;
 
 #define END        \
@@ -37,146 +37,90 @@ typedef struct example {
 
 /* A: TP2/DP4 -> TP2/DP2/CP2, 8 samples, 8 rows, 16 bytes a row: V = 1024. cp 0 owns rows 0-1 and
  * 6-7, cp 1 owns rows 2-5. Pairs 0-2, 1-3, 4-6, 5-7, V/8 each way. */
-#define OUTER(lo, hi) \
-    "[{\"b\":[" #lo "," #hi "],\"s\":[0,2]},{\"b\":[" #lo "," #hi "],\"s\":[6,8]}]"
+#define OUTER(lo, hi) "[{\"b\":[" #lo "," #hi "],\"s\":[0,2]},{\"b\":[" #lo "," #hi "],\"s\":[6,8]}]"
 #define INNER(lo, hi) "[{\"b\":[" #lo "," #hi "],\"s\":[2,6]}]"
 #define ALL8(lo, hi) "[{\"b\":[" #lo "," #hi "],\"s\":[0,8]}]"
-static const move_t a_forward[] = {{2, 0, OUTER(2, 4)}, {3, 1, OUTER(2, 4)}, {0, 2, INNER(0, 2)},
-                                   {1, 3, INNER(0, 2)}, {6, 4, OUTER(6, 8)}, {7, 5, OUTER(6, 8)},
-                                   {4, 6, INNER(4, 6)}, {5, 7, INNER(4, 6)}, END};
-static const move_t a_forward_full[] = {{2, 0, ALL8(2, 4)}, {3, 1, ALL8(2, 4)}, {0, 2, ALL8(0, 2)},
-                                        {1, 3, ALL8(0, 2)}, {6, 4, ALL8(6, 8)}, {7, 5, ALL8(6, 8)},
-                                        {4, 6, ALL8(4, 6)}, {5, 7, ALL8(4, 6)}, END};
-static const move_t a_backward[] = {{2, 0, INNER(0, 2)}, {3, 1, INNER(0, 2)}, {0, 2, OUTER(2, 4)},
-                                    {1, 3, OUTER(2, 4)}, {6, 4, INNER(4, 6)}, {7, 5, INNER(4, 6)},
-                                    {4, 6, OUTER(6, 8)}, {5, 7, OUTER(6, 8)}, END};
+static const move_t a_forward[] = {
+    {2, 0, OUTER(2, 4)}, {3, 1, OUTER(2, 4)}, {0, 2, INNER(0, 2)}, {1, 3, INNER(0, 2)},
+    {6, 4, OUTER(6, 8)}, {7, 5, OUTER(6, 8)}, {4, 6, INNER(4, 6)}, {5, 7, INNER(4, 6)}, END};
+static const move_t a_forward_full[] = {
+    {2, 0, ALL8(2, 4)}, {3, 1, ALL8(2, 4)}, {0, 2, ALL8(0, 2)}, {1, 3, ALL8(0, 2)},
+    {6, 4, ALL8(6, 8)}, {7, 5, ALL8(6, 8)}, {4, 6, ALL8(4, 6)}, {5, 7, ALL8(4, 6)}, END};
+static const move_t a_backward[] = {
+    {2, 0, INNER(0, 2)}, {3, 1, INNER(0, 2)}, {0, 2, OUTER(2, 4)}, {1, 3, OUTER(2, 4)},
+    {6, 4, INNER(4, 6)}, {7, 5, INNER(4, 6)}, {4, 6, OUTER(6, 8)}, {5, 7, OUTER(6, 8)}, END};
 
 /* B: TP4/DP2 -> TP1/DP4/CP2, the same tensor. Forward nothing; backward every rank of 0-3 (and of
  * 4-7) owns another quarter of what all four need. */
 static const move_t none[] = {END};
-static const move_t b_backward[] = {{1, 0, INNER(0, 2)},
-                                    {2, 0, OUTER(2, 4)},
-                                    {3, 0, INNER(2, 4)},
-                                    {0, 1, OUTER(0, 2)},
-                                    {2, 1, OUTER(2, 4)},
-                                    {3, 1, INNER(2, 4)},
-                                    {0, 2, OUTER(0, 2)},
-                                    {1, 2, INNER(0, 2)},
-                                    {3, 2, INNER(2, 4)},
-                                    {0, 3, OUTER(0, 2)},
-                                    {1, 3, INNER(0, 2)},
-                                    {2, 3, OUTER(2, 4)},
-                                    {5, 4, INNER(4, 6)},
-                                    {6, 4, OUTER(6, 8)},
-                                    {7, 4, INNER(6, 8)},
-                                    {4, 5, OUTER(4, 6)},
-                                    {6, 5, OUTER(6, 8)},
-                                    {7, 5, INNER(6, 8)},
-                                    {4, 6, OUTER(4, 6)},
-                                    {5, 6, INNER(4, 6)},
-                                    {7, 6, INNER(6, 8)},
-                                    {4, 7, OUTER(4, 6)},
-                                    {5, 7, INNER(4, 6)},
-                                    {6, 7, OUTER(6, 8)},
-                                    END};
+static const move_t b_backward[] = {
+    {1, 0, INNER(0, 2)}, {2, 0, OUTER(2, 4)}, {3, 0, INNER(2, 4)},
+    {0, 1, OUTER(0, 2)}, {2, 1, OUTER(2, 4)}, {3, 1, INNER(2, 4)},
+    {0, 2, OUTER(0, 2)}, {1, 2, INNER(0, 2)}, {3, 2, INNER(2, 4)},
+    {0, 3, OUTER(0, 2)}, {1, 3, INNER(0, 2)}, {2, 3, OUTER(2, 4)},
+    {5, 4, INNER(4, 6)}, {6, 4, OUTER(6, 8)}, {7, 4, INNER(6, 8)},
+    {4, 5, OUTER(4, 6)}, {6, 5, OUTER(6, 8)}, {7, 5, INNER(6, 8)},
+    {4, 6, OUTER(4, 6)}, {5, 6, INNER(4, 6)}, {7, 6, INNER(6, 8)},
+    {4, 7, OUTER(4, 6)}, {5, 7, INNER(4, 6)}, {6, 7, OUTER(6, 8)}, END};
 
 /* C: TP2/DP3 -> TP3/DP2, 6 samples. Source dp owns 2 samples each, destination dp 3 each.
- * Sample 2 is held by ranks 2, 3 and lacked by 0, 1 (2 divides 2: by ordinal 0, 1); sample 3 is
- * held by 2, 3 and lacked by 4, 5 (ordinals 1, 2 of the replicas 3, 4, 5). Samples 0-1 are held by
- * 0, 1 and lacked by 2 alone, samples 4-5 by 4, 5 and lacked by 3 alone: one destination, two
- * candidates, below 64 KiB: the candidate of the piece's ordinal, which is 0. Backward sample 3 is
- * lacked by 2 and held by 3, 4, 5: the first piece of samples 3-5, so candidate 0 of 3. Sample 2 is
- * lacked by 3 and held by 0, 1, 2: the second piece of samples 0-2, so candidate 1 of 3. */
-static const move_t c_forward[] = {{2, 0, ALL8(2, 3)},
-                                   {3, 1, ALL8(2, 3)},
-                                   {0, 2, ALL8(0, 2)},
-                                   {4, 3, ALL8(4, 6)},
-                                   {3, 4, ALL8(3, 4)},
-                                   {2, 5, ALL8(3, 4)},
-                                   END};
+ * Sample 2 is held by ranks 2, 3 and lacked by 0, 1 (2 divides 2: by ordinal 0, 1); sample 3 is held
+ * by 2, 3 and lacked by 4, 5 (ordinals 1, 2 of the replicas 3, 4, 5). Samples 0-1 are held by 0, 1
+ * and lacked by 2 alone, samples 4-5 by 4, 5 and lacked by 3 alone: one destination, two candidates, below
+ * 64 KiB: the candidate of the piece's ordinal, which is 0. Backward sample 3 is lacked by 2 and held
+ * by 3, 4, 5: the first piece of samples 3-5, so candidate 0 of 3. Sample 2 is lacked by 3 and held by
+ * 0, 1, 2: the second piece of samples 0-2, so candidate 1 of 3. */
+static const move_t c_forward[] = {
+    {2, 0, ALL8(2, 3)}, {3, 1, ALL8(2, 3)}, {0, 2, ALL8(0, 2)},
+    {4, 3, ALL8(4, 6)}, {3, 4, ALL8(3, 4)}, {2, 5, ALL8(3, 4)}, END};
 static const move_t c_backward[] = {{3, 2, ALL8(3, 4)}, {1, 3, ALL8(2, 3)}, END};
 
 /* The same with 9 rows of 16 KiB: pieces of 144 KiB and more are cut evenly where ordinals tie. */
 #define ROWS(b0, b1, s0, s1) "[{\"b\":[" #b0 "," #b1 "],\"s\":[" #s0 "," #s1 "]}]"
 static const move_t c_forward_large[] = {
-    {2, 0, ROWS(2, 3, 0, 9)}, {3, 1, ROWS(2, 3, 0, 9)}, {0, 2, ROWS(0, 1, 0, 9)},
-    {1, 2, ROWS(1, 2, 0, 9)}, {4, 3, ROWS(4, 5, 0, 9)}, {5, 3, ROWS(5, 6, 0, 9)},
+    {2, 0, ROWS(2, 3, 0, 9)}, {3, 1, ROWS(2, 3, 0, 9)},
+    {0, 2, ROWS(0, 1, 0, 9)}, {1, 2, ROWS(1, 2, 0, 9)},
+    {4, 3, ROWS(4, 5, 0, 9)}, {5, 3, ROWS(5, 6, 0, 9)},
     {3, 4, ROWS(3, 4, 0, 9)}, {2, 5, ROWS(3, 4, 0, 9)}, END};
-static const move_t c_backward_large[] = {{3, 2, ROWS(3, 4, 0, 3)},
-                                          {4, 2, ROWS(3, 4, 3, 6)},
-                                          {5, 2, ROWS(3, 4, 6, 9)},
-                                          {0, 3, ROWS(2, 3, 0, 3)},
-                                          {1, 3, ROWS(2, 3, 3, 6)},
-                                          {2, 3, ROWS(2, 3, 6, 9)},
-                                          END};
+static const move_t c_backward_large[] = {
+    {3, 2, ROWS(3, 4, 0, 3)}, {4, 2, ROWS(3, 4, 3, 6)}, {5, 2, ROWS(3, 4, 6, 9)},
+    {0, 3, ROWS(2, 3, 0, 3)}, {1, 3, ROWS(2, 3, 3, 6)}, {2, 3, ROWS(2, 3, 6, 9)}, END};
 
-#define A_COORDS                                                             \
-    .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "cp", "dp"},                \
-    .src = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}}, \
-    .dst = {                                                                 \
-        {0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0}, {0, 0, 1}, {1, 0, 1}, {0, 1, 1}, {1, 1, 1}}
-#define C_COORDS                                             \
-    .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "dp"},      \
-    .src = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}}, \
+#define A_COORDS                                                                              \
+    .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "cp", "dp"},                                 \
+    .src = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}},                  \
+    .dst = {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0}, {0, 0, 1}, {1, 0, 1}, {0, 1, 1}, {1, 1, 1}}
+#define C_COORDS                                                                              \
+    .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "dp"},                                       \
+    .src = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}},                                  \
     .dst = {{0, 0}, {1, 0}, {2, 0}, {0, 1}, {1, 1}, {2, 1}}
 
 static const example_t examples[] = {
     {.args = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"), "--output",
               "sharded"},
-     .world = 8,
-     .direction = "fan_in",
-     .scale = 2,
-     .output = "sharded",
-     A_COORDS,
-     .row_bytes = 16,
-     .forward = a_forward,
-     .backward = a_backward,
+     .world = 8, .direction = "fan_in", .scale = 2, .output = "sharded", A_COORDS,
+     .row_bytes = 16, .forward = a_forward, .backward = a_backward,
      .totals = {{128, 1024, 128, 128, 256}, {128, 1024, 128, 128, 512}}},
     {.args = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"), "--grad",
               "disjoint"},
-     .world = 8,
-     .direction = "fan_in",
-     .scale = 2,
-     .output = "full",
-     A_COORDS,
-     .row_bytes = 16,
-     .forward = a_forward_full,
-     .backward = a_backward,
+     .world = 8, .direction = "fan_in", .scale = 2, .output = "full", A_COORDS,
+     .row_bytes = 16, .forward = a_forward_full, .backward = a_backward,
      .totals = {{256, 2048, 256, 256, 256}, {128, 1024, 128, 128, 512}}},
     {.args = {"--src", "tp=4,dp=2", "--dst", "tp=1,cp=2,dp=4", SIZES("8", "8", "4"),
               "--output=sharded"},
-     .world = 8,
-     .direction = "fan_out",
-     .scale = 2,
-     .output = "sharded",
-     .src_dims = {"tp", "dp"},
-     .dst_dims = {"tp", "cp", "dp"},
+     .world = 8, .direction = "fan_out", .scale = 2, .output = "sharded",
+     .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "cp", "dp"},
      .src = {{0, 0}, {1, 0}, {2, 0}, {3, 0}, {0, 1}, {1, 1}, {2, 1}, {3, 1}},
-     .dst =
-         {{0, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0, 1, 1}, {0, 0, 2}, {0, 1, 2}, {0, 0, 3}, {0, 1, 3}},
-     .row_bytes = 16,
-     .forward = none,
-     .backward = b_backward,
+     .dst = {{0, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0, 1, 1}, {0, 0, 2}, {0, 1, 2}, {0, 0, 3}, {0, 1, 3}},
+     .row_bytes = 16, .forward = none, .backward = b_backward,
      .totals = {{0, 0, 0, 128, 0}, {384, 3072, 384, 128, 512}}},
     {.args = {"--src", "tp=2,dp=3", "--dst", "tp=3,dp=2", SIZES("6", "8", "4")},
-     .world = 6,
-     .direction = "fan_in",
-     .scale = 0,
-     .output = "full",
-     C_COORDS,
-     .row_bytes = 16,
-     .forward = c_forward,
-     .backward = c_backward,
+     .world = 6, .direction = "fan_in", .scale = 0, .output = "full", C_COORDS,
+     .row_bytes = 16, .forward = c_forward, .backward = c_backward,
      .totals = {{256, 1024, 256, 256, -1}, {128, 256, 128, 256, -1}}},
     {.args = {"--src", "tp2-dp3", "--dst", "tp3-dp2", SIZES("6", "9", "4096")},
-     .world = 6,
-     .direction = "fan_in",
-     .scale = 0,
-     .output = "full",
-     C_COORDS,
-     .row_bytes = 16384,
-     .forward = c_forward_large,
-     .backward = c_backward_large,
+     .world = 6, .direction = "fan_in", .scale = 0, .output = "full", C_COORDS,
+     .row_bytes = 16384, .forward = c_forward_large, .backward = c_backward_large,
      .totals = {{294912, 1179648, 294912, 294912, -1}, {147456, 294912, 49152, 294912, -1}}},
 };
 
@@ -198,10 +142,8 @@ static json_t *messages(const example_t *e, const move_t *moves, int rank, bool 
             json_t *boxes = json_loads(m->boxes, 0, NULL), *box;
             size_t i;
             int rows = 0, b0, b1, s0, s1;
-            json_array_foreach(boxes, i, box)
-            {
-                assert_int_equal(json_unpack(box, "{s:[ii],s:[ii]}", "b", &b0, &b1, "s", &s0, &s1),
-                                 0);
+            json_array_foreach(boxes, i, box) {
+                assert_int_equal(json_unpack(box, "{s:[ii],s:[ii]}", "b", &b0, &b1, "s", &s0, &s1), 0);
                 rows += (b1 - b0) * (s1 - s0);
             }
             json_array_append_new(list, json_pack("{s:i,s:i,s:o}", "peer", peer, "bytes",
@@ -216,21 +158,21 @@ static json_t *expected(const example_t *e)
                                       "local_bytes_max", "collective_recv_bytes_max"};
     json_t *ranks = json_array();
     for (int r = 0; r < e->world; r++)
-        json_array_append_new(ranks, json_pack("{s:i,s:o,s:o,s:{s:o,s:o},s:{s:o,s:o}}", "rank", r,
-                                               "src", coords(e->src_dims, e->src[r]), "dst",
-                                               coords(e->dst_dims, e->dst[r]), "forward", "recv",
-                                               messages(e, e->forward, r, true), "send",
-                                               messages(e, e->forward, r, false), "backward",
-                                               "recv", messages(e, e->backward, r, true), "send",
-                                               messages(e, e->backward, r, false)));
+        json_array_append_new(
+            ranks, json_pack("{s:i,s:o,s:o,s:{s:o,s:o},s:{s:o,s:o}}", "rank", r, "src",
+                             coords(e->src_dims, e->src[r]), "dst", coords(e->dst_dims, e->dst[r]),
+                             "forward", "recv", messages(e, e->forward, r, true), "send",
+                             messages(e, e->forward, r, false), "backward", "recv",
+                             messages(e, e->backward, r, true), "send",
+                             messages(e, e->backward, r, false)));
     json_t *doc = json_pack("{s:i,s:s,s:o,s:s,s:o}", "world", e->world, "direction", e->direction,
                             "scale", e->scale ? json_integer(e->scale) : json_null(), "output",
                             e->output, "ranks", ranks);
     for (int w = 0; w < 2; w++) {
         json_t *t = json_object();
         for (int i = 0; i < 5; i++)
-            json_object_set_new(t, key[i],
-                                e->totals[w][i] < 0 ? json_null() : json_integer(e->totals[w][i]));
+            json_object_set_new(t, key[i], e->totals[w][i] < 0 ? json_null()
+                                                               : json_integer(e->totals[w][i]));
         json_object_set_new(doc, w ? "backward" : "forward", t);
     }
     return doc;
@@ -266,24 +208,15 @@ static const char a_text[] =
     "fan_in, scale 2, 8 ranks\n"
     "\n"
     "        src       dst           forward                           backward\n"
-    "rank    tp  dp    tp  cp  dp     receives  from      sends  to     receives  from      sends  "
-    "to\n"
-    "   0     0   0     0   0   0    128.0 MiB  2     128.0 MiB  2     128.0 MiB  2     128.0 MiB  "
-    "2\n"
-    "   1     1   0     1   0   0    128.0 MiB  3     128.0 MiB  3     128.0 MiB  3     128.0 MiB  "
-    "3\n"
-    "   2     0   1     0   1   0    128.0 MiB  0     128.0 MiB  0     128.0 MiB  0     128.0 MiB  "
-    "0\n"
-    "   3     1   1     1   1   0    128.0 MiB  1     128.0 MiB  1     128.0 MiB  1     128.0 MiB  "
-    "1\n"
-    "   4     0   2     0   0   1    128.0 MiB  6     128.0 MiB  6     128.0 MiB  6     128.0 MiB  "
-    "6\n"
-    "   5     1   2     1   0   1    128.0 MiB  7     128.0 MiB  7     128.0 MiB  7     128.0 MiB  "
-    "7\n"
-    "   6     0   3     0   1   1    128.0 MiB  4     128.0 MiB  4     128.0 MiB  4     128.0 MiB  "
-    "4\n"
-    "   7     1   3     1   1   1    128.0 MiB  5     128.0 MiB  5     128.0 MiB  5     128.0 MiB  "
-    "5\n"
+    "rank    tp  dp    tp  cp  dp     receives  from      sends  to     receives  from      sends  to\n"
+    "   0     0   0     0   0   0    128.0 MiB  2     128.0 MiB  2     128.0 MiB  2     128.0 MiB  2\n"
+    "   1     1   0     1   0   0    128.0 MiB  3     128.0 MiB  3     128.0 MiB  3     128.0 MiB  3\n"
+    "   2     0   1     0   1   0    128.0 MiB  0     128.0 MiB  0     128.0 MiB  0     128.0 MiB  0\n"
+    "   3     1   1     1   1   0    128.0 MiB  1     128.0 MiB  1     128.0 MiB  1     128.0 MiB  1\n"
+    "   4     0   2     0   0   1    128.0 MiB  6     128.0 MiB  6     128.0 MiB  6     128.0 MiB  6\n"
+    "   5     1   2     1   0   1    128.0 MiB  7     128.0 MiB  7     128.0 MiB  7     128.0 MiB  7\n"
+    "   6     0   3     0   1   1    128.0 MiB  4     128.0 MiB  4     128.0 MiB  4     128.0 MiB  4\n"
+    "   7     1   3     1   1   1    128.0 MiB  5     128.0 MiB  5     128.0 MiB  5     128.0 MiB  5\n"
     "\n"
     "What this means\n"
     "  forward   The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB.\n"
@@ -315,8 +248,8 @@ static const char b_text[] =
     "  backward  The busiest rank receives 384 B, all ranks together 3.0 KiB.\n"
     "            An all-reduce would bring 512 B to the busiest rank, 1.3 times as much.\n";
 
-/* Single columns are as wide as their titles; a rank outside a grid has no coordinate. Ranks 0 and
- * 1 hold what 2 lacks: candidate (2 mod 2); 1 and 2 hold what 0 lacks: candidate (0 mod 2). */
+/* Single columns are as wide as their titles; a rank outside a grid has no coordinate. Ranks 0 and 1
+ * hold what 2 lacks: candidate (2 mod 2); 1 and 2 hold what 0 lacks: candidate (0 mod 2). */
 static const char narrow_text[] =
     "d=2 -> e=2@1\n"
     "1 samples x 1 rows x 1 features, bf16, bsh: 2 B\n"
@@ -404,8 +337,8 @@ T_CASE(one_rank_as_json_keeps_the_totals_of_all)
     json_auto_t *a = json_loads(sa.out, 0, NULL), *o = json_loads(so.out, 0, NULL);
     json_t *ranks = json_object_get(o, "ranks");
     assert_int_equal(json_array_size(ranks), 1);
-    assert_true(
-        json_equal(json_array_get(ranks, 0), json_array_get(json_object_get(a, "ranks"), 5)));
+    assert_true(json_equal(json_array_get(ranks, 0),
+                           json_array_get(json_object_get(a, "ranks"), 5)));
     json_object_del(a, "ranks");
     json_object_del(o, "ranks");
     assert_true(json_equal(a, o));
@@ -419,7 +352,7 @@ static void check_partial(const char *const *args)
     assert_non_null(doc);
     for (int r = 0; r < 2; r++) { /* V = 128: rank r lacks the sibling's addend of its 2 samples */
         json_auto_t *want = json_pack("[{s:i,s:i,s:[{s:[ii],s:[ii]}]}]", "peer", 1 - r, "bytes", 64,
-                                      "boxes", "b", 2 * r, 2 * r + 2, "s", 0, 8);
+                                 "boxes", "b", 2 * r, 2 * r + 2, "s", 0, 8);
         json_t *rank = json_array_get(json_object_get(doc, "ranks"), (size_t)r);
         assert_true(json_equal(json_object_get(json_object_get(rank, "backward"), "recv"), want));
     }
@@ -468,8 +401,8 @@ T_CASE(a_box_names_features_only_where_they_are_cut)
     assert_non_null(doc);
     for (int i = 0; i < 3; i++)
         json_array_append_new(want, json_pack("{s:i,s:i,s:[{s:[ii],s:[ii],s:[ii]}]}", "peer", 3 + i,
-                                              "bytes", 4 * (h[i + 1] - h[i]), "boxes", "b", 3, 4,
-                                              "s", 0, 1, "h", h[i], h[i + 1]));
+                                              "bytes", 4 * (h[i + 1] - h[i]), "boxes", "b", 3, 4, "s",
+                                              0, 1, "h", h[i], h[i + 1]));
     json_t *rank = json_array_get(json_object_get(doc, "ranks"), 2);
     assert_true(json_equal(json_object_get(json_object_get(rank, "backward"), "recv"), want));
     json_t *whole = json_object_get(json_object_get(rank, "forward"), "recv");

@@ -99,13 +99,12 @@ T_CASE(fan_in_and_fan_out_are_their_closed_forms)
     assert_int(out, "memory", "bytes_max", 5 * V / 8);
     assert_true(json_is_false(json_object_get(out, "best")));
 
-    json_auto_t *model = json_pack("{s:[f,f],s:[f,f],s:b}", "alpha_us", 10.0, 20.0, "beta_gb_s",
-                                   100.0, 50.0, "default", 0);
+    json_auto_t *model = json_pack("{s:[f,f],s:[f,f],s:b}", "alpha_us", 10.0, 20.0, "beta_gb_s", 100.0,
+                              50.0, "default", 0);
     assert_true(json_equal(json_object_get(doc, "model"), model));
-    json_auto_t *same =
-        json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:n,s:s,s:i}", "src", "tp=2,dp=4", "dst",
-                  "tp=2,cp=2,dp=2", "output", "sharded", "grad", "disjoint", "sp", "none", "world",
-                  8, "sampled", "direction", "fan_in", "scale", 2);
+    json_auto_t *same = json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:n,s:s,s:i}", "src", "tp=2,dp=4", "dst",
+                             "tp=2,cp=2,dp=2", "output", "sharded", "grad", "disjoint", "sp",
+                             "none", "world", 8, "sampled", "direction", "fan_in", "scale", 2);
     const char *key;
     json_t *value;
     json_object_foreach(same, key, value) if (!json_equal(json_object_get(in, key), value))
@@ -140,9 +139,8 @@ T_CASE(partial_gradients_need_staging)
  * rank 2 sends a sample to 0 and one to 5, and rank 3 to 1 and 4. Its sends take longest. */
 T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
 {
-    json_auto_t *doc =
-        compared(words("--src tp=2,dp=3 --compare tp=3,dp=2 --batch 6 --seq 8 --hidden 4 "
-                       "--dtype f32 --alpha 10 --beta 1 --json"));
+    json_auto_t *doc = compared(words("--src tp=2,dp=3 --compare tp=3,dp=2 --batch 6 --seq 8 --hidden 4 "
+                                 "--dtype f32 --alpha 10 --beta 1 --json"));
     assert_int(entry(doc, 0), "forward", "recv_bytes_max", 256);
     assert_int(entry(doc, 0), "forward", "messages_max", 2);
     assert_int(entry(doc, 0), "forward", "messages_total", 6);
@@ -154,7 +152,7 @@ T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
 T_CASE(two_levels_are_their_closed_form)
 {
     json_auto_t *doc = compared(words("--compare tp=8,dp=4->tp=4,cp=4,dp=2:full:disjoint " SIZES
-                                      " --ranks-per-node 8 --alpha 10,20 --beta 100,50 --json"));
+                                 " --ranks-per-node 8 --alpha 10,20 --beta 100,50 --json"));
     const json_t *forward = json_object_get(entry(doc, 0), "forward");
     assert_int(forward, NULL, "slow_bytes_total", V);
     assert_int(forward, NULL, "slow_bytes_minimum", V);
@@ -171,7 +169,7 @@ T_CASE(two_levels_are_their_closed_form)
 T_CASE(nodes_that_add_up_are_their_closed_form)
 {
     json_auto_t *doc = compared(words("--compare tp=4,dp=4->tp=1,cp=8,dp=2:full:partial " SIZES
-                                      " --ranks-per-node 4 --alpha 10,20 --beta 100,50 --json"));
+                                 " --ranks-per-node 4 --alpha 10,20 --beta 100,50 --json"));
     const json_t *backward = json_object_get(entry(doc, 0), "backward");
     assert_int(backward, NULL, "slow_bytes_total", 2 * V);
     assert_int(backward, NULL, "slow_bytes_minimum", 2 * V);
@@ -187,10 +185,9 @@ T_CASE(nodes_that_add_up_are_their_closed_form)
  * way. The partner is 8 ranks away, on the next node of 8. */
 T_CASE(a_million_ranks_are_estimated_from_their_parts)
 {
-    json_auto_t *doc =
-        compared(words("--src tp=8,dp=131072 --compare tp=8,cp=2,dp=65536:sharded "
-                       "--batch 131072 --seq 64 --hidden 16 --ranks-per-node 8 --one-level "
-                       "--json"));
+    json_auto_t *doc = compared(words("--src tp=8,dp=131072 --compare tp=8,cp=2,dp=65536:sharded "
+                                 "--batch 131072 --seq 64 --hidden 16 --ranks-per-node 8 --one-level "
+                                 "--json"));
     const json_t *e = entry(doc, 0);
     assert_int(e, NULL, "world", 1048576);
     assert_int(e, "sampled", "parts", 256);
@@ -209,9 +206,8 @@ T_CASE(a_million_ranks_are_estimated_from_their_parts)
  * ranks drawn by lot: 256 of them, so within 4 standard deviations of a fair coin, 4 x 1/16. */
 T_CASE(unlike_parts_are_estimated_and_said_to_be)
 {
-    json_auto_t *doc =
-        compared(words("--src dp=65536,pp=2 --compare dp=32768,cp=2,pp=2:sharded --batch "
-                       "65536 --seq 64 --hidden 16 --src-stage 0 --json"));
+    json_auto_t *doc = compared(words("--src dp=65536,pp=2 --compare dp=32768,cp=2,pp=2:sharded --batch "
+                                 "65536 --seq 64 --hidden 16 --src-stage 0 --json"));
     const json_t *e = entry(doc, 0);
     assert_true(json_is_false(json_object_get(json_object_get(e, "sampled"), "alike")));
     /* V = 2^27; each of 65536 ranks with output gets 2 of 4 quarters of a sample's rows, half
@@ -221,43 +217,42 @@ T_CASE(unlike_parts_are_estimated_and_said_to_be)
     assert_true(total > 0.5 * 0.75 * 134217728 && total < 134217728 * 1.25);
 }
 
-static const char table[] =
-    "16 samples x 8192 rows x 4096 features, bf16; 2 ranks per node\n"
-    "*  1  tp=2,dp=4 -> tp=2,cp=2,dp=2, sharded: 8 ranks\n"
-    "   2  tp=4,dp=2 -> tp=1,cp=2,dp=4, sharded: 8 ranks\n"
-    "\n"
-    "             forward                 backward             messages        "
-    "    between       memory       time\n"
-    "        max per rank   in all    max per rank   in all    per rank  in "
-    "all      nodes     per rank\n"
-    "*  1       128.0 MiB  1.0 GiB       128.0 MiB  1.0 GiB           1      "
-    "16    2.0 GiB    512.0 MiB    5.41 ms\n"
-    "   2             0 B      0 B       384.0 MiB  3.0 GiB           3      "
-    "24    2.0 GiB    640.0 MiB    6.76 ms\n"
-    "\n"
-    "Estimated time, forward + backward\n"
-    "   1  ################################ 5.41 ms  least bridge time\n"
-    "   2  ######################################## 6.76 ms\n"
-    "\n"
-    "Bytes into the busiest rank, forward + backward\n"
-    "   1  ########################### 256.0 MiB\n"
-    "   2  ######################################## 384.0 MiB\n"
-    "\n"
-    "Bytes between nodes, forward + backward\n"
-    "   1  ######################################## 2.0 GiB\n"
-    "   2  ######################################## 2.0 GiB\n"
-    "\n"
-    "Memory per rank: input, output, staging\n"
-    "   1  ################################ 512.0 MiB\n"
-    "   2  ######################################## 640.0 MiB\n"
-    "\n"
-    "* least bridge time; on a tie the fewest bytes, then the least memory\n"
-    "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
-    "node, 20 us and 50 GB/s between nodes.\n"
-    "Both come from the command line (--alpha, --beta).\n"
-    "Each rank sends its messages one after another and receives "
-    "meanwhile. The slowest rank sets the time. Copies inside a rank cost "
-    "nothing.\n";
+static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ranks per node\n"
+                            "*  1  tp=2,dp=4 -> tp=2,cp=2,dp=2, sharded: 8 ranks\n"
+                            "   2  tp=4,dp=2 -> tp=1,cp=2,dp=4, sharded: 8 ranks\n"
+                            "\n"
+                            "             forward                 backward             messages        "
+                            "    between       memory       time\n"
+                            "        max per rank   in all    max per rank   in all    per rank  in "
+                            "all      nodes     per rank\n"
+                            "*  1       128.0 MiB  1.0 GiB       128.0 MiB  1.0 GiB           1      "
+                            "16    2.0 GiB    512.0 MiB    5.41 ms\n"
+                            "   2             0 B      0 B       384.0 MiB  3.0 GiB           3      "
+                            "24    2.0 GiB    640.0 MiB    6.76 ms\n"
+                            "\n"
+                            "Estimated time, forward + backward\n"
+                            "   1  ################################ 5.41 ms  least bridge time\n"
+                            "   2  ######################################## 6.76 ms\n"
+                            "\n"
+                            "Bytes into the busiest rank, forward + backward\n"
+                            "   1  ########################### 256.0 MiB\n"
+                            "   2  ######################################## 384.0 MiB\n"
+                            "\n"
+                            "Bytes between nodes, forward + backward\n"
+                            "   1  ######################################## 2.0 GiB\n"
+                            "   2  ######################################## 2.0 GiB\n"
+                            "\n"
+                            "Memory per rank: input, output, staging\n"
+                            "   1  ################################ 512.0 MiB\n"
+                            "   2  ######################################## 640.0 MiB\n"
+                            "\n"
+                            "* least bridge time; on a tie the fewest bytes, then the least memory\n"
+                            "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
+                            "node, 20 us and 50 GB/s between nodes.\n"
+                            "Both come from the command line (--alpha, --beta).\n"
+                            "Each rank sends its messages one after another and receives "
+                            "meanwhile. The slowest rank sets the time. Copies inside a rank cost "
+                            "nothing.\n";
 
 T_CASE(the_table_and_bars_read_as_written_down)
 {

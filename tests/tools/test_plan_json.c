@@ -23,34 +23,13 @@ typedef struct world {
     const char *nodes; /* in place of per_node: a digit for each rank, numbered by first rank */
 } world_t;
 
-#define TP(n)   \
-    {           \
-        "tp", n \
-    }
-#define CP(n)   \
-    {           \
-        "cp", n \
-    }
-#define PP(n)   \
-    {           \
-        "pp", n \
-    }
-#define DP(n)   \
-    {           \
-        "dp", n \
-    }
-#define EP(n)   \
-    {           \
-        "ep", n \
-    }
-#define SRC(...)                                    \
-    {                                               \
-        .grid = {.dim = {__VA_ARGS__}}, .stage = -2 \
-    }
-#define DST(...)                        \
-    {                                   \
-        .grid = {.dim = {__VA_ARGS__} } \
-    }
+#define TP(n) {"tp", n}
+#define CP(n) {"cp", n}
+#define PP(n) {"pp", n}
+#define DP(n) {"dp", n}
+#define EP(n) {"ep", n}
+#define SRC(...) {.grid = {.dim = {__VA_ARGS__}}, .stage = -2}
+#define DST(...) {.grid = {.dim = {__VA_ARGS__}}}
 
 static const world_t worlds[] = {
     {"fan-in", SRC(TP(2), DP(4)), DST(TP(2), CP(2), DP(2)), 8, 8, true, 0, NULL},
@@ -150,12 +129,12 @@ static json_t *plan_of(const world_t *w, const char *max_ranks)
     snprintf(offset, sizeof offset, "%d", w->dst.offset);
     snprintf(positions, sizeof positions, "%d", w->dst.positions ? w->dst.positions : w->rows);
     const char *sp = w->src.sp ? w->dst.sp ? "both" : "src" : w->dst.sp ? "dst" : "none";
-    tool_output_t s = tool_run(
-        words("--src %s --dst %s --batch %s --seq %s --hidden 3 --dtype bf16 --json %s %s "
-              "--output %s --grad disjoint --offset %s --llm-seq %s --sp %s --max-ranks %s",
-              src, dst, batch, rows, w->nodes ? "--nodes" : "--ranks-per-node",
-              w->nodes ? w->nodes : node, w->sharded ? "sharded" : "full", offset, positions, sp,
-              max_ranks));
+    tool_output_t s = tool_run(words(
+        "--src %s --dst %s --batch %s --seq %s --hidden 3 --dtype bf16 --json %s %s "
+        "--output %s --grad disjoint --offset %s --llm-seq %s --sp %s --max-ranks %s",
+        src, dst, batch, rows, w->nodes ? "--nodes" : "--ranks-per-node",
+        w->nodes ? w->nodes : node, w->sharded ? "sharded" : "full", offset, positions, sp,
+        max_ranks));
     if (s.exit != 0 || s.err_size != 0)
         fail_msg("%s: exit %d, stderr: %s", w->what, s.exit, s.err);
     json_error_t e;
@@ -194,8 +173,7 @@ static int64_t count_boxes(const world_t *w, json_t *boxes, int *seen)
     size_t i;
     json_t *box;
     assert_true(json_array_size(boxes) > 0);
-    json_array_foreach(boxes, i, box)
-    {
+    json_array_foreach(boxes, i, box) {
         int r[2][2];
         static const char *const axis[] = {"b", "s"};
         assert_keys(box, "b s");
@@ -219,7 +197,9 @@ static json_t *message_of(json_t *list, int64_t peer)
 {
     size_t i;
     json_t *m;
-    json_array_foreach(list, i, m) if (number(m, "peer") == peer) return m;
+    json_array_foreach(list, i, m)
+        if (number(m, "peer") == peer)
+            return m;
     return NULL;
 }
 
@@ -256,8 +236,8 @@ static void check_receives(const world_t *w, json_t *doc, int rank, bool forward
         assert_true(number(m, "bytes") > 0);
         assert_int_equal(number(m, "bytes"), count_boxes(w, json_object_get(m, "boxes"), own));
         for (int k = 0; k < w->samples * w->rows; k++) {
-            if (own[k] &&
-                !pw_owns(hold, (int)peer, k / w->rows, k % w->rows, w->samples, w->rows, false))
+            if (own[k] && !pw_owns(hold, (int)peer, k / w->rows, k % w->rows, w->samples, w->rows,
+                                   false))
                 fail_msg("%s: %s: rank %d gets (%d, %d) from %d, which does not hold it", w->what,
                          way, rank, k / w->rows, k % w->rows, (int)peer);
             seen[k] += own[k];
@@ -302,16 +282,14 @@ static void check_sends(const world_t *w, json_t *doc, int rank, bool forward, i
     json_t *send = list_of(doc, rank, way, "send"), *m;
     int64_t last = -1, bytes = 0;
     size_t i;
-    json_array_foreach(send, i, m)
-    {
+    json_array_foreach(send, i, m) {
         int64_t peer = number(m, "peer");
         assert_keys(m, "peer bytes boxes");
         assert_true(peer > last && peer != rank);
         last = peer;
         bytes += number(m, "bytes");
         if (!message_of(list_of(doc, (int)peer, way, "recv"), rank))
-            fail_msg("%s: %s: %d sends to %d, which expects nothing", w->what, way, rank,
-                     (int)peer);
+            fail_msg("%s: %s: %d sends to %d, which expects nothing", w->what, way, rank, (int)peer);
     }
     json_array_foreach(list_of(doc, rank, way, "relay_send"), i, m) bytes += number(m, "bytes");
     sum[2] = bytes > sum[2] ? bytes : sum[2];
@@ -362,9 +340,8 @@ T_CASE(every_needed_element_arrives_exactly_once)
         json_t *doc = plan_of(w, "64"), *ranks = json_object_get(doc, "ranks");
         int src_end = pw_end(&w->src.grid), dst_end = pw_end(&w->dst.grid);
         int n = src_end > dst_end ? src_end : dst_end;
-        assert_keys(doc, several_nodes(w)
-                             ? "world direction scale output ranks nodes forward backward"
-                             : "world direction scale output ranks forward backward");
+        assert_keys(doc, several_nodes(w) ? "world direction scale output ranks nodes forward backward"
+                                     : "world direction scale output ranks forward backward");
         assert_int_equal(number(doc, "world"), n);
         assert_int_equal(json_array_size(ranks), n);
         assert_string_equal(json_string_value(json_object_get(doc, "output")),
@@ -446,8 +423,7 @@ T_CASE(scale_and_collective_are_null_where_they_do_not_exist)
         json_t *doc = plan_of(w, "64"), *scale = json_object_get(doc, "scale");
         assert_string_equal(json_string_value(json_object_get(doc, "direction")),
                             expected[i].direction);
-        if (expected[i].scale ? json_integer_value(scale) != expected[i].scale
-                              : !json_is_null(scale))
+        if (expected[i].scale ? json_integer_value(scale) != expected[i].scale : !json_is_null(scale))
             fail_msg("%s: scale is %lld", w->what, (long long)json_integer_value(scale));
         for (int f = 0; f < 2; f++) {
             json_t *t = json_object_get(doc, f ? "forward" : "backward");

@@ -145,8 +145,8 @@ T_CASE(a_message_names_its_rows_by_segment)
 T_CASE(no_segments_at_all_are_a_plan_without_messages)
 {
     json_auto_t *doc = planned("{\"rows\": [], \"src_dp\": [], \"seq\": [], \"pos\": [], "
-                               "\"seq_len\": [], \"seq_dp\": []}",
-                               words(GRIDS));
+                          "\"seq_len\": [], \"seq_dp\": []}",
+                          words(GRIDS));
     json_t *forward = json_object_get(doc, "forward");
     assert_int_equal(json_integer_value(json_object_get(forward, "messages_total")), 0);
 }
@@ -355,8 +355,8 @@ T_CASE(a_packed_batch_reads_as_written_down)
 T_CASE(a_side_may_have_all_rows_of_its_features_or_of_all)
 {
     json_auto_t *doc = planned("{\"seq_len\": [4], \"src\": {\"split\": \"block\"}, \"dst\": "
-                               "{\"split\": \"heads\"}}",
-                               words(CP2 " --rank 1"));
+                          "{\"split\": \"heads\"}}",
+                          words(CP2 " --rank 1"));
     json_t *rank = json_array_get(json_object_get(doc, "ranks"), 0);
     assert_json(json_object_get(json_object_get(rank, "forward"), "recv"),
                 "[{'peer': 0, 'bytes': 16, 'sequences': [{'sequence': 0, 'positions': [0, 2], 'h': "
