@@ -27,9 +27,9 @@ _Static_assert(COLO_K_ADDENDS == COLO_MAX_ADDENDS, "the kernel takes what the ta
 
 /* ---- statuses ---- */
 
-static colo_status_t status_of(cudaError_t e)
+static colo_status_t status_of(cudaError_t error)
 {
-    switch (e) {
+    switch (error) {
     case cudaSuccess:
         return COLO_OK;
     case cudaErrorMemoryAllocation:
@@ -44,64 +44,64 @@ static colo_status_t status_of(cudaError_t e)
     }
 }
 
-colo_status_t colo_cuda_report(cudaError_t e, const char *what)
+colo_status_t colo_cuda_report(cudaError_t error, const char *what)
 {
     int device = -1;
-    if (e == cudaSuccess)
+    if (error == cudaSuccess)
         return COLO_OK;
     cudaGetDevice(&device);
     cudaGetLastError(); /* the caller's next check is about the caller's next call */
-    return colo_fail(status_of(e), "%s: CUDA says %s (%s) on device %d", what, cudaGetErrorName(e),
-                     cudaGetErrorString(e), device);
+    return colo_fail(status_of(error), "%s: CUDA says %s (%s) on device %d", what,
+                     cudaGetErrorName(error), cudaGetErrorString(error), device);
 }
 
 /* ---- pointers ---- */
 
-static cudaError_t current_device(colo_queries_t *q)
+static cudaError_t current_device(colo_queries_t *queries)
 {
     int device = -1;
-    cudaError_t e = q->known ? cudaSuccess : cudaGetDevice(&device);
-    if (!q->known && e == cudaSuccess)
-        *q = (colo_queries_t){.known = true, .device = device};
-    return e;
+    cudaError_t error = queries->known ? cudaSuccess : cudaGetDevice(&device);
+    if (!queries->known && error == cudaSuccess)
+        *queries = (colo_queries_t){.known = true, .device = device};
+    return error;
 }
 
 /* NULL is on no device: the kernels do not read what may be NULL. */
-colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *what)
+colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, const char *what)
 {
-    enum { MOST = sizeof q->seen / sizeof *q->seen };
+    enum { MOST = sizeof queries->seen / sizeof *queries->seen };
     struct cudaPointerAttributes a;
-    if (!p)
+    if (!pointer)
         return COLO_OK;
-    for (int32_t i = 0; i < q->n; i++)
-        if (q->seen[i] == p)
+    for (int32_t i = 0; i < queries->n; i++)
+        if (queries->seen[i] == pointer)
             return COLO_OK;
-    cudaError_t e = current_device(q);
-    if (e == cudaSuccess)
-        e = cudaPointerGetAttributes(&a, p);
-    if (e != cudaSuccess)
-        return colo_cuda_report(e, what);
+    cudaError_t error = current_device(queries);
+    if (error == cudaSuccess)
+        error = cudaPointerGetAttributes(&a, pointer);
+    if (error != cudaSuccess)
+        return colo_cuda_report(error, what);
     if (a.type == cudaMemoryTypeUnregistered)
         return colo_fail(COLO_ERR_ARG,
                          "%s: %p is host memory that CUDA does not know, expected memory "
                          "of device %d",
-                         what, p, (int)q->device);
-    if (a.type == cudaMemoryTypeDevice && a.device != q->device)
+                         what, pointer, (int)queries->device);
+    if (a.type == cudaMemoryTypeDevice && a.device != queries->device)
         return colo_fail(COLO_ERR_ARG, "%s: %p is memory of device %d, the current device is %d",
-                         what, p, a.device, (int)q->device);
-    if (q->n < MOST)
-        q->seen[q->n++] = p;
+                         what, pointer, a.device, (int)queries->device);
+    if (queries->n < MOST)
+        queries->seen[queries->n++] = pointer;
     return COLO_OK;
 }
 
-colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dtype,
+colo_status_t colo_cuda_typed(colo_queries_t *queries, const void *pointer, colo_dtype_t dtype,
                               const char *what)
 {
     const size_t size = colo_dtype_size(dtype);
-    if ((uintptr_t)p % size)
-        return colo_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element", what, p,
-                         (int)size);
-    return colo_cuda_pointer(q, p, what);
+    if ((uintptr_t)pointer % size)
+        return colo_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element", what,
+                         pointer, (int)size);
+    return colo_cuda_pointer(queries, pointer, what);
 }
 
 /* ---- memory ---- */
@@ -111,13 +111,13 @@ static colo_status_t gpu_load(void)
     return colo_cuda_report(colo_k_load(), "kernels");
 }
 
-static colo_status_t gpu_alloc(size_t bytes, void **p)
+static colo_status_t gpu_alloc(size_t bytes, void **pointer)
 {
     COLO_CAPTURE_RELAXED;
     char what[48];
-    *p = NULL;
+    *pointer = NULL;
     snprintf(what, sizeof what, "%zu bytes of device memory", bytes);
-    return colo_cuda_report(cudaMalloc(p, bytes), what);
+    return colo_cuda_report(cudaMalloc(pointer, bytes), what);
 }
 
 static int device_now(void)
@@ -129,23 +129,24 @@ static int device_now(void)
 }
 
 /* On a helper thread, whose own state this changes, or on the caller's (colo_end_on()). */
-static void free_on(int device, void *p)
+static void free_on(int device, void *pointer)
 {
     COLO_CAPTURE_RELAXED;
     (void)cudaSetDevice(device);
-    cudaFree(p);
+    cudaFree(pointer);
     (void)cudaGetLastError();
 }
 
-static void gpu_free(void *p)
+static void gpu_free(void *pointer)
 {
-    if (p)
-        (void)colo_end_on(device_now(), 0, free_on, p);
+    if (pointer)
+        (void)colo_end_on(device_now(), 0, free_on, pointer);
 }
 
-static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)
+static colo_status_t gpu_zero(void *pointer, size_t bytes, colo_stream_t stream)
 {
-    return colo_cuda_report(bytes ? cudaMemsetAsync(p, 0, bytes, stream) : cudaSuccess, "zeros");
+    return colo_cuda_report(bytes ? cudaMemsetAsync(pointer, 0, bytes, stream) : cudaSuccess,
+                            "zeros");
 }
 
 /* ---- a stream of the library's own, and events ----
@@ -159,61 +160,62 @@ struct aux_stream {
     cudaEvent_t event[];
 };
 
-static void stream_end(int device, void *s)
+static void stream_end(int device, void *made)
 {
     COLO_CAPTURE_RELAXED;
-    struct aux_stream *l = s;
+    struct aux_stream *aux = made;
     (void)cudaSetDevice(device);
-    for (int32_t i = 0; i < l->events; i++)
-        if (l->event[i])
-            cudaEventDestroy(l->event[i]);
-    if (l->stream) {
-        cudaStreamSynchronize(l->stream); /* the caller may free next what it works on */
-        cudaStreamDestroy(l->stream);
+    for (int32_t i = 0; i < aux->events; i++)
+        if (aux->event[i])
+            cudaEventDestroy(aux->event[i]);
+    if (aux->stream) {
+        cudaStreamSynchronize(aux->stream); /* the caller may free next what it works on */
+        cudaStreamDestroy(aux->stream);
     }
     cudaGetLastError();
-    free(l);
+    free(aux);
 }
 
-static void stream_destroy(void *s)
+static void stream_destroy(void *made)
 {
-    if (s)
-        (void)colo_end_on(device_now(), 0, stream_end, s);
+    if (made)
+        (void)colo_end_on(device_now(), 0, stream_end, made);
 }
 
-static colo_status_t stream_create(int32_t events, void **s)
+static colo_status_t stream_create(int32_t events, void **made)
 {
     int least = 0, greatest = 0;
-    struct aux_stream *l = calloc(1, sizeof *l + (size_t)events * sizeof *l->event);
-    if (!l)
+    struct aux_stream *aux = calloc(1, sizeof *aux + (size_t)events * sizeof *aux->event);
+    if (!aux)
         return colo_fail(COLO_ERR_NOMEM, "stream: %d events", (int)events);
-    l->events = events;
-    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (e == cudaSuccess)
-        e = cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, greatest);
-    for (int32_t i = 0; i < events && e == cudaSuccess; i++)
-        e = cudaEventCreateWithFlags(&l->event[i], cudaEventDisableTiming);
-    if (e != cudaSuccess) {
-        stream_destroy(l);
-        return colo_cuda_report(e, "stream");
+    aux->events = events;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithPriority(&aux->stream, cudaStreamNonBlocking, greatest);
+    for (int32_t i = 0; i < events && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&aux->event[i], cudaEventDisableTiming);
+    if (error != cudaSuccess) {
+        stream_destroy(aux);
+        return colo_cuda_report(error, "stream");
     }
-    *s = l;
+    *made = aux;
     return COLO_OK;
 }
 
-static colo_stream_t stream_of(void *s)
+static colo_stream_t stream_of(void *made)
 {
-    return ((struct aux_stream *)s)->stream;
+    return ((struct aux_stream *)made)->stream;
 }
 
-static colo_status_t event_record(void *s, int32_t event, colo_stream_t on)
+static colo_status_t event_record(void *made, int32_t event, colo_stream_t on)
 {
-    return colo_cuda_report(cudaEventRecord(((struct aux_stream *)s)->event[event], on), "stream");
+    return colo_cuda_report(cudaEventRecord(((struct aux_stream *)made)->event[event], on),
+                            "stream");
 }
 
-static colo_status_t event_wait(void *s, int32_t event, colo_stream_t on)
+static colo_status_t event_wait(void *made, int32_t event, colo_stream_t on)
 {
-    return colo_cuda_report(cudaStreamWaitEvent(on, ((struct aux_stream *)s)->event[event], 0),
+    return colo_cuda_report(cudaStreamWaitEvent(on, ((struct aux_stream *)made)->event[event], 0),
                             "stream");
 }
 
@@ -221,60 +223,61 @@ static cudaError_t capture_of(cudaStream_t stream, unsigned long long *id)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 13000
-    cudaError_t e = cudaStreamGetCaptureInfo(stream, &capture, id, NULL, NULL, NULL, NULL);
+    cudaError_t error = cudaStreamGetCaptureInfo(stream, &capture, id, NULL, NULL, NULL, NULL);
 #else
-    cudaError_t e = cudaStreamGetCaptureInfo_v2(stream, &capture, id, NULL, NULL, NULL);
+    cudaError_t error = cudaStreamGetCaptureInfo_v2(stream, &capture, id, NULL, NULL, NULL);
 #endif
     *id = capture == cudaStreamCaptureStatusNone ? 0 : *id;
-    return e;
+    return error;
 }
 
-static colo_status_t stream_follow(void *s, int32_t event, colo_stream_t from, bool *follows)
+static colo_status_t stream_follow(void *made, int32_t event, colo_stream_t from, bool *follows)
 {
-    cudaStream_t own = ((struct aux_stream *)s)->stream;
+    cudaStream_t own = ((struct aux_stream *)made)->stream;
     unsigned long long from_id = 0, own_id = 0;
-    cudaError_t e = capture_of(from, &from_id);
-    if (e == cudaSuccess)
-        e = capture_of(own, &own_id);
-    *follows = e == cudaSuccess && (own_id == 0 || own_id == from_id);
+    cudaError_t error = capture_of(from, &from_id);
+    if (error == cudaSuccess)
+        error = capture_of(own, &own_id);
+    *follows = error == cudaSuccess && (own_id == 0 || own_id == from_id);
     if (!*follows)
-        return colo_cuda_report(e, "stream");
-    COLO_TRY(event_record(s, event, from));
-    return event_wait(s, event, own);
+        return colo_cuda_report(error, "stream");
+    COLO_TRY(event_record(made, event, from));
+    return event_wait(made, event, own);
 }
 
 /* ---- may it be used ---- */
 
-static colo_status_t pointer_check(colo_queries_t *q, const void *p, int32_t device,
+static colo_status_t pointer_check(colo_queries_t *queries, const void *pointer, int32_t device,
                                    const char *what)
 {
-    if (p && device >= 0) {
-        cudaError_t e = current_device(q);
-        if (e != cudaSuccess)
-            return colo_cuda_report(e, what);
-        if (device != q->device)
+    if (pointer && device >= 0) {
+        cudaError_t error = current_device(queries);
+        if (error != cudaSuccess)
+            return colo_cuda_report(error, what);
+        if (device != queries->device)
             return colo_fail(COLO_ERR_ARG, "%s: a tensor of device %d, the current device is %d",
-                             what, (int)device, (int)q->device);
+                             what, (int)device, (int)queries->device);
     }
-    return colo_cuda_pointer(q, p, what);
+    return colo_cuda_pointer(queries, pointer, what);
 }
 
-static colo_status_t stream_check(colo_queries_t *q, colo_stream_t stream, bool *capturing)
+static colo_status_t stream_check(colo_queries_t *queries, colo_stream_t stream, bool *capturing)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     int device = -1;
-    cudaError_t e = current_device(q);
-    if (e == cudaSuccess)
-        e = cudaStreamIsCapturing(stream, &capture);
+    cudaError_t error = current_device(queries);
+    if (error == cudaSuccess)
+        error = cudaStreamIsCapturing(stream, &capture);
     *capturing = capture != cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 12080
-    if (e == cudaSuccess && stream && !*capturing) /* the default stream is the current device's */
-        e = cudaStreamGetDevice(stream, &device);
+    if (error == cudaSuccess && stream &&
+        !*capturing) /* the default stream is the current device's */
+        error = cudaStreamGetDevice(stream, &device);
 #endif
-    if (e == cudaSuccess && device >= 0 && device != q->device)
+    if (error == cudaSuccess && device >= 0 && device != queries->device)
         return colo_fail(COLO_ERR_ARG, "the stream is one of device %d, the current device is %d",
-                         device, (int)q->device);
-    return colo_cuda_report(e, "stream");
+                         device, (int)queries->device);
+    return colo_cuda_report(error, "stream");
 }
 
 /* ---- what is in memory: kernels whose answer of sixteen bytes the host waits for ---- */
@@ -285,87 +288,89 @@ static bool is_empty(const colo_box_t *b)
 }
 
 /* Sixteen bytes for a kernel's answer, as @from. */
-static cudaError_t answer_new(void **p, const void *from, cudaStream_t stream)
+static cudaError_t answer_new(void **pointer, const void *from, cudaStream_t stream)
 {
-    cudaError_t e = cudaMallocAsync(p, 16, stream);
-    if (e != cudaSuccess) {
-        *p = NULL;
-        return e;
+    cudaError_t error = cudaMallocAsync(pointer, 16, stream);
+    if (error != cudaSuccess) {
+        *pointer = NULL;
+        return error;
     }
-    return cudaMemcpyAsync(*p, from, 16, cudaMemcpyHostToDevice, stream);
+    return cudaMemcpyAsync(*pointer, from, 16, cudaMemcpyHostToDevice, stream);
 }
 
-static cudaError_t answer_take(void *p, void *to, cudaError_t e, cudaStream_t stream)
+static cudaError_t answer_take(void *pointer, void *to, cudaError_t error, cudaStream_t stream)
 {
-    if (e == cudaSuccess)
-        e = cudaMemcpyAsync(to, p, 16, cudaMemcpyDeviceToHost, stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(stream);
-    if (p)
-        cudaFreeAsync(p, stream);
-    return e;
+    if (error == cudaSuccess)
+        error = cudaMemcpyAsync(to, pointer, 16, cudaMemcpyDeviceToHost, stream);
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(stream);
+    if (pointer)
+        cudaFreeAsync(pointer, stream);
+    return error;
 }
 
 static colo_status_t box_hash(const colo_box_t *box, size_t elem_size, uint64_t *hash,
                               colo_stream_t stream)
 {
-    colo_queries_t q = {0};
+    colo_queries_t queries = {0};
     uint64_t got[2] = {0, 0};
-    void *p = NULL;
+    void *pointer = NULL;
     *hash = 0;
     if (is_empty(box))
         return COLO_OK;
-    COLO_TRY(colo_cuda_pointer(&q, box->data, "hash"));
-    cudaError_t e = answer_new(&p, got, stream);
-    if (e == cudaSuccess)
-        e = colo_k_box_hash(box, elem_size, p, stream);
-    e = answer_take(p, got, e, stream);
+    COLO_TRY(colo_cuda_pointer(&queries, box->data, "hash"));
+    cudaError_t error = answer_new(&pointer, got, stream);
+    if (error == cudaSuccess)
+        error = colo_k_box_hash(box, elem_size, pointer, stream);
+    error = answer_take(pointer, got, error, stream);
     *hash = got[0];
-    return colo_cuda_report(e, "hash");
+    return colo_cuda_report(error, "hash");
 }
 
 static colo_status_t box_nonzero(const colo_box_t *box, colo_dtype_t dtype, int64_t *first,
                                  colo_stream_t stream)
 {
-    colo_queries_t q = {0};
+    colo_queries_t queries = {0};
     uint64_t got[2] = {UINT64_MAX, 0};
-    void *p = NULL;
+    void *pointer = NULL;
     *first = -1;
     if (is_empty(box))
         return COLO_OK;
-    COLO_TRY(colo_cuda_pointer(&q, box->data, "search for zeros"));
-    cudaError_t e = answer_new(&p, got, stream);
-    if (e == cudaSuccess)
-        e = colo_k_box_nonzero(box, (int)colo_dtype_size(dtype), dtype <= COLO_F16, p, stream);
-    e = answer_take(p, got, e, stream);
+    COLO_TRY(colo_cuda_pointer(&queries, box->data, "search for zeros"));
+    cudaError_t error = answer_new(&pointer, got, stream);
+    if (error == cudaSuccess)
+        error = colo_k_box_nonzero(box, (int)colo_dtype_size(dtype), dtype <= COLO_F16, pointer,
+                                   stream);
+    error = answer_take(pointer, got, error, stream);
     *first = (int64_t)got[0]; /* all ones: none */
-    return colo_cuda_report(e, "search for zeros");
+    return colo_cuda_report(error, "search for zeros");
 }
 
 static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
                                 int64_t count, double *num, int64_t *den, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
+    colo_queries_t queries = {0};
     struct {
         double num;
         int64_t den;
     } got = {0, 0};
-    void *p = NULL;
+    void *pointer = NULL;
     bool capturing = false;
-    COLO_TRY(stream_check(&q, stream, &capturing));
+    COLO_TRY(stream_check(&queries, stream, &capturing));
     if (capturing)
         return colo_fail(COLO_ERR_STATE, "reduce: waits for the stream and cannot be captured");
     if (count > 0) {
-        COLO_TRY(colo_cuda_typed(&q, values, dtype, "values"));
-        COLO_TRY(colo_cuda_pointer(&q, mask, "mask"));
+        COLO_TRY(colo_cuda_typed(&queries, values, dtype, "values"));
+        COLO_TRY(colo_cuda_pointer(&queries, mask, "mask"));
     }
-    cudaError_t e = answer_new(&p, &got, stream);
-    if (e == cudaSuccess)
-        e = colo_k_masked_sum(values, dtype, mask, count, p, (int64_t *)p + 1, stream);
-    e = answer_take(p, &got, e, stream);
+    cudaError_t error = answer_new(&pointer, &got, stream);
+    if (error == cudaSuccess)
+        error =
+            colo_k_masked_sum(values, dtype, mask, count, pointer, (int64_t *)pointer + 1, stream);
+    error = answer_take(pointer, &got, error, stream);
     *num = got.num;
     *den = got.den;
-    return colo_cuda_report(e, "reduce");
+    return colo_cuda_report(error, "reduce");
 }
 
 /* ---- boxes ---- */
@@ -383,9 +388,9 @@ static const void *first_of(const colo_box_t *side, const colo_box_t *dst, int64
 static colo_status_t copy_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                size_t elem_size, int32_t blocks, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
-    COLO_TRY(colo_cuda_pointer(&q, first_of(dst, dst, n), "copy: destination"));
-    COLO_TRY(colo_cuda_pointer(&q, first_of(src, dst, n), "copy: source"));
+    colo_queries_t queries = {0};
+    COLO_TRY(colo_cuda_pointer(&queries, first_of(dst, dst, n), "copy: destination"));
+    COLO_TRY(colo_cuda_pointer(&queries, first_of(src, dst, n), "copy: source"));
     return colo_cuda_report(colo_k_boxes_copy(dst, src, n, elem_size, blocks, stream), "copy");
 }
 
@@ -418,46 +423,46 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
 static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                int64_t last, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
-    COLO_TRY(colo_cuda_typed(&q, first_of(dst, dst, n), COLO_I64, "shift: destination"));
-    COLO_TRY(colo_cuda_typed(&q, first_of(src, dst, n), COLO_I64, "shift: source"));
+    colo_queries_t queries = {0};
+    COLO_TRY(colo_cuda_typed(&queries, first_of(dst, dst, n), COLO_I64, "shift: destination"));
+    COLO_TRY(colo_cuda_typed(&queries, first_of(src, dst, n), COLO_I64, "shift: source"));
     return colo_cuda_report(colo_k_boxes_shift(dst, src, n, last, stream), "shift");
 }
 
 static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                              colo_dtype_t dtype, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
+    colo_queries_t queries = {0};
     if (n < 1 || n > COLO_MAX_ADDENDS || (unsigned)dtype > COLO_F16)
         return colo_fail(COLO_ERR_ARG,
                          "sum: %d addends of dtype %d, expected 1..%d of a float dtype", (int)n,
                          (int)dtype, COLO_MAX_ADDENDS);
     if (is_empty(dst))
         return COLO_OK;
-    COLO_TRY(colo_cuda_pointer(&q, dst->data, "sum: destination"));
+    COLO_TRY(colo_cuda_pointer(&queries, dst->data, "sum: destination"));
     for (int32_t k = 0; k < n; k++)
-        COLO_TRY(colo_cuda_pointer(&q, src[k].data, "sum: addend"));
+        COLO_TRY(colo_cuda_pointer(&queries, src[k].data, "sum: addend"));
     return colo_cuda_report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
 }
 
 static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
+    colo_queries_t queries = {0};
     for (int32_t i = 0; i < n; i++) { /* most pointers are the bridge's: the first stand for all */
-        const colo_mixed_sum_t *s = &sums[i];
-        bool fits = s->n >= 1 && s->n <= COLO_MAX_ADDENDS && (unsigned)s->dtype <= COLO_F16;
-        for (int32_t k = 0; fits && k < s->n; k++)
-            fits = (unsigned)s->from_dtype[k] <= COLO_F16 &&
-                   (s->from_dtype[k] == COLO_F64) == (s->dtype == COLO_F64);
+        const colo_mixed_sum_t *sum = &sums[i];
+        bool fits = sum->n >= 1 && sum->n <= COLO_MAX_ADDENDS && (unsigned)sum->dtype <= COLO_F16;
+        for (int32_t k = 0; fits && k < sum->n; k++)
+            fits = (unsigned)sum->from_dtype[k] <= COLO_F16 &&
+                   (sum->from_dtype[k] == COLO_F64) == (sum->dtype == COLO_F64);
         if (!fits)
             return colo_fail(
                 COLO_ERR_ARG,
                 "sum: %d addends into dtype %d, expected 1..%d of bf16, f16 and f32, or "
                 "of f64 alone",
-                (int)s->n, (int)s->dtype, COLO_MAX_ADDENDS);
-        if (i == 0 && !is_empty(&s->to)) {
-            COLO_TRY(colo_cuda_pointer(&q, s->to.data, "sum: destination"));
-            COLO_TRY(colo_cuda_pointer(&q, s->from[0].data, "sum: addend"));
+                (int)sum->n, (int)sum->dtype, COLO_MAX_ADDENDS);
+        if (i == 0 && !is_empty(&sum->to)) {
+            COLO_TRY(colo_cuda_pointer(&queries, sum->to.data, "sum: destination"));
+            COLO_TRY(colo_cuda_pointer(&queries, sum->from[0].data, "sum: addend"));
         }
     }
     return colo_cuda_report(colo_k_box_sums(sums, n, stream), "sum");
@@ -466,7 +471,7 @@ static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stre
 static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream)
 {
-    colo_queries_t q = {0};
+    colo_queries_t queries = {0};
     if ((dtype != COLO_BF16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
         return colo_fail(COLO_ERR_ARG,
                          "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
@@ -474,9 +479,9 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
                          (int)dtype, (int)to_dtype);
     if (n == 0)
         return COLO_OK;
-    COLO_TRY(colo_cuda_typed(&q, to, to_dtype, "sum: destination"));
-    COLO_TRY(colo_cuda_typed(&q, wide, COLO_F32, "sum: fp32 addend"));
-    COLO_TRY(colo_cuda_typed(&q, half, dtype, "sum: addend"));
+    COLO_TRY(colo_cuda_typed(&queries, to, to_dtype, "sum: destination"));
+    COLO_TRY(colo_cuda_typed(&queries, wide, COLO_F32, "sum: fp32 addend"));
+    COLO_TRY(colo_cuda_typed(&queries, half, dtype, "sum: addend"));
     return colo_cuda_report(colo_k_half_sum(to, to_dtype == COLO_F32, wide, half, dtype, n, stream),
                             "sum");
 }

@@ -48,37 +48,38 @@ typedef struct colo_product {
     } cache[CACHE];
 } colo_product_t;
 
-static colo_status_t failed(const colo_product_t *p, const char *what, cublasStatus_t s)
+static colo_status_t failed(const colo_product_t *product, const char *what, cublasStatus_t status)
 {
-    return colo_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what, p->lib->name(s));
+    return colo_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what,
+                     product->lib->name(status));
 }
 
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
-    colo_product_t *p = calloc(1, sizeof *p);
-    if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *p);
-    colo_status_t st = colo_cublas_find(&p->lib);
+    colo_product_t *product = calloc(1, sizeof *product);
+    if (!product)
+        return colo_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *product);
+    colo_status_t st = colo_cublas_find(&product->lib);
     if (st == COLO_OK) {
-        cublasStatus_t s = p->lib->create(&p->handle);
-        if (s != CUBLAS_STATUS_SUCCESS)
-            st = failed(p, "create", s);
+        cublasStatus_t status = product->lib->create(&product->handle);
+        if (status != CUBLAS_STATUS_SUCCESS)
+            st = failed(product, "create", status);
     }
     if (st < 0) {
-        free(p);
+        free(product);
         return st;
     }
-    *made = p;
+    *made = product;
     return COLO_OK;
 }
 
 static void destroy(void *made)
 {
-    colo_product_t *p = made;
-    if (!p)
+    colo_product_t *product = made;
+    if (!product)
         return;
-    p->lib->destroy(p->handle);
-    free(p);
+    product->lib->destroy(product->handle);
+    free(product);
 }
 
 static int64_t workspace(const void *made)
@@ -118,43 +119,43 @@ static int64_t ld_of(const struct colo_linear_matrix *x, int64_t extent)
     return x->stride > extent ? x->stride : extent; /* one row may have any stride */
 }
 
-static struct call call_of(const struct colo_linear_gemm *g)
+static struct call call_of(const struct colo_linear_gemm *gemm)
 {
-    switch (g->product) {
+    switch (gemm->product) {
     case COLO_LINEAR_LOGITS:
-        return (struct call){.a = &g->w,
-                             .b = &g->h,
-                             .d = &g->z,
+        return (struct call){.a = &gemm->w,
+                             .b = &gemm->h,
+                             .d = &gemm->z,
                              .ta = true,
-                             .m = g->columns,
-                             .n = g->rows,
-                             .k = g->hidden};
+                             .m = gemm->columns,
+                             .n = gemm->rows,
+                             .k = gemm->hidden};
     case COLO_LINEAR_D_HIDDEN:
-        return (struct call){.a = &g->w,
-                             .b = &g->z,
-                             .d = &g->h,
-                             .m = g->hidden,
-                             .n = g->rows,
-                             .k = g->columns,
-                             .beta = g->beta,
-                             .scale = g->scale};
+        return (struct call){.a = &gemm->w,
+                             .b = &gemm->z,
+                             .d = &gemm->h,
+                             .m = gemm->hidden,
+                             .n = gemm->rows,
+                             .k = gemm->columns,
+                             .beta = gemm->beta,
+                             .scale = gemm->scale};
     default:
-        return (struct call){.a = &g->h,
-                             .b = &g->z,
-                             .d = &g->w,
+        return (struct call){.a = &gemm->h,
+                             .b = &gemm->z,
+                             .d = &gemm->w,
                              .tb = true,
-                             .m = g->hidden,
-                             .n = g->columns,
-                             .k = g->rows,
-                             .beta = g->beta,
-                             .scale = g->scale};
+                             .m = gemm->hidden,
+                             .n = gemm->columns,
+                             .k = gemm->rows,
+                             .beta = gemm->beta,
+                             .scale = gemm->scale};
     }
 }
 
 /* Pinned: no more than what the first column of a segment has. */
-static int32_t align_of(const struct call *c, const void *p)
+static int32_t align_of(const struct call *call, const void *pointer)
 {
-    const uintptr_t low = (uintptr_t)p & -(uintptr_t)p, most = c->pinned ? 16 : 256;
+    const uintptr_t low = (uintptr_t)pointer & -(uintptr_t)pointer, most = call->pinned ? 16 : 256;
     return low == 0 || low > most ? (int32_t)most : (int32_t)low;
 }
 
@@ -163,210 +164,221 @@ struct descs {
     cublasLtMatrixLayoutOpaque_t a, b, d;
 };
 
-static cublasStatus_t describe(const colo_product_t *p, const struct call *c, const void *bias,
-                               struct descs *s)
+static cublasStatus_t describe(const colo_product_t *product, const struct call *call,
+                               const void *bias, struct descs *descs)
 {
-    const colo_cublas_t *lib = p->lib;
-    const bool wide = c->a->dtype == COLO_F64;
+    const colo_cublas_t *lib = product->lib;
+    const bool wide = call->a->dtype == COLO_F64;
     const int32_t t = CUBLAS_OP_T, epilogue = CUBLASLT_EPILOGUE_BIAS,
-                  bias_type = type_of(c->a->dtype), device = CUBLASLT_POINTER_MODE_DEVICE;
-    const int64_t am = c->ta ? c->k : c->m, an = c->ta ? c->m : c->k, bm = c->tb ? c->n : c->k,
-                  bn = c->tb ? c->k : c->n;
-    cublasStatus_t r =
-        lib->desc_init(&s->op, sizeof s->op, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                  bias_type = type_of(call->a->dtype), device = CUBLASLT_POINTER_MODE_DEVICE;
+    const int64_t am = call->ta ? call->k : call->m, an = call->ta ? call->m : call->k,
+                  bm = call->tb ? call->n : call->k, bn = call->tb ? call->k : call->n;
+    cublasStatus_t result =
+        lib->desc_init(&descs->op, sizeof descs->op, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                        wide ? CUDA_R_64F : CUDA_R_32F);
-    if (!r && c->ta)
-        r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t);
-    if (!r && c->tb)
-        r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_TRANSB, &t, sizeof t);
-    if (!r && c->scale)
-        r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &device, sizeof device);
-    if (!r && c->bias) {
-        r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-        if (!r)
-            r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-        if (!r)
-            r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
-                              sizeof bias_type);
+    if (!result && call->ta)
+        result = lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t);
+    if (!result && call->tb)
+        result = lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_TRANSB, &t, sizeof t);
+    if (!result && call->scale)
+        result =
+            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &device, sizeof device);
+    if (!result && call->bias) {
+        result =
+            lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+        if (!result)
+            result =
+                lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+        if (!result)
+            result = lib->desc_set(&descs->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
+                                   sizeof bias_type);
     }
-    if (!r)
-        r = lib->layout_init(&s->a, sizeof s->a, type_of(c->a->dtype), (uint64_t)am, (uint64_t)an,
-                             ld_of(c->a, am));
-    if (!r)
-        r = lib->layout_init(&s->b, sizeof s->b, type_of(c->b->dtype), (uint64_t)bm, (uint64_t)bn,
-                             ld_of(c->b, bm));
-    if (!r)
-        r = lib->layout_init(&s->d, sizeof s->d, type_of(c->d->dtype), (uint64_t)c->m,
-                             (uint64_t)c->n, ld_of(c->d, c->m));
-    return r;
+    if (!result)
+        result = lib->layout_init(&descs->a, sizeof descs->a, type_of(call->a->dtype), (uint64_t)am,
+                                  (uint64_t)an, ld_of(call->a, am));
+    if (!result)
+        result = lib->layout_init(&descs->b, sizeof descs->b, type_of(call->b->dtype), (uint64_t)bm,
+                                  (uint64_t)bn, ld_of(call->b, bm));
+    if (!result)
+        result = lib->layout_init(&descs->d, sizeof descs->d, type_of(call->d->dtype),
+                                  (uint64_t)call->m, (uint64_t)call->n, ld_of(call->d, call->m));
+    return result;
 }
 
-/* The first kernel that does @c. Parts of a 16-bit result are added up before they are rounded;
+/* The first kernel that does @call. Parts of a 16-bit result are added up before they are rounded;
  * @none where there is none. */
-static cublasStatus_t ask(const colo_product_t *p, const struct call *c, const void *bias,
+static cublasStatus_t ask(const colo_product_t *product, const struct call *call, const void *bias,
                           bool may_split, cublasLtMatmulAlgo_t *algo, bool *none)
 {
-    struct descs s;
+    struct descs descs;
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t found[1];
     int n = 0;
     const uint64_t bytes = WORKSPACE;
-    const bool narrow = c->d->dtype == COLO_BF16 || c->d->dtype == COLO_F16;
+    const bool narrow = call->d->dtype == COLO_BF16 || call->d->dtype == COLO_F16;
     const uint32_t scheme = !may_split ? CUBLASLT_REDUCTION_SCHEME_NONE
                             : narrow   ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                        : CUBLASLT_REDUCTION_SCHEME_MASK;
-    const uint32_t a = (uint32_t)align_of(c, c->a->data), b = (uint32_t)align_of(c, c->b->data),
-                   d = (uint32_t)align_of(c, c->d->data);
-    const colo_cublas_t *lib = p->lib;
-    cublasStatus_t r = describe(p, c, bias, &s);
-    if (!r)
-        r = lib->pref_init(&pref, sizeof pref);
-    if (!r)
-        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-    if (!r)
-        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
-                          sizeof scheme);
-    if (!r)
-        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a, sizeof a);
-    if (!r)
-        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b, sizeof b);
-    if (!r)
-        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d, sizeof d);
-    if (!r)
-        r = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d, sizeof d);
-    if (r)
-        return r;
-    r = lib->heuristic(p->handle, &s.op, &s.a, &s.b, &s.d, &s.d, &pref, 1, found, &n);
-    *none = r != CUBLAS_STATUS_SUCCESS || n == 0 || found[0].state != CUBLAS_STATUS_SUCCESS;
+    const uint32_t a = (uint32_t)align_of(call, call->a->data),
+                   b = (uint32_t)align_of(call, call->b->data),
+                   d = (uint32_t)align_of(call, call->d->data);
+    const colo_cublas_t *lib = product->lib;
+    cublasStatus_t result = describe(product, call, bias, &descs);
+    if (!result)
+        result = lib->pref_init(&pref, sizeof pref);
+    if (!result)
+        result =
+            lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
+    if (!result)
+        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
+                               sizeof scheme);
+    if (!result)
+        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a, sizeof a);
+    if (!result)
+        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b, sizeof b);
+    if (!result)
+        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d, sizeof d);
+    if (!result)
+        result = lib->pref_set(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d, sizeof d);
+    if (result)
+        return result;
+    result = lib->heuristic(product->handle, &descs.op, &descs.a, &descs.b, &descs.d, &descs.d,
+                            &pref, 1, found, &n);
+    *none = result != CUBLAS_STATUS_SUCCESS || n == 0 || found[0].state != CUBLAS_STATUS_SUCCESS;
     if (!*none)
         *algo = found[0].algo;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static struct key key_of(const struct colo_linear_gemm *g, const struct call *c, const void *bias)
+static struct key key_of(const struct colo_linear_gemm *gemm, const struct call *call,
+                         const void *bias)
 {
     struct key k;
     memset(&k, 0, sizeof k); /* compared as bytes */
-    k.product = (int32_t)g->product;
-    k.bias = c->bias;
-    k.beta = c->beta != 0;
-    k.scaled = c->scale != NULL;
-    k.dtype[0] = (int32_t)c->a->dtype;
-    k.dtype[1] = (int32_t)c->b->dtype;
-    k.dtype[2] = (int32_t)c->d->dtype;
-    k.align[0] = align_of(c, c->a->data);
-    k.align[1] = align_of(c, c->b->data);
-    k.align[2] = align_of(c, c->d->data);
-    k.align[3] = c->bias ? align_of(c, bias) : 0;
-    k.ld[0] = c->a->stride;
-    k.ld[1] = c->b->stride;
-    k.ld[2] = c->d->stride;
-    k.m = c->m;
-    k.n = g->product == COLO_LINEAR_D_WEIGHT ? c->n : ROWS;
-    k.k = g->product == COLO_LINEAR_D_WEIGHT ? ROWS : c->k;
+    k.product = (int32_t)gemm->product;
+    k.bias = call->bias;
+    k.beta = call->beta != 0;
+    k.scaled = call->scale != NULL;
+    k.dtype[0] = (int32_t)call->a->dtype;
+    k.dtype[1] = (int32_t)call->b->dtype;
+    k.dtype[2] = (int32_t)call->d->dtype;
+    k.align[0] = align_of(call, call->a->data);
+    k.align[1] = align_of(call, call->b->data);
+    k.align[2] = align_of(call, call->d->data);
+    k.align[3] = call->bias ? align_of(call, bias) : 0;
+    k.ld[0] = call->a->stride;
+    k.ld[1] = call->b->stride;
+    k.ld[2] = call->d->stride;
+    k.m = call->m;
+    k.n = gemm->product == COLO_LINEAR_D_WEIGHT ? call->n : ROWS;
+    k.k = gemm->product == COLO_LINEAR_D_WEIGHT ? ROWS : call->k;
     return k;
 }
 
-/* The kernel for @c, from the cache or asked for. */
-static cublasStatus_t choose(colo_product_t *p, const struct colo_linear_gemm *g,
-                             const struct call *c, const void *bias, cublasLtMatmulAlgo_t *algo,
+/* The kernel for @call, from the cache or asked for. */
+static cublasStatus_t choose(colo_product_t *product, const struct colo_linear_gemm *gemm,
+                             const struct call *call, const void *bias, cublasLtMatmulAlgo_t *algo,
                              bool *none)
 {
-    const struct key k = key_of(g, c, bias);
-    for (int32_t i = 0; i < p->used; i++)
-        if (memcmp(&p->cache[i].key, &k, sizeof k) == 0) {
-            *algo = p->cache[i].algo;
-            *none = p->cache[i].none;
+    const struct key k = key_of(gemm, call, bias);
+    for (int32_t i = 0; i < product->used; i++)
+        if (memcmp(&product->cache[i].key, &k, sizeof k) == 0) {
+            *algo = product->cache[i].algo;
+            *none = product->cache[i].none;
             return CUBLAS_STATUS_SUCCESS;
         }
-    struct call usual = *c;
-    struct colo_linear_matrix z = g->z; /* as if its rows had one segment */
+    struct call usual = *call;
+    struct colo_linear_matrix z = gemm->z; /* as if its rows had one segment */
     const int64_t step = 128;
-    z.stride = (g->columns + step - 1) / step * step;
-    if (g->pinned && g->product == COLO_LINEAR_LOGITS)
+    z.stride = (gemm->columns + step - 1) / step * step;
+    if (gemm->pinned && gemm->product == COLO_LINEAR_LOGITS)
         usual.d = &z;
-    else if (g->pinned)
+    else if (gemm->pinned)
         usual.b = &z;
     usual.n = k.n;
     usual.k = k.k;
-    cublasStatus_t r =
-        ask(p, &usual, bias, g->product == COLO_LINEAR_D_WEIGHT && !g->pinned, algo, none);
-    if (r)
-        return r;
-    int32_t entry = p->next++ % CACHE;
-    p->used = p->used < CACHE ? p->used + 1 : CACHE;
-    p->cache[entry].key = k;
-    p->cache[entry].none = *none;
+    cublasStatus_t result = ask(product, &usual, bias,
+                                gemm->product == COLO_LINEAR_D_WEIGHT && !gemm->pinned, algo, none);
+    if (result)
+        return result;
+    int32_t entry = product->next++ % CACHE;
+    product->used = product->used < CACHE ? product->used + 1 : CACHE;
+    product->cache[entry].key = k;
+    product->cache[entry].none = *none;
     if (!*none)
-        p->cache[entry].algo = *algo;
+        product->cache[entry].algo = *algo;
     return CUBLAS_STATUS_SUCCESS;
 }
 
 static const char *const product_names[] = {"logits", "d_hidden", "d_weight"};
 
 /* Products of nothing: the sum is 0. (LOGITS has hidden > 0.) */
-static colo_status_t nothing(const struct call *c, const char *name, cudaStream_t stream)
+static colo_status_t nothing(const struct call *call, const char *name, cudaStream_t stream)
 {
-    const size_t elem = c->d->dtype == COLO_F64 ? 8 : c->d->dtype == COLO_F32 ? 4 : 2;
-    if (c->m == 0 || c->n == 0 || c->beta != 0)
+    const size_t elem = call->d->dtype == COLO_F64 ? 8 : call->d->dtype == COLO_F32 ? 4 : 2;
+    if (call->m == 0 || call->n == 0 || call->beta != 0)
         return COLO_OK;
-    return colo_cuda_report(cudaMemset2DAsync(c->d->data, (size_t)ld_of(c->d, c->m) * elem, 0,
-                                              (size_t)c->m * elem, (size_t)c->n, stream),
+    return colo_cuda_report(cudaMemset2DAsync(call->d->data, (size_t)ld_of(call->d, call->m) * elem,
+                                              0, (size_t)call->m * elem, (size_t)call->n, stream),
                             name);
 }
 
-static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stream_t stream)
+static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_stream_t stream)
 {
-    colo_product_t *p = made;
-    const char *name = product_names[g->product];
-    struct call c = call_of(g);
-    c.pinned = g->pinned;
+    colo_product_t *product = made;
+    const char *name = product_names[gemm->product];
+    struct call call = call_of(gemm);
+    call.pinned = gemm->pinned;
     cublasLtMatmulAlgo_t algo;
     bool none = false;
-    if (c.m == 0 || c.n == 0 || c.k == 0)
-        return nothing(&c, name, stream);
-    const void *bias = g->product == COLO_LINEAR_LOGITS ? g->bias : NULL;
-    c.bias = bias != NULL;
-    cublasStatus_t r = choose(p, g, &c, bias, &algo, &none);
-    if (!r && none && c.bias) {
-        c.bias = false;
-        c.beta = 1;
-        COLO_TRY(colo_cuda_report(colo_k_rows_convert(c.d->data, c.d->stride, c.d->dtype, bias, 0,
-                                                      c.a->dtype, g->rows, g->columns, stream),
+    if (call.m == 0 || call.n == 0 || call.k == 0)
+        return nothing(&call, name, stream);
+    const void *bias = gemm->product == COLO_LINEAR_LOGITS ? gemm->bias : NULL;
+    call.bias = bias != NULL;
+    cublasStatus_t result = choose(product, gemm, &call, bias, &algo, &none);
+    if (!result && none && call.bias) {
+        call.bias = false;
+        call.beta = 1;
+        COLO_TRY(colo_cuda_report(colo_k_rows_convert(call.d->data, call.d->stride, call.d->dtype,
+                                                      bias, 0, call.a->dtype, gemm->rows,
+                                                      gemm->columns, stream),
                                   name));
-        r = choose(p, g, &c, NULL, &algo, &none);
+        result = choose(product, gemm, &call, NULL, &algo, &none);
     }
-    struct descs s;
+    struct descs descs;
     cublasLtMatmulHeuristicResult_t fits;
-    if (!r)
-        r = describe(p, &c, bias, &s);
-    if (!r && !none)
-        none = p->lib->check(p->handle, &s.op, &s.a, &s.b, &s.d, &s.d, &algo, &fits) ||
+    if (!result)
+        result = describe(product, &call, bias, &descs);
+    if (!result && !none)
+        none = product->lib->check(product->handle, &descs.op, &descs.a, &descs.b, &descs.d,
+                                   &descs.d, &algo, &fits) ||
                fits.workspaceSize > WORKSPACE;
-    if (!r && none) {
-        if (!g->pinned)
-            r = ask(p, &c, bias, g->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
-        if (!r && none)
+    if (!result && none) {
+        if (!gemm->pinned)
+            result = ask(product, &call, bias, gemm->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
+        if (!result && none)
             return colo_fail(COLO_ERR_CUDA,
                              "lm_head: cuBLASLt has no kernel for %s of %lld rows, %lld "
                              "columns, hidden %lld at these strides and alignments",
-                             name, (long long)g->rows, (long long)g->columns, (long long)g->hidden);
+                             name, (long long)gemm->rows, (long long)gemm->columns,
+                             (long long)gemm->hidden);
     }
-    if (!r) {
-        const float one_f = 1, beta_f = (float)c.beta;
+    if (!result) {
+        const float one_f = 1, beta_f = (float)call.beta;
         const double one_d = 1;
-        const bool wide = c.a->dtype == COLO_F64;
+        const bool wide = call.a->dtype == COLO_F64;
         const void *alpha = wide ? (const void *)&one_d : &one_f,
-                   *beta = wide ? (const void *)&c.beta : &beta_f;
-        if (c.scale) { /* of 16-bit heads; then the 0 and the 1 */
-            alpha = c.scale;
-            beta = c.scale + (c.beta != 0 ? 2 : 1);
+                   *beta = wide ? (const void *)&call.beta : &beta_f;
+        if (call.scale) { /* of 16-bit heads; then the 0 and the 1 */
+            alpha = call.scale;
+            beta = call.scale + (call.beta != 0 ? 2 : 1);
         }
-        r = p->lib->matmul(p->handle, &s.op, alpha, c.a->data, &s.a, c.b->data, &s.b, beta,
-                           c.d->data, &s.d, c.d->data, &s.d, &algo, g->workspace, WORKSPACE,
-                           stream);
+        result =
+            product->lib->matmul(product->handle, &descs.op, alpha, call.a->data, &descs.a,
+                                 call.b->data, &descs.b, beta, call.d->data, &descs.d, call.d->data,
+                                 &descs.d, &algo, gemm->workspace, WORKSPACE, stream);
     }
-    return r ? failed(p, name, r) : COLO_OK;
+    return result ? failed(product, name, result) : COLO_OK;
 }
 
 const colo_gemm_ops_t colo_gemm_cuda = {
