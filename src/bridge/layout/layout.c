@@ -372,14 +372,14 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
 
 colo_status_t colo_runs_push(colo_runs_t *runs, int64_t row, int64_t count, int64_t local)
 {
-    colo_list_t list = {runs->run, runs->n, runs->cap};
-    colo_run_t *run = colo_list_push(&list, sizeof *run);
-    if (!run)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
-    *run = (colo_run_t){.row = row, .count = count, .local = local};
-    runs->run = list.items;
-    runs->n = list.n;
-    runs->cap = list.cap;
+    if (runs->n == runs->cap) {
+        colo_list_t list = {runs->run, runs->n, runs->cap};
+        if (!colo_list_reserve(&list, runs->n + 1, sizeof *runs->run))
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)runs->n);
+        runs->run = list.items;
+        runs->cap = list.cap;
+    }
+    runs->run[runs->n++] = (colo_run_t){.row = row, .count = count, .local = local};
     runs->rows += count;
     return COLO_OK;
 }

@@ -293,6 +293,9 @@ colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *pack
     packed->listed = listed;
     COLO_TRY(lay_tables(packed, packing->nseqs));
     packed->pieces.n = packed->start[0] = 0;
+    /* usually all sequences are cut alike; divide() takes as long as all the rest */
+    const bool alike = !listed && !packing->seq_cp && !packing->seq_first;
+    const uint64_t cp = (uint64_t)packed->cp, parts = packed->axes.zigzag && cp > 1 ? 2 * cp : cp;
     for (int64_t seq = 0; seq < packing->nseqs; seq++) {
         const int64_t length = packing->seq_len[seq],
                       replica = packing->seq_dp ? packing->seq_dp[seq] : 0;
@@ -308,12 +311,16 @@ colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *pack
                              packed->what, (long long)seq, (long long)length);
         packed->base[seq] = packed->length[replica];
         packed->length[replica] += length;
+        packed->first[seq] = packed->pieces.n;
+        packed->local[seq] = times(packed->base[seq], cp);
+        packed->first_owner[seq] = replica * packed->cp;
+        if (alike && !rest((uint64_t)length, parts)) {
+            packed->chunk[seq] = times(length, parts);
+            continue;
+        }
         division_t cut = {0};
         COLO_TRY(divide(packed, packing, seq, &cut));
-        packed->first[seq] = packed->pieces.n;
         packed->chunk[seq] = cut.unit;
-        packed->local[seq] = times(packed->base[seq], (uint64_t)packed->cp);
-        packed->first_owner[seq] = replica * packed->cp;
         if (listed)
             COLO_TRY(add_pieces(packed, packing, seq, replica, &cut));
     }

@@ -272,30 +272,28 @@ static colo_status_t push_piece(const colo_side_t *side, const colo_part_t *part
                           ragged->dst.base[part->seq] + (lo - start));
 }
 
-/* Rows of @part that context rank @context, owner @k, has. */
-static colo_status_t push_part(const colo_side_t *side, const colo_part_t *part, int64_t context,
-                               int64_t k, int64_t sp, colo_runs_t *runs)
+/* The rows of @part that owner @k has. */
+static colo_status_t push_listed(const colo_side_t *side, const colo_part_t *part, int64_t k,
+                                 int64_t sp, colo_runs_t *runs)
 {
     const colo_packed_t *packed = &((const colo_ragged_t *)side->table)->dst;
-    const int64_t seq = part->seq, first = packed->start[seq] + part->pos,
-                  behind = first + part->count;
-    if (!packed->listed) { /* two pieces at most, and seldom */
-        const int64_t unit = packed->chunk[seq], last = part->pos + part->count;
-        const int64_t two[] = {context, 2 * packed->cp - 1 - context};
-        for (int i = 0; i < 1 + packed->axes.zigzag; i++)
-            if (part->pos < (two[i] + 1) * unit && last > two[i] * unit) {
-                const colo_piece_t piece = colo_packed_piece(packed, seq, two[i]);
-                COLO_TRY(push_piece(side, part, &piece, sp, runs));
-            }
-        return COLO_OK;
-    }
-    for (int64_t j = colo_packed_find(packed, seq, first), end = first; end < behind; j++) {
-        const colo_piece_t piece = colo_packed_piece(packed, seq, j);
+    const int64_t first = packed->start[part->seq] + part->pos, behind = first + part->count;
+    for (int64_t j = colo_packed_find(packed, part->seq, first), end = first; end < behind; j++) {
+        const colo_piece_t piece = colo_packed_piece(packed, part->seq, j);
         end = piece.row + piece.count;
         if (piece.owner == k)
             COLO_TRY(push_piece(side, part, &piece, sp, runs));
     }
     return COLO_OK;
+}
+
+/* Those in piece @j of a sequence that is cut alike. */
+static colo_status_t push_nth(const colo_side_t *side, const colo_part_t *part, int64_t j,
+                              int64_t sp, colo_runs_t *runs)
+{
+    const colo_ragged_t *ragged = side->table;
+    const colo_piece_t piece = colo_packed_piece(&ragged->dst, part->seq, j);
+    return push_piece(side, part, &piece, sp, runs);
 }
 
 static colo_status_t destination_rows(const colo_side_t *side, const int64_t *coords,
@@ -306,6 +304,8 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
     const int64_t replica = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t context = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
+    const colo_packed_t *packed = &ragged->dst;
+    const int64_t mirror = 2 * packed->cp - 1 - context;
     const parts_t parts = parts_in_order(ragged, true);
     int64_t i = ragged->dst_lo[replica], end = ragged->dst_lo[replica + 1], behind = INT64_MAX;
     if (within && within->n > 0) {
@@ -317,10 +317,18 @@ static colo_status_t destination_rows(const colo_side_t *side, const int64_t *co
         const colo_part_t part = part_of(&parts, i);
         if (part.row >= behind)
             break;
-        COLO_TRY(
-            side->full
-                ? colo_runs_push(runs, part.row, part.count, ragged->dst.base[part.seq] + part.pos)
-                : push_part(side, &part, context, replica * ragged->dst.cp + context, sp, runs));
+        if (side->full || packed->listed) {
+            COLO_TRY(
+                side->full
+                    ? colo_runs_push(runs, part.row, part.count, packed->base[part.seq] + part.pos)
+                    : push_listed(side, &part, replica * packed->cp + context, sp, runs));
+            continue;
+        }
+        const int64_t unit = packed->chunk[part.seq], last = part.pos + part.count;
+        if (part.pos < (context + 1) * unit && last > context * unit) /* seldom */
+            COLO_TRY(push_nth(side, &part, context, sp, runs));
+        if (packed->axes.zigzag && part.pos < (mirror + 1) * unit && last > mirror * unit)
+            COLO_TRY(push_nth(side, &part, mirror, sp, runs));
     }
     return COLO_OK;
 }
