@@ -92,6 +92,19 @@ struct colo_loss_call {
         .stream = stream                                                              \
     }
 
+/* Two public calls of the kind @noun that only hand on what they get */
+#define COLO_LOSS_QUERIES(noun)                                                                   \
+    colo_status_t colo_##noun##_config_check(const colo_##noun##_config_t *config)                \
+    {                                                                                             \
+        return colo_loss_i_check_config(&kind, config);                                           \
+    }                                                                                             \
+    colo_status_t colo_##noun##_workspace_size(const colo_##noun##_config_t *config,              \
+                                               colo_dtype_t dtype, int64_t tokens, int32_t ranks, \
+                                               size_t *bytes)                                     \
+    {                                                                                             \
+        return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);            \
+    }
+
 /* A step of a kind that is one pass */
 #define COLO_LOSS_STEP(name, pass, type)                                                      \
     static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_pass *p) \

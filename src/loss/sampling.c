@@ -105,16 +105,7 @@ static const struct colo_loss_kind kind = {
     .local = local,
     .merge = merge};
 
-colo_status_t colo_sampling_config_check(const colo_sampling_config_t *config)
-{
-    return colo_loss_i_check_config(&kind, config);
-}
-
-colo_status_t colo_sampling_workspace_size(const colo_sampling_config_t *config, colo_dtype_t dtype,
-                                           int64_t tokens, int32_t ranks, size_t *bytes)
-{
-    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
-}
+COLO_LOSS_QUERIES(sampling)
 
 colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const colo_tensor_t *logits,
                                  const colo_tensor_t *out, colo_comm_t *group, void *workspace,

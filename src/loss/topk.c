@@ -164,20 +164,11 @@ static const struct colo_loss_kind kind = {
     .local = local,
     .merge = merge};
 
-colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
-{
-    return colo_loss_i_check_config(&kind, config);
-}
+COLO_LOSS_QUERIES(topk)
 
 colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens, size_t *bytes)
 {
     return colo_loss_i_saved_size(&kind, config, tokens, bytes);
-}
-
-colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dtype_t dtype,
-                                       int64_t tokens, int32_t ranks, size_t *bytes)
-{
-    return colo_loss_i_workspace_size(&kind, config, dtype, tokens, ranks, bytes);
 }
 
 colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_topk_batch_t *batch,
