@@ -83,10 +83,11 @@ static int64_t chunk_of(const struct colo_loss_kind *kind, const colo_logprob_co
     return kind->chunked && chunk < tokens ? chunk : tokens;
 }
 
-static bool lay_out(const struct colo_loss_kind *kind, struct colo_logprob_pass *p, int64_t tokens)
+static bool lay_out(const struct colo_loss_kind *kind, struct colo_logprob_pass *pass,
+                    int64_t tokens)
 {
-    const uint32_t wanted = kind->wanted ? kind->wanted(p) : UINT32_MAX;
-    return colo_loss_i_lay_out(p, kind->arrays, kind->narrays, wanted, tokens);
+    const uint32_t wanted = kind->wanted ? kind->wanted(pass) : UINT32_MAX;
+    return colo_loss_i_lay_out(pass, kind->arrays, kind->narrays, wanted, tokens);
 }
 
 /* Per token */
@@ -144,16 +145,16 @@ colo_status_t colo_loss_i_workspace_size(const struct colo_loss_kind *kind, cons
     COLO_TRY(colo_loss_i_check_dtype(kind->name, dtype));
     COLO_FAIL_IF(ranks < 1, COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", kind->name, (int)ranks);
     union colo_loss_pass all;
-    struct colo_logprob_pass *p = &all.base;
+    struct colo_logprob_pass *pass = &all.base;
     const colo_tensor_t like = {.dtype = dtype, .ndim = 2};
     call.base = base_of(kind, &call.config);
-    *p = colo_logprob_i_pass(&call.base, &like, NULL);
+    *pass = colo_logprob_i_pass(&call.base, &like, NULL);
     if (kind->fill)
-        kind->fill(&call, p);
+        kind->fill(&call, pass);
     const bool ok =
-        lay_out(kind, p, ranks == 1 ? chunk_of(kind, &call.base, tokens) : tokens) &&
+        lay_out(kind, pass, ranks == 1 ? chunk_of(kind, &call.base, tokens) : tokens) &&
         colo_mul_ok(tokens, kind->per_rank, &sums) &&
-        colo_mul_ok(p->block.bytes, colo_logprob_i_segments(&call.base, ranks), &each) &&
+        colo_mul_ok(pass->block.bytes, colo_logprob_i_segments(&call.base, ranks), &each) &&
         colo_add_ok(each, sums, &each);
     COLO_FAIL_IF(!ok || !colo_mul_ok(each, ranks, &n) ||
                      !colo_add_ok(n, kind->behind ? (int64_t)behind : 0, &n) ||
@@ -185,23 +186,24 @@ static colo_status_t check(struct colo_loss_call *call)
     return kind->check_outputs(call);
 }
 
-static colo_status_t make_pass(const struct colo_loss_call *call, struct colo_logprob_pass *p)
+static colo_status_t make_pass(const struct colo_loss_call *call, struct colo_logprob_pass *pass)
 {
     const struct colo_loss_kind *kind = call->kind;
     const int64_t tokens = call->logits->shape[0];
-    *p = colo_logprob_i_pass(&call->base, call->logits, call->targets);
-    colo_logprob_i_set_ranks(p, call->group);
-    p->hi = tokens;
+    *pass = colo_logprob_i_pass(&call->base, call->logits, call->targets);
+    colo_logprob_i_set_ranks(pass, call->group);
+    pass->hi = tokens;
     if (kind->fill)
-        kind->fill(call, p);
+        kind->fill(call, pass);
     COLO_FAIL_IF(
-        !lay_out(kind, p, colo_logprob_i_alone(p) ? chunk_of(kind, &call->base, tokens) : tokens),
+        !lay_out(kind, pass,
+                 colo_logprob_i_alone(pass) ? chunk_of(kind, &call->base, tokens) : tokens),
         COLO_ERR_ARG, "%s: workspace of %" PRId64 " tokens exceeds 2^63 bytes", kind->name, tokens);
-    p->blocks = call->workspace;
+    pass->blocks = call->workspace;
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *p)
+colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *pass)
 {
     const char *name = call->kind->name;
     char text[32];
@@ -215,7 +217,7 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
         st = check(call);
     }
     if (st == COLO_OK)
-        st = make_pass(call, p);
+        st = make_pass(call, pass);
     if (st == COLO_OK)
         st = colo_loss_ops_for(call->logits->mem, &call->loss);
     if (st == COLO_OK)
@@ -225,43 +227,44 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
 }
 
 /* The one gather of the blocks; on the host a look at their headers. */
-static colo_status_t gather(const struct colo_loss_call *call, const struct colo_logprob_pass *p)
+static colo_status_t gather(const struct colo_loss_call *call, const struct colo_logprob_pass *pass)
 {
     COLO_TRY(colo_comm_i_all_gather(call->group, COLO_CATEGORY_LOSS,
-                                    p->blocks + p->rank * p->block.bytes, p->blocks,
-                                    p->segments * p->block.bytes, COLO_U8, call->stream));
-    return call->logits->mem == COLO_HOST ? colo_logprob_i_check_headers(p) : COLO_OK;
+                                    pass->blocks + pass->rank * pass->block.bytes, pass->blocks,
+                                    pass->segments * pass->block.bytes, COLO_U8, call->stream));
+    return call->logits->mem == COLO_HOST ? colo_logprob_i_check_headers(pass) : COLO_OK;
 }
 
 /* Runs passes over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
-static colo_status_t over_chunks(const struct colo_loss_call *call, struct colo_logprob_pass *p,
+static colo_status_t over_chunks(const struct colo_loss_call *call, struct colo_logprob_pass *pass,
                                  bool local, bool merge)
 {
-    const int64_t chunk = chunk_of(call->kind, &call->base, p->tokens);
-    p->lo = 0;
+    const int64_t chunk = chunk_of(call->kind, &call->base, pass->tokens);
+    pass->lo = 0;
     do {
-        p->hi = p->tokens - p->lo < chunk ? p->tokens : p->lo + chunk;
-        p->block_lo = local && merge ? p->lo : 0;
+        pass->hi = pass->tokens - pass->lo < chunk ? pass->tokens : pass->lo + chunk;
+        pass->block_lo = local && merge ? pass->lo : 0;
         if (local)
-            COLO_TRY(call->kind->local(call, p));
+            COLO_TRY(call->kind->local(call, pass));
         if (merge)
-            COLO_TRY(call->kind->merge(call, p));
-        p->lo = p->hi;
-    } while (p->lo < p->tokens);
+            COLO_TRY(call->kind->merge(call, pass));
+        pass->lo = pass->hi;
+    } while (pass->lo < pass->tokens);
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *p)
+colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *pass)
 {
     const struct colo_loss_kind *kind = call->kind;
-    const bool alone = colo_logprob_i_alone(p), compares = !alone && call->logits->mem == COLO_HOST;
-    colo_logprob_i_set_header(p, kind->hash_config(p),
-                              compares && kind->hash_inputs ? kind->hash_inputs(p) : 0);
+    const bool alone = colo_logprob_i_alone(pass),
+               compares = !alone && call->logits->mem == COLO_HOST;
+    colo_logprob_i_set_header(pass, kind->hash_config(pass),
+                              compares && kind->hash_inputs ? kind->hash_inputs(pass) : 0);
     if (alone)
-        return over_chunks(call, p, true, true);
-    COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, p, true, false)));
-    COLO_TRY(gather(call, p));
-    return over_chunks(call, p, false, true);
+        return over_chunks(call, pass, true, true);
+    COLO_TRY(colo_loss_i_step(call->group, over_chunks(call, pass, true, false)));
+    COLO_TRY(gather(call, pass));
+    return over_chunks(call, pass, false, true);
 }
 
 /* ---- backward ---- */
@@ -280,14 +283,14 @@ colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, bool valid)
 }
 
 colo_status_t colo_loss_i_open_grad(struct colo_loss_call *call, const colo_tensor_t *d_logits,
-                                    struct colo_logprob_pass *p)
+                                    struct colo_logprob_pass *pass)
 {
     COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
-    *p = colo_logprob_i_pass(&call->base, call->logits, call->targets);
-    p->hi = p->tokens; /* no workspace, so nothing for chunk_size to bound */
+    *pass = colo_logprob_i_pass(&call->base, call->logits, call->targets);
+    pass->hi = pass->tokens; /* no workspace, so nothing for chunk_size to bound */
     if (call->kind->fill)
-        call->kind->fill(call, p);
-    p->d_logits = d_logits->data;
-    p->d_row_stride = d_logits->stride[0];
+        call->kind->fill(call, pass);
+    pass->d_logits = d_logits->data;
+    pass->d_row_stride = d_logits->stride[0];
     return COLO_OK;
 }

@@ -48,19 +48,19 @@ struct colo_loss_kind {
     bool chunked;     /* on a group of one a block is of one chunk */
     const colo_block_array_t *arrays; /* [narrays] of a block */
     int32_t narrays;
-    uint32_t (*wanted)(const struct colo_logprob_pass *p); /* bit i: array i; NULL: all */
+    uint32_t (*wanted)(const struct colo_logprob_pass *pass); /* bit i: array i; NULL: all */
 
-    /* ---- a call; @p begins a pass of the kind ---- */
+    /* ---- a call; each pass begins one of the kind ---- */
     colo_status_t (*check_inputs)(
         const struct colo_loss_call *call); /* beyond the logits; or NULL */
     colo_status_t (*check_outputs)(const struct colo_loss_call *call);
     /* Members behind the base, from config and batch (NULL in backward), or NULL */
-    void (*fill)(const struct colo_loss_call *call, struct colo_logprob_pass *p);
-    uint64_t (*hash_config)(const struct colo_logprob_pass *p);
-    uint64_t (*hash_inputs)(const struct colo_logprob_pass *p); /* in host memory; or NULL */
+    void (*fill)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
+    uint64_t (*hash_config)(const struct colo_logprob_pass *pass);
+    uint64_t (*hash_inputs)(const struct colo_logprob_pass *pass); /* in host memory; or NULL */
     /* before the gather, and after it */
-    colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_pass *p);
-    colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_pass *p);
+    colo_status_t (*local)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
+    colo_status_t (*merge)(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
 };
 #define COLO_LOSS_CONFIG(noun, type, optional, macro)                                              \
     .name = noun, .what = noun ": config", .defaults = &(const type){macro}, .size = sizeof(type), \
@@ -106,10 +106,10 @@ struct colo_loss_call {
     }
 
 /* A step of a kind that is one pass */
-#define COLO_LOSS_STEP(name, pass, type)                                                      \
-    static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_pass *p) \
-    {                                                                                         \
-        return call->loss->pass((struct type *)p, call->stream);                              \
+#define COLO_LOSS_STEP(name, step, type)                                                         \
+    static colo_status_t name(const struct colo_loss_call *call, struct colo_logprob_pass *pass) \
+    {                                                                                            \
+        return call->loss->step((struct type *)pass, call->stream);                              \
     }
 
 colo_status_t colo_loss_i_check_config(const struct colo_loss_kind *kind, const void *given);
@@ -123,14 +123,14 @@ colo_status_t colo_loss_i_check_dtype(const char *name, colo_dtype_t logits);
 colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call);
 
 /* Checks a forward, tells the other ranks, and makes the pass. Nothing is written. */
-colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *p);
+colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *pass);
 /* Passes and gather */
-colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *p);
+colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
 
 /* Backward: is there a saved state, of which config? @valid: its member */
 colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, bool valid);
 /* Then, once the tensors are checked, the pass that writes @d_logits. */
 colo_status_t colo_loss_i_open_grad(struct colo_loss_call *call, const colo_tensor_t *d_logits,
-                                    struct colo_logprob_pass *p);
+                                    struct colo_logprob_pass *pass);
 
 #endif

@@ -66,36 +66,36 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
 
 static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    struct colo_distill_pass *p = (struct colo_distill_pass *)base;
+    struct colo_distill_pass *pass = (struct colo_distill_pass *)base;
     const colo_distill_config_t *c = &call->config.distill;
-    *p = (struct colo_distill_pass){.base = *base,
-                                    .probs = c->targets == COLO_DISTILL_PROBS,
-                                    .target_factor = c->target_scale / c->target_temperature};
+    *pass = (struct colo_distill_pass){.base = *base,
+                                       .probs = c->targets == COLO_DISTILL_PROBS,
+                                       .target_factor = c->target_scale / c->target_temperature};
 }
 
-static void set_targets(struct colo_distill_pass *p, const colo_tensor_t *targets)
+static void set_targets(struct colo_distill_pass *pass, const colo_tensor_t *targets)
 {
-    p->target_dtype = targets->dtype;
-    p->targets = targets->data;
-    p->target_row_stride = targets->stride[0];
+    pass->target_dtype = targets->dtype;
+    pass->targets = targets->data;
+    pass->target_row_stride = targets->stride[0];
 }
 
 static uint64_t hash_config(const struct colo_logprob_pass *base)
 {
-    const struct colo_distill_pass *p = (const struct colo_distill_pass *)base;
-    colo_logprob_config_t targets = {.logits.vocab = p->probs,
-                                     .logits.scale = p->probs ? 1 : p->target_factor,
+    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
+    colo_logprob_config_t targets = {.logits.vocab = pass->probs,
+                                     .logits.scale = pass->probs ? 1 : pass->target_factor,
                                      .logits.temperature = 1};
-    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(&p->base.config, p->base.dtype),
-                         (int64_t)colo_logprob_i_hash_config(&targets, p->target_dtype));
+    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(&pass->base.config, pass->base.dtype),
+                         (int64_t)colo_logprob_i_hash_config(&targets, pass->target_dtype));
 }
 
 static uint64_t hash_mask(const struct colo_logprob_pass *base)
 {
-    const struct colo_distill_pass *p = (const struct colo_distill_pass *)base;
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, p->mask != NULL);
-    for (int64_t t = 0; t < p->base.tokens && p->mask; t++)
-        h = colo_hash_i64(h, p->mask[t * p->mask_stride] != 0);
+    const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
+    for (int64_t t = 0; t < pass->base.tokens && pass->mask; t++)
+        h = colo_hash_i64(h, pass->mask[t * pass->mask_stride] != 0);
     return h;
 }
 
@@ -133,9 +133,9 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                    void *saved_memory, void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_distill_pass p;
+    struct colo_distill_pass pass;
     struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
-    COLO_TRY(colo_loss_i_open(&call, &p.base));
+    COLO_TRY(colo_loss_i_open(&call, &pass.base));
     const colo_distill_saved_t all = {.logits = *call.logits,
                                       .targets = *batch->targets,
                                       .logits_version = colo_loss_i_version(call.logits),
@@ -143,12 +143,12 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                       .memory = saved_memory,
                                       .valid = true,
                                       .config = call.config.distill};
-    set_targets(&p, batch->targets);
-    p.mask = batch->mask ? batch->mask->data : NULL;
-    p.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
-    p.out = *out;
-    p.saved = saved_memory;
-    COLO_TRY(colo_loss_i_run(&call, &p.base));
+    set_targets(&pass, batch->targets);
+    pass.mask = batch->mask ? batch->mask->data : NULL;
+    pass.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
+    pass.out = *out;
+    pass.saved = saved_memory;
+    COLO_TRY(colo_loss_i_run(&call, &pass.base));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -162,7 +162,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
 {
     COLO_RANGE();
     bool in_place = false;
-    struct colo_distill_pass p;
+    struct colo_distill_pass pass;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = saved ? &saved->config : NULL,
                                   .logits = saved ? &saved->logits : NULL,
@@ -176,11 +176,11 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                  (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
     COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
-    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &p.base));
-    set_targets(&p, &saved->targets);
-    p.saved = saved->memory;
-    p.upstream = *upstream;
-    COLO_TRY(call.loss->distill_grad(&p, stream));
+    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &pass.base));
+    set_targets(&pass, &saved->targets);
+    pass.saved = saved->memory;
+    pass.upstream = *upstream;
+    COLO_TRY(call.loss->distill_grad(&pass, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

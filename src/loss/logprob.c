@@ -35,9 +35,9 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
     return colo_loss_i_check_support(batch->support, config, call->targets, call->logits);
 }
 
-static uint64_t hash_config(const struct colo_logprob_pass *p)
+static uint64_t hash_config(const struct colo_logprob_pass *pass)
 {
-    return colo_logprob_i_hash_config(&p->config, p->dtype);
+    return colo_logprob_i_hash_config(&pass->config, pass->dtype);
 }
 
 COLO_LOSS_STEP(local, logprob_stats, colo_logprob_pass)
@@ -78,10 +78,10 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                    void *saved_memory, void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_logprob_pass p;
+    struct colo_logprob_pass pass;
     struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
     call.targets = batch ? batch->targets : NULL;
-    COLO_TRY(colo_loss_i_open(&call, &p));
+    COLO_TRY(colo_loss_i_open(&call, &pass));
     const colo_logprob_saved_t all = {
         .logits = *call.logits,
         .targets = *call.targets,
@@ -91,10 +91,10 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
         .memory = saved_memory,
         .valid = true,
         .config = call.config.logprob};
-    p.support = colo_loss_i_support(&all.support);
-    p.out = *out;
-    p.saved = saved_memory;
-    COLO_TRY(colo_loss_i_run(&call, &p));
+    pass.support = colo_loss_i_support(&all.support);
+    pass.out = *out;
+    pass.saved = saved_memory;
+    COLO_TRY(colo_loss_i_run(&call, &pass));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -118,7 +118,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
 {
     COLO_RANGE();
     bool in_place = false;
-    struct colo_logprob_pass p;
+    struct colo_logprob_pass pass;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = saved ? &saved->config : NULL,
                                   .logits = saved ? &saved->logits : NULL,
@@ -130,11 +130,11 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(call.targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_i_check_support_version(&saved->support));
-    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &p));
-    p.support = colo_loss_i_support(&saved->support);
-    p.saved = saved->memory;
-    p.upstream = *upstream;
-    COLO_TRY(call.loss->logprob_grad(&p, stream));
+    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &pass));
+    pass.support = colo_loss_i_support(&saved->support);
+    pass.saved = saved->memory;
+    pass.upstream = *upstream;
+    COLO_TRY(call.loss->logprob_grad(&pass, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

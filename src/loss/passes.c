@@ -47,20 +47,20 @@ bool colo_loss_i_lay_out(struct colo_logprob_pass *p, const colo_block_array_t *
     return fits;
 }
 
-uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *p)
+uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass)
 {
-    return 7 | (uint32_t)p->config.want_entropy << 3 | (uint32_t)(p->smoothing > 0) << 4 |
-           (uint32_t)p->config.want_correct << 5;
+    return 7 | (uint32_t)pass->config.want_entropy << 3 | (uint32_t)(pass->smoothing > 0) << 4 |
+           (uint32_t)pass->config.want_correct << 5;
 }
 
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *b)
 {
     static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
-    struct colo_logprob_pass p = {
+    struct colo_logprob_pass pass = {
         .config = *c, .stat_dtype = colo_logprob_stat_dtype(dtype), .smoothing = smoothing_of(c)};
-    const bool fits = colo_loss_i_lay_out(&p, arrays, 6, colo_logprob_i_wanted(&p), n);
-    *b = p.block;
+    const bool fits = colo_loss_i_lay_out(&pass, arrays, 6, colo_logprob_i_wanted(&pass), n);
+    *b = pass.block;
     return fits;
 }
 
@@ -86,11 +86,11 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t
 }
 
 /* Of a support in host memory, and of its tokens that are not ignored. */
-static uint64_t hash_support(const struct colo_logprob_pass *p, uint64_t h)
+static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t h)
 {
-    const struct colo_support_pass *s = &p->support;
-    for (int64_t row = 0; row < p->tokens && s->begin; row++) {
-        if (p->targets[row * p->target_stride] == p->config.ignore_index)
+    const struct colo_support_pass *s = &pass->support;
+    for (int64_t row = 0; row < pass->tokens && s->begin; row++) {
+        if (pass->targets[row * pass->target_stride] == pass->config.ignore_index)
             continue;
         const int64_t t = s->token_of ? s->token_of[row] : row, end = s->end[t * s->end_stride];
         for (int64_t i = s->begin[t * s->begin_stride]; i < end; i++)
@@ -101,13 +101,13 @@ static uint64_t hash_support(const struct colo_logprob_pass *p, uint64_t h)
 }
 
 /* One multiplication a target: the rows are read anyway, this must not show. */
-uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p)
+uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *pass)
 {
     uint64_t h = COLO_HASH_INIT;
-    for (int64_t t = 0; t < p->tokens; t++)
-        h = (h ^ (h >> 29) ^ (uint64_t)p->targets[t * p->target_stride]) *
+    for (int64_t t = 0; t < pass->tokens; t++)
+        h = (h ^ (h >> 29) ^ (uint64_t)pass->targets[t * pass->target_stride]) *
             UINT64_C(0x9e3779b97f4a7c15);
-    return hash_support(p, h);
+    return hash_support(pass, h);
 }
 
 struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
@@ -139,13 +139,13 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
     };
 }
 
-void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets)
+void colo_logprob_i_set_header(struct colo_logprob_pass *pass, uint64_t config, uint64_t targets)
 {
-    p->header = (colo_logprob_header_t){
+    pass->header = (colo_logprob_header_t){
         .magic = COLO_LOGPROB_MAGIC,
-        .start = p->config.logits.vocab_start,
-        .columns = p->true_columns,
-        .tokens = p->tokens,
+        .start = pass->config.logits.vocab_start,
+        .columns = pass->true_columns,
+        .tokens = pass->tokens,
         .config = config,
         .targets = targets,
     };
@@ -160,9 +160,9 @@ int32_t colo_logprob_i_segments(const colo_logprob_config_t *c, int32_t ranks)
     return n;
 }
 
-void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group)
+void colo_logprob_i_set_ranks(struct colo_logprob_pass *pass, const colo_comm_t *group)
 {
-    p->segments = colo_logprob_i_segments(&p->config, colo_comm_size(group));
-    p->rank = colo_comm_rank(group) * p->segments;
-    p->ranks = colo_comm_size(group) * p->segments;
+    pass->segments = colo_logprob_i_segments(&pass->config, colo_comm_size(group));
+    pass->rank = colo_comm_rank(group) * pass->segments;
+    pass->ranks = colo_comm_size(group) * pass->segments;
 }

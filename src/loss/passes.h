@@ -139,12 +139,12 @@ typedef struct colo_block_array {
     {COLO_LOGPROB_ARRAY(m), 0}, {COLO_LOGPROB_ARRAY(s), 0}, {COLO_LOGPROB_ARRAY(xt), 0}, \
     {COLO_LOGPROB_ARRAY(u), 0}, {COLO_LOGPROB_ARRAY(d), 0}, {COLO_LOGPROB_ARRAY(arg), 8}
 
-/* Lays out the block of @tokens in the pass that begins with @p: a header, and the arrays whose
+/* Lays out the block of @tokens in the pass that begins with @pass: a header, and the arrays whose
  * bit is set in @wanted; the others get -1. False when it passes 2^63 bytes. */
-bool colo_loss_i_lay_out(struct colo_logprob_pass *p, const colo_block_array_t *arrays, int32_t n,
-                         uint32_t wanted, int64_t tokens);
+bool colo_loss_i_lay_out(struct colo_logprob_pass *pass, const colo_block_array_t *arrays,
+                         int32_t n, uint32_t wanted, int64_t tokens);
 /* of COLO_LOGPROB_ARRAYS */
-uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *p);
+uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass);
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *b);
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
@@ -159,35 +159,36 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
  * whole subtrees; 1 without segments */
 int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ranks);
 /* Sets rank, ranks and segments. */
-void colo_logprob_i_set_ranks(struct colo_logprob_pass *p, const colo_comm_t *group);
-static inline unsigned char *colo_logprob_i_block(const struct colo_logprob_pass *p, int32_t rank)
+void colo_logprob_i_set_ranks(struct colo_logprob_pass *pass, const colo_comm_t *group);
+static inline unsigned char *colo_logprob_i_block(const struct colo_logprob_pass *pass,
+                                                  int32_t rank)
 {
-    return p->blocks + rank * p->block.bytes;
+    return pass->blocks + rank * pass->block.bytes;
 }
 /* Is there nothing to gather? */
-static inline bool colo_logprob_i_alone(const struct colo_logprob_pass *p)
+static inline bool colo_logprob_i_alone(const struct colo_logprob_pass *pass)
 {
-    return p->ranks == p->segments;
+    return pass->ranks == pass->segments;
 }
 /* The @i-th segment of a rank as a shard of its own, for the stats pass. */
-static inline struct colo_logprob_pass colo_logprob_i_segment(const struct colo_logprob_pass *p,
+static inline struct colo_logprob_pass colo_logprob_i_segment(const struct colo_logprob_pass *pass,
                                                               int64_t elem, int32_t i)
 {
-    struct colo_logprob_pass s = *p;
-    const int64_t n = p->true_columns, each = p->config.segment;
+    struct colo_logprob_pass segment = *pass;
+    const int64_t n = pass->true_columns, each = pass->config.segment;
     const int64_t lo = i * each < n ? i * each : n, hi = lo + each < n ? lo + each : n;
-    s.config.segment = 0;
-    s.rank += i;
-    s.logits = (const char *)p->logits + lo * elem;
-    s.columns = s.true_columns = hi - lo;
-    s.config.logits.vocab_start += lo;
-    s.header.start = s.config.logits.vocab_start;
-    s.header.columns = s.columns;
-    return s;
+    segment.config.segment = 0;
+    segment.rank += i;
+    segment.logits = (const char *)pass->logits + lo * elem;
+    segment.columns = segment.true_columns = hi - lo;
+    segment.config.logits.vocab_start += lo;
+    segment.header.start = segment.config.logits.vocab_start;
+    segment.header.columns = segment.columns;
+    return segment;
 }
 /* This rank's header, by hashes of the config and of what else must be equal on all ranks. */
-void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets);
-/* of p->targets, in host memory */
-uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p);
+void colo_logprob_i_set_header(struct colo_logprob_pass *pass, uint64_t config, uint64_t targets);
+/* of the targets of @pass, in host memory */
+uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *pass);
 
 #endif

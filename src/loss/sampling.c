@@ -39,13 +39,13 @@ static colo_status_t check_inputs(const struct colo_loss_call *call)
 
 static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    struct colo_sampling_pass *p = (struct colo_sampling_pass *)base;
+    struct colo_sampling_pass *pass = (struct colo_sampling_pass *)base;
     const colo_sampling_config_t *c = &call->config.sampling;
     const int64_t vocab = c->logits.vocab;
     int64_t bits = 0;
     while (vocab >> bits)
         bits++;
-    *p = (struct colo_sampling_pass){
+    *pass = (struct colo_sampling_pass){
         .base = *base,
         .top_k = c->top_k && c->top_k < vocab ? c->top_k : vocab,
         .top_p = c->top_p > 0 ? c->top_p : 1,
@@ -56,38 +56,39 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *ba
 
 static uint64_t hash_config(const struct colo_logprob_pass *base)
 {
-    const struct colo_sampling_pass *p = (const struct colo_sampling_pass *)base;
+    const struct colo_sampling_pass *pass = (const struct colo_sampling_pass *)base;
     const uint64_t h = colo_logprob_i_hash_config(&base->config, base->dtype);
-    return colo_hash_bytes(colo_hash_i64(h, p->top_k), &p->top_p, sizeof p->top_p);
+    return colo_hash_bytes(colo_hash_i64(h, pass->top_k), &pass->top_p, sizeof pass->top_p);
 }
 
 COLO_LOSS_STEP(local, sampling_largest, colo_sampling_pass)
 
-static colo_status_t step(const struct colo_loss_call *call, struct colo_sampling_pass *p,
+static colo_status_t step(const struct colo_loss_call *call, struct colo_sampling_pass *pass,
                           bool weigh)
 {
     colo_comm_t *group = call->group;
-    const int64_t n = p->base.tokens * COLO_SAMPLING_DIGITS;
-    p->weigh = weigh;
-    for (p->digit = 0; p->digit < p->digits; p->digit++) {
-        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_sums(p, call->stream)));
-        if (p->base.ranks > 1)
-            COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, p->sums + p->base.rank * n,
-                                            p->sums, n, COLO_I64, call->stream));
-        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_find(p, call->stream)));
+    const int64_t n = pass->base.tokens * COLO_SAMPLING_DIGITS;
+    pass->weigh = weigh;
+    for (pass->digit = 0; pass->digit < pass->digits; pass->digit++) {
+        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_sums(pass, call->stream)));
+        if (pass->base.ranks > 1)
+            COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS,
+                                            pass->sums + pass->base.rank * n, pass->sums, n,
+                                            COLO_I64, call->stream));
+        COLO_TRY(colo_loss_i_step(group, call->loss->sampling_find(pass, call->stream)));
     }
-    COLO_TRY(colo_loss_i_step(group, call->loss->sampling_keep(p, call->stream)));
-    p->base.logits = p->out; /* of the next step */
-    p->base.row_stride = p->out_stride;
+    COLO_TRY(colo_loss_i_step(group, call->loss->sampling_keep(pass, call->stream)));
+    pass->base.logits = pass->out; /* of the next step */
+    pass->base.row_stride = pass->out_stride;
     return COLO_OK;
 }
 
 static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    struct colo_sampling_pass *p = (struct colo_sampling_pass *)base;
-    if (p->top_k < base->config.logits.vocab || p->top_p == 1)
-        COLO_TRY(step(call, p, false));
-    return p->top_p < 1 ? step(call, p, true) : COLO_OK;
+    struct colo_sampling_pass *pass = (struct colo_sampling_pass *)base;
+    if (pass->top_k < base->config.logits.vocab || pass->top_p == 1)
+        COLO_TRY(step(call, pass, false));
+    return pass->top_p < 1 ? step(call, pass, true) : COLO_OK;
 }
 
 static const colo_block_array_t arrays[] = {{COLO_LOGPROB_ARRAY(m), sizeof(double)}};
@@ -112,7 +113,7 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
                                  colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_sampling_pass p;
+    struct colo_sampling_pass pass;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = config,
                                   .out = out,
@@ -120,13 +121,13 @@ colo_status_t colo_sampling_keep(const colo_sampling_config_t *config, const col
                                   .group = group,
                                   .workspace = workspace,
                                   .stream = stream};
-    COLO_TRY(colo_loss_i_open(&call, &p.base));
-    const int64_t tokens = p.base.tokens, ranks = p.base.ranks;
-    p.out = out->data;
-    p.out_stride = out->stride[0];
-    p.sums = (int64_t *)(void *)(p.base.blocks + ranks * p.base.block.bytes);
-    p.above = p.sums + ranks * tokens * COLO_SAMPLING_DIGITS;
-    p.wanted = p.above + tokens;
-    p.prefix = (uint64_t *)(p.wanted + tokens);
-    return colo_loss_i_run(&call, &p.base);
+    COLO_TRY(colo_loss_i_open(&call, &pass.base));
+    const int64_t tokens = pass.base.tokens, ranks = pass.base.ranks;
+    pass.out = out->data;
+    pass.out_stride = out->stride[0];
+    pass.sums = (int64_t *)(void *)(pass.base.blocks + ranks * pass.base.block.bytes);
+    pass.above = pass.sums + ranks * tokens * COLO_SAMPLING_DIGITS;
+    pass.wanted = pass.above + tokens;
+    pass.prefix = (uint64_t *)(pass.wanted + tokens);
+    return colo_loss_i_run(&call, &pass.base);
 }

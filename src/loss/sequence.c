@@ -207,12 +207,12 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     COLO_TRY(colo_loss_i_check_memory(targets, tokens, "targets"));
     COLO_TRY(check_device(seq, tokens->mem));
     COLO_TRY(colo_loss_ops_for(tokens->mem, &loss));
-    struct colo_sequence_pass p = pass_of(seq, tokens->mem);
-    p.tokens = tokens->data;
-    p.token_stride = stream_of ? -1 : tokens->stride[0];
-    p.ignore = ignore;
-    p.targets = targets->data;
-    return p.count > 0 ? loss->sequence_targets(&p, stream) : COLO_OK;
+    struct colo_sequence_pass pass = pass_of(seq, tokens->mem);
+    pass.tokens = tokens->data;
+    pass.token_stride = stream_of ? -1 : tokens->stride[0];
+    pass.ignore = ignore;
+    pass.targets = targets->data;
+    return pass.count > 0 ? loss->sequence_targets(&pass, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_t what,
@@ -228,10 +228,10 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
     COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
     COLO_TRY(check_device(seq, mask->mem));
     COLO_TRY(colo_loss_ops_for(mask->mem, &loss));
-    struct colo_sequence_pass p = pass_of(seq, mask->mem);
-    p.mask = mask->data;
-    p.what = what;
-    return p.count > 0 ? loss->sequence_mask(&p, stream) : COLO_OK;
+    struct colo_sequence_pass pass = pass_of(seq, mask->mem);
+    pass.mask = mask->data;
+    pass.what = what;
+    return pass.count > 0 ? loss->sequence_mask(&pass, stream) : COLO_OK;
 }
 
 /* ---- gathering ---- */
@@ -297,17 +297,17 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     if (st == COLO_OK)
         st = check_gather(seq, local, out, group, workspace, "", &loss);
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
-    struct colo_sequence_pass p = pass_of(seq, local->mem);
-    p.dtype = local->dtype;
-    p.elements = local->data;
-    p.table = out->data;
-    p.table_stride = out->stride[0];
+    struct colo_sequence_pass pass = pass_of(seq, local->mem);
+    pass.dtype = local->dtype;
+    pass.elements = local->data;
+    pass.table = out->data;
+    pass.table_stride = out->stride[0];
     if (seq->cp > 1) {
-        p.elements = workspace;
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, workspace, p.count,
-                                        local->dtype, stream));
+        pass.elements = workspace;
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, workspace,
+                                        pass.count, local->dtype, stream));
     }
-    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_scatter(&p, stream) : COLO_OK;
+    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_scatter(&pass, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
@@ -330,22 +330,22 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     if (sum)
         st = colo_loss_i_ready(group, "sequence gather backward", st);
     COLO_TRY(st);
-    struct colo_sequence_pass p = pass_of(seq, d_local->mem);
-    p.dtype = d_local->dtype;
-    p.table = d_out->data;
-    p.table_stride = d_out->stride[0];
-    p.elements = d_local->data;
-    p.from = seq->cp_rank;
-    p.to = p.from + 1;
+    struct colo_sequence_pass pass = pass_of(seq, d_local->mem);
+    pass.dtype = d_local->dtype;
+    pass.table = d_out->data;
+    pass.table_stride = d_out->stride[0];
+    pass.elements = d_local->data;
+    pass.from = seq->cp_rank;
+    pass.to = pass.from + 1;
     if (!sum || seq->cp == 1)
-        return p.count > 0 ? loss->sequence_gather(&p, stream) : COLO_OK;
-    p.elements = workspace;
-    p.from = 0;
-    p.to = seq->cp;
-    if (p.count > 0)
-        COLO_TRY(colo_loss_i_step(group, loss->sequence_gather(&p, stream)));
-    return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, workspace, d_local->data, p.count,
-                                      p.dtype, COLO_SUM, stream);
+        return pass.count > 0 ? loss->sequence_gather(&pass, stream) : COLO_OK;
+    pass.elements = workspace;
+    pass.from = 0;
+    pass.to = seq->cp;
+    if (pass.count > 0)
+        COLO_TRY(colo_loss_i_step(group, loss->sequence_gather(&pass, stream)));
+    return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, workspace, d_local->data,
+                                      pass.count, pass.dtype, COLO_SUM, stream);
 }
 
 /* ---- padding ---- */

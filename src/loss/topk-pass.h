@@ -46,9 +46,9 @@ struct colo_topk_pass {
     bool count; /* does rows write out.n_invalid? */
 
     /* in the saved buffer, behind base.saved [3, T] */
-    int64_t *rows; /* [T] */
-    void *sum;     /* [T] stat dtype, in 8 bytes per token */
-    double *down;  /* [T, k] x - M */
+    int64_t *rows;      /* [T] */
+    void *sum;          /* [T] stat dtype, in 8 bytes per token */
+    double *down;       /* [T, k] x - M */
     int64_t *saved_ids; /* [T, k] ids; -1: no gradient */
 
     const void *d_logp; /* [T, k] stat dtype */

@@ -72,73 +72,74 @@ static colo_status_t check_outputs(const struct colo_loss_call *call)
 
 static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    struct colo_topk_pass *p = (struct colo_topk_pass *)base;
+    struct colo_topk_pass *pass = (struct colo_topk_pass *)base;
     const colo_topk_config_t *c = &call->config.topk;
-    *p = (struct colo_topk_pass){
+    *pass = (struct colo_topk_pass){
         .base = *base, .k = c->k, .topk = c->topk, .ignore_index = c->ignore_index};
 }
 
 /* Where the saved buffer has what. */
-static void place(struct colo_topk_pass *p, double *memory)
+static void place(struct colo_topk_pass *pass, double *memory)
 {
-    const int64_t tokens = p->base.tokens;
-    p->base.saved = memory;
+    const int64_t tokens = pass->base.tokens;
+    pass->base.saved = memory;
     if (memory) {
-        p->rows = (int64_t *)(memory + 3 * tokens);
-        p->sum = memory + 4 * tokens;
-        p->down = memory + 5 * tokens;
-        p->saved_ids = (int64_t *)(memory + (5 + p->k) * tokens);
+        pass->rows = (int64_t *)(memory + 3 * tokens);
+        pass->sum = memory + 4 * tokens;
+        pass->down = memory + 5 * tokens;
+        pass->saved_ids = (int64_t *)(memory + (5 + pass->k) * tokens);
     }
-    p->base.targets = p->rows;
+    pass->base.targets = pass->rows;
 }
 
 static uint64_t hash_inputs(const struct colo_logprob_pass *base)
 {
-    const struct colo_topk_pass *p = (const struct colo_topk_pass *)base;
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, p->mask != NULL);
-    for (int64_t t = 0; t < p->base.tokens; t++) {
-        h = colo_hash_i64(h, p->mask ? p->mask[t * p->mask_stride] != 0 : 1);
-        for (int64_t i = 0; i < p->k && !p->topk; i++)
-            h = colo_hash_i64(h, p->ids[t * p->id_stride + i]);
+    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
+        h = colo_hash_i64(h, pass->mask ? pass->mask[t * pass->mask_stride] != 0 : 1);
+        for (int64_t i = 0; i < pass->k && !pass->topk; i++)
+            h = colo_hash_i64(h, pass->ids[t * pass->id_stride + i]);
     }
     return h;
 }
 
 static uint64_t hash_config(const struct colo_logprob_pass *base)
 {
-    const struct colo_topk_pass *p = (const struct colo_topk_pass *)base;
-    uint64_t h = colo_logprob_i_hash_config(&p->base.config, p->base.dtype);
-    h = colo_hash_i64(h, p->k);
-    h = colo_hash_i64(h, p->topk);
-    return colo_hash_i64(h, p->ignore_index);
+    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
+    uint64_t h = colo_logprob_i_hash_config(&pass->base.config, pass->base.dtype);
+    h = colo_hash_i64(h, pass->k);
+    h = colo_hash_i64(h, pass->topk);
+    return colo_hash_i64(h, pass->ignore_index);
 }
 
 static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    struct colo_topk_pass *p = (struct colo_topk_pass *)base;
+    struct colo_topk_pass *pass = (struct colo_topk_pass *)base;
     /* rows are in the caller's saved memory, which a mismatch leaves alone */
-    int64_t *rows = p->rows;
-    p->rows = (int64_t *)(p->base.blocks + p->base.ranks * p->base.block.bytes) + 3 * base->tokens;
-    base->targets = p->rows;
-    COLO_TRY(call->loss->topk_rows(p, call->stream));
-    COLO_TRY(call->loss->topk_local(p, call->stream));
-    base->targets = p->rows = rows;
+    int64_t *rows = pass->rows;
+    pass->rows = (int64_t *)(pass->base.blocks + pass->base.ranks * pass->base.block.bytes) +
+                 3 * base->tokens;
+    base->targets = pass->rows;
+    COLO_TRY(call->loss->topk_rows(pass, call->stream));
+    COLO_TRY(call->loss->topk_local(pass, call->stream));
+    base->targets = pass->rows = rows;
     return COLO_OK;
 }
 
 static colo_status_t merge(const struct colo_loss_call *call, struct colo_logprob_pass *base)
 {
-    struct colo_topk_pass *p = (struct colo_topk_pass *)base;
-    p->count = true;
-    COLO_TRY(call->loss->topk_rows(p, call->stream));
+    struct colo_topk_pass *pass = (struct colo_topk_pass *)base;
+    pass->count = true;
+    COLO_TRY(call->loss->topk_rows(pass, call->stream));
     COLO_TRY(call->loss->logprob_merge(base, call->stream));
-    return call->loss->topk_merge(p, call->stream);
+    return call->loss->topk_merge(pass, call->stream);
 }
 
 static uint32_t wanted(const struct colo_logprob_pass *base)
 {
-    const struct colo_topk_pass *p = (const struct colo_topk_pass *)base;
-    return colo_logprob_i_wanted(base) | 1u << 6 | (uint32_t)p->topk << 7;
+    const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
+    return colo_logprob_i_wanted(base) | 1u << 6 | (uint32_t)pass->topk << 7;
 }
 
 #define PER_K offsetof(struct colo_topk_pass, k)
@@ -177,22 +178,23 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
                                 colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_topk_pass p;
+    struct colo_topk_pass pass;
     struct colo_loss_call call = COLO_LOSS_FORWARD(&kind);
-    COLO_TRY(colo_loss_i_open(&call, &p.base));
+    COLO_TRY(colo_loss_i_open(&call, &pass.base));
     const colo_topk_saved_t all = {.logits = *call.logits,
                                    .logits_version = colo_loss_i_version(call.logits),
                                    .memory = saved_memory,
                                    .valid = true,
                                    .config = call.config.topk};
-    p.ids = batch->ids ? batch->ids->data : NULL;
-    p.id_stride = batch->ids ? batch->ids->stride[0] : 0;
-    p.mask = batch->mask ? batch->mask->data : NULL;
-    p.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
-    p.out = *out;
-    place(&p, saved ? saved_memory
-                    : (double *)(void *)(p.base.blocks + p.base.ranks * p.base.block.bytes));
-    COLO_TRY(colo_loss_i_run(&call, &p.base));
+    pass.ids = batch->ids ? batch->ids->data : NULL;
+    pass.id_stride = batch->ids ? batch->ids->stride[0] : 0;
+    pass.mask = batch->mask ? batch->mask->data : NULL;
+    pass.mask_stride = batch->mask ? batch->mask->stride[0] : 0;
+    pass.out = *out;
+    place(&pass,
+          saved ? saved_memory
+                : (double *)(void *)(pass.base.blocks + pass.base.ranks * pass.base.block.bytes));
+    COLO_TRY(colo_loss_i_run(&call, &pass.base));
     if (saved)
         COLO_SIZED_SAVE(saved, &all, config, call.size);
     return COLO_OK;
@@ -205,7 +207,7 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
 {
     COLO_RANGE();
     bool in_place = false;
-    struct colo_topk_pass p;
+    struct colo_topk_pass pass;
     struct colo_loss_call call = {.kind = &kind,
                                   .given = saved ? &saved->config : NULL,
                                   .logits = saved ? &saved->logits : NULL,
@@ -215,13 +217,13 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                  "topk: %s is NULL", upstream ? "d_logp" : "upstream");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call.logits, &in_place));
     COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
-    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &p.base));
-    place(&p, saved->memory);
-    p.base.upstream.d_logp = p.sum;
-    p.d_logp = upstream->d_logp;
-    COLO_TRY(call.loss->topk_sum(&p, stream));
-    COLO_TRY(call.loss->logprob_grad(&p.base, stream));
-    COLO_TRY(call.loss->topk_fix(&p, stream));
+    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &pass.base));
+    place(&pass, saved->memory);
+    pass.base.upstream.d_logp = pass.sum;
+    pass.d_logp = upstream->d_logp;
+    COLO_TRY(call.loss->topk_sum(&pass, stream));
+    COLO_TRY(call.loss->logprob_grad(&pass.base, stream));
+    COLO_TRY(call.loss->topk_fix(&pass, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

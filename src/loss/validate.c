@@ -268,52 +268,52 @@ static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *p,
 }
 
 /* The shards tile [0, V): their sizes add up to V, and every column up to V is on some rank. */
-static colo_status_t check_tiling(const struct colo_logprob_pass *p)
+static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
 {
-    const int64_t vocab = p->config.logits.vocab;
+    const int64_t vocab = pass->config.logits.vocab;
     int64_t offset = 0, total = 0;
     while (offset < vocab) {
         int64_t end = offset;
-        for (int32_t r = 0; r < p->ranks && end == offset; r++) {
-            const colo_logprob_header_t *h = header_of(p, r);
+        for (int32_t r = 0; r < pass->ranks && end == offset; r++) {
+            const colo_logprob_header_t *h = header_of(pass, r);
             if (h->start <= offset && offset - h->start < h->columns)
                 end = h->start + h->columns;
         }
         COLO_FAIL_IF(end == offset, COLO_ERR_MISMATCH,
                      "logprob: no rank of %d holds column %" PRId64
                      " of the vocabulary of %" PRId64,
-                     (int)(p->ranks / p->segments), offset, vocab);
+                     (int)(pass->ranks / pass->segments), offset, vocab);
         offset = end;
     }
-    for (int32_t r = 0; r < p->ranks; r++)
-        total += header_of(p, r)->columns;
+    for (int32_t r = 0; r < pass->ranks; r++)
+        total += header_of(pass, r)->columns;
     COLO_FAIL_IF(total != vocab, COLO_ERR_MISMATCH,
                  "logprob: the shards of %d ranks hold %" PRId64
                  " columns, the vocabulary has %" PRId64 ": some are on two ranks",
-                 (int)(p->ranks / p->segments), total, vocab);
+                 (int)(pass->ranks / pass->segments), total, vocab);
     return COLO_OK;
 }
 
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
+colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass)
 {
-    const colo_logprob_header_t *first = header_of(p, 0);
-    for (int32_t r = 0; r < p->ranks; r++) {
-        const colo_logprob_header_t *h = header_of(p, r);
+    const colo_logprob_header_t *first = header_of(pass, 0);
+    for (int32_t r = 0; r < pass->ranks; r++) {
+        const colo_logprob_header_t *h = header_of(pass, r);
         COLO_FAIL_IF(h->magic != COLO_LOGPROB_MAGIC, COLO_ERR_MISMATCH,
-                     "logprob: rank %d brings no statistics", (int)(r / p->segments));
+                     "logprob: rank %d brings no statistics", (int)(r / pass->segments));
         COLO_FAIL_IF(h->tokens != first->tokens, COLO_ERR_MISMATCH,
                      "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
-                     (int)(r / p->segments), h->tokens, first->tokens);
+                     (int)(r / pass->segments), h->tokens, first->tokens);
         COLO_FAIL_IF(h->config != first->config, COLO_ERR_MISMATCH,
                      "logprob: rank %d has another config, dtype or order of rows than "
                      "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(r / p->segments), h->config, first->config);
+                     (int)(r / pass->segments), h->config, first->config);
         COLO_FAIL_IF(h->targets != first->targets, COLO_ERR_MISMATCH,
                      "logprob: rank %d has other targets than rank 0 "
                      "(%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(r / p->segments), h->targets, first->targets);
+                     (int)(r / pass->segments), h->targets, first->targets);
     }
-    return check_tiling(p);
+    return check_tiling(pass);
 }
 
 /* ---- before backward ---- */

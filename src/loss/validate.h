@@ -73,6 +73,6 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
 
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
-colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);
+colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass);
 
 #endif

@@ -19,14 +19,14 @@
 /* Of host memory: a rank that weighs values and a rank that counts them divide by different sums.
  * On a device, where the host does not look, both get NaN.
  */
-static colo_status_t check_parts(const struct colo_weighted_pass *p, const char *what)
+static colo_status_t check_parts(const struct colo_weighted_pass *pass, const char *what)
 {
-    for (int32_t r = 1; r < p->ranks; r++)
-        COLO_FAIL_IF(p->parts[r].weighs != p->parts[0].weighs, COLO_ERR_MISMATCH,
+    for (int32_t r = 1; r < pass->ranks; r++)
+        COLO_FAIL_IF(pass->parts[r].weighs != pass->parts[0].weighs, COLO_ERR_MISMATCH,
                      "%s: found a weighted sum on rank %d and a mean or sum by count on rank "
                      "%d of the group, expected one of them; give weights on all ranks or on "
                      "none",
-                     what, p->parts[r].weighs ? (int)r : 0, p->parts[r].weighs ? 0 : (int)r);
+                     what, pass->parts[r].weighs ? (int)r : 0, pass->parts[r].weighs ? 0 : (int)r);
     return COLO_OK;
 }
 
@@ -95,31 +95,32 @@ static colo_status_t check_workspace(const void *workspace, const char *what)
     return colo_mem_check_aligned(workspace, what, "workspace");
 }
 
-colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, const colo_tensor_t *values,
+colo_status_t colo_weighted_i_run(struct colo_weighted_pass *pass, const colo_tensor_t *values,
                                   colo_comm_t *group, const char *what, colo_status_t st,
                                   colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "%s: group is NULL, expected the dp x cp group", what);
     if (st == COLO_OK)
-        st = check_workspace(p->parts, what);
+        st = check_workspace(pass->parts, what);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(values, group, what);
     if (st == COLO_OK)
         st = colo_loss_ops_for(values->mem, &loss);
     COLO_TRY(colo_loss_i_ready(group, what, st));
-    p->dtype = values->dtype;
-    p->count = values->shape[0];
-    p->values = values->data;
-    p->rank = colo_comm_rank(group);
-    p->ranks = colo_comm_size(group);
-    COLO_TRY(colo_loss_i_step(group, loss->weighted_local(p, stream)));
-    if (p->ranks > 1)
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, p->parts + p->rank, p->parts,
-                                        (int64_t)sizeof *p->parts, COLO_U8, stream));
+    pass->dtype = values->dtype;
+    pass->count = values->shape[0];
+    pass->values = values->data;
+    pass->rank = colo_comm_rank(group);
+    pass->ranks = colo_comm_size(group);
+    COLO_TRY(colo_loss_i_step(group, loss->weighted_local(pass, stream)));
+    if (pass->ranks > 1)
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, pass->parts + pass->rank,
+                                        pass->parts, (int64_t)sizeof *pass->parts, COLO_U8,
+                                        stream));
     if (values->mem == COLO_HOST)
-        COLO_TRY(check_parts(p, what));
-    return loss->weighted_finish(p, stream);
+        COLO_TRY(check_parts(pass, what));
+    return loss->weighted_finish(pass, stream);
 }
 
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
@@ -128,13 +129,13 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
                                      void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_weighted_pass p = {
+    struct colo_weighted_pass pass = {
         .weights = weights ? weights->data : NULL,
         .mask = mask ? mask->data : NULL,
         .parts = workspace,
         .out = out,
         .d_values = d_values ? d_values->data : NULL,
     };
-    return colo_weighted_i_run(&p, values, group, "weighted sum",
+    return colo_weighted_i_run(&pass, values, group, "weighted sum",
                                check(values, weights, mask, d_values, out), stream);
 }

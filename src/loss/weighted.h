@@ -40,10 +40,10 @@ struct colo_mean_grad_pass {
 
 /* [T], f32 or f64, contiguous */
 colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const char *what);
-/* The passes and the all-gather between them. Of @p the caller sets what is its own: @values and
+/* The passes and the all-gather between them. Of @pass the caller sets what is its own: @values and
  * the group's numbers are added here. @st: what the check of this rank's other arguments gave; if
- * it is an error, @values and @p are not read. */
-colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, const colo_tensor_t *values,
+ * it is an error, @values and @pass are not read. */
+colo_status_t colo_weighted_i_run(struct colo_weighted_pass *pass, const colo_tensor_t *values,
                                   colo_comm_t *group, const char *what, colo_status_t st,
                                   colo_stream_t stream);
 

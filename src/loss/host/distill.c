@@ -10,24 +10,24 @@
 #include "loss/loss.h"
 #include "loss/scalar.h"
 
-static double x_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
+static double x_of(const struct colo_distill_pass *pass, int64_t t, int64_t j)
 {
-    double z = colo_scalar_get(p->base.dtype, p->base.logits, t * p->base.row_stride + j);
-    return colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config.logits.softcap);
+    double z = colo_scalar_get(pass->base.dtype, pass->base.logits, t * pass->base.row_stride + j);
+    return colo_scalar_x(pass->base.dtype, z, pass->base.factor, pass->base.config.logits.softcap);
 }
 
-static double target_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
+static double target_of(const struct colo_distill_pass *pass, int64_t t, int64_t j)
 {
-    return colo_scalar_get(p->target_dtype, p->targets, t * p->target_row_stride + j);
+    return colo_scalar_get(pass->target_dtype, pass->targets, t * pass->target_row_stride + j);
 }
 
 /* v; NaN when the target is none that may be */
-static double v_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
+static double v_of(const struct colo_distill_pass *pass, int64_t t, int64_t j)
 {
-    double w = target_of(p, t, j);
-    if (p->probs)
+    double w = target_of(pass, t, j);
+    if (pass->probs)
         return w >= 0 && w < INFINITY ? log(w) : NAN;
-    return colo_scalar_x(p->base.dtype, w, p->target_factor, 0);
+    return colo_scalar_x(pass->base.dtype, w, pass->target_factor, 0);
 }
 
 struct row {
@@ -39,11 +39,11 @@ static double base_of(double m)
     return m > -INFINITY ? m : 0;
 }
 
-static struct row row_stats(const struct colo_distill_pass *p, int64_t t)
+static struct row row_stats(const struct colo_distill_pass *pass, int64_t t)
 {
-    struct row r = {.mx = -INFINITY, .mv = p->probs ? 0 : -INFINITY};
-    for (int64_t j = 0; j < p->base.true_columns; j++) {
-        const double x = x_of(p, t, j), v = v_of(p, t, j);
+    struct row r = {.mx = -INFINITY, .mv = pass->probs ? 0 : -INFINITY};
+    for (int64_t j = 0; j < pass->base.true_columns; j++) {
+        const double x = x_of(pass, t, j), v = v_of(pass, t, j);
         if (!(x < INFINITY) || !(v < INFINITY))
             return (struct row){NAN, NAN, NAN, NAN, NAN, NAN};
         if (x > r.mx) {
@@ -53,7 +53,7 @@ static struct row row_stats(const struct colo_distill_pass *p, int64_t t)
             r.d += r.sv > 0 ? up * r.sv : 0;
             r.mx = x;
         }
-        if (!p->probs && v > r.mv) {
+        if (!pass->probs && v > r.mv) {
             const double down = r.mv - v, c = exp(down);
             r.d = c > 0 ? c * (r.d + down * r.sv) : 0;
             r.c = c > 0 ? c * r.c : 0;
@@ -72,34 +72,34 @@ static struct row row_stats(const struct colo_distill_pass *p, int64_t t)
     return r;
 }
 
-colo_status_t colo_host_distill_stats(const struct colo_distill_pass *p, colo_stream_t stream)
+colo_status_t colo_host_distill_stats(const struct colo_distill_pass *pass, colo_stream_t stream)
 {
-    unsigned char *block = colo_logprob_i_block(&p->base, p->base.rank);
-    const colo_dtype_t stat = p->base.stat_dtype;
+    unsigned char *block = colo_logprob_i_block(&pass->base, pass->base.rank);
+    const colo_dtype_t stat = pass->base.stat_dtype;
     (void)stream;
-    *(colo_logprob_header_t *)block = p->base.header;
-    for (int64_t t = 0; t < p->base.tokens; t++) {
-        struct row r = {.mx = -INFINITY, .mv = p->probs ? 0 : -INFINITY};
-        if (!p->mask || p->mask[t * p->mask_stride])
-            r = row_stats(p, t);
-        colo_scalar_put(stat, block + p->mx, t, r.mx);
-        colo_scalar_put(stat, block + p->sx, t, r.sx);
-        colo_scalar_put(stat, block + p->mv, t, r.mv);
-        colo_scalar_put(stat, block + p->sv, t, r.sv);
-        colo_scalar_put(stat, block + p->c, t, r.c);
-        colo_scalar_put(stat, block + p->d, t, r.d);
+    *(colo_logprob_header_t *)block = pass->base.header;
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
+        struct row r = {.mx = -INFINITY, .mv = pass->probs ? 0 : -INFINITY};
+        if (!pass->mask || pass->mask[t * pass->mask_stride])
+            r = row_stats(pass, t);
+        colo_scalar_put(stat, block + pass->mx, t, r.mx);
+        colo_scalar_put(stat, block + pass->sx, t, r.sx);
+        colo_scalar_put(stat, block + pass->mv, t, r.mv);
+        colo_scalar_put(stat, block + pass->sv, t, r.sv);
+        colo_scalar_put(stat, block + pass->c, t, r.c);
+        colo_scalar_put(stat, block + pass->d, t, r.d);
     }
     return COLO_OK;
 }
 
-static struct row row_of(const struct colo_distill_pass *p, int32_t r, int64_t t)
+static struct row row_of(const struct colo_distill_pass *pass, int32_t r, int64_t t)
 {
-    const unsigned char *b = colo_logprob_i_block(&p->base, r);
-    const colo_dtype_t stat = p->base.stat_dtype;
+    const unsigned char *b = colo_logprob_i_block(&pass->base, r);
+    const colo_dtype_t stat = pass->base.stat_dtype;
     return (struct row){
-        colo_scalar_get(stat, b + p->mx, t), colo_scalar_get(stat, b + p->sx, t),
-        colo_scalar_get(stat, b + p->mv, t), colo_scalar_get(stat, b + p->sv, t),
-        colo_scalar_get(stat, b + p->c, t),  colo_scalar_get(stat, b + p->d, t),
+        colo_scalar_get(stat, b + pass->mx, t), colo_scalar_get(stat, b + pass->sx, t),
+        colo_scalar_get(stat, b + pass->mv, t), colo_scalar_get(stat, b + pass->sv, t),
+        colo_scalar_get(stat, b + pass->c, t),  colo_scalar_get(stat, b + pass->d, t),
     };
 }
 
@@ -107,23 +107,23 @@ struct merged {
     double m, log_sum, mv, log_sum_v, q, ce, kl;
 };
 
-static struct merged merge_row(const struct colo_distill_pass *p, int64_t t)
+static struct merged merge_row(const struct colo_distill_pass *pass, int64_t t)
 {
     const struct merged lost = {NAN, NAN, NAN, NAN, NAN, NAN, NAN};
     double m = -INFINITY, mv = -INFINITY, sum = 0, sum_v = 0, c = 0, d = 0;
-    for (int32_t i = 0; i < p->base.ranks; i++) {
-        struct row r = row_of(p, i, t);
-        const unsigned char *block = colo_logprob_i_block(&p->base, i);
+    for (int32_t i = 0; i < pass->base.ranks; i++) {
+        struct row r = row_of(pass, i, t);
+        const unsigned char *block = colo_logprob_i_block(&pass->base, i);
         if (isnan(r.mx) ||
-            !colo_logprob_i_alike((const colo_logprob_header_t *)block, &p->base.header))
+            !colo_logprob_i_alike((const colo_logprob_header_t *)block, &pass->base.header))
             return lost;
         m = r.mx > m ? r.mx : m;
         mv = r.mv > mv ? r.mv : mv;
     }
     if (!(m > -INFINITY) || !(mv > -INFINITY))
         return lost;
-    for (int32_t i = 0; i < p->base.ranks; i++) {
-        const struct row r = row_of(p, i, t);
+    for (int32_t i = 0; i < pass->base.ranks; i++) {
+        const struct row r = row_of(pass, i, t);
         const double down_v = r.mv - mv, w = r.mv > -INFINITY ? exp(down_v) : 0,
                      down = base_of(r.mx) - m;
         if (r.mx > -INFINITY)
@@ -135,7 +135,7 @@ static struct merged merge_row(const struct colo_distill_pass *p, int64_t t)
         }
     }
     struct merged g = {.m = m, .log_sum = log(sum), .q = 1};
-    if (p->probs) {
+    if (pass->probs) {
         g.q = sum_v;
         g.ce = g.q * g.log_sum - c;
         g.kl = g.q * g.log_sum + d;
@@ -149,64 +149,66 @@ static struct merged merge_row(const struct colo_distill_pass *p, int64_t t)
     return g;
 }
 
-colo_status_t colo_host_distill_merge(const struct colo_distill_pass *p, colo_stream_t stream)
+colo_status_t colo_host_distill_merge(const struct colo_distill_pass *pass, colo_stream_t stream)
 {
-    const int64_t tokens = p->base.tokens;
+    const int64_t tokens = pass->base.tokens;
     (void)stream;
     for (int64_t t = 0; t < tokens; t++) {
         struct merged g = {.m = INFINITY};
-        if (!p->mask || p->mask[t * p->mask_stride])
-            g = merge_row(p, t);
-        if (p->out.ce)
-            colo_scalar_put(p->base.stat_dtype, p->out.ce, t, g.ce);
-        if (p->out.kl)
-            colo_scalar_put(p->base.stat_dtype, p->out.kl, t, g.kl);
-        if (p->saved) {
-            p->saved[t] = g.m;
-            p->saved[tokens + t] = g.log_sum;
-            p->saved[2 * tokens + t] = g.mv;
-            p->saved[3 * tokens + t] = g.log_sum_v;
-            p->saved[4 * tokens + t] = g.q;
+        if (!pass->mask || pass->mask[t * pass->mask_stride])
+            g = merge_row(pass, t);
+        if (pass->out.ce)
+            colo_scalar_put(pass->base.stat_dtype, pass->out.ce, t, g.ce);
+        if (pass->out.kl)
+            colo_scalar_put(pass->base.stat_dtype, pass->out.kl, t, g.kl);
+        if (pass->saved) {
+            pass->saved[t] = g.m;
+            pass->saved[tokens + t] = g.log_sum;
+            pass->saved[2 * tokens + t] = g.mv;
+            pass->saved[3 * tokens + t] = g.log_sum_v;
+            pass->saved[4 * tokens + t] = g.q;
         }
     }
     return COLO_OK;
 }
 
-static double upstream(const struct colo_distill_pass *p, int64_t t)
+static double upstream(const struct colo_distill_pass *pass, int64_t t)
 {
-    double g = p->upstream.d_ce ? colo_scalar_get(p->base.stat_dtype, p->upstream.d_ce, t) : 0;
-    if (p->upstream.d_kl)
-        g += colo_scalar_get(p->base.stat_dtype, p->upstream.d_kl, t);
+    double g =
+        pass->upstream.d_ce ? colo_scalar_get(pass->base.stat_dtype, pass->upstream.d_ce, t) : 0;
+    if (pass->upstream.d_kl)
+        g += colo_scalar_get(pass->base.stat_dtype, pass->upstream.d_kl, t);
     return g;
 }
 
-static double slope(const struct colo_distill_pass *p, double x)
+static double slope(const struct colo_distill_pass *pass, double x)
 {
-    const double cap = p->base.config.logits.softcap;
-    return p->base.factor * (cap > 0 ? 1 - (x / cap) * (x / cap) : 1);
+    const double cap = pass->base.config.logits.softcap;
+    return pass->base.factor * (cap > 0 ? 1 - (x / cap) * (x / cap) : 1);
 }
 
-colo_status_t colo_host_distill_grad(const struct colo_distill_pass *p, colo_stream_t stream)
+colo_status_t colo_host_distill_grad(const struct colo_distill_pass *pass, colo_stream_t stream)
 {
-    const int64_t tokens = p->base.tokens;
+    const int64_t tokens = pass->base.tokens;
     (void)stream;
     for (int64_t t = 0; t < tokens; t++) {
-        const double m = p->saved[t], log_sum = p->saved[tokens + t], mv = p->saved[2 * tokens + t],
-                     log_sum_v = p->saved[3 * tokens + t], q_all = p->saved[4 * tokens + t],
-                     g = m < INFINITY ? upstream(p, t) : 0;
-        for (int64_t j = 0; j < p->base.columns; j++) {
+        const double m = pass->saved[t], log_sum = pass->saved[tokens + t],
+                     mv = pass->saved[2 * tokens + t], log_sum_v = pass->saved[3 * tokens + t],
+                     q_all = pass->saved[4 * tokens + t], g = m < INFINITY ? upstream(pass, t) : 0;
+        for (int64_t j = 0; j < pass->base.columns; j++) {
             double dz = 0;
             if (isnan(m)) {
                 dz = NAN;
-            } else if (m < INFINITY && j < p->base.true_columns) {
-                const double x = x_of(p, t, j);
+            } else if (m < INFINITY && j < pass->base.true_columns) {
+                const double x = x_of(pass, t, j);
                 const double q =
-                    p->probs ? target_of(p, t, j) : exp(v_of(p, t, j) - mv - log_sum_v);
-                dz = g * (q_all * exp(x - m - log_sum) - q) * slope(p, x);
+                    pass->probs ? target_of(pass, t, j) : exp(v_of(pass, t, j) - mv - log_sum_v);
+                dz = g * (q_all * exp(x - m - log_sum) - q) * slope(pass, x);
             }
-            if (j >= p->base.true_columns)
+            if (j >= pass->base.true_columns)
                 dz = 0;
-            colo_scalar_put(p->base.dtype, p->base.d_logits, t * p->base.d_row_stride + j, dz);
+            colo_scalar_put(pass->base.dtype, pass->base.d_logits, t * pass->base.d_row_stride + j,
+                            dz);
         }
     }
     return COLO_OK;

@@ -32,32 +32,32 @@ static double round_stat(colo_dtype_t stat, double v)
 }
 
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
-static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n, double *x)
+static void load_x(const struct colo_logprob_pass *pass, int64_t t, int64_t j, int n, double *x)
 {
-    int64_t index = (t - p->row_lo) * p->row_stride + j;
-    switch (p->dtype) {
+    int64_t index = (t - pass->row_lo) * pass->row_stride + j;
+    switch (pass->dtype) {
     case COLO_F64:
         for (int i = 0; i < n; i++)
-            x[i] = ((const double *)p->logits)[index + i];
+            x[i] = ((const double *)pass->logits)[index + i];
         break;
     case COLO_BF16:
         for (int i = 0; i < n; i++)
-            x[i] = colo_bf16_to_f32(((const uint16_t *)p->logits)[index + i]);
+            x[i] = colo_bf16_to_f32(((const uint16_t *)pass->logits)[index + i]);
         break;
     case COLO_F16:
         for (int i = 0; i < n; i++)
-            x[i] = colo_f16_to_f32(((const uint16_t *)p->logits)[index + i]);
+            x[i] = colo_f16_to_f32(((const uint16_t *)pass->logits)[index + i]);
         break;
     default:
         for (int i = 0; i < n; i++)
-            x[i] = ((const float *)p->logits)[index + i];
+            x[i] = ((const float *)pass->logits)[index + i];
     }
-    const double cap = p->config.logits.softcap;
+    const double cap = pass->config.logits.softcap;
     for (int i = 0; i < n; i++) {
-        x[i] *= p->factor;
+        x[i] *= pass->factor;
         if (cap > 0)
             x[i] = cap * tanh(x[i] / cap);
-        if (isinf(round_stat(p->stat_dtype, x[i])))
+        if (isinf(round_stat(pass->stat_dtype, x[i])))
             x[i] = x[i] > 0 ? INFINITY : -INFINITY;
     }
 }
@@ -71,17 +71,17 @@ struct columns {
     int64_t start, target;      /* of the shard; the target's column, -1 when it is none or past */
 };
 
-static struct columns columns_of(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+static struct columns columns_of(const struct colo_logprob_pass *pass, int64_t t, int64_t target)
 {
-    const struct colo_support_pass *s = &p->support;
-    struct columns c = {.end = p->true_columns, .target = -1};
+    const struct colo_support_pass *s = &pass->support;
+    struct columns c = {.end = pass->true_columns, .target = -1};
     if (!s->begin)
         return c;
     t = s->token_of ? s->token_of[t] : t;
     int64_t lo = s->begin[t * s->begin_stride], hi = s->end[t * s->end_stride];
-    c.start = p->config.logits.vocab_start;
+    c.start = pass->config.logits.vocab_start;
     c.listed = true;
-    c.target = target < p->true_columns ? target : -1;
+    c.target = target < pass->true_columns ? target : -1;
     if (lo == hi)
         return c;
     c.behind = s->ids + hi;
@@ -109,7 +109,7 @@ static int64_t next_column(struct columns *c)
 
 /* x of the next columns, TILE at most; how many. column [TILE]: which, of a support; else the first
  * of a run. */
-static int next_tile(const struct colo_logprob_pass *p, int64_t t, struct columns *c, double *x,
+static int next_tile(const struct colo_logprob_pass *pass, int64_t t, struct columns *c, double *x,
                      int64_t *column)
 {
     int n = 0;
@@ -117,11 +117,11 @@ static int next_tile(const struct colo_logprob_pass *p, int64_t t, struct column
         n = c->end - c->next < TILE ? (int)(c->end - c->next) : TILE;
         *column = c->next;
         c->next += n;
-        load_x(p, t, *column, n, x);
+        load_x(pass, t, *column, n, x);
         return n;
     }
     while (n < TILE && (column[n] = next_column(c)) >= 0) {
-        load_x(p, t, column[n], 1, x + n);
+        load_x(pass, t, column[n], 1, x + n);
         n++;
     }
     return n;
@@ -133,17 +133,17 @@ struct row {
     int64_t arg;
 };
 
-static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+static struct row row_stats(const struct colo_logprob_pass *pass, int64_t t, int64_t target)
 {
-    const colo_dtype_t stat = p->stat_dtype;
-    const bool want_u = p->block.u >= 0, want_d = p->block.d >= 0;
+    const colo_dtype_t stat = pass->stat_dtype;
+    const bool want_u = pass->block.u >= 0, want_d = pass->block.d >= 0;
     struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
     double x[TILE], xt = -INFINITY, seen = 0; /* seen: columns that are in r.d */
     int64_t column[TILE];
     bool gone = false; /* some x is -inf */
-    struct columns left = columns_of(p, t, target);
+    struct columns left = columns_of(pass, t, target);
 
-    for (int n; (n = next_tile(p, t, &left, x, column)) > 0;) {
+    for (int n; (n = next_tile(pass, t, &left, x, column)) > 0;) {
         double top = -INFINITY;
         int arg = -1;
         for (int i = 0; i < n; i++) {
@@ -167,7 +167,7 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
                 r.d += seen * down;
             }
             r.m = top;
-            r.arg = p->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
+            r.arg = pass->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
@@ -192,39 +192,40 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
     return r;
 }
 
-static void shard_stats(const struct colo_logprob_pass *p)
+static void shard_stats(const struct colo_logprob_pass *pass)
 {
-    unsigned char *block = p->blocks + p->rank * p->block.bytes;
-    const colo_logprob_block_t *b = &p->block;
-    if (p->lo == p->block_lo)
-        memcpy(block, &p->header, sizeof p->header);
-    for (int64_t t = p->lo; t < p->hi; t++) {
-        int64_t target = p->targets[t * p->target_stride], k = t - p->block_lo;
+    unsigned char *block = pass->blocks + pass->rank * pass->block.bytes;
+    const colo_logprob_block_t *b = &pass->block;
+    if (pass->lo == pass->block_lo)
+        memcpy(block, &pass->header, sizeof pass->header);
+    for (int64_t t = pass->lo; t < pass->hi; t++) {
+        int64_t target = pass->targets[t * pass->target_stride], k = t - pass->block_lo;
         struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
-        if (target != p->config.ignore_index) {
-            bool legal = target >= p->config.logits.vocab_start && target < p->config.logits.vocab;
-            r = row_stats(p, t, legal ? target - p->config.logits.vocab_start : -1);
+        if (target != pass->config.ignore_index) {
+            bool legal =
+                target >= pass->config.logits.vocab_start && target < pass->config.logits.vocab;
+            r = row_stats(pass, t, legal ? target - pass->config.logits.vocab_start : -1);
         }
-        colo_scalar_put(p->stat_dtype, block + b->m, k, r.m);
-        colo_scalar_put(p->stat_dtype, block + b->s, k, r.s);
-        colo_scalar_put(p->stat_dtype, block + b->xt, k, r.xt);
+        colo_scalar_put(pass->stat_dtype, block + b->m, k, r.m);
+        colo_scalar_put(pass->stat_dtype, block + b->s, k, r.s);
+        colo_scalar_put(pass->stat_dtype, block + b->xt, k, r.xt);
         if (b->u >= 0)
-            colo_scalar_put(p->stat_dtype, block + b->u, k, r.u);
+            colo_scalar_put(pass->stat_dtype, block + b->u, k, r.u);
         if (b->d >= 0)
-            colo_scalar_put(p->stat_dtype, block + b->d, k, r.d);
+            colo_scalar_put(pass->stat_dtype, block + b->d, k, r.d);
         if (b->arg >= 0)
             ((int64_t *)(block + b->arg))[k] = r.arg;
     }
 }
 
-colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
+colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *pass, colo_stream_t stream)
 {
     (void)stream;
-    if (p->config.segment == 0)
-        shard_stats(p);
-    for (int32_t i = 0; p->config.segment > 0 && i < p->segments; i++) {
+    if (pass->config.segment == 0)
+        shard_stats(pass);
+    for (int32_t i = 0; pass->config.segment > 0 && i < pass->segments; i++) {
         const struct colo_logprob_pass one =
-            colo_logprob_i_segment(p, (int64_t)colo_dtype_size(p->dtype), i);
+            colo_logprob_i_segment(pass, (int64_t)colo_dtype_size(pass->dtype), i);
         shard_stats(&one);
     }
     return COLO_OK;
@@ -236,16 +237,16 @@ struct merged {
     int64_t arg;
 };
 
-static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int64_t target)
+static struct merged merge_row(const struct colo_logprob_pass *pass, int64_t k, int64_t target)
 {
-    const colo_logprob_block_t *b = &p->block;
-    const colo_dtype_t stat = p->stat_dtype;
+    const colo_logprob_block_t *b = &pass->block;
+    const colo_dtype_t stat = pass->stat_dtype;
     struct merged g = {.m = -INFINITY, .xt = -INFINITY, .arg = INT64_MAX};
-    for (int32_t r = 0; r < p->ranks; r++) {
+    for (int32_t r = 0; r < pass->ranks; r++) {
         const colo_logprob_header_t *head =
-            (const colo_logprob_header_t *)colo_logprob_i_block(p, r);
-        double m = colo_scalar_get(stat, colo_logprob_i_block(p, r) + b->m, k);
-        if (isnan(m) || !colo_logprob_i_alike(head, &p->header)) {
+            (const colo_logprob_header_t *)colo_logprob_i_block(pass, r);
+        double m = colo_scalar_get(stat, colo_logprob_i_block(pass, r) + b->m, k);
+        if (isnan(m) || !colo_logprob_i_alike(head, &pass->header)) {
             g.m = NAN;
             break;
         }
@@ -256,11 +257,11 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
             .m = NAN, .log_sum = NAN, .h = NAN, .mean = NAN, .xt = NAN, .arg = -1};
 
     double sum = 0, u = 0, d = 0;
-    for (int32_t r = 0; r < p->ranks; r++) {
-        const unsigned char *block = colo_logprob_i_block(p, r);
+    for (int32_t r = 0; r < pass->ranks; r++) {
+        const unsigned char *block = colo_logprob_i_block(pass, r);
         const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
         double m = colo_scalar_get(stat, block + b->m, k), down = m - g.m;
-        const bool own_d = b->d >= 0 && (p->own == 0 || r == p->rank);
+        const bool own_d = b->d >= 0 && (pass->own == 0 || r == pass->rank);
         if (m == -INFINITY) { /* empty: nothing; all -inf: d is -inf */
             d += own_d ? colo_scalar_get(stat, block + b->d, k) : 0;
             continue;
@@ -280,23 +281,23 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
     }
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_scalar_at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)(p->own ? p->own : p->config.logits.vocab);
+    g.mean = d / (double)(pass->own ? pass->own : pass->config.logits.vocab);
     return g;
 }
 
-colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream)
+colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo_stream_t stream)
 {
     (void)stream;
-    const colo_logprob_config_t *c = &p->config;
-    const double eps = p->smoothing;
+    const colo_logprob_config_t *c = &pass->config;
+    const double eps = pass->smoothing;
     int64_t valid = 0, invalid = 0;
-    for (int64_t t = p->lo; t < p->hi; t++) {
-        int64_t target = p->targets[t * p->target_stride];
+    for (int64_t t = pass->lo; t < pass->hi; t++) {
+        int64_t target = pass->targets[t * pass->target_stride];
         struct merged g = {.m = 0};
         double logp = 0, loss = 0;
         bool legal = target >= 0 && target < c->logits.vocab, counts = target != c->ignore_index;
         if (counts) {
-            g = merge_row(p, t - p->block_lo, legal ? target : -1);
+            g = merge_row(pass, t - pass->block_lo, legal ? target : -1);
             valid += legal;
             invalid += !legal;
             logp = legal ? colo_scalar_at_most_0(g.xt - g.log_sum) : NAN;
@@ -312,67 +313,68 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
                 loss += c->z_loss * lse * lse;
             }
         }
-        if (p->out.logp)
-            colo_scalar_put(p->stat_dtype, p->out.logp, t, logp);
-        if (p->out.entropy)
-            colo_scalar_put(p->stat_dtype, p->out.entropy, t, g.h);
-        if (p->out.loss)
-            colo_scalar_put(p->stat_dtype, p->out.loss, t, loss);
-        if (p->out.correct)
-            p->out.correct[t] = counts && g.arg == target;
-        if (p->saved) {
-            p->saved[t] = g.m;
-            p->saved[p->tokens + t] = g.log_sum;
-            p->saved[2 * p->tokens + t] = g.h;
+        if (pass->out.logp)
+            colo_scalar_put(pass->stat_dtype, pass->out.logp, t, logp);
+        if (pass->out.entropy)
+            colo_scalar_put(pass->stat_dtype, pass->out.entropy, t, g.h);
+        if (pass->out.loss)
+            colo_scalar_put(pass->stat_dtype, pass->out.loss, t, loss);
+        if (pass->out.correct)
+            pass->out.correct[t] = counts && g.arg == target;
+        if (pass->saved) {
+            pass->saved[t] = g.m;
+            pass->saved[pass->tokens + t] = g.log_sum;
+            pass->saved[2 * pass->tokens + t] = g.h;
         }
     }
-    if (p->out.n_valid)
-        *p->out.n_valid = (p->lo ? *p->out.n_valid : 0) + valid;
-    if (p->out.n_invalid)
-        *p->out.n_invalid = (p->lo ? *p->out.n_invalid : 0) + invalid;
+    if (pass->out.n_valid)
+        *pass->out.n_valid = (pass->lo ? *pass->out.n_valid : 0) + valid;
+    if (pass->out.n_invalid)
+        *pass->out.n_invalid = (pass->lo ? *pass->out.n_invalid : 0) + invalid;
     return COLO_OK;
 }
 
-static void store_dz(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n,
+static void store_dz(const struct colo_logprob_pass *pass, int64_t t, int64_t j, int n,
                      const double *dz)
 {
-    colo_scalar_put_row(p->d_dtype, p->d_logits, (t - p->row_lo) * p->d_row_stride + j, dz, n);
+    colo_scalar_put_row(pass->d_dtype, pass->d_logits, (t - pass->row_lo) * pass->d_row_stride + j,
+                        dz, n);
 }
 
 /* Columns [lo, hi) of a row all get @value: padding, ignored tokens, NaN rows. */
-static void fill_dz(const struct colo_logprob_pass *p, int64_t t, int64_t lo, int64_t hi,
+static void fill_dz(const struct colo_logprob_pass *pass, int64_t t, int64_t lo, int64_t hi,
                     double value)
 {
     double dz[TILE];
     for (int i = 0; i < TILE; i++)
         dz[i] = value;
     for (int64_t j = lo; j < hi; j += TILE)
-        store_dz(p, t, j, hi - j < TILE ? (int)(hi - j) : TILE, dz);
+        store_dz(pass, t, j, hi - j < TILE ? (int)(hi - j) : TILE, dz);
 }
 
-static double upstream(const struct colo_logprob_pass *p, const void *g, int64_t t)
+static double upstream(const struct colo_logprob_pass *pass, const void *g, int64_t t)
 {
-    return g ? colo_scalar_get(p->stat_dtype, g, t) : 0;
+    return g ? colo_scalar_get(pass->stat_dtype, g, t) : 0;
 }
 
 /* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature; of
  * columns [lo, hi) */
-static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t target, int64_t lo,
+static void row_grad(const struct colo_logprob_pass *pass, int64_t t, int64_t target, int64_t lo,
                      int64_t hi)
 {
-    const colo_logprob_config_t *cfg = &p->config;
-    const double m = p->saved[t], log_sum = p->saved[p->tokens + t],
-                 h = p->saved[2 * p->tokens + t];
-    const double g_p = upstream(p, p->upstream.d_logp, t),
-                 g_h = upstream(p, p->upstream.d_entropy, t),
-                 g_l = upstream(p, p->upstream.d_loss, t);
+    const colo_logprob_config_t *cfg = &pass->config;
+    const double m = pass->saved[t], log_sum = pass->saved[pass->tokens + t],
+                 h = pass->saved[2 * pass->tokens + t];
+    const double g_p = upstream(pass, pass->upstream.d_logp, t),
+                 g_h = upstream(pass, pass->upstream.d_entropy, t),
+                 g_l = upstream(pass, pass->upstream.d_loss, t);
     const double a = -g_p + g_l * (1 + 2 * cfg->z_loss * (m + log_sum)) + g_h * (log_sum - h),
-                 b = -g_h, c = g_p - (1 - p->smoothing) * g_l,
-                 d = -p->smoothing * g_l / (double)(p->own ? p->own : cfg->logits.vocab);
+                 b = -g_h, c = g_p - (1 - pass->smoothing) * g_l,
+                 d = -pass->smoothing * g_l / (double)(pass->own ? pass->own : cfg->logits.vocab);
     double x[TILE];
     for (int64_t j = lo; j < hi; j += TILE) {
         int n = hi - j < TILE ? (int)(hi - j) : TILE;
-        load_x(p, t, j, n, x);
+        load_x(pass, t, j, n, x);
         for (int i = 0; i < n; i++) {
             double down = x[i] - m, prob = exp(down - log_sum), dx = d;
             if (prob > 0) /* also keeps 0 * inf away where x is -inf */
@@ -383,41 +385,42 @@ static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t targe
                 double th = x[i] / cfg->logits.softcap;
                 dx *= 1 - th * th;
             }
-            x[i] = dx * p->factor;
+            x[i] = dx * pass->factor;
         }
-        store_dz(p, t, j, n, x);
+        store_dz(pass, t, j, n, x);
     }
 }
 
 /* The same of a support's columns, ascending, for the gradient may be written over the logits. */
-static void support_grad(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+static void support_grad(const struct colo_logprob_pass *pass, int64_t t, int64_t target)
 {
-    struct columns left = columns_of(p, t, target);
+    struct columns left = columns_of(pass, t, target);
     int64_t done = 0;
     for (int64_t j; (j = next_column(&left)) >= 0; done = j + 1) {
-        fill_dz(p, t, done, j, 0);
-        row_grad(p, t, target, j, j + 1);
+        fill_dz(pass, t, done, j, 0);
+        row_grad(pass, t, target, j, j + 1);
     }
-    fill_dz(p, t, done, p->true_columns, 0);
+    fill_dz(pass, t, done, pass->true_columns, 0);
 }
 
-colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
+colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *pass, colo_stream_t stream)
 {
     (void)stream;
-    const colo_logprob_config_t *c = &p->config;
-    for (int64_t t = p->lo; t < p->hi; t++) {
-        int64_t target = p->targets[t * p->target_stride];
+    const colo_logprob_config_t *c = &pass->config;
+    for (int64_t t = pass->lo; t < pass->hi; t++) {
+        int64_t target = pass->targets[t * pass->target_stride];
         bool legal = target >= 0 && target < c->logits.vocab;
-        bool lost = !legal && !c->lenient_targets && (p->upstream.d_logp || p->upstream.d_loss);
+        bool lost =
+            !legal && !c->lenient_targets && (pass->upstream.d_logp || pass->upstream.d_loss);
         if (target == c->ignore_index)
-            fill_dz(p, t, 0, p->true_columns, 0);
-        else if (isnan(p->saved[t]) || lost)
-            fill_dz(p, t, 0, p->true_columns, NAN);
-        else if (p->support.begin)
-            support_grad(p, t, legal ? target - c->logits.vocab_start : -1);
+            fill_dz(pass, t, 0, pass->true_columns, 0);
+        else if (isnan(pass->saved[t]) || lost)
+            fill_dz(pass, t, 0, pass->true_columns, NAN);
+        else if (pass->support.begin)
+            support_grad(pass, t, legal ? target - c->logits.vocab_start : -1);
         else
-            row_grad(p, t, legal ? target - c->logits.vocab_start : -1, 0, p->true_columns);
-        fill_dz(p, t, p->true_columns, p->columns, 0);
+            row_grad(pass, t, legal ? target - c->logits.vocab_start : -1, 0, pass->true_columns);
+        fill_dz(pass, t, pass->true_columns, pass->columns, 0);
     }
     return COLO_OK;
 }

@@ -103,139 +103,142 @@ static const void *row_of(const struct colo_sampling_pass *p, int64_t t)
 }
 
 /* M of a token; not finite: the row is copied. */
-static double largest(const struct colo_sampling_pass *p, int64_t t)
+static double largest(const struct colo_sampling_pass *pass, int64_t t)
 {
     double m = -INFINITY;
-    for (int32_t r = 0; r < p->base.ranks; r++) {
-        const double z = ((const double *)(colo_logprob_i_block(&p->base, r) + p->base.block.m))[t];
+    for (int32_t r = 0; r < pass->base.ranks; r++) {
+        const double z =
+            ((const double *)(colo_logprob_i_block(&pass->base, r) + pass->base.block.m))[t];
         m = z > m || isnan(z) ? z : m;
     }
-    return p->base.factor * m;
+    return pass->base.factor * m;
 }
 
 /* One function, so that its roundings are the same wherever it is called. */
-static __attribute__((noinline)) int64_t mass(const struct colo_sampling_pass *p, double z,
+static __attribute__((noinline)) int64_t mass(const struct colo_sampling_pass *pass, double z,
                                               double m)
 {
-    const double units = exp(p->base.factor * z - m) * p->units;
+    const double units = exp(pass->base.factor * z - m) * pass->units;
     return units > 0 ? (int64_t)units : 0; /* NaN, of another rank's row, is 0, too */
 }
 
 /* Of keys: compilers put several into a register, but no comparisons that have to see a NaN. */
-INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_pass *p, const void *row,
+INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
                        double *m)
 {
     uint64_t most = 0, least = UINT64_MAX;
-    for (int64_t j = 0; j < p->base.true_columns; j++) {
+    for (int64_t j = 0; j < pass->base.true_columns; j++) {
         const uint64_t key = key_of(dtype, bits_at(dtype, row, j));
         most = key > most ? key : most;
         least = key < least ? key : least;
     }
-    if (p->base.true_columns > 0) /* NaN is above inf or below -inf */
+    if (pass->base.true_columns > 0) /* NaN is above inf or below -inf */
         *m = isnan(logit_of(dtype, least)) ? NAN : logit_of(dtype, most);
 }
 
-colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *pass,
+                                         colo_stream_t stream)
 {
-    unsigned char *block = colo_logprob_i_block(&p->base, p->base.rank);
+    unsigned char *block = colo_logprob_i_block(&pass->base, pass->base.rank);
     (void)stream;
-    memcpy(block, &p->base.header, sizeof p->base.header);
-    for (int64_t t = 0; t < p->base.tokens; t++) {
+    memcpy(block, &pass->base.header, sizeof pass->base.header);
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
         double m = -INFINITY;
-        FOR_DTYPE(p->base.dtype, largest_in, p, row_of(p, t), &m)
-        ((double *)(block + p->base.block.m))[t] = m;
+        FOR_DTYPE(pass->base.dtype, largest_in, pass, row_of(pass, t), &m)
+        ((double *)(block + pass->base.block.m))[t] = m;
     }
     return COLO_OK;
 }
 
 /* Two loops, because a test of what is weighed takes as long as the rest of the first one. */
-INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_pass *p, const void *row,
+INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
                     double m, uint64_t prefix, int64_t *sums)
 {
-    const int shift = 8 * (p->digits - 1 - p->digit);
-    const bool first = p->digit == 0;
+    const int shift = 8 * (pass->digits - 1 - pass->digit);
+    const bool first = pass->digit == 0;
     const uint64_t minus = minus_infinity(dtype);
     /* In turns, so that equal digits in a row do not wait for each other. The last of a table are
      * the logits with another prefix: no branch that is guessed wrong. */
     int64_t counts[4][COLO_SAMPLING_DIGITS + 1] = {{0}};
-    for (int64_t j = 0; j < p->base.true_columns && (!p->weigh || shift == 0); j++) {
+    for (int64_t j = 0; j < pass->base.true_columns && (!pass->weigh || shift == 0); j++) {
         const uint64_t key = key_of(dtype, bits_at(dtype, row, j));
         const bool counted = first || key >> shift >> 8 == prefix;
         counts[j & 3][counted ? key >> shift & 255 : COLO_SAMPLING_DIGITS]++;
     }
-    for (int64_t j = 0; j < p->base.true_columns && p->weigh && shift > 0; j++) {
+    for (int64_t j = 0; j < pass->base.true_columns && pass->weigh && shift > 0; j++) {
         const uint64_t bits = bits_at(dtype, row, j), key = key_of(dtype, bits);
         if (bits != minus /* weighs nothing, and after top_k most are */ &&
             (first || key >> shift >> 8 == prefix))
-            sums[key >> shift & 255] += mass(p, colo_scalar_get(dtype, row, j), m);
+            sums[key >> shift & 255] += mass(pass, colo_scalar_get(dtype, row, j), m);
     }
     for (int d = 0; d < COLO_SAMPLING_DIGITS; d++) {
         const int64_t n = counts[0][d] + counts[1][d] + counts[2][d] + counts[3][d];
         if (n > 0) /* of one mass, because the last digit makes a key */
-            sums[d] = n * (p->weigh ? mass(p, logit_of(dtype, prefix << 8 | (uint64_t)d), m) : 1);
+            sums[d] =
+                n * (pass->weigh ? mass(pass, logit_of(dtype, prefix << 8 | (uint64_t)d), m) : 1);
     }
 }
 
-colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
-    int64_t *sums = p->sums + p->base.rank * p->base.tokens * COLO_SAMPLING_DIGITS;
+    int64_t *sums = pass->sums + pass->base.rank * pass->base.tokens * COLO_SAMPLING_DIGITS;
     (void)stream;
-    memset(sums, 0, (size_t)p->base.tokens * COLO_SAMPLING_DIGITS * sizeof *sums);
-    for (int64_t t = 0; t < p->base.tokens; t++, sums += COLO_SAMPLING_DIGITS) {
-        const double m = largest(p, t);
+    memset(sums, 0, (size_t)pass->base.tokens * COLO_SAMPLING_DIGITS * sizeof *sums);
+    for (int64_t t = 0; t < pass->base.tokens; t++, sums += COLO_SAMPLING_DIGITS) {
+        const double m = largest(pass, t);
         if (isfinite(m))
-            FOR_DTYPE(p->base.dtype, add_row, p, row_of(p, t), m, p->prefix[t], sums)
+            FOR_DTYPE(pass->base.dtype, add_row, pass, row_of(pass, t), m, pass->prefix[t], sums)
     }
     return COLO_OK;
 }
 
-static int64_t wanted_of(const struct colo_sampling_pass *p, int64_t total)
+static int64_t wanted_of(const struct colo_sampling_pass *pass, int64_t total)
 {
-    const int64_t need = p->weigh ? (int64_t)ceil((double)total * p->top_p) : p->top_k;
+    const int64_t need = pass->weigh ? (int64_t)ceil((double)total * pass->top_p) : pass->top_k;
     return need < 1 ? 1 : need > total ? total : need;
 }
 
-static void find(const struct colo_sampling_pass *p, int64_t t)
+static void find(const struct colo_sampling_pass *pass, int64_t t)
 {
-    const int64_t start = p->base.config.logits.vocab_start,
-                  rows = p->base.tokens * COLO_SAMPLING_DIGITS;
-    const int64_t *sums = p->sums + t * COLO_SAMPLING_DIGITS;
-    int64_t each[COLO_SAMPLING_DIGITS] = {0}, total = 0, before = p->digit ? p->above[t] : 0;
+    const int64_t start = pass->base.config.logits.vocab_start,
+                  rows = pass->base.tokens * COLO_SAMPLING_DIGITS;
+    const int64_t *sums = pass->sums + t * COLO_SAMPLING_DIGITS;
+    int64_t each[COLO_SAMPLING_DIGITS] = {0}, total = 0, before = pass->digit ? pass->above[t] : 0;
     int d = COLO_SAMPLING_DIGITS - 1;
-    for (int32_t r = 0; r < p->base.ranks; r++)
+    for (int32_t r = 0; r < pass->base.ranks; r++)
         for (int i = 0; i < COLO_SAMPLING_DIGITS; i++) {
             each[i] += sums[r * rows + i];
             total += sums[r * rows + i];
         }
-    if (p->digit == 0)
-        p->wanted[t] = wanted_of(p, total);
-    for (; d > 0 && before + each[d] < p->wanted[t]; d--)
+    if (pass->digit == 0)
+        pass->wanted[t] = wanted_of(pass, total);
+    for (; d > 0 && before + each[d] < pass->wanted[t]; d--)
         before += each[d];
-    p->above[t] = before;
-    p->prefix[t] = (p->digit ? p->prefix[t] << 8 : 0) | (uint64_t)d;
-    if (p->digit < p->digits - 1)
+    pass->above[t] = before;
+    pass->prefix[t] = (pass->digit ? pass->prefix[t] << 8 : 0) | (uint64_t)d;
+    if (pass->digit < pass->digits - 1)
         return;
-    p->wanted[t] -= before;
-    for (int32_t r = 0; r < p->base.ranks; r++) /* equal logits of lower ids come first */
-        if (((const colo_logprob_header_t *)colo_logprob_i_block(&p->base, r))->start < start)
-            p->wanted[t] -= sums[r * rows + d];
+    pass->wanted[t] -= before;
+    for (int32_t r = 0; r < pass->base.ranks; r++) /* equal logits of lower ids come first */
+        if (((const colo_logprob_header_t *)colo_logprob_i_block(&pass->base, r))->start < start)
+            pass->wanted[t] -= sums[r * rows + d];
 }
 
-colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
     (void)stream;
-    for (int64_t t = 0; t < p->base.tokens; t++)
-        if (isfinite(largest(p, t)))
-            find(p, t);
+    for (int64_t t = 0; t < pass->base.tokens; t++)
+        if (isfinite(largest(pass, t)))
+            find(pass, t);
     return COLO_OK;
 }
 
-INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *p, const void *row,
+INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
                      int64_t t, double m, void *out)
 {
-    const int64_t n = p->base.true_columns;
-    const uint64_t last = isfinite(m) ? p->prefix[t] : 0;
-    const int64_t each = p->weigh ? mass(p, logit_of(dtype, last), m) : 1;
+    const int64_t n = pass->base.true_columns;
+    const uint64_t last = isfinite(m) ? pass->prefix[t] : 0;
+    const int64_t each = pass->weigh ? mass(pass, logit_of(dtype, last), m) : 1;
     const uint64_t minus = minus_infinity(dtype);
     for (int64_t j = 0; j < n; j++) {
         const uint64_t bits = bits_at(dtype, row, j);
@@ -243,21 +246,21 @@ INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *p, con
     }
     for (int64_t j = 0, seen = 0; j < n && isfinite(m); j++)
         if (key_of(dtype, bits_at(dtype, out, j)) == last) {
-            if (seen >= p->wanted[t])
+            if (seen >= pass->wanted[t])
                 put_bits(dtype, out, j, minus);
             seen += each;
         }
-    for (int64_t j = n; j < p->base.columns; j++)
+    for (int64_t j = n; j < pass->base.columns; j++)
         put_bits(dtype, out, j, minus);
 }
 
-colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
-    const int64_t size = size_of(p->base.dtype);
+    const int64_t size = size_of(pass->base.dtype);
     (void)stream;
-    for (int64_t t = 0; t < p->base.tokens; t++) {
-        void *out = (char *)p->out + t * p->out_stride * size;
-        FOR_DTYPE(p->base.dtype, keep_row, p, row_of(p, t), t, largest(p, t), out)
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
+        void *out = (char *)pass->out + t * pass->out_stride * size;
+        FOR_DTYPE(pass->base.dtype, keep_row, pass, row_of(pass, t), t, largest(pass, t), out)
     }
     return COLO_OK;
 }

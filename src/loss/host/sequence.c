@@ -17,12 +17,12 @@ struct place {
 };
 
 /* The row whose segment holds @position: the last that begins at or before it. */
-static int64_t segment_of(const struct colo_sequence_pass *p, int64_t position)
+static int64_t segment_of(const struct colo_sequence_pass *pass, int64_t position)
 {
-    int64_t lo = 0, hi = p->batch - 1;
+    int64_t lo = 0, hi = pass->batch - 1;
     while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
-        if (p->cu_padded[mid] <= position)
+        if (pass->cu_padded[mid] <= position)
             lo = mid;
         else
             hi = mid - 1;
@@ -30,31 +30,32 @@ static int64_t segment_of(const struct colo_sequence_pass *p, int64_t position)
     return lo;
 }
 
-static struct place locate(const struct colo_sequence_pass *p, int64_t rank, int64_t i)
+static struct place locate(const struct colo_sequence_pass *pass, int64_t rank, int64_t i)
 {
-    const colo_partition_t part = {.cp = p->cp,
+    const colo_partition_t part = {.cp = pass->cp,
                                    .cp_rank = rank,
                                    .tp = 1,
-                                   .positions = p->row,
-                                   .segments = p->cu_padded ? p->batch : 0,
-                                   .cu_padded = p->cu_padded};
+                                   .positions = pass->row,
+                                   .segments = pass->cu_padded ? pass->batch : 0,
+                                   .cu_padded = pass->cu_padded};
     struct place found;
-    if (p->cu_padded) {
+    if (pass->cu_padded) {
         found.position = colo_partition_index(&part, i);
-        found.row = segment_of(p, found.position);
-        const int64_t begin = p->cu_padded[found.row], padded = p->cu_padded[found.row + 1] - begin;
-        found.length = p->lengths              ? p->lengths[found.row]
-                       : padded < p->positions ? padded
-                                               : p->positions;
+        found.row = segment_of(pass, found.position);
+        const int64_t begin = pass->cu_padded[found.row],
+                      padded = pass->cu_padded[found.row + 1] - begin;
+        found.length = pass->lengths              ? pass->lengths[found.row]
+                       : padded < pass->positions ? padded
+                                                  : pass->positions;
         found.x = found.position - begin;
-        found.column = found.x + (p->left_padded ? p->positions - found.length : 0);
+        found.column = found.x + (pass->left_padded ? pass->positions - found.length : 0);
     } else {
-        const int64_t local = p->row / p->cp;
+        const int64_t local = pass->row / pass->cp;
         found.row = i / local;
         found.position = colo_partition_index(&part, i % local);
-        found.length = p->lengths ? p->lengths[found.row] : p->positions;
+        found.length = pass->lengths ? pass->lengths[found.row] : pass->positions;
         found.column = found.position;
-        found.x = found.column - (p->left_padded ? p->positions - found.length : 0);
+        found.x = found.column - (pass->left_padded ? pass->positions - found.length : 0);
     }
     return found;
 }
@@ -69,58 +70,62 @@ static bool has_target(const struct place *found)
     return found->x >= 0 && found->x + 1 < found->length;
 }
 
-colo_status_t colo_host_sequence_targets(const struct colo_sequence_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sequence_targets(const struct colo_sequence_pass *pass,
+                                         colo_stream_t stream)
 {
     (void)stream;
-    for (int64_t i = 0; i < p->count; i++) {
-        const struct place found = locate(p, p->cp_rank, i);
-        const int64_t next = p->token_stride < 0 ? found.position + 1
-                                                 : found.row * p->token_stride + found.column + 1;
-        p->targets[i] = has_target(&found) ? p->tokens[next] : p->ignore;
+    for (int64_t i = 0; i < pass->count; i++) {
+        const struct place found = locate(pass, pass->cp_rank, i);
+        const int64_t next = pass->token_stride < 0
+                                 ? found.position + 1
+                                 : found.row * pass->token_stride + found.column + 1;
+        pass->targets[i] = has_target(&found) ? pass->tokens[next] : pass->ignore;
     }
     return COLO_OK;
 }
 
-colo_status_t colo_host_sequence_mask(const struct colo_sequence_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sequence_mask(const struct colo_sequence_pass *pass, colo_stream_t stream)
 {
     (void)stream;
-    for (int64_t i = 0; i < p->count; i++) {
-        const struct place found = locate(p, p->cp_rank, i);
-        p->mask[i] = p->what == COLO_SEQUENCE_TOKENS ? has_token(&found) : has_target(&found);
+    for (int64_t i = 0; i < pass->count; i++) {
+        const struct place found = locate(pass, pass->cp_rank, i);
+        pass->mask[i] = pass->what == COLO_SEQUENCE_TOKENS ? has_token(&found) : has_target(&found);
     }
     return COLO_OK;
 }
 
-colo_status_t colo_host_sequence_scatter(const struct colo_sequence_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sequence_scatter(const struct colo_sequence_pass *pass,
+                                         colo_stream_t stream)
 {
-    const size_t elem = colo_dtype_size(p->dtype);
-    char *table = p->table;
-    const char *elements = p->elements;
+    const size_t elem = colo_dtype_size(pass->dtype);
+    char *table = pass->table;
+    const char *elements = pass->elements;
     (void)stream;
-    for (int64_t b = 0; b < p->batch; b++)
-        memset(table + (size_t)(b * p->table_stride) * elem, 0, (size_t)(p->positions - 1) * elem);
-    for (int64_t r = 0; r < p->cp; r++)
-        for (int64_t i = 0; i < p->count; i++) {
-            const struct place found = locate(p, r, i);
+    for (int64_t b = 0; b < pass->batch; b++)
+        memset(table + (size_t)(b * pass->table_stride) * elem, 0,
+               (size_t)(pass->positions - 1) * elem);
+    for (int64_t r = 0; r < pass->cp; r++)
+        for (int64_t i = 0; i < pass->count; i++) {
+            const struct place found = locate(pass, r, i);
             if (has_target(&found))
-                memcpy(table + (size_t)(found.row * p->table_stride + found.column) * elem,
-                       elements + (size_t)(r * p->count + i) * elem, elem);
+                memcpy(table + (size_t)(found.row * pass->table_stride + found.column) * elem,
+                       elements + (size_t)(r * pass->count + i) * elem, elem);
         }
     return COLO_OK;
 }
 
-colo_status_t colo_host_sequence_gather(const struct colo_sequence_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sequence_gather(const struct colo_sequence_pass *pass, colo_stream_t stream)
 {
-    const size_t elem = colo_dtype_size(p->dtype);
-    const char *table = p->table;
-    char *elements = p->elements;
+    const size_t elem = colo_dtype_size(pass->dtype);
+    const char *table = pass->table;
+    char *elements = pass->elements;
     (void)stream;
-    for (int64_t r = p->from; r < p->to; r++)
-        for (int64_t i = 0; i < p->count; i++) {
-            const struct place found = locate(p, r, i);
-            char *to = elements + (size_t)((r - p->from) * p->count + i) * elem;
+    for (int64_t r = pass->from; r < pass->to; r++)
+        for (int64_t i = 0; i < pass->count; i++) {
+            const struct place found = locate(pass, r, i);
+            char *to = elements + (size_t)((r - pass->from) * pass->count + i) * elem;
             if (has_target(&found))
-                memcpy(to, table + (size_t)(found.row * p->table_stride + found.column) * elem,
+                memcpy(to, table + (size_t)(found.row * pass->table_stride + found.column) * elem,
                        elem);
             else
                 memset(to, 0, elem);

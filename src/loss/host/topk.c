@@ -18,57 +18,57 @@
 
 #include <math.h>
 
-static bool is_legal(const struct colo_topk_pass *p, int64_t id)
+static bool is_legal(const struct colo_topk_pass *pass, int64_t id)
 {
-    return id >= 0 && id < p->base.config.logits.vocab;
+    return id >= 0 && id < pass->base.config.logits.vocab;
 }
 
-colo_status_t colo_host_topk_rows(const struct colo_topk_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_rows(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
     int64_t invalid = 0;
     (void)stream;
-    for (int64_t t = 0; t < p->base.tokens; t++) {
-        int64_t row = p->topk ? 0 : COLO_TOPK_SKIP;
-        if (p->mask && !p->mask[t * p->mask_stride])
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
+        int64_t row = pass->topk ? 0 : COLO_TOPK_SKIP;
+        if (pass->mask && !pass->mask[t * pass->mask_stride])
             row = COLO_TOPK_SKIP;
         else
-            for (int64_t i = 0; i < p->k && !p->topk; i++) {
-                int64_t id = p->ids[t * p->id_stride + i];
-                if (id == p->ignore_index)
+            for (int64_t i = 0; i < pass->k && !pass->topk; i++) {
+                int64_t id = pass->ids[t * pass->id_stride + i];
+                if (id == pass->ignore_index)
                     continue;
-                invalid += !is_legal(p, id);
-                if (!is_legal(p, id))
+                invalid += !is_legal(pass, id);
+                if (!is_legal(pass, id))
                     row = -1;
                 else if (row == COLO_TOPK_SKIP)
                     row = id;
             }
-        p->rows[t] = row;
+        pass->rows[t] = row;
     }
-    if (p->count && p->out.n_invalid)
-        *p->out.n_invalid = invalid;
+    if (pass->count && pass->out.n_invalid)
+        *pass->out.n_invalid = invalid;
     return COLO_OK;
 }
 
 /* What is compared: rises with x. */
-static double key_of(const struct colo_topk_pass *p, double z)
+static double key_of(const struct colo_topk_pass *pass, double z)
 {
-    return p->base.factor > 0 ? z : p->base.factor < 0 ? -z : 0;
+    return pass->base.factor > 0 ? z : pass->base.factor < 0 ? -z : 0;
 }
 
-static double logit(const struct colo_topk_pass *p, int64_t t, int64_t j)
+static double logit(const struct colo_topk_pass *pass, int64_t t, int64_t j)
 {
-    return colo_scalar_get(p->base.dtype, p->base.logits, t * p->base.row_stride + j);
+    return colo_scalar_get(pass->base.dtype, pass->base.logits, t * pass->base.row_stride + j);
 }
 
-static void shard_topk(const struct colo_topk_pass *p, int64_t t, void *pz, int64_t *pid)
+static void shard_topk(const struct colo_topk_pass *pass, int64_t t, void *pz, int64_t *pid)
 {
     double key[COLO_TOPK_MAX];
     int64_t column[COLO_TOPK_MAX], n = 0;
-    for (int64_t j = 0; j < p->base.true_columns; j++) {
-        double v = key_of(p, logit(p, t, j));
-        if (n == p->k && !(v > key[n - 1]))
+    for (int64_t j = 0; j < pass->base.true_columns; j++) {
+        double v = key_of(pass, logit(pass, t, j));
+        if (n == pass->k && !(v > key[n - 1]))
             continue;
-        int64_t i = n < p->k ? n++ : n - 1;
+        int64_t i = n < pass->k ? n++ : n - 1;
         for (; i > 0 && v > key[i - 1]; i--) {
             key[i] = key[i - 1];
             column[i] = column[i - 1];
@@ -76,48 +76,50 @@ static void shard_topk(const struct colo_topk_pass *p, int64_t t, void *pz, int6
         key[i] = v;
         column[i] = j;
     }
-    for (int64_t i = 0; i < p->k; i++) {
-        colo_scalar_put(p->base.stat_dtype, pz, t * p->k + i, i < n ? logit(p, t, column[i]) : 0);
-        pid[t * p->k + i] = i < n ? p->base.config.logits.vocab_start + column[i] : -1;
+    for (int64_t i = 0; i < pass->k; i++) {
+        colo_scalar_put(pass->base.stat_dtype, pz, t * pass->k + i,
+                        i < n ? logit(pass, t, column[i]) : 0);
+        pid[t * pass->k + i] = i < n ? pass->base.config.logits.vocab_start + column[i] : -1;
     }
 }
 
-colo_status_t colo_host_topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_local(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
-    const int64_t start = p->base.config.logits.vocab_start;
-    unsigned char *block = colo_logprob_i_block(&p->base, p->base.rank);
-    colo_status_t st = colo_host_logprob_stats(&p->base, stream);
+    const int64_t start = pass->base.config.logits.vocab_start;
+    unsigned char *block = colo_logprob_i_block(&pass->base, pass->base.rank);
+    colo_status_t st = colo_host_logprob_stats(&pass->base, stream);
     if (st < 0)
         return st;
-    for (int64_t t = 0; t < p->base.tokens; t++) {
-        const bool skip = p->rows[t] == COLO_TOPK_SKIP;
-        if (p->topk && !skip) {
-            shard_topk(p, t, block + p->pz, (int64_t *)(block + p->pid));
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
+        const bool skip = pass->rows[t] == COLO_TOPK_SKIP;
+        if (pass->topk && !skip) {
+            shard_topk(pass, t, block + pass->pz, (int64_t *)(block + pass->pid));
             continue;
         }
-        for (int64_t i = 0; i < p->k; i++) {
-            int64_t j = skip || p->topk ? -1 : p->ids[t * p->id_stride + i];
-            j = j >= start && j - start < p->base.true_columns ? j - start : -1;
-            colo_scalar_put(p->base.stat_dtype, block + p->pz, t * p->k + i,
-                            j >= 0 ? logit(p, t, j) : 0);
-            if (p->topk)
-                ((int64_t *)(block + p->pid))[t * p->k + i] = -1;
+        for (int64_t i = 0; i < pass->k; i++) {
+            int64_t j = skip || pass->topk ? -1 : pass->ids[t * pass->id_stride + i];
+            j = j >= start && j - start < pass->base.true_columns ? j - start : -1;
+            colo_scalar_put(pass->base.stat_dtype, block + pass->pz, t * pass->k + i,
+                            j >= 0 ? logit(pass, t, j) : 0);
+            if (pass->topk)
+                ((int64_t *)(block + pass->pid))[t * pass->k + i] = -1;
         }
     }
     return COLO_OK;
 }
 
-static double candidate(const struct colo_topk_pass *p, int32_t r, int64_t index)
+static double candidate(const struct colo_topk_pass *pass, int32_t r, int64_t index)
 {
-    return colo_scalar_get(p->base.stat_dtype, colo_logprob_i_block(&p->base, r) + p->pz, index);
+    return colo_scalar_get(pass->base.stat_dtype, colo_logprob_i_block(&pass->base, r) + pass->pz,
+                           index);
 }
 
 /* The rank whose block owns a legal @id. */
-static int32_t rank_of(const struct colo_topk_pass *p, int64_t id)
+static int32_t rank_of(const struct colo_topk_pass *pass, int64_t id)
 {
-    for (int32_t r = 0; r < p->base.ranks; r++) {
+    for (int32_t r = 0; r < pass->base.ranks; r++) {
         const colo_logprob_header_t *h =
-            (const colo_logprob_header_t *)colo_logprob_i_block(&p->base, r);
+            (const colo_logprob_header_t *)colo_logprob_i_block(&pass->base, r);
         if (id >= h->start && id - h->start < h->columns)
             return r;
     }
@@ -125,14 +127,15 @@ static int32_t rank_of(const struct colo_topk_pass *p, int64_t id)
 }
 
 /* How many candidates of rank @r come before (@key, @id). */
-static int64_t count_before(const struct colo_topk_pass *p, int32_t r, int64_t t, double key,
+static int64_t count_before(const struct colo_topk_pass *pass, int32_t r, int64_t t, double key,
                             int64_t id)
 {
-    const int64_t *ids = (const int64_t *)(colo_logprob_i_block(&p->base, r) + p->pid) + t * p->k;
-    int64_t lo = 0, hi = p->k;
+    const int64_t *ids =
+        (const int64_t *)(colo_logprob_i_block(&pass->base, r) + pass->pid) + t * pass->k;
+    int64_t lo = 0, hi = pass->k;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
-        double other = ids[mid] < 0 ? 0 : key_of(p, candidate(p, r, t * p->k + mid));
+        double other = ids[mid] < 0 ? 0 : key_of(pass, candidate(pass, r, t * pass->k + mid));
         if (ids[mid] >= 0 && (other > key || (other == key && ids[mid] < id)))
             lo = mid + 1;
         else
@@ -142,111 +145,113 @@ static int64_t count_before(const struct colo_topk_pass *p, int32_t r, int64_t t
 }
 
 /* @id -1: no such column, NaN; COLO_TOPK_SKIP: nothing was asked for, 0 */
-static void emit(const struct colo_topk_pass *p, int64_t t, int64_t i, int64_t id, double z)
+static void emit(const struct colo_topk_pass *pass, int64_t t, int64_t i, int64_t id, double z)
 {
-    const int64_t index = t * p->k + i;
+    const int64_t index = t * pass->k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : NAN;
     if (id >= 0) {
-        down = colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config.logits.softcap) -
-               p->base.saved[t];
-        logp = colo_scalar_at_most_0(down - p->base.saved[p->base.tokens + t]);
+        down = colo_scalar_x(pass->base.dtype, z, pass->base.factor,
+                             pass->base.config.logits.softcap) -
+               pass->base.saved[t];
+        logp = colo_scalar_at_most_0(down - pass->base.saved[pass->base.tokens + t]);
     }
-    p->down[index] = down;
-    p->saved_ids[index] = id < 0 ? -1 : id;
-    if (p->out.logp)
-        colo_scalar_put(p->base.stat_dtype, p->out.logp, index, logp);
-    if (p->out.ids)
-        p->out.ids[index] = id < 0 ? -1 : id;
-    if (p->topk && i == 0 && id >= 0)
-        p->rows[t] = id;
+    pass->down[index] = down;
+    pass->saved_ids[index] = id < 0 ? -1 : id;
+    if (pass->out.logp)
+        colo_scalar_put(pass->base.stat_dtype, pass->out.logp, index, logp);
+    if (pass->out.ids)
+        pass->out.ids[index] = id < 0 ? -1 : id;
+    if (pass->topk && i == 0 && id >= 0)
+        pass->rows[t] = id;
 }
 
-static void merge_topk(const struct colo_topk_pass *p, int64_t t)
+static void merge_topk(const struct colo_topk_pass *pass, int64_t t)
 {
-    for (int32_t r = 0; r < p->base.ranks; r++) {
+    for (int32_t r = 0; r < pass->base.ranks; r++) {
         const int64_t *ids =
-            (const int64_t *)(colo_logprob_i_block(&p->base, r) + p->pid) + t * p->k;
-        for (int64_t i = 0; i < p->k && ids[i] >= 0; i++) {
-            const double z = candidate(p, r, t * p->k + i);
+            (const int64_t *)(colo_logprob_i_block(&pass->base, r) + pass->pid) + t * pass->k;
+        for (int64_t i = 0; i < pass->k && ids[i] >= 0; i++) {
+            const double z = candidate(pass, r, t * pass->k + i);
             int64_t before = 0;
-            for (int32_t q = 0; q < p->base.ranks && before < p->k; q++)
-                before += count_before(p, q, t, key_of(p, z), ids[i]);
-            if (before >= p->k)
+            for (int32_t q = 0; q < pass->base.ranks && before < pass->k; q++)
+                before += count_before(pass, q, t, key_of(pass, z), ids[i]);
+            if (before >= pass->k)
                 break; /* so will the rest of this rank's */
-            emit(p, t, before, ids[i], z);
+            emit(pass, t, before, ids[i], z);
         }
     }
 }
 
-colo_status_t colo_host_topk_merge(const struct colo_topk_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_merge(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
     (void)stream;
-    for (int64_t t = 0; t < p->base.tokens; t++) {
-        const bool skip = p->rows[t] == COLO_TOPK_SKIP;
-        if (p->topk && !skip && !isnan(p->base.saved[t])) {
-            merge_topk(p, t);
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
+        const bool skip = pass->rows[t] == COLO_TOPK_SKIP;
+        if (pass->topk && !skip && !isnan(pass->base.saved[t])) {
+            merge_topk(pass, t);
             continue;
         }
-        for (int64_t i = 0; i < p->k; i++) {
-            int64_t id = skip || p->topk ? -1 : p->ids[t * p->id_stride + i];
-            if (skip || (!p->topk && id == p->ignore_index))
-                emit(p, t, i, COLO_TOPK_SKIP, 0);
-            else if (is_legal(p, id))
-                emit(p, t, i, id, candidate(p, rank_of(p, id), t * p->k + i));
+        for (int64_t i = 0; i < pass->k; i++) {
+            int64_t id = skip || pass->topk ? -1 : pass->ids[t * pass->id_stride + i];
+            if (skip || (!pass->topk && id == pass->ignore_index))
+                emit(pass, t, i, COLO_TOPK_SKIP, 0);
+            else if (is_legal(pass, id))
+                emit(pass, t, i, id, candidate(pass, rank_of(pass, id), t * pass->k + i));
             else
-                emit(p, t, i, -1, 0);
+                emit(pass, t, i, -1, 0);
         }
     }
     return COLO_OK;
 }
 
 /* 0 where a pick has none */
-static double upstream(const struct colo_topk_pass *p, int64_t index)
+static double upstream(const struct colo_topk_pass *pass, int64_t index)
 {
-    return p->saved_ids[index] < 0 ? 0 : colo_scalar_get(p->base.stat_dtype, p->d_logp, index);
+    return pass->saved_ids[index] < 0 ? 0
+                                      : colo_scalar_get(pass->base.stat_dtype, pass->d_logp, index);
 }
 
-colo_status_t colo_host_topk_sum(const struct colo_topk_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_sum(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
     (void)stream;
-    for (int64_t t = 0; t < p->base.tokens; t++) {
+    for (int64_t t = 0; t < pass->base.tokens; t++) {
         double sum = 0;
-        for (int64_t i = 0; i < p->k; i++)
-            sum += upstream(p, t * p->k + i);
-        colo_scalar_put(p->base.stat_dtype, p->sum, t, sum);
+        for (int64_t i = 0; i < pass->k; i++)
+            sum += upstream(pass, t * pass->k + i);
+        colo_scalar_put(pass->base.stat_dtype, pass->sum, t, sum);
     }
     return COLO_OK;
 }
 
-colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_fix(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
-    const int64_t rows = p->base.tokens, start = p->base.config.logits.vocab_start;
-    const double cap = p->base.config.logits.softcap;
+    const int64_t rows = pass->base.tokens, start = pass->base.config.logits.vocab_start;
+    const double cap = pass->base.config.logits.softcap;
     (void)stream;
     for (int64_t t = 0; t < rows; t++) {
-        const double m = p->base.saved[t], log_sum = p->base.saved[rows + t];
-        if (p->rows[t] < 0 || isnan(m))
+        const double m = pass->base.saved[t], log_sum = pass->base.saved[rows + t];
+        if (pass->rows[t] < 0 || isnan(m))
             continue; /* zeros or NaN, already there */
-        for (int64_t i = 0; i < p->k; i++) {
-            const int64_t index = t * p->k + i, id = p->saved_ids[index], j = id - start;
-            if (id < start || j >= p->base.true_columns)
+        for (int64_t i = 0; i < pass->k; i++) {
+            const int64_t index = t * pass->k + i, id = pass->saved_ids[index], j = id - start;
+            if (id < start || j >= pass->base.true_columns)
                 continue;
             double g = 0;
             bool first = true;
-            for (int64_t n = 0; n < p->k; n++) {
-                g += p->saved_ids[t * p->k + n] == id ? upstream(p, t * p->k + n) : 0;
-                first = first && (n >= i || p->saved_ids[t * p->k + n] != id);
+            for (int64_t n = 0; n < pass->k; n++) {
+                g += pass->saved_ids[t * pass->k + n] == id ? upstream(pass, t * pass->k + n) : 0;
+                first = first && (n >= i || pass->saved_ids[t * pass->k + n] != id);
             }
             if (!first)
                 continue;
-            double dx =
-                g - exp(p->down[index] - log_sum) * colo_scalar_get(p->base.stat_dtype, p->sum, t);
+            double dx = g - exp(pass->down[index] - log_sum) *
+                                colo_scalar_get(pass->base.stat_dtype, pass->sum, t);
             if (cap > 0) {
-                double th = (p->down[index] + m) / cap;
+                double th = (pass->down[index] + m) / cap;
                 dx *= 1 - th * th;
             }
-            colo_scalar_put(p->base.dtype, p->base.d_logits, t * p->base.d_row_stride + j,
-                            dx * p->base.factor);
+            colo_scalar_put(pass->base.dtype, pass->base.d_logits, t * pass->base.d_row_stride + j,
+                            dx * pass->base.factor);
         }
     }
     return COLO_OK;

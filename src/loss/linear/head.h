@@ -23,47 +23,47 @@ struct colo_lm_head {
     void *gathered;
 };
 
-static inline colo_dtype_t colo_head_sum_dtype(const colo_lm_head_t *h)
+static inline colo_dtype_t colo_head_sum_dtype(const colo_lm_head_t *head)
 {
-    return h->config.dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    return head->config.dtype == COLO_F64 ? COLO_F64 : COLO_F32;
 }
 
 /* Elements from one travelling row to the next. */
-static inline int64_t colo_head_pitch(const colo_lm_head_t *h, colo_dtype_t dtype)
+static inline int64_t colo_head_pitch(const colo_lm_head_t *head, colo_dtype_t dtype)
 {
     int64_t step = 16 / (int64_t)colo_dtype_size(dtype);
-    return h->config.has_bias ? (h->config.hidden + step) / step * step : h->config.hidden;
+    return head->config.has_bias ? (head->config.hidden + step) / step * step : head->config.hidden;
 }
 
-static inline bool colo_head_is_flat(const colo_lm_head_t *h)
+static inline bool colo_head_is_flat(const colo_lm_head_t *head)
 {
-    return h->config.partition == COLO_LM_HEAD_FLAT;
+    return head->config.partition == COLO_LM_HEAD_FLAT;
 }
 
 /* Elements that a rank brings, padding and all. */
-static inline int64_t colo_head_slab(const colo_lm_head_t *h, colo_dtype_t dtype)
+static inline int64_t colo_head_slab(const colo_lm_head_t *head, colo_dtype_t dtype)
 {
-    return colo_head_is_flat(h) ? h->each : h->each * colo_head_pitch(h, dtype);
+    return colo_head_is_flat(head) ? head->each : head->each * colo_head_pitch(head, dtype);
 }
 
-static inline size_t colo_head_bytes_of(const colo_lm_head_t *h, colo_dtype_t dtype)
+static inline size_t colo_head_bytes_of(const colo_lm_head_t *head, colo_dtype_t dtype)
 {
-    int64_t bytes = (h->group ? colo_head_slab(h, dtype) * colo_comm_size(h->group)
-                              : h->config.rows * colo_head_pitch(h, dtype)) *
+    int64_t bytes = (head->group ? colo_head_slab(head, dtype) * colo_comm_size(head->group)
+                                 : head->config.rows * colo_head_pitch(head, dtype)) *
                     (int64_t)colo_dtype_size(dtype);
     (void)colo_mem_round_ok(bytes, &bytes); /* create has left room for it */
     return (size_t)bytes;
 }
 
 /* Rows and columns of the weight that is here: a flat part is one row. */
-static inline int64_t colo_head_rows_of(const colo_lm_head_t *h)
+static inline int64_t colo_head_rows_of(const colo_lm_head_t *head)
 {
-    return colo_head_is_flat(h) ? 1 : h->count;
+    return colo_head_is_flat(head) ? 1 : head->count;
 }
 
-static inline int64_t colo_head_columns_of(const colo_lm_head_t *h)
+static inline int64_t colo_head_columns_of(const colo_lm_head_t *head)
 {
-    return colo_head_is_flat(h) ? h->count : h->config.hidden;
+    return colo_head_is_flat(head) ? head->count : head->config.hidden;
 }
 
 static inline colo_box_t colo_head_box_of(void *data, int64_t rows, int64_t columns, int64_t stride)
@@ -72,9 +72,9 @@ static inline colo_box_t colo_head_box_of(void *data, int64_t rows, int64_t colu
 }
 
 /* Is @x where and as large as the head's? @axes: 2 for a matrix [rows here, H], 1 for a vector. */
-colo_status_t colo_head_check_param(const colo_lm_head_t *h, const colo_tensor_t *x, int32_t axes,
-                                    const char *what);
-colo_status_t colo_head_check_has_bias(const colo_lm_head_t *h, const colo_tensor_t *bias,
+colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tensor_t *x,
+                                    int32_t axes, const char *what);
+colo_status_t colo_head_check_has_bias(const colo_lm_head_t *head, const colo_tensor_t *bias,
                                        const char *what);
 
 #endif

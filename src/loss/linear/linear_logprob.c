@@ -110,78 +110,79 @@ static colo_status_t ready(const colo_linear_logprob_t *l, const struct colo_lin
 
 /* A failure inside: no rank may wait for this one. Ranks that differ have all seen it, and their
  * vocabulary group lives on; the head's other ranks have not. */
-static colo_status_t end_call(const struct colo_linear_call *k, colo_status_t st)
+static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t st)
 {
-    colo_comm_t *head = head_group(k->l, &k->s), *vocab = vocab_group(k->l, &k->s);
+    colo_comm_t *head = head_group(call->l, &call->s), *vocab = vocab_group(call->l, &call->s);
     if (st >= 0)
         return st;
-    if (colo_lm_head_group(k->l->head) && colo_lm_head_state(k->l->head) == COLO_LM_HEAD_AVAILABLE)
-        colo_lm_head_release(k->l->head, k->main);
+    if (colo_lm_head_group(call->l->head) &&
+        colo_lm_head_state(call->l->head) == COLO_LM_HEAD_AVAILABLE)
+        colo_lm_head_release(call->l->head, call->main);
     if (head && colo_comm_size(head) > 1)
         colo_comm_i_fail(head, st);
     if (vocab && colo_comm_size(vocab) > 1 && st != COLO_ERR_MISMATCH)
         colo_comm_i_fail(vocab, st);
     const colo_error_t why = colo_error_save();
     /* the workspace is the caller's again after @main's work so far */
-    (void)colo_linear_i_join(k);
+    (void)colo_linear_i_join(call);
     return colo_error_restore(st, &why);
 }
 
 /* What the largest upstream value becomes, for d_logits that hold it times scale / temperature and
  * times coefficients of the formula: far from the ends of fp16. A power of 2. */
-static double lift_of(const struct colo_linear_call *k)
+static double lift_of(const struct colo_linear_call *call)
 {
-    const double factor = fabs(k->pass.factor);
-    return ldexp(1, k->l->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
+    const double factor = fabs(call->pass.factor);
+    return ldexp(1, call->l->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
 }
 
-static colo_status_t make_upstream(struct colo_linear_call *k, const colo_linear_upstream_t *up)
+static colo_status_t make_upstream(struct colo_linear_call *call, const colo_linear_upstream_t *up)
 {
     const bool wanted[3] = {up->logp != 0, up->entropy != 0, up->loss != 0};
     struct colo_linear_upstream_rows u = {
-        .rows = &k->rows,
-        .dtype = k->l->stat_dtype,
+        .rows = &call->rows,
+        .dtype = call->l->stat_dtype,
         .from = {up->d_logp, up->d_entropy, up->d_loss},
         .factor = {up->logp, up->entropy, up->loss},
         .mean = up->mean,
-        .scale = k->scale ? k->scale : colo_linear_place(k->workspace, k->m.scale),
-        .lift = lift_of(k),
-        .exact = k->s.segment > 0,
+        .scale = call->scale ? call->scale : colo_linear_place(call->workspace, call->m.scale),
+        .lift = lift_of(call),
+        .exact = call->s.segment > 0,
     };
     for (int i = 0; i < 3; i++)
-        u.to[i] = wanted[i] ? colo_linear_place(k->workspace, k->m.up[i]) : NULL;
-    k->scale = u.scale;
-    k->pass.upstream =
+        u.to[i] = wanted[i] ? colo_linear_place(call->workspace, call->m.up[i]) : NULL;
+    call->scale = u.scale;
+    call->pass.upstream =
         (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
-    return k->l->loss->rows_upstream(&u, k->main);
+    return call->l->loss->rows_upstream(&u, call->main);
 }
 
 /* Mode early, backward: the scale of the saved d_logits becomes this call's. */
-static colo_status_t make_factor(struct colo_linear_call *k, const float *saved_scale,
+static colo_status_t make_factor(struct colo_linear_call *call, const float *saved_scale,
                                  const colo_linear_upstream_t *up)
 {
-    k->scale = colo_linear_place(k->workspace, k->m.scale);
-    return k->l->loss->rows_factor(k->scale, saved_scale, up->loss, up->d_loss, k->main);
+    call->scale = colo_linear_place(call->workspace, call->m.scale);
+    return call->l->loss->rows_factor(call->scale, saved_scale, up->loss, up->d_loss, call->main);
 }
 
 /* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
-static colo_status_t place_grads(struct colo_linear_call *k, const colo_linear_grads_t *grads)
+static colo_status_t place_grads(struct colo_linear_call *call, const colo_linear_grads_t *grads)
 {
-    const colo_linear_logprob_config_t *c = &k->l->config;
+    const colo_linear_logprob_config_t *c = &call->l->config;
     if (!c->frozen_hidden) {
         const colo_tensor_t *d = grads->d_hidden;
-        k->d_hidden_out = d;
-        k->d_hidden = (struct colo_linear_matrix){d->data, d->stride[0], d->dtype};
+        call->d_hidden_out = d;
+        call->d_hidden = (struct colo_linear_matrix){d->data, d->stride[0], d->dtype};
         if (c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
-            k->d_hidden = (struct colo_linear_matrix){
-                colo_linear_place(k->workspace, k->m.d_hidden), k->l->hidden, d->dtype};
+            call->d_hidden = (struct colo_linear_matrix){
+                colo_linear_place(call->workspace, call->m.d_hidden), call->l->hidden, d->dtype};
     }
     if (c->frozen_weight)
         return COLO_OK;
-    k->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
-    return colo_lm_head_i_gradient(k->l->head, &k->head_grads, k->s.once,
-                                   colo_linear_place(k->workspace, k->m.reduce), &k->d_weight,
-                                   &k->d_bias, &k->fresh);
+    call->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
+    return colo_lm_head_i_gradient(call->l->head, &call->head_grads, call->s.once,
+                                   colo_linear_place(call->workspace, call->m.reduce),
+                                   &call->d_weight, &call->d_bias, &call->fresh);
 }
 
 /* Does d_weight's memory hold d_logits? */
@@ -193,16 +194,16 @@ static bool shares(const struct colo_linear_size *s)
 /* ---- forward ---- */
 
 static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
-                                   const colo_logprob_out_t *out, struct colo_linear_call *k,
+                                   const colo_logprob_out_t *out, struct colo_linear_call *call,
                                    colo_linear_pass_t pass, const void *workspace)
 {
     uint64_t version;
     COLO_TRY(colo_linear_i_check_batch(l, batch));
     COLO_TRY(colo_logprob_i_check_out(&l->config.logprob, out, "linear"));
     COLO_TRY(colo_lm_head_i_bound(l->head, &version));
-    COLO_TRY(colo_linear_i_size(l, pass, batch->hidden->shape[0], batch->max_valid, &k->s));
-    COLO_TRY(colo_linear_i_memory(l, &k->s, &k->m));
-    return colo_linear_i_check_memory(workspace, "workspace", k->m.bytes);
+    COLO_TRY(colo_linear_i_size(l, pass, batch->hidden->shape[0], batch->max_valid, &call->s));
+    COLO_TRY(colo_linear_i_memory(l, &call->s, &call->m));
+    return colo_linear_i_check_memory(workspace, "workspace", call->m.bytes);
 }
 
 static colo_status_t check_saving(const colo_linear_logprob_t *l, bool early,
@@ -234,14 +235,14 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
                              void *saved_memory, void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
-    struct colo_linear_call k = {.out = out};
+    struct colo_linear_call call = {.out = out};
     struct colo_linear_saved offsets = {-1, -1, -1, -1, 0};
     COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(l, pass, 0, 0, &k.s);
-    colo_status_t st = check_forward(l, batch, out, &k, pass, workspace);
+    colo_linear_i_size(l, pass, 0, 0, &call.s);
+    colo_status_t st = check_forward(l, batch, out, &call, pass, workspace);
     if (st == COLO_OK)
-        st = check_saving(l, early, upstream, saved, saved_memory, &k.s, &offsets);
-    COLO_TRY(ready(l, &k.s, "linear logprob forward", st));
+        st = check_saving(l, early, upstream, saved, saved_memory, &call.s, &offsets);
+    COLO_TRY(ready(l, &call.s, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = l,
         .hidden = *batch->hidden,
@@ -251,25 +252,25 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         .targets_version = colo_loss_i_version(batch->targets),
         .max_valid = batch->max_valid,
         .memory = saved_memory,
-        .d_weight = shares(&k.s) ? saved->d_weight : NULL,
+        .d_weight = shares(&call.s) ? saved->d_weight : NULL,
         .valid = true,
     };
     colo_lm_head_i_bound(l->head, &made.weight_version);
-    st =
-        colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &made.support, workspace, stream);
+    st = colo_linear_i_begin(&call, l, batch->hidden, batch->targets, &made.support, workspace,
+                             stream);
     if (st == COLO_OK) {
-        k.pass.saved = k.s.early ? (double *)(k.workspace + k.m.stats)
-                                 : colo_linear_place(saved_memory, offsets.stats);
-        k.saved_logits =
-            colo_linear_place(saved_memory, k.s.early ? offsets.d_logits : offsets.logits);
-        k.shared = made.d_weight;
-        k.scale = colo_linear_place(saved_memory, offsets.scale);
-        if (colo_linear_has(&k.s, COLO_STEP_D_LOGITS))
-            st = make_upstream(&k, upstream);
+        call.pass.saved = call.s.early ? (double *)(call.workspace + call.m.stats)
+                                       : colo_linear_place(saved_memory, offsets.stats);
+        call.saved_logits =
+            colo_linear_place(saved_memory, call.s.early ? offsets.d_logits : offsets.logits);
+        call.shared = made.d_weight;
+        call.scale = colo_linear_place(saved_memory, offsets.scale);
+        if (colo_linear_has(&call.s, COLO_STEP_D_LOGITS))
+            st = make_upstream(&call, upstream);
     }
     if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&k);
-    COLO_TRY(end_call(&k, st));
+        st = colo_linear_i_pipeline(&call);
+    COLO_TRY(end_call(&call, st));
     if (saved)
         *saved = made;
     return COLO_OK;
@@ -301,21 +302,22 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
                                     const colo_linear_logprob_saved_t *saved,
                                     const colo_linear_upstream_t *up,
                                     const colo_linear_grads_t *grads, const void *workspace,
-                                    struct colo_linear_call *k, struct colo_linear_saved *offsets)
+                                    struct colo_linear_call *call,
+                                    struct colo_linear_saved *offsets)
 {
     COLO_TRY(colo_linear_i_check_saved(l, saved));
     COLO_TRY(colo_linear_i_check_upstream(l, up, l->config.mode == COLO_LINEAR_EARLY));
     COLO_TRY(colo_linear_i_check_grads(l, grads, &saved->hidden));
     COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_BACKWARD, saved->hidden.shape[0], saved->max_valid,
-                                &k->s));
-    COLO_TRY(colo_linear_i_memory(l, &k->s, &k->m));
-    COLO_TRY(colo_linear_i_check_memory(workspace, "workspace", k->m.bytes));
-    k->l = l;
-    k->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
-    COLO_TRY(place_grads(k, grads));
-    COLO_TRY(colo_linear_i_saved(l, &k->s, offsets));
-    COLO_FAIL_IF(shares(&k->s) && (grads->d_weight->data != saved->d_weight ||
-                                   !colo_tensor_is_contiguous(grads->d_weight)),
+                                &call->s));
+    COLO_TRY(colo_linear_i_memory(l, &call->s, &call->m));
+    COLO_TRY(colo_linear_i_check_memory(workspace, "workspace", call->m.bytes));
+    call->l = l;
+    call->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
+    COLO_TRY(place_grads(call, grads));
+    COLO_TRY(colo_linear_i_saved(l, &call->s, offsets));
+    COLO_FAIL_IF(shares(&call->s) && (grads->d_weight->data != saved->d_weight ||
+                                      !colo_tensor_is_contiguous(grads->d_weight)),
                  COLO_ERR_ARG,
                  "d_weight: at %p, rows %" PRId64 " elements apart, expected saved.d_weight, "
                  "%p, without gaps: it holds gradients of logits",
@@ -330,28 +332,29 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
                                            colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call k = {.out = NULL};
+    struct colo_linear_call call = {.out = NULL};
     struct colo_linear_saved offsets;
     COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(l, COLO_LINEAR_BACKWARD, 0, 0, &k.s);
-    colo_status_t st = check_backward(l, saved, upstream, grads, workspace, &k, &offsets);
-    COLO_TRY(ready(l, &k.s, "linear logprob backward", st));
-    if (!colo_linear_makes_grads(&k.s))
+    colo_linear_i_size(l, COLO_LINEAR_BACKWARD, 0, 0, &call.s);
+    colo_status_t st = check_backward(l, saved, upstream, grads, workspace, &call, &offsets);
+    COLO_TRY(ready(l, &call.s, "linear logprob backward", st));
+    if (!colo_linear_makes_grads(&call.s))
         return COLO_OK;
-    st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, &saved->support, workspace,
+    st = colo_linear_i_begin(&call, l, &saved->hidden, &saved->targets, &saved->support, workspace,
                              stream);
     if (st == COLO_OK) {
-        k.pass.saved = colo_linear_place(saved->memory, offsets.stats);
-        k.saved_logits =
-            colo_linear_place(saved->memory, k.s.early ? offsets.d_logits : offsets.logits);
-        k.shared = saved->d_weight;
-        st = k.s.early ? make_factor(&k, colo_linear_place(saved->memory, offsets.scale), upstream)
-                       : make_upstream(&k, upstream);
+        call.pass.saved = colo_linear_place(saved->memory, offsets.stats);
+        call.saved_logits =
+            colo_linear_place(saved->memory, call.s.early ? offsets.d_logits : offsets.logits);
+        call.shared = saved->d_weight;
+        st = call.s.early
+                 ? make_factor(&call, colo_linear_place(saved->memory, offsets.scale), upstream)
+                 : make_upstream(&call, upstream);
     }
     if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&k);
-    COLO_TRY(end_call(&k, st));
-    if ((k.s.keeps && k.s.in_place) || shares(&k.s))
+        st = colo_linear_i_pipeline(&call);
+    COLO_TRY(end_call(&call, st));
+    if ((call.s.keeps && call.s.in_place) || shares(&call.s))
         saved->valid = false;
     return COLO_OK;
 }
@@ -365,27 +368,27 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
                                        colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call k = {.out = out};
+    struct colo_linear_call call = {.out = out};
     COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(l, COLO_LINEAR_LOSS, 0, 0, &k.s);
-    colo_status_t st = check_forward(l, batch, out, &k, COLO_LINEAR_LOSS, workspace);
+    colo_linear_i_size(l, COLO_LINEAR_LOSS, 0, 0, &call.s);
+    colo_status_t st = check_forward(l, batch, out, &call, COLO_LINEAR_LOSS, workspace);
     if (st == COLO_OK)
         st = colo_linear_i_check_upstream(l, upstream, false);
     if (st == COLO_OK)
         st = colo_linear_i_check_grads(l, grads, batch->hidden);
     if (st == COLO_OK) {
-        k.l = l;
-        k.workspace = workspace;
-        st = place_grads(&k, grads);
+        call.l = l;
+        call.workspace = workspace;
+        st = place_grads(&call, grads);
     }
-    COLO_TRY(ready(l, &k.s, "linear logprob loss", st));
+    COLO_TRY(ready(l, &call.s, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
-    st = colo_linear_i_begin(&k, l, batch->hidden, batch->targets, &support, workspace, stream);
+    st = colo_linear_i_begin(&call, l, batch->hidden, batch->targets, &support, workspace, stream);
     if (st == COLO_OK) {
-        k.pass.saved = (double *)(k.workspace + k.m.stats);
-        st = make_upstream(&k, upstream);
+        call.pass.saved = (double *)(call.workspace + call.m.stats);
+        st = make_upstream(&call, upstream);
     }
     if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&k);
-    return end_call(&k, st);
+        st = colo_linear_i_pipeline(&call);
+    return end_call(&call, st);
 }

@@ -29,11 +29,11 @@
 
 enum { READY = 0, GATHERED = 1, EVENTS = 2 };
 
-size_t colo_lm_head_gathered_size(const colo_lm_head_t *h)
+size_t colo_lm_head_gathered_size(const colo_lm_head_t *head)
 {
-    if (!h || !h->group)
+    if (!head || !head->group)
         return 0;
-    return colo_head_bytes_of(h, h->config.dtype);
+    return colo_head_bytes_of(head, head->config.dtype);
 }
 
 /* ---- create ---- */
@@ -149,147 +149,149 @@ void colo_lm_head_destroy(colo_lm_head_t **head)
     *head = NULL;
 }
 
-const colo_lm_head_config_t *colo_lm_head_config(const colo_lm_head_t *h)
+const colo_lm_head_config_t *colo_lm_head_config(const colo_lm_head_t *head)
 {
-    return h ? &h->config : NULL;
+    return head ? &head->config : NULL;
 }
 
-colo_comm_t *colo_lm_head_group(const colo_lm_head_t *h)
+colo_comm_t *colo_lm_head_group(const colo_lm_head_t *head)
 {
-    return h ? h->group : NULL;
+    return head ? head->group : NULL;
 }
 
-colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *h)
+colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *head)
 {
-    return h ? h->state : COLO_LM_HEAD_NOT_AVAILABLE;
+    return head ? head->state : COLO_LM_HEAD_NOT_AVAILABLE;
 }
 
-void colo_lm_head_rows(const colo_lm_head_t *h, int64_t *first, int64_t *count)
+void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *count)
 {
     if (first)
-        *first = h ? h->first : 0;
+        *first = head ? head->first : 0;
     if (count)
-        *count = h ? h->count : 0;
+        *count = head ? head->count : 0;
 }
 
 /* ---- bind ---- */
 
 /* A flat part, with its padding or without. */
-static colo_status_t check_part(const colo_lm_head_t *h, const colo_tensor_t *x, const char *what)
+static colo_status_t check_part(const colo_lm_head_t *head, const colo_tensor_t *x,
+                                const char *what)
 {
-    if (x->ndim == 1 && (x->shape[0] == h->count || x->shape[0] == h->each))
+    if (x->ndim == 1 && (x->shape[0] == head->count || x->shape[0] == head->each))
         return COLO_OK;
     return colo_fail(COLO_ERR_SHAPE,
                      "%s: %d axes, %" PRId64 " elements, expected 1 axis of %" PRId64 " or %" PRId64
                      ", elements %" PRId64 " to %" PRId64 " of %" PRId64 " x %" PRId64,
-                     what, (int)x->ndim, x->shape[0], h->count, h->each, h->first,
-                     h->first + h->count, h->config.rows, h->config.hidden);
+                     what, (int)x->ndim, x->shape[0], head->count, head->each, head->first,
+                     head->first + head->count, head->config.rows, head->config.hidden);
 }
 
 /* @axes: 2 for a matrix [rows here, H], 1 for a vector [rows here] */
-colo_status_t colo_head_check_param(const colo_lm_head_t *h, const colo_tensor_t *x, int32_t axes,
-                                    const char *what)
+colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tensor_t *x,
+                                    int32_t axes, const char *what)
 {
     COLO_TRY(colo_tensor_check(x, what));
-    if (colo_head_is_flat(h)) {
-        COLO_TRY(check_part(h, x, what));
+    if (colo_head_is_flat(head)) {
+        COLO_TRY(check_part(head, x, what));
         axes = 1;
-    } else if (x->ndim != axes || x->shape[0] != h->count ||
-               (axes == 2 && x->shape[1] != h->config.hidden))
+    } else if (x->ndim != axes || x->shape[0] != head->count ||
+               (axes == 2 && x->shape[1] != head->config.hidden))
         return colo_fail(COLO_ERR_SHAPE,
                          "%s: %d axes, [%" PRId64 ", %" PRId64 "], expected %d: [%" PRId64
                          ", %" PRId64 "], rows %" PRId64 " to %" PRId64 " of %" PRId64,
                          what, (int)x->ndim, x->shape[0], axes == 2 ? x->shape[1] : 1, (int)axes,
-                         h->count, axes == 2 ? h->config.hidden : 1, h->first, h->first + h->count,
-                         h->config.rows);
+                         head->count, axes == 2 ? head->config.hidden : 1, head->first,
+                         head->first + head->count, head->config.rows);
     COLO_FAIL_IF(x->shape[axes - 1] > 1 && x->stride[axes - 1] != 1, COLO_ERR_SHAPE,
                  "%s: its last axis has stride %" PRId64 ", expected contiguous elements", what,
                  x->stride[axes - 1]);
     COLO_FAIL_IF(axes == 2 && x->shape[0] > 1 && x->stride[0] < x->shape[1], COLO_ERR_SHAPE,
                  "%s: rows of %" PRId64 " elements are %" PRId64 " apart and overlap", what,
                  x->shape[1], x->stride[0]);
-    if (x->mem != h->config.mem || (x->mem == COLO_CUDA && x->device != h->config.device))
-        return colo_loss_i_elsewhere(x, h->config.mem, h->config.device, what, "head is");
+    if (x->mem != head->config.mem || (x->mem == COLO_CUDA && x->device != head->config.device))
+        return colo_loss_i_elsewhere(x, head->config.mem, head->config.device, what, "head is");
     return COLO_OK;
 }
 
-colo_status_t colo_head_check_has_bias(const colo_lm_head_t *h, const colo_tensor_t *bias,
+colo_status_t colo_head_check_has_bias(const colo_lm_head_t *head, const colo_tensor_t *bias,
                                        const char *what)
 {
-    COLO_FAIL_IF(h->config.has_bias != (bias != NULL), COLO_ERR_ARG,
+    COLO_FAIL_IF(head->config.has_bias != (bias != NULL), COLO_ERR_ARG,
                  "%s is %s, the head has %s bias", what, bias ? "given" : "NULL",
-                 h->config.has_bias ? "a" : "no");
+                 head->config.has_bias ? "a" : "no");
     return COLO_OK;
 }
 
 /* Where this rank's rows lie in @gathered. */
-static void *place_in(const colo_lm_head_t *h, void *gathered)
+static void *place_in(const colo_lm_head_t *head, void *gathered)
 {
-    const colo_dtype_t dtype = h->config.dtype;
+    const colo_dtype_t dtype = head->config.dtype;
     return colo_linear_element(gathered, dtype,
-                               colo_comm_rank(h->group) * colo_head_slab(h, dtype));
+                               colo_comm_rank(head->group) * colo_head_slab(head, dtype));
 }
 
-static bool is_in_place(const colo_lm_head_t *h, const colo_tensor_t *x, const void *place)
+static bool is_in_place(const colo_lm_head_t *head, const colo_tensor_t *x, const void *place)
 {
-    return x->data == place && (h->count == 1 || colo_head_is_flat(h) ||
-                                x->stride[0] == colo_head_pitch(h, h->config.dtype));
+    return x->data == place && (head->count == 1 || colo_head_is_flat(head) ||
+                                x->stride[0] == colo_head_pitch(head, head->config.dtype));
 }
 
 /* In its place of what is gathered, or apart: else a gather would overwrite what it is to read. */
-static colo_status_t check_apart(const colo_lm_head_t *h, const colo_tensor_t *x, void *gathered,
+static colo_status_t check_apart(const colo_lm_head_t *head, const colo_tensor_t *x, void *gathered,
                                  const char *what)
 {
-    const colo_dtype_t dtype = h->config.dtype;
-    const int64_t hidden = h->config.hidden, width = x->ndim == 2 ? hidden : 1;
-    const int64_t end = (h->count - 1) * x->stride[0] + width;
-    const bool is_bias = x->ndim == 1 && !colo_head_is_flat(h);
-    const void *place = colo_linear_element(place_in(h, gathered), dtype, is_bias ? hidden : 0);
-    if (h->count == 0 || is_in_place(h, x, place) ||
+    const colo_dtype_t dtype = head->config.dtype;
+    const int64_t hidden = head->config.hidden, width = x->ndim == 2 ? hidden : 1;
+    const int64_t end = (head->count - 1) * x->stride[0] + width;
+    const bool is_bias = x->ndim == 1 && !colo_head_is_flat(head);
+    const void *place = colo_linear_element(place_in(head, gathered), dtype, is_bias ? hidden : 0);
+    if (head->count == 0 || is_in_place(head, x, place) ||
         (uintptr_t)colo_linear_element(x->data, dtype, end) <= (uintptr_t)gathered ||
-        (uintptr_t)x->data >= (uintptr_t)gathered + colo_lm_head_gathered_size(h))
+        (uintptr_t)x->data >= (uintptr_t)gathered + colo_lm_head_gathered_size(head))
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
                      "%s: %p, rows %" PRId64 " elements apart, lies in gathered (%p); there its "
                      "place is %p, rows %" PRId64 " apart",
-                     what, x->data, x->stride[0], gathered, place, colo_head_pitch(h, dtype));
+                     what, x->data, x->stride[0], gathered, place, colo_head_pitch(head, dtype));
 }
 
-colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
+colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weight,
                                 const colo_tensor_t *bias, void *gathered)
 {
-    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
-    COLO_TRY(colo_head_check_param(h, weight, 2, "weight"));
-    COLO_TRY(colo_head_check_has_bias(h, bias, "bias"));
+    COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_TRY(colo_head_check_param(head, weight, 2, "weight"));
+    COLO_TRY(colo_head_check_has_bias(head, bias, "bias"));
     if (bias)
-        COLO_TRY(colo_head_check_param(h, bias, 1, "bias"));
+        COLO_TRY(colo_head_check_param(head, bias, 1, "bias"));
     for (int i = 0; i < 2; i++) {
         const colo_tensor_t *x = i ? bias : weight;
-        COLO_FAIL_IF(x && x->dtype != h->config.dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s",
-                     i ? "bias" : "weight", colo_dtype_name(x->dtype),
-                     colo_dtype_name(h->config.dtype));
-        if (x && h->group && gathered)
-            COLO_TRY(check_apart(h, x, gathered, i ? "bias" : "weight"));
+        COLO_FAIL_IF(x && x->dtype != head->config.dtype, COLO_ERR_ARG,
+                     "%s: dtype %s, the head is %s", i ? "bias" : "weight",
+                     colo_dtype_name(x->dtype), colo_dtype_name(head->config.dtype));
+        if (x && head->group && gathered)
+            COLO_TRY(check_apart(head, x, gathered, i ? "bias" : "weight"));
     }
-    COLO_FAIL_IF(h->group && !gathered && colo_lm_head_gathered_size(h) > 0, COLO_ERR_ARG,
+    COLO_FAIL_IF(head->group && !gathered && colo_lm_head_gathered_size(head) > 0, COLO_ERR_ARG,
                  "lm_head: gathered is NULL; a sharded head needs %zu bytes",
-                 colo_lm_head_gathered_size(h));
+                 colo_lm_head_gathered_size(head));
     COLO_TRY(colo_mem_check_aligned(gathered, "lm_head", "gathered"));
-    COLO_FAIL_IF(h->group && h->state != COLO_LM_HEAD_NOT_AVAILABLE, COLO_ERR_STATE,
+    COLO_FAIL_IF(head->group && head->state != COLO_LM_HEAD_NOT_AVAILABLE, COLO_ERR_STATE,
                  "lm_head: bind while a gather is %s; colo_lm_head_release() first",
-                 h->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "in use");
-    h->weight = *weight;
-    h->bias = bias ? *bias : (colo_tensor_t){.data = NULL};
-    h->gathered = gathered;
-    h->bound = true;
+                 head->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "in use");
+    head->weight = *weight;
+    head->bias = bias ? *bias : (colo_tensor_t){.data = NULL};
+    head->gathered = gathered;
+    head->bound = true;
     return COLO_OK;
 }
 
-colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *h, uint64_t *version)
+colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *head, uint64_t *version)
 {
-    COLO_FAIL_IF(!h->bound, COLO_ERR_STATE,
+    COLO_FAIL_IF(!head->bound, COLO_ERR_STATE,
                  "lm_head: no weight is bound; call colo_lm_head_bind() first");
-    *version = colo_loss_i_version(&h->weight) + (h->bias.data ? colo_loss_i_version(&h->bias) : 0);
+    *version = colo_loss_i_version(&head->weight) +
+               (head->bias.data ? colo_loss_i_version(&head->bias) : 0);
     return COLO_OK;
 }
 
@@ -297,74 +299,75 @@ colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *h, uint64_t *version)
 
 /* This rank's rows into its place of the gathered head, unless they are there, then the one
  * all-gather. */
-static colo_status_t gather(colo_lm_head_t *h, colo_stream_t stream)
+static colo_status_t gather(colo_lm_head_t *head, colo_stream_t stream)
 {
-    const colo_dtype_t dtype = h->config.dtype;
-    const int64_t hidden = h->config.hidden, step = colo_head_pitch(h, dtype);
-    void *own = place_in(h, h->gathered);
+    const colo_dtype_t dtype = head->config.dtype;
+    const int64_t hidden = head->config.hidden, step = colo_head_pitch(head, dtype);
+    void *own = place_in(head, head->gathered);
     const size_t elem = colo_dtype_size(dtype);
-    if (h->count > 0 && !is_in_place(h, &h->weight, own)) {
-        colo_box_t to = colo_head_box_of(own, colo_head_rows_of(h), colo_head_columns_of(h), step),
-                   from = colo_head_box_of(h->weight.data, colo_head_rows_of(h),
-                                           colo_head_columns_of(h), h->weight.stride[0]);
-        COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));
+    if (head->count > 0 && !is_in_place(head, &head->weight, own)) {
+        colo_box_t to = colo_head_box_of(own, colo_head_rows_of(head), colo_head_columns_of(head),
+                                         step),
+                   from = colo_head_box_of(head->weight.data, colo_head_rows_of(head),
+                                           colo_head_columns_of(head), head->weight.stride[0]);
+        COLO_TRY(head->ops->box_copy(&to, &from, elem, stream));
     }
-    if (h->count > 0 && h->config.has_bias) {
-        colo_box_t to =
-                       colo_head_box_of(colo_linear_element(own, dtype, hidden), h->count, 1, step),
-                   from = colo_head_box_of(h->bias.data, h->count, 1, 1);
-        COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));
+    if (head->count > 0 && head->config.has_bias) {
+        colo_box_t to = colo_head_box_of(colo_linear_element(own, dtype, hidden), head->count, 1,
+                                         step),
+                   from = colo_head_box_of(head->bias.data, head->count, 1, 1);
+        COLO_TRY(head->ops->box_copy(&to, &from, elem, stream));
     }
-    return colo_comm_i_all_gather(h->group, COLO_CATEGORY_HEAD, own, h->gathered,
-                                  colo_head_slab(h, dtype), dtype, stream);
+    return colo_comm_i_all_gather(head->group, COLO_CATEGORY_HEAD, own, head->gathered,
+                                  colo_head_slab(head, dtype), dtype, stream);
 }
 
-colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
+colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream)
 {
     COLO_RANGE();
     uint64_t version;
-    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
-    colo_status_t st = colo_lm_head_i_bound(h, &version);
-    if (!h->group)
+    COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
+    colo_status_t st = colo_lm_head_i_bound(head, &version);
+    if (!head->group)
         return st;
-    if (st == COLO_OK && h->state != COLO_LM_HEAD_NOT_AVAILABLE)
+    if (st == COLO_OK && head->state != COLO_LM_HEAD_NOT_AVAILABLE)
         st = colo_fail(COLO_ERR_STATE, "lm_head: start, but it is already %s",
-                       h->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "available");
-    COLO_TRY(colo_loss_i_ready(h->group, "lm_head start", st));
-    colo_stream_t aux = h->ops->stream_of(h->aux);
-    st = h->ops->event_record(h->aux, READY, stream);
+                       head->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "available");
+    COLO_TRY(colo_loss_i_ready(head->group, "lm_head start", st));
+    colo_stream_t aux = head->ops->stream_of(head->aux);
+    st = head->ops->event_record(head->aux, READY, stream);
     if (st == COLO_OK)
-        st = h->ops->event_wait(h->aux, READY, aux);
+        st = head->ops->event_wait(head->aux, READY, aux);
     if (st == COLO_OK)
-        st = gather(h, aux);
+        st = gather(head, aux);
     if (st == COLO_OK)
-        st = h->ops->event_record(h->aux, GATHERED, aux);
+        st = head->ops->event_record(head->aux, GATHERED, aux);
     if (st < 0) {
-        st = colo_comm_i_fail(h->group, st);
+        st = colo_comm_i_fail(head->group, st);
         const colo_error_t why = colo_error_save();
         /* the gathered head is the caller's again after @stream's work so far */
-        if (h->ops->event_record(h->aux, GATHERED, aux) == COLO_OK)
-            (void)h->ops->event_wait(h->aux, GATHERED, stream);
+        if (head->ops->event_record(head->aux, GATHERED, aux) == COLO_OK)
+            (void)head->ops->event_wait(head->aux, GATHERED, stream);
         return colo_error_restore(st, &why);
     }
-    h->state = COLO_LM_HEAD_IN_FLIGHT;
+    head->state = COLO_LM_HEAD_IN_FLIGHT;
     return COLO_OK;
 }
 
-static void views(const colo_lm_head_t *h, colo_tensor_t *weight, colo_tensor_t *bias)
+static void views(const colo_lm_head_t *head, colo_tensor_t *weight, colo_tensor_t *bias)
 {
-    colo_tensor_t w = h->weight, b = h->bias;
-    if (h->group) {
-        w.data = h->gathered;
+    colo_tensor_t w = head->weight, b = head->bias;
+    if (head->group) {
+        w.data = head->gathered;
         w.ndim = 2;
-        w.shape[0] = h->config.rows;
-        w.shape[1] = h->config.hidden;
-        w.stride[0] = colo_head_pitch(h, h->config.dtype);
+        w.shape[0] = head->config.rows;
+        w.shape[1] = head->config.hidden;
+        w.stride[0] = colo_head_pitch(head, head->config.dtype);
         w.stride[1] = 1;
         w.version = NULL;
-        if (h->config.has_bias) {
-            b.data = colo_linear_element(h->gathered, h->config.dtype, h->config.hidden);
-            b.shape[0] = h->config.rows;
+        if (head->config.has_bias) {
+            b.data = colo_linear_element(head->gathered, head->config.dtype, head->config.hidden);
+            b.shape[0] = head->config.rows;
             b.stride[0] = w.stride[0];
             b.version = NULL;
         }
@@ -375,47 +378,48 @@ static void views(const colo_lm_head_t *h, colo_tensor_t *weight, colo_tensor_t 
         *bias = b;
 }
 
-colo_status_t colo_lm_head_finish(colo_lm_head_t *h, colo_stream_t stream, colo_tensor_t *weight,
+colo_status_t colo_lm_head_finish(colo_lm_head_t *head, colo_stream_t stream, colo_tensor_t *weight,
                                   colo_tensor_t *bias)
 {
     COLO_RANGE();
     uint64_t version;
-    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
-    COLO_TRY(colo_lm_head_i_bound(h, &version));
-    COLO_FAIL_IF(
-        h->group && h->state != COLO_LM_HEAD_IN_FLIGHT, COLO_ERR_STATE, "lm_head: finish, but %s",
-        h->state == COLO_LM_HEAD_AVAILABLE ? "it is available already" : "no gather was started");
-    if (h->group)
-        COLO_TRY(h->ops->event_wait(h->aux, GATHERED, stream));
-    h->state = COLO_LM_HEAD_AVAILABLE;
-    views(h, weight, bias);
+    COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
+    COLO_TRY(colo_lm_head_i_bound(head, &version));
+    COLO_FAIL_IF(head->group && head->state != COLO_LM_HEAD_IN_FLIGHT, COLO_ERR_STATE,
+                 "lm_head: finish, but %s",
+                 head->state == COLO_LM_HEAD_AVAILABLE ? "it is available already"
+                                                       : "no gather was started");
+    if (head->group)
+        COLO_TRY(head->ops->event_wait(head->aux, GATHERED, stream));
+    head->state = COLO_LM_HEAD_AVAILABLE;
+    views(head, weight, bias);
     return COLO_OK;
 }
 
-colo_status_t colo_lm_head_acquire(colo_lm_head_t *h, colo_stream_t stream, colo_tensor_t *weight,
-                                   colo_tensor_t *bias)
+colo_status_t colo_lm_head_acquire(colo_lm_head_t *head, colo_stream_t stream,
+                                   colo_tensor_t *weight, colo_tensor_t *bias)
 {
     COLO_RANGE();
-    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
-    if (h->state == COLO_LM_HEAD_NOT_AVAILABLE)
-        COLO_TRY(colo_lm_head_start(h, stream));
-    if (!h->group || h->state == COLO_LM_HEAD_IN_FLIGHT)
-        return colo_lm_head_finish(h, stream, weight, bias);
-    views(h, weight, bias);
+    COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
+    if (head->state == COLO_LM_HEAD_NOT_AVAILABLE)
+        COLO_TRY(colo_lm_head_start(head, stream));
+    if (!head->group || head->state == COLO_LM_HEAD_IN_FLIGHT)
+        return colo_lm_head_finish(head, stream, weight, bias);
+    views(head, weight, bias);
     return COLO_OK;
 }
 
-colo_status_t colo_lm_head_release(colo_lm_head_t *h, colo_stream_t stream)
+colo_status_t colo_lm_head_release(colo_lm_head_t *head, colo_stream_t stream)
 {
     COLO_RANGE();
     (void)stream; /* what comes next on it comes after what read the views */
-    COLO_FAIL_IF(!h, COLO_ERR_ARG, "lm_head: head is NULL");
-    if (!h->group)
+    COLO_FAIL_IF(!head, COLO_ERR_ARG, "lm_head: head is NULL");
+    if (!head->group)
         return COLO_OK;
-    COLO_FAIL_IF(h->state != COLO_LM_HEAD_AVAILABLE, COLO_ERR_STATE, "lm_head: release, but %s",
-                 h->state == COLO_LM_HEAD_IN_FLIGHT
+    COLO_FAIL_IF(head->state != COLO_LM_HEAD_AVAILABLE, COLO_ERR_STATE, "lm_head: release, but %s",
+                 head->state == COLO_LM_HEAD_IN_FLIGHT
                      ? "its gather is in flight; colo_lm_head_finish() first"
                      : "it is not available");
-    h->state = COLO_LM_HEAD_NOT_AVAILABLE;
+    head->state = COLO_LM_HEAD_NOT_AVAILABLE;
     return COLO_OK;
 }

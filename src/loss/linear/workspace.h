@@ -175,13 +175,13 @@ struct colo_linear_call {
 };
 
 /* k->s, k->m and k->workspace are set; packs the tokens */
-colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_linear_logprob_t *l,
                                   const colo_tensor_t *hidden, const colo_tensor_t *targets,
                                   const colo_support_saved_t *support, void *workspace,
                                   colo_stream_t stream);
 /* The caller's stream waits for what the auxiliary stream has been given. */
-colo_status_t colo_linear_i_join(const struct colo_linear_call *k);
-colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k);
+colo_status_t colo_linear_i_join(const struct colo_linear_call *call);
+colo_status_t colo_linear_i_pipeline(struct colo_linear_call *call);
 
 /* ---- check.c ---- */
 
