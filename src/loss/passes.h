@@ -7,7 +7,7 @@
  *   merge   blocks [W] -> logp, entropy, loss, correct, counts, saved statistics
  *   grad    logits, saved statistics, upstream -> d_logits
  *
- * A table of colo_ops_t fills them for one kind of memory: host/logprob.c in plain C; a CUDA file
+ * A table of colo_loss_ops_t (loss.h) fills them for one kind of memory: host/logprob.c in plain C; a CUDA file
  * fills the same three. Each gets checked arguments, allocates nothing, enqueues on the stream and
  * does not wait. Everything about a token depends on that token's row only and is combined in a
  * fixed order, so results cannot depend on how the tokens are cut into passes.

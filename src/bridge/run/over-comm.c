@@ -82,7 +82,7 @@ static colo_status_t make(const colo_bridge_t *bridge, colo_pool_t *pool,
                           int32_t *count)
 {
     *boxes = boxes_of(pool, routes->nregions);
-    *out = colo_pool_take(pool, (2 * (size_t)routes->nmessages + 1) * sizeof **out); /* far_of() */
+    *out = colo_pool_take(pool, (2 * (size_t)routes->nmessages + 1) * sizeof **out);
     if (!*boxes || !*out)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)routes->nregions);
     for (int32_t i = 0; i < routes->nmessages; i++) {

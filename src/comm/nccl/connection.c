@@ -264,8 +264,8 @@ void colo_nccl_connection_put(struct colo_nccl_context *context, struct colo_con
 }
 
 /* With a reference. */
-static struct colo_connection *find_link(struct colo_nccl_context *context,
-                                         const colo_comm_t *control)
+static struct colo_connection *find_connection(struct colo_nccl_context *context,
+                                               const colo_comm_t *control)
 {
     pthread_mutex_lock(&context->lock);
     struct colo_connection *connection = context->connection;
@@ -341,7 +341,7 @@ colo_status_t colo_nccl_connection_get(struct colo_nccl_context *context, colo_c
     struct colo_connection *fresh = NULL;
     ncclUniqueId id;
     bool cached = false;
-    struct colo_connection *connection = borrowed ? NULL : find_link(context, control);
+    struct colo_connection *connection = borrowed ? NULL : find_connection(context, control);
     colo_status_t st = link_new(control, &fresh);
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
     COLO_TRY_GOTO(st, all_have(control, connection != NULL, &cached), fail);

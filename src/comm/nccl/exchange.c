@@ -255,7 +255,7 @@ static int by_value(const void *a, const void *b)
 
 /* Rank @peer of the comm among the ranks of the connection. -1: the subconnection does not have it.
  */
-static int32_t link_rank(const colo_subconnection_t *subconnection, int32_t peer)
+static int32_t rank_on(const colo_subconnection_t *subconnection, int32_t peer)
 {
     if (!subconnection)
         return peer;
@@ -274,7 +274,7 @@ static colo_status_t group(struct colo_operation *call, const struct exchange *e
         for (int32_t i = 0; i < exchange->n[side] * steps; i++, part++) {
             if (part->bytes == 0 || error != ncclSuccess)
                 continue;
-            const int32_t peer = link_rank(exchange->subconnection, part->peer);
+            const int32_t peer = rank_on(exchange->subconnection, part->peer);
             error =
                 side ? call->lib->recv(part->data, part->bytes, ncclInt8, peer, nccl, call->stream)
                      : call->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, call->stream);
@@ -319,7 +319,7 @@ static colo_status_t run(struct colo_operation *call, const struct exchange *exc
     const int steps = steps_needed(exchange);
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < exchange->n[side]; i++)
-            if (link_rank(exchange->subconnection, exchange->m[side][i].peer) < 0)
+            if (rank_on(exchange->subconnection, exchange->m[side][i].peer) < 0)
                 return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
                                  colo_operation_text(call, what, sizeof what),
                                  (int)exchange->m[side][i].peer);

@@ -166,7 +166,7 @@ static colo_status_t close_slot(colo_comm_t *comm, colo_status_t st)
     return st;
 }
 
-static void unpin(struct colo_slot *slot)
+static void unreference(struct colo_slot *slot)
 {
     atomic_fetch_sub_explicit(&slot->readers, 1, memory_order_release);
 }
@@ -177,7 +177,7 @@ static bool reference(struct colo_slot *slot, uint64_t seq)
     atomic_fetch_add(&slot->readers, 1);
     if (atomic_load(&slot->open) == seq)
         return true;
-    unpin(slot);
+    unreference(slot);
     return false;
 }
 
@@ -258,7 +258,7 @@ static colo_status_t threads_all_gather(colo_comm_t *comm, const void *send, voi
         int32_t peer = (comm->rank + k) % comm->size;
         COLO_TRY_GOTO(st, reference_peer(comm, peer), out);
         memcpy((char *)recv + (size_t)peer * bytes, shared->slot[peer].send, bytes);
-        unpin(&shared->slot[peer]);
+        unreference(&shared->slot[peer]);
     }
     st = finish_all(comm, &wait);
 out:
@@ -276,7 +276,7 @@ static colo_status_t threads_broadcast(colo_comm_t *comm, void *buffer, size_t b
     if (bytes && root != comm->rank) {
         COLO_TRY_GOTO(st, reference_peer(comm, root), out);
         memcpy(buffer, shared->slot[root].send, bytes);
-        unpin(&shared->slot[root]);
+        unreference(&shared->slot[root]);
     }
     st = finish_all(comm, &wait);
 out:
@@ -302,7 +302,7 @@ static colo_status_t reduce_slices(colo_comm_t *comm, void *dst, int64_t lo, int
                          (colo_redop_t)comm->op.param);
     while (referenced-- > 0)
         if (referenced != comm->rank)
-            unpin(&slot[referenced]);
+            unreference(&slot[referenced]);
     return st;
 }
 
@@ -358,7 +358,7 @@ static colo_status_t threads_all_reduce(colo_comm_t *comm, const void *send, voi
         memcpy((char *)recv + (size_t)from * elem, slot[peer].workspace,
                (size_t)(to - from) * elem);
         if (peer != comm->rank)
-            unpin(&slot[peer]);
+            unreference(&slot[peer]);
     }
     st = finish_all(comm, &wait);
 out:
@@ -430,7 +430,7 @@ static colo_status_t visit_sender(colo_comm_t *comm, colo_wait_t *wait, const co
     colo_status_t st = i < 0
                            ? mismatch(comm, recv->peer, "sends it no message where one is expected")
                            : same_boxes(comm, recv, &slot->exchange->send[i]);
-    unpin(slot);
+    unreference(slot);
     return st;
 }
 
@@ -448,7 +448,7 @@ static colo_status_t visit_receiver(colo_comm_t *comm, colo_wait_t *wait, int32_
         if (st == COLO_OK &&
             find_message(slot->exchange->recv, slot->exchange->nrecvs, comm->rank) < 0)
             st = mismatch(comm, peer, "expects no message from it where it sends one");
-        unpin(slot);
+        unreference(slot);
     } else if (atomic_load_explicit(&self->ack[i], memory_order_acquire) < comm->seq) {
         st = mismatch(comm, peer, NULL);
     }
@@ -463,7 +463,7 @@ static colo_status_t take_message(colo_comm_t *comm, const colo_message_t *recv,
     for (int32_t k = 0; k < recv->nboxes; k++)
         colo_box_copy_host(&recv->boxes[k], &slot->exchange->send[i].boxes[k], elem);
     atomic_store_explicit(&slot->ack[i], comm->seq, memory_order_release);
-    unpin(slot);
+    unreference(slot);
     return COLO_OK;
 }
 

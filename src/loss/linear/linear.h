@@ -12,7 +12,7 @@
  * pack pass writes, on the device, which token each of the R rows is (-1: none) and which row each
  * token is. From there on everything runs over rows, with an ordinary colo_logprob_pass of R tokens
  * whose targets are the packed ones: a row without a token has the target ignore_index, so that no
- * pass needs to know a count. Only spread() goes back to tokens.
+ * pass needs to know a count. Only rows_scatter() goes back to tokens.
  *
  * Chunks. Rows [lo, hi) are made as one chunk in one of two logits buffers; a pass of passes.h then
  * gets logits (and d_logits) whose row 0 is the row `row_lo` of the pass. In loss mode with several
