@@ -93,10 +93,10 @@ static uint64_t hash_config(const struct colo_logprob_pass *base)
 static uint64_t hash_mask(const struct colo_logprob_pass *base)
 {
     const struct colo_distill_pass *pass = (const struct colo_distill_pass *)base;
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
+    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
     for (int64_t t = 0; t < pass->base.tokens && pass->mask; t++)
-        h = colo_hash_i64(h, pass->mask[t * pass->mask_stride] != 0);
-    return h;
+        hash = colo_hash_i64(hash, pass->mask[t * pass->mask_stride] != 0);
+    return hash;
 }
 
 COLO_LOSS_STEP(local, distill_stats, colo_distill_pass)

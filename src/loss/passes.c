@@ -19,12 +19,12 @@ static double smoothing_of(const colo_logprob_config_t *c)
 }
 
 /* Appends an array of @n elements. */
-static bool append(colo_logprob_block_t *b, int64_t n, int64_t elem, int64_t *offset)
+static bool append(colo_logprob_block_t *block, int64_t n, int64_t elem, int64_t *offset)
 {
     int64_t size;
-    *offset = b->bytes;
+    *offset = block->bytes;
     return colo_mul_ok(n, elem, &size) && colo_add_ok(size, 7, &size) &&
-           colo_add_ok(b->bytes, size & ~INT64_C(7), &b->bytes);
+           colo_add_ok(block->bytes, size & ~INT64_C(7), &block->bytes);
 }
 
 bool colo_loss_i_lay_out(struct colo_logprob_pass *p, const colo_block_array_t *arrays, int32_t n,
@@ -54,39 +54,39 @@ uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass)
 }
 
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
-                                 colo_logprob_block_t *b)
+                                 colo_logprob_block_t *block)
 {
     static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
     struct colo_logprob_pass pass = {
         .config = *c, .stat_dtype = colo_logprob_stat_dtype(dtype), .smoothing = smoothing_of(c)};
     const bool fits = colo_loss_i_lay_out(&pass, arrays, 6, colo_logprob_i_wanted(&pass), n);
-    *b = pass.block;
+    *block = pass.block;
     return fits;
 }
 
-static uint64_t hash_f64(uint64_t h, double v)
+static uint64_t hash_f64(uint64_t hash, double v)
 {
     int64_t bits;
     memcpy(&bits, &v, sizeof bits);
-    return colo_hash_i64(h, bits);
+    return colo_hash_i64(hash, bits);
 }
 
 uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype)
 {
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, c->logits.vocab);
-    h = hash_f64(h, c->logits.scale / c->logits.temperature);
-    h = hash_f64(h, c->logits.softcap);
-    h = hash_f64(h, smoothing_of(c));
-    h = hash_f64(h, c->z_loss);
-    h = colo_hash_i64(h, c->ignore_index);
-    h = colo_hash_i64(h, c->order);
-    h = colo_hash_i64(h, dtype);
-    return colo_hash_i64(h, c->want_entropy | c->want_loss << 1 | c->want_correct << 2 |
-                                c->lenient_targets << 3 | c->local_smoothing << 4);
+    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, c->logits.vocab);
+    hash = hash_f64(hash, c->logits.scale / c->logits.temperature);
+    hash = hash_f64(hash, c->logits.softcap);
+    hash = hash_f64(hash, smoothing_of(c));
+    hash = hash_f64(hash, c->z_loss);
+    hash = colo_hash_i64(hash, c->ignore_index);
+    hash = colo_hash_i64(hash, c->order);
+    hash = colo_hash_i64(hash, dtype);
+    return colo_hash_i64(hash, c->want_entropy | c->want_loss << 1 | c->want_correct << 2 |
+                                   c->lenient_targets << 3 | c->local_smoothing << 4);
 }
 
 /* Of a support in host memory, and of its tokens that are not ignored. */
-static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t h)
+static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t hash)
 {
     const struct colo_support_pass *s = &pass->support;
     for (int64_t row = 0; row < pass->tokens && s->begin; row++) {
@@ -94,20 +94,20 @@ static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t h)
             continue;
         const int64_t t = s->token_of ? s->token_of[row] : row, end = s->end[t * s->end_stride];
         for (int64_t i = s->begin[t * s->begin_stride]; i < end; i++)
-            h = (h ^ (h >> 29) ^ (uint64_t)s->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
-        h = (h ^ (h >> 29) ^ (uint64_t)row) * UINT64_C(0x9e3779b97f4a7c15);
+            hash = (hash ^ (hash >> 29) ^ (uint64_t)s->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
+        hash = (hash ^ (hash >> 29) ^ (uint64_t)row) * UINT64_C(0x9e3779b97f4a7c15);
     }
-    return h;
+    return hash;
 }
 
 /* One multiplication a target: the rows are read anyway, this must not show. */
 uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *pass)
 {
-    uint64_t h = COLO_HASH_INIT;
+    uint64_t hash = COLO_HASH_INIT;
     for (int64_t t = 0; t < pass->tokens; t++)
-        h = (h ^ (h >> 29) ^ (uint64_t)pass->targets[t * pass->target_stride]) *
-            UINT64_C(0x9e3779b97f4a7c15);
-    return hash_support(pass, h);
+        hash = (hash ^ (hash >> 29) ^ (uint64_t)pass->targets[t * pass->target_stride]) *
+               UINT64_C(0x9e3779b97f4a7c15);
+    return hash_support(pass, hash);
 }
 
 struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,

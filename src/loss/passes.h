@@ -59,9 +59,9 @@ static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds m
 __host__ __device__
 #endif
 static inline bool
-colo_logprob_i_alike(const colo_logprob_header_t *a, const colo_logprob_header_t *b)
+colo_logprob_i_alike(const colo_logprob_header_t *a, const colo_logprob_header_t *header)
 {
-    return a->config == b->config && a->targets == b->targets;
+    return a->config == header->config && a->targets == header->targets;
 }
 
 /* Byte offsets of the arrays in a block of some number of tokens; -1: the array is not there. */
@@ -146,7 +146,7 @@ bool colo_loss_i_lay_out(struct colo_logprob_pass *pass, const colo_block_array_
 /* of COLO_LOGPROB_ARRAYS */
 uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass);
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
-                                 colo_logprob_block_t *b);
+                                 colo_logprob_block_t *block);
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
 uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype);
 

@@ -57,8 +57,8 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_pass *ba
 static uint64_t hash_config(const struct colo_logprob_pass *base)
 {
     const struct colo_sampling_pass *pass = (const struct colo_sampling_pass *)base;
-    const uint64_t h = colo_logprob_i_hash_config(&base->config, base->dtype);
-    return colo_hash_bytes(colo_hash_i64(h, pass->top_k), &pass->top_p, sizeof pass->top_p);
+    const uint64_t hash = colo_logprob_i_hash_config(&base->config, base->dtype);
+    return colo_hash_bytes(colo_hash_i64(hash, pass->top_k), &pass->top_p, sizeof pass->top_p);
 }
 
 COLO_LOSS_STEP(local, sampling_largest, colo_sampling_pass)

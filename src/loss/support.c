@@ -69,9 +69,9 @@ colo_status_t colo_loss_i_check_support(const colo_support_t *support,
     return COLO_OK;
 }
 
-static uint64_t version_of(const colo_support_saved_t *s)
+static uint64_t version_of(const colo_support_saved_t *saved)
 {
-    const colo_tensor_t *const all[] = {&s->ids, &s->begin, &s->end};
+    const colo_tensor_t *const all[] = {&saved->ids, &saved->begin, &saved->end};
     uint64_t sum = 0;
     for (int i = 0; i < 3; i++)
         sum += colo_loss_i_version(all[i]);
@@ -80,12 +80,12 @@ static uint64_t version_of(const colo_support_saved_t *s)
 
 colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support)
 {
-    colo_support_saved_t s = {.version = 0};
+    colo_support_saved_t saved = {.version = 0};
     if (!support)
-        return s;
-    s = (colo_support_saved_t){*support->ids, *support->begin, *support->end, 0};
-    s.version = version_of(&s);
-    return s;
+        return saved;
+    saved = (colo_support_saved_t){*support->ids, *support->begin, *support->end, 0};
+    saved.version = version_of(&saved);
+    return saved;
 }
 
 struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved)

@@ -95,22 +95,22 @@ static void place(struct colo_topk_pass *pass, double *memory)
 static uint64_t hash_inputs(const struct colo_logprob_pass *base)
 {
     const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
+    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, pass->mask != NULL);
     for (int64_t t = 0; t < pass->base.tokens; t++) {
-        h = colo_hash_i64(h, pass->mask ? pass->mask[t * pass->mask_stride] != 0 : 1);
+        hash = colo_hash_i64(hash, pass->mask ? pass->mask[t * pass->mask_stride] != 0 : 1);
         for (int64_t i = 0; i < pass->k && !pass->topk; i++)
-            h = colo_hash_i64(h, pass->ids[t * pass->id_stride + i]);
+            hash = colo_hash_i64(hash, pass->ids[t * pass->id_stride + i]);
     }
-    return h;
+    return hash;
 }
 
 static uint64_t hash_config(const struct colo_logprob_pass *base)
 {
     const struct colo_topk_pass *pass = (const struct colo_topk_pass *)base;
-    uint64_t h = colo_logprob_i_hash_config(&pass->base.config, pass->base.dtype);
-    h = colo_hash_i64(h, pass->k);
-    h = colo_hash_i64(h, pass->topk);
-    return colo_hash_i64(h, pass->ignore_index);
+    uint64_t hash = colo_logprob_i_hash_config(&pass->base.config, pass->base.dtype);
+    hash = colo_hash_i64(hash, pass->k);
+    hash = colo_hash_i64(hash, pass->topk);
+    return colo_hash_i64(hash, pass->ignore_index);
 }
 
 static colo_status_t local(const struct colo_loss_call *call, struct colo_logprob_pass *base)

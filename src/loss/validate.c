@@ -275,9 +275,9 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
     while (offset < vocab) {
         int64_t end = offset;
         for (int32_t r = 0; r < pass->ranks && end == offset; r++) {
-            const colo_logprob_header_t *h = header_of(pass, r);
-            if (h->start <= offset && offset - h->start < h->columns)
-                end = h->start + h->columns;
+            const colo_logprob_header_t *header = header_of(pass, r);
+            if (header->start <= offset && offset - header->start < header->columns)
+                end = header->start + header->columns;
         }
         COLO_FAIL_IF(end == offset, COLO_ERR_MISMATCH,
                      "logprob: no rank of %d holds column %" PRId64
@@ -298,20 +298,20 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass)
 {
     const colo_logprob_header_t *first = header_of(pass, 0);
     for (int32_t r = 0; r < pass->ranks; r++) {
-        const colo_logprob_header_t *h = header_of(pass, r);
-        COLO_FAIL_IF(h->magic != COLO_LOGPROB_MAGIC, COLO_ERR_MISMATCH,
+        const colo_logprob_header_t *header = header_of(pass, r);
+        COLO_FAIL_IF(header->magic != COLO_LOGPROB_MAGIC, COLO_ERR_MISMATCH,
                      "logprob: rank %d brings no statistics", (int)(r / pass->segments));
-        COLO_FAIL_IF(h->tokens != first->tokens, COLO_ERR_MISMATCH,
+        COLO_FAIL_IF(header->tokens != first->tokens, COLO_ERR_MISMATCH,
                      "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
-                     (int)(r / pass->segments), h->tokens, first->tokens);
-        COLO_FAIL_IF(h->config != first->config, COLO_ERR_MISMATCH,
+                     (int)(r / pass->segments), header->tokens, first->tokens);
+        COLO_FAIL_IF(header->config != first->config, COLO_ERR_MISMATCH,
                      "logprob: rank %d has another config, dtype or order of rows than "
                      "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(r / pass->segments), h->config, first->config);
-        COLO_FAIL_IF(h->targets != first->targets, COLO_ERR_MISMATCH,
+                     (int)(r / pass->segments), header->config, first->config);
+        COLO_FAIL_IF(header->targets != first->targets, COLO_ERR_MISMATCH,
                      "logprob: rank %d has other targets than rank 0 "
                      "(%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(r / pass->segments), h->targets, first->targets);
+                     (int)(r / pass->segments), header->targets, first->targets);
     }
     return check_tiling(pass);
 }

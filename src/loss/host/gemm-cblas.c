@@ -110,16 +110,16 @@ ADD(add_f32, float)
 ADD(add_f64, double)
 
 /* One block of k: c = a b, and into the sums. */
-static void multiply(const colo_cblas_t *lib, const struct colo_host_product *p, char *memory,
+static void multiply(const colo_cblas_t *lib, const struct colo_host_product *product, char *memory,
                      const int64_t offset[4], int64_t m, int64_t n, int64_t k, int64_t columns,
                      bool first)
 {
     void *a = memory + offset[0], *b = memory + offset[1], *c = memory + offset[2];
     double *sum = (double *)(void *)(memory + offset[3]);
-    const int op_a = p->a.by_k ? COLO_CBLAS_TRANS : COLO_CBLAS_NO_TRANS,
-              op_b = p->b.by_k ? COLO_CBLAS_NO_TRANS : COLO_CBLAS_TRANS;
-    const int64_t lda = p->a.by_k ? ROWS : DEPTH, ldb = p->b.by_k ? columns : DEPTH;
-    if (p->wide) {
+    const int op_a = product->a.by_k ? COLO_CBLAS_TRANS : COLO_CBLAS_NO_TRANS,
+              op_b = product->b.by_k ? COLO_CBLAS_NO_TRANS : COLO_CBLAS_TRANS;
+    const int64_t lda = product->a.by_k ? ROWS : DEPTH, ldb = product->b.by_k ? columns : DEPTH;
+    if (product->wide) {
         lib->dgemm(COLO_CBLAS_ROW_MAJOR, op_a, op_b, m, n, k, 1, a, lda, b, ldb, 0, c, columns);
         add_f64(sum, c, m, n, columns, first);
     } else {
@@ -128,29 +128,30 @@ static void multiply(const colo_cblas_t *lib, const struct colo_host_product *p,
     }
 }
 
-void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *p,
+void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *product,
                          int64_t columns, void *workspace)
 {
     int64_t offset[4];
-    lay_out(columns, p->wide ? 8 : 4, offset);
+    lay_out(columns, product->wide ? 8 : 4, offset);
     char *memory = workspace;
     double *sum = (double *)(void *)(memory + offset[3]);
-    for (int64_t i = p->sums_rows ? 0 : -(p->first % ROWS); i < p->m; i += ROWS) {
-        const int64_t lo = i < 0 ? 0 : i, hi = p->m - i < ROWS ? p->m : i + ROWS;
-        const struct span rows = {lo, hi - lo, lo - i, p->sums_rows ? hi - lo : ROWS};
-        for (int64_t j = 0; j < p->n; j += columns) {
-            const int64_t n = p->n - j < columns ? p->n - j : columns;
-            if (p->k == 0)
+    for (int64_t i = product->sums_rows ? 0 : -(product->first % ROWS); i < product->m; i += ROWS) {
+        const int64_t lo = i < 0 ? 0 : i, hi = product->m - i < ROWS ? product->m : i + ROWS;
+        const struct span rows = {lo, hi - lo, lo - i, product->sums_rows ? hi - lo : ROWS};
+        for (int64_t j = 0; j < product->n; j += columns) {
+            const int64_t n = product->n - j < columns ? product->n - j : columns;
+            if (product->k == 0)
                 memset(sum, 0, (size_t)(ROWS * columns) * sizeof *sum);
-            for (int64_t from = 0; from < p->k; from += DEPTH) {
-                struct span k = {from, p->k - from < DEPTH ? p->k - from : DEPTH, 0, 0};
-                k.all = p->sums_rows ? DEPTH : k.n;
-                pack(memory + offset[0], p->a.by_k ? ROWS : DEPTH, &p->a, rows, k);
-                pack(memory + offset[1], p->b.by_k ? columns : DEPTH, &p->b,
+            for (int64_t from = 0; from < product->k; from += DEPTH) {
+                struct span k = {from, product->k - from < DEPTH ? product->k - from : DEPTH, 0, 0};
+                k.all = product->sums_rows ? DEPTH : k.n;
+                pack(memory + offset[0], product->a.by_k ? ROWS : DEPTH, &product->a, rows, k);
+                pack(memory + offset[1], product->b.by_k ? columns : DEPTH, &product->b,
                      (struct span){j, n, 0, n}, k);
-                multiply(lib, p, memory, offset, rows.all, n, k.all, columns, from == 0);
+                multiply(lib, product, memory, offset, rows.all, n, k.all, columns, from == 0);
             }
-            colo_host_product_store(p, lo, hi - lo, j, n, sum + rows.before * columns, columns);
+            colo_host_product_store(product, lo, hi - lo, j, n, sum + rows.before * columns,
+                                    columns);
         }
     }
 }

@@ -63,23 +63,23 @@ int64_t colo_host_loops_workspace(void)
     return (int64_t)sizeof(struct panels);
 }
 
-void colo_host_loops_run(const struct colo_host_product *p, void *workspace)
+void colo_host_loops_run(const struct colo_host_product *product, void *workspace)
 {
     struct panels *panels = workspace;
-    for (int64_t i = 0; i < p->m; i += BLOCK)
-        for (int64_t j = 0; j < p->n; j += BLOCK) {
-            int64_t tall = p->m - i < BLOCK ? p->m - i : BLOCK;
-            int64_t wide = p->n - j < BLOCK ? p->n - j : BLOCK;
+    for (int64_t i = 0; i < product->m; i += BLOCK)
+        for (int64_t j = 0; j < product->n; j += BLOCK) {
+            int64_t tall = product->m - i < BLOCK ? product->m - i : BLOCK;
+            int64_t wide = product->n - j < BLOCK ? product->n - j : BLOCK;
             memset(panels->sum, 0, sizeof panels->sum);
-            for (int64_t k = 0; k < p->k; k += DEPTH) {
-                int64_t depth = p->k - k < DEPTH ? p->k - k : DEPTH;
-                pack_panel(&p->a, i, tall, k, depth, p->wide, &panels->a);
-                pack_panel(&p->b, j, wide, k, depth, p->wide, &panels->b);
-                if (p->wide)
+            for (int64_t k = 0; k < product->k; k += DEPTH) {
+                int64_t depth = product->k - k < DEPTH ? product->k - k : DEPTH;
+                pack_panel(&product->a, i, tall, k, depth, product->wide, &panels->a);
+                pack_panel(&product->b, j, wide, k, depth, product->wide, &panels->b);
+                if (product->wide)
                     multiply_f64(panels->a.f64, panels->b.f64, depth, panels->sum);
                 else
                     multiply_f32(panels->a.f32, panels->b.f32, depth, panels->sum);
             }
-            colo_host_product_store(p, i, tall, j, wide, panels->sum, BLOCK);
+            colo_host_product_store(product, i, tall, j, wide, panels->sum, BLOCK);
         }
 }

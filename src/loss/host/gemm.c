@@ -17,48 +17,48 @@ struct blas {
     bool wide;
 };
 
-static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stream_t stream)
+static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_stream_t stream)
 {
     const struct blas *blas = made;
-    struct colo_host_product p = {.first = g->first,
-                                  .wide = g->h.dtype == COLO_F64,
-                                  .scale = g->scale ? (double)*g->scale : 1};
+    struct colo_host_product product = {.first = gemm->first,
+                                        .wide = gemm->h.dtype == COLO_F64,
+                                        .scale = gemm->scale ? (double)*gemm->scale : 1};
     (void)stream;
-    switch (g->product) {
+    switch (gemm->product) {
     case COLO_LINEAR_LOGITS:
-        p.a = (struct colo_host_operand){g->h.data, g->h.dtype, g->h.stride, false};
-        p.b = (struct colo_host_operand){g->w.data, g->w.dtype, g->w.stride, false};
-        p.m = g->rows;
-        p.n = g->columns;
-        p.k = g->hidden;
-        p.c = &g->z;
-        p.bias = g->bias;
-        p.bias_dtype = g->h.dtype;
+        product.a = (struct colo_host_operand){gemm->h.data, gemm->h.dtype, gemm->h.stride, false};
+        product.b = (struct colo_host_operand){gemm->w.data, gemm->w.dtype, gemm->w.stride, false};
+        product.m = gemm->rows;
+        product.n = gemm->columns;
+        product.k = gemm->hidden;
+        product.c = &gemm->z;
+        product.bias = gemm->bias;
+        product.bias_dtype = gemm->h.dtype;
         break;
     case COLO_LINEAR_D_HIDDEN:
-        p.a = (struct colo_host_operand){g->z.data, g->z.dtype, g->z.stride, false};
-        p.b = (struct colo_host_operand){g->w.data, g->w.dtype, g->w.stride, true};
-        p.m = g->rows;
-        p.n = g->hidden;
-        p.k = g->columns;
-        p.c = &g->h;
-        p.add = g->beta != 0;
+        product.a = (struct colo_host_operand){gemm->z.data, gemm->z.dtype, gemm->z.stride, false};
+        product.b = (struct colo_host_operand){gemm->w.data, gemm->w.dtype, gemm->w.stride, true};
+        product.m = gemm->rows;
+        product.n = gemm->hidden;
+        product.k = gemm->columns;
+        product.c = &gemm->h;
+        product.add = gemm->beta != 0;
         break;
     case COLO_LINEAR_D_WEIGHT:
-        p.a = (struct colo_host_operand){g->z.data, g->z.dtype, g->z.stride, true};
-        p.b = (struct colo_host_operand){g->h.data, g->h.dtype, g->h.stride, true};
-        p.m = g->columns;
-        p.n = g->hidden;
-        p.k = g->rows;
-        p.sums_rows = true;
-        p.c = &g->w;
-        p.add = g->beta != 0;
+        product.a = (struct colo_host_operand){gemm->z.data, gemm->z.dtype, gemm->z.stride, true};
+        product.b = (struct colo_host_operand){gemm->h.data, gemm->h.dtype, gemm->h.stride, true};
+        product.m = gemm->columns;
+        product.n = gemm->hidden;
+        product.k = gemm->rows;
+        product.sums_rows = true;
+        product.c = &gemm->w;
+        product.add = gemm->beta != 0;
         break;
     }
     if (blas)
-        colo_host_cblas_run(&blas->lib, &p, blas->columns, g->workspace);
+        colo_host_cblas_run(&blas->lib, &product, blas->columns, gemm->workspace);
     else
-        colo_host_loops_run(&p, g->workspace);
+        colo_host_loops_run(&product, gemm->workspace);
     return COLO_OK;
 }
 

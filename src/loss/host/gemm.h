@@ -36,17 +36,17 @@ struct colo_host_product {
 };
 
 /* Rows [i0, i0 + m), columns [j0, j0 + n) of C from sums of @pitch a row, which are overwritten. */
-void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int64_t m, int64_t j0,
-                             int64_t n, double *sum, int64_t pitch);
+void colo_host_product_store(const struct colo_host_product *product, int64_t i0, int64_t m,
+                             int64_t j0, int64_t n, double *sum, int64_t pitch);
 
 /* gemm-loops.c */
 int64_t colo_host_loops_workspace(void);
-void colo_host_loops_run(const struct colo_host_product *p, void *workspace);
+void colo_host_loops_run(const struct colo_host_product *product, void *workspace);
 
 /* gemm-cblas.c; @columns: of a block, for products of at most @most columns */
 int64_t colo_host_cblas_columns(int64_t most);
 int64_t colo_host_cblas_workspace(int64_t columns, bool wide);
-void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *p,
+void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *product,
                          int64_t columns, void *workspace);
 
 #endif

@@ -41,48 +41,49 @@ colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stre
     return COLO_OK;
 }
 
-static double upstream_of(const struct colo_linear_upstream_rows *u, int k, int64_t token)
+static double upstream_of(const struct colo_linear_upstream_rows *up, int k, int64_t token)
 {
     if (token < 0)
         return 0;
-    return u->factor[k] * (u->from[k] ? colo_scalar_get(u->dtype, u->from[k], token) : 1);
+    return up->factor[k] * (up->from[k] ? colo_scalar_get(up->dtype, up->from[k], token) : 1);
 }
 
-colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
+colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *up,
                                       colo_stream_t stream)
 {
-    const struct colo_linear_rows *r = u->rows;
+    const struct colo_linear_rows *r = up->rows;
     const int64_t valid = r->counts[COLO_LINEAR_VALID];
-    const double mean = !u->mean ? 1 : valid ? 1 / (double)valid : 0;
+    const double mean = !up->mean ? 1 : valid ? 1 / (double)valid : 0;
     double by = 1;
     (void)stream;
-    if (u->scale) {
+    if (up->scale) {
         double most = 0;
         for (int k = 0; k < 3; k++)
-            for (int64_t i = 0; u->to[k] && i < r->rows; i++) {
-                const double v = fabs(upstream_of(u, k, r->token_of[i]) * mean);
+            for (int64_t i = 0; up->to[k] && i < r->rows; i++) {
+                const double v = fabs(upstream_of(up, k, r->token_of[i]) * mean);
                 most = v > most && isfinite(v) ? v : most;
             }
         /* a number of fp32 that has a reciprocal */
         most = most < FLT_MIN ? 1 : most > FLT_MAX ? FLT_MAX : (double)(float)most;
-        most = u->exact ? ldexp(1, ilogb(most)) : most;
-        u->scale[0] = (float)(most / u->lift);
-        u->scale[1] = 0;
-        u->scale[2] = 1;
-        by = u->lift / most;
+        most = up->exact ? ldexp(1, ilogb(most)) : most;
+        up->scale[0] = (float)(most / up->lift);
+        up->scale[1] = 0;
+        up->scale[2] = 1;
+        by = up->lift / most;
     }
     for (int k = 0; k < 3; k++)
-        for (int64_t i = 0; u->to[k] && i < r->rows; i++)
-            colo_scalar_put(u->dtype, u->to[k], i, upstream_of(u, k, r->token_of[i]) * mean * by);
+        for (int64_t i = 0; up->to[k] && i < r->rows; i++)
+            colo_scalar_put(up->dtype, up->to[k], i,
+                            upstream_of(up, k, r->token_of[i]) * mean * by);
     return COLO_OK;
 }
 
-static void scatter_one(const struct colo_linear_scatter *s, const void *from, void *to)
+static void scatter_one(const struct colo_linear_scatter *scatter, const void *from, void *to)
 {
-    for (int64_t t = 0; to && t < s->rows->tokens; t++) {
-        int64_t row = s->rows->row_of[t];
-        colo_scalar_put(s->dtype, to, t,
-                        row >= 0    ? colo_scalar_get(s->dtype, from, row)
+    for (int64_t t = 0; to && t < scatter->rows->tokens; t++) {
+        int64_t row = scatter->rows->row_of[t];
+        colo_scalar_put(scatter->dtype, to, t,
+                        row >= 0    ? colo_scalar_get(scatter->dtype, from, row)
                         : row == -1 ? 0
                                     : (double)NAN);
     }
@@ -98,20 +99,21 @@ colo_status_t colo_host_rows_factor(float *to, const float *from, double factor,
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream)
+colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *scatter,
+                                     colo_stream_t stream)
 {
     (void)stream;
-    scatter_one(s, s->from.logp, s->to.logp);
-    scatter_one(s, s->from.entropy, s->to.entropy);
-    scatter_one(s, s->from.loss, s->to.loss);
-    for (int64_t t = 0; s->to.correct && t < s->rows->tokens; t++) {
-        int64_t row = s->rows->row_of[t];
-        s->to.correct[t] = row >= 0 ? s->from.correct[row] : 0;
+    scatter_one(scatter, scatter->from.logp, scatter->to.logp);
+    scatter_one(scatter, scatter->from.entropy, scatter->to.entropy);
+    scatter_one(scatter, scatter->from.loss, scatter->to.loss);
+    for (int64_t t = 0; scatter->to.correct && t < scatter->rows->tokens; t++) {
+        int64_t row = scatter->rows->row_of[t];
+        scatter->to.correct[t] = row >= 0 ? scatter->from.correct[row] : 0;
     }
-    if (s->to.n_valid)
-        *s->to.n_valid = s->rows->counts[COLO_LINEAR_VALID];
-    if (s->to.n_invalid)
-        *s->to.n_invalid = s->rows->counts[COLO_LINEAR_INVALID];
+    if (scatter->to.n_valid)
+        *scatter->to.n_valid = scatter->rows->counts[COLO_LINEAR_VALID];
+    if (scatter->to.n_invalid)
+        *scatter->to.n_invalid = scatter->rows->counts[COLO_LINEAR_INVALID];
     return COLO_OK;
 }
 

@@ -118,9 +118,9 @@ static double candidate(const struct colo_topk_pass *pass, int32_t r, int64_t in
 static int32_t rank_of(const struct colo_topk_pass *pass, int64_t id)
 {
     for (int32_t r = 0; r < pass->base.ranks; r++) {
-        const colo_logprob_header_t *h =
+        const colo_logprob_header_t *header =
             (const colo_logprob_header_t *)colo_logprob_i_block(&pass->base, r);
-        if (id >= h->start && id - h->start < h->columns)
+        if (id >= header->start && id - header->start < header->columns)
             return r;
     }
     return 0; /* on the host: not reached, the shards tile the vocabulary */

@@ -141,33 +141,35 @@ static colo_status_t check_states(const colo_linear_logprob_t *l, const colo_ten
     return check_place(l, x, what);
 }
 
-static colo_status_t check_count(const colo_linear_logprob_t *l, const colo_linear_batch_t *b)
+static colo_status_t check_count(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch)
 {
-    const int64_t ignore = l->config.logprob.ignore_index, T = b->targets->shape[0];
+    const int64_t ignore = l->config.logprob.ignore_index, T = batch->targets->shape[0];
     int64_t n = 0;
-    if (b->max_valid < 0 || b->targets->mem != COLO_HOST)
+    if (batch->max_valid < 0 || batch->targets->mem != COLO_HOST)
         return COLO_OK;
     for (int64_t t = 0; t < T; t++)
-        n += ((const int64_t *)b->targets->data)[t * b->targets->stride[0]] != ignore;
-    COLO_FAIL_IF(n > b->max_valid, COLO_ERR_ARG,
+        n += ((const int64_t *)batch->targets->data)[t * batch->targets->stride[0]] != ignore;
+    COLO_FAIL_IF(n > batch->max_valid, COLO_ERR_ARG,
                  "linear: max_valid is %" PRId64 ", but %" PRId64 " of %" PRId64
                  " targets are not ignore_index",
-                 b->max_valid, n, T);
+                 batch->max_valid, n, T);
     return COLO_OK;
 }
 
 colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
-                                        const colo_linear_batch_t *b)
+                                        const colo_linear_batch_t *batch)
 {
-    COLO_FAIL_IF(!b || !b->hidden || !b->targets, COLO_ERR_ARG, "linear: %s is NULL",
-                 !b           ? "batch"
-                 : !b->hidden ? "hidden"
-                              : "targets");
-    COLO_TRY(check_states(l, b->hidden, "hidden", -1, false));
-    COLO_TRY(colo_loss_i_check_targets(b->targets, b->hidden->shape[0], "the rows of hidden"));
-    COLO_TRY(check_place(l, b->targets, "targets"));
-    COLO_TRY(colo_loss_i_check_support(b->support, &l->config.logprob, b->targets, b->hidden));
-    return check_count(l, b);
+    COLO_FAIL_IF(!batch || !batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
+                 !batch           ? "batch"
+                 : !batch->hidden ? "hidden"
+                                  : "targets");
+    COLO_TRY(check_states(l, batch->hidden, "hidden", -1, false));
+    COLO_TRY(
+        colo_loss_i_check_targets(batch->targets, batch->hidden->shape[0], "the rows of hidden"));
+    COLO_TRY(check_place(l, batch->targets, "targets"));
+    COLO_TRY(colo_loss_i_check_support(batch->support, &l->config.logprob, batch->targets,
+                                       batch->hidden));
+    return check_count(l, batch);
 }
 
 colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
@@ -203,22 +205,23 @@ static colo_status_t check_d_hidden(const colo_linear_logprob_t *l, const colo_t
 }
 
 colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
-                                        const colo_linear_grads_t *g, const colo_tensor_t *hidden)
+                                        const colo_linear_grads_t *grads,
+                                        const colo_tensor_t *hidden)
 {
     const colo_linear_logprob_config_t *c = &l->config;
-    COLO_FAIL_IF(!g, COLO_ERR_ARG, "linear: grads is NULL");
-    COLO_FAIL_IF(c->frozen_hidden != !g->d_hidden, COLO_ERR_ARG,
+    COLO_FAIL_IF(!grads, COLO_ERR_ARG, "linear: grads is NULL");
+    COLO_FAIL_IF(c->frozen_hidden != !grads->d_hidden, COLO_ERR_ARG,
                  "linear: d_hidden is %s, config.frozen_hidden is %s",
-                 g->d_hidden ? "given" : "NULL", c->frozen_hidden ? "true" : "false");
-    COLO_FAIL_IF(c->frozen_weight != !g->d_weight, COLO_ERR_ARG,
+                 grads->d_hidden ? "given" : "NULL", c->frozen_hidden ? "true" : "false");
+    COLO_FAIL_IF(c->frozen_weight != !grads->d_weight, COLO_ERR_ARG,
                  "linear: d_weight is %s, config.frozen_weight is %s",
-                 g->d_weight ? "given" : "NULL", c->frozen_weight ? "true" : "false");
-    COLO_FAIL_IF(c->frozen_weight && g->d_bias, COLO_ERR_ARG,
+                 grads->d_weight ? "given" : "NULL", c->frozen_weight ? "true" : "false");
+    COLO_FAIL_IF(c->frozen_weight && grads->d_bias, COLO_ERR_ARG,
                  "linear: d_bias is given, config.frozen_weight is true");
-    COLO_FAIL_IF(g->d_weight && g->d_weight->dtype != c->d_weight_dtype, COLO_ERR_ARG,
+    COLO_FAIL_IF(grads->d_weight && grads->d_weight->dtype != c->d_weight_dtype, COLO_ERR_ARG,
                  "d_weight: dtype %s, config.d_weight_dtype is %s",
-                 colo_dtype_name(g->d_weight->dtype), colo_dtype_name(c->d_weight_dtype));
-    return g->d_hidden ? check_d_hidden(l, g->d_hidden, hidden) : COLO_OK;
+                 colo_dtype_name(grads->d_weight->dtype), colo_dtype_name(c->d_weight_dtype));
+    return grads->d_hidden ? check_d_hidden(l, grads->d_hidden, hidden) : COLO_OK;
 }
 
 colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,

@@ -53,25 +53,25 @@ size_t colo_lm_head_reduce_size(const colo_lm_head_t *head, const colo_lm_head_g
     return colo_lm_head_i_reduce_size(head, grads, false);
 }
 
-static colo_status_t check_grads(const colo_lm_head_t *head, const colo_lm_head_grads_t *g,
+static colo_status_t check_grads(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
                                  bool once, const void *workspace)
 {
-    COLO_FAIL_IF(!g || !g->d_weight, COLO_ERR_ARG, "lm_head: d_weight is NULL");
-    COLO_TRY(colo_head_check_param(head, g->d_weight, 2, "d_weight"));
-    COLO_TRY(colo_head_check_has_bias(head, g->d_bias, "d_bias"));
-    if (g->d_bias)
-        COLO_TRY(colo_head_check_param(head, g->d_bias, 1, "d_bias"));
-    const colo_dtype_t dtype = g->d_weight->dtype;
+    COLO_FAIL_IF(!grads || !grads->d_weight, COLO_ERR_ARG, "lm_head: d_weight is NULL");
+    COLO_TRY(colo_head_check_param(head, grads->d_weight, 2, "d_weight"));
+    COLO_TRY(colo_head_check_has_bias(head, grads->d_bias, "d_bias"));
+    if (grads->d_bias)
+        COLO_TRY(colo_head_check_param(head, grads->d_bias, 1, "d_bias"));
+    const colo_dtype_t dtype = grads->d_weight->dtype;
     COLO_FAIL_IF(dtype != colo_head_sum_dtype(head) && dtype != head->config.dtype, COLO_ERR_ARG,
                  "d_weight: dtype %s, expected %s or the head's %s", colo_dtype_name(dtype),
                  colo_dtype_name(colo_head_sum_dtype(head)), colo_dtype_name(head->config.dtype));
-    COLO_FAIL_IF(g->d_bias && g->d_bias->dtype != dtype, COLO_ERR_ARG,
-                 "d_bias: dtype %s, d_weight is %s", colo_dtype_name(g->d_bias->dtype),
+    COLO_FAIL_IF(grads->d_bias && grads->d_bias->dtype != dtype, COLO_ERR_ARG,
+                 "d_bias: dtype %s, d_weight is %s", colo_dtype_name(grads->d_bias->dtype),
                  colo_dtype_name(dtype));
-    COLO_FAIL_IF(g->add && dtype != colo_head_sum_dtype(head), COLO_ERR_ARG,
+    COLO_FAIL_IF(grads->add && dtype != colo_head_sum_dtype(head), COLO_ERR_ARG,
                  "d_weight: dtype %s cannot be added to without losing digits, expected %s",
                  colo_dtype_name(dtype), colo_dtype_name(colo_head_sum_dtype(head)));
-    size_t bytes = colo_lm_head_i_reduce_size(head, g, once);
+    size_t bytes = colo_lm_head_i_reduce_size(head, grads, once);
     COLO_FAIL_IF(bytes > 0 && !workspace, COLO_ERR_ARG,
                  "lm_head: workspace is NULL, expected %zu bytes", bytes);
     return colo_mem_check_aligned(workspace, "lm_head", "workspace");

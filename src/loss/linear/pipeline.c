@@ -203,15 +203,15 @@ static int64_t width_of(const struct colo_linear_call *call)
     return call->s.segment ? call->s.segment : call->pass.columns;
 }
 
-static colo_status_t multiply(const struct colo_linear_call *call, struct colo_linear_gemm *g)
+static colo_status_t multiply(const struct colo_linear_call *call, struct colo_linear_gemm *gemm)
 {
-    g->rows = call->pass.hi - call->pass.lo;
-    g->first = call->pass.lo;
-    g->columns = width_of(call);
-    g->pinned = call->s.segment > 0;
-    g->hidden = call->l->hidden;
-    g->workspace = colo_linear_place(call->workspace, call->m.gemm);
-    return call->l->loss->gemm->run(call->l->gemm, g, call->main);
+    gemm->rows = call->pass.hi - call->pass.lo;
+    gemm->first = call->pass.lo;
+    gemm->columns = width_of(call);
+    gemm->pinned = call->s.segment > 0;
+    gemm->hidden = call->l->hidden;
+    gemm->workspace = colo_linear_place(call->workspace, call->m.gemm);
+    return call->l->loss->gemm->run(call->l->gemm, gemm, call->main);
 }
 
 /* The unit's rows, from the @from-th on, of a matrix with a row a column. */
@@ -243,17 +243,17 @@ static colo_status_t take_rows(struct colo_linear_call *call, int64_t u)
 }
 
 /* A product of the unit, one for each of its segments: the rows of @w and columns of @z are its. */
-static colo_status_t multiply_all(const struct colo_linear_call *call, struct colo_linear_gemm g,
+static colo_status_t multiply_all(const struct colo_linear_call *call, struct colo_linear_gemm gemm,
                                   int64_t u)
 {
-    const struct colo_linear_matrix w = g.w, z = g.z;
-    const char *bias = g.bias;
+    const struct colo_linear_matrix w = gemm.w, z = gemm.z;
+    const char *bias = gemm.bias;
     int64_t from = 0;
     do {
-        g.w = rows_of(call, &w, u, from);
-        g.z = columns_from(&z, from);
-        g.bias = bias ? bias + from * (int64_t)colo_dtype_size(call->l->dtype) : NULL;
-        COLO_TRY(multiply(call, &g));
+        gemm.w = rows_of(call, &w, u, from);
+        gemm.z = columns_from(&z, from);
+        gemm.bias = bias ? bias + from * (int64_t)colo_dtype_size(call->l->dtype) : NULL;
+        COLO_TRY(multiply(call, &gemm));
         from += width_of(call);
     } while (from < call->pass.columns);
     return COLO_OK;
@@ -261,13 +261,13 @@ static colo_status_t multiply_all(const struct colo_linear_call *call, struct co
 
 static colo_status_t make_logits(struct colo_linear_call *call, int64_t u)
 {
-    const struct colo_linear_gemm g = {
+    const struct colo_linear_gemm gemm = {
         .product = COLO_LINEAR_LOGITS,
         .h = {rows_at(call, chunk_of(call, u)), call->l->hidden, call->l->dtype},
         .w = call->weight,
         .z = {logits_at(call, u), call->s.z_stride, call->l->config.logits_dtype},
         .bias = colo_linear_element(call->bias, call->l->dtype, column_of(call, u))};
-    return multiply_all(call, g, u);
+    return multiply_all(call, gemm, u);
 }
 
 static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t u)
@@ -287,12 +287,12 @@ static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t u)
     if (!call->s.shared)
         return call->l->loss->logprob_grad(&call->pass, call->aux);
     for (int32_t i = 0; i < call->s.parts; i++) {
-        const struct colo_linear_part *p = &call->s.part[i];
-        set_columns(call, p->first, p[1].first);
+        const struct colo_linear_part *part = &call->s.part[i];
+        set_columns(call, part->first, part[1].first);
         call->pass.logits =
-            colo_linear_element(logits_at(call, u), call->l->config.logits_dtype, p->first);
+            colo_linear_element(logits_at(call, u), call->l->config.logits_dtype, part->first);
         call->pass.d_logits = part_at(call, i, u);
-        call->pass.d_row_stride = p->stride;
+        call->pass.d_row_stride = part->stride;
         COLO_TRY(call->l->loss->logprob_grad(&call->pass, call->aux));
     }
     return COLO_OK;
@@ -368,14 +368,14 @@ static colo_status_t sum_segments(struct colo_linear_call *call, int64_t u,
         for (int64_t i = leaf; i > 0; i /= 2)
             depth += i & 1;
         *sum = sum_at(call, call->m.d_h_sum, rows, depth);
-        struct colo_linear_gemm g = {
+        struct colo_linear_gemm gemm = {
             .product = COLO_LINEAR_D_HIDDEN,
             .h = *sum,
             .w = rows_of(call, &call->weight, u, from),
             .z = columns_from(z, from),
             .scale = call->scale,
         };
-        COLO_TRY(multiply(call, &g));
+        COLO_TRY(multiply(call, &gemm));
         for (int64_t i = leaf; i & 1; i /= 2) {
             const struct colo_linear_matrix right = *sum;
             *sum = sum_at(call, call->m.d_h_sum, rows, --depth);
@@ -418,7 +418,7 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t u)
                                          ? rows_at(call, c)
                                          : colo_linear_place(call->workspace, call->m.d_h),
                                      hidden, call->l->dtype};
-    struct colo_linear_gemm g = {
+    struct colo_linear_gemm gemm = {
         .product = COLO_LINEAR_D_HIDDEN,
         .h = sum.data ? sum : d_h,
         .w = rows_of(call, &call->weight, u, 0),
@@ -426,7 +426,7 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t u)
         .beta = u % call->s.blocks > 0,
         .scale = call->scale,
     };
-    COLO_TRY(call->s.segment ? sum_segments(call, u, &z, &sum) : multiply(call, &g));
+    COLO_TRY(call->s.segment ? sum_segments(call, u, &z, &sum) : multiply(call, &gemm));
     if ((u + 1) % call->s.blocks != 0)
         return COLO_OK;
     if (sum.data && sum.dtype == d_h.dtype)
@@ -456,7 +456,7 @@ static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t u)
     const int64_t c = chunk_of(call, u);
     const bool staged = u == 0 && call->m.stage >= 0;
     const struct colo_linear_matrix z = gradient_of(call, u);
-    const struct colo_linear_gemm g = {
+    const struct colo_linear_gemm gemm = {
         .product = COLO_LINEAR_D_WEIGHT,
         .h = {rows_at(call, c), call->l->hidden, call->l->dtype},
         .w = {staged ? colo_linear_place(call->workspace, call->m.stage) : call->d_weight.data,
@@ -464,13 +464,13 @@ static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t u)
         .z = z,
         .beta = call->fresh && c == 0 ? 0 : 1,
         .scale = call->scale};
-    COLO_TRY(multiply_all(call, g, u));
+    COLO_TRY(multiply_all(call, gemm, u));
     const colo_tensor_t *b = &call->d_bias;
     return call->l->has_bias
                ? call->l->loss->rows_sum(
                      &z, call->pass.hi - call->pass.lo, call->pass.columns, call->scale,
                      colo_linear_element(b->data, b->dtype, column_of(call, u) * b->stride[0]),
-                     b->stride[0], g.beta, call->main)
+                     b->stride[0], gemm.beta, call->main)
                : COLO_OK;
 }
 
@@ -536,9 +536,10 @@ static colo_status_t run_step(struct colo_linear_call *call, const struct colo_l
 /* The steps of unit @u, and of the past: the unit before it and those that are joined with it. */
 static colo_status_t run_unit(struct colo_linear_call *call, int64_t u, int64_t units)
 {
-    const struct colo_linear_program *p = &call->s.program;
+    const struct colo_linear_program *program = &call->s.program;
     const bool past = u > 0 && (u % call->s.joined == 0 || u == units), now = u < units;
-    for (const struct colo_linear_step *step = p->step; step < p->step + p->n; step++)
+    for (const struct colo_linear_step *step = program->step; step < program->step + program->n;
+         step++)
         if (step->when == COLO_WHEN_PAST && past) {
             const int64_t last = u - 1, first = last - last % call->s.joined;
             set_unit(call, last);
@@ -557,8 +558,9 @@ static colo_status_t run_unit(struct colo_linear_call *call, int64_t u, int64_t 
 
 static colo_status_t run_once(struct colo_linear_call *call, enum colo_linear_when when)
 {
-    const struct colo_linear_program *p = &call->s.program;
-    for (const struct colo_linear_step *step = p->step; step < p->step + p->n; step++)
+    const struct colo_linear_program *program = &call->s.program;
+    for (const struct colo_linear_step *step = program->step; step < program->step + program->n;
+         step++)
         if (step->when == when)
             COLO_TRY(run_step(call, step, 0, 0));
     return COLO_OK;

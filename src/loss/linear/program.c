@@ -20,86 +20,87 @@
 
 #include "comm/comm.h"
 
-static void add(struct colo_linear_program *p, uint8_t kind, uint8_t when)
+static void add(struct colo_linear_program *program, uint8_t kind, uint8_t when)
 {
     const uint32_t aux =
         1u << COLO_STEP_STATISTICS | 1u << COLO_STEP_MERGE | 1u << COLO_STEP_OUTPUTS;
-    p->step[p->n++] = (struct colo_linear_step){.kind = kind, .when = when, .aux = aux >> kind & 1};
-    p->kinds |= 1u << kind;
+    program->step[program->n++] =
+        (struct colo_linear_step){.kind = kind, .when = when, .aux = aux >> kind & 1};
+    program->kinds |= 1u << kind;
 }
 
 /* RECORD or WAIT */
-static void add_event(struct colo_linear_program *p, uint8_t kind, uint8_t event, bool aux,
+static void add_event(struct colo_linear_program *program, uint8_t kind, uint8_t event, bool aux,
                       uint8_t when)
 {
-    add(p, kind, when);
-    p->step[p->n - 1].event = event;
-    p->step[p->n - 1].aux = aux;
+    add(program, kind, when);
+    program->step[program->n - 1].event = event;
+    program->step[program->n - 1].aux = aux;
 }
 
 /* On the caller's stream, when the auxiliary stream has made d_logits. */
 static void add_grads(const colo_linear_logprob_t *l, struct colo_linear_size *s)
 {
-    struct colo_linear_program *p = &s->program;
+    struct colo_linear_program *program = &s->program;
     const bool hidden = !l->config.frozen_hidden, weight = !l->config.frozen_weight;
     if ((s->pass != COLO_LINEAR_BACKWARD && s->pass != COLO_LINEAR_LOSS) || (!hidden && !weight))
         return;
-    add_event(p, COLO_STEP_WAIT, COLO_EVENT_WORK, false, COLO_WHEN_PAST);
+    add_event(program, COLO_STEP_WAIT, COLO_EVENT_WORK, false, COLO_WHEN_PAST);
     if (hidden && !s->d_hidden_last)
-        add(p, COLO_STEP_D_HIDDEN, COLO_WHEN_PAST);
+        add(program, COLO_STEP_D_HIDDEN, COLO_WHEN_PAST);
     if (weight)
-        add(p, COLO_STEP_D_WEIGHT, COLO_WHEN_PAST);
+        add(program, COLO_STEP_D_WEIGHT, COLO_WHEN_PAST);
     if (hidden && s->d_hidden_last)
-        add(p, COLO_STEP_D_HIDDEN, COLO_WHEN_PAST);
+        add(program, COLO_STEP_D_HIDDEN, COLO_WHEN_PAST);
     if (weight && s->early && s->inside > 0)
-        add(p, COLO_STEP_UNSTAGE, COLO_WHEN_PAST);
+        add(program, COLO_STEP_UNSTAGE, COLO_WHEN_PAST);
 }
 
 void colo_linear_i_program(const colo_linear_logprob_t *l, bool makes_logits, bool takes_head,
                            struct colo_linear_size *s)
 {
-    struct colo_linear_program *p = &s->program;
+    struct colo_linear_program *program = &s->program;
     const bool back = s->pass == COLO_LINEAR_BACKWARD, loss = s->pass == COLO_LINEAR_LOSS;
     const bool alone = colo_comm_size(l->group) == 1, each = s->piecewise || alone;
     const bool trains = !(l->config.frozen_hidden && l->config.frozen_weight);
     const bool over = s->joined > 1 && s->in_place; /* logits come where d_logits are */
     if (takes_head)
-        add(p, COLO_STEP_TAKE_HEAD, COLO_WHEN_BEFORE);
+        add(program, COLO_STEP_TAKE_HEAD, COLO_WHEN_BEFORE);
     if (over)
         add_grads(l, s);
     /* the auxiliary stream has read what was in this buffer */
-    add_event(p, COLO_STEP_WAIT, COLO_EVENT_WORK, false, COLO_WHEN_UNIT);
-    add(p, COLO_STEP_TAKE_ROWS, COLO_WHEN_CHUNK);
+    add_event(program, COLO_STEP_WAIT, COLO_EVENT_WORK, false, COLO_WHEN_UNIT);
+    add(program, COLO_STEP_TAKE_ROWS, COLO_WHEN_CHUNK);
     if (makes_logits)
-        add(p, COLO_STEP_LOGITS, COLO_WHEN_UNIT);
-    add_event(p, COLO_STEP_RECORD, COLO_EVENT_LOGITS, false, COLO_WHEN_UNIT);
+        add(program, COLO_STEP_LOGITS, COLO_WHEN_UNIT);
+    add_event(program, COLO_STEP_RECORD, COLO_EVENT_LOGITS, false, COLO_WHEN_UNIT);
     if (!over)
         add_grads(l, s);
-    add_event(p, COLO_STEP_WAIT, COLO_EVENT_LOGITS, true, COLO_WHEN_UNIT);
+    add_event(program, COLO_STEP_WAIT, COLO_EVENT_LOGITS, true, COLO_WHEN_UNIT);
     if (!back)
-        add(p, COLO_STEP_STATISTICS, COLO_WHEN_UNIT);
+        add(program, COLO_STEP_STATISTICS, COLO_WHEN_UNIT);
     if (s->piecewise && !alone)
-        add(p, COLO_STEP_GATHER, COLO_WHEN_UNIT);
+        add(program, COLO_STEP_GATHER, COLO_WHEN_UNIT);
     if (!back && each)
-        add(p, COLO_STEP_MERGE, COLO_WHEN_UNIT);
+        add(program, COLO_STEP_MERGE, COLO_WHEN_UNIT);
     if (s->joined > 1) { /* products have read what was there before */
-        add_event(p, COLO_STEP_RECORD, COLO_EVENT_MAIN, false, COLO_WHEN_JOINED);
-        add_event(p, COLO_STEP_WAIT, COLO_EVENT_MAIN, true, COLO_WHEN_JOINED);
+        add_event(program, COLO_STEP_RECORD, COLO_EVENT_MAIN, false, COLO_WHEN_JOINED);
+        add_event(program, COLO_STEP_WAIT, COLO_EVENT_MAIN, true, COLO_WHEN_JOINED);
     }
     if (trains && (s->early ? s->pass == COLO_LINEAR_FORWARD : back || loss))
-        add(p, COLO_STEP_D_LOGITS, COLO_WHEN_UNIT);
-    add_event(p, COLO_STEP_RECORD, COLO_EVENT_WORK, true, COLO_WHEN_UNIT);
+        add(program, COLO_STEP_D_LOGITS, COLO_WHEN_UNIT);
+    add_event(program, COLO_STEP_RECORD, COLO_EVENT_WORK, true, COLO_WHEN_UNIT);
     if (!back && !each) {
-        add(p, COLO_STEP_GATHER, COLO_WHEN_AFTER);
-        add(p, COLO_STEP_MERGE, COLO_WHEN_AFTER);
+        add(program, COLO_STEP_GATHER, COLO_WHEN_AFTER);
+        add(program, COLO_STEP_MERGE, COLO_WHEN_AFTER);
     }
     if (!back)
-        add(p, COLO_STEP_OUTPUTS, COLO_WHEN_AFTER);
-    add_event(p, COLO_STEP_RECORD, COLO_EVENT_AUX, true, COLO_WHEN_AFTER);
-    add_event(p, COLO_STEP_WAIT, COLO_EVENT_AUX, false, COLO_WHEN_AFTER);
-    add(p, COLO_STEP_BARRIER, COLO_WHEN_AFTER); /* the last product, too, is behind all */
+        add(program, COLO_STEP_OUTPUTS, COLO_WHEN_AFTER);
+    add_event(program, COLO_STEP_RECORD, COLO_EVENT_AUX, true, COLO_WHEN_AFTER);
+    add_event(program, COLO_STEP_WAIT, COLO_EVENT_AUX, false, COLO_WHEN_AFTER);
+    add(program, COLO_STEP_BARRIER, COLO_WHEN_AFTER); /* the last product, too, is behind all */
     if (takes_head)
-        add(p, COLO_STEP_RELEASE_HEAD, COLO_WHEN_AFTER);
+        add(program, COLO_STEP_RELEASE_HEAD, COLO_WHEN_AFTER);
     if (colo_linear_has(s, COLO_STEP_D_WEIGHT))
-        add(p, COLO_STEP_REDUCE, COLO_WHEN_AFTER);
+        add(program, COLO_STEP_REDUCE, COLO_WHEN_AFTER);
 }

@@ -179,9 +179,9 @@ static void cut(const colo_linear_logprob_t *l, struct colo_linear_size *s)
         s->part[i].first = i == 0 ? 0 : i <= n ? down[n - i] : i == n + 1 ? body : l->columns;
     s->d_stride = stride_of(l->columns, l->dtype);
     for (int32_t i = 0; i < s->parts; i++) {
-        struct colo_linear_part *p = &s->part[i];
-        p->stride = s->shared ? stride_of(p[1].first - p->first, l->dtype) : s->d_stride;
-        p->ahead = !s->shared || i < n ? p->first : i == n ? 0 : p[-1].stride;
+        struct colo_linear_part *part = &s->part[i];
+        part->stride = s->shared ? stride_of(part[1].first - part->first, l->dtype) : s->d_stride;
+        part->ahead = !s->shared || i < n ? part->first : i == n ? 0 : part[-1].stride;
     }
     if (s->shared)
         s->d_stride = s->part[n].stride + (s->parts > n + 1 ? s->part[n + 1].stride : 0);
@@ -279,7 +279,7 @@ static int64_t reduce_bytes(const colo_linear_logprob_t *l, bool once)
 }
 
 colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
-                                   struct colo_linear_memory *m)
+                                   struct colo_linear_memory *memory)
 {
     const colo_linear_logprob_config_t *c = &l->config;
     const bool outputs = s->pass != COLO_LINEAR_BACKWARD, grads = colo_linear_makes_grads(s);
@@ -292,58 +292,58 @@ colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct 
                   J = R / s->joined > s->chunk ? s->joined * s->chunk : R; /* rows of a product */
     int64_t n = 0;
     bool ok = true;
-    m->row_of = put(&n, &ok, true, T, 8, 1);
-    m->token_of = put(&n, &ok, true, R, 8, 1);
-    m->row_targets = put(&n, &ok, true, R, 8, 1);
-    m->counts = put(&n, &ok, true, COLO_LINEAR_COUNTS, 8, 1);
-    m->logp = put(&n, &ok, outputs, R, stat, 1);
-    m->entropy = put(&n, &ok, outputs && c->logprob.want_entropy, R, stat, 1);
-    m->loss = put(&n, &ok, outputs && c->logprob.want_loss, R, stat, 1);
-    m->correct = put(&n, &ok, outputs && c->logprob.want_correct, R, 1, 1);
-    m->up[0] = put(&n, &ok, d_z, R, stat, 1);
-    m->up[1] = put(&n, &ok, d_z && c->logprob.want_entropy, R, stat, 1);
-    m->up[2] = put(&n, &ok, d_z && c->logprob.want_loss, R, stat, 1);
-    m->scale =
+    memory->row_of = put(&n, &ok, true, T, 8, 1);
+    memory->token_of = put(&n, &ok, true, R, 8, 1);
+    memory->row_targets = put(&n, &ok, true, R, 8, 1);
+    memory->counts = put(&n, &ok, true, COLO_LINEAR_COUNTS, 8, 1);
+    memory->logp = put(&n, &ok, outputs, R, stat, 1);
+    memory->entropy = put(&n, &ok, outputs && c->logprob.want_entropy, R, stat, 1);
+    memory->loss = put(&n, &ok, outputs && c->logprob.want_loss, R, stat, 1);
+    memory->correct = put(&n, &ok, outputs && c->logprob.want_correct, R, 1, 1);
+    memory->up[0] = put(&n, &ok, d_z, R, stat, 1);
+    memory->up[1] = put(&n, &ok, d_z && c->logprob.want_entropy, R, stat, 1);
+    memory->up[2] = put(&n, &ok, d_z && c->logprob.want_loss, R, stat, 1);
+    memory->scale =
         put(&n, &ok, s->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
-    m->stats = put(&n, &ok, s->piecewise, R, 3, sizeof(double));
-    m->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group),
-                    colo_logprob_i_segments(&c->logprob, colo_comm_size(l->group)));
+    memory->stats = put(&n, &ok, s->piecewise, R, 3, sizeof(double));
+    memory->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group),
+                         colo_logprob_i_segments(&c->logprob, colo_comm_size(l->group)));
     for (int i = 0; i < 2; i++) {
-        m->z[i] = put(&n, &ok, i < s->buffers, s->in_place ? J : s->chunk, s->z_stride,
-                      elem_of(c->logits_dtype));
-        m->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), J,
-                       s->d_stride, elem);
+        memory->z[i] = put(&n, &ok, i < s->buffers, s->in_place ? J : s->chunk, s->z_stride,
+                           elem_of(c->logits_dtype));
+        memory->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), J,
+                            s->d_stride, elem);
         /* d_W's product of a chunk comes after the next chunk's rows were taken */
-        m->h[i] = put(&n, &ok, i == 0 ? makes_logits || d_weight : d_weight && second, J, l->hidden,
-                      elem);
+        memory->h[i] = put(&n, &ok, i == 0 ? makes_logits || d_weight : d_weight && second, J,
+                           l->hidden, elem);
     }
-    m->d_h = put(&n, &ok, grads && !c->frozen_hidden && !s->d_hidden_last, J, l->hidden, elem);
+    memory->d_h = put(&n, &ok, grads && !c->frozen_hidden && !s->d_hidden_last, J, l->hidden, elem);
     const bool d_h = grads && !c->frozen_hidden;
     const int64_t sum = s->segment && elem == 8 ? 8 : sizeof(float);
     int64_t levels = 1;
     for (int64_t i = s->segment ? l->columns / s->segment : 1; i > 1; i /= 2)
         levels++;
-    m->d_h_sum = put(&n, &ok, d_h && (s->segment || (s->blocks > 1 && elem == 2)), s->chunk,
-                     l->hidden, levels * sum);
-    m->d_h_all = put(&n, &ok, d_h && s->segment && colo_comm_size(l->group) > 1, s->chunk,
-                     l->hidden, colo_comm_size(l->group) * sum);
-    m->d_hidden =
+    memory->d_h_sum = put(&n, &ok, d_h && (s->segment || (s->blocks > 1 && elem == 2)), s->chunk,
+                          l->hidden, levels * sum);
+    memory->d_h_all = put(&n, &ok, d_h && s->segment && colo_comm_size(l->group) > 1, s->chunk,
+                          l->hidden, colo_comm_size(l->group) * sum);
+    memory->d_hidden =
         put(&n, &ok, grads && !c->frozen_hidden && c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER, T,
             l->hidden, elem);
     int64_t summed = 0;
     if (d_h && !s->segment && c->d_hidden != COLO_D_HIDDEN_PARTIAL &&
         colo_mul_ok(T, l->hidden * elem, &summed))
         summed = (int64_t)colo_comm_i_reduction_stage(l->group, summed);
-    m->d_h_stage = put(&n, &ok, summed > 0, summed, 1, 1);
-    m->d_h_stage_bytes = summed;
-    m->stage =
+    memory->d_h_stage = put(&n, &ok, summed > 0, summed, 1, 1);
+    memory->d_h_stage_bytes = summed;
+    memory->stage =
         put(&n, &ok, d_weight && s->early && s->inside > 0, s->part[1].first, l->hidden, elem);
-    m->bias = put(&n, &ok, makes_logits && l->has_bias && colo_lm_head_group(l->head), l->columns,
-                  elem, 1);
-    m->reduce =
+    memory->bias = put(&n, &ok, makes_logits && l->has_bias && colo_lm_head_group(l->head),
+                       l->columns, elem, 1);
+    memory->reduce =
         put(&n, &ok, d_weight && reduce_bytes(l, s->once) > 0, reduce_bytes(l, s->once), 1, 1);
-    m->gemm = put(&n, &ok, true, l->loss->gemm->workspace(l->gemm), 1, 1);
-    m->bytes = n;
+    memory->gemm = put(&n, &ok, true, l->loss->gemm->workspace(l->gemm), 1, 1);
+    memory->bytes = n;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,
                           "linear: the workspace of %" PRId64 " tokens passes 2^63 bytes", T);
@@ -385,10 +385,10 @@ colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *l,
                                                  int64_t max_valid, size_t *bytes)
 {
     struct colo_linear_size s;
-    struct colo_linear_memory m;
+    struct colo_linear_memory memory;
     COLO_FAIL_IF(!l || !bytes, COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
     COLO_TRY(colo_linear_i_size(l, pass, tokens, max_valid, &s));
-    COLO_TRY(colo_linear_i_memory(l, &s, &m));
-    *bytes = (size_t)m.bytes;
+    COLO_TRY(colo_linear_i_memory(l, &s, &memory));
+    *bytes = (size_t)memory.bytes;
     return COLO_OK;
 }

@@ -144,7 +144,7 @@ struct colo_linear_saved {
 colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pass_t pass,
                                  int64_t tokens, int64_t max_valid, struct colo_linear_size *s);
 colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
-                                   struct colo_linear_memory *m);
+                                   struct colo_linear_memory *memory);
 colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
                                   struct colo_linear_saved *offsets);
 
