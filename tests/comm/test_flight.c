@@ -77,6 +77,33 @@ T_CASE(the_flight_record_numbers_operations_of_all_comms)
     json_decref(record[1]);
 }
 
+/* Of four comms, each with all that is kept of it: several times the memory of a short record. */
+T_CASE(a_flight_record_of_many_operations_is_whole)
+{
+    enum { COMMS = 4, KEPT = 256 };
+    colo_comm_t *c[COMMS];
+    char prefix[64], path[80];
+    snprintf(prefix, sizeof prefix, "/tmp/colo-flight-%d-", (int)getpid());
+    assert_ok(colo_comm_create_self(&c[0]));
+    for (int k = 1; k < COMMS; k++)
+        assert_ok(colo_comm_split_color(c[0], 0, 0, &c[k]));
+    for (int k = 0; k < COMMS; k++)
+        for (int i = 0; i < KEPT; i++)
+            assert_ok(colo_comm_barrier(c[k], NULL));
+    assert_ok(colo_comm_flight_record(c[0], prefix));
+    snprintf(path, sizeof path, "%s0", prefix);
+    json_t *record = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+    assert_int_equal(unlink(path), 0);
+    json_t *comms = json_object_get(record, "comms");
+    assert_int_equal(json_array_size(comms), COMMS);
+    for (int k = 0; k < COMMS; k++)
+        assert_int_equal(json_array_size(json_object_get(json_array_get(comms, (size_t)k), "ring")),
+                         KEPT);
+    json_decref(record);
+    for (int k = COMMS - 1; k >= 0; k--)
+        colo_comm_destroy(&c[k]);
+}
+
 T_CASE(a_flight_record_that_cannot_be_written_says_why)
 {
     colo_comm_t *c = NULL;
