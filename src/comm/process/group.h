@@ -10,8 +10,8 @@
  *          takes part. Both sides send a header first and compare; nothing is written to a caller's
  *          memory before all headers are there and agree.
  *
- * group.c keeps contexts and groups; arrive.c sorts what arrives; step.c runs steps;
- * process/collectives.c makes the collectives of them.
+ * group.c keeps contexts and groups; fault.c tells others of faults; arrive.c sorts what arrives;
+ * step.c runs steps; process/collectives.c makes the collectives of them.
  */
 #ifndef COLO_COMM_PROCESS_GROUP_H
 #define COLO_COMM_PROCESS_GROUP_H
@@ -123,7 +123,11 @@ void colo_process_exit_add(struct colo_process_context *context);
 /* Takes one that was not added, too. */
 void colo_process_exit_remove(struct colo_process_context *context);
 
-/* ---- group.c: the rest is called with the context's lock held ---- */
+/* ---- fault.c: the rest is called with the context's lock held ---- */
+void colo_process_send(struct colo_process_context *context, int32_t peer, colo_frame_t *frame,
+                       const void *payload);
+void colo_process_bye(struct colo_process_group *group);
+void colo_process_group_free(struct colo_process_group *group);
 /* Nothing waits in this process. */
 bool colo_process_flushed(const struct colo_process_context *context);
 /* Tells the others what they were not told yet. */
