@@ -11,7 +11,8 @@
  *          memory before all headers are there and agree.
  *
  * group.c keeps contexts and groups; fault.c tells others of faults; arrive.c sorts what arrives;
- * step.c runs steps; process/collectives.c makes the collectives of them.
+ * meet.c says what that means to a step; step.c runs steps; process/collectives.c makes the
+ * collectives of them.
  */
 #ifndef COLO_COMM_PROCESS_GROUP_H
 #define COLO_COMM_PROCESS_GROUP_H
@@ -172,7 +173,12 @@ void colo_step_add(colo_comm_t *comm, int32_t peer, const colo_message_t *send,
 void colo_step_plain(colo_comm_t *comm, int32_t peer, const void *out, size_t out_bytes, void *in,
                      size_t in_bytes);
 colo_status_t colo_step_run(colo_comm_t *comm);
-/* Called by dispatch, lock held */
+
+/* ---- meet.c: with the context's lock held ---- */
+colo_waiter_t colo_step_waiter(const struct colo_process_group *group, int32_t peer);
+/* Kills the group. @found: NULL: @peer went on without this rank */
+void colo_step_mismatch(struct colo_process_group *group, int32_t peer, const char *found);
+/* @peer has a header here: for now, for later, or for something that will not come to pass? */
 void colo_step_poll(struct colo_process_group *group, int32_t peer);
 void colo_step_ready(struct colo_process_group *group, const colo_frame_t *frame);
 /* False: a peer that keeps to the protocol does not send this. */

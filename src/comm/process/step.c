@@ -8,8 +8,8 @@
  *   4  the rest in segments, to each READY peer, until all is sent and received
  *
  * Small messages end after 2 and 3: one frame each way. A rank that is in another operation, went
- * past this one or left is found by its header or its goodbye; one that does not come, by the
- * deadline.
+ * past this one or left is found by its header (meet.c) or its goodbye; one that does not come, by
+ * the deadline.
  */
 #include "comm/process/group.h"
 
@@ -21,27 +21,11 @@
 
 /* ---- error messages ---- */
 
-static colo_waiter_t waiter(const struct colo_process_group *group, int32_t peer)
-{
-    return (colo_waiter_t){group->name, group->label, group->rank, group->size,
-                           group->op,   group->seq,   peer,        group->peer[peer].last,
-                           true};
-}
-
-/* @found: NULL: it went on without this rank */
-static void mismatch(struct colo_process_group *group, int32_t peer, const char *found)
-{
-    char error_message[COLO_BLAME];
-    const colo_waiter_t me = waiter(group, peer);
-    colo_blame_mismatch(error_message, &me, found, group->peer[peer].gone);
-    colo_process_set_error(group, COLO_ERR_MISMATCH, -1, error_message);
-}
-
 /* @timeout_ms: 0: it left */
 static void missing(struct colo_process_group *group, int32_t peer, int64_t timeout_ms)
 {
     char error_message[COLO_BLAME];
-    const colo_waiter_t me = waiter(group, peer);
+    const colo_waiter_t me = colo_step_waiter(group, peer);
     colo_blame_missing(error_message, &me, timeout_ms, group->peer_step[peer].met);
     colo_process_set_error(group, COLO_ERR_TIMEOUT, -1, error_message);
 }
@@ -174,98 +158,6 @@ static void send_header(struct colo_process_group *group, int32_t peer)
     (void)send_part(group, peer, &header, bytes < COLO_FRAME_EAGER ? bytes : COLO_FRAME_EAGER);
 }
 
-/* ---- meeting ---- */
-
-/* "box 0 of 1x4x3 elements where 1x3x4 are expected"; NULL when they are the same */
-static const char *shapes_differ(char *text, size_t cap, const struct colo_shape_ *sent,
-                                 const struct colo_shape_ *expected)
-{
-    const int64_t *a = sent->first, *b = expected->first;
-    if (sent->nboxes != expected->nboxes)
-        snprintf(text, cap, "%lld boxes where %lld are expected", (long long)sent->nboxes,
-                 (long long)expected->nboxes);
-    else if (memcmp(sent->first, expected->first, sizeof sent->first) != 0)
-        snprintf(text, cap, "box 0 of %lldx%lldx%lld elements where %lldx%lldx%lld are expected",
-                 (long long)a[0], (long long)a[1], (long long)a[2], (long long)b[0],
-                 (long long)b[1], (long long)b[2]);
-    else if (sent->bytes != expected->bytes || sent->print != expected->print)
-        snprintf(text, cap,
-                 "%lld boxes of %lld bytes where as many of %lld bytes and other extents are "
-                 "expected",
-                 (long long)sent->nboxes, (long long)sent->bytes, (long long)expected->bytes);
-    else
-        return NULL;
-    return text;
-}
-
-/* The header of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
-static bool agrees(struct colo_process_group *group, int32_t peer, const colo_frame_t *header)
-{
-    const struct colo_process_step *step = &group->peer_step[peer];
-    const bool sends = header->flags & COLO_FRAME_SENDS,
-               expects = header->flags & COLO_FRAME_EXPECTS;
-    char what[200], found[240];
-    if (header->desc != colo_op_pack(&group->op) || header->count != (uint64_t)group->op.count)
-        colo_op_found(found, sizeof found, group->op, colo_op_unpack(header->desc, header->count),
-                      header->seq);
-    else if (step->expects && !sends)
-        snprintf(found, sizeof found, "sends it no message where one is expected");
-    else if (sends && !step->expects)
-        snprintf(found, sizeof found, "sends it a message where none is expected");
-    else if (step->sends && !expects)
-        snprintf(found, sizeof found, "expects no message from it where it sends one");
-    else if (expects && !step->sends)
-        snprintf(found, sizeof found, "expects a message from it where it sends none");
-    else if (sends && shapes_differ(what, sizeof what, &header->sent, &step->expected))
-        snprintf(found, sizeof found, "sends it %s", what);
-    else if (expects && shapes_differ(what, sizeof what, &step->sent, &header->expected))
-        snprintf(found, sizeof found, "is sent %s", what);
-    else
-        return true;
-    mismatch(group, peer, found);
-    return false;
-}
-
-/* @peer has a header here: for now, for later, or for something that will not come to pass? */
-void colo_step_poll(struct colo_process_group *group, int32_t peer)
-{
-    struct colo_remote *remote = &group->peer[peer];
-    struct colo_process_step *step = &group->peer_step[peer];
-    const struct colo_early *early = &remote->early[remote->first];
-    char what[96], found[200];
-    if (!early->full || group->begun || (group->running && step->active && step->met))
-        return; /* begun: another thread takes in what arrives, the step looks when it runs */
-    const colo_frame_t *header = &early->header;
-    const bool same = header->seq == group->seq && header->step == group->step;
-    const bool before =
-        header->seq < group->seq || (header->seq == group->seq && header->step < group->step);
-    if (same && group->running && step->active) {
-        if (agrees(group, peer, header)) {
-            step->met = true;
-            group->nmet++;
-        }
-    } else if (same && group->running) {
-        if (header->flags & COLO_FRAME_SENDS)
-            snprintf(found, sizeof found,
-                     "sends it one: rank %d expects no message from it where it sends one",
-                     (int)group->rank);
-        else
-            snprintf(found, sizeof found, "expects a message from it where it sends none");
-        if (header->desc != colo_op_pack(&group->op) || header->count != (uint64_t)group->op.count)
-            colo_op_found(found, sizeof found, group->op,
-                          colo_op_unpack(header->desc, header->count), header->seq);
-        mismatch(group, peer, found);
-    } else if (same || before) {
-        snprintf(found, sizeof found, "is in %s only now: rank %d went past it without that rank",
-                 colo_op_describe(what, sizeof what, colo_op_unpack(header->desc, header->count),
-                                  header->seq),
-                 (int)group->rank);
-        mismatch(group, peer, found);
-    } else if (group->running && step->active) {
-        mismatch(group, peer, NULL);
-    }
-}
-
 /* ---- moving ---- */
 
 /* All agree: take what came with the headers, ask for what did not. */
@@ -287,29 +179,6 @@ static void take_eager(struct colo_process_group *group)
             colo_process_frame(group, peer, &ready, NULL);
     }
     group->moving = true;
-}
-
-void colo_step_ready(struct colo_process_group *group, const colo_frame_t *frame)
-{
-    struct colo_process_step *step = &group->peer_step[frame->from];
-    if (group->running && step->active && frame->seq == group->seq && frame->step == group->step)
-        step->ready = true; /* otherwise the group is dead, and this is what was under way */
-}
-
-bool colo_step_data(struct colo_process_group *group, const colo_frame_t *frame,
-                    const void *payload)
-{
-    struct colo_process_step *step = &group->peer_step[frame->from];
-    if (!group->running || !group->moving || !step->active || frame->seq != group->seq ||
-        frame->step != group->step)
-        return colo_error_state_is_set(&group->error) ||
-               colo_error_state_is_set(&group->context->error); /* under way */
-    const int64_t bytes = (int64_t)frame->bytes;
-    if (bytes <= 0 || bytes > step->in_left || bytes % step->in.elem != 0)
-        return false;
-    colo_cursor_move(&step->in, NULL, payload, bytes);
-    step->in_left -= bytes;
-    return true;
 }
 
 static void send_data(struct colo_process_group *group, int32_t peer)
@@ -357,7 +226,7 @@ static void judge(struct colo_process_group *group, int32_t peer, double waited,
         int32_t r = group->active[i];
         const struct colo_process_step *step = &group->peer_step[r];
         if (group->peer[r].gone && !step->met && group->peer[r].last.seq >= group->seq) {
-            mismatch(group, r, NULL);
+            colo_step_mismatch(group, r, NULL);
             return;
         }
         if (group->peer[r].gone &&
