@@ -43,7 +43,7 @@ COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootst
                                                   colo_comm_t **comm);
 
 /**
- * colo_bootstrap_from_comm() - use any communicator (threads, MPI, sockets) as a bootstrap
+ * colo_bootstrap_from_comm() - use any communicator (threads, processes) as a bootstrap
  * @comm:       borrowed as long as @bootstrap is used. Its statistics count the all-gathers, and
  *              its deadline holds for them
  * @bootstrap:  out, a value that the caller owns

@@ -175,7 +175,7 @@ COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
  * Errors:        COLO_ERR_ARG (negative, twice)
  */
 COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks);
-/** colo_comm_backend() - "threads", "self", "sockets", "ucx", "mpi", "nccl"; static storage */
+/** colo_comm_backend() - "threads", "self", "sockets", "ucx", "nccl"; static storage */
 COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
 /** colo_comm_set_name() - at most 31 bytes, for error messages and dumps ("cp") */
 COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
@@ -196,7 +196,7 @@ COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
  * @count counts elements of @dtype. All return COLO_ERR_ARG (count < 0, NULL for count > 0, unknown
  * dtype, sizes past 2^63 bytes, buffers that overlap other than in place), COLO_ERR_MISMATCH (ranks
  * run different operations), COLO_ERR_TIMEOUT (a rank did not come by the deadline, or has left),
- * COLO_ERR_PEER, COLO_ERR_ABORTED, and what the backend met (COLO_ERR_MPI, _IO, _NCCL, _CUDA).
+ * COLO_ERR_PEER, COLO_ERR_ABORTED, and what the backend met (COLO_ERR_IO, _NCCL, _CUDA).
  * Wrong arguments on one rank kill the comm, except at COLO_CHECK=2, where all ranks return an
  * error and it lives on. If a rank is missing or differs when the operation begins, or has wrong
  * arguments, nothing is written. After a failure in flight the output may be partly written
@@ -271,8 +271,8 @@ COLO_API const char *colo_category_name(colo_category_t category);
  */
 COLO_API size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap);
 /**
- * colo_comm_flight_record() - write what colo_comm_dump() says of this comm and of the other comms
- *                             of its world, as one JSON object
+ * colo_comm_flight_record() - write what colo_comm_dump() says of this comm and, without "status"
+ *                             and "error", of the other comms of its world, as one JSON object
  * @prefix:  the file is @prefix and the rank's number in the world: "trace/rank" gives
  *           "trace/rank0"; a file of that name is replaced
  * Errors:   COLO_ERR_ARG, COLO_ERR_STATE (a child of fork()), COLO_ERR_NOMEM, COLO_ERR_IO; the file

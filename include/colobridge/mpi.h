@@ -23,8 +23,8 @@
 extern "C" {
 #endif
 
-/* Not for programs: an all-gather for colo_bootstrap_t, under the deadline. @user: an MPI_Comm. If
- * it is over, MPI may still read and write @memory later, so that is never freed. */
+/* Not for programs: an all-gather for colo_bootstrap_t, under the deadline. @user: an MPI_Comm *.
+ * After the deadline or an error MPI may still use @memory, which is never freed then. */
 static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, void *recv,
                                                  size_t bytes)
 {
@@ -32,8 +32,10 @@ static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, v
     MPI_Request request;
     int size = 0, done = 0, error, length = 0;
     char why[MPI_MAX_ERROR_STRING + 128] = "create_mpi: MPI_Iallgather: ", *memory;
-    const long long set = strtoll(colo_env_value("COLO_TIMEOUT_MS", NULL), NULL, 10);
-    /* what is no number is refused on all ranks once they are connected */
+    /* a wrong value is refused on all ranks once they are connected */
+    const long long set = colo_env_check("COLO_TIMEOUT_MS") == COLO_OK
+                              ? strtoll(colo_env_value("COLO_TIMEOUT_MS", NULL), NULL, 10)
+                              : 0;
     const double timeout = set > 0 ? (double)set / 1e3 : 600, begin = MPI_Wtime();
     MPI_Comm_size(mpi, &size);
     memory = (char *)malloc(((size_t)size + 1) * bytes);
@@ -77,6 +79,8 @@ static inline colo_status_t colo_mpi_all_gather_(void *user, const void *send, v
 static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, colo_comm_t **comm)
 {
     colo_bootstrap_t bootstrap;
+    colo_status_t status;
+    MPI_Errhandler before;
     int rank = 0, size = 0, initialized = 0, finalized = 0, inter = 0;
     if (!comm)
         return colo_bootstrap_fail(COLO_ERR_ARG, "create_mpi: comm is NULL");
@@ -103,7 +107,12 @@ static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, colo_comm_t **com
     bootstrap.size = size;
     bootstrap.all_gather = colo_mpi_all_gather_;
     bootstrap.user = &mpi;
-    return colo_comm_create_bootstrap(&bootstrap, comm);
+    MPI_Comm_get_errhandler(mpi, &before);
+    MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN); /* else MPI ends the job */
+    status = colo_comm_create_bootstrap(&bootstrap, comm);
+    MPI_Comm_set_errhandler(mpi, before);
+    MPI_Errhandler_free(&before);
+    return status;
 }
 
 #ifdef __cplusplus

@@ -2,7 +2,7 @@
 /*
  * nccl.h - ranks that own a GPU each and talk through NCCL. Opt-in: not part of colobridge.h.
  *
- * A host communicator of the same ranks (threads, sockets, MPI) carries everything that is not
+ * A host communicator of the same ranks (threads, processes) carries everything that is not
  * data: the unique id, agreement, COLO_CHECK, errors. So checks never touch a GPU, and a program
  * that has a bootstrap can use GPUs: colo_comm_create_bootstrap() or colo_comm_create_mpi(), then
  * colo_comm_create_nccl().

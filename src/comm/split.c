@@ -5,7 +5,7 @@
  * Splitting by grid dims needs no communication: every rank computes its group from the grid.
  * Splitting by colour gathers (color, key) once. Each rank makes its child by itself (subset), and
  * what talks then is the agreement that all have one, of the same grid and dims (COLO_CHECK >= 1).
- * Between GPUs the members of a child connect, so the ranks compare grid and dims before that, too.
+ * Between GPUs the members of a child connect after that, and all ranks agree once more.
  */
 #include "comm/comm.h"
 #include "core/hash.h"
@@ -57,7 +57,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
 static colo_status_t agree(colo_comm_t *parent, const char *what, colo_fields_t *fields,
                            colo_status_t st)
 {
-    if (parent->check >= 1)
+    if (parent->check >= 1 || parent->ops->connect) /* nothing else ends a wait in connect() */
         return colo_comm_i_agree_fields(parent, what, fields, st);
     return st < 0 ? colo_comm_i_fail(parent, st) : COLO_OK;
 }

@@ -138,7 +138,7 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     if (device != now)
         cudaSetDevice(now);
     if (st == COLO_OK && pthread_create(&context->watchdog, NULL, colo_nccl_watchdog, context) != 0)
-        st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to watchdog the connections");
+        st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to watch the connections");
     if (st < 0) {
         close_main(context);
         return st;
