@@ -35,7 +35,11 @@ while [ $# -gt 0 ]; do
     case $1 in
     --minutes) seconds=$(($2 * 60)) ;;
     --seconds) seconds=$2 ;;
-    --ranks) kinds+=("$2") ;;
+    --ranks)
+        [[ " threads sockets gpu gpu-sockets gpu-peers " = *" $2 "* ]] ||
+            die "--ranks $2, expected threads, sockets, gpu, gpu-sockets or gpu-peers"
+        kinds+=("$2")
+        ;;
     --seed) seed=$2 ;;
     --worlds) worlds=$2 ;;
     esac

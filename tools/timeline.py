@@ -4,7 +4,7 @@
 
 example:  COLO_FLIGHT_RECORDER=trace/rank ./train;  tools/timeline.py trace/rank* >trace.json
 
-Each rank is a process of the timeline, each of its communicators a thread. An operation that did not end is drawn
+Each rank is a process of the timeline, each of its communicators a thread. An operation that did not end well is drawn
 up to the end of the record and is marked "unfinished"."""
 import argparse
 import json

@@ -22,7 +22,7 @@ EXAMPLE = """example:
   python -m colobridge flight trace/rank* -o torch
   python -m torch.distributed.flight_recorder.fr_trace torch -p rank
 
-The exit status is 1 if ranks differ or one has no record, 2 if a file is no flight record."""
+The exit status is 1 if ranks differ or one has no record (not with -o), 2 if a file is no flight record."""
 LAST = 256  # operations of a rank, all communicators together, that the analyzer gets
 TORCH = {'split': 'all_gather', 'reduce_scatter': '_reduce_scatter_base', 'exchange': 'all_to_all',
          'barrier': 'all_reduce_barrier'}
@@ -40,6 +40,8 @@ def read(path: str) -> Record:
             comm['ring'] = [op for op in comm['ring'] if op['seq'] > 0 and op['dtype'] in s.DTYPE]
             comm['group'] = '%s-%s' % (comm['backend'], comm['id'])
             comm['epoch'] = comm['wall'] - comm['now']
+            _ = comm['members'], comm['timeout_ms']
+        _ = first['pid'], first['host'], first['status'], first['error']
         record['rank'], record['last'] = first['world_rank'], int(record['ended']) + sum(
             comm['seq'] for comm in record['comms'])
         return record
@@ -90,6 +92,8 @@ def what(op: Record | None) -> str:
     """What ranks of a group must do alike."""
     if op is None:
         return 'nothing'
+    if op['op'] == 'exchange':  # each rank has counts of its own
+        return 'exchange of %s' % op['dtype']
     return op['op'] + (' of %d %s' % (op['count'], op['dtype']) if op['count'] else '')
 
 
@@ -123,8 +127,8 @@ def summary(records: dict[int, Record]) -> tuple[list[str], bool]:
         for number in range(max(begun, default=1), max((comm['seq'] for comm in comms.values()), default=0) + 1):
             alike: dict[str, list[int]] = {}
             for rank in any_comm['members']:
-                if rank in records:
-                    alike.setdefault(what(rings.get(rank, {}).get(number)), []).append(rank)
+                if rank in rings:  # one that has destroyed this communicator tells nothing of it
+                    alike.setdefault(what(rings[rank].get(number)), []).append(rank)
             if len(alike) > 1:
                 said = 'operation %d differs: %s' % (number, '; '.join(
                     '%s on %s' % (name, some(ranks)) for name, ranks in sorted(

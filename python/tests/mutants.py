@@ -15,6 +15,11 @@ MUTANTS = {
         'flight.py', 'if any(os.path.exists(path) and', 'if any(False and', 'test_flight.py', 'write_over'),
     'the analyzer gets the first operations': (
         'flight.py', '[-LAST:]', '[:LAST]', 'test_flight.py', 'last_256'),
+    'a flight blames ranks that still have a communicator': (
+        'flight.py', 'what(rings[rank].get(number)), []).append(rank)', 'what(rings[rank].get(number)), []).append(rank)\n'
+        "                else:\n                    alike.setdefault('nothing', []).append(rank)", 'test_flight.py', 'destroyed'),
+    'a flight takes exchanges of two dtypes for alike': (
+        'flight.py', "'exchange of %s' % op['dtype']", "'exchange'", 'test_flight.py', 'two_dtypes'),
     'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
     'segments are given to collectives': (

@@ -39,6 +39,33 @@ def test_flight_says_which_rank_did_not_begin_an_operation(tmp_path, capsys):
     assert 'rank 0: all_gather of 8 f32 #2 did not end well: COLO_ERR_TIMEOUT' in said
 
 
+def test_flight_says_nothing_of_a_rank_that_has_destroyed_a_communicator(tmp_path, capsys):
+    files = [record(tmp_path, 0, [op(1)]), record(tmp_path, 1, [op(1)])]
+    with open(files[1]) as f:
+        more = json.load(f)
+    more['comms'].append(dict(more['comms'][0], id='00000000000000fe', name='pair'))
+    with open(files[1], 'w') as f:
+        json.dump(more, f)
+    assert flight(capsys, *files)[0] == 0
+
+
+def test_flight_tells_exchanges_of_two_dtypes_apart(tmp_path, capsys):
+    files = [record(tmp_path, rank, [op(1, 0, kind='exchange', dtype=dtype)]) for rank, dtype in enumerate(['f32', 'bf16'])]
+    status, said = flight(capsys, *files)
+    assert status == 1 and 'operation 1 differs: exchange of f32 on rank 0; exchange of bf16 on rank 1\n' in said
+
+
+@pytest.mark.parametrize('key', ['members', 'pid', 'timeout_ms'])
+def test_flight_refuses_a_record_that_lacks_something(tmp_path, capsys, key):
+    path = record(tmp_path, 0, [op(1)])
+    with open(path) as f:
+        given = json.load(f)
+    del given['comms'][0][key]
+    with open(path, 'w') as f:
+        json.dump(given, f)
+    assert flight(capsys, path) == (2, "flight: %s: KeyError: '%s'; expected a file that COLO_FLIGHT_RECORDER named\n" % (path, key))
+
+
 def test_flight_says_which_rank_left_no_record(tmp_path, capsys):
     status, said = flight(capsys, record(tmp_path, 0, [op(1)]))
     assert status == 1 and 'world threads-00000000000000ff, ranks 0, 1: no record of rank 1\n' in said
