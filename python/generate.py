@@ -81,6 +81,8 @@ class Headers:
             if kind in self.callbacks:
                 self.needed.setdefault(kind, self.callback(camel(kind) + 'Fn', *self.callbacks[kind]))
                 return camel(kind) + 'Fn'
+            if kind not in self.enums and kind not in SCALARS:
+                sys.exit('generate.py: a header has the type %s, expected an enum, a struct or one of SCALARS' % kind)
             return 'INT' if kind in self.enums else SCALARS[kind]
         to = kind[:-1].strip()
         if to == 'char':

@@ -371,7 +371,7 @@ BAD = {
     'another cut': (dict(into=PACKED, packing=cb.Packing(seq_len=[LENGTH] * 2, split='block')),
                     'have [16, 16] and Packing(2 sequences of 32 positions, block) positions; expected the same'),
     'another split': (dict(into=PACKED, packing=cb.Packing(seq_len=[LENGTH] * 2)),
-                      'ranks [0, 1, 2, 3] have [16, 16] and Packing(2 sequences of 32 positions, zigzag) and [16, 16]', 'dp=4'),
+                      'ranks [0, 1, 2, 3] are cut in different ways, [16, 16] and Packing(2 sequences of 32 positions, zigzag) and', 'dp=4'),
     'a replica too many': (dict(into=PACKED, packing=cb.Packing(seq_len=[LENGTH] * 2, dp=[0, 2])),
                            'packing: sequence 1 is on replica 2, expected one of the 2 replicas'),
 }

@@ -448,7 +448,8 @@ def _in_graph(self: Bridge, x: Any, segments: Any, into: Any, samples: Any, shap
               inplace: bool, src: Any, dst: Any) -> Any:
     """The call as torch.compile() sees it: an operator of a tensor that goes from one uniform layout to another, on ranks
     of torch's that hold it; else a graph break."""
-    given = {'x': x, 'bridge': self._number, 'samples': samples, 'shape': shape}
+    given = {'x': x, 'bridge': self._number, 'samples': samples,
+             'shape': None if shape is None else tuple(shape)}
     graphs = tensors._compiled
     if graphs is not None and self._traceable and segments is None and x is not None and graphs.fits(given):
         return graphs.traced('bridge', given, None)

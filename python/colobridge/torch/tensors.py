@@ -225,7 +225,7 @@ def eager(fn: Any) -> Any:
 
 
 def called(fn: Any, args: Any, kwargs: Any) -> Any:
-    """operator()'s run of a function that calls one that eager() made."""
+    """How operator() runs a function whose body is another one that eager() made, and that tells the others itself."""
     return fn(*args, **kwargs)
 
 

@@ -76,7 +76,7 @@ class TowerPlan:
             _mismatch("pixels of ranks %s are %s" % ([self._offset + r for r in kinds.values()], ' and '.join(
                 '%s on a %s with patches of %s' % (s.DTYPES[k[0]], 'GPU' if k[1] else 'CPU', list(k[2:])) for k in kinds)))
         if len({getattr(text, 'split', None) for _, text in texts.values()}) > 1:
-            _mismatch("the sequences of ranks %s have %s positions" % (
+            _mismatch("the sequences of ranks %s are cut in different ways, %s" % (
                 [self._offset + r for r, _ in texts.values()], ' and '.join(_shown(text) for _, text in texts.values())))
         self._kind = next(iter(kinds), None)
         self._balance(vision, grid.size)
