@@ -252,10 +252,10 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
         s->blocks = s->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool whole = !s->piecewise && colo_comm_size(l->group) > 1;
+    colo_linear_i_program(l, makes_logits, takes_head, s); /* whom a refusal tells depends on it */
     COLO_FAIL_IF(!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype,
                                               whole ? s->rows : s->chunk, &s->block),
                  COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes", s->rows);
-    colo_linear_i_program(l, makes_logits, takes_head, s);
     return COLO_OK;
 }
 
