@@ -13,9 +13,9 @@
  * Samples share a sequence as long as it has at most CAP_PACKED positions. Nothing but pixels moves
  * before the step: the bridges run where the uniform one does.
  *
- * --dynamic-cp: a sample is a sequence of its own, on as many context ranks as it has CAP_PER_RANK
- * positions, and on those that have the fewest so far. A packing says so to the bridge and to
- * attention. Ranks of a step have different numbers of rows, or none.
+ * --dynamic-cp: a sample is a sequence of its own, on one context rank per CAP_PER_RANK positions,
+ * at most on all. It takes neighbouring ranks, of which the fullest has the fewest rows so far. A
+ * packing says so to the bridge and to attention. Ranks have different numbers of rows, or none.
  */
 #include <string.h>
 

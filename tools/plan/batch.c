@@ -359,7 +359,7 @@ int plan_batch_place(plan_batch_t *b, const colo_plan_config_t *c)
     memset(b->loads.load[0], 0, (size_t)(b->replicas + 1) * sizeof *b->loads.load[0]);
     for (int64_t q = 0; q < (b->packed ? b->count : t->nseqs); q++)
         if (__builtin_add_overflow(b->positions, length[q], &b->positions))
-            return tool_refuse("--segments: the positions up to sequence %lld exceed 63 bits",
+            return tool_refuse("%s: the positions up to sequence %lld exceed 63 bits", ask.where,
                                (long long)q);
     if (b->packed) {
         b->rows = b->positions;

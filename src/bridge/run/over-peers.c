@@ -10,7 +10,7 @@
  * such a rank, all agree over the host communicator in the pass's first call. Which ranks have rows
  * of a batch changes with its tables, so there all agree in the first call of a pass in which any
  * rank has some: forward always, backward with transport AUTO. The result holds until something
- * else is registered.
+ * else is registered. If no rank has anything there is none, and the next call agrees again.
  */
 #include "bridge/run/over-peers.h"
 
