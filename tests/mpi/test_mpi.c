@@ -94,15 +94,20 @@ T_CASE(worlds_come_and_go_concurrently)
 
 T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
 {
-    colo_comm_t *c = NULL;
-    if (me == 1)
-        setenv("COLO_TIMEOUT_MS", "abc", 1);
-    colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
-    unsetenv("COLO_TIMEOUT_MS");
-    assert_int_equal(st, me == 1 ? COLO_ERR_ARG : COLO_ERR_PEER);
-    assert_non_null(
-        strstr(colo_last_error(), "COLO_TIMEOUT_MS is 'abc', expected a number from 1"));
-    assert_null(c);
+    static const char *const values[] = {"abc", "5s"}; /* not 5 ms */
+    for (int i = 0; i < 2; i++) {
+        char words[80];
+        colo_comm_t *c = NULL;
+        if (me == 1)
+            setenv("COLO_TIMEOUT_MS", values[i], 1);
+        colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
+        unsetenv("COLO_TIMEOUT_MS");
+        assert_int_equal(st, me == 1 ? COLO_ERR_ARG : COLO_ERR_PEER);
+        snprintf(words, sizeof words, "COLO_TIMEOUT_MS is '%s', expected a number from 1",
+                 values[i]);
+        assert_non_null(strstr(colo_last_error(), words));
+        assert_null(c);
+    }
 }
 
 /* Rank 0 calls @late_ms after the others, the deadline being @deadline_ms. */
