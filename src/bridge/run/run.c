@@ -93,8 +93,7 @@ colo_status_t colo_run_find(colo_call_t *call)
 {
     const colo_bridge_t *bridge = call->bridge;
     call->executor = executor_of(bridge, 0);
-    for (int i = COLO_EXECUTORS - 1;
-         i > 0 && !call->asks && call->executor == executor_of(bridge, 0); i--)
+    for (int i = COLO_EXECUTORS - 1; i > 0 && call->executor == executor_of(bridge, 0); i--)
         if (executor_of(bridge, i)->find)
             COLO_TRY(executor_of(bridge, i)->find(call));
     return call->asks ? COLO_OK : prepare(call);
