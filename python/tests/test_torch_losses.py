@@ -534,7 +534,7 @@ def test_weighted_sum_and_gather_refuse_what_is_no_tensor():
 
 @pytest.mark.parametrize('call, words', [
     (lambda z: ct.distill(z, z[:, :3]), 'targets are [2, 3] of torch.float32, expected floats of the logits\' shape [2, 8]'),
-    (lambda z: ct.weighted_sum(z, mask=z[0]), 'mask is [8] on cpu, expected a tensor as values, which is [2, 8] on cpu'),
+    (lambda z: ct.weighted_sum(z, mask=z[0]), 'mask is [8] on cpu, expected a tensor like values, [2, 8] on cpu'),
     (lambda z: ct.weighted_sum([1.]), 'values is a list, expected a torch.Tensor')])
 def test_a_message_names_what_an_argument_is_compared_with(call, words):
     with pytest.raises(ValueError) as why:

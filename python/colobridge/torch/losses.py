@@ -337,9 +337,9 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
     mask [...] or None: tokens where it is 0 do not count and are not read.
 
     value and num are differentiable in values. Gradients of a rank come from its own tokens, and value is already
-    divided by the tokens of all ranks: sum gradients over the group, do not average. weights get no gradient. Sums are f64, in a fixed order: the same
-    bits on every rank. One gather forward, none backward; every rank calls, one without tokens, too. Nothing
-    waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/logprob.md.
+    divided by the tokens of all ranks: sum gradients over the group, do not average. weights get no gradient. Sums
+    are f64, in a fixed order: the same bits on every rank. One gather forward, none backward; every rank calls, one
+    without tokens, too. Nothing waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/logprob.md.
     """
     import torch
     device = getattr(values, 'device', None)
@@ -348,7 +348,7 @@ def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_g
                 t.shape != values.shape or t.device != device):
             found, expected = ('%s on %s' % (list(of.shape), of.device) if isinstance(of, torch.Tensor) else
                                'a ' + type(of).__name__ for of in (t, values))
-            raise ArgumentError("weighted_sum: %s is %s, expected a tensor as values, which is %s" % (name, found, expected)
+            raise ArgumentError("weighted_sum: %s is %s, expected a tensor like values, %s" % (name, found, expected)
                                 if name != 'values' else "weighted_sum: values is %s, expected a torch.Tensor" % found)
     if not values.dtype.is_floating_point:
         raise ArgumentError("weighted_sum: values are of %s, expected floats" % values.dtype)

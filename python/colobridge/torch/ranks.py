@@ -282,7 +282,7 @@ class _Meeting:
         of = self.of
         try:
             made = Comm.from_all_gather(of.ranks.index(of.me), len(of.ranks), self._all_gather)
-            self._all_gather(b'')  # or one that is through refuses a call, and ends this of those that are not
+            self._all_gather(b'')  # else a rank that is done may refuse its call, which ends this for slower ones
         except BaseException as why:
             self.refuse(why)
             raise
