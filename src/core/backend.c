@@ -48,38 +48,32 @@ static colo_status_t find_path(const char *name, char *path, size_t cap)
         dir = here.dli_fname;
     int n = snprintf(path, cap, "%.*s%slibcolobridge-%s.so", end ? (int)(end - dir) : 0, dir,
                      end ? "/" : "", name);
-    if (n < 0 || (size_t)n >= cap)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "backend '%s': its path has %d bytes, expected at most %zu; install the "
-                         "library in another folder",
-                         name, n, cap - 1);
+    COLO_FAIL_IF(n < 0 || (size_t)n >= cap, COLO_ERR_UNBUILT,
+                 "backend '%s': its path has %d bytes, expected at most %zu; install the "
+                 "library in another folder",
+                 name, n, cap - 1);
     return COLO_OK;
 }
 
 static colo_status_t vet(const char *name, const char *path, const colo_backend_t *b)
 {
-    if (b->abi != COLO_BACKEND_ABI)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "backend '%s': %s has interface %u, this library %s has %u; install both "
-                         "from the same build",
-                         name, path, (unsigned)b->abi, colo_version(), COLO_BACKEND_ABI);
-    if (b->version != colo_version_number())
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "backend '%s': %s was built for version %u.%u.%u, this library is %s; "
-                         "install both from the same build",
-                         name, path, (unsigned)(b->version >> 16),
-                         (unsigned)(b->version >> 8 & 0xff), (unsigned)(b->version & 0xff),
-                         colo_version());
-    if (!b->name || strcmp(b->name, name) != 0)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "backend '%s': %s says it is '%.16s'; the file has been renamed, install "
-                         "it again",
-                         name, path, b->name ? b->name : "");
-    if (b->comm && b->comm->abi != COLO_COMM_ABI)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "backend '%s': %s has communicator interface %u, this library has %u; "
-                         "install both from the same build",
-                         name, path, (unsigned)b->comm->abi, COLO_COMM_ABI);
+    COLO_FAIL_IF(b->abi != COLO_BACKEND_ABI, COLO_ERR_UNBUILT,
+                 "backend '%s': %s has interface %u, this library %s has %u; install both "
+                 "from the same build",
+                 name, path, (unsigned)b->abi, colo_version(), COLO_BACKEND_ABI);
+    COLO_FAIL_IF(b->version != colo_version_number(), COLO_ERR_UNBUILT,
+                 "backend '%s': %s was built for version %u.%u.%u, this library is %s; "
+                 "install both from the same build",
+                 name, path, (unsigned)(b->version >> 16), (unsigned)(b->version >> 8 & 0xff),
+                 (unsigned)(b->version & 0xff), colo_version());
+    COLO_FAIL_IF(!b->name || strcmp(b->name, name) != 0, COLO_ERR_UNBUILT,
+                 "backend '%s': %s says it is '%.16s'; the file has been renamed, install "
+                 "it again",
+                 name, path, b->name ? b->name : "");
+    COLO_FAIL_IF(b->comm && b->comm->abi != COLO_COMM_ABI, COLO_ERR_UNBUILT,
+                 "backend '%s': %s has communicator interface %u, this library has %u; "
+                 "install both from the same build",
+                 name, path, (unsigned)b->comm->abi, COLO_COMM_ABI);
     if (b->fail != colo_fail) {
         Dl_info its, ours;
         const bool known = dladdr((const void *)(uintptr_t)b->fail, &its) && its.dli_fname;
@@ -108,11 +102,10 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
     void *so = dlopen(file ? file : path, RTLD_NOW | RTLD_LOCAL);
     if (!so) {
         const char *why = dlerror();
-        if (why && is_other_version(why))
-            return colo_fail(COLO_ERR_UNBUILT,
-                             "backend '%s': %s was built for another version than this library %s "
-                             "(%.400s); install both from the same build",
-                             name, path, colo_version(), why);
+        COLO_FAIL_IF(why && is_other_version(why), COLO_ERR_UNBUILT,
+                     "backend '%s': %s was built for another version than this library %s "
+                     "(%.400s); install both from the same build",
+                     name, path, colo_version(), why);
         return colo_fail(
             COLO_ERR_UNBUILT,
             "backend '%s' could not be loaded (%.400s); build it with -D%s=enabled, or "
@@ -145,9 +138,8 @@ static int find(const char *name)
 
 colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend)
 {
-    if (!name || !name_ok(name))
-        return colo_fail(COLO_ERR_ARG, "backend '%.40s': expected 1..%d of [a-z0-9]",
-                         name ? name : "(NULL)", NAME_MAX_);
+    COLO_FAIL_IF(!name || !name_ok(name), COLO_ERR_ARG,
+                 "backend '%.40s': expected 1..%d of [a-z0-9]", name ? name : "(NULL)", NAME_MAX_);
     const colo_backend_t *found = NULL;
     colo_status_t st = COLO_OK;
     int i = find(name);
@@ -182,8 +174,7 @@ colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
     case COLO_CUDA: {
         const colo_backend_t *b;
         COLO_TRY(colo_backend_load("cuda", &b));
-        if (!b->ops)
-            return colo_fail(COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");
+        COLO_FAIL_IF(!b->ops, COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");
         *ops = b->ops;
         return COLO_OK;
     }

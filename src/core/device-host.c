@@ -213,9 +213,9 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     int64_t elem = (int64_t)colo_dtype_size(dtype);
     const void *data[COLO_MAX_ADDENDS];
     int64_t step[COLO_MAX_ADDENDS];
-    if (!row || n < 1 || n > COLO_MAX_ADDENDS)
-        return colo_fail(COLO_ERR_ARG, "sum: %d addends of %s, expected 1..%d of a float dtype",
-                         (int)n, colo_dtype_name(dtype), COLO_MAX_ADDENDS);
+    COLO_FAIL_IF(!row || n < 1 || n > COLO_MAX_ADDENDS, COLO_ERR_ARG,
+                 "sum: %d addends of %s, expected 1..%d of a float dtype", (int)n,
+                 colo_dtype_name(dtype), COLO_MAX_ADDENDS);
     for (int32_t k = 0; k < n; k++)
         step[k] = src[k].stride[2];
     for (int64_t i = 0; i < dst->extent[0]; i++)
@@ -290,10 +290,9 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
 {
     const uint16_t *h = half;
     const bool bf16 = dtype == COLO_BF16;
-    if ((!bf16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
-        return colo_fail(COLO_ERR_ARG,
-                         "sum of fp32 and %s into %s: expected bf16 or f16, into it or f32",
-                         colo_dtype_name(dtype), colo_dtype_name(to_dtype));
+    COLO_FAIL_IF((!bf16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype),
+                 COLO_ERR_ARG, "sum of fp32 and %s into %s: expected bf16 or f16, into it or f32",
+                 colo_dtype_name(dtype), colo_dtype_name(to_dtype));
     for (int64_t i = 0; i < n; i++) {
         float sum = bf16 ? colo_bf16_to_f32(h[i]) : colo_f16_to_f32(h[i]);
         if (wide)

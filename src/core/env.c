@@ -182,9 +182,8 @@ static colo_status_t refuse(const struct row *row, const char *text)
 {
     const size_t bytes = strlen(text);
     char allowed[160], value[SHOWN + 4];
-    if (bytes > TEXT_MAX)
-        return colo_fail(COLO_ERR_ARG, "%s has %zu bytes, expected at most %d", row->variable.name,
-                         bytes, TEXT_MAX);
+    COLO_FAIL_IF(bytes > TEXT_MAX, COLO_ERR_ARG, "%s has %zu bytes, expected at most %d",
+                 row->variable.name, bytes, TEXT_MAX);
     describe_allowed(row, allowed, sizeof allowed);
     snprintf(value, sizeof value, "%.*s%s", SHOWN, text, bytes > SHOWN ? "..." : "");
     return colo_fail(COLO_ERR_ARG, "%s is '%s', expected %s", row->variable.name, value, allowed);

@@ -99,8 +99,7 @@ colo_status_t colo_run_for(double seconds, bool (*ends)(const void *of), const v
 {
     struct job *j = job_new(fn, abandon, arg);
     const double end = colo_now() + seconds;
-    if (!j || !job_start(j))
-        return colo_fail(COLO_ERR_NOMEM, "no thread could be started");
+    COLO_FAIL_IF(!j || !job_start(j), COLO_ERR_NOMEM, "no thread could be started");
     pthread_mutex_lock(&j->lock);
     while (!j->finished && colo_now() < end) {
         double left = end - colo_now(), step = ends ? ASK_SECONDS : left;

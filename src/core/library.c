@@ -19,9 +19,8 @@ colo_status_t colo_library_find(const colo_library_t *l, const colo_library_symb
     }
     for (size_t i = 0; i < n; i++) {
         void *f = dlsym(so, want[i].name);
-        if (!f)
-            return colo_fail(COLO_ERR_UNBUILT, "%s: the %s in this process has no %s%s", l->user,
-                             l->title, want[i].name, l->expected);
+        COLO_FAIL_IF(!f, COLO_ERR_UNBUILT, "%s: the %s in this process has no %s%s", l->user,
+                     l->title, want[i].name, l->expected);
         *(void **)want[i].function = f;
     }
     return COLO_OK;

@@ -13,8 +13,8 @@ bool colo_list_reserve(colo_list_t *list, int64_t n, size_t size)
     cap = cap < FIRST ? FIRST : cap;
     cap = cap < n ? n : cap;
     size_t bytes;
-    void *grown = __builtin_mul_overflow((size_t)cap, size, &bytes) ? NULL
-                                                                    : realloc(list->items, bytes);
+    void *grown =
+        __builtin_mul_overflow((size_t)cap, size, &bytes) ? NULL : realloc(list->items, bytes);
     if (!grown)
         return false;
     list->items = grown;

@@ -37,10 +37,9 @@ colo_status_t colo_mem_zero(colo_mem_t mem, void *p, size_t bytes, colo_stream_t
 colo_status_t colo_mem_check_aligned(const void *p, const char *object, const char *name)
 {
     const int past = (int)((uintptr_t)p % COLO_ALIGNMENT);
-    if (past)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: %s is %d past a multiple of %d bytes, expected 0; allocate it with "
-                         "aligned_alloc() or cudaMalloc()",
-                         object, name, past, COLO_ALIGNMENT);
+    COLO_FAIL_IF(past, COLO_ERR_ARG,
+                 "%s: %s is %d past a multiple of %d bytes, expected 0; allocate it with "
+                 "aligned_alloc() or cudaMalloc()",
+                 object, name, past, COLO_ALIGNMENT);
     return COLO_OK;
 }

@@ -17,17 +17,15 @@ colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const c
                                const char *init)
 {
     const size_t unit = sizeof found; /* members end there: none is read in half */
-    if (found > whole)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s.struct_size is %zu, expected at most %zu, which is all that version "
-                         "%s of the library knows: the program was compiled with a newer header; "
-                         "load the library of that header, or compile the program again",
-                         what, found, whole, colo_version());
-    if (found < least || found % unit)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s.struct_size is %zu, expected a multiple of %zu from %zu to %zu; start "
-                         "from %s",
-                         what, found, unit, (least + unit - 1) / unit * unit, whole, init);
+    COLO_FAIL_IF(found > whole, COLO_ERR_ARG,
+                 "%s.struct_size is %zu, expected at most %zu, which is all that version "
+                 "%s of the library knows: the program was compiled with a newer header; "
+                 "load the library of that header, or compile the program again",
+                 what, found, whole, colo_version());
+    COLO_FAIL_IF(found < least || found % unit, COLO_ERR_ARG,
+                 "%s.struct_size is %zu, expected a multiple of %zu from %zu to %zu; start "
+                 "from %s",
+                 what, found, unit, (least + unit - 1) / unit * unit, whole, init);
     return COLO_OK;
 }
 
@@ -35,8 +33,7 @@ colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t
                               const char *what, const char *init)
 {
     size_t found;
-    if (!given)
-        return colo_fail(COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
+    COLO_FAIL_IF(!given, COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
     memcpy(&found, given, sizeof found);
     COLO_TRY(colo_sized_check(found, whole, least, what, init));
     memcpy(own, given, found);

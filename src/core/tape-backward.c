@@ -139,11 +139,11 @@ static colo_status_t check_versions(const colo_tape_t *tape)
         if (!is_wanted(tape, n))
             continue;
         for (int32_t i = 0; i < n->nsaved; i++)
-            if (n->saved[i].version && *n->saved[i].version != n->saved[i].expected)
-                return colo_fail(COLO_ERR_MODIFIED,
-                                 "node %" PRId64 " '%s': saved tensor %d was written after it was "
-                                 "saved: version %" PRIu64 ", saved at %" PRIu64,
-                                 k, n->name, (int)i, *n->saved[i].version, n->saved[i].expected);
+            COLO_FAIL_IF(n->saved[i].version && *n->saved[i].version != n->saved[i].expected,
+                         COLO_ERR_MODIFIED,
+                         "node %" PRId64 " '%s': saved tensor %d was written after it was "
+                         "saved: version %" PRIu64 ", saved at %" PRIu64,
+                         k, n->name, (int)i, *n->saved[i].version, n->saved[i].expected);
     }
     return COLO_OK;
 }
@@ -249,9 +249,8 @@ static colo_status_t run_node(colo_tape_t *tape, int64_t k)
 {
     struct colo_tape_node *n = &tape->nodes[k];
     COLO_AUTOFREE void *views = calloc((size_t)n->nin + (size_t)n->nout, sizeof(colo_tensor_t));
-    if (!views)
-        return colo_fail(COLO_ERR_NOMEM, "node %" PRId64 " '%s': %d views", k, n->name,
-                         (int)(n->nin + n->nout));
+    COLO_FAIL_IF(!views, COLO_ERR_NOMEM, "node %" PRId64 " '%s': %d views", k, n->name,
+                 (int)(n->nin + n->nout));
     colo_tensor_t *d_out = views, *d_in = d_out + n->nout;
     for (int32_t i = 0; i < n->nout; i++) {
         struct colo_tape_value *v = &tape->values[n->first_out + i];
@@ -323,20 +322,16 @@ colo_status_t colo_tape_retain_gradient(colo_tape_t *tape, colo_value_t value)
 colo_status_t colo_tape_gradient(const colo_tape_t *tape, colo_value_t value,
                                  colo_tensor_t *d_value)
 {
-    if (!tape)
-        return colo_fail(COLO_ERR_ARG, "gradient: tape is NULL");
+    COLO_FAIL_IF(!tape, COLO_ERR_ARG, "gradient: tape is NULL");
     COLO_TRY(colo_tape_check_value(tape, value, "gradient"));
-    if (!d_value)
-        return colo_fail(COLO_ERR_ARG, "gradient: d_value is NULL");
+    COLO_FAIL_IF(!d_value, COLO_ERR_ARG, "gradient: d_value is NULL");
     const struct colo_tape_value *v = &tape->values[value];
-    if (!v->seen)
-        return colo_fail(COLO_ERR_MISSING, "gradient: none reached value %d%s", (int)value,
-                         tape->ran ? "" : "; backward has not run");
-    if (v->node >= 0 && !v->retained)
-        return colo_fail(COLO_ERR_MISSING,
-                         "gradient: that of value %d was released when node %d '%s' had run; call "
-                         "colo_tape_retain_gradient() before backward to keep it",
-                         (int)value, (int)v->node, tape->nodes[v->node].name);
+    COLO_FAIL_IF(!v->seen, COLO_ERR_MISSING, "gradient: none reached value %d%s", (int)value,
+                 tape->ran ? "" : "; backward has not run");
+    COLO_FAIL_IF(v->node >= 0 && !v->retained, COLO_ERR_MISSING,
+                 "gradient: that of value %d was released when node %d '%s' had run; call "
+                 "colo_tape_retain_gradient() before backward to keep it",
+                 (int)value, (int)v->node, tape->nodes[v->node].name);
     *d_value = v->caller.data ? v->caller : grad_view(v, v->grad);
     return COLO_OK;
 }

@@ -28,8 +28,7 @@ static colo_status_t grow(void **array, int64_t *cap, int64_t n, int64_t more, s
         return COLO_OK;
     int64_t want = *cap * 2 > n + more ? *cap * 2 : n + more + 16;
     void *moved = realloc(*array, (size_t)want * elem);
-    if (!moved)
-        return colo_fail(COLO_ERR_NOMEM, "tape: %zu bytes", (size_t)want * elem);
+    COLO_FAIL_IF(!moved, COLO_ERR_NOMEM, "tape: %zu bytes", (size_t)want * elem);
     *array = moved;
     *cap = want;
     return COLO_OK;
@@ -67,11 +66,9 @@ void colo_tape_give(colo_tape_t *tape, const void *data)
 
 colo_status_t colo_tape_create(colo_tape_t **tape)
 {
-    if (!tape)
-        return colo_fail(COLO_ERR_ARG, "tape: the output is NULL");
+    COLO_FAIL_IF(!tape, COLO_ERR_ARG, "tape: the output is NULL");
     colo_tape_t *made = calloc(1, sizeof *made);
-    if (!made)
-        return colo_fail(COLO_ERR_NOMEM, "tape: %zu bytes", sizeof *made);
+    COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "tape: %zu bytes", sizeof *made);
     *tape = made;
     return COLO_OK;
 }
@@ -122,10 +119,9 @@ void colo_tape_destroy(colo_tape_t **tape)
 static colo_status_t check_value_tensor(const colo_tensor_t *t, const char *what)
 {
     COLO_TRY(colo_tensor_check(t, what));
-    if (!colo_dtype_is_float(t->dtype))
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: dtype %s has no gradient, expected f32, f64, bf16 or f16", what,
-                         colo_dtype_name(t->dtype));
+    COLO_FAIL_IF(!colo_dtype_is_float(t->dtype), COLO_ERR_ARG,
+                 "%s: dtype %s has no gradient, expected f32, f64, bf16 or f16", what,
+                 colo_dtype_name(t->dtype));
     return COLO_OK;
 }
 
@@ -133,54 +129,45 @@ colo_status_t colo_tape_check_like(const colo_tensor_t *g, const colo_tensor_t *
                                    bool or_f32)
 {
     COLO_TRY(check_value_tensor(g, what));
-    if (g->mem != t->mem || g->device != t->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: in %s memory (device %d), its value is in %s memory (device %d)",
-                         what, g->mem == COLO_CUDA ? "CUDA" : "host", (int)g->device,
-                         t->mem == COLO_CUDA ? "CUDA" : "host", (int)t->device);
+    COLO_FAIL_IF(g->mem != t->mem || g->device != t->device, COLO_ERR_ARG,
+                 "%s: in %s memory (device %d), its value is in %s memory (device %d)", what,
+                 g->mem == COLO_CUDA ? "CUDA" : "host", (int)g->device,
+                 t->mem == COLO_CUDA ? "CUDA" : "host", (int)t->device);
     or_f32 &= colo_tape_is_half(t);
-    if (g->dtype != t->dtype && !(or_f32 && g->dtype == COLO_F32))
-        return colo_fail(COLO_ERR_SHAPE, "%s: dtype %s, its value is %s%s", what,
-                         colo_dtype_name(g->dtype), colo_dtype_name(t->dtype),
-                         or_f32 ? "; expected that or f32" : "");
-    if (g->ndim != t->ndim)
-        return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, its value has %d", what, (int)g->ndim,
-                         (int)t->ndim);
+    COLO_FAIL_IF(g->dtype != t->dtype && !(or_f32 && g->dtype == COLO_F32), COLO_ERR_SHAPE,
+                 "%s: dtype %s, its value is %s%s", what, colo_dtype_name(g->dtype),
+                 colo_dtype_name(t->dtype), or_f32 ? "; expected that or f32" : "");
+    COLO_FAIL_IF(g->ndim != t->ndim, COLO_ERR_SHAPE, "%s: %d axes, its value has %d", what,
+                 (int)g->ndim, (int)t->ndim);
     for (int32_t i = 0; i < t->ndim; i++)
-        if (g->shape[i] != t->shape[i])
-            return colo_fail(COLO_ERR_SHAPE,
-                             "%s: axis %d has extent %" PRId64 ", its value has %" PRId64, what,
-                             (int)i, g->shape[i], t->shape[i]);
-    if (!colo_tensor_is_contiguous(g))
-        return colo_fail(COLO_ERR_SHAPE, "%s: not contiguous", what);
+        COLO_FAIL_IF(g->shape[i] != t->shape[i], COLO_ERR_SHAPE,
+                     "%s: axis %d has extent %" PRId64 ", its value has %" PRId64, what, (int)i,
+                     g->shape[i], t->shape[i]);
+    COLO_FAIL_IF(!colo_tensor_is_contiguous(g), COLO_ERR_SHAPE, "%s: not contiguous", what);
     return COLO_OK;
 }
 
 colo_status_t colo_tape_check_open(const colo_tape_t *tape, const char *what)
 {
-    if (!tape)
-        return colo_fail(COLO_ERR_ARG, "%s: tape is NULL", what);
-    if (tape->ran)
-        return colo_fail(COLO_ERR_STATE,
-                         "%s: backward has run on this tape of %" PRId64
-                         " nodes; reset it and record anew",
-                         what, tape->nnodes);
+    COLO_FAIL_IF(!tape, COLO_ERR_ARG, "%s: tape is NULL", what);
+    COLO_FAIL_IF(tape->ran, COLO_ERR_STATE,
+                 "%s: backward has run on this tape of %" PRId64 " nodes; reset it and record anew",
+                 what, tape->nnodes);
     return COLO_OK;
 }
 
 colo_status_t colo_tape_check_value(const colo_tape_t *tape, colo_value_t value, const char *what)
 {
-    if (value < 0 || value >= tape->nvalues)
-        return colo_fail(COLO_ERR_ARG, "%s: value %d, the tape has %" PRId64 " values, from 0",
-                         what, (int)value, tape->nvalues);
+    COLO_FAIL_IF(value < 0 || value >= tape->nvalues, COLO_ERR_ARG,
+                 "%s: value %d, the tape has %" PRId64 " values, from 0", what, (int)value,
+                 tape->nvalues);
     return COLO_OK;
 }
 
 static colo_status_t check_capacity(const colo_tape_t *tape, int64_t more)
 {
-    if (tape->nvalues + more > INT32_MAX)
-        return colo_fail(COLO_ERR_ARG, "tape: %" PRId64 " values, at most %d", tape->nvalues + more,
-                         INT32_MAX);
+    COLO_FAIL_IF(tape->nvalues + more > INT32_MAX, COLO_ERR_ARG,
+                 "tape: %" PRId64 " values, at most %d", tape->nvalues + more, INT32_MAX);
     return COLO_OK;
 }
 
@@ -191,8 +178,7 @@ colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t, const co
     COLO_TRY(check_value_tensor(t, "leaf"));
     if (d_t)
         COLO_TRY(colo_tape_check_like(d_t, t, "d_t of a leaf", true));
-    if (!value)
-        return colo_fail(COLO_ERR_ARG, "leaf: value is NULL");
+    COLO_FAIL_IF(!value, COLO_ERR_ARG, "leaf: value is NULL");
     COLO_TRY(check_capacity(tape, 1));
     COLO_TRY(
         grow((void **)&tape->values, &tape->cap_values, tape->nvalues, 1, sizeof *tape->values));
@@ -207,25 +193,23 @@ colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t, const co
 static colo_status_t check_record(const colo_tape_t *tape, const colo_tape_record_t *r)
 {
     COLO_TRY(colo_tape_check_open(tape, "record"));
-    if (!r->name)
-        return colo_fail(COLO_ERR_ARG, "record: name is NULL");
-    if (r->nin < 0 || r->nout < 1 || r->nsaved < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "record '%s': %d inputs, %d outputs, %d saved tensors, expected >= 0, "
-                         ">= 1, >= 0",
-                         r->name, (int)r->nin, (int)r->nout, (int)r->nsaved);
-    if ((r->nin && !r->in) || !r->out || !r->out_values || (r->nsaved && !r->saved) || !r->backward)
-        return colo_fail(COLO_ERR_ARG, "record '%s': %s is NULL", r->name,
-                         r->nin && !r->in         ? "in"
-                         : !r->out                ? "out"
-                         : !r->out_values         ? "out_values"
-                         : r->nsaved && !r->saved ? "saved"
-                                                  : "backward");
+    COLO_FAIL_IF(!r->name, COLO_ERR_ARG, "record: name is NULL");
+    COLO_FAIL_IF(r->nin < 0 || r->nout < 1 || r->nsaved < 0, COLO_ERR_ARG,
+                 "record '%s': %d inputs, %d outputs, %d saved tensors, expected >= 0, "
+                 ">= 1, >= 0",
+                 r->name, (int)r->nin, (int)r->nout, (int)r->nsaved);
+    COLO_FAIL_IF((r->nin && !r->in) || !r->out || !r->out_values || (r->nsaved && !r->saved) ||
+                     !r->backward,
+                 COLO_ERR_ARG, "record '%s': %s is NULL", r->name,
+                 r->nin && !r->in         ? "in"
+                 : !r->out                ? "out"
+                 : !r->out_values         ? "out_values"
+                 : r->nsaved && !r->saved ? "saved"
+                                          : "backward");
     for (int32_t i = 0; i < r->nin; i++)
-        if (r->in[i] != COLO_NO_VALUE && (r->in[i] < 0 || r->in[i] >= tape->nvalues))
-            return colo_fail(COLO_ERR_ARG,
-                             "record '%s': input %d is value %d, the tape has %" PRId64, r->name,
-                             (int)i, (int)r->in[i], tape->nvalues);
+        COLO_FAIL_IF(r->in[i] != COLO_NO_VALUE && (r->in[i] < 0 || r->in[i] >= tape->nvalues),
+                     COLO_ERR_ARG, "record '%s': input %d is value %d, the tape has %" PRId64,
+                     r->name, (int)i, (int)r->in[i], tape->nvalues);
     for (int32_t i = 0; i < r->nout; i++) {
         colo_status_t st = check_value_tensor(&r->out[i], "output");
         if (st < 0)
@@ -271,8 +255,7 @@ static colo_status_t append_node(colo_tape_t *tape, const colo_tape_record_t *r)
 
 colo_status_t colo_tape_record(colo_tape_t *tape, const colo_tape_record_t *record)
 {
-    if (!record)
-        return colo_fail(COLO_ERR_ARG, "record: record is NULL");
+    COLO_FAIL_IF(!record, COLO_ERR_ARG, "record: record is NULL");
     colo_status_t st = check_record(tape, record);
     if (st == COLO_OK)
         st = append_node(tape, record);

@@ -51,8 +51,8 @@ bool colo_dtype_is_float(colo_dtype_t dtype)
 
 colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype)
 {
-    if (!text || !dtype)
-        return colo_fail(COLO_ERR_ARG, "dtype: %s is NULL", text ? "the output" : "the text");
+    COLO_FAIL_IF(!text || !dtype, COLO_ERR_ARG, "dtype: %s is NULL",
+                 text ? "the output" : "the text");
     for (int i = 0; i < COLO_DTYPE_COUNT; i++) {
         bool hit = strcmp(text, dtypes[i].name) == 0;
         for (int k = 0; k < 3 && dtypes[i].also[k]; k++)
@@ -140,35 +140,30 @@ bool colo_tensor_is_contiguous(const colo_tensor_t *t)
 
 colo_status_t colo_tensor_check(const colo_tensor_t *t, const char *what)
 {
-    if (!t)
-        return colo_fail(COLO_ERR_ARG, "%s: tensor is NULL", what);
-    if (!known(t->dtype))
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)t->dtype);
-    if (t->mem != COLO_HOST && t->mem != COLO_CUDA)
-        return colo_fail(COLO_ERR_ARG, "%s: memory kind %d is unknown", what, (int)t->mem);
-    if (!ndim_ok(t))
-        return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, expected 0..%d", what, (int)t->ndim,
-                         COLO_MAX_NDIM);
+    COLO_FAIL_IF(!t, COLO_ERR_ARG, "%s: tensor is NULL", what);
+    COLO_FAIL_IF(!known(t->dtype), COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)t->dtype);
+    COLO_FAIL_IF(t->mem != COLO_HOST && t->mem != COLO_CUDA, COLO_ERR_ARG,
+                 "%s: memory kind %d is unknown", what, (int)t->mem);
+    COLO_FAIL_IF(!ndim_ok(t), COLO_ERR_SHAPE, "%s: %d axes, expected 0..%d", what, (int)t->ndim,
+                 COLO_MAX_NDIM);
     int64_t reach = 0;
     for (int32_t i = 0; i < t->ndim; i++) {
         int64_t step;
-        if (t->shape[i] < 0)
-            return colo_fail(COLO_ERR_SHAPE, "%s: axis %d has extent %lld", what, (int)i,
-                             (long long)t->shape[i]);
-        if (t->stride[i] < 0)
-            return colo_fail(COLO_ERR_SHAPE, "%s: axis %d has stride %lld, expected >= 0", what,
-                             (int)i, (long long)t->stride[i]);
-        if (t->shape[i] > 1 && (!colo_mul_ok(t->shape[i] - 1, t->stride[i], &step) ||
-                                !colo_add_ok(reach, step, &reach)))
-            return colo_fail(COLO_ERR_SHAPE, "%s: its strides reach past 2^63 elements", what);
+        COLO_FAIL_IF(t->shape[i] < 0, COLO_ERR_SHAPE, "%s: axis %d has extent %lld", what, (int)i,
+                     (long long)t->shape[i]);
+        COLO_FAIL_IF(t->stride[i] < 0, COLO_ERR_SHAPE, "%s: axis %d has stride %lld, expected >= 0",
+                     what, (int)i, (long long)t->stride[i]);
+        COLO_FAIL_IF(t->shape[i] > 1 && (!colo_mul_ok(t->shape[i] - 1, t->stride[i], &step) ||
+                                         !colo_add_ok(reach, step, &reach)),
+                     COLO_ERR_SHAPE, "%s: its strides reach past 2^63 elements", what);
     }
     int64_t n = colo_tensor_count(t), bytes;
-    if (n < 0 || !colo_mul_ok(reach + 1, (int64_t)dtypes[t->dtype].size, &bytes))
-        return colo_fail(COLO_ERR_SHAPE, "%s: more than 2^63 bytes", what);
-    if (n > 0 && !t->data)
-        return colo_fail(COLO_ERR_ARG, "%s: data is NULL for %lld elements", what, (long long)n);
-    if (n > 0 && (uintptr_t)t->data % dtypes[t->dtype].size)
-        return colo_fail(COLO_ERR_ARG, "%s: data %p is no multiple of %zu bytes, an element", what,
-                         t->data, dtypes[t->dtype].size);
+    COLO_FAIL_IF(n < 0 || !colo_mul_ok(reach + 1, (int64_t)dtypes[t->dtype].size, &bytes),
+                 COLO_ERR_SHAPE, "%s: more than 2^63 bytes", what);
+    COLO_FAIL_IF(n > 0 && !t->data, COLO_ERR_ARG, "%s: data is NULL for %lld elements", what,
+                 (long long)n);
+    COLO_FAIL_IF(n > 0 && (uintptr_t)t->data % dtypes[t->dtype].size, COLO_ERR_ARG,
+                 "%s: data %p is no multiple of %zu bytes, an element", what, t->data,
+                 dtypes[t->dtype].size);
     return COLO_OK;
 }

@@ -81,14 +81,13 @@ colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, co
         error = cudaPointerGetAttributes(&a, pointer);
     if (error != cudaSuccess)
         return colo_cuda_report(error, what);
-    if (a.type == cudaMemoryTypeUnregistered)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: %p is host memory that CUDA does not know, expected memory "
-                         "of device %d",
-                         what, pointer, (int)queries->device);
-    if (a.type == cudaMemoryTypeDevice && a.device != queries->device)
-        return colo_fail(COLO_ERR_ARG, "%s: %p is memory of device %d, the current device is %d",
-                         what, pointer, a.device, (int)queries->device);
+    COLO_FAIL_IF(a.type == cudaMemoryTypeUnregistered, COLO_ERR_ARG,
+                 "%s: %p is host memory that CUDA does not know, expected memory "
+                 "of device %d",
+                 what, pointer, (int)queries->device);
+    COLO_FAIL_IF(a.type == cudaMemoryTypeDevice && a.device != queries->device, COLO_ERR_ARG,
+                 "%s: %p is memory of device %d, the current device is %d", what, pointer, a.device,
+                 (int)queries->device);
     if (queries->n < MOST)
         queries->seen[queries->n++] = pointer;
     return COLO_OK;
@@ -98,9 +97,8 @@ colo_status_t colo_cuda_typed(colo_queries_t *queries, const void *pointer, colo
                               const char *what)
 {
     const size_t size = colo_dtype_size(dtype);
-    if ((uintptr_t)pointer % size)
-        return colo_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element", what,
-                         pointer, (int)size);
+    COLO_FAIL_IF((uintptr_t)pointer % size, COLO_ERR_ARG,
+                 "%s: %p is no multiple of %d bytes, an element", what, pointer, (int)size);
     return colo_cuda_pointer(queries, pointer, what);
 }
 
@@ -186,8 +184,7 @@ static colo_status_t stream_create(int32_t events, void **made)
 {
     int least = 0, greatest = 0;
     struct aux_stream *aux = calloc(1, sizeof *aux + (size_t)events * sizeof *aux->event);
-    if (!aux)
-        return colo_fail(COLO_ERR_NOMEM, "stream: %d events", (int)events);
+    COLO_FAIL_IF(!aux, COLO_ERR_NOMEM, "stream: %d events", (int)events);
     aux->events = events;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     if (error == cudaSuccess)
@@ -254,9 +251,9 @@ static colo_status_t pointer_check(colo_queries_t *queries, const void *pointer,
         cudaError_t error = current_device(queries);
         if (error != cudaSuccess)
             return colo_cuda_report(error, what);
-        if (device != queries->device)
-            return colo_fail(COLO_ERR_ARG, "%s: a tensor of device %d, the current device is %d",
-                             what, (int)device, (int)queries->device);
+        COLO_FAIL_IF(device != queries->device, COLO_ERR_ARG,
+                     "%s: a tensor of device %d, the current device is %d", what, (int)device,
+                     (int)queries->device);
     }
     return colo_cuda_pointer(queries, pointer, what);
 }
@@ -274,9 +271,9 @@ static colo_status_t stream_check(colo_queries_t *queries, colo_stream_t stream,
         !*capturing) /* the default stream is the current device's */
         error = cudaStreamGetDevice(stream, &device);
 #endif
-    if (error == cudaSuccess && device >= 0 && device != queries->device)
-        return colo_fail(COLO_ERR_ARG, "the stream is one of device %d, the current device is %d",
-                         device, (int)queries->device);
+    COLO_FAIL_IF(error == cudaSuccess && device >= 0 && device != queries->device, COLO_ERR_ARG,
+                 "the stream is one of device %d, the current device is %d", device,
+                 (int)queries->device);
     return colo_cuda_report(error, "stream");
 }
 
@@ -357,8 +354,7 @@ static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const ui
     void *pointer = NULL;
     bool capturing = false;
     COLO_TRY(stream_check(&queries, stream, &capturing));
-    if (capturing)
-        return colo_fail(COLO_ERR_STATE, "reduce: waits for the stream and cannot be captured");
+    COLO_FAIL_IF(capturing, COLO_ERR_STATE, "reduce: waits for the stream and cannot be captured");
     if (count > 0) {
         COLO_TRY(colo_cuda_typed(&queries, values, dtype, "values"));
         COLO_TRY(colo_cuda_pointer(&queries, mask, "mask"));
@@ -433,10 +429,9 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
                              colo_dtype_t dtype, colo_stream_t stream)
 {
     colo_queries_t queries = {0};
-    if (n < 1 || n > COLO_MAX_ADDENDS || (unsigned)dtype > COLO_F16)
-        return colo_fail(COLO_ERR_ARG,
-                         "sum: %d addends of dtype %d, expected 1..%d of a float dtype", (int)n,
-                         (int)dtype, COLO_MAX_ADDENDS);
+    COLO_FAIL_IF(n < 1 || n > COLO_MAX_ADDENDS || (unsigned)dtype > COLO_F16, COLO_ERR_ARG,
+                 "sum: %d addends of dtype %d, expected 1..%d of a float dtype", (int)n, (int)dtype,
+                 COLO_MAX_ADDENDS);
     if (is_empty(dst))
         return COLO_OK;
     COLO_TRY(colo_cuda_pointer(&queries, dst->data, "sum: destination"));
@@ -454,12 +449,10 @@ static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stre
         for (int32_t k = 0; fits && k < sum->n; k++)
             fits = (unsigned)sum->from_dtype[k] <= COLO_F16 &&
                    (sum->from_dtype[k] == COLO_F64) == (sum->dtype == COLO_F64);
-        if (!fits)
-            return colo_fail(
-                COLO_ERR_ARG,
-                "sum: %d addends into dtype %d, expected 1..%d of bf16, f16 and f32, or "
-                "of f64 alone",
-                (int)sum->n, (int)sum->dtype, COLO_MAX_ADDENDS);
+        COLO_FAIL_IF(!fits, COLO_ERR_ARG,
+                     "sum: %d addends into dtype %d, expected 1..%d of bf16, f16 and f32, or "
+                     "of f64 alone",
+                     (int)sum->n, (int)sum->dtype, COLO_MAX_ADDENDS);
         if (i == 0 && !is_empty(&sum->to)) {
             COLO_TRY(colo_cuda_pointer(&queries, sum->to.data, "sum: destination"));
             COLO_TRY(colo_cuda_pointer(&queries, sum->from[0].data, "sum: addend"));
@@ -472,11 +465,12 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream)
 {
     colo_queries_t queries = {0};
-    if ((dtype != COLO_BF16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
-        return colo_fail(COLO_ERR_ARG,
-                         "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
-                         "into it or f32",
-                         (int)dtype, (int)to_dtype);
+    COLO_FAIL_IF((dtype != COLO_BF16 && dtype != COLO_F16) ||
+                     (to_dtype != COLO_F32 && to_dtype != dtype),
+                 COLO_ERR_ARG,
+                 "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
+                 "into it or f32",
+                 (int)dtype, (int)to_dtype);
     if (n == 0)
         return COLO_OK;
     COLO_TRY(colo_cuda_typed(&queries, to, to_dtype, "sum: destination"));

@@ -57,8 +57,7 @@ static colo_status_t failed(const colo_product_t *product, const char *what, cub
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     colo_product_t *product = calloc(1, sizeof *product);
-    if (!product)
-        return colo_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *product);
+    COLO_FAIL_IF(!product, COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *product);
     colo_status_t st = colo_cublas_find(&product->lib);
     if (st == COLO_OK) {
         cublasStatus_t status = product->lib->create(&product->handle);
@@ -356,12 +355,11 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     if (!result && none) {
         if (!gemm->pinned)
             result = ask(product, &call, bias, gemm->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
-        if (!result && none)
-            return colo_fail(COLO_ERR_CUDA,
-                             "lm_head: cuBLASLt has no kernel for %s of %lld rows, %lld "
-                             "columns, hidden %lld at these strides and alignments",
-                             name, (long long)gemm->rows, (long long)gemm->columns,
-                             (long long)gemm->hidden);
+        COLO_FAIL_IF(!result && none, COLO_ERR_CUDA,
+                     "lm_head: cuBLASLt has no kernel for %s of %lld rows, %lld "
+                     "columns, hidden %lld at these strides and alignments",
+                     name, (long long)gemm->rows, (long long)gemm->columns,
+                     (long long)gemm->hidden);
     }
     if (!result) {
         const float one_f = 1, beta_f = (float)call.beta;

@@ -49,20 +49,16 @@ const char *colo_grid_i_quote_str(char out[COLO_QUOTE_MAX], const char *text)
 colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t len)
 {
     char q[COLO_QUOTE_MAX];
-    if (len == 0)
-        return colo_fail(COLO_ERR_ARG, "%s has an empty name", what);
-    if (len >= COLO_DIM_NAME_MAX)
-        return colo_fail(COLO_ERR_ARG, "%s: the name '%s' has %zu bytes, at most %d are allowed",
-                         what, colo_grid_i_quote(q, text, len), len, COLO_DIM_NAME_MAX - 1);
+    COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "%s has an empty name", what);
+    COLO_FAIL_IF(len >= COLO_DIM_NAME_MAX, COLO_ERR_ARG,
+                 "%s: the name '%s' has %zu bytes, at most %d are allowed", what,
+                 colo_grid_i_quote(q, text, len), len, COLO_DIM_NAME_MAX - 1);
     for (size_t i = 0; i < len; i++)
-        if (!colo_is_name_byte(text[i]))
-            return colo_fail(
-                COLO_ERR_ARG,
-                "%s: the name '%s' has a byte 0x%02x at %zu, allowed are A-Z a-z 0-9 _", what,
-                colo_grid_i_quote(q, text, len), (unsigned)(unsigned char)text[i], i);
-    if (colo_is_digit(text[0]))
-        return colo_fail(COLO_ERR_ARG, "%s: the name '%s' starts with a digit", what,
-                         colo_grid_i_quote(q, text, len));
+        COLO_FAIL_IF(!colo_is_name_byte(text[i]), COLO_ERR_ARG,
+                     "%s: the name '%s' has a byte 0x%02x at %zu, allowed are A-Z a-z 0-9 _", what,
+                     colo_grid_i_quote(q, text, len), (unsigned)(unsigned char)text[i], i);
+    COLO_FAIL_IF(colo_is_digit(text[0]), COLO_ERR_ARG, "%s: the name '%s' starts with a digit",
+                 what, colo_grid_i_quote(q, text, len));
     return COLO_OK;
 }
 
@@ -77,21 +73,20 @@ void colo_grid_i_start(colo_grid_t *grid)
 colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
 {
     char what[24], q[COLO_QUOTE_MAX];
-    if (grid->ndims == COLO_MAX_DIMS)
-        return colo_fail(COLO_ERR_ARG, "grid: more than %d dims", COLO_MAX_DIMS);
+    COLO_FAIL_IF(grid->ndims == COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims",
+                 COLO_MAX_DIMS);
     snprintf(what, sizeof what, "grid: dim %d", (int)grid->ndims);
     COLO_TRY(colo_grid_i_name_rule(what, text, len));
     /* "tp1dp4" with its separator forgotten would be one dim that splits nothing. */
     for (size_t i = 1; i < len; i++)
-        if (colo_is_digit(text[i - 1]) && colo_is_letter(text[i]))
-            return colo_fail(COLO_ERR_ARG,
-                             "%s: the name '%s' has a letter after a digit at %zu; put ',' or '-' "
-                             "between dims: tp=1,dp=4 or tp1-dp4",
-                             what, colo_grid_i_quote(q, text, len), i);
+        COLO_FAIL_IF(colo_is_digit(text[i - 1]) && colo_is_letter(text[i]), COLO_ERR_ARG,
+                     "%s: the name '%s' has a letter after a digit at %zu; put ',' or '-' "
+                     "between dims: tp=1,dp=4 or tp1-dp4",
+                     what, colo_grid_i_quote(q, text, len), i);
     for (int32_t i = 0; i < grid->ndims; i++)
-        if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
-            return colo_fail(COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
-                             colo_grid_i_quote(q, text, len), (int)i);
+        COLO_FAIL_IF(strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0,
+                     COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
+                     colo_grid_i_quote(q, text, len), (int)i);
     memset(grid->name[grid->ndims], 0, COLO_DIM_NAME_MAX);
     memcpy(grid->name[grid->ndims], text, len);
     return COLO_OK;
@@ -101,14 +96,12 @@ colo_status_t colo_grid_i_extent(colo_grid_t *grid, int64_t extent)
 {
     int32_t i = grid->ndims;
     int64_t size;
-    if (extent <= 0)
-        return colo_fail(COLO_ERR_ARG, "grid: dim %d '%s' has extent %lld, expected at least 1",
-                         (int)i, grid->name[i], (long long)extent);
-    if (!colo_mul_ok(grid->size, extent, &size))
-        return colo_fail(
-            COLO_ERR_ARG,
-            "grid: the product of extents overflows 63 bits at dim %d '%s': %lld x %lld", (int)i,
-            grid->name[i], (long long)grid->size, (long long)extent);
+    COLO_FAIL_IF(extent <= 0, COLO_ERR_ARG,
+                 "grid: dim %d '%s' has extent %lld, expected at least 1", (int)i, grid->name[i],
+                 (long long)extent);
+    COLO_FAIL_IF(!colo_mul_ok(grid->size, extent, &size), COLO_ERR_ARG,
+                 "grid: the product of extents overflows 63 bits at dim %d '%s': %lld x %lld",
+                 (int)i, grid->name[i], (long long)grid->size, (long long)extent);
     grid->extent[i] = extent;
     grid->stride[i] = grid->size;
     grid->size = size;
@@ -119,23 +112,19 @@ colo_status_t colo_grid_i_extent(colo_grid_t *grid, int64_t extent)
 colo_status_t colo_grid_i_finish(colo_grid_t *grid, int64_t offset, int64_t world)
 {
     int64_t end;
-    if (grid->ndims == 0)
-        return colo_fail(COLO_ERR_ARG, "grid: no dims, expected 1 to %d", COLO_MAX_DIMS);
-    if (offset < 0)
-        return colo_fail(COLO_ERR_ARG, "grid: rank offset %lld is negative, must be non-negative",
-                         (long long)offset);
-    if (world < 0)
-        return colo_fail(COLO_ERR_ARG, "grid: a world of %lld ranks, expected 0 (unknown) or more",
-                         (long long)world);
-    if (!colo_add_ok(offset, grid->size, &end))
-        return colo_fail(COLO_ERR_ARG, "grid: rank offset %lld + size %lld overflows 63 bits",
-                         (long long)offset, (long long)grid->size);
-    if (world > 0 && end > world)
-        return colo_fail(COLO_ERR_ARG,
-                         "grid: size %lld is over sized: a world of %lld ranks has %lld from rank "
-                         "offset %lld on",
-                         (long long)grid->size, (long long)world,
-                         (long long)(world > offset ? world - offset : 0), (long long)offset);
+    COLO_FAIL_IF(grid->ndims == 0, COLO_ERR_ARG, "grid: no dims, expected 1 to %d", COLO_MAX_DIMS);
+    COLO_FAIL_IF(offset < 0, COLO_ERR_ARG,
+                 "grid: rank offset %lld is negative, must be non-negative", (long long)offset);
+    COLO_FAIL_IF(world < 0, COLO_ERR_ARG,
+                 "grid: a world of %lld ranks, expected 0 (unknown) or more", (long long)world);
+    COLO_FAIL_IF(!colo_add_ok(offset, grid->size, &end), COLO_ERR_ARG,
+                 "grid: rank offset %lld + size %lld overflows 63 bits", (long long)offset,
+                 (long long)grid->size);
+    COLO_FAIL_IF(world > 0 && end > world, COLO_ERR_ARG,
+                 "grid: size %lld is over sized: a world of %lld ranks has %lld from rank "
+                 "offset %lld on",
+                 (long long)grid->size, (long long)world,
+                 (long long)(world > offset ? world - offset : 0), (long long)offset);
     grid->offset = offset;
     return COLO_OK;
 }
@@ -143,31 +132,29 @@ colo_status_t colo_grid_i_finish(colo_grid_t *grid, int64_t offset, int64_t worl
 colo_status_t colo_grid_i_check(const colo_grid_t *grid)
 {
     int64_t size = 1, end;
-    if (!grid)
-        return colo_fail(COLO_ERR_ARG,
-                         "grid: the grid is NULL, expected what colo_grid_init() made");
-    if (grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS)
-        return colo_fail(COLO_ERR_ARG, "grid: not initialised (%d dims, expected 1..%d)",
-                         (int)grid->ndims, COLO_MAX_DIMS);
+    COLO_FAIL_IF(!grid, COLO_ERR_ARG,
+                 "grid: the grid is NULL, expected what colo_grid_init() made");
+    COLO_FAIL_IF(grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS, COLO_ERR_ARG,
+                 "grid: not initialised (%d dims, expected 1..%d)", (int)grid->ndims,
+                 COLO_MAX_DIMS);
     for (int32_t i = 0; i < grid->ndims; i++) {
         int64_t stride = size;
-        if (grid->extent[i] < 1 || grid->stride[i] != stride ||
-            !colo_mul_ok(size, grid->extent[i], &size) ||
-            !memchr(grid->name[i], '\0', sizeof grid->name[i]))
-            return colo_fail(COLO_ERR_ARG,
-                             "grid: dim %d '%.*s' was not made by this library: found extent %lld "
-                             "and stride %lld, expected an extent of at least 1 and stride %lld; "
-                             "make the grid with colo_grid_init() or colo_grid_parse()",
-                             (int)i, COLO_DIM_NAME_MAX - 1, grid->name[i],
-                             (long long)grid->extent[i], (long long)grid->stride[i],
-                             (long long)stride);
+        COLO_FAIL_IF(grid->extent[i] < 1 || grid->stride[i] != stride ||
+                         !colo_mul_ok(size, grid->extent[i], &size) ||
+                         !memchr(grid->name[i], '\0', sizeof grid->name[i]),
+                     COLO_ERR_ARG,
+                     "grid: dim %d '%.*s' was not made by this library: found extent %lld "
+                     "and stride %lld, expected an extent of at least 1 and stride %lld; "
+                     "make the grid with colo_grid_init() or colo_grid_parse()",
+                     (int)i, COLO_DIM_NAME_MAX - 1, grid->name[i], (long long)grid->extent[i],
+                     (long long)grid->stride[i], (long long)stride);
     }
-    if (grid->size != size || grid->offset < 0 || !colo_add_ok(grid->offset, size, &end))
-        return colo_fail(COLO_ERR_ARG,
-                         "grid: it was not made by this library: found size %lld and rank offset "
-                         "%lld, expected size %lld and an offset of at least 0; make the grid with "
-                         "colo_grid_init() or colo_grid_parse()",
-                         (long long)grid->size, (long long)grid->offset, (long long)size);
+    COLO_FAIL_IF(grid->size != size || grid->offset < 0 || !colo_add_ok(grid->offset, size, &end),
+                 COLO_ERR_ARG,
+                 "grid: it was not made by this library: found size %lld and rank offset "
+                 "%lld, expected size %lld and an offset of at least 0; make the grid with "
+                 "colo_grid_init() or colo_grid_parse()",
+                 (long long)grid->size, (long long)grid->offset, (long long)size);
     return COLO_OK;
 }
 
@@ -198,22 +185,18 @@ colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const
 {
     char q[COLO_QUOTE_MAX], all[NAMES_MAX];
     colo_dims_t set = {0};
-    if (!list || !*list)
-        return colo_fail(COLO_ERR_ARG, "dims: the list is %s, expected names of %s (%s)",
-                         list ? "empty" : "NULL", where, names(grid, all));
+    COLO_FAIL_IF(!list || !*list, COLO_ERR_ARG, "dims: the list is %s, expected names of %s (%s)",
+                 list ? "empty" : "NULL", where, names(grid, all));
     for (const char *part = list;; part++) {
         size_t len = strcspn(part, "-");
-        if (len == 0)
-            return colo_fail(COLO_ERR_ARG, "dims '%s': empty name at byte %zu",
-                             colo_grid_i_quote_str(q, list), (size_t)(part - list));
+        COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "dims '%s': empty name at byte %zu",
+                     colo_grid_i_quote_str(q, list), (size_t)(part - list));
         int32_t i = find(grid, part, len);
-        if (i < 0)
-            return colo_fail(COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
-                             colo_grid_i_quote(q, part, len), where, names(grid, all),
-                             strchr(list, ',') ? "; join names by '-'" : "");
-        if (set.in[i])
-            return colo_fail(COLO_ERR_ARG, "dims '%s': '%s' is repeated at byte %zu",
-                             colo_grid_i_quote_str(q, list), grid->name[i], (size_t)(part - list));
+        COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
+                     colo_grid_i_quote(q, part, len), where, names(grid, all),
+                     strchr(list, ',') ? "; join names by '-'" : "");
+        COLO_FAIL_IF(set.in[i], COLO_ERR_ARG, "dims '%s': '%s' is repeated at byte %zu",
+                     colo_grid_i_quote_str(q, list), grid->name[i], (size_t)(part - list));
         set.in[i] = true;
         set.given[set.n++] = i;
         part += len;

@@ -21,19 +21,15 @@ colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t 
                              int64_t offset, int64_t world)
 {
     colo_grid_t g;
-    if (!grid)
-        return colo_fail(COLO_ERR_ARG, "grid: the output is NULL");
-    if (ndims < 0)
-        return colo_fail(COLO_ERR_ARG, "grid: %d dims, expected 1 to %d", (int)ndims,
-                         COLO_MAX_DIMS);
-    if (ndims > COLO_MAX_DIMS)
-        return colo_fail(COLO_ERR_ARG, "grid: more than %d dims: %d", COLO_MAX_DIMS, (int)ndims);
-    if (ndims > 0 && !dims)
-        return colo_fail(COLO_ERR_ARG, "grid: dims is NULL for %d dims", (int)ndims);
+    COLO_FAIL_IF(!grid, COLO_ERR_ARG, "grid: the output is NULL");
+    COLO_FAIL_IF(ndims < 0, COLO_ERR_ARG, "grid: %d dims, expected 1 to %d", (int)ndims,
+                 COLO_MAX_DIMS);
+    COLO_FAIL_IF(ndims > COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims: %d", COLO_MAX_DIMS,
+                 (int)ndims);
+    COLO_FAIL_IF(ndims > 0 && !dims, COLO_ERR_ARG, "grid: dims is NULL for %d dims", (int)ndims);
     colo_grid_i_start(&g);
     for (int32_t i = 0; i < ndims; i++) {
-        if (!dims[i].name)
-            return colo_fail(COLO_ERR_ARG, "grid: dim %d has a NULL name", (int)i);
+        COLO_FAIL_IF(!dims[i].name, COLO_ERR_ARG, "grid: dim %d has a NULL name", (int)i);
         COLO_TRY(colo_grid_i_name(&g, dims[i].name, strlen(dims[i].name)));
         COLO_TRY(colo_grid_i_extent(&g, dims[i].extent));
     }
@@ -100,18 +96,16 @@ static int64_t coord(const colo_grid_t *grid, int64_t rank, int32_t i)
 static colo_status_t check_rank(const colo_grid_t *grid, int64_t rank)
 {
     COLO_TRY(colo_grid_i_check(grid));
-    if (!colo_grid_has_rank(grid, rank))
-        return colo_fail(COLO_ERR_ARG, "rank %lld is outside the grid's [%lld, %lld)",
-                         (long long)rank, (long long)grid->offset,
-                         (long long)(grid->offset + grid->size));
+    COLO_FAIL_IF(!colo_grid_has_rank(grid, rank), COLO_ERR_ARG,
+                 "rank %lld is outside the grid's [%lld, %lld)", (long long)rank,
+                 (long long)grid->offset, (long long)(grid->offset + grid->size));
     return COLO_OK;
 }
 
 colo_status_t colo_grid_coords(const colo_grid_t *grid, int64_t rank, int64_t *coords)
 {
     COLO_TRY(check_rank(grid, rank));
-    if (!coords)
-        return colo_fail(COLO_ERR_ARG, "coords: the output is NULL");
+    COLO_FAIL_IF(!coords, COLO_ERR_ARG, "coords: the output is NULL");
     for (int32_t i = 0; i < grid->ndims; i++)
         coords[i] = coord(grid, rank, i);
     return COLO_OK;
@@ -120,8 +114,8 @@ colo_status_t colo_grid_coords(const colo_grid_t *grid, int64_t rank, int64_t *c
 colo_status_t colo_grid_coord(const colo_grid_t *grid, int64_t rank, const char *name, int64_t *out)
 {
     COLO_TRY(check_rank(grid, rank));
-    if (!name || !out)
-        return colo_fail(COLO_ERR_ARG, "coord: %s is NULL", name ? "the output" : "the dim name");
+    COLO_FAIL_IF(!name || !out, COLO_ERR_ARG, "coord: %s is NULL",
+                 name ? "the output" : "the dim name");
     int32_t i = colo_grid_dim(grid, name);
     *out = i < 0 ? 0 : coord(grid, rank, i);
     return COLO_OK;
@@ -130,14 +124,13 @@ colo_status_t colo_grid_coord(const colo_grid_t *grid, int64_t rank, const char 
 colo_status_t colo_grid_rank(const colo_grid_t *grid, const int64_t *coords, int64_t *rank)
 {
     COLO_TRY(colo_grid_i_check(grid));
-    if (!coords || !rank)
-        return colo_fail(COLO_ERR_ARG, "rank: %s is NULL", coords ? "the output" : "coords");
+    COLO_FAIL_IF(!coords || !rank, COLO_ERR_ARG, "rank: %s is NULL",
+                 coords ? "the output" : "coords");
     int64_t r = grid->offset;
     for (int32_t i = 0; i < grid->ndims; i++) {
-        if (coords[i] < 0 || coords[i] >= grid->extent[i])
-            return colo_fail(COLO_ERR_ARG, "coordinate %lld of dim %d '%s' is outside [0, %lld)",
-                             (long long)coords[i], (int)i, grid->name[i],
-                             (long long)grid->extent[i]);
+        COLO_FAIL_IF(coords[i] < 0 || coords[i] >= grid->extent[i], COLO_ERR_ARG,
+                     "coordinate %lld of dim %d '%s' is outside [0, %lld)", (long long)coords[i],
+                     (int)i, grid->name[i], (long long)grid->extent[i]);
         r += coords[i] * grid->stride[i];
     }
     *rank = r;
@@ -176,8 +169,7 @@ static colo_status_t group_of(const colo_grid_t *grid, const char *list, int64_t
     colo_dims_t dims;
     colo_group_t g;
     COLO_TRY(check_rank(grid, rank));
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "group: the output is NULL");
+    COLO_FAIL_IF(!group, COLO_ERR_ARG, "group: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
     shape_group(grid, &dims, canonical, &g);
     g.base = grid->offset;
@@ -217,8 +209,7 @@ colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *list, int6
     colo_dims_t dims;
     colo_group_t g;
     COLO_TRY(colo_grid_i_check(grid));
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "group: the output is NULL");
+    COLO_FAIL_IF(!group, COLO_ERR_ARG, "group: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
     shape_group(grid, &dims, true, &g);
     if (ordinal < 0 || ordinal >= g.count) {
@@ -242,8 +233,7 @@ colo_status_t colo_grid_key(const colo_grid_t *grid, const char *list, char *key
 {
     colo_dims_t dims;
     COLO_TRY(colo_grid_i_check(grid));
-    if (!key)
-        return colo_fail(COLO_ERR_ARG, "key: the output is NULL");
+    COLO_FAIL_IF(!key, COLO_ERR_ARG, "key: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
     colo_grid_i_key(grid, &dims, key);
     return COLO_OK;

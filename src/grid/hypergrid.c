@@ -54,12 +54,10 @@ typedef struct request {
 
 colo_status_t colo_hypergrid_create(colo_hypergrid_t **hyper, const colo_grid_t *base)
 {
-    if (!hyper)
-        return colo_fail(COLO_ERR_ARG, "hypergrid: the output is NULL");
+    COLO_FAIL_IF(!hyper, COLO_ERR_ARG, "hypergrid: the output is NULL");
     COLO_TRY(colo_grid_i_check(base));
     colo_hypergrid_t *h = calloc(1, sizeof *h);
-    if (!h)
-        return colo_fail(COLO_ERR_NOMEM, "hypergrid: %zu bytes", sizeof *h);
+    COLO_FAIL_IF(!h, COLO_ERR_NOMEM, "hypergrid: %zu bytes", sizeof *h);
     memcpy(h->base.name, "base", sizeof "base");
     h->base.grid = *base;
     *hyper = h;
@@ -98,12 +96,10 @@ static const view_t *find_view(const colo_hypergrid_t *h, const char *name)
 static colo_status_t get_view(const colo_hypergrid_t *h, const char *name, const view_t **view)
 {
     char q[COLO_QUOTE_MAX];
-    if (!h)
-        return colo_fail(COLO_ERR_ARG, "hypergrid: the object is NULL");
+    COLO_FAIL_IF(!h, COLO_ERR_ARG, "hypergrid: the object is NULL");
     *view = name ? find_view(h, name) : &h->base;
-    if (!*view)
-        return colo_fail(COLO_ERR_MISSING, "View '%s' is not registered",
-                         colo_grid_i_quote_str(q, name));
+    COLO_FAIL_IF(!*view, COLO_ERR_MISSING, "View '%s' is not registered",
+                 colo_grid_i_quote_str(q, name));
     return COLO_OK;
 }
 
@@ -111,41 +107,36 @@ static colo_status_t get_view(const colo_hypergrid_t *h, const char *name, const
 static colo_status_t share(const colo_grid_t *base, view_t *v, const char *text, size_t len)
 {
     char name[COLO_DIM_NAME_MAX] = "", q[COLO_QUOTE_MAX];
-    if (len == 0)
-        return colo_fail(COLO_ERR_ARG, "View '%s' has an empty name among its shared_dims",
-                         v->name);
+    COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "View '%s' has an empty name among its shared_dims",
+                 v->name);
     if (len < sizeof name)
         memcpy(name, text, len); /* a longer one is in neither grid, as "" is */
     int32_t b = colo_grid_dim(base, name), i = colo_grid_dim(&v->grid, name);
-    if (b < 0)
-        return colo_fail(COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the base view",
-                         colo_grid_i_quote(q, text, len), v->name);
-    if (i < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "Shared dim '%s' of view '%s' is not in the view's dim_names", name,
-                         v->name);
-    if (v->shared[i])
-        return colo_fail(COLO_ERR_ARG, "View '%s' has duplicate shared_dims: '%s'", v->name, name);
-    if (base->extent[b] != v->grid.extent[i] ||
-        (base->extent[b] > 1 && base->stride[b] != v->grid.stride[i]))
-        return colo_fail(COLO_ERR_ARG,
-                         "Shared dim '%s' has different membership in view '%s': %lld ranks %lld "
-                         "apart, in the base view %lld ranks %lld apart",
-                         name, v->name, (long long)v->grid.extent[i], (long long)v->grid.stride[i],
-                         (long long)base->extent[b], (long long)base->stride[b]);
+    COLO_FAIL_IF(b < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the base view",
+                 colo_grid_i_quote(q, text, len), v->name);
+    COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the view's dim_names",
+                 name, v->name);
+    COLO_FAIL_IF(v->shared[i], COLO_ERR_ARG, "View '%s' has duplicate shared_dims: '%s'", v->name,
+                 name);
+    COLO_FAIL_IF(base->extent[b] != v->grid.extent[i] ||
+                     (base->extent[b] > 1 && base->stride[b] != v->grid.stride[i]),
+                 COLO_ERR_ARG,
+                 "Shared dim '%s' has different membership in view '%s': %lld ranks %lld "
+                 "apart, in the base view %lld ranks %lld apart",
+                 name, v->name, (long long)v->grid.extent[i], (long long)v->grid.stride[i],
+                 (long long)base->extent[b], (long long)base->stride[b]);
     v->shared[i] = true;
     return COLO_OK;
 }
 
 static colo_status_t check_view(const colo_grid_t *base, view_t *v, const char *shared)
 {
-    if (v->grid.size != base->size)
-        return colo_fail(COLO_ERR_ARG, "View '%s' has size %lld, but the grid size is %lld",
-                         v->name, (long long)v->grid.size, (long long)base->size);
-    if (v->grid.offset != base->offset)
-        return colo_fail(COLO_ERR_ARG,
-                         "View '%s' has rank offset %lld, but the grid's rank offset is %lld",
-                         v->name, (long long)v->grid.offset, (long long)base->offset);
+    COLO_FAIL_IF(v->grid.size != base->size, COLO_ERR_ARG,
+                 "View '%s' has size %lld, but the grid size is %lld", v->name,
+                 (long long)v->grid.size, (long long)base->size);
+    COLO_FAIL_IF(v->grid.offset != base->offset, COLO_ERR_ARG,
+                 "View '%s' has rank offset %lld, but the grid's rank offset is %lld", v->name,
+                 (long long)v->grid.offset, (long long)base->offset);
     for (const char *part = shared; part && *shared; part++) {
         size_t len = strcspn(part, "-");
         COLO_TRY(share(base, v, part, len));
@@ -159,16 +150,14 @@ static colo_status_t check_view(const colo_grid_t *base, view_t *v, const char *
 colo_status_t colo_hypergrid_register_view(colo_hypergrid_t *hyper, const char *name,
                                            const colo_grid_t *view, const char *shared)
 {
-    if (!hyper || !name)
-        return colo_fail(COLO_ERR_ARG, "view: the %s is NULL", hyper ? "name" : "hypergrid");
+    COLO_FAIL_IF(!hyper || !name, COLO_ERR_ARG, "view: the %s is NULL",
+                 hyper ? "name" : "hypergrid");
     size_t len = strlen(name);
     COLO_TRY(colo_grid_i_name_rule("view", name, len));
     COLO_TRY(colo_grid_i_check(view));
-    if (find_view(hyper, name))
-        return colo_fail(COLO_ERR_EXISTS, "View '%s' is already registered", name);
+    COLO_FAIL_IF(find_view(hyper, name), COLO_ERR_EXISTS, "View '%s' is already registered", name);
     view_t *v = calloc(1, sizeof *v);
-    if (!v)
-        return colo_fail(COLO_ERR_NOMEM, "view: %zu bytes", sizeof *v);
+    COLO_FAIL_IF(!v, COLO_ERR_NOMEM, "view: %zu bytes", sizeof *v);
     memcpy(v->name, name, len);
     v->grid = *view;
     colo_status_t st = check_view(&hyper->base.grid, v, shared);
@@ -186,8 +175,7 @@ colo_status_t colo_hypergrid_view(const colo_hypergrid_t *hyper, const char *nam
 {
     const view_t *v;
     COLO_TRY(get_view(hyper, name, &v));
-    if (!view)
-        return colo_fail(COLO_ERR_ARG, "view: the output is NULL");
+    COLO_FAIL_IF(!view, COLO_ERR_ARG, "view: the output is NULL");
     *view = &v->grid;
     return COLO_OK;
 }
@@ -240,8 +228,7 @@ colo_status_t colo_hypergrid_key(const colo_hypergrid_t *hyper, const char *view
 {
     request_t r;
     COLO_TRY(resolve(hyper, view, dims, &r));
-    if (!key)
-        return colo_fail(COLO_ERR_ARG, "key: the output is NULL");
+    COLO_FAIL_IF(!key, COLO_ERR_ARG, "key: the output is NULL");
     memcpy(key, r.key, strlen(r.key) + 1);
     return COLO_OK;
 }
@@ -252,12 +239,10 @@ colo_status_t colo_hypergrid_create_comm(colo_hypergrid_t *hyper, const char *vi
     char text[KEY_MAX + 32];
     request_t r;
     COLO_TRY(resolve(hyper, view, dims, &r));
-    if (!world)
-        return colo_fail(COLO_ERR_ARG, "Process group %s: the world to split is NULL",
-                         label(hyper, &r, text, sizeof text));
-    if (find_entry(hyper, r.key))
-        return colo_fail(COLO_ERR_EXISTS, "Process group %s has already been created",
-                         label(hyper, &r, text, sizeof text));
+    COLO_FAIL_IF(!world, COLO_ERR_ARG, "Process group %s: the world to split is NULL",
+                 label(hyper, &r, text, sizeof text));
+    COLO_FAIL_IF(find_entry(hyper, r.key), COLO_ERR_EXISTS,
+                 "Process group %s has already been created", label(hyper, &r, text, sizeof text));
     entry_t *e = calloc(1, sizeof *e);
     if (!e) /* the one refusal that peers do not share: they must not wait for us in the split */
         return colo_comm_i_fail(world, colo_fail(COLO_ERR_NOMEM, "Process group %s: %zu bytes",
@@ -281,13 +266,11 @@ colo_status_t colo_hypergrid_comm(const colo_hypergrid_t *hyper, const char *vie
     char text[KEY_MAX + 32];
     request_t r;
     COLO_TRY(resolve(hyper, view, dims, &r));
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "Process group for %s: the output is NULL",
-                         label(hyper, &r, text, sizeof text));
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "Process group for %s: the output is NULL",
+                 label(hyper, &r, text, sizeof text));
     const entry_t *e = find_entry(hyper, r.key);
-    if (!e)
-        return colo_fail(COLO_ERR_MISSING, "Process group for %s hasn't been created",
-                         label(hyper, &r, text, sizeof text));
+    COLO_FAIL_IF(!e, COLO_ERR_MISSING, "Process group for %s hasn't been created",
+                 label(hyper, &r, text, sizeof text));
     *comm = e->comm;
     return COLO_OK;
 }

@@ -22,13 +22,11 @@
 
 static colo_status_t check_grid(const colo_topology_t *topology, const colo_grid_t *grid)
 {
-    if (!topology)
-        return colo_fail(COLO_ERR_ARG, "topology: the object is NULL");
+    COLO_FAIL_IF(!topology, COLO_ERR_ARG, "topology: the object is NULL");
     COLO_TRY(colo_grid_i_check(grid));
-    if (grid->size > topology->world - grid->offset)
-        return colo_fail(COLO_ERR_ARG, "topology: the grid has ranks up to %lld, expected at most %lld",
-                         (long long)(grid->offset + grid->size - 1),
-                         (long long)(topology->world - 1));
+    COLO_FAIL_IF(grid->size > topology->world - grid->offset, COLO_ERR_ARG,
+                 "topology: the grid has ranks up to %lld, expected at most %lld",
+                 (long long)(grid->offset + grid->size - 1), (long long)(topology->world - 1));
     return COLO_OK;
 }
 
@@ -101,8 +99,7 @@ colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid
     colo_dims_t set;
     colo_group_t group;
     COLO_TRY(check_grid(topology, grid));
-    if (!cut)
-        return colo_fail(COLO_ERR_ARG, "audit: the output is NULL");
+    COLO_FAIL_IF(!cut, COLO_ERR_ARG, "audit: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", dims, &set));
     if (set.n == 1) {
         ground_t g = {topology->spot, topology->per_host, grid->offset, grid->size};
@@ -189,8 +186,7 @@ static colo_status_t cost(search_t *q, int64_t e, int64_t s, colo_topology_cut_t
     if (q->nmemo == q->memo_cap) {
         int64_t cap = q->memo_cap ? 2 * q->memo_cap : 64;
         struct memo *more = realloc(q->memo, (size_t)cap * sizeof *more);
-        if (!more)
-            return colo_fail(COLO_ERR_NOMEM, "audit: no memory for %lld strides", (long long)cap);
+        COLO_FAIL_IF(!more, COLO_ERR_NOMEM, "audit: no memory for %lld strides", (long long)cap);
         q->memo = more;
         q->memo_cap = cap;
     }
@@ -258,8 +254,8 @@ static colo_status_t best_order(search_t *q, colo_grid_t *order)
     score_t given;
     q->best = malloc(sets * sizeof *q->best);
     q->first = malloc(sets);
-    if (!q->best || !q->first)
-        return colo_fail(COLO_ERR_NOMEM, "audit: no memory for %u sets of dims", sets);
+    COLO_FAIL_IF(!q->best || !q->first, COLO_ERR_NOMEM, "audit: no memory for %u sets of dims",
+                 sets);
     for (uint32_t set = sets; set-- > 0;)
         COLO_TRY(solve(q, set));
     score_given(q, q->ground.spot, &given);
@@ -296,8 +292,7 @@ colo_status_t colo_topology_advise(const colo_topology_t *topology, const colo_g
                                    colo_grid_t *order, colo_bind_t *bind)
 {
     COLO_TRY(check_grid(topology, grid));
-    if (!order || !bind)
-        return colo_fail(COLO_ERR_ARG, "advise: the output is NULL");
+    COLO_FAIL_IF(!order || !bind, COLO_ERR_ARG, "advise: the output is NULL");
     search_t q = {.ground = {topology->spot, topology->per_host, grid->offset, grid->size},
                   .grid = grid};
     colo_grid_t best;

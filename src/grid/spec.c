@@ -40,8 +40,7 @@ static bool sees(const reader_t *r, char c)
 static colo_status_t stop(const reader_t *r, size_t pos, const char *why)
 {
     char q[COLO_QUOTE_MAX];
-    if (pos == r->len)
-        return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", pos, why);
+    COLO_FAIL_IF(pos == r->len, COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", pos, why);
     char text[128];
     snprintf(text, sizeof text, "%s%s", r->text[pos] == ' ' ? "no spaces: " : "", why);
     return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found '%s'", pos, text,
@@ -115,9 +114,8 @@ colo_status_t colo_grid_parse_n(colo_grid_t *grid, const char *spec, size_t len,
     colo_grid_t g;
     reader_t r = {.text = spec, .len = len};
     int64_t offset = 0;
-    if (!grid || !spec)
-        return colo_fail(COLO_ERR_ARG, "grid spec, byte 0: the %s is NULL",
-                         grid ? "text" : "output");
+    COLO_FAIL_IF(!grid || !spec, COLO_ERR_ARG, "grid spec, byte 0: the %s is NULL",
+                 grid ? "text" : "output");
     colo_grid_i_start(&g);
     for (;;) {
         COLO_TRY(read_dim(&r, &g));

@@ -40,17 +40,14 @@ static bool is_file(const char *topology)
 static colo_status_t read_fd(int fd, const char *q, char **text, size_t *size)
 {
     struct stat st;
-    if (fstat(fd, &st) != 0)
-        return colo_fail(COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return colo_fail(COLO_ERR_IO, "topology '%s': not a regular file", q);
-    if (st.st_size > COLO_TOPOLOGY_XML_MAX)
-        return colo_fail(COLO_ERR_IO, "topology '%s': %lld bytes, at most %d are read", q,
-                         (long long)st.st_size, COLO_TOPOLOGY_XML_MAX);
+    COLO_FAIL_IF(fstat(fd, &st) != 0, COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
+    COLO_FAIL_IF(!S_ISREG(st.st_mode), COLO_ERR_IO, "topology '%s': not a regular file", q);
+    COLO_FAIL_IF(st.st_size > COLO_TOPOLOGY_XML_MAX, COLO_ERR_IO,
+                 "topology '%s': %lld bytes, at most %d are read", q, (long long)st.st_size,
+                 COLO_TOPOLOGY_XML_MAX);
     size_t cap = (size_t)st.st_size, n = 0;
     char *buf = malloc(cap + 1);
-    if (!buf)
-        return colo_fail(COLO_ERR_NOMEM, "topology '%s': no memory for %zu bytes", q, cap);
+    COLO_FAIL_IF(!buf, COLO_ERR_NOMEM, "topology '%s': no memory for %zu bytes", q, cap);
     while (n < cap) {
         ssize_t got = read(fd, buf + n, cap - n);
         if (got < 0 && errno == EINTR)
@@ -74,8 +71,7 @@ static colo_status_t read_file(const char *path, char **text, size_t *size)
     char q[COLO_QUOTE_MAX];
     colo_grid_i_quote_str(q, path);
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe is refused, not waited for */
-    if (fd < 0)
-        return colo_fail(COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
+    COLO_FAIL_IF(fd < 0, COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
     colo_status_t st = read_fd(fd, q, text, size);
     close(fd);
     return st;
@@ -88,9 +84,8 @@ static colo_status_t check_synthetic(const char *text)
     int64_t pus = 1;
     size_t len = strnlen(text, SYNTHETIC_MAX + 1);
     colo_grid_i_quote_str(q, text);
-    if (len > SYNTHETIC_MAX)
-        return colo_fail(COLO_ERR_ARG, "topology '%s': more than %d bytes for a description", q,
-                         SYNTHETIC_MAX);
+    COLO_FAIL_IF(len > SYNTHETIC_MAX, COLO_ERR_ARG,
+                 "topology '%s': more than %d bytes for a description", q, SYNTHETIC_MAX);
     int depth = 0;
     for (size_t i = 0; i < len; i++) {
         char before = i ? text[i - 1] : ' ';
@@ -102,9 +97,9 @@ static colo_status_t check_synthetic(const char *text)
         for (size_t k = i; colo_is_digit(text[k]) && n <= COLO_TOPOLOGY_PU_MAX; k++)
             n = 10 * n + (text[k] - '0');
         pus *= n;
-        if (pus > COLO_TOPOLOGY_PU_MAX)
-            return colo_fail(COLO_ERR_ARG, "topology '%s': more than %d processors at byte %zu", q,
-                             COLO_TOPOLOGY_PU_MAX, i);
+        COLO_FAIL_IF(pus > COLO_TOPOLOGY_PU_MAX, COLO_ERR_ARG,
+                     "topology '%s': more than %d processors at byte %zu", q, COLO_TOPOLOGY_PU_MAX,
+                     i);
     }
     return COLO_OK;
 }
@@ -136,9 +131,8 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
         hwloc_topology_set_io_types_filter(t, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (!topology) {
         only_poll(t);
-        if (hwloc_topology_load(t) != 0)
-            return colo_fail(COLO_ERR_IO, "hwloc cannot read this machine's topology: %s",
-                             strerror(errno));
+        COLO_FAIL_IF(hwloc_topology_load(t) != 0, COLO_ERR_IO,
+                     "hwloc cannot read this machine's topology: %s", strerror(errno));
         if (hwloc_topology_is_thissystem(t))
             keep_allowed(t);
         return COLO_OK;
@@ -146,20 +140,20 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
     colo_grid_i_quote_str(q, topology);
     if (!is_file(topology)) {
         COLO_TRY(check_synthetic(topology));
-        if (hwloc_topology_set_synthetic(t, topology) != 0 || hwloc_topology_load(t) != 0)
-            return colo_fail(COLO_ERR_ARG,
-                             "topology '%s': neither a file (a name with .xml or /) nor a "
-                             "description such as 'package:2 numa:2 core:4 pu:1'",
-                             q);
+        COLO_FAIL_IF(hwloc_topology_set_synthetic(t, topology) != 0 || hwloc_topology_load(t) != 0,
+                     COLO_ERR_ARG,
+                     "topology '%s': neither a file (a name with .xml or /) nor a "
+                     "description such as 'package:2 numa:2 core:4 pu:1'",
+                     q);
         return COLO_OK;
     }
     COLO_AUTOFREE char *text = NULL;
     size_t size = 0;
     COLO_TRY(read_file(topology, &text, &size));
     COLO_TRY(colo_topology_xml_check(q, text, size));
-    if (hwloc_topology_set_xmlbuffer(t, text, (int)size + 1) != 0 || hwloc_topology_load(t) != 0)
-        return colo_fail(COLO_ERR_IO, "topology '%s': %zu bytes that are no hwloc topology", q,
-                         size);
+    COLO_FAIL_IF(hwloc_topology_set_xmlbuffer(t, text, (int)size + 1) != 0 ||
+                     hwloc_topology_load(t) != 0,
+                 COLO_ERR_IO, "topology '%s': %zu bytes that are no hwloc topology", q, size);
     return COLO_OK;
 }
 
@@ -201,9 +195,8 @@ static colo_status_t fill_pus(hwloc_topology_t t, colo_machine_t *m, int32_t *nu
         hwloc_obj_t c = hwloc_get_ancestor_obj_by_type(t, HWLOC_OBJ_CORE, pu);
         hwloc_obj_t p = hwloc_get_ancestor_obj_by_type(t, HWLOC_OBJ_PACKAGE, pu);
         hwloc_obj_t node = numa_of(t, pu);
-        if (pu->os_index >= 1u << 24)
-            return colo_fail(COLO_ERR_ARG, "topology: processor %d has the number %u", (int)i,
-                             pu->os_index);
+        COLO_FAIL_IF(pu->os_index >= 1u << 24, COLO_ERR_ARG,
+                     "topology: processor %d has the number %u", (int)i, pu->os_index);
         if (!c || c != core)
             m->ncores++;
         core = c;
@@ -268,8 +261,7 @@ static colo_status_t fill_devices(hwloc_topology_t t, colo_machine_t *m)
     if (n <= 0)
         return COLO_OK;
     m->device = calloc((size_t)n, sizeof *m->device);
-    if (!m->device)
-        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d devices", n);
+    COLO_FAIL_IF(!m->device, COLO_ERR_NOMEM, "topology: no memory for %d devices", n);
     while (m->ndevices < n && (pci = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PCI_DEVICE, pci))) {
         colo_topology_device_t *d = &m->device[m->ndevices];
         if (!pci->attr || !kind_of(pci, &d->kind))
@@ -285,15 +277,13 @@ static colo_status_t fill(hwloc_topology_t t, colo_machine_t *m)
     int pus = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PU);
     int nodes = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_NUMANODE);
     int packages = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PACKAGE);
-    if (pus < 1 || pus > COLO_TOPOLOGY_PU_MAX)
-        return colo_fail(COLO_ERR_ARG, "topology: %d processors, expected 1..%d", pus,
-                         COLO_TOPOLOGY_PU_MAX);
+    COLO_FAIL_IF(pus < 1 || pus > COLO_TOPOLOGY_PU_MAX, COLO_ERR_ARG,
+                 "topology: %d processors, expected 1..%d", pus, COLO_TOPOLOGY_PU_MAX);
     nodes = nodes > 0 ? nodes : 1;
     packages = packages > 0 ? packages : 1;
     COLO_AUTOFREE int32_t *of = malloc(((size_t)nodes + (size_t)packages) * sizeof *of);
     m->pu = calloc((size_t)pus, sizeof *m->pu);
-    if (!of || !m->pu)
-        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d processors", pus);
+    COLO_FAIL_IF(!of || !m->pu, COLO_ERR_NOMEM, "topology: no memory for %d processors", pus);
     memset(of, -1, ((size_t)nodes + (size_t)packages) * sizeof *of);
     m->npus = pus;
     COLO_TRY(fill_pus(t, m, of, of + nodes));
@@ -306,8 +296,8 @@ colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machi
 {
     colo_machine_t m = {0};
     hwloc_topology_t t;
-    if (hwloc_topology_init(&t) != 0)
-        return colo_fail(COLO_ERR_NOMEM, "topology: hwloc cannot start: %s", strerror(errno));
+    COLO_FAIL_IF(hwloc_topology_init(&t) != 0, COLO_ERR_NOMEM, "topology: hwloc cannot start: %s",
+                 strerror(errno));
     colo_status_t st = load(t, topology, devices);
     if (st == COLO_OK)
         st = fill(t, &m);
@@ -334,8 +324,7 @@ void colo_machine_i_free(colo_machine_t *machine)
 
 colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *os, int32_t n)
 {
-    if (!machine->here)
-        return colo_fail(COLO_ERR_STATE, "bind: the topology is not this machine's");
+    COLO_FAIL_IF(!machine->here, COLO_ERR_STATE, "bind: the topology is not this machine's");
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     bool ok = set != NULL;
     for (int32_t i = 0; ok && i < n; i++)

@@ -203,8 +203,7 @@ static colo_status_t read_tags(reader_t *r)
 colo_status_t colo_topology_xml_check(const char *q, const char *text, size_t size)
 {
     COLO_AUTOFREE reader_t *r = calloc(1, sizeof *r);
-    if (!r)
-        return colo_fail(COLO_ERR_NOMEM, "topology '%s': %zu bytes", q, sizeof *r);
+    COLO_FAIL_IF(!r, COLO_ERR_NOMEM, "topology '%s': %zu bytes", q, sizeof *r);
     *r = (reader_t){.q = q, .text = text, .pos = text, .end = text + size};
     colo_status_t st = COLO_OK;
     if (memchr(text, '\0', size)) {

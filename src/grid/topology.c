@@ -32,8 +32,8 @@ const char *colo_bind_name(colo_bind_t bind)
 
 colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind)
 {
-    if (!text || !bind)
-        return colo_fail(COLO_ERR_ARG, "bind: %s is NULL", text ? "the output" : "the text");
+    COLO_FAIL_IF(!text || !bind, COLO_ERR_ARG, "bind: %s is NULL",
+                 text ? "the output" : "the text");
     for (int i = 0; i < COLO_BIND_COUNT; i++)
         if (strcmp(text, names[i]) == 0) {
             *bind = (colo_bind_t)i;
@@ -134,8 +134,7 @@ static colo_status_t scatter_cores(const colo_machine_t *m, int32_t *order)
     size_t pairs = (size_t)m->nnuma * (size_t)m->npackages;
     COLO_AUTOFREE int32_t *next = calloc(pairs, sizeof *next);
     COLO_AUTOFREE int32_t *numas = calloc((size_t)m->npackages, sizeof *numas);
-    if (!next || !numas)
-        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %zu NUMA nodes", pairs);
+    COLO_FAIL_IF(!next || !numas, COLO_ERR_NOMEM, "topology: no memory for %zu NUMA nodes", pairs);
     deal_t d = {m, next, numas, 0};
     for (int32_t i = 0; i < m->ncores; i++)
         order[i] = deal_core(&d);
@@ -147,8 +146,8 @@ static colo_status_t scatter_pus(const colo_machine_t *m, int64_t n, int32_t *un
 {
     COLO_AUTOFREE int32_t *order = malloc((size_t)m->ncores * sizeof *order);
     COLO_AUTOFREE int32_t *first = malloc((size_t)m->ncores * sizeof *first);
-    if (!order || !first)
-        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d cores", (int)m->ncores);
+    COLO_FAIL_IF(!order || !first, COLO_ERR_NOMEM, "topology: no memory for %d cores",
+                 (int)m->ncores);
     COLO_TRY(scatter_cores(m, order));
     for (int32_t i = m->npus - 1; i >= 0; i--)
         first[m->pu[i].core] = i;
@@ -227,15 +226,13 @@ colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t b
 
 static colo_status_t check_config(const colo_topology_config_t *c)
 {
-    if (c->world < 1 || c->world > COLO_TOPOLOGY_WORLD_MAX)
-        return colo_fail(COLO_ERR_ARG, "topology: a world of %lld ranks, expected 1..%lld",
-                         (long long)c->world, (long long)COLO_TOPOLOGY_WORLD_MAX);
-    if (c->ranks_per_node < 0)
-        return colo_fail(COLO_ERR_ARG, "topology: %lld ranks per node, expected >= 0",
-                         (long long)c->ranks_per_node);
-    if ((int)c->bind < 0 || c->bind >= COLO_BIND_COUNT)
-        return colo_fail(COLO_ERR_ARG, "topology: binding %d is outside 0..%d", (int)c->bind,
-                         COLO_BIND_COUNT - 1);
+    COLO_FAIL_IF(c->world < 1 || c->world > COLO_TOPOLOGY_WORLD_MAX, COLO_ERR_ARG,
+                 "topology: a world of %lld ranks, expected 1..%lld", (long long)c->world,
+                 (long long)COLO_TOPOLOGY_WORLD_MAX);
+    COLO_FAIL_IF(c->ranks_per_node < 0, COLO_ERR_ARG,
+                 "topology: %lld ranks per node, expected >= 0", (long long)c->ranks_per_node);
+    COLO_FAIL_IF((int)c->bind < 0 || c->bind >= COLO_BIND_COUNT, COLO_ERR_ARG,
+                 "topology: binding %d is outside 0..%d", (int)c->bind, COLO_BIND_COUNT - 1);
     return COLO_OK;
 }
 
@@ -243,8 +240,7 @@ static colo_status_t find_gpus(colo_topology_t *p)
 {
     const colo_machine_t *m = &p->machine;
     p->gpus = calloc((size_t)m->ndevices + 1, sizeof *p->gpus);
-    if (!p->gpus)
-        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d devices", (int)m->ndevices);
+    COLO_FAIL_IF(!p->gpus, COLO_ERR_NOMEM, "topology: no memory for %d devices", (int)m->ndevices);
     for (int32_t i = 0; i < m->ndevices; i++)
         if (m->device[i].kind == COLO_DEVICE_GPU)
             p->gpus[p->ngpus++] = i;
@@ -258,11 +254,10 @@ static colo_status_t build(colo_topology_t *p, const colo_topology_config_t *c, 
     p->per_host = c->ranks_per_node ? c->ranks_per_node : c->world;
     p->bind = c->bind;
     snprintf(p->source, sizeof p->source, "%s", c->topology ? c->topology : "this machine");
-    if (p->per_host > p->machine.npus)
-        return colo_fail(COLO_ERR_ARG,
-                         "topology: %lld ranks on a host, the machine has %d processors%s",
-                         (long long)p->per_host, (int)p->machine.npus,
-                         c->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
+    COLO_FAIL_IF(p->per_host > p->machine.npus, COLO_ERR_ARG,
+                 "topology: %lld ranks on a host, the machine has %d processors%s",
+                 (long long)p->per_host, (int)p->machine.npus,
+                 c->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
     COLO_TRY(find_gpus(p));
     return colo_topology_i_map(p, p->bind, &p->share, &p->unit, &p->spot);
 }
@@ -271,8 +266,7 @@ static colo_status_t create(colo_topology_t **topology, const colo_topology_conf
                             bool devices)
 {
     colo_topology_t *p = calloc(1, sizeof *p);
-    if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "topology: %zu bytes", sizeof *p);
+    COLO_FAIL_IF(!p, COLO_ERR_NOMEM, "topology: %zu bytes", sizeof *p);
     colo_status_t st = build(p, config, devices);
     if (st < 0)
         colo_topology_destroy(&p);
@@ -284,8 +278,7 @@ static colo_status_t create(colo_topology_t **topology, const colo_topology_conf
 colo_status_t colo_topology_create(colo_topology_t **topology, const colo_topology_config_t *config)
 {
     colo_topology_config_t own = {COLO_TOPOLOGY_CONFIG_INIT};
-    if (!topology)
-        return colo_fail(COLO_ERR_ARG, "topology: the output is NULL");
+    COLO_FAIL_IF(!topology, COLO_ERR_ARG, "topology: the output is NULL");
     COLO_TRY(COLO_SIZED_READ(&own, config, ranks_per_node, "topology: config",
                              "COLO_TOPOLOGY_CONFIG_INIT"));
     COLO_TRY(check_config(&own));
@@ -309,11 +302,9 @@ colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind)
     colo_share_t share;
     int32_t *unit;
     colo_spot_t *spot;
-    if (!topology)
-        return colo_fail(COLO_ERR_ARG, "rebind: the topology is NULL");
-    if ((int)bind < 0 || bind >= COLO_BIND_COUNT)
-        return colo_fail(COLO_ERR_ARG, "rebind: binding %d is outside 0..%d", (int)bind,
-                         COLO_BIND_COUNT - 1);
+    COLO_FAIL_IF(!topology, COLO_ERR_ARG, "rebind: the topology is NULL");
+    COLO_FAIL_IF((int)bind < 0 || bind >= COLO_BIND_COUNT, COLO_ERR_ARG,
+                 "rebind: binding %d is outside 0..%d", (int)bind, COLO_BIND_COUNT - 1);
     COLO_TRY(colo_topology_i_map(topology, bind, &share, &unit, &spot));
     free(topology->unit);
     free(topology->spot);
@@ -351,19 +342,17 @@ const colo_topology_device_t *colo_topology_device(const colo_topology_t *topolo
 
 static colo_status_t check_rank(const colo_topology_t *topology, int64_t rank)
 {
-    if (!topology)
-        return colo_fail(COLO_ERR_ARG, "topology: the object is NULL");
-    if (rank < 0 || rank >= topology->world)
-        return colo_fail(COLO_ERR_ARG, "topology: rank %lld is outside [0, %lld)",
-                         (long long)rank, (long long)topology->world);
+    COLO_FAIL_IF(!topology, COLO_ERR_ARG, "topology: the object is NULL");
+    COLO_FAIL_IF(rank < 0 || rank >= topology->world, COLO_ERR_ARG,
+                 "topology: rank %lld is outside [0, %lld)", (long long)rank,
+                 (long long)topology->world);
     return COLO_OK;
 }
 
 colo_status_t colo_topology_spot(const colo_topology_t *topology, int64_t rank, colo_spot_t *spot)
 {
     COLO_TRY(check_rank(topology, rank));
-    if (!spot)
-        return colo_fail(COLO_ERR_ARG, "spot: the output is NULL");
+    COLO_FAIL_IF(!spot, COLO_ERR_ARG, "spot: the output is NULL");
     *spot = topology->spot[rank % topology->per_host];
     spot->host = rank / topology->per_host;
     return COLO_OK;
@@ -425,9 +414,8 @@ colo_status_t colo_topology_bind(const colo_topology_t *topology, int64_t rank)
 {
     COLO_TRY(check_rank(topology, rank));
     COLO_AUTOFREE int32_t *os = malloc((size_t)topology->machine.npus * sizeof *os);
-    if (!os)
-        return colo_fail(COLO_ERR_NOMEM, "bind: no memory for %d processors",
-                         (int)topology->machine.npus);
+    COLO_FAIL_IF(!os, COLO_ERR_NOMEM, "bind: no memory for %d processors",
+                 (int)topology->machine.npus);
     return colo_machine_i_bind(&topology->machine, os, cpus_of(topology, rank, os));
 }
 
