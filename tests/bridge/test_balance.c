@@ -76,6 +76,28 @@ T_CASE(a_segment_stays_only_within_the_tolerated_load)
     assert_memory_equal(got, strict, sizeof strict);
 }
 
+T_CASE(the_dearest_goes_first_and_a_segment_that_stays_counts_with_its_bin)
+{
+    static const int64_t cost[6] = {3, 7, 3, 5, 0, 6}, current[6] = {1, 1, 1, 0, 2, 0};
+    /* 7 to 0, 6 to 1, 5 to 2, 3 to 2 (8), 3 to 1 (9), 0 to 0 */
+    static const int64_t fresh[6] = {2, 0, 1, 2, 0, 1};
+    /* mean 8: 7 stays in 1 (7); 6 stays in 0 (6); 5 would make 11 in 0: to 2 (5);
+     * 3 would make 10 in 1: to 2 (8); 3 again: to the lowest of 7, 8, 6: 0 (9); 0 stays in 2 */
+    static const int64_t strict[6] = {2, 1, 0, 2, 2, 0};
+    /* up to 10: 5 would make 11: to 2; 3 stays in 1 (10); 3 would make 13: to 2 (8); 0 stays */
+    static const int64_t within[6] = {1, 1, 2, 2, 2, 0};
+    const struct {
+        const int64_t *current, *want;
+        double stick;
+    } rows[] = {{NULL, fresh, 0}, {current, strict, 0}, {current, within, 0.25},
+                {current, current, 9}};
+    for (size_t i = 0; i < 4; i++) {
+        int64_t got[6];
+        assert_ok(colo_balance(got, cost, 6, 3, rows[i].current, rows[i].stick));
+        assert_memory_equal(got, rows[i].want, sizeof got);
+    }
+}
+
 T_CASE(segments_of_no_cost_stay_however_large_stick_is)
 {
     const int64_t cost[2] = {0, 0}, current[2] = {1, 1};

@@ -8,6 +8,7 @@
 typedef struct example {
     options_t o;
     int64_t rows[2], n[2]; /* of y; that arrive */
+    int64_t lacks[2][2];   /* by pass: rows that a rank needs and does not hold, once per addend */
     arrival_t a[2][8];
 } example_t;
 
@@ -49,6 +50,9 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     colo_bridge_rows(b, &src, &dst);
     rank_check(src == fill_x(x, rank) && dst == ex->rows[rank]);
     rank_check(runs_are(batch, ex->a[rank], ex->n[rank]));
+    for (int pass = 0; pass < 2; pass++)
+        rank_check(colo_plan_bytes(colo_batch_plan(batch), (colo_pass_t)pass).recv ==
+                   ex->lacks[pass][rank] * H * (int64_t)sizeof *x);
     blank(y, 20);
     const colo_tensor_t tx = tensor(x, src), ty = tensor(y, dst), tdx = tensor(dx, src);
     rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
@@ -70,6 +74,7 @@ T_CASE(sharded_packed_rows_arrive_as_the_example_says)
     example_t ex = {.o = {.output = COLO_SHARDED},
                     .rows = {2, 6},
                     .n = {2, 6},
+                    .lacks = {{1, 2}, {2, 1}},
                     .a = {{{0, 0, 0}, {2, 0, 1}},
                           {{0, 1, 0}, {0, 2, 1}, {2, 1, 2}, {2, 2, 3}, {2, 3, 4}, {2, 4, 5}}}};
     assert_ok(t_run_ranks(2, run_example, &ex, sizeof ex));
@@ -80,6 +85,7 @@ T_CASE(sharded_merged_rows_arrive_as_the_example_says)
     example_t ex = {.o = {.output = COLO_SHARDED, .placement = COLO_MERGED},
                     .rows = {10, 10},
                     .n = {2, 6},
+                    .lacks = {{1, 2}, {2, 1}},
                     .a = {{{0, 0, 2}, {2, 0, 7}},
                           {{0, 1, 0}, {0, 2, 1}, {2, 1, 6}, {2, 2, 7}, {2, 3, 8}, {2, 4, 9}}}};
     assert_ok(t_run_ranks(2, run_example, &ex, sizeof ex));
@@ -93,7 +99,8 @@ T_CASE(full_rows_arrive_on_both_ranks)
         example_t ex = {.o = {.output = COLO_FULL_SEQ,
                               .grad = i & 1 ? COLO_DISJOINT : COLO_PARTIAL,
                               .placement = i & 2 ? COLO_MERGED : COLO_PACKED},
-                        .n = {8, 8}};
+                        .n = {8, 8},
+                        .lacks = {{5, 3}, {i & 1 ? 2 : 3, i & 1 ? 1 : 5}}};
         for (int rank = 0; rank < 2; rank++) {
             ex.rows[rank] = i & 2 ? 20 : 8;
             memcpy(ex.a[rank], merged, sizeof merged);

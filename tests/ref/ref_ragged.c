@@ -380,12 +380,6 @@ static void put(const tensor_t *t, ref_role_t role, const ref_row_t *where, int6
     case REF_DY:
         put_d(t, where, h, out);
         break;
-    case REF_DINTO:
-        if (where->g >= 0)
-            memset(out, 0, ref_dtype_size(t->dtype));
-        else
-            put_d(t, where, h, out);
-        break;
     case REF_DX:
         if (c->full && c->partial)
             put_sum(c, c->table.seq_dp[where->q], where->g, h, t->dtype, t->salt, out);
@@ -399,7 +393,7 @@ void ref_ragged_tensor(const ref_ragged_t *c, ref_role_t role, int64_t rank, con
                        int64_t salt, void *out, int64_t *rows, int64_t *nh)
 {
     bool at_src = role == REF_X || role == REF_DX;
-    bool whole = c->merged || role == REF_INTO || role == REF_DINTO;
+    bool whole = c->merged || role == REF_INTO;
     tensor_t t = {.c = c, .dtype = dtype, .salt = salt, .total = ref_ragged_total(c)};
     if (at_src)
         ref_ragged_src(&t.part, c, rank);
@@ -417,15 +411,6 @@ void ref_ragged_tensor(const ref_ragged_t *c, ref_role_t role, int64_t rank, con
                 (unsigned char *)out + (size_t)(i * *nh + k) * size);
     free(t.owned);
     ref_rows_free(&t.part);
-}
-
-void ref_ragged_touched(const ref_ragged_t *c, int64_t rank, bool *touched)
-{
-    ref_rows_t part;
-    ref_ragged_dst(&part, c, rank, c->full);
-    for (int64_t i = 0; i < (c->merged ? part.axis : part.n); i++)
-        touched[i] = !c->merged || part.place[i].g >= 0;
-    ref_rows_free(&part);
 }
 
 /* ---- bytes ---- */

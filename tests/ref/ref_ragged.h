@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ref_ragged.h - ragged batches by brute force: validation, ownership, values, bytes, balance.
+ * ref_ragged.h - ragged batches by brute force: validation, ownership, values, bytes.
  *
  * A segment is a list of rows; each row has one place in a sequence. Each rank's rows are read off
  * lists of places that are cut by slicing. Shares the description of a grid and the element codes
@@ -88,23 +88,15 @@ int64_t ref_ragged_total(const ref_ragged_t *c);   /* rows of all segments */
 int64_t ref_ragged_parts(const ref_side_t *side);  /* P or D */
 int64_t ref_ragged_addends(const ref_ragged_t *c); /* C of the destination */
 
-/* What a tensor of a rank holds. INTO: a merged buffer before forward; D_INTO: its gradient. */
-typedef enum ref_role { REF_X, REF_Y, REF_INTO, REF_DY, REF_DX, REF_DINTO } ref_role_t;
+/* What a tensor of a rank holds. INTO: a merged buffer before forward. */
+typedef enum ref_role { REF_X, REF_Y, REF_INTO, REF_DY, REF_DX } ref_role_t;
 
 /* The tensor [*rows, *nh], tight, of @dtype, as every call must leave or find it. NULL @out: only
  * the shape. A rank without elements has *rows = 0, or *nh = 0 outside the grid. @salt makes
  * steps and tensors differ. Integers have no PARTIAL gradient. */
 void ref_ragged_tensor(const ref_ragged_t *c, ref_role_t role, int64_t rank, const char *dtype,
                        int64_t salt, void *out, int64_t *rows, int64_t *nh);
-/* For each of the *rows of that tensor: does forward write it (Y) or backward read it (DY)? */
-void ref_ragged_touched(const ref_ragged_t *c, int64_t rank, bool *touched);
-
 /* Elements that @rank must receive: what it needs and does not hold. PARTIAL: per addend. */
 int64_t ref_ragged_receives(const ref_ragged_t *c, int64_t rank, bool backward);
-
-/* Each segment's bin of n. @current may be NULL. A segment stays if the load of its bin, the
- * segment included, is at most (1 + stick) times the mean load. */
-void ref_ragged_balance(int64_t *assign, const int64_t *cost, int64_t nseg, int64_t n,
-                        const int64_t *current, double stick);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ref_ragged_table.c - which tables are refused and why, and balance by its definition.
+ * ref_ragged_table.c - which tables are refused and why.
  *
  * Asks every question of every segment, every sequence and every pair of rows. What a pass cannot
  * ask because an earlier answer took the sense out of it, it skips.
@@ -196,32 +196,4 @@ int64_t ref_ragged_refusals(const ref_ragged_t *c, ref_refusal_t *out, int64_t c
     if (axis_of(&c->table, -1) == -1)
         refuse(&l, (ref_refusal_t){REF_REFUSE_SUM, -1, -1, 0, -1, -1, 0, 0});
     return l.n;
-}
-
-void ref_ragged_balance(int64_t *assign, const int64_t *cost, int64_t nseg, int64_t n,
-                        const int64_t *current, double stick)
-{
-    double *load = calloc((size_t)n, sizeof *load), mean = 0;
-    bool *done = calloc((size_t)nseg + 1, sizeof *done);
-    if (!load || !done)
-        abort();
-    for (int64_t e = 0; e < nseg; e++)
-        mean += (double)cost[e];
-    mean /= (double)n;
-    for (int64_t rep = 0; rep < nseg; rep++) {
-        int64_t e = -1, bin = 0;
-        for (int64_t i = 0; i < nseg; i++)
-            if (!done[i] && (e < 0 || cost[i] > cost[e]))
-                e = i;
-        for (int64_t b = 1; b < n; b++)
-            if (load[b] < load[bin])
-                bin = b;
-        if (current && load[current[e]] + (double)cost[e] <= (1 + stick) * mean)
-            bin = current[e];
-        assign[e] = bin;
-        load[bin] += (double)cost[e];
-        done[e] = true;
-    }
-    free(load);
-    free(done);
 }
