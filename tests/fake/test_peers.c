@@ -4,13 +4,13 @@
  * registrations as there are numbers, memory of lists that serves again, what a warm call asks the
  * runtime and the allocator, a launch that fails, an answer that CUDA owes.
  */
-#include "fake.h"
+#include "processes.h"
+
 #include "gpu/gpu_ranks.h"
 #include "gpu/ragged_gpu.h"
 #include "harness/allocations.h"
 
 #include "comm/comm.h"
-#include "comm/peer/registry.h"
 
 #include <malloc.h>
 #include <unistd.h>
@@ -98,16 +98,10 @@ T_CASE(a_rank_that_tries_late_writes_into_no_memory_that_was_freed)
 
 /* ---- an error when ranks have opened each other's memory ---- */
 
-/* As if each rank were a process, from now on. */
 static colo_status_t be_processes(t_gpu_rank_t *r)
 {
     rank_try(colo_memory_alloc(r->gpus, 1 << 16, &r->memory));
-    for (int32_t k = 0; k < RANKS; k++)
-        colo_peer_of(r->gpus)->foreign[k] = k != r->rank;
-    rank_try(colo_comm_barrier(r->host, NULL));
-    if (r->rank == LOST)
-        fake_delay(r->device, "cudaIpcCloseMemHandle", 0.3);
-    return COLO_OK;
+    return fake_be_processes(r->gpus, r->host, LOST);
 }
 
 static colo_status_t fails_to_register(t_gpu_rank_t *r, void *arg)

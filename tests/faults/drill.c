@@ -174,6 +174,8 @@ static bool strike(struct rank *r, const char *now)
         sends_fail = true;
     if (is(r, "memory"))
         exhaust_memory();
+    if (is(r, "fails") && fail_while_open)
+        fail_while_open(r);
     return is(r, "leaves");
 }
 
@@ -302,6 +304,7 @@ colo_status_t work(struct rank *r)
     colo_layout_t src, dst;
     colo_bridge_t *bridge = NULL;
     colo_comm_t *pair = NULL;
+    colo_memory_t *memory = NULL;
     pthread_t thread;
     bool threaded = false;
     colo_status_t st = COLO_OK;
@@ -338,6 +341,10 @@ colo_status_t work(struct rank *r)
         STEP(r, "batch", carry_batch(r, &src, &dst, WIDTH));
     if (chunks)
         STEP(r, "loss", loss_in_chunks(world, is(r, "chunks")));
+    if (strcmp(step, "register") == 0) {
+        (void)strike(r, "register");
+        STEP(r, "register", colo_memory_alloc(world, 4096, &memory));
+    }
     if (strike(r, "create"))
         goto done;
     colo_bridge_config_t k = {
@@ -408,6 +415,7 @@ done:
         pthread_join(thread, NULL);
     const double begin = colo_now();
     colo_bridge_destroy(&bridge);
+    colo_memory_destroy(&memory);
     colo_comm_destroy(&pair);
     (void)strike(r, "leave");
     report(r, "destroy", COLO_OK, begin);

@@ -58,4 +58,13 @@ void burden_device(struct rank *r, colo_comm_t *pair);
 /* Before the first call of another thread of the rank. */
 void enter_thread(struct rank *r);
 
+/* ---- tests/fake/drill_ipc.c; NULL without the stand-in for CUDA ---- */
+
+/* The ranks open each other's memory as processes do, from now on; all of them call. */
+colo_status_t be_processes(struct rank *r) __attribute__((weak));
+/* The rank's part of @step fails when the others have opened its memory. */
+void fail_while_open(struct rank *r) __attribute__((weak));
+/* Did a rank free what another one had open? */
+bool freed_while_open(void) __attribute__((weak));
+
 #endif

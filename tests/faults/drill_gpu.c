@@ -3,7 +3,9 @@
  * drill_gpu.c - ranks of a drill that are threads, with tensors on GPUs. See drill.h. Over nccl: a
  * GPU each, everything by NCCL. Over peer: bridges write into registered memory. If there are fewer
  * GPUs than ranks, peers share them on communicators without NCCL (gpu/backends/peer_only.c), and
- * the ranks' communicator of the host is what they split and sum with.
+ * the ranks' communicator of the host is what they split and sum with. In the rows of the fault
+ * "fails" they open each other's memory as processes do, which only the stand-in for CUDA lets
+ * threads do: on GPUs these rows are skipped.
  *
  * Calls are asynchronous: a step ends when its stream is empty, and then has the communicator's
  * state, if its call returned no error. The fresh communicators do the job without a fault.
@@ -112,6 +114,8 @@ static colo_status_t one_rank(t_gpu_rank_t *gpu, void *arg)
     if (peers && !gpu->memory)
         st = colo_memory_alloc(gpu->gpus, 1 << 16, &gpu->memory);
     gpu->arena = colo_memory_data(gpu->memory);
+    if (st == COLO_OK && strcmp(fault, "fails") == 0)
+        st = be_processes(&r);
     if (st == COLO_OK)
         st = get_memory(&w, 512, &w.sum);
     if (st == COLO_OK)
@@ -164,11 +168,13 @@ int run_worlds(const char *transport)
     shared = peers && t_device_count() < RANKS;
     if (peers ? !t_peers_enough(RANKS) : !t_gpus_enough(RANKS))
         return T_EXIT_SKIP;
+    if (strcmp(fault, "fails") == 0 && !be_processes)
+        return T_EXIT_SKIP;
     setenv("COLO_TRANSPORT", transport, 1);
     pthread_barrier_init(&quiet, NULL, RANKS);
     run_world();
     fault[0] = step[0] = 0;
     again = true;
     run_world();
-    return 0;
+    return freed_while_open && freed_while_open();
 }
