@@ -381,12 +381,13 @@ def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
             del run.worlds[me], failed
             comm.destroy()  # what it serves; itself is the library's
 
+    run_ranks = lib().colo_comm_threads_run  # here, where an error of loading reaches the caller
     ended: list[tuple[int, str]] = []
     end = threading.Event()  # join() of an interrupted thread takes it for one that has ended
 
     def start() -> None:
         try:
-            ended.append((lib().colo_comm_threads_run(nranks, s.RankFn(rank), None), error_message()))
+            ended.append((run_ranks(nranks, s.RankFn(rank), None), error_message()))
         finally:
             end.set()
 

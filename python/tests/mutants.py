@@ -20,6 +20,9 @@ MUTANTS = {
         "                else:\n                    alike.setdefault('nothing', []).append(rank)", 'test_flight.py', 'destroyed'),
     'a flight takes exchanges of two dtypes for alike': (
         'flight.py', "'exchange of %s' % op['dtype']", "'exchange'", 'test_flight.py', 'two_dtypes'),
+    'threads look for the library where no error is heard': (
+        'comm.py', 'run_ranks = lib().colo_comm_threads_run', 'run_ranks = lambda *ranks: lib().colo_comm_threads_run(*ranks)',
+        'test_load.py', 'threads_without'),
     'rows of a modality come without the text': (
         'megatron.py', 'segments, into=into)\n\n', 'segments)\n\n', 'test_megatron_ragged.py', 'modalities'),
     'segments are given to collectives': (

@@ -37,6 +37,11 @@ def test_a_missing_library_says_where_it_was_wanted(value, words):
     assert code != 0 and 'FailedError' in said and words in said, said
 
 
+def test_threads_without_a_library_say_where_it_was_wanted():
+    code, said = run('import colobridge as cb; cb.run_threads(2, print)', COLOBRIDGE_LIBRARY='/nonexistent')
+    assert code == 1 and said.count('Traceback') == 1 and "COLOBRIDGE_LIBRARY is '/nonexistent'" in said, said
+
+
 def test_the_environment_names_a_file_or_its_folder():
     for value in (LIBRARY, os.path.dirname(LIBRARY)):
         code, said = run(FIRST, COLOBRIDGE_LIBRARY=value)
