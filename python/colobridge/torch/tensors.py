@@ -191,7 +191,7 @@ def _unrecorded() -> None:
     by = recorder()
     if by is not None:
         raise FailedError("%s sees torch's operations alone, of which a call of colobridge.torch is none; make the call "
-                          "outside of it, or use torch.compile(), which leaves the call out" % by, STATUS['ERR_STATE'])
+                          "outside of it, or use torch.compile(), under which it runs" % by, STATUS['ERR_STATE'])
 
 
 def watched() -> Any:
