@@ -136,4 +136,4 @@ static int need(void)
     return gpu_need(1);
 }
 
-const where_t where = {COLO_CUDA, 0, 32, put, get, drop, group_of, colo_comm_destroy, need};
+where_t where = {COLO_CUDA, 0, 32, put, get, drop, group_of, colo_comm_destroy, need};

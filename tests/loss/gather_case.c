@@ -74,14 +74,17 @@ void gather_get_stats(gather_rank_t *m, double *to, const void *from, int64_t n)
 colo_tensor_t gather_put_shard(gather_rank_t *m, colo_dtype_t dtype, const double *from)
 {
     const loss_case_t *s = m->shape;
-    const int64_t cols = s->columns[m->rank], stride = cols + s->row_gap;
-    for (int64_t i = 0; i < s->tokens * stride; i++) {
+    const int64_t cols = s->columns[m->rank], stride = cols + s->row_gap, shift = s->shift[!from];
+    const size_t elem = colo_dtype_size(dtype);
+    for (int64_t i = -shift; i < s->tokens * stride; i++) {
         int64_t t = i / stride, j = i % stride, col = s->start[m->rank] + j;
-        bool real = from && j < cols && col < s->vocab;
-        loss_store(dtype, m->host, i, real ? from[t * s->vocab + col] : loss_round(dtype, s->pad));
+        bool real = from && i >= 0 && j < cols && col < s->vocab;
+        loss_store(dtype, m->host, shift + i,
+                   real ? from[t * s->vocab + col] : loss_round(dtype, s->pad));
     }
-    void *data = gather_put(m, m->host, (size_t)(s->tokens * stride) * colo_dtype_size(dtype));
-    colo_tensor_t t = where_tensor(data, dtype, 2, (int64_t[]){s->tokens, cols});
+    char *data = gather_put(m, m->host, (size_t)(shift + s->tokens * stride) * elem);
+    colo_tensor_t t =
+        where_tensor(data + (size_t)shift * elem, dtype, 2, (int64_t[]){s->tokens, cols});
     t.stride[0] = stride;
     return t;
 }

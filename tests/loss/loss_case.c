@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss_case.c - see loss_case.h. Storage formats are converted here by arithmetic on exponents, not
- * with the library's bit tricks.
+ * loss_case.c - see loss_case.h; loss_run.c runs and compares. Storage formats are converted here
+ * by arithmetic on exponents, not with the library's bit tricks.
  *
  * Tolerances. Let u be the unit roundoff of the outputs (2^-24, or 2^-53 for f64 logits).
  * A per-token output is made of log Sum, x_t - M and U / Sum, each of magnitude at most
@@ -119,6 +119,10 @@ void loss_case_free(loss_case_t *c)
     free(c->z);
     free(c->dz);
     free(c->targets);
+    free(c->in);
+    free(c->ids);
+    free(c->begin);
+    free(c->end);
     for (int k = 0; k < 3; k++)
         free(c->up[k]);
     for (int r = 0; r < c->ranks; r++) {
@@ -237,174 +241,6 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
     };
 }
 
-/* ---- running ---- */
-
-typedef struct rank_memory {
-    void *logits, *grad, *out[3], *up[3], *stats, *workspace;
-} rank_memory_t;
-
-static void release(rank_memory_t *m)
-{
-    free(m->logits);
-    free(m->grad);
-    free(m->stats);
-    free(m->workspace);
-    for (int k = 0; k < 3; k++) {
-        free(m->out[k]);
-        free(m->up[k]);
-    }
-}
-
-static void collect(loss_case_t *c, int32_t r, const void *grad, int64_t stride)
-{
-    int64_t cols = c->columns[r];
-    for (int64_t t = 0; t < c->tokens; t++)
-        for (int64_t j = 0; j < stride; j++) {
-            double g = loss_load(c->dtype, grad, t * stride + j);
-            if (j < cols && c->start[r] + j < c->vocab)
-                c->dz[t * c->vocab + c->start[r] + j] = g;
-            else if (j >= cols && g != loss_round(c->dtype, c->pad))
-                c->pad_worst = INFINITY;
-            else if (j < cols && !(fabs(g) <= c->pad_worst))
-                c->pad_worst = isnan(g) ? INFINITY : fabs(g);
-        }
-}
-
-static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t *m)
-{
-    const int32_t r = colo_comm_rank(world);
-    const int64_t cols = c->columns[r], stride = cols + c->row_gap, tokens = c->tokens;
-    const colo_dtype_t stat = c->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    const size_t n = (size_t)(tokens * stride) + 1, elem = colo_dtype_size(c->dtype);
-    colo_logprob_config_t cfg = c->config;
-    size_t stat_bytes, workspace_bytes;
-    cfg.logits.vocab_start = c->start[r];
-    rank_try(colo_logprob_saved_size(&cfg, c->dtype, tokens, &stat_bytes));
-    rank_try(colo_logprob_workspace_size(&cfg, c->dtype, tokens, c->ranks, &workspace_bytes));
-    m->logits = malloc(n * elem);
-    m->grad = malloc(n * elem);
-    m->stats = t_aligned(stat_bytes + 1);
-    m->workspace = t_aligned(workspace_bytes);
-    for (int k = 0; k < 3; k++) {
-        m->out[k] = malloc((size_t)(tokens + 1) * sizeof(double));
-        m->up[k] = malloc((size_t)(tokens + 1) * sizeof(double));
-        for (int64_t t = 0; t < tokens; t++)
-            loss_store(stat, m->up[k], t, c->up[k][t]);
-    }
-    for (int64_t i = 0; i < tokens * stride; i++) {
-        int64_t t = i / stride, j = i % stride, col = c->start[r] + j;
-        bool real = j < cols && col < c->vocab;
-        loss_store(c->dtype, m->logits, i,
-                   real ? c->z[t * c->vocab + col] : loss_round(c->dtype, c->pad));
-        loss_store(c->dtype, m->grad, i, loss_round(c->dtype, c->pad));
-    }
-
-    colo_tensor_t z = colo_tensor_host(m->logits, c->dtype, 2, (int64_t[]){tokens, cols});
-    colo_tensor_t tg = colo_tensor_host(c->targets, COLO_I64, 1, &tokens);
-    z.stride[0] = stride;
-    colo_tensor_t dz = z;
-    dz.data = c->in_place ? m->logits : m->grad;
-    colo_logprob_out_t out = {
-        .logp = m->out[0],
-        .entropy = cfg.want_entropy ? m->out[1] : NULL,
-        .loss = cfg.want_loss ? m->out[2] : NULL,
-        .correct = cfg.want_correct ? c->correct[r] : NULL,
-        .n_valid = &c->n_valid[r],
-        .n_invalid = &c->n_invalid[r],
-    };
-    colo_logprob_saved_t saved = {.valid = false};
-    colo_comm_stats_reset(world);
-    rank_try(colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &z, .targets = &tg},
-                                  world, &out, c->forward_only ? NULL : &saved,
-                                  c->forward_only ? NULL : m->stats, m->workspace, NULL));
-    colo_comm_stats(world, &c->after_forward[r]);
-    memset(m->workspace, 0xff, workspace_bytes); /* workspace is free after the call */
-    for (int64_t t = 0; t < tokens; t++)
-        for (int k = 0; k < 3; k++)
-            c->out[r][k][t] = loss_load(stat, m->out[k], t);
-    if (c->forward_only)
-        return COLO_OK;
-    colo_logprob_upstream_t up = {
-        .d_logp = c->no_up[0] ? NULL : m->up[0],
-        .d_entropy = cfg.want_entropy && !c->no_up[1] ? m->up[1] : NULL,
-        .d_loss = cfg.want_loss && !c->no_up[2] ? m->up[2] : NULL,
-    };
-    rank_try(colo_logprob_backward(&saved, &up, &dz, NULL));
-    colo_comm_stats(world, &c->after_backward[r]);
-    rank_try(
-        colo_comm_barrier(world, NULL)); /* collect() shares pad_worst: one rank after another */
-    for (int32_t writer = 0; writer < c->ranks; writer++) {
-        if (writer == r)
-            collect(c, r, dz.data, stride);
-        rank_try(colo_comm_barrier(world, NULL));
-    }
-    return COLO_OK;
-}
-
-static colo_status_t on_rank(colo_comm_t *world, void *arg)
-{
-    rank_memory_t m = {0};
-    colo_status_t st = run_with(arg, world, &m);
-    release(&m);
-    return st;
-}
-
-/* What ranks write besides *c. */
-static void share(loss_case_t *c)
-{
-    const size_t t = (size_t)c->tokens;
-    c->pad_worst = 0;
-    t_share(c->dz, t * (size_t)c->vocab * sizeof *c->dz);
-    for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
-            t_share(c->out[r][k], t * sizeof *c->out[r][k]);
-        t_share(c->correct[r], t);
-    }
-}
-
-static void unshare(loss_case_t *c)
-{
-    t_unshare(c->dz);
-    for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
-            t_unshare(c->out[r][k]);
-        t_unshare(c->correct[r]);
-    }
-}
-
-colo_status_t loss_case_run(loss_case_t *c)
-{
-    share(c);
-    colo_status_t st = t_run_ranks(c->ranks, on_rank, c, sizeof *c);
-    unshare(c);
-    return st;
-}
-
-struct later {
-    loss_case_t c; /* first: it is what ranks get */
-    void (*check)(loss_case_t *);
-};
-
-static void after(void *arg, colo_status_t st)
-{
-    struct later *l = arg;
-    unshare(&l->c);
-    assert_ok(st);
-    l->check(&l->c);
-    loss_case_free(&l->c);
-    free(l);
-}
-
-void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
-{
-    struct later *l = malloc(sizeof *l);
-    *l = (struct later){*c, check};
-    share(&l->c);
-    t_run_later(c->ranks, on_rank, l, sizeof l->c, after);
-}
-
-/* ---- comparing ---- */
-
 double loss_grad_rounding(colo_dtype_t dtype, double g, double u)
 {
     return dtype == COLO_F32    ? u * fabs(g)
@@ -427,70 +263,4 @@ void disagreement_check(const disagreement_t *d, const char *text)
             fail_msg("rank %d: \"%s\" lacks \"%s\"", r, d->error_message[r], text);
     }
     assert_string_equal(d->error_message[0], d->error_message[1]);
-}
-
-static void compare_row(const loss_case_t *c, const char *label, int64_t t)
-{
-    const ref_logprob_opts_t o = loss_case_opts(c);
-    const double *z = c->z + t * c->vocab, lambda = o.z_loss;
-    ref_logprob_row_t ref;
-    ref_logprob(&o, z, c->vocab, c->targets[t], &ref);
-    const double want[3] = {ref.logp, ref.entropy, ref.loss};
-    const bool asked[3] = {true, c->config.want_entropy, c->config.want_loss};
-    static const char *const names[3] = {"logp", "entropy", "loss"};
-    double u = 0x1p-24, d = 1 + log((double)c->vocab) + ref.range, lse = fabs(ref.lse);
-    if (c->dtype == COLO_F64) {
-        u = ((double)c->vocab + 16) * 0x1p-53;
-        d += 4 * ref.top;
-    }
-    for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++) {
-            double tol = 4 * u * d + u * fabs(want[k]) + 4 * u * lambda * lse * (lse + d);
-            if (asked[k] && !near(c->out[r][k][t], want[k], tol))
-                fail_msg("%s: rank %d of %d, token %d: %s is %.17g, expected %.17g within %g",
-                         label, r, c->ranks, (int)t, names[k], c->out[r][k][t], want[k], tol);
-            if (asked[k] && memcmp(&c->out[r][k][t], &c->out[0][k][t], sizeof(double)))
-                fail_msg("%s: ranks 0 and %d differ in %s of token %d", label, r, names[k], (int)t);
-        }
-        if (c->config.want_correct && c->correct[r][t] != ref.correct)
-            fail_msg("%s: rank %d, token %d: correct is %d", label, r, (int)t, c->correct[r][t]);
-    }
-    if (c->forward_only)
-        return;
-
-    double *dz = malloc((size_t)c->vocab * sizeof *dz);
-    double g[3];
-    for (int k = 0; k < 3; k++)
-        g[k] = asked[k] && !c->no_up[k] ? c->up[k][t] : 0;
-    ref_logprob_grad(&o, z, c->vocab, c->targets[t], g[0], g[1], g[2], dz);
-    if (!o.lenient && !ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
-        for (int64_t j = 0; j < c->vocab; j++)
-            dz[j] = NAN; /* nothing sensible flows back through a target that does not exist */
-    double size = fabs(g[0]) + fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;
-    for (int64_t j = 0; j < c->vocab; j++) {
-        double tol = 4 * u * size * d * fabs(o.scale / o.temperature);
-        tol += loss_grad_rounding(c->dtype, dz[j], u);
-        if (!near(c->dz[t * c->vocab + j], dz[j], tol))
-            fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,
-                     (int)t, (int)j, c->dz[t * c->vocab + j], dz[j], tol);
-    }
-    free(dz);
-}
-
-void loss_case_compare(const loss_case_t *c, const char *label)
-{
-    int64_t valid = 0, invalid = 0;
-    for (int64_t t = 0; t < c->tokens; t++) {
-        bool ignored = c->targets[t] == c->config.ignore_index;
-        bool legal = c->targets[t] >= 0 && c->targets[t] < c->vocab;
-        valid += !ignored && legal;
-        invalid += !ignored && !legal;
-        compare_row(c, label, t);
-    }
-    for (int r = 0; r < c->ranks; r++)
-        if (c->n_valid[r] != valid || c->n_invalid[r] != invalid)
-            fail_msg("%s: rank %d counts %d valid and %d invalid, expected %d and %d", label, r,
-                     (int)c->n_valid[r], (int)c->n_invalid[r], (int)valid, (int)invalid);
-    if (c->pad_worst != 0)
-        fail_msg("%s: a padding column has gradient %g", label, c->pad_worst);
 }

@@ -22,6 +22,7 @@ typedef struct loss_case {
     colo_logprob_config_t config;                   /* vocab and vocab_start are filled in */
     int64_t start[LOSS_RANKS], columns[LOSS_RANKS]; /* columns: padding too */
     int64_t row_gap;                                /* elements between rows, not to be touched */
+    int64_t shift[2]; /* elements by which logits, gradient start past a multiple of 256 bytes */
     bool in_place, forward_only;
     bool no_up[3]; /* leave d_logp, d_entropy, d_loss NULL */
     double pad;    /* what padding columns and gaps hold */
@@ -31,6 +32,9 @@ typedef struct loss_case {
     double *z;        /* [T, V], values that the dtype holds exactly */
     int64_t *targets; /* [T] */
     double *up[3];    /* [T] each, exact in f32: d_logp, d_entropy, d_loss */
+    uint8_t *in;      /* [T, V]: is an id in its token's list? NULL: there are no lists */
+    int64_t *ids, *begin, *end, count; /* the lists; malloc()'s */
+    bool odd_rank;                     /* the last rank has one id less in that of token 0 */
 
     /* results */
     double *out[LOSS_RANKS][3]; /* [T] each: logp, entropy, loss */
@@ -53,7 +57,8 @@ void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *));
 
 ref_logprob_opts_t loss_case_opts(const loss_case_t *c);
 
-/* Against the oracle, within the tolerance stated in loss_case.c; fails the running test. */
+/* Against the oracle, within the tolerance stated in loss_case.c, where.slack times; fails the
+ * running test. */
 void loss_case_compare(const loss_case_t *c, const char *label);
 
 /* Case @i of LOSS_SURE: targets of a probability near 1, where rounding errors of the outputs are

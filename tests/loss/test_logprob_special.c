@@ -51,36 +51,6 @@ static void row_is_finite(const loss_case_t *c, int64_t t)
         assert_true(isfinite(c->dz[t * V + j]));
 }
 
-T_CASE(outputs_at_probability_one_keep_their_sign)
-{
-    uint64_t rng = t_seed() + 9;
-    for (int i = 0; i < LOSS_SURE; i++) {
-        loss_case_t c;
-        loss_case_sure(&c, worlds[i % 5], i, &rng);
-        loss_case_shard(&c, (shard_kind_t)(i % 7 % SHARD_KINDS));
-        loss_case_later(&c, loss_case_check_signs);
-    }
-    t_run_rest();
-}
-
-T_CASE(local_smoothing_is_over_a_ranks_own_columns)
-{
-    uint64_t rng = t_seed() + 10;
-    for (int i = 0; i < 24; i++) {
-        loss_case_t c;
-        loss_case_init(&c, worlds[i % 3], 7, 60, i / 3 % 2 ? COLO_F64 : COLO_F32, 3, &rng);
-        loss_case_shard(&c, i / 6 % 2 ? SHARD_PADDED : SHARD_UNEVEN);
-        c.config.want_loss = c.config.local_smoothing = true;
-        c.config.megatron_smoothing = i / 12;
-        c.config.label_smoothing = 0.1;
-        c.no_up[0] = c.no_up[1] = true;
-        assert_ok(loss_case_run(&c));
-        for (int r = 0; r < c.ranks; r++)
-            loss_case_check_local(&c, r);
-        loss_case_free(&c);
-    }
-}
-
 /* ---- NaN and +inf: on one column, the row is NaN on all ranks, its neighbours are not ---- */
 
 static double poison;

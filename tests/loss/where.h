@@ -20,7 +20,7 @@ typedef struct where {
     int (*need)(void); /* 0, or what main returns at once */
 } where_t;
 
-extern const where_t where;
+extern where_t where;
 
 static inline colo_tensor_t where_tensor(void *data, colo_dtype_t dtype, int32_t ndim,
                                          const int64_t *shape)

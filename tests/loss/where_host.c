@@ -4,7 +4,7 @@
 
 static void *put(const void *from, size_t bytes)
 {
-    void *p = t_aligned(bytes + 16);
+    void *p = t_aligned(bytes + 1);
     if (from)
         memcpy(p, from, bytes);
     else
@@ -33,4 +33,4 @@ static int need(void)
     return 0;
 }
 
-const where_t where = {COLO_HOST, -1, 1, put, get, free, group_of, leave, need};
+where_t where = {COLO_HOST, -1, 1, put, get, free, group_of, leave, need};

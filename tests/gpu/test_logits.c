@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_logprob.c - the loss kernels against the fp64 oracle over options, dtypes, shards, widths
- * and alignments; special values against the host's passes; bits against other chunks, places,
- * replays.
+ * test_logits.c - the loss kernels against the fp64 oracle, in their own precision, over options,
+ * dtypes, shards, widths and alignments; special values against the host's passes; bits against
+ * other chunks, places, replays. What the host is tested with: tests/loss/test_logprob.c.
  */
 #include "gpu/loss_gpu.h"
 
 #include "perf/probe.h"
-#include "loss/passes.h"
+#include "loss/where.h"
 
 #include <math.h>
 
+extern where_t where_host; /* of loss/where_host.c */
 static uint64_t rng;
 static const colo_dtype_t floats[] = {COLO_BF16, COLO_F32, COLO_F16, COLO_F64};
 
@@ -63,48 +64,18 @@ T_CASE(every_option_agrees_with_the_oracle)
     for (int i = 0; i < (int)t_scaled(320); i++) {
         loss_case_t c;
         int64_t vocab = widths[i % 10], tokens = vocab > 1000 ? 3 : 1 + t_below(&rng, 9);
-        int64_t shift[2] = {t_below(&rng, 2) ? 0 : t_below(&rng, 9), 0};
-        shift[1] = t_below(&rng, 2) ? shift[0] : t_below(&rng, 9);
         loss_case_init(&c, 1, tokens, vocab, floats[i / 10 % 4], t_below(&rng, 2) ? 1 : 5, &rng);
+        c.shift[0] = t_below(&rng, 2) ? 0 : t_below(&rng, 9);
+        c.shift[1] = t_below(&rng, 2) ? c.shift[0] : t_below(&rng, 9);
         draw_options(&c, i % 8);
         spoil_targets(&c);
         if (c.config.megatron_smoothing && vocab == 1)
             c.config.megatron_smoothing = false;
         snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g, scale %g, shifts %d %d", i,
                  colo_dtype_name(c.dtype), (int)vocab, c.config.logits.softcap,
-                 c.config.logits.scale, (int)shift[0], (int)shift[1]);
-        gpu_case_run(&c, shift);
+                 c.config.logits.scale, (int)c.shift[0], (int)c.shift[1]);
+        assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, label);
-        loss_case_free(&c);
-    }
-}
-
-T_CASE(outputs_at_probability_one_keep_their_sign)
-{
-    for (int i = 0; i < LOSS_SURE; i++) {
-        loss_case_t c;
-        loss_case_sure(&c, i % 2 ? 1 : 1 + i % 8, i, &rng);
-        if (c.ranks == 1)
-            gpu_case_run(&c, NULL);
-        else
-            gpu_case_run_shards(&c);
-        loss_case_check_signs(&c);
-        loss_case_free(&c);
-    }
-}
-
-T_CASE(local_smoothing_is_over_a_ranks_own_columns)
-{
-    for (int i = 0; i < 24; i++) {
-        loss_case_t c;
-        loss_case_init(&c, 1 + i % 3, 7, 300, i / 3 % 2 ? COLO_F64 : COLO_F32, 3, &rng);
-        loss_case_shard(&c, i / 6 % 2 ? SHARD_PADDED : SHARD_UNEVEN);
-        c.config.want_loss = c.config.local_smoothing = true;
-        c.config.label_smoothing = 0.1;
-        c.no_up[0] = c.no_up[1] = true;
-        gpu_case_run_shards(&c); /* outputs are the last rank's */
-        memcpy(c.out[c.ranks - 1][2], c.out[0][2], (size_t)c.tokens * sizeof(double));
-        loss_case_check_local(&c, c.ranks - 1);
         loss_case_free(&c);
     }
 }
@@ -121,7 +92,7 @@ T_CASE(shards_merge_to_what_the_whole_row_gives)
         loss_case_shard(&c, (shard_kind_t)(i / 4 % SHARD_KINDS));
         snprintf(label, sizeof label, "case %d, %s, %d shards of kind %d", i,
                  colo_dtype_name(c.dtype), (int)c.ranks, i / 4 % SHARD_KINDS);
-        gpu_case_run_shards(&c);
+        assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, label);
         loss_case_free(&c);
     }
@@ -136,7 +107,7 @@ T_CASE(a_large_offset_of_the_logits_costs_no_digits)
         for (int64_t k = 0; k < 4 * 1024; k++)
             c.z[k] = loss_round(COLO_F32, c.z[k] + offsets[i]);
         c.config.want_entropy = true;
-        gpu_case_run(&c, NULL);
+        assert_ok(loss_case_run(&c));
         gpu_case_compare(&c, "offset");
         loss_case_free(&c);
     }
@@ -152,7 +123,7 @@ T_CASE(a_sure_target_keeps_its_gradient)
         c.targets[t] = 9;
         c.up[0][t] = 1;
     }
-    gpu_case_run(&c, NULL);
+    assert_ok(loss_case_run(&c));
     gpu_case_compare(&c, "sure");
     assert_true(c.dz[9] > 5e-5 && c.dz[9] < 6e-5); /* 511 e^-16 / (1 + 511 e^-16) */
     loss_case_free(&c);
@@ -164,11 +135,12 @@ T_CASE(of_equal_maxima_the_first_is_the_argmax)
     static const int64_t widths[] = {5, 9, 40, 300, 5000};
     for (int i = 0; i < (int)t_scaled(80); i++) {
         loss_case_t c;
-        int64_t vocab = widths[i % 5], shift[2] = {t_below(&rng, 9), 0};
+        int64_t vocab = widths[i % 5];
         uint8_t want[16];
         loss_case_init(&c, 1, 16, vocab, floats[i / 5 % 4], 1, &rng);
         c.config.want_correct = true;
         c.row_gap = t_below(&rng, 4);
+        c.shift[0] = t_below(&rng, 9);
         for (int t = 0; t < 16; t++) {
             int64_t first = vocab, j = 0;
             for (int k = 0; k < 3; k++) {
@@ -179,11 +151,11 @@ T_CASE(of_equal_maxima_the_first_is_the_argmax)
             c.targets[t] = t % 2 ? first : j;
             want[t] = c.targets[t] == first;
         }
-        gpu_case_run(&c, shift);
+        assert_ok(loss_case_run(&c));
         for (int t = 0; t < 16; t++)
             if (c.correct[0][t] != want[t])
                 fail_msg("%s, V %d, shift %d, token %d: correct is %d", colo_dtype_name(c.dtype),
-                         (int)vocab, (int)shift[0], t, c.correct[0][t]);
+                         (int)vocab, (int)c.shift[0], t, c.correct[0][t]);
         loss_case_free(&c);
     }
 }
@@ -194,8 +166,9 @@ T_CASE(a_nan_is_not_forgotten_when_larger_logits_follow)
     static const int64_t widths[] = {5, 30, 5000, 20000};
     for (int i = 0; i < 64; i++) {
         loss_case_t c;
-        int64_t vocab = widths[i % 4], shift[2] = {i / 16 * 3, 0};
+        int64_t vocab = widths[i % 4];
         loss_case_init(&c, 1, 2, vocab, floats[i / 4 % 4], 1, &rng);
+        c.shift[0] = i / 16 * 3;
         c.config.want_correct = true;
         for (int64_t t = 0; t < 2; t++) {
             for (int64_t j = 0; j < vocab; j++)
@@ -204,7 +177,7 @@ T_CASE(a_nan_is_not_forgotten_when_larger_logits_follow)
             c.z[t * vocab + t_below(&rng, vocab - 1)] = NAN;
             c.targets[t] = vocab - 1;
         }
-        gpu_case_run(&c, shift);
+        assert_ok(loss_case_run(&c));
         for (int64_t t = 0; t < 2; t++) {
             assert_true(isnan(c.out[0][0][t]));
             assert_int_equal(c.correct[0][t], 0);
@@ -277,8 +250,11 @@ T_CASE(special_values_come_out_as_on_the_host)
         }
         snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g", i, colo_dtype_name(c.dtype),
                  (int)vocab, c.config.logits.softcap);
-        gpu_case_run(&c, NULL);
+        assert_ok(loss_case_run(&c));
+        const where_t device = where;
+        where = where_host;
         assert_ok(loss_case_run(&h));
+        where = device;
         assert_int_equal(c.n_valid[0], h.n_valid[0]);
         assert_int_equal(c.n_invalid[0], h.n_invalid[0]);
         for (int t = 0; t < 12; t++) {
@@ -335,7 +311,7 @@ T_CASE(chunks_and_places_change_no_bit)
             c.config.chunk_size = chunks[k / 2];
             c.in_place = k % 2;
             memset(c.dz, 0, TOKENS * VOCAB * sizeof(double));
-            gpu_case_run(&c, NULL);
+            assert_ok(loss_case_run(&c));
             keep(&c, k ? again : first);
             if (k && memcmp(first, again, n * sizeof *first) != 0)
                 fail_msg("%s: chunk %d, in place %d: other bits", colo_dtype_name(floats[d]),
@@ -364,7 +340,7 @@ T_CASE(reading_ahead_changes_no_bit)
         c.config.want_entropy = d % 2;
         for (int k = 0; k < 3; k++) { /* in turn: 10, 8 and 2, 5 and 5 rows a multiprocessor */
             c.config.chunk_size = multiprocessors * (k == 0 ? 0 : k == 1 ? 8 : 5);
-            gpu_case_run(&c, NULL);
+            assert_ok(loss_case_run(&c));
             for (int out = 0; out < 1 + c.config.want_entropy; out++) {
                 if (k == 0)
                     memcpy(first[out], c.out[0][out], bytes);
@@ -467,7 +443,7 @@ T_CASE(no_tokens_still_count_to_zero)
     loss_case_t c;
     loss_case_init(&c, 1, 0, 50, COLO_BF16, 1, &rng);
     c.n_valid[0] = c.n_invalid[0] = 7;
-    gpu_case_run(&c, NULL);
+    assert_ok(loss_case_run(&c));
     assert_int_equal(c.n_valid[0], 0);
     assert_int_equal(c.n_invalid[0], 0);
     loss_case_free(&c);
@@ -585,4 +561,4 @@ T_CASE(pointers_that_no_kernel_can_use_are_refused)
     gpu_free(logp);
 }
 
-T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/logprob")
+T_MAIN_AFTER(gpu_need(1), rng = t_seed(), "gpu/logits")

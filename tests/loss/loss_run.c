@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* loss_run.c - see loss_case.h: runs a case where the memory of ranks is, and compares it with the
+ * oracle. */
+#include "loss/gather_case.h"
+#include "ref/ref_support.h"
+
+#include <math.h>
+
+static colo_tensor_t put_ids(gather_rank_t *m, const int64_t *from, int64_t n)
+{
+    return where_tensor(gather_put(m, from, (size_t)n * 8), COLO_I64, 1, &n);
+}
+
+static colo_status_t run_with(void *arg, gather_rank_t *m)
+{
+    loss_case_t *c = arg;
+    const int32_t r = m->rank;
+    const int64_t tokens = c->tokens;
+    const size_t line = (size_t)tokens * colo_dtype_size(m->stat);
+    colo_logprob_config_t cfg = c->config;
+    size_t stat_bytes, workspace_bytes;
+    int64_t counts[2];
+    void *up[3];
+    cfg.logits.vocab_start = c->start[r];
+    rank_try(colo_logprob_saved_size(&cfg, c->dtype, tokens, &stat_bytes));
+    rank_try(colo_logprob_workspace_size(&cfg, c->dtype, tokens, c->ranks, &workspace_bytes));
+    const colo_tensor_t z = gather_put_shard(m, c->dtype, c->z),
+                        dz = c->in_place || c->forward_only ? z
+                                                            : gather_put_shard(m, c->dtype, NULL),
+                        targets = put_ids(m, c->targets, tokens);
+    colo_tensor_t ids, begin, end;
+    if (c->in) {
+        ids = put_ids(m, c->ids, c->count);
+        begin = put_ids(m, c->begin, tokens);
+        int64_t *ends = memcpy(m->host, c->end, (size_t)tokens * 8);
+        ends[0] -= c->odd_rank && r == c->ranks - 1;
+        end = put_ids(m, ends, tokens);
+        if (c->count == 0)
+            ids.data = NULL;
+    }
+    void *stats = gather_put(m, NULL, stat_bytes),
+         *workspace = gather_put(m, NULL, workspace_bytes);
+    const bool wants[3] = {true, cfg.want_entropy, cfg.want_loss};
+    void *values[3] = {NULL};
+    for (int k = 0; k < 3; k++) {
+        up[k] = gather_put_stats(m, c->up[k], tokens);
+        values[k] = wants[k] ? gather_put(m, NULL, line) : NULL;
+    }
+    colo_logprob_out_t out = {.logp = values[0],
+                              .entropy = values[1],
+                              .loss = values[2],
+                              .correct =
+                                  cfg.want_correct ? gather_put(m, NULL, (size_t)tokens) : NULL,
+                              .n_valid = gather_put(m, NULL, sizeof counts)};
+    out.n_invalid = out.n_valid + 1;
+    colo_logprob_saved_t saved = {.valid = false};
+    colo_comm_stats_reset(m->group);
+    rank_try(colo_logprob_forward(
+        &cfg,
+        &(colo_logprob_batch_t){.logits = &z,
+                                .targets = &targets,
+                                .support = c->in ? &(colo_support_t){&ids, &begin, &end} : NULL},
+        m->group, &out, c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats, workspace,
+        NULL));
+    colo_comm_stats(m->group, &c->after_forward[r]);
+    for (int k = 0; k < 3; k++)
+        if (values[k])
+            gather_get_stats(m, c->out[r][k], values[k], tokens);
+    if (out.correct)
+        where.get(c->correct[r], out.correct, (size_t)tokens);
+    where.get(counts, out.n_valid, sizeof counts);
+    c->n_valid[r] = counts[0];
+    c->n_invalid[r] = counts[1];
+    if (c->forward_only)
+        return COLO_OK;
+    gather_drop(m, workspace); /* free after the call */
+    const colo_logprob_upstream_t upstream = {
+        .d_logp = c->no_up[0] ? NULL : up[0],
+        .d_entropy = wants[1] && !c->no_up[1] ? up[1] : NULL,
+        .d_loss = wants[2] && !c->no_up[2] ? up[2] : NULL,
+    };
+    for (int again = 0; again < (c->in_place ? 1 : 2); again++)
+        rank_try(colo_logprob_backward(&saved, &upstream, &dz, NULL));
+    colo_comm_stats(m->group, &c->after_backward[r]);
+    gather_get_shard(m, c->dz, dz.data);
+    return COLO_OK;
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *c)
+{
+    return gather_on_rank(world, c, run_with);
+}
+
+/* What ranks write besides *c. */
+static void share(loss_case_t *c)
+{
+    const size_t t = (size_t)c->tokens;
+    c->pad_worst = 0;
+    t_share(c->dz, t * (size_t)c->vocab * sizeof *c->dz);
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            t_share(c->out[r][k], t * sizeof *c->out[r][k]);
+        t_share(c->correct[r], t);
+    }
+}
+
+static void unshare(loss_case_t *c)
+{
+    t_unshare(c->dz);
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            t_unshare(c->out[r][k]);
+        t_unshare(c->correct[r]);
+    }
+}
+
+colo_status_t loss_case_run(loss_case_t *c)
+{
+    share(c);
+    colo_status_t st = t_run_ranks(c->ranks, on_rank, c, sizeof *c);
+    unshare(c);
+    return st;
+}
+
+struct later {
+    loss_case_t c; /* first: it is what ranks get */
+    void (*check)(loss_case_t *);
+};
+
+static void after(void *arg, colo_status_t st)
+{
+    struct later *l = arg;
+    unshare(&l->c);
+    assert_ok(st);
+    l->check(&l->c);
+    loss_case_free(&l->c);
+    free(l);
+}
+
+void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
+{
+    struct later *l = malloc(sizeof *l);
+    *l = (struct later){*c, check};
+    share(&l->c);
+    t_run_later(c->ranks, on_rank, l, sizeof l->c, after);
+}
+
+/* ---- comparing ---- */
+
+static void compare_row(const loss_case_t *c, const char *label, int64_t t)
+{
+    const ref_logprob_opts_t o = loss_case_opts(c);
+    const double *z = c->z + t * c->vocab, lambda = o.z_loss;
+    const uint8_t *in = c->in ? c->in + t * c->vocab : NULL;
+    ref_logprob_row_t ref;
+    if (in)
+        ref_support(&o, z, c->vocab, in, c->targets[t], &ref);
+    else
+        ref_logprob(&o, z, c->vocab, c->targets[t], &ref);
+    const double want[3] = {ref.logp, ref.entropy, ref.loss};
+    const bool asked[3] = {true, c->config.want_entropy, c->config.want_loss};
+    static const char *const names[3] = {"logp", "entropy", "loss"};
+    double u = where.slack * 0x1p-24, d = 1 + log((double)c->vocab) + ref.range,
+           lse = fabs(ref.lse);
+    if (c->dtype == COLO_F64) {
+        u = where.slack * ((double)c->vocab + 16) * 0x1p-53;
+        d += 4 * ref.top;
+    }
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++) {
+            double tol = 4 * u * d + u * fabs(want[k]) + 4 * u * lambda * lse * (lse + d);
+            if (asked[k] && !near(c->out[r][k][t], want[k], tol))
+                fail_msg("%s: rank %d of %d, token %d: %s is %.17g, expected %.17g within %g",
+                         label, r, c->ranks, (int)t, names[k], c->out[r][k][t], want[k], tol);
+            if (asked[k] && memcmp(&c->out[r][k][t], &c->out[0][k][t], sizeof(double)))
+                fail_msg("%s: ranks 0 and %d differ in %s of token %d", label, r, names[k], (int)t);
+        }
+        if (c->config.want_correct && c->correct[r][t] != ref.correct)
+            fail_msg("%s: rank %d, token %d: correct is %d", label, r, (int)t, c->correct[r][t]);
+    }
+    if (c->forward_only)
+        return;
+
+    double *dz = malloc((size_t)c->vocab * sizeof *dz);
+    double g[3];
+    for (int k = 0; k < 3; k++)
+        g[k] = asked[k] && !c->no_up[k] ? c->up[k][t] : 0;
+    if (in)
+        ref_support_grad(&o, z, c->vocab, in, c->targets[t], g[0], g[1], g[2], dz);
+    else
+        ref_logprob_grad(&o, z, c->vocab, c->targets[t], g[0], g[1], g[2], dz);
+    if (!o.lenient && !ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
+        for (int64_t j = 0; j < c->vocab; j++)
+            dz[j] = NAN; /* nothing sensible flows back through a target that does not exist */
+    double size = fabs(g[0]) + fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;
+    for (int64_t j = 0; j < c->vocab; j++) {
+        double tol = 4 * u * size * d * fabs(o.scale / o.temperature);
+        tol += loss_grad_rounding(c->dtype, dz[j], u);
+        if (in && !in[j] && j != c->targets[t])
+            tol = 0;
+        if (!near(c->dz[t * c->vocab + j], dz[j], tol))
+            fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,
+                     (int)t, (int)j, c->dz[t * c->vocab + j], dz[j], tol);
+    }
+    free(dz);
+}
+
+void loss_case_compare(const loss_case_t *c, const char *label)
+{
+    int64_t valid = 0, invalid = 0;
+    for (int64_t t = 0; t < c->tokens; t++) {
+        bool ignored = c->targets[t] == c->config.ignore_index;
+        bool legal = c->targets[t] >= 0 && c->targets[t] < c->vocab;
+        valid += !ignored && legal;
+        invalid += !ignored && !legal;
+        compare_row(c, label, t);
+    }
+    for (int r = 0; r < c->ranks; r++)
+        if (c->n_valid[r] != valid || c->n_invalid[r] != invalid)
+            fail_msg("%s: rank %d counts %d valid and %d invalid, expected %d and %d", label, r,
+                     (int)c->n_valid[r], (int)c->n_invalid[r], (int)valid, (int)invalid);
+    if (c->pad_worst != 0)
+        fail_msg("%s: a padding column has gradient %g", label, c->pad_worst);
+}
