@@ -8,7 +8,6 @@ void colo_range_init(void)
 
 void colo_range_push(const char *name)
 {
-    (void)name;
 }
 
 void colo_range_pop(void)

@@ -11,7 +11,6 @@
 colo_status_t colo_cblas_find(colo_cblas_t *lib, bool *found)
 {
     const char *asked;
-    (void)lib;
     *found = false;
     COLO_TRY(colo_env_text("COLO_GEMM", &asked));
     if (strcmp(asked, "auto") == 0 || strcmp(asked, "loops") == 0)

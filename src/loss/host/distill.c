@@ -76,7 +76,6 @@ colo_status_t colo_host_distill_stats(const struct colo_distill_pass *pass, colo
 {
     unsigned char *block = colo_logprob_i_block(&pass->base, pass->base.rank);
     const colo_dtype_t stat = pass->base.stat_dtype;
-    (void)stream;
     *(colo_logprob_header_t *)block = pass->base.header;
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         struct row r = {.mx = -INFINITY, .mv = pass->probs ? 0 : -INFINITY};
@@ -152,7 +151,6 @@ static struct merged merge_row(const struct colo_distill_pass *pass, int64_t t)
 colo_status_t colo_host_distill_merge(const struct colo_distill_pass *pass, colo_stream_t stream)
 {
     const int64_t tokens = pass->base.tokens;
-    (void)stream;
     for (int64_t t = 0; t < tokens; t++) {
         struct merged g = {.m = INFINITY};
         if (!pass->mask || pass->mask[t * pass->mask_stride])
@@ -190,7 +188,6 @@ static double slope(const struct colo_distill_pass *pass, double x)
 colo_status_t colo_host_distill_grad(const struct colo_distill_pass *pass, colo_stream_t stream)
 {
     const int64_t tokens = pass->base.tokens;
-    (void)stream;
     for (int64_t t = 0; t < tokens; t++) {
         const double m = pass->saved[t], log_sum = pass->saved[tokens + t],
                      mv = pass->saved[2 * tokens + t], log_sum_v = pass->saved[3 * tokens + t],

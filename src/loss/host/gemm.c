@@ -23,7 +23,6 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     struct colo_host_product product = {.first = gemm->first,
                                         .wide = gemm->h.dtype == COLO_F64,
                                         .scale = gemm->scale ? (double)*gemm->scale : 1};
-    (void)stream;
     switch (gemm->product) {
     case COLO_LINEAR_LOGITS:
         product.a = (struct colo_host_operand){gemm->h.data, gemm->h.dtype, gemm->h.stride, false};

@@ -18,7 +18,6 @@ enum { TILE = 64 };
 colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stream_t stream)
 {
     int64_t n = 0, counts[COLO_LINEAR_COUNTS] = {0};
-    (void)stream;
     for (int64_t t = 0; t < r->tokens; t++) {
         int64_t target = r->targets[t * r->target_stride];
         r->row_of[t] = -1;
@@ -55,7 +54,6 @@ colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *up
     const int64_t valid = r->counts[COLO_LINEAR_VALID];
     const double mean = !up->mean ? 1 : valid ? 1 / (double)valid : 0;
     double by = 1;
-    (void)stream;
     if (up->scale) {
         double most = 0;
         for (int k = 0; k < 3; k++)
@@ -92,7 +90,6 @@ static void scatter_one(const struct colo_linear_scatter *scatter, const void *f
 colo_status_t colo_host_rows_factor(float *to, const float *from, double factor, const float *by,
                                     colo_stream_t stream)
 {
-    (void)stream;
     to[0] = (float)((from ? from[0] : 1.0) * factor * (by ? by[0] : 1.0));
     to[1] = 0;
     to[2] = 1;
@@ -102,7 +99,6 @@ colo_status_t colo_host_rows_factor(float *to, const float *from, double factor,
 colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *scatter,
                                      colo_stream_t stream)
 {
-    (void)stream;
     scatter_one(scatter, scatter->from.logp, scatter->to.logp);
     scatter_one(scatter, scatter->from.entropy, scatter->to.entropy);
     scatter_one(scatter, scatter->from.loss, scatter->to.loss);
@@ -122,7 +118,6 @@ colo_status_t colo_host_rows_gather(const struct colo_linear_rows *r, int64_t lo
                                     colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(from->dtype), bytes = (size_t)hidden * elem;
-    (void)stream;
     for (int64_t i = lo; i < hi; i++) {
         char *row = (char *)to + (size_t)(i - lo) * bytes;
         int64_t t = r->token_of[i];
@@ -139,7 +134,6 @@ colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t l
                                      const void *from, colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(to->dtype), bytes = (size_t)hidden * elem;
-    (void)stream;
     for (int64_t i = lo; i < hi; i++) {
         int64_t t = r->token_of[i];
         if (t >= 0)
@@ -152,7 +146,6 @@ colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t l
 colo_status_t colo_host_rows_clear(const struct colo_linear_rows *r, int64_t hidden,
                                    const struct colo_linear_matrix *to, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t t = 0; t < r->tokens; t++)
         for (int64_t j = 0; r->row_of[t] < 0 && j < hidden; j++)
             colo_scalar_put(to->dtype, to->data, t * to->stride + j,
@@ -167,7 +160,6 @@ colo_status_t colo_host_rows_sum(const struct colo_linear_matrix *z, int64_t row
     const double by = scale ? (double)*scale : 1;
     const colo_dtype_t dtype = z->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     double sum[TILE];
-    (void)stream;
     for (int64_t j = 0; j < columns; j += TILE) {
         int64_t n = columns - j < TILE ? columns - j : TILE;
         memset(sum, 0, sizeof sum);
@@ -187,7 +179,6 @@ colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
                                      const struct colo_linear_matrix *from, int64_t rows,
                                      int64_t columns, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++)
             colo_scalar_put(to->dtype, to->data, i * to->stride + j,

@@ -220,7 +220,6 @@ static void shard_stats(const struct colo_logprob_pass *pass)
 
 colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     if (pass->config.segment == 0)
         shard_stats(pass);
     for (int32_t i = 0; pass->config.segment > 0 && i < pass->segments; i++) {
@@ -287,7 +286,6 @@ static struct merged merge_row(const struct colo_logprob_pass *pass, int64_t k, 
 
 colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     const colo_logprob_config_t *c = &pass->config;
     const double eps = pass->smoothing;
     int64_t valid = 0, invalid = 0;
@@ -405,7 +403,6 @@ static void support_grad(const struct colo_logprob_pass *pass, int64_t t, int64_
 
 colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     const colo_logprob_config_t *c = &pass->config;
     for (int64_t t = pass->lo; t < pass->hi; t++) {
         int64_t target = pass->targets[t * pass->target_stride];

@@ -140,7 +140,6 @@ colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *pass,
                                          colo_stream_t stream)
 {
     unsigned char *block = colo_logprob_i_block(&pass->base, pass->base.rank);
-    (void)stream;
     memcpy(block, &pass->base.header, sizeof pass->base.header);
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         double m = -INFINITY;
@@ -182,7 +181,6 @@ INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, c
 colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
     int64_t *sums = pass->sums + pass->base.rank * pass->base.tokens * COLO_SAMPLING_DIGITS;
-    (void)stream;
     memset(sums, 0, (size_t)pass->base.tokens * COLO_SAMPLING_DIGITS * sizeof *sums);
     for (int64_t t = 0; t < pass->base.tokens; t++, sums += COLO_SAMPLING_DIGITS) {
         const double m = largest(pass, t);
@@ -226,7 +224,6 @@ static void find(const struct colo_sampling_pass *pass, int64_t t)
 
 colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t t = 0; t < pass->base.tokens; t++)
         if (isfinite(largest(pass, t)))
             find(pass, t);
@@ -257,7 +254,6 @@ INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, 
 colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
     const int64_t size = size_of(pass->base.dtype);
-    (void)stream;
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         void *out = (char *)pass->out + t * pass->out_stride * size;
         FOR_DTYPE(pass->base.dtype, keep_row, pass, row_of(pass, t), t, largest(pass, t), out)

@@ -73,7 +73,6 @@ static bool has_target(const struct place *found)
 colo_status_t colo_host_sequence_targets(const struct colo_sequence_pass *pass,
                                          colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t i = 0; i < pass->count; i++) {
         const struct place found = locate(pass, pass->cp_rank, i);
         const int64_t next = pass->token_stride < 0
@@ -86,7 +85,6 @@ colo_status_t colo_host_sequence_targets(const struct colo_sequence_pass *pass,
 
 colo_status_t colo_host_sequence_mask(const struct colo_sequence_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t i = 0; i < pass->count; i++) {
         const struct place found = locate(pass, pass->cp_rank, i);
         pass->mask[i] = pass->what == COLO_SEQUENCE_TOKENS ? has_token(&found) : has_target(&found);
@@ -100,7 +98,6 @@ colo_status_t colo_host_sequence_scatter(const struct colo_sequence_pass *pass,
     const size_t elem = colo_dtype_size(pass->dtype);
     char *table = pass->table;
     const char *elements = pass->elements;
-    (void)stream;
     for (int64_t b = 0; b < pass->batch; b++)
         memset(table + (size_t)(b * pass->table_stride) * elem, 0,
                (size_t)(pass->positions - 1) * elem);
@@ -119,7 +116,6 @@ colo_status_t colo_host_sequence_gather(const struct colo_sequence_pass *pass, c
     const size_t elem = colo_dtype_size(pass->dtype);
     const char *table = pass->table;
     char *elements = pass->elements;
-    (void)stream;
     for (int64_t r = pass->from; r < pass->to; r++)
         for (int64_t i = 0; i < pass->count; i++) {
             const struct place found = locate(pass, r, i);

@@ -26,7 +26,6 @@ static bool is_legal(const struct colo_topk_pass *pass, int64_t id)
 colo_status_t colo_host_topk_rows(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
     int64_t invalid = 0;
-    (void)stream;
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         int64_t row = pass->topk ? 0 : COLO_TOPK_SKIP;
         if (pass->mask && !pass->mask[t * pass->mask_stride])
@@ -184,7 +183,6 @@ static void merge_topk(const struct colo_topk_pass *pass, int64_t t)
 
 colo_status_t colo_host_topk_merge(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         const bool skip = pass->rows[t] == COLO_TOPK_SKIP;
         if (pass->topk && !skip && !isnan(pass->base.saved[t])) {
@@ -213,7 +211,6 @@ static double upstream(const struct colo_topk_pass *pass, int64_t index)
 
 colo_status_t colo_host_topk_sum(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         double sum = 0;
         for (int64_t i = 0; i < pass->k; i++)
@@ -227,7 +224,6 @@ colo_status_t colo_host_topk_fix(const struct colo_topk_pass *pass, colo_stream_
 {
     const int64_t rows = pass->base.tokens, start = pass->base.config.logits.vocab_start;
     const double cap = pass->base.config.logits.softcap;
-    (void)stream;
     for (int64_t t = 0; t < rows; t++) {
         const double m = pass->base.saved[t], log_sum = pass->base.saved[rows + t];
         if (pass->rows[t] < 0 || isnan(m))

@@ -10,7 +10,6 @@
 colo_status_t colo_host_weighted_local(const struct colo_weighted_pass *pass, colo_stream_t stream)
 {
     struct colo_weighted_part sum = {0, 0, 0, 0};
-    (void)stream;
     for (int64_t i = 0; i < pass->count; i++) {
         if (pass->mask && !pass->mask[i])
             continue;
@@ -40,7 +39,6 @@ colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *pass, c
 {
     colo_weighted_t all = {0, 0, 0, 0};
     bool alike = true;
-    (void)stream;
     for (int32_t r = 0; r < pass->ranks; r++) {
         alike = alike && pass->parts[r].weighs == pass->parts[0].weighs;
         all.num += pass->parts[r].num;
@@ -67,7 +65,6 @@ colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *pass, c
 
 colo_status_t colo_host_mean_grad(const struct colo_mean_grad_pass *pass, colo_stream_t stream)
 {
-    (void)stream;
     double g = pass->d_num ? *pass->d_num : 0;
     if (pass->d_value)
         g += colo_scalar_get(pass->dtype, pass->d_value, 0) * *pass->factor;
