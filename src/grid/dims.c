@@ -64,6 +64,14 @@ colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t l
 
 /* ---- building ---- */
 
+int32_t colo_grid_i_find(const colo_grid_t *grid, const char *text, size_t len)
+{
+    for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++)
+        if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
+            return i;
+    return -1;
+}
+
 void colo_grid_i_start(colo_grid_t *grid)
 {
     memset(grid, 0, sizeof *grid); /* unused entries are 0, so that equal grids have equal bytes */
@@ -83,10 +91,9 @@ colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
                      "%s: the name '%s' has a letter after a digit at %zu; put ',' or '-' "
                      "between dims: tp=1,dp=4 or tp1-dp4",
                      what, colo_grid_i_quote(q, text, len), i);
-    for (int32_t i = 0; i < grid->ndims; i++)
-        COLO_FAIL_IF(strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0,
-                     COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
-                     colo_grid_i_quote(q, text, len), (int)i);
+    const int32_t same = colo_grid_i_find(grid, text, len);
+    COLO_FAIL_IF(same >= 0, COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
+                 colo_grid_i_quote(q, text, len), (int)same);
     memset(grid->name[grid->ndims], 0, COLO_DIM_NAME_MAX);
     memcpy(grid->name[grid->ndims], text, len);
     return COLO_OK;
@@ -172,14 +179,6 @@ static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])
     return text;
 }
 
-static int32_t find(const colo_grid_t *grid, const char *text, size_t len)
-{
-    for (int32_t i = 0; i < grid->ndims; i++)
-        if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
-            return i;
-    return -1;
-}
-
 colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
                                colo_dims_t *dims)
 {
@@ -191,7 +190,7 @@ colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const
         size_t len = strcspn(part, "-");
         COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "dims '%s': empty name at byte %zu",
                      colo_grid_i_quote_str(q, list), (size_t)(part - list));
-        int32_t i = find(grid, part, len);
+        int32_t i = colo_grid_i_find(grid, part, len);
         COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
                      colo_grid_i_quote(q, part, len), where, names(grid, all),
                      strchr(list, ',') ? "; join names by '-'" : "");

@@ -26,6 +26,8 @@ typedef struct colo_dims {
     bool in[COLO_MAX_DIMS];       /* by index */
 } colo_dims_t;
 
+/* The dim of that name, which has no NUL at its end; -1: there is none. */
+int32_t colo_grid_i_find(const colo_grid_t *grid, const char *text, size_t len);
 /* "cp-dp" against @grid; @where names the grid in the error message ("the grid", "view 'base'"). */
 colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
                                colo_dims_t *dims);

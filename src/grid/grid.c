@@ -42,12 +42,7 @@ colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t 
 
 int32_t colo_grid_dim(const colo_grid_t *grid, const char *name)
 {
-    if (!grid || !name)
-        return -1;
-    for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++)
-        if (strcmp(grid->name[i], name) == 0)
-            return i;
-    return -1;
+    return grid && name ? colo_grid_i_find(grid, name, strlen(name)) : -1;
 }
 
 int64_t colo_grid_extent(const colo_grid_t *grid, const char *name)
@@ -139,55 +134,44 @@ colo_status_t colo_grid_rank(const colo_grid_t *grid, const int64_t *coords, int
 
 /* ---- groups ---- */
 
-/* Extents and strides of the set; canonical: naming order, else the list backwards. */
-static void shape_group(const colo_grid_t *grid, const colo_dims_t *dims, bool canonical,
-                        colo_group_t *g)
+static void add_dim(colo_group_t *group, const colo_grid_t *grid, int32_t dim)
 {
-    int32_t order[COLO_MAX_DIMS], n = 0;
-    if (canonical) {
-        for (int32_t i = 0; i < grid->ndims; i++)
-            if (dims->in[i])
-                order[n++] = i;
-    } else {
-        for (int32_t k = dims->n - 1; k >= 0; k--)
-            order[n++] = dims->given[k];
-    }
-    memset(g, 0, sizeof *g);
-    g->nd = n;
-    g->size = 1;
-    for (int32_t k = 0; k < n; k++) {
-        g->extent[k] = grid->extent[order[k]];
-        g->stride[k] = grid->stride[order[k]];
-        g->size *= g->extent[k];
-    }
-    g->count = grid->size / g->size;
+    group->extent[group->nd] = grid->extent[dim];
+    group->stride[group->nd++] = grid->stride[dim];
+    group->size *= grid->extent[dim];
+}
+
+/* The digits of the set, canonical: in naming order, else the list backwards. The groups begin at
+ * the members of @bases, which has the other digits. */
+static void shape_group(const colo_grid_t *grid, const colo_dims_t *dims, bool canonical,
+                        colo_group_t *group, colo_group_t *bases)
+{
+    *group = *bases = (colo_group_t){.base = grid->offset, .size = 1};
+    for (int32_t i = 0; i < grid->ndims; i++)
+        if (!dims->in[i])
+            add_dim(bases, grid, i);
+        else if (canonical)
+            add_dim(group, grid, i);
+    for (int32_t i = dims->n - 1; i >= 0 && !canonical; i--)
+        add_dim(group, grid, dims->given[i]);
+    group->count = bases->size;
 }
 
 static colo_status_t group_of(const colo_grid_t *grid, const char *list, int64_t rank,
                               bool canonical, colo_group_t *group)
 {
     colo_dims_t dims;
-    colo_group_t g;
+    colo_group_t found, bases;
     COLO_TRY(check_rank(grid, rank));
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "group: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
-    shape_group(grid, &dims, canonical, &g);
-    g.base = grid->offset;
-    int64_t step = 1;
-    for (int32_t i = 0; i < grid->ndims; i++) {
-        if (dims.in[i])
-            continue;
-        int64_t c = coord(grid, rank, i);
-        g.base += c * grid->stride[i];
-        g.ordinal += c * step;
-        step *= grid->extent[i];
-    }
-    step = 1;
-    for (int32_t k = 0; k < g.nd; k++) {
-        g.index += (rank - grid->offset) / g.stride[k] % g.extent[k] * step;
-        step *= g.extent[k];
-    }
-    *group = g;
+    shape_group(grid, &dims, canonical, &found, &bases);
+    found.base = rank;
+    for (int32_t i = 0; i < dims.n; i++)
+        found.base -= coord(grid, rank, dims.given[i]) * grid->stride[dims.given[i]];
+    found.index = colo_group_find(&found, rank);
+    found.ordinal = colo_group_find(&bases, found.base);
+    *group = found;
     return COLO_OK;
 }
 
@@ -206,26 +190,19 @@ colo_status_t colo_grid_group_as_given(const colo_grid_t *grid, const char *dims
 colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *list, int64_t ordinal,
                                  colo_group_t *group)
 {
+    char quoted[COLO_QUOTE_MAX];
     colo_dims_t dims;
-    colo_group_t g;
+    colo_group_t found, bases;
     COLO_TRY(colo_grid_i_check(grid));
     COLO_FAIL_IF(!group, COLO_ERR_ARG, "group: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
-    shape_group(grid, &dims, true, &g);
-    if (ordinal < 0 || ordinal >= g.count) {
-        char q[COLO_QUOTE_MAX];
-        return colo_fail(COLO_ERR_ARG, "group %lld of '%s' is outside [0, %lld)",
-                         (long long)ordinal, colo_grid_i_quote_str(q, list), (long long)g.count);
-    }
-    g.ordinal = ordinal;
-    g.base = grid->offset;
-    for (int32_t i = 0; i < grid->ndims; i++) {
-        if (dims.in[i])
-            continue;
-        g.base += ordinal % grid->extent[i] * grid->stride[i];
-        ordinal /= grid->extent[i];
-    }
-    *group = g;
+    shape_group(grid, &dims, true, &found, &bases);
+    COLO_FAIL_IF(ordinal < 0 || ordinal >= found.count, COLO_ERR_ARG,
+                 "group %lld of '%s' is outside [0, %lld)", (long long)ordinal,
+                 colo_grid_i_quote_str(quoted, list), (long long)found.count);
+    found.ordinal = ordinal;
+    found.base = colo_group_member(&bases, ordinal);
+    *group = found;
     return COLO_OK;
 }
 

@@ -106,14 +106,13 @@ static colo_status_t get_view(const colo_hypergrid_t *h, const char *name, const
 /* One name of @shared, [text, text + len): in both grids, once, with the same members. */
 static colo_status_t share(const colo_grid_t *base, view_t *v, const char *text, size_t len)
 {
-    char name[COLO_DIM_NAME_MAX] = "", q[COLO_QUOTE_MAX];
+    char q[COLO_QUOTE_MAX];
     COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "View '%s' has an empty name among its shared_dims",
                  v->name);
-    if (len < sizeof name)
-        memcpy(name, text, len); /* a longer one is in neither grid, as "" is */
-    int32_t b = colo_grid_dim(base, name), i = colo_grid_dim(&v->grid, name);
+    const int32_t b = colo_grid_i_find(base, text, len), i = colo_grid_i_find(&v->grid, text, len);
     COLO_FAIL_IF(b < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the base view",
                  colo_grid_i_quote(q, text, len), v->name);
+    const char *name = base->name[b];
     COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the view's dim_names",
                  name, v->name);
     COLO_FAIL_IF(v->shared[i], COLO_ERR_ARG, "View '%s' has duplicate shared_dims: '%s'", v->name,

@@ -15,6 +15,7 @@
 #include "grid/topology.h"
 
 #include "core/error.h"
+#include "core/list.h"
 #include "grid/dims.h"
 
 #include <stdlib.h>
@@ -88,7 +89,7 @@ static int cross_group(const colo_topology_t *topology, const colo_group_t *grou
 {
     int crosses = 0;
     for (int64_t i = 1; i < group->size && !(crosses & CROSS_HOST); i++)
-        crosses |= colo_topology_i_cross(topology->spot, topology->per_host, group->base,
+        crosses |= colo_topology_i_cross(topology->placed.spot, topology->per_host, group->base,
                                          colo_group_member(group, i));
     return crosses;
 }
@@ -102,7 +103,7 @@ colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid
     COLO_FAIL_IF(!cut, COLO_ERR_ARG, "audit: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", dims, &set));
     if (set.n == 1) {
-        ground_t g = {topology->spot, topology->per_host, grid->offset, grid->size};
+        ground_t g = {topology->placed.spot, topology->per_host, grid->offset, grid->size};
         *cut = cut_dim(&g, grid->extent[set.given[0]], grid->stride[set.given[0]]);
         return COLO_OK;
     }
@@ -164,33 +165,31 @@ typedef struct search {
     int32_t n, dim[COLO_MAX_DIMS]; /* dims of more than one rank, as given */
     score_t *best;                 /* [2^n] of the dims that are not in the set */
     int8_t *first;                 /* [2^n] which of them is the fastest; -1: none are left */
-    struct memo {
-        int64_t e, s;
-        colo_topology_cut_t cut;
-    } * memo;
-    int64_t nmemo, memo_cap;
+    colo_list_t memo;              /* of memo_t */
 } search_t;
 
-/* The cost of extent @e at stride @s; the same pair comes up in many sets. */
-static colo_status_t cost(search_t *q, int64_t e, int64_t s, colo_topology_cut_t *cut)
+typedef struct memo {
+    int64_t extent, stride;
+    colo_topology_cut_t cut;
+} memo_t;
+
+/* The same pair comes up in many sets. */
+static colo_status_t cost(search_t *q, int64_t extent, int64_t stride, colo_topology_cut_t *cut)
 {
-    bool far = s * (e - 1) >= q->ground.per_host; /* nothing to remember */
-    for (int64_t i = 0; i < q->nmemo && !far; i++)
-        if (q->memo[i].e == e && q->memo[i].s == s) {
-            *cut = q->memo[i].cut;
+    const memo_t *known = q->memo.items;
+    bool far = stride * (extent - 1) >= q->ground.per_host; /* nothing to remember */
+    for (int64_t i = 0; i < q->memo.n && !far; i++)
+        if (known[i].extent == extent && known[i].stride == stride) {
+            *cut = known[i].cut;
             return COLO_OK;
         }
-    *cut = cut_dim(&q->ground, e, s);
+    *cut = cut_dim(&q->ground, extent, stride);
     if (far)
         return COLO_OK;
-    if (q->nmemo == q->memo_cap) {
-        int64_t cap = q->memo_cap ? 2 * q->memo_cap : 64;
-        struct memo *more = realloc(q->memo, (size_t)cap * sizeof *more);
-        COLO_FAIL_IF(!more, COLO_ERR_NOMEM, "audit: no memory for %lld strides", (long long)cap);
-        q->memo = more;
-        q->memo_cap = cap;
-    }
-    q->memo[q->nmemo++] = (struct memo){e, s, *cut};
+    memo_t *memo = colo_list_push(&q->memo, sizeof *memo);
+    COLO_FAIL_IF(!memo, COLO_ERR_NOMEM, "audit: no memory for %lld strides",
+                 (long long)q->memo.n + 1);
+    *memo = (memo_t){extent, stride, *cut};
     return COLO_OK;
 }
 
@@ -269,17 +268,14 @@ static colo_status_t best_bind(const search_t *q, const colo_topology_t *topolog
                                colo_bind_t *bind)
 {
     score_t best;
-    score_given(q, topology->spot, &best);
-    *bind = topology->bind;
+    score_given(q, topology->placed.spot, &best);
+    *bind = topology->placed.bind;
     for (int b = COLO_BIND_CORE; b < COLO_BIND_COUNT; b++) {
-        colo_share_t share;
-        int32_t *unit;
-        colo_spot_t *spot;
+        colo_placement_t other;
         score_t score;
-        COLO_TRY(colo_topology_i_map(topology, (colo_bind_t)b, &share, &unit, &spot));
-        score_given(q, spot, &score);
-        free(unit);
-        free(spot);
+        COLO_TRY(colo_topology_i_place(topology, (colo_bind_t)b, &other));
+        score_given(q, other.spot, &score);
+        colo_topology_i_drop(&other);
         if (compare(&score, &best, q->grid->ndims) < 0) {
             best = score;
             *bind = (colo_bind_t)b;
@@ -293,10 +289,10 @@ colo_status_t colo_topology_advise(const colo_topology_t *topology, const colo_g
 {
     COLO_TRY(check_grid(topology, grid));
     COLO_FAIL_IF(!order || !bind, COLO_ERR_ARG, "advise: the output is NULL");
-    search_t q = {.ground = {topology->spot, topology->per_host, grid->offset, grid->size},
+    search_t q = {.ground = {topology->placed.spot, topology->per_host, grid->offset, grid->size},
                   .grid = grid};
     colo_grid_t best;
-    colo_bind_t policy = topology->bind;
+    colo_bind_t policy = topology->placed.bind;
     for (int32_t d = 0; d < grid->ndims; d++)
         if (grid->extent[d] > 1)
             q.dim[q.n++] = d;
@@ -306,7 +302,7 @@ colo_status_t colo_topology_advise(const colo_topology_t *topology, const colo_g
         st = best_bind(&q, topology, &policy);
     free(q.best);
     free(q.first);
-    free(q.memo);
+    free(q.memo.items);
     COLO_TRY(st);
     *order = best;
     *bind = policy;

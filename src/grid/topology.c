@@ -194,31 +194,35 @@ static colo_status_t deal(const colo_machine_t *m, colo_bind_t bind, int64_t n, 
     return COLO_OK;
 }
 
-colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t bind,
-                                  colo_share_t *share, int32_t **unit, colo_spot_t **spot)
+void colo_topology_i_drop(colo_placement_t *placement)
+{
+    free(placement->unit);
+    free(placement->spot);
+}
+
+colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t bind,
+                                    colo_placement_t *placement)
 {
     const colo_machine_t *m = &topology->machine;
     size_t n = (size_t)topology->per_host;
-    int32_t *u = malloc(n * sizeof *u);
-    colo_spot_t *s = malloc(n * sizeof *s);
+    colo_placement_t made = {
+        .bind = bind, .unit = malloc(n * sizeof *made.unit), .spot = malloc(n * sizeof *made.spot)};
     COLO_AUTOFREE colo_spot_t *units = malloc((size_t)m->npus * sizeof *units);
     colo_status_t st = COLO_ERR_NOMEM;
-    if (u && s && units)
-        st = deal(m, bind, topology->per_host, share, u);
+    if (made.unit && made.spot && units)
+        st = deal(m, bind, topology->per_host, &made.share, made.unit);
     else
         colo_fail(st, "topology: no memory for %zu ranks on %d processors", n, (int)m->npus);
     if (st < 0) {
-        free(u);
-        free(s);
+        colo_topology_i_drop(&made);
         return st;
     }
-    spots_of_units(m, *share, units);
+    spots_of_units(m, made.share, units);
     for (size_t l = 0; l < n; l++) {
-        s[l] = units[u[l]];
-        s[l].gpu = l < (size_t)topology->ngpus ? topology->gpus[l] : -1;
+        made.spot[l] = units[made.unit[l]];
+        made.spot[l].gpu = l < (size_t)topology->ngpus ? topology->gpus[l] : -1;
     }
-    *unit = u;
-    *spot = s;
+    *placement = made;
     return COLO_OK;
 }
 
@@ -252,14 +256,13 @@ static colo_status_t build(colo_topology_t *p, const colo_topology_config_t *c, 
     COLO_TRY(colo_machine_i_load(c->topology, devices, &p->machine));
     p->world = c->world;
     p->per_host = c->ranks_per_node ? c->ranks_per_node : c->world;
-    p->bind = c->bind;
     snprintf(p->source, sizeof p->source, "%s", c->topology ? c->topology : "this machine");
     COLO_FAIL_IF(p->per_host > p->machine.npus, COLO_ERR_ARG,
                  "topology: %lld ranks on a host, the machine has %d processors%s",
                  (long long)p->per_host, (int)p->machine.npus,
                  c->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
     COLO_TRY(find_gpus(p));
-    return colo_topology_i_map(p, p->bind, &p->share, &p->unit, &p->spot);
+    return colo_topology_i_place(p, c->bind, &p->placed);
 }
 
 static colo_status_t create(colo_topology_t **topology, const colo_topology_config_t *config,
@@ -291,27 +294,20 @@ void colo_topology_destroy(colo_topology_t **topology)
         return;
     colo_machine_i_free(&(*topology)->machine);
     free((*topology)->gpus);
-    free((*topology)->unit);
-    free((*topology)->spot);
+    colo_topology_i_drop(&(*topology)->placed);
     free(*topology);
     *topology = NULL;
 }
 
 colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind)
 {
-    colo_share_t share;
-    int32_t *unit;
-    colo_spot_t *spot;
+    colo_placement_t made;
     COLO_FAIL_IF(!topology, COLO_ERR_ARG, "rebind: the topology is NULL");
     COLO_FAIL_IF((int)bind < 0 || bind >= COLO_BIND_COUNT, COLO_ERR_ARG,
                  "rebind: binding %d is outside 0..%d", (int)bind, COLO_BIND_COUNT - 1);
-    COLO_TRY(colo_topology_i_map(topology, bind, &share, &unit, &spot));
-    free(topology->unit);
-    free(topology->spot);
-    topology->bind = bind;
-    topology->share = share;
-    topology->unit = unit;
-    topology->spot = spot;
+    COLO_TRY(colo_topology_i_place(topology, bind, &made));
+    colo_topology_i_drop(&topology->placed);
+    topology->placed = made;
     return COLO_OK;
 }
 
@@ -353,7 +349,7 @@ colo_status_t colo_topology_spot(const colo_topology_t *topology, int64_t rank, 
 {
     COLO_TRY(check_rank(topology, rank));
     COLO_FAIL_IF(!spot, COLO_ERR_ARG, "spot: the output is NULL");
-    *spot = topology->spot[rank % topology->per_host];
+    *spot = topology->placed.spot[rank % topology->per_host];
     spot->host = rank / topology->per_host;
     return COLO_OK;
 }
@@ -374,9 +370,9 @@ int64_t colo_topology_gpu_rank(const colo_topology_t *topology, int64_t host, in
 static int32_t cpus_of(const colo_topology_t *topology, int64_t rank, int32_t *os)
 {
     const colo_machine_t *m = &topology->machine;
-    int32_t unit = topology->unit[rank % topology->per_host], n = 0;
+    int32_t unit = topology->placed.unit[rank % topology->per_host], n = 0;
     for (int32_t i = 0; i < m->npus; i++) {
-        if (unit_of(m, i, topology->share) != unit)
+        if (unit_of(m, i, topology->placed.share) != unit)
             continue;
         int32_t k = n++;
         for (; k > 0 && os[k - 1] > m->pu[i].os; k--) /* they nearly ascend already */

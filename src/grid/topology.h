@@ -34,23 +34,29 @@ colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *
 /* What ranks of one policy share: a processor, a core, a NUMA node, a package, all. */
 typedef enum colo_share { SHARE_PU, SHARE_CORE, SHARE_NUMA, SHARE_PACKAGE, SHARE_ALL } colo_share_t;
 
+/* What a policy gives to the ranks of a host. */
+typedef struct colo_placement {
+    colo_bind_t bind;
+    colo_share_t share; /* how @bind is done with so many ranks */
+    int32_t *unit;      /* [per_host] which core, NUMA node ... is rank l's */
+    colo_spot_t *spot;  /* [per_host] host 0's; gpu included */
+} colo_placement_t;
+
 struct colo_topology {
     colo_machine_t machine;
     char source[64];
     int64_t world, per_host;
     int32_t *gpus; /* [ngpus] device numbers */
     int32_t ngpus;
-    colo_bind_t bind;
-    colo_share_t share; /* how @bind is done with so many ranks */
-    int32_t *unit;      /* [per_host] which core, NUMA node ... is rank l's */
-    colo_spot_t *spot;  /* [per_host] host 0's; gpu included */
+    colo_placement_t placed;
 };
 
-/* unit and spot of a policy, for free(); the topology is not changed */
-colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t bind,
-                                  colo_share_t *share, int32_t **unit, colo_spot_t **spot);
+/* By a policy; the topology is not changed. @placement is the caller's. */
+colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t bind,
+                                    colo_placement_t *placement);
+void colo_topology_i_drop(colo_placement_t *placement);
 
-/* Two ranks by their world numbers; @spots as in colo_topology_t. Bits, host includes the others.
+/* Two ranks by their world numbers; @spots as in colo_placement_t. Bits, host includes the others.
  */
 enum { CROSS_NUMA = 1, CROSS_PACKAGE = 2, CROSS_HOST = 4 };
 static inline int colo_topology_i_cross(const colo_spot_t *spots, int64_t per_host, int64_t a,

@@ -33,8 +33,8 @@ colo_status_t colo_topology_traffic(const colo_topology_t *topology, const colo_
                     COLO_ERR_ARG,
                     "traffic: rank %lld of the plan is outside the topology, [0, %lld)",
                     (long long)most, (long long)topology->world);
-            int crossed =
-                colo_topology_i_cross(topology->spot, topology->per_host, rank, message[i].peer);
+            int crossed = colo_topology_i_cross(topology->placed.spot, topology->per_host, rank,
+                                                message[i].peer);
             if (!colo_add_ok(counted->total, message[i].bytes, &counted->total))
                 return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
                                  (long long)rank);
