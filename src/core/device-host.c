@@ -8,9 +8,9 @@
 #include "core/device.h"
 
 #include "core/box.h"
-#include "core/half.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/scalar.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -74,9 +74,10 @@ static colo_status_t stream_check(colo_queries_t *q, colo_stream_t stream, bool 
     return COLO_OK;
 }
 
-static const char *element(const colo_box_t *b, int64_t i, int64_t j, int64_t k, int64_t elem)
+static char *at(const colo_box_t *b, int64_t i, int64_t j, int64_t k, size_t elem)
 {
-    return (const char *)b->data + (i * b->stride[0] + j * b->stride[1] + k * b->stride[2]) * elem;
+    return (char *)b->data +
+           (i * b->stride[0] + j * b->stride[1] + k * b->stride[2]) * (int64_t)elem;
 }
 
 static colo_status_t box_hash(const colo_box_t *b, size_t elem_size, uint64_t *hash,
@@ -86,7 +87,7 @@ static colo_status_t box_hash(const colo_box_t *b, size_t elem_size, uint64_t *h
     for (int64_t i = 0; i < b->extent[0]; i++)
         for (int64_t j = 0; j < b->extent[1]; j++)
             for (int64_t k = 0; k < b->extent[2]; k++)
-                h = colo_hash_bytes(h, element(b, i, j, k, (int64_t)elem_size), elem_size);
+                h = colo_hash_bytes(h, at(b, i, j, k, elem_size), elem_size);
     *hash = h;
     return COLO_OK;
 }
@@ -111,7 +112,7 @@ static colo_status_t box_nonzero(const colo_box_t *b, colo_dtype_t dtype, int64_
     for (int64_t i = 0; i < b->extent[0]; i++)
         for (int64_t j = 0; j < b->extent[1]; j++)
             for (int64_t k = 0; k < b->extent[2]; k++, index++)
-                if (!is_zero(element(b, i, j, k, (int64_t)elem), elem, is_float)) {
+                if (!is_zero(at(b, i, j, k, elem), elem, is_float)) {
                     *first = index;
                     return COLO_OK;
                 }
@@ -126,8 +127,7 @@ static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const ui
     for (int64_t i = 0; i < count; i++) {
         if (mask && !mask[i])
             continue;
-        *num +=
-            dtype == COLO_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+        *num += colo_scalar_get(dtype, values, i);
         ++*den;
     }
     return COLO_OK;
@@ -175,11 +175,9 @@ static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int
     for (int64_t b = 0; b < n; b++)
         for (int64_t i = 0; i < dst[b].extent[0]; i++)
             for (int64_t j = 0; j < dst[b].extent[1]; j++)
-                shift_row((int64_t *)dst[b].data + i * dst[b].stride[0] + j * dst[b].stride[1],
-                          dst[b].stride[2],
-                          (const int64_t *)src[b].data + i * src[b].stride[0] +
-                              j * src[b].stride[1],
-                          src[b].stride[2], dst[b].extent[2], last);
+                shift_row((int64_t *)(void *)at(&dst[b], i, j, 0, 8), dst[b].stride[2],
+                          (const int64_t *)(void *)at(&src[b], i, j, 0, 8), src[b].stride[2],
+                          dst[b].extent[2], last);
     return COLO_OK;
 }
 
@@ -210,7 +208,7 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
         : dtype == COLO_BF16 ? sum_bf16
         : dtype == COLO_F16  ? sum_f16
                              : NULL;
-    int64_t elem = (int64_t)colo_dtype_size(dtype);
+    const size_t elem = colo_dtype_size(dtype);
     const void *data[COLO_MAX_ADDENDS];
     int64_t step[COLO_MAX_ADDENDS];
     COLO_FAIL_IF(!row || n < 1 || n > COLO_MAX_ADDENDS, COLO_ERR_ARG,
@@ -221,10 +219,8 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     for (int64_t i = 0; i < dst->extent[0]; i++)
         for (int64_t j = 0; j < dst->extent[1]; j++) {
             for (int32_t k = 0; k < n; k++)
-                data[k] = (const char *)src[k].data +
-                          (i * src[k].stride[0] + j * src[k].stride[1]) * elem;
-            row((char *)dst->data + (i * dst->stride[0] + j * dst->stride[1]) * elem,
-                dst->stride[2], data, step, n, dst->extent[2]);
+                data[k] = at(&src[k], i, j, 0, elem);
+            row(at(dst, i, j, 0, elem), dst->stride[2], data, step, n, dst->extent[2]);
         }
     return COLO_OK;
 }
@@ -234,27 +230,9 @@ static void add_row(float *sum, const void *row, int64_t step, colo_dtype_t dtyp
                     int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        const float x = dtype == COLO_F32    ? ((const float *)row)[i * step]
-                        : dtype == COLO_BF16 ? colo_bf16_to_f32(((const uint16_t *)row)[i * step])
-                                             : colo_f16_to_f32(((const uint16_t *)row)[i * step]);
+        const float x = (float)colo_scalar_get(dtype, row, i * step);
         sum[i] = first ? x : sum[i] + x;
     }
-}
-
-static void store_row(void *row, int64_t step, colo_dtype_t dtype, const float *sum, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (dtype == COLO_F32)
-            ((float *)row)[i * step] = sum[i];
-        else
-            ((uint16_t *)row)[i * step] =
-                dtype == COLO_BF16 ? colo_f32_to_bf16(sum[i]) : colo_f32_to_f16(sum[i]);
-}
-
-static char *row_at(const colo_box_t *b, colo_dtype_t dtype, int64_t i, int64_t j, int64_t k)
-{
-    return (char *)b->data + (i * b->stride[0] + j * b->stride[1] + k * b->stride[2]) *
-                                 (int64_t)colo_dtype_size(dtype);
 }
 
 static colo_status_t mixed_sum(const colo_mixed_sum_t *s)
@@ -271,9 +249,11 @@ static colo_status_t mixed_sum(const colo_mixed_sum_t *s)
             for (int64_t c = 0; c < s->to.extent[2]; c += PIECE) {
                 const int64_t left = s->to.extent[2] - c, m = left < PIECE ? left : PIECE;
                 for (int32_t k = 0; k < s->n; k++)
-                    add_row(sum, row_at(&s->from[k], s->from_dtype[k], i, j, c),
+                    add_row(sum, at(&s->from[k], i, j, c, colo_dtype_size(s->from_dtype[k])),
                             s->from[k].stride[2], s->from_dtype[k], k == 0, m);
-                store_row(row_at(&s->to, s->dtype, i, j, c), s->to.stride[2], s->dtype, sum, m);
+                char *to = at(&s->to, i, j, c, colo_dtype_size(s->dtype));
+                for (int64_t k = 0; k < m; k++)
+                    colo_scalar_put(s->dtype, to, k * s->to.stride[2], sum[k]);
             }
     return COLO_OK;
 }
@@ -288,19 +268,13 @@ static colo_status_t box_sums(const colo_mixed_sum_t *sums, int32_t n, colo_stre
 static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream)
 {
-    const uint16_t *h = half;
-    const bool bf16 = dtype == COLO_BF16;
-    COLO_FAIL_IF((!bf16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype),
+    COLO_FAIL_IF((dtype != COLO_BF16 && dtype != COLO_F16) ||
+                     (to_dtype != COLO_F32 && to_dtype != dtype),
                  COLO_ERR_ARG, "sum of fp32 and %s into %s: expected bf16 or f16, into it or f32",
                  colo_dtype_name(dtype), colo_dtype_name(to_dtype));
     for (int64_t i = 0; i < n; i++) {
-        float sum = bf16 ? colo_bf16_to_f32(h[i]) : colo_f16_to_f32(h[i]);
-        if (wide)
-            sum = wide[i] + sum;
-        if (to_dtype == COLO_F32)
-            ((float *)to)[i] = sum;
-        else
-            ((uint16_t *)to)[i] = bf16 ? colo_f32_to_bf16(sum) : colo_f32_to_f16(sum);
+        const float more = (float)colo_scalar_get(dtype, half, i);
+        colo_scalar_put(to_dtype, to, i, wide ? wide[i] + more : more);
     }
     return COLO_OK;
 }

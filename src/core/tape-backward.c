@@ -24,10 +24,10 @@
 #include "core/range.h"
 #include "core/tape.h"
 
-#include "core/half.h"
 #include "core/memory.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/scalar.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -76,21 +76,8 @@ static colo_status_t copy_to(const colo_tape_t *tape, void *to, const void *from
 
 static void fill_ones(void *data, const colo_tensor_t *like)
 {
-    int64_t n = colo_tensor_count(like);
-    for (int64_t i = 0; i < n; i++)
-        switch (like->dtype) {
-        case COLO_F64:
-            ((double *)data)[i] = 1;
-            break;
-        case COLO_BF16:
-            ((uint16_t *)data)[i] = colo_f32_to_bf16(1);
-            break;
-        case COLO_F16:
-            ((uint16_t *)data)[i] = colo_f32_to_f16(1);
-            break;
-        default:
-            ((float *)data)[i] = 1;
-        }
+    for (int64_t i = 0; i < colo_tensor_count(like); i++)
+        colo_scalar_put(like->dtype, data, i, 1);
 }
 
 /* A value's gradient as a contiguous view of @data. */

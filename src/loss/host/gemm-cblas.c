@@ -56,25 +56,20 @@ int64_t colo_host_cblas_workspace(int64_t columns, bool wide)
     return lay_out(columns, wide ? 8 : 4, offset);
 }
 
+COLO_INLINE void narrow_each(colo_dtype_t dtype, float *to, const void *from, int64_t first,
+                             int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (float)colo_scalar_get(dtype, from, first + i);
+}
+
 /* to = n elements of @x from @offset on, as float, or double of f64 */
 static void widen(void *to, const struct colo_host_operand *x, int64_t offset, int64_t n)
 {
-    float *f = to;
-    switch (x->dtype) {
-    case COLO_F64:
+    if (x->dtype == COLO_F64)
         memcpy(to, (const double *)x->data + offset, (size_t)n * sizeof(double));
-        break;
-    case COLO_BF16:
-        for (int64_t i = 0; i < n; i++)
-            f[i] = colo_bf16_to_f32(((const uint16_t *)x->data)[offset + i]);
-        break;
-    case COLO_F16:
-        for (int64_t i = 0; i < n; i++)
-            f[i] = colo_f16_to_f32(((const uint16_t *)x->data)[offset + i]);
-        break;
-    default:
-        memcpy(to, (const float *)x->data + offset, (size_t)n * sizeof(float));
-    }
+    else
+        COLO_FOR_FLOAT(x->dtype, narrow_each, to, x->data, offset, n)
 }
 
 /* Rows of memory of @x, @pitch elements apart in @to. */

@@ -17,6 +17,6 @@ void colo_host_product_store(const struct colo_host_product *product, int64_t i0
             row[j] += colo_scalar_get(product->bias_dtype, product->bias, j0 + j);
         for (int64_t j = 0; product->add && j < n; j++)
             row[j] += colo_scalar_get(product->c->dtype, product->c->data, offset + j);
-        colo_scalar_put_row(product->c->dtype, product->c->data, offset, row, n);
+        COLO_FOR_FLOAT(product->c->dtype, colo_scalar_put_each, product->c->data, offset, row, n)
     }
 }

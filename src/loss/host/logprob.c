@@ -17,7 +17,6 @@
  */
 #include "loss/passes.h"
 
-#include "core/half.h"
 #include "loss/loss.h"
 #include "loss/scalar.h"
 
@@ -35,31 +34,9 @@ static double round_stat(colo_dtype_t stat, double v)
 static void load_x(const struct colo_logprob_pass *pass, int64_t t, int64_t j, int n, double *x)
 {
     int64_t index = (t - pass->row_lo) * pass->row_stride + j;
-    switch (pass->dtype) {
-    case COLO_F64:
-        for (int i = 0; i < n; i++)
-            x[i] = ((const double *)pass->logits)[index + i];
-        break;
-    case COLO_BF16:
-        for (int i = 0; i < n; i++)
-            x[i] = colo_bf16_to_f32(((const uint16_t *)pass->logits)[index + i]);
-        break;
-    case COLO_F16:
-        for (int i = 0; i < n; i++)
-            x[i] = colo_f16_to_f32(((const uint16_t *)pass->logits)[index + i]);
-        break;
-    default:
-        for (int i = 0; i < n; i++)
-            x[i] = ((const float *)pass->logits)[index + i];
-    }
-    const double cap = pass->config.logits.softcap;
-    for (int i = 0; i < n; i++) {
-        x[i] *= pass->factor;
-        if (cap > 0)
-            x[i] = cap * tanh(x[i] / cap);
-        if (isinf(round_stat(pass->stat_dtype, x[i])))
-            x[i] = x[i] > 0 ? INFINITY : -INFINITY;
-    }
+    COLO_FOR_FLOAT(pass->dtype, colo_scalar_get_each, pass->logits, index, x, n)
+    for (int i = 0; i < n; i++)
+        x[i] = colo_scalar_x(pass->dtype, x[i], pass->factor, pass->config.logits.softcap);
 }
 
 /* The columns of a row that are in its softmax and on this shard, ascending. */
@@ -335,8 +312,8 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo
 static void store_dz(const struct colo_logprob_pass *pass, int64_t t, int64_t j, int n,
                      const double *dz)
 {
-    colo_scalar_put_row(pass->d_dtype, pass->d_logits, (t - pass->row_lo) * pass->d_row_stride + j,
-                        dz, n);
+    COLO_FOR_FLOAT(pass->d_dtype, colo_scalar_put_each, pass->d_logits,
+                   (t - pass->row_lo) * pass->d_row_stride + j, dz, n)
 }
 
 /* Columns [lo, hi) of a row all get @value: padding, ignored tokens, NaN rows. */

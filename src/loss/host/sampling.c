@@ -10,32 +10,14 @@
 
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-
-/* case by case, so that @f is compiled for each dtype */
-#define FOR_DTYPE(dtype, f, ...)   \
-    switch (dtype) {               \
-    case COLO_F64:                 \
-        f(COLO_F64, __VA_ARGS__);  \
-        break;                     \
-    case COLO_BF16:                \
-        f(COLO_BF16, __VA_ARGS__); \
-        break;                     \
-    case COLO_F16:                 \
-        f(COLO_F16, __VA_ARGS__);  \
-        break;                     \
-    default:                       \
-        f(COLO_F32, __VA_ARGS__);  \
-    }
-
 /* colo_dtype_size(), which compilers see through */
-INLINE int64_t size_of(colo_dtype_t dtype)
+COLO_INLINE int64_t size_of(colo_dtype_t dtype)
 {
     return dtype == COLO_F64 ? 8 : dtype == COLO_F32 ? 4 : 2;
 }
 
 /* The bits of a logit, as a number */
-INLINE uint64_t bits_at(colo_dtype_t dtype, const void *row, int64_t j)
+COLO_INLINE uint64_t bits_at(colo_dtype_t dtype, const void *row, int64_t j)
 {
     const int64_t size = size_of(dtype);
     const char *p = (const char *)row + j * size;
@@ -49,7 +31,7 @@ INLINE uint64_t bits_at(colo_dtype_t dtype, const void *row, int64_t j)
     return memcpy(&b64, p, sizeof b64), b64;
 }
 
-INLINE void put_bits(colo_dtype_t dtype, void *row, int64_t j, uint64_t bits)
+COLO_INLINE void put_bits(colo_dtype_t dtype, void *row, int64_t j, uint64_t bits)
 {
     const int64_t size = size_of(dtype);
     char *p = (char *)row + j * size;
@@ -63,20 +45,20 @@ INLINE void put_bits(colo_dtype_t dtype, void *row, int64_t j, uint64_t bits)
         memcpy(p, &bits, sizeof bits);
 }
 
-INLINE uint64_t sign_of(colo_dtype_t dtype)
+COLO_INLINE uint64_t sign_of(colo_dtype_t dtype)
 {
     return UINT64_C(1) << (8 * size_of(dtype) - 1);
 }
 
 /* In the order of the logits; of -0 as of 0. No branch, because signs cannot be guessed. */
-INLINE uint64_t key_of(colo_dtype_t dtype, uint64_t bits)
+COLO_INLINE uint64_t key_of(colo_dtype_t dtype, uint64_t bits)
 {
     const uint64_t sign = sign_of(dtype);
     bits = bits == sign ? 0 : bits;
     return bits ^ (((bits & sign ? UINT64_MAX : 0) | sign) & (sign | (sign - 1)));
 }
 
-INLINE uint64_t minus_infinity(colo_dtype_t dtype)
+COLO_INLINE uint64_t minus_infinity(colo_dtype_t dtype)
 {
     return dtype == COLO_F64    ? UINT64_C(0xfff0000000000000)
            : dtype == COLO_F32  ? 0xff800000
@@ -85,7 +67,7 @@ INLINE uint64_t minus_infinity(colo_dtype_t dtype)
 }
 
 /* The logit of a key */
-INLINE double logit_of(colo_dtype_t dtype, uint64_t key)
+COLO_INLINE double logit_of(colo_dtype_t dtype, uint64_t key)
 {
     const uint64_t sign = sign_of(dtype);
     union {
@@ -123,8 +105,8 @@ static __attribute__((noinline)) int64_t mass(const struct colo_sampling_pass *p
 }
 
 /* Of keys: compilers put several into a register, but no comparisons that have to see a NaN. */
-INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
-                       double *m)
+COLO_INLINE void largest_in(colo_dtype_t dtype, const struct colo_sampling_pass *pass,
+                            const void *row, double *m)
 {
     uint64_t most = 0, least = UINT64_MAX;
     for (int64_t j = 0; j < pass->base.true_columns; j++) {
@@ -143,15 +125,15 @@ colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *pass,
     memcpy(block, &pass->base.header, sizeof pass->base.header);
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         double m = -INFINITY;
-        FOR_DTYPE(pass->base.dtype, largest_in, pass, row_of(pass, t), &m)
+        COLO_FOR_FLOAT(pass->base.dtype, largest_in, pass, row_of(pass, t), &m)
         ((double *)(block + pass->base.block.m))[t] = m;
     }
     return COLO_OK;
 }
 
 /* Two loops, because a test of what is weighed takes as long as the rest of the first one. */
-INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
-                    double m, uint64_t prefix, int64_t *sums)
+COLO_INLINE void add_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
+                         double m, uint64_t prefix, int64_t *sums)
 {
     const int shift = 8 * (pass->digits - 1 - pass->digit);
     const bool first = pass->digit == 0;
@@ -185,7 +167,8 @@ colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *pass, col
     for (int64_t t = 0; t < pass->base.tokens; t++, sums += COLO_SAMPLING_DIGITS) {
         const double m = largest(pass, t);
         if (isfinite(m))
-            FOR_DTYPE(pass->base.dtype, add_row, pass, row_of(pass, t), m, pass->prefix[t], sums)
+            COLO_FOR_FLOAT(pass->base.dtype, add_row, pass, row_of(pass, t), m, pass->prefix[t],
+                           sums)
     }
     return COLO_OK;
 }
@@ -230,8 +213,8 @@ colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *pass, col
     return COLO_OK;
 }
 
-INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass, const void *row,
-                     int64_t t, double m, void *out)
+COLO_INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass,
+                          const void *row, int64_t t, double m, void *out)
 {
     const int64_t n = pass->base.true_columns;
     const uint64_t last = isfinite(m) ? pass->prefix[t] : 0;
@@ -256,7 +239,7 @@ colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *pass, col
     const int64_t size = size_of(pass->base.dtype);
     for (int64_t t = 0; t < pass->base.tokens; t++) {
         void *out = (char *)pass->out + t * pass->out_stride * size;
-        FOR_DTYPE(pass->base.dtype, keep_row, pass, row_of(pass, t), t, largest(pass, t), out)
+        COLO_FOR_FLOAT(pass->base.dtype, keep_row, pass, row_of(pass, t), t, largest(pass, t), out)
     }
     return COLO_OK;
 }
