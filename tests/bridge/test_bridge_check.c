@@ -78,27 +78,25 @@ static void plant(const faulty_t *f, colo_tensor_t *in, colo_tensor_t *out)
 static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
 {
     const faulty_t *f = arg;
-    const t_case_t *c = &f->c;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t in, out;
-    int64_t rank = colo_comm_rank(world);
+    const colo_pass_t pass = f->backward ? COLO_BACKWARD : COLO_FORWARD;
+    T_STAND(s);
     rank_try(colo_comm_set_check(world, f->check));
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
+    rank_try(t_stand_make(&s, &f->c, world));
     rank_try(colo_comm_barrier(world, NULL)); /* no rank is still in create at the fault */
-    rank_try(t_case_tensor(c, f->backward ? T_DY : T_X, rank, 0, true, &in));
-    rank_try(t_case_tensor(c, f->backward ? T_DX : T_Y, rank, 0, false, &out));
-    colo_tensor_t a = in.t, b = out.t;
-    if (rank == ODD_RANK)
-        plant(f, &a, &b);
-    colo_status_t st = f->backward ? colo_bridge_backward(bridge, &a, &b, NULL)
-                                   : colo_bridge_forward(bridge, &a, &b, NULL);
-    colo_status_t want = rank == ODD_RANK ? fault_status[f->fault] : COLO_ERR_PEER;
-    if (f->check == 2 || rank == ODD_RANK) {
-        if (st != want)
+    const bool odd = s.rank == ODD_RANK;
+    t_buffer_t *in = t_stand_in(&s, pass), *out = t_stand_out(&s, pass);
+    const colo_tensor_t a = in->t, b = out->t;
+    if (odd)
+        plant(f, &in->t, &out->t);
+    colo_status_t st = t_stand_call(&s, pass);
+    in->t = a;
+    out->t = b;
+    if (f->check == 2 || odd) {
+        if (st != (odd ? fault_status[f->fault] : COLO_ERR_PEER))
             return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
-        rank_check(untouched(&out));
-        rank_check(rank != ODD_RANK || says("2"));
-        if (f->fault == WIDEST_SHAPE && rank == ODD_RANK) {
+        rank_check(untouched(out));
+        rank_check(!odd || says("2"));
+        if (f->fault == WIDEST_SHAPE && odd) {
             char shape[200] = "is [0"; /* as many extents as fit, and nothing behind them */
             for (int i = 0; i < 7; i++)
                 strcat(shape, ", 9223372036854775807");
@@ -106,20 +104,14 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
         }
     } else {
         rank_check(st == COLO_ERR_PEER || st == COLO_OK); /* OK: it did not need the odd rank */
-        if (rank == 0) { /* the peer of rank 2: waited, and has written nothing */
-            rank_check(st == COLO_ERR_PEER);
-            rank_check(untouched(&out));
-        }
+        if (s.rank == 0)                                  /* the peer of rank 2: waited */
+            rank_check(st == COLO_ERR_PEER && untouched(out));
     }
-    rank_try(
-        t_case_compare(c, f->backward ? T_DY : T_X, rank, 0, &in)); /* inputs always as before */
+    rank_try(t_stand_compare(&s, f->backward ? T_DY : T_X)); /* inputs always as before */
     if (f->check == 2) {
         rank_check(colo_comm_check(world) == COLO_OK);
-        rank_try(t_case_step(bridge, rank, c, 1));
+        rank_try(t_stand_step(&s, 1));
     }
-    t_buffer_free(&in);
-    t_buffer_free(&out);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -130,7 +122,7 @@ T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
     colo_comm_t *self = t_self();
     colo_grid_t grid;
     colo_layout_t layout;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     const colo_tensor_t x = colo_tensor_host(value, COLO_F32, 3, (int64_t[]){1, 2, 2});
     assert_ok(colo_grid_parse(&grid, "dp=1@1", 2));
     assert_ok(colo_layout_init_src(&layout, &grid));
@@ -139,7 +131,6 @@ T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
     assert_ok(colo_bridge_create(&bridge, &config, self));
     assert_fails(colo_bridge_forward(bridge, &x, NULL, NULL), COLO_ERR_SHAPE,
                  "x is [1, 2, 2], expected [0, 0, 0] (axes bsh); this rank owns nothing of it");
-    colo_bridge_destroy(&bridge);
 }
 
 T_CASE(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves)
@@ -169,75 +160,54 @@ T_CASE(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang)
 
 T_CASE_ON(8, at_check_2_ranks_in_different_calls_all_get_mismatch)
 {
-    t_case_t given = usual();
-    const t_case_t *c = &given;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t in, out;
-    int64_t rank = colo_comm_rank(world);
-    bool backward = rank == ODD_RANK;
+    const t_case_t c = usual();
+    t_case_t wide = c;
+    T_STAND(s);
     rank_try(colo_comm_set_check(world, 2));
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    rank_try(t_case_tensor(c, backward ? T_DY : T_X, rank, 0, true, &in));
-    rank_try(t_case_tensor(c, backward ? T_DX : T_Y, rank, 0, false, &out));
-    colo_status_t st = backward ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
-                                : colo_bridge_forward(bridge, &in.t, &out.t, NULL);
-    rank_check(st == COLO_ERR_MISMATCH);
-    rank_check(says("2"));
-    rank_check(untouched(&out));
-    t_buffer_free(&in);
-    t_buffer_free(&out);
-    rank_try(t_case_step(bridge, rank, c, 0));
+    rank_try(t_stand_make(&s, &c, world));
+    const colo_pass_t pass = s.rank == ODD_RANK ? COLO_BACKWARD : COLO_FORWARD;
+    rank_check(t_stand_call(&s, pass) == COLO_ERR_MISMATCH && says("2"));
+    rank_check(untouched(t_stand_out(&s, pass)));
+    rank_try(t_stand_step(&s, 0));
     /* one rank reshapes, the others do not */
     colo_shape_t other = {12, 8, 3, 0}, same = {8, 8, 3, 0};
-    t_case_t wide = *c;
-    if (rank == ODD_RANK) {
-        rank_try(colo_bridge_reshape(bridge, &other));
+    if (s.rank == ODD_RANK) {
+        rank_try(colo_bridge_reshape(s.bridge, &other));
         wide.shape.b = 12;
     }
-    rank_try(t_case_tensor(&wide, T_X, rank, 0, true, &in));
-    rank_try(t_case_tensor(&wide, T_Y, rank, 0, false, &out));
-    rank_check(colo_bridge_forward(bridge, &in.t, &out.t, NULL) == COLO_ERR_MISMATCH);
-    rank_check(untouched(&out));
-    t_buffer_free(&in);
-    t_buffer_free(&out);
-    rank_try(colo_bridge_reshape(bridge, &same));
-    rank_try(t_case_step(bridge, rank, c, 1));
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
+    s.c = &wide;
+    rank_try(t_stand_fill(&s, 0));
+    rank_check(t_stand_call(&s, COLO_FORWARD) == COLO_ERR_MISMATCH);
+    rank_check(untouched(&s.t[T_Y]));
+    rank_try(colo_bridge_reshape(s.bridge, &same));
+    s.c = &c;
+    return t_stand_step(&s, 1);
 }
 
 /* ---- staying away ---- */
 
 T_CASE_ON(8, a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers)
 {
-    t_case_t given = usual();
-    const t_case_t *c = &given;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t x, y;
-    int64_t rank = colo_comm_rank(world);
+    const t_case_t c = usual();
+    T_STAND(s);
     rank_try(colo_comm_set_check(world, 0)); /* nothing is agreed: the first exchange is number 1 */
     rank_try(colo_comm_set_timeout(world, 300));
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    rank_try(t_case_step(bridge, rank, c, 0)); /* operations 1 and 2 */
-    rank_try(t_case_tensor(c, T_X, rank, 0, true, &x));
-    rank_try(t_case_tensor(c, T_Y, rank, 0, false, &y));
+    rank_try(t_stand_make(&s, &c, world));
+    rank_try(t_stand_step(&s, 0)); /* operations 1 and 2 */
     colo_status_t st = COLO_OK;
-    if (rank == ODD_RANK)
+    if (s.rank == ODD_RANK)
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     else
-        st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
-    if (rank == 0) { /* the peer of rank 2 */
+        st = t_stand_call(&s, COLO_FORWARD);
+    if (s.rank == 0) { /* the peer of rank 2 */
         rank_check(st == COLO_ERR_TIMEOUT);
         rank_check(says("rank 2") && says("#3") && says("#2") && says("exchange"));
         rank_check(colo_comm_check(world) == COLO_ERR_TIMEOUT);
-        rank_check(colo_bridge_forward(bridge, &x.t, &y.t, NULL) == COLO_ERR_TIMEOUT); /* dead */
+        rank_check(t_stand_call(&s, COLO_FORWARD) == COLO_ERR_TIMEOUT); /* dead */
         rank_check(says("bridge forward: comm 'world' is dead: ") && says("#3"));
-    } else if (rank != ODD_RANK) {
+    } else if (s.rank != ODD_RANK) {
         rank_check(st == COLO_OK || st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     }
-    t_buffer_free(&x);
-    t_buffer_free(&y);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -304,44 +274,36 @@ static uint64_t others(const colo_comm_stats_t *l)
     return n - l->ops[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE];
 }
 
+static bool has_checks(const colo_comm_stats_t *l)
+{
+    uint64_t n = 0;
+    for (int kind = 0; kind < COLO_OP_COUNT; kind++)
+        n += l->ops[kind][COLO_CATEGORY_CHECK];
+    return n > 0;
+}
+
 static colo_status_t counted_rank(colo_comm_t *world, void *arg)
 {
     const counted_t *a = arg;
-    const t_case_t *c = &a->c;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t t[4];
     colo_comm_stats_t l;
-    const int X = COLO_OP_EXCHANGE, B = COLO_CATEGORY_BRIDGE, C = COLO_CATEGORY_CHECK;
-    int64_t rank = colo_comm_rank(world);
+    const int X = COLO_OP_EXCHANGE, B = COLO_CATEGORY_BRIDGE;
+    T_STAND(s);
     rank_try(colo_comm_set_check(world, a->check));
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
+    rank_try(t_stand_make(&s, &a->c, world));
     colo_comm_stats(world, &l);
     rank_check(l.ops[X][B] == 0 && others(&l) == 0);
-    uint64_t checks = 0;
-    for (int kind = 0; kind < COLO_OP_COUNT; kind++)
-        checks += l.ops[kind][C];
-    rank_check((checks > 0) == (a->check > 0)); /* agreement, unless switched off */
-    for (int role = 0; role < 4; role++)
-        rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, role == T_X || role == T_DY, &t[role]));
-    const colo_plan_t *plan = colo_bridge_plan(bridge);
+    rank_check(has_checks(&l) == (a->check > 0)); /* agreement, unless switched off */
     for (int i = 0; i < 6; i++) {
-        int pass = i % 2;
+        const colo_pass_t pass = (colo_pass_t)(i % 2);
         colo_comm_stats_reset(world);
-        rank_try(pass ? colo_bridge_backward(bridge, &t[T_DY].t, &t[T_DX].t, NULL)
-                      : colo_bridge_forward(bridge, &t[T_X].t, &t[T_Y].t, NULL));
+        rank_try(t_stand_call(&s, pass));
         colo_comm_stats(world, &l);
-        colo_plan_bytes_t bytes = colo_plan_bytes(plan, (colo_pass_t)pass);
+        colo_plan_bytes_t bytes = colo_plan_bytes(colo_bridge_plan(s.bridge), pass);
         rank_check(l.ops[X][B] == 1 && others(&l) == 0);
         rank_check((int64_t)l.sent_bytes[X][B] == bytes.send);
         rank_check((int64_t)l.recv_bytes[X][B] == bytes.recv);
-        checks = 0;
-        for (int kind = 0; kind < COLO_OP_COUNT; kind++)
-            checks += l.ops[kind][C];
-        rank_check((checks > 0) == (a->check == 2));
+        rank_check(has_checks(&l) == (a->check == 2));
     }
-    for (int role = 0; role < 4; role++)
-        t_buffer_free(&t[role]);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -367,12 +329,11 @@ T_CASE_ON(8, only_partial_sums_need_workspace)
 {
     t_case_t c = usual();
     for (int kind = 0; kind < 3; kind++) {
-        colo_bridge_t *bridge = NULL;
+        T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
         c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
         c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
         rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
         rank_check((colo_bridge_workspace_size(bridge) > 0) == (kind == 1));
-        colo_bridge_destroy(&bridge);
     }
     return COLO_OK;
 }

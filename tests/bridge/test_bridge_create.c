@@ -199,7 +199,7 @@ T_CASE(one_ranks_error_is_its_own_and_peer_elsewhere)
 
 T_CASE_ON(2, missing_objects_are_errors_without_talking)
 {
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     t_case_t c = usual();
     colo_layout_t src, dst;
     colo_bridge_config_t config;
@@ -212,7 +212,6 @@ T_CASE_ON(2, missing_objects_are_errors_without_talking)
     rank_check(colo_bridge_backward(NULL, &t, &t, NULL) == COLO_ERR_ARG && says("bridge"));
     rank_check(colo_bridge_reshape(NULL, &config.shape) == COLO_ERR_ARG && says("bridge"));
     colo_bridge_destroy(NULL);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

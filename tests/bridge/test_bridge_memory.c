@@ -25,7 +25,7 @@ static colo_status_t calling_rank(colo_comm_t *world, void *arg)
     memory_case_t *m = arg;
     const int32_t rank = colo_comm_rank(world);
     colo_layout_t src, dst;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     float x[SAMPLES * ROWS * FEATURES];
     int64_t xs[3], ys[3];
     rank_try(t_layouts(m->src, m->dst, &src, &dst));
@@ -58,7 +58,6 @@ static colo_status_t calling_rank(colo_comm_t *world, void *arg)
     rank_try(colo_comm_barrier(world, NULL));
     atomic_store(&counting, false);
     rank_try(colo_comm_barrier(world, NULL));
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -94,8 +93,8 @@ static colo_status_t ragged_rank(colo_comm_t *world, void *arg)
     const colo_segments_t s = segments_of(&worked);
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
     float x[5 * H], y[10 * H];
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     rank_try(make(&b, &o, world));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
@@ -109,8 +108,6 @@ static colo_status_t ragged_rank(colo_comm_t *world, void *arg)
     rank_try(colo_comm_barrier(world, NULL));
     atomic_store(&counting, false);
     rank_try(colo_comm_barrier(world, NULL));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 

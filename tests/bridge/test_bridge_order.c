@@ -13,9 +13,18 @@ typedef struct order {
     int32_t odd; /* the rank whose calls differ */
 } order_t;
 
-static colo_status_t make(const t_case_t *c, colo_comm_t *world, colo_bridge_t **bridge)
+/* A stand whose ranks have made a step, none of which is still on the way. */
+static colo_status_t after_a_step(t_stand_t *s, const t_case_t *c, colo_comm_t *world)
 {
-    return t_case_bridge(bridge, c, world, COLO_HOST);
+    rank_try(colo_comm_set_check(world, c->check));
+    rank_try(t_stand_make(s, c, world));
+    rank_try(t_stand_step(s, 0));
+    return colo_comm_barrier(world, NULL);
+}
+
+static colo_status_t not_told(colo_status_t st, int line)
+{
+    return t_rank_fail(__FILE__, line, st < 0 ? colo_last_error() : "no mismatch");
 }
 
 /* ---- two bridges of one shape ---- */
@@ -23,34 +32,22 @@ static colo_status_t make(const t_case_t *c, colo_comm_t *world, colo_bridge_t *
 static colo_status_t two_bridges_rank(colo_comm_t *world, void *arg)
 {
     const order_t *o = arg;
-    const int64_t rank = colo_comm_rank(world);
-    colo_bridge_t *bridge[2] = {NULL, NULL};
-    t_buffer_t x, y;
-    rank_try(colo_comm_set_check(world, o->c.check));
-    for (int i = 0; i < 2; i++)
-        rank_try(make(&o->c, world, &bridge[i]));
-    for (int i = 0; i < 2; i++)
-        rank_try(t_case_step(bridge[i], rank, &o->c, i));
-    rank_try(colo_comm_barrier(world, NULL)); /* no rank is still on the way */
-    rank_try(t_case_tensor(&o->c, T_X, rank, 0, true, &x));
-    rank_try(t_case_tensor(&o->c, T_Y, rank, 0, false, &y));
-    colo_status_t st = colo_bridge_forward(bridge[rank == o->odd], &x.t, &y.t, NULL);
+    T_STAND(one);
+    T_STAND(two);
+    rank_try(after_a_step(&one, &o->c, world));
+    rank_try(after_a_step(&two, &o->c, world));
+    t_stand_t *s = one.rank == o->odd ? &two : &one;
+    const colo_status_t st = t_stand_call(s, COLO_FORWARD);
     if (st != COLO_ERR_MISMATCH || !says("bridge 1 forward") || !says("bridge 2 forward"))
-        return t_rank_fail(__FILE__, __LINE__, st < 0 ? colo_last_error() : "no mismatch");
-    rank_check(untouched(&y));
-    if (o->c.check == 2) {
-        rank_check(says("operation: rank 2 of 'world' has bridge 2 forward, rank 0 bridge 1 "
-                        "forward"));
-        for (int i = 0; i < 2; i++)
-            rank_try(t_case_step(bridge[i], rank, &o->c, i));
-    } else {
-        rank_check(colo_bridge_forward(bridge[0], &x.t, &y.t, NULL) == COLO_ERR_MISMATCH);
+        return not_told(st, __LINE__);
+    rank_check(untouched(&s->t[T_Y]));
+    if (o->c.check < 2) {
+        rank_check(t_stand_call(&one, COLO_FORWARD) == COLO_ERR_MISMATCH);
+        return COLO_OK;
     }
-    t_buffer_free(&x);
-    t_buffer_free(&y);
-    for (int i = 0; i < 2; i++)
-        colo_bridge_destroy(&bridge[i]);
-    return COLO_OK;
+    rank_check(says("operation: rank 2 of 'world' has bridge 2 forward, rank 0 bridge 1 forward"));
+    rank_try(t_stand_step(&one, 0));
+    return t_stand_step(&two, 1);
 }
 
 T_CASE(two_bridges_of_one_shape_in_another_order_are_a_mismatch)
@@ -73,13 +70,12 @@ T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
         {.src = t_side("dp=4", true), .dst = t_side("tp=4", false), .shape = {4, 8, 2}},
         {.src = t_side("tp=2,dp=2", true), .dst = t_side("cp=2,dp=2", false), .shape = {6, 8, 3}}};
     const bool odd = colo_comm_rank(world) == 2;
-    colo_bridge_t *bridge = NULL;
-    rank_check(make(&c[odd], world, &bridge) == COLO_ERR_MISMATCH);
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    rank_check(t_case_bridge(&bridge, &c[odd], world, COLO_HOST) == COLO_ERR_MISMATCH);
     rank_check(says("bridge create: rank 2 of 'world' brings another one than rank 0, as if the "
                     "calls of ranks came in different orders: src: rank 2 of 'world' has "
                     "tp=2,dp=2, rank 0 dp=4"));
-    return make(&c[0], world, &bridge) == COLO_OK ? (colo_bridge_destroy(&bridge), COLO_OK)
-                                                  : t_rank_fail(__FILE__, __LINE__, "dead");
+    return t_case_bridge(&bridge, &c[0], world, COLO_HOST);
 }
 
 /* ---- one way against the other ---- */
@@ -87,32 +83,19 @@ T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
 static colo_status_t two_ways_rank(colo_comm_t *world, void *arg)
 {
     const order_t *o = arg;
-    const int64_t rank = colo_comm_rank(world);
-    const bool odd = rank == o->odd;
-    const t_role_t role = odd ? T_DX : T_Y;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t in, out;
-    rank_try(colo_comm_set_check(world, o->c.check));
-    rank_try(make(&o->c, world, &bridge));
-    rank_try(t_case_step(bridge, rank, &o->c, 0));
-    rank_try(colo_comm_barrier(world, NULL));
-    rank_try(t_case_tensor(&o->c, odd ? T_DY : T_X, rank, 0, true, &in));
-    rank_try(t_case_tensor(&o->c, role, rank, 0, false, &out));
-    colo_status_t st = odd ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
-                           : colo_bridge_forward(bridge, &in.t, &out.t, NULL);
-    if (st == COLO_OK && rank >= 2 && o->c.check < 2) /* it exchanges nothing with ranks 0 and 1 */
-        rank_try(t_case_compare(&o->c, role, rank, 0, &out));
+    T_STAND(s);
+    rank_try(after_a_step(&s, &o->c, world));
+    const colo_pass_t pass = s.rank == o->odd ? COLO_BACKWARD : COLO_FORWARD;
+    const colo_status_t st = t_stand_call(&s, pass);
+    if (st == COLO_OK && s.rank >= 2 && o->c.check < 2) /* it has nothing from ranks 0 and 1 */
+        rank_try(t_stand_compare(&s, T_Y));
     else if (st != COLO_ERR_MISMATCH || !says("bridge 1 forward") || !says("bridge 1 backward"))
-        return t_rank_fail(__FILE__, __LINE__, st < 0 ? colo_last_error() : "no mismatch");
-    if (rank < 2 || o->c.check == 2) /* others may be in the middle of what is right */
-        rank_check(st == COLO_ERR_MISMATCH && untouched(&out));
+        return not_told(st, __LINE__);
+    if (s.rank < 2 || o->c.check == 2) /* others may be in the middle of what is right */
+        rank_check(st == COLO_ERR_MISMATCH && untouched(t_stand_out(&s, pass)));
     if (o->c.check == 2)
-        rank_try(t_case_step(bridge, rank, &o->c, 0));
-    else
-        rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_MISMATCH);
-    t_buffer_free(&in);
-    t_buffer_free(&out);
-    colo_bridge_destroy(&bridge);
+        return t_stand_step(&s, 0);
+    rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_MISMATCH);
     return COLO_OK;
 }
 
@@ -138,38 +121,38 @@ typedef struct reshaping {
     const char *error_message;
 } reshaping_t;
 
+/* A forward after the rank's reshape. */
+static colo_status_t forward_reshaped(t_stand_t *s, const reshaping_t *a, t_case_t *now,
+                                      colo_comm_t *world)
+{
+    rank_try(after_a_step(s, &a->c, world));
+    const colo_shape_t *shape = &a->shape[s->rank];
+    *now = a->c;
+    if (shape->samples) {
+        rank_try(colo_bridge_reshape(s->bridge, shape));
+        now->shape = (ref_shape_t){shape->samples, shape->rows, shape->features};
+        now->dst.positions = shape->positions;
+    }
+    s->c = now;
+    rank_try(t_stand_fill(s, 0));
+    return t_stand_call(s, COLO_FORWARD);
+}
+
 static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 {
     const reshaping_t *a = arg;
-    const int64_t rank = colo_comm_rank(world);
-    const colo_shape_t *shape = &a->shape[rank], first = {8, 8, 2, 0};
-    t_case_t now = a->c;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t x, y;
-    rank_try(colo_comm_set_check(world, a->c.check));
-    rank_try(make(&a->c, world, &bridge));
-    rank_try(t_case_step(bridge, rank, &a->c, 0));
-    rank_try(colo_comm_barrier(world, NULL));
-    if (shape->samples) {
-        rank_try(colo_bridge_reshape(bridge, shape));
-        now.shape = (ref_shape_t){shape->samples, shape->rows, shape->features};
-        now.dst.positions = shape->positions;
-    }
-    rank_try(t_case_tensor(&now, T_X, rank, 0, true, &x));
-    rank_try(t_case_tensor(&now, T_Y, rank, 0, false, &y));
-    colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
+    const colo_shape_t first = {8, 8, 2, 0};
+    t_case_t now;
+    T_STAND(s);
+    const colo_status_t st = forward_reshaped(&s, a, &now, world);
     if (st != COLO_ERR_MISMATCH || !says(a->error_message))
-        return t_rank_fail(__FILE__, __LINE__, st < 0 ? colo_last_error() : "no mismatch");
-    rank_check(untouched(&y));
-    if (a->shape[0].samples || a->c.check == 2) { /* all compared: they come together again */
-        rank_check(colo_comm_check(world) == COLO_OK);
-        rank_try(colo_bridge_reshape(bridge, &first));
-        rank_try(t_case_step(bridge, rank, &a->c, 0));
-    }
-    t_buffer_free(&x);
-    t_buffer_free(&y);
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
+        return not_told(st, __LINE__);
+    rank_check(untouched(&s.t[T_Y]));
+    if (!a->shape[0].samples && a->c.check < 2)
+        return COLO_OK;
+    rank_check(colo_comm_check(world) == COLO_OK); /* all compared: they come together again */
+    rank_try(colo_bridge_reshape(s.bridge, &first));
+    return t_case_step(s.bridge, s.rank, &a->c, 0);
 }
 
 T_CASE(a_reshape_that_differs_is_a_mismatch_on_all_ranks)
@@ -201,33 +184,19 @@ T_CASE(a_reshape_that_differs_is_a_mismatch_on_all_ranks)
 static colo_status_t lone_reshape_rank(colo_comm_t *world, void *arg)
 {
     const reshaping_t *a = arg;
-    const int64_t rank = colo_comm_rank(world);
-    t_case_t now = a->c;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t x, y;
-    rank_try(colo_comm_set_check(world, a->c.check));
-    rank_try(make(&a->c, world, &bridge));
-    rank_try(t_case_step(bridge, rank, &a->c, 0));
-    rank_try(colo_comm_barrier(world, NULL));
-    if (a->shape[rank].samples) {
-        rank_try(colo_bridge_reshape(bridge, &a->shape[rank]));
-        now.shape.b = a->shape[rank].samples;
-    }
-    rank_try(t_case_tensor(&now, T_X, rank, 0, true, &x));
-    rank_try(t_case_tensor(&now, T_Y, rank, 0, false, &y));
-    colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
-    if (st == COLO_OK && !a->shape[rank].samples)
-        rank_try(t_case_compare(&now, T_Y, rank, 0, &y));
+    t_case_t now;
+    T_STAND(s);
+    const colo_status_t st = forward_reshaped(&s, a, &now, world);
+    const bool reshaped = a->shape[s.rank].samples > 0;
+    if (st == COLO_OK && !reshaped)
+        rank_try(t_stand_compare(&s, T_Y));
     else if (st != COLO_ERR_MISMATCH)
-        return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
-    if (a->shape[rank].samples || rank == 2) /* 2 exchanges with 0; others may be in the middle */
-        rank_check(st == COLO_ERR_MISMATCH && untouched(&y));
+        return not_told(st, __LINE__);
+    if (reshaped || s.rank == 2) /* 2 exchanges with 0; others may be in the middle */
+        rank_check(st == COLO_ERR_MISMATCH && untouched(&s.t[T_Y]));
     if (st != COLO_OK)
         rank_check(says(a->c.check ? "comparing what ranks are about to do" : "with another plan"));
     rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_MISMATCH);
-    t_buffer_free(&x);
-    t_buffer_free(&y);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

@@ -87,22 +87,18 @@ static float noise(int64_t rank, int64_t i)
 
 static colo_status_t compare_rank(colo_comm_t *world, void *arg)
 {
-    const t_case_t *given = arg;
-    t_case_t c = *given;
-    t_buffer_t dx[2];
-    int64_t rank = colo_comm_rank(world);
-    ref_part_t part;
+    t_case_t c = *(const t_case_t *)arg;
+    T_ENDS(ref_part_free) ref_part_t part = {0}, own = {0};
+    T_STAND(exact);
+    T_STAND(collective);
+    t_stand_t *const both[] = {&exact, &collective};
+    const int64_t rank = colo_comm_rank(world);
     ref_part_make(&part, &c.dst, c.shape, rank, c.output == COLO_FULL_SEQ);
-    ref_part_t own;
     ref_part_make(&own, &c.dst, c.shape, rank, false);
     bool disjoint = c.output == COLO_FULL_SEQ && c.grad == COLO_DISJOINT;
     for (int algo = 0; algo < 2; algo++) {
-        colo_bridge_t *bridge = NULL;
-        t_buffer_t dy;
         c.algo = (colo_algo_t)algo;
-        rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
-        rank_try(t_case_tensor(&c, T_DY, rank, 0, false, &dy));
-        rank_try(t_case_tensor(&c, T_DX, rank, 0, false, &dx[algo]));
+        rank_try(t_stand_make(both[algo], &c, world));
         for (int64_t b = 0; b < part.nb; b++)
             for (int64_t s = 0; s < part.ns; s++)
                 for (int64_t h = 0; h < part.nh; h++) {
@@ -111,18 +107,13 @@ static colo_status_t compare_rank(colo_comm_t *world, void *arg)
                     float v = noise(part.addend, id);
                     if (disjoint && !ref_list_has(own.s, own.ns, part.s[s]))
                         v = 0;
-                    memcpy(t_buffer_at(&dy, c.axes, part.ns, b, s, h), &v, sizeof v);
+                    memcpy(t_buffer_at(&both[algo]->t[T_DY], c.axes, part.ns, b, s, h), &v,
+                           sizeof v);
                 }
-        rank_try(colo_bridge_backward(bridge, &dy.t, &dx[algo].t, NULL));
-        t_buffer_free(&dy);
-        colo_bridge_destroy(&bridge);
+        rank_try(t_stand_call(both[algo], COLO_BACKWARD));
     }
-    rank_check(dx[0].bytes == dx[1].bytes);
-    rank_check(memcmp(dx[0].raw, dx[1].raw, dx[0].bytes) == 0);
-    t_buffer_free(&dx[0]);
-    t_buffer_free(&dx[1]);
-    ref_part_free(&part);
-    ref_part_free(&own);
+    const t_buffer_t *one = &exact.t[T_DX], *other = &collective.t[T_DX];
+    rank_check(one->bytes == other->bytes && memcmp(one->raw, other->raw, one->bytes) == 0);
     return COLO_OK;
 }
 
@@ -181,34 +172,27 @@ static colo_status_t stats_rank(colo_comm_t *world, void *arg)
 {
     const expect_t *e = arg;
     const t_case_t *c = &e->c;
-    colo_bridge_t *b = NULL;
-    t_buffer_t t[4];
-    int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_bridge(&b, c, world, COLO_HOST));
+    T_STAND(s);
+    rank_try(t_stand_make(&s, c, world));
+    const colo_bridge_t *b = s.bridge;
     rank_check((b->coll.gather != NULL) == (e->gather != NULL));
     rank_check((b->coll.cp != NULL) == (ref_side_extent(&c->dst, "cp") > 1));
     bool found = !e->gather;
     for (int i = 0; i < e->ngather; i++)
         for (int j = 0; j < 2; j++)
-            if (e->gather[i][j] == rank) {
+            if (e->gather[i][j] == s.rank) {
                 found = true;
                 rank_check(colo_comm_size(b->coll.gather) == 2);
                 rank_check(colo_comm_world_rank(b->coll.gather, 0) == e->gather[i][0]);
                 rank_check(colo_comm_world_rank(b->coll.gather, 1) == e->gather[i][1]);
             }
     rank_check(found);
-    for (int role = 0; role < 4; role++)
-        rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, role == T_X || role == T_DY, &t[role]));
-    int g0 = count_gathers(b), r0 = count_reduces(b);
-    rank_try(colo_bridge_forward(b, &t[T_X].t, &t[T_Y].t, NULL));
-    int g1 = count_gathers(b), r1 = count_reduces(b);
-    rank_try(colo_bridge_backward(b, &t[T_DY].t, &t[T_DX].t, NULL));
-    int g2 = count_gathers(b), r2 = count_reduces(b);
-    rank_check(g1 - g0 == e->gathers[0] && r1 - r0 == e->reduces[0]);
-    rank_check(g2 - g1 == e->gathers[1] && r2 - r1 == e->reduces[1]);
-    for (int role = 0; role < 4; role++)
-        t_buffer_free(&t[role]);
-    colo_bridge_destroy(&b);
+    for (int pass = 0; pass < 2; pass++) {
+        const int gathers = count_gathers(b), reduces = count_reduces(b);
+        rank_try(t_stand_call(&s, (colo_pass_t)pass));
+        rank_check(count_gathers(b) - gathers == e->gathers[pass]);
+        rank_check(count_reduces(b) - reduces == e->reduces[pass]);
+    }
     return COLO_OK;
 }
 
@@ -233,23 +217,18 @@ T_CASE(the_groups_and_collectives_are_those_of_the_worked_maps)
 
 static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 {
+    static const colo_shape_t next[] = {{16, 4, 5, 0}, {4, 8, 1, 0}}, odd = {6, 8, 2, 0};
     t_case_t c = *(const t_case_t *)arg;
-    colo_bridge_t *b = NULL;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_bridge(&b, &c, world, COLO_HOST));
-    rank_try(t_case_step(b, rank, &c, 0));
-    colo_shape_t odd = {6, 8, 2, 0};
-    rank_check(colo_bridge_reshape(b, &odd) == COLO_ERR_SHAPE);
-    rank_try(t_case_step(b, rank, &c, 1)); /* the old shape stays */
-    colo_shape_t next = {16, 4, 5, 0};
-    rank_try(colo_bridge_reshape(b, &next));
-    c.shape = (ref_shape_t){16, 4, 5};
-    rank_try(t_case_step(b, rank, &c, 2));
-    next = (colo_shape_t){4, 8, 1, 0};
-    rank_try(colo_bridge_reshape(b, &next));
-    c.shape = (ref_shape_t){4, 8, 1};
-    rank_try(t_case_step(b, rank, &c, 3));
-    colo_bridge_destroy(&b);
+    T_STAND(s);
+    rank_try(t_stand_make(&s, &c, world));
+    rank_try(t_stand_step(&s, 0));
+    rank_check(colo_bridge_reshape(s.bridge, &odd) == COLO_ERR_SHAPE);
+    rank_try(t_stand_step(&s, 1)); /* the old shape stays */
+    for (int i = 0; i < 2; i++) {
+        rank_try(colo_bridge_reshape(s.bridge, &next[i]));
+        c.shape = (ref_shape_t){next[i].samples, next[i].rows, next[i].features};
+        rank_try(t_stand_step(&s, 2 + i));
+    }
     return COLO_OK;
 }
 
@@ -325,46 +304,35 @@ typedef struct wrong {
     bool backward;
 } wrong_t;
 
-static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
+static colo_status_t wrong_on(colo_comm_t *sub, const wrong_t *w)
 {
-    const wrong_t *w = arg;
-    const t_case_t *c = &w->c;
-    colo_comm_t *sub = NULL;
-    colo_bridge_t *b = NULL;
-    t_buffer_t in, out;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(colo_comm_split_color(world, rank < 4 ? 0 : -1, rank, &sub));
-    if (rank >= 4)
-        return COLO_OK;
+    const colo_pass_t pass = w->backward ? COLO_BACKWARD : COLO_FORWARD;
+    T_STAND(s);
     rank_try(colo_comm_set_timeout(sub, w->absent ? 200 : 10000));
     rank_try(colo_comm_set_check(sub, 1));
-    rank_try(t_case_bridge(&b, c, sub, COLO_HOST));
+    rank_try(t_stand_make(&s, &w->c, sub));
     rank_try(colo_comm_barrier(sub, NULL));
-    rank_try(t_case_tensor(c, w->backward ? T_DY : T_X, rank, 0, true, &in));
-    rank_try(t_case_tensor(c, w->backward ? T_DX : T_Y, rank, 0, false, &out));
-    if (rank == 3)
-        in.t.shape[2]++;
-    colo_status_t st = COLO_OK;
-    if (rank != 3 || !w->absent)
-        st = w->backward ? colo_bridge_backward(b, &in.t, &out.t, NULL)
-                         : colo_bridge_forward(b, &in.t, &out.t, NULL);
-    if (rank == 2) { /* the sibling of rank 3 */
+    t_stand_in(&s, pass)->t.shape[2] += s.rank == 3;
+    const colo_status_t st = s.rank == 3 && w->absent ? COLO_OK : t_stand_call(&s, pass);
+    if (s.rank == 2) { /* the sibling of rank 3 */
         colo_status_t dead = colo_comm_check(sub);
         atomic_store(&is_back, 1);
         rank_check(st == (w->absent ? COLO_ERR_TIMEOUT : COLO_ERR_PEER));
-        rank_check(dead < 0);
-        for (size_t i = 0; i < out.bytes; i++)
-            rank_check(out.raw[i] == 0xA5);
+        rank_check(dead < 0 && untouched(t_stand_out(&s, pass)));
     }
     stay();
-    rank_check(rank != 3 || st == (w->absent ? COLO_OK : COLO_ERR_SHAPE));
-    if (rank == 3)
-        in.t.shape[2]--;
-    t_buffer_free(&in);
-    t_buffer_free(&out);
-    colo_bridge_destroy(&b);
-    colo_comm_destroy(&sub);
+    rank_check(s.rank != 3 || st == (w->absent ? COLO_OK : COLO_ERR_SHAPE));
     return COLO_OK;
+}
+
+static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
+{
+    colo_comm_t *sub = NULL;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_split_color(world, rank < 4 ? 0 : -1, rank, &sub));
+    const colo_status_t st = rank < 4 ? wrong_on(sub, arg) : COLO_OK;
+    colo_comm_destroy(&sub);
+    return st;
 }
 
 T_CASE(a_rank_that_fails_or_stays_away_does_not_leave_its_siblings_waiting)

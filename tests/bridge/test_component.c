@@ -34,13 +34,12 @@ static void expect(const char *src, const char *dst, int64_t b, const char *cons
 {
     t_case_t c = t_between(src, dst, b, 8, 2);
     for (int32_t r = 0; r < world; r++) {
-        colo_plan_t *plan = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
         int32_t list[8], n = members_of(&c, r, world, list, &plan);
         char text[64] = "";
         for (int32_t i = 0; i < n; i++)
             sprintf(text + strlen(text), i ? " %d" : "%d", (int)list[i]);
         assert_string_equal(text, of_rank[r]);
-        colo_plan_destroy(&plan);
     }
 }
 
@@ -60,7 +59,7 @@ static void pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
     for (int32_t r = 0; r < n; r++)
         up[r] = r;
     for (int32_t r = 0; r < n; r++) {
-        colo_plan_t *plan = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
         count[r] = members_of(&c, r, (int32_t)n, list[r], &plan);
         for (int pass = 0; pass < 2; pass++) {
             int32_t sends;
@@ -68,7 +67,6 @@ static void pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
             for (int32_t i = 0; i < sends; i++)
                 up[root_of(up, r)] = root_of(up, (int32_t)m[i].peer);
         }
-        colo_plan_destroy(&plan);
     }
     for (int32_t r = 0; r < n; r++) {
         int32_t index = 0;

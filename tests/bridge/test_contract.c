@@ -25,42 +25,29 @@ static colo_status_t contract_rank(colo_comm_t *world, void *arg)
 {
     const contract_t *p = arg;
     const t_case_t *c = &p->c;
-    colo_bridge_t *bridge = NULL;
-    int64_t rank = colo_comm_rank(world);
+    const colo_pass_t pass = p->backward ? COLO_BACKWARD : COLO_FORWARD;
+    T_ENDS(ref_part_free) ref_part_t part = {0};
+    T_STAND(s);
     rank_try(colo_comm_set_check(world, 2));
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    ref_part_t part;
-    ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, rank,
+    rank_try(t_stand_make(&s, c, world));
+    ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, s.rank,
                   p->backward && c->output == COLO_FULL_SEQ);
-    for (int step = 0; step < 2; step++) { /* broken, then kept */
-        t_buffer_t in, out;
-        rank_try(t_case_tensor(c, p->backward ? T_DY : T_X, rank, 0, true, &in));
-        rank_try(t_case_tensor(c, p->backward ? T_DX : T_Y, rank, 0, false, &out));
-        if (!step && rank == p->rank) {
-            float bad = 7.5f;
-            memcpy(t_buffer_at(&in, c->axes, part.ns, p->ib, p->is, p->ih), &bad, sizeof bad);
-        }
-        colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
-                                       : colo_bridge_forward(bridge, &in.t, &out.t, NULL);
-        if (step) {
-            rank_try(st);
-            rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, rank, 0, &out));
-        } else {
-            bool here = p->on_all || rank == p->rank;
-            if (st != (here ? COLO_ERR_CONTRACT : COLO_ERR_PEER))
-                return t_rank_fail(__FILE__, __LINE__, colo_last_error());
-            for (int i = 0; here && i < 3; i++)
-                if (p->words[i] && !says(p->words[i]))
-                    return t_rank_fail(__FILE__, __LINE__, colo_last_error());
-            rank_check(untouched(&out));
-            rank_check(colo_comm_check(world) == COLO_OK);
-        }
-        t_buffer_free(&in);
-        t_buffer_free(&out);
+    if (s.rank == p->rank) {
+        const float bad = 7.5f;
+        memcpy(t_buffer_at(t_stand_in(&s, pass), c->axes, part.ns, p->ib, p->is, p->ih), &bad,
+               sizeof bad);
     }
-    ref_part_free(&part);
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
+    const bool here = p->on_all || s.rank == p->rank;
+    if (t_stand_call(&s, pass) != (here ? COLO_ERR_CONTRACT : COLO_ERR_PEER))
+        return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+    for (int i = 0; here && i < 3; i++)
+        if (p->words[i] && !says(p->words[i]))
+            return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+    rank_check(untouched(t_stand_out(&s, pass)));
+    rank_check(colo_comm_check(world) == COLO_OK);
+    rank_try(t_stand_fill(&s, 0)); /* kept */
+    rank_try(t_stand_call(&s, pass));
+    return t_stand_compare(&s, p->backward ? T_DX : T_Y);
 }
 
 static void run_contract(const contract_t *p)
@@ -108,25 +95,16 @@ T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 
 T_CASE_ON_THREADS(8, without_the_check_only_owned_rows_of_a_disjoint_gradient_move)
 {
-    t_case_t given = usual();
-    given.grad = COLO_DISJOINT;
-    const t_case_t *c = &given;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t dy, dx;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(colo_comm_set_check(world, 1));
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
-    rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
-    float bad = 7.5f;
-    if (rank < 2) /* row 3 belongs to cp 1: what cp 0 has there never arrives */
-        memcpy(t_buffer_at(&dy, NULL, 8, 1, 3, 2), &bad, sizeof bad);
-    rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
-    rank_try(t_case_compare(c, T_DX, rank, 0, &dx));
-    t_buffer_free(&dy);
-    t_buffer_free(&dx);
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
+    t_case_t c = usual();
+    c.grad = COLO_DISJOINT;
+    c.check = 1;
+    T_STAND(s);
+    rank_try(t_stand_make(&s, &c, world));
+    const float bad = 7.5f;
+    if (s.rank < 2) /* row 3 belongs to cp 1: what cp 0 has there never arrives */
+        memcpy(t_buffer_at(&s.t[T_DY], NULL, 8, 1, 3, 2), &bad, sizeof bad);
+    rank_try(t_stand_call(&s, COLO_BACKWARD));
+    return t_stand_compare(&s, T_DX);
 }
 
 /* Replicas that own nothing: one passes NULL, the other a view of no element that has a pointer. */
@@ -134,7 +112,7 @@ T_CASE_ON(4, replicas_that_own_nothing_agree_whatever_they_pass)
 {
     const int64_t rank = colo_comm_rank(world), mine = rank / 2;
     colo_layout_t src, dst;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     float x[8], y[8], d_x[8];
     rank_try(colo_comm_set_check(world, 2));
     rank_try(t_layouts("tp=2,dp=2", "tp=2,dp=2", &src, &dst));
@@ -153,7 +131,6 @@ T_CASE_ON(4, replicas_that_own_nothing_agree_whatever_they_pass)
     rank_try(colo_bridge_backward(bridge, rank == 0 ? NULL : &out, &back, NULL));
     for (int i = 0; i < 8; i++)
         rank_check(y[i] == (mine ? x[i] : -1) && d_x[i] == y[i]);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -164,7 +141,7 @@ T_CASE_ON(3, replicas_whose_first_is_not_in_the_comm_are_compared)
     colo_grid_t grid;
     colo_layout_t layout;
     colo_comm_t *comm = NULL;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     float x = (float)rank, y = -1;
     const colo_tensor_t in = colo_tensor_host(&x, COLO_F32, 3, (int64_t[]){1, 1, 1}),
                         out = colo_tensor_host(&y, COLO_F32, 3, (int64_t[]){1, 1, 1});
@@ -179,7 +156,6 @@ T_CASE_ON(3, replicas_whose_first_is_not_in_the_comm_are_compared)
     rank_try(colo_bridge_create(&bridge, &config, comm));
     rank_check(colo_bridge_forward(bridge, &in, &out, NULL) == COLO_ERR_CONTRACT);
     rank_check(says("ranks 1 and 2 hold the same block of x") && y == -1);
-    colo_bridge_destroy(&bridge);
     colo_comm_destroy(&comm);
     return COLO_OK;
 }

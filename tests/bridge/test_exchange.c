@@ -302,7 +302,7 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 {
     const reshapes_t *a = arg;
     t_case_t c = a->c;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     uint64_t first = colo_plan_hash(colo_bridge_plan(bridge));
@@ -333,7 +333,6 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
         rank_try(t_case_step(bridge, rank, &c, i + 9));
     }
     rank_check(colo_plan_hash(colo_bridge_plan(bridge)) == first); /* back where it began */
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -357,7 +356,7 @@ static colo_status_t fits_rank(colo_comm_t *world, void *arg)
     const colo_shape_t most = {c.shape.b, c.shape.n, c.shape.h, 0};
     const int64_t rank = colo_comm_rank(world);
     uint64_t seed = t_seed() + 41; /* the same on all ranks */
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     c.shape = (ref_shape_t){4, 4, 1};
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     bridge->lazy = true; /* as over registered memory: the first call that is staged makes it */
@@ -376,7 +375,6 @@ static colo_status_t fits_rank(colo_comm_t *world, void *arg)
         rank_check(colo_bridge_workspace_size(bridge) == bytes &&
                    bridge->memory.partials.data == sums);
     }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -392,25 +390,13 @@ T_CASE(a_shape_that_fits_takes_the_memory_that_is_there)
 
 T_CASE_ON(8, a_frozen_source_has_no_backward)
 {
-    t_case_t given = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-    given.no_grad = true;
-    const t_case_t *c = &given;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t dy, dx;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    rank_try(t_case_step(bridge, rank, c, 0));
-    rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
-    rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
-    colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, NULL);
-    rank_check(st == COLO_ERR_STATE);
-    for (size_t i = 0; i < dx.bytes; i++)
-        rank_check(dx.raw[i] == 0xA5);
-    rank_try(t_case_step(bridge, rank, c, 1)); /* the refusal broke nothing */
-    t_buffer_free(&dy);
-    t_buffer_free(&dx);
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+    c.no_grad = true;
+    T_STAND(s);
+    rank_try(t_stand_make(&s, &c, world));
+    rank_try(t_stand_step(&s, 0));
+    rank_check(t_stand_call(&s, COLO_BACKWARD) == COLO_ERR_STATE && untouched(&s.t[T_DX]));
+    return t_stand_step(&s, 1); /* the refusal broke nothing */
 }
 
 /* ---- what == hides ---- */
@@ -418,32 +404,21 @@ T_CASE_ON(8, a_frozen_source_has_no_backward)
 static colo_status_t negative_zero_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t b[4];
-    int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    for (int role = 0; role < 4; role++) {
-        rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, false, &b[role]));
-        int64_t count = colo_tensor_count(&b[role].t);
-        for (int64_t i = 0; i < count; i++)
-            ((float *)b[role].t.data)[i] = role == T_X || role == T_DY ? -0.0f : 7.0f;
-    }
-    rank_try(colo_bridge_forward(bridge, &b[T_X].t, &b[T_Y].t, NULL));
-    rank_try(colo_bridge_backward(bridge, &b[T_DY].t, &b[T_DX].t, NULL));
+    T_STAND(s);
+    rank_try(t_stand_make(&s, c, world));
+    for (int role = 0; role < 4; role++)
+        for (int64_t i = 0; i < colo_tensor_count(&s.t[role].t); i++)
+            ((float *)s.t[role].t.data)[i] = role == T_X || role == T_DY ? -0.0f : 7.0f;
     bool moved = c->output == COLO_SHARDED || c->grad == COLO_DISJOINT;
-    for (int role = T_Y; role <= T_DX; role += T_DX - T_Y) {
-        int64_t count = colo_tensor_count(&b[role].t);
-        for (int64_t i = 0; i < count; i++) {
+    for (int pass = 0; pass < 2; pass++) {
+        rank_try(t_stand_call(&s, (colo_pass_t)pass));
+        const colo_tensor_t *out = &t_stand_out(&s, (colo_pass_t)pass)->t;
+        for (int64_t i = 0; i < colo_tensor_count(out); i++) {
             uint32_t bits;
-            memcpy(&bits, (float *)b[role].t.data + i, 4);
-            rank_check(((float *)b[role].t.data)[i] == 0.0f);
-            if (role == T_Y || moved)
-                rank_check(bits == 0x80000000u);
+            memcpy(&bits, (float *)out->data + i, 4);
+            rank_check(bits == 0x80000000u || (bits == 0 && pass == COLO_BACKWARD && !moved));
         }
     }
-    for (int role = 0; role < 4; role++)
-        t_buffer_free(&b[role]);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -473,30 +448,21 @@ static colo_status_t order_rank(colo_comm_t *world, void *arg)
 {
     const order_case_t *a = arg;
     const t_case_t *c = &a->c;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t dy, dx;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
-    rank_try(t_case_tensor(c, T_DY, rank, 0, false, &dy));
-    rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
-    ref_part_t give, take;
-    ref_part_make(&give, &c->dst, c->shape, rank, true);
-    ref_part_make(&take, &c->src, c->shape, rank, false);
+    T_ENDS(ref_part_free) ref_part_t give = {0}, take = {0};
+    T_STAND(s);
+    rank_try(t_stand_make(&s, c, world));
+    ref_part_make(&give, &c->dst, c->shape, s.rank, true);
+    ref_part_make(&take, &c->src, c->shape, s.rank, false);
     int64_t row = c->shape.n * c->shape.h;
     for (int64_t i = 0; i < ref_part_count(&give); i++)
-        ((float *)dy.t.data)[i] = addend_value(give.addend, give.b[0] * row + i);
-    rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
+        ((float *)s.t[T_DY].t.data)[i] = addend_value(give.addend, give.b[0] * row + i);
+    rank_try(t_stand_call(&s, COLO_BACKWARD));
     for (int64_t i = 0; i < ref_part_count(&take); i++) {
         volatile float want = addend_value(0, take.b[0] * row + i);
         for (int64_t addend = 1; addend < a->addends; addend++)
             want = want + addend_value(addend, take.b[0] * row + i);
-        rank_check(((float *)dx.t.data)[i] == want);
+        rank_check(((float *)s.t[T_DX].t.data)[i] == want);
     }
-    ref_part_free(&give);
-    ref_part_free(&take);
-    t_buffer_free(&dy);
-    t_buffer_free(&dx);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

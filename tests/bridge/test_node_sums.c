@@ -37,33 +37,27 @@ static void rounding_values(float *to, int64_t rank, colo_dtype_t dtype)
 static colo_status_t rounding_rank(colo_comm_t *world, void *arg)
 {
     const ordered_t *o = arg;
-    const int64_t rank = colo_comm_rank(world);
     const bool narrow = o->c.dtype == COLO_BF16;
     float value[2 * PART];
-    colo_bridge_t *bridge = NULL;
     colo_comm_stats_t stats;
-    t_buffer_t dy, dx;
-    rank_try(t_case_bridge(&bridge, &o->c, world, COLO_HOST));
-    rank_try(t_case_tensor(&o->c, T_DY, rank, 0, true, &dy));
-    rank_try(t_case_tensor(&o->c, T_DX, rank, 0, false, &dx));
-    rank_check(colo_tensor_count(&dy.t) == 2 * PART && colo_tensor_count(&dx.t) == PART);
-    rounding_values(value, rank, o->c.dtype);
+    T_STAND(s);
+    rank_try(t_stand_make(&s, &o->c, world));
+    const colo_tensor_t *dy = &s.t[T_DY].t, *dx = &s.t[T_DX].t;
+    rank_check(colo_tensor_count(dy) == 2 * PART && colo_tensor_count(dx) == PART);
+    rounding_values(value, s.rank, o->c.dtype);
     for (int64_t i = 0; i < 2 * PART; i++)
         if (narrow)
-            ((uint16_t *)dy.t.data)[i] = ref_half_round(ref_bf16, (double)value[i]);
+            ((uint16_t *)dy->data)[i] = ref_half_round(ref_bf16, (double)value[i]);
         else
-            ((float *)dy.t.data)[i] = value[i];
+            ((float *)dy->data)[i] = value[i];
     colo_comm_stats_reset(world);
-    rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
+    rank_try(t_stand_call(&s, COLO_BACKWARD));
     colo_comm_stats(world, &stats);
     rank_check(stats.recv_bytes[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE] ==
-               (uint64_t)colo_plan_bytes(colo_bridge_plan(bridge), COLO_BACKWARD).recv);
+               (uint64_t)colo_plan_bytes(colo_bridge_plan(s.bridge), COLO_BACKWARD).recv);
     for (int64_t i = 0; i < PART; i++)
-        o->out[rank * PART + i] =
-            narrow ? of_bf16(((const uint16_t *)dx.t.data)[i]) : ((const float *)dx.t.data)[i];
-    t_buffer_free(&dy);
-    t_buffer_free(&dx);
-    colo_bridge_destroy(&bridge);
+        o->out[s.rank * PART + i] =
+            narrow ? of_bf16(((const uint16_t *)dx->data)[i]) : ((const float *)dx->data)[i];
     return COLO_OK;
 }
 

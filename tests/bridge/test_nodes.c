@@ -90,14 +90,13 @@ T_CASE(nodes_that_cannot_be_are_refused)
 static colo_status_t asking_rank(colo_comm_t *world, void *arg)
 {
     const t_case_t *c = arg;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
     const colo_nodes_t *nodes = colo_plan_config(colo_bridge_plan(bridge))->nodes;
     rank_check(colo_nodes_count(nodes) == (c->ranks_per_node ? 0 : 3));
     for (int64_t r = 0; nodes && r < 8; r++)
         rank_check(colo_nodes_find(nodes, r) == scattered[r]);
     rank_try(t_case_step(bridge, colo_comm_rank(world), c, 3));
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -147,24 +146,17 @@ typedef struct counted {
 static colo_status_t counting_rank(colo_comm_t *world, void *arg)
 {
     const counted_t *k = arg;
-    const int64_t rank = colo_comm_rank(world);
-    colo_bridge_t *bridge = NULL;
     colo_comm_stats_t stats;
-    rank_try(t_case_bridge(&bridge, &k->c, world, COLO_HOST));
-    rank_check(colo_plan_sums_nodes(colo_bridge_plan(bridge)) == k->adds_up);
+    T_STAND(s);
+    rank_try(t_stand_make(&s, &k->c, world));
+    rank_check(colo_plan_sums_nodes(colo_bridge_plan(s.bridge)) == k->adds_up);
     for (int pass = 0; pass < 2; pass++) {
-        t_buffer_t in, out;
-        rank_try(t_case_tensor(&k->c, pass ? T_DY : T_X, rank, 0, true, &in));
-        rank_try(t_case_tensor(&k->c, pass ? T_DX : T_Y, rank, 0, false, &out));
         colo_comm_stats_reset(world);
-        rank_try((pass ? colo_bridge_backward : colo_bridge_forward)(bridge, &in.t, &out.t, NULL));
+        rank_try(t_stand_call(&s, (colo_pass_t)pass));
         colo_comm_stats(world, &stats);
         rank_check(stats.ops[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE] ==
                    (uint64_t)k->exchanges[pass]);
-        t_buffer_free(&in);
-        t_buffer_free(&out);
     }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

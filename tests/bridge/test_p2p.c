@@ -120,14 +120,13 @@ static colo_status_t blocks(colo_comm_t *comm, void *arg)
     for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
         colo_layout_t src, dst;
         colo_bridge_config_t config;
-        colo_bridge_t *b = NULL;
+        T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
         rank_try(t_case_config(&c, &src, &dst, &config));
         config.peer_blocks = given[i];
         const colo_status_t st = colo_bridge_create(&b, &config, comm);
         rank_check(st == (i < 2 ? COLO_OK : COLO_ERR_ARG));
         if (st == COLO_OK)
             rank_check(b->peers.blocks == (expected ? expected : given[i]));
-        colo_bridge_destroy(&b);
     }
     return COLO_OK;
 }

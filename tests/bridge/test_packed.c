@@ -45,8 +45,8 @@ T_CASE_ON(2, the_example_moves_each_row_to_its_rank_and_back)
     static const int64_t n[2][2] = {{4, 7}, {6, 5}};
     const int32_t me = colo_comm_rank(world);
     float x[2 * 7] = {0}, y[2 * 7], d_x[2 * 7];
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     int64_t rows[2];
     for (int64_t i = 0; i < n[0][me]; i++)
         for (int64_t h = 0; h < 2; h++)
@@ -64,8 +64,6 @@ T_CASE_ON(2, the_example_moves_each_row_to_its_rank_and_back)
     rank_check(memcmp(d_x, x, (size_t)n[0][me] * 2 * sizeof *x) == 0);
     colo_run_t run;
     rank_check(colo_batch_runs(batch, &run, 1) == 1 && run.local == 0 && run.count == rows[1]);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
@@ -430,16 +428,14 @@ T_CASE_ON(2, ranks_with_other_tables_learn_which_before_anything_moves)
     const colo_packing_t dst =
         P(.nseqs = 1, .seq_len = L(8), .split = COLO_PACKING_TABLE, .piece_start = L(0, 4),
           .piece_len = L(2, 2, 2, 2), .piece_owner = owner);
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     float x[8], y[8];
     const colo_tensor_t tx = rows_of(x, 4), ty = rows_of(y, 4);
     rank_try(bridge_of(&b, "cp=2", "cp=2", world));
     rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
     rank_check(colo_batch_forward(batch, &tx, &ty, 1, NULL) == COLO_ERR_MISMATCH);
     rank_check(strstr(colo_last_error(), "dst piece_owner") && strstr(colo_last_error(), "rank 1"));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 

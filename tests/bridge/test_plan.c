@@ -108,13 +108,12 @@ T_CASE(empty_batches_rows_and_widths_plan_to_nothing)
                                    e == 2 ? 0 : 4);
             t_case_kind(&c, kind);
             t_plans_check(&c, false);
-            t_plans_t w;
+            T_ENDS(t_plans_free) t_plans_t w = {0};
             int64_t src, dst;
             assert_true(t_plans_make(&w, &c));
             colo_plan_rows(w.plan[0], &src, &dst);
             assert_int_equal(src, 0);
             assert_int_equal(dst, 0);
-            t_plans_free(&w);
         }
 }
 
@@ -210,7 +209,7 @@ static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg
     for (int order = 0; order < 4; order += 2) /* dp slowest: tp,cp,dp and cp,tp,dp */
         for (int kind = 0; kind < 3; kind++) {
             t_case_t tc = pair_case(s, d, order, order, kind);
-            t_plans_t w;
+            T_ENDS(t_plans_free) t_plans_t w = {0};
             tc.shape = (ref_shape_t){big, 2 * c * k, 2};
             if (!t_plans_make(&w, &tc))
                 fail_msg("%s: %s", t_case_text(&tc), w.why);
@@ -238,7 +237,6 @@ static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg
             t->fan_in += want == COLO_FAN_IN;
             t->fan_out += want == COLO_FAN_OUT;
             t->equal += want == COLO_EQUAL;
-            t_plans_free(&w);
         }
 }
 
@@ -269,7 +267,7 @@ T_CASE(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide)
 
 static void expect_matrix(const t_case_t *c, colo_pass_t pass, int64_t unit, const int64_t *want)
 {
-    t_plans_t w;
+    T_ENDS(t_plans_free) t_plans_t w = {0};
     if (!t_plans_make(&w, c))
         fail_msg("%s: %s", t_case_text(c), w.why);
     int64_t v = c->shape.b * c->shape.n * c->shape.h * (int64_t)colo_dtype_size(c->dtype);
@@ -282,7 +280,6 @@ static void expect_matrix(const t_case_t *c, colo_pass_t pass, int64_t unit, con
                          pass ? "backward" : "forward", from, to, (long long)got,
                          (long long)expected);
         }
-    t_plans_free(&w);
 }
 
 T_CASE(worked_example_fan_in)
@@ -316,7 +313,7 @@ T_CASE(worked_example_without_a_divisor)
 {
     t_case_t c = t_between("tp=2,dp=3", "tp=3,dp=2", 6, 4, 4);
     c.output = COLO_SHARDED;
-    t_plans_t w;
+    T_ENDS(t_plans_free) t_plans_t w = {0};
     int64_t v = 6 * 4 * 4 * 4;
     assert_true(t_plans_make(&w, &c));
     static const struct {
@@ -337,7 +334,6 @@ T_CASE(worked_example_without_a_divisor)
             all[pass] += colo_plan_bytes(w.plan[q], (colo_pass_t)pass).recv;
     assert_int_equal(all[COLO_FORWARD], told[COLO_FORWARD]);
     assert_int_equal(all[COLO_BACKWARD], told[COLO_BACKWARD]);
-    t_plans_free(&w);
 }
 
 T_CASE(partial_gradients_move_every_addend_but_the_own_one)

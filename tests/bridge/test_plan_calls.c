@@ -42,14 +42,13 @@ T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
             const colo_plan_message_t *recv = colo_plan_recvs(p, (colo_pass_t)pass, &n);
             assert_in_range(n, 1, 64);
             for (int32_t j = 0; j < n; j++) {
-                colo_plan_t *q = NULL;
+                T_ENDS(colo_plan_destroy) colo_plan_t *q = NULL;
                 int32_t m;
                 assert_int_equal(recv[j].peer / 32, ranks[i] / 32); /* the same destination batch */
                 assert_ok(colo_plan_create(&q, &pc, recv[j].peer));
                 const colo_plan_message_t *send = colo_plan_sends(q, (colo_pass_t)pass, &m);
                 assert_int_equal(message_bytes(send, m, ranks[i]), recv[j].bytes);
                 assert_true(colo_plan_hash(p) == colo_plan_hash(q));
-                colo_plan_destroy(&q);
             }
         }
         colo_plan_destroy(&p);
@@ -61,7 +60,7 @@ T_CASE(a_pass_that_is_none_has_no_messages)
 {
     const t_case_t c = t_between("dp=2", "cp=2", 2, 4, 1);
     colo_layout_t src, dst;
-    colo_plan_t *plan = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     int32_t n = 9;
     assert_ok(t_layout(&src, &c.src));
     assert_ok(t_layout(&dst, &c.dst));
@@ -75,7 +74,6 @@ T_CASE(a_pass_that_is_none_has_no_messages)
     assert_null(colo_plan_sends(plan, (colo_pass_t)2, &n));
     assert_int_equal(n, 0);
     assert_int_equal(colo_plan_bytes(plan, (colo_pass_t)2).recv, 0);
-    colo_plan_destroy(&plan);
 }
 
 /* The ranks that planning looks at, for ranks of both sides; destinations are behind the sources.
@@ -93,10 +91,9 @@ static int64_t work_of(int64_t sources, int64_t destinations, int64_t per_node, 
     const int64_t ranks[] = {0, sources - 1, sources, sources + destinations - 1};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
-        colo_plan_t *p = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create(&p, &pc, ranks[i]));
         most = p->work > most ? p->work : most;
-        colo_plan_destroy(&p);
     }
     return most;
 }
@@ -132,13 +129,12 @@ T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
         colo_plan_config_t pc = {
             COLO_PLAN_CONFIG_INIT,   .src = &ls,         .dst = &ld,
             .shape = {n, 20, 64, 0}, .dtype = COLO_BF16, .output = COLO_SHARDED};
-        colo_plan_t *p = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create(&p, &pc, n - 1));
         if (before && p->work > 6 * before)
             fail_msg("%lld ranks: %lld looks, %lld for a quarter", (long long)n, (long long)p->work,
                      (long long)before);
         before = p->work;
-        colo_plan_destroy(&p);
     }
 }
 
@@ -162,7 +158,7 @@ static void cost_on_nodes(int64_t nodes, int64_t *work, int64_t *kept)
                                        .dtype = COLO_BF16,
                                        .ranks_per_node = 16};
         for (int64_t i = 0; i < 64; i++) {
-            colo_plan_t *p = NULL;
+            T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
             assert_ok(colo_plan_create(&p, &pc, i < 32 ? i : 16 * nodes - 1 - i * nodes / 8));
             int64_t regions = 0;
             for (int pass = 0; pass < 2; pass++)
@@ -172,7 +168,6 @@ static void cost_on_nodes(int64_t nodes, int64_t *work, int64_t *kept)
                            p->exchange[pass][COLO_RELAYS].send.nregions;
             *work = p->work > *work ? p->work : *work;
             *kept = regions > *kept ? regions : *kept;
-            colo_plan_destroy(&p);
         }
     }
 }
@@ -193,7 +188,7 @@ static void plan_few_samples(void)
     for (int from = 0; from < 2; from++) {
         ref_side_t one = t_side("dp=1", from), many = t_side("dp=4611686018427387904", !from);
         colo_layout_t src, dst;
-        colo_plan_t *p = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         int32_t n;
         assert_ok(t_layout(&src, from ? &one : &many));
         assert_ok(t_layout(&dst, from ? &many : &one));
@@ -207,7 +202,6 @@ static void plan_few_samples(void)
         assert_int_equal(m[0].peer, INT64_C(1537228672809129301));
         assert_int_equal(m[1].peer, INT64_C(3074457345618258602));
         assert_int_equal(m[2].peer, INT64_C(4611686018427387903));
-        colo_plan_destroy(&p);
     }
 }
 
@@ -278,7 +272,7 @@ T_CASE(a_rank_outside_both_grids_gets_an_empty_plan)
 {
     t_case_t c = t_between("tp=2,dp=2", "tp=2,dp=2", 4, 4, 2);
     c.world = 6;
-    t_plans_t w;
+    T_ENDS(t_plans_free) t_plans_t w = {0};
     assert_true(t_plans_make(&w, &c));
     for (int32_t r = 4; r < 6; r++)
         for (int pass = 0; pass < 2; pass++) {
@@ -291,7 +285,6 @@ T_CASE(a_rank_outside_both_grids_gets_an_empty_plan)
             colo_plan_locals(w.plan[r], (colo_pass_t)pass, &m);
             assert_int_equal(m, 0);
         }
-    t_plans_free(&w);
 }
 
 T_CASE(bad_arguments_are_refused_and_write_nothing)
@@ -342,14 +335,13 @@ T_CASE(bad_arguments_are_refused_and_write_nothing)
 T_CASE(a_plan_that_is_made_leaves_the_last_error_alone)
 {
     colo_layout_t ls, ld;
-    colo_plan_t *p = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
     assert_ok(t_layouts("tp=2,dp=3", "tp=3,dp=2", &ls, &ld));
     colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld, .shape = {6, 8, 2, 0}};
     assert_fails(colo_plan_create(&p, &c, -7), COLO_ERR_ARG, "rank -7");
     assert_ok(colo_plan_create(&p, &c, 0)); /* asks itself whether COLLECTIVE would take the pair */
     assert_int_equal(colo_plan_bytes(p, COLO_FORWARD).collective_recv, -1);
     assert_non_null(strstr(colo_last_error(), "rank -7"));
-    colo_plan_destroy(&p);
 }
 
 T_MAIN("bridge/plan_calls")

@@ -39,7 +39,7 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     const example_t *ex = arg;
     const int32_t rank = colo_comm_rank(comm);
     float x[5 * H], y[20 * H], dx[5 * H];
-    colo_bridge_t *b = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     const colo_segments_t s = segments_of(&worked);
     int64_t src, dst;
@@ -65,7 +65,6 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
         rank_check(dx[i] == times * x[i]);
     colo_batch_destroy(&batch);
     rank_check(!batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
@@ -120,7 +119,7 @@ T_CASE_ON(2, batches_with_other_tables_may_be_outstanding_together)
     static const int order[STEPS] = {1, 2, 0};
     const int32_t rank = colo_comm_rank(world);
     float x[5 * H], y[STEPS][20 * H], dx[5 * H];
-    colo_bridge_t *b = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch[STEPS] = {NULL};
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
     int64_t src, dst;
@@ -150,13 +149,12 @@ T_CASE_ON(2, batches_with_other_tables_may_be_outstanding_together)
             rank_check(dx[k] == x[k]);
         colo_batch_destroy(&batch[order[i]]);
     }
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
 static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
 {
-    colo_bridge_t *b = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
     const options_t o = {.output = COLO_SHARDED, .placement = *(colo_placement_t *)arg};
     tables_t t = worked;
@@ -181,7 +179,6 @@ static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
         colo_batch_destroy(&batch);
         s = (colo_segments_t){COLO_SEGMENTS_INIT};
     }
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
@@ -198,7 +195,7 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
     const int64_t max_rows = *(int64_t *)arg;
     const int32_t rank = colo_comm_rank(comm);
     float x[5 * H], y[8 * H], dx[5 * H];
-    colo_bridge_t *b = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     const options_t o = {.output = COLO_FULL_SEQ, .max_rows = max_rows};
     size_t first, last = 0;
     rank_try(make(&b, &o, comm));
@@ -206,7 +203,7 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
     rank_check((first > 0) == (max_rows > 0));
     for (int64_t n = 1; n <= 5; n++) {
         tables_t t = worked;
-        colo_batch_t *batch = NULL;
+        T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
         t.rows[2] = n;
         const colo_segments_t s = segments_of(&t);
         rank_try(colo_bridge_set_segments(b, &s, &batch));
@@ -217,10 +214,8 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
         rank_try(colo_batch_backward(batch, &ty, &tdx, 1, NULL));
         rank_check(colo_bridge_workspace_size(b) >= last);
         last = colo_bridge_workspace_size(b);
-        colo_batch_destroy(&batch);
     }
     rank_check(max_rows ? last == first : last > 0);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 

@@ -56,8 +56,8 @@ static colo_status_t run_fault(colo_comm_t *comm, void *arg)
     const refusal_t *f = arg;
     const int32_t rank = colo_comm_rank(comm);
     float x[5 * H], y[12 * H]; /* DIFFERENT_LENGTH has the most rows */
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
     tables_t t = worked;
     if (rank == 1 && f->fault == DIFFERENT_POS)
@@ -99,8 +99,6 @@ static colo_status_t run_fault(colo_comm_t *comm, void *arg)
     rank_check(st == (rank == 1 || want == COLO_ERR_MISMATCH ? want : COLO_ERR_PEER));
     rank_check(has_only(y, 10, NULL, 0));
     rank_check(f->later || colo_comm_check(comm) == COLO_OK);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
@@ -126,8 +124,8 @@ static colo_status_t run_without_features(colo_comm_t *comm, void *arg)
     const colo_segments_t s = segments_of(&worked);
     const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
     float x[5 * H], y[8 * H];
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     rank_try(make(&b, &o, comm));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     const int64_t rows = fill_x(x, rank);
@@ -139,8 +137,6 @@ static colo_status_t run_without_features(colo_comm_t *comm, void *arg)
     rank_check(y[0] == code(0, 0, 0) && y[8 * H - 1] == code(2, 4, H - 1));
     rank_try(colo_batch_backward(batch, ty, tx, 2, NULL));
     rank_check(x[0] == 2 * code(rank ? 2 : 0, 0, 0));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
@@ -178,7 +174,7 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     colo_segments_t s = segments_of(&t);
     float x[5 * H], y[10 * H];
     const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
-    colo_bridge_t *b = NULL, *uniform = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL, *uniform = NULL;
     colo_batch_t *batch = NULL;
     const int what = rank == 1 || f->on_both ? f->what : REFUSED;
     rank_try(make(&b, &o, comm));
@@ -201,8 +197,6 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
     colo_batch_destroy(&batch);
-    colo_bridge_destroy(&uniform);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
@@ -408,8 +402,8 @@ T_CASE_ON(2, integers_travel_but_are_not_added_up)
     const int32_t rank = colo_comm_rank(world);
     const int64_t n = rank ? 5 : 3;
     int32_t x[5] = {1, 2, 3, 4, 5}, y[8] = {0}, dx[5] = {-7};
-    colo_bridge_t *b = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     const options_t o = {.output = COLO_FULL_SEQ};
     const colo_segments_t s = segments_of(&worked);
     rank_try(make(&b, &o, world));
@@ -424,8 +418,6 @@ T_CASE_ON(2, integers_travel_but_are_not_added_up)
     rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER); /* the other rank failed first */
     rank_check(says("d_y[0] is i32"));
     rank_check(dx[0] == -7);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&b);
     return COLO_OK;
 }
 

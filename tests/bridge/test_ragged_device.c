@@ -380,7 +380,7 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
     const uint64_t seed = *(uint64_t *)arg;
     struct told *me = &told[comm->rank];
     for (int64_t i = 0, n = t_scaled(CASES); i < n; i++) {
-        t_ragged_t t;
+        T_ENDS(t_ragged_free) t_ragged_t t = {0};
         uint64_t s = seed + (uint64_t)i;
         t_ragged_random(&t, s, RANKS);
         const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&s, T_RAGGED_FEW),
@@ -397,7 +397,6 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
         rank_check(st < 0 || me->runs - before <= 2); /* all tensors of a pass at once */
         if (st < 0)
             return colo_fail_prefix(st, "%s", t_ragged_text(&t));
-        t_ragged_free(&t);
     }
     return COLO_OK;
 }
@@ -426,11 +425,11 @@ static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
     struct told *me = &told[comm->rank];
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     me->mode = REGISTERED;
     for (int64_t samples = 0; samples <= 2; samples += 2) {
-        colo_batch_t *batch = NULL;
-        t_ragged_t t;
+        T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
+        T_ENDS(t_ragged_free) t_ragged_t t = {0};
         t_ragged_uniform(&t, &src, &dst, (ref_shape_t){samples, 8, 3});
         t.c.full = t.c.partial = true;
         if (!bridge)
@@ -440,11 +439,8 @@ static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
         rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD));
         rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
         rank_check(me->runs == samples);
-        colo_batch_destroy(&batch);
-        t_ragged_free(&t);
     }
     rank_check(colo_bridge_workspace_size(bridge) == 0); /* nothing was staged */
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -476,16 +472,16 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
     const colo_transport_t transport = *(const colo_transport_t *)arg;
     const t_ragged_options_t o = {.tensors = 1, .where = &where};
     struct told *me = &told[comm->rank];
-    t_ragged_t t;
+    T_ENDS(t_ragged_free) t_ragged_t t = {0};
     t_ragged_uniform(&t, &src, &dst, (ref_shape_t){2, 8, 3});
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
         const struct path *path = &paths[i];
-        colo_bridge_t *bridge = NULL;
+        T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
         me->mode = path->mode;
         rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
         bridge->transport = transport;
         for (int64_t call = 1; call <= 2; call++) {
-            colo_batch_t *batch = NULL;
+            T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
             const colo_segments_t s = t_ragged_segments(&t);
             const int64_t runs = me->runs, pulled = me->pulled;
             rank_try(colo_bridge_set_segments(bridge, &s, &batch));
@@ -497,11 +493,8 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
                 rank_try(st);
             }
             rank_check(me->runs - runs == path->p2p && me->pulled - pulled == path->pulls);
-            colo_batch_destroy(&batch);
         }
-        colo_bridge_destroy(&bridge);
     }
-    t_ragged_free(&t);
     return COLO_OK;
 }
 
@@ -547,14 +540,14 @@ static colo_status_t run_growing(colo_comm_t *comm, void *arg)
 {
     enum { MOST = 16, H = 4 };
     const bool reserves = *(bool *)arg;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     const ref_side_t src = t_side("dp=4", true), dst = t_side("cp=2,dp=2", false);
     t_ragged_t t;
     size_t first = 0, last = 0;
     for (int64_t n = 4; n <= MOST; n += 4) {
         const t_ragged_options_t o = {
             .tensors = 1, .max_rows = reserves ? MOST : 0, .where = &where};
-        colo_batch_t *batch = NULL;
+        T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
         t_ragged_uniform(&t, &src, &dst, (ref_shape_t){4, n, H});
         t.c.full = t.c.partial = true;
         if (!bridge) {
@@ -568,11 +561,9 @@ static colo_status_t run_growing(colo_comm_t *comm, void *arg)
         rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
         rank_check(colo_bridge_workspace_size(bridge) >= last);
         last = colo_bridge_workspace_size(bridge);
-        colo_batch_destroy(&batch);
         t_ragged_free(&t);
     }
     rank_check(reserves ? last == first : last > first);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

@@ -50,13 +50,12 @@ static void free_plans(plans_t *p)
 /* Rows of a rank that holds features; the others have none. */
 static int64_t oracle_rows(const t_ragged_t *t, int64_t rank, bool src)
 {
-    ref_rows_t part;
+    T_ENDS(ref_rows_free) ref_rows_t part = {0};
     if (src)
         ref_ragged_src(&part, &t->c, rank);
     else
         ref_ragged_dst(&part, &t->c, rank, t->c.full);
     const int64_t n = part.holds && part.nh > 0 ? part.n : 0;
-    ref_rows_free(&part);
     return n;
 }
 
@@ -120,7 +119,7 @@ T_CASE(plans_without_a_bridge_have_the_oracles_rows_and_bytes)
 {
     const uint64_t seed = t_seed();
     for (int64_t i = 0; i < t_scaled(CASES); i++) {
-        t_ragged_t t;
+        T_ENDS(t_ragged_free) t_ragged_t t = {0};
         plans_t p = {0};
         t_ragged_random(&t, seed + (uint64_t)i, MOST - 1);
         if (plan_all(&p, &t) < 0)
@@ -128,7 +127,6 @@ T_CASE(plans_without_a_bridge_have_the_oracles_rows_and_bytes)
         for (int32_t r = 0; r < t.world; r++)
             check_rank(&t, &p, r);
         free_plans(&p);
-        t_ragged_free(&t);
     }
 }
 
@@ -141,13 +139,12 @@ T_CASE(rows_of_a_uniform_plan_are_those_of_all_its_samples)
                                   .shape = {.samples = 8, .rows = 6, .features = 1},
                                   .dtype = COLO_F32};
     for (int64_t rank = 0; rank < 5; rank++) {
-        colo_plan_t *plan = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
         int64_t a, b;
         assert_ok(colo_plan_create(&plan, &c, rank));
         colo_plan_rows(plan, &a, &b);
         assert_int_equal(a, rank < 4 ? 12 : 0);
         assert_int_equal(b, rank < 4 ? 24 : 0);
-        colo_plan_destroy(&plan);
     }
 }
 
@@ -160,7 +157,7 @@ static void plan_without_features(void)
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
                                   .dtype = COLO_BF16, .ranks_per_node = 2};
     for (int64_t rank = 0; rank < 4; rank++) {
-        colo_plan_t *p = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         int32_t n;
         int64_t locals;
         assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
@@ -170,7 +167,6 @@ static void plan_without_features(void)
         assert_int_equal(locals + n, 1); /* all three rows */
         assert_true(locals || passed->regions[0].s[1] == 3);
         assert_int_equal(colo_plan_bytes(p, COLO_BACKWARD).recv, 0);
-        colo_plan_destroy(&p);
     }
 }
 
@@ -190,7 +186,7 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
     static int64_t len[MOST_IMAGES], dp[MOST_IMAGES];
     colo_grid_t grid[2];
     colo_layout_t src, dst;
-    colo_plan_t *p = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
     int32_t n;
     assert_ok(colo_grid_parse(&grid[0], from, 0));
     assert_ok(colo_grid_parse(&grid[1], to, 0));
@@ -215,7 +211,6 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
     for (int32_t i = 0; i < n; i++)
         *runs += m[i].nregions;
     const int64_t work = p->work;
-    colo_plan_destroy(&p);
     return work;
 }
 
@@ -258,7 +253,7 @@ static int by_number(const void *a, const void *b)
 
 static held_t held_by(const t_ragged_t *t, int64_t rank, bool src, bool full, bool addend)
 {
-    ref_rows_t part;
+    T_ENDS(ref_rows_free) ref_rows_t part = {0};
     if (src)
         ref_ragged_src(&part, &t->c, rank);
     else
@@ -270,7 +265,6 @@ static held_t held_by(const t_ragged_t *t, int64_t rank, bool src, bool full, bo
     qsort(x.row, (size_t)x.n, sizeof *x.row, by_number);
     x.h0 = x.n ? part.h[0] : 0;
     x.h1 = x.n ? part.h[part.nh - 1] + 1 : 0;
-    ref_rows_free(&part);
     return x;
 }
 
@@ -350,11 +344,10 @@ T_CASE(small_overlaps_are_dealt_by_their_size)
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
                                   .shape = {.features = 1}, .dtype = COLO_U8};
     for (int64_t rank = 0; rank < 2; rank++) {
-        colo_plan_t *p = NULL;
+        T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
         assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
         const int64_t sent = colo_plan_bytes(p, COLO_FORWARD).send;
         most = sent > most ? sent : most;
-        colo_plan_destroy(&p);
     }
     assert_true(most <= 303 / 2 + 100);
 }
@@ -364,7 +357,7 @@ T_CASE(segments_that_touch_on_both_sides_are_one_region)
     const int64_t rows[] = {10, 10}, zero[2] = {0}, pos[] = {0, 10}, len = 20;
     const colo_segments_t s = {sizeof s, 2, rows, zero, zero, pos, NULL, 1, &len, zero, NULL};
     colo_layout_t src, dst;
-    colo_plan_t *p = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
     int32_t n;
     assert_ok(t_layouts("dp=1", "dp=1@1", &src, &dst));
     const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
@@ -373,14 +366,13 @@ T_CASE(segments_that_touch_on_both_sides_are_one_region)
     const colo_plan_message_t *m = colo_plan_sends(p, COLO_FORWARD, &n);
     assert_int_equal(n, 1);
     assert_int_equal(m->nregions, 1);
-    colo_plan_destroy(&p);
 }
 
 T_CASE(replicas_share_the_sending_of_ragged_batches)
 {
     const uint64_t seed = t_seed();
     for (int64_t i = 0; i < t_scaled(4 * CASES); i++) {
-        t_ragged_t t;
+        T_ENDS(t_ragged_free) t_ragged_t t = {0};
         plans_t p = {0};
         t_ragged_random(&t, seed + (uint64_t)i, MOST - 1);
         t.c.h *= i % 2 ? 1 : 2048; /* overlaps that are cut */
@@ -389,7 +381,6 @@ T_CASE(replicas_share_the_sending_of_ragged_batches)
         check_shares(&t, &p, COLO_FORWARD);
         check_shares(&t, &p, COLO_BACKWARD);
         free_plans(&p);
-        t_ragged_free(&t);
     }
 }
 

@@ -58,7 +58,7 @@ T_CASE(random_tables_are_refused_if_the_oracle_refuses_them)
     const uint64_t seed = t_seed();
     int64_t refused = 0, kinds[REF_REFUSE_SUM + 1] = {0};
     for (int64_t i = 0; i < CASES; i++) {
-        t_ragged_t t;
+        T_ENDS(t_ragged_free) t_ragged_t t = {0};
         colo_layout_t src, dst;
         ref_refusal_t found[MOST];
         uint64_t r = seed + (uint64_t)i;
@@ -82,7 +82,6 @@ T_CASE(random_tables_are_refused_if_the_oracle_refuses_them)
         if (n > 0 && !names_one(found, n < MOST ? n : MOST, colo_last_error()))
             fail_msg("case %d: \"%s\" is no refusal of the oracle, kind %d first: %s", (int)i,
                      colo_last_error(), (int)found[0].kind, t_ragged_text(&t));
-        t_ragged_free(&t);
     }
     assert_true(4 * refused > CASES && 4 * refused < 3 * CASES);
     for (int kind = REF_REFUSE_ROWS; kind <= REF_REFUSE_SUM; kind++)

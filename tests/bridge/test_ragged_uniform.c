@@ -48,8 +48,8 @@ static colo_status_t on_rank(colo_comm_t *comm, void *arg)
     job_t *j = arg;
     const int64_t rank = colo_comm_rank(comm), most = 4096;
     const t_ragged_options_t o = {.tensors = 1};
-    colo_bridge_t *uniform = NULL, *ragged = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *uniform = NULL, *ragged = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     int64_t rows[2], us[3], ud[3];
     float *v = calloc((size_t)(6 * most), sizeof *v);
     rank_check(v);
@@ -80,9 +80,6 @@ static colo_status_t on_rank(colo_comm_t *comm, void *arg)
     rank_try(colo_batch_backward(batch, &tdy, &tdz, 1, NULL));
     rank_check(memcmp(dx, dz, (size_t)(rows[0] * us[1]) * sizeof *dx) == 0);
     free(v);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&ragged);
-    colo_bridge_destroy(&uniform);
     return COLO_OK;
 }
 

@@ -3,7 +3,8 @@
  * test_ref_ragged.c - the oracle of ragged batches against answers that were written by hand, where
  * those of test_ragged.c and test_segments.c, which are the library's, say nothing; and what random
  * cases cover. That it says the same as the library of every rank and table is seen in
- * test_ragged_random.c, test_ragged_plan.c and test_ragged_refusals.c. Calls nothing of the library.
+ * test_ragged_random.c, test_ragged_plan.c and test_ragged_refusals.c. Calls nothing of the
+ * library.
  */
 #include "harness/harness.h"
 
@@ -56,14 +57,13 @@ T_CASE(source_shards_cut_the_axis_once_with_cp_major)
 static void expect_places(const ref_ragged_t *c, int rank, bool full, const int64_t (*qp)[2],
                           int64_t n)
 {
-    ref_rows_t part;
+    T_ENDS(ref_rows_free) ref_rows_t part = {0};
     ref_ragged_dst(&part, c, rank, full);
     assert_int_equal(part.axis, n);
     for (int64_t i = 0; i < n; i++) {
         assert_int_equal(part.place[i].q, qp[i][0]);
         assert_int_equal(part.place[i].p, qp[i][1]);
     }
-    ref_rows_free(&part);
 }
 
 T_CASE(destination_axis_is_cut_by_chunks_and_then_by_sequence_parallel)
@@ -229,7 +229,7 @@ T_CASE(random_cases_are_valid_and_cover_what_the_page_says)
     int64_t rows = 0, ranks = 0;
     const int64_t cases = t_scaled(CASES);
     for (int64_t i = 0; i < cases; i++) {
-        t_ragged_t t;
+        T_ENDS(t_ragged_free) t_ragged_t t = {0};
         ref_refusal_t why;
         t_ragged_random(&t, seed_of(i), MOST_RANKS);
         if (ref_ragged_refusals(&t.c, &why, 1))
@@ -239,7 +239,6 @@ T_CASE(random_cases_are_valid_and_cover_what_the_page_says)
         count_shares(&n, &t);
         rows += ref_ragged_total(&t.c);
         ranks += t.world;
-        t_ragged_free(&t);
     }
     printf("%lld cases, %lld rows, %lld ranks\n", (long long)cases, (long long)rows,
            (long long)ranks);

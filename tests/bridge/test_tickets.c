@@ -50,7 +50,7 @@ static colo_status_t several_rank(colo_comm_t *world, void *arg)
     const t_case_t c = the_case();
     const int64_t rank = colo_comm_rank(world);
     static const int order[STEPS] = {2, 0, 3, 1};
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     step_t step[2][STEPS] = {{{.ticket = NULL}}};
     rank_try(colo_comm_set_check(world, *(const int32_t *)arg));
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
@@ -62,7 +62,6 @@ static colo_status_t several_rank(colo_comm_t *world, void *arg)
     for (int i = 0; i < STEPS; i++)
         for (int pass = 0; pass < 2; pass++)
             rank_try(finish(&c, rank, pass == 0, STEPS * pass + order[i], &step[pass][order[i]]));
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -87,7 +86,7 @@ T_CASE_ON(4, records_name_the_ticket_of_an_operation)
     static _Thread_local char text[1 << 17];
     const t_case_t c = the_case();
     const int64_t rank = colo_comm_rank(world);
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     step_t step[2] = {{.ticket = NULL}};
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     for (int i = 0; i < 2; i++) {
@@ -99,7 +98,6 @@ T_CASE_ON(4, records_name_the_ticket_of_an_operation)
     rank_check(colo_comm_dump(world, text, sizeof text) < sizeof text);
     rank_check(count_of(text, "\"ticket\":1,") == 1 && count_of(text, "\"ticket\":2,") == 1);
     rank_check(count_of(text, "\"op\":\"exchange\"") >= 6 + 1); /* with those of "stats" */
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -114,7 +112,7 @@ T_CASE_ON(2, batches_are_started_and_finished)
                                       .nseqs = 1,         .seq_len = seq_len, .seq_dp = seq_dp};
     const int64_t rank = colo_comm_rank(world), mine = rank ? 2 : 3;
     colo_layout_t src_layout, dst_layout;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_batch_t *batch = NULL;
     colo_ticket_t *ticket = NULL;
     float x[3][2], want[8][2], got[8][2];
@@ -146,7 +144,6 @@ T_CASE_ON(2, batches_are_started_and_finished)
     colo_batch_destroy(&batch);
     rank_check(colo_batch_forward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG &&
                colo_batch_backward_start(NULL, &tx, &ty, 1, NULL, &ticket) == COLO_ERR_ARG);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -156,7 +153,7 @@ T_CASE_ON(4, more_tickets_than_there_can_be_are_refused)
 {
     const t_case_t c = the_case();
     const int64_t rank = colo_comm_rank(world);
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     static const int first = 0;
     step_t step[COLO_TICKETS_MAX] = {{.ticket = NULL}};
     colo_ticket_t *more = (colo_ticket_t *)step;
@@ -170,7 +167,6 @@ T_CASE_ON(4, more_tickets_than_there_can_be_are_refused)
     rank_try(start(bridge, &c, rank, true, 0, &step[5]));
     for (int i = first; i < COLO_TICKETS_MAX; i++)
         rank_try(finish(&c, rank, true, 0, &step[i]));
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -178,7 +174,7 @@ T_CASE_ON(4, a_ticket_that_is_not_finished_by_the_deadline_is_named)
 {
     const t_case_t c = the_case();
     const int64_t rank = colo_comm_rank(world);
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     step_t step = {.ticket = NULL};
     colo_ticket_t *more = NULL;
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
@@ -191,7 +187,6 @@ T_CASE_ON(4, a_ticket_that_is_not_finished_by_the_deadline_is_named)
     rank_check(says("ticket 1 (forward) was started") && says("the deadline is 0.0 s"));
     t_buffer_free(&step.in);
     t_buffer_free(&step.out);
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 
@@ -230,7 +225,7 @@ T_CASE(a_bridge_that_is_destroyed_names_its_tickets)
 T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
 {
     const t_case_t c = the_case();
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_ticket_t *none = NULL;
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     rank_check(colo_bridge_finish(NULL, NULL) == COLO_ERR_ARG &&
@@ -242,17 +237,14 @@ T_CASE_ON(4, one_rank_s_wrong_argument_reaches_the_others)
         rank_check(colo_bridge_forward_start(bridge, NULL, NULL, NULL, NULL) == COLO_ERR_ARG);
         rank_check(says("rank 0: ticket is NULL"));
     } else {
-        t_buffer_t x, y;
+        T_ENDS(t_buffer_free) t_buffer_t x = {0}, y = {0};
         rank_try(t_case_tensor(&c, T_X, colo_comm_rank(world), 0, true, &x));
         rank_try(t_case_tensor(&c, T_Y, colo_comm_rank(world), 0, false, &y));
         const colo_status_t st = colo_bridge_forward_start(bridge, &x.t, &y.t, NULL, &none);
         rank_check((st == COLO_ERR_PEER || st == COLO_OK) && (none == NULL) == (st < 0));
         rank_check(st < 0 || colo_bridge_finish(&none, NULL) == COLO_OK);
         rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_PEER);
-        t_buffer_free(&x);
-        t_buffer_free(&y);
     }
-    colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
 

@@ -60,12 +60,11 @@ T_CASE(eight_ranks_that_lack_the_same_half_bring_it_in_once)
                   .ranks_per_node = 8};
     int64_t in[2] = {0};
     for (int two = 0; two < 2; two++) {
-        t_plans_t w;
+        T_ENDS(t_plans_free) t_plans_t w = {0};
         c.two_levels = two;
         assert_true(t_plans_make(&w, &c));
         for (int32_t r = 0; r < 8; r++)
             in[two] += colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
-        t_plans_free(&w);
     }
     assert_int_equal(in[1], 64 * (1 << 14) * 2); /* one sample */
     assert_int_equal(in[0], 8 * in[1]);
@@ -79,7 +78,7 @@ T_CASE(small_runs_enter_at_different_ranks_of_a_node)
                   .dtype = COLO_F32,
                   .ranks_per_node = 4,
                   .two_levels = true};
-    t_plans_t w;
+    T_ENDS(t_plans_free) t_plans_t w = {0};
     /* each node of 4 ranks needs 8 samples and holds one; a run is a sample of 256 bytes */
     c.dst = t_side("tp=32", false);
     assert_true(t_plans_make(&w, &c));
@@ -87,7 +86,6 @@ T_CASE(small_runs_enter_at_different_ranks_of_a_node)
         const int64_t in = colo_plan_node_bytes(w.plan[r], COLO_FORWARD).in;
         assert_true(in == 256 || in == 512);
     }
-    t_plans_free(&w);
 }
 
 T_CASE(one_level_and_one_node_have_no_second_exchange)
@@ -99,7 +97,7 @@ T_CASE(one_level_and_one_node_have_no_second_exchange)
                   .dtype = COLO_BF16};
     static const int64_t per[] = {8, 0, 32, 8};
     for (int i = 0; i < 4; i++) {
-        t_plans_t w;
+        T_ENDS(t_plans_free) t_plans_t w = {0};
         int32_t n = 0, all = 0;
         c.ranks_per_node = per[i];
         c.two_levels = i > 0;
@@ -110,7 +108,6 @@ T_CASE(one_level_and_one_node_have_no_second_exchange)
                 all += n;
             }
         assert_true(i == 3 ? all > 0 : all == 0);
-        t_plans_free(&w);
     }
 }
 
@@ -155,29 +152,19 @@ enum { AWAY = 5 };
 static colo_status_t absent_rank(colo_comm_t *world, void *arg)
 {
     const absent_t *a = arg;
-    const int64_t rank = colo_comm_rank(world);
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t x, y;
+    T_STAND(s);
     rank_try(colo_comm_set_check(world, a->check));
-    rank_try(t_case_config(&a->c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
-    rank_try(t_case_step(bridge, rank, &a->c, 0));
-    rank_try(t_case_tensor(&a->c, T_X, rank, 0, true, &x));
-    rank_try(t_case_tensor(&a->c, T_Y, rank, 0, false, &y));
+    rank_try(t_stand_make(&s, &a->c, world));
+    rank_try(t_stand_step(&s, 0));
     rank_try(colo_comm_set_timeout(world, 500));
-    if (rank == AWAY)
+    if (s.rank == AWAY) {
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
-    else {
-        const colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
-        rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
-        rank_check(colo_comm_check(world) < 0); /* dead */
-        rank_check(a->check < 2 || untouched(&y));
+        return COLO_OK;
     }
-    t_buffer_free(&x);
-    t_buffer_free(&y);
-    colo_bridge_destroy(&bridge);
+    const colo_status_t st = t_stand_call(&s, COLO_FORWARD);
+    rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
+    rank_check(colo_comm_check(world) < 0); /* dead */
+    rank_check(a->check < 2 || untouched(&s.t[T_Y]));
     return COLO_OK;
 }
 

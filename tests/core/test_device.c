@@ -88,7 +88,7 @@ static void bridge_without_nccl_carries_device_memory(void **state)
         const colo_bridge_config_t config = {
             COLO_BRIDGE_CONFIG_INIT, .src = &src,      .dst = &dst,
             .shape = {2, 3, 4, 0},   .mem = COLO_CUDA, .algo = algo ? COLO_COLLECTIVE : COLO_EXACT};
-        colo_bridge_t *bridge = NULL;
+        T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
         for (int i = 0; i < 24; i++)
             x[i] = (float)(i + 100 * algo);
         const colo_tensor_t in = on_device(x, COLO_F32, 3, (int64_t[]){2, 3, 4}),
@@ -99,7 +99,6 @@ static void bridge_without_nccl_carries_device_memory(void **state)
         assert_memory_equal(y, x, sizeof x);
         assert_ok(colo_bridge_backward(bridge, &out, &back, NULL));
         assert_memory_equal(d_x, x, sizeof x);
-        colo_bridge_destroy(&bridge);
     }
 }
 

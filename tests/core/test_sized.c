@@ -31,10 +31,9 @@ static colo_layout_t src, dst;
 
 static colo_status_t use_plan(const void *config, int64_t *result)
 {
-    colo_plan_t *plan = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     colo_status_t st = colo_plan_create(&plan, config, 0);
     *result = st == COLO_OK ? (int64_t)colo_plan_hash(plan) : 0;
-    colo_plan_destroy(&plan);
     return st;
 }
 
@@ -47,29 +46,26 @@ static colo_status_t use_collective(const void *config, int64_t *result)
 static colo_status_t use_ragged(const void *config, int64_t *result)
 {
     const colo_segments_t none = {COLO_SEGMENTS_INIT};
-    colo_plan_t *plan = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     colo_status_t st = colo_plan_create_ragged(&plan, config, &none, 0);
     *result = st == COLO_OK ? (int64_t)colo_plan_hash(plan) : 0;
-    colo_plan_destroy(&plan);
     return st;
 }
 
 static colo_status_t use_packed(const void *config, int64_t *result)
 {
     const colo_packing_t none = {COLO_PACKING_INIT};
-    colo_plan_t *plan = NULL;
+    T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
     colo_status_t st = colo_plan_create_packed(&plan, config, &none, &none, 0);
     *result = st == COLO_OK ? (int64_t)colo_plan_hash(plan) : 0;
-    colo_plan_destroy(&plan);
     return st;
 }
 
 static colo_status_t use_bridge(const void *config, int64_t *result)
 {
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     colo_status_t st = colo_bridge_create(&bridge, config, alone);
     *result = st == COLO_OK ? (int64_t)colo_plan_hash(colo_bridge_plan(bridge)) : 0;
-    colo_bridge_destroy(&bridge);
     return st;
 }
 

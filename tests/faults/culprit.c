@@ -53,8 +53,8 @@ colo_status_t carry_batch(struct rank *r, const colo_layout_t *src, const colo_l
                                          .ragged = true};
     float x[64] = {1}, y[64];
     int64_t nx = 0, ny = 0;
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     colo_status_t st = colo_bridge_create(&bridge, &config, r->world);
     if (st == COLO_OK)
         st = colo_bridge_set_segments(bridge, &tables, &batch);
@@ -67,8 +67,6 @@ colo_status_t carry_batch(struct rank *r, const colo_layout_t *src, const colo_l
         st = place_tensor(r, &ty, sizeof y);
     if (st == COLO_OK)
         st = wait_ended(r, colo_batch_forward(batch, &tx, &ty, 1, r->stream));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&bridge);
     return st;
 }
 

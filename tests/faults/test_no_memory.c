@@ -28,7 +28,7 @@ static colo_status_t step(colo_comm_t *world, const colo_layout_t *src, const co
 {
     float x[4] = {1, 2, 3, 4}, y[4];
     colo_comm_t *all = NULL;
-    colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = src, .dst = dst,
                                          .shape = {2, 2, 1, 0}, .dtype = COLO_F32};
     int64_t xs[4], ys[4];
@@ -44,7 +44,6 @@ static colo_status_t step(colo_comm_t *world, const colo_layout_t *src, const co
         if (st == COLO_OK)
             st = colo_bridge_backward(bridge, &ty, &tx, NULL);
     }
-    colo_bridge_destroy(&bridge);
     colo_comm_destroy(&all);
     return st;
 }

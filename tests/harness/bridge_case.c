@@ -303,14 +303,12 @@ static void parts_of(const t_case_t *c, t_role_t role, int64_t rank, ref_part_t 
 colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt, bool fill,
                             t_buffer_t *b)
 {
-    ref_part_t own, part;
+    T_ENDS(ref_part_free) ref_part_t own = {0}, part = {0};
     parts_of(c, role, rank, &own, &part);
     colo_status_t st = t_buffer_make(b, c->axes, c->dtype, c->stride, part.nb, part.ns, part.nh);
     for (int64_t ib = 0; st == COLO_OK && fill && ib < part.nb; ib++)
         for (int64_t is = 0; is < part.ns; is++)
             expected_row(c, role, &own, &part, salt, ib, is, b);
-    ref_part_free(&own);
-    ref_part_free(&part);
     return st;
 }
 
@@ -319,11 +317,11 @@ static const char *const role_name[] = {"x", "y", "d_y", "d_x"};
 colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt,
                              const t_buffer_t *got)
 {
-    t_buffer_t want;
+    T_ENDS(t_buffer_free) t_buffer_t want = {0};
     COLO_TRY(t_case_tensor(c, role, rank, salt, true, &want));
     colo_status_t st = COLO_OK;
     if (want.bytes != got->bytes || memcmp(want.raw, got->raw, want.bytes) != 0) {
-        ref_part_t own, part;
+        T_ENDS(ref_part_free) ref_part_t own = {0}, part = {0};
         parts_of(c, role, rank, &own, &part);
         size_t es = colo_dtype_size(c->dtype);
         st = colo_fail(COLO_ERR_STATE,
@@ -349,10 +347,7 @@ colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int
                         (long long)part.s[is], (long long)part.h[ih], (long long)ib, (long long)is,
                         (long long)ih, (unsigned long long)gv, (unsigned long long)wv);
                 }
-        ref_part_free(&own);
-        ref_part_free(&part);
     }
-    t_buffer_free(&want);
     return st;
 }
 
@@ -382,34 +377,69 @@ static colo_status_t check_shape(const t_case_t *c, t_role_t role, int64_t rank,
     return COLO_OK;
 }
 
+void t_stand_end(t_stand_t *s)
+{
+    for (int role = 0; role < 4; role++)
+        t_buffer_free(&s->t[role]);
+    colo_bridge_destroy(&s->bridge);
+}
+
+colo_status_t t_stand_fill(t_stand_t *s, int64_t salt)
+{
+    s->salt = salt;
+    for (int role = 0; role < 4; role++) {
+        t_buffer_free(&s->t[role]);
+        COLO_TRY(t_case_tensor(s->c, (t_role_t)role, s->rank, salt, role == T_X || role == T_DY,
+                               &s->t[role]));
+    }
+    return COLO_OK;
+}
+
+colo_status_t t_stand_make(t_stand_t *s, const t_case_t *c, colo_comm_t *comm)
+{
+    s->c = c;
+    s->comm = comm;
+    s->rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
+    if (c->check)
+        COLO_TRY(colo_comm_set_check(comm, c->check));
+    COLO_TRY(t_case_bridge(&s->bridge, c, comm, COLO_HOST));
+    return t_stand_fill(s, 0);
+}
+
+colo_status_t t_stand_call(t_stand_t *s, colo_pass_t pass)
+{
+    return (pass == COLO_FORWARD ? colo_bridge_forward : colo_bridge_backward)(
+        s->bridge, &t_stand_in(s, pass)->t, &t_stand_out(s, pass)->t, NULL);
+}
+
+colo_status_t t_stand_compare(t_stand_t *s, t_role_t role)
+{
+    return t_case_compare(s->c, role, s->rank, s->salt, &s->t[role]);
+}
+
+colo_status_t t_stand_step(t_stand_t *s, int64_t salt)
+{
+    return t_case_step(s->bridge, s->rank, s->c, salt);
+}
+
 static colo_status_t one_way(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt,
                              bool backward)
 {
     t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
-    t_buffer_t in = {0}, out = {0};
+    T_ENDS(t_buffer_free) t_buffer_t in = {0}, out = {0};
+    COLO_TRY(t_case_tensor(c, in_role, rank, salt, true, &in));
+    COLO_TRY(t_case_tensor(c, out_role, rank, salt, false, &out));
     int64_t shape[3] = {0};
-    colo_status_t st;
-    COLO_TRY_GOTO(st, t_case_tensor(c, in_role, rank, salt, true, &in), done);
-    COLO_TRY_GOTO(st, t_case_tensor(c, out_role, rank, salt, false, &out), done);
     if (!backward) {
-        COLO_TRY_GOTO(
-            st, check_shape(c, T_X, rank, colo_bridge_src_shape(bridge, shape), shape, &in), done);
-        COLO_TRY_GOTO(
-            st, check_shape(c, T_Y, rank, colo_bridge_dst_shape(bridge, shape), shape, &out), done);
+        COLO_TRY(check_shape(c, T_X, rank, colo_bridge_src_shape(bridge, shape), shape, &in));
+        COLO_TRY(check_shape(c, T_Y, rank, colo_bridge_dst_shape(bridge, shape), shape, &out));
     }
     /* what holds nothing may be NULL or an empty view: take turns */
     const colo_tensor_t *pin = !in.t.data && salt % 2 ? NULL : &in.t;
     const colo_tensor_t *pout = !out.t.data && salt % 2 ? NULL : &out.t;
-    if (backward)
-        COLO_TRY_GOTO(st, colo_bridge_backward(bridge, pin, pout, NULL), done);
-    else
-        COLO_TRY_GOTO(st, colo_bridge_forward(bridge, pin, pout, NULL), done);
-    COLO_TRY_GOTO(st, t_case_compare(c, out_role, rank, salt, &out), done);
-    COLO_TRY_GOTO(st, t_case_compare(c, in_role, rank, salt, &in), done); /* never written */
-done:
-    t_buffer_free(&in);
-    t_buffer_free(&out);
-    return st;
+    COLO_TRY((backward ? colo_bridge_backward : colo_bridge_forward)(bridge, pin, pout, NULL));
+    COLO_TRY(t_case_compare(c, out_role, rank, salt, &out));
+    return t_case_compare(c, in_role, rank, salt, &in); /* never written */
 }
 
 colo_status_t t_case_step(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt)
@@ -422,17 +452,14 @@ colo_status_t t_case_step(colo_bridge_t *bridge, int64_t rank, const t_case_t *c
 
 colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c)
 {
-    colo_bridge_t *bridge = NULL;
-    colo_status_t st;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     if (c->check)
         COLO_TRY(colo_comm_set_check(world, c->check));
-    COLO_TRY_GOTO(st, t_case_bridge(&bridge, c, world, COLO_HOST), done);
+    COLO_TRY(t_case_bridge(&bridge, c, world, COLO_HOST));
     int64_t rank = colo_comm_world_rank(world, colo_comm_rank(world));
     for (int32_t i = 0; i < (c->steps ? c->steps : 1); i++)
-        COLO_TRY_GOTO(st, t_case_step(bridge, rank, c, i), done);
-done:
-    colo_bridge_destroy(&bridge);
-    return st;
+        COLO_TRY(t_case_step(bridge, rank, c, i));
+    return COLO_OK;
 }
 
 static colo_status_t run_rank(colo_comm_t *world, void *arg)

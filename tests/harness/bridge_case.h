@@ -11,6 +11,7 @@
 
 #include <colobridge.h>
 
+#include "harness/harness.h"
 #include "ref/ref_bridge.h"
 
 /* How the elements of a test tensor lie in memory. */
@@ -106,6 +107,35 @@ colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int6
 /* == between a buffer that the library wrote and what the oracle says; names rank and element. */
 colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt,
                              const t_buffer_t *got);
+
+/* A rank's bridge of a case, with the tensors of one step: x and d_y as the oracle says, y and d_x
+ * blank. It ends with its scope. */
+typedef struct t_stand {
+    const t_case_t *c; /* what fills and compares tensors; may be changed */
+    colo_comm_t *comm;
+    colo_bridge_t *bridge;
+    int64_t rank, salt; /* of the tensors */
+    t_buffer_t t[4];    /* by role */
+} t_stand_t;
+#define T_STAND(name) T_ENDS(t_stand_end) t_stand_t name = {0}
+void t_stand_end(t_stand_t *s);
+/* COLO_CHECK as the case has it. The tensors are those of salt 0. */
+colo_status_t t_stand_make(t_stand_t *s, const t_case_t *c, colo_comm_t *comm);
+/* the tensors of another step, or of the case that @s has now */
+colo_status_t t_stand_fill(t_stand_t *s, int64_t salt);
+colo_status_t t_stand_call(t_stand_t *s, colo_pass_t pass);
+static inline t_buffer_t *t_stand_in(t_stand_t *s, colo_pass_t pass)
+{
+    return &s->t[pass == COLO_FORWARD ? T_X : T_DY];
+}
+static inline t_buffer_t *t_stand_out(t_stand_t *s, colo_pass_t pass)
+{
+    return &s->t[pass == COLO_FORWARD ? T_Y : T_DX];
+}
+/* What a pass wrote, or what it read, is what the oracle says. */
+colo_status_t t_stand_compare(t_stand_t *s, t_role_t role);
+/* a whole step on the bridge, with tensors of its own */
+colo_status_t t_stand_step(t_stand_t *s, int64_t salt);
 
 /* One rank's whole job on a comm; a failure is a status with an error message. */
 colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c);

@@ -104,6 +104,9 @@ static inline bool says(const char *word)
     } while (0)
 colo_status_t t_rank_fail(const char *file, int line,
                           const char *what); /* COLO_ERR_STATE with the place */
+/* A variable of a rank function that @end ends with its scope, however that is left:
+ * T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL; */
+#define T_ENDS(end) __attribute__((cleanup(end)))
 
 /* A comm of one rank, which the program keeps: for calls that leave it as it is */
 colo_comm_t *t_self(void);

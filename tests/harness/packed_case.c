@@ -448,14 +448,12 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
 
 colo_status_t t_packed_on(const t_packed_t *t, colo_comm_t *comm)
 {
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     colo_status_t st = t_packed_bridge(&bridge, t, comm);
     if (st == COLO_OK)
         st = run_batch(bridge, &batch, t, comm);
     if (st == COLO_OK)
         st = quiet(t->where);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&bridge);
     return st;
 }

@@ -75,7 +75,7 @@ void t_make_member(court_t *k, member_t *m, const ref_side_t *side, int64_t rank
     /* features by their cut alone: a width of 0..H-1 may be huge, so ask the oracle with lists of
      * samples and rows and take the features' interval from its ends */
     const t_case_t *c = k->w->c;
-    ref_part_t part;
+    T_ENDS(ref_part_free) ref_part_t part = {0};
     bool wide = c->shape.h > 4096;
     ref_shape_t shape = c->shape;
     if (wide && !side->nsplits[2])
@@ -94,7 +94,6 @@ void t_make_member(court_t *k, member_t *m, const ref_side_t *side, int64_t rank
         m->s[part.s[i]] = true;
     for (int64_t i = 0; i < k->nc; i++)
         m->h[i] = shape.h != c->shape.h ? part.holds : ref_list_has(part.h, part.nh, k->edge[i]);
-    ref_part_free(&part);
 }
 
 void t_court_open(court_t *k, t_plans_t *w, colo_pass_t pass)

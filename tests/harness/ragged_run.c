@@ -347,13 +347,11 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
 
 colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm)
 {
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
     colo_status_t st = t_ragged_bridge(&bridge, t, o, comm);
     if (st == COLO_OK)
         st = run_batch(bridge, &batch, t, o, comm);
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&bridge);
     return st;
 }
 
@@ -363,9 +361,9 @@ colo_status_t t_ragged_large(colo_comm_t *comm, const t_ragged_where_t *w,
 {
     const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
     const t_ragged_options_t o = {.tensors = 1, .where = w};
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch = NULL;
-    t_ragged_t t;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
+    T_ENDS(t_ragged_free) t_ragged_t t = {0};
     t_ragged_uniform(&t, &src, &dst, (ref_shape_t){2, 1024, 1028});
     t.dtype = "f64";
     t.c.full = t.c.partial = true;
@@ -375,8 +373,5 @@ colo_status_t t_ragged_large(colo_comm_t *comm, const t_ragged_where_t *w,
     rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
     rank_try(w->quiet(w->arg));
     rank_check(partials(bridge) == (colo_comm_rank(comm) < 2 ? (size_t)1024 * 1028 * 8 : 0));
-    colo_batch_destroy(&batch);
-    colo_bridge_destroy(&bridge);
-    t_ragged_free(&t);
     return COLO_OK;
 }

@@ -47,7 +47,7 @@ colo_status_t soak_uniform(soak_rank_t *rank, uint64_t seed)
 
 colo_status_t soak_ragged(soak_rank_t *rank, uint64_t seed)
 {
-    t_ragged_t t;
+    T_ENDS(t_ragged_free) t_ragged_t t = {0};
     uint64_t r = seed;
     t_ragged_random(&t, seed, RANKS);
     const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&r, T_RAGGED_TENSORS),
@@ -62,6 +62,5 @@ colo_status_t soak_ragged(soak_rank_t *rank, uint64_t seed)
     if (st < 0)
         st = colo_fail_prefix(st, "%s", t_ragged_text(&t));
     colo_comm_destroy(&members);
-    t_ragged_free(&t);
     return st;
 }
