@@ -158,11 +158,10 @@ static colo_status_t name_difference(colo_comm_t *comm, const char *what,
         text[i][sizeof text[i] - 1] = '\0';
     }
     const int differ = describe_difference(comm, odd, text[1], than, text[0], out, sizeof out);
-    if (differ > NAMED)
-        return colo_fail(COLO_ERR_MISMATCH,
-                         "%s: rank %d of '%s' brings another one than rank %d, as if the calls of "
-                         "ranks came in different orders: %s",
-                         what, (int)odd, comm->name, (int)than, out);
+    COLO_FAIL_IF(differ > NAMED, COLO_ERR_MISMATCH,
+                 "%s: rank %d of '%s' brings another one than rank %d, as if the calls of "
+                 "ranks came in different orders: %s",
+                 what, (int)odd, comm->name, (int)than, out);
     if (!differ)
         snprintf(out, sizeof out,
                  "rank %d of '%s' differs from rank %d in what is too long to send", (int)odd,

@@ -25,9 +25,8 @@ static colo_status_t gather_over_comm(void *user, const void *send, void *recv, 
 
 colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap)
 {
-    if (!comm || !bootstrap)
-        return colo_fail(COLO_ERR_ARG, "bootstrap_from_comm: %s is NULL",
-                         comm ? "bootstrap" : "comm");
+    COLO_FAIL_IF(!comm || !bootstrap, COLO_ERR_ARG, "bootstrap_from_comm: %s is NULL",
+                 comm ? "bootstrap" : "comm");
     *bootstrap =
         (colo_bootstrap_t){colo_comm_rank(comm), colo_comm_size(comm), gather_over_comm, comm};
     return COLO_OK;

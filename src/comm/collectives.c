@@ -37,24 +37,20 @@ static colo_status_t count_bytes(const char *what, int64_t count, colo_dtype_t d
                                  int64_t *bytes)
 {
     int64_t elem = (int64_t)colo_dtype_size(dtype), all;
-    if (elem == 0)
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)dtype);
-    if (count < 0)
-        return colo_fail(COLO_ERR_ARG, "%s: count %lld, expected >= 0", what, (long long)count);
-    if (!colo_mul_ok(count, elem, bytes) || !colo_mul_ok(*bytes, times, &all))
-        return colo_fail(COLO_ERR_ARG, "%s: %lld elements of %lld bytes for %lld ranks pass 2^63",
-                         what, (long long)count, (long long)elem, (long long)times);
+    COLO_FAIL_IF(elem == 0, COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)dtype);
+    COLO_FAIL_IF(count < 0, COLO_ERR_ARG, "%s: count %lld, expected >= 0", what, (long long)count);
+    COLO_FAIL_IF(!colo_mul_ok(count, elem, bytes) || !colo_mul_ok(*bytes, times, &all),
+                 COLO_ERR_ARG, "%s: %lld elements of %lld bytes for %lld ranks pass 2^63", what,
+                 (long long)count, (long long)elem, (long long)times);
     return COLO_OK;
 }
 
 static colo_status_t reducible(const char *what, colo_dtype_t dtype, colo_redop_t op)
 {
-    if (!colo_reduce_takes(dtype))
-        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected a float dtype, i32 or i64", what,
-                         colo_dtype_name(dtype));
-    if (op != COLO_SUM && op != COLO_MAX)
-        return colo_fail(COLO_ERR_ARG, "%s: operation %d, expected sum (0) or max (1)", what,
-                         (int)op);
+    COLO_FAIL_IF(!colo_reduce_takes(dtype), COLO_ERR_ARG,
+                 "%s: dtype %s, expected a float dtype, i32 or i64", what, colo_dtype_name(dtype));
+    COLO_FAIL_IF(op != COLO_SUM && op != COLO_MAX, COLO_ERR_ARG,
+                 "%s: operation %d, expected sum (0) or max (1)", what, (int)op);
     return COLO_OK;
 }
 
@@ -63,9 +59,8 @@ static colo_status_t buffers(const char *what, const void *send, const void *rec
                              const void *small, int64_t small_bytes, const void *large,
                              int64_t large_bytes, int64_t offset)
 {
-    if (large_bytes > 0 && (!send || !recv))
-        return colo_fail(COLO_ERR_ARG, "%s: %s is NULL for %lld bytes", what,
-                         send ? "recv" : "send", (long long)large_bytes);
+    COLO_FAIL_IF(large_bytes > 0 && (!send || !recv), COLO_ERR_ARG, "%s: %s is NULL for %lld bytes",
+                 what, send ? "recv" : "send", (long long)large_bytes);
     if (small_bytes == 0)
         return COLO_OK;
     uintptr_t s = (uintptr_t)small, l = (uintptr_t)large;
@@ -184,27 +179,24 @@ static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const 
                                int64_t elem, int64_t *bytes)
 {
     int64_t n = colo_box_count(box), reach;
-    if (n < 0)
-        return colo_fail(COLO_ERR_ARG, "exchange: %s of rank %d, box %d has extents %lldx%lldx%lld",
-                         side, (int)peer, (int)k, (long long)box->extent[0],
-                         (long long)box->extent[1], (long long)box->extent[2]);
+    COLO_FAIL_IF(n < 0, COLO_ERR_ARG, "exchange: %s of rank %d, box %d has extents %lldx%lldx%lld",
+                 side, (int)peer, (int)k, (long long)box->extent[0], (long long)box->extent[1],
+                 (long long)box->extent[2]);
     if (n == 0)
         return COLO_OK;
-    if (!box->data)
-        return colo_fail(COLO_ERR_ARG,
-                         "exchange: %s of rank %d, box %d: data is NULL for %lld elements", side,
-                         (int)peer, (int)k, (long long)n);
+    COLO_FAIL_IF(!box->data, COLO_ERR_ARG,
+                 "exchange: %s of rank %d, box %d: data is NULL for %lld elements", side, (int)peer,
+                 (int)k, (long long)n);
     for (int i = 0; i < 3; i++)
-        if (box->stride[i] < 0)
-            return colo_fail(COLO_ERR_ARG,
-                             "exchange: %s of rank %d, box %d: axis %d has stride "
-                             "%lld, expected >= 0",
-                             side, (int)peer, (int)k, i, (long long)box->stride[i]);
+        COLO_FAIL_IF(box->stride[i] < 0, COLO_ERR_ARG,
+                     "exchange: %s of rank %d, box %d: axis %d has stride "
+                     "%lld, expected >= 0",
+                     side, (int)peer, (int)k, i, (long long)box->stride[i]);
     reach = colo_box_reach(box);
-    if (reach < 0 || !colo_mul_ok(reach, elem, &reach) || !colo_mul_ok(n, elem, &n) ||
-        !colo_add_ok(*bytes, n, bytes))
-        return colo_fail(COLO_ERR_ARG, "exchange: %s of rank %d, box %d: more than 2^63 bytes",
-                         side, (int)peer, (int)k);
+    COLO_FAIL_IF(reach < 0 || !colo_mul_ok(reach, elem, &reach) || !colo_mul_ok(n, elem, &n) ||
+                     !colo_add_ok(*bytes, n, bytes),
+                 COLO_ERR_ARG, "exchange: %s of rank %d, box %d: more than 2^63 bytes", side,
+                 (int)peer, (int)k);
     return COLO_OK;
 }
 
@@ -215,27 +207,22 @@ static colo_status_t check_messages(const colo_comm_t *comm, const char *side,
 {
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
     *bytes = 0;
-    if (elem == 0)
-        return colo_fail(COLO_ERR_ARG, "exchange: dtype %d is unknown", (int)dtype);
-    if (n < 0 || (n > 0 && !list))
-        return colo_fail(COLO_ERR_ARG, "exchange: %d entries of '%s a rank'%s", (int)n, side,
-                         list ? ", expected >= 0" : ", but the list is NULL");
+    COLO_FAIL_IF(elem == 0, COLO_ERR_ARG, "exchange: dtype %d is unknown", (int)dtype);
+    COLO_FAIL_IF(n < 0 || (n > 0 && !list), COLO_ERR_ARG, "exchange: %d entries of '%s a rank'%s",
+                 (int)n, side, list ? ", expected >= 0" : ", but the list is NULL");
     for (int32_t i = 0; i < n; i++) {
         const colo_message_t *message = &list[i];
-        if (message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank)
-            return colo_fail(COLO_ERR_ARG,
-                             "exchange: entry %d is a %s rank %d, expected 0..%d without self (%d)",
-                             (int)i, side, (int)message->peer, (int)comm->size - 1,
-                             (int)comm->rank);
-        if (i > 0 && message->peer <= list[i - 1].peer)
-            return colo_fail(COLO_ERR_ARG,
-                             "exchange: %s rank %d follows that of rank %d, expected "
-                             "peers ascending, each once",
-                             side, (int)message->peer, (int)list[i - 1].peer);
-        if (message->nboxes < 0 || (message->nboxes > 0 && !message->boxes))
-            return colo_fail(COLO_ERR_ARG, "exchange: %s rank %d: %d boxes%s", side,
-                             (int)message->peer, (int)message->nboxes,
-                             message->boxes ? "" : " at NULL");
+        COLO_FAIL_IF(
+            message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank,
+            COLO_ERR_ARG, "exchange: entry %d is a %s rank %d, expected 0..%d without self (%d)",
+            (int)i, side, (int)message->peer, (int)comm->size - 1, (int)comm->rank);
+        COLO_FAIL_IF(i > 0 && message->peer <= list[i - 1].peer, COLO_ERR_ARG,
+                     "exchange: %s rank %d follows that of rank %d, expected "
+                     "peers ascending, each once",
+                     side, (int)message->peer, (int)list[i - 1].peer);
+        COLO_FAIL_IF(message->nboxes < 0 || (message->nboxes > 0 && !message->boxes), COLO_ERR_ARG,
+                     "exchange: %s rank %d: %d boxes%s", side, (int)message->peer,
+                     (int)message->nboxes, message->boxes ? "" : " at NULL");
         for (int32_t k = 0; k < message->nboxes; k++)
             COLO_TRY(check_box(side, message->peer, k, &message->boxes[k], elem, bytes));
     }

@@ -96,17 +96,16 @@ int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank)
 
 colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks)
 {
-    if (!comm || !world_ranks)
-        return colo_fail(COLO_ERR_ARG, "comm: %s is NULL", comm ? "world_ranks" : "comm");
+    COLO_FAIL_IF(!comm || !world_ranks, COLO_ERR_ARG, "comm: %s is NULL",
+                 comm ? "world_ranks" : "comm");
     for (int32_t r = 0; r < comm->size; r++) {
-        if (world_ranks[r] < 0)
-            return colo_fail(COLO_ERR_ARG, "comm: world_ranks[%d] is %lld, expected >= 0", (int)r,
-                             (long long)world_ranks[r]);
+        COLO_FAIL_IF(world_ranks[r] < 0, COLO_ERR_ARG,
+                     "comm: world_ranks[%d] is %lld, expected >= 0", (int)r,
+                     (long long)world_ranks[r]);
         for (int32_t k = 0; k < r; k++)
-            if (world_ranks[k] == world_ranks[r])
-                return colo_fail(COLO_ERR_ARG,
-                                 "comm: world rank %lld is both rank %d and rank %d, expected once",
-                                 (long long)world_ranks[r], (int)k, (int)r);
+            COLO_FAIL_IF(world_ranks[k] == world_ranks[r], COLO_ERR_ARG,
+                         "comm: world rank %lld is both rank %d and rank %d, expected once",
+                         (long long)world_ranks[r], (int)k, (int)r);
     }
     if (!colo_comm_i_own(comm, "set_world_ranks"))
         return COLO_ERR_STATE;
@@ -150,21 +149,19 @@ const char *colo_comm_name(const colo_comm_t *comm)
 
 colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms)
 {
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "set_timeout: comm is NULL");
-    if (ms < 1 || ms > COLO_TIMEOUT_MAX)
-        return colo_fail(COLO_ERR_ARG, "set_timeout: %lld ms, expected 1..%lld", (long long)ms,
-                         (long long)COLO_TIMEOUT_MAX);
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "set_timeout: comm is NULL");
+    COLO_FAIL_IF(ms < 1 || ms > COLO_TIMEOUT_MAX, COLO_ERR_ARG,
+                 "set_timeout: %lld ms, expected 1..%lld", (long long)ms,
+                 (long long)COLO_TIMEOUT_MAX);
     __atomic_store_n(&comm->timeout_ms, ms, __ATOMIC_RELAXED); /* a backend's watchdog reads it */
     return COLO_OK;
 }
 
 colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level)
 {
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "set_check: comm is NULL");
-    if (level < 0 || level > 2)
-        return colo_fail(COLO_ERR_ARG, "set_check: level %d, expected 0..2", (int)level);
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "set_check: comm is NULL");
+    COLO_FAIL_IF(level < 0 || level > 2, COLO_ERR_ARG, "set_check: level %d, expected 0..2",
+                 (int)level);
     comm->check = level;
     return COLO_OK;
 }
@@ -180,8 +177,7 @@ int32_t colo_comm_check_level(const colo_comm_t *comm)
  * the flight record says what this rank would have done. */
 static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo_op_desc_t *refused)
 {
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "%s: comm is NULL", what);
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "%s: comm is NULL", what);
     if (!colo_comm_i_own(comm, what))
         return COLO_ERR_STATE;
     char error_message[1000];
@@ -190,11 +186,10 @@ static colo_status_t check_alive(colo_comm_t *comm, const char *what, const colo
     if (elsewhere)
         colo_op_describe(error_message, sizeof error_message, comm->op, comm->seq);
     pthread_mutex_unlock(comm->lock);
-    if (elsewhere)
-        return colo_fail(COLO_ERR_STATE,
-                         "%s: comm '%s': another thread is in %s; call from one thread at a time, "
-                         "or give each thread a communicator of its own",
-                         what, comm->name, error_message);
+    COLO_FAIL_IF(elsewhere, COLO_ERR_STATE,
+                 "%s: comm '%s': another thread is in %s; call from one thread at a time, "
+                 "or give each thread a communicator of its own",
+                 what, comm->name, error_message);
     colo_status_t st = comm->ops->state(comm, error_message, sizeof error_message);
     if (st == COLO_OK)
         return COLO_OK;
@@ -238,8 +233,7 @@ void colo_comm_abort(colo_comm_t *comm, const char *why)
 
 colo_status_t colo_comm_check(const colo_comm_t *comm)
 {
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "comm_check: comm is NULL");
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "comm_check: comm is NULL");
     if (!colo_comm_i_own(comm, "comm_check"))
         return COLO_ERR_STATE;
     char error_message[1000];

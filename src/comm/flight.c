@@ -125,8 +125,7 @@ static colo_status_t make_text(const colo_comm_t *comm, struct text *text)
             ok = add_comm(text, other, NULL, NULL);
         }
     pthread_mutex_unlock(&lock);
-    if (!ok)
-        return colo_fail(COLO_ERR_NOMEM, "flight_record");
+    COLO_FAIL_IF(!ok, COLO_ERR_NOMEM, "flight_record");
     memcpy(text->bytes + text->length, "]}\n", 3);
     text->length += 3;
     return COLO_OK;
@@ -134,18 +133,15 @@ static colo_status_t make_text(const colo_comm_t *comm, struct text *text)
 
 colo_status_t colo_comm_flight_record(const colo_comm_t *comm, const char *prefix)
 {
-    if (!comm || !prefix || !*prefix)
-        return colo_fail(COLO_ERR_ARG, "flight_record: %s",
-                         !comm ? "comm is NULL"
-                               : "no prefix, expected the beginning of a file name");
+    COLO_FAIL_IF(!comm || !prefix || !*prefix, COLO_ERR_ARG, "flight_record: %s",
+                 !comm ? "comm is NULL" : "no prefix, expected the beginning of a file name");
     if (!colo_comm_i_own(comm, "flight_record"))
         return COLO_ERR_STATE;
     char path[4096], part[4096 + 32];
     const int length =
         snprintf(path, sizeof path, "%s%lld", prefix, (long long)comm->world_rank[comm->rank]);
-    if (length >= (int)sizeof path)
-        return colo_fail(COLO_ERR_ARG, "flight_record: the prefix has %zu bytes, expected < 4000",
-                         strlen(prefix));
+    COLO_FAIL_IF(length >= (int)sizeof path, COLO_ERR_ARG,
+                 "flight_record: the prefix has %zu bytes, expected < 4000", strlen(prefix));
     snprintf(part, sizeof part, "%s.%d.part", path, (int)getpid());
     struct text text = {0};
     const colo_status_t st = make_text(comm, &text);

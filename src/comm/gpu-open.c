@@ -18,9 +18,8 @@ colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops)
 {
     const colo_backend_t *b = NULL;
     COLO_TRY(colo_backend_load(name, &b));
-    if (!b->comm || !b->comm->create)
-        return colo_fail(COLO_ERR_UNBUILT, "backend '%s' offers no communicator between GPUs",
-                         name);
+    COLO_FAIL_IF(!b->comm || !b->comm->create, COLO_ERR_UNBUILT,
+                 "backend '%s' offers no communicator between GPUs", name);
     *ops = b->comm;
     return COLO_OK;
 }

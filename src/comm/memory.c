@@ -53,8 +53,7 @@ static colo_status_t alloc_alone(colo_comm_t *comm, colo_memory_t *memory)
 static colo_status_t make(colo_comm_t *comm, void *ptr, size_t bytes, bool owned,
                           colo_memory_t **out)
 {
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "memory: comm is NULL");
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "memory: comm is NULL");
     COLO_TRY(colo_comm_i_alive(comm, "memory"));
     colo_memory_t *memory = calloc(1, sizeof *memory);
     colo_status_t st = COLO_OK;

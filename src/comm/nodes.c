@@ -27,11 +27,10 @@ colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id)
     }
     for (const char *c = text; *c; c++)
         names += *c == ',';
-    if (names > 1 && names != size)
-        return colo_fail(COLO_ERR_ARG,
-                         "COLO_NODE names the nodes of %d ranks, and there are %d; give one name "
-                         "for each rank, or one for this process",
-                         (int)names, (int)size);
+    COLO_FAIL_IF(names > 1 && names != size, COLO_ERR_ARG,
+                 "COLO_NODE names the nodes of %d ranks, and there are %d; give one name "
+                 "for each rank, or one for this process",
+                 (int)names, (int)size);
     for (int32_t i = 0; names > 1 && i < rank; i++)
         text = strchr(text, ',') + 1;
     *id = colo_hash_bytes(COLO_HASH_INIT, text, strcspn(text, ","));

@@ -103,8 +103,7 @@ colo_status_t colo_reduce_grow(void **workspace, size_t *has, const char *what, 
     if (bytes <= *has)
         return COLO_OK;
     void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of workspace", what, bytes);
+    COLO_FAIL_IF(!p, COLO_ERR_NOMEM, "%s: %zu bytes of workspace", what, bytes);
     free(*workspace);
     *workspace = p;
     *has = bytes;

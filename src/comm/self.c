@@ -56,8 +56,7 @@ static colo_status_t self_exchange(colo_comm_t *comm, const colo_exchange_t *exc
 static colo_status_t attach(colo_comm_t *comm)
 {
     colo_error_state_t *error = malloc(sizeof *error);
-    if (!error)
-        return colo_fail(COLO_ERR_NOMEM, "comm of one rank: %zu bytes", sizeof *error);
+    COLO_FAIL_IF(!error, COLO_ERR_NOMEM, "comm of one rank: %zu bytes", sizeof *error);
     colo_error_state_init(error);
     comm->impl = error;
     return COLO_OK;
@@ -103,8 +102,7 @@ const colo_comm_ops_t colo_comm_self_ops = {
 
 colo_status_t colo_comm_create_self(colo_comm_t **comm)
 {
-    if (!comm)
-        return colo_fail(COLO_ERR_ARG, "create_self: comm is NULL");
+    COLO_FAIL_IF(!comm, COLO_ERR_ARG, "create_self: comm is NULL");
     colo_comm_t *made = NULL;
     COLO_TRY(colo_env_check(NULL));
     COLO_TRY(colo_comm_i_new(&made, &colo_comm_self_ops, 0, 1, NULL));

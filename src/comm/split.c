@@ -22,8 +22,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
 {
     int32_t rank = 0;
     COLO_AUTOFREE int64_t *world = malloc(sizeof *world * (size_t)n);
-    if (!world)
-        return colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
+    COLO_FAIL_IF(!world, COLO_ERR_NOMEM, "split: %d members", (int)n);
     for (int32_t i = 0; i < n; i++) {
         world[i] = parent->world_rank[members[i]];
         if (members[i] == parent->rank)
@@ -89,15 +88,12 @@ static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *
     if (!colo_grid_has_rank(grid, me)) /* the dims must still make sense */
         return colo_grid_group(grid, dims, grid->offset, &group);
     COLO_TRY(colo_grid_group(grid, dims, me, &group));
-    if (group.size > parent->size)
-        return colo_fail(COLO_ERR_MISSING,
-                         "split '%s': the group of world rank %lld has %lld members, comm '%s' has "
-                         "%d ranks",
-                         dims, (long long)me, (long long)group.size, parent->name,
-                         (int)parent->size);
+    COLO_FAIL_IF(group.size > parent->size, COLO_ERR_MISSING,
+                 "split '%s': the group of world rank %lld has %lld members, comm '%s' has "
+                 "%d ranks",
+                 dims, (long long)me, (long long)group.size, parent->name, (int)parent->size);
     int32_t *list = malloc(sizeof *list * (size_t)group.size);
-    if (!list)
-        return colo_fail(COLO_ERR_NOMEM, "split '%s': %lld members", dims, (long long)group.size);
+    COLO_FAIL_IF(!list, COLO_ERR_NOMEM, "split '%s': %lld members", dims, (long long)group.size);
     for (int64_t i = 0; i < group.size; i++) {
         int64_t world = colo_group_member(&group, i);
         list[i] = colo_comm_find(parent, world);

@@ -270,8 +270,7 @@ static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_m
 {
     colo_status_t st = COLO_OK;
     struct load *t = calloc(1, sizeof *t);
-    if (!t)
-        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
+    COLO_FAIL_IF(!t, COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
     *t = (struct load){{.end = load_abandoned}, f->lib, f->device, f->counts, {0}};
     st = colo_run_for((double)timeout_ms * 1e-3, NULL, NULL, load_main, &t->abandon, t);
     if (st == COLO_ERR_TIMEOUT) {
@@ -297,16 +296,13 @@ static colo_status_t check_borrowed(const struct colo_nccl_context *f, ncclComm_
         r = f->lib->device(nccl, &device);
     if (r != ncclSuccess)
         return colo_nccl_error(f->lib, "create_nccl_borrowed", r);
-    if (rank != control->rank || size != control->size)
-        return colo_fail(
-            COLO_ERR_ARG,
-            "create_nccl_borrowed: the ncclComm_t is rank %d of %d, the parent is rank %d of %d",
-            rank, size, (int)control->rank, (int)control->size);
-    if (device != f->device)
-        return colo_fail(
-            COLO_ERR_ARG,
-            "create_nccl_borrowed: the ncclComm_t is on device %d, the current device is %d",
-            device, (int)f->device);
+    COLO_FAIL_IF(
+        rank != control->rank || size != control->size, COLO_ERR_ARG,
+        "create_nccl_borrowed: the ncclComm_t is rank %d of %d, the parent is rank %d of %d", rank,
+        size, (int)control->rank, (int)control->size);
+    COLO_FAIL_IF(device != f->device, COLO_ERR_ARG,
+                 "create_nccl_borrowed: the ncclComm_t is on device %d, the current device is %d",
+                 device, (int)f->device);
     return COLO_OK;
 }
 

@@ -101,8 +101,7 @@ static colo_status_t link_connect(struct colo_nccl_context *context, colo_comm_t
     if (st == COLO_ERR_TIMEOUT) {
         context->memory = NULL; /* the helper's */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
-        if (dead < 0)
-            return colo_fail(dead, "nccl create: %s", why);
+        COLO_FAIL_IF(dead < 0, dead, "nccl create: %s", why);
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, "
                          "world rank %lld, device %d)",

@@ -109,12 +109,10 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     if (error != cudaSuccess)
         return colo_cuda_error("nccl create", error);
     device = device < 0 ? now : device;
-    if (device >= count)
-        return colo_fail(COLO_ERR_ARG, "nccl create: device %d, %d devices are visible",
-                         (int)device, count);
+    COLO_FAIL_IF(device >= count, COLO_ERR_ARG, "nccl create: device %d, %d devices are visible",
+                 (int)device, count);
     struct colo_nccl_context *context = calloc(1, sizeof *context);
-    if (!context)
-        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *context);
+    COLO_FAIL_IF(!context, COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *context);
     context->lib = lib;
     context->device = device;
     context->timeout_ms = 1000;

@@ -319,10 +319,10 @@ static colo_status_t run(struct colo_operation *call, const struct exchange *exc
     const int steps = steps_needed(exchange);
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < exchange->n[side]; i++)
-            if (rank_on(exchange->subconnection, exchange->m[side][i].peer) < 0)
-                return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
-                                 colo_operation_text(call, what, sizeof what),
-                                 (int)exchange->m[side][i].peer);
+            COLO_FAIL_IF(rank_on(exchange->subconnection, exchange->m[side][i].peer) < 0,
+                         COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
+                         colo_operation_text(call, what, sizeof what),
+                         (int)exchange->m[side][i].peer);
     COLO_TRY(check_memory(call, exchange));
     COLO_TRY(need_lists(call, exchange));
     for (int k = 0; k < steps; k++) {

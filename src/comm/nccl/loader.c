@@ -41,11 +41,12 @@ static colo_status_t find(void)
     ncclResult_t r = the_lib.get_version(&the_lib.version);
     if (r != ncclSuccess)
         return colo_nccl_error(&the_lib, "ncclGetVersion", r);
-    if (the_lib.version < NCCL_VERSION(2, 18, 0) || the_lib.version >= NCCL_VERSION(3, 0, 0))
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "nccl: version %d, expected 2.18 (21800) or a later 2.x; update the NCCL "
-                         "that the process loads",
-                         the_lib.version);
+    COLO_FAIL_IF(the_lib.version < NCCL_VERSION(2, 18, 0) ||
+                     the_lib.version >= NCCL_VERSION(3, 0, 0),
+                 COLO_ERR_UNBUILT,
+                 "nccl: version %d, expected 2.18 (21800) or a later 2.x; update the NCCL "
+                 "that the process loads",
+                 the_lib.version);
     found = true;
     return COLO_OK;
 }

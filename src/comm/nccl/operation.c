@@ -57,21 +57,20 @@ static colo_status_t check_place(struct colo_operation *call)
     char what[96];
     int now = -1;
     COLO_OPERATION_CUDA(cudaGetDevice(&now));
-    if (now != call->f->device)
-        return colo_fail(
-            COLO_ERR_ARG, "%s: the current device is %d, comm '%s' was made on device %d",
-            colo_operation_text(call, what, sizeof what), now, call->c->name, (int)call->f->device);
+    COLO_FAIL_IF(now != call->f->device, COLO_ERR_ARG,
+                 "%s: the current device is %d, comm '%s' was made on device %d",
+                 colo_operation_text(call, what, sizeof what), now, call->c->name,
+                 (int)call->f->device);
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     COLO_OPERATION_CUDA(cudaStreamIsCapturing(call->stream, &capture));
     call->capturing = capture != cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 12080
     if (call->stream && !call->capturing) { /* the default stream is the current device's */
         COLO_OPERATION_CUDA(cudaStreamGetDevice(call->stream, &now));
-        if (now != call->f->device)
-            return colo_fail(COLO_ERR_ARG,
-                             "%s: the stream is of device %d, comm '%s' was made on device %d",
-                             colo_operation_text(call, what, sizeof what), now, call->c->name,
-                             (int)call->f->device);
+        COLO_FAIL_IF(now != call->f->device, COLO_ERR_ARG,
+                     "%s: the stream is of device %d, comm '%s' was made on device %d",
+                     colo_operation_text(call, what, sizeof what), now, call->c->name,
+                     (int)call->f->device);
     }
 #endif
     return COLO_OK;
@@ -81,11 +80,10 @@ static colo_status_t check_place(struct colo_operation *call)
 static colo_status_t own_link(struct colo_operation *call)
 {
     char what[96];
-    if (!call->x->connection && call->capturing)
-        return colo_fail(COLO_ERR_STATE,
-                         "%s: comm '%s' connects at its first operation, which cannot be captured; "
-                         "run one before the capture, a barrier will do",
-                         colo_operation_text(call, what, sizeof what), call->c->name);
+    COLO_FAIL_IF(!call->x->connection && call->capturing, COLO_ERR_STATE,
+                 "%s: comm '%s' connects at its first operation, which cannot be captured; "
+                 "run one before the capture, a barrier will do",
+                 colo_operation_text(call, what, sizeof what), call->c->name);
     if (!call->x->connection)
         COLO_TRY(colo_nccl_connect(call->c));
     call->connection = call->x->connection;
@@ -172,15 +170,14 @@ colo_status_t colo_operation_on_device(const struct colo_operation *call, const 
     struct cudaPointerAttributes attributes;
     char what[96];
     COLO_OPERATION_CUDA(cudaPointerGetAttributes(&attributes, memory));
-    if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
-                         colo_operation_text(call, what, sizeof what), name, call->c->name,
-                         (int)call->f->device);
-    if (attributes.type == cudaMemoryTypeDevice && attributes.device != call->f->device)
-        return colo_fail(COLO_ERR_ARG, "%s: %s is memory of device %d, comm '%s' is on device %d",
-                         colo_operation_text(call, what, sizeof what), name, attributes.device,
-                         call->c->name, (int)call->f->device);
+    COLO_FAIL_IF(
+        attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged,
+        COLO_ERR_ARG, "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
+        colo_operation_text(call, what, sizeof what), name, call->c->name, (int)call->f->device);
+    COLO_FAIL_IF(attributes.type == cudaMemoryTypeDevice && attributes.device != call->f->device,
+                 COLO_ERR_ARG, "%s: %s is memory of device %d, comm '%s' is on device %d",
+                 colo_operation_text(call, what, sizeof what), name, attributes.device,
+                 call->c->name, (int)call->f->device);
     return COLO_OK;
 }
 
@@ -193,11 +190,10 @@ colo_status_t colo_operation_stage(struct colo_operation *call, size_t bytes)
     call->stage = lent ? call->c->stage : context->stage;
     if (lent || bytes <= context->stage_bytes)
         return COLO_OK;
-    if (call->capturing)
-        return colo_fail(COLO_ERR_STATE,
-                         "%s: needs %zu bytes of staging, %zu are there; run it once before the "
-                         "capture",
-                         colo_operation_text(call, what, sizeof what), bytes, context->stage_bytes);
+    COLO_FAIL_IF(call->capturing, COLO_ERR_STATE,
+                 "%s: needs %zu bytes of staging, %zu are there; run it once before the "
+                 "capture",
+                 colo_operation_text(call, what, sizeof what), bytes, context->stage_bytes);
     size_t grown = COLO_STAGE_ALIGN; /* powers of two: with those before, at most twice as much */
     while (grown < bytes)
         grown *= 2;

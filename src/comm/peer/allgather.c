@@ -64,12 +64,11 @@ static colo_status_t check_memory(const struct colo_peer *p, const colo_share_t 
                                   const struct colo_gather *g, size_t bytes)
 {
     for (int32_t k = 0; k < p->size; k++)
-        if (s->bytes[k] < g->offset + bytes * (size_t)p->size)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "all_gather of a head: %zu bytes at offset %llu of registered memory "
-                             "%d, of which rank %d has %zu",
-                             bytes * (size_t)p->size, (unsigned long long)g->offset, (int)g->id,
-                             (int)k, s->bytes[k]);
+        COLO_FAIL_IF(s->bytes[k] < g->offset + bytes * (size_t)p->size, COLO_ERR_MISMATCH,
+                     "all_gather of a head: %zu bytes at offset %llu of registered memory "
+                     "%d, of which rank %d has %zu",
+                     bytes * (size_t)p->size, (unsigned long long)g->offset, (int)g->id, (int)k,
+                     s->bytes[k]);
     return COLO_OK;
 }
 
@@ -104,11 +103,9 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     const cudaError_t e = cudaStreamIsCapturing(stream, &capture);
     if (e != cudaSuccess)
         return colo_cuda_error("all_gather of a head", e);
-    if (capture != cudaStreamCaptureStatusNone)
-        return colo_fail(
-            COLO_ERR_STATE,
-            "all_gather of a head: the first one into registered memory makes mailboxes "
-            "for it, which cannot be captured; run one before the capture");
+    COLO_FAIL_IF(capture != cudaStreamCaptureStatusNone, COLO_ERR_STATE,
+                 "all_gather of a head: the first one into registered memory makes mailboxes "
+                 "for it, which cannot be captured; run one before the capture");
     st = make(c, &x->gather);
     if (st == COLO_ERR_UNBUILT) {
         x->gather_none = true;

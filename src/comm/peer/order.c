@@ -13,8 +13,7 @@ colo_status_t colo_cuda_error(const char *what, cudaError_t e)
 colo_status_t colo_order_new(struct colo_order **out)
 {
     struct colo_order *o = calloc(1, sizeof *o);
-    if (!o)
-        return colo_fail(COLO_ERR_NOMEM, "order of operations: %zu bytes", sizeof *o);
+    COLO_FAIL_IF(!o, COLO_ERR_NOMEM, "order of operations: %zu bytes", sizeof *o);
     atomic_init(&o->refs, 1);
     cudaError_t e = cudaEventCreateWithFlags(&o->done, cudaEventDisableTiming);
     if (e != cudaSuccess) {

@@ -53,8 +53,7 @@ static colo_status_t trial_new(struct colo_peer *p, struct trial *t)
 {
     const size_t bytes = 3 * (size_t)p->size * sizeof *t->page;
     t->host = calloc(3 * (size_t)p->size, sizeof *t->host);
-    if (!t->host)
-        return colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)p->size);
+    COLO_FAIL_IF(!t->host, COLO_ERR_NOMEM, "peer memory: %d ranks", (int)p->size);
     cudaError_t e = cudaMalloc((void **)&t->page, bytes > PAGE ? bytes : PAGE);
     if (e == cudaSuccess)
         e = cudaMemsetAsync(t->page, 0, bytes, p->stream);

@@ -149,8 +149,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
 {
     struct colo_order *family = ((colo_peer_base_t *)c->impl)->order;
     struct colo_peer *p = calloc(1, sizeof *p);
-    if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "peer memory: %zu bytes", sizeof *p);
+    COLO_FAIL_IF(!p, COLO_ERR_NOMEM, "peer memory: %zu bytes", sizeof *p);
     pthread_mutex_init(&p->lock, NULL);
     atomic_init(&p->refs, 1);
     p->rank = c->rank;
@@ -276,8 +275,7 @@ colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t c
 static colo_status_t write_rows(struct colo_peer *p, int32_t id, char *const *base)
 {
     COLO_AUTOFREE uint64_t *column = calloc((size_t)p->size, sizeof *column);
-    if (!column)
-        return colo_fail(COLO_ERR_NOMEM, "register: %d ranks", (int)p->size);
+    COLO_FAIL_IF(!column, COLO_ERR_NOMEM, "register: %d ranks", (int)p->size);
     for (int32_t r = 0; base && r < p->size; r++)
         column[r] = (uint64_t)(uintptr_t)base[r];
     cudaError_t e =

@@ -55,18 +55,16 @@ static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t by
     cudaError_t e = cudaPointerGetAttributes(&a, ptr);
     if (e != cudaSuccess)
         return colo_cuda_error("register", e);
-    if (a.type != cudaMemoryTypeDevice)
-        return colo_fail(COLO_ERR_ARG, "register: %p is %s memory, expected memory of device %d",
-                         ptr, a.type == cudaMemoryTypeManaged ? "managed" : "host", (int)p->device);
-    if (a.device != p->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "register: %p is memory of device %d, comm '%s' is on device %d", ptr,
-                         a.device, p->name, (int)p->device);
+    COLO_FAIL_IF(a.type != cudaMemoryTypeDevice, COLO_ERR_ARG,
+                 "register: %p is %s memory, expected memory of device %d", ptr,
+                 a.type == cudaMemoryTypeManaged ? "managed" : "host", (int)p->device);
+    COLO_FAIL_IF(a.device != p->device, COLO_ERR_ARG,
+                 "register: %p is memory of device %d, comm '%s' is on device %d", ptr, a.device,
+                 p->name, (int)p->device);
     COLO_TRY(range_of(ptr, base, &size));
-    if ((size_t)((char *)ptr - *base) + bytes > size)
-        return colo_fail(COLO_ERR_ARG,
-                         "register: %zu bytes from %p end %zu bytes past their allocation", bytes,
-                         ptr, (size_t)((char *)ptr - *base) + bytes - size);
+    COLO_FAIL_IF((size_t)((char *)ptr - *base) + bytes > size, COLO_ERR_ARG,
+                 "register: %zu bytes from %p end %zu bytes past their allocation", bytes, ptr,
+                 (size_t)((char *)ptr - *base) + bytes - size);
     e = cudaIpcGetMemHandle(&handle, *base);
     if (e == cudaSuccess)
         return COLO_OK;

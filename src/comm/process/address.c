@@ -28,10 +28,10 @@ enum { SPARE = 2 }; /* descriptors beyond a connection for each peer: callers no
 colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *boot, int error)
 {
     struct rlimit limit = {0, 0};
-    if (error != EMFILE && error != ENFILE)
-        return colo_fail(error == ENOMEM || error == ENOBUFS ? COLO_ERR_NOMEM : COLO_ERR_IO,
-                         "create_bootstrap: rank %d of %d cannot open a socket: %s",
-                         (int)boot->rank, (int)boot->size, strerror(error));
+    COLO_FAIL_IF(error != EMFILE && error != ENFILE,
+                 error == ENOMEM || error == ENOBUFS ? COLO_ERR_NOMEM : COLO_ERR_IO,
+                 "create_bootstrap: rank %d of %d cannot open a socket: %s", (int)boot->rank,
+                 (int)boot->size, strerror(error));
     getrlimit(RLIMIT_NOFILE, &limit);
     return colo_fail(
         COLO_ERR_IO,
@@ -78,8 +78,8 @@ static colo_status_t make(const colo_bootstrap_t *boot, colo_endpoint_t *endpoin
     (void)colo_env_text("COLO_NODE", &names);
     if (names[0])
         (void)colo_node_id(boot->rank, boot->size, &endpoint->node);
-    if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
-        return colo_fail(COLO_ERR_IO, "create_bootstrap: getrandom: %s", strerror(errno));
+    COLO_FAIL_IF(getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN, COLO_ERR_IO,
+                 "create_bootstrap: getrandom: %s", strerror(errno));
     int error = colo_host_sockets(&endpoint->host);
     if (!error)
         error = bind_door(endpoint, door);
@@ -130,35 +130,29 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *boot, const colo_e
 {
     for (int32_t r = 0; r < boot->size; r++) {
         const colo_endpoint_t *other = &endpoint[r];
-        if (other->magic != COLO_ENDPOINT_MAGIC)
-            return colo_fail(
-                COLO_ERR_MISMATCH,
-                "create_bootstrap: entry %d of the all-gather does not hold what rank %d "
-                "brought; rank r's bytes belong at recv + r * bytes",
-                (int)r, (int)r);
-        if (other->rank != r || other->size != boot->size)
-            return colo_fail(
-                COLO_ERR_MISMATCH,
-                "create_bootstrap: entry %d of the all-gather comes from rank %d of %d, "
-                "expected rank %d of %d",
-                (int)r, (int)other->rank, (int)other->size, (int)r, (int)boot->size);
-        if (other->version != endpoint[0].version)
-            return colo_fail(
-                COLO_ERR_MISMATCH,
-                "create_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
-                "%u.%u.%u",
-                (int)r, (unsigned)(other->version >> 16), (unsigned)(other->version >> 8 & 0xff),
-                (unsigned)(other->version & 0xff), (unsigned)(endpoint[0].version >> 16),
-                (unsigned)(endpoint[0].version >> 8 & 0xff),
-                (unsigned)(endpoint[0].version & 0xff));
+        COLO_FAIL_IF(other->magic != COLO_ENDPOINT_MAGIC, COLO_ERR_MISMATCH,
+                     "create_bootstrap: entry %d of the all-gather does not hold what rank %d "
+                     "brought; rank r's bytes belong at recv + r * bytes",
+                     (int)r, (int)r);
+        COLO_FAIL_IF(other->rank != r || other->size != boot->size, COLO_ERR_MISMATCH,
+                     "create_bootstrap: entry %d of the all-gather comes from rank %d of %d, "
+                     "expected rank %d of %d",
+                     (int)r, (int)other->rank, (int)other->size, (int)r, (int)boot->size);
+        COLO_FAIL_IF(
+            other->version != endpoint[0].version, COLO_ERR_MISMATCH,
+            "create_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
+            "%u.%u.%u",
+            (int)r, (unsigned)(other->version >> 16), (unsigned)(other->version >> 8 & 0xff),
+            (unsigned)(other->version & 0xff), (unsigned)(endpoint[0].version >> 16),
+            (unsigned)(endpoint[0].version >> 8 & 0xff), (unsigned)(endpoint[0].version & 0xff));
     }
     if (endpoint[boot->rank].status < 0) /* its own error before that of any other */
         return colo_fail((colo_status_t)endpoint[boot->rank].status, "%s%.*s", CALL,
                          (int)sizeof endpoint[boot->rank].why, endpoint[boot->rank].why);
     for (int32_t r = 0; r < boot->size; r++)
-        if (endpoint[r].status < 0)
-            return colo_fail(COLO_ERR_PEER, "create_bootstrap: rank %d failed: %.*s", (int)r,
-                             (int)sizeof endpoint[r].why, endpoint[r].why);
+        COLO_FAIL_IF(endpoint[r].status < 0, COLO_ERR_PEER,
+                     "create_bootstrap: rank %d failed: %.*s", (int)r, (int)sizeof endpoint[r].why,
+                     endpoint[r].why);
     return COLO_OK;
 }
 

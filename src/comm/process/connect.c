@@ -379,15 +379,13 @@ static colo_status_t gather(struct meeting *meeting, const colo_endpoint_t *mine
     (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
     colo_status_t st = boot->all_gather(boot->user, mine, meeting->endpoint, sizeof *mine);
     meeting->begin = colo_now();
-    if (st > 0)
-        return colo_fail(
-            COLO_ERR_ARG,
-            "create_bootstrap: the all-gather callback of rank %d returned %d, expected "
-            "COLO_OK or an error below 0",
-            (int)boot->rank, (int)st);
-    if (st < 0 && !colo_last_error()[0])
-        return colo_fail(st, "create_bootstrap: the all-gather callback of rank %d returned %s",
-                         (int)boot->rank, colo_status_name(st));
+    COLO_FAIL_IF(st > 0, COLO_ERR_ARG,
+                 "create_bootstrap: the all-gather callback of rank %d returned %d, expected "
+                 "COLO_OK or an error below 0",
+                 (int)boot->rank, (int)st);
+    COLO_FAIL_IF(st < 0 && !colo_last_error()[0], st,
+                 "create_bootstrap: the all-gather callback of rank %d returned %s",
+                 (int)boot->rank, colo_status_name(st));
     return st < 0 ? st : colo_endpoint_check_all(boot, meeting->endpoint);
 }
 
@@ -505,16 +503,15 @@ static colo_status_t connect_all(const colo_bootstrap_t *boot, int64_t timeout_m
 colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *boot, colo_comm_t **comm)
 {
     COLO_RANGE();
-    if (!boot || !comm || !boot->all_gather)
-        return colo_fail(COLO_ERR_ARG, "create_bootstrap: %s is NULL",
-                         !boot   ? "bootstrap"
-                         : !comm ? "comm"
-                                 : "the all-gather callback");
-    if (boot->size < 1 || boot->size > 4096 || boot->rank < 0 || boot->rank >= boot->size)
-        return colo_fail(COLO_ERR_ARG,
-                         "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
-                         "below it",
-                         (int)boot->rank, (int)boot->size);
+    COLO_FAIL_IF(!boot || !comm || !boot->all_gather, COLO_ERR_ARG, "create_bootstrap: %s is NULL",
+                 !boot   ? "bootstrap"
+                 : !comm ? "comm"
+                         : "the all-gather callback");
+    COLO_FAIL_IF(boot->size < 1 || boot->size > 4096 || boot->rank < 0 || boot->rank >= boot->size,
+                 COLO_ERR_ARG,
+                 "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
+                 "below it",
+                 (int)boot->rank, (int)boot->size);
     COLO_AUTOFREE int *fd = malloc((size_t)boot->size * sizeof *fd);
     struct carrier carrier = {.ops = NULL};
     colo_comm_t *world = NULL;

@@ -28,8 +28,7 @@ static colo_status_t group_new(colo_comm_t *comm, struct colo_process_context *c
 {
     const size_t n = (size_t)comm->size;
     struct colo_process_group *group = calloc(1, sizeof *group);
-    if (!group)
-        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)comm->size);
+    COLO_FAIL_IF(!group, COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)comm->size);
     colo_error_state_init(&group->error);
     group->context = context;
     group->key = key ? key : 1;
@@ -87,8 +86,7 @@ colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, i
 {
     struct colo_process_group *above = parent->impl, *x = NULL;
     COLO_AUTOFREE int32_t *world = malloc((size_t)n * sizeof *world);
-    if (!world)
-        return colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
+    COLO_FAIL_IF(!world, COLO_ERR_NOMEM, "split: %d members", (int)n);
     for (int32_t i = 0; i < n; i++)
         world[i] = above->world[members[i]];
     COLO_TRY(group_new(child, above->context, child_key(above, tag, members, n), world, &x));

@@ -109,8 +109,7 @@ static void *rank_main(void *arg)
 static colo_status_t start(struct launch *launch, struct runner *ranks, int32_t n, int32_t *started)
 {
     COLO_AUTOFREE uint64_t *node = malloc((size_t)n * sizeof *node);
-    if (!node)
-        return colo_fail(COLO_ERR_NOMEM, "threads_run: nodes of %d ranks", (int)n);
+    COLO_FAIL_IF(!node, COLO_ERR_NOMEM, "threads_run: nodes of %d ranks", (int)n);
     for (int32_t r = 0; r < n; r++)
         COLO_TRY(colo_node_id(r, n, &node[r]));
     for (int32_t r = 0; r < n; r++) {
@@ -121,9 +120,8 @@ static colo_status_t start(struct launch *launch, struct runner *ranks, int32_t 
         atomic_fetch_add(&launch->shared->refs, 1);
         COLO_TRY(colo_shared_attach(ranks[r].comm, launch->shared));
         int e = pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]);
-        if (e)
-            return colo_fail(COLO_ERR_NOMEM, "thread %d of %d could not be started: %s", (int)r,
-                             (int)n, strerror(e));
+        COLO_FAIL_IF(e, COLO_ERR_NOMEM, "thread %d of %d could not be started: %s", (int)r, (int)n,
+                     strerror(e));
         *started = r + 1;
     }
     return COLO_OK;
@@ -131,10 +129,9 @@ static colo_status_t start(struct launch *launch, struct runner *ranks, int32_t 
 
 colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
 {
-    if (nranks < 1 || nranks > 4096)
-        return colo_fail(COLO_ERR_ARG, "threads_run: %d ranks, expected 1..4096", (int)nranks);
-    if (!fn)
-        return colo_fail(COLO_ERR_ARG, "threads_run: the rank function is NULL");
+    COLO_FAIL_IF(nranks < 1 || nranks > 4096, COLO_ERR_ARG,
+                 "threads_run: %d ranks, expected 1..4096", (int)nranks);
+    COLO_FAIL_IF(!fn, COLO_ERR_ARG, "threads_run: the rank function is NULL");
     COLO_TRY(colo_env_check(NULL));
     struct launch launch = {.fn = fn, .arg = arg};
     struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);

@@ -139,7 +139,6 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
         }
     }
     pthread_mutex_unlock(&above->lock);
-    if (!shared)
-        return colo_fail(COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
+    COLO_FAIL_IF(!shared, COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
     return colo_shared_attach(child, shared);
 }

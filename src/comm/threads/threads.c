@@ -472,8 +472,7 @@ static colo_status_t grow_acks(struct colo_threads *self, int32_t n)
     if (n <= self->ack_cap)
         return COLO_OK;
     _Atomic uint64_t *ack = calloc((size_t)n, sizeof *ack);
-    if (!ack)
-        return colo_fail(COLO_ERR_NOMEM, "exchange: %d acknowledgements", (int)n);
+    COLO_FAIL_IF(!ack, COLO_ERR_NOMEM, "exchange: %d acknowledgements", (int)n);
     free(self->ack);
     self->ack = ack;
     self->ack_cap = n;

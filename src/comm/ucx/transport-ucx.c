@@ -422,12 +422,11 @@ static colo_status_t write_address(struct transport *self, colo_worker_t *mine)
     mine->bytes = (uint32_t)bytes;
     memcpy(mine->address, address, bytes < sizeof mine->address ? bytes : sizeof mine->address);
     ucp_worker_release_address(self->worker, address);
-    if (bytes > sizeof mine->address)
-        return colo_fail(
-            COLO_ERR_IO,
-            "create_bootstrap: rank %d of %d: UCX's address has %zu bytes, expected at most %zu; "
-            "name fewer devices in UCX_NET_DEVICES",
-            (int)self->rank, (int)self->size, bytes, sizeof mine->address);
+    COLO_FAIL_IF(
+        bytes > sizeof mine->address, COLO_ERR_IO,
+        "create_bootstrap: rank %d of %d: UCX's address has %zu bytes, expected at most %zu; "
+        "name fewer devices in UCX_NET_DEVICES",
+        (int)self->rank, (int)self->size, bytes, sizeof mine->address);
     return COLO_OK;
 }
 
@@ -435,10 +434,8 @@ static colo_status_t connect_all(struct transport *self, const colo_worker_t *al
 {
     self->token = COLO_HASH_INIT;
     for (int32_t r = 0; r < self->size; r++) {
-        if (all[r].bytes > sizeof all[r].address)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "create_bootstrap: the all-gather changed the UCX address of rank %d",
-                             (int)r);
+        COLO_FAIL_IF(all[r].bytes > sizeof all[r].address, COLO_ERR_MISMATCH,
+                     "create_bootstrap: the all-gather changed the UCX address of rank %d", (int)r);
         self->token = colo_hash_bytes(self->token, all[r].address, all[r].bytes);
     }
     self->token &= UINT64_MAX >> RANK_BITS;
@@ -452,16 +449,14 @@ static colo_status_t connect_all(struct transport *self, const colo_worker_t *al
         const ucs_status_t st = r == self->rank || all[r].near
                                     ? UCS_OK
                                     : ucp_ep_create(self->worker, &params, &self->peer[r].ep);
-        if (st != UCS_OK)
-            return colo_fail(
-                st == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_PEER,
-                "create_bootstrap: rank %d of %d cannot reach rank %d by UCX: %s; either that "
-                "process has ended, or UCX_NET_DEVICES and UCX_TLS leave no network that both have",
-                (int)self->rank, (int)self->size, (int)r, ucs_status_string(st));
+        COLO_FAIL_IF(
+            st != UCS_OK, st == UCS_ERR_NO_MEMORY ? COLO_ERR_NOMEM : COLO_ERR_PEER,
+            "create_bootstrap: rank %d of %d cannot reach rank %d by UCX: %s; either that "
+            "process has ended, or UCX_NET_DEVICES and UCX_TLS leave no network that both have",
+            (int)self->rank, (int)self->size, (int)r, ucs_status_string(st));
     }
     for (int i = 0; i < RING; i++)
-        if (!post(self, &self->in[i]))
-            return colo_fail(COLO_ERR_IO, "create_bootstrap: %s", self->why);
+        COLO_FAIL_IF(!post(self, &self->in[i]), COLO_ERR_IO, "create_bootstrap: %s", self->why);
     return COLO_OK;
 }
 
