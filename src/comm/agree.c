@@ -34,10 +34,9 @@ colo_status_t colo_comm_i_gather(colo_comm_t *comm, colo_op_kind_t kind, colo_ca
     uint64_t seq = colo_comm_i_begin(comm, op, bytes, (comm->size - 1) * bytes, comm->size - 1);
     colo_comm_t *control = comm->control ? colo_comm_i_control(comm) : NULL;
     colo_status_t st = control ? colo_comm_i_ready(control, op) : COLO_OK;
-    if (st == COLO_OK)
-        st = control ? colo_comm_i_gather(control, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine,
-                                          all, n)
-                     : comm->ops->all_gather(comm, mine, all, (size_t)bytes, NULL);
+    COLO_THEN(st, control ? colo_comm_i_gather(control, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK,
+                                               mine, all, n)
+                          : comm->ops->all_gather(comm, mine, all, (size_t)bytes, NULL));
     colo_comm_i_end(comm, seq, st);
     return st < 0 ? colo_comm_i_fail(comm, st) : st;
 }
@@ -51,9 +50,8 @@ static colo_status_t broadcast_text(colo_comm_t *comm, char *text, int64_t bytes
         colo_comm_i_begin(comm, op, sends ? bytes : 0, sends ? 0 : bytes, comm->size - 1);
     colo_comm_t *control = comm->control ? colo_comm_i_control(comm) : NULL;
     colo_status_t st = control ? colo_comm_i_ready(control, op) : COLO_OK;
-    if (st == COLO_OK)
-        st = control ? broadcast_text(control, text, bytes, from)
-                     : comm->ops->broadcast(comm, text, (size_t)bytes, from, NULL);
+    COLO_THEN(st, control ? broadcast_text(control, text, bytes, from)
+                          : comm->ops->broadcast(comm, text, (size_t)bytes, from, NULL));
     colo_comm_i_end(comm, seq, st);
     return st < 0 ? colo_comm_i_fail(comm, st) : COLO_OK;
 }

@@ -46,21 +46,17 @@ colo_status_t colo_comm_i_agree_environment(colo_comm_t *world, const char *what
         members[r] = r;
     colo_status_t st =
         members && id ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
-    if (st == COLO_OK)
-        st = colo_comm_i_child(world, members, n, 0, what, &all); /* splits count from 1 */
+    COLO_THEN(st, colo_comm_i_child(world, members, n, 0, what, &all)); /* splits count from 1 */
     if (st == COLO_OK)
         all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
     if (st == COLO_OK) {
         st = colo_env_check(NULL);
-        if (st == COLO_OK)
-            st = colo_node_id(world->rank, n, &mine);
+        COLO_THEN(st, colo_node_id(world->rank, n, &mine));
         colo_fields_add(&fields, "library version", "%s", colo_version());
         st = colo_comm_i_agree_fields(all, what, &fields, st);
     }
-    if (st == COLO_OK)
-        st = colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1);
-    if (st == COLO_OK)
-        st = colo_comm_i_set_nodes(world, id);
+    COLO_THEN(st, colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1));
+    COLO_THEN(st, colo_comm_i_set_nodes(world, id));
     *agreed = st == COLO_OK || (all && colo_comm_check(all) == COLO_OK);
     colo_comm_destroy(&all);
     return st;

@@ -84,8 +84,8 @@ colo_status_t colo_comm_i_all_gather(colo_comm_t *comm, colo_category_t category
     COLO_TRY(colo_comm_i_ready(comm, op));
     int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, comm->size, &bytes);
-    if (st == COLO_OK)
-        st = buffers(what, send, recv, send, bytes, recv, comm->size * bytes, comm->rank * bytes);
+    COLO_THEN(st,
+              buffers(what, send, recv, send, bytes, recv, comm->size * bytes, comm->rank * bytes));
     COLO_TRY(check_call(comm, op, st));
     uint64_t seq = colo_comm_i_begin(comm, op, bytes, (comm->size - 1) * bytes, comm->size - 1);
     return finish(comm, seq, comm->ops->all_gather(comm, send, recv, (size_t)bytes, stream));
@@ -100,10 +100,8 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *comm, colo_category_t category
     COLO_TRY(colo_comm_i_ready(comm, op));
     int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)comm->size, &bytes);
-    if (st == COLO_OK)
-        st = reducible(what, dtype, redop);
-    if (st == COLO_OK)
-        st = buffers(what, send, recv, send, bytes, recv, bytes, 0);
+    COLO_THEN(st, reducible(what, dtype, redop));
+    COLO_THEN(st, buffers(what, send, recv, send, bytes, recv, bytes, 0));
     COLO_TRY(check_call(comm, op, st));
     int64_t ring = bytes * 2 * (comm->size - 1) / comm->size;
     uint64_t seq = colo_comm_i_begin(comm, op, ring, ring, comm->size - 1);
@@ -120,10 +118,9 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *comm, colo_category_t cate
     COLO_TRY(colo_comm_i_ready(comm, op));
     int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, comm->size, &bytes);
-    if (st == COLO_OK)
-        st = reducible(what, dtype, redop);
-    if (st == COLO_OK)
-        st = buffers(what, send, recv, recv, bytes, send, comm->size * bytes, comm->rank * bytes);
+    COLO_THEN(st, reducible(what, dtype, redop));
+    COLO_THEN(st,
+              buffers(what, send, recv, recv, bytes, send, comm->size * bytes, comm->rank * bytes));
     COLO_TRY(check_call(comm, op, st));
     int64_t moved = (comm->size - 1) * bytes;
     uint64_t seq = colo_comm_i_begin(comm, op, moved, moved, comm->size - 1);
@@ -237,9 +234,8 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *comm, const colo_exchange_t
     int64_t sent = 0, received = 0;
     colo_status_t st =
         check_messages(comm, "message to", exchange->send, exchange->nsends, dtype, &sent);
-    if (st == COLO_OK)
-        st = check_messages(comm, "message from", exchange->recv, exchange->nrecvs, dtype,
-                            &received);
+    COLO_THEN(st, check_messages(comm, "message from", exchange->recv, exchange->nrecvs, dtype,
+                                 &received));
     COLO_TRY(check_call(comm, exchange->op, st));
     if (comm->check >= 2)
         COLO_TRY(colo_comm_i_compare_messages(comm, exchange));

@@ -29,12 +29,10 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
 {
     COLO_TRY(colo_comm_i_alive(parent, "nccl create"));
     const colo_comm_ops_t *ops = NULL;
-    if (mine == COLO_OK)
-        mine = colo_env_check(NULL);
+    COLO_THEN(mine, colo_env_check(NULL));
     if (mine == COLO_OK && !comm)
         mine = colo_fail(COLO_ERR_ARG, "nccl create: comm is NULL");
-    if (mine == COLO_OK)
-        mine = colo_gpu_load("nccl", &ops);
+    COLO_THEN(mine, colo_gpu_load("nccl", &ops));
     /* also at COLO_CHECK=0: a rank that waits in NCCL cannot be told */
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "ncclComm_t", "%s", borrowed ? "given" : "none");

@@ -31,8 +31,7 @@ static colo_status_t share(colo_comm_t *comm, colo_transport_t transport, colo_m
     if (!peer || comm->size == 1 || transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
     colo_status_t st = peer->open(comm);
-    if (st == COLO_OK)
-        st = peer->share(comm, memory);
+    COLO_THEN(st, peer->share(comm, memory));
     if (st == COLO_OK) {
         memory->ops = peer;
         memory->p2p = true;

@@ -43,8 +43,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
         st = id ? colo_comm_i_set_nodes(child, id)
                 : colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
     }
-    if (st == COLO_OK)
-        st = parent->ops->subset(parent, members, n, tag, child);
+    COLO_THEN(st, parent->ops->subset(parent, members, n, tag, child));
     if (st < 0) {
         colo_comm_destroy(&child);
         return st;

@@ -40,6 +40,13 @@ COLO_FOR_MODULES colo_status_t colo_error_restore(colo_status_t status, const co
             return colo_fail(__VA_ARGS__); \
     } while (0)
 
+/* The next of several steps, if none before it failed. @st: a status, or one of CUDA or NCCL. */
+#define COLO_THEN(st, expr) \
+    do {                    \
+        if ((st) == 0)      \
+            (st) = (expr);  \
+    } while (0)
+
 #define COLO_TRY_GOTO(st, expr, label) \
     do {                               \
         (st) = (expr);                 \

@@ -282,8 +282,7 @@ static ncclResult_t warm_messages(const colo_nccl_lib_t *lib, ncclComm_t nccl, i
     for (int32_t k = 0; k < n && error == ncclSuccess; k++)
         if (k != rank) {
             error = lib->send(memory, 16, ncclInt8, k, nccl, stream);
-            if (error == ncclSuccess)
-                error = lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream);
+            COLO_THEN(error, lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream));
         }
     ncclResult_t closed = lib->group_end();
     return error != ncclSuccess ? error : closed;
@@ -304,14 +303,11 @@ static const char *warm_on(cudaStream_t stream, const colo_nccl_lib_t *lib, nccl
     if (!nccl)
         return NULL;
     error = finish(lib->all_gather(memory, half, 16, ncclInt8, nccl, stream), stream, abandon);
-    if (error == ncclSuccess)
-        error = finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream), stream,
-                       abandon);
-    if (error == ncclSuccess)
-        error =
-            finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream, abandon);
-    if (error == ncclSuccess)
-        error = warm_messages(lib, nccl, rank, n, stream, memory, half);
+    COLO_THEN(error, finish(lib->all_reduce(memory, memory, 1, ncclInt32, ncclSum, nccl, stream),
+                            stream, abandon));
+    COLO_THEN(error, finish(lib->broadcast(memory, memory, 16, ncclInt8, 0, nccl, stream), stream,
+                            abandon));
+    COLO_THEN(error, warm_messages(lib, nccl, rank, n, stream, memory, half));
     return error == ncclSuccess ? NULL : lib->error_string(error);
 }
 

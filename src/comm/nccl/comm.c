@@ -40,8 +40,8 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t 
 {
     const struct colo_nccl_group *x = c->impl;
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
-    if (st == COLO_OK) /* the rank that checks sets its error state */
-        st = colo_nccl_check_peer((struct colo_nccl_group *)c->impl, error_message, cap);
+    COLO_THEN(st, colo_nccl_check_peer((struct colo_nccl_group *)c->impl, error_message,
+                                       cap)); /* the rank that checks sets its error state */
     return st != COLO_OK ? st : colo_nccl_control_state(x, error_message, cap);
 }
 
@@ -290,10 +290,8 @@ static colo_status_t check_borrowed(const struct colo_nccl_context *f, ncclComm_
 {
     int rank = -1, size = -1, device = -1;
     ncclResult_t r = f->lib->user_rank(nccl, &rank);
-    if (r == ncclSuccess)
-        r = f->lib->count(nccl, &size);
-    if (r == ncclSuccess)
-        r = f->lib->device(nccl, &device);
+    COLO_THEN(r, f->lib->count(nccl, &size));
+    COLO_THEN(r, f->lib->device(nccl, &device));
     if (r != ncclSuccess)
         return colo_nccl_error(f->lib, "create_nccl_borrowed", r);
     COLO_FAIL_IF(
@@ -317,13 +315,10 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
     colo_status_t st = colo_nccl_context_create(&f, device, control->size);
     if (st == COLO_OK && borrowed)
         st = check_borrowed(f, borrowed, control);
-    if (st == COLO_OK)
-        st = colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
-                             control->world_rank);
-    if (st == COLO_OK)
-        st = group_new(&x);
-    if (st == COLO_OK)
-        st = load_kernels(f, colo_comm_i_timeout(control));
+    COLO_THEN(st, colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
+                                  control->world_rank));
+    COLO_THEN(st, group_new(&x));
+    COLO_THEN(st, load_kernels(f, colo_comm_i_timeout(control)));
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
     c->timeout_ms = colo_comm_i_timeout(control);
     colo_comm_i_relate(c, control, 0);

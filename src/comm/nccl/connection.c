@@ -161,9 +161,8 @@ colo_status_t colo_nccl_apart(struct colo_nccl_context *context, colo_comm_t *co
         st = colo_cuda_error("nccl create", error);
     mine.device = hash_text(bus);
     st = colo_comm_i_agree(control, "nccl create", (uint64_t)context->lib->version, st);
-    if (st == COLO_OK)
-        st = colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS, COLO_I64,
-                                    NULL);
+    COLO_THEN(st, colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS,
+                                         COLO_I64, NULL));
     for (int32_t x = 0; st == COLO_OK && x < control->size; x++)
         for (int32_t y = x + 1; st == COLO_OK && y < control->size; y++)
             if (all[x].host == all[y].host && all[x].device == all[y].device) {
@@ -324,8 +323,8 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     if (st < 0) /* the others wait for this rank */
         control->ops->fail(control, st, colo_last_error());
-    if (st == COLO_OK)
-        st = colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &word, all, 1, COLO_I64, NULL);
+    COLO_THEN(st,
+              colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &word, all, 1, COLO_I64, NULL));
     *all_of_them = true;
     for (int32_t r = 0; st == COLO_OK && r < control->size; r++)
         *all_of_them = *all_of_them && all[r];

@@ -104,8 +104,7 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     int now = 0, count = 0;
     COLO_TRY(colo_nccl_find(&lib));
     cudaError_t error = cudaGetDeviceCount(&count);
-    if (error == cudaSuccess)
-        error = cudaGetDevice(&now);
+    COLO_THEN(error, cudaGetDevice(&now));
     if (error != cudaSuccess)
         return colo_cuda_error("nccl create", error);
     device = device < 0 ? now : device;
@@ -121,14 +120,11 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     colo_cond_init(&context->wake);
     if (device != now)
         error = cudaSetDevice(device);
-    if (error == cudaSuccess)
-        error = cudaMalloc((void **)&context->memory, context->memory_bytes);
-    if (error == cudaSuccess)
-        error = cudaMalloc((void **)&context->counts, COLO_COUNTS * sizeof *context->counts);
-    if (error == cudaSuccess)
-        error = cudaHostAlloc((void **)&context->progress,
-                              COLO_PROGRESS_COUNTERS * sizeof *context->progress,
-                              cudaHostAllocPortable | cudaHostAllocMapped);
+    COLO_THEN(error, cudaMalloc((void **)&context->memory, context->memory_bytes));
+    COLO_THEN(error, cudaMalloc((void **)&context->counts, COLO_COUNTS * sizeof *context->counts));
+    COLO_THEN(error, cudaHostAlloc((void **)&context->progress,
+                                   COLO_PROGRESS_COUNTERS * sizeof *context->progress,
+                                   cudaHostAllocPortable | cudaHostAllocMapped));
     if (error == cudaSuccess)
         memset(context->progress, 0, COLO_PROGRESS_COUNTERS * sizeof *context->progress);
     colo_status_t st = error == cudaSuccess ? colo_order_new(&context->order)

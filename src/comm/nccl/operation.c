@@ -143,8 +143,7 @@ colo_status_t colo_operation_begin(struct colo_operation *call, colo_comm_t *com
                           "same ranks failed",
                           colo_operation_text(call, what, sizeof what), comm->name);
     }
-    if (st == COLO_OK)
-        st = colo_operation_cuda(call, count_progress(call, true));
+    COLO_THEN(st, colo_operation_cuda(call, count_progress(call, true)));
     if (st < 0)
         pthread_mutex_unlock(&call->connection->busy);
     return st;
@@ -154,11 +153,9 @@ colo_status_t colo_operation_end(struct colo_operation *call, colo_status_t st)
 {
     const cudaError_t counted = count_progress(call, false);
     pthread_mutex_unlock(&call->connection->busy);
-    if (st == COLO_OK) /* else it keeps its error message */
-        st = colo_operation_cuda(call, counted);
-    if (st == COLO_OK)
-        st = colo_operation_cuda(call,
-                                 colo_order_lead(call->f->order, call->capturing, call->stream));
+    COLO_THEN(st, colo_operation_cuda(call, counted)); /* else it keeps its error message */
+    COLO_THEN(st, colo_operation_cuda(
+                      call, colo_order_lead(call->f->order, call->capturing, call->stream)));
     return host_barrier(call, st);
 }
 

@@ -118,13 +118,10 @@ static colo_status_t make_mailboxes(colo_path_t *d)
 {
     const size_t bytes = mailboxes_bytes(d->peer);
     cudaError_t e = cudaMalloc((void **)&d->mailboxes, bytes);
-    if (e == cudaSuccess)
-        e = cudaMemsetAsync(d->mailboxes, 0, bytes, d->peer->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(d->peer->stream);
-    if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&d->report, 2 * sizeof *d->report,
-                          cudaHostAllocMapped | cudaHostAllocPortable);
+    COLO_THEN(e, cudaMemsetAsync(d->mailboxes, 0, bytes, d->peer->stream));
+    COLO_THEN(e, cudaStreamSynchronize(d->peer->stream));
+    COLO_THEN(e, cudaHostAlloc((void **)&d->report, 2 * sizeof *d->report,
+                               cudaHostAllocMapped | cudaHostAllocPortable));
     if (e != cudaSuccess)
         return colo_cuda_error("bridge", e);
     memset(d->report, 0, 2 * sizeof *d->report);
@@ -141,8 +138,7 @@ colo_status_t colo_path_open(colo_comm_t *c, colo_path_t *path, colo_status_t st
         st = make_mailboxes(path);
     }
     st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
-    if (st == COLO_OK)
-        st = colo_peer_share(c, p, path->mailboxes, mailboxes_bytes(p), NULL, &path->share);
+    COLO_THEN(st, colo_peer_share(c, p, path->mailboxes, mailboxes_bytes(p), NULL, &path->share));
     if (st < 0 && path)
         path_free(path);
     return st;

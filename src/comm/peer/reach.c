@@ -55,10 +55,8 @@ static colo_status_t trial_new(struct colo_peer *p, struct trial *t)
     t->host = calloc(3 * (size_t)p->size, sizeof *t->host);
     COLO_FAIL_IF(!t->host, COLO_ERR_NOMEM, "peer memory: %d ranks", (int)p->size);
     cudaError_t e = cudaMalloc((void **)&t->page, bytes > PAGE ? bytes : PAGE);
-    if (e == cudaSuccess)
-        e = cudaMemsetAsync(t->page, 0, bytes, p->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(p->stream);
+    COLO_THEN(e, cudaMemsetAsync(t->page, 0, bytes, p->stream));
+    COLO_THEN(e, cudaStreamSynchronize(p->stream));
     return e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e);
 }
 
@@ -78,10 +76,8 @@ static colo_status_t write_words(struct colo_peer *p, const struct trial *t, con
     for (size_t r = 0; r < n; r++)
         t->host[n + r] = (uint64_t)(uintptr_t)s->base[r];
     cudaError_t e = move(p, t, 1, false);
-    if (e == cudaSuccess)
-        e = colo_k_p2p_try(t->page + n, t->page + 2 * n, p->size, p->rank, p->stream);
-    if (e == cudaSuccess)
-        e = move(p, t, 2, true);
+    COLO_THEN(e, colo_k_p2p_try(t->page + n, t->page + 2 * n, p->size, p->rank, p->stream));
+    COLO_THEN(e, move(p, t, 2, true));
     for (int32_t r = 0; r < p->size && e == cudaSuccess; r++)
         if (p->reach[r] && t->host[2 * n + (size_t)r] != COLO_K_TRIAL + (uint64_t)p->rank)
             colo_peer_lose(p, r, "a word written into the other one's memory does not come back");
@@ -132,8 +128,7 @@ colo_status_t colo_peer_try(colo_comm_t *c, struct colo_peer *p)
         p->pairs ? trial_new(p, &t) : colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
     COLO_TRY_GOTO(st, colo_peer_agree(c, st), done);
     st = colo_peer_share(c, p, t.page, n * sizeof *t.page, NULL, &s);
-    if (st == COLO_OK)
-        st = run(c, p, &t, &s);
+    COLO_THEN(st, run(c, p, &t, &s));
     p->tried = true;
     st = colo_peer_close(c, p, &s, st);
     if (s.stays) /* a rank that has not heard of it may still write there */

@@ -162,16 +162,11 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     p->reach = calloc((size_t)c->size, sizeof *p->reach);
     const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
     cudaError_t e = colo_k_load();
-    if (e == cudaSuccess)
-        e = colo_k_p2p_fit(&p->blocks, &p->early);
-    if (e == cudaSuccess)
-        e = cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking);
-    if (e == cudaSuccess)
-        e = cudaMalloc((void **)&p->table, bytes);
-    if (e == cudaSuccess)
-        e = cudaMemsetAsync(p->table, 0, bytes, p->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(p->stream);
+    COLO_THEN(e, colo_k_p2p_fit(&p->blocks, &p->early));
+    COLO_THEN(e, cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking));
+    COLO_THEN(e, cudaMalloc((void **)&p->table, bytes));
+    COLO_THEN(e, cudaMemsetAsync(p->table, 0, bytes, p->stream));
+    COLO_THEN(e, cudaStreamSynchronize(p->stream));
     colo_status_t st = COLO_OK;
     if (family)
         atomic_fetch_add(&family->refs, 1);
@@ -227,10 +222,8 @@ colo_status_t colo_peer_open(colo_comm_t *c)
     if (st == COLO_OK && base->device >= 0 && device != base->device)
         st = colo_fail(COLO_ERR_ARG, "peer memory: the current device is %d, comm '%s' is on %d",
                        device, c->name, (int)base->device);
-    if (st == COLO_OK)
-        st = peer_new(c, device, &p);
-    if (st == COLO_OK)
-        st = where_am_i(c, device, &mine);
+    COLO_THEN(st, peer_new(c, device, &p));
+    COLO_THEN(st, where_am_i(c, device, &mine));
     if (st == COLO_OK && !(all = calloc((size_t)c->size, sizeof *all)))
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
     COLO_TRY_GOTO(st, colo_peer_agree_alike(c, st), fail);
@@ -281,8 +274,7 @@ static colo_status_t write_rows(struct colo_peer *p, int32_t id, char *const *ba
     cudaError_t e =
         cudaMemcpy2DAsync(p->table + id, COLO_K_MEMORIES * sizeof *p->table, column, sizeof *column,
                           sizeof *column, (size_t)p->size, cudaMemcpyHostToDevice, p->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(p->stream);
+    COLO_THEN(e, cudaStreamSynchronize(p->stream));
     return e == cudaSuccess ? COLO_OK : colo_cuda_error("register", e);
 }
 

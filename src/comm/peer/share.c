@@ -180,8 +180,7 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
     COLO_TRY_GOTO(st, colo_peer_agree_alike(c, st), fail);
     COLO_TRY_GOTO(st, colo_peer_gather(c, &offer, all, sizeof offer), fail);
     st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
-    if (st == COLO_OK)
-        st = import_all(p, all, s);
+    COLO_THEN(st, import_all(p, all, s));
     free(all);
     st = colo_peer_agree(c, st);
     return st < 0 ? colo_peer_close(c, p, s, st) : COLO_OK;

@@ -491,9 +491,8 @@ static colo_status_t connect_all(const colo_bootstrap_t *boot, int64_t timeout_m
             close_all(boot, fd, st == COLO_ERR_TIMEOUT);
         if (st < 0 && far.ops)
             far.ops->close(far.transport, false);
-        if (st == COLO_OK)
-            st = colo_transport_sockets_new(boot->rank, boot->size, fd, far.ops, far.transport,
-                                            &carrier->transport);
+        COLO_THEN(st, colo_transport_sockets_new(boot->rank, boot->size, fd, far.ops, far.transport,
+                                                 &carrier->transport));
     }
     carrier->begin = meeting.begin;
     end_meeting(&meeting);

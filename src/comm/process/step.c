@@ -35,9 +35,8 @@ static colo_status_t verdict(const struct colo_process_group *group)
     char error_message[1000];
     colo_status_t st =
         colo_error_state_notify(&group->error, group->rank, error_message, sizeof error_message);
-    if (st == COLO_OK)
-        st = colo_error_state_notify(&group->context->error, group->context->rank, error_message,
-                                     sizeof error_message);
+    COLO_THEN(st, colo_error_state_notify(&group->context->error, group->context->rank,
+                                          error_message, sizeof error_message));
     return colo_fail(st, "%s", error_message);
 }
 

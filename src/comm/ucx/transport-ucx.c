@@ -477,12 +477,9 @@ static colo_status_t ucx_open(const colo_bootstrap_t *boot, void **transport)
         self->size = boot->size;
         pthread_mutex_init(&self->lock, NULL);
         st = make_worker(self);
-        if (st == COLO_OK)
-            st = write_address(self, mine);
-        if (st == COLO_OK)
-            st = boot->all_gather(boot->user, mine, all, sizeof *mine);
-        if (st == COLO_OK)
-            st = connect_all(self, all);
+        COLO_THEN(st, write_address(self, mine));
+        COLO_THEN(st, boot->all_gather(boot->user, mine, all, sizeof *mine));
+        COLO_THEN(st, connect_all(self, all));
     }
     free(mine);
     free(all);
