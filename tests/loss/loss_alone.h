@@ -1,81 +1,199 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss_alone.h - one small case on a group of one rank, set up to succeed and painted with
- * canaries, so that a test can change one thing and see what is refused and what was written.
+ * loss_alone.h - one small case of any loss on a group of one rank, set up to succeed and painted
+ * with canaries, so that a test can change one thing and see what is refused and what was written.
  */
 #ifndef TESTS_LOSS_ALONE_H
 #define TESTS_LOSS_ALONE_H
 
 #include "loss/loss_case.h"
 
-enum { T = 4, V = 6, MARGIN = COLO_ALIGNMENT };
+enum { T = 4, V = 6, K = 2, MARGIN = COLO_ALIGNMENT, ALONE_WORKSPACE = 8448 /* of sampling */ };
+typedef enum { LOGPROB, GIVEN, LARGEST, DISTILL, SAMPLING, LOSSES } loss_t; /* GIVEN: top-k's ids */
 
 typedef struct alone {
-    colo_logprob_config_t cfg;
-    float z[T * V], dz[T * V], logp[T], entropy[T], loss[T], up[T];
-    uint8_t correct[T];
-    int64_t targets[T], n_valid, n_invalid;
-    _Alignas(COLO_ALIGNMENT) double stats[3 * T];
-    _Alignas(COLO_ALIGNMENT) unsigned char workspace[1024];
+    loss_t loss;
+    union {
+        struct {
+            size_t struct_size;
+            colo_logits_options_t logits;
+        };
+        colo_logprob_config_t logprob;
+        colo_topk_config_t topk;
+        colo_distill_config_t distill;
+        colo_sampling_config_t sampling;
+    } cfg;
+    float z[T * V], w[T * V], dz[T * V], logp[T * K], entropy[T], losses[T], ce[T], kl[T],
+        up[T * K];
+    uint8_t correct[T], mask[T];
+    int64_t targets[T * K], chosen[T * K], n_valid, n_invalid;
+    _Alignas(COLO_ALIGNMENT) double stats[T * (5 + 2 * K)];
+    _Alignas(COLO_ALIGNMENT) unsigned char workspace[ALONE_WORKSPACE + MARGIN];
     uint64_t version, targets_version;
-    colo_tensor_t logits, target, d_logits;
+    colo_tensor_t logits, target, masked, d_logits; /* d_logits: what sampling writes, too */
     colo_logprob_out_t out;
-    colo_logprob_saved_t saved;
+    colo_topk_out_t picks;
+    colo_distill_out_t divergences;
+    union {
+        colo_logprob_saved_t logprob;
+        colo_topk_saved_t topk;
+        colo_distill_saved_t distill;
+    } saved;
     colo_logprob_upstream_t upstream;
+    colo_topk_upstream_t d_picks;
+    colo_distill_upstream_t d_divergences;
     struct {
         colo_comm_t *group;
         const colo_tensor_t *logits, *targets;
-        const colo_logprob_out_t *out;
-        colo_logprob_saved_t *saved;
+        bool no_out, no_saved, no_upstream;
         void *stats, *workspace;
-    } arg; /* of forward */
+    } arg; /* of forward and backward */
 } alone_t;
 
-static inline void alone_init(alone_t *a)
+static inline void alone_init(alone_t *a, loss_t loss)
 {
+    static const int64_t shape[] = {T, V}, picks[] = {T, K};
     uint64_t rng = 5;
     memset(a, CANARY, sizeof *a);
-    a->cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,
-                                     .want_entropy = true, .want_loss = true, .want_correct = true};
-    for (int i = 0; i < T * V; i++)
-        a->z[i] = (float)t_uniform(&rng);
-    for (int t = 0; t < T; t++) {
-        a->targets[t] = t;
-        a->up[t] = 1;
+    a->loss = loss;
+    switch (loss) {
+    case LOGPROB:
+        a->cfg.logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .want_entropy = true,
+                                                 .want_loss = true, .want_correct = true};
+        break;
+    case DISTILL:
+        a->cfg.distill = (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT};
+        break;
+    case SAMPLING:
+        a->cfg.sampling =
+            (colo_sampling_config_t){COLO_SAMPLING_CONFIG_INIT, .top_k = 2, .top_p = 0.9};
+        break;
+    default:
+        a->cfg.topk = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .k = K, .topk = loss == LARGEST};
+    }
+    a->cfg.logits.vocab = V;
+    for (int i = 0; i < T * V; i++) {
+        a->z[i] = loss == SAMPLING ? (float)i : (float)t_uniform(&rng);
+        a->w[i] = (float)t_uniform(&rng);
+    }
+    for (int i = 0; i < T * K; i++) {
+        a->targets[i] = i % V;
+        a->up[i] = 1;
     }
     a->version = a->targets_version = 1;
-    a->logits = colo_tensor_host(a->z, COLO_F32, 2, (int64_t[]){T, V});
+    a->logits = colo_tensor_host(a->z, COLO_F32, 2, shape);
     a->logits.version = &a->version;
-    a->target = colo_tensor_host(a->targets, COLO_I64, 1, (int64_t[]){T});
+    a->target = loss == DISTILL ? colo_tensor_host(a->w, COLO_F32, 2, shape)
+                                : colo_tensor_host(a->targets, COLO_I64, loss == GIVEN ? 2 : 1,
+                                                   loss == GIVEN ? picks : shape);
     a->target.version = &a->targets_version;
-    a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, (int64_t[]){T, V});
+    a->masked = colo_tensor_host(a->mask, COLO_U8, 1, shape);
+    a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, shape);
     a->out = (colo_logprob_out_t){.logp = a->logp,
                                   .entropy = a->entropy,
-                                  .loss = a->loss,
+                                  .loss = a->losses,
                                   .correct = a->correct,
                                   .n_valid = &a->n_valid,
                                   .n_invalid = &a->n_invalid};
-    a->saved = (colo_logprob_saved_t){.valid = false};
+    a->picks = (colo_topk_out_t){
+        .logp = a->logp, .ids = loss == LARGEST ? a->chosen : NULL, .n_invalid = &a->n_invalid};
+    a->divergences = (colo_distill_out_t){.ce = a->ce, .kl = a->kl};
+    memset(&a->saved, 0, sizeof a->saved);
     a->upstream = (colo_logprob_upstream_t){.d_logp = a->up};
+    a->d_picks = (colo_topk_upstream_t){.d_logp = a->up};
+    a->d_divergences = (colo_distill_upstream_t){.d_ce = a->up};
+    memset(&a->arg, 0, sizeof a->arg);
     a->arg.group = t_self();
     a->arg.logits = &a->logits;
-    a->arg.targets = &a->target;
-    a->arg.out = &a->out;
-    a->arg.saved = &a->saved;
+    a->arg.targets = loss == LARGEST ? NULL : &a->target;
     a->arg.stats = a->stats;
     a->arg.workspace = a->workspace;
 }
 
 static inline colo_status_t alone_forward(alone_t *a)
 {
-    return colo_logprob_forward(
-        &a->cfg, &(colo_logprob_batch_t){.logits = a->arg.logits, .targets = a->arg.targets},
-        a->arg.group, a->arg.out, a->arg.saved, a->arg.stats, a->arg.workspace, NULL);
+    const bool no_out = a->arg.no_out, no_saved = a->arg.no_saved;
+    switch (a->loss) {
+    case LOGPROB:
+        return colo_logprob_forward(
+            &a->cfg.logprob,
+            &(colo_logprob_batch_t){.logits = a->arg.logits, .targets = a->arg.targets},
+            a->arg.group, no_out ? NULL : &a->out, no_saved ? NULL : &a->saved.logprob,
+            a->arg.stats, a->arg.workspace, NULL);
+    case DISTILL:
+        return colo_distill_forward(
+            &a->cfg.distill,
+            &(colo_distill_batch_t){
+                .logits = a->arg.logits, .targets = a->arg.targets, .mask = &a->masked},
+            a->arg.group, no_out ? NULL : &a->divergences, no_saved ? NULL : &a->saved.distill,
+            a->arg.stats, a->arg.workspace, NULL);
+    case SAMPLING:
+        return colo_sampling_keep(&a->cfg.sampling, a->arg.logits, &a->d_logits, a->arg.group,
+                                  a->arg.workspace, NULL);
+    default:
+        return colo_topk_forward(
+            &a->cfg.topk,
+            &(colo_topk_batch_t){
+                .logits = a->arg.logits, .ids = a->arg.targets, .mask = &a->masked},
+            a->arg.group, no_out ? NULL : &a->picks, no_saved ? NULL : &a->saved.topk, a->arg.stats,
+            a->arg.workspace, NULL);
+    }
 }
 
 static inline colo_status_t alone_backward(alone_t *a)
 {
-    return colo_logprob_backward(&a->saved, &a->upstream, &a->d_logits, NULL);
+    const bool none = a->arg.no_upstream, no_saved = a->arg.no_saved;
+    switch (a->loss) {
+    case LOGPROB:
+        return colo_logprob_backward(no_saved ? NULL : &a->saved.logprob,
+                                     none ? NULL : &a->upstream, &a->d_logits, NULL);
+    case DISTILL:
+        return colo_distill_backward(no_saved ? NULL : &a->saved.distill,
+                                     none ? NULL : &a->d_divergences, &a->d_logits, NULL);
+    default:
+        return colo_topk_backward(no_saved ? NULL : &a->saved.topk, none ? NULL : &a->d_picks,
+                                  &a->d_logits, NULL);
+    }
+}
+
+static inline bool alone_valid(const alone_t *a)
+{
+    return a->loss == LOGPROB   ? a->saved.logprob.valid
+           : a->loss == DISTILL ? a->saved.distill.valid
+                                : a->saved.topk.valid;
+}
+
+static inline bool alone_wrote_nothing(const alone_t *a)
+{
+    return painted(a->logp, sizeof a->logp) && painted(a->entropy, sizeof a->entropy) &&
+           painted(a->losses, sizeof a->losses) && painted(a->ce, sizeof a->ce) &&
+           painted(a->kl, sizeof a->kl) && painted(a->correct, sizeof a->correct) &&
+           painted(a->chosen, sizeof a->chosen) && painted(a->dz, sizeof a->dz) &&
+           painted(a->stats, sizeof a->stats) && painted(&a->n_valid, sizeof a->n_valid) &&
+           painted(&a->n_invalid, sizeof a->n_invalid) && !alone_valid(a);
+}
+
+static inline colo_status_t alone_saved_size(const alone_t *a, colo_dtype_t dtype, int64_t tokens,
+                                             size_t *bytes)
+{
+    return a->loss == LOGPROB   ? colo_logprob_saved_size(&a->cfg.logprob, dtype, tokens, bytes)
+           : a->loss == DISTILL ? colo_distill_saved_size(&a->cfg.distill, tokens, bytes)
+                                : colo_topk_saved_size(&a->cfg.topk, tokens, bytes);
+}
+
+static inline colo_status_t alone_workspace_size(const alone_t *a, colo_dtype_t dtype,
+                                                 int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    switch (a->loss) {
+    case LOGPROB:
+        return colo_logprob_workspace_size(&a->cfg.logprob, dtype, tokens, ranks, bytes);
+    case DISTILL:
+        return colo_distill_workspace_size(&a->cfg.distill, dtype, tokens, ranks, bytes);
+    case SAMPLING:
+        return colo_sampling_workspace_size(&a->cfg.sampling, dtype, tokens, ranks, bytes);
+    default:
+        return colo_topk_workspace_size(&a->cfg.topk, dtype, tokens, ranks, bytes);
+    }
 }
 
 #endif

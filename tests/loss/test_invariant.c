@@ -4,7 +4,7 @@
  * ranks, for any chunk, and for any tokens that a token shares a call with. Bits are compared; that
  * the values are right, the fp64 oracle says.
  */
-#include "loss/loss_alone.h"
+#include "loss/loss_case.h"
 
 enum { TOKENS = 13, GROUPS = 3 };
 

@@ -122,7 +122,7 @@ T_CASE(backward_twice_gives_the_same_bits)
 {
     alone_t a;
     float first[T * V];
-    alone_init(&a);
+    alone_init(&a, LOGPROB);
     a.upstream.d_entropy = a.upstream.d_loss = a.up;
     assert_ok(alone_forward(&a));
     assert_ok(alone_backward(&a));
@@ -132,49 +132,11 @@ T_CASE(backward_twice_gives_the_same_bits)
     assert_memory_equal(first, a.dz, sizeof first);
 }
 
-T_CASE(logits_written_after_they_were_saved_are_refused)
-{
-    alone_t a;
-    alone_init(&a);
-    assert_ok(alone_forward(&a));
-    a.version = 3;
-    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED,
-                 "logits were written after they were saved: version 3, saved at 1");
-    assert_true(painted(a.dz, sizeof a.dz));
-    a.version = 1;
-    a.targets_version = 2;
-    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED,
-                 "targets were written after they were saved: version 2, saved at 1");
-    a.targets_version = 1;
-    assert_ok(alone_backward(&a));
-    a.version = 3; /* also where in place was asked for */
-    a.d_logits = a.logits;
-    assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "version 3, saved at 1");
-    assert_true(a.saved.valid);
-}
-
-T_CASE(in_place_ends_the_saved_state)
-{
-    alone_t a;
-    alone_init(&a);
-    assert_fails(alone_backward(&a), COLO_ERR_STATE, "no forward filled it");
-    assert_ok(alone_forward(&a));
-    assert_ok(alone_backward(&a));
-    a.d_logits = a.logits;
-    assert_ok(alone_backward(&a));
-    assert_memory_equal(a.z, a.dz, sizeof a.z);
-    assert_fails(alone_backward(&a), COLO_ERR_STATE, "in place ended it");
-    a.d_logits.data = a.dz;
-    memset(a.dz, CANARY, sizeof a.dz);
-    assert_fails(alone_backward(&a), COLO_ERR_STATE, "in place ended it");
-    assert_true(painted(a.dz, sizeof a.dz));
-}
-
 T_CASE(any_other_overlap_with_the_logits_is_refused)
 {
     alone_t a;
     float wide[T * 2 * V + V], before[T * 2 * V + V];
-    alone_init(&a);
+    alone_init(&a, LOGPROB);
     for (int i = 0; i < T * 2 * V + V; i++)
         before[i] = wide[i] = (float)i / 50;
     a.logits = colo_tensor_host(wide, COLO_F32, 2, (int64_t[]){T, V});
@@ -187,7 +149,7 @@ T_CASE(any_other_overlap_with_the_logits_is_refused)
     a.d_logits.stride[0] = V + 1;
     assert_fails(alone_backward(&a), COLO_ERR_ARG, "row strides 7 and 6");
     assert_memory_equal(wide, before, sizeof wide);
-    assert_true(a.saved.valid);
+    assert_true(alone_valid(&a));
     a.d_logits.stride[0] = V;
     a.d_logits.data = wide + T * V; /* next to it */
     assert_ok(alone_backward(&a));
@@ -217,20 +179,21 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 alone_t a;
                 double z[T * V] = {0}, dz[T * V], out[3][T];
                 size_t stat_bytes, workspace_bytes;
-                alone_init(&a);
-                a.cfg.chunk_size = chunk;
-                a.cfg.want_entropy = wants & 1;
-                a.cfg.want_loss = wants & 2;
-                a.cfg.want_correct = wants & 4;
-                a.cfg.label_smoothing = 0.1;
+                alone_init(&a, LOGPROB);
+                a.cfg.logprob.chunk_size = chunk;
+                a.cfg.logprob.want_entropy = wants & 1;
+                a.cfg.logprob.want_loss = wants & 2;
+                a.cfg.logprob.want_correct = wants & 4;
+                a.cfg.logprob.label_smoothing = 0.1;
                 a.logits = colo_tensor_host(z, dtypes[d], 2, (int64_t[]){T, V});
                 a.d_logits = colo_tensor_host(dz, dtypes[d], 2, (int64_t[]){T, V});
                 a.out.logp_f64 = out[0];
                 a.out.entropy_f64 = wants & 1 ? out[1] : NULL;
                 a.out.loss_f64 = wants & 2 ? out[2] : NULL;
                 a.out.correct = wants & 4 ? a.correct : NULL;
-                assert_ok(colo_logprob_saved_size(&a.cfg, dtypes[d], T, &stat_bytes));
-                assert_ok(colo_logprob_workspace_size(&a.cfg, dtypes[d], T, 1, &workspace_bytes));
+                assert_ok(colo_logprob_saved_size(&a.cfg.logprob, dtypes[d], T, &stat_bytes));
+                assert_ok(
+                    colo_logprob_workspace_size(&a.cfg.logprob, dtypes[d], T, 1, &workspace_bytes));
                 unsigned char *stats = t_aligned(stat_bytes + 2 * MARGIN);
                 unsigned char *workspace = t_aligned(workspace_bytes + 2 * MARGIN);
                 memset(stats, CANARY, stat_bytes + 2 * MARGIN);
@@ -252,7 +215,7 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
 T_CASE(a_support_written_before_backward_is_refused)
 {
     alone_t a;
-    alone_init(&a);
+    alone_init(&a, LOGPROB);
     uint64_t version = 1;
     int64_t list[] = {0, 1, 2, 3, 4, 5}, cu[] = {0, 2, 4, 5, 6};
     colo_tensor_t ids = colo_tensor_host(list, COLO_I64, 1, (int64_t[]){6}),
@@ -261,9 +224,9 @@ T_CASE(a_support_written_before_backward_is_refused)
     const colo_support_t support = {&ids, &begin, &end};
     ids.version = &version;
     assert_ok(colo_logprob_forward(
-        &a.cfg,
+        &a.cfg.logprob,
         &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target, .support = &support},
-        t_self(), &a.out, &a.saved, a.stats, a.workspace, NULL));
+        t_self(), &a.out, &a.saved.logprob, a.stats, a.workspace, NULL));
     version++;
     assert_fails(alone_backward(&a), COLO_ERR_MODIFIED, "support: found it written");
     version--;
@@ -276,7 +239,7 @@ T_CASE(ignored_rows_are_not_read)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), row = V * sizeof(float);
     const int64_t dark = (int64_t)(page / row), tokens = dark + 6;
     alone_t a;
-    alone_init(&a);
+    alone_init(&a, LOGPROB);
     char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(memory != MAP_FAILED);
     assert_int_equal(mprotect(memory, page, PROT_NONE), 0);
@@ -287,8 +250,8 @@ T_CASE(ignored_rows_are_not_read)
     size_t bytes;
     for (int64_t t = 0; t <= dark; t++)
         targets[t] = -100;
-    a.cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
-    assert_ok(colo_logprob_workspace_size(&a.cfg, COLO_F32, tokens, 1, &bytes));
+    a.cfg.logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
+    assert_ok(colo_logprob_workspace_size(&a.cfg.logprob, COLO_F32, tokens, 1, &bytes));
     void *workspace = t_aligned(bytes);
     a.logits = colo_tensor_host(memory, COLO_F32, 2, (int64_t[]){tokens, V});
     a.target = colo_tensor_host(targets, COLO_I64, 1, &tokens);
@@ -312,10 +275,10 @@ T_CASE(ignored_rows_are_not_read)
 T_CASE(forward_without_saved_needs_no_stats)
 {
     alone_t a, b;
-    alone_init(&a);
-    alone_init(&b);
+    alone_init(&a, LOGPROB);
+    alone_init(&b, LOGPROB);
     assert_ok(alone_forward(&a));
-    b.arg.saved = NULL;
+    b.arg.no_saved = true;
     b.arg.stats = NULL;
     assert_ok(alone_forward(&b));
     assert_memory_equal(a.logp, b.logp, sizeof a.logp);
@@ -325,10 +288,10 @@ T_CASE(forward_without_saved_needs_no_stats)
 T_CASE(outputs_that_are_null_are_not_written)
 {
     alone_t a;
-    alone_init(&a);
+    alone_init(&a, LOGPROB);
     a.out = (colo_logprob_out_t){.entropy = a.entropy};
     assert_ok(alone_forward(&a));
-    assert_true(painted(a.logp, sizeof a.logp) && painted(a.loss, sizeof a.loss));
+    assert_true(painted(a.logp, sizeof a.logp) && painted(a.losses, sizeof a.losses));
     assert_true(painted(a.correct, sizeof a.correct) && painted(&a.n_valid, 8));
     assert_true(a.entropy[0] > 1);
     a.upstream.d_loss = a.up; /* the loss itself was not asked for, its gradient may be */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_sampling.c - which ids top-k and top-p keep, against rows that are sorted, over worlds,
- * shards, dtypes and options; equal logits; special values; what is refused.
+ * shards, dtypes and options; equal logits; special values.
  */
 #include "loss/gather_case.h"
 #include "ref/ref_sampling.h"
@@ -212,138 +212,6 @@ T_CASE(no_tokens_still_join_the_gathers)
     for (int w = 0; w < 4; w++) {
         init(worlds[w], 0, 10, COLO_F32, 2, 0.5);
         run_and_compare(0);
-    }
-}
-
-/* ---- refusals ---- */
-
-enum { AT = 3, AV = 6, WORKSPACE = 6656 /* 3 x 2080 + 64, rounded up */ };
-
-typedef struct alone {
-    colo_comm_t *group;
-    colo_sampling_config_t cfg;
-    float z[AT * AV], to[AT * AV];
-    _Alignas(COLO_ALIGNMENT) unsigned char workspace[WORKSPACE + COLO_ALIGNMENT];
-    colo_tensor_t logits, out;
-    void *given;
-} alone_t;
-
-static void alone_init(alone_t *a)
-{
-    memset(a, CANARY, sizeof *a);
-    a->group = t_self();
-    a->cfg = (colo_sampling_config_t){COLO_SAMPLING_CONFIG_INIT, .logits.vocab = AV, .top_k = 2,
-                                      .top_p = 0.9};
-    for (int i = 0; i < AT * AV; i++)
-        a->z[i] = (float)i;
-    a->logits = colo_tensor_host(a->z, COLO_F32, 2, (int64_t[]){AT, AV});
-    a->out = colo_tensor_host(a->to, COLO_F32, 2, (int64_t[]){AT, AV});
-    a->given = a->workspace;
-}
-
-static colo_status_t keep(alone_t *a)
-{
-    return colo_sampling_keep(&a->cfg, &a->logits, &a->out, a->group, a->given, NULL);
-}
-
-#define REJECT(change, status, error_message)                                                \
-    do {                                                                                     \
-        alone_t a;                                                                           \
-        alone_init(&a);                                                                      \
-        change;                                                                              \
-        assert_fails(keep(&a), status, error_message);                                       \
-        assert_true(painted(a.to, sizeof a.to) && painted(a.workspace, sizeof a.workspace)); \
-    } while (0)
-
-T_CASE(bad_arguments_are_refused_and_nothing_is_written)
-{
-    size_t n = 77;
-    const colo_sampling_config_t cfg = {COLO_SAMPLING_CONFIG_INIT, .logits.vocab = AV};
-    REJECT(a.cfg.struct_size = 3, COLO_ERR_ARG, "struct_size is 3");
-    REJECT(a.cfg.logits.vocab = 0, COLO_ERR_ARG, "sampling: logprob: vocab is 0");
-    REJECT(a.cfg.logits.scale = -1, COLO_ERR_ARG, "scale is -1 and softcap is 0");
-    REJECT(a.cfg.logits.scale = 0, COLO_ERR_ARG, "scale is 0 and softcap is 0");
-    REJECT(a.cfg.logits.softcap = 2, COLO_ERR_ARG, "scale is 1 and softcap is 2");
-    REJECT(a.cfg.top_k = -1, COLO_ERR_ARG, "top_k is -1, expected >= 0");
-    REJECT(a.cfg.top_p = -0.1, COLO_ERR_ARG, "top_p is -0.1, expected in [0, 1]");
-    REJECT(a.cfg.top_p = 1.5, COLO_ERR_ARG, "top_p is 1.5");
-    REJECT(a.cfg.top_p = NAN, COLO_ERR_ARG, "top_p is nan");
-    REJECT(a.logits.dtype = COLO_I8, COLO_ERR_ARG, "logits: dtype i8");
-    REJECT((a.logits.shape[1] = 5, a.out.shape[1] = 5), COLO_ERR_SHAPE,
-           "columns [0, 5) on a group of one rank");
-    REJECT(a.out.shape[0] = 2, COLO_ERR_SHAPE, "out: [2, 6], expected [3, 6]");
-    REJECT(a.out.dtype = COLO_I32, COLO_ERR_ARG, "out: dtype i32");
-    REJECT(a.out.dtype = COLO_F64, COLO_ERR_ARG, "out: dtype f64, the logits are f32");
-    REJECT(a.out.stride[0] = 5, COLO_ERR_SHAPE, "out: ");
-    REJECT((a.out.data = a.z + 1, a.out.stride[0] = 6), COLO_ERR_ARG,
-           "out: overlaps the logits without being them");
-    REJECT(a.group = NULL, COLO_ERR_ARG, "group is NULL");
-    REJECT(a.given = NULL, COLO_ERR_ARG, "workspace is NULL");
-    REJECT(a.given = a.workspace + 8, COLO_ERR_ARG, "workspace");
-    assert_fails(colo_sampling_workspace_size(&cfg, COLO_F32, -1, 1, &n), COLO_ERR_ARG,
-                 "tokens is -1");
-    assert_fails(colo_sampling_workspace_size(&cfg, COLO_F32, INT64_MAX / 4096, 8, &n),
-                 COLO_ERR_ARG, "exceeds 2^63");
-    assert_fails(colo_sampling_workspace_size(&cfg, COLO_I8, 1, 1, &n), COLO_ERR_ARG, "dtype i8");
-    assert_fails(colo_sampling_workspace_size(&cfg, COLO_F32, 1, 0, &n), COLO_ERR_ARG,
-                 "ranks is 0");
-    assert_fails(colo_sampling_workspace_size(&cfg, COLO_F32, 1, 1, NULL), COLO_ERR_ARG,
-                 "bytes is NULL");
-    assert_int_equal(n, 77);
-}
-
-T_CASE(workspace_is_as_large_as_it_says_for_any_vocabulary)
-{
-    static const int64_t vocabs[] = {AV, 151936, 1 << 20};
-    size_t n;
-    alone_t a;
-    for (int i = 0; i < 3; i++) {
-        const colo_sampling_config_t cfg = {COLO_SAMPLING_CONFIG_INIT, .logits.vocab = vocabs[i]};
-        assert_ok(colo_sampling_workspace_size(&cfg, COLO_F32, AT, 1, &n));
-        assert_int_equal(n, WORKSPACE);
-        assert_ok(colo_sampling_workspace_size(&cfg, COLO_F32, 4096, 8, &n));
-        assert_int_equal(n, t_rounded(4096 * 24 + 8 * (64 + 4096 * (8 + 2048))));
-    }
-    alone_init(&a);
-    assert_ok(keep(&a));
-    assert_true(painted(a.workspace + WORKSPACE, COLO_ALIGNMENT));
-    assert_true(a.to[5] == 5 && a.to[4] == 4 && isinf(a.to[3]));
-}
-
-/* ---- ranks that disagree ---- */
-
-/* Each rank has half of 8 columns. */
-static colo_status_t disagree(colo_comm_t *world, void *arg)
-{
-    disagreement_t *d = arg;
-    const int r = colo_comm_rank(world), kind = r == 1 ? d->kind : -1;
-    size_t bytes;
-    alone_t a;
-    alone_init(&a);
-    a.cfg.logits.vocab = 8;
-    a.cfg.logits.vocab_start = kind == 3 ? 5 : 4 * r;
-    a.cfg.logits.temperature = kind == 2 ? 2 : 1;
-    a.cfg.top_k = kind == 0 ? 3 : 2;
-    a.cfg.top_p = kind == 1 ? 0.5 : 0.9;
-    a.logits = colo_tensor_host(a.z, COLO_F32, 2, (int64_t[]){AT, 4});
-    a.out = colo_tensor_host(a.to, COLO_F32, 2, (int64_t[]){AT, 4});
-    a.group = world;
-    rank_try(colo_sampling_workspace_size(&a.cfg, COLO_F32, AT, 2, &bytes));
-    a.given = t_aligned(bytes);
-    disagreement_note(d, r, keep(&a));
-    free(a.given);
-    rank_check(painted(a.to, sizeof a.to));
-    return colo_comm_barrier(world, NULL); /* the group lives on */
-}
-
-T_CASE(ranks_that_disagree_get_the_same_error_message)
-{
-    static const char *const words[] = {"rank 1 has another config", "rank 1 has another config",
-                                        "rank 1 has another config", "no rank of 2 holds column 4"};
-    for (int kind = 0; kind < 4; kind++) {
-        disagreement_t d = {.kind = kind};
-        assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
-        disagreement_check(&d, words[kind]);
     }
 }
 

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_refusals.c - what every loss of logits refuses: status, error message, and that nothing was
+ * written; how much memory it asks for, and that it writes no more; ranks that disagree.
+ */
+#include "loss/loss_alone.h"
+
+enum {
+    OF_LOGPROB = 1 << LOGPROB,
+    OF_GIVEN = 1 << GIVEN,
+    OF_LARGEST = 1 << LARGEST,
+    OF_DISTILL = 1 << DISTILL,
+    OF_SAMPLING = 1 << SAMPLING,
+    OF_TOPK = OF_GIVEN | OF_LARGEST,
+    OF_MASKED = OF_TOPK | OF_DISTILL,
+    OF_BACKWARD = OF_LOGPROB | OF_MASKED,
+    OF_ALL = OF_BACKWARD | OF_SAMPLING
+};
+static const char *const names[] = {"logprob", "topk at ids", "topk", "distill", "sampling"};
+
+/* @run, of each of @losses, in which @a is painted and then changed */
+#define REFUSED(losses, before, change, run, status, error_message)                            \
+    for (int l_ = 0; l_ < LOSSES; l_++)                                                        \
+        if ((losses) >> l_ & 1) {                                                              \
+            alone_t a;                                                                         \
+            alone_init(&a, (loss_t)l_);                                                        \
+            before;                                                                            \
+            change;                                                                            \
+            if ((run) != (status) || !says(error_message))                                     \
+                fail_msg("%s: %s: %s, expected %s: %s", names[l_], #change, colo_last_error(), \
+                         colo_status_name(status), error_message);                             \
+            assert_true(painted(a.dz, sizeof a.dz));                                           \
+            after_refusal(&a);                                                                 \
+        }
+#define REJECT(losses, change, status, error_message) \
+    REFUSED(losses, (void)0, change, alone_forward(&a), status, error_message)
+#define REJECT_BACKWARD(losses, change, status, error_message) \
+    REFUSED(losses, assert_ok(alone_forward(&a)), change, alone_backward(&a), status, error_message)
+#define ARG(losses, change, error_message) REJECT(losses, change, COLO_ERR_ARG, error_message)
+#define SHAPE(losses, change, error_message) REJECT(losses, change, COLO_ERR_SHAPE, error_message)
+
+/* A forward that is refused writes nothing; a backward that is refused may be tried again. */
+static void after_refusal(const alone_t *a)
+{
+    assert_true(alone_valid(a) ||
+                (alone_wrote_nothing(a) && painted(a->workspace, sizeof a->workspace)));
+}
+
+T_CASE(every_bad_config_is_refused_with_its_number)
+{
+    const double inf = INFINITY;
+    ARG(OF_ALL, a.cfg.struct_size = 3, "struct_size is 3, expected");
+    ARG(OF_ALL, a.cfg.logits.vocab = 0, "vocab is 0, expected > 0");
+    ARG(OF_ALL, a.cfg.logits.vocab = -3, "vocab is -3");
+    ARG(OF_ALL, a.cfg.logits.vocab_start = -1, "vocab_start is -1, expected >= 0");
+    ARG(OF_LOGPROB, a.cfg.logits.vocab_start = INT64_MAX, "9223372036854775807 + 6 columns");
+    ARG(OF_ALL, a.cfg.logits.temperature = 0, "logprob: temperature is 0, expected finite and > 0");
+    ARG(OF_ALL, a.cfg.logits.temperature = -1, "temperature is -1");
+    ARG(OF_ALL, a.cfg.logits.temperature = NAN, "temperature is ");
+    ARG(OF_ALL, a.cfg.logits.temperature = inf, "temperature is inf");
+    ARG(OF_ALL, a.cfg.logits.temperature = 1e-310, "scale / temperature = 1 / 1e-310");
+    ARG(OF_ALL, a.cfg.logits.scale = inf, "scale is inf, expected finite");
+    ARG(OF_ALL, a.cfg.logits.softcap = -2, "softcap is -2");
+    ARG(OF_ALL, a.cfg.logits.softcap = NAN, "softcap is ");
+    ARG(OF_LOGPROB, a.cfg.logprob.label_smoothing = 1, "label_smoothing is 1, expected in [0, 1)");
+    ARG(OF_LOGPROB, a.cfg.logprob.label_smoothing = -0.5, "label_smoothing is -0.5");
+    ARG(OF_LOGPROB,
+        (a.cfg.logits.vocab = 1, a.cfg.logprob.label_smoothing = 0.1,
+         a.cfg.logprob.megatron_smoothing = true),
+        "vocab - 1, and vocab is 1");
+    ARG(OF_LOGPROB, a.cfg.logprob.z_loss = -1, "z_loss is -1");
+    ARG(OF_LOGPROB, a.cfg.logprob.z_loss = inf, "z_loss is inf");
+    ARG(OF_LOGPROB, a.cfg.logprob.chunk_size = -4, "chunk_size is -4, expected >= 0");
+    ARG(OF_TOPK, a.cfg.topk.k = 0, "k is 0, expected 1..256");
+    ARG(OF_TOPK, a.cfg.topk.k = 257, "k is 257, expected 1..256");
+    ARG(OF_LARGEST, a.cfg.topk.k = 7, "k is 7, expected at most 6");
+    ARG(OF_DISTILL, a.cfg.distill.targets = 2, "targets is 2, expected logits (0) or probs (1)");
+    ARG(OF_DISTILL, a.cfg.distill.target_temperature = 0, "target_temperature is 0");
+    ARG(OF_DISTILL, a.cfg.distill.target_temperature = NAN, "target_temperature is ");
+    ARG(OF_DISTILL, a.cfg.distill.target_scale = inf, "target_scale / target_temperature = inf");
+    ARG(OF_SAMPLING, a.cfg.logits.scale = -1, "scale is -1 and softcap is 0");
+    ARG(OF_SAMPLING, a.cfg.logits.scale = 0, "scale is 0 and softcap is 0");
+    ARG(OF_SAMPLING, a.cfg.logits.softcap = 2, "scale is 1 and softcap is 2");
+    ARG(OF_SAMPLING, a.cfg.sampling.top_k = -1, "top_k is -1, expected >= 0");
+    ARG(OF_SAMPLING, a.cfg.sampling.top_p = -0.1, "top_p is -0.1, expected in [0, 1]");
+    ARG(OF_SAMPLING, a.cfg.sampling.top_p = 1.5, "top_p is 1.5");
+    ARG(OF_SAMPLING, a.cfg.sampling.top_p = NAN, "top_p is nan");
+    assert_fails(colo_logprob_config_check(NULL), COLO_ERR_ARG, "config is NULL");
+}
+
+T_CASE(every_bad_tensor_is_refused_with_its_number)
+{
+    ARG(OF_ALL, a.logits.dtype = COLO_I8, "logits: dtype i8");
+    SHAPE(OF_ALL, a.logits.ndim = 1, "logits: 1 axes, expected 2");
+    SHAPE(OF_ALL, a.logits.stride[1] = 2, "columns are 2 elements apart");
+    ARG(OF_ALL, a.logits.data = NULL, "logits: data is NULL");
+    SHAPE(OF_ALL, a.logits.shape[0] = -1, "extent -1");
+    SHAPE(OF_ALL, a.cfg.logits.vocab_start = 1, "columns [1, 7) on a group of one rank");
+    SHAPE(OF_LOGPROB | OF_TOPK, (a.logits.shape[1] = 5, a.logits.stride[0] = 6),
+          "columns [0, 5) on a group of one rank, expected the whole vocabulary [0, 6)");
+    SHAPE(OF_SAMPLING, (a.logits.shape[1] = 5, a.d_logits.shape[1] = 5),
+          "columns [0, 5) on a group of one rank");
+    ARG(OF_LOGPROB, a.target.dtype = COLO_I32, "targets: dtype i32, expected i64");
+    SHAPE(OF_LOGPROB, a.target.shape[0] = 3, "3 elements, expected [4]");
+    SHAPE(OF_LOGPROB, a.target.ndim = 0, "0 axes");
+    ARG(OF_LOGPROB, a.arg.targets = NULL, "targets: tensor is NULL");
+    ARG(OF_LOGPROB | OF_DISTILL, a.target.mem = COLO_CUDA, "targets: memory kind 1");
+    ARG(OF_GIVEN, a.arg.targets = NULL, "ids: tensor is NULL");
+    ARG(OF_LARGEST, a.arg.targets = &a.target, "ids are given, config.topk chooses them");
+    ARG(OF_GIVEN, a.target.dtype = COLO_I32, "ids: dtype i32, expected i64");
+    SHAPE(OF_GIVEN, a.target.shape[1] = 1, "expected [4, 2]");
+    SHAPE(OF_GIVEN, a.target.stride[1] = 2, "columns are 2 elements apart");
+    ARG(OF_GIVEN, a.target.mem = COLO_CUDA, "ids: memory kind 1");
+    ARG(OF_DISTILL, a.target.dtype = COLO_BF16, "targets: dtype bf16, expected f32 or");
+    SHAPE(OF_DISTILL, a.target.shape[0] = 2, "targets: [2, 6], expected [4, 6]");
+    SHAPE(OF_DISTILL, (a.target.shape[1] = 5, a.target.stride[0] = 6), "targets: [4, 5]");
+    SHAPE(OF_DISTILL, a.target.stride[1] = 2, "targets: columns are 2 elements apart");
+    ARG(OF_DISTILL, a.target.data = NULL, "targets: data is NULL");
+    ARG(OF_MASKED, a.masked.dtype = COLO_F32, "mask: dtype f32, expected u8");
+    SHAPE(OF_MASKED, a.masked.shape[0] = 2, "mask: 1 axes, 2 elements, expected [4]");
+    ARG(OF_MASKED, a.masked.data = NULL, "mask: data is NULL");
+    SHAPE(OF_MASKED, (a.masked.ndim = 2, a.masked.shape[1] = a.masked.stride[1] = 1),
+          "mask: 2 axes");
+    SHAPE(OF_SAMPLING, a.d_logits.shape[0] = 2, "out: [2, 6], expected [4, 6]");
+    ARG(OF_SAMPLING, a.d_logits.dtype = COLO_I32, "out: dtype i32");
+    ARG(OF_SAMPLING, a.d_logits.dtype = COLO_F64, "out: dtype f64, the logits are f32");
+    SHAPE(OF_SAMPLING, a.d_logits.stride[0] = 5, "out: ");
+    ARG(OF_SAMPLING, a.d_logits.data = a.z + 1, "out: overlaps the logits without being them");
+    REJECT(OF_ALL & ~OF_LARGEST,
+           (a.logits.mem = a.target.mem = a.masked.mem = a.d_logits.mem = COLO_CUDA,
+            a.logits.device = a.target.device = a.masked.device = a.d_logits.device = 0),
+           COLO_ERR_UNBUILT, "");
+}
+
+T_CASE(every_bad_pointer_is_refused)
+{
+    ARG(OF_ALL, a.arg.group = NULL, "group is NULL; colo_comm_create_self()");
+    ARG(OF_ALL, a.arg.logits = NULL, "logits: tensor is NULL");
+    ARG(OF_BACKWARD, a.arg.no_out = true, "out is NULL");
+    ARG(OF_LOGPROB, a.cfg.logprob.want_entropy = false, "out.entropy is given");
+    ARG(OF_LOGPROB, a.cfg.logprob.want_loss = false, "out.loss is given");
+    ARG(OF_LOGPROB, a.cfg.logprob.want_correct = false, "out.correct is given");
+    ARG(OF_GIVEN, a.picks.ids = a.chosen, "out.ids is given, config.topk is false");
+    ARG(OF_LOGPROB | OF_DISTILL, a.arg.stats = NULL, "saved memory is NULL; it needs 256 bytes");
+    ARG(OF_TOPK, a.arg.stats = NULL, "saved memory is NULL; it needs 512 bytes");
+    ARG(OF_BACKWARD, a.arg.no_saved = true, "saved memory is given, saved is NULL");
+    ARG(OF_ALL, a.arg.workspace = NULL, "workspace is NULL");
+    ARG(OF_DISTILL, (a.arg.no_saved = true, a.arg.stats = a.arg.workspace = NULL),
+        "workspace is NULL");
+    ARG(OF_ALL, a.arg.workspace = a.workspace + 3, "workspace is 3 past a multiple of 256");
+}
+
+T_CASE(a_call_without_a_batch_is_refused)
+{
+    alone_t a;
+    alone_init(&a, LOGPROB);
+    assert_fails(colo_logprob_forward(&a.cfg.logprob, NULL, t_self(), &a.out, &a.saved.logprob,
+                                      a.stats, a.workspace, NULL),
+                 COLO_ERR_ARG, "logits");
+    after_refusal(&a);
+}
+
+T_CASE(every_bad_backward_is_refused)
+{
+    alone_t b;
+    REFUSED(OF_BACKWARD, (void)0, (void)0, alone_backward(&a), COLO_ERR_STATE,
+            "no forward filled it");
+    REFUSED(OF_BACKWARD, (void)0, a.arg.no_saved = true, alone_backward(&a), COLO_ERR_ARG,
+            "saved is NULL");
+    REJECT_BACKWARD(OF_BACKWARD, a.arg.no_upstream = true, COLO_ERR_ARG, "upstream is NULL");
+    REJECT_BACKWARD(OF_TOPK, a.d_picks.d_logp = NULL, COLO_ERR_ARG, "d_logp is NULL");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.dtype = COLO_F64, COLO_ERR_ARG,
+                    "d_logits: dtype f64, the logits are");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.shape[0] = 3, COLO_ERR_SHAPE,
+                    "[3, 6], expected [4, 6]");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.shape[1] = 5, COLO_ERR_SHAPE,
+                    "[4, 5], expected [4, 6]");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.ndim = 1, COLO_ERR_SHAPE, "d_logits: 1 axes");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.stride[0] = 5, COLO_ERR_SHAPE,
+                    "5 elements apart and overlap");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.mem = COLO_CUDA, COLO_ERR_ARG,
+                    "d_logits: memory kind 1");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.data = NULL, COLO_ERR_ARG, "d_logits: data is NULL");
+    REJECT_BACKWARD(OF_BACKWARD, a.d_logits.data = a.z + 1, COLO_ERR_ARG,
+                    "overlaps the logits without being them (+4");
+    REJECT_BACKWARD(OF_DISTILL, a.d_logits.data = a.w, COLO_ERR_ARG,
+                    "d_logits: overlaps the targets (+0 bytes)");
+    REJECT_BACKWARD(OF_BACKWARD, a.version = 3, COLO_ERR_MODIFIED,
+                    "logits were written after they were saved: version 3, saved at 1");
+    REJECT_BACKWARD(OF_BACKWARD, (a.version = 3, a.d_logits = a.logits), COLO_ERR_MODIFIED,
+                    "version 3, saved at 1"); /* also where in place was asked for */
+    REJECT_BACKWARD(OF_LOGPROB | OF_DISTILL, a.targets_version = 2, COLO_ERR_MODIFIED,
+                    "targets were written after they were saved: version 2, saved at 1");
+    REJECT_BACKWARD(OF_LOGPROB,
+                    (a.saved.logprob.config.want_entropy = false, a.upstream.d_entropy = a.up),
+                    COLO_ERR_ARG, "d_entropy is given");
+    REJECT_BACKWARD(OF_LOGPROB,
+                    (a.saved.logprob.config.want_loss = false, a.upstream.d_loss = a.up),
+                    COLO_ERR_ARG, "d_loss is given");
+    alone_init(&b, LOGPROB);
+    assert_ok(alone_forward(&b));
+    assert_fails(colo_logprob_backward(&b.saved.logprob, &b.upstream, NULL, NULL), COLO_ERR_ARG,
+                 "d_logits: tensor is NULL");
+}
+
+T_CASE(in_place_has_the_bits_of_apart_and_ends_the_saved_state)
+{
+    for (int l = 0; l < SAMPLING; l++) {
+        alone_t a;
+        alone_init(&a, (loss_t)l);
+        assert_ok(alone_forward(&a));
+        assert_ok(alone_backward(&a));
+        a.d_logits = a.logits;
+        assert_ok(alone_backward(&a));
+        assert_memory_equal(a.z, a.dz, sizeof a.z);
+        assert_fails(alone_backward(&a), COLO_ERR_STATE, "in place ended it");
+        a.d_logits.data = a.dz;
+        memset(a.dz, CANARY, sizeof a.dz);
+        assert_fails(alone_backward(&a), COLO_ERR_STATE, "in place ended it");
+        assert_true(painted(a.dz, sizeof a.dz));
+    }
+}
+
+/* ---- memory ---- */
+
+T_CASE(sizes_that_cannot_be_are_refused)
+{
+    static const int64_t parts[LOSSES] = {8, 100, 100, 64,
+                                          4096}; /* of 2^63, with 8 ranks too many */
+    size_t n = 77;
+    for (int l = 0; l < LOSSES; l++) {
+        alone_t a;
+        alone_init(&a, (loss_t)l);
+#define REFUSE(dtype, tokens, ranks, bytes, text) \
+    assert_fails(alone_workspace_size(&a, dtype, tokens, ranks, bytes), COLO_ERR_ARG, text)
+        REFUSE(COLO_I8, 4, 1, &n, "dtype i8");
+        REFUSE(COLO_F32, -1, 1, &n, "tokens is -1");
+        REFUSE(COLO_F32, 4, 0, &n, "ranks is 0");
+        REFUSE(COLO_F32, INT64_MAX / parts[l], 8, &n, "exceeds 2^63 bytes");
+        REFUSE(COLO_F32, 1, 1, NULL, "bytes is NULL");
+#undef REFUSE
+        if (l == SAMPLING)
+            continue;
+        assert_fails(alone_saved_size(&a, COLO_F32, INT64_MAX / 8, &n), COLO_ERR_ARG,
+                     "exceed 2^63 bytes");
+        assert_fails(alone_saved_size(&a, COLO_F32, -1, &n), COLO_ERR_ARG, "tokens is -1");
+        assert_fails(alone_saved_size(&a, COLO_F32, 1, NULL), COLO_ERR_ARG, "bytes is NULL");
+    }
+    assert_int_equal(n, 77);
+}
+
+/* Logits of 65536 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
+T_CASE(no_buffer_grows_with_the_vocabulary)
+{
+    enum { TOKENS = 65536, RANKS = 8, PICKS = 64, OWN = 40 + 16 * PICKS };
+    static const int64_t vocabs[] = {1000, 151936, 1 << 20};
+    static const struct {
+        loss_t loss;
+        size_t saved, apart, block; /* bytes a token: in the workspace apart from the blocks */
+    } of[] = {{GIVEN, OWN, OWN, 12 + PICKS * 4},
+              {LARGEST, OWN, OWN, 12 + PICKS * 12},
+              {DISTILL, 40, 0, 24},
+              {SAMPLING, 0, 24, 8 + 2048}};
+    for (int i = 0; i < 12; i++) {
+        alone_t a;
+        size_t saved = 0, workspace;
+        const size_t block = of[i / 3].block, apart = of[i / 3].apart;
+        alone_init(&a, of[i / 3].loss);
+        a.cfg.logits.vocab = vocabs[i % 3];
+        if (OF_TOPK >> a.loss & 1)
+            a.cfg.topk.k = PICKS;
+        if (a.loss != SAMPLING)
+            assert_ok(alone_saved_size(&a, COLO_BF16, TOKENS, &saved));
+        assert_ok(alone_workspace_size(&a, COLO_BF16, TOKENS, RANKS, &workspace));
+        assert_int_equal(saved, t_rounded(TOKENS * of[i / 3].saved));
+        assert_int_equal(workspace,
+                         t_rounded(t_rounded(TOKENS * apart) + RANKS * (64 + TOKENS * block)));
+    }
+}
+
+T_CASE(nothing_is_written_past_the_queried_sizes)
+{
+    for (int i = 0; i < 2 * LOSSES; i++) {
+        alone_t a;
+        size_t stat_bytes = 0, workspace_bytes;
+        const bool saved = i % 2 && i / 2 != SAMPLING;
+        alone_init(&a, (loss_t)(i / 2));
+        if (a.loss != SAMPLING)
+            assert_ok(alone_saved_size(&a, COLO_F32, T, &stat_bytes));
+        assert_ok(alone_workspace_size(&a, COLO_F32, T, 1, &workspace_bytes));
+        unsigned char *s = t_aligned(stat_bytes + 2 * MARGIN),
+                      *x = t_aligned(workspace_bytes + 2 * MARGIN);
+        memset(s, CANARY, stat_bytes + 2 * MARGIN);
+        memset(x, CANARY, workspace_bytes + 2 * MARGIN);
+        a.arg.no_saved = !saved;
+        a.arg.stats = saved ? s + MARGIN : NULL;
+        a.arg.workspace = x + MARGIN;
+        assert_ok(alone_forward(&a));
+        assert_true(painted(s, MARGIN) && painted(x, MARGIN));
+        assert_true(painted(s + MARGIN + stat_bytes, MARGIN));
+        assert_true(painted(x + MARGIN + workspace_bytes, MARGIN));
+        assert_true(painted(s + MARGIN, stat_bytes) == !saved);
+        free(s);
+        free(x);
+        if (a.loss == SAMPLING)
+            assert_true(a.dz[5] == 5 && a.dz[4] == 4 && isinf(a.dz[3]));
+    }
+}
+
+/* ---- ranks that disagree ---- */
+
+typedef enum { TEMPERATURE, IGNORED, KIND, TOP_K, TOP_P, TARGET, PICK, MASK, HOLE, TWICE } change_t;
+static const struct {
+    change_t change;
+    int losses;
+    const char *words;
+} table[] = {
+    {TEMPERATURE, OF_MASKED | OF_SAMPLING, "rank 1 has another config"},
+    {IGNORED, OF_GIVEN, "rank 1 has another config"},
+    {KIND, OF_DISTILL, "rank 1 has another config"},
+    {TOP_K, OF_SAMPLING, "rank 1 has another config"},
+    {TOP_P, OF_SAMPLING, "rank 1 has another config"},
+    {TARGET, OF_GIVEN, "rank 1 has other targets"},
+    {PICK, OF_GIVEN, "rank 1 has other targets"},
+    {MASK, OF_MASKED, "rank 1 has other targets"},
+    {HOLE, OF_MASKED | OF_SAMPLING, "no rank of 2 holds column 4"},
+    {TWICE, OF_DISTILL, "no rank of 2 holds column 7"},
+};
+
+/* Each rank has half of 8 columns. */
+static colo_status_t disagree(colo_comm_t *world, void *arg)
+{
+    disagreement_t *d = arg;
+    const int r = colo_comm_rank(world), change = r == 1 ? d->kind : -1;
+    size_t bytes;
+    alone_t a;
+    alone_init(&a, (loss_t)d->check);
+    memset(a.mask, 1, sizeof a.mask);
+    a.cfg.logits.vocab = 8;
+    a.cfg.logits.vocab_start = 4 * r;
+    switch (change) {
+    case TEMPERATURE:
+        a.cfg.logits.temperature = 2;
+        break;
+    case IGNORED:
+        a.cfg.topk.ignore_index = -1;
+        break;
+    case KIND:
+        a.cfg.distill.targets = COLO_DISTILL_PROBS;
+        break;
+    case TOP_K:
+        a.cfg.sampling.top_k = 3;
+        break;
+    case TOP_P:
+        a.cfg.sampling.top_p = 0.5;
+        break;
+    case TARGET:
+    case PICK:
+        a.targets[change == TARGET ? 3 : 0]++;
+        break;
+    case MASK:
+        a.mask[1] = 0;
+        break;
+    case HOLE:
+    case TWICE:
+        a.cfg.logits.vocab_start = change == HOLE ? 5 : 3;
+        break;
+    default:
+        break;
+    }
+    a.logits.shape[1] = a.d_logits.shape[1] = 4;
+    if (a.loss == DISTILL)
+        a.target.shape[1] = 4;
+    a.arg.group = world;
+    rank_try(alone_workspace_size(&a, COLO_F32, T, 2, &bytes));
+    a.arg.workspace = t_aligned(bytes);
+    disagreement_note(d, r, alone_forward(&a));
+    free(a.arg.workspace);
+    rank_check(alone_wrote_nothing(&a));
+    return colo_comm_barrier(world, NULL); /* the group lives on */
+}
+
+T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
+{
+    for (size_t i = 0; i < LOSSES * sizeof table / sizeof table[0]; i++) {
+        const int loss = i % LOSSES, nth = (int)i / LOSSES;
+        disagreement_t d = {.kind = (int)table[nth].change, .check = loss};
+        if (!(table[nth].losses >> loss & 1))
+            continue;
+        assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
+        disagreement_check(&d, table[nth].words);
+    }
+}
+
+T_MAIN("loss/refusals")
