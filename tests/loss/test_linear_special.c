@@ -160,10 +160,7 @@ static void alone_init(alone_t *a)
     a->up = (colo_linear_upstream_t){.logp = 1};
     a->buffer = aligned_alloc(256, 1 << 16);
     a->work = aligned_alloc(256, 1 << 20);
-    for (int i = 0; i < T; i++)
-        a->logp[i] = 77;
-    for (int i = 0; i < T * H; i++)
-        a->d_h[i] = 77;
+    memset(a->d_h, CANARY, sizeof a->d_h);
 }
 
 static void alone_free(alone_t *a)
@@ -186,104 +183,6 @@ static colo_status_t backward(alone_t *a)
     return colo_linear_logprob_backward(a->linear, &a->saved, &a->up, &a->grads, a->work, NULL);
 }
 
-T_CASE(wrong_arguments_are_named_and_nothing_is_written)
-{
-    alone_t a;
-    alone_init(&a);
-    assert_fails(forward(&a), COLO_ERR_STATE, "no weight is bound");
-    assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL));
-    assert_fails(backward(&a), COLO_ERR_STATE, "no forward filled it");
-    a.hidden.shape[1] = H - 1;
-    assert_fails(forward(&a), COLO_ERR_SHAPE, "hidden: [6, 2], expected [6, 3]");
-    a.hidden.shape[1] = H;
-    a.hidden.dtype = COLO_BF16;
-    assert_fails(forward(&a), COLO_ERR_ARG, "hidden: dtype bf16, the head is f32");
-    a.hidden.dtype = COLO_F32;
-    a.target.shape[0] = T - 1;
-    assert_fails(forward(&a), COLO_ERR_SHAPE, "expected [6] as the rows of hidden");
-    a.target.shape[0] = T;
-    a.batch.max_valid = 4;
-    assert_fails(forward(&a), COLO_ERR_ARG,
-                 "max_valid is 4, but 6 of 6 targets are not ignore_index");
-    a.batch.max_valid = -1;
-    a.out.entropy = a.logp;
-    assert_fails(forward(&a), COLO_ERR_ARG, "config.want_entropy is false");
-    a.out.entropy = NULL;
-    a.work += 8;
-    assert_fails(forward(&a), COLO_ERR_ARG, "workspace is 8 past a multiple of 256");
-    a.work -= 8;
-    unsigned char *buffer = a.buffer;
-    a.buffer = NULL;
-    assert_fails(forward(&a), COLO_ERR_ARG, "saved memory is NULL");
-    a.buffer = buffer;
-    for (int i = 0; i < T; i++)
-        assert_true(a.logp[i] == 77);
-
-    assert_ok(forward(&a));
-    a.up.entropy = 2;
-    assert_fails(backward(&a), COLO_ERR_ARG, "upstream.entropy is 2");
-    a.up.entropy = 0;
-    a.grads.d_hidden = NULL;
-    assert_fails(backward(&a), COLO_ERR_ARG, "d_hidden is NULL, config.frozen_hidden is false");
-    a.grads.d_hidden = &a.hidden;
-    assert_fails(backward(&a), COLO_ERR_ARG, "d_hidden: overlaps hidden");
-    a.grads.d_hidden = &a.dh;
-    a.dw.dtype = COLO_F64;
-    assert_fails(backward(&a), COLO_ERR_ARG, "d_weight: dtype f64, config.d_weight_dtype is f32");
-    a.dw.dtype = COLO_F32;
-    a.saved.memory = buffer + 8; /* a runtime brought it back from elsewhere */
-    assert_fails(backward(&a), COLO_ERR_ARG, "saved memory is 8 past a multiple of 256");
-    a.saved.memory = buffer;
-    a.hidden_version++;
-    assert_fails(backward(&a), COLO_ERR_MODIFIED, "hidden states were written");
-    a.hidden_version--;
-    a.weight_version = 5;
-    assert_fails(backward(&a), COLO_ERR_MODIFIED, "the head was written between forward and");
-    a.weight_version = 0;
-    for (int i = 0; i < T * H; i++)
-        assert_true(a.d_h[i] == 77);
-    assert_ok(backward(&a));
-    alone_free(&a);
-}
-
-T_CASE(configs_that_lose_digits_are_refused)
-{
-    alone_t a;
-    colo_lm_head_t *half = NULL;
-    colo_linear_logprob_t *none = NULL;
-    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
-                                .dtype = COLO_BF16};
-    alone_init(&a);
-    assert_ok(colo_lm_head_create(&half, &hc, NULL));
-    a.config.d_weight_dtype = COLO_BF16;
-    assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
-                 "d_weight_add to bf16 would lose digits");
-    a.config.d_weight_dtype = COLO_F16;
-    assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
-                 "d_weight_dtype f16, expected f32 or the head's bf16");
-    a.config.d_weight_dtype = COLO_F32;
-    a.config.logits_dtype = COLO_F64;
-    assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
-                 "logits_dtype f64, expected f32 or the head's bf16");
-    a.config.logits_dtype = COLO_F32;
-    a.config.keep_in_place = true;
-    assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
-                 "keep_in_place with logits of f32 and gradients of bf16");
-    a.config.keep_in_place = false;
-    a.config.share_d_weight = true;
-    assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
-                 "share_d_weight with mode 0, d_weight added of f32, a resident head");
-    a.config.share_d_weight = false;
-    a.config.logprob.logits.vocab = V + 1;
-    assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_SHAPE,
-                 "expected the whole vocabulary");
-    assert_fails(colo_linear_logprob_create(&none, &a.config, half, NULL), COLO_ERR_ARG,
-                 "group is NULL");
-    assert_null(none);
-    colo_lm_head_destroy(&half);
-    alone_free(&a);
-}
-
 /* An object of @config; its forward has run. */
 static void alone_again(alone_t *a)
 {
@@ -296,6 +195,22 @@ static void alone_again(alone_t *a)
     } else {
         assert_ok(forward(a));
     }
+    memset(a->logp, CANARY, sizeof a->logp);
+}
+
+T_CASE(a_pass_without_what_comes_before_it_is_refused)
+{
+    alone_t a;
+    alone_init(&a);
+    assert_fails(forward(&a), COLO_ERR_STATE, "no weight is bound");
+    assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL));
+    assert_fails(backward(&a), COLO_ERR_STATE, "no forward filled it");
+    assert_ok(forward(&a));
+    a.hidden_version++;
+    assert_fails(backward(&a), COLO_ERR_MODIFIED, "hidden states were written");
+    a.hidden_version--;
+    assert_ok(backward(&a)); /* the refusal did not end the saved state */
+    alone_free(&a);
 }
 
 #define REFUSE(change, call, status, text)                           \
@@ -304,8 +219,11 @@ static void alone_again(alone_t *a)
         alone_init(&a);                                              \
         assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL)); \
         assert_ok(forward(&a));                                      \
+        memset(a.logp, CANARY, sizeof a.logp);                       \
         change;                                                      \
         assert_fails(call, status, text);                            \
+        assert_true(painted(a.logp, sizeof a.logp));                 \
+        assert_true(painted(a.d_h, sizeof a.d_h));                   \
         alone_free(&a);                                              \
     } while (0)
 
@@ -329,6 +247,20 @@ T_CASE(every_wrong_config_is_named)
     CONFIG(a.config.logprob.logits.softcap = INFINITY, a.head, "softcap is inf");
     CONFIG(a.config.logprob.segment = INT64_C(1) << 41, a.head, "segment is 2199023255552");
     CONFIG((void)0, NULL, "head is NULL");
+    CONFIG(a.config.d_weight_dtype = COLO_BF16, half, "d_weight_add to bf16 would lose digits");
+    CONFIG(a.config.d_weight_dtype = COLO_F16, half,
+           "d_weight_dtype f16, expected f32 or the head's bf16");
+    CONFIG(a.config.logits_dtype = COLO_F64, half,
+           "logits_dtype f64, expected f32 or the head's bf16");
+    CONFIG(a.config.keep_in_place = true, half,
+           "keep_in_place with logits of f32 and gradients of bf16");
+    CONFIG(a.config.share_d_weight = true, half,
+           "share_d_weight with mode 0, d_weight added of f32, a resident head");
+    REFUSE(a.config.logprob.logits.vocab = V + 1,
+           colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_SHAPE,
+           "expected the whole vocabulary");
+    REFUSE((void)0, colo_linear_logprob_create(&none, &a.config, half, NULL), COLO_ERR_ARG,
+           "group is NULL");
     CONFIG(a.config.mode = (colo_linear_mode_t)9, a.head, "mode 9 is unknown");
     CONFIG(a.config.d_hidden = (colo_d_hidden_t)9, a.head, "d_hidden 9 is unknown");
     CONFIG((a.config.mode = COLO_LINEAR_EARLY,
@@ -362,6 +294,19 @@ T_CASE(every_wrong_batch_is_named)
     BATCH(a.batch.hidden = NULL, COLO_ERR_ARG, "linear: hidden is NULL");
     BATCH(a.batch.targets = NULL, COLO_ERR_ARG, "linear: targets is NULL");
     BATCH(a.hidden.ndim = 1, COLO_ERR_SHAPE, "hidden: 1 axes");
+    BATCH(a.hidden.shape[1] = H - 1, COLO_ERR_SHAPE, "hidden: [6, 2], expected [6, 3]");
+    BATCH(a.hidden.dtype = COLO_BF16, COLO_ERR_ARG, "hidden: dtype bf16, the head is f32");
+    BATCH(a.target.shape[0] = T - 1, COLO_ERR_SHAPE, "expected [6] as the rows of hidden");
+    BATCH(a.batch.max_valid = 4, COLO_ERR_ARG,
+          "max_valid is 4, but 6 of 6 targets are not ignore_index");
+    BATCH(a.out.entropy = a.logp, COLO_ERR_ARG, "config.want_entropy is false");
+    REFUSE((void)0,
+           colo_linear_logprob_forward(a.linear, &a.batch, &a.out, &a.saved, a.buffer, a.work + 8,
+                                       NULL),
+           COLO_ERR_ARG, "workspace is 8 past a multiple of 256");
+    REFUSE((void)0,
+           colo_linear_logprob_forward(a.linear, &a.batch, &a.out, &a.saved, NULL, a.work, NULL),
+           COLO_ERR_ARG, "saved memory is NULL");
     BATCH(a.target.data = NULL, COLO_ERR_ARG, "targets: data is NULL");
     BATCH(a.target.dtype = COLO_I32, COLO_ERR_ARG, "targets: dtype i32");
     BATCH((a.target.ndim = 2, a.target.shape[1] = a.target.stride[1] = 1), COLO_ERR_SHAPE,
@@ -420,6 +365,16 @@ T_CASE(every_wrong_backward_is_named)
     BACKWARD((EARLY, a.up.mean = true), COLO_ERR_ARG, "upstream has logp 0, entropy 0, mean 1");
     REFUSE((void)0, colo_linear_logprob_backward(a.linear, &a.saved, &a.up, NULL, a.work, NULL),
            COLO_ERR_ARG, "linear: grads is NULL");
+    BACKWARD(a.up.entropy = 2, COLO_ERR_ARG, "upstream.entropy is 2");
+    BACKWARD(a.grads.d_hidden = NULL, COLO_ERR_ARG,
+             "d_hidden is NULL, config.frozen_hidden is false");
+    BACKWARD(a.grads.d_hidden = &a.hidden, COLO_ERR_ARG, "d_hidden: overlaps hidden");
+    BACKWARD(a.dw.dtype = COLO_F64, COLO_ERR_ARG,
+             "d_weight: dtype f64, config.d_weight_dtype is f32");
+    /* a runtime brought it back from elsewhere */
+    BACKWARD(a.saved.memory = a.buffer + 8, COLO_ERR_ARG,
+             "saved memory is 8 past a multiple of 256");
+    BACKWARD(a.weight_version = 5, COLO_ERR_MODIFIED, "the head was written between forward and");
     BACKWARD(a.dh.dtype = COLO_F64, COLO_ERR_ARG, "d_hidden: dtype f64, the head is f32");
     BACKWARD(
         (a.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE, alone_again(&a), a.dh.stride[0] = H + 1),
