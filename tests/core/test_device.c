@@ -14,7 +14,7 @@
 
 enum { N = 6 };
 
-static void device_memory_without_any_backend_names_the_cuda_one(void **state)
+T_CASE(device_memory_without_any_backend_names_the_cuda_one) /* loads none */
 {
     void *p = state;
     assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
@@ -23,12 +23,14 @@ static void device_memory_without_any_backend_names_the_cuda_one(void **state)
     assert_fails(colo_mem_zero(COLO_CUDA, state, 64, NULL), COLO_ERR_UNBUILT, "backend 'cuda'");
 }
 
-static int without_nccl(void **state)
+/* Mutants run without the folder. */
+#define T_CASE_WITHOUT_NCCL(name) T_CASE_IF(getenv("T_BACKENDS"), name)
+
+static void without_nccl(void)
 {
     const colo_backend_t *b = NULL;
     assert_int_equal(setenv("COLO_BACKEND_DIR", getenv("T_BACKENDS"), 1), 0);
     assert_fails(colo_backend_load("nccl", &b), COLO_ERR_UNBUILT, "libcolobridge-nccl.so");
-    return 0;
 }
 
 static colo_tensor_t on_device(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
@@ -38,8 +40,9 @@ static colo_tensor_t on_device(void *data, colo_dtype_t dtype, int32_t ndim, con
     return t;
 }
 
-static void device_memory_without_nccl_is_aligned_and_zeroed(void **state)
+T_CASE_WITHOUT_NCCL(device_memory_without_nccl_is_aligned_and_zeroed)
 {
+    without_nccl();
     static const unsigned char zeros[1000];
     void *p = NULL;
     assert_ok(colo_mem_alloc(COLO_CUDA, sizeof zeros, &p));
@@ -60,8 +63,9 @@ static colo_status_t add(const colo_tensor_t *d_out, int32_t nout, const colo_te
     return COLO_OK;
 }
 
-static void tape_without_nccl_adds_gradients_in_device_memory(void **state)
+T_CASE_WITHOUT_NCCL(tape_without_nccl_adds_gradients_in_device_memory)
 {
+    without_nccl();
     double x[N] = {0}, seed[N] = {1, -2, 3, 5, 8, -13};
     colo_tensor_t t = on_device(x, COLO_F64, 1, (int64_t[]){N}), d = t, g;
     colo_tape_t *tape = NULL;
@@ -78,8 +82,9 @@ static void tape_without_nccl_adds_gradients_in_device_memory(void **state)
     colo_tape_destroy(&tape);
 }
 
-static void bridge_without_nccl_carries_device_memory(void **state)
+T_CASE_WITHOUT_NCCL(bridge_without_nccl_carries_device_memory)
 {
+    without_nccl();
     float x[24], y[24], d_x[24]; /* [2, 3, 4] */
     colo_layout_t src, dst;
     colo_comm_t *self = t_self();
@@ -103,8 +108,9 @@ static void bridge_without_nccl_carries_device_memory(void **state)
 }
 
 /* Equal logits: each of V words has the probability 1 / V. */
-static void loss_without_nccl_runs_in_device_memory(void **state)
+T_CASE_WITHOUT_NCCL(loss_without_nccl_runs_in_device_memory)
 {
+    without_nccl();
     enum { T = 3, V = 4 };
     float z[T * V], d_z[T * V], logp[T], ones[T] = {1, 1, 1};
     int64_t target[T] = {0, 3, 2};
@@ -138,17 +144,4 @@ static void loss_without_nccl_runs_in_device_memory(void **state)
     colo_comm_destroy(&self);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(device_memory_without_any_backend_names_the_cuda_one), /* loads none */
-        cmocka_unit_test_setup(device_memory_without_nccl_is_aligned_and_zeroed, without_nccl),
-        cmocka_unit_test_setup(tape_without_nccl_adds_gradients_in_device_memory, without_nccl),
-        cmocka_unit_test_setup(bridge_without_nccl_carries_device_memory, without_nccl),
-        cmocka_unit_test_setup(loss_without_nccl_runs_in_device_memory, without_nccl),
-    };
-    const struct CMUnitTest alone[] = {tests[0]};
-    return getenv("T_BACKENDS") /* mutants run without the folder */
-               ? cmocka_run_group_tests_name("core/device", tests, NULL, NULL)
-               : cmocka_run_group_tests_name("core/device", alone, NULL, NULL);
-}
+T_MAIN("core/device")

@@ -18,6 +18,7 @@
 #define ONE "package:1 core:8 pu:1"         /* 8 cores of one package */
 #define TWO "package:2 core:8 pu:1"         /* 2 packages of 8 cores, memory in one piece */
 #define FOUR "package:2 numa:2 core:4 pu:1" /* 2 packages of 2 NUMA nodes of 4 cores */
+#define T_CASE_BUILT(name) T_CASE_IF(colo_topology_version(), name)
 #define GPUS TOPOLOGIES "/two-packages-four-gpus.xml"
 
 static colo_topology_t *place_of(const char *topology, int64_t world, int64_t per_host,
@@ -51,7 +52,7 @@ static void assert_spot(const colo_topology_t *p, int64_t rank, int64_t host, in
 
 /* ---- machines ---- */
 
-static void a_machine_is_counted(void **state)
+T_CASE_BUILT(a_machine_is_counted)
 {
     static const struct {
         const char *topology;
@@ -76,7 +77,7 @@ static void a_machine_is_counted(void **state)
     colo_topology_destroy(NULL);
 }
 
-static void devices_are_near_their_package(void **state)
+T_CASE_BUILT(devices_are_near_their_package)
 {
     static const struct {
         colo_device_kind_t kind;
@@ -125,7 +126,7 @@ static void devices_are_near_their_package(void **state)
 /* ---- policies ---- */
 
 /* Two NUMA nodes a package, so that one's number is not the other's. */
-static void a_device_is_near_its_numa_node_or_its_package_only(void **state)
+T_CASE_BUILT(a_device_is_near_its_numa_node_or_its_package_only)
 {
     static const int numa[] = {1, 3, -1}, package[] = {0, 1, 1};
     colo_topology_t *p = place_of(TOPOLOGIES "/two-packages-four-nodes.xml", 8, 8, COLO_BIND_CORE);
@@ -139,7 +140,7 @@ static void a_device_is_near_its_numa_node_or_its_package_only(void **state)
     colo_topology_destroy(&p);
 }
 
-static void core_binding_is_compact(void **state)
+T_CASE_BUILT(core_binding_is_compact)
 {
     colo_topology_t *p = place_of(FOUR, 16, 0, COLO_BIND_CORE);
     for (int r = 0; r < 16; r++)
@@ -162,7 +163,7 @@ static void core_binding_is_compact(void **state)
     colo_topology_destroy(&p);
 }
 
-static void scatter_takes_packages_then_numa_nodes_in_turn(void **state)
+T_CASE_BUILT(scatter_takes_packages_then_numa_nodes_in_turn)
 {
     static const int core[] = {0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15};
     colo_topology_t *p = place_of(FOUR, 16, 0, COLO_BIND_SCATTER);
@@ -178,7 +179,7 @@ static void scatter_takes_packages_then_numa_nodes_in_turn(void **state)
     colo_topology_destroy(&p);
 }
 
-static void whole_nodes_and_packages_are_shared_in_even_blocks(void **state)
+T_CASE_BUILT(whole_nodes_and_packages_are_shared_in_even_blocks)
 {
     static const int numa[] = {0, 0, 1, 2, 2, 3}; /* 6 ranks on 4 nodes of 4: floor(16 r / 6) / 4 */
     static const char *const of[] = {"0-3", "4-7", "8-11", "12-15"};
@@ -213,7 +214,7 @@ static void whole_nodes_and_packages_are_shared_in_even_blocks(void **state)
     colo_topology_destroy(&p);
 }
 
-static void hosts_are_alike(void **state)
+T_CASE_BUILT(hosts_are_alike)
 {
     colo_topology_t *p = place_of(TWO, 1 << 20, 16, COLO_BIND_CORE);
     assert_spot(p, 16, 1, 0, 0, 0, -1);
@@ -222,7 +223,7 @@ static void hosts_are_alike(void **state)
     colo_topology_destroy(&p);
 }
 
-static void names_and_policies_are_each_other(void **state)
+T_CASE(names_and_policies_are_each_other)
 {
     static const char *const names[] = {"none", "core", "scatter", "numa", "package"};
     for (int i = 0; i < COLO_BIND_COUNT; i++) {
@@ -260,7 +261,7 @@ static void refuse(const char *topology, colo_status_t want, const char *error_m
     assert_ptr_equal(p, untouched);
 }
 
-static void a_topology_that_is_none_is_refused(void **state)
+T_CASE_BUILT(a_topology_that_is_none_is_refused)
 {
     static const char *const text[] = {"",
                                        "no topology",
@@ -280,7 +281,7 @@ static void a_topology_that_is_none_is_refused(void **state)
     refuse("package:2\n", COLO_ERR_ARG, "'package:2\\x0a'");
 }
 
-static void what_is_too_large_is_refused_by_its_size(void **state)
+T_CASE_BUILT(what_is_too_large_is_refused_by_its_size)
 {
     char text[2000];
     assert_int_equal(truncate(file, COLO_TOPOLOGY_XML_MAX + 1), 0);
@@ -294,7 +295,7 @@ static void what_is_too_large_is_refused_by_its_size(void **state)
     refuse(text, COLO_ERR_ARG, "more than 1024 bytes");
 }
 
-static void a_file_that_cannot_be_read_is_refused(void **state)
+T_CASE_BUILT(a_file_that_cannot_be_read_is_refused)
 {
     refuse("/no/such/file.xml", COLO_ERR_IO, "No such file");
     refuse("missing.xml", COLO_ERR_IO, "No such file");
@@ -308,7 +309,7 @@ static void a_file_that_cannot_be_read_is_refused(void **state)
 }
 
 /* Files that were cut or edited are taken or refused, never followed into a crash. */
-static void a_damaged_file_is_a_status(void **state)
+T_CASE_BUILT(a_damaged_file_is_a_status)
 {
     static char good[16384], bad[sizeof good];
     FILE *f = fopen(GPUS, "r");
@@ -347,7 +348,7 @@ static void a_damaged_file_is_a_status(void **state)
 }
 
 /* What is wrong with one attribute is said with its line. */
-static void an_inconsistent_file_is_refused_with_its_line(void **state)
+T_CASE_BUILT(an_inconsistent_file_is_refused_with_its_line)
 {
     static const struct {
         const char *from, *to, *error_message;
@@ -374,7 +375,7 @@ static void an_inconsistent_file_is_refused_with_its_line(void **state)
     }
 }
 
-static void numbers_that_do_not_fit_are_refused(void **state)
+T_CASE_BUILT(numbers_that_do_not_fit_are_refused)
 {
     static const struct {
         colo_topology_config_t c;
@@ -398,8 +399,7 @@ static void numbers_that_do_not_fit_are_refused(void **state)
 
     p = place_of(ONE, 8, 0, COLO_BIND_CORE);
     colo_spot_t s = {.host = 77};
-    assert_fails(colo_topology_spot(p, 8, &s), COLO_ERR_ARG,
-                 "topology: rank 8 is outside [0, 8)");
+    assert_fails(colo_topology_spot(p, 8, &s), COLO_ERR_ARG, "topology: rank 8 is outside [0, 8)");
     assert_fails(colo_topology_spot(p, -1, &s), COLO_ERR_ARG, "rank -1");
     assert_fails(colo_topology_spot(p, 0, NULL), COLO_ERR_ARG, "NULL");
     assert_fails(colo_topology_bind(p, 8), COLO_ERR_ARG, "rank 8");
@@ -407,6 +407,17 @@ static void numbers_that_do_not_fit_are_refused(void **state)
     assert_fails(colo_topology_rebind(p, COLO_BIND_COUNT), COLO_ERR_ARG, "binding 5");
     assert_int_equal(s.host, 77);
     colo_topology_destroy(&p);
+}
+
+/* ---- a build without hwloc ---- */
+
+T_CASE_IF(!colo_topology_version(), without_hwloc_the_error_message_says_what_to_do)
+{
+    static const char *const topology[] = {NULL, ONE, GPUS, "/no/such/file.xml"};
+    for (int i = 0; i < 4; i++) {
+        refuse(topology[i], COLO_ERR_UNBUILT, "install hwloc 2.9 or later (libhwloc-dev)");
+        refuse(topology[i], COLO_ERR_UNBUILT, "configure with -Dhwloc=enabled");
+    }
 }
 
 /* ---- this machine ---- */
@@ -423,7 +434,7 @@ static colo_status_t look(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void thread_ranks_are_bound_when_asked(void **state)
+T_CASE_BUILT(thread_ranks_are_bound_when_asked)
 {
     cpu_set_t all, both;
     struct ran ran;
@@ -473,7 +484,7 @@ static colo_status_t nothing(colo_comm_t *world, void *arg)
 }
 
 /* Runs without placement as well: last, since a process warns once. @state: what is said */
-static void ranks_run_unbound_with_one_warning(void **state)
+T_CASE(ranks_run_unbound_with_one_warning)
 {
     bool built = colo_topology_version() != NULL;
     struct lines l = {0};
@@ -503,50 +514,14 @@ static void ranks_run_unbound_with_one_warning(void **state)
     unsetenv("COLO_BIND");
 }
 
-/* ---- a build without hwloc ---- */
-
-static void without_hwloc_the_error_message_says_what_to_do(void **state)
-{
-    static const char *const topology[] = {NULL, ONE, GPUS, "/no/such/file.xml"};
-    for (int i = 0; i < 4; i++) {
-        refuse(topology[i], COLO_ERR_UNBUILT, "install hwloc 2.9 or later (libhwloc-dev)");
-        refuse(topology[i], COLO_ERR_UNBUILT, "configure with -Dhwloc=enabled");
-    }
-}
-
 int main(void)
 {
-    const struct CMUnitTest without[] = {
-        cmocka_unit_test(names_and_policies_are_each_other),
-        cmocka_unit_test(without_hwloc_the_error_message_says_what_to_do),
-        cmocka_unit_test(ranks_run_unbound_with_one_warning),
-    };
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_machine_is_counted),
-        cmocka_unit_test(devices_are_near_their_package),
-        cmocka_unit_test(a_device_is_near_its_numa_node_or_its_package_only),
-        cmocka_unit_test(core_binding_is_compact),
-        cmocka_unit_test(scatter_takes_packages_then_numa_nodes_in_turn),
-        cmocka_unit_test(whole_nodes_and_packages_are_shared_in_even_blocks),
-        cmocka_unit_test(hosts_are_alike),
-        cmocka_unit_test(names_and_policies_are_each_other),
-        cmocka_unit_test(a_topology_that_is_none_is_refused),
-        cmocka_unit_test(what_is_too_large_is_refused_by_its_size),
-        cmocka_unit_test(a_file_that_cannot_be_read_is_refused),
-        cmocka_unit_test(a_damaged_file_is_a_status),
-        cmocka_unit_test(an_inconsistent_file_is_refused_with_its_line),
-        cmocka_unit_test(numbers_that_do_not_fit_are_refused),
-        cmocka_unit_test(thread_ranks_are_bound_when_asked),
-        cmocka_unit_test(ranks_run_unbound_with_one_warning),
-    };
     setenv("HWLOC_HIDE_ERRORS", "2", 0);
     int fd = mkstemps(file, 4);
     if (fd < 0)
         return 1;
     close(fd);
-    int rc = colo_topology_version()
-                 ? cmocka_run_group_tests_name("grid/topology", tests, NULL, NULL)
-                 : cmocka_run_group_tests_name("grid/topology", without, NULL, NULL);
+    int rc = t_main("grid/topology");
     unlink(file);
     return rc;
 }

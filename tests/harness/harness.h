@@ -26,11 +26,14 @@
  * the file in their order, or those whose names match the pattern T_CASES (*, ?) of the
  * environment;
  * @name is that of the suite and of the program. */
-#define T_CASE(name)                                                \
+#define T_CASE(name) T_CASE_IF(true, name)
+/* One where @cond is true when the program starts */
+#define T_CASE_IF(cond, name)                                       \
     static void name(void **state);                                 \
     __attribute__((constructor)) static void t_case_of_##name(void) \
     {                                                               \
-        t_add_case(#name, name);                                    \
+        if (cond)                                                   \
+            t_add_case(#name, name);                                \
     }                                                               \
     static void name(void **state __attribute__((unused)))
 /* A case whose body runs on each of @n ranks, of comm @world; it returns COLO_OK or its error. On

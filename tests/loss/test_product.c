@@ -36,6 +36,7 @@ static const char *way(int w)
 #ifndef NO_CBLAS
 #define NO_CBLAS 0 /* 1: built with -Dcblas=disabled */
 #endif
+#define HAS_ODD (!NO_CBLAS && getenv("T_CBLAS_DIR"))
 
 static uint64_t rng;
 
@@ -229,7 +230,83 @@ static void check_product(int nth, enum colo_linear_product what, colo_dtype_t d
     drop(&g);
 }
 
-static void products_are_what_their_formulas_say(void **state)
+/* ---- which ---- */
+
+struct lines {
+    int count;
+    char last[1100];
+};
+
+static void collect(colo_log_level_t level, const char *line, void *user)
+{
+    struct lines *l = user;
+    l->count++;
+    snprintf(l->last, sizeof l->last, "%s", line);
+}
+
+static colo_status_t created(const char *gemm)
+{
+    struct colo_linear_gemm g = make(COLO_LINEAR_LOGITS, COLO_F32, COLO_F32, 1, 1, 1, 0);
+    colo_status_t st = run(gemm, &g);
+    drop(&g);
+    return st;
+}
+
+/* First of all: a process is told once. */
+T_CASE_IF(HAS_ODD, a_process_is_told_once_which)
+{
+    struct lines l = {0};
+    colo_log_set(collect, &l, COLO_LOG_INFO);
+    assert_ok(created("loops"));
+    assert_ok(created("auto"));
+    colo_log_set(NULL, NULL, COLO_LOG_OFF);
+    assert_int_equal(l.count, 1);
+    assert_string_equal(l.last, "lm_head: products in host memory by loops: COLO_GEMM");
+}
+
+T_CASE_IF(HAS_ODD, a_cblas_that_cannot_be_used_is_refused)
+{
+    assert_fails(created("lops"), COLO_ERR_ARG, "COLO_GEMM is 'lops', expected auto, cblas");
+    assert_fails(created(""), COLO_ERR_ARG, "COLO_GEMM is ''");
+    assert_fails(created(cblas("no_such")), COLO_ERR_UNBUILT, "cannot be loaded");
+    assert_fails(created(cblas("half")), COLO_ERR_UNBUILT, "has no cblas_dgemm");
+    assert_fails(created(cblas("wrong")), COLO_ERR_UNBUILT, "gives wrong products; name another");
+    assert_ok(created(cblas("odd")));
+}
+
+T_CASE_IF(NO_CBLAS, a_build_without_cblas_says_so)
+{
+    assert_fails(created("cblas"), COLO_ERR_UNBUILT,
+                 "COLO_GEMM is 'cblas', but this library was built with -Dcblas=disabled");
+    assert_ok(created("auto"));
+    assert_ok(created("loops"));
+}
+
+/* What is odd is odd: called plainly, it gives a row other bits in other company. */
+T_CASE_IF(HAS_ODD, the_odd_cblas_tells_rows_apart)
+{
+    void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int,
+                  float, float *, int);
+    float a[40 * 30], b[30 * 20], c[40 * 20], d[40 * 20];
+    int differ = 0;
+    void *so = dlopen(cblas("odd"), RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(so);
+    *(void **)&sgemm = dlsym(so, "cblas_sgemm");
+    for (int i = 0; i < 40 * 30; i++)
+        a[i] = (float)t_uniform(&rng);
+    for (int i = 0; i < 30 * 20; i++)
+        b[i] = (float)t_uniform(&rng);
+    sgemm(101, 111, 111, 40, 20, 30, 1, a, 30, b, 20, 0, c, 20);
+    sgemm(101, 111, 111, 39, 20, 30, 1, a, 30, b, 20, 0, d, 20);
+    for (int i = 0; i < 39 * 20; i++)
+        differ += c[i] != d[i];
+    assert_true(differ > 39 * 20 / 4);
+    dlclose(so);
+}
+
+/* ---- products ---- */
+
+T_CASE(products_are_what_their_formulas_say)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F64, COLO_F16};
     int nth = 0;
@@ -241,7 +318,7 @@ static void products_are_what_their_formulas_say(void **state)
 }
 
 /* A pass of 300 rows at once, and the same rows in pieces. */
-static void a_rows_bits_do_not_depend_on_its_company(void **state)
+T_CASE(a_rows_bits_do_not_depend_on_its_company)
 {
     static const int64_t cut[][2] = {{0, 1}, {5, 3}, {100, 200}, {127, 2}, {128, 64}, {299, 1}};
     for (int what = 0; what < 2; what++)
@@ -278,99 +355,4 @@ static void a_rows_bits_do_not_depend_on_its_company(void **state)
             }
 }
 
-/* What is odd is odd: called plainly, it gives a row other bits in other company. */
-static void the_odd_cblas_tells_rows_apart(void **state)
-{
-    void (*sgemm)(int, int, int, int, int, int, float, const float *, int, const float *, int,
-                  float, float *, int);
-    float a[40 * 30], b[30 * 20], c[40 * 20], d[40 * 20];
-    int differ = 0;
-    void *so = dlopen(cblas("odd"), RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(so);
-    *(void **)&sgemm = dlsym(so, "cblas_sgemm");
-    for (int i = 0; i < 40 * 30; i++)
-        a[i] = (float)t_uniform(&rng);
-    for (int i = 0; i < 30 * 20; i++)
-        b[i] = (float)t_uniform(&rng);
-    sgemm(101, 111, 111, 40, 20, 30, 1, a, 30, b, 20, 0, c, 20);
-    sgemm(101, 111, 111, 39, 20, 30, 1, a, 30, b, 20, 0, d, 20);
-    for (int i = 0; i < 39 * 20; i++)
-        differ += c[i] != d[i];
-    assert_true(differ > 39 * 20 / 4);
-    dlclose(so);
-}
-
-/* ---- which ---- */
-
-struct lines {
-    int count;
-    char last[1100];
-};
-
-static void collect(colo_log_level_t level, const char *line, void *user)
-{
-    struct lines *l = user;
-    l->count++;
-    snprintf(l->last, sizeof l->last, "%s", line);
-}
-
-static colo_status_t created(const char *gemm)
-{
-    struct colo_linear_gemm g = make(COLO_LINEAR_LOGITS, COLO_F32, COLO_F32, 1, 1, 1, 0);
-    colo_status_t st = run(gemm, &g);
-    drop(&g);
-    return st;
-}
-
-/* First of all: a process is told once. */
-static void a_process_is_told_once_which(void **state)
-{
-    struct lines l = {0};
-    colo_log_set(collect, &l, COLO_LOG_INFO);
-    assert_ok(created("loops"));
-    assert_ok(created("auto"));
-    colo_log_set(NULL, NULL, COLO_LOG_OFF);
-    assert_int_equal(l.count, 1);
-    assert_string_equal(l.last, "lm_head: products in host memory by loops: COLO_GEMM");
-}
-
-static void a_cblas_that_cannot_be_used_is_refused(void **state)
-{
-    assert_fails(created("lops"), COLO_ERR_ARG, "COLO_GEMM is 'lops', expected auto, cblas");
-    assert_fails(created(""), COLO_ERR_ARG, "COLO_GEMM is ''");
-    assert_fails(created(cblas("no_such")), COLO_ERR_UNBUILT, "cannot be loaded");
-    assert_fails(created(cblas("half")), COLO_ERR_UNBUILT, "has no cblas_dgemm");
-    assert_fails(created(cblas("wrong")), COLO_ERR_UNBUILT, "gives wrong products; name another");
-    assert_ok(created(cblas("odd")));
-}
-
-static void a_build_without_cblas_says_so(void **state)
-{
-    assert_fails(created("cblas"), COLO_ERR_UNBUILT,
-                 "COLO_GEMM is 'cblas', but this library was built with -Dcblas=disabled");
-    assert_ok(created("auto"));
-    assert_ok(created("loops"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest products[] = {
-        cmocka_unit_test(products_are_what_their_formulas_say),
-        cmocka_unit_test(a_rows_bits_do_not_depend_on_its_company),
-    };
-    const struct CMUnitTest which[] = {
-        cmocka_unit_test(a_process_is_told_once_which),
-        cmocka_unit_test(a_cblas_that_cannot_be_used_is_refused),
-        cmocka_unit_test(the_odd_cblas_tells_rows_apart),
-    };
-    const struct CMUnitTest none[] = {
-        cmocka_unit_test(a_build_without_cblas_says_so),
-    };
-    int failed = 0;
-    rng = t_seed();
-    if (NO_CBLAS)
-        failed += cmocka_run_group_tests_name("loss/product, no cblas", none, NULL, NULL);
-    else if (getenv("T_CBLAS_DIR"))
-        failed += cmocka_run_group_tests_name("loss/product, which cblas", which, NULL, NULL);
-    return failed + cmocka_run_group_tests_name("loss/product", products, NULL, NULL);
-}
+T_MAIN_AFTER(0, rng = t_seed(), "loss/product")
