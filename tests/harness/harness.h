@@ -42,12 +42,12 @@
     T_CASE_BY(t_run_ranks(n, t_ranks_of_##name, NULL, 0), name, colo_comm_t *world)
 #define T_CASE_ON_THREADS(n, name) \
     T_CASE_BY(colo_comm_threads_run(n, t_ranks_of_##name, NULL), name, colo_comm_t *world)
-#define T_CASE_BY(run, name, rank)                            \
+#define T_CASE_BY(run, name, rank)                           \
     static colo_status_t t_ranks_of_##name(rank, void *arg); \
-    T_CASE(name)                                              \
-    {                                                         \
-        assert_ok(run);                                       \
-    }                                                         \
+    T_CASE(name)                                             \
+    {                                                        \
+        assert_ok(run);                                      \
+    }                                                        \
     static colo_status_t t_ranks_of_##name(rank, void *arg)
 #define T_MAIN(name) T_MAIN_IF(0, name)
 /* @need is 0, or what main() returns at once; T_MAIN_AFTER: else @first comes first. */
@@ -116,6 +116,11 @@ colo_comm_t *t_self(void);
 
 /* The usual layouts on grids as colo_grid_parse() reads them, in a world of any size */
 colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst);
+
+/* A tensor of host memory for one call: its data, dtype and extents */
+#define T_TENSOR(data, dtype, ...)             \
+    ((const colo_tensor_t[]){colo_tensor_host( \
+        data, dtype, (int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / 8), (int64_t[]){__VA_ARGS__})})
 
 /* What a size query gives for so many bytes */
 static inline size_t t_rounded(size_t bytes)

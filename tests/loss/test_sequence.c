@@ -358,7 +358,7 @@ T_CASE(tensors_that_do_not_fit_are_refused_and_nothing_is_written)
     size_t n = 77;
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
     colo_comm_t *self = t_self();
-    colo_tensor_t tk = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){2, 4}), t;
+    colo_tensor_t tk = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){2, 4});
     colo_tensor_t tg = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){8});
     colo_tensor_t mk = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){8});
     colo_tensor_t lc = colo_tensor_host(local, COLO_F64, 2, (int64_t[]){2, 4});
@@ -367,37 +367,33 @@ T_CASE(tensors_that_do_not_fit_are_refused_and_nothing_is_written)
     memset(targets, 0xa5, sizeof targets);
     memset(mask, 0xa5, sizeof mask);
     memset(out, 0xa5, sizeof out);
-    t = colo_tensor_host(tokens, COLO_I64, 1, (int64_t[]){8});
-    assert_fails(colo_sequence_targets(&seq, &t, 0, &tg, NULL), COLO_ERR_SHAPE,
-                 "tokens: 1 axes, expected [2, 4]");
-    t = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){2, 3});
-    assert_fails(colo_sequence_targets(&seq, &t, 0, &tg, NULL), COLO_ERR_SHAPE,
-                 "tokens: 3 columns, 1 apart, expected 4");
-    t = colo_tensor_host(tokens, COLO_I32, 2, (int64_t[]){2, 4});
-    assert_fails(colo_sequence_targets(&seq, &t, 0, &tg, NULL), COLO_ERR_ARG, "dtype i32");
-    t = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){7});
-    assert_fails(colo_sequence_targets(&seq, &tk, 0, &t, NULL), COLO_ERR_SHAPE,
-                 "targets: 7 elements, expected 8 contiguous ones");
-    t = colo_tensor_host(mask, COLO_I8, 1, (int64_t[]){8});
-    assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &t, NULL), COLO_ERR_ARG,
-                 "mask: dtype i8, expected u8");
+    assert_fails(colo_sequence_targets(&seq, T_TENSOR(tokens, COLO_I64, 8), 0, &tg, NULL),
+                 COLO_ERR_SHAPE, "tokens: 1 axes, expected [2, 4]");
+    assert_fails(colo_sequence_targets(&seq, T_TENSOR(tokens, COLO_I64, 2, 3), 0, &tg, NULL),
+                 COLO_ERR_SHAPE, "tokens: 3 columns, 1 apart, expected 4");
+    assert_fails(colo_sequence_targets(&seq, T_TENSOR(tokens, COLO_I32, 2, 4), 0, &tg, NULL),
+                 COLO_ERR_ARG, "dtype i32");
+    assert_fails(colo_sequence_targets(&seq, &tk, 0, T_TENSOR(targets, COLO_I64, 7), NULL),
+                 COLO_ERR_SHAPE, "targets: 7 elements, expected 8 contiguous ones");
+    assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, T_TENSOR(mask, COLO_I8, 8), NULL),
+                 COLO_ERR_ARG, "mask: dtype i8, expected u8");
     assert_fails(colo_sequence_mask(&seq, (colo_sequence_mask_t)2, &mk, NULL), COLO_ERR_ARG,
                  "mask 2, expected");
     assert_fails(colo_sequence_gather(&seq, &lc, &ot, NULL, workspace, NULL), COLO_ERR_ARG,
                  "group is NULL, expected the cp group");
-    t = colo_tensor_host(local, COLO_BF16, 1, (int64_t[]){8});
-    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, workspace, NULL), COLO_ERR_ARG,
-                 "local: dtype bf16, expected f32 or f64");
-    t = colo_tensor_host(out, COLO_F32, 2, (int64_t[]){2, 3});
-    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, workspace, NULL), COLO_ERR_ARG,
-                 "out: dtype f32, expected f64");
-    t = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){2, 2});
-    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, workspace, NULL), COLO_ERR_SHAPE,
-                 "out: 2 axes, 4 elements, expected [2, 3]");
+    assert_fails(
+        colo_sequence_gather(&seq, T_TENSOR(local, COLO_BF16, 8), &ot, self, workspace, NULL),
+        COLO_ERR_ARG, "local: dtype bf16, expected f32 or f64");
+    assert_fails(
+        colo_sequence_gather(&seq, &lc, T_TENSOR(out, COLO_F32, 2, 3), self, workspace, NULL),
+        COLO_ERR_ARG, "out: dtype f32, expected f64");
+    assert_fails(
+        colo_sequence_gather(&seq, &lc, T_TENSOR(out, COLO_F64, 2, 2), self, workspace, NULL),
+        COLO_ERR_SHAPE, "out: 2 axes, 4 elements, expected [2, 3]");
     seq.cp = 2;
-    t = colo_tensor_host(local, COLO_F64, 1, (int64_t[]){4});
-    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, workspace, NULL), COLO_ERR_ARG,
-                 "rank 0 of a group of 1, expected the cp group: rank 0 of 2");
+    assert_fails(
+        colo_sequence_gather(&seq, T_TENSOR(local, COLO_F64, 4), &ot, self, workspace, NULL),
+        COLO_ERR_ARG, "rank 0 of a group of 1, expected the cp group: rank 0 of 2");
     seq.cp = 1;
     assert_fails(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)2, &ot, &lc, self,
                                                workspace, NULL),

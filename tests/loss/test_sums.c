@@ -327,7 +327,7 @@ static double v[2], value, n[3], d[2];
 static uint8_t mask[2];
 static int64_t count;
 static _Alignas(COLO_ALIGNMENT) double workspace[4];
-static colo_tensor_t vt, dt, mt, empty, t; /* t: whatever a case makes of it */
+static colo_tensor_t vt, dt, mt, empty;
 static colo_weighted_t got;
 static colo_reduced_t reduced;
 static const colo_loss_mean_t out = {
@@ -385,11 +385,6 @@ T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
     colo_comm_destroy(&self);
 }
 
-#define TENSOR(data, dtype, ...)                                             \
-    (t = colo_tensor_host(data, dtype, sizeof((int64_t[]){__VA_ARGS__}) / 8, \
-                          (int64_t[]){__VA_ARGS__}),                         \
-     &t)
-
 T_CASE(bad_sums_are_refused_and_nothing_is_written)
 {
 #define WEIGH(values, weights, mask, group, out, d, workspace, status, text)                    \
@@ -398,21 +393,21 @@ T_CASE(bad_sums_are_refused_and_nothing_is_written)
     begin(1, 2);
     WEIGH(&vt, NULL, NULL, NULL, &got, NULL, workspace, COLO_ERR_ARG,
           "group is NULL, expected the dp x cp group");
-    WEIGH(TENSOR(v, COLO_BF16, 2), NULL, NULL, self, &got, NULL, workspace, COLO_ERR_ARG,
+    WEIGH(T_TENSOR(v, COLO_BF16, 2), NULL, NULL, self, &got, NULL, workspace, COLO_ERR_ARG,
           "values: dtype bf16, expected f32 or f64");
-    WEIGH(TENSOR(v, COLO_F64, 1, 2), NULL, NULL, self, &got, NULL, workspace, COLO_ERR_SHAPE,
+    WEIGH(T_TENSOR(v, COLO_F64, 1, 2), NULL, NULL, self, &got, NULL, workspace, COLO_ERR_SHAPE,
           "values: 2 axes, expected [T]");
-    WEIGH(&vt, TENSOR(v, COLO_F64, 1), NULL, self, &got, NULL, workspace, COLO_ERR_SHAPE,
+    WEIGH(&vt, T_TENSOR(v, COLO_F64, 1), NULL, self, &got, NULL, workspace, COLO_ERR_SHAPE,
           "weights: 1 axes, 1 elements, expected [2]");
-    WEIGH(&vt, TENSOR(v, COLO_F32, 2), NULL, self, &got, NULL, workspace, COLO_ERR_ARG,
+    WEIGH(&vt, T_TENSOR(v, COLO_F32, 2), NULL, self, &got, NULL, workspace, COLO_ERR_ARG,
           "weights: dtype f32, the values are f64");
-    WEIGH(&vt, NULL, NULL, self, &got, TENSOR(v, COLO_F32, 2), workspace, COLO_ERR_ARG,
+    WEIGH(&vt, NULL, NULL, self, &got, T_TENSOR(v, COLO_F32, 2), workspace, COLO_ERR_ARG,
           "d_values: dtype f32, the values are f64");
-    WEIGH(&vt, NULL, NULL, self, &got, TENSOR(v, COLO_F64, 1), workspace, COLO_ERR_SHAPE,
+    WEIGH(&vt, NULL, NULL, self, &got, T_TENSOR(v, COLO_F64, 1), workspace, COLO_ERR_SHAPE,
           "d_values: 1 axes, 1 elements, expected [2]");
-    WEIGH(&vt, NULL, TENSOR(mask, COLO_I8, 2), self, &got, NULL, workspace, COLO_ERR_ARG,
+    WEIGH(&vt, NULL, T_TENSOR(mask, COLO_I8, 2), self, &got, NULL, workspace, COLO_ERR_ARG,
           "mask: dtype i8, expected u8");
-    t = colo_tensor_cuda(mask, COLO_U8, 0, 1, (int64_t[]){2});
+    const colo_tensor_t t = colo_tensor_cuda(mask, COLO_U8, 0, 1, (int64_t[]){2});
     WEIGH(&vt, NULL, &t, self, &got, NULL, workspace, COLO_ERR_ARG, "mask: memory kind 1");
     WEIGH(&vt, NULL, NULL, self, NULL, NULL, workspace, COLO_ERR_ARG, "out is NULL");
     WEIGH(&vt, NULL, NULL, self, &got, NULL, NULL, COLO_ERR_ARG, "workspace is NULL");
@@ -439,9 +434,9 @@ T_CASE(bad_means_are_refused_and_nothing_is_written)
             "group is NULL, expected the dp x cp group");
     AVERAGE(&vt, NULL, self, &out, workspace, COLO_ERR_ARG, "n_valid is NULL");
     AVERAGE(NULL, &count, self, &out, workspace, COLO_ERR_ARG, "losses");
-    AVERAGE(TENSOR(v, COLO_BF16, 2), &count, self, &out, workspace, COLO_ERR_ARG,
+    AVERAGE(T_TENSOR(v, COLO_BF16, 2), &count, self, &out, workspace, COLO_ERR_ARG,
             "losses: dtype bf16, expected f32 or f64");
-    AVERAGE(TENSOR(v, COLO_F64, 1, 2), &count, self, &out, workspace, COLO_ERR_SHAPE,
+    AVERAGE(T_TENSOR(v, COLO_F64, 1, 2), &count, self, &out, workspace, COLO_ERR_SHAPE,
             "losses: 2 axes, expected [T]");
     for (int member = 0; member < 4; member++) {
         colo_loss_mean_t less = out;
@@ -455,7 +450,7 @@ T_CASE(bad_means_are_refused_and_nothing_is_written)
     assert_fails(colo_loss_mean_backward(NULL, &upstream, &dt, NULL), COLO_ERR_ARG,
                  "factor is NULL");
     assert_fails(colo_loss_mean_backward(&n[2], NULL, &dt, NULL), COLO_ERR_ARG, "upstream is NULL");
-    assert_fails(colo_loss_mean_backward(&n[2], &upstream, TENSOR(d, COLO_I64, 2), NULL),
+    assert_fails(colo_loss_mean_backward(&n[2], &upstream, T_TENSOR(d, COLO_I64, 2), NULL),
                  COLO_ERR_ARG, "d_losses: dtype i64");
     assert_true(value == 7 && n[0] == 7 && n[1] == 7 && n[2] == 7 && d[0] == 7 && d[1] == 7);
     colo_comm_destroy(&self);
