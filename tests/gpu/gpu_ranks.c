@@ -274,5 +274,5 @@ done:
     if (st == COLO_OK)
         st = t_gpu_end(r, &bridge);
     colo_bridge_destroy(&bridge);
-    return st;
+    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
 }

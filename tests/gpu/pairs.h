@@ -7,8 +7,7 @@
 #ifndef TESTS_GPU_PAIRS_H
 #define TESTS_GPU_PAIRS_H
 
-#include "harness/bridge_case.h"
-#include "harness/harness.h"
+#include "gpu/gpu_ranks.h"
 
 static const struct {
     const char *src, *dst;
@@ -126,6 +125,18 @@ static inline t_case_t t_seeded_case(uint64_t *s, int32_t world)
     c.check = t_below(s, 100) < 20 ? 2 : 1;
     c.steps = 1 + (int32_t)t_below(s, 2);
     return c;
+}
+
+/* @arg: how many of them, an int64_t. In an arena tensors do not always begin at 16 bytes. */
+static inline colo_status_t t_seeded_cases(t_gpu_rank_t *r, void *arg)
+{
+    uint64_t s = t_seed();
+    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
+        const t_case_t c = t_seeded_case(&s, r->size);
+        r->shift = (size_t)t_below(&s, 4) * colo_dtype_size(c.dtype);
+        rank_try(t_gpu_case(r, &c));
+    }
+    return COLO_OK;
 }
 
 #endif

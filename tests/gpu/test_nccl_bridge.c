@@ -5,7 +5,6 @@
  * byte against the oracle, the bytes between the elements included. Streams, CUDA graphs and what a
  * bridge takes: test_nccl_streams.c.
  */
-#include "gpu/gpu_ranks.h"
 #include "gpu/pairs.h"
 
 #include "core/error.h"
@@ -20,12 +19,6 @@ static bool fits(const t_case_t *c)
     return t_case_world(c) <= gpus;
 }
 
-static colo_status_t run_one(t_gpu_rank_t *r, const t_case_t *c)
-{
-    colo_status_t st = t_gpu_case(r, c);
-    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
-}
-
 /* ---- unit cases ---- */
 
 static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
@@ -36,7 +29,7 @@ static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
             t_case_t c = t_unit_case(i, (size_t)k);
             if (!fits(&c))
                 continue;
-            rank_try(run_one(r, &c));
+            rank_try(t_gpu_case(r, &c));
             ran++;
         }
     if (r->rank == 0)
@@ -67,7 +60,7 @@ T_CASE_ON_GPUS(gpus, boxes_of_several_mebibytes_arrive)
                       .dtype = COLO_F32,
                       .axes = t_axes[k / 2],
                       .stride = k == 5 ? T_PADDED : T_TIGHT};
-        rank_try(run_one(r, &c));
+        rank_try(t_gpu_case(r, &c));
     }
     return COLO_OK;
 }
@@ -84,21 +77,11 @@ T_CASE_ON_GPUS(2, a_rank_that_packs_exchanges_with_one_that_does_not)
 
 /* ---- seeded layouts ---- */
 
-static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)
-{
-    uint64_t s = t_seed();
-    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
-        const t_case_t c = t_seeded_case(&s, gpus);
-        rank_try(run_one(r, &c));
-    }
-    return COLO_OK;
-}
-
 T_CASE(seeded_layouts_arrive_on_one_comm)
 {
     int64_t n = t_scaled(250);
     (void)t_seed();
-    assert_ok(t_gpus_run(gpus, false, random_cases, &n));
+    assert_ok(t_gpus_run(gpus, false, t_seeded_cases, &n));
 }
 
 /* ---- COLLECTIVE ---- */
@@ -118,7 +101,7 @@ static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
             c.stride = (t_stride_t)(i % T_STRIDE_COUNT);
             if (!fits(&c))
                 continue;
-            colo_status_t st = run_one(r, &c);
+            colo_status_t st = t_gpu_case(r, &c);
             /* no pair for COLLECTIVE: every rank says so before anything moves */
             if ((st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE) &&
                 colo_comm_check(r->gpus) == COLO_OK)

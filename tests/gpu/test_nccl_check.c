@@ -19,39 +19,6 @@
 static int32_t gpus;
 static bool one_device;
 
-/* Device memory with the bytes of a test tensor. */
-struct dev {
-    t_buffer_t b;
-    void *raw;
-    colo_tensor_t t;
-};
-
-static colo_status_t dev_make(struct dev *d, const t_case_t *c, t_role_t role,
-                              const t_gpu_rank_t *r, bool fill)
-{
-    rank_try(t_case_tensor(c, role, r->rank, 0, fill, &d->b));
-    rank_cuda(cudaMalloc(&d->raw, d->b.bytes));
-    rank_cuda(t_to_device(d->raw, d->b.raw, d->b.bytes));
-    d->t = d->b.t;
-    d->t.mem = COLO_CUDA;
-    d->t.device = r->device;
-    d->t.data = (char *)d->raw + ((unsigned char *)d->b.t.data - d->b.raw);
-    return COLO_OK;
-}
-
-/* Outputs of a call that may have been refused, here or elsewhere. */
-static colo_status_t dev_back(struct dev *d, t_gpu_rank_t *r)
-{
-    rank_try(t_gpu_quiet(r));
-    return t_cuda(cudaMemcpy(d->b.raw, d->raw, d->b.bytes, cudaMemcpyDeviceToHost), "back");
-}
-
-static void dev_free(struct dev *d)
-{
-    cudaFree(d->raw);
-    t_buffer_free(&d->b);
-}
-
 /* ---- declared preconditions ---- */
 
 typedef struct contract {
@@ -73,24 +40,25 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
     ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, r->rank,
                   p->backward && c->output == COLO_FULL_SEQ);
     for (int step = 0; step < 2; step++) { /* broken, then kept */
-        struct dev in, out;
-        rank_try(dev_make(&in, c, p->backward ? T_DY : T_X, r, true));
-        rank_try(dev_make(&out, c, p->backward ? T_DX : T_Y, r, false));
+        t_placed_t in, out;
+        rank_try(t_place(r, c, p->backward ? T_DY : T_X, 0, true, &in));
+        rank_try(t_place(r, c, p->backward ? T_DX : T_Y, 0, false, &out));
+        rank_try(t_gpu_quiet(r));
         if (!step && r->rank == p->rank) {
             float bad = 7.5f;
-            size_t offset =
-                (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) - in.b.raw);
-            rank_cuda(t_to_device((char *)in.raw + offset, &bad, sizeof bad));
+            size_t offset = (size_t)(t_buffer_at(&in.host, c->axes, part.ns, p->ib, p->is, p->ih) -
+                                     in.host.raw);
+            rank_cuda(t_to_device(in.data + offset, &bad, sizeof bad));
         }
-        rank_try(t_gpu_quiet(r));
         colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
                                        : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
         char said[400];
         snprintf(said, sizeof said, "%.399s", colo_last_error());
-        rank_try(dev_back(&out, r));
+        rank_try(t_gpu_quiet(r));
+        rank_try(t_download(r, &out));
         if (step) {
             rank_try(st);
-            rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, 0, &out.b));
+            rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, 0, &out.host));
         } else {
             bool here = p->on_all || r->rank == p->rank;
             if (st != (here ? COLO_ERR_CONTRACT : COLO_ERR_PEER))
@@ -98,11 +66,11 @@ static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
             for (int i = 0; here && i < 3; i++)
                 if (p->words[i] && !strstr(said, p->words[i]))
                     return t_rank_fail(__FILE__, __LINE__, said);
-            rank_check(untouched(&out.b));
+            rank_check(untouched(&out.host));
             rank_check(colo_comm_check(r->gpus) == COLO_OK);
         }
-        dev_free(&in);
-        dev_free(&out);
+        t_placed_free(&in);
+        t_placed_free(&out);
     }
     ref_part_free(&part);
     colo_bridge_destroy(&bridge);
@@ -162,15 +130,15 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     const struct place *p = arg;
     t_case_t c = t_between("dp=2", "tp=2,dp=1", 4, 8, 3);
     colo_bridge_t *bridge = NULL;
-    struct dev x, y;
+    t_placed_t x, y;
     const bool culprit = r->rank == 1, captures = p->kind == IN_A_CAPTURE;
     cudaStream_t stream = r->stream;
     cudaGraph_t graph;
     void *far = NULL, *near = calloc(1, 4096);
     rank_try(colo_comm_set_check(r->gpus, p->level));
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
-    rank_try(dev_make(&x, &c, T_X, r, true));
-    rank_try(dev_make(&y, &c, T_Y, r, false));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
     const int32_t other = r->device == 0; /* the label of a device that is not this rank's */
     if (culprit && r->device != 0) {      /* something of device 0 */
         rank_cuda(cudaSetDevice(0));
@@ -202,11 +170,13 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     if (p->level == 2) {
         rank_check(culprit || st == (captures ? COLO_ERR_MISMATCH : COLO_ERR_PEER));
         rank_check(colo_comm_check(r->gpus) == COLO_OK);
-        rank_try(dev_back(&y, r));
-        rank_check(untouched(&y.b));
+        rank_try(t_gpu_quiet(r));
+        rank_try(t_download(r, &y));
+        rank_check(untouched(&y.host));
         rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
-        rank_try(dev_back(&y, r));
-        rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.b));
+        rank_try(t_gpu_quiet(r));
+        rank_try(t_download(r, &y));
+        rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
     } else {
         (void)cudaStreamSynchronize(r->stream); /* torn down: it ends */
         rank_check(colo_comm_check(r->gpus) < 0);
@@ -215,8 +185,8 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
         cudaStreamDestroy(stream);
     cudaFree(far);
     free(near);
-    dev_free(&x);
-    dev_free(&y);
+    t_placed_free(&x);
+    t_placed_free(&y);
     colo_bridge_destroy(&bridge);
     return COLO_OK;
 }
@@ -249,28 +219,28 @@ T_CASE_ON_GPUS(gpus, a_misaligned_view_is_carried_exactly)
     rank_try(t_case_bridge(&bridge, &c, r->gpus, COLO_CUDA));
     for (size_t shift = 0; shift <= 14; shift += 2)
         for (int pass = 0; pass < 2; pass++) {
-            struct dev in, out;
+            t_placed_t in, out;
             void *moved[2];
-            rank_try(dev_make(&in, &c, pass ? T_DY : T_X, r, true));
-            rank_try(dev_make(&out, &c, pass ? T_DX : T_Y, r, false));
-            rank_cuda(cudaMalloc(&moved[0], in.b.bytes + 16));
-            rank_cuda(cudaMalloc(&moved[1], out.b.bytes + 16));
-            rank_cuda(t_to_device((char *)moved[0] + shift, in.b.raw, in.b.bytes));
-            rank_cuda(t_to_device((char *)moved[1] + 14 - shift, out.b.raw, out.b.bytes));
+            rank_try(t_place(r, &c, pass ? T_DY : T_X, 0, true, &in));
+            rank_try(t_place(r, &c, pass ? T_DX : T_Y, 0, false, &out));
+            rank_cuda(cudaMalloc(&moved[0], in.host.bytes + 16));
+            rank_cuda(cudaMalloc(&moved[1], out.host.bytes + 16));
+            rank_cuda(t_to_device((char *)moved[0] + shift, in.host.raw, in.host.bytes));
+            rank_cuda(t_to_device((char *)moved[1] + 14 - shift, out.host.raw, out.host.bytes));
             colo_tensor_t a = in.t, b = out.t;
-            a.data = (char *)moved[0] + shift + ((char *)in.t.data - (char *)in.raw);
-            b.data = (char *)moved[1] + 14 - shift + ((char *)out.t.data - (char *)out.raw);
+            a.data = (char *)moved[0] + shift + ((char *)in.t.data - in.data);
+            b.data = (char *)moved[1] + 14 - shift + ((char *)out.t.data - out.data);
             rank_try(t_gpu_quiet(r));
             rank_try(pass ? colo_bridge_backward(bridge, &a, &b, r->stream)
                           : colo_bridge_forward(bridge, &a, &b, r->stream));
             rank_try(t_gpu_quiet(r));
-            rank_cuda(cudaMemcpy(out.b.raw, (char *)moved[1] + 14 - shift, out.b.bytes,
+            rank_cuda(cudaMemcpy(out.host.raw, (char *)moved[1] + 14 - shift, out.host.bytes,
                                  cudaMemcpyDeviceToHost));
-            rank_try(t_case_compare(&c, pass ? T_DX : T_Y, r->rank, 0, &out.b));
+            rank_try(t_case_compare(&c, pass ? T_DX : T_Y, r->rank, 0, &out.host));
             cudaFree(moved[0]);
             cudaFree(moved[1]);
-            dev_free(&in);
-            dev_free(&out);
+            t_placed_free(&in);
+            t_placed_free(&out);
         }
     colo_bridge_destroy(&bridge);
     return COLO_OK;

@@ -5,7 +5,6 @@
  * up inside, and the sum crosses. == on every byte against the oracle, and the bits of one level,
  * or of a bridge of host memory on the same nodes, also of captured calls.
  */
-#include "gpu/gpu_ranks.h"
 #include "gpu/pairs.h"
 #include "gpu/ragged_gpu.h"
 

@@ -6,17 +6,10 @@
  * and eight, on however many GPUs there are; T_RANKS=sockets: as processes.
  */
 #include "gpu/pairs.h"
-#include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
 
 enum { RANKS = 4, MANY = 8 };
-
-static colo_status_t run_one(t_gpu_rank_t *r, const t_case_t *c)
-{
-    colo_status_t st = t_gpu_case(r, c);
-    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
-}
 
 /* ---- unit layouts ---- */
 
@@ -30,7 +23,7 @@ static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
             c.world = r->size;
             if (t_scaled(100) < 100 && (i * 4 + (size_t)k) % 7 != 0)
                 continue; /* under a checker */
-            rank_try(run_one(r, &c));
+            rank_try(t_gpu_case(r, &c));
         }
     return COLO_OK;
 }
@@ -68,7 +61,7 @@ T_CASE_ON_PEERS(RANKS, boxes_of_many_tiles_arrive)
         c.axes = t_axes[k % 3];
         c.world = RANKS;
         c.stride = k == 5 ? T_PADDED : T_TIGHT;
-        rank_try(run_one(r, &c));
+        rank_try(t_gpu_case(r, &c));
     }
     return COLO_OK;
 }
@@ -80,7 +73,7 @@ static colo_status_t two_ranks(t_gpu_rank_t *r, void *arg)
         t_case_t c = t_between("tp=1,dp=2", "tp=1,cp=2,dp=1", 4, rows, k % 2 ? 250 : 77);
         c.dtype = COLO_F32;
         c.axes = t_axes[k % 3];
-        rank_try(run_one(r, &c));
+        rank_try(t_gpu_case(r, &c));
     }
     return COLO_OK;
 }
@@ -106,22 +99,11 @@ T_CASE(a_call_of_a_part_per_block_arrives)
 
 /* ---- seeded layouts ---- */
 
-static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)
-{
-    uint64_t s = t_seed();
-    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
-        const t_case_t c = t_seeded_case(&s, r->size);
-        r->shift = (size_t)t_below(&s, 4) * colo_dtype_size(c.dtype); /* not always 16 bytes */
-        rank_try(run_one(r, &c));
-    }
-    return COLO_OK;
-}
-
 T_CASE(seeded_layouts_arrive)
 {
     int64_t n = t_scaled(250);
     (void)t_seed();
-    assert_ok(t_peers_run(RANKS, false, random_cases, &n, 0));
+    assert_ok(t_peers_run(RANKS, false, t_seeded_cases, &n, 0));
 }
 
 T_CASE(seeded_layouts_of_eight_ranks_arrive)
@@ -130,7 +112,7 @@ T_CASE(seeded_layouts_of_eight_ranks_arrive)
     if (!has_memory_for_many())
         skip();
     (void)t_seed();
-    assert_ok(t_peers_run(MANY, false, random_cases, &n, 0));
+    assert_ok(t_peers_run(MANY, false, t_seeded_cases, &n, 0));
 }
 
 /* ---- tensors that begin at any element ---- */
@@ -146,7 +128,7 @@ T_CASE_ON_PEERS(RANKS, tensors_that_begin_at_any_element_arrive)
         c.axes = t_axes[k % 3];
         c.world = RANKS;
         r->shift = (1 + (size_t)((k + r->rank) % 3)) * colo_dtype_size(c.dtype);
-        rank_try(run_one(r, &c));
+        rank_try(t_gpu_case(r, &c));
     }
     return COLO_OK;
 }
