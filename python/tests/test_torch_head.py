@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """lm_heads whose rows are sharded over data-parallel ranks, as plain rows and as FSDP2's DTensor."""
-import os
 
 import pytest
 
@@ -11,7 +10,7 @@ import torch.distributed as dist  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, case, expected, near, leaf  # noqa: E402
-from world import meet  # noqa: E402
+from world import meet, with_deepspeed  # noqa: E402
 
 
 def sharded(rank, rows, tp, mode):
@@ -127,9 +126,7 @@ def test_flat_parts_of_zero3_are_gathered_and_their_gradients_scattered(world, m
 
 def deepspeed_head(rank):
     """DeepSpeed itself cuts the weight, and says what it was; 23 x 8 elements over 4 ranks end inside of rows"""
-    os.environ['DS_ACCELERATOR'] = 'cpu'
-    import deepspeed
-    deepspeed.init_distributed('gloo')
+    deepspeed = with_deepspeed()
     how = {'train_batch_size': 4, 'zero_optimization': {'stage': 3, 'stage3_param_persistence_threshold': 0}}
     with deepspeed.zero.Init(config_dict_or_path=how, dtype=torch.float32):
         head = torch.nn.Linear(H, V, bias=False).weight

@@ -20,7 +20,7 @@ import torch.distributed as dist  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from test_torch_mimo import torchrun  # noqa: E402
-from world import meet  # noqa: E402
+from world import meet, with_deepspeed  # noqa: E402
 from tower_case import BATCH, DTYPE, H, LENGTH, Lm, Packed, Step, by_hand, coord, replica_sum, worst  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
@@ -232,6 +232,43 @@ def test_towers_of_hugging_face_have_the_whole_towers_gradients(world, name, wra
 def test_gradients_add_up_over_steps_that_do_not_synchronize(world, wrap):
     need('deep', wrap)
     here(world, compare, 'deep', WRAPS[wrap], SPECS[1], range(SEED + 40, SEED + 43), 3)
+
+
+def zero3(rank, name, spec, seeds):
+    """DeepSpeed takes a tower of fp32. The last step is one of text alone. bound: as BOUND, of 2^-24 and four layers."""
+    deepspeed, bound = with_deepspeed(), 4 * 1e3 * 2.0 ** -24
+    tower, run, patch, options = made(name)
+    oracle = copy.deepcopy(tower.float()).to(DTYPE)
+    engine = deepspeed.initialize(model=tower, optimizer=torch.optim.SGD(tower.parameters(), lr=0.0), config={
+        'train_micro_batch_size_per_gpu': 1, 'zero_allow_untested_optimizer': True,
+        'zero_optimization': {'stage': 3, 'stage3_param_persistence_threshold': 0}})[0]
+    assert all(p.shape == (0,) for p in tower.parameters())
+
+    def cast(tower, pixels, grid):
+        return [t.to(DTYPE) for t in run(tower, pixels.float(), grid)]
+    vision = ct.EncoderParallel(engine, group=dist.group.WORLD, llm=spec, output='sharded', **dict(
+        options, run=cast, grad_scale=4))
+    lm, empty = Lm(3), 0
+    for seed in seeds:
+        oracle.zero_grad()
+        step = step_of(seed, spec, name, patch, 0 if seed == seeds[-1] else 3)
+        by_hand(step, oracle, run, lm).backward()
+        engine.backward(carried(step, rank, vision, lm))
+        expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in oracle.named_parameters()}
+        for p in tower.parameters():
+            p.whole = deepspeed.utils.safe_get_full_grad(p)
+        differ = worst(tower.named_parameters(), expected)
+        assert max(differ.values()) <= (bound if step.images else 0), (seed, differ)
+        empty += bool(step.images) and 0 in vision.stats()['images']
+        engine.step()  # by nothing, and gradients begin anew
+    return empty
+
+
+@pytest.mark.parametrize('name', ['deep', 'qwen3'])
+def test_towers_in_zero3_have_the_whole_towers_gradients(world, name):
+    pytest.importorskip('deepspeed', reason='no DeepSpeed in this Python')
+    need(name)
+    assert min(world.run(zero3, name, SPECS[0], range(SEED + 50, SEED + 55), timeout=400)) > 0
 
 
 def text_only(rank):

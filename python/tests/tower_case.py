@@ -147,7 +147,7 @@ def worst(named, expected):
     out = {}
     for name, p in named:
         want = expected[name]
-        got = p.grad
+        got = p.whole if hasattr(p, 'whole') else p.grad
         got = torch.zeros_like(want) if got is None else got.full_tensor() if hasattr(got, 'full_tensor') else got
         out[name] = float((got - want).abs().max() / want.abs().max().clamp(min=1e-30))
     return out

@@ -49,6 +49,15 @@ def meet():
                datetime.timedelta(milliseconds=int(os.environ['COLO_TIMEOUT_MS']) // 2))
 
 
+def with_deepspeed():
+    """DeepSpeed over the process group: without collectives of its own in shared memory, which it would compile first."""
+    os.environ['DS_ACCELERATOR'] = 'cpu'
+    import deepspeed
+    deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
+    deepspeed.init_distributed('gloo')
+    return deepspeed
+
+
 class World:
     def __init__(self, size):
         with socket.socket() as s:
