@@ -83,10 +83,15 @@ MUTANTS = {
         'torch/linear.py', "if weight.numel() == 0 and hasattr(weight, 'ds_tensor'):", 'if False:',
         'test_torch_head.py', 'test_flat_parts_of_zero3'),
     'an exception that a launcher caught stays in its process': (
-        'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and fork'),
+        'torch/ranks.py', 'sys.exc_info()[1] or ', '', 'test_torch_ended.py', 'launcher and plain'),
     'an uncaught exception is kept to itself': (
-        'torch/ranks.py', 'if why is not None:', 'if False:', 'test_torch_ended.py',
-        'test_uncaught_exception_of_one_rank_is_told_to_the_others'),
+        'torch/ranks.py', '    if words:', '    if False:', 'test_torch_ended.py', 'cause and by'),
+    'an exception that a script caught stays in its process': (
+        'torch/ranks.py', ' or _failure', '', 'test_torch_ended.py', 'cause and catches'),
+    'the last error of a call is no cause': (
+        'torch/ranks.py', '_last_error = _words(error)', 'pass', 'test_torch_ended.py', 'cause and caught'),
+    'a good end is a failure if an exception was caught': (
+        'torch/ranks.py', "'' if status in (None, 0) else ", '', 'test_torch_ended.py', 'cause and well'),
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),

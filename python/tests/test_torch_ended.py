@@ -9,35 +9,60 @@ import pytest
 
 torch = pytest.importorskip('torch')
 
-UNCAUGHT = '''
-import sys, time, torch, torch.distributed as dist, colobridge.torch as ct
+ENDS = '''
+import sys, torch, torch.distributed as dist, colobridge.torch as ct
 dist.init_process_group('gloo')
 carry, x = ct.Bridge('dp=2', 'cp=2', group=dist.group.WORLD), torch.ones(1, 4, 2)
 carry(x)
 if dist.get_rank() == 1:
-    raise ValueError('the data ran out')
+%s
 try:
     carry(x)
-except RuntimeError as why:
+except Exception as why:
     print(why)
 '''
+# How rank 1 ends, its status, and what rank 0 hears; None: that it has left, and no cause.
+WAYS = {
+    'by an exception': ("    raise ValueError('the data ran out')", 1, 'ValueError: the data ran out'),
+    'in a script that catches it': ('''
+    try:
+        raise ValueError('the data ran out')
+    except Exception:
+        sys.exit(3)''', 3, 'ValueError: the data ran out'),
+    'in a script that caught it': ('''
+    try:
+        ct.nll(torch.zeros(2, 3), torch.ones(2))
+    except ValueError:
+        pass
+    sys.exit(3)''', 3, 'sys.exit(3), and its last error was ArgumentError: nll: '),
+    'well, behind an exception': ('''
+    try:
+        raise ValueError('the data ran out')
+    except Exception:
+        sys.exit(0)''', 0, None),
+}
 
 
-def test_uncaught_exception_of_one_rank_is_told_to_the_others():
+@pytest.mark.parametrize('way', list(WAYS))
+def test_the_cause_of_a_ranks_end_is_told_to_the_others(way):
+    lines, status, words = WAYS[way]
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
-    ranks = [subprocess.Popen([sys.executable, '-c', UNCAUGHT], text=True, stdout=subprocess.PIPE,
+    ranks = [subprocess.Popen([sys.executable, '-c', ENDS % lines], text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, env=dict(
                                   os.environ, RANK=str(r), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
                                   MASTER_PORT=str(port), COLO_TIMEOUT_MS='60000')) for r in range(2)]
     said = [process.communicate(timeout=100) for process in ranks]
-    assert ranks[1].returncode == 1 and 'the data ran out' in said[1][1]
-    assert 'aborted by rank 1' in said[0][0] and 'ValueError: the data ran out' in said[0][0], said
+    assert ranks[1].returncode == status, said
+    if words is None:
+        assert said[0][0] and 'aborted' not in said[0][0] and 'data' not in said[0][0], said
+    else:
+        assert 'aborted by rank 1' in said[0][0] and words in said[0][0], said
 
 
 CAUGHT = '''
-import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+import multiprocessing, os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 import colobridge.torch as ct
 def main(rank, port):
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=port, RANK=str(rank), WORLD_SIZE='2')
@@ -51,13 +76,18 @@ def main(rank, port):
     except RuntimeError as why:
         print(why, flush=True)
 if __name__ == '__main__':
-    started = mp.start_processes(main, (sys.argv[1],), 2, join=False, start_method=sys.argv[2])
-    for process in started.processes:
+    if sys.argv[2] == 'plain':
+        processes = [multiprocessing.get_context('fork').Process(target=main, args=(r, sys.argv[1])) for r in range(2)]
+        for process in processes:
+            process.start()
+    else:
+        processes = mp.start_processes(main, (sys.argv[1],), 2, join=False, start_method=sys.argv[2]).processes
+    for process in processes:
         process.join()
 '''
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn'])
+@pytest.mark.parametrize('method', ['fork', 'spawn', 'plain'])
 def test_an_exception_that_a_launcher_caught_is_told_to_the_others(method, tmp_path):
     (tmp_path / 'caught.py').write_text(CAUGHT)
     with socket.socket() as s:

@@ -31,7 +31,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .. import comm as comms
 from .._lib import lib
@@ -44,6 +44,7 @@ _owners: collections.Counter[tuple[int, ...]] = collections.Counter()
 _alone = threading.local()
 _ended: list[Any] = []
 _PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
+_last_error = _failure = ''  # of a call; with which sys.exit() ends the program
 
 
 class _Thread:
@@ -432,6 +433,8 @@ def _group_of(value: Any) -> _Ranks | None:
 
 def tell(error: BaseException, arguments: Iterable[Any]) -> None:
     """Tells the groups among the arguments of a call of the error that it ended with."""
+    global _last_error
+    _last_error = _words(error)
     for value in arguments:
         try:
             of = _group_of(value)
@@ -458,24 +461,47 @@ def shutdown() -> None:
         of.destroy()
 
 
+def _words(why: BaseException) -> str:
+    return '%s: %s' % (type(why).__name__, why)
+
+
+def _cause(why: BaseException | None) -> str:
+    """Of the end of the program by an exception. torch.multiprocessing, which catches one, ends by SystemExit."""
+    why = why.__context__ if isinstance(why, SystemExit) else why
+    return '' if why is None else _words(why)
+
+
 def _end() -> None:
     """At exit. After an exception that nothing caught, or that ends a process of multiprocessing, which catches it, the
-    other ranks hear which one it was."""
-    why = sys.exc_info()[1] or getattr(sys, 'last_value', None)
-    if isinstance(why, SystemExit):  # by which torch.multiprocessing ends after an exception
-        why = why.__context__
-    if why is not None:
+    other ranks hear which one it was; so they do if a script catches it and calls sys.exit()."""
+    words = _cause(sys.exc_info()[1] or getattr(sys, 'last_value', None)) or _failure
+    if words:
         with _lock:
             made = list(_made.values())
         for of in made:
             if of.host is not None:
-                of.host.abort('%s: %s' % (type(why).__name__, why))
+                of.host.abort(words)
     shutdown()
+
+
+@functools.lru_cache(maxsize=None)
+def _note_exit() -> None:
+    """Makes sys.exit() note why it is called, because at exit nothing is left of an exception that a script caught."""
+    leave = sys.exit
+
+    @functools.wraps(leave)
+    def noted(status: Any = None) -> NoReturn:
+        global _failure
+        _failure = '' if status in (None, 0) else _cause(sys.exc_info()[1]) or 'sys.exit(%r)%s' % (
+            status, _last_error and ', and its last error was ' + _last_error)
+        leave(status)
+    sys.exit = noted
 
 
 @functools.lru_cache(maxsize=None)
 def _end_child(_pid: int) -> None:
     """Lets a process of multiprocessing, which knows no atexit if it is a fork, end as others do."""
+    _note_exit()
     if multiprocessing.process.parent_process() is not None:
         multiprocessing.util.Finalize(None, _end, exitpriority=0)
 
