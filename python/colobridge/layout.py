@@ -105,20 +105,21 @@ class Layout:
     def owned(self, rank: int, samples: int, rows: int, features: int, *,
               full_rows: bool = False) -> Owned:
         """What @rank owns of a tensor of that size; full_rows ignores the row splits."""
-        owned, n = s.Owned(), s.i64(0)
-        runs = (s.Run * max(rows, 1))()
-        call('colo_layout_owned', self._raw, rank, s.Shape(samples, rows, features), full_rows, owned, runs,
-             max(rows, 1), c.byref(n))
+        n, runs = s.i64(0), (s.Run * max(rows, 1))()
+        owned = self._owned(rank, (samples, rows, features), full_rows, runs, len(runs), c.byref(n))
         return Owned((owned.b0, owned.b1), (owned.h0, owned.h1),
                      [r.row + i for r in runs[:n.value] for i in range(r.count)])
 
     def count(self, rank: int, samples: int, rows: int, features: int, *,
               full_rows: bool = False) -> int:
         """How many elements owned() names."""
-        owned = s.Owned()
-        call('colo_layout_owned', self._raw, rank, s.Shape(samples, rows, features), full_rows, owned, None, 0,
-             None)
+        owned = self._owned(rank, (samples, rows, features), full_rows)
         return (owned.b1 - owned.b0) * owned.rows * (owned.h1 - owned.h0)
+
+    def _owned(self, rank: int, shape: tuple[int, ...], full_rows: bool, runs: Any = None, most: int = 0, n: Any = None) -> s.Owned:
+        owned = s.Owned()
+        call('colo_layout_owned', self._raw, rank, s.Shape(*shape), full_rows, owned, runs, most, n)
+        return owned
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and hash(self) == hash(other)

@@ -123,7 +123,10 @@ BRIDGES = {
         'torch/moves.py', '0), first * unit,', '0), (first + 1) % 4 * unit,', 'test_torch_bridge.py',
         'test_a_gradient_that_stays'),
     'gradients of other context ranks are forgotten': (
-        'torch/moves.py', 'plan.recvs(direction) or', '', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+        'torch/moves.py', 'if back or options', 'if options', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
+    'samples that another rank has stay': (
+        'torch/moves.py', 'if not 0 <= first < end <= given.b1 - given.b0:', 'if first == end:', 'test_torch_bridge.py',
+        'test_a_gradient_that_stays'),
     'an output is a view of the input': (
         'torch/uniform.py', 'part if direction and', 'part if', 'test_torch_bridge.py', 'test_a_gradient_that_stays'),
     'memory of PyTorch is used before earlier work on it has ended': (

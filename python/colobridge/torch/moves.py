@@ -2,6 +2,7 @@
 """What moves between ranks when a bridge carries a shape, from layouts alone; no communication."""
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -17,32 +18,19 @@ def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
     """The ranks that @rank exchanges with, directly or through others: those whose samples overlap.
     Both grids split samples over dp; pure arithmetic, O(ranks)."""
     sides = [(grid, grid.extent('dp')) for grid in (src, dst)]
-    blocks = math.gcd(sides[0][1], sides[1][1])
-    parent = list(range(blocks))
-
-    def root(b: int) -> int:
-        while parent[b] != b:
-            b = parent[b]
-        return b
-
-    where: dict[int, int] = {}
+    count = math.gcd(*(dp for _, dp in sides))  # blocks of samples that both sides keep apart
+    ranks: dict[int, list[int]] = {block: [] for block in range(count)}
+    blocks: dict[int, list[int]] = {rank: []}
     for grid, dp in sides:
-        step = 1
-        for name, extent in grid.dims:
-            if name == 'dp':
-                break
-            step *= extent
+        step = math.prod(extent for _, extent in itertools.takewhile(lambda dim: dim[0] != 'dp', grid.dims))
         for r in grid.ranks():
-            block = (r - grid.offset) // step % dp * blocks // dp
-            if r in where:
-                a, b = root(where[r]), root(block)
-                parent[max(a, b)] = min(a, b)
-            else:
-                where[r] = block
-    if rank not in where:
-        return (rank,)
-    mine = root(where[rank])
-    return tuple(sorted(r for r, block in where.items() if root(block) == mine))
+            block = (r - grid.offset) // step % dp * count // dp
+            ranks[block].append(r), blocks.setdefault(r, []).append(block)
+    found, more = {rank}, list(blocks[rank])
+    while more:
+        for r in ranks.pop(more.pop(), ()):
+            found.add(r), more.extend(blocks[r])
+    return tuple(sorted(found))
 
 
 def plain(layout: Layout) -> bool:
@@ -72,20 +60,18 @@ def stays(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: 
           no_grad: bool, direction: str) -> tuple[int, int, int] | None:
     """(axis, first, number): the part of its input that is a rank's output, if nothing moves between any ranks of @comm
     in this direction and all rows and features stay. None: it is not so; the same on all ranks."""
-    back, found, me = direction == 'backward', None, comm.world_rank(comm.rank)
+    back, found = direction == 'backward', None
     split = [parts_of(src, s.ROWS), parts_of(src, s.FEATURES), parts_of(dst, s.FEATURES)]
-    if options['output'] != 'full':
+    if back or options['output'] != 'full':  # gradients of rows add up, or come from the ranks that own them
         split.append(parts_of(dst, s.ROWS))
-    if max(split) > 1 or comm.check_level > 1 or back and no_grad:
+    if max(split) > 1 or src._table or dst._table or comm.check_level > 1 or back and no_grad:
         return None
-    for rank in map(comm.world_rank, range(comm.size)):
-        plan = Plan(src, dst, shape, rank, output=options['output'], grad=options['grad'], no_grad=no_grad)
-        regions, own = plan.locals(direction), [
-            layout.owned(rank, *shape[:3], full_rows=True).samples for layout in ((dst, src) if back else (src, dst))]
-        if plan.recvs(direction) or len(regions) != 1 or regions[0].samples != own[1]:
+    for rank in range(comm.size):
+        given, made = (layout._owned(comm.world_rank(rank), shape[:3], True) for layout in ((dst, src) if back else (src, dst)))
+        first, end = made.b0 - given.b0, made.b1 - given.b0
+        if not 0 <= first < end <= given.b1 - given.b0:
             return None
-        if rank == me:
-            first, end = (b - own[0][0] for b in own[1])
+        if rank == comm.rank:
             unit = 1 if 'b' in options['axes'] else shape[1]
             found = max(options['axes'].find('b'), 0), first * unit, (end - first) * unit
     return found
