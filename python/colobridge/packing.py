@@ -132,22 +132,6 @@ class Packing:
         return Packing(seq_len=mine(self._tables['seq_len']), cp=mine(self._tables['seq_cp']),
                        first=mine(self._tables['seq_first']), split=self.split, pieces=mine(_pieces(self._tables)))
 
-    def _words(self) -> list[int]:
-        """The tables as numbers, for _read() on other ranks."""
-        out = [SPLITS[self.split]]
-        for t in map(self._tables.get, _MEMBERS):
-            out += [-1] if t is None else [len(t), *t]
-        return out
-
-    @staticmethod
-    def _read(words: list[int]) -> 'Packing':
-        at, tables = 1, dict[str, Any]()
-        for name in _MEMBERS:
-            n = words[at]
-            tables[name] = None if n < 0 else words[at + 1:at + 1 + n]
-            at += 1 + max(n, 0)
-        return _again(tables, next(name for name, split in SPLITS.items() if split == words[0]))
-
     def __len__(self) -> int:
         """Sequences."""
         return self._raw.nseqs

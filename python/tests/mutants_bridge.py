@@ -282,7 +282,7 @@ BRIDGES = {
         'torch/tower.py', 'key=lambda r: (load[r], r)', 'key=lambda r: r', 'test_torch_tower.py',
         'encodes_them_alone'),
     'images move though they are level': (
-        'torch/tower.py', 'if max(load) <= (1 + vision.stick) * max(level):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
+        'torch/tower.py', 'if max(load) <= (1 + vision.stick) * max(_by_rank(costs, self.rank, size)):', 'if False:', 'test_torch_tower.py', 'level_ranks_stay'),
     'pixels go as they lie, whichever are wanted': (
         'torch/tower.py', 'if list(own) != sorted(had):', 'if False:', 'test_torch_tower.py', 'random_steps'),
     'a patch attends to other frames': (

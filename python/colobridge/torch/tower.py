@@ -3,19 +3,20 @@
 rows go to their positions among the embeddings. docs/for-vision.md."""
 from __future__ import annotations
 
-import array
+import itertools
+import json
 import math
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Union, cast
+from typing import Any, NamedTuple, Union, cast
 
 from .. import _structs as s
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, MismatchError
 from ..grid import Grid
 from ..layout import Layout, context_of, parts_of
-from ..packing import Packing, joined
+from ..packing import Packing, _again, joined
 from ..segments import Segments, balance
 from ..tables import table as as_table
 from ..tensor import _TORCH, torch_dtype
@@ -23,7 +24,6 @@ from . import ranks as groups
 from .bridge import Bridge
 from .tensors import eager
 
-_HEADER = 6  # images, columns of the grid, are all positions given, dtype, is it on a GPU, axes of a patch
 _Text = Union[Packing, list[int]]  # sequences of a replica: cut by themselves, or lengths that are cut as the layout says
 
 
@@ -55,9 +55,9 @@ class TowerPlan:
                 if said != table.text:
                     _mismatch("the sequences of ranks %d and %d, which are in one replica of %s, have %s and %s positions"
                               % (self._offset + first, self._offset + r, grid, _shown(said), _shown(table.text)))
-            if table.kind is not None and table.count:
+            if table.seq:
                 kinds.setdefault(table.kind, r)
-            for e in range(table.count):
+            for e in range(len(table.seq)):
                 key = replica, table.seq[e], table.pos[e][0] if table.pos[e] else -1
                 if key in found:
                     at = found[key]
@@ -91,17 +91,13 @@ class TowerPlan:
             now.append(min(brought_by, key=lambda r: (load[r], r)))
             load[now[-1]] += cost
         self.rank: list[int] = balance(costs, size, current=now, stick=vision.stick)
-        level = [0] * size
-        for cost, to in zip(costs, self.rank):
-            level[to] += cost
-        if max(load) <= (1 + vision.stick) * max(level):  # as they are; balance() moves each image that is more than the mean
+        if max(load) <= (1 + vision.stick) * max(_by_rank(costs, self.rank, size)):  # as they are; balance() moves each image that is more than the mean
             self.rank = now
+        self.cost = _by_rank(costs, self.rank, size)
         self._owner: list[int] = []
-        self.cost = [0] * size
-        for cost, n, to, brought_by in zip(costs, self.patches, self.rank, self._brought):
+        for n, to, brought_by in zip(self.patches, self.rank, self._brought):
             owner = to if to in brought_by else min(brought_by, key=lambda r: (sends[r], r))
             self._owner.append(owner)
-            self.cost[to] += cost
             sends[owner] += n if owner != to else 0
 
     def _tables(self, rows: list[int], into: Any, texts: dict[int, _Text], scattered: bool, vision: 'EncoderParallel',
@@ -134,23 +130,25 @@ class TowerPlan:
         return [e for e, to in enumerate(self.rank) if to == rank]
 
 
-class _Table:
-    """What a rank's data loader has, as all ranks hear of it."""
+class _Table(NamedTuple):
+    """What a rank's data loader has, as all ranks hear of it. pos: of each row, if scattered, else of the first one."""
+    grid: list[tuple[int, ...]]
+    seq: list[int]
+    pos: list[list[int]]
+    scattered: bool
+    kind: tuple[int, ...]  # dtype, is it on a GPU, shape of a patch; () without pixels
+    text: _Text
 
-    def __init__(self, words: Any):
-        self.count, columns, self.scattered, dtype, cuda, ndim = words[:_HEADER]
-        self.kind = None if dtype < 0 else (dtype, cuda, *words[_HEADER:_HEADER + ndim])
-        at = _HEADER + ndim
+    def write(self) -> bytes:
+        text = self.text
+        if isinstance(text, Packing):
+            text = {'split': text.split, 'tables': {n: None if t is None else t.tolist() for n, t in text._tables.items()}}
+        return json.dumps((*self[:-1], text)).encode()
 
-        def take(n: int) -> list[int]:
-            nonlocal at
-            at += n
-            return words[at - n:at]
-        self.grid = [tuple(take(columns)) for _ in range(self.count)]
-        self.seq = take(self.count)
-        counts = take(self.count)
-        self.pos = [take(n) for n in counts]
-        self.text: _Text = Packing._read(words[at + 1:]) if words[at] else words[at + 1:]
+    @classmethod
+    def read(cls, said: bytes) -> '_Table':
+        grid, seq, pos, scattered, kind, text = json.loads(said)
+        return cls([tuple(g) for g in grid], seq, pos, scattered, tuple(kind), _again(**text) if isinstance(text, dict) else text)
 
 
 class EncoderParallel:
@@ -264,27 +262,21 @@ class EncoderParallel:
         table = self._local(pixels, grid_thw, seq, pos, row_pos, packing)
         comm, _ = self._comm()
         with groups.telling(comm):
-            said = comm.gather_bytes(table.tobytes(), ragged=True)
-        tables = []
-        for part in said:
-            words = array.array('q')
-            words.frombytes(part)
-            tables.append(_Table(words.tolist()))
-        return TowerPlan(self, tables)
+            said = comm.gather_bytes(table.write(), ragged=True)
+        return TowerPlan(self, [_Table.read(part) for part in said])
 
-    def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, packing: Any) -> Any:
-        """This rank's _Table, as words."""
+    def _local(self, pixels: Any, grid_thw: Any, seq: Any, pos: Any, row_pos: Any, packing: Any) -> _Table:
         import torch
         grids = [] if grid_thw is None else _integers(grid_thw, 'grid_thw')
         if pixels is None:
             if grids:
                 raise ArgumentError("tower: grid_thw has %d images, and pixels is None" % len(grids))
-            count, kind = 0, (-1, 0)
+            count, kind = 0, ()
         elif not isinstance(pixels, torch.Tensor):
             raise ArgumentError("tower: pixels is a %s, expected a torch.Tensor" % type(pixels).__name__)
         else:
             count = len(grids) if self._smallest[1] else len(pixels)
-            kind = torch_dtype(pixels.dtype, 'tower: pixels'), int(pixels.device.type == 'cuda')
+            kind = torch_dtype(pixels.dtype, 'tower: pixels'), int(pixels.device.type == 'cuda'), *pixels.shape[1:]
             need, columns = sum(map(math.prod, grids)) if self._smallest[1] else count, len(self._smallest[1])
             if len(pixels) != need or any(len(g) != columns or min(g, default=1) < 1 for g in grids):
                 raise ArgumentError("tower: pixels has %d patches, grid_thw %s says %d; expected grids of %d numbers above 0, "
@@ -301,18 +293,17 @@ class EncoderParallel:
             if found != expected:
                 raise ArgumentError("tower: %s has %d entries, expected %d, one for each %s"
                                     % (name, found, expected, 'row' if name == 'row_pos' else 'image'))
-        counts = rows if row_pos is not None else [1] * count
-        shape = () if pixels is None else pixels.shape[1:]
-        return array.array('q', [count, len(self._smallest[1]), row_pos is not None and count > 0, *kind,
-                                 len(shape), *shape, *(n for grid in grids for n in grid), *seq, *counts,
-                                 *(each if row_pos is not None else at), *self._text(packing)])
+        places = [each[end - n:end].tolist() for n, end in zip(rows, itertools.accumulate(rows))] if row_pos is not None else [
+            [p] for p in at]
+        return _Table([tuple(g) for g in grids] if self._smallest[1] else [()] * count, seq.tolist(), places,
+                      row_pos is not None and count > 0, kind, self._text(packing))
 
-    def _text(self, packing: Any) -> list[int]:
-        """The sequences of this rank's replica: are they cut by themselves, and their tables."""
+    def _text(self, packing: Any) -> _Text:
+        """The sequences of this rank's replica."""
         if isinstance(packing, Packing):
-            return [1, *packing._of(self._replica(self._comm()[1]), parts_of(self.llm, s.SAMPLES))._words()]
+            return packing._of(self._replica(self._comm()[1]), parts_of(self.llm, s.SAMPLES))
         edges = [] if packing is None else as_table('tower', 'packing', packing)
-        return [0, *(b - a for a, b in zip(edges, edges[1:]))]
+        return [b - a for a, b in zip(edges, edges[1:])]
 
     @eager
     def __call__(self, pixels: Any, grid_thw: Any = None, *, seq: Any = (), pos: Any = None, row_pos: Any = None,
@@ -496,6 +487,14 @@ def _integers(table: Any, name: str) -> list[list[int]]:
     if any(not isinstance(row, list) for row in rows):
         raise ArgumentError("tower: %s is %s, expected [images, columns]" % (name, rows[:4]))
     return rows
+
+
+def _by_rank(values: list[int], ranks: list[int], size: int) -> list[int]:
+    """Sums."""
+    out = [0] * size
+    for value, rank in zip(values, ranks):
+        out[rank] += value
+    return out
 
 
 def _shown(text: _Text) -> str:
