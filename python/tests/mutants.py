@@ -334,8 +334,8 @@ MUTANTS = {
         'torch/logprob.py', 'held[begin:begin + size + words + SLACK]', 'held',
         'test_torch_saved.py', 'test_gradients_under_checkpointing'),
     'what a hook brought back is freed before it is read': (
-        'torch/nll.py', 'made.backward(MeanCall(made), memory.data_ptr()',
-        'del memory; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',
+        'torch/nll.py', 'made.backward(MeanCall(made), factor.data_ptr()',
+        'del factor; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',
         'test_gradients_of_saved_tensors'),
     'a buffer is resized under its view': (
         'tensor.py', 'raw.held = held  # a buffer', 'pass  # a buffer', 'test_dlpack.py', 'test_a_buffer_cannot'),

@@ -193,12 +193,28 @@ class LogprobPlan:
                 kept = held if self.cuda and not begin else held[begin:begin + size + words + SLACK]
         return kept, address, apart, workspace
 
+    def call(self) -> _Call:
+        """The structs of a call that is over, or new ones."""
+        try:
+            return self.calls.pop()  # in one step: threads may run backward at once
+        except IndexError:
+            return _Call(self)
+
+    def launch(self, now: _Call, logits: Any, target: Any, mask: Any, comm: Comm, kept: int | None, workspace: int) -> None:
+        """forward() in C. kept: where that is which backward needs."""
+        self.logits.point(now.logits, logits)
+        if target is not None:
+            self.targets.point(now.targets, target)
+        if mask is not None:
+            self.mask.point(now.mask, mask)
+        status = self.run_forward(*now.forward, comm.handle, now.at_out, None if kept is None else now.at_made, kept, workspace,
+                                  stream_of(self.device) if self.cuda else None)
+        if status < 0:
+            raise failed(status)
+
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any = None) -> tuple[list[Any], Any]:
         """(outputs [T] or [shape], what backward needs: None unless @keeps)"""
-        try:
-            now = self.calls.pop()
-        except IndexError:
-            now = _Call(self)
+        now = self.call()
         try:
             out = []
             for name, kind in self.out:
@@ -206,17 +222,7 @@ class LogprobPlan:
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
             stats, address, apart, workspace = self.memory(now, keeps, self.workspace)
-            self.logits.point(now.logits, logits)
-            if target is not None:
-                self.targets.point(now.targets, target)
-            if mask is not None:
-                self.mask.point(now.mask, mask)
-            status = self.run_forward(
-                *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
-                address if keeps else None, workspace,
-                stream_of(self.device) if self.cuda else None)
-            if status < 0:
-                raise failed(status)
+            self.launch(now, logits, target, mask, comm, address if keeps else None, workspace)
         except BaseException as why:
             groups.heard(comm, why)
             raise
@@ -243,10 +249,7 @@ class LogprobPlan:
         if isinstance(self.targets, Listed):
             target = target, rest.pop(0)
         stats = rest[0].data_ptr() if rest else aligned(c.addressof(ctx.stats))
-        try:
-            now = self.calls.pop()
-        except IndexError:
-            now = _Call(self)
+        now = self.call()
         held = self.gradients(now, upstream, stats)
         logits = self.logits.again(now.logits, logits)
         if self.KEEPS:

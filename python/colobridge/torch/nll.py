@@ -136,11 +136,8 @@ class NllPlan(LogprobPlan):
     def number(self, logits: Any, target: Any, comm: Comm, keeps: bool, mean: bool,
                group: Comm) -> tuple[Any, Any, Any, Any]:
         """(value, num, den, what backward needs: None unless @keeps)"""
-        try:
-            now = self.calls.pop()
-        except IndexError:
-            now = _Call(self)
-            now.mean = MeanCall(self.mean)
+        now = self.call()
+        now.mean = now.mean or MeanCall(self.mean)
         # Workspace: parts of the mean, the loss's own, the mean's factor, n_valid, losses. What is kept: the
         # loss's own, and the factor.
         try:
@@ -150,14 +147,7 @@ class NllPlan(LogprobPlan):
             if now.of != n_valid:
                 now.of = out.n_valid = n_valid
                 out.loss = n_valid + 8
-            self.logits.point(now.logits, logits)
-            self.targets.point(now.targets, target)
-            status = self.run_forward(
-                *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
-                address if keeps else None, workspace + parts,
-                stream_of(self.device) if self.cuda else None)
-            if status < 0:
-                raise failed(status)
+            self.launch(now, logits, target, None, comm, address if keeps else None, workspace + parts)
         except BaseException as why:
             groups.heard(comm, why)
             raise
@@ -211,63 +201,48 @@ def _functions() -> tuple[Any, Any]:
             return ctx.plan.backward(ctx, 'nll', upstream), None, None, None, None, None
 
     class Reduced(torch.autograd.Function):
-        """(loss of each token, number of valid ones, mean or sum, reduce group, a list) -> value, num"""
+        """(loss of each token, number of valid ones, weight of each or None, mean or sum, reduce group, a list) -> value,
+        num"""
 
         @staticmethod
-        def forward(ctx: Any, loss: Any, valid: Any, mean: bool, comm: Comm,
-                    side: list[Any]) -> Any:
+        def forward(ctx: Any, loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm, side: list[Any]) -> Any:
             made = _mean(loss.numel(), loss.dtype, loss.device)
-            rows = loss.contiguous()
-            memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
-            address = memory.data_ptr()
-            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
-                                           aligned(address + 8), mean, comm)
             ctx.made, ctx.shape = made, loss.shape
-            ctx.save_for_backward(memory)
             ctx.set_materialize_grads(False)
-            side.append(den)
-            return value, num
-
-        @staticmethod
-        @functools.partial(once, linear=True)
-        def backward(ctx: Any, *upstream: Any) -> Any:
-            made = ctx.made
-            memory, = ctx.saved_tensors  # held: a hook of saved tensors may have made it for this call alone
-            d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
-            made.backward(MeanCall(made), memory.data_ptr(), *upstream, d.data_ptr())
-            return d, None, None, None, None
-
-    class Weighted(torch.autograd.Function):
-        """(loss of each token, weight of each, mean or sum, reduce group, a list) -> value, num"""
-
-        @staticmethod
-        def forward(ctx: Any, loss: Any, weights: Any, mean: bool, comm: Comm,
-                    side: list[Any]) -> Any:
-            made = _mean(loss.numel(), loss.dtype, loss.device)
-            rows, weights = loss.contiguous(), weights.contiguous()
-            value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
-            ctx.save_for_backward(weights, factor)
-            ctx.set_materialize_grads(False)
+            rows = loss.contiguous()
+            if weights is None:
+                memory = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64, device=loss.device)
+                address = memory.data_ptr()
+                value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), address,
+                                               aligned(address + 8), mean, comm)
+                ctx.save_for_backward(memory, None)
+            else:
+                weights = weights.contiguous()
+                value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
+                ctx.save_for_backward(factor, weights)
             side.append(den)
             return value, num
 
         @staticmethod
         @functools.partial(once, linear=True)
         def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
-            weights, by = ctx.saved_tensors
-            by = 0 if d_value is None else d_value * by
-            return weights * (by if d_num is None else by + d_num).to(weights.dtype), None, None, None, None
+            made, (factor, weights) = ctx.made, ctx.saved_tensors  # held: a hook may have made them for this call alone
+            if weights is None:
+                d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
+                made.backward(MeanCall(made), factor.data_ptr(), d_value, d_num, d.data_ptr())
+            else:
+                by = 0 if d_value is None else d_value * factor
+                d = weights * (by if d_num is None else by + d_num).to(weights.dtype)
+            return d, None, None, None, None, None
 
-    return Nll, Reduced, Weighted
+    return Nll, Reduced
 
 
 def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss:
     """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here; weights: of
     each token, instead."""
     side: list[Any] = []
-    _, count, weigh = _functions()
-    value, num = count.apply(loss, valid, mean, comm, side) if weights is None else \
-        weigh.apply(loss, weights, mean, comm, side)
+    value, num = _functions()[1].apply(loss, valid, weights, mean, comm, side)
     return Loss(value, num, side[0])
 
 
