@@ -380,8 +380,8 @@ T_CASE(a_short_buffer_gets_the_beginning)
 
 struct watch {
     colo_comm_t *comm;
-    _Atomic int stop;
-    int dumps, bad;
+    _Atomic int stop, dumps;
+    int bad;
 };
 
 static void *watcher(void *arg)
@@ -408,9 +408,10 @@ T_CASE_ON_THREADS(3, other_threads_may_dump_at_any_time)
     pthread_t thread;
     rank_check(pthread_create(&thread, NULL, watcher, &w) == 0);
     colo_status_t st = COLO_OK;
-    int64_t x = 0;
-    for (int i = 0; i < 1500 && st == COLO_OK; i++) {
-        x = 1;
+    int64_t x = 0; /* ranks whose thread has dumped less than this; the ring goes round meanwhile */
+    enum { DUMPS = 20 };
+    for (int i = 0; (i <= COLO_RECORDS || x > 0) && st == COLO_OK; i++) {
+        x = atomic_load(&w.dumps) < DUMPS;
         st = colo_comm_all_reduce(world, &x, &x, 1, COLO_I64, COLO_SUM, NULL);
         if (i % 100 == 0)
             colo_comm_set_name(world, i % 200 ? "odd" : "even");
@@ -418,7 +419,7 @@ T_CASE_ON_THREADS(3, other_threads_may_dump_at_any_time)
     atomic_store(&w.stop, 1);
     pthread_join(thread, NULL);
     rank_try(st);
-    rank_check(x == colo_comm_size(world) && w.bad == 0 && w.dumps > 0);
+    rank_check(w.bad == 0 && w.dumps >= DUMPS);
     return COLO_OK;
 }
 
