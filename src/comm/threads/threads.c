@@ -71,6 +71,11 @@ static colo_status_t verdict(colo_comm_t *comm)
     return colo_fail(st, "%s", error_message);
 }
 
+static struct colo_slot *slot_of(const colo_comm_t *comm, int32_t rank)
+{
+    return &((struct colo_threads *)comm->impl)->shared->slot[rank];
+}
+
 static uint64_t slot_seq(const struct colo_slot *slot)
 {
     return atomic_load_explicit(&slot->seq, memory_order_acquire);
@@ -78,7 +83,7 @@ static uint64_t slot_seq(const struct colo_slot *slot)
 
 static colo_waiter_t waiter(const colo_comm_t *comm, int32_t peer)
 {
-    const struct colo_slot *slot = &((struct colo_threads *)comm->impl)->shared->slot[peer];
+    const struct colo_slot *slot = slot_of(comm, peer);
     return (colo_waiter_t){
         comm->name, comm->world_rank,
         comm->rank, comm->size,
@@ -113,7 +118,7 @@ static colo_status_t mismatch(colo_comm_t *comm, int32_t peer, const char *found
 static colo_status_t poll_once(colo_comm_t *comm, colo_wait_t *wait, int32_t peer)
 {
     struct colo_threads *self = comm->impl;
-    const struct colo_slot *slot = &self->shared->slot[peer];
+    const struct colo_slot *slot = slot_of(comm, peer);
     const bool left =
         colo_threads_has_left(self->shared, peer); /* looked at first: why it left was set before */
     if (failed(self))
@@ -149,7 +154,7 @@ static colo_status_t await(colo_comm_t *comm, colo_wait_t *wait, int32_t peer,
 /* Publishes what the caller put into the slot's plain fields; from here on peers may read it. */
 static colo_wait_t open_slot(colo_comm_t *comm)
 {
-    struct colo_slot *slot = &((struct colo_threads *)comm->impl)->shared->slot[comm->rank];
+    struct colo_slot *slot = slot_of(comm, comm->rank);
     atomic_store_explicit(&slot->desc, colo_op_pack(&comm->op), memory_order_release);
     atomic_store_explicit(&slot->count, (uint64_t)comm->op.count, memory_order_release);
     atomic_store(&slot->open, comm->seq);
@@ -159,7 +164,7 @@ static colo_wait_t open_slot(colo_comm_t *comm)
 
 static colo_status_t close_slot(colo_comm_t *comm, colo_status_t st)
 {
-    struct colo_slot *slot = &((struct colo_threads *)comm->impl)->shared->slot[comm->rank];
+    struct colo_slot *slot = slot_of(comm, comm->rank);
     atomic_store(&slot->open, 0);
     while (atomic_load(&slot->readers) != 0) /* a copy in flight: bounded, no deadline needed */
         sched_yield();
@@ -183,7 +188,7 @@ static bool reference(struct colo_slot *slot, uint64_t seq)
 
 static colo_status_t reference_peer(colo_comm_t *comm, int32_t peer)
 {
-    struct colo_slot *slot = &((struct colo_threads *)comm->impl)->shared->slot[peer];
+    struct colo_slot *slot = slot_of(comm, peer);
     return reference(slot, comm->seq) ? COLO_OK : mismatch(comm, peer, NULL);
 }
 
@@ -201,7 +206,7 @@ static colo_status_t same_words(colo_comm_t *comm, int32_t peer, uint64_t desc, 
  * atomic and the slot that is still open afterwards had them for this operation. */
 static colo_status_t same_operation(colo_comm_t *comm, int32_t peer)
 {
-    struct colo_slot *slot = &((struct colo_threads *)comm->impl)->shared->slot[peer];
+    struct colo_slot *slot = slot_of(comm, peer);
     uint64_t desc = atomic_load_explicit(&slot->desc, memory_order_acquire);
     uint64_t count = atomic_load_explicit(&slot->count, memory_order_acquire);
     if (atomic_load(&slot->open) != comm->seq)
@@ -209,78 +214,73 @@ static colo_status_t same_operation(colo_comm_t *comm, int32_t peer)
     return same_words(comm, peer, desc, count);
 }
 
-static colo_status_t await_all(colo_comm_t *comm, colo_wait_t *wait)
+/* Opens the slot with @send, which the others read, and waits until all are at the same operation.
+ */
+static colo_status_t meet_all(colo_comm_t *comm, const void *send, colo_wait_t *wait)
 {
-    struct colo_shared *shared = ((struct colo_threads *)comm->impl)->shared;
+    slot_of(comm, comm->rank)->send = send;
+    *wait = open_slot(comm);
     for (int32_t k = 1; k < comm->size; k++) {
         int32_t peer = (comm->rank + k) % comm->size;
-        COLO_TRY(await(comm, wait, peer, &shared->slot[peer].seq));
+        COLO_TRY(await(comm, wait, peer, &slot_of(comm, peer)->seq));
         COLO_TRY(same_operation(comm, peer));
     }
     return COLO_OK;
 }
 
-/* I have read all that I need of the others; wait until they have, too. */
-static colo_status_t finish_all(colo_comm_t *comm, colo_wait_t *wait)
+/* Unless @st is an error: I have read all that I need of the others; wait until they have, too. */
+static colo_status_t finish_all(colo_comm_t *comm, colo_wait_t *wait, colo_status_t st)
 {
-    struct colo_shared *shared = ((struct colo_threads *)comm->impl)->shared;
-    atomic_store_explicit(&shared->slot[comm->rank].done, comm->seq, memory_order_release);
+    if (st == COLO_OK)
+        atomic_store_explicit(&slot_of(comm, comm->rank)->done, comm->seq, memory_order_release);
     for (int32_t k = 1; k < comm->size; k++) {
         int32_t peer = (comm->rank + k) % comm->size;
-        COLO_TRY(await(comm, wait, peer, &shared->slot[peer].done));
+        COLO_THEN(st, await(comm, wait, peer, &slot_of(comm, peer)->done));
     }
-    return COLO_OK;
+    return st;
 }
 
 /* ---- collectives ---- */
 
 static colo_status_t threads_barrier(colo_comm_t *comm, colo_stream_t stream)
 {
-    colo_status_t st;
-    colo_wait_t wait = open_slot(comm);
-    COLO_TRY_GOTO(st, await_all(comm, &wait), out);
-    st = finish_all(comm, &wait);
-out:
-    return close_slot(comm, st);
+    colo_wait_t wait;
+    const colo_status_t st = meet_all(comm, NULL, &wait);
+    return close_slot(comm, finish_all(comm, &wait, st));
+}
+
+/* @bytes of what @peer sends. */
+static colo_status_t copy_from(colo_comm_t *comm, int32_t peer, void *recv, size_t bytes)
+{
+    COLO_TRY(reference_peer(comm, peer));
+    memcpy(recv, slot_of(comm, peer)->send, bytes);
+    unreference(slot_of(comm, peer));
+    return COLO_OK;
 }
 
 static colo_status_t threads_all_gather(colo_comm_t *comm, const void *send, void *recv,
                                         size_t bytes, colo_stream_t stream)
 {
-    struct colo_shared *shared = ((struct colo_threads *)comm->impl)->shared;
-    shared->slot[comm->rank].send = send;
-    colo_status_t st;
-    colo_wait_t wait = open_slot(comm);
-    COLO_TRY_GOTO(st, await_all(comm, &wait), out);
-    if (bytes && (char *)recv + (size_t)comm->rank * bytes != send)
-        memcpy((char *)recv + (size_t)comm->rank * bytes, send, bytes);
+    char *own = (char *)recv + (size_t)comm->rank * bytes;
+    colo_wait_t wait;
+    colo_status_t st = meet_all(comm, send, &wait);
+    if (st == COLO_OK && bytes && own != send)
+        memcpy(own, send, bytes);
     for (int32_t k = 1; bytes && k < comm->size; k++) {
         int32_t peer = (comm->rank + k) % comm->size;
-        COLO_TRY_GOTO(st, reference_peer(comm, peer), out);
-        memcpy((char *)recv + (size_t)peer * bytes, shared->slot[peer].send, bytes);
-        unreference(&shared->slot[peer]);
+        COLO_THEN(st, copy_from(comm, peer, (char *)recv + (size_t)peer * bytes, bytes));
     }
-    st = finish_all(comm, &wait);
-out:
-    return close_slot(comm, st);
+    return close_slot(comm, finish_all(comm, &wait, st));
 }
 
 static colo_status_t threads_broadcast(colo_comm_t *comm, void *buffer, size_t bytes, int32_t root,
                                        colo_stream_t stream)
 {
-    struct colo_shared *shared = ((struct colo_threads *)comm->impl)->shared;
-    shared->slot[comm->rank].send = buffer;
-    colo_status_t st;
-    colo_wait_t wait = open_slot(comm);
-    COLO_TRY_GOTO(st, await_all(comm, &wait), out);
-    if (bytes && root != comm->rank) {
-        COLO_TRY_GOTO(st, reference_peer(comm, root), out);
-        memcpy(buffer, shared->slot[root].send, bytes);
-        unreference(&shared->slot[root]);
-    }
-    st = finish_all(comm, &wait);
-out:
-    return close_slot(comm, st);
+    colo_wait_t wait;
+    colo_status_t st = meet_all(comm, buffer, &wait);
+    if (bytes && root != comm->rank)
+        COLO_THEN(st, copy_from(comm, root, buffer, bytes));
+    return close_slot(comm, finish_all(comm, &wait, st));
 }
 
 /* dst = reduction of elements [lo, hi) of what all ranks published */
@@ -307,16 +307,16 @@ static colo_status_t reduce_slices(colo_comm_t *comm, void *dst, int64_t lo, int
 }
 
 /* Every rank reduces all values into its own workspace, which no other rank reads. */
-static colo_status_t all_reduce_small(colo_comm_t *comm, void *recv, int64_t count, size_t elem)
+static colo_status_t all_reduce_small(colo_comm_t *comm, const void *send, void *recv,
+                                      int64_t count, size_t elem)
 {
-    struct colo_threads *self = comm->impl;
-    colo_status_t st;
-    colo_wait_t wait = open_slot(comm);
-    COLO_TRY_GOTO(st, await_all(comm, &wait), out);
-    COLO_TRY_GOTO(st, reduce_slices(comm, self->workspace, 0, count), out);
-    COLO_TRY_GOTO(st, finish_all(comm, &wait), out);
-    memcpy(recv, self->workspace, (size_t)count * elem);
-out:
+    const struct colo_threads *self = comm->impl;
+    colo_wait_t wait;
+    colo_status_t st = meet_all(comm, send, &wait);
+    COLO_THEN(st, reduce_slices(comm, self->workspace, 0, count));
+    st = finish_all(comm, &wait, st);
+    if (st == COLO_OK)
+        memcpy(recv, self->workspace, (size_t)count * elem);
     return close_slot(comm, st);
 }
 
@@ -334,52 +334,45 @@ static colo_status_t threads_all_reduce(colo_comm_t *comm, const void *send, voi
                   hi = colo_reduce_slice(count, comm->size, comm->rank + 1);
     COLO_TRY(colo_reduce_grow(&self->workspace, &self->workspace_bytes, "all_reduce",
                               (size_t)(small ? count : hi - lo) * elem));
-    me->send = send;
     me->workspace = self->workspace;
     if (small)
-        return all_reduce_small(comm, recv, count, elem);
+        return all_reduce_small(comm, send, recv, count, elem);
 
-    colo_status_t st;
-    colo_wait_t wait = open_slot(comm);
-    COLO_TRY_GOTO(st, await_all(comm, &wait), out);
-    COLO_TRY_GOTO(st, reduce_slices(comm, self->workspace, lo, hi), out);
-    atomic_store_explicit(&me->reduced, comm->seq, memory_order_release);
+    colo_wait_t wait;
+    colo_status_t st = meet_all(comm, send, &wait);
+    COLO_THEN(st, reduce_slices(comm, self->workspace, lo, hi));
+    if (st == COLO_OK)
+        atomic_store_explicit(&me->reduced, comm->seq, memory_order_release);
     /* recv may be a rank's send: write it only when all have read */
     for (int32_t k = 1; k < comm->size; k++) {
         int32_t peer = (comm->rank + k) % comm->size;
-        COLO_TRY_GOTO(st, await(comm, &wait, peer, &slot[peer].reduced), out);
+        COLO_THEN(st, await(comm, &wait, peer, &slot[peer].reduced));
     }
-    for (int32_t k = 0; k < comm->size; k++) {
+    for (int32_t k = 0; k < comm->size && st == COLO_OK; k++) {
         int32_t peer = (comm->rank + k) % comm->size;
         int64_t from = colo_reduce_slice(count, comm->size, peer),
                 to = colo_reduce_slice(count, comm->size, peer + 1);
         if (peer != comm->rank)
-            COLO_TRY_GOTO(st, reference_peer(comm, peer), out);
+            st = reference_peer(comm, peer);
+        if (st < 0)
+            break;
         memcpy((char *)recv + (size_t)from * elem, slot[peer].workspace,
                (size_t)(to - from) * elem);
         if (peer != comm->rank)
             unreference(&slot[peer]);
     }
-    st = finish_all(comm, &wait);
-out:
-    return close_slot(comm, st);
+    return close_slot(comm, finish_all(comm, &wait, st));
 }
 
 static colo_status_t threads_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
                                             int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                             colo_stream_t stream)
 {
-    struct colo_shared *shared = ((struct colo_threads *)comm->impl)->shared;
-    shared->slot[comm->rank].send = send;
-    colo_status_t st;
-    colo_wait_t wait = open_slot(comm);
-    COLO_TRY_GOTO(st, await_all(comm, &wait), out);
+    colo_wait_t wait;
+    colo_status_t st = meet_all(comm, send, &wait);
     if (count)
-        COLO_TRY_GOTO(st, reduce_slices(comm, recv, comm->rank * count, (comm->rank + 1) * count),
-                      out);
-    st = finish_all(comm, &wait);
-out:
-    return close_slot(comm, st);
+        COLO_THEN(st, reduce_slices(comm, recv, comm->rank * count, (comm->rank + 1) * count));
+    return close_slot(comm, finish_all(comm, &wait, st));
 }
 
 /* ---- exchange ---- */
@@ -422,7 +415,7 @@ static colo_status_t same_boxes(colo_comm_t *comm, const colo_message_t *recv,
 /* Waits for the sender of @recv and checks its message; nothing is copied yet. */
 static colo_status_t visit_sender(colo_comm_t *comm, colo_wait_t *wait, const colo_message_t *recv)
 {
-    struct colo_slot *slot = &((struct colo_threads *)comm->impl)->shared->slot[recv->peer];
+    struct colo_slot *slot = slot_of(comm, recv->peer);
     COLO_TRY(await(comm, wait, recv->peer, &slot->seq));
     COLO_TRY(same_operation(comm, recv->peer));
     COLO_TRY(reference_peer(comm, recv->peer));
@@ -457,7 +450,7 @@ static colo_status_t visit_receiver(colo_comm_t *comm, colo_wait_t *wait, int32_
 
 static colo_status_t take_message(colo_comm_t *comm, const colo_message_t *recv, size_t elem)
 {
-    struct colo_slot *slot = &((struct colo_threads *)comm->impl)->shared->slot[recv->peer];
+    struct colo_slot *slot = slot_of(comm, recv->peer);
     COLO_TRY(reference_peer(comm, recv->peer));
     int32_t i = find_message(slot->exchange->send, slot->exchange->nsends, comm->rank);
     for (int32_t k = 0; k < recv->nboxes; k++)
@@ -492,14 +485,13 @@ static colo_status_t threads_exchange(colo_comm_t *comm, const colo_exchange_t *
     colo_status_t st = COLO_OK;
     colo_wait_t wait = open_slot(comm);
     for (int32_t i = 0; i < nrecvs; i++)
-        COLO_TRY_GOTO(st, visit_sender(comm, &wait, &exchange->recv[i]), out);
+        COLO_THEN(st, visit_sender(comm, &wait, &exchange->recv[i]));
     for (int32_t i = 0; i < nsends; i++)
-        COLO_TRY_GOTO(st, visit_receiver(comm, &wait, exchange->send[i].peer, i), out);
+        COLO_THEN(st, visit_receiver(comm, &wait, exchange->send[i].peer, i));
     for (int32_t i = 0; i < nrecvs; i++)
-        COLO_TRY_GOTO(st, take_message(comm, &exchange->recv[i], elem), out);
+        COLO_THEN(st, take_message(comm, &exchange->recv[i], elem));
     for (int32_t i = 0; i < nsends; i++)
-        COLO_TRY_GOTO(st, await(comm, &wait, exchange->send[i].peer, &self->ack[i]), out);
-out:
+        COLO_THEN(st, await(comm, &wait, exchange->send[i].peer, &self->ack[i]));
     return close_slot(comm, st);
 }
 
