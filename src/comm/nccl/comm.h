@@ -144,7 +144,7 @@ struct colo_nccl_context {
     size_t stage_bytes;
     void *old[48];
     int32_t nold;
-    colo_box_t *from, *to; /* host lists of an exchange, [boxes] each */
+    colo_box_t *from, *to; /* host lists of an exchange, [boxes] each, in one block; owned: from */
     struct colo_packet *part;
     int64_t boxes;
 };

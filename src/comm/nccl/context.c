@@ -43,8 +43,6 @@ static void close_main(void *memory)
     cudaSetDevice(now);
     (void)cudaGetLastError();
     free(context->from);
-    free(context->to);
-    free(context->part);
     pthread_cond_destroy(&context->wake);
     pthread_mutex_destroy(&context->lock);
     free(context);

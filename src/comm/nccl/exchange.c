@@ -166,22 +166,13 @@ static colo_status_t need_lists(struct colo_operation *call, const struct exchan
             boxes += exchange->m[side][i].nboxes + 2 * 4; /* as many parts are enough, too */
     if (boxes <= context->boxes)
         return COLO_OK;
-    colo_box_t *from = malloc((size_t)boxes * sizeof *from);
-    colo_box_t *to = malloc((size_t)boxes * sizeof *to);
-    struct colo_packet *part = malloc((size_t)boxes * sizeof *part);
-    if (!from || !to || !part) {
-        free(from);
-        free(to);
-        free(part);
-        return colo_fail(COLO_ERR_NOMEM, "%s: lists of %lld boxes",
-                         colo_operation_text(call, what, sizeof what), (long long)boxes);
-    }
+    colo_box_t *from = malloc((size_t)boxes * (2 * sizeof *from + sizeof *context->part));
+    COLO_FAIL_IF(!from, COLO_ERR_NOMEM, "%s: lists of %lld boxes",
+                 colo_operation_text(call, what, sizeof what), (long long)boxes);
     free(context->from);
-    free(context->to);
-    free(context->part);
     context->from = from;
-    context->to = to;
-    context->part = part;
+    context->to = from + boxes;
+    context->part = (void *)(from + 2 * boxes);
     context->boxes = boxes;
     return COLO_OK;
 }
