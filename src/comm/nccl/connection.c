@@ -156,9 +156,8 @@ colo_status_t colo_nccl_apart(struct colo_nccl_context *context, colo_comm_t *co
     struct seat *all = calloc((size_t)control->size, sizeof mine);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
-    cudaError_t error = cudaDeviceGetPCIBusId(bus, sizeof bus, context->device);
-    if (st == COLO_OK && error != cudaSuccess)
-        st = colo_cuda_error("nccl create", error);
+    COLO_THEN(st, colo_cuda_error("nccl create",
+                                  cudaDeviceGetPCIBusId(bus, sizeof bus, context->device)));
     mine.device = hash_text(bus);
     st = colo_comm_i_agree(control, "nccl create", (uint64_t)context->lib->version, st);
     COLO_THEN(st, colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS,

@@ -103,8 +103,7 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
     COLO_TRY(colo_nccl_find(&lib));
     cudaError_t error = cudaGetDeviceCount(&count);
     COLO_THEN(error, cudaGetDevice(&now));
-    if (error != cudaSuccess)
-        return colo_cuda_error("nccl create", error);
+    COLO_TRY(colo_cuda_error("nccl create", error));
     device = device < 0 ? now : device;
     COLO_FAIL_IF(device >= count, COLO_ERR_ARG, "nccl create: device %d, %d devices are visible",
                  (int)device, count);
@@ -125,8 +124,8 @@ colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t d
                                    cudaHostAllocPortable | cudaHostAllocMapped));
     if (error == cudaSuccess)
         memset(context->progress, 0, COLO_PROGRESS_COUNTERS * sizeof *context->progress);
-    colo_status_t st = error == cudaSuccess ? colo_order_new(&context->order)
-                                            : colo_cuda_error("nccl create", error);
+    colo_status_t st = colo_cuda_error("nccl create", error);
+    COLO_THEN(st, colo_order_new(&context->order));
     if (device != now)
         cudaSetDevice(now);
     if (st == COLO_OK && pthread_create(&context->watchdog, NULL, colo_nccl_watchdog, context) != 0)

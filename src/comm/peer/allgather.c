@@ -100,9 +100,7 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     if (g->id < 0 || x->gather)
         return COLO_OK;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    const cudaError_t e = cudaStreamIsCapturing(stream, &capture);
-    if (e != cudaSuccess)
-        return colo_cuda_error("all_gather of a head", e);
+    COLO_TRY(colo_cuda_error("all_gather of a head", cudaStreamIsCapturing(stream, &capture)));
     COLO_FAIL_IF(capture != cudaStreamCaptureStatusNone, COLO_ERR_STATE,
                  "all_gather of a head: the first one into registered memory makes mailboxes "
                  "for it, which cannot be captured; run one before the capture");

@@ -6,6 +6,8 @@
 
 colo_status_t colo_cuda_error(const char *what, cudaError_t e)
 {
+    if (e == cudaSuccess)
+        return COLO_OK;
     (void)cudaGetLastError(); /* or the next launch reports it again */
     return colo_fail(COLO_ERR_CUDA, "%s: CUDA says: %s", what, cudaGetErrorString(e));
 }

@@ -9,7 +9,7 @@
 
 #include <stdatomic.h>
 
-/* @what failed with @e, for this thread's last error. */
+/* COLO_OK, or an error: @what failed with @e. */
 colo_status_t colo_cuda_error(const char *what, cudaError_t e);
 
 /* What all comms of a family enqueue on a device: one operation behind the other, whatever stream

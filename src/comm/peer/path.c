@@ -122,8 +122,7 @@ static colo_status_t make_mailboxes(colo_path_t *d)
     COLO_THEN(e, cudaStreamSynchronize(d->peer->stream));
     COLO_THEN(e, cudaHostAlloc((void **)&d->report, 2 * sizeof *d->report,
                                cudaHostAllocMapped | cudaHostAllocPortable));
-    if (e != cudaSuccess)
-        return colo_cuda_error("bridge", e);
+    COLO_TRY(colo_cuda_error("bridge", e));
     memset(d->report, 0, 2 * sizeof *d->report);
     return COLO_OK;
 }

@@ -57,7 +57,7 @@ static colo_status_t trial_new(struct colo_peer *p, struct trial *t)
     cudaError_t e = cudaMalloc((void **)&t->page, bytes > PAGE ? bytes : PAGE);
     COLO_THEN(e, cudaMemsetAsync(t->page, 0, bytes, p->stream));
     COLO_THEN(e, cudaStreamSynchronize(p->stream));
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e);
+    return colo_cuda_error("peer memory", e);
 }
 
 /* Copies the trial's host list @i to the device, or back, and waits. */
@@ -81,7 +81,7 @@ static colo_status_t write_words(struct colo_peer *p, const struct trial *t, con
     for (int32_t r = 0; r < p->size && e == cudaSuccess; r++)
         if (p->reach[r] && t->host[2 * n + (size_t)r] != COLO_K_TRIAL + (uint64_t)p->rank)
             colo_peer_lose(p, r, "a word written into the other one's memory does not come back");
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e);
+    return colo_cuda_error("peer memory", e);
 }
 
 /* Every rank's reach: the same on all ranks. */
@@ -110,8 +110,7 @@ static colo_status_t run(colo_comm_t *c, struct colo_peer *p, const struct trial
                          const colo_share_t *s)
 {
     COLO_TRY(colo_peer_agree(c, write_words(p, t, s))); /* now all words are written */
-    cudaError_t e = move(p, t, 0, true);
-    COLO_TRY(colo_peer_agree(c, e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e)));
+    COLO_TRY(colo_peer_agree(c, colo_cuda_error("peer memory", move(p, t, 0, true))));
     for (int32_t r = 0; r < p->size; r++)
         if (p->reach[r] && t->host[r] != COLO_K_TRIAL + (uint64_t)r)
             colo_peer_lose(p, r, "a word of the other one has not arrived");

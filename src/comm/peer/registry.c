@@ -47,9 +47,7 @@ static colo_status_t where_am_i(const colo_comm_t *c, int32_t device, struct whe
     const char *names;
     char bus[32] = "";
     memset(w, 0, sizeof *w);
-    cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, device);
-    if (e != cudaSuccess)
-        return colo_cuda_error("peer memory", e);
+    COLO_TRY(colo_cuda_error("peer memory", cudaDeviceGetPCIBusId(bus, sizeof bus, device)));
     w->process = colo_comm_i_process();
     w->host = colo_host_machine();
     COLO_TRY(colo_env_text("COLO_NODE", &names));
@@ -217,8 +215,7 @@ colo_status_t colo_peer_open(colo_comm_t *c)
     int device = -1;
     if (atomic_load(&base->peer))
         return COLO_OK;
-    cudaError_t e = cudaGetDevice(&device);
-    colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e);
+    colo_status_t st = colo_cuda_error("peer memory", cudaGetDevice(&device));
     if (st == COLO_OK && base->device >= 0 && device != base->device)
         st = colo_fail(COLO_ERR_ARG, "peer memory: the current device is %d, comm '%s' is on %d",
                        device, c->name, (int)base->device);
@@ -275,7 +272,7 @@ static colo_status_t write_rows(struct colo_peer *p, int32_t id, char *const *ba
         cudaMemcpy2DAsync(p->table + id, COLO_K_MEMORIES * sizeof *p->table, column, sizeof *column,
                           sizeof *column, (size_t)p->size, cudaMemcpyHostToDevice, p->stream);
     COLO_THEN(e, cudaStreamSynchronize(p->stream));
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error("register", e);
+    return colo_cuda_error("register", e);
 }
 
 struct shared {

@@ -52,9 +52,7 @@ static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t by
     struct cudaPointerAttributes a;
     size_t size = 0;
     cudaIpcMemHandle_t handle;
-    cudaError_t e = cudaPointerGetAttributes(&a, ptr);
-    if (e != cudaSuccess)
-        return colo_cuda_error("register", e);
+    COLO_TRY(colo_cuda_error("register", cudaPointerGetAttributes(&a, ptr)));
     COLO_FAIL_IF(a.type != cudaMemoryTypeDevice, COLO_ERR_ARG,
                  "register: %p is %s memory, expected memory of device %d", ptr,
                  a.type == cudaMemoryTypeManaged ? "managed" : "host", (int)p->device);
@@ -65,7 +63,7 @@ static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t by
     COLO_FAIL_IF((size_t)((char *)ptr - *base) + bytes > size, COLO_ERR_ARG,
                  "register: %zu bytes from %p end %zu bytes past their allocation", bytes, ptr,
                  (size_t)((char *)ptr - *base) + bytes - size);
-    e = cudaIpcGetMemHandle(&handle, *base);
+    const cudaError_t e = cudaIpcGetMemHandle(&handle, *base);
     if (e == cudaSuccess)
         return COLO_OK;
     (void)cudaGetLastError();
@@ -88,8 +86,7 @@ static colo_status_t make_offer(struct colo_peer *p, void *mine, size_t bytes, s
     o->base = (uint64_t)(uintptr_t)base;
     o->offset = (uint64_t)((char *)mine - base);
     o->bytes = bytes;
-    cudaError_t e = cudaIpcGetMemHandle(&o->handle, base);
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error("register", e);
+    return colo_cuda_error("register", cudaIpcGetMemHandle(&o->handle, base));
 }
 
 static colo_status_t free_id(const struct colo_peer *p, const struct offer *all, int32_t *id)
