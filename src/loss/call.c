@@ -174,18 +174,6 @@ colo_status_t colo_loss_i_check_call_memory(const struct colo_loss_call *call)
         call->logits->shape[0] * saved_bytes(call->kind, &call->config), call->workspace);
 }
 
-static colo_status_t check(struct colo_loss_call *call)
-{
-    const struct colo_loss_kind *kind = call->kind;
-    COLO_TRY(check_values(kind, &call->config));
-    call->base = base_of(kind, &call->config);
-    COLO_TRY(colo_loss_i_check_matrix(call->logits, "logits", false));
-    if (kind->check_inputs)
-        COLO_TRY(kind->check_inputs(call));
-    COLO_TRY(colo_loss_i_check_shard(&call->base, call->logits, call->group));
-    return kind->check_outputs(call);
-}
-
 static colo_status_t make_pass(const struct colo_loss_call *call, struct colo_logprob_pass *pass)
 {
     const struct colo_loss_kind *kind = call->kind;
@@ -203,26 +191,33 @@ static colo_status_t make_pass(const struct colo_loss_call *call, struct colo_lo
     return COLO_OK;
 }
 
+static colo_status_t check(struct colo_loss_call *call, struct colo_logprob_pass *pass)
+{
+    const struct colo_loss_kind *kind = call->kind;
+    COLO_TRY(read_config(kind, call->given, &call->config));
+    memcpy(&call->size, call->given, sizeof call->size);
+    COLO_TRY(check_values(kind, &call->config));
+    call->base = base_of(kind, &call->config);
+    COLO_TRY(colo_loss_i_check_matrix(call->logits, "logits", false));
+    if (kind->check_inputs)
+        COLO_TRY(kind->check_inputs(call));
+    COLO_TRY(colo_loss_i_check_shard(&call->base, call->logits, call->group));
+    COLO_TRY(kind->check_outputs(call));
+    COLO_TRY(make_pass(call, pass));
+    COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
+    return colo_loss_i_check_place(call->logits, call->group, kind->name);
+}
+
 colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_pass *pass)
 {
-    const char *name = call->kind->name;
     char text[32];
     COLO_FAIL_IF(!call->group, COLO_ERR_ARG,
-                 "%s: group is NULL; colo_comm_create_self() makes one of one rank", name);
+                 "%s: group is NULL; colo_comm_create_self() makes one of one rank",
+                 call->kind->name);
     if (call->batch) /* its first member, whatever the kind */
         memcpy(&call->logits, call->batch, sizeof call->logits);
-    colo_status_t st = read_config(call->kind, call->given, &call->config);
-    if (st == COLO_OK) {
-        memcpy(&call->size, call->given, sizeof call->size);
-        st = check(call);
-    }
-    if (st == COLO_OK)
-        st = make_pass(call, pass);
-    if (st == COLO_OK)
-        st = colo_loss_ops_for(call->logits->mem, &call->loss);
-    if (st == COLO_OK)
-        st = colo_loss_i_check_place(call->logits, call->group, name);
-    snprintf(text, sizeof text, "%s forward", name);
+    const colo_status_t st = check(call, pass);
+    snprintf(text, sizeof text, "%s forward", call->kind->name);
     return colo_loss_i_ready(call->group, text, st);
 }
 
@@ -269,22 +264,20 @@ colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_log
 
 /* ---- backward ---- */
 
-colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, bool valid)
+colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstream,
+                                 const colo_tensor_t *d_logits, struct colo_logprob_pass *pass)
 {
     const char *name = call->kind->name;
     COLO_FAIL_IF(!call->given, COLO_ERR_ARG, "%s: saved is NULL", name);
-    COLO_FAIL_IF(!valid, COLO_ERR_STATE,
+    COLO_FAIL_IF(!call->valid, COLO_ERR_STATE,
                  "%s: the saved state is not valid: no forward filled it, or a backward in "
                  "place ended it",
                  name);
     COLO_TRY(read_config(call->kind, call->given, &call->config));
     call->base = base_of(call->kind, &call->config);
-    return COLO_OK;
-}
-
-colo_status_t colo_loss_i_open_grad(struct colo_loss_call *call, const colo_tensor_t *d_logits,
-                                    struct colo_logprob_pass *pass)
-{
+    COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "%s: upstream is NULL", name);
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call->logits, &call->in_place));
+    COLO_TRY(colo_loss_i_check_version(call->logits, call->version, "logits"));
     COLO_TRY(colo_loss_ops_for(call->logits->mem, &call->loss));
     *pass = colo_logprob_i_pass(&call->base, call->logits, call->targets);
     pass->hi = pass->tokens; /* no workspace, so nothing for chunk_size to bound */

@@ -76,12 +76,15 @@ struct colo_loss_call {
     bool saves;
     void *saved_memory, *workspace;
     colo_stream_t stream;
+    bool valid; /* backward: the saved state, of logits of this version */
+    uint64_t version;
 
     /* made by open and reopen */
     union colo_loss_config config;
     colo_logprob_config_t base;
     size_t size; /* of the caller's config */
     const colo_loss_ops_t *loss;
+    bool in_place; /* d_logits are the logits: the saved state ends */
 };
 
 /* Of a forward, whose parameters have these names in every kind */
@@ -90,6 +93,14 @@ struct colo_loss_call {
         .kind = its, .given = config, .batch = batch, .out = out, .group = group,     \
         .saves = saved != NULL, .saved_memory = saved_memory, .workspace = workspace, \
         .stream = stream                                                              \
+    }
+
+/* Of a backward, whose parameters have these names in every kind, too */
+#define COLO_LOSS_BACKWARD(its)                                                  \
+    {                                                                            \
+        .kind = its, .given = saved ? &saved->config : NULL,                     \
+        .logits = saved ? &saved->logits : NULL, .valid = saved && saved->valid, \
+        .version = saved ? saved->logits_version : 0, .stream = stream           \
     }
 
 /* Two public calls of the kind @noun that only hand on what they get */
@@ -127,10 +138,9 @@ colo_status_t colo_loss_i_open(struct colo_loss_call *call, struct colo_logprob_
 /* Passes and gather */
 colo_status_t colo_loss_i_run(const struct colo_loss_call *call, struct colo_logprob_pass *pass);
 
-/* Backward: is there a saved state, of which config? @valid: its member */
-colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, bool valid);
-/* Then, once the tensors are checked, the pass that writes @d_logits. */
-colo_status_t colo_loss_i_open_grad(struct colo_loss_call *call, const colo_tensor_t *d_logits,
-                                    struct colo_logprob_pass *pass);
+/* Checks a backward, but for the members of @upstream and for other saved tensors than the logits,
+ * and makes the pass that writes @d_logits. */
+colo_status_t colo_loss_i_reopen(struct colo_loss_call *call, const void *upstream,
+                                 const colo_tensor_t *d_logits, struct colo_logprob_pass *pass);
 
 #endif

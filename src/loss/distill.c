@@ -161,27 +161,18 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    bool in_place = false;
     struct colo_distill_pass pass;
-    struct colo_loss_call call = {.kind = &kind,
-                                  .given = saved ? &saved->config : NULL,
-                                  .logits = saved ? &saved->logits : NULL,
-                                  .stream = stream};
-    COLO_TRY(colo_loss_i_reopen(&call, saved && saved->valid));
-    COLO_FAIL_IF(!upstream, COLO_ERR_ARG, "distill: upstream is NULL");
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call.logits, &in_place));
+    struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
+    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &pass.base));
     /* the targets are read row by row with the logits: nothing written may be among them */
     COLO_FAIL_IF(colo_loss_i_ranges_overlap(d_logits, &saved->targets), COLO_ERR_ARG,
                  "d_logits: overlaps the targets (%+" PRId64 " bytes)",
                  (int64_t)((uintptr_t)d_logits->data - (uintptr_t)saved->targets.data));
-    COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
-    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &pass.base));
     set_targets(&pass, &saved->targets);
     pass.saved = saved->memory;
     pass.upstream = *upstream;
     COLO_TRY(call.loss->distill_grad(&pass, stream));
-    if (in_place)
-        saved->valid = false;
+    saved->valid = !call.in_place;
     return COLO_OK;
 }

@@ -21,7 +21,8 @@
 static colo_status_t check_inputs(const struct colo_loss_call *call)
 {
     const colo_tensor_t *logits = call->logits, *targets = call->targets;
-    COLO_TRY(colo_loss_i_check_targets(targets, logits->shape[0], "the logits' rows"));
+    COLO_TRY(colo_loss_i_check_line(targets, "targets", COLO_I64, logits->shape[0],
+                                    " as the logits' rows"));
     return colo_loss_i_check_memory(targets, logits, "targets");
 }
 
@@ -61,7 +62,6 @@ static const struct colo_loss_kind kind = {
 colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
                                       int64_t tokens, size_t *bytes)
 {
-    COLO_TRY(colo_logprob_config_check(config));
     COLO_TRY(colo_loss_i_check_dtype("logprob", dtype));
     return colo_loss_i_saved_size(&kind, config, tokens, bytes);
 }
@@ -103,7 +103,6 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
 static colo_status_t check_upstream(const colo_logprob_config_t *config,
                                     const colo_logprob_upstream_t *up)
 {
-    COLO_FAIL_IF(!up, COLO_ERR_ARG, "logprob: upstream is NULL");
     COLO_FAIL_IF(up->d_entropy && !config->want_entropy, COLO_ERR_ARG,
                  "logprob: d_entropy is given, forward ran with want_entropy "
                  "false");
@@ -117,25 +116,17 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    bool in_place = false;
     struct colo_logprob_pass pass;
-    struct colo_loss_call call = {.kind = &kind,
-                                  .given = saved ? &saved->config : NULL,
-                                  .logits = saved ? &saved->logits : NULL,
-                                  .targets = saved ? &saved->targets : NULL,
-                                  .stream = stream};
-    COLO_TRY(colo_loss_i_reopen(&call, saved && saved->valid));
+    struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
+    call.targets = saved ? &saved->targets : NULL;
+    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &pass));
     COLO_TRY(check_upstream(&call.base, upstream));
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call.logits, &in_place));
-    COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(call.targets, saved->targets_version, "targets"));
     COLO_TRY(colo_loss_i_check_support_version(&saved->support));
-    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &pass));
     pass.support = colo_loss_i_support(&saved->support);
     pass.saved = saved->memory;
     pass.upstream = *upstream;
     COLO_TRY(call.loss->logprob_grad(&pass, stream));
-    if (in_place)
-        saved->valid = false;
+    saved->valid = !call.in_place;
     return COLO_OK;
 }

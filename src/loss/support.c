@@ -15,11 +15,7 @@
 static colo_status_t check_one(const colo_tensor_t *t, const char *what, int64_t count,
                                const colo_tensor_t *like)
 {
-    COLO_TRY(colo_tensor_check(t, what));
-    COLO_TRY(colo_loss_i_check_is(t, COLO_I64, what));
-    COLO_FAIL_IF(t->ndim != 1 || (count >= 0 && t->shape[0] != count), COLO_ERR_SHAPE,
-                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", what, (int)t->ndim,
-                 colo_tensor_count(t), count >= 0 ? count : colo_tensor_count(t));
+    COLO_TRY(colo_loss_i_check_line(t, what, COLO_I64, count, ""));
     COLO_FAIL_IF(count < 0 && t->shape[0] > 1 && t->stride[0] != 1, COLO_ERR_SHAPE,
                  "%s: elements are %" PRId64 " apart, expected contiguous ones", what,
                  t->stride[0]);

@@ -206,25 +206,16 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     COLO_RANGE();
-    bool in_place = false;
     struct colo_topk_pass pass;
-    struct colo_loss_call call = {.kind = &kind,
-                                  .given = saved ? &saved->config : NULL,
-                                  .logits = saved ? &saved->logits : NULL,
-                                  .stream = stream};
-    COLO_TRY(colo_loss_i_reopen(&call, saved && saved->valid));
-    COLO_FAIL_IF(!upstream || (!upstream->d_logp && call.logits->shape[0] > 0), COLO_ERR_ARG,
-                 "topk: %s is NULL", upstream ? "d_logp" : "upstream");
-    COLO_TRY(colo_loss_i_check_gradient(d_logits, "d_logits", call.logits, &in_place));
-    COLO_TRY(colo_loss_i_check_version(call.logits, saved->logits_version, "logits"));
-    COLO_TRY(colo_loss_i_open_grad(&call, d_logits, &pass.base));
+    struct colo_loss_call call = COLO_LOSS_BACKWARD(&kind);
+    COLO_TRY(colo_loss_i_reopen(&call, upstream, d_logits, &pass.base));
+    COLO_FAIL_IF(!upstream->d_logp && pass.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
     place(&pass, saved->memory);
     pass.base.upstream.d_logp = pass.sum;
     pass.d_logp = upstream->d_logp;
     COLO_TRY(call.loss->topk_sum(&pass, stream));
     COLO_TRY(call.loss->logprob_grad(&pass.base, stream));
     COLO_TRY(call.loss->topk_fix(&pass, stream));
-    if (in_place)
-        saved->valid = false;
+    saved->valid = !call.in_place;
     return COLO_OK;
 }

@@ -160,14 +160,15 @@ colo_status_t colo_loss_i_check_is(const colo_tensor_t *t, colo_dtype_t dtype, c
                                          colo_dtype_name(t->dtype), colo_dtype_name(dtype));
 }
 
-colo_status_t colo_loss_i_check_targets(const colo_tensor_t *targets, int64_t tokens,
-                                        const char *rows)
+colo_status_t colo_loss_i_check_line(const colo_tensor_t *t, const char *what, colo_dtype_t dtype,
+                                     int64_t count, const char *as)
 {
-    COLO_TRY(colo_tensor_check(targets, "targets"));
-    COLO_TRY(colo_loss_i_check_is(targets, COLO_I64, "targets"));
-    COLO_FAIL_IF(targets->ndim != 1 || targets->shape[0] != tokens, COLO_ERR_SHAPE,
-                 "targets: %d axes, %" PRId64 " elements, expected [%" PRId64 "] as %s",
-                 (int)targets->ndim, colo_tensor_count(targets), tokens, rows);
+    COLO_TRY(colo_tensor_check(t, what));
+    COLO_TRY(colo_loss_i_check_is(t, dtype, what));
+    const int64_t found = colo_tensor_count(t);
+    COLO_FAIL_IF(t->ndim != 1 || (count >= 0 && found != count), COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]%s", what, (int)t->ndim,
+                 found, count >= 0 ? count : found, as);
     return COLO_OK;
 }
 
@@ -206,11 +207,7 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
 {
     if (!mask)
         return COLO_OK;
-    COLO_TRY(colo_tensor_check(mask, "mask"));
-    COLO_TRY(colo_loss_i_check_is(mask, COLO_U8, "mask"));
-    COLO_FAIL_IF(mask->ndim != 1 || mask->shape[0] != logits->shape[0], COLO_ERR_SHAPE,
-                 "mask: %d axes, %" PRId64 " elements, expected [%" PRId64 "]", (int)mask->ndim,
-                 colo_tensor_count(mask), logits->shape[0]);
+    COLO_TRY(colo_loss_i_check_line(mask, "mask", COLO_U8, logits->shape[0], ""));
     return colo_loss_i_check_memory(mask, logits, "mask");
 }
 

@@ -30,9 +30,9 @@ colo_status_t colo_loss_i_check_like(const colo_tensor_t *t, const colo_tensor_t
 colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *t, colo_mem_t mem, int32_t device,
                                     const char *what, const char *other);
 colo_status_t colo_loss_i_check_is(const colo_tensor_t *t, colo_dtype_t dtype, const char *what);
-/* i64 [@tokens] as @rows */
-colo_status_t colo_loss_i_check_targets(const colo_tensor_t *targets, int64_t tokens,
-                                        const char *rows);
+/* [@count] of @dtype, @as the logits' rows; @count -1: any */
+colo_status_t colo_loss_i_check_line(const colo_tensor_t *t, const char *what, colo_dtype_t dtype,
+                                     int64_t count, const char *as);
 /* Only outputs that are wanted are given. */
 colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
                                        const colo_logprob_out_t *out, const char *name);

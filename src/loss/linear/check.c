@@ -164,8 +164,8 @@ colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
                  : !batch->hidden ? "hidden"
                                   : "targets");
     COLO_TRY(check_states(l, batch->hidden, "hidden", -1, false));
-    COLO_TRY(
-        colo_loss_i_check_targets(batch->targets, batch->hidden->shape[0], "the rows of hidden"));
+    COLO_TRY(colo_loss_i_check_line(batch->targets, "targets", COLO_I64, batch->hidden->shape[0],
+                                    " as the rows of hidden"));
     COLO_TRY(check_place(l, batch->targets, "targets"));
     COLO_TRY(colo_loss_i_check_support(batch->support, &l->config.logprob, batch->targets,
                                        batch->hidden));
