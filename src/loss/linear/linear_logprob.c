@@ -158,14 +158,41 @@ static colo_status_t make_upstream(struct colo_linear_call *call, const colo_lin
 }
 
 /* Mode early, backward: the scale of the saved d_logits becomes this call's. */
-static colo_status_t make_factor(struct colo_linear_call *call, const float *saved_scale,
-                                 const colo_linear_upstream_t *up)
+static colo_status_t make_factor(struct colo_linear_call *call, const colo_linear_upstream_t *up)
 {
+    const float *saved_scale = call->scale;
     call->scale = colo_linear_place(call->workspace, call->m.scale);
     return call->l->loss->rows_factor(call->scale, saved_scale, up->loss, up->d_loss, call->main);
 }
 
-/* Checks the head's gradients; writes nothing. Before begin; k->l and k->workspace are set */
+static const struct colo_linear_saved nowhere = {-1, -1, -1, -1, 0};
+
+/* Where forward and backward meet; @memory NULL: they do not. */
+static void place_saved(struct colo_linear_call *call, void *memory,
+                        const struct colo_linear_saved *offsets)
+{
+    call->stats = call->m.stats >= 0 ? colo_linear_place(call->workspace, call->m.stats)
+                                     : colo_linear_place(memory, offsets->stats);
+    call->saved_logits =
+        colo_linear_place(memory, call->s.early ? offsets->d_logits : offsets->logits);
+    call->scale = colo_linear_place(memory, offsets->scale);
+}
+
+/* A call whose arguments are checked. @up: of its d_logits; NULL: it makes none */
+static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hidden,
+                         const colo_tensor_t *targets, const colo_support_saved_t *support,
+                         const colo_linear_upstream_t *up)
+{
+    colo_status_t st = colo_linear_i_begin(call, hidden, targets, support);
+    if (st == COLO_OK && up)
+        st = call->s.early && call->s.pass == COLO_LINEAR_BACKWARD ? make_factor(call, up)
+                                                                   : make_upstream(call, up);
+    if (st == COLO_OK)
+        st = colo_linear_i_pipeline(call);
+    return end_call(call, st);
+}
+
+/* Checks the head's gradients; writes nothing. Before begin */
 static colo_status_t place_grads(struct colo_linear_call *call, const colo_linear_grads_t *grads)
 {
     const colo_linear_logprob_config_t *c = &call->l->config;
@@ -193,17 +220,17 @@ static bool shares(const struct colo_linear_size *s)
 
 /* ---- forward ---- */
 
-static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
-                                   const colo_logprob_out_t *out, struct colo_linear_call *call,
-                                   colo_linear_pass_t pass, const void *workspace)
+static colo_status_t check_forward(struct colo_linear_call *call, const colo_linear_batch_t *batch,
+                                   colo_linear_pass_t pass)
 {
+    const colo_linear_logprob_t *l = call->l;
     uint64_t version;
     COLO_TRY(colo_linear_i_check_batch(l, batch));
-    COLO_TRY(colo_logprob_i_check_out(&l->config.logprob, out, "linear"));
+    COLO_TRY(colo_logprob_i_check_out(&l->config.logprob, call->out, "linear"));
     COLO_TRY(colo_lm_head_i_bound(l->head, &version));
     COLO_TRY(colo_linear_i_size(l, pass, batch->hidden->shape[0], batch->max_valid, &call->s));
     COLO_TRY(colo_linear_i_memory(l, &call->s, &call->m));
-    return colo_linear_i_check_memory(workspace, "workspace", call->m.bytes);
+    return colo_linear_i_check_memory(call->workspace, "workspace", call->m.bytes);
 }
 
 static colo_status_t check_saving(const colo_linear_logprob_t *l, bool early,
@@ -235,11 +262,11 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
                              void *saved_memory, void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
-    struct colo_linear_call call = {.out = out};
-    struct colo_linear_saved offsets = {-1, -1, -1, -1, 0};
+    struct colo_linear_call call = {.l = l, .out = out, .workspace = workspace, .main = stream};
+    struct colo_linear_saved offsets = nowhere;
     COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, pass, 0, 0, &call.s);
-    colo_status_t st = check_forward(l, batch, out, &call, pass, workspace);
+    colo_status_t st = check_forward(&call, batch, pass);
     if (st == COLO_OK)
         st = check_saving(l, early, upstream, saved, saved_memory, &call.s, &offsets);
     COLO_TRY(ready(l, &call.s, "linear logprob forward", st));
@@ -256,21 +283,10 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         .valid = true,
     };
     colo_lm_head_i_bound(l->head, &made.weight_version);
-    st = colo_linear_i_begin(&call, l, batch->hidden, batch->targets, &made.support, workspace,
-                             stream);
-    if (st == COLO_OK) {
-        call.pass.saved = call.s.early ? (double *)(call.workspace + call.m.stats)
-                                       : colo_linear_place(saved_memory, offsets.stats);
-        call.saved_logits =
-            colo_linear_place(saved_memory, call.s.early ? offsets.d_logits : offsets.logits);
-        call.shared = made.d_weight;
-        call.scale = colo_linear_place(saved_memory, offsets.scale);
-        if (colo_linear_has(&call.s, COLO_STEP_D_LOGITS))
-            st = make_upstream(&call, upstream);
-    }
-    if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&call);
-    COLO_TRY(end_call(&call, st));
+    place_saved(&call, saved_memory, &offsets);
+    call.shared = made.d_weight;
+    COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support,
+                 colo_linear_has(&call.s, COLO_STEP_D_LOGITS) ? upstream : NULL));
     if (saved)
         *saved = made;
     return COLO_OK;
@@ -298,22 +314,20 @@ colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *l, const colo_lin
 
 /* ---- backward ---- */
 
-static colo_status_t check_backward(const colo_linear_logprob_t *l,
+static colo_status_t check_backward(struct colo_linear_call *call,
                                     const colo_linear_logprob_saved_t *saved,
                                     const colo_linear_upstream_t *up,
-                                    const colo_linear_grads_t *grads, const void *workspace,
-                                    struct colo_linear_call *call,
+                                    const colo_linear_grads_t *grads,
                                     struct colo_linear_saved *offsets)
 {
+    const colo_linear_logprob_t *l = call->l;
     COLO_TRY(colo_linear_i_check_saved(l, saved));
     COLO_TRY(colo_linear_i_check_upstream(l, up, l->config.mode == COLO_LINEAR_EARLY));
     COLO_TRY(colo_linear_i_check_grads(l, grads, &saved->hidden));
     COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_BACKWARD, saved->hidden.shape[0], saved->max_valid,
                                 &call->s));
     COLO_TRY(colo_linear_i_memory(l, &call->s, &call->m));
-    COLO_TRY(colo_linear_i_check_memory(workspace, "workspace", call->m.bytes));
-    call->l = l;
-    call->workspace = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
+    COLO_TRY(colo_linear_i_check_memory(call->workspace, "workspace", call->m.bytes));
     COLO_TRY(place_grads(call, grads));
     COLO_TRY(colo_linear_i_saved(l, &call->s, offsets));
     COLO_FAIL_IF(shares(&call->s) && (grads->d_weight->data != saved->d_weight ||
@@ -332,28 +346,17 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
                                            colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call call = {.out = NULL};
+    struct colo_linear_call call = {.l = l, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets;
     COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, COLO_LINEAR_BACKWARD, 0, 0, &call.s);
-    colo_status_t st = check_backward(l, saved, upstream, grads, workspace, &call, &offsets);
+    colo_status_t st = check_backward(&call, saved, upstream, grads, &offsets);
     COLO_TRY(ready(l, &call.s, "linear logprob backward", st));
     if (!colo_linear_makes_grads(&call.s))
         return COLO_OK;
-    st = colo_linear_i_begin(&call, l, &saved->hidden, &saved->targets, &saved->support, workspace,
-                             stream);
-    if (st == COLO_OK) {
-        call.pass.saved = colo_linear_place(saved->memory, offsets.stats);
-        call.saved_logits =
-            colo_linear_place(saved->memory, call.s.early ? offsets.d_logits : offsets.logits);
-        call.shared = saved->d_weight;
-        st = call.s.early
-                 ? make_factor(&call, colo_linear_place(saved->memory, offsets.scale), upstream)
-                 : make_upstream(&call, upstream);
-    }
-    if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&call);
-    COLO_TRY(end_call(&call, st));
+    place_saved(&call, saved->memory, &offsets);
+    call.shared = saved->d_weight;
+    COLO_TRY(run(&call, &saved->hidden, &saved->targets, &saved->support, upstream));
     if ((call.s.keeps && call.s.in_place) || shares(&call.s))
         saved->valid = false;
     return COLO_OK;
@@ -368,27 +371,18 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
                                        colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call call = {.out = out};
+    struct colo_linear_call call = {.l = l, .out = out, .workspace = workspace, .main = stream};
     COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, COLO_LINEAR_LOSS, 0, 0, &call.s);
-    colo_status_t st = check_forward(l, batch, out, &call, COLO_LINEAR_LOSS, workspace);
+    colo_status_t st = check_forward(&call, batch, COLO_LINEAR_LOSS);
     if (st == COLO_OK)
         st = colo_linear_i_check_upstream(l, upstream, false);
     if (st == COLO_OK)
         st = colo_linear_i_check_grads(l, grads, batch->hidden);
-    if (st == COLO_OK) {
-        call.l = l;
-        call.workspace = workspace;
+    if (st == COLO_OK)
         st = place_grads(&call, grads);
-    }
     COLO_TRY(ready(l, &call.s, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
-    st = colo_linear_i_begin(&call, l, batch->hidden, batch->targets, &support, workspace, stream);
-    if (st == COLO_OK) {
-        call.pass.saved = (double *)(call.workspace + call.m.stats);
-        st = make_upstream(&call, upstream);
-    }
-    if (st == COLO_OK)
-        st = colo_linear_i_pipeline(&call);
-    return end_call(&call, st);
+    place_saved(&call, NULL, &nowhere);
+    return run(&call, batch->hidden, batch->targets, &support, upstream);
 }

@@ -102,15 +102,11 @@ static void make_header(struct colo_linear_call *call)
                                   : 0);
 }
 
-colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_linear_logprob_t *l,
-                                  const colo_tensor_t *hidden, const colo_tensor_t *targets,
-                                  const colo_support_saved_t *support, void *workspace,
-                                  colo_stream_t stream)
+colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
+                                  const colo_tensor_t *targets, const colo_support_saved_t *support)
 {
+    const colo_linear_logprob_t *l = call->l;
     const colo_logprob_config_t *c = &l->config.logprob;
-    call->l = l;
-    call->workspace = workspace;
-    call->main = stream;
     call->aux = l->ops->stream_of(l->aux);
     call->hidden = *hidden;
     call->rows = (struct colo_linear_rows){
@@ -129,6 +125,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_line
     colo_tensor_t z = colo_tensor_host(NULL, l->config.logits_dtype, 2, shape);
     colo_tensor_t packed = colo_tensor_host(call->rows.row_targets, COLO_I64, 1, shape);
     call->pass = colo_logprob_i_pass(c, &z, &packed);
+    call->pass.saved = call->stats;
     call->pass.support = colo_loss_i_support(support);
     call->pass.support.token_of = call->rows.token_of;
     call->pass.row_stride = call->s.z_stride;
@@ -143,7 +140,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_line
         .loss = colo_linear_place(call->workspace, call->m.loss),
         .correct = colo_linear_place(call->workspace, call->m.correct),
     };
-    COLO_TRY(l->loss->rows_compact(&call->rows, stream));
+    COLO_TRY(l->loss->rows_compact(&call->rows, call->main));
     if (call->s.pass != COLO_LINEAR_BACKWARD)
         make_header(call);
     return COLO_OK;

@@ -155,9 +155,10 @@ struct colo_linear_call {
     const colo_linear_logprob_t *l;
     struct colo_linear_size s;
     struct colo_linear_memory m;
-    unsigned char *workspace, *saved_logits; /* the latter: logits, or d_logits */
-    void *shared;                            /* d_weight's memory, which has d_logits, too */
-    float *scale;                            /* of d_logits; NULL: 1 */
+    void *workspace;
+    void *stats, *saved_logits; /* in saved memory or the workspace; logits, or d_logits */
+    void *shared;               /* d_weight's memory, which has d_logits, too */
+    float *scale;               /* of d_logits; NULL: 1 */
     colo_stream_t main, aux;
     colo_tensor_t hidden;
     struct colo_linear_rows rows;
@@ -174,11 +175,10 @@ struct colo_linear_call {
     const colo_logprob_out_t *out; /* NULL in backward */
 };
 
-/* k->s, k->m and k->workspace are set; packs the tokens */
-colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_linear_logprob_t *l,
-                                  const colo_tensor_t *hidden, const colo_tensor_t *targets,
-                                  const colo_support_saved_t *support, void *workspace,
-                                  colo_stream_t stream);
+/* The members of @call before aux are set; packs the tokens */
+colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
+                                  const colo_tensor_t *targets,
+                                  const colo_support_saved_t *support);
 /* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_i_join(const struct colo_linear_call *call);
 colo_status_t colo_linear_i_pipeline(struct colo_linear_call *call);
