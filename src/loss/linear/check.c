@@ -17,26 +17,27 @@
 #include <math.h>
 #include <string.h>
 
-static colo_status_t check_shard(const colo_logprob_config_t *c, const colo_lm_head_config_t *h,
-                                 const colo_comm_t *group)
+static colo_status_t check_shard(const colo_logprob_config_t *config,
+                                 const colo_lm_head_config_t *head, const colo_comm_t *group)
 {
-    colo_tensor_t like = {.mem = h->mem, .device = h->device, .ndim = 2, .shape = {0, h->rows}};
-    COLO_TRY(colo_loss_i_check_shard(c, &like, group));
+    colo_tensor_t like = {
+        .mem = head->mem, .device = head->device, .ndim = 2, .shape = {0, head->rows}};
+    COLO_TRY(colo_loss_i_check_shard(config, &like, group));
     return colo_loss_i_check_place(&like, group, "linear");
 }
 
 /* Products with segments are as wide on every rank, and the library adds up what they make. */
-static colo_status_t check_segments(const colo_linear_logprob_config_t *c,
-                                    const colo_lm_head_config_t *h, const colo_comm_t *group)
+static colo_status_t check_segments(const colo_linear_logprob_config_t *config,
+                                    const colo_lm_head_config_t *head, const colo_comm_t *group)
 {
     const int32_t ranks = colo_comm_size(group);
-    const int64_t each = colo_logprob_i_segments(&c->logprob, ranks) * c->logprob.segment;
-    COLO_FAIL_IF(c->logprob.segment > 0 && h->rows != each, COLO_ERR_SHAPE,
+    const int64_t each = colo_logprob_i_segments(&config->logprob, ranks) * config->logprob.segment;
+    COLO_FAIL_IF(config->logprob.segment > 0 && head->rows != each, COLO_ERR_SHAPE,
                  "linear: the head has %" PRId64 " rows here, expected %" PRId64
                  " with segments of %" PRId64 " on %d ranks; pad it",
-                 h->rows, each, c->logprob.segment, (int)ranks);
-    COLO_FAIL_IF(c->logprob.segment > 0 && ranks > 1 && !c->frozen_hidden &&
-                     c->d_hidden == COLO_D_HIDDEN_PARTIAL,
+                 head->rows, each, config->logprob.segment, (int)ranks);
+    COLO_FAIL_IF(config->logprob.segment > 0 && ranks > 1 && !config->frozen_hidden &&
+                     config->d_hidden == COLO_D_HIDDEN_PARTIAL,
                  COLO_ERR_ARG,
                  "linear: d_hidden is partial with segments, expected "
                  "all-reduce or reduce-scatter: the caller's sum over ranks "
@@ -70,109 +71,112 @@ static colo_status_t read_config(const colo_linear_logprob_config_t *given,
 
 colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
                                          const colo_lm_head_t *head, const colo_comm_t *group,
-                                         colo_linear_logprob_config_t *c)
+                                         colo_linear_logprob_config_t *own)
 {
-    COLO_TRY(read_config(config, c));
-    COLO_TRY(colo_logprob_config_check(&c->logprob));
+    COLO_TRY(read_config(config, own));
+    COLO_TRY(colo_logprob_config_check(&own->logprob));
     COLO_FAIL_IF(!head, COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
-    const colo_lm_head_config_t *h = colo_lm_head_config(head);
-    const colo_dtype_t sums = h->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    COLO_FAIL_IF((unsigned)c->mode > COLO_LINEAR_EARLY, COLO_ERR_ARG, "linear: mode %d is unknown",
-                 (int)c->mode);
-    COLO_FAIL_IF(c->mode == COLO_LINEAR_EARLY && h->dtype == COLO_F64, COLO_ERR_ARG,
+    const colo_lm_head_config_t *head_config = colo_lm_head_config(head);
+    const colo_dtype_t sums = head_config->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    COLO_FAIL_IF((unsigned)own->mode > COLO_LINEAR_EARLY, COLO_ERR_ARG,
+                 "linear: mode %d is unknown", (int)own->mode);
+    COLO_FAIL_IF(own->mode == COLO_LINEAR_EARLY && head_config->dtype == COLO_F64, COLO_ERR_ARG,
                  "linear: mode early, but the head is f64, expected f32, bf16 "
                  "or f16; colo_linear_logprob_loss() takes it");
-    COLO_FAIL_IF((unsigned)c->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER, COLO_ERR_ARG,
-                 "linear: d_hidden %d is unknown", (int)c->d_hidden);
-    COLO_FAIL_IF(c->logits_dtype != h->dtype && c->logits_dtype != sums, COLO_ERR_ARG,
+    COLO_FAIL_IF((unsigned)own->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER, COLO_ERR_ARG,
+                 "linear: d_hidden %d is unknown", (int)own->d_hidden);
+    COLO_FAIL_IF(own->logits_dtype != head_config->dtype && own->logits_dtype != sums, COLO_ERR_ARG,
                  "linear: logits_dtype %s, expected %s or the head's %s",
-                 colo_dtype_name(c->logits_dtype), colo_dtype_name(sums),
-                 colo_dtype_name(h->dtype));
-    COLO_FAIL_IF(c->d_weight_dtype != h->dtype && c->d_weight_dtype != sums, COLO_ERR_ARG,
-                 "linear: d_weight_dtype %s, expected %s or the head's %s",
-                 colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums),
-                 colo_dtype_name(h->dtype));
-    COLO_FAIL_IF(c->d_weight_add && c->d_weight_dtype != sums, COLO_ERR_ARG,
+                 colo_dtype_name(own->logits_dtype), colo_dtype_name(sums),
+                 colo_dtype_name(head_config->dtype));
+    COLO_FAIL_IF(own->d_weight_dtype != head_config->dtype && own->d_weight_dtype != sums,
+                 COLO_ERR_ARG, "linear: d_weight_dtype %s, expected %s or the head's %s",
+                 colo_dtype_name(own->d_weight_dtype), colo_dtype_name(sums),
+                 colo_dtype_name(head_config->dtype));
+    COLO_FAIL_IF(own->d_weight_add && own->d_weight_dtype != sums, COLO_ERR_ARG,
                  "linear: d_weight_add to %s would lose digits, expected d_weight_dtype %s",
-                 colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums));
-    COLO_FAIL_IF(c->keep_in_place && c->logits_dtype != h->dtype, COLO_ERR_ARG,
+                 colo_dtype_name(own->d_weight_dtype), colo_dtype_name(sums));
+    COLO_FAIL_IF(own->keep_in_place && own->logits_dtype != head_config->dtype, COLO_ERR_ARG,
                  "linear: keep_in_place with logits of %s and gradients of %s, expected "
                  "the same dtype",
-                 colo_dtype_name(c->logits_dtype), colo_dtype_name(h->dtype));
-    COLO_FAIL_IF(c->share_d_weight && (c->mode != COLO_LINEAR_EARLY || c->frozen_weight ||
-                                       c->d_weight_add || c->d_weight_dtype != h->dtype ||
-                                       colo_lm_head_group(head) || c->logprob.segment > 0),
-                 COLO_ERR_ARG,
-                 "linear: share_d_weight with mode %d, d_weight %s of %s, %s head and "
-                 "segments of %" PRId64 ", expected mode %d, d_weight written of %s, a "
-                 "resident head and no segments",
-                 (int)c->mode,
-                 c->frozen_weight  ? "frozen"
-                 : c->d_weight_add ? "added"
-                                   : "written",
-                 colo_dtype_name(c->d_weight_dtype),
-                 colo_lm_head_group(head) ? "a sharded" : "a resident", c->logprob.segment,
-                 (int)COLO_LINEAR_EARLY, colo_dtype_name(h->dtype));
-    COLO_TRY(check_shard(&c->logprob, h, group));
-    return check_segments(c, h, group);
+                 colo_dtype_name(own->logits_dtype), colo_dtype_name(head_config->dtype));
+    COLO_FAIL_IF(
+        own->share_d_weight && (own->mode != COLO_LINEAR_EARLY || own->frozen_weight ||
+                                own->d_weight_add || own->d_weight_dtype != head_config->dtype ||
+                                colo_lm_head_group(head) || own->logprob.segment > 0),
+        COLO_ERR_ARG,
+        "linear: share_d_weight with mode %d, d_weight %s of %s, %s head and "
+        "segments of %" PRId64 ", expected mode %d, d_weight written of %s, a "
+        "resident head and no segments",
+        (int)own->mode,
+        own->frozen_weight  ? "frozen"
+        : own->d_weight_add ? "added"
+                            : "written",
+        colo_dtype_name(own->d_weight_dtype), colo_lm_head_group(head) ? "a sharded" : "a resident",
+        own->logprob.segment, (int)COLO_LINEAR_EARLY, colo_dtype_name(head_config->dtype));
+    COLO_TRY(check_shard(&own->logprob, head_config, group));
+    return check_segments(own, head_config, group);
 }
 
 /* ---- a call ---- */
 
-static colo_status_t check_place(const colo_linear_logprob_t *l, const colo_tensor_t *x,
+static colo_status_t check_place(const colo_linear_logprob_t *linear, const colo_tensor_t *tensor,
                                  const char *what)
 {
-    const colo_lm_head_config_t *h = colo_lm_head_config(l->head);
-    if (x->mem != h->mem || (x->mem == COLO_CUDA && x->device != h->device))
-        return colo_loss_i_elsewhere(x, h->mem, h->device, what, "head is");
+    const colo_lm_head_config_t *head = colo_lm_head_config(linear->head);
+    if (tensor->mem != head->mem || (tensor->mem == COLO_CUDA && tensor->device != head->device))
+        return colo_loss_i_elsewhere(tensor, head->mem, head->device, what, "head is");
     return COLO_OK;
 }
 
 /* [@rows, H] of the head's dtype; @rows < 0: any */
-static colo_status_t check_states(const colo_linear_logprob_t *l, const colo_tensor_t *x,
+static colo_status_t check_states(const colo_linear_logprob_t *linear, const colo_tensor_t *tensor,
                                   const char *what, int64_t rows, bool written)
 {
-    COLO_TRY(colo_loss_i_check_matrix(x, what, written));
-    COLO_FAIL_IF(x->dtype != l->dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
-                 colo_dtype_name(x->dtype), colo_dtype_name(l->dtype));
-    COLO_FAIL_IF(x->shape[1] != l->hidden || (rows >= 0 && x->shape[0] != rows), COLO_ERR_SHAPE,
-                 "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
-                 x->shape[0], x->shape[1], rows >= 0 ? rows : x->shape[0], l->hidden);
-    return check_place(l, x, what);
+    COLO_TRY(colo_loss_i_check_matrix(tensor, what, written));
+    COLO_FAIL_IF(tensor->dtype != linear->dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
+                 colo_dtype_name(tensor->dtype), colo_dtype_name(linear->dtype));
+    COLO_FAIL_IF(
+        tensor->shape[1] != linear->hidden || (rows >= 0 && tensor->shape[0] != rows),
+        COLO_ERR_SHAPE, "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
+        tensor->shape[0], tensor->shape[1], rows >= 0 ? rows : tensor->shape[0], linear->hidden);
+    return check_place(linear, tensor, what);
 }
 
-static colo_status_t check_count(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch)
+static colo_status_t check_count(const colo_linear_logprob_t *linear,
+                                 const colo_linear_batch_t *batch)
 {
-    const int64_t ignore = l->config.logprob.ignore_index, T = batch->targets->shape[0];
-    int64_t n = 0;
+    const int64_t ignore = linear->config.logprob.ignore_index, tokens = batch->targets->shape[0];
+    int64_t count = 0;
     if (batch->max_valid < 0 || batch->targets->mem != COLO_HOST)
         return COLO_OK;
-    for (int64_t t = 0; t < T; t++)
-        n += ((const int64_t *)batch->targets->data)[t * batch->targets->stride[0]] != ignore;
-    COLO_FAIL_IF(n > batch->max_valid, COLO_ERR_ARG,
+    for (int64_t token = 0; token < tokens; token++)
+        count +=
+            ((const int64_t *)batch->targets->data)[token * batch->targets->stride[0]] != ignore;
+    COLO_FAIL_IF(count > batch->max_valid, COLO_ERR_ARG,
                  "linear: max_valid is %" PRId64 ", but %" PRId64 " of %" PRId64
                  " targets are not ignore_index",
-                 batch->max_valid, n, T);
+                 batch->max_valid, count, tokens);
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *linear,
                                         const colo_linear_batch_t *batch)
 {
     COLO_FAIL_IF(!batch || !batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
                  !batch           ? "batch"
                  : !batch->hidden ? "hidden"
                                   : "targets");
-    COLO_TRY(check_states(l, batch->hidden, "hidden", -1, false));
+    COLO_TRY(check_states(linear, batch->hidden, "hidden", -1, false));
     COLO_TRY(colo_loss_i_check_line(batch->targets, "targets", COLO_I64, batch->hidden->shape[0],
                                     " as the rows of hidden"));
-    COLO_TRY(check_place(l, batch->targets, "targets"));
-    COLO_TRY(colo_loss_i_check_support(batch->support, &l->config.logprob, batch->targets,
+    COLO_TRY(check_place(linear, batch->targets, "targets"));
+    COLO_TRY(colo_loss_i_check_support(batch->support, &linear->config.logprob, batch->targets,
                                        batch->hidden));
-    return check_count(l, batch);
+    return check_count(linear, batch);
 }
 
-colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *linear,
                                            const colo_linear_upstream_t *up, bool factor)
 {
     COLO_FAIL_IF(!up, COLO_ERR_ARG, "linear: upstream is NULL");
@@ -180,73 +184,75 @@ colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
                  "linear: upstream has logp %g, entropy %g, mean %d, expected loss and "
                  "d_loss[0] only in backward of mode early",
                  up->logp, up->entropy, up->mean);
-    COLO_FAIL_IF(up->entropy != 0 && !l->config.logprob.want_entropy, COLO_ERR_ARG,
+    COLO_FAIL_IF(up->entropy != 0 && !linear->config.logprob.want_entropy, COLO_ERR_ARG,
                  "linear: upstream.entropy is %g, config.want_entropy is false", up->entropy);
-    COLO_FAIL_IF(up->loss != 0 && !l->config.logprob.want_loss && !factor, COLO_ERR_ARG,
+    COLO_FAIL_IF(up->loss != 0 && !linear->config.logprob.want_loss && !factor, COLO_ERR_ARG,
                  "linear: upstream.loss is %g, config.want_loss is false", up->loss);
     return COLO_OK;
 }
 
-static colo_status_t check_d_hidden(const colo_linear_logprob_t *l, const colo_tensor_t *d,
-                                    const colo_tensor_t *hidden)
+static colo_status_t check_d_hidden(const colo_linear_logprob_t *linear,
+                                    const colo_tensor_t *d_hidden, const colo_tensor_t *hidden)
 {
-    const int64_t T = hidden->shape[0], ranks = colo_comm_size(l->group);
-    const bool scatter = l->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
-    COLO_FAIL_IF(scatter && T % ranks, COLO_ERR_SHAPE,
-                 "d_hidden: %" PRId64 " tokens do not split over %" PRId64 " ranks", T, ranks);
-    COLO_TRY(check_states(l, d, "d_hidden", scatter ? T / ranks : T, true));
-    COLO_FAIL_IF(l->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !colo_tensor_is_contiguous(d),
+    const int64_t tokens = hidden->shape[0], ranks = colo_comm_size(linear->group);
+    const bool scatter = linear->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
+    COLO_FAIL_IF(scatter && tokens % ranks, COLO_ERR_SHAPE,
+                 "d_hidden: %" PRId64 " tokens do not split over %" PRId64 " ranks", tokens, ranks);
+    COLO_TRY(check_states(linear, d_hidden, "d_hidden", scatter ? tokens / ranks : tokens, true));
+    COLO_FAIL_IF(linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL &&
+                     !colo_tensor_is_contiguous(d_hidden),
                  COLO_ERR_SHAPE,
                  "d_hidden: rows are %" PRId64
                  " elements apart, a collective over it needs contiguous rows of %" PRId64,
-                 d->stride[0], d->shape[1]);
-    COLO_FAIL_IF(colo_loss_i_ranges_overlap(d, hidden), COLO_ERR_ARG, "d_hidden: overlaps hidden");
+                 d_hidden->stride[0], d_hidden->shape[1]);
+    COLO_FAIL_IF(colo_loss_i_ranges_overlap(d_hidden, hidden), COLO_ERR_ARG,
+                 "d_hidden: overlaps hidden");
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *linear,
                                         const colo_linear_grads_t *grads,
                                         const colo_tensor_t *hidden)
 {
-    const colo_linear_logprob_config_t *c = &l->config;
+    const colo_linear_logprob_config_t *config = &linear->config;
     COLO_FAIL_IF(!grads, COLO_ERR_ARG, "linear: grads is NULL");
-    COLO_FAIL_IF(c->frozen_hidden != !grads->d_hidden, COLO_ERR_ARG,
+    COLO_FAIL_IF(config->frozen_hidden != !grads->d_hidden, COLO_ERR_ARG,
                  "linear: d_hidden is %s, config.frozen_hidden is %s",
-                 grads->d_hidden ? "given" : "NULL", c->frozen_hidden ? "true" : "false");
-    COLO_FAIL_IF(c->frozen_weight != !grads->d_weight, COLO_ERR_ARG,
+                 grads->d_hidden ? "given" : "NULL", config->frozen_hidden ? "true" : "false");
+    COLO_FAIL_IF(config->frozen_weight != !grads->d_weight, COLO_ERR_ARG,
                  "linear: d_weight is %s, config.frozen_weight is %s",
-                 grads->d_weight ? "given" : "NULL", c->frozen_weight ? "true" : "false");
-    COLO_FAIL_IF(c->frozen_weight && grads->d_bias, COLO_ERR_ARG,
+                 grads->d_weight ? "given" : "NULL", config->frozen_weight ? "true" : "false");
+    COLO_FAIL_IF(config->frozen_weight && grads->d_bias, COLO_ERR_ARG,
                  "linear: d_bias is given, config.frozen_weight is true");
-    COLO_FAIL_IF(grads->d_weight && grads->d_weight->dtype != c->d_weight_dtype, COLO_ERR_ARG,
+    COLO_FAIL_IF(grads->d_weight && grads->d_weight->dtype != config->d_weight_dtype, COLO_ERR_ARG,
                  "d_weight: dtype %s, config.d_weight_dtype is %s",
-                 colo_dtype_name(grads->d_weight->dtype), colo_dtype_name(c->d_weight_dtype));
-    return grads->d_hidden ? check_d_hidden(l, grads->d_hidden, hidden) : COLO_OK;
+                 colo_dtype_name(grads->d_weight->dtype), colo_dtype_name(config->d_weight_dtype));
+    return grads->d_hidden ? check_d_hidden(linear, grads->d_hidden, hidden) : COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
-                                        const colo_linear_logprob_saved_t *s)
+colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
+                                        const colo_linear_logprob_saved_t *saved)
 {
     uint64_t weight = 0;
-    COLO_FAIL_IF(!s, COLO_ERR_ARG, "linear: saved is NULL");
-    COLO_FAIL_IF(!s->valid, COLO_ERR_STATE,
+    COLO_FAIL_IF(!saved, COLO_ERR_ARG, "linear: saved is NULL");
+    COLO_FAIL_IF(!saved->valid, COLO_ERR_STATE,
                  "linear: the saved state is not valid: no forward filled "
                  "it, or a backward in place ended it");
-    COLO_FAIL_IF(s->of != l, COLO_ERR_ARG, "linear: the saved state is of another object");
-    COLO_TRY(colo_loss_i_check_version(&s->hidden, s->hidden_version, "hidden states"));
-    COLO_TRY(colo_loss_i_check_version(&s->targets, s->targets_version, "targets"));
-    COLO_TRY(colo_loss_i_check_support_version(&s->support));
-    COLO_TRY(colo_lm_head_i_bound(l->head, &weight));
-    COLO_FAIL_IF(weight != s->weight_version, COLO_ERR_MODIFIED,
+    COLO_FAIL_IF(saved->of != linear, COLO_ERR_ARG, "linear: the saved state is of another object");
+    COLO_TRY(colo_loss_i_check_version(&saved->hidden, saved->hidden_version, "hidden states"));
+    COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
+    COLO_TRY(colo_loss_i_check_support_version(&saved->support));
+    COLO_TRY(colo_lm_head_i_bound(linear->head, &weight));
+    COLO_FAIL_IF(weight != saved->weight_version, COLO_ERR_MODIFIED,
                  "the head was written between forward and backward: version %" PRIu64
                  ", saved at %" PRIu64,
-                 weight, s->weight_version);
+                 weight, saved->weight_version);
     return COLO_OK;
 }
 
-colo_status_t colo_linear_i_check_memory(const void *p, const char *what, int64_t bytes)
+colo_status_t colo_linear_i_check_memory(const void *memory, const char *what, int64_t bytes)
 {
-    COLO_FAIL_IF(!p && bytes > 0, COLO_ERR_ARG, "linear: %s is NULL, expected %" PRId64 " bytes",
-                 what, bytes);
-    return colo_mem_check_aligned(p, "linear", what);
+    COLO_FAIL_IF(!memory && bytes > 0, COLO_ERR_ARG,
+                 "linear: %s is NULL, expected %" PRId64 " bytes", what, bytes);
+    return colo_mem_check_aligned(memory, "linear", what);
 }

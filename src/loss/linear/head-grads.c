@@ -79,14 +79,14 @@ static colo_status_t check_grads(const colo_lm_head_t *head, const colo_lm_head_
 
 static colo_tensor_t view_of(const colo_lm_head_t *head, void *data, int32_t axes, int64_t stride)
 {
-    colo_tensor_t v = {.data = data,
-                       .dtype = colo_head_sum_dtype(head),
-                       .mem = head->config.mem,
-                       .device = head->config.mem == COLO_HOST ? -1 : head->config.device,
-                       .ndim = axes,
-                       .shape = {head->config.rows, axes == 2 ? head->config.hidden : 0},
-                       .stride = {stride, axes == 2 ? 1 : 0}};
-    return v;
+    colo_tensor_t view = {.data = data,
+                          .dtype = colo_head_sum_dtype(head),
+                          .mem = head->config.mem,
+                          .device = head->config.mem == COLO_HOST ? -1 : head->config.device,
+                          .ndim = axes,
+                          .shape = {head->config.rows, axes == 2 ? head->config.hidden : 0},
+                          .stride = {stride, axes == 2 ? 1 : 0}};
+    return view;
 }
 
 colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
@@ -110,16 +110,18 @@ colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_g
 }
 
 /* Zeros in rows of a view, at once where they are back to back. */
-static colo_status_t clear(const colo_lm_head_t *head, const colo_tensor_t *d, colo_stream_t stream)
+static colo_status_t clear(const colo_lm_head_t *head, const colo_tensor_t *view,
+                           colo_stream_t stream)
 {
-    const int64_t width = d->ndim == 2 ? d->shape[1] : 1;
-    if (d->data && d->stride[0] == width)
-        return colo_mem_zero(head->config.mem, d->data,
-                             (size_t)(d->shape[0] * width) * colo_dtype_size(d->dtype), stream);
-    for (int64_t i = 0; d->data && i < d->shape[0]; i++)
+    const int64_t width = view->ndim == 2 ? view->shape[1] : 1;
+    if (view->data && view->stride[0] == width)
+        return colo_mem_zero(head->config.mem, view->data,
+                             (size_t)(view->shape[0] * width) * colo_dtype_size(view->dtype),
+                             stream);
+    for (int64_t i = 0; view->data && i < view->shape[0]; i++)
         COLO_TRY(colo_mem_zero(head->config.mem,
-                               colo_linear_element(d->data, d->dtype, i * d->stride[0]),
-                               (size_t)width * colo_dtype_size(d->dtype), stream));
+                               colo_linear_element(view->data, view->dtype, i * view->stride[0]),
+                               (size_t)width * colo_dtype_size(view->dtype), stream));
     return COLO_OK;
 }
 

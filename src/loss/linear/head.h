@@ -71,8 +71,9 @@ static inline colo_box_t colo_head_box_of(void *data, int64_t rows, int64_t colu
     return (colo_box_t){.data = data, .extent = {1, rows, columns}, .stride = {0, stride, 1}};
 }
 
-/* Is @x where and as large as the head's? @axes: 2 for a matrix [rows here, H], 1 for a vector. */
-colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tensor_t *x,
+/* Is @tensor where and as large as the head's? @axes: 2 for a matrix [rows here, H], 1 for a
+ * vector. */
+colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tensor_t *tensor,
                                     int32_t axes, const char *what);
 colo_status_t colo_head_check_has_bias(const colo_lm_head_t *head, const colo_tensor_t *bias,
                                        const char *what);

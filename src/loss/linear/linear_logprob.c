@@ -33,74 +33,76 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
                  "linear: group is NULL; colo_comm_create_self() makes one "
                  "of one rank");
     COLO_TRY(colo_linear_i_check_config(config, head, group, &own));
-    const colo_lm_head_config_t *h = colo_lm_head_config(head);
-    colo_linear_logprob_t *l = calloc(1, sizeof *l);
-    COLO_FAIL_IF(!l, COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *l);
-    *l = (colo_linear_logprob_t){
+    const colo_lm_head_config_t *head_config = colo_lm_head_config(head);
+    colo_linear_logprob_t *made = calloc(1, sizeof *made);
+    COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *made);
+    *made = (colo_linear_logprob_t){
         .config = own,
         .head = head,
         .group = group,
-        .dtype = h->dtype,
-        .stat_dtype = colo_logprob_stat_dtype(h->dtype),
-        .columns = h->rows,
-        .hidden = h->hidden,
-        .has_bias = h->has_bias,
+        .dtype = head_config->dtype,
+        .stat_dtype = colo_logprob_stat_dtype(head_config->dtype),
+        .columns = head_config->rows,
+        .hidden = head_config->hidden,
+        .has_bias = head_config->has_bias,
     };
     const struct colo_linear_shape shape = {
-        .device = h->device,
-        .dtype = h->dtype,
+        .device = head_config->device,
+        .dtype = head_config->dtype,
         .logits_dtype = own.logits_dtype,
-        .sum_dtype = h->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
-        .columns = own.logprob.segment > 0 ? own.logprob.segment : h->rows,
-        .hidden = h->hidden,
+        .sum_dtype = head_config->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
+        .columns = own.logprob.segment > 0 ? own.logprob.segment : head_config->rows,
+        .hidden = head_config->hidden,
     };
-    COLO_TRY_GOTO(st, colo_ops_for(h->mem, &l->ops), fail);
-    COLO_TRY_GOTO(st, colo_loss_ops_for(h->mem, &l->loss), fail);
-    COLO_TRY_GOTO(st, l->ops->stream_create(COLO_LINEAR_EVENTS, &l->aux), fail);
-    COLO_TRY_GOTO(st, l->loss->gemm->create(&shape, &l->gemm), fail);
-    *linear = l;
+    COLO_TRY_GOTO(st, colo_ops_for(head_config->mem, &made->ops), fail);
+    COLO_TRY_GOTO(st, colo_loss_ops_for(head_config->mem, &made->loss), fail);
+    COLO_TRY_GOTO(st, made->ops->stream_create(COLO_LINEAR_EVENTS, &made->aux), fail);
+    COLO_TRY_GOTO(st, made->loss->gemm->create(&shape, &made->gemm), fail);
+    *linear = made;
     return COLO_OK;
 fail:
-    colo_linear_logprob_destroy(&l);
+    colo_linear_logprob_destroy(&made);
     return st;
 }
 
 void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
 {
-    colo_linear_logprob_t *l = linear ? *linear : NULL;
-    if (!l)
+    colo_linear_logprob_t *object = linear ? *linear : NULL;
+    if (!object)
         return;
-    if (l->loss)
-        l->loss->gemm->destroy(l->gemm);
-    if (l->ops)
-        l->ops->stream_destroy(l->aux);
-    free(l);
+    if (object->loss)
+        object->loss->gemm->destroy(object->gemm);
+    if (object->ops)
+        object->ops->stream_destroy(object->aux);
+    free(object);
     *linear = NULL;
 }
 
 /* ---- the other ranks ---- */
 
 /* Which groups a pass has collectives with. */
-static colo_comm_t *head_group(const colo_linear_logprob_t *l, const struct colo_linear_size *s)
+static colo_comm_t *head_group(const colo_linear_logprob_t *linear,
+                               const struct colo_linear_size *size)
 {
-    return colo_linear_has(s, COLO_STEP_TAKE_HEAD) || colo_linear_has(s, COLO_STEP_D_WEIGHT)
-               ? colo_lm_head_group(l->head)
+    return colo_linear_has(size, COLO_STEP_TAKE_HEAD) || colo_linear_has(size, COLO_STEP_D_WEIGHT)
+               ? colo_lm_head_group(linear->head)
                : NULL;
 }
 
-static colo_comm_t *vocab_group(const colo_linear_logprob_t *l, const struct colo_linear_size *s)
+static colo_comm_t *vocab_group(const colo_linear_logprob_t *linear,
+                                const struct colo_linear_size *size)
 {
-    bool sums =
-        colo_linear_has(s, COLO_STEP_D_HIDDEN) && l->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
-    return s->pass != COLO_LINEAR_BACKWARD || sums ? l->group : NULL;
+    bool sums = colo_linear_has(size, COLO_STEP_D_HIDDEN) &&
+                linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL;
+    return size->pass != COLO_LINEAR_BACKWARD || sums ? linear->group : NULL;
 }
 
-/* Tells every rank that would wait for this one whether its arguments are valid. @s may be of a
+/* Tells every rank that would wait for this one whether its arguments are valid. @size may be of a
  * batch that is refused: then it says what the others, whose batch is right, will do. */
-static colo_status_t ready(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+static colo_status_t ready(const colo_linear_logprob_t *linear, const struct colo_linear_size *size,
                            const char *what, colo_status_t mine)
 {
-    colo_comm_t *head = head_group(l, s), *vocab = vocab_group(l, s);
+    colo_comm_t *head = head_group(linear, size), *vocab = vocab_group(linear, size);
     if (head)
         mine = colo_loss_i_ready(head, what, mine);
     if (vocab)
@@ -112,12 +114,13 @@ static colo_status_t ready(const colo_linear_logprob_t *l, const struct colo_lin
  * vocabulary group lives on; the head's other ranks have not. */
 static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t st)
 {
-    colo_comm_t *head = head_group(call->l, &call->s), *vocab = vocab_group(call->l, &call->s);
+    colo_comm_t *head = head_group(call->linear, &call->size),
+                *vocab = vocab_group(call->linear, &call->size);
     if (st >= 0)
         return st;
-    if (colo_lm_head_group(call->l->head) &&
-        colo_lm_head_state(call->l->head) == COLO_LM_HEAD_AVAILABLE)
-        colo_lm_head_release(call->l->head, call->main);
+    if (colo_lm_head_group(call->linear->head) &&
+        colo_lm_head_state(call->linear->head) == COLO_LM_HEAD_AVAILABLE)
+        colo_lm_head_release(call->linear->head, call->main);
     if (head && colo_comm_size(head) > 1)
         colo_comm_i_fail(head, st);
     if (vocab && colo_comm_size(vocab) > 1 && st != COLO_ERR_MISMATCH)
@@ -133,36 +136,37 @@ static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t
 static double lift_of(const struct colo_linear_call *call)
 {
     const double factor = fabs(call->pass.factor);
-    return ldexp(1, call->l->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
+    return ldexp(1, call->linear->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
 }
 
 static colo_status_t make_upstream(struct colo_linear_call *call, const colo_linear_upstream_t *up)
 {
     const bool wanted[3] = {up->logp != 0, up->entropy != 0, up->loss != 0};
-    struct colo_linear_upstream_rows u = {
+    struct colo_linear_upstream_rows rows = {
         .rows = &call->rows,
-        .dtype = call->l->stat_dtype,
+        .dtype = call->linear->stat_dtype,
         .from = {up->d_logp, up->d_entropy, up->d_loss},
         .factor = {up->logp, up->entropy, up->loss},
         .mean = up->mean,
-        .scale = call->scale ? call->scale : colo_linear_place(call->workspace, call->m.scale),
+        .scale = call->scale ? call->scale : colo_linear_place(call->workspace, call->memory.scale),
         .lift = lift_of(call),
-        .exact = call->s.segment > 0,
+        .exact = call->size.segment > 0,
     };
     for (int i = 0; i < 3; i++)
-        u.to[i] = wanted[i] ? colo_linear_place(call->workspace, call->m.up[i]) : NULL;
-    call->scale = u.scale;
-    call->pass.upstream =
-        (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
-    return call->l->loss->rows_upstream(&u, call->main);
+        rows.to[i] = wanted[i] ? colo_linear_place(call->workspace, call->memory.up[i]) : NULL;
+    call->scale = rows.scale;
+    call->pass.upstream = (colo_logprob_upstream_t){
+        .d_logp = rows.to[0], .d_entropy = rows.to[1], .d_loss = rows.to[2]};
+    return call->linear->loss->rows_upstream(&rows, call->main);
 }
 
 /* Mode early, backward: the scale of the saved d_logits becomes this call's. */
 static colo_status_t make_factor(struct colo_linear_call *call, const colo_linear_upstream_t *up)
 {
     const float *saved_scale = call->scale;
-    call->scale = colo_linear_place(call->workspace, call->m.scale);
-    return call->l->loss->rows_factor(call->scale, saved_scale, up->loss, up->d_loss, call->main);
+    call->scale = colo_linear_place(call->workspace, call->memory.scale);
+    return call->linear->loss->rows_factor(call->scale, saved_scale, up->loss, up->d_loss,
+                                           call->main);
 }
 
 static const struct colo_linear_saved nowhere = {-1, -1, -1, -1, 0};
@@ -171,10 +175,10 @@ static const struct colo_linear_saved nowhere = {-1, -1, -1, -1, 0};
 static void place_saved(struct colo_linear_call *call, void *memory,
                         const struct colo_linear_saved *offsets)
 {
-    call->stats = call->m.stats >= 0 ? colo_linear_place(call->workspace, call->m.stats)
-                                     : colo_linear_place(memory, offsets->stats);
+    call->stats = call->memory.stats >= 0 ? colo_linear_place(call->workspace, call->memory.stats)
+                                          : colo_linear_place(memory, offsets->stats);
     call->saved_logits =
-        colo_linear_place(memory, call->s.early ? offsets->d_logits : offsets->logits);
+        colo_linear_place(memory, call->size.early ? offsets->d_logits : offsets->logits);
     call->scale = colo_linear_place(memory, offsets->scale);
 }
 
@@ -185,8 +189,8 @@ static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hid
 {
     colo_status_t st = colo_linear_i_begin(call, hidden, targets, support);
     if (st == COLO_OK && up)
-        st = call->s.early && call->s.pass == COLO_LINEAR_BACKWARD ? make_factor(call, up)
-                                                                   : make_upstream(call, up);
+        st = call->size.early && call->size.pass == COLO_LINEAR_BACKWARD ? make_factor(call, up)
+                                                                         : make_upstream(call, up);
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(call);
     return end_call(call, st);
@@ -195,27 +199,29 @@ static colo_status_t run(struct colo_linear_call *call, const colo_tensor_t *hid
 /* Checks the head's gradients; writes nothing. Before begin */
 static colo_status_t place_grads(struct colo_linear_call *call, const colo_linear_grads_t *grads)
 {
-    const colo_linear_logprob_config_t *c = &call->l->config;
-    if (!c->frozen_hidden) {
-        const colo_tensor_t *d = grads->d_hidden;
-        call->d_hidden_out = d;
-        call->d_hidden = (struct colo_linear_matrix){d->data, d->stride[0], d->dtype};
-        if (c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
+    const colo_linear_logprob_config_t *config = &call->linear->config;
+    if (!config->frozen_hidden) {
+        const colo_tensor_t *d_hidden = grads->d_hidden;
+        call->d_hidden_out = d_hidden;
+        call->d_hidden =
+            (struct colo_linear_matrix){d_hidden->data, d_hidden->stride[0], d_hidden->dtype};
+        if (config->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
             call->d_hidden = (struct colo_linear_matrix){
-                colo_linear_place(call->workspace, call->m.d_hidden), call->l->hidden, d->dtype};
+                colo_linear_place(call->workspace, call->memory.d_hidden), call->linear->hidden,
+                d_hidden->dtype};
     }
-    if (c->frozen_weight)
+    if (config->frozen_weight)
         return COLO_OK;
-    call->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, c->d_weight_add};
-    return colo_lm_head_i_gradient(call->l->head, &call->head_grads, call->s.once,
-                                   colo_linear_place(call->workspace, call->m.reduce),
+    call->head_grads = (colo_lm_head_grads_t){grads->d_weight, grads->d_bias, config->d_weight_add};
+    return colo_lm_head_i_gradient(call->linear->head, &call->head_grads, call->size.once,
+                                   colo_linear_place(call->workspace, call->memory.reduce),
                                    &call->d_weight, &call->d_bias, &call->fresh);
 }
 
 /* Does d_weight's memory hold d_logits? */
-static bool shares(const struct colo_linear_size *s)
+static bool shares(const struct colo_linear_size *size)
 {
-    return s->early && s->inside > 0;
+    return size->early && size->inside > 0;
 }
 
 /* ---- forward ---- */
@@ -223,55 +229,58 @@ static bool shares(const struct colo_linear_size *s)
 static colo_status_t check_forward(struct colo_linear_call *call, const colo_linear_batch_t *batch,
                                    colo_linear_pass_t pass)
 {
-    const colo_linear_logprob_t *l = call->l;
+    const colo_linear_logprob_t *linear = call->linear;
     uint64_t version;
-    COLO_TRY(colo_linear_i_check_batch(l, batch));
-    COLO_TRY(colo_logprob_i_check_out(&l->config.logprob, call->out, "linear"));
-    COLO_TRY(colo_lm_head_i_bound(l->head, &version));
-    COLO_TRY(colo_linear_i_size(l, pass, batch->hidden->shape[0], batch->max_valid, &call->s));
-    COLO_TRY(colo_linear_i_memory(l, &call->s, &call->m));
-    return colo_linear_i_check_memory(call->workspace, "workspace", call->m.bytes);
+    COLO_TRY(colo_linear_i_check_batch(linear, batch));
+    COLO_TRY(colo_logprob_i_check_out(&linear->config.logprob, call->out, "linear"));
+    COLO_TRY(colo_lm_head_i_bound(linear->head, &version));
+    COLO_TRY(
+        colo_linear_i_size(linear, pass, batch->hidden->shape[0], batch->max_valid, &call->size));
+    COLO_TRY(colo_linear_i_memory(linear, &call->size, &call->memory));
+    return colo_linear_i_check_memory(call->workspace, "workspace", call->memory.bytes);
 }
 
-static colo_status_t check_saving(const colo_linear_logprob_t *l, bool early,
+static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool early,
                                   const colo_linear_upstream_t *upstream,
                                   const colo_linear_logprob_saved_t *saved,
-                                  const void *saved_memory, const struct colo_linear_size *s,
+                                  const void *saved_memory, const struct colo_linear_size *size,
                                   struct colo_linear_saved *offsets)
 {
-    COLO_FAIL_IF(s->early != early, COLO_ERR_ARG,
+    COLO_FAIL_IF(size->early != early, COLO_ERR_ARG,
                  "linear: %s, but mode is %d and saved is %s; a forward that saves in mode early "
                  "(%d) is colo_linear_logprob_early(), others are colo_linear_logprob_forward()",
-                 early ? "early" : "forward", (int)l->config.mode, saved ? "given" : "NULL",
+                 early ? "early" : "forward", (int)linear->config.mode, saved ? "given" : "NULL",
                  (int)COLO_LINEAR_EARLY);
     if (early)
-        COLO_TRY(colo_linear_i_check_upstream(l, upstream, false));
+        COLO_TRY(colo_linear_i_check_upstream(linear, upstream, false));
     if (!saved)
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
                    : COLO_OK;
-    COLO_TRY(colo_linear_i_saved(l, s, offsets));
+    COLO_TRY(colo_linear_i_saved(linear, size, offsets));
     COLO_TRY(colo_linear_i_check_memory(saved_memory, "saved memory", offsets->bytes));
-    return shares(s) ? colo_linear_i_check_memory(saved->d_weight, "saved.d_weight", 1) : COLO_OK;
+    return shares(size) ? colo_linear_i_check_memory(saved->d_weight, "saved.d_weight", 1)
+                        : COLO_OK;
 }
 
 /* @upstream: of mode early */
-static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
+static colo_status_t forward(const colo_linear_logprob_t *linear, const colo_linear_batch_t *batch,
                              bool early, const colo_linear_upstream_t *upstream,
                              const colo_logprob_out_t *out, colo_linear_logprob_saved_t *saved,
                              void *saved_memory, void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
-    struct colo_linear_call call = {.l = l, .out = out, .workspace = workspace, .main = stream};
+    struct colo_linear_call call = {
+        .linear = linear, .out = out, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets = nowhere;
-    COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(l, pass, 0, 0, &call.s);
+    COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
+    colo_linear_i_size(linear, pass, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, batch, pass);
     if (st == COLO_OK)
-        st = check_saving(l, early, upstream, saved, saved_memory, &call.s, &offsets);
-    COLO_TRY(ready(l, &call.s, "linear logprob forward", st));
+        st = check_saving(linear, early, upstream, saved, saved_memory, &call.size, &offsets);
+    COLO_TRY(ready(linear, &call.size, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
-        .of = l,
+        .of = linear,
         .hidden = *batch->hidden,
         .targets = *batch->targets,
         .support = colo_loss_i_save_support(batch->support),
@@ -279,37 +288,38 @@ static colo_status_t forward(const colo_linear_logprob_t *l, const colo_linear_b
         .targets_version = colo_loss_i_version(batch->targets),
         .max_valid = batch->max_valid,
         .memory = saved_memory,
-        .d_weight = shares(&call.s) ? saved->d_weight : NULL,
+        .d_weight = shares(&call.size) ? saved->d_weight : NULL,
         .valid = true,
     };
-    colo_lm_head_i_bound(l->head, &made.weight_version);
+    colo_lm_head_i_bound(linear->head, &made.weight_version);
     place_saved(&call, saved_memory, &offsets);
     call.shared = made.d_weight;
     COLO_TRY(run(&call, batch->hidden, batch->targets, &made.support,
-                 colo_linear_has(&call.s, COLO_STEP_D_LOGITS) ? upstream : NULL));
+                 colo_linear_has(&call.size, COLO_STEP_D_LOGITS) ? upstream : NULL));
     if (saved)
         *saved = made;
     return COLO_OK;
 }
 
-colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
+colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
                                           const colo_linear_batch_t *batch,
                                           const colo_logprob_out_t *out,
                                           colo_linear_logprob_saved_t *saved, void *saved_memory,
                                           void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    return forward(l, batch, false, NULL, out, saved, saved_memory, workspace, stream);
+    return forward(linear, batch, false, NULL, out, saved, saved_memory, workspace, stream);
 }
 
-colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
+colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
+                                        const colo_linear_batch_t *batch,
                                         const colo_linear_upstream_t *upstream,
                                         const colo_logprob_out_t *out,
                                         colo_linear_logprob_saved_t *saved, void *saved_memory,
                                         void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    return forward(l, batch, true, upstream, out, saved, saved_memory, workspace, stream);
+    return forward(linear, batch, true, upstream, out, saved, saved_memory, workspace, stream);
 }
 
 /* ---- backward ---- */
@@ -320,18 +330,18 @@ static colo_status_t check_backward(struct colo_linear_call *call,
                                     const colo_linear_grads_t *grads,
                                     struct colo_linear_saved *offsets)
 {
-    const colo_linear_logprob_t *l = call->l;
-    COLO_TRY(colo_linear_i_check_saved(l, saved));
-    COLO_TRY(colo_linear_i_check_upstream(l, up, l->config.mode == COLO_LINEAR_EARLY));
-    COLO_TRY(colo_linear_i_check_grads(l, grads, &saved->hidden));
-    COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_BACKWARD, saved->hidden.shape[0], saved->max_valid,
-                                &call->s));
-    COLO_TRY(colo_linear_i_memory(l, &call->s, &call->m));
-    COLO_TRY(colo_linear_i_check_memory(call->workspace, "workspace", call->m.bytes));
+    const colo_linear_logprob_t *linear = call->linear;
+    COLO_TRY(colo_linear_i_check_saved(linear, saved));
+    COLO_TRY(colo_linear_i_check_upstream(linear, up, linear->config.mode == COLO_LINEAR_EARLY));
+    COLO_TRY(colo_linear_i_check_grads(linear, grads, &saved->hidden));
+    COLO_TRY(colo_linear_i_size(linear, COLO_LINEAR_BACKWARD, saved->hidden.shape[0],
+                                saved->max_valid, &call->size));
+    COLO_TRY(colo_linear_i_memory(linear, &call->size, &call->memory));
+    COLO_TRY(colo_linear_i_check_memory(call->workspace, "workspace", call->memory.bytes));
     COLO_TRY(place_grads(call, grads));
-    COLO_TRY(colo_linear_i_saved(l, &call->s, offsets));
-    COLO_FAIL_IF(shares(&call->s) && (grads->d_weight->data != saved->d_weight ||
-                                      !colo_tensor_is_contiguous(grads->d_weight)),
+    COLO_TRY(colo_linear_i_saved(linear, &call->size, offsets));
+    COLO_FAIL_IF(shares(&call->size) && (grads->d_weight->data != saved->d_weight ||
+                                         !colo_tensor_is_contiguous(grads->d_weight)),
                  COLO_ERR_ARG,
                  "d_weight: at %p, rows %" PRId64 " elements apart, expected saved.d_weight, "
                  "%p, without gaps: it holds gradients of logits",
@@ -339,49 +349,49 @@ static colo_status_t check_backward(struct colo_linear_call *call,
     return colo_linear_i_check_memory(saved->memory, "saved memory", offsets->bytes);
 }
 
-colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
+colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
                                            colo_linear_logprob_saved_t *saved,
                                            const colo_linear_upstream_t *upstream,
                                            const colo_linear_grads_t *grads, void *workspace,
                                            colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call call = {.l = l, .workspace = workspace, .main = stream};
+    struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets;
-    COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(l, COLO_LINEAR_BACKWARD, 0, 0, &call.s);
+    COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
+    colo_linear_i_size(linear, COLO_LINEAR_BACKWARD, 0, 0, &call.size);
     colo_status_t st = check_backward(&call, saved, upstream, grads, &offsets);
-    COLO_TRY(ready(l, &call.s, "linear logprob backward", st));
-    if (!colo_linear_makes_grads(&call.s))
+    COLO_TRY(ready(linear, &call.size, "linear logprob backward", st));
+    if (!colo_linear_makes_grads(&call.size))
         return COLO_OK;
     place_saved(&call, saved->memory, &offsets);
     call.shared = saved->d_weight;
     COLO_TRY(run(&call, &saved->hidden, &saved->targets, &saved->support, upstream));
-    if ((call.s.keeps && call.s.in_place) || shares(&call.s))
+    if ((call.size.keeps && call.size.in_place) || shares(&call.size))
         saved->valid = false;
     return COLO_OK;
 }
 
 /* ---- loss ---- */
 
-colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_linear_batch_t *batch,
-                                       const colo_linear_upstream_t *upstream,
-                                       const colo_logprob_out_t *out,
-                                       const colo_linear_grads_t *grads, void *workspace,
-                                       colo_stream_t stream)
+colo_status_t
+colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_t *batch,
+                         const colo_linear_upstream_t *upstream, const colo_logprob_out_t *out,
+                         const colo_linear_grads_t *grads, void *workspace, colo_stream_t stream)
 {
     COLO_RANGE();
-    struct colo_linear_call call = {.l = l, .out = out, .workspace = workspace, .main = stream};
-    COLO_FAIL_IF(!l, COLO_ERR_ARG, "linear: linear is NULL");
-    colo_linear_i_size(l, COLO_LINEAR_LOSS, 0, 0, &call.s);
+    struct colo_linear_call call = {
+        .linear = linear, .out = out, .workspace = workspace, .main = stream};
+    COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
+    colo_linear_i_size(linear, COLO_LINEAR_LOSS, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, batch, COLO_LINEAR_LOSS);
     if (st == COLO_OK)
-        st = colo_linear_i_check_upstream(l, upstream, false);
+        st = colo_linear_i_check_upstream(linear, upstream, false);
     if (st == COLO_OK)
-        st = colo_linear_i_check_grads(l, grads, batch->hidden);
+        st = colo_linear_i_check_grads(linear, grads, batch->hidden);
     if (st == COLO_OK)
         st = place_grads(&call, grads);
-    COLO_TRY(ready(l, &call.s, "linear logprob loss", st));
+    COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_i_save_support(batch->support);
     place_saved(&call, NULL, &nowhere);
     return run(&call, batch->hidden, batch->targets, &support, upstream);

@@ -38,51 +38,55 @@ size_t colo_lm_head_gathered_size(const colo_lm_head_t *head)
 
 /* ---- create ---- */
 
-static colo_status_t check_config(const colo_lm_head_config_t *c)
+static colo_status_t check_config(const colo_lm_head_config_t *config)
 {
     int64_t bytes;
-    COLO_FAIL_IF(!colo_dtype_is_float(c->dtype), COLO_ERR_ARG,
-                 "lm_head: dtype %s, expected f32, f64, bf16 or f16", colo_dtype_name(c->dtype));
-    COLO_FAIL_IF(c->rows < 0, COLO_ERR_ARG, "lm_head: rows is %" PRId64 ", expected >= 0", c->rows);
-    COLO_FAIL_IF(c->hidden <= 0, COLO_ERR_ARG, "lm_head: hidden is %" PRId64 ", expected > 0",
-                 c->hidden);
+    COLO_FAIL_IF(!colo_dtype_is_float(config->dtype), COLO_ERR_ARG,
+                 "lm_head: dtype %s, expected f32, f64, bf16 or f16",
+                 colo_dtype_name(config->dtype));
+    COLO_FAIL_IF(config->rows < 0, COLO_ERR_ARG, "lm_head: rows is %" PRId64 ", expected >= 0",
+                 config->rows);
+    COLO_FAIL_IF(config->hidden <= 0, COLO_ERR_ARG, "lm_head: hidden is %" PRId64 ", expected > 0",
+                 config->hidden);
     /* room for padding of up to 4096 ranks and of a bias */
-    COLO_FAIL_IF(c->rows > INT64_MAX - 8192 || c->hidden > INT64_MAX - 64 ||
-                     !colo_mul_ok(c->rows + 8192, (c->hidden + 16) * 8, &bytes),
-                 COLO_ERR_ARG, "lm_head: %" PRId64 " x %" PRId64 " passes 2^63 bytes", c->rows,
-                 c->hidden);
-    COLO_FAIL_IF(c->mem != COLO_HOST && c->mem != COLO_CUDA, COLO_ERR_ARG,
-                 "lm_head: memory kind %d is unknown", (int)c->mem);
+    COLO_FAIL_IF(config->rows > INT64_MAX - 8192 || config->hidden > INT64_MAX - 64 ||
+                     !colo_mul_ok(config->rows + 8192, (config->hidden + 16) * 8, &bytes),
+                 COLO_ERR_ARG, "lm_head: %" PRId64 " x %" PRId64 " passes 2^63 bytes", config->rows,
+                 config->hidden);
+    COLO_FAIL_IF(config->mem != COLO_HOST && config->mem != COLO_CUDA, COLO_ERR_ARG,
+                 "lm_head: memory kind %d is unknown", (int)config->mem);
     return COLO_OK;
 }
 
-static void add_fields(colo_fields_t *f, const colo_lm_head_config_t *c)
+static void add_fields(colo_fields_t *fields, const colo_lm_head_config_t *config)
 {
-    colo_fields_add(f, "rows", "%lld", (long long)c->rows);
-    colo_fields_add(f, "hidden", "%lld", (long long)c->hidden);
-    colo_fields_add(f, "dtype", "%s", colo_dtype_name(c->dtype));
-    colo_fields_add(f, "mem", "%s", c->mem == COLO_HOST ? "host" : "cuda");
-    colo_fields_add(f, "has_bias", "%d", c->has_bias);
-    colo_fields_add(f, "partition", "%s", c->partition == COLO_LM_HEAD_FLAT ? "flat" : "rows");
+    colo_fields_add(fields, "rows", "%lld", (long long)config->rows);
+    colo_fields_add(fields, "hidden", "%lld", (long long)config->hidden);
+    colo_fields_add(fields, "dtype", "%s", colo_dtype_name(config->dtype));
+    colo_fields_add(fields, "mem", "%s", config->mem == COLO_HOST ? "host" : "cuda");
+    colo_fields_add(fields, "has_bias", "%d", config->has_bias);
+    colo_fields_add(fields, "partition", "%s",
+                    config->partition == COLO_LM_HEAD_FLAT ? "flat" : "rows");
 }
 
-static colo_status_t open_ops(const colo_lm_head_config_t *given, colo_lm_head_config_t *c,
+static colo_status_t open_ops(const colo_lm_head_config_t *given, colo_lm_head_config_t *own,
                               const colo_ops_t **ops, const colo_loss_ops_t **loss)
 {
-    COLO_TRY(COLO_SIZED_READ(c, given, mem, "lm_head: config", "COLO_LM_HEAD_CONFIG_INIT"));
-    COLO_TRY(check_config(c));
-    COLO_TRY(colo_ops_for(c->mem, ops));
-    return colo_loss_ops_for(c->mem, loss);
+    COLO_TRY(COLO_SIZED_READ(own, given, mem, "lm_head: config", "COLO_LM_HEAD_CONFIG_INIT"));
+    COLO_TRY(check_config(own));
+    COLO_TRY(colo_ops_for(own->mem, ops));
+    return colo_loss_ops_for(own->mem, loss);
 }
 
-static colo_status_t check_group(const colo_lm_head_config_t *c, const colo_comm_t *group)
+static colo_status_t check_group(const colo_lm_head_config_t *config, const colo_comm_t *group)
 {
-    colo_tensor_t like = {.mem = c->mem, .device = c->device};
-    COLO_FAIL_IF((unsigned)c->partition > COLO_LM_HEAD_FLAT, COLO_ERR_ARG,
-                 "lm_head: partition %d is unknown", (int)c->partition);
-    COLO_FAIL_IF(c->partition == COLO_LM_HEAD_FLAT && (c->has_bias || !group), COLO_ERR_ARG,
+    colo_tensor_t like = {.mem = config->mem, .device = config->device};
+    COLO_FAIL_IF((unsigned)config->partition > COLO_LM_HEAD_FLAT, COLO_ERR_ARG,
+                 "lm_head: partition %d is unknown", (int)config->partition);
+    COLO_FAIL_IF(config->partition == COLO_LM_HEAD_FLAT && (config->has_bias || !group),
+                 COLO_ERR_ARG,
                  "lm_head: a flat partition with %s, expected %s; take COLO_LM_HEAD_ROWS",
-                 c->has_bias ? "a bias" : "no group", c->has_bias ? "none" : "one");
+                 config->has_bias ? "a bias" : "no group", config->has_bias ? "none" : "one");
     return group ? colo_loss_i_check_place(&like, group, "lm_head") : COLO_OK;
 }
 
@@ -92,7 +96,7 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
     COLO_RANGE();
     const colo_ops_t *ops = NULL;
     const colo_loss_ops_t *loss = NULL;
-    colo_lm_head_t *h = NULL;
+    colo_lm_head_t *made = NULL;
     colo_lm_head_config_t own = {COLO_LM_HEAD_CONFIG_INIT};
     colo_status_t st = head ? open_ops(config, &own, &ops, &loss)
                             : colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
@@ -100,15 +104,15 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
     if (st == COLO_OK)
         st = check_group(config, group);
     if (st == COLO_OK) {
-        h = calloc(1, sizeof *h);
-        if (!h)
-            st = colo_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *h);
+        made = calloc(1, sizeof *made);
+        if (!made)
+            st = colo_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *made);
     }
     if (st == COLO_OK) {
-        h->config = *config;
-        h->ops = ops;
-        h->loss = loss;
-        st = ops->stream_create(EVENTS, &h->aux);
+        made->config = *config;
+        made->ops = ops;
+        made->loss = loss;
+        st = ops->stream_create(EVENTS, &made->aux);
     }
     if (group && colo_comm_size(group) > 1) {
         colo_fields_t fields = {COLO_FIELDS_INIT};
@@ -120,32 +124,32 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
             st = colo_comm_i_fail(group, st);
     }
     if (st < 0) {
-        colo_lm_head_destroy(&h);
+        colo_lm_head_destroy(&made);
         return st;
     }
-    h->group = group;
-    h->count = config->rows;
-    h->state = COLO_LM_HEAD_AVAILABLE;
+    made->group = group;
+    made->count = config->rows;
+    made->state = COLO_LM_HEAD_AVAILABLE;
     if (group) {
-        const int64_t d = colo_comm_rank(group), ranks = colo_comm_size(group),
-                      all = config->rows * (colo_head_is_flat(h) ? config->hidden : 1);
-        h->each = all / ranks + (all % ranks > 0);
-        h->first = d * h->each < all ? d * h->each : all;
-        h->count = all - h->first < h->each ? all - h->first : h->each;
-        h->state = COLO_LM_HEAD_NOT_AVAILABLE;
+        const int64_t rank = colo_comm_rank(group), ranks = colo_comm_size(group),
+                      all = config->rows * (colo_head_is_flat(made) ? config->hidden : 1);
+        made->each = all / ranks + (all % ranks > 0);
+        made->first = rank * made->each < all ? rank * made->each : all;
+        made->count = all - made->first < made->each ? all - made->first : made->each;
+        made->state = COLO_LM_HEAD_NOT_AVAILABLE;
     }
-    *head = h;
+    *head = made;
     return COLO_OK;
 }
 
 void colo_lm_head_destroy(colo_lm_head_t **head)
 {
-    colo_lm_head_t *h = head ? *head : NULL;
-    if (!h)
+    colo_lm_head_t *object = head ? *head : NULL;
+    if (!object)
         return;
-    if (h->ops)
-        h->ops->stream_destroy(h->aux); /* waits for its stream */
-    free(h);
+    if (object->ops)
+        object->ops->stream_destroy(object->aux); /* waits for its stream */
+    free(object);
     *head = NULL;
 }
 
@@ -175,42 +179,47 @@ void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *coun
 /* ---- bind ---- */
 
 /* A flat part, with its padding or without. */
-static colo_status_t check_part(const colo_lm_head_t *head, const colo_tensor_t *x,
+static colo_status_t check_part(const colo_lm_head_t *head, const colo_tensor_t *tensor,
                                 const char *what)
 {
-    if (x->ndim == 1 && (x->shape[0] == head->count || x->shape[0] == head->each))
+    if (tensor->ndim == 1 && (tensor->shape[0] == head->count || tensor->shape[0] == head->each))
         return COLO_OK;
     return colo_fail(COLO_ERR_SHAPE,
                      "%s: %d axes, %" PRId64 " elements, expected 1 axis of %" PRId64 " or %" PRId64
                      ", elements %" PRId64 " to %" PRId64 " of %" PRId64 " x %" PRId64,
-                     what, (int)x->ndim, x->shape[0], head->count, head->each, head->first,
-                     head->first + head->count, head->config.rows, head->config.hidden);
+                     what, (int)tensor->ndim, tensor->shape[0], head->count, head->each,
+                     head->first, head->first + head->count, head->config.rows,
+                     head->config.hidden);
 }
 
 /* @axes: 2 for a matrix [rows here, H], 1 for a vector [rows here] */
-colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tensor_t *x,
+colo_status_t colo_head_check_param(const colo_lm_head_t *head, const colo_tensor_t *tensor,
                                     int32_t axes, const char *what)
 {
-    COLO_TRY(colo_tensor_check(x, what));
+    COLO_TRY(colo_tensor_check(tensor, what));
     if (colo_head_is_flat(head)) {
-        COLO_TRY(check_part(head, x, what));
+        COLO_TRY(check_part(head, tensor, what));
         axes = 1;
-    } else if (x->ndim != axes || x->shape[0] != head->count ||
-               (axes == 2 && x->shape[1] != head->config.hidden))
+    } else if (tensor->ndim != axes || tensor->shape[0] != head->count ||
+               (axes == 2 && tensor->shape[1] != head->config.hidden))
         return colo_fail(COLO_ERR_SHAPE,
                          "%s: %d axes, [%" PRId64 ", %" PRId64 "], expected %d: [%" PRId64
                          ", %" PRId64 "], rows %" PRId64 " to %" PRId64 " of %" PRId64,
-                         what, (int)x->ndim, x->shape[0], axes == 2 ? x->shape[1] : 1, (int)axes,
-                         head->count, axes == 2 ? head->config.hidden : 1, head->first,
+                         what, (int)tensor->ndim, tensor->shape[0],
+                         axes == 2 ? tensor->shape[1] : 1, (int)axes, head->count,
+                         axes == 2 ? head->config.hidden : 1, head->first,
                          head->first + head->count, head->config.rows);
-    COLO_FAIL_IF(x->shape[axes - 1] > 1 && x->stride[axes - 1] != 1, COLO_ERR_SHAPE,
+    COLO_FAIL_IF(tensor->shape[axes - 1] > 1 && tensor->stride[axes - 1] != 1, COLO_ERR_SHAPE,
                  "%s: its last axis has stride %" PRId64 ", expected contiguous elements", what,
-                 x->stride[axes - 1]);
-    COLO_FAIL_IF(axes == 2 && x->shape[0] > 1 && x->stride[0] < x->shape[1], COLO_ERR_SHAPE,
+                 tensor->stride[axes - 1]);
+    COLO_FAIL_IF(axes == 2 && tensor->shape[0] > 1 && tensor->stride[0] < tensor->shape[1],
+                 COLO_ERR_SHAPE,
                  "%s: rows of %" PRId64 " elements are %" PRId64 " apart and overlap", what,
-                 x->shape[1], x->stride[0]);
-    if (x->mem != head->config.mem || (x->mem == COLO_CUDA && x->device != head->config.device))
-        return colo_loss_i_elsewhere(x, head->config.mem, head->config.device, what, "head is");
+                 tensor->shape[1], tensor->stride[0]);
+    if (tensor->mem != head->config.mem ||
+        (tensor->mem == COLO_CUDA && tensor->device != head->config.device))
+        return colo_loss_i_elsewhere(tensor, head->config.mem, head->config.device, what,
+                                     "head is");
     return COLO_OK;
 }
 
@@ -231,29 +240,31 @@ static void *place_in(const colo_lm_head_t *head, void *gathered)
                                colo_comm_rank(head->group) * colo_head_slab(head, dtype));
 }
 
-static bool is_in_place(const colo_lm_head_t *head, const colo_tensor_t *x, const void *place)
+static bool is_in_place(const colo_lm_head_t *head, const colo_tensor_t *tensor, const void *place)
 {
-    return x->data == place && (head->count == 1 || colo_head_is_flat(head) ||
-                                x->stride[0] == colo_head_pitch(head, head->config.dtype));
+    return tensor->data == place &&
+           (head->count == 1 || colo_head_is_flat(head) ||
+            tensor->stride[0] == colo_head_pitch(head, head->config.dtype));
 }
 
 /* In its place of what is gathered, or apart: else a gather would overwrite what it is to read. */
-static colo_status_t check_apart(const colo_lm_head_t *head, const colo_tensor_t *x, void *gathered,
-                                 const char *what)
+static colo_status_t check_apart(const colo_lm_head_t *head, const colo_tensor_t *tensor,
+                                 void *gathered, const char *what)
 {
     const colo_dtype_t dtype = head->config.dtype;
-    const int64_t hidden = head->config.hidden, width = x->ndim == 2 ? hidden : 1;
-    const int64_t end = (head->count - 1) * x->stride[0] + width;
-    const bool is_bias = x->ndim == 1 && !colo_head_is_flat(head);
+    const int64_t hidden = head->config.hidden, width = tensor->ndim == 2 ? hidden : 1;
+    const int64_t end = (head->count - 1) * tensor->stride[0] + width;
+    const bool is_bias = tensor->ndim == 1 && !colo_head_is_flat(head);
     const void *place = colo_linear_element(place_in(head, gathered), dtype, is_bias ? hidden : 0);
-    if (head->count == 0 || is_in_place(head, x, place) ||
-        (uintptr_t)colo_linear_element(x->data, dtype, end) <= (uintptr_t)gathered ||
-        (uintptr_t)x->data >= (uintptr_t)gathered + colo_lm_head_gathered_size(head))
+    if (head->count == 0 || is_in_place(head, tensor, place) ||
+        (uintptr_t)colo_linear_element(tensor->data, dtype, end) <= (uintptr_t)gathered ||
+        (uintptr_t)tensor->data >= (uintptr_t)gathered + colo_lm_head_gathered_size(head))
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
                      "%s: %p, rows %" PRId64 " elements apart, lies in gathered (%p); there its "
                      "place is %p, rows %" PRId64 " apart",
-                     what, x->data, x->stride[0], gathered, place, colo_head_pitch(head, dtype));
+                     what, tensor->data, tensor->stride[0], gathered, place,
+                     colo_head_pitch(head, dtype));
 }
 
 colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weight,
@@ -265,12 +276,12 @@ colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weigh
     if (bias)
         COLO_TRY(colo_head_check_param(head, bias, 1, "bias"));
     for (int i = 0; i < 2; i++) {
-        const colo_tensor_t *x = i ? bias : weight;
-        COLO_FAIL_IF(x && x->dtype != head->config.dtype, COLO_ERR_ARG,
+        const colo_tensor_t *tensor = i ? bias : weight;
+        COLO_FAIL_IF(tensor && tensor->dtype != head->config.dtype, COLO_ERR_ARG,
                      "%s: dtype %s, the head is %s", i ? "bias" : "weight",
-                     colo_dtype_name(x->dtype), colo_dtype_name(head->config.dtype));
-        if (x && head->group && gathered)
-            COLO_TRY(check_apart(head, x, gathered, i ? "bias" : "weight"));
+                     colo_dtype_name(tensor->dtype), colo_dtype_name(head->config.dtype));
+        if (tensor && head->group && gathered)
+            COLO_TRY(check_apart(head, tensor, gathered, i ? "bias" : "weight"));
     }
     COLO_FAIL_IF(head->group && !gathered && colo_lm_head_gathered_size(head) > 0, COLO_ERR_ARG,
                  "lm_head: gathered is NULL; a sharded head needs %zu bytes",

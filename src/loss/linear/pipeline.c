@@ -16,87 +16,90 @@
 
 static colo_status_t record(const struct colo_linear_call *call, int32_t event, colo_stream_t on)
 {
-    return call->l->ops->event_record(call->l->aux, event, on);
+    return call->linear->ops->event_record(call->linear->aux, event, on);
 }
 
 static colo_status_t wait_for(const struct colo_linear_call *call, int32_t event, colo_stream_t on)
 {
-    return call->l->ops->event_wait(call->l->aux, event, on);
+    return call->linear->ops->event_wait(call->linear->aux, event, on);
 }
 
 /* ---- a call's beginning ---- */
 
-static int64_t chunk_of(const struct colo_linear_call *call, int64_t u)
+static int64_t chunk_of(const struct colo_linear_call *call, int64_t unit)
 {
-    return u / call->s.blocks;
+    return unit / call->size.blocks;
 }
 
 /* Of a unit of mode early its part of the saved d_logits. */
-static int64_t part_of(const struct colo_linear_call *call, int64_t u)
+static int64_t part_of(const struct colo_linear_call *call, int64_t unit)
 {
-    return call->s.segment ? 0 : u % call->s.blocks;
+    return call->size.segment ? 0 : unit % call->size.blocks;
 }
 
 /* First column of a unit. */
-static int64_t column_of(const struct colo_linear_call *call, int64_t u)
+static int64_t column_of(const struct colo_linear_call *call, int64_t unit)
 {
-    const int64_t first = u % call->s.blocks * call->s.width;
-    return call->s.early && !call->s.segment ? call->s.part[part_of(call, u)].first
-           : first < call->s.body            ? first
-                                             : call->s.body;
+    const int64_t first = unit % call->size.blocks * call->size.width;
+    return call->size.early && !call->size.segment ? call->size.part[part_of(call, unit)].first
+           : first < call->size.body               ? first
+                                                   : call->size.body;
 }
 
 /* The first of a part's d_logits, of a unit's chunk. */
-static void *part_at(const struct colo_linear_call *call, int64_t part, int64_t u)
+static void *part_at(const struct colo_linear_call *call, int64_t part, int64_t unit)
 {
-    const struct colo_linear_part *p = &call->s.part[part];
-    void *from = part < call->s.inside ? call->shared : call->saved_logits;
-    return colo_linear_element(from, call->l->dtype,
-                               p->ahead * (call->s.shared ? call->s.rows : 1) +
-                                   chunk_of(call, u) * call->s.chunk * p->stride);
+    const struct colo_linear_part *its = &call->size.part[part];
+    void *from = part < call->size.inside ? call->shared : call->saved_logits;
+    return colo_linear_element(from, call->linear->dtype,
+                               its->ahead * (call->size.shared ? call->size.rows : 1) +
+                                   chunk_of(call, unit) * call->size.chunk * its->stride);
 }
 
 /* The first row of a unit, or of a chunk, in what the workspace has of the joined ones. */
-static void *joined_at(const struct colo_linear_call *call, const int64_t offset[2], int64_t u,
+static void *joined_at(const struct colo_linear_call *call, const int64_t offset[2], int64_t unit,
                        colo_dtype_t dtype, int64_t stride)
 {
     return colo_linear_element(
-        colo_linear_place(call->workspace, offset[offset[1] < 0 ? 0 : u / call->s.joined % 2]),
-        dtype, u % call->s.joined * call->s.chunk * stride);
+        colo_linear_place(call->workspace,
+                          offset[offset[1] < 0 ? 0 : unit / call->size.joined % 2]),
+        dtype, unit % call->size.joined * call->size.chunk * stride);
 }
 
 static void *d_logits_at(const struct colo_linear_call *call, int64_t u);
 
 /* The first of a unit's logits. */
-static void *logits_at(const struct colo_linear_call *call, int64_t u)
+static void *logits_at(const struct colo_linear_call *call, int64_t unit)
 {
-    if (call->s.early && call->s.in_place)
-        return d_logits_at(call, u);
-    return call->s.keeps
-               ? colo_linear_element(call->saved_logits, call->l->config.logits_dtype,
-                                     chunk_of(call, u) * call->s.chunk * call->s.z_stride +
-                                         column_of(call, u))
-           : call->s.in_place ? joined_at(call, call->m.z, u, call->l->dtype, call->s.z_stride)
-                              : colo_linear_place(call->workspace, call->m.z[u % 2]);
+    if (call->size.early && call->size.in_place)
+        return d_logits_at(call, unit);
+    return call->size.keeps
+               ? colo_linear_element(call->saved_logits, call->linear->config.logits_dtype,
+                                     chunk_of(call, unit) * call->size.chunk * call->size.z_stride +
+                                         column_of(call, unit))
+           : call->size.in_place
+               ? joined_at(call, call->memory.z, unit, call->linear->dtype, call->size.z_stride)
+               : colo_linear_place(call->workspace, call->memory.z[unit % 2]);
 }
 
 /* The first of a unit's d_logits. */
-static void *d_logits_at(const struct colo_linear_call *call, int64_t u)
+static void *d_logits_at(const struct colo_linear_call *call, int64_t unit)
 {
-    const int64_t part = part_of(call, u);
-    if (call->s.early)
-        return colo_linear_element(part_at(call, part, u), call->l->dtype,
-                                   column_of(call, u) - call->s.part[part].first);
-    return call->s.in_place ? logits_at(call, u)
-                            : joined_at(call, call->m.dz, u, call->l->dtype, call->s.d_stride);
+    const int64_t part = part_of(call, unit);
+    if (call->size.early)
+        return colo_linear_element(part_at(call, part, unit), call->linear->dtype,
+                                   column_of(call, unit) - call->size.part[part].first);
+    return call->size.in_place
+               ? logits_at(call, unit)
+               : joined_at(call, call->memory.dz, unit, call->linear->dtype, call->size.d_stride);
 }
 
 /* What the gather tells of this rank; after pack. */
 static void make_header(struct colo_linear_call *call)
 {
-    const colo_logprob_config_t *c = &call->l->config.logprob;
-    bool on_host = colo_lm_head_config(call->l->head)->mem == COLO_HOST;
-    colo_logprob_i_set_header(&call->pass, colo_logprob_i_hash_config(c, call->pass.dtype),
+    const colo_logprob_config_t *config = &call->linear->config.logprob;
+    bool on_host = colo_lm_head_config(call->linear->head)->mem == COLO_HOST;
+    colo_logprob_i_set_header(&call->pass, colo_logprob_i_hash_config(config, call->pass.dtype),
                               on_host && !colo_logprob_i_alone(&call->pass)
                                   ? colo_logprob_i_hash_targets(&call->pass)
                                   : 0);
@@ -105,43 +108,43 @@ static void make_header(struct colo_linear_call *call)
 colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tensor_t *hidden,
                                   const colo_tensor_t *targets, const colo_support_saved_t *support)
 {
-    const colo_linear_logprob_t *l = call->l;
-    const colo_logprob_config_t *c = &l->config.logprob;
-    call->aux = l->ops->stream_of(l->aux);
+    const colo_linear_logprob_t *linear = call->linear;
+    const colo_logprob_config_t *config = &linear->config.logprob;
+    call->aux = linear->ops->stream_of(linear->aux);
     call->hidden = *hidden;
     call->rows = (struct colo_linear_rows){
-        .tokens = call->s.tokens,
-        .rows = call->s.rows,
+        .tokens = call->size.tokens,
+        .rows = call->size.rows,
         .targets = targets->data,
         .target_stride = targets->stride[0],
-        .ignore_index = c->ignore_index,
-        .vocab = c->logits.vocab,
-        .row_of = colo_linear_place(call->workspace, call->m.row_of),
-        .token_of = colo_linear_place(call->workspace, call->m.token_of),
-        .row_targets = colo_linear_place(call->workspace, call->m.row_targets),
-        .counts = colo_linear_place(call->workspace, call->m.counts),
+        .ignore_index = config->ignore_index,
+        .vocab = config->logits.vocab,
+        .row_of = colo_linear_place(call->workspace, call->memory.row_of),
+        .token_of = colo_linear_place(call->workspace, call->memory.token_of),
+        .row_targets = colo_linear_place(call->workspace, call->memory.row_targets),
+        .counts = colo_linear_place(call->workspace, call->memory.counts),
     };
-    const int64_t shape[2] = {call->s.rows, l->columns};
-    colo_tensor_t z = colo_tensor_host(NULL, l->config.logits_dtype, 2, shape);
+    const int64_t shape[2] = {call->size.rows, linear->columns};
+    colo_tensor_t logits = colo_tensor_host(NULL, linear->config.logits_dtype, 2, shape);
     colo_tensor_t packed = colo_tensor_host(call->rows.row_targets, COLO_I64, 1, shape);
-    call->pass = colo_logprob_i_pass(c, &z, &packed);
+    call->pass = colo_logprob_i_pass(config, &logits, &packed);
     call->pass.saved = call->stats;
     call->pass.support = colo_loss_i_support(support);
     call->pass.support.token_of = call->rows.token_of;
-    call->pass.row_stride = call->s.z_stride;
-    call->pass.d_dtype = l->dtype;
+    call->pass.row_stride = call->size.z_stride;
+    call->pass.d_dtype = linear->dtype;
     call->true_columns = call->pass.true_columns;
-    colo_logprob_i_set_ranks(&call->pass, l->group);
-    call->pass.blocks = colo_linear_place(call->workspace, call->m.blocks);
-    call->pass.block = call->s.block;
+    colo_logprob_i_set_ranks(&call->pass, linear->group);
+    call->pass.blocks = colo_linear_place(call->workspace, call->memory.blocks);
+    call->pass.block = call->size.block;
     call->pass.out = (colo_logprob_out_t){
-        .logp = colo_linear_place(call->workspace, call->m.logp),
-        .entropy = colo_linear_place(call->workspace, call->m.entropy),
-        .loss = colo_linear_place(call->workspace, call->m.loss),
-        .correct = colo_linear_place(call->workspace, call->m.correct),
+        .logp = colo_linear_place(call->workspace, call->memory.logp),
+        .entropy = colo_linear_place(call->workspace, call->memory.entropy),
+        .loss = colo_linear_place(call->workspace, call->memory.loss),
+        .correct = colo_linear_place(call->workspace, call->memory.correct),
     };
-    COLO_TRY(l->loss->rows_compact(&call->rows, call->main));
-    if (call->s.pass != COLO_LINEAR_BACKWARD)
+    COLO_TRY(linear->loss->rows_compact(&call->rows, call->main));
+    if (call->size.pass != COLO_LINEAR_BACKWARD)
         make_header(call);
     return COLO_OK;
 }
@@ -149,17 +152,18 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *call, const colo_tens
 static colo_status_t take_head(struct colo_linear_call *call)
 {
     colo_tensor_t w, b;
-    COLO_TRY(colo_lm_head_acquire(call->l->head, call->main, &w, &b));
+    COLO_TRY(colo_lm_head_acquire(call->linear->head, call->main, &w, &b));
     call->weight = (struct colo_linear_matrix){w.data, w.stride[0], w.dtype};
-    call->bias = call->l->has_bias ? b.data : NULL;
-    if (call->m.bias >= 0) { /* a gathered bias is a column of the gathered head */
-        colo_box_t to = {colo_linear_place(call->workspace, call->m.bias),
-                         {1, 1, call->l->columns},
+    call->bias = call->linear->has_bias ? b.data : NULL;
+    if (call->memory.bias >= 0) { /* a gathered bias is a column of the gathered head */
+        colo_box_t to = {colo_linear_place(call->workspace, call->memory.bias),
+                         {1, 1, call->linear->columns},
                          {0, 0, 1}},
-                   from = {b.data, {1, 1, call->l->columns}, {0, 0, b.stride[0]}};
+                   from = {b.data, {1, 1, call->linear->columns}, {0, 0, b.stride[0]}};
         call->bias = to.data;
-        if (call->l->columns > 0)
-            return call->l->ops->box_copy(&to, &from, colo_dtype_size(call->l->dtype), call->main);
+        if (call->linear->columns > 0)
+            return call->linear->ops->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
+                                               call->main);
     }
     return COLO_OK;
 }
@@ -171,33 +175,34 @@ static void set_columns(struct colo_linear_call *call, int64_t first, int64_t en
     const int64_t real = call->true_columns - first;
     call->pass.columns = end - first;
     call->pass.true_columns = real < 0 ? 0 : real < call->pass.columns ? real : call->pass.columns;
-    call->pass.config.logits.vocab_start = call->l->config.logprob.logits.vocab_start + first;
+    call->pass.config.logits.vocab_start = call->linear->config.logprob.logits.vocab_start + first;
 }
 
-static void set_unit(struct colo_linear_call *call, int64_t u)
+static void set_unit(struct colo_linear_call *call, int64_t unit)
 {
-    call->pass.lo = call->pass.row_lo = chunk_of(call, u) * call->s.chunk;
-    call->pass.hi =
-        call->s.rows - call->pass.lo < call->s.chunk ? call->s.rows : call->pass.lo + call->s.chunk;
-    set_columns(call, column_of(call, u),
-                (u + 1) % call->s.blocks ? column_of(call, u + 1) : call->l->columns);
-    call->pass.logits = logits_at(call, u);
+    call->pass.lo = call->pass.row_lo = chunk_of(call, unit) * call->size.chunk;
+    call->pass.hi = call->size.rows - call->pass.lo < call->size.chunk
+                        ? call->size.rows
+                        : call->pass.lo + call->size.chunk;
+    set_columns(call, column_of(call, unit),
+                (unit + 1) % call->size.blocks ? column_of(call, unit + 1) : call->linear->columns);
+    call->pass.logits = logits_at(call, unit);
     call->pass.d_logits =
-        colo_linear_has(&call->s, COLO_STEP_D_LOGITS) ? d_logits_at(call, u) : NULL;
-    call->pass.d_row_stride = call->s.early      ? call->s.part[part_of(call, u)].stride
-                              : call->s.in_place ? call->s.z_stride
-                                                 : call->s.d_stride;
+        colo_linear_has(&call->size, COLO_STEP_D_LOGITS) ? d_logits_at(call, unit) : NULL;
+    call->pass.d_row_stride = call->size.early      ? call->size.part[part_of(call, unit)].stride
+                              : call->size.in_place ? call->size.z_stride
+                                                    : call->size.d_stride;
 }
 
-static void *rows_at(const struct colo_linear_call *call, int64_t c)
+static void *rows_at(const struct colo_linear_call *call, int64_t chunk)
 {
-    return joined_at(call, call->m.h, c, call->l->dtype, call->l->hidden);
+    return joined_at(call, call->memory.h, chunk, call->linear->dtype, call->linear->hidden);
 }
 
 /* Columns of a unit that one product has. */
 static int64_t width_of(const struct colo_linear_call *call)
 {
-    return call->s.segment ? call->s.segment : call->pass.columns;
+    return call->size.segment ? call->size.segment : call->pass.columns;
 }
 
 static colo_status_t multiply(const struct colo_linear_call *call, struct colo_linear_gemm *gemm)
@@ -205,20 +210,20 @@ static colo_status_t multiply(const struct colo_linear_call *call, struct colo_l
     gemm->rows = call->pass.hi - call->pass.lo;
     gemm->first = call->pass.lo;
     gemm->columns = width_of(call);
-    gemm->pinned = call->s.segment > 0;
-    gemm->hidden = call->l->hidden;
-    gemm->workspace = colo_linear_place(call->workspace, call->m.gemm);
-    return call->l->loss->gemm->run(call->l->gemm, gemm, call->main);
+    gemm->pinned = call->size.segment > 0;
+    gemm->hidden = call->linear->hidden;
+    gemm->workspace = colo_linear_place(call->workspace, call->memory.gemm);
+    return call->linear->loss->gemm->run(call->linear->gemm, gemm, call->main);
 }
 
 /* The unit's rows, from the @from-th on, of a matrix with a row a column. */
 static struct colo_linear_matrix rows_of(const struct colo_linear_call *call,
-                                         const struct colo_linear_matrix *w, int64_t u,
+                                         const struct colo_linear_matrix *w, int64_t unit,
                                          int64_t from)
 {
     return (struct colo_linear_matrix){
-        colo_linear_element(w->data, w->dtype, (column_of(call, u) + from) * w->stride), w->stride,
-        w->dtype};
+        colo_linear_element(w->data, w->dtype, (column_of(call, unit) + from) * w->stride),
+        w->stride, w->dtype};
 }
 
 /* The columns of @z from @from on. */
@@ -228,69 +233,69 @@ static struct colo_linear_matrix columns_from(const struct colo_linear_matrix *z
                                        z->dtype};
 }
 
-static colo_status_t take_rows(struct colo_linear_call *call, int64_t u)
+static colo_status_t take_rows(struct colo_linear_call *call, int64_t unit)
 {
     const struct colo_linear_matrix hidden = {call->hidden.data, call->hidden.stride[0],
-                                              call->l->dtype};
-    return call->m.h[0] < 0
+                                              call->linear->dtype};
+    return call->memory.h[0] < 0
                ? COLO_OK
-               : call->l->loss->rows_gather(&call->rows, call->pass.lo, call->pass.hi,
-                                            call->l->hidden, rows_at(call, chunk_of(call, u)),
-                                            &hidden, call->main);
+               : call->linear->loss->rows_gather(
+                     &call->rows, call->pass.lo, call->pass.hi, call->linear->hidden,
+                     rows_at(call, chunk_of(call, unit)), &hidden, call->main);
 }
 
 /* A product of the unit, one for each of its segments: the rows of @w and columns of @z are its. */
 static colo_status_t multiply_all(const struct colo_linear_call *call, struct colo_linear_gemm gemm,
-                                  int64_t u)
+                                  int64_t unit)
 {
     const struct colo_linear_matrix w = gemm.w, z = gemm.z;
     const char *bias = gemm.bias;
     int64_t from = 0;
     do {
-        gemm.w = rows_of(call, &w, u, from);
+        gemm.w = rows_of(call, &w, unit, from);
         gemm.z = columns_from(&z, from);
-        gemm.bias = bias ? bias + from * (int64_t)colo_dtype_size(call->l->dtype) : NULL;
+        gemm.bias = bias ? bias + from * (int64_t)colo_dtype_size(call->linear->dtype) : NULL;
         COLO_TRY(multiply(call, &gemm));
         from += width_of(call);
     } while (from < call->pass.columns);
     return COLO_OK;
 }
 
-static colo_status_t make_logits(struct colo_linear_call *call, int64_t u)
+static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
 {
     const struct colo_linear_gemm gemm = {
         .product = COLO_LINEAR_LOGITS,
-        .h = {rows_at(call, chunk_of(call, u)), call->l->hidden, call->l->dtype},
+        .h = {rows_at(call, chunk_of(call, unit)), call->linear->hidden, call->linear->dtype},
         .w = call->weight,
-        .z = {logits_at(call, u), call->s.z_stride, call->l->config.logits_dtype},
-        .bias = colo_linear_element(call->bias, call->l->dtype, column_of(call, u))};
-    return multiply_all(call, gemm, u);
+        .z = {logits_at(call, unit), call->size.z_stride, call->linear->config.logits_dtype},
+        .bias = colo_linear_element(call->bias, call->linear->dtype, column_of(call, unit))};
+    return multiply_all(call, gemm, unit);
 }
 
-static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t u)
+static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
     struct colo_logprob_pass *pass = &call->pass;
-    COLO_TRY(colo_comm_i_all_gather(call->l->group, COLO_CATEGORY_LOSS,
+    COLO_TRY(colo_comm_i_all_gather(call->linear->group, COLO_CATEGORY_LOSS,
                                     pass->blocks + pass->rank * pass->block.bytes, pass->blocks,
                                     pass->segments * pass->block.bytes, COLO_U8, call->aux));
-    return u == 0 && colo_lm_head_config(call->l->head)->mem == COLO_HOST
+    return unit == 0 && colo_lm_head_config(call->linear->head)->mem == COLO_HOST
                ? colo_logprob_i_check_headers(pass)
                : COLO_OK;
 }
 
 /* The unit's d_logits; shared ones part by part. */
-static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t u)
+static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t unit)
 {
-    if (!call->s.shared)
-        return call->l->loss->logprob_grad(&call->pass, call->aux);
-    for (int32_t i = 0; i < call->s.parts; i++) {
-        const struct colo_linear_part *part = &call->s.part[i];
+    if (!call->size.shared)
+        return call->linear->loss->logprob_grad(&call->pass, call->aux);
+    for (int32_t i = 0; i < call->size.parts; i++) {
+        const struct colo_linear_part *part = &call->size.part[i];
         set_columns(call, part->first, part[1].first);
-        call->pass.logits =
-            colo_linear_element(logits_at(call, u), call->l->config.logits_dtype, part->first);
-        call->pass.d_logits = part_at(call, i, u);
+        call->pass.logits = colo_linear_element(logits_at(call, unit),
+                                                call->linear->config.logits_dtype, part->first);
+        call->pass.d_logits = part_at(call, i, unit);
         call->pass.d_row_stride = part->stride;
-        COLO_TRY(call->l->loss->logprob_grad(&call->pass, call->aux));
+        COLO_TRY(call->linear->loss->logprob_grad(&call->pass, call->aux));
     }
     return COLO_OK;
 }
@@ -298,34 +303,35 @@ static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t u)
 /* On the auxiliary stream, once d_hidden is whole: the sum over the vocabulary group. */
 static colo_status_t sum_d_hidden(struct colo_linear_call *call)
 {
-    const colo_linear_logprob_t *l = call->l;
-    const int64_t count = call->s.tokens * l->hidden;
-    if (l->config.d_hidden == COLO_D_HIDDEN_PARTIAL)
+    const colo_linear_logprob_t *linear = call->linear;
+    const int64_t count = call->size.tokens * linear->hidden;
+    if (linear->config.d_hidden == COLO_D_HIDDEN_PARTIAL)
         return COLO_OK;
-    if (call->s.segment) { /* every rank has the sum */
-        const int64_t each = call->s.tokens / colo_comm_size(l->group);
-        const colo_tensor_t *d = call->d_hidden_out;
-        const colo_box_t to = {d->data, {1, each, l->hidden}, {0, d->stride[0], 1}},
-                         from = {colo_linear_element(call->d_hidden.data, l->dtype,
-                                                     each * colo_comm_rank(l->group) * l->hidden),
-                                 {1, each, l->hidden},
-                                 {0, l->hidden, 1}};
-        return l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE || each == 0
+    if (call->size.segment) { /* every rank has the sum */
+        const int64_t each = call->size.tokens / colo_comm_size(linear->group);
+        const colo_tensor_t *out = call->d_hidden_out;
+        const colo_box_t to = {out->data, {1, each, linear->hidden}, {0, out->stride[0], 1}},
+                         from = {colo_linear_element(call->d_hidden.data, linear->dtype,
+                                                     each * colo_comm_rank(linear->group) *
+                                                         linear->hidden),
+                                 {1, each, linear->hidden},
+                                 {0, linear->hidden, 1}};
+        return linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE || each == 0
                    ? COLO_OK
-                   : l->ops->box_copy(&to, &from, colo_dtype_size(l->dtype), call->main);
+                   : linear->ops->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
     }
     COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
     COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
-    colo_comm_i_set_stage(l->group, colo_linear_place(call->workspace, call->m.d_h_stage),
-                          (size_t)call->m.d_h_stage_bytes);
+    colo_comm_i_set_stage(linear->group, colo_linear_place(call->workspace, call->memory.d_h_stage),
+                          (size_t)call->memory.d_h_stage_bytes);
     const colo_status_t st =
-        l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
-            ? colo_comm_i_all_reduce(l->group, COLO_CATEGORY_LOSS, call->d_hidden.data,
-                                     call->d_hidden.data, count, l->dtype, COLO_SUM, call->aux)
-            : colo_comm_i_reduce_scatter(l->group, COLO_CATEGORY_LOSS, call->d_hidden.data,
-                                         call->d_hidden_out->data, count / colo_comm_size(l->group),
-                                         l->dtype, COLO_SUM, call->aux);
-    colo_comm_i_set_stage(l->group, NULL, 0);
+        linear->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE
+            ? colo_comm_i_all_reduce(linear->group, COLO_CATEGORY_LOSS, call->d_hidden.data,
+                                     call->d_hidden.data, count, linear->dtype, COLO_SUM, call->aux)
+            : colo_comm_i_reduce_scatter(
+                  linear->group, COLO_CATEGORY_LOSS, call->d_hidden.data, call->d_hidden_out->data,
+                  count / colo_comm_size(linear->group), linear->dtype, COLO_SUM, call->aux);
+    colo_comm_i_set_stage(linear->group, NULL, 0);
     return st;
 }
 
@@ -333,18 +339,19 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
 static colo_status_t add(const struct colo_linear_call *call, const struct colo_linear_matrix *a,
                          const struct colo_linear_matrix *b)
 {
-    const int64_t rows = call->pass.hi - call->pass.lo, hidden = call->l->hidden;
+    const int64_t rows = call->pass.hi - call->pass.lo, hidden = call->linear->hidden;
     const colo_box_t both[] = {{a->data, {1, rows, hidden}, {0, hidden, 1}},
                                {b->data, {1, rows, hidden}, {0, hidden, 1}}};
-    return rows == 0 ? COLO_OK : call->l->ops->box_sum(&both[0], both, 2, a->dtype, call->main);
+    return rows == 0 ? COLO_OK
+                     : call->linear->ops->box_sum(&both[0], both, 2, a->dtype, call->main);
 }
 
 /* The @i-th chunk, of the sum dtype, of those at @offset, @rows each. */
 static struct colo_linear_matrix sum_at(const struct colo_linear_call *call, int64_t offset,
                                         int64_t rows, int64_t i)
 {
-    const colo_dtype_t dtype = call->l->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    const int64_t hidden = call->l->hidden;
+    const colo_dtype_t dtype = call->linear->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const int64_t hidden = call->linear->hidden;
     return (struct colo_linear_matrix){
         colo_linear_element(colo_linear_place(call->workspace, offset), dtype, i * rows * hidden),
         hidden, dtype};
@@ -352,122 +359,126 @@ static struct colo_linear_matrix sum_at(const struct colo_linear_call *call, int
 
 /* With segments: d_hidden is a sum over a tree whose leaves are segments. A rank's are a subtree;
  * the nodes that wait for their sibling are on a stack. Then the same over ranks. */
-static colo_status_t sum_segments(struct colo_linear_call *call, int64_t u,
+static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
                                   const struct colo_linear_matrix *z,
                                   struct colo_linear_matrix *sum)
 {
-    const colo_linear_logprob_t *l = call->l;
+    const colo_linear_logprob_t *linear = call->linear;
     const int64_t rows = call->pass.hi - call->pass.lo;
-    const int32_t ranks = colo_comm_size(l->group);
-    for (int64_t from = 0; from < call->pass.columns; from += call->s.segment) {
-        const int64_t leaf = (column_of(call, u) + from) / call->s.segment;
+    const int32_t ranks = colo_comm_size(linear->group);
+    for (int64_t from = 0; from < call->pass.columns; from += call->size.segment) {
+        const int64_t leaf = (column_of(call, unit) + from) / call->size.segment;
         int64_t depth = 0;
         for (int64_t i = leaf; i > 0; i /= 2)
             depth += i & 1;
-        *sum = sum_at(call, call->m.d_h_sum, rows, depth);
+        *sum = sum_at(call, call->memory.d_h_sum, rows, depth);
         struct colo_linear_gemm gemm = {
             .product = COLO_LINEAR_D_HIDDEN,
             .h = *sum,
-            .w = rows_of(call, &call->weight, u, from),
+            .w = rows_of(call, &call->weight, unit, from),
             .z = columns_from(z, from),
             .scale = call->scale,
         };
         COLO_TRY(multiply(call, &gemm));
         for (int64_t i = leaf; i & 1; i /= 2) {
             const struct colo_linear_matrix right = *sum;
-            *sum = sum_at(call, call->m.d_h_sum, rows, --depth);
+            *sum = sum_at(call, call->memory.d_h_sum, rows, --depth);
             COLO_TRY(add(call, sum, &right));
         }
     }
-    if ((u + 1) % call->s.blocks != 0 || ranks == 1)
+    if ((unit + 1) % call->size.blocks != 0 || ranks == 1)
         return COLO_OK;
     COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
     COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
-    COLO_TRY(colo_comm_i_all_gather(l->group, COLO_CATEGORY_LOSS, sum->data,
-                                    colo_linear_place(call->workspace, call->m.d_h_all),
-                                    rows * l->hidden, sum->dtype, call->aux));
+    COLO_TRY(colo_comm_i_all_gather(linear->group, COLO_CATEGORY_LOSS, sum->data,
+                                    colo_linear_place(call->workspace, call->memory.d_h_all),
+                                    rows * linear->hidden, sum->dtype, call->aux));
     COLO_TRY(colo_linear_i_join(call));
     for (int32_t step = 1; step < ranks; step *= 2)
         for (int32_t r = 0; r + step < ranks; r += 2 * step) {
-            const struct colo_linear_matrix right = sum_at(call, call->m.d_h_all, rows, r + step);
-            *sum = sum_at(call, call->m.d_h_all, rows, r);
+            const struct colo_linear_matrix right =
+                sum_at(call, call->memory.d_h_all, rows, r + step);
+            *sum = sum_at(call, call->memory.d_h_all, rows, r);
             COLO_TRY(add(call, sum, &right));
         }
-    *sum = sum_at(call, call->m.d_h_all, rows, 0);
+    *sum = sum_at(call, call->memory.d_h_all, rows, 0);
     return COLO_OK;
 }
 
-static struct colo_linear_matrix gradient_of(const struct colo_linear_call *call, int64_t u)
+static struct colo_linear_matrix gradient_of(const struct colo_linear_call *call, int64_t unit)
 {
-    return (struct colo_linear_matrix){d_logits_at(call, u), call->pass.d_row_stride,
-                                       call->l->dtype};
+    return (struct colo_linear_matrix){d_logits_at(call, unit), call->pass.d_row_stride,
+                                       call->linear->dtype};
 }
 
 /* What a unit adds to d_hidden of its chunk; the last one puts it there. */
-static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t u)
+static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
 {
-    const colo_loss_ops_t *ops = call->l->loss;
-    const int64_t c = chunk_of(call, u), hidden = call->l->hidden;
-    const struct colo_linear_matrix z = gradient_of(call, u);
-    struct colo_linear_matrix sum = {colo_linear_place(call->workspace, call->m.d_h_sum), hidden,
-                                     COLO_F32},
-                              d_h = {call->s.d_hidden_last
-                                         ? rows_at(call, c)
-                                         : colo_linear_place(call->workspace, call->m.d_h),
-                                     hidden, call->l->dtype};
+    const colo_loss_ops_t *ops = call->linear->loss;
+    const int64_t chunk = chunk_of(call, unit), hidden = call->linear->hidden;
+    const struct colo_linear_matrix z = gradient_of(call, unit);
+    struct colo_linear_matrix sum = {colo_linear_place(call->workspace, call->memory.d_h_sum),
+                                     hidden, COLO_F32},
+                              d_h = {call->size.d_hidden_last
+                                         ? rows_at(call, chunk)
+                                         : colo_linear_place(call->workspace, call->memory.d_h),
+                                     hidden, call->linear->dtype};
     struct colo_linear_gemm gemm = {
         .product = COLO_LINEAR_D_HIDDEN,
         .h = sum.data ? sum : d_h,
-        .w = rows_of(call, &call->weight, u, 0),
+        .w = rows_of(call, &call->weight, unit, 0),
         .z = z,
-        .beta = u % call->s.blocks > 0,
+        .beta = unit % call->size.blocks > 0,
         .scale = call->scale,
     };
-    COLO_TRY(call->s.segment ? sum_segments(call, u, &z, &sum) : multiply(call, &gemm));
-    if ((u + 1) % call->s.blocks != 0)
+    COLO_TRY(call->size.segment ? sum_segments(call, unit, &z, &sum) : multiply(call, &gemm));
+    if ((unit + 1) % call->size.blocks != 0)
         return COLO_OK;
     if (sum.data && sum.dtype == d_h.dtype)
         d_h = sum;
     else if (sum.data)
         COLO_TRY(ops->rows_convert(&d_h, &sum, call->pass.hi - call->pass.lo, hidden, call->main));
-    if (c == 0)
+    if (chunk == 0)
         COLO_TRY(ops->rows_clear(&call->rows, hidden, &call->d_hidden, call->main));
     COLO_TRY(ops->rows_restore(&call->rows, call->pass.lo, call->pass.hi, hidden, &call->d_hidden,
                                d_h.data, call->main));
-    return call->pass.hi == call->s.rows ? sum_d_hidden(call) : COLO_OK; /* during the last d_W */
+    return call->pass.hi == call->size.rows ? sum_d_hidden(call)
+                                            : COLO_OK; /* during the last d_W */
 }
 
 /* From its stage to d_weight, when nothing reads the first part's d_logits any more. */
 static colo_status_t unstage(struct colo_linear_call *call)
 {
-    const int64_t count = call->s.part[1].first * call->l->hidden;
+    const int64_t count = call->size.part[1].first * call->linear->hidden;
     const colo_box_t to = {call->d_weight.data, {1, 1, count}, {0, 0, 1}},
-                     from = {colo_linear_place(call->workspace, call->m.stage),
+                     from = {colo_linear_place(call->workspace, call->memory.stage),
                              {1, 1, count},
                              {0, 0, 1}};
-    return call->l->ops->box_copy(&to, &from, colo_dtype_size(call->l->dtype), call->main);
+    return call->linear->ops->box_copy(&to, &from, colo_dtype_size(call->linear->dtype),
+                                       call->main);
 }
 
-static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t u)
+static colo_status_t make_d_weight(struct colo_linear_call *call, int64_t unit)
 {
-    const int64_t c = chunk_of(call, u);
-    const bool staged = u == 0 && call->m.stage >= 0;
-    const struct colo_linear_matrix z = gradient_of(call, u);
+    const int64_t chunk = chunk_of(call, unit);
+    const bool staged = unit == 0 && call->memory.stage >= 0;
+    const struct colo_linear_matrix z = gradient_of(call, unit);
     const struct colo_linear_gemm gemm = {
         .product = COLO_LINEAR_D_WEIGHT,
-        .h = {rows_at(call, c), call->l->hidden, call->l->dtype},
-        .w = {staged ? colo_linear_place(call->workspace, call->m.stage) : call->d_weight.data,
+        .h = {rows_at(call, chunk), call->linear->hidden, call->linear->dtype},
+        .w = {staged ? colo_linear_place(call->workspace, call->memory.stage) : call->d_weight.data,
               call->d_weight.stride[0], call->d_weight.dtype},
         .z = z,
-        .beta = call->fresh && c == 0 ? 0 : 1,
+        .beta = call->fresh && chunk == 0 ? 0 : 1,
         .scale = call->scale};
-    COLO_TRY(multiply_all(call, gemm, u));
-    const colo_tensor_t *b = &call->d_bias;
-    return call->l->has_bias
-               ? call->l->loss->rows_sum(
+    COLO_TRY(multiply_all(call, gemm, unit));
+    const colo_tensor_t *d_bias = &call->d_bias;
+    return call->linear->has_bias
+               ? call->linear->loss->rows_sum(
                      &z, call->pass.hi - call->pass.lo, call->pass.columns, call->scale,
-                     colo_linear_element(b->data, b->dtype, column_of(call, u) * b->stride[0]),
-                     b->stride[0], gemm.beta, call->main)
+                     colo_linear_element(d_bias->data, d_bias->dtype,
+                                         column_of(call, unit) * d_bias->stride[0]),
+                     d_bias->stride[0], gemm.beta, call->main)
                : COLO_OK;
 }
 
@@ -481,81 +492,84 @@ colo_status_t colo_linear_i_join(const struct colo_linear_call *call)
 
 /* @parity: of the unit that an event of a pair belongs to */
 static colo_status_t run_step(struct colo_linear_call *call, const struct colo_linear_step *step,
-                              int64_t u, int64_t parity)
+                              int64_t unit, int64_t parity)
 {
-    const colo_loss_ops_t *ops = call->l->loss;
+    const colo_loss_ops_t *ops = call->linear->loss;
     const int32_t event = step->event + (step->event < COLO_EVENT_MAIN ? (int32_t)parity : 0);
     const colo_stream_t on = step->aux ? call->aux : call->main;
     switch ((enum colo_linear_step_kind)step->kind) {
     case COLO_STEP_TAKE_HEAD:
         return take_head(call);
     case COLO_STEP_TAKE_ROWS:
-        return take_rows(call, u);
+        return take_rows(call, unit);
     case COLO_STEP_LOGITS:
-        return make_logits(call, u);
+        return make_logits(call, unit);
     case COLO_STEP_STATISTICS:
         call->pass.block_lo =
-            call->s.piecewise || colo_logprob_i_alone(&call->pass) ? call->pass.lo : 0;
+            call->size.piecewise || colo_logprob_i_alone(&call->pass) ? call->pass.lo : 0;
         return ops->logprob_stats(&call->pass, on);
     case COLO_STEP_GATHER:
-        return gather_blocks(call, u);
+        return gather_blocks(call, unit);
     case COLO_STEP_MERGE:
         return ops->logprob_merge(&call->pass, on);
     case COLO_STEP_D_LOGITS:
-        return make_d_logits(call, u);
+        return make_d_logits(call, unit);
     case COLO_STEP_D_HIDDEN:
-        return make_d_hidden(call, u);
+        return make_d_hidden(call, unit);
     case COLO_STEP_D_WEIGHT:
-        return make_d_weight(call, u);
+        return make_d_weight(call, unit);
     case COLO_STEP_UNSTAGE:
-        return u == 0 ? unstage(call) : COLO_OK;
+        return unit == 0 ? unstage(call) : COLO_OK;
     case COLO_STEP_OUTPUTS:
-        return ops->rows_scatter(&(struct colo_linear_scatter){&call->rows, call->l->stat_dtype,
+        return ops->rows_scatter(&(struct colo_linear_scatter){&call->rows,
+                                                               call->linear->stat_dtype,
                                                                call->pass.out, *call->out},
                                  on);
     case COLO_STEP_BARRIER:
-        return colo_comm_i_host_barrier(call->l->group, "lm_head");
+        return colo_comm_i_host_barrier(call->linear->group, "lm_head");
     case COLO_STEP_RELEASE_HEAD:
-        return colo_lm_head_release(call->l->head, on);
+        return colo_lm_head_release(call->linear->head, on);
     case COLO_STEP_REDUCE:
-        return colo_lm_head_i_reduce(call->l->head, &call->head_grads, call->s.once,
-                                     colo_linear_place(call->workspace, call->m.reduce), on);
+        return colo_lm_head_i_reduce(call->linear->head, &call->head_grads, call->size.once,
+                                     colo_linear_place(call->workspace, call->memory.reduce), on);
     case COLO_STEP_RECORD:
         return record(call, event, on);
     case COLO_STEP_WAIT:
-        return u < 2 && step->when == COLO_WHEN_UNIT && step->event == COLO_EVENT_WORK
+        return unit < 2 && step->when == COLO_WHEN_UNIT && step->event == COLO_EVENT_WORK
                    ? COLO_OK /* no unit had this buffer before */
                    : wait_for(call, event, on);
     }
     return COLO_OK;
 }
 
-/* The steps of unit @u, and of the past: the unit before it and those that are joined with it. */
-static colo_status_t run_unit(struct colo_linear_call *call, int64_t u, int64_t units)
+/* The steps of unit @unit, and of the past: the unit before it and those that are joined with it.
+ */
+static colo_status_t run_unit(struct colo_linear_call *call, int64_t unit, int64_t units)
 {
-    const struct colo_linear_program *program = &call->s.program;
-    const bool past = u > 0 && (u % call->s.joined == 0 || u == units), now = u < units;
+    const struct colo_linear_program *program = &call->size.program;
+    const bool past = unit > 0 && (unit % call->size.joined == 0 || unit == units),
+               now = unit < units;
     for (const struct colo_linear_step *step = program->step; step < program->step + program->n;
          step++)
         if (step->when == COLO_WHEN_PAST && past) {
-            const int64_t last = u - 1, first = last - last % call->s.joined;
+            const int64_t last = unit - 1, first = last - last % call->size.joined;
             set_unit(call, last);
             const int64_t hi = call->pass.hi;
             set_unit(call, first);
             call->pass.hi = hi;
             COLO_TRY(run_step(call, step, first, last % 2));
         } else if (now && (step->when == COLO_WHEN_UNIT ||
-                           (step->when == COLO_WHEN_CHUNK && u % call->s.blocks == 0) ||
-                           (step->when == COLO_WHEN_JOINED && u % call->s.joined == 0))) {
-            set_unit(call, u);
-            COLO_TRY(run_step(call, step, u, u % 2));
+                           (step->when == COLO_WHEN_CHUNK && unit % call->size.blocks == 0) ||
+                           (step->when == COLO_WHEN_JOINED && unit % call->size.joined == 0))) {
+            set_unit(call, unit);
+            COLO_TRY(run_step(call, step, unit, unit % 2));
         }
     return COLO_OK;
 }
 
 static colo_status_t run_once(struct colo_linear_call *call, enum colo_linear_when when)
 {
-    const struct colo_linear_program *program = &call->s.program;
+    const struct colo_linear_program *program = &call->size.program;
     for (const struct colo_linear_step *step = program->step; step < program->step + program->n;
          step++)
         if (step->when == when)
@@ -565,11 +579,11 @@ static colo_status_t run_once(struct colo_linear_call *call, enum colo_linear_wh
 
 colo_status_t colo_linear_i_pipeline(struct colo_linear_call *call)
 {
-    const int64_t units = call->s.chunks * call->s.blocks;
+    const int64_t units = call->size.chunks * call->size.blocks;
     COLO_TRY(run_once(call, COLO_WHEN_BEFORE));
-    for (int64_t u = 0; u <= units; u++)
-        COLO_TRY(run_unit(call, u, units));
+    for (int64_t unit = 0; unit <= units; unit++)
+        COLO_TRY(run_unit(call, unit, units));
     call->pass.lo = call->pass.block_lo = 0; /* of all rows */
-    call->pass.hi = call->s.rows;
+    call->pass.hi = call->size.rows;
     return run_once(call, COLO_WHEN_AFTER);
 }

@@ -39,35 +39,36 @@ static void add_event(struct colo_linear_program *program, uint8_t kind, uint8_t
 }
 
 /* On the caller's stream, when the auxiliary stream has made d_logits. */
-static void add_grads(const colo_linear_logprob_t *l, struct colo_linear_size *s)
+static void add_grads(const colo_linear_logprob_t *linear, struct colo_linear_size *size)
 {
-    struct colo_linear_program *program = &s->program;
-    const bool hidden = !l->config.frozen_hidden, weight = !l->config.frozen_weight;
-    if ((s->pass != COLO_LINEAR_BACKWARD && s->pass != COLO_LINEAR_LOSS) || (!hidden && !weight))
+    struct colo_linear_program *program = &size->program;
+    const bool hidden = !linear->config.frozen_hidden, weight = !linear->config.frozen_weight;
+    if ((size->pass != COLO_LINEAR_BACKWARD && size->pass != COLO_LINEAR_LOSS) ||
+        (!hidden && !weight))
         return;
     add_event(program, COLO_STEP_WAIT, COLO_EVENT_WORK, false, COLO_WHEN_PAST);
-    if (hidden && !s->d_hidden_last)
+    if (hidden && !size->d_hidden_last)
         add(program, COLO_STEP_D_HIDDEN, COLO_WHEN_PAST);
     if (weight)
         add(program, COLO_STEP_D_WEIGHT, COLO_WHEN_PAST);
-    if (hidden && s->d_hidden_last)
+    if (hidden && size->d_hidden_last)
         add(program, COLO_STEP_D_HIDDEN, COLO_WHEN_PAST);
-    if (weight && s->early && s->inside > 0)
+    if (weight && size->early && size->inside > 0)
         add(program, COLO_STEP_UNSTAGE, COLO_WHEN_PAST);
 }
 
-void colo_linear_i_program(const colo_linear_logprob_t *l, bool makes_logits, bool takes_head,
-                           struct colo_linear_size *s)
+void colo_linear_i_program(const colo_linear_logprob_t *linear, bool makes_logits, bool takes_head,
+                           struct colo_linear_size *size)
 {
-    struct colo_linear_program *program = &s->program;
-    const bool back = s->pass == COLO_LINEAR_BACKWARD, loss = s->pass == COLO_LINEAR_LOSS;
-    const bool alone = colo_comm_size(l->group) == 1, each = s->piecewise || alone;
-    const bool trains = !(l->config.frozen_hidden && l->config.frozen_weight);
-    const bool over = s->joined > 1 && s->in_place; /* logits come where d_logits are */
+    struct colo_linear_program *program = &size->program;
+    const bool back = size->pass == COLO_LINEAR_BACKWARD, loss = size->pass == COLO_LINEAR_LOSS;
+    const bool alone = colo_comm_size(linear->group) == 1, each = size->piecewise || alone;
+    const bool trains = !(linear->config.frozen_hidden && linear->config.frozen_weight);
+    const bool over = size->joined > 1 && size->in_place; /* logits come where d_logits are */
     if (takes_head)
         add(program, COLO_STEP_TAKE_HEAD, COLO_WHEN_BEFORE);
     if (over)
-        add_grads(l, s);
+        add_grads(linear, size);
     /* the auxiliary stream has read what was in this buffer */
     add_event(program, COLO_STEP_WAIT, COLO_EVENT_WORK, false, COLO_WHEN_UNIT);
     add(program, COLO_STEP_TAKE_ROWS, COLO_WHEN_CHUNK);
@@ -75,19 +76,19 @@ void colo_linear_i_program(const colo_linear_logprob_t *l, bool makes_logits, bo
         add(program, COLO_STEP_LOGITS, COLO_WHEN_UNIT);
     add_event(program, COLO_STEP_RECORD, COLO_EVENT_LOGITS, false, COLO_WHEN_UNIT);
     if (!over)
-        add_grads(l, s);
+        add_grads(linear, size);
     add_event(program, COLO_STEP_WAIT, COLO_EVENT_LOGITS, true, COLO_WHEN_UNIT);
     if (!back)
         add(program, COLO_STEP_STATISTICS, COLO_WHEN_UNIT);
-    if (s->piecewise && !alone)
+    if (size->piecewise && !alone)
         add(program, COLO_STEP_GATHER, COLO_WHEN_UNIT);
     if (!back && each)
         add(program, COLO_STEP_MERGE, COLO_WHEN_UNIT);
-    if (s->joined > 1) { /* products have read what was there before */
+    if (size->joined > 1) { /* products have read what was there before */
         add_event(program, COLO_STEP_RECORD, COLO_EVENT_MAIN, false, COLO_WHEN_JOINED);
         add_event(program, COLO_STEP_WAIT, COLO_EVENT_MAIN, true, COLO_WHEN_JOINED);
     }
-    if (trains && (s->early ? s->pass == COLO_LINEAR_FORWARD : back || loss))
+    if (trains && (size->early ? size->pass == COLO_LINEAR_FORWARD : back || loss))
         add(program, COLO_STEP_D_LOGITS, COLO_WHEN_UNIT);
     add_event(program, COLO_STEP_RECORD, COLO_EVENT_WORK, true, COLO_WHEN_UNIT);
     if (!back && !each) {
@@ -101,6 +102,6 @@ void colo_linear_i_program(const colo_linear_logprob_t *l, bool makes_logits, bo
     add(program, COLO_STEP_BARRIER, COLO_WHEN_AFTER); /* the last product, too, is behind all */
     if (takes_head)
         add(program, COLO_STEP_RELEASE_HEAD, COLO_WHEN_AFTER);
-    if (colo_linear_has(s, COLO_STEP_D_WEIGHT))
+    if (colo_linear_has(size, COLO_STEP_D_WEIGHT))
         add(program, COLO_STEP_REDUCE, COLO_WHEN_AFTER);
 }

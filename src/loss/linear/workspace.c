@@ -65,91 +65,93 @@ static int64_t stride_of(int64_t columns, colo_dtype_t dtype)
 }
 
 /* Bytes of logits per row on the rank that all ranks reckon with. */
-static int64_t row_bytes(const colo_linear_logprob_t *l)
+static int64_t row_bytes(const colo_linear_logprob_t *linear)
 {
-    int64_t ranks = colo_comm_size(l->group), vocab = l->config.logprob.logits.vocab;
+    int64_t ranks = colo_comm_size(linear->group), vocab = linear->config.logprob.logits.vocab;
     int64_t columns = vocab / ranks + (vocab % ranks > 0);
-    return stride_of(columns, l->config.logits_dtype) * elem_of(l->config.logits_dtype);
+    return stride_of(columns, linear->config.logits_dtype) * elem_of(linear->config.logits_dtype);
 }
 
-static int64_t budget_of(const colo_linear_logprob_t *l, bool loss)
+static int64_t budget_of(const colo_linear_logprob_t *linear, bool loss)
 {
-    size_t b = l->config.budget                      ? l->config.budget
-               : loss                                ? BUDGET / 4 * 5
-               : l->config.mode == COLO_LINEAR_EARLY ? BUDGET / 2
-                                                     : BUDGET;
-    return b > INT64_MAX ? INT64_MAX : (int64_t)b;
+    size_t budget = linear->config.budget                      ? linear->config.budget
+                    : loss                                     ? BUDGET / 4 * 5
+                    : linear->config.mode == COLO_LINEAR_EARLY ? BUDGET / 2
+                                                               : BUDGET;
+    return budget > INT64_MAX ? INT64_MAX : (int64_t)budget;
 }
 
 /* Rows of forward of mode early, and of the loss pass. */
-static int64_t early_least(const colo_linear_logprob_t *l)
+static int64_t early_least(const colo_linear_logprob_t *linear)
 {
-    return EARLY_BYTES / elem_of(l->config.logits_dtype);
+    return EARLY_BYTES / elem_of(linear->config.logits_dtype);
 }
 
 /* Chunks of about @chunk rows, all of about one size. */
 static int64_t even(int64_t rows, int64_t chunk)
 {
     if (rows > chunk) {
-        int64_t n = rows / chunk + (rows % chunk > 0);
-        chunk = rows / n + (rows % n > 0);
+        int64_t chunks = rows / chunk + (rows % chunk > 0);
+        chunk = rows / chunks + (rows % chunks > 0);
         chunk = (chunk + GRAIN - 1) / GRAIN * GRAIN;
     }
     return chunk < rows ? chunk : rows > 0 ? rows : 0;
 }
 
-static int64_t chunk_of(const colo_linear_logprob_t *l, int64_t rows, int64_t least, bool loss)
+static int64_t chunk_of(const colo_linear_logprob_t *linear, int64_t rows, int64_t least, bool loss)
 {
-    int64_t chunk = l->config.logprob.chunk_size;
+    int64_t chunk = linear->config.logprob.chunk_size;
     if (chunk > 0)
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
-    chunk = budget_of(l, loss) / (loss ? 4 : 2) / row_bytes(l);
+    chunk = budget_of(linear, loss) / (loss ? 4 : 2) / row_bytes(linear);
     /* products of other numbers of rows are slower */
-    if ((loss || l->config.mode == COLO_LINEAR_EARLY) && least == early_least(l) && chunk > least)
+    if ((loss || linear->config.mode == COLO_LINEAR_EARLY) && least == early_least(linear) &&
+        chunk > least)
         chunk -= chunk % least;
     return even(rows, chunk < least ? least : chunk);
 }
 
-static int64_t loss_chunk(const colo_linear_logprob_t *l, int64_t rows)
+static int64_t loss_chunk(const colo_linear_logprob_t *linear, int64_t rows)
 {
-    return l->config.logprob.segment == 0 ? chunk_of(l, rows, early_least(l), true)
-           : rows < LEAST                 ? rows
-                                          : LEAST;
+    return linear->config.logprob.segment == 0 ? chunk_of(linear, rows, early_least(linear), true)
+           : rows < LEAST                      ? rows
+                                               : LEAST;
 }
 
 /* Chunks of the loss pass whose gradients lie one behind the other: at least LEAST rows, of about
  * one size. */
-static int64_t joined_of(const colo_linear_logprob_t *l, const struct colo_linear_size *s)
+static int64_t joined_of(const colo_linear_logprob_t *linear, const struct colo_linear_size *size)
 {
-    if (l->config.logprob.chunk_size > 0 || s->segment > 0 || s->chunks == 1)
+    if (linear->config.logprob.chunk_size > 0 || size->segment > 0 || size->chunks == 1)
         return 1;
-    const int64_t z = row_bytes(l), d = z / elem_of(l->config.logits_dtype) * elem_of(l->dtype),
-                  left = budget_of(l, true) - (s->in_place ? 0 : 2 * s->chunk * z),
+    const int64_t z = row_bytes(linear),
+                  d = z / elem_of(linear->config.logits_dtype) * elem_of(linear->dtype),
+                  left = budget_of(linear, true) - (size->in_place ? 0 : 2 * size->chunk * z),
                   rows = left / d > LEAST ? left / d : LEAST;
-    const int64_t times = (s->chunks - 1) / (rows > s->chunk ? rows / s->chunk : 1) + 1;
-    return (s->chunks - 1) / times + 1;
+    const int64_t times = (size->chunks - 1) / (rows > size->chunk ? rows / size->chunk : 1) + 1;
+    return (size->chunks - 1) / times + 1;
 }
 
-int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
+int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *linear, int64_t rows)
 {
-    return l ? loss_chunk(l, rows) : 0;
+    return linear ? loss_chunk(linear, rows) : 0;
 }
 
 /* Rows of which a block has as many logits as forward's chunk; all, where their blocks take less
  * than sums of d_W, which a 16-bit d_W then does without. */
-static int64_t rows_of_blocks(const colo_linear_logprob_t *l, int64_t rows)
+static int64_t rows_of_blocks(const colo_linear_logprob_t *linear, int64_t rows)
 {
-    const colo_linear_logprob_config_t *c = &l->config;
-    const int64_t z = elem_of(c->logits_dtype), elem = elem_of(l->dtype);
-    int64_t chunk = chunk_of(l, rows, FORWARD_LEAST, false), area, bytes;
-    if (c->logprob.segment > 0)
+    const colo_linear_logprob_config_t *config = &linear->config;
+    const int64_t z = elem_of(config->logits_dtype), elem = elem_of(linear->dtype);
+    int64_t chunk = chunk_of(linear, rows, FORWARD_LEAST, false), area, bytes;
+    if (config->logprob.segment > 0)
         return rows < FIXED ? rows : FIXED;
-    if (l->columns <= WIDTH)
+    if (linear->columns <= WIDTH)
         return chunk;
-    chunk = colo_mul_ok(chunk, row_bytes(l) / z, &area) ? area / WIDTH : chunk;
-    if (!c->d_weight_add && elem == 2 && !c->frozen_weight && !colo_lm_head_group(l->head) &&
-        colo_mul_ok(rows, 2 * (z + elem) * WIDTH, &bytes) &&
-        bytes / l->columns <= l->hidden * (int64_t)sizeof(float))
+    chunk = colo_mul_ok(chunk, row_bytes(linear) / z, &area) ? area / WIDTH : chunk;
+    if (!config->d_weight_add && elem == 2 && !config->frozen_weight &&
+        !colo_lm_head_group(linear->head) && colo_mul_ok(rows, 2 * (z + elem) * WIDTH, &bytes) &&
+        bytes / linear->columns <= linear->hidden * (int64_t)sizeof(float))
         chunk = rows;
     return even(rows, chunk > 0 ? chunk : 1);
 }
@@ -159,103 +161,116 @@ static int64_t rows_of_blocks(const colo_linear_logprob_t *l, int64_t rows)
  * d_weight, one part behind the other, and those of the rest, one part, are in saved memory. In
  * turn the last part inside begins where d_W of its columns begins after those of the parts before
  * it, and so on: d_W of a part only meets parts before it, but for the first, which has a stage. */
-static void cut(const colo_linear_logprob_t *l, struct colo_linear_size *s)
+static void cut(const colo_linear_logprob_t *linear, struct colo_linear_size *size)
 {
-    const bool in_blocks = !s->segment && l->columns > WIDTH;
-    const int64_t body = in_blocks ? l->columns / TILE * TILE : l->columns;
+    const bool in_blocks = !size->segment && linear->columns > WIDTH;
+    const int64_t body = in_blocks ? linear->columns / TILE * TILE : linear->columns;
     int64_t down[COLO_LINEAR_PARTS] = {0}, first = 0;
     int32_t n = 0;
-    if (s->shared)
-        first = body * l->hidden / s->rows / TILE * TILE;
+    if (size->shared)
+        first = body * linear->hidden / size->rows / TILE * TILE;
     while (first > 0 && n < COLO_LINEAR_PARTS - 2) {
         down[n++] = first;
-        const int64_t least = (first * l->hidden + s->rows - 1) / s->rows,
+        const int64_t least = (first * linear->hidden + size->rows - 1) / size->rows,
                       before = (least + TILE - 1) / TILE * TILE;
         first = first <= body / STAGED || before >= first ? 0 : before;
     }
-    s->inside = n;
-    s->parts = n + 1 + (body < l->columns);
-    for (int32_t i = 0; i <= s->parts; i++)
-        s->part[i].first = i == 0 ? 0 : i <= n ? down[n - i] : i == n + 1 ? body : l->columns;
-    s->d_stride = stride_of(l->columns, l->dtype);
-    for (int32_t i = 0; i < s->parts; i++) {
-        struct colo_linear_part *part = &s->part[i];
-        part->stride = s->shared ? stride_of(part[1].first - part->first, l->dtype) : s->d_stride;
-        part->ahead = !s->shared || i < n ? part->first : i == n ? 0 : part[-1].stride;
+    size->inside = n;
+    size->parts = n + 1 + (body < linear->columns);
+    for (int32_t i = 0; i <= size->parts; i++)
+        size->part[i].first = i == 0       ? 0
+                              : i <= n     ? down[n - i]
+                              : i == n + 1 ? body
+                                           : linear->columns;
+    size->d_stride = stride_of(linear->columns, linear->dtype);
+    for (int32_t i = 0; i < size->parts; i++) {
+        struct colo_linear_part *part = &size->part[i];
+        part->stride =
+            size->shared ? stride_of(part[1].first - part->first, linear->dtype) : size->d_stride;
+        part->ahead = !size->shared || i < n ? part->first : i == n ? 0 : part[-1].stride;
     }
-    if (s->shared)
-        s->d_stride = s->part[n].stride + (s->parts > n + 1 ? s->part[n + 1].stride : 0);
+    if (size->shared)
+        size->d_stride =
+            size->part[n].stride + (size->parts > n + 1 ? size->part[n + 1].stride : 0);
 }
 
-colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *l, int64_t rows)
+colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear, int64_t rows)
 {
     int64_t bytes;
-    if (!l)
+    if (!linear)
         return COLO_LINEAR_AUTO;
-    if (l->config.mode != COLO_LINEAR_AUTO)
-        return l->config.mode;
-    return colo_mul_ok(rows, row_bytes(l), &bytes) && bytes <= budget_of(l, false)
+    if (linear->config.mode != COLO_LINEAR_AUTO)
+        return linear->config.mode;
+    return colo_mul_ok(rows, row_bytes(linear), &bytes) && bytes <= budget_of(linear, false)
                ? COLO_LINEAR_KEEP
                : COLO_LINEAR_LOGPROB;
 }
 
-colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pass_t pass,
-                                 int64_t tokens, int64_t max_valid, struct colo_linear_size *s)
+colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
+                                 int64_t tokens, int64_t max_valid, struct colo_linear_size *size)
 {
-    const colo_linear_logprob_config_t *c = &l->config;
+    const colo_linear_logprob_config_t *config = &linear->config;
     COLO_FAIL_IF(tokens < 0, COLO_ERR_ARG, "linear: tokens is %" PRId64 ", expected >= 0", tokens);
     COLO_FAIL_IF((unsigned)pass > COLO_LINEAR_INFERENCE, COLO_ERR_ARG, "linear: pass %d is unknown",
                  (int)pass);
-    *s = (struct colo_linear_size){.pass = pass, .tokens = tokens};
-    s->rows = max_valid < 0 || max_valid > tokens ? tokens : max_valid;
+    *size = (struct colo_linear_size){.pass = pass, .tokens = tokens};
+    size->rows = max_valid < 0 || max_valid > tokens ? tokens : max_valid;
     const bool back = pass == COLO_LINEAR_BACKWARD, fore = pass == COLO_LINEAR_FORWARD,
-               loss = pass == COLO_LINEAR_LOSS, trains = !(c->frozen_hidden && c->frozen_weight);
-    const colo_linear_mode_t mode = colo_linear_logprob_mode(l, s->rows);
-    s->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
-    s->early = (fore || back) && mode == COLO_LINEAR_EARLY;
+               loss = pass == COLO_LINEAR_LOSS,
+               trains = !(config->frozen_hidden && config->frozen_weight);
+    const colo_linear_mode_t mode = colo_linear_logprob_mode(linear, size->rows);
+    size->keeps = (fore || back) && mode == COLO_LINEAR_KEEP;
+    size->early = (fore || back) && mode == COLO_LINEAR_EARLY;
     /* of what all ranks know alike: chunks depend on it */
-    s->shared = s->early && c->share_d_weight && s->rows / 3 > l->hidden / 2;
-    s->piecewise = loss || (fore && s->early);
-    s->segment = c->logprob.segment;
-    const bool in_blocks = back && !s->segment && l->columns > WIDTH;
-    s->body = in_blocks ? l->columns / TILE * TILE : l->columns;
-    s->width = in_blocks && !s->early ? WIDTH : back && s->segment ? s->segment : s->body;
-    s->blocks = in_blocks            ? (s->body - 1) / s->width + 1 + (s->body < l->columns)
-                : back && s->segment ? l->columns / s->segment
-                                     : 1;
-    s->in_place = s->keeps ? c->keep_in_place : c->logits_dtype == l->dtype && !s->shared;
-    const bool stays = s->keeps || (s->early && s->in_place);
-    const int64_t least = stays ? LEAST : s->early ? early_least(l) : FORWARD_LEAST;
-    s->chunk = loss                      ? loss_chunk(l, s->rows)
-               : !back                   ? chunk_of(l, s->rows, least, false)
-               : s->early && !s->segment ? s->rows
-                                         : rows_of_blocks(l, s->rows);
-    s->chunks = s->rows > 0 ? s->rows / s->chunk + (s->rows % s->chunk > 0) : 1;
-    s->joined = loss ? joined_of(l, s) : 1;
-    s->once = s->chunks <= s->joined && !c->d_weight_add;
+    size->shared = size->early && config->share_d_weight && size->rows / 3 > linear->hidden / 2;
+    size->piecewise = loss || (fore && size->early);
+    size->segment = config->logprob.segment;
+    const bool in_blocks = back && !size->segment && linear->columns > WIDTH;
+    size->body = in_blocks ? linear->columns / TILE * TILE : linear->columns;
+    size->width = in_blocks && !size->early ? WIDTH
+                  : back && size->segment   ? size->segment
+                                            : size->body;
+    size->blocks = in_blocks ? (size->body - 1) / size->width + 1 + (size->body < linear->columns)
+                   : back && size->segment ? linear->columns / size->segment
+                                           : 1;
+    size->in_place = size->keeps ? config->keep_in_place
+                                 : config->logits_dtype == linear->dtype && !size->shared;
+    const bool stays = size->keeps || (size->early && size->in_place);
+    const int64_t least = stays ? LEAST : size->early ? early_least(linear) : FORWARD_LEAST;
+    size->chunk = loss                            ? loss_chunk(linear, size->rows)
+                  : !back                         ? chunk_of(linear, size->rows, least, false)
+                  : size->early && !size->segment ? size->rows
+                                                  : rows_of_blocks(linear, size->rows);
+    size->chunks = size->rows > 0 ? size->rows / size->chunk + (size->rows % size->chunk > 0) : 1;
+    size->joined = loss ? joined_of(linear, size) : 1;
+    size->once = size->chunks <= size->joined && !config->d_weight_add;
     const bool makes_grads = (back || loss) && trains,
-               makes_logits = !back || (makes_grads && !s->keeps && !s->early);
+               makes_logits = !back || (makes_grads && !size->keeps && !size->early);
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
-    bool others = back && makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
-    const bool takes_head = makes_logits || (makes_grads && !c->frozen_hidden) || others;
-    s->d_hidden_last = loss && !c->frozen_weight && colo_comm_size(l->group) == 1;
-    s->buffers = stays || !makes_logits         ? 0
-                 : s->chunks * s->blocks == 1   ? 1
-                 : s->in_place && s->joined > 1 ? 1
-                                                : 2;
-    s->z_stride = stride_of(s->keeps || s->early ? l->columns : s->width, c->logits_dtype);
-    s->d_stride = stride_of(s->width, l->dtype);
-    if (s->early)
-        cut(l, s);
-    if (s->early && back && !s->segment)
-        s->blocks = s->parts;
+    bool others =
+        back && makes_grads && config->mode == COLO_LINEAR_AUTO && colo_lm_head_group(linear->head);
+    const bool takes_head = makes_logits || (makes_grads && !config->frozen_hidden) || others;
+    size->d_hidden_last = loss && !config->frozen_weight && colo_comm_size(linear->group) == 1;
+    size->buffers = stays || !makes_logits               ? 0
+                    : size->chunks * size->blocks == 1   ? 1
+                    : size->in_place && size->joined > 1 ? 1
+                                                         : 2;
+    size->z_stride =
+        stride_of(size->keeps || size->early ? linear->columns : size->width, config->logits_dtype);
+    size->d_stride = stride_of(size->width, linear->dtype);
+    if (size->early)
+        cut(linear, size);
+    if (size->early && back && !size->segment)
+        size->blocks = size->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
-    bool whole = !s->piecewise && colo_comm_size(l->group) > 1;
-    colo_linear_i_program(l, makes_logits, takes_head, s); /* whom a refusal tells depends on it */
-    COLO_FAIL_IF(!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype,
-                                              whole ? s->rows : s->chunk, &s->block),
-                 COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes", s->rows);
+    bool whole = !size->piecewise && colo_comm_size(linear->group) > 1;
+    colo_linear_i_program(linear, makes_logits, takes_head,
+                          size); /* whom a refusal tells depends on it */
+    COLO_FAIL_IF(!colo_logprob_i_block_layout(&config->logprob, config->logits_dtype,
+                                              whole ? size->rows : size->chunk, &size->block),
+                 COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes",
+                 size->rows);
     return COLO_OK;
 }
 
@@ -271,124 +286,137 @@ static int64_t put(int64_t *bytes, bool *fits, bool wanted, int64_t a, int64_t b
 }
 
 /* Workspace of the head's gradient. */
-static int64_t reduce_bytes(const colo_linear_logprob_t *l, bool once)
+static int64_t reduce_bytes(const colo_linear_logprob_t *linear, bool once)
 {
-    colo_tensor_t like = {.dtype = l->config.d_weight_dtype};
-    colo_lm_head_grads_t grads = {.d_weight = &like, .add = l->config.d_weight_add};
-    return (int64_t)colo_lm_head_i_reduce_size(l->head, &grads, once);
+    colo_tensor_t like = {.dtype = linear->config.d_weight_dtype};
+    colo_lm_head_grads_t grads = {.d_weight = &like, .add = linear->config.d_weight_add};
+    return (int64_t)colo_lm_head_i_reduce_size(linear->head, &grads, once);
 }
 
-colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
+                                   const struct colo_linear_size *size,
                                    struct colo_linear_memory *memory)
 {
-    const colo_linear_logprob_config_t *c = &l->config;
-    const bool outputs = s->pass != COLO_LINEAR_BACKWARD, grads = colo_linear_makes_grads(s);
-    const bool d_weight = grads && !c->frozen_weight, d_z = colo_linear_has(s, COLO_STEP_D_LOGITS),
-               makes_logits = colo_linear_has(s, COLO_STEP_LOGITS);
-    const bool joins = s->joined > 1, second = s->chunks > s->joined && !(joins && s->in_place),
-               other = s->chunks * s->blocks > 1 && !joins;
-    const int64_t stat = elem_of(l->stat_dtype), elem = elem_of(l->dtype);
-    const int64_t T = s->tokens, R = s->rows,
-                  J = R / s->joined > s->chunk ? s->joined * s->chunk : R; /* rows of a product */
-    int64_t n = 0;
+    const colo_linear_logprob_config_t *config = &linear->config;
+    const bool outputs = size->pass != COLO_LINEAR_BACKWARD, grads = colo_linear_makes_grads(size);
+    const bool d_weight = grads && !config->frozen_weight,
+               d_z = colo_linear_has(size, COLO_STEP_D_LOGITS),
+               makes_logits = colo_linear_has(size, COLO_STEP_LOGITS);
+    const bool joins = size->joined > 1,
+               second = size->chunks > size->joined && !(joins && size->in_place),
+               other = size->chunks * size->blocks > 1 && !joins;
+    const int64_t stat = elem_of(linear->stat_dtype), elem = elem_of(linear->dtype);
+    const int64_t tokens = size->tokens, rows = size->rows,
+                  joined = rows / size->joined > size->chunk ? size->joined * size->chunk
+                                                             : rows; /* rows of a product */
+    int64_t bytes = 0;
     bool ok = true;
-    memory->row_of = put(&n, &ok, true, T, 8, 1);
-    memory->token_of = put(&n, &ok, true, R, 8, 1);
-    memory->row_targets = put(&n, &ok, true, R, 8, 1);
-    memory->counts = put(&n, &ok, true, COLO_LINEAR_COUNTS, 8, 1);
-    memory->logp = put(&n, &ok, outputs, R, stat, 1);
-    memory->entropy = put(&n, &ok, outputs && c->logprob.want_entropy, R, stat, 1);
-    memory->loss = put(&n, &ok, outputs && c->logprob.want_loss, R, stat, 1);
-    memory->correct = put(&n, &ok, outputs && c->logprob.want_correct, R, 1, 1);
-    memory->up[0] = put(&n, &ok, d_z, R, stat, 1);
-    memory->up[1] = put(&n, &ok, d_z && c->logprob.want_entropy, R, stat, 1);
-    memory->up[2] = put(&n, &ok, d_z && c->logprob.want_loss, R, stat, 1);
-    memory->scale =
-        put(&n, &ok, s->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
-    memory->stats = put(&n, &ok, s->piecewise, R, 3, sizeof(double));
-    memory->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group),
-                         colo_logprob_i_segments(&c->logprob, colo_comm_size(l->group)));
+    memory->row_of = put(&bytes, &ok, true, tokens, 8, 1);
+    memory->token_of = put(&bytes, &ok, true, rows, 8, 1);
+    memory->row_targets = put(&bytes, &ok, true, rows, 8, 1);
+    memory->counts = put(&bytes, &ok, true, COLO_LINEAR_COUNTS, 8, 1);
+    memory->logp = put(&bytes, &ok, outputs, rows, stat, 1);
+    memory->entropy = put(&bytes, &ok, outputs && config->logprob.want_entropy, rows, stat, 1);
+    memory->loss = put(&bytes, &ok, outputs && config->logprob.want_loss, rows, stat, 1);
+    memory->correct = put(&bytes, &ok, outputs && config->logprob.want_correct, rows, 1, 1);
+    memory->up[0] = put(&bytes, &ok, d_z, rows, stat, 1);
+    memory->up[1] = put(&bytes, &ok, d_z && config->logprob.want_entropy, rows, stat, 1);
+    memory->up[2] = put(&bytes, &ok, d_z && config->logprob.want_loss, rows, stat, 1);
+    memory->scale = put(&bytes, &ok, size->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE,
+                        sizeof(float), 1);
+    memory->stats = put(&bytes, &ok, size->piecewise, rows, 3, sizeof(double));
+    memory->blocks = put(&bytes, &ok, outputs, size->block.bytes, colo_comm_size(linear->group),
+                         colo_logprob_i_segments(&config->logprob, colo_comm_size(linear->group)));
     for (int i = 0; i < 2; i++) {
-        memory->z[i] = put(&n, &ok, i < s->buffers, s->in_place ? J : s->chunk, s->z_stride,
-                           elem_of(c->logits_dtype));
-        memory->dz[i] = put(&n, &ok, d_z && !s->in_place && !s->early && (i == 0 || other), J,
-                            s->d_stride, elem);
+        memory->z[i] = put(&bytes, &ok, i < size->buffers, size->in_place ? joined : size->chunk,
+                           size->z_stride, elem_of(config->logits_dtype));
+        memory->dz[i] =
+            put(&bytes, &ok, d_z && !size->in_place && !size->early && (i == 0 || other), joined,
+                size->d_stride, elem);
         /* d_W's product of a chunk comes after the next chunk's rows were taken */
-        memory->h[i] = put(&n, &ok, i == 0 ? makes_logits || d_weight : d_weight && second, J,
-                           l->hidden, elem);
+        memory->h[i] = put(&bytes, &ok, i == 0 ? makes_logits || d_weight : d_weight && second,
+                           joined, linear->hidden, elem);
     }
-    memory->d_h = put(&n, &ok, grads && !c->frozen_hidden && !s->d_hidden_last, J, l->hidden, elem);
-    const bool d_h = grads && !c->frozen_hidden;
-    const int64_t sum = s->segment && elem == 8 ? 8 : sizeof(float);
+    memory->d_h = put(&bytes, &ok, grads && !config->frozen_hidden && !size->d_hidden_last, joined,
+                      linear->hidden, elem);
+    const bool d_h = grads && !config->frozen_hidden;
+    const int64_t sum = size->segment && elem == 8 ? 8 : sizeof(float);
     int64_t levels = 1;
-    for (int64_t i = s->segment ? l->columns / s->segment : 1; i > 1; i /= 2)
+    for (int64_t i = size->segment ? linear->columns / size->segment : 1; i > 1; i /= 2)
         levels++;
-    memory->d_h_sum = put(&n, &ok, d_h && (s->segment || (s->blocks > 1 && elem == 2)), s->chunk,
-                          l->hidden, levels * sum);
-    memory->d_h_all = put(&n, &ok, d_h && s->segment && colo_comm_size(l->group) > 1, s->chunk,
-                          l->hidden, colo_comm_size(l->group) * sum);
+    memory->d_h_sum = put(&bytes, &ok, d_h && (size->segment || (size->blocks > 1 && elem == 2)),
+                          size->chunk, linear->hidden, levels * sum);
+    memory->d_h_all = put(&bytes, &ok, d_h && size->segment && colo_comm_size(linear->group) > 1,
+                          size->chunk, linear->hidden, colo_comm_size(linear->group) * sum);
     memory->d_hidden =
-        put(&n, &ok, grads && !c->frozen_hidden && c->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER, T,
-            l->hidden, elem);
+        put(&bytes, &ok,
+            grads && !config->frozen_hidden && config->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER,
+            tokens, linear->hidden, elem);
     int64_t summed = 0;
-    if (d_h && !s->segment && c->d_hidden != COLO_D_HIDDEN_PARTIAL &&
-        colo_mul_ok(T, l->hidden * elem, &summed))
-        summed = (int64_t)colo_comm_i_reduction_stage(l->group, summed);
-    memory->d_h_stage = put(&n, &ok, summed > 0, summed, 1, 1);
+    if (d_h && !size->segment && config->d_hidden != COLO_D_HIDDEN_PARTIAL &&
+        colo_mul_ok(tokens, linear->hidden * elem, &summed))
+        summed = (int64_t)colo_comm_i_reduction_stage(linear->group, summed);
+    memory->d_h_stage = put(&bytes, &ok, summed > 0, summed, 1, 1);
     memory->d_h_stage_bytes = summed;
-    memory->stage =
-        put(&n, &ok, d_weight && s->early && s->inside > 0, s->part[1].first, l->hidden, elem);
-    memory->bias = put(&n, &ok, makes_logits && l->has_bias && colo_lm_head_group(l->head),
-                       l->columns, elem, 1);
-    memory->reduce =
-        put(&n, &ok, d_weight && reduce_bytes(l, s->once) > 0, reduce_bytes(l, s->once), 1, 1);
-    memory->gemm = put(&n, &ok, true, l->loss->gemm->workspace(l->gemm), 1, 1);
-    memory->bytes = n;
+    memory->stage = put(&bytes, &ok, d_weight && size->early && size->inside > 0,
+                        size->part[1].first, linear->hidden, elem);
+    memory->bias =
+        put(&bytes, &ok, makes_logits && linear->has_bias && colo_lm_head_group(linear->head),
+            linear->columns, elem, 1);
+    memory->reduce = put(&bytes, &ok, d_weight && reduce_bytes(linear, size->once) > 0,
+                         reduce_bytes(linear, size->once), 1, 1);
+    memory->gemm = put(&bytes, &ok, true, linear->loss->gemm->workspace(linear->gemm), 1, 1);
+    memory->bytes = bytes;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,
-                          "linear: the workspace of %" PRId64 " tokens passes 2^63 bytes", T);
+                          "linear: the workspace of %" PRId64 " tokens passes 2^63 bytes", tokens);
 }
 
-colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
-                                  struct colo_linear_saved *k)
+colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *linear,
+                                  const struct colo_linear_size *size,
+                                  struct colo_linear_saved *saved)
 {
-    int64_t n = 0;
+    int64_t bytes = 0;
     bool ok = true;
-    k->stats = put(&n, &ok, !s->early, s->rows, 3, sizeof(double));
-    k->logits = put(&n, &ok, s->keeps, s->rows, s->z_stride, elem_of(l->config.logits_dtype));
-    k->d_logits = put(&n, &ok, s->early, s->rows, s->d_stride, elem_of(l->dtype));
-    k->scale =
-        put(&n, &ok, s->early && elem_of(l->dtype) == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
-    k->bytes = n;
+    saved->stats = put(&bytes, &ok, !size->early, size->rows, 3, sizeof(double));
+    saved->logits = put(&bytes, &ok, size->keeps, size->rows, size->z_stride,
+                        elem_of(linear->config.logits_dtype));
+    saved->d_logits =
+        put(&bytes, &ok, size->early, size->rows, size->d_stride, elem_of(linear->dtype));
+    saved->scale = put(&bytes, &ok, size->early && elem_of(linear->dtype) == 2, COLO_LINEAR_SCALE,
+                       sizeof(float), 1);
+    saved->bytes = bytes;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,
                           "linear: the saved state of %" PRId64 " tokens passes 2^63 bytes",
-                          s->tokens);
+                          size->tokens);
 }
 
 /* ---- the queries ---- */
 
-colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *l, int64_t tokens,
+colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *linear, int64_t tokens,
                                              int64_t max_valid, size_t *bytes)
 {
-    struct colo_linear_size s;
-    struct colo_linear_saved k;
-    COLO_FAIL_IF(!l || !bytes, COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
-    COLO_TRY(colo_linear_i_size(l, COLO_LINEAR_FORWARD, tokens, max_valid, &s));
-    COLO_TRY(colo_linear_i_saved(l, &s, &k));
-    *bytes = (size_t)k.bytes;
+    struct colo_linear_size size;
+    struct colo_linear_saved saved;
+    COLO_FAIL_IF(!linear || !bytes, COLO_ERR_ARG, "linear: %s is NULL",
+                 linear ? "bytes" : "linear");
+    COLO_TRY(colo_linear_i_size(linear, COLO_LINEAR_FORWARD, tokens, max_valid, &size));
+    COLO_TRY(colo_linear_i_saved(linear, &size, &saved));
+    *bytes = (size_t)saved.bytes;
     return COLO_OK;
 }
 
-colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *linear,
                                                  colo_linear_pass_t pass, int64_t tokens,
                                                  int64_t max_valid, size_t *bytes)
 {
-    struct colo_linear_size s;
+    struct colo_linear_size size;
     struct colo_linear_memory memory;
-    COLO_FAIL_IF(!l || !bytes, COLO_ERR_ARG, "linear: %s is NULL", l ? "bytes" : "linear");
-    COLO_TRY(colo_linear_i_size(l, pass, tokens, max_valid, &s));
-    COLO_TRY(colo_linear_i_memory(l, &s, &memory));
+    COLO_FAIL_IF(!linear || !bytes, COLO_ERR_ARG, "linear: %s is NULL",
+                 linear ? "bytes" : "linear");
+    COLO_TRY(colo_linear_i_size(linear, pass, tokens, max_valid, &size));
+    COLO_TRY(colo_linear_i_memory(linear, &size, &memory));
     *bytes = (size_t)memory.bytes;
     return COLO_OK;
 }

@@ -98,20 +98,20 @@ struct colo_linear_size {
     struct colo_linear_program program;
 };
 
-static inline bool colo_linear_has(const struct colo_linear_size *s,
+static inline bool colo_linear_has(const struct colo_linear_size *size,
                                    enum colo_linear_step_kind kind)
 {
-    return s->program.kinds >> kind & 1;
+    return size->program.kinds >> kind & 1;
 }
 
-static inline bool colo_linear_makes_grads(const struct colo_linear_size *s)
+static inline bool colo_linear_makes_grads(const struct colo_linear_size *size)
 {
-    return colo_linear_has(s, COLO_STEP_D_HIDDEN) || colo_linear_has(s, COLO_STEP_D_WEIGHT);
+    return colo_linear_has(size, COLO_STEP_D_HIDDEN) || colo_linear_has(size, COLO_STEP_D_WEIGHT);
 }
 
 /* The steps of a pass whose numbers are known: the last part of colo_linear_i_size(). */
-void colo_linear_i_program(const colo_linear_logprob_t *l, bool makes_logits, bool takes_head,
-                           struct colo_linear_size *s);
+void colo_linear_i_program(const colo_linear_logprob_t *linear, bool makes_logits, bool takes_head,
+                           struct colo_linear_size *size);
 
 /* Byte offsets in a workspace; -1: not there. */
 struct colo_linear_memory {
@@ -141,20 +141,22 @@ struct colo_linear_saved {
 };
 
 /* @max_valid as given: < 0 is @tokens. COLO_ERR_ARG when bytes pass 2^63. */
-colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pass_t pass,
-                                 int64_t tokens, int64_t max_valid, struct colo_linear_size *s);
-colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+colo_status_t colo_linear_i_size(const colo_linear_logprob_t *linear, colo_linear_pass_t pass,
+                                 int64_t tokens, int64_t max_valid, struct colo_linear_size *size);
+colo_status_t colo_linear_i_memory(const colo_linear_logprob_t *linear,
+                                   const struct colo_linear_size *size,
                                    struct colo_linear_memory *memory);
-colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+colo_status_t colo_linear_i_saved(const colo_linear_logprob_t *linear,
+                                  const struct colo_linear_size *size,
                                   struct colo_linear_saved *offsets);
 
 /* ---- pipeline.c ---- */
 
 /* One call. */
 struct colo_linear_call {
-    const colo_linear_logprob_t *l;
-    struct colo_linear_size s;
-    struct colo_linear_memory m;
+    const colo_linear_logprob_t *linear;
+    struct colo_linear_size size;
+    struct colo_linear_memory memory;
     void *workspace;
     void *stats, *saved_logits; /* in saved memory or the workspace; logits, or d_logits */
     void *shared;               /* d_weight's memory, which has d_logits, too */
@@ -188,14 +190,14 @@ colo_status_t colo_linear_i_pipeline(struct colo_linear_call *call);
 colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
                                          const colo_lm_head_t *head, const colo_comm_t *group,
                                          colo_linear_logprob_config_t *own);
-colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *linear,
                                         const colo_linear_batch_t *batch);
-colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *linear,
                                            const colo_linear_upstream_t *up, bool factor);
-colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *linear,
                                         const colo_linear_grads_t *grads,
                                         const colo_tensor_t *hidden);
-colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
+colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *linear,
                                         const colo_linear_logprob_saved_t *saved);
 colo_status_t colo_linear_i_check_memory(const void *p, const char *what, int64_t bytes);
 
