@@ -8,14 +8,14 @@
 
 #include <string.h>
 
-static double smoothing_of(const colo_logprob_config_t *c)
+static double smoothing_of(const colo_logprob_config_t *config)
 {
-    if (!c->want_loss)
+    if (!config->want_loss)
         return 0;
-    double v = (double)c->logits.vocab;
-    return c->megatron_smoothing && !c->local_smoothing && c->logits.vocab > 1
-               ? c->label_smoothing * v / (v - 1)
-               : c->label_smoothing;
+    double v = (double)config->logits.vocab;
+    return config->megatron_smoothing && !config->local_smoothing && config->logits.vocab > 1
+               ? config->label_smoothing * v / (v - 1)
+               : config->label_smoothing;
 }
 
 /* Appends an array of @n elements. */
@@ -53,12 +53,13 @@ uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass)
            (uint32_t)pass->config.want_correct << 5;
 }
 
-bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
+bool colo_logprob_i_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *block)
 {
     static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS};
-    struct colo_logprob_pass pass = {
-        .config = *c, .stat_dtype = colo_logprob_stat_dtype(dtype), .smoothing = smoothing_of(c)};
+    struct colo_logprob_pass pass = {.config = *config,
+                                     .stat_dtype = colo_logprob_stat_dtype(dtype),
+                                     .smoothing = smoothing_of(config)};
     const bool fits = colo_loss_i_lay_out(&pass, arrays, 6, colo_logprob_i_wanted(&pass), n);
     *block = pass.block;
     return fits;
@@ -71,30 +72,32 @@ static uint64_t hash_f64(uint64_t hash, double v)
     return colo_hash_i64(hash, bits);
 }
 
-uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype)
+uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dtype_t dtype)
 {
-    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, c->logits.vocab);
-    hash = hash_f64(hash, c->logits.scale / c->logits.temperature);
-    hash = hash_f64(hash, c->logits.softcap);
-    hash = hash_f64(hash, smoothing_of(c));
-    hash = hash_f64(hash, c->z_loss);
-    hash = colo_hash_i64(hash, c->ignore_index);
-    hash = colo_hash_i64(hash, c->order);
+    uint64_t hash = colo_hash_i64(COLO_HASH_INIT, config->logits.vocab);
+    hash = hash_f64(hash, config->logits.scale / config->logits.temperature);
+    hash = hash_f64(hash, config->logits.softcap);
+    hash = hash_f64(hash, smoothing_of(config));
+    hash = hash_f64(hash, config->z_loss);
+    hash = colo_hash_i64(hash, config->ignore_index);
+    hash = colo_hash_i64(hash, config->order);
     hash = colo_hash_i64(hash, dtype);
-    return colo_hash_i64(hash, c->want_entropy | c->want_loss << 1 | c->want_correct << 2 |
-                                   c->lenient_targets << 3 | c->local_smoothing << 4);
+    return colo_hash_i64(hash, config->want_entropy | config->want_loss << 1 |
+                                   config->want_correct << 2 | config->lenient_targets << 3 |
+                                   config->local_smoothing << 4);
 }
 
 /* Of a support in host memory, and of its tokens that are not ignored. */
 static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t hash)
 {
-    const struct colo_support_pass *s = &pass->support;
-    for (int64_t row = 0; row < pass->tokens && s->begin; row++) {
+    const struct colo_support_pass *lists = &pass->support;
+    for (int64_t row = 0; row < pass->tokens && lists->begin; row++) {
         if (pass->targets[row * pass->target_stride] == pass->config.ignore_index)
             continue;
-        const int64_t t = s->token_of ? s->token_of[row] : row, end = s->end[t * s->end_stride];
-        for (int64_t i = s->begin[t * s->begin_stride]; i < end; i++)
-            hash = (hash ^ (hash >> 29) ^ (uint64_t)s->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
+        const int64_t token = lists->token_of ? lists->token_of[row] : row,
+                      end = lists->end[token * lists->end_stride];
+        for (int64_t i = lists->begin[token * lists->begin_stride]; i < end; i++)
+            hash = (hash ^ (hash >> 29) ^ (uint64_t)lists->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
         hash = (hash ^ (hash >> 29) ^ (uint64_t)row) * UINT64_C(0x9e3779b97f4a7c15);
     }
     return hash;
@@ -104,8 +107,8 @@ static uint64_t hash_support(const struct colo_logprob_pass *pass, uint64_t hash
 uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *pass)
 {
     uint64_t hash = COLO_HASH_INIT;
-    for (int64_t t = 0; t < pass->tokens; t++)
-        hash = (hash ^ (hash >> 29) ^ (uint64_t)pass->targets[t * pass->target_stride]) *
+    for (int64_t token = 0; token < pass->tokens; token++)
+        hash = (hash ^ (hash >> 29) ^ (uint64_t)pass->targets[token * pass->target_stride]) *
                UINT64_C(0x9e3779b97f4a7c15);
     return hash_support(pass, hash);
 }
@@ -151,9 +154,10 @@ void colo_logprob_i_set_header(struct colo_logprob_pass *pass, uint64_t config, 
     };
 }
 
-int32_t colo_logprob_i_segments(const colo_logprob_config_t *c, int32_t ranks)
+int32_t colo_logprob_i_segments(const colo_logprob_config_t *config, int32_t ranks)
 {
-    const int64_t segments = c->segment > 0 ? (c->logits.vocab - 1) / c->segment + 1 : 1;
+    const int64_t segments =
+        config->segment > 0 ? (config->logits.vocab - 1) / config->segment + 1 : 1;
     int32_t n = 1;
     while (n * (int64_t)ranks < segments)
         n *= 2;

@@ -145,10 +145,10 @@ bool colo_loss_i_lay_out(struct colo_logprob_pass *pass, const colo_block_array_
                          int32_t n, uint32_t wanted, int64_t tokens);
 /* of COLO_LOGPROB_ARRAYS */
 uint32_t colo_logprob_i_wanted(const struct colo_logprob_pass *pass);
-bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
+bool colo_logprob_i_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *block);
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
-uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype);
+uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *config, colo_dtype_t dtype);
 
 /* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's,
  * and so are targets where @targets is NULL. */

@@ -25,38 +25,38 @@
 
 /* ---- checks ---- */
 
-static colo_status_t check_segment(const colo_sequence_t *s, int64_t b)
+static colo_status_t check_segment(const colo_sequence_t *seq, int64_t segment)
 {
-    const int64_t padded = s->cu_padded[b + 1] - s->cu_padded[b];
+    const int64_t padded = seq->cu_padded[segment + 1] - seq->cu_padded[segment];
     COLO_FAIL_IF(padded < 0, COLO_ERR_LAYOUT,
                  "sequence: cu_padded is not ascending at segment %" PRId64 ": from %" PRId64
                  " to %" PRId64,
-                 b, s->cu_padded[b], s->cu_padded[b + 1]);
-    COLO_FAIL_IF(s->cp > 1 && padded > 0 && padded / 2 < s->cp, COLO_ERR_LAYOUT,
+                 segment, seq->cu_padded[segment], seq->cu_padded[segment + 1]);
+    COLO_FAIL_IF(seq->cp > 1 && padded > 0 && padded / 2 < seq->cp, COLO_ERR_LAYOUT,
                  "sequence: segment %" PRId64 " has %" PRId64
                  " positions, shorter than 2 * cp = %" PRIu64
                  "; pad it, colo_sequence_pack() says to what",
-                 b, padded, 2 * (uint64_t)s->cp);
-    COLO_FAIL_IF(s->lengths && s->lengths[b] > padded, COLO_ERR_LAYOUT,
+                 segment, padded, 2 * (uint64_t)seq->cp);
+    COLO_FAIL_IF(seq->lengths && seq->lengths[segment] > padded, COLO_ERR_LAYOUT,
                  "sequence: row %" PRId64 " has %" PRId64 " tokens, its segment has %" PRId64
                  " positions",
-                 b, s->lengths[b], padded);
+                 segment, seq->lengths[segment], padded);
     return COLO_OK;
 }
 
-static colo_partition_t partition_of(const colo_sequence_t *s)
+static colo_partition_t partition_of(const colo_sequence_t *seq)
 {
-    const bool packed = s->cu_padded && s->batch > 0;
+    const bool packed = seq->cu_padded && seq->batch > 0;
     return (colo_partition_t){
-        .cp = s->cp,
-        .cp_rank = s->cp_rank,
+        .cp = seq->cp,
+        .cp_rank = seq->cp_rank,
         .tp = 1,
-        .positions = packed         ? s->cu_padded[s->batch]
-                     : s->cu_padded ? 0
-                     : s->padded    ? s->padded
-                                    : s->positions,
-        .segments = packed ? s->batch : 0,
-        .cu_padded = packed ? s->cu_padded : NULL,
+        .positions = packed           ? seq->cu_padded[seq->batch]
+                     : seq->cu_padded ? 0
+                     : seq->padded    ? seq->padded
+                                      : seq->positions,
+        .segments = packed ? seq->batch : 0,
+        .cu_padded = packed ? seq->cu_padded : NULL,
     };
 }
 
@@ -67,36 +67,37 @@ static colo_status_t read_sequence(const colo_sequence_t *given, colo_sequence_t
 }
 
 /* The caller's struct, its missing members filled in, with values that fit together. */
-static colo_status_t open_sequence(const colo_sequence_t *given, colo_sequence_t *s)
+static colo_status_t open_sequence(const colo_sequence_t *given, colo_sequence_t *own)
 {
     int64_t n;
-    COLO_TRY(read_sequence(given, s));
-    COLO_FAIL_IF(s->batch < 0 || s->positions < 1, COLO_ERR_ARG,
+    COLO_TRY(read_sequence(given, own));
+    COLO_FAIL_IF(own->batch < 0 || own->positions < 1, COLO_ERR_ARG,
                  "sequence: %" PRId64 " rows of %" PRId64
                  " columns, expected 0 or more of at least 1",
-                 s->batch, s->positions);
-    COLO_FAIL_IF(!s->cu_padded && s->padded && s->padded < s->positions, COLO_ERR_ARG,
+                 own->batch, own->positions);
+    COLO_FAIL_IF(!own->cu_padded && own->padded && own->padded < own->positions, COLO_ERR_ARG,
                  "sequence: padded is %" PRId64 ", expected 0 or at least the %" PRId64 " columns",
-                 s->padded, s->positions);
-    COLO_FAIL_IF(s->cp < 1 || s->cp_rank < 0 || s->cp_rank >= s->cp, COLO_ERR_ARG,
-                 "sequence: cp_rank %" PRId64 " is outside [0, %" PRId64 ")", s->cp_rank, s->cp);
-    for (int64_t b = 0; b < s->batch && (s->lengths || s->cu_padded); b++) {
-        COLO_FAIL_IF(s->lengths && (s->lengths[b] < 0 || s->lengths[b] > s->positions),
+                 own->padded, own->positions);
+    COLO_FAIL_IF(own->cp < 1 || own->cp_rank < 0 || own->cp_rank >= own->cp, COLO_ERR_ARG,
+                 "sequence: cp_rank %" PRId64 " is outside [0, %" PRId64 ")", own->cp_rank,
+                 own->cp);
+    for (int64_t b = 0; b < own->batch && (own->lengths || own->cu_padded); b++) {
+        COLO_FAIL_IF(own->lengths && (own->lengths[b] < 0 || own->lengths[b] > own->positions),
                      COLO_ERR_LAYOUT,
                      "sequence: row %" PRId64 " has %" PRId64 " tokens, expected 0..%" PRId64, b,
-                     s->lengths[b], s->positions);
-        if (s->cu_padded)
-            COLO_TRY(check_segment(s, b));
+                     own->lengths[b], own->positions);
+        if (own->cu_padded)
+            COLO_TRY(check_segment(own, b));
     }
-    const colo_partition_t part = partition_of(s);
+    const colo_partition_t part = partition_of(own);
     colo_status_t st = colo_partition_check(&part);
     if (st < 0)
         return colo_fail_prefix(st, "sequence");
-    COLO_FAIL_IF(!colo_mul_ok(s->batch, part.positions, &n) || !colo_mul_ok(n, 8, &n) ||
-                     !colo_mul_ok(s->batch, s->positions, &n) || !colo_mul_ok(n, 8, &n),
+    COLO_FAIL_IF(!colo_mul_ok(own->batch, part.positions, &n) || !colo_mul_ok(n, 8, &n) ||
+                     !colo_mul_ok(own->batch, own->positions, &n) || !colo_mul_ok(n, 8, &n),
                  COLO_ERR_ARG,
-                 "sequence: %" PRId64 " rows of %" PRId64 " columns exceed 2^63 bytes", s->batch,
-                 s->positions);
+                 "sequence: %" PRId64 " rows of %" PRId64 " columns exceed 2^63 bytes", own->batch,
+                 own->positions);
     return COLO_OK;
 }
 
@@ -106,9 +107,9 @@ colo_status_t colo_sequence_check(const colo_sequence_t *seq)
     return open_sequence(seq, &own);
 }
 
-static int64_t count_of(const colo_sequence_t *s)
+static int64_t count_of(const colo_sequence_t *seq)
 {
-    return (s->cu_padded ? 1 : s->batch) * (partition_of(s).positions / s->cp);
+    return (seq->cu_padded ? 1 : seq->batch) * (partition_of(seq).positions / seq->cp);
 }
 
 int64_t colo_sequence_count(const colo_sequence_t *seq)
@@ -117,64 +118,66 @@ int64_t colo_sequence_count(const colo_sequence_t *seq)
     return seq && read_sequence(seq, &own) == COLO_OK && own.cp >= 1 ? count_of(&own) : 0;
 }
 
-static colo_status_t check_elements(const colo_sequence_t *s, const colo_tensor_t *t,
+static colo_status_t check_elements(const colo_sequence_t *seq, const colo_tensor_t *tensor,
                                     const char *what)
 {
-    COLO_TRY(colo_tensor_check(t, what));
-    COLO_FAIL_IF(colo_tensor_count(t) != count_of(s) || !colo_tensor_is_contiguous(t),
+    COLO_TRY(colo_tensor_check(tensor, what));
+    COLO_FAIL_IF(colo_tensor_count(tensor) != count_of(seq) || !colo_tensor_is_contiguous(tensor),
                  COLO_ERR_SHAPE, "%s: %" PRId64 " elements%s, expected %" PRId64 " contiguous ones",
-                 what, colo_tensor_count(t),
-                 colo_tensor_is_contiguous(t) ? "" : " that are not contiguous", count_of(s));
+                 what, colo_tensor_count(tensor),
+                 colo_tensor_is_contiguous(tensor) ? "" : " that are not contiguous",
+                 count_of(seq));
     return COLO_OK;
 }
 
-static colo_status_t check_values(const colo_sequence_t *s, const colo_tensor_t *t,
+static colo_status_t check_values(const colo_sequence_t *seq, const colo_tensor_t *tensor,
                                   const char *what)
 {
-    COLO_TRY(check_elements(s, t, what));
-    COLO_FAIL_IF(t->dtype != COLO_F32 && t->dtype != COLO_F64, COLO_ERR_ARG,
-                 "%s: dtype %s, expected f32 or f64", what, colo_dtype_name(t->dtype));
+    COLO_TRY(check_elements(seq, tensor, what));
+    COLO_FAIL_IF(tensor->dtype != COLO_F32 && tensor->dtype != COLO_F64, COLO_ERR_ARG,
+                 "%s: dtype %s, expected f32 or f64", what, colo_dtype_name(tensor->dtype));
     return COLO_OK;
 }
 
-static colo_status_t check_table(const colo_sequence_t *s, const colo_tensor_t *t,
+static colo_status_t check_table(const colo_sequence_t *seq, const colo_tensor_t *tensor,
                                  const colo_tensor_t *local, const char *what)
 {
-    COLO_TRY(colo_tensor_check(t, what));
-    COLO_TRY(colo_loss_i_check_is(t, local->dtype, what));
-    const int64_t cols = s->positions - 1;
-    COLO_FAIL_IF(t->ndim != 2 || t->shape[0] != s->batch || t->shape[1] != cols ||
-                     (cols > 1 && t->stride[1] != 1) || (s->batch > 1 && t->stride[0] < cols),
+    COLO_TRY(colo_tensor_check(tensor, what));
+    COLO_TRY(colo_loss_i_check_is(tensor, local->dtype, what));
+    const int64_t cols = seq->positions - 1;
+    COLO_FAIL_IF(tensor->ndim != 2 || tensor->shape[0] != seq->batch || tensor->shape[1] != cols ||
+                     (cols > 1 && tensor->stride[1] != 1) ||
+                     (seq->batch > 1 && tensor->stride[0] < cols),
                  COLO_ERR_SHAPE,
                  "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
                  "] with contiguous columns",
-                 what, (int)t->ndim, colo_tensor_count(t), s->batch, cols);
-    return colo_loss_i_check_like(t, local, what, "elements are");
+                 what, (int)tensor->ndim, colo_tensor_count(tensor), seq->batch, cols);
+    return colo_loss_i_check_like(tensor, local, what, "elements are");
 }
 
-static colo_status_t check_device(const colo_sequence_t *s, colo_mem_t mem)
+static colo_status_t check_device(const colo_sequence_t *seq, colo_mem_t mem)
 {
-    COLO_FAIL_IF(mem == COLO_CUDA &&
-                     (!s->device_lengths != !s->lengths || !s->device_cu_padded != !s->cu_padded),
+    COLO_FAIL_IF(mem == COLO_CUDA && (!seq->device_lengths != !seq->lengths ||
+                                      !seq->device_cu_padded != !seq->cu_padded),
                  COLO_ERR_ARG,
                  "sequence: tensors on a GPU need device_lengths and "
                  "device_cu_padded, copies of lengths and cu_padded");
     return COLO_OK;
 }
 
-static struct colo_sequence_pass pass_of(const colo_sequence_t *s, colo_mem_t mem)
+static struct colo_sequence_pass pass_of(const colo_sequence_t *seq, colo_mem_t mem)
 {
     const bool gpu = mem == COLO_CUDA;
     return (struct colo_sequence_pass){
-        .batch = s->batch,
-        .positions = s->positions,
-        .cp = s->cp,
-        .cp_rank = s->cp_rank,
-        .row = partition_of(s).positions,
-        .count = count_of(s),
-        .lengths = gpu ? s->device_lengths : s->lengths,
-        .cu_padded = gpu ? s->device_cu_padded : s->cu_padded,
-        .left_padded = s->left_padded,
+        .batch = seq->batch,
+        .positions = seq->positions,
+        .cp = seq->cp,
+        .cp_rank = seq->cp_rank,
+        .row = partition_of(seq).positions,
+        .count = count_of(seq),
+        .lengths = gpu ? seq->device_lengths : seq->lengths,
+        .cu_padded = gpu ? seq->device_cu_padded : seq->cu_padded,
+        .left_padded = seq->left_padded,
     };
 }
 
@@ -254,14 +257,14 @@ colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, colo_dtyp
     return COLO_OK;
 }
 
-static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *local,
+static colo_status_t check_group(const colo_sequence_t *seq, const colo_tensor_t *local,
                                  const colo_comm_t *group, const void *workspace)
 {
     COLO_FAIL_IF(
-        colo_comm_size(group) != s->cp || colo_comm_rank(group) != s->cp_rank, COLO_ERR_ARG,
+        colo_comm_size(group) != seq->cp || colo_comm_rank(group) != seq->cp_rank, COLO_ERR_ARG,
         "sequence: rank %d of a group of %d, expected the cp group: rank %" PRId64 " of %" PRId64,
-        (int)colo_comm_rank(group), (int)colo_comm_size(group), s->cp_rank, s->cp);
-    COLO_FAIL_IF(s->cp > 1 && !workspace && count_of(s) > 0, COLO_ERR_ARG,
+        (int)colo_comm_rank(group), (int)colo_comm_size(group), seq->cp_rank, seq->cp);
+    COLO_FAIL_IF(seq->cp > 1 && !workspace && count_of(seq) > 0, COLO_ERR_ARG,
                  "sequence: workspace is NULL; colo_sequence_workspace_size() "
                  "tells how many bytes it needs");
     COLO_TRY(colo_mem_check_aligned(workspace, "sequence", "workspace"));

@@ -12,32 +12,33 @@
 
 #include <inttypes.h>
 
-static colo_status_t check_one(const colo_tensor_t *t, const char *what, int64_t count,
+static colo_status_t check_one(const colo_tensor_t *tensor, const char *what, int64_t count,
                                const colo_tensor_t *like)
 {
-    COLO_TRY(colo_loss_i_check_line(t, what, COLO_I64, count, ""));
-    COLO_FAIL_IF(count < 0 && t->shape[0] > 1 && t->stride[0] != 1, COLO_ERR_SHAPE,
+    COLO_TRY(colo_loss_i_check_line(tensor, what, COLO_I64, count, ""));
+    COLO_FAIL_IF(count < 0 && tensor->shape[0] > 1 && tensor->stride[0] != 1, COLO_ERR_SHAPE,
                  "%s: elements are %" PRId64 " apart, expected contiguous ones", what,
-                 t->stride[0]);
-    return colo_loss_i_check_memory(t, like, what);
+                 tensor->stride[0]);
+    return colo_loss_i_check_memory(tensor, like, what);
 }
 
-static colo_status_t check_list(const struct colo_support_pass *s, int64_t vocab, int64_t t)
+static colo_status_t check_list(const struct colo_support_pass *lists, int64_t vocab, int64_t token)
 {
-    const int64_t begin = s->begin[t * s->begin_stride], end = s->end[t * s->end_stride];
-    COLO_FAIL_IF(begin < 0 || begin > end || end > s->count, COLO_ERR_ARG,
+    const int64_t begin = lists->begin[token * lists->begin_stride],
+                  end = lists->end[token * lists->end_stride];
+    COLO_FAIL_IF(begin < 0 || begin > end || end > lists->count, COLO_ERR_ARG,
                  "support: token %" PRId64 " has ids [%" PRId64 ", %" PRId64
                  "), expected a range of [0, %" PRId64 ")",
-                 t, begin, end, s->count);
+                 token, begin, end, lists->count);
     for (int64_t i = begin; i < end; i++) {
-        COLO_FAIL_IF(s->ids[i] < 0 || s->ids[i] >= vocab, COLO_ERR_ARG,
+        COLO_FAIL_IF(lists->ids[i] < 0 || lists->ids[i] >= vocab, COLO_ERR_ARG,
                      "support: token %" PRId64 " has id %" PRId64 ", expected one of [0, %" PRId64
                      ")",
-                     t, s->ids[i], vocab);
-        COLO_FAIL_IF(i > begin && s->ids[i] < s->ids[i - 1], COLO_ERR_ARG,
+                     token, lists->ids[i], vocab);
+        COLO_FAIL_IF(i > begin && lists->ids[i] < lists->ids[i - 1], COLO_ERR_ARG,
                      "support: token %" PRId64 " has id %" PRId64 " behind id %" PRId64
                      ", expected ascending ids; sort each list",
-                     t, s->ids[i], s->ids[i - 1]);
+                     token, lists->ids[i], lists->ids[i - 1]);
     }
     return COLO_OK;
 }
@@ -58,10 +59,10 @@ colo_status_t colo_loss_i_check_support(const colo_support_t *support,
     if (like->mem != COLO_HOST)
         return COLO_OK;
     const colo_support_saved_t views = colo_loss_i_save_support(support);
-    const struct colo_support_pass s = colo_loss_i_support(&views);
-    for (int64_t t = 0; t < tokens; t++)
-        if (((const int64_t *)targets->data)[t * targets->stride[0]] != config->ignore_index)
-            COLO_TRY(check_list(&s, config->logits.vocab, t));
+    const struct colo_support_pass lists = colo_loss_i_support(&views);
+    for (int64_t token = 0; token < tokens; token++)
+        if (((const int64_t *)targets->data)[token * targets->stride[0]] != config->ignore_index)
+            COLO_TRY(check_list(&lists, config->logits.vocab, token));
     return COLO_OK;
 }
 
@@ -86,9 +87,9 @@ colo_support_saved_t colo_loss_i_save_support(const colo_support_t *support)
 
 struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved)
 {
-    struct colo_support_pass s = {.begin = NULL};
+    struct colo_support_pass lists = {.begin = NULL};
     if (saved->begin.ndim == 1)
-        s = (struct colo_support_pass){
+        lists = (struct colo_support_pass){
             .ids = saved->ids.data,
             .count = saved->ids.shape[0],
             .begin = saved->begin.data,
@@ -96,7 +97,7 @@ struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved)
             .begin_stride = saved->begin.stride[0],
             .end_stride = saved->end.stride[0],
         };
-    return s;
+    return lists;
 }
 
 colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved)

@@ -70,34 +70,37 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written)
+colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *matrix, const char *what, bool written)
 {
-    COLO_TRY(colo_tensor_check(x, what));
-    COLO_FAIL_IF(!colo_dtype_is_float(x->dtype), COLO_ERR_ARG,
-                 "%s: dtype %s, expected f32, f64, bf16 or f16", what, colo_dtype_name(x->dtype));
-    COLO_FAIL_IF(x->ndim != 2, COLO_ERR_SHAPE, "%s: %d axes, expected 2: [T, Vl]", what,
-                 (int)x->ndim);
-    COLO_FAIL_IF(x->shape[1] > 1 && x->stride[1] != 1, COLO_ERR_SHAPE,
+    COLO_TRY(colo_tensor_check(matrix, what));
+    COLO_FAIL_IF(!colo_dtype_is_float(matrix->dtype), COLO_ERR_ARG,
+                 "%s: dtype %s, expected f32, f64, bf16 or f16", what,
+                 colo_dtype_name(matrix->dtype));
+    COLO_FAIL_IF(matrix->ndim != 2, COLO_ERR_SHAPE, "%s: %d axes, expected 2: [T, Vl]", what,
+                 (int)matrix->ndim);
+    COLO_FAIL_IF(matrix->shape[1] > 1 && matrix->stride[1] != 1, COLO_ERR_SHAPE,
                  "%s: columns are %" PRId64 " elements apart, expected contiguous columns", what,
-                 x->stride[1]);
-    COLO_FAIL_IF(written && x->shape[0] > 1 && x->stride[0] < x->shape[1], COLO_ERR_SHAPE,
+                 matrix->stride[1]);
+    COLO_FAIL_IF(written && matrix->shape[0] > 1 && matrix->stride[0] < matrix->shape[1],
+                 COLO_ERR_SHAPE,
                  "%s: rows of %" PRId64 " columns are %" PRId64 " elements apart and overlap", what,
-                 x->shape[1], x->stride[0]);
+                 matrix->shape[1], matrix->stride[0]);
     return COLO_OK;
 }
 
 /* Are the columns [@start, @end) of the vocabulary whole segments, as many on each rank? */
-static colo_status_t check_segments(const colo_logprob_config_t *c, int64_t start, int64_t end,
+static colo_status_t check_segments(const colo_logprob_config_t *config, int64_t start, int64_t end,
                                     const colo_comm_t *group)
 {
-    if (c->segment == 0)
+    if (config->segment == 0)
         return COLO_OK;
     const int32_t ranks = colo_comm_size(group);
-    const int64_t v = c->logits.vocab, each = colo_logprob_i_segments(c, ranks) * c->segment;
+    const int64_t vocab = config->logits.vocab,
+                  each = colo_logprob_i_segments(config, ranks) * config->segment;
     int64_t lo = colo_comm_rank(group) * each, hi = lo + each;
-    lo = lo < v ? lo : v;
-    hi = hi < v ? hi : v;
-    start = start < v ? start : v;
+    lo = lo < vocab ? lo : vocab;
+    hi = hi < vocab ? hi : vocab;
+    start = start < vocab ? start : vocab;
     if (start == lo && end == hi)
         return COLO_OK;
     return colo_fail(COLO_ERR_SHAPE,
@@ -105,8 +108,8 @@ static colo_status_t check_segments(const colo_logprob_config_t *c, int64_t star
                      ") of a vocabulary of %" PRId64 " in segments of %" PRId64
                      ", expected [%" PRId64 ", %" PRId64 "); pad the vocabulary to %" PRId64
                      " columns and give each rank %" PRId64,
-                     (int)colo_comm_rank(group), (int)ranks, start, end, v, c->segment, lo, hi,
-                     each * ranks, each);
+                     (int)colo_comm_rank(group), (int)ranks, start, end, vocab, config->segment, lo,
+                     hi, each * ranks, each);
 }
 
 colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
@@ -146,42 +149,44 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                      (int)colo_comm_size(group));
 }
 
-colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *t, colo_mem_t mem, int32_t device,
+colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
                                     const char *what, const char *other)
 {
     return colo_fail(COLO_ERR_ARG, "%s: memory kind %d on device %d, the %s kind %d on device %d",
-                     what, (int)t->mem, (int)t->device, other, (int)mem, (int)device);
+                     what, (int)tensor->mem, (int)tensor->device, other, (int)mem, (int)device);
 }
 
-colo_status_t colo_loss_i_check_is(const colo_tensor_t *t, colo_dtype_t dtype, const char *what)
+colo_status_t colo_loss_i_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype,
+                                   const char *what)
 {
-    return t->dtype == dtype ? COLO_OK
-                             : colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected %s", what,
-                                         colo_dtype_name(t->dtype), colo_dtype_name(dtype));
+    return tensor->dtype == dtype
+               ? COLO_OK
+               : colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected %s", what,
+                           colo_dtype_name(tensor->dtype), colo_dtype_name(dtype));
 }
 
-colo_status_t colo_loss_i_check_line(const colo_tensor_t *t, const char *what, colo_dtype_t dtype,
-                                     int64_t count, const char *as)
+colo_status_t colo_loss_i_check_line(const colo_tensor_t *tensor, const char *what,
+                                     colo_dtype_t dtype, int64_t count, const char *as)
 {
-    COLO_TRY(colo_tensor_check(t, what));
-    COLO_TRY(colo_loss_i_check_is(t, dtype, what));
-    const int64_t found = colo_tensor_count(t);
-    COLO_FAIL_IF(t->ndim != 1 || (count >= 0 && found != count), COLO_ERR_SHAPE,
-                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]%s", what, (int)t->ndim,
-                 found, count >= 0 ? count : found, as);
+    COLO_TRY(colo_tensor_check(tensor, what));
+    COLO_TRY(colo_loss_i_check_is(tensor, dtype, what));
+    const int64_t found = colo_tensor_count(tensor);
+    COLO_FAIL_IF(tensor->ndim != 1 || (count >= 0 && found != count), COLO_ERR_SHAPE,
+                 "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "]%s", what,
+                 (int)tensor->ndim, found, count >= 0 ? count : found, as);
     return COLO_OK;
 }
 
-colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
+colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *config,
                                        const colo_logprob_out_t *out, const char *name)
 {
     COLO_FAIL_IF(!out, COLO_ERR_ARG, "%s: out is NULL", name);
     const struct {
         bool given, wanted;
         const char *what;
-    } all[] = {{out->entropy, c->want_entropy, "entropy"},
-               {out->loss, c->want_loss, "loss"},
-               {out->correct, c->want_correct, "correct"}};
+    } all[] = {{out->entropy, config->want_entropy, "entropy"},
+               {out->loss, config->want_loss, "loss"},
+               {out->correct, config->want_correct, "correct"}};
     for (int i = 0; i < 3; i++)
         COLO_FAIL_IF(all[i].given && !all[i].wanted, COLO_ERR_ARG,
                      "%s: out.%s is given, config.want_%s is false", name, all[i].what,
@@ -189,18 +194,18 @@ colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
     return COLO_OK;
 }
 
-colo_status_t colo_loss_i_check_like(const colo_tensor_t *t, const colo_tensor_t *like,
+colo_status_t colo_loss_i_check_like(const colo_tensor_t *tensor, const colo_tensor_t *like,
                                      const char *what, const char *other)
 {
-    return t->mem == like->mem && t->device == like->device
+    return tensor->mem == like->mem && tensor->device == like->device
                ? COLO_OK
-               : colo_loss_i_elsewhere(t, like->mem, like->device, what, other);
+               : colo_loss_i_elsewhere(tensor, like->mem, like->device, what, other);
 }
 
-colo_status_t colo_loss_i_check_memory(const colo_tensor_t *t, const colo_tensor_t *logits,
+colo_status_t colo_loss_i_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
                                        const char *what)
 {
-    return colo_loss_i_check_like(t, logits, what, "logits are");
+    return colo_loss_i_check_like(tensor, logits, what, "logits are");
 }
 
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits)
@@ -213,11 +218,12 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
 
 /* A kernel cuts a row at the 16-byte words of memory. With segments the cuts may not depend on
  * where the row is. */
-colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *c, const colo_tensor_t *logits)
+colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *config,
+                                      const colo_tensor_t *logits)
 {
     enum { WORD = 16 };
     const int64_t elem = (int64_t)colo_dtype_size(logits->dtype);
-    if (c->segment == 0 || logits->mem != COLO_CUDA || colo_tensor_count(logits) == 0 ||
+    if (config->segment == 0 || logits->mem != COLO_CUDA || colo_tensor_count(logits) == 0 ||
         ((uintptr_t)logits->data % WORD == 0 &&
          (logits->shape[0] == 1 || logits->stride[0] * elem % WORD == 0)))
         return COLO_OK;
@@ -259,9 +265,9 @@ colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st)
 
 /* ---- after the gather ---- */
 
-static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *p, int32_t r)
+static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *pass, int32_t rank)
 {
-    return (const colo_logprob_header_t *)(p->blocks + r * p->block.bytes);
+    return (const colo_logprob_header_t *)(pass->blocks + rank * pass->block.bytes);
 }
 
 /* The shards tile [0, V): their sizes add up to V, and every column up to V is on some rank. */
@@ -271,8 +277,8 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
     int64_t offset = 0, total = 0;
     while (offset < vocab) {
         int64_t end = offset;
-        for (int32_t r = 0; r < pass->ranks && end == offset; r++) {
-            const colo_logprob_header_t *header = header_of(pass, r);
+        for (int32_t rank = 0; rank < pass->ranks && end == offset; rank++) {
+            const colo_logprob_header_t *header = header_of(pass, rank);
             if (header->start <= offset && offset - header->start < header->columns)
                 end = header->start + header->columns;
         }
@@ -282,8 +288,8 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
                      (int)(pass->ranks / pass->segments), offset, vocab);
         offset = end;
     }
-    for (int32_t r = 0; r < pass->ranks; r++)
-        total += header_of(pass, r)->columns;
+    for (int32_t rank = 0; rank < pass->ranks; rank++)
+        total += header_of(pass, rank)->columns;
     COLO_FAIL_IF(total != vocab, COLO_ERR_MISMATCH,
                  "logprob: the shards of %d ranks hold %" PRId64
                  " columns, the vocabulary has %" PRId64 ": some are on two ranks",
@@ -294,41 +300,42 @@ static colo_status_t check_tiling(const struct colo_logprob_pass *pass)
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *pass)
 {
     const colo_logprob_header_t *first = header_of(pass, 0);
-    for (int32_t r = 0; r < pass->ranks; r++) {
-        const colo_logprob_header_t *header = header_of(pass, r);
+    for (int32_t rank = 0; rank < pass->ranks; rank++) {
+        const colo_logprob_header_t *header = header_of(pass, rank);
         COLO_FAIL_IF(header->magic != COLO_LOGPROB_MAGIC, COLO_ERR_MISMATCH,
-                     "logprob: rank %d brings no statistics", (int)(r / pass->segments));
+                     "logprob: rank %d brings no statistics", (int)(rank / pass->segments));
         COLO_FAIL_IF(header->tokens != first->tokens, COLO_ERR_MISMATCH,
                      "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64,
-                     (int)(r / pass->segments), header->tokens, first->tokens);
+                     (int)(rank / pass->segments), header->tokens, first->tokens);
         COLO_FAIL_IF(header->config != first->config, COLO_ERR_MISMATCH,
                      "logprob: rank %d has another config, dtype or order of rows than "
                      "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(r / pass->segments), header->config, first->config);
+                     (int)(rank / pass->segments), header->config, first->config);
         COLO_FAIL_IF(header->targets != first->targets, COLO_ERR_MISMATCH,
                      "logprob: rank %d has other targets than rank 0 "
                      "(%016" PRIx64 ", %016" PRIx64 ")",
-                     (int)(r / pass->segments), header->targets, first->targets);
+                     (int)(rank / pass->segments), header->targets, first->targets);
     }
     return check_tiling(pass);
 }
 
 /* ---- before backward ---- */
 
-colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at, const char *what)
+colo_status_t colo_loss_i_check_version(const colo_tensor_t *tensor, uint64_t saved_at,
+                                        const char *what)
 {
-    COLO_FAIL_IF(t->version && *t->version != saved_at, COLO_ERR_MODIFIED,
+    COLO_FAIL_IF(tensor->version && *tensor->version != saved_at, COLO_ERR_MODIFIED,
                  "%s were written after they were saved: version %" PRIu64 ", saved at %" PRIu64,
-                 what, *t->version, saved_at);
+                 what, *tensor->version, saved_at);
     return COLO_OK;
 }
 
 /* First byte and one past the last that a matrix touches. */
-static void extent_of(const colo_tensor_t *x, uintptr_t *lo, uintptr_t *hi)
+static void extent_of(const colo_tensor_t *matrix, uintptr_t *lo, uintptr_t *hi)
 {
-    int64_t elems = (x->shape[0] - 1) * x->stride[0] + x->shape[1];
-    *lo = (uintptr_t)x->data;
-    *hi = *lo + (uintptr_t)elems * colo_dtype_size(x->dtype);
+    int64_t elems = (matrix->shape[0] - 1) * matrix->stride[0] + matrix->shape[1];
+    *lo = (uintptr_t)matrix->data;
+    *hi = *lo + (uintptr_t)elems * colo_dtype_size(matrix->dtype);
 }
 
 bool colo_loss_i_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b)
@@ -357,21 +364,22 @@ static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
 }
 
 colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *what,
-                                         const colo_tensor_t *z, bool *in_place)
+                                         const colo_tensor_t *logits, bool *in_place)
 {
     COLO_TRY(colo_loss_i_check_matrix(d, what, true));
-    COLO_FAIL_IF(d->dtype != z->dtype, COLO_ERR_ARG, "%s: dtype %s, the logits are %s", what,
-                 colo_dtype_name(d->dtype), colo_dtype_name(z->dtype));
-    COLO_FAIL_IF(d->shape[0] != z->shape[0] || d->shape[1] != z->shape[1], COLO_ERR_SHAPE,
+    COLO_FAIL_IF(d->dtype != logits->dtype, COLO_ERR_ARG, "%s: dtype %s, the logits are %s", what,
+                 colo_dtype_name(d->dtype), colo_dtype_name(logits->dtype));
+    COLO_FAIL_IF(d->shape[0] != logits->shape[0] || d->shape[1] != logits->shape[1], COLO_ERR_SHAPE,
                  "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
-                 d->shape[0], d->shape[1], z->shape[0], z->shape[1]);
-    COLO_TRY(colo_loss_i_check_memory(d, z, what));
-    *in_place = d->data == z->data && colo_tensor_count(z) > 0 &&
-                (z->shape[0] == 1 || d->stride[0] == z->stride[0]);
-    COLO_FAIL_IF(
-        !*in_place && overlap(d, z), COLO_ERR_ARG,
-        "%s: overlaps the logits without being them (%+" PRId64 " bytes, row strides %" PRId64
-        " and %" PRId64 "); in place needs the same data and strides",
-        what, (int64_t)((intptr_t)d->data - (intptr_t)z->data), d->stride[0], z->stride[0]);
+                 d->shape[0], d->shape[1], logits->shape[0], logits->shape[1]);
+    COLO_TRY(colo_loss_i_check_memory(d, logits, what));
+    *in_place = d->data == logits->data && colo_tensor_count(logits) > 0 &&
+                (logits->shape[0] == 1 || d->stride[0] == logits->stride[0]);
+    COLO_FAIL_IF(!*in_place && overlap(d, logits), COLO_ERR_ARG,
+                 "%s: overlaps the logits without being them (%+" PRId64
+                 " bytes, row strides %" PRId64 " and %" PRId64
+                 "); in place needs the same data and strides",
+                 what, (int64_t)((intptr_t)d->data - (intptr_t)logits->data), d->stride[0],
+                 logits->stride[0]);
     return COLO_OK;
 }

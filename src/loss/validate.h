@@ -11,7 +11,7 @@
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own);
 
 /* [T, Vl] of a float dtype with contiguous columns; @written: rows may not overlap. */
-colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written);
+colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *matrix, const char *what, bool written);
 /* @support may be NULL; @like is in the memory that it has to be in. */
 colo_status_t colo_loss_i_check_support(const colo_support_t *support,
                                         const colo_logprob_config_t *config,
@@ -21,20 +21,21 @@ struct colo_support_pass colo_loss_i_support(const colo_support_saved_t *saved);
 /* COLO_ERR_MODIFIED when it was written since it was saved */
 colo_status_t colo_loss_i_check_support_version(const colo_support_saved_t *saved);
 /* In the same memory as the logits */
-colo_status_t colo_loss_i_check_memory(const colo_tensor_t *t, const colo_tensor_t *logits,
+colo_status_t colo_loss_i_check_memory(const colo_tensor_t *tensor, const colo_tensor_t *logits,
                                        const char *what);
 /* As check_memory, of another tensor: "the @other kind" */
-colo_status_t colo_loss_i_check_like(const colo_tensor_t *t, const colo_tensor_t *like,
+colo_status_t colo_loss_i_check_like(const colo_tensor_t *tensor, const colo_tensor_t *like,
                                      const char *what, const char *other);
 /* The error of that */
-colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *t, colo_mem_t mem, int32_t device,
+colo_status_t colo_loss_i_elsewhere(const colo_tensor_t *tensor, colo_mem_t mem, int32_t device,
                                     const char *what, const char *other);
-colo_status_t colo_loss_i_check_is(const colo_tensor_t *t, colo_dtype_t dtype, const char *what);
+colo_status_t colo_loss_i_check_is(const colo_tensor_t *tensor, colo_dtype_t dtype,
+                                   const char *what);
 /* [@count] of @dtype, @as the logits' rows; @count -1: any */
-colo_status_t colo_loss_i_check_line(const colo_tensor_t *t, const char *what, colo_dtype_t dtype,
-                                     int64_t count, const char *as);
+colo_status_t colo_loss_i_check_line(const colo_tensor_t *tensor, const char *what,
+                                     colo_dtype_t dtype, int64_t count, const char *as);
 /* Only outputs that are wanted are given. */
-colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *c,
+colo_status_t colo_logprob_i_check_out(const colo_logprob_config_t *config,
                                        const colo_logprob_out_t *out, const char *name);
 /* u8, one for each row of the logits; NULL is fine. */
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
@@ -46,23 +47,25 @@ colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void
 colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                                       const colo_tensor_t *logits, const colo_comm_t *group);
 /* With segments rows of a GPU begin at 16-byte words. */
-colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *c, const colo_tensor_t *logits);
+colo_status_t colo_loss_i_check_words(const colo_logprob_config_t *config,
+                                      const colo_tensor_t *logits);
 /* Does @group move the memory that the logits are in? */
 colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
                                       const char *what);
 /* Do the bytes from the first to the last element of two matrices overlap? */
 bool colo_loss_i_ranges_overlap(const colo_tensor_t *a, const colo_tensor_t *b);
-static inline uint64_t colo_loss_i_version(const colo_tensor_t *t)
+static inline uint64_t colo_loss_i_version(const colo_tensor_t *tensor)
 {
-    return t->version ? *t->version : 0;
+    return tensor->version ? *tensor->version : 0;
 }
-/* COLO_ERR_MODIFIED when the version counter of @t is no longer @saved_at */
-colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at,
+/* COLO_ERR_MODIFIED when the version counter of @tensor is no longer @saved_at */
+colo_status_t colo_loss_i_check_version(const colo_tensor_t *tensor, uint64_t saved_at,
                                         const char *what);
-/* @d, named @what, is as the logits @z, and is them (@in_place: out) or shares nothing with them.
+/* @d, named @what, is as @logits, and is them (@in_place: out) or shares nothing with
+ * them.
  */
 colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d, const char *what,
-                                         const colo_tensor_t *z, bool *in_place);
+                                         const colo_tensor_t *logits, bool *in_place);
 
 /* Before a collective, @mine the verdict on this rank's own arguments: at COLO_CHECK=2 all ranks
  * hear of an error and @group lives on, below that the error marks @group failed. */

@@ -18,17 +18,17 @@ enum { TILE = 64 };
 colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stream_t stream)
 {
     int64_t n = 0, counts[COLO_LINEAR_COUNTS] = {0};
-    for (int64_t t = 0; t < r->tokens; t++) {
-        int64_t target = r->targets[t * r->target_stride];
-        r->row_of[t] = -1;
+    for (int64_t token = 0; token < r->tokens; token++) {
+        int64_t target = r->targets[token * r->target_stride];
+        r->row_of[token] = -1;
         if (target == r->ignore_index)
             continue;
         bool fits = n < r->rows, legal = target >= 0 && target < r->vocab;
         counts[COLO_LINEAR_COUNTED]++;
         counts[legal && fits ? COLO_LINEAR_VALID : COLO_LINEAR_INVALID]++;
-        r->row_of[t] = fits ? n : -2;
+        r->row_of[token] = fits ? n : -2;
         if (fits) {
-            r->token_of[n] = t;
+            r->token_of[n] = token;
             r->row_targets[n++] = target;
         }
     }
@@ -78,9 +78,9 @@ colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *up
 
 static void scatter_one(const struct colo_linear_scatter *scatter, const void *from, void *to)
 {
-    for (int64_t t = 0; to && t < scatter->rows->tokens; t++) {
-        int64_t row = scatter->rows->row_of[t];
-        colo_scalar_put(scatter->dtype, to, t,
+    for (int64_t token = 0; to && token < scatter->rows->tokens; token++) {
+        int64_t row = scatter->rows->row_of[token];
+        colo_scalar_put(scatter->dtype, to, token,
                         row >= 0    ? colo_scalar_get(scatter->dtype, from, row)
                         : row == -1 ? 0
                                     : (double)NAN);
@@ -102,9 +102,9 @@ colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *scatter,
     scatter_one(scatter, scatter->from.logp, scatter->to.logp);
     scatter_one(scatter, scatter->from.entropy, scatter->to.entropy);
     scatter_one(scatter, scatter->from.loss, scatter->to.loss);
-    for (int64_t t = 0; scatter->to.correct && t < scatter->rows->tokens; t++) {
-        int64_t row = scatter->rows->row_of[t];
-        scatter->to.correct[t] = row >= 0 ? scatter->from.correct[row] : 0;
+    for (int64_t token = 0; scatter->to.correct && token < scatter->rows->tokens; token++) {
+        int64_t row = scatter->rows->row_of[token];
+        scatter->to.correct[token] = row >= 0 ? scatter->from.correct[row] : 0;
     }
     if (scatter->to.n_valid)
         *scatter->to.n_valid = scatter->rows->counts[COLO_LINEAR_VALID];
@@ -120,11 +120,11 @@ colo_status_t colo_host_rows_gather(const struct colo_linear_rows *r, int64_t lo
     const size_t elem = colo_dtype_size(from->dtype), bytes = (size_t)hidden * elem;
     for (int64_t i = lo; i < hi; i++) {
         char *row = (char *)to + (size_t)(i - lo) * bytes;
-        int64_t t = r->token_of[i];
-        if (t < 0)
+        int64_t token = r->token_of[i];
+        if (token < 0)
             memset(row, 0, bytes);
         else
-            memcpy(row, (const char *)from->data + (size_t)(t * from->stride) * elem, bytes);
+            memcpy(row, (const char *)from->data + (size_t)(token * from->stride) * elem, bytes);
     }
     return COLO_OK;
 }
@@ -135,9 +135,9 @@ colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t l
 {
     const size_t elem = colo_dtype_size(to->dtype), bytes = (size_t)hidden * elem;
     for (int64_t i = lo; i < hi; i++) {
-        int64_t t = r->token_of[i];
-        if (t >= 0)
-            memcpy((char *)to->data + (size_t)(t * to->stride) * elem,
+        int64_t token = r->token_of[i];
+        if (token >= 0)
+            memcpy((char *)to->data + (size_t)(token * to->stride) * elem,
                    (const char *)from + (size_t)(i - lo) * bytes, bytes);
     }
     return COLO_OK;
@@ -146,10 +146,10 @@ colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t l
 colo_status_t colo_host_rows_clear(const struct colo_linear_rows *r, int64_t hidden,
                                    const struct colo_linear_matrix *to, colo_stream_t stream)
 {
-    for (int64_t t = 0; t < r->tokens; t++)
-        for (int64_t j = 0; r->row_of[t] < 0 && j < hidden; j++)
-            colo_scalar_put(to->dtype, to->data, t * to->stride + j,
-                            r->row_of[t] == -1 ? 0 : (double)NAN);
+    for (int64_t token = 0; token < r->tokens; token++)
+        for (int64_t j = 0; r->row_of[token] < 0 && j < hidden; j++)
+            colo_scalar_put(to->dtype, to->data, token * to->stride + j,
+                            r->row_of[token] == -1 ? 0 : (double)NAN);
     return COLO_OK;
 }
 

@@ -31,9 +31,9 @@ static double round_stat(colo_dtype_t stat, double v)
 }
 
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
-static void load_x(const struct colo_logprob_pass *pass, int64_t t, int64_t j, int n, double *x)
+static void load_x(const struct colo_logprob_pass *pass, int64_t token, int64_t j, int n, double *x)
 {
-    int64_t index = (t - pass->row_lo) * pass->row_stride + j;
+    int64_t index = (token - pass->row_lo) * pass->row_stride + j;
     COLO_FOR_FLOAT(pass->dtype, colo_scalar_get_each, pass->logits, index, x, n)
     for (int i = 0; i < n; i++)
         x[i] = colo_scalar_x(pass->dtype, x[i], pass->factor, pass->config.logits.softcap);
@@ -48,57 +48,60 @@ struct columns {
     int64_t start, target;      /* of the shard; the target's column, -1 when it is none or past */
 };
 
-static struct columns columns_of(const struct colo_logprob_pass *pass, int64_t t, int64_t target)
+static struct columns columns_of(const struct colo_logprob_pass *pass, int64_t token,
+                                 int64_t target)
 {
     const struct colo_support_pass *s = &pass->support;
-    struct columns c = {.end = pass->true_columns, .target = -1};
+    struct columns columns = {.end = pass->true_columns, .target = -1};
     if (!s->begin)
-        return c;
-    t = s->token_of ? s->token_of[t] : t;
-    int64_t lo = s->begin[t * s->begin_stride], hi = s->end[t * s->end_stride];
-    c.start = pass->config.logits.vocab_start;
-    c.listed = true;
-    c.target = target < pass->true_columns ? target : -1;
+        return columns;
+    token = s->token_of ? s->token_of[token] : token;
+    int64_t lo = s->begin[token * s->begin_stride], hi = s->end[token * s->end_stride];
+    columns.start = pass->config.logits.vocab_start;
+    columns.listed = true;
+    columns.target = target < pass->true_columns ? target : -1;
     if (lo == hi)
-        return c;
-    c.behind = s->ids + hi;
+        return columns;
+    columns.behind = s->ids + hi;
     while (lo < hi) { /* the first that is not before the shard */
         int64_t mid = lo + (hi - lo) / 2;
-        if (s->ids[mid] < c.start)
+        if (s->ids[mid] < columns.start)
             lo = mid + 1;
         else
             hi = mid;
     }
-    c.id = s->ids + lo;
-    return c;
+    columns.id = s->ids + lo;
+    return columns;
 }
 
 /* The next of a support; -1: none is left. */
-static int64_t next_column(struct columns *c)
+static int64_t next_column(struct columns *columns)
 {
-    int64_t j = c->id < c->behind && *c->id - c->start < c->end ? *c->id - c->start : INT64_MAX;
-    j = c->target >= 0 && c->target < j ? c->target : j;
-    while (c->id < c->behind && *c->id - c->start == j)
-        c->id++;
-    c->target = c->target == j ? -1 : c->target;
+    int64_t j = columns->id < columns->behind && *columns->id - columns->start < columns->end
+                    ? *columns->id - columns->start
+                    : INT64_MAX;
+    j = columns->target >= 0 && columns->target < j ? columns->target : j;
+    while (columns->id < columns->behind && *columns->id - columns->start == j)
+        columns->id++;
+    columns->target = columns->target == j ? -1 : columns->target;
     return j == INT64_MAX ? -1 : j;
 }
 
 /* x of the next columns, TILE at most; how many. column [TILE]: which, of a support; else the first
  * of a run. */
-static int next_tile(const struct colo_logprob_pass *pass, int64_t t, struct columns *c, double *x,
-                     int64_t *column)
+static int next_tile(const struct colo_logprob_pass *pass, int64_t token, struct columns *columns,
+                     double *x, int64_t *column)
 {
     int n = 0;
-    if (!c->listed) {
-        n = c->end - c->next < TILE ? (int)(c->end - c->next) : TILE;
-        *column = c->next;
-        c->next += n;
-        load_x(pass, t, *column, n, x);
+    if (!columns->listed) {
+        n = columns->end - columns->next < TILE ? (int)(columns->end - columns->next) : TILE;
+        *column = columns->next;
+        columns->next += n;
+        load_x(pass, token, *column, n, x);
         return n;
     }
-    while (n < TILE && (column[n] = next_column(c)) >= 0) {
-        load_x(pass, t, column[n], 1, x + n);
+    while (n < TILE && (column[n] = next_column(columns)) >= 0) {
+        load_x(pass, token, column[n], 1, x + n);
         n++;
     }
     return n;
@@ -110,17 +113,17 @@ struct row {
     int64_t arg;
 };
 
-static struct row row_stats(const struct colo_logprob_pass *pass, int64_t t, int64_t target)
+static struct row row_stats(const struct colo_logprob_pass *pass, int64_t token, int64_t target)
 {
     const colo_dtype_t stat = pass->stat_dtype;
     const bool want_u = pass->block.u >= 0, want_d = pass->block.d >= 0;
-    struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
+    struct row row = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
     double x[TILE], xt = -INFINITY, seen = 0; /* seen: columns that are in r.d */
     int64_t column[TILE];
     bool gone = false; /* some x is -inf */
-    struct columns left = columns_of(pass, t, target);
+    struct columns left = columns_of(pass, token, target);
 
-    for (int n; (n = next_tile(pass, t, &left, x, column)) > 0;) {
+    for (int n; (n = next_tile(pass, token, &left, x, column)) > 0;) {
         double top = -INFINITY;
         int arg = -1;
         for (int i = 0; i < n; i++) {
@@ -136,15 +139,15 @@ static struct row row_stats(const struct colo_logprob_pass *pass, int64_t t, int
             xt = x[target - *column];
         for (int i = 0; i < n && left.listed; i++)
             xt = column[i] == target ? x[i] : xt;
-        if (top > r.m) {
-            if (r.m > -INFINITY) {
-                double down = r.m - top, c = exp(down);
-                r.u = c > 0 ? c * (r.u + down * r.s) : 0;
-                r.s *= c;
-                r.d += seen * down;
+        if (top > row.m) {
+            if (row.m > -INFINITY) {
+                double down = row.m - top, c = exp(down);
+                row.u = c > 0 ? c * (row.u + down * row.s) : 0;
+                row.s *= c;
+                row.d += seen * down;
             }
-            r.m = top;
-            r.arg = pass->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
+            row.m = top;
+            row.arg = pass->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
@@ -152,46 +155,46 @@ static struct row row_stats(const struct colo_logprob_pass *pass, int64_t t, int
                 gone = true;
                 continue;
             }
-            double dx = x[i] - r.m, e = exp(dx);
+            double dx = x[i] - row.m, e = exp(dx);
             s += e;
             d += dx;
             if (want_u && e > 0)
                 u += e * dx;
         }
-        r.s += s;
-        r.u += u;
-        r.d += d;
+        row.s += s;
+        row.u += u;
+        row.d += d;
         seen += n;
     }
-    r.d = gone ? -INFINITY : want_d ? r.d : 0;
+    row.d = gone ? -INFINITY : want_d ? row.d : 0;
     if (xt > -INFINITY)
-        r.xt = xt - r.m;
-    return r;
+        row.xt = xt - row.m;
+    return row;
 }
 
 static void shard_stats(const struct colo_logprob_pass *pass)
 {
     unsigned char *block = pass->blocks + pass->rank * pass->block.bytes;
-    const colo_logprob_block_t *b = &pass->block;
+    const colo_logprob_block_t *offsets = &pass->block;
     if (pass->lo == pass->block_lo)
         memcpy(block, &pass->header, sizeof pass->header);
-    for (int64_t t = pass->lo; t < pass->hi; t++) {
-        int64_t target = pass->targets[t * pass->target_stride], k = t - pass->block_lo;
-        struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
+    for (int64_t token = pass->lo; token < pass->hi; token++) {
+        int64_t target = pass->targets[token * pass->target_stride], k = token - pass->block_lo;
+        struct row row = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
         if (target != pass->config.ignore_index) {
             bool legal =
                 target >= pass->config.logits.vocab_start && target < pass->config.logits.vocab;
-            r = row_stats(pass, t, legal ? target - pass->config.logits.vocab_start : -1);
+            row = row_stats(pass, token, legal ? target - pass->config.logits.vocab_start : -1);
         }
-        colo_scalar_put(pass->stat_dtype, block + b->m, k, r.m);
-        colo_scalar_put(pass->stat_dtype, block + b->s, k, r.s);
-        colo_scalar_put(pass->stat_dtype, block + b->xt, k, r.xt);
-        if (b->u >= 0)
-            colo_scalar_put(pass->stat_dtype, block + b->u, k, r.u);
-        if (b->d >= 0)
-            colo_scalar_put(pass->stat_dtype, block + b->d, k, r.d);
-        if (b->arg >= 0)
-            ((int64_t *)(block + b->arg))[k] = r.arg;
+        colo_scalar_put(pass->stat_dtype, block + offsets->m, k, row.m);
+        colo_scalar_put(pass->stat_dtype, block + offsets->s, k, row.s);
+        colo_scalar_put(pass->stat_dtype, block + offsets->xt, k, row.xt);
+        if (offsets->u >= 0)
+            colo_scalar_put(pass->stat_dtype, block + offsets->u, k, row.u);
+        if (offsets->d >= 0)
+            colo_scalar_put(pass->stat_dtype, block + offsets->d, k, row.d);
+        if (offsets->arg >= 0)
+            ((int64_t *)(block + offsets->arg))[k] = row.arg;
     }
 }
 
@@ -266,13 +269,13 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo
     const colo_logprob_config_t *c = &pass->config;
     const double eps = pass->smoothing;
     int64_t valid = 0, invalid = 0;
-    for (int64_t t = pass->lo; t < pass->hi; t++) {
-        int64_t target = pass->targets[t * pass->target_stride];
+    for (int64_t token = pass->lo; token < pass->hi; token++) {
+        int64_t target = pass->targets[token * pass->target_stride];
         struct merged g = {.m = 0};
         double logp = 0, loss = 0;
         bool legal = target >= 0 && target < c->logits.vocab, counts = target != c->ignore_index;
         if (counts) {
-            g = merge_row(pass, t - pass->block_lo, legal ? target : -1);
+            g = merge_row(pass, token - pass->block_lo, legal ? target : -1);
             valid += legal;
             invalid += !legal;
             logp = legal ? colo_scalar_at_most_0(g.xt - g.log_sum) : NAN;
@@ -289,17 +292,17 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo
             }
         }
         if (pass->out.logp)
-            colo_scalar_put(pass->stat_dtype, pass->out.logp, t, logp);
+            colo_scalar_put(pass->stat_dtype, pass->out.logp, token, logp);
         if (pass->out.entropy)
-            colo_scalar_put(pass->stat_dtype, pass->out.entropy, t, g.h);
+            colo_scalar_put(pass->stat_dtype, pass->out.entropy, token, g.h);
         if (pass->out.loss)
-            colo_scalar_put(pass->stat_dtype, pass->out.loss, t, loss);
+            colo_scalar_put(pass->stat_dtype, pass->out.loss, token, loss);
         if (pass->out.correct)
-            pass->out.correct[t] = counts && g.arg == target;
+            pass->out.correct[token] = counts && g.arg == target;
         if (pass->saved) {
-            pass->saved[t] = g.m;
-            pass->saved[pass->tokens + t] = g.log_sum;
-            pass->saved[2 * pass->tokens + t] = g.h;
+            pass->saved[token] = g.m;
+            pass->saved[pass->tokens + token] = g.log_sum;
+            pass->saved[2 * pass->tokens + token] = g.h;
         }
     }
     if (pass->out.n_valid)
@@ -309,47 +312,47 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *pass, colo
     return COLO_OK;
 }
 
-static void store_dz(const struct colo_logprob_pass *pass, int64_t t, int64_t j, int n,
+static void store_dz(const struct colo_logprob_pass *pass, int64_t token, int64_t j, int n,
                      const double *dz)
 {
     COLO_FOR_FLOAT(pass->d_dtype, colo_scalar_put_each, pass->d_logits,
-                   (t - pass->row_lo) * pass->d_row_stride + j, dz, n)
+                   (token - pass->row_lo) * pass->d_row_stride + j, dz, n)
 }
 
 /* Columns [lo, hi) of a row all get @value: padding, ignored tokens, NaN rows. */
-static void fill_dz(const struct colo_logprob_pass *pass, int64_t t, int64_t lo, int64_t hi,
+static void fill_dz(const struct colo_logprob_pass *pass, int64_t token, int64_t lo, int64_t hi,
                     double value)
 {
     double dz[TILE];
     for (int i = 0; i < TILE; i++)
         dz[i] = value;
     for (int64_t j = lo; j < hi; j += TILE)
-        store_dz(pass, t, j, hi - j < TILE ? (int)(hi - j) : TILE, dz);
+        store_dz(pass, token, j, hi - j < TILE ? (int)(hi - j) : TILE, dz);
 }
 
-static double upstream(const struct colo_logprob_pass *pass, const void *g, int64_t t)
+static double upstream(const struct colo_logprob_pass *pass, const void *g, int64_t token)
 {
-    return g ? colo_scalar_get(pass->stat_dtype, g, t) : 0;
+    return g ? colo_scalar_get(pass->stat_dtype, g, token) : 0;
 }
 
 /* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature; of
  * columns [lo, hi) */
-static void row_grad(const struct colo_logprob_pass *pass, int64_t t, int64_t target, int64_t lo,
-                     int64_t hi)
+static void row_grad(const struct colo_logprob_pass *pass, int64_t token, int64_t target,
+                     int64_t lo, int64_t hi)
 {
     const colo_logprob_config_t *cfg = &pass->config;
-    const double m = pass->saved[t], log_sum = pass->saved[pass->tokens + t],
-                 h = pass->saved[2 * pass->tokens + t];
-    const double g_p = upstream(pass, pass->upstream.d_logp, t),
-                 g_h = upstream(pass, pass->upstream.d_entropy, t),
-                 g_l = upstream(pass, pass->upstream.d_loss, t);
+    const double m = pass->saved[token], log_sum = pass->saved[pass->tokens + token],
+                 h = pass->saved[2 * pass->tokens + token];
+    const double g_p = upstream(pass, pass->upstream.d_logp, token),
+                 g_h = upstream(pass, pass->upstream.d_entropy, token),
+                 g_l = upstream(pass, pass->upstream.d_loss, token);
     const double a = -g_p + g_l * (1 + 2 * cfg->z_loss * (m + log_sum)) + g_h * (log_sum - h),
                  b = -g_h, c = g_p - (1 - pass->smoothing) * g_l,
                  d = -pass->smoothing * g_l / (double)(pass->own ? pass->own : cfg->logits.vocab);
     double x[TILE];
     for (int64_t j = lo; j < hi; j += TILE) {
         int n = hi - j < TILE ? (int)(hi - j) : TILE;
-        load_x(pass, t, j, n, x);
+        load_x(pass, token, j, n, x);
         for (int i = 0; i < n; i++) {
             double down = x[i] - m, prob = exp(down - log_sum), dx = d;
             if (prob > 0) /* also keeps 0 * inf away where x is -inf */
@@ -362,39 +365,40 @@ static void row_grad(const struct colo_logprob_pass *pass, int64_t t, int64_t ta
             }
             x[i] = dx * pass->factor;
         }
-        store_dz(pass, t, j, n, x);
+        store_dz(pass, token, j, n, x);
     }
 }
 
 /* The same of a support's columns, ascending, for the gradient may be written over the logits. */
-static void support_grad(const struct colo_logprob_pass *pass, int64_t t, int64_t target)
+static void support_grad(const struct colo_logprob_pass *pass, int64_t token, int64_t target)
 {
-    struct columns left = columns_of(pass, t, target);
+    struct columns left = columns_of(pass, token, target);
     int64_t done = 0;
     for (int64_t j; (j = next_column(&left)) >= 0; done = j + 1) {
-        fill_dz(pass, t, done, j, 0);
-        row_grad(pass, t, target, j, j + 1);
+        fill_dz(pass, token, done, j, 0);
+        row_grad(pass, token, target, j, j + 1);
     }
-    fill_dz(pass, t, done, pass->true_columns, 0);
+    fill_dz(pass, token, done, pass->true_columns, 0);
 }
 
 colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *pass, colo_stream_t stream)
 {
     const colo_logprob_config_t *c = &pass->config;
-    for (int64_t t = pass->lo; t < pass->hi; t++) {
-        int64_t target = pass->targets[t * pass->target_stride];
+    for (int64_t token = pass->lo; token < pass->hi; token++) {
+        int64_t target = pass->targets[token * pass->target_stride];
         bool legal = target >= 0 && target < c->logits.vocab;
         bool lost =
             !legal && !c->lenient_targets && (pass->upstream.d_logp || pass->upstream.d_loss);
         if (target == c->ignore_index)
-            fill_dz(pass, t, 0, pass->true_columns, 0);
-        else if (isnan(pass->saved[t]) || lost)
-            fill_dz(pass, t, 0, pass->true_columns, NAN);
+            fill_dz(pass, token, 0, pass->true_columns, 0);
+        else if (isnan(pass->saved[token]) || lost)
+            fill_dz(pass, token, 0, pass->true_columns, NAN);
         else if (pass->support.begin)
-            support_grad(pass, t, legal ? target - c->logits.vocab_start : -1);
+            support_grad(pass, token, legal ? target - c->logits.vocab_start : -1);
         else
-            row_grad(pass, t, legal ? target - c->logits.vocab_start : -1, 0, pass->true_columns);
-        fill_dz(pass, t, pass->true_columns, pass->columns, 0);
+            row_grad(pass, token, legal ? target - c->logits.vocab_start : -1, 0,
+                     pass->true_columns);
+        fill_dz(pass, token, pass->true_columns, pass->columns, 0);
     }
     return COLO_OK;
 }

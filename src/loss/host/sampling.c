@@ -79,18 +79,18 @@ COLO_INLINE double logit_of(colo_dtype_t dtype, uint64_t key)
     return colo_scalar_get(dtype, &z, 0);
 }
 
-static const void *row_of(const struct colo_sampling_pass *p, int64_t t)
+static const void *row_of(const struct colo_sampling_pass *p, int64_t token)
 {
-    return (const char *)p->base.logits + t * p->base.row_stride * size_of(p->base.dtype);
+    return (const char *)p->base.logits + token * p->base.row_stride * size_of(p->base.dtype);
 }
 
 /* M of a token; not finite: the row is copied. */
-static double largest(const struct colo_sampling_pass *pass, int64_t t)
+static double largest(const struct colo_sampling_pass *pass, int64_t token)
 {
     double m = -INFINITY;
     for (int32_t r = 0; r < pass->base.ranks; r++) {
         const double z =
-            ((const double *)(colo_logprob_i_block(&pass->base, r) + pass->base.block.m))[t];
+            ((const double *)(colo_logprob_i_block(&pass->base, r) + pass->base.block.m))[token];
         m = z > m || isnan(z) ? z : m;
     }
     return pass->base.factor * m;
@@ -123,10 +123,10 @@ colo_status_t colo_host_sampling_largest(const struct colo_sampling_pass *pass,
 {
     unsigned char *block = colo_logprob_i_block(&pass->base, pass->base.rank);
     memcpy(block, &pass->base.header, sizeof pass->base.header);
-    for (int64_t t = 0; t < pass->base.tokens; t++) {
+    for (int64_t token = 0; token < pass->base.tokens; token++) {
         double m = -INFINITY;
-        COLO_FOR_FLOAT(pass->base.dtype, largest_in, pass, row_of(pass, t), &m)
-        ((double *)(block + pass->base.block.m))[t] = m;
+        COLO_FOR_FLOAT(pass->base.dtype, largest_in, pass, row_of(pass, token), &m)
+        ((double *)(block + pass->base.block.m))[token] = m;
     }
     return COLO_OK;
 }
@@ -164,11 +164,11 @@ colo_status_t colo_host_sampling_sums(const struct colo_sampling_pass *pass, col
 {
     int64_t *sums = pass->sums + pass->base.rank * pass->base.tokens * COLO_SAMPLING_DIGITS;
     memset(sums, 0, (size_t)pass->base.tokens * COLO_SAMPLING_DIGITS * sizeof *sums);
-    for (int64_t t = 0; t < pass->base.tokens; t++, sums += COLO_SAMPLING_DIGITS) {
-        const double m = largest(pass, t);
+    for (int64_t token = 0; token < pass->base.tokens; token++, sums += COLO_SAMPLING_DIGITS) {
+        const double m = largest(pass, token);
         if (isfinite(m))
-            COLO_FOR_FLOAT(pass->base.dtype, add_row, pass, row_of(pass, t), m, pass->prefix[t],
-                           sums)
+            COLO_FOR_FLOAT(pass->base.dtype, add_row, pass, row_of(pass, token), m,
+                           pass->prefix[token], sums)
     }
     return COLO_OK;
 }
@@ -179,12 +179,13 @@ static int64_t wanted_of(const struct colo_sampling_pass *pass, int64_t total)
     return need < 1 ? 1 : need > total ? total : need;
 }
 
-static void find(const struct colo_sampling_pass *pass, int64_t t)
+static void find(const struct colo_sampling_pass *pass, int64_t token)
 {
     const int64_t start = pass->base.config.logits.vocab_start,
                   rows = pass->base.tokens * COLO_SAMPLING_DIGITS;
-    const int64_t *sums = pass->sums + t * COLO_SAMPLING_DIGITS;
-    int64_t each[COLO_SAMPLING_DIGITS] = {0}, total = 0, before = pass->digit ? pass->above[t] : 0;
+    const int64_t *sums = pass->sums + token * COLO_SAMPLING_DIGITS;
+    int64_t each[COLO_SAMPLING_DIGITS] = {0}, total = 0,
+            before = pass->digit ? pass->above[token] : 0;
     int d = COLO_SAMPLING_DIGITS - 1;
     for (int32_t r = 0; r < pass->base.ranks; r++)
         for (int i = 0; i < COLO_SAMPLING_DIGITS; i++) {
@@ -192,32 +193,32 @@ static void find(const struct colo_sampling_pass *pass, int64_t t)
             total += sums[r * rows + i];
         }
     if (pass->digit == 0)
-        pass->wanted[t] = wanted_of(pass, total);
-    for (; d > 0 && before + each[d] < pass->wanted[t]; d--)
+        pass->wanted[token] = wanted_of(pass, total);
+    for (; d > 0 && before + each[d] < pass->wanted[token]; d--)
         before += each[d];
-    pass->above[t] = before;
-    pass->prefix[t] = (pass->digit ? pass->prefix[t] << 8 : 0) | (uint64_t)d;
+    pass->above[token] = before;
+    pass->prefix[token] = (pass->digit ? pass->prefix[token] << 8 : 0) | (uint64_t)d;
     if (pass->digit < pass->digits - 1)
         return;
-    pass->wanted[t] -= before;
+    pass->wanted[token] -= before;
     for (int32_t r = 0; r < pass->base.ranks; r++) /* equal logits of lower ids come first */
         if (((const colo_logprob_header_t *)colo_logprob_i_block(&pass->base, r))->start < start)
-            pass->wanted[t] -= sums[r * rows + d];
+            pass->wanted[token] -= sums[r * rows + d];
 }
 
 colo_status_t colo_host_sampling_find(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
-    for (int64_t t = 0; t < pass->base.tokens; t++)
-        if (isfinite(largest(pass, t)))
-            find(pass, t);
+    for (int64_t token = 0; token < pass->base.tokens; token++)
+        if (isfinite(largest(pass, token)))
+            find(pass, token);
     return COLO_OK;
 }
 
 COLO_INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *pass,
-                          const void *row, int64_t t, double m, void *out)
+                          const void *row, int64_t token, double m, void *out)
 {
     const int64_t n = pass->base.true_columns;
-    const uint64_t last = isfinite(m) ? pass->prefix[t] : 0;
+    const uint64_t last = isfinite(m) ? pass->prefix[token] : 0;
     const int64_t each = pass->weigh ? mass(pass, logit_of(dtype, last), m) : 1;
     const uint64_t minus = minus_infinity(dtype);
     for (int64_t j = 0; j < n; j++) {
@@ -226,7 +227,7 @@ COLO_INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *p
     }
     for (int64_t j = 0, seen = 0; j < n && isfinite(m); j++)
         if (key_of(dtype, bits_at(dtype, out, j)) == last) {
-            if (seen >= pass->wanted[t])
+            if (seen >= pass->wanted[token])
                 put_bits(dtype, out, j, minus);
             seen += each;
         }
@@ -237,9 +238,10 @@ COLO_INLINE void keep_row(colo_dtype_t dtype, const struct colo_sampling_pass *p
 colo_status_t colo_host_sampling_keep(const struct colo_sampling_pass *pass, colo_stream_t stream)
 {
     const int64_t size = size_of(pass->base.dtype);
-    for (int64_t t = 0; t < pass->base.tokens; t++) {
-        void *out = (char *)pass->out + t * pass->out_stride * size;
-        COLO_FOR_FLOAT(pass->base.dtype, keep_row, pass, row_of(pass, t), t, largest(pass, t), out)
+    for (int64_t token = 0; token < pass->base.tokens; token++) {
+        void *out = (char *)pass->out + token * pass->out_stride * size;
+        COLO_FOR_FLOAT(pass->base.dtype, keep_row, pass, row_of(pass, token), token,
+                       largest(pass, token), out)
     }
     return COLO_OK;
 }
