@@ -55,28 +55,29 @@ static colo_status_t find_path(const char *name, char *path, size_t cap)
     return COLO_OK;
 }
 
-static colo_status_t vet(const char *name, const char *path, const colo_backend_t *b)
+static colo_status_t vet(const char *name, const char *path, const colo_backend_t *backend)
 {
-    COLO_FAIL_IF(b->abi != COLO_BACKEND_ABI, COLO_ERR_UNBUILT,
+    COLO_FAIL_IF(backend->abi != COLO_BACKEND_ABI, COLO_ERR_UNBUILT,
                  "backend '%s': %s has interface %u, this library %s has %u; install both "
                  "from the same build",
-                 name, path, (unsigned)b->abi, colo_version(), COLO_BACKEND_ABI);
-    COLO_FAIL_IF(b->version != colo_version_number(), COLO_ERR_UNBUILT,
+                 name, path, (unsigned)backend->abi, colo_version(), COLO_BACKEND_ABI);
+    COLO_FAIL_IF(backend->version != colo_version_number(), COLO_ERR_UNBUILT,
                  "backend '%s': %s was built for version %u.%u.%u, this library is %s; "
                  "install both from the same build",
-                 name, path, (unsigned)(b->version >> 16), (unsigned)(b->version >> 8 & 0xff),
-                 (unsigned)(b->version & 0xff), colo_version());
-    COLO_FAIL_IF(!b->name || strcmp(b->name, name) != 0, COLO_ERR_UNBUILT,
+                 name, path, (unsigned)(backend->version >> 16),
+                 (unsigned)(backend->version >> 8 & 0xff), (unsigned)(backend->version & 0xff),
+                 colo_version());
+    COLO_FAIL_IF(!backend->name || strcmp(backend->name, name) != 0, COLO_ERR_UNBUILT,
                  "backend '%s': %s says it is '%.16s'; the file has been renamed, install "
                  "it again",
-                 name, path, b->name ? b->name : "");
-    COLO_FAIL_IF(b->comm && b->comm->abi != COLO_COMM_ABI, COLO_ERR_UNBUILT,
+                 name, path, backend->name ? backend->name : "");
+    COLO_FAIL_IF(backend->comm && backend->comm->abi != COLO_COMM_ABI, COLO_ERR_UNBUILT,
                  "backend '%s': %s has communicator interface %u, this library has %u; "
                  "install both from the same build",
-                 name, path, (unsigned)b->comm->abi, COLO_COMM_ABI);
-    if (b->fail != colo_fail) {
+                 name, path, (unsigned)backend->comm->abi, COLO_COMM_ABI);
+    if (backend->fail != colo_fail) {
         Dl_info its, ours;
-        const bool known = dladdr((const void *)(uintptr_t)b->fail, &its) && its.dli_fname;
+        const bool known = dladdr((const void *)(uintptr_t)backend->fail, &its) && its.dli_fname;
         const bool here = dladdr(loaded, &ours) && ours.dli_fname;
         return colo_fail(COLO_ERR_UNBUILT,
                          "backend '%s': %s calls the copy of this library in %s, expected the one "
@@ -112,18 +113,19 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
             "set COLO_BACKEND_DIR to the folder of libcolobridge-%s.so",
             name, why ? why : path, name, name);
     }
-    const colo_backend_t *b = dlsym(so, COLO_BACKEND_SYMBOL);
+    const colo_backend_t *found = dlsym(so, COLO_BACKEND_SYMBOL);
     colo_status_t st =
-        b ? vet(name, path, b)
-          : colo_fail(COLO_ERR_UNBUILT,
-                      "backend '%s': %s has no symbol '" COLO_BACKEND_SYMBOL
-                      "'; it is not a backend of this library, remove it or set COLO_BACKEND_DIR",
-                      name, path);
+        found
+            ? vet(name, path, found)
+            : colo_fail(COLO_ERR_UNBUILT,
+                        "backend '%s': %s has no symbol '" COLO_BACKEND_SYMBOL
+                        "'; it is not a backend of this library, remove it or set COLO_BACKEND_DIR",
+                        name, path);
     if (st < 0) {
         dlclose(so);
         return st;
     }
-    *backend = b;
+    *backend = found;
     return COLO_OK;
 }
 
@@ -172,10 +174,10 @@ colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
         *ops = &colo_ops_host;
         return COLO_OK;
     case COLO_CUDA: {
-        const colo_backend_t *b;
-        COLO_TRY(colo_backend_load("cuda", &b));
-        COLO_FAIL_IF(!b->ops, COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");
-        *ops = b->ops;
+        const colo_backend_t *backend;
+        COLO_TRY(colo_backend_load("cuda", &backend));
+        COLO_FAIL_IF(!backend->ops, COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");
+        *ops = backend->ops;
         return COLO_OK;
     }
     }

@@ -235,25 +235,27 @@ static void add_row(float *sum, const void *row, int64_t step, colo_dtype_t dtyp
     }
 }
 
-static colo_status_t mixed_sum(const colo_mixed_sum_t *s)
+static colo_status_t mixed_sum(const colo_mixed_sum_t *sums)
 {
     enum { PIECE = 512 };
     float sum[PIECE];
     bool alike = true;
-    for (int32_t k = 0; k < s->n; k++)
-        alike = alike && s->from_dtype[k] == s->dtype;
+    for (int32_t k = 0; k < sums->n; k++)
+        alike = alike && sums->from_dtype[k] == sums->dtype;
     if (alike)
-        return box_sum(&s->to, s->from, s->n, s->dtype, NULL);
-    for (int64_t i = 0; i < s->to.extent[0]; i++)
-        for (int64_t j = 0; j < s->to.extent[1]; j++)
-            for (int64_t c = 0; c < s->to.extent[2]; c += PIECE) {
-                const int64_t left = s->to.extent[2] - c, m = left < PIECE ? left : PIECE;
-                for (int32_t k = 0; k < s->n; k++)
-                    add_row(sum, at(&s->from[k], i, j, c, colo_dtype_size(s->from_dtype[k])),
-                            s->from[k].stride[2], s->from_dtype[k], k == 0, m);
-                char *to = at(&s->to, i, j, c, colo_dtype_size(s->dtype));
-                for (int64_t k = 0; k < m; k++)
-                    colo_scalar_put(s->dtype, to, k * s->to.stride[2], sum[k]);
+        return box_sum(&sums->to, sums->from, sums->n, sums->dtype, NULL);
+    for (int64_t i = 0; i < sums->to.extent[0]; i++)
+        for (int64_t j = 0; j < sums->to.extent[1]; j++)
+            for (int64_t first = 0; first < sums->to.extent[2]; first += PIECE) {
+                const int64_t left = sums->to.extent[2] - first,
+                              count = left < PIECE ? left : PIECE;
+                for (int32_t k = 0; k < sums->n; k++)
+                    add_row(sum,
+                            at(&sums->from[k], i, j, first, colo_dtype_size(sums->from_dtype[k])),
+                            sums->from[k].stride[2], sums->from_dtype[k], k == 0, count);
+                char *to = at(&sums->to, i, j, first, colo_dtype_size(sums->dtype));
+                for (int64_t k = 0; k < count; k++)
+                    colo_scalar_put(sums->dtype, to, k * sums->to.stride[2], sum[k]);
             }
     return COLO_OK;
 }

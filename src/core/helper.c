@@ -16,9 +16,9 @@ static const double ASK_SECONDS = 20e-3;
 
 double colo_now(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 struct job {
@@ -30,36 +30,36 @@ struct job {
     struct colo_abandon *abandon;
 };
 
-static void job_free(struct job *j)
+static void job_free(struct job *job)
 {
-    pthread_cond_destroy(&j->changed);
-    pthread_mutex_destroy(&j->lock);
-    free(j);
+    pthread_cond_destroy(&job->changed);
+    pthread_mutex_destroy(&job->lock);
+    free(job);
 }
 
-static void *job_main(void *p)
+static void *job_main(void *arg)
 {
-    struct job *j = p;
-    j->fn(j->arg);
-    pthread_mutex_lock(&j->lock);
-    j->finished = true;
-    bool left = j->left;
-    pthread_cond_signal(&j->changed);
-    pthread_mutex_unlock(&j->lock);
-    if (left && j->abandon)
-        j->abandon->end(j->arg);
+    struct job *job = arg;
+    job->fn(job->arg);
+    pthread_mutex_lock(&job->lock);
+    job->finished = true;
+    bool left = job->left;
+    pthread_cond_signal(&job->changed);
+    pthread_mutex_unlock(&job->lock);
+    if (left && job->abandon)
+        job->abandon->end(job->arg);
     if (left)
-        job_free(j);
+        job_free(job);
     return NULL;
 }
 
-void colo_cond_init(pthread_cond_t *c)
+void colo_cond_init(pthread_cond_t *cond)
 {
-    pthread_condattr_t a;
-    pthread_condattr_init(&a);
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    pthread_cond_init(c, &a);
-    pthread_condattr_destroy(&a);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &clock);
+    pthread_condattr_destroy(&clock);
 }
 
 struct timespec colo_in(double seconds)
@@ -69,12 +69,12 @@ struct timespec colo_in(double seconds)
                              .tv_nsec = (long)((when - (double)(time_t)when) * 1e9)};
 }
 
-/* Starts @j, or frees it. */
-static bool job_start(struct job *j)
+/* Starts @job, or frees it. */
+static bool job_start(struct job *job)
 {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, job_main, j) != 0) {
-        job_free(j);
+    if (pthread_create(&thread, NULL, job_main, job) != 0) {
+        job_free(job);
         return false;
     }
     pthread_detach(thread);
@@ -83,49 +83,49 @@ static bool job_start(struct job *j)
 
 static struct job *job_new(void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
 {
-    struct job *j = calloc(1, sizeof *j);
-    if (!j)
+    struct job *job = calloc(1, sizeof *job);
+    if (!job)
         return NULL;
-    j->fn = fn;
-    j->abandon = abandon;
-    j->arg = arg;
-    pthread_mutex_init(&j->lock, NULL);
-    colo_cond_init(&j->changed);
-    return j;
+    job->fn = fn;
+    job->abandon = abandon;
+    job->arg = arg;
+    pthread_mutex_init(&job->lock, NULL);
+    colo_cond_init(&job->changed);
+    return job;
 }
 
 colo_status_t colo_run_for(double seconds, bool (*ends)(const void *of), const void *of,
                            void (*fn)(void *arg), struct colo_abandon *abandon, void *arg)
 {
-    struct job *j = job_new(fn, abandon, arg);
+    struct job *job = job_new(fn, abandon, arg);
     const double end = colo_now() + seconds;
-    COLO_FAIL_IF(!j || !job_start(j), COLO_ERR_NOMEM, "no thread could be started");
-    pthread_mutex_lock(&j->lock);
-    while (!j->finished && colo_now() < end) {
+    COLO_FAIL_IF(!job || !job_start(job), COLO_ERR_NOMEM, "no thread could be started");
+    pthread_mutex_lock(&job->lock);
+    while (!job->finished && colo_now() < end) {
         double left = end - colo_now(), step = ends ? ASK_SECONDS : left;
         struct timespec until = colo_in(step < left ? step : left);
-        pthread_cond_timedwait(&j->changed, &j->lock, &until);
+        pthread_cond_timedwait(&job->changed, &job->lock, &until);
         if (ends && ends(of))
             break;
     }
-    bool finished = j->finished;
-    j->left = !finished;
+    bool finished = job->finished;
+    job->left = !finished;
     if (!finished && abandon)
         abandon->is_set = true;
-    pthread_mutex_unlock(&j->lock);
+    pthread_mutex_unlock(&job->lock);
     if (!finished)
         return COLO_ERR_TIMEOUT;
-    job_free(j);
+    job_free(job);
     return COLO_OK;
 }
 
 bool colo_run_apart(void (*fn)(void *arg), void *arg)
 {
-    struct job *j = job_new(fn, NULL, arg);
-    if (!j)
+    struct job *job = job_new(fn, NULL, arg);
+    if (!job)
         return false;
-    j->left = true;
-    return job_start(j);
+    job->left = true;
+    return job_start(job);
 }
 
 /* ---- what waits for a device ---- */
@@ -140,17 +140,17 @@ struct ending {
     void *arg;
 };
 
-static void ending_main(void *p)
+static void ending_main(void *arg)
 {
-    const struct ending *e = p;
-    e->fn(e->device, e->arg);
+    const struct ending *ending = arg;
+    ending->fn(ending->device, ending->arg);
 }
 
-static void ending_abandoned(void *p)
+static void ending_abandoned(void *arg)
 {
-    struct ending *e = p;
-    away[(unsigned)e->device % DEVICES]--;
-    free(e);
+    struct ending *ending = arg;
+    away[(unsigned)ending->device % DEVICES]--;
+    free(ending);
 }
 
 bool colo_end_on(int device, int64_t ms, void (*fn)(int device, void *arg), void *arg)
@@ -158,13 +158,14 @@ bool colo_end_on(int device, int64_t ms, void (*fn)(int device, void *arg), void
     _Atomic int32_t *others = &away[(unsigned)device % DEVICES];
     const bool waits = *others <= 0;
     const colo_error_t earlier = colo_error_save();
-    struct ending *e = malloc(sizeof *e);
+    struct ending *ending = malloc(sizeof *ending);
     colo_status_t st = COLO_ERR_NOMEM;
     if (ms == 0)
         (void)colo_env_i64("COLO_TIMEOUT_MS", &ms);
-    if (e) {
-        *e = (struct ending){{.end = ending_abandoned}, device, fn, arg};
-        st = colo_run_for(waits ? (double)ms * 1e-3 : 0, NULL, NULL, ending_main, &e->abandon, e);
+    if (ending) {
+        *ending = (struct ending){{.end = ending_abandoned}, device, fn, arg};
+        st = colo_run_for(waits ? (double)ms * 1e-3 : 0, NULL, NULL, ending_main, &ending->abandon,
+                          ending);
     }
     if (st == COLO_ERR_TIMEOUT) {
         ++*others;
@@ -176,7 +177,7 @@ bool colo_end_on(int device, int64_t ms, void (*fn)(int device, void *arg), void
     }
     if (st == COLO_ERR_NOMEM)
         fn(device, arg);
-    free(e);
+    free(ending);
     (void)colo_error_restore(COLO_OK, &earlier);
     return true;
 }

@@ -43,39 +43,39 @@ void *colo_pool_take(colo_pool_t *pool, size_t bytes)
 {
     if (!pool)
         return malloc(bytes);
-    colo_chunk_t *c = pool->chunk;
+    colo_chunk_t *chunk = pool->chunk;
     bytes = (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
-    if (!c || bytes > c->size - c->used) {
-        size_t size = c ? 2 * c->size : SMALLEST;
+    if (!chunk || bytes > chunk->size - chunk->used) {
+        size_t size = chunk ? 2 * chunk->size : SMALLEST;
         while (size - ALIGNED < bytes)
             size *= 2;
-        c = aligned_alloc(ALIGNED, size);
-        if (!c)
+        chunk = aligned_alloc(ALIGNED, size);
+        if (!chunk)
             return NULL;
-        *c = (colo_chunk_t){.next = pool->chunk, .size = size, .used = ALIGNED};
-        pool->chunk = c;
+        *chunk = (colo_chunk_t){.next = pool->chunk, .size = size, .used = ALIGNED};
+        pool->chunk = chunk;
     }
-    c->used += bytes;
-    return (char *)c + c->used - bytes;
+    chunk->used += bytes;
+    return (char *)chunk + chunk->used - bytes;
 }
 
 void colo_pool_deinit(colo_pool_t *pool)
 {
     while (pool->chunk) {
-        colo_chunk_t *c = pool->chunk;
-        pool->chunk = c->next;
-        free(c);
+        colo_chunk_t *chunk = pool->chunk;
+        pool->chunk = chunk->next;
+        free(chunk);
     }
 }
 
 void colo_pool_recycle(colo_pool_t *pool, colo_pool_t *spare)
 {
-    colo_chunk_t *c = pool->chunk;
-    if (c && (!spare->chunk || c->size > spare->chunk->size)) {
-        pool->chunk = c->next;
+    colo_chunk_t *chunk = pool->chunk;
+    if (chunk && (!spare->chunk || chunk->size > spare->chunk->size)) {
+        pool->chunk = chunk->next;
         colo_pool_deinit(spare);
-        *c = (colo_chunk_t){.size = c->size, .used = ALIGNED};
-        spare->chunk = c;
+        *chunk = (colo_chunk_t){.size = chunk->size, .used = ALIGNED};
+        spare->chunk = chunk;
     }
     colo_pool_deinit(pool);
 }

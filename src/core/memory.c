@@ -10,33 +10,33 @@
 #include "core/device.h"
 #include "core/error.h"
 
-colo_status_t colo_mem_alloc(colo_mem_t mem, size_t bytes, void **p)
+colo_status_t colo_mem_alloc(colo_mem_t mem, size_t bytes, void **data)
 {
     const colo_ops_t *ops;
-    *p = NULL;
+    *data = NULL;
     if (bytes == 0)
         return COLO_OK;
     COLO_TRY(colo_ops_for(mem, &ops));
-    return ops->alloc(bytes, p);
+    return ops->alloc(bytes, data);
 }
 
-void colo_mem_free(colo_mem_t mem, void *p)
+void colo_mem_free(colo_mem_t mem, void *data)
 {
     const colo_ops_t *ops;
-    if (p && colo_ops_for(mem, &ops) == COLO_OK)
-        ops->free(p);
+    if (data && colo_ops_for(mem, &ops) == COLO_OK)
+        ops->free(data);
 }
 
-colo_status_t colo_mem_zero(colo_mem_t mem, void *p, size_t bytes, colo_stream_t stream)
+colo_status_t colo_mem_zero(colo_mem_t mem, void *data, size_t bytes, colo_stream_t stream)
 {
     const colo_ops_t *ops;
     COLO_TRY(colo_ops_for(mem, &ops));
-    return ops->zero(p, bytes, stream);
+    return ops->zero(data, bytes, stream);
 }
 
-colo_status_t colo_mem_check_aligned(const void *p, const char *object, const char *name)
+colo_status_t colo_mem_check_aligned(const void *data, const char *object, const char *name)
 {
-    const int past = (int)((uintptr_t)p % COLO_ALIGNMENT);
+    const int past = (int)((uintptr_t)data % COLO_ALIGNMENT);
     COLO_FAIL_IF(past, COLO_ERR_ARG,
                  "%s: %s is %d past a multiple of %d bytes, expected 0; allocate it with "
                  "aligned_alloc() or cudaMalloc()",

@@ -28,61 +28,63 @@ static wide_t floor_div(wide_t a, int64_t b)
 }
 
 /* Adds steps @lo .. @hi of @stride. */
-static void add_axis(search_t *s, int64_t lo, int64_t hi, int64_t stride)
+static void add_axis(search_t *search, int64_t lo, int64_t hi, int64_t stride)
 {
-    int32_t index = s->n++;
-    for (; index > 0 && s->stride[index - 1] < stride; index--) {
-        s->lo[index] = s->lo[index - 1];
-        s->hi[index] = s->hi[index - 1];
-        s->stride[index] = s->stride[index - 1];
+    int32_t index = search->n++;
+    for (; index > 0 && search->stride[index - 1] < stride; index--) {
+        search->lo[index] = search->lo[index - 1];
+        search->hi[index] = search->hi[index - 1];
+        search->stride[index] = search->stride[index - 1];
     }
-    s->lo[index] = lo;
-    s->hi[index] = hi;
-    s->stride[index] = stride;
+    search->lo[index] = lo;
+    search->hi[index] = hi;
+    search->stride[index] = stride;
 }
 
 /* Can axes from @k on move by @from .. @to? @moved: some axis before them does; else by symmetry
  * the first that moves moves up. */
-static bool can_move(search_t *s, int32_t k, wide_t from, wide_t to, bool moved)
+static bool can_move(search_t *search, int32_t k, wide_t from, wide_t to, bool moved)
 {
-    if (k == s->n)
+    if (k == search->n)
         return moved && from <= 0 && to >= 0;
-    const int64_t least = moved ? s->lo[k] : 0, most = s->hi[k], step = s->stride[k];
-    wide_t lo = -floor_div(s->up[k + 1] - from, step), hi = floor_div(to - s->down[k + 1], step);
+    const int64_t least = moved ? search->lo[k] : 0, most = search->hi[k], step = search->stride[k];
+    wide_t lo = -floor_div(search->up[k + 1] - from, step),
+           hi = floor_div(to - search->down[k + 1], step);
     lo = lo < least ? least : lo;
     hi = hi > most ? most : hi;
-    for (wide_t d = lo; d <= hi; d++)
-        if (--s->steps < 0 || can_move(s, k + 1, from - d * step, to - d * step, moved || d != 0))
+    for (wide_t steps = lo; steps <= hi; steps++)
+        if (--search->steps < 0 ||
+            can_move(search, k + 1, from - steps * step, to - steps * step, moved || steps != 0))
             return true;
     return false;
 }
 
 /* Of all axes; @moved: also by none. */
-static bool can_reach(search_t *s, wide_t from, wide_t to, bool moved)
+static bool can_reach(search_t *search, wide_t from, wide_t to, bool moved)
 {
-    s->steps = STEPS;
-    for (int32_t k = s->n - 1; k >= 0; k--) {
-        s->down[k] = s->down[k + 1] + (wide_t)s->lo[k] * s->stride[k];
-        s->up[k] = s->up[k + 1] + (wide_t)s->hi[k] * s->stride[k];
+    search->steps = STEPS;
+    for (int32_t k = search->n - 1; k >= 0; k--) {
+        search->down[k] = search->down[k + 1] + (wide_t)search->lo[k] * search->stride[k];
+        search->up[k] = search->up[k + 1] + (wide_t)search->hi[k] * search->stride[k];
     }
-    return can_move(s, 0, from, to, moved);
+    return can_move(search, 0, from, to, moved);
 }
 
 /* ---- a view and itself ---- */
 
-bool colo_tensor_overlaps(const colo_tensor_t *t)
+bool colo_tensor_overlaps(const colo_tensor_t *tensor)
 {
-    search_t s = {.n = 0};
-    if (colo_tensor_count(t) == 0)
+    search_t search = {.n = 0};
+    if (colo_tensor_count(tensor) == 0)
         return false;
-    for (int32_t a = 0; a < t->ndim; a++) {
-        if (t->shape[a] == 1)
+    for (int32_t axis = 0; axis < tensor->ndim; axis++) {
+        if (tensor->shape[axis] == 1)
             continue;
-        if (t->stride[a] == 0)
+        if (tensor->stride[axis] == 0)
             return true;
-        add_axis(&s, 1 - t->shape[a], t->shape[a] - 1, t->stride[a]);
+        add_axis(&search, 1 - tensor->shape[axis], tensor->shape[axis] - 1, tensor->stride[axis]);
     }
-    return can_reach(&s, 0, 0, false);
+    return can_reach(&search, 0, 0, false);
 }
 
 /* ---- two views ---- */
@@ -93,14 +95,14 @@ bool colo_tensor_overlaps(const colo_tensor_t *t)
  * buffer, however many: the search below would try each row of which strides differ. */
 static bool windows_apart(const colo_tensor_t *in, const colo_tensor_t *out, uint64_t period)
 {
-    const colo_tensor_t *t[2] = {in, out};
+    const colo_tensor_t *view[2] = {in, out};
     uint64_t width[2];
     for (int i = 0; i < 2; i++) {
-        const uint64_t elem = colo_dtype_size(t[i]->dtype);
+        const uint64_t elem = colo_dtype_size(view[i]->dtype);
         width[i] = elem;
-        for (int32_t a = 0; a < t[i]->ndim; a++) {
-            const uint64_t step = (uint64_t)t[i]->stride[a] * elem;
-            width[i] += step % period ? (uint64_t)(t[i]->shape[a] - 1) * step : 0;
+        for (int32_t axis = 0; axis < view[i]->ndim; axis++) {
+            const uint64_t step = (uint64_t)view[i]->stride[axis] * elem;
+            width[i] += step % period ? (uint64_t)(view[i]->shape[axis] - 1) * step : 0;
         }
     }
     const uint64_t from = (uintptr_t)in->data % period, to = (uintptr_t)out->data % period;
@@ -110,31 +112,32 @@ static bool windows_apart(const colo_tensor_t *in, const colo_tensor_t *out, uin
 
 static bool interleaved(const colo_tensor_t *in, const colo_tensor_t *out)
 {
-    const colo_tensor_t *t[2] = {in, out};
+    const colo_tensor_t *view[2] = {in, out};
     for (int i = 0; i < 2; i++)
-        for (int32_t a = 0; a < t[i]->ndim; a++)
-            if (t[i]->shape[a] > 1 && t[i]->stride[a] > 0 &&
-                windows_apart(in, out, (uint64_t)t[i]->stride[a] * colo_dtype_size(in->dtype)))
+        for (int32_t axis = 0; axis < view[i]->ndim; axis++)
+            if (view[i]->shape[axis] > 1 && view[i]->stride[axis] > 0 &&
+                windows_apart(in, out,
+                              (uint64_t)view[i]->stride[axis] * colo_dtype_size(in->dtype)))
                 return true;
     return false;
 }
 
-/* Adds the axes of @t, up, or down; those of one stride are one axis. */
-static void add_axes(search_t *s, const colo_tensor_t *t, bool up)
+/* Adds the axes of @tensor, up, or down; those of one stride are one axis. */
+static void add_axes(search_t *search, const colo_tensor_t *tensor, bool up)
 {
-    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
-    for (int32_t a = 0; a < t->ndim; a++) {
-        const int64_t lo = up ? 0 : 1 - t->shape[a], hi = up ? t->shape[a] - 1 : 0;
+    const int64_t elem = (int64_t)colo_dtype_size(tensor->dtype);
+    for (int32_t axis = 0; axis < tensor->ndim; axis++) {
+        const int64_t lo = up ? 0 : 1 - tensor->shape[axis], hi = up ? tensor->shape[axis] - 1 : 0;
         int32_t k = 0;
-        if (lo == hi || t->stride[a] == 0)
+        if (lo == hi || tensor->stride[axis] == 0)
             continue;
-        while (k < s->n && s->stride[k] != t->stride[a] * elem)
+        while (k < search->n && search->stride[k] != tensor->stride[axis] * elem)
             k++;
-        if (k == s->n)
-            add_axis(s, lo, hi, t->stride[a] * elem);
+        if (k == search->n)
+            add_axis(search, lo, hi, tensor->stride[axis] * elem);
         else {
-            s->lo[k] += lo;
-            s->hi[k] += hi;
+            search->lo[k] += lo;
+            search->hi[k] += hi;
         }
     }
 }
@@ -142,10 +145,10 @@ static void add_axes(search_t *s, const colo_tensor_t *t, bool up)
 static bool intersect(const colo_tensor_t *in, const colo_tensor_t *out)
 {
     const wide_t distance = (wide_t)(uintptr_t)out->data - (wide_t)(uintptr_t)in->data;
-    search_t s = {.n = 0};
-    add_axes(&s, in, true);
-    add_axes(&s, out, false);
-    return can_reach(&s, distance + 1 - (wide_t)colo_dtype_size(in->dtype),
+    search_t search = {.n = 0};
+    add_axes(&search, in, true);
+    add_axes(&search, out, false);
+    return can_reach(&search, distance + 1 - (wide_t)colo_dtype_size(in->dtype),
                      distance - 1 + (wide_t)colo_dtype_size(out->dtype), true);
 }
 
@@ -153,14 +156,14 @@ bool colo_tensors_apart(const colo_tensor_t *in, const colo_tensor_t *out)
 {
     if (colo_tensor_count(in) <= 0 || colo_tensor_count(out) <= 0)
         return true;
-    const colo_tensor_t *t[2] = {in, out};
+    const colo_tensor_t *view[2] = {in, out};
     uintptr_t lo[2], hi[2];
     for (int i = 0; i < 2; i++) {
         int64_t reach = 1;
-        for (int32_t a = 0; a < t[i]->ndim; a++)
-            reach += (t[i]->shape[a] - 1) * t[i]->stride[a];
-        lo[i] = (uintptr_t)t[i]->data;
-        hi[i] = lo[i] + (uintptr_t)reach * colo_dtype_size(t[i]->dtype);
+        for (int32_t axis = 0; axis < view[i]->ndim; axis++)
+            reach += (view[i]->shape[axis] - 1) * view[i]->stride[axis];
+        lo[i] = (uintptr_t)view[i]->data;
+        hi[i] = lo[i] + (uintptr_t)reach * colo_dtype_size(view[i]->dtype);
     }
     return lo[0] >= hi[1] || lo[1] >= hi[0] || interleaved(in, out) || !intersect(in, out);
 }

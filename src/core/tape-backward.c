@@ -34,9 +34,9 @@
 
 /* ---- elements ---- */
 
-static size_t bytes_of(const colo_tensor_t *t)
+static size_t bytes_of(const colo_tensor_t *tensor)
 {
-    return (size_t)colo_tensor_count(t) * colo_dtype_size(t->dtype);
+    return (size_t)colo_tensor_count(tensor) * colo_dtype_size(tensor->dtype);
 }
 
 /* A contiguous gradient is one long box. */
@@ -81,20 +81,21 @@ static void fill_ones(void *data, const colo_tensor_t *like)
 }
 
 /* A value's gradient as a contiguous view of @data. */
-static colo_tensor_t grad_view(const struct colo_tape_value *v, void *data)
+static colo_tensor_t grad_view(const struct colo_tape_value *value, void *data)
 {
-    colo_tensor_t g = colo_tensor_host(data, v->t.dtype, v->t.ndim, v->t.shape);
-    g.mem = v->t.mem;
-    g.device = v->t.device;
-    return g;
+    colo_tensor_t gradient =
+        colo_tensor_host(data, value->tensor.dtype, value->tensor.ndim, value->tensor.shape);
+    gradient.mem = value->tensor.mem;
+    gradient.device = value->tensor.device;
+    return gradient;
 }
 
 /* ---- backward ---- */
 
-static bool is_wanted(const colo_tape_t *tape, const struct colo_tape_node *n)
+static bool is_wanted(const colo_tape_t *tape, const struct colo_tape_node *node)
 {
-    for (int32_t i = 0; i < n->nout; i++)
-        if (tape->values[n->first_out + i].wanted)
+    for (int32_t i = 0; i < node->nout; i++)
+        if (tape->values[node->first_out + i].wanted)
             return true;
     return false;
 }
@@ -107,78 +108,80 @@ static void mark_needed(colo_tape_t *tape, colo_value_t from)
     }
     tape->values[from].wanted = true;
     tape->values[from].uses = 1; /* the seed */
-    for (int64_t k = tape->nnodes; k-- > 0;) {
-        const struct colo_tape_node *n = &tape->nodes[k];
-        if (!is_wanted(tape, n))
+    for (int64_t index = tape->nnodes; index-- > 0;) {
+        const struct colo_tape_node *node = &tape->nodes[index];
+        if (!is_wanted(tape, node))
             continue;
-        for (int32_t i = 0; i < n->nin; i++)
-            if (n->in[i] != COLO_NO_VALUE) {
-                tape->values[n->in[i]].wanted = true;
-                tape->values[n->in[i]].uses++;
+        for (int32_t i = 0; i < node->nin; i++)
+            if (node->in[i] != COLO_NO_VALUE) {
+                tape->values[node->in[i]].wanted = true;
+                tape->values[node->in[i]].uses++;
             }
     }
 }
 
 static colo_status_t check_versions(const colo_tape_t *tape)
 {
-    for (int64_t k = 0; k < tape->nnodes; k++) {
-        const struct colo_tape_node *n = &tape->nodes[k];
-        if (!is_wanted(tape, n))
+    for (int64_t index = 0; index < tape->nnodes; index++) {
+        const struct colo_tape_node *node = &tape->nodes[index];
+        if (!is_wanted(tape, node))
             continue;
-        for (int32_t i = 0; i < n->nsaved; i++)
-            COLO_FAIL_IF(n->saved[i].version && *n->saved[i].version != n->saved[i].expected,
-                         COLO_ERR_MODIFIED,
-                         "node %" PRId64 " '%s': saved tensor %d was written after it was "
-                         "saved: version %" PRIu64 ", saved at %" PRIu64,
-                         k, n->name, (int)i, *n->saved[i].version, n->saved[i].expected);
+        for (int32_t i = 0; i < node->nsaved; i++)
+            COLO_FAIL_IF(
+                node->saved[i].version && *node->saved[i].version != node->saved[i].expected,
+                COLO_ERR_MODIFIED,
+                "node %" PRId64 " '%s': saved tensor %d was written after it was "
+                "saved: version %" PRIu64 ", saved at %" PRIu64,
+                index, node->name, (int)i, *node->saved[i].version, node->saved[i].expected);
     }
     return COLO_OK;
 }
 
-static bool adds_in_f32(const struct colo_tape_value *v)
+static bool adds_in_f32(const struct colo_tape_value *value)
 {
-    return colo_tape_is_half(&v->t) && v->uses > 1;
+    return colo_tape_is_half(&value->tensor) && value->uses > 1;
 }
 
-/* Where input @i of @n is to be written: its value's own buffer, or a spare one. */
-static colo_status_t reserve_input(colo_tape_t *tape, struct colo_tape_node *n, int32_t i)
+/* Where input @i of @node is to be written: its value's own buffer, or a spare one. */
+static colo_status_t reserve_input(colo_tape_t *tape, struct colo_tape_node *node, int32_t i)
 {
-    n->spare[i] = NULL;
-    if (n->in[i] == COLO_NO_VALUE)
+    node->spare[i] = NULL;
+    if (node->in[i] == COLO_NO_VALUE)
         return COLO_OK;
-    struct colo_tape_value *v = &tape->values[n->in[i]];
-    const size_t bytes = bytes_of(&v->t);
-    void *sum = v->sum;
-    bool own = ++v->seen == 1;
-    if (adds_in_f32(v)) {
+    struct colo_tape_value *value = &tape->values[node->in[i]];
+    const size_t bytes = bytes_of(&value->tensor);
+    void *sum = value->sum;
+    bool own = ++value->seen == 1;
+    if (adds_in_f32(value)) {
         if (own)
-            COLO_TRY(colo_tape_take(tape, v->t.mem, bytes * 2, &sum)); /* 4 bytes for 2 */
-        v->sum = sum;
-        own = v->seen == v->uses && !v->caller.data;
+            COLO_TRY(colo_tape_take(tape, value->tensor.mem, bytes * 2, &sum)); /* 4 bytes for 2 */
+        value->sum = sum;
+        own = value->seen == value->uses && !value->caller.data;
     }
-    return colo_tape_take(tape, v->t.mem, bytes, own ? &v->grad : &n->spare[i]);
+    return colo_tape_take(tape, value->tensor.mem, bytes, own ? &value->grad : &node->spare[i]);
 }
 
 /* The buffers of one node; those that nothing needs afterwards are free again. */
-static colo_status_t reserve_node(colo_tape_t *tape, struct colo_tape_node *n)
+static colo_status_t reserve_node(colo_tape_t *tape, struct colo_tape_node *node)
 {
-    for (int32_t i = 0; i < n->nout; i++) {
-        struct colo_tape_value *v = &tape->values[n->first_out + i];
-        if (!v->grad)
-            COLO_TRY(colo_tape_take(tape, v->t.mem, bytes_of(&v->t), &v->grad));
+    for (int32_t i = 0; i < node->nout; i++) {
+        struct colo_tape_value *value = &tape->values[node->first_out + i];
+        if (!value->grad)
+            COLO_TRY(
+                colo_tape_take(tape, value->tensor.mem, bytes_of(&value->tensor), &value->grad));
     }
-    for (int32_t i = 0; i < n->nin; i++)
-        COLO_TRY(reserve_input(tape, n, i));
-    for (int32_t i = 0; i < n->nin; i++) {
-        const struct colo_tape_value *v =
-            n->in[i] == COLO_NO_VALUE ? NULL : &tape->values[n->in[i]];
-        colo_tape_give(tape, n->spare[i]);
-        if (v && v->seen == v->uses && !v->caller.data)
-            colo_tape_give(tape, v->sum);
+    for (int32_t i = 0; i < node->nin; i++)
+        COLO_TRY(reserve_input(tape, node, i));
+    for (int32_t i = 0; i < node->nin; i++) {
+        const struct colo_tape_value *value =
+            node->in[i] == COLO_NO_VALUE ? NULL : &tape->values[node->in[i]];
+        colo_tape_give(tape, node->spare[i]);
+        if (value && value->seen == value->uses && !value->caller.data)
+            colo_tape_give(tape, value->sum);
     }
-    for (int32_t i = 0; i < n->nout; i++)
-        if (!tape->values[n->first_out + i].retained)
-            colo_tape_give(tape, tape->values[n->first_out + i].grad);
+    for (int32_t i = 0; i < node->nout; i++)
+        if (!tape->values[node->first_out + i].retained)
+            colo_tape_give(tape, tape->values[node->first_out + i].grad);
     return COLO_OK;
 }
 
@@ -191,11 +194,11 @@ static void forget_seen(colo_tape_t *tape)
 /* Every buffer that running the nodes will need. On failure none. */
 static colo_status_t reserve(colo_tape_t *tape, struct colo_tape_value *from)
 {
-    colo_status_t st = colo_tape_take(tape, from->t.mem, bytes_of(&from->t), &from->grad);
+    colo_status_t st = colo_tape_take(tape, from->tensor.mem, bytes_of(&from->tensor), &from->grad);
     from->seen = 1;
-    for (int64_t k = tape->nnodes; st == COLO_OK && k-- > 0;)
-        if (is_wanted(tape, &tape->nodes[k]))
-            st = reserve_node(tape, &tape->nodes[k]);
+    for (int64_t index = tape->nnodes; st == COLO_OK && index-- > 0;)
+        if (is_wanted(tape, &tape->nodes[index]))
+            st = reserve_node(tape, &tape->nodes[index]);
     forget_seen(tape);
     for (int64_t i = 0; st < 0 && i < tape->nvalues; i++)
         tape->values[i].grad = tape->values[i].sum = NULL;
@@ -205,57 +208,61 @@ static colo_status_t reserve(colo_tape_t *tape, struct colo_tape_value *from)
 }
 
 /* What a node wrote for its input @i joins what others wrote. */
-static colo_status_t collect(const colo_tape_t *tape, const struct colo_tape_node *n, int32_t i)
+static colo_status_t collect(const colo_tape_t *tape, const struct colo_tape_node *node, int32_t i)
 {
-    if (n->in[i] == COLO_NO_VALUE)
+    if (node->in[i] == COLO_NO_VALUE)
         return COLO_OK;
-    struct colo_tape_value *v = &tape->values[n->in[i]];
-    void *spare = n->spare[i];
-    bool first = ++v->seen == 1;
-    if (!adds_in_f32(v))
-        return first ? COLO_OK : add_to(tape, v->grad, spare, v->t.dtype, &v->t);
+    struct colo_tape_value *value = &tape->values[node->in[i]];
+    void *spare = node->spare[i];
+    bool first = ++value->seen == 1;
+    if (!adds_in_f32(value))
+        return first ? COLO_OK
+                     : add_to(tape, value->grad, spare, value->tensor.dtype, &value->tensor);
     if (!spare) /* the last of several */
-        return add_half(tape, v->grad, v->t.dtype, v->sum, v->grad, &v->t);
-    return add_half(tape, v->sum, COLO_F32, first ? NULL : v->sum, spare, &v->t);
+        return add_half(tape, value->grad, value->tensor.dtype, value->sum, value->grad,
+                        &value->tensor);
+    return add_half(tape, value->sum, COLO_F32, first ? NULL : value->sum, spare, &value->tensor);
 }
 
 /* Adds what reached a leaf to the caller's gradient. */
-static colo_status_t deliver(const colo_tape_t *tape, const struct colo_tape_value *v)
+static colo_status_t deliver(const colo_tape_t *tape, const struct colo_tape_value *value)
 {
-    const colo_tensor_t *to = &v->caller;
-    if (v->sum && to->dtype == COLO_F32)
-        return add_to(tape, to->data, v->sum, COLO_F32, to);
-    if (v->sum)
-        return add_half(tape, to->data, to->dtype, v->sum, to->data, to);
-    if (to->dtype == v->t.dtype)
-        return add_to(tape, to->data, v->grad, to->dtype, to);
-    return add_half(tape, to->data, COLO_F32, to->data, v->grad, &v->t);
+    const colo_tensor_t *to = &value->caller;
+    if (value->sum && to->dtype == COLO_F32)
+        return add_to(tape, to->data, value->sum, COLO_F32, to);
+    if (value->sum)
+        return add_half(tape, to->data, to->dtype, value->sum, to->data, to);
+    if (to->dtype == value->tensor.dtype)
+        return add_to(tape, to->data, value->grad, to->dtype, to);
+    return add_half(tape, to->data, COLO_F32, to->data, value->grad, &value->tensor);
 }
 
-static colo_status_t run_node(colo_tape_t *tape, int64_t k)
+static colo_status_t run_node(colo_tape_t *tape, int64_t index)
 {
-    struct colo_tape_node *n = &tape->nodes[k];
-    COLO_AUTOFREE void *views = calloc((size_t)n->nin + (size_t)n->nout, sizeof(colo_tensor_t));
-    COLO_FAIL_IF(!views, COLO_ERR_NOMEM, "node %" PRId64 " '%s': %d views", k, n->name,
-                 (int)(n->nin + n->nout));
-    colo_tensor_t *d_out = views, *d_in = d_out + n->nout;
-    for (int32_t i = 0; i < n->nout; i++) {
-        struct colo_tape_value *v = &tape->values[n->first_out + i];
-        if (!v->seen)
-            COLO_TRY(colo_mem_zero(v->t.mem, v->grad, bytes_of(&v->t), tape->stream));
-        d_out[i] = grad_view(v, v->grad);
+    struct colo_tape_node *node = &tape->nodes[index];
+    COLO_AUTOFREE void *views =
+        calloc((size_t)node->nin + (size_t)node->nout, sizeof(colo_tensor_t));
+    COLO_FAIL_IF(!views, COLO_ERR_NOMEM, "node %" PRId64 " '%s': %d views", index, node->name,
+                 (int)(node->nin + node->nout));
+    colo_tensor_t *d_out = views, *d_in = d_out + node->nout;
+    for (int32_t i = 0; i < node->nout; i++) {
+        struct colo_tape_value *value = &tape->values[node->first_out + i];
+        if (!value->seen)
+            COLO_TRY(colo_mem_zero(value->tensor.mem, value->grad, bytes_of(&value->tensor),
+                                   tape->stream));
+        d_out[i] = grad_view(value, value->grad);
     }
-    for (int32_t i = 0; i < n->nin; i++) {
-        const struct colo_tape_value *v =
-            n->in[i] == COLO_NO_VALUE ? NULL : &tape->values[n->in[i]];
-        d_in[i] =
-            v ? grad_view(v, n->spare[i] ? n->spare[i] : v->grad) : (colo_tensor_t){.device = -1};
+    for (int32_t i = 0; i < node->nin; i++) {
+        const struct colo_tape_value *value =
+            node->in[i] == COLO_NO_VALUE ? NULL : &tape->values[node->in[i]];
+        d_in[i] = value ? grad_view(value, node->spare[i] ? node->spare[i] : value->grad)
+                        : (colo_tensor_t){.device = -1};
     }
-    colo_status_t st = n->backward(d_out, n->nout, d_in, n->nin, n->state);
+    colo_status_t st = node->backward(d_out, node->nout, d_in, node->nin, node->state);
     if (st < 0)
-        return colo_fail_prefix(st, "node %" PRId64 " '%s'", k, n->name);
-    for (int32_t i = 0; i < n->nin; i++)
-        COLO_TRY(collect(tape, n, i));
+        return colo_fail_prefix(st, "node %" PRId64 " '%s'", index, node->name);
+    for (int32_t i = 0; i < node->nin; i++)
+        COLO_TRY(collect(tape, node, i));
     return COLO_OK;
 }
 
@@ -266,8 +273,8 @@ colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const co
     COLO_TRY(colo_tape_check_value(tape, value, "backward"));
     struct colo_tape_value *from = &tape->values[value];
     if (seed)
-        COLO_TRY(colo_tape_check_like(seed, &from->t, "seed", false));
-    else if (from->t.mem != COLO_HOST)
+        COLO_TRY(colo_tape_check_like(seed, &from->tensor, "seed", false));
+    else if (from->tensor.mem != COLO_HOST)
         return colo_fail(COLO_ERR_ARG,
                          "backward: seed is NULL, which stands for ones on the host; "
                          "value %d is in CUDA memory and needs one",
@@ -277,23 +284,23 @@ colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const co
     COLO_TRY(reserve(tape, from));
 
     tape->ran = true; /* from here on nodes may have used up what they saved */
-    if (seed && bytes_of(&from->t))
-        COLO_TRY(copy_to(tape, from->grad, seed->data, &from->t));
+    if (seed && bytes_of(&from->tensor))
+        COLO_TRY(copy_to(tape, from->grad, seed->data, &from->tensor));
     if (!seed)
-        fill_ones(from->grad, &from->t);
+        fill_ones(from->grad, &from->tensor);
     from->seen = 1;
-    for (int64_t k = tape->nnodes; k-- > 0;)
-        if (is_wanted(tape, &tape->nodes[k])) {
-            colo_status_t st = run_node(tape, k);
+    for (int64_t index = tape->nnodes; index-- > 0;)
+        if (is_wanted(tape, &tape->nodes[index])) {
+            colo_status_t st = run_node(tape, index);
             if (st < 0) {
                 forget_seen(tape);
                 return st;
             }
         }
     for (int64_t i = 0; i < tape->nvalues; i++) {
-        const struct colo_tape_value *v = &tape->values[i];
-        if (v->seen && v->caller.data)
-            COLO_TRY(deliver(tape, v));
+        const struct colo_tape_value *reached = &tape->values[i];
+        if (reached->seen && reached->caller.data)
+            COLO_TRY(deliver(tape, reached));
     }
     return COLO_OK;
 }
@@ -312,13 +319,13 @@ colo_status_t colo_tape_gradient(const colo_tape_t *tape, colo_value_t value,
     COLO_FAIL_IF(!tape, COLO_ERR_ARG, "gradient: tape is NULL");
     COLO_TRY(colo_tape_check_value(tape, value, "gradient"));
     COLO_FAIL_IF(!d_value, COLO_ERR_ARG, "gradient: d_value is NULL");
-    const struct colo_tape_value *v = &tape->values[value];
-    COLO_FAIL_IF(!v->seen, COLO_ERR_MISSING, "gradient: none reached value %d%s", (int)value,
+    const struct colo_tape_value *found = &tape->values[value];
+    COLO_FAIL_IF(!found->seen, COLO_ERR_MISSING, "gradient: none reached value %d%s", (int)value,
                  tape->ran ? "" : "; backward has not run");
-    COLO_FAIL_IF(v->node >= 0 && !v->retained, COLO_ERR_MISSING,
+    COLO_FAIL_IF(found->node >= 0 && !found->retained, COLO_ERR_MISSING,
                  "gradient: that of value %d was released when node %d '%s' had run; call "
                  "colo_tape_retain_gradient() before backward to keep it",
-                 (int)value, (int)v->node, tape->nodes[v->node].name);
-    *d_value = v->caller.data ? v->caller : grad_view(v, v->grad);
+                 (int)value, (int)found->node, tape->nodes[found->node].name);
+    *d_value = found->caller.data ? found->caller : grad_view(found, found->grad);
     return COLO_OK;
 }

@@ -38,10 +38,10 @@ colo_status_t colo_tape_take(colo_tape_t *tape, colo_mem_t mem, size_t bytes, vo
 {
     struct colo_tape_buffer *best = NULL;
     for (int64_t i = 0; i < tape->npool; i++) {
-        struct colo_tape_buffer *b = &tape->pool[i];
-        if (!b->taken && b->mem == mem && b->bytes >= bytes && b->bytes / 2 <= bytes &&
-            (!best || b->bytes < best->bytes))
-            best = b;
+        struct colo_tape_buffer *buffer = &tape->pool[i];
+        if (!buffer->taken && buffer->mem == mem && buffer->bytes >= bytes &&
+            buffer->bytes / 2 <= bytes && (!best || buffer->bytes < best->bytes))
+            best = buffer;
     }
     if (!best) {
         COLO_TRY(grow((void **)&tape->pool, &tape->cap_pool, tape->npool, 1, sizeof *tape->pool));
@@ -73,13 +73,13 @@ colo_status_t colo_tape_create(colo_tape_t **tape)
     return COLO_OK;
 }
 
-static void node_free(struct colo_tape_node *n)
+static void node_free(struct colo_tape_node *node)
 {
-    if (n->free_state)
-        n->free_state(n->state);
-    free(n->in);
-    free(n->saved);
-    free(n->spare);
+    if (node->free_state)
+        node->free_state(node->state);
+    free(node->in);
+    free(node->saved);
+    free(node->spare);
 }
 
 void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream)
@@ -116,34 +116,35 @@ void colo_tape_destroy(colo_tape_t **tape)
 
 /* ---- recording ---- */
 
-static colo_status_t check_value_tensor(const colo_tensor_t *t, const char *what)
+static colo_status_t check_value_tensor(const colo_tensor_t *tensor, const char *what)
 {
-    COLO_TRY(colo_tensor_check(t, what));
-    COLO_FAIL_IF(!colo_dtype_is_float(t->dtype), COLO_ERR_ARG,
+    COLO_TRY(colo_tensor_check(tensor, what));
+    COLO_FAIL_IF(!colo_dtype_is_float(tensor->dtype), COLO_ERR_ARG,
                  "%s: dtype %s has no gradient, expected f32, f64, bf16 or f16", what,
-                 colo_dtype_name(t->dtype));
+                 colo_dtype_name(tensor->dtype));
     return COLO_OK;
 }
 
-colo_status_t colo_tape_check_like(const colo_tensor_t *g, const colo_tensor_t *t, const char *what,
-                                   bool or_f32)
+colo_status_t colo_tape_check_like(const colo_tensor_t *gradient, const colo_tensor_t *tensor,
+                                   const char *what, bool or_f32)
 {
-    COLO_TRY(check_value_tensor(g, what));
-    COLO_FAIL_IF(g->mem != t->mem || g->device != t->device, COLO_ERR_ARG,
+    COLO_TRY(check_value_tensor(gradient, what));
+    COLO_FAIL_IF(gradient->mem != tensor->mem || gradient->device != tensor->device, COLO_ERR_ARG,
                  "%s: in %s memory (device %d), its value is in %s memory (device %d)", what,
-                 g->mem == COLO_CUDA ? "CUDA" : "host", (int)g->device,
-                 t->mem == COLO_CUDA ? "CUDA" : "host", (int)t->device);
-    or_f32 &= colo_tape_is_half(t);
-    COLO_FAIL_IF(g->dtype != t->dtype && !(or_f32 && g->dtype == COLO_F32), COLO_ERR_SHAPE,
-                 "%s: dtype %s, its value is %s%s", what, colo_dtype_name(g->dtype),
-                 colo_dtype_name(t->dtype), or_f32 ? "; expected that or f32" : "");
-    COLO_FAIL_IF(g->ndim != t->ndim, COLO_ERR_SHAPE, "%s: %d axes, its value has %d", what,
-                 (int)g->ndim, (int)t->ndim);
-    for (int32_t i = 0; i < t->ndim; i++)
-        COLO_FAIL_IF(g->shape[i] != t->shape[i], COLO_ERR_SHAPE,
+                 gradient->mem == COLO_CUDA ? "CUDA" : "host", (int)gradient->device,
+                 tensor->mem == COLO_CUDA ? "CUDA" : "host", (int)tensor->device);
+    or_f32 &= colo_tape_is_half(tensor);
+    COLO_FAIL_IF(gradient->dtype != tensor->dtype && !(or_f32 && gradient->dtype == COLO_F32),
+                 COLO_ERR_SHAPE, "%s: dtype %s, its value is %s%s", what,
+                 colo_dtype_name(gradient->dtype), colo_dtype_name(tensor->dtype),
+                 or_f32 ? "; expected that or f32" : "");
+    COLO_FAIL_IF(gradient->ndim != tensor->ndim, COLO_ERR_SHAPE, "%s: %d axes, its value has %d",
+                 what, (int)gradient->ndim, (int)tensor->ndim);
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        COLO_FAIL_IF(gradient->shape[i] != tensor->shape[i], COLO_ERR_SHAPE,
                      "%s: axis %d has extent %" PRId64 ", its value has %" PRId64, what, (int)i,
-                     g->shape[i], t->shape[i]);
-    COLO_FAIL_IF(!colo_tensor_is_contiguous(g), COLO_ERR_SHAPE, "%s: not contiguous", what);
+                     gradient->shape[i], tensor->shape[i]);
+    COLO_FAIL_IF(!colo_tensor_is_contiguous(gradient), COLO_ERR_SHAPE, "%s: not contiguous", what);
     return COLO_OK;
 }
 
@@ -171,85 +172,86 @@ static colo_status_t check_capacity(const colo_tape_t *tape, int64_t more)
     return COLO_OK;
 }
 
-colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t, const colo_tensor_t *d_t,
-                             colo_value_t *value)
+colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *tensor,
+                             const colo_tensor_t *d_t, colo_value_t *value)
 {
     COLO_TRY(colo_tape_check_open(tape, "leaf"));
-    COLO_TRY(check_value_tensor(t, "leaf"));
+    COLO_TRY(check_value_tensor(tensor, "leaf"));
     if (d_t)
-        COLO_TRY(colo_tape_check_like(d_t, t, "d_t of a leaf", true));
+        COLO_TRY(colo_tape_check_like(d_t, tensor, "d_t of a leaf", true));
     COLO_FAIL_IF(!value, COLO_ERR_ARG, "leaf: value is NULL");
     COLO_TRY(check_capacity(tape, 1));
     COLO_TRY(
         grow((void **)&tape->values, &tape->cap_values, tape->nvalues, 1, sizeof *tape->values));
-    struct colo_tape_value *v = &tape->values[tape->nvalues];
-    *v = (struct colo_tape_value){.t = *t, .node = -1};
+    struct colo_tape_value *leaf = &tape->values[tape->nvalues];
+    *leaf = (struct colo_tape_value){.tensor = *tensor, .node = -1};
     if (d_t)
-        v->caller = *d_t;
+        leaf->caller = *d_t;
     *value = (colo_value_t)tape->nvalues++;
     return COLO_OK;
 }
 
-static colo_status_t check_record(const colo_tape_t *tape, const colo_tape_record_t *r)
+static colo_status_t check_record(const colo_tape_t *tape, const colo_tape_record_t *record)
 {
     COLO_TRY(colo_tape_check_open(tape, "record"));
-    COLO_FAIL_IF(!r->name, COLO_ERR_ARG, "record: name is NULL");
-    COLO_FAIL_IF(r->nin < 0 || r->nout < 1 || r->nsaved < 0, COLO_ERR_ARG,
+    COLO_FAIL_IF(!record->name, COLO_ERR_ARG, "record: name is NULL");
+    COLO_FAIL_IF(record->nin < 0 || record->nout < 1 || record->nsaved < 0, COLO_ERR_ARG,
                  "record '%s': %d inputs, %d outputs, %d saved tensors, expected >= 0, "
                  ">= 1, >= 0",
-                 r->name, (int)r->nin, (int)r->nout, (int)r->nsaved);
-    COLO_FAIL_IF((r->nin && !r->in) || !r->out || !r->out_values || (r->nsaved && !r->saved) ||
-                     !r->backward,
-                 COLO_ERR_ARG, "record '%s': %s is NULL", r->name,
-                 r->nin && !r->in         ? "in"
-                 : !r->out                ? "out"
-                 : !r->out_values         ? "out_values"
-                 : r->nsaved && !r->saved ? "saved"
-                                          : "backward");
-    for (int32_t i = 0; i < r->nin; i++)
-        COLO_FAIL_IF(r->in[i] != COLO_NO_VALUE && (r->in[i] < 0 || r->in[i] >= tape->nvalues),
+                 record->name, (int)record->nin, (int)record->nout, (int)record->nsaved);
+    COLO_FAIL_IF((record->nin && !record->in) || !record->out || !record->out_values ||
+                     (record->nsaved && !record->saved) || !record->backward,
+                 COLO_ERR_ARG, "record '%s': %s is NULL", record->name,
+                 record->nin && !record->in         ? "in"
+                 : !record->out                     ? "out"
+                 : !record->out_values              ? "out_values"
+                 : record->nsaved && !record->saved ? "saved"
+                                                    : "backward");
+    for (int32_t i = 0; i < record->nin; i++)
+        COLO_FAIL_IF(record->in[i] != COLO_NO_VALUE &&
+                         (record->in[i] < 0 || record->in[i] >= tape->nvalues),
                      COLO_ERR_ARG, "record '%s': input %d is value %d, the tape has %" PRId64,
-                     r->name, (int)i, (int)r->in[i], tape->nvalues);
-    for (int32_t i = 0; i < r->nout; i++) {
-        colo_status_t st = check_value_tensor(&r->out[i], "output");
+                     record->name, (int)i, (int)record->in[i], tape->nvalues);
+    for (int32_t i = 0; i < record->nout; i++) {
+        colo_status_t st = check_value_tensor(&record->out[i], "output");
         if (st < 0)
-            return colo_fail_prefix(st, "record '%s': output %d", r->name, (int)i);
+            return colo_fail_prefix(st, "record '%s': output %d", record->name, (int)i);
     }
-    return check_capacity(tape, r->nout);
+    return check_capacity(tape, record->nout);
 }
 
-static colo_status_t append_node(colo_tape_t *tape, const colo_tape_record_t *r)
+static colo_status_t append_node(colo_tape_t *tape, const colo_tape_record_t *record)
 {
-    COLO_TRY(grow((void **)&tape->values, &tape->cap_values, tape->nvalues, r->nout,
+    COLO_TRY(grow((void **)&tape->values, &tape->cap_values, tape->nvalues, record->nout,
                   sizeof *tape->values));
     COLO_TRY(grow((void **)&tape->nodes, &tape->cap_nodes, tape->nnodes, 1, sizeof *tape->nodes));
-    struct colo_tape_node n = {
-        .nin = r->nin,
-        .nout = r->nout,
-        .nsaved = r->nsaved,
+    struct colo_tape_node node = {
+        .nin = record->nin,
+        .nout = record->nout,
+        .nsaved = record->nsaved,
         .first_out = (int32_t)tape->nvalues,
-        .in = calloc((size_t)r->nin + 1, sizeof *n.in),
-        .saved = calloc((size_t)r->nsaved + 1, sizeof *n.saved),
-        .spare = calloc((size_t)r->nin + 1, sizeof *n.spare),
-        .backward = r->backward,
+        .in = calloc((size_t)record->nin + 1, sizeof *node.in),
+        .saved = calloc((size_t)record->nsaved + 1, sizeof *node.saved),
+        .spare = calloc((size_t)record->nin + 1, sizeof *node.spare),
+        .backward = record->backward,
     };
-    if (!n.in || !n.saved || !n.spare) {
-        node_free(&n);
-        return colo_fail(COLO_ERR_NOMEM, "record '%s': %d inputs, %d saved tensors", r->name,
-                         (int)r->nin, (int)r->nsaved);
+    if (!node.in || !node.saved || !node.spare) {
+        node_free(&node);
+        return colo_fail(COLO_ERR_NOMEM, "record '%s': %d inputs, %d saved tensors", record->name,
+                         (int)record->nin, (int)record->nsaved);
     }
-    size_t len = strlen(r->name);
-    memcpy(n.name, r->name, len < COLO_TAPE_NAME ? len : COLO_TAPE_NAME - 1);
-    for (int32_t i = 0; i < r->nin; i++)
-        n.in[i] = r->in[i];
-    for (int32_t i = 0; i < r->nsaved; i++)
-        n.saved[i] = (struct colo_tape_saved){r->saved[i].version,
-                                              r->saved[i].version ? *r->saved[i].version : 0};
-    for (int32_t i = 0; i < r->nout; i++)
+    size_t len = strlen(record->name);
+    memcpy(node.name, record->name, len < COLO_TAPE_NAME ? len : COLO_TAPE_NAME - 1);
+    for (int32_t i = 0; i < record->nin; i++)
+        node.in[i] = record->in[i];
+    for (int32_t i = 0; i < record->nsaved; i++)
+        node.saved[i] = (struct colo_tape_saved){
+            record->saved[i].version, record->saved[i].version ? *record->saved[i].version : 0};
+    for (int32_t i = 0; i < record->nout; i++)
         tape->values[tape->nvalues + i] =
-            (struct colo_tape_value){.t = r->out[i], .node = (int32_t)tape->nnodes};
-    tape->nvalues += r->nout;
-    tape->nodes[tape->nnodes++] = n;
+            (struct colo_tape_value){.tensor = record->out[i], .node = (int32_t)tape->nnodes};
+    tape->nvalues += record->nout;
+    tape->nodes[tape->nnodes++] = node;
     return COLO_OK;
 }
 
@@ -264,10 +266,10 @@ colo_status_t colo_tape_record(colo_tape_t *tape, const colo_tape_record_t *reco
             record->free_state(record->state);
         return st;
     }
-    struct colo_tape_node *n = &tape->nodes[tape->nnodes - 1];
-    n->state = record->state;
-    n->free_state = record->free_state;
+    struct colo_tape_node *node = &tape->nodes[tape->nnodes - 1];
+    node->state = record->state;
+    node->free_state = record->free_state;
     for (int32_t i = 0; i < record->nout; i++)
-        record->out_values[i] = n->first_out + i;
+        record->out_values[i] = node->first_out + i;
     return COLO_OK;
 }

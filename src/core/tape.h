@@ -15,7 +15,7 @@ struct colo_tape_buffer {
 };
 
 struct colo_tape_value {
-    colo_tensor_t t;
+    colo_tensor_t tensor;
     colo_tensor_t caller; /* data NULL where the tape owns the gradient */
     void *grad;           /* from the pool; contiguous */
     float *sum;           /* from the pool: of several gradients, if the dtype is bf16 or fp16 */
@@ -59,13 +59,13 @@ void colo_tape_give(colo_tape_t *tape, const void *data);
 colo_status_t colo_tape_check_open(const colo_tape_t *tape, const char *what);
 colo_status_t colo_tape_check_value(const colo_tape_t *tape, colo_value_t value, const char *what);
 /* A gradient: like @t in shape and dtype, and contiguous. or_f32: fp32 for bf16 and fp16, too. */
-colo_status_t colo_tape_check_like(const colo_tensor_t *g, const colo_tensor_t *t, const char *what,
-                                   bool or_f32);
+colo_status_t colo_tape_check_like(const colo_tensor_t *gradient, const colo_tensor_t *tensor,
+                                   const char *what, bool or_f32);
 
 /* bf16 and fp16: what adds up in fp32. */
-static inline bool colo_tape_is_half(const colo_tensor_t *t)
+static inline bool colo_tape_is_half(const colo_tensor_t *tensor)
 {
-    return t->dtype == COLO_BF16 || t->dtype == COLO_F16;
+    return tensor->dtype == COLO_BF16 || tensor->dtype == COLO_F16;
 }
 
 #endif

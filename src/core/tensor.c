@@ -24,9 +24,9 @@ static const struct {
 };
 
 /* Before colo_tensor_check() it may be any number. */
-static bool ndim_ok(const colo_tensor_t *t)
+static bool ndim_ok(const colo_tensor_t *tensor)
 {
-    return t->ndim >= 0 && t->ndim <= COLO_MAX_NDIM;
+    return tensor->ndim >= 0 && tensor->ndim <= COLO_MAX_NDIM;
 }
 
 static bool known(colo_dtype_t dtype)
@@ -70,21 +70,22 @@ colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype)
 static colo_tensor_t contiguous(void *data, colo_dtype_t dtype, colo_mem_t mem, int32_t device,
                                 int32_t ndim, const int64_t *shape)
 {
-    colo_tensor_t t = {.data = data, .dtype = dtype, .mem = mem, .device = device, .ndim = ndim};
+    colo_tensor_t tensor = {
+        .data = data, .dtype = dtype, .mem = mem, .device = device, .ndim = ndim};
     if (ndim < 0 || ndim > COLO_MAX_NDIM || (ndim > 0 && !shape)) {
-        t.ndim = 0;
-        t.data = NULL;
-        return t;
+        tensor.ndim = 0;
+        tensor.data = NULL;
+        return tensor;
     }
     int64_t step = 1;
     for (int32_t i = ndim - 1; i >= 0; i--) {
-        t.shape[i] = shape[i];
-        t.stride[i] = step;
+        tensor.shape[i] = shape[i];
+        tensor.stride[i] = step;
         /* a product that overflows is caught by colo_tensor_check(); here it must only not trap */
         if (shape[i] > 1 && !colo_mul_ok(step, shape[i], &step))
             step = INT64_MAX;
     }
-    return t;
+    return tensor;
 }
 
 colo_tensor_t colo_tensor_host(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
@@ -98,72 +99,76 @@ colo_tensor_t colo_tensor_cuda(void *data, colo_dtype_t dtype, int32_t device, i
     return contiguous(data, dtype, COLO_CUDA, device, ndim, shape);
 }
 
-colo_tensor_t colo_tensor_narrow(colo_tensor_t t, int32_t axis, int64_t start, int64_t length)
+colo_tensor_t colo_tensor_narrow(colo_tensor_t tensor, int32_t axis, int64_t start, int64_t length)
 {
-    if (t.data)
-        t.data = (char *)t.data + start * t.stride[axis] * (int64_t)colo_dtype_size(t.dtype);
-    t.shape[axis] = length;
-    return t;
+    if (tensor.data)
+        tensor.data = (char *)tensor.data +
+                      start * tensor.stride[axis] * (int64_t)colo_dtype_size(tensor.dtype);
+    tensor.shape[axis] = length;
+    return tensor;
 }
 
-int64_t colo_tensor_count(const colo_tensor_t *t)
+int64_t colo_tensor_count(const colo_tensor_t *tensor)
 {
     int64_t n = 1;
     bool fits = true;
-    if (!t || !ndim_ok(t))
+    if (!tensor || !ndim_ok(tensor))
         return -1;
-    for (int32_t i = 0; i < t->ndim; i++) {
-        if (t->shape[i] < 0)
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 0)
             return -1;
-        if (t->shape[i] == 0)
+        if (tensor->shape[i] == 0)
             return 0;
-        fits = fits && colo_mul_ok(n, t->shape[i], &n);
+        fits = fits && colo_mul_ok(n, tensor->shape[i], &n);
     }
     return fits ? n : -1;
 }
 
-bool colo_tensor_is_contiguous(const colo_tensor_t *t)
+bool colo_tensor_is_contiguous(const colo_tensor_t *tensor)
 {
     int64_t step = 1;
-    if (!t || !ndim_ok(t))
+    if (!tensor || !ndim_ok(tensor))
         return false;
-    for (int32_t i = t->ndim - 1; i >= 0; i--) {
-        if (t->shape[i] == 0)
+    for (int32_t i = tensor->ndim - 1; i >= 0; i--) {
+        if (tensor->shape[i] == 0)
             return true;
-        if (t->shape[i] != 1 && t->stride[i] != step)
+        if (tensor->shape[i] != 1 && tensor->stride[i] != step)
             return false;
-        if (!colo_mul_ok(step, t->shape[i], &step))
+        if (!colo_mul_ok(step, tensor->shape[i], &step))
             return false;
     }
     return true;
 }
 
-colo_status_t colo_tensor_check(const colo_tensor_t *t, const char *what)
+colo_status_t colo_tensor_check(const colo_tensor_t *tensor, const char *what)
 {
-    COLO_FAIL_IF(!t, COLO_ERR_ARG, "%s: tensor is NULL", what);
-    COLO_FAIL_IF(!known(t->dtype), COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)t->dtype);
-    COLO_FAIL_IF(t->mem != COLO_HOST && t->mem != COLO_CUDA, COLO_ERR_ARG,
-                 "%s: memory kind %d is unknown", what, (int)t->mem);
-    COLO_FAIL_IF(!ndim_ok(t), COLO_ERR_SHAPE, "%s: %d axes, expected 0..%d", what, (int)t->ndim,
-                 COLO_MAX_NDIM);
+    COLO_FAIL_IF(!tensor, COLO_ERR_ARG, "%s: tensor is NULL", what);
+    COLO_FAIL_IF(!known(tensor->dtype), COLO_ERR_ARG, "%s: dtype %d is unknown", what,
+                 (int)tensor->dtype);
+    COLO_FAIL_IF(tensor->mem != COLO_HOST && tensor->mem != COLO_CUDA, COLO_ERR_ARG,
+                 "%s: memory kind %d is unknown", what, (int)tensor->mem);
+    COLO_FAIL_IF(!ndim_ok(tensor), COLO_ERR_SHAPE, "%s: %d axes, expected 0..%d", what,
+                 (int)tensor->ndim, COLO_MAX_NDIM);
     int64_t reach = 0;
-    for (int32_t i = 0; i < t->ndim; i++) {
+    for (int32_t i = 0; i < tensor->ndim; i++) {
         int64_t step;
-        COLO_FAIL_IF(t->shape[i] < 0, COLO_ERR_SHAPE, "%s: axis %d has extent %lld", what, (int)i,
-                     (long long)t->shape[i]);
-        COLO_FAIL_IF(t->stride[i] < 0, COLO_ERR_SHAPE, "%s: axis %d has stride %lld, expected >= 0",
-                     what, (int)i, (long long)t->stride[i]);
-        COLO_FAIL_IF(t->shape[i] > 1 && (!colo_mul_ok(t->shape[i] - 1, t->stride[i], &step) ||
-                                         !colo_add_ok(reach, step, &reach)),
+        COLO_FAIL_IF(tensor->shape[i] < 0, COLO_ERR_SHAPE, "%s: axis %d has extent %lld", what,
+                     (int)i, (long long)tensor->shape[i]);
+        COLO_FAIL_IF(tensor->stride[i] < 0, COLO_ERR_SHAPE,
+                     "%s: axis %d has stride %lld, expected >= 0", what, (int)i,
+                     (long long)tensor->stride[i]);
+        COLO_FAIL_IF(tensor->shape[i] > 1 &&
+                         (!colo_mul_ok(tensor->shape[i] - 1, tensor->stride[i], &step) ||
+                          !colo_add_ok(reach, step, &reach)),
                      COLO_ERR_SHAPE, "%s: its strides reach past 2^63 elements", what);
     }
-    int64_t n = colo_tensor_count(t), bytes;
-    COLO_FAIL_IF(n < 0 || !colo_mul_ok(reach + 1, (int64_t)dtypes[t->dtype].size, &bytes),
+    int64_t n = colo_tensor_count(tensor), bytes;
+    COLO_FAIL_IF(n < 0 || !colo_mul_ok(reach + 1, (int64_t)dtypes[tensor->dtype].size, &bytes),
                  COLO_ERR_SHAPE, "%s: more than 2^63 bytes", what);
-    COLO_FAIL_IF(n > 0 && !t->data, COLO_ERR_ARG, "%s: data is NULL for %lld elements", what,
+    COLO_FAIL_IF(n > 0 && !tensor->data, COLO_ERR_ARG, "%s: data is NULL for %lld elements", what,
                  (long long)n);
-    COLO_FAIL_IF(n > 0 && (uintptr_t)t->data % dtypes[t->dtype].size, COLO_ERR_ARG,
-                 "%s: data %p is no multiple of %zu bytes, an element", what, t->data,
-                 dtypes[t->dtype].size);
+    COLO_FAIL_IF(n > 0 && (uintptr_t)tensor->data % dtypes[tensor->dtype].size, COLO_ERR_ARG,
+                 "%s: data %p is no multiple of %zu bytes, an element", what, tensor->data,
+                 dtypes[tensor->dtype].size);
     return COLO_OK;
 }

@@ -70,7 +70,7 @@ static cudaError_t current_device(colo_queries_t *queries)
 colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, const char *what)
 {
     enum { MOST = sizeof queries->seen / sizeof *queries->seen };
-    struct cudaPointerAttributes a;
+    struct cudaPointerAttributes attributes;
     if (!pointer)
         return COLO_OK;
     for (int32_t i = 0; i < queries->n; i++)
@@ -78,16 +78,16 @@ colo_status_t colo_cuda_pointer(colo_queries_t *queries, const void *pointer, co
             return COLO_OK;
     cudaError_t error = current_device(queries);
     if (error == cudaSuccess)
-        error = cudaPointerGetAttributes(&a, pointer);
+        error = cudaPointerGetAttributes(&attributes, pointer);
     if (error != cudaSuccess)
         return colo_cuda_report(error, what);
-    COLO_FAIL_IF(a.type == cudaMemoryTypeUnregistered, COLO_ERR_ARG,
+    COLO_FAIL_IF(attributes.type == cudaMemoryTypeUnregistered, COLO_ERR_ARG,
                  "%s: %p is host memory that CUDA does not know, expected memory "
                  "of device %d",
                  what, pointer, (int)queries->device);
-    COLO_FAIL_IF(a.type == cudaMemoryTypeDevice && a.device != queries->device, COLO_ERR_ARG,
-                 "%s: %p is memory of device %d, the current device is %d", what, pointer, a.device,
-                 (int)queries->device);
+    COLO_FAIL_IF(attributes.type == cudaMemoryTypeDevice && attributes.device != queries->device,
+                 COLO_ERR_ARG, "%s: %p is memory of device %d, the current device is %d", what,
+                 pointer, attributes.device, (int)queries->device);
     if (queries->n < MOST)
         queries->seen[queries->n++] = pointer;
     return COLO_OK;
@@ -279,9 +279,9 @@ static colo_status_t stream_check(colo_queries_t *queries, colo_stream_t stream,
 
 /* ---- what is in memory: kernels whose answer of sixteen bytes the host waits for ---- */
 
-static bool is_empty(const colo_box_t *b)
+static bool is_empty(const colo_box_t *box)
 {
-    return b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0;
+    return box->extent[0] == 0 || box->extent[1] == 0 || box->extent[2] == 0;
 }
 
 /* Sixteen bytes for a kernel's answer, as @from. */

@@ -252,26 +252,26 @@ static cublasStatus_t ask(const colo_product_t *product, const struct call *call
 static struct key key_of(const struct colo_linear_gemm *gemm, const struct call *call,
                          const void *bias)
 {
-    struct key k;
-    memset(&k, 0, sizeof k); /* compared as bytes */
-    k.product = (int32_t)gemm->product;
-    k.bias = call->bias;
-    k.beta = call->beta != 0;
-    k.scaled = call->scale != NULL;
-    k.dtype[0] = (int32_t)call->a->dtype;
-    k.dtype[1] = (int32_t)call->b->dtype;
-    k.dtype[2] = (int32_t)call->d->dtype;
-    k.align[0] = align_of(call, call->a->data);
-    k.align[1] = align_of(call, call->b->data);
-    k.align[2] = align_of(call, call->d->data);
-    k.align[3] = call->bias ? align_of(call, bias) : 0;
-    k.ld[0] = call->a->stride;
-    k.ld[1] = call->b->stride;
-    k.ld[2] = call->d->stride;
-    k.m = call->m;
-    k.n = gemm->product == COLO_LINEAR_D_WEIGHT ? call->n : ROWS;
-    k.k = gemm->product == COLO_LINEAR_D_WEIGHT ? ROWS : call->k;
-    return k;
+    struct key key;
+    memset(&key, 0, sizeof key); /* compared as bytes */
+    key.product = (int32_t)gemm->product;
+    key.bias = call->bias;
+    key.beta = call->beta != 0;
+    key.scaled = call->scale != NULL;
+    key.dtype[0] = (int32_t)call->a->dtype;
+    key.dtype[1] = (int32_t)call->b->dtype;
+    key.dtype[2] = (int32_t)call->d->dtype;
+    key.align[0] = align_of(call, call->a->data);
+    key.align[1] = align_of(call, call->b->data);
+    key.align[2] = align_of(call, call->d->data);
+    key.align[3] = call->bias ? align_of(call, bias) : 0;
+    key.ld[0] = call->a->stride;
+    key.ld[1] = call->b->stride;
+    key.ld[2] = call->d->stride;
+    key.m = call->m;
+    key.n = gemm->product == COLO_LINEAR_D_WEIGHT ? call->n : ROWS;
+    key.k = gemm->product == COLO_LINEAR_D_WEIGHT ? ROWS : call->k;
+    return key;
 }
 
 /* The kernel for @call, from the cache or asked for. */

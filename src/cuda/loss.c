@@ -38,31 +38,31 @@ static colo_status_t check_pointers(const void *pass, const struct pointer *list
                                     unsigned has)
 {
     static const colo_dtype_t fixed[] = {[-I64] = COLO_I64, [-F64] = COLO_F64};
-    colo_queries_t q = {0};
-    for (const struct pointer *p = list; p < list + n; p++) {
-        if (!(p->when & has))
+    colo_queries_t queries = {0};
+    for (const struct pointer *pointer = list; pointer < list + n; pointer++) {
+        if (!(pointer->when & has))
             continue;
         const void *data;
-        memcpy(&data, (const char *)pass + p->offset, sizeof data);
-        if (p->dtype == BYTES)
-            TRY(colo_cuda_pointer(&q, data, p->name));
+        memcpy(&data, (const char *)pass + pointer->offset, sizeof data);
+        if (pointer->dtype == BYTES)
+            TRY(colo_cuda_pointer(&queries, data, pointer->name));
         else
-            TRY(colo_cuda_typed(&q, data,
-                                p->dtype < 0
-                                    ? fixed[-p->dtype]
-                                    : *(const colo_dtype_t *)((const char *)pass + p->dtype),
-                                p->name));
+            TRY(colo_cuda_typed(&queries, data,
+                                pointer->dtype < 0
+                                    ? fixed[-pointer->dtype]
+                                    : *(const colo_dtype_t *)((const char *)pass + pointer->dtype),
+                                pointer->name));
     }
     return COLO_OK;
 }
 
-static unsigned has_of(const struct colo_logprob_pass *p)
+static unsigned has_of(const struct colo_logprob_pass *pass)
 {
     unsigned has = ALWAYS;
-    if (p->tokens > 0)
-        has |= TOKENS | (p->columns > 0 ? COLUMNS : 0);
-    if (p->tokens > 0 && p->support.begin)
-        has |= LISTS | (p->support.count > 0 ? IDS : 0);
+    if (pass->tokens > 0)
+        has |= TOKENS | (pass->columns > 0 ? COLUMNS : 0);
+    if (pass->tokens > 0 && pass->support.begin)
+        has |= LISTS | (pass->support.count > 0 ? IDS : 0);
     return has;
 }
 
@@ -147,10 +147,11 @@ static const struct pointer of_rows_scatter[] = {
 #undef AT
 PASS(rows_scatter, colo_linear_scatter, ALWAYS, "lm_head: outputs")
 
-static colo_status_t check_typed(bool first, const void *p, colo_dtype_t dtype, const char *name)
+static colo_status_t check_typed(bool first, const void *pointer, colo_dtype_t dtype,
+                                 const char *name)
 {
-    colo_queries_t q = {0};
-    return first ? colo_cuda_typed(&q, p, dtype, name) : COLO_OK;
+    colo_queries_t queries = {0};
+    return first ? colo_cuda_typed(&queries, pointer, dtype, name) : COLO_OK;
 }
 
 static colo_status_t rows_factor(float *to, const float *from, double factor, const float *by,
@@ -160,32 +161,33 @@ static colo_status_t rows_factor(float *to, const float *from, double factor, co
     return colo_cuda_report(colo_k_rows_factor(to, from, factor, by, stream), "lm_head: factor");
 }
 
-static colo_status_t rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+static colo_status_t rows_gather(const struct colo_linear_rows *rows, int64_t lo, int64_t hi,
                                  int64_t hidden, void *to, const struct colo_linear_matrix *from,
                                  colo_stream_t stream)
 {
     TRY(check_typed(lo == 0, from->data, from->dtype, "hidden"));
     return colo_cuda_report(
-        colo_k_rows_gather(r, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
+        colo_k_rows_gather(rows, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
         "lm_head: hidden rows");
 }
 
-static colo_status_t rows_restore(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+static colo_status_t rows_restore(const struct colo_linear_rows *rows, int64_t lo, int64_t hi,
                                   int64_t hidden, const struct colo_linear_matrix *to,
                                   const void *from, colo_stream_t stream)
 {
     TRY(check_typed(lo == 0, to->data, to->dtype, "d_hidden"));
     return colo_cuda_report(
-        colo_k_rows_restore(r, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
+        colo_k_rows_restore(rows, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
         "lm_head: d_hidden rows");
 }
 
-static colo_status_t rows_clear(const struct colo_linear_rows *r, int64_t hidden,
+static colo_status_t rows_clear(const struct colo_linear_rows *rows, int64_t hidden,
                                 const struct colo_linear_matrix *to, colo_stream_t stream)
 {
-    TRY(check_typed(r->tokens > 0, to->data, to->dtype, "d_hidden"));
-    return colo_cuda_report(colo_k_rows_clear(r, hidden, to->data, to->stride, to->dtype, stream),
-                            "lm_head: d_hidden rows");
+    TRY(check_typed(rows->tokens > 0, to->data, to->dtype, "d_hidden"));
+    return colo_cuda_report(
+        colo_k_rows_clear(rows, hidden, to->data, to->stride, to->dtype, stream),
+        "lm_head: d_hidden rows");
 }
 
 static colo_status_t rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
@@ -231,12 +233,12 @@ LAUNCH(topk_merge, colo_topk_pass, "topk forward, merging")
 PASS(topk_sum, colo_topk_pass, has_of(&p->base), "topk backward")
 LAUNCH(topk_fix, colo_topk_pass, "topk backward, picked columns")
 
-static colo_status_t topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
+static colo_status_t topk_local(const struct colo_topk_pass *pass, colo_stream_t stream)
 {
-    if (p->topk)
-        return colo_cuda_report(colo_k_topk_largest(p, stream), "topk forward, the largest");
-    TRY(colo_cuda_report(colo_k_logprob_stats(&p->base, stream), "topk forward, statistics"));
-    return colo_cuda_report(colo_k_topk_given(p, stream), "topk forward, given columns");
+    if (pass->topk)
+        return colo_cuda_report(colo_k_topk_largest(pass, stream), "topk forward, the largest");
+    TRY(colo_cuda_report(colo_k_logprob_stats(&pass->base, stream), "topk forward, statistics"));
+    return colo_cuda_report(colo_k_topk_given(pass, stream), "topk forward, given columns");
 }
 
 /* ---- what a sampler keeps ---- */

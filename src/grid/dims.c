@@ -19,25 +19,25 @@
 const char *colo_grid_i_quote(char out[COLO_QUOTE_MAX], const char *text, size_t len)
 {
     static const char hex[] = "0123456789abcdef";
-    size_t n = 0;
+    size_t len_out = 0;
     for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)text[i];
-        bool plain = c >= 0x20 && c < 0x7f && c != '\'' && c != '"' && c != '\\';
-        if (n + (plain ? 1 : 4) > QUOTE_SHOWN) {
-            memcpy(out + n, "...", 3);
-            n += 3;
+        unsigned char byte = (unsigned char)text[i];
+        bool plain = byte >= 0x20 && byte < 0x7f && byte != '\'' && byte != '"' && byte != '\\';
+        if (len_out + (plain ? 1 : 4) > QUOTE_SHOWN) {
+            memcpy(out + len_out, "...", 3);
+            len_out += 3;
             break;
         }
         if (plain) {
-            out[n++] = (char)c;
+            out[len_out++] = (char)byte;
         } else {
-            out[n++] = '\\';
-            out[n++] = 'x';
-            out[n++] = hex[c >> 4];
-            out[n++] = hex[c & 15];
+            out[len_out++] = '\\';
+            out[len_out++] = 'x';
+            out[len_out++] = hex[byte >> 4];
+            out[len_out++] = hex[byte & 15];
         }
     }
-    out[n] = '\0';
+    out[len_out] = '\0';
     return out;
 }
 
@@ -48,17 +48,17 @@ const char *colo_grid_i_quote_str(char out[COLO_QUOTE_MAX], const char *text)
 
 colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t len)
 {
-    char q[COLO_QUOTE_MAX];
+    char quoted[COLO_QUOTE_MAX];
     COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "%s has an empty name", what);
     COLO_FAIL_IF(len >= COLO_DIM_NAME_MAX, COLO_ERR_ARG,
                  "%s: the name '%s' has %zu bytes, at most %d are allowed", what,
-                 colo_grid_i_quote(q, text, len), len, COLO_DIM_NAME_MAX - 1);
+                 colo_grid_i_quote(quoted, text, len), len, COLO_DIM_NAME_MAX - 1);
     for (size_t i = 0; i < len; i++)
         COLO_FAIL_IF(!colo_is_name_byte(text[i]), COLO_ERR_ARG,
                      "%s: the name '%s' has a byte 0x%02x at %zu, allowed are A-Z a-z 0-9 _", what,
-                     colo_grid_i_quote(q, text, len), (unsigned)(unsigned char)text[i], i);
+                     colo_grid_i_quote(quoted, text, len), (unsigned)(unsigned char)text[i], i);
     COLO_FAIL_IF(colo_is_digit(text[0]), COLO_ERR_ARG, "%s: the name '%s' starts with a digit",
-                 what, colo_grid_i_quote(q, text, len));
+                 what, colo_grid_i_quote(quoted, text, len));
     return COLO_OK;
 }
 
@@ -80,7 +80,7 @@ void colo_grid_i_start(colo_grid_t *grid)
 
 colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
 {
-    char what[24], q[COLO_QUOTE_MAX];
+    char what[24], quoted[COLO_QUOTE_MAX];
     COLO_FAIL_IF(grid->ndims == COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims",
                  COLO_MAX_DIMS);
     snprintf(what, sizeof what, "grid: dim %d", (int)grid->ndims);
@@ -90,10 +90,10 @@ colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
         COLO_FAIL_IF(colo_is_digit(text[i - 1]) && colo_is_letter(text[i]), COLO_ERR_ARG,
                      "%s: the name '%s' has a letter after a digit at %zu; put ',' or '-' "
                      "between dims: tp=1,dp=4 or tp1-dp4",
-                     what, colo_grid_i_quote(q, text, len), i);
+                     what, colo_grid_i_quote(quoted, text, len), i);
     const int32_t same = colo_grid_i_find(grid, text, len);
     COLO_FAIL_IF(same >= 0, COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
-                 colo_grid_i_quote(q, text, len), (int)same);
+                 colo_grid_i_quote(quoted, text, len), (int)same);
     memset(grid->name[grid->ndims], 0, COLO_DIM_NAME_MAX);
     memcpy(grid->name[grid->ndims], text, len);
     return COLO_OK;
@@ -182,20 +182,20 @@ static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])
 colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
                                colo_dims_t *dims)
 {
-    char q[COLO_QUOTE_MAX], all[NAMES_MAX];
+    char quoted[COLO_QUOTE_MAX], all[NAMES_MAX];
     colo_dims_t set = {0};
     COLO_FAIL_IF(!list || !*list, COLO_ERR_ARG, "dims: the list is %s, expected names of %s (%s)",
                  list ? "empty" : "NULL", where, names(grid, all));
     for (const char *part = list;; part++) {
         size_t len = strcspn(part, "-");
         COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "dims '%s': empty name at byte %zu",
-                     colo_grid_i_quote_str(q, list), (size_t)(part - list));
+                     colo_grid_i_quote_str(quoted, list), (size_t)(part - list));
         int32_t i = colo_grid_i_find(grid, part, len);
         COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
-                     colo_grid_i_quote(q, part, len), where, names(grid, all),
+                     colo_grid_i_quote(quoted, part, len), where, names(grid, all),
                      strchr(list, ',') ? "; join names by '-'" : "");
         COLO_FAIL_IF(set.in[i], COLO_ERR_ARG, "dims '%s': '%s' is repeated at byte %zu",
-                     colo_grid_i_quote_str(q, list), grid->name[i], (size_t)(part - list));
+                     colo_grid_i_quote_str(quoted, list), grid->name[i], (size_t)(part - list));
         set.in[i] = true;
         set.given[set.n++] = i;
         part += len;

@@ -20,21 +20,21 @@
 colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t ndims,
                              int64_t offset, int64_t world)
 {
-    colo_grid_t g;
+    colo_grid_t made;
     COLO_FAIL_IF(!grid, COLO_ERR_ARG, "grid: the output is NULL");
     COLO_FAIL_IF(ndims < 0, COLO_ERR_ARG, "grid: %d dims, expected 1 to %d", (int)ndims,
                  COLO_MAX_DIMS);
     COLO_FAIL_IF(ndims > COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims: %d", COLO_MAX_DIMS,
                  (int)ndims);
     COLO_FAIL_IF(ndims > 0 && !dims, COLO_ERR_ARG, "grid: dims is NULL for %d dims", (int)ndims);
-    colo_grid_i_start(&g);
+    colo_grid_i_start(&made);
     for (int32_t i = 0; i < ndims; i++) {
         COLO_FAIL_IF(!dims[i].name, COLO_ERR_ARG, "grid: dim %d has a NULL name", (int)i);
-        COLO_TRY(colo_grid_i_name(&g, dims[i].name, strlen(dims[i].name)));
-        COLO_TRY(colo_grid_i_extent(&g, dims[i].extent));
+        COLO_TRY(colo_grid_i_name(&made, dims[i].name, strlen(dims[i].name)));
+        COLO_TRY(colo_grid_i_extent(&made, dims[i].extent));
     }
-    COLO_TRY(colo_grid_i_finish(&g, offset, world));
-    *grid = g;
+    COLO_TRY(colo_grid_i_finish(&made, offset, world));
+    *grid = made;
     return COLO_OK;
 }
 
@@ -70,15 +70,15 @@ bool colo_grid_equal(const colo_grid_t *a, const colo_grid_t *b)
 
 uint64_t colo_grid_hash(const colo_grid_t *grid)
 {
-    uint64_t h = COLO_HASH_INIT;
+    uint64_t hash = COLO_HASH_INIT;
     if (!grid)
-        return h;
-    h = colo_hash_i64(h, grid->ndims);
+        return hash;
+    hash = colo_hash_i64(hash, grid->ndims);
     for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++) {
-        h = colo_hash_str(h, grid->name[i]);
-        h = colo_hash_i64(h, grid->extent[i]);
+        hash = colo_hash_str(hash, grid->name[i]);
+        hash = colo_hash_i64(hash, grid->extent[i]);
     }
-    return colo_hash_i64(h, grid->offset);
+    return colo_hash_i64(hash, grid->offset);
 }
 
 /* ---- ranks and coordinates ---- */
@@ -121,14 +121,14 @@ colo_status_t colo_grid_rank(const colo_grid_t *grid, const int64_t *coords, int
     COLO_TRY(colo_grid_i_check(grid));
     COLO_FAIL_IF(!coords || !rank, COLO_ERR_ARG, "rank: %s is NULL",
                  coords ? "the output" : "coords");
-    int64_t r = grid->offset;
+    int64_t found = grid->offset;
     for (int32_t i = 0; i < grid->ndims; i++) {
         COLO_FAIL_IF(coords[i] < 0 || coords[i] >= grid->extent[i], COLO_ERR_ARG,
                      "coordinate %lld of dim %d '%s' is outside [0, %lld)", (long long)coords[i],
                      (int)i, grid->name[i], (long long)grid->extent[i]);
-        r += coords[i] * grid->stride[i];
+        found += coords[i] * grid->stride[i];
     }
-    *rank = r;
+    *rank = found;
     return COLO_OK;
 }
 

@@ -56,11 +56,11 @@ colo_status_t colo_hypergrid_create(colo_hypergrid_t **hyper, const colo_grid_t 
 {
     COLO_FAIL_IF(!hyper, COLO_ERR_ARG, "hypergrid: the output is NULL");
     COLO_TRY(colo_grid_i_check(base));
-    colo_hypergrid_t *h = calloc(1, sizeof *h);
-    COLO_FAIL_IF(!h, COLO_ERR_NOMEM, "hypergrid: %zu bytes", sizeof *h);
-    memcpy(h->base.name, "base", sizeof "base");
-    h->base.grid = *base;
-    *hyper = h;
+    colo_hypergrid_t *made = calloc(1, sizeof *made);
+    COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "hypergrid: %zu bytes", sizeof *made);
+    memcpy(made->base.name, "base", sizeof "base");
+    made->base.grid = *base;
+    *hyper = made;
     return COLO_OK;
 }
 
@@ -68,77 +68,78 @@ void colo_hypergrid_destroy(colo_hypergrid_t **hyper)
 {
     if (!hyper || !*hyper)
         return;
-    colo_hypergrid_t *h = *hyper;
-    for (entry_t *e = h->entries, *next; e; e = next) {
-        next = e->next;
-        colo_comm_destroy(&e->comm);
-        free(e);
+    colo_hypergrid_t *object = *hyper;
+    for (entry_t *entry = object->entries, *next; entry; entry = next) {
+        next = entry->next;
+        colo_comm_destroy(&entry->comm);
+        free(entry);
     }
-    for (view_t *v = h->base.next, *next; v; v = next) {
-        next = v->next;
-        free(v);
+    for (view_t *view = object->base.next, *next; view; view = next) {
+        next = view->next;
+        free(view);
     }
-    free(h);
+    free(object);
     *hyper = NULL;
 }
 
 /* ---- views ---- */
 
-static const view_t *find_view(const colo_hypergrid_t *h, const char *name)
+static const view_t *find_view(const colo_hypergrid_t *hyper, const char *name)
 {
-    for (const view_t *v = &h->base; v; v = v->next)
-        if (strcmp(v->name, name) == 0)
-            return v;
+    for (const view_t *view = &hyper->base; view; view = view->next)
+        if (strcmp(view->name, name) == 0)
+            return view;
     return NULL;
 }
 
 /* NULL is "base" */
-static colo_status_t get_view(const colo_hypergrid_t *h, const char *name, const view_t **view)
+static colo_status_t get_view(const colo_hypergrid_t *hyper, const char *name, const view_t **view)
 {
-    char q[COLO_QUOTE_MAX];
-    COLO_FAIL_IF(!h, COLO_ERR_ARG, "hypergrid: the object is NULL");
-    *view = name ? find_view(h, name) : &h->base;
+    char quoted[COLO_QUOTE_MAX];
+    COLO_FAIL_IF(!hyper, COLO_ERR_ARG, "hypergrid: the object is NULL");
+    *view = name ? find_view(hyper, name) : &hyper->base;
     COLO_FAIL_IF(!*view, COLO_ERR_MISSING, "View '%s' is not registered",
-                 colo_grid_i_quote_str(q, name));
+                 colo_grid_i_quote_str(quoted, name));
     return COLO_OK;
 }
 
 /* One name of @shared, [text, text + len): in both grids, once, with the same members. */
-static colo_status_t share(const colo_grid_t *base, view_t *v, const char *text, size_t len)
+static colo_status_t share(const colo_grid_t *base, view_t *view, const char *text, size_t len)
 {
-    char q[COLO_QUOTE_MAX];
+    char quoted[COLO_QUOTE_MAX];
     COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "View '%s' has an empty name among its shared_dims",
-                 v->name);
-    const int32_t b = colo_grid_i_find(base, text, len), i = colo_grid_i_find(&v->grid, text, len);
+                 view->name);
+    const int32_t b = colo_grid_i_find(base, text, len),
+                  i = colo_grid_i_find(&view->grid, text, len);
     COLO_FAIL_IF(b < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the base view",
-                 colo_grid_i_quote(q, text, len), v->name);
+                 colo_grid_i_quote(quoted, text, len), view->name);
     const char *name = base->name[b];
     COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the view's dim_names",
-                 name, v->name);
-    COLO_FAIL_IF(v->shared[i], COLO_ERR_ARG, "View '%s' has duplicate shared_dims: '%s'", v->name,
-                 name);
-    COLO_FAIL_IF(base->extent[b] != v->grid.extent[i] ||
-                     (base->extent[b] > 1 && base->stride[b] != v->grid.stride[i]),
+                 name, view->name);
+    COLO_FAIL_IF(view->shared[i], COLO_ERR_ARG, "View '%s' has duplicate shared_dims: '%s'",
+                 view->name, name);
+    COLO_FAIL_IF(base->extent[b] != view->grid.extent[i] ||
+                     (base->extent[b] > 1 && base->stride[b] != view->grid.stride[i]),
                  COLO_ERR_ARG,
                  "Shared dim '%s' has different membership in view '%s': %lld ranks %lld "
                  "apart, in the base view %lld ranks %lld apart",
-                 name, v->name, (long long)v->grid.extent[i], (long long)v->grid.stride[i],
+                 name, view->name, (long long)view->grid.extent[i], (long long)view->grid.stride[i],
                  (long long)base->extent[b], (long long)base->stride[b]);
-    v->shared[i] = true;
+    view->shared[i] = true;
     return COLO_OK;
 }
 
-static colo_status_t check_view(const colo_grid_t *base, view_t *v, const char *shared)
+static colo_status_t check_view(const colo_grid_t *base, view_t *view, const char *shared)
 {
-    COLO_FAIL_IF(v->grid.size != base->size, COLO_ERR_ARG,
-                 "View '%s' has size %lld, but the grid size is %lld", v->name,
-                 (long long)v->grid.size, (long long)base->size);
-    COLO_FAIL_IF(v->grid.offset != base->offset, COLO_ERR_ARG,
-                 "View '%s' has rank offset %lld, but the grid's rank offset is %lld", v->name,
-                 (long long)v->grid.offset, (long long)base->offset);
+    COLO_FAIL_IF(view->grid.size != base->size, COLO_ERR_ARG,
+                 "View '%s' has size %lld, but the grid size is %lld", view->name,
+                 (long long)view->grid.size, (long long)base->size);
+    COLO_FAIL_IF(view->grid.offset != base->offset, COLO_ERR_ARG,
+                 "View '%s' has rank offset %lld, but the grid's rank offset is %lld", view->name,
+                 (long long)view->grid.offset, (long long)base->offset);
     for (const char *part = shared; part && *shared; part++) {
         size_t len = strcspn(part, "-");
-        COLO_TRY(share(base, v, part, len));
+        COLO_TRY(share(base, view, part, len));
         part += len;
         if (!*part)
             break;
@@ -155,80 +156,81 @@ colo_status_t colo_hypergrid_register_view(colo_hypergrid_t *hyper, const char *
     COLO_TRY(colo_grid_i_name_rule("view", name, len));
     COLO_TRY(colo_grid_i_check(view));
     COLO_FAIL_IF(find_view(hyper, name), COLO_ERR_EXISTS, "View '%s' is already registered", name);
-    view_t *v = calloc(1, sizeof *v);
-    COLO_FAIL_IF(!v, COLO_ERR_NOMEM, "view: %zu bytes", sizeof *v);
-    memcpy(v->name, name, len);
-    v->grid = *view;
-    colo_status_t st = check_view(&hyper->base.grid, v, shared);
+    view_t *made = calloc(1, sizeof *made);
+    COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "view: %zu bytes", sizeof *made);
+    memcpy(made->name, name, len);
+    made->grid = *view;
+    colo_status_t st = check_view(&hyper->base.grid, made, shared);
     if (st < 0) {
-        free(v);
+        free(made);
         return st;
     }
-    v->next = hyper->base.next;
-    hyper->base.next = v;
+    made->next = hyper->base.next;
+    hyper->base.next = made;
     return COLO_OK;
 }
 
 colo_status_t colo_hypergrid_view(const colo_hypergrid_t *hyper, const char *name,
                                   const colo_grid_t **view)
 {
-    const view_t *v;
-    COLO_TRY(get_view(hyper, name, &v));
+    const view_t *found;
+    COLO_TRY(get_view(hyper, name, &found));
     COLO_FAIL_IF(!view, COLO_ERR_ARG, "view: the output is NULL");
-    *view = &v->grid;
+    *view = &found->grid;
     return COLO_OK;
 }
 
 /* ---- requests ---- */
 
-static colo_status_t resolve(const colo_hypergrid_t *h, const char *view, const char *list,
-                             request_t *r)
+static colo_status_t resolve(const colo_hypergrid_t *hyper, const char *view, const char *list,
+                             request_t *request)
 {
     char where[32];
     colo_dims_t dims;
-    const view_t *v;
-    COLO_TRY(get_view(h, view, &v));
-    snprintf(where, sizeof where, "view '%s'", v->name);
-    COLO_TRY(colo_grid_i_dims(&v->grid, where, list, &dims));
-    bool all_shared = v != &h->base;
+    const view_t *found;
+    COLO_TRY(get_view(hyper, view, &found));
+    snprintf(where, sizeof where, "view '%s'", found->name);
+    COLO_TRY(colo_grid_i_dims(&found->grid, where, list, &dims));
+    bool all_shared = found != &hyper->base;
     for (int32_t k = 0; k < dims.n; k++)
-        all_shared = all_shared && v->shared[dims.given[k]];
+        all_shared = all_shared && found->shared[dims.given[k]];
     if (all_shared) { /* the same request in the words of the base */
-        v = &h->base;
-        COLO_TRY(colo_grid_i_dims(&v->grid, "view 'base'", list, &dims));
+        found = &hyper->base;
+        COLO_TRY(colo_grid_i_dims(&found->grid, "view 'base'", list, &dims));
     }
-    r->view = v;
-    colo_grid_i_key(&v->grid, &dims, r->dims);
-    snprintf(r->key, sizeof r->key, "%s%s%s", v == &h->base ? "" : v->name,
-             v == &h->base ? "" : ":", r->dims);
+    request->view = found;
+    colo_grid_i_key(&found->grid, &dims, request->dims);
+    snprintf(request->key, sizeof request->key, "%s%s%s", found == &hyper->base ? "" : found->name,
+             found == &hyper->base ? "" : ":", request->dims);
     return COLO_OK;
 }
 
-static entry_t *find_entry(const colo_hypergrid_t *h, const char *key)
+static entry_t *find_entry(const colo_hypergrid_t *hyper, const char *key)
 {
-    for (entry_t *e = h->entries; e; e = e->next)
-        if (strcmp(e->key, key) == 0)
-            return e;
+    for (entry_t *entry = hyper->entries; entry; entry = entry->next)
+        if (strcmp(entry->key, key) == 0)
+            return entry;
     return NULL;
 }
 
 /* "'dp-tp'" or "'dp-ep' for view 'moe'" */
-static const char *label(const colo_hypergrid_t *h, const request_t *r, char *text, size_t cap)
+static const char *label(const colo_hypergrid_t *hyper, const request_t *request, char *text,
+                         size_t cap)
 {
-    if (r->view == &h->base)
-        snprintf(text, cap, "'%s'", r->dims);
+    if (request->view == &hyper->base)
+        snprintf(text, cap, "'%s'", request->dims);
     else
-        snprintf(text, cap, "'%s' for view '%s'", r->dims, r->view->name);
+        snprintf(text, cap, "'%s' for view '%s'", request->dims, request->view->name);
     return text;
 }
 
 colo_status_t colo_hypergrid_key(const colo_hypergrid_t *hyper, const char *view, const char *dims,
                                  char *key)
 {
-    request_t r;
-    COLO_TRY(resolve(hyper, view, dims, &r));
+    request_t request;
+    COLO_TRY(resolve(hyper, view, dims, &request));
     COLO_FAIL_IF(!key, COLO_ERR_ARG, "key: the output is NULL");
-    memcpy(key, r.key, strlen(r.key) + 1);
+    memcpy(key, request.key, strlen(request.key) + 1);
     return COLO_OK;
 }
 
@@ -236,26 +238,29 @@ colo_status_t colo_hypergrid_create_comm(colo_hypergrid_t *hyper, const char *vi
                                          const char *dims, colo_comm_t *world, colo_comm_t **comm)
 {
     char text[KEY_MAX + 32];
-    request_t r;
-    COLO_TRY(resolve(hyper, view, dims, &r));
+    request_t request;
+    COLO_TRY(resolve(hyper, view, dims, &request));
     COLO_FAIL_IF(!world, COLO_ERR_ARG, "Process group %s: the world to split is NULL",
-                 label(hyper, &r, text, sizeof text));
-    COLO_FAIL_IF(find_entry(hyper, r.key), COLO_ERR_EXISTS,
-                 "Process group %s has already been created", label(hyper, &r, text, sizeof text));
-    entry_t *e = calloc(1, sizeof *e);
-    if (!e) /* the one refusal that peers do not share: they must not wait for us in the split */
+                 label(hyper, &request, text, sizeof text));
+    COLO_FAIL_IF(find_entry(hyper, request.key), COLO_ERR_EXISTS,
+                 "Process group %s has already been created",
+                 label(hyper, &request, text, sizeof text));
+    entry_t *entry = calloc(1, sizeof *entry);
+    if (!entry) /* the one refusal that peers do not share: they must not wait for us in the split
+                 */
         return colo_comm_i_fail(world, colo_fail(COLO_ERR_NOMEM, "Process group %s: %zu bytes",
-                                                 label(hyper, &r, text, sizeof text), sizeof *e));
-    memcpy(e->key, r.key, sizeof e->key);
-    colo_status_t st = colo_comm_split(world, &r.view->grid, r.dims, &e->comm);
+                                                 label(hyper, &request, text, sizeof text),
+                                                 sizeof *entry));
+    memcpy(entry->key, request.key, sizeof entry->key);
+    colo_status_t st = colo_comm_split(world, &request.view->grid, request.dims, &entry->comm);
     if (st < 0) {
-        free(e);
+        free(entry);
         return st;
     }
-    e->next = hyper->entries;
-    hyper->entries = e;
+    entry->next = hyper->entries;
+    hyper->entries = entry;
     if (comm)
-        *comm = e->comm;
+        *comm = entry->comm;
     return COLO_OK;
 }
 
@@ -263,13 +268,13 @@ colo_status_t colo_hypergrid_comm(const colo_hypergrid_t *hyper, const char *vie
                                   colo_comm_t **comm)
 {
     char text[KEY_MAX + 32];
-    request_t r;
-    COLO_TRY(resolve(hyper, view, dims, &r));
+    request_t request;
+    COLO_TRY(resolve(hyper, view, dims, &request));
     COLO_FAIL_IF(!comm, COLO_ERR_ARG, "Process group for %s: the output is NULL",
-                 label(hyper, &r, text, sizeof text));
-    const entry_t *e = find_entry(hyper, r.key);
-    COLO_FAIL_IF(!e, COLO_ERR_MISSING, "Process group for %s hasn't been created",
-                 label(hyper, &r, text, sizeof text));
-    *comm = e->comm;
+                 label(hyper, &request, text, sizeof text));
+    const entry_t *entry = find_entry(hyper, request.key);
+    COLO_FAIL_IF(!entry, COLO_ERR_MISSING, "Process group for %s hasn't been created",
+                 label(hyper, &request, text, sizeof text));
+    *comm = entry->comm;
     return COLO_OK;
 }

@@ -46,30 +46,34 @@ typedef struct ground {
 } ground_t;
 
 /* The groups of one row that begins at world rank @base; its members differ by multiples of s. */
-static void cut_row(const ground_t *g, int64_t base, int64_t e, int64_t s, colo_topology_cut_t *cut)
+static void cut_row(const ground_t *ground, int64_t base, int64_t extent, int64_t stride,
+                    colo_topology_cut_t *cut)
 {
-    for (int64_t first = base; first < base + s; first++) {
+    for (int64_t first = base; first < base + stride; first++) {
         int crosses = 0;
-        for (int64_t i = 1; i < e; i++)
-            crosses |= colo_topology_i_cross(g->spot, g->per_host, first, first + i * s);
+        for (int64_t i = 1; i < extent; i++)
+            crosses |=
+                colo_topology_i_cross(ground->spot, ground->per_host, first, first + i * stride);
         add(cut, crosses, 1);
     }
 }
 
-static colo_topology_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
+static colo_topology_cut_t cut_dim(const ground_t *ground, int64_t extent, int64_t stride)
 {
-    colo_topology_cut_t cut = {.size = e, .groups = g->size / e}, period = {0}, rest = {0};
-    if (e == 1)
+    colo_topology_cut_t cut = {.size = extent, .groups = ground->size / extent}, period = {0},
+                        rest = {0};
+    if (extent == 1)
         return cut;
-    if (s * (e - 1) >= g->per_host) {
+    if (stride * (extent - 1) >= ground->per_host) {
         add(&cut, CROSS_NUMA | CROSS_PACKAGE | CROSS_HOST, cut.groups);
         return cut;
     }
-    int64_t row = s * e, rows = g->size / row, every = g->per_host / colo_gcd(row, g->per_host);
+    int64_t row = stride * extent, rows = ground->size / row,
+            every = ground->per_host / colo_gcd(row, ground->per_host);
     int64_t times = rows / every, left = rows % every;
     for (int64_t k = 0; k < every && k < rows; k++) {
         colo_topology_cut_t one = {0};
-        cut_row(g, g->offset + k * row, e, s, &one);
+        cut_row(ground, ground->offset + k * row, extent, stride, &one);
         colo_topology_cut_t *sum[2] = {&period, k < left ? &rest : NULL};
         for (int i = 0; i < 2 && sum[i]; i++) {
             sum[i]->numa += one.numa;
@@ -103,8 +107,8 @@ colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid
     COLO_FAIL_IF(!cut, COLO_ERR_ARG, "audit: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", dims, &set));
     if (set.n == 1) {
-        ground_t g = {topology->placed.spot, topology->per_host, grid->offset, grid->size};
-        *cut = cut_dim(&g, grid->extent[set.given[0]], grid->stride[set.given[0]]);
+        ground_t ground = {topology->placed.spot, topology->per_host, grid->offset, grid->size};
+        *cut = cut_dim(&ground, grid->extent[set.given[0]], grid->stride[set.given[0]]);
         return COLO_OK;
     }
     COLO_TRY(colo_grid_group_at(grid, dims, 0, &group));
@@ -126,10 +130,10 @@ typedef struct score {
 
 static int compare(const score_t *a, const score_t *b, int32_t ndims)
 {
-    for (int32_t d = 0; d < ndims; d++)
+    for (int32_t dim = 0; dim < ndims; dim++)
         for (int k = 0; k < 3; k++)
-            if (a->n[d][k] != b->n[d][k])
-                return a->n[d][k] < b->n[d][k] ? -1 : 1;
+            if (a->n[dim][k] != b->n[dim][k])
+                return a->n[dim][k] < b->n[dim][k] ? -1 : 1;
     return 0;
 }
 
@@ -138,14 +142,15 @@ static void rank_dims(const colo_grid_t *grid, int32_t *index)
 {
     static const char *const loud[] = {"tp", "ep", "cp"}, *const quiet[] = {"dp", "pp"};
     int32_t n = 0;
-    for (int32_t d = 0; d < grid->ndims; d++)
-        index[d] = -1;
+    for (int32_t dim = 0; dim < grid->ndims; dim++)
+        index[dim] = -1;
     for (int i = 0; i < 3; i++)
         if (colo_grid_dim(grid, loud[i]) >= 0)
             index[colo_grid_dim(grid, loud[i])] = n++;
-    for (int32_t d = 0; d < grid->ndims; d++)
-        if (index[d] < 0 && strcmp(grid->name[d], quiet[0]) && strcmp(grid->name[d], quiet[1]))
-            index[d] = n++;
+    for (int32_t dim = 0; dim < grid->ndims; dim++)
+        if (index[dim] < 0 && strcmp(grid->name[dim], quiet[0]) &&
+            strcmp(grid->name[dim], quiet[1]))
+            index[dim] = n++;
     for (int i = 0; i < 2; i++)
         if (colo_grid_dim(grid, quiet[i]) >= 0)
             index[colo_grid_dim(grid, quiet[i])] = n++;
@@ -174,109 +179,111 @@ typedef struct memo {
 } memo_t;
 
 /* The same pair comes up in many sets. */
-static colo_status_t cost(search_t *q, int64_t extent, int64_t stride, colo_topology_cut_t *cut)
+static colo_status_t cost(search_t *search, int64_t extent, int64_t stride,
+                          colo_topology_cut_t *cut)
 {
-    const memo_t *known = q->memo.items;
-    bool far = stride * (extent - 1) >= q->ground.per_host; /* nothing to remember */
-    for (int64_t i = 0; i < q->memo.n && !far; i++)
+    const memo_t *known = search->memo.items;
+    bool far = stride * (extent - 1) >= search->ground.per_host; /* nothing to remember */
+    for (int64_t i = 0; i < search->memo.n && !far; i++)
         if (known[i].extent == extent && known[i].stride == stride) {
             *cut = known[i].cut;
             return COLO_OK;
         }
-    *cut = cut_dim(&q->ground, extent, stride);
+    *cut = cut_dim(&search->ground, extent, stride);
     if (far)
         return COLO_OK;
-    memo_t *memo = colo_list_push(&q->memo, sizeof *memo);
+    memo_t *memo = colo_list_push(&search->memo, sizeof *memo);
     COLO_FAIL_IF(!memo, COLO_ERR_NOMEM, "audit: no memory for %lld strides",
-                 (long long)q->memo.n + 1);
+                 (long long)search->memo.n + 1);
     *memo = (memo_t){extent, stride, *cut};
     return COLO_OK;
 }
 
-static colo_status_t solve(search_t *q, uint32_t set)
+static colo_status_t solve(search_t *search, uint32_t set)
 {
     int64_t stride = 1;
-    for (int32_t i = 0; i < q->n; i++)
+    for (int32_t i = 0; i < search->n; i++)
         if (set >> i & 1)
-            stride *= q->grid->extent[q->dim[i]];
-    q->first[set] = -1;
-    memset(&q->best[set], 0, sizeof q->best[set]);
-    for (int32_t i = 0; i < q->n; i++) {
+            stride *= search->grid->extent[search->dim[i]];
+    search->first[set] = -1;
+    memset(&search->best[set], 0, sizeof search->best[set]);
+    for (int32_t i = 0; i < search->n; i++) {
         colo_topology_cut_t cut;
         if (set >> i & 1)
             continue;
-        COLO_TRY(cost(q, q->grid->extent[q->dim[i]], stride, &cut));
-        score_t with = q->best[set | (uint32_t)1 << i];
-        put(&with, q->index[q->dim[i]], &cut);
-        if (q->first[set] < 0 || compare(&with, &q->best[set], q->grid->ndims) < 0) {
-            q->best[set] = with;
-            q->first[set] = (int8_t)i;
+        COLO_TRY(cost(search, search->grid->extent[search->dim[i]], stride, &cut));
+        score_t with = search->best[set | (uint32_t)1 << i];
+        put(&with, search->index[search->dim[i]], &cut);
+        if (search->first[set] < 0 || compare(&with, &search->best[set], search->grid->ndims) < 0) {
+            search->best[set] = with;
+            search->first[set] = (int8_t)i;
         }
     }
     return COLO_OK;
 }
 
 /* Dims of one rank keep their places; the others follow the sets from the fastest on. */
-static void read_order(const search_t *q, colo_grid_t *order)
+static void read_order(const search_t *search, colo_grid_t *order)
 {
-    const colo_grid_t *g = q->grid;
+    const colo_grid_t *grid = search->grid;
     uint32_t set = 0;
     int64_t stride = 1;
-    *order = *g;
-    for (int32_t d = 0; d < g->ndims; d++) {
-        if (g->extent[d] > 1) {
-            int32_t from = q->dim[q->first[set]];
-            memcpy(order->name[d], g->name[from], sizeof order->name[d]);
-            order->extent[d] = g->extent[from];
-            set |= (uint32_t)1 << q->first[set];
+    *order = *grid;
+    for (int32_t dim = 0; dim < grid->ndims; dim++) {
+        if (grid->extent[dim] > 1) {
+            int32_t from = search->dim[search->first[set]];
+            memcpy(order->name[dim], grid->name[from], sizeof order->name[dim]);
+            order->extent[dim] = grid->extent[from];
+            set |= (uint32_t)1 << search->first[set];
         }
-        order->stride[d] = stride;
-        stride *= order->extent[d];
+        order->stride[dim] = stride;
+        stride *= order->extent[dim];
     }
 }
 
-static void score_given(const search_t *q, const colo_spot_t *spot, score_t *score)
+static void score_given(const search_t *search, const colo_spot_t *spot, score_t *score)
 {
-    ground_t ground = q->ground;
+    ground_t ground = search->ground;
     ground.spot = spot;
     memset(score, 0, sizeof *score);
-    for (int32_t i = 0; i < q->n; i++) {
-        int32_t d = q->dim[i];
-        colo_topology_cut_t cut = cut_dim(&ground, q->grid->extent[d], q->grid->stride[d]);
-        put(score, q->index[d], &cut);
+    for (int32_t i = 0; i < search->n; i++) {
+        int32_t dim = search->dim[i];
+        colo_topology_cut_t cut =
+            cut_dim(&ground, search->grid->extent[dim], search->grid->stride[dim]);
+        put(score, search->index[dim], &cut);
     }
 }
 
-static colo_status_t best_order(search_t *q, colo_grid_t *order)
+static colo_status_t best_order(search_t *search, colo_grid_t *order)
 {
-    uint32_t sets = (uint32_t)1 << q->n;
+    uint32_t sets = (uint32_t)1 << search->n;
     score_t given;
-    q->best = malloc(sets * sizeof *q->best);
-    q->first = malloc(sets);
-    COLO_FAIL_IF(!q->best || !q->first, COLO_ERR_NOMEM, "audit: no memory for %u sets of dims",
-                 sets);
+    search->best = malloc(sets * sizeof *search->best);
+    search->first = malloc(sets);
+    COLO_FAIL_IF(!search->best || !search->first, COLO_ERR_NOMEM,
+                 "audit: no memory for %u sets of dims", sets);
     for (uint32_t set = sets; set-- > 0;)
-        COLO_TRY(solve(q, set));
-    score_given(q, q->ground.spot, &given);
-    *order = *q->grid;
-    if (compare(&q->best[0], &given, q->grid->ndims) < 0)
-        read_order(q, order);
+        COLO_TRY(solve(search, set));
+    score_given(search, search->ground.spot, &given);
+    *order = *search->grid;
+    if (compare(&search->best[0], &given, search->grid->ndims) < 0)
+        read_order(search, order);
     return COLO_OK;
 }
 
-static colo_status_t best_bind(const search_t *q, const colo_topology_t *topology,
+static colo_status_t best_bind(const search_t *search, const colo_topology_t *topology,
                                colo_bind_t *bind)
 {
     score_t best;
-    score_given(q, topology->placed.spot, &best);
+    score_given(search, topology->placed.spot, &best);
     *bind = topology->placed.bind;
     for (int b = COLO_BIND_CORE; b < COLO_BIND_COUNT; b++) {
         colo_placement_t other;
         score_t score;
         COLO_TRY(colo_topology_i_place(topology, (colo_bind_t)b, &other));
-        score_given(q, other.spot, &score);
+        score_given(search, other.spot, &score);
         colo_topology_i_drop(&other);
-        if (compare(&score, &best, q->grid->ndims) < 0) {
+        if (compare(&score, &best, search->grid->ndims) < 0) {
             best = score;
             *bind = (colo_bind_t)b;
         }
@@ -289,20 +296,21 @@ colo_status_t colo_topology_advise(const colo_topology_t *topology, const colo_g
 {
     COLO_TRY(check_grid(topology, grid));
     COLO_FAIL_IF(!order || !bind, COLO_ERR_ARG, "advise: the output is NULL");
-    search_t q = {.ground = {topology->placed.spot, topology->per_host, grid->offset, grid->size},
-                  .grid = grid};
+    search_t search = {
+        .ground = {topology->placed.spot, topology->per_host, grid->offset, grid->size},
+        .grid = grid};
     colo_grid_t best;
     colo_bind_t policy = topology->placed.bind;
-    for (int32_t d = 0; d < grid->ndims; d++)
-        if (grid->extent[d] > 1)
-            q.dim[q.n++] = d;
-    rank_dims(grid, q.index);
-    colo_status_t st = best_order(&q, &best);
+    for (int32_t dim = 0; dim < grid->ndims; dim++)
+        if (grid->extent[dim] > 1)
+            search.dim[search.n++] = dim;
+    rank_dims(grid, search.index);
+    colo_status_t st = best_order(&search, &best);
     if (st == COLO_OK)
-        st = best_bind(&q, topology, &policy);
-    free(q.best);
-    free(q.first);
-    free(q.memo.items);
+        st = best_bind(&search, topology, &policy);
+    free(search.best);
+    free(search.first);
+    free(search.memo.items);
     COLO_TRY(st);
     *order = best;
     *bind = policy;

@@ -26,25 +26,26 @@ typedef struct reader {
     bool assign; /* the style: "tp=2," */
 } reader_t;
 
-static bool at_end(const reader_t *r)
+static bool at_end(const reader_t *reader)
 {
-    return r->pos == r->len;
+    return reader->pos == reader->len;
 }
 
-static bool sees(const reader_t *r, char c)
+static bool sees(const reader_t *reader, char c)
 {
-    return r->pos < r->len && r->text[r->pos] == c;
+    return reader->pos < reader->len && reader->text[reader->pos] == c;
 }
 
 /* "byte N: <why>, found '...'" */
-static colo_status_t stop(const reader_t *r, size_t pos, const char *why)
+static colo_status_t stop(const reader_t *reader, size_t pos, const char *why)
 {
-    char q[COLO_QUOTE_MAX];
-    COLO_FAIL_IF(pos == r->len, COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", pos, why);
+    char quoted[COLO_QUOTE_MAX];
+    COLO_FAIL_IF(pos == reader->len, COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", pos,
+                 why);
     char text[128];
-    snprintf(text, sizeof text, "%s%s", r->text[pos] == ' ' ? "no spaces: " : "", why);
+    snprintf(text, sizeof text, "%s%s", reader->text[pos] == ' ' ? "no spaces: " : "", why);
     return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found '%s'", pos, text,
-                     colo_grid_i_quote(q, r->text + pos, r->len - pos));
+                     colo_grid_i_quote(quoted, reader->text + pos, reader->len - pos));
 }
 
 /* A rule of dims.c was broken by what begins at @pos. */
@@ -53,87 +54,90 @@ static colo_status_t broken(colo_status_t st, size_t pos)
     return st < 0 ? colo_fail_prefix(st, "grid spec, byte %zu", pos) : st;
 }
 
-static colo_status_t read_number(reader_t *r, const char *what, int64_t *value)
+static colo_status_t read_number(reader_t *reader, const char *what, int64_t *value)
 {
-    size_t begin = r->pos;
+    size_t begin = reader->pos;
     char why[64];
-    int64_t v = 0;
-    while (!at_end(r) && colo_is_digit(r->text[r->pos])) {
-        if (!colo_mul_ok(v, 10, &v) || !colo_add_ok(v, r->text[r->pos] - '0', &v)) {
+    int64_t number = 0;
+    while (!at_end(reader) && colo_is_digit(reader->text[reader->pos])) {
+        if (!colo_mul_ok(number, 10, &number) ||
+            !colo_add_ok(number, reader->text[reader->pos] - '0', &number)) {
             snprintf(why, sizeof why, "the %s does not fit in 63 bits", what);
-            return stop(r, begin, why);
+            return stop(reader, begin, why);
         }
-        r->pos++;
+        reader->pos++;
     }
-    if (r->pos == begin) {
+    if (reader->pos == begin) {
         snprintf(why, sizeof why, "expected a decimal %s", what);
-        return stop(r, begin, why);
+        return stop(reader, begin, why);
     }
-    if (r->text[begin] == '0' && r->pos - begin > 1) {
+    if (reader->text[begin] == '0' && reader->pos - begin > 1) {
         snprintf(why, sizeof why, "the %s has a leading zero", what);
-        return stop(r, begin, why);
+        return stop(reader, begin, why);
     }
-    *value = v;
+    *value = number;
     return COLO_OK;
 }
 
 /* One "tp=2" or "tp2". */
-static colo_status_t read_dim(reader_t *r, colo_grid_t *grid)
+static colo_status_t read_dim(reader_t *reader, colo_grid_t *grid)
 {
-    size_t begin = r->pos, end;
+    size_t begin = reader->pos, end;
     int64_t extent;
-    while (!at_end(r) && colo_is_name_byte(r->text[r->pos]))
-        r->pos++;
-    end = r->pos;
+    while (!at_end(reader) && colo_is_name_byte(reader->text[reader->pos]))
+        reader->pos++;
+    end = reader->pos;
     if (grid->ndims == 0)
-        r->assign = sees(r, '=');
-    if (end == begin && !sees(r, '='))
-        return stop(r, begin,
+        reader->assign = sees(reader, '=');
+    if (end == begin && !sees(reader, '='))
+        return stop(reader, begin,
                     grid->ndims ? "empty part, expected a dim name"
                                 : "no dims, expected a dim name");
-    if (r->assign) {
-        COLO_TRY(broken(colo_grid_i_name(grid, r->text + begin, end - begin), begin));
-        if (!sees(r, '='))
-            return stop(r, r->pos, "expected '=' after a dim name");
-        r->pos++;
+    if (reader->assign) {
+        COLO_TRY(broken(colo_grid_i_name(grid, reader->text + begin, end - begin), begin));
+        if (!sees(reader, '='))
+            return stop(reader, reader->pos, "expected '=' after a dim name");
+        reader->pos++;
     } else {
-        if (sees(r, '='))
-            return stop(r, r->pos, "'=' in a spec that began without, one style per string");
-        while (end > begin && colo_is_digit(r->text[end - 1]))
+        if (sees(reader, '='))
+            return stop(reader, reader->pos,
+                        "'=' in a spec that began without, one style per string");
+        while (end > begin && colo_is_digit(reader->text[end - 1]))
             end--;
-        COLO_TRY(broken(colo_grid_i_name(grid, r->text + begin, end - begin), begin));
-        r->pos = end;
+        COLO_TRY(broken(colo_grid_i_name(grid, reader->text + begin, end - begin), begin));
+        reader->pos = end;
     }
-    size_t number = r->pos;
-    COLO_TRY(read_number(r, "extent", &extent));
+    size_t number = reader->pos;
+    COLO_TRY(read_number(reader, "extent", &extent));
     return broken(colo_grid_i_extent(grid, extent), number);
 }
 
 colo_status_t colo_grid_parse_n(colo_grid_t *grid, const char *spec, size_t len, int64_t world)
 {
-    colo_grid_t g;
-    reader_t r = {.text = spec, .len = len};
+    colo_grid_t made;
+    reader_t reader = {.text = spec, .len = len};
     int64_t offset = 0;
     COLO_FAIL_IF(!grid || !spec, COLO_ERR_ARG, "grid spec, byte 0: the %s is NULL",
                  grid ? "text" : "output");
-    colo_grid_i_start(&g);
+    colo_grid_i_start(&made);
     for (;;) {
-        COLO_TRY(read_dim(&r, &g));
-        if (!sees(&r, r.assign ? ',' : '-'))
+        COLO_TRY(read_dim(&reader, &made));
+        if (!sees(&reader, reader.assign ? ',' : '-'))
             break;
-        r.pos++;
+        reader.pos++;
     }
-    if (sees(&r, '@')) {
-        r.pos++;
-        COLO_TRY(read_number(&r, "rank offset", &offset));
-        if (!at_end(&r))
-            return stop(&r, r.pos, "expected the end after the rank offset");
+    if (sees(&reader, '@')) {
+        reader.pos++;
+        COLO_TRY(read_number(&reader, "rank offset", &offset));
+        if (!at_end(&reader))
+            return stop(&reader, reader.pos, "expected the end after the rank offset");
     }
-    if (!at_end(&r))
-        return stop(&r, r.pos,
-                    r.assign ? "expected ',', '@' or the end" : "expected '-', '@' or the end");
-    COLO_TRY(broken(colo_grid_i_finish(&g, offset, world), r.pos));
-    *grid = g;
+    if (!at_end(&reader))
+        return stop(&reader, reader.pos,
+                    reader.assign ? "expected ',', '@' or the end"
+                                  : "expected '-', '@' or the end");
+    COLO_TRY(broken(colo_grid_i_finish(&made, offset, world), reader.pos));
+    *grid = made;
     return COLO_OK;
 }
 
@@ -149,34 +153,34 @@ typedef struct writer {
     size_t cap, n; /* n counts what there was no room for, too */
 } writer_t;
 
-static void put(writer_t *w, const char *s)
+static void put(writer_t *writer, const char *s)
 {
-    for (; *s; s++, w->n++)
-        if (w->n + 1 < w->cap)
-            w->text[w->n] = *s;
+    for (; *s; s++, writer->n++)
+        if (writer->n + 1 < writer->cap)
+            writer->text[writer->n] = *s;
 }
 
-static void put_number(writer_t *w, int64_t v)
+static void put_number(writer_t *writer, int64_t value)
 {
     char digits[24];
-    snprintf(digits, sizeof digits, "%lld", (long long)v);
-    put(w, digits);
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    put(writer, digits);
 }
 
 size_t colo_grid_print(const colo_grid_t *grid, char *text, size_t cap)
 {
-    writer_t w = {.text = text, .cap = text ? cap : 0};
+    writer_t writer = {.text = text, .cap = text ? cap : 0};
     for (int32_t i = 0; grid && i < grid->ndims && i < COLO_MAX_DIMS; i++) {
-        put(&w, i ? "," : "");
-        put(&w, grid->name[i]);
-        put(&w, "=");
-        put_number(&w, grid->extent[i]);
+        put(&writer, i ? "," : "");
+        put(&writer, grid->name[i]);
+        put(&writer, "=");
+        put_number(&writer, grid->extent[i]);
     }
     if (grid && grid->offset != 0) {
-        put(&w, "@");
-        put_number(&w, grid->offset);
+        put(&writer, "@");
+        put_number(&writer, grid->offset);
     }
-    if (w.cap > 0)
-        text[w.n < w.cap ? w.n : w.cap - 1] = '\0';
-    return w.n;
+    if (writer.cap > 0)
+        text[writer.n < writer.cap ? writer.n : writer.cap - 1] = '\0';
+    return writer.n;
 }

@@ -37,24 +37,24 @@ static bool is_file(const char *topology)
     return strchr(topology, '/') || (n > 4 && strcmp(topology + n - 4, ".xml") == 0);
 }
 
-static colo_status_t read_fd(int fd, const char *q, char **text, size_t *size)
+static colo_status_t read_fd(int fd, const char *quoted, char **text, size_t *size)
 {
     struct stat st;
-    COLO_FAIL_IF(fstat(fd, &st) != 0, COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
-    COLO_FAIL_IF(!S_ISREG(st.st_mode), COLO_ERR_IO, "topology '%s': not a regular file", q);
+    COLO_FAIL_IF(fstat(fd, &st) != 0, COLO_ERR_IO, "topology '%s': %s", quoted, strerror(errno));
+    COLO_FAIL_IF(!S_ISREG(st.st_mode), COLO_ERR_IO, "topology '%s': not a regular file", quoted);
     COLO_FAIL_IF(st.st_size > COLO_TOPOLOGY_XML_MAX, COLO_ERR_IO,
-                 "topology '%s': %lld bytes, at most %d are read", q, (long long)st.st_size,
+                 "topology '%s': %lld bytes, at most %d are read", quoted, (long long)st.st_size,
                  COLO_TOPOLOGY_XML_MAX);
     size_t cap = (size_t)st.st_size, n = 0;
     char *buf = malloc(cap + 1);
-    COLO_FAIL_IF(!buf, COLO_ERR_NOMEM, "topology '%s': no memory for %zu bytes", q, cap);
+    COLO_FAIL_IF(!buf, COLO_ERR_NOMEM, "topology '%s': no memory for %zu bytes", quoted, cap);
     while (n < cap) {
         ssize_t got = read(fd, buf + n, cap - n);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0) {
             free(buf);
-            return colo_fail(COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
+            return colo_fail(COLO_ERR_IO, "topology '%s': %s", quoted, strerror(errno));
         }
         if (got == 0) /* it became shorter; what is there is judged as it is */
             break;
@@ -68,11 +68,11 @@ static colo_status_t read_fd(int fd, const char *q, char **text, size_t *size)
 
 static colo_status_t read_file(const char *path, char **text, size_t *size)
 {
-    char q[COLO_QUOTE_MAX];
-    colo_grid_i_quote_str(q, path);
+    char quoted[COLO_QUOTE_MAX];
+    colo_grid_i_quote_str(quoted, path);
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe is refused, not waited for */
-    COLO_FAIL_IF(fd < 0, COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
-    colo_status_t st = read_fd(fd, q, text, size);
+    COLO_FAIL_IF(fd < 0, COLO_ERR_IO, "topology '%s': %s", quoted, strerror(errno));
+    colo_status_t st = read_fd(fd, quoted, text, size);
     close(fd);
     return st;
 }
@@ -80,12 +80,12 @@ static colo_status_t read_file(const char *path, char **text, size_t *size)
 /* Multiplies the counts outside brackets: "package:2 [numa] core:4 pu:2" is 16 processors. */
 static colo_status_t check_synthetic(const char *text)
 {
-    char q[COLO_QUOTE_MAX];
+    char quoted[COLO_QUOTE_MAX];
     int64_t pus = 1;
     size_t len = strnlen(text, SYNTHETIC_MAX + 1);
-    colo_grid_i_quote_str(q, text);
+    colo_grid_i_quote_str(quoted, text);
     COLO_FAIL_IF(len > SYNTHETIC_MAX, COLO_ERR_ARG,
-                 "topology '%s': more than %d bytes for a description", q, SYNTHETIC_MAX);
+                 "topology '%s': more than %d bytes for a description", quoted, SYNTHETIC_MAX);
     int depth = 0;
     for (size_t i = 0; i < len; i++) {
         char before = i ? text[i - 1] : ' ';
@@ -98,62 +98,63 @@ static colo_status_t check_synthetic(const char *text)
             n = 10 * n + (text[k] - '0');
         pus *= n;
         COLO_FAIL_IF(pus > COLO_TOPOLOGY_PU_MAX, COLO_ERR_ARG,
-                     "topology '%s': more than %d processors at byte %zu", q, COLO_TOPOLOGY_PU_MAX,
-                     i);
+                     "topology '%s': more than %d processors at byte %zu", quoted,
+                     COLO_TOPOLOGY_PU_MAX, i);
     }
     return COLO_OK;
 }
 
-/* Which part of @t the calling thread may use. Best effort: where the process cannot query its
+/* Which part of @hwloc the calling thread may use. Best effort: where the process cannot query its
  * binding, nothing restricts it. */
-static void keep_allowed(hwloc_topology_t t)
+static void keep_allowed(hwloc_topology_t hwloc)
 {
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
-    if (set && hwloc_get_cpubind(t, set, HWLOC_CPUBIND_THREAD) == 0)
-        hwloc_topology_restrict(t, set, 0);
+    if (set && hwloc_get_cpubind(hwloc, set, HWLOC_CPUBIND_THREAD) == 0)
+        hwloc_topology_restrict(hwloc, set, 0);
     hwloc_bitmap_free(set);
 }
 
 /* Reading where things are must not start a GPU's runtime or call a display: devices come from the
  * system's own lists. */
-static void only_poll(hwloc_topology_t t)
+static void only_poll(hwloc_topology_t hwloc)
 {
     static const char *const off[] = {"cuda", "nvml", "rsmi", "levelzero", "opencl", "gl", "pci"};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
-        hwloc_topology_set_components(t, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, off[i]);
+        hwloc_topology_set_components(hwloc, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, off[i]);
 }
 
-static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices)
+static colo_status_t load(hwloc_topology_t hwloc, const char *topology, bool devices)
 {
-    char q[COLO_QUOTE_MAX];
-    hwloc_topology_set_cache_types_filter(t, HWLOC_TYPE_FILTER_KEEP_NONE);
+    char quoted[COLO_QUOTE_MAX];
+    hwloc_topology_set_cache_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_NONE);
     if (devices)
-        hwloc_topology_set_io_types_filter(t, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+        hwloc_topology_set_io_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (!topology) {
-        only_poll(t);
-        COLO_FAIL_IF(hwloc_topology_load(t) != 0, COLO_ERR_IO,
+        only_poll(hwloc);
+        COLO_FAIL_IF(hwloc_topology_load(hwloc) != 0, COLO_ERR_IO,
                      "hwloc cannot read this machine's topology: %s", strerror(errno));
-        if (hwloc_topology_is_thissystem(t))
-            keep_allowed(t);
+        if (hwloc_topology_is_thissystem(hwloc))
+            keep_allowed(hwloc);
         return COLO_OK;
     }
-    colo_grid_i_quote_str(q, topology);
+    colo_grid_i_quote_str(quoted, topology);
     if (!is_file(topology)) {
         COLO_TRY(check_synthetic(topology));
-        COLO_FAIL_IF(hwloc_topology_set_synthetic(t, topology) != 0 || hwloc_topology_load(t) != 0,
+        COLO_FAIL_IF(hwloc_topology_set_synthetic(hwloc, topology) != 0 ||
+                         hwloc_topology_load(hwloc) != 0,
                      COLO_ERR_ARG,
                      "topology '%s': neither a file (a name with .xml or /) nor a "
                      "description such as 'package:2 numa:2 core:4 pu:1'",
-                     q);
+                     quoted);
         return COLO_OK;
     }
     COLO_AUTOFREE char *text = NULL;
     size_t size = 0;
     COLO_TRY(read_file(topology, &text, &size));
-    COLO_TRY(colo_topology_xml_check(q, text, size));
-    COLO_FAIL_IF(hwloc_topology_set_xmlbuffer(t, text, (int)size + 1) != 0 ||
-                     hwloc_topology_load(t) != 0,
-                 COLO_ERR_IO, "topology '%s': %zu bytes that are no hwloc topology", q, size);
+    COLO_TRY(colo_topology_xml_check(quoted, text, size));
+    COLO_FAIL_IF(hwloc_topology_set_xmlbuffer(hwloc, text, (int)size + 1) != 0 ||
+                     hwloc_topology_load(hwloc) != 0,
+                 COLO_ERR_IO, "topology '%s': %zu bytes that are no hwloc topology", quoted, size);
     return COLO_OK;
 }
 
@@ -161,11 +162,11 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
 
 /* The NUMA node of a processor: of those that it is near to, the one with the fewest processors
  * (memory of several kinds may be attached to one place), then the first. */
-static hwloc_obj_t numa_of(hwloc_topology_t t, hwloc_obj_t pu)
+static hwloc_obj_t numa_of(hwloc_topology_t hwloc, hwloc_obj_t pu)
 {
     hwloc_obj_t best = NULL, node = NULL;
     int fewest = 0;
-    while ((node = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_NUMANODE, node))) {
+    while ((node = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_NUMANODE, node))) {
         if (!hwloc_bitmap_isset(node->cpuset, pu->os_index))
             continue;
         int n = hwloc_bitmap_weight(node->cpuset);
@@ -186,23 +187,26 @@ static int32_t number(int32_t *of, int64_t logical, int32_t *count)
     return of[logical];
 }
 
-static colo_status_t fill_pus(hwloc_topology_t t, colo_machine_t *m, int32_t *numa,
+static colo_status_t fill_pus(hwloc_topology_t hwloc, colo_machine_t *machine, int32_t *numa,
                               int32_t *package)
 {
-    int32_t n = m->npus;
+    int32_t n = machine->npus;
     hwloc_obj_t pu = NULL, core = NULL;
-    for (int32_t i = 0; i < n && (pu = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PU, pu)); i++) {
-        hwloc_obj_t c = hwloc_get_ancestor_obj_by_type(t, HWLOC_OBJ_CORE, pu);
-        hwloc_obj_t p = hwloc_get_ancestor_obj_by_type(t, HWLOC_OBJ_PACKAGE, pu);
-        hwloc_obj_t node = numa_of(t, pu);
+    for (int32_t i = 0; i < n && (pu = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_PU, pu)); i++) {
+        hwloc_obj_t ancestor_core = hwloc_get_ancestor_obj_by_type(hwloc, HWLOC_OBJ_CORE, pu);
+        hwloc_obj_t ancestor_package = hwloc_get_ancestor_obj_by_type(hwloc, HWLOC_OBJ_PACKAGE, pu);
+        hwloc_obj_t node = numa_of(hwloc, pu);
         COLO_FAIL_IF(pu->os_index >= 1u << 24, COLO_ERR_ARG,
                      "topology: processor %d has the number %u", (int)i, pu->os_index);
-        if (!c || c != core)
-            m->ncores++;
-        core = c;
-        m->pu[i] = (colo_pu_t){.os = (int32_t)pu->os_index, .core = m->ncores - 1};
-        m->pu[i].numa = number(numa, node ? (int64_t)node->logical_index : 0, &m->nnuma);
-        m->pu[i].package = number(package, p ? (int64_t)p->logical_index : 0, &m->npackages);
+        if (!ancestor_core || ancestor_core != core)
+            machine->ncores++;
+        core = ancestor_core;
+        machine->pu[i] = (colo_pu_t){.os = (int32_t)pu->os_index, .core = machine->ncores - 1};
+        machine->pu[i].numa =
+            number(numa, node ? (int64_t)node->logical_index : 0, &machine->nnuma);
+        machine->pu[i].package =
+            number(package, ancestor_package ? (int64_t)ancestor_package->logical_index : 0,
+                   &machine->npackages);
     }
     return COLO_OK;
 }
@@ -221,95 +225,96 @@ static bool kind_of(hwloc_obj_t pci, colo_device_kind_t *kind)
 }
 
 /* The number that processors of @local gave themselves, -1 when they differ. */
-static int32_t common(const colo_machine_t *m, hwloc_const_cpuset_t local, bool package)
+static int32_t common(const colo_machine_t *machine, hwloc_const_cpuset_t local, bool package)
 {
     int32_t one = -2;
-    for (int32_t i = 0; i < m->npus && one != -1; i++) {
-        int32_t v = package ? m->pu[i].package : m->pu[i].numa;
-        if (local && hwloc_bitmap_isset(local, (unsigned)m->pu[i].os))
+    for (int32_t i = 0; i < machine->npus && one != -1; i++) {
+        int32_t v = package ? machine->pu[i].package : machine->pu[i].numa;
+        if (local && hwloc_bitmap_isset(local, (unsigned)machine->pu[i].os))
             one = one == -2 || one == v ? v : -1;
     }
     return one < 0 ? -1 : one;
 }
 
-static void fill_device(hwloc_topology_t t, const colo_machine_t *m, hwloc_obj_t pci,
-                        colo_topology_device_t *d)
+static void fill_device(hwloc_topology_t hwloc, const colo_machine_t *machine, hwloc_obj_t pci,
+                        colo_topology_device_t *device)
 {
-    const struct hwloc_pcidev_attr_s *a = &pci->attr->pcidev;
-    hwloc_obj_t ancestor = hwloc_get_non_io_ancestor_obj(t, pci);
-    snprintf(d->bus, sizeof d->bus, "%04x:%02x:%02x.%x", (unsigned)(a->domain & 0xffff), a->bus,
-             a->dev, a->func & 0xfu);
+    const struct hwloc_pcidev_attr_s *attr = &pci->attr->pcidev;
+    hwloc_obj_t ancestor = hwloc_get_non_io_ancestor_obj(hwloc, pci);
+    snprintf(device->bus, sizeof device->bus, "%04x:%02x:%02x.%x",
+             (unsigned)(attr->domain & 0xffff), attr->bus, attr->dev, attr->func & 0xfu);
     for (hwloc_obj_t os = pci->io_first_child; os; os = os->next_sibling) {
         bool best = os->name && strncmp(os->name, "cuda", 4) == 0; /* what runtimes count in */
-        if (os->type != HWLOC_OBJ_OS_DEVICE || !os->name || (d->name[0] && !best))
+        if (os->type != HWLOC_OBJ_OS_DEVICE || !os->name || (device->name[0] && !best))
             continue;
-        snprintf(d->name, sizeof d->name, "%s", os->name);
-        for (char *c = d->name; *c; c++)
-            if (!isgraph((unsigned char)*c) || (unsigned char)*c > 126)
-                *c = '?';
+        snprintf(device->name, sizeof device->name, "%s", os->name);
+        for (char *byte = device->name; *byte; byte++)
+            if (!isgraph((unsigned char)*byte) || (unsigned char)*byte > 126)
+                *byte = '?';
         if (best)
             break;
     }
-    d->numa = common(m, ancestor ? ancestor->cpuset : NULL, false);
-    d->package = common(m, ancestor ? ancestor->cpuset : NULL, true);
+    device->numa = common(machine, ancestor ? ancestor->cpuset : NULL, false);
+    device->package = common(machine, ancestor ? ancestor->cpuset : NULL, true);
 }
 
-static colo_status_t fill_devices(hwloc_topology_t t, colo_machine_t *m)
+static colo_status_t fill_devices(hwloc_topology_t hwloc, colo_machine_t *machine)
 {
-    int n = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PCI_DEVICE);
+    int n = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PCI_DEVICE);
     hwloc_obj_t pci = NULL;
     if (n <= 0)
         return COLO_OK;
-    m->device = calloc((size_t)n, sizeof *m->device);
-    COLO_FAIL_IF(!m->device, COLO_ERR_NOMEM, "topology: no memory for %d devices", n);
-    while (m->ndevices < n && (pci = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PCI_DEVICE, pci))) {
-        colo_topology_device_t *d = &m->device[m->ndevices];
-        if (!pci->attr || !kind_of(pci, &d->kind))
+    machine->device = calloc((size_t)n, sizeof *machine->device);
+    COLO_FAIL_IF(!machine->device, COLO_ERR_NOMEM, "topology: no memory for %d devices", n);
+    while (machine->ndevices < n &&
+           (pci = hwloc_get_next_obj_by_type(hwloc, HWLOC_OBJ_PCI_DEVICE, pci))) {
+        colo_topology_device_t *device = &machine->device[machine->ndevices];
+        if (!pci->attr || !kind_of(pci, &device->kind))
             continue;
-        fill_device(t, m, pci, d);
-        m->ndevices++;
+        fill_device(hwloc, machine, pci, device);
+        machine->ndevices++;
     }
     return COLO_OK;
 }
 
-static colo_status_t fill(hwloc_topology_t t, colo_machine_t *m)
+static colo_status_t fill(hwloc_topology_t hwloc, colo_machine_t *machine)
 {
-    int pus = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PU);
-    int nodes = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_NUMANODE);
-    int packages = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PACKAGE);
+    int pus = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PU);
+    int nodes = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_NUMANODE);
+    int packages = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PACKAGE);
     COLO_FAIL_IF(pus < 1 || pus > COLO_TOPOLOGY_PU_MAX, COLO_ERR_ARG,
                  "topology: %d processors, expected 1..%d", pus, COLO_TOPOLOGY_PU_MAX);
     nodes = nodes > 0 ? nodes : 1;
     packages = packages > 0 ? packages : 1;
     COLO_AUTOFREE int32_t *of = malloc(((size_t)nodes + (size_t)packages) * sizeof *of);
-    m->pu = calloc((size_t)pus, sizeof *m->pu);
-    COLO_FAIL_IF(!of || !m->pu, COLO_ERR_NOMEM, "topology: no memory for %d processors", pus);
+    machine->pu = calloc((size_t)pus, sizeof *machine->pu);
+    COLO_FAIL_IF(!of || !machine->pu, COLO_ERR_NOMEM, "topology: no memory for %d processors", pus);
     memset(of, -1, ((size_t)nodes + (size_t)packages) * sizeof *of);
-    m->npus = pus;
-    COLO_TRY(fill_pus(t, m, of, of + nodes));
-    return fill_devices(t, m);
+    machine->npus = pus;
+    COLO_TRY(fill_pus(hwloc, machine, of, of + nodes));
+    return fill_devices(hwloc, machine);
 }
 
 /* ---- the seam ---- */
 
 colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machine_t *machine)
 {
-    colo_machine_t m = {0};
-    hwloc_topology_t t;
-    COLO_FAIL_IF(hwloc_topology_init(&t) != 0, COLO_ERR_NOMEM, "topology: hwloc cannot start: %s",
-                 strerror(errno));
-    colo_status_t st = load(t, topology, devices);
+    colo_machine_t made = {0};
+    hwloc_topology_t hwloc;
+    COLO_FAIL_IF(hwloc_topology_init(&hwloc) != 0, COLO_ERR_NOMEM,
+                 "topology: hwloc cannot start: %s", strerror(errno));
+    colo_status_t st = load(hwloc, topology, devices);
     if (st == COLO_OK)
-        st = fill(t, &m);
-    if (st == COLO_OK && !topology && hwloc_topology_is_thissystem(t))
-        m.here = t;
+        st = fill(hwloc, &made);
+    if (st == COLO_OK && !topology && hwloc_topology_is_thissystem(hwloc))
+        made.here = hwloc;
     else
-        hwloc_topology_destroy(t);
+        hwloc_topology_destroy(hwloc);
     if (st < 0) {
-        colo_machine_i_free(&m);
+        colo_machine_i_free(&made);
         return st;
     }
-    *machine = m;
+    *machine = made;
     return COLO_OK;
 }
 
@@ -341,30 +346,30 @@ static char version[32];
 
 /* hwloc tells its whole version only in a topology: 2.x as an info of the root object, 3.x as one
  * of the topology. Nothing else used here differs between the two. */
-static const char *find_info(hwloc_topology_t t)
+static const char *find_info(hwloc_topology_t hwloc)
 {
 #if HWLOC_API_VERSION >= 0x00030000
-    return hwloc_get_info_by_name(hwloc_topology_get_infos(t), "hwlocVersion");
+    return hwloc_get_info_by_name(hwloc_topology_get_infos(hwloc), "hwlocVersion");
 #else
-    return hwloc_obj_get_info_by_name(hwloc_get_root_obj(t), "hwlocVersion");
+    return hwloc_obj_get_info_by_name(hwloc_get_root_obj(hwloc), "hwlocVersion");
 #endif
 }
 
 /* It tells any program what it is compatible with. */
 static void find_version(void)
 {
-    hwloc_topology_t t;
-    if (hwloc_topology_init(&t) != 0)
+    hwloc_topology_t hwloc;
+    if (hwloc_topology_init(&hwloc) != 0)
         return;
     const unsigned api = hwloc_get_api_version();
     const char *text = NULL;
-    if (hwloc_topology_set_synthetic(t, "pu:1") == 0 && hwloc_topology_load(t) == 0)
-        text = find_info(t);
+    if (hwloc_topology_set_synthetic(hwloc, "pu:1") == 0 && hwloc_topology_load(hwloc) == 0)
+        text = find_info(hwloc);
     if (text)
         snprintf(version, sizeof version, "%s", text);
     else
         snprintf(version, sizeof version, "%u.%u", api >> 16, api >> 8 & 0xff);
-    hwloc_topology_destroy(t);
+    hwloc_topology_destroy(hwloc);
 }
 
 const char *colo_topology_version(void)

@@ -27,18 +27,19 @@ typedef struct level {
 } level_t;
 
 typedef struct reader {
-    const char *q, *text, *pos, *end;
+    const char *quoted, *text, *pos, *end;
     bool memory, processor; /* there was a NUMA node, a processor */
     int depth;
     level_t level[DEPTH_MAX];
 } reader_t;
 
-static colo_status_t broken(const reader_t *r, const char *what)
+static colo_status_t broken(const reader_t *reader, const char *what)
 {
     int64_t line = 1;
-    for (const char *c = r->text; c < r->pos; c++)
+    for (const char *c = reader->text; c < reader->pos; c++)
         line += *c == '\n';
-    return colo_fail(COLO_ERR_IO, "topology '%s': line %lld: %s", r->q, (long long)line, what);
+    return colo_fail(COLO_ERR_IO, "topology '%s': line %lld: %s", reader->quoted, (long long)line,
+                     what);
 }
 
 /* The value of attribute @name between @from and @to; NULL when it has none. */
@@ -87,132 +88,133 @@ static bool is_bit(hwloc_const_bitmap_t set, const char *from, const char *to)
 }
 
 /* What the machine may use, where the file says so: something, and not what it does not have. */
-static colo_status_t check_allowed(const reader_t *r, const char *to, level_t *l)
+static colo_status_t check_allowed(const reader_t *reader, const char *to, level_t *level)
 {
     static const char *const name[CLASSES] = {"allowed_cpuset", "allowed_nodeset"};
-    hwloc_bitmap_t allowed = l->seen[0], all[CLASSES] = {l->set, l->nodes};
+    hwloc_bitmap_t allowed = level->seen[0], all[CLASSES] = {level->set, level->nodes};
     bool ok = true;
     size_t len;
     for (int i = 0; i < CLASSES && ok; i++)
-        if (attribute(r->pos, to, name[i], &len))
-            ok = read_set(r->pos, to, name[i], allowed) && !hwloc_bitmap_iszero(allowed) &&
+        if (attribute(reader->pos, to, name[i], &len))
+            ok = read_set(reader->pos, to, name[i], allowed) && !hwloc_bitmap_iszero(allowed) &&
                  hwloc_bitmap_isincluded(allowed, all[i]);
     hwloc_bitmap_zero(allowed);
-    return ok ? COLO_OK : broken(r, "the machine's allowed sets are empty or not its own");
+    return ok ? COLO_OK : broken(reader, "the machine's allowed sets are empty or not its own");
 }
 
-/* An object that has processors, or is memory (which may be near none); @l has its sets on return.
- * hwloc sorts by the complete sets, those with processors that may not be used. */
-static colo_status_t check_sets(reader_t *r, const char *to, const char *type, size_t len,
-                                level_t *l)
+/* An object that has processors, or is memory (which may be near none); @level has its sets on
+ * return. hwloc sorts by the complete sets, those with processors that may not be used. */
+static colo_status_t check_sets(reader_t *reader, const char *to, const char *type, size_t len,
+                                level_t *level)
 {
     static const char *const memory[] = {"NUMANode", "MemCache", NULL};
     static const char *const pu[] = {"PU", NULL}, *const node[] = {"NUMANode", NULL};
-    level_t *parent = r->depth > 0 ? &r->level[r->depth - 1] : NULL;
+    level_t *parent = reader->depth > 0 ? &reader->level[reader->depth - 1] : NULL;
     int kind = is_type(type, len, memory);
-    hwloc_bitmap_t usable = l->seen[0];
-    if (!read_set(r->pos, to, "nodeset", l->nodes) || !read_set(r->pos, to, "cpuset", usable) ||
-        !read_set(r->pos, to, "complete_nodeset", l->nodes) ||
-        !read_set(r->pos, to, "complete_cpuset", l->set))
-        return broken(r, "an object lacks a cpuset or nodeset, or it is none");
-    if (!hwloc_bitmap_isincluded(usable, l->set) || (!kind && hwloc_bitmap_iszero(usable)))
-        return broken(r, "an object's cpuset is empty, or not in its complete_cpuset");
+    hwloc_bitmap_t usable = level->seen[0];
+    if (!read_set(reader->pos, to, "nodeset", level->nodes) ||
+        !read_set(reader->pos, to, "cpuset", usable) ||
+        !read_set(reader->pos, to, "complete_nodeset", level->nodes) ||
+        !read_set(reader->pos, to, "complete_cpuset", level->set))
+        return broken(reader, "an object lacks a cpuset or nodeset, or it is none");
+    if (!hwloc_bitmap_isincluded(usable, level->set) || (!kind && hwloc_bitmap_iszero(usable)))
+        return broken(reader, "an object's cpuset is empty, or not in its complete_cpuset");
     hwloc_bitmap_zero(usable);
-    if (is_type(type, len, pu) && !is_bit(l->set, r->pos, to))
-        return broken(r, "a processor's cpuset is not its os_index");
-    if (is_type(type, len, node) && !is_bit(l->nodes, r->pos, to))
-        return broken(r, "a NUMA node's nodeset is not its os_index");
-    r->memory |= is_type(type, len, node);
-    r->processor |= is_type(type, len, pu);
+    if (is_type(type, len, pu) && !is_bit(level->set, reader->pos, to))
+        return broken(reader, "a processor's cpuset is not its os_index");
+    if (is_type(type, len, node) && !is_bit(level->nodes, reader->pos, to))
+        return broken(reader, "a NUMA node's nodeset is not its os_index");
+    reader->memory |= is_type(type, len, node);
+    reader->processor |= is_type(type, len, pu);
     if (!parent)
-        return check_allowed(r, to, l);
-    if (!parent->processors || !hwloc_bitmap_isincluded(l->set, parent->set) ||
-        !hwloc_bitmap_isincluded(l->nodes, parent->nodes))
-        return broken(r, "an object's cpuset or nodeset is not in its parent's");
+        return check_allowed(reader, to, level);
+    if (!parent->processors || !hwloc_bitmap_isincluded(level->set, parent->set) ||
+        !hwloc_bitmap_isincluded(level->nodes, parent->nodes))
+        return broken(reader, "an object's cpuset or nodeset is not in its parent's");
     hwloc_bitmap_t seen = parent->seen[kind];
-    hwloc_const_bitmap_t mine = kind ? l->nodes : l->set;
+    hwloc_const_bitmap_t mine = kind ? level->nodes : level->set;
     if (hwloc_bitmap_intersects(seen, mine) ||
         (!kind && hwloc_bitmap_first(mine) < hwloc_bitmap_first(seen)))
-        return broken(r, "objects overlap, or stand in the wrong order");
-    return hwloc_bitmap_or(seen, seen, mine) == 0 ? COLO_OK : broken(r, "no memory");
+        return broken(reader, "objects overlap, or stand in the wrong order");
+    return hwloc_bitmap_or(seen, seen, mine) == 0 ? COLO_OK : broken(reader, "no memory");
 }
 
-static void drop(level_t *l)
+static void drop(level_t *level)
 {
-    hwloc_bitmap_free(l->set);
-    hwloc_bitmap_free(l->nodes);
+    hwloc_bitmap_free(level->set);
+    hwloc_bitmap_free(level->nodes);
     for (int i = 0; i < CLASSES; i++)
-        hwloc_bitmap_free(l->seen[i]);
-    *l = (level_t){0};
+        hwloc_bitmap_free(level->seen[i]);
+    *level = (level_t){0};
 }
 
 /* "<object ...>" at r->pos, to the '>' at @to */
-static colo_status_t open_object(reader_t *r, const char *to)
+static colo_status_t open_object(reader_t *reader, const char *to)
 {
     static const char *const devices[] = {"Bridge", "PCIDev", "OSDev", "Misc", NULL};
     size_t len = 0;
-    const char *type = attribute(r->pos, to, "type", &len);
+    const char *type = attribute(reader->pos, to, "type", &len);
     if (!type)
-        return broken(r, "an object without a type");
-    if (r->depth == DEPTH_MAX)
-        return broken(r, "objects nest too deep");
-    level_t *l = &r->level[r->depth];
-    l->set = hwloc_bitmap_alloc();
-    l->nodes = hwloc_bitmap_alloc();
-    l->seen[0] = hwloc_bitmap_alloc();
-    l->seen[1] = hwloc_bitmap_alloc();
-    l->processors = !is_type(type, len, devices);
+        return broken(reader, "an object without a type");
+    if (reader->depth == DEPTH_MAX)
+        return broken(reader, "objects nest too deep");
+    level_t *level = &reader->level[reader->depth];
+    level->set = hwloc_bitmap_alloc();
+    level->nodes = hwloc_bitmap_alloc();
+    level->seen[0] = hwloc_bitmap_alloc();
+    level->seen[1] = hwloc_bitmap_alloc();
+    level->processors = !is_type(type, len, devices);
     colo_status_t st = COLO_OK;
-    if (!l->set || !l->nodes || !l->seen[0] || !l->seen[1])
-        st = broken(r, "no memory");
-    else if (l->processors)
-        st = check_sets(r, to, type, len, l);
-    r->depth++;
+    if (!level->set || !level->nodes || !level->seen[0] || !level->seen[1])
+        st = broken(reader, "no memory");
+    else if (level->processors)
+        st = check_sets(reader, to, type, len, level);
+    reader->depth++;
     if (st == COLO_OK && to[-1] == '/')
-        drop(&r->level[--r->depth]);
+        drop(&reader->level[--reader->depth]);
     return st;
 }
 
-static colo_status_t read_tags(reader_t *r)
+static colo_status_t read_tags(reader_t *reader)
 {
     int64_t objects = 0;
-    while ((r->pos = memchr(r->pos, '<', (size_t)(r->end - r->pos)))) {
-        const char *to = memchr(r->pos, '>', (size_t)(r->end - r->pos));
+    while ((reader->pos = memchr(reader->pos, '<', (size_t)(reader->end - reader->pos)))) {
+        const char *to = memchr(reader->pos, '>', (size_t)(reader->end - reader->pos));
         if (!to)
-            return broken(r, "a tag does not end");
-        if (to - r->pos > 8 && memcmp(r->pos, "<object ", 8) == 0) {
-            if (r->depth == 0 && objects > 0)
-                return broken(r, "a second machine");
+            return broken(reader, "a tag does not end");
+        if (to - reader->pos > 8 && memcmp(reader->pos, "<object ", 8) == 0) {
+            if (reader->depth == 0 && objects > 0)
+                return broken(reader, "a second machine");
             objects++;
-            COLO_TRY(open_object(r, to));
-        } else if (to - r->pos == 8 && memcmp(r->pos, "</object", 8) == 0) {
-            if (r->depth == 0)
-                return broken(r, "an object ends that did not begin");
-            drop(&r->level[--r->depth]);
+            COLO_TRY(open_object(reader, to));
+        } else if (to - reader->pos == 8 && memcmp(reader->pos, "</object", 8) == 0) {
+            if (reader->depth == 0)
+                return broken(reader, "an object ends that did not begin");
+            drop(&reader->level[--reader->depth]);
         }
-        r->pos = to;
+        reader->pos = to;
     }
-    r->pos = r->end;
-    if (r->depth > 0 || objects == 0)
-        return broken(r, objects ? "the file ends within an object" : "no hwloc topology");
-    if (!r->memory || !r->processor)
-        return broken(r, "no NUMA node or no processor in it; is it of hwloc 2 or later?");
+    reader->pos = reader->end;
+    if (reader->depth > 0 || objects == 0)
+        return broken(reader, objects ? "the file ends within an object" : "no hwloc topology");
+    if (!reader->memory || !reader->processor)
+        return broken(reader, "no NUMA node or no processor in it; is it of hwloc 2 or later?");
     return COLO_OK;
 }
 
-colo_status_t colo_topology_xml_check(const char *q, const char *text, size_t size)
+colo_status_t colo_topology_xml_check(const char *quoted, const char *text, size_t size)
 {
-    COLO_AUTOFREE reader_t *r = calloc(1, sizeof *r);
-    COLO_FAIL_IF(!r, COLO_ERR_NOMEM, "topology '%s': %zu bytes", q, sizeof *r);
-    *r = (reader_t){.q = q, .text = text, .pos = text, .end = text + size};
+    COLO_AUTOFREE reader_t *reader = calloc(1, sizeof *reader);
+    COLO_FAIL_IF(!reader, COLO_ERR_NOMEM, "topology '%s': %zu bytes", quoted, sizeof *reader);
+    *reader = (reader_t){.quoted = quoted, .text = text, .pos = text, .end = text + size};
     colo_status_t st = COLO_OK;
     if (memchr(text, '\0', size)) {
-        r->pos = memchr(text, '\0', size);
-        st = broken(r, "a NUL byte; this is no text");
+        reader->pos = memchr(text, '\0', size);
+        st = broken(reader, "a NUL byte; this is no text");
     } else {
-        st = read_tags(r);
+        st = read_tags(reader);
     }
-    while (r->depth > 0)
-        drop(&r->level[--r->depth]);
+    while (reader->depth > 0)
+        drop(&reader->level[--reader->depth]);
     return st;
 }

@@ -39,24 +39,24 @@ colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind)
             *bind = (colo_bind_t)i;
             return COLO_OK;
         }
-    char q[COLO_QUOTE_MAX];
+    char quoted[COLO_QUOTE_MAX];
     return colo_fail(COLO_ERR_ARG, "bind: '%s' is none of none, core, scatter, numa, package",
-                     colo_grid_i_quote_str(q, text));
+                     colo_grid_i_quote_str(quoted, text));
 }
 
 /* ---- units ---- */
 
-static int32_t unit_of(const colo_machine_t *m, int32_t pu, colo_share_t share)
+static int32_t unit_of(const colo_machine_t *machine, int32_t pu, colo_share_t share)
 {
     switch (share) {
     case SHARE_PU:
         return pu;
     case SHARE_CORE:
-        return m->pu[pu].core;
+        return machine->pu[pu].core;
     case SHARE_NUMA:
-        return m->pu[pu].numa;
+        return machine->pu[pu].numa;
     case SHARE_PACKAGE:
-        return m->pu[pu].package;
+        return machine->pu[pu].package;
     case SHARE_ALL:
         break;
     }
@@ -70,19 +70,19 @@ static void merge(int32_t *have, int32_t v, bool first)
 }
 
 /* @spot: [npus], of which the first so many as there are units are filled */
-static void spots_of_units(const colo_machine_t *m, colo_share_t share, colo_spot_t *spot)
+static void spots_of_units(const colo_machine_t *machine, colo_share_t share, colo_spot_t *spot)
 {
-    memset(spot, 0, (size_t)m->npus * sizeof *spot);
-    for (int32_t i = 0; i < m->npus; i++)
+    memset(spot, 0, (size_t)machine->npus * sizeof *spot);
+    for (int32_t i = 0; i < machine->npus; i++)
         spot[i].gpu = -2; /* nothing was merged into it yet */
-    for (int32_t i = 0; i < m->npus; i++) {
-        colo_spot_t *s = &spot[unit_of(m, i, share)];
-        bool first = s->gpu == -2;
-        merge(&s->package, m->pu[i].package, first);
-        merge(&s->numa, m->pu[i].numa, first);
-        merge(&s->core, m->pu[i].core, first);
-        merge(&s->pu, m->pu[i].os, first);
-        s->gpu = -1;
+    for (int32_t i = 0; i < machine->npus; i++) {
+        colo_spot_t *unit = &spot[unit_of(machine, i, share)];
+        bool first = unit->gpu == -2;
+        merge(&unit->package, machine->pu[i].package, first);
+        merge(&unit->numa, machine->pu[i].numa, first);
+        merge(&unit->core, machine->pu[i].core, first);
+        merge(&unit->pu, machine->pu[i].os, first);
+        unit->gpu = -1;
     }
 }
 
@@ -90,18 +90,18 @@ static void spots_of_units(const colo_machine_t *m, colo_share_t share, colo_spo
 
 /* Hands out the units of a machine, packages in turn, within a package its NUMA nodes in turn. */
 typedef struct deal {
-    const colo_machine_t *m;
+    const colo_machine_t *machine;
     int32_t *next;   /* [nnuma * npackages] first processor of the pair not yet looked at */
     int32_t *numa;   /* [npackages] NUMA node whose turn it is */
     int32_t package; /* whose turn it is */
 } deal_t;
 
 /* The next core of that package and NUMA node, -1 when all are dealt. */
-static int32_t next_core(deal_t *d, int32_t package, int32_t numa)
+static int32_t next_core(deal_t *deal, int32_t package, int32_t numa)
 {
-    int32_t *next = &d->next[package * d->m->nnuma + numa];
-    for (; *next < d->m->npus; (*next)++) {
-        const colo_pu_t *p = &d->m->pu[*next];
+    int32_t *next = &deal->next[package * deal->machine->nnuma + numa];
+    for (; *next < deal->machine->npus; (*next)++) {
+        const colo_pu_t *p = &deal->machine->pu[*next];
         bool begins = *next == 0 || p[-1].core != p->core;
         if (begins && p->package == package && p->numa == numa) {
             (*next)++;
@@ -111,17 +111,17 @@ static int32_t next_core(deal_t *d, int32_t package, int32_t numa)
     return -1;
 }
 
-static int32_t deal_core(deal_t *d)
+static int32_t deal_core(deal_t *deal)
 {
-    for (int32_t i = 0; i < d->m->npackages; i++) {
-        int32_t package = (d->package + i) % d->m->npackages;
-        for (int32_t k = 0; k < d->m->nnuma; k++) {
-            int32_t numa = (d->numa[package] + k) % d->m->nnuma;
-            int32_t core = next_core(d, package, numa);
+    for (int32_t i = 0; i < deal->machine->npackages; i++) {
+        int32_t package = (deal->package + i) % deal->machine->npackages;
+        for (int32_t k = 0; k < deal->machine->nnuma; k++) {
+            int32_t numa = (deal->numa[package] + k) % deal->machine->nnuma;
+            int32_t core = next_core(deal, package, numa);
             if (core < 0)
                 continue;
-            d->numa[package] = (numa + 1) % d->m->nnuma;
-            d->package = (package + 1) % d->m->npackages;
+            deal->numa[package] = (numa + 1) % deal->machine->nnuma;
+            deal->package = (package + 1) % deal->machine->npackages;
             return core;
         }
     }
@@ -129,33 +129,33 @@ static int32_t deal_core(deal_t *d)
 }
 
 /* @order: [ncores] */
-static colo_status_t scatter_cores(const colo_machine_t *m, int32_t *order)
+static colo_status_t scatter_cores(const colo_machine_t *machine, int32_t *order)
 {
-    size_t pairs = (size_t)m->nnuma * (size_t)m->npackages;
+    size_t pairs = (size_t)machine->nnuma * (size_t)machine->npackages;
     COLO_AUTOFREE int32_t *next = calloc(pairs, sizeof *next);
-    COLO_AUTOFREE int32_t *numas = calloc((size_t)m->npackages, sizeof *numas);
+    COLO_AUTOFREE int32_t *numas = calloc((size_t)machine->npackages, sizeof *numas);
     COLO_FAIL_IF(!next || !numas, COLO_ERR_NOMEM, "topology: no memory for %zu NUMA nodes", pairs);
-    deal_t d = {m, next, numas, 0};
-    for (int32_t i = 0; i < m->ncores; i++)
+    deal_t d = {machine, next, numas, 0};
+    for (int32_t i = 0; i < machine->ncores; i++)
         order[i] = deal_core(&d);
     return COLO_OK;
 }
 
 /* First each core's first processor in scattered order, then the seconds. @unit: [n <= npus] */
-static colo_status_t scatter_pus(const colo_machine_t *m, int64_t n, int32_t *unit)
+static colo_status_t scatter_pus(const colo_machine_t *machine, int64_t n, int32_t *unit)
 {
-    COLO_AUTOFREE int32_t *order = malloc((size_t)m->ncores * sizeof *order);
-    COLO_AUTOFREE int32_t *first = malloc((size_t)m->ncores * sizeof *first);
+    COLO_AUTOFREE int32_t *order = malloc((size_t)machine->ncores * sizeof *order);
+    COLO_AUTOFREE int32_t *first = malloc((size_t)machine->ncores * sizeof *first);
     COLO_FAIL_IF(!order || !first, COLO_ERR_NOMEM, "topology: no memory for %d cores",
-                 (int)m->ncores);
-    COLO_TRY(scatter_cores(m, order));
-    for (int32_t i = m->npus - 1; i >= 0; i--)
-        first[m->pu[i].core] = i;
+                 (int)machine->ncores);
+    COLO_TRY(scatter_cores(machine, order));
+    for (int32_t i = machine->npus - 1; i >= 0; i--)
+        first[machine->pu[i].core] = i;
     int64_t l = 0;
     for (int32_t thread = 0; l < n; thread++)
-        for (int32_t c = 0; c < m->ncores && l < n; c++) {
+        for (int32_t c = 0; c < machine->ncores && l < n; c++) {
             int32_t pu = first[order[c]] + thread;
-            if (pu < m->npus && m->pu[pu].core == order[c])
+            if (pu < machine->npus && machine->pu[pu].core == order[c])
                 unit[l++] = pu;
         }
     return COLO_OK;
@@ -163,27 +163,27 @@ static colo_status_t scatter_pus(const colo_machine_t *m, int64_t n, int32_t *un
 
 /* ---- policies ---- */
 
-static colo_status_t deal(const colo_machine_t *m, colo_bind_t bind, int64_t n, colo_share_t *share,
-                          int32_t *unit)
+static colo_status_t deal(const colo_machine_t *machine, colo_bind_t bind, int64_t n,
+                          colo_share_t *share, int32_t *unit)
 {
-    bool cores = n <= m->ncores;
+    bool cores = n <= machine->ncores;
     switch (bind) {
     case COLO_BIND_CORE:
         *share = cores ? SHARE_CORE : SHARE_PU;
-        for (int64_t l = 0; l < n; l++)
-            unit[l] = (int32_t)l;
+        for (int64_t local = 0; local < n; local++)
+            unit[local] = (int32_t)local;
         return COLO_OK;
     case COLO_BIND_SCATTER:
         *share = cores ? SHARE_CORE : SHARE_PU;
-        COLO_TRY(scatter_pus(m, n, unit));
-        for (int64_t l = 0; l < n && cores; l++)
-            unit[l] = m->pu[unit[l]].core;
+        COLO_TRY(scatter_pus(machine, n, unit));
+        for (int64_t local = 0; local < n && cores; local++)
+            unit[local] = machine->pu[unit[local]].core;
         return COLO_OK;
     case COLO_BIND_NUMA:
     case COLO_BIND_PACKAGE:
         *share = bind == COLO_BIND_NUMA ? SHARE_NUMA : SHARE_PACKAGE;
-        for (int64_t l = 0; l < n; l++)
-            unit[l] = unit_of(m, (int32_t)(l * m->npus / n), *share);
+        for (int64_t local = 0; local < n; local++)
+            unit[local] = unit_of(machine, (int32_t)(local * machine->npus / n), *share);
         return COLO_OK;
     case COLO_BIND_NONE:
     case COLO_BIND_COUNT:
@@ -203,24 +203,24 @@ void colo_topology_i_drop(colo_placement_t *placement)
 colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t bind,
                                     colo_placement_t *placement)
 {
-    const colo_machine_t *m = &topology->machine;
+    const colo_machine_t *machine = &topology->machine;
     size_t n = (size_t)topology->per_host;
     colo_placement_t made = {
         .bind = bind, .unit = malloc(n * sizeof *made.unit), .spot = malloc(n * sizeof *made.spot)};
-    COLO_AUTOFREE colo_spot_t *units = malloc((size_t)m->npus * sizeof *units);
+    COLO_AUTOFREE colo_spot_t *units = malloc((size_t)machine->npus * sizeof *units);
     colo_status_t st = COLO_ERR_NOMEM;
     if (made.unit && made.spot && units)
-        st = deal(m, bind, topology->per_host, &made.share, made.unit);
+        st = deal(machine, bind, topology->per_host, &made.share, made.unit);
     else
-        colo_fail(st, "topology: no memory for %zu ranks on %d processors", n, (int)m->npus);
+        colo_fail(st, "topology: no memory for %zu ranks on %d processors", n, (int)machine->npus);
     if (st < 0) {
         colo_topology_i_drop(&made);
         return st;
     }
-    spots_of_units(m, made.share, units);
-    for (size_t l = 0; l < n; l++) {
-        made.spot[l] = units[made.unit[l]];
-        made.spot[l].gpu = l < (size_t)topology->ngpus ? topology->gpus[l] : -1;
+    spots_of_units(machine, made.share, units);
+    for (size_t local = 0; local < n; local++) {
+        made.spot[local] = units[made.unit[local]];
+        made.spot[local].gpu = local < (size_t)topology->ngpus ? topology->gpus[local] : -1;
     }
     *placement = made;
     return COLO_OK;
@@ -228,53 +228,56 @@ colo_status_t colo_topology_i_place(const colo_topology_t *topology, colo_bind_t
 
 /* ---- making one ---- */
 
-static colo_status_t check_config(const colo_topology_config_t *c)
+static colo_status_t check_config(const colo_topology_config_t *config)
 {
-    COLO_FAIL_IF(c->world < 1 || c->world > COLO_TOPOLOGY_WORLD_MAX, COLO_ERR_ARG,
-                 "topology: a world of %lld ranks, expected 1..%lld", (long long)c->world,
+    COLO_FAIL_IF(config->world < 1 || config->world > COLO_TOPOLOGY_WORLD_MAX, COLO_ERR_ARG,
+                 "topology: a world of %lld ranks, expected 1..%lld", (long long)config->world,
                  (long long)COLO_TOPOLOGY_WORLD_MAX);
-    COLO_FAIL_IF(c->ranks_per_node < 0, COLO_ERR_ARG,
-                 "topology: %lld ranks per node, expected >= 0", (long long)c->ranks_per_node);
-    COLO_FAIL_IF((int)c->bind < 0 || c->bind >= COLO_BIND_COUNT, COLO_ERR_ARG,
-                 "topology: binding %d is outside 0..%d", (int)c->bind, COLO_BIND_COUNT - 1);
+    COLO_FAIL_IF(config->ranks_per_node < 0, COLO_ERR_ARG,
+                 "topology: %lld ranks per node, expected >= 0", (long long)config->ranks_per_node);
+    COLO_FAIL_IF((int)config->bind < 0 || config->bind >= COLO_BIND_COUNT, COLO_ERR_ARG,
+                 "topology: binding %d is outside 0..%d", (int)config->bind, COLO_BIND_COUNT - 1);
     return COLO_OK;
 }
 
-static colo_status_t find_gpus(colo_topology_t *p)
+static colo_status_t find_gpus(colo_topology_t *made)
 {
-    const colo_machine_t *m = &p->machine;
-    p->gpus = calloc((size_t)m->ndevices + 1, sizeof *p->gpus);
-    COLO_FAIL_IF(!p->gpus, COLO_ERR_NOMEM, "topology: no memory for %d devices", (int)m->ndevices);
-    for (int32_t i = 0; i < m->ndevices; i++)
-        if (m->device[i].kind == COLO_DEVICE_GPU)
-            p->gpus[p->ngpus++] = i;
+    const colo_machine_t *machine = &made->machine;
+    made->gpus = calloc((size_t)machine->ndevices + 1, sizeof *made->gpus);
+    COLO_FAIL_IF(!made->gpus, COLO_ERR_NOMEM, "topology: no memory for %d devices",
+                 (int)machine->ndevices);
+    for (int32_t i = 0; i < machine->ndevices; i++)
+        if (machine->device[i].kind == COLO_DEVICE_GPU)
+            made->gpus[made->ngpus++] = i;
     return COLO_OK;
 }
 
-static colo_status_t build(colo_topology_t *p, const colo_topology_config_t *c, bool devices)
+static colo_status_t build(colo_topology_t *made, const colo_topology_config_t *config,
+                           bool devices)
 {
-    COLO_TRY(colo_machine_i_load(c->topology, devices, &p->machine));
-    p->world = c->world;
-    p->per_host = c->ranks_per_node ? c->ranks_per_node : c->world;
-    snprintf(p->source, sizeof p->source, "%s", c->topology ? c->topology : "this machine");
-    COLO_FAIL_IF(p->per_host > p->machine.npus, COLO_ERR_ARG,
+    COLO_TRY(colo_machine_i_load(config->topology, devices, &made->machine));
+    made->world = config->world;
+    made->per_host = config->ranks_per_node ? config->ranks_per_node : config->world;
+    snprintf(made->source, sizeof made->source, "%s",
+             config->topology ? config->topology : "this machine");
+    COLO_FAIL_IF(made->per_host > made->machine.npus, COLO_ERR_ARG,
                  "topology: %lld ranks on a host, the machine has %d processors%s",
-                 (long long)p->per_host, (int)p->machine.npus,
-                 c->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
-    COLO_TRY(find_gpus(p));
-    return colo_topology_i_place(p, c->bind, &p->placed);
+                 (long long)made->per_host, (int)made->machine.npus,
+                 config->ranks_per_node ? "" : "; say with ranks_per_node how many share a host");
+    COLO_TRY(find_gpus(made));
+    return colo_topology_i_place(made, config->bind, &made->placed);
 }
 
 static colo_status_t create(colo_topology_t **topology, const colo_topology_config_t *config,
                             bool devices)
 {
-    colo_topology_t *p = calloc(1, sizeof *p);
-    COLO_FAIL_IF(!p, COLO_ERR_NOMEM, "topology: %zu bytes", sizeof *p);
-    colo_status_t st = build(p, config, devices);
+    colo_topology_t *made = calloc(1, sizeof *made);
+    COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "topology: %zu bytes", sizeof *made);
+    colo_status_t st = build(made, config, devices);
     if (st < 0)
-        colo_topology_destroy(&p);
+        colo_topology_destroy(&made);
     else
-        *topology = p;
+        *topology = made;
     return st;
 }
 
@@ -321,12 +324,12 @@ void colo_topology_machine(const colo_topology_t *topology, colo_topology_machin
         *machine = (colo_topology_machine_t){0};
         return;
     }
-    const colo_machine_t *m = &topology->machine;
-    *machine = (colo_topology_machine_t){.packages = m->npackages,
-                                         .numa_nodes = m->nnuma,
-                                         .cores = m->ncores,
-                                         .pus = m->npus,
-                                         .devices = m->ndevices};
+    const colo_machine_t *own = &topology->machine;
+    *machine = (colo_topology_machine_t){.packages = own->npackages,
+                                         .numa_nodes = own->nnuma,
+                                         .cores = own->ncores,
+                                         .pus = own->npus,
+                                         .devices = own->ndevices};
     memcpy(machine->source, topology->source, sizeof machine->source);
 }
 
@@ -358,9 +361,9 @@ int64_t colo_topology_gpu_rank(const colo_topology_t *topology, int64_t host, in
 {
     if (!topology || host < 0 || host > (topology->world - 1) / topology->per_host)
         return -1;
-    for (int32_t l = 0; l < topology->ngpus && l < topology->per_host; l++)
-        if (topology->gpus[l] == device) {
-            int64_t rank = host * topology->per_host + l;
+    for (int32_t local = 0; local < topology->ngpus && local < topology->per_host; local++)
+        if (topology->gpus[local] == device) {
+            int64_t rank = host * topology->per_host + local;
             return rank < topology->world ? rank : -1;
         }
     return -1;
@@ -369,15 +372,15 @@ int64_t colo_topology_gpu_rank(const colo_topology_t *topology, int64_t host, in
 /* The system's numbers of the rank's processors, ascending; @os: [npus] */
 static int32_t cpus_of(const colo_topology_t *topology, int64_t rank, int32_t *os)
 {
-    const colo_machine_t *m = &topology->machine;
+    const colo_machine_t *machine = &topology->machine;
     int32_t unit = topology->placed.unit[rank % topology->per_host], n = 0;
-    for (int32_t i = 0; i < m->npus; i++) {
-        if (unit_of(m, i, topology->placed.share) != unit)
+    for (int32_t i = 0; i < machine->npus; i++) {
+        if (unit_of(machine, i, topology->placed.share) != unit)
             continue;
         int32_t k = n++;
-        for (; k > 0 && os[k - 1] > m->pu[i].os; k--) /* they nearly ascend already */
+        for (; k > 0 && os[k - 1] > machine->pu[i].os; k--) /* they nearly ascend already */
             os[k] = os[k - 1];
-        os[k] = m->pu[i].os;
+        os[k] = machine->pu[i].os;
     }
     return n;
 }
