@@ -48,17 +48,16 @@ const char *colo_grid_i_quote_str(char out[COLO_QUOTE_MAX], const char *text)
 
 colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t len)
 {
-    char quoted[COLO_QUOTE_MAX];
     COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "%s has an empty name", what);
     COLO_FAIL_IF(len >= COLO_DIM_NAME_MAX, COLO_ERR_ARG,
                  "%s: the name '%s' has %zu bytes, at most %d are allowed", what,
-                 colo_grid_i_quote(quoted, text, len), len, COLO_DIM_NAME_MAX - 1);
+                 COLO_QUOTED(text, len), len, COLO_DIM_NAME_MAX - 1);
     for (size_t i = 0; i < len; i++)
         COLO_FAIL_IF(!colo_is_name_byte(text[i]), COLO_ERR_ARG,
                      "%s: the name '%s' has a byte 0x%02x at %zu, allowed are A-Z a-z 0-9 _", what,
-                     colo_grid_i_quote(quoted, text, len), (unsigned)(unsigned char)text[i], i);
+                     COLO_QUOTED(text, len), (unsigned)(unsigned char)text[i], i);
     COLO_FAIL_IF(colo_is_digit(text[0]), COLO_ERR_ARG, "%s: the name '%s' starts with a digit",
-                 what, colo_grid_i_quote(quoted, text, len));
+                 what, COLO_QUOTED(text, len));
     return COLO_OK;
 }
 
@@ -80,7 +79,7 @@ void colo_grid_i_start(colo_grid_t *grid)
 
 colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
 {
-    char what[24], quoted[COLO_QUOTE_MAX];
+    char what[24];
     COLO_FAIL_IF(grid->ndims == COLO_MAX_DIMS, COLO_ERR_ARG, "grid: more than %d dims",
                  COLO_MAX_DIMS);
     snprintf(what, sizeof what, "grid: dim %d", (int)grid->ndims);
@@ -90,10 +89,10 @@ colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
         COLO_FAIL_IF(colo_is_digit(text[i - 1]) && colo_is_letter(text[i]), COLO_ERR_ARG,
                      "%s: the name '%s' has a letter after a digit at %zu; put ',' or '-' "
                      "between dims: tp=1,dp=4 or tp1-dp4",
-                     what, colo_grid_i_quote(quoted, text, len), i);
+                     what, COLO_QUOTED(text, len), i);
     const int32_t same = colo_grid_i_find(grid, text, len);
     COLO_FAIL_IF(same >= 0, COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
-                 colo_grid_i_quote(quoted, text, len), (int)same);
+                 COLO_QUOTED(text, len), (int)same);
     memset(grid->name[grid->ndims], 0, COLO_DIM_NAME_MAX);
     memcpy(grid->name[grid->ndims], text, len);
     return COLO_OK;
@@ -182,20 +181,20 @@ static const char *names(const colo_grid_t *grid, char text[NAMES_MAX])
 colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
                                colo_dims_t *dims)
 {
-    char quoted[COLO_QUOTE_MAX], all[NAMES_MAX];
+    char all[NAMES_MAX];
     colo_dims_t set = {0};
     COLO_FAIL_IF(!list || !*list, COLO_ERR_ARG, "dims: the list is %s, expected names of %s (%s)",
                  list ? "empty" : "NULL", where, names(grid, all));
     for (const char *part = list;; part++) {
         size_t len = strcspn(part, "-");
         COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "dims '%s': empty name at byte %zu",
-                     colo_grid_i_quote_str(quoted, list), (size_t)(part - list));
+                     COLO_QUOTED_STR(list), (size_t)(part - list));
         int32_t i = colo_grid_i_find(grid, part, len);
         COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)%s",
-                     colo_grid_i_quote(quoted, part, len), where, names(grid, all),
+                     COLO_QUOTED(part, len), where, names(grid, all),
                      strchr(list, ',') ? "; join names by '-'" : "");
         COLO_FAIL_IF(set.in[i], COLO_ERR_ARG, "dims '%s': '%s' is repeated at byte %zu",
-                     colo_grid_i_quote_str(quoted, list), grid->name[i], (size_t)(part - list));
+                     COLO_QUOTED_STR(list), grid->name[i], (size_t)(part - list));
         set.in[i] = true;
         set.given[set.n++] = i;
         part += len;

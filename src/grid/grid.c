@@ -190,7 +190,6 @@ colo_status_t colo_grid_group_as_given(const colo_grid_t *grid, const char *dims
 colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *list, int64_t ordinal,
                                  colo_group_t *group)
 {
-    char quoted[COLO_QUOTE_MAX];
     colo_dims_t dims;
     colo_group_t found, bases;
     COLO_TRY(colo_grid_i_check(grid));
@@ -199,7 +198,7 @@ colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *list, int6
     shape_group(grid, &dims, true, &found, &bases);
     COLO_FAIL_IF(ordinal < 0 || ordinal >= found.count, COLO_ERR_ARG,
                  "group %lld of '%s' is outside [0, %lld)", (long long)ordinal,
-                 colo_grid_i_quote_str(quoted, list), (long long)found.count);
+                 COLO_QUOTED_STR(list), (long long)found.count);
     found.ordinal = ordinal;
     found.base = colo_group_member(&bases, ordinal);
     *group = found;

@@ -95,24 +95,21 @@ static const view_t *find_view(const colo_hypergrid_t *hyper, const char *name)
 /* NULL is "base" */
 static colo_status_t get_view(const colo_hypergrid_t *hyper, const char *name, const view_t **view)
 {
-    char quoted[COLO_QUOTE_MAX];
     COLO_FAIL_IF(!hyper, COLO_ERR_ARG, "hypergrid: the object is NULL");
     *view = name ? find_view(hyper, name) : &hyper->base;
-    COLO_FAIL_IF(!*view, COLO_ERR_MISSING, "View '%s' is not registered",
-                 colo_grid_i_quote_str(quoted, name));
+    COLO_FAIL_IF(!*view, COLO_ERR_MISSING, "View '%s' is not registered", COLO_QUOTED_STR(name));
     return COLO_OK;
 }
 
 /* One name of @shared, [text, text + len): in both grids, once, with the same members. */
 static colo_status_t share(const colo_grid_t *base, view_t *view, const char *text, size_t len)
 {
-    char quoted[COLO_QUOTE_MAX];
     COLO_FAIL_IF(len == 0, COLO_ERR_ARG, "View '%s' has an empty name among its shared_dims",
                  view->name);
     const int32_t b = colo_grid_i_find(base, text, len),
                   i = colo_grid_i_find(&view->grid, text, len);
     COLO_FAIL_IF(b < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the base view",
-                 colo_grid_i_quote(quoted, text, len), view->name);
+                 COLO_QUOTED(text, len), view->name);
     const char *name = base->name[b];
     COLO_FAIL_IF(i < 0, COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the view's dim_names",
                  name, view->name);

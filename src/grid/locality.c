@@ -45,23 +45,22 @@ typedef struct ground {
     int64_t per_host, offset, size;
 } ground_t;
 
-/* The groups of one row that begins at world rank @base; its members differ by multiples of s. */
+/* The groups of one row that begins at world rank @base, @times; members are @stride apart. */
 static void cut_row(const ground_t *ground, int64_t base, int64_t extent, int64_t stride,
-                    colo_topology_cut_t *cut)
+                    int64_t times, colo_topology_cut_t *cut)
 {
     for (int64_t first = base; first < base + stride; first++) {
         int crosses = 0;
         for (int64_t i = 1; i < extent; i++)
             crosses |=
                 colo_topology_i_cross(ground->spot, ground->per_host, first, first + i * stride);
-        add(cut, crosses, 1);
+        add(cut, crosses, times);
     }
 }
 
 static colo_topology_cut_t cut_dim(const ground_t *ground, int64_t extent, int64_t stride)
 {
-    colo_topology_cut_t cut = {.size = extent, .groups = ground->size / extent}, period = {0},
-                        rest = {0};
+    colo_topology_cut_t cut = {.size = extent, .groups = ground->size / extent};
     if (extent == 1)
         return cut;
     if (stride * (extent - 1) >= ground->per_host) {
@@ -71,19 +70,8 @@ static colo_topology_cut_t cut_dim(const ground_t *ground, int64_t extent, int64
     int64_t row = stride * extent, rows = ground->size / row,
             every = ground->per_host / colo_gcd(row, ground->per_host);
     int64_t times = rows / every, left = rows % every;
-    for (int64_t k = 0; k < every && k < rows; k++) {
-        colo_topology_cut_t one = {0};
-        cut_row(ground, ground->offset + k * row, extent, stride, &one);
-        colo_topology_cut_t *sum[2] = {&period, k < left ? &rest : NULL};
-        for (int i = 0; i < 2 && sum[i]; i++) {
-            sum[i]->numa += one.numa;
-            sum[i]->package += one.package;
-            sum[i]->host += one.host;
-        }
-    }
-    cut.numa = times * period.numa + rest.numa;
-    cut.package = times * period.package + rest.package;
-    cut.host = times * period.host + rest.host;
+    for (int64_t i = 0; i < every && i < rows; i++)
+        cut_row(ground, ground->offset + i * row, extent, stride, times + (i < left), &cut);
     return cut;
 }
 

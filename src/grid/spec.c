@@ -39,13 +39,12 @@ static bool sees(const reader_t *reader, char c)
 /* "byte N: <why>, found '...'" */
 static colo_status_t stop(const reader_t *reader, size_t pos, const char *why)
 {
-    char quoted[COLO_QUOTE_MAX];
     COLO_FAIL_IF(pos == reader->len, COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", pos,
                  why);
     char text[128];
     snprintf(text, sizeof text, "%s%s", reader->text[pos] == ' ' ? "no spaces: " : "", why);
     return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found '%s'", pos, text,
-                     colo_grid_i_quote(quoted, reader->text + pos, reader->len - pos));
+                     COLO_QUOTED(reader->text + pos, reader->len - pos));
 }
 
 /* A rule of dims.c was broken by what begins at @pos. */

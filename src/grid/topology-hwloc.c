@@ -68,8 +68,7 @@ static colo_status_t read_fd(int fd, const char *quoted, char **text, size_t *si
 
 static colo_status_t read_file(const char *path, char **text, size_t *size)
 {
-    char quoted[COLO_QUOTE_MAX];
-    colo_grid_i_quote_str(quoted, path);
+    const char *quoted = COLO_QUOTED_STR(path);
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe is refused, not waited for */
     COLO_FAIL_IF(fd < 0, COLO_ERR_IO, "topology '%s': %s", quoted, strerror(errno));
     colo_status_t st = read_fd(fd, quoted, text, size);
@@ -80,10 +79,9 @@ static colo_status_t read_file(const char *path, char **text, size_t *size)
 /* Multiplies the counts outside brackets: "package:2 [numa] core:4 pu:2" is 16 processors. */
 static colo_status_t check_synthetic(const char *text)
 {
-    char quoted[COLO_QUOTE_MAX];
+    const char *quoted = COLO_QUOTED_STR(text);
     int64_t pus = 1;
     size_t len = strnlen(text, SYNTHETIC_MAX + 1);
-    colo_grid_i_quote_str(quoted, text);
     COLO_FAIL_IF(len > SYNTHETIC_MAX, COLO_ERR_ARG,
                  "topology '%s': more than %d bytes for a description", quoted, SYNTHETIC_MAX);
     int depth = 0;
@@ -125,7 +123,6 @@ static void only_poll(hwloc_topology_t hwloc)
 
 static colo_status_t load(hwloc_topology_t hwloc, const char *topology, bool devices)
 {
-    char quoted[COLO_QUOTE_MAX];
     hwloc_topology_set_cache_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_NONE);
     if (devices)
         hwloc_topology_set_io_types_filter(hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
@@ -137,7 +134,7 @@ static colo_status_t load(hwloc_topology_t hwloc, const char *topology, bool dev
             keep_allowed(hwloc);
         return COLO_OK;
     }
-    colo_grid_i_quote_str(quoted, topology);
+    const char *quoted = COLO_QUOTED_STR(topology);
     if (!is_file(topology)) {
         COLO_TRY(check_synthetic(topology));
         COLO_FAIL_IF(hwloc_topology_set_synthetic(hwloc, topology) != 0 ||

@@ -39,9 +39,8 @@ colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind)
             *bind = (colo_bind_t)i;
             return COLO_OK;
         }
-    char quoted[COLO_QUOTE_MAX];
     return colo_fail(COLO_ERR_ARG, "bind: '%s' is none of none, core, scatter, numa, package",
-                     colo_grid_i_quote_str(quoted, text));
+                     COLO_QUOTED_STR(text));
 }
 
 /* ---- units ---- */
