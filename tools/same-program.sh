@@ -48,7 +48,7 @@ done
 [ -n "$rev" ] || die "usage: tools/same-program.sh REV [--cases N] [--seed S] [--case K]"
 commit=$(git rev-parse --verify --quiet "$rev^{commit}") || die "there is no commit \"$rev\""
 
-harness=(tests/harness/{bridge_case,bridge_random,harness,ragged_case,ragged_run,ranks}.c
+harness=(tests/harness/{bridge_case,bridge_random,harness,host_peers,ragged_case,ragged_run,ranks}.c
     tests/ref/ref_{bridge,ragged,ragged_table}.c)
 wrapped=(colo_ops_for colo_comm_i_exchange_over colo_comm_i_all_gather colo_comm_i_all_reduce
     colo_comm_i_reduce_scatter)

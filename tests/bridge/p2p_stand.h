@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * p2p_stand.h - a bridge that takes host memory for a device's, over a table of peers that says
- * what it is told: no GPU. Staged calls move host memory and are compared with the oracle;
- * peer-to-peer ones are counted. Included by one source of a program.
+ * what it is told: no GPU. Calls move host memory and are compared with the oracle, and those that
+ * are peer-to-peer are counted. Included by one source of a program.
  */
 #ifndef TESTS_BRIDGE_P2P_STAND_H
 #define TESTS_BRIDGE_P2P_STAND_H
@@ -12,18 +12,15 @@
 #include "bridge/run/over-peers.h"
 #include "core/error.h"
 #include "harness/bridge_case.h"
+#include "harness/host_peers.h"
 
 enum { RANKS = 4, SOON_MS = 4000 };
 
 /* ---- peers, as told: each rank has its own part ---- */
 
-struct colo_p2p {
-    int32_t rank;
-};
-
 static struct told {
     colo_status_t open, create;
-    const void *registered[2];
+    const void *registered;
     uint64_t registrations;
     int runs[2]; /* p2p calls by way */
 } told[RANKS];
@@ -51,28 +48,14 @@ static colo_status_t print_open(colo_comm_t *c)
 static colo_status_t print_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
 {
     const colo_status_t st = told[c->rank].create;
-    if (st < 0)
-        return colo_fail(st, "create says so to rank %d", (int)c->rank);
-    *d = malloc(sizeof **d);
-    (*d)->rank = c->rank;
-    return COLO_OK;
-}
-
-static colo_status_t load(colo_p2p_t *d, const colo_transfers_t pass[2])
-{
-    return COLO_OK;
+    return st < 0 ? colo_fail(st, "create says so to rank %d", (int)c->rank)
+                  : t_peers_create(c, pass, d);
 }
 
 static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
 {
-    told[d->rank].runs[pass]++;
-    return COLO_OK;
-}
-
-static void destroy(colo_p2p_t **d)
-{
-    free(*d);
-    *d = NULL;
+    told[t_peers_rank(d)].runs[pass]++;
+    return t_peers_run(d, pass, call, stream);
 }
 
 static bool find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset)
@@ -80,7 +63,7 @@ static bool find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id,
     const struct told *t = &told[c->rank];
     *id = 0;
     *offset = 0;
-    return p == t->registered[0] || p == t->registered[1];
+    return p == t->registered;
 }
 
 static uint64_t registrations(const colo_comm_t *c)
@@ -91,87 +74,59 @@ static uint64_t registrations(const colo_comm_t *c)
 static const colo_peer_ops_t peers = {.open = print_open,
                                       .reaches = reaches,
                                       .why = why,
-                                      .create = print_create,
-                                      .load = load,
                                       .run = run,
-                                      .destroy = destroy,
                                       .find = find,
-                                      .registrations = registrations};
+                                      .registrations = registrations,
+                                      T_HOST_PEERS(print_create)};
 
 /* ---- a bridge that takes host memory for a device's ---- */
 
 struct stand {
-    colo_comm_t *comm, *control;
-    const colo_comm_ops_t *was;
-    colo_comm_ops_t *ops; /* not in here: a check that fails returns, and comm is destroyed later */
-    colo_bridge_t *b;
-    const t_case_t *c;
-    t_buffer_t t[4]; /* by role */
+    t_stand_t on;
+    t_disguise_t as;
     struct told *told;
 };
-
-static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t *c,
-                              colo_transport_t transport)
-{
-    *s = (struct stand){.comm = comm, .was = comm->ops, .c = c, .told = &told[comm->rank]};
-    rank_try(colo_comm_set_timeout(comm, SOON_MS));
-    rank_try(colo_comm_set_check(comm, c->check ? c->check : 1));
-    rank_try(t_case_bridge(&s->b, c, comm, COLO_HOST));
-    rank_try(colo_comm_i_split_color(comm, COLO_CATEGORY_USER, 0, comm->rank, &s->control));
-    static colo_comm_ops_t ops[RANKS];
-    s->ops = &ops[comm->rank];
-    *s->ops = *comm->ops;
-    s->ops->peer = &peers;
-    comm->ops = s->ops;
-    comm->control = s->control;
-    s->b->mem = COLO_CUDA;
-    s->b->transport = transport;
-    bool whole;
-    return colo_over_peers.create(s->b, &whole);
-}
+#define STAND(name) T_ENDS(lie_down) struct stand name = {.told = NULL}
 
 static void lie_down(struct stand *s)
 {
-    for (int i = 0; i < 4; i++)
-        t_buffer_free(&s->t[i]);
-    if (s->b)
-        s->b->mem = COLO_HOST;
-    colo_bridge_destroy(&s->b);
-    s->comm->ops = s->was;
-    s->comm->control = NULL;
-    colo_comm_destroy(&s->control);
+    if (s->on.bridge)
+        s->on.bridge->mem = COLO_HOST;
+    t_stand_end(&s->on);
+    t_undisguise(&s->as);
 }
 
 static colo_status_t tensors(struct stand *s, int64_t salt)
 {
-    for (int role = 0; role < 4; role++) {
-        const bool in = role == T_X || role == T_DY;
-        t_buffer_free(&s->t[role]);
-        rank_try(t_case_tensor(s->c, (t_role_t)role, s->comm->rank, salt, in, &s->t[role]));
-        s->t[role].t.mem = COLO_CUDA;
-    }
+    rank_try(t_stand_fill(&s->on, salt));
+    for (int role = 0; role < 4; role++)
+        s->on.t[role].t.mem = COLO_CUDA;
     return COLO_OK;
 }
 
-static colo_status_t go(struct stand *s, colo_pass_t pass)
+static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t *c,
+                              colo_transport_t transport)
 {
-    return pass == COLO_FORWARD ? colo_bridge_forward(s->b, &s->t[T_X].t, &s->t[T_Y].t, NULL)
-                                : colo_bridge_backward(s->b, &s->t[T_DY].t, &s->t[T_DX].t, NULL);
+    bool whole;
+    s->told = &told[comm->rank];
+    rank_try(colo_comm_set_timeout(comm, SOON_MS));
+    rank_try(colo_comm_set_check(comm, 1));
+    rank_try(t_stand_make(&s->on, c, comm));
+    rank_try(t_disguise(&s->as, comm, &peers));
+    s->on.bridge->mem = COLO_CUDA;
+    s->on.bridge->transport = transport;
+    rank_try(tensors(s, 0));
+    return colo_over_peers.create(s->on.bridge, &whole);
 }
 
-/* A call is to be peer-to-peer, or staged: then its bytes are compared. */
-static colo_status_t expect(struct stand *s, colo_pass_t pass, int64_t salt, bool p2p)
+/* A call is to be peer-to-peer, or staged. */
+static colo_status_t expect(struct stand *s, colo_pass_t pass, bool p2p)
 {
     const int before = s->told->runs[pass];
-    rank_try(go(s, pass));
-    rank_check(s->told->runs[pass] - before == p2p);
-    if (p2p)
-        return COLO_OK;
     const t_role_t out = pass == COLO_FORWARD ? T_Y : T_DX;
-    s->t[out].t.mem = COLO_HOST;
-    colo_status_t st = t_case_compare(s->c, out, s->comm->rank, salt, &s->t[out]);
-    s->t[out].t.mem = COLO_CUDA;
-    return st;
+    rank_try(t_stand_call(&s->on, pass));
+    rank_check(s->told->runs[pass] - before == p2p);
+    return t_stand_compare(&s->on, out);
 }
 
 static colo_status_t on_all(colo_rank_fn fn, const void *arg)

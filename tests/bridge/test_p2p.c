@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_p2p.c - which calls take the peer-to-peer path, and what create does without one, over a
- * table of peers that says what it is told: no GPU. Staged calls move host memory and are compared
- * with the oracle; peer-to-peer ones are counted. What the path itself does is
+ * table of peers that says what it is told: no GPU. What the path itself does is
  * tests/gpu/test_peer*.c's.
  */
 #include "p2p_stand.h"
+
+/* From now on @role alone is registered. */
+static void registered(struct stand *s, t_role_t role)
+{
+    s->told->registered = s->on.t[role].t.data;
+    s->told->registrations = 1;
+}
 
 /* ---- create ---- */
 
@@ -30,20 +36,13 @@ static colo_status_t creates(colo_comm_t *comm, void *arg)
                         .shape = {8, 3, 2},
                         .world = RANKS};
     const int32_t r = comm->rank;
-    struct stand s;
+    STAND(s);
     told[r].open = theirs(k->open, r);
     told[r].create = theirs(k->create, r);
     k->status[r] = stand_up(&s, comm, &c, k->transport);
     snprintf(k->error_message[r], sizeof k->error_message[r], "%.299s", colo_last_error());
-    k->p2p[r] = s.b && s.b->peers.path;
-    colo_status_t st = COLO_OK;
-    if (k->status[r] == COLO_OK) {
-        st = tensors(&s, 0);
-        if (st == COLO_OK)
-            st = expect(&s, COLO_FORWARD, 0, false);
-    }
-    lie_down(&s);
-    return st;
+    k->p2p[r] = s.on.bridge && s.on.bridge->peers.path;
+    return k->status[r] == COLO_OK ? expect(&s, COLO_FORWARD, false) : COLO_OK;
 }
 
 static struct creating creating(colo_transport_t transport, colo_status_t open,
@@ -75,24 +74,21 @@ static colo_status_t one_pair(colo_comm_t *comm, void *arg)
                         .dst = t_side("tp=2,dp=2", false),
                         .shape = {8, 3, 2},
                         .world = RANKS};
-    struct stand s;
+    STAND(s);
     const colo_status_t st = stand_up(&s, comm, &c, transport);
     const bool far = comm->rank >= 2;
     if (transport == COLO_TRANSPORT_PEER) {
-        rank_check(st == COLO_ERR_UNBUILT && !s.b->peers.path);
+        rank_check(st == COLO_ERR_UNBUILT && !s.on.bridge->peers.path);
         rank_check(strstr(colo_last_error(),
                           far ? "ranks 2 and 3, which exchange, do not reach each other's memory; "
                                 "says the test"
                               : "rank 2 (world rank 2) exchanges with a rank that it does not"));
     } else {
         rank_try(st);
-        rank_check(s.b->now.over_peers.far == far);
-        rank_try(tensors(&s, 0));
-        s.told->registered[0] = s.t[T_Y].t.data;
-        s.told->registrations = 1;
-        rank_try(expect(&s, COLO_FORWARD, 0, !far));
+        rank_check(s.on.bridge->now.over_peers.far == far);
+        registered(&s, T_Y);
+        rank_try(expect(&s, COLO_FORWARD, !far));
     }
-    lie_down(&s);
     return COLO_OK;
 }
 
@@ -185,22 +181,20 @@ static t_case_t asymmetric(int32_t check)
 static colo_status_t y_alone(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = asymmetric(*(const int32_t *)arg);
-    struct stand s;
+    STAND(s);
     colo_comm_stats_t after;
     uint64_t checks[3];
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     for (int64_t salt = 0; salt < 3; salt++) {
         rank_try(tensors(&s, salt));
-        s.told->registered[0] = s.t[T_Y].t.data;
-        s.told->registrations = 1;
-        rank_try(expect(&s, COLO_FORWARD, salt, true));
-        rank_try(expect(&s, COLO_BACKWARD, salt, false));
-        colo_comm_stats(s.control, &after);
+        registered(&s, T_Y);
+        rank_try(expect(&s, COLO_FORWARD, true));
+        rank_try(expect(&s, COLO_BACKWARD, false));
+        colo_comm_stats(s.as.control, &after);
         checks[salt] = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK];
     }
     if (c.check == 1) /* agreed on once, at the first backward */
         rank_check(checks[1] == checks[0] && checks[2] == checks[0]);
-    lie_down(&s);
     return COLO_OK;
 }
 
@@ -213,19 +207,16 @@ T_CASE(registering_y_alone_stages_backward_on_all_ranks)
 /* PARTIAL over cp: readers pull from d_y, of which ranks 0 and 1 have nothing. */
 static colo_status_t sums(colo_comm_t *comm, void *arg)
 {
-    const t_role_t registered = *(const t_role_t *)arg;
+    const t_role_t role = *(const t_role_t *)arg;
     const t_case_t c = {.src = t_side("dp=2", true),
                         .dst = t_side("cp=2@2", false),
                         .shape = {4, 8, 3},
                         .grad = COLO_PARTIAL,
                         .world = RANKS};
-    struct stand s;
+    STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
-    rank_try(tensors(&s, 0));
-    s.told->registered[0] = s.t[registered].t.data;
-    s.told->registrations = 1;
-    rank_try(expect(&s, COLO_BACKWARD, 0, registered == T_DY));
-    lie_down(&s);
+    registered(&s, role);
+    rank_try(expect(&s, COLO_BACKWARD, role == T_DY));
     return COLO_OK;
 }
 
@@ -240,18 +231,16 @@ T_CASE(of_sums_it_is_d_y_that_counts)
 static colo_status_t some_only(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = asymmetric(*(const int32_t *)arg);
-    struct stand s;
+    STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
-    rank_try(tensors(&s, 0));
     s.told->registrations = 1;
     if (comm->rank != 1)
-        s.told->registered[0] = s.t[T_DX].t.data;
-    rank_try(expect(&s, COLO_BACKWARD, 0, false));
-    s.told->registered[0] = s.t[T_DX].t.data; /* the verdict holds */
-    rank_try(expect(&s, COLO_BACKWARD, 0, false));
+        s.told->registered = s.on.t[T_DX].t.data;
+    rank_try(expect(&s, COLO_BACKWARD, false));
+    s.told->registered = s.on.t[T_DX].t.data; /* the verdict holds */
+    rank_try(expect(&s, COLO_BACKWARD, false));
     s.told->registrations = 2; /* until memory is registered */
-    rank_try(expect(&s, COLO_BACKWARD, 0, true));
-    lie_down(&s);
+    rank_try(expect(&s, COLO_BACKWARD, true));
     return COLO_OK;
 }
 
@@ -265,26 +254,23 @@ T_CASE(registered_on_some_ranks_is_staged_on_all_until_more_is_registered)
 static colo_status_t stand_up_p2p(struct stand *s, colo_comm_t *comm, const t_case_t *c)
 {
     rank_try(stand_up(s, comm, c, COLO_TRANSPORT_AUTO));
-    rank_try(tensors(s, 0));
-    s->told->registered[0] = s->t[T_DX].t.data;
-    s->told->registrations = 1;
-    return expect(s, COLO_BACKWARD, 0, true);
+    registered(s, T_DX);
+    return expect(s, COLO_BACKWARD, true);
 }
 
 T_CASE_ON_ALL(a_tensor_that_is_registered_no_more_is_refused)
 {
     const t_case_t c = asymmetric(2);
-    struct stand s;
+    STAND(s);
     rank_try(stand_up_p2p(&s, comm, &c));
     if (comm->rank == 1)
-        s.told->registered[0] = NULL;
-    colo_status_t st = go(&s, COLO_BACKWARD);
+        s.told->registered = NULL;
+    colo_status_t st = t_stand_call(&s.on, COLO_BACKWARD);
     rank_check(st == (comm->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(strstr(colo_last_error(), "rank 1: d_x at"));
     rank_check(strstr(colo_last_error(), "is not registered over comm"));
     rank_check(strstr(colo_last_error(), "which the pass's first call"));
     rank_try(colo_comm_check(comm));
-    lie_down(&s);
     return COLO_OK;
 }
 
@@ -297,23 +283,21 @@ T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
     c.world = RANKS;
     const colo_shape_t one = {1, 8, 2, 0};
     colo_comm_stats_t before, after;
-    struct stand s;
+    STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     s.told->registrations = 1;
-    colo_comm_stats(s.control, &before);
-    rank_try(tensors(&s, 0));
-    s.told->registered[0] = s.t[T_Y].t.data;
-    rank_try(expect(&s, COLO_FORWARD, 0, true));
-    rank_try(expect(&s, COLO_BACKWARD, 0, false));
-    colo_comm_stats(s.control, &after);
+    colo_comm_stats(s.as.control, &before);
+    s.told->registered = s.on.t[T_Y].t.data;
+    rank_try(expect(&s, COLO_FORWARD, true));
+    rank_try(expect(&s, COLO_BACKWARD, false));
+    colo_comm_stats(s.as.control, &after);
     rank_check(after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK] ==
                before.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK]);
-    rank_try(colo_bridge_reshape(s.b, &one));
+    rank_try(colo_bridge_reshape(s.on.bridge, &one));
     c.shape.b = 1;
     rank_try(tensors(&s, 0));
-    s.told->registered[0] = s.t[T_Y].t.data;
-    rank_try(expect(&s, COLO_BACKWARD, 0, false));
-    lie_down(&s);
+    s.told->registered = s.on.t[T_Y].t.data;
+    rank_try(expect(&s, COLO_BACKWARD, false));
     return COLO_OK;
 }
 
@@ -321,13 +305,12 @@ T_CASE_ON_ALL(another_shape_may_leave_ranks_without)
 T_CASE_ON_ALL(another_shape_is_agreed_on_anew)
 {
     const t_case_t c = asymmetric(1);
-    struct stand s;
+    STAND(s);
     rank_try(stand_up_p2p(&s, comm, &c));
     const colo_shape_t same = {c.shape.b, c.shape.n, c.shape.h, 0};
-    rank_try(colo_bridge_reshape(s.b, &same));
-    s.told->registered[0] = NULL;
-    rank_try(expect(&s, COLO_BACKWARD, 0, false));
-    lie_down(&s);
+    rank_try(colo_bridge_reshape(s.on.bridge, &same));
+    s.told->registered = NULL;
+    rank_try(expect(&s, COLO_BACKWARD, false));
     return COLO_OK;
 }
 
@@ -339,16 +322,14 @@ T_CASE_ON_ALL(what_others_do_not_reach_may_lie_anywhere)
                         .shape = {8, 3, 2},
                         .check = 2,
                         .world = RANKS};
-    struct stand s;
+    STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_PEER));
-    rank_try(tensors(&s, 0));
-    rank_try(expect(&s, COLO_FORWARD, 0, false)); /* a plain copy: no rank is met */
-    rank_check(go(&s, COLO_BACKWARD) == COLO_ERR_ARG);
+    rank_try(expect(&s, COLO_FORWARD, false)); /* a plain copy: no rank is met */
+    rank_check(t_stand_call(&s.on, COLO_BACKWARD) == COLO_ERR_ARG);
     rank_check(strstr(colo_last_error(), "d_x at"));
     rank_check(strstr(colo_last_error(), "which transport peer (COLO_TRANSPORT, or the bridge's)"));
-    s.told->registered[0] = s.t[T_DX].t.data;
-    rank_try(expect(&s, COLO_BACKWARD, 0, true));
-    lie_down(&s);
+    s.told->registered = s.on.t[T_DX].t.data;
+    rank_try(expect(&s, COLO_BACKWARD, true));
     return COLO_OK;
 }
 

@@ -68,17 +68,17 @@ static uint64_t checks_of(const colo_comm_t *comm)
 static colo_status_t call_in_turn(struct stand *s)
 {
     const colo_shape_t shape = {4, 8, 2, 0};
-    const int32_t rank = s->comm->rank;
-    rank_try(colo_bridge_reshape(s->b, &shape));
+    const int32_t rank = s->on.comm->rank;
+    rank_try(colo_bridge_reshape(s->on.bridge, &shape));
     rank_try(tensors(s, 0));
-    rank_check(go(s, rank == 1 ? COLO_BACKWARD : COLO_FORWARD) == COLO_ERR_MISMATCH);
+    rank_check(t_stand_call(&s->on, rank == 1 ? COLO_BACKWARD : COLO_FORWARD) == COLO_ERR_MISMATCH);
     rank_check(strstr(colo_last_error(), "operation: rank 1 of 'world' has bridge 1 backward, rank "
                                          "0 bridge 1 forward"));
     for (int rep = 0; rep < 2; rep++)
         for (int pass = 0; pass < 2; pass++) {
-            const uint64_t before = checks_of(s->comm);
-            rank_try(expect(s, (colo_pass_t)pass, 0, false));
-            rank_check(checks_of(s->comm) - before == (rep == 0));
+            const uint64_t before = checks_of(s->on.comm);
+            rank_try(expect(s, (colo_pass_t)pass, false));
+            rank_check(checks_of(s->on.comm) - before == (rep == 0));
         }
     return COLO_OK;
 }
@@ -90,11 +90,9 @@ T_CASE_ON_ALL(first_calls_of_a_shape_are_compared_way_by_way)
                         .shape = {4, 8, 2},
                         .grad = COLO_DISJOINT,
                         .world = RANKS};
-    struct stand s;
+    STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
-    colo_status_t st = call_in_turn(&s);
-    lie_down(&s);
-    return st;
+    return call_in_turn(&s);
 }
 
 /* Of dp=4 to dp=3: 12 samples tie all ranks together, 2 only ranks 2 and 3. */
@@ -102,14 +100,14 @@ static colo_status_t reshape_in_turn(struct stand *s, t_case_t *c)
 {
     static const int64_t samples[] = {12, 12, 24, 2, 2, 12};
     static const int times[] = {1, 1, 1, 2, 2, 3};
-    const int32_t rank = s->comm->rank;
+    const int32_t rank = s->on.comm->rank;
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) {
         const colo_shape_t shape = {samples[i], 8, 2, 0};
         c->shape.b = samples[i];
-        rank_try(colo_bridge_reshape(s->b, &shape));
+        rank_try(colo_bridge_reshape(s->on.bridge, &shape));
         rank_try(tensors(s, (int64_t)i));
         for (int pass = 0; pass < 2; pass++)
-            rank_try(expect(s, (colo_pass_t)pass, (int64_t)i, false));
+            rank_try(expect(s, (colo_pass_t)pass, false));
         rank_check(connected[rank] == times[i]);
         rank_check(disconnected[rank] == times[i] - 1);
     }
@@ -121,15 +119,13 @@ static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
     t_case_t c = t_between("dp=4", "dp=3", 12, 8, 2);
     c.grad = COLO_DISJOINT;
     c.world = RANKS;
-    struct stand s;
+    STAND(s);
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
-    s.ops->subconnection_create = connect;
-    s.ops->subconnection_destroy = disconnect;
-    s.ops->subconnection_stage = no_stage;
-    s.ops->exchange = over_route;
-    colo_status_t st = reshape_in_turn(&s, &c);
-    lie_down(&s);
-    return st;
+    s.as.ops.subconnection_create = connect;
+    s.as.ops.subconnection_destroy = disconnect;
+    s.as.ops.subconnection_stage = no_stage;
+    s.as.ops.exchange = over_route;
+    return reshape_in_turn(&s, &c);
 }
 
 T_CASE(a_reshape_connects_only_if_it_ties_other_ranks)

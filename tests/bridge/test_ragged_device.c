@@ -3,8 +3,8 @@
  * test_ragged_device.c - ragged batches in a device's memory, without a GPU: the device is the host
  * (cuda_is_host.c), the communicator is one of threads that calls itself one of GPUs.
  *
- * Random batches against the oracle, staged, or peer-to-peer by peers of this file, which make the
- * steps that the library gives them. What needs the hardware is tests/gpu/'s.
+ * Random batches against the oracle, staged, or peer-to-peer by host_peers.h. What needs the
+ * hardware is tests/gpu/'s.
  */
 #include "harness/harness.h"
 
@@ -12,14 +12,12 @@
 #include "comm/threads/threads.h"
 #include "core/error.h"
 #include "harness/bridge_case.h"
+#include "harness/host_peers.h"
 #include "harness/ragged_run.h"
-
-#include <sched.h>
-#include <stdatomic.h>
 
 enum { RANKS = 8, CASES = 1000 };
 
-/* ---- peers: ranks of this process reach all memory; p2p calls as the kernel makes them ---- */
+/* ---- peers: ranks of this process reach all memory ---- */
 
 enum mode {
     NO_PEERS,
@@ -51,22 +49,6 @@ static bool is_input(const void *p)
             return i % 2 == 0;
     return false;
 }
-
-/* What a rank posts for another one to reach; by pass, poster, reader. */
-static struct mailbox {
-    _Atomic uint64_t posted, done;
-    char *base;
-    int64_t step[3];
-    uint64_t taken; /* the reader's */
-} mailbox[2][RANKS][RANKS];
-
-struct colo_p2p {
-    int32_t rank;
-};
-
-struct colo_p2p_list {
-    colo_transfers_t pass[2]; /* copies */
-};
 
 static colo_status_t print_open(colo_comm_t *c)
 {
@@ -101,159 +83,19 @@ static bool find_memory(const colo_comm_t *c, const void *p, size_t bytes, int32
 static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
 {
     rank_check(pass[0].nexposed == c->size - 1 && pass[1].nexposed == c->size - 1);
-    *d = malloc(sizeof **d);
-    rank_check(*d);
-    (*d)->rank = c->rank;
-    return COLO_OK;
-}
-
-static void end_path(colo_p2p_t **d)
-{
-    free(*d);
-    *d = NULL;
-}
-
-static void *copied(const void *from, size_t bytes)
-{
-    void *to = malloc(bytes + 1);
-    if (to && bytes)
-        memcpy(to, from, bytes);
-    return to;
-}
-
-static colo_status_t make_list(colo_p2p_t *d, const colo_transfers_t pass[2],
-                               colo_p2p_list_t **list)
-{
-    colo_p2p_list_t *l = calloc(1, sizeof *l);
-    rank_check(l);
-    for (int i = 0; i < 2; i++) {
-        const size_t n = (size_t)pass[i].nsteps, sums = n * (size_t)pass[i].addends;
-        l->pass[i] = pass[i];
-        l->pass[i].step = copied(pass[i].step, n * sizeof(colo_transfer_t));
-        l->pass[i].addend = copied(pass[i].addend, sums * sizeof(colo_addend_t));
-        l->pass[i].exposed = copied(pass[i].exposed, (size_t)pass[i].nexposed * sizeof(int32_t));
-        rank_check(l->pass[i].step && l->pass[i].addend && l->pass[i].exposed);
-    }
-    *list = l;
-    return COLO_OK;
-}
-
-static void drop_list(colo_p2p_t *d, colo_p2p_list_t **list)
-{
-    for (int i = 0; i < 2; i++) {
-        free((void *)(uintptr_t)(*list)->pass[i].step);
-        free((void *)(uintptr_t)(*list)->pass[i].addend);
-        free((void *)(uintptr_t)(*list)->pass[i].exposed);
-    }
-    free(*list);
-    *list = NULL;
-}
-
-/* Until @word is @call. */
-static bool wait_for(_Atomic uint64_t *word, uint64_t call)
-{
-    const double end = colo_now() + 20;
-    while (atomic_load(word) != call)
-        if (colo_now() > end)
-            return false;
-        else
-            sched_yield();
-    return true;
-}
-
-/* Elements of the box that begins at @data of a tensor; extents and places count units of features.
- */
-static colo_box_t box_in(const colo_p2p_tensor_t *c, char *base, const int64_t *step,
-                         const int64_t *data, const int64_t *extent)
-{
-    const int64_t elem = (int64_t)c->elem;
-    return (colo_box_t){.data = base + data[0] * step[0] + data[1] * step[1] +
-                                data[2] * c->per * step[2],
-                        .extent = {extent[0], extent[1], extent[2] * c->per},
-                        .stride = {step[0] / elem, step[1] / elem, step[2] / elem}};
-}
-
-typedef struct reach {
-    char *base;
-    const int64_t *step;
-} reach_t;
-
-/* The tensor that comm rank @peer posted for this call; @mine: this rank's own. */
-static bool reach(int pass, int32_t me, int32_t peer, bool *seen, reach_t mine, reach_t *out)
-{
-    *out = mine;
-    if (peer < 0)
-        return true;
-    struct mailbox *m = &mailbox[pass][peer][me];
-    if (!seen[peer] && !wait_for(&m->posted, ++m->taken))
-        return false;
-    seen[peer] = true;
-    *out = (reach_t){m->base, m->step};
-    return true;
-}
-
-static colo_status_t run_steps(const colo_transfers_t *w, int pass, int32_t me, bool *seen,
-                               const colo_p2p_tensor_t *c)
-{
-    const reach_t in = {c->in, c->in_step}, out = {c->out, c->out_step};
-    const colo_ops_t *ops;
-    rank_try(colo_ops_for(COLO_HOST, &ops));
-    for (int64_t i = 0; i < w->nsteps; i++) {
-        const colo_transfer_t *s = &w->step[i];
-        colo_box_t from[COLO_MAX_ADDENDS] = {{0}};
-        reach_t r;
-        for (int32_t k = 0; k < w->addends; k++) {
-            const colo_addend_t *a = &w->addend[i * w->addends + k];
-            rank_check(reach(pass, me, a->peer, seen, in, &r));
-            from[k] = box_in(c, r.base, r.step, a->begin, s->extent);
-        }
-        if (w->addends) {
-            const colo_box_t to = box_in(c, out.base, out.step, s->there, s->extent);
-            rank_try(ops->box_sum(&to, from, w->addends, c->dtype, NULL));
-            continue;
-        }
-        rank_check(reach(pass, me, s->peer, seen, w->pulls ? in : out, &r));
-        const reach_t a = w->pulls ? r : in, z = w->pulls ? out : r;
-        const colo_box_t to = box_in(c, z.base, z.step, s->there, s->extent);
-        from[0] = box_in(c, a.base, a.step, s->here, s->extent);
-        rank_try(ops->box_copy(&to, &from[0], c->elem, NULL));
-    }
-    return COLO_OK;
-}
-
-static colo_status_t run_tensor(const colo_transfers_t *w, int pass, int32_t me,
-                                const colo_p2p_tensor_t *c)
-{
-    const bool reads = w->addends || w->pulls;
-    bool seen[RANKS] = {false};
-    for (int32_t i = 0; i < w->nexposed; i++) {
-        struct mailbox *m = &mailbox[pass][me][w->exposed[i]];
-        m->base = reads ? c->in : c->out;
-        memcpy(m->step, reads ? c->in_step : c->out_step, sizeof m->step);
-        atomic_fetch_add(&m->posted, 1);
-    }
-    rank_try(run_steps(w, pass, me, seen, c));
-    for (int32_t r = 0; r < RANKS; r++)
-        if (seen[r])
-            atomic_store(&mailbox[pass][r][me].done, mailbox[pass][r][me].taken);
-    for (int32_t i = 0; i < w->nexposed; i++) {
-        struct mailbox *m = &mailbox[pass][me][w->exposed[i]];
-        rank_check(wait_for(&m->done, atomic_load(&m->posted)));
-    }
-    return COLO_OK;
+    return t_peers_create(c, pass, d);
 }
 
 static colo_status_t run_p2p(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
                              colo_stream_t stream)
 {
-    const colo_transfers_t *w = &c->list->pass[pass];
-    for (int32_t k = 0; k < c->n; k++) {
-        /* or tiles are too large, so that few blocks of the kernel have work */
+    const colo_transfers_t *w = t_peers_steps(d, pass, c);
+    /* or tiles are too large, so that few blocks of the kernel have work */
+    for (int32_t k = 0; k < c->n; k++)
         rank_check(w->elem >= (size_t)c->tensor[k].per * c->tensor[k].elem);
-        rank_try(run_tensor(w, pass, d->rank, &c->tensor[k]));
-    }
-    told[d->rank].runs++;
-    told[d->rank].pulled += w->pulls;
+    rank_try(t_peers_run(d, pass, c, stream));
+    told[t_peers_rank(d)].runs++;
+    told[t_peers_rank(d)].pulled += w->pulls;
     return COLO_OK;
 }
 
@@ -266,11 +108,8 @@ static const colo_peer_ops_t peers = {.open = print_open,
                                       .reaches = all_reach,
                                       .registrations = count_registrations,
                                       .find = find_memory,
-                                      .create = make_path,
-                                      .list = make_list,
-                                      .drop = drop_list,
                                       .run = run_p2p,
-                                      .destroy = end_path};
+                                      T_HOST_PEERS(make_path)};
 
 /* ---- a communicator that moves "CUDA memory" ---- */
 
@@ -323,24 +162,14 @@ static colo_status_t exchange(colo_comm_t *c, const colo_exchange_t *x, colo_str
 
 static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
 {
-    const colo_comm_ops_t *was = comm->ops;
-    colo_comm_ops_t ops = *was;
-    colo_comm_t *control = NULL;
-    ops.peer = &peers;
-    ops.subconnection_create = subconnection_create;
-    ops.subconnection_destroy = subconnection_destroy;
-    ops.subconnection_stage = subconnection_stage;
-    ops.exchange = exchange;
-    rank_try(colo_comm_i_split_color(comm, COLO_CATEGORY_USER, 0, comm->rank, &control));
-    comm->ops = &ops;
-    comm->control = control;
+    T_ENDS(t_undisguise) t_disguise_t d = {0};
+    rank_try(t_disguise(&d, comm, &peers));
+    d.ops.subconnection_create = subconnection_create;
+    d.ops.subconnection_destroy = subconnection_destroy;
+    d.ops.subconnection_stage = subconnection_stage;
+    d.ops.exchange = exchange;
     const colo_status_t st = fn(comm, arg);
-    if (st < 0) /* others may wait on either */
-        colo_comm_i_fail(control, st);
-    comm->ops = was;
-    comm->control = NULL;
-    colo_comm_destroy(&control);
-    return st;
+    return st < 0 ? colo_comm_i_fail(d.control, st) : st; /* others may wait on either */
 }
 
 /* ---- its memory: blocks of the host's ---- */

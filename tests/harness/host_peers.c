@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* host_peers.c - see host_peers.h. */
+#include "harness/host_peers.h"
+
+#include "core/device.h"
+#include "core/error.h"
+#include "harness/harness.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct colo_p2p_list {
+    colo_transfers_t pass[2]; /* with copies of the lists */
+};
+
+struct colo_p2p {
+    colo_comm_t *comm;
+    colo_p2p_list_t own;
+};
+
+/* ---- lists ---- */
+
+static void *memory_of(size_t bytes)
+{
+    void *p = malloc(bytes + 1);
+    if (!p)
+        abort();
+    return p;
+}
+
+static void *copy_of(const void *from, size_t bytes)
+{
+    void *to = memory_of(bytes);
+    if (bytes)
+        memcpy(to, from, bytes);
+    return to;
+}
+
+static void keep(colo_p2p_list_t *l, const colo_transfers_t pass[2])
+{
+    for (int i = 0; i < 2; i++) {
+        colo_transfers_t *t = &l->pass[i];
+        *t = pass[i];
+        t->step = copy_of(t->step, (size_t)t->nsteps * sizeof *t->step);
+        t->addend = copy_of(t->addend, (size_t)t->nsteps * (size_t)t->addends * sizeof *t->addend);
+        t->exposed = copy_of(t->exposed, (size_t)t->nexposed * sizeof *t->exposed);
+    }
+}
+
+static void forget(colo_p2p_list_t *l)
+{
+    for (int i = 0; i < 2; i++) {
+        free((void *)(uintptr_t)l->pass[i].step);
+        free((void *)(uintptr_t)l->pass[i].addend);
+        free((void *)(uintptr_t)l->pass[i].exposed);
+    }
+}
+
+colo_status_t t_peers_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
+{
+    *d = memory_of(sizeof **d);
+    (*d)->comm = c;
+    keep(&(*d)->own, pass);
+    return COLO_OK;
+}
+
+colo_status_t t_peers_load(colo_p2p_t *d, const colo_transfers_t pass[2])
+{
+    forget(&d->own);
+    keep(&d->own, pass);
+    return COLO_OK;
+}
+
+void t_peers_destroy(colo_p2p_t **d)
+{
+    forget(&(*d)->own);
+    free(*d);
+    *d = NULL;
+}
+
+colo_status_t t_peers_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **l)
+{
+    *l = memory_of(sizeof **l);
+    keep(*l, pass);
+    return COLO_OK;
+}
+
+void t_peers_drop(colo_p2p_t *d, colo_p2p_list_t **l)
+{
+    forget(*l);
+    free(*l);
+    *l = NULL;
+}
+
+/* ---- movement ---- */
+
+int32_t t_peers_rank(const colo_p2p_t *d)
+{
+    return d->comm->rank;
+}
+
+const colo_transfers_t *t_peers_steps(const colo_p2p_t *d, int pass, const colo_p2p_call_t *call)
+{
+    return &(call->list ? call->list : &d->own)->pass[pass];
+}
+
+/* [shows][reaches]: the tensors of a call, until all that reach them are done. */
+static const colo_p2p_call_t *shown[T_PEERS_RANKS][T_PEERS_RANKS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+/* Under the lock: until rank @shows shows @reader its tensors (@there), or no longer does; at most
+ * as long as calls on @comm wait. */
+static colo_status_t wait_for(const colo_comm_t *comm, int32_t shows, int32_t reader, bool there)
+{
+    const int64_t most = t_long_wait(), ms = comm->timeout_ms < most ? comm->timeout_ms : most;
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 1 + ms / 1000;
+    while ((shown[shows][reader] != NULL) != there)
+        if (pthread_cond_timedwait(&changed, &lock, &end) == ETIMEDOUT)
+            return colo_fail(COLO_ERR_TIMEOUT, "peers: rank %d %s rank %d", (int)shows,
+                             there ? "shows nothing to" : "is not yet read by", (int)reader);
+    return COLO_OK;
+}
+
+static void show(int32_t shows, int32_t reader, const colo_p2p_call_t *call)
+{
+    pthread_mutex_lock(&lock);
+    shown[shows][reader] = call;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static colo_box_t box_of(const colo_p2p_tensor_t *t, bool in, const int64_t begin[3],
+                         const int64_t extent[3])
+{
+    const int64_t *step = in ? t->in_step : t->out_step;
+    colo_box_t box = {.data = (in ? t->in : t->out) + begin[0] * step[0] + begin[1] * step[1] +
+                              begin[2] * t->per * step[2]};
+    for (int i = 0; i < 3; i++) {
+        box.extent[i] = extent[i] * (i == 2 ? t->per : 1);
+        box.stride[i] = step[i] / (int64_t)t->elem;
+    }
+    return box;
+}
+
+/* Tensor @k of @peer (-1: of this rank). */
+static const colo_p2p_tensor_t *tensor_of(const colo_p2p_call_t *call, int32_t rank, int64_t peer,
+                                          int32_t k)
+{
+    return peer < 0 ? &call->tensor[k] : &shown[peer][rank]->tensor[k];
+}
+
+static colo_status_t move(const colo_transfers_t *t, int64_t i, const colo_p2p_call_t *call,
+                          int32_t rank, int32_t k, const colo_ops_t *ops)
+{
+    const colo_transfer_t *s = &t->step[i];
+    const colo_p2p_tensor_t *own = &call->tensor[k];
+    if (t->addends) {
+        colo_box_t from[COLO_MAX_ADDENDS], to = box_of(own, false, s->there, s->extent);
+        for (int32_t l = 0; l < t->addends; l++) {
+            const colo_addend_t *a = &t->addend[i * t->addends + l];
+            from[l] = box_of(tensor_of(call, rank, a->peer, k), true, a->begin, s->extent);
+        }
+        return ops->box_sum(&to, from, t->addends, own->dtype, NULL);
+    }
+    const colo_p2p_tensor_t *other = tensor_of(call, rank, s->peer, k);
+    const colo_box_t from = box_of(t->pulls ? other : own, true, s->here, s->extent),
+                     to = box_of(t->pulls ? own : other, false, s->there, s->extent);
+    return ops->box_copy(&to, &from, own->elem, NULL);
+}
+
+/* Which ranks this one reaches. */
+static void find_peers(const colo_transfers_t *t, bool peer[T_PEERS_RANKS])
+{
+    for (int64_t i = 0; i < t->nsteps; i++) {
+        if (!t->addends && t->step[i].peer >= 0)
+            peer[t->step[i].peer] = true;
+        for (int32_t l = 0; l < t->addends; l++)
+            if (t->addend[i * t->addends + l].peer >= 0)
+                peer[t->addend[i * t->addends + l].peer] = true;
+    }
+}
+
+colo_status_t t_peers_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
+                          colo_stream_t stream)
+{
+    const colo_transfers_t *t = t_peers_steps(d, pass, call);
+    const int32_t rank = d->comm->rank;
+    bool peer[T_PEERS_RANKS] = {false};
+    colo_status_t st = COLO_OK;
+    const colo_ops_t *ops;
+    find_peers(t, peer);
+    COLO_TRY(colo_ops_for(COLO_HOST, &ops));
+    for (int32_t i = 0; i < t->nexposed; i++)
+        show(rank, t->exposed[i], call);
+    pthread_mutex_lock(&lock);
+    for (int32_t r = 0; r < T_PEERS_RANKS && st == COLO_OK; r++)
+        if (peer[r])
+            st = wait_for(d->comm, r, rank, true);
+    pthread_mutex_unlock(&lock);
+    for (int32_t k = 0; k < call->n && st == COLO_OK; k++)
+        for (int64_t i = 0; i < t->nsteps && st == COLO_OK; i++)
+            st = move(t, i, call, rank, k, ops);
+    for (int32_t r = 0; r < T_PEERS_RANKS; r++)
+        if (peer[r])
+            show(r, rank, NULL);
+    pthread_mutex_lock(&lock);
+    for (int32_t i = 0; i < t->nexposed && st == COLO_OK; i++)
+        st = wait_for(d->comm, rank, t->exposed[i], false);
+    pthread_mutex_unlock(&lock);
+    return st;
+}
+
+/* ---- a comm of GPUs ---- */
+
+colo_status_t t_disguise(t_disguise_t *d, colo_comm_t *comm, const colo_peer_ops_t *peers)
+{
+    memset(shown[comm->rank], 0, sizeof shown[0]);
+    *d = (t_disguise_t){.comm = comm, .was = comm->ops, .ops = *comm->ops};
+    COLO_TRY(colo_comm_split_color(comm, 0, comm->rank, &d->control));
+    d->ops.peer = peers;
+    comm->ops = &d->ops;
+    comm->control = d->control;
+    return COLO_OK;
+}
+
+void t_undisguise(t_disguise_t *d)
+{
+    if (!d->control)
+        return;
+    d->comm->ops = d->was;
+    d->comm->control = NULL;
+    colo_comm_destroy(&d->control);
+}
