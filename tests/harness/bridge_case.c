@@ -244,6 +244,46 @@ void t_buffer_free(t_buffer_t *b)
     memset(b, 0, sizeof *b);
 }
 
+colo_status_t t_buffer_rows(t_buffer_t *b, colo_dtype_t dtype, int64_t rows, int64_t n, int64_t row,
+                            int64_t step)
+{
+    memset(b, 0, sizeof *b);
+    b->bytes = (size_t)(rows * row) * colo_dtype_size(dtype) + 1;
+    b->raw = malloc(b->bytes);
+    rank_check(b->raw);
+    memset(b->raw, GAP, b->bytes);
+    b->t = colo_tensor_host(b->raw, dtype, 2, (int64_t[]){rows, n});
+    b->t.stride[0] = row;
+    b->t.stride[1] = step;
+    return COLO_OK;
+}
+
+colo_status_t t_buffer_put(const t_ragged_where_t *w, t_buffer_t *b)
+{
+    if (!w)
+        return COLO_OK;
+    rank_try(w->put(w->arg, b->raw, b->bytes, &b->there));
+    b->t.mem = COLO_CUDA;
+    b->t.device = w->device;
+    b->t.data = b->there;
+    return COLO_OK;
+}
+
+colo_status_t t_buffer_get(const t_ragged_where_t *w, t_buffer_t *b)
+{
+    if (!w)
+        return COLO_OK;
+    rank_try(w->get(w->arg, b->raw, b->there, b->bytes));
+    w->drop(w->arg, b->there);
+    b->there = NULL;
+    return COLO_OK;
+}
+
+colo_status_t t_buffers_quiet(const t_ragged_where_t *w)
+{
+    return w ? w->quiet(w->arg) : COLO_OK;
+}
+
 unsigned char *t_buffer_at(const t_buffer_t *b, const char *axes, int64_t ns, int64_t ib,
                            int64_t is, int64_t ih)
 {

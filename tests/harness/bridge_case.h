@@ -46,7 +46,29 @@ typedef struct t_buffer {
     unsigned char *raw;
     size_t bytes;
     colo_tensor_t t;
+    void *there; /* the same bytes where a call finds them, while it may */
 } t_buffer_t;
+
+/* Where the tensors of calls are, if not in host memory. */
+typedef struct t_ragged_where {
+    void *arg;
+    int32_t device;
+    colo_stream_t stream;
+    /* Memory there with the bytes of @from; back again into @to, when the call has ended. */
+    colo_status_t (*put)(void *arg, const void *from, size_t bytes, void **data);
+    colo_status_t (*get)(void *arg, void *to, const void *data, size_t bytes);
+    void (*drop)(void *arg, void *data);
+    /* No call of any rank runs any more: what waits for a device may follow. */
+    colo_status_t (*quiet)(void *arg);
+} t_ragged_where_t;
+/* Before and after a call; NULL @w: host memory, and nothing to do. The tensor is there from put to
+ * get, whose memory starts with the tensor's. */
+colo_status_t t_buffer_put(const t_ragged_where_t *w, t_buffer_t *b);
+colo_status_t t_buffer_get(const t_ragged_where_t *w, t_buffer_t *b);
+colo_status_t t_buffers_quiet(const t_ragged_where_t *w);
+/* A blank tensor [rows, n] with @row and @step elements from one to the next, and a byte behind. */
+colo_status_t t_buffer_rows(t_buffer_t *b, colo_dtype_t dtype, int64_t rows, int64_t n, int64_t row,
+                            int64_t step);
 
 /* dims as "tp=2,cp=2,dp=2" with the usual layout: samples over dp, rows ZIGZAG over cp (context),
  * the last pp stage (source) or the first (destination). Aborts the program on a bad spec. */

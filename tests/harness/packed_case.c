@@ -209,120 +209,54 @@ colo_status_t t_packed_bridge(colo_bridge_t **bridge, const t_packed_t *t, colo_
 
 /* ---- tensors ---- */
 
-/* Bits of an element of dtype @dtype: any, or a small whole number that sums keep exact. */
-static void set(unsigned char *to, colo_dtype_t dtype, uint64_t key, bool number)
+typedef struct block {
+    t_buffer_t b;
+    int64_t rows, lo, hi, *q, *pos;
+} block_t;
+
+static void drop(block_t *b)
 {
-    uint64_t bits = (key ^ key >> 29) * UINT64_C(0x9e3779b97f4a7c15);
-    bits ^= bits >> 32;
-    memcpy(to, &bits, colo_dtype_size(dtype));
-    if (!number)
-        return;
-    const float f = (float)((int)(bits % 9) - 4);
-    const double d = (double)f;
-    if (dtype == COLO_F64)
-        memcpy(to, &d, sizeof d);
-    else if (dtype == COLO_F32)
-        memcpy(to, &f, sizeof f);
-    else
-        memcpy(to, (const char *)&f + 2, 2);
+    t_buffer_free(&b->b);
+    free(b->q);
+    free(b->pos);
 }
 
-static void add(unsigned char *to, colo_dtype_t dtype, const unsigned char *what)
+/* Feature @h of a row of side @k: what moves, or the addend of context rank @own or their sum. */
+static void encode(const t_packed_t *t, int k, int64_t q, int64_t pos, int64_t h, bool sums,
+                   int64_t own, void *to)
 {
-    float a[2] = {0, 0};
-    double d[2];
-    if (dtype == COLO_F64) {
-        memcpy(&d[0], to, sizeof *d);
-        memcpy(&d[1], what, sizeof *d);
-        d[0] += d[1];
-        memcpy(to, &d[0], sizeof *d);
+    const char *dtype = colo_dtype_name(t->dtype);
+    const int bits = ref_partial_bits(dtype);
+    int64_t sum = 0;
+    if (!sums) {
+        ref_encode_move(dtype, 1 + h + t->h * (pos + 1024 * q), to);
         return;
     }
-    const size_t skip = dtype == COLO_BF16 ? 2 : 0;
-    memcpy((char *)&a[0] + skip, to, 4 - skip);
-    memcpy((char *)&a[1] + skip, what, 4 - skip);
-    a[0] += a[1];
-    memcpy(to, (char *)&a[0] + skip, 4 - skip);
+    for (int64_t c = 0; c < ref_packed_cp(&t->side[1]); c++)
+        if (k == 0 || c == own)
+            sum += ref_code_partial(c, q, pos, h + (int64_t)t->seed, bits);
+    ref_encode_number(dtype, sum, to);
 }
-
-static uint64_t key_of(const t_packed_t *t, int64_t q, int64_t pos, int64_t h, int64_t addend)
-{
-    return (((uint64_t)q * 4099 + (uint64_t)pos) * 8191 + (uint64_t)h) * 17 + (uint64_t)addend +
-           t->seed;
-}
-
-typedef struct block {
-    unsigned char *data;
-    void *there; /* the same bytes where the call finds them */
-    int64_t rows, lo, hi, *q, *pos;
-    size_t bytes;
-    colo_tensor_t t;
-} block_t;
 
 /* What @rank has on side @k, in forward or backward; @blank: before a call has written it. */
 static colo_status_t make(block_t *b, const t_packed_t *t, int k, int64_t rank, bool backward,
                           bool blank)
 {
     const ref_packed_t *side = &t->side[k];
-    const size_t elem = colo_dtype_size(t->dtype);
     const bool sums = backward && t_packed_sums(t);
-    const int64_t own = ref_packed_coord(side, rank, REF_CP), cp = ref_packed_cp(&t->side[1]);
-    memset(b, 0, sizeof *b);
     b->rows = ref_packed_rows(side, rank, NULL, NULL);
     b->q = calloc((size_t)b->rows + 1, sizeof *b->q);
     b->pos = calloc((size_t)b->rows + 1, sizeof *b->pos);
+    rank_check(b->q && b->pos);
     (void)ref_packed_rows(side, rank, b->q, b->pos);
     ref_packed_features(side, rank, t->h, &b->lo, &b->hi);
-    const int64_t gap = (int64_t)(t->seed % 3), step = b->hi - b->lo + gap;
-    b->bytes = (size_t)(b->rows * step) * elem;
-    b->data = malloc(b->bytes + 1);
-    rank_check(b->q && b->pos && b->data);
-    memset(b->data, 0xA5, b->bytes + 1);
+    const int64_t n = b->hi - b->lo, step = n + (int64_t)(t->seed % 3);
+    rank_try(t_buffer_rows(&b->b, t->dtype, b->rows, n, step, 1));
     for (int64_t i = 0; !blank && i < b->rows; i++)
-        for (int64_t h = b->lo; h < b->hi; h++) {
-            unsigned char *to = b->data + (size_t)(i * step + h - b->lo) * elem, one[8];
-            set(to, t->dtype, key_of(t, b->q[i], b->pos[i], h, sums && k == 1 ? own : 0), sums);
-            for (int64_t c = 1; sums && k == 0 && c < cp; c++) {
-                set(one, t->dtype, key_of(t, b->q[i], b->pos[i], h, c), true);
-                add(to, t->dtype, one);
-            }
-        }
-    b->t = colo_tensor_host(b->data, t->dtype, 2, (int64_t[]){b->rows, b->hi - b->lo});
-    b->t.stride[0] = step;
+        for (int64_t h = 0; h < n; h++)
+            encode(t, k, b->q[i], b->pos[i], b->lo + h, sums, ref_packed_coord(side, rank, REF_CP),
+                   b->b.raw + (size_t)(i * step + h) * colo_dtype_size(t->dtype));
     return COLO_OK;
-}
-
-/* The tensor of @b where the call finds it. */
-static colo_status_t put(const t_ragged_where_t *w, block_t *b)
-{
-    const int64_t step = b->t.stride[0];
-    if (!w)
-        return COLO_OK;
-    rank_try(w->put(w->arg, b->data, b->bytes + 1, &b->there));
-    b->t = colo_tensor_cuda(b->there, b->t.dtype, w->device, 2, b->t.shape);
-    b->t.stride[0] = step;
-    return COLO_OK;
-}
-
-static colo_status_t get(const t_ragged_where_t *w, block_t *b)
-{
-    if (!w)
-        return COLO_OK;
-    rank_try(w->get(w->arg, b->data, b->there, b->bytes + 1));
-    w->drop(w->arg, b->there);
-    return COLO_OK;
-}
-
-static colo_status_t quiet(const t_ragged_where_t *w)
-{
-    return w ? w->quiet(w->arg) : COLO_OK;
-}
-
-static void drop(block_t *b)
-{
-    free(b->data);
-    free(b->q);
-    free(b->pos);
 }
 
 /* Does @rank have row (q, pos) and feature h on side @k? */
@@ -339,21 +273,20 @@ static bool has(const ref_packed_t *side, const int64_t *q, const int64_t *pos, 
 
 int64_t t_packed_receives(const t_packed_t *t, int64_t rank, colo_pass_t pass)
 {
-    block_t part[2];
+    T_ENDS(drop) block_t src = {0}, dst = {0};
+    block_t *part[2] = {&src, &dst};
     const int to = pass == COLO_FORWARD ? 1 : 0;
     const int64_t addends =
         pass == COLO_BACKWARD && t_packed_sums(t) ? ref_packed_cp(&t->side[1]) : 1;
     int64_t n = 0;
     for (int k = 0; k < 2; k++)
-        if (make(&part[k], t, k, rank, false, true) < 0)
+        if (make(part[k], t, k, rank, false, true) < 0)
             return -1;
-    const block_t *need = &part[to], *hold = &part[1 - to];
+    const block_t *need = part[to], *hold = part[1 - to];
     for (int64_t i = 0; i < need->rows; i++)
         for (int64_t h = need->lo; h < need->hi; h++)
             n += addends - has(&t->side[1 - to], hold->q, hold->pos, hold->rows, rank, need->q[i],
                                need->pos[i], h, t->h);
-    drop(&part[0]);
-    drop(&part[1]);
     return n;
 }
 
@@ -375,16 +308,16 @@ colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_
     const bool back = pass == COLO_BACKWARD;
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
-    block_t in, out, want;
+    T_ENDS(drop) block_t in = {0}, out = {0}, want = {0};
     rank_try(make(&in, t, back, rank, back, false));
     rank_try(make(&out, t, !back, rank, back, true));
     rank_try(make(&want, t, !back, rank, back, false));
     const colo_stream_t stream = t->where ? t->where->stream : NULL;
-    rank_try(put(t->where, &in));
-    rank_try(put(t->where, &out));
+    rank_try(t_buffer_put(t->where, &in.b));
+    rank_try(t_buffer_put(t->where, &out.b));
     const bool none = t->seed % 2; /* ranks without rows bring nothing */
-    const colo_tensor_t *ti = none && colo_tensor_count(&in.t) == 0 ? NULL : &in.t;
-    const colo_tensor_t *to = none && colo_tensor_count(&out.t) == 0 ? NULL : &out.t;
+    const colo_tensor_t *ti = none && colo_tensor_count(&in.b.t) == 0 ? NULL : &in.b.t;
+    const colo_tensor_t *to = none && colo_tensor_count(&out.b.t) == 0 ? NULL : &out.b.t;
     const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(batch), pass);
     const int64_t least = t_packed_receives(t, rank, pass) * elem;
     const bool adds = back && t_packed_sums(t) && t->ranks_per_node; /* nodes may add up */
@@ -392,30 +325,28 @@ colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_
     rank_try(one_message_per_peer(batch, pass));
     colo_comm_stats_t before, after;
     colo_comm_stats(comm, &before);
-    rank_try(quiet(t->where));
+    rank_try(t_buffers_quiet(t->where));
     rank_try(back ? colo_batch_backward(batch, ti, to, 1, stream)
                   : colo_batch_forward(batch, ti, to, 1, stream));
     colo_comm_stats(comm, &after);
-    rank_try(quiet(t->where));
-    rank_try(get(t->where, &in));
-    rank_try(get(t->where, &out));
+    rank_try(t_buffers_quiet(t->where));
+    rank_try(t_buffer_get(t->where, &in.b));
+    rank_try(t_buffer_get(t->where, &out.b));
     const int op = COLO_OP_EXCHANGE, owner = COLO_CATEGORY_BRIDGE;
     rank_check(adds ||
                after.recv_bytes[op][owner] - before.recv_bytes[op][owner] == (uint64_t)least);
-    if (memcmp(out.data, want.data, out.bytes + 1) != 0)
+    const bool same = memcmp(out.b.raw, want.b.raw, out.b.bytes) == 0;
+    if (!same)
         fprintf(stderr, "rank %lld, %s differs: %s\n", (long long)rank,
                 back ? "backward" : "forward", t_packed_text(t));
-    rank_check(memcmp(out.data, want.data, out.bytes + 1) == 0);
-    drop(&in);
-    drop(&out);
-    drop(&want);
+    rank_check(same);
     return COLO_OK;
 }
 
 static colo_status_t check_index(const t_packed_t *t, int k, int64_t rank, bool is_src)
 {
     colo_layout_t layout;
-    block_t b;
+    T_ENDS(drop) block_t b = {0};
     int64_t rows, index[2 * 512];
     const colo_packing_t p = t_packing(&t->side[k].p);
     rank_try(t_packed_layout(&layout, &t->side[k], is_src));
@@ -425,7 +356,6 @@ static colo_status_t check_index(const t_packed_t *t, int k, int64_t rank, bool 
     rank_try(colo_packing_index(&p, &layout, rank, index));
     for (int64_t i = 0; i < rows; i++)
         rank_check(index[i] == b.pos[i] && index[rows + i] == b.q[i]);
-    drop(&b);
     return COLO_OK;
 }
 
@@ -454,6 +384,6 @@ colo_status_t t_packed_on(const t_packed_t *t, colo_comm_t *comm)
     if (st == COLO_OK)
         st = run_batch(bridge, &batch, t, comm);
     if (st == COLO_OK)
-        st = quiet(t->where);
+        st = t_buffers_quiet(t->where);
     return st;
 }

@@ -5,8 +5,6 @@
 #include "harness/bridge_case.h"
 #include "harness/harness.h"
 
-#define GAP 0xA5
-
 colo_segments_t t_ragged_segments(const t_ragged_t *t)
 {
     const ref_segments_t *s = &t->c.table;
@@ -64,73 +62,31 @@ colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
 
 /* ---- tensors ---- */
 
-typedef struct block {
-    unsigned char *raw;
-    size_t bytes;
-    colo_tensor_t t; /* in raw */
-    void *there;     /* the same bytes where the call finds them */
-} block_t;
-
 /* What @role holds on @rank, with gaps; @blank: before the call has written it. */
-static colo_status_t make(block_t *b, const ref_ragged_t *c, ref_role_t role, int64_t rank,
+static colo_status_t make(t_buffer_t *b, const ref_ragged_t *c, ref_role_t role, int64_t rank,
                           const char *dtype, int64_t salt, int64_t gap, bool blank)
 {
     int64_t rows, nh;
     const size_t elem = ref_dtype_size(dtype);
     const bool into = role == REF_Y && c->merged && blank;
-    memset(b, 0, sizeof *b);
     ref_ragged_tensor(c, into ? REF_INTO : role, rank, dtype, salt, NULL, &rows, &nh);
     const int64_t step = 1 + (gap > 0), row = nh * step + gap;
+    rank_try(t_buffer_rows(b, dtype_of(dtype), rows, nh, row, step));
     unsigned char *tight = malloc((size_t)(rows * nh) * elem + 1);
-    b->bytes = (size_t)(rows * row) * elem;
-    b->raw = malloc(b->bytes + 1);
-    rank_check(tight && b->raw);
-    memset(b->raw, GAP, b->bytes + 1);
+    rank_check(tight);
     ref_ragged_tensor(c, into ? REF_INTO : role, rank, dtype, salt, tight, &rows, &nh);
     for (int64_t i = 0; (!blank || into) && i < rows; i++)
         for (int64_t k = 0; k < nh; k++)
             memcpy(b->raw + (size_t)(i * row + k * step) * elem,
                    tight + (size_t)(i * nh + k) * elem, elem);
     free(tight);
-    b->t = colo_tensor_host(b->raw, dtype_of(dtype), 2, (int64_t[]){rows, nh});
-    b->t.stride[0] = row;
-    b->t.stride[1] = step;
     return COLO_OK;
-}
-
-static colo_status_t put(const t_ragged_where_t *w, block_t *b, colo_tensor_t *t)
-{
-    *t = b->t;
-    if (!w)
-        return COLO_OK;
-    rank_try(w->put(w->arg, b->raw, b->bytes + 1, &b->there));
-    t->mem = COLO_CUDA;
-    t->device = w->device;
-    t->data = b->there;
-    return COLO_OK;
-}
-
-static colo_status_t get(const t_ragged_where_t *w, block_t *b)
-{
-    if (!w)
-        return COLO_OK;
-    rank_try(w->get(w->arg, b->raw, b->there, b->bytes + 1));
-    w->drop(w->arg, b->there);
-    b->there = NULL;
-    return COLO_OK;
-}
-
-static void block_free(const t_ragged_where_t *w, block_t *b)
-{
-    if (b->there) /* the call has failed */
-        w->drop(w->arg, b->there);
-    free(b->raw);
 }
 
 /* == on values: a sum may be a zero of either sign. */
-static bool same(const block_t *got, const block_t *want, bool sums)
+static bool same(const t_buffer_t *got, const t_buffer_t *want, bool sums)
 {
-    if (memcmp(got->raw, want->raw, got->bytes + 1) == 0)
+    if (memcmp(got->raw, want->raw, got->bytes) == 0)
         return true;
     const size_t elem = colo_dtype_size(got->t.dtype);
     for (size_t i = 0; sums && i + elem <= got->bytes; i += elem) {
@@ -237,7 +193,7 @@ static bool adds_up(const colo_batch_t *batch, const t_ragged_t *t)
 /* The tensors of a call, and what one of them should hold. */
 enum { T_RAGGED_RANKS = 16 };
 typedef struct blocks {
-    block_t in[T_RAGGED_TENSORS], out[T_RAGGED_TENSORS], want;
+    t_buffer_t in[T_RAGGED_TENSORS], out[T_RAGGED_TENSORS], want;
 } blocks_t;
 
 static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
@@ -256,8 +212,10 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
         rank_try(make(&b->in[n], &c, fwd ? REF_X : REF_DY, rank, dtype, i, o->gap, false));
         rank_try(make(&b->out[n], &c, fwd ? REF_Y : REF_DX, rank, dtype, i, o->gap, true));
         bytes += ref_ragged_receives(&c, rank, !fwd) * (int64_t)ref_dtype_size(dtype);
-        rank_try(put(o->where, &b->in[n], &ti[n]));
-        rank_try(put(o->where, &b->out[n], &to[n]));
+        rank_try(t_buffer_put(o->where, &b->in[n]));
+        rank_try(t_buffer_put(o->where, &b->out[n]));
+        ti[n] = b->in[n].t;
+        to[n] = b->out[n].t;
         which[n++] = i;
     }
     colo_comm_stats_t before;
@@ -267,8 +225,7 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
     const colo_tensor_t *pi = none && colo_tensor_count(ti) == 0 ? NULL : ti;
     const colo_tensor_t *po = none && colo_tensor_count(to) == 0 ? NULL : to;
     const colo_stream_t stream = o->where ? o->where->stream : NULL;
-    if (o->where)
-        rank_try(o->where->quiet(o->where->arg));
+    rank_try(t_buffers_quiet(o->where));
     rank_try(fwd ? colo_batch_forward(batch, pi, po, n, stream)
                  : colo_batch_backward(batch, pi, po, n, stream));
     const bool adds = !fwd && adds_up(batch, t);
@@ -277,11 +234,10 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
                         share_a_node(colo_plan_config(colo_batch_plan(batch)),
                                      fwd ? &t->c.dst : &t->c.src, fwd && t->c.full, false, 2);
     rank_check(came(comm, &before, bytes, 1 + (uint64_t)relays + adds, sums, adds));
-    if (o->where)
-        rank_try(o->where->quiet(o->where->arg));
+    rank_try(t_buffers_quiet(o->where));
     for (int32_t k = 0; k < n; k++) {
-        rank_try(get(o->where, &b->in[k]));
-        rank_try(get(o->where, &b->out[k]));
+        rank_try(t_buffer_get(o->where, &b->in[k]));
+        rank_try(t_buffer_get(o->where, &b->out[k]));
     }
     for (int32_t k = 0; k < n; k++) {
         const char *dtype = tensor_of(t, which[k], &c);
@@ -297,11 +253,10 @@ static colo_status_t run_pass(colo_batch_t *batch, const t_ragged_t *t, const t_
             fprintf(stderr, "rank %d: tensor %d %s differs: %s\n", (int)rank, (int)k,
                     fwd ? "forward" : "backward", t_ragged_text(t));
         rank_check(same(&b->out[k], &b->want, sums));
-        free(b->want.raw);
+        t_buffer_free(&b->want);
         rank_try(make(&b->want, &c, fwd ? REF_X : REF_DY, rank, dtype, which[k], o->gap, false));
         rank_check(same(&b->in[k], &b->want, false)); /* never written */
-        free(b->want.raw);
-        b->want.raw = NULL;
+        t_buffer_free(&b->want);
     }
     return COLO_OK;
 }
@@ -311,11 +266,13 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
 {
     blocks_t b = {0};
     const colo_status_t st = run_pass(batch, t, o, comm, pass, &b);
-    for (int k = 0; k < T_RAGGED_TENSORS; k++) {
-        block_free(o->where, &b.in[k]);
-        block_free(o->where, &b.out[k]);
+    for (int k = 0; k < 2 * T_RAGGED_TENSORS; k++) {
+        t_buffer_t *one = k % 2 ? &b.in[k / 2] : &b.out[k / 2];
+        if (one->there) /* the call has failed */
+            o->where->drop(o->where->arg, one->there);
+        t_buffer_free(one);
     }
-    free(b.want.raw);
+    t_buffer_free(&b.want);
     return st;
 }
 
@@ -339,8 +296,7 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
         rank_check(adds ? b.minimum <= most : b.minimum == most);
         rank_check(adds || (sums ? b.recv <= b.minimum : b.recv == b.minimum));
     }
-    if (o->where)
-        rank_try(o->where->quiet(o->where->arg));
+    rank_try(t_buffers_quiet(o->where));
     rank_try(t_ragged_pass(*batch, t, o, comm, COLO_FORWARD));
     return t_ragged_pass(*batch, t, o, comm, COLO_BACKWARD);
 }

@@ -10,23 +10,11 @@
 
 #include <colobridge.h>
 
+#include "harness/bridge_case.h"
 #include "harness/ragged_case.h"
 
 #define T_RAGGED_TENSORS 10
 #define T_RAGGED_FEW 3 /* of a random batch, at most */
-
-/* Where the tensors of calls are, if not in host memory. */
-typedef struct t_ragged_where {
-    void *arg;
-    int32_t device;
-    colo_stream_t stream;
-    /* Memory there with the bytes of @from; back again into @to, when the call has ended. */
-    colo_status_t (*put)(void *arg, const void *from, size_t bytes, void **data);
-    colo_status_t (*get)(void *arg, void *to, const void *data, size_t bytes);
-    void (*drop)(void *arg, void *data);
-    /* No call of any rank runs any more: what waits for a device may follow. */
-    colo_status_t (*quiet)(void *arg);
-} t_ragged_where_t;
 
 typedef struct t_ragged_options {
     int32_t tensors; /* of a call, 1..T_RAGGED_TENSORS: other dtypes and features than the first */
