@@ -10,6 +10,7 @@
 
 #include <colobridge/bootstrap.h>
 
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -26,6 +27,7 @@ typedef struct t_page {
     double seconds[T_FORKED_MAX]; /* from the all-gather to the verdict */
     double gathered[T_FORKED_MAX];
     _Atomic bool noted[T_FORKED_MAX]; /* there is a verdict */
+    pid_t child;                      /* of a rank; the test's */
 } t_page_t;
 
 /* One rank. */
@@ -35,7 +37,7 @@ typedef struct t_forked {
     void (*after)(struct t_forked *me, void *endpoints, size_t bytes); /* the all-gather; or NULL */
 } t_forked_t;
 
-static colo_status_t t_over_page(void *user, const void *send, void *recv, size_t bytes)
+static inline colo_status_t t_over_page(void *user, const void *send, void *recv, size_t bytes)
 {
     t_forked_t *me = user;
     t_page_t *page = me->page;
@@ -56,7 +58,12 @@ static colo_status_t t_over_page(void *user, const void *send, void *recv, size_
     return COLO_OK;
 }
 
-static void t_note(t_forked_t *me, colo_status_t st)
+static inline colo_bootstrap_t t_bootstrap(t_forked_t *me)
+{
+    return (colo_bootstrap_t){me->rank, me->page->size, t_over_page, me};
+}
+
+static inline void t_note(t_forked_t *me, colo_status_t st)
 {
     t_page_t *page = me->page;
     page->seconds[me->rank] = colo_now() - page->gathered[me->rank];
@@ -69,7 +76,7 @@ static void t_note(t_forked_t *me, colo_status_t st)
 /* A whole life: create, a sum of all ranks, destroy. */
 static inline void t_live(t_forked_t *me)
 {
-    colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
+    colo_bootstrap_t b = t_bootstrap(me);
     colo_comm_t *world = NULL;
     float x = 1;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
@@ -81,17 +88,24 @@ static inline void t_live(t_forked_t *me)
     colo_comm_destroy(&world);
 }
 
-/* Runs @fn on @n ranks; the page is there until the next run. */
-static t_page_t *t_fork_ranks(int32_t n, void (*fn)(t_forked_t *me))
+/* A page for @n ranks; it is there until the next one. */
+static inline t_page_t *t_new_page(int32_t n)
 {
     static t_page_t *page;
     if (page)
         munmap(page, sizeof *page);
     page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    pid_t pid[T_FORKED_MAX];
     assert_true(page != MAP_FAILED);
     page->size = n;
     fflush(NULL);
+    return page;
+}
+
+/* Runs @fn on @n ranks, of which @killed, if any, kills itself. */
+static inline t_page_t *t_fork_mortals(int32_t n, void (*fn)(t_forked_t *me), int32_t killed)
+{
+    t_page_t *page = t_new_page(n);
+    pid_t pid[T_FORKED_MAX];
     for (int32_t r = 0; r < n; r++) {
         pid[r] = fork();
         assert_true(pid[r] >= 0);
@@ -105,13 +119,29 @@ static t_page_t *t_fork_ranks(int32_t n, void (*fn)(t_forked_t *me))
     for (int32_t r = 0; r < n; r++) {
         int status = 1;
         assert_int_equal(waitpid(pid[r], &status, 0), pid[r]);
-        if (status != 0)
+        if (status != (r == killed ? SIGKILL : 0))
             fail_msg("rank %d ended with status 0x%x", (int)r, (unsigned)status);
     }
     return page;
 }
 
-static void t_expect(const t_page_t *page, int32_t r, colo_status_t status, const char *text)
+static inline t_page_t *t_fork_ranks(int32_t n, void (*fn)(t_forked_t *me))
+{
+    return t_fork_mortals(n, fn, -1);
+}
+
+/* The same with COLO_TIMEOUT_MS. */
+static inline t_page_t *t_fork_within(int64_t ms, int32_t n, void (*fn)(t_forked_t *me))
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)ms);
+    setenv("COLO_TIMEOUT_MS", text, 1);
+    t_page_t *page = t_fork_ranks(n, fn);
+    unsetenv("COLO_TIMEOUT_MS");
+    return page;
+}
+
+static inline void t_expect(const t_page_t *page, int32_t r, colo_status_t status, const char *text)
 {
     if (page->status[r] != status || !strstr(page->error_message[r], text))
         fail_msg("rank %d: %s: \"%s\", expected %s: \"%s\"", (int)r,
@@ -119,12 +149,16 @@ static void t_expect(const t_page_t *page, int32_t r, colo_status_t status, cons
                  colo_status_name(status), text);
 }
 
+static inline void t_expect_all(const t_page_t *page, colo_status_t status, const char *text)
+{
+    for (int32_t r = 0; r < page->size; r++)
+        t_expect(page, r, status, text);
+}
+
 /* Each of @n ranks notes COLO_OK. */
 static inline void t_all_well(int32_t n, void (*fn)(t_forked_t *me))
 {
-    const t_page_t *page = t_fork_ranks(n, fn);
-    for (int32_t r = 0; r < n; r++)
-        t_expect(page, r, COLO_OK, "");
+    t_expect_all(t_fork_ranks(n, fn), COLO_OK, "");
 }
 
 #endif

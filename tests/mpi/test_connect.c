@@ -37,9 +37,8 @@ static void few_descriptors(t_forked_t *me)
 T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
 {
     bool failed = false, went = false;
-    setenv("COLO_TIMEOUT_MS", "20000", 1);
     for (free_descriptors = 0; free_descriptors <= 40; free_descriptors += went ? 40 : 1) {
-        t_page_t *page = t_fork_ranks(RANKS, few_descriptors);
+        t_page_t *page = t_fork_within(20000, RANKS, few_descriptors);
         const bool all = page->status[1] == COLO_OK;
         for (int32_t r = 0; r < RANKS; r++) {
             if (all)
@@ -52,15 +51,14 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
         }
         failed |= !all;
         went |= all;
-        }
-    unsetenv("COLO_TIMEOUT_MS");
+    }
     assert_true(failed && went);
 }
 
 /* It closes its standard streams, and prints all the same. */
 static void without_streams(t_forked_t *me)
 {
-    colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
+    colo_bootstrap_t b = t_bootstrap(me);
     colo_comm_t *world = NULL;
     for (int fd = 0; fd < 3; fd++)
         close(fd);
@@ -116,9 +114,8 @@ static void on_hosts(t_forked_t *me)
 
 T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
 {
-    setenv("COLO_TIMEOUT_MS", "20000", 1);
     for (lacking = -1; lacking < 3; lacking += 2) {
-        t_page_t *page = t_fork_ranks(3, on_hosts);
+        t_page_t *page = t_fork_within(20000, 3, on_hosts);
         for (int32_t r = 0; r < 3; r++) {
             const char *why = page->error_message[r];
             if (lacking < 0 || r == lacking)
@@ -131,8 +128,7 @@ T_CASE(ranks_of_several_hosts_of_which_one_has_no_ucx_are_told_what_to_install)
                 fail_msg("rank %d: %s", (int)r, why);
             assert_true(page->seconds[r] < 10);
         }
-        }
-    unsetenv("COLO_TIMEOUT_MS");
+    }
 }
 
 /* ---- strangers ---- */
@@ -169,7 +165,7 @@ static void check_doors(t_forked_t *me, void *endpoints, size_t bytes)
 /* Once all have met, no rank takes a call any more. */
 static void check_again(t_forked_t *me)
 {
-    colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
+    colo_bootstrap_t b = t_bootstrap(me);
     colo_comm_t *world = NULL;
     me->after = me->rank == 1 ? check_doors : NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
@@ -184,11 +180,7 @@ static void check_again(t_forked_t *me)
 
 T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)
 {
-    setenv("COLO_TIMEOUT_MS", "3000", 1);
-    t_page_t *page = t_fork_ranks(3, check_again);
-    unsetenv("COLO_TIMEOUT_MS");
-    for (int32_t r = 0; r < 3; r++)
-        t_expect(page, r, COLO_OK, "");
+    t_expect_all(t_fork_within(3000, 3, check_again), COLO_OK, "");
 }
 
 struct hello { /* as connect.c has it */
@@ -256,11 +248,7 @@ static void among_strangers(t_forked_t *me)
 
 T_CASE(strangers_are_not_answered_and_keep_no_rank_out)
 {
-    setenv("COLO_TIMEOUT_MS", "3000", 1);
-    t_page_t *page = t_fork_ranks(2, among_strangers);
-    unsetenv("COLO_TIMEOUT_MS");
-    for (int32_t r = 0; r < 2; r++)
-        t_expect(page, r, COLO_OK, "");
+    t_expect_all(t_fork_within(3000, 2, among_strangers), COLO_OK, "");
 }
 
 /* ---- another version of the library ---- */
@@ -286,9 +274,7 @@ static void of_another_version(t_forked_t *me)
 
 T_CASE(rank_of_another_version_is_a_mismatch_on_all_at_create)
 {
-    t_page_t *page = t_fork_ranks(3, of_another_version);
-    for (int32_t r = 0; r < 3; r++)
-        t_expect(page, r, COLO_ERR_MISMATCH,
+    t_expect_all(t_fork_ranks(3, of_another_version), COLO_ERR_MISMATCH,
                  "library version: rank 1 of 'create_bootstrap' has 0.1.1, rank 0 0.1.0");
 }
 
@@ -330,6 +316,15 @@ static void stay_until(const t_forked_t *me, int32_t n)
             usleep(1000); /* alarm() ends it */
 }
 
+static void never_call(t_forked_t *me)
+{
+    colo_endpoint_t all[3], mine;
+    const int door = play(me, all, &mine);
+    stay_until(me, 2);
+    close(door);
+    t_note(me, COLO_OK);
+}
+
 /* Rank 0, played: takes the first call, answers it a byte a time and late, then leaves. */
 static void answer_and_leave(t_forked_t *me)
 {
@@ -338,15 +333,7 @@ static void answer_and_leave(t_forked_t *me)
     const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0};
     if (me->rank != 0) {
         me->after = as_on_one_host;
-        if (me->rank == 2) { /* it never calls */
-            colo_endpoint_t others[3], endpoint;
-            const int door = play(me, others, &endpoint);
-            stay_until(me, 2);
-            close(door);
-            t_note(me, COLO_OK);
-            return;
-        }
-        t_live(me);
+        (me->rank == 2 ? never_call : t_live)(me);
         return;
     }
     int door = play(me, all, &mine);
@@ -365,9 +352,7 @@ static void answer_and_leave(t_forked_t *me)
 
 T_CASE(rank_that_leaves_before_all_have_met_is_an_error_at_once)
 {
-    setenv("COLO_TIMEOUT_MS", "15000", 1);
-    t_page_t *page = t_fork_ranks(3, answer_and_leave);
-    unsetenv("COLO_TIMEOUT_MS");
+    t_page_t *page = t_fork_within(15000, 3, answer_and_leave);
     t_expect(page, 0, COLO_OK, "");
     t_expect(page, 1, COLO_ERR_PEER, "rank 0 left before all ranks were connected");
     assert_true(page->seconds[1] < 10);
@@ -382,23 +367,13 @@ static void come_later(t_forked_t *me, void *endpoints, size_t bytes)
 /* Rank 0 gives up before rank 1 does; rank 2, played, calls none of them. */
 static void wait_for_one(t_forked_t *me)
 {
-    colo_endpoint_t all[3], mine;
-    if (me->rank < 2) {
-        me->after = come_later;
-        t_live(me);
-        return;
-    }
-    const int door = play(me, all, &mine);
-    stay_until(me, 2);
-    close(door);
-    t_note(me, COLO_OK);
+    me->after = me->rank < 2 ? come_later : NULL;
+    (me->rank < 2 ? t_live : never_call)(me);
 }
 
 T_CASE(ranks_that_met_and_miss_another_all_name_it)
 {
-    setenv("COLO_TIMEOUT_MS", "1000", 1);
-    t_page_t *page = t_fork_ranks(3, wait_for_one);
-    unsetenv("COLO_TIMEOUT_MS");
+    t_page_t *page = t_fork_within(1000, 3, wait_for_one);
     for (int32_t r = 0; r < 2; r++)
         t_expect(page, r, COLO_ERR_TIMEOUT,
                  "has no connection with 1 ranks after 1000 ms; the first is rank 2");
@@ -421,18 +396,14 @@ static void one_ends(t_forked_t *me)
 /* Whether the others call it or it calls them. */
 T_CASE(rank_that_ends_before_it_has_met_any_is_an_error_at_once)
 {
-    char ms[32];
-    snprintf(ms, sizeof ms, "%lld", (long long)t_long_wait());
-    setenv("COLO_TIMEOUT_MS", ms, 1);
     for (ending = 0; ending < 3; ending++) {
         char why[100];
         snprintf(why, sizeof why, "rank %d left before all ranks were connected", (int)ending);
-        t_page_t *page = t_fork_ranks(3, one_ends);
+        t_page_t *page = t_fork_within(t_long_wait(), 3, one_ends);
         for (int32_t r = 0; r < 3; r++)
             if (r != ending)
                 t_expect(page, r, COLO_ERR_PEER, why);
-        }
-    unsetenv("COLO_TIMEOUT_MS");
+    }
 }
 
 static _Atomic bool *shut; /* until then no poll() of this process sees anything; NULL: all do */

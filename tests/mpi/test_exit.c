@@ -2,9 +2,7 @@
 /*
  * test_exit.c - processes that end with communicators: the others hear of it at once, and why.
  */
-#include "mpi/four.h"
-
-#include "comm/comm.h"
+#include "forked.h"
 
 enum way { BY_EXIT, BY_EXIT_AT_ONCE, BY_EXIT_OF_A_CHILD };
 static enum way way;
@@ -24,10 +22,10 @@ static void end(void)
 }
 
 /* Rank 2 ends while rank 3 waits for it in a group of two, and the others in the world. */
-static void one_ends(struct last *last, int32_t me)
+static void one_ends(t_forked_t *forked)
 {
-    struct seat seat = {last, me, 0};
-    colo_bootstrap_t b = {me, 4, over_memory, &seat};
+    const int32_t me = forked->rank;
+    colo_bootstrap_t b = t_bootstrap(forked);
     colo_comm_t *world = NULL, *pair = NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
@@ -36,31 +34,24 @@ static void one_ends(struct last *last, int32_t me)
         st = colo_comm_split_color(world, me / 2, me, &pair);
     if (st == COLO_OK && me == 2)
         end();
-    double begin = colo_now();
     if (st == COLO_OK)
         st = colo_comm_barrier(me >= 2 ? pair : world, NULL);
     if (st == COLO_OK && me >= 2)
         st = colo_comm_barrier(world, NULL);
-    last->seconds[me] = colo_now() - begin;
-    last->status[me] = st;
-    snprintf(last->error_message[me], sizeof last->error_message[me], "%s",
-             st < 0 ? colo_last_error() : "");
+    t_note(forked, st);
     colo_comm_destroy(&pair);
     colo_comm_destroy(&world);
-    _exit(0);
 }
 
 static void expect_on_others(enum way by, colo_status_t status, const char *text)
 {
     way = by;
-    struct last *last = run_four(one_ends, -1);
+    const t_page_t *page = t_fork_ranks(4, one_ends);
     for (int r = 0; r < 4; r++)
-        if ((r != 2 || status == COLO_OK) &&
-            (last->status[r] != status || !strstr(last->error_message[r], text) ||
-             last->seconds[r] > 10))
-            fail_msg("rank %d: %s after %g s: %s", r, colo_status_name(last->status[r]),
-                     last->seconds[r], last->error_message[r]);
-    munmap(last, sizeof *last);
+        if (r != 2 || status == COLO_OK) {
+            t_expect(page, r, status, text);
+            assert_true(page->seconds[r] < 10);
+        }
 }
 
 T_CASE(process_that_exits_with_a_communicator_tells_its_last_error)

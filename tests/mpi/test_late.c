@@ -18,11 +18,7 @@ static void lower_is_late(t_forked_t *me)
 /* The others call rank 0 all the while; they have met each other. */
 T_CASE(rank_may_be_late_by_more_than_half_of_its_deadline)
 {
-    setenv("COLO_TIMEOUT_MS", "12000", 1);
-    t_page_t *page = t_fork_ranks(3, lower_is_late);
-    unsetenv("COLO_TIMEOUT_MS");
-    for (int32_t r = 0; r < 3; r++)
-        t_expect(page, r, COLO_OK, "");
+    t_expect_all(t_fork_within(12000, 3, lower_is_late), COLO_OK, "");
 }
 
 static void come_too_late(t_forked_t *me, void *endpoints, size_t bytes)
@@ -38,9 +34,7 @@ static void lower_is_too_late(t_forked_t *me)
 
 T_CASE(rank_that_is_too_late_fails_like_those_that_waited)
 {
-    setenv("COLO_TIMEOUT_MS", "1000", 1);
-    t_page_t *page = t_fork_ranks(2, lower_is_too_late);
-    unsetenv("COLO_TIMEOUT_MS");
+    t_page_t *page = t_fork_within(1000, 2, lower_is_too_late);
     t_expect(page, 1, COLO_ERR_TIMEOUT, "has no connection with 1 ranks after 1000 ms");
     if (page->status[0] != COLO_ERR_TIMEOUT && page->status[0] != COLO_ERR_PEER)
         fail_msg("rank 0: %s", colo_status_name(page->status[0]));
