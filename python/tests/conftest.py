@@ -18,10 +18,19 @@ if 'COLOBRIDGE_LIBRARY' not in os.environ and (PACKAGE.parent / 'build/src').is_
     os.environ['COLOBRIDGE_LIBRARY'] = str(PACKAGE.parent / 'build/src')
 
 
+def ranks(size):
+    from world import World  # imports torch
+    made = World(size)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope='module')
 def world():
-    """Four ranks; a file that wants others has its own."""
-    from world import World  # imports torch
-    four = World(4)
-    yield four
-    four.close()
+    """Four ranks; a file that wants others than these or a pair has its own."""
+    yield from ranks(4)
+
+
+@pytest.fixture(scope='module')
+def pair():
+    yield from ranks(2)

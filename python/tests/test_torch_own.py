@@ -11,14 +11,7 @@ import torch.distributed as dist  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from test_torch_ragged import column, worked  # noqa: E402
-from world import World, meet  # noqa: E402
-
-
-@pytest.fixture(scope='module')
-def pair():
-    two = World(2)
-    yield two
-    two.close()
+from world import meet  # noqa: E402
 
 
 ROWS = [[1., 2., 3.], [21., 22., 23., 24., 25.]]

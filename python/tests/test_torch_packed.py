@@ -17,17 +17,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from world import World, meet  # noqa: E402
+from world import meet  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get('T_SEED', '1'))
-
-
-@pytest.fixture(scope='module')
-def four():
-    ranks = World(4)
-    yield ranks
-    ranks.close()
 
 
 # ---- by hand: which rank has a position ----
@@ -108,8 +101,8 @@ def on_processes(rank, seeds):
     relayouts(rank, 4, dist.group.WORLD, seeds)
 
 
-def test_relayouts_on_processes_are_those_by_hand(four):
-    four.run(on_processes, range(SEED + 100, SEED + 140))
+def test_relayouts_on_processes_are_those_by_hand(world):
+    world.run(on_processes, range(SEED + 100, SEED + 140))
 
 
 # ---- groups, dense tensors ----
@@ -122,8 +115,8 @@ def pairs_of_ranks(rank):
             relayouts(sorted(ranks).index(rank), 2, groups[which], range(SEED + 200 + which, SEED + 210 + which))
 
 
-def test_a_group_counts_its_ranks_from_zero(four):
-    four.run(pairs_of_ranks)
+def test_a_group_counts_its_ranks_from_zero(world):
+    world.run(pairs_of_ranks)
 
 
 def dense(rank):
@@ -148,8 +141,8 @@ def dense(rank):
                        whole[:1, rows_of([8, 8], 'block', 4, rank)])
 
 
-def test_dense_tensors_are_samples_of_one_length(four):
-    four.run(dense)
+def test_dense_tensors_are_samples_of_one_length(world):
+    world.run(dense)
 
 
 def written_again(rank):
@@ -167,8 +160,8 @@ def written_again(rank):
         assert torch.equal(y, part(whole, lengths, 'block', 4, rank)), lengths
 
 
-def test_lengths_that_are_written_again_are_read_again(four):
-    four.run(written_again)
+def test_lengths_that_are_written_again_are_read_again(world):
+    world.run(written_again)
 
 
 # ---- packings ----
@@ -210,8 +203,8 @@ def dealt(rank):
     carry.destroy()
 
 
-def test_each_sequence_may_have_ranks_of_its_own(four):
-    four.run(dealt)
+def test_each_sequence_may_have_ranks_of_its_own(world):
+    world.run(dealt)
 
 
 def replicas(rank):
@@ -225,8 +218,8 @@ def replicas(rank):
     carry.destroy()
 
 
-def test_sequences_move_between_replicas(four):
-    four.run(replicas)
+def test_sequences_move_between_replicas(world):
+    world.run(replicas)
 
 
 # ---- segments ----
@@ -256,8 +249,8 @@ def images(rank):
     carry.destroy()
 
 
-def test_segments_of_a_packing_arrive_on_its_ranks(four):
-    four.run(images)
+def test_segments_of_a_packing_arrive_on_its_ranks(world):
+    world.run(images)
 
 
 # ---- autograd ----
@@ -312,8 +305,8 @@ def autograd(rank):
     carry.destroy()
 
 
-def test_gradients_return_by_the_same_path(four):
-    four.run(autograd)
+def test_gradients_return_by_the_same_path(world):
+    world.run(autograd)
 
 
 class Gathered(torch.autograd.Function):
@@ -360,8 +353,8 @@ def checked(rank, dst):
 
 
 @pytest.mark.parametrize('dst', ['block', 'whole', 'heads'])
-def test_gradients_are_those_of_finite_differences(four, dst):
-    four.run(checked, dst)
+def test_gradients_are_those_of_finite_differences(world, dst):
+    world.run(checked, dst)
 
 
 # ---- the example, the page ----
@@ -376,9 +369,9 @@ def example():
     return made
 
 
-def test_a_hybrid_layer_has_the_gradients_of_one_rank(four):
+def test_a_hybrid_layer_has_the_gradients_of_one_rank(world):
     # fp64, and sums of at most a few hundred terms in another order: some 1e-14 of the largest
-    assert all(worst < 1e-12 for of_rank in four.run(hybrid) for worst in of_rank)
+    assert all(worst < 1e-12 for of_rank in world.run(hybrid) for worst in of_rank)
 
 
 def page(rank):
@@ -400,8 +393,8 @@ def page(rank):
     assert torch.equal(hidden.grad, torch.full_like(hidden, 3))
 
 
-def test_the_lines_of_the_page_run_as_they_stand(four):
-    four.run(page)
+def test_the_lines_of_the_page_run_as_they_stand(world):
+    world.run(page)
 
 
 # ---- bad input ----
@@ -455,8 +448,8 @@ def refused(rank):
         cb.Packing([0, 4], cp=[1, 2])
 
 
-def test_bad_input_is_refused_on_all_ranks(four):
-    four.run(refused)
+def test_bad_input_is_refused_on_all_ranks(world):
+    world.run(refused)
 
 
 def other_lengths(rank):
@@ -466,5 +459,5 @@ def other_lengths(rank):
     assert swap(part(torch.zeros(24, 1), LENGTHS, 'zigzag', 4, rank)).shape == (6, 1)
 
 
-def test_ranks_with_other_lengths_hear_of_the_table(four):
-    four.run(other_lengths)
+def test_ranks_with_other_lengths_hear_of_the_table(world):
+    world.run(other_lengths)

@@ -12,16 +12,8 @@ import torch.distributed as dist  # noqa: E402
 import colobridge as cb  # noqa: E402
 from ragged_case import Case  # noqa: E402
 from test_torch_ragged import bridge_of, column, sharded, worked  # noqa: E402
-from world import World  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
-
-
-@pytest.fixture(scope='module')
-def pair():
-    two = World(2)
-    yield two
-    two.close()
 
 
 def added(case, rank, G, text):

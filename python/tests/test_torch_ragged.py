@@ -20,16 +20,9 @@ import colobridge.torch as ct  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
 from host_pool import reached  # noqa: E402
 from ragged_case import TEXT, Case, carried  # noqa: E402
-from world import World, meet  # noqa: E402
+from world import meet  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
-
-
-@pytest.fixture(scope='module')
-def pair():
-    two = World(2)
-    yield two
-    two.close()
 
 
 def bridge_of(case, group, **options):

@@ -16,16 +16,8 @@ import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from colobridge.torch import ticket  # noqa: E402
 from ragged_case import Case, carried  # noqa: E402
-from world import World  # noqa: E402
 
 LAYOUTS = 'tp=2,dp=2', 'cp=2,dp=2'
-
-
-@pytest.fixture(scope='module')
-def world():
-    four = World(4)
-    yield four
-    four.close()
 
 
 class Halves:
