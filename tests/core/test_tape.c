@@ -337,44 +337,40 @@ T_CASE(after_backward_only_reset_helps)
 T_CASE(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing)
 {
     colo_tensor_t t = vec(some), ints = t, gone = t, device = t;
-    colo_value_t out = 77, far = 5, x;
-    x = leaf();
+    colo_value_t out = 77, far = 5, before = -2, x = leaf();
+    int id = 0;
     ints.dtype = COLO_I64;
     gone.data = NULL;
     device.mem = (colo_mem_t)7;
-#define REFUSED(id, name, in, nin, o, nout, outs, saved, nsaved, fn, status, text)                \
-    do {                                                                                          \
-        assert_fails(colo_tape_record(                                                            \
-                         tape, &(colo_tape_record_t){name, in, nin, o, nout, outs, saved, nsaved, \
-                                                     fn, linear(id, 'r', 1, 1, 1), free_linear}), \
-                     status, text);                                                               \
-        assert_int_equal(freed[id], 1);                                                           \
-        assert_int_equal(out, 77);                                                                \
+#define REFUSED(change, text)                                                                   \
+    do {                                                                                        \
+        colo_tape_record_t r = {                                                                \
+            "n",        &x, 1, &t, 1, &out, NULL, 0, linear_backward, linear(id, 'r', 1, 1, 1), \
+            free_linear};                                                                       \
+        change;                                                                                 \
+        assert_fails(colo_tape_record(tape, &r), COLO_ERR_ARG, text);                           \
+        assert_int_equal(freed[id++], 1);                                                       \
+        assert_int_equal(out, 77);                                                              \
     } while (0)
-    REFUSED(0, "n", &far, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
-            "record 'n': input 0 is value 5, the tape has 1");
-    far = -2;
-    REFUSED(1, "n", &far, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "is value -2");
-    REFUSED(2, "n", &x, -1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "-1 inputs");
-    REFUSED(3, "n", &x, 1, &t, 0, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "0 outputs");
-    REFUSED(4, "n", &x, 1, &t, 1, &out, NULL, -1, linear_backward, COLO_ERR_ARG, "-1 saved");
-    REFUSED(5, NULL, &x, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "name is NULL");
-    REFUSED(6, "n", NULL, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "in is NULL");
-    REFUSED(7, "n", &x, 1, NULL, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "out is NULL");
-    REFUSED(8, "n", &x, 1, &t, 1, NULL, NULL, 0, linear_backward, COLO_ERR_ARG,
-            "out_values is NULL");
-    REFUSED(9, "n", &x, 1, &t, 1, &out, NULL, 1, linear_backward, COLO_ERR_ARG, "saved is NULL");
-    REFUSED(10, "n", &x, 1, &t, 1, &out, NULL, 0, NULL, COLO_ERR_ARG, "backward is NULL");
-    REFUSED(11, "n", &x, 1, &ints, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
-            "record 'n': output 0: output: dtype i64 has no gradient");
-    REFUSED(12, "n", &x, 1, &gone, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "data is NULL");
-    REFUSED(13, "n", &x, 1, &device, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
-            "memory kind 7 is unknown");
+    REFUSED(r.in = &far, "record 'n': input 0 is value 5, the tape has 1");
+    REFUSED(r.in = &before, "is value -2");
+    REFUSED(r.nin = -1, "-1 inputs");
+    REFUSED(r.nout = 0, "0 outputs");
+    REFUSED(r.nsaved = -1, "-1 saved");
+    REFUSED(r.name = NULL, "name is NULL");
+    REFUSED(r.in = NULL, "in is NULL");
+    REFUSED(r.out = NULL, "out is NULL");
+    REFUSED(r.out_values = NULL, "out_values is NULL");
+    REFUSED(r.nsaved = 1, "saved is NULL");
+    REFUSED(r.backward = NULL, "backward is NULL");
+    REFUSED(r.out = &ints, "record 'n': output 0: output: dtype i64 has no gradient");
+    REFUSED(r.out = &gone, "data is NULL");
+    REFUSED(r.out = &device, "memory kind 7 is unknown");
 #undef REFUSED
     assert_fails(
-        t_node(NULL, "n", &x, 1, &t, &out, linear_backward, linear(14, 'r', 1, 1, 1), free_linear),
+        t_node(NULL, "n", &x, 1, &t, &out, linear_backward, linear(id, 'r', 1, 1, 1), free_linear),
         COLO_ERR_ARG, "tape is NULL");
-    assert_int_equal(freed[14], 1);
+    assert_int_equal(freed[id], 1);
     assert_fails(colo_tape_record(tape, NULL), COLO_ERR_ARG, "record is NULL");
     assert_int_equal(leaf(), 1); /* nothing was appended in between */
 }
