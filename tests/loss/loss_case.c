@@ -132,6 +132,41 @@ void loss_case_free(loss_case_t *c)
     }
 }
 
+void loss_case_take(loss_case_t *c, const loss_case_t *from, int64_t lo, int64_t hi)
+{
+    uint64_t rng = 1;
+    const size_t n = (size_t)(hi - lo), row = (size_t)from->vocab * sizeof *c->z;
+    loss_case_init(c, from->ranks, hi - lo, from->vocab, from->dtype, 1, &rng);
+    c->config = from->config;
+    c->row_gap = from->row_gap;
+    memcpy(c->no_up, from->no_up, sizeof c->no_up);
+    memcpy(c->start, from->start, sizeof c->start);
+    memcpy(c->columns, from->columns, sizeof c->columns);
+    memcpy(c->z, from->z + lo * c->vocab, n * row);
+    memcpy(c->targets, from->targets + lo, n * sizeof *c->targets);
+    for (int k = 0; k < 3; k++)
+        memcpy(c->up[k], from->up[k] + lo, n * sizeof *c->up[k]);
+}
+
+void loss_case_same(const loss_case_t *c, const loss_case_t *whole, int64_t lo, const char *label)
+{
+    const size_t n = (size_t)c->tokens, row = (size_t)c->vocab * sizeof *c->dz;
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            if (memcmp(c->out[r][k], whole->out[0][k] + lo, n * sizeof(double)) != 0)
+                fail_msg("%s: %s, W %d, rank %d, tokens from %d: output %d differs", label,
+                         colo_dtype_name(c->dtype), (int)c->ranks, r, (int)lo, k);
+        assert_memory_equal(c->correct[r], whole->correct[0] + lo, n);
+        if (c->tokens == whole->tokens &&
+            (c->n_valid[r] != whole->n_valid[0] || c->n_invalid[r] != whole->n_invalid[0]))
+            fail_msg("%s: rank %d counts %d valid tokens, expected %d", label, r,
+                     (int)c->n_valid[r], (int)whole->n_valid[0]);
+    }
+    if (memcmp(c->dz, whole->dz + lo * c->vocab, n * row) != 0)
+        fail_msg("%s: %s, W %d, tokens from %d: the gradient differs", label,
+                 colo_dtype_name(c->dtype), (int)c->ranks, (int)lo);
+}
+
 void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};

@@ -49,6 +49,11 @@ typedef struct loss_case {
 void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab,
                     colo_dtype_t dtype, double spread, uint64_t *rng);
 void loss_case_free(loss_case_t *c);
+/* Tokens [lo, hi) of @from, with its config and shards. */
+void loss_case_take(loss_case_t *c, const loss_case_t *from, int64_t lo, int64_t hi);
+/* The tokens of @c, which are those from @lo on of @whole, have its bits on every rank; fails the
+ * running test. */
+void loss_case_same(const loss_case_t *c, const loss_case_t *whole, int64_t lo, const char *label);
 void loss_case_shard(loss_case_t *c, shard_kind_t kind);
 /* Forward and backward on all ranks; 0 <= W = ranks. */
 colo_status_t loss_case_run(loss_case_t *c);

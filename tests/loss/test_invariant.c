@@ -22,33 +22,11 @@ static void shard(loss_case_t *c)
 }
 
 /* Tokens [lo, hi) of @from on @ranks. */
-static void take(loss_case_t *c, const loss_case_t *from, int32_t ranks, int64_t lo, int64_t hi)
+static void take(loss_case_t *c, loss_case_t from, int32_t ranks, int64_t lo, int64_t hi)
 {
-    uint64_t rng = 1;
-    loss_case_init(c, ranks, hi - lo, from->vocab, from->dtype, 1, &rng);
-    c->config = from->config;
+    from.ranks = ranks;
+    loss_case_take(c, &from, lo, hi);
     shard(c);
-    const size_t n = (size_t)(hi - lo);
-    memcpy(c->z, from->z + lo * c->vocab, n * (size_t)c->vocab * sizeof *c->z);
-    memcpy(c->targets, from->targets + lo, n * sizeof *c->targets);
-    for (int k = 0; k < 3; k++)
-        memcpy(c->up[k], from->up[k] + lo, n * sizeof *c->up[k]);
-}
-
-/* The tokens of @c, which are those from @lo on of @whole, have its bits on every rank. */
-static void same_bits(const loss_case_t *c, const loss_case_t *whole, int64_t lo)
-{
-    const size_t n = (size_t)c->tokens;
-    for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
-            if (memcmp(c->out[r][k], whole->out[0][k] + lo, n * sizeof(double)) != 0)
-                fail_msg("%s, W %d, rank %d, tokens from %d: output %d differs",
-                         colo_dtype_name(c->dtype), (int)c->ranks, r, (int)lo, k);
-        assert_memory_equal(c->correct[r], whole->correct[0] + lo, n);
-    }
-    if (memcmp(c->dz, whole->dz + lo * c->vocab, n * (size_t)c->vocab * sizeof(double)) != 0)
-        fail_msg("%s, W %d, tokens from %d: the gradient differs", colo_dtype_name(c->dtype),
-                 (int)c->ranks, (int)lo);
 }
 
 static void check(loss_case_t *one)
@@ -59,15 +37,15 @@ static void check(loss_case_t *one)
     loss_case_compare(one, "segments");
     for (int w = 0; w < 4; w++) {
         loss_case_t c;
-        take(&c, one, worlds[w], 0, TOKENS);
+        take(&c, *one, worlds[w], 0, TOKENS);
         c.config.chunk_size = w;
         assert_ok(loss_case_run(&c));
-        same_bits(&c, one, 0);
+        loss_case_same(&c, one, 0, "segments");
         loss_case_free(&c);
         for (int g = 0; g < GROUPS; g++) {
-            take(&c, one, worlds[w], cuts[g], cuts[g + 1]);
+            take(&c, *one, worlds[w], cuts[g], cuts[g + 1]);
             assert_ok(loss_case_run(&c));
-            same_bits(&c, one, cuts[g]);
+            loss_case_same(&c, one, cuts[g], "segments");
             loss_case_free(&c);
         }
     }
