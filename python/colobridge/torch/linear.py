@@ -21,7 +21,7 @@ from ..tensor import torch_dtype
 from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary, partitioned
 from .linear_plan import LinearPlan
-from .logprob import MEMBERS, NAMES, _config, _control, per_token, segment_of, shard, targets_for
+from .logprob import MEMBERS, NAMES, _check_target, _config, _control, per_token, segment_of, shard, targets_for
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ranks import alone
 from .ready import scalars, table
@@ -350,17 +350,8 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     shape = list(hidden.shape[:-1])
     if scatter and shape:
         shape[0] *= comm.size
-    if list(target.shape) != shape:
-        raise ArgumentError("%s: target is %s, expected %s, %s"
-                            % (what, list(target.shape), shape,
-                               "hidden's first axis times the group's %d ranks" % comm.size
-                               if scatter else "hidden's shape without the last axis"))
-    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
-        raise ArgumentError("%s: target is of %s, expected an integer dtype"
-                            % (what, target.dtype))
-    if target.device != hidden.device:
-        raise ArgumentError("%s: target is on %s, hidden is on %s"
-                            % (what, target.device, hidden.device))
+    _check_target(what, target, shape, "hidden's first axis times the group's %d ranks" % comm.size if scatter else
+                 "hidden's shape without the last axis", hidden.device, 'hidden is')
     rows_here = weight.shape[0] if head_comm is None else head_rows
     assert rows_here is not None
     if head_comm is not None and flat:

@@ -359,22 +359,25 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
     return logits, target, (plan, comm, torch.is_grad_enabled())
 
 
+def _check_target(what: str, target: Any, shape: list[int], why: str, device: Any, source: str) -> None:
+    """ValueError, if it does not fit what the loss is of."""
+    import torch
+    if list(target.shape) != shape:
+        raise ArgumentError("%s: target is %s, expected %s, %s" % (what, list(target.shape), shape, why))
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
+        raise ArgumentError("%s: target is of %s, expected an integer dtype" % (what, target.dtype))
+    if target.device != device:
+        raise ArgumentError("%s: target is on %s, %s on %s" % (what, target.device, source, device))
+
+
 def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
           columns: tuple[int | None, int | None, int | None], in_place: bool,
           members: dict[str, Any], kind: type, support: Support | None) -> tuple[LogprobPlan, bool]:
     """(the plan of calls with such arguments, whether their logits have to be copied); checks them."""
-    import torch
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
         raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
                             % (what, list(logits.shape), logits.dtype))
-    if target.shape != logits.shape[:-1]:
-        raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last "
-                            "axis" % (what, list(target.shape), list(logits.shape[:-1])))
-    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
-        raise ArgumentError("%s: target is of %s, expected an integer dtype" % (what, target.dtype))
-    if target.device != logits.device:
-        raise ArgumentError("%s: target is on %s, logits are on %s"
-                            % (what, target.device, logits.device))
+    _check_target(what, target, list(logits.shape[:-1]), "the logits' shape without the last axis", logits.device, 'logits are')
     start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)
     read, rows = rows_of(logits)
     config = _config(start, vocab, order=rows.order, **segment_of(members, vocab),
