@@ -210,15 +210,18 @@ class _Ready:
             out.append(t)
         return out
 
-    def work(self, which: int) -> tuple[Any, int]:
-        """(what holds it, address) of a pass's workspace"""
+    def run(self, function: Any, which: int, *addresses: Any) -> None:
+        """A pass in C, with its workspace."""
         size = self.sizes.get(which)
         if size is None:
             size = self.sizes[which] = self.core.workspace(which, self.plan.rows.count,
                                                            self.plan.max_valid)
-        if size <= _HOST_WORKSPACE and not self.plan.cuda:
-            return None, self.core.on_host.of(size)
-        return _workspace(size, self.plan.device)
+        work, workspace = (None, self.core.on_host.of(size)) if size <= _HOST_WORKSPACE and not self.plan.cuda else \
+            _workspace(size, self.plan.device)
+        status = function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None)
+        del work
+        if status < 0:
+            raise failed(status)
 
     def gradients(self, weight: Any, bias: Any, main: Any, shared: Any = None) -> tuple[Any, Any, Any]:
         """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to; @shared: weight's,
@@ -249,18 +252,13 @@ class _Ready:
     def forward(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
                 backward: bool) -> tuple[list[Any], Any, Any]:
         """(outputs, the buffer that backward needs, as a tensor, or memory that is no tensor)"""
-        plan = self.plan
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out = self.outputs()
-            work, workspace = self.work(s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE)
             kept, small, buffer = self.keep() if backward else (None, None, None)
-            status = self.run_forward(
-                self.core.linear, self.at_batch, self.at_out, self.at_made if backward else None,
-                buffer, workspace, stream_of(plan.device) if plan.cuda else None)
-            if status < 0:
-                raise failed(status)
-        del held, work
+            self.run(self.run_forward, s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE, self.at_batch, self.at_out,
+                     self.at_made if backward else None, buffer)
+        del held
         return out, kept, small
 
     def keep(self) -> tuple[Any, Any, Any]:
@@ -287,18 +285,14 @@ class _Ready:
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out, at_out = ([], self.at_sums) if plan.unseen else (self.outputs(), self.at_out)
             losses = self.place(out, group)
-            work, workspace = self.work(s.LINEAR_FORWARD)
             kept, small, buffer = self.keep()
             shared = None
             if self.share:
                 memory, self.made.d_weight = _workspace(plan.shared, plan.device)
                 shared = memory.narrow(0, self.made.d_weight - memory.data_ptr(), plan.shared).view(
                     plan.d_dtype).view(plan.new_weight.shape)
-            status = self.run_early(self.core.linear, self.at_batch, self.at_whole, at_out, self.at_made,
-                                    buffer, workspace, stream_of(plan.device) if plan.cuda else None)
-            if status < 0:
-                raise failed(status)
-        del held, work
+            self.run(self.run_early, s.LINEAR_FORWARD, self.at_batch, self.at_whole, at_out, self.at_made, buffer)
+        del held
         return out, losses, kept, small, shared
 
     def backward(self, comm: Comm, saved: Any, small: Any, upstream: Any, main: Any,
@@ -331,13 +325,8 @@ class _Ready:
                 kept = _moved(kept, self.kept_size)
                 self.saved.memory = kept.data_ptr()
             self.saved.valid = True
-            work, workspace = self.work(s.LINEAR_BACKWARD)
-            status = self.run_backward(
-                self.core.linear, self.at_saved, self.at_upstream, self.at_grads, workspace,
-                stream_of(plan.device) if plan.cuda else None)
-            if status < 0:
-                raise failed(status)
-        del held, work
+            self.run(self.run_backward, s.LINEAR_BACKWARD, self.at_saved, self.at_upstream, self.at_grads)
+        del held
         return grads
 
     def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
@@ -351,9 +340,7 @@ class _Ready:
         with self.core.lock:
             self.whole.d_loss = None if weights is None else weights.data_ptr()
             held = self.bind(comm, hidden, weight, bias, target, View.point)
-            out, at_out = [], self.at_sums
-            if not plan.unseen:
-                out, at_out = self.outputs(), self.at_out
+            out, at_out = ([], self.at_sums) if plan.unseen else (self.outputs(), self.at_out)
             losses = self.place(out, group)
             grads = self._in_one_pass(weight, bias, self.at_whole, at_out, None if by is None else main)
         del held
@@ -371,12 +358,7 @@ class _Ready:
     def _in_one_pass(self, weight: Any, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, Any, Any]:
         """Outputs and gradients of what bind() was told."""
         grads = self.gradients(weight, bias, main)
-        work, workspace = self.work(s.LINEAR_LOSS)
-        status = self.run_loss(self.core.linear, self.at_batch, upstream, out, self.at_grads, workspace,
-                               stream_of(self.plan.device) if self.plan.cuda else None)
-        if status < 0:
-            raise failed(status)
-        del work
+        self.run(self.run_loss, s.LINEAR_LOSS, self.at_batch, upstream, out, self.at_grads)
         return grads
 
     def place(self, out: list[Any], group: Comm) -> Any:
