@@ -12,15 +12,15 @@ import functools
 from typing import Any, NamedTuple
 
 from .. import _structs as s
-from .._lib import call, lib
+from .._lib import call
 from ..errors import ArgumentError
 from . import ranks as groups
 from .logprob import LogprobPlan, NAMES, _control, function, planned, real_of, shard
-from .nll import across
+from .nll import _weighted, across
 from .ranks import alone
-from .ready import SLACK, View, aligned, entry, failed, like, scalars, table
+from .ready import View, like, scalars, table
 from .rows import Rows, rows_of
-from .tensors import checked, eager, once, operator, stream_of
+from .tensors import checked, eager, once, operator
 
 _NONE_IGNORED = -2**63  # no id has this number
 
@@ -308,14 +308,7 @@ class _Sum:
             d = torch.empty_like(values) if keeps else None
             tensors = [None if t is None else checked(t.reshape(-1), what) for t, what in (
                 (values, 'values'), (weights, 'weights'), (mask, 'mask'), (d, 'd_values'))]
-            memory = torch.empty(SLACK + lib().colo_loss_weighted_workspace_size(comm.size) // 8 + 4,
-                               dtype=torch.float64, device=values.device)
-            out = torch.empty(4, dtype=torch.float64, device=values.device)  # colo_weighted_t
-            addresses = [None if t is None else c.addressof(t) for t in tensors]
-            status = entry('colo_loss_weighted_sum')(
-                *addresses[:3], comm.handle, out.data_ptr(), addresses[3], aligned(memory.data_ptr()), stream_of(values.device))
-            if status < 0:
-                raise failed(status)
+            out = _weighted(comm, values.device, *tensors)
         num, weight, _, value = out.unbind()
         den = out.view(torch.int64)[2]
         if keeps:

@@ -40,6 +40,21 @@ def _parts(ranks: int) -> int:
     return lib().colo_loss_weighted_workspace_size(ranks)
 
 
+def _weighted(comm: Comm, device: Any, *tensors: s.Tensor | None) -> Any:
+    """Num, weight, den, which is an i64, and value (colo_weighted_t) as one tensor of fp64. tensors: values, their weights,
+    mask and d_values, or None."""
+    import torch
+    parts, (values, weights, mask, d_values) = _parts(comm.size), [
+        None if t is None else c.addressof(t) for t in (*tensors, None, None)[:4]]
+    memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=device)
+    address = aligned(memory.data_ptr())
+    status = entry('colo_loss_weighted_sum')(values, weights, mask, comm.handle, address + parts, d_values, address,
+                                             stream_of(device))
+    if status < 0:
+        raise failed(status)
+    return memory.narrow(0, (address + parts - memory.data_ptr()) // 8, 4)
+
+
 class MeanCall:
     """The C structs of one sum or mean under way."""
     __slots__ = ('losses', 'out', 'upstream', 'at_losses', 'at_out')
@@ -54,7 +69,7 @@ class Mean:
     """Sums and means of @count losses of dtype @real on a device, and their gradients. Addresses: n_valid
     of the losses, factor where what backward needs is left."""
     __slots__ = ('losses', 'value', 'wide', 'factor', 'bytes', 'device', 'cuda', 'empty_like', 'run_forward',
-                 'run_backward', 'run_weighted')
+                 'run_backward')
 
     def __init__(self, count: int, real: Any, device: Any):
         import torch
@@ -67,7 +82,6 @@ class Mean:
         self.device, self.empty_like = device, torch.empty_like
         self.run_forward, self.run_backward = (entry('colo_loss_mean_forward'),
                                                entry('colo_loss_mean_backward'))
-        self.run_weighted = entry('colo_loss_weighted_sum')
 
     def workspace(self, comm: Comm) -> int:
         return _parts(comm.size)
@@ -93,24 +107,12 @@ class Mean:
         """(value, num, den, d value / d num, fp64) of losses that count as much as @weights [T], which are
         of their dtype"""
         import torch
-        try:
+        with groups.telling(comm):
             values, weigh = (s.Tensor.from_buffer_copy(self.losses) for _ in range(2))
             values.data, weigh.data = losses, weights.data_ptr()
-            parts = self.workspace(comm)
-            memory = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=self.device)
-            address = aligned(memory.data_ptr())
-            status = self.run_weighted(
-                c.addressof(values), c.addressof(weigh), None, comm.handle, address + parts, None, address,
-                stream_of(self.device) if self.cuda else None)
-            if status < 0:
-                raise failed(status)
-            first = (address + parts - memory.data_ptr()) // 8  # colo_weighted_t: num, weight, den, value
-            num, den = memory[first].clone(), memory[first + 1].clone()
+            num, den, _, _ = _weighted(comm, self.device, values, weigh).unbind()
             factor = torch.where(den > 0, 1 / den, 1.0) if mean else torch.ones_like(den)
-            return (num * factor).to(self.value.dtype), num, den, factor
-        except BaseException as why:
-            groups.heard(comm, why)
-            raise
+            return (num * factor).to(self.value.dtype), num.clone(), den.clone(), factor
 
     def backward(self, now: MeanCall, factor: int, d_value: Any, d_num: Any, d_losses: int) -> None:
         """The gradient of each loss: one number for all. It is that of the whole as it is, for each
