@@ -226,13 +226,19 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
 }
 
 /* sum[i] = row[i], or sum[i] + row[i] */
-static void add_row(float *sum, const void *row, int64_t step, colo_dtype_t dtype, bool first,
-                    int64_t n)
+COLO_INLINE void add_row(colo_dtype_t dtype, float *sum, const void *row, int64_t step, bool first,
+                         int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         const float x = (float)colo_scalar_get(dtype, row, i * step);
         sum[i] = first ? x : sum[i] + x;
     }
+}
+
+COLO_INLINE void put_row(colo_dtype_t dtype, void *row, int64_t step, const float *sum, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        colo_scalar_put(dtype, row, i * step, sum[i]);
 }
 
 static colo_status_t mixed_sum(const colo_mixed_sum_t *sums)
@@ -250,12 +256,13 @@ static colo_status_t mixed_sum(const colo_mixed_sum_t *sums)
                 const int64_t left = sums->to.extent[2] - first,
                               count = left < PIECE ? left : PIECE;
                 for (int32_t k = 0; k < sums->n; k++)
-                    add_row(sum,
-                            at(&sums->from[k], i, j, first, colo_dtype_size(sums->from_dtype[k])),
-                            sums->from[k].stride[2], sums->from_dtype[k], k == 0, count);
-                char *to = at(&sums->to, i, j, first, colo_dtype_size(sums->dtype));
-                for (int64_t k = 0; k < count; k++)
-                    colo_scalar_put(sums->dtype, to, k * sums->to.stride[2], sum[k]);
+                    COLO_FOR_FLOAT(sums->from_dtype[k], add_row, sum,
+                                   at(&sums->from[k], i, j, first,
+                                      colo_dtype_size(sums->from_dtype[k])),
+                                   sums->from[k].stride[2], k == 0, count)
+                COLO_FOR_FLOAT(sums->dtype, put_row,
+                               at(&sums->to, i, j, first, colo_dtype_size(sums->dtype)),
+                               sums->to.stride[2], sum, count)
             }
     return COLO_OK;
 }
