@@ -107,10 +107,15 @@ def ways_of(carry, x, a, b, c, backward, spare):
         between = Product.apply(one)
         z = begun.finish()
 
+        for made in (y, z):  # of which backward needs the shape: their memory is what d_x goes to
+            made.data = made.new_empty(1).expand(made.shape)
+
         def bridge():
+            state.clear()
             state['y'], = torch.autograd.grad(y, leaf, d_y, retain_graph=True)
 
         def halves():
+            state.clear()
             state['y'], _ = torch.autograd.grad((z, between), (leaf, one), (d_y, torch.ones_like(between)),
                                                 retain_graph=True)
 
