@@ -5,14 +5,22 @@
  *
  * To free memory of a device waits for all that the device does. If a kernel never ends there,
  * destroying an object would hang; so that runs in such a thread, too.
+ *
+ * exit() ends CUDA and NCCL. A thread that is in a call of theirs would end the process by a
+ * signal, so exit() waits for such threads before, for a moment: one may never come back.
  */
 #include "core/helper.h"
 
 #include "core/env.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 static const double ASK_SECONDS = 20e-3;
+static const double EXIT_SECONDS = 1.0; /* for threads that were left, at most */
+
+static _Atomic int32_t alone; /* threads that were left and have not come back */
+static pid_t process;         /* that has them: a child of fork() does not */
 
 double colo_now(void)
 {
@@ -37,6 +45,28 @@ static void job_free(struct job *job)
     free(job);
 }
 
+static void at_exit(void)
+{
+    const double end = colo_now() + EXIT_SECONDS;
+    while (alone > 0 && getpid() == process && colo_now() < end)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void watch_exit(void)
+{
+    process = getpid();
+    (void)atexit(at_exit);
+}
+
+/* The caller goes on without the thread. */
+static void leave(struct job *job)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_exit);
+    job->left = true;
+    alone++;
+}
+
 static void *job_main(void *arg)
 {
     struct job *job = arg;
@@ -48,8 +78,10 @@ static void *job_main(void *arg)
     pthread_mutex_unlock(&job->lock);
     if (left && job->abandon)
         job->abandon->end(job->arg);
-    if (left)
+    if (left) {
         job_free(job);
+        alone--;
+    }
     return NULL;
 }
 
@@ -109,7 +141,8 @@ colo_status_t colo_run_for(double seconds, bool (*ends)(const void *of), const v
             break;
     }
     bool finished = job->finished;
-    job->left = !finished;
+    if (!finished)
+        leave(job);
     if (!finished && abandon)
         abandon->is_set = true;
     pthread_mutex_unlock(&job->lock);
@@ -124,8 +157,10 @@ bool colo_run_apart(void (*fn)(void *arg), void *arg)
     struct job *job = job_new(fn, NULL, arg);
     if (!job)
         return false;
-    job->left = true;
-    return job_start(job);
+    leave(job);
+    const bool started = job_start(job);
+    alone -= !started;
+    return started;
 }
 
 /* ---- what waits for a device ---- */
