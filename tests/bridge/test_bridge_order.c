@@ -8,11 +8,6 @@
 
 #include "harness/bridge_case.h"
 
-typedef struct order {
-    t_case_t c;
-    int32_t odd; /* the rank whose calls differ */
-} order_t;
-
 /* A stand whose ranks have made a step, none of which is still on the way. */
 static colo_status_t after_a_step(t_stand_t *s, const t_case_t *c, colo_comm_t *world)
 {
@@ -29,39 +24,28 @@ static colo_status_t not_told(colo_status_t st, int line)
 
 /* ---- two bridges of one shape ---- */
 
-static colo_status_t two_bridges_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(4, two_bridges_of_one_shape_in_another_order_are_a_mismatch, int32_t, check, 0, 1, 2)
 {
-    const order_t *o = arg;
+    const t_case_t c = {.src = t_side("dp=4", true), /* all exchange with all */
+                        .dst = t_side("tp=4", false),
+                        .shape = {4, 8, 2},
+                        .check = check};
     T_STAND(one);
     T_STAND(two);
-    rank_try(after_a_step(&one, &o->c, world));
-    rank_try(after_a_step(&two, &o->c, world));
-    t_stand_t *s = one.rank == o->odd ? &two : &one;
+    rank_try(after_a_step(&one, &c, world));
+    rank_try(after_a_step(&two, &c, world));
+    t_stand_t *s = one.rank == 2 ? &two : &one;
     const colo_status_t st = t_stand_call(s, COLO_FORWARD);
     if (st != COLO_ERR_MISMATCH || !says("bridge 1 forward") || !says("bridge 2 forward"))
         return not_told(st, __LINE__);
     rank_check(untouched(&s->t[T_Y]));
-    if (o->c.check < 2) {
+    if (check < 2) {
         rank_check(t_stand_call(&one, COLO_FORWARD) == COLO_ERR_MISMATCH);
         return COLO_OK;
     }
     rank_check(says("operation: rank 2 of 'world' has bridge 2 forward, rank 0 bridge 1 forward"));
     rank_try(t_stand_step(&one, 0));
     return t_stand_step(&two, 1);
-}
-
-T_CASE(two_bridges_of_one_shape_in_another_order_are_a_mismatch)
-{
-    for (int32_t check = 0; check <= 2; check++) {
-        order_t o = {{.src = t_side("dp=4", true), /* all exchange with all */
-                      .dst = t_side("tp=4", false),
-                      .shape = {4, 8, 2},
-                      .check = check},
-                     2};
-        colo_status_t st = t_run_ranks(4, two_bridges_rank, &o, sizeof o);
-        if (st < 0)
-            fail_msg("COLO_CHECK=%d: %s", (int)check, colo_last_error());
-    }
 }
 
 T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
@@ -80,37 +64,26 @@ T_CASE_ON(4, two_bridges_created_in_another_order_are_told_as_such)
 
 /* ---- one way against the other ---- */
 
-static colo_status_t two_ways_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(4, one_way_against_the_other_is_a_mismatch, int32_t, check, 0, 1, 2)
 {
-    const order_t *o = arg;
+    const t_case_t c = {.src = t_side("dp=4", true), /* both ways move the same boxes in pairs */
+                        .dst = t_side("cp=2,dp=2", false),
+                        .shape = {4, 8, 2},
+                        .check = check};
     T_STAND(s);
-    rank_try(after_a_step(&s, &o->c, world));
-    const colo_pass_t pass = s.rank == o->odd ? COLO_BACKWARD : COLO_FORWARD;
+    rank_try(after_a_step(&s, &c, world));
+    const colo_pass_t pass = s.rank == 1 ? COLO_BACKWARD : COLO_FORWARD;
     const colo_status_t st = t_stand_call(&s, pass);
-    if (st == COLO_OK && s.rank >= 2 && o->c.check < 2) /* it has nothing from ranks 0 and 1 */
+    if (st == COLO_OK && s.rank >= 2 && check < 2) /* it has nothing from ranks 0 and 1 */
         rank_try(t_stand_compare(&s, T_Y));
     else if (st != COLO_ERR_MISMATCH || !says("bridge 1 forward") || !says("bridge 1 backward"))
         return not_told(st, __LINE__);
-    if (s.rank < 2 || o->c.check == 2) /* others may be in the middle of what is right */
+    if (s.rank < 2 || check == 2) /* others may be in the middle of what is right */
         rank_check(st == COLO_ERR_MISMATCH && untouched(t_stand_out(&s, pass)));
-    if (o->c.check == 2)
+    if (check == 2)
         return t_stand_step(&s, 0);
     rank_check(colo_comm_barrier(world, NULL) == COLO_ERR_MISMATCH);
     return COLO_OK;
-}
-
-T_CASE(one_way_against_the_other_is_a_mismatch)
-{
-    for (int32_t check = 0; check <= 2; check++) {
-        order_t o = {{.src = t_side("dp=4", true), /* both ways move the same boxes in pairs */
-                      .dst = t_side("cp=2,dp=2", false),
-                      .shape = {4, 8, 2},
-                      .check = check},
-                     1};
-        colo_status_t st = t_run_ranks(4, two_ways_rank, &o, sizeof o);
-        if (st < 0)
-            fail_msg("COLO_CHECK=%d: %s", (int)check, colo_last_error());
-    }
 }
 
 /* ---- reshape ---- */

@@ -233,9 +233,11 @@ T_CASE(nothing_and_null_are_the_same_tensor)
 
 /* ---- several at once, reshape, frozen ---- */
 
-static colo_status_t outstanding(colo_comm_t *world, void *arg)
+T_CASE_FOR(8, several_forwards_may_be_outstanding, int, kind, 0, 1, 2, 3)
 {
-    const t_case_t *c = arg;
+    t_case_t given = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+    const t_case_t *c = &given;
+    t_case_kind(&given, kind);
     colo_bridge_t *bridge = NULL;
     t_buffer_t x[3], y[3], dy[3], dx[3];
     rank_try(t_case_bridge(&bridge, c, world, COLO_HOST));
@@ -261,15 +263,6 @@ static colo_status_t outstanding(colo_comm_t *world, void *arg)
     colo_bridge_destroy(&bridge);
     rank_check(!bridge);
     return COLO_OK;
-}
-
-T_CASE(several_forwards_may_be_outstanding)
-{
-    for (int k = 0; k < 4; k++) {
-        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-        t_case_kind(&c, k);
-        assert_ok(t_run_ranks(8, outstanding, &c, sizeof c));
-    }
 }
 
 T_CASE_ON(8, two_bridges_share_a_communicator)
@@ -350,12 +343,13 @@ T_CASE(a_bridge_takes_another_batch_or_length_and_comes_back)
 }
 
 /* Any shapes after the largest one: the same bytes as ever, in the memory that is there. */
-static colo_status_t fits_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(8, a_shape_that_fits_takes_the_memory_that_is_there, int, kind, 0, 1, 2, 3)
 {
-    t_case_t c = *(const t_case_t *)arg;
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 16, 16, 5);
+    t_case_kind(&c, kind);
     const colo_shape_t most = {c.shape.b, c.shape.n, c.shape.h, 0};
     const int64_t rank = colo_comm_rank(world);
-    uint64_t seed = t_seed() + 41; /* the same on all ranks */
+    uint64_t seed = 20261162; /* the same on all ranks */
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     c.shape = (ref_shape_t){4, 4, 1};
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
@@ -378,16 +372,6 @@ static colo_status_t fits_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_shape_that_fits_takes_the_memory_that_is_there)
-{
-    (void)t_seed(); /* read once, before the ranks ask for it */
-    for (int k = 0; k < 4; k++) {
-        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 16, 16, 5);
-        t_case_kind(&c, k);
-        assert_ok(t_run_ranks(8, fits_rank, &c, sizeof c));
-    }
-}
-
 T_CASE_ON(8, a_frozen_source_has_no_backward)
 {
     t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
@@ -401,15 +385,16 @@ T_CASE_ON(8, a_frozen_source_has_no_backward)
 
 /* ---- what == hides ---- */
 
-static colo_status_t negative_zero_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(8, movement_keeps_negative_zero, int, kind, 0, 1, 2, 3)
 {
-    const t_case_t *c = arg;
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     T_STAND(s);
-    rank_try(t_stand_make(&s, c, world));
+    t_case_kind(&c, kind);
+    rank_try(t_stand_make(&s, &c, world));
     for (int role = 0; role < 4; role++)
         for (int64_t i = 0; i < colo_tensor_count(&s.t[role].t); i++)
             ((float *)s.t[role].t.data)[i] = role == T_X || role == T_DY ? -0.0f : 7.0f;
-    bool moved = c->output == COLO_SHARDED || c->grad == COLO_DISJOINT;
+    bool moved = c.output == COLO_SHARDED || c.grad == COLO_DISJOINT;
     for (int pass = 0; pass < 2; pass++) {
         rank_try(t_stand_call(&s, (colo_pass_t)pass));
         const colo_tensor_t *out = &t_stand_out(&s, (colo_pass_t)pass)->t;
@@ -422,15 +407,6 @@ static colo_status_t negative_zero_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(movement_keeps_negative_zero)
-{
-    for (int k = 0; k < 4; k++) {
-        t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
-        t_case_kind(&c, k);
-        assert_ok(t_run_ranks(8, negative_zero_rank, &c, sizeof c));
-    }
-}
-
 /* Sums whose value depends on the order: context ranks must be added in rank order. */
 static float addend_value(int64_t addend, int64_t i)
 {
@@ -440,14 +416,17 @@ static float addend_value(int64_t addend, int64_t i)
 }
 
 typedef struct order_case {
-    t_case_t c;
+    const char *src, *dst;
+    ref_shape_t shape;
     int64_t addends;
 } order_case_t;
 
-static colo_status_t order_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(8, partial_sums_are_made_in_rank_order, order_case_t, a,
+           {"tp=4,dp=2", "cp=4,dp=2", {4, 8, 3}, 4}, {"dp=8", "cp=8", {8, 16, 3}, 8},
+           {"dp=6", "dp=2,cp=3", {6, 6, 3}, 3})
 {
-    const order_case_t *a = arg;
-    const t_case_t *c = &a->c;
+    const t_case_t given = t_between(a.src, a.dst, a.shape.b, a.shape.n, a.shape.h);
+    const t_case_t *c = &given;
     T_ENDS(ref_part_free) ref_part_t give = {0}, take = {0};
     T_STAND(s);
     rank_try(t_stand_make(&s, c, world));
@@ -459,20 +438,11 @@ static colo_status_t order_rank(colo_comm_t *world, void *arg)
     rank_try(t_stand_call(&s, COLO_BACKWARD));
     for (int64_t i = 0; i < ref_part_count(&take); i++) {
         volatile float want = addend_value(0, take.b[0] * row + i);
-        for (int64_t addend = 1; addend < a->addends; addend++)
+        for (int64_t addend = 1; addend < a.addends; addend++)
             want = want + addend_value(addend, take.b[0] * row + i);
         rank_check(((float *)s.t[T_DX].t.data)[i] == want);
     }
     return COLO_OK;
-}
-
-T_CASE(partial_sums_are_made_in_rank_order)
-{
-    order_case_t a[] = {{t_between("tp=4,dp=2", "cp=4,dp=2", 4, 8, 3), 4},
-                        {t_between("dp=8", "cp=8", 8, 16, 3), 8},
-                        {t_between("dp=6", "dp=2,cp=3", 6, 6, 3), 3}};
-    for (size_t i = 0; i < sizeof a / sizeof a[0]; i++)
-        assert_ok(t_run_ranks(t_case_world(&a[i].c), order_rank, &a[i], sizeof a[i]));
 }
 
 T_MAIN("bridge/exchange")

@@ -92,9 +92,12 @@ static colo_status_t layouts_of(const equal_t *e, colo_layout_t layout[2])
 enum { SAMPLES = 4, ROWS = 8 };
 
 /* The same calls on a uniform bridge and on one of packings: bits and bytes. */
-static colo_status_t run_equal(colo_comm_t *comm, void *arg)
+T_CASE_FOR(4, equal_lengths_are_carried_as_the_uniform_bridge_carries_them, equal_t, given,
+           {"cp=4", "cp=4", {true, false}, false}, {"cp=2,dp=2", "cp=4,dp=1", {false, true}, false},
+           {"cp=1,dp=4", "cp=2,dp=2", {false, true}, false},
+           {"cp=2,dp=2", "cp=2,dp=2", {true, true}, true})
 {
-    const equal_t *e = arg;
+    const equal_t *e = &given;
     colo_layout_t layout[2];
     colo_bridge_t *b[2] = {NULL, NULL};
     colo_batch_t *batch[2] = {NULL, NULL};
@@ -109,11 +112,11 @@ static colo_status_t run_equal(colo_comm_t *comm, void *arg)
                               .dtype = COLO_F32,
                               .axes = "th",
                               .output = e->full ? COLO_FULL_SEQ : COLO_SHARDED};
-    rank_try(colo_bridge_create(&b[0], &c, comm));
+    rank_try(colo_bridge_create(&b[0], &c, world));
     c.output = COLO_FULL_SEQ;
     c.shape = (colo_shape_t){.features = FEATURES};
     c.packed = true;
-    rank_try(colo_bridge_create(&b[1], &c, comm));
+    rank_try(colo_bridge_create(&b[1], &c, world));
     for (int k = 0; k < 2; k++) {
         const int64_t replicas = colo_grid_extent(&layout[k].grid, "dp");
         for (int64_t q = 0; q < SAMPLES; q++) {
@@ -133,7 +136,7 @@ static colo_status_t run_equal(colo_comm_t *comm, void *arg)
     rank_try(colo_bridge_set_packing(b[1], &p[0], &p[1], &batch[1]));
     colo_bridge_rows(b[1], &rows[0], &rows[1]);
     for (int i = 0; i < SAMPLES * ROWS * FEATURES; i++)
-        x[i] = (float)((colo_comm_rank(comm) * 100 + i) % 31);
+        x[i] = (float)((colo_comm_rank(world) * 100 + i) % 31);
     const colo_plan_t *u = colo_bridge_plan(b[0]);
     for (int pass = 0; pass < 2; pass++) {
         const colo_plan_bytes_t w = colo_plan_bytes(u, (colo_pass_t)pass);
@@ -157,18 +160,6 @@ static colo_status_t run_equal(colo_comm_t *comm, void *arg)
     for (int i = 0; i < 2; i++)
         colo_bridge_destroy(&b[i]);
     return COLO_OK;
-}
-
-T_CASE(equal_lengths_are_carried_as_the_uniform_bridge_carries_them)
-{
-    static const equal_t cases[] = {
-        {"cp=4", "cp=4", {true, false}, false},
-        {"cp=2,dp=2", "cp=4,dp=1", {false, true}, false},
-        {"cp=1,dp=4", "cp=2,dp=2", {false, true}, false},
-        {"cp=2,dp=2", "cp=2,dp=2", {true, true}, true},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        assert_ok(t_run_ranks(4, run_equal, (void *)&cases[i], 0));
 }
 
 /* ---- refusals ---- */

@@ -152,25 +152,26 @@ T_CASE_ON(2, batches_with_other_tables_may_be_outstanding_together)
     return COLO_OK;
 }
 
-static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
+T_CASE_FOR(2, no_rows_anywhere_need_no_tensors_and_no_collective, colo_placement_t, placement,
+           COLO_PACKED, COLO_MERGED)
 {
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
-    const options_t o = {.output = COLO_SHARDED, .placement = *(colo_placement_t *)arg};
+    const options_t o = {.output = COLO_SHARDED, .placement = placement};
     tables_t t = worked;
     memset(t.rows, 0, sizeof t.rows);
     colo_segments_t s = segments_of(&t);
     colo_comm_stats_t before, after;
     int64_t src;
-    rank_try(make(&b, &o, comm));
+    rank_try(make(&b, &o, world));
     for (int i = 0; i < 2; i++) { /* segments without rows; no segments */
         rank_try(colo_bridge_set_segments(b, &s, &batch));
         colo_bridge_rows(b, &src, NULL);
         rank_check(src == 0);
-        colo_comm_stats(comm, &before);
+        colo_comm_stats(world, &before);
         rank_try(colo_batch_forward(batch, NULL, NULL, 1, NULL));
         rank_try(colo_batch_backward(batch, NULL, NULL, 1, NULL));
-        colo_comm_stats(comm, &after);
+        colo_comm_stats(world, &after);
         for (int kind = 0; kind < COLO_OP_COUNT; kind++)
             rank_check(kind == COLO_OP_EXCHANGE || after.ops[kind][COLO_CATEGORY_BRIDGE] ==
                                                        before.ops[kind][COLO_CATEGORY_BRIDGE]);
@@ -182,23 +183,14 @@ static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-T_CASE(no_rows_anywhere_need_no_tensors_and_no_collective)
+T_CASE_FOR(2, workspace_grows_to_the_largest_batch_or_is_there_from_create, int64_t, max_rows, 0, 5)
 {
-    for (int i = 0; i < 2; i++) {
-        colo_placement_t p = (colo_placement_t)i;
-        assert_ok(t_run_ranks(2, run_nothing, &p, sizeof p));
-    }
-}
-
-static colo_status_t run_memory(colo_comm_t *comm, void *arg)
-{
-    const int64_t max_rows = *(int64_t *)arg;
-    const int32_t rank = colo_comm_rank(comm);
+    const int32_t rank = colo_comm_rank(world);
     float x[5 * H], y[8 * H], dx[5 * H];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     const options_t o = {.output = COLO_FULL_SEQ, .max_rows = max_rows};
     size_t first, last = 0;
-    rank_try(make(&b, &o, comm));
+    rank_try(make(&b, &o, world));
     first = colo_bridge_workspace_size(b);
     rank_check((first > 0) == (max_rows > 0));
     for (int64_t n = 1; n <= 5; n++) {
@@ -217,12 +209,6 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
     }
     rank_check(max_rows ? last == first : last > 0);
     return COLO_OK;
-}
-
-T_CASE(workspace_grows_to_the_largest_batch_or_is_there_from_create)
-{
-    for (int64_t most = 0; most <= 5; most += 5)
-        assert_ok(t_run_ranks(2, run_memory, &most, sizeof most));
 }
 
 T_MAIN("bridge/ragged")

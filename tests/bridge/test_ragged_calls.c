@@ -118,32 +118,26 @@ T_CASE(a_bad_later_call_wakes_the_ranks_that_wait)
 }
 
 /* The second tensor of a call has rows without features, which are in no memory. */
-static colo_status_t run_without_features(colo_comm_t *comm, void *arg)
+T_CASE_FOR(2, tensors_without_features_need_no_memory, int32_t, check, 0, 1, 2)
 {
-    const int32_t rank = colo_comm_rank(comm);
+    const int32_t rank = colo_comm_rank(world);
     const colo_segments_t s = segments_of(&worked);
     const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
     float x[5 * H], y[8 * H];
     T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
     T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
-    rank_try(make(&b, &o, comm));
+    rank_try(make(&b, &o, world));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     const int64_t rows = fill_x(x, rank);
     const colo_tensor_t none = colo_tensor_host(NULL, COLO_BF16, 2, (int64_t[]){rows, 0}),
                         none_y = colo_tensor_host(NULL, COLO_BF16, 2, (int64_t[]){8, 0}),
                         tx[2] = {tensor(x, rows), none}, ty[2] = {tensor(y, 8), none_y};
-    rank_try(colo_comm_set_check(comm, *(const int32_t *)arg));
+    rank_try(colo_comm_set_check(world, check));
     rank_try(colo_batch_forward(batch, tx, ty, 2, NULL));
     rank_check(y[0] == code(0, 0, 0) && y[8 * H - 1] == code(2, 4, H - 1));
     rank_try(colo_batch_backward(batch, ty, tx, 2, NULL));
     rank_check(x[0] == 2 * code(rank ? 2 : 0, 0, 0));
     return COLO_OK;
-}
-
-T_CASE(tensors_without_features_need_no_memory)
-{
-    for (int32_t check = 0; check < 3; check++)
-        assert_ok(t_run_ranks(2, run_without_features, &check, sizeof check));
 }
 
 /* ---- what a rank refuses before the first call on a batch ---- */
@@ -211,10 +205,9 @@ T_CASE(a_batch_that_one_rank_refuses_is_an_error_on_all_ranks)
 
 /* ---- COLO_CHECK=2 ---- */
 
-static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
+T_CASE_FOR(2, a_disjoint_gradient_is_verified_in_rows_of_other_ranks, bool, foreign, false, true)
 {
-    const bool foreign = *(const bool *)arg; /* not zero in a row of the other rank */
-    const int32_t rank = colo_comm_rank(comm);
+    const int32_t rank = colo_comm_rank(world);
     float dy[20 * H], dx[5 * H];
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
@@ -223,8 +216,8 @@ static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
     /* rows of the batch on the axis of 20, by owner: e0 at 2, 3, 4 and e2 at 13 .. 17 */
     static const int64_t index[8] = {2, 3, 4, 13, 14, 15, 16, 17};
     static const int32_t owner[8] = {0, 1, 1, 0, 1, 1, 1, 1};
-    rank_try(make(&b, &o, comm));
-    rank_try(colo_comm_set_check(comm, 2));
+    rank_try(make(&b, &o, world));
+    rank_try(colo_comm_set_check(world, 2));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     blank(dy, 20); /* the text has a gradient on all ranks */
     for (int i = 0; i < 8; i++)
@@ -242,22 +235,13 @@ static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
     rank_check(!foreign || has_only(dx, 5, NULL, 0));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
-    return colo_comm_check(comm);
-}
-
-T_CASE(a_disjoint_gradient_is_verified_in_rows_of_other_ranks)
-{
-    for (int i = 0; i < 2; i++) {
-        bool foreign = i;
-        assert_ok(t_run_ranks(2, run_disjoint, &foreign, sizeof foreign));
-    }
+    return colo_comm_check(world);
 }
 
 /* dp=1: both ranks hold the same x along tp, and the same d_y along tp of the LLM. */
-static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
+T_CASE_FOR(2, replicas_that_differ_in_rows_of_the_batch_are_refused, bool, x_differs, false, true)
 {
-    const bool x_differs = *(const bool *)arg; /* else d_y */
-    const int32_t rank = colo_comm_rank(comm);
+    const int32_t rank = colo_comm_rank(world);
     float x[8 * H] = {0}, y[20 * H] = {0};
     colo_layout_t src, dst;
     colo_bridge_t *b = NULL;
@@ -269,8 +253,8 @@ static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
     const colo_bridge_config_t c = {
         COLO_BRIDGE_CONFIG_INIT,  .src = &src,    .dst = &dst,
         .shape = {.features = H}, .ragged = true, .placement = COLO_MERGED};
-    rank_try(colo_bridge_create(&b, &c, comm));
-    rank_try(colo_comm_set_check(comm, 2));
+    rank_try(colo_bridge_create(&b, &c, world));
+    rank_try(colo_comm_set_check(world, 2));
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     y[0] = (float)rank; /* text: may differ */
     const colo_tensor_t tx = tensor(x, 8), ty = tensor(y, 20);
@@ -282,15 +266,7 @@ static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
     rank_check(says(x_differs ? "the same block of x" : "the same block of d_y"));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&b);
-    return colo_comm_check(comm);
-}
-
-T_CASE(replicas_that_differ_in_rows_of_the_batch_are_refused)
-{
-    for (int i = 0; i < 2; i++) {
-        bool x_differs = i;
-        assert_ok(t_run_ranks(2, run_replicas, &x_differs, sizeof x_differs));
-    }
+    return colo_comm_check(world);
 }
 
 /* ---- uses ---- */

@@ -45,14 +45,14 @@ static colo_status_t finish(const t_case_t *c, int64_t rank, bool forward, int s
     return COLO_OK;
 }
 
-static colo_status_t several_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(4, calls_finished_in_another_order_give_the_oracle_s_values, int32_t, check, 0, 1, 2)
 {
     const t_case_t c = the_case();
     const int64_t rank = colo_comm_rank(world);
     static const int order[STEPS] = {2, 0, 3, 1};
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     step_t step[2][STEPS] = {{{.ticket = NULL}}};
-    rank_try(colo_comm_set_check(world, *(const int32_t *)arg));
+    rank_try(colo_comm_set_check(world, check));
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     for (int i = 0; i < STEPS; i++) {
         rank_try(start(bridge, &c, rank, true, i, &step[0][i]));
@@ -63,12 +63,6 @@ static colo_status_t several_rank(colo_comm_t *world, void *arg)
         for (int pass = 0; pass < 2; pass++)
             rank_try(finish(&c, rank, pass == 0, STEPS * pass + order[i], &step[pass][order[i]]));
     return COLO_OK;
-}
-
-T_CASE(calls_finished_in_another_order_give_the_oracle_s_values)
-{
-    for (int32_t check = 0; check <= 2; check++)
-        assert_ok(t_run_ranks(4, several_rank, &check, sizeof check));
 }
 
 /* ---- records ---- */

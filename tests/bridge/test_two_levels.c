@@ -142,19 +142,19 @@ T_CASE(values_on_two_and_three_nodes_are_those_of_the_oracle)
 
 /* ---- failures ---- */
 
-typedef struct absent {
-    t_case_t c;
-    int check;
-} absent_t;
-
 enum { AWAY = 5 };
 
-static colo_status_t absent_rank(colo_comm_t *world, void *arg)
+/* Each other rank waits for it, in the first exchange or, for its gateway, in the second. */
+T_CASE_FOR(8, rank_that_stays_away_is_a_timeout_on_all_ranks_of_both_nodes, int, check, 0, 1, 2)
 {
-    const absent_t *a = arg;
+    const t_case_t c = {.src = t_side("tp=4,dp=2", true),
+                        .dst = t_side("tp=4,cp=2,dp=1", false),
+                        .shape = {2, 8, 1 << 13},
+                        .output = COLO_FULL_SEQ,
+                        .ranks_per_node = 4};
     T_STAND(s);
-    rank_try(colo_comm_set_check(world, a->check));
-    rank_try(t_stand_make(&s, &a->c, world));
+    rank_try(colo_comm_set_check(world, check));
+    rank_try(t_stand_make(&s, &c, world));
     rank_try(t_stand_step(&s, 0));
     rank_try(colo_comm_set_timeout(world, 500));
     if (s.rank == AWAY) {
@@ -164,20 +164,8 @@ static colo_status_t absent_rank(colo_comm_t *world, void *arg)
     const colo_status_t st = t_stand_call(&s, COLO_FORWARD);
     rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     rank_check(colo_comm_check(world) < 0); /* dead */
-    rank_check(a->check < 2 || untouched(&s.t[T_Y]));
+    rank_check(check < 2 || untouched(&s.t[T_Y]));
     return COLO_OK;
-}
-
-/* Each other rank waits for it, in the first exchange or, for its gateway, in the second. */
-T_CASE(rank_that_stays_away_is_a_timeout_on_all_ranks_of_both_nodes)
-{
-    absent_t a = {.c = {.src = t_side("tp=4,dp=2", true),
-                        .dst = t_side("tp=4,cp=2,dp=1", false),
-                        .shape = {2, 8, 1 << 13},
-                        .output = COLO_FULL_SEQ,
-                        .ranks_per_node = 4}};
-    for (a.check = 0; a.check <= 2; a.check++)
-        assert_ok(t_run_ranks(8, absent_rank, &a, sizeof a));
 }
 
 T_MAIN("bridge/two_levels")

@@ -42,6 +42,21 @@
     T_CASE_BY(t_run_ranks(n, t_ranks_of_##name, NULL, 0), name, colo_comm_t *world)
 #define T_CASE_ON_THREADS(n, name) \
     T_CASE_BY(colo_comm_threads_run(n, t_ranks_of_##name, NULL), name, colo_comm_t *world)
+/* ... once for each of the values, as @var of @type. */
+#define T_CASE_FOR(n, name, type, var, ...)                                           \
+    static colo_status_t t_body_of_##name(colo_comm_t *world, type var);              \
+    static colo_status_t t_ranks_of_##name(colo_comm_t *world, void *arg)             \
+    {                                                                                 \
+        return t_body_of_##name(world, *(type *)arg);                                 \
+    }                                                                                 \
+    T_CASE(name)                                                                      \
+    {                                                                                 \
+        type t_of_[] = {__VA_ARGS__};                                                 \
+        for (size_t t_i_ = 0; t_i_ < sizeof t_of_ / sizeof t_of_[0]; t_i_++)          \
+            if (t_run_ranks(n, t_ranks_of_##name, &t_of_[t_i_], sizeof t_of_[0]) < 0) \
+                fail_msg(#var " %zu: %s", t_i_, colo_last_error());                   \
+    }                                                                                 \
+    static colo_status_t t_body_of_##name(colo_comm_t *world, type var)
 #define T_CASE_BY(run, name, rank)                           \
     static colo_status_t t_ranks_of_##name(rank, void *arg); \
     T_CASE(name)                                             \
