@@ -59,20 +59,6 @@ static int64_t oracle_rows(const t_ragged_t *t, int64_t rank, bool src)
     return n;
 }
 
-static bool same_region(const colo_region_t *a, const colo_region_t *b)
-{
-    return memcmp(a->b, b->b, sizeof a->b) == 0 && memcmp(a->s, b->s, sizeof a->s) == 0 &&
-           memcmp(a->h, b->h, sizeof a->h) == 0 && a->addend == b->addend;
-}
-
-static bool same_message(const colo_plan_message_t *a, const colo_plan_message_t *b)
-{
-    bool same = a->bytes == b->bytes && a->nregions == b->nregions;
-    for (int64_t i = 0; i < a->nregions && same; i++)
-        same = same_region(&a->regions[i], &b->regions[i]);
-    return same;
-}
-
 /* What @p says that it sends to @peer is what the peer says that it receives. */
 static bool ends_agree(const plans_t *p, int32_t rank, colo_pass_t pass)
 {
@@ -82,7 +68,7 @@ static bool ends_agree(const plans_t *p, int32_t rank, colo_pass_t pass)
         const colo_plan_message_t *in = colo_plan_recvs(p->of[out[i].peer], pass, &recvs);
         bool found = false;
         for (int32_t k = 0; k < recvs && !found; k++)
-            found = in[k].peer == rank && same_message(&in[k], &out[i]);
+            found = in[k].peer == rank && t_same_message(&in[k], &out[i]);
         if (!found)
             return false;
     }

@@ -73,11 +73,6 @@ typedef struct job {
     char nodes[64];
 } job_t;
 
-static bool chance(uint64_t *r, int percent)
-{
-    return t_below(r, 100) < percent;
-}
-
 /* Context ranks of the destination that hold addends, more of them than luck gives. */
 static void make_partial(job_t *j, uint64_t *r)
 {
@@ -100,7 +95,7 @@ static void make_collective(job_t *j, uint64_t *r)
     const int cp = 1 + (int)t_below(r, 3), scale = 1 + (int)t_below(r, 2),
               dp = 1 + (int)t_below(r, 2);
     char src[64], dst[64];
-    if (chance(r, 50)) {
+    if (t_chance(r, 50)) {
         snprintf(src, sizeof src, "tp=%d,dp=%d", cp, dp * scale);
         snprintf(dst, sizeof dst, "tp=%d,cp=%d,dp=%d", scale, cp, dp);
     } else {
@@ -110,14 +105,14 @@ static void make_collective(job_t *j, uint64_t *r)
     j->c = t_collective(src, dst, 4 * (1 + t_below(r, 2)), 2 * cp * (1 + t_below(r, 2)),
                         1 + t_below(r, 3));
     t_case_kind(&j->c, (int)t_below(r, T_KINDS));
-    j->c.dtype = chance(r, 50) ? COLO_F32 : COLO_BF16;
+    j->c.dtype = t_chance(r, 50) ? COLO_F32 : COLO_BF16;
 }
 
 /* Some ranks share a node, in any order. */
 static void make_nodes(job_t *j, uint64_t *r)
 {
     const int64_t nodes = 2 + t_below(r, 2);
-    const bool mixed = chance(r, 25);
+    const bool mixed = t_chance(r, 25);
     for (int32_t k = 0; k < j->world; k++) {
         j->nodes[2 * k] = (char)('a' + (mixed ? t_below(r, nodes) : k * nodes / j->world));
         j->nodes[2 * k + 1] = k + 1 < j->world ? ',' : '\0';
@@ -129,43 +124,43 @@ static void make_job(job_t *j, int64_t number, uint64_t seed)
     uint64_t state = seed * 1000003 + (uint64_t)number, *r = &state;
     t_shares_t shares = {0};
     const int kind = (int)t_below(r, 100);
-    const int64_t most = chance(r, 10) ? 16 : 6 + t_below(r, 4);
+    const int64_t most = t_chance(r, 10) ? 16 : 6 + t_below(r, 4);
     memset(j, 0, sizeof *j);
     j->number = number;
     j->kind = kind < 5 ? COLLECTIVE : kind < 55 ? UNIFORM : RAGGED;
-    j->gpu = j->kind != COLLECTIVE && chance(r, 50);
-    j->check = chance(r, 20) ? 2 : 1;
+    j->gpu = j->kind != COLLECTIVE && t_chance(r, 50);
+    j->check = t_chance(r, 20) ? 2 : 1;
     if (j->kind == RAGGED) {
         t_ragged_random(&j->r, t_rand(r), most < 12 ? most : 12);
         j->world = j->r.world;
         j->tensors = 1 + (int32_t)t_below(r, T_RAGGED_FEW);
-        j->max_rows = chance(r, 25) ? 10000 : 0;
+        j->max_rows = t_chance(r, 25) ? 10000 : 0;
     } else {
         if (j->kind == COLLECTIVE)
             make_collective(j, r);
         else
             j->c = t_random_case(t_rand(r), most, j->src_table, j->dst_table, &shares);
-        if (j->kind == UNIFORM && chance(r, 30))
+        if (j->kind == UNIFORM && t_chance(r, 30))
             make_partial(j, r);
         j->world = t_case_world(&j->c);
         j->tensors = 1;
-        j->c.no_grad = chance(r, 4);
+        j->c.no_grad = t_chance(r, 4);
     }
     j->gap = t_below(r, 3);
-    j->one_level = chance(r, 10);
-    j->reshapes = chance(r, 15);
-    j->ranks_per_node = chance(r, 25) ? 1 + t_below(r, 4) : 0;
-    if (chance(r, j->c.grad == COLO_PARTIAL ? 60 : 40))
+    j->one_level = t_chance(r, 10);
+    j->reshapes = t_chance(r, 15);
+    j->ranks_per_node = t_chance(r, 25) ? 1 + t_below(r, 4) : 0;
+    if (t_chance(r, j->c.grad == COLO_PARTIAL ? 60 : 40))
         make_nodes(j, r);
-    j->transport = chance(r, 15) ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
-    if (chance(r, 20))
+    j->transport = t_chance(r, 15) ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
+    if (t_chance(r, 20))
         j->transport = COLO_TRANSPORT_NCCL;
-    j->reach = (reach_t)(chance(r, 50) ? REACH_ALL : t_below(r, 4));
+    j->reach = (reach_t)(t_chance(r, 50) ? REACH_ALL : t_below(r, 4));
     /* an error of one rank at COLO_CHECK=1 ends the others' waits when it happens to arrive */
-    const bool all = chance(r, 60) || (j->transport == COLO_TRANSPORT_PEER && j->check < 2);
+    const bool all = t_chance(r, 60) || (j->transport == COLO_TRANSPORT_PEER && j->check < 2);
     for (int i = 0; i < 4; i++)
-        j->registered[i] = all || chance(r, 50);
-    j->faulty = j->check == 2 && chance(r, 25) ? (int32_t)t_below(r, j->world) : -1;
+        j->registered[i] = all || t_chance(r, 50);
+    j->faulty = j->check == 2 && t_chance(r, 25) ? (int32_t)t_below(r, j->world) : -1;
     j->fault = (int)t_below(r, 4);
 }
 

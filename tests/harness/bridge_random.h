@@ -11,6 +11,10 @@ typedef struct t_shares {
     int64_t features, offsets;
 } t_shares_t;
 
+/* Dims in any order whose product is at most @most: each of dp, tp, cp, pp, ep with a chance of
+ * @likely percent, up to @largest. No splits, no stage. */
+ref_side_t t_random_dims(uint64_t *r, int64_t most, const int likely[5], int64_t largest);
+
 #define T_RANDOM_TABLE 64
 /* A case of at most @ranks >= 6 ranks: dims in random order, extra dims, offsets, DP that does not
  * divide, source context ranks, pipeline stages, sequence parallelism, position maps, features in

@@ -162,6 +162,14 @@ static inline int64_t t_below(uint64_t *state, int64_t n)
 {
     return (int64_t)(t_rand(state) % (uint64_t)n);
 }
+static inline int64_t t_pick(uint64_t *state, int64_t lo, int64_t hi) /* both included */
+{
+    return lo + t_below(state, hi - lo + 1);
+}
+static inline bool t_chance(uint64_t *state, int percent)
+{
+    return t_below(state, 100) < percent;
+}
 static inline double t_uniform(uint64_t *state) /* [0, 1) */
 {
     return (double)(t_rand(state) >> 11) * 0x1p-53;

@@ -176,14 +176,8 @@ static colo_status_t same_plan(const colo_batch_t *batch, const t_packed_t *t, i
         const colo_plan_message_t *w = (i % 2 ? colo_plan_sends : colo_plan_recvs)(b, pass, &n[1]);
         same = n[0] == n[1] && colo_plan_bytes(a, pass).local == colo_plan_bytes(b, pass).local &&
                colo_plan_bytes(a, pass).recv == colo_plan_bytes(b, pass).recv;
-        for (int32_t k = 0; k < n[0] && same; k++) {
-            same = m[k].peer == w[k].peer && m[k].bytes == w[k].bytes &&
-                   m[k].nregions == w[k].nregions;
-            for (int64_t g = 0; g < m[k].nregions && same; g++)
-                same = memcmp(&m[k].regions[g], &w[k].regions[g],
-                              offsetof(colo_region_t, addend)) == 0 &&
-                       m[k].regions[g].addend == w[k].regions[g].addend;
-        }
+        for (int32_t k = 0; k < n[0] && same; k++)
+            same = m[k].peer == w[k].peer && t_same_message(&m[k], &w[k]);
     }
     colo_plan_destroy(&b);
     rank_check(same);

@@ -175,13 +175,7 @@ static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv, 
                                        : exchange == SUMS ? colo_plan_sums(p, k->pass, true, &n)
                                                           : colo_plan_sends(p, k->pass, &n);
     const colo_plan_message_t *m = find_message(sends, n, rank);
-    bool same = m && m->bytes == recv->bytes && m->nregions == recv->nregions;
-    for (int64_t i = 0; same && i < m->nregions; i++) {
-        const colo_region_t *a = &m->regions[i], *b = &recv->regions[i];
-        same = memcmp(a->b, b->b, sizeof a->b) == 0 && memcmp(a->s, b->s, sizeof a->s) == 0 &&
-               memcmp(a->h, b->h, sizeof a->h) == 0 && a->addend == b->addend;
-    }
-    return same ||
+    return (m && t_same_message(m, recv)) ||
            T_WRONG(k->w, "rank %d receives from %lld what that rank does not send like this", rank,
                    (long long)recv->peer);
 }

@@ -41,6 +41,17 @@ void t_plans_free(t_plans_t *w)
     colo_nodes_destroy(&w->nodes);
 }
 
+bool t_same_message(const colo_plan_message_t *one, const colo_plan_message_t *other)
+{
+    bool same = one->bytes == other->bytes && one->nregions == other->nregions;
+    for (int64_t i = 0; same && i < one->nregions; i++) {
+        const colo_region_t *a = &one->regions[i], *b = &other->regions[i];
+        same = memcmp(a->b, b->b, sizeof a->b) == 0 && memcmp(a->s, b->s, sizeof a->s) == 0 &&
+               memcmp(a->h, b->h, sizeof a->h) == 0 && a->addend == b->addend;
+    }
+    return same;
+}
+
 bool t_plans_balanced(t_plans_t *w, colo_pass_t pass)
 {
     int64_t largest = 0;

@@ -6,20 +6,11 @@
 #include "harness/harness.h"
 
 #include "harness/bridge_case.h"
+#include "harness/bridge_random.h"
 #include "harness/ragged_case.h"
 
 #define SLACK 64 /* entries of row_pos beyond the rows, so that a mutated count stays in memory */
 #define MOST_SEGMENTS 64
-
-static int64_t pick(uint64_t *r, int64_t lo, int64_t hi)
-{
-    return lo + t_below(r, hi - lo + 1);
-}
-
-static bool chance(uint64_t *r, int percent)
-{
-    return t_below(r, 100) < percent;
-}
 
 static int64_t *list_of(int64_t n)
 {
@@ -33,39 +24,16 @@ static int64_t *list_of(int64_t n)
 
 static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
 {
-    static const char *const names[] = {"dp", "tp", "cp", "pp", "ep"};
-    static const int likely[] = {85, 60, 60, 20, 15};
-    ref_side_t side = {0};
-    int64_t left = most;
-    int first = (int)t_below(r, 3);
-    for (int k = 0; k < 5; k++) {
-        int i = k < 3 ? (k + first) % 3 : k;
-        int64_t e = chance(r, likely[i]) ? pick(r, 1, left < 4 ? left : 4) : 1;
-        if (e == 1 && chance(r, 50))
-            continue;                             /* a dim of extent 1 may be named or not */
-        int index = (int)t_below(r, side.ndims + 1); /* any order */
-        for (int j = side.ndims; j > index; j--) {
-            side.name[j] = side.name[j - 1];
-            side.extent[j] = side.extent[j - 1];
-        }
-        side.name[index] = names[i];
-        side.extent[index] = e;
-        side.ndims++;
-        left /= e;
-    }
-    if (!side.ndims) {
-        side.name[0] = "dp";
-        side.extent[side.ndims++] = 1;
-    }
+    ref_side_t side = t_random_dims(r, most, (const int[]){85, 60, 60, 20, 15}, 4);
     for (int i = 0; i < side.ndims; i++) {
         if (strcmp(side.name[i], "dp") == 0)
             t_side_split(&side, 0, "dp", REF_BLOCK, false);
-        if (strcmp(side.name[i], "cp") == 0 && chance(r, 90)) /* else it replicates */
-            t_side_split(&side, 1, "cp", !is_src && chance(r, 65) ? REF_ZIGZAG : REF_BLOCK, true);
+        if (strcmp(side.name[i], "cp") == 0 && t_chance(r, 90)) /* else it replicates */
+            t_side_split(&side, 1, "cp", !is_src && t_chance(r, 65) ? REF_ZIGZAG : REF_BLOCK, true);
         if (strcmp(side.name[i], "pp") == 0) {
             side.stage_dim = "pp";
             side.stage =
-                chance(r, 80) ? (is_src ? side.extent[i] - 1 : 0) : t_below(r, side.extent[i]);
+                t_chance(r, 80) ? (is_src ? side.extent[i] - 1 : 0) : t_below(r, side.extent[i]);
         }
     }
     if (ref_side_extent(&side, "tp") > 1) {
@@ -75,7 +43,7 @@ static ref_side_t random_side(uint64_t *r, int64_t most, bool is_src)
         else if (luck < 55)
             t_side_split(&side, 2, "tp", REF_BLOCK, false);
     }
-    if (ref_side_extent(&side, "ep") > 1 && chance(r, 30))
+    if (ref_side_extent(&side, "ep") > 1 && t_chance(r, 30))
         t_side_split(&side, 0, "ep", REF_BLOCK, false);
     return side;
 }
@@ -100,11 +68,11 @@ static void random_lengths(t_ragged_t *t, uint64_t *r)
 {
     int64_t addends, chunks, sp, d = ref_ragged_parts(&t->c.dst), nseq = t->c.table.nseq;
     units(&t->c.dst, &addends, &chunks, &sp);
-    bool one = chance(r, 15); /* all on one replica: the others have no sequence */
+    bool one = t_chance(r, 15); /* all on one replica: the others have no sequence */
     int64_t favourite = t_below(r, d);
     for (int64_t q = 0; q < nseq; q++) {
         t->seq_dp[q] = one ? favourite : t_below(r, d);
-        t->seq_len[q] = chance(r, 10) ? 0 : chunks * pick(r, 1, 2 + 40 / chunks);
+        t->seq_len[q] = t_chance(r, 10) ? 0 : chunks * t_pick(r, 1, 2 + 40 / chunks);
     }
     for (int64_t i = 0; i < d; i++) {
         int64_t axis = 0, last = -1;
@@ -121,11 +89,11 @@ static void random_lengths(t_ragged_t *t, uint64_t *r)
 /* Deals the segments of sequence q; returns how many it made. */
 static int64_t deal(t_ragged_t *t, uint64_t *r, int64_t q, int64_t e, int64_t most)
 {
-    int64_t index = 0, capacity = t->seq_len[q], was = e, longest = pick(r, 1, 20);
-    int dense = chance(r, 20);
+    int64_t index = 0, capacity = t->seq_len[q], was = e, longest = t_pick(r, 1, 20);
+    int dense = t_chance(r, 20);
     while (e < MOST_SEGMENTS && e - was < most) {
         int64_t gap = dense || index == capacity ? 0 : t_below(r, 1 + (capacity - index) / 2);
-        int64_t n = chance(r, 20) ? 0 : pick(r, 1, longest);
+        int64_t n = t_chance(r, 20) ? 0 : t_pick(r, 1, longest);
         index += gap;
         n = n > capacity - index ? capacity - index : n;
         t->seq[e] = q;
@@ -207,22 +175,22 @@ void t_ragged_random(t_ragged_t *t, uint64_t seed, int64_t most)
     t->seed = seed;
     t->c.src = random_side(r, most, true);
     t->c.dst = random_side(r, most, false);
-    if (chance(r, 25)) { /* grids that overlap in part, or not at all */
-        ref_side_t *moved = chance(r, 50) ? &t->c.src : &t->c.dst;
+    if (t_chance(r, 25)) { /* grids that overlap in part, or not at all */
+        ref_side_t *moved = t_chance(r, 50) ? &t->c.src : &t->c.dst;
         moved->offset = t_below(r, most - ref_side_size(moved) + 1);
     }
     t->world = end_of(&t->c.src, &t->c.dst);
-    if (t->world < most && chance(r, 15))
+    if (t->world < most && t_chance(r, 15))
         t->world++;
     int64_t d = ref_ragged_parts(&t->c.dst), p = ref_ragged_parts(&t->c.src);
-    t->c.table.nseq = chance(r, 3) ? 0 : pick(r, 1, 2 + 2 * d);
+    t->c.table.nseq = t_chance(r, 3) ? 0 : t_pick(r, 1, 2 + 2 * d);
     make_lists(t, MOST_SEGMENTS, t->c.table.nseq);
     random_lengths(t, r);
-    int64_t each = chance(r, 4) ? 0 : pick(r, 1, 6);
+    int64_t each = t_chance(r, 4) ? 0 : t_pick(r, 1, 6);
     for (int64_t q = 0; q < t->c.table.nseq; q++)
-        if (chance(r, 85)) /* a sample without any */
-            t->c.table.nseg += deal(t, r, q, t->c.table.nseg, pick(r, each > 0, each));
-    if (chance(r, 75))
+        if (t_chance(r, 85)) /* a sample without any */
+            t->c.table.nseg += deal(t, r, q, t->c.table.nseg, t_pick(r, each > 0, each));
+    if (t_chance(r, 75))
         shuffle_segments(t, r);
     int64_t how = t_below(r, 4), favourite = t_below(r, p);
     for (int64_t e = 0; e < t->c.table.nseg; e++)
@@ -233,16 +201,16 @@ void t_ragged_random(t_ragged_t *t, uint64_t seed, int64_t most)
         t->capacity += t->rows[e];
     t->capacity += SLACK;
     t->row_pos = list_of(t->capacity);
-    bool scattered = chance(r, 35);
+    bool scattered = t_chance(r, 35);
     if (scattered)
         scatter(t, r);
     point_tables(t, scattered);
     int64_t a = feature_unit(&t->c.src), b = feature_unit(&t->c.dst);
-    t->c.h = a * b * pick(r, 1, a * b > 4 ? 1 : 3);
-    t->c.full = chance(r, 50);
-    t->c.merged = chance(r, 50);
-    t->c.partial = t->c.full && chance(r, 60);
-    t->c.rough = chance(r, 50);
+    t->c.h = a * b * t_pick(r, 1, a * b > 4 ? 1 : 3);
+    t->c.full = t_chance(r, 50);
+    t->c.merged = t_chance(r, 50);
+    t->c.partial = t->c.full && t_chance(r, 60);
+    t->c.rough = t_chance(r, 50);
     static const char *const dtypes[] = {"f32", "bf16", "f16", "f64", "i64", "i32", "i16", "i8"};
     t->dtype = dtypes[t_below(r, t->c.partial ? 4 : 8)];
 }
@@ -313,7 +281,7 @@ static bool break_position(t_ragged_t *t, int64_t e, uint64_t *r)
     if (t->c.table.row_pos)
         t->row_pos[row_of(t, e) + t_below(r, t->rows[e])] = beyond(r, len);
     else
-        t->pos[e] = chance(r, 50) ? beyond(r, len) : len - t->rows[e] + 1;
+        t->pos[e] = t_chance(r, 50) ? beyond(r, len) : len - t->rows[e] + 1;
     return true;
 }
 
@@ -362,7 +330,7 @@ bool t_ragged_break(t_ragged_t *t, ref_refusal_kind_t kind, uint64_t *r)
     units(&t->c.dst, &addends, &chunks, &sp);
     switch (kind) {
     case REF_REFUSE_ROWS:
-        t->rows[e] = chance(r, 20) ? INT64_MIN : -pick(r, 1, 4);
+        t->rows[e] = t_chance(r, 20) ? INT64_MIN : -t_pick(r, 1, 4);
         return true;
     case REF_REFUSE_SRC_DP:
         t->src_dp[e] = beyond(r, ref_ragged_parts(&t->c.src));
@@ -374,7 +342,7 @@ bool t_ragged_break(t_ragged_t *t, ref_refusal_kind_t kind, uint64_t *r)
         t->seq_dp[q] = beyond(r, ref_ragged_parts(&t->c.dst));
         return true;
     case REF_REFUSE_SEQ_LEN:
-        t->seq_len[q] = chance(r, 20) ? INT64_MIN : -pick(r, 1, 4);
+        t->seq_len[q] = t_chance(r, 20) ? INT64_MIN : -t_pick(r, 1, 4);
         return true;
     case REF_REFUSE_POSITION:
         return t->rows[e] && break_position(t, e, r);
@@ -383,7 +351,7 @@ bool t_ragged_break(t_ragged_t *t, ref_refusal_kind_t kind, uint64_t *r)
     case REF_REFUSE_CHUNKS:
         if (chunks == 1)
             return false;
-        t->seq_len[q] += pick(r, 1, chunks - 1);
+        t->seq_len[q] += t_pick(r, 1, chunks - 1);
         return true;
     case REF_REFUSE_SP:
         if (sp == 1 || chunks / addends % sp == 0)
@@ -407,13 +375,13 @@ void t_ragged_mutate(t_ragged_t *t, uint64_t *r)
     int64_t n = luck < 4 ? t->c.table.nseg : luck < 6 ? t->c.table.nseq : total;
     if (n <= 0)
         return;
-    int64_t i = t_below(r, n), by = pick(r, -2, 2);
+    int64_t i = t_below(r, n), by = t_pick(r, -2, 2);
     if (list == t->rows && scattered) { /* a caller brings one entry of row_pos per row */
         if (total + by <= t->capacity)
             list[i] += by;
         return;
     }
-    list[i] = chance(r, 60) ? (int64_t)((uint64_t)list[i] + (uint64_t)by) : odd[t_below(r, 12)];
+    list[i] = t_chance(r, 60) ? (int64_t)((uint64_t)list[i] + (uint64_t)by) : odd[t_below(r, 12)];
 }
 
 const char *t_ragged_text(const t_ragged_t *t)
