@@ -284,31 +284,27 @@ T_CASE_ON(8, two_bridges_share_a_communicator)
     return COLO_OK;
 }
 
-typedef struct reshapes {
-    t_case_t c;
-    int n;
-    ref_shape_t shape[6];
-    int64_t positions[6]; /* 0: identity over the rows */
-} reshapes_t;
-
-static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
+T_CASE_FOR(8, a_bridge_takes_another_batch_or_length_and_comes_back, int, kind, 0, 1, 2, 3)
 {
-    const reshapes_t *a = arg;
-    t_case_t c = a->c;
+    /* positions of 0: identity over the rows */
+    static const colo_shape_t shapes[] = {{4, 8, 3, 0},  {16, 12, 3, 0}, {3, 4, 5, 0},
+                                          {8, 6, 3, 12}, {0, 4, 3, 0},   {8, 8, 3, 0}};
+    t_case_t c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+    t_case_kind(&c, kind);
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     int64_t rank = colo_comm_rank(world);
     rank_try(t_case_bridge(&bridge, &c, world, COLO_HOST));
     uint64_t first = colo_plan_hash(colo_bridge_plan(bridge));
     rank_try(t_case_step(bridge, rank, &c, 0));
-    for (int i = 0; i < a->n; i++) {
-        colo_shape_t s = {a->shape[i].b, a->shape[i].n, a->shape[i].h, a->positions[i]};
+    for (int i = 0; i < 6; i++) {
+        colo_shape_t s = shapes[i];
         colo_comm_stats_t before, after;
         colo_comm_stats(world, &before);
         rank_try(colo_bridge_reshape(bridge, &s));
         colo_comm_stats(world, &after);
         rank_check(memcmp(&before, &after, sizeof before) == 0); /* local: no communication */
-        c.shape = a->shape[i];
-        c.dst.positions = a->positions[i];
+        c.shape = (ref_shape_t){s.samples, s.rows, s.features};
+        c.dst.positions = s.positions;
         rank_try(t_case_step(bridge, rank, &c, i + 1));
         /* a shape that cannot be: refused, and the old one stays */
         colo_status_t st;
@@ -327,19 +323,6 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     }
     rank_check(colo_plan_hash(colo_bridge_plan(bridge)) == first); /* back where it began */
     return COLO_OK;
-}
-
-T_CASE(a_bridge_takes_another_batch_or_length_and_comes_back)
-{
-    for (int k = 0; k < 4; k++) {
-        reshapes_t a = {
-            .c = t_between("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
-            .n = 6,
-            .shape = {{4, 8, 3}, {16, 12, 3}, {3, 4, 5}, {8, 6, 3}, {0, 4, 3}, {8, 8, 3}},
-            .positions = {0, 0, 0, 12, 0, 0}};
-        t_case_kind(&a.c, k);
-        assert_ok(t_run_ranks(8, reshape_rank, &a, sizeof a));
-    }
 }
 
 /* Any shapes after the largest one: the same bytes as ever, in the memory that is there. */

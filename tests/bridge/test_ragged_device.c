@@ -160,7 +160,9 @@ static colo_status_t exchange(colo_comm_t *c, const colo_exchange_t *x, colo_str
     return colo_comm_threads_ops.exchange(c, x, stream);
 }
 
-static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
+static colo_rank_fn body; /* of the case that runs */
+
+static colo_status_t disguised(colo_comm_t *comm, void *arg)
 {
     T_ENDS(t_undisguise) t_disguise_t d = {0};
     rank_try(t_disguise(&d, comm, &peers));
@@ -168,8 +170,15 @@ static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
     d.ops.subconnection_destroy = subconnection_destroy;
     d.ops.subconnection_stage = subconnection_stage;
     d.ops.exchange = exchange;
-    const colo_status_t st = fn(comm, arg);
+    const colo_status_t st = body(comm, arg);
     return st < 0 ? colo_comm_i_fail(d.control, st) : st; /* others may wait on either */
+}
+
+static colo_status_t run_disguised(int32_t n, colo_rank_fn fn, void *arg)
+{
+    memset(told, 0, sizeof told);
+    body = fn;
+    return colo_comm_threads_run(n, disguised, arg);
 }
 
 /* ---- its memory: blocks of the host's ---- */
@@ -230,17 +239,11 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static colo_status_t random_batches(colo_comm_t *comm, void *arg)
-{
-    return disguised(comm, run_random, arg);
-}
-
 T_CASE(random_batches_on_a_device_arrive_as_the_oracle_says)
 {
     uint64_t seed = t_seed();
     int64_t p2p = 0;
-    memset(told, 0, sizeof told);
-    assert_ok(colo_comm_threads_run(RANKS, random_batches, &seed));
+    assert_ok(run_disguised(RANKS, run_random, &seed));
     for (int32_t r = 0; r < RANKS; r++)
         p2p += told[r].runs;
     assert_true(p2p > t_scaled(CASES));
@@ -273,15 +276,9 @@ static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static colo_status_t empty_first(colo_comm_t *comm, void *arg)
-{
-    return disguised(comm, run_empty_first, arg);
-}
-
 T_CASE(path_after_a_batch_without_rows_is_still_peer_to_peer)
 {
-    memset(told, 0, sizeof told);
-    assert_ok(colo_comm_threads_run(2, empty_first, NULL));
+    assert_ok(run_disguised(2, run_empty_first, NULL));
 }
 
 /* What is registered, and what a forward is then with each transport. */
@@ -327,17 +324,11 @@ static colo_status_t run_paths(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static colo_status_t all_paths(colo_comm_t *comm, void *arg)
-{
-    return disguised(comm, run_paths, arg);
-}
-
 T_CASE(forward_is_pushed_if_all_y_are_registered_and_pulled_if_all_x_are)
 {
     for (int i = 0; i < 2; i++) {
         colo_transport_t transport = i ? COLO_TRANSPORT_PEER : COLO_TRANSPORT_AUTO;
-        memset(told, 0, sizeof told);
-        assert_ok(colo_comm_threads_run(2, all_paths, &transport));
+        assert_ok(run_disguised(2, run_paths, &transport));
     }
 }
 
@@ -353,15 +344,9 @@ static colo_status_t run_large(colo_comm_t *comm, void *arg)
     return t_ragged_large(comm, &where, partials_of);
 }
 
-static colo_status_t large_batches(colo_comm_t *comm, void *arg)
-{
-    return disguised(comm, run_large, arg);
-}
-
 T_CASE(sums_of_large_regions_copy_no_gradient_of_the_rank_itself)
 {
-    memset(told, 0, sizeof told);
-    assert_ok(colo_comm_threads_run(2, large_batches, NULL));
+    assert_ok(run_disguised(2, run_large, NULL));
 }
 
 /* Dense batches of more and more rows, up to max_rows of each source rank. */
@@ -396,17 +381,11 @@ static colo_status_t run_growing(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static colo_status_t growing_batches(colo_comm_t *comm, void *arg)
-{
-    return disguised(comm, run_growing, arg);
-}
-
 T_CASE(memory_on_a_device_grows_or_is_there_from_create)
 {
     for (int i = 0; i < 2; i++) {
         bool reserves = i > 0;
-        memset(told, 0, sizeof told);
-        assert_ok(colo_comm_threads_run(4, growing_batches, &reserves));
+        assert_ok(run_disguised(4, run_growing, &reserves));
     }
 }
 
