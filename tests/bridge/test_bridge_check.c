@@ -120,12 +120,10 @@ T_CASE(a_rank_that_owns_nothing_is_told_to_pass_null)
 {
     float value[4] = {0};
     colo_comm_t *self = t_self();
-    colo_grid_t grid;
     colo_layout_t layout;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
     const colo_tensor_t x = colo_tensor_host(value, COLO_F32, 3, (int64_t[]){1, 2, 2});
-    assert_ok(colo_grid_parse(&grid, "dp=1@1", 2));
-    assert_ok(colo_layout_init_src(&layout, &grid));
+    assert_ok(t_layout_of("dp=1@1", true, &layout));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &layout, .dst = &layout,
                                    .shape = {1, 2, 2, 0}};
     assert_ok(colo_bridge_create(&bridge, &config, self));

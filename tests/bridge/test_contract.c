@@ -138,7 +138,6 @@ T_CASE_ON(4, replicas_that_own_nothing_agree_whatever_they_pass)
 T_CASE_ON(3, replicas_whose_first_is_not_in_the_comm_are_compared)
 {
     const int32_t rank = colo_comm_rank(world);
-    colo_grid_t grid;
     colo_layout_t layout;
     colo_comm_t *comm = NULL;
     T_ENDS(colo_bridge_destroy) colo_bridge_t *bridge = NULL;
@@ -149,8 +148,7 @@ T_CASE_ON(3, replicas_whose_first_is_not_in_the_comm_are_compared)
     rank_try(colo_comm_split_color(world, rank ? 0 : -1, 0, &comm));
     if (!comm)
         return COLO_OK;
-    rank_try(colo_grid_parse(&grid, "tp=3", 3));
-    rank_try(colo_layout_init_src(&layout, &grid));
+    rank_try(t_layout_of("tp=3", true, &layout));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &layout, .dst = &layout,
                                    .shape = {1, 1, 1, 0}};
     rank_try(colo_bridge_create(&bridge, &config, comm));

@@ -77,10 +77,7 @@ typedef struct equal {
 static colo_status_t layouts_of(const equal_t *e, colo_layout_t layout[2])
 {
     for (int k = 0; k < 2; k++) {
-        colo_grid_t grid;
-        rank_try(colo_grid_parse(&grid, k ? e->dst : e->src, 0));
-        rank_try(k ? colo_layout_init_dst(&layout[k], &grid)
-                   : colo_layout_init_src(&layout[k], &grid));
+        rank_try(t_layout_of(k ? e->dst : e->src, k == 0, &layout[k]));
         if (!e->zigzag[k]) {
             colo_layout_clear(&layout[k], COLO_ROWS);
             rank_try(colo_layout_split_context(&layout[k], "cp", COLO_BLOCK));
@@ -295,11 +292,9 @@ T_CASE(layouts_that_packings_cannot_have_are_refused)
 T_CASE(a_plan_without_a_bridge_refuses_what_the_bridge_refuses)
 {
     const colo_packing_t p = P(.nseqs = 1, .seq_len = L(8)), other = P(.nseqs = 1, .seq_len = L(4));
-    colo_grid_t grid;
     colo_layout_t layout;
     colo_plan_t *plan = NULL;
-    assert_ok(colo_grid_parse(&grid, "cp=2", 0));
-    assert_ok(colo_layout_init_dst(&layout, &grid));
+    assert_ok(t_layout_of("cp=2", false, &layout));
     colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &layout, .dst = &layout,
                             .shape = {.features = 2}};
     assert_fails(colo_plan_create_packed(NULL, &c, &p, &p, 0), COLO_ERR_ARG, "plan is NULL");
@@ -323,11 +318,9 @@ T_CASE(a_plan_without_a_bridge_refuses_what_the_bridge_refuses)
 
 T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
 {
-    colo_grid_t grid;
     colo_layout_t layout;
     colo_bridge_t *b = NULL;
-    rank_try(colo_grid_parse(&grid, "cp=2", 0));
-    rank_try(colo_layout_init_dst(&layout, &grid));
+    rank_try(t_layout_of("cp=2", false, &layout));
     const colo_bridge_config_t good = {COLO_BRIDGE_CONFIG_INIT, .src = &layout, .dst = &layout,
                                        .shape = {.features = 2}, .packed = true};
     for (int i = 0; i < 6; i++) {
@@ -377,10 +370,8 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
 /* Nodes of two ranks: what a batch does is the same after any other batch. */
 T_CASE_ON(4, a_batch_is_the_same_whichever_came_before)
 {
-    colo_grid_t grid;
     colo_layout_t layout;
-    rank_try(colo_grid_parse(&grid, "cp=4", 0));
-    rank_try(colo_layout_init_dst(&layout, &grid));
+    rank_try(t_layout_of("cp=4", false, &layout));
     const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,  .src = &layout,      .dst = &layout,
                                     .shape = {.features = 2}, .ranks_per_node = 2, .packed = true};
     const colo_packing_t cut = P(.nseqs = 1, .seq_len = L(16)),

@@ -145,12 +145,10 @@ static colo_status_t run_images(colo_comm_t *comm, void *arg)
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     colo_bridge_t *b = NULL;
     colo_batch_t *batch = NULL;
-    colo_grid_t grid;
     colo_layout_t src, dst;
     char spec[32];
     snprintf(spec, sizeof spec, "dp=%d", (int)m->t.world);
-    rank_try(colo_grid_parse(&grid, spec, 0));
-    rank_try(colo_layout_init_src(&src, &grid));
+    rank_try(t_layout_of(spec, true, &src));
     rank_try(t_packed_layout(&dst, &m->t.side[1], false));
     const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,
                                     .src = &src,

@@ -170,21 +170,17 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
     enum { MOST_IMAGES = 2000, EACH = 5 };
     static int64_t rows[MOST_IMAGES], src_dp[MOST_IMAGES], seq[MOST_IMAGES], pos[MOST_IMAGES];
     static int64_t len[MOST_IMAGES], dp[MOST_IMAGES];
-    colo_grid_t grid[2];
     colo_layout_t src, dst;
     T_ENDS(colo_plan_destroy) colo_plan_t *p = NULL;
     int32_t n;
-    assert_ok(colo_grid_parse(&grid[0], from, 0));
-    assert_ok(colo_grid_parse(&grid[1], to, 0));
-    assert_ok(colo_layout_init_src(&src, &grid[0]));
-    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    assert_ok(t_layouts(from, to, &src, &dst));
     for (int64_t e = 0; e < images; e++) {
         rows[e] = 90;
-        src_dp[e] = e % colo_grid_extent(&grid[0], "dp");
+        src_dp[e] = e % colo_grid_extent(&src.grid, "dp");
         seq[e] = e / EACH;
         pos[e] = e % EACH * 100;
         len[e / EACH] = 512;
-        dp[e / EACH] = e / EACH * colo_grid_extent(&grid[1], "dp") / (images / EACH);
+        dp[e / EACH] = e / EACH * colo_grid_extent(&dst.grid, "dp") / (images / EACH);
     }
     const colo_segments_t s = {sizeof s, images,        rows, src_dp, seq, pos,
                                NULL,     images / EACH, len,  dp,     NULL};

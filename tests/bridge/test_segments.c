@@ -14,11 +14,7 @@ typedef struct tables {
 
 static void layouts(tables_t *t, const char *src, const char *dst, bool sp)
 {
-    colo_grid_t a, b;
-    assert_ok(colo_grid_parse(&a, src, 0));
-    assert_ok(colo_grid_parse(&b, dst, 0));
-    assert_ok(colo_layout_init_src(&t->src, &a));
-    assert_ok(colo_layout_init_dst(&t->dst, &b));
+    assert_ok(t_layouts(src, dst, &t->src, &t->dst));
     if (sp)
         assert_ok(colo_layout_split(&t->dst, COLO_ROWS, "tp", COLO_BLOCK));
 }

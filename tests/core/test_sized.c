@@ -19,14 +19,6 @@ static colo_comm_t *alone;
 
 /* ---- what a call makes of a struct: a status, and a number that depends on its members ---- */
 
-static void layouts(colo_layout_t *src, colo_layout_t *dst)
-{
-    colo_grid_t grid;
-    assert_ok(colo_grid_parse(&grid, "dp=1", 0));
-    assert_ok(colo_layout_init_src(src, &grid));
-    assert_ok(colo_layout_init_dst(dst, &grid));
-}
-
 static colo_layout_t src, dst;
 
 static colo_status_t use_plan(const void *config, int64_t *result)
@@ -404,7 +396,7 @@ T_CASE(struct_within_a_struct_that_is_shorter_moves_what_follows)
 
 static int setup(void **state)
 {
-    layouts(&src, &dst);
+    assert_ok(t_layouts("dp=1", "dp=1", &src, &dst));
     assert_ok(colo_comm_create_self(&alone));
     assert_ok(colo_comm_set_check(alone, 1)); /* a refusal leaves the comm alive */
     return 0;

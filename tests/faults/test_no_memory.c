@@ -146,10 +146,8 @@ T_CASE(split_that_lacks_memory_on_one_rank_fails_on_all)
 static colo_status_t check_position_table(void)
 {
     static const int64_t table[] = {0, 3, 2, 7, 6, 1};
-    colo_grid_t grid;
     colo_layout_t l;
-    rank_try(colo_grid_parse(&grid, "cp=2", 2));
-    rank_try(colo_layout_init_dst(&l, &grid));
+    rank_try(t_layout_of("cp=2", false, &l));
     rank_try(colo_layout_map_table(&l, table, 6, 8));
     return colo_layout_check(&l, 1, 6, 1);
 }

@@ -52,13 +52,17 @@ colo_comm_t *t_self(void)
     return self;
 }
 
-colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst)
+colo_status_t t_layout_of(const char *text, bool is_src, colo_layout_t *layout)
 {
     colo_grid_t grid;
-    rank_try(colo_grid_parse(&grid, from, 0));
-    rank_try(colo_layout_init_src(src, &grid));
-    rank_try(colo_grid_parse(&grid, to, 0));
-    return colo_layout_init_dst(dst, &grid);
+    rank_try(colo_grid_parse(&grid, text, 0));
+    return (is_src ? colo_layout_init_src : colo_layout_init_dst)(layout, &grid);
+}
+
+colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst)
+{
+    rank_try(t_layout_of(from, true, src));
+    return t_layout_of(to, false, dst);
 }
 
 uint64_t t_seed(void)

@@ -130,6 +130,7 @@ colo_status_t t_rank_fail(const char *file, int line,
 colo_comm_t *t_self(void);
 
 /* The usual layouts on grids as colo_grid_parse() reads them, in a world of any size */
+colo_status_t t_layout_of(const char *grid, bool is_src, colo_layout_t *layout);
 colo_status_t t_layouts(const char *from, const char *to, colo_layout_t *src, colo_layout_t *dst);
 
 /* A tensor of host memory for one call: its data, dtype and extents */
